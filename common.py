@@ -1,0 +1,830 @@
+"""What the chapters share and none of them teaches, in the order in which a run meets it.
+
+    command line   parser, parse, refuse           flags to a checked configuration, or one line
+    text           Text                            files to global batches, by (seed, step) alone
+    model          gpt, draw_weights, loss_sum     a GPT as a list of modules, with seams to cut along
+    ranks          start, launch                   who am I, on which device, and a clean way out
+    shards         keep_shard, part, grad_norm     one record of which rank holds which part
+    meters         CommMeter, ActivationMeter      bytes sent, kept for backward, held between steps
+    the run        Verifier, Run                   same as one GPU? the report and its JSON
+
+`python common.py runs/*.json` prints one table of several runs.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+import math
+import os
+import platform
+import sys
+import sysconfig
+import time
+import zlib
+from collections import OrderedDict
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# torch 2.13 renames these two and warns about the old names; 2.11 knows only the old ones.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+# ------------------------------------------------------------------------------------ command line
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of a model; `tie` makes embedding and head share one matrix."""
+
+    layers: int
+    dim: int
+    heads: int
+    kv_heads: int
+    seq: int
+    vocab: int
+    tie: bool = False
+
+    def parameters(self):
+        """Number of parameters: q, k, v, o, the MLP and two LayerNorms a block; a last LayerNorm."""
+        kv_dim = self.dim * self.kv_heads // self.heads
+        block = self.dim * (2 * self.dim + 2 * kv_dim + 8 * self.dim + 4)
+        return self.layers * block + 2 * self.dim + (1 if self.tie else 2) * self.vocab * self.dim
+
+
+PRESETS = {
+    "tiny": Config(layers=4, dim=128, heads=8, kv_heads=4, seq=128, vocab=256),
+    "gpt2": Config(layers=12, dim=768, heads=12, kv_heads=12, seq=1024, vocab=50304, tie=True),
+    "1b": Config(layers=16, dim=2048, heads=8, kv_heads=8, seq=2048, vocab=50304),  # Pythia-1B
+    "7b": Config(layers=32, dim=4096, heads=32, kv_heads=32, seq=2048, vocab=50304),  # Pythia-6.9B
+}
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+OPTIMIZERS = {
+    "adamw": lambda p, lr: torch.optim.AdamW(p, lr or 3e-3, betas=(0.9, 0.95), weight_decay=0.1),
+    "sgd": lambda p, lr: torch.optim.SGD(p, lr or 0.1),
+    "momentum": lambda p, lr: torch.optim.SGD(p, lr or 0.1, momentum=0.9),
+}
+
+
+def environment(name, default):
+    return int(os.environ.get(name, default))
+
+
+def refuse(message):
+    """End the program because of a bad argument: one line, status 2, the same on every rank.
+
+    All ranks find the same fault; local rank 0 prints and leaves with 2, the others leave with 0:
+    the user sees the line once, and as little of torchrun's own noise as there can be.
+    """
+    if environment("LOCAL_RANK", environment("RANK", 0)) > 0:
+        raise SystemExit(0)
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with an error on one line and help on one rank."""
+
+    def error(self, message):
+        refuse(f"{message.removeprefix('argument ')} (python {self.prog} --help lists the flags)")
+
+    def print_help(self, file=None):
+        if environment("LOCAL_RANK", 0) == 0:
+            super().print_help(file)
+
+
+def number(kind, lowest, example, below=math.inf):
+    """An argparse type: a `kind` (int or float) with lowest <= value < below."""
+
+    def convert(text):
+        with contextlib.suppress(ValueError):
+            if lowest <= kind(text) < below:
+                return kind(text)
+        raise argparse.ArgumentTypeError(f"{text} is out of range; {example} would work")
+
+    return convert
+
+
+def output(example):
+    """An argparse type: a file to write, with the example's suffix; its folder is made."""
+
+    def convert(text):
+        path = Path(text)
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() or not os.access(path.parent, os.W_OK) or path.suffix != Path(example).suffix:
+            raise argparse.ArgumentTypeError(f"cannot write {text!r}; {example} would work")
+        return path
+
+    return convert
+
+
+def parser(file, doc, variants, default, steps):
+    """The command line that every chapter has; a chapter adds its own flags to it."""
+    p = Parser(Path(file).name, description=doc, allow_abbrev=False,
+               formatter_class=argparse.RawDescriptionHelpFormatter)
+    whole = number(int, 1, example=4)
+    p.set_defaults(chapter=Path(file).stem)
+    p.add_argument("--variant", choices=variants, default=default)
+    p.add_argument("--steps", type=whole, default=steps, help="optimizer steps")
+    p.add_argument("--preset", choices=PRESETS, default="tiny", help="shape of the model")
+    for name in ("layers", "dim", "heads", "kv-heads", "seq", "vocab"):
+        p.add_argument(f"--{name}", type=whole, help="in place of the preset's")
+    p.add_argument("--batch", type=whole, default=8, help="sequences in the whole global batch")
+    p.add_argument("--micro-batch", type=whole, help="sequences in one forward pass on one rank")
+    p.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    p.add_argument("--lr", type=number(float, 1e-12, example=0.001), help="learning rate")
+    p.add_argument("--clip", type=number(float, 1e-12, example=1.0), help="largest gradient norm")
+    p.add_argument("--dtype", choices=DTYPES, default="float32")
+    p.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    p.add_argument("--data", help="any text, or a .bin of uint16 tokens; default: Python's source")
+    p.add_argument("--ignore", type=number(float, 0, example=0.3, below=1), default=0.0,
+                   help="share of the targets to mark as not valid")
+    p.add_argument("--seed", type=number(int, 0, example=1), default=0)
+    p.add_argument("--verify", action=argparse.BooleanOptionalAction,
+                   help="compare with one GPU; by default with the tiny preset only")
+    p.add_argument("--json", type=output("run.json"), help="write the run as one object")
+    p.add_argument("--plot", type=output("figure.png"), help="draw the chapter's figure")
+    p.add_argument("--profile", type=output("trace.json"), help="trace the last step for Perfetto")
+    return p
+
+
+def parse(p, argv=None):
+    """Parse `argv`, refuse shapes that do not fit, and add `args.model`, the Config of the run."""
+    args = p.parse_args(argv)
+    given = {f.name: vars(args).get(f.name) for f in fields(Config)}
+    args.model = m = replace(PRESETS[args.preset], **{k: v for k, v in given.items() if v})
+    args.verify = args.preset == "tiny" if args.verify is None else args.verify
+    divides("--heads", m.heads, "--kv-heads", m.kv_heads)
+    divides("--dim", m.dim, "2 x --heads (RoPE turns pairs)", 2 * m.heads)
+    return args
+
+
+def split_batch(args, ranks):
+    """Refuse a batch that `ranks` data-parallel ranks cannot share; fill in `args.micro_batch`."""
+    divides("--batch", args.batch, f"{ranks} data-parallel ranks x --micro-batch",
+            ranks * (args.micro_batch or 1))
+    args.micro_batch = args.micro_batch or args.batch // ranks
+
+
+def divides(flag, value, what, by):
+    if value % by:
+        refuse(f"{flag} {value} is not a multiple of {what} = {by}; {-(-value // by) * by} would work")
+
+
+# -------------------------------------------------------------------------------------------- text
+
+
+class Text:
+    """Training text: Python's own standard library, any file as bytes, or a .bin of uint16 tokens.
+
+    Files given with --data are memory-mapped, not read.
+    """
+
+    def __init__(self, args):
+        self.args = args
+        if args.data is None:
+            self.name = f"Python {platform.python_version()} standard library"
+            self.tokens = np.frombuffer(standard_library(), np.uint8)
+        else:
+            self.name, path = args.data, Path(args.data)
+            kind = np.dtype("<u2" if path.suffix == ".bin" else "u1")
+            if not path.is_file():
+                refuse(f"--data {path} is not a file; without --data, the text is Python's source")
+            size, needed = path.stat().st_size, kind.itemsize * (args.model.seq + 1)
+            if size < needed:
+                refuse(f"--data {path} has {size} bytes; --seq {args.model.seq} needs {needed} or more")
+            self.tokens = np.memmap(path, kind, "r", shape=size // kind.itemsize)
+        self.batch(0)                                   # meets a token above the vocabulary now
+
+    def batch(self, step):
+        """The whole global batch of one step, a function of (seed, step) alone.
+
+        Returns tokens and targets, int64 (batch, seq) on the CPU, and the number of valid targets:
+        every rank knows the whole batch, so nobody has to send a count.
+        """
+        args, seq = self.args, self.args.model.seq
+        rng = np.random.default_rng([args.seed, step])
+        starts = rng.integers(len(self.tokens) - seq, size=(args.batch, 1))
+        windows = torch.from_numpy(self.tokens[starts + np.arange(seq + 1)].astype(np.int64))
+        top = int(windows.max())
+        if top >= args.model.vocab:
+            refuse(f"--vocab {args.model.vocab} is too small for token {top} of {self.name}; "
+                   f"{2 ** top.bit_length()} would work")
+        tokens, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        if args.ignore:                                 # each sequence its own share, of mean P
+            share = rng.random((args.batch, 1)) ** (1 / args.ignore - 1)
+            ignored = torch.from_numpy(rng.random((args.batch, seq)) < share)
+            ignored[0, 0] = False                       # never an empty batch
+            targets[ignored] = -100
+        return tokens, targets, int((targets != -100).sum())
+
+
+def standard_library():
+    """The .py files of Python's standard library, joined; no tests, nothing installed later."""
+    root = Path(sysconfig.get_path("stdlib"))
+    leave_out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+    files = (path.relative_to(root) for path in root.rglob("*.py"))
+    files = sorted(path.as_posix() for path in files if leave_out.isdisjoint(path.parts))
+    return b"".join((root / path).read_bytes() for path in files)
+
+
+# ------------------------------------------------------------------------------------------- model
+
+
+def plain_attention(q, k, v):
+    """Causal attention with its scores in sight. The query heads of a group share one k and v.
+
+    q (batch, heads, seq, head_dim); k, v (batch, kv_heads, seq, head_dim); returns q's shape.
+    """
+    rows = q.unflatten(1, (k.shape[1], -1)).flatten(2, 3)               # (batch, kv, group*seq, hd)
+    scores = (rows * q.shape[-1] ** -0.5) @ k.transpose(2, 3)           # (batch, kv, group*seq, seq)
+    future = torch.full((q.shape[2], k.shape[2]), -math.inf, dtype=q.dtype, device=q.device).triu(1)
+    weights = (scores.view(*q.shape[:3], -1) + future).softmax(-1)      # (batch, heads, seq, seq)
+    return (weights.view_as(scores) @ v).view_as(q)
+
+
+def sdpa_attention(q, k, v):
+    """The same through PyTorch's fused kernels, which never materialise the scores."""
+    gqa = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+
+
+def rope(x, positions):
+    """Rotary position embedding: turns the pair (i, i + head_dim/2) by an angle of its own.
+
+    x (batch, heads, seq, head_dim); positions int64 (seq,). Angles in float32 or better.
+    """
+    half, precise = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
+    speed = 10000.0 ** (-torch.arange(half, device=x.device, dtype=precise) / half)
+    angle = positions[:, None].to(precise) * speed                      # (seq, head_dim/2)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention. It has as many heads as its projections are wide."""
+
+    def __init__(self, cfg):
+        super().__init__()
+        self.head_dim = cfg.dim // cfg.heads
+        self.q = nn.Linear(cfg.dim, cfg.dim, bias=False)
+        self.k = nn.Linear(cfg.dim, cfg.kv_heads * self.head_dim, bias=False)
+        self.v = nn.Linear(cfg.dim, cfg.kv_heads * self.head_dim, bias=False)
+        self.o = nn.Linear(cfg.dim, cfg.dim, bias=False)
+        self.core = plain_attention
+        self.register_buffer("positions", torch.arange(cfg.seq), persistent=False)
+
+    def forward(self, x):                                               # (batch, seq, dim)
+        q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+                   for project in (self.q, self.k, self.v))             # (batch, heads, seq, head_dim)
+        positions = self.positions[: x.shape[1]]
+        out = self.core(rope(q, positions), rope(k, positions), v)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    def __init__(self, cfg):
+        super().__init__()
+        self.up = nn.Linear(cfg.dim, 4 * cfg.dim, bias=False)
+        self.down = nn.Linear(4 * cfg.dim, cfg.dim, bias=False)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, cfg):
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(cfg.dim), Attention(cfg)
+        self.norm2, self.mlp = nn.LayerNorm(cfg.dim), MLP(cfg)
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Head(nn.Module):
+    def __init__(self, cfg):
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(cfg.dim), nn.Linear(cfg.dim, cfg.vocab, bias=False)
+
+    def forward(self, x):
+        return self.out(self.norm(x))
+
+
+def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
+    """The model as a list: nn.Sequential(embedding, block, ..., head). A slice keeps its names.
+
+    Tokens (batch, seq) to logits (batch, seq, vocab). seed=None draws no weights: cut a model that
+    is too large to hold, then call `draw_weights`.
+    """
+    with torch.device("meta"):                          # shapes alone: no weight is drawn here
+        modules = [("embedding", nn.Embedding(cfg.vocab, cfg.dim))]
+        modules += [(f"block{i}", Block(cfg)) for i in range(1, cfg.layers + 1)]
+        modules += [("head", Head(cfg))]
+    model = nn.Sequential(OrderedDict(modules)).to_empty(device="cpu")
+    for block in model[1:-1]:
+        block.attn.positions = torch.arange(cfg.seq)
+    if cfg.tie:
+        model.head.out.weight = model.embedding.weight
+    return model if seed is None else draw_weights(model, seed, device, dtype)
+
+
+def draw_weights(model, seed, device="cpu", dtype=torch.float32):
+    """Give every parameter its first value: N(0, 0.02) for matrices, 1 and 0 for LayerNorm.
+
+    The numbers depend on the seed, the name and the full shape alone, so that a rank gets the same
+    weights whatever part of them it keeps.
+    """
+    for name, p in model.named_parameters():
+        full = torch.zeros(getattr(p, "full_shape", p.shape))
+        if p.ndim > 1:
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+            full.normal_(0, 0.02, generator=generator)
+        elif name.endswith("weight"):
+            full.fill_(1)
+        p.data = part(full, p).to(device, dtype)
+    for buffer in model.buffers():
+        buffer.data = buffer.to(device)
+    return model
+
+
+def loss_sum(logits, targets):
+    """Cross-entropy, summed over the valid targets; divide by their global count for the mean.
+
+    logits (batch, seq, vocab), targets (batch, seq) with -100 where not valid; float32 or better.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+# ------------------------------------------------------------------------------------------- ranks
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who this process is: its rank of how many, its device, and a line that says why that one."""
+
+    rank: int
+    world: int
+    device: torch.device
+    where: str
+
+
+def start(args):
+    """Join the process group: NCCL if every local rank has a GPU of its own, otherwise gloo."""
+    rank, world = environment("RANK", 0), environment("WORLD_SIZE", 1)
+    local_rank, local_world = environment("LOCAL_RANK", rank), environment("LOCAL_WORLD_SIZE", world)
+    gpus = torch.cuda.device_count()
+    if args.device == "cuda" and gpus < local_world:
+        refuse(f"--device cuda needs {local_world} GPUs, one for each local rank, and finds {gpus}; "
+               "--device cpu would work")
+    cuda = args.device != "cpu" and gpus >= local_world
+    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    backend = "nccl" if cuda else "gloo"
+    if cuda:
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        dist.init_process_group(backend, device_id=device if cuda else None, **alone)
+    machines = f"{world // local_world} machine{'s' * (world > local_world)}"
+    return Ranks(rank, world, device, f"{device.type}, {backend} ({machines}, {gpus or 'no'} GPU)")
+
+
+def launch(main):
+    """Run a chapter's `main` and leave cleanly, with the status that it returns.
+
+    A group that a mesh or a closure still refers to when Python shuts down aborts the process. So
+    `main` returns, garbage is collected, and then the group is destroyed.
+    """
+    try:
+        status = main()
+    except SystemExit as leaving:
+        status = leaving.code
+    gc.collect()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    sys.exit(status)
+
+
+# ------------------------------------------------------------------------------------------ shards
+
+
+class Cut(NamedTuple):
+    """Cut along `dim` into `parts` equal parts, of which this rank holds the one at `index`."""
+
+    dim: int
+    index: int
+    parts: int
+
+
+def keep_shard(module, name, dim, axis, parts=None):
+    """Replace a parameter by this rank's part along `dim`, and note the cut in `p.cuts`.
+
+    axis: the process group to share it among. parts: fewer parts than ranks, where neighbours hold
+    the same one (kv heads). A size that does not divide is padded with zeros. Nothing is sent.
+    """
+    p, parts = getattr(module, name), parts or axis.size()
+    cut = Cut(dim, axis.rank() * parts // axis.size(), parts)
+    p.full_shape = getattr(p, "full_shape", p.shape)
+    p.cuts = (*getattr(p, "cuts", ()), cut)
+    p.data = take(p.data, cut).clone()
+
+
+def keep_whole(module, name, axis):
+    """Note a parameter that is whole on each rank of `axis` but whose gradient is partial there."""
+    getattr(module, name).partial = axis
+
+
+def take(full, cut):
+    size = -(-full.shape[cut.dim] // cut.parts)
+    padding = size * cut.parts - full.shape[cut.dim]
+    full = F.pad(full, [0, 0] * (full.ndim - 1 - cut.dim) + [0, padding]) if padding else full
+    return full.narrow(cut.dim, cut.index * size, size)
+
+
+def part(full, p):
+    """What this rank holds of `full` when it is cut as parameter `p` was."""
+    for cut in getattr(p, "cuts", ()):
+        full = take(full, cut)
+    return full
+
+
+def sum_partial_grads(parameters):
+    """Sum the gradients that `keep_whole` noted. Communication: one all_reduce for each."""
+    for p in parameters:
+        if hasattr(p, "partial"):
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad, group=p.partial)
+
+
+def grad_norm(parameters, group=None):
+    """The norm of the whole model's gradient, a scalar tensor: every parameter exactly once.
+
+    group: the ranks that hold one model between them. A parameter in n parts is on size/n of them,
+    and each adds n/size of its square. Communication: one all_reduce of one number.
+    """
+    size, total = (group.size() if group else 1), torch.zeros(())
+    for p in parameters:
+        if p.grad is not None:
+            grad = p.grad.to(torch.promote_types(p.grad.dtype, torch.float32))
+            parts = math.prod(cut.parts for cut in getattr(p, "cuts", ()))
+            total = total.to(grad) + grad.square().sum() * (parts / size)
+    if size > 1:
+        dist.all_reduce(total, group=group)
+    return total.sqrt()
+
+
+def clip_grads(parameters, norm, largest):
+    """Scale all gradients by largest/norm if `norm`, the global one, is above it. Nothing is sent."""
+    for p in parameters:
+        if p.grad is not None:
+            p.grad.mul_((largest / (norm + 1e-6)).clamp(max=1))
+
+
+# ------------------------------------------------------------------------------------------ meters
+
+
+def local(tensor):
+    """The local part of a DTensor; any other tensor as it is."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def nbytes(tensors):
+    """Bytes behind some tensors; a storage that several of them share counts once."""
+    storages = (local(t).untyped_storage() for t in tree_leaves(list(tensors)) if torch.is_tensor(t))
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+
+def model_states(parameters, optimizer_states):
+    """Bytes that this rank holds between steps, by kind. optimizer_states: a torch.optim's
+    `.state`, or any nesting of tensors."""
+    parameters = list(parameters)
+    return {"parameters": nbytes(parameters), "gradients": nbytes(p.grad for p in parameters),
+            "optimizer states": nbytes(list(dict(optimizer_states).values()))}
+
+
+class ActivationMeter(torch.autograd.graph.saved_tensors_hooks):
+    """Counts what autograd keeps for backward while it is entered, each storage once.
+
+    known: tensors that are there anyway (parameters, buffers, the batch); `ignore` adds others,
+    such as gathered copies of parameters. Read `bytes` at the end of forward.
+    """
+
+    def __init__(self, known):
+        self.storages, self.known = {}, set()
+        self.ignore(known)
+        super().__init__(self.pack, lambda tensor: tensor)
+
+    def ignore(self, tensors):
+        self.known |= {local(t).untyped_storage().data_ptr() for t in tensors}
+
+    def pack(self, tensor):
+        storage = local(tensor).untyped_storage()
+        if storage.data_ptr() not in self.known:
+            self.storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    @property
+    def bytes(self):
+        return sum(self.storages.values())
+
+
+COLLECTIVES = {  # what an operator's name contains: our name, wire bytes over payload by ring
+    "allreduce": ("all_reduce", lambda n: 2 * (n - 1) / n),
+    "allgather": ("all_gather", lambda n: (n - 1) / n),
+    "reducescatter": ("reduce_scatter", lambda n: (n - 1) / n),
+    "alltoall": ("all_to_all", lambda n: (n - 1) / n),
+    "broadcast": ("broadcast", lambda n: 1),
+    "send": ("send", lambda n: 1),
+    "scatter": ("scatter", lambda n: 1),
+    "gather": ("gather", lambda n: 1),
+    "reduce": ("reduce", lambda n: 1),
+}
+
+
+class CommMeter(TorchDispatchMode):
+    """Counts the collectives and sends issued while it is entered, by whomever.
+
+    total[op]: calls; payload bytes (the full tensor: all_gather's output, reduce_scatter's input);
+    wire bytes, what one rank sends under the ring algorithm. Receives are not counted again.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.total = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(t.__name__ == "DTensor" for t in types):
+            return NotImplemented                       # DTensor turns it into local operators first
+        result = func(*args, **(kwargs or {}))
+        if func.namespace in ("c10d", "_c10d_functional"):
+            name = func._schema.name.split("::")[1].replace("_", "")
+            for key, (op, wire) in COLLECTIVES.items():
+                if key in name:
+                    self.count(op, wire, func.namespace, args, result)
+                    break
+        return result
+
+    def count(self, op, wire, namespace, args, result):
+        sizes = [sum(t.nbytes for t in tree_leaves(x) if torch.is_tensor(t)) for x in (*args, result)]
+        # An uneven all_to_all sends its input: c10d's second argument, the functional's first.
+        payload = sizes[namespace == "c10d"] if op == "all_to_all" else max(sizes)
+        seen = self.total.setdefault(op, {"calls": 0, "bytes": 0, "wire_bytes": 0})
+        seen["calls"] += 1
+        seen["bytes"] += payload
+        seen["wire_bytes"] += round(payload * wire(group_of(args).size()))
+
+
+def group_of(args):
+    """The process group of a c10d operator, or of a functional one, whose last string names it."""
+    for x in args:
+        if isinstance(x, torch.ScriptObject) and x._type().name() == "ProcessGroup":
+            return dist.ProcessGroup.unbox(x)
+    return dist.distributed_c10d._resolve_process_group([x for x in args if isinstance(x, str)][-1])
+
+
+# ----------------------------------------------------------------------------------------- the run
+
+VERIFIED_STEPS = 10     # how many steps are compared: rounding grows with every step of any training
+METERED_STEP = 2        # communication is counted in the third step (or the last): two to warm up
+
+
+def tolerances(args):
+    """The largest difference from one GPU that passes, relative to the reference's largest value."""
+    kinds = ("loss", "gradients", "gradient norm", "parameters")
+    allowed = dict.fromkeys(kinds, {"float64": 1e-10, "float32": 1e-5, "bfloat16": 5e-2}[args.dtype])
+    if args.optimizer == "adamw" and args.dtype == "float32":
+        allowed["parameters"] = 1e-3                    # AdamW divides by small numbers
+    return allowed
+
+
+class Verifier:
+    """Trains the single-GPU run on rank 0, on the same batches, and holds this run to it.
+
+    build() returns the full model. worst[kind] is the largest difference, relative to the largest
+    magnitude in the reference tensor, and where it was. Communication per step, outside of all
+    measurements: one broadcast of the reference's tensors and one small all_reduce.
+    """
+
+    def __init__(self, build, args, ranks):
+        self.clip, self.ranks = args.clip, ranks
+        self.worst = {kind: (0.0, "") for kind in tolerances(args)}
+        shapes = [None]
+        if ranks.rank == 0:
+            self.model = build()
+            self.optimizer = OPTIMIZERS[args.optimizer](self.model.parameters(), args.lr)
+            scalar = torch.zeros(())
+            shapes = [{key: tensor.shape for key, (tensor, _) in self.held(scalar, scalar, self.model.named_parameters()).items()}]
+        dist.broadcast_object_list(shapes, 0)
+        self.shapes = shapes[0]
+
+    @staticmethod
+    def held(loss, norm, named_parameters):
+        """All that is compared: {(kind, name): (tensor, the parameter that tells how it is cut)}."""
+        found = {("loss", ""): (loss, None), ("gradient norm", ""): (norm, None)}
+        for name, p in named_parameters:
+            found["gradients", name] = torch.zeros_like(p) if p.grad is None else p.grad, p
+            found["parameters", name] = p, p
+        return found
+
+    def train_step(self, tokens, targets, valid):
+        """The plain step that every variant must equal. Returns all that is compared, flat, float64."""
+        self.optimizer.zero_grad()
+        loss = loss_sum(self.model(tokens), targets) / valid
+        loss.backward()
+        norm = grad_norm(self.model.parameters())
+        if self.clip:
+            clip_grads(self.model.parameters(), norm, self.clip)
+        self.optimizer.step()
+        found = self.held(loss, norm, self.model.named_parameters())
+        return torch.cat([tensor.detach().flatten().double() for tensor, _ in found.values()])
+
+    def compare(self, step, batch, loss, norm, named_parameters):
+        """Compare a step that was just taken; returns the reference's loss and gradient norm.
+
+        Every rank compares the part that it holds: named_parameters, with their gradients.
+        """
+        sizes, device = [shape.numel() for shape in self.shapes.values()], self.ranks.device
+        flat = torch.empty(sum(sizes), dtype=torch.float64, device=device)
+        if self.ranks.rank == 0:
+            tokens, targets, valid = batch
+            flat = self.train_step(tokens.to(device), targets.to(device), valid)
+        dist.broadcast(flat, 0)
+        found = self.held(loss, norm, named_parameters)
+        worst = torch.full((len(sizes),), -1.0, dtype=torch.float64, device=device)  # -1: on no rank
+        for i, (key, full) in enumerate(zip(self.shapes, flat.split(sizes))):
+            if key in found:
+                tensor, owner = found[key]
+                worst[i] = difference(tensor, part(full.view(self.shapes[key]), owner), full.abs().max())
+        dist.all_reduce(worst, dist.ReduceOp.MAX)
+        for (kind, name), value in zip(self.shapes, worst.tolist()):
+            value = math.inf if value < 0 else value
+            if value > self.worst[kind][0]:
+                self.worst[kind] = value, f"{kind} {name} in step {step + 1}".replace("  ", " ")
+        return flat[0].item(), flat[1].item()
+
+
+def difference(tensor, reference, scale):
+    """max |tensor - reference| / scale, and infinite where shapes differ or a value is not finite."""
+    if tensor.shape != reference.shape:
+        return math.inf
+    distance = (local(tensor).detach().double() - reference).abs().max()
+    return (distance / (scale if scale > 0 else 1)).nan_to_num(math.inf)
+
+
+class Run:
+    """One run of a chapter: times and meters the steps, compares them with one GPU, reports.
+
+    build() returns the model that one GPU would train; `tolerance` replaces entries of
+    `tolerances(args)`. Only rank 0 prints.
+    """
+
+    def __init__(self, args, ranks, text, build, tolerance=()):
+        self.args, self.ranks, self.tolerance = args, ranks, tolerances(args) | dict(tolerance)
+        self.verifier = Verifier(build, args, ranks) if args.verify else None
+        self.comm, self.checks, self.seconds, self.started = CommMeter(), [], [], time.perf_counter()
+        self.loss, self.norm, self.reference, self.notes = [], [], [], []
+        m, s = args.model, "s" * (ranks.world > 1)
+        self.say(f"{args.chapter.replace('_', ' ')} · {args.variant} · {ranks.world} rank{s} · "
+                 f"{ranks.where} · {args.dtype}")
+        self.say(f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq {m.seq}, batch "
+                 f"{args.batch}, micro-batch {args.micro_batch} · {m.parameters() / 1e6:.2f} M parameters")
+        self.say(f"  text: {text.name}, {len(text.tokens) / 1e6:.1f} M tokens")
+        self.say("  step      loss   single GPU   difference   grad norm    ms")
+
+    def say(self, line):
+        if self.ranks.rank == 0:
+            print(line, flush=True)
+
+    @contextlib.contextmanager
+    def measure(self, step):
+        """Around one training step: its time and, in one step each, its communication and profile."""
+        last = self.args.steps - 1
+        profile = self.args.profile and self.ranks.rank == 0 and step == last
+        with contextlib.ExitStack() as meters:
+            if profile:
+                profiler = meters.enter_context(torch.profiler.profile())
+            if step == min(METERED_STEP, last):
+                meters.enter_context(self.comm)
+            start = self.now()
+            yield
+            self.seconds.append(self.now() - start)
+        if profile:
+            profiler.export_chrome_trace(str(self.args.profile))
+
+    def now(self):
+        if self.ranks.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def log(self, step, batch, loss, norm, named_parameters):
+        """After a step: compare it with one GPU and print its line. loss and norm: the global ones."""
+        self.loss.append(loss.item())
+        self.norm.append(norm.item())
+        compared = f"{'-':>12} {'-':>12}"
+        if self.verifier and step < VERIFIED_STEPS:
+            self.reference.append(self.verifier.compare(step, batch, loss, norm, named_parameters))
+            expected = self.reference[-1][0]
+            compared = f"{expected:12.4f} {abs(self.loss[-1] / expected - 1):12.1e}"
+        if step < 3 or (step + 1) % max(1, self.args.steps // 10) == 0:
+            self.say(f"{step + 1:6} {self.loss[-1]:9.4f} {compared} {self.norm[-1]:11.4f} {1e3 * self.seconds[-1]:5.0f}")
+
+    def check(self, name, measured, expected=None, unit="B", exact=True):
+        """Record a measurement beside its formula, which it must equal if there is one and `exact`."""
+        ok = measured == expected if exact and expected is not None else None
+        self.checks.append(dict(name=name, measured=measured, expected=expected, ok=ok, unit=unit))
+
+    def note(self, line):
+        """Say something after the table of measurements."""
+        self.notes.append(line)
+
+    def check_comm(self, expected):
+        """Check all that this rank sent in the metered step: {op: (calls, payload bytes)}."""
+        for op in sorted({*expected, *self.comm.total}):
+            seen = self.comm.total.get(op, {"calls": 0, "bytes": 0})
+            calls, payload = expected.get(op, (0, 0))
+            self.check(f"{op}, calls", seen["calls"], calls, "")
+            self.check(f"{op}, payload", seen["bytes"], payload)
+
+    def finish(self):
+        """Print measurements and verdict, write the JSON; returns the exit status (1 on rank 0 only)."""
+        checks = [None] * self.ranks.world
+        dist.all_gather_object(checks, self.checks)
+        if self.ranks.rank > 0:
+            return 0
+        self.say("  per rank and step                     measured        formula")
+        for c in self.checks:
+            mark = {True: "✓", False: "✗", None: ""}[c["ok"]]
+            self.say(f"    {c['name']:<28}{quantity(c['measured'], c['unit']):>14} "
+                     f"{quantity(c['expected'], c['unit']):>14}   {mark}".rstrip())
+        for note in self.notes:
+            self.say(f"  {note}")
+        problems = [f"rank {rank}: {c['name']} measured {c['measured']}, formula {c['expected']}"
+                    for rank, theirs in enumerate(checks) for c in theirs if c["ok"] is False]
+        worst = self.verifier.worst if self.verifier else {}
+        problems += [f"{where} differs by {value:.1e}, tolerance {self.tolerance[kind]:.0e}"
+                     for kind, (value, where) in worst.items() if value > self.tolerance[kind]]
+        if worst:
+            verdict = ", ".join(f"{kind} {value:.0e}" for kind, (value, _) in worst.items())
+            self.say(f"  {'NOT the' if problems else 'the'} same as one GPU: {verdict}   {'✗' if problems else '✓'}")
+        for problem in problems:
+            self.say(f"  ✗ {problem}")
+        if self.args.json:
+            self.args.json.write_text(json.dumps(self.record(worst), indent=1) + "\n")
+        return 1 if problems else 0
+
+    def record(self, worst):
+        args = {k: v for k, v in vars(self.args).items() if not isinstance(v, (Path, Config))}
+        reference_loss, reference_norm = zip(*self.reference) if self.reference else ((), ())
+        largest = {kind: value for kind, (value, _) in worst.items()}
+        return {
+            "chapter": self.args.chapter, "variant": self.args.variant, "world_size": self.ranks.world,
+            "backend": dist.get_backend(), "device": str(self.ranks.device), "dtype": self.args.dtype,
+            "config": args | asdict(self.args.model),
+            "loss": self.loss, "reference_loss": reference_loss,
+            "grad_norm": self.norm, "reference_grad_norm": reference_norm,
+            "step_seconds": self.seconds, "seconds": time.perf_counter() - self.started,
+            "max_loss_diff": largest.get("loss"),
+            "max_grad_diff": max(largest["gradients"], largest["gradient norm"]) if largest else None,
+            "max_param_diff": largest.get("parameters"),
+            "tolerance": self.tolerance, "comm": self.comm.total, "checks": self.checks,
+        }
+
+
+def quantity(value, unit="B"):
+    """A number for a person: 3154944, "B" to 3.15 MB."""
+    if value is None:
+        return "-"
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if unit and abs(value) >= size:
+            return f"{value / size:.2f} {prefix}{unit}"
+    return f"{value} {unit}".rstrip()
+
+
+def summary(paths):
+    """Print one line for each run whose JSON is given."""
+    print(f"{'chapter':<22}{'variant':<12}{'ranks':>5}  {'backend':<8}{'final loss':>10}"
+          f"{'from one GPU':>14}{'checks':>8}{'seconds':>9}")
+    for path in paths:
+        r = json.loads(Path(path).read_text())
+        diffs = [r[f"max_{kind}_diff"] for kind in ("loss", "grad", "param")]
+        checks = [c["ok"] for c in r["checks"] if c["ok"] is not None]
+        largest = "-" if None in diffs else f"{max(diffs):.1e}"
+        print(f"{r['chapter']:<22}{r['variant']:<12}{r['world_size']:>5}  {r['backend']:<8}"
+              f"{r['loss'][-1]:>10.4f}{largest:>14}{f'{sum(checks)}/{len(checks)}':>8}{r['seconds']:>9.0f}")
+
+
+if __name__ == "__main__":
+    summary(sys.argv[1:])
