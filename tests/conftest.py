@@ -1,0 +1,165 @@
+"""The pool of rank processes, and the chapters under test (CHAPTERS=folder tests another folder's)."""
+
+import faulthandler
+import functools
+import gc
+import importlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+ROOT = Path(__file__).resolve().parent.parent
+CHAPTERS = Path(os.environ.get("CHAPTERS", ROOT)).resolve()
+sys.path[:0] = [str(CHAPTERS), str(ROOT)]
+
+# ------------------------------------------------------------------------------- the pool of ranks
+
+
+def serve(pipe, stacks):
+    """One rank: for each call join a new gloo group, run the function, send back what it returns."""
+    torch.set_num_threads(1)                            # first of all: a fork after OpenMP ran can hang
+    faulthandler.register(signal.SIGUSR1, open(stacks, "w"), all_threads=True)
+    while True:
+        function, args, rank, world, store = pickle.loads(pipe.recv_bytes())
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank),
+                       "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+        dist.init_process_group("gloo", f"file://{store}", timedelta(minutes=5), world, rank)
+        try:
+            answer = True, function(*args)
+        except BaseException:                           # a SystemExit too: the test wants to see it
+            answer = False, f"failed:\n{traceback.format_exc()}"
+        gc.collect()
+        dist.destroy_process_group()
+        pipe.send_bytes(pickle.dumps(answer))
+
+
+class Pool:
+    """Rank processes that outlive a test; all are replaced when one of them fails, dies or hangs."""
+
+    def __init__(self, folder):
+        self.folder, self.members = folder, []
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["torch", "torch.distributed"])
+
+    def grow(self, world):
+        while len(self.members) < world:
+            stacks = tempfile.mktemp(dir=self.folder)
+            pipe, theirs = self.context.Pipe()
+            process = self.context.Process(target=serve, args=(theirs, stacks), daemon=True)
+            process.start()
+            theirs.close()                              # so that its death closes the pipe
+            self.members.append((process, pipe, stacks))
+
+    def call(self, world, timeout, function, *args):
+        """function(*args) on ranks 0 ... world-1: their results in order, or the test fails."""
+        self.grow(world)
+        pipes = {pipe: rank for rank, (_, pipe, _) in enumerate(self.members[:world])}
+        store = tempfile.mktemp(dir=self.folder)
+        for pipe, rank in pipes.items():
+            pipe.send_bytes(pickle.dumps((function, args, rank, world, store)))
+
+        answers = {}                                    # rank: (whether it worked, result or report)
+        deadline = time.monotonic() + timeout
+        while len(answers) < world and all(worked for worked, _ in answers.values()):
+            waiting = [pipe for pipe, rank in pipes.items() if rank not in answers]
+            ready = wait(waiting, max(0, deadline - time.monotonic()))
+            answers |= {pipes[pipe]: receive(pipe) for pipe in ready}
+            if not ready:
+                break
+        if len(answers) < world or not all(worked for worked, _ in answers.values()):
+            self.fail(pipes, answers)
+        return [answers[rank][1] for rank in range(world)]
+
+    def fail(self, pipes, answers):
+        """Fail the test with what happened on every rank, and with the stacks of those that hang."""
+        time.sleep(1)                                   # a rank that lost its peer notices soon
+        answers |= {rank: receive(pipe) for pipe, rank in pipes.items() if rank not in answers and pipe.poll()}
+        hanging = [rank for rank in pipes.values() if rank not in answers]
+        for rank in hanging:
+            os.kill(self.members[rank][0].pid, signal.SIGUSR1)          # works even inside gloo
+        time.sleep(0.5)
+        answers |= {rank: (False, f"hangs:\n{Path(self.members[rank][2]).read_text()}") for rank in hanging}
+        self.stop()
+        reports = [f"rank {rank} {what}" for rank, (worked, what) in sorted(answers.items()) if not worked]
+        pytest.fail("\n".join(reports), pytrace=False)
+
+    def stop(self):
+        for process, pipe, _ in self.members:
+            process.kill()
+            process.join()
+            pipe.close()
+        self.members = []
+
+
+def receive(pipe):
+    try:
+        return pickle.loads(pipe.recv_bytes())
+    except (EOFError, ConnectionResetError):
+        return False, "died"
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory):
+    pool = Pool(tmp_path_factory.mktemp("pool"))
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture
+def ranks(pool):
+    """ranks(4)(function, *args): the four results of function(*args), run on a group of four ranks."""
+    return lambda world, timeout=45: functools.partial(pool.call, world, timeout)
+
+
+# ------------------------------------------------------------------------------------ the chapters
+
+
+def chapter(name):
+    """The module of a chapter, from CHAPTERS; a test of a chapter that is not there is skipped."""
+    if not (CHAPTERS / f"{name}.py").exists():
+        pytest.skip(f"there is no {name}.py in {CHAPTERS}")
+    return importlib.import_module(name)
+
+
+def chapter_names():
+    names = sorted(path.stem for path in CHAPTERS.glob("[0-9][0-9]_*.py"))
+    assert names, f"there is no NN_*.py in CHAPTERS={CHAPTERS}"
+    return names
+
+
+def leave_group():
+    gc.collect()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def run_chapter(tmp_path, monkeypatch, capsys):
+    """run_chapter("01_single_gpu", "--steps", 3): its exit status, stdout and stderr, in this process."""
+
+    def run(name, *flags, **environment):
+        module = chapter(name)
+        monkeypatch.chdir(tmp_path)
+        for variable, value in environment.items():
+            monkeypatch.setenv(variable, str(value))
+        try:
+            status = module.main([str(flag) for flag in flags])
+        except SystemExit as leaving:
+            status = leaving.code
+        finally:
+            leave_group()
+        return status, *capsys.readouterr()
+
+    return run
