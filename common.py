@@ -678,7 +678,7 @@ class Verifier:
 
         for (kind, name), value in zip(self.shapes, off.tolist()):
             value = math.inf if value < 0 else value    # no rank has it
-            if value >= self.worst.get(kind, (0,))[0] and (kind == "loss" or step < self.tensor_steps):
+            if value > self.worst.get(kind, (-1,))[0] and (kind == "loss" or step < self.tensor_steps):
                 self.worst[kind] = value, f"{kind} {name}".strip() + f" in step {step + 1}"
         return reference[:2].tolist()
 
@@ -711,7 +711,7 @@ class Run:
                  f"{ranks.where} · {args.dtype}")
         self.say(f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq {m.seq}, "
                  f"batch {args.batch} · {m.parameters() / 1e6:.2f} M parameters")
-        self.say(f"  text: {text.name}, {len(text.tokens) / 1e6:.1f} M tokens")
+        self.say(f"  text: {text.name}, {len(text.tokens):,} tokens")
         self.say("  step      loss   single GPU   difference   grad norm    ms")
 
     def say(self, line):

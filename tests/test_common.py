@@ -1,0 +1,572 @@
+"""common.py: configuration, text, model, shards, meters, verifier and report."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+import common
+from common import PRESETS, Config, gpt, loss_sum
+
+SMALL = Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)
+FLAGS = ["--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16"]     # the same, as flags
+
+
+def arguments(*flags, data_parallel=1):
+    parser = common.parser("00_test.py", "", ("test",), "test", steps=3)
+    args = common.parse(parser, [*FLAGS, *map(str, flags)])
+    common.split_batch(args, data_parallel)
+    return args
+
+
+# ------------------------------------------------------------------------------------------- model
+
+
+@pytest.mark.parametrize("cfg", [*PRESETS.values(), SMALL, Config(3, 48, 6, 1, 8, 100, tie=True)])
+def test_number_of_parameters(cfg):
+    with torch.device("meta"):
+        model = nn.ModuleList([common.Block(cfg) for _ in range(cfg.layers)] + [common.Head(cfg)])
+    embedding = 0 if cfg.tie else cfg.vocab * cfg.dim
+    assert sum(p.numel() for p in model.parameters()) + embedding == cfg.parameters()
+
+
+def test_presets_have_their_published_sizes():
+    published = {"tiny": 0.79e6, "gpt2": 124e6, "1b": 1.01e9, "7b": 6.9e9}
+    assert {n: cfg.parameters() for n, cfg in PRESETS.items()} == pytest.approx(published, rel=0.01)
+
+
+def test_a_slice_of_the_model_keeps_the_names_of_its_parameters():
+    model = gpt(SMALL)
+    assert [name for name, _ in model.named_children()] == ["embedding", "block1", "block2", "head"]
+    assert set(dict(model[1:3].named_parameters())) == {
+        name for name in dict(model.named_parameters()) if name.startswith("block")
+    }
+
+
+def test_weights_depend_on_seed_and_name_alone():
+    a, b, other = gpt(SMALL, seed=1), gpt(SMALL, seed=1), gpt(SMALL, seed=2)
+    deeper = dict(gpt(Config(5, 32, 4, 2, 16, 256), seed=1).named_parameters())
+    for (name, p), q, r in zip(a.named_parameters(), b.parameters(), other.parameters()):
+        assert p.equal(q) and p.equal(deeper[name])
+        assert p.ndim == 1 or not p.equal(r)
+    matrices = [p for p in a.parameters() if p.ndim > 1]
+    assert len({p.flatten()[:4].sum().item() for p in matrices}) == len(matrices)
+    assert torch.cat([p.flatten() for p in matrices]).std().item() == pytest.approx(0.02, rel=0.02)
+
+
+def test_tied_model_shares_one_matrix():
+    model = gpt(Config(1, 32, 4, 4, 16, 256, tie=True), dtype=torch.float64)
+    assert model.head.out.weight is model.embedding.weight
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_plain_attention_is_causal_grouped_attention(kv_heads):
+    q, (k, v) = torch.randn(2, 4, 9, 8), torch.randn(2, 2, kv_heads, 9, 8)
+    repeat = 4 // kv_heads
+    scores = torch.einsum("bhqd,bhkd->bhqk", q, k.repeat_interleave(repeat, 1)) / math.sqrt(8)
+    scores = scores.masked_fill(~torch.ones(9, 9, dtype=bool).tril(), -math.inf)
+    expected = scores.softmax(-1) @ v.repeat_interleave(repeat, 1)
+    torch.testing.assert_close(common.plain_attention(q, k, v), expected)
+    torch.testing.assert_close(common.sdpa_attention(q, k, v), expected)
+
+
+def test_a_cut_block_has_the_heads_that_its_projections_have():
+    """Two halves of the heads, each in a block of its own, sum up to the whole."""
+    attn, x = gpt(SMALL)[1].attn, torch.randn(2, 16, 32)
+    whole, total = attn(x), 0
+    for half in range(2):
+        part = gpt(SMALL)[1].attn
+        for name in ("q", "k", "v"):
+            weight = getattr(attn, name).weight
+            getattr(part, name).weight = nn.Parameter(weight.chunk(2)[half])
+        part.o.weight = nn.Parameter(attn.o.weight.chunk(2, dim=1)[half])
+        total = total + part(x)
+    torch.testing.assert_close(total, whole)
+
+
+def test_rope_depends_on_the_distance_alone():
+    q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64)
+    score = lambda i, j: (common.rope(q, torch.tensor([i])) * common.rope(k, torch.tensor([j]))).sum()  # noqa: E731
+    assert score(7, 3).item() == pytest.approx(score(104, 100).item(), rel=1e-10)
+    assert score(7, 3).item() != pytest.approx(score(7, 4).item(), rel=1e-3)
+
+
+def test_rope_angles_survive_bfloat16():
+    """At position 1000 a bfloat16 angle would be off by radians; the rotation may be off by rounding."""
+    x = torch.randn(1, 1, 1, 64)
+    position = torch.tensor([1001])
+    exact = common.rope(x.double(), position)
+    model = gpt(SMALL).to(torch.bfloat16)
+    assert model[1].attn.positions.dtype == torch.int64
+    torch.testing.assert_close(common.rope(x.bfloat16(), position).double(), exact, atol=0.03, rtol=0.02)
+
+
+def test_shorter_and_moved_positions():
+    model = gpt(SMALL, dtype=torch.float64)
+    tokens = torch.randint(256, (1, 16))
+    whole = model(tokens)
+    torch.testing.assert_close(model(tokens[:, :5]), whole[:, :5])
+    for block in model[1:-1]:
+        block.attn.positions = block.attn.positions + 1000
+    torch.testing.assert_close(model(tokens), whole)    # RoPE is relative
+    for block in model[1:-1]:
+        block.attn.positions = block.attn.positions * 2
+    assert not torch.allclose(model(tokens), whole)
+
+
+def test_loss_is_a_sum_over_valid_targets_in_float32_or_better():
+    logits, targets = torch.randn(2, 5, 7, dtype=torch.bfloat16), torch.randint(7, (2, 5))
+    targets[0, :3] = -100
+    log_p = logits.float().log_softmax(-1)
+    expected = -sum(log_p[i, j, targets[i, j]] for i in range(2) for j in range(5) if targets[i, j] >= 0)
+    assert loss_sum(logits, targets).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert loss_sum(logits, targets).dtype == torch.float32
+    assert loss_sum(logits.double(), targets).dtype == torch.float64
+    assert loss_sum(logits, torch.full((2, 5), -100)).item() == 0
+
+
+# -------------------------------------------------------------------------------------------- text
+
+
+def test_standard_library_is_the_same_everywhere(ranks):
+    text = common.standard_library()
+    assert len(text) > 5e6 and b"def " in text
+    assert text == common.standard_library()
+    assert set(ranks(2)(checksum)) == {common.zlib.crc32(text)}
+
+
+def checksum():
+    return common.zlib.crc32(common.standard_library())
+
+
+def test_standard_library_leaves_out_tests_and_installed_packages(tmp_path, monkeypatch):
+    for name in ("b.py", "a.py", "test/x.py", "json/tests/y.py", "site-packages/z.py", "json/c.py", "d.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(f"{name}\xff".encode("latin-1"))
+    monkeypatch.setattr(common.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert common.standard_library() == b"a.py\xffb.py\xffjson/c.py\xff"
+
+
+def test_a_batch_depends_on_seed_and_step_alone():
+    a, b = common.Text(arguments("--ignore", 0.4)), common.Text(arguments("--ignore", 0.4))
+    for step in (5, 0):
+        for x, y in zip(a.batch(step), b.batch(step)):
+            assert torch.as_tensor(x).equal(torch.as_tensor(y))
+    assert not a.batch(0)[0].equal(a.batch(1)[0])
+    assert not a.batch(0)[0].equal(common.Text(arguments("--seed", 1)).batch(0)[0])
+
+
+def test_targets_are_the_next_tokens():
+    tokens, targets, valid = common.Text(arguments("--batch", 3)).batch(0)
+    assert tokens.shape == targets.shape == (3, 16) and tokens.dtype == targets.dtype == torch.int64
+    assert tokens[:, 1:].equal(targets[:, :-1])
+    assert bytes(tokens[0].tolist()) in common.standard_library()
+    assert valid == 48 and type(valid) is int
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.5, 0.9])
+def test_ignore_marks_that_share_unevenly(share):
+    text = common.Text(arguments("--ignore", share, "--batch", 512))
+    _, targets, valid = text.batch(0)
+    per_sequence = (targets != -100).sum(1)
+    assert valid == per_sequence.sum() == (targets != -100).sum()
+    assert 1 - valid / targets.numel() == pytest.approx(share, abs=0.05)
+    assert len(per_sequence.unique()) > 5
+    assert common.Text(arguments("--ignore", 0.999999, "--batch", 1)).batch(0)[2] >= 1
+
+
+def test_bin_file_is_mapped_and_holds_uint16(tmp_path):
+    np.arange(300, dtype="<u2").tofile(tmp_path / "tokens.bin")
+    text = common.Text(arguments("--data", tmp_path / "tokens.bin", "--vocab", 512))
+    tokens, targets, _ = text.batch(0)
+    assert isinstance(text.tokens, np.memmap) and len(text.tokens) == 300
+    assert (targets - tokens == 1).all() and tokens.max() > 255
+
+
+def test_any_file_is_read_as_bytes(tmp_path):
+    (tmp_path / "text.md").write_bytes(bytes(range(256)))
+    text = common.Text(arguments("--data", tmp_path / "text.md"))
+    assert len(text.tokens) == 256 and (text.batch(0)[1] - text.batch(0)[0] == 1).all()
+
+
+# ------------------------------------------------------------------------------------------ shards
+
+
+def shards_of_a_matrix(rows, parts):
+    module = nn.Linear(5, rows, bias=False)
+    module.weight.data = torch.arange(rows * 5.0).view(rows, 5)
+    common.keep_shard(module, "weight", 0, dist.group.WORLD, parts)
+    common.keep_shard(module, "weight", 1, dist.new_group([dist.get_rank()], use_local_synchronization=True))
+    return module.weight.detach().numpy(), module.weight.cuts, tuple(module.weight.full_shape)
+
+
+@pytest.mark.parametrize(("world", "rows"), [(1, 4), (2, 4), (3, 7), (4, 10), (8, 16), (4, 3)])
+def test_shards_put_together_are_the_whole(ranks, world, rows):
+    results = ranks(world)(shards_of_a_matrix, rows, None)
+    whole = np.concatenate([shard for shard, _, _ in results])
+    assert (whole[:rows] == np.arange(rows * 5.0).reshape(rows, 5)).all() and not whole[rows:].any()
+    assert {len(shard) for shard, _, _ in results} == {math.ceil(rows / world)}
+    assert [cuts for _, cuts, _ in results] == [((0, r, world), (1, 0, 1)) for r in range(world)]
+    assert results[0][2] == (rows, 5)
+
+
+def test_fewer_parts_than_ranks_go_to_neighbours(ranks):
+    results = ranks(4)(shards_of_a_matrix, 6, 2)
+    assert [shard[0, 0] for shard, _, _ in results] == [0, 0, 15, 15]
+
+
+def cut_mlp(model, group):
+    for block in model[1:-1]:
+        common.keep_shard(block.mlp.up, "weight", 0, group)
+        common.keep_shard(block.mlp.down, "weight", 1, group)
+
+
+def drawn_after_cutting():
+    group, full = dist.group.WORLD, gpt(SMALL, seed=3)
+    model = gpt(SMALL, seed=None)
+    cut_mlp(model, group)
+    common.draw_weights(model, seed=3)
+    cut_mlp(full, group)
+    return all(p.equal(q) for p, q in zip(model.parameters(), full.parameters()))
+
+
+def test_a_rank_draws_just_what_it_keeps(ranks):
+    assert ranks(4)(drawn_after_cutting) == [True] * 4
+
+
+def norms_of_a_cut_model(whole):
+    """Each rank keeps its part of a known gradient; kv heads live on several ranks."""
+    world, group = dist.get_world_size(), dist.group.WORLD
+    model = gpt(Config(2, 32, 8, 2, 16, 257), dtype=torch.float64)
+    for p in model.parameters():
+        p.grad = p.detach() * 3
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+    if not whole:
+        cut_mlp(model, group)
+        for block in model[1:-1]:
+            common.keep_shard(block.attn.k, "weight", 0, group, parts=1 if world % 2 else 2)
+        common.keep_shard(model.head.out, "weight", 0, group)           # 257 rows: padded
+        for p in model.parameters():
+            p.grad = p.detach() * 3
+    norm = common.grad_norm(model.parameters(), group)
+    common.clip_grads(model.parameters(), norm, 1.0)
+    return expected.item(), norm.item(), common.grad_norm(model.parameters(), group).item()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+def test_grad_norm_counts_every_parameter_once(ranks, world, whole):
+    for expected, norm, clipped in ranks(world)(norms_of_a_cut_model, whole):
+        assert norm == pytest.approx(expected, rel=1e-12)
+        assert clipped == pytest.approx(1, rel=1e-5)
+
+
+def test_grad_norm_needs_no_group_and_skips_parameters_without_gradient():
+    p, q = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    assert common.grad_norm([p, q]).item() == 0
+    p.grad = torch.tensor([3.0, 0.0, 4.0])
+    assert common.grad_norm([p, q]).item() == 5
+    common.clip_grads([p, q], torch.tensor(5.0), 10.0)
+    assert p.grad.tolist() == [3, 0, 4]                 # under the limit: untouched
+    p = nn.Parameter(torch.ones(3, dtype=torch.float16))
+    p.grad = torch.full((3,), 300, dtype=torch.float16)
+    assert common.grad_norm([p]).item() == pytest.approx(300 * math.sqrt(3))    # float16 would overflow
+
+
+def partial_gradients():
+    norm = nn.LayerNorm(4)
+    common.keep_whole(norm, "weight", dist.group.WORLD)
+    norm.weight.grad = torch.full((4,), dist.get_rank() + 1.0) if dist.get_rank() else None
+    norm.bias.grad = torch.ones(4)
+    common.sum_partial_grads(norm.parameters())
+    return norm.weight.grad.tolist(), norm.bias.grad.tolist()
+
+
+def test_partial_gradients_are_summed_and_whole_ones_left_alone(ranks):
+    assert ranks(4)(partial_gradients) == [([9.0] * 4, [1.0] * 4)] * 4         # 0 + 2 + 3 + 4
+
+
+# ------------------------------------------------------------------------------------------ meters
+
+
+def test_nbytes_counts_a_storage_once():
+    x = torch.zeros(10)
+    assert common.nbytes([x, x[:3], x.view(2, 5), None, [torch.zeros(2, dtype=torch.float64)]]) == 56
+
+
+def test_activation_meter_counts_each_storage_once_and_no_parameter():
+    linear, x = nn.Linear(8, 4, bias=False), torch.randn(2, 8)
+    gathered = linear.weight.detach().clone().requires_grad_()          # as ZeRO-3 gathers a weight
+    meter = common.ActivationMeter([*linear.parameters(), x])
+    meter.ignore([gathered])
+    with meter:
+        h = linear(x)                                   # saves x and weight.t(): both known
+        h = F.linear(x, gathered) + h
+        h = h.exp()                                     # saves its result, 2*4 floats
+        h = h * h                                       # saves it twice more
+    assert meter.bytes == 2 * 4 * 4
+    h.sum().backward()
+    assert linear.weight.grad is not None
+
+
+def every_collective():
+    n, group = dist.get_world_size(), dist.group.WORLD
+    import torch.distributed._functional_collectives as functional
+
+    x, full = torch.ones(6), torch.ones(6 * n)
+    meter = common.CommMeter()
+    with meter:
+        dist.all_reduce(x.clone())
+        dist.all_reduce(x.clone(), async_op=True).wait()
+        functional.all_reduce(x, "sum", group) + 0
+        common.all_gather(full.clone(), x)
+        dist.all_gather([torch.empty(6) for _ in range(n)], x)
+        common.reduce_scatter(x.clone(), full)
+        dist.broadcast(x.clone(), 0)
+        dist.all_to_all_single(full.clone(), full)
+        functional.all_to_all_single(full, None, None, group) + 0
+        dist.barrier()
+        peer = dist.get_rank() ^ 1
+        if peer < n:
+            ops = [dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, torch.empty(6), peer)]
+            [work.wait() for work in dist.batch_isend_irecv(ops)]
+    before = dict(meter.total)
+    dist.all_reduce(x)                                  # outside: not counted
+    return before == meter.total, meter.total
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_comm_meter_counts_calls_payload_and_wire_bytes(ranks, n):
+    def row(calls, payload, wire):
+        return {"calls": calls, "bytes": payload, "wire_bytes": round(wire)}
+
+    for rank, (unchanged, total) in enumerate(ranks(n)(every_collective)):
+        sends = {"send": row(1, 24, 24)} if rank ^ 1 < n else {}
+        assert unchanged and total == sends | {
+            "all_reduce": row(3, 3 * 24, 3 * 24 * 2 * (n - 1) / n),
+            "all_gather": row(2, 2 * 24 * n, 2 * 24 * (n - 1)),
+            "reduce_scatter": row(1, 24 * n, 24 * (n - 1)),
+            "broadcast": row(1, 24, 24),
+            "all_to_all": row(2, 2 * 24 * n, 2 * 24 * (n - 1)),
+        }
+
+
+def uneven_all_to_all():
+    rank = dist.get_rank()                              # rank 0 sends 5 to rank 1, rank 1 sends 1 back
+    sends, receives = ([0, 5], [0, 1]) if rank == 0 else ([1, 0], [5, 0])
+    meter = common.CommMeter()
+    with meter:
+        dist.all_to_all_single(torch.empty(sum(receives)), torch.ones(sum(sends)), receives, sends)
+    return meter.total["all_to_all"]["bytes"]
+
+
+def test_an_uneven_all_to_all_counts_what_it_sends(ranks):
+    assert ranks(2)(uneven_all_to_all) == [20, 4]
+
+
+def comm_of_ddp_and_dtensor():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    meter = common.CommMeter()
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8, bias=False))
+    with meter:
+        model(torch.ones(2, 8)).sum().backward()
+    ddp = dict(meter.total)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    sharded = distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])
+    meter = common.CommMeter()
+    with meter:
+        sharded.full_tensor()
+        sharded.sum().full_tensor()                     # a partial sum: an all_reduce
+    return ddp, meter.total, common.nbytes([sharded])
+
+
+def test_comm_meter_sees_ddp_and_dtensor(ranks):
+    for ddp, dtensor, held in ranks(2)(comm_of_ddp_and_dtensor):
+        assert ddp == {"all_reduce": {"calls": 1, "bytes": 256, "wire_bytes": 256}}
+        assert dtensor["all_gather"] == {"calls": 1, "bytes": 256, "wire_bytes": 128}
+        assert dtensor["all_reduce"] == {"calls": 1, "bytes": 4, "wire_bytes": 4}
+        assert held == 128
+
+
+# ------------------------------------------------------------------------- the run and its verifier
+
+
+def train(flags, plant=None):
+    """A small data-parallel run on the house alone; `plant` breaks it. Returns (status, JSON)."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    args = arguments(*flags, data_parallel=world)
+    args.json = Path(flags[-1])
+    dtype, group = common.DTYPES[args.dtype], dist.group.WORLD
+    text, ranks = common.Text(args), common.start(args)
+    run = common.Run(args, ranks, text, lambda: gpt(args.model, args.seed, dtype=dtype))
+    model = gpt(args.model, args.seed, dtype=dtype)
+    optimizer = common.OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
+
+    for step in range(args.steps):
+        tokens, targets, valid = batch = text.batch(step)
+        mine = [x.chunk(world)[rank].split(args.micro_batch) for x in (tokens, targets)]
+        with run.measure(step):
+            optimizer.zero_grad()
+            loss = torch.zeros((), dtype=dtype)
+            for x, y in zip(*mine):
+                count = len(y.flatten()[y.flatten() != -100]) * world if plant == "local means" else valid
+                part = loss_sum(model(x), y) / count
+                part.backward()
+                loss += part.detach()
+            for p in model.parameters():
+                if plant != "no all_reduce":
+                    dist.all_reduce(p.grad, group=group)
+                if plant == "mean":
+                    p.grad /= world
+            norm = common.grad_norm(model.parameters())
+            if plant == "norm counted twice":
+                norm *= 2**0.5
+            if args.clip:
+                common.clip_grads(model.parameters(), norm, args.clip)
+            optimizer.step()
+            if plant == "parameter" and rank == world - 1:
+                model.block2.mlp.up.weight.data[3, 3] += 1e-3
+        dist.all_reduce(loss, group=group)
+        if plant == "loss":
+            loss *= 1.001
+        held = [(n, p) for n, p in model.named_parameters() if plant != "missing" or "mlp" not in n]
+        run.log(step, batch, loss, norm, held)
+
+    size = sum(p.nbytes for p in model.parameters())
+    tensors = len(list(model.parameters()))
+    run.check("parameters", common.nbytes(model.parameters()), size + (plant == "formula" and rank == 1))
+    run.check_comm({"all_reduce": (tensors, size + (plant == "traffic"))})
+    status = run.finish()
+    return status, json.loads(args.json.read_text()) if rank == 0 else None
+
+
+FLOAT64 = ("--dtype=float64", "--ignore=0.5")
+A_TEXT = f"--data={common.__file__}"                    # quicker to read than the standard library
+
+
+@pytest.mark.parametrize("flags", [(), ("--clip=0.1",), ("--optimizer=sgd",), ("--optimizer=momentum", "--clip=0.1")])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+def test_a_correct_run_is_the_same_as_one_gpu(ranks, tmp_path, world, flags):
+    json_flag = str(tmp_path / "run.json")
+    results = ranks(world)(train_quietly, [*FLOAT64, f"--batch={4 * world}", "--micro-batch=2", *flags], json_flag)
+    (status, run, output), *others = results
+    assert status == 0 and [s for s, _, _ in others] == [0] * (world - 1), output
+    assert 0 < max(run["max_loss_diff"], run["max_grad_diff"], run["max_param_diff"]) < 1e-12
+    assert "same as one GPU" in output and "✗" not in output
+    assert [out for _, _, out in others] == [""] * (world - 1)          # rank 0 prints, and only rank 0
+    if "--clip=0.1" in flags:
+        assert min(run["grad_norm"]) > 0.1              # the clipping was at work
+
+
+def train_quietly(flags, json_path, plant=None):
+    import contextlib
+    import io
+
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        status, run = train([A_TEXT, *flags, "--json", json_path], plant)
+    return status, run, output.getvalue()
+
+
+@pytest.mark.parametrize(("plant", "named"), [
+    ("mean", r"gradients .* is off by .*e-01, tolerance 1e-10"),
+    ("no all_reduce", "gradients "),
+    ("local means", "loss in step"),
+    ("norm counted twice", "gradient norm in step"),
+    ("parameter", "parameters block2.mlp.up.weight in step"),
+    ("loss", r"loss in step . is off by 1.0e-03, tolerance 1e-10"),
+    ("missing", r"gradients block1.mlp.up.weight in step 1 is off by inf"),
+    ("formula", "rank 1: parameters: measured"),
+    ("traffic", "rank 0: all_reduce, payload: measured"),
+])
+def test_a_planted_fault_is_caught_and_named(ranks, tmp_path, plant, named):
+    results = ranks(2)(train_quietly, [*FLOAT64, "--batch=8"], str(tmp_path / "run.json"), plant)
+    status, _, output = results[0]
+    assert status == 1 and results[1][0] == 0
+    assert re.search(f"✗ {named}", output), output
+    if plant not in ("formula", "traffic"):
+        assert "NOT the same as one GPU" in output
+
+
+def test_adamw_hides_a_wrong_gradient_scale_from_all_but_the_gradients(ranks, tmp_path):
+    """Why the verifier looks at gradients: halved ones leave AdamW's losses and parameters alike."""
+    flags = ["--dtype=float32", "--batch=8"]
+    (status, run, _), _ = ranks(2)(train_quietly, flags, str(tmp_path / "run.json"), "mean")
+    assert status == 1 and run["max_loss_diff"] < 1e-3 and run["max_grad_diff"] > 0.4
+
+
+def cut_and_verified(wrong_part):
+    """A step whose MLPs are cut over the ranks: each rank is compared with its part of the reference."""
+    args = arguments(A_TEXT, "--dtype=float64", "--steps=1", "--optimizer=sgd")
+    text, ranks, group = common.Text(args), common.start(args), dist.group.WORLD
+    build = lambda: gpt(args.model, dtype=torch.float64)  # noqa: E731
+    verifier = common.Verifier(build, args, ranks, tensor_steps=5)
+    whole = build()
+    tokens, targets, valid = batch = text.batch(0)
+    loss = loss_sum(whole(tokens), targets) / valid
+    loss.backward()
+    norm = common.grad_norm(whole.parameters())
+    common.OPTIMIZERS["sgd"](whole.parameters(), None).step()
+    model = build()
+    for name, p in whole.named_parameters():
+        q = model.get_parameter(name)
+        q.data, q.grad = p.data, p.grad
+    for block, full in zip(model[1:-1], whole[1:-1]):
+        for linear, source, dim in ((block.mlp.up, full.mlp.up, 0), (block.mlp.down, full.mlp.down, 1)):
+            grad, linear.weight.grad = source.weight.grad, None
+            common.keep_shard(linear, "weight", dim, group)
+            linear.weight.grad = common.part(grad, linear.weight).clone()
+    if wrong_part and ranks.rank == 1:
+        model.block1.mlp.up.weight.grad.mul_(1.001)
+    verifier.compare(0, batch, loss, norm, model.named_parameters())
+    return verifier.worst
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_each_rank_is_compared_with_its_own_part(ranks, world):
+    for worst in ranks(world)(cut_and_verified, False):
+        assert max(value for value, _ in worst.values()) < 1e-12
+    for worst in ranks(world)(cut_and_verified, True):
+        assert worst["gradients"][1] == "gradients block1.mlp.up.weight in step 1"
+        assert 1e-5 < worst["gradients"][0] <= 1e-3
+
+
+def test_difference_is_never_silently_zero():
+    reference = torch.ones(3, dtype=torch.float64)
+    assert common.difference(torch.tensor([1.0, math.nan, 1.0]), reference, 1) == math.inf
+    assert common.difference(torch.ones(2), reference, 1) == math.inf
+    assert common.difference(torch.ones(3) * 1.5, reference, torch.tensor(2.0)).item() == 0.25
+    assert common.difference(torch.ones(3), torch.zeros(3), torch.tensor(0.0)).item() == 1
+
+
+def test_json_has_every_field_of_the_contract(ranks, tmp_path):
+    _, run, _ = ranks(2)(train_quietly, ["--batch=8", "--steps=4"], str(tmp_path / "run.json"))[0]
+    for key in ("loss", "grad_norm", "step_seconds", "reference_loss", "reference_grad_norm"):
+        assert len(run[key]) == 4 and all(x > 0 for x in run[key])
+    expected = dict(chapter="00_test", variant="test", world_size=2, backend="gloo", device="cpu", dtype="float32")
+    assert expected.items() <= run.items()
+    assert run["config"]["layers"] == 2 and run["config"]["batch"] == 8 and run["config"]["micro_batch"] == 4
+    assert run["tolerance"] == {"loss": 1e-5, "gradients": 1e-5, "gradient norm": 1e-5, "parameters": 1e-3}
+    assert set(run["comm"]["all_reduce"]) == {"calls", "bytes", "wire_bytes"}
+    assert all({"name", "measured", "expected", "ok"} <= set(check) for check in run["checks"])
+    assert max(run["max_loss_diff"], run["max_grad_diff"]) < 1e-5 and run["max_param_diff"] < 1e-3
+
+
+def test_without_verification_nothing_is_compared(ranks, tmp_path):
+    status, run, output = ranks(2)(train_quietly, ["--batch=8", "--no-verify"], str(tmp_path / "run.json"), "mean")[0]
+    assert status == 0 and run["reference_loss"] == [] and run["max_loss_diff"] is None
+    assert "one GPU:" not in output
+
+
+def test_quantity():
+    numbers = [(0, "B"), (999, "B"), (3154944, "B"), (5.44e9, "FLOP"), (None, "B"), (12345, "")]
+    assert [common.quantity(*x) for x in numbers] == ["0 B", "999 B", "3.15 MB", "5.44 GFLOP", "-", "12345"]
