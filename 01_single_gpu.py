@@ -354,7 +354,7 @@ def measure_flops(forward, tokens, targets, early_stop=False):
 
 
 class MemoryTimeline(TorchDispatchMode):
-    """Adds up, after every operator, the storages that are alive, by kind.
+    """Adds up the storages that are alive, by kind, after every operator that changed their sum.
 
     held() returns lists of tensors: parameters, gradients, optimizer states. samples: (seconds in
     operators so far, bytes of each of the three, bytes of all else), where all else is activations
@@ -363,7 +363,8 @@ class MemoryTimeline(TorchDispatchMode):
 
     def __init__(self, held):
         super().__init__()
-        self.held, self.live, self.samples, self.seconds = held, {}, [], 0.0
+        self.held, self.live, self.total, self.seen = held, {}, 0, 0
+        self.samples, self.seconds = [], 0.0
         self.watch(held())
 
     def watch(self, tensors):
@@ -371,27 +372,31 @@ class MemoryTimeline(TorchDispatchMode):
             if torch.is_tensor(tensor) and tensor.untyped_storage()._cdata not in self.live:
                 storage = tensor.untyped_storage()
                 self.live[storage._cdata] = storage.nbytes()
-                weakref.finalize(storage, self.live.pop, storage._cdata)
+                self.total += storage.nbytes()
+                weakref.finalize(storage, self.forget, storage._cdata)
+
+    def forget(self, key):
+        self.total -= self.live.pop(key)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         start = time.perf_counter()
         result = func(*args, **(kwargs or {}))
         self.seconds += time.perf_counter() - start
         self.watch(result)
-        kinds = [nbytes(tensors) for tensors in self.held()]
-        self.samples.append((self.seconds, *kinds, sum(self.live.values()) - sum(kinds)))
+        if self.total != self.seen:
+            kinds = [nbytes(tensors) for tensors in self.held()]
+            self.samples.append((self.seconds, *kinds, self.total - sum(kinds)))
+            self.seen = self.total
         return result
 
 
 def draw(timeline, path, title):
     """Draw the bytes of each kind over time, stacked."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure                # half a second, for those who draw
 
     seconds, *kinds = zip(*timeline.samples)
-    figure, axes = plt.subplots(figsize=(10, 4.5), layout="constrained")
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    axes = figure.subplots()
     axes.stackplot([1e3 * t for t in seconds], [[b / 1e6 for b in kind] for kind in kinds],
                    labels=("parameters", "gradients", "optimizer states", "activations"),
                    colors=("#355070", "#e56b6f", "#b56576", "#eaac8b"))

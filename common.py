@@ -121,8 +121,9 @@ def output(example):
         path = Path(text)
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-        writable = os.access(path if path.is_file() else path.parent, os.W_OK) and not path.is_dir()
-        if not writable or path.suffix != Path(example).suffix:
+        place = path if path.is_file() else path.parent
+        fits = path.parent.is_dir() and not path.is_dir() and path.suffix == Path(example).suffix
+        if not fits or not os.access(place, os.W_OK):
             raise argparse.ArgumentTypeError(f"cannot write {text!r}; {example} would work")
         return path
 
@@ -331,7 +332,8 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
     is too large to hold, then call `draw_weights`.
     """
     with torch.device("meta"):                          # shapes alone: no weight is drawn here
-        modules = [("embedding", nn.Embedding(cfg.vocab, cfg.dim))]
+        table = torch.empty(cfg.vocab, cfg.dim)
+        modules = [("embedding", nn.Embedding.from_pretrained(table, freeze=False))]
         modules += [(f"block{i}", Block(cfg)) for i in range(1, cfg.layers + 1)]
         modules += [("head", Head(cfg))]
     model = nn.Sequential(OrderedDict(modules)).to_empty(device="cpu")

@@ -453,8 +453,10 @@ FLOAT64 = ("--dtype=float64", "--ignore=0.5")
 A_TEXT = f"--data={common.__file__}"                    # quicker to read than the standard library
 
 
-@pytest.mark.parametrize("flags", [(), ("--clip=0.1",), ("--optimizer=sgd",), ("--optimizer=momentum", "--clip=0.1")])
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize(("world", "flags"), [
+    (1, ()), (2, ("--clip=0.1",)), (2, ("--optimizer=sgd",)), (3, ("--clip=0.1",)),
+    (4, ("--optimizer=momentum", "--clip=0.1")), (8, ("--clip=0.1",)),
+])
 def test_a_correct_run_is_the_same_as_one_gpu(ranks, tmp_path, world, flags):
     json_flag = str(tmp_path / "run.json")
     results = ranks(world)(train_quietly, [*FLOAT64, f"--batch={4 * world}", "--micro-batch=2", *flags], json_flag)

@@ -49,6 +49,6 @@ def test_every_rank_answers_in_order(ranks, world):
 def test_trouble_is_reported_by_rank_and_the_next_test_passes(ranks, function, report):
     start = time.monotonic()
     with pytest.raises(pytest.fail.Exception, match=f"(?s){report}"):
-        ranks(2, timeout=5)(function)
+        ranks(2, timeout=3)(function)
     assert time.monotonic() - start < 60
     assert ranks(2)(total) == [(0, 2), (1, 2)]
