@@ -42,10 +42,10 @@ Recomputation (--recompute) keeps less and computes it again in backward:
 Fused attention (--attention sdpa) makes the selective choice inside its kernel: it keeps one number
 a row in place of the scores. That is why "selective" is history wherever such a kernel runs.
 
-FLOPs: a matmul of (m, k) by (k, n) is 2mkn. Backward is two such matmuls for each one of forward.
-So a step is about 6 FLOPs per parameter and token, plus attention's 12 * layers * dim * seq a token.
-MFU divides these by time and the chip's peak; HFU also counts what was recomputed. Recomputing more
-raises HFU and not MFU, which is why MFU is the honest one.
+FLOPs: a matmul of (m, k) by (k, n) takes 2mkn, and backward two more of that size. So a step takes
+about 6 FLOPs per parameter and token, and attention 12 · layers · dim · seq per token on top. MFU
+divides that by the time and the chip's peak; HFU counts what was recomputed as well. Recomputing
+more can raise HFU, never MFU, which makes MFU the honest one.
 
 Run it:
     python 01_single_gpu.py                                  300 steps, a picture, a sample of text
@@ -82,7 +82,7 @@ recomputed = functools.partial(checkpoint, use_reentrant=False, preserve_rng_sta
 
 
 def set_core(model, attention, recompute):
-    """Choose the attention core of every block; "selective" wraps it so that it keeps q, k, v alone."""
+    """Choose the attention core; a "selective" one keeps only q, k and v, and runs twice."""
     core = CORES[attention]
     for block in model[1:-1]:
         block.attn.core = functools.partial(recomputed, core) if recompute == "selective" else core
@@ -90,7 +90,7 @@ def set_core(model, attention, recompute):
 
 def forward(model, tokens, recompute):
     """Tokens (batch, seq) to logits (batch, seq, vocab). The model is a list, so walk it."""
-    x = model[0](tokens)                                                # (batch, seq, dim)
+    x = model[0](tokens)                                        # (batch, seq, dim)
     for block in model[1:-1]:
         x = recomputed(block, x) if recompute == "full" else block(x)
     return model[-1](x)
@@ -100,16 +100,16 @@ def forward(model, tokens, recompute):
 
 
 def train_step(model, optimizer, forward, micro_batches, valid, clip):
-    """One optimizer step in full precision; returns the loss and the gradient norm.
+    """One optimizer step in full precision. Returns the loss and the gradient norm.
 
-    micro_batches: pairs of tokens and targets (micro_batch, seq). valid: the number of valid
-    targets of the whole batch, which every micro-batch divides by.
+    micro_batches: pairs of tokens and targets, (micro_batch, seq) each. valid: the valid targets
+    of the whole batch; every micro-batch divides by them, and not by its own.
     """
     optimizer.zero_grad()
     total = 0
     for tokens, targets in micro_batches:
         loss = loss_sum(forward(tokens), targets) / valid
-        loss.backward()                                 # adds to p.grad: this is the accumulation
+        loss.backward()                                         # adds to p.grad: accumulation
         total += loss.detach()
 
     norm = grad_norm(model.parameters())
@@ -120,20 +120,20 @@ def train_step(model, optimizer, forward, micro_batches, valid, clip):
 
 
 class MasterWeights:
-    """An optimizer for 16-bit parameters: it steps fp32 copies, the master weights.
+    """An optimizer for 16-bit parameters: it steps fp32 copies of them, the master weights.
 
-    Rounds the model's parameters to `dtype` in place. With fp32_grads the 16-bit gradients of each
-    micro-batch are added up in fp32 (4 bytes per parameter more). Otherwise they add up in 16 bits
-    and become fp32 one parameter at a time, which is why each has an optimizer of its own.
+    It rounds the model's parameters to `dtype` in place. With fp32_grads, the 16-bit gradients of
+    each micro-batch are added up in fp32. Without, they add up in 16 bits, and become fp32 one
+    parameter at a time: hence an optimizer for each.
     """
 
     def __init__(self, model, make_optimizer, dtype, fp32_grads=False):
-        self.parameters, self.fp32_grads = list(model.parameters()), fp32_grads
-        self.masters = [nn.Parameter(p.detach().clone()) for p in self.parameters]      # 4 bytes
-        self.optimizers = [make_optimizer([master]) for master in self.masters]         # 8, AdamW
+        self.parameters, self.fp32_grads, self.factor = list(model.parameters()), fp32_grads, 1.0
+        self.masters = [nn.Parameter(p.detach().clone()) for p in self.parameters]  # 4 bytes each
+        self.optimizers = [make_optimizer([master]) for master in self.masters]     # 8 for AdamW
         for p, master in zip(self.parameters, self.masters):
-            p.data = p.data.to(dtype)                                                   # 2
-            master.grad = torch.zeros_like(master) if fp32_grads else None              # 4 or 0
+            p.data = p.data.to(dtype)                                               # 2
+            master.grad = torch.zeros_like(master) if fp32_grads else None          # 4 or 0
 
     def zero_grad(self):
         for p, master in zip(self.parameters, self.masters):
@@ -142,7 +142,7 @@ class MasterWeights:
                 master.grad.zero_()
 
     def accumulate(self):
-        """After the backward of each micro-batch: move its gradients into the fp32 sums."""
+        """After the backward of a micro-batch: move its gradients into the fp32 sums."""
         if self.fp32_grads:
             for p, master in zip(self.parameters, self.masters):
                 master.grad += p.grad
@@ -152,7 +152,8 @@ class MasterWeights:
         return grad_norm(self.masters if self.fp32_grads else self.parameters)
 
     def step(self, factor):
-        """Step the masters with `factor` times the gradients; round them into the parameters."""
+        """Step the masters with `factor` times the gradients, and round them to the parameters."""
+        self.factor = factor
         for p, master, optimizer in zip(self.parameters, self.masters, self.optimizers):
             if self.fp32_grads:
                 master.grad *= factor
@@ -162,15 +163,15 @@ class MasterWeights:
             p.data.copy_(master.data)
             if not self.fp32_grads:
                 master.grad = None
-        self.factor = factor
 
     def held(self):
-        """The tensors between two steps: parameters, gradients, optimizer states."""
+        """The tensors that stay between two steps: parameters, gradients, optimizer states."""
         gradients = [x.grad for x in (*self.parameters, *self.masters)]
-        return self.parameters, gradients, [self.masters, [list(o.state.values()) for o in self.optimizers]]
+        moments = [list(optimizer.state.values()) for optimizer in self.optimizers]
+        return self.parameters, gradients, [self.masters, moments]
 
     def named_masters(self, names):
-        """(name, fp32 parameter) pairs with the fp32 gradients of the last step, for the verifier."""
+        """(name, fp32 parameter) pairs, with the gradients of the last step: for the verifier."""
         for name, p, master in zip(names, self.parameters, self.masters):
             shown = nn.Parameter(master.detach())
             shown.grad = master.grad if self.fp32_grads else p.grad.float() * self.factor
@@ -178,7 +179,7 @@ class MasterWeights:
 
 
 class LossScale:
-    """fp16's dynamic loss scale: an overflow halves it, `patience` good steps in a row double it."""
+    """fp16's loss scale: halved by an overflow, doubled by `patience` good steps in a row."""
 
     def __init__(self, value=2.0**16, patience=100):
         self.value, self.patience, self.good, self.skipped = value, patience, 0, 0
@@ -213,8 +214,8 @@ def mixed_step(masters, scale, forward, micro_batches, valid, clip):
 
 
 def torch_step(model, optimizer, scaler, forward, micro_batches, valid, clip):
-    """The same with PyTorch's tools: a forward under autocast, which keeps fp32 parameters and casts
-    them inside each operator, and a GradScaler."""
+    """The same with PyTorch's tools: a GradScaler, and a forward under autocast, which keeps fp32
+    parameters and rounds them inside each operator."""
     optimizer.zero_grad()
     total = 0
     for tokens, targets in micro_batches:
@@ -229,32 +230,30 @@ def torch_step(model, optimizer, scaler, forward, micro_batches, valid, clip):
     return total, norm
 
 
-# -------------------------------------------------------------------------------------- the formulas
+# ------------------------------------------------------------------------------------ the formulas
 
 
-def model_state_bytes(cfg, precision, optimizer, dtype_bytes=4):
-    """Bytes of parameters, gradients and optimizer states, by kind. dtype_bytes: fp32's 4, or --dtype's."""
-    n = cfg.parameters()
-    tensors = 10 * cfg.layers + (3 if cfg.tie else 4)
-    full = dtype_bytes if precision == "fp32" else 4    # bytes of a moment, a master weight
-    width = dtype_bytes if precision == "fp32" else 2   # bytes of a parameter, a gradient
-    moments = {"adamw": 2 * full * n + 4 * tensors, "momentum": full * n, "sgd": 0}[optimizer]
+def model_state_bytes(cfg, precision, optimizer, width=4):
+    """Bytes of parameters, gradients and optimizer states. width: bytes of fp32, or of --dtype."""
+    n, tensors = cfg.parameters(), 10 * cfg.layers + (3 if cfg.tie else 4)
+    mixed = precision != "fp32"
+    moments = {"adamw": 2 * width * n + 4 * tensors, "momentum": width * n, "sgd": 0}[optimizer]
     return {
-        "parameters": width * n,
-        "gradients": width * n + (4 * n if precision == "bf16-fp32grad" else 0),
-        "optimizer states": moments + (0 if precision == "fp32" else 4 * n),
+        "parameters": 2 * n if mixed else width * n,
+        "gradients": 2 * n + (4 * n if precision == "bf16-fp32grad" else 0) if mixed else width * n,
+        "optimizer states": (4 * n if mixed else 0) + moments,          # masters; step counts too
     }
 
 
 def block_activation_bytes(cfg, batch, attention, recompute, e):
-    """Bytes that one block keeps for backward, on a CPU. batch: sequences; e: bytes of an activation."""
+    """Bytes that a block keeps for backward, on a CPU. batch: sequences; e: bytes a number."""
     x = batch * cfg.seq * cfg.dim * e                           # one (batch, seq, dim)
     kv = x * cfg.kv_heads // cfg.heads
     rows = batch * cfg.heads * cfg.seq
     scores, log_sum_exp = rows * cfg.seq * e, rows * max(e, 4)
     core = 0 if recompute == "selective" else {"plain": scores, "sdpa": x + log_sum_exp}[attention]
 
-    norms = 2 * (x + layer_norm_statistics(cfg, batch, e) + x)  # two of them: input, statistics, output
+    norms = 2 * (x + layer_norm_statistics(cfg, batch, e) + x)  # two: input, statistics, output
     attn = rope_tables(cfg, e) + x + 2 * kv + core + x          # q, k and v, the core, o's input
     mlp = 4 * x + 4 * x                                         # GELU's input and output
     return x if recompute == "full" else norms + attn + mlp
@@ -269,7 +268,7 @@ def rope_tables(cfg, e):
 
 
 def activation_bytes(cfg, batch, attention, recompute, e):
-    """Bytes kept for backward at the end of the model's forward and its loss, on a CPU."""
+    """Bytes kept for backward by the whole forward and its loss, on a CPU."""
     x, wide = batch * cfg.seq * cfg.dim * e, max(e, 4)          # the loss works in fp32 or better
     norm = x + layer_norm_statistics(cfg, batch, e) + x
     loss = batch * cfg.seq * cfg.vocab * wide + wide            # log-probabilities, and a scalar
@@ -277,33 +276,34 @@ def activation_bytes(cfg, batch, attention, recompute, e):
 
 
 def textbook_activation_bytes(cfg, batch):
-    """The well-known s·b·h·(34 + 5·a·s/h) of a 16-bit layer (Korthikanti et al., equation 2)."""
+    """The well-known s·b·h·(34 + 5·a·s/h) of one 16-bit block (Korthikanti et al., equation 2)."""
     return batch * cfg.seq * (34 * cfg.dim + 5 * cfg.heads * cfg.seq)
 
 
 def textbook_difference(cfg, batch):
-    """Why that is not `block_activation_bytes(cfg, batch, "plain", "none", 2)`: bytes by reason."""
+    """By how many bytes the textbook's block exceeds ours (plain, none, 16 bits), by reason."""
     x, scores = batch * cfg.seq * cfg.dim, batch * cfg.heads * cfg.seq**2
+    norms, rope = 2 * layer_norm_statistics(cfg, batch, 2), rope_tables(cfg, 2)
     return {
-        "dropout, which we leave out": 2 * x + 3 * scores,      # masks of 1 byte; attention's output twice
-        "k and v of heads that GQA shares": 4 * (x - x * cfg.kv_heads // cfg.heads),
-        "LayerNorm statistics and RoPE tables": -2 * layer_norm_statistics(cfg, batch, 2) - rope_tables(cfg, 2),
+        "dropout, which we leave out": 2 * x + 3 * scores,      # 1-byte masks; dropped-out scores
+        "k and v of the heads that GQA shares": 4 * (x - x * cfg.kv_heads // cfg.heads),
+        "LayerNorm statistics and RoPE tables, which it leaves out": -norms - rope,
     }
 
 
 def step_flops(cfg, batch, attention, recompute, early_stop=False):
-    """FLOPs of one step over `batch` sequences, as PyTorch's counter counts (the causal half too).
+    """FLOPs of a step over `batch` sequences; of causal attention, the masked half counts too.
 
-    early_stop: PyTorch's checkpoint stops recomputing once it has what backward reads, and so skips
-    the last matmul of each recomputed piece, whose output nobody kept.
+    early_stop: PyTorch's checkpoint stops recomputing once it has all that backward reads, and so
+    skips the last matmul of what it recomputes: nobody kept its output.
     """
     tokens, s, h = batch * cfg.seq, cfg.seq, cfg.dim
     kv = h * cfg.kv_heads // cfg.heads
-    linears = 2 * tokens * h * (2 * h + 2 * kv + 8 * h)         # q o, k v, up down: one block, forward
+    linears = 2 * tokens * h * (2 * h + 2 * kv + 8 * h)         # q and o, k and v, up and down
     core = 2 * (2 * tokens * s * h)                             # q @ k.T and weights @ v
     head = 2 * tokens * h * cfg.vocab
 
-    # a fused backward computes q @ k.T once more: 5 matmuls in place of 4
+    # Backward takes two matmuls for one; a fused core computes q @ k.T once more: 5 for 2.
     backward = 2 * linears + (2 * core if attention == "plain" else 5 * core // 2)
     again = {"none": 0, "selective": core, "full": linears + core}[recompute]
     if early_stop and recompute == "full":
@@ -313,7 +313,7 @@ def step_flops(cfg, batch, attention, recompute, early_stop=False):
     return cfg.layers * (linears + core + backward + again) + 3 * head
 
 
-PEAK_FLOPS = {  # dense bf16, per GPU, SXM modules: NVIDIA's data sheets
+PEAK_FLOPS = {  # dense bf16 of one SXM module, by NVIDIA's data sheets
     "A100": 312e12,
     "H100": 989e12,
     "H200": 989e12,
@@ -321,7 +321,7 @@ PEAK_FLOPS = {  # dense bf16, per GPU, SXM modules: NVIDIA's data sheets
 }
 
 
-# --------------------------------------------------------------------------------- the measurements
+# -------------------------------------------------------------------------------- the measurements
 
 
 def measure_activations(model, forward, tokens, targets):
@@ -333,21 +333,18 @@ def measure_activations(model, forward, tokens, targets):
 
 
 def measure_flops(forward, tokens, targets, early_stop=False):
-    """FLOPs of one forward and backward by PyTorch's counter, which has to be told of the CPU's SDPA."""
+    """FLOPs of one forward and backward by PyTorch's counter, which must be told of CPU's SDPA."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    def attention_matmuls(count, q, k):
+    def matmuls(how_many, q, k):
         (batch, heads, rows, head_dim), columns = q, k[2]
-        return count * 2 * batch * heads * rows * columns * head_dim
+        return how_many * 2 * batch * heads * rows * columns * head_dim
 
-    aten = torch.ops.aten
-    cpu = {
-        aten._scaled_dot_product_flash_attention_for_cpu:
-            lambda q, k, v, *rest, **kw: attention_matmuls(2, q, k),
-        aten._scaled_dot_product_flash_attention_for_cpu_backward:
-            lambda grad, q, k, v, *rest, **kw: attention_matmuls(5, q, k),
-    }
-    counter = FlopCounterMode(display=False, custom_mapping=cpu)
+    aten, name = torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"
+    counter = FlopCounterMode(display=False, custom_mapping={
+        getattr(aten, name): lambda q, k, *rest, **more: matmuls(2, q, k),
+        getattr(aten, name + "_backward"): lambda grad, q, k, *rest, **more: matmuls(5, q, k),
+    })
     with set_checkpoint_early_stop(early_stop), counter:
         loss_sum(forward(tokens), targets).backward()
     return counter.get_total_flops()
@@ -357,13 +354,13 @@ class MemoryTimeline(TorchDispatchMode):
     """Adds up the storages that are alive, by kind, after every operator that changed their sum.
 
     held() returns lists of tensors: parameters, gradients, optimizer states. samples: (seconds in
-    operators so far, bytes of each of the three, bytes of all else), where all else is activations
-    and what an operator needs for a moment.
+    operators so far, bytes of each of the three, bytes of all else); all else is activations and
+    what an operator needs for a moment.
     """
 
     def __init__(self, held):
         super().__init__()
-        self.held, self.live, self.total, self.seen = held, {}, 0, 0
+        self.held, self.live, self.total, self.sampled = held, {}, 0, 0
         self.samples, self.seconds = [], 0.0
         self.watch(held())
 
@@ -383,16 +380,16 @@ class MemoryTimeline(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self.seconds += time.perf_counter() - start
         self.watch(result)
-        if self.total != self.seen:
+        if self.total != self.sampled:
             kinds = [nbytes(tensors) for tensors in self.held()]
             self.samples.append((self.seconds, *kinds, self.total - sum(kinds)))
-            self.seen = self.total
+            self.sampled = self.total
         return result
 
 
 def draw(timeline, path, title):
     """Draw the bytes of each kind over time, stacked."""
-    from matplotlib.figure import Figure                # half a second, for those who draw
+    from matplotlib.figure import Figure
 
     seconds, *kinds = zip(*timeline.samples)
     figure = Figure(figsize=(10, 4.5), layout="constrained")
@@ -407,155 +404,170 @@ def draw(timeline, path, title):
     figure.savefig(path, dpi=130)
 
 
-# ------------------------------------------------------------------------------------------ the run
+# ----------------------------------------------------------------------------------------- the run
 
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "bf16-fp32grad": torch.bfloat16, "fp16": torch.float16}
+HALF = {"fp32": None, "bf16": torch.bfloat16, "bf16-fp32grad": torch.bfloat16,
+        "fp16": torch.float16}
 WATCHED_STEPS = 3       # how many steps the picture shows
 
 
-def train(args, ranks, text, run):
-    """Train for --steps steps and check the model states. Returns the model, its forward, a timeline."""
-    device, half = ranks.device, PRECISIONS[args.precision]
-    model = gpt(args.model, args.seed, device, common.DTYPES[args.dtype])
+def train(args, device, text, run):
+    """Train for --steps steps, check the model states. Returns model, forward and timeline."""
+    half, cfg = HALF[args.precision], args.model
+    mixed, by_torch = half and args.variant == "hand", args.variant == "torch"
+    model = gpt(cfg, args.seed, device, common.DTYPES[args.dtype])
+    names = [name for name, _ in model.named_parameters()]
     set_core(model, args.attention, args.recompute)
-    autocast = torch.autocast(device.type, half or torch.bfloat16, enabled=bool(half) and args.variant == "torch")
+    autocast = torch.autocast(device.type, half or torch.bfloat16, enabled=bool(half and by_torch))
 
     def model_forward(tokens, recompute=args.recompute):
         with autocast:
             return forward(model, tokens, recompute)
 
     make_optimizer = functools.partial(common.OPTIMIZERS[args.optimizer], lr=args.lr)
-    mixed = bool(half) and args.variant == "hand"
+    scale = LossScale(args.loss_scale) if half == torch.float16 else None
     if mixed:
-        optimizer = MasterWeights(model, make_optimizer, half, args.precision == "bf16-fp32grad")
-        scale = LossScale(args.loss_scale) if half == torch.float16 else None
-        step = functools.partial(mixed_step, optimizer, scale)
+        masters = MasterWeights(model, make_optimizer, half, args.precision == "bf16-fp32grad")
+        step = functools.partial(mixed_step, masters, scale)
     else:
         optimizer = make_optimizer(model.parameters())
         step = functools.partial(train_step, model, optimizer)
-        if args.variant == "torch":
-            scaler = torch.amp.GradScaler(device.type, args.loss_scale, enabled=half == torch.float16)
-            step = functools.partial(torch_step, model, optimizer, scaler)
-    if args.compile:
-        batch = (x[: args.micro_batch].to(device) for x in text.batch(0)[:2])
-        step_forward = compiled(model_forward, *batch, run.say)
-    else:
-        step_forward = model_forward
+    if by_torch:
+        scaler = torch.amp.GradScaler(device.type, args.loss_scale, enabled=scale is not None)
+        step = functools.partial(torch_step, model, optimizer, scaler)
 
     def held():
         if mixed:
-            return optimizer.held()
+            return masters.held()
         parameters = list(model.parameters())
         return parameters, [p.grad for p in parameters], list(optimizer.state.values())
 
-    names = [name for name, _ in model.named_parameters()]
-    timeline = MemoryTimeline(held)
+    step_forward, timeline = model_forward, MemoryTimeline(held)
+    if args.compile:
+        step_forward = compiled(model_forward, *first_micro_batch(args, device, text), run.say)
+
     for i in range(args.steps):
         tokens, targets, valid = batch = text.batch(i)
-        micro_batches = list(zip(*(x.to(device).split(args.micro_batch) for x in (tokens, targets))))
-        with run.measure(i), timeline if args.plot and i < WATCHED_STEPS else contextlib.nullcontext():
-            loss, norm = step(step_forward, micro_batches, valid, args.clip)
-        run.log(i, batch, loss, norm, optimizer.named_masters(names) if mixed else model.named_parameters())
+        pieces = [x.to(device).split(args.micro_batch) for x in (tokens, targets)]
+        watched = args.plot and i < WATCHED_STEPS
+        with run.measure(i), timeline if watched else contextlib.nullcontext():
+            loss, norm = step(step_forward, list(zip(*pieces)), valid, args.clip)
+        run.log(i, batch, loss, norm,
+                masters.named_masters(names) if mixed else model.named_parameters())
 
-    formula = model_state_bytes(args.model, args.precision, args.optimizer, common.DTYPES[args.dtype].itemsize)
-    for (kind, expected), tensors in zip(formula.items(), held()):
-        run.check(kind, nbytes(tensors), expected if args.variant == "hand" else None)
+    width = common.DTYPES[args.dtype].itemsize
+    formula = model_state_bytes(cfg, args.precision, args.optimizer, width)
+    for kind, tensors in zip(formula, held()):
+        run.check(kind, nbytes(tensors), None if by_torch else formula[kind])
     if mixed and scale:
-        run.say(f"  loss scale {scale.value:.0f} in the end; {scale.skipped} steps skipped")
+        run.note(f"loss scale {scale.value:.0f} in the end; {scale.skipped} steps skipped")
     return model, model_forward, timeline
 
 
+def first_micro_batch(args, device, text):
+    return [x[: args.micro_batch].to(device) for x in text.batch(0)[:2]]
+
+
 def compiled(forward, tokens, targets, say):
-    """The forward under torch.compile, tried out once; where that fails, the forward as it was."""
+    """`forward` under torch.compile, tried out once; where that fails, `forward` as it is."""
     fast = torch.compile(forward)
     try:
         loss_sum(fast(tokens), targets).backward()
-    except Exception as error:                          # whatever compiler or Python it misses here
+    except Exception as error:          # a compiler that is missing has many names
         say(f"  --compile does not work here, so eager it is: {str(error).strip().splitlines()[0]}")
         return forward
     return fast
 
 
 def report(args, device, text, run, model, model_forward):
-    """Check activations and FLOPs against their formulas, and note what there is to say about them."""
+    """Check activations and FLOPs against their formulas, and note what explains them."""
     cfg, b, on_cpu = args.model, args.micro_batch, device.type == "cpu"
     e = next(model.parameters()).element_size()
-    tokens, targets = (x[:b].to(device) for x in text.batch(0)[:2])
-    exact = on_cpu and args.variant == "hand"           # CUDA's kernels keep other tensors; so does autocast
+    exact = on_cpu and args.variant == "hand"       # CUDA and autocast keep other tensors
+    batch = first_micro_batch(args, device, text)
 
-    every = on_cpu and args.preset == "tiny"
-    for attention, recompute in itertools.product(CORES, RECOMPUTE) if every else [(args.attention, args.recompute)]:
+    chosen = args.attention, args.recompute
+    everything = itertools.product(CORES, RECOMPUTE)
+    for attention, recompute in everything if on_cpu and args.preset == "tiny" else [chosen]:
         set_core(model, attention, recompute)
         forward = functools.partial(model_forward, recompute=recompute)
-        kept = measure_activations(model, forward, tokens, targets)
+        kept = measure_activations(model, forward, *batch)
         formula = activation_bytes(cfg, b, attention, recompute, e)
         run.check(f"kept: {attention}, {recompute}", kept, formula, exact=exact)
+        if not exact:
+            run.note(f"the formula is that of CPU kernels without autocast: {kept - formula:+,} B")
         for early_stop in (False, True):
             formula = step_flops(cfg, args.batch, attention, recompute, early_stop)
-            if not early_stop or formula < step_flops(cfg, args.batch, attention, recompute):
-                flops = args.batch // b * measure_flops(forward, tokens, targets, early_stop)
-                name = f"computed: {attention}, {recompute}" + ", early stop" * early_stop
-                run.check(name, flops, formula, "FLOP", exact=exact)
-    set_core(model, args.attention, args.recompute)
+            if early_stop and formula == step_flops(cfg, args.batch, attention, recompute):
+                continue                            # nothing to stop early
+            measured = args.batch // b * measure_flops(forward, *batch, early_stop)
+            name = f"computed: {attention}, {recompute}{', early stop' * early_stop}"
+            run.check(name, measured, formula, "FLOP", exact)
+    set_core(model, *chosen)
 
-    textbook, ours = textbook_activation_bytes(cfg, b), block_activation_bytes(cfg, b, "plain", "none", 2)
-    reasons = ", ".join(f"{quantity(size)} {why}" for why, size in textbook_difference(cfg, b).items())
-    run.note(f"a 16-bit block keeps {quantity(ours)}, the textbook's s·b·h·(34 + 5·a·s/h) is {quantity(textbook)}: "
-             f"{reasons}")
+    ours = block_activation_bytes(cfg, b, "plain", "none", 2)
+    run.note(f"a block in 16 bits keeps {quantity(ours)}; the textbook's s·b·h·(34 + 5·a·s/h) is "
+             f"{quantity(textbook_activation_bytes(cfg, b))}:")
+    for reason, size in textbook_difference(cfg, b).items():
+        run.note(f"  {quantity(size):>10} {reason}")
+
     model_flops = step_flops(cfg, args.batch, args.attention, "none")
-    hardware_flops = step_flops(cfg, args.batch, args.attention, args.recompute, early_stop=True)
-    six_n = 6 * cfg.parameters() * args.batch * cfg.seq
-    run.note(f"6·N·tokens is {six_n / model_flops:.2f} of the FLOPs: N has the embedding, which multiplies nothing, "
-             "and no attention scores")
+    full = [step_flops(cfg, args.batch, args.attention, "full", stop) for stop in (False, True)]
+    run.note(f"recomputing every block makes that {full[0] / model_flops:.2f} times the FLOPs, and "
+             f"{full[1] / model_flops:.2f} where the checkpoint may stop early, as in training")
+    six_n = 6 * cfg.parameters() * args.batch * cfg.seq / model_flops
+    run.note(f"6·N·tokens is {six_n:.2f} of the FLOPs: N has the embedding, which multiplies "
+             "nothing, but not the scores")
     seconds = statistics.median(run.seconds)
     speed = f"{args.batch * cfg.seq / seconds:,.0f} tokens/s"
-    peak = next((x for gpu, x in PEAK_FLOPS.items() if not on_cpu and gpu in torch.cuda.get_device_name()), None)
-    if peak:
-        speed += (f", MFU {model_flops / seconds / peak:.1%}, HFU {hardware_flops / seconds / peak:.1%} "
-                  f"of {peak / 1e12:.0f} dense bf16 TFLOP/s")
+    gpu = "" if on_cpu else torch.cuda.get_device_name(device)
+    for peak in (PEAK_FLOPS[name] for name in PEAK_FLOPS if name in gpu):
+        computed = step_flops(cfg, args.batch, *chosen, early_stop=True)
+        speed += (f", MFU {model_flops / seconds / peak:.1%}, HFU {computed / seconds / peak:.1%} "
+                  f"of the {peak / 1e12:.0f} TFLOP/s of {gpu} in bf16")
     run.note(speed)
 
 
 @torch.no_grad()
 def sample(model, prompt, length=160, temperature=0.7):
-    """Let the model continue a text of bytes, one byte at a time."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = list(prompt.encode())
+    """Let the model continue a text, byte by byte."""
+    generator, tokens = torch.Generator().manual_seed(0), list(prompt.encode())
     device, seq = model[0].weight.device, len(model[1].attn.positions)
     for _ in range(length):
         logits = forward(model, torch.tensor([tokens[-seq:]], device=device), "none")[0, -1]
-        probabilities = (logits.float().cpu()[:256] / temperature).softmax(0)
+        probabilities = (logits[:256].float().cpu() / temperature).softmax(0)
         tokens.append(torch.multinomial(probabilities, 1, generator=generator).item())
     return bytes(tokens).decode(errors="replace")
 
 
 def main(argv=None):
-    parser = common.parser(__file__, __doc__, variants=("hand", "torch"), default="hand", steps=300)
+    parser = common.parser(__file__, __doc__, ("hand", "torch"), default="hand", steps=300)
     parser.add_argument("--attention", choices=CORES, default="plain")
     parser.add_argument("--recompute", choices=RECOMPUTE, default="none")
-    parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
-    parser.add_argument("--loss-scale", type=common.number(float, 1, example=65536), default=2.0**16,
-                        help="fp16's first loss scale")
+    parser.add_argument("--precision", choices=HALF, default="fp32")
+    parser.add_argument("--loss-scale", type=common.number(float, 1, example=65536),
+                        default=2.0**16, help="where fp16's loss scale starts")
     parser.add_argument("--compile", action="store_true", help="use torch.compile where it works")
     parser.set_defaults(plot="runs/01_single_gpu.png")
     args = common.parse(parser, argv)
     common.split_batch(args, ranks=1)
     if common.environment("WORLD_SIZE", 1) > 1:
         common.refuse("--nproc_per_node: this chapter trains on one GPU; 1 would work")
-    if PRECISIONS[args.precision] and args.dtype != "float32":
-        common.refuse(f"--precision {args.precision} is float32 rounded to 16 bits, and --dtype is {args.dtype}; "
+    if HALF[args.precision] and args.dtype != "float32":
+        common.refuse(f"--precision {args.precision} rounds float32, and --dtype is {args.dtype}; "
                       "--dtype float32 would work")
     text = common.Text(args)
     ranks = common.start(args)
 
-    run = common.Run(args, ranks, text, lambda: gpt(args.model, args.seed, ranks.device, common.DTYPES[args.dtype]),
-                     exact=PRECISIONS[args.precision] is None)
-    model, model_forward, timeline = train(args, ranks, text, run)
+    build = functools.partial(gpt, args.model, args.seed, ranks.device, common.DTYPES[args.dtype])
+    run = common.Run(args, ranks, text, build, sixteen_bit=HALF[args.precision] is not None)
+    model, model_forward, timeline = train(args, ranks.device, text, run)
     report(args, ranks.device, text, run, model, model_forward)
     last = run.loss[-20:]
-    run.note(f"mean loss of the last {len(last)} steps: {sum(last) / len(last):.3f} nats per token")
+    run.note(f"mean loss of the last {len(last)} steps: {statistics.mean(last):.3f} nats per token")
     if args.plot:
-        draw(timeline, args.plot, f"Memory of the first steps ({args.precision}, recompute {args.recompute})")
+        how = f"{args.precision}, recompute {args.recompute}"
+        draw(timeline, args.plot, f"The first steps ({how}): optimizer states come with the first")
         run.note(f"picture: {args.plot}")
     status = run.finish()
     if text.tokens.itemsize == 1:

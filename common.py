@@ -2,7 +2,7 @@
 
     command line   parser, parse, refuse           flags to a checked configuration, or one line
     text           Text                            files to global batches, by (seed, step) alone
-    model          gpt, draw_weights, loss_sum     a GPT as a list of modules, with seams to cut along
+    model          gpt, draw_weights, loss_sum     a GPT as a list of modules, with seams to cut
     ranks          start, launch                   who am I, on which device, and a clean way out
     shards         keep_shard, part, grad_norm     one record of which rank holds which part
     meters         CommMeter, ActivationMeter      bytes sent, kept for backward, held between steps
@@ -55,7 +55,7 @@ class Config:
     tie: bool = False
 
     def parameters(self):
-        """Number of parameters: q, k, v, o, the MLP and two LayerNorms a block; a last LayerNorm."""
+        """The number of parameters: q and o, k and v, up and down, two LayerNorms a block."""
         kv_dim = self.dim * self.kv_heads // self.heads
         block = self.dim * (2 * self.dim + 2 * kv_dim + 8 * self.dim + 4)
         return self.layers * block + 2 * self.dim + (1 if self.tie else 2) * self.vocab * self.dim
@@ -68,10 +68,10 @@ PRESETS = {
     "7b": Config(layers=32, dim=4096, heads=32, kv_heads=32, seq=2048, vocab=50304),  # Pythia-6.9B
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
-OPTIMIZERS = {  # small steps: AdamW divides by small numbers and would magnify rounding differences
-    "adamw": lambda p, lr: torch.optim.AdamW(p, lr or 5e-4, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1),
-    "sgd": lambda p, lr: torch.optim.SGD(p, lr or 0.1),
-    "momentum": lambda p, lr: torch.optim.SGD(p, lr or 0.02, momentum=0.9),
+OPTIMIZERS = {  # higher rates or a smaller eps magnify rounding differences and learn no better
+    "adamw": lambda params, lr: torch.optim.AdamW(params, lr or 5e-4, (0.9, 0.95), eps=1e-6),
+    "sgd": lambda params, lr: torch.optim.SGD(params, lr or 0.1),
+    "momentum": lambda params, lr: torch.optim.SGD(params, lr or 0.02, momentum=0.9),
 }
 
 
@@ -180,7 +180,8 @@ def split_batch(args, ranks):
 
 def divides(flag, value, what, by):
     if value % by:
-        refuse(f"{flag} {value} is not a multiple of {what} = {by}; {-(-value // by) * by} would work")
+        fits = -(-value // by) * by
+        refuse(f"{flag} {value} is not a multiple of {what} = {by}; {fits} would work")
 
 
 # -------------------------------------------------------------------------------------------- text
@@ -204,7 +205,7 @@ class Text:
                 refuse(f"--data {path} is not a file; without --data, the text is Python's source")
             size, needed = path.stat().st_size, kind.itemsize * (args.model.seq + 1)
             if size < needed:
-                refuse(f"--data {path} has {size} bytes; --seq {args.model.seq} needs {needed} or more")
+                refuse(f"--data {path} has {size} bytes; --seq {args.model.seq} needs {needed}")
             self.tokens = np.memmap(path, kind, "r", shape=size // kind.itemsize)
         self.batch(0)                                   # meets a token above the vocabulary now
 
@@ -249,7 +250,7 @@ def plain_attention(q, k, v):
     q (batch, heads, seq, head_dim); k, v (batch, kv_heads, seq, head_dim); returns q's shape.
     """
     rows = q.unflatten(1, (k.shape[1], -1)).flatten(2, 3)               # (batch, kv, group*seq, hd)
-    scores = (rows * q.shape[-1] ** -0.5) @ k.transpose(2, 3)           # (batch, kv, group*seq, seq)
+    scores = (rows * q.shape[-1] ** -0.5) @ k.transpose(2, 3)         # (batch, kv, group*seq, seq)
     future = torch.full((q.shape[2], k.shape[2]), -math.inf, dtype=q.dtype, device=q.device).triu(1)
     weights = (scores.view(*q.shape[:3], -1) + future).softmax(-1)      # (batch, heads, seq, seq)
     return (weights.view_as(scores) @ v).view_as(q)
@@ -289,7 +290,7 @@ class Attention(nn.Module):
 
     def forward(self, x):                                               # (batch, seq, dim)
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-                   for project in (self.q, self.k, self.v))             # (batch, heads, seq, head_dim)
+                   for project in (self.q, self.k, self.v))     # (batch, heads, seq, head_dim)
         positions = self.positions[: x.shape[1]]
         out = self.core(rope(q, positions), rope(k, positions), v)
         return self.o(out.transpose(1, 2).flatten(2))
@@ -388,19 +389,21 @@ class Ranks:
 def start(args):
     """Join the process group: NCCL if every local rank has a GPU of its own, otherwise gloo."""
     rank, world = environment("RANK", 0), environment("WORLD_SIZE", 1)
-    local_rank, local_world = environment("LOCAL_RANK", rank), environment("LOCAL_WORLD_SIZE", world)
+    local_rank = environment("LOCAL_RANK", rank)
+    local_world = environment("LOCAL_WORLD_SIZE", world)
     gpus = torch.cuda.device_count()
     if args.device == "cuda" and gpus < local_world:
-        refuse(f"--device cuda needs {local_world} GPUs, one for each local rank, and finds {gpus}; "
-               "--device cpu would work")
+        refuse(f"--device cuda finds {gpus} GPUs for {local_world} local ranks; cpu would work")
     cuda = args.device != "cpu" and gpus >= local_world
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     backend = "nccl" if cuda else "gloo"
     if cuda:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-        dist.init_process_group(backend, device_id=device if cuda else None, **alone)
+        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        by_torchrun = "RANK" in os.environ
+        dist.init_process_group(backend, device_id=device if cuda else None,
+                                **({} if by_torchrun else alone))
     machines = f"{world // local_world} machine{'s' * (world > local_world)}"
     return Ranks(rank, world, device, f"{device.type}, {backend} ({machines}, {gpus or 'no'} GPU)")
 
@@ -490,7 +493,7 @@ def grad_norm(parameters, group=None):
 
 
 def clip_grads(parameters, norm, largest):
-    """Scale all gradients by largest/norm if `norm`, the global one, is above it. Nothing is sent."""
+    """Scale all gradients by largest/norm if the global norm is above `largest`; sends nothing."""
     for p in parameters:
         if p.grad is not None:
             p.grad.mul_((largest / (norm + 1e-6)).clamp(max=1))
@@ -505,17 +508,13 @@ def local(tensor):
 
 
 def nbytes(tensors):
-    """Bytes behind some tensors; a storage that several of them share counts once."""
-    storages = (local(t).untyped_storage() for t in tree_leaves(list(tensors)) if torch.is_tensor(t))
+    """Bytes behind tensors, however nested; a storage that several of them share counts once.
+
+    For model states: the parameters, their gradients, `optimizer.state.values()`.
+    """
+    tensors = [t for t in tree_leaves(list(tensors)) if torch.is_tensor(t)]
+    storages = (local(t).untyped_storage() for t in tensors)
     return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
-
-
-def model_states(parameters, optimizer_states):
-    """Bytes that this rank holds between steps, by kind. optimizer_states: a torch.optim's
-    `.state`, or any nesting of tensors."""
-    parameters = list(parameters)
-    return {"parameters": nbytes(parameters), "gradients": nbytes(p.grad for p in parameters),
-            "optimizer states": nbytes(list(dict(optimizer_states).values()))}
 
 
 class ActivationMeter(torch.autograd.graph.saved_tensors_hooks):
@@ -570,7 +569,7 @@ class CommMeter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(t.__name__ == "DTensor" for t in types):
-            return NotImplemented                       # DTensor turns it into local operators first
+            return NotImplemented                       # until DTensor has made it local operators
         result = func(*args, **(kwargs or {}))
         if func.namespace in ("c10d", "_c10d_functional"):
             name = func._schema.name.split("::")[1].replace("_", "")
@@ -581,7 +580,8 @@ class CommMeter(TorchDispatchMode):
         return result
 
     def count(self, op, wire, namespace, args, result):
-        sizes = [sum(t.nbytes for t in tree_leaves(x) if torch.is_tensor(t)) for x in (*args, result)]
+        sizes = [sum(t.nbytes for t in tree_leaves(x) if torch.is_tensor(t))
+                 for x in (*args, result)]
         # An uneven all_to_all sends its input: c10d's second argument, the functional's first.
         payload = sizes[namespace == "c10d"] if op == "all_to_all" else max(sizes)
         seen = self.total.setdefault(op, {"calls": 0, "bytes": 0, "wire_bytes": 0})
@@ -600,24 +600,24 @@ def group_of(args):
 
 # ----------------------------------------------------------------------------------------- the run
 
-VERIFIED_STEPS = 5      # as many steps are compared with one GPU: rounding grows in any training run
-METERED_STEP = 2        # communication is counted in the third step, or the last: the first ones set up
+VERIFIED_STEPS = 5      # so many steps are compared: rounding differences grow in any training
+METERED_STEP = 2        # communication is counted in the third step, or the last if there are fewer
 
 
 def tolerances(dtype, optimizer):
-    """How far a run may be from one GPU, relative to the reference tensor's largest value.
+    """The largest difference that passes, relative to the reference tensor's largest magnitude.
 
-    In 16 bits a sum over all tokens (a LayerNorm's gradient) is off by tenths, and AdamW moves a
-    parameter as far in either direction: tensors are compared in the first step alone, parameters
-    under SGD alone, the loss in all steps.
+    In 16 bits a sum over all tokens (a LayerNorm's gradient) may be off by tenths, so that tensors
+    are compared in the first step alone. AdamW then moves a parameter as far either way, however
+    small its gradient: those are not compared (None). In float32 it magnifies rounding likewise.
     """
     if dtype == "bfloat16":
-        allowed = {"loss": 5e-3, "gradients": 0.5, "gradient norm": 2e-2, "parameters": 0.5}
+        allowed = {"loss": 5e-3, "gradient norm": 2e-2, "gradients": 0.5, "parameters": 0.5}
     else:
-        kinds = ("loss", "gradients", "gradient norm", "parameters")
-        allowed = dict.fromkeys(kinds, {"float64": 1e-10, "float32": 1e-5}[dtype])
+        kinds = "loss", "gradient norm", "gradients", "parameters"
+        allowed = dict.fromkeys(kinds, 1e-10 if dtype == "float64" else 1e-5)
     if optimizer == "adamw" and dtype != "float64":
-        allowed["parameters"] = {"float32": 1e-3, "bfloat16": None}[dtype]
+        allowed["parameters"] = None if dtype == "bfloat16" else 1e-3
     return allowed
 
 
@@ -625,8 +625,8 @@ class Verifier:
     """Trains the single-GPU run on rank 0, on the same batches, and holds this run to it.
 
     build() returns the full model. worst[kind]: the largest difference so far and where it was.
-    Communication per step, outside of all measurements: a broadcast of all the reference's tensors,
-    and a small all_reduce of the differences.
+    Communication per step, outside of all measurements: one broadcast of the reference's tensors
+    and one small all_reduce.
     """
 
     def __init__(self, build, args, ranks, tensor_steps):
@@ -635,22 +635,13 @@ class Verifier:
         if ranks.rank == 0:
             self.model = build()
             self.optimizer = OPTIMIZERS[args.optimizer](self.model.parameters(), args.lr)
-            tensors = self.tensors(torch.zeros(()), torch.zeros(()), self.model.named_parameters())
+            tensors = compared(torch.zeros(()), torch.zeros(()), self.model.named_parameters())
             shapes = [{key: tensor.shape for key, (tensor, _) in tensors.items()}]
         dist.broadcast_object_list(shapes, 0)
         self.shapes = shapes[0]
 
-    @staticmethod
-    def tensors(loss, norm, named_parameters):
-        """All that is compared: {(kind, name): (tensor, the parameter that says how it was cut)}."""
-        found = {("loss", ""): (loss, None), ("gradient norm", ""): (norm, None)}
-        for name, p in named_parameters:
-            found["gradients", name] = torch.zeros_like(p) if p.grad is None else p.grad, p
-            found["parameters", name] = p, p
-        return found
-
     def train_step(self, tokens, targets, valid):
-        """The plain step that every variant must equal. Returns all that is compared, end to end."""
+        """The plain step that every variant must equal. Returns all that is compared, flat."""
         self.optimizer.zero_grad()
         loss = loss_sum(self.model(tokens), targets) / valid
         loss.backward()
@@ -658,11 +649,11 @@ class Verifier:
         if self.clip:
             clip_grads(self.model.parameters(), norm, self.clip)
         self.optimizer.step()
-        tensors = self.tensors(loss, norm, self.model.named_parameters())
+        tensors = compared(loss, norm, self.model.named_parameters())
         return torch.cat([tensor.detach().flatten().double() for tensor, _ in tensors.values()])
 
     def compare(self, step, batch, loss, norm, named_parameters):
-        """Compare a step just taken, each rank the part that it holds; returns the reference's loss, norm."""
+        """Compare the step just taken, each rank what it holds. Returns one GPU's loss and norm."""
         device, sizes = self.ranks.device, [shape.numel() for shape in self.shapes.values()]
         reference = torch.empty(sum(sizes), dtype=torch.float64, device=device)
         if self.ranks.rank == 0:
@@ -670,19 +661,30 @@ class Verifier:
             reference = self.train_step(tokens.to(device), targets.to(device), valid)
         dist.broadcast(reference, 0)
 
-        mine = self.tensors(loss, norm, named_parameters)
+        mine = compared(loss, norm, named_parameters)
         off = torch.full([len(sizes)], -1.0, dtype=torch.float64, device=device)     # -1: not here
         for i, (key, full) in enumerate(zip(self.shapes, reference.split(sizes))):
             if key in mine:
                 tensor, owner = mine[key]
-                off[i] = difference(local(tensor), part(full.view(self.shapes[key]), owner), full.abs().max())
+                expected = part(full.view(self.shapes[key]), owner)
+                off[i] = difference(local(tensor), expected, full.abs().max())
         dist.all_reduce(off, dist.ReduceOp.MAX)
 
         for (kind, name), value in zip(self.shapes, off.tolist()):
-            value = math.inf if value < 0 else value    # no rank has it
-            if value > self.worst.get(kind, (-1,))[0] and (kind == "loss" or step < self.tensor_steps):
+            value = math.inf if value < 0 else value    # nobody has it
+            largest, _ = self.worst.get(kind, (-1, ""))
+            if value > largest and (kind == "loss" or step < self.tensor_steps):
                 self.worst[kind] = value, f"{kind} {name}".strip() + f" in step {step + 1}"
         return reference[:2].tolist()
+
+
+def compared(loss, norm, named_parameters):
+    """All that is compared: {(kind, name): (tensor, the parameter that says how it is cut)}."""
+    tensors = {("loss", ""): (loss, None), ("gradient norm", ""): (norm, None)}
+    for name, p in named_parameters:
+        tensors["gradients", name] = torch.zeros_like(p) if p.grad is None else p.grad, p
+        tensors["parameters", name] = p, p
+    return tensors
 
 
 def difference(tensor, reference, scale):
@@ -696,34 +698,34 @@ def difference(tensor, reference, scale):
 class Run:
     """One run of a chapter: times and meters its steps, compares them with one GPU, and reports.
 
-    build() returns the model that one GPU would train. exact=False holds a run in 16 bits to the
-    tolerances of bfloat16, whatever --dtype is.
+    build() returns the model that one GPU would train. sixteen_bit: hold the run to the tolerances
+    of bfloat16, whatever --dtype is. Only rank 0 prints.
     """
 
-    def __init__(self, args, ranks, text, build, exact=True):
+    def __init__(self, args, ranks, text, build, sixteen_bit=False):
         self.args, self.ranks, self.started = args, ranks, time.perf_counter()
-        dtype = args.dtype if exact else "bfloat16"
-        self.tolerance = tolerances(dtype, args.optimizer)
-        tensor_steps = 1 if dtype == "bfloat16" else VERIFIED_STEPS
+        sixteen_bit = sixteen_bit or args.dtype == "bfloat16"
+        self.tolerance = tolerances("bfloat16" if sixteen_bit else args.dtype, args.optimizer)
+        tensor_steps = 1 if sixteen_bit else VERIFIED_STEPS
         self.verifier = Verifier(build, args, ranks, tensor_steps) if args.verify else None
-        self.comm, self.checks, self.notes = CommMeter(), [], []
+        self.comm, self.checks, self.problems, self.notes = CommMeter(), [], [], []
         self.loss, self.grad_norm, self.reference, self.seconds = [], [], [], []
         m, s = args.model, "s" * (ranks.world > 1)
         self.say(f"{args.chapter.replace('_', ' ')} · {args.variant} · {ranks.world} rank{s} · "
                  f"{ranks.where} · {args.dtype}")
-        self.say(f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq {m.seq}, "
-                 f"batch {args.batch} · {m.parameters() / 1e6:.2f} M parameters")
+        self.say(f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq "
+                 f"{m.seq}, batch {args.batch} · {m.parameters() / 1e6:.2f} M parameters")
         self.say(f"  text: {text.name}, {len(text.tokens):,} tokens")
         self.say("  step      loss   single GPU   difference   grad norm    ms")
 
     def say(self, line):
-        """Print on rank 0."""
         if self.ranks.rank == 0:
             print(line, flush=True)
 
     @contextlib.contextmanager
     def measure(self, step):
-        """Around one training step: its seconds; in one of them its communication, or its profile."""
+        """Around one training step: its seconds; in one step the communication, in the last the
+        profile."""
         last = self.args.steps - 1
         profile = self.args.profile and self.ranks.rank == 0 and step == last
         with contextlib.ExitStack() as meters:
@@ -743,7 +745,10 @@ class Run:
         return time.perf_counter()
 
     def log(self, step, batch, loss, norm, named_parameters):
-        """After a step: compare with one GPU, print a line. loss, norm: global; parameters: this rank's."""
+        """After a step: compare it with one GPU and print its line.
+
+        loss, norm: of the whole batch and the whole model. named_parameters: what this rank holds.
+        """
         self.loss.append(loss.item())
         self.grad_norm.append(norm.item())
         compared = f"{'-':>12} {'-':>12}"
@@ -755,64 +760,70 @@ class Run:
             self.say(f"{step + 1:6} {self.loss[-1]:9.4f} {compared} {self.grad_norm[-1]:11.4f} "
                      f"{1e3 * self.seconds[-1]:5.0f}")
 
-    def check(self, name, measured, expected=None, unit="B", exact=True):
-        """Record a measurement beside its formula: equal, unless there is none or it is not `exact`."""
-        ok = measured == expected if exact and expected is not None else None
-        self.checks.append(dict(name=name, measured=measured, expected=expected, ok=ok, unit=unit))
+    def check(self, name, measured, formula=None, unit="B", exact=True):
+        """Record a measurement, beside its formula if it has one: equal, if that is `exact`."""
+        ok = measured == formula if exact and formula is not None else None
+        self.checks.append({"name": name, "measured": measured, "expected": formula, "ok": ok})
+        values = f"{quantity(measured, unit):>12}{quantity(formula, unit):>15}"
+        self.notes.append(f"  {name:<38}{values}   {'' if ok is None else '✓' if ok else '✗'}")
+        if ok is False:
+            problem = f"rank {self.ranks.rank}: {name}: measured {measured}, formula {formula}"
+            self.problems.append(problem)
 
-    def check_comm(self, expected):
+    def check_comm(self, formula):
         """Check all that this rank sent in the metered step: {op: (calls, payload bytes)}."""
-        for op in sorted({*expected, *self.comm.total}):
+        for op in sorted({*formula, *self.comm.total}):
             seen = self.comm.total.get(op, {"calls": 0, "bytes": 0})
-            calls, payload = expected.get(op, (0, 0))
+            calls, payload = formula.get(op, (0, 0))
             self.check(f"{op}, calls", seen["calls"], calls, unit="")
             self.check(f"{op}, payload", seen["bytes"], payload)
 
     def note(self, line):
-        """Say something under the table of measurements."""
+        """Say something below the measurements."""
         self.notes.append(line)
 
     def finish(self):
-        """Print measurements and verdict, write the JSON; returns the exit status: 1 on rank 0 for a mismatch."""
-        everyones = [None] * self.ranks.world
-        dist.all_gather_object(everyones, self.checks)
+        """Print the report, write the JSON; returns the exit status: 1 on rank 0 for a mismatch."""
+        if self.ranks.device.type == "cuda":
+            self.check("allocated at the peak", torch.cuda.max_memory_allocated())
+        problems = [None] * self.ranks.world
+        dist.all_gather_object(problems, self.problems)
         if self.ranks.rank > 0:
             return 0
         print(f"  {'per rank and step':<40}{'measured':>12}{'formula':>15}")
-        for c in self.checks:
-            mark = {True: "✓", False: "✗", None: ""}[c["ok"]]
-            measured, expected = quantity(c["measured"], c["unit"]), quantity(c["expected"], c["unit"])
-            print(f"    {c['name']:<38}{measured:>12}{expected:>15}   {mark}".rstrip())
         for note in self.notes:
-            print(f"  {note}")
+            print(f"  {note}".rstrip())
 
-        problems = [f"rank {rank}: {c['name']}: measured {c['measured']}, formula {c['expected']}"
-                    for rank, checks in enumerate(everyones) for c in checks if c["ok"] is False]
+        problems = sum(problems, [])
         worst = self.verifier.worst if self.verifier else {}
-        off = [f"{where} is off by {value:.1e}, tolerance {self.tolerance[kind]:.0e}"
-               for kind, (value, where) in worst.items() if self.tolerance[kind] and not value <= self.tolerance[kind]]
+        judged = {kind: off for kind, off in worst.items() if self.tolerance[kind] is not None}
+        wrong = [f"{where} is off by {value:.1e}, tolerance {self.tolerance[kind]:.0e}"
+                 for kind, (value, where) in judged.items() if value > self.tolerance[kind]]
         if worst:
-            verdict = ", ".join(f"{kind} {worst[kind][0]:.0e}" for kind in worst if self.tolerance[kind])
-            print(f"  {'NOT the same' if off else 'same'} as one GPU: {verdict}   {'✗' if off else '✓'}")
-        for problem in off + problems:
+            verdict = ", ".join(f"{kind} {value:.0e}" for kind, (value, _) in judged.items())
+            same, mark = ("NOT the same", "✗") if wrong else ("same", "✓")
+            print(f"  {same} as one GPU: {verdict}   {mark}")
+        for problem in wrong + problems:
             print(f"  ✗ {problem}", flush=True)
         if self.args.json:
             self.args.json.write_text(json.dumps(self.record(worst), indent=1) + "\n")
-        return 1 if off or problems else 0
+        return 1 if wrong or problems else 0
 
     def record(self, worst):
         """The run as one object, for --json."""
+        args, ranks = self.args, self.ranks
         off = {kind: value for kind, (value, _) in worst.items()}
-        settings = {k: v for k, v in vars(self.args).items() if not isinstance(v, (Path, Config))}
+        flags = {k: v for k, v in vars(args).items() if not isinstance(v, (Path, Config))}
         return {
-            "chapter": self.args.chapter, "variant": self.args.variant, "world_size": self.ranks.world,
-            "backend": dist.get_backend(), "device": str(self.ranks.device), "dtype": self.args.dtype,
-            "config": settings | asdict(self.args.model),
+            "chapter": args.chapter, "variant": args.variant, "world_size": ranks.world,
+            "backend": dist.get_backend(), "device": str(ranks.device), "dtype": args.dtype,
+            "config": flags | asdict(args.model),
             "loss": self.loss, "reference_loss": [loss for loss, _ in self.reference],
-            "grad_norm": self.grad_norm, "reference_grad_norm": [norm for _, norm in self.reference],
+            "grad_norm": self.grad_norm, "reference_grad_norm": [n for _, n in self.reference],
             "step_seconds": self.seconds, "seconds": time.perf_counter() - self.started,
-            "max_loss_diff": off.get("loss"), "max_param_diff": off.get("parameters"),
+            "max_loss_diff": off.get("loss"),
             "max_grad_diff": max(off["gradients"], off["gradient norm"]) if off else None,
+            "max_param_diff": off.get("parameters"),
             "tolerance": self.tolerance, "comm": self.comm.total, "checks": self.checks,
         }
 
@@ -827,14 +838,17 @@ def quantity(value, unit="B"):
 
 def summary(paths):
     """Print one line for each run whose JSON is given."""
-    columns = "{:<24}{:<12}{:>5}  {:<8}{:>11}{:>14}{:>8}{:>9}"
-    print(columns.format("chapter", "variant", "ranks", "backend", "final loss", "from one GPU", "checks", "seconds"))
+    row = "{:<24}{:<12}{:>5}  {:<8}{:>11}{:>14}{:>8}{:>9}"
+    print(row.format("chapter", "variant", "ranks", "backend", "final loss", "from one GPU",
+                     "checks", "seconds"))
     for path in paths:
-        r = json.loads(Path(path).read_text())
-        off = [x for x in (r["max_loss_diff"], r["max_grad_diff"], r["max_param_diff"]) if x is not None]
-        checks = [c["ok"] for c in r["checks"] if c["ok"] is not None]
-        print(columns.format(r["chapter"], r["variant"], r["world_size"], r["backend"], f"{r['loss'][-1]:.4f}",
-                             f"{max(off):.0e}" if off else "-", f"{sum(checks)}/{len(checks)}", f"{r['seconds']:.0f}"))
+        run = json.loads(Path(path).read_text())
+        off = [run[f"max_{kind}_diff"] for kind in ("loss", "grad", "param")]
+        largest = "-" if None in off else f"{max(off):.0e}"
+        checks = [check["ok"] for check in run["checks"] if check["ok"] is not None]
+        print(row.format(run["chapter"], run["variant"], run["world_size"], run["backend"],
+                         f"{run['loss'][-1]:.4f}", largest, f"{sum(checks)}/{len(checks)}",
+                         f"{run['seconds']:.0f}"))
 
 
 if __name__ == "__main__":

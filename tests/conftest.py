@@ -1,4 +1,4 @@
-"""The pool of rank processes, and the chapters under test (CHAPTERS=folder tests another folder's)."""
+"""The pool of rank processes, and the chapters under test, which CHAPTERS=folder replaces."""
 
 import faulthandler
 import functools
@@ -28,18 +28,22 @@ sys.path[:0] = [str(CHAPTERS), str(ROOT)]
 
 
 def serve(pipe, stacks):
-    """One rank: for each call join a new gloo group, run the function, send back what it returns."""
-    torch.set_num_threads(1)                            # first of all: a fork after OpenMP ran can hang
-    gc.freeze()                                         # what is imported by now is no garbage: saves 0.1 s a call
+    """One rank: for each call, join a new gloo group, run the function, send back its result."""
+    torch.set_num_threads(1)  # first of all: a fork after OpenMP ran can hang
+    gc.freeze()  # what is imported by now is no garbage: saves 0.1 s a call
     faulthandler.register(signal.SIGUSR1, open(stacks, "w"), all_threads=True)
     while True:
         function, args, rank, world, store = pickle.loads(pipe.recv_bytes())
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank),
-                       "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "LOCAL_WORLD_SIZE": str(world),
+        }
         dist.init_process_group("gloo", f"file://{store}", timedelta(minutes=5), world, rank)
         try:
             answer = True, function(*args)
-        except BaseException:                           # a SystemExit too: the test wants to see it
+        except BaseException:  # a SystemExit too: the test wants to see it
             answer = False, f"failed:\n{traceback.format_exc()}"
         gc.collect()
         dist.destroy_process_group()
@@ -47,7 +51,7 @@ def serve(pipe, stacks):
 
 
 class Pool:
-    """Rank processes that outlive a test; all are replaced when one of them fails, dies or hangs."""
+    """Rank processes that outlive a test; all are replaced when one fails, dies or hangs."""
 
     def __init__(self, folder):
         self.folder, self.members = folder, []
@@ -60,7 +64,7 @@ class Pool:
             pipe, theirs = self.context.Pipe()
             process = self.context.Process(target=serve, args=(theirs, stacks), daemon=True)
             process.start()
-            theirs.close()                              # so that its death closes the pipe
+            theirs.close()  # so that its death closes the pipe
             self.members.append((process, pipe, stacks))
 
     def call(self, world, timeout, function, *args):
@@ -71,7 +75,7 @@ class Pool:
         for pipe, rank in pipes.items():
             pipe.send_bytes(pickle.dumps((function, args, rank, world, store)))
 
-        answers = {}                                    # rank: (whether it worked, result or report)
+        answers = {}  # rank: (whether it worked, result or report)
         deadline = time.monotonic() + timeout
         while len(answers) < world and all(worked for worked, _ in answers.values()):
             waiting = [pipe for pipe, rank in pipes.items() if rank not in answers]
@@ -84,16 +88,24 @@ class Pool:
         return [answers[rank][1] for rank in range(world)]
 
     def fail(self, pipes, answers):
-        """Fail the test with what happened on every rank, and with the stacks of those that hang."""
-        time.sleep(1)                                   # a rank that lost its peer notices soon
-        answers |= {rank: receive(pipe) for pipe, rank in pipes.items() if rank not in answers and pipe.poll()}
+        """Fail the test with what happened on each rank, and the stacks of those that hang."""
+        time.sleep(1)  # a rank that lost its peer notices soon
+        answers |= {
+            rank: receive(pipe)
+            for pipe, rank in pipes.items()
+            if rank not in answers and pipe.poll()
+        }
         hanging = [rank for rank in pipes.values() if rank not in answers]
         for rank in hanging:
-            os.kill(self.members[rank][0].pid, signal.SIGUSR1)          # works even inside gloo
+            os.kill(self.members[rank][0].pid, signal.SIGUSR1)  # works even inside gloo
         time.sleep(0.5)
-        answers |= {rank: (False, f"hangs:\n{Path(self.members[rank][2]).read_text()}") for rank in hanging}
+        answers |= {
+            rank: (False, f"hangs:\n{Path(self.members[rank][2]).read_text()}") for rank in hanging
+        }
         self.stop()
-        reports = [f"rank {rank} {what}" for rank, (worked, what) in sorted(answers.items()) if not worked]
+        reports = [
+            f"rank {rank} {what}" for rank, (worked, what) in sorted(answers.items()) if not worked
+        ]
         pytest.fail("\n".join(reports), pytrace=False)
 
     def stop(self):
@@ -120,7 +132,7 @@ def pool(tmp_path_factory):
 
 @pytest.fixture
 def ranks(pool):
-    """ranks(4)(function, *args): the four results of function(*args), run on a group of four ranks."""
+    """ranks(4)(function, *args): the results of function(*args) on a group of four ranks."""
     return lambda world, timeout=45: functools.partial(pool.call, world, timeout)
 
 
@@ -145,7 +157,7 @@ def pytest_configure():
 
 @pytest.fixture
 def run_chapter(tmp_path, monkeypatch, capsys):
-    """run_chapter("01_single_gpu", "--steps", 3): its exit status, stdout and stderr, in this process."""
+    """run_chapter("01_single_gpu", "--steps=3"): exit status, stdout and stderr of its main."""
 
     def run(name, *flags, **environment):
         module = chapter(name)

@@ -12,7 +12,14 @@ from common import Config, gpt, loss_sum
 
 ONE = "01_single_gpu"
 SMALL = Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)
-FLAGS = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", f"--data={common.__file__}")
+FLAGS = (
+    "--layers=2",
+    "--dim=32",
+    "--heads=4",
+    "--kv-heads=2",
+    "--seq=16",
+    f"--data={common.__file__}",
+)
 SHAPES = [SMALL, Config(3, 48, 4, 4, 20, 100), Config(1, 48, 8, 1, 24, 300, tie=True)]
 ALL_SIX = list(itertools.product(("plain", "sdpa"), ("none", "selective", "full")))
 
@@ -25,7 +32,10 @@ def one():
 def batch_of(cfg, sequences, seed=0):
     generator = torch.Generator().manual_seed(seed)
     tokens, targets = torch.randint(cfg.vocab, (2, sequences, cfg.seq), generator=generator)
-    targets[torch.rand(targets.shape, generator=generator) < torch.rand(sequences, 1, generator=generator)] = -100
+    targets[
+        torch.rand(targets.shape, generator=generator)
+        < torch.rand(sequences, 1, generator=generator)
+    ] = -100
     return tokens, targets, int((targets != -100).sum())
 
 
@@ -42,13 +52,15 @@ def plain_forward(one, model, attention="plain", recompute="none"):
 def test_accumulated_gradients_are_the_full_batchs(one, micro_batch, clip):
     tokens, targets, valid = batch_of(SMALL, 6)
     counts = {int((t != -100).sum()) for t in targets.split(micro_batch)}
-    assert micro_batch == 6 or len(counts) > 1          # micro-batches of unequal valid counts
+    assert micro_batch == 6 or len(counts) > 1  # micro-batches of unequal valid counts
     results = []
     for size in (micro_batch, 6):
         model = gpt(SMALL, dtype=torch.float64)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         pieces = list(zip(tokens.split(size), targets.split(size)))
-        loss, norm = one.train_step(model, optimizer, plain_forward(one, model), pieces, valid, clip)
+        loss, norm = one.train_step(
+            model, optimizer, plain_forward(one, model), pieces, valid, clip
+        )
         results.append([loss, norm, *(p.grad for p in model.parameters()), *model.parameters()])
     for accumulated, full in zip(*results):
         assert (accumulated - full).abs().max() <= 1e-12 * full.abs().max()
@@ -56,20 +68,32 @@ def test_accumulated_gradients_are_the_full_batchs(one, micro_batch, clip):
     assert results[0][0].item() == pytest.approx(expected.item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("flags", [
-    (), ("--micro-batch=1", "--ignore=0.6"), ("--micro-batch=2", "--clip=0.2"), ("--optimizer=sgd", "--micro-batch=4"),
-    ("--optimizer=momentum", "--clip=0.2", "--ignore=0.3"), ("--attention=sdpa", "--recompute=full"),
-    ("--recompute=selective", "--micro-batch=2"), ("--variant=torch", "--micro-batch=2", "--clip=0.2"),
-])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--micro-batch=1", "--ignore=0.6"),
+        ("--micro-batch=2", "--clip=0.2"),
+        ("--optimizer=sgd", "--micro-batch=4"),
+        ("--optimizer=momentum", "--clip=0.2", "--ignore=0.3"),
+        ("--attention=sdpa", "--recompute=full"),
+        ("--recompute=selective", "--micro-batch=2"),
+        ("--variant=torch", "--micro-batch=2", "--clip=0.2"),
+    ],
+)
 def test_every_way_is_the_same_as_the_plain_step(run_chapter, tmp_path, flags):
-    status, output, _ = run_chapter(ONE, *FLAGS, "--steps=5", "--dtype=float64", "--json=run.json", *flags)
+    status, output, _ = run_chapter(
+        ONE, *FLAGS, "--steps=5", "--dtype=float64", "--json=run.json", *flags
+    )
     run = json.loads((tmp_path / "run.json").read_text())
     assert status == 0 and len(run["reference_loss"]) == 5, output
     assert max(run["max_loss_diff"], run["max_grad_diff"], run["max_param_diff"]) < 1e-10
     assert run["comm"] == {} and all(check["ok"] is not False for check in run["checks"])
 
 
-@pytest.mark.parametrize("flags", [(), ("--micro-batch=1", "--recompute=full", "--attention=sdpa", "--clip=0.5")])
+@pytest.mark.parametrize(
+    "flags", [(), ("--micro-batch=1", "--recompute=full", "--attention=sdpa", "--clip=0.5")]
+)
 def test_float32_is_the_same_within_its_rounding(run_chapter, flags):
     status, output, _ = run_chapter(ONE, *FLAGS, "--steps=5", *flags)
     assert status == 0 and "same as one GPU" in output, output
@@ -91,7 +115,9 @@ def test_a_mean_of_micro_batch_means_is_caught(run_chapter, monkeypatch):
 
     monkeypatch.setattr(module, "loss_sum", local_mean)
     monkeypatch.setattr(module, "train_step", wrong)
-    status, output, _ = run_chapter(ONE, *FLAGS, "--steps=2", "--dtype=float64", "--micro-batch=2", "--ignore=0.5")
+    status, output, _ = run_chapter(
+        ONE, *FLAGS, "--steps=2", "--dtype=float64", "--micro-batch=2", "--ignore=0.5"
+    )
     assert status == 1 and "NOT the same as one GPU" in output
 
 
@@ -110,9 +136,13 @@ def test_model_state_bytes_equal_the_formula(one, precision, optimizer, tie):
     if precision == "fp32":
         states = make(model.parameters())
         one.train_step(model, states, forward, pieces, valid, None)
-        held = list(model.parameters()), [p.grad for p in model.parameters()], list(states.state.values())
+        held = (
+            list(model.parameters()),
+            [p.grad for p in model.parameters()],
+            list(states.state.values()),
+        )
     else:
-        masters = one.MasterWeights(model, make, one.PRECISIONS[precision], precision == "bf16-fp32grad")
+        masters = one.MasterWeights(model, make, one.HALF[precision], precision == "bf16-fp32grad")
         one.mixed_step(masters, None, forward, pieces, valid, None)
         held = masters.held()
     formula = one.model_state_bytes(cfg, precision, optimizer)
@@ -120,7 +150,7 @@ def test_model_state_bytes_equal_the_formula(one, precision, optimizer, tie):
     n = cfg.parameters()
     tensors = len(list(model.parameters()))
     sums = {"fp32": 16, "bf16": 16, "bf16-fp32grad": 20, "fp16": 16}
-    if optimizer == "adamw":                            # the lesson's table, and AdamW's step counts
+    if optimizer == "adamw":  # the lesson's table, and AdamW's step counts
         assert sum(formula.values()) == sums[precision] * n + 4 * tensors
 
 
@@ -133,7 +163,9 @@ def test_master_weights_keep_what_16_bits_would_lose(one):
         model.weight.grad = torch.ones(1, 1, dtype=torch.bfloat16)
         masters.step(1.0)
     assert masters.masters[0].item() == pytest.approx(0.99, rel=1e-6)
-    assert model.weight.dtype == torch.bfloat16 and model.weight.item() == pytest.approx(0.99, rel=4e-3)
+    assert model.weight.dtype == torch.bfloat16 and model.weight.item() == pytest.approx(
+        0.99, rel=4e-3
+    )
     assert (torch.tensor(1.0, dtype=torch.bfloat16) - 1e-3).item() == 1
 
 
@@ -142,7 +174,9 @@ def test_fp32_gradients_add_up_what_16_bits_would_lose(one):
     sums = {}
     for fp32_grads in (False, True):
         model = torch.nn.Linear(1, 1, bias=False)
-        masters = one.MasterWeights(model, lambda p: torch.optim.SGD(p, 1.0), torch.bfloat16, fp32_grads)
+        masters = one.MasterWeights(
+            model, lambda p: torch.optim.SGD(p, 1.0), torch.bfloat16, fp32_grads
+        )
         masters.zero_grad()
         for x in [256.0] + [1.0] * 16:
             model(torch.full((1, 1), x, dtype=torch.bfloat16)).backward()
@@ -151,16 +185,32 @@ def test_fp32_gradients_add_up_what_16_bits_would_lose(one):
     assert sums == {False: 256, True: 272}
 
 
-@pytest.mark.parametrize(("precision", "variant", "optimizer"), [
-    ("bf16", "hand", "adamw"), ("bf16", "hand", "sgd"), ("bf16-fp32grad", "hand", "sgd"), ("fp16", "hand", "sgd"),
-    ("fp16", "hand", "adamw"), ("bf16", "torch", "sgd"), ("fp16", "torch", "adamw"),
-])
+@pytest.mark.parametrize(
+    ("precision", "variant", "optimizer"),
+    [
+        ("bf16", "hand", "adamw"),
+        ("bf16", "hand", "sgd"),
+        ("bf16-fp32grad", "hand", "sgd"),
+        ("fp16", "hand", "sgd"),
+        ("fp16", "hand", "adamw"),
+        ("bf16", "torch", "sgd"),
+        ("fp16", "torch", "adamw"),
+    ],
+)
 def test_16_bits_train_like_32(run_chapter, tmp_path, precision, variant, optimizer):
-    flags = ("--steps=8", "--micro-batch=2", "--clip=1", "--json=run.json", f"--optimizer={optimizer}")
-    status, output, _ = run_chapter(ONE, *FLAGS, *flags, f"--precision={precision}", f"--variant={variant}")
+    flags = (
+        "--steps=8",
+        "--micro-batch=2",
+        "--clip=1",
+        "--json=run.json",
+        f"--optimizer={optimizer}",
+    )
+    status, output, _ = run_chapter(
+        ONE, *FLAGS, *flags, f"--precision={precision}", f"--variant={variant}"
+    )
     run = json.loads((tmp_path / "run.json").read_text())
     assert status == 0 and len(run["reference_loss"]) == 5, output
-    assert 0 < run["max_loss_diff"] < 5e-3              # not zero: the 16 bits are at work
+    assert 0 < run["max_loss_diff"] < 5e-3  # not zero: the 16 bits are at work
 
 
 def test_16_bit_runs_are_held_to_fp32(run_chapter, monkeypatch):
@@ -171,7 +221,9 @@ def test_16_bit_runs_are_held_to_fp32(run_chapter, monkeypatch):
     monkeypatch.setattr(module.MasterWeights, "step", lambda self, factor: step(self, factor * 2))
     status, output, _ = run_chapter(ONE, *flags)
     assert status == 1 and "✗ gradients" in output
-    monkeypatch.setattr(module.MasterWeights, "step", lambda self, factor: setattr(self, "factor", factor))
+    monkeypatch.setattr(
+        module.MasterWeights, "step", lambda self, factor: setattr(self, "factor", factor)
+    )
     status, output, _ = run_chapter(ONE, *flags, "--lr=1")
     assert status == 1 and "✗ parameters" in output
 
@@ -184,14 +236,16 @@ def test_a_forced_overflow_skips_the_step_and_halves_the_scale(one):
     scales, moved = [], []
     for _ in range(40):
         before = model.head.out.weight.clone()
-        _, norm = one.mixed_step(masters, scale, plain_forward(one, model), [(tokens, targets)], valid, 1.0)
+        _, norm = one.mixed_step(
+            masters, scale, plain_forward(one, model), [(tokens, targets)], valid, 1.0
+        )
         moved.append(not before.equal(model.head.out.weight))
         assert moved[-1] == norm.isfinite().item()
         scales.append(scale.value)
     skipped = moved.index(True)
     assert skipped > 3 and scales[:skipped] == [2.0 ** (39 - i) for i in range(skipped)]
-    assert all(moved[skipped : skipped + 3])            # the scale is right: three good steps ...
-    assert scales[skipped + 2] == 2 * scales[skipped]   # ... double it
+    assert all(moved[skipped : skipped + 3])  # the scale is right: three good steps ...
+    assert scales[skipped + 2] == 2 * scales[skipped]  # ... double it
     assert scale.skipped == moved.count(False)
 
 
@@ -202,7 +256,9 @@ def test_the_loss_scale_divides_out(one):
         model = gpt(SMALL)
         masters = one.MasterWeights(model, lambda p: torch.optim.SGD(p, 0.1), torch.float16)
         forward = plain_forward(one, model)
-        _, norm = one.mixed_step(masters, scale, forward, list(zip(tokens.split(2), targets.split(2))), valid, None)
+        _, norm = one.mixed_step(
+            masters, scale, forward, list(zip(tokens.split(2), targets.split(2))), valid, None
+        )
         norms.append(norm.item())
     assert norms == pytest.approx([norms[0]] * 3, rel=1e-2)
 
@@ -218,13 +274,18 @@ def test_activation_bytes_equal_the_formula(one, cfg, dtype):
     for attention, recompute in ALL_SIX:
         forward = plain_forward(one, model, attention, recompute)
         measured = one.measure_activations(model, forward, tokens, targets)
-        assert measured == one.activation_bytes(cfg, 3, attention, recompute, dtype.itemsize), (attention, recompute)
+        assert measured == one.activation_bytes(cfg, 3, attention, recompute, dtype.itemsize), (
+            attention,
+            recompute,
+        )
 
 
 @pytest.mark.parametrize("cfg", [*SHAPES, *common.PRESETS.values()])
 def test_the_textbook_formula_differs_for_the_reasons_given(one, cfg):
     block = one.block_activation_bytes(cfg, 4, "plain", "none", 2)
-    assert one.textbook_activation_bytes(cfg, 4) == block + sum(one.textbook_difference(cfg, 4).values())
+    assert one.textbook_activation_bytes(cfg, 4) == block + sum(
+        one.textbook_difference(cfg, 4).values()
+    )
     s, b, h, a = cfg.seq, 4, cfg.dim, cfg.heads
     assert one.textbook_activation_bytes(cfg, 4) == s * b * h * (34 + 5 * a * s / h)
 
@@ -235,7 +296,9 @@ def test_gradients_are_bit_for_bit_the_same_whatever_is_recomputed(one, attentio
     gradients = []
     for recompute in ("none", "selective", "full"):
         model = gpt(SMALL)
-        (loss_sum(plain_forward(one, model, attention, recompute)(tokens), targets) / valid).backward()
+        (
+            loss_sum(plain_forward(one, model, attention, recompute)(tokens), targets) / valid
+        ).backward()
         gradients.append([p.grad for p in model.parameters()])
     for none, selective, full in zip(*gradients):
         assert none.equal(selective) and none.equal(full)
@@ -250,8 +313,13 @@ def test_flops_equal_the_formula(one, cfg, early_stop):
     model = gpt(cfg)
     tokens, targets, _ = batch_of(cfg, 3)
     for attention, recompute in ALL_SIX:
-        measured = one.measure_flops(plain_forward(one, model, attention, recompute), tokens, targets, early_stop)
-        assert measured == one.step_flops(cfg, 3, attention, recompute, early_stop), (attention, recompute)
+        measured = one.measure_flops(
+            plain_forward(one, model, attention, recompute), tokens, targets, early_stop
+        )
+        assert measured == one.step_flops(cfg, 3, attention, recompute, early_stop), (
+            attention,
+            recompute,
+        )
 
 
 def test_what_the_lesson_says_of_flops(one):
@@ -265,17 +333,18 @@ def test_what_the_lesson_says_of_flops(one):
     assert step == 6 * in_matmuls * tokens + 12 * cfg.layers * cfg.dim * cfg.seq * tokens
 
 
-# ------------------------------------------------------------------------------- 5. pictures, 6. traces
+# ------------------------------------------------------------------------------- 5. and 6. pictures
 
 
 def test_the_timeline_adds_up(one):
-    """What the picture stacks: gradients come and go, states come once, activations peak as measured."""
+    """What the picture shows: gradients come and go, states come once, activations peak."""
     tokens, targets, valid = batch_of(SMALL, 4)
     model = gpt(SMALL)
     optimizer = common.OPTIMIZERS["adamw"](model.parameters(), None)
     parameters = list(model.parameters())
     timeline = one.MemoryTimeline(
-        lambda: (parameters, [p.grad for p in parameters], list(optimizer.state.values())))
+        lambda: (parameters, [p.grad for p in parameters], list(optimizer.state.values()))
+    )
     forward, ends = plain_forward(one, model), []
     for _ in range(2):
         with timeline:
@@ -285,17 +354,19 @@ def test_the_timeline_adds_up(one):
     first, second = timeline.samples[: ends[0]], timeline.samples[ends[0] :]
     for samples in (first, second):
         assert samples[-1][1:4] == tuple(states.values())
-        assert min(grads for _, _, grads, _, _ in samples) == 0         # dropped when a step begins
+        assert min(grads for _, _, grads, _, _ in samples) == 0  # dropped when a step begins
         peak = max(other for *_, other in samples)
         kept = one.activation_bytes(SMALL, 4, "plain", "none", 4)
         assert kept < peak < 1.5 * kept
-        assert samples[-1][4] < 0.02 * peak             # all activations are gone again
+        assert samples[-1][4] < 0.02 * peak  # all activations are gone again
     assert first[0][3] == 0 and all(sample[3] == states["optimizer states"] for sample in second)
     assert [s[0] for s in timeline.samples] == sorted(s[0] for s in timeline.samples)
 
 
 def test_figure_trace_and_sample_are_written(run_chapter, tmp_path):
-    status, output, _ = run_chapter(ONE, *FLAGS, "--steps=3", "--plot=a/memory.png", "--profile=b/trace.json")
+    status, output, _ = run_chapter(
+        ONE, *FLAGS, "--steps=3", "--plot=a/memory.png", "--profile=b/trace.json"
+    )
     assert status == 0 and "picture: a/memory.png" in output
     assert (tmp_path / "a/memory.png").read_bytes().startswith(b"\x89PNG")
     events = json.loads((tmp_path / "b/trace.json").read_text())["traceEvents"]
@@ -309,18 +380,20 @@ def test_the_sample_follows_the_model(one):
         p.data.zero_()
     model.embedding.weight.data[:, 0] = 1
     model.head.norm.weight.data.fill_(1)
-    model.head.out.weight.data[ord("a"), 0] = 1000.0    # nothing but "a" is likely
+    model.head.out.weight.data[ord("a"), 0] = 1000.0  # nothing but "a" is likely
     assert one.sample(model, "xy", length=30) == "xy" + 30 * "a"
 
 
 @pytest.mark.parametrize("works", [True, False])
 def test_compile_where_it_works(one, monkeypatch, works):
     """A stand-in for the compiler: what is under test is what happens around it."""
+
     def compile(function):
         def fast(tokens):
             if not works:
                 raise RuntimeError("no C++ compiler\nmore lines")
             return function(tokens)
+
         return fast
 
     monkeypatch.setattr(torch, "compile", compile)
@@ -329,14 +402,16 @@ def test_compile_where_it_works(one, monkeypatch, works):
     tokens, targets, _ = batch_of(SMALL, 1)
     result = one.compiled(forward, tokens, targets, lines.append)
     assert (result is forward) != works
-    assert lines == ([] if works else ["  --compile does not work here, so eager it is: no C++ compiler"])
+    assert lines == (
+        [] if works else ["  --compile does not work here, so eager it is: no C++ compiler"]
+    )
 
 
 # ------------------------------------------------------------------------------- 7. the default run
 
 
 def test_it_learns(run_chapter, tmp_path):
-    """The default run gets below 2.4 nats in 300 steps (make tour shows it); here, its beginning."""
+    """The default run gets below 2.4 nats in 300 steps, as `make tour` shows; here it starts to."""
     status, output, _ = run_chapter(ONE, "--steps=30", "--json=run.json", "--no-verify")
     run = json.loads((tmp_path / "run.json").read_text())
     assert status == 0 and sum(run["loss"][-10:]) / 10 < 3.6 < run["loss"][0]

@@ -1,4 +1,4 @@
-"""The command line of every chapter: a bad argument costs one line and status 2; and the course as a whole."""
+"""The command line of every chapter, as a user meets it: refusals, launchers, help, grading."""
 
 import json
 import os
@@ -31,26 +31,49 @@ BAD = [  # flags, and what the line must say: the flag, the value, a value that 
     (["--dtype=float8"], "--dtype: invalid choice: 'float8'.*float64.*float32.*bfloat16"),
     (["--device=tpu"], "--device: invalid choice: 'tpu'.*auto.*cpu.*cuda"),
     (["--optimizer=lion"], "--optimizer: invalid choice: 'lion'.*adamw.*sgd"),
-    *[([f"{flag}={value}"], f"{flag}: {value} is out of range; 4 would work")
-      for flag in ("--steps", "--layers", "--dim", "--heads", "--kv-heads", "--seq", "--vocab", "--batch",
-                   "--micro-batch")
-      for value in ("0", "-1", "x", "1.5")],
-    *[([f"--lr={value}"], "--lr: .* is out of range; 0.001 would work") for value in ("0", "-1", "nan", "inf", "x")],
+    *[
+        ([f"{flag}={value}"], f"{flag}: {value} is out of range; 4 would work")
+        for flag in (
+            "--steps",
+            "--layers",
+            "--dim",
+            "--heads",
+            "--kv-heads",
+            "--seq",
+            "--vocab",
+            "--batch",
+            "--micro-batch",
+        )
+        for value in ("0", "-1", "x", "1.5")
+    ],
+    *[
+        ([f"--lr={value}"], "--lr: .* is out of range; 0.001 would work")
+        for value in ("0", "-1", "nan", "inf", "x")
+    ],
     (["--clip=0"], "--clip: 0 is out of range; 1.0 would work"),
     (["--ignore=1"], "--ignore: 1 is out of range; 0.3 would work"),
     (["--ignore=-0.1"], "--ignore: -0.1 is out of range; 0.3 would work"),
     (["--seed=-1"], "--seed: -1 is out of range; 1 would work"),
     (["--heads=6"], "--heads 6 is not a multiple of --kv-heads = 4; 8 would work"),
     (["--dim=100"], r"--dim 100 is not a multiple of 2 x --heads .* = 16; 112 would work"),
-    (["--dim=24", "--heads=8"], "--dim 24 is not a multiple of 2 x --heads .* = 16; 32 would work"),     # odd head dim
-    (["--batch=10", "--micro-batch=4"], r"--batch 10 is not a multiple of .* = (4|8); (12|16) would work"),
+    (
+        ["--dim=24", "--heads=8"],
+        "--dim 24 is not a multiple of 2 x --heads .* = 16; 32 would work",
+    ),  # odd head dim
+    (
+        ["--batch=10", "--micro-batch=4"],
+        r"--batch 10 is not a multiple of .* = (4|8); (12|16) would work",
+    ),
     (["--data=nowhere.txt"], "--data nowhere.txt is not a file; without --data"),
     (["--data=."], "--data . is not a file"),
-    (["--data=empty.txt"], "--data empty.txt has 0 bytes; --seq 128 needs 129 or more"),
-    (["--data=short.txt"], "--data short.txt has 128 bytes; --seq 128 needs 129 or more"),
-    (["--data=odd.bin"], "--data odd.bin has 257 bytes; --seq 128 needs 258 or more"),
+    (["--data=empty.txt"], "--data empty.txt has 0 bytes; --seq 128 needs 129"),
+    (["--data=short.txt"], "--data short.txt has 128 bytes; --seq 128 needs 129"),
+    (["--data=odd.bin"], "--data odd.bin has 257 bytes; --seq 128 needs 258"),
     (["--data=high.bin"], "--vocab 256 is too small for token 32767 of high.bin; 32768 would work"),
-    (["--vocab=100"], "--vocab 100 is too small for token [0-9]+ of Python .* library; (128|256) would work"),
+    (
+        ["--vocab=100"],
+        "--vocab 100 is too small for token [0-9]+ of Python .* library; (128|256) would work",
+    ),
     (["--json=file/run.json"], "--json: cannot write 'file/run.json'; run.json would work"),
     (["--plot=figure.jpg2"], "--plot: cannot write 'figure.jpg2'; figure.png would work"),
     (["--profile=."], "--profile: cannot write '.'; trace.json would work"),
@@ -80,7 +103,7 @@ def test_only_local_rank_0_complains_and_no_group_is_started(run_chapter, name):
 def test_cuda_without_a_gpu_is_refused(run_chapter, name):
     status, output, errors = run_chapter(name, "--device=cuda", f"--data={common.__file__}")
     assert status == 2 and output == ""
-    assert errors == "error: --device cuda needs 1 GPUs, one for each local rank, and finds 0; --device cpu would work\n"
+    assert errors == "error: --device cuda finds 0 GPUs for 1 local ranks; cpu would work\n"
 
 
 def test_more_local_ranks_than_gpus_are_refused(monkeypatch, capsys):
@@ -89,17 +112,25 @@ def test_more_local_ranks_than_gpus_are_refused(monkeypatch, capsys):
         monkeypatch.setenv(variable, str(value))
     with pytest.raises(SystemExit, match="2"):
         common.start(common.argparse.Namespace(device="cuda"))
-    assert "needs 4 GPUs, one for each local rank, and finds 2" in capsys.readouterr().err
+    assert "--device cuda finds 2 GPUs for 4 local ranks; cpu would work" in capsys.readouterr().err
 
 
 def test_chapter_01_refuses_what_only_it_can(run_chapter):
     for flags, environment, line in (
-        (["--precision=bf16", "--dtype=float64"], {}, "--precision bf16 .* --dtype float32 would work"),
+        (
+            ["--precision=bf16", "--dtype=float64"],
+            {},
+            "--precision bf16 .*; --dtype float32 would work",
+        ),
         (["--precision=int4"], {}, "--precision: invalid choice: 'int4'.*fp32.*bf16-fp32grad"),
         (["--attention=ring"], {}, "--attention: invalid choice: 'ring'.*plain.*sdpa"),
         (["--recompute=all"], {}, "--recompute: invalid choice: 'all'.*none.*selective.*full"),
         (["--loss-scale=0"], {}, "--loss-scale: 0 is out of range; 65536 would work"),
-        ([], dict(RANK=0, WORLD_SIZE=2), "--nproc_per_node: this chapter trains on one GPU; 1 would work"),
+        (
+            [],
+            dict(RANK=0, WORLD_SIZE=2),
+            "--nproc_per_node: this chapter trains on one GPU; 1 would work",
+        ),
     ):
         status, output, errors = run_chapter("01_single_gpu", *flags, **environment)
         assert status == 2 and output == "" and re.match(f"error: {line}", errors), errors
@@ -107,13 +138,19 @@ def test_chapter_01_refuses_what_only_it_can(run_chapter):
 
 def shell(*command, cwd, **environment):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
-    return subprocess.run([str(c) for c in command], cwd=cwd, env=environment, capture_output=True, text=True,
-                          timeout=300)
+    return subprocess.run(
+        [str(c) for c in command],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 @EVERY
 def test_as_a_reader_would(tmp_path, name):
-    """The default variant from the shell: torchrun with two ranks, or plain python for chapter 01."""
+    """The default variant from the shell: torchrun with two ranks, plain python for chapter 01."""
     launcher = [sys.executable] if name.startswith("01") else [*TORCHRUN, "--nproc_per_node=2"]
     run = shell(*launcher, CHAPTERS / f"{name}.py", "--steps=3", "--json=run.json", cwd=tmp_path)
     assert run.returncode == 0 and run.stderr == "", run.stderr
@@ -124,28 +161,50 @@ def test_as_a_reader_would(tmp_path, name):
 
 @EVERY
 def test_a_refusal_under_torchrun_is_one_line_among_its_own(tmp_path, name):
-    run = shell(*TORCHRUN, "--nproc_per_node=2", CHAPTERS / f"{name}.py", "--steps=-3", cwd=tmp_path)
+    run = shell(
+        *TORCHRUN, "--nproc_per_node=2", CHAPTERS / f"{name}.py", "--steps=-3", cwd=tmp_path
+    )
     assert run.returncode != 0 and run.stdout == ""
     assert run.stderr.count("error: --steps: -3 is out of range") == 1
-    assert "exitcode  : 2" in run.stderr                # torchrun's own summary of the rank that refused
+    assert "exitcode  : 2" in run.stderr  # torchrun's own summary of the rank that refused
 
 
 @EVERY
 def test_help_is_the_lesson_and_every_flag(run_chapter, name):
     status, output, _ = run_chapter(name, "--help")
     assert status == 0 and "Sources:" in output
-    for flag in ("--variant", "--micro-batch", "--dtype", "--device", "--clip", "--data", "--ignore", "--json",
-                 "--plot", "--profile", "--no-verify"):
+    for flag in (
+        "--variant",
+        "--micro-batch",
+        "--dtype",
+        "--device",
+        "--clip",
+        "--data",
+        "--ignore",
+        "--json",
+        "--plot",
+        "--profile",
+        "--no-verify",
+    ):
         assert flag in output
 
 
 def test_summary_of_several_runs(run_chapter, tmp_path, capsys):
-    flags = ("--layers=1", "--dim=16", "--heads=2", "--kv-heads=1", "--seq=8", f"--data={common.__file__}")
+    flags = (
+        "--layers=1",
+        "--dim=16",
+        "--heads=2",
+        "--kv-heads=1",
+        "--seq=8",
+        f"--data={common.__file__}",
+    )
     run_chapter("01_single_gpu", *flags, "--steps=1", "--json=one.json")
     run_chapter("01_single_gpu", *flags, "--steps=1", "--json=two.json", "--no-verify")
     common.summary([tmp_path / "one.json", tmp_path / "two.json"])
     header, one, two = capsys.readouterr().out.splitlines()
-    assert header.split("  ")[0] == "chapter" and "final loss" in header and "from one GPU" in header
+    assert (
+        header.split("  ")[0] == "chapter" and "final loss" in header and "from one GPU" in header
+    )
     checks = json.loads((tmp_path / "one.json").read_text())["checks"]
     assert one.split()[:4] == ["01_single_gpu", "hand", "1", "gloo"]
     assert one.split()[-2] == f"{len(checks)}/{len(checks)}" and two.split()[5] == "-"
@@ -153,13 +212,27 @@ def test_summary_of_several_runs(run_chapter, tmp_path, capsys):
 
 def grade(folder):
     test = ROOT / "tests/test_01_single_gpu.py::test_accumulated_gradients_are_the_full_batchs"
-    return shell(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test, cwd=ROOT, CHAPTERS=str(folder))
+    return shell(
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        test,
+        cwd=ROOT,
+        CHAPTERS=str(folder),
+    )
 
 
 def test_chapters_of_another_folder_are_graded(tmp_path):
     source = (ROOT / "01_single_gpu.py").read_text()
     for right in (True, False):
-        work = source if right else source.replace("targets) / valid", "targets) / valid / len(micro_batches)")
+        work = (
+            source
+            if right
+            else source.replace("targets) / valid", "targets) / valid / len(micro_batches)")
+        )
         assert right or work != source
         (tmp_path / "01_single_gpu.py").write_text(work)
         assert grade(tmp_path).returncode == (0 if right else 1)

@@ -16,7 +16,7 @@ import common
 from common import PRESETS, Config, gpt, loss_sum
 
 SMALL = Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)
-FLAGS = ["--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16"]     # the same, as flags
+FLAGS = ["--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16"]  # the same, as flags
 
 
 def arguments(*flags, data_parallel=1):
@@ -93,19 +93,23 @@ def test_a_cut_block_has_the_heads_that_its_projections_have():
 
 def test_rope_depends_on_the_distance_alone():
     q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64)
-    score = lambda i, j: (common.rope(q, torch.tensor([i])) * common.rope(k, torch.tensor([j]))).sum()  # noqa: E731
+    score = lambda i, j: (
+        common.rope(q, torch.tensor([i])) * common.rope(k, torch.tensor([j]))
+    ).sum()  # noqa: E731
     assert score(7, 3).item() == pytest.approx(score(104, 100).item(), rel=1e-10)
     assert score(7, 3).item() != pytest.approx(score(7, 4).item(), rel=1e-3)
 
 
 def test_rope_angles_survive_bfloat16():
-    """At position 1000 a bfloat16 angle would be off by radians; the rotation may be off by rounding."""
+    """At position 1001 a bfloat16 angle is off by radians; the rotation may be off by rounding."""
     x = torch.randn(1, 1, 1, 64)
     position = torch.tensor([1001])
     exact = common.rope(x.double(), position)
     model = gpt(SMALL).to(torch.bfloat16)
     assert model[1].attn.positions.dtype == torch.int64
-    torch.testing.assert_close(common.rope(x.bfloat16(), position).double(), exact, atol=0.03, rtol=0.02)
+    torch.testing.assert_close(
+        common.rope(x.bfloat16(), position).double(), exact, atol=0.03, rtol=0.02
+    )
 
 
 def test_shorter_and_moved_positions():
@@ -115,7 +119,7 @@ def test_shorter_and_moved_positions():
     torch.testing.assert_close(model(tokens[:, :5]), whole[:, :5])
     for block in model[1:-1]:
         block.attn.positions = block.attn.positions + 1000
-    torch.testing.assert_close(model(tokens), whole)    # RoPE is relative
+    torch.testing.assert_close(model(tokens), whole)  # RoPE is relative
     for block in model[1:-1]:
         block.attn.positions = block.attn.positions * 2
     assert not torch.allclose(model(tokens), whole)
@@ -125,7 +129,9 @@ def test_loss_is_a_sum_over_valid_targets_in_float32_or_better():
     logits, targets = torch.randn(2, 5, 7, dtype=torch.bfloat16), torch.randint(7, (2, 5))
     targets[0, :3] = -100
     log_p = logits.float().log_softmax(-1)
-    expected = -sum(log_p[i, j, targets[i, j]] for i in range(2) for j in range(5) if targets[i, j] >= 0)
+    expected = -sum(
+        log_p[i, j, targets[i, j]] for i in range(2) for j in range(5) if targets[i, j] >= 0
+    )
     assert loss_sum(logits, targets).item() == pytest.approx(expected.item(), rel=1e-6)
     assert loss_sum(logits, targets).dtype == torch.float32
     assert loss_sum(logits.double(), targets).dtype == torch.float64
@@ -147,7 +153,15 @@ def checksum():
 
 
 def test_standard_library_leaves_out_tests_and_installed_packages(tmp_path, monkeypatch):
-    for name in ("b.py", "a.py", "test/x.py", "json/tests/y.py", "site-packages/z.py", "json/c.py", "d.txt"):
+    for name in (
+        "b.py",
+        "a.py",
+        "test/x.py",
+        "json/tests/y.py",
+        "site-packages/z.py",
+        "json/c.py",
+        "d.txt",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(f"{name}\xff".encode("latin-1"))
     monkeypatch.setattr(common.sysconfig, "get_path", lambda name: str(tmp_path))
@@ -203,7 +217,9 @@ def shards_of_a_matrix(rows, parts):
     module = nn.Linear(5, rows, bias=False)
     module.weight.data = torch.arange(rows * 5.0).view(rows, 5)
     common.keep_shard(module, "weight", 0, dist.group.WORLD, parts)
-    common.keep_shard(module, "weight", 1, dist.new_group([dist.get_rank()], use_local_synchronization=True))
+    common.keep_shard(
+        module, "weight", 1, dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    )
     return module.weight.detach().numpy(), module.weight.cuts, tuple(module.weight.full_shape)
 
 
@@ -252,7 +268,7 @@ def norms_of_a_cut_model(whole):
         cut_mlp(model, group)
         for block in model[1:-1]:
             common.keep_shard(block.attn.k, "weight", 0, group, parts=1 if world % 2 else 2)
-        common.keep_shard(model.head.out, "weight", 0, group)           # 257 rows: padded
+        common.keep_shard(model.head.out, "weight", 0, group)  # 257 rows: padded
         for p in model.parameters():
             p.grad = p.detach() * 3
     norm = common.grad_norm(model.parameters(), group)
@@ -274,10 +290,12 @@ def test_grad_norm_needs_no_group_and_skips_parameters_without_gradient():
     p.grad = torch.tensor([3.0, 0.0, 4.0])
     assert common.grad_norm([p, q]).item() == 5
     common.clip_grads([p, q], torch.tensor(5.0), 10.0)
-    assert p.grad.tolist() == [3, 0, 4]                 # under the limit: untouched
+    assert p.grad.tolist() == [3, 0, 4]  # under the limit: untouched
     p = nn.Parameter(torch.ones(3, dtype=torch.float16))
     p.grad = torch.full((3,), 300, dtype=torch.float16)
-    assert common.grad_norm([p]).item() == pytest.approx(300 * math.sqrt(3))    # float16 would overflow
+    assert common.grad_norm([p]).item() == pytest.approx(
+        300 * math.sqrt(3)
+    )  # float16 would overflow
 
 
 def partial_gradients():
@@ -290,7 +308,7 @@ def partial_gradients():
 
 
 def test_partial_gradients_are_summed_and_whole_ones_left_alone(ranks):
-    assert ranks(4)(partial_gradients) == [([9.0] * 4, [1.0] * 4)] * 4         # 0 + 2 + 3 + 4
+    assert ranks(4)(partial_gradients) == [([9.0] * 4, [1.0] * 4)] * 4  # 0 + 2 + 3 + 4
 
 
 # ------------------------------------------------------------------------------------------ meters
@@ -298,19 +316,21 @@ def test_partial_gradients_are_summed_and_whole_ones_left_alone(ranks):
 
 def test_nbytes_counts_a_storage_once():
     x = torch.zeros(10)
-    assert common.nbytes([x, x[:3], x.view(2, 5), None, [torch.zeros(2, dtype=torch.float64)]]) == 56
+    assert (
+        common.nbytes([x, x[:3], x.view(2, 5), None, [torch.zeros(2, dtype=torch.float64)]]) == 56
+    )
 
 
 def test_activation_meter_counts_each_storage_once_and_no_parameter():
     linear, x = nn.Linear(8, 4, bias=False), torch.randn(2, 8)
-    gathered = linear.weight.detach().clone().requires_grad_()          # as ZeRO-3 gathers a weight
+    gathered = linear.weight.detach().clone().requires_grad_()  # as ZeRO-3 gathers a weight
     meter = common.ActivationMeter([*linear.parameters(), x])
     meter.ignore([gathered])
     with meter:
-        h = linear(x)                                   # saves x and weight.t(): both known
+        h = linear(x)  # saves x and weight.t(): both known
         h = F.linear(x, gathered) + h
-        h = h.exp()                                     # saves its result, 2*4 floats
-        h = h * h                                       # saves it twice more
+        h = h.exp()  # saves its result, 2*4 floats
+        h = h * h  # saves it twice more
     assert meter.bytes == 2 * 4 * 4
     h.sum().backward()
     assert linear.weight.grad is not None
@@ -338,7 +358,7 @@ def every_collective():
             ops = [dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, torch.empty(6), peer)]
             [work.wait() for work in dist.batch_isend_irecv(ops)]
     before = dict(meter.total)
-    dist.all_reduce(x)                                  # outside: not counted
+    dist.all_reduce(x)  # outside: not counted
     return before == meter.total, meter.total
 
 
@@ -359,7 +379,7 @@ def test_comm_meter_counts_calls_payload_and_wire_bytes(ranks, n):
 
 
 def uneven_all_to_all():
-    rank = dist.get_rank()                              # rank 0 sends 5 to rank 1, rank 1 sends 1 back
+    rank = dist.get_rank()  # rank 0 sends 5 to rank 1, rank 1 sends 1 back
     sends, receives = ([0, 5], [0, 1]) if rank == 0 else ([1, 0], [5, 0])
     meter = common.CommMeter()
     with meter:
@@ -385,7 +405,7 @@ def comm_of_ddp_and_dtensor():
     meter = common.CommMeter()
     with meter:
         sharded.full_tensor()
-        sharded.sum().full_tensor()                     # a partial sum: an all_reduce
+        sharded.sum().full_tensor()  # a partial sum: an all_reduce
     return ddp, meter.total, common.nbytes([sharded])
 
 
@@ -418,7 +438,11 @@ def train(flags, plant=None):
             optimizer.zero_grad()
             loss = torch.zeros((), dtype=dtype)
             for x, y in zip(*mine):
-                count = len(y.flatten()[y.flatten() != -100]) * world if plant == "local means" else valid
+                count = (
+                    len(y.flatten()[y.flatten() != -100]) * world
+                    if plant == "local means"
+                    else valid
+                )
                 part = loss_sum(model(x), y) / count
                 part.backward()
                 loss += part.detach()
@@ -443,30 +467,41 @@ def train(flags, plant=None):
 
     size = sum(p.nbytes for p in model.parameters())
     tensors = len(list(model.parameters()))
-    run.check("parameters", common.nbytes(model.parameters()), size + (plant == "formula" and rank == 1))
+    run.check(
+        "parameters", common.nbytes(model.parameters()), size + (plant == "formula" and rank == 1)
+    )
     run.check_comm({"all_reduce": (tensors, size + (plant == "traffic"))})
     status = run.finish()
     return status, json.loads(args.json.read_text()) if rank == 0 else None
 
 
 FLOAT64 = ("--dtype=float64", "--ignore=0.5")
-A_TEXT = f"--data={common.__file__}"                    # quicker to read than the standard library
+A_TEXT = f"--data={common.__file__}"  # quicker to read than the standard library
 
 
-@pytest.mark.parametrize(("world", "flags"), [
-    (1, ()), (2, ("--clip=0.1",)), (2, ("--optimizer=sgd",)), (3, ("--clip=0.1",)),
-    (4, ("--optimizer=momentum", "--clip=0.1")), (8, ("--clip=0.1",)),
-])
+@pytest.mark.parametrize(
+    ("world", "flags"),
+    [
+        (1, ()),
+        (2, ("--clip=0.1",)),
+        (2, ("--optimizer=sgd",)),
+        (3, ("--clip=0.1",)),
+        (4, ("--optimizer=momentum", "--clip=0.1")),
+        (8, ("--clip=0.1",)),
+    ],
+)
 def test_a_correct_run_is_the_same_as_one_gpu(ranks, tmp_path, world, flags):
     json_flag = str(tmp_path / "run.json")
-    results = ranks(world)(train_quietly, [*FLOAT64, f"--batch={4 * world}", "--micro-batch=2", *flags], json_flag)
+    results = ranks(world)(
+        train_quietly, [*FLOAT64, f"--batch={4 * world}", "--micro-batch=2", *flags], json_flag
+    )
     (status, run, output), *others = results
     assert status == 0 and [s for s, _, _ in others] == [0] * (world - 1), output
     assert 0 < max(run["max_loss_diff"], run["max_grad_diff"], run["max_param_diff"]) < 1e-12
     assert "same as one GPU" in output and "✗" not in output
-    assert [out for _, _, out in others] == [""] * (world - 1)          # rank 0 prints, and only rank 0
+    assert [out for _, _, out in others] == [""] * (world - 1)  # rank 0 prints, and only rank 0
     if "--clip=0.1" in flags:
-        assert min(run["grad_norm"]) > 0.1              # the clipping was at work
+        assert min(run["grad_norm"]) > 0.1  # the clipping was at work
 
 
 def train_quietly(flags, json_path, plant=None):
@@ -479,17 +514,20 @@ def train_quietly(flags, json_path, plant=None):
     return status, run, output.getvalue()
 
 
-@pytest.mark.parametrize(("plant", "named"), [
-    ("mean", r"gradients .* is off by .*e-01, tolerance 1e-10"),
-    ("no all_reduce", "gradients "),
-    ("local means", "loss in step"),
-    ("norm counted twice", "gradient norm in step"),
-    ("parameter", "parameters block2.mlp.up.weight in step"),
-    ("loss", r"loss in step . is off by 1.0e-03, tolerance 1e-10"),
-    ("missing", r"gradients block1.mlp.up.weight in step 1 is off by inf"),
-    ("formula", "rank 1: parameters: measured"),
-    ("traffic", "rank 0: all_reduce, payload: measured"),
-])
+@pytest.mark.parametrize(
+    ("plant", "named"),
+    [
+        ("mean", r"gradients .* is off by .*e-01, tolerance 1e-10"),
+        ("no all_reduce", "gradients "),
+        ("local means", "loss in step"),
+        ("norm counted twice", "gradient norm in step"),
+        ("parameter", "parameters block2.mlp.up.weight in step"),
+        ("loss", r"loss in step . is off by 1.0e-03, tolerance 1e-10"),
+        ("missing", r"gradients block1.mlp.up.weight in step 1 is off by inf"),
+        ("formula", "rank 1: parameters: measured"),
+        ("traffic", "rank 0: all_reduce, payload: measured"),
+    ],
+)
 def test_a_planted_fault_is_caught_and_named(ranks, tmp_path, plant, named):
     results = ranks(2)(train_quietly, [*FLOAT64, "--batch=8"], str(tmp_path / "run.json"), plant)
     status, _, output = results[0]
@@ -500,14 +538,14 @@ def test_a_planted_fault_is_caught_and_named(ranks, tmp_path, plant, named):
 
 
 def test_adamw_hides_a_wrong_gradient_scale_from_all_but_the_gradients(ranks, tmp_path):
-    """Why the verifier looks at gradients: halved ones leave AdamW's losses and parameters alike."""
+    """Why the verifier looks at gradients: AdamW takes halved ones to the same parameters."""
     flags = ["--dtype=float32", "--batch=8"]
     (status, run, _), _ = ranks(2)(train_quietly, flags, str(tmp_path / "run.json"), "mean")
     assert status == 1 and run["max_loss_diff"] < 1e-3 and run["max_grad_diff"] > 0.4
 
 
 def cut_and_verified(wrong_part):
-    """A step whose MLPs are cut over the ranks: each rank is compared with its part of the reference."""
+    """A step with MLPs cut over the ranks: each rank is compared with its own part."""
     args = arguments(A_TEXT, "--dtype=float64", "--steps=1", "--optimizer=sgd")
     text, ranks, group = common.Text(args), common.start(args), dist.group.WORLD
     build = lambda: gpt(args.model, dtype=torch.float64)  # noqa: E731
@@ -523,7 +561,10 @@ def cut_and_verified(wrong_part):
         q = model.get_parameter(name)
         q.data, q.grad = p.data, p.grad
     for block, full in zip(model[1:-1], whole[1:-1]):
-        for linear, source, dim in ((block.mlp.up, full.mlp.up, 0), (block.mlp.down, full.mlp.down, 1)):
+        for linear, source, dim in (
+            (block.mlp.up, full.mlp.up, 0),
+            (block.mlp.down, full.mlp.down, 1),
+        ):
             grad, linear.weight.grad = source.weight.grad, None
             common.keep_shard(linear, "weight", dim, group)
             linear.weight.grad = common.part(grad, linear.weight).clone()
@@ -554,21 +595,46 @@ def test_json_has_every_field_of_the_contract(ranks, tmp_path):
     _, run, _ = ranks(2)(train_quietly, ["--batch=8", "--steps=4"], str(tmp_path / "run.json"))[0]
     for key in ("loss", "grad_norm", "step_seconds", "reference_loss", "reference_grad_norm"):
         assert len(run[key]) == 4 and all(x > 0 for x in run[key])
-    expected = dict(chapter="00_test", variant="test", world_size=2, backend="gloo", device="cpu", dtype="float32")
+    expected = dict(
+        chapter="00_test",
+        variant="test",
+        world_size=2,
+        backend="gloo",
+        device="cpu",
+        dtype="float32",
+    )
     assert expected.items() <= run.items()
-    assert run["config"]["layers"] == 2 and run["config"]["batch"] == 8 and run["config"]["micro_batch"] == 4
-    assert run["tolerance"] == {"loss": 1e-5, "gradients": 1e-5, "gradient norm": 1e-5, "parameters": 1e-3}
+    assert (
+        run["config"]["layers"] == 2
+        and run["config"]["batch"] == 8
+        and run["config"]["micro_batch"] == 4
+    )
+    assert run["tolerance"] == {
+        "loss": 1e-5,
+        "gradients": 1e-5,
+        "gradient norm": 1e-5,
+        "parameters": 1e-3,
+    }
     assert set(run["comm"]["all_reduce"]) == {"calls", "bytes", "wire_bytes"}
     assert all({"name", "measured", "expected", "ok"} <= set(check) for check in run["checks"])
     assert max(run["max_loss_diff"], run["max_grad_diff"]) < 1e-5 and run["max_param_diff"] < 1e-3
 
 
 def test_without_verification_nothing_is_compared(ranks, tmp_path):
-    status, run, output = ranks(2)(train_quietly, ["--batch=8", "--no-verify"], str(tmp_path / "run.json"), "mean")[0]
+    status, run, output = ranks(2)(
+        train_quietly, ["--batch=8", "--no-verify"], str(tmp_path / "run.json"), "mean"
+    )[0]
     assert status == 0 and run["reference_loss"] == [] and run["max_loss_diff"] is None
     assert "one GPU:" not in output
 
 
 def test_quantity():
     numbers = [(0, "B"), (999, "B"), (3154944, "B"), (5.44e9, "FLOP"), (None, "B"), (12345, "")]
-    assert [common.quantity(*x) for x in numbers] == ["0 B", "999 B", "3.15 MB", "5.44 GFLOP", "-", "12345"]
+    assert [common.quantity(*x) for x in numbers] == [
+        "0 B",
+        "999 B",
+        "3.15 MB",
+        "5.44 GFLOP",
+        "-",
+        "12345",
+    ]

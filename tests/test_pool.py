@@ -17,7 +17,7 @@ def total():
 def die():
     total()
     if dist.get_rank() == 1:
-        time.sleep(0.5)                                 # by now the other one is in the collective
+        time.sleep(0.5)  # by now the other one is in the collective
         os._exit(3)
     total()
 
@@ -41,11 +41,14 @@ def test_every_rank_answers_in_order(ranks, world):
     assert ranks(world)(total) == [(rank, world) for rank in range(world)]
 
 
-@pytest.mark.parametrize(("function", "report"), [
-    (die, "rank 0 .*all_reduce.*rank 1 died"),
-    (hang, "rank 0 hangs.*all_reduce.*rank 1 hangs.*in hang"),
-    (fail, "rank 0 .*all_reduce.*rank 1 failed.*one and one is three"),
-])
+@pytest.mark.parametrize(
+    ("function", "report"),
+    [
+        (die, "rank 0 .*all_reduce.*rank 1 died"),
+        (hang, "rank 0 hangs.*all_reduce.*rank 1 hangs.*in hang"),
+        (fail, "rank 0 .*all_reduce.*rank 1 failed.*one and one is three"),
+    ],
+)
 def test_trouble_is_reported_by_rank_and_the_next_test_passes(ranks, function, report):
     start = time.monotonic()
     with pytest.raises(pytest.fail.Exception, match=f"(?s){report}"):
