@@ -730,7 +730,7 @@ class Run:
         profile = self.args.profile and self.ranks.rank == 0 and step == last
         with contextlib.ExitStack() as meters:
             if profile:
-                profiler = meters.enter_context(torch.profiler.profile())
+                profiler = meters.enter_context(torch.profiler.profile(acc_events=True))
             if step == min(METERED_STEP, last):
                 meters.enter_context(self.comm)
             start = self.now()

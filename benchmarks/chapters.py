@@ -1,0 +1,89 @@
+"""Times pairs of runs of a chapter: by hand against PyTorch's own, one technique against another.
+
+The two sides of a pair run in turn, several rounds, so that a noisy machine is noisy for both. A
+round's time is the median of its steps; the table gives the median and the range of the rounds, and
+the ratio of the medians: at 1.00 or less, the first side is no slower.
+
+    python benchmarks/chapters.py [--rounds N] [--only 01] [--record] [-- flags for every run]
+
+--record writes the table, with date, machine and versions, into benchmarks/RESULTS.md.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+SETUP_STEPS = 3         # the first steps allocate, are metered and drawn
+PAIRS = [               # chapter, ranks, flags of both sides, one side, the other
+    ("01_single_gpu", 1, "--attention=sdpa", "--variant=hand", "--variant=torch"),
+    ("01_single_gpu", 1, "--attention=sdpa --precision=bf16", "--variant=hand", "--variant=torch"),
+    ("01_single_gpu", 1, "", "--attention=sdpa", "--attention=plain"),
+    ("01_single_gpu", 1, "", "--recompute=full", "--recompute=none"),
+]
+
+
+def milliseconds_per_step(chapter, ranks, flags):
+    """The median step of one run of a chapter, in processes of its own."""
+    launch = [sys.executable]
+    if ranks > 1:
+        launch += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*launch, ROOT / f"{chapter}.py", "--steps=30", "--no-verify", *flags,
+                   f"--json={folder}/run.json", f"--plot={folder}/figure.png"]
+        run = subprocess.run(command, capture_output=True, text=True)
+        if run.returncode:
+            sys.exit(f"{' '.join(map(str, command))} failed:\n{run.stdout}{run.stderr}")
+        steps = json.loads(Path(folder, "run.json").read_text())["step_seconds"]
+    return 1e3 * statistics.median(steps[SETUP_STEPS:])
+
+
+def table(pairs, rounds, flags):
+    """Run the pairs; yields the lines of the table, in Markdown."""
+    machine = f"{os.cpu_count()} CPU cores"
+    if torch.cuda.is_available():
+        machine += f", {torch.cuda.get_device_name()}"
+    yield (f"{datetime.date.today()}, {machine}, torch {torch.__version__}, Python "
+           f"{platform.python_version()}, {rounds} rounds, flags: {' '.join(flags) or 'none'}\n")
+    yield "| chapter | ranks | both sides | one side | ms | other side | ms | ratio |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    for chapter, ranks, both, *sides in pairs:
+        times = {side: [] for side in sides}
+        for _, side in [(i, side) for i in range(rounds) for side in sides]:
+            every = [*both.split(), side, *flags]
+            times[side].append(milliseconds_per_step(chapter, ranks, every))
+        one, other = (statistics.median(ms) for ms in times.values())
+        cells = " | ".join(f"{side} | {statistics.median(ms):.1f} ({min(ms):.1f} to {max(ms):.1f})"
+                           for side, ms in times.items())
+        yield f"| {chapter} | {ranks} | {both} | {cells} | {one / other:.2f} |"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="chapters whose name begins so")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
+    parser.add_argument("flags", nargs="*", help="for every run, after --")
+    args = parser.parse_args()
+
+    pairs = [pair for pair in PAIRS if pair[0].startswith(args.only)]
+    lines = ["# Measured", "", "Written by `python benchmarks/chapters.py --record`.", ""]
+    for line in table(pairs, args.rounds, args.flags):
+        print(line, flush=True)
+        lines.append(line)
+    if args.record:
+        (ROOT / "benchmarks/RESULTS.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
