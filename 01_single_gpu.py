@@ -14,7 +14,10 @@ is it that has to fit, and what takes the time? A step is three acts:
     parameters, optimizer states
             |  forward |     backward     | optimizer
 
-Model states (bytes per parameter, N parameters)
+The first step differs from all others: the optimizer states appear at its end, and stay. (A GPU's
+allocator also looks for its blocks then, and keeps them.) The picture that a run draws shows it.
+
+Model states (bytes per parameter)
 
     --precision      parameters  gradients  optimizer states (AdamW)      sum
     fp32                 4           4      4 + 4          two moments     16
@@ -455,6 +458,7 @@ def train(args, device, text, run):
         run.log(i, batch, loss, norm,
                 masters.named_masters(names) if mixed else model.named_parameters())
 
+    run.check_comm({})                              # one GPU has nobody to send to
     width = common.DTYPES[args.dtype].itemsize
     formula = model_state_bytes(cfg, args.precision, args.optimizer, width)
     for kind, tensors in zip(formula, held()):
@@ -513,12 +517,12 @@ def report(args, device, text, run, model, model_forward):
 
     model_flops = step_flops(cfg, args.batch, args.attention, "none")
     full = [step_flops(cfg, args.batch, args.attention, "full", stop) for stop in (False, True)]
-    run.note(f"recomputing every block makes that {full[0] / model_flops:.2f} times the FLOPs, and "
-             f"{full[1] / model_flops:.2f} where the checkpoint may stop early, as in training")
+    run.note(f"recomputing every block takes {full[0] / model_flops:.2f} times the FLOPs, "
+             f"{full[1] / model_flops:.2f} times where the checkpoint stops early, as in training")
     six_n = 6 * cfg.parameters() * args.batch * cfg.seq / model_flops
     run.note(f"6·N·tokens is {six_n:.2f} of the FLOPs: N has the embedding, which multiplies "
              "nothing, but not the scores")
-    seconds = statistics.median(run.seconds)
+    seconds = statistics.median(run.seconds[WATCHED_STEPS:] or run.seconds)
     speed = f"{args.batch * cfg.seq / seconds:,.0f} tokens/s"
     gpu = "" if on_cpu else torch.cuda.get_device_name(device)
     for peak in (PEAK_FLOPS[name] for name in PEAK_FLOPS if name in gpu):

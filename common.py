@@ -481,12 +481,13 @@ def grad_norm(parameters, group=None):
     group: the ranks that hold one model between them. A parameter in n parts is on size/n of them,
     and each adds n/size of its square. Communication: one all_reduce of one number.
     """
-    size, total = (group.size() if group else 1), torch.zeros(())
+    parameters, size = list(parameters), group.size() if group else 1
+    dtype = torch.promote_types(parameters[0].dtype, torch.float32)
+    total = torch.zeros((), dtype=dtype, device=parameters[0].device)
     for p in parameters:
         if p.grad is not None:
-            grad = p.grad.to(torch.promote_types(p.grad.dtype, torch.float32))
             parts = math.prod(cut.parts for cut in getattr(p, "cuts", ()))
-            total = total.to(grad) + grad.square().sum() * (parts / size)
+            total += torch.linalg.vector_norm(p.grad, dtype=dtype).square() * (parts / size)
     if size > 1:
         dist.all_reduce(total, group=group)
     return total.sqrt()
@@ -494,9 +495,10 @@ def grad_norm(parameters, group=None):
 
 def clip_grads(parameters, norm, largest):
     """Scale all gradients by largest/norm if the global norm is above `largest`; sends nothing."""
+    scale = (largest / (norm + 1e-6)).clamp(max=1)
     for p in parameters:
         if p.grad is not None:
-            p.grad.mul_((largest / (norm + 1e-6)).clamp(max=1))
+            p.grad.mul_(scale)
 
 
 # ------------------------------------------------------------------------------------------ meters
