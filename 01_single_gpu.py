@@ -1,4 +1,4 @@
-"""01 · One GPU: what a training step holds and does.
+r"""01 · One GPU: what a training step holds and does.
 
 Everything in this course is an answer to "it does not fit" or "it takes too long". So first: what
 is it that has to fit, and what takes the time? A step is three acts:
@@ -7,15 +7,17 @@ is it that has to fit, and what takes the time? A step is three acts:
     backward     loss -> a gradient each          eats the activations, leaves behind GRADIENTS
     optimizer    gradients -> new parameters      reads and writes PARAMETERS and OPTIMIZER STATES
 
-    memory     ____activations_____
-              /                    \\____          time runs to the right: activations pile up in
-             /                          \\___      forward and are used up in backward, while the
-    ________/   gradients pile up  ________\\__    gradients appear; the states below never go away
-    parameters, optimizer states
-            |  forward |     backward     | optimizer
+    bytes            ___
+       |           _/   \__
+       |         _/        \__           activations pile up in forward, backward uses them up
+       |       _/   __________\_____
+       |     _/____/                |    gradients come in backward, and stay until the next step
+       |____/_______________________|__  optimizer states come with the first step, and stay
+       |_______________________________  parameters
+            forward    backward   optimizer
 
-The first step differs from all others: the optimizer states appear at its end, and stay. (A GPU's
-allocator also looks for its blocks then, and keeps them.) The picture that a run draws shows it.
+The first step differs from all others: its optimizer states only appear at its end. (On a GPU, the
+allocator also has its blocks to find.) A run draws this picture from what it measured.
 
 Model states (bytes per parameter)
 
@@ -26,9 +28,10 @@ Model states (bytes per parameter)
 
 Mixed precision saves no memory here: it buys fast 16-bit matmuls and halves the activations. It
 needs the fp32 master copy because an update smaller than 1/256 of a bf16 weight would round away.
-fp16 has more digits but a narrow range, so small gradients vanish; the loss is multiplied by a
-scale before backward and the gradients divided by it after. A scale that is too large shows up as
-inf: that step is skipped and the scale halved. After a run of good steps it is doubled.
+fp16 has more digits but a narrow range, so small gradients vanish: the loss is multiplied by a
+scale before backward, and the gradients are divided by it after. Too large a scale shows up as
+inf: that step is skipped and the scale halved. After a run of good steps it is doubled. A run in 16
+bits is compared with one GPU in fp32, at the tolerances that `common.tolerances` explains.
 
 Gradient accumulation (--micro-batch) cuts the batch into micro-batches, which run one after the
 other and add up their gradients: activations shrink, nothing else changes. The one trap: each
@@ -448,13 +451,14 @@ def train(args, device, text, run):
     step_forward, timeline = model_forward, MemoryTimeline(held)
     if args.compile:
         step_forward = compiled(model_forward, *first_micro_batch(args, device, text), run.say)
-
     for i in range(args.steps):
         tokens, targets, valid = batch = text.batch(i)
         pieces = [x.to(device).split(args.micro_batch) for x in (tokens, targets)]
-        watched = args.plot and i < WATCHED_STEPS
-        with run.measure(i), timeline if watched else contextlib.nullcontext():
-            loss, norm = step(step_forward, list(zip(*pieces)), valid, args.clip)
+        watcher, run_forward = contextlib.nullcontext(), step_forward
+        if i < WATCHED_STEPS:           # a dispatch mode would turn compiled code eager for good
+            watcher, run_forward = timeline, model_forward
+        with run.measure(i), watcher:
+            loss, norm = step(run_forward, list(zip(*pieces)), valid, args.clip)
         run.log(i, batch, loss, norm,
                 masters.named_masters(names) if mixed else model.named_parameters())
 
@@ -551,7 +555,8 @@ def main(argv=None):
     parser.add_argument("--precision", choices=HALF, default="fp32")
     parser.add_argument("--loss-scale", type=common.number(float, 1, example=65536),
                         default=2.0**16, help="where fp16's loss scale starts")
-    parser.add_argument("--compile", action="store_true", help="use torch.compile where it works")
+    parser.add_argument("--compile", action="store_true",
+                        help="torch.compile where it works, after the steps of the picture")
     parser.set_defaults(plot="runs/01_single_gpu.png")
     args = common.parse(parser, argv)
     common.split_batch(args, ranks=1)
@@ -569,10 +574,9 @@ def main(argv=None):
     report(args, ranks.device, text, run, model, model_forward)
     last = run.loss[-20:]
     run.note(f"mean loss of the last {len(last)} steps: {statistics.mean(last):.3f} nats per token")
-    if args.plot:
-        how = f"{args.precision}, recompute {args.recompute}"
-        draw(timeline, args.plot, f"The first steps ({how}): optimizer states come with the first")
-        run.note(f"picture: {args.plot}")
+    how = f"{args.precision}, recompute {args.recompute}"
+    draw(timeline, args.plot, f"The first steps ({how}): optimizer states come with the first")
+    run.note(f"picture: {args.plot}")
     status = run.finish()
     if text.tokens.itemsize == 1:
         run.say(f"  what it writes by now:\n{sample(model, 'import ')}")

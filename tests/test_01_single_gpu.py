@@ -385,11 +385,13 @@ def test_the_sample_follows_the_model(one):
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_compile_where_it_works(one, monkeypatch, works):
-    """A stand-in for the compiler: what is under test is what happens around it."""
+def test_compile_where_it_works(run_chapter, monkeypatch, works):
+    """With a stand-in for the compiler, which takes long: what happens around it is tested."""
+    calls = []
 
     def compile(function):
         def fast(tokens):
+            calls.append(torch._C._len_torch_dispatch_stack())
             if not works:
                 raise RuntimeError("no C++ compiler\nmore lines")
             return function(tokens)
@@ -397,14 +399,12 @@ def test_compile_where_it_works(one, monkeypatch, works):
         return fast
 
     monkeypatch.setattr(torch, "compile", compile)
-    model = gpt(SMALL)
-    forward, lines = plain_forward(one, model), []
-    tokens, targets, _ = batch_of(SMALL, 1)
-    result = one.compiled(forward, tokens, targets, lines.append)
-    assert (result is forward) != works
-    assert lines == (
-        [] if works else ["  --compile does not work here, so eager it is: no C++ compiler"]
-    )
+    status, output, _ = run_chapter(ONE, *FLAGS, "--steps=5", "--compile")
+    assert status == 0 and calls == (
+        [0] * 3 if works else [0]
+    )  # a trial, the steps after the third
+    refusal = "  --compile does not work here, so eager it is: no C++ compiler\n"
+    assert output.count(refusal) == (0 if works else 1)
 
 
 # ------------------------------------------------------------------------------- 7. the default run
