@@ -242,13 +242,13 @@ def torch_step(model, optimizer, scaler, forward, micro_batches, valid, clip):
 def model_state_bytes(cfg, precision, optimizer, width=4):
     """Bytes of parameters, gradients and optimizer states. width: bytes of fp32, or of --dtype."""
     n, tensors = cfg.parameters(), 10 * cfg.layers + (3 if cfg.tie else 4)
-    mixed = precision != "fp32"
-    moments = {"adamw": 2 * width * n + 4 * tensors, "momentum": width * n, "sgd": 0}[optimizer]
-    return {
-        "parameters": 2 * n if mixed else width * n,
-        "gradients": 2 * n + (4 * n if precision == "bf16-fp32grad" else 0) if mixed else width * n,
-        "optimizer states": (4 * n if mixed else 0) + moments,          # masters; step counts too
-    }
+    adamw = 2 * width * n + 4 * tensors                         # two moments; a step count each
+    moments = {"adamw": adamw, "momentum": width * n, "sgd": 0}[optimizer]
+    if precision == "fp32":
+        return {"parameters": width * n, "gradients": width * n, "optimizer states": moments}
+    sums = 4 * n if precision == "bf16-fp32grad" else 0
+    masters = 4 * n
+    return {"parameters": 2 * n, "gradients": 2 * n + sums, "optimizer states": masters + moments}
 
 
 def block_activation_bytes(cfg, batch, attention, recompute, e):

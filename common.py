@@ -194,19 +194,20 @@ class Text:
     """
 
     def __init__(self, args):
-        self.args = args
+        self.args, seq = args, args.model.seq
         if args.data is None:
             self.name = f"Python {platform.python_version()} standard library"
             self.tokens = np.frombuffer(standard_library(), np.uint8)
         else:
             self.name, path = args.data, Path(args.data)
+            if not path.is_file() or not os.access(path, os.R_OK):
+                refuse(f"--data {path} is no readable file; without it, the text is Python's source")
             kind = np.dtype("<u2" if path.suffix == ".bin" else "u1")
-            if not path.is_file():
-                refuse(f"--data {path} is not a file; without --data, the text is Python's source")
-            size, needed = path.stat().st_size, kind.itemsize * (args.model.seq + 1)
-            if size < needed:
-                refuse(f"--data {path} has {size} bytes; --seq {args.model.seq} needs {needed}")
-            self.tokens = np.memmap(path, kind, "r", shape=size // kind.itemsize)
+            size = path.stat().st_size // kind.itemsize
+            self.tokens = np.memmap(path, kind, "r", shape=size) if size else np.empty(0, kind)
+        if len(self.tokens) <= seq:
+            refuse(f"--seq {seq} needs a text of {seq + 1} tokens or more; "
+                   f"{self.name} has {len(self.tokens)}")
         self.batch(0)                                   # meets a token above the vocabulary now
 
     def batch(self, step):

@@ -19,6 +19,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 @pytest.fixture
 def files(tmp_path):
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "empty.bin").touch()
     (tmp_path / "short.txt").write_bytes(b"x" * 128)
     (tmp_path / "odd.bin").write_bytes(b"x" * 257)
     (tmp_path / "high.bin").write_bytes(b"\xff\x7f" * 1000)
@@ -64,11 +65,13 @@ BAD = [  # flags, and what the line must say: the flag, the value, a value that 
         ["--batch=10", "--micro-batch=4"],
         r"--batch 10 is not a multiple of .* = (4|8); (12|16) would work",
     ),
-    (["--data=nowhere.txt"], "--data nowhere.txt is not a file; without --data"),
-    (["--data=."], "--data . is not a file"),
-    (["--data=empty.txt"], "--data empty.txt has 0 bytes; --seq 128 needs 129"),
-    (["--data=short.txt"], "--data short.txt has 128 bytes; --seq 128 needs 129"),
-    (["--data=odd.bin"], "--data odd.bin has 257 bytes; --seq 128 needs 258"),
+    (["--data=nowhere.txt"], "--data nowhere.txt is no readable file; without it"),
+    (["--data=."], "--data . is no readable file"),
+    (["--data=empty.txt"], "--seq 128 needs a text of 129 tokens or more; empty.txt has 0"),
+    (["--data=empty.bin"], "--seq 128 needs a text of 129 tokens or more; empty.bin has 0"),
+    (["--data=short.txt"], "--seq 128 needs a text of 129 tokens or more; short.txt has 128"),
+    (["--data=odd.bin"], "--seq 128 needs a text of 129 tokens or more; odd.bin has 128"),
+    (["--seq=100000000"], "--seq 100000000 needs a text of 100000001 tokens or more; Python .* has"),
     (["--data=high.bin"], "--vocab 256 is too small for token 32767 of high.bin; 32768 would work"),
     (
         ["--vocab=100"],
