@@ -201,7 +201,7 @@ class Text:
         else:
             self.name, path = args.data, Path(args.data)
             if not path.is_file() or not os.access(path, os.R_OK):
-                refuse(f"--data {path} is no readable file; without it, the text is Python's source")
+                refuse(f"--data {path} is no readable file; the default is Python's source")
             kind = np.dtype("<u2" if path.suffix == ".bin" else "u1")
             size = path.stat().st_size // kind.itemsize
             self.tokens = np.memmap(path, kind, "r", shape=size) if size else np.empty(0, kind)
