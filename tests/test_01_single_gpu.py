@@ -169,6 +169,49 @@ def test_master_weights_keep_what_16_bits_would_lose(one):
     assert (torch.tensor(1.0, dtype=torch.bfloat16) - 1e-3).item() == 1
 
 
+def test_masters_start_exact_and_are_what_is_compared(one):
+    model = gpt(SMALL)
+    exact = [p.detach().clone() for p in model.parameters()]
+    names = [name for name, _ in model.named_parameters()]
+    masters = one.MasterWeights(model, lambda p: torch.optim.SGD(p, 0.1), torch.bfloat16)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    for (_, shown), p, weight in zip(masters.named_masters(names), model.parameters(), exact):
+        assert shown.equal(weight) and p.dtype == torch.bfloat16
+
+
+def test_gradients_are_unscaled_in_fp32(one):
+    """2**-10 / 2**16 would vanish in float16, whose smallest number is 2**-24."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    model.weight.data.zero_()
+    masters = one.MasterWeights(model, lambda p: torch.optim.SGD(p, 1.0), torch.float16)
+    model.weight.grad = torch.full((1, 1), 2.0**-10, dtype=torch.float16)
+    masters.step(2.0**-16)
+    assert masters.masters[0].item() == -(2.0**-26)
+
+
+@pytest.mark.parametrize("fp32_grads", [False, True])
+def test_every_step_begins_without_gradients(one, fp32_grads):
+    tokens, targets, valid = batch_of(SMALL, 2)
+    model = gpt(SMALL)
+    standing = lambda p: torch.optim.SGD(p, 0.0)
+    masters = one.MasterWeights(model, standing, torch.bfloat16, fp32_grads)
+    forward = plain_forward(one, model)
+    norms = [
+        one.mixed_step(masters, None, forward, [(tokens, targets)], valid, None)[1].item()
+        for _ in range(3)
+    ]
+    assert norms[0] > 0 and norms == [norms[0]] * 3
+
+
+def test_the_loss_scale_doubles_after_each_run_of_good_steps(one):
+    scale, values = one.LossScale(8.0, patience=2), []
+    for overflow in (False, False, False, True, False, False, False, False):
+        scale.update(overflow)
+        values.append(scale.value)
+    assert values == [8, 16, 16, 8, 8, 16, 16, 32]
+
+
 def test_fp32_gradients_add_up_what_16_bits_would_lose(one):
     """bf16 has 8 bits: 256 + 1 is 256. Sixteen micro-batches of small gradients must not vanish."""
     sums = {}
