@@ -125,6 +125,52 @@ def test_shorter_and_moved_positions():
     assert not torch.allclose(model(tokens), whole)
 
 
+def test_the_model_computes_what_its_lesson_says():
+    """The whole forward once more, spelled out for one kv head per two heads, in float64."""
+    model = gpt(SMALL, seed=5, dtype=torch.float64)
+    for p in model.parameters():
+        p.data += 0.1 * torch.randn(p.shape, dtype=p.dtype)  # LayerNorms of all ones hide mistakes
+    tokens = torch.randint(256, (2, 16))
+
+    def norm(x, layer):
+        x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+        return x * layer.weight + layer.bias
+
+    def turned(x):  # pairs (i, i + 4) as complex numbers, turned by position * 10000^(-i/4)
+        speed = 10000.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
+        turn = torch.polar(
+            torch.ones(16, 4, dtype=torch.float64), torch.outer(torch.arange(16.0), speed)
+        )
+        z = torch.complex(x[..., :4].contiguous(), x[..., 4:].contiguous()) * turn
+        return torch.cat([z.real, z.imag], -1)
+
+    x = model.embedding.weight[tokens]
+    for block in model[1:-1]:
+        y = norm(x, block.norm1)
+        outputs = []
+        for head in range(4):
+            q = y @ block.attn.q.weight[8 * head : 8 * head + 8].T
+            kv = slice(8 * (head // 2), 8 * (head // 2) + 8)
+            k, v = y @ block.attn.k.weight[kv].T, y @ block.attn.v.weight[kv].T
+            scores = turned(q) @ turned(k).transpose(1, 2) / math.sqrt(8)
+            past = torch.ones(16, 16, dtype=bool).tril()
+            outputs.append(scores.masked_fill(~past, -math.inf).softmax(-1) @ v)
+        x = x + torch.cat(outputs, -1) @ block.attn.o.weight.T
+        up = norm(x, block.norm2) @ block.mlp.up.weight.T
+        x = x + (up * (1 + torch.erf(up / math.sqrt(2))) / 2) @ block.mlp.down.weight.T
+    logits = norm(x, model.head.norm) @ model.head.out.weight.T
+    torch.testing.assert_close(model(tokens), logits)
+
+
+def test_each_parameter_has_a_generator_of_its_own():
+    expected = torch.empty(32, 32)
+    key = common.zlib.crc32(b"7 block2.attn.o.weight")
+    expected.normal_(0, 0.02, generator=torch.Generator().manual_seed(key))
+    model = gpt(SMALL, seed=7)
+    assert model.block2.attn.o.weight.equal(expected)
+    assert model.head.norm.weight.equal(torch.ones(32)) and not model.head.norm.bias.any()
+
+
 def test_loss_is_a_sum_over_valid_targets_in_float32_or_better():
     logits, targets = torch.randn(2, 5, 7, dtype=torch.bfloat16), torch.randint(7, (2, 5))
     targets[0, :3] = -100
@@ -174,7 +220,7 @@ def test_a_batch_depends_on_seed_and_step_alone():
         for x, y in zip(a.batch(step), b.batch(step)):
             assert torch.as_tensor(x).equal(torch.as_tensor(y))
     assert not a.batch(0)[0].equal(a.batch(1)[0])
-    assert not a.batch(0)[0].equal(common.Text(arguments("--seed", 1)).batch(0)[0])
+    assert not a.batch(1)[0].equal(common.Text(arguments("--seed", 1)).batch(0)[0])
 
 
 def test_targets_are_the_next_tokens():
@@ -296,6 +342,54 @@ def test_grad_norm_needs_no_group_and_skips_parameters_without_gradient():
     assert common.grad_norm([p]).item() == pytest.approx(
         300 * math.sqrt(3)
     )  # float16 would overflow
+
+
+def norms_in_groups_of_two():
+    """Two models of two ranks each: the rows of the mesh are models, the columns their parts."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    module = nn.LayerNorm(4)
+    common.keep_shard(module, "weight", 0, mesh["tp"].get_group())
+    for p in module.parameters():
+        p.grad = torch.full_like(p, 1.0 + mesh["dp"].get_local_rank())
+    common.keep_whole(module, "bias", mesh["tp"].get_group())
+    norm = common.grad_norm(module.parameters(), mesh["tp"].get_group()).item()
+    common.sum_partial_grads(module.parameters())
+    return norm, module.bias.grad.tolist(), common.nbytes([module.weight])
+
+
+def test_norms_and_sums_stay_in_their_group(ranks):
+    one, two = (math.sqrt(8), [2.0] * 4, 8), (math.sqrt(32), [4.0] * 4, 8)
+    for result, expected in zip(ranks(4)(norms_in_groups_of_two), (one, one, two, two)):
+        assert result[0] == pytest.approx(expected[0]) and result[1:] == expected[1:]
+
+
+def norm_of_a_matrix_cut_both_ways():
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    module = nn.Linear(6, 4)
+    module.weight.data = torch.arange(24.0).view(4, 6)
+    common.keep_shard(module, "weight", 0, mesh["a"].get_group())
+    common.keep_shard(module, "weight", 1, mesh["b"].get_group())
+    module.weight.grad = module.weight.detach().clone()
+    module.bias.grad = torch.ones(4)
+    return common.grad_norm(module.parameters(), dist.group.WORLD).item()
+
+
+def test_a_matrix_cut_both_ways_counts_once(ranks):
+    expected = math.sqrt(sum(x * x for x in range(24)) + 4)
+    assert ranks(4)(norm_of_a_matrix_cut_both_ways) == pytest.approx([expected] * 4)
+
+
+@pytest.mark.parametrize("largest", [1e-4, 1e-3, 1.0])
+def test_clipping_is_pytorchs(largest):
+    ours, theirs = (nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2))
+    ours.grad, theirs.grad = (torch.full((3,), 1e-3, dtype=torch.float64) for _ in range(2))
+    common.clip_grads([ours], common.grad_norm([ours]), largest)
+    nn.utils.clip_grad_norm_([theirs], largest)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=0)
 
 
 def partial_gradients():
