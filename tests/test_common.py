@@ -198,20 +198,30 @@ def checksum():
     return common.zlib.crc32(common.standard_library())
 
 
-def test_standard_library_leaves_out_tests_and_installed_packages(tmp_path, monkeypatch):
-    for name in (
-        "b.py",
-        "a.py",
+def test_standard_library_is_sorted_without_tests_and_installed_packages(tmp_path, monkeypatch):
+    root = tmp_path / "test/lib"  # only folders below the library's own count
+    kept = [f"{folder}{i}.py" for i in (7, 3, 9, 1, 5, 8, 2) for folder in ("z", "json/", "a")]
+    left_out = [
         "test/x.py",
-        "json/tests/y.py",
-        "site-packages/z.py",
-        "json/c.py",
-        "d.txt",
-    ):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(f"{name}\xff".encode("latin-1"))
-    monkeypatch.setattr(common.sysconfig, "get_path", lambda name: str(tmp_path))
-    assert common.standard_library() == b"a.py\xffb.py\xffjson/c.py\xff"
+        "json/tests/x.py",
+        "idlelib/idle_test/x.py",
+        "__pycache__/x.py",
+        "x.txt",
+    ]
+    left_out += ["site-packages/x.py", "dist-packages/x.py"]
+    for name in kept + left_out:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode() + b"\xff")
+    monkeypatch.setattr(common.sysconfig, "get_path", lambda name: str(root))
+    assert common.standard_library() == b"".join(name.encode() + b"\xff" for name in sorted(kept))
+
+
+def test_the_vocabulary_may_end_at_the_highest_token(tmp_path):
+    (tmp_path / "text").write_bytes(bytes(range(200)))
+    flags = ("--seq", 199, "--data", tmp_path / "text", "--vocab")
+    assert common.Text(arguments(*flags, 200)).batch(0)[1].max() == 199
+    with pytest.raises(SystemExit, match="2"):
+        common.Text(arguments(*flags, 199))
 
 
 def test_a_batch_depends_on_seed_and_step_alone():
@@ -254,6 +264,32 @@ def test_any_file_is_read_as_bytes(tmp_path):
     (tmp_path / "text.md").write_bytes(bytes(range(256)))
     text = common.Text(arguments("--data", tmp_path / "text.md"))
     assert len(text.tokens) == 256 and (text.batch(0)[1] - text.batch(0)[0] == 1).all()
+
+
+# ------------------------------------------------------------------------------------------- ranks
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "expected"),
+    [
+        ("auto", 8, ("cuda:1", "nccl", "cuda, nccl (2 machines, 8 GPU)")),
+        ("cuda", 4, ("cuda:1", "nccl", "cuda, nccl (2 machines, 4 GPU)")),
+        ("cpu", 8, ("cpu", "gloo", "cpu, gloo (2 machines, 8 GPU)")),
+        ("auto", 3, ("cpu", "gloo", "cpu, gloo (2 machines, 3 GPU)")),
+        ("auto", 0, ("cpu", "gloo", "cpu, gloo (2 machines, no GPU)")),
+    ],
+)
+def test_a_gpu_for_every_local_rank_or_the_cpu(monkeypatch, device, gpus, expected):
+    """The second of four ranks on the second of two machines, without the machines."""
+    started = []
+    for variable, value in dict(RANK=5, WORLD_SIZE=8, LOCAL_RANK=1, LOCAL_WORLD_SIZE=4).items():
+        monkeypatch.setenv(variable, str(value))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: started.append(backend))
+    ranks = common.start(common.argparse.Namespace(device=device))
+    assert (str(ranks.device), *started, ranks.where) == expected
+    assert (ranks.rank, ranks.world) == (5, 8)
 
 
 # ------------------------------------------------------------------------------------------ shards
@@ -485,6 +521,21 @@ def test_an_uneven_all_to_all_counts_what_it_sends(ranks):
     assert ranks(2)(uneven_all_to_all) == [20, 4]
 
 
+def comm_in_a_subgroup():
+    import torch.distributed._functional_collectives as functional
+
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    meter, x = common.CommMeter(), torch.ones(6)
+    with meter:
+        dist.all_reduce(x, group=pairs[dist.get_rank() // 2])
+        functional.all_reduce(x, "sum", pairs[dist.get_rank() // 2]) + 0
+    return meter.total["all_reduce"]
+
+
+def test_wire_bytes_are_those_of_the_group(ranks):
+    assert ranks(4)(comm_in_a_subgroup) == [{"calls": 2, "bytes": 48, "wire_bytes": 48}] * 4
+
+
 def comm_of_ddp_and_dtensor():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -499,6 +550,7 @@ def comm_of_ddp_and_dtensor():
     meter = common.CommMeter()
     with meter:
         sharded.full_tensor()
+        sharded.softmax(0)  # over the cut dimension: DTensor gathers inside of the operator
         sharded.sum().full_tensor()  # a partial sum: an all_reduce
     return ddp, meter.total, common.nbytes([sharded])
 
@@ -506,7 +558,7 @@ def comm_of_ddp_and_dtensor():
 def test_comm_meter_sees_ddp_and_dtensor(ranks):
     for ddp, dtensor, held in ranks(2)(comm_of_ddp_and_dtensor):
         assert ddp == {"all_reduce": {"calls": 1, "bytes": 256, "wire_bytes": 256}}
-        assert dtensor["all_gather"] == {"calls": 1, "bytes": 256, "wire_bytes": 128}
+        assert dtensor["all_gather"] == {"calls": 2, "bytes": 512, "wire_bytes": 256}
         assert dtensor["all_reduce"] == {"calls": 1, "bytes": 4, "wire_bytes": 4}
         assert held == 128
 
