@@ -446,9 +446,9 @@ def test_partial_gradients_are_summed_and_whole_ones_left_alone(ranks):
 
 def test_nbytes_counts_a_storage_once():
     x = torch.zeros(10)
-    assert (
-        common.nbytes([x, x[:3], x.view(2, 5), None, [torch.zeros(2, dtype=torch.float64)]]) == 56
-    )
+    doubles = [torch.zeros(2, dtype=torch.float64)]
+    assert common.nbytes([x, x[:3], x.view(2, 5), None, doubles]) == 56
+    assert common.nbytes([x[:3]]) == 40  # a view keeps all of its storage alive
 
 
 def test_activation_meter_counts_each_storage_once_and_no_parameter():
@@ -461,7 +461,9 @@ def test_activation_meter_counts_each_storage_once_and_no_parameter():
         h = F.linear(x, gathered) + h
         h = h.exp()  # saves its result, 2*4 floats
         h = h * h  # saves it twice more
-    assert meter.bytes == 2 * 4 * 4
+        (h[:1] * h[1:]).sum()  # views of the same storage
+        (x + 1)[:1] * h[:1, :1].expand(1, 8)  # a view of another, which stays alive: 2*8 floats
+    assert meter.bytes == (2 * 4 + 2 * 8 + 2 * 4) * 4
     h.sum().backward()
     assert linear.weight.grad is not None
 
@@ -480,6 +482,10 @@ def every_collective():
         dist.all_gather([torch.empty(6) for _ in range(n)], x)
         common.reduce_scatter(x.clone(), full)
         dist.broadcast(x.clone(), 0)
+        dist.reduce(x.clone(), 0)
+        pieces = [torch.empty(6) for _ in range(n)] if dist.get_rank() == 0 else None
+        dist.gather(x, pieces, 0)
+        dist.scatter(x.clone(), pieces, 0)
         dist.all_to_all_single(full.clone(), full)
         functional.all_to_all_single(full, None, None, group) + 0
         dist.barrier()
@@ -499,11 +505,15 @@ def test_comm_meter_counts_calls_payload_and_wire_bytes(ranks, n):
 
     for rank, (unchanged, total) in enumerate(ranks(n)(every_collective)):
         sends = {"send": row(1, 24, 24)} if rank ^ 1 < n else {}
+        at_root = row(1, 24 * n, 24 * n) if rank == 0 else row(1, 24, 24)  # others see their piece
         assert unchanged and total == sends | {
             "all_reduce": row(3, 3 * 24, 3 * 24 * 2 * (n - 1) / n),
             "all_gather": row(2, 2 * 24 * n, 2 * 24 * (n - 1)),
             "reduce_scatter": row(1, 24 * n, 24 * (n - 1)),
             "broadcast": row(1, 24, 24),
+            "reduce": row(1, 24, 24),
+            "gather": at_root,
+            "scatter": at_root,
             "all_to_all": row(2, 2 * 24 * n, 2 * 24 * (n - 1)),
         }
 
