@@ -23,6 +23,7 @@ import torch.distributed as dist
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = Path(os.environ.get("CHAPTERS", ROOT)).resolve()
 sys.path[:0] = [str(CHAPTERS), str(ROOT)]
+torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
 
 # ------------------------------------------------------------------------------- the pool of ranks
 
