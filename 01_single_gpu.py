@@ -519,8 +519,8 @@ def report(args, device, text, run, model, model_forward):
     for reason, size in textbook_difference(cfg, b).items():
         run.note(f"  {quantity(size):>10} {reason}")
 
-    model_flops = step_flops(cfg, args.batch, args.attention, "none")
-    full = [step_flops(cfg, args.batch, args.attention, "full", stop) for stop in (False, True)]
+    model_flops = step_flops(cfg, args.batch, "plain", "none")     # a fused backward recomputes
+    full = [step_flops(cfg, args.batch, "plain", "full", stop) for stop in (False, True)]
     run.note(f"recomputing every block takes {full[0] / model_flops:.2f} times the FLOPs, "
              f"{full[1] / model_flops:.2f} times where the checkpoint stops early, as in training")
     six_n = 6 * cfg.parameters() * args.batch * cfg.seq / model_flops

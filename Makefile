@@ -49,7 +49,7 @@ tour: $(READY)  ## run the course on this machine: every chapter, then one table
 test: lint  ## lint, then all tests (CHAPTERS=folder tests the chapters in there)
 	$(PYTHON) -m pytest -q tests
 
-lint: $(READY)
+lint: $(READY)  ## check the style
 	@if $(PYTHON) -m ruff --version >/dev/null 2>&1; then echo "ruff $(LINT)"; $(PYTHON) -m ruff $(LINT); \
 	else echo "lint: $(PYTHON) has no ruff, so it is left out"; fi
 
