@@ -10,14 +10,15 @@ is it that has to fit, and what takes the time? A step is three acts:
     bytes            ___
        |           _/   \__
        |         _/        \__           activations pile up in forward, backward uses them up
-       |       _/   __________\_____
-       |     _/____/                |    gradients come in backward, and stay until the next step
-       |____/_______________________|__  optimizer states come with the first step, and stay
+       |       _/   __________\______
+       |     _/____/                 |   gradients come in backward, and go when a step begins
+       |____/________________________|_  optimizer states come with the first step, and stay
        |_______________________________  parameters
             forward    backward   optimizer
 
-The first step differs from all others: its optimizer states only appear at its end. (On a GPU, the
-allocator also has its blocks to find.) A run draws this picture from what it measured.
+The first step differs from all others: its optimizer states only appear at its end. (On a GPU it is
+also slower: PyTorch has yet to get its memory from the driver, and keeps it from then on.) A run
+draws this picture from what it measured.
 
 Model states (bytes per parameter)
 
@@ -26,12 +27,18 @@ Model states (bytes per parameter)
     bf16, fp16           2           2      4 + 4 + 4      master weights  16
     bf16-fp32grad        2         2 + 4    4 + 4 + 4                      20
 
-Mixed precision saves no memory here: it buys fast 16-bit matmuls and halves the activations. It
-needs the fp32 master copy because an update smaller than 1/256 of a bf16 weight would round away.
-fp16 has more digits but a narrow range, so small gradients vanish: the loss is multiplied by a
-scale before backward, and the gradients are divided by it after. Too large a scale shows up as
-inf: that step is skipped and the scale halved. After a run of good steps it is doubled. A run in 16
-bits is compared with one GPU in fp32, at the tolerances that `common.tolerances` explains.
+Mixed precision saves nothing in this table: it halves the activations, and buys fast 16-bit
+matmuls. It needs the fp32 master copy because bf16 keeps 8 bits of a number: an update below 1/512
+of a weight rounds away. fp16 has 11 bits but a narrow range, so small gradients vanish: the loss is
+multiplied by a scale before backward, and the gradients are divided by it after. Too large a scale
+shows up as inf: that step is skipped and the scale halved. After a run of good steps it is doubled.
+
+A run with --precision in 16 bits is compared with one GPU in fp32 (one with --dtype bfloat16, where
+all is 16 bits, with one GPU in bfloat16). Losses, means over many tokens, agree to 5e-3 in bf16 and
+1e-3 in fp16. A gradient is a sum over tokens whose terms cancel, so its rounding errors are large
+beside what is left: 0.4 and 0.05 of its largest element, and in the first step alone, since from
+there on the two runs have other weights. AdamW's parameters are not compared: it moves one as far
+for a tiny gradient as for a large one, so a wrong sign of a tiny one counts in full.
 
 Gradient accumulation (--micro-batch) cuts the batch into micro-batches, which run one after the
 other and add up their gradients: activations shrink, nothing else changes. The one trap: each
@@ -60,13 +67,14 @@ Run it:
     python 01_single_gpu.py --preset gpt2 --precision bf16 --attention sdpa       (on a GPU)
 
 Sources: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022),
-section 4; Micikevicius et al., Mixed Precision Training (2018), section 3; Chowdhery et al., PaLM
-(2022), appendix B (MFU); Ultra-Scale Playbook, "First Steps: Training on One GPU".
+sections 4 and 5; Micikevicius et al., Mixed Precision Training (2018), section 3; Chowdhery et al.,
+PaLM (2022), appendix B (MFU); Ultra-Scale Playbook, "First Steps: Training on One GPU".
 """
 
 import contextlib
 import functools
 import itertools
+import math
 import statistics
 import time
 import weakref
@@ -78,7 +86,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import common
-from common import clip_grads, gpt, grad_norm, loss_sum, nbytes, quantity
+from common import clip_grads, clip_scale, gpt, grad_norm, loss_sum, nbytes, quantity
 
 # ------------------------------------------------------------------------------------- the forward
 
@@ -130,28 +138,29 @@ class MasterWeights:
 
     It rounds the model's parameters to `dtype` in place. With fp32_grads, the 16-bit gradients of
     each micro-batch are added up in fp32. Without, they add up in 16 bits, and become fp32 one
-    parameter at a time: hence an optimizer for each.
+    parameter at a time: hence an optimizer for each. Frozen parameters only become 16-bit, and one
+    that got no gradient is left as it is, as PyTorch's optimizers do.
     """
 
     def __init__(self, model, make_optimizer, dtype, fp32_grads=False):
-        self.parameters, self.fp32_grads, self.factor = list(model.parameters()), fp32_grads, 1.0
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self.names, self.parameters = zip(*trained)
         self.masters = [nn.Parameter(p.detach().clone()) for p in self.parameters]  # 4 bytes each
         self.optimizers = [make_optimizer([master]) for master in self.masters]     # 8 for AdamW
-        for p, master in zip(self.parameters, self.masters):
+        self.fp32_grads, self.factor = fp32_grads, 1.0
+        for p in model.parameters():
             p.data = p.data.to(dtype)                                               # 2
-            master.grad = torch.zeros_like(master) if fp32_grads else None          # 4 or 0
 
     def zero_grad(self):
-        for p, master in zip(self.parameters, self.masters):
+        for p in (*self.parameters, *self.masters):
             p.grad = None
-            if self.fp32_grads:
-                master.grad.zero_()
 
     def accumulate(self):
-        """After the backward of a micro-batch: move its gradients into the fp32 sums."""
-        if self.fp32_grads:
-            for p, master in zip(self.parameters, self.masters):
-                master.grad += p.grad
+        """After the backward of a micro-batch: add its gradients to the fp32 sums."""
+        for p, master in zip(self.parameters, self.masters):
+            if self.fp32_grads and p.grad is not None:
+                sums = torch.zeros_like(master) if master.grad is None else master.grad
+                master.grad = sums.add_(p.grad)                                     # 4
                 p.grad.zero_()
 
     def norm(self):
@@ -161,10 +170,9 @@ class MasterWeights:
         """Step the masters with `factor` times the gradients, and round them to the parameters."""
         self.factor = factor
         for p, master, optimizer in zip(self.parameters, self.masters, self.optimizers):
-            if self.fp32_grads:
-                master.grad *= factor
-            else:
-                master.grad = p.grad.float() * factor
+            if p.grad is None:
+                continue
+            master.grad = (master.grad if self.fp32_grads else p.grad.float()).mul_(factor)
             optimizer.step()
             p.data.copy_(master.data)
             if not self.fp32_grads:
@@ -176,11 +184,12 @@ class MasterWeights:
         moments = [list(optimizer.state.values()) for optimizer in self.optimizers]
         return self.parameters, gradients, [self.masters, moments]
 
-    def named_masters(self, names):
+    def named_masters(self):
         """(name, fp32 parameter) pairs, with the gradients of the last step: for the verifier."""
-        for name, p, master in zip(names, self.parameters, self.masters):
+        for name, p, master in zip(self.names, self.parameters, self.masters):
             shown = nn.Parameter(master.detach())
-            shown.grad = master.grad if self.fp32_grads else p.grad.float() * self.factor
+            if p.grad is not None:
+                shown.grad = master.grad if self.fp32_grads else p.grad.float() * self.factor
             yield name, shown
 
 
@@ -213,7 +222,7 @@ def mixed_step(masters, scale, forward, micro_batches, valid, clip):
     norm = masters.norm() / factor
     overflow = scale is not None and not norm.isfinite().item()         # the host waits for this
     if not overflow:
-        masters.step((clip / (norm + 1e-6)).clamp(max=1) / factor if clip else 1 / factor)
+        masters.step(clip_scale(norm, clip) / factor if clip else 1 / factor)
     if scale:
         scale.update(overflow)
     return total, norm
@@ -282,7 +291,7 @@ def activation_bytes(cfg, batch, attention, recompute, e):
 
 
 def textbook_activation_bytes(cfg, batch):
-    """The well-known s·b·h·(34 + 5·a·s/h) of one 16-bit block (Korthikanti et al., equation 2)."""
+    """The well-known s·b·h·(34 + 5·a·s/h) of one 16-bit block (Korthikanti et al., equation 1)."""
     return batch * cfg.seq * (34 * cfg.dim + 5 * cfg.heads * cfg.seq)
 
 
@@ -319,12 +328,29 @@ def step_flops(cfg, batch, attention, recompute, early_stop=False):
     return cfg.layers * (linears + core + backward + again) + 3 * head
 
 
-PEAK_FLOPS = {  # dense bf16 of one SXM module, by NVIDIA's data sheets
-    "A100": 312e12,
-    "H100": 989e12,
-    "H200": 989e12,
-    "B200": 2250e12,
+def model_flops(cfg, batch):
+    """FLOPs that a step needs, however it is computed: fused attention recomputes its scores too,
+    which no more counts here than our recomputation."""
+    return step_flops(cfg, batch, "plain", "none")
+
+
+def rule_of_thumb(cfg, batch):
+    """6·N a token: N counts the embedding, which multiplies nothing, but not attention's scores."""
+    return 6 * cfg.parameters() * batch * cfg.seq
+
+
+PEAK_FLOPS = {  # dense bf16 FLOP/s by CUDA's name of the device; NVIDIA's data sheets, which give
+    "NVIDIA A100-SXM4-40GB": 312e12,    # the sparse rate, twice as high, from the H100 on
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA B200": 2250e12,
 }
+
+
+def utilization(flops, seconds, gpu):
+    """The share of the GPU's peak: MFU for the model's FLOPs, HFU for all that were computed."""
+    return flops / seconds / PEAK_FLOPS[gpu]
 
 
 # -------------------------------------------------------------------------------- the measurements
@@ -339,18 +365,25 @@ def measure_activations(model, forward, tokens, targets):
 
 
 def measure_flops(forward, tokens, targets, early_stop=False):
-    """FLOPs of one forward and backward by PyTorch's counter, which must be told of CPU's SDPA."""
+    """FLOPs of one forward and backward by PyTorch's counter.
+
+    It must be told of the CPU's fused attention, and in torch 2.11 of CUDA's with grouped queries.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     def matmuls(how_many, q, k):
         (batch, heads, rows, head_dim), columns = q, k[2]
         return how_many * 2 * batch * heads * rows * columns * head_dim
 
-    aten, name = torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"
-    counter = FlopCounterMode(display=False, custom_mapping={
-        getattr(aten, name): lambda q, k, *rest, **more: matmuls(2, q, k),
-        getattr(aten, name + "_backward"): lambda grad, q, k, *rest, **more: matmuls(5, q, k),
-    })
+    known = {}
+    for kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention",
+                   "cudnn_attention"):
+        forward_op, backward_op = (getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{suffix}")
+                                   for suffix in ("", "_backward"))
+        known[forward_op] = lambda q, k, *rest, **more: matmuls(2, q, k)
+        known[backward_op] = lambda grad, q, k, *rest, **more: matmuls(5, q, k)
+
+    counter = FlopCounterMode(display=False, custom_mapping=known)
     with set_checkpoint_early_stop(early_stop), counter:
         loss_sum(forward(tokens), targets).backward()
     return counter.get_total_flops()
@@ -397,12 +430,13 @@ def draw(timeline, path, title):
     """Draw the bytes of each kind over time, stacked."""
     from matplotlib.figure import Figure
 
-    seconds, *kinds = zip(*timeline.samples)
+    seconds, parameters, gradients, states, activations = zip(*timeline.samples)
+    kinds = parameters, states, gradients, activations
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.stackplot([1e3 * t for t in seconds], [[b / 1e6 for b in kind] for kind in kinds],
-                   labels=("parameters", "gradients", "optimizer states", "activations"),
-                   colors=("#355070", "#e56b6f", "#b56576", "#eaac8b"))
+                   labels=("parameters", "optimizer states", "gradients", "activations"),
+                   colors=("#355070", "#6d597a", "#e56b6f", "#eaac8b"))
     axes.set(xlabel="time in operators (ms)", ylabel="MB", title=title)
     axes.margins(x=0)
     axes.set_ylim(top=1.15 * axes.get_ylim()[1])
@@ -422,7 +456,6 @@ def train(args, device, text, run):
     half, cfg = HALF[args.precision], args.model
     mixed, by_torch = half and args.variant == "hand", args.variant == "torch"
     model = gpt(cfg, args.seed, device, common.DTYPES[args.dtype])
-    names = [name for name, _ in model.named_parameters()]
     set_core(model, args.attention, args.recompute)
     autocast = torch.autocast(device.type, half or torch.bfloat16, enabled=bool(half and by_torch))
 
@@ -459,8 +492,8 @@ def train(args, device, text, run):
             watcher, run_forward = timeline, model_forward
         with run.measure(i), watcher:
             loss, norm = step(run_forward, list(zip(*pieces)), valid, args.clip)
-        run.log(i, batch, loss, norm,
-                masters.named_masters(names) if mixed else model.named_parameters())
+        shown = masters.named_masters() if mixed else model.named_parameters()
+        run.log(i, batch, loss, norm, shown, skipped=bool(scale and not norm.isfinite()))
 
     run.check_comm({})                              # one GPU has nobody to send to
     width = common.DTYPES[args.dtype].itemsize
@@ -494,16 +527,15 @@ def report(args, device, text, run, model, model_forward):
     exact = on_cpu and args.variant == "hand"       # CUDA and autocast keep other tensors
     batch = first_micro_batch(args, device, text)
 
-    chosen = args.attention, args.recompute
+    chosen, off = (args.attention, args.recompute), 0
     everything = itertools.product(CORES, RECOMPUTE)
     for attention, recompute in everything if on_cpu and args.preset == "tiny" else [chosen]:
         set_core(model, attention, recompute)
         forward = functools.partial(model_forward, recompute=recompute)
         kept = measure_activations(model, forward, *batch)
         formula = activation_bytes(cfg, b, attention, recompute, e)
-        run.check(f"kept: {attention}, {recompute}", kept, formula, exact=exact)
-        if not exact:
-            run.note(f"the formula is that of CPU kernels without autocast: {kept - formula:+,} B")
+        run.check(f"kept per micro-batch: {attention}, {recompute}", kept, formula, exact=exact)
+        off = max(off, abs(kept - formula))
         for early_stop in (False, True):
             formula = step_flops(cfg, args.batch, attention, recompute, early_stop)
             if early_stop and formula == step_flops(cfg, args.batch, attention, recompute):
@@ -512,6 +544,9 @@ def report(args, device, text, run, model, model_forward):
             name = f"computed: {attention}, {recompute}{', early stop' * early_stop}"
             run.check(name, measured, formula, "FLOP", exact)
     set_core(model, *chosen)
+    if off:
+        why = "autocast keeps rounded copies of the parameters" if on_cpu else "CUDA's kernels do"
+        run.note(f"the formula is for eager CPU kernels; {why}: up to {quantity(off)} away")
 
     ours = block_activation_bytes(cfg, b, "plain", "none", 2)
     run.note(f"a block in 16 bits keeps {quantity(ours)}; the textbook's s·b·h·(34 + 5·a·s/h) is "
@@ -519,33 +554,40 @@ def report(args, device, text, run, model, model_forward):
     for reason, size in textbook_difference(cfg, b).items():
         run.note(f"  {quantity(size):>10} {reason}")
 
-    model_flops = step_flops(cfg, args.batch, "plain", "none")     # a fused backward recomputes
+    needed = model_flops(cfg, args.batch)
     full = [step_flops(cfg, args.batch, "plain", "full", stop) for stop in (False, True)]
-    run.note(f"recomputing every block takes {full[0] / model_flops:.2f} times the FLOPs, "
-             f"{full[1] / model_flops:.2f} times where the checkpoint stops early, as in training")
-    six_n = 6 * cfg.parameters() * args.batch * cfg.seq / model_flops
-    run.note(f"6·N·tokens is {six_n:.2f} of the FLOPs: N has the embedding, which multiplies "
-             "nothing, but not the scores")
+    run.note(f"recomputing every block takes {full[0] / needed:.2f} times the FLOPs, "
+             f"{full[1] / needed:.2f} times where the checkpoint stops early, as in training")
+    run.note(f"6·N·tokens is {rule_of_thumb(cfg, args.batch) / needed:.2f} of the FLOPs: N has the "
+             "embedding, which multiplies nothing, but not the scores")
     seconds = statistics.median(run.seconds[WATCHED_STEPS:] or run.seconds)
-    speed = f"{args.batch * cfg.seq / seconds:,.0f} tokens/s"
+    run.note(f"{args.batch * cfg.seq / seconds:,.0f} tokens/s")
     gpu = "" if on_cpu else torch.cuda.get_device_name(device)
-    for peak in (PEAK_FLOPS[name] for name in PEAK_FLOPS if name in gpu):
+    if gpu in PEAK_FLOPS:
         computed = step_flops(cfg, args.batch, *chosen, early_stop=True)
-        speed += (f", MFU {model_flops / seconds / peak:.1%}, HFU {computed / seconds / peak:.1%} "
-                  f"of the {peak / 1e12:.0f} TFLOP/s of {gpu} in bf16")
-    run.note(speed)
+        run.note(f"MFU {utilization(needed, seconds, gpu):.1%}, HFU "
+                 f"{utilization(computed, seconds, gpu):.1%} of the {PEAK_FLOPS[gpu] / 1e12:.0f} "
+                 f"TFLOP/s of {gpu} in bf16")
+    elif gpu:
+        run.note(f"no MFU: PEAK_FLOPS has no {gpu}")
 
 
 @torch.no_grad()
 def sample(model, prompt, length=160, temperature=0.7):
-    """Let the model continue a text, byte by byte."""
-    generator, tokens = torch.Generator().manual_seed(0), list(prompt.encode())
+    """Let the model continue a text, token by token. Returns all tokens, the prompt's first."""
+    generator, tokens = torch.Generator().manual_seed(0), list(prompt)
     device, seq = model[0].weight.device, len(model[1].attn.positions)
     for _ in range(length):
         logits = forward(model, torch.tensor([tokens[-seq:]], device=device), "none")[0, -1]
-        probabilities = (logits[:256].float().cpu() / temperature).softmax(0)
+        probabilities = (logits.float().cpu() / temperature).softmax(0)
         tokens.append(torch.multinomial(probabilities, 1, generator=generator).item())
-    return bytes(tokens).decode(errors="replace")
+    return tokens
+
+
+def printable(tokens):
+    """Byte tokens as text, in which whatever a terminal could stumble over is a dot."""
+    text = bytes(min(token, 255) for token in tokens).decode("latin-1")
+    return "".join(c if c == "\n" or c.isascii() and c.isprintable() else "·" for c in text)
 
 
 def main(argv=None):
@@ -561,26 +603,33 @@ def main(argv=None):
     args = common.parse(parser, argv)
     common.split_batch(args, ranks=1)
     if common.environment("WORLD_SIZE", 1) > 1:
-        common.refuse("--nproc_per_node: this chapter trains on one GPU; 1 would work")
+        common.refuse(f"--nproc_per_node {common.environment('WORLD_SIZE', 1)}: this chapter "
+                      "trains on one GPU; 1 would work")
     if HALF[args.precision] and args.dtype != "float32":
         common.refuse(f"--precision {args.precision} rounds float32, and --dtype is {args.dtype}; "
                       "--dtype float32 would work")
+    if args.compile and args.steps <= WATCHED_STEPS:
+        common.refuse(f"--steps {args.steps} ends before --compile comes in, after the steps of "
+                      f"the picture; {WATCHED_STEPS + 1} would work")
     text = common.Text(args)
     ranks = common.start(args)
 
     build = functools.partial(gpt, args.model, args.seed, ranks.device, common.DTYPES[args.dtype])
-    run = common.Run(args, ranks, text, build, sixteen_bit=HALF[args.precision] is not None)
+    half = HALF[args.precision]
+    precision = args.precision if half else args.dtype
+    how = f"precision {precision}, attention {args.attention}, recompute {args.recompute}"
+    run = common.Run(args, ranks, text, build, how, half and str(half).removeprefix("torch."))
     model, model_forward, timeline = train(args, ranks.device, text, run)
     report(args, ranks.device, text, run, model, model_forward)
+
     last = run.loss[-20:]
     run.note(f"mean loss of the last {len(last)} steps: {statistics.mean(last):.3f} nats per token")
-    how = f"{args.precision}, recompute {args.recompute}"
     draw(timeline, args.plot, f"The first steps ({how}): optimizer states come with the first")
     run.note(f"picture: {args.plot}")
-    status = run.finish()
-    if text.tokens.itemsize == 1:
-        run.say(f"  what it writes by now:\n{sample(model, 'import ')}")
-    return status
+    if text.tokens.itemsize == 1 and math.isfinite(last[-1]):
+        written = printable(sample(model, text.tokens[:8].tolist())).splitlines()
+        run.note("what it writes by now:" + "".join(f"\n    | {line}" for line in written))
+    return run.finish()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import faulthandler
 import functools
 import gc
-import importlib
+import importlib.util
 import multiprocessing
 import os
 import pickle
@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = Path(os.environ.get("CHAPTERS", ROOT)).resolve()
-sys.path[:0] = [str(CHAPTERS), str(ROOT)]
+sys.path.insert(0, str(ROOT))  # common.py is always ours: it has the verifier
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
 
 # ------------------------------------------------------------------------------- the pool of ranks
@@ -34,21 +34,23 @@ def serve(pipe, stacks):
     gc.freeze()  # what is imported by now is no garbage: saves 0.1 s a call
     faulthandler.register(signal.SIGUSR1, open(stacks, "w"), all_threads=True)
     while True:
-        function, args, rank, world, store = pickle.loads(pipe.recv_bytes())
+        rank, world, store, call = pickle.loads(pipe.recv_bytes())
         os.environ |= {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(world),
             "LOCAL_WORLD_SIZE": str(world),
         }
-        dist.init_process_group("gloo", f"file://{store}", timedelta(minutes=5), world, rank)
         try:
-            answer = True, function(*args)
+            dist.init_process_group("gloo", f"file://{store}", timedelta(minutes=5), world, rank)
+            function, args = pickle.loads(call)
+            answer = pickle.dumps((True, function(*args)))
         except BaseException:  # a SystemExit too: the test wants to see it
-            answer = False, f"failed:\n{traceback.format_exc()}"
+            answer = pickle.dumps((False, f"failed:\n{traceback.format_exc()}"))
         gc.collect()
-        dist.destroy_process_group()
-        pipe.send_bytes(pickle.dumps(answer))
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        pipe.send_bytes(answer)
 
 
 class Pool:
@@ -74,14 +76,14 @@ class Pool:
         pipes = {pipe: rank for rank, (_, pipe, _) in enumerate(self.members[:world])}
         store = tempfile.mktemp(dir=self.folder)
         for pipe, rank in pipes.items():
-            pipe.send_bytes(pickle.dumps((function, args, rank, world, store)))
+            pipe.send_bytes(pickle.dumps((rank, world, store, pickle.dumps((function, args)))))
 
         answers = {}  # rank: (whether it worked, result or report)
         deadline = time.monotonic() + timeout
         while len(answers) < world and all(worked for worked, _ in answers.values()):
             waiting = [pipe for pipe, rank in pipes.items() if rank not in answers]
             ready = wait(waiting, max(0, deadline - time.monotonic()))
-            answers |= {pipes[pipe]: receive(pipe) for pipe in ready}
+            answers |= {pipes[pipe]: self.receive(pipes[pipe]) for pipe in ready}
             if not ready:
                 break
         if len(answers) < world or not all(worked for worked, _ in answers.values()):
@@ -92,7 +94,7 @@ class Pool:
         """Fail the test with what happened on each rank, and the stacks of those that hang."""
         time.sleep(1)  # a rank that lost its peer notices soon
         answers |= {
-            rank: receive(pipe)
+            rank: self.receive(rank)
             for pipe, rank in pipes.items()
             if rank not in answers and pipe.poll()
         }
@@ -109,19 +111,20 @@ class Pool:
         ]
         pytest.fail("\n".join(reports), pytrace=False)
 
+    def receive(self, rank):
+        process, pipe, _ = self.members[rank]
+        try:
+            return pickle.loads(pipe.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            process.join(5)
+            return False, f"died, exit code {process.exitcode}"
+
     def stop(self):
         for process, pipe, _ in self.members:
             process.kill()
             process.join()
             pipe.close()
         self.members = []
-
-
-def receive(pipe):
-    try:
-        return pickle.loads(pipe.recv_bytes())
-    except (EOFError, ConnectionResetError):
-        return False, "died"
 
 
 @pytest.fixture(scope="session")
@@ -142,9 +145,14 @@ def ranks(pool):
 
 def chapter(name):
     """The module of a chapter, from CHAPTERS; a test of a chapter that is not there is skipped."""
-    if not (CHAPTERS / f"{name}.py").exists():
+    path = CHAPTERS / f"{name}.py"
+    if not path.exists():
         pytest.skip(f"there is no {name}.py in {CHAPTERS}")
-    return importlib.import_module(name)
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
 
 
 def chapter_names():

@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from conftest import ROOT
 from torch import nn
 
 import common
@@ -95,7 +99,7 @@ def test_rope_depends_on_the_distance_alone():
     q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64)
     score = lambda i, j: (
         common.rope(q, torch.tensor([i])) * common.rope(k, torch.tensor([j]))
-    ).sum()  # noqa: E731
+    ).sum()
     assert score(7, 3).item() == pytest.approx(score(104, 100).item(), rel=1e-10)
     assert score(7, 3).item() != pytest.approx(score(7, 4).item(), rel=1e-3)
 
@@ -266,16 +270,26 @@ def test_any_file_is_read_as_bytes(tmp_path):
     assert len(text.tokens) == 256 and (text.batch(0)[1] - text.batch(0)[0] == 1).all()
 
 
+def test_a_high_token_of_a_bin_is_refused_when_its_batch_is_made(tmp_path, capsys):
+    tokens = np.zeros(2000, "<u2")
+    tokens[1000] = 300
+    tokens.tofile(tmp_path / "rare.bin")
+    text = common.Text(arguments("--data", tmp_path / "rare.bin", "--batch", 1))
+    with pytest.raises(SystemExit, match="2"):
+        [text.batch(step) for step in range(2000)]
+    assert "--vocab 256 is too small for token 300" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------------------------------- ranks
 
 
 @pytest.mark.parametrize(
     ("device", "gpus", "expected"),
     [
-        ("auto", 8, ("cuda:1", "nccl", "cuda, nccl (2 machines, 8 GPU)")),
-        ("cuda", 4, ("cuda:1", "nccl", "cuda, nccl (2 machines, 4 GPU)")),
-        ("cpu", 8, ("cpu", "gloo", "cpu, gloo (2 machines, 8 GPU)")),
-        ("auto", 3, ("cpu", "gloo", "cpu, gloo (2 machines, 3 GPU)")),
+        ("auto", 8, ("cuda:1", "nccl", "cuda, nccl (2 machines, GPUs: 8, local ranks: 4)")),
+        ("cuda", 4, ("cuda:1", "nccl", "cuda, nccl (2 machines, --device cuda)")),
+        ("cpu", 8, ("cpu", "gloo", "cpu, gloo (2 machines, --device cpu)")),
+        ("auto", 3, ("cpu", "gloo", "cpu, gloo (2 machines, GPUs: 3, local ranks: 4)")),
         ("auto", 0, ("cpu", "gloo", "cpu, gloo (2 machines, no GPU)")),
     ],
 )
@@ -290,6 +304,36 @@ def test_a_gpu_for_every_local_rank_or_the_cpu(monkeypatch, device, gpus, expect
     ranks = common.start(common.argparse.Namespace(device=device))
     assert (str(ranks.device), *started, ranks.where) == expected
     assert (ranks.rank, ranks.world) == (5, 8)
+
+
+LEAVES = """
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+import common
+
+def main():
+    common.start(common.argparse.Namespace(device="cpu"))
+    mesh = init_device_mesh("cpu", (1,))
+    cycle = [mesh, dist.group.WORLD]
+    cycle.append(cycle)
+    destroy = dist.destroy_process_group
+    dist.destroy_process_group = lambda: (print("destroyed"), destroy())
+    {ending}
+
+common.launch(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"), [("return 0", 0), ("return 1", 1), ("common.refuse('no')", 2)]
+)
+def test_launch_leaves_cleanly_with_the_status_of_main(tmp_path, ending, status):
+    (tmp_path / "leaves.py").write_text(LEAVES.format(ending=ending))
+    command = [sys.executable, tmp_path / "leaves.py"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert (run.returncode, run.stdout) == (status, "destroyed\n")
+    assert run.stderr == ("error: no\n" if status == 2 else "")
 
 
 # ------------------------------------------------------------------------------------------ shards
@@ -313,6 +357,15 @@ def test_shards_put_together_are_the_whole(ranks, world, rows):
     assert {len(shard) for shard, _, _ in results} == {math.ceil(rows / world)}
     assert [cuts for _, cuts, _ in results] == [((0, r, world), (1, 0, 1)) for r in range(world)]
     assert results[0][2] == (rows, 5)
+
+
+def uneven_parts():
+    with pytest.raises(ValueError, match="2 parts of weight do not divide 3 ranks"):
+        shards_of_a_matrix(6, 2)
+
+
+def test_parts_that_do_not_divide_the_ranks_are_refused(ranks):
+    ranks(3)(uneven_parts)
 
 
 def test_fewer_parts_than_ranks_go_to_neighbours(ranks):
@@ -364,6 +417,20 @@ def test_grad_norm_counts_every_parameter_once(ranks, world, whole):
     for expected, norm, clipped in ranks(world)(norms_of_a_cut_model, whole):
         assert norm == pytest.approx(expected, rel=1e-12)
         assert clipped == pytest.approx(1, rel=1e-5)
+
+
+def norm_over_stages():
+    """Each rank has a layer of its own, as in a pipeline: their squares add up."""
+    layer = nn.Linear(2, 2)
+    for p in layer.parameters():
+        p.grad = torch.full_like(p, dist.get_rank() + 1.0)
+    square = common.squared_norm(layer.parameters())
+    dist.all_reduce(square)
+    return square.item()
+
+
+def test_squared_norms_add_up_over_stages(ranks):
+    assert ranks(3)(norm_over_stages) == [6 * (1 + 4 + 9)] * 3
 
 
 def test_grad_norm_needs_no_group_and_skips_parameters_without_gradient():
@@ -591,6 +658,8 @@ def train(flags, plant=None):
         tokens, targets, valid = batch = text.batch(step)
         mine = [x.chunk(world)[rank].split(args.micro_batch) for x in (tokens, targets)]
         with run.measure(step):
+            if step < common.METERED_STEP:
+                dist.all_reduce(torch.ones(1000))  # what only the first steps send
             optimizer.zero_grad()
             loss = torch.zeros((), dtype=dtype)
             for x, y in zip(*mine):
@@ -681,16 +750,20 @@ def train_quietly(flags, json_path, plant=None):
         ("loss", r"loss in step . is off by 1.0e-03, tolerance 1e-10"),
         ("missing", r"gradients block1.mlp.up.weight in step 1 is off by inf"),
         ("formula", "rank 1: parameters: measured"),
-        ("traffic", "rank 0: all_reduce, payload: measured"),
+        ("traffic", "all_reduce, payload: measured"),
     ],
 )
 def test_a_planted_fault_is_caught_and_named(ranks, tmp_path, plant, named):
     results = ranks(2)(train_quietly, [*FLOAT64, "--batch=8"], str(tmp_path / "run.json"), plant)
-    status, _, output = results[0]
+    status, run, output = results[0]
     assert status == 1 and results[1][0] == 0
     assert re.search(f"✗ {named}", output), output
-    if plant not in ("formula", "traffic"):
-        assert "NOT the same as one GPU" in output
+    if plant in ("formula", "traffic"):
+        failed = [c["name"] for c in run["checks"] if c["ok"] is False]
+        names = {"formula": [], "traffic": ["all_reduce, payload"]}[plant]
+        assert failed == names + [f"rank 1: {name}" for name in names or ["parameters"]]
+    else:
+        assert "NOT the same as one GPU over 3 steps" in output
 
 
 def test_adamw_hides_a_wrong_gradient_scale_from_all_but_the_gradients(ranks, tmp_path):
@@ -704,7 +777,7 @@ def cut_and_verified(wrong_part):
     """A step with MLPs cut over the ranks: each rank is compared with its own part."""
     args = arguments(A_TEXT, "--dtype=float64", "--steps=1", "--optimizer=sgd")
     text, ranks, group = common.Text(args), common.start(args), dist.group.WORLD
-    build = lambda: gpt(args.model, dtype=torch.float64)  # noqa: E731
+    build = lambda: gpt(args.model, dtype=torch.float64)
     verifier = common.Verifier(build, args, ranks, tensor_steps=5)
     whole = build()
     tokens, targets, valid = batch = text.batch(0)
@@ -737,6 +810,85 @@ def test_each_rank_is_compared_with_its_own_part(ranks, world):
     for worst in ranks(world)(cut_and_verified, True):
         assert worst["gradients"][1] == "gradients block1.mlp.up.weight in step 1"
         assert 1e-5 < worst["gradients"][0] <= 1e-3
+
+
+def compared_over_steps(plant):
+    """Two steps of one rank against itself, with tensor_steps=1 and a fault in the second step."""
+    args = arguments(A_TEXT, "--dtype=float64", "--optimizer=sgd")
+    text, ranks = common.Text(args), common.start(args)
+    build = lambda: gpt(args.model, dtype=torch.float64)
+    verifier, model = common.Verifier(build, args, ranks, tensor_steps=1), build()
+    optimizer = common.OPTIMIZERS["sgd"](model.parameters(), None)
+    for step in range(2):
+        tokens, targets, valid = batch = text.batch(step)
+        optimizer.zero_grad()
+        loss = loss_sum(model(tokens), targets) / valid
+        loss.backward()
+        optimizer.step()
+        norm = common.grad_norm(model.parameters())
+        if step == (plant == "no gradient"):
+            loss = loss * (1 + (plant == "loss"))
+            model.block1.mlp.up.weight.grad = None
+            norm = norm * 2
+        verifier.compare(step, batch, loss, norm, model.named_parameters())
+    return verifier.steps, verifier.worst
+
+
+@pytest.mark.parametrize("plant", ["loss", "no gradient"])
+def test_the_verifier_looks_at_tensors_for_so_many_steps(ranks, plant):
+    [(steps, worst)] = ranks(1)(compared_over_steps, plant)
+    assert steps == 2 and worst["parameters"][0] < 1e-12
+    if plant == "loss":  # all in the first step, and a gradient of None counts as zeros
+        assert worst["loss"] == (pytest.approx(1), "loss in step 1")
+        assert worst["gradient norm"] == (pytest.approx(1), "gradient norm in step 1")
+        assert worst["gradients"] == (1, "gradients block1.mlp.up.weight in step 1")
+    else:
+        assert max(value for value, _ in worst.values()) < 1e-12
+
+
+def a_late_loss():
+    args = arguments(A_TEXT, "--dtype=float64", "--optimizer=sgd", "--lr=1e-12")
+    text, ranks = common.Text(args), common.start(args)
+    verifier = common.Verifier(lambda: gpt(args.model, dtype=torch.float64), args, ranks, 1)
+    model = gpt(args.model, dtype=torch.float64)
+    for step in range(3):
+        tokens, targets, valid = batch = text.batch(step)
+        loss = loss_sum(model(tokens), targets) / valid
+        verifier.compare(step, batch, loss * (1 + step), loss, model.named_parameters())
+    return verifier.worst["loss"]
+
+
+def test_losses_are_compared_in_every_step(ranks):
+    assert ranks(1)(a_late_loss) == [(pytest.approx(2), "loss in step 3")]
+
+
+def dtensors_compared():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+    p = nn.Parameter(distribute_tensor(torch.arange(6.0), mesh, [Shard(0)]))
+    p.grad = distribute_tensor(torch.arange(6.0) * 2, mesh, [Shard(0)])
+    tensors = common.compared(torch.zeros(()), torch.zeros(()), [("p", p)])
+    return [tensors[kind, "p"][0].tolist() for kind in ("parameters", "gradients")]
+
+
+def test_dtensors_are_compared_whole(ranks):
+    whole = [0, 1, 2, 3, 4, 5]
+    assert ranks(2)(dtensors_compared) == [[whole, [2 * x for x in whole]]] * 2
+
+
+def test_tolerances():
+    kinds = "loss", "gradient norm", "gradients", "parameters"
+    for dtype, optimizer, values in (
+        ("float64", "adamw", (1e-10, 1e-10, 1e-10, 1e-10)),
+        ("float32", "sgd", (1e-5, 1e-5, 1e-5, 1e-5)),
+        ("float32", "adamw", (1e-5, 1e-5, 1e-5, 1e-3)),
+        ("bfloat16", "momentum", (5e-3, 2e-2, 0.4, 0.4)),
+        ("bfloat16", "adamw", (5e-3, 2e-2, 0.4, None)),
+        ("float16", "sgd", (1e-3, 5e-3, 0.05, 0.05)),
+    ):
+        assert common.tolerances(dtype, optimizer) == dict(zip(kinds, values))
 
 
 def test_difference_is_never_silently_zero():

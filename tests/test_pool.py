@@ -29,6 +29,10 @@ def hang():
     total()
 
 
+def answers_nonsense():
+    return total() if dist.get_rank() == 0 else (lambda: 1)
+
+
 def fail():
     total()
     if dist.get_rank() == 1:
@@ -44,8 +48,9 @@ def test_every_rank_answers_in_order(ranks, world):
 @pytest.mark.parametrize(
     ("function", "report"),
     [
-        (die, "rank 0 .*all_reduce.*rank 1 died"),
+        (die, "rank 0 .*all_reduce.*rank 1 died, exit code 3"),
         (hang, "rank 0 hangs.*all_reduce.*rank 1 hangs.*in hang"),
+        (answers_nonsense, "rank 1 failed.*pickle"),
         (fail, "rank 0 .*all_reduce.*rank 1 failed.*one and one is three"),
     ],
 )
