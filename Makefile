@@ -26,9 +26,9 @@ setup: $(READY)  ## make .venv and install requirements.txt into it
 	.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt
 	@touch $@
 
-# Run every chapter, on 8 CPU ranks (01 on one), with --plot $(1)/NN_name.png; stop at the first that fails.
+# Run every chapter, on 8 CPU ranks (01 on one), with --plot in $(1), flags $(2) and --json in $(3);
+# stop at the first that fails.
 define run_chapters
-	@mkdir -p runs $(1)
 	@for chapter in $(CHAPTERS_HERE:.py=); do \
 		case $$chapter in \
 			01_*) launch="$(PYTHON)" ;; \
@@ -36,12 +36,12 @@ define run_chapters
 		esac; \
 		command="$$launch $$chapter.py --device=cpu --plot=$(1)/$$chapter.png $(2)"; \
 		echo; echo "$$ $$command"; \
-		$$command --json=runs/$$chapter.json || { echo "make $@: $$chapter.py failed" >&2; exit 1; }; \
+		$$command --json=$(3)/$$chapter.json || { echo "make $@: $$chapter.py failed" >&2; exit 1; }; \
 	done
 endef
 
 tour: $(READY)  ## run the course on this machine: every chapter, then one table
-	$(call run_chapters,runs)
+	$(call run_chapters,runs,,runs)
 	@echo
 	@$(PYTHON) common.py $(CHAPTERS_HERE:%.py=runs/%.json)
 	@echo "pictures and JSON: runs/"
@@ -57,4 +57,4 @@ bench: $(READY)  ## time the chapters by hand against PyTorch's own
 	$(PYTHON) benchmarks/chapters.py
 
 figures: $(READY)  ## draw figures/ anew
-	$(call run_chapters,figures,--steps=5)
+	$(call run_chapters,figures,--steps=5,runs/figures)
