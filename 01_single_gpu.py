@@ -545,7 +545,7 @@ def report(args, device, text, run, model, model_forward):
             run.check(name, measured, formula, "FLOP", exact)
     set_core(model, *chosen)
     if off:
-        why = "autocast keeps rounded copies of the parameters" if on_cpu else "CUDA's kernels do"
+        why = "autocast keeps 16-bit activations" if on_cpu else "CUDA's kernels keep others"
         run.note(f"the formula is for eager CPU kernels; {why}: up to {quantity(off)} away")
 
     ours = block_activation_bytes(cfg, b, "plain", "none", 2)
