@@ -27,15 +27,16 @@ Model states (bytes per parameter)
     bf16, fp16           2           2      4 + 4 + 4      master weights  16
     bf16-fp32grad        2         2 + 4    4 + 4 + 4                      20
 
-Mixed precision saves nothing in this table: it halves the activations, and buys fast 16-bit
-matmuls. It needs the fp32 master copy because bf16 keeps 8 bits of a number: an update below 1/512
-of a weight rounds away. fp16 has 11 bits but a narrow range, so small gradients vanish: the loss is
-multiplied by a scale before backward, and the gradients are divided by it after. Too large a scale
-shows up as inf: that step is skipped and the scale halved. After a run of good steps it is doubled.
+Mixed precision saves nothing in this table. It buys fast 16-bit matmuls, and halves what the blocks
+keep of activations (the loss stays in fp32, and with a large vocabulary that is much). It needs the
+fp32 master copy because bf16 keeps 8 bits of a number: an update below 1/512 of a weight rounds
+away. fp16 has 11 bits but a narrow range, so small gradients vanish: the loss is multiplied by a
+scale before backward, and the gradients are divided by it after. Too large a scale shows up as inf:
+that step is skipped and the scale halved. After a run of good steps it is doubled.
 
-A run with --precision in 16 bits is compared with one GPU in fp32 (one with --dtype bfloat16, where
-all is 16 bits, with one GPU in bfloat16). Losses, means over many tokens, agree to 5e-3 in bf16 and
-1e-3 in fp16. A gradient is a sum over tokens whose terms cancel, so its rounding errors are large
+A run with --precision in 16 bits is compared with one GPU in fp32. (In --dtype bfloat16 all is 16
+bits, and so is the run on one GPU.) Losses, means over many tokens, agree to 5e-3 in bf16 and 1e-3
+in fp16. A gradient is a sum over tokens whose terms cancel, so its rounding errors are large
 beside what is left: 0.4 and 0.05 of its largest element, and in the first step alone, since from
 there on the two runs have other weights. AdamW's parameters are not compared: it moves one as far
 for a tiny gradient as for a large one, so a wrong sign of a tiny one counts in full.
@@ -50,10 +51,10 @@ Recomputation (--recompute) keeps less and computes it again in backward:
     none        keeps all that backward reads
     selective   drops what grows with seq^2, the attention core, and recomputes only that
     full        keeps the input of each block and runs the block's forward again: about 4/3 of
-                the FLOPs for almost no activations
+                the FLOPs, for the activations of one block at a time
 
 Fused attention (--attention sdpa) makes the selective choice inside its kernel: it keeps one number
-a row in place of the scores. That is why "selective" is history wherever such a kernel runs.
+a row in place of the scores. Where such a kernel runs, "selective" gains next to nothing.
 
 FLOPs: a matmul of (m, k) by (k, n) takes 2mkn, and backward two more of that size. So a step takes
 about 6 FLOPs per parameter and token, and attention 12 · layers · dim · seq per token on top. MFU
@@ -113,18 +114,24 @@ def forward(model, tokens, recompute):
 # ---------------------------------------------------------------------------------------- the step
 
 
-def train_step(model, optimizer, forward, micro_batches, valid, clip):
-    """One optimizer step in full precision. Returns the loss and the gradient norm.
+def accumulate(forward, micro_batches, valid, backward=torch.Tensor.backward):
+    """Add up the gradients of all micro-batches in p.grad. Returns the loss of the whole batch.
 
     micro_batches: pairs of tokens and targets, (micro_batch, seq) each. valid: the valid targets
     of the whole batch; every micro-batch divides by them, and not by its own.
     """
-    optimizer.zero_grad()
     total = 0
     for tokens, targets in micro_batches:
         loss = loss_sum(forward(tokens), targets) / valid
-        loss.backward()                                         # adds to p.grad: accumulation
+        backward(loss)                                          # adds to p.grad
         total += loss.detach()
+    return total
+
+
+def train_step(model, optimizer, forward, micro_batches, valid, clip):
+    """One optimizer step in full precision. Returns the loss and the gradient norm."""
+    optimizer.zero_grad()
+    total = accumulate(forward, micro_batches, valid)
 
     norm = grad_norm(model.parameters())
     if clip:
@@ -210,14 +217,14 @@ class LossScale:
 
 def mixed_step(masters, scale, forward, micro_batches, valid, clip):
     """The same step with 16-bit parameters and gradients. scale: fp16's LossScale, or None."""
-    masters.zero_grad()
     factor = scale.value if scale else 1.0
-    total = 0
-    for tokens, targets in micro_batches:
-        loss = loss_sum(forward(tokens), targets) / valid
+
+    def backward(loss):
         (loss * factor).backward()
         masters.accumulate()
-        total += loss.detach()
+
+    masters.zero_grad()
+    total = accumulate(forward, micro_batches, valid, backward)
 
     norm = masters.norm() / factor
     overflow = scale is not None and not norm.isfinite().item()         # the host waits for this
@@ -232,11 +239,7 @@ def torch_step(model, optimizer, scaler, forward, micro_batches, valid, clip):
     """The same with PyTorch's tools: a GradScaler, and a forward under autocast, which keeps fp32
     parameters and rounds them inside each operator."""
     optimizer.zero_grad()
-    total = 0
-    for tokens, targets in micro_batches:
-        loss = loss_sum(forward(tokens), targets) / valid
-        scaler.scale(loss).backward()
-        total += loss.detach()
+    total = accumulate(forward, micro_batches, valid, lambda loss: scaler.scale(loss).backward())
 
     scaler.unscale_(optimizer)
     norm = nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf"))
@@ -335,12 +338,16 @@ def model_flops(cfg, batch):
 
 
 def rule_of_thumb(cfg, batch):
-    """6·N a token: N counts the embedding, which multiplies nothing, but not attention's scores."""
+    """6·N a token: N leaves out attention's scores, and has an untied embedding, which multiplies
+    nothing."""
     return 6 * cfg.parameters() * batch * cfg.seq
 
 
-PEAK_FLOPS = {  # dense bf16 FLOP/s by CUDA's name of the device; NVIDIA's data sheets, which give
-    "NVIDIA A100-SXM4-40GB": 312e12,    # the sparse rate, twice as high, from the H100 on
+# Dense bf16 FLOP/s of SXM modules (PCIe cards are slower), by CUDA's name of the device. Source:
+# the data sheets at nvidia.com/en-us/data-center/ a100, h100, h200 and dgx-b200 (for 8 GPUs). From
+# the H100 on they give the rate for sparse matrices, which is twice the dense one.
+PEAK_FLOPS = {
+    "NVIDIA A100-SXM4-40GB": 312e12,
     "NVIDIA A100-SXM4-80GB": 312e12,
     "NVIDIA H100 80GB HBM3": 989e12,
     "NVIDIA H200": 989e12,
@@ -435,7 +442,8 @@ def draw(timeline, path, title):
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.stackplot([1e3 * t for t in seconds], [[b / 1e6 for b in kind] for kind in kinds],
-                   labels=("parameters", "optimizer states", "gradients", "activations"),
+                   labels=("parameters", "optimizer states", "gradients",
+                           "activations, and what an operator needs for a moment"),
                    colors=("#355070", "#6d597a", "#e56b6f", "#eaac8b"))
     axes.set(xlabel="time in operators (ms)", ylabel="MB", title=title)
     axes.margins(x=0)
@@ -524,7 +532,7 @@ def report(args, device, text, run, model, model_forward):
     """Check activations and FLOPs against their formulas, and note what explains them."""
     cfg, b, on_cpu = args.model, args.micro_batch, device.type == "cpu"
     e = next(model.parameters()).element_size()
-    exact = on_cpu and args.variant == "hand"       # CUDA and autocast keep other tensors
+    autocast = args.variant == "torch" and HALF[args.precision]     # keeps others: no formula
     batch = first_micro_batch(args, device, text)
 
     chosen, off = (args.attention, args.recompute), 0
@@ -533,34 +541,38 @@ def report(args, device, text, run, model, model_forward):
         set_core(model, attention, recompute)
         forward = functools.partial(model_forward, recompute=recompute)
         kept = measure_activations(model, forward, *batch)
-        formula = activation_bytes(cfg, b, attention, recompute, e)
-        run.check(f"kept per micro-batch: {attention}, {recompute}", kept, formula, exact=exact)
-        off = max(off, abs(kept - formula))
+        formula = None if autocast else activation_bytes(cfg, b, attention, recompute, e)
+        run.check(f"kept per micro-batch: {attention}, {recompute}", kept, formula, exact=on_cpu)
+        off = 0 if autocast else max(off, abs(kept - formula))
         for early_stop in (False, True):
             formula = step_flops(cfg, args.batch, attention, recompute, early_stop)
             if early_stop and formula == step_flops(cfg, args.batch, attention, recompute):
                 continue                            # nothing to stop early
             measured = args.batch // b * measure_flops(forward, *batch, early_stop)
             name = f"computed: {attention}, {recompute}{', early stop' * early_stop}"
-            run.check(name, measured, formula, "FLOP", exact)
+            run.check(name, measured, formula, "FLOP", exact=on_cpu)
     set_core(model, *chosen)
-    if off:
-        why = "autocast keeps 16-bit activations" if on_cpu else "CUDA's kernels keep others"
-        run.note(f"the formula is for eager CPU kernels; {why}: up to {quantity(off)} away")
+    if off and not on_cpu:
+        run.note("kept: CUDA's kernels keep other tensors than the CPU's, which the formula is of; "
+                 f"up to {quantity(off)} away")
 
     ours = block_activation_bytes(cfg, b, "plain", "none", 2)
     run.note(f"a block in 16 bits keeps {quantity(ours)}; the textbook's s·b·h·(34 + 5·a·s/h) is "
              f"{quantity(textbook_activation_bytes(cfg, b))}:")
     for reason, size in textbook_difference(cfg, b).items():
-        run.note(f"  {quantity(size):>10} {reason}")
+        if size:
+            run.note(f"  {quantity(size):>10} {reason}")
 
     needed = model_flops(cfg, args.batch)
     full = [step_flops(cfg, args.batch, "plain", "full", stop) for stop in (False, True)]
     run.note(f"recomputing every block takes {full[0] / needed:.2f} times the FLOPs, "
              f"{full[1] / needed:.2f} times where the checkpoint stops early, as in training")
-    run.note(f"6·N·tokens is {rule_of_thumb(cfg, args.batch) / needed:.2f} of the FLOPs: N has the "
-             "embedding, which multiplies nothing, but not the scores")
-    seconds = statistics.median(run.seconds[WATCHED_STEPS:] or run.seconds)
+    embedding = "" if cfg.tie else "has the embedding, which multiplies nothing, and "
+    run.note(f"6·N·tokens is {rule_of_thumb(cfg, args.batch) / needed:.2f} of the FLOPs: N "
+             f"{embedding}leaves out attention's scores")
+    if args.steps <= WATCHED_STEPS:                 # the picture's steps are slow
+        return
+    seconds = statistics.median(run.seconds[WATCHED_STEPS:])
     run.note(f"{args.batch * cfg.seq / seconds:,.0f} tokens/s")
     gpu = "" if on_cpu else torch.cuda.get_device_name(device)
     if gpu in PEAK_FLOPS:
@@ -611,6 +623,9 @@ def main(argv=None):
     if args.compile and args.steps <= WATCHED_STEPS:
         common.refuse(f"--steps {args.steps} ends before --compile comes in, after the steps of "
                       f"the picture; {WATCHED_STEPS + 1} would work")
+    if args.variant == "torch" and args.precision == "bf16-fp32grad":
+        common.refuse("--precision bf16-fp32grad is for --variant hand: autocast's gradients are "
+                      "fp32 in any case; bf16 would work")
     text = common.Text(args)
     ranks = common.start(args)
 

@@ -212,8 +212,9 @@ class Text:
             size = path.stat().st_size // kind.itemsize
             self.tokens = np.memmap(path, kind, "r", shape=size) if size else np.empty(0, kind)
         if len(self.tokens) <= seq:
-            refuse(f"--seq {seq} needs a text of {seq + 1} tokens or more; "
-                   f"{self.name} has {len(self.tokens)}")
+            fits = f"--seq {len(self.tokens) - 1}" if len(self.tokens) > 1 else "a longer --data"
+            refuse(f"--seq {seq} needs a text of {seq + 1} tokens or more, and {self.name} has "
+                   f"{len(self.tokens)}; {fits} would work")
         if self.tokens.itemsize == 1 and args.model.vocab < 256:
             self.refuse_above_vocabulary(self.tokens)
         self.batch(0)
@@ -621,7 +622,7 @@ class CommMeter(TorchDispatchMode):
         seen = self.total.setdefault(op, {"calls": 0, "bytes": 0, "wire_bytes": 0})
         seen["calls"] += 1
         seen["bytes"] += payload
-        seen["wire_bytes"] += round(payload * wire(group_of(args).size()))
+        seen["wire_bytes"] += payload * wire(group_of(args).size())
 
 
 def group_of(args):
@@ -636,7 +637,7 @@ def group_of(args):
 
 VERIFIED_STEPS = 5      # so many steps are compared: rounding differences grow in any training
 METERED_STEP = 2        # communication is counted in the third step, or the last if there are fewer
-SIXTEEN_BITS = {        # how far an honest run strays, and two times that
+SIXTEEN_BITS = {        # twice what an honest run was seen to stray, or more
     "bfloat16": {"loss": 5e-3, "gradient norm": 2e-2, "gradients": 0.4, "parameters": 0.4},
     "float16": {"loss": 1e-3, "gradient norm": 5e-3, "gradients": 0.05, "parameters": 0.05},
 }
@@ -736,7 +737,7 @@ def difference(tensor, reference, scale):
     if tensor.shape != reference.shape:
         return math.inf
     distance = (tensor.detach().double() - reference).abs().max()
-    return (distance / (scale if scale > 0 else 1)).nan_to_num(math.inf)
+    return (distance / (scale if scale > 0 else 1)).nan_to_num(math.inf, posinf=math.inf)
 
 
 class Run:
@@ -757,7 +758,7 @@ class Run:
         self.loss, self.grad_norm, self.reference, self.seconds = [], [], [], []
         m, s = args.model, "s" * (ranks.world > 1)
         self.say(f"{args.chapter.replace('_', ' ')} · {args.variant} · {ranks.world} rank{s} · "
-                 f"{ranks.where} · {args.dtype}")
+                 f"{ranks.where} · {half or args.dtype}")
         self.say(f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq "
                  f"{m.seq}, batch {args.batch} · {m.parameters() / 1e6:.2f} M parameters")
         self.say(f"  {args.optimizer}{how and ', ' + how} · text: {text.name}, "
@@ -804,9 +805,10 @@ class Run:
         self.loss.append(loss.item())
         self.grad_norm.append(norm.item())
         beside = f"{'-':>12} {'-':>12}"
-        if skipped:
+        verified = self.verifier and self.verifier.steps < VERIFIED_STEPS
+        if verified and skipped:
             self.reference.append((None, None))
-        elif self.verifier and self.verifier.steps < VERIFIED_STEPS:
+        elif verified:
             self.reference.append(self.verifier.compare(step, batch, loss, norm, named_parameters))
             expected = self.reference[-1][0]
             off = abs(self.loss[-1] - expected) / (abs(expected) or 1)
@@ -823,12 +825,17 @@ class Run:
         self.notes.append(f"  {name:<38}{values}   {'' if ok is None else '✓' if ok else '✗'}")
 
     def check_comm(self, formula):
-        """Check all that this rank sent in the metered step: {op: (calls, payload bytes)}."""
+        """Check all that this rank sent in the metered step.
+
+        formula: {op: (calls, payload bytes, wire bytes)}; None where there is no formula.
+        """
+        nothing = {"calls": 0, "bytes": 0, "wire_bytes": 0}
         for op in sorted({*formula, *self.comm.total}):
-            seen = self.comm.total.get(op, {"calls": 0, "bytes": 0})
-            calls, payload = formula.get(op, (0, 0))
-            self.check(f"{op}, calls", seen["calls"], calls, unit="")
-            self.check(f"{op}, payload", seen["bytes"], payload)
+            seen = self.comm.total.get(op, nothing).values()
+            expected = formula.get(op, nothing.values())
+            for what, measured, value in zip(("calls", "payload", "on the wire"), seen, expected):
+                value = value if value is None else round(value)
+                self.check(f"{op}, {what}", round(measured), value, unit="B" * (what != "calls"))
 
     def note(self, line):
         """Say something below the measurements."""
@@ -868,7 +875,7 @@ class Run:
                  for kind, (value, where) in judged.items() if value > self.tolerance[kind]]
         if self.sixteen_bits:
             allowed = ", ".join(f"{kind} {self.tolerance[kind]:.0e}" for kind in judged)
-            print(f"  in 16 bits, tolerances are: {allowed}; but for the loss, of the first step")
+            print(f"  tolerances in 16 bits: {allowed}; after the first step only the loss counts")
         verdict = ", ".join(f"{kind} {value:.0e}" for kind, (value, _) in judged.items())
         same, mark = ("NOT the same", "✗") if wrong else ("same", "✓")
         steps = f"{self.verifier.steps} step{'s' * (self.verifier.steps > 1)}"
@@ -907,6 +914,9 @@ def quantity(value, unit="B"):
 
 def summary(paths):
     """Print one line for each run whose JSON is given."""
+    for path in paths:
+        if not os.path.isfile(path):
+            refuse(f"{path} is no file; a run's --json would work")
     row = "{:<24}{:<12}{:>5}  {:<8}{:>11}{:>14}{:>8}{:>9}"
     print(row.format("chapter", "variant", "ranks", "backend", "final loss", "from one GPU",
                      "checks", "seconds"))

@@ -75,9 +75,12 @@ def main():
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
     parser.add_argument("flags", nargs="*", help="for every run, after --")
     args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error(f"--rounds {args.rounds} is not positive; 3 would work")
 
     pairs = [pair for pair in PAIRS if pair[0].startswith(args.only)]
-    lines = ["# Measured", "", "Written by `python benchmarks/chapters.py --record`.", ""]
+    lines = ["# Measured", "", "Written by `python benchmarks/chapters.py --record`. Machines are "
+             "noisy: trust the ratios, within the ranges, and not the milliseconds.", ""]
     for line in table(pairs, args.rounds, args.flags):
         print(line, flush=True)
         lines.append(line)

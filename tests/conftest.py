@@ -1,9 +1,12 @@
 """The pool of rank processes, and the chapters under test, which CHAPTERS=folder replaces."""
 
+import contextlib
 import faulthandler
 import functools
 import gc
 import importlib.util
+import io
+import json
 import multiprocessing
 import os
 import pickle
@@ -12,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+import types
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -184,3 +188,27 @@ def run_chapter(tmp_path, monkeypatch, capsys):
         return status, *capsys.readouterr()
 
     return run
+
+
+def run_main(name, flags, folder, fault=None):
+    """For a rank of the pool: run a chapter's main. Returns its status, its JSON and its output.
+
+    fault: (right, wrong), a piece of the chapter's source to replace before it runs.
+    """
+    module = broken(name, *fault) if fault else chapter(name)
+    json_file, plot = Path(folder) / "run.json", Path(folder) / "figure.png"
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        status = module.main([*flags, f"--json={json_file}", f"--plot={plot}"])
+    record = json.loads(json_file.read_text()) if dist.get_rank() == 0 else None
+    return status, record, output.getvalue()
+
+
+def broken(name, right, wrong):
+    """The module of a chapter with a fault in its source."""
+    source = (CHAPTERS / f"{name}.py").read_text()
+    assert source.count(right) == 1, f"{name}.py has {source.count(right)} times: {right}"
+    module = types.ModuleType(name)
+    module.__file__ = str(CHAPTERS / f"{name}.py")
+    exec(compile(source.replace(right, wrong), name, "exec"), module.__dict__)
+    return module

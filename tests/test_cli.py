@@ -69,11 +69,23 @@ BAD = [  # flags, and what the line must say: the flag, the value, a value that 
     ),
     (["--data=nowhere.txt"], "--data nowhere.txt is no readable file; the default is"),
     (["--data=."], "--data . is no readable file"),
-    (["--data=empty.txt"], "--seq 128 needs a text of 129 tokens or more; empty.txt has 0"),
-    (["--data=empty.bin"], "--seq 128 needs a text of 129 tokens or more; empty.bin has 0"),
-    (["--data=short.txt"], "--seq 128 needs a text of 129 tokens or more; short.txt has 128"),
-    (["--data=odd.bin"], "--seq 128 needs a text of 129 tokens or more; odd.bin has 128"),
-    (["--seq=100000000"], "--seq 100000000 needs a text of 100000001 tokens or more; Python"),
+    (
+        ["--data=empty.txt"],
+        "--seq 128 needs a text of 129 tokens or more, and empty.txt has 0; a longer --data",
+    ),
+    (
+        ["--data=empty.bin"],
+        "--seq 128 needs a text of 129 tokens or more, and empty.bin has 0; a longer --data",
+    ),
+    (
+        ["--data=short.txt"],
+        "--seq 128 needs .* 129 tokens or more, and short.txt has 128; --seq 127 would work",
+    ),
+    (
+        ["--data=odd.bin"],
+        "--seq 128 needs .* 129 tokens or more, and odd.bin has 128; --seq 127 would work",
+    ),
+    (["--seq=100000000"], "--seq 100000000 needs a text of 100000001 tokens or more, and Python"),
     (["--data=high.bin"], "--vocab 256 is too small for token 32767 of high.bin; 65536 would work"),
     (
         ["--vocab=100"],
@@ -100,10 +112,14 @@ def test_a_bad_argument_costs_one_line_and_status_2(run_chapter, files, name, fl
 
 @EVERY
 def test_only_local_rank_0_complains_and_no_group_is_started(run_chapter, name):
-    for rank, expected in ((0, (2, 1)), (1, (0, 0))):
-        environment = dict(RANK=rank, WORLD_SIZE=2, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=2)
-        status, _, errors = run_chapter(name, "--steps=0", **environment)
-        assert (status, errors.count("\n")) == expected
+    for variables in ("RANK",), ("RANK", "LOCAL_RANK"):  # the latter is torchrun's, not mpirun's
+        for rank, expected in ((0, (2, 1)), (1, (0, 0))):
+            launched = dict.fromkeys(variables, rank) | dict(WORLD_SIZE=2, LOCAL_WORLD_SIZE=2)
+            status, output, errors = run_chapter(name, "--steps=0", **launched)
+            assert (status, errors.count("\n"), output) == (*expected, "")
+            assert "LOCAL_RANK" not in launched or (
+                bool(run_chapter(name, "--help", **launched)[1]) == (rank == 0)
+            )
 
 
 @EVERY
@@ -133,6 +149,11 @@ def test_chapter_01_refuses_what_only_it_can(run_chapter):
         (["--precision=int4"], {}, "--precision: invalid choice: 'int4'.*fp32.*bf16-fp32grad"),
         (["--attention=ring"], {}, "--attention: invalid choice: 'ring'.*plain.*sdpa"),
         (["--recompute=all"], {}, "--recompute: invalid choice: 'all'.*none.*selective.*full"),
+        (
+            ["--variant=torch", "--precision=bf16-fp32grad"],
+            {},
+            "--precision bf16-fp32grad is for --variant hand: .*; bf16 would work",
+        ),
         (["--compile", "--steps=3"], {}, "--steps 3 ends before --compile .*; 4 would work"),
         (["--loss-scale=0"], {}, "--loss-scale: 0 is no number in .*; 65536 would work"),
         (
@@ -228,6 +249,15 @@ def test_summary_of_several_runs(run_chapter, tmp_path, capsys):
     assert one.split()[-2] == f"{len(checks)}/{len(checks)}" and two.split()[5] == "-"
 
 
+def test_summary_of_no_file(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        common.summary(["nowhere.json"])
+    assert capsys.readouterr() == (
+        "",
+        "error: nowhere.json is no file; a run's --json would work\n",
+    )
+
+
 def grade(folder):
     tests = ROOT / "tests/test_01_single_gpu.py"
     return shell(
@@ -247,7 +277,7 @@ def grade(folder):
 def test_chapters_of_another_folder_are_graded(tmp_path):
     """One fault, one failure; their common.py, if they have one, is not the one that judges."""
     source = (ROOT / "01_single_gpu.py").read_text()
-    right, wrong = "        loss.backward()", "        (loss / len(micro_batches)).backward()"
+    right, wrong = "        backward(loss) ", "        backward(loss / len(micro_batches)) "
     assert source.count(right) == 1
     (tmp_path / "01_single_gpu.py").write_text(source.replace(right, wrong))
     (tmp_path / "common.py").write_text("raise SystemExit('a common.py of their own')")
