@@ -24,11 +24,16 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUP_STEPS = 3         # the first steps allocate, are metered and drawn
+# A sequence per rank, and parameters enough for the communication to be a third of the step or more.
+DATA_PARALLEL = "--dim=256 --seq=64 --batch=4 --bucket-mb=4"
 PAIRS = [               # chapter, ranks, flags of both sides, one side, the other
     ("01_single_gpu", 1, "--attention=sdpa", "--variant=hand", "--variant=torch"),
     ("01_single_gpu", 1, "--attention=sdpa --precision=bf16", "--variant=hand", "--variant=torch"),
     ("01_single_gpu", 1, "", "--attention=sdpa", "--attention=plain"),
     ("01_single_gpu", 1, "", "--recompute=full", "--recompute=none"),
+    ("02_data_parallel", 4, DATA_PARALLEL, "--variant=bucket", "--variant=torch"),
+    ("02_data_parallel", 4, DATA_PARALLEL, "--variant=overlap", "--variant=torch"),
+    ("02_data_parallel", 4, DATA_PARALLEL, "--variant=naive", "--variant=torch"),
 ]
 
 
@@ -40,7 +45,8 @@ def milliseconds_per_step(chapter, ranks, flags):
     with tempfile.TemporaryDirectory() as folder:
         command = [*launch, ROOT / f"{chapter}.py", "--steps=30", "--no-verify", *flags,
                    f"--json={folder}/run.json", f"--plot={folder}/figure.png"]
-        run = subprocess.run(command, capture_output=True, text=True)
+        threads = {"OMP_NUM_THREADS": "1"} if ranks > 1 else {}
+        run = subprocess.run(command, capture_output=True, text=True, env=os.environ | threads)
         if run.returncode:
             sys.exit(f"{' '.join(map(str, command))} failed:\n{run.stdout}{run.stderr}")
         steps = json.loads(Path(folder, "run.json").read_text())["step_seconds"]
