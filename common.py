@@ -451,6 +451,14 @@ class Cut(NamedTuple):
     parts: int
 
 
+class Piece(NamedTuple):
+    """Of a flattened parameter, the elements from start to stop; it is on one of `parts` ranks."""
+
+    start: int
+    stop: int
+    parts: int
+
+
 def keep_shard(module, name, dim, axis, parts=None):
     """Replace a parameter by this rank's part along `dim`, and note the cut in `p.cuts`.
 
@@ -473,6 +481,8 @@ def keep_whole(module, name, axis):
 
 
 def take(full, cut):
+    if isinstance(cut, Piece):
+        return full.flatten()[cut.start:cut.stop]
     size = -(-full.shape[cut.dim] // cut.parts)
     padding = size * cut.parts - full.shape[cut.dim]
     full = F.pad(full, [0, 0] * (full.ndim - 1 - cut.dim) + [0, padding]) if padding else full

@@ -24,8 +24,9 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUP_STEPS = 3         # the first steps allocate, are metered and drawn
-# A sequence per rank, and parameters enough for the communication to be a third of the step or more.
+# A sequence per rank, and enough parameters for communication to be a third of the step or more.
 DATA_PARALLEL = "--dim=256 --seq=64 --batch=4 --bucket-mb=4"
+ZERO = "--dim=256 --seq=64 --batch=4"
 PAIRS = [               # chapter, ranks, flags of both sides, one side, the other
     ("01_single_gpu", 1, "--attention=sdpa", "--variant=hand", "--variant=torch"),
     ("01_single_gpu", 1, "--attention=sdpa --precision=bf16", "--variant=hand", "--variant=torch"),
@@ -34,6 +35,9 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, the oth
     ("02_data_parallel", 4, DATA_PARALLEL, "--variant=bucket", "--variant=torch"),
     ("02_data_parallel", 4, DATA_PARALLEL, "--variant=overlap", "--variant=torch"),
     ("02_data_parallel", 4, DATA_PARALLEL, "--variant=naive", "--variant=torch"),
+    ("03_zero", 4, ZERO, "--variant=zero1", "--variant=torch --stage=1"),
+    ("03_zero", 4, ZERO, "--variant=zero2", "--variant=torch --stage=2"),
+    ("03_zero", 4, ZERO, "--variant=zero3", "--variant=torch --stage=3"),
 ]
 
 
@@ -65,7 +69,7 @@ def table(pairs, rounds, flags):
     for chapter, ranks, both, *sides in pairs:
         times = {side: [] for side in sides}
         for _, side in [(i, side) for i in range(rounds) for side in sides]:
-            every = [*both.split(), side, *flags]
+            every = [*both.split(), *side.split(), *flags]
             times[side].append(milliseconds_per_step(chapter, ranks, every))
         one, other = (statistics.median(ms) for ms in times.values())
         cells = " | ".join(f"{side} | {statistics.median(ms):.1f} ({min(ms):.1f} to {max(ms):.1f})"
