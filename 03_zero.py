@@ -11,8 +11,10 @@ the module that computes right now. ZeRO cuts the three, and each cut is a stage
     zero2                  P              G / N           O / N
     zero3                  P / N          G / N           O / N        and what is gathered by now
 
-    with P + G + O = 4Ψ + 4Ψ + 8Ψ for Ψ parameters in fp32 under AdamW. (In mixed precision it is
-    2Ψ + 2Ψ + kΨ with k = 12, the fp32 master weights among the optimizer states.)
+    with P + G + O = 4Ψ + 4Ψ + 8Ψ for Ψ parameters in fp32 under AdamW. With --precision bf16 it is
+    2Ψ + 2Ψ + kΨ, k = 12: the fp32 master weights of chapter 01 are optimizer states, and cut too.
+    --reduce-fp32 sends and sums gradients in fp32 (4Ψ/N). --offload keeps O on the CPU, and updates
+    there: the gradient's shard goes to the CPU and the updated shard comes back.
 
 What makes it cheap: an all_reduce IS a reduce_scatter, after which each rank has the sum of 1/N of
 the gradient, and an all_gather, after which all have all of it. ZeRO puts the update in between:
@@ -36,6 +38,17 @@ What a rank sends in a step (Ψ' = Ψ with padding, in bytes; M micro-batches; t
     zero3 --keep-gathered      2 M Ψ'        kept from forward to backward, for more memory
     hsdp                       as zero3 within a group of --shard-size ranks; across the groups, one
                                all_reduce of the gradient's shards a step
+    zeropp                     as zero3, with a byte for each number of the forward's gather and of
+                               the gradient; the backward's gather stays inside a node
+
+ZeRO++ (zeropp) makes stage 3 send less, by three ideas with a switch each. Parameters are gathered
+as int8, with a scale for every block of 256. Each rank keeps a second, larger shard of what the
+forward gathered, the node's --shard-size ranks a whole copy between them, and backward gathers from
+those. And gradients travel as int8, once: an all_to_all brings every rank the N versions of its
+shard, and the sum is made in full precision, since sums of int8 would be rounded at every hop. The
+first and the last change the numbers, so such a run is compared with one GPU by its loss, over 50
+steps, and its first gradient norm: they may be off by 1% and 5%. Single tensors are not compared: a
+small gradient that shares a block with a large one has the large one's scale.
 
 Prefetching (--prefetch) hides the gathers: while a unit computes, the next ones are on their way,
 at the price of their memory. Small models on fast networks should stay at stage 1 or 2, and small
@@ -46,25 +59,31 @@ Run it:
     torchrun --nproc_per_node=4 03_zero.py --variant zero2 --micro-batch 1
     torchrun --nproc_per_node=4 03_zero.py --prefetch 0 --keep-gathered
     torchrun --nproc_per_node=8 03_zero.py --variant hsdp --shard-size 4
+    torchrun --nproc_per_node=8 03_zero.py --variant zeropp --steps 50 --no-quantized-gradients
+    torchrun --nproc_per_node=4 03_zero.py --precision bf16 --reduce-fp32 --offload
     torchrun --nproc_per_node=4 03_zero.py --variant torch --stage 2
 
 Sources: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
-(2020), sections 5 and 7; Zhao et al., PyTorch FSDP (2023), sections 3 and 4; Ultra-Scale Playbook,
-"Zero Redundancy Optimizer"; How To Scale Your Model, part 5, "Fully-Sharded Data Parallelism".
+(2020), sections 5 and 7; Wang et al., ZeRO++ (2023), section 3; Ren et al., ZeRO-Offload (2021);
+Zhao et al., PyTorch FSDP (2023), sections 3 and 4; Ultra-Scale Playbook, "Zero Redundancy
+Optimizer"; How To Scale Your Model, part 5, "Fully-Sharded Data Parallelism".
 """
 
+import argparse
 import functools
 import math
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_leaves
 
 import common
-from common import clip_grads, gpt, grad_norm, loss_sum, nbytes
+from common import gpt, loss_sum, nbytes, quantity
 
 # --------------------------------------------------------------------------------------- one unit
 
@@ -73,11 +92,13 @@ class Unit:
     """Parameters of one dtype as one flat tensor, of which each rank of `group` keeps one shard.
 
     full: (N·k,) with zeros at its end as padding; every parameter becomes a view into it. shard:
-    (k,), this rank's part, is what an optimizer gets; the gradient's part is its .grad. Parameters
-    must be the same on all ranks. Raises ValueError if they are of different dtypes.
+    (k,), this rank's part. gradient: (k,), this rank's part of the gradient's sum, or None. dtype:
+    what the parameters are rounded to, if not None; `exact` is the shard before that. sum_dtype: in
+    which the gradients are sent and added up. Parameters must be the same on all ranks. Raises
+    ValueError if they are of different dtypes.
     """
 
-    def __init__(self, parameters, group):
+    def __init__(self, parameters, group, dtype=None, sum_dtype=None):
         self.parameters, self.group = list(parameters), group
         dtypes = {str(p.dtype) for p in self.parameters}
         if len(dtypes) != 1:
@@ -85,17 +106,16 @@ class Unit:
         size, n, rank = sum(p.numel() for p in self.parameters), group.size(), group.rank()
         k = -(-size // n)
         self.mine, self.padding = slice(rank * k, (rank + 1) * k), n * k - size
-        self.full = self.parameters[0].new_zeros(n * k)
-        self.full_bytes = self.full.nbytes
-        for p, view in zip(self.parameters, self.views(self.full)):
+        exact = self.parameters[0].new_zeros(n * k)
+        for p, view in zip(self.parameters, self.views(exact)):
             view.copy_(p.data)
+        self.full = exact.to(dtype or exact.dtype)
+        for p, view in zip(self.parameters, self.views(self.full)):
             p.data = view
-        self.set_shard(self.full[self.mine])
-        self.gathering = self.reducing = None           # what is on its way
-
-    def set_shard(self, data):
-        self.shard = nn.Parameter(data)
-        self.shard.cuts = (common.Piece(self.mine.start, self.mine.stop, self.group.size()),)
+        self.full_bytes, self.sum_dtype = self.full.nbytes, sum_dtype or self.full.dtype
+        self.shard = nn.Parameter(self.full[self.mine])
+        self.exact = exact[self.mine].clone() if dtype else None
+        self.gradient = self.gathering = self.reducing = None       # the latter: on their way
 
     def views(self, flat):
         """The parts of a flat tensor in the shapes of the parameters."""
@@ -105,8 +125,8 @@ class Unit:
     # Parameters are gathered from the shards, and freed. What autograd saved of them is a view into
     # `full`, so that stays one tensor, and only its storage comes and goes.
 
-    def start_gather(self):
-        """Start to all_gather N·k numbers."""
+    def start_gather(self, backward=False):
+        """Start to all_gather N·k numbers, for the forward or the backward."""
         self.full.untyped_storage().resize_(self.full_bytes)
         self.gathering = common.all_gather(self.full, self.shard.data, self.group, async_op=True)
 
@@ -123,16 +143,19 @@ class Unit:
 
     # Gradients are summed over the ranks, and each keeps its part of the sum.
 
-    def start_reduce(self, flat, summed):
-        """Start to reduce_scatter the N·k numbers of `flat` into the k of `summed`."""
-        handle = common.reduce_scatter(summed, flat, group=self.group, async_op=True)
-        self.reducing = handle, summed, flat            # flat must live until it is sent
+    def start_reduce(self, flat, in_place=False):
+        """Start to reduce_scatter the N·k numbers of `flat`, in place or to k others."""
+        sent = flat.to(self.sum_dtype)
+        in_place = in_place and sent is flat
+        summed = sent[self.mine] if in_place else sent.new_empty(self.shard.shape)
+        handle = common.reduce_scatter(summed, sent, group=self.group, async_op=True)
+        self.reducing = handle, summed, sent            # which must live until it has been sent
 
     def finish_reduce(self):
-        """Add the sum to the shard's gradient, and let go of the full one."""
+        """Add the sum to this rank's part of the gradient, and let go of the full one."""
         handle, summed, _ = self.reducing
         handle.wait()
-        self.shard.grad = summed if self.shard.grad is None else self.shard.grad.add_(summed)
+        self.gradient = summed if self.gradient is None else self.gradient.add_(summed)
         self.reducing = None
 
     def take_gradients(self):
@@ -153,41 +176,91 @@ def own_parameters(units):
     return own
 
 
+# --------------------------------------------------------------------------------------- the update
+
+
+class ShardUpdate:
+    """A torch optimizer for the shard of each unit: the only part of a step that knows of it.
+
+    make_optimizer(parameters): any torch.optim class that treats each number by itself, and has no
+    norm per tensor. A shard of 16 bits is updated through its master, an fp32 copy. device: where
+    masters and optimizer states live and the update runs, if that is not where the units are.
+    """
+
+    def __init__(self, units, make_optimizer, device=None):
+        self.units, self.masters = units, []
+        for unit in units:
+            if unit.exact is None and device is None:
+                self.masters.append(unit.shard)
+            else:
+                exact = unit.shard.data if unit.exact is None else unit.exact
+                self.masters.append(nn.Parameter(exact.to(device or exact.device, copy=True)))
+                unit.exact = None
+        self.optimizers = [make_optimizer([master]) for master in self.masters]
+
+    def step(self):
+        for unit, master, optimizer in zip(self.units, self.masters, self.optimizers):
+            master.grad = unit.gradient.to(master)      # the very tensor if it is alike
+            optimizer.step()
+            master.grad = None
+            unit.shard.data.copy_(master.data)          # rounds; nothing if it is the shard
+
+    def held(self):
+        """Masters, if they are not the shards, and optimizer states."""
+        shards = {unit.shard for unit in self.units}
+        states = [list(optimizer.state.values()) for optimizer in self.optimizers]
+        return [master for master in self.masters if master not in shards], states
+
+
+def shard_norm(units, group):
+    """The norm of the whole gradient, of which each number is on one rank of `group`. Padding is
+    zero and adds nothing. Communication: an all_reduce of one number."""
+    wide = torch.promote_types(units[0].gradient.dtype, torch.float32)
+    norms = [torch.linalg.vector_norm(unit.gradient, dtype=wide) for unit in units]
+    square = torch.stack(norms).square().sum()
+    dist.all_reduce(square, group=group)
+    return square.sqrt()
+
+
+def clip_shards(units, norm, largest):
+    for unit in units:
+        unit.gradient.mul_(common.clip_scale(norm, largest))
+
+
 # ---------------------------------------------------------------------------------------- stage 1
 
 
 class ShardedOptimizer:
-    """ZeRO-1: a torch optimizer for this rank's shards, and all the rest on every rank.
+    """ZeRO-1: an optimizer of which each rank runs a part; all the rest is on every rank.
 
-    units: lists of parameters, or one plain list. make_optimizer(shards): any torch.optim
-    class that treats each number by itself, not one with a norm per tensor. Gradients are views
-    into one flat tensor per unit, which they keep: set them to zero with `zero_grad` of this class.
+    units: lists of parameters, or one plain list. For the other arguments see ShardUpdate and Unit.
+    Gradients are views into one flat tensor per unit: set them to zero with `zero_grad` of this.
     """
 
-    def __init__(self, units, make_optimizer, group):
+    def __init__(self, units, make_optimizer, group, device=None, **dtypes):
         units = [units] if torch.is_tensor(units[0]) else units
-        self.units = [Unit(parameters, group) for parameters in units]
+        self.units = [Unit(parameters, group, **dtypes) for parameters in units]
         self.gradients = [torch.zeros_like(unit.full) for unit in self.units]
-        self.optimizer = make_optimizer([unit.shard for unit in self.units])
+        self.update = ShardUpdate(self.units, make_optimizer, device)
         self.zero_grad()
 
     def zero_grad(self):
         for unit, flat in zip(self.units, self.gradients):
             flat.zero_()
-            unit.shard.grad = None
+            unit.gradient = None
             for p, view in zip(unit.parameters, unit.views(flat)):
                 p.grad = view
 
     def reduce_gradients(self):
         """After the last backward: one reduce_scatter per unit, in place."""
         for unit, flat in zip(self.units, self.gradients):
-            unit.start_reduce(flat, flat[unit.mine])
+            unit.start_reduce(flat, in_place=True)
         for unit in self.units:
             unit.finish_reduce()
 
     def step(self):
         """Update the shards, then one all_gather of the parameters per unit."""
-        self.optimizer.step()
+        self.update.step()
         for unit in self.units:
             unit.start_gather()
         for unit in self.units:
@@ -203,13 +276,14 @@ class Zero2(nn.Module):
     units: the modules of `module` that its forward runs one after the other, on every rank in the
     same order. A parameter that several of them share belongs to the first; frozen ones stay whole.
     replicas: the ranks that hold the same shard, if `group` is but a part of all (hybrid sharding).
-    Raises ValueError if a parameter that requires a gradient is in no unit.
+    make_unit, options: what makes a Unit, and with what. Raises ValueError if a parameter that is
+    trained is in no unit.
 
     Autograd runs a backward in the reverse order of its forward. So when the gradient of unit i's
     output is there, the backward of unit i+1 is over.
     """
 
-    def __init__(self, module, units, group, replicas=None):
+    def __init__(self, module, units, group, replicas=None, make_unit=Unit, **options):
         super().__init__()
         self.module, self.replicas = module, replicas
         own = own_parameters(units)
@@ -217,7 +291,7 @@ class Zero2(nn.Module):
         left = [name for p, name in left.items() if p not in set(sum(own, []))]
         if left:
             raise ValueError(f"in no unit: {', '.join(left)}")
-        self.units = [Unit(parameters, group) for parameters in own if parameters]
+        self.units = [make_unit(parameters, group, **options) for parameters in own if parameters]
         self.modules_of_units = [unit for unit, parameters in zip(units, own) if parameters]
         for i, unit in enumerate(self.modules_of_units):
             unit.register_forward_hook(functools.partial(self.after_forward, i))
@@ -243,7 +317,7 @@ class Zero2(nn.Module):
             flat = unit.take_gradients()
             if self.sending:                            # one at a time: two full gradients at most
                 self.sending.finish_reduce()
-            unit.start_reduce(flat, torch.empty_like(unit.shard))
+            unit.start_reduce(flat)
             self.sending = unit
 
     def finish_backward(self):
@@ -255,17 +329,14 @@ class Zero2(nn.Module):
     def finish_gradients(self):
         """After the last backward of a step: sum the shards over the replicas, if there are any."""
         if self.replicas:
-            handles = [dist.all_reduce(unit.shard.grad, group=self.replicas, async_op=True)
+            handles = [dist.all_reduce(unit.gradient, group=self.replicas, async_op=True)
                        for unit in self.units]
             for handle in handles:
                 handle.wait()
 
-    def shards(self):
-        return [unit.shard for unit in self.units]
-
     def zero_grad(self, set_to_none=True):
         for unit in self.units:
-            unit.shard.grad = None
+            unit.gradient = None
 
     def finish_step(self):
         """After the update of the shards: all_gather the parameters."""
@@ -283,24 +354,25 @@ class Zero3(Zero2):
     if units share a parameter, which one would free while the other needs it.
     """
 
-    def __init__(self, module, units, group, replicas=None, prefetch=1, keep_gathered=False):
+    def __init__(self, module, units, group, replicas=None, prefetch=1, keep_gathered=False,
+                 **options):
         shared = [p for i, unit in enumerate(units) for p in unit.parameters()
                   if any(p is q for other in units[:i] for q in other.parameters())]
         if shared:
             raise ValueError(f"units share a parameter of shape {tuple(shared[0].shape)}: make one "
                              "unit of them")
-        super().__init__(module, units, group, replicas)
+        super().__init__(module, units, group, replicas, **options)
         self.prefetch, self.keep_gathered, self.peak = prefetch, keep_gathered, 0
         for i, (unit, unit_module) in enumerate(zip(self.units, self.modules_of_units)):
-            unit.set_shard(unit.shard.detach().clone())
+            unit.shard.data = unit.shard.data.clone()
             unit.free()
             unit_module.register_forward_pre_hook(functools.partial(self.before_forward, i))
 
-    def gather(self, indices):
+    def gather(self, indices, backward=False):
         """Wait for the first of these units, and start the gathers of the others."""
         for i in indices:
             if not self.units[i].gathered_bytes():
-                self.units[i].start_gather()
+                self.units[i].start_gather(backward)
         self.units[indices[0]].finish_gather()
         self.peak = max(self.peak, sum(unit.gathered_bytes() for unit in self.units))
 
@@ -315,7 +387,7 @@ class Zero3(Zero2):
     def before_backward(self, i):
         for unit in self.units[i + 1:]:
             unit.free()
-        self.gather(range(i, max(i - self.prefetch, 0) - 1, -1))
+        self.gather(range(i, max(i - self.prefetch, 0) - 1, -1), backward=True)
         super().before_backward(i)
 
     def finish_backward(self):
@@ -325,6 +397,87 @@ class Zero3(Zero2):
 
     def finish_step(self):
         """Nothing: the next forward gathers."""
+
+
+# ----------------------------------------------------------------------------------------- ZeRO++
+
+BLOCK = 256             # numbers that share a scale
+
+
+def quantize(x):
+    """(..., k) to int8 (..., k), and a float32 scale per block: its largest magnitude is 127."""
+    padding = -x.shape[-1] % BLOCK
+    blocks = F.pad(x.float(), (0, padding)).unflatten(-1, (-1, BLOCK))          # (..., blocks, 256)
+    scales = (blocks.abs().amax(-1) / 127).clamp(min=1e-30)                     # (..., blocks)
+    numbers = (blocks / scales[..., None]).round().to(torch.int8)
+    return numbers.flatten(-2)[..., :x.shape[-1]].contiguous(), scales
+
+
+def dequantize(numbers, scales):
+    return numbers * scales.repeat_interleave(BLOCK, -1)[..., :numbers.shape[-1]]
+
+
+class ZeroPlusPlusUnit(Unit):
+    """A unit that sends less, by the three ideas of ZeRO++, of which any may be left out.
+
+    quantized_weights: parameters are gathered as int8. node: the group of ranks inside a node; they
+    keep what the forward gathered, a secondary shard each, and gather for backward from it, so that
+    nothing leaves the node. quantized_gradients: every rank sends the others their shards as int8,
+    and each adds up its own in full precision: int8 numbers are sent once, and never added.
+    """
+
+    def __init__(self, parameters, group, dtype=None, sum_dtype=None, quantized_weights=True,
+                 node=None, quantized_gradients=True):
+        super().__init__(parameters, group, dtype, sum_dtype)
+        self.quantized_weights, self.quantized_gradients = quantized_weights, quantized_gradients
+        self.node = node
+        self.secondary = self.full.chunk(node.size())[node.rank()].clone() if node else None
+
+    def start_gather(self, backward=False):
+        self.full.untyped_storage().resize_(self.full_bytes)
+        if backward and self.node:
+            handle = common.all_gather(self.full, self.secondary, self.node, async_op=True)
+            self.gathering = backward, [handle], None
+        elif self.quantized_weights:
+            mine = quantize(self.shard.data)
+            everyones = [x.new_empty(self.group.size() * len(x)) for x in mine]
+            handles = [common.all_gather(full, x, self.group, async_op=True)
+                       for full, x in zip(everyones, mine)]
+            self.gathering = backward, handles, everyones
+        else:
+            handle = common.all_gather(self.full, self.shard.data, self.group, async_op=True)
+            self.gathering = backward, [handle], None
+
+    def finish_gather(self):
+        if self.gathering:
+            backward, handles, quantized = self.gathering
+            for handle in handles:
+                handle.wait()
+            if quantized:
+                rows = [x.view(self.group.size(), -1) for x in quantized]
+                self.full.copy_(dequantize(*rows).flatten())
+            if self.node and not backward:
+                self.secondary.copy_(self.full.chunk(self.node.size())[self.node.rank()])
+            self.gathering = None
+
+    def start_reduce(self, flat, in_place=False):
+        if not self.quantized_gradients:
+            return super().start_reduce(flat)
+        sent = quantize(flat.view(self.group.size(), -1))       # a row for each rank
+        received = [torch.empty_like(x) for x in sent]
+        handles = [dist.all_to_all_single(y, x, group=self.group, async_op=True)
+                   for y, x in zip(received, sent)]
+        self.reducing = handles, received, sent
+
+    def finish_reduce(self):
+        if not self.quantized_gradients:
+            return super().finish_reduce()
+        handles, received, _ = self.reducing
+        for handle in handles:
+            handle.wait()
+        summed = dequantize(*received).sum(0).to(self.sum_dtype)
+        self.gradient = summed if self.gradient is None else self.gradient.add_(summed)
+        self.reducing = None
 
 
 # --------------------------------------------------------------------------------------- the steps
@@ -345,15 +498,14 @@ def zero1_step(model, optimizer, micro_batches, valid, clip, group):
         total += loss.detach()
     optimizer.reduce_gradients()
 
-    shards = [unit.shard for unit in optimizer.units]
-    norm = grad_norm(shards, group)                     # each number of the gradient is on one rank
+    norm = shard_norm(optimizer.units, group)
     if clip:
-        clip_grads(shards, norm, clip)
+        clip_shards(optimizer.units, norm, clip)
     optimizer.step()
     return total, norm
 
 
-def zero_step(zero, optimizer, micro_batches, valid, clip, group):
+def zero_step(zero, update, micro_batches, valid, clip, group):
     """The same for stages 2 and 3, where every backward ends with the gradients in the shards."""
     zero.zero_grad()
     total = 0
@@ -364,10 +516,10 @@ def zero_step(zero, optimizer, micro_batches, valid, clip, group):
         total += loss.detach()
     zero.finish_gradients()
 
-    norm = grad_norm(zero.shards(), group)
+    norm = shard_norm(zero.units, group)
     if clip:
-        clip_grads(zero.shards(), norm, clip)
-    optimizer.step()
+        clip_shards(zero.units, norm, clip)
+    update.step()
     zero.finish_step()
     return total, norm
 
@@ -399,41 +551,74 @@ def padded_sizes(cfg, n):
     return [-(-size // n) * n for size in (table, *[block] * cfg.layers, head)]
 
 
-def model_state_bytes(cfg, stage, optimizer, width, n):
+class Widths(NamedTuple):
+    """Bytes of a number: of the parameters, of their summed gradients, and of the update."""
+
+    parameter: int = 4
+    gradient: int = 4
+    update: int = 4
+
+
+FP32 = Widths()
+
+
+def model_state_bytes(cfg, stage, optimizer, n, widths=FP32, offload=False, node=None):
     """Bytes of parameters, gradients and optimizer states per rank, at the end of a step.
 
-    stage: 0 (data parallel), 1, 2 or 3. width: bytes of a number. n: the ranks that share.
+    stage: 0 (data parallel), 1, 2 or 3. n: the ranks that share. Masters count as optimizer states.
+    node: the number of ranks that share a secondary copy of the parameters (ZeRO++).
     """
     units = padded_sizes(cfg, n if stage else 1)
-    size = width * sum(units)
+    size = sum(units)
+    shard = size // n if stage else size                # numbers that this rank updates
     tensors = len(units) if stage else 10 * cfg.layers + (3 if cfg.tie else 4)
-    states = size // n if stage else size
-    states = {"adamw": 2 * states + 4 * tensors, "momentum": states, "sgd": 0}[optimizer]
-    return {"parameters": size // n if stage == 3 else size,
-            "gradients": size // n if stage >= 2 else size, "optimizer states": states}
+    moments = {"adamw": 2 * widths.update * shard + 4 * tensors,
+               "momentum": widths.update * shard, "sgd": 0}[optimizer]
+    masters = widths.update * shard if offload or widths.parameter != widths.update else 0
+    full_gradients = widths.parameter * size if stage < 2 else 0
+    sums = widths.gradient * shard if stage >= 2 or widths.gradient != widths.parameter else 0
+    secondary = size // node if node else 0
+    return {"parameters": widths.parameter * ((shard if stage == 3 else size) + secondary),
+            "gradients": full_gradients + sums, "optimizer states": masters + moments}
 
 
-def traffic(cfg, stage, width, n, micro_batches, keep_gathered=False, replicas=1):
+def traffic(cfg, stage, n, micro_batches, widths=FP32, keep_gathered=False, replicas=1):
     """What a rank sends in a step: {op: (calls, payload bytes, wire bytes)}.
 
     n: the ranks of a shard group; replicas: the groups. The norm takes one number's all_reduce.
     """
     units = padded_sizes(cfg, n)
-    size = width * sum(units)
+    size, share = sum(units), (n - 1) / n
     reduces = 1 if stage == 1 else micro_batches
     gathers = micro_batches * (1 if keep_gathered else 2) if stage == 3 else 1
-    sent = {"reduce_scatter": (len(units) * reduces, size * reduces, (n - 1) / n * size * reduces),
-            "all_gather": (len(units) * gathers, size * gathers, (n - 1) / n * size * gathers)}
-    norm = max(width, 4) if n > 1 else 0
-    shards = size // n if replicas > 1 else 0
-    if norm or shards:
-        wire = 2 * (n - 1) / n * norm + 2 * (replicas - 1) / replicas * shards
-        calls = (len(units) if shards else 0) + (1 if norm else 0)
-        sent["all_reduce"] = calls, shards + norm, wire
-    return sent
+    reduced, gathered = reduces * size * widths.gradient, gathers * size * widths.parameter
+    norm = max(widths.gradient, 4)
+    shards = widths.gradient * size // n if replicas > 1 else 0
+    wire = 2 * share * norm + 2 * (replicas - 1) / replicas * shards
+    return {"reduce_scatter": (len(units) * reduces, reduced, share * reduced),
+            "all_gather": (len(units) * gathers, gathered, share * gathered),
+            "all_reduce": (1 + (len(units) if shards else 0), norm + shards, wire)}
 
 
-def gathered_peak(cfg, width, n, prefetch, keep_gathered):
+def zeropp_traffic(cfg, n, micro_batches, widths, node, weights, gradients):
+    """The same for ZeRO++. node: its number of ranks if there are secondary shards, else None.
+    weights, gradients: whether they are quantized to a byte each, and 4 for each block's scale."""
+    units, m = padded_sizes(cfg, n), micro_batches
+    size, share = sum(units), (n - 1) / n
+    quantized = sum(unit + 4 * n * -(-unit // n // BLOCK) for unit in units)
+    forward = (2 * len(units), quantized) if weights else (len(units), size * widths.parameter)
+    backward = (len(units), size * widths.parameter) if node else forward
+    wire = share * forward[1] + ((node - 1) / node if node else share) * backward[1]
+    calls, payload = (2 * len(units), quantized) if gradients else (len(units),
+                                                                   size * widths.gradient)
+    norm = max(widths.gradient, 4)
+    gathered = m * (forward[0] + backward[0]), m * (forward[1] + backward[1]), m * wire
+    reduced = m * calls, m * payload, m * share * payload
+    return {"all_gather": gathered, "all_to_all" if gradients else "reduce_scatter": reduced,
+            "all_reduce": (1, norm, 2 * share * norm)}
+
+
+def gathered_peak(cfg, n, prefetch, keep_gathered, width=4):
     """The most bytes of gathered parameters at a time in stage 3: a unit's and the next ones'."""
     units = padded_sizes(cfg, n)
     at_once = len(units) if keep_gathered else prefetch + 1
@@ -446,7 +631,7 @@ SHAPES = {"7B": common.PRESETS["7b"],
           "70B": common.Config(layers=86, dim=8192, heads=64, kv_heads=64, seq=4096, vocab=50304)}
 
 
-def draw(points, dtype, optimizer, path):
+def draw(points, precision, widths, optimizer, path):
     """Bytes per rank by formula, for two shapes and up to 1024 ranks. points: {stage: (ranks, bytes
     per parameter)} as measured, shown at the size of each shape."""
     from matplotlib.figure import Figure
@@ -457,8 +642,7 @@ def draw(points, dtype, optimizer, path):
     for axes, (name, cfg) in zip(figure.subplots(2, sharex=True), SHAPES.items()):
         for stage in range(4):
             places = [x + 0.2 * (stage - 1.5) for x in range(len(worlds))]
-            width = common.DTYPES[dtype].itemsize
-            held = [model_state_bytes(cfg, stage, optimizer, width, n) for n in worlds]
+            held = [model_state_bytes(cfg, stage, optimizer, n, widths) for n in worlds]
             bottom = [0.0] * len(worlds)
             for kind, color in colors.items():
                 heights = [h[kind] / 1e9 for h in held]
@@ -473,8 +657,9 @@ def draw(points, dtype, optimizer, path):
         axes.axhline(80, color="gray", linestyle=":", linewidth=1)
         axes.text(len(worlds) - 0.4, 80, "80 GB", va="bottom", ha="right", color="gray", fontsize=8)
         axes.set_ylabel("GB per rank")
-        axes.set_title(f"{name}: {cfg.parameters() / 1e9:.1f} B parameters, {dtype}, {optimizer}; "
-                       "from left: data parallel, zero1, zero2, zero3", loc="left", fontsize=9)
+        what = f"{name}: {cfg.parameters() / 1e9:.1f} B parameters, {precision}, {optimizer}"
+        axes.set_title(f"{what}; from left: data parallel, zero1, zero2, zero3", loc="left",
+                       fontsize=9)
     axes.set_xticks(range(len(worlds)), worlds)
     axes.set_xlabel("ranks")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=4,
@@ -485,47 +670,57 @@ def draw(points, dtype, optimizer, path):
 # ----------------------------------------------------------------------------------------- the run
 
 
-def pieces(units, names):
-    """(name, parameter) pairs of what this rank's shards hold, for the verifier."""
-    for unit in units:
+def pieces(update, names):
+    """(name, parameter) pairs of what this rank updates, with its gradients: for the verifier."""
+    for unit, master in zip(update.units, update.masters):
         first = 0                                       # of this parameter in the flat tensor
         for p in unit.parameters:
             lo, hi = max(first, unit.mine.start), min(first + p.numel(), unit.mine.stop)
             if lo < hi:
                 here = slice(lo - unit.mine.start, hi - unit.mine.start)
-                piece = nn.Parameter(unit.shard.detach()[here])
-                piece.grad = unit.shard.grad[here]
+                piece = nn.Parameter(master.detach()[here].to(unit.full.device))
+                piece.grad = unit.gradient[here].to(piece)
                 piece.cuts = (common.Piece(lo - first, hi - first, unit.group.size()),)
                 yield names[p], piece
             first += p.numel()
 
 
-def by_hand(args, variant, device, group, replicas=None):
+def by_hand(args, variant, device, group, replicas=None, node=None):
     """A model under one of our variants. Returns its step, functions that give the tensors it holds
     and its named parameters, and the model as it is wrapped."""
     model = gpt(args.model, args.seed, device, common.DTYPES[args.dtype])
     names = {p: name for name, p in model.named_parameters()}
     make_optimizer = functools.partial(common.OPTIMIZERS[args.optimizer], lr=args.lr)
+    cpu = torch.device("cpu") if args.offload else None
+    bf16 = args.precision == "bf16"
+    dtypes = {"dtype": torch.bfloat16 if bf16 else None,
+              "sum_dtype": torch.float32 if bf16 and args.reduce_fp32 else None}
     if variant == "zero1":
-        zero, sharded = model, ShardedOptimizer(own_parameters(model), make_optimizer, group)
-        units, optimizer = sharded.units, sharded.optimizer
-        step = functools.partial(zero1_step, model, sharded)
+        zero, units = model, own_parameters(model)
+        sharded = ShardedOptimizer(units, make_optimizer, group, cpu, **dtypes)
+        update, step = sharded.update, functools.partial(zero1_step, model, sharded)
     else:
         if variant == "zero2":
-            zero = Zero2(model, list(model), group)
+            zero = Zero2(model, list(model), group, **dtypes)
         else:
-            zero = Zero3(model, list(model), group, replicas, args.prefetch, args.keep_gathered)
-        units, optimizer = zero.units, make_optimizer(zero.shards())
-        step = functools.partial(zero_step, zero, optimizer)
+            pp = {"make_unit": ZeroPlusPlusUnit, "node": node,
+                  "quantized_weights": args.quantized_weights,
+                  "quantized_gradients": args.quantized_gradients} if variant == "zeropp" else {}
+            zero = Zero3(model, list(model), group, replicas, args.prefetch, args.keep_gathered,
+                         **dtypes, **pp)
+        update = ShardUpdate(zero.units, make_optimizer, cpu)
+        step = functools.partial(zero_step, zero, update)
 
     def held():
-        gradients = [unit.shard.grad for unit in units] + [p.grad for p in names]
-        parameters = [tensor for unit in units for tensor in (unit.full, unit.shard)]
-        return parameters, gradients, list(optimizer.state.values())
+        gradients = [unit.gradient for unit in update.units] + [p.grad for p in names]
+        parameters = [tensor for unit in update.units
+                      for tensor in (unit.full, unit.shard, getattr(unit, "secondary", None))]
+        return parameters, gradients, update.held()
 
-    return functools.partial(step, group=group), held, lambda: pieces(units, names), zero
+    return functools.partial(step, group=group), held, lambda: pieces(update, names), zero
 
 
+STAGES = {"zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3, "zeropp": 3, "torch": None}
 OPTIONS = ("lr", "betas", "eps", "weight_decay", "momentum")      # of a torch.optim class
 
 
@@ -563,14 +758,14 @@ def by_torch(args, device, mesh):
     return step, held, model.named_parameters, model
 
 
-def train(args, ranks, mesh, text, run):
+def train(args, ranks, mesh, node, text, run):
     """Train for --steps steps; check model states and traffic against their formulas."""
     group, n, copies = mesh.get_group("shard"), mesh["shard"].size(), mesh["replicate"].size()
     replicas = mesh.get_group("replicate") if copies > 1 else None
     if args.variant == "torch":
         step, held, named, zero = by_torch(args, ranks.device, mesh)
     else:
-        step, held, named, zero = by_hand(args, args.variant, ranks.device, group, replicas)
+        step, held, named, zero = by_hand(args, args.variant, ranks.device, group, replicas, node)
 
     for i in range(args.steps):
         tokens, targets, valid = batch = text.batch(i)
@@ -581,19 +776,35 @@ def train(args, ranks, mesh, text, run):
         dist.all_reduce(loss)                           # for the report, and outside of the meters
         run.log(i, batch, loss, norm, named())
 
-    stage = {"zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3, "torch": None}[args.variant]
-    width = common.DTYPES[args.dtype].itemsize
+    cfg, stage, width = args.model, STAGES[args.variant], widths(args)
     kinds = "parameters", "gradients", "optimizer states"
-    formula = model_state_bytes(args.model, stage, args.optimizer, width, n) if stage else {}
-    for kind, tensors in zip(kinds, held()):
-        run.check(kind, nbytes(tensors), formula.get(kind))
-    if stage == 3:
-        peak = gathered_peak(args.model, width, n, args.prefetch, args.keep_gathered)
-        run.check("gathered parameters, at the peak", zero.peak, peak)
-    if stage:
-        run.check_comm(traffic(args.model, stage, width, n, len(pairs), args.keep_gathered, copies))
-    else:
+    if args.variant == "torch":                         # which pads and copies as it likes
+        for kind, tensors in zip(kinds, held()):
+            run.check(kind, nbytes(tensors))
         run.check_comm({op: (None, None, None) for op in run.comm.total})
+        return
+    node_size = node and node.size()
+    formula = model_state_bytes(cfg, stage, args.optimizer, n, width, args.offload, node_size)
+    for kind, tensors in zip(kinds, held()):
+        where = ", on the CPU" * (args.offload and kind == "optimizer states")
+        run.check(kind + where, nbytes(tensors), formula[kind])
+    if stage == 3:
+        peak = gathered_peak(cfg, n, args.prefetch, args.keep_gathered, width.parameter)
+        run.check("gathered parameters, at the peak", zero.peak, peak)
+    sent = traffic(cfg, stage, n, len(pairs), width, args.keep_gathered, copies)
+    if args.variant == "zeropp":
+        usual, switches = sent, (args.quantized_weights, args.quantized_gradients)
+        sent = zeropp_traffic(cfg, n, len(pairs), width, node_size, *switches)
+        less, more = (sum(wire for _, _, wire in x.values()) for x in (sent, usual))
+        run.note(f"on the wire {quantity(round(less))} in a step, and zero3 sends "
+                 f"{quantity(round(more))}" + f": {less / more:.0%}" * (more > 0))
+    run.check_comm(sent)
+
+
+def widths(args):
+    if args.precision == "bf16":
+        return Widths(2, 4 if args.reduce_fp32 else 2, 4)
+    return Widths(*[common.DTYPES[args.dtype].itemsize] * 3)
 
 
 def report(args, ranks, text, run):
@@ -610,53 +821,88 @@ def report(args, ranks, text, run):
         run.note(f"zero{stage} on {ranks.world} ranks holds {points[stage][1]:.2f} bytes per "
                  "parameter after a step")
     if ranks.rank == 0:
-        draw(points, args.dtype, args.optimizer, args.plot)
+        precision = args.precision if args.precision == "bf16" else args.dtype
+        draw(points, precision, widths(args), args.optimizer, args.plot)
     run.note(f"picture: {args.plot}")
 
 
 def main(argv=None):
-    variants = "zero1", "zero2", "zero3", "hsdp", "torch"
-    parser = common.parser(__file__, __doc__, variants, default="zero3", steps=20)
+    parser = common.parser(__file__, __doc__, STAGES, default="zero3", steps=20)
     whole = functools.partial(common.number, int)
     parser.add_argument("--prefetch", type=whole(0, example=1, below=3), default=1,
-                        help="units to gather ahead of the one that computes (zero3, hsdp)")
+                        help="units to gather ahead of the one that computes (stage 3)")
     parser.add_argument("--keep-gathered", action="store_true",
                         help="keep parameters from forward to backward (zero3, hsdp)")
-    parser.add_argument("--shard-size", type=whole(1, example=2), help="ranks of a group (hsdp)")
+    parser.add_argument("--shard-size", type=whole(1, example=2),
+                        help="ranks that share one copy (hsdp), or a secondary one (zeropp); half")
+    switch = argparse.BooleanOptionalAction
+    parser.add_argument("--quantized-weights", action=switch, default=True,
+                        help="zeropp: gather parameters as int8")
+    parser.add_argument("--secondary-shard", action=switch, default=True,
+                        help="zeropp: gather for backward inside groups of --shard-size")
+    parser.add_argument("--quantized-gradients", action=switch, default=True,
+                        help="zeropp: send gradients as int8")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32",
+                        help="bf16: 16-bit parameters and gradients, fp32 master shards")
+    parser.add_argument("--reduce-fp32", action="store_true",
+                        help="send and add up the gradients of bf16 parameters in fp32")
+    parser.add_argument("--offload", action="store_true",
+                        help="keep masters and optimizer states on the CPU, and update them there")
     parser.add_argument("--stage", type=whole(1, example=3, below=4), default=3, help="of torch")
     parser.set_defaults(plot="runs/03_zero.png")
     args = common.parse(parser, argv)
     world = common.environment("WORLD_SIZE", 1)
     common.split_batch(args, world)
-    if args.model.tie and args.variant in ("zero3", "hsdp", "torch"):
+    if args.model.tie and args.variant not in ("zero1", "zero2"):
         common.refuse(f"--preset {args.preset} ties embedding and head, which --variant "
                       f"{args.variant} keeps in two units; --variant zero2 would work")
-    shard_size = world
-    if args.variant == "hsdp":
-        shard_size = args.shard_size or (world // 2 if world % 2 == 0 else world)
-        if world % shard_size:
-            common.refuse(f"--shard-size {shard_size} does not divide {world} ranks; "
-                          f"{math.gcd(world, shard_size)} would work")
+    if args.precision == "bf16" and args.dtype != "float32":
+        common.refuse(f"--precision bf16 rounds float32, and --dtype is {args.dtype}; --dtype "
+                      "float32 would work")
+    if args.variant == "torch" and (args.precision == "bf16" or args.offload):
+        flag = "--offload" if args.offload else "--precision bf16"
+        common.refuse(f"{flag} is not for --variant torch; --variant zero3 would work")
+    if args.variant == "zeropp" and args.keep_gathered:
+        common.refuse("--keep-gathered gathers nothing for backward, which --variant zeropp is "
+                      "about; --variant zero3 would work")
+    size = args.shard_size = args.shard_size or (world // 2 if world % 2 == 0 else world)
+    if world % size:
+        common.refuse(f"--shard-size {size} does not divide {world} ranks; "
+                      f"{math.gcd(world, size)} would work")
     text = common.Text(args)
     ranks = common.start(args)
 
-    mesh = init_device_mesh(ranks.device.type, (world // shard_size, shard_size),
-                            mesh_dim_names=("replicate", "shard"))
+    # One group for all shards; or (hybrid) groups of --shard-size, and across them those of peers.
+    grouped = init_device_mesh(ranks.device.type, (world // size, size),
+                               mesh_dim_names=("replicate", "shard"))
+    flat = init_device_mesh(ranks.device.type, (1, world), mesh_dim_names=("replicate", "shard"))
+    mesh = grouped if args.variant == "hsdp" else flat
+    secondary = args.variant == "zeropp" and args.secondary_shard
+    node = grouped.get_group("shard") if secondary else None
     build = functools.partial(gpt, args.model, args.seed, ranks.device, common.DTYPES[args.dtype])
-    run = common.Run(args, ranks, text, build, settings(args, shard_size))
-    train(args, ranks, mesh, text, run)
+    rounding = "bfloat16" if args.precision == "bf16" else None
+    if args.variant == "zeropp" and (args.quantized_weights or args.quantized_gradients):
+        rounding = "int8"
+    steps = 50 if rounding == "int8" else common.VERIFIED_STEPS     # of the loss
+    run = common.Run(args, ranks, text, build, settings(args), rounding, steps)
+    train(args, ranks, mesh, node, text, run)
     report(args, ranks, text, run)
     return run.finish()
 
 
-def settings(args, shard_size):
+def settings(args):
     """The chapter's own settings in words, those that matter to the variant."""
     if args.variant == "torch":
         return f"stage {args.stage}"
-    if args.variant in ("zero1", "zero2"):
-        return ""
-    kept = ", gathered parameters kept" * args.keep_gathered
-    return f"prefetch {args.prefetch}{kept}, shards over {shard_size} ranks"
+    words = [f"groups of {args.shard_size}"] * (args.variant == "hsdp")
+    if STAGES[args.variant] == 3:
+        words += [f"prefetch {args.prefetch}"] + ["gathered parameters kept"] * args.keep_gathered
+    if args.variant == "zeropp":
+        words += ["int8 weights"] * args.quantized_weights
+        words += [f"secondary shards over {args.shard_size} ranks"] * args.secondary_shard
+        words += ["int8 gradients"] * args.quantized_gradients
+    words += ["gradients summed in fp32"] * args.reduce_fp32 + ["offload"] * args.offload
+    return ", ".join(words)
 
 
 if __name__ == "__main__":

@@ -647,24 +647,27 @@ def group_of(args):
 
 VERIFIED_STEPS = 5      # so many steps are compared: rounding differences grow in any training
 METERED_STEP = 2        # communication is counted in the third step, or the last if there are fewer
-SIXTEEN_BITS = {        # twice what an honest run was seen to stray, or more
+LOSSY = {               # twice what an honest run was seen to stray, or more
     "bfloat16": {"loss": 5e-3, "gradient norm": 2e-2, "gradients": 0.4, "parameters": 0.4},
     "float16": {"loss": 1e-3, "gradient norm": 5e-3, "gradients": 0.05, "parameters": 0.05},
+    "int8": {"loss": 1e-2, "gradient norm": 5e-2, "gradients": None, "parameters": None},
 }
 
 
 def tolerances(dtype, optimizer):
     """The largest difference that passes, relative to the reference tensor's largest magnitude.
 
-    In 16 bits a sum over all tokens (a LayerNorm's gradient) may be off by tenths, so that tensors
-    are compared in the first step alone. AdamW then moves a parameter as far either way, however
-    small its gradient: those are not compared (None). In float32 it magnifies rounding likewise.
+    Rounding to 16 bits may put a sum over all tokens (a LayerNorm's gradient) off by tenths, so
+    tensors are compared in the first step alone. AdamW then moves a parameter as far either way,
+    however small its gradient: those are not compared (None), nor are tensors that were sent as
+    int8, where a small one may share the scale of a large one. In float32 AdamW magnifies rounding
+    likewise.
     """
     kinds = "loss", "gradient norm", "gradients", "parameters"
     exact = dict.fromkeys(kinds, 1e-10 if dtype == "float64" else 1e-5)
-    allowed = SIXTEEN_BITS.get(dtype, exact)
+    allowed = LOSSY.get(dtype, exact)
     if optimizer == "adamw" and dtype != "float64":
-        allowed = allowed | {"parameters": None if dtype in SIXTEEN_BITS else 1e-3}
+        allowed = allowed | {"parameters": None if dtype in LOSSY else 1e-3}
     return allowed
 
 
@@ -754,21 +757,21 @@ class Run:
     """One run of a chapter: times and meters its steps, compares them with one GPU, and reports.
 
     build() returns the model that one GPU would train. how: the chapter's own settings, in words.
-    half: "bfloat16" or "float16" holds the run to the tolerances of that, whatever --dtype is. Only
-    rank 0 prints.
+    rounding: a key of LOSSY, if the run rounds more than --dtype says. Only rank 0 prints.
     """
 
-    def __init__(self, args, ranks, text, build, how="", half=None):
+    def __init__(self, args, ranks, text, build, how="", rounding=None,
+                 verified_steps=VERIFIED_STEPS):
         self.args, self.ranks, self.started = args, ranks, time.perf_counter()
-        self.tolerance = tolerances(half or args.dtype, args.optimizer)
-        self.sixteen_bits = (half or args.dtype) in SIXTEEN_BITS
-        tensor_steps = 1 if self.sixteen_bits else VERIFIED_STEPS
+        self.rounding, self.verified_steps = rounding or args.dtype, verified_steps
+        self.tolerance = tolerances(self.rounding, args.optimizer)
+        tensor_steps = 1 if self.rounding in LOSSY else verified_steps
         self.verifier = Verifier(build, args, ranks, tensor_steps) if args.verify else None
         self.comm, self.checks, self.notes, self.peak = CommMeter(), [], [], 0
         self.loss, self.grad_norm, self.reference, self.seconds = [], [], [], []
         m, s = args.model, "s" * (ranks.world > 1)
         self.say(f"{args.chapter.replace('_', ' ')} · {args.variant} · {ranks.world} rank{s} · "
-                 f"{ranks.where} · {half or args.dtype}")
+                 f"{ranks.where} · {self.rounding}")
         self.say(f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq "
                  f"{m.seq}, batch {args.batch} · {m.parameters() / 1e6:.2f} M parameters")
         self.say(f"  {args.optimizer}{how and ', ' + how} · text: {text.name}, "
@@ -815,7 +818,7 @@ class Run:
         self.loss.append(loss.item())
         self.grad_norm.append(norm.item())
         beside = f"{'-':>12} {'-':>12}"
-        verified = self.verifier and self.verifier.steps < VERIFIED_STEPS
+        verified = self.verifier and self.verifier.steps < self.verified_steps
         if verified and skipped:
             self.reference.append((None, None))
         elif verified:
@@ -883,9 +886,10 @@ class Run:
         judged = {kind: off for kind, off in worst.items() if self.tolerance[kind] is not None}
         wrong = [f"{where} is off by {value:.1e}, tolerance {self.tolerance[kind]:.0e}"
                  for kind, (value, where) in judged.items() if value > self.tolerance[kind]]
-        if self.sixteen_bits:
+        if self.rounding in LOSSY:
             allowed = ", ".join(f"{kind} {self.tolerance[kind]:.0e}" for kind in judged)
-            print(f"  tolerances in 16 bits: {allowed}; after the first step only the loss counts")
+            print(f"  tolerances for {self.rounding}: {allowed}; from step 2 on only the loss "
+                  "counts")
         verdict = ", ".join(f"{kind} {value:.0e}" for kind, (value, _) in judged.items())
         same, mark = ("NOT the same", "✗") if wrong else ("same", "✓")
         steps = f"{self.verifier.steps} step{'s' * (self.verifier.steps > 1)}"

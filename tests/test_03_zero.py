@@ -60,6 +60,104 @@ def test_same_as_one_gpu(ranks, tmp_path, world, flags):
         assert min(run["grad_norm"]) > 0.1  # the clipping was at work
 
 
+@pytest.mark.parametrize("variant", ["zero1", "zero2", "zero3", "hsdp"])
+def test_offload_changes_no_number(ranks, tmp_path, variant):
+    flags = (*FLOAT64, "--batch=8", "--micro-batch=1", "--offload", f"--variant={variant}")
+    (status, run, output), *_ = ranks(4)(run_main, THREE, flags, tmp_path)
+    assert status == 0 and run["max_grad_diff"] < 1e-12 and run["max_param_diff"] < 1e-12, output
+    [states] = [c for c in run["checks"] if c["name"] == "optimizer states, on the CPU"]
+    group = 2 if variant == "hsdp" else 4
+    masters = 3 * 8 * Config(2, 32, 4, 2, 16, 256).parameters() // group  # and two moments
+    assert states["measured"] == masters + 4 * 4
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--variant=zero1", "--optimizer=sgd"),
+        ("--variant=zero1", "--reduce-fp32"),
+        ("--variant=zero2", "--reduce-fp32", "--micro-batch=1"),
+        ("--variant=zero3", "--micro-batch=1", "--clip=0.5", "--optimizer=sgd"),
+        ("--variant=hsdp", "--reduce-fp32", "--offload"),
+        ("--variant=zeropp",),
+    ],
+    ids=str,
+)
+def test_bf16_with_master_shards(ranks, tmp_path, flags):
+    flags = (*SMALL, f"--data={common.__file__}", "--precision=bf16", "--batch=8", *flags)
+    (status, run, output), *_ = ranks(4)(run_main, THREE, flags, tmp_path)
+    assert status == 0 and all(check["ok"] for check in run["checks"]), output
+    rounding = "int8" if "--variant=zeropp" in flags else "bfloat16"
+    assert run["tolerance"] == common.tolerances(rounding, run["config"]["optimizer"])
+
+
+def fp32_sums(reduce_fp32):
+    """512 times 1 on rank 0 and 1 on rank 1, in two micro-batches: bf16 has 8 bits for the sums."""
+    three, rank = chapter(THREE), dist.get_rank()
+    model = nn.Linear(1, 1, bias=False)
+    sums = torch.float32 if reduce_fp32 else None
+    zero = three.Zero3(model, [model], dist.group.WORLD, dtype=torch.bfloat16, sum_dtype=sums)
+    for x in (512.0, 1.0):
+        zero(torch.full((1, 1), x if rank == 0 else 1.0, dtype=torch.bfloat16)).backward()
+        zero.finish_backward()
+    return three.shard_norm(zero.units, dist.group.WORLD).item()
+
+
+def test_reduce_fp32_keeps_what_bf16_loses(ranks):
+    assert ranks(2)(fp32_sums, True) == [515.0] * 2
+    assert ranks(2)(fp32_sums, False)[0] != 515.0
+
+
+# ------------------------------------------------------------------------------- ZeRO++
+
+
+@pytest.mark.parametrize(
+    ("world", "size", "micro_batch"), [(2, 1, 2), (3, 3, 2), (4, 2, 1), (8, 4, 2)]
+)
+def test_secondary_shards_change_no_number(ranks, tmp_path, world, size, micro_batch):
+    off = ("--no-quantized-weights", "--no-quantized-gradients", f"--shard-size={size}")
+    batch = (f"--batch={2 * world}", f"--micro-batch={micro_batch}", "--layers=1")
+    flags = (*FLOAT64, "--variant=zeropp", *off, *batch)
+    (status, run, output), *_ = ranks(world)(run_main, THREE, flags, tmp_path)
+    assert status == 0 and run["max_grad_diff"] < 1e-12 and run["max_param_diff"] < 1e-12, output
+
+
+@pytest.mark.parametrize(
+    ("switches", "steps"),
+    [(("", "", ""), 50), (("", "no-", "no-"), 6), (("no-", "no-", ""), 6), (("no-", "", ""), 6)],
+    ids=str,
+)
+def test_quantized_runs_stay_close_and_send_what_the_formula_says(ranks, tmp_path, switches, steps):
+    names = "quantized-weights", "secondary-shard", "quantized-gradients"
+    flags = [f"--{no}{name}" for no, name in zip(switches, names)]
+    more = ("--variant=zeropp", "--batch=4", f"--steps={steps}", f"--data={common.__file__}")
+    (status, run, output), *_ = ranks(4)(run_main, THREE, (*SMALL, *more, *flags), tmp_path)
+    assert status == 0 and all(check["ok"] for check in run["checks"]), output
+    assert len(run["reference_loss"]) == steps and run["tolerance"]["loss"] == 0.01
+    assert 0 < run["max_loss_diff"] < 0.01 and 0 < run["max_grad_diff"]
+    assert ("all_to_all" in run["comm"]) == (switches[2] == "")
+    if switches == ("", "", ""):
+        sent = sum(op["wire_bytes"] for op in run["comm"].values())
+        three = chapter(THREE)
+        usual = three.traffic(Config(2, 32, 4, 2, 16, 256), 3, 4, 1)
+        share = sent / sum(wire for _, _, wire in usual.values())
+        assert f": {share:.0%}" in output and share < 0.45
+
+
+def test_quantization_errs_by_half_a_step_at_most(three):
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((5,), (256,), (1000,), (3, 700)):
+        x = torch.randn(shape, generator=generator) * torch.randn(1, generator=generator).exp()
+        numbers, scales = three.quantize(x)
+        assert numbers.shape == x.shape and numbers.dtype == torch.int8
+        assert scales.shape[-1] == -(-shape[-1] // three.BLOCK)
+        again = three.dequantize(numbers, scales)
+        step = scales.repeat_interleave(three.BLOCK, -1)[..., : shape[-1]]
+        assert ((again - x).abs() <= 0.5001 * step).all()
+        assert again.abs().max().item() == pytest.approx(x.abs().max().item(), rel=1e-6)
+    assert not three.dequantize(*three.quantize(torch.zeros(300))).any()
+
+
 @pytest.mark.parametrize("variant", ["zero1", "zero2"])
 def test_tied_embedding_and_head(ranks, tmp_path, variant):
     flags = (*FLOAT64, "--preset=gpt2", "--vocab=256", "--verify", f"--variant={variant}")
@@ -82,23 +180,23 @@ def test_stages_agree_bit_for_bit(ranks, tmp_path, world):
 @pytest.mark.parametrize(
     ("variant", "right", "wrong", "named"),
     [
-        ("zero3", "common.reduce_scatter(summed, flat, group=self.group, async_op=True)",
-         "common.reduce_scatter(summed, flat, dist.ReduceOp.MAX, self.group, True)", "gradients"),
-        ("zero3", "summed if self.shard.grad is None else self.shard.grad.add_(summed)", "summed",
-         "gradients"),
-        ("zero2", "    optimizer.step()\n    zero.finish_step()\n", "    optimizer.step()\n",
+        ("zero3", "common.reduce_scatter(summed, sent, group=self.group, async_op=True)",
+         "common.reduce_scatter(summed, sent, dist.ReduceOp.MAX, self.group, True)", "gradients"),
+        ("zero3", "self.gradient.add_(summed)\n        self.reducing = None\n\n    def take_g",
+         "summed\n        self.reducing = None\n\n    def take_g", "gradients"),
+        ("zero2", "    update.step()\n    zero.finish_step()\n", "    update.step()\n",
          "gradients"),
         ("hsdp", "        if self.replicas:\n", "        if False:\n", "gradients"),
         ("zero1", "            flat.zero_()\n", "            pass\n", "gradients"),
-        ("zero1", "            if lo < hi:", "            if lo < hi and unit is units[0]:",
+        ("zero1", "            if lo < hi:", "            if lo < hi and unit is update.units[0]:",
          "gradients"),
-        ("zero3", "(common.Piece(self.mine.start, self.mine.stop, self.group.size()),)",
-         "()", "gradient norm"),
+        ("zero3", "    dist.all_reduce(square, group=group)\n", "", "gradient norm"),
+        ("zeropp", "dequantize(*received).sum(0)", "dequantize(*received)[0]", "gradient norm"),
     ],
 )  # fmt: skip
 def test_a_broken_chapter_says_so(ranks, tmp_path, variant, right, wrong, named):
-    flags = (*FLOAT64, "--batch=8", "--micro-batch=1", f"--variant={variant}")
-    (status, _, output), *_ = ranks(4)(run_main, THREE, flags, tmp_path, (right, wrong))
+    flags = (*FLOAT64, "--batch=8", "--micro-batch=1", f"--variant={variant}", "--shard-size=1")
+    (status, _, output), *_ = ranks(2)(run_main, THREE, flags, tmp_path, (right, wrong))
     assert status == 1 and f"✗ {named}" in output, output
 
 
@@ -143,7 +241,7 @@ def gradients_of_an_odd_module(stage, prefetch):
         for r in range(n):
             whole(x[r]).square().sum().backward()
     worst = 0
-    for name, piece in three.pieces(zero.units, names):
+    for name, piece in three.pieces(three.ShardUpdate(zero.units, lambda ps: None), names):
         p = dict(whole.named_parameters())[name]
         full = torch.zeros_like(p) if p.grad is None else p.grad
         worst = max(worst, (common.part(full, piece) - piece.grad).abs().max().item())
@@ -195,6 +293,17 @@ def test_what_cannot_work_is_refused(ranks):
             8,
             "--shard-size 6 does not divide 8 ranks; 2 would",
         ),
+        (("--precision=bf16", "--dtype=float64"), 1, "--precision bf16 .*; --dtype float32 would"),
+        (
+            ("--variant=torch", "--offload"),
+            1,
+            "--offload is not for --variant torch; --variant zero3",
+        ),
+        (
+            ("--variant=zeropp", "--keep-gathered"),
+            1,
+            "--keep-gathered .*; --variant zero3 would work",
+        ),
         (("--prefetch=3",), 1, r"--prefetch: 3 is no whole number in \[0, 3\); 1 would work"),
         (("--stage=0",), 1, r"--stage: 0 is no whole number in \[1, 4\); 3 would work"),
     ],
@@ -229,7 +338,11 @@ def a_plain_parameter_list(name):
         whole(inputs).square().sum().backward()
         plain.step()
     off = [(p - q).abs().max().item() for p, q in zip(model.parameters(), whole.parameters())]
-    elements = sum(s.numel() for s in tree_leaves(sharded.optimizer.state) if torch.is_tensor(s))
+    elements = sum(
+        s.numel()
+        for s in tree_leaves([o.state for o in sharded.update.optimizers])
+        if torch.is_tensor(s)
+    )
     return max(off), elements
 
 
@@ -300,7 +413,7 @@ def test_the_table_of_the_lesson(three):
         3: (4 * psi / n, 4 * psi / n, 8 * psi / n),
     }
     for stage, values in expected.items():
-        held = three.model_state_bytes(cfg, stage, "adamw", 4, n)
+        held = three.model_state_bytes(cfg, stage, "adamw", n)
         assert list(held.values()) == pytest.approx(values, rel=1e-5)
 
 
@@ -309,14 +422,14 @@ def test_traffic_of_the_lesson(three):
     size = 4 * cfg.parameters()
 
     def wire(stage, **more):
-        sent = three.traffic(cfg, stage, 4, n, m, **more)
+        sent = three.traffic(cfg, stage, n, m, **more)
         return sum(wire for _, _, wire in sent.values()) / ((n - 1) / n * size)
 
     assert wire(1) == pytest.approx(2, rel=1e-5)
     assert wire(2) == pytest.approx(m + 1, rel=1e-5)
     assert wire(3) == pytest.approx(3 * m, rel=1e-5)
     assert wire(3, keep_gathered=True) == pytest.approx(2 * m, rel=1e-5)
-    hybrid = three.traffic(cfg, 3, 4, n, m, replicas=4)["all_reduce"]
+    hybrid = three.traffic(cfg, 3, n, m, replicas=4)["all_reduce"]
     assert hybrid[2] == pytest.approx(2 * 3 / 4 * size / n, rel=1e-5)
 
 
@@ -325,13 +438,13 @@ def test_sizes_with_padding(three):
     block = 2 * 64 + 2 * 32 + 8 * 64 + 4 * 8
     assert three.padded_sizes(cfg, 1) == [88, block, block, 104]
     assert three.padded_sizes(cfg, 7) == [91, 742, 742, 105]
-    assert three.gathered_peak(cfg, 4, 1, 0, False) == 4 * block
-    assert three.gathered_peak(cfg, 4, 1, 1, False) == 4 * 2 * block
-    assert three.gathered_peak(cfg, 4, 1, 2, False) == 4 * (2 * block + 104)
-    assert three.gathered_peak(cfg, 4, 1, 0, True) == 4 * (2 * block + 104 + 88)
+    assert three.gathered_peak(cfg, 1, 0, False) == 4 * block
+    assert three.gathered_peak(cfg, 1, 1, False) == 4 * 2 * block
+    assert three.gathered_peak(cfg, 1, 2, False) == 4 * (2 * block + 104)
+    assert three.gathered_peak(cfg, 1, 0, True) == 4 * (2 * block + 104 + 88)
 
 
 def test_figure(three, tmp_path):
     points = {1: (8, 9.0), 2: (8, 5.5), 3: (8, 2.0)}
-    three.draw(points, "float32", "adamw", tmp_path / "zero.png")
+    three.draw(points, "float32", three.Widths(), "adamw", tmp_path / "zero.png")
     assert (tmp_path / "zero.png").read_bytes().startswith(b"\x89PNG")
