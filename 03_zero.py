@@ -293,6 +293,9 @@ class Zero2(nn.Module):
             raise ValueError(f"in no unit: {', '.join(left)}")
         self.units = [make_unit(parameters, group, **options) for parameters in own if parameters]
         self.modules_of_units = [unit for unit, parameters in zip(units, own) if parameters]
+        for p in module.parameters():
+            if not p.requires_grad and options.get("dtype"):
+                p.data = p.data.to(options["dtype"])
         for i, unit in enumerate(self.modules_of_units):
             unit.register_forward_hook(functools.partial(self.after_forward, i))
         self.not_reduced, self.sending = 0, None
