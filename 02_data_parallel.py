@@ -56,6 +56,7 @@ Parallelism".
 
 import contextlib
 import functools
+import gc
 import inspect
 import time
 
@@ -86,8 +87,9 @@ class Naive(nn.Module):
 
     Call `finish` after the last backward of a step: then the .grad of every parameter that requires
     one is the sum over all ranks. Where a rank did not use a parameter, it counts as zero; frozen
-    parameters are left alone. Running statistics (float buffers) are the first rank's, as in DDP,
-    and are sent before each forward in training. start(tensor, group): starts an all_reduce.
+    parameters are left alone. NCCL wants contiguous parameters. Running statistics (float buffers)
+    are the first rank's, as in DDP, and are sent before each forward in training. start(tensor,
+    group): starts an all_reduce.
     """
 
     def __init__(self, module, group, start=all_reduce):
@@ -353,9 +355,9 @@ def record_timeline(variant, args, group, device, tokens, targets):
     """A forward and a backward of one variant, the third after two to warm up: its `seconds()`."""
     timeline = Timeline(device)
     model = gpt(args.model, args.seed, device, common.DTYPES[args.dtype])
-    replica = replicate(variant, model, group, 2**20 * args.bucket_mb, timeline.start)
-    for p in model.parameters():
+    for p in model.parameters():                    # before the replica's own hooks
         p.register_post_accumulate_grad_hook(timeline.gradient_is_ready)
+    replica = replicate(variant, model, group, 2**20 * args.bucket_mb, timeline.start)
     for _ in range(3):
         replica.zero_grad()
         loss = loss_sum(replica(tokens), targets)
@@ -465,17 +467,20 @@ def report(args, ranks, group, text, run):
     """Say when the all_reduce can be hidden, and draw when it was."""
     parameters, width = args.model.parameters(), common.DTYPES[args.dtype].itemsize
     tokens, n = args.micro_batch * args.model.seq, ranks.world
-    run.note("how long the all_reduce takes, in backwards, at peak rates (hidden if 1 or less):")
-    run.note(f"for this model with {tokens} tokens a backward on {n} ranks; and from how many "
-             "tokens on bf16 gradients are hidden over many ranks")
+    run.note(f"left: all_reduce over backward for {tokens} tokens in {args.dtype} on {n} rank(s), "
+             "if both ran at these peak rates")
+    run.note("right: the tokens in a rank's last backward from which on bf16 gradients are hidden, "
+             "over many ranks")
     for machine, rates in MACHINES.items():
         ratio = communication_over_backward(width * parameters, parameters, tokens, n, *rates)
         needed = tokens_to_hide(2, 2**20, *rates)
         run.note(f"  {machine:<26}{ratio:8.2f}{needed:10,.0f} tokens")
 
     mine = [x.chunk(n)[ranks.rank][: args.micro_batch].to(ranks.device) for x in text.batch(0)[:2]]
-    timelines = {variant: record_timeline(variant, args, group, ranks.device, *mine)
-                 for variant in ("naive", "overlap", "bucket")}
+    timelines = {}
+    for variant in ("naive", "overlap", "bucket"):
+        gc.collect()                                # the model before: its hooks are cycles
+        timelines[variant] = record_timeline(variant, args, group, ranks.device, *mine)
     for variant, (end, _, spans) in timelines.items():
         run.note(f"{variant:<8}{len(spans):4} all_reduces, backward {1e3 * end:6.1f} ms, hidden "
                  f"behind it: {hidden_share(end, spans):.0%} of the communication")

@@ -8,7 +8,7 @@ the module that computes right now. ZeRO cuts the three, and each cut is a stage
     bytes per rank      parameters     gradients      optimizer states
     02 data parallel       P              G               O
     zero1                  P              G               O / N
-    zero2                  P              G / N           O / N
+    zero2                  P              G / N           O / N        and a unit's being reduced
     zero3                  P / N          G / N           O / N        and what is gathered by now
 
     with P + G + O = 4Ψ + 4Ψ + 8Ψ for Ψ parameters in fp32 under AdamW. With --precision bf16 it is
@@ -52,7 +52,10 @@ small gradient that shares a block with a large one has the large one's scale.
 
 Prefetching (--prefetch) hides the gathers: while a unit computes, the next ones are on their way,
 at the price of their memory. Small models on fast networks should stay at stage 1 or 2, and small
-micro-batches hurt stage 3 most. The condition is that of chapter 02 with 3/2 of the bytes.
+micro-batches hurt stage 3 most: it sends half of an all_reduce behind each forward, which computes
+half as much as a backward, so chapter 02's condition holds for both, but every micro-batch must
+meet it and not just the last. (This file draws the whole model on every rank before it cuts it, for
+the sake of the reader; a model that does not fit needs one unit drawn and cut at a time.)
 
 Run it:
     torchrun --nproc_per_node=4 03_zero.py
@@ -71,6 +74,8 @@ Optimizer"; How To Scale Your Model, part 5, "Fully-Sharded Data Parallelism".
 
 import argparse
 import functools
+import gc
+import inspect
 import math
 from contextlib import nullcontext
 from typing import NamedTuple
@@ -136,6 +141,7 @@ class Unit:
             self.gathering = None
 
     def free(self):
+        self.finish_gather()                            # or it would write to what is gone
         self.full.untyped_storage().resize_(0)
 
     def gathered_bytes(self):
@@ -233,13 +239,18 @@ def clip_shards(units, norm, largest):
 class ShardedOptimizer:
     """ZeRO-1: an optimizer of which each rank runs a part; all the rest is on every rank.
 
-    units: lists of parameters, or one plain list. For the other arguments see ShardUpdate and Unit.
-    Gradients are views into one flat tensor per unit: set them to zero with `zero_grad` of this.
+    units: lists of parameters, or just parameters; frozen ones are left alone. For the other
+    arguments see ShardUpdate and Unit. Gradients are views into one flat tensor per unit; those
+    that somebody has replaced are copied back. Raises ValueError if a parameter is in two lists.
     """
 
     def __init__(self, units, make_optimizer, group, device=None, **dtypes):
+        units = list(units)
         units = [units] if torch.is_tensor(units[0]) else units
-        self.units = [Unit(parameters, group, **dtypes) for parameters in units]
+        trained = [[p for p in parameters if p.requires_grad] for parameters in units]
+        if len(set(sum(trained, []))) < sum(map(len, trained)):
+            raise ValueError("a parameter is in two units")
+        self.units = [Unit(parameters, group, **dtypes) for parameters in trained if parameters]
         self.gradients = [torch.zeros_like(unit.full) for unit in self.units]
         self.update = ShardUpdate(self.units, make_optimizer, device)
         self.zero_grad()
@@ -247,13 +258,18 @@ class ShardedOptimizer:
     def zero_grad(self):
         for unit, flat in zip(self.units, self.gradients):
             flat.zero_()
-            unit.gradient = None
             for p, view in zip(unit.parameters, unit.views(flat)):
                 p.grad = view
 
     def reduce_gradients(self):
         """After the last backward: one reduce_scatter per unit, in place."""
         for unit, flat in zip(self.units, self.gradients):
+            for p, view in zip(unit.parameters, unit.views(flat)):
+                if p.grad is None:                      # set to None by somebody, and not used
+                    view.zero_()
+                elif p.grad.data_ptr() != view.data_ptr():
+                    view.copy_(p.grad)
+            unit.gradient = None
             unit.start_reduce(flat, in_place=True)
         for unit in self.units:
             unit.finish_reduce()
@@ -276,8 +292,9 @@ class Zero2(nn.Module):
     units: the modules of `module` that its forward runs one after the other, on every rank in the
     same order. A parameter that several of them share belongs to the first; frozen ones stay whole.
     replicas: the ranks that hold the same shard, if `group` is but a part of all (hybrid sharding).
-    make_unit, options: what makes a Unit, and with what. Raises ValueError if a parameter that is
-    trained is in no unit.
+    make_unit, options: what makes a Unit, and with what. A unit runs once in a forward, and no
+    other module uses its parameters. Raises ValueError if a trained parameter is in no unit, or
+    there is none.
 
     Autograd runs a backward in the reverse order of its forward. So when the gradient of unit i's
     output is there, the backward of unit i+1 is over.
@@ -287,10 +304,10 @@ class Zero2(nn.Module):
         super().__init__()
         self.module, self.replicas = module, replicas
         own = own_parameters(units)
-        left = {p: name for name, p in module.named_parameters() if p.requires_grad}
-        left = [name for p, name in left.items() if p not in set(sum(own, []))]
-        if left:
-            raise ValueError(f"in no unit: {', '.join(left)}")
+        held = set(sum(own, []))
+        left = [n for n, p in module.named_parameters() if p.requires_grad and p not in held]
+        if left or not held:
+            raise ValueError(f"in no unit: {', '.join(left) or 'any trained parameter'}")
         self.units = [make_unit(parameters, group, **options) for parameters in own if parameters]
         self.modules_of_units = [unit for unit, parameters in zip(units, own) if parameters]
         for p in module.parameters():
@@ -298,36 +315,43 @@ class Zero2(nn.Module):
                 p.data = p.data.to(options["dtype"])
         for i, unit in enumerate(self.modules_of_units):
             unit.register_forward_hook(functools.partial(self.after_forward, i))
-        self.not_reduced, self.sending = 0, None
+        self.not_reduced, self.sending, self.in_backward = 0, None, False
 
     def forward(self, *inputs, **more):
         self.not_reduced = len(self.units)
         return self.module(*inputs, **more)
 
     def after_forward(self, i, module, inputs, output):
-        for tensor in tree_leaves(output):
-            if torch.is_tensor(tensor) and tensor.requires_grad:
+        tensors = [x for x in tree_leaves(output) if torch.is_tensor(x)]
+        if not tensors:
+            raise TypeError(f"unit {i} must return tensors, in lists, tuples or dictionaries")
+        for tensor in tensors:
+            if tensor.requires_grad and not self.in_backward:   # where it is only recomputed
                 tensor.register_hook(lambda gradient: self.before_backward(i))
 
     def before_backward(self, i):
+        self.in_backward = True
         self.reduce_down_to(i + 1)
 
     def reduce_down_to(self, i):
         """Start to reduce all units from the last to the i-th whose gradients are still here."""
         while self.not_reduced > i:
             self.not_reduced -= 1
-            unit = self.units[self.not_reduced]
-            flat = unit.take_gradients()
-            if self.sending:                            # one at a time: two full gradients at most
+            if self.sending:                            # one at a time, for the memory
                 self.sending.finish_reduce()
-            unit.start_reduce(flat)
-            self.sending = unit
+            self.sending = self.units[self.not_reduced]
+            self.sending.start_reduce(self.sending.take_gradients())
 
     def finish_backward(self):
-        """After every backward: afterwards the gradients are in the shards alone."""
+        """After every backward: afterwards the gradients are in the shards alone.
+
+        Raises RuntimeError if a unit ran twice, since its first gradient then comes too late.
+        """
         self.reduce_down_to(0)
         self.sending.finish_reduce()
-        self.sending = None
+        self.sending, self.in_backward = None, False
+        if any(p.grad is not None for unit in self.units for p in unit.parameters):
+            raise RuntimeError("a unit ran more than once in one forward")
 
     def finish_gradients(self):
         """After the last backward of a step: sum the shards over the replicas, if there are any."""
@@ -354,13 +378,13 @@ class Zero3(Zero2):
 
     prefetch: how many of the units that come next are gathered while one computes. keep_gathered:
     do not free after forward. peak: the most bytes that were gathered at a time. Raises ValueError
-    if units share a parameter, which one would free while the other needs it.
+    if units share a trained parameter, which one would free while the other needs it.
     """
 
     def __init__(self, module, units, group, replicas=None, prefetch=1, keep_gathered=False,
                  **options):
-        shared = [p for i, unit in enumerate(units) for p in unit.parameters()
-                  if any(p is q for other in units[:i] for q in other.parameters())]
+        everywhere = [p for unit in units for p in unit.parameters() if p.requires_grad]
+        shared = [p for p in everywhere if sum(p is q for q in everywhere) > 1]
         if shared:
             raise ValueError(f"units share a parameter of shape {tuple(shared[0].shape)}: make one "
                              "unit of them")
@@ -379,12 +403,19 @@ class Zero3(Zero2):
         self.units[indices[0]].finish_gather()
         self.peak = max(self.peak, sum(unit.gathered_bytes() for unit in self.units))
 
+    def forward(self, *inputs, **more):
+        for unit in self.units:                         # left by a forward without a backward
+            unit.free()
+        return super().forward(*inputs, **more)
+
     def before_forward(self, i, module, inputs):
-        self.gather(range(i, min(i + self.prefetch + 1, len(self.units))))
+        if not self.in_backward:
+            self.gather(range(i, min(i + self.prefetch + 1, len(self.units))))
 
     def after_forward(self, i, module, inputs, output):
         super().after_forward(i, module, inputs, output)
-        if not (self.keep_gathered and torch.is_grad_enabled()):
+        kept = self.keep_gathered and torch.is_grad_enabled()
+        if not (kept or self.in_backward):
             self.units[i].free()
 
     def before_backward(self, i):
@@ -656,7 +687,7 @@ def draw(points, precision, widths, optimizer, path):
                 n, per_parameter = points[stage]
                 x = math.log2(n) + 0.2 * (stage - 1.5)
                 axes.plot(x, per_parameter * cfg.parameters() / 1e9, "kx", markersize=5,
-                          label="measured by this run" if stage == 1 else None)
+                          label="measured by this run" if stage == min(points) else None)
         axes.axhline(80, color="gray", linestyle=":", linewidth=1)
         axes.text(len(worlds) - 0.4, 80, "80 GB", va="bottom", ha="right", color="gray", fontsize=8)
         axes.set_ylabel("GB per rank")
@@ -724,6 +755,13 @@ def by_hand(args, variant, device, group, replicas=None, node=None):
 
 
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3, "zeropp": 3, "torch": None}
+BY_HAND = ("zero1", "zero2", "zero3", "hsdp", "zeropp")
+USED_BY = {             # the flags that only some variants know
+    "prefetch": ("zero3", "hsdp", "zeropp"), "keep_gathered": ("zero3", "hsdp"),
+    "shard_size": ("hsdp", "zeropp"), "quantized_weights": ("zeropp",),
+    "secondary_shard": ("zeropp",), "quantized_gradients": ("zeropp",), "stage": ("torch",),
+    "precision": BY_HAND, "reduce_fp32": BY_HAND, "offload": BY_HAND,
+}
 OPTIONS = ("lr", "betas", "eps", "weight_decay", "momentum")      # of a torch.optim class
 
 
@@ -736,7 +774,10 @@ def by_torch(args, device, mesh):
     if args.stage == 1:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        ddp = nn.parallel.DistributedDataParallel(model, process_group=group)
+        DDP = nn.parallel.DistributedDataParallel
+        new_name = "forward_sync_buffers" in inspect.signature(DDP).parameters
+        still = {"forward_sync_buffers" if new_name else "broadcast_buffers": False}
+        ddp = DDP(model, process_group=group, gradient_as_bucket_view=True, **still)
         optimizer = ZeroRedundancyOptimizer(model.parameters(), type(like), process_group=group,
                                             **options)
         step = functools.partial(torch_step, ddp, optimizer, scale=n,
@@ -815,9 +856,12 @@ def report(args, ranks, text, run):
     tokens, targets, valid = text.batch(0)
     mine = [x.chunk(ranks.world)[ranks.rank][: args.micro_batch].to(ranks.device)
             for x in (tokens, targets)]
-    points = {}
-    for stage in (1, 2) if args.model.tie else (1, 2, 3):
-        step, held, *_ = by_hand(args, f"zero{stage}", ranks.device, dist.group.WORLD)
+    points, on_device = {}, argparse.Namespace(**vars(args) | {"offload": False})
+    for stage in (1, 2, 3):
+        if args.preset != "tiny" and args.variant != f"zero{stage}":
+            continue                                    # what is too large for another stage
+        gc.collect()                                    # the model before: its hooks are cycles
+        step, held, *_ = by_hand(on_device, f"zero{stage}", ranks.device, dist.group.WORLD)
         step(micro_batches=[mine], valid=valid, clip=None)
         total = sum(nbytes(tensors) for tensors in held())
         points[stage] = ranks.world, total / args.model.parameters()
@@ -856,18 +900,20 @@ def main(argv=None):
     args = common.parse(parser, argv)
     world = common.environment("WORLD_SIZE", 1)
     common.split_batch(args, world)
-    if args.model.tie and args.variant not in ("zero1", "zero2"):
+    for flag, variants in USED_BY.items():
+        given = getattr(args, flag) != parser.get_default(flag)
+        if given and args.variant not in variants:
+            common.refuse(f"--{flag.replace('_', '-')} means nothing to --variant {args.variant}; "
+                          f"{' or '.join(variants)} would work")
+    if args.reduce_fp32 and args.precision != "bf16":
+        common.refuse("--reduce-fp32 is for 16-bit gradients; --precision bf16 would work with it")
+    in_units = args.variant not in ("zero1", "zero2") and (args.variant, args.stage) != ("torch", 1)
+    if args.model.tie and in_units:
         common.refuse(f"--preset {args.preset} ties embedding and head, which --variant "
                       f"{args.variant} keeps in two units; --variant zero2 would work")
     if args.precision == "bf16" and args.dtype != "float32":
         common.refuse(f"--precision bf16 rounds float32, and --dtype is {args.dtype}; --dtype "
                       "float32 would work")
-    if args.variant == "torch" and (args.precision == "bf16" or args.offload):
-        flag = "--offload" if args.offload else "--precision bf16"
-        common.refuse(f"{flag} is not for --variant torch; --variant zero3 would work")
-    if args.variant == "zeropp" and args.keep_gathered:
-        common.refuse("--keep-gathered gathers nothing for backward, which --variant zeropp is "
-                      "about; --variant zero3 would work")
     size = args.shard_size = args.shard_size or (world // 2 if world % 2 == 0 else world)
     if world % size:
         common.refuse(f"--shard-size {size} does not divide {world} ranks; "

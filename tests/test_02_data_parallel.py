@@ -146,16 +146,19 @@ def weights_after_wrapping():
     replica = chapter(TWO).Naive(module, dist.group.WORLD)
     start = [t.tolist() for t in (*module.parameters(), *module.buffers())]
     module.norm.running_mean.fill_(dist.get_rank() + 7)
+    module.norm.running_var.fill_(dist.get_rank() + 3)
     replica.eval()(torch.ones(2, 4, dtype=torch.float64), False)
     untouched = module.norm.running_mean[0].item()
     replica.train()(torch.ones(2, 4, dtype=torch.float64) * dist.get_rank(), False)
-    return start, untouched, module.norm.running_mean[0].item()
+    means = module.norm.running_mean[0].item(), module.norm.running_var[0].item()
+    return start, untouched, means
 
 
 def test_all_ranks_start_as_the_first(ranks):
-    (start, _, _), (other, untouched, mean) = ranks(2)(weights_after_wrapping)
+    (start, _, _), (other, untouched, (mean, variance)) = ranks(2)(weights_after_wrapping)
     assert start == other and untouched == 8  # in evaluation nothing is sent
     assert mean == pytest.approx(0.9 * 7 + 0.1 * 1)  # the first rank's 7, and this batch's mean
+    assert variance == pytest.approx(0.9 * 3)  # the first rank's 3, and this batch's 0
 
 
 # ------------------------------------------------------------------------------- when it is sent
@@ -203,12 +206,15 @@ def replaced_gradients():
     """An optimizer's zero_grad sets gradients to None: they find their way back into the bucket."""
     two = chapter(TWO)
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    replica, results = two.Bucket(model, dist.group.WORLD, 10**6), []
-    for _ in range(3):
-        model.zero_grad(set_to_none=True)
-        replica(torch.ones(2, 3) * (dist.get_rank() + 1)).sum().backward()
+    sometimes = nn.Linear(3, 3)
+    replica, results = two.Bucket(nn.Sequential(sometimes, *model), dist.group.WORLD, 10**6), []
+    for step in range(3):
+        replica.module.zero_grad(set_to_none=True)
+        x = torch.ones(2, 3) * (dist.get_rank() + 1)
+        (model(x).sum() + (0 if step else sometimes(x).sum())).backward()
         replica.finish()
         results.append([p.grad.clone() for p in model.parameters()])
+        assert sometimes.weight.grad.any() == (step == 0)  # later, nothing is left of it
     assert all(a.equal(b) for result in results for a, b in zip(result, results[0]))
     assert len({p.grad.untyped_storage().data_ptr() for p in model.parameters()}) == 1
     return results[0][-1].tolist()
@@ -238,6 +244,18 @@ def test_buckets_are_in_order_full_and_of_one_dtype(two):
 # ------------------------------------------------------------------------------- the formulas
 
 
+def test_tied_embedding_and_head(ranks, tmp_path):
+    flags = (*FLOAT64, "--preset=gpt2", "--vocab=256", "--verify", "--layers=1", "--batch=4")
+    (status, run, output), _ = ranks(2)(run_main, TWO, flags, tmp_path)
+    assert status == 0 and run["max_grad_diff"] < 1e-12, output
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "x"])
+def test_bad_capacity(run_chapter, value):
+    status, output, errors = run_chapter(TWO, f"--bucket-mb={value}")
+    assert status == 2 and output == "" and errors.startswith(f"error: --bucket-mb: {value} is no")
+
+
 def test_traffic_is_checked_against_the_formulas(ranks, tmp_path):
     flags = (*FLOAT64, "--batch=9", "--variant=overlap")
     (_, run, _), *_ = ranks(3)(run_main, TWO, flags, tmp_path)
@@ -260,6 +278,8 @@ def test_when_communication_hides(two):
         )
     v5p = two.tokens_to_hide(2, 10**9, *two.MACHINES["TPU v5p, one axis of ICI"])
     assert v5p == pytest.approx(2550, rel=1e-3)  # the scaling book's number for B/X > C/W
+    needed = [two.tokens_to_hide(2, 10**9, *rates) for rates in two.MACHINES.values()]
+    assert needed == pytest.approx([1040, 12480, 2198, 19780, 2550], rel=1e-3)
     assert two.wire_bytes(1000, 1) == 0 and two.wire_bytes(1000, 4) == 1500
 
 

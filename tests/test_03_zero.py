@@ -10,6 +10,7 @@ import torch.distributed as dist
 from conftest import chapter, run_main
 from torch import nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 import common
 from common import Config
@@ -195,7 +196,8 @@ def test_stages_agree_bit_for_bit(ranks, tmp_path, world):
     ],
 )  # fmt: skip
 def test_a_broken_chapter_says_so(ranks, tmp_path, variant, right, wrong, named):
-    flags = (*FLOAT64, "--batch=8", "--micro-batch=1", f"--variant={variant}", "--shard-size=1")
+    flags = (*FLOAT64, "--batch=8", "--micro-batch=1", f"--variant={variant}")
+    flags += ("--shard-size=1",) * (variant == "hsdp")
     (status, _, output), *_ = ranks(2)(run_main, THREE, flags, tmp_path, (right, wrong))
     assert status == 1 and f"✗ {named}" in output, output
 
@@ -262,6 +264,104 @@ def test_any_module(ranks, world, stage, prefetch):
         assert len(held) == 3 and (stage == 2 or held == [0, 0, 0])
 
 
+def frozen_and_replaced():
+    """A plain list with a frozen parameter, which decay must not move, and lost gradients."""
+    three, model = chapter(THREE), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).double()
+    model[0].requires_grad_(False)
+    before = model[0].weight.clone()
+    decay = lambda ps: torch.optim.AdamW(ps, 0.1, weight_decay=0.5)
+    sharded, moved = three.ShardedOptimizer(model.parameters(), decay, dist.group.WORLD), []
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+        sharded.reduce_gradients()
+        moved.append(three.shard_norm(sharded.units, dist.group.WORLD).item())
+        sharded.zero_grad()
+        model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+        sharded.reduce_gradients()
+        moved.append(three.shard_norm(sharded.units, dist.group.WORLD).item())
+    sharded.step()
+    return model[0].weight.equal(before), len(set(moved)), moved[0] > 0
+
+
+def test_frozen_parameters_and_replaced_gradients_of_a_plain_list(ranks):
+    assert ranks(2)(frozen_and_replaced) == [(True, 1, True)] * 2
+
+
+class Skips(nn.Module):
+    """A unit that is not always run, as in LayerDrop, and one that is recomputed."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.units = nn.ModuleList(nn.Linear(3, 3) for _ in range(3)).double()
+        self.skip, self.recompute = False, False
+
+    def forward(self, x):
+        x = self.units[0](x).tanh()
+        if not self.skip:
+            x = x + self.units[1](x).tanh()
+        if self.recompute:
+            return checkpoint(self.units[2], x, use_reentrant=False)
+        return self.units[2](x)
+
+
+def skipped_and_recomputed(prefetch, keep):
+    """Against the plain module: a skipped unit, evaluation, an update between, recomputation."""
+    three, whole, module, group = chapter(THREE), Skips(), Skips(), dist.group.WORLD
+    zero = three.Zero3(module, list(module.units), group, None, prefetch, keep)
+    x, off = torch.ones(2, 3, dtype=torch.float64), []
+    update = three.ShardUpdate(zero.units, lambda ps: torch.optim.SGD(ps, 0.1))
+    plain = torch.optim.SGD(whole.parameters(), 0.1 * dist.get_world_size())
+    names = {p: name for name, p in module.named_parameters()}
+    for skip, recompute in ((True, False), (False, True), (False, False)):
+        whole.skip = module.skip = skip
+        module.recompute = recompute
+        with torch.no_grad():
+            off.append((zero(x) - whole(x)).abs().max().item())
+        zero(x)  # a forward that no backward follows
+        zero.zero_grad()
+        zero(x).square().sum().backward()
+        zero.finish_backward()
+        plain.zero_grad()
+        whole(x).square().sum().backward()
+        for name, piece in three.pieces(update, names):
+            p = whole.get_parameter(name)
+            full = torch.zeros_like(p) if p.grad is None else p.grad * dist.get_world_size()
+            off.append((common.part(full, piece) - piece.grad).abs().max().item())
+        update.step()
+        zero.finish_step()
+        for p in whole.parameters():
+            p.data -= 0.1 * dist.get_world_size() * (0 if p.grad is None else p.grad)
+        off.append(sum(unit.gathered_bytes() for unit in zero.units))
+        assert all(unit.gathering is None for unit in zero.units)
+    return max(off)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_skipped_recomputed_and_evaluated_units(ranks, prefetch, keep):
+    for off in ranks(2)(skipped_and_recomputed, prefetch, keep):
+        assert off < 1e-12
+
+
+def what_runs_wrong():
+    three, group = chapter(THREE), dist.group.WORLD
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    zero = three.Zero2(model, list(model), group)
+    model(zero(torch.ones(1, 2))).sum().backward()
+    with pytest.raises(RuntimeError, match="a unit ran more than once in one forward"):
+        zero.finish_backward()
+    odd = nn.Linear(2, 2)
+    odd.forward = lambda x: {1, 2}
+    with pytest.raises(TypeError, match="unit 0 must return tensors"):
+        three.Zero2(odd, [odd], group)(torch.ones(1, 2))
+
+
+def test_what_runs_wrong_says_so(ranks):
+    ranks(1)(what_runs_wrong)
+
+
 def what_is_refused():
     three, group, model = chapter(THREE), dist.group.WORLD, nn.Sequential(nn.Linear(2, 2))
     tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -270,6 +370,19 @@ def what_is_refused():
         three.Zero2(tied, tied[:1], group)
     with pytest.raises(ValueError, match=r"units share a parameter of shape \(2, 2\)"):
         three.Zero3(tied, list(tied), group)
+    apart = nn.Sequential(tied[0], nn.Linear(2, 2), tied[1])
+    with pytest.raises(ValueError, match="units share a parameter"):
+        three.Zero3(apart, list(apart), group)
+    with pytest.raises(ValueError, match="a parameter is in two units"):
+        three.ShardedOptimizer([list(unit.parameters()) for unit in apart], None, group)
+    with pytest.raises(ValueError, match="in no unit: any trained parameter"):
+        three.Zero2(nn.Linear(2, 2).requires_grad_(False), [], group)
+    tied[0].weight.requires_grad_(False)
+    three.Zero3(tied, list(tied), group)  # a frozen one is whole everywhere
+    masters = three.ShardUpdate(
+        three.Zero2(model, list(model), group).units, OPTIMIZERS["SGD"], torch.device("meta")
+    ).masters
+    assert masters[0].device.type == "meta"  # offload: where it was told
     model[0].bias.data = model[0].bias.data.double()
     with pytest.raises(ValueError, match=r"one dtype, and has .*float32.*float64"):
         three.Zero2(model, list(model), group)
@@ -297,13 +410,22 @@ def test_what_cannot_work_is_refused(ranks):
         (
             ("--variant=torch", "--offload"),
             1,
-            "--offload is not for --variant torch; --variant zero3",
+            "--offload means nothing to --variant torch; zero1 or",
         ),
         (
             ("--variant=zeropp", "--keep-gathered"),
             1,
-            "--keep-gathered .*; --variant zero3 would work",
+            "--keep-gathered means .*; zero3 or hsdp would",
         ),
+        (
+            ("--variant=zero1", "--prefetch=2"),
+            1,
+            "--prefetch means nothing .*; zero3 or hsdp or zero",
+        ),
+        (("--variant=zero3", "--shard-size=1"), 1, "--shard-size means .*; hsdp or zeropp would"),
+        (("--variant=zero3", "--stage=2"), 1, "--stage means nothing .*; torch would work"),
+        (("--no-quantized-weights",), 1, "--quantized-weights means nothing .*; zeropp would work"),
+        (("--reduce-fp32",), 1, "--reduce-fp32 is for 16-bit gradients; --precision bf16 would"),
         (("--prefetch=3",), 1, r"--prefetch: 3 is no whole number in \[0, 3\); 1 would work"),
         (("--stage=0",), 1, r"--stage: 0 is no whole number in \[1, 4\); 3 would work"),
     ],
@@ -365,6 +487,10 @@ def watched(prefetch, keep):
 
     def note(name):
         seen.append((name, [bool(unit.gathered_bytes()) for unit in zero.units]))
+        if name[0] == "f":  # the next ones are still on their way
+            on_its_way = [unit.gathering is not None for unit in zero.units]
+            i = int(name[1])
+            assert on_its_way == [i < j <= i + prefetch for j in range(4)]
 
     for i, unit in enumerate(units):
         unit.register_forward_pre_hook(lambda module, inputs, i=i: note(f"f{i}"))
@@ -391,6 +517,38 @@ def test_nothing_gathered_outlives_its_use(ranks, prefetch):
                 assert gathered == [i <= j <= i + prefetch for j in range(4)]
             else:
                 assert gathered == [i - prefetch <= j <= i for j in range(4)]
+
+
+def reduced_in_backward():
+    """What happens in a backward of stage 2, and which units' gradients are there at the time."""
+    three, events = chapter(THREE), []
+    units = [nn.Linear(4, 4) for _ in range(4)]
+    model = nn.Sequential(*units)
+    zero = three.Zero2(model, units, dist.group.WORLD)
+
+    def note(name):
+        here = [any(p.grad is not None for p in unit.parameters) for unit in zero.units]
+        sent = [unit.reducing is not None for unit in zero.units]
+        events.append((name, here, sent))
+
+    for i, unit in enumerate(units):
+        unit.register_full_backward_hook(lambda module, gin, gout, i=i: note(f"b{i}"))
+    zero(torch.ones(2, 4, requires_grad=True)).sum().backward()
+    zero.finish_backward()
+    note("end")
+    return events
+
+
+def test_gradients_are_reduced_in_backward_and_freed_at_once(ranks):
+    def only(*indices):
+        return [i in indices for i in range(4)]
+
+    for events in ranks(2)(reduced_in_backward):
+        for name, here, sent in events[:-1]:
+            i = int(name[1])
+            assert sent == only(i + 1) and here in (only(i), only())
+        assert [name for name, *_ in events] == ["b3", "b2", "b1", "b0", "end"]
+        assert events[-1][1:] == (only(), only())
 
 
 def test_kept_until_backward(ranks):
