@@ -404,9 +404,15 @@ class Zero3(Zero2):
         self.peak = max(self.peak, sum(unit.gathered_bytes() for unit in self.units))
 
     def forward(self, *inputs, **more):
-        for unit in self.units:                         # left by a forward without a backward
+        self.free()                                     # what a forward without a backward left
+        output = super().forward(*inputs, **more)
+        if not torch.is_grad_enabled():
+            self.free()                                 # prefetched, and then not run
+        return output
+
+    def free(self):
+        for unit in self.units:
             unit.free()
-        return super().forward(*inputs, **more)
 
     def before_forward(self, i, module, inputs):
         if not self.in_backward:
@@ -426,8 +432,7 @@ class Zero3(Zero2):
 
     def finish_backward(self):
         super().finish_backward()
-        for unit in self.units:
-            unit.free()
+        self.free()
 
     def finish_step(self):
         """Nothing: the next forward gathers."""
