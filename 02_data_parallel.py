@@ -156,12 +156,16 @@ class Overlap(Naive):
         self.ready, self.handles = set(), []
 
 
+FIRST_BUCKET = 2**20    # bytes: a small one, so that sending begins early
+
+
 def fill_buckets(parameters, capacity):
     """Lists of parameters, in order: each of one dtype, and `capacity` bytes or a single one."""
     buckets = []
     for p in parameters:
         last = buckets[-1] if buckets else []
-        fits = sum(q.nbytes for q in last) + p.nbytes <= capacity
+        limit = capacity if len(buckets) > 1 else min(capacity, FIRST_BUCKET)
+        fits = sum(q.nbytes for q in last) + p.nbytes <= limit
         if last and fits and last[0].dtype == p.dtype:
             last.append(p)
         else:

@@ -428,7 +428,9 @@ def launch(main):
     """Run a chapter's `main` and leave cleanly, with the status that it returns.
 
     A group that a mesh or a closure still refers to when Python shuts down aborts the process. So
-    `main` returns, garbage is collected, and then the group is destroyed.
+    `main` returns, garbage is collected, and then the group is destroyed. PyTorch itself never lets
+    go of a group whose collectives a TorchDispatchMode has seen (CommMeter is one), and its threads
+    would run on while Python shuts down: one exit in some forty aborted. So leave at once.
     """
     try:
         status = main()
@@ -437,7 +439,9 @@ def launch(main):
     gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
-    sys.exit(status)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status or 0)
 
 
 # ------------------------------------------------------------------------------------------ shards

@@ -311,6 +311,7 @@ def test_a_gpu_for_every_local_rank_or_the_cpu(monkeypatch, device, gpus, expect
 
 
 LEAVES = """
+import atexit
 import weakref
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -320,6 +321,7 @@ class Cycle:
     pass
 
 def main():
+    atexit.register(print, "Python shuts down, while the group's threads may run")
     common.start(common.argparse.Namespace(device="cpu"))
     mesh = init_device_mesh("cpu", (1,))
     cycle = Cycle()
