@@ -430,7 +430,7 @@ def launch(main):
     A group that a mesh or a closure still refers to when Python shuts down aborts the process. So
     `main` returns, garbage is collected, and then the group is destroyed. PyTorch itself never lets
     go of a group whose collectives a TorchDispatchMode has seen (CommMeter is one), and its threads
-    would run on while Python shuts down: one exit in some forty aborted. So leave at once.
+    would run on while Python shuts down, which now and then aborts. So leave at once.
     """
     try:
         status = main()
