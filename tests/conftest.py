@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import io
 import json
+import json.decoder
 import multiprocessing
 import os
 import pickle
@@ -28,6 +29,7 @@ import torch.distributed as dist
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = Path(os.environ.get("CHAPTERS", ROOT)).resolve()
 sys.path.insert(0, str(ROOT))  # common.py is always ours: it has the verifier
+TEXT = json.decoder.__file__  # a file that does not change with our own sources
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
 
 # ------------------------------------------------------------------------------- the pool of ranks

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 import torch
-from conftest import chapter
+from conftest import TEXT, chapter
 from torch import nn
 
 import common
@@ -21,7 +21,7 @@ FLAGS = (
     "--heads=4",
     "--kv-heads=2",
     "--seq=16",
-    f"--data={common.__file__}",
+    f"--data={TEXT}",
 )
 SHAPES = [SMALL, Config(3, 48, 4, 4, 20, 100), Config(1, 48, 8, 1, 24, 300, tie=True)]
 ALL_SIX = list(itertools.product(("plain", "sdpa"), ("none", "selective", "full")))

@@ -3,14 +3,14 @@
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import chapter, run_main
+from conftest import TEXT, chapter, run_main
 from torch import nn
 
 import common
 
 TWO = "02_data_parallel"
 SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--steps=4")
-FLOAT64 = (*SMALL, "--dtype=float64", "--ignore=0.5", f"--data={common.__file__}")
+FLOAT64 = (*SMALL, "--dtype=float64", "--ignore=0.5", f"--data={TEXT}")
 VARIANTS = ("naive", "overlap", "bucket", "torch")
 
 
@@ -63,7 +63,7 @@ def test_a_broken_chapter_says_so(ranks, tmp_path, right, wrong, named):
 
 
 def test_the_same_run_gives_the_same_bits(ranks, tmp_path):
-    flags = (*SMALL, "--batch=8", "--micro-batch=1", f"--data={common.__file__}")
+    flags = (*SMALL, "--batch=8", "--micro-batch=1", f"--data={TEXT}")
     runs = [ranks(4)(run_main, TWO, flags, tmp_path)[0][1] for _ in range(2)]
     for key in ("loss", "grad_norm"):
         assert runs[0][key] == runs[1][key]

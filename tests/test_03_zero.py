@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import chapter, run_main
+from conftest import TEXT, chapter, run_main
 from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
@@ -17,7 +17,7 @@ from common import Config
 
 THREE = "03_zero"
 SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--steps=4")
-FLOAT64 = (*SMALL, "--dtype=float64", "--ignore=0.5", f"--data={common.__file__}")
+FLOAT64 = (*SMALL, "--dtype=float64", "--ignore=0.5", f"--data={TEXT}")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_offload_changes_no_number(ranks, tmp_path, variant):
     ids=str,
 )
 def test_bf16_with_master_shards(ranks, tmp_path, flags):
-    flags = (*SMALL, f"--data={common.__file__}", "--precision=bf16", "--batch=8", *flags)
+    flags = (*SMALL, f"--data={TEXT}", "--precision=bf16", "--batch=8", *flags)
     (status, run, output), *_ = ranks(4)(run_main, THREE, flags, tmp_path)
     assert status == 0 and all(check["ok"] for check in run["checks"]), output
     rounding = "int8" if "--variant=zeropp" in flags else "bfloat16"
@@ -131,7 +131,7 @@ def test_secondary_shards_change_no_number(ranks, tmp_path, world, size, micro_b
 def test_quantized_runs_stay_close_and_send_what_the_formula_says(ranks, tmp_path, switches, steps):
     names = "quantized-weights", "secondary-shard", "quantized-gradients"
     flags = [f"--{no}{name}" for no, name in zip(switches, names)]
-    more = ("--variant=zeropp", "--batch=4", f"--steps={steps}", f"--data={common.__file__}")
+    more = ("--variant=zeropp", "--batch=4", f"--steps={steps}", f"--data={TEXT}")
     (status, run, output), *_ = ranks(4)(run_main, THREE, (*SMALL, *more, *flags), tmp_path)
     assert status == 0 and all(check["ok"] for check in run["checks"]), output
     assert len(run["reference_loss"]) == steps and run["tolerance"]["loss"] == 0.01

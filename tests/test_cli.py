@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from conftest import CHAPTERS, ROOT, chapter_names
+from conftest import CHAPTERS, ROOT, TEXT, chapter_names
 
 import common
 
@@ -125,7 +125,7 @@ def test_only_local_rank_0_complains_and_no_group_is_started(run_chapter, name):
 @EVERY
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_cuda_without_a_gpu_is_refused(run_chapter, name):
-    status, output, errors = run_chapter(name, "--device=cuda", f"--data={common.__file__}")
+    status, output, errors = run_chapter(name, "--device=cuda", f"--data={TEXT}")
     assert status == 2 and output == ""
     assert errors == "error: --device cuda finds 0 GPUs for 1 local ranks; cpu would work\n"
 
@@ -235,7 +235,7 @@ def test_summary_of_several_runs(run_chapter, tmp_path, capsys):
         "--heads=2",
         "--kv-heads=1",
         "--seq=8",
-        f"--data={common.__file__}",
+        f"--data={TEXT}",
     )
     run_chapter("01_single_gpu", *flags, "--steps=1", "--json=one.json")
     run_chapter("01_single_gpu", *flags, "--steps=1", "--json=two.json", "--no-verify")
