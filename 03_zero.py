@@ -121,6 +121,7 @@ class Unit:
         self.shard = nn.Parameter(self.full[self.mine])
         self.exact = exact[self.mine].clone() if dtype else None
         self.gradient = self.gathering = self.reducing = None       # the latter: on their way
+        self.secondary = None                                       # for ZeRO++
 
     def views(self, flat):
         """The parts of a flat tensor in the shapes of the parameters."""
@@ -470,7 +471,8 @@ class ZeroPlusPlusUnit(Unit):
         super().__init__(parameters, group, dtype, sum_dtype)
         self.quantized_weights, self.quantized_gradients = quantized_weights, quantized_gradients
         self.node = node
-        self.secondary = self.full.chunk(node.size())[node.rank()].clone() if node else None
+        if node:
+            self.secondary = self.full.chunk(node.size())[node.rank()].clone()
 
     def start_gather(self, backward=False):
         self.full.untyped_storage().resize_(self.full_bytes)
@@ -753,7 +755,7 @@ def by_hand(args, variant, device, group, replicas=None, node=None):
     def held():
         gradients = [unit.gradient for unit in update.units] + [p.grad for p in names]
         parameters = [tensor for unit in update.units
-                      for tensor in (unit.full, unit.shard, getattr(unit, "secondary", None))]
+                      for tensor in (unit.full, unit.shard, unit.secondary)]
         return parameters, gradients, update.held()
 
     return functools.partial(step, group=group), held, lambda: pieces(update, names), zero

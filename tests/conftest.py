@@ -208,6 +208,16 @@ def run_main(name, flags, folder, fault=None):
     return status, record, output.getvalue()
 
 
+def hold_to_one_gpu(results, flags):
+    """Assert of what run_main gave, in float64: status 0, four equal steps, no formula off."""
+    (status, run, output), *_ = results
+    assert status == 0 and len(run["reference_loss"]) == 4, output
+    assert max(run["max_loss_diff"], run["max_grad_diff"], run["max_param_diff"]) < 1e-12
+    assert all(check["ok"] is not False for check in run["checks"])
+    if "--clip=0.1" in flags:
+        assert min(run["grad_norm"]) > 0.1  # the clipping was at work
+
+
 def broken(name, right, wrong):
     """The module of a chapter with a fault in its source."""
     source = (CHAPTERS / f"{name}.py").read_text()
