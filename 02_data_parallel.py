@@ -14,8 +14,9 @@ their models stay equal for good, without ever being sent again.
 
 A gradient is ready long before backward ends: the head's comes first, the embedding's last. So the
 all_reduce of one can hide behind the backward of the rest. And every message costs its latency,
-however small it is: a bucket packs several gradients into one flat tensor. Here the gradients ARE
-the bucket, each p.grad a view into it, so that packing copies nothing.
+however small it is: a bucket packs several gradients into one flat tensor. Once there, a gradient
+stays: p.grad is a view into the bucket, so the sum needs no unpacking, and a second micro-batch is
+added in place.
 
     order      Every rank must start the same collectives in the same order, or they sum what does
                not belong together, or hang. Backward may meet a parameter on one rank and not on
@@ -160,13 +161,13 @@ FIRST_BUCKET = 2**20    # bytes: a small one, so that sending begins early
 
 
 def fill_buckets(parameters, capacity):
-    """Lists of parameters, in order: each of one dtype, and `capacity` bytes or a single one."""
+    """Lists of parameters, in order: each of one dtype, and full once it has `capacity` bytes."""
     buckets = []
     for p in parameters:
         last = buckets[-1] if buckets else []
         limit = capacity if len(buckets) > 1 else min(capacity, FIRST_BUCKET)
-        fits = sum(q.nbytes for q in last) + p.nbytes <= limit
-        if last and fits and last[0].dtype == p.dtype:
+        full = sum(q.nbytes for q in last) >= limit
+        if last and not full and last[0].dtype == p.dtype:
             last.append(p)
         else:
             buckets.append([p])
@@ -176,33 +177,32 @@ def fill_buckets(parameters, capacity):
 class Bucket(Overlap):
     """The same, with a few flat tensors in place of many gradients: each p.grad is a view into one.
 
-    capacity: bytes of a bucket. Gradients that somebody has replaced (an optimizer's zero_grad sets
-    them to None) are copied back into their bucket, which is right but slower.
+    capacity: bytes at which a bucket is full. A step begins with gradients of None (zero_grad), so
+    the first backward makes new ones, which move into their bucket; later ones are added there.
     """
 
     def __init__(self, module, group, capacity, start=all_reduce):
         super().__init__(module, group, start)
         self.buckets = fill_buckets(self.trained, capacity)
-        self.flat, self.views = [], []
+        self.flat, self.view = [], {}
         for bucket in self.buckets:
             sizes = [p.numel() for p in bucket]
             flat = torch.zeros(sum(sizes), dtype=bucket[0].dtype, device=bucket[0].device)
             self.flat.append(flat)
-            self.views.append([v.view_as(p) for p, v in zip(bucket, flat.split(sizes))])
-        self.zero_grad()
+            self.view |= {p: v.view_as(p) for p, v in zip(bucket, flat.split(sizes))}
 
-    def zero_grad(self, set_to_none=False):
-        """Zero all buckets, and make the gradients views into them."""
-        for bucket, flat, views in zip(self.buckets, self.flat, self.views):
-            flat.zero_()
-            for p, view in zip(bucket, views):
-                p.grad = view
+    def move_in(self, p):
+        if p.grad is not self.view[p]:
+            self.view[p].zero_() if p.grad is None else self.view[p].copy_(p.grad)
+            p.grad = self.view[p]
+
+    def gradient_is_ready(self, p):
+        self.move_in(p)
+        super().gradient_is_ready(p)
 
     def payload(self, i):
-        for p, view in zip(self.buckets[i], self.views[i]):
-            if p.grad is not view:
-                view.zero_() if p.grad is None else view.copy_(p.grad)
-                p.grad = view
+        for p in self.buckets[i]:
+            self.move_in(p)                             # what was not used
         return self.flat[i]
 
 
@@ -497,7 +497,7 @@ def main(argv=None):
     parser = common.parser(__file__, __doc__, ("naive", "overlap", "bucket", "torch"),
                            default="bucket", steps=20)
     parser.add_argument("--bucket-mb", type=common.number(float, 0, example=25), default=1.0,
-                        help="capacity of a bucket, in MiB; PyTorch's default is 25")
+                        help="MiB at which a bucket is full; PyTorch's default is 25")
     parser.set_defaults(plot="runs/02_data_parallel.png")
     args = common.parse(parser, argv)
     common.split_batch(args, common.environment("WORLD_SIZE", 1))

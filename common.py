@@ -515,13 +515,15 @@ def squared_norm(parameters, ranks=1):
     a parameter in n parts is on ranks/n of them, and each adds n/ranks of its square.
     """
     parameters = list(parameters)
-    dtype = torch.promote_types(parameters[0].dtype, torch.float32)
-    total = torch.zeros((), dtype=dtype, device=parameters[0].device)
+    wide = torch.promote_types(parameters[0].dtype, torch.float32)
+    norms = {}                                          # share: the norms that count so much
     for p in parameters:
         if p.grad is not None:
-            parts = math.prod(cut.parts for cut in getattr(p, "cuts", ()))
-            total += torch.linalg.vector_norm(p.grad, dtype=dtype).square() * (parts / ranks)
-    return total
+            share = math.prod(cut.parts for cut in getattr(p, "cuts", ())) / ranks
+            norm = torch.linalg.vector_norm(p.grad, dtype=wide)
+            norms.setdefault(share, []).append(norm)
+    squares = [share * torch.stack(some).square().sum() for share, some in norms.items()]
+    return sum(squares, torch.zeros((), dtype=wide, device=parameters[0].device))
 
 
 def grad_norm(parameters, group=None):

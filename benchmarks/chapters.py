@@ -2,7 +2,9 @@
 
 The two sides of a pair run in turn, several rounds, so that a noisy machine is noisy for both. A
 round's time is the median of its steps; the table gives the median and the range of the rounds, and
-the ratio of the medians: at 1.00 or less, the first side is no slower.
+the ratio of the medians: at 1.00 or less, the first side is no slower. The share in the last column
+is what the collectives of the first side's step take when nothing else runs (as many calls, of the
+mean size, one after the other), over its step: how much there is to hide.
 
     python benchmarks/chapters.py [--rounds N] [--only 01] [--record] [-- flags for every run]
 
@@ -11,6 +13,7 @@ the ratio of the medians: at 1.00 or less, the first side is no slower.
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import platform
@@ -18,14 +21,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import common  # noqa: E402  (after the path to it)
+
 SETUP_STEPS = 3         # the first steps allocate, are metered and drawn
 # A sequence per rank, and enough parameters for communication to be a third of the step or more.
-DATA_PARALLEL = "--dim=256 --seq=64 --batch=4 --bucket-mb=4"
+DATA_PARALLEL = "--dim=256 --seq=16 --batch=4 --bucket-mb=4"
 ZERO = "--dim=256 --seq=64 --batch=4"
 PAIRS = [               # chapter, ranks, flags of both sides, one side, the other
     ("01_single_gpu", 1, "--attention=sdpa", "--variant=hand", "--variant=torch"),
@@ -41,20 +50,58 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, the oth
 ]
 
 
-def milliseconds_per_step(chapter, ranks, flags):
-    """The median step of one run of a chapter, in processes of its own."""
-    launch = [sys.executable]
+def launch(ranks, script, *flags):
+    """Run a script on so many ranks, in processes of its own. Returns what it printed."""
+    command = [sys.executable]
     if ranks > 1:
-        launch += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    command += [script, *flags]
+    threads = {"OMP_NUM_THREADS": "1"} if ranks > 1 else {}
+    run = subprocess.run(command, capture_output=True, text=True, env=os.environ | threads)
+    if run.returncode:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{run.stdout}{run.stderr}")
+    return run.stdout
+
+
+def measure(chapter, ranks, flags, alone=False):
+    """A run of a chapter: the median milliseconds of a step; and of what it sends, alone."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [*launch, ROOT / f"{chapter}.py", "--steps=30", "--no-verify", *flags,
-                   f"--json={folder}/run.json", f"--plot={folder}/figure.png"]
-        threads = {"OMP_NUM_THREADS": "1"} if ranks > 1 else {}
-        run = subprocess.run(command, capture_output=True, text=True, env=os.environ | threads)
-        if run.returncode:
-            sys.exit(f"{' '.join(map(str, command))} failed:\n{run.stdout}{run.stderr}")
-        steps = json.loads(Path(folder, "run.json").read_text())["step_seconds"]
-    return 1e3 * statistics.median(steps[SETUP_STEPS:])
+        record = Path(folder, "run.json")
+        launch(ranks, ROOT / f"{chapter}.py", "--steps=30", "--no-verify", *flags,
+               f"--json={record}", f"--plot={folder}/figure.png")
+        run = json.loads(record.read_text())
+        sending = alone and run["comm"] and float(launch(ranks, __file__, f"--send={record}"))
+    return 1e3 * statistics.median(run["step_seconds"][SETUP_STEPS:]), sending or 0.0
+
+
+def send(record):
+    """On each rank: the collectives of a recorded run's step and nothing else. Returns the median
+    milliseconds."""
+    run = json.loads(Path(record).read_text())
+    device = torch.device(run["device"].split(":")[0], int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(run["backend"])
+    n, collectives = dist.get_world_size(), []
+    for op, sent in run["comm"].items():
+        full = torch.zeros(max(1, sent["bytes"] // sent["calls"] // 4 // n) * n, device=device)
+        part = full.chunk(n)[dist.get_rank()].clone()
+        collective = {
+            "all_reduce": functools.partial(dist.all_reduce, full),
+            "all_gather": functools.partial(common.all_gather, full, part),
+            "reduce_scatter": functools.partial(common.reduce_scatter, part, full),
+            "broadcast": functools.partial(dist.broadcast, full, 0),
+        }[op]
+        collectives += [collective] * sent["calls"]
+    seconds = []
+    for _ in range(15):
+        dist.barrier()
+        start = time.perf_counter()
+        for collective in collectives:
+            collective()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    dist.destroy_process_group()
+    return 1e3 * statistics.median(seconds[SETUP_STEPS:])
 
 
 def table(pairs, rounds, flags):
@@ -64,17 +111,21 @@ def table(pairs, rounds, flags):
         machine += f", {torch.cuda.get_device_name()}"
     yield (f"{datetime.date.today()}, {machine}, torch {torch.__version__}, Python "
            f"{platform.python_version()}, {rounds} rounds, flags: {' '.join(flags) or 'none'}\n")
-    yield "| chapter | ranks | both sides | one side | ms | other side | ms | ratio |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    yield ("| chapter | ranks | both sides | one side | ms | other side | ms | ratio "
+           "| communication alone |")
+    yield "|" + " --- |" * 9
     for chapter, ranks, both, *sides in pairs:
-        times = {side: [] for side in sides}
+        times, shares = {side: [] for side in sides}, []
         for _, side in [(i, side) for i in range(rounds) for side in sides]:
             every = [*both.split(), *side.split(), *flags]
-            times[side].append(milliseconds_per_step(chapter, ranks, every))
+            step, alone = measure(chapter, ranks, every, alone=side == sides[0])
+            times[side].append(step)
+            shares += [alone / step] * (side == sides[0])
         one, other = (statistics.median(ms) for ms in times.values())
         cells = " | ".join(f"{side} | {statistics.median(ms):.1f} ({min(ms):.1f} to {max(ms):.1f})"
                            for side, ms in times.items())
-        yield f"| {chapter} | {ranks} | {both} | {cells} | {one / other:.2f} |"
+        yield (f"| {chapter} | {ranks} | {both} | {cells} | {one / other:.2f} | "
+               f"{statistics.median(shares):.0%} |")
 
 
 def main():
@@ -84,7 +135,12 @@ def main():
     parser.add_argument("--only", default="", help="chapters whose name begins so")
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
     parser.add_argument("flags", nargs="*", help="for every run, after --")
+    parser.add_argument("--send", help=argparse.SUPPRESS)      # for the ranks that `measure` starts
     args = parser.parse_args()
+    if args.send:
+        alone = send(args.send)
+        print(alone) if int(os.environ["RANK"]) == 0 else None
+        return
     if args.rounds < 1:
         parser.error(f"--rounds {args.rounds} is not positive; 3 would work")
 

@@ -47,7 +47,7 @@ def test_same_as_one_gpu(ranks, tmp_path, variant, world, flags):
          "loss_sum(replica(tokens), targets) / 60\n", "loss"),
         ("        with contextlib.nullcontext() if last else replica.no_sync():",
          "        with contextlib.nullcontext():", "gradients"),
-        ("            flat.zero_()\n", "            pass\n", "gradients"),
+        ("self.view[p].copy_(p.grad)", "self.view[p].add_(p.grad)", "gradients"),
     ],
 )  # fmt: skip
 def test_a_broken_chapter_says_so(ranks, tmp_path, right, wrong, named):
@@ -229,11 +229,10 @@ def test_buckets_are_in_order_full_and_of_one_dtype(two):
         assert all(p is q for p, q in zip(parameters, sum(buckets, [])))
         assert sum(map(len, buckets)) == 40
         for bucket, following in zip(buckets, [*buckets[1:], None]):
-            size = sum(p.nbytes for p in bucket)
             assert len({p.dtype for p in bucket}) == 1
-            assert size <= capacity or len(bucket) == 1
+            assert sum(p.nbytes for p in bucket[:-1]) < max(capacity, 1)  # not full before its last
             if following and following[0].dtype == bucket[0].dtype:
-                assert size + following[0].nbytes > capacity  # it would not have fitted
+                assert sum(p.nbytes for p in bucket) >= capacity
 
 
 def test_the_first_bucket_is_small(two):
