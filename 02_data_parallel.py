@@ -157,16 +157,12 @@ class Overlap(Naive):
         self.ready, self.handles = set(), []
 
 
-FIRST_BUCKET = 2**20    # bytes: a small one, so that sending begins early
-
-
 def fill_buckets(parameters, capacity):
     """Lists of parameters, in order: each of one dtype, and full once it has `capacity` bytes."""
     buckets = []
     for p in parameters:
         last = buckets[-1] if buckets else []
-        limit = capacity if len(buckets) > 1 else min(capacity, FIRST_BUCKET)
-        full = sum(q.nbytes for q in last) >= limit
+        full = sum(q.nbytes for q in last) >= capacity
         if last and not full and last[0].dtype == p.dtype:
             last.append(p)
         else:

@@ -235,12 +235,6 @@ def test_buckets_are_in_order_full_and_of_one_dtype(two):
                 assert sum(p.nbytes for p in bucket) >= capacity
 
 
-def test_the_first_bucket_is_small(two):
-    parameters = [torch.empty(2**17) for _ in range(40)]  # half a MiB each
-    buckets = two.fill_buckets(parameters, 8 * 2**20)
-    assert [len(bucket) for bucket in buckets] == [2, 16, 16, 6]
-
-
 # ------------------------------------------------------------------------------- the formulas
 
 
