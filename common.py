@@ -304,7 +304,7 @@ class Attention(nn.Module):
     def forward(self, x):                                               # (batch, seq, dim)
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
                    for project in (self.q, self.k, self.v))     # (batch, heads, seq, head_dim)
-        positions = self.positions[: x.shape[1]]
+        positions = self.positions[: q.shape[2]]
         out = self.core(rope(q, positions), rope(k, positions), v)
         return self.o(out.transpose(1, 2).flatten(2))
 
@@ -359,20 +359,26 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
     return model if seed is None else draw_weights(model, seed, device, dtype)
 
 
+def named_parameters(module):
+    """Pairs of a parameter's global name and the parameter: as the plain model has it, where a
+    wrapper around part of it calls that part `inner`."""
+    return [(name.replace("inner.", ""), p) for name, p in module.named_parameters()]
+
+
 def draw_weights(model, seed, device="cpu", dtype=torch.float32):
     """Give every parameter its first value: N(0, 0.02) for matrices, 1 and 0 for LayerNorm.
 
     The numbers depend on the seed, the name and the full shape alone, so that a rank gets the same
     weights whatever part of them it keeps.
     """
-    for name, p in model.named_parameters():
+    for name, p in named_parameters(model):
         full = torch.zeros(getattr(p, "full_shape", p.shape))
         if p.ndim > 1:
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
             full.normal_(0, 0.02, generator=generator)
         elif name.endswith("weight"):
             full.fill_(1)
-        p.data = part(full, p).to(device, dtype)
+        p.data = part(full, p).to(device, dtype, copy=True)      # not a view into `full`
     for buffer in model.buffers():
         buffer.data = buffer.to(device)
     return model
@@ -448,11 +454,13 @@ def launch(main):
 
 
 class Cut(NamedTuple):
-    """Cut along `dim` into `parts` equal parts, of which this rank holds the one at `index`."""
+    """Cut along `dim` into `parts` equal parts, of which this rank holds the one at `index`; the
+    ranks of the process group `axis` hold all of them."""
 
     dim: int
     index: int
     parts: int
+    axis: dist.ProcessGroup
 
 
 class Piece(NamedTuple):
@@ -467,16 +475,18 @@ def keep_shard(module, name, dim, axis, parts=None):
     """Replace a parameter by this rank's part along `dim`, and note the cut in `p.cuts`.
 
     axis: the process group to share it among. parts: fewer parts than ranks, where neighbours hold
-    the same one (kv heads). A size that does not divide is padded with zeros. A matrix that two
-    modules share is cut for both. Nothing is sent. ValueError: parts that do not divide the ranks.
+    the same one (kv heads). A size that does not divide is padded with zeros. A parameter that two
+    modules share is cut once, for both. Nothing is sent. ValueError: parts that do not divide the
+    ranks.
     """
     p, parts = getattr(module, name), parts or axis.size()
     if axis.size() % parts:
         raise ValueError(f"{parts} parts of {name} do not divide {axis.size()} ranks")
-    cut = Cut(dim, axis.rank() * parts // axis.size(), parts)
-    p.full_shape = getattr(p, "full_shape", p.shape)
-    p.cuts = (*getattr(p, "cuts", ()), cut)
-    p.data = take(p.data, cut).clone()
+    cut = Cut(dim, axis.rank() * parts // axis.size(), parts, axis)
+    p.full_shape, cuts = getattr(p, "full_shape", p.shape), getattr(p, "cuts", ())
+    if cut not in cuts:
+        p.cuts = (*cuts, cut)
+        p.data = take(p.data, cut).clone()
 
 
 def keep_whole(module, name, axis):
@@ -500,12 +510,34 @@ def part(full, p):
     return full
 
 
+def gather_whole(tensor, p):
+    """The full tensor of which `tensor` is this rank's part: parameter `p`, its gradient, or what
+    an optimizer keeps for it. Communication: an all_gather for each cut of `p`."""
+    shapes = [getattr(p, "full_shape", p.shape)]        # before each cut
+    for cut in getattr(p, "cuts", ()):
+        shapes.append([-(-n // cut.parts) if i == cut.dim else n for i, n in enumerate(shapes[-1])])
+    for cut, shape in reversed(list(zip(getattr(p, "cuts", ()), shapes))):
+        tensor = tensor.detach().contiguous()
+        shards = [torch.empty_like(tensor) for _ in range(cut.axis.size())]
+        dist.all_gather(shards, tensor, group=cut.axis)
+        parts = shards[:: cut.axis.size() // cut.parts]             # one of those that are equal
+        tensor = torch.cat(parts, cut.dim).narrow(cut.dim, 0, shape[cut.dim])       # no padding
+    return tensor
+
+
 def sum_partial_grads(parameters):
-    """Sum the gradients that `keep_whole` noted. Communication: one all_reduce for each."""
+    """Sum the gradients that `keep_whole` noted. Communication: an all_reduce of one flat bucket
+    for each axis and dtype; what got no gradient counts as zero."""
+    buckets = {}
     for p in parameters:
-        if hasattr(p, "partial"):
+        if p.requires_grad and hasattr(p, "partial"):
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            dist.all_reduce(p.grad, group=p.partial)
+            buckets.setdefault((p.partial, p.dtype), []).append(p.grad)
+    for (axis, _), grads in buckets.items():
+        flat = torch.cat([grad.flatten() for grad in grads])
+        dist.all_reduce(flat, group=axis)
+        for grad, total in zip(grads, flat.split([grad.numel() for grad in grads])):
+            grad.copy_(total.view_as(grad))
 
 
 def squared_norm(parameters, ranks=1):
@@ -554,8 +586,9 @@ def clip_grads(parameters, norm, largest):
 
 
 def local(tensor):
-    """The local part of a DTensor; any other tensor as it is."""
-    return getattr(tensor, "_local_tensor", tensor)
+    """The local part of a DTensor, and what its collectives fill; any other tensor as it is."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    return getattr(tensor, "elem", tensor)              # of an AsyncCollectiveTensor
 
 
 def nbytes(tensors):
