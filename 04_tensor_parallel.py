@@ -446,9 +446,10 @@ def activation_bytes(cfg, batch, t, e):
 def traffic(cfg, micro_batches, batch, t, e):
     """What a rank sends in a step: {op: (calls, payload bytes, wire bytes)}."""
     tokens, wide = batch * cfg.seq, max(e, 4)
-    calls = micro_batches * (4 * cfg.layers + 2 + 2) + 1
+    norms = 1 if t > 1 else 0                           # alone, nobody needs to be asked
+    calls = micro_batches * (4 * cfg.layers + 2 + 2) + norms
     activations = micro_batches * (4 * cfg.layers + 2) * tokens * cfg.dim * e
-    payload = activations + micro_batches * 3 * tokens * wide + wide        # the loss; the norm
+    payload = activations + micro_batches * 3 * tokens * wide + norms * wide
     wire = 2 * (t - 1) / t * payload
     if t > cfg.kv_heads:                                # k and v of a head that ranks share
         shared = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads) * e
@@ -488,13 +489,11 @@ def draw(held, sent, path):
 
     held: for each rank {name: (full shape, cuts)}. sent: (formula {ranks: bytes}, ranks, measured).
     """
-    from matplotlib import colormaps
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    colors = [colormaps["viridis"](i / max(1, len(held) - 1)) for i in range(len(held))]
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(5, 2))
     scale, x, tallest = 1 / max(max(shape) for shape, _ in held[0].values()), 0.0, 0.0
     for name, (shape, cuts) in held[0].items():
         height, width = (scale * size for size in shape)
@@ -505,11 +504,11 @@ def draw(held, sent, path):
                 size[dim] /= count
                 low[dim] = index * size[dim]
             left.add_patch(Rectangle((x + low[1], low[0]), size[1], size[0], edgecolor="white",
-                                     facecolor=colors[rank], linewidth=0.5))
+                                     facecolor=f"C{rank % 10}", linewidth=0.5))
             shared = [r for r, other in enumerate(held) if other[name][1] == cuts]
             if rank == shared[0]:
                 left.text(x + low[1] + size[1] / 2, low[0] + size[0] / 2,
-                          ",".join(map(str, shared)), ha="center", va="center", fontsize=6,
+                          ",".join(map(str, shared)), ha="center", va="center", fontsize=5,
                           color="white", rotation=90 if size[1] < 0.06 else 0)
         left.text(x + width / 2, -0.02, name, ha="center", va="bottom", fontsize=8)
         x, tallest = x + width + 0.08, max(tallest, height)
@@ -517,7 +516,7 @@ def draw(held, sent, path):
     left.set_ylim(tallest + 0.02, -0.08)
     left.set_aspect("equal")
     left.axis("off")
-    left.set_title("weights (out, in), and the ranks that hold a part", loc="left", fontsize=10)
+    left.set_title("weights (out, in) and the ranks that hold each part", loc="left", fontsize=10)
 
     formula, ranks, measured = sent
     right.plot(list(formula), [b / 1e6 for b in formula.values()], "o-", color="#355070",
@@ -602,18 +601,16 @@ def report(args, ranks, run, model):
     for matmul in (matmul_by_columns, matmul_by_rows):
         off = (matmul(a, b, t) - a @ b).abs().max()
         run.note(f"A·B in {t} parts, {matmul.__name__}: off by {off:.0e}")
-    run.note("left: an all_gather over the matmul behind it (8 ranks, dim 8192, bf16); right: how "
-             "many ranks pay there")
+    run.note("left: an all_gather, in times of the matmul behind it (8 ranks, dim 8192, bf16)")
+    run.note("right: up to how many ranks an MLP of that dim takes longer to compute than to send")
     for machine, rates in MACHINES.items():
         ratio, most = gather_over_matmul(8192, 8, 2, *rates), ranks_that_pay(4 * 8192, *rates)
         run.note(f"  {machine:<26}{ratio:8.2f}{most:10.1f} ranks")
 
-    shown = ("embedding", "block1.", "head.out")
-    mine = {name: (tuple(p.shape), []) if args.variant == "torch" else
-            (tuple(getattr(p, "full_shape", p.shape)), [tuple(cut[:3]) for cut in p.cuts])
-            for name, p in common.named_parameters(model) if name.startswith(shown) and p.ndim > 1}
+    shown = [(name, p) for name, p in common.named_parameters(model)
+             if name.startswith(("embedding", "block1.", "head.out")) and p.ndim > 1]
     held = [None] * t
-    dist.all_gather_object(held, mine)
+    dist.all_gather_object(held, {name.split(".")[-2]: shape_and_cuts(p) for name, p in shown})
     if ranks.rank == 0:
         measured = sum(op["wire_bytes"] for op in run.comm.total.values())
         m, width = args.batch // args.micro_batch, common.DTYPES[args.dtype].itemsize
@@ -621,6 +618,14 @@ def report(args, ranks, run, model):
                    for n in range(1, 2 * t + 1) if fits(cfg, n)}
         draw(held, (formula, t, measured), args.plot)
     run.note(f"picture: {args.plot}")
+
+
+def shape_and_cuts(p):
+    """The full shape of a parameter, and this rank's cuts of it: (dim, index, parts) each."""
+    if hasattr(p, "placements"):                        # a DTensor's
+        ranks = p.device_mesh.get_local_rank(), p.device_mesh.size()
+        return tuple(p.shape), [(cut.dim, *ranks) for cut in p.placements if cut.is_shard()]
+    return tuple(p.full_shape), [tuple(cut[:3]) for cut in p.cuts]
 
 
 def fits(cfg, t):

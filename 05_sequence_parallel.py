@@ -629,14 +629,15 @@ def traffic(cfg, micro_batches, batch, t, e, doors="megatron"):
     sent["reduce_scatter"] = (scatters, scatters * x, share * scatters * x)
     sent["all_gather"] = (gathers, gathers * x, share * gathers * x)
 
-    norms = (4 * cfg.layers + 2) * cfg.dim * e          # weights and biases of the LayerNorms
-    small = micro_batches * 3 * tokens * wide + norms + wide        # the loss; the norm
-    calls, payload, wire = 2 * micro_batches + 2, small, 2 * share * small
+    norms = (4 * cfg.layers + 2) * cfg.dim * e          # gradients of the LayerNorms
+    loss, norm = micro_batches * 3 * tokens * wide, wide * (t > 1)
+    payload = loss + norms + norm
+    calls, wire = 2 * micro_batches + 1 + (t > 1), 2 * share * payload
     if t > cfg.kv_heads:                                # k and v of a head that ranks share
         shared = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads) * e
         ranks = t // cfg.kv_heads
-        calls, payload = calls + 1, payload + shared
-        wire += 2 * (ranks - 1) / ranks * shared
+        payload, wire = payload + shared, wire + 2 * (ranks - 1) / ranks * shared
+        calls += cfg.kv_heads > 1                       # one head, on all ranks: in one bucket
     return sent | {"all_reduce": (calls, payload, wire)}
 
 
@@ -809,13 +810,13 @@ def refuse_what_does_not_fit(args, t):
     cfg = args.model
     works = max(n for n in range(1, t + 1) if fits(cfg, n))
     if not fits(cfg, t):
-        flag, value = "--kv-heads", cfg.kv_heads
-        why = "neither a multiple nor a divisor of"
+        flag, value, why = "--seq", cfg.seq, "not a multiple of"
         if cfg.heads % t:
             flag, value = "--heads", cfg.heads
             why = "fewer than" if t > cfg.heads else "not a multiple of"
-        elif cfg.seq % t:
-            flag, value, why = "--seq", cfg.seq, "not a multiple of"
+        elif cfg.kv_heads % t and t % cfg.kv_heads:
+            flag, value = "--kv-heads", cfg.kv_heads
+            why = "neither a multiple nor a divisor of"
         common.refuse(f"{flag} {value} is {why} {t} tensor-parallel ranks; "
                       f"--nproc_per_node={works} would work")
     if args.variant == "torch" and cfg.kv_heads % t:

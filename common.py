@@ -475,17 +475,17 @@ def keep_shard(module, name, dim, axis, parts=None):
     """Replace a parameter by this rank's part along `dim`, and note the cut in `p.cuts`.
 
     axis: the process group to share it among. parts: fewer parts than ranks, where neighbours hold
-    the same one (kv heads). A size that does not divide is padded with zeros. A parameter that two
-    modules share is cut once, for both. Nothing is sent. ValueError: parts that do not divide the
-    ranks.
+    the same one (kv heads). A size that does not divide is padded with zeros. What has already been
+    cut over `axis` is left alone: two modules may share it, or a rule of its own came first.
+    Nothing is sent. ValueError: parts that do not divide the ranks.
     """
     p, parts = getattr(module, name), parts or axis.size()
     if axis.size() % parts:
         raise ValueError(f"{parts} parts of {name} do not divide {axis.size()} ranks")
-    cut = Cut(dim, axis.rank() * parts // axis.size(), parts, axis)
-    p.full_shape, cuts = getattr(p, "full_shape", p.shape), getattr(p, "cuts", ())
-    if cut not in cuts:
-        p.cuts = (*cuts, cut)
+    cuts = getattr(p, "cuts", ())
+    if all(cut.axis != axis for cut in cuts):
+        cut = Cut(dim, axis.rank() * parts // axis.size(), parts, axis)
+        p.full_shape, p.cuts = getattr(p, "full_shape", p.shape), (*cuts, cut)
         p.data = take(p.data, cut).clone()
 
 
@@ -516,8 +516,9 @@ def gather_whole(tensor, p):
     shapes = [getattr(p, "full_shape", p.shape)]        # before each cut
     for cut in getattr(p, "cuts", ()):
         shapes.append([-(-n // cut.parts) if i == cut.dim else n for i, n in enumerate(shapes[-1])])
+    tensor = tensor.detach()
     for cut, shape in reversed(list(zip(getattr(p, "cuts", ()), shapes))):
-        tensor = tensor.detach().contiguous()
+        tensor = tensor.contiguous()
         shards = [torch.empty_like(tensor) for _ in range(cut.axis.size())]
         dist.all_gather(shards, tensor, group=cut.axis)
         parts = shards[:: cut.axis.size() // cut.parts]             # one of those that are equal

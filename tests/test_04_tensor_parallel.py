@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import common
 
-FOUR = "04_tensor_parallel"
+FOUR, FIVE = "04_tensor_parallel", "05_sequence_parallel"
 SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--steps=4")
 FLOAT64 = (*SMALL, "--batch=4", "--dtype=float64", "--ignore=0.5", f"--data={TEXT}")
 BY_HAND = ("megatron", "overlap")
@@ -27,31 +27,30 @@ def four():
 # ------------------------------------------------------------------------------- same as one GPU
 
 
+WHOLE_KV_HEADS = [
+    (1, ("--micro-batch=2", "--clip=0.1")),
+    (2, ("--micro-batch=1", "--clip=0.1", "--optimizer=momentum", "--vocab=257")),
+    (3, ("--dim=48", "--heads=6", "--kv-heads=3", "--seq=15", "--optimizer=sgd", "--vocab=1000")),
+    (4, ("--kv-heads=4", "--micro-batch=2", "--vocab=257")),
+    (8, ("--layers=1", "--heads=8", "--kv-heads=8", "--clip=0.1", "--vocab=1000")),
+]
+SHARED_KV_HEADS = [
+    (4, ("--clip=0.1", "--vocab=257")),  # two ranks for each kv head
+    (4, ("--kv-heads=1", "--micro-batch=1", "--optimizer=sgd", "--vocab=1000")),
+    (8, ("--layers=1", "--heads=8", "--clip=0.1", "--optimizer=momentum")),
+]
+TIED = ("--preset=gpt2", "--vocab=257", "--verify", "--clip=0.1", "--kv-heads=4")
+
+
 @pytest.mark.parametrize("variant", (*BY_HAND, "torch"))
-@pytest.mark.parametrize(
-    ("world", "flags"),
-    [
-        (1, ("--micro-batch=2", "--clip=0.1")),
-        (2, ("--micro-batch=1", "--clip=0.1", "--optimizer=momentum", "--vocab=257")),
-        (3, ("--dim=48", "--heads=6", "--kv-heads=3", "--optimizer=sgd", "--vocab=1000")),
-        (4, ("--kv-heads=4", "--micro-batch=2", "--vocab=257")),
-        (8, ("--layers=1", "--heads=8", "--kv-heads=8", "--clip=0.1", "--vocab=1000")),
-    ],
-)
+@pytest.mark.parametrize(("world", "flags"), WHOLE_KV_HEADS)
 def test_same_as_one_gpu(ranks, tmp_path, variant, world, flags):
     flags = (*FLOAT64, *flags, f"--variant={variant}")
     hold_to_one_gpu(ranks(world)(run_main, FOUR, flags, tmp_path), flags)
 
 
 @pytest.mark.parametrize("variant", BY_HAND)
-@pytest.mark.parametrize(
-    ("world", "flags"),
-    [
-        (4, ("--clip=0.1", "--vocab=257")),  # two ranks for each kv head
-        (4, ("--kv-heads=1", "--micro-batch=1", "--optimizer=sgd", "--vocab=1000")),
-        (8, ("--layers=1", "--heads=8", "--clip=0.1", "--optimizer=momentum")),
-    ],
-)
+@pytest.mark.parametrize(("world", "flags"), SHARED_KV_HEADS)
 def test_fewer_kv_heads_than_ranks(ranks, tmp_path, variant, world, flags):
     flags = (*FLOAT64, *flags, f"--variant={variant}")
     hold_to_one_gpu(ranks(world)(run_main, FOUR, flags, tmp_path), flags)
@@ -59,8 +58,7 @@ def test_fewer_kv_heads_than_ranks(ranks, tmp_path, variant, world, flags):
 
 @pytest.mark.parametrize("variant", (*BY_HAND, "torch"))
 def test_tied_embedding_and_head(ranks, tmp_path, variant):
-    tied = ("--preset=gpt2", "--vocab=257", "--verify", "--clip=0.1", f"--variant={variant}")
-    flags = (*FLOAT64, *tied, "--kv-heads=4")
+    flags = (*FLOAT64, *TIED, f"--variant={variant}")
     hold_to_one_gpu(ranks(2)(run_main, FOUR, flags, tmp_path), flags)
 
 
@@ -113,14 +111,15 @@ def test_the_same_run_gives_the_same_bits(ranks, tmp_path):
 CFG = common.Config(layers=2, dim=32, heads=8, kv_heads=2, seq=8, vocab=37)
 
 
-def trained(variant, steps):
+def trained(name, variant, steps):
     """What a rank holds after some steps; and put together, beside the single-GPU run's."""
-    four, group, n = chapter(FOUR), dist.group.WORLD, dist.get_world_size()
+    module, group, n = chapter(name), dist.group.WORLD, dist.get_world_size()
     kv = min(CFG.kv_heads, n)
     copies = torch.distributed.device_mesh.init_device_mesh(
         "cpu", (kv, n // kv), mesh_dim_names=("kv_head", "copy")
     )["copy"].get_group()
-    model = four.parallelize(common.gpt(CFG, None), CFG, group, copies, variant == "overlap")
+    how = variant == "overlap" if name == FOUR else module.DOORS[variant]
+    model = module.parallelize(common.gpt(CFG, None), CFG, group, copies, how)
     common.draw_weights(model, 0, dtype=torch.float64)
     optimizer = common.OPTIMIZERS["adamw"](model.parameters(), None)
     whole = common.gpt(CFG, 0, dtype=torch.float64)
@@ -129,13 +128,13 @@ def trained(variant, steps):
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(CFG.vocab, (2, 9), generator=generator)
         pair = tokens[:, :-1], tokens[:, 1:]
-        four.train_step(model, optimizer, [pair], 16, 0.5, CFG.vocab, group)
+        module.train_step(model, optimizer, [pair], 16, 0.5, CFG.vocab, group)
         plain.zero_grad()
         (common.loss_sum(whole(pair[0]), pair[1]) / 16).backward()
         nn.utils.clip_grad_norm_(whole.parameters(), 0.5)
         plain.step()
     put_together = {
-        name: (common.gather_whole(p, p), common.gather_whole(p.grad, p), q, q.grad)
+        name: (common.gather_whole(p, p), common.gather_whole(p.grad, p), q.detach(), q.grad)
         for (name, p), q in zip(common.named_parameters(model), whole.parameters())
     }
     norms = [(name, p.detach()) for name, p in common.named_parameters(model) if "norm" in name]
@@ -143,10 +142,13 @@ def trained(variant, steps):
     return put_together, norms
 
 
-@pytest.mark.parametrize("variant", BY_HAND)
+@pytest.mark.parametrize(
+    ("name", "variant"), [(FOUR, "megatron"), (FOUR, "overlap"), (FIVE, "megatron"), (FIVE, "ring")]
+)
 @pytest.mark.parametrize("world", [2, 8])
-def test_shards_put_together_are_one_gpus_parameters(ranks, variant, world):
-    for put_together, _ in ranks(world)(trained, variant, 3):
+def test_shards_put_together_are_one_gpus_parameters(ranks, name, variant, world):
+    chapter(name)
+    for put_together, _ in ranks(world)(trained, name, variant, 3):
         for name, (parameter, gradient, expected, expected_gradient) in put_together.items():
             assert parameter.shape == expected.shape, name
             torch.testing.assert_close(parameter, expected, rtol=1e-10, atol=1e-12)
@@ -155,7 +157,7 @@ def test_shards_put_together_are_one_gpus_parameters(ranks, variant, world):
 
 def test_layer_norms_stay_in_step_by_themselves(ranks):
     """Bit for bit, though nobody sends them."""
-    results = [norms for _, norms in ranks(4)(trained, "megatron", 3)]
+    results = [norms for _, norms in ranks(4)(trained, FOUR, "megatron", 3)]
     assert len(results[0]) == 10
     for others in results[1:]:
         for (name, mine), (_, theirs) in zip(results[0], others):
@@ -165,8 +167,8 @@ def test_layer_norms_stay_in_step_by_themselves(ranks):
 # ------------------------------------------------------------------------------- the loss
 
 
-def losses(vocab, scale):
-    four, group, n = chapter(FOUR), dist.group.WORLD, dist.get_world_size()
+def losses(name, vocab, scale):
+    group, n = dist.group.WORLD, dist.get_world_size()
     generator = torch.Generator().manual_seed(0)
     full = torch.randn(2, 5, vocab, dtype=torch.float64, generator=generator).mul_(scale)
     full[0, 0] -= 2 * scale * 10  # all of them far below zero
@@ -176,7 +178,7 @@ def losses(vocab, scale):
     mine = nn.functional.pad(full, (0, size * n - vocab)).split(size, -1)[dist.get_rank()]
     mine = mine.clone().requires_grad_()
     full.requires_grad_()
-    loss = four.VocabParallelLoss.apply(mine, targets, vocab, group)
+    loss = chapter(name).VocabParallelLoss.apply(mine, targets, vocab, group)
     (3 * loss).backward()
     expected = nn.functional.cross_entropy(full.flatten(0, 1), targets.flatten(), reduction="sum")
     (3 * expected).backward()
@@ -188,11 +190,15 @@ def losses(vocab, scale):
     return loss.item(), expected.item(), mine.grad, expected_gradient, padding.any().item()
 
 
+@pytest.mark.parametrize("name", [FOUR, FIVE])
 @pytest.mark.parametrize("scale", [1, 1e4])
 @pytest.mark.parametrize(("world", "vocab"), [(1, 5), (2, 8), (3, 7), (4, 5), (8, 3)])
-def test_loss_of_cut_logits(ranks, world, vocab, scale):
+def test_loss_of_cut_logits(ranks, world, vocab, scale, name):
     """Logits of +-1e4 do not overflow; padding, up to whole ranks of it, has no probability."""
-    for loss, expected, gradient, expected_gradient, padding in ranks(world)(losses, vocab, scale):
+    chapter(name)
+    for loss, expected, gradient, expected_gradient, padding in ranks(world)(
+        losses, name, vocab, scale
+    ):
         assert loss == pytest.approx(expected, rel=1e-12) and not padding
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-12)
 
