@@ -86,7 +86,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import common
-from common import ActivationMeter, gpt, grad_norm, keep_shard, nbytes, quantity
+from common import DTYPES, ActivationMeter, gpt, grad_norm, keep_shard, nbytes, quantity
 
 # ---------------------------------------------------------------------------- two matrix identities
 
@@ -143,9 +143,9 @@ class SumOut(torch.autograd.Function):
 class TensorParallel(nn.Module):
     """Megatron's pair around one sub-layer: copy the input in, sum the partial outputs out.
 
-    inner: any module. columns: its linears that read its input, by name. row: its last linear, by
-    name, which reads what they gave. Communication: an all_reduce of the output in forward, and one
-    of the input's gradient in backward.
+    inner: any module. columns: its linears that read its input, by name, each called once. row: its
+    last linear, by name, which reads what they gave. Communication: an all_reduce of the output in
+    forward, and one of the input's gradient in backward.
     """
 
     def __init__(self, inner, columns, row, group):
@@ -536,7 +536,7 @@ def draw(held, sent, path):
 
 def by_hand(args, device, group, copies):
     """A model under our variants, its optimizer, its step, and the loss of tokens and targets."""
-    cfg, dtype = args.model, common.DTYPES[args.dtype]
+    cfg, dtype = args.model, DTYPES[args.dtype]
     model = parallelize(gpt(cfg, seed=None), cfg, group, copies, args.variant == "overlap")
     common.draw_weights(model, args.seed, device, dtype)
     optimizer = common.OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
@@ -553,7 +553,7 @@ def by_torch(args, device, mesh):
         with loss_parallel():
             return common.loss_sum(model(tokens), targets)
 
-    model = gpt(args.model, args.seed, device, common.DTYPES[args.dtype])
+    model = gpt(args.model, args.seed, device, DTYPES[args.dtype])
     torch_parallelize(model, args.model, mesh)
     optimizer = common.OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
     return model, optimizer, functools.partial(torch_step, model, optimizer), loss
@@ -562,7 +562,7 @@ def by_torch(args, device, mesh):
 def train(args, ranks, mesh, copies, text, run):
     """Train for --steps steps; check model states, activations and traffic against the formulas."""
     cfg, t, hand = args.model, ranks.world, args.variant != "torch"
-    width = common.DTYPES[args.dtype].itemsize
+    width = DTYPES[args.dtype].itemsize
     model, optimizer, step, loss_of = (by_hand(args, ranks.device, mesh.get_group("tp"), copies)
                                        if hand else by_torch(args, ranks.device, mesh))
     for i in range(args.steps):
@@ -613,7 +613,7 @@ def report(args, ranks, run, model):
     dist.all_gather_object(held, {name.split(".")[-2]: shape_and_cuts(p) for name, p in shown})
     if ranks.rank == 0:
         measured = sum(op["wire_bytes"] for op in run.comm.total.values())
-        m, width = args.batch // args.micro_batch, common.DTYPES[args.dtype].itemsize
+        m, width = args.batch // args.micro_batch, DTYPES[args.dtype].itemsize
         formula = {n: traffic(cfg, m, args.micro_batch, n, width)["all_reduce"][2]
                    for n in range(1, 2 * t + 1) if fits(cfg, n)}
         draw(held, (formula, t, measured), args.plot)
@@ -665,7 +665,7 @@ def main(argv=None):
     kv_heads = min(args.model.kv_heads, t)              # neighbours share one
     copies = init_device_mesh(ranks.device.type, (kv_heads, t // kv_heads),
                               mesh_dim_names=("kv_head", "copy")).get_group("copy")
-    build = functools.partial(gpt, args.model, args.seed, ranks.device, common.DTYPES[args.dtype])
+    build = functools.partial(gpt, args.model, args.seed, ranks.device, DTYPES[args.dtype])
     run = common.Run(args, ranks, text, build)
     model = train(args, ranks, mesh, copies, text, run)
     report(args, ranks, run, model)

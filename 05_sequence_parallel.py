@@ -76,7 +76,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import common
-from common import ActivationMeter, gpt, grad_norm, keep_shard, keep_whole, nbytes, quantity
+from common import DTYPES, ActivationMeter, gpt, grad_norm, keep_shard, keep_whole, nbytes, quantity
 
 # ------------------------------------------------------------- the collectives, along the sequence
 
@@ -177,7 +177,8 @@ class GatherInColumns(torch.autograd.Function):
 def send_on(sent, group):
     """Start to send a tensor to the next rank, and to receive one like it from the one before.
     Returns a function: wait, and get what came."""
-    received, rank, t = torch.empty_like(sent), group.rank(), group.size()
+    sent, rank, t = sent.contiguous(), group.rank(), group.size()
+    received = torch.empty_like(sent)
     handles = dist.batch_isend_irecv([
         dist.P2POp(dist.isend, sent, group=group, group_peer=(rank + 1) % t),
         dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % t),
@@ -194,7 +195,6 @@ def send_on(sent, group):
 def ring_gather(x, group):
     """Yield (rank, its x) for all ranks, this one first: the next arrives while a caller works."""
     rank, t = group.rank(), group.size()
-    x = x.contiguous()
     for hop in range(t):
         last = hop == t - 1
         arriving = None if last else send_on(x, group)
@@ -358,8 +358,9 @@ class Row(nn.Module):
 class SubLayer(nn.Module):
     """A sub-layer with its matrices cut, between its doors.
 
-    inner: any module. columns: its linears that read its input, by name, each once. row: its last
-    linear, by name, which reads what they gave. Communication: that of the doors.
+    inner: any module of (batch, seq, ...). columns: its linears that read its input, by name, each
+    called once. row: its last linear, by name, which reads what they gave. Communication: that of
+    the doors.
     """
 
     def __init__(self, inner, columns, row, group, doors):
@@ -645,25 +646,25 @@ def traffic(cfg, micro_batches, batch, t, e, doors="megatron"):
 
 SHAPES = {"7B": common.PRESETS["7b"],
           "70B": common.Config(layers=80, dim=8192, heads=64, kv_heads=8, seq=4096, vocab=128256)}
+IN_A_BLOCK = "norm1", "attn.q", "heads", "attn.o", "norm2", "mlp.up", "mlp.down"
 
 
 def shapes_in_a_block(model, tokens):
-    """(rows, columns) of what goes through the first block on this rank, sequence by features."""
-    seen, hooks = {}, []
+    """{name: (rows, columns)} of what this rank has in the first block, sequence by features: the
+    outputs of modules, and `heads`, the input of attn.o."""
+    seen, modules = {}, dict(model.block1.named_modules())
 
     def note(name, module, inputs, output):
         if name == "attn.o":
             seen["heads"] = tuple(common.local(inputs[0]).shape[1:])
         seen[name] = tuple(common.local(output).shape[1:])
 
-    modules = {name.replace("inner.", ""): m for name, m in model.block1.named_modules()}
-    for name in ("norm1", "attn.q", "attn.o", "norm2", "mlp.up", "mlp.down"):
-        hooks.append(modules[name].register_forward_hook(functools.partial(note, name)))
+    hooks = [module.register_forward_hook(functools.partial(note, name.replace("inner.", "")))
+             for name, module in modules.items() if name.replace("inner.", "") in IN_A_BLOCK]
     model(tokens)
     for hook in hooks:
         hook.remove()
-    order = "norm1", "attn.q", "heads", "attn.o", "norm2", "mlp.up", "mlp.down"
-    return {name: seen[name] for name in order}
+    return {name: seen[name] for name in IN_A_BLOCK}
 
 
 def draw(cuts, measured, path):
@@ -719,7 +720,7 @@ def draw(cuts, measured, path):
 
 def by_hand(args, device, group, copies, doors):
     """A model under our variants, its optimizer, its step, and the loss of tokens and targets."""
-    cfg, dtype = args.model, common.DTYPES[args.dtype]
+    cfg, dtype = args.model, DTYPES[args.dtype]
     model = parallelize(gpt(cfg, seed=None), cfg, group, copies, DOORS[doors])
     common.draw_weights(model, args.seed, device, dtype)
     optimizer = common.OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
@@ -736,7 +737,7 @@ def by_torch(args, device, mesh):
         with loss_parallel():
             return common.loss_sum(model(tokens), targets)
 
-    model = gpt(args.model, args.seed, device, common.DTYPES[args.dtype])
+    model = gpt(args.model, args.seed, device, DTYPES[args.dtype])
     torch_parallelize(model, args.model, mesh)
     optimizer = common.OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
     return model, optimizer, functools.partial(torch_step, model, optimizer), loss
@@ -753,7 +754,7 @@ def kept_bytes(model, loss_of, pair):
 def train(args, ranks, mesh, copies, text, run):
     """Train for --steps steps; check model states, activations and traffic against the formulas."""
     cfg, t, hand, doors = args.model, ranks.world, args.variant != "torch", doors_of(args)
-    width, cpu = common.DTYPES[args.dtype].itemsize, ranks.device.type == "cpu"
+    width, cpu = DTYPES[args.dtype].itemsize, ranks.device.type == "cpu"
     group = mesh.get_group("tp")
     model, optimizer, step, loss_of = (by_hand(args, ranks.device, group, copies, doors)
                                        if hand else by_torch(args, ranks.device, mesh))
@@ -772,25 +773,34 @@ def train(args, ranks, mesh, copies, text, run):
     kept = kept_bytes(model, loss_of, pairs[0])
     expected = activation_bytes(cfg, args.micro_batch, t, width, doors) if hand else None
     run.check("activations of a micro-batch", kept, expected, exact=cpu)
-    plain, _, _, plain_loss = by_hand(args, ranks.device, group, copies, "tensor")
-    plain_kept = kept_bytes(plain, plain_loss, pairs[0])
-    run.check("the same in chapter 04", plain_kept,
-              activation_bytes(cfg, args.micro_batch, t, width, "tensor"), exact=cpu)
 
     sent = traffic(cfg, len(pairs), args.micro_batch, t, width, doors)
     run.check_comm(sent if hand else {op: (None, None, None) for op in run.comm.total})
     least = sum(wire for _, _, wire in traffic(cfg, len(pairs), args.micro_batch, t, width,
                                                "kept").values())
     measured = sum(op["wire_bytes"] for op in run.comm.total.values())
-    run.note(f"on the wire {quantity(round(measured))} in a step, and what nobody can save is "
+    run.note(f"on the wire {quantity(round(measured))} in a step; as much as chapter 04 would be "
              f"{quantity(round(least))}")
+    return model, pairs[0], kept
 
-    full = shapes_in_a_block(gpt(cfg, args.seed, ranks.device), pairs[0][0])
-    cuts = {"chapter 04": (full, shapes_in_a_block(plain, pairs[0][0])),
-            f"{args.variant}": (full, shapes_in_a_block(model, pairs[0][0]))}
+
+def report(args, ranks, group, copies, run, model, pair, kept):
+    """Measure the same under chapter 04's doors, and draw what is cut and what is kept."""
+    cfg, width, t = args.model, DTYPES[args.dtype].itemsize, ranks.world
+    full = dict.fromkeys(IN_A_BLOCK, (cfg.seq, cfg.dim)) | {"mlp.up": (cfg.seq, 4 * cfg.dim)}
     shape = cfg, args.micro_batch, width, t
+    cuts = {args.variant: (full, shapes_in_a_block(model, pair[0]))}
+    measured = {doors_of(args): (*shape, kept)}
+    if args.preset == "tiny":                           # or there would be two large models
+        plain, _, _, loss_of = by_hand(args, ranks.device, group, copies, "tensor")
+        size = kept_bytes(plain, loss_of, pair)
+        run.check("activations under chapter 04's f and g", size,
+                  activation_bytes(cfg, args.micro_batch, t, width, "tensor"),
+                  exact=ranks.device.type == "cpu")
+        cuts["chapter 04"] = full, shapes_in_a_block(plain, pair[0])
+        measured["tensor"] = *shape, size
     if ranks.rank == 0:
-        draw(cuts, {"tensor": (*shape, plain_kept), doors: (*shape, kept)}, args.plot)
+        draw(cuts, measured, args.plot)
     run.note(f"picture: {args.plot}")
 
 
@@ -844,9 +854,10 @@ def main(argv=None):
     kv_heads = min(args.model.kv_heads, t)              # neighbours share one
     copies = init_device_mesh(ranks.device.type, (kv_heads, t // kv_heads),
                               mesh_dim_names=("kv_head", "copy")).get_group("copy")
-    build = functools.partial(gpt, args.model, args.seed, ranks.device, common.DTYPES[args.dtype])
+    build = functools.partial(gpt, args.model, args.seed, ranks.device, DTYPES[args.dtype])
     run = common.Run(args, ranks, text, build, "inputs kept" * (not args.regather))
-    train(args, ranks, mesh, copies, text, run)
+    model, pair, kept = train(args, ranks, mesh, copies, text, run)
+    report(args, ranks, mesh.get_group("tp"), copies, run, model, pair, kept)
     return run.finish()
 
 

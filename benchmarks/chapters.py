@@ -39,7 +39,7 @@ ALIKE = {"OMP_NUM_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": "500000000",
 SETUP_STEPS = 3         # the first steps allocate, are metered and drawn
 # A sequence per rank, and enough parameters for communication to be a third of the step or more.
 DATA_PARALLEL = "--dim=256 --seq=16 --batch=4 --bucket-mb=4"
-ZERO = "--dim=256 --seq=64 --batch=4"
+SMALL = "--dim=256 --seq=64 --batch=4"
 PAIRS = [               # chapter, ranks, flags of both sides, one side, the other
     ("01_single_gpu", 1, "--attention=sdpa", "--variant=hand", "--variant=torch"),
     ("01_single_gpu", 1, "--attention=sdpa --precision=bf16", "--variant=hand", "--variant=torch"),
@@ -48,9 +48,15 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, the oth
     ("02_data_parallel", 4, DATA_PARALLEL, "--variant=bucket", "--variant=torch"),
     ("02_data_parallel", 4, DATA_PARALLEL, "--variant=overlap", "--variant=torch"),
     ("02_data_parallel", 4, DATA_PARALLEL, "--variant=naive", "--variant=torch"),
-    ("03_zero", 4, ZERO, "--variant=zero1", "--variant=torch --stage=1"),
-    ("03_zero", 4, ZERO, "--variant=zero2", "--variant=torch --stage=2"),
-    ("03_zero", 4, ZERO, "--variant=zero3", "--variant=torch --stage=3"),
+    ("03_zero", 4, SMALL, "--variant=zero1", "--variant=torch --stage=1"),
+    ("03_zero", 4, SMALL, "--variant=zero2", "--variant=torch --stage=2"),
+    ("03_zero", 4, SMALL, "--variant=zero3", "--variant=torch --stage=3"),
+    ("04_tensor_parallel", 4, SMALL, "--variant=megatron", "--variant=torch"),
+    ("04_tensor_parallel", 4, SMALL, "--variant=overlap", "--variant=torch"),
+    ("04_tensor_parallel", 4, SMALL, "--variant=overlap", "--variant=megatron"),
+    ("05_sequence_parallel", 4, SMALL, "--variant=megatron", "--variant=torch"),
+    ("05_sequence_parallel", 4, SMALL, "--no-regather", "--variant=torch"),
+    ("05_sequence_parallel", 4, SMALL, "--variant=ring", "--variant=torch"),
 ]
 
 
@@ -92,7 +98,7 @@ def send(record):
             "all_reduce": functools.partial(dist.all_reduce, full),
             "all_gather": functools.partial(common.all_gather, full, part),
             "reduce_scatter": functools.partial(common.reduce_scatter, part, full),
-            "broadcast": functools.partial(dist.broadcast, full, 0),
+            "send": functools.partial(hop, full, full.clone()),
         }[op]
         collectives += [collective] * sent["calls"]
     seconds = []
@@ -106,6 +112,14 @@ def send(record):
         seconds.append(time.perf_counter() - start)
     dist.destroy_process_group()
     return 1e3 * statistics.median(seconds[SETUP_STEPS:])
+
+
+def hop(sent, received):
+    """To the next rank, from the one before."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for handle in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, (rank + 1) % n),
+                                          dist.P2POp(dist.irecv, received, (rank - 1) % n)]):
+        handle.wait()
 
 
 def table(pairs, rounds, flags):

@@ -9,7 +9,7 @@ from torch import nn
 import common
 
 TWO = "02_data_parallel"
-SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--steps=4")
+SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--steps=3")
 FLOAT64 = (*SMALL, "--dtype=float64", "--ignore=0.5", f"--data={TEXT}")
 VARIANTS = ("naive", "overlap", "bucket", "torch")
 

@@ -16,7 +16,7 @@ import common
 from common import Config
 
 THREE = "03_zero"
-SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--steps=4")
+SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--steps=3")
 FLOAT64 = (*SMALL, "--dtype=float64", "--ignore=0.5", f"--data={TEXT}")
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import common
 
 FOUR, FIVE = "04_tensor_parallel", "05_sequence_parallel"
-SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--steps=4")
+SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--steps=3")
 FLOAT64 = (*SMALL, "--batch=4", "--dtype=float64", "--ignore=0.5", f"--data={TEXT}")
 BY_HAND = ("megatron", "overlap")
 
