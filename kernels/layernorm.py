@@ -1,0 +1,226 @@
+r"""LayerNorm: one pass over memory forward and one backward, with the residual add thrown in.
+
+    y = (x - mean) · rstd · weight + bias        mean and rstd = 1 / sqrt(var + eps) of each row
+
+As a chain of operators, x is read for the mean, again for the variance, again to be normalised, and
+so on. But a row is small: 16384 numbers fit into the registers of one program. So a row is loaded
+once, everything is computed on the chip, and y is stored:
+
+    load x ---> [ mean | x - mean | var | rstd | · weight + bias ] ---> store y, mean, rstd
+
+A transformer adds a sub-layer's output to the residual stream, which the next LayerNorm reads.
+Fused, the sum is stored (the stream needs it) but not loaded again:
+
+    bytes a number (B each)      eager                              one kernel
+    residual add                 read 2 B, write B                  read 2 B, write B
+    forward                      read B for each of 3 passes or     write B
+                                 more, write B
+    backward                     read x and dy, twice or more       read 2 B, write B
+
+With g = dy · weight and n = (x - mean) · rstd, backward is, row by row,
+
+    dx = rstd · (g - mean(g) - n · mean(g · n))
+
+and dweight = sum over the rows of dy · n, dbias = sum of dy. Rows are spread over programs, and if
+all of them added to one dweight, they would race (or wait for each other, and add in a different
+order every time). So each program takes every P-th row, keeps sums of its own in registers, and
+stores them once, in a row of its own; a second step adds up P rows. The result does not depend on
+who comes first.
+
+The arithmetic intensity is about 8 FLOPs for 2 B bytes: far below an H100's ridge point (see
+elu.py), so LayerNorm costs what its bytes cost. (`forward_bytes` and `backward_bytes` below.)
+
+Sources: Ba et al., Layer Normalization (2016); Ultra-Scale Playbook, "Fused kernels"; Narayanan et
+al., PTD-P (2021), section 4.2.
+"""
+
+from __future__ import annotations  # tl.constexpr below is then read by Triton alone
+
+import os
+
+import torch
+import torch.nn.functional as F
+
+try:
+    import triton
+    import triton.language as tl
+
+    jit = triton.jit
+except ImportError:                     # there is no Triton: the reference runs in its place
+    triton, jit = None, lambda function: function
+
+DTYPES = torch.float32, torch.float16, torch.bfloat16
+WIDEST = 16384
+PROGRAMS = 4 * 132                      # of the backward: some for each of an H100's 132 processors
+
+
+def layer_norm_reference(x, weight, bias, eps=1e-5, residual=None):
+    """The same in plain PyTorch. x (..., width); returns y; with a residual, (x + residual, y)."""
+    total = x if residual is None else x + residual
+    y = F.layer_norm(total, total.shape[-1:], weight, bias, eps)
+    return y if residual is None else (total, y)
+
+
+def forward_bytes(rows, dim, width, residual=False):
+    """Bytes that the forward moves: x, y, and with a residual that and the sum; statistics."""
+    return rows * dim * width * (4 if residual else 2) + rows * 2 * 4 + 2 * dim * width
+
+
+def backward_bytes(rows, dim, width, residual=False, programs=PROGRAMS):
+    """Bytes that the backward moves: x, dy, dx, with a residual the sum's gradient; sums."""
+    sums = 2 * 2 * min(programs, rows) * dim * 4 + 2 * dim * width          # stored, and read again
+    return rows * dim * width * (4 if residual else 3) + rows * 2 * 4 + dim * width + sums
+
+
+@jit
+def forward_kernel(x_ptr, residual_ptr, weight_ptr, bias_ptr, sum_ptr, y_ptr, mean_ptr, rstd_ptr,
+                   x_stride, residual_stride, width, eps,
+                   RESIDUAL: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0).to(tl.float32)
+    if RESIDUAL:
+        x += tl.load(residual_ptr + row * residual_stride + columns, mask=inside, other=0)
+        x = x.to(sum_ptr.dtype.element_ty)              # rounded, as the stream will have it
+        tl.store(sum_ptr + row * width + columns, x, mask=inside)
+        x = x.to(tl.float32)
+
+    mean = tl.sum(x) / width
+    centered = tl.where(inside, x - mean, 0)
+    rstd = 1 / tl.sqrt(tl.sum(centered * centered) / width + eps)
+
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0).to(tl.float32)
+    bias = tl.load(bias_ptr + columns, mask=inside, other=0).to(tl.float32)
+    tl.store(y_ptr + row * width + columns, centered * rstd * weight + bias, mask=inside)
+    tl.store(mean_ptr + row, mean)
+    tl.store(rstd_ptr + row, rstd)
+
+
+@jit
+def backward_kernel(dy_ptr, dsum_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr,
+                    dbias_ptr, dy_stride, dsum_stride, x_stride, rows, width,
+                    RESIDUAL: tl.constexpr, BLOCK: tl.constexpr):
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0).to(tl.float32)
+    dweight = tl.zeros((BLOCK,), tl.float32)
+    dbias = tl.zeros((BLOCK,), tl.float32)
+
+    for row in range(tl.program_id(0).to(tl.int64), rows, tl.num_programs(0)):
+        x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0).to(tl.float32)
+        dy = tl.load(dy_ptr + row * dy_stride + columns, mask=inside, other=0).to(tl.float32)
+        mean, rstd = tl.load(mean_ptr + row), tl.load(rstd_ptr + row)
+
+        normed = tl.where(inside, (x - mean) * rstd, 0)
+        g = dy * weight
+        dx = rstd * (g - tl.sum(g) / width - normed * (tl.sum(g * normed) / width))
+        if RESIDUAL:                                    # the sum is used elsewhere too
+            dx += tl.load(dsum_ptr + row * dsum_stride + columns, mask=inside, other=0)
+        tl.store(dx_ptr + row * width + columns, dx, mask=inside)
+        dweight += dy * normed
+        dbias += dy
+
+    mine = tl.program_id(0) * width + columns
+    tl.store(dweight_ptr + mine, dweight, mask=inside)
+    tl.store(dbias_ptr + mine, dbias, mask=inside)
+
+
+def launch(width):
+    """(BLOCK, num_warps) for rows of `width`: a thread has 8 numbers, or more if rows are long."""
+    block = triton.next_power_of_2(width)
+    return block, min(max(block // 256, 1), 16)
+
+
+def by_rows(x):
+    """x (..., width) as (rows, width), numbers of a row side by side: a view, where it can be."""
+    x = x.reshape(-1, x.shape[-1])
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def layer_norm_forward(x, weight, bias, eps=1e-5, residual=None):
+    """x (..., width), weight and bias (width,), residual of x's shape or None. Returns sum, y
+    (..., width), and mean, rstd (rows,), float32. Without a residual the sum is x."""
+    rows, width = by_rows(x), x.shape[-1]
+    y, total = torch.empty_like(x, memory_format=torch.contiguous_format), x
+    mean = torch.empty(len(rows), device=x.device)
+    rstd = torch.empty_like(mean)
+    more = rows if residual is None else by_rows(residual)
+    if residual is not None:
+        total = torch.empty_like(y)
+    block, warps = launch(width)
+    if len(rows):
+        forward_kernel[(len(rows),)](rows, more, weight, bias, total, y, mean, rstd, rows.stride(0),
+                                     more.stride(0), width, eps, residual is not None, block,
+                                     num_warps=warps)
+    return total, y, mean, rstd
+
+
+def layer_norm_backward(dy, total, weight, mean, rstd, dsum=None):
+    """Gradients of x or the sum, weight, bias; from that of y, and of the sum if there is one."""
+    rows, width = by_rows(total), total.shape[-1]
+    dy = by_rows(dy)
+    more = dy if dsum is None else by_rows(dsum)
+    dx = torch.empty(total.shape, dtype=total.dtype, device=total.device)
+    programs = min(len(rows), PROGRAMS)
+    sums = torch.empty(2, programs, width, device=total.device)
+    block, warps = launch(width)
+    if programs:
+        backward_kernel[(programs,)](dy, more, rows, weight, mean, rstd, dx, *sums, dy.stride(0),
+                                     more.stride(0), rows.stride(0), len(rows), width,
+                                     dsum is not None, block, num_warps=warps)
+    dweight, dbias = sums.sum(1).to(weight.dtype)
+    return dx, dweight, dbias
+
+
+class LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, eps, residual):
+        total, y, mean, rstd = layer_norm_forward(x, weight, bias, eps, residual)
+        ctx.save_for_backward(total, weight, mean, rstd)
+        ctx.residual = residual is not None
+        return (total, y) if ctx.residual else y
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        total, weight, mean, rstd = ctx.saved_tensors
+        dsum = gradients[0] if ctx.residual else None
+        dx, dweight, dbias = layer_norm_backward(gradients[-1], total, weight, mean, rstd, dsum)
+        return dx, dweight, dbias, None, dx if ctx.residual else None
+
+
+def runs_here(x):
+    """Whether Triton can work on x: on a GPU, or anywhere under TRITON_INTERPRET=1."""
+    return triton is not None and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
+
+
+def layer_norm(x, weight, bias, eps=1e-5, residual=None):
+    """LayerNorm over the last dimension of x (..., width); differentiable.
+
+    weight, bias (width,). With a residual of x's shape and dtype, returns (x + residual, its norm).
+    x may have any strides; a row whose numbers are not beside each other is copied. Raises
+    ValueError for shapes, dtypes or devices that do not fit, or a width above 16384. Where Triton
+    cannot run, this is `layer_norm_reference`.
+    """
+    shape = tuple(x.shape)
+    if not shape or not 0 < shape[-1] <= WIDEST:
+        raise ValueError(f"layer_norm: x has shape {shape}; expected (..., width), with a width of "
+                         f"1 to {WIDEST}")
+    if x.dtype not in DTYPES:
+        raise ValueError(f"layer_norm: x of shape {shape} is {x.dtype}; expected float32, float16 "
+                         "or bfloat16")
+    for name, tensor, expected in (("weight", weight, shape[-1:]), ("bias", bias, shape[-1:]),
+                                   ("residual", residual, shape)):
+        if tensor is not None and tuple(tensor.shape) != expected:
+            raise ValueError(f"layer_norm: {name} has shape {tuple(tensor.shape)}; expected "
+                             f"{expected}")
+        if tensor is not None and tensor.device != x.device:
+            raise ValueError(f"layer_norm: {name} is on {tensor.device}; expected {x.device}, as x "
+                             f"of shape {shape}")
+    if residual is not None and residual.dtype != x.dtype:
+        raise ValueError(f"layer_norm: residual of shape {shape} is {residual.dtype}; expected "
+                         f"{x.dtype}, as x")
+    if not runs_here(x):
+        return layer_norm_reference(x, weight, bias, eps, residual)
+    return LayerNorm.apply(x, weight, bias, eps, residual)
