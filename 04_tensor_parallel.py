@@ -45,10 +45,12 @@ was cut: our attention reads its number of heads off the width of its projection
 What a rank stores and sends (b sequences of s tokens in a micro-batch, h = dim, e bytes a number)
 
     parameters       1/t of every matrix, but never less than one kv head; LayerNorms in full
-    activations      inside the sub-layers 1/t; the residual stream and the LayerNorms' inputs and
-                     outputs in full: A_in / t + A_out (chapter 05 cuts A_out too)
+    activations      inside the sub-layers 1/t (but k and v of a whole kv head, and RoPE's tables);
+                     the residual stream and the LayerNorms' inputs and outputs in full:
+                     A_in / t + A_out (chapter 05 cuts A_out too)
     all_reduces      4 L + 2 a micro-batch, of b·s·h·e bytes: two forward and two backward in every
-                     block, one for the embedding, one for the head; and the two small ones
+                     block, one for the embedding, one for the head; and the two small ones of the
+                     loss. Once a step the norm, and the gradients of kv heads that ranks share
 
 When it stops paying: these all_reduces cannot hide, since what comes next needs the sum. (Except in
 backward: while the input's gradient is summed, the weights' gradients can be computed. That is the
@@ -60,9 +62,9 @@ longer than the matmul behind it if
 
 (the playbook's A3, which counts a byte a number). The scaling book sets both sends of an MLP beside
 both its matrices, two bytes a number: ranks pay while t < F · bandwidth / (FLOP/s), F = 4h, the
-hidden width. Neither depends on batch or sequence. For h = 8192 the two give 4 and 14 ranks on an
-H100's NVLink, and 1 on its InfiniBand. Hence the rule: tensor parallelism inside a machine, and
-something else (chapters 02, 03 and 07) between machines.
+hidden width. Neither depends on batch or sequence. With h = 8192 and e = 2 they give 4 and 14 ranks
+on an H100's NVLink, and 1 on its InfiniBand. Hence the rule: tensor parallelism inside a machine,
+and something else (chapters 02, 03 and 07) between machines.
 
 Run it:
     torchrun --nproc_per_node=4 04_tensor_parallel.py
@@ -143,40 +145,55 @@ class SumOut(torch.autograd.Function):
 class TensorParallel(nn.Module):
     """Megatron's pair around one sub-layer: copy the input in, sum the partial outputs out.
 
-    inner: any module. columns: its linears that read its input, by name, each called once. row: its
-    last linear, by name, which reads what they gave. Communication: an all_reduce of the output in
-    forward, and one of the input's gradient in backward.
+    inner: any module. columns: its linears that read its input, by name. row: its last linear, by
+    name, which reads what they gave. Communication: an all_reduce of the output in forward, and one
+    of the input's gradient in backward. ValueError: ranks that do not divide what `row` reads.
     """
 
     def __init__(self, inner, columns, row, group):
         super().__init__()
         self.inner, self.group = inner, group
-        self.columns = [inner.get_submodule(name) for name in columns]
-        for linear in self.columns:                     # split the outputs: some heads each
-            cut_outputs(linear, group)
-        last = inner.get_submodule(row)
-        keep_shard(last, "weight", dim=1, axis=group)   # split the inputs: a partial sum each
-        self.bias, last.bias = last.bias, None          # which is added once, after the sum
+        for name in columns:                            # split the outputs: some heads each
+            cut_outputs(inner.get_submodule(name), group)
+        self.partial = [PartialLinear(inner.get_submodule(row), group)]     # in a list: named once
+        inner.set_submodule(row, *self.partial)
 
     def forward(self, x):                               # (batch, seq, dim), the same on every rank
         out = SumOut.apply(self.inner(CopyIn.apply(x, self.group)), self.group)
-        return out if self.bias is None else out + self.bias
+        return self.partial[0].add_bias(out)
 
 
-def cut_outputs(linear, group):
-    """Keep 1/t of a linear's outputs: of weight (out, in) the rows, and of the bias."""
-    keep_shard(linear, "weight", dim=0, axis=group)
-    if linear.bias is not None:
-        keep_shard(linear, "bias", dim=0, axis=group)
+def cut_outputs(linear, group, parts=None):
+    """Keep 1/t of a linear's outputs, or one of `parts`: rows of weight (out, in), and of bias."""
+    for name, _ in linear.named_parameters():
+        keep_shard(linear, name, 0, group, parts)
+
+
+class PartialLinear(nn.Module):
+    """A linear with 1/t of its inputs, whose output is a partial sum. The bias comes after."""
+
+    def __init__(self, linear, group):
+        super().__init__()
+        if linear.in_features % group.size():
+            raise ValueError(f"{group.size()} ranks do not divide {linear.in_features} inputs")
+        self.weight, self.bias = linear.weight, linear.bias
+        keep_shard(self, "weight", 1, group)
+
+    def forward(self, x):
+        return F.linear(x, self.weight)
+
+    def add_bias(self, total):
+        return total if self.bias is None else total + self.bias
 
 
 def share_kv_heads(attn, kv_heads, group, copies):
     """Cut k and v by heads. With fewer heads than ranks, those of `copies` hold the same one, and
     each has the gradient of its own query heads: note that it is to be summed over them."""
     for linear in (attn.k, attn.v):
-        keep_shard(linear, "weight", 0, group, parts=min(kv_heads, group.size()))
-        if copies.size() > 1:
-            common.keep_whole(linear, "weight", copies)
+        cut_outputs(linear, group, parts=min(kv_heads, group.size()))
+        for name, _ in linear.named_parameters():
+            if copies.size() > 1:
+                common.keep_whole(linear, name, copies)
 
 
 # --------------------------------------------------------------- the vocabulary: embedding and head
@@ -185,12 +202,15 @@ def share_kv_heads(attn, kv_heads, group, copies):
 class VocabParallelEmbedding(nn.Module):
     """A table of which each rank holds the rows of some tokens. Looks those up; g adds the others.
 
-    Communication: an all_reduce of the output in forward.
+    Communication: an all_reduce of the output in forward. ValueError: a table with padding_idx or
+    max_norm, which concern rows by their number.
     """
 
     def __init__(self, inner, group):
         super().__init__()
         self.inner, self.group = inner, group
+        if inner.padding_idx is not None or inner.max_norm is not None:
+            raise ValueError("an embedding with padding_idx or max_norm cannot be cut")
         keep_shard(inner, "weight", dim=0, axis=group)
 
     def forward(self, tokens):                          # (batch, seq)
@@ -274,7 +294,7 @@ class CopyInColumns(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         x, *weights = ctx.saved_tensors
-        dx = sum(gradient @ weight for gradient, weight in zip(gradients, weights))
+        dx = functools.reduce(torch.add, map(torch.matmul, gradients, weights))
         handle = dist.all_reduce(dx, group=ctx.group, async_op=True)
         rows = x.flatten(0, -2)                         # (tokens, in)
         dw = [gradient.flatten(0, -2).T @ rows for gradient in gradients]
@@ -290,8 +310,7 @@ class Computed(nn.Module):
         self.weight, self.bias, self.output = linear.weight, linear.bias, None
 
     def forward(self, x):
-        output, self.output = self.output, None
-        return output if self.bias is None else output + self.bias
+        return self.output if self.bias is None else self.output + self.bias
 
 
 class OverlapTensorParallel(TensorParallel):
@@ -299,7 +318,7 @@ class OverlapTensorParallel(TensorParallel):
 
     def __init__(self, inner, columns, row, group):
         super().__init__(inner, columns, row, group)
-        self.columns = [Computed(linear) for linear in self.columns]
+        self.columns = [Computed(inner.get_submodule(name)) for name in columns]
         for name, stand_in in zip(columns, self.columns):
             inner.set_submodule(name, stand_in)
 
@@ -308,7 +327,9 @@ class OverlapTensorParallel(TensorParallel):
         for column, output in zip(self.columns, CopyInColumns.apply(x, self.group, *weights)):
             column.output = output
         out = SumOut.apply(self.inner(x), self.group)
-        return out if self.bias is None else out + self.bias
+        for column in self.columns:
+            column.output = None                        # autograd keeps what backward needs
+        return self.partial[0].add_bias(out)
 
 
 class OverlapHead(VocabParallelHead):
@@ -381,6 +402,14 @@ def torch_parallelize(model, cfg, mesh):
     if cfg.tie:
         model.head.out.weight = model.embedding.weight
     return model
+
+
+def torch_loss(logits, targets):
+    """PyTorch's loss of logits that are cut by vocabulary; its backward must run in it too."""
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    with loss_parallel():
+        return common.loss_sum(logits, targets)
 
 
 def torch_step(model, optimizer, micro_batches, valid, clip):
@@ -487,7 +516,8 @@ MACHINES = {  # dense bf16 FLOP/s of a chip, and bytes/s that it can send, as it
 def draw(held, sent, path):
     """Left: which rank holds which part of each matrix. Right: bytes sent, against the ranks.
 
-    held: for each rank {name: (full shape, cuts)}. sent: (formula {ranks: bytes}, ranks, measured).
+    held: for each rank {name: (full shape, cuts)}. sent: (bytes by formula {ranks: bytes}, ranks,
+    what this run measured, its variant).
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
@@ -518,10 +548,10 @@ def draw(held, sent, path):
     left.axis("off")
     left.set_title("weights (out, in) and the ranks that hold each part", loc="left", fontsize=10)
 
-    formula, ranks, measured = sent
+    formula, ranks, measured, variant = sent
     right.plot(list(formula), [b / 1e6 for b in formula.values()], "o-", color="#355070",
-               markersize=3, label="formula")
-    right.plot(ranks, measured / 1e6, "kx", label="measured by this run")
+               markersize=3, label="formula for megatron")
+    right.plot(ranks, measured / 1e6, "kx", label=f"measured for {variant}")
     right.set_xscale("log", base=2)
     right.set_xticks(list(formula), list(formula))
     right.set_ylim(bottom=0)
@@ -534,42 +564,24 @@ def draw(held, sent, path):
 # ----------------------------------------------------------------------------------------- the run
 
 
-def by_hand(args, device, group, copies):
-    """A model under our variants, its optimizer, its step, and the loss of tokens and targets."""
-    cfg, dtype = args.model, DTYPES[args.dtype]
-    model = parallelize(gpt(cfg, seed=None), cfg, group, copies, args.variant == "overlap")
-    common.draw_weights(model, args.seed, device, dtype)
-    optimizer = common.OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
-    step = functools.partial(train_step, model, optimizer, vocab=cfg.vocab, group=group)
-    loss = lambda tokens, targets: VocabParallelLoss.apply(model(tokens), targets, cfg.vocab, group)
-    return model, optimizer, step, loss
-
-
-def by_torch(args, device, mesh):
-    """The same under PyTorch."""
-    from torch.distributed.tensor.parallel import loss_parallel
-
-    def loss(tokens, targets):
-        with loss_parallel():
-            return common.loss_sum(model(tokens), targets)
-
-    model = gpt(args.model, args.seed, device, DTYPES[args.dtype])
-    torch_parallelize(model, args.model, mesh)
-    optimizer = common.OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
-    return model, optimizer, functools.partial(torch_step, model, optimizer), loss
-
-
 def train(args, ranks, mesh, copies, text, run):
     """Train for --steps steps; check model states, activations and traffic against the formulas."""
-    cfg, t, hand = args.model, ranks.world, args.variant != "torch"
-    width = DTYPES[args.dtype].itemsize
-    model, optimizer, step, loss_of = (by_hand(args, ranks.device, mesh.get_group("tp"), copies)
-                                       if hand else by_torch(args, ranks.device, mesh))
+    cfg, t, hand, dtype = args.model, ranks.world, args.variant != "torch", DTYPES[args.dtype]
+    width, group = dtype.itemsize, mesh.get_group("tp")
+    if hand:
+        model = parallelize(gpt(cfg, seed=None), cfg, group, copies, args.variant == "overlap")
+        common.draw_weights(model, args.seed, ranks.device, dtype)
+        step = functools.partial(train_step, vocab=cfg.vocab, group=group)
+    else:
+        model = torch_parallelize(gpt(cfg, args.seed, ranks.device, dtype), cfg, mesh)
+        step = torch_step
+    optimizer = common.OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
+
     for i in range(args.steps):
         tokens, targets, valid = batch = text.batch(i)      # all of it on every rank
         pairs = list(zip(*(x.to(ranks.device).split(args.micro_batch) for x in (tokens, targets))))
         with run.measure(i):
-            loss, norm = step(micro_batches=pairs, valid=valid, clip=args.clip)
+            loss, norm = step(model, optimizer, pairs, valid, args.clip)
         run.log(i, batch, loss, norm, common.named_parameters(model))
 
     parameters = list(model.parameters())
@@ -577,9 +589,13 @@ def train(args, ranks, mesh, copies, text, run):
     formula = model_state_bytes(cfg, args.optimizer, t, width)
     for (kind, expected), tensors in zip(formula.items(), held):
         run.check(kind, nbytes(tensors), expected if hand else None)
-    meter = ActivationMeter([*parameters, *model.buffers(), *pairs[0]])
+    tokens, targets = pairs[0]
+    meter = ActivationMeter([*parameters, *model.buffers(), tokens, targets])
     with meter:
-        loss_of(*pairs[0])
+        if hand:
+            VocabParallelLoss.apply(model(tokens), targets, cfg.vocab, group)
+        else:
+            torch_loss(model(tokens), targets)
     run.check("activations of a micro-batch", meter.bytes,
               activation_bytes(cfg, args.micro_batch, t, width) if hand else None,
               exact=ranks.device.type == "cpu")
@@ -595,12 +611,8 @@ def train(args, ranks, mesh, copies, text, run):
 
 
 def report(args, ranks, run, model):
-    """Try the two identities, say how many ranks pay, and draw who holds what."""
+    """Say how many ranks pay, and draw who holds what."""
     cfg, t = args.model, ranks.world
-    a, b = torch.randn(2, 4 * t, 4 * t, dtype=torch.float64, device=ranks.device)
-    for matmul in (matmul_by_columns, matmul_by_rows):
-        off = (matmul(a, b, t) - a @ b).abs().max()
-        run.note(f"A·B in {t} parts, {matmul.__name__}: off by {off:.0e}")
     run.note("left: an all_gather, in times of the matmul behind it (8 ranks, dim 8192, bf16)")
     run.note("right: up to how many ranks an MLP of that dim takes longer to compute than to send")
     for machine, rates in MACHINES.items():
@@ -610,13 +622,14 @@ def report(args, ranks, run, model):
     shown = [(name, p) for name, p in common.named_parameters(model)
              if name.startswith(("embedding", "block1.", "head.out")) and p.ndim > 1]
     held = [None] * t
-    dist.all_gather_object(held, {name.split(".")[-2]: shape_and_cuts(p) for name, p in shown})
+    dist.all_gather_object(held, {name.removesuffix(".weight").removeprefix("block1."):
+                                  shape_and_cuts(p) for name, p in shown})
     if ranks.rank == 0:
         measured = sum(op["wire_bytes"] for op in run.comm.total.values())
         m, width = args.batch // args.micro_batch, DTYPES[args.dtype].itemsize
         formula = {n: traffic(cfg, m, args.micro_batch, n, width)["all_reduce"][2]
                    for n in range(1, 2 * t + 1) if fits(cfg, n)}
-        draw(held, (formula, t, measured), args.plot)
+        draw(held, (formula, t, measured, args.variant), args.plot)
     run.note(f"picture: {args.plot}")
 
 
@@ -628,26 +641,32 @@ def shape_and_cuts(p):
     return tuple(p.full_shape), [tuple(cut[:3]) for cut in p.cuts]
 
 
-def fits(cfg, t):
-    """Whether t ranks get whole heads: q's, and either some kv heads each or a share in one."""
-    return cfg.heads % t == 0 and (cfg.kv_heads % t == 0 or t % cfg.kv_heads == 0)
+def fits(cfg, t, shares=True):
+    """Whether t ranks get whole heads: q's, and some kv heads each, or (if it `shares`) one that
+    several have."""
+    return cfg.heads % t == 0 and (cfg.kv_heads % t == 0 or shares and t % cfg.kv_heads == 0)
 
 
 def refuse_what_does_not_fit(args, t):
     """Heads, and with them dim and 4·dim, must be a multiple of the ranks."""
-    cfg = args.model
-    works = max(n for n in range(1, t + 1) if fits(cfg, n))
-    if not fits(cfg, t):
-        flag, value = "--kv-heads", cfg.kv_heads
-        why = "neither a multiple nor a divisor of"
-        if cfg.heads % t:
-            flag, value = "--heads", cfg.heads
-            why = "fewer than" if t > cfg.heads else "not a multiple of"
-        common.refuse(f"{flag} {value} is {why} {t} tensor-parallel ranks; "
-                      f"--nproc_per_node={works} would work")
-    if args.variant == "torch" and cfg.kv_heads % t:
-        common.refuse(f"--variant torch cannot cut --kv-heads {cfg.kv_heads} over {t} ranks; "
-                      f"--kv-heads {t} would work")
+    cfg, shares = args.model, args.variant != "torch"
+    works = max(n for n in range(1, t + 1) if fits(cfg, n, shares))
+    instead = f"{t} tensor-parallel ranks; --nproc_per_node={works} would work"
+    if cfg.heads % t:
+        why = "fewer than" if t > cfg.heads else "not a multiple of"
+        common.refuse(f"--heads {cfg.heads} is {why} {instead}")
+    if not fits(cfg, t, shares):
+        why = "is neither a multiple nor a divisor of" if shares else \
+            "(which --variant torch cannot share) is not a multiple of"
+        common.refuse(f"--kv-heads {cfg.kv_heads} {why} {instead}")
+
+
+def check_identities(run, t):
+    """Both ways to cut a product, on matrices of small whole numbers: nothing is rounded."""
+    a, b = torch.randint(-9, 10, (2, 4 * t, 4 * t)).double()
+    for matmul in (matmul_by_columns, matmul_by_rows):
+        off = (matmul(a, b, t) - a @ b).abs().max().item()
+        run.check(f"{matmul.__name__}, off by", off, 0.0, unit="")
 
 
 def main(argv=None):
@@ -662,11 +681,13 @@ def main(argv=None):
     ranks = common.start(args)
 
     mesh = init_device_mesh(ranks.device.type, (t,), mesh_dim_names=("tp",))
-    kv_heads = min(args.model.kv_heads, t)              # neighbours share one
-    copies = init_device_mesh(ranks.device.type, (kv_heads, t // kv_heads),
-                              mesh_dim_names=("kv_head", "copy")).get_group("copy")
+    kv_heads = min(args.model.kv_heads, t)              # neighbours share one; all, if it is one
+    shared = init_device_mesh(ranks.device.type, (kv_heads, t // kv_heads),
+                              mesh_dim_names=("kv_head", "copy"))
+    copies = (mesh if kv_heads == 1 else shared).get_group("tp" if kv_heads == 1 else "copy")
     build = functools.partial(gpt, args.model, args.seed, ranks.device, DTYPES[args.dtype])
     run = common.Run(args, ranks, text, build)
+    check_identities(run, t)
     model = train(args, ranks, mesh, copies, text, run)
     report(args, ranks, run, model)
     return run.finish()

@@ -34,18 +34,20 @@ are the same. The swap of the pair is almost all there is; the rest follows from
 What a rank keeps and sends (x = b·s·h·e bytes, L blocks, a micro-batch)
 
     activations      (A_in + A_out) / t: all of it is cut, where chapter 04 has A_in / t + A_out.
-                     (Only which tokens and targets are this rank's, 19 bytes a token, and the
-                     tables of RoPE are not.) --no-regather: 2 L + 1 times x for x/t more.
+                     (Not cut: which tokens and targets are this rank's, 19 bytes a token; RoPE's
+                     tables; k and v of a whole kv head.) --no-regather: x in place of x/t, for
+                     2 L + 1 inputs of sub-layers and head.
     reduce_scatter   4 L + 2 of x: forward and backward of each sub-layer, embedding, head
     all_gather       4 L + 2 of x, and 2 L + 1 again
-    all_reduce       the small ones: two of the loss, the LayerNorms' gradients, the norm
+    all_reduce       the small ones: two of the loss; once a step the LayerNorms' gradients, those
+                     of kv heads that ranks share, and the norm
 
 Collective matmul (--variant ring). Still, f must end before the matmul begins. But the matmul on a
 chunk of the sequence needs no other chunk. So pass the chunks around a ring: while a rank works on
 the one it has, the next arrives; after t-1 hops it has seen all. And backwards for g: a partial sum
 travels the ring, each rank adds its own to it, and the next matmul runs while it travels. The bytes
-are the same again, in t-1 messages that hide behind t matmuls, wherever chapter 04's condition
-e · (t-1)/(2h) · FLOP/s / bandwidth <= 1 holds. PyTorch calls it async TP.
+are the same again, in t-1 messages. One, of b·s/t·h·e bytes, hides behind the matmul of a chunk, of
+2·b·s/t·h·h/t FLOPs, if e·t/(2h) · FLOP/s / bandwidth <= 1. PyTorch calls it async TP.
 
 When it pays: where chapter 04 does, with as many bytes, less memory, and every LayerNorm computed
 once and not t times. It cannot cut attention's own sequence: the s x s scores, k and v of a head
@@ -164,7 +166,7 @@ class GatherInColumns(torch.autograd.Function):
     def backward(ctx, *gradients):
         x, *weights = ctx.saved_tensors
         gathered = start_all_gather(x, ctx.group)
-        dx = sum(gradient @ weight for gradient, weight in zip(gradients, weights))
+        dx = functools.reduce(torch.add, map(torch.matmul, gradients, weights))
         scattered = start_reduce_scatter(dx, ctx.group)
         rows = gathered().flatten(0, 1)                                 # (batch·seq, in)
         dw = [gradient.flatten(0, 1).T @ rows for gradient in gradients]
@@ -232,8 +234,8 @@ class RingColumns(torch.autograd.Function):
     def backward(ctx, *gradients):
         x, *weights = ctx.saved_tensors
         chunks = [gradient.chunk(ctx.group.size(), dim=1) for gradient in gradients]
-        dx = ring_sum(lambda rank: sum(chunk[rank] @ weight
-                                       for chunk, weight in zip(chunks, weights)), ctx.group)
+        part = lambda rank: map(torch.matmul, (chunk[rank] for chunk in chunks), weights)
+        dx = ring_sum(lambda rank: functools.reduce(torch.add, part(rank)), ctx.group)
         dw = [torch.zeros_like(weight) for weight in weights]
         for rank, arrived in ring_gather(x, ctx.group):
             for total, chunk in zip(dw, chunks):
@@ -339,16 +341,21 @@ class Column(nn.Module):
         self.weight, self.bias, self.output = linear.weight, linear.bias, None
 
     def forward(self, x):
-        output, self.output = self.output, None
-        return output if self.bias is None else output + self.bias
+        return self.output if self.bias is None else self.output + self.bias
 
 
 class Row(nn.Module):
-    """Stands where the last linear stood, and is the door out."""
+    """Stands where the last linear stood, with 1/t of its inputs, and is the door out."""
 
-    def __init__(self, linear, group, row):
+    def __init__(self, linear, group, doors):
         super().__init__()
-        self.weight, self.bias, self.group, self.row = linear.weight, linear.bias, group, row
+        if linear.in_features % group.size():
+            raise ValueError(f"{group.size()} ranks do not divide {linear.in_features} inputs")
+        self.weight, self.bias, self.group = linear.weight, linear.bias, group
+        self.row = doors.row
+        keep_shard(self, "weight", 1, group)            # a partial sum each
+        if doors.by_sequence and self.bias is not None:
+            keep_whole(self, "bias", group)             # it is added to this rank's tokens alone
 
     def forward(self, x):
         out = self.row(x, self.group, self.weight)
@@ -358,9 +365,9 @@ class Row(nn.Module):
 class SubLayer(nn.Module):
     """A sub-layer with its matrices cut, between its doors.
 
-    inner: any module of (batch, seq, ...). columns: its linears that read its input, by name, each
-    called once. row: its last linear, by name, which reads what they gave. Communication: that of
-    the doors.
+    inner: any module of (batch, seq, ...). columns: its linears that read its input, by name. row:
+    its last linear, by name, which reads what they gave. Communication: that of the doors.
+    ValueError: ranks that do not divide what `row` reads.
     """
 
     def __init__(self, inner, columns, row, group, doors):
@@ -371,33 +378,32 @@ class SubLayer(nn.Module):
             cut_outputs(linear, group)                  # some heads each
             self.columns.append(Column(linear))
             inner.set_submodule(name, self.columns[-1])
-        last = inner.get_submodule(row)
-        keep_shard(last, "weight", dim=1, axis=group)   # a partial sum each
-        if doors.by_sequence and last.bias is not None:
-            keep_whole(last, "bias", group)
-        inner.set_submodule(row, Row(last, group, doors.row))
+        inner.set_submodule(row, Row(inner.get_submodule(row), group, doors))
 
     def forward(self, x):                               # (batch, seq/t, dim)
         weights = [column.weight for column in self.columns]
         for column, output in zip(self.columns, self.doors.columns(x, self.group, *weights)):
             column.output = output                      # (batch, seq, .../t)
-        return self.inner(x)                            # (batch, seq/t, dim)
+        out = self.inner(x)                             # (batch, seq/t, dim)
+        for column in self.columns:
+            column.output = None                        # autograd keeps what backward needs
+        return out
 
 
-def cut_outputs(linear, group):
-    """Keep 1/t of a linear's outputs: of weight (out, in) the rows, and of the bias."""
-    keep_shard(linear, "weight", dim=0, axis=group)
-    if linear.bias is not None:
-        keep_shard(linear, "bias", dim=0, axis=group)
+def cut_outputs(linear, group, parts=None):
+    """Keep 1/t of a linear's outputs, or one of `parts`: rows of weight (out, in), and of bias."""
+    for name, _ in linear.named_parameters():
+        keep_shard(linear, name, 0, group, parts)
 
 
 def share_kv_heads(attn, kv_heads, group, copies):
     """Cut k and v by heads. With fewer heads than ranks, those of `copies` hold the same one, and
     each has the gradient of its own query heads: note that it is to be summed over them."""
     for linear in (attn.k, attn.v):
-        keep_shard(linear, "weight", 0, group, parts=min(kv_heads, group.size()))
-        if copies.size() > 1:
-            keep_whole(linear, "weight", copies)
+        cut_outputs(linear, group, parts=min(kv_heads, group.size()))
+        for name, _ in linear.named_parameters():
+            if copies.size() > 1:
+                keep_whole(linear, name, copies)
 
 
 # --------------------------------------------------------------- the vocabulary: embedding and head
@@ -406,12 +412,15 @@ def share_kv_heads(attn, kv_heads, group, copies):
 class VocabParallelEmbedding(nn.Module):
     """A table of which each rank holds the rows of some tokens. Looks those up; g adds the others.
 
-    tokens (batch, seq); returns (batch, seq/t, dim).
+    tokens (batch, seq); returns (batch, seq/t, dim). ValueError: a table with padding_idx or
+    max_norm, which concern rows by their number.
     """
 
     def __init__(self, inner, group, g):
         super().__init__()
         self.inner, self.group, self.g = inner, group, g
+        if inner.padding_idx is not None or inner.max_norm is not None:
+            raise ValueError("an embedding with padding_idx or max_norm cannot be cut")
         keep_shard(inner, "weight", dim=0, axis=group)
 
     def forward(self, tokens):
@@ -507,7 +516,7 @@ def train_step(model, optimizer, micro_batches, valid, clip, vocab, group):
 
     micro_batches: pairs of tokens and targets, (micro_batch, seq) each. valid: the valid targets of
     the whole batch. Communication: that of the model; then an all_reduce of the LayerNorms'
-    gradients, one of the gradients of shared kv heads, if there are any, and one of the norm.
+    gradients, one of those of shared kv heads (the same, if all ranks share one), one of the norm.
     """
     optimizer.zero_grad()
     total = 0
@@ -555,6 +564,14 @@ def torch_parallelize(model, cfg, mesh):
     if cfg.tie:
         model.head.out.weight = model.embedding.weight
     return model
+
+
+def torch_loss(logits, targets):
+    """PyTorch's loss of logits that are cut by vocabulary; its backward must run in it too."""
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    with loss_parallel():
+        return common.loss_sum(logits, targets)
 
 
 def torch_step(model, optimizer, micro_batches, valid, clip):
@@ -645,7 +662,7 @@ def traffic(cfg, micro_batches, batch, t, e, doors="megatron"):
 # -------------------------------------------------------------------------------------- the picture
 
 SHAPES = {"7B": common.PRESETS["7b"],
-          "70B": common.Config(layers=80, dim=8192, heads=64, kv_heads=8, seq=4096, vocab=128256)}
+          "Llama 70B's": common.Config(80, 8192, heads=64, kv_heads=8, seq=4096, vocab=128256)}
 IN_A_BLOCK = "norm1", "attn.q", "heads", "attn.o", "norm2", "mlp.up", "mlp.down"
 
 
@@ -665,6 +682,9 @@ def shapes_in_a_block(model, tokens):
     for hook in hooks:
         hook.remove()
     return {name: seen[name] for name in IN_A_BLOCK}
+
+
+NAMES = {"tensor": "chapter 04", "kept": "megatron --no-regather"}
 
 
 def draw(cuts, measured, path):
@@ -696,7 +716,7 @@ def draw(cuts, measured, path):
                    loc="left", fontsize=10)
 
     worlds, styles = (1, 2, 4, 8, 16), {"tensor": "--", "megatron": "-"}
-    lines = [(name, cfg, 1, 2, worlds) for name, cfg in SHAPES.items()]
+    lines = [(f"{name} shape", cfg, 1, 2, worlds) for name, cfg in SHAPES.items()]
     cfg, batch, e, *_ = next(iter(measured.values()))
     lines.append(("this run", cfg, batch, e, [n for n in worlds if fits(cfg, n)]))
     for (name, cfg, batch, e, over), color in zip(lines, ("#355070", "#e56b6f", "#6d597a")):
@@ -704,13 +724,14 @@ def draw(cuts, measured, path):
             what = "TP" if doors == "tensor" else "TP and SP"
             right.plot(over, [activation_bytes(cfg, batch, n, e, doors) for n in over], style,
                        color=color, label=f"{name}, {what}")
-    for i, (_, _, _, n, size) in enumerate(measured.values()):
-        right.plot(n, size, "kx", label=None if i else "measured by this run")
+    for (doors, (_, _, _, n, size)), mark in zip(measured.items(), "x+"):
+        right.plot(n, size, f"k{mark}", label=f"measured: {NAMES.get(doors, doors)}")
     right.set_xscale("log", base=2)
     right.set_yscale("log")
     right.set_xticks(worlds, worlds)
     right.set_xlabel("ranks")
-    right.set_title("bytes of activations per rank and micro-batch", loc="left", fontsize=10)
+    right.set_title("bytes of activations per rank and sequence, scores included", loc="left",
+                    fontsize=10)
     right.legend(frameon=False, fontsize=7)
     figure.savefig(path, dpi=130)
 
@@ -719,35 +740,15 @@ def draw(cuts, measured, path):
 
 
 def by_hand(args, device, group, copies, doors):
-    """A model under our variants, its optimizer, its step, and the loss of tokens and targets."""
-    cfg, dtype = args.model, DTYPES[args.dtype]
-    model = parallelize(gpt(cfg, seed=None), cfg, group, copies, DOORS[doors])
-    common.draw_weights(model, args.seed, device, dtype)
-    optimizer = common.OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
-    step = functools.partial(train_step, model, optimizer, vocab=cfg.vocab, group=group)
-    loss = lambda tokens, targets: VocabParallelLoss.apply(model(tokens), targets, cfg.vocab, group)
-    return model, optimizer, step, loss
+    model = parallelize(gpt(args.model, seed=None), args.model, group, copies, DOORS[doors])
+    return common.draw_weights(model, args.seed, device, DTYPES[args.dtype])
 
 
-def by_torch(args, device, mesh):
-    """The same under PyTorch."""
-    from torch.distributed.tensor.parallel import loss_parallel
-
-    def loss(tokens, targets):
-        with loss_parallel():
-            return common.loss_sum(model(tokens), targets)
-
-    model = gpt(args.model, args.seed, device, DTYPES[args.dtype])
-    torch_parallelize(model, args.model, mesh)
-    optimizer = common.OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
-    return model, optimizer, functools.partial(torch_step, model, optimizer), loss
-
-
-def kept_bytes(model, loss_of, pair):
-    """What autograd keeps of one micro-batch on this rank, in bytes."""
-    meter = ActivationMeter([*model.parameters(), *model.buffers(), *pair])
+def kept_bytes(model, tokens, loss):
+    """What autograd keeps for the loss(logits) of one micro-batch on this rank, in bytes."""
+    meter = ActivationMeter([*model.parameters(), *model.buffers(), tokens])
     with meter:
-        loss_of(*pair)
+        loss(model(tokens))
     return meter.bytes
 
 
@@ -756,13 +757,19 @@ def train(args, ranks, mesh, copies, text, run):
     cfg, t, hand, doors = args.model, ranks.world, args.variant != "torch", doors_of(args)
     width, cpu = DTYPES[args.dtype].itemsize, ranks.device.type == "cpu"
     group = mesh.get_group("tp")
-    model, optimizer, step, loss_of = (by_hand(args, ranks.device, group, copies, doors)
-                                       if hand else by_torch(args, ranks.device, mesh))
+    if hand:
+        model = by_hand(args, ranks.device, group, copies, doors)
+        step = functools.partial(train_step, vocab=cfg.vocab, group=group)
+    else:
+        full = gpt(cfg, args.seed, ranks.device, DTYPES[args.dtype])
+        model, step = torch_parallelize(full, cfg, mesh), torch_step
+    optimizer = common.OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
+
     for i in range(args.steps):
         tokens, targets, valid = batch = text.batch(i)      # all of it on every rank
         pairs = list(zip(*(x.to(ranks.device).split(args.micro_batch) for x in (tokens, targets))))
         with run.measure(i):
-            loss, norm = step(micro_batches=pairs, valid=valid, clip=args.clip)
+            loss, norm = step(model, optimizer, pairs, valid, args.clip)
         run.log(i, batch, loss, norm, common.named_parameters(model))
 
     parameters = list(model.parameters())
@@ -770,34 +777,36 @@ def train(args, ranks, mesh, copies, text, run):
     formula = model_state_bytes(cfg, args.optimizer, t, width)
     for (kind, expected), tensors in zip(formula.items(), held):
         run.check(kind, nbytes(tensors), expected if hand else None)
-    kept = kept_bytes(model, loss_of, pairs[0])
+    tokens, targets = pairs[0]
+    by_vocabulary = lambda logits: VocabParallelLoss.apply(logits, targets, cfg.vocab, group)
+    kept = kept_bytes(model, tokens, by_vocabulary if hand else
+                      functools.partial(torch_loss, targets=targets))
     expected = activation_bytes(cfg, args.micro_batch, t, width, doors) if hand else None
     run.check("activations of a micro-batch", kept, expected, exact=cpu)
 
     sent = traffic(cfg, len(pairs), args.micro_batch, t, width, doors)
     run.check_comm(sent if hand else {op: (None, None, None) for op in run.comm.total})
-    least = sum(wire for _, _, wire in traffic(cfg, len(pairs), args.micro_batch, t, width,
-                                               "kept").values())
     measured = sum(op["wire_bytes"] for op in run.comm.total.values())
-    run.note(f"on the wire {quantity(round(measured))} in a step; as much as chapter 04 would be "
-             f"{quantity(round(least))}")
-    return model, pairs[0], kept
+    once = traffic(cfg, len(pairs), args.micro_batch, t, width, "kept").values()
+    run.note(f"on the wire {quantity(round(measured))} in a step; if nothing is gathered twice, "
+             f"{quantity(round(sum(wire for _, _, wire in once)))}")
+    return model, by_vocabulary, tokens, kept
 
 
-def report(args, ranks, group, copies, run, model, pair, kept):
+def report(args, ranks, group, copies, run, model, loss, tokens, kept):
     """Measure the same under chapter 04's doors, and draw what is cut and what is kept."""
     cfg, width, t = args.model, DTYPES[args.dtype].itemsize, ranks.world
     full = dict.fromkeys(IN_A_BLOCK, (cfg.seq, cfg.dim)) | {"mlp.up": (cfg.seq, 4 * cfg.dim)}
     shape = cfg, args.micro_batch, width, t
-    cuts = {args.variant: (full, shapes_in_a_block(model, pair[0]))}
+    cuts = {NAMES.get(doors_of(args), args.variant): (full, shapes_in_a_block(model, tokens))}
     measured = {doors_of(args): (*shape, kept)}
     if args.preset == "tiny":                           # or there would be two large models
-        plain, _, _, loss_of = by_hand(args, ranks.device, group, copies, "tensor")
-        size = kept_bytes(plain, loss_of, pair)
+        plain = by_hand(args, ranks.device, group, copies, "tensor")
+        size = kept_bytes(plain, tokens, loss)
         run.check("activations under chapter 04's f and g", size,
                   activation_bytes(cfg, args.micro_batch, t, width, "tensor"),
                   exact=ranks.device.type == "cpu")
-        cuts["chapter 04"] = full, shapes_in_a_block(plain, pair[0])
+        cuts["chapter 04"] = full, shapes_in_a_block(plain, tokens)
         measured["tensor"] = *shape, size
     if ranks.rank == 0:
         draw(cuts, measured, args.plot)
@@ -808,30 +817,27 @@ def doors_of(args):
     return "kept" if args.variant == "megatron" and not args.regather else args.variant
 
 
-def fits(cfg, t):
-    """Whether t ranks get whole heads, q's and some kv heads each or a share in one, and as many
-    tokens."""
-    kv_heads_fit = cfg.kv_heads % t == 0 or t % cfg.kv_heads == 0
+def fits(cfg, t, shares=True):
+    """Whether t ranks get as many tokens, and whole heads: q's, and some kv heads each, or (if it
+    `shares`) one that several have."""
+    kv_heads_fit = cfg.kv_heads % t == 0 or shares and t % cfg.kv_heads == 0
     return cfg.heads % t == 0 and kv_heads_fit and cfg.seq % t == 0
 
 
 def refuse_what_does_not_fit(args, t):
     """Heads, and with them dim and 4·dim, and the sequence must be a multiple of the ranks."""
-    cfg = args.model
-    works = max(n for n in range(1, t + 1) if fits(cfg, n))
-    if not fits(cfg, t):
-        flag, value, why = "--seq", cfg.seq, "not a multiple of"
-        if cfg.heads % t:
-            flag, value = "--heads", cfg.heads
-            why = "fewer than" if t > cfg.heads else "not a multiple of"
-        elif cfg.kv_heads % t and t % cfg.kv_heads:
-            flag, value = "--kv-heads", cfg.kv_heads
-            why = "neither a multiple nor a divisor of"
-        common.refuse(f"{flag} {value} is {why} {t} tensor-parallel ranks; "
-                      f"--nproc_per_node={works} would work")
-    if args.variant == "torch" and cfg.kv_heads % t:
-        common.refuse(f"--variant torch cannot cut --kv-heads {cfg.kv_heads} over {t} ranks; "
-                      f"--kv-heads {t} would work")
+    cfg, shares = args.model, args.variant != "torch"
+    works = max(n for n in range(1, t + 1) if fits(cfg, n, shares))
+    instead = f"{t} tensor-parallel ranks; --nproc_per_node={works} would work"
+    if cfg.heads % t:
+        why = "fewer than" if t > cfg.heads else "not a multiple of"
+        common.refuse(f"--heads {cfg.heads} is {why} {instead}")
+    if cfg.seq % t:
+        common.refuse(f"--seq {cfg.seq} is not a multiple of {instead}")
+    if not fits(cfg, t, shares):
+        why = "is neither a multiple nor a divisor of" if shares else \
+            "(which --variant torch cannot share) is not a multiple of"
+        common.refuse(f"--kv-heads {cfg.kv_heads} {why} {instead}")
     if not args.regather and args.variant != "megatron":
         common.refuse(f"--no-regather means nothing to --variant {args.variant}; megatron would "
                       "work")
@@ -851,13 +857,14 @@ def main(argv=None):
     ranks = common.start(args)
 
     mesh = init_device_mesh(ranks.device.type, (t,), mesh_dim_names=("tp",))
-    kv_heads = min(args.model.kv_heads, t)              # neighbours share one
-    copies = init_device_mesh(ranks.device.type, (kv_heads, t // kv_heads),
-                              mesh_dim_names=("kv_head", "copy")).get_group("copy")
+    kv_heads = min(args.model.kv_heads, t)              # neighbours share one; all, if it is one
+    shared = init_device_mesh(ranks.device.type, (kv_heads, t // kv_heads),
+                              mesh_dim_names=("kv_head", "copy"))
+    copies = (mesh if kv_heads == 1 else shared).get_group("tp" if kv_heads == 1 else "copy")
     build = functools.partial(gpt, args.model, args.seed, ranks.device, DTYPES[args.dtype])
     run = common.Run(args, ranks, text, build, "inputs kept" * (not args.regather))
-    model, pair, kept = train(args, ranks, mesh, copies, text, run)
-    report(args, ranks, mesh.get_group("tp"), copies, run, model, pair, kept)
+    trained = train(args, ranks, mesh, copies, text, run)
+    report(args, ranks, mesh.get_group("tp"), copies, run, *trained)
     return run.finish()
 
 

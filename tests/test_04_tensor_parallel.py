@@ -1,5 +1,6 @@
 """Chapter 04: cut matrices give one GPU's numbers, and send what the formulas say."""
 
+import copy
 import functools
 import re
 from unittest import mock
@@ -76,7 +77,7 @@ G = """        return all_reduce(x, group)
         (F, "        return gradient, None", "gradients"),
         (G, G.replace("all_reduce(x, group)", "x.clone()"), "loss"),
         (G, G.replace("return gradient", "return gradient * 4"), "gradients"),
-        ('common.keep_whole(linear, "weight", copies)', "pass", "gradients"),
+        ("common.keep_whole(linear, name, copies)", "pass", "gradients"),
         ("if real < size:", "if False:", "loss"),
         ("sums[1]) * valid)", "sums[1]))", "loss"),
         ("logits.scatter_add_(-1, here, -scale * mine[..., None])", "logits", "gradients"),
@@ -108,12 +109,14 @@ def test_the_same_run_gives_the_same_bits(ranks, tmp_path):
 # ------------------------------------------------------------------------------- after training
 
 
-CFG = common.Config(layers=2, dim=32, heads=8, kv_heads=2, seq=8, vocab=37)
+LARGE = common.Config(layers=2, dim=32, heads=8, kv_heads=2, seq=8, vocab=37)
+THREE = common.Config(layers=1, dim=24, heads=6, kv_heads=3, seq=9, vocab=37)
 
 
 def trained(name, variant, steps):
     """What a rank holds after some steps; and put together, beside the single-GPU run's."""
     module, group, n = chapter(name), dist.group.WORLD, dist.get_world_size()
+    CFG = LARGE if n != 3 else THREE
     kv = min(CFG.kv_heads, n)
     copies = torch.distributed.device_mesh.init_device_mesh(
         "cpu", (kv, n // kv), mesh_dim_names=("kv_head", "copy")
@@ -126,7 +129,7 @@ def trained(name, variant, steps):
     plain = common.OPTIMIZERS["adamw"](whole.parameters(), None)
     for step in range(steps):
         generator = torch.Generator().manual_seed(step)
-        tokens = torch.randint(CFG.vocab, (2, 9), generator=generator)
+        tokens = torch.randint(CFG.vocab, (2, CFG.seq + 1), generator=generator)
         pair = tokens[:, :-1], tokens[:, 1:]
         module.train_step(model, optimizer, [pair], 16, 0.5, CFG.vocab, group)
         plain.zero_grad()
@@ -143,9 +146,12 @@ def trained(name, variant, steps):
 
 
 @pytest.mark.parametrize(
-    ("name", "variant"), [(FOUR, "megatron"), (FOUR, "overlap"), (FIVE, "megatron"), (FIVE, "ring")]
+    ("name", "variant", "world"),
+    [
+        *((FOUR, "megatron", 3), (FOUR, "overlap", 2), (FOUR, "megatron", 8)),
+        *((FIVE, "megatron", 3), (FIVE, "ring", 4), (FIVE, "tensor", 4), (FIVE, "megatron", 8)),
+    ],
 )
-@pytest.mark.parametrize("world", [2, 8])
 def test_shards_put_together_are_one_gpus_parameters(ranks, name, variant, world):
     chapter(name)
     for put_together, _ in ranks(world)(trained, name, variant, 3):
@@ -203,6 +209,23 @@ def test_loss_of_cut_logits(ranks, world, vocab, scale, name):
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-12)
 
 
+def loss_of_bfloat16(name):
+    logits = torch.randn(1, 4, 8, dtype=torch.bfloat16, requires_grad=True)
+    loss = chapter(name).VocabParallelLoss.apply(
+        logits, torch.zeros(1, 4, dtype=int), 8, dist.group.WORLD
+    )
+    loss.backward()
+    expected = common.loss_sum(logits, torch.zeros(1, 4, dtype=int))
+    return loss.dtype, (loss - expected).abs().item(), logits.grad.dtype
+
+
+@pytest.mark.parametrize("name", [FOUR, FIVE])
+def test_the_loss_of_16_bits_is_computed_in_32(ranks, name):
+    chapter(name)
+    [(dtype, off, gradient)] = ranks(1)(loss_of_bfloat16, name)
+    assert dtype == torch.float32 and off < 1e-5 and gradient == torch.bfloat16
+
+
 def shape_of_logits():
     four, group = chapter(FOUR), dist.group.WORLD
     head = four.VocabParallelHead(nn.Linear(4, 7), group)
@@ -240,7 +263,7 @@ def odd_sub_layer(overlap):
     cut(y).square().sum().backward()
     off = [(whole(x) - cut(y)).abs().max().item(), (x.grad - y.grad).abs().max().item()]
     for name, p in common.named_parameters(cut):
-        expected = whole.get_parameter("out.bias" if name == "bias" else name)
+        expected = whole.get_parameter(name)
         if name.startswith("b."):
             assert p.grad is None
         elif name.startswith("unused"):
@@ -249,6 +272,55 @@ def odd_sub_layer(overlap):
             off.append((common.part(expected.grad, p) - p.grad).abs().max().item())
     assert len(off) == 6
     return max(off)
+
+
+def what_does_not_fit():
+    four, group = chapter(FOUR), dist.group.WORLD
+    with pytest.raises(ValueError, match="2 ranks do not divide 5 inputs"):
+        four.TensorParallel(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 4)), ("0",), "1", group)
+    with pytest.raises(ValueError, match="an embedding with padding_idx or max_norm cannot be cut"):
+        four.VocabParallelEmbedding(nn.Embedding(4, 2, padding_idx=1), group)
+
+
+def test_what_cannot_be_cut_is_refused(ranks):
+    ranks(2)(what_does_not_fit)
+
+
+def shared_kv_biases():
+    """k and v with biases, of one head that two ranks share, as in Qwen2."""
+    four, group, cfg = chapter(FOUR), dist.group.WORLD, common.Config(1, 8, 2, 1, 4, 8)
+    torch.manual_seed(0)
+    whole = common.Attention(cfg).double()
+    for name in ("k", "v"):
+        linear = nn.Linear(8, 4).double()
+        setattr(whole, name, linear)
+    cut = copy.deepcopy(whole)
+    four.share_kv_heads(cut, 1, group, group)
+    cut = four.TensorParallel(cut, ("q", "k", "v"), "o", group)
+    x = torch.randn(1, 4, 8, dtype=torch.float64)
+    whole(x).square().sum().backward()
+    cut(x).square().sum().backward()
+    common.sum_partial_grads(cut.parameters())
+    return max(
+        (common.part(whole.get_parameter(name).grad, p) - p.grad).abs().max().item()
+        for name, p in common.named_parameters(cut)
+    )
+
+
+def test_biases_of_shared_kv_heads(ranks):
+    assert max(ranks(2)(shared_kv_biases)) < 1e-12
+
+
+def outputs_and_contiguity():
+    four, group = chapter(FOUR), dist.group.WORLD
+    cut = four.OverlapTensorParallel(Odd(), ("a", "b", "unused"), "out", group)
+    cut(torch.ones(2, 6, dtype=torch.float64))
+    summed = four.all_reduce(torch.ones(2, 3).t(), group)
+    return [column.output for column in cut.columns], summed.is_contiguous()
+
+
+def test_nothing_computed_outlives_its_sub_layer(ranks):
+    assert ranks(1)(outputs_and_contiguity) == [([None] * 3, True)]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -268,12 +340,15 @@ class Log(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def order_in_backward(overlap):
-    """What the backward of an MLP does, in order."""
+def order_in_backward(overlap, head=False):
+    """What the backward of an MLP, or of the head, does, in order."""
     four, group, events = chapter(FOUR), dist.group.WORLD, []
-    wrapper = four.OverlapTensorParallel if overlap else four.TensorParallel
-    mlp = wrapper(common.MLP(CFG), ("up",), "down", group)
-    out = mlp(torch.ones(2, 3, CFG.dim, requires_grad=True)).sum()
+    if head:
+        module = four.parallelize(common.gpt(LARGE), LARGE, group, group, overlap).head.out
+    else:
+        wrapper = four.OverlapTensorParallel if overlap else four.TensorParallel
+        module = wrapper(common.MLP(LARGE), ("up",), "down", group)
+    out = module(torch.ones(2, 3, LARGE.dim, requires_grad=True)).sum()
     send = dist.all_reduce
 
     def all_reduce(tensor, async_op=False, **more):
@@ -293,6 +368,8 @@ def test_the_weight_gradient_is_computed_while_the_inputs_is_sent(ranks):
     assert plain == ["matmul"] * 4 + ["start", "wait"]
     [overlapped] = ranks(1)(order_in_backward, True)
     assert overlapped == ["matmul"] * 3 + ["start", "matmul", "wait"]
+    assert ranks(1)(order_in_backward, False, True) == [["matmul"] * 2 + ["start", "wait"]]
+    assert ranks(1)(order_in_backward, True, True) == [["matmul", "start", "matmul", "wait"]]
 
 
 # ------------------------------------------------------------------------------- the formulas
@@ -338,6 +415,10 @@ def test_when_ranks_stop_paying(four):
     ratio = functools.partial(four.gather_over_matmul, 4096, width=1)
     assert ratio(t=1, flops=1, bandwidth=1) == 0
     assert ratio(t=9, flops=1024, bandwidth=1) == 1  # 8 / (2 · 4096) · 1024
+    for machine, gather, mlp in (("H100, NVLink 4", 4, 14), ("H100, InfiniBand NDR", 1, 1)):
+        rates = four.MACHINES[machine]  # the numbers of the lesson
+        fits = [t for t in range(1, 99) if four.gather_over_matmul(8192, t, 2, *rates) <= 1]
+        assert max(fits) == gather and int(four.ranks_that_pay(4 * 8192, *rates)) == mlp
 
 
 @pytest.mark.parametrize(
@@ -350,7 +431,16 @@ def test_when_ranks_stop_paying(four):
             6,
             "--kv-heads 4 is neither a multiple nor a divisor of 6 .*; --nproc_per_node=4 would",
         ),
-        (("--variant=torch",), 8, "--variant torch cannot cut --kv-heads 4 over 8 .*heads 8 would"),
+        (
+            ("--variant=torch",),
+            8,
+            r"--kv-heads 4 \(which --variant torch cannot share\).*node=4 wo",
+        ),
+        (
+            ("--variant=torch", "--heads=8", "--kv-heads=2"),
+            5,
+            "--heads 8 is not a multiple of 5 .*; --nproc_per_node=2 would work",
+        ),
         (("--micro-batch=3",), 2, "--batch 8 is not a multiple of .*; 9 would work"),
     ],
 )
@@ -369,10 +459,31 @@ def test_pytorch_sends_more_and_the_report_says_so(ranks, tmp_path):
     assert f"megatron sends {common.quantity(round(ours[2]))}" in output
 
 
+def cuts_of_a_torch_model():
+    four, mesh = chapter(FOUR), torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    model = four.torch_parallelize(common.gpt(LARGE), LARGE, mesh)
+    names = ("block1.attn.q.weight", "block1.mlp.down.weight")
+    return [four.shape_and_cuts(model.get_parameter(name)) for name in names]
+
+
+def test_cuts_of_pytorchs_shards(ranks):
+    for rank, cuts in enumerate(ranks(2)(cuts_of_a_torch_model)):
+        assert cuts == [((32, 32), [(0, rank, 2)]), ((32, 128), [(1, rank, 2)])]
+
+
+@pytest.mark.parametrize("name", [FOUR, FIVE])
+@pytest.mark.parametrize("variant", ["megatron", "torch"])
+def test_bfloat16(ranks, tmp_path, name, variant):
+    chapter(name)
+    flags = (*SMALL, "--batch=4", "--dtype=bfloat16", f"--data={TEXT}", f"--variant={variant}")
+    (status, run, output), *_ = ranks(2)(run_main, name, flags, tmp_path)
+    assert status == 0 and all(check["ok"] is not False for check in run["checks"]), output
+
+
 def test_figure(four, tmp_path):
     held = [
         {"q": ((8, 8), [(0, rank, 2)]), "k": ((4, 8), [(0, 0, 1)]), "o": ((8, 8), [(1, rank, 2)])}
         for rank in range(2)
     ]
-    four.draw(held, ({1: 0.0, 2: 10.0, 4: 15.0}, 2, 10.0), tmp_path / "tp.png")
+    four.draw(held, ({1: 0.0, 2: 10.0, 4: 15.0}, 2, 10.0, "megatron"), tmp_path / "tp.png")
     assert (tmp_path / "tp.png").read_bytes().startswith(b"\x89PNG")

@@ -1,6 +1,7 @@
 """Chapter 05: cut along the sequence, still one GPU's numbers; as much to send, less to keep."""
 
 import re
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -8,12 +9,13 @@ import torch
 import torch.distributed as dist
 from conftest import TEXT, chapter, hold_to_one_gpu, run_main
 from test_04_tensor_parallel import (
-    CFG,
     FIVE,
     FLOAT64,
     FOUR,
+    LARGE,
     SHARED_KV_HEADS,
     SMALL,
+    THREE,
     TIED,
     WHOLE_KV_HEADS,
     Log,
@@ -139,8 +141,8 @@ def test_any_module(ranks, doors, world):
 def order_in_backward(doors):
     """What the backward of an MLP does, in order: collectives that start and end, and matmuls."""
     five, group, events = chapter(FIVE), dist.group.WORLD, []
-    mlp = five.SubLayer(common.MLP(CFG), ("up",), "down", group, five.DOORS[doors])
-    out = mlp(torch.ones(1, 4, CFG.dim, requires_grad=True)).sum()
+    mlp = five.SubLayer(common.MLP(THREE), ("up",), "down", group, five.DOORS[doors])
+    out = mlp(torch.ones(1, 6, THREE.dim, requires_grad=True)).sum()
 
     def logged(name, send):
         def start(*tensors, **more):
@@ -202,6 +204,9 @@ def test_all_activations_are_cut(five):
     for t in (2, 4, 8):
         cut = five.activation_bytes(cfg, 1, t, 2) - 19 * tokens - rope
         assert cut * t == pytest.approx(one, rel=1e-9)
+        gqa = replace(cfg, kv_heads=4)  # of which eight ranks hold a whole one each
+        fewer = five.activation_bytes(cfg, 1, t, 2) - five.activation_bytes(gqa, 1, t, 2)
+        assert fewer == cfg.layers * 2 * tokens * (cfg.dim // t - 128 * max(4 // t, 1)) * 2
         kept = five.activation_bytes(cfg, 1, t, 2, "kept") - 19 * tokens - rope
         x = tokens * cfg.dim * 2
         assert kept - cut == pytest.approx((2 * cfg.layers + 1) * x * (1 - 1 / t), rel=1e-9)
@@ -232,18 +237,43 @@ def test_as_many_bytes_as_chapter_04(five):
         (("--heads=4",), 3, "--heads 4 is not a multiple of 3 .*; --nproc_per_node=2 would work"),
         (("--heads=4",), 8, "--heads 4 is fewer than 8 .*; --nproc_per_node=4 would work"),
         (
-            ("--dim=96", "--heads=12", "--kv-heads=4"),
+            ("--dim=96", "--heads=12", "--kv-heads=4", "--seq=96"),
             6,
             "--kv-heads 4 is neither a multiple nor a divisor of 6 .*; --nproc_per_node=4 would",
         ),
         (("--seq=126",), 4, "--seq 126 is not a multiple of 4 .*; --nproc_per_node=2 would work"),
-        (("--variant=torch",), 8, "--variant torch cannot cut --kv-heads 4 over 8 .*heads 8 would"),
+        (
+            ("--variant=torch",),
+            8,
+            r"--kv-heads 4 \(which --variant torch cannot share\).*node=4 wo",
+        ),
         (("--variant=ring", "--no-regather"), 2, "--no-regather means nothing to .*; megatron wo"),
     ],
 )
 def test_refusals(run_chapter, flags, world, line):
     status, output, errors = run_chapter(FIVE, *flags, WORLD_SIZE=world, RANK=0)
     assert status == 2 and output == "" and re.match(f"error: {line}", errors), errors
+
+
+def shapes(doors):
+    """What a rank has of each tensor of a block, by whichever doors; under PyTorch's too."""
+    five, group, tokens = chapter(FIVE), dist.group.WORLD, torch.zeros(1, LARGE.seq, dtype=int)
+    if doors == "torch":
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+        model = five.torch_parallelize(common.gpt(LARGE), LARGE, mesh)
+    else:
+        model = five.parallelize(common.gpt(LARGE), LARGE, group, group, five.DOORS[doors])
+    return five.shapes_in_a_block(model, tokens)
+
+
+@pytest.mark.parametrize("doors", (*DOORS, "torch"))
+def test_what_is_cut_along_a_block(ranks, doors):
+    seq, dim = LARGE.seq, LARGE.dim
+    outside = (seq if doors == "tensor" else seq // 2, dim)
+    for seen in ranks(2)(shapes, doors):
+        assert {seen[name] for name in ("norm1", "attn.o", "norm2", "mlp.down")} == {outside}
+        assert seen["attn.q"] == seen["heads"] == (seq, dim // 2)
+        assert seen["mlp.up"] == (seq, 4 * dim // 2)
 
 
 def test_figure(five, tmp_path):

@@ -1,0 +1,111 @@
+"""Compiles what the launchers of kernels/ would launch on a GPU, on a machine without one.
+
+    python tests/compile_kernels.py ARCH         80, 90 or 100: prints a JSON list of what came out
+
+A process of its own, since Triton's interpreter and its compiler do not mix in one.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ.pop("TRITON_INTERPRET", None)
+os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from kernels import elu, flash_attention, layernorm
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+HALF, FULL = (torch.float16, torch.bfloat16), (torch.float32,)
+
+
+class NoGPU:
+    """In place of Triton's driver: says which GPU to compile for, and has none."""
+
+    def __init__(self, arch):
+        self.arch = arch
+
+    def get_current_target(self):
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+def compile_all(arch):
+    """Calls the launchers on CPU tensors, compiles in place of launching; yields what came out."""
+    triton.runtime.driver.set_active(NoGPU(arch))
+    launch, compiled = JITFunction.run, []
+
+    def compile_only(self, *args, grid, warmup, **options):
+        kernel = launch(self, *args, grid=grid, warmup=True, **options)
+        compiled.append(kernel)
+        return kernel
+
+    JITFunction.run = compile_only
+    for module in (elu, layernorm, flash_attention):
+        module.runs_here = lambda x: True
+    for case, call in cases():
+        compiled.clear()
+        call()
+        for kernel in compiled:
+            yield {"case": case, "shared": kernel.metadata.shared} | resources(kernel)
+
+
+def cases():
+    """What to launch: (description, function that does)."""
+    for dtype in (*HALF, *FULL):
+        x = torch.empty(4096, dtype=dtype)
+        yield f"elu {dtype}", lambda x=x: elu.elu_backward(elu.elu_forward(x), x)
+        for width in (128, 768, 1000, 4096, 8192, 16384):
+            for residual in (False, True):
+                yield (
+                    f"layer norm {dtype} {width} {residual}",
+                    lambda w=width, d=dtype, r=residual: run_layer_norm(w, d, r),
+                )
+        for dim in (16, 40, 64, 128, 256):
+            for causal in (False, True):
+                yield (
+                    f"attention {dtype} {dim} {causal}",
+                    lambda n=dim, d=dtype, c=causal: run_attention(n, d, c),
+                )
+
+
+def run_layer_norm(width, dtype, residual):
+    x, weight, bias = (torch.empty(*n, width, dtype=dtype) for n in ((8,), (), ()))
+    more = x if residual else None
+    total, y, mean, rstd = layernorm.layer_norm_forward(x, weight, bias, residual=more)
+    layernorm.layer_norm_backward(y, total, weight, mean, rstd, more)
+
+
+def run_attention(dim, dtype, causal):
+    q, k, v = (torch.empty(2, heads, 256, dim, dtype=dtype) for heads in (4, 2, 2))
+    out, lse = flash_attention.flash_forward(q, k, v, causal)
+    flash_attention.flash_backward(out, q, k, v, out, lse, causal)
+
+
+def resources(kernel):
+    """Registers of a thread and bytes of its stack (0 means that nothing is spilled)."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [CUOBJDUMP, "--dump-resource-usage", file.name]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    name, registers, stack = re.search(r"Function (\w+):\s+REG:(\d+) STACK:(\d+)", printed).groups()
+    return {"kernel": name, "registers": int(registers), "stack": int(stack)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(list(compile_all(int(sys.argv[1])))))
