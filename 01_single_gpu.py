@@ -54,7 +54,8 @@ Recomputation (--recompute) keeps less and computes it again in backward:
                 the FLOPs, for the activations of one block at a time
 
 Fused attention (--attention sdpa) makes the selective choice inside its kernel: it keeps one number
-a row in place of the scores. Where such a kernel runs, "selective" gains next to nothing.
+a row in place of the scores. Where such a kernel runs, "selective" gains next to nothing. --kernels
+takes our own, kernels/flash_attention.py and kernels/layernorm.py, on a GPU.
 
 FLOPs: a matmul of (m, k) by (k, n) takes 2mkn, and backward two more of that size. So a step takes
 about 6 FLOPs per parameter and token, and attention 12 · layers · dim · seq per token on top. MFU
@@ -94,6 +95,29 @@ from common import clip_grads, clip_scale, gpt, grad_norm, loss_sum, nbytes, qua
 CORES = {"plain": common.plain_attention, "sdpa": common.sdpa_attention}
 RECOMPUTE = ("none", "selective", "full")
 recomputed = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+
+
+class KernelLayerNorm(nn.Module):
+    """kernels/layernorm.py in the place of an nn.LayerNorm, with its weight and bias."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+
+    def forward(self, x):
+        from kernels.layernorm import layer_norm
+
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+def use_kernels(model):
+    """Put our Triton LayerNorms into the model, and flash attention into CORES, as "triton"."""
+    from kernels.flash_attention import flash_attention
+
+    CORES["triton"] = flash_attention
+    for block in model[1:-1]:
+        block.norm1, block.norm2 = KernelLayerNorm(block.norm1), KernelLayerNorm(block.norm2)
+    model[-1].norm = KernelLayerNorm(model[-1].norm)
 
 
 def set_core(model, attention, recompute):
@@ -269,7 +293,7 @@ def block_activation_bytes(cfg, batch, attention, recompute, e):
     kv = x * cfg.kv_heads // cfg.heads
     rows = batch * cfg.heads * cfg.seq
     scores, log_sum_exp = rows * cfg.seq * e, rows * max(e, 4)
-    core = 0 if recompute == "selective" else {"plain": scores, "sdpa": x + log_sum_exp}[attention]
+    core = 0 if recompute == "selective" else scores if attention == "plain" else x + log_sum_exp
 
     norms = 2 * (x + layer_norm_statistics(cfg, batch, e) + x)  # two: input, statistics, output
     attn = rope_tables(cfg, e) + x + 2 * kv + core + x          # q, k and v, the core, o's input
@@ -464,6 +488,11 @@ def train(args, device, text, run):
     half, cfg = HALF[args.precision], args.model
     mixed, by_torch = half and args.variant == "hand", args.variant == "torch"
     model = gpt(cfg, args.seed, device, common.DTYPES[args.dtype])
+    if args.kernels and device.type == "cuda":
+        use_kernels(model)
+        args.attention = "triton"
+    elif args.kernels:
+        run.say("  --kernels: no GPU for them here; LayerNorm and attention are PyTorch's")
     set_core(model, args.attention, args.recompute)
     autocast = torch.autocast(device.type, half or torch.bfloat16, enabled=bool(half and by_torch))
 
@@ -604,7 +633,9 @@ def printable(tokens):
 
 def main(argv=None):
     parser = common.parser(__file__, __doc__, ("hand", "torch"), default="hand", steps=300)
-    parser.add_argument("--attention", choices=CORES, default="plain")
+    parser.add_argument("--attention", choices=("plain", "sdpa"), default="plain")
+    parser.add_argument("--kernels", action="store_true",
+                        help="on a GPU: LayerNorm and flash attention from kernels/")
     parser.add_argument("--recompute", choices=RECOMPUTE, default="none")
     parser.add_argument("--precision", choices=HALF, default="fp32")
     parser.add_argument("--loss-scale", type=common.number(float, 1, example=65536),
@@ -626,6 +657,9 @@ def main(argv=None):
     if args.variant == "torch" and args.precision == "bf16-fp32grad":
         common.refuse("--precision bf16-fp32grad is for --variant hand: autocast's gradients are "
                       "fp32 in any case; bf16 would work")
+    if args.kernels and args.dtype == "float64":
+        common.refuse("--kernels compute in float32, and --dtype is float64; --dtype float32 would "
+                      "work")
     text = common.Text(args)
     ranks = common.start(args)
 

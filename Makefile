@@ -53,7 +53,9 @@ lint: $(READY)  ## check the style
 	@if $(PYTHON) -m ruff --version >/dev/null 2>&1; then echo "ruff $(LINT)"; $(PYTHON) -m ruff $(LINT); \
 	else echo "lint: $(PYTHON) has no ruff, so it is left out"; fi
 
-bench: $(READY)  ## time the chapters by hand against PyTorch's own
+bench: $(READY)  ## time the chapters against PyTorch's own, and on a GPU the kernels
+	@if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
+	then $(PYTHON) benchmarks/kernels.py; else echo "no GPU: the kernels are not timed"; fi
 	$(PYTHON) benchmarks/chapters.py
 
 figures: $(READY)  ## draw figures/ anew

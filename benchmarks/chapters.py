@@ -1,19 +1,22 @@
 """Times pairs of runs of a chapter: by hand against PyTorch's own, one technique against another.
 
-The two sides of a pair run in turn, several rounds, so that a noisy machine is noisy for both. A
-round's time is the median of its steps; the table gives the median and the range of the rounds, and
-the ratio of the medians: at 1.00 or less, the first side is no slower. The share in the last column
-is what the collectives of the first side's step take when nothing else runs (as many calls, of the
-mean size, one after the other), over its step: how much there is to hide.
+Both runs of a pair go on in the same processes, a step of one in turn with a step of the other, so
+that a noisy machine is noisy for both. The table gives the median step of each, the range of its
+middle half, and the ratio of the medians: at 1.00 or less, the first side is no slower. The share
+in the last column is what the collectives of the first side's step take when nothing else runs (as
+many calls, of the mean size, one after the other), over its step: how much there is to hide.
 
-    python benchmarks/chapters.py [--rounds N] [--only 01] [--record] [-- flags for every run]
+    python benchmarks/chapters.py [--steps N] [--only 01] [--record] [-- flags for every run]
 
 --record writes the table, with date, machine and versions, into benchmarks/RESULTS.md.
 """
 
 import argparse
+import contextlib
 import datetime
 import functools
+import importlib
+import io
 import json
 import os
 import platform
@@ -21,7 +24,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
+import threading
+import traceback
 from pathlib import Path
 
 import torch
@@ -30,12 +34,10 @@ import torch.distributed as dist
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import common  # noqa: E402  (after the path to it)
+import results  # noqa: E402  (after the path to it)
 
-# glibc hands freed memory back to the system beyond a threshold that grows with the largest block
-# freed so far: whichever side happens to free a large one early would be some 6% faster.
-ALIKE = {"OMP_NUM_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": "500000000",
-         "MALLOC_MMAP_THRESHOLD_": "30000000"}
+import common  # noqa: E402
+
 SETUP_STEPS = 3         # the first steps allocate, are metered and drawn
 # A sequence per rank, and enough parameters for communication to be a third of the step or more.
 DATA_PARALLEL = "--dim=256 --seq=16 --batch=4 --bucket-mb=4"
@@ -59,39 +61,51 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, the oth
     ("05_sequence_parallel", 4, SMALL, "--variant=ring", "--variant=torch"),
 ]
 
-
-def launch(ranks, script, *flags):
-    """Run a script on so many ranks, in processes of its own. Returns what it printed."""
-    command = [sys.executable]
-    if ranks > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    command += [script, *flags]
-    environment = os.environ | (ALIKE if ranks > 1 else {})
-    run = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if run.returncode:
-        sys.exit(f"{' '.join(map(str, command))} failed:\n{run.stdout}{run.stderr}")
-    return run.stdout
+# ------------------------------------------------------------------------------ on every rank
 
 
-def measure(chapter, ranks, flags, alone=False):
-    """A run of a chapter: the median milliseconds of a step; and of what it sends, alone."""
-    with tempfile.TemporaryDirectory() as folder:
-        record = Path(folder, "run.json")
-        launch(ranks, ROOT / f"{chapter}.py", "--steps=30", "--no-verify", *flags,
-               f"--json={record}", f"--plot={folder}/figure.png")
-        run = json.loads(record.read_text())
-        sending = alone and run["comm"] and float(launch(ranks, __file__, f"--send={record}"))
-    return 1e3 * statistics.median(run["step_seconds"][SETUP_STEPS:]), sending or 0.0
+def alternate(chapter, sides):
+    """Run a chapter's main with the flags of each side, a thread for each, of which one at a time
+    goes on: until its next step begins. Returns {side: its common.Run}."""
+    module, runs, finished = importlib.import_module(chapter), {}, set()
+    module.report = lambda *args, **more: None          # nobody reads it here
+    turns = [threading.Semaphore(1), threading.Semaphore(0)]
+
+    class TakesTurns(common.Run):
+        @contextlib.contextmanager
+        def measure(self, step):
+            me = int(threading.current_thread().name)
+            runs[me] = self
+            if 1 - me not in finished:
+                turns[1 - me].release()
+                turns[me].acquire()
+            with super().measure(step):
+                yield
+
+    def play(me):
+        turns[me].acquire()
+        try:
+            module.main(sides[me])
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)                                 # the other side would wait for ever
+        finished.add(me)
+        turns[1 - me].release()
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        module.common.Run = TakesTurns
+        threads = [threading.Thread(target=play, args=(i,), name=str(i)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return runs[0], runs[1]
 
 
-def send(record):
-    """On each rank: the collectives of a recorded run's step and nothing else. Returns the median
-    milliseconds."""
-    run = json.loads(Path(record).read_text())
-    device = torch.device(run["device"].split(":")[0], int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(run["backend"])
-    n, collectives = dist.get_world_size(), []
-    for op, sent in run["comm"].items():
+def communication_alone(run):
+    """The median milliseconds of the collectives of a step, with nothing else going on."""
+    device, n, collectives = run.ranks.device, dist.get_world_size(), []
+    for op, sent in run.comm.total.items():
         full = torch.zeros(max(1, sent["bytes"] // sent["calls"] // 4 // n) * n, device=device)
         part = full.chunk(n)[dist.get_rank()].clone()
         collective = {
@@ -104,13 +118,10 @@ def send(record):
     seconds = []
     for _ in range(15):
         dist.barrier()
-        start = time.perf_counter()
+        start = run.now()
         for collective in collectives:
             collective()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    dist.destroy_process_group()
+        seconds.append(run.now() - start)
     return 1e3 * statistics.median(seconds[SETUP_STEPS:])
 
 
@@ -122,54 +133,80 @@ def hop(sent, received):
         handle.wait()
 
 
-def table(pairs, rounds, flags):
+def play_pair(pair):
+    """For a rank: {ms: the steps of each side, alone: milliseconds of the first side's sending}."""
+    runs = alternate(pair["chapter"], pair["sides"])
+    milliseconds = [[1e3 * s for s in run.seconds[SETUP_STEPS:]] for run in runs]
+    return {"ms": milliseconds, "alone": communication_alone(runs[0])}
+
+
+# ------------------------------------------------------------------------------ the table
+
+
+def measure(chapter, ranks, sides):
+    """`play_pair` on so many ranks, in processes of their own: rank 0's answer."""
+    with tempfile.TemporaryDirectory() as folder:
+        every = ["--no-verify", f"--plot={folder}/figure.png"]
+        pair = {"chapter": chapter, "sides": [[*side, *every] for side in sides]}
+        command = [sys.executable]
+        if ranks > 1:
+            command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+        command += [__file__, f"--pair={json.dumps(pair)}"]
+        environment = os.environ | ({"OMP_NUM_THREADS": "1"} if ranks > 1 else {})
+        run = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if run.returncode:
+            sys.exit(f"{' '.join(map(str, command))} failed:\n{run.stdout}{run.stderr}")
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def table(pairs, steps, flags):
     """Run the pairs; yields the lines of the table, in Markdown."""
     machine = f"{os.cpu_count()} CPU cores"
     if torch.cuda.is_available():
         machine += f", {torch.cuda.get_device_name()}"
     yield (f"{datetime.date.today()}, {machine}, torch {torch.__version__}, Python "
-           f"{platform.python_version()}, {rounds} rounds, flags: {' '.join(flags) or 'none'}\n")
+           f"{platform.python_version()}, {steps} steps of each side in turn, flags: "
+           f"{' '.join(flags) or 'none'}\n")
     yield ("| chapter | ranks | both sides | one side | ms | other side | ms | ratio "
            "| communication alone |")
     yield "|" + " --- |" * 9
     for chapter, ranks, both, *sides in pairs:
-        times, shares = {side: [] for side in sides}, []
-        for _, side in [(i, side) for i in range(rounds) for side in sides]:
-            every = [*both.split(), *side.split(), *flags]
-            step, alone = measure(chapter, ranks, every, alone=side == sides[0])
-            times[side].append(step)
-            shares += [alone / step] * (side == sides[0])
-        one, other = (statistics.median(ms) for ms in times.values())
-        cells = " | ".join(f"{side} | {statistics.median(ms):.1f} ({min(ms):.1f} to {max(ms):.1f})"
-                           for side, ms in times.items())
-        yield (f"| {chapter} | {ranks} | {both} | {cells} | {one / other:.2f} | "
-               f"{statistics.median(shares):.0%} |")
+        every = [f"--steps={steps}", *both.split(), *flags]
+        measured = measure(chapter, ranks, [[*every, *side.split()] for side in sides])
+        medians, cells = [], ""
+        for side, ms in zip(sides, measured["ms"]):
+            low, median, high = statistics.quantiles(ms, n=4)
+            medians.append(median)
+            cells += f"{side} | {median:.1f} ({low:.1f} to {high:.1f}) | "
+        yield (f"| {chapter} | {ranks} | {both} | {cells}{medians[0] / medians[1]:.2f} | "
+               f"{measured['alone'] / medians[0]:.0%} |")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=60, help="of each side")
     parser.add_argument("--only", default="", help="chapters whose name begins so")
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
     parser.add_argument("flags", nargs="*", help="for every run, after --")
-    parser.add_argument("--send", help=argparse.SUPPRESS)      # for the ranks that `measure` starts
+    parser.add_argument("--pair", help=argparse.SUPPRESS)       # for the ranks of `measure`
     args = parser.parse_args()
-    if args.send:
-        alone = send(args.send)
-        print(alone) if int(os.environ["RANK"]) == 0 else None
-        return
-    if args.rounds < 1:
-        parser.error(f"--rounds {args.rounds} is not positive; 3 would work")
+    if args.pair:
+        answer = play_pair(json.loads(args.pair))
+        if dist.get_rank() == 0:
+            print(json.dumps(answer), flush=True)
+        dist.barrier()
+        os._exit(0)                                     # as common.launch does, and why
+    if args.steps < SETUP_STEPS + 4:
+        parser.error(f"--steps {args.steps} are too few; {SETUP_STEPS + 4} would work")
 
+    lines = []
     pairs = [pair for pair in PAIRS if pair[0].startswith(args.only)]
-    lines = ["# Measured", "", "Written by `python benchmarks/chapters.py --record`. Machines are "
-             "noisy: trust the ratios, within the ranges, and not the milliseconds.", ""]
-    for line in table(pairs, args.rounds, args.flags):
+    for line in table(pairs, args.steps, args.flags):
         print(line, flush=True)
         lines.append(line)
     if args.record:
-        (ROOT / "benchmarks/RESULTS.md").write_text("\n".join(lines) + "\n")
+        results.record(f"chapter {args.only}" if args.only else "chapters", lines)
 
 
 if __name__ == "__main__":

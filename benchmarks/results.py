@@ -1,0 +1,16 @@
+"""benchmarks/RESULTS.md: a section for each benchmark, each written anew by its --record."""
+
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
+TITLE = "# Measured\n\nMachines are noisy: trust the ratios, within the ranges, and not the rest."
+
+
+def record(section, lines):
+    """Replace the section (`## name`) of RESULTS.md, or add it; the others stay as they are."""
+    text = RESULTS.read_text() if RESULTS.exists() else ""
+    _, *parts = text.split("\n## ")
+    sections = dict(part.split("\n", 1) for part in parts)
+    sections[section] = "\n" + "\n".join(lines) + "\n"
+    body = "\n".join(f"## {name}\n{content.rstrip()}\n" for name, content in sections.items())
+    RESULTS.write_text(f"{TITLE}\n\n{body}")

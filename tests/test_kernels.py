@@ -1,0 +1,431 @@
+"""kernels/: forward and gradients against float64, and what their compiler makes of them.
+
+On a GPU the kernels run there. Without one they run in Triton's interpreter (conftest.py sets
+TRITON_INTERPRET), which has no registers, no shared memory and no races: so they are also compiled,
+in a process of its own, for the chips that they are meant for.
+"""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import common
+
+pytest.importorskip("triton")
+elu = importlib.import_module("kernels.elu")
+layernorm = importlib.import_module("kernels.layernorm")
+flash = importlib.import_module("kernels.flash_attention")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = torch.float32, torch.float16, torch.bfloat16
+# Kernels compute in float32: what is off is the rounding of results (half of 2^-11 or 2^-8 of their
+# size) and, on a GPU, of the weights that go into a dot. Relative to the largest number.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def random(*shape, dtype=torch.float32, scale=1.0, seed=0):
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    x = torch.randn(shape, generator=generator) * scale
+    return x.to(DEVICE, dtype).requires_grad_()
+
+
+def exact(x):
+    return None if x is None else x.detach().double().requires_grad_()
+
+
+def assert_close(actual, expected, dtype):
+    assert actual.shape == expected.shape and actual.dtype in (dtype, torch.float32)
+    largest = expected.detach().abs().nan_to_num(posinf=0).max().item() if expected.numel() else 0
+    tolerance = TOLERANCE[dtype] * max(largest, 1e-3)
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=tolerance)
+
+
+def backward(outputs, gradients):
+    torch.autograd.backward(outputs, [g.to(o.dtype) for o, g in zip(outputs, gradients)])
+
+
+# ------------------------------------------------------------------------------- ELU
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(0,), (1,), (2047,), (2049,), (3, 5, 700)])
+def test_elu(dtype, shape):
+    x = random(*shape, dtype=dtype, scale=3)
+    dy, x64 = random(*shape, seed=1).to(dtype), exact(x)
+    y, y64 = elu.elu(x, 0.7), elu.elu_reference(x64, 0.7)
+    backward([y], [dy])
+    backward([y64], [dy])
+    assert_close(y, y64, dtype)
+    assert_close(x.grad, x64.grad, dtype)
+
+
+def test_elu_of_extreme_values():
+    values = [-1e38, -1e4, -1e-6, -1e-20, -0.0, 0.0, 1e-20, 1e4, 1e38, float("inf"), -float("inf")]
+    x = torch.tensor(values, device=DEVICE, requires_grad=True)
+    x64 = exact(x)
+    y, y64 = elu.elu(x), elu.elu_reference(x64)
+    torch.testing.assert_close(y.double(), y64, rtol=2e-7, atol=0)  # near 0 too: no cancellation
+    y[:9].sum().backward()
+    y64[:9].sum().backward()
+    torch.testing.assert_close(x.grad.double(), x64.grad, rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("view", ["transposed", "every second", "expanded"])
+def test_elu_of_any_strides(view):
+    base = random(6, 10, scale=2)
+    x = {
+        "transposed": base.t(),
+        "every second": base[:, ::2],
+        "expanded": base[:1].expand(4, 10),
+    }[view]
+    y = elu.elu(x)
+    dy = random(10, 4, seed=3).t() if view == "expanded" else torch.ones_like(y)
+    y.backward(dy)
+    base64 = exact(base)
+    x64 = {
+        "transposed": base64.t(),
+        "every second": base64[:, ::2],
+        "expanded": base64[:1].expand(4, 10),
+    }[view]
+    y64 = elu.elu_reference(x64)
+    y64.backward(dy.double())
+    assert_close(y, y64, torch.float32)
+    assert_close(base.grad, base64.grad, torch.float32)
+    if view == "transposed":
+        assert y.stride() == x.stride()  # walked through memory as it is
+
+
+def test_elu_moves_what_the_lesson_says():
+    assert elu.eager_bytes(1, 2) == 10 * 2 + 2 and elu.fused_bytes(1, 2) == 2 * 2
+    assert elu.arithmetic_intensity(2) == 1.25
+    with pytest.raises(ValueError, match=r"x of shape \(3,\) is torch.int64; expected float32"):
+        elu.elu(torch.ones(3, dtype=torch.int64))
+
+
+# ------------------------------------------------------------------------------- LayerNorm
+
+
+def compare_layer_norm(x, weight, bias, residual=None, uses=(0, 1)):
+    """Against float64: the outputs that are used, and all gradients."""
+    dtype, inputs = x.dtype, (x, weight, bias, residual)
+    x64, weight64, bias64, residual64 = map(exact, inputs)
+    outputs = layernorm.layer_norm(x, weight, bias, residual=residual)
+    outputs64 = layernorm.layer_norm_reference(x64, weight64, bias64, residual=residual64)
+    if residual is None:
+        outputs, outputs64, uses = (outputs,), (outputs64,), (0,)
+    gradients = [random(*x.shape, seed=i + 5).to(dtype) for i in uses]
+    backward([outputs[i] for i in uses], gradients)
+    backward([outputs64[i] for i in uses], gradients)
+    for output, output64 in zip(outputs, outputs64):
+        assert_close(output, output64, dtype)
+    for tensor, tensor64 in zip(inputs, (x64, weight64, bias64, residual64)):
+        if tensor is not None:
+            assert_close(tensor.grad, tensor64.grad, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("width", [1, 7, 64, 1000, 4096])
+def test_layer_norm(dtype, residual, width):
+    x, more = random(2, 3, width, dtype=dtype), random(2, 3, width, dtype=dtype, seed=1)
+    weight, bias = random(width, dtype=dtype, seed=2), random(width, dtype=dtype, seed=3)
+    compare_layer_norm(x, weight, bias, more if residual else None)
+
+
+def test_the_widest_layer_norm_with_more_rows_than_programs(monkeypatch):
+    monkeypatch.setattr(layernorm, "PROGRAMS", 3)
+    compare_layer_norm(random(7, 16384), random(16384, seed=1), random(16384, seed=2))
+
+
+@pytest.mark.parametrize("uses", [(0,), (1,)])
+def test_layer_norm_of_which_one_output_is_used(uses):
+    compare_layer_norm(random(4, 9), random(9), random(9, seed=1), random(4, 9, seed=2), uses)
+
+
+def test_rows_without_variance_and_rows_far_from_zero():
+    x = torch.ones(3, 64, device=DEVICE)
+    x[1] *= -1e4
+    x[2] = 1e4 + torch.arange(64, device=DEVICE)
+    compare_layer_norm(x.requires_grad_(), random(64), random(64, seed=1))
+
+
+@pytest.mark.parametrize("view", ["rows apart", "transposed", "no rows"])
+def test_layer_norm_of_any_strides(view):
+    x = {
+        "rows apart": lambda: random(5, 40).detach()[:, 3:20],
+        "transposed": lambda: random(17, 5).detach().t(),
+        "no rows": lambda: random(0, 17).detach(),
+    }[view]()
+    compare_layer_norm(x.requires_grad_(), random(17), random(17, seed=1))
+
+
+def test_sums_over_rows_are_the_same_every_time():
+    """No atomics: nobody's turn depends on anybody's speed."""
+    gradients = []
+    for _ in range(2):
+        x, weight, bias = random(40, 33), random(33, seed=1), random(33, seed=2)
+        layernorm.layer_norm(x, weight, bias).square().sum().backward()
+        gradients.append((weight.grad, bias.grad))
+    assert all(a.equal(b) for a, b in zip(*gradients))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((), (1,), (1,)), r"x has shape \(\); expected \(\.\.\., width\)"),
+        (((2, 16385), (16385,), (16385,)), r"x has shape \(2, 16385\); .* width of 1 to 16384"),
+        (((2, 4), (3,), (4,)), r"weight has shape \(3,\); expected \(4,\)"),
+        (((2, 4), (4,), (4,), (2, 3)), r"residual has shape \(2, 3\); expected \(2, 4\)"),
+    ],
+)
+def test_layer_norm_refuses_what_does_not_fit(arguments, message):
+    x, weight, bias, *residual = (torch.ones(shape) for shape in arguments)
+    with pytest.raises(ValueError, match=message):
+        layernorm.layer_norm(x, weight, bias, residual=residual[0] if residual else None)
+
+
+def test_layer_norm_refuses_dtypes_and_devices():
+    x, weight = torch.ones(2, 4), torch.ones(4)
+    with pytest.raises(ValueError, match=r"x of shape \(2, 4\) is torch.float64"):
+        layernorm.layer_norm(x.double(), weight, weight)
+    with pytest.raises(
+        ValueError, match="residual of shape .* is torch.float16; expected torch.fl"
+    ):
+        layernorm.layer_norm(x, weight, weight, residual=x.half())
+    with pytest.raises(ValueError, match="bias is on meta; expected cpu"):
+        layernorm.layer_norm(x, weight, weight.to("meta"))
+
+
+def test_layer_norm_moves_what_the_lesson_says():
+    rows, dim = 10**4, 1000
+    assert layernorm.forward_bytes(rows, dim, 2) == pytest.approx(2 * 2 * rows * dim, rel=5e-3)
+    assert layernorm.forward_bytes(rows, dim, 2, True) == pytest.approx(8 * rows * dim, rel=5e-3)
+    assert layernorm.backward_bytes(rows, dim, 2) == pytest.approx(6 * rows * dim, rel=0.15)
+
+
+# ------------------------------------------------------------------------------- flash attention
+
+
+def qkv(heads, kv_heads, queries, keys, dim, dtype=torch.float32, batch=1, scale=1.0):
+    shapes = (heads, queries), (kv_heads, keys), (kv_heads, keys)
+    return [
+        random(batch, h, s, dim, dtype=dtype, scale=scale, seed=i)
+        for i, (h, s) in enumerate(shapes)
+    ]
+
+
+def compare_attention(q, k, v, causal):
+    q64, k64, v64 = map(exact, (q, k, v))
+    out, out64 = (
+        flash.flash_attention(q, k, v, causal),
+        flash.reference_forward(q64, k64, v64, causal),
+    )
+    dout = random(*q.shape, seed=9).to(q.dtype)
+    out.backward(dout)
+    with torch.no_grad():
+        gradients = flash.reference_backward(dout.double(), q64, k64, v64, *out64, causal)
+        _, lse = flash.flash_forward(q, k, v, causal)
+    assert_close(out, out64[0], q.dtype)
+    seen = ~out64[1].isinf()
+    assert (lse.isneginf() == ~seen).all() and lse.dtype == torch.float32
+    assert_close(lse[seen], out64[1][seen].double(), torch.float32)
+    for tensor, gradient in zip((q, k, v), gradients):
+        assert_close(tensor.grad, gradient, q.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "queries", "keys", "dim"),
+    [
+        (2, 2, 33, 33, 16),
+        (4, 1, 20, 70, 40),
+        (4, 2, 70, 20, 64),  # causal: the first fifty queries see nothing
+        (1, 1, 1, 130, 128),
+        (1, 1, 129, 1, 32),
+        (1, 1, 40, 40, 256),
+    ],
+)
+def test_attention(dtype, causal, heads, kv_heads, queries, keys, dim):
+    compare_attention(*qkv(heads, kv_heads, queries, keys, dim, dtype), causal)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_attention_of_random_shapes(seed):
+    draw = lambda low, high: int(torch.randint(low, high, (), generator=generator))
+    generator = torch.Generator().manual_seed(seed)
+    kv_heads = draw(1, 3)
+    heads, dim = kv_heads * draw(1, 4), draw(16, 100)
+    queries, keys, causal = draw(1, 150), draw(1, 150), bool(draw(0, 2))
+    dtype = DTYPES[draw(0, 3)]
+    compare_attention(*qkv(heads, kv_heads, queries, keys, dim, dtype, draw(1, 3)), causal)
+
+
+def test_logits_of_ten_thousand():
+    """The softmax is one-hot, and nothing overflows."""
+    q, k, v = qkv(1, 1, 40, 40, 64, scale=70)  # scores of 70 · 70 · 8 / 8 and more
+    scores = flash.reference_scores(q.double(), k.double(), False)
+    assert scores.abs().max() > 1e4
+    compare_attention(q, k, v, True)
+
+
+def test_the_reference_is_pytorchs():
+    q, k, v = (x.double() for x in qkv(4, 2, 5, 9, 16))
+    from torch.nn.attention.bias import causal_lower_right
+
+    for causal in (False, True):
+        bias = causal_lower_right(5, 9) if causal else None
+        expected = nn.functional.scaled_dot_product_attention(q, k, v, bias, enable_gqa=True)
+        out, lse = flash.reference_forward(q, k, v, causal)
+        torch.testing.assert_close(out, expected)
+        assert lse.shape == (1, 4, 5)
+
+
+def test_gradients_of_the_references():
+    q, k, v = (exact(x) for x in qkv(4, 2, 5, 7, 16))
+    for causal in (False, True):
+        forward = lambda q, k, v, c=causal: flash.reference_forward(q, k, v, c)[0]
+        assert torch.autograd.gradcheck(forward, (q, k, v))
+        out, lse = flash.reference_forward(q, k, v, causal)
+        dout = random(*q.shape, seed=4).double()
+        expected = torch.autograd.grad(out, (q, k, v), dout)
+        ours = flash.reference_backward(dout, q, k, v, out, lse, causal)
+        for gradient, other in zip(ours, expected):
+            torch.testing.assert_close(gradient, other)
+    x, weight, bias = exact(random(3, 5)), exact(random(5)), exact(random(5, seed=1))
+    assert torch.autograd.gradcheck(layernorm.layer_norm_reference, (x, weight, bias))
+    assert torch.autograd.gradcheck(elu.elu_reference, (x,))
+
+
+def test_pieces_with_the_lse_of_the_whole():
+    """As ring attention calls it: block by block, merged by lse; backward with the whole lse."""
+    q, k, v = (x.detach() for x in qkv(4, 2, 50, 80, 32))
+    whole, whole_lse = flash.flash_forward(q, k, v)
+    parts = [(x, y) for x, y in zip(k.split(48, 2), v.split(48, 2))]
+    pieces = [flash.flash_forward(q, *part) for part in parts]
+    lse = torch.stack([lse for _, lse in pieces]).logsumexp(0)
+    merged = sum(out * (lse_of - lse).exp()[..., None] for out, lse_of in pieces)
+    torch.testing.assert_close(lse, whole_lse)
+    torch.testing.assert_close(merged, whole)
+    dout = random(*q.shape, seed=7).detach()
+    dq, dk, dv = flash.flash_backward(dout, q, k, v, whole, whole_lse)
+    gradients = [flash.flash_backward(dout, q, *part, whole, whole_lse) for part in parts]
+    torch.testing.assert_close(sum(piece[0] for piece in gradients), dq, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.cat([piece[1] for piece in gradients], 2), dk)
+    torch.testing.assert_close(torch.cat([piece[2] for piece in gradients], 2), dv)
+
+
+def test_attention_of_any_strides():
+    """(batch, seq, heads, dim) turned around, as a model has it, is not copied."""
+    base = [random(1, 20, h, 32, seed=h).detach() for h in (4, 2, 2)]
+    q, k, v = (x.transpose(1, 2).requires_grad_() for x in base)
+    assert flash.last_dense(q) is q and flash.last_dense(q.mT).is_contiguous()
+    compare_attention(q, k, v, True)
+    compare_attention(*(x.detach().mT.contiguous().mT.requires_grad_() for x in (q, k, v)), False)
+
+
+class Allocated(TorchDispatchMode):
+    """Bytes of all tensors that are made while it is entered."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if "empty" in str(func) or "new_" in str(func) or "zeros" in str(func):
+            self.total += result.nbytes
+        return result
+
+
+def test_memory_is_linear_in_the_sequence():
+    totals = []
+    for seq in (128, 512):
+        q, k, v = (x.detach() for x in qkv(1, 1, seq, seq, 16))
+        with Allocated() as allocated:
+            out, lse = flash.flash_forward(q, k, v, True)
+            flash.flash_backward(out, q, k, v, out, lse, True)
+        totals.append(allocated.total)
+        assert allocated.total < 4 * seq * seq * (1 if seq == 512 else 9)
+    assert 0 < totals[1] <= 4 * totals[0]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((2, 3, 16), (1, 1, 3, 16), (1, 1, 3, 16)), r"q has shape \(2, 3, 16\); expected \(batch"),
+        (((1, 2, 3, 8), (1, 1, 3, 8), (1, 1, 3, 8)), "expected a dim of 16 to 256"),
+        (((1, 2, 3, 257), (1, 1, 3, 257), (1, 1, 3, 257)), "expected a dim of 16 to 256"),
+        (
+            ((1, 4, 3, 16), (1, 3, 3, 16), (1, 3, 3, 16)),
+            r"k has shape .*; expected \(1, a divisor of",
+        ),
+        (((1, 4, 3, 16), (2, 4, 3, 16), (2, 4, 3, 16)), r"k has shape \(2, 4, 3, 16\)"),
+        (
+            ((1, 4, 3, 16), (1, 4, 3, 16), (1, 4, 5, 16)),
+            r"v has shape .*; expected \(1, 4, 3, 16\)",
+        ),
+    ],
+)
+def test_attention_refuses_what_does_not_fit(shapes, message):
+    with pytest.raises(ValueError, match=message):
+        flash.flash_attention(*map(torch.ones, shapes))
+
+
+def test_attention_refuses_dtypes():
+    q = torch.ones(1, 1, 4, 16)
+    with pytest.raises(
+        ValueError, match="k of shape .* is torch.float16 on cpu; expected torch.flo"
+    ):
+        flash.flash_attention(q, q.half(), q)
+    with pytest.raises(ValueError, match="is torch.int32; expected float32, float16 or bfloat16"):
+        flash.flash_attention(q.int(), q.int(), q.int())
+
+
+def test_formulas_of_the_lesson():
+    assert flash.plain_bytes(1000, 1000, 64, 2) == (4 * 1000 * 64 + 4 * 10**6) * 2
+    assert flash.flash_bytes(1000, 1000, 64, 2) == 4 * 1000 * 64 * 2 + 4000
+    assert flash.flops(1, 1, 1000, 1000, 64, False) == 4 * 64 * 10**6
+    assert flash.flops(1, 1, 1000, 1000, 64, True, backward=True) == 5 * 64 * 10**6
+    for seq, above in ((500, False), (700, True)):  # the ridge point of the lesson
+        work = flash.flops(1, 1, seq, seq, 128, False)
+        assert (work / flash.flash_bytes(seq, seq, 128, 2) > 295) == above
+
+
+# ------------------------------------------------------------------------------- in the model
+
+
+def test_the_models_seams_take_the_kernels():
+    cfg = common.Config(layers=1, dim=64, heads=4, kv_heads=2, seq=8, vocab=32)
+    plain, fused = (common.gpt(cfg, device=DEVICE) for _ in range(2))
+    fused.block1.attn.core = flash.flash_attention
+    tokens = torch.arange(16, device=DEVICE).view(2, 8)
+    for model in (plain, fused):
+        common.loss_sum(model(tokens), tokens).backward()
+    for p, q in zip(plain.parameters(), fused.parameters()):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------- compiled
+
+SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes that a program may have
+
+
+@pytest.mark.parametrize("arch", SHARED)
+def test_compiled_without_spills_for(arch):
+    script = Path(ROOT, "tests/compile_kernels.py")
+    run = subprocess.run(
+        [sys.executable, script, str(arch)], capture_output=True, text=True, timeout=600
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    compiled = json.loads(run.stdout)
+    names = {kernel["kernel"] for kernel in compiled}
+    assert len(names) == 7 and len(compiled) > 30, names
+    for kernel in compiled:
+        assert kernel["stack"] == 0 and kernel["shared"] <= SHARED[arch], kernel
