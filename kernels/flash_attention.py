@@ -292,16 +292,17 @@ def dq_kernel(dout_ptr, q_ptr, k_ptr, v_ptr, lse_ptr, delta_ptr, dq_ptr,
 
 
 def blocks(dim, dtype, backward=False):
-    """(BLOCK_Q, BLOCK_K, BLOCK_D, num_warps, num_stages): as large as registers and shared memory
-    allow without spilling, and never below what tl.dot can multiply, 16 in each direction."""
+    """(held, walked, BLOCK_D, num_warps, num_stages): the block that a program holds, those that it
+    walks over. As large as registers and shared memory allow without spilling, and never below
+    what tl.dot can multiply, 16 in each direction."""
     padded = max(16, triton.next_power_of_2(dim))
     if dtype == torch.float32:
-        return (32, 32, padded, 4, 1) if padded <= 128 else (16, 16, padded, 4, 1)
+        return 16, 16, padded, 4 if padded <= 64 else 8, 1
     if backward:
-        large = {256: (32, 32, 256, 8, 1), 128: (64, 64, 128, 8, 2)}
-        return large.get(padded, (64, 64, padded, 4, 2))
+        large = {256: (32, 32, 256, 8, 1), 128: (64, 32, 128, 8, 1)}
+        return large.get(padded, (64, 32, padded, 8, 2))
     large = {256: (64, 32, 256, 8, 2), 128: (128, 64, 128, 8, 2)}
-    return large.get(padded, (128, 64, padded, 4, 3))
+    return large.get(padded, (128, 64, padded, 8, 2))
 
 
 def interpreted():
@@ -347,23 +348,22 @@ def flash_backward(dout, q, k, v, out, lse, causal=False):
     batch, heads, seq_q, dim = q.shape
     kv_heads, seq_k = k.shape[1:3]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    block_q, block_k, block_d, warps, stages = blocks(dim, q.dtype, backward=True)
+    held, walked, block_d, warps, stages = blocks(dim, q.dtype, backward=True)
     delta = torch.empty_like(lse)
     if q.numel():
-        delta_kernel[(triton.cdiv(seq_q, block_q), batch * heads)](
-            dout, out, delta, *dout.stride()[:3], *out.stride()[:3], heads, seq_q, dim, block_q,
-            block_d)
+        delta_kernel[(triton.cdiv(seq_q, held), batch * heads)](
+            dout, out, delta, *dout.stride()[:3], *out.stride()[:3], heads, seq_q, dim, held,
+            block_d, num_warps=8)
     strides = *dout.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]
     shapes = dim**-0.5 * LOG2_E, heads, heads // kv_heads, seq_q, seq_k, dim
-    settings = causal, block_q, block_k, block_d, interpreted()
     if k.numel():
-        dk_dv_kernel[(triton.cdiv(seq_k, block_k), batch * kv_heads)](
-            dout, q, k, v, lse, delta, dk, dv, *strides, *shapes, *settings, num_warps=warps,
-            num_stages=stages)
+        dk_dv_kernel[(triton.cdiv(seq_k, held), batch * kv_heads)](
+            dout, q, k, v, lse, delta, dk, dv, *strides, *shapes, causal, walked, held, block_d,
+            interpreted(), num_warps=warps, num_stages=stages)
     if q.numel():
-        dq_kernel[(triton.cdiv(seq_q, block_q), batch * heads)](
-            dout, q, k, v, lse, delta, dq, *strides, *shapes, *settings, num_warps=warps,
-            num_stages=stages)
+        dq_kernel[(triton.cdiv(seq_q, held), batch * heads)](
+            dout, q, k, v, lse, delta, dq, *strides, *shapes, causal, held, walked, block_d,
+            interpreted(), num_warps=warps, num_stages=stages)
     return dq, dk, dv
 
 

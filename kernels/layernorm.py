@@ -101,26 +101,36 @@ def forward_kernel(x_ptr, residual_ptr, weight_ptr, bias_ptr, sum_ptr, y_ptr, me
 @jit
 def backward_kernel(dy_ptr, dsum_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr,
                     dbias_ptr, dy_stride, dsum_stride, x_stride, rows, width,
-                    RESIDUAL: tl.constexpr, BLOCK: tl.constexpr):
+                    RESIDUAL: tl.constexpr, AGAIN: tl.constexpr, BLOCK: tl.constexpr):
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0).to(tl.float32)
     dweight = tl.zeros((BLOCK,), tl.float32)
     dbias = tl.zeros((BLOCK,), tl.float32)
 
     for row in range(tl.program_id(0).to(tl.int64), rows, tl.num_programs(0)):
+        mean, rstd = tl.load(mean_ptr + row), tl.load(rstd_ptr + row)
         x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0).to(tl.float32)
         dy = tl.load(dy_ptr + row * dy_stride + columns, mask=inside, other=0).to(tl.float32)
-        mean, rstd = tl.load(mean_ptr + row), tl.load(rstd_ptr + row)
-
+        weight = tl.load(weight_ptr + columns, mask=inside, other=0).to(tl.float32)
         normed = tl.where(inside, (x - mean) * rstd, 0)
         g = dy * weight
-        dx = rstd * (g - tl.sum(g) / width - normed * (tl.sum(g * normed) / width))
+        dweight += dy * normed
+        dbias += dy
+        mean_g, mean_gn = tl.sum(g) / width, tl.sum(g * normed) / width
+
+        if AGAIN:                       # a long row again, from the cache: registers are few
+            x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0,
+                        cache_modifier=".cg").to(tl.float32)
+            dy = tl.load(dy_ptr + row * dy_stride + columns, mask=inside, other=0,
+                         cache_modifier=".cg").to(tl.float32)
+            weight = tl.load(weight_ptr + columns, mask=inside, other=0,
+                             cache_modifier=".cg").to(tl.float32)
+            normed = tl.where(inside, (x - mean) * rstd, 0)
+            g = dy * weight
+        dx = rstd * (g - mean_g - normed * mean_gn)
         if RESIDUAL:                                    # the sum is used elsewhere too
             dx += tl.load(dsum_ptr + row * dsum_stride + columns, mask=inside, other=0)
         tl.store(dx_ptr + row * width + columns, dx, mask=inside)
-        dweight += dy * normed
-        dbias += dy
 
     mine = tl.program_id(0) * width + columns
     tl.store(dweight_ptr + mine, dweight, mask=inside)
@@ -169,7 +179,7 @@ def layer_norm_backward(dy, total, weight, mean, rstd, dsum=None):
     if programs:
         backward_kernel[(programs,)](dy, more, rows, weight, mean, rstd, dx, *sums, dy.stride(0),
                                      more.stride(0), rows.stride(0), len(rows), width,
-                                     dsum is not None, block, num_warps=warps)
+                                     dsum is not None, block > 8192, block, num_warps=warps)
     dweight, dbias = sums.sum(1).to(weight.dtype)
     return dx, dweight, dbias
 

@@ -1,10 +1,12 @@
 """Compiles what the launchers of kernels/ would launch on a GPU, on a machine without one.
 
-    python tests/compile_kernels.py ARCH         80, 90 or 100: prints a JSON list of what came out
+    python tests/compile_kernels.py ARCH [--all]     80, 90 or 100: prints what came out as JSON
 
 A process of its own, since Triton's interpreter and its compiler do not mix in one.
 """
 
+import functools
+import itertools
 import json
 import os
 import re
@@ -25,7 +27,6 @@ from triton.runtime.jit import JITFunction
 from kernels import elu, flash_attention, layernorm
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-HALF, FULL = (torch.float16, torch.bfloat16), (torch.float32,)
 
 
 class NoGPU:
@@ -44,7 +45,7 @@ class NoGPU:
         return 0
 
 
-def compile_all(arch):
+def compile_all(arch, everything):
     """Calls the launchers on CPU tensors, compiles in place of launching; yields what came out."""
     triton.runtime.driver.set_active(NoGPU(arch))
     launch, compiled = JITFunction.run, []
@@ -57,30 +58,34 @@ def compile_all(arch):
     JITFunction.run = compile_only
     for module in (elu, layernorm, flash_attention):
         module.runs_here = lambda x: True
-    for case, call in cases():
+    for case, call in cases(everything):
         compiled.clear()
         call()
         for kernel in compiled:
             yield {"case": case, "shared": kernel.metadata.shared} | resources(kernel)
 
 
-def cases():
-    """What to launch: (description, function that does)."""
-    for dtype in (*HALF, *FULL):
+def cases(everything):
+    """What to launch: (description, function that does). Not `everything`: what differs most."""
+    bf16, fp32 = torch.bfloat16, torch.float32
+    norms = [(1000, bf16), (4096, bf16), (16384, bf16), (16384, fp32)]
+    attention = [(64, bf16, True), (128, bf16, True), (128, bf16, False), (256, bf16, True)]
+    attention += [(40, bf16, False), (64, fp32, True), (128, fp32, True)]
+    if everything:
+        dtypes = torch.float16, bf16, fp32
+        norms = list(itertools.product((128, 768, 1000, 4096, 8192, 16384), dtypes))
+        attention = list(itertools.product((16, 40, 64, 128, 256), dtypes, (False, True)))
+    for dtype in {dtype for _, dtype in norms}:
         x = torch.empty(4096, dtype=dtype)
         yield f"elu {dtype}", lambda x=x: elu.elu_backward(elu.elu_forward(x), x)
-        for width in (128, 768, 1000, 4096, 8192, 16384):
-            for residual in (False, True):
-                yield (
-                    f"layer norm {dtype} {width} {residual}",
-                    lambda w=width, d=dtype, r=residual: run_layer_norm(w, d, r),
-                )
-        for dim in (16, 40, 64, 128, 256):
-            for causal in (False, True):
-                yield (
-                    f"attention {dtype} {dim} {causal}",
-                    lambda n=dim, d=dtype, c=causal: run_attention(n, d, c),
-                )
+    for case in norms:
+        for residual in (False, True) if everything else (True,):
+            yield (
+                f"layer norm {case} {residual}",
+                functools.partial(run_layer_norm, *case, residual),
+            )
+    for case in attention:
+        yield f"attention {case}", functools.partial(run_attention, *case)
 
 
 def run_layer_norm(width, dtype, residual):
@@ -108,4 +113,4 @@ def resources(kernel):
 
 
 if __name__ == "__main__":
-    print(json.dumps(list(compile_all(int(sys.argv[1])))))
+    print(json.dumps(list(compile_all(int(sys.argv[1]), "--all" in sys.argv))))
