@@ -54,7 +54,8 @@ BLOCK = 2048                            # numbers of one program: 16 for each of
 
 def elu_reference(x, alpha=1.0):
     """The same in plain PyTorch: x of any shape and floating dtype; returns its shape."""
-    return torch.where(x > 0, x, alpha * torch.expm1(x))
+    below = x.clamp(max=0)              # or a large x overflows in the half that is not chosen
+    return torch.where(x > 0, x, alpha * torch.expm1(below))
 
 
 def eager_bytes(numbers, width):
@@ -76,9 +77,10 @@ def arithmetic_intensity(width):
 @jit
 def expm1(x):
     """exp(x) - 1 without the cancellation near 0 (Kahan's): x (block,) in float32."""
+    x = tl.maximum(x, -80.0)                            # below, the result is -1 in any case
     u = tl.exp(x)
     log_u = tl.log(tl.where(u == 1, 2.0, u))            # no 0 / 0 where the quotient is not used
-    return tl.where(u == 1, x, tl.where(u == 0, -1.0, (u - 1) * x / log_u))
+    return tl.where(u == 1, x, (u - 1) * x / log_u)
 
 
 @jit

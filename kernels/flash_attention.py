@@ -185,21 +185,6 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr,
 
 
 @jit
-def delta_kernel(dout_ptr, out_ptr, delta_ptr, dout_batch, dout_head, dout_row,
-                 out_batch, out_head, out_row, heads, seq_q, dim,
-                 BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr):
-    which = tl.program_id(1)
-    batch, head = (which // heads).to(tl.int64), (which % heads).to(tl.int64)
-    rows, dims = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_D)
-    dout_ptr += batch * dout_batch + head * dout_head
-    out_ptr += batch * out_batch + head * out_head
-    dout = load_rows(dout_ptr, rows, dout_row, dims, seq_q, dim, True)
-    out = load_rows(out_ptr, rows, out_row, dims, seq_q, dim, True)
-    delta = tl.sum(dout * out, 1)
-    tl.store(delta_ptr + which.to(tl.int64) * seq_q + rows, delta, mask=rows < seq_q)
-
-
-@jit
 def weights_and_dscores(q, k, v, dout, lse, delta, seen, scale):
     """Of one block, from what forward has left: (rows, keys) each."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
@@ -297,7 +282,7 @@ def blocks(dim, dtype, backward=False):
     what tl.dot can multiply, 16 in each direction."""
     padded = max(16, triton.next_power_of_2(dim))
     if dtype == torch.float32:
-        return 16, 16, padded, 4 if padded <= 64 else 8, 1
+        return 16, 16, padded, 8, 1
     if backward:
         large = {256: (32, 32, 256, 8, 1), 128: (64, 32, 128, 8, 1)}
         return large.get(padded, (64, 32, padded, 8, 2))
@@ -343,17 +328,13 @@ def flash_backward(dout, q, k, v, out, lse, causal=False):
     check(q, k, v)
     if not runs_here(q):
         return reference_backward(dout, q, k, v, out, lse, causal)
-    dout, q, k, v, out = map(last_dense, (dout, q, k, v, out))
+    dout, q, k, v = map(last_dense, (dout, q, k, v))
     lse = lse.contiguous()
     batch, heads, seq_q, dim = q.shape
     kv_heads, seq_k = k.shape[1:3]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     held, walked, block_d, warps, stages = blocks(dim, q.dtype, backward=True)
-    delta = torch.empty_like(lse)
-    if q.numel():
-        delta_kernel[(triton.cdiv(seq_q, held), batch * heads)](
-            dout, out, delta, *dout.stride()[:3], *out.stride()[:3], heads, seq_q, dim, held,
-            block_d, num_warps=8)
+    delta = (dout.float() * out.float()).sum(-1)        # (batch, heads, queries)
     strides = *dout.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]
     shapes = dim**-0.5 * LOG2_E, heads, heads // kv_heads, seq_q, seq_k, dim
     if k.numel():

@@ -138,7 +138,9 @@ def backward_kernel(dy_ptr, dsum_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_
 
 
 def launch(width):
-    """(BLOCK, num_warps) for rows of `width`: a thread has 8 numbers, or more if rows are long."""
+    """(BLOCK, num_warps) for rows of `width`: a thread has 8 numbers, or more if rows are long. (Of
+    more than 8192 numbers, backward's sums for weight and bias spill some registers to the cache.)
+    """
     block = triton.next_power_of_2(width)
     return block, min(max(block // 256, 1), 16)
 
