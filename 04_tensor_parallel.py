@@ -155,12 +155,10 @@ class TensorParallel(nn.Module):
         self.inner, self.group = inner, group
         for name in columns:                            # split the outputs: some heads each
             cut_outputs(inner.get_submodule(name), group)
-        self.partial = [PartialLinear(inner.get_submodule(row), group)]     # in a list: named once
-        inner.set_submodule(row, *self.partial)
+        inner.set_submodule(row, RowLinear(inner.get_submodule(row), group))    # with g behind it
 
     def forward(self, x):                               # (batch, seq, dim), the same on every rank
-        out = SumOut.apply(self.inner(CopyIn.apply(x, self.group)), self.group)
-        return self.partial[0].add_bias(out)
+        return self.inner(CopyIn.apply(x, self.group))
 
 
 def cut_outputs(linear, group, parts=None):
@@ -169,21 +167,19 @@ def cut_outputs(linear, group, parts=None):
         keep_shard(linear, name, 0, group, parts)
 
 
-class PartialLinear(nn.Module):
-    """A linear with 1/t of its inputs, whose output is a partial sum. The bias comes after."""
+class RowLinear(nn.Module):
+    """A linear with 1/t of its inputs, and g: a partial sum each, their sum, and the bias."""
 
     def __init__(self, linear, group):
         super().__init__()
         if linear.in_features % group.size():
             raise ValueError(f"{group.size()} ranks do not divide {linear.in_features} inputs")
-        self.weight, self.bias = linear.weight, linear.bias
+        self.weight, self.bias, self.group = linear.weight, linear.bias, group
         keep_shard(self, "weight", 1, group)
 
     def forward(self, x):
-        return F.linear(x, self.weight)
-
-    def add_bias(self, total):
-        return total if self.bias is None else total + self.bias
+        out = SumOut.apply(F.linear(x, self.weight), self.group)
+        return out if self.bias is None else out + self.bias
 
 
 def share_kv_heads(attn, kv_heads, group, copies):
@@ -326,10 +322,10 @@ class OverlapTensorParallel(TensorParallel):
         weights = [column.weight for column in self.columns]
         for column, output in zip(self.columns, CopyInColumns.apply(x, self.group, *weights)):
             column.output = output
-        out = SumOut.apply(self.inner(x), self.group)
+        out = self.inner(x)
         for column in self.columns:
             column.output = None                        # autograd keeps what backward needs
-        return self.partial[0].add_bias(out)
+        return out
 
 
 class OverlapHead(VocabParallelHead):

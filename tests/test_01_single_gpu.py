@@ -606,6 +606,34 @@ def test_compile_where_it_works(run_chapter, monkeypatch, works):
     assert output.count(refusal) == (0 if works else 1)
 
 
+# ------------------------------------------------------------------------------- our kernels
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU takes the kernels")
+def test_without_a_gpu_the_kernels_are_pytorchs(run_chapter):
+    status, output, _ = run_chapter(ONE, *FLAGS, "--steps=1", "--kernels")
+    assert status == 0 and output.count("  --kernels: no GPU for them here; LayerNorm and att") == 1
+    status, _, errors = run_chapter(ONE, *FLAGS, "--kernels", "--dtype=float64")
+    assert status == 2 and errors.startswith("error: --kernels compute in float32")
+
+
+def test_the_model_with_our_kernels(one, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(one, "CORES", dict(one.CORES))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    cfg = Config(layers=1, dim=32, heads=2, kv_heads=1, seq=16, vocab=64)
+    plain, fused = gpt(cfg, device=device), gpt(cfg, device=device)
+    one.use_kernels(fused)
+    one.set_core(fused, "triton", "none")
+    tokens = torch.arange(32, device=device).view(2, 16)
+    for model in (plain, fused):
+        loss_sum(one.forward(model, tokens, "none"), tokens).backward()
+    names = [name for name, _ in plain.named_parameters()]
+    assert names == [name for name, _ in fused.named_parameters()]
+    for p, q in zip(plain.parameters(), fused.parameters()):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-4)
+
+
 # ------------------------------------------------------------------------------- the report
 
 
