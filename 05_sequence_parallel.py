@@ -730,8 +730,8 @@ def draw(cuts, measured, path):
     right.set_yscale("log")
     right.set_xticks(worlds, worlds)
     right.set_xlabel("ranks")
-    right.set_title("bytes of activations per rank and sequence, scores included", loc="left",
-                    fontsize=10)
+    right.set_title("bytes of activations per rank: of a sequence, of this run's micro-batch",
+                    loc="left", fontsize=10)
     right.legend(frameon=False, fontsize=7)
     figure.savefig(path, dpi=130)
 
@@ -798,7 +798,7 @@ def report(args, ranks, group, copies, run, model, loss, tokens, kept):
     cfg, width, t = args.model, DTYPES[args.dtype].itemsize, ranks.world
     full = dict.fromkeys(IN_A_BLOCK, (cfg.seq, cfg.dim)) | {"mlp.up": (cfg.seq, 4 * cfg.dim)}
     shape = cfg, args.micro_batch, width, t
-    cuts = {NAMES.get(doors_of(args), args.variant): (full, shapes_in_a_block(model, tokens))}
+    cuts = {}
     measured = {doors_of(args): (*shape, kept)}
     if args.preset == "tiny":                           # or there would be two large models
         plain = by_hand(args, ranks.device, group, copies, "tensor")
@@ -808,6 +808,7 @@ def report(args, ranks, group, copies, run, model, loss, tokens, kept):
                   exact=ranks.device.type == "cpu")
         cuts["chapter 04"] = full, shapes_in_a_block(plain, tokens)
         measured["tensor"] = *shape, size
+    cuts[NAMES.get(doors_of(args), args.variant)] = full, shapes_in_a_block(model, tokens)
     if ranks.rank == 0:
         draw(cuts, measured, args.plot)
     run.note(f"picture: {args.plot}")
