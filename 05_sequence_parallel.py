@@ -586,6 +586,8 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
             loss.backward()
         total += loss.detach().full_tensor()
 
+    for p in model.parameters():                        # a LayerNorm's is a partial sum so far
+        p.grad = p.grad.redistribute(placements=p.placements)
     norm = nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf")).full_tensor()
     optimizer.step()
     return total, norm
