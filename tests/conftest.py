@@ -151,6 +151,17 @@ def ranks(pool):
     return lambda world, timeout=45: functools.partial(pool.call, world, timeout)
 
 
+# ------------------------------------------------------------------------------------- the kernels
+
+
+def needs_triton():
+    """Skip a test of kernels/ where Triton is missing, or cannot interpret with this NumPy."""
+    triton, numpy = pytest.importorskip("triton"), pytest.importorskip("numpy")
+    version = lambda module: tuple(map(int, module.__version__.split(".")[:2]))
+    if not torch.cuda.is_available() and version(triton) < (3, 7) and version(numpy) >= (2, 4):
+        pytest.skip(f"the interpreter of Triton {triton.__version__} needs a NumPy before 2.4")
+
+
 # ------------------------------------------------------------------------------------ the chapters
 
 

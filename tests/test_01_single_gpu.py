@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 import torch
-from conftest import TEXT, chapter
+from conftest import TEXT, chapter, needs_triton
 from torch import nn
 
 import common
@@ -618,7 +618,7 @@ def test_without_a_gpu_the_kernels_are_pytorchs(run_chapter):
 
 
 def test_the_model_with_our_kernels(one, monkeypatch):
-    pytest.importorskip("triton")
+    needs_triton()
     monkeypatch.setattr(one, "CORES", dict(one.CORES))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     cfg = Config(layers=1, dim=32, heads=2, kv_heads=1, seq=16, vocab=64)

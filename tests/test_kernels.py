@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, needs_triton
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,6 +29,12 @@ DTYPES = torch.float32, torch.float16, torch.bfloat16
 # Kernels compute in float32: what is off is the rounding of results (half of 2^-11 or 2^-8 of their
 # size) and, on a GPU, of the weights that go into a dot. Relative to the largest number.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+@pytest.fixture(autouse=True)
+def interpreter(request):
+    if "compiled" not in request.node.name:
+        needs_triton()
 
 
 def random(*shape, dtype=torch.float32, scale=1.0, seed=0):
