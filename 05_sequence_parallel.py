@@ -732,7 +732,7 @@ def draw(cuts, measured, path):
     right.set_yscale("log")
     right.set_xticks(worlds, worlds)
     right.set_xlabel("ranks")
-    right.set_title("bytes of activations per rank: of a sequence, of this run's micro-batch",
+    right.set_title("bytes of activations per rank (a sequence, or this run's batch)",
                     loc="left", fontsize=10)
     right.legend(frameon=False, fontsize=7)
     figure.savefig(path, dpi=130)
