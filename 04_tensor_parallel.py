@@ -677,10 +677,11 @@ def main(argv=None):
     ranks = common.start(args)
 
     mesh = init_device_mesh(ranks.device.type, (t,), mesh_dim_names=("tp",))
-    kv_heads = min(args.model.kv_heads, t)              # neighbours share one; all, if it is one
-    shared = init_device_mesh(ranks.device.type, (kv_heads, t // kv_heads),
-                              mesh_dim_names=("kv_head", "copy"))
-    copies = (mesh if kv_heads == 1 else shared).get_group("tp" if kv_heads == 1 else "copy")
+    kv_heads = min(args.model.kv_heads, t)
+    copies = mesh.get_group("tp")                       # the ranks that share a kv head: all,
+    if kv_heads > 1:                                    # or neighbours
+        copies = init_device_mesh(ranks.device.type, (kv_heads, t // kv_heads),
+                                  mesh_dim_names=("kv_head", "copy")).get_group("copy")
     build = functools.partial(gpt, args.model, args.seed, ranks.device, DTYPES[args.dtype])
     run = common.Run(args, ranks, text, build)
     check_identities(run, t)

@@ -661,6 +661,19 @@ def traffic(cfg, micro_batches, batch, t, e, doors="megatron"):
     return sent | {"all_reduce": (calls, payload, wire)}
 
 
+def hop_over_matmul(dim, t, width, flops, bandwidth):
+    """How long a hop of the ring takes, in times of the matmul that it hides behind: a chunk of
+    1/t of the tokens by 1/t of a (dim, dim) matrix. flops: FLOP/s. bandwidth: bytes/s."""
+    return width * t / (2 * dim) * flops / bandwidth
+
+
+MACHINES = {  # dense bf16 FLOP/s of a chip, and bytes/s that it can send, as its makers give them
+    "A100, NVLink 3": (312e12, 300e9),
+    "H100, NVLink 4": (989e12, 450e9),
+    "H100, InfiniBand NDR": (989e12, 50e9),
+}
+
+
 # -------------------------------------------------------------------------------------- the picture
 
 SHAPES = {"7B": common.PRESETS["7b"],
@@ -811,6 +824,9 @@ def report(args, ranks, group, copies, run, model, loss, tokens, kept):
         cuts["chapter 04"] = full, shapes_in_a_block(plain, tokens)
         measured["tensor"] = *shape, size
     cuts[NAMES.get(doors_of(args), args.variant)] = full, shapes_in_a_block(model, tokens)
+    run.note("a hop of the ring, in times of the matmul that hides it (8 ranks, dim 8192, bf16):")
+    for machine, rates in MACHINES.items():
+        run.note(f"  {machine:<26}{hop_over_matmul(8192, 8, 2, *rates):8.2f}")
     if ranks.rank == 0:
         draw(cuts, measured, args.plot)
     run.note(f"picture: {args.plot}")
@@ -860,10 +876,11 @@ def main(argv=None):
     ranks = common.start(args)
 
     mesh = init_device_mesh(ranks.device.type, (t,), mesh_dim_names=("tp",))
-    kv_heads = min(args.model.kv_heads, t)              # neighbours share one; all, if it is one
-    shared = init_device_mesh(ranks.device.type, (kv_heads, t // kv_heads),
-                              mesh_dim_names=("kv_head", "copy"))
-    copies = (mesh if kv_heads == 1 else shared).get_group("tp" if kv_heads == 1 else "copy")
+    kv_heads = min(args.model.kv_heads, t)
+    copies = mesh.get_group("tp")                       # the ranks that share a kv head: all,
+    if kv_heads > 1:                                    # or neighbours
+        copies = init_device_mesh(ranks.device.type, (kv_heads, t // kv_heads),
+                                  mesh_dim_names=("kv_head", "copy")).get_group("copy")
     build = functools.partial(gpt, args.model, args.seed, ranks.device, DTYPES[args.dtype])
     run = common.Run(args, ranks, text, build, "inputs kept" * (not args.regather))
     trained = train(args, ranks, mesh, copies, text, run)

@@ -116,22 +116,22 @@ THREE = common.Config(layers=1, dim=24, heads=6, kv_heads=3, seq=9, vocab=37)
 def trained(name, variant, steps):
     """What a rank holds after some steps; and put together, beside the single-GPU run's."""
     module, group, n = chapter(name), dist.group.WORLD, dist.get_world_size()
-    CFG = LARGE if n != 3 else THREE
-    kv = min(CFG.kv_heads, n)
+    cfg = LARGE if n != 3 else THREE
+    kv = min(cfg.kv_heads, n)
     copies = torch.distributed.device_mesh.init_device_mesh(
         "cpu", (kv, n // kv), mesh_dim_names=("kv_head", "copy")
     )["copy"].get_group()
     how = variant == "overlap" if name == FOUR else module.DOORS[variant]
-    model = module.parallelize(common.gpt(CFG, None), CFG, group, copies, how)
+    model = module.parallelize(common.gpt(cfg, None), cfg, group, copies, how)
     common.draw_weights(model, 0, dtype=torch.float64)
     optimizer = common.OPTIMIZERS["adamw"](model.parameters(), None)
-    whole = common.gpt(CFG, 0, dtype=torch.float64)
+    whole = common.gpt(cfg, 0, dtype=torch.float64)
     plain = common.OPTIMIZERS["adamw"](whole.parameters(), None)
     for step in range(steps):
         generator = torch.Generator().manual_seed(step)
-        tokens = torch.randint(CFG.vocab, (2, CFG.seq + 1), generator=generator)
+        tokens = torch.randint(cfg.vocab, (2, cfg.seq + 1), generator=generator)
         pair = tokens[:, :-1], tokens[:, 1:]
-        module.train_step(model, optimizer, [pair], 16, 0.5, CFG.vocab, group)
+        module.train_step(model, optimizer, [pair], 16, 0.5, cfg.vocab, group)
         plain.zero_grad()
         (common.loss_sum(whole(pair[0]), pair[1]) / 16).backward()
         nn.utils.clip_grad_norm_(whole.parameters(), 0.5)
