@@ -368,6 +368,17 @@ def test_shards_put_together_are_the_whole(ranks, world, rows):
     assert results[0][2] == (rows, 5)
 
 
+def bytes_behind_a_drawn_part():
+    model = gpt(SMALL, seed=None)
+    common.keep_shard(model.head.out, "weight", 0, dist.group.WORLD)
+    common.draw_weights(model, 0)
+    return model.head.out.weight.untyped_storage().nbytes()
+
+
+def test_what_is_drawn_holds_no_more_than_its_part(ranks):
+    assert ranks(2)(bytes_behind_a_drawn_part) == [4 * SMALL.vocab * SMALL.dim // 2] * 2
+
+
 def uneven_parts():
     with pytest.raises(ValueError, match="2 parts of weight do not divide 3 ranks"):
         shards_of_a_matrix(6, 2)
