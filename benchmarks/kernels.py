@@ -1,31 +1,42 @@
 """Times the kernels on a GPU, against eager, torch.compile, a copy, and SDPA's backends.
 
     python benchmarks/kernels.py [--out runs] [--record]
+    python benchmarks/kernels.py --tune
 
 Prints two tables and writes kernels_pointwise.csv, kernels_attention.csv and a figure of each into
 --out; --record puts the tables into benchmarks/RESULTS.md too. Random bf16 inputs, L2 cold, medians
 by triton.testing.do_bench. ELU and LayerNorm in GB/s of the bytes that one kernel has to move,
 beside those of a copy in the same run; attention in TFLOP/s. It takes a GPU and some minutes.
+
+--tune times other launches of the kernels instead (block sizes, warps, stages) and prints them, the
+fastest first, for whoever wants to change the choices in kernels/.
 """
 
 import argparse
 import csv
 import datetime
 import functools
+import itertools
 import sys
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+DEVICE = "cuda"
 WIDTHS = 1024, 2048, 4096, 8192, 16384
 ROWS = 16384
+DIMS = 64, 128          # of a head
 SEQUENCES = 512, 1024, 2048, 4096, 8192, 16384
 TOKENS = 16384          # in a batch, whatever the sequence
 DIM = 2048              # heads times head dim
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION}
 
 
 def milliseconds(function):
@@ -42,72 +53,112 @@ def backward_of(function, *inputs):
     return lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
 
 
+def random(*shape):
+    return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+
+
 def pointwise():
     """Rows of the table of ELU and LayerNorm: what, width, and GB/s of each way."""
     from kernels import elu, layernorm
 
-    compiled_elu = torch.compile(F.elu)
     eager_norm = lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b)
-    compiled_norm = torch.compile(eager_norm)
     for width in WIDTHS:
-        make = functools.partial(torch.randn, device="cuda", dtype=torch.bfloat16,
-                                 requires_grad=True)
-        x, weight, bias = make(ROWS, width), make(width), make(width)
+        x, weight, bias = random(ROWS, width), random(width), random(width)
         target = torch.empty_like(x)
         copy = 2 * x.nbytes / milliseconds(lambda: target.copy_(x)) / 1e6       # noqa: B023
-        ways = {
-            "ELU": (2, 3, (x,), {"kernel": elu.elu, "eager": F.elu, "compile": compiled_elu}),
-            "LayerNorm": (2, 3, (x, weight, bias), {"kernel": layernorm.layer_norm,
-                                                    "eager": eager_norm, "compile": compiled_norm}),
-        }
-        for name, (forward_trips, backward_trips, inputs, functions) in ways.items():
+        torch._dynamo.reset()                   # or it would compile for any width, or give up
+        compiled = functools.partial(torch.compile, dynamic=False)
+        for name, inputs, functions in (
+            ("ELU", (x,), {"kernel": elu.elu, "eager": F.elu, "compile": compiled(F.elu)}),
+            ("LayerNorm", (x, weight, bias), {"kernel": layernorm.layer_norm, "eager": eager_norm,
+                                              "compile": compiled(eager_norm)}),
+        ):
             forward, backward = {}, {}
             for way, function in functions.items():
                 with torch.no_grad():
                     ms = milliseconds(functools.partial(function, *inputs))
-                forward[way] = forward_trips * x.nbytes / ms / 1e6
+                forward[way] = 2 * x.nbytes / ms / 1e6          # reads x, writes y
                 ms = milliseconds(backward_of(function, *inputs))
-                backward[way] = backward_trips * x.nbytes / ms / 1e6
+                backward[way] = 3 * x.nbytes / ms / 1e6         # reads x and dy, writes dx
             for direction, speeds in (("forward", forward), ("backward", backward)):
                 yield {"what": f"{name} {direction}", "width": width} | speeds | {"copy": copy}
 
 
+def sdpa(backend, causal, q, k, v):
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
 def attention():
     """Rows of the table of attention: what, head dim, sequence, and TFLOP/s of each way."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     from kernels import flash_attention as flash
 
-    backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
-                "efficient": SDPBackend.EFFICIENT_ATTENTION}
+    for dim, causal, seq in itertools.product(DIMS, (False, True), SEQUENCES):
+        batch, heads = TOKENS // seq, DIM // dim
+        inputs = [random(batch, heads, seq, dim) for _ in "qkv"]
+        ways = {"kernel": functools.partial(flash.flash_attention, causal=causal)}
+        ways |= {name: functools.partial(sdpa, x, causal) for name, x in BACKENDS.items()}
+        flops = functools.partial(flash.flops, batch, heads, seq, seq, dim, causal)
+        forward, backward = {}, {}
+        for way, function in ways.items():
+            with torch.no_grad():
+                ms = milliseconds(functools.partial(function, *inputs))
+            forward[way] = flops() / ms / 1e9
+            ms = milliseconds(backward_of(function, *inputs))
+            backward[way] = flops(backward=True) / ms / 1e9
+        what = "causal" if causal else "full"
+        for direction, speeds in (("forward", forward), ("backward", backward)):
+            yield {"what": f"{what} {direction}", "head dim": dim, "sequence": seq} | speeds
 
-    def sdpa(backend, causal):
-        def call(q, k, v):
-            with sdpa_kernel(backends[backend]):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
-        return call
+# What --tune tries: (held, walked, num_warps, num_stages) of attention's kernels, and the numbers
+# of a row that each thread has in LayerNorm's forward.
+TRIED = {
+    "forward": [(128, 128, 4, 2), (128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 4, 3),
+                (128, 64, 8, 3), (64, 128, 4, 2), (64, 64, 4, 3)],
+    "dq": [(128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3)],
+    "dk_dv": [(128, 64, 8, 2), (128, 64, 8, 3), (128, 32, 8, 2), (128, 32, 8, 3), (64, 64, 4, 2),
+              (64, 64, 4, 3)],
+}
+NUMBERS_OF_A_THREAD = 8, 16, 32, 64
 
-    for dim in (64, 128):
-        for causal in (False, True):
-            for seq in SEQUENCES:
-                batch, heads = TOKENS // seq, DIM // dim
-                make = functools.partial(torch.randn, batch, heads, seq, dim, device="cuda",
-                                         dtype=torch.bfloat16, requires_grad=True)
-                inputs = make(), make(), make()
-                kernel = functools.partial(flash.flash_attention, causal=causal)
-                ways = {"kernel": kernel} | {name: sdpa(name, causal) for name in backends}
-                forward, backward = {}, {}
-                for way, function in ways.items():
-                    work = functools.partial(flash.flops, batch, heads, seq, seq, dim, causal)
-                    with torch.no_grad():
-                        ms = milliseconds(functools.partial(function, *inputs))
-                    forward[way] = work() / ms / 1e9
-                    ms = milliseconds(backward_of(function, *inputs))
-                    backward[way] = work(backward=True) / ms / 1e9
-                what = "causal" if causal else "full"
-                for direction, speeds in (("forward", forward), ("backward", backward)):
-                    yield {"what": f"{what} {direction}", "head dim": dim, "sequence": seq} | speeds
+
+def tune(seq=4096):
+    """Lines with the milliseconds of each launch that is tried, the fastest first."""
+    from triton.runtime.errors import OutOfResources
+
+    from kernels import flash_attention as flash
+    from kernels import layernorm
+
+    def times(what, name, candidates, patch, work):
+        found = []
+        for candidate in candidates:
+            with patch(candidate):
+                try:
+                    found.append((milliseconds(work), candidate))
+                except OutOfResources:          # too much shared memory
+                    pass
+        for ms, candidate in sorted(found):
+            yield f"{what} {name} {candidate}: {ms:.3f} ms"
+
+    for dim, causal in itertools.product(DIMS, (False, True)):
+        q, k, v = (random(TOKENS // seq, DIM // dim, seq, dim).detach() for _ in "qkv")
+        out, lse = flash.flash_forward(q, k, v, causal)
+        for name, candidates in TRIED.items():
+            choices = flash.BLOCKS[flash.generation(q)][name]
+            patch = lambda x, c=choices: mock.patch.dict(c, dict.fromkeys(c, x))
+            work = functools.partial(flash.flash_backward, out, q, k, v, out, lse, causal)
+            if name == "forward":
+                work = functools.partial(flash.flash_forward, q, k, v, causal)
+            what = f"attention, head dim {dim}, {'causal' if causal else 'full'},"
+            yield from times(what, name, candidates, patch, work)
+    for width in WIDTHS:
+        x, weight, bias = random(ROWS, width).detach(), random(width), random(width)
+        warps = {max(width // 32 // numbers, 1) for numbers in NUMBERS_OF_A_THREAD}
+        patch = lambda x: mock.patch.object(layernorm, "forward_launch", lambda _: x)
+        work = functools.partial(layernorm.layer_norm_forward, x, weight, bias)
+        candidates = [(width, n) for n in sorted(warps) if n <= 32]
+        yield from times("LayerNorm,", "forward (BLOCK, num_warps)", candidates, patch, work)
 
 
 def table(rows, others, unit):
@@ -136,7 +187,7 @@ def draw(rows, x, ways, unit, path):
 
     panels = {}
     for row in rows:
-        title = ", ".join([row["what"]] + [f"head dim {row['head dim']}"] * ("head dim" in row))
+        title = row["what"] + (f", head dim {row['head dim']}" if "head dim" in row else "")
         panels.setdefault(title, []).append(row)
     columns = (len(panels) + 1) // 2
     figure = Figure(figsize=(4 * columns, 6), layout="constrained")
@@ -154,28 +205,34 @@ def draw(rows, x, ways, unit, path):
     figure.savefig(path, dpi=130)
 
 
-def main():
+def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "runs", help="a folder for CSV and PNG")
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md too")
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
+    parser.add_argument("--tune", action="store_true", help="time other launches instead")
+    args = parser.parse_args(argv)
+    if DEVICE == "cuda" and not torch.cuda.is_available():
         parser.error("there is no GPU here, and nothing else to measure these kernels on")
     import triton
 
+    if args.tune:
+        for line in tune():
+            print(line, flush=True)
+        return
     args.out.mkdir(parents=True, exist_ok=True)
-    lines = [f"{datetime.date.today()}, {torch.cuda.get_device_name()}, torch {torch.__version__}, "
+    name = torch.cuda.get_device_name() if DEVICE == "cuda" else DEVICE
+    lines = [f"{datetime.date.today()}, {name}, torch {torch.__version__}, "
              f"Triton {triton.__version__}, bf16\n"]
     print(lines[0])
     measurements = (
         ("pointwise", pointwise, "width", ("eager", "compile", "copy"), "GB/s"),
-        ("attention", attention, "sequence", ("flash", "cudnn", "efficient"), "TFLOP/s"),
+        ("attention", attention, "sequence", tuple(BACKENDS), "TFLOP/s"),
     )
-    for name, measure, x, others, unit in measurements:
+    for what, measure, x, others, unit in measurements:
         rows = list(measure())
-        write(rows, args.out / f"kernels_{name}.csv")
-        draw(rows, x, ("kernel", *others), unit, args.out / f"kernels_{name}.png")
+        write(rows, args.out / f"kernels_{what}.csv")
+        draw(rows, x, ("kernel", *others), unit, args.out / f"kernels_{what}.png")
         for line in table(rows, others, unit):
             print(line, flush=True)
             lines.append(line)

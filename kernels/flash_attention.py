@@ -56,6 +56,7 @@ import torch
 try:
     import triton
     import triton.language as tl
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     jit = triton.jit
 except ImportError:                     # there is no Triton: the references run in its place
@@ -126,178 +127,234 @@ def flops(batch, heads, queries, keys, dim, causal, backward=False):
 
 
 @jit
-def load_rows(ptr, rows, row_stride, dims, seq, dim, WIDE: tl.constexpr):
-    """(rows, dims) of a matrix, zero outside. WIDE: as float32, since Triton's interpreter would
-    multiply the raw bits of bfloat16."""
-    inside = (rows[:, None] < seq) & (dims[None, :] < dim)
-    x = tl.load(ptr + rows[:, None].to(tl.int64) * row_stride + dims[None, :], mask=inside, other=0)
-    return x.to(tl.float32) if WIDE else x
+def addresses(x, batch, head, first, ROWS: tl.constexpr, DIM: tl.constexpr):
+    """Pointers to (ROWS, DIM) of one head of x, from row `first` on, and which are inside."""
+    ptr, batch_stride, head_stride, row_stride, seq, dim = x
+    rows, dims = (first + tl.arange(0, ROWS))[:, None], tl.arange(0, DIM)[None, :]
+    ptr += batch.to(tl.int64) * batch_stride + head.to(tl.int64) * head_stride
+    return ptr + rows.to(tl.int64) * row_stride + dims, (rows < seq) & (dims < dim)
+
+
+@jit
+def load(x, batch, head, first, ROWS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr):
+    """A block of x, zero outside: see `as_argument` for the two kinds of x. WIDE: as float32, since
+    Triton's interpreter would multiply the raw bits of bfloat16."""
+    if isinstance(x, tl.tensor_descriptor):
+        block = x.load([batch, head, first, 0]).reshape(ROWS, DIM)
+    else:
+        pointers, inside = addresses(x, batch, head, first, ROWS, DIM)
+        block = tl.load(pointers, mask=inside, other=0)
+    return block.to(tl.float32) if WIDE else block
+
+
+@jit
+def store(x, block, batch, head, first, ROWS: tl.constexpr, DIM: tl.constexpr):
+    pointers, inside = addresses(x, batch, head, first, ROWS, DIM)
+    tl.store(pointers, block, mask=inside)
+
+
+@jit
+def walk_over_keys(first, seq_q, seq_k, CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr,
+                   BLOCK_K: tl.constexpr):
+    """(whole, end): each row of the block sees all keys before `whole`, and none from `end` on."""
+    whole, end = seq_k, seq_k
+    if CAUSAL:
+        whole = tl.minimum(seq_k, tl.maximum(0, first + 1 + seq_k - seq_q))
+        end = tl.minimum(seq_k, first + BLOCK_Q + seq_k - seq_q)
+    return whole // BLOCK_K * BLOCK_K, end
 
 
 @jit
 def visible(rows, keys, seq_q, seq_k, CAUSAL: tl.constexpr):
-    """Which keys each row may look at, (rows, keys)."""
-    seen = (keys[None, :] < seq_k) & (rows[:, None] < seq_q)
-    return seen & (keys[None, :] <= rows[:, None] + seq_k - seq_q) if CAUSAL else seen
+    """Whether each row sees each key, of numbers (rows, 1) and (1, keys) or the other way round."""
+    return (keys < seq_k) & (keys <= rows + seq_k - seq_q if CAUSAL else True)
 
 
 @jit
-def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr,
-                   q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
-                   out_batch, out_head, out_row, scale, heads, group, seq_q, seq_k, dim,
+def forward_kernel(q_all, k_all, v_all, out_all, lse_ptr, scale, heads, group, seq_q, seq_k,
                    CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-                   BLOCK_D: tl.constexpr, WIDE: tl.constexpr):
-    which = tl.program_id(1)
-    batch, head = (which // heads).to(tl.int64), (which % heads).to(tl.int64)
-    q_ptr += batch * q_batch + head * q_head
-    k_ptr += batch * k_batch + head // group * k_head
-    v_ptr += batch * v_batch + head // group * v_head
-    out_ptr += batch * out_batch + head * out_head
-
-    first = tl.program_id(0) * BLOCK_Q
-    rows, dims = first + tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_D)
-    q = load_rows(q_ptr, rows, q_row, dims, seq_q, dim, WIDE)
+                   DIM: tl.constexpr, WIDE: tl.constexpr):
+    blocks = tl.cdiv(seq_q, BLOCK_Q)
+    which = tl.program_id(0) // blocks
+    batch, head = which // heads, which % heads
+    first = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_Q      # those with most keys first
+    rows = first + tl.arange(0, BLOCK_Q)
+    q = load(q_all, batch, head, first, BLOCK_Q, DIM, WIDE)
     largest = tl.full((BLOCK_Q,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_Q,), tl.float32)
-    out = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
+    out = tl.zeros((BLOCK_Q, DIM), tl.float32)
 
-    end = tl.minimum(seq_k, first + BLOCK_Q + seq_k - seq_q) if CAUSAL else seq_k
-    for start in range(0, end, BLOCK_K):
-        keys = start + tl.arange(0, BLOCK_K)
-        k = load_rows(k_ptr, keys, k_row, dims, seq_k, dim, WIDE)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale             # in log2
-        scores = tl.where(visible(rows, keys, seq_q, seq_k, CAUSAL), scores, -float("inf"))
+    whole, end = walk_over_keys(first, seq_q, seq_k, CAUSAL, BLOCK_Q, BLOCK_K)
+    for MASKED in tl.static_range(2):
+        for start in range(whole if MASKED else 0, end if MASKED else whole, BLOCK_K):
+            k = load(k_all, batch, head // group, start, BLOCK_K, DIM, WIDE)
+            scores = tl.dot(q, k.T, input_precision="ieee")
+            if MASKED:
+                keys = (start + tl.arange(0, BLOCK_K))[None, :]
+                seen = visible(rows[:, None], keys, seq_q, seq_k, CAUSAL)
+                scores = tl.where(seen, scores, -float("inf"))
+            larger = tl.maximum(largest, tl.max(scores, 1) * scale)             # in log2
+            base = tl.where(larger == -float("inf"), 0, larger)     # nothing seen: no inf - inf
+            weights = tl.exp2(scores * scale - base[:, None])
+            correction = tl.exp2(largest - base)
+            total = total * correction + tl.sum(weights, 1)
+            v = load(v_all, batch, head // group, start, BLOCK_K, DIM, WIDE)
+            out *= correction[:, None]
+            out = tl.dot(weights.to(v.dtype), v, out, input_precision="ieee")   # added to out
+            largest = larger
 
-        larger = tl.maximum(largest, tl.max(scores, 1))
-        base = tl.where(larger == -float("inf"), 0, larger)     # nothing seen yet: no inf - inf
-        weights = tl.exp2(scores - base[:, None])
-        correction = tl.exp2(largest - base)
-        total = total * correction + tl.sum(weights, 1)
-        v = load_rows(v_ptr, keys, v_row, dims, seq_k, dim, WIDE)
-        out = out * correction[:, None]
-        out += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        largest = larger
-
-    out /= tl.where(total == 0, 1, total)[:, None]
-    lse = (largest + tl.log2(tl.where(total == 0, 1, total))) / 1.4426950408889634
-    here = (rows[:, None] < seq_q) & (dims[None, :] < dim)
-    tl.store(out_ptr + rows[:, None].to(tl.int64) * out_row + dims[None, :], out, mask=here)
+    total = tl.where(total == 0, 1, total)
+    store(out_all, out / total[:, None], batch, head, first, BLOCK_Q, DIM)
+    lse = (largest + tl.log2(total)) / 1.4426950408889634
     tl.store(lse_ptr + which.to(tl.int64) * seq_q + rows, lse, mask=rows < seq_q)
 
 
 @jit
-def weights_and_dscores(q, k, v, dout, lse, delta, seen, scale):
-    """Of one block, from what forward has left: (rows, keys) each."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    weights = tl.exp2(tl.where(seen, scores, -float("inf")) - lse[:, None])
-    dweights = tl.dot(dout, tl.trans(v), input_precision="ieee")
-    return weights, weights * (dweights - delta[:, None])
-
-
-@jit
-def load_lse(lse_ptr, delta_ptr, rows, seq_q):
-    """In log2, and +inf for a row that saw nothing: its weights are 0 then. And delta."""
-    lse = tl.load(lse_ptr + rows, mask=rows < seq_q, other=0)
-    lse = tl.where(lse == -float("inf"), float("inf"), lse) * 1.4426950408889634
-    return lse, tl.load(delta_ptr + rows, mask=rows < seq_q, other=0)
-
-
-@jit
-def dk_dv_kernel(dout_ptr, q_ptr, k_ptr, v_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
-                 dout_batch, dout_head, dout_row, q_batch, q_head, q_row, k_batch, k_head, k_row,
-                 v_batch, v_head, v_row, scale, heads, group, seq_q, seq_k, dim,
-                 CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-                 BLOCK_D: tl.constexpr, WIDE: tl.constexpr):
-    which, kv_heads = tl.program_id(1), heads // group
-    batch, kv_head = (which // kv_heads).to(tl.int64), (which % kv_heads).to(tl.int64)
-    first = tl.program_id(0) * BLOCK_K
-    keys, dims = first + tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_D)
-    k = load_rows(k_ptr + batch * k_batch + kv_head * k_head, keys, k_row, dims, seq_k, dim, WIDE)
-    v = load_rows(v_ptr + batch * v_batch + kv_head * v_head, keys, v_row, dims, seq_k, dim, WIDE)
-    dk = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
-    dv = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
-
-    begin = tl.maximum(first + seq_q - seq_k, 0) // BLOCK_Q * BLOCK_Q if CAUSAL else 0
-    for i in range(0, group):
-        head = kv_head * group + i
-        q_here, dout_here = q_ptr + batch * q_batch + head * q_head, \
-            dout_ptr + batch * dout_batch + head * dout_head
-        row_of_head = (batch * heads + head) * seq_q
-        for start in range(begin, seq_q, BLOCK_Q):
-            rows = start + tl.arange(0, BLOCK_Q)
-            q = load_rows(q_here, rows, q_row, dims, seq_q, dim, WIDE)
-            dout = load_rows(dout_here, rows, dout_row, dims, seq_q, dim, WIDE)
-            lse, delta = load_lse(lse_ptr + row_of_head, delta_ptr + row_of_head, rows, seq_q)
-            seen = visible(rows, keys, seq_q, seq_k, CAUSAL)
-            weights, dscores = weights_and_dscores(q, k, v, dout, lse, delta, seen, scale)
-            dv += tl.dot(tl.trans(weights).to(dout.dtype), dout, input_precision="ieee")
-            dk += tl.dot(tl.trans(dscores).to(q.dtype), q, input_precision="ieee")
-
-    here = (which.to(tl.int64) * seq_k + keys[:, None]) * dim + dims[None, :]
-    inside = (keys[:, None] < seq_k) & (dims[None, :] < dim)
-    tl.store(dk_ptr + here, dk * (scale / 1.4426950408889634), mask=inside)
-    tl.store(dv_ptr + here, dv, mask=inside)
-
-
-@jit
-def dq_kernel(dout_ptr, q_ptr, k_ptr, v_ptr, lse_ptr, delta_ptr, dq_ptr,
-              dout_batch, dout_head, dout_row, q_batch, q_head, q_row, k_batch, k_head, k_row,
-              v_batch, v_head, v_row, scale, heads, group, seq_q, seq_k, dim,
+def dq_kernel(dout_all, q_all, out_all, k_all, v_all, lse_ptr, dq_all, log2_ptr, delta_ptr,
+              padded, scale, heads, group, seq_q, seq_k,
               CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-              BLOCK_D: tl.constexpr, WIDE: tl.constexpr):
-    which = tl.program_id(1)
-    batch, head = (which // heads).to(tl.int64), (which % heads).to(tl.int64)
-    k_ptr += batch * k_batch + head // group * k_head
-    v_ptr += batch * v_batch + head // group * v_head
-    q_ptr += batch * q_batch + head * q_head
-    dout_ptr += batch * dout_batch + head * dout_head
+              DIM: tl.constexpr, WIDE: tl.constexpr):
+    blocks = tl.cdiv(seq_q, BLOCK_Q)
+    which = tl.program_id(0) // blocks
+    batch, head = which // heads, which % heads
+    first = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_Q
+    q = load(q_all, batch, head, first, BLOCK_Q, DIM, WIDE)
+    dout = load(dout_all, batch, head, first, BLOCK_Q, DIM, WIDE)
+    out = load(out_all, batch, head, first, BLOCK_Q, DIM, WIDE)
 
-    first = tl.program_id(0) * BLOCK_Q
-    rows, dims = first + tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_D)
-    q = load_rows(q_ptr, rows, q_row, dims, seq_q, dim, WIDE)
-    dout = load_rows(dout_ptr, rows, dout_row, dims, seq_q, dim, WIDE)
-    row_of_head = which.to(tl.int64) * seq_q
-    lse, delta = load_lse(lse_ptr + row_of_head, delta_ptr + row_of_head, rows, seq_q)
-    dq = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
+    # What each row's weights and their gradients are reckoned from, for dk_dv_kernel too. A row
+    # that saw nothing gets an lse of +inf, and so weights of 0.
+    rows, which = first + tl.arange(0, BLOCK_Q), which.to(tl.int64)
+    lse = tl.load(lse_ptr + which * seq_q + rows, mask=rows < seq_q, other=0)
+    lse = tl.where(lse == -float("inf"), float("inf"), lse) * 1.4426950408889634
+    delta = tl.sum(dout.to(tl.float32) * out.to(tl.float32), 1)
+    tl.store(log2_ptr + which * padded + rows, lse)
+    tl.store(delta_ptr + which * padded + rows, delta)
 
-    end = tl.minimum(seq_k, first + BLOCK_Q + seq_k - seq_q) if CAUSAL else seq_k
-    for start in range(0, end, BLOCK_K):
-        keys = start + tl.arange(0, BLOCK_K)
-        k = load_rows(k_ptr, keys, k_row, dims, seq_k, dim, WIDE)
-        v = load_rows(v_ptr, keys, v_row, dims, seq_k, dim, WIDE)
-        seen = visible(rows, keys, seq_q, seq_k, CAUSAL)
-        _, dscores = weights_and_dscores(q, k, v, dout, lse, delta, seen, scale)
-        dq += tl.dot(dscores.to(k.dtype), k, input_precision="ieee")
+    dq = tl.zeros((BLOCK_Q, DIM), tl.float32)
+    whole, end = walk_over_keys(first, seq_q, seq_k, CAUSAL, BLOCK_Q, BLOCK_K)
+    for MASKED in tl.static_range(2):
+        for start in range(whole if MASKED else 0, end if MASKED else whole, BLOCK_K):
+            k = load(k_all, batch, head // group, start, BLOCK_K, DIM, WIDE)
+            v = load(v_all, batch, head // group, start, BLOCK_K, DIM, WIDE)
+            scores = tl.dot(q, k.T, input_precision="ieee")
+            weights = tl.exp2(scores * scale - lse[:, None])
+            if MASKED:
+                keys = (start + tl.arange(0, BLOCK_K))[None, :]
+                seen = visible(rows[:, None], keys, seq_q, seq_k, CAUSAL)
+                weights = tl.where(seen, weights, 0)
+            dweights = tl.dot(dout, v.T, input_precision="ieee")
+            dscores = weights * (dweights - delta[:, None])
+            dq = tl.dot(dscores.to(k.dtype), k, dq, input_precision="ieee")
+    store(dq_all, dq * (scale / 1.4426950408889634), batch, head, first, BLOCK_Q, DIM)
 
-    here = (row_of_head + rows[:, None]) * dim + dims[None, :]
-    inside = (rows[:, None] < seq_q) & (dims[None, :] < dim)
-    tl.store(dq_ptr + here, dq * (scale / 1.4426950408889634), mask=inside)
+
+@jit
+def dk_dv_kernel(dout_all, q_all, k_all, v_all, dk_all, dv_all, log2_ptr, delta_ptr, padded,
+                 scale, heads, group, seq_q, seq_k,
+                 CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+                 DIM: tl.constexpr, WIDE: tl.constexpr):
+    blocks, kv_heads = tl.cdiv(seq_k, BLOCK_K), heads // group
+    which = tl.program_id(0) // blocks
+    batch, kv_head = which // kv_heads, which % kv_heads
+    first = tl.program_id(0) % blocks * BLOCK_K         # here the first have most to do
+    k = load(k_all, batch, kv_head, first, BLOCK_K, DIM, WIDE)
+    v = load(v_all, batch, kv_head, first, BLOCK_K, DIM, WIDE)
+    dk = tl.zeros((BLOCK_K, DIM), tl.float32)
+    dv = tl.zeros((BLOCK_K, DIM), tl.float32)
+
+    # Rows before `begin` see none of these keys, and from `whole` on they see them all.
+    begin, whole = 0, 0
+    if CAUSAL:
+        begin = tl.maximum(0, first + seq_q - seq_k) // BLOCK_Q * BLOCK_Q
+        whole = tl.cdiv(tl.maximum(0, first + BLOCK_K - 1 + seq_q - seq_k), BLOCK_Q) * BLOCK_Q
+        whole = tl.minimum(whole, tl.cdiv(seq_q, BLOCK_Q) * BLOCK_Q)
+    first_rows = first + tl.arange(0, BLOCK_K) + seq_q - seq_k      # that see each key
+    for MASKED in tl.static_range(2):
+        low, high = begin if MASKED else whole, whole if MASKED else seq_q
+        head, start = kv_head * group, low
+        for _ in range(group * tl.cdiv(high - low, BLOCK_Q)):   # all heads that share k and v
+            rows = start + tl.arange(0, BLOCK_Q)
+            q = load(q_all, batch, head, start, BLOCK_Q, DIM, WIDE)
+            dout = load(dout_all, batch, head, start, BLOCK_Q, DIM, WIDE)
+            stats = (batch * heads + head).to(tl.int64) * padded
+            lse, delta = tl.load(log2_ptr + stats + rows), tl.load(delta_ptr + stats + rows)
+            scores = tl.dot(k, q.T, input_precision="ieee")         # (keys, rows): transposed
+            weights = tl.exp2(scores * scale - lse[None, :])
+            if MASKED:
+                weights = tl.where(first_rows[:, None] <= rows[None, :], weights, 0)
+            dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision="ieee")
+            dweights = tl.dot(v, dout.T, input_precision="ieee")
+            dscores = weights * (dweights - delta[None, :])
+            dk = tl.dot(dscores.to(q.dtype), q, dk, input_precision="ieee")
+            start += BLOCK_Q
+            if start >= high:
+                head, start = head + 1, low
+    store(dk_all, dk * (scale / 1.4426950408889634), batch, kv_head, first, BLOCK_K, DIM)
+    store(dv_all, dv, batch, kv_head, first, BLOCK_K, DIM)
 
 
 # -------------------------------------------------------------------------------------- the launch
 
-
-def blocks(dim, dtype, backward=False):
-    """(held, walked, BLOCK_D, num_warps, num_stages): the block that a program holds, those that it
-    walks over. As large as registers and shared memory allow without spilling, and never below
-    what tl.dot can multiply, 16 in each direction."""
-    padded = max(16, triton.next_power_of_2(dim))
-    if dtype == torch.float32:
-        return 16, 16, padded, 8, 1
-    if backward:
-        large = {256: (32, 32, 256, 8, 1), 128: (64, 32, 128, 8, 1)}
-        return large.get(padded, (64, 32, padded, 8, 2))
-    large = {256: (64, 32, 256, 8, 2), 128: (128, 64, 128, 8, 2)}
-    return large.get(padded, (128, 64, padded, 8, 2))
+# For a GPU, a kernel and a head dim up to: the rows of the block that a program holds, of those
+# that it walks over, and num_warps and num_stages. As large as registers and shared memory allow
+# without spilling, and never below what tl.dot can multiply, 16 in each direction.
+BLOCKS = {
+    80: {"forward": {64: (128, 64, 8, 2), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2)},
+         "dk_dv": {64: (128, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 1)},
+         "dq": {64: (128, 32, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)}},
+    90: {"forward": {64: (128, 128, 4, 2), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)},
+         "dk_dv": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (64, 16, 8, 2)},
+         "dq": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (128, 32, 8, 2)}},
+    100: {"forward": {64: (128, 128, 8, 2), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)},
+          "dk_dv": {64: (128, 64, 8, 3), 128: (128, 64, 4, 2), 256: (64, 16, 8, 2)},
+          "dq": {64: (128, 64, 8, 3), 128: (128, 64, 4, 2), 256: (128, 32, 8, 2)}},
+}
 
 
 def interpreted():
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def last_dense(x):
-    """x with its last dimension contiguous, as the kernels read it: itself, nearly always."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+def generation(x):
+    """Of the GPU: 90 is Hopper and 100 Blackwell, which load a block of 16-bit numbers by their
+    copy engine (TMA) and multiply it from where that puts it. 80 stands for everything else."""
+    arch = 90 if interpreted() else triton.runtime.driver.active.get_current_target().arch
+    return {90: 90, 100: 100, 103: 100}.get(arch, 80) if x.element_size() == 2 else 80
+
+
+def blocks(gpu, kernel, x):
+    """(held, walked, num_warps, num_stages, dim as the kernel has it): a line of BLOCKS for x."""
+    padded = max(16, triton.next_power_of_2(x.shape[-1]))
+    if x.dtype == torch.float32:                # no tensor cores: they would round to 10 bits
+        return 16, 16, 8, 2, padded
+    return *next(sizes for dim, sizes in BLOCKS[gpu][kernel].items() if padded <= dim), padded
+
+
+def as_argument(x, gpu, rows, dim):
+    """x (batch, heads, seq, dim) as a kernel takes it, to load blocks of (rows, dim).
+
+    For the copy engine, a descriptor: one thread asks for the block by its coordinates, and no
+    thread computes an address. Without one, pointer, strides and lengths.
+    """
+    if gpu == 80 or not x.numel():
+        return as_pointer(x)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, dim])
+
+
+def as_pointer(x):
+    return x, *x.stride()[:3], *x.shape[2:]
+
+
+def readable(x):
+    """x, if its rows are dense and all its steps in memory are of 16 bytes, as in any model. Else
+    a copy that is so."""
+    unit = 16 // x.element_size()
+    if x.stride(-1) == 1 and all(step > 0 and step % unit == 0 for step in x.stride()[:3]) \
+            and x.data_ptr() % 16 == 0:
+        return x
+    *shape, dim = x.shape
+    return x.new_empty(*shape, math.ceil(dim / unit) * unit)[..., :dim].copy_(x)
 
 
 def flash_forward(q, k, v, causal=False):
@@ -309,17 +366,19 @@ def flash_forward(q, k, v, causal=False):
     check(q, k, v)
     if not runs_here(q):
         return reference_forward(q, k, v, causal)
-    q, k, v = map(last_dense, (q, k, v))
+    q, k, v = map(readable, (q, k, v))
     batch, heads, seq_q, dim = q.shape
     out = torch.empty_like(q)
     lse = torch.empty(batch, heads, seq_q, device=q.device)
-    block_q, block_k, block_d, warps, stages = blocks(dim, q.dtype)
+    gpu = generation(q)
+    held, walked, warps, stages, padded = blocks(gpu, "forward", q)
     if q.numel():
-        forward_kernel[(triton.cdiv(seq_q, block_q), batch * heads)](
-            q, k, v, out, lse,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-            dim**-0.5 * LOG2_E, heads, heads // k.shape[1], seq_q, k.shape[2], dim, causal,
-            block_q, block_k, block_d, interpreted(), num_warps=warps, num_stages=stages)
+        with torch.cuda.device_of(q):
+            forward_kernel[(triton.cdiv(seq_q, held) * batch * heads,)](
+                as_argument(q, gpu, held, padded), as_argument(k, gpu, walked, padded),
+                as_argument(v, gpu, walked, padded), as_pointer(out), lse,
+                dim**-0.5 * LOG2_E, heads, heads // k.shape[1], seq_q, k.shape[2],
+                causal, held, walked, padded, interpreted(), num_warps=warps, num_stages=stages)
     return out, lse
 
 
@@ -329,23 +388,31 @@ def flash_backward(dout, q, k, v, out, lse, causal=False):
     check(q, k, v)
     if not runs_here(q):
         return reference_backward(dout, q, k, v, out, lse, causal)
-    dout, q, k, v = map(last_dense, (dout, q, k, v))
+    dout, q, k, v, out = map(readable, (dout, q, k, v, out))
     lse = lse.contiguous()
     batch, heads, seq_q, dim = q.shape
     kv_heads, seq_k = k.shape[1:3]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    held, walked, block_d, warps, stages = blocks(dim, q.dtype, backward=True)
-    delta = (dout.float() * out.float()).sum(-1)        # (batch, heads, queries)
-    strides = *dout.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]
-    shapes = dim**-0.5 * LOG2_E, heads, heads // kv_heads, seq_q, seq_k, dim
-    if k.numel():
-        dk_dv_kernel[(triton.cdiv(seq_k, held), batch * kv_heads)](
-            dout, q, k, v, lse, delta, dk, dv, *strides, *shapes, causal, walked, held, block_d,
-            interpreted(), num_warps=warps, num_stages=stages)
-    if q.numel():
-        dq_kernel[(triton.cdiv(seq_q, held), batch * heads)](
-            dout, q, k, v, lse, delta, dq, *strides, *shapes, causal, held, walked, block_d,
-            interpreted(), num_warps=warps, num_stages=stages)
+    shape = dim**-0.5 * LOG2_E, heads, heads // kv_heads, seq_q, seq_k
+    gpu = generation(q)
+
+    held, walked, warps, stages, padded = blocks(gpu, "dq", q)
+    rows = triton.cdiv(seq_q, held) * held
+    stats = *torch.empty(2, batch * heads * rows, device=q.device), rows    # lse in log2, and delta
+    with torch.cuda.device_of(q):
+        if q.numel():
+            of_queries = [as_argument(x, gpu, held, padded) for x in (dout, q, out)]
+            of_keys = [as_argument(x, gpu, walked, padded) for x in (k, v)]
+            dq_kernel[(triton.cdiv(seq_q, held) * batch * heads,)](
+                *of_queries, *of_keys, lse, as_pointer(dq), *stats, *shape,
+                causal, held, walked, padded, interpreted(), num_warps=warps, num_stages=stages)
+        held, walked, warps, stages, padded = blocks(gpu, "dk_dv", q)
+        if k.numel():
+            of_queries = [as_argument(x, gpu, walked, padded) for x in (dout, q)]
+            of_keys = [as_argument(x, gpu, held, padded) for x in (k, v)]
+            dk_dv_kernel[(triton.cdiv(seq_k, held) * batch * kv_heads,)](
+                *of_queries, *of_keys, as_pointer(dk), as_pointer(dv), *stats, *shape,
+                causal, walked, held, padded, interpreted(), num_warps=warps, num_stages=stages)
     return dq, dk, dv
 
 

@@ -51,7 +51,7 @@ except ImportError:                     # there is no Triton: the reference runs
 
 DTYPES = torch.float32, torch.float16, torch.bfloat16
 WIDEST = 16384
-PROGRAMS = 4 * 132                      # of the backward: some for each of an H100's 132 processors
+PROCESSORS = 132                        # of an H100; asked of the GPU where there is one
 
 
 def layer_norm_reference(x, weight, bias, eps=1e-5, residual=None):
@@ -66,7 +66,7 @@ def forward_bytes(rows, dim, width, residual=False):
     return rows * dim * width * (4 if residual else 2) + rows * 2 * 4 + 2 * dim * width
 
 
-def backward_bytes(rows, dim, width, residual=False, programs=PROGRAMS):
+def backward_bytes(rows, dim, width, residual=False, programs=2 * PROCESSORS):
     """Bytes that the backward moves: x, dy, dx, with a residual the sum's gradient; sums."""
     sums = 2 * 2 * min(programs, rows) * dim * 4 + 2 * dim * width          # stored, and read again
     return rows * dim * width * (4 if residual else 3) + rows * 2 * 4 + dim * width + sums
@@ -99,50 +99,78 @@ def forward_kernel(x_ptr, residual_ptr, weight_ptr, bias_ptr, sum_ptr, y_ptr, me
 
 
 @jit
+def load_part(dy_ptr, x_ptr, weight, mean, rstd, row, columns, inside, dy_stride, x_stride):
+    """dy, g = dy · weight and n = (x - mean) · rstd, in these columns of the rows."""
+    dy = tl.load(dy_ptr + row * dy_stride + columns, mask=inside, other=0).to(tl.float32)
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0).to(tl.float32)
+    return dy, dy * weight.to(tl.float32), tl.where(inside, (x - mean) * rstd, 0)
+
+
+@jit
 def backward_kernel(dy_ptr, dsum_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr,
                     dbias_ptr, dy_stride, dsum_stride, x_stride, rows, width,
-                    RESIDUAL: tl.constexpr, AGAIN: tl.constexpr, BLOCK: tl.constexpr):
-    columns = tl.arange(0, BLOCK)
-    inside = columns < width
-    dweight = tl.zeros((BLOCK,), tl.float32)
-    dbias = tl.zeros((BLOCK,), tl.float32)
+                    RESIDUAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+                    PARTS: tl.constexpr, STAGES: tl.constexpr):
+    part, program = tl.program_id(0), tl.program_id(1)
+    columns = (part * BLOCK + tl.arange(0, BLOCK))[None, :]
+    weight = tl.load(weight_ptr + columns, mask=columns < width, other=0)
+    dweight = tl.zeros((1, BLOCK), tl.float32)
+    dbias = tl.zeros((1, BLOCK), tl.float32)
 
-    for row in range(tl.program_id(0).to(tl.int64), rows, tl.num_programs(0)):
-        mean, rstd = tl.load(mean_ptr + row), tl.load(rstd_ptr + row)
-        x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0).to(tl.float32)
-        dy = tl.load(dy_ptr + row * dy_stride + columns, mask=inside, other=0).to(tl.float32)
-        weight = tl.load(weight_ptr + columns, mask=inside, other=0).to(tl.float32)
-        normed = tl.where(inside, (x - mean) * rstd, 0)
-        g = dy * weight
-        dweight += dy * normed
-        dbias += dy
-        mean_g, mean_gn = tl.sum(g) / width, tl.sum(g * normed) / width
+    # num_stages: the next rows are on their way to the chip while these are worked on.
+    for first in tl.range(program * ROWS, rows, tl.num_programs(1) * ROWS, num_stages=STAGES):
+        row = (first + tl.arange(0, ROWS))[:, None].to(tl.int64)
+        inside = (row < rows) & (columns < width)
+        mean = tl.load(mean_ptr + row, mask=row < rows, other=0)
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0)
+        dy, g, n = load_part(dy_ptr, x_ptr, weight, mean, rstd, row, columns, inside,
+                             dy_stride, x_stride)
+        dweight += tl.sum(dy * n, 0, keep_dims=True)
+        dbias += tl.sum(dy, 0, keep_dims=True)
+        sum_g = tl.sum(g, 1, keep_dims=True)
+        sum_gn = tl.sum(g * n, 1, keep_dims=True)
+        for step in tl.static_range(1, PARTS):          # the means are those of the whole row
+            others = ((part + step) % PARTS * BLOCK + tl.arange(0, BLOCK))[None, :]
+            others_weight = tl.load(weight_ptr + others, mask=others < width, other=0)
+            _, others_g, others_n = load_part(
+                dy_ptr, x_ptr, others_weight, mean, rstd, row, others,
+                (row < rows) & (others < width), dy_stride, x_stride)
+            sum_g += tl.sum(others_g, 1, keep_dims=True)
+            sum_gn += tl.sum(others_g * others_n, 1, keep_dims=True)
 
-        if AGAIN:                       # a long row again, from the cache: registers are few
-            x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0,
-                        cache_modifier=".cg").to(tl.float32)
-            dy = tl.load(dy_ptr + row * dy_stride + columns, mask=inside, other=0,
-                         cache_modifier=".cg").to(tl.float32)
-            weight = tl.load(weight_ptr + columns, mask=inside, other=0,
-                             cache_modifier=".cg").to(tl.float32)
-            normed = tl.where(inside, (x - mean) * rstd, 0)
-            g = dy * weight
-        dx = rstd * (g - mean_g - normed * mean_gn)
+        dx = rstd * (g - sum_g / width - n * (sum_gn / width))
         if RESIDUAL:                                    # the sum is used elsewhere too
             dx += tl.load(dsum_ptr + row * dsum_stride + columns, mask=inside, other=0)
         tl.store(dx_ptr + row * width + columns, dx, mask=inside)
 
-    mine = tl.program_id(0) * width + columns
-    tl.store(dweight_ptr + mine, dweight, mask=inside)
-    tl.store(dbias_ptr + mine, dbias, mask=inside)
+    mine = program * width + columns
+    tl.store(dweight_ptr + mine, dweight, mask=columns < width)
+    tl.store(dbias_ptr + mine, dbias, mask=columns < width)
 
 
-def launch(width):
-    """(BLOCK, num_warps) for rows of `width`: a thread has 8 numbers, or more if rows are long. (Of
-    more than 8192 numbers, backward's sums for weight and bias spill some registers to the cache.)
-    """
+def forward_launch(width):
+    """(BLOCK, num_warps): a thread has 32 numbers of a row, or 64 of the widest. Small programs:
+    many fit a processor, so that some wait for memory at any time, and keep it busy."""
     block = triton.next_power_of_2(width)
-    return block, min(max(block // 256, 1), 16)
+    return block, min(max(block // 1024, 1), 8)
+
+
+def backward_launch(width, dtype):
+    """(ROWS, BLOCK, PARTS, STAGES, num_warps): a thread has 16 numbers, of one row or of several.
+
+    A program's part of a row is 4096 numbers, or 8192 where 16 bytes at a time can be loaded.
+    """
+    fast = dtype != torch.float32 and width % 16 == 0
+    block = min(triton.next_power_of_2(width), 8192 if fast else 4096)
+    rows = max(4096 // block, 1)
+    return rows, block, triton.cdiv(width, block), 2 if fast else 1, rows * block // 512
+
+
+def backward_programs(x, rows, parts, warps):
+    """How many programs share the rows: two for each of the GPU's processors, or one if large."""
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count \
+        if x.is_cuda else PROCESSORS
+    return min(max(processors * 16 // warps // parts, 1), triton.cdiv(len(x), rows))
 
 
 def by_rows(x):
@@ -156,16 +184,17 @@ def layer_norm_forward(x, weight, bias, eps=1e-5, residual=None):
     (..., width), and mean, rstd (rows,), float32. Without a residual the sum is x."""
     rows, width = by_rows(x), x.shape[-1]
     y, total = torch.empty_like(x, memory_format=torch.contiguous_format), x
-    mean = torch.empty(len(rows), device=x.device)
+    mean = torch.empty(len(rows), device=x.device)          # float32
     rstd = torch.empty_like(mean)
     more = rows if residual is None else by_rows(residual)
     if residual is not None:
         total = torch.empty_like(y)
-    block, warps = launch(width)
+    block, warps = forward_launch(width)
     if len(rows):
-        forward_kernel[(len(rows),)](rows, more, weight, bias, total, y, mean, rstd, rows.stride(0),
-                                     more.stride(0), width, eps, residual is not None, block,
-                                     num_warps=warps)
+        with torch.cuda.device_of(x):
+            forward_kernel[(len(rows),)](rows, more, weight, bias, total, y, mean, rstd,
+                                         rows.stride(0), more.stride(0), width, eps,
+                                         residual is not None, block, num_warps=warps)
     return total, y, mean, rstd
 
 
@@ -175,13 +204,15 @@ def layer_norm_backward(dy, total, weight, mean, rstd, dsum=None):
     dy = by_rows(dy)
     more = dy if dsum is None else by_rows(dsum)
     dx = torch.empty(total.shape, dtype=total.dtype, device=total.device)
-    programs = min(len(rows), PROGRAMS)
+    together, block, parts, stages, warps = backward_launch(width, total.dtype)
+    programs = backward_programs(rows, together, parts, warps)
     sums = torch.empty(2, programs, width, device=total.device)
-    block, warps = launch(width)
     if programs:
-        backward_kernel[(programs,)](dy, more, rows, weight, mean, rstd, dx, *sums, dy.stride(0),
-                                     more.stride(0), rows.stride(0), len(rows), width,
-                                     dsum is not None, block > 8192, block, num_warps=warps)
+        with torch.cuda.device_of(total):
+            backward_kernel[(parts, programs)](
+                dy, more, rows, weight, mean, rstd, dx, *sums, dy.stride(0), more.stride(0),
+                rows.stride(0), len(rows), width, dsum is not None, together, block, parts, stages,
+                num_warps=warps)
     dweight, dbias = sums.sum(1).to(weight.dtype)
     return dx, dweight, dbias
 

@@ -69,21 +69,21 @@ def cases(everything):
     """What to launch: (description, function that does). Not `everything`: what differs most."""
     bf16, fp32 = torch.bfloat16, torch.float32
     norms = [(1000, bf16), (4096, bf16), (16384, bf16), (16384, fp32)]
-    attention = [(64, bf16, True), (128, bf16, True), (128, bf16, False), (256, bf16, True)]
-    attention += [(40, bf16, False), (64, fp32, True), (128, fp32, True)]
+    attention = [(64, bf16, True, 256), (128, bf16, True, 256), (256, bf16, True, 256)]
+    attention += [(64, bf16, False, 1), (40, bf16, True, 1000), (80, bf16, True, 250)]
+    attention += [(128, fp32, True, 256)]
     if everything:
         dtypes = torch.float16, bf16, fp32
-        norms = list(itertools.product((128, 768, 1000, 4096, 8192, 16384), dtypes))
-        attention = list(itertools.product((16, 40, 64, 128, 256), dtypes, (False, True)))
+        norms = list(itertools.product((128, 768, 1000, 4096, 5000, 8192, 16384), dtypes))
+        attention = list(
+            itertools.product((16, 40, 64, 80, 128, 256), dtypes, (False, True), (256,))
+        )
     for dtype in {dtype for _, dtype in norms}:
         x = torch.empty(4096, dtype=dtype)
         yield f"elu {dtype}", lambda x=x: elu.elu_backward(elu.elu_forward(x), x)
-    for case in norms:
-        for residual in (False, True) if everything else (True,):
-            yield (
-                f"layer norm {case} {residual}",
-                functools.partial(run_layer_norm, *case, residual),
-            )
+    for case, residual in itertools.product(norms, (False, True) if everything else (True,)):
+        call = functools.partial(run_layer_norm, *case, residual)
+        yield f"layer norm {case} {residual}", call
     for case in attention:
         yield f"attention {case}", functools.partial(run_attention, *case)
 
@@ -95,21 +95,27 @@ def run_layer_norm(width, dtype, residual):
     layernorm.layer_norm_backward(y, total, weight, mean, rstd, more)
 
 
-def run_attention(dim, dtype, causal):
-    q, k, v = (torch.empty(2, heads, 256, dim, dtype=dtype) for heads in (4, 2, 2))
+def run_attention(dim, dtype, causal, seq):
+    """Grouped queries, or one of everything: 1 is a constant to Triton, and 1000 not aligned."""
+    batch, heads, kv_heads = (1, 1, 1) if seq == 1 else (2, 4, 2)
+    q, k, v = (torch.empty(batch, n, seq, dim, dtype=dtype) for n in (heads, kv_heads, kv_heads))
     out, lse = flash_attention.flash_forward(q, k, v, causal)
     flash_attention.flash_backward(out, q, k, v, out, lse, causal)
 
 
 def resources(kernel):
-    """Registers of a thread and bytes of its stack (0 means that nothing is spilled)."""
+    """Registers of a thread, bytes of its stack (0 means that nothing is spilled), and which of
+    the instructions that matter the kernel has: tensor cores of Ampere, Hopper and Blackwell, and
+    the copy engine."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
         command = [CUOBJDUMP, "--dump-resource-usage", file.name]
         printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     name, registers, stack = re.search(r"Function (\w+):\s+REG:(\d+) STACK:(\d+)", printed).groups()
-    return {"kernel": name, "registers": int(registers), "stack": int(stack)}
+    interesting = "mma.sync", "wgmma", "tcgen05.mma", "cp.async.bulk.tensor"
+    found = [name for name in interesting if name in kernel.asm["ptx"]]
+    return {"kernel": name, "registers": int(registers), "stack": int(stack), "instructions": found}
 
 
 if __name__ == "__main__":
