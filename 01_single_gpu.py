@@ -660,6 +660,10 @@ def main(argv=None):
     if args.kernels and args.dtype == "float64":
         common.refuse("--kernels compute in float32, and --dtype is float64; --dtype float32 would "
                       "work")
+    dim, heads = args.model.dim, args.model.heads
+    if args.kernels and (dim > 16384 or not 16 <= dim // heads <= 256):
+        common.refuse(f"--kernels take a --dim of up to 16384 and heads of 16 to 256, not --dim {dim} "
+                      f"in {heads} --heads of {dim // heads}; --dim 128 --heads 4 would work")
     text = common.Text(args)
     ranks = common.start(args)
 

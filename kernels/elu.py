@@ -18,6 +18,11 @@ and they are not what takes the time: 5 FLOPs for 2 B bytes is an arithmetic int
 and an H100 can do 989e12 / 3.35e12 = 295 FLOPs of bf16 matmul while it moves one byte. Below that,
 its ridge point, only bytes matter. (`eager_bytes`, `fused_bytes`, `arithmetic_intensity` below.)
 
+Once fused, the instructions can come to matter after all. An H100 issues 132 processors · 128 lanes
+· 1.83e9 a second, and in that second moves 3.35e12 / 2 B numbers: in 16 bits, there is time for 37
+instructions a number, loads and conversions included, and on an H200 for 26. With a division and a
+logarithm in it, the forward kernel below had 51; it has 23. (`instruction_budget`.)
+
 A kernel is written for one block of numbers, and a grid of programs runs it for all blocks:
 
     x      |. . . . . . . .|. . . . . . . .|. . . . . - - -|     n = 21, in blocks of 8
@@ -72,6 +77,12 @@ def fused_bytes(numbers, width):
 def arithmetic_intensity(width):
     """FLOPs for each byte that the kernel moves; compare with a machine's FLOP/s over bytes/s."""
     return 5 / (2 * width)
+
+
+def instruction_budget(width, processors=132, clock=1.83e9, bandwidth=3.35e12):
+    """Instructions a number for which there is time while it is read and written. clock: in Hz;
+    bandwidth: of the GPU's memory, in bytes a second. As given: an H100."""
+    return processors * 128 * clock / (bandwidth / (2 * width))
 
 
 @jit

@@ -24,9 +24,10 @@ compute any block of weights again, since weights = exp(scores - lse):
     dscores = weights · (dweights - delta),  delta = the row's sum of dout · out
     dq = dscores · k / sqrt(d)  dk = dscoresᵀ · q / sqrt(d)
 
-in two kernels, so that no two programs add to the same numbers: one holds a block of keys and walks
-over the queries (dk, dv), the other the other way round (dq). Both compute the scores once more:
-more FLOPs than plain attention, and far fewer bytes.
+in two kernels, so that no two programs add to the same numbers: one holds a block of queries and
+walks over the keys (dq), the other the other way round (dk, dv). Both compute the scores and
+dweights once more, seven matmuls where plain attention, which keeps its weights, has four: more
+FLOPs, and far fewer bytes.
 
     forward of a head          plain                        flash
     bytes (B a number)         (4 s·d + 4 s·s) B            4 s·d B + 4 s, if k and v are read once
@@ -34,6 +35,13 @@ more FLOPs than plain attention, and far fewer bytes.
 
 So the arithmetic intensity grows with s, to s / B FLOPs a byte: above an H100's ridge point of 295
 (see elu.py) from six hundred tokens on, in 16 bits. (`plain_bytes`, `flash_bytes`, `flops` below.)
+
+What keeps the tensor cores busy: most blocks are seen whole by every row and are walked over
+without a mask; only those on the diagonal or over the edge take one (the loop over MASKED is
+unrolled, so each kernel has both). exp is exp2, with the scale folded in. Programs with most to do
+start first. The kernel of dk and dv has its scores transposed, (keys, queries): so they come out of
+one matmul in the registers from which the next takes them. And from Hopper on, a copy engine loads
+the blocks (`as_argument`).
 
 Grouped queries share a k and v: a program of queries reads its group's; a program of keys adds up
 over all heads of its group. Causal is aligned at the end: the last query sees all keys, query i the
@@ -118,7 +126,8 @@ def flash_bytes(queries, keys, dim, width):
 
 
 def flops(batch, heads, queries, keys, dim, causal, backward=False):
-    """FLOPs of the matmuls: two forward, five backward; half of each if causal and square."""
+    """FLOPs of the matmuls: two forward, five backward (four, and the scores once more: so all
+    kernels are compared, though ours does seven); half of each if causal and square."""
     matmuls = 5 if backward else 2
     return matmuls * 2 * batch * heads * queries * keys * dim * (0.5 if causal else 1)
 

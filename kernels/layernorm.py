@@ -23,9 +23,14 @@ With g = dy · weight and n = (x - mean) · rstd, backward is, row by row,
 
 and dweight = sum over the rows of dy · n, dbias = sum of dy. Rows are spread over programs, and if
 all of them added to one dweight, they would race (or wait for each other, and add in a different
-order every time). So each program takes every P-th row, keeps sums of its own in registers, and
-stores them once, in a row of its own; a second step adds up P rows. The result does not depend on
-who comes first.
+order every time). So each program keeps sums of its own in registers, over all rows that it takes,
+and stores them once, in a row of its own; a second step adds up the programs' rows. The result does
+not depend on who comes first.
+
+Registers are what is short: a processor has 65536, and of a row of 16384 numbers the sums alone
+would take half. So two programs share such a row. Each owns a half of the columns, and reads the
+other's half too, for the means; by then it is in the cache (L2), and memory is read once all the
+same. Of short rows, a program works on several at once. While it does, the next are being loaded.
 
 The arithmetic intensity is about 8 FLOPs for 2 B bytes: far below an H100's ridge point (see
 elu.py), so LayerNorm costs what its bytes cost. (`forward_bytes` and `backward_bytes` below.)
@@ -123,21 +128,22 @@ def backward_kernel(dy_ptr, dsum_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_
         inside = (row < rows) & (columns < width)
         mean = tl.load(mean_ptr + row, mask=row < rows, other=0)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0)
+        sum_g = tl.zeros((ROWS, 1), tl.float32)
+        sum_gn = tl.zeros((ROWS, 1), tl.float32)
+        for step in tl.static_range(1, PARTS):          # the means are those of the whole row
+            others = ((part + step) % PARTS * BLOCK + tl.arange(0, BLOCK))[None, :]
+            others_weight = tl.load(weight_ptr + others, mask=others < width, other=0)
+            _, g, n = load_part(dy_ptr, x_ptr, others_weight, mean, rstd, row, others,
+                                (row < rows) & (others < width), dy_stride, x_stride)
+            sum_g += tl.sum(g, 1, keep_dims=True)
+            sum_gn += tl.sum(g * n, 1, keep_dims=True)
+
         dy, g, n = load_part(dy_ptr, x_ptr, weight, mean, rstd, row, columns, inside,
                              dy_stride, x_stride)
         dweight += tl.sum(dy * n, 0, keep_dims=True)
         dbias += tl.sum(dy, 0, keep_dims=True)
-        sum_g = tl.sum(g, 1, keep_dims=True)
-        sum_gn = tl.sum(g * n, 1, keep_dims=True)
-        for step in tl.static_range(1, PARTS):          # the means are those of the whole row
-            others = ((part + step) % PARTS * BLOCK + tl.arange(0, BLOCK))[None, :]
-            others_weight = tl.load(weight_ptr + others, mask=others < width, other=0)
-            _, others_g, others_n = load_part(
-                dy_ptr, x_ptr, others_weight, mean, rstd, row, others,
-                (row < rows) & (others < width), dy_stride, x_stride)
-            sum_g += tl.sum(others_g, 1, keep_dims=True)
-            sum_gn += tl.sum(others_g * others_n, 1, keep_dims=True)
-
+        sum_g += tl.sum(g, 1, keep_dims=True)
+        sum_gn += tl.sum(g * n, 1, keep_dims=True)
         dx = rstd * (g - sum_g / width - n * (sum_gn / width))
         if RESIDUAL:                                    # the sum is used elsewhere too
             dx += tl.load(dsum_ptr + row * dsum_stride + columns, mask=inside, other=0)

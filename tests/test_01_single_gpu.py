@@ -615,6 +615,8 @@ def test_without_a_gpu_the_kernels_are_pytorchs(run_chapter):
     assert status == 0 and output.count("  --kernels: no GPU for them here; LayerNorm and att") == 1
     status, _, errors = run_chapter(ONE, *FLAGS, "--kernels", "--dtype=float64")
     assert status == 2 and errors.startswith("error: --kernels compute in float32")
+    status, _, errors = run_chapter(ONE, *FLAGS, "--kernels", "--dim=64", "--heads=8")
+    assert status == 2 and "not --dim 64 in 8 --heads of 8; --dim 128 --heads 4 would" in errors
 
 
 def test_the_model_with_our_kernels(one, monkeypatch):

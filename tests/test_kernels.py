@@ -121,6 +121,8 @@ def test_elu_of_any_strides(view):
 def test_elu_moves_what_the_lesson_says():
     assert elu.eager_bytes(1, 2) == 10 * 2 + 2 and elu.fused_bytes(1, 2) == 2 * 2
     assert elu.arithmetic_intensity(2) == 1.25
+    assert round(elu.instruction_budget(2)) == 37
+    assert round(elu.instruction_budget(2, bandwidth=4.8e12)) == 26
     with pytest.raises(ValueError, match=r"x of shape \(3,\) is torch.int64; expected float32"):
         elu.elu(torch.ones(3, dtype=torch.int64))
 
@@ -347,7 +349,7 @@ def test_pieces_with_the_lse_of_the_whole():
 
 
 def test_attention_of_any_strides():
-    """(batch, seq, heads, dim) turned around, as a model has it, is not copied. What is, is right."""
+    """(batch, seq, heads, dim) turned around, as a model has it, is not copied. Others are."""
     base = [random(2, 20, h, 32, seed=h).detach() for h in (4, 2, 2)]
     q, k, v = (x.transpose(1, 2).requires_grad_() for x in base)
     assert flash.readable(q) is q
