@@ -662,8 +662,8 @@ def main(argv=None):
                       "work")
     dim, heads = args.model.dim, args.model.heads
     if args.kernels and (dim > 16384 or not 16 <= dim // heads <= 256):
-        common.refuse(f"--kernels take a --dim of up to 16384 and heads of 16 to 256, not --dim {dim} "
-                      f"in {heads} --heads of {dim // heads}; --dim 128 --heads 4 would work")
+        common.refuse(f"--kernels take a --dim up to 16384, in heads of 16 to 256; --dim {dim} in "
+                      f"{heads} heads of {dim // heads} is not; --dim 128 --heads 4 would work")
     text = common.Text(args)
     ranks = common.start(args)
 
