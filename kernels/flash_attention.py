@@ -392,9 +392,19 @@ def flash_forward(q, k, v, causal=False):
 
 
 def flash_backward(dout, q, k, v, out, lse, causal=False):
-    """Gradients of (q, k, v), from that of out. `out` and `lse` may be those of more keys than `k`
-    has: then this is the part that these keys contribute (ring attention)."""
+    """Gradients of (q, k, v), from that of out. Raises ValueError for what does not fit.
+
+    dout and out of q's shape and dtype, of any strides; lse (batch, heads, queries) in float32.
+    `out` and `lse` may be those of more keys than `k` has: then this is the part that these keys
+    contribute (ring attention).
+    """
     check(q, k, v)
+    of_lse = q.shape[:3], torch.promote_types(q.dtype, torch.float32)
+    for name, x, (shape, dtype) in (("dout", dout, (q.shape, q.dtype)),
+                                    ("out", out, (q.shape, q.dtype)), ("lse", lse, of_lse)):
+        if x.shape != shape or x.dtype != dtype or x.device != q.device:
+            raise ValueError(f"flash_backward: {name} of shape {tuple(x.shape)} is {x.dtype} on "
+                             f"{x.device}; expected {tuple(shape)}, {dtype} on {q.device}")
     if not runs_here(q):
         return reference_backward(dout, q, k, v, out, lse, causal)
     dout, q, k, v, out = map(readable, (dout, q, k, v, out))

@@ -8,6 +8,7 @@ in a process of its own, for the chips that they are meant for.
 import csv
 import importlib
 import importlib.metadata
+import itertools
 import json
 import subprocess
 import sys
@@ -287,6 +288,13 @@ def test_attention_of_random_shapes(seed):
     compare_attention(*qkv(heads, kv_heads, queries, keys, dim, dtype, draw(1, 3)), causal)
 
 
+def test_attention_around_the_edges_of_blocks():
+    """float32 goes in blocks of 16 by 16."""
+    for queries, keys in itertools.product((15, 16, 17, 33), repeat=2):
+        compare_attention(*qkv(2, 1, queries, keys, 16), True)
+        compare_attention(*qkv(1, 1, queries, keys, 16), False)
+
+
 def test_logits_of_ten_thousand():
     """Nothing overflows. A float32 of 10^4 is off by 5e-4, and the weights by that share."""
     q, k, v = qkv(1, 1, 40, 40, 64, scale=70)
@@ -437,6 +445,17 @@ def test_attention_refuses_dtypes():
         flash.flash_attention(q, q.half(), q)
     with pytest.raises(ValueError, match="is torch.int32; expected float32, float16 or bfloat16"):
         flash.flash_attention(q.int(), q.int(), q.int())
+    lse = torch.zeros(1, 1, 4)
+    for name, others in {
+        "dout of shape .* is torch.float16": (q.half(), q, q, q, q, lse),
+        r"out of shape \(1, 1, 5, 16\)": (q, q, q, q, torch.ones(1, 1, 5, 16), lse),
+        r"lse of shape \(1, 1, 4, 1\) .* expected \(1, 1, 4\), torch.float32": (
+            *(q,) * 5,
+            lse[..., None],
+        ),
+    }.items():
+        with pytest.raises(ValueError, match=f"flash_backward: {name}"):
+            flash.flash_backward(*others)
 
 
 def test_formulas_of_the_lesson():
