@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 DEVICE = "cuda"
 WIDTHS = 1024, 2048, 4096, 8192, 16384
-ROWS = 16384
+NUMBERS = 2**28         # of x, whatever the width: so many that Python's own time does not show
 DIMS = 64, 128          # of a head
 SEQUENCES = 512, 1024, 2048, 4096, 8192, 16384
 TOKENS = 16384          # in a batch, whatever the sequence
@@ -63,7 +63,7 @@ def pointwise():
 
     eager_norm = lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b)
     for width in WIDTHS:
-        x, weight, bias = random(ROWS, width), random(width), random(width)
+        x, weight, bias = random(NUMBERS // width, width), random(width), random(width)
         target = torch.empty_like(x)
         copy = 2 * x.nbytes / milliseconds(lambda: target.copy_(x)) / 1e6       # noqa: B023
         torch._dynamo.reset()                   # or it would compile for any width, or give up
@@ -153,7 +153,7 @@ def tune(seq=4096):
             what = f"attention, head dim {dim}, {'causal' if causal else 'full'},"
             yield from times(what, name, candidates, patch, work)
     for width in WIDTHS:
-        x, weight, bias = random(ROWS, width).detach(), random(width), random(width)
+        x, weight, bias = random(NUMBERS // width, width).detach(), random(width), random(width)
         warps = {max(width // 32 // numbers, 1) for numbers in NUMBERS_OF_A_THREAD}
         patch = lambda x: mock.patch.object(layernorm, "forward_launch", lambda _: x)
         work = functools.partial(layernorm.layer_norm_forward, x, weight, bias)

@@ -195,6 +195,7 @@ def layer_norm_forward(x, weight, bias, eps=1e-5, residual=None):
     more = rows if residual is None else by_rows(residual)
     if residual is not None:
         total = torch.empty_like(y)
+    weight, bias = weight.contiguous(), bias.contiguous()
     block, warps = forward_launch(width)
     if len(rows):
         with torch.cuda.device_of(x):
@@ -209,6 +210,7 @@ def layer_norm_backward(dy, total, weight, mean, rstd, dsum=None):
     rows, width = by_rows(total), total.shape[-1]
     dy = by_rows(dy)
     more = dy if dsum is None else by_rows(dsum)
+    weight = weight.contiguous()
     dx = torch.empty(total.shape, dtype=total.dtype, device=total.device)
     together, block, parts, stages, warps = backward_launch(width, total.dtype)
     programs = backward_programs(rows, together, parts, warps)
@@ -259,17 +261,17 @@ def layer_norm(x, weight, bias, eps=1e-5, residual=None):
     if x.dtype not in DTYPES:
         raise ValueError(f"layer_norm: x of shape {shape} is {x.dtype}; expected float32, float16 "
                          "or bfloat16")
-    for name, tensor, expected in (("weight", weight, shape[-1:]), ("bias", bias, shape[-1:]),
-                                   ("residual", residual, shape)):
-        if tensor is not None and tuple(tensor.shape) != expected:
-            raise ValueError(f"layer_norm: {name} has shape {tuple(tensor.shape)}; expected "
-                             f"{expected}")
-        if tensor is not None and tensor.device != x.device:
-            raise ValueError(f"layer_norm: {name} is on {tensor.device}; expected {x.device}, as x "
-                             f"of shape {shape}")
-    if residual is not None and residual.dtype != x.dtype:
-        raise ValueError(f"layer_norm: residual of shape {shape} is {residual.dtype}; expected "
-                         f"{x.dtype}, as x")
+    others = [("weight", weight, shape[-1:], DTYPES), ("bias", bias, shape[-1:], DTYPES)]
+    if residual is not None:
+        others.append(("residual", residual, shape, (x.dtype,)))
+    for name, tensor, expected, dtypes in others:
+        found = tensor if tensor is None else tuple(tensor.shape)
+        if found != expected:
+            raise ValueError(f"layer_norm: {name} has shape {found}; expected {expected}")
+        if tensor.dtype not in dtypes or tensor.device != x.device:
+            raise ValueError(f"layer_norm: {name} of shape {found} is {tensor.dtype} on "
+                             f"{tensor.device}; expected {' or '.join(map(str, dtypes))} on "
+                             f"{x.device}, where x is")
     if not runs_here(x):
         return layer_norm_reference(x, weight, bias, eps, residual)
     return LayerNorm.apply(x, weight, bias, eps, residual)

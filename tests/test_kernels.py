@@ -169,6 +169,23 @@ def test_layer_norm_of_which_one_output_is_used(uses):
     compare_layer_norm(random(4, 9), random(9), random(9, seed=1), random(4, 9, seed=2), uses)
 
 
+def test_layer_norm_of_bfloat16_with_weights_in_float32_of_any_strides():
+    x, weights = random(5, 48, dtype=torch.bfloat16), random(2, 96, seed=1).detach()
+    weight, bias = (x[::2].requires_grad_() for x in weights)
+    x64, weight64, bias64 = map(exact, (x, weight, bias))
+    y, y64 = (
+        layernorm.layer_norm(x, weight, bias),
+        layernorm.layer_norm_reference(x64, weight64, bias64),
+    )
+    dy = random(5, 48, seed=2).to(x.dtype)
+    backward([y], [dy])
+    backward([y64], [dy])
+    assert_close(y, y64, torch.bfloat16)
+    assert_close(x.grad, x64.grad, torch.bfloat16)
+    assert_close(weight.grad, weight64.grad, torch.float32)
+    assert_close(bias.grad, bias64.grad, torch.float32)
+
+
 def test_rows_without_variance_and_rows_far_from_zero():
     x = torch.ones(3, 64, device=DEVICE)
     x[1] *= -1e4
@@ -216,11 +233,15 @@ def test_layer_norm_refuses_dtypes_and_devices():
     with pytest.raises(ValueError, match=r"x of shape \(2, 4\) is torch.float64"):
         layernorm.layer_norm(x.double(), weight, weight)
     with pytest.raises(
-        ValueError, match="residual of shape .* is torch.float16; expected torch.fl"
+        ValueError, match="residual of shape .* is torch.float16 on cpu; expected torch.float32"
     ):
         layernorm.layer_norm(x, weight, weight, residual=x.half())
-    with pytest.raises(ValueError, match="bias is on meta; expected cpu"):
+    with pytest.raises(ValueError, match=r"bias of shape \(4,\) is .* on meta; expected .* on cpu"):
         layernorm.layer_norm(x, weight, weight.to("meta"))
+    with pytest.raises(ValueError, match="weight of shape .* is torch.int64 on cpu; expected"):
+        layernorm.layer_norm(x, weight.long(), weight)
+    with pytest.raises(ValueError, match=r"bias has shape None; expected \(4,\)"):
+        layernorm.layer_norm(x, weight, None)
 
 
 def test_layer_norm_moves_what_the_lesson_says():
@@ -515,7 +536,7 @@ def test_compiled_without_spills_for(arch):
 def test_the_benchmark_from_end_to_end(monkeypatch, tmp_path, capsys):
     """Not what it measures, which takes a GPU, but that it would."""
     bench = importlib.import_module("benchmarks.kernels")
-    sizes = {"WIDTHS": (64, 256), "ROWS": 4, "SEQUENCES": (16, 32), "DIMS": (16,), "DIM": 32}
+    sizes = {"WIDTHS": (64, 256), "NUMBERS": 1024, "SEQUENCES": (16, 32), "DIMS": (16,), "DIM": 32}
     sizes |= {"DEVICE": "cpu", "TOKENS": 32, "BACKENDS": {"flash": SDPBackend.FLASH_ATTENTION}}
     for name, value in sizes.items():
         monkeypatch.setattr(bench, name, value)
