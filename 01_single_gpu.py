@@ -110,6 +110,13 @@ class KernelLayerNorm(nn.Module):
         return layer_norm(x, self.weight, self.bias, self.eps)
 
 
+def kernels_run(device):
+    """Whether Triton can run on the device: on a GPU, or anywhere under TRITON_INTERPRET=1."""
+    from kernels.flash_attention import interpreted, triton
+
+    return triton is not None and (device.type == "cuda" or interpreted())
+
+
 def use_kernels(model):
     """Put our Triton LayerNorms into the model, and flash attention into CORES, as "triton"."""
     from kernels.flash_attention import flash_attention
@@ -345,8 +352,9 @@ def step_flops(cfg, batch, attention, recompute, early_stop=False):
     core = 2 * (2 * tokens * s * h)                             # q @ k.T and weights @ v
     head = 2 * tokens * h * cfg.vocab
 
-    # Backward takes two matmuls for one; a fused core computes q @ k.T once more: 5 for 2.
-    backward = 2 * linears + (2 * core if attention == "plain" else 5 * core // 2)
+    # Backward takes two matmuls for one; a fused core computes q @ k.T once more: 5 for 2. Ours,
+    # in kernels/, is in two halves, which both compute that and dout @ v.T: 7 for 2.
+    backward = 2 * linears + {"plain": 4, "sdpa": 5, "triton": 7}[attention] * core // 2
     again = {"none": 0, "selective": core, "full": linears + core}[recompute]
     if early_stop and recompute == "full":
         again -= 2 * tokens * 4 * h * h                         # down
@@ -488,9 +496,8 @@ def train(args, device, text, run):
     half, cfg = HALF[args.precision], args.model
     mixed, by_torch = half and args.variant == "hand", args.variant == "torch"
     model = gpt(cfg, args.seed, device, common.DTYPES[args.dtype])
-    if args.kernels and device.type == "cuda":
+    if args.attention == "triton":
         use_kernels(model)
-        args.attention = "triton"
     elif args.kernels:
         run.say("  --kernels: no GPU for them here; LayerNorm and attention are PyTorch's")
     set_core(model, args.attention, args.recompute)
@@ -566,13 +573,18 @@ def report(args, device, text, run, model, model_forward):
 
     chosen, off = (args.attention, args.recompute), 0
     everything = itertools.product(CORES, RECOMPUTE)
-    for attention, recompute in everything if on_cpu and args.preset == "tiny" else [chosen]:
+    if not on_cpu or args.preset != "tiny" or args.attention == "triton":
+        everything = [chosen]
+    for attention, recompute in everything:
         set_core(model, attention, recompute)
         forward = functools.partial(model_forward, recompute=recompute)
         kept = measure_activations(model, forward, *batch)
         formula = None if autocast else activation_bytes(cfg, b, attention, recompute, e)
         run.check(f"kept per micro-batch: {attention}, {recompute}", kept, formula, exact=on_cpu)
         off = 0 if autocast else max(off, abs(kept - formula))
+        if attention == "triton":
+            run.note("computed: PyTorch's counter does not see the FLOPs of Triton's kernels")
+            continue
         for early_stop in (False, True):
             formula = step_flops(cfg, args.batch, attention, recompute, early_stop)
             if early_stop and formula == step_flops(cfg, args.batch, attention, recompute):
@@ -635,7 +647,7 @@ def main(argv=None):
     parser = common.parser(__file__, __doc__, ("hand", "torch"), default="hand", steps=300)
     parser.add_argument("--attention", choices=("plain", "sdpa"), default="plain")
     parser.add_argument("--kernels", action="store_true",
-                        help="on a GPU: LayerNorm and flash attention from kernels/")
+                        help="on a GPU: LayerNorm and, in place of --attention, that from kernels/")
     parser.add_argument("--recompute", choices=RECOMPUTE, default="none")
     parser.add_argument("--precision", choices=HALF, default="fp32")
     parser.add_argument("--loss-scale", type=common.number(float, 1, example=65536),
@@ -667,6 +679,8 @@ def main(argv=None):
     text = common.Text(args)
     ranks = common.start(args)
 
+    if args.kernels and kernels_run(ranks.device):
+        args.attention = "triton"
     build = functools.partial(gpt, args.model, args.seed, ranks.device, common.DTYPES[args.dtype])
     half = HALF[args.precision]
     precision = args.precision if half else args.dtype

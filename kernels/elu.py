@@ -44,6 +44,7 @@ from __future__ import annotations  # tl.constexpr below is then read by Triton 
 import os
 
 import torch
+from torch.autograd.function import once_differentiable
 
 try:
     import triton
@@ -146,6 +147,7 @@ class ELU(torch.autograd.Function):
         return elu_forward(x, alpha)
 
     @staticmethod
+    @once_differentiable                # its own gradient would be left out
     def backward(ctx, dy):
         (x,) = ctx.saved_tensors
         return elu_backward(dy, x, ctx.alpha), None

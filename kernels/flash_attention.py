@@ -38,10 +38,10 @@ So the arithmetic intensity grows with s, to s / B FLOPs a byte: above an H100's
 
 What keeps the tensor cores busy: most blocks are seen whole by every row and are walked over
 without a mask; only those on the diagonal or over the edge take one (the loop over MASKED is
-unrolled, so each kernel has both). exp is exp2, with the scale folded in. Programs with most to do
-start first. The kernel of dk and dv has its scores transposed, (keys, queries): so they come out of
-one matmul in the registers from which the next takes them. And from Hopper on, a copy engine loads
-the blocks (`as_argument`).
+unrolled, so each kernel has both). exp is exp2, with the scale folded in. Of a head, the programs
+with most to do start first. The kernel of dk and dv has its scores transposed, (keys, queries): so
+they come out of one matmul in the registers from which the next takes them. And from Hopper on, a
+copy engine loads the blocks (`as_argument`).
 
 Grouped queries share a k and v: a program of queries reads its group's; a program of keys adds up
 over all heads of its group. Causal is aligned at the end: the last query sees all keys, query i the
@@ -60,6 +60,7 @@ import math
 import os
 
 import torch
+from torch.autograd.function import once_differentiable
 
 try:
     import triton
@@ -67,12 +68,11 @@ try:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     jit = triton.jit
+    LOG2_E = tl.constexpr(math.log2(math.e))    # exp(x) is exp2(x · LOG2_E): GPUs have an exp2
 except ImportError:                     # there is no Triton: the references run in its place
     triton, jit = None, lambda function: function
 
 DTYPES = torch.float32, torch.float16, torch.bfloat16
-# exp(x) is exp2(x · LOG2_E), and exp2 is what GPUs have. Kernels write it out: 1.4426950408889634.
-LOG2_E = math.log2(math.e)
 
 
 # ----------------------------------------------------------------------------------- the references
@@ -127,7 +127,7 @@ def flash_bytes(queries, keys, dim, width):
 
 def flops(batch, heads, queries, keys, dim, causal, backward=False):
     """FLOPs of the matmuls: two forward, five backward (four, and the scores once more: so all
-    kernels are compared, though ours does seven); half of each if causal and square."""
+    kernels are compared, though ours does seven); half of each if causal."""
     matmuls = 5 if backward else 2
     return matmuls * 2 * batch * heads * queries * keys * dim * (0.5 if causal else 1)
 
@@ -189,10 +189,11 @@ def forward_kernel(q_all, k_all, v_all, out_all, lse_ptr, scale, heads, group, s
     first = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_Q      # those with most keys first
     rows = first + tl.arange(0, BLOCK_Q)
     q = load(q_all, batch, head, first, BLOCK_Q, DIM, WIDE)
-    largest = tl.full((BLOCK_Q,), -float("inf"), tl.float32)
+    largest = tl.full((BLOCK_Q,), -float("inf"), tl.float32)    # of the scores so far, in log2
     total = tl.zeros((BLOCK_Q,), tl.float32)
     out = tl.zeros((BLOCK_Q, DIM), tl.float32)
 
+    # First the keys that each row sees, then with a mask those that some do.
     whole, end = walk_over_keys(first, seq_q, seq_k, CAUSAL, BLOCK_Q, BLOCK_K)
     for MASKED in tl.static_range(2):
         for start in range(whole if MASKED else 0, end if MASKED else whole, BLOCK_K):
@@ -202,7 +203,7 @@ def forward_kernel(q_all, k_all, v_all, out_all, lse_ptr, scale, heads, group, s
                 keys = (start + tl.arange(0, BLOCK_K))[None, :]
                 seen = visible(rows[:, None], keys, seq_q, seq_k, CAUSAL)
                 scores = tl.where(seen, scores, -float("inf"))
-            larger = tl.maximum(largest, tl.max(scores, 1) * scale)             # in log2
+            larger = tl.maximum(largest, tl.max(scores, 1) * scale)
             base = tl.where(larger == -float("inf"), 0, larger)     # nothing seen: no inf - inf
             weights = tl.exp2(scores * scale - base[:, None])
             correction = tl.exp2(largest - base)
@@ -214,7 +215,7 @@ def forward_kernel(q_all, k_all, v_all, out_all, lse_ptr, scale, heads, group, s
 
     total = tl.where(total == 0, 1, total)
     store(out_all, out / total[:, None], batch, head, first, BLOCK_Q, DIM)
-    lse = (largest + tl.log2(total)) / 1.4426950408889634
+    lse = (largest + tl.log2(total)) / LOG2_E
     tl.store(lse_ptr + which.to(tl.int64) * seq_q + rows, lse, mask=rows < seq_q)
 
 
@@ -235,12 +236,13 @@ def dq_kernel(dout_all, q_all, out_all, k_all, v_all, lse_ptr, dq_all, log2_ptr,
     # that saw nothing gets an lse of +inf, and so weights of 0.
     rows, which = first + tl.arange(0, BLOCK_Q), which.to(tl.int64)
     lse = tl.load(lse_ptr + which * seq_q + rows, mask=rows < seq_q, other=0)
-    lse = tl.where(lse == -float("inf"), float("inf"), lse) * 1.4426950408889634
+    lse = tl.where(lse == -float("inf"), float("inf"), lse) * LOG2_E
     delta = tl.sum(dout.to(tl.float32) * out.to(tl.float32), 1)
     tl.store(log2_ptr + which * padded + rows, lse)
     tl.store(delta_ptr + which * padded + rows, delta)
 
     dq = tl.zeros((BLOCK_Q, DIM), tl.float32)
+    # First the keys that each row sees, then with a mask those that some do.
     whole, end = walk_over_keys(first, seq_q, seq_k, CAUSAL, BLOCK_Q, BLOCK_K)
     for MASKED in tl.static_range(2):
         for start in range(whole if MASKED else 0, end if MASKED else whole, BLOCK_K):
@@ -255,7 +257,7 @@ def dq_kernel(dout_all, q_all, out_all, k_all, v_all, lse_ptr, dq_all, log2_ptr,
             dweights = tl.dot(dout, v.T, input_precision="ieee")
             dscores = weights * (dweights - delta[:, None])
             dq = tl.dot(dscores.to(k.dtype), k, dq, input_precision="ieee")
-    store(dq_all, dq * (scale / 1.4426950408889634), batch, head, first, BLOCK_Q, DIM)
+    store(dq_all, dq * (scale / LOG2_E), batch, head, first, BLOCK_Q, DIM)
 
 
 @jit
@@ -272,7 +274,8 @@ def dk_dv_kernel(dout_all, q_all, k_all, v_all, dk_all, dv_all, log2_ptr, delta_
     dk = tl.zeros((BLOCK_K, DIM), tl.float32)
     dv = tl.zeros((BLOCK_K, DIM), tl.float32)
 
-    # Rows before `begin` see none of these keys, and from `whole` on they see them all.
+    # Rows before `begin` see none of these keys, and from `whole` on they see them all. Walk over
+    # them for all heads that share k and v, in one loop: two would take more registers.
     begin, whole = 0, 0
     if CAUSAL:
         begin = tl.maximum(0, first + seq_q - seq_k) // BLOCK_Q * BLOCK_Q
@@ -282,7 +285,7 @@ def dk_dv_kernel(dout_all, q_all, k_all, v_all, dk_all, dv_all, log2_ptr, delta_
     for MASKED in tl.static_range(2):
         low, high = begin if MASKED else whole, whole if MASKED else seq_q
         head, start = kv_head * group, low
-        for _ in range(group * tl.cdiv(high - low, BLOCK_Q)):   # all heads that share k and v
+        for _ in range(group * tl.cdiv(high - low, BLOCK_Q)):
             rows = start + tl.arange(0, BLOCK_Q)
             q = load(q_all, batch, head, start, BLOCK_Q, DIM, WIDE)
             dout = load(dout_all, batch, head, start, BLOCK_Q, DIM, WIDE)
@@ -299,7 +302,7 @@ def dk_dv_kernel(dout_all, q_all, k_all, v_all, dk_all, dv_all, log2_ptr, delta_
             start += BLOCK_Q
             if start >= high:
                 head, start = head + 1, low
-    store(dk_all, dk * (scale / 1.4426950408889634), batch, kv_head, first, BLOCK_K, DIM)
+    store(dk_all, dk * (scale / LOG2_E), batch, kv_head, first, BLOCK_K, DIM)
     store(dv_all, dv, batch, kv_head, first, BLOCK_K, DIM)
 
 
@@ -338,6 +341,11 @@ def blocks(gpu, kernel, x):
     if x.dtype == torch.float32:                # no tensor cores: they would round to 10 bits
         return 16, 16, 8, 2, padded
     return *next(sizes for dim, sizes in BLOCKS[gpu][kernel].items() if padded <= dim), padded
+
+
+def scale_in_log2(dim):
+    """Of the scores, for exp2. The kernels have it from here: one register less."""
+    return dim**-0.5 * LOG2_E.value
 
 
 def as_argument(x, gpu, rows, dim):
@@ -379,14 +387,14 @@ def flash_forward(q, k, v, causal=False):
     batch, heads, seq_q, dim = q.shape
     out = torch.empty_like(q)
     lse = torch.empty(batch, heads, seq_q, device=q.device)
-    gpu = generation(q)
-    held, walked, warps, stages, padded = blocks(gpu, "forward", q)
-    if q.numel():
-        with torch.cuda.device_of(q):
+    with torch.cuda.device_of(q):
+        gpu = generation(q)
+        held, walked, warps, stages, padded = blocks(gpu, "forward", q)
+        if q.numel():
             forward_kernel[(triton.cdiv(seq_q, held) * batch * heads,)](
                 as_argument(q, gpu, held, padded), as_argument(k, gpu, walked, padded),
                 as_argument(v, gpu, walked, padded), as_pointer(out), lse,
-                dim**-0.5 * LOG2_E, heads, heads // k.shape[1], seq_q, k.shape[2],
+                scale_in_log2(dim), heads, heads // k.shape[1], seq_q, k.shape[2],
                 causal, held, walked, padded, interpreted(), num_warps=warps, num_stages=stages)
     return out, lse
 
@@ -412,25 +420,25 @@ def flash_backward(dout, q, k, v, out, lse, causal=False):
     batch, heads, seq_q, dim = q.shape
     kv_heads, seq_k = k.shape[1:3]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    shape = dim**-0.5 * LOG2_E, heads, heads // kv_heads, seq_q, seq_k
-    gpu = generation(q)
+    numbers = scale_in_log2(dim), heads, heads // kv_heads, seq_q, seq_k
 
-    held, walked, warps, stages, padded = blocks(gpu, "dq", q)
-    rows = triton.cdiv(seq_q, held) * held
-    stats = *torch.empty(2, batch * heads * rows, device=q.device), rows    # lse in log2, and delta
     with torch.cuda.device_of(q):
+        gpu = generation(q)
+        held, walked, warps, stages, padded = blocks(gpu, "dq", q)
+        rows = triton.cdiv(seq_q, held) * held          # whole blocks, for dk_dv_kernel to read
+        log2, delta = torch.empty(2, batch * heads * rows, device=q.device)
         if q.numel():
             of_queries = [as_argument(x, gpu, held, padded) for x in (dout, q, out)]
             of_keys = [as_argument(x, gpu, walked, padded) for x in (k, v)]
             dq_kernel[(triton.cdiv(seq_q, held) * batch * heads,)](
-                *of_queries, *of_keys, lse, as_pointer(dq), *stats, *shape,
+                *of_queries, *of_keys, lse, as_pointer(dq), log2, delta, rows, *numbers,
                 causal, held, walked, padded, interpreted(), num_warps=warps, num_stages=stages)
         held, walked, warps, stages, padded = blocks(gpu, "dk_dv", q)
         if k.numel():
             of_queries = [as_argument(x, gpu, walked, padded) for x in (dout, q)]
             of_keys = [as_argument(x, gpu, held, padded) for x in (k, v)]
             dk_dv_kernel[(triton.cdiv(seq_k, held) * batch * kv_heads,)](
-                *of_queries, *of_keys, as_pointer(dk), as_pointer(dv), *stats, *shape,
+                *of_queries, *of_keys, as_pointer(dk), as_pointer(dv), log2, delta, rows, *numbers,
                 causal, walked, held, padded, interpreted(), num_warps=warps, num_stages=stages)
     return dq, dk, dv
 
@@ -444,13 +452,17 @@ class FlashAttention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable                # its own gradient would be left out
     def backward(ctx, dout):
         return *flash_backward(dout, *ctx.saved_tensors, ctx.causal), None
 
 
 def flash_attention(q, k, v, causal=True):
-    """Attention, differentiable. q (batch, heads, queries, dim); k, v (batch, kv_heads, keys, dim),
-    of any strides; returns q's shape. Raises ValueError for what does not fit; see `check`."""
+    """Attention, differentiable; causal unless told otherwise, as a model's core is.
+
+    q (batch, heads, queries, dim); k, v (batch, kv_heads, keys, dim), of any strides; returns q's
+    shape. Raises ValueError for what does not fit.
+    """
     return FlashAttention.apply(q, k, v, causal)
 
 

@@ -45,6 +45,7 @@ import os
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 try:
     import triton
@@ -234,6 +235,7 @@ class LayerNorm(torch.autograd.Function):
         return (total, y) if ctx.residual else y
 
     @staticmethod
+    @once_differentiable                # its own gradient would be left out
     def backward(ctx, *gradients):
         total, weight, mean, rstd = ctx.saved_tensors
         dsum = gradients[0] if ctx.residual else None

@@ -1,5 +1,6 @@
 """Chapter 01: the step, mixed precision, recomputation, FLOPs and the pictures."""
 
+import importlib
 import itertools
 import json
 import math
@@ -610,7 +611,9 @@ def test_compile_where_it_works(run_chapter, monkeypatch, works):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU takes the kernels")
-def test_without_a_gpu_the_kernels_are_pytorchs(run_chapter):
+def test_without_a_gpu_the_kernels_are_pytorchs(run_chapter, monkeypatch):
+    importlib.import_module("kernels.flash_attention")  # to be interpreted, for other tests
+    monkeypatch.delenv("TRITON_INTERPRET")
     fits = "--kernels", "--dim=32", "--heads=2"
     status, output, _ = run_chapter(ONE, *FLAGS, *fits, "--steps=1")
     assert status == 0 and output.count("  --kernels: no GPU for them here; LayerNorm and att") == 1
@@ -618,6 +621,18 @@ def test_without_a_gpu_the_kernels_are_pytorchs(run_chapter):
     assert status == 2 and errors.startswith("error: --kernels compute in float32")
     status, _, errors = run_chapter(ONE, *FLAGS, "--kernels", "--dim=64", "--heads=8")
     assert status == 2 and "--dim 64 in 8 heads of 8 is not; --dim 128 --heads 4 would" in errors
+
+
+def test_a_run_with_our_kernels(run_chapter, monkeypatch):
+    """From end to end, on a GPU or in Triton's interpreter: they keep what the formula says, and
+    train as one GPU does without them."""
+    needs_triton()
+    monkeypatch.setattr(chapter(ONE), "CORES", dict(chapter(ONE).CORES))
+    monkeypatch.setattr(chapter(ONE), "sample", lambda model, prompt: [65])
+    fits = "--kernels", "--dim=32", "--heads=2", "--kv-heads=1"
+    status, output, _ = run_chapter(ONE, *FLAGS, *fits, "--steps=1")
+    assert status == 0 and "attention triton" in output and "no GPU for them" not in output
+    assert "kept per micro-batch: triton, none" in output and "does not see the FLOPs" in output
 
 
 def test_the_model_with_our_kernels(one, monkeypatch):
