@@ -4,9 +4,13 @@
     python benchmarks/kernels.py --tune
 
 Prints two tables and writes kernels_pointwise.csv, kernels_attention.csv and a figure of each into
---out; --record puts the tables into benchmarks/RESULTS.md too. Random bf16 inputs, L2 cold, medians
+--out; --record puts the tables into benchmarks/RESULTS.md and the figures into figures/. Random bf16 inputs, L2 cold, medians
 by triton.testing.do_bench. ELU and LayerNorm in GB/s of the bytes that one kernel has to move,
 beside those of a copy in the same run; attention in TFLOP/s. It takes a GPU and some minutes.
+
+"eager" is PyTorch's own operator, which is one kernel too; "chain" is the same in simple operators,
+as the lessons have it. nan: a backend that refuses. The calls go through Python, whose own time
+(0.1 ms and more, for our kernels) can show where a kernel takes less.
 
 --tune times other launches of the kernels instead (block sizes, warps, stages) and prints them, the
 fastest first, for whoever wants to change the choices in kernels/.
@@ -17,6 +21,7 @@ import csv
 import datetime
 import functools
 import itertools
+import math
 import sys
 from pathlib import Path
 from unittest import mock
@@ -43,7 +48,7 @@ def milliseconds(function):
     """The median of a call, with a cold L2."""
     from triton.testing import do_bench
 
-    return do_bench(function, warmup=10, rep=50, return_mode="median")
+    return do_bench(function, warmup=10, rep=200, return_mode="median")
 
 
 def backward_of(function, *inputs):
@@ -57,6 +62,12 @@ def random(*shape):
     return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
 
 
+def chain_norm(x, weight, bias):
+    """LayerNorm operator by operator, each of which goes through memory."""
+    centered = x - x.mean(-1, keepdim=True)
+    return centered * (centered.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight + bias
+
+
 def pointwise():
     """Rows of the table of ELU and LayerNorm: what, width, and GB/s of each way."""
     from kernels import elu, layernorm
@@ -65,14 +76,15 @@ def pointwise():
     for width in WIDTHS:
         x, weight, bias = random(NUMBERS // width, width), random(width), random(width)
         target = torch.empty_like(x)
-        copy = 2 * x.nbytes / milliseconds(lambda: target.copy_(x)) / 1e6       # noqa: B023
+        copy = 2 * x.nbytes / milliseconds(functools.partial(target.copy_, x.detach())) / 1e6
         torch._dynamo.reset()                   # or it would compile for any width, or give up
         compiled = functools.partial(torch.compile, dynamic=False)
-        for name, inputs, functions in (
-            ("ELU", (x,), {"kernel": elu.elu, "eager": F.elu, "compile": compiled(F.elu)}),
-            ("LayerNorm", (x, weight, bias), {"kernel": layernorm.layer_norm, "eager": eager_norm,
-                                              "compile": compiled(eager_norm)}),
-        ):
+        elus = {"kernel": elu.elu, "chain": elu.elu_reference, "eager": F.elu,
+                "compile": compiled(F.elu)}
+        norms = {"kernel": layernorm.layer_norm, "chain": chain_norm, "eager": eager_norm,
+                 "compile": compiled(eager_norm)}
+        for name, inputs, functions in (("ELU", (x,), elus),
+                                        ("LayerNorm", (x, weight, bias), norms)):
             forward, backward = {}, {}
             for way, function in functions.items():
                 with torch.no_grad():
@@ -101,11 +113,15 @@ def attention():
         flops = functools.partial(flash.flops, batch, heads, seq, seq, dim, causal)
         forward, backward = {}, {}
         for way, function in ways.items():
-            with torch.no_grad():
-                ms = milliseconds(functools.partial(function, *inputs))
-            forward[way] = flops() / ms / 1e9
-            ms = milliseconds(backward_of(function, *inputs))
-            backward[way] = flops(backward=True) / ms / 1e9
+            forward[way] = backward[way] = math.nan
+            try:
+                with torch.no_grad():
+                    ms = milliseconds(functools.partial(function, *inputs))
+                forward[way] = flops() / ms / 1e9
+                ms = milliseconds(backward_of(function, *inputs))
+                backward[way] = flops(backward=True) / ms / 1e9
+            except RuntimeError as error:       # no kernel for this in this backend
+                print(f"{way}, head dim {dim}, sequence {seq}: {error}", file=sys.stderr)
         what = "causal" if causal else "full"
         for direction, speeds in (("forward", forward), ("backward", backward)):
             yield {"what": f"{what} {direction}", "head dim": dim, "sequence": seq} | speeds
@@ -209,7 +225,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "runs", help="a folder for CSV and PNG")
-    parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md too")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md and figures/")
     parser.add_argument("--tune", action="store_true", help="time other launches instead")
     args = parser.parse_args(argv)
     if DEVICE == "cuda" and not torch.cuda.is_available():
@@ -226,13 +242,14 @@ def main(argv=None):
              f"Triton {triton.__version__}, bf16\n"]
     print(lines[0])
     measurements = (
-        ("pointwise", pointwise, "width", ("eager", "compile", "copy"), "GB/s"),
+        ("pointwise", pointwise, "width", ("chain", "eager", "compile", "copy"), "GB/s"),
         ("attention", attention, "sequence", tuple(BACKENDS), "TFLOP/s"),
     )
     for what, measure, x, others, unit in measurements:
         rows = list(measure())
         write(rows, args.out / f"kernels_{what}.csv")
-        draw(rows, x, ("kernel", *others), unit, args.out / f"kernels_{what}.png")
+        folder = ROOT / "figures" if args.record else args.out
+        draw(rows, x, ("kernel", *others), unit, folder / f"kernels_{what}.png")
         for line in table(rows, others, unit):
             print(line, flush=True)
             lines.append(line)

@@ -6,7 +6,7 @@ r"""ELU: a first kernel. Blocks, masks, and why a chain of pointwise operators s
 Written with PyTorch's operators that is a chain: compare, exp, subtract, multiply, choose. Each is
 a kernel of its own, which reads its input from the GPU's memory and writes its output there:
 
-    eager        x > 0     reads x        writes a mask of 1 byte
+    a chain      x > 0     reads x        writes a mask of 1 byte
                  exp       reads x        writes e
                  - 1       reads e        writes f
                  * alpha   reads f        writes g
@@ -16,12 +16,12 @@ a kernel of its own, which reads its input from the GPU's memory and writes its 
 With B bytes a number that is 10 B + 2 bytes against 2 B, for every number. The FLOPs are the same,
 and they are not what takes the time: 5 FLOPs for 2 B bytes is an arithmetic intensity of about 1,
 and an H100 can do 989e12 / 3.35e12 = 295 FLOPs of bf16 matmul while it moves one byte. Below that,
-its ridge point, only bytes matter. (`eager_bytes`, `fused_bytes`, `arithmetic_intensity` below.)
+its ridge point, only bytes matter. (`chain_bytes`, `fused_bytes`, `arithmetic_intensity` below.)
 
 Once fused, the instructions can come to matter after all. An H100 issues 132 processors · 128 lanes
 · 1.83e9 a second, and in that second moves 3.35e12 / 2 B numbers: in 16 bits, there is time for 37
-instructions a number, loads and conversions included, and on an H200 for 26. With a division and a
-logarithm in it, the forward kernel below had 51; it has 23. (`instruction_budget`.)
+instructions a number, loads and conversions included, and on an H200 for 26 (`instruction_budget`).
+The forward kernel below has 22, with a series where it might have had a logarithm and a division.
 
 A kernel is written for one block of numbers, and a grid of programs runs it for all blocks:
 
@@ -64,7 +64,7 @@ def elu_reference(x, alpha=1.0):
     return torch.where(x > 0, x, alpha * torch.expm1(below))
 
 
-def eager_bytes(numbers, width):
+def chain_bytes(numbers, width):
     """Bytes that the chain of five operators moves. width: bytes of a number."""
     compare, exp_subtract_multiply, where = width + 1, 3 * 2 * width, 1 + 3 * width
     return numbers * (compare + exp_subtract_multiply + where)

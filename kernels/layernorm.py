@@ -11,7 +11,7 @@ once, everything is computed on the chip, and y is stored:
 A transformer adds a sub-layer's output to the residual stream, which the next LayerNorm reads.
 Fused, the sum is stored (the stream needs it) but not loaded again:
 
-    bytes a number (B each)      eager                              one kernel
+    bytes a number (B each)      a chain                            one kernel
     residual add                 read 2 B, write B                  read 2 B, write B
     forward                      read B for each of 3 passes or     write B
                                  more, write B
@@ -28,9 +28,10 @@ and stores them once, in a row of its own; a second step adds up the programs' r
 not depend on who comes first.
 
 Registers are what is short: a processor has 65536, and of a row of 16384 numbers the sums alone
-would take half. So two programs share such a row. Each owns a half of the columns, and reads the
-other's half too, for the means; by then it is in the cache (L2), and memory is read once all the
-same. Of short rows, a program works on several at once. While it does, the next are being loaded.
+would take half. So two programs share such a row (in 32 bits four). Each owns a part of the
+columns, and reads the others too, for the means; by then they are in the cache (L2), and memory is
+read once all the same. Of short rows, a program works on several at once. Meanwhile the next are
+being loaded.
 
 The arithmetic intensity is about 8 FLOPs for 2 B bytes: far below an H100's ridge point (see
 elu.py), so LayerNorm costs what its bytes cost. (`forward_bytes` and `backward_bytes` below.)
@@ -63,6 +64,7 @@ PROCESSORS = 132                        # of an H100; asked of the GPU where the
 def layer_norm_reference(x, weight, bias, eps=1e-5, residual=None):
     """The same in plain PyTorch. x (..., width); returns y; with a residual, (x + residual, y)."""
     total = x if residual is None else x + residual
+    weight, bias = weight.to(total.dtype), bias.to(total.dtype)
     y = F.layer_norm(total, total.shape[-1:], weight, bias, eps)
     return y if residual is None else (total, y)
 
@@ -72,9 +74,10 @@ def forward_bytes(rows, dim, width, residual=False):
     return rows * dim * width * (4 if residual else 2) + rows * 2 * 4 + 2 * dim * width
 
 
-def backward_bytes(rows, dim, width, residual=False, programs=2 * PROCESSORS):
-    """Bytes that the backward moves: x, dy, dx, with a residual the sum's gradient; sums."""
-    sums = 2 * 2 * min(programs, rows) * dim * 4 + 2 * dim * width          # stored, and read again
+def backward_bytes(rows, dim, width, programs, residual=False):
+    """Bytes that the backward moves: x, dy, dx, with a residual the sum's gradient; each program's
+    sums, stored and read again (`backward_programs` says how many programs there are)."""
+    sums = 2 * 2 * programs * dim * 4 + 2 * dim * width
     return rows * dim * width * (4 if residual else 3) + rows * 2 * 4 + dim * width + sums
 
 

@@ -20,6 +20,7 @@ from conftest import ROOT, needs_triton
 from torch import nn
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import common
 
@@ -52,7 +53,7 @@ def exact(x):
 
 
 def assert_close(actual, expected, dtype, smallest=0.1):
-    assert actual.shape == expected.shape and actual.dtype in (dtype, torch.float32)
+    assert actual.shape == expected.shape and actual.dtype == dtype
     largest = expected.detach().abs().nan_to_num(posinf=0).max().item() if expected.numel() else 0
     tolerance = TOLERANCE[dtype] * max(largest, smallest)  # what should be 0 too
     torch.testing.assert_close(actual.double(), expected, rtol=0, atol=tolerance)
@@ -120,7 +121,7 @@ def test_elu_of_any_strides(view):
 
 
 def test_elu_moves_what_the_lesson_says():
-    assert elu.eager_bytes(1, 2) == 10 * 2 + 2 and elu.fused_bytes(1, 2) == 2 * 2
+    assert elu.chain_bytes(1, 2) == 10 * 2 + 2 and elu.fused_bytes(1, 2) == 2 * 2
     assert elu.arithmetic_intensity(2) == 1.25
     assert round(elu.instruction_budget(2)) == 37
     assert round(elu.instruction_budget(2, bandwidth=4.8e12)) == 26
@@ -167,6 +168,35 @@ def test_the_widest_layer_norm_with_more_rows_than_programs(monkeypatch):
 @pytest.mark.parametrize("uses", [(0,), (1,)])
 def test_layer_norm_of_which_one_output_is_used(uses):
     compare_layer_norm(random(4, 9), random(9), random(9, seed=1), random(4, 9, seed=2), uses)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layer_norm_whose_tensors_all_have_strides_of_their_own(dtype):
+    x = random(6, 40, dtype=dtype).detach()[:, 3:20]  # rows apart
+    more = random(6, 100, dtype=dtype, seed=1).detach()[:, :17]  # rows further apart
+    weight, bias = random(17, dtype=dtype, seed=2), random(17, dtype=dtype, seed=3)
+    dtotal = random(1, 17, seed=4).detach().to(dtype).expand(6, 17)
+    dy = random(17, 6, seed=5).detach().to(dtype).t()
+    x64, weight64, bias64, more64 = map(exact, (x, weight, bias, more))
+    x.requires_grad_(), more.requires_grad_()
+    outputs = layernorm.layer_norm(x, weight, bias, 0.1, more)
+    outputs64 = layernorm.layer_norm_reference(x64, weight64, bias64, 0.1, more64)
+    backward(outputs, [dtotal, dy])
+    backward(outputs64, [dtotal, dy])
+    for output, output64 in zip(outputs, outputs64):
+        assert_close(output, output64, dtype)
+    pairs = (x, x64), (weight, weight64), (bias, bias64), (more, more64)
+    for tensor, tensor64 in pairs:
+        assert_close(tensor.grad, tensor64.grad, dtype)
+
+
+def test_the_widest_layer_norm_in_16_bits(monkeypatch):
+    """By two programs a row, which have the next rows loaded while they work."""
+    monkeypatch.setattr(layernorm, "backward_programs", lambda *sizes: 2)
+    assert layernorm.backward_launch(16384, torch.bfloat16)[2:4] == (2, 2)
+    x, more = (random(5, 16384, dtype=torch.bfloat16, seed=i) for i in range(2))
+    weight, bias = (random(16384, dtype=torch.bfloat16, seed=i) for i in (2, 3))
+    compare_layer_norm(x, weight, bias, more)
 
 
 def test_layer_norm_of_bfloat16_with_weights_in_float32_of_any_strides():
@@ -248,7 +278,7 @@ def test_layer_norm_moves_what_the_lesson_says():
     rows, dim = 10**4, 1000
     assert layernorm.forward_bytes(rows, dim, 2) == pytest.approx(2 * 2 * rows * dim, rel=5e-3)
     assert layernorm.forward_bytes(rows, dim, 2, True) == pytest.approx(8 * rows * dim, rel=5e-3)
-    assert layernorm.backward_bytes(rows, dim, 2) == pytest.approx(6 * rows * dim, rel=0.15)
+    assert layernorm.backward_bytes(rows, dim, 2, 264) == pytest.approx(6 * rows * dim, rel=0.15)
 
 
 # ------------------------------------------------------------------------------- flash attention
@@ -359,22 +389,52 @@ def test_gradients_of_the_references():
     assert torch.autograd.gradcheck(elu.elu_reference, (x,))
 
 
-def test_pieces_with_the_lse_of_the_whole():
-    """As ring attention calls it: block by block, merged by lse; backward with the whole lse."""
-    q, k, v = (x.detach() for x in qkv(4, 2, 50, 80, 32))
-    whole, whole_lse = flash.flash_forward(q, k, v)
-    parts = [(x, y) for x, y in zip(k.split(48, 2), v.split(48, 2))]
-    pieces = [flash.flash_forward(q, *part) for part in parts]
-    lse = torch.stack([lse for _, lse in pieces]).logsumexp(0)
-    merged = sum(out * (lse_of - lse).exp()[..., None] for out, lse_of in pieces)
-    torch.testing.assert_close(lse, whole_lse)
-    torch.testing.assert_close(merged, whole)
-    dout = random(*q.shape, seed=7).detach()
-    dq, dk, dv = flash.flash_backward(dout, q, k, v, whole, whole_lse)
-    gradients = [flash.flash_backward(dout, q, *part, whole, whole_lse) for part in parts]
-    torch.testing.assert_close(sum(piece[0] for piece in gradients), dq, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(torch.cat([piece[1] for piece in gradients], 2), dk)
-    torch.testing.assert_close(torch.cat([piece[2] for piece in gradients], 2), dv)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_pieces_with_the_lse_of_the_whole(causal, dtype):
+    """As ring attention calls it: block by block, merged by lse; backward with the whole lse, a
+    slice of what all ranks know."""
+    q, k, v = (x.detach() for x in qkv(4, 2, 80, 80, 32, dtype))
+    whole, whole_lse = flash.flash_forward(q, k, v, causal)
+    dout = random(*q.shape, seed=7).detach().to(dtype)
+    dq, dk, dv = flash.flash_backward(dout, q, k, v, whole, whole_lse, causal)
+    tolerance = {"rtol": 0, "atol": TOLERANCE[dtype] * 4}
+    for rows in (slice(0, 48), slice(48, 80)):
+        outs, lses, gradients = [], [], []
+        for keys in (slice(0, 48), slice(48, 80)):
+            if causal and keys.start > rows.start:
+                continue  # these rows see none of them
+            here = q[:, :, rows], k[:, :, keys], v[:, :, keys], causal and rows == keys
+            out, lse = flash.flash_forward(*here)
+            outs, lses = [*outs, out], [*lses, lse]
+            of_whole = whole[:, :, rows], whole_lse[:, :, rows]
+            gradients.append(
+                flash.flash_backward(dout[:, :, rows], *here[:3], *of_whole, here[3])[0]
+            )
+        lse = torch.stack(lses).logsumexp(0)
+        merged = sum(out * (lse_of - lse).exp()[..., None] for out, lse_of in zip(outs, lses))
+        torch.testing.assert_close(lse, whole_lse[:, :, rows], **tolerance)
+        torch.testing.assert_close(
+            merged, whole[:, :, rows].float(), check_dtype=False, **tolerance
+        )
+        torch.testing.assert_close(sum(gradients), dq[:, :, rows], **tolerance)
+    last = slice(48, 80)  # keys that, if causal, only the last rows see
+    rows = last if causal else slice(0, 80)
+    of_rows = [x[:, :, rows] for x in (dout, q)], [x[:, :, rows] for x in (whole, whole_lse)]
+    _, *piece = flash.flash_backward(*of_rows[0], k[:, :, last], v[:, :, last], *of_rows[1], causal)
+    for gradient, expected in zip(piece, (dk, dv)):
+        torch.testing.assert_close(gradient, expected[:, :, last], **tolerance)
+
+
+def test_rows_that_saw_nothing_anywhere_get_no_gradient():
+    q, k, v = (x.detach() for x in qkv(1, 1, 20, 20, 16))
+    out, lse = flash.flash_forward(q, k, v)
+    dout, lse[:, :, 3] = torch.ones_like(q), -float("inf")
+    kernel = flash.flash_backward(dout, q, k, v, out, lse)
+    reference = flash.reference_backward(dout, q, k, v, out, lse)
+    assert not kernel[0][:, :, 3].any()
+    for ours, other in zip(kernel, reference):
+        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-4)
 
 
 def test_attention_of_any_strides():
@@ -388,8 +448,11 @@ def test_attention_of_any_strides():
     copied = flash.readable(sliced[0])
     assert copied.equal(sliced[0]) and copied.stride(2) % 4 == 0 and copied.data_ptr() % 16 == 0
     compare_attention(*sliced, True)
-    k, v = (x.detach()[:, :, :1].expand(-1, -1, 30, -1).requires_grad_() for x in (k, v))
-    compare_attention(q.detach().requires_grad_(), k, v, False)
+    for dtype in (torch.float32, torch.float16):
+        q = random(2, 4, 20, 32, dtype=dtype)
+        k, v = (random(2, 2, 1, 32, dtype=dtype, seed=i).expand(-1, -1, 30, -1) for i in (1, 2))
+        assert flash.readable(k).stride(2) > 0  # the copy engine takes no step of 0
+        compare_attention(q, k.detach().requires_grad_(), v.detach().requires_grad_(), False)
 
 
 @pytest.mark.parametrize("gpu", [80, 90, 100])
@@ -413,27 +476,45 @@ def test_blocks_fit_what_they_are_made_for():
 
 
 class Allocated(TorchDispatchMode):
-    """Bytes of all tensors that are made while it is entered."""
+    """Bytes of all storages that operators bring up while it is entered."""
 
-    total = 0
+    def __init__(self, *known):
+        super().__init__()
+        self.total, self.storages = 0, {x.untyped_storage().data_ptr(): x for x in known}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if "empty" in str(func) or "new_" in str(func) or "zeros" in str(func):
-            self.total += result.nbytes
+        for x in filter(torch.is_tensor, tree_leaves(result)):
+            storage = x.untyped_storage()
+            if storage.data_ptr() not in self.storages:
+                self.storages[storage.data_ptr()] = x  # kept: or its place is used again
+                self.total += storage.nbytes()
         return result
 
 
-def test_memory_is_linear_in_the_sequence():
-    totals = []
-    for seq in (64, 256):
-        q, k, v = (x.detach() for x in qkv(1, 1, seq, seq, 16))
-        with Allocated() as allocated:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_memory_is_linear_in_the_sequence(dtype):
+    totals = {}
+    for seq in (256, 512):
+        q, k, v = (x.detach() for x in qkv(1, 1, seq, seq, 16, dtype))
+        with Allocated(q, k, v) as allocated:
             out, lse = flash.flash_forward(q, k, v, True)
             flash.flash_backward(out, q, k, v, out, lse, True)
-        totals.append(allocated.total)
-        assert allocated.total < 4 * seq * seq * (2 if seq == 256 else 9)
-    assert 0 < totals[1] <= 4 * totals[0]
+        totals[seq] = allocated.total
+    results = 4 * 512 * 16 * dtype.itemsize + 512 * 4  # out, dq, dk, dv; lse
+    assert results < totals[512] < 512 * 512  # a byte for each score would be more
+    assert totals[512] <= 2 * totals[256]
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="a GPU's allocator is asked")
+def test_memory_on_a_gpu_is_linear_in_the_sequence():
+    q, k, v = (x.detach() for x in qkv(1, 1, 8192, 8192, 64, torch.bfloat16))
+    flash.flash_forward(q, k, v, True)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out, lse = flash.flash_forward(q, k, v, True)
+    flash.flash_backward(out, q, k, v, out, lse, True)
+    assert torch.cuda.max_memory_allocated() - before < 8192 * 8192
 
 
 @pytest.mark.parametrize(
@@ -510,21 +591,33 @@ SHARED = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 TENSOR_CORES = {80: "mma.sync", 90: "wgmma", 100: "tcgen05.mma"}
 
 
-@pytest.mark.parametrize("arch", SHARED)
-def test_compiled_without_spills_for(arch):
+@pytest.fixture(scope="module")
+def compilers():
+    """A process for each chip, all at once: they are what these tests wait for."""
     script = Path(ROOT, "tests/compile_kernels.py")
-    run = subprocess.run(
-        [sys.executable, script, str(arch)], capture_output=True, text=True, timeout=600
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    compiled = json.loads(run.stdout)
-    names = {kernel["kernel"] for kernel in compiled}
-    assert len(names) == 6 and len(compiled) > 30, names
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    runs = {arch: subprocess.Popen([sys.executable, script, str(arch)], **pipes) for arch in SHARED}
+    yield runs
+    for run in runs.values():
+        run.kill()
+
+
+@pytest.mark.parametrize("arch", SHARED)
+def test_compiled_without_spills_for(arch, compilers):
+    output, errors = compilers[arch].communicate(timeout=600)
+    assert compilers[arch].returncode == 0, errors[-2000:]
+    compiled = json.loads(output)
+    names = {(kernel["case"].split()[0], kernel["kernel"]) for kernel in compiled}
+    assert len(names) == 7 and len(compiled) > 30, names
     for kernel in compiled:
-        allowed = 16 if "float32" in kernel["case"] else 0  # its dots run on the common cores
-        if importlib.metadata.version("triton") >= "3.7":  # older compilers spill here and there
+        # float32 has no tensor cores: many registers, and a few too many by some compilers
+        allowed = 16 if "attention" in kernel["case"] and "float32" in kernel["case"] else 0
+        version = importlib.metadata.version("triton").split(".")
+        if tuple(map(int, version[:2])) >= (3, 7):  # older compilers spill here and there
             assert kernel["stack"] <= allowed, kernel
         assert kernel["shared"] <= SHARED[arch], kernel
+        if kernel["kernel"] == "elu_forward_kernel":  # the lesson's budget, on an H200
+            assert 16 * 15 < kernel["count"] < 16 * elu.instruction_budget(2, bandwidth=4.8e12)
         if "attention" in kernel["case"] and "float32" not in kernel["case"]:
             assert TENSOR_CORES[arch] in kernel["instructions"], kernel
             assert ("cp.async.bulk.tensor" in kernel["instructions"]) == (arch >= 90), kernel
