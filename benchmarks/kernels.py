@@ -4,13 +4,14 @@
     python benchmarks/kernels.py --tune
 
 Prints two tables and writes kernels_pointwise.csv, kernels_attention.csv and a figure of each into
---out; --record puts the tables into benchmarks/RESULTS.md and the figures into figures/. Random bf16 inputs, L2 cold, medians
-by triton.testing.do_bench. ELU and LayerNorm in GB/s of the bytes that one kernel has to move,
-beside those of a copy in the same run; attention in TFLOP/s. It takes a GPU and some minutes.
+--out; --record puts the tables into benchmarks/RESULTS.md and the figures into figures/. Random
+bf16 inputs, L2 cold, medians by triton.testing.do_bench. ELU and LayerNorm in GB/s of the bytes
+that one kernel has to move, beside those of a copy in the same run; attention in TFLOP/s. It takes
+a GPU and some minutes.
 
 "eager" is PyTorch's own operator, which is one kernel too; "chain" is the same in simple operators,
-as the lessons have it. nan: a backend that refuses. The calls go through Python, whose own time
-(0.1 ms and more, for our kernels) can show where a kernel takes less.
+as the lessons have it. nan: a backend that refuses. All calls go through Python, whose own time can
+show where a kernel takes little.
 
 --tune times other launches of the kernels instead (block sizes, warps, stages) and prints them, the
 fastest first, for whoever wants to change the choices in kernels/.
@@ -225,7 +226,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "runs", help="a folder for CSV and PNG")
-    parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md and figures/")
+    parser.add_argument("--record", action="store_true", help="write RESULTS.md and figures/ too")
     parser.add_argument("--tune", action="store_true", help="time other launches instead")
     args = parser.parse_args(argv)
     if DEVICE == "cuda" and not torch.cuda.is_available():
