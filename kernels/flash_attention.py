@@ -419,7 +419,7 @@ def flash_backward(dout, q, k, v, out, lse, causal=False):
     lse = lse.contiguous()
     batch, heads, seq_q, dim = q.shape
     kv_heads, seq_k = k.shape[1:3]
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    dq, dk, dv = map(torch.empty_like, (q, k, v))       # laid out in memory as they are
     numbers = scale_in_log2(dim), heads, heads // kv_heads, seq_q, seq_k
 
     with torch.cuda.device_of(q):

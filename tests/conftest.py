@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +36,13 @@ CHAPTERS = Path(os.environ.get("CHAPTERS", ROOT)).resolve()
 sys.path.insert(0, str(ROOT))  # common.py is always ours: it has the verifier
 TEXT = json.decoder.__file__  # a file that does not change with our own sources
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """The same numbers in every run of a test, whatever ran before."""
+    torch.manual_seed(0)
+
 
 # ------------------------------------------------------------------------------- the pool of ranks
 
@@ -152,6 +160,25 @@ def ranks(pool):
 
 
 # ------------------------------------------------------------------------------------- the kernels
+
+
+COMPILERS = {}  # chip: a process that compiles kernels/ for it, from the beginning of the session
+
+
+def pytest_collection_finish(session):
+    """Start them if a test asks for them: what they take is idle time, beside the other tests."""
+    wanted = any(item.name.startswith("test_compiled") for item in session.items)
+    if not wanted or session.config.option.collectonly:
+        return
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    for arch in (80, 90, 100):
+        command = ["nice", sys.executable, ROOT / "tests/compile_kernels.py", str(arch)]
+        COMPILERS[arch] = subprocess.Popen(command, **pipes)
+
+
+def pytest_sessionfinish():
+    for process in COMPILERS.values():
+        process.kill()
 
 
 def needs_triton():

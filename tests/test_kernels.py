@@ -10,13 +10,10 @@ import importlib
 import importlib.metadata
 import itertools
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, needs_triton
+from conftest import COMPILERS, needs_triton
 from torch import nn
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -441,7 +438,7 @@ def test_attention_of_any_strides():
     """(batch, seq, heads, dim) turned around, as a model has it, is not copied. Others are."""
     base = [random(2, 20, h, 32, seed=h).detach() for h in (4, 2, 2)]
     q, k, v = (x.transpose(1, 2).requires_grad_() for x in base)
-    assert flash.readable(q) is q
+    assert flash.readable(q) is q and flash.flash_forward(q, k, v)[0].stride() == q.stride()
     compare_attention(q, k, v, True)
     compare_attention(*(x.detach().mT.contiguous().mT.requires_grad_() for x in (q, k, v)), False)
     sliced = [x.detach()[..., 1:18].requires_grad_() for x in (q, k, v)]  # rows start anywhere
@@ -492,18 +489,17 @@ class Allocated(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_memory_is_linear_in_the_sequence(dtype):
+def test_memory_is_linear_in_the_sequence():
     totals = {}
-    for seq in (256, 512):
-        q, k, v = (x.detach() for x in qkv(1, 1, seq, seq, 16, dtype))
+    for seq in (128, 256):
+        q, k, v = (x.detach() for x in qkv(1, 1, seq, seq, 16, torch.float16))
         with Allocated(q, k, v) as allocated:
             out, lse = flash.flash_forward(q, k, v, True)
             flash.flash_backward(out, q, k, v, out, lse, True)
         totals[seq] = allocated.total
-    results = 4 * 512 * 16 * dtype.itemsize + 512 * 4  # out, dq, dk, dv; lse
-    assert results < totals[512] < 512 * 512  # a byte for each score would be more
-    assert totals[512] <= 2 * totals[256]
+    results = 4 * 256 * 16 * 2 + 256 * 4  # out, dq, dk, dv; lse
+    assert results < totals[256] < 256 * 256  # a byte for each score would be more
+    assert totals[256] <= 2 * totals[128]
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a GPU's allocator is asked")
@@ -591,21 +587,10 @@ SHARED = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 TENSOR_CORES = {80: "mma.sync", 90: "wgmma", 100: "tcgen05.mma"}
 
 
-@pytest.fixture(scope="module")
-def compilers():
-    """A process for each chip, all at once: they are what these tests wait for."""
-    script = Path(ROOT, "tests/compile_kernels.py")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    runs = {arch: subprocess.Popen([sys.executable, script, str(arch)], **pipes) for arch in SHARED}
-    yield runs
-    for run in runs.values():
-        run.kill()
-
-
 @pytest.mark.parametrize("arch", SHARED)
-def test_compiled_without_spills_for(arch, compilers):
-    output, errors = compilers[arch].communicate(timeout=600)
-    assert compilers[arch].returncode == 0, errors[-2000:]
+def test_compiled_without_spills_for(arch):
+    output, errors = COMPILERS[arch].communicate(timeout=600)
+    assert COMPILERS[arch].returncode == 0, errors[-2000:]
     compiled = json.loads(output)
     names = {(kernel["case"].split()[0], kernel["kernel"]) for kernel in compiled}
     assert len(names) == 7 and len(compiled) > 30, names
