@@ -1,22 +1,24 @@
 """Compiles what the launchers of kernels/ would launch on a GPU, on a machine without one.
 
-    python tests/compile_kernels.py ARCH [--all]     80, 90 or 100: prints what came out as JSON
+    python tests/compile_kernels.py 90 [--all]      prints what came out as JSON
 
 A process of its own, since Triton's interpreter and its compiler do not mix in one.
 """
 
+import argparse
 import functools
 import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 os.environ.pop("TRITON_INTERPRET", None)
-os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
+os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()  # fresh, and removed at the end
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
@@ -121,4 +123,10 @@ def resources(kernel):
 
 
 if __name__ == "__main__":
-    print(json.dumps(list(compile_all(int(sys.argv[1]), "--all" in sys.argv))))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("arch", type=int, choices=(80, 90, 100), help="Ampere, Hopper, Blackwell")
+    parser.add_argument("--all", action="store_true", help="all dtypes and many more shapes")
+    args = parser.parse_args()
+    compiled = compile_all(args.arch, args.all)
+    print("[" + ",\n ".join(map(json.dumps, compiled)) + "]")
+    shutil.rmtree(os.environ["TRITON_CACHE_DIR"], ignore_errors=True)
