@@ -221,7 +221,7 @@ def forward_kernel(q_all, k_all, v_all, out_all, lse_ptr, scale, heads, group, s
 
 @jit
 def dq_kernel(dout_all, q_all, out_all, k_all, v_all, lse_ptr, dq_all, log2_ptr, delta_ptr,
-              padded, scale, heads, group, seq_q, seq_k,
+              seq_padded, scale, heads, group, seq_q, seq_k,
               CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
               DIM: tl.constexpr, WIDE: tl.constexpr):
     blocks = tl.cdiv(seq_q, BLOCK_Q)
@@ -238,8 +238,8 @@ def dq_kernel(dout_all, q_all, out_all, k_all, v_all, lse_ptr, dq_all, log2_ptr,
     lse = tl.load(lse_ptr + which * seq_q + rows, mask=rows < seq_q, other=0)
     lse = tl.where(lse == -float("inf"), float("inf"), lse) * LOG2_E
     delta = tl.sum(dout.to(tl.float32) * out.to(tl.float32), 1)
-    tl.store(log2_ptr + which * padded + rows, lse)
-    tl.store(delta_ptr + which * padded + rows, delta)
+    tl.store(log2_ptr + which * seq_padded + rows, lse)
+    tl.store(delta_ptr + which * seq_padded + rows, delta)
 
     dq = tl.zeros((BLOCK_Q, DIM), tl.float32)
     # First the keys that each row sees, then with a mask those that some do.
@@ -261,7 +261,7 @@ def dq_kernel(dout_all, q_all, out_all, k_all, v_all, lse_ptr, dq_all, log2_ptr,
 
 
 @jit
-def dk_dv_kernel(dout_all, q_all, k_all, v_all, dk_all, dv_all, log2_ptr, delta_ptr, padded,
+def dk_dv_kernel(dout_all, q_all, k_all, v_all, dk_all, dv_all, log2_ptr, delta_ptr, seq_padded,
                  scale, heads, group, seq_q, seq_k,
                  CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
                  DIM: tl.constexpr, WIDE: tl.constexpr):
@@ -289,7 +289,7 @@ def dk_dv_kernel(dout_all, q_all, k_all, v_all, dk_all, dv_all, log2_ptr, delta_
             rows = start + tl.arange(0, BLOCK_Q)
             q = load(q_all, batch, head, start, BLOCK_Q, DIM, WIDE)
             dout = load(dout_all, batch, head, start, BLOCK_Q, DIM, WIDE)
-            stats = (batch * heads + head).to(tl.int64) * padded
+            stats = (batch * heads + head).to(tl.int64) * seq_padded
             lse, delta = tl.load(log2_ptr + stats + rows), tl.load(delta_ptr + stats + rows)
             scores = tl.dot(k, q.T, input_precision="ieee")         # (keys, rows): transposed
             weights = tl.exp2(scores * scale - lse[None, :])
@@ -337,10 +337,10 @@ def generation(x):
 
 def blocks(gpu, kernel, x):
     """(held, walked, num_warps, num_stages, dim as the kernel has it): a line of BLOCKS for x."""
-    padded = max(16, triton.next_power_of_2(x.shape[-1]))
+    block_d = max(16, triton.next_power_of_2(x.shape[-1]))
     if x.dtype == torch.float32:                # no tensor cores: they would round to 10 bits
-        return 16, 16, 8, 2, padded
-    return *next(sizes for dim, sizes in BLOCKS[gpu][kernel].items() if padded <= dim), padded
+        return 16, 16, 8, 2, block_d
+    return *next(sizes for dim, sizes in BLOCKS[gpu][kernel].items() if block_d <= dim), block_d
 
 
 def scale_in_log2(dim):
@@ -389,13 +389,13 @@ def flash_forward(q, k, v, causal=False):
     lse = torch.empty(batch, heads, seq_q, device=q.device)
     with torch.cuda.device_of(q):
         gpu = generation(q)
-        held, walked, warps, stages, padded = blocks(gpu, "forward", q)
+        held, walked, warps, stages, block_d = blocks(gpu, "forward", q)
         if q.numel():
             forward_kernel[(triton.cdiv(seq_q, held) * batch * heads,)](
-                as_argument(q, gpu, held, padded), as_argument(k, gpu, walked, padded),
-                as_argument(v, gpu, walked, padded), as_pointer(out), lse,
+                as_argument(q, gpu, held, block_d), as_argument(k, gpu, walked, block_d),
+                as_argument(v, gpu, walked, block_d), as_pointer(out), lse,
                 scale_in_log2(dim), heads, heads // k.shape[1], seq_q, k.shape[2],
-                causal, held, walked, padded, interpreted(), num_warps=warps, num_stages=stages)
+                causal, held, walked, block_d, interpreted(), num_warps=warps, num_stages=stages)
     return out, lse
 
 
@@ -420,26 +420,26 @@ def flash_backward(dout, q, k, v, out, lse, causal=False):
     batch, heads, seq_q, dim = q.shape
     kv_heads, seq_k = k.shape[1:3]
     dq, dk, dv = map(torch.empty_like, (q, k, v))       # laid out in memory as they are
-    numbers = scale_in_log2(dim), heads, heads // kv_heads, seq_q, seq_k
 
     with torch.cuda.device_of(q):
         gpu = generation(q)
-        held, walked, warps, stages, padded = blocks(gpu, "dq", q)
-        rows = triton.cdiv(seq_q, held) * held          # whole blocks, for dk_dv_kernel to read
-        log2, delta = torch.empty(2, batch * heads * rows, device=q.device)
+        held, walked, warps, stages, block_d = blocks(gpu, "dq", q)
+        seq_padded = triton.cdiv(seq_q, held) * held    # whole blocks, for dk_dv_kernel to read
+        log2, delta = torch.empty(2, batch * heads * seq_padded, device=q.device)
+        numbers = seq_padded, scale_in_log2(dim), heads, heads // kv_heads, seq_q, seq_k
         if q.numel():
-            of_queries = [as_argument(x, gpu, held, padded) for x in (dout, q, out)]
-            of_keys = [as_argument(x, gpu, walked, padded) for x in (k, v)]
+            of_queries = [as_argument(x, gpu, held, block_d) for x in (dout, q, out)]
+            of_keys = [as_argument(x, gpu, walked, block_d) for x in (k, v)]
             dq_kernel[(triton.cdiv(seq_q, held) * batch * heads,)](
-                *of_queries, *of_keys, lse, as_pointer(dq), log2, delta, rows, *numbers,
-                causal, held, walked, padded, interpreted(), num_warps=warps, num_stages=stages)
-        held, walked, warps, stages, padded = blocks(gpu, "dk_dv", q)
+                *of_queries, *of_keys, lse, as_pointer(dq), log2, delta, *numbers,
+                causal, held, walked, block_d, interpreted(), num_warps=warps, num_stages=stages)
+        held, walked, warps, stages, block_d = blocks(gpu, "dk_dv", q)
         if k.numel():
-            of_queries = [as_argument(x, gpu, walked, padded) for x in (dout, q)]
-            of_keys = [as_argument(x, gpu, held, padded) for x in (k, v)]
+            of_queries = [as_argument(x, gpu, walked, block_d) for x in (dout, q)]
+            of_keys = [as_argument(x, gpu, held, block_d) for x in (k, v)]
             dk_dv_kernel[(triton.cdiv(seq_k, held) * batch * kv_heads,)](
-                *of_queries, *of_keys, as_pointer(dk), as_pointer(dv), log2, delta, rows, *numbers,
-                causal, walked, held, padded, interpreted(), num_warps=warps, num_stages=stages)
+                *of_queries, *of_keys, as_pointer(dk), as_pointer(dv), log2, delta, *numbers,
+                causal, walked, held, block_d, interpreted(), num_warps=warps, num_stages=stages)
     return dq, dk, dv
 
 
