@@ -615,7 +615,7 @@ def test_the_benchmark_from_end_to_end(monkeypatch, tmp_path, capsys):
     """Not what it measures, which takes a GPU, but that it would."""
     bench = importlib.import_module("benchmarks.kernels")
     sizes = {"WIDTHS": (64, 256), "NUMBERS": 1024, "SEQUENCES": (16, 32), "DIMS": (16,), "DIM": 32}
-    sizes |= {"DEVICE": "cpu", "TOKENS": 32, "BACKENDS": {"flash": SDPBackend.FLASH_ATTENTION}}
+    sizes |= {"DEVICE": DEVICE, "TOKENS": 32, "BACKENDS": {"flash": SDPBackend.FLASH_ATTENTION}}
     for name, value in sizes.items():
         monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
