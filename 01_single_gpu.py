@@ -499,7 +499,8 @@ def train(args, device, text, run):
     if args.attention == "triton":
         use_kernels(model)
     elif args.kernels:
-        run.say("  --kernels: no GPU for them here; LayerNorm and attention are PyTorch's")
+        run.say("  --kernels: no GPU, or no Triton, for them here; LayerNorm and attention are "
+                "PyTorch's")
     set_core(model, args.attention, args.recompute)
     autocast = torch.autocast(device.type, half or torch.bfloat16, enabled=bool(half and by_torch))
 

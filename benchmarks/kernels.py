@@ -9,12 +9,12 @@ bf16 inputs, L2 cold, medians by triton.testing.do_bench. ELU and LayerNorm in G
 that one kernel has to move, beside those of a copy in the same run; attention in TFLOP/s. It takes
 a GPU and some minutes.
 
-"eager" is PyTorch's own operator, which is one kernel too; "chain" is the same in simple operators,
+"eager" is PyTorch's own operator, which is fused too; "chain" is the same in simple operators,
 as the lessons have it. nan: a backend that refuses. All calls go through Python, whose own time can
 show where a kernel takes little.
 
---tune times other launches of the kernels instead (block sizes, warps, stages) and prints them, the
-fastest first, for whoever wants to change the choices in kernels/.
+--tune times other launches of attention and of LayerNorm's forward instead (block sizes, warps,
+stages) and prints them, the fastest first, for whoever wants to change the choices in kernels/.
 """
 
 import argparse
@@ -122,6 +122,8 @@ def attention():
                 ms = milliseconds(backward_of(function, *inputs))
                 backward[way] = flops(backward=True) / ms / 1e9
             except RuntimeError as error:       # no kernel for this in this backend
+                if way not in BACKENDS or isinstance(error, torch.OutOfMemoryError):
+                    raise
                 print(f"{way}, head dim {dim}, sequence {seq}: {error}", file=sys.stderr)
         what = "causal" if causal else "full"
         for direction, speeds in (("forward", forward), ("backward", backward)):

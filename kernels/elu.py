@@ -21,7 +21,8 @@ its ridge point, only bytes matter. (`chain_bytes`, `fused_bytes`, `arithmetic_i
 Once fused, the instructions can come to matter after all. An H100 issues 132 processors · 128 lanes
 · 1.83e9 a second, and in that second moves 3.35e12 / 2 B numbers: in 16 bits, there is time for 37
 instructions a number, loads and conversions included, and on an H200 for 26 (`instruction_budget`).
-The forward kernel below has 22, with a series where it might have had a logarithm and a division.
+The forward kernel below has about 22, with a series where it might have had a logarithm and a
+division.
 
 A kernel is written for one block of numbers, and a grid of programs runs it for all blocks:
 

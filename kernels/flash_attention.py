@@ -47,7 +47,7 @@ Grouped queries share a k and v: a program of queries reads its group's; a progr
 over all heads of its group. Causal is aligned at the end: the last query sees all keys, query i the
 first i + 1 + keys - queries of them (torch.nn.attention.bias.causal_lower_right). A row that sees
 nothing has out = 0 and lse = -inf. And since backward takes `lse` as an argument, a piece of
-attention can be computed with the lse of the whole: that is ring attention (chapter 06).
+attention can be computed with the lse of the whole: that is ring attention.
 
 Sources: Dao et al., FlashAttention (2022), algorithms 1 and 4; Dao, FlashAttention-2 (2023),
 section 3; Milakov and Gimelshein, Online normalizer calculation for softmax (2018); Ultra-Scale
@@ -386,7 +386,7 @@ def flash_forward(q, k, v, causal=False):
     q, k, v = map(readable, (q, k, v))
     batch, heads, seq_q, dim = q.shape
     out = torch.empty_like(q)
-    lse = torch.empty(batch, heads, seq_q, device=q.device)
+    lse = torch.empty(batch, heads, seq_q, device=q.device, dtype=torch.float32)
     with torch.cuda.device_of(q):
         gpu = generation(q)
         held, walked, warps, stages, block_d = blocks(gpu, "forward", q)
@@ -425,7 +425,8 @@ def flash_backward(dout, q, k, v, out, lse, causal=False):
         gpu = generation(q)
         held, walked, warps, stages, block_d = blocks(gpu, "dq", q)
         seq_padded = triton.cdiv(seq_q, held) * held    # whole blocks, for dk_dv_kernel to read
-        log2, delta = torch.empty(2, batch * heads * seq_padded, device=q.device)
+        log2, delta = torch.empty(2, batch * heads * seq_padded, device=q.device,
+                                  dtype=torch.float32)
         numbers = seq_padded, scale_in_log2(dim), heads, heads // kv_heads, seq_q, seq_k
         if q.numel():
             of_queries = [as_argument(x, gpu, held, block_d) for x in (dout, q, out)]
@@ -488,7 +489,8 @@ def check(q, k, v):
     if not 16 <= dim <= 256:
         raise ValueError(f"flash_attention: q has shape {shapes['q']}; expected a dim of 16 to "
                          "256")
-    if k.shape[0] != batch or k.shape[3] != dim or k.shape[1] == 0 or heads % k.shape[1]:
+    if k.shape[0] != batch or k.shape[3] != dim or heads * k.shape[1] == 0 \
+            or heads % k.shape[1]:
         raise ValueError(f"flash_attention: k has shape {shapes['k']}; expected ({batch}, a "
                          f"divisor of {heads}, keys, {dim}), as q has shape {shapes['q']}")
     if v.shape != k.shape:

@@ -28,10 +28,10 @@ and stores them once, in a row of its own; a second step adds up the programs' r
 not depend on who comes first.
 
 Registers are what is short: a processor has 65536, and of a row of 16384 numbers the sums alone
-would take half. So two programs share such a row (in 32 bits four). Each owns a part of the
+would take half. So two programs share such a row, or four. Each owns a part of the
 columns, and reads the others too, for the means; by then they are in the cache (L2), and memory is
-read once all the same. Of short rows, a program works on several at once. Meanwhile the next are
-being loaded.
+read once all the same. Of short rows, a program works on several at once. In 16 bits, the next are
+being loaded meanwhile.
 
 The arithmetic intensity is about 8 FLOPs for 2 B bytes: far below an H100's ridge point (see
 elu.py), so LayerNorm costs what its bytes cost. (`forward_bytes` and `backward_bytes` below.)
@@ -159,7 +159,7 @@ def backward_kernel(dy_ptr, dsum_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_
 
 
 def forward_launch(width):
-    """(BLOCK, num_warps): a thread has 32 numbers of a row, or 64 of the widest. Small programs:
+    """(BLOCK, num_warps): a thread has up to 32 numbers of a row, 64 of the widest. Small programs:
     many fit a processor, so that some wait for memory at any time, and keep it busy."""
     block = triton.next_power_of_2(width)
     return block, min(max(block // 1024, 1), 8)
@@ -168,7 +168,8 @@ def forward_launch(width):
 def backward_launch(width, dtype):
     """(ROWS, BLOCK, PARTS, STAGES, num_warps): a thread has 16 numbers, of one row or of several.
 
-    A program's part of a row is 4096 numbers, or 8192 where 16 bytes at a time can be loaded.
+    A program's part of a row is up to 4096 numbers, or 8192 in 16 bits. Of those, the next rows are
+    loaded ahead (STAGES), if all rows are aligned so that 16 bytes can be at a time.
     """
     fast = dtype != torch.float32 and width % 16 == 0
     block = min(triton.next_power_of_2(width), 8192 if fast else 4096)
@@ -194,7 +195,7 @@ def layer_norm_forward(x, weight, bias, eps=1e-5, residual=None):
     (..., width), and mean, rstd (rows,), float32. Without a residual the sum is x."""
     rows, width = by_rows(x), x.shape[-1]
     y, total = torch.empty_like(x, memory_format=torch.contiguous_format), x
-    mean = torch.empty(len(rows), device=x.device)          # float32
+    mean = torch.empty(len(rows), device=x.device, dtype=torch.float32)
     rstd = torch.empty_like(mean)
     more = rows if residual is None else by_rows(residual)
     if residual is not None:
@@ -218,7 +219,7 @@ def layer_norm_backward(dy, total, weight, mean, rstd, dsum=None):
     dx = torch.empty(total.shape, dtype=total.dtype, device=total.device)
     together, block, parts, stages, warps = backward_launch(width, total.dtype)
     programs = backward_programs(rows, together, parts, warps)
-    sums = torch.empty(2, programs, width, device=total.device)
+    sums = torch.empty(2, programs, width, device=total.device, dtype=torch.float32)
     if programs:
         with torch.cuda.device_of(total):
             backward_kernel[(parts, programs)](

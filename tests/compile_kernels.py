@@ -6,6 +6,7 @@ A process of its own, since Triton's interpreter and its compiler do not mix in 
 """
 
 import argparse
+import atexit
 import functools
 import itertools
 import json
@@ -18,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 os.environ.pop("TRITON_INTERPRET", None)
-os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()  # fresh, and removed at the end
+os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()  # fresh
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
@@ -28,6 +29,7 @@ from triton.runtime.jit import JITFunction
 
 from kernels import elu, flash_attention, layernorm
 
+atexit.register(shutil.rmtree, os.environ["TRITON_CACHE_DIR"], ignore_errors=True)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -129,4 +131,3 @@ if __name__ == "__main__":
     args = parser.parse_args()
     compiled = compile_all(args.arch, args.all)
     print("[" + ",\n ".join(map(json.dumps, compiled)) + "]")
-    shutil.rmtree(os.environ["TRITON_CACHE_DIR"], ignore_errors=True)

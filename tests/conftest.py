@@ -163,29 +163,37 @@ def ranks(pool):
 
 
 COMPILERS = {}  # chip: a process that compiles kernels/ for it, from the beginning of the session
+SCRATCH = tempfile.TemporaryDirectory()  # of theirs
 
 
 def pytest_collection_finish(session):
-    """Start them if a test asks for them: what they take is idle time, beside the other tests."""
+    """Start them if a test asks for them: most of what they take is time that others wait."""
     wanted = any(item.name.startswith("test_compiled") for item in session.items)
     if not wanted or session.config.option.collectonly:
         return
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     for arch in (80, 90, 100):
         command = ["nice", sys.executable, ROOT / "tests/compile_kernels.py", str(arch)]
-        COMPILERS[arch] = subprocess.Popen(command, **pipes)
+        environment = os.environ | {"TMPDIR": SCRATCH.name}
+        COMPILERS[arch] = subprocess.Popen(command, env=environment, **pipes)
 
 
 def pytest_sessionfinish():
     for process in COMPILERS.values():
-        process.kill()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    SCRATCH.cleanup()
 
 
 def needs_triton():
     """Skip a test of kernels/ where Triton is missing, or cannot interpret with this NumPy."""
-    triton, numpy = pytest.importorskip("triton"), pytest.importorskip("numpy")
+    triton = pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        return
+    numpy = pytest.importorskip("numpy")
     version = lambda module: tuple(map(int, module.__version__.split(".")[:2]))
-    if not torch.cuda.is_available() and version(triton) < (3, 7) and version(numpy) >= (2, 4):
+    if version(triton) < (3, 7) and version(numpy) >= (2, 4):
         pytest.skip(f"the interpreter of Triton {triton.__version__} needs a NumPy before 2.4")
 
 
