@@ -573,10 +573,8 @@ def report(args, device, text, run, model, model_forward):
     batch = first_micro_batch(args, device, text)
 
     chosen, off = (args.attention, args.recompute), 0
-    everything = itertools.product(CORES, RECOMPUTE)
-    if not on_cpu or args.preset != "tiny" or args.attention == "triton":
-        everything = [chosen]
-    for attention, recompute in everything:
+    every = on_cpu and args.preset == "tiny" and args.attention != "triton"
+    for attention, recompute in itertools.product(CORES, RECOMPUTE) if every else [chosen]:
         set_core(model, attention, recompute)
         forward = functools.partial(model_forward, recompute=recompute)
         kept = measure_activations(model, forward, *batch)

@@ -92,7 +92,7 @@ def expm1(x):
     """exp(x) - 1 of x <= 0, (block,) in float32. Near 0 that cancels: there, Taylor's series."""
     series = 1 / 120 + x * (1 / 720 + x / 5040)
     series = x * (1 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * series))))
-    return tl.where(x > -0.3, series, tl.exp(x) - 1)
+    return tl.where(x > -0.4, series, tl.exp(x) - 1)
 
 
 @jit

@@ -637,6 +637,13 @@ def test_a_run_with_our_kernels(run_chapter, monkeypatch):
     assert "kept per micro-batch: triton, none" in output and "does not see the FLOPs" in output
 
 
+def test_flops_of_our_kernels_are_two_matmuls_more_than_a_fused_cores(one):
+    """tests/test_kernels.py counts the matmuls of the kernels: 7 backward, where others have 5."""
+    cfg = Config(layers=3, dim=32, heads=2, kv_heads=1, seq=16, vocab=64)
+    sdpa, triton = (one.step_flops(cfg, 5, core, "none") for core in ("sdpa", "triton"))
+    assert triton - sdpa == 3 * 2 * (2 * 5 * 16 * 16 * 32)
+
+
 def test_the_model_with_our_kernels(one, monkeypatch):
     needs_triton()
     monkeypatch.setattr(one, "CORES", dict(one.CORES))
