@@ -18,14 +18,21 @@ however small it is: a bucket packs several gradients into one flat tensor. Once
 stays: p.grad is a view into the bucket, so the sum needs no unpacking, and a second micro-batch is
 added in place.
 
-    order      Every rank must start the same collectives in the same order, or they sum what does
-               not belong together, or hang. Backward may meet a parameter on one rank and not on
-               another (think of experts), so a bucket waits for those before it.
-    sum        The loss was divided by the valid targets of the whole batch, so gradients are
-               summed. DistributedDataParallel averages: that is why the last variant multiplies its
-               loss by N. A mean of the ranks' own means would weigh a target on a half-empty rank
-               twice.
-    no_sync    With several micro-batches, only the last backward sends: one sum over ranks does it.
+Three things must be right.
+
+    Order.    Every rank must start the same collectives in the same order, or they sum what does
+              not belong together, or hang. Backward may meet a parameter on one rank and not on
+              another (think of experts). So a bucket waits for those before it.
+
+    Sum.      The gradients are summed, never averaged: each rank has already divided its loss by
+              the valid targets of the whole batch. Suppose rank 0 has 100 valid targets and rank 1
+              has 50. Every target should count 1/150. If each rank took the mean over its own, and
+              the two means were averaged, a target would count 1/200 on rank 0 and 1/100 on rank 1.
+              DistributedDataParallel averages over ranks: that is why the last variant multiplies
+              its loss by N.
+
+    Once.     With several micro-batches, only the last backward sends. The gradients of the others
+              wait in p.grad, and one sum over ranks serves for all.
 
 What a rank stores and sends (S bytes of gradients, N ranks)
 
@@ -38,11 +45,14 @@ When it pays: the all_reduce hides behind backward if it takes no longer than ba
 
     2 (N-1)/N · S / bandwidth  <=  4 · tokens · parameters / peak FLOP/s
 
-Parameters cancel: with g bytes a gradient, S = g · parameters, a rank needs at least g/2 · (N-1)/N
-· FLOP/s / bandwidth tokens in its last micro-batch. (With g = 2 and many ranks, this is the scaling
-book's B/X > C/W. The playbook's A3 leaves num_params standing on one side; read it as S, and divide
-by the parameters.) A fixed global batch over more and more ranks leaves too few tokens for each:
-there data parallelism stops paying. And it never helps a model that does not fit: see chapter 03.
+where `tokens` are those of a rank's last micro-batch. With g bytes a gradient, S = g · parameters,
+and the parameters cancel. So the size of the model does not matter, only that a rank has at least
+
+    tokens  >=  g/2 · (N-1)/N · peak FLOP/s / bandwidth
+
+On H100s with 2-byte gradients that is 2,200 tokens over NVLink and 20,000 over InfiniBand. A fixed
+global batch over more and more ranks leaves too few for each: there data parallelism stops paying.
+And it never helps a model that does not fit: see chapter 03.
 
 Run it:
     torchrun --nproc_per_node=4 02_data_parallel.py
@@ -51,23 +61,17 @@ Run it:
     torchrun --nproc_per_node=8 02_data_parallel.py --preset gpt2 --bucket-mb 25     (eight GPUs)
 
 Sources: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training (2020),
-section 3; Ultra-Scale Playbook, "Data Parallelism" and A3; How To Scale Your Model, part 5, "Data
-Parallelism".
+section 3; Ultra-Scale Playbook, "Data Parallelism" and A3 (which leaves num_params standing on one
+side of the condition: read it as S, and divide by the parameters); How To Scale Your Model, part 5,
+"Data Parallelism" (where the condition is B/X > C/W: g = 2, many ranks).
 """
-
-import contextlib
-import functools
-import gc
-import inspect
-import time
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
 import common
-from common import clip_grads, gpt, grad_norm, loss_sum, nbytes
+from common import clip_grads, gpt, grad_norm, loss_sum
 
 # ------------------------------------------------------------------------------------- the replicas
 
@@ -86,17 +90,17 @@ def broadcast_module(module, group):
 class Naive(nn.Module):
     """A replica of `module` on each rank of `group`; after backward, one all_reduce per gradient.
 
-    Call `finish` after the last backward of a step: then the .grad of every parameter that requires
-    one is the sum over all ranks. Where a rank did not use a parameter, it counts as zero; frozen
-    parameters are left alone. NCCL wants contiguous parameters. Running statistics (float buffers)
-    are the first rank's, as in DDP, and are sent before each forward in training. start(tensor,
-    group): starts an all_reduce.
+    Call `finish` after the last backward of a step: then the .grad of every trained parameter is
+    the sum over all ranks, where what a rank did not use counts as zero. Set `sends` to False for
+    every backward of a step but the last. In training, running statistics (float buffers) are the
+    first rank's, and are sent before a forward. NCCL wants contiguous parameters.
     """
 
-    def __init__(self, module, group, start=all_reduce):
+    def __init__(self, module, group):
         super().__init__()
-        self.module, self.group, self.start, self.sends = module, group, start, True
-        self.trained = [p for p in module.parameters() if p.requires_grad][::-1]  # backward's order
+        self.module, self.group, self.sends = module, group, True
+        trained = [p for p in module.parameters() if p.requires_grad]
+        self.trained = trained[::-1]                    # the order in which backward meets them
         self.statistics = [b for b in module.buffers() if b.is_floating_point()]
         broadcast_module(module, group)
 
@@ -106,42 +110,40 @@ class Naive(nn.Module):
                 dist.broadcast(buffer, group=self.group, group_src=0)
         return self.module(*inputs, **more)
 
-    @contextlib.contextmanager
-    def no_sync(self):
-        """A backward in here adds to this rank's gradients, and sends nothing."""
-        self.sends = False
-        try:
-            yield
-        finally:
-            self.sends = True
-
     def finish(self):
         for p in self.trained:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            self.start(p.grad, self.group).wait()
+            all_reduce(p.grad, self.group).wait()
 
 
 class Overlap(Naive):
     """The same, but each all_reduce starts in backward, as soon as its gradient is ready."""
 
-    def __init__(self, module, group, start=all_reduce):
-        super().__init__(module, group, start)
-        self.buckets = [[p] for p in self.trained]          # what is sent together
-        self.ready, self.handles = set(), []                # of this step
+    def __init__(self, module, group):
+        super().__init__(module, group)
+        self.buckets = [[p] for p in self.trained]      # what is sent together
+        self.begin_step()
         for p in self.trained:
             p.register_post_accumulate_grad_hook(self.gradient_is_ready)
+
+    def begin_step(self):
+        self.ready = set()                              # parameters whose gradient is there
+        self.started = 0                                # buckets that are on their way
+        self.handles = []
 
     def gradient_is_ready(self, p):
         if self.sends:
             self.ready.add(p)
-            self.start_in_order()
+            self.start_full_buckets()
 
-    def start_in_order(self):
-        """Start every bucket that is full, and has only started ones before it."""
-        for i in range(len(self.handles), len(self.buckets)):
-            if not self.ready.issuperset(self.buckets[i]):
-                break
-            self.handles.append(self.start(self.payload(i), self.group))
+    def start_full_buckets(self):
+        """Start bucket after bucket, up to the first that is not full: the same order on all
+        ranks, whatever the order in which their gradients come."""
+        while self.started < len(self.buckets):
+            if not self.ready.issuperset(self.buckets[self.started]):
+                return
+            self.handles.append(all_reduce(self.payload(self.started), self.group))
+            self.started += 1
 
     def payload(self, i):
         """The one tensor that holds the gradients of bucket i."""
@@ -150,23 +152,23 @@ class Overlap(Naive):
         return p.grad
 
     def finish(self):
-        self.ready.update(self.trained)                     # what was not used is ready too
-        self.start_in_order()
+        self.ready.update(self.trained)                 # what was not used will not come any more
+        self.start_full_buckets()
         for handle in self.handles:
             handle.wait()
-        self.ready, self.handles = set(), []
+        self.begin_step()
 
 
 def fill_buckets(parameters, capacity):
     """Lists of parameters, in order: each of one dtype, and full once it has `capacity` bytes."""
-    buckets = []
+    buckets = [[]]
     for p in parameters:
-        last = buckets[-1] if buckets else []
-        full = sum(q.nbytes for q in last) >= capacity
-        if last and not full and last[0].dtype == p.dtype:
-            last.append(p)
-        else:
+        last = buckets[-1]
+        full = last and sum(q.nbytes for q in last) >= capacity
+        if full or last and last[0].dtype != p.dtype:
             buckets.append([p])
+        else:
+            last.append(p)
     return buckets
 
 
@@ -177,20 +179,24 @@ class Bucket(Overlap):
     the first backward makes new ones, which move into their bucket; later ones are added there.
     """
 
-    def __init__(self, module, group, capacity, start=all_reduce):
-        super().__init__(module, group, start)
+    def __init__(self, module, group, capacity):
+        super().__init__(module, group)
         self.buckets = fill_buckets(self.trained, capacity)
         self.flat, self.view = [], {}
         for bucket in self.buckets:
             sizes = [p.numel() for p in bucket]
             flat = torch.zeros(sum(sizes), dtype=bucket[0].dtype, device=bucket[0].device)
             self.flat.append(flat)
-            self.view |= {p: v.view_as(p) for p, v in zip(bucket, flat.split(sizes))}
+            for p, view in zip(bucket, flat.split(sizes)):
+                self.view[p] = view.view_as(p)
 
     def move_in(self, p):
-        if p.grad is not self.view[p]:
-            self.view[p].zero_() if p.grad is None else self.view[p].copy_(p.grad)
-            p.grad = self.view[p]
+        view = self.view[p]
+        if p.grad is None:
+            view.zero_()
+        elif p.grad is not view:
+            view.copy_(p.grad)
+        p.grad = view
 
     def gradient_is_ready(self, p):
         self.move_in(p)
@@ -198,16 +204,8 @@ class Bucket(Overlap):
 
     def payload(self, i):
         for p in self.buckets[i]:
-            self.move_in(p)                             # what was not used
+            self.move_in(p)                             # those that were not used
         return self.flat[i]
-
-
-def replicate(variant, module, group, bucket_bytes, start=all_reduce):
-    if variant == "naive":
-        return Naive(module, group, start)
-    if variant == "overlap":
-        return Overlap(module, group, start)
-    return Bucket(module, group, bucket_bytes, start)
 
 
 # ---------------------------------------------------------------------------------------- the step
@@ -222,30 +220,33 @@ def train_step(replica, optimizer, micro_batches, valid, clip):
     replica.zero_grad()
     total = 0
     for i, (tokens, targets) in enumerate(micro_batches, start=1):
-        last = i == len(micro_batches)
-        with contextlib.nullcontext() if last else replica.no_sync():
-            loss = loss_sum(replica(tokens), targets) / valid
-            loss.backward()
+        replica.sends = i == len(micro_batches)
+        loss = loss_sum(replica(tokens), targets) / valid
+        loss.backward()
         total += loss.detach()
     replica.finish()
 
-    norm = grad_norm(replica.parameters())          # every rank has the whole gradient: no sending
+    norm = grad_norm(replica.parameters())              # every rank has all of it: nothing to send
     if clip:
         clip_grads(replica.parameters(), norm, clip)
     optimizer.step()
     return total, norm
 
 
-def torch_step(ddp, optimizer, micro_batches, valid, clip):
+def torch_step(ddp, optimizer, micro_batches, valid, clip, ranks):
     """The same with DistributedDataParallel, which averages over ranks: hence their number."""
+
+    def backward(tokens, targets):
+        loss = loss_sum(ddp(tokens), targets) / valid
+        (ranks * loss).backward()
+        return loss.detach()
+
     optimizer.zero_grad()
     total = 0
-    for i, (tokens, targets) in enumerate(micro_batches, start=1):
-        last = i == len(micro_batches)
-        with contextlib.nullcontext() if last else ddp.no_sync():
-            loss = loss_sum(ddp(tokens), targets) / valid
-            (loss * dist.get_world_size(ddp.process_group)).backward()
-        total += loss.detach()
+    with ddp.no_sync():                                 # all but the last send nothing
+        for tokens, targets in micro_batches[:-1]:
+            total += backward(tokens, targets)
+    total += backward(*micro_batches[-1])
 
     norm = nn.utils.clip_grad_norm_(ddp.parameters(), clip or float("inf"))
     optimizer.step()
@@ -255,20 +256,14 @@ def torch_step(ddp, optimizer, micro_batches, valid, clip):
 # ------------------------------------------------------------------------------------ the formulas
 
 
-def model_state_bytes(cfg, optimizer, width):
-    """Bytes of parameters, gradients and optimizer states on every rank: no fewer than on one GPU.
-
-    width: bytes of a number. AdamW has two moments, and a step count of 4 bytes per tensor.
-    """
-    size = width * cfg.parameters()
-    tensors = 10 * cfg.layers + (3 if cfg.tie else 4)
-    states = {"adamw": 2 * size + 4 * tensors, "momentum": size, "sgd": 0}[optimizer]
-    return {"parameters": size, "gradients": size, "optimizer states": states}
-
-
 def wire_bytes(payload, ranks):
     """What a rank sends in a ring all_reduce: a reduce_scatter and an all_gather, each (N-1)/N."""
     return 2 * (ranks - 1) / ranks * payload
+
+
+def traffic(gradient_bytes, calls, ranks):
+    """What a rank sends in a step: {op: (calls, payload bytes, wire bytes)}."""
+    return {"all_reduce": (calls, gradient_bytes, wire_bytes(gradient_bytes, ranks))}
 
 
 def communication_over_backward(gradient_bytes, parameters, tokens, ranks, flops, bandwidth):
@@ -284,230 +279,88 @@ def tokens_to_hide(bytes_per_gradient, ranks, flops, bandwidth):
     return bytes_per_gradient / 2 * (ranks - 1) / ranks * flops / bandwidth
 
 
-MACHINES = {  # dense bf16 FLOP/s of a chip, and bytes/s that it can send, as its makers give them
-    "A100, NVLink 3": (312e12, 300e9),
-    "A100, InfiniBand HDR": (312e12, 25e9),
-    "H100, NVLink 4": (989e12, 450e9),
-    "H100, InfiniBand NDR": (989e12, 50e9),
-    "TPU v5p, one axis of ICI": (459e12, 180e9),
-}
-
-
-# -------------------------------------------------------------------------------------- the picture
-
-
-class Timeline:
-    """When gradients became ready and all_reduces ran, on this rank, in seconds.
-
-    On a CPU a handle's future says when it is done; on CUDA events do, an all_reduce's on a stream
-    that does nothing but wait for it.
-    """
-
-    def __init__(self, device):
-        self.cuda = device.type == "cuda"
-        self.side = torch.cuda.Stream() if self.cuda else None
-        self.clear()
-
-    def clear(self):
-        self.marks, self.gradients, self.sent, self.done = {}, [], [], []
-
-    def now(self):
-        if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def mark(self, name):
-        self.marks[name] = self.now()
-
-    def gradient_is_ready(self, p):
-        self.gradients.append(self.now())
-
-    def start(self, tensor, group):
-        """all_reduce, with a note of when it started and ended: [start, end, bytes]."""
-        span = [self.now(), None, tensor.nbytes]
-        self.sent.append(span)
-        handle = all_reduce(tensor, group)
-        if self.cuda:
-            with torch.cuda.stream(self.side):
-                handle.wait()
-                span[1] = self.now()
-        else:
-            self.done.append(handle.get_future().then(
-                lambda future, span=span: span.__setitem__(1, time.perf_counter())))
-        return handle
-
-    def seconds(self):
-        """(end of backward, gradient times, spans of the all_reduces), all since backward began."""
-        if self.cuda:
-            torch.cuda.synchronize()
-        for future in self.done:
-            future.wait()
-        begin = self.marks["backward begins"]
-        since = begin.elapsed_time if self.cuda else lambda t: 1e3 * (t - begin)
-        spans = [(since(a) / 1e3, since(b) / 1e3, size) for a, b, size in self.sent]
-        return (since(self.marks["backward ends"]) / 1e3, [since(t) / 1e3 for t in self.gradients],
-                spans)
-
-
-def record_timeline(variant, args, group, device, tokens, targets):
-    """A forward and a backward of one variant, the third after two to warm up: its `seconds()`."""
-    timeline = Timeline(device)
-    model = gpt(args.model, args.seed, device, common.DTYPES[args.dtype])
-    for p in model.parameters():                    # before the replica's own hooks
-        p.register_post_accumulate_grad_hook(timeline.gradient_is_ready)
-    replica = replicate(variant, model, group, 2**20 * args.bucket_mb, timeline.start)
-    for _ in range(3):
-        replica.zero_grad()
-        loss = loss_sum(replica(tokens), targets)
-        dist.barrier(group)                         # ranks that were late would look like sending
-        timeline.clear()
-        timeline.mark("backward begins")
-        loss.backward()
-        timeline.mark("backward ends")
-        replica.finish()
-    return timeline.seconds()
-
-
-def hidden_share(backward_end, spans):
-    """Of the time in which some all_reduce was under way, the share before backward's end."""
-    total = hidden = reached = 0.0
-    for start, end, _ in sorted(spans):
-        start, end = max(start, reached), max(end, reached)
-        total += end - start
-        hidden += max(0.0, min(end, backward_end) - start)
-        reached = end
-    return hidden / total if total else 0.0
-
-
-def lanes(spans):
-    """A lane for each span, such that spans of one lane do not overlap."""
-    free_from, chosen = [], []
-    for start, end, _ in spans:
-        lane = next((i for i, t in enumerate(free_from) if t <= start), len(free_from))
-        free_from[lane:lane + 1] = [end]
-        chosen.append(lane)
-    return chosen
-
-
-def draw(timelines, path, title):
-    """One row per variant: backward with a tick per gradient; below it its all_reduces, from start
-    to end, with the time for which they queued behind each other."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 1.6 * len(timelines) + 1), layout="constrained")
-    rows = figure.subplots(len(timelines), sharex=True)
-    for axes, (variant, (end, gradients, spans)) in zip(rows, timelines.items()):
-        axes.barh(0.5, 1e3 * end, height=0.8, left=0, color="#355070", label="backward")
-        axes.vlines([1e3 * t for t in gradients], 0.1, 0.9, color="#eaac8b", linewidth=0.8,
-                    label="a gradient is ready")
-        lane = lanes(spans)
-        height = 2 / (1 + max(lane, default=0))                     # all lanes share two units
-        for i, (start, stop, _) in enumerate(spans):
-            axes.barh(1.1 + height * (lane[i] + 0.5), 1e3 * (stop - start), left=1e3 * start,
-                      height=0.9 * min(height, 1), color="#e56b6f", edgecolor="white",
-                      linewidth=0.5 * (height > 0.2), label="an all_reduce" if i == 0 else None)
-        axes.set_title(f"{variant}: {len(spans)} all_reduces, {hidden_share(end, spans):.0%} of "
-                       "their time hidden", loc="left", fontsize=10)
-        axes.set_yticks([])
-        axes.invert_yaxis()
-        axes.margins(x=0)
-    rows[-1].set_xlabel("ms since backward began")
-    figure.legend(*rows[0].get_legend_handles_labels(), loc="outside upper right", ncols=3,
-                  frameon=False)
-    figure.suptitle(title, x=0.01, ha="left")
-    figure.savefig(path, dpi=130)
-
-
 # ----------------------------------------------------------------------------------------- the run
 
 
-def train(args, ranks, group, text, run):
-    """Train for --steps steps; check model states and traffic against their formulas."""
-    cfg, dtype = args.model, common.DTYPES[args.dtype]
-    bucket_bytes = 2**20 * args.bucket_mb
-    model = gpt(cfg, args.seed, ranks.device, dtype)
-    optimizer = common.OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
-    by_torch = args.variant == "torch"
-    if by_torch:
-        DDP = nn.parallel.DistributedDataParallel
-        new_name = "forward_sync_buffers" in inspect.signature(DDP).parameters
-        still = {"forward_sync_buffers" if new_name else "broadcast_buffers": False}
-        replica = DDP(model, process_group=group, bucket_cap_mb=args.bucket_mb,
-                      gradient_as_bucket_view=True, **still)      # our buffers never change
-        step = functools.partial(torch_step, replica, optimizer)
-    else:
-        replica = replicate(args.variant, model, group, bucket_bytes)
-        step = functools.partial(train_step, replica, optimizer)
-
-    for i in range(args.steps):
-        tokens, targets, valid = batch = text.batch(i)
-        mine = [x.chunk(ranks.world)[ranks.rank].to(ranks.device) for x in (tokens, targets)]
-        pieces = list(zip(*(x.split(args.micro_batch) for x in mine)))
-        with run.measure(i):
-            loss, norm = step(pieces, valid, args.clip)
-        dist.all_reduce(loss, group=group)              # for the report, and outside of the meters
-        run.log(i, batch, loss, norm, model.named_parameters())
-
-    parameters = list(model.parameters())
-    formula = model_state_bytes(cfg, args.optimizer, dtype.itemsize)
-    held = parameters, [p.grad for p in parameters], list(optimizer.state.values())
-    for (kind, expected), tensors in zip(formula.items(), held):
-        run.check(kind, nbytes(tensors), expected)
-
-    size, calls = formula["gradients"], len(parameters)
-    if args.variant == "bucket":
-        calls = len(fill_buckets(parameters[::-1], bucket_bytes))
-    traffic = {"all_reduce": (None if by_torch else calls, size, wire_bytes(size, ranks.world))}
-    run.check_comm(traffic)
+def replicate(variant, module, group, bucket_bytes):
+    if variant == "naive":
+        return Naive(module, group)
+    if variant == "overlap":
+        return Overlap(module, group)
+    return Bucket(module, group, bucket_bytes)
 
 
-def report(args, ranks, group, text, run):
-    """Say when the all_reduce can be hidden, and draw when it was."""
-    parameters, width = args.model.parameters(), common.DTYPES[args.dtype].itemsize
-    tokens, n = args.micro_batch * args.model.seq, ranks.world
-    run.note(f"left: all_reduce over backward for {tokens} tokens in {args.dtype} on {n} rank(s), "
-             "if both ran at these peak rates")
-    run.note("right: the tokens in a rank's last backward from which on bf16 gradients are hidden, "
-             "over many ranks")
-    for machine, rates in MACHINES.items():
-        ratio = communication_over_backward(width * parameters, parameters, tokens, n, *rates)
-        needed = tokens_to_hide(2, 2**20, *rates)
-        run.note(f"  {machine:<26}{ratio:8.2f}{needed:10,.0f} tokens")
+def train(run):
+    args, group = run.args, run.mesh(dp=run.world)["dp"].get_group()
+    model = gpt(args.model, args.seed, run.device, run.dtype)
+    replica = replicate(args.variant, model, group, bucket_bytes(args))
+    optimizer = run.optimizer(model.parameters())
 
-    mine = [x.chunk(n)[ranks.rank][: args.micro_batch].to(ranks.device) for x in text.batch(0)[:2]]
-    timelines = {}
-    for variant in ("naive", "overlap", "bucket"):
-        gc.collect()                                # the model before: its hooks are cycles
-        timelines[variant] = record_timeline(variant, args, group, ranks.device, *mine)
-    for variant, (end, _, spans) in timelines.items():
-        run.note(f"{variant:<8}{len(spans):4} all_reduces, backward {1e3 * end:6.1f} ms, hidden "
-                 f"behind it: {hidden_share(end, spans):.0%} of the communication")
-    if ranks.rank == 0:
-        draw(timelines, args.plot, f"Rank 0 of {n}, {ranks.device.type}")
-    run.note(f"picture: {args.plot}")
+    for batch in run.batches(share=run.rank):           # 1/N of the sequences
+        with run.measure():
+            loss, norm = train_step(replica, optimizer, batch.micro_batches, batch.valid, args.clip)
+        dist.all_reduce(loss, group=group)              # for the report, which shows the whole loss
+        run.log(batch, loss, norm, model)
+
+    run.check_states(model, optimizer, args.model.parameters())
+    calls = len(replica.trained) if args.variant == "naive" else len(replica.buckets)
+    run.check_traffic(traffic(gradient_bytes(run), calls, run.world))
+    say_when_it_hides(run)
 
 
-def main(argv=None):
-    parser = common.parser(__file__, __doc__, ("naive", "overlap", "bucket", "torch"),
-                           default="bucket", steps=20)
-    parser.add_argument("--bucket-mb", type=common.number(float, 0, example=25), default=1.0,
+def train_torch(run):
+    args, group = run.args, run.mesh(dp=run.world)["dp"].get_group()
+    model = gpt(args.model, args.seed, run.device, run.dtype)
+    ddp = common.ddp(model, group, bucket_cap_mb=args.bucket_mb, gradient_as_bucket_view=True)
+    optimizer = run.optimizer(model.parameters())
+
+    for batch in run.batches(share=run.rank):
+        with run.measure():
+            loss, norm = torch_step(ddp, optimizer, batch.micro_batches, batch.valid, args.clip,
+                                    run.world)
+        dist.all_reduce(loss, group=group)
+        run.log(batch, loss, norm, model)
+
+    run.check_states(model, optimizer, args.model.parameters())
+    run.check_traffic()
+    run.compare_traffic("bucket", traffic(gradient_bytes(run), None, run.world))
+
+
+def bucket_bytes(args):
+    return 2**20 * args.bucket_mb
+
+
+def gradient_bytes(run):
+    return run.dtype.itemsize * run.args.model.parameters()
+
+
+def say_when_it_hides(run):
+    """The condition of the lesson, for this run and for any, on the machines that lab/ knows."""
+    size, parameters = gradient_bytes(run), run.args.model.parameters()
+    tokens = run.args.micro_batch * run.args.model.seq
+
+    def ratio(flops, bandwidth):
+        return communication_over_backward(size, parameters, tokens, run.world, flops, bandwidth)
+
+    def needed(flops, bandwidth):
+        return tokens_to_hide(2, 2**20, flops, bandwidth)
+
+    run.on_machines({
+        f"all_reduce over backward, for {tokens} tokens in {run.args.dtype} as here": ratio,
+        "tokens in a rank's last backward that hide 2-byte gradients, over many ranks": needed})
+
+
+def requires(args, ranks):
+    common.split_batch(args, ranks)
+
+
+def flags(parser):
+    parser.add_argument("--bucket-mb", type=float, default=1.0,
                         help="MiB at which a bucket is full; PyTorch's default is 25")
-    parser.set_defaults(plot="runs/02_data_parallel.png")
-    args = common.parse(parser, argv)
-    common.split_batch(args, common.environment("WORLD_SIZE", 1))
-    text = common.Text(args)
-    ranks = common.start(args)
 
-    mesh = init_device_mesh(ranks.device.type, (ranks.world,), mesh_dim_names=("dp",))
-    group = mesh.get_group("dp")
-    build = functools.partial(gpt, args.model, args.seed, ranks.device, common.DTYPES[args.dtype])
-    run = common.Run(args, ranks, text, build, f"buckets of {args.bucket_mb:g} MiB")
-    train(args, ranks, group, text, run)
-    report(args, ranks, group, text, run)
-    return run.finish()
 
+VARIANTS = {"bucket": (train, "--bucket-mb"), "overlap": train, "naive": train,
+            "torch": (train_torch, "--bucket-mb")}
 
 if __name__ == "__main__":
-    common.launch(main)
+    common.launch(__file__, __doc__, VARIANTS, requires, flags)

@@ -21,7 +21,6 @@ import types
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -35,6 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = Path(os.environ.get("CHAPTERS", ROOT)).resolve()
 sys.path.insert(0, str(ROOT))  # common.py is always ours: it has the verifier
 TEXT = json.decoder.__file__  # a file that does not change with our own sources
+import common  # noqa: E402  (after the path to it)
+
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
 
 
@@ -221,6 +222,13 @@ def pytest_configure():
         raise pytest.UsageError(f"there is no NN_*.py in CHAPTERS={CHAPTERS}")
 
 
+def main(module, flags):
+    """A chapter's run, as `python NN_name.py` starts it."""
+    more = getattr(module, "flags", None)
+    return common.main(module.__file__, module.__doc__, module.VARIANTS, module.requires, more,
+                       flags)
+
+
 @pytest.fixture
 def run_chapter(tmp_path, monkeypatch, capsys):
     """run_chapter("01_single_gpu", "--steps=3"): exit status, stdout and stderr of its main."""
@@ -231,7 +239,7 @@ def run_chapter(tmp_path, monkeypatch, capsys):
         for variable, value in environment.items():
             monkeypatch.setenv(variable, str(value))
         try:
-            status = module.main([str(flag) for flag in flags])
+            status = main(module, [str(flag) for flag in flags])
         except SystemExit as leaving:
             status = leaving.code
         finally:
@@ -246,15 +254,12 @@ def run_chapter(tmp_path, monkeypatch, capsys):
 def run_main(name, flags, folder, fault=None):
     """For a rank of the pool: run a chapter's main. Returns its status, its JSON and its output.
 
-    fault: (right, wrong), a piece of the chapter's source to replace before it runs. There is no
-    `report`, which would take half of the time: pictures have tests of their own, and every chapter
-    is run as a reader would.
+    fault: (right, wrong), a piece of the chapter's source to replace before it runs.
     """
     module = broken(name, *fault) if fault else chapter(name)
     json_file, output = Path(folder) / "run.json", io.StringIO()
-    flags = [*flags, f"--json={json_file}", f"--plot={folder}/figure.png"]
-    with contextlib.redirect_stdout(output), mock.patch.object(module, "report"):
-        status = module.main(flags)
+    with contextlib.redirect_stdout(output):
+        status = main(module, [*flags, f"--json={json_file}"])
     record = json.loads(json_file.read_text()) if dist.get_rank() == 0 else None
     return status, record, output.getvalue()
 

@@ -1,0 +1,284 @@
+"""What a run sends, keeps, holds and computes, measured where it happens: in PyTorch's dispatcher.
+
+    CommMeter          collectives and sends: calls, bytes, when they ran, and when backward did
+    ActivationMeter    what autograd keeps for backward
+    MemoryTimeline     bytes of each kind after every operator
+    count_flops        PyTorch's own counter, told of the fused kernels it does not know
+"""
+
+import contextlib
+import time
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Work
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+def local(tensor):
+    """The local part of a DTensor, and what its collectives fill; any other tensor as it is."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    return getattr(tensor, "elem", tensor)              # of an AsyncCollectiveTensor
+
+
+def nbytes(tensors):
+    """Bytes behind tensors, however nested; a storage that several of them share counts once.
+
+    For model states: the parameters, their gradients, `optimizer.state.values()`.
+    """
+    tensors = [t for t in tree_leaves(list(tensors)) if torch.is_tensor(t)]
+    storages = (local(t).untyped_storage() for t in tensors)
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+
+# ----------------------------------------------------------------------------------- communication
+
+COLLECTIVES = {  # what an operator's name contains: our name, wire bytes over payload by ring
+    "allreduce": ("all_reduce", lambda n: 2 * (n - 1) / n),
+    "allgather": ("all_gather", lambda n: (n - 1) / n),
+    "reducescatter": ("reduce_scatter", lambda n: (n - 1) / n),
+    "alltoall": ("all_to_all", lambda n: (n - 1) / n),
+    "broadcast": ("broadcast", lambda n: 1),
+    "send": ("send", lambda n: 1),
+    "scatter": ("scatter", lambda n: 1),
+    "gather": ("gather", lambda n: 1),
+    "reduce": ("reduce", lambda n: 1),
+}
+
+
+class CommMeter(TorchDispatchMode):
+    """Counts the collectives and sends issued while it is entered, by whomever.
+
+    total[op]: calls; payload bytes (the full tensor: all_gather's output, reduce_scatter's input);
+    wire bytes, what one rank sends under the ring algorithm. Receives are not counted again.
+    timeline(): when each of them ran, and when backward did.
+    """
+
+    def __init__(self, cuda=False):
+        super().__init__()
+        self.total, self.clock = {}, Clock(cuda)
+        self.spans, self.backwards, self.gradients = [], {}, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(t.__name__ == "DTensor" for t in types):
+            return NotImplemented                       # until DTensor has made it local operators
+        start = self.clock.now()
+        result = func(*args, **(kwargs or {}))
+        backward = torch._C._current_graph_task_id()    # -1 outside of any
+        if backward != -1:
+            self.backwards.setdefault(backward, [start, None])[1] = self.clock.now()
+        if func.namespace in ("c10d", "_c10d_functional"):
+            name = func._schema.name.split("::")[1].replace("_", "")
+            for key, (op, wire) in COLLECTIVES.items():
+                if key in name:
+                    size = self.count(op, wire, func.namespace, args, result)
+                    self.note_span(op, size, start, result)
+                    break
+        return result
+
+    def count(self, op, wire, namespace, args, result):
+        sizes = [sum(t.nbytes for t in tree_leaves(x) if torch.is_tensor(t))
+                 for x in (*args, result)]
+        # An uneven all_to_all sends its input: c10d's second argument, the functional's first.
+        payload = sizes[namespace == "c10d"] if op == "all_to_all" else max(sizes)
+        seen = self.total.setdefault(op, {"calls": 0, "bytes": 0, "wire_bytes": 0})
+        seen["calls"] += 1
+        seen["bytes"] += payload
+        seen["wire_bytes"] += payload * wire(group_of(args).size())
+        return payload
+
+    def note_span(self, op, size, start, result):
+        """Note when a collective started, and have its end noted when it comes."""
+        handles = [x for x in tree_leaves(result) if isinstance(x, torch.ScriptObject)]
+        if handles and op != "send":                    # gloo does not tell when a send has ended
+            span = [op, size, start, None]
+            self.spans.append(span)
+            self.clock.at_end(Work.unbox(handles[0]), span)
+
+    def gradient_is_ready(self, p):
+        """A hook for parameters."""
+        self.gradients.append(self.clock.now())
+
+    def timeline(self):
+        """In seconds since the step began: when each backward began and ended, gradients were
+        ready, and [op, bytes, start, end] of each collective."""
+        since = self.clock.since_start()
+        return {"backward": [[since(begin), since(end)] for begin, end in self.backwards.values()],
+                "gradients": [since(ready) for ready in self.gradients],
+                "collectives": [[op, size, since(start), since(end)]
+                                for op, size, start, end in self.spans]}
+
+
+class Clock:
+    """Moments of a step: on a CPU seconds, on CUDA events, which tell the GPU's time and not the
+    host's. A collective's end is an event on a stream that does nothing but wait for it."""
+
+    def __init__(self, cuda):
+        self.cuda, self.ends = cuda, []
+        self.side = torch.cuda.Stream() if cuda else None
+        self.start = self.now()
+
+    def now(self):
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def at_end(self, work, span):
+        if self.cuda:
+            with torch.cuda.stream(self.side):
+                work.wait()
+                span[-1] = self.now()
+        else:
+            note = lambda future: span.__setitem__(-1, time.perf_counter())
+            self.ends.append(work.get_future().then(note))
+
+    def since_start(self):
+        """A function from moments to seconds since the start, once all have come."""
+        if self.cuda:
+            torch.cuda.synchronize()
+            return lambda moment: self.start.elapsed_time(moment) / 1e3
+        for end in self.ends:
+            end.wait()
+        return lambda moment: moment - self.start
+
+
+def group_of(args):
+    """The process group of a c10d operator, or of a functional one, whose last string names it."""
+    for x in args:
+        if isinstance(x, torch.ScriptObject) and x._type().name() == "ProcessGroup":
+            return dist.ProcessGroup.unbox(x)
+    return dist.distributed_c10d._resolve_process_group([x for x in args if isinstance(x, str)][-1])
+
+
+def hidden_share(timeline):
+    """Of the time in which some collective was under way, the share before backward's end."""
+    _, backward_end = timeline["backward"][-1]
+    total = hidden = reached = 0.0
+    for _, _, start, end in sorted(timeline["collectives"], key=lambda span: span[2]):
+        start, end = max(start, reached), max(end, reached)
+        total += end - start
+        hidden += max(0.0, min(end, backward_end) - start)
+        reached = end
+    return hidden / total if total else 0.0
+
+
+# ------------------------------------------------------------------------------------- activations
+
+
+class ActivationMeter(torch.autograd.graph.saved_tensors_hooks):
+    """Counts what autograd keeps for backward while it is entered, each storage once.
+
+    known: tensors that are there anyway (parameters, buffers, the batch); `ignore` adds others,
+    such as gathered copies of parameters. Read `bytes` at the end of forward.
+    """
+
+    def __init__(self, known):
+        self.storages, self.known = {}, set()
+        self.ignore(known)
+        super().__init__(self.pack, lambda tensor: tensor)
+
+    def ignore(self, tensors):
+        self.known |= {local(t).untyped_storage().data_ptr() for t in tensors}
+
+    def pack(self, tensor):
+        storage = local(tensor).untyped_storage()
+        if storage.data_ptr() not in self.known:
+            self.storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    @property
+    def bytes(self):
+        return sum(self.storages.values())
+
+
+@contextlib.contextmanager
+def shapes_of_a_block(model):
+    """Fills the dictionary that it yields with the shapes (rows, columns), sequence by features, of
+    what the first block makes of its input: what comes out of its norms and sub-layers, and what
+    goes into the last linear of each (the heads, and the hidden units)."""
+    shapes, handles = {}, []
+    shape = lambda x: tuple(local(x).shape[1:])
+
+    for name, module in model.block1.named_modules():
+        if name in ("norm1", "attn", "norm2", "mlp"):
+            note = lambda module, inputs, output, name=name: shapes.update({name: shape(output)})
+            handles.append(module.register_forward_hook(note))
+        last = {"o": "heads", "down": "hidden units"}.get(name.rsplit(".")[-1])
+        if last:
+            note = lambda module, inputs, last=last: shapes.update({last: shape(inputs[0])})
+            handles.append(module.register_forward_pre_hook(note))
+    yield shapes
+    for handle in handles:
+        handle.remove()
+
+
+# ------------------------------------------------------------------------------------------ memory
+
+
+class MemoryTimeline(TorchDispatchMode):
+    """Adds up the storages that are alive, by kind, after every operator that changed their sum.
+
+    held() returns lists of tensors: parameters, gradients, optimizer states. samples: (seconds in
+    operators so far, bytes of each of the three, bytes of all else); all else is activations and
+    what an operator needs for a moment.
+    """
+
+    def __init__(self, held):
+        super().__init__()
+        self.held, self.live, self.total, self.sampled = held, {}, 0, 0
+        self.samples, self.seconds = [], 0.0
+        self.watch(held())
+
+    def watch(self, tensors):
+        for tensor in tree_leaves(tensors):
+            if torch.is_tensor(tensor) and tensor.untyped_storage()._cdata not in self.live:
+                storage = tensor.untyped_storage()
+                self.live[storage._cdata] = storage.nbytes()
+                self.total += storage.nbytes()
+                weakref.finalize(storage, self.forget, storage._cdata)
+
+    def forget(self, key):
+        self.total -= self.live.pop(key)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        start = time.perf_counter()
+        result = func(*args, **(kwargs or {}))
+        self.seconds += time.perf_counter() - start
+        self.watch(result)
+        if self.total != self.sampled:
+            kinds = [nbytes(tensors) for tensors in self.held()]
+            self.samples.append((self.seconds, *kinds, self.total - sum(kinds)))
+            self.sampled = self.total
+        return result
+
+
+# ------------------------------------------------------------------------------------------- FLOPs
+
+
+def count_flops(forward_and_backward):
+    """FLOPs of a call by PyTorch's counter.
+
+    It must be told of the CPU's fused attention, and in torch 2.11 of CUDA's with grouped queries.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def matmuls(how_many, q, k):
+        (batch, heads, rows, head_dim), columns = q, k[2]
+        return how_many * 2 * batch * heads * rows * columns * head_dim
+
+    known = {}
+    for kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention",
+                   "cudnn_attention"):
+        forward_op, backward_op = (getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{suffix}")
+                                   for suffix in ("", "_backward"))
+        known[forward_op] = lambda q, k, *rest, **more: matmuls(2, q, k)
+        known[backward_op] = lambda grad, q, k, *rest, **more: matmuls(5, q, k)
+
+    counter = FlopCounterMode(display=False, custom_mapping=known)
+    with counter:
+        forward_and_backward()
+    return counter.get_total_flops()

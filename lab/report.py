@@ -1,0 +1,352 @@
+"""The run with all instruments: it measures, compares with one GPU, reports, and writes the JSON."""
+
+import contextlib
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import common
+from common import Config, named_parameters, optimizer_state_bytes
+from lab import cli, verify
+from lab.machines import MACHINES, PEAK_FLOPS
+from lab.meters import (
+    ActivationMeter,
+    CommMeter,
+    MemoryTimeline,
+    hidden_share,
+    nbytes,
+    shapes_of_a_block,
+)
+
+parse = cli.parse
+METERED_STEP = 2        # communication is counted in the third step, or the last if there are fewer
+WATCHED_STEPS = 3       # the memory of so many steps is watched, if it is
+
+
+class Run(common.Run):
+    """One run of a chapter: times and meters its steps, compares them with one GPU, and reports.
+
+    Only rank 0 prints. `checks` are measurements, beside their formulas where there are any.
+    """
+
+    def __init__(self, args):
+        cli.refuse_cuda(args)
+        super().__init__(args)
+        self.started, self.comm = time.perf_counter(), CommMeter(self.on_cuda)
+        self.checks, self.notes, self.recorded, self.peak = [], [], {}, 0
+        self.losses, self.grad_norms, self.references, self.parameters = [], [], [], []
+        self.memory, self.batch = None, None
+        self.rounds_to(args.dtype)
+
+    @property
+    def on_cuda(self):
+        return self.device.type == "cuda"
+
+    # Said by the chapter before its first step.
+
+    def rounds_to(self, rounding, steps=verify.STEPS):
+        """The run rounds to this (a key of verify.LOSSY, or --dtype), which decides how far from
+        one GPU it may be; so many steps are compared."""
+        self.rounding, self.verified_steps = rounding, steps
+        self.tolerance = verify.tolerances(rounding, self.args.optimizer)
+        tensor_steps = 1 if rounding in verify.LOSSY else steps
+        self.verifier = verify.Verifier(self, tensor_steps) if self.args.verify else None
+
+    def watch_memory(self, held):
+        """Watch the first steps' memory. held(): lists of tensors, as MemoryTimeline wants them."""
+        self.memory = MemoryTimeline(held)
+
+    # The steps.
+
+    def batches(self, share=0):
+        self.header()
+        for batch in super().batches(share):
+            cli.refuse_above_vocabulary(self.args, self.text, int(batch.tokens.max()))
+            cli.refuse_above_vocabulary(self.args, self.text, int(batch.targets.max()))
+            self.batch = batch
+            yield batch
+
+    def header(self):
+        args, m, own = self.args, self.args.model, cli.settings(self.args)
+        self.say(f"{args.chapter.replace('_', ' ')} · {args.variant} · {count(self.world, 'rank')} · "
+                 f"{self.where()} · {self.rounding}")
+        self.say(f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq "
+                 f"{m.seq}, batch {args.batch} · {m.parameters() / 1e6:.2f} M parameters")
+        self.say(f"  {args.optimizer}{own and ', ' + own} · text: {self.text.name}, "
+                 f"{len(self.text.tokens):,} tokens")
+        self.say("  step      loss   single GPU   difference   grad norm    ms")
+
+    def where(self):
+        """The device and the backend, and why those."""
+        local_world = common.environment("LOCAL_WORLD_SIZE", self.world)
+        gpus = torch.cuda.device_count()
+        why = f"GPUs: {gpus}, local ranks: {local_world}" if gpus else "no GPU"
+        why = why if self.args.device == "auto" else f"--device {self.args.device}"
+        machines = count(self.world // local_world, "machine")
+        return f"{self.device.type}, {dist.get_backend()} ({machines}, {why})"
+
+    def say(self, line):
+        if self.rank == 0:
+            print(line, flush=True)
+
+    @contextlib.contextmanager
+    def measure(self):
+        """Around one training step: its seconds, and CUDA's peak memory; in one step what is sent,
+        in the first ones the memory over time if it is watched, in the last the profile."""
+        step, last = len(self.seconds), self.args.steps - 1
+        profile = self.args.profile and self.rank == 0 and step == last
+        with contextlib.ExitStack() as meters:
+            if profile:
+                os.environ.setdefault("KINETO_LOG_LEVEL", "7")      # else it prints its own log
+                profiler = meters.enter_context(torch.profiler.profile(acc_events=True))
+            if self.memory and step < WATCHED_STEPS:
+                meters.enter_context(self.memory)
+            if step == min(METERED_STEP, last):
+                self.comm = CommMeter(self.on_cuda)                 # its clock starts now
+                for p in self.parameters:
+                    hook = p.register_post_accumulate_grad_hook(self.comm.gradient_is_ready)
+                    meters.callback(hook.remove)
+                meters.enter_context(self.comm)
+            if self.on_cuda:
+                torch.cuda.reset_peak_memory_stats()
+            start = self.now()
+            yield
+            self.seconds.append(self.now() - start)
+            if self.on_cuda:
+                self.peak = max(self.peak, torch.cuda.max_memory_allocated())
+        if profile:
+            profiler.export_chrome_trace(str(self.args.profile))
+
+    def now(self):
+        if self.on_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def log(self, batch, loss, norm, model, skipped=False):
+        """After a step: compare it with one GPU and print its line.
+
+        loss, norm: of the whole batch and the whole model. model: a module, or (global name,
+        parameter) pairs, of what this rank holds. skipped: the optimizer refused the step (fp16's
+        overflow), so one GPU does not take it.
+        """
+        module = isinstance(model, torch.nn.Module)
+        self.parameters = [p for p in model.parameters() if p.requires_grad] if module else []
+        self.losses.append(loss.item())
+        self.grad_norms.append(norm.item())
+        beside = f"{'-':>12} {'-':>12}"
+        verified = self.verifier and self.verifier.steps < self.verified_steps
+        if verified and skipped:
+            self.references.append((None, None))
+        elif verified:
+            pairs = named_parameters(model) if module else model
+            self.references.append(self.verifier.compare(batch, loss, norm, pairs))
+            expected = self.references[-1][0]
+            off = abs(self.losses[-1] - expected) / (abs(expected) or 1)
+            beside = f"{expected:12.4f} {off:12.1e}"
+        step = batch.step + 1
+        if step <= verify.STEPS or step % max(1, self.args.steps // 10) == 0:
+            self.say(f"{step:6} {self.losses[-1]:9.4f} {beside} {self.grad_norms[-1]:11.4f} "
+                     f"{1e3 * self.seconds[-1]:5.0f}{'   skipped' if skipped else ''}")
+
+    # What was measured, beside its formula.
+
+    def check(self, name, measured, formula=None, unit="B", exact=True):
+        """Record a measurement, beside its formula if it has one: equal, if that is `exact`."""
+        ok = measured == formula if exact and formula is not None else None
+        self.checks.append({"name": name, "measured": measured, "expected": formula, "ok": ok})
+        values = f"{quantity(measured, unit):>12}{quantity(formula, unit):>15}"
+        self.notes.append(f"  {name:<38}{values}   {'' if ok is None else '✓' if ok else '✗'}")
+
+    def check_bytes(self, name, tensors, formula=None):
+        """The bytes behind some tensors, each storage once."""
+        self.check(name, nbytes(tensors), formula)
+
+    def check_states(self, model, optimizer, numbers=None):
+        """Parameters, gradients and optimizer states of `model`. numbers: how many parameters this
+        rank should have, in whole tensors of --dtype; None where there is no formula."""
+        parameters = list(model.parameters())
+        size = states = None
+        if numbers is not None:
+            width, tensors = self.dtype.itemsize, self.args.model.tensors()
+            size = width * numbers
+            states = optimizer_state_bytes(self.args.optimizer, numbers, tensors, width)
+        self.check_bytes("parameters", parameters, size)
+        self.check_bytes("gradients", [p.grad for p in parameters], size)
+        self.check_bytes("optimizer states", list(optimizer.state.values()), states)
+
+    def check_activations(self, model, forward, formula=None, name="activations of a micro-batch"):
+        """What autograd keeps at the end of forward(tokens, targets), which returns a loss. On CUDA
+        other kernels keep other things, so there the formula, which is the CPU's, need not hold."""
+        tokens, targets = self.batch.micro_batches[0]
+        meter = ActivationMeter([*model.parameters(), *model.buffers(), tokens, targets])
+        with meter, shapes_of_a_block(model) as shapes:
+            loss = forward(tokens, targets)
+        del loss
+        self.check(name, meter.bytes, formula, exact=not self.on_cuda)
+        self.record(activation_bytes=meter.bytes, shapes_of_a_block=shapes)
+
+    def check_traffic(self, formula=None):
+        """All that this rank sent in the metered step.
+
+        formula: {op: (calls, payload bytes, wire bytes)}; None where there is no formula.
+        """
+        nothing, unknown = {"calls": 0, "bytes": 0, "wire_bytes": 0}, (None, None, None)
+        for op in sorted({*(formula or {}), *self.comm.total}):
+            seen = self.comm.total.get(op, nothing).values()
+            expected = unknown if formula is None else formula.get(op, (0, 0, 0))
+            for what, measured, value in zip(("calls", "payload", "on the wire"), seen, expected):
+                value = value if value is None else round(value)
+                unit = "" if what == "calls" else "B"
+                self.check(f"{op}, {what}", round(measured), value, unit)
+        timeline = self.comm.timeline()
+        self.record(timeline=timeline)
+        if timeline["collectives"] and timeline["backward"]:
+            begin, end = timeline["backward"][-1]
+            self.note(f"backward {1e3 * (end - begin):.1f} ms; of the time in which something was "
+                      f"sent, {hidden_share(timeline):.0%} lies before its end")
+
+    def compare_traffic(self, other, formula):
+        """Note what this run sent beside what another technique sends by its formula."""
+        here = sum(op["wire_bytes"] for op in self.comm.total.values())
+        there = sum(wire for _, _, wire in formula.values())
+        share = f": {here / there:.0%}" if there else ""
+        self.note(f"on the wire {quantity(round(here))} in a step, and {other} sends "
+                  f"{quantity(round(there))}{share}")
+
+    # What explains the measurements.
+
+    def note(self, line):
+        """Say something below the measurements."""
+        self.notes.append(line)
+
+    def on_machines(self, columns):
+        """Note what functions of (FLOP/s, bytes/s) give for well-known machines. columns: {what the
+        value is: the function}."""
+        for number, what in enumerate(columns, start=1):
+            self.note(f"({number}) {what}")
+        heads = "".join(f"{f'({number})':>12}" for number in range(1, len(columns) + 1))
+        self.note(f"  {'':<26}{heads}")
+        for machine, rates in MACHINES.items():
+            values = "".join(f"{function(*rates):12,.2f}" for function in columns.values())
+            self.note(f"  {machine:<26}{values}")
+
+    def note_speed(self, **utilizations):
+        """Tokens per second, and utilization(seconds, peak) for each name where the GPU's peak is
+        known. The first steps, which are watched, do not count."""
+        if len(self.seconds) <= WATCHED_STEPS:
+            return
+        seconds = statistics.median(self.seconds[WATCHED_STEPS:])
+        self.note(f"{self.args.batch * self.args.model.seq / seconds:,.0f} tokens/s")
+        gpu = torch.cuda.get_device_name(self.device) if self.on_cuda else None
+        if gpu in PEAK_FLOPS:
+            shares = ", ".join(f"{name.upper()} {utilization(seconds, PEAK_FLOPS[gpu]):.1%}"
+                               for name, utilization in utilizations.items())
+            self.note(f"{shares} of the {PEAK_FLOPS[gpu] / 1e12:.0f} TFLOP/s of {gpu} in bf16")
+        elif gpu:
+            self.note(f"no MFU: lab/machines.py has no peak of {gpu}")
+
+    def record(self, **data):
+        """Keep plain numbers, lists and dictionaries for the JSON, which pictures are drawn from."""
+        self.recorded |= data
+
+    # The end.
+
+    def finish(self):
+        """Print the report, write the JSON, draw; returns the exit status: 1 on rank 0 if anything
+        did not match."""
+        if self.memory:
+            self.record(memory=[list(column) for column in zip(*self.memory.samples)])
+        if self.on_cuda:
+            beside = " (with one GPU's run)" if self.verifier and self.rank == 0 else ""
+            self.check(f"allocated at the peak{beside}", self.peak)
+        failed = [None] * self.world
+        dist.all_gather_object(failed, [check for check in self.checks if check["ok"] is False])
+        if self.rank > 0:
+            return 0
+        for rank, checks in enumerate(failed[1:], start=1):
+            self.checks += [c | {"name": f"rank {rank}: {c['name']}"} for c in checks]
+        print(f"  {'per rank and step':<40}{'measured':>12}{'formula':>15}")
+        for note in self.notes:
+            print(f"  {note}".rstrip())
+
+        wrong = []
+        if self.verifier:
+            lines, wrong = verify.verdict(self.verifier.worst, self.verifier.steps, self.rounding,
+                                          self.tolerance)
+            for line in lines:
+                print(f"  {line}")
+        wrong += [f"{c['name']}: measured {c['measured']}, formula {c['expected']}"
+                  for c in self.checks if c["ok"] is False]
+        for problem in wrong:
+            print(f"  ✗ {problem}", flush=True)
+        if self.args.json:
+            self.args.json.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+        if self.args.plot:
+            from lab.pictures import draw
+
+            draw([self.as_json()], self.args.plot)
+        return 1 if wrong else 0
+
+    def as_json(self):
+        """The run as plain data; what is not finite becomes None."""
+        args = self.args
+        worst = self.verifier.worst if self.verifier else {}
+        off = {kind: value for kind, (value, _) in worst.items()}
+        flags = {k: v for k, v in vars(args).items() if not isinstance(v, (Path, Config, list))}
+        record = {
+            "chapter": args.chapter, "variant": args.variant, "world_size": self.world,
+            "backend": dist.get_backend(), "device": str(self.device), "dtype": args.dtype,
+            "config": flags | asdict(args.model),
+            "loss": self.losses, "reference_loss": [loss for loss, _ in self.references],
+            "grad_norm": self.grad_norms, "reference_grad_norm": [n for _, n in self.references],
+            "step_seconds": self.seconds, "seconds": time.perf_counter() - self.started,
+            "max_loss_diff": off.get("loss"),
+            "max_grad_diff": max(off["gradients"], off["gradient norm"]) if off else None,
+            "max_param_diff": off.get("parameters"),
+            "tolerance": self.tolerance, "comm": self.comm.total, "checks": self.checks,
+            "recorded": self.recorded,
+        }
+        return json.loads(json.dumps(record), parse_constant=lambda name: None)
+
+
+def count(number, what):
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def quantity(value, unit="B"):
+    """A number for a person: 3154944 and "B" to "3.15 MB"."""
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value is not None and unit and abs(value) >= size:
+            return f"{value / size:.2f} {prefix}{unit}"
+    return "-" if value is None else f"{value} {unit}".rstrip()
+
+
+def summary(paths):
+    """Print one line for each run whose JSON is given."""
+    for path in paths:
+        if not os.path.isfile(path):
+            common.refuse(f"{path} is no file; a run's --json would work")
+    row = "{:<24}{:<12}{:>5}  {:<8}{:>11}{:>14}{:>8}{:>9}"
+    print(row.format("chapter", "variant", "ranks", "backend", "final loss", "from one GPU",
+                     "checks", "seconds"))
+    for path in paths:
+        run = json.loads(Path(path).read_text())
+        off = [run[f"max_{kind}_diff"] for kind in ("loss", "grad", "param")]
+        largest = "-" if None in off else f"{max(off):.0e}"
+        loss = "-" if run["loss"][-1] is None else f"{run['loss'][-1]:.4f}"
+        checks = [check["ok"] for check in run["checks"] if check["ok"] is not None]
+        print(row.format(run["chapter"], run["variant"], run["world_size"], run["backend"],
+                         loss, largest, f"{sum(checks)}/{len(checks)}",
+                         f"{run['seconds']:.0f}"))
+
+
+if __name__ == "__main__":
+    summary(sys.argv[1:])

@@ -1,0 +1,129 @@
+"""The single-GPU run beside this one, and the tolerances.
+
+A run is compared with one GPU in its losses, gradients, gradient norms and parameters, not only in
+its losses: Adam divides a wrong gradient scale out, so the losses and parameters would not show it.
+"""
+
+import math
+
+import torch
+import torch.distributed as dist
+
+from common import named_parameters, part
+
+STEPS = 5               # so many steps are compared: rounding differences grow in any training
+LOSSY = {               # twice what an honest run was seen to stray, or more
+    "bfloat16": {"loss": 5e-3, "gradient norm": 2e-2, "gradients": 0.4, "parameters": 0.4},
+    "float16": {"loss": 1e-3, "gradient norm": 5e-3, "gradients": 0.05, "parameters": 0.05},
+    "int8": {"loss": 1e-2, "gradient norm": 5e-2, "gradients": None, "parameters": None},
+}
+
+
+def tolerances(dtype, optimizer):
+    """The largest difference that passes, relative to the reference tensor's largest magnitude.
+
+    Rounding to 16 bits may put a sum over all tokens (a LayerNorm's gradient) off by tenths, so
+    tensors are compared in the first step alone. AdamW then moves a parameter as far either way,
+    however small its gradient: those are not compared (None), nor are tensors that were sent as
+    int8, where a small one may share the scale of a large one. In float32 AdamW magnifies rounding
+    likewise.
+    """
+    kinds = "loss", "gradient norm", "gradients", "parameters"
+    exact = dict.fromkeys(kinds, 1e-10 if dtype == "float64" else 1e-5)
+    allowed = LOSSY.get(dtype, exact)
+    if optimizer == "adamw" and dtype != "float64":
+        allowed = allowed | {"parameters": None if dtype in LOSSY else 1e-3}
+    return allowed
+
+
+class Verifier:
+    """Holds a run to one GPU's, which rank 0 trains beside it on the same batches.
+
+    one_gpu_step(batch): takes the step there; one_gpu(): that model. steps: how many it has
+    compared; beyond `tensor_steps` of them only the loss counts. worst[kind]: the largest
+    difference so far and where it was. Communication per step, outside of all measurements: one
+    broadcast of the reference's tensors, one small all_reduce, and what DTensors send to become
+    whole.
+    """
+
+    def __init__(self, run, tensor_steps):
+        self.run, self.tensor_steps = run, tensor_steps
+        self.steps, self.worst, self.shapes = 0, {}, None
+
+    def compare(self, batch, loss, norm, parameters):
+        """Compare the step just taken, each rank what it holds. parameters: (global name,
+        parameter) pairs. Returns one GPU's loss and norm."""
+        run = self.run
+        if run.rank == 0:
+            loss_there, norm_there = run.one_gpu_step(batch)
+            there = compared(loss_there, norm_there, named_parameters(run.one_gpu))
+        if self.shapes is None:                         # of all that is compared, by kind and name
+            shapes = [None]
+            if run.rank == 0:
+                shapes = [{key: tensor.shape for key, (tensor, _) in there.items()}]
+            dist.broadcast_object_list(shapes, 0)
+            self.shapes = shapes[0]
+
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        reference = torch.empty(sum(sizes), dtype=torch.float64, device=run.device)
+        if run.rank == 0:
+            flat = [tensor.detach().flatten().double() for tensor, _ in there.values()]
+            reference = torch.cat(flat)
+        dist.broadcast(reference, 0)
+
+        here = compared(loss, norm, parameters)
+        off = torch.full([len(sizes)], -1.0, dtype=torch.float64, device=run.device)
+        for i, (key, full) in enumerate(zip(self.shapes, reference.split(sizes))):
+            if key in here:                             # else it stays -1
+                tensor, owner = here[key]
+                expected = part(full.view(self.shapes[key]), owner)
+                off[i] = difference(tensor, expected, full.abs().max())
+        dist.all_reduce(off, dist.ReduceOp.MAX)
+
+        for (kind, name), value in zip(self.shapes, off.tolist()):
+            value = math.inf if value < 0 else value    # nobody has it
+            largest, _ = self.worst.get(kind, (-1, ""))
+            if value > largest and (kind == "loss" or self.steps < self.tensor_steps):
+                where = f"{kind} {name}".strip() + f" in step {batch.step + 1}"
+                self.worst[kind] = value, where
+        self.steps += 1
+        return reference[:2].tolist()
+
+
+def compared(loss, norm, parameters):
+    """All that is compared: {(kind, name): (tensor, the parameter that says how it is cut)}."""
+    tensors = {("loss", ""): (loss, None), ("gradient norm", ""): (norm, None)}
+    for name, p in parameters:
+        tensors["gradients", name] = whole(torch.zeros_like(p) if p.grad is None else p.grad), p
+        tensors["parameters", name] = whole(p), p
+    return tensors
+
+
+def whole(tensor):
+    """All of a DTensor, by communication; any other tensor as it is."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def difference(tensor, reference, scale):
+    """max |tensor - reference| / scale; infinite if the shapes differ or anything is not finite."""
+    if tensor.shape != reference.shape:
+        return math.inf
+    distance = (tensor.detach().double() - reference).abs().max()
+    return (distance / (scale if scale > 0 else 1)).nan_to_num(math.inf, posinf=math.inf)
+
+
+def verdict(worst, steps, rounding, tolerance):
+    """What the comparison came to: a line for the report, and a line for each mismatch."""
+    if not worst:
+        return [], ["no step was compared with one GPU: all were skipped"]
+    judged = {kind: off for kind, off in worst.items() if tolerance[kind] is not None}
+    wrong = [f"{where} is off by {value:.1e}, tolerance {tolerance[kind]:.0e}"
+             for kind, (value, where) in judged.items() if value > tolerance[kind]]
+    lines = []
+    if rounding in LOSSY:
+        allowed = ", ".join(f"{kind} {tolerance[kind]:.0e}" for kind in judged)
+        lines.append(f"tolerances for {rounding}: {allowed}; from step 2 on only the loss counts")
+    off = ", ".join(f"{kind} {value:.0e}" for kind, (value, _) in judged.items())
+    same, mark = ("NOT the same", "✗") if wrong else ("same", "✓")
+    over = f"{steps} step{'' if steps == 1 else 's'}"
+    return [*lines, f"{same} as one GPU over {over}: {off}   {mark}"], wrong
