@@ -305,6 +305,7 @@ def train(run):
     run.check_states(model, optimizer, args.model.parameters())
     calls = len(replica.trained) if args.variant == "naive" else len(replica.buckets)
     run.check_traffic(traffic(gradient_bytes(run), calls, run.world))
+    run.note_overlap()
     say_when_it_hides(run)
 
 
@@ -323,6 +324,7 @@ def train_torch(run):
 
     run.check_states(model, optimizer, args.model.parameters())
     run.check_traffic()
+    run.note_overlap()
     run.compare_traffic("bucket", traffic(gradient_bytes(run), None, run.world))
 
 

@@ -215,15 +215,6 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-class Head(nn.Module):
-    def __init__(self, cfg):
-        super().__init__()
-        self.norm, self.out = nn.LayerNorm(cfg.dim), nn.Linear(cfg.dim, cfg.vocab, bias=False)
-
-    def forward(self, x):
-        return self.out(self.norm(x))
-
-
 def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
     """The model as a list, nn.Sequential(embedding, block1, ..., head): tokens (batch, seq) to
     logits (batch, seq, vocab). Every parameter knows its `global_name`, wherever it goes.
@@ -234,7 +225,8 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
     with torch.device("meta"):                              # shapes alone: nothing is drawn here
         modules = [("embedding", nn.Embedding(cfg.vocab, cfg.dim))]
         modules += [(f"block{i}", Block(cfg)) for i in range(1, cfg.layers + 1)]
-        modules += [("head", Head(cfg))]
+        head = ("norm", nn.LayerNorm(cfg.dim)), ("out", nn.Linear(cfg.dim, cfg.vocab, bias=False))
+        modules += [("head", nn.Sequential(OrderedDict(head)))]
     model = nn.Sequential(OrderedDict(modules)).to_empty(device="cpu")
     for block in model[1:-1]:
         block.attn.positions = torch.arange(cfg.seq)
@@ -470,6 +462,15 @@ class Run:
         """A DeviceMesh over all ranks with named axes, of which the last one's are neighbours."""
         return init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
+    def kv_copies(self, tp):
+        """Of the tensor-parallel group `tp`, the ranks that hold the same kv head as this one:
+        neighbours, where there are fewer kv heads than ranks."""
+        heads = min(self.args.model.kv_heads, tp.size())
+        if heads == 1:
+            return tp
+        copies = self.mesh(tp=self.world // tp.size(), kv_head=heads, copy=tp.size() // heads)
+        return copies["copy"].get_group()
+
     def optimizer(self, parameters):
         return OPTIMIZERS[self.args.optimizer](parameters, self.args.lr)
 
@@ -515,7 +516,7 @@ class Run:
         """What lab's run does here is said there."""
 
     rounds_to = watch_memory = check = check_bytes = check_states = check_activations = instrument
-    check_traffic = compare_traffic = on_machines = note = record = instrument
+    check_traffic = compare_traffic = note_overlap = on_machines = note = record = instrument
 
     def finish(self):
         """The exit status."""

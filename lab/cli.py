@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 def parse(file, doc, variants, flags, argv):
     """Parse `argv` as common.parse does, and refuse what is out of range or does not fit.
 
-    Adds what is written (--json, --plot, --profile), and args.own, the names of the chapter's flags.
+    Adds the flags for what is written, and args.own: the names of the chapter's own flags.
     """
     own, defaults = [], {}
 

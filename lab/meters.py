@@ -92,10 +92,9 @@ class CommMeter(TorchDispatchMode):
     def note_span(self, op, size, start, result):
         """Note when a collective started, and have its end noted when it comes."""
         handles = [x for x in tree_leaves(result) if isinstance(x, torch.ScriptObject)]
-        if handles and op != "send":                    # gloo does not tell when a send has ended
-            span = [op, size, start, None]
-            self.spans.append(span)
-            self.clock.at_end(Work.unbox(handles[0]), span)
+        if handles:
+            self.spans.append([op, size, start, None])
+            self.clock.at_end(Work.unbox(handles[0]), self.spans[-1])
 
     def gradient_is_ready(self, p):
         """A hook for parameters."""
@@ -103,12 +102,12 @@ class CommMeter(TorchDispatchMode):
 
     def timeline(self):
         """In seconds since the step began: when each backward began and ended, gradients were
-        ready, and [op, bytes, start, end] of each collective."""
+        ready, and [op, bytes, start, end] of each collective whose end is known."""
         since = self.clock.since_start()
         return {"backward": [[since(begin), since(end)] for begin, end in self.backwards.values()],
                 "gradients": [since(ready) for ready in self.gradients],
                 "collectives": [[op, size, since(start), since(end)]
-                                for op, size, start, end in self.spans]}
+                                for op, size, start, end in self.spans if end]}
 
 
 class Clock:
@@ -134,7 +133,8 @@ class Clock:
                 span[-1] = self.now()
         else:
             note = lambda future: span.__setitem__(-1, time.perf_counter())
-            self.ends.append(work.get_future().then(note))
+            with contextlib.suppress(RuntimeError):     # gloo does not tell when sends and
+                self.ends.append(work.get_future().then(note))          # reduce_scatters end
 
     def since_start(self):
         """A function from moments to seconds since the start, once all have come."""

@@ -1,8 +1,7 @@
-"""The run with all instruments: it measures, compares with one GPU, reports, and writes the JSON."""
+"""The run with all instruments: it measures, compares with one GPU, reports and writes the JSON."""
 
 import contextlib
 import json
-import math
 import os
 import statistics
 import sys
@@ -76,8 +75,8 @@ class Run(common.Run):
 
     def header(self):
         args, m, own = self.args, self.args.model, cli.settings(self.args)
-        self.say(f"{args.chapter.replace('_', ' ')} · {args.variant} · {count(self.world, 'rank')} · "
-                 f"{self.where()} · {self.rounding}")
+        chapter, ranks = args.chapter.replace("_", " "), count(self.world, "rank")
+        self.say(f"{chapter} · {args.variant} · {ranks} · {self.where()} · {self.rounding}")
         self.say(f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq "
                  f"{m.seq}, batch {args.batch} · {m.parameters() / 1e6:.2f} M parameters")
         self.say(f"  {args.optimizer}{own and ', ' + own} · text: {self.text.name}, "
@@ -206,12 +205,14 @@ class Run(common.Run):
                 value = value if value is None else round(value)
                 unit = "" if what == "calls" else "B"
                 self.check(f"{op}, {what}", round(measured), value, unit)
-        timeline = self.comm.timeline()
-        self.record(timeline=timeline)
-        if timeline["collectives"] and timeline["backward"]:
-            begin, end = timeline["backward"][-1]
-            self.note(f"backward {1e3 * (end - begin):.1f} ms; of the time in which something was "
-                      f"sent, {hidden_share(timeline):.0%} lies before its end")
+        self.record(timeline=self.comm.timeline())
+
+    def note_overlap(self):
+        """How much of what was sent in the metered step hides behind its last backward."""
+        timeline = self.recorded["timeline"]
+        begin, end = timeline["backward"][-1]
+        self.note(f"{len(timeline['collectives'])} collectives, backward {1e3 * (end - begin):.1f} "
+                  f"ms, hidden behind it: {hidden_share(timeline):.0%} of the communication")
 
     def compare_traffic(self, other, formula):
         """Note what this run sent beside what another technique sends by its formula."""
@@ -235,7 +236,8 @@ class Run(common.Run):
         heads = "".join(f"{f'({number})':>12}" for number in range(1, len(columns) + 1))
         self.note(f"  {'':<26}{heads}")
         for machine, rates in MACHINES.items():
-            values = "".join(f"{function(*rates):12,.2f}" for function in columns.values())
+            values = [function(*rates) for function in columns.values()]
+            values = "".join(f"{v:12,.2f}" if v < 100 else f"{v:12,.0f}" for v in values)
             self.note(f"  {machine:<26}{values}")
 
     def note_speed(self, **utilizations):
@@ -254,7 +256,7 @@ class Run(common.Run):
             self.note(f"no MFU: lab/machines.py has no peak of {gpu}")
 
     def record(self, **data):
-        """Keep plain numbers, lists and dictionaries for the JSON, which pictures are drawn from."""
+        """Keep plain numbers, lists and dictionaries for the JSON: pictures are drawn from them."""
         self.recorded |= data
 
     # The end.
