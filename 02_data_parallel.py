@@ -208,7 +208,7 @@ class Bucket(Overlap):
         return self.flat[i]
 
 
-# ---------------------------------------------------------------------------------------- the step
+# ----------------------------------------------------------------------------------------- the step
 
 
 def train_step(replica, optimizer, micro_batches, valid, clip):
@@ -253,7 +253,7 @@ def torch_step(ddp, optimizer, micro_batches, valid, clip, ranks):
     return total, norm
 
 
-# ------------------------------------------------------------------------------------ the formulas
+# ------------------------------------------------------------------------------------- the formulas
 
 
 def wire_bytes(payload, ranks):
@@ -279,7 +279,7 @@ def tokens_to_hide(bytes_per_gradient, ranks, flops, bandwidth):
     return bytes_per_gradient / 2 * (ranks - 1) / ranks * flops / bandwidth
 
 
-# ----------------------------------------------------------------------------------------- the run
+# ------------------------------------------------------------------------------------------ the run
 
 
 def replicate(variant, module, group, bucket_bytes):

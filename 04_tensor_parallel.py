@@ -329,7 +329,7 @@ def parallelize(model, cfg, group, copies, variant="megatron"):
     return model
 
 
-# ---------------------------------------------------------------------------------------- the step
+# ----------------------------------------------------------------------------------------- the step
 
 
 def train_step(model, optimizer, micro_batches, valid, clip, vocab, group):
@@ -401,7 +401,7 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
     return total, norm
 
 
-# ------------------------------------------------------------------------------------ the formulas
+# ------------------------------------------------------------------------------------- the formulas
 
 
 def parameters_per_rank(cfg, t):
@@ -459,7 +459,7 @@ def ranks_that_pay(dim, width, flops, bandwidth):
     return 1 + 8 * dim / width * bandwidth / flops
 
 
-# ----------------------------------------------------------------------------------------- the run
+# ------------------------------------------------------------------------------------------ the run
 
 
 def train(run):
@@ -501,13 +501,15 @@ def say_what_pays(run):
     def ranks(flops, bandwidth):
         return ranks_that_pay(8192, 2, flops, bandwidth)
 
-    run.on_machines({"an MLP's all_reduce, in times of its matmuls (8 ranks, dim 8192, bf16)": ratio,
-                     "up to how many ranks it sends no longer than it computes": ranks})
+    run.on_machines({
+        "an MLP's all_reduce, in times of its matmuls (8 ranks, dim 8192, bf16)": ratio,
+        "up to how many ranks it sends no longer than it computes": ranks})
 
 
 def train_torch(run):
     args, cfg = run.args, run.args.model
-    model = torch_parallelize(gpt(cfg, args.seed, run.device, run.dtype), cfg, run.mesh(tp=run.world))
+    model = gpt(cfg, args.seed, run.device, run.dtype)
+    torch_parallelize(model, cfg, run.mesh(tp=run.world))
     optimizer = run.optimizer(model.parameters())
 
     for batch in run.batches():

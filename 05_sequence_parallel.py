@@ -46,8 +46,8 @@ What a rank keeps and sends (x = b·s·h·e bytes, L blocks, a micro-batch)
 
 Production code combines this with chapter 04's cut vocabulary, as chapter 09 will: g behind the
 embedding scatters, f before the head gathers, and the loss is the vocabulary-parallel one. It saves
-the tables' 2·V·h parameters and their all_reduce, for two gathers and two scatters of x more. Below,
-`torch` does that.
+the tables' 2·V·h parameters and their all_reduce, for two gathers and two scatters of x more. The
+variant `torch` does that.
 
 Collective matmul (`ring`). In the pictures above, f must end before the first matmul begins. But
 the matmul of one chunk of the sequence needs no other chunk. So the chunks travel around a ring:
@@ -85,7 +85,7 @@ from torch import nn
 import common
 from common import clip_grads, gpt, grad_norm, keep_shard, loss_sum, mark_partial, sum_partial_grads
 
-# ------------------------------------------------------------- the collectives, along the sequence
+# -------------------------------------------------------------- the collectives, along the sequence
 
 
 class InFlight:
@@ -179,7 +179,7 @@ class SequenceParallel(nn.Module):
         return ScatterOut.apply(partial, self.group)    # (batch, seq/t, dim)
 
 
-# ------------------------------------------------------------- gathered again, in place of kept
+# ----------------------------------------------------------------- gathered again, in place of kept
 
 
 class GatherInColumns(torch.autograd.Function):
@@ -233,7 +233,7 @@ class MegatronSequenceParallel(SequenceParallel):
         return ScatterOut.apply(partial, self.group)
 
 
-# ----------------------------------------------------------------------------- the same, in a ring
+# ------------------------------------------------------------------------------ the same, in a ring
 
 
 def send_on(x, group):
@@ -387,12 +387,12 @@ def share_kv_heads(attn, kv_heads, group, copies):
             mark_partial(linear, "weight", copies)
 
 
-# ---------------------------------------------------------------------------------------- the step
+# ----------------------------------------------------------------------------------------- the step
 
 
 def my_tokens(x, group):
-    """This rank's part of the sequence: (batch, seq) to (batch, seq/t)."""
-    return x.chunk(group.size(), dim=1)[group.rank()].contiguous()
+    """A copy of this rank's part of the sequence: (batch, seq) to (batch, seq/t)."""
+    return x.chunk(group.size(), dim=1)[group.rank()].clone()
 
 
 def train_step(model, optimizer, micro_batches, valid, clip, group):
@@ -470,11 +470,11 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
     return total, norm
 
 
-# ------------------------------------------------------------------------------------ the formulas
+# ------------------------------------------------------------------------------------- the formulas
 
 
 def parameters_per_rank(cfg, t):
-    """Numbers on a rank: 1/t of the blocks' matrices, but one kv head at least; the rest in full."""
+    """Numbers on a rank: 1/t of the blocks' matrices, but one kv head at least, and the rest."""
     kv_dim = cfg.dim // cfg.heads * max(cfg.kv_heads // t, 1)
     matrices = 10 * cfg.dim**2 // t + 2 * cfg.dim * kv_dim
     return cfg.layers * matrices + numbers_by_token(cfg)
@@ -535,7 +535,7 @@ def hop_over_matmul(dim, t, width, flops, bandwidth):
     return width * t / (2 * dim) * flops / bandwidth
 
 
-# ----------------------------------------------------------------------------------------- the run
+# ------------------------------------------------------------------------------------------ the run
 
 
 def train(run):
@@ -559,13 +559,18 @@ def train(run):
     run.check_states(model, optimizer, parameters_per_rank(cfg, t))
     run.check_activations(model, forward, activation_bytes(*shape, args.variant))
     run.check_traffic(traffic(cfg, len(batch.micro_batches), *shape[1:], args.variant))
-    run.on_machines({"a hop of the ring, in times of the matmul that hides it (8 ranks, dim 8192, "
-                     "bf16)": lambda flops, bandwidth: hop_over_matmul(8192, 8, 2, flops, bandwidth)})
+
+    def ratio(flops, bandwidth):
+        return hop_over_matmul(8192, 8, 2, flops, bandwidth)
+
+    run.on_machines({
+        "a hop of the ring, in times of the matmul that hides it (8 ranks, dim 8192, bf16)": ratio})
 
 
 def train_torch(run):
     args, cfg = run.args, run.args.model
-    model = torch_parallelize(gpt(cfg, args.seed, run.device, run.dtype), cfg, run.mesh(tp=run.world))
+    model = gpt(cfg, args.seed, run.device, run.dtype)
+    torch_parallelize(model, cfg, run.mesh(tp=run.world))
     optimizer = run.optimizer(model.parameters())
 
     for batch in run.batches():

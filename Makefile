@@ -5,13 +5,13 @@ PY ?=
 PYTHON := $(if $(PY),$(PY),.venv/bin/python)
 READY := $(if $(PY),,.venv/ready)
 CHAPTERS_HERE := $(sort $(wildcard [0-9][0-9]_*.py))
-LINT := check --quiet --output-format concise --select E,F,W,I,B --ignore B905,E731 --line-length 100
+LINT := check --quiet --output-format concise
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tour test lint bench figures
+.PHONY: help setup tour test test-all lint bench figures
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 	@echo "  PY=python3 make ... uses that interpreter instead of .venv and installs nothing"
 
 setup: $(READY)  ## make .venv and install requirements.txt into it
@@ -26,28 +26,36 @@ setup: $(READY)  ## make .venv and install requirements.txt into it
 	.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt
 	@touch $@
 
-# Run every chapter, on 8 CPU ranks (01 on one), with --plot in $(1), flags $(2) and --json in $(3);
-# stop at the first that fails.
+# Run every chapter with its default variant, and a few steps of the variants that figures compare, on
+# 8 CPU ranks (01 on one), with flags $(1) and the JSON in $(2); stop at the first that fails.
+COMPARED := 02_data_parallel:naive 02_data_parallel:overlap 03_zero:zero1 03_zero:zero2
 define run_chapters
-	@for chapter in $(CHAPTERS_HERE:.py=); do \
+	@mkdir -p $(2)
+	@for run in $(sort $(CHAPTERS_HERE:.py=) $(COMPARED)); do \
+		chapter=$${run%%:*}; variant=$${run#$$chapter}; variant=$${variant#:}; \
 		case $$chapter in \
 			01_*) launch="$(PYTHON)" ;; \
 			*) launch="env OMP_NUM_THREADS=1 $(PYTHON) -m torch.distributed.run --standalone --nproc_per_node=8" ;; \
 		esac; \
-		command="$$launch $$chapter.py --device=cpu --plot=$(1)/$$chapter.png $(2)"; \
+		command="$$launch $$chapter.py --device=cpu $(1) $${variant:+--variant=$$variant --steps=5}"; \
 		echo; echo "$$ $$command"; \
-		$$command --json=$(3)/$$chapter.json || { echo "make $@: $$chapter.py failed" >&2; exit 1; }; \
+		$$command --json=$(2)/$$chapter$${variant:+-$$variant}.json \
+			|| { echo "make $@: $$chapter.py failed" >&2; exit 1; }; \
 	done
 endef
 
-tour: $(READY)  ## run the course on this machine: every chapter, then one table
-	$(call run_chapters,runs,,runs)
+tour: $(READY)  ## run the course on this machine: every chapter, then one table and the figures
+	$(call run_chapters,,runs)
 	@echo
-	@$(PYTHON) common.py $(CHAPTERS_HERE:%.py=runs/%.json)
-	@echo "pictures and JSON: runs/"
+	@$(PYTHON) -m lab.report $(CHAPTERS_HERE:%.py=runs/%.json)
+	@echo "pictures, from the JSON beside them:"
+	@$(PYTHON) -m lab.pictures runs/[0-9][0-9]_*.json
 
-test: lint  ## lint, then all tests (CHAPTERS=folder tests the chapters in there)
+test: lint  ## lint, then the tests (CHAPTERS=folder tests the chapters in there)
 	$(PYTHON) -m pytest -q tests
+
+test-all: lint  ## lint, then all tests: every setting with every other one
+	FULL=1 $(PYTHON) -m pytest -q tests
 
 lint: $(READY)  ## check the style
 	@if $(PYTHON) -m ruff --version >/dev/null 2>&1; then echo "ruff $(LINT)"; $(PYTHON) -m ruff $(LINT); \
@@ -59,4 +67,5 @@ bench: $(READY)  ## time the chapters against PyTorch's own, and on a GPU the ke
 	$(PYTHON) benchmarks/chapters.py
 
 figures: $(READY)  ## draw figures/ anew
-	$(call run_chapters,figures,--steps=5,runs/figures)
+	$(call run_chapters,--steps=5,runs/figures)
+	$(PYTHON) -m lab.pictures runs/figures/*.json --out figures

@@ -23,7 +23,7 @@ import sysconfig
 import time
 import zlib
 from collections import OrderedDict
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,12 +33,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
-# torch 2.13 renames these two and warns about the old names; 2.11 knows only the old ones.
+# torch 2.13 renames these two, and warns about the old names; 2.11 knows only the old ones.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-# ------------------------------------------------------------------------------------------ shapes
+# ------------------------------------------------------------------------------------------- shapes
 
 @dataclass(frozen=True)
 class Config:
@@ -53,10 +54,10 @@ class Config:
     tie: bool = False
 
     def parameters(self):
+        """q and o, k and v, up and down, two LayerNorms a block; the last LayerNorm, the tables."""
         kv_dim = self.dim * self.kv_heads // self.heads
-        attn, mlp, norms = 2 * self.dim + 2 * kv_dim, 8 * self.dim, 4       # times dim
-        tables = (1 if self.tie else 2) * self.vocab * self.dim
-        return self.layers * self.dim * (attn + mlp + norms) + 2 * self.dim + tables
+        block = self.dim * (2 * self.dim + 2 * kv_dim + 8 * self.dim + 4)
+        return self.layers * block + 2 * self.dim + (1 if self.tie else 2) * self.vocab * self.dim
 
     def tensors(self):
         return 10 * self.layers + (3 if self.tie else 4)
@@ -77,13 +78,11 @@ OPTIMIZERS = {  # higher rates or a smaller eps magnify rounding differences and
 
 
 def optimizer_state_bytes(optimizer, numbers, tensors, width):
-    """Bytes of the states for so many numbers of `width` bytes: AdamW has two moments of each, and
-    a step count of 4 bytes per tensor; momentum has one; plain SGD has none."""
+    """AdamW has two moments of `width` bytes for each number, and a step count for each tensor."""
     adamw = 2 * width * numbers + 4 * tensors
     return {"adamw": adamw, "momentum": width * numbers, "sgd": 0}[optimizer]
 
-
-# -------------------------------------------------------------------------------------------- text
+# --------------------------------------------------------------------------------------------- text
 
 class Text:
     """Training text: Python's own standard library, any file as bytes, or a .bin of uint16 tokens
@@ -125,8 +124,7 @@ def standard_library():
     files = sorted(path.as_posix() for path in files if leave_out.isdisjoint(path.parts))
     return b"".join((root / path).read_bytes() for path in files)
 
-
-# ------------------------------------------------------------------------------------------- model
+# -------------------------------------------------------------------------------------------- model
 
 def plain_attention(q, k, v):
     """Causal attention with its scores in sight; a group of query heads shares a k and a v (GQA).
@@ -159,7 +157,7 @@ def rope(x, positions):
     """
     half, precise = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
     speed = 10000.0 ** (-torch.arange(half, device=x.device, dtype=precise) / half)
-    angle = positions[:, None].to(precise) * speed                      # (seq, head_dim/2)
+    angle = positions[:, None].to(precise) * speed          # (seq, head_dim/2)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
@@ -223,10 +221,10 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
     untouched memory, which an operating system does not hand out.)
     """
     with torch.device("meta"):                              # shapes alone: nothing is drawn here
-        modules = [("embedding", nn.Embedding(cfg.vocab, cfg.dim))]
-        modules += [(f"block{i}", Block(cfg)) for i in range(1, cfg.layers + 1)]
         head = ("norm", nn.LayerNorm(cfg.dim)), ("out", nn.Linear(cfg.dim, cfg.vocab, bias=False))
-        modules += [("head", nn.Sequential(OrderedDict(head)))]
+        modules = [("embedding", nn.Embedding(cfg.vocab, cfg.dim)),
+                   *[(f"block{i}", Block(cfg)) for i in range(1, cfg.layers + 1)],
+                   ("head", nn.Sequential(OrderedDict(head)))]
     model = nn.Sequential(OrderedDict(modules)).to_empty(device="cpu")
     for block in model[1:-1]:
         block.attn.positions = torch.arange(cfg.seq)
@@ -243,10 +241,8 @@ def named_parameters(module):
 
 
 def draw_weights(model, seed, device="cpu", dtype=torch.float32):
-    """Give every parameter its first value: N(0, 0.02) for matrices, 1 and 0 for LayerNorm.
-
-    It depends on the seed, the name and the full shape alone, whatever part of it a rank keeps.
-    """
+    """Give every parameter its first value: N(0, 0.02) for matrices, 1 and 0 for LayerNorm. It
+    depends on the seed, the name and the full shape alone, whatever part of it a rank keeps."""
     for name, p in named_parameters(model):
         full = torch.zeros(getattr(p, "full_shape", p.shape))
         if p.ndim > 1:
@@ -270,15 +266,13 @@ def loss_sum(logits, targets):
 
 
 def ddp(model, group, **options):
-    """PyTorch's DistributedDataParallel. Buffers like ours, which never change, need not be sent;
-    torch 2.13 renames the argument that says so."""
-    still = {"broadcast_buffers": False}
-    if "forward_sync_buffers" in inspect.signature(nn.parallel.DistributedDataParallel).parameters:
-        still = {"forward_sync_buffers": False}
-    return nn.parallel.DistributedDataParallel(model, process_group=group, **still, **options)
+    """PyTorch's own data parallelism, told not to send buffers, which in our model never change (by
+    an argument that torch 2.13 renames)."""
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    options["forward_sync_buffers" if renamed else "broadcast_buffers"] = False
+    return DistributedDataParallel(model, process_group=group, **options)
 
-
-# ------------------------------------------------------------------------------------------ shards
+# ------------------------------------------------------------------------------------------- shards
 
 class Cut(NamedTuple):
     """A cut along `dim` into `parts` equal parts, of which this rank holds the one at `index`; the
@@ -293,8 +287,7 @@ class Cut(NamedTuple):
         """This rank's part of a full tensor; a size that does not divide is padded with zeros."""
         size = -(-full.shape[self.dim] // self.parts)
         missing = size * self.parts - full.shape[self.dim]
-        if missing:
-            full = F.pad(full, [0, 0] * (full.ndim - 1 - self.dim) + [0, missing])
+        full = F.pad(full, [0, 0] * (full.ndim - 1 - self.dim) + [0, missing]) if missing else full
         return full.narrow(self.dim, self.index * size, size)
 
 
@@ -302,8 +295,7 @@ def keep_shard(module, name, dim, axis, parts=None):
     """Replace a parameter by this rank's part along `dim`, and note the cut in `p.cuts`.
 
     axis: the process group to share it among. parts: fewer parts than ranks, where neighbours hold
-    the same one (kv heads); they must divide the ranks. A parameter that two modules share is cut
-    once. Nothing is sent.
+    the same one (kv heads). A parameter that two modules share is cut once. Nothing is sent.
     """
     p, parts = getattr(module, name), parts or axis.size()
     if axis.size() % parts:
@@ -328,13 +320,13 @@ def mark_partial(module, name, axis):
 
 
 def sum_partial_grads(parameters):
-    """Sum the gradients that `mark_partial` noted. Communication: an all_reduce of one flat bucket
-    for each axis and dtype."""
+    """Sum the gradients that `mark_partial` noted: an all_reduce of one flat bucket per axis."""
     buckets = {}
     for p in parameters:
-        if hasattr(p, "partial") and p.grad is not None:
-            buckets.setdefault((p.partial, p.dtype), []).append(p.grad)
-    for (axis, _), grads in buckets.items():
+        if hasattr(p, "partial"):                       # a rank without a gradient adds zero
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            buckets.setdefault(p.partial, []).append(p.grad)
+    for axis, grads in buckets.items():
         flat = torch.cat([grad.flatten() for grad in grads])
         dist.all_reduce(flat, group=axis)
         for grad, total in zip(grads, flat.split([grad.numel() for grad in grads])):
@@ -373,8 +365,7 @@ def clip_grads(parameters, norm, largest):
         if p.grad is not None:
             p.grad.mul_(scale)
 
-
-# ------------------------------------------------------------------------------------------- flags
+# -------------------------------------------------------------------------------------------- flags
 
 def parse(file, doc, variants, flags, argv, Parser=argparse.ArgumentParser):
     """The command line of a chapter; `args.model` becomes the Config of the run's model."""
@@ -398,14 +389,12 @@ def parse(file, doc, variants, flags, argv, Parser=argparse.ArgumentParser):
     add("--seed", type=int, default=0)
     add("--verify", action=argparse.BooleanOptionalAction,
         help="compare with one GPU; by default with the tiny preset only")
-    if flags:
-        flags(parser)
-
+    flags(parser)
     args = parser.parse_args(argv)
     args.chapter = Path(file).stem
-    given = {field.name: vars(args).get(field.name) for field in fields(Config)}
-    given = {name: value for name, value in given.items() if value is not None}
-    args.model = replace(PRESETS[args.preset], **given)
+    shape = {f.name: getattr(args, f.name, None) or getattr(PRESETS[args.preset], f.name)
+             for f in fields(Config)}
+    args.model = Config(**shape)
     args.verify = args.preset == "tiny" if args.verify is None else args.verify
     return args
 
@@ -436,8 +425,7 @@ def split_batch(args, shares):
             shares * (args.micro_batch or 1))
     args.shares, args.micro_batch = shares, args.micro_batch or args.batch // shares
 
-
-# ----------------------------------------------------------------------------------------- the run
+# ------------------------------------------------------------------------------------------ the run
 
 class Batch(NamedTuple):
     """What a step reads: the whole global batch, on the CPU, and this rank's share of it."""
@@ -512,15 +500,13 @@ class Run:
         self.one_gpu_optimizer.step()
         return loss.detach(), norm
 
-    def instrument(self, *args, **more):
-        """What lab's run does here is said there."""
-
-    rounds_to = watch_memory = check = check_bytes = check_states = check_activations = instrument
-    check_traffic = compare_traffic = note_overlap = on_machines = note = record = instrument
-
     def finish(self):
         """The exit status."""
         return 0
+
+    def __getattr__(self, name):
+        """lab's instruments (check_states, check_traffic, note, ...) do nothing here."""
+        return lambda *args, **more: None
 
 
 def join_ranks(args, rank, world):
@@ -537,7 +523,7 @@ def join_ranks(args, rank, world):
     return device
 
 
-def main(file, doc, variants, requires, flags=None, argv=None):
+def main(file, doc, variants, requires, flags=lambda parser: None, argv=None):
     """Run a chapter: parse, refuse what does not fit, train. Returns the exit status.
 
     variants: {name: train(run)}, the default first; or a tuple of that and the flags that not all

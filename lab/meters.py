@@ -33,7 +33,7 @@ def nbytes(tensors):
     return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
 
-# ----------------------------------------------------------------------------------- communication
+# ------------------------------------------------------------------------------------ communication
 
 COLLECTIVES = {  # what an operator's name contains: our name, wire bytes over payload by ring
     "allreduce": ("all_reduce", lambda n: 2 * (n - 1) / n),
@@ -166,7 +166,7 @@ def hidden_share(timeline):
     return hidden / total if total else 0.0
 
 
-# ------------------------------------------------------------------------------------- activations
+# -------------------------------------------------------------------------------------- activations
 
 
 class ActivationMeter(torch.autograd.graph.saved_tensors_hooks):
@@ -216,7 +216,7 @@ def shapes_of_a_block(model):
         handle.remove()
 
 
-# ------------------------------------------------------------------------------------------ memory
+# ------------------------------------------------------------------------------------------- memory
 
 
 class MemoryTimeline(TorchDispatchMode):
@@ -256,7 +256,7 @@ class MemoryTimeline(TorchDispatchMode):
         return result
 
 
-# ------------------------------------------------------------------------------------------- FLOPs
+# -------------------------------------------------------------------------------------------- FLOPs
 
 
 def count_flops(forward_and_backward):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import statistics
 import sys
@@ -20,6 +21,7 @@ from lab.meters import (
     ActivationMeter,
     CommMeter,
     MemoryTimeline,
+    count_flops,
     hidden_share,
     nbytes,
     shapes_of_a_block,
@@ -42,7 +44,7 @@ class Run(common.Run):
         self.started, self.comm = time.perf_counter(), CommMeter(self.on_cuda)
         self.checks, self.notes, self.recorded, self.peak = [], [], {}, 0
         self.losses, self.grad_norms, self.references, self.parameters = [], [], [], []
-        self.memory, self.batch = None, None
+        self.memory, self.batch, self.shards = None, None, {}
         self.rounds_to(args.dtype)
 
     @property
@@ -137,7 +139,9 @@ class Run(common.Run):
         overflow), so one GPU does not take it.
         """
         module = isinstance(model, torch.nn.Module)
-        self.parameters = [p for p in model.parameters() if p.requires_grad] if module else []
+        if module:
+            self.parameters = [p for p in model.parameters() if p.requires_grad]
+            self.shards = shards_of(model)
         self.losses.append(loss.item())
         self.grad_norms.append(norm.item())
         beside = f"{'-':>12} {'-':>12}"
@@ -190,7 +194,17 @@ class Run(common.Run):
             loss = forward(tokens, targets)
         del loss
         self.check(name, meter.bytes, formula, exact=not self.on_cuda)
+        if self.on_cuda and formula not in (None, meter.bytes):
+            self.note("CUDA's kernels keep other tensors than the CPU's, which the formula is of: "
+                      f"{quantity(abs(meter.bytes - formula))} away")
         self.record(activation_bytes=meter.bytes, shapes_of_a_block=shapes)
+
+    def check_flops(self, name, forward_and_backward, formula, factor=1):
+        """`factor` times the FLOPs of forward_and_backward(tokens, targets), which PyTorch counts.
+        CUDA may choose other kernels, so there the formula, which is the CPU's, need not hold."""
+        micro_batch = self.batch.micro_batches[0]
+        flops = factor * count_flops(lambda: forward_and_backward(*micro_batch))
+        self.check(name, flops, formula, "FLOP", exact=not self.on_cuda)
 
     def check_traffic(self, formula=None):
         """All that this rank sent in the metered step.
@@ -255,6 +269,16 @@ class Run(common.Run):
         elif gpu:
             self.note(f"no MFU: lab/machines.py has no peak of {gpu}")
 
+    def note_sample(self, write):
+        """The mean loss of the last steps and, where the text is bytes, how the model goes on with
+        its beginning: write(prompt) returns that, as tokens."""
+        last = self.losses[-20:]
+        self.note(f"mean loss of the last {count(len(last), 'step')}: "
+                  f"{statistics.mean(last):.3f} nats per token")
+        if self.text.tokens.itemsize == 1 and math.isfinite(last[-1]):
+            written = printable(write(self.text.tokens[:8].tolist())).splitlines()
+            self.note("what it writes by now:" + "".join(f"\n    | {line}" for line in written))
+
     def record(self, **data):
         """Keep plain numbers, lists and dictionaries for the JSON: pictures are drawn from them."""
         self.recorded |= data
@@ -269,6 +293,9 @@ class Run(common.Run):
         if self.on_cuda:
             beside = " (with one GPU's run)" if self.verifier and self.rank == 0 else ""
             self.check(f"allocated at the peak{beside}", self.peak)
+        shards = [None] * self.world
+        dist.all_gather_object(shards, self.shards)
+        self.record(shards=shards)
         failed = [None] * self.world
         dist.all_gather_object(failed, [check for check in self.checks if check["ok"] is False])
         if self.rank > 0:
@@ -294,7 +321,7 @@ class Run(common.Run):
         if self.args.plot:
             from lab.pictures import draw
 
-            draw([self.as_json()], self.args.plot)
+            draw([self.as_json()], self.args.chapter, self.args.plot)
         return 1 if wrong else 0
 
     def as_json(self):
@@ -319,8 +346,29 @@ class Run(common.Run):
         return json.loads(json.dumps(record), parse_constant=lambda name: None)
 
 
+def shards_of(model):
+    """What this rank holds of the matrices outside of blocks and in the first one: {name: [full
+    shape, [[dim, index, parts], ...]]}."""
+    shards = {}
+    for name, p in named_parameters(model):
+        if p.ndim > 1 and name.startswith(("embedding", "block1.", "head.out")):
+            cuts = [list(cut[:3]) for cut in getattr(p, "cuts", ())]
+            if hasattr(p, "placements"):                        # a DTensor's
+                place = [p.device_mesh.get_local_rank(), p.device_mesh.size()]
+                cuts = [[cut.dim, *place] for cut in p.placements if cut.is_shard()]
+            name = name.removesuffix(".weight").removeprefix("block1.")
+            shards[name] = [list(getattr(p, "full_shape", p.shape)), cuts]
+    return shards
+
+
 def count(number, what):
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def printable(tokens):
+    """Byte tokens as text, in which whatever a terminal could stumble over is a dot."""
+    text = bytes(min(token, 255) for token in tokens).decode("latin-1")
+    return "".join(c if c == "\n" or c.isascii() and c.isprintable() else "·" for c in text)
 
 
 def quantity(value, unit="B"):

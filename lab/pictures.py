@@ -1,0 +1,317 @@
+"""Draws the chapters' figures from the JSON of their runs.
+
+    python -m lab.pictures runs/*.json [--out FOLDER]       one PNG for each chapter that is there
+
+What a figure compares comes from several runs: the variants of a chapter, or chapter 04 beside 05.
+"""
+
+import argparse
+import importlib
+import json
+import math
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import common
+from common import Config
+from lab.meters import hidden_share
+
+BLUE, PURPLE, RED, ORANGE = "#355070", "#6d597a", "#e56b6f", "#eaac8b"
+
+
+def draw(runs, chapter, path):
+    """Draw the figure of a chapter from JSON objects, of which it takes those that it compares."""
+    FIGURES[chapter](runs).savefig(path, dpi=130)
+
+
+def new_figure(width, height, *shape, **more):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(*shape, **more)
+
+
+def runs_of(runs, chapter, *variants):
+    """The last run of each of these variants (or of all) of a chapter, by variant."""
+    found = {run["variant"]: run for run in runs if run["chapter"] == chapter}
+    return {v: found[v] for v in variants or found if v in found}
+
+
+def config_of(run):
+    return Config(**{field.name: run["config"][field.name] for field in fields(Config)})
+
+
+def width_of(run):
+    return common.DTYPES[run["dtype"]].itemsize
+
+
+# ----------------------------------------------------------------------------------- 01: the memory
+
+
+def memory(runs):
+    """Bytes of each kind over the first steps, stacked."""
+    *_, run = runs_of(runs, "01_single_gpu").values()
+    seconds, parameters, gradients, states, activations = run["recorded"]["memory"]
+    figure, axes = new_figure(10, 4.5)
+    kinds = {"parameters": (parameters, BLUE), "optimizer states": (states, PURPLE),
+             "gradients": (gradients, RED),
+             "activations, and what an operator needs for a moment": (activations, ORANGE)}
+    heights = [[b / 1e6 for b in y] for y, _ in kinds.values()]
+    axes.stackplot([1e3 * t for t in seconds], heights,
+                   labels=list(kinds), colors=[color for _, color in kinds.values()])
+    how = ", ".join(f"{name} {run['config'][name]}" for name in
+                    ("precision", "attention", "recompute"))
+    axes.set(xlabel="time in operators (ms)", ylabel="MB",
+             title=f"The first steps ({how}): optimizer states come with the first")
+    axes.margins(x=0)
+    axes.set_ylim(top=1.15 * axes.get_ylim()[1])
+    axes.legend(loc="upper center", ncols=4, frameon=False)
+    return figure
+
+
+# ---------------------------------------------------------------------------------- 02: the overlap
+
+
+def overlap(runs):
+    """One row per variant: backward with a tick per gradient; below it its all_reduces, from start
+    to end, with the time for which they queued behind each other."""
+    shown = runs_of(runs, "02_data_parallel", "naive", "overlap", "bucket") or runs_of(
+        runs, "02_data_parallel")
+    figure, rows = new_figure(10, 1.6 * len(shown) + 1, len(shown), sharex=True, squeeze=False)
+    for [axes], (variant, run) in zip(rows, shown.items()):
+        timeline = run["recorded"]["timeline"]
+        begin, end = timeline["backward"][-1]
+        since = lambda t, begin=begin: 1e3 * (t - begin)
+        ready = [since(t) for t in timeline["gradients"] if t >= begin]
+        sent = [(since(a), since(b)) for _, _, a, b in timeline["collectives"]]
+        axes.barh(0.5, since(end), height=0.8, left=0, color=BLUE, label="backward")
+        axes.vlines(ready, 0.1, 0.9, color=ORANGE, linewidth=0.8, label="a gradient is ready")
+        lane = lanes(sent)
+        height = 2 / (1 + max(lane, default=0))                     # all lanes share two units
+        for i, (start, stop) in enumerate(sent):
+            axes.barh(1.1 + height * (lane[i] + 0.5), stop - start, left=start,
+                      height=0.9 * min(height, 1), color=RED, edgecolor="white",
+                      linewidth=0.5 * (height > 0.2), label="an all_reduce" if i == 0 else None)
+        axes.set_title(f"{variant}: {len(sent)} all_reduces, {hidden_share(timeline):.0%} of their "
+                       "time hidden", loc="left", fontsize=10)
+        axes.set_yticks([])
+        axes.invert_yaxis()
+        axes.margins(x=0)
+    rows[-1][0].set_xlabel("ms since backward began")
+    figure.legend(*rows[0][0].get_legend_handles_labels(), loc="outside upper right", ncols=3,
+                  frameon=False)
+    figure.suptitle(f"Rank 0 of {run['world_size']}, {run['device']}", x=0.01, ha="left")
+    return figure
+
+
+def lanes(spans):
+    """A lane for each span (start, end), such that spans of one lane do not overlap."""
+    free_from, chosen = [], []
+    for start, end in spans:
+        lane = next((i for i, t in enumerate(free_from) if t <= start), len(free_from))
+        free_from[lane:lane + 1] = [end]
+        chosen.append(lane)
+    return chosen
+
+
+# ------------------------------------------------------------------------------- 03: bytes per rank
+
+LARGE = {"7B": common.PRESETS["7b"],
+         "70B": Config(layers=86, dim=8192, heads=64, kv_heads=64, seq=4096, vocab=50304)}
+KINDS = {"parameters": BLUE, "gradients": RED, "optimizer states": PURPLE}
+
+
+def bytes_per_rank(runs):
+    """By formula, for two shapes and up to 1024 ranks; with what runs of zero1, zero2 and zero3
+    held per parameter, at the size of each shape."""
+    zero = importlib.import_module("03_zero")
+    measured = runs_of(runs, "03_zero", "zero1", "zero2", "zero3")
+    config = next(iter(runs_of(runs, "03_zero").values()))["config"]
+    bf16 = config["precision"] == "bf16"
+    widths = zero.Widths(2, 2, 4) if bf16 else zero.Widths()
+    figure, rows = new_figure(11, 7, 2, sharex=True)
+    worlds = [2**i for i in range(11)]
+    for axes, (name, cfg) in zip(rows, LARGE.items()):
+        for stage in range(4):
+            places = [x + 0.2 * (stage - 1.5) for x in range(len(worlds))]
+            held = [zero.model_state_bytes(cfg, stage, config["optimizer"], n, widths)
+                    for n in worlds]
+            bottom = [0.0] * len(worlds)
+            for kind, color in KINDS.items():
+                heights = [h[kind] / 1e9 for h in held]
+                axes.bar(places, heights, 0.17, bottom, color=color, edgecolor="white",
+                         linewidth=0.3, label=kind if stage == 0 else None)
+                bottom = [b + h for b, h in zip(bottom, heights)]
+        for i, (variant, run) in enumerate(measured.items()):
+            x = math.log2(run["world_size"]) + 0.2 * (int(variant[-1]) - 1.5)
+            share = sum(held_bytes(run).values()) / config_of(run).parameters()
+            axes.plot(x, share * cfg.parameters() / 1e9, "kx", markersize=5,
+                      label="measured, at this size" if i == 0 else None)
+        axes.axhline(80, color="gray", linestyle=":", linewidth=1)
+        axes.text(len(worlds) - 0.4, 80, "80 GB", va="bottom", ha="right", color="gray", fontsize=8)
+        axes.set_ylabel("GB per rank")
+        what = (f"{name}: {cfg.parameters() / 1e9:.1f} B parameters, "
+                f"{'bf16' if bf16 else 'fp32'}, {config['optimizer']}")
+        axes.set_title(f"{what}; from left: data parallel, zero1, zero2, zero3", loc="left",
+                       fontsize=9)
+    axes.set_xticks(range(len(worlds)), worlds)
+    axes.set_xlabel("ranks")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=4,
+                  frameon=False)
+    return figure
+
+
+def held_bytes(run):
+    """{kind: bytes} of the model states that a run has measured."""
+    return {kind: check["measured"] for check in run["checks"] for kind in KINDS
+            if check["name"].split(",")[0] == kind}
+
+
+# ------------------------------------------------------------------------- 04: who holds which part
+
+
+def parts_of_matrices(runs):
+    """Left: which rank holds which part of each matrix. Right: bytes sent, against the ranks."""
+    *_, run = runs_of(runs, "04_tensor_parallel").values()
+    figure, (left, right) = new_figure(12, 3.6, 1, 2, width_ratios=(5, 2))
+    draw_parts(left, run["recorded"]["shards"])
+
+    tensor = importlib.import_module("04_tensor_parallel")
+    cfg, ranks = config_of(run), run["world_size"]
+    micro_batches = run["config"]["batch"] // run["config"]["micro_batch"]
+    worlds = [n for n in range(1, 2 * ranks + 1) if tensor.fits(cfg, n, shares=True)]
+    sent = []
+    for n in worlds:
+        formula = tensor.traffic(cfg, micro_batches, run["config"]["micro_batch"], n, width_of(run))
+        sent.append(sum(wire for _, _, wire in formula.values()) / 1e6)
+    measured = sum(op["wire_bytes"] for op in run["comm"].values()) / 1e6
+    right.plot(worlds, sent, "o-", color=BLUE, markersize=3, label="formula for megatron")
+    right.plot(ranks, measured, "kx", label=f"measured for {run['variant']}")
+    right.set_xscale("log", base=2)
+    right.set_xticks(worlds, worlds)
+    right.set_ylim(bottom=0)
+    right.set_xlabel("tensor-parallel ranks")
+    right.set_title("MB that a rank sends in a step", loc="left", fontsize=10)
+    right.legend(frameon=False)
+    return figure
+
+
+def draw_parts(axes, shards):
+    """shards: for each rank {name: [full shape, [[dim, index, parts], ...]]}; equal parts of
+    several ranks bear all their numbers."""
+    from matplotlib.patches import Rectangle
+
+    scale, x, tallest = 1 / max(max(shape) for shape, _ in shards[0].values()), 0.0, 0.0
+    for name, (shape, _) in shards[0].items():
+        height, width = (scale * size for size in shape)
+        for rank, held in enumerate(shards):
+            cuts = held[name][1]
+            low, size = [0.0, 0.0], [height, width]
+            for dim, index, count in cuts:
+                size[dim] /= count
+                low[dim] = index * size[dim]
+            axes.add_patch(Rectangle((x + low[1], low[0]), size[1], size[0], edgecolor="white",
+                                     facecolor=f"C{rank % 10}", linewidth=0.5))
+            holders = [r for r, other in enumerate(shards) if other[name][1] == cuts]
+            if rank == holders[0]:
+                axes.text(x + low[1] + size[1] / 2, low[0] + size[0] / 2,
+                          ",".join(map(str, holders)), ha="center", va="center", fontsize=5,
+                          color="white", rotation=90 if size[1] < 0.06 else 0)
+        axes.text(x + width / 2, -0.02, name, ha="center", va="bottom", fontsize=8)
+        x, tallest = x + width + 0.08, max(tallest, height)
+    axes.set_xlim(-0.02, x)
+    axes.set_ylim(tallest + 0.02, -0.08)
+    axes.set_aspect("equal")
+    axes.axis("off")
+    axes.set_title("weights (out, in) and the ranks that hold each part", loc="left", fontsize=10)
+
+
+# ----------------------------------------------------------------------- 05: cut along the sequence
+
+SHAPES = {"7B": common.PRESETS["7b"],
+          "Llama 70B's": Config(80, 8192, heads=64, kv_heads=8, seq=4096, vocab=128256)}
+
+
+def along_the_sequence(runs):
+    """Left: what rank 0 has of each tensor of a block. Right: activation bytes against ranks."""
+    tensor = importlib.import_module("04_tensor_parallel")
+    sequence = importlib.import_module("05_sequence_parallel")
+    shown = [*runs_of(runs, "04_tensor_parallel", "megatron").values(),
+             *runs_of(runs, "05_sequence_parallel").values()]
+    figure, (left, right) = new_figure(14, 4.5, 1, 2, width_ratios=(3, 2))
+    draw_cuts(left, shown)
+
+    run = shown[-1]
+    worlds = [1, 2, 4, 8, 16]
+    lines = [(f"{name} shape", cfg, 1, 2, worlds) for name, cfg in SHAPES.items()]
+    fitting = [n for n in worlds if sequence.fits(config_of(run), n, shares=True)]
+    lines.append(("this run", config_of(run), run["config"]["micro_batch"], width_of(run), fitting))
+    for (name, cfg, batch, e, over), color in zip(lines, (BLUE, RED, PURPLE)):
+        for what, chapter, style in (("TP", tensor, "--"), ("TP and SP", sequence, "-")):
+            right.plot(over, [chapter.activation_bytes(cfg, batch, n, e) for n in over], style,
+                       color=color, label=f"{name}, {what}")
+    for run, mark in zip(shown, "x+1234"):
+        right.plot(run["world_size"], run["recorded"]["activation_bytes"], f"k{mark}",
+                   label=f"measured: {name_of(run)}")
+    right.set_xscale("log", base=2)
+    right.set_yscale("log")
+    right.set_xticks(worlds, worlds)
+    right.set_xlabel("ranks")
+    right.set_title("bytes of activations per rank (a sequence, or this run's batch)",
+                    loc="left", fontsize=10)
+    right.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def name_of(run):
+    return f"{run['chapter'][:2]} {run['variant']}"
+
+
+def draw_cuts(axes, runs):
+    """A row for each run: each tensor of a block in full, and rank 0's part of it."""
+    from matplotlib.patches import Rectangle
+
+    for row, run in enumerate(runs):
+        cfg = config_of(run)
+        axes.text(0, 1.5 * row - 0.2, name_of(run), fontsize=9, va="bottom")
+        x = 0.0
+        for name, (rows, columns) in run["recorded"]["shapes_of_a_block"].items():
+            full = 4 * cfg.dim if name == "hidden units" else cfg.dim
+            width = 2 * full / (4 * cfg.dim)
+            part = rows / cfg.seq, width * columns / full
+            for (tall, wide), color in (((1, width), "#dddddd"), (part, BLUE)):
+                axes.add_patch(Rectangle((x, 1.5 * row), wide, tall, facecolor=color,
+                                         edgecolor="white"))
+            axes.text(x + width / 2, 1.5 * row - 0.03, name, fontsize=7, ha="center", va="bottom")
+            x += width + 0.25
+    axes.set_xlim(-0.05, x)
+    axes.set_ylim(1.5 * len(runs) - 0.4, -0.5)
+    axes.axis("off")
+    axes.set_title("what rank 0 has of each tensor: down the sequence, across the features",
+                   loc="left", fontsize=10)
+
+
+FIGURES = {"01_single_gpu": memory, "02_data_parallel": overlap, "03_zero": bytes_per_rank,
+           "04_tensor_parallel": parts_of_matrices, "05_sequence_parallel": along_the_sequence}
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", help="what --json has written")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="the folder for the PNGs")
+    args = parser.parse_args(argv)
+    missing = [path for path in args.runs if not path.is_file()]
+    if missing:
+        common.refuse(f"{missing[0]} is no file; a run's --json would work")
+    args.out.mkdir(parents=True, exist_ok=True)
+    runs = [json.loads(path.read_text()) for path in args.runs]
+    for chapter in FIGURES:
+        if runs_of(runs, chapter):
+            draw(runs, chapter, args.out / f"{chapter}.png")
+            print(args.out / f"{chapter}.png")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
