@@ -541,14 +541,10 @@ def requires(args, ranks):
     common.split_batch(args, 1)
     cfg, shares = args.model, args.variant != "torch"
     works = max(n for n in range(1, ranks + 1) if fits(cfg, n, shares))
-    instead = f"{ranks} tensor-parallel ranks; --nproc_per_node={works} would work"
-    if cfg.heads % ranks:
-        why = "fewer than" if ranks > cfg.heads else "not a multiple of"
-        common.refuse(f"--heads {cfg.heads} is {why} {instead}")
-    if not fits(cfg, ranks, shares):
-        why = "is neither a multiple nor a divisor of" if shares else \
-            "(which --variant torch cannot share) is not a multiple of"
-        common.refuse(f"--kv-heads {cfg.kv_heads} {why} {instead}")
+    if works < ranks:
+        why = "" if shares else " (torch cannot share a kv head)"
+        common.refuse(f"--heads {cfg.heads} and --kv-heads {cfg.kv_heads} do not fit {ranks} "
+                      f"tensor-parallel ranks{why}; --nproc_per_node={works} would work")
 
 
 VARIANTS = {"megatron": train, "overlap": train, "torch": train_torch}
