@@ -102,9 +102,11 @@ def refuse_unknown_to_variant(args, variants, defaults):
     for flag in sorted({flag for known in declared.values() for flag in known}):
         dest = flag.removeprefix("--").replace("-", "_")
         knows = [name for name, known in declared.items() if flag in known]
-        if args.variant not in knows and getattr(args, dest) != defaults[dest]:
-            refuse(f"{flag} means nothing to --variant {args.variant}; "
-                   f"{' or '.join(knows)} would work")
+        if args.variant not in knows:
+            if getattr(args, dest) != defaults[dest]:
+                refuse(f"{flag} means nothing to --variant {args.variant}; "
+                       f"{' or '.join(knows)} would work")
+            args.own.remove(dest)               # so that the report does not show its default
 
 
 def refuse_shapes(args):

@@ -129,7 +129,7 @@ def bytes_per_rank(runs):
     measured = runs_of(runs, "03_zero", "zero1", "zero2", "zero3")
     config = next(iter(runs_of(runs, "03_zero").values()))["config"]
     bf16 = config["precision"] == "bf16"
-    widths = zero.Widths(2, 2, 4) if bf16 else zero.Widths()
+    widths = (2, 2, 4) if bf16 else zero.FP32
     figure, rows = new_figure(11, 7, 2, sharex=True)
     worlds = [2**i for i in range(11)]
     for axes, (name, cfg) in zip(rows, LARGE.items()):

@@ -47,6 +47,9 @@ class Run(common.Run):
         self.memory, self.batch, self.shards = None, None, {}
         self.rounds_to(args.dtype)
 
+    def __getattr__(self, name):
+        raise AttributeError(f"a run has no {name}")    # common's lets any instrument pass
+
     @property
     def on_cuda(self):
         return self.device.type == "cuda"

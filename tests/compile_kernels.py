@@ -1,6 +1,6 @@
 """Compiles what the launchers of kernels/ would launch on a GPU, on a machine without one.
 
-    python tests/compile_kernels.py 90 [--all]      prints what came out as JSON
+    python tests/compile_kernels.py 90 [--few|--all]      prints what came out as JSON
 
 A process of its own, since Triton's interpreter and its compiler do not mix in one.
 """
@@ -49,7 +49,7 @@ class NoGPU:
         return 0
 
 
-def compile_all(arch, everything):
+def compile_all(arch, which):
     """Calls the launchers on CPU tensors, compiles in place of launching; yields what came out."""
     triton.runtime.driver.set_active(NoGPU(arch))
     launch, compiled = JITFunction.run, []
@@ -62,21 +62,24 @@ def compile_all(arch, everything):
     JITFunction.run = compile_only
     for module in (elu, layernorm, flash_attention):
         module.runs_here = lambda x: True
-    for case, call in cases(everything):
+    for case, call in cases(which):
         compiled.clear()
         call()
         for kernel in compiled:
             yield {"case": case, "shared": kernel.metadata.shared} | resources(kernel)
 
 
-def cases(everything):
-    """What to launch: (description, function that does). Not `everything`: what differs most."""
+def cases(which):
+    """What to launch: (description, function that does). which: "few" of what differs most, the
+    "usual" ones, or "all"."""
     bf16, fp32 = torch.bfloat16, torch.float32
     norms = [(64, torch.float16), (1000, bf16), (4096, bf16), (16384, bf16), (16384, fp32)]
     attention = [(64, bf16, True, 256), (128, bf16, True, 256), (256, bf16, True, 256)]
     attention += [(64, torch.float16, False, 1), (40, bf16, True, 1000), (80, bf16, False, 250)]
     attention += [(128, fp32, True, 256)]
-    if everything:
+    if which == "few":
+        norms, attention = [(1000, bf16), (16384, fp32)], attention[1:2] + attention[3:4]
+    if which == "all":
         dtypes = torch.float16, bf16, fp32
         norms = list(itertools.product((128, 768, 1000, 4096, 5000, 8192, 16384), dtypes))
         attention = list(
@@ -127,7 +130,10 @@ def resources(kernel):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("arch", type=int, choices=(80, 90, 100), help="Ampere, Hopper, Blackwell")
-    parser.add_argument("--all", action="store_true", help="all dtypes and many more shapes")
+    how_many = parser.add_mutually_exclusive_group()
+    how_many.add_argument("--few", action="store_const", const="few", dest="which")
+    how_many.add_argument("--all", action="store_const", const="all", dest="which",
+                          help="all dtypes and many more shapes")
     args = parser.parse_args()
-    compiled = compile_all(args.arch, args.all)
+    compiled = compile_all(args.arch, args.which or "usual")
     print("[" + ",\n ".join(map(json.dumps, compiled)) + "]")

@@ -32,11 +32,25 @@ import torch.distributed as dist
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = Path(os.environ.get("CHAPTERS", ROOT)).resolve()
-sys.path.insert(0, str(ROOT))  # common.py is always ours: it has the verifier
+sys.path.insert(0, str(ROOT))  # common.py and lab/ are always ours: they judge
 TEXT = json.decoder.__file__  # a file that does not change with our own sources
 import common  # noqa: E402  (after the path to it)
 
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
+
+SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16")
+
+
+def no_flags(parser):
+    """Of a chapter that has none of its own."""
+
+
+def arguments(*flags, parse=common.parse, shares=1):
+    """The arguments of a chapter that does not exist: a small model, trained for three steps."""
+    flags = [*SMALL, "--steps=3", f"--data={TEXT}", *map(str, flags)]
+    args = parse("00_test.py", "", {"test": None}, no_flags, flags)
+    common.split_batch(args, shares)
+    return args
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +93,8 @@ class Pool:
     def __init__(self, folder):
         self.folder, self.members = folder, []
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["torch", "torch.distributed"])
+        # What the first step of an optimizer imports takes as long as torch itself: once is enough.
+        self.context.set_forkserver_preload(["torch._dynamo", "torch.distributed.tensor.parallel"])
 
     def grow(self, world):
         while len(self.members) < world:
@@ -163,6 +178,14 @@ def ranks(pool):
 # ------------------------------------------------------------------------------------- the kernels
 
 
+def pytest_collection_modifyitems(config, items):
+    """Tests marked `full` run in `make test-all` alone, which sets FULL=1."""
+    if not os.environ.get("FULL"):
+        full = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=full)
+        items[:] = [item for item in items if item not in full]
+
+
 COMPILERS = {}  # chip: a process that compiles kernels/ for it, from the beginning of the session
 SCRATCH = tempfile.TemporaryDirectory()  # of theirs
 
@@ -174,7 +197,8 @@ def pytest_collection_finish(session):
         return
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     for arch in (80, 90, 100):
-        command = ["nice", sys.executable, ROOT / "tests/compile_kernels.py", str(arch)]
+        few = [] if os.environ.get("FULL") else ["--few"]
+        command = ["nice", sys.executable, ROOT / "tests/compile_kernels.py", str(arch), *few]
         environment = os.environ | {"TMPDIR": SCRATCH.name}
         COMPILERS[arch] = subprocess.Popen(command, env=environment, **pipes)
 
@@ -217,15 +241,16 @@ def chapter_names():
     return sorted(path.stem for path in CHAPTERS.glob("[0-9][0-9]_*.py"))
 
 
-def pytest_configure():
+def pytest_configure(config):
+    config.addinivalue_line("markers", "full: the full product of settings, for `make test-all`")
     if not chapter_names():
         raise pytest.UsageError(f"there is no NN_*.py in CHAPTERS={CHAPTERS}")
 
 
 def main(module, flags):
     """A chapter's run, as `python NN_name.py` starts it."""
-    more = getattr(module, "flags", None)
-    return common.main(module.__file__, module.__doc__, module.VARIANTS, module.requires, more,
+    own = getattr(module, "flags", no_flags)
+    return common.main(module.__file__, module.__doc__, module.VARIANTS, module.requires, own,
                        flags)
 
 

@@ -1,4 +1,4 @@
-"""Chapter 01: the step, mixed precision, recomputation, FLOPs and the pictures."""
+"""Chapter 01: the step, mixed precision, recomputation, FLOPs, and what a run says of them."""
 
 import importlib
 import itertools
@@ -10,9 +10,14 @@ import pytest
 import torch
 from conftest import TEXT, chapter, needs_triton
 from torch import nn
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 import common
 from common import Config, gpt, loss_sum
+from lab.machines import PEAK_FLOPS
+from lab.meters import ActivationMeter, count_flops, nbytes
+from lab.report import printable
+from lab.verify import tolerances
 
 ONE = "01_single_gpu"
 SMALL = Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)
@@ -152,7 +157,7 @@ def test_model_state_bytes_equal_the_formula(one, precision, optimizer, tie):
         one.mixed_step(masters, None, forward, pieces, valid, None)
         held = masters.held()
     formula = one.model_state_bytes(cfg, precision, optimizer)
-    assert list(formula.values()) == [common.nbytes(tensors) for tensors in held]
+    assert list(formula.values()) == [nbytes(tensors) for tensors in held]
     n = cfg.parameters()
     tensors = len(list(model.parameters()))
     sums = {"fp32": 16, "bf16": 16, "bf16-fp32grad": 20, "fp16": 16}
@@ -304,7 +309,7 @@ def test_16_bits_train_like_32(run_chapter, tmp_path, precision, variant, optimi
     assert status == 0 and len(run["reference_loss"]) == 5, output
     assert 0 < run["max_loss_diff"] < 5e-3  # not zero: the 16 bits are at work
     dtype = {"b": "bfloat16", "f": "float16"}[precision[0]]
-    assert run["tolerance"] == common.tolerances(dtype, optimizer)
+    assert run["tolerance"] == tolerances(dtype, optimizer)
     assert f"tolerances for {dtype}: loss" in output
 
 
@@ -389,11 +394,11 @@ def test_activation_bytes_equal_the_formula(one, cfg, dtype):
     tokens, targets, _ = batch_of(cfg, 3)
     for attention, recompute in ALL_SIX:
         forward = plain_forward(one, model, attention, recompute)
-        measured = one.measure_activations(model, forward, tokens, targets)
-        assert measured == one.activation_bytes(cfg, 3, attention, recompute, dtype.itemsize), (
-            attention,
-            recompute,
-        )
+        meter = ActivationMeter([*model.parameters(), *model.buffers(), tokens, targets])
+        with meter:
+            loss_sum(forward(tokens), targets)
+        formula = one.activation_bytes(cfg, 3, attention, recompute, dtype.itemsize)
+        assert meter.bytes == formula, (attention, recompute)
 
 
 @pytest.mark.parametrize("cfg", [*SHAPES, *common.PRESETS.values()])
@@ -429,28 +434,11 @@ def test_flops_equal_the_formula(one, cfg, early_stop):
     model = gpt(cfg)
     tokens, targets, _ = batch_of(cfg, 3)
     for attention, recompute in ALL_SIX:
-        measured = one.measure_flops(
-            plain_forward(one, model, attention, recompute), tokens, targets, early_stop
-        )
-        assert measured == one.step_flops(cfg, 3, attention, recompute, early_stop), (
-            attention,
-            recompute,
-        )
-
-
-@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
-def test_flops_of_cudas_fused_kernels(one, kernel):
-    """Their shapes alone, on the meta device, through the operators that SDPA calls on CUDA."""
-    operator = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")
-    more = {"flash": (0.0, True), "efficient": (None, True), "cudnn": (None, True)}[kernel]
-    cfg = Config(2, 64, 4, 2 if kernel == "flash" else 4, 16, 100)
-    model = gpt(cfg).to("meta")
-    for block in model[1:-1]:
-        block.attn.core = lambda q, k, v: operator(q, k, v, *more)[0]
-    tokens, targets = torch.zeros(2, 3, 16, dtype=torch.int64, device="meta")
-    forward = lambda tokens: one.forward(model, tokens, "none")
-    measured = one.measure_flops(forward, tokens, targets)
-    assert measured == one.step_flops(cfg, 3, "sdpa", "none")
+        forward = plain_forward(one, model, attention, recompute)
+        with set_checkpoint_early_stop(early_stop):
+            measured = count_flops(lambda: loss_sum(forward(tokens), targets).backward())  # noqa: B023
+        formula = one.step_flops(cfg, 3, attention, recompute, early_stop)
+        assert measured == formula, (attention, recompute)
 
 
 def test_model_flops_rule_of_thumb_and_utilization(one):
@@ -461,8 +449,8 @@ def test_model_flops_rule_of_thumb_and_utilization(one):
     )
     assert one.rule_of_thumb(cfg, 4) == 6 * cfg.parameters() * 4 * 1024
     assert 0.85 < one.rule_of_thumb(cfg, 4) / needed < 1
-    assert one.utilization(989e12, 2.0, "NVIDIA H200") == 0.5
-    rates = {name.split()[1][:4]: rate for name, rate in one.PEAK_FLOPS.items()}
+    assert one.utilization(989e12, 2.0, 989e12) == 0.5
+    rates = {name.split()[1][:4]: rate for name, rate in PEAK_FLOPS.items()}
     assert rates == {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 
 
@@ -477,42 +465,34 @@ def test_what_the_lesson_says_of_flops(one):
     assert step == 6 * in_matmuls * tokens + 12 * cfg.layers * cfg.dim * cfg.seq * tokens
 
 
-# ------------------------------------------------------------------------------- 5. and 6. pictures
+# ------------------------------------------------------------------------------- 5. the timeline
 
 
-def test_the_timeline_adds_up(one):
-    """What the picture shows: gradients come and go, states come once, activations peak."""
-    tokens, targets, valid = batch_of(SMALL, 4)
-    model = gpt(SMALL)
-    optimizer = common.OPTIMIZERS["adamw"](model.parameters(), None)
-    parameters = list(model.parameters())
-    timeline = one.MemoryTimeline(
-        lambda: (parameters, [p.grad for p in parameters], list(optimizer.state.values()))
-    )
-    forward, ends = plain_forward(one, model), []
-    for _ in range(2):
-        with timeline:
-            one.train_step(model, optimizer, forward, [(tokens, targets)], valid, None)
-        ends.append(len(timeline.samples))
-    states = one.model_state_bytes(SMALL, "fp32", "adamw")
-    first, second = timeline.samples[: ends[0]], timeline.samples[ends[0] :]
-    for samples in (first, second):
-        assert samples[-1][1:4] == tuple(states.values())
-        assert min(grads for _, _, grads, _, _ in samples) == 0  # dropped when a step begins
-        peak = max(other for *_, other in samples)
-        kept = one.activation_bytes(SMALL, 4, "plain", "none", 4)
-        assert kept < peak < 1.5 * kept
-        assert samples[-1][4] < 0.02 * peak  # all activations are gone again
-    assert first[0][3] == 0 and all(sample[3] == states["optimizer states"] for sample in second)
-    assert [s[0] for s in timeline.samples] == sorted(s[0] for s in timeline.samples)
+@pytest.mark.parametrize(("precision", "width", "peak"), [("fp32", 4, 1.5), ("bf16-fp32grad", 2, 2)])
+def test_memory_over_the_first_steps(one, run_chapter, tmp_path, precision, width, peak):
+    """What the lesson draws: gradients come and go, states come once, activations peak."""
+    flags = "--layers=2", "--batch=4", "--steps=4", "--no-verify", f"--precision={precision}"
+    assert run_chapter(ONE, *FLAGS, *flags, "--json=run.json")[0] == 0
+    memory = json.loads((tmp_path / "run.json").read_text())["recorded"]["memory"]
+    seconds, parameters, gradients, states, others = memory
+    formula = one.model_state_bytes(SMALL, precision, "adamw")
+    kept = one.activation_bytes(SMALL, 4, "plain", "none", width)
+    adamw = common.optimizer_state_bytes("adamw", SMALL.parameters(), SMALL.tensors(), 4)
+
+    begins = [i for i in range(1, len(seconds)) if gradients[i] == 0 < gradients[i - 1]]
+    assert len(begins) == 2 and seconds == sorted(seconds)  # of three steps
+    assert set(parameters) == {formula["parameters"]}
+    for begin, end in zip([0, *begins], [*begins, len(seconds)]):
+        assert gradients[begin] == 0 and gradients[end - 1] == formula["gradients"]
+        assert kept < max(others[begin:end]) < peak * kept
+        assert others[end - 1] < 0.02 * kept  # all activations are gone again
+    assert states[0] == formula["optimizer states"] - adamw
+    assert set(states[begins[0] :]) == {formula["optimizer states"]}
 
 
-def test_figure_trace_and_sample_are_written(run_chapter, tmp_path):
-    status, output, _ = run_chapter(
-        ONE, *FLAGS, "--steps=3", "--plot=a/memory.png", "--profile=b/trace.json"
-    )
-    assert status == 0 and "picture: a/memory.png" in output
-    assert (tmp_path / "a/memory.png").read_bytes().startswith(b"\x89PNG")
+def test_trace_and_sample_are_written(run_chapter, tmp_path):
+    status, output, _ = run_chapter(ONE, *FLAGS, "--steps=3", "--profile=b/trace.json")
+    assert status == 0
     events = json.loads((tmp_path / "b/trace.json").read_text())["traceEvents"]
     assert {"aten::mm", "Optimizer.step#AdamW.step"} <= {event["name"] for event in events}
     written = output.split("what it writes by now:\n")[1].splitlines()
@@ -527,7 +507,7 @@ def test_the_sample_follows_the_model(one):
     model.head.norm.weight.data.fill_(1)
     model.head.out.weight.data[ord("a"), 0] = 1000.0  # nothing but "a" is likely
     assert bytes(one.sample(model, b"xy", length=30)) == b"xy" + 30 * b"a"
-    assert one.printable([65, 10, 27, 7, 200, 9, 50000, 126]) == "A\n·····~"
+    assert printable([65, 10, 27, 7, 200, 9, 50000, 126]) == "A\n·····~"
 
 
 def test_the_sample_reads_what_it_has_written(one):
@@ -552,22 +532,6 @@ def test_the_sample_has_its_temperature(one):
     model.head.out.weight.data[0, 0] = 0.7 * math.log(3) / at_head.item()
     written = one.sample(model, [0], length=800)[1:]
     assert written.count(0) / 800 == pytest.approx(0.75, abs=0.05)
-
-
-def test_figure_has_its_labels(one, tmp_path, monkeypatch):
-    from matplotlib.axes import Axes
-
-    drawn, stackplot = {}, Axes.stackplot
-
-    def spy(axes, x, ys, labels, **more):
-        drawn.update(zip(labels, ys))
-        return stackplot(axes, x, ys, labels=labels, **more)
-
-    monkeypatch.setattr(Axes, "stackplot", spy)
-    timeline = type("Timeline", (), {"samples": [(0, 1e6, 2e6, 3e6, 4e6)] * 2})
-    one.draw(timeline, tmp_path / "f.png", "title")
-    heights = {label.split(",")[0]: values[0] for label, values in drawn.items()}
-    assert heights == {"parameters": 1, "gradients": 2, "optimizer states": 3, "activations": 4}
 
 
 def test_no_sample_without_numbers(run_chapter, tmp_path):
@@ -612,7 +576,8 @@ def test_compile_where_it_works(run_chapter, monkeypatch, works):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU takes the kernels")
 def test_without_a_gpu_the_kernels_are_pytorchs(run_chapter, monkeypatch):
-    importlib.import_module("kernels.flash_attention")  # to be interpreted, for other tests
+    for name in ("flash_attention", "layernorm"):  # to be interpreted, for other tests
+        importlib.import_module(f"kernels.{name}")
     monkeypatch.delenv("TRITON_INTERPRET")
     fits = "--kernels", "--dim=32", "--heads=2"
     status, output, _ = run_chapter(ONE, *FLAGS, *fits, "--steps=1")
@@ -667,8 +632,8 @@ def test_the_model_with_our_kernels(one, monkeypatch):
 def test_the_report_is_of_this_run(run_chapter, tmp_path, monkeypatch):
     """A preset other than tiny reports the combination that ran; every printed number is right."""
     module, cores = chapter(ONE), []
-    monkeypatch.setattr(module, "sample", lambda model, prompt: cores.append(model[1].attn.core))
-    monkeypatch.setattr(module, "printable", lambda tokens: "")
+    sample = lambda model, prompt: [cores.append(model[1].attn.core) or 65]
+    monkeypatch.setattr(module, "sample", sample)
     flags = ("--preset=gpt2", "--vocab=256", "--verify", "--steps=24", "--micro-batch=2")
     chosen = ("--attention=sdpa", "--recompute=full", "--json=run.json")
     status, output, _ = run_chapter(ONE, *FLAGS, *flags, *chosen)

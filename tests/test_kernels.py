@@ -624,7 +624,7 @@ def test_compiled_without_spills_for(arch):
     assert COMPILERS[arch].returncode == 0, errors[-2000:]
     compiled = json.loads(output)
     names = {(kernel["case"].split()[0], kernel["kernel"]) for kernel in compiled}
-    assert len(names) == 7 and len(compiled) > 30, names
+    assert len(names) == 7 and len(compiled) > 15, names
     for kernel in compiled:
         # float32 has no tensor cores: many registers, and a few too many by some compilers
         allowed = 16 if "attention" in kernel["case"] and "float32" in kernel["case"] else 0

@@ -1,0 +1,116 @@
+"""The house: who imports whom, what a chapter may say to its run, and how long a file is."""
+
+import ast
+import inspect
+
+import pytest
+from conftest import CHAPTERS, ROOT, chapter, chapter_names
+
+import common
+from lab import cli, report
+
+EVERY = pytest.mark.parametrize("name", chapter_names())
+LAB = sorted((ROOT / "lab").glob("*.py"))
+
+
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
+def imports(tree, inside_functions=True):
+    """The names of all modules that are imported; of `from a import b` both a and a.b."""
+    names, waiting = set(), [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        if inside_functions or not isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            waiting += ast.iter_child_nodes(node)
+    return names
+
+
+def ours(names):
+    """Those of this project, without what is below a package."""
+    folders = {path.parent.name for path in ROOT.glob("*/*.py")}
+    own = {path.stem for path in ROOT.glob("*.py")} | folders
+    return {name.split(".")[0] for name in names} & own
+
+
+def test_imports_are_found_wherever_they_are():
+    tree = ast.parse("import a.b\nif 1:\n    from c import d as e\ndef f():\n    import g\n")
+    assert imports(tree) == {"a.b", "c", "c.d", "g"}
+    assert imports(tree, inside_functions=False) == {"a.b", "c", "c.d"}
+    assert ours({"lab.report", "torch", "common", "kernels.elu"}) == {"lab", "common", "kernels"}
+
+
+@EVERY
+def test_a_chapter_imports_common_and_nothing_else_of_ours(name):
+    tree = parsed(CHAPTERS / f"{name}.py")
+    allowed = {"common", "kernels"} if name[:2] in ("01", "06") else {"common"}
+    assert ours(imports(tree)) <= allowed
+    assert ours(imports(tree, inside_functions=False)) <= {"common"}  # kernels: behind a flag
+    assert not {"matplotlib", "importlib"} & {name.split(".")[0] for name in imports(tree)}
+
+
+def test_common_imports_lab_in_a_function_alone():
+    tree = parsed(ROOT / "common.py")
+    assert ours(imports(tree)) == {"lab"} and not ours(imports(tree, inside_functions=False))
+
+
+@pytest.mark.parametrize("path", LAB, ids=lambda path: path.stem)
+def test_lab_imports_no_chapter(path):
+    """Their names begin with digits, so it would take importlib, as lab/pictures.py may have."""
+    names = imports(parsed(path))
+    assert ours(names) <= {"common", "lab"}
+    if path.stem != "pictures":
+        assert not {"importlib", "importlib.util", "runpy", "matplotlib"} & names
+
+
+def test_pictures_are_imported_where_they_are_drawn():
+    for path in (ROOT / "common.py", *LAB, *CHAPTERS.glob("*.py"), *ROOT.glob("kernels/*.py")):
+        tree = parsed(path)
+        assert "lab.pictures" not in imports(tree, inside_functions=False), path
+        assert "lab.pictures" not in imports(tree) or path.stem == "report", path
+
+
+def attributes_of_a_run():
+    """What lab's Run and common's have by name: methods, and what their __init__ assigns."""
+    names = set(dir(report.Run))
+    for cls in (common.Run, report.Run):
+        for node in ast.walk(ast.parse(inspect.getsource(cls))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                names.add(node.attr)
+    return names
+
+
+@EVERY
+def test_a_chapter_says_nothing_to_its_run_that_lab_does_not_know(name):
+    """In every variant: the bare run would let a slip of the pen pass."""
+    said = {node.attr for node in ast.walk(parsed(CHAPTERS / f"{name}.py"))
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+            and node.value.id == "run"}
+    assert said and said <= attributes_of_a_run()
+
+
+@EVERY
+def test_the_bottom_of_a_chapter(name):
+    """Every variant is a function of the run, and a flag that it knows is one of the chapter's."""
+    module, flags = chapter(name), cli.Parser()
+    if hasattr(module, "flags"):
+        module.flags(flags)
+    assert "torch" in module.VARIANTS
+    for train in module.VARIANTS.values():
+        train, *known = train if isinstance(train, tuple) else (train,)
+        assert list(inspect.signature(train).parameters) == ["run"]
+        assert set(known) <= flags._option_string_actions.keys()
+    assert list(inspect.signature(module.requires).parameters) == ["args", "ranks"]
+
+
+@pytest.mark.parametrize(("path", "lines"), [
+    (ROOT / "common.py", 450), *((CHAPTERS / f"{name}.py", 600) for name in chapter_names())],
+    ids=lambda x: getattr(x, "stem", x))
+def test_no_file_is_longer_than_a_sitting(path, lines):
+    length = path.read_text().count("\n")
+    assert length <= lines

@@ -1,0 +1,445 @@
+"""lab/report.py: a run on the house alone, what it measures, says and writes, and its verdict."""
+
+import contextlib
+import io
+import json
+import math
+import re
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import arguments
+
+import common
+from common import gpt, loss_sum
+from lab import report, verify
+from lab.machines import MACHINES, PEAK_FLOPS
+
+# ------------------------------------------------------------------------- a run on the house alone
+
+
+def train(flags, folder, plant=None):
+    """A small data-parallel run without a chapter; `plant` breaks it. Returns its status, its JSON
+    and its output."""
+    world, output = dist.get_world_size(), io.StringIO()
+    flags = [*flags, f"--json={folder}/run.json"]
+    with contextlib.redirect_stdout(output):
+        run = report.Run(arguments(*flags, parse=report.parse, shares=world))
+        model = gpt(run.args.model, run.args.seed, run.device, run.dtype)
+        optimizer = run.optimizer(model.parameters())
+        for batch in run.batches(share=run.rank):
+            with run.measure():
+                if batch.step < min(report.METERED_STEP, run.args.steps - 1):
+                    dist.all_reduce(torch.ones(1000))  # what only the first steps send
+                loss, norm = train_step(run, model, optimizer, batch, plant)
+            dist.all_reduce(loss)
+            if plant == "loss":
+                loss *= 1.001
+            held = [(name, p) for name, p in common.named_parameters(model) if "mlp" not in name]
+            run.log(batch, loss, norm, held if plant == "missing" else model)
+        too_many = 1 if plant == "formula" and run.rank == 1 else 0
+        run.check_states(model, optimizer, run.args.model.parameters() + too_many)
+        size = sum(p.nbytes for p in model.parameters())
+        wire = 2 * (world - 1) / world * size
+        size += 1 if plant == "traffic" else 0
+        run.check_traffic({"all_reduce": (run.args.model.tensors(), size, wire)})
+        status = run.finish()
+    record = json.loads(run.args.json.read_text()) if run.rank == 0 else None
+    return status, record, output.getvalue()
+
+
+def train_step(run, model, optimizer, batch, plant):
+    optimizer.zero_grad()
+    loss = torch.zeros((), dtype=run.dtype)
+    for tokens, targets in batch.micro_batches:
+        valid = batch.valid
+        if plant == "local means":
+            valid = (targets != -100).sum() * run.world
+        part = loss_sum(model(tokens), targets) / valid
+        part.backward()
+        loss += part.detach()
+    for p in model.parameters():
+        if plant != "no all_reduce":
+            dist.all_reduce(p.grad)
+        if plant == "mean":
+            p.grad /= run.world
+    norm = common.grad_norm(model.parameters())
+    if plant == "norm counted twice":
+        norm *= 2**0.5
+    if run.args.clip:
+        common.clip_grads(model.parameters(), norm, run.args.clip)
+    optimizer.step()
+    if plant == "parameter" and run.rank == run.world - 1:
+        model.block2.mlp.up.weight.data[3, 3] += 1e-3
+    return loss, norm
+
+
+FLOAT64 = ("--dtype=float64", "--ignore=0.5")
+
+
+@pytest.mark.parametrize(("world", "flags"), [
+    (1, ()),
+    (2, ("--optimizer=sgd",)),
+    (3, ("--clip=0.1",)),
+    (8, ("--optimizer=momentum", "--clip=0.1")),
+])
+def test_a_correct_run_is_the_same_as_one_gpu(ranks, tmp_path, world, flags):
+    flags = (*FLOAT64, f"--batch={4 * world}", "--micro-batch=2", *flags)
+    (status, run, output), *others = ranks(world)(train, flags, tmp_path)
+    assert status == 0 and [s for s, _, _ in others] == [0] * (world - 1), output
+    assert 0 < max(run["max_loss_diff"], run["max_grad_diff"], run["max_param_diff"]) < 1e-12
+    assert "same as one GPU over 3 steps" in output and "✗" not in output
+    assert [out for _, _, out in others] == [""] * (world - 1)  # rank 0 prints, and only rank 0
+    if "--clip=0.1" in flags:
+        assert min(run["grad_norm"]) > 0.1  # the clipping was at work
+
+
+@pytest.mark.parametrize(("plant", "named"), [
+    ("mean", r"gradients .* is off by .*e-01, tolerance 1e-10"),
+    ("no all_reduce", "gradients "),
+    ("local means", "loss in step"),
+    ("norm counted twice", "gradient norm in step"),
+    ("parameter", "parameters block2.mlp.up.weight in step"),
+    ("loss", r"loss in step . is off by 1.0e-03, tolerance 1e-10"),
+    ("missing", r"gradients block1.mlp.up.weight in step 1 is off by inf"),
+    ("formula", "rank 1: parameters: measured"),
+    ("traffic", "all_reduce, payload: measured"),
+])
+def test_a_planted_fault_is_caught_and_named(ranks, tmp_path, plant, named):
+    (status, run, output), (other, _, _) = ranks(2)(train, FLOAT64, tmp_path, plant)
+    assert status == 1 and other == 0
+    assert re.search(f"✗ {named}", output), output
+    failed = [check["name"] for check in run["checks"] if check["ok"] is False]
+    if plant == "formula":
+        assert failed == [f"rank 1: {x}" for x in ("parameters", "gradients", "optimizer states")]
+    elif plant == "traffic":
+        assert failed == ["all_reduce, payload", "rank 1: all_reduce, payload"]
+    else:
+        assert "NOT the same as one GPU over 3 steps" in output
+
+
+def test_a_run_of_one_step_is_metered_too(ranks, tmp_path):
+    (status, run, output), _ = ranks(2)(train, (*FLOAT64, "--steps=1"), tmp_path)
+    assert status == 0 and run["comm"]["all_reduce"]["calls"] == 24, output
+
+
+def test_adamw_hides_a_wrong_gradient_scale_from_all_but_the_gradients(ranks, tmp_path):
+    """Why the verifier looks at gradients: AdamW takes halved ones to the same parameters."""
+    (status, run, _), _ = ranks(2)(train, (), tmp_path, "mean")
+    assert status == 1 and run["max_loss_diff"] < 1e-3 and run["max_grad_diff"] > 0.4
+
+
+def test_without_verification_nothing_is_compared(ranks, tmp_path):
+    status, run, output = ranks(2)(train, ("--no-verify",), tmp_path, "mean")[0]
+    assert status == 0 and run["reference_loss"] == [] and run["max_loss_diff"] is None
+    assert "as one GPU" not in output and re.search(r"  1 +5\.\d{4} +- +- +\d", output)
+
+
+def test_json_has_every_field_of_the_contract(ranks, tmp_path):
+    (_, run, output), _ = ranks(2)(train, ("--steps=4", "--dtype=float64", "--seed=3"), tmp_path)
+    for key in ("loss", "grad_norm", "step_seconds", "reference_loss", "reference_grad_norm"):
+        assert len(run[key]) == 4 and all(x > 0 for x in run[key])
+    expected = {"chapter": "00_test", "variant": "test", "world_size": 2, "backend": "gloo",
+                "device": "cpu", "dtype": "float64"}
+    assert expected.items() <= run.items() and run["seconds"] > sum(run["step_seconds"])
+    config = {"layers": 2, "vocab": 256, "tie": False, "batch": 8, "micro_batch": 4, "seed": 3}
+    assert config.items() <= run["config"].items()
+    assert run["tolerance"] == verify.tolerances("float64", "adamw")
+    assert set(run["comm"]["all_reduce"]) == {"calls", "bytes", "wire_bytes"}
+    assert all({"name", "measured", "expected", "ok"} <= set(check) for check in run["checks"])
+    assert max(run["max_loss_diff"], run["max_grad_diff"], run["max_param_diff"]) < 1e-10
+    timeline = run["recorded"]["timeline"]
+    assert len(timeline["backward"]) == 1 and len(timeline["gradients"]) == 24
+    assert [op for op, *_ in timeline["collectives"]] == ["all_reduce"] * 24
+    lines = output.splitlines()
+    assert lines[0].startswith("00 test · test · 2 ranks · cpu, gloo (1 machine, ")
+    assert lines[1] == ("  2 layers, dim 32, 4 heads (2 kv), seq 16, batch 8 · 0.04 M parameters")
+    assert lines[4].split()[:3] == ["1", *(f"{run[key][0]:.4f}" for key in (
+        "loss", "reference_loss"))]
+
+
+# ------------------------------------------------------------------- what is measured and explained
+
+
+def bare(*flags):
+    """A run of one rank that has taken no step."""
+    return report.Run(arguments(*flags, parse=report.parse))
+
+
+def a_run_that_sent(total, formula):
+    run = bare("--no-verify")
+    run.comm.total = {op: {"calls": calls, "bytes": payload, "wire_bytes": wire}
+                      for op, (calls, payload, wire) in total.items()}
+    run.check_traffic(formula)
+    run.compare_traffic("ring", formula or {})
+    return {check["name"]: check["ok"] for check in run.checks}, run.notes[-1].strip()
+
+
+def test_traffic_is_checked_both_ways(ranks):
+    whats = "calls", "payload", "on the wire"
+    seen = {"all_reduce": (2, 100, 99.9), "broadcast": (1, 8, 8)}
+    traffic = ranks(1)
+    [(checks, note)] = traffic(a_run_that_sent, seen, {"all_reduce": (2, 100, 100.1),
+                                                       "send": (None, 4, 300)})
+    assert checks == dict([(f"all_reduce, {what}", True) for what in whats]
+                          + [(f"broadcast, {what}", False) for what in whats]  # no formula has it
+                          + [("send, calls", None)]
+                          + [(f"send, {what}", False) for what in whats[1:]])  # it was not sent
+    assert note == "on the wire 108 B in a step, and ring sends 400 B: 27%"
+    [(checks, note)] = traffic(a_run_that_sent, seen, None)  # a variant without a formula
+    assert len(checks) == 6 and set(checks.values()) == {None}
+    assert note == "on the wire 108 B in a step, and ring sends 0 B"
+
+
+def what_a_step_keeps_and_computes(on_cuda):
+    run = bare("--no-verify", "--batch=2")
+    model = gpt(run.args.model)
+    *_, batch = run.batches()
+    forward = lambda tokens, targets: loss_sum(model(tokens), targets)
+    both = lambda tokens, targets: forward(tokens, targets).backward()
+    with mock.patch.object(report.Run, "on_cuda", on_cuda):
+        run.check_activations(model, forward, 1)
+        kept = run.recorded["activation_bytes"]
+        run.check_activations(model, forward, kept, name="again")
+        run.check_flops("computed", both, 1)
+        computed = run.checks[-1]["measured"]
+        run.check_flops("twice", both, 2 * computed, factor=2)
+    return [c["ok"] for c in run.checks], kept, computed, run.recorded["shapes_of_a_block"], \
+        run.notes
+
+
+def test_activations_and_flops_are_the_formulas_but_on_cuda(ranks):
+    [(checks, kept, computed, shapes, _)] = ranks(1)(what_a_step_keeps_and_computes, False)
+    assert checks == [False, True, False, True] and kept > 1000 < computed
+    assert shapes["norm1"] == (16, 32) and shapes["hidden units"] == (16, 128)
+    [(checks, its, computed, _, notes)] = ranks(1)(what_a_step_keeps_and_computes, True)
+    assert checks == [None] * 4 and its == kept
+    assert f"{report.quantity(kept - 1)} away" in notes[1]  # the difference is named
+
+
+def notes_of_speed(seconds, gpu, on_cuda):
+    run = bare("--no-verify")
+    run.seconds = seconds
+    with (mock.patch.object(report.Run, "on_cuda", on_cuda),
+          mock.patch.object(torch.cuda, "get_device_name", lambda device: gpu)):
+        run.note_speed(mfu=lambda seconds, peak: 989e12 / seconds / peak,
+                       hfu=lambda seconds, peak: 2 * 989e12 / seconds / peak)
+    return run.notes
+
+
+def test_speed_leaves_the_first_steps_out_and_knows_some_gpus(ranks):
+    notes = lambda *args: [note.strip() for note in ranks(1)(notes_of_speed, *args)[0]]
+    seconds = [99.0] * report.WATCHED_STEPS + [4.0, 2.0, 9.0]
+    speed = f"{8 * 16 / 4:,.0f} tokens/s"
+    shares = "MFU 25.0%, HFU 50.0% of the 989 TFLOP/s of NVIDIA H200 in bf16"
+    assert notes(seconds, "NVIDIA H200", True) == [speed, shares]
+    unknown = "no MFU: lab/machines.py has no peak of NVIDIA T4"
+    assert notes(seconds, "NVIDIA T4", True) == [speed, unknown]
+    assert notes(seconds, "no GPU", False) == [speed]
+    assert notes(seconds[:3], "NVIDIA H200", True) == []
+    rates = {name.split()[1][:4]: rate for name, rate in PEAK_FLOPS.items()}
+    assert rates == {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
+
+
+def table_of_machines():
+    run = bare("--no-verify")
+    run.on_machines({"the ratio": lambda flops, bandwidth: flops / bandwidth,
+                     "petaflops": lambda flops, bandwidth: flops / 1e15})
+    return run.notes
+
+
+def test_a_row_for_every_machine(ranks):
+    [(ratio, petaflops, heads, *rows)] = ranks(1)(table_of_machines)
+    assert (ratio, petaflops, heads.split()) == ("(1) the ratio", "(2) petaflops", ["(1)", "(2)"])
+    assert len(rows) == len(MACHINES)
+    for row, (machine, (flops, bandwidth)) in zip(rows, MACHINES.items()):
+        assert row.strip().startswith(machine)
+        *_, ratio, petaflops = row.split()
+        assert float(ratio.replace(",", "")) == pytest.approx(flops / bandwidth, rel=1e-3)
+        assert float(petaflops) == pytest.approx(flops / 1e15, abs=0.005)
+
+
+def overlap_of(spans):
+    run = bare("--no-verify")
+    run.record(timeline={"backward": [[0.0, 9.0], [1.0, 1.5]], "gradients": [],
+                         "collectives": [["all_reduce", 4, *span] for span in spans]})
+    run.note_overlap()
+    return run.notes
+
+
+def test_how_much_is_hidden_behind_backward(ranks):
+    [[note]] = ranks(1)(overlap_of, [(1.0, 1.75)])
+    assert "backward 500.0 ms" in note and "67%" in note
+
+
+def memory_of_a_run():
+    run = bare("--no-verify", "--steps=5")
+    x = torch.ones(1000)
+    run.watch_memory(lambda: ([x], [], []))
+    with contextlib.redirect_stdout(io.StringIO()):
+        for batch in run.batches():
+            with run.measure():
+                y = x + 1
+                del y
+                x[:1] + 1  # only an operator takes a sample
+            run.log(batch, torch.zeros(()), torch.zeros(()), [])
+        seen = len(run.memory.samples)
+        status = run.finish()
+    return seen, status, run.recorded["memory"]
+
+
+def test_the_memory_of_the_first_steps_is_recorded_by_kind(ranks):
+    [(seen, status, columns)] = ranks(1)(memory_of_a_run)
+    assert (status, len(columns)) == (0, 5) and {len(column) for column in columns} == {seen}
+    seconds, parameters, _, _, other = columns
+    assert seconds == sorted(seconds) and set(parameters) == {4000} and max(other) == 4000
+    assert sum(size == 4000 for size in other) == report.WATCHED_STEPS
+
+
+# ------------------------------------------------------------------------------------- what it says
+
+
+@pytest.mark.parametrize(("device", "gpus", "expected"), [
+    ("auto", 8, "cuda, nccl (2 machines, GPUs: 8, local ranks: 4)"),
+    ("cuda", 4, "cuda, nccl (2 machines, --device cuda)"),
+    ("cpu", 8, "cpu, gloo (2 machines, --device cpu)"),
+    ("auto", 3, "cpu, gloo (2 machines, GPUs: 3, local ranks: 4)"),
+    ("auto", 0, "cpu, gloo (2 machines, no GPU)"),
+])
+def test_the_first_line_says_where_and_why(monkeypatch, device, gpus, expected):
+    """Of eight ranks on two machines, without the machines."""
+    started = []
+    for variable, value in dict(RANK=5, WORLD_SIZE=8, LOCAL_RANK=1, LOCAL_WORLD_SIZE=4).items():
+        monkeypatch.setenv(variable, str(value))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: started.append(backend))
+    monkeypatch.setattr(dist, "get_backend", lambda: started[-1])
+    monkeypatch.setattr(report, "CommMeter", lambda on_cuda: on_cuda)
+    run = report.Run(arguments(f"--device={device}", parse=report.parse))
+    assert run.where() == expected and run.comm == (run.device.type == "cuda")
+
+
+def lines_of_steps(steps):
+    run, output = bare("--no-verify", f"--steps={steps}"), io.StringIO()
+    with contextlib.redirect_stdout(output):
+        for batch in run.batches():
+            run.seconds.append(0.5)
+            run.log(batch, torch.ones(()), torch.full((), math.inf), [], skipped=batch.step == 1)
+        status = run.finish()
+    lines = re.findall(r"^ +\d+ +\d.*", output.getvalue(), re.MULTILINE)
+    return lines, status, run.as_json()
+
+
+def test_the_first_steps_and_every_tenth_have_a_line(ranks):
+    [(lines, status, record)] = ranks(1)(lines_of_steps, 30)
+    assert [int(line.split()[0]) for line in lines] == [1, 2, 3, 4, 5, *range(6, 31, 3)]
+    assert lines[0].split() == ["1", "1.0000", "-", "-", "inf", "500"]
+    assert lines[1].split()[-1] == "skipped" and status == 0
+    assert record["grad_norm"] == [None] * 30  # what is not finite is null in JSON
+
+
+def skipped_steps(skip):
+    run = bare("--optimizer=sgd", "--steps=2")
+    model = gpt(run.args.model)
+    optimizer, output = run.optimizer(model.parameters()), io.StringIO()
+    with contextlib.redirect_stdout(output):
+        for batch in run.batches():
+            with run.measure():
+                optimizer.zero_grad()
+                loss = loss_sum(model(batch.tokens), batch.targets) / batch.valid
+                loss.backward()
+                norm = common.grad_norm(model.parameters())
+                if batch.step not in skip:
+                    optimizer.step()
+            run.log(batch, loss.detach(), norm, model, skipped=batch.step in skip)
+        status = run.finish()
+    return status, run.references, output.getvalue()
+
+
+def test_one_gpu_takes_no_step_that_was_skipped(ranks):
+    [(status, references, output)] = ranks(1)(skipped_steps, [0])
+    assert status == 0 and references[0] == (None, None) and references[1][0] > 5, output
+    [(status, _, output)] = ranks(1)(skipped_steps, [0, 1])
+    assert status == 1 and "✗ no step was compared with one GPU" in output
+
+
+def rounded(rounding, steps):
+    run = bare("--optimizer=sgd", "--steps=4")
+    run.rounds_to(rounding, steps)
+    model = gpt(run.args.model)
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        for batch in run.batches():
+            with run.measure():
+                loss = loss_sum(model(batch.tokens), batch.targets) / batch.valid
+            run.log(batch, loss.detach(), torch.zeros(()), model)
+    return output.getvalue().split("\n")[0], run.verifier.steps, run.verifier.worst, run.tolerance
+
+
+def test_a_run_that_rounds_says_to_what_and_is_held_to_its_tolerances(ranks):
+    [(line, steps, worst, tolerance)] = ranks(1)(rounded, "bfloat16", 3)
+    assert line.endswith(" · bfloat16") and steps == 3
+    assert tolerance == verify.tolerances("bfloat16", "sgd")
+    assert worst["parameters"][1].endswith("in step 1")  # from the second on, only the loss counts
+    assert worst["loss"][1] == "loss in step 3"
+
+
+def a_rare_high_token(file):
+    run, errors = bare(f"--data={file}", "--batch=1", "--steps=2000"), io.StringIO()
+    with (contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors),
+          pytest.raises(SystemExit, match="2")):
+        list(run.batches())
+    return errors.getvalue()
+
+
+def test_a_high_token_of_a_bin_is_refused_when_its_batch_is_made(ranks, tmp_path):
+    tokens = np.zeros(2000, "<u2")
+    tokens[1000] = 300
+    tokens.tofile(tmp_path / "rare.bin")
+    [errors] = ranks(1)(a_rare_high_token, tmp_path / "rare.bin")
+    assert errors.startswith("error: --vocab 256 is too small for token 300 of ")
+
+
+def an_unknown_instrument():
+    run = bare("--no-verify")
+    with pytest.raises(AttributeError, match="chek_states"):
+        run.chek_states(None, None)
+
+
+def test_beside_lab_a_run_has_no_instrument_that_lab_has_not(ranks):
+    """The bare run lets every instrument pass; here a slip of the pen would leave a check out."""
+    ranks(1)(an_unknown_instrument)
+
+
+def test_quantity():
+    numbers = [(0, "B"), (999, "B"), (3154944, "B"), (5.44e9, "FLOP"), (None, "B"), (12345, "")]
+    expected = ["0 B", "999 B", "3.15 MB", "5.44 GFLOP", "-", "12345"]
+    assert [report.quantity(*x) for x in numbers] == expected
+
+
+# ---------------------------------------------------------------------------------------- the table
+
+
+def test_summary_of_several_runs(ranks, tmp_path, capsys):
+    [(_, run, _)] = ranks(1)(train, ("--steps=1",), tmp_path)
+    other = run | {"max_loss_diff": None, "loss": [None], "checks": run["checks"][:1]}
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    report.summary([tmp_path / "run.json", tmp_path / "other.json"])
+    header, one, two = capsys.readouterr().out.splitlines()
+    assert header.split("  ")[0] == "chapter" and "final loss  from one GPU" in header
+    largest = max(run["max_loss_diff"], run["max_grad_diff"], run["max_param_diff"])
+    assert one.split()[:6] == ["00_test", "test", "1", "gloo", f"{run['loss'][0]:.4f}",
+                               f"{largest:.0e}"]
+    judged = [check for check in run["checks"] if check["ok"] is not None]
+    assert one.split()[6] == f"{len(judged)}/{len(judged)}"
+    assert two.split()[4:7] == ["-", "-", "1/1"]
+
+
+def test_summary_of_no_file(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        report.summary(["nowhere.json"])
+    refusal = "error: nowhere.json is no file; a run's --json would work\n"
+    assert capsys.readouterr() == ("", refusal)

@@ -1,0 +1,169 @@
+"""lab/verify.py: the comparison with one GPU, its tolerances, and its verdict."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import arguments
+from torch import nn
+
+import common
+from common import gpt, loss_sum, named_parameters
+from lab import verify
+from lab.verify import Verifier
+
+
+def float64_run(*flags):
+    return common.Run(arguments("--dtype=float64", "--optimizer=sgd", *flags))
+
+
+# ---------------------------------------------------------------------------------------- the parts
+
+
+def cut_and_verified(wrong_part):
+    """A step with MLPs cut over the ranks: each rank is compared with its own part."""
+    group, run, other = dist.group.WORLD, float64_run("--steps=1"), float64_run("--steps=1")
+    [batch] = run.batches()
+    loss, norm = other.one_gpu_step(batch)
+    whole, model = other.one_gpu, gpt(run.args.model, dtype=torch.float64)
+    for p, q in zip(whole.parameters(), model.parameters()):
+        q.data, q.grad = p.data, p.grad
+    for block, full in zip(model[1:-1], whole[1:-1]):
+        for name, dim in (("up", 0), ("down", 1)):
+            linear, grad = getattr(block.mlp, name), getattr(full.mlp, name).weight.grad
+            linear.weight.grad = None
+            common.keep_shard(linear, "weight", dim, group)
+            linear.weight.grad = common.part(grad, linear.weight).clone()
+    gradient = model.block1.mlp.up.weight.grad
+    if run.rank == 1:
+        gradient.mul_(1 + wrong_part)
+    verifier = Verifier(run, tensor_steps=5)
+    pair = verifier.compare(batch, loss, norm, named_parameters(nn.Sequential(model)))
+    largest = whole.block1.mlp.up.weight.grad.abs().max()
+    off = wrong_part * gradient.abs().max() / largest
+    return pair == [loss.item(), norm.item()], verifier.worst, off.item()
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_each_rank_is_compared_with_its_own_part(ranks, world):
+    for same, worst, _ in ranks(world)(cut_and_verified, 0.0):
+        assert same and max(value for value, _ in worst.values()) < 1e-12
+    results = ranks(world)(cut_and_verified, 1e-3)
+    for _, worst, _ in results:  # relative to the whole gradient's largest element, not the part's
+        expected = pytest.approx(results[1][2], rel=1e-2)
+        assert worst["gradients"] == (expected, "gradients block1.mlp.up.weight in step 1")
+
+
+def dtensors_compared():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+    p = nn.Parameter(distribute_tensor(torch.arange(6.0), mesh, [Shard(0)]))
+    p.grad = distribute_tensor(torch.arange(6.0) * 2, mesh, [Shard(0)])
+    tensors = verify.compared(torch.zeros(()), torch.zeros(()), [("p", p)])
+    return [tensors[kind, "p"][0].tolist() for kind in ("parameters", "gradients")]
+
+
+def test_dtensors_are_compared_whole(ranks):
+    whole = [0, 1, 2, 3, 4, 5]
+    assert ranks(2)(dtensors_compared) == [[whole, [2 * x for x in whole]]] * 2
+
+
+# ---------------------------------------------------------------------------------------- the steps
+
+
+def compared_over_steps(plant):
+    """Two steps of one rank against itself, with tensor_steps=1 and a fault in one of them."""
+    run = float64_run("--steps=2")
+    verifier, model = Verifier(run, tensor_steps=1), gpt(run.args.model, dtype=torch.float64)
+    optimizer = run.optimizer(model.parameters())
+    for batch in run.batches():
+        optimizer.zero_grad()
+        loss = loss_sum(model(batch.tokens), batch.targets) / batch.valid
+        loss.backward()
+        optimizer.step()
+        norm = common.grad_norm(model.parameters())
+        if batch.step == (plant == "in the second step"):
+            loss = loss if batch.step else 2 * loss
+            model.block1.mlp.up.weight.grad = None
+            norm = norm * 2
+        verifier.compare(batch, loss, norm, named_parameters(model))
+    return verifier.steps, verifier.worst
+
+
+def test_the_verifier_looks_at_tensors_for_so_many_steps(ranks):
+    [(steps, worst)] = ranks(1)(compared_over_steps, "in the first step")
+    assert steps == 2 and worst["parameters"][0] < 1e-12
+    assert worst["loss"] == (pytest.approx(1), "loss in step 1")
+    assert worst["gradient norm"] == (pytest.approx(1), "gradient norm in step 1")
+    # A gradient of None counts as zeros.
+    assert worst["gradients"] == (1, "gradients block1.mlp.up.weight in step 1")
+    [(steps, worst)] = ranks(1)(compared_over_steps, "in the second step")
+    assert steps == 2 and max(value for value, _ in worst.values()) < 1e-12
+
+
+def a_late_loss():
+    run = float64_run("--lr=1e-12")
+    verifier, model = Verifier(run, 1), gpt(run.args.model, dtype=torch.float64)
+    for batch in run.batches():
+        loss = loss_sum(model(batch.tokens), batch.targets) / batch.valid
+        verifier.compare(batch, loss * (1 + batch.step), loss, named_parameters(model))
+    return verifier.worst["loss"]
+
+
+def test_losses_are_compared_in_every_step(ranks):
+    assert ranks(1)(a_late_loss) == [(pytest.approx(2), "loss in step 3")]
+
+
+# --------------------------------------------------------------------------- tolerances and verdict
+
+
+def test_tolerances():
+    kinds = "loss", "gradient norm", "gradients", "parameters"
+    for rounding, optimizer, values in (
+        ("float64", "adamw", (1e-10, 1e-10, 1e-10, 1e-10)),
+        ("float32", "sgd", (1e-5, 1e-5, 1e-5, 1e-5)),
+        ("float32", "adamw", (1e-5, 1e-5, 1e-5, 1e-3)),
+        ("bfloat16", "momentum", (5e-3, 2e-2, 0.4, 0.4)),
+        ("bfloat16", "adamw", (5e-3, 2e-2, 0.4, None)),
+        ("float16", "sgd", (1e-3, 5e-3, 0.05, 0.05)),
+        ("int8", "sgd", (1e-2, 5e-2, None, None)),
+    ):
+        assert verify.tolerances(rounding, optimizer) == dict(zip(kinds, values))
+
+
+def test_difference_is_never_silently_zero():
+    reference = torch.ones(3, dtype=torch.float64)
+    assert verify.difference(torch.tensor([1.0, math.nan, 1.0]), reference, 1) == math.inf
+    assert verify.difference(torch.ones(2), reference, 1) == math.inf
+    assert verify.difference(torch.tensor([1.0, math.inf, 1.0]), reference, 1) == math.inf
+    assert verify.difference(torch.ones(3) * 1.5, reference, torch.tensor(2.0)).item() == 0.25
+    assert verify.difference(torch.ones(3), torch.zeros(3), torch.tensor(0.0)).item() == 1
+
+
+def verdict(rounding, **worst):
+    worst = {kind.replace("_", " "): (off, f"{kind} of p") for kind, off in worst.items()}
+    return verify.verdict(worst, 2, rounding, verify.tolerances(rounding, "adamw"))
+
+
+def test_the_verdict_names_what_is_off_and_by_how_much():
+    off = {"loss": 1e-11, "gradient_norm": 1e-12, "gradients": 2e-10, "parameters": 0.0}
+    (line,), (wrong,) = verdict("float64", **off)
+    assert line.startswith("NOT the same as one GPU over 2 steps: loss 1e-11, gradient norm 1e-12")
+    assert wrong == "gradients of p is off by 2.0e-10, tolerance 1e-10"
+    (line,), wrong = verdict("float64", **off | {"gradients": 1e-10})
+    assert line.startswith("same as one GPU") and line.endswith("parameters 0e+00   ✓")
+    assert not wrong
+
+
+def test_the_verdict_says_what_is_allowed_where_a_run_rounds():
+    off = {"loss": 1e-3, "gradient_norm": 1e-2, "gradients": 0.3, "parameters": 9.0}
+    (allowed, line), wrong = verdict("bfloat16", **off)
+    assert allowed.startswith("tolerances for bfloat16: loss 5e-03, gradient norm 2e-02, gradients")
+    assert "parameters" not in allowed + line and line.startswith("same") and not wrong
+
+
+def test_a_run_of_which_nothing_was_compared_is_no_match():
+    assert verdict("float16") == ([], ["no step was compared with one GPU: all were skipped"])
