@@ -1,5 +1,9 @@
 r"""02 · Data parallelism: the same model on every rank, other sequences on each.
 
+From here on, torchrun starts several copies of the program. Each is a rank, with a number and,
+where there are GPUs, a GPU of its own. A process group is a set of ranks, and a collective is an
+operation that all ranks of a group call together, each with a tensor of its own.
+
 Chapter 01 cut the batch into micro-batches, ran one after the other, and added up their gradients.
 Data parallelism runs them at the same time: each of N ranks holds the whole model and takes 1/N of
 the batch. What is left is to add up the gradients, over ranks now, and that takes communication: an
@@ -7,29 +11,30 @@ all_reduce, after which every rank holds the sum. All ranks then take the same o
 their models stay equal for good, without ever being sent again.
 
     naive      forward | backward              | all_reduce, one per parameter ... | optimizer
-    overlap    forward | backward              | optimizer
-                           |-|---|-|---|-|---|-|     each starts when its gradient is ready
-    bucket     forward | backward              | optimizer
-                             |-----|-----|-----|     few large ones, each when its bucket is full
+    overlap    forward | backward              |   | optimizer
+                           |-|---|-|---|-|---|-|---|     each starts when its gradient is ready
+    bucket     forward | backward              |     | optimizer
+                             |-----|-----|-----|-----|   few large ones, when a bucket is full
 
 A gradient is ready long before backward ends: the head's comes first, the embedding's last. So the
 all_reduce of one can hide behind the backward of the rest. And every message costs its latency,
 however small it is: a bucket packs several gradients into one flat tensor. Once there, a gradient
-stays: p.grad is a view into the bucket, so the sum needs no unpacking, and a second micro-batch is
-added in place.
+stays until the step ends: p.grad is a view into the bucket, so the sum needs no unpacking, and a
+second micro-batch is added in place.
 
 Three things must be right.
 
     Order.    Every rank must start the same collectives in the same order, or they sum what does
-              not belong together, or hang. Backward may meet a parameter on one rank and not on
-              another (think of experts). So a bucket waits for those before it.
+              not belong together, or hang. But gradients need not come in the same order
+              everywhere: a rank may not use a parameter at all (a branch not taken). So a bucket
+              waits for those before it.
 
     Sum.      The gradients are summed, never averaged: each rank has already divided its loss by
               the valid targets of the whole batch. Suppose rank 0 has 100 valid targets and rank 1
               has 50. Every target should count 1/150. If each rank took the mean over its own, and
               the two means were averaged, a target would count 1/200 on rank 0 and 1/100 on rank 1.
-              DistributedDataParallel averages over ranks: that is why the last variant multiplies
-              its loss by N.
+              DistributedDataParallel averages over ranks: that is why the variant `torch`
+              multiplies its loss by N.
 
     Once.     With several micro-batches, only the last backward sends. The gradients of the others
               wait in p.grad, and one sum over ranks serves for all.
@@ -38,21 +43,28 @@ What a rank stores and sends (S bytes of gradients, N ranks)
 
     parameters, gradients, optimizer states     all of them, as on one GPU: nothing is saved
     all_reduce, payload                         S a step, however many micro-batches
-    all_reduce, on the wire                     2 (N-1)/N · S: a reduce_scatter and an all_gather
+    all_reduce, on the wire                     2 (N-1)/N · S
     calls                                       one per parameter, or one per bucket
 
-When it pays: the all_reduce hides behind backward if it takes no longer than backward does,
+The payload is the whole tensor; "on the wire" is what one rank sends of it. Ranks that all_reduce
+form a ring, and the tensor goes around it in N chunks of S/N. In N-1 hops each rank sends one chunk
+a hop, and what arrives is added: then every chunk has its sum on one rank (a reduce_scatter). In
+N-1 more hops the sums go around (an all_gather). Each half sends (N-1)/N · S.
 
-    2 (N-1)/N · S / bandwidth  <=  4 · tokens · parameters / peak FLOP/s
+When it pays: the all_reduce hides behind backward, but for the last bucket, if it takes no longer
+than backward does, which computes two matmuls for each matrix, 4 FLOPs per parameter and token:
+
+    2 (N-1)/N · S / bandwidth  <=  4 · tokens · parameters / FLOP/s
 
 where `tokens` are those of a rank's last micro-batch. With g bytes a gradient, S = g · parameters,
 and the parameters cancel. So the size of the model does not matter, only that a rank has at least
 
-    tokens  >=  g/2 · (N-1)/N · peak FLOP/s / bandwidth
+    tokens  >=  g/2 · (N-1)/N · FLOP/s / bandwidth
 
-On H100s with 2-byte gradients that is 2,200 tokens over NVLink and 20,000 over InfiniBand. A fixed
-global batch over more and more ranks leaves too few for each: there data parallelism stops paying.
-And it never helps a model that does not fit: see chapter 03.
+An H100 computes 989 TFLOP/s in bf16 and sends 450 GB/s over NVLink, 50 GB/s over InfiniBand. So
+2-byte gradients need 2,200 tokens a rank over NVLink and 20,000 over InfiniBand. A fixed global
+batch over more and more ranks leaves too few for each: there data parallelism stops paying. And it
+never helps a model that does not fit: see chapter 03.
 
 Run it:
     torchrun --nproc_per_node=4 02_data_parallel.py
@@ -76,13 +88,14 @@ from common import clip_grads, gpt, grad_norm, loss_sum
 # ------------------------------------------------------------------------------------- the replicas
 
 
-def all_reduce(tensor, group):
+def start_all_reduce(tensor, group):
     """Start to sum `tensor` over the ranks of `group`, in place. Returns a handle: wait() on it."""
     return dist.all_reduce(tensor, group=group, async_op=True)
 
 
 def broadcast_module(module, group):
-    """Make all ranks start alike: send the parameters and buffers of the group's first rank."""
+    """Make all ranks start alike: send the parameters and buffers of the group's first rank. (In
+    this course the seed has done so already; in general nothing has.)"""
     for tensor in (*module.parameters(), *module.buffers()):
         dist.broadcast(tensor.data, group=group, group_src=0)
 
@@ -113,7 +126,7 @@ class Naive(nn.Module):
     def finish(self):
         for p in self.trained:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            all_reduce(p.grad, self.group).wait()
+            start_all_reduce(p.grad, self.group).wait()
 
 
 class Overlap(Naive):
@@ -142,12 +155,12 @@ class Overlap(Naive):
         while self.started < len(self.buckets):
             if not self.ready.issuperset(self.buckets[self.started]):
                 return
-            self.handles.append(all_reduce(self.payload(self.started), self.group))
+            self.handles.append(start_all_reduce(self.payload(self.started), self.group))
             self.started += 1
 
     def payload(self, i):
         """The one tensor that holds the gradients of bucket i."""
-        [p] = self.buckets[i]
+        [p] = self.buckets[i]                           # one each; Bucket has several
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         return p.grad
 
@@ -248,7 +261,7 @@ def torch_step(ddp, optimizer, micro_batches, valid, clip, ranks):
             total += backward(tokens, targets)
     total += backward(*micro_batches[-1])
 
-    norm = nn.utils.clip_grad_norm_(ddp.parameters(), clip or float("inf"))
+    norm = nn.utils.clip_grad_norm_(ddp.parameters(), clip or float("inf"))     # inf: no clipping
     optimizer.step()
     return total, norm
 
@@ -262,12 +275,12 @@ def wire_bytes(payload, ranks):
 
 
 def traffic(gradient_bytes, calls, ranks):
-    """What a rank sends in a step: {op: (calls, payload bytes, wire bytes)}."""
+    """What is sent in a step: {op: (calls, bytes of payload, bytes on the wire)}."""
     return {"all_reduce": (calls, gradient_bytes, wire_bytes(gradient_bytes, ranks))}
 
 
 def communication_over_backward(gradient_bytes, parameters, tokens, ranks, flops, bandwidth):
-    """How long the all_reduce takes, in backwards: all of it can be hidden if this is 1 or less.
+    """How long the all_reduce takes, in backwards: all but the last bucket can hide up to 1.
 
     tokens: of one rank in the backward that it hides behind. flops: FLOP/s. bandwidth: bytes/s.
     """
@@ -275,7 +288,7 @@ def communication_over_backward(gradient_bytes, parameters, tokens, ranks, flops
 
 
 def tokens_to_hide(bytes_per_gradient, ranks, flops, bandwidth):
-    """The tokens per rank from which on the all_reduce is hidden: where the ratio above is 1."""
+    """The tokens per rank from which on the all_reduce hides: where the ratio above is 1."""
     return bytes_per_gradient / 2 * (ranks - 1) / ranks * flops / bandwidth
 
 
@@ -345,11 +358,11 @@ def say_when_it_hides(run):
         return communication_over_backward(size, parameters, tokens, run.world, flops, bandwidth)
 
     def needed(flops, bandwidth):
-        return tokens_to_hide(2, 2**20, flops, bandwidth)
+        return tokens_to_hide(2, 10**6, flops, bandwidth)
 
     run.on_machines({
         f"all_reduce over backward, for {tokens} tokens in {run.args.dtype} as here": ratio,
-        "tokens in a rank's last backward that hide 2-byte gradients, over many ranks": needed})
+        "tokens in a rank's last backward that hide 2-byte gradients of a million ranks": needed})
 
 
 def requires(args, ranks):
@@ -361,8 +374,12 @@ def flags(parser):
                         help="MiB at which a bucket is full; PyTorch's default is 25")
 
 
-VARIANTS = {"bucket": (train, "--bucket-mb"), "overlap": train, "naive": train,
-            "torch": (train_torch, "--bucket-mb")}
+VARIANTS = {  # the default first; with the flags that only some of them know
+    "bucket": (train, "--bucket-mb"),
+    "overlap": train,
+    "naive": train,
+    "torch": (train_torch, "--bucket-mb"),
+}
 
 if __name__ == "__main__":
     common.launch(__file__, __doc__, VARIANTS, requires, flags)

@@ -27,17 +27,15 @@ ZeRO puts the update in between, and gathers parameters in place of gradients:
              gather Un | backward Un | free Un, reduce_scatter Un | ... | backward U1 | update 1/N
 
 A unit is a module whose parameters are gathered together: here the embedding, each block, and the
-head. They lie one after the other in one flat tensor, padded to a multiple of N, and each rank
-keeps one of N equal shards of it. A shard may begin in the middle of one parameter and end in the
-middle of another. The optimizer does not notice, since AdamW, SGD and momentum treat every number
-by itself.
+head. They lie one after the other in a flat tensor, padded to a multiple of N, and each rank keeps
+one of N equal shards of it. A shard may begin and end in the middle of a parameter. The optimizer
+does not notice, since AdamW, SGD and momentum treat every number by itself.
 
 Our model is a list, so `train_step` walks it: for each unit it gathers, computes and frees, first
-forwards, then backwards. PyTorch's FSDP (`--variant torch`) does the same for any module, whose
-forward it cannot take apart. So it hangs hooks on each unit: before forward, to gather; after
-forward, to free; on the gradient of the output, which is there when the unit's backward is about to
-start, to gather again; and on the gradients of its parameters, to free and to start the
-reduce_scatter. The collectives are the same, in the same order.
+forwards, then backwards. PyTorch's FSDP (`--variant torch`) does the same for any module, by hooks
+on each unit. One before forward gathers, and one after forward frees. One on the gradient of the
+output, which comes when the unit's backward is about to start, gathers again. And one on the
+gradients of the parameters frees, and starts the reduce_scatter.
 
 What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; all times (N-1)/N)
 
@@ -45,27 +43,25 @@ What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; 
     zero2                      (M + 1) Ψ'    after every backward: the full gradient is not kept
     zero3                      3 M Ψ'        gathered for forward, and again for backward
     zero3 --keep-gathered      2 M Ψ'        kept from forward to backward, for more memory
-    hsdp                       as zero3 within a group of --shard-size ranks; across the groups, one
-                               all_reduce of the gradient's shards a step
-    zeropp                     as zero3, with a byte for each number of the forward's gather and of
-                               the gradient; the backward's gather stays inside a node
+    hsdp      as zero3 in groups of --shard-size ranks; across them, one all_reduce of the shards of
+              the gradient a step
+    zeropp    as zero3, with a byte for each number of the forward's gather and of the gradient, and
+              with the backward's gather inside a node
 
 ZeRO++ (zeropp) makes stage 3 send less, by three ideas with a switch each. Quantized weights:
 parameters are gathered as int8, with a scale for every block of 256 numbers. Secondary shards: what
 forward has gathered is kept, spread over the --shard-size ranks of a node, and backward gathers it
-from there. Quantized gradients: in one all_to_all, every rank gets the N versions of its shard as
+from there. Quantized gradients: in an all_to_all, every rank gets the N versions of its shard as
 int8, and sums them in full precision; a ring would round the sums at every hop. The first and the
-last change the numbers. So such a run is compared with one GPU by its loss, over 50 steps, and by
-its first gradient norm: they may be off by 1% and 5%. Single tensors are not compared, since a
-small gradient that shares a block with a large one has the large one's scale.
+last change the numbers, so of such a run only the loss (over 50 steps) and the first gradient norm
+are compared with one GPU's. They may be off by 1% and 5%.
 
-When it pays: prefetching (--prefetch) hides the gathers, at the price of memory: while a unit
-computes, those of the next ones are under way. But stage 3 sends half of an all_reduce behind each
-forward, which computes half as much as a backward. So chapter 02's condition holds for both, and
-every micro-batch must meet it, where in chapter 02 only the last one had to. Stage 3 wants large
-micro-batches; small models on fast networks should stay at stage 1 or 2. (For the sake of the
-reader, this file draws the whole model on every rank before it cuts it. A model that does not fit
-is drawn and cut one unit at a time.)
+When it pays: prefetching (--prefetch) hides the gathers, for more memory: while a unit computes,
+those of the next ones are under way. But stage 3 sends half of an all_reduce behind each forward,
+which computes half as much as a backward. So chapter 02's condition holds for both, and now for
+every micro-batch, not only the last. Stage 3 wants large micro-batches; small models on fast
+networks should stay at stage 1 or 2. (This file draws the whole model on every rank and then cuts
+it. A model that does not fit is drawn and cut one unit at a time.)
 
 Run it:
     torchrun --nproc_per_node=4 03_zero.py
@@ -77,15 +73,14 @@ Run it:
     torchrun --nproc_per_node=4 03_zero.py --variant torch --stage 2
 
 Sources: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
-(2020), sections 5 and 7; Wang et al., ZeRO++ (2023), section 3 (where the three ideas are called
-qwZ, hpZ and qgZ); Ren et al., ZeRO-Offload (2021); Zhao et al., PyTorch FSDP (2023), sections 3 and
-4; Ultra-Scale Playbook, "Zero Redundancy Optimizer"; How To Scale Your Model, part 5,
-"Fully-Sharded Data Parallelism".
+(2020), sections 5 and 7; Wang et al., ZeRO++ (2023), section 3 (the three ideas are its qwZ, hpZ
+and qgZ); Ren et al., ZeRO-Offload (2021); Zhao et al., PyTorch FSDP (2023), sections 3 and 4;
+Ultra-Scale Playbook, "Zero Redundancy Optimizer"; How To Scale Your Model, part 5, "Fully-Sharded
+Data Parallelism".
 """
 
 import argparse
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -101,29 +96,32 @@ class Unit:
     """Parameters of one dtype as one flat tensor, of which each rank of `group` keeps one shard.
 
     full: (N·k,), of which every parameter is a view, with zeros at its end as padding. shard: (k,),
-    this rank's part of it. grad: (k,), this rank's part of the summed gradient, in `sum_dtype`; with
-    it and `cuts`, a unit passes for a parameter in common.grad_norm. master: (k,), what is updated:
-    the shard itself, unless that is rounded to `dtype` or updated on another `device`. ValueError:
-    parameters of several dtypes. They must be the same on all ranks.
+    this rank's part of it. master: (k,), what is updated: the shard itself, unless that is rounded
+    to `dtype` or updated on another `device`. grad: (k,), this rank's part of the summed gradient,
+    in `sum_dtype`; with it and `cuts`, a unit passes for a parameter in common.grad_norm. secondary:
+    this rank's part of what the ranks of `node` keep of a forward (ZeRO++).
     """
 
-    def __init__(self, parameters, group, dtype=None, sum_dtype=None, device=None):
-        self.parameters, self.group = parameters, group
+    def __init__(self, parameters, group, dtype=None, sum_dtype=None, device=None, node=None,
+                 all_gather=common.all_gather, reduce_scatter=common.reduce_scatter):
+        self.parameters, self.group, self.node = parameters, group, node
+        self.all_gather, self.reduce_scatter = all_gather, reduce_scatter
         dtypes = {str(p.dtype) for p in parameters}
         if len(dtypes) != 1:
             raise ValueError(f"a unit needs parameters of one dtype, and has {sorted(dtypes)}")
         self.padding = -sum(p.numel() for p in parameters) % group.size()
         self.cuts = (Cut(0, group.rank(), group.size(), group),)
-        self.grad = self.gathering = self.reducing = self.secondary = None
+        self.grad = self.gathering = None
 
         exact = self.flatten([p.detach() for p in parameters])
         self.full = exact.to(dtype or exact.dtype)
-        self.full_bytes, self.sum_dtype = self.full.nbytes, sum_dtype or self.full.dtype
+        self.sum_dtype = sum_dtype or self.full.dtype
         for p, view in zip(parameters, self.views(self.full)):
             p.data = view
         self.shard = self.master = nn.Parameter(part(self.full, self))
         if dtype or device:
             self.master = nn.Parameter(part(exact, self).to(device or exact.device, copy=True))
+        self.secondary = self.full.new_empty(len(self.full) // node.size()) if node else None
 
     def flatten(self, tensors):
         """A new tensor, (N·k,), of tensors in the shapes of the parameters."""
@@ -135,43 +133,42 @@ class Unit:
         return [flat.view(p.shape) for flat, p in zip(flats, self.parameters)]
 
     def start_gather(self, backward=False):
-        """Start to all_gather N·k numbers into new memory, for a forward or for a backward."""
-        self.full.untyped_storage().resize_(self.full_bytes)
-        self.gathering = self.all_gather(backward)
-
-    def all_gather(self, backward):
-        return common.all_gather(self.full, self.shard.data, self.group, async_op=True)
+        """Start to gather N·k numbers; for a backward from secondary shards, if there are any."""
+        self.full.untyped_storage().resize_(self.full.nbytes)
+        if backward and self.node:
+            self.gathering = common.all_gather(self.full, self.secondary, self.node, async_op=True)
+        else:
+            self.gathering = self.all_gather(self.full, self.shard.data, self.group, async_op=True)
 
     def finish_gather(self):
         if self.gathering:
             self.gathering.wait()
             self.gathering = None
+            if self.node:                               # after backward's gather: the same again
+                self.secondary.copy_(self.full.chunk(self.node.size())[self.node.rank()])
 
     def gathered_bytes(self):
         return self.full.untyped_storage().nbytes()
 
     def free(self):
         """Give back the memory of `full`. Autograd has saved views of it for backward (a linear
-        needs its weight there), so the tensor must survive, and we give back only its memory. The
-        next gather gets new memory for it, and the views see that."""
+        needs its weight there), so the tensor must survive: we give back only its memory. The next
+        gather gets new memory for it, and the views see what that brings."""
         self.full.untyped_storage().resize_(0)
 
     def start_reduce(self):
-        """Start to reduce_scatter the gradients, as N·k numbers, and let go of the originals."""
+        """Start to reduce_scatter the gradients, N·k numbers, and let go of the parameters' own."""
         self.sent = self.flatten([p.grad for p in self.parameters]).to(self.sum_dtype)
         self.summed = self.sent.new_empty(self.shard.shape)
-        self.reducing = self.reduce_scatter(self.summed, self.sent)
+        self.reducing = self.reduce_scatter(self.summed, self.sent, group=self.group, async_op=True)
         for p in self.parameters:
             p.grad = None
-
-    def reduce_scatter(self, summed, sent):
-        return common.reduce_scatter(summed, sent, group=self.group, async_op=True)
 
     def finish_reduce(self):
         """Add the sum to that of the micro-batches before."""
         self.reducing.wait()
         self.grad = self.summed if self.grad is None else self.grad.add_(self.summed)
-        self.reducing = self.sent = self.summed = None  # until now, all of them had to live
+        self.reducing = self.sent = self.summed = None  # all of them had to live until now
 
 
 def own_parameters(model):
@@ -183,8 +180,8 @@ def own_parameters(model):
 
 
 def update(units, optimizer):
-    """Update the shards. optimizer: any of torch.optim that treats each number by itself, with the
-    units' masters. Where parameters stay gathered (stages 1 and 2), one all_gather per unit."""
+    """Update the shards. optimizer: any of torch.optim that treats each number by itself, over the
+    units' masters. In stages 1 and 2, where parameters stay gathered, one all_gather per unit."""
     for unit in units:
         unit.master.grad = unit.grad.to(unit.master)    # that very tensor, if both are alike
     optimizer.step()
@@ -202,9 +199,8 @@ class ShardedOptimizer:
     """ZeRO-1: an optimizer of which each rank runs a part; all the rest is on every rank.
 
     units: lists of parameters, or just parameters; frozen ones are left alone. make_optimizer: from
-    a list of parameters, see `update`. options: of a Unit. The gradients of a unit are views into
-    one flat tensor; those that somebody has replaced are copied back. ValueError: a parameter is in
-    two units.
+    a list of parameters, see `update`. options: of a Unit. All gradients of a unit are views into
+    one flat tensor, and are copied there if somebody has replaced them.
     """
 
     def __init__(self, units, make_optimizer, group, **options):
@@ -213,7 +209,6 @@ class ShardedOptimizer:
         trained = [[p for p in parameters if p.requires_grad] for parameters in units]
         if len(set(sum(trained, []))) < sum(map(len, trained)):
             raise ValueError("a parameter is in two units")
-        self.group = group
         self.units = [Unit(parameters, group, **options) for parameters in trained if parameters]
         self.gradients = [torch.zeros_like(unit.full) for unit in self.units]
         self.optimizer = make_optimizer([unit.master for unit in self.units])
@@ -235,7 +230,7 @@ class ShardedOptimizer:
                     view.copy_(p.grad)
             sent = flat.to(unit.sum_dtype)              # flat itself, but for --reduce-fp32
             unit.grad = part(sent, unit)
-            common.reduce_scatter(unit.grad, sent, group=self.group)
+            common.reduce_scatter(unit.grad, sent, group=unit.group)
             if sent is not flat:
                 unit.grad = unit.grad.clone()           # so that the rest of `sent` can go
 
@@ -243,45 +238,44 @@ class ShardedOptimizer:
         update(self.units, self.optimizer)
 
 
-def zero1_step(model, optimizer, micro_batches, valid, clip):
+def zero1_step(model, zero, micro_batches, valid, clip):
     """One step of stage 1. Returns this rank's part of the loss, and the norm.
 
-    micro_batches: pairs of tokens and targets, (micro_batch, seq) each. valid: the valid targets of
-    the whole global batch. Communication: a reduce_scatter and an all_gather per unit, and the
-    all_reduce of the norm.
+    zero: a ShardedOptimizer. micro_batches: pairs of tokens and targets, (micro_batch, seq) each.
+    valid: the valid targets of the whole global batch. Communication: a reduce_scatter and an
+    all_gather per unit, and the all_reduce of the norm.
     """
-    optimizer.zero_grad()
+    zero.zero_grad()
     total = 0
     for tokens, targets in micro_batches:
         loss = loss_sum(model(tokens), targets) / valid
         loss.backward()
         total += loss.detach()
-    optimizer.reduce_gradients()
+    zero.reduce_gradients()
 
-    norm = grad_norm(optimizer.units, optimizer.group)
+    norm = grad_norm(zero.units, zero.units[0].group)
     if clip:
-        clip_grads(optimizer.units, norm, clip)
-    optimizer.step()
+        clip_grads(zero.units, norm, clip)
+    zero.step()
     return total, norm
 
 
 # --------------------------------------------------------------------------------- stages 2 and 3
 
-@dataclass
 class Zero:
-    """A model under stage 2 or 3: a list of modules, and a unit for each of them."""
+    """Stage 2 or 3 for a list of modules. options: of a Unit, which each module gets."""
 
-    model: nn.Sequential
-    units: list
-    stage: int
-    replicas: dist.ProcessGroup | None = None   # ranks that hold the same shard (hybrid sharding)
-    prefetch: int = 0                           # units to gather ahead of the one that computes
-    keep_gathered: bool = False                 # from forward to backward
-    peak: int = 0                               # the most bytes that were gathered at a time
-
-    def __post_init__(self):
-        if self.stage == 3:
-            for unit in self.units:
+    def __init__(self, model, make_optimizer, group, stage, replicas=None, prefetch=0,
+                 keep_gathered=False, **options):
+        self.units = [Unit(parameters, group, **options) for parameters in own_parameters(model)]
+        self.optimizer = make_optimizer([unit.master for unit in self.units])
+        self.stage = stage
+        self.replicas = replicas                # ranks that hold the same shard (hybrid sharding)
+        self.prefetch = prefetch                # units to gather ahead of the one that computes
+        self.keep_gathered = keep_gathered      # from forward to backward
+        self.peak = 0                           # the most bytes that were gathered at a time
+        for unit in self.units:
+            if stage == 3:
                 unit.shard.data = unit.shard.data.clone()       # until now a part of `full`
                 unit.free()
 
@@ -294,20 +288,20 @@ class Zero:
         self.peak = max(self.peak, sum(unit.gathered_bytes() for unit in self.units))
 
 
-def train_step(zero, optimizer, micro_batches, valid, clip):
+def train_step(model, zero, micro_batches, valid, clip):
     """The same for stages 2 and 3. In stage 2 nothing is freed, so there is nothing to gather.
 
-    Every unit reads a detached input. So it has an autograd graph of its own, and its backward,
-    from its output to its input, can be called by itself.
+    Every module of the list reads a detached input. So it has an autograd graph of its own, and its
+    backward, from its output to its input, can be called by itself.
     """
-    model, units, at_once = zero.model, zero.units, 1 + zero.prefetch
+    units, at_once = zero.units, 1 + zero.prefetch
     for unit in units:
         unit.grad = None
     total = 0
     for tokens, targets in micro_batches:
         out, graphs = tokens, []
         for i, unit in enumerate(units):
-            zero.gather(units[i:][:at_once])            # the next ones start before this computes
+            zero.gather(units[i:i + at_once])           # the next ones start before this computes
             x = out.detach().requires_grad_(i > 0)      # tokens, the first input, have no gradient
             out = model[i](x)                           # (micro_batch, seq, dim); logits at the end
             graphs.append((x, out))
@@ -338,7 +332,7 @@ def train_step(zero, optimizer, micro_batches, valid, clip):
     norm = grad_norm(units, units[0].group)
     if clip:
         clip_grads(units, norm, clip)
-    update(units, optimizer)
+    update(units, zero.optimizer)
     return total, norm
 
 
@@ -360,9 +354,9 @@ def dequantize(numbers, scales):
     return numbers * scales.repeat_interleave(BLOCK, -1)[..., :numbers.shape[-1]]
 
 
-class QuantizedCollective:
-    """Starts a collective that sends x as int8 numbers and their scales; wait() passes what came,
-    (N, k) with a row from each rank, to `use`."""
+class Quantized:
+    """Starts a collective that sends x as int8 and scales; wait() passes to `use` what has come.
+    x: rows of k numbers. What comes: (N, k), a row from each rank."""
 
     def __init__(self, collective, x, group, use):
         self.use, self.sent = use, quantize(x)          # what is sent must live until wait()
@@ -376,36 +370,16 @@ class QuantizedCollective:
         self.use(dequantize(*self.received))
 
 
-class ZeroPlusPlusUnit(Unit):
-    """A unit that sends less, by the three ideas of ZeRO++, of which any may be left out. node: the
-    ranks inside a node, which share a secondary copy; None leaves that out."""
+def quantized_all_gather(full, shard, group, async_op):
+    """In place of common.all_gather: every rank's (k,) to (N·k,)."""
+    return Quantized(common.all_gather, shard[None], group,
+                     lambda rows: full.copy_(rows.flatten()))
 
-    def __init__(self, parameters, group, node, quantized_weights, quantized_gradients, **options):
-        super().__init__(parameters, group, **options)
-        self.quantized_weights, self.quantized_gradients = quantized_weights, quantized_gradients
-        self.node = node
-        if node:
-            self.secondary = self.full.chunk(node.size())[node.rank()].clone()
 
-    def all_gather(self, backward):
-        if backward and self.node:
-            return common.all_gather(self.full, self.secondary, self.node, async_op=True)
-        if self.quantized_weights:
-            return QuantizedCollective(common.all_gather, self.shard.data, self.group,
-                                       lambda rows: self.full.copy_(rows.flatten()))
-        return super().all_gather(backward)
-
-    def finish_gather(self):
-        super().finish_gather()
-        if self.node:                                   # after backward's gather: the same again
-            self.secondary.copy_(self.full.chunk(self.node.size())[self.node.rank()])
-
-    def reduce_scatter(self, summed, sent):
-        if self.quantized_gradients:                    # sent once as int8, never summed as int8
-            rows = sent.view(self.group.size(), -1)     # one for each rank
-            return QuantizedCollective(dist.all_to_all_single, rows, self.group,
-                                       lambda rows: summed.copy_(rows.sum(0)))
-        return super().reduce_scatter(summed, sent)
+def quantized_reduce_scatter(summed, flat, group, async_op):
+    """In place of common.reduce_scatter. No int8 number is summed: they are sent only once."""
+    return Quantized(dist.all_to_all_single, flat.view(group.size(), -1), group,
+                     lambda rows: summed.copy_(rows.sum(0)))
 
 
 # ------------------------------------------------------------------------------------ the formulas
@@ -444,7 +418,8 @@ def model_state_bytes(cfg, stage, optimizer, n, widths=FP32, offload=False, node
     sums = sum_width * shard if stage >= 2 or width != sum_width else 0
     secondary = size // node if node else 0
     return {"parameters": width * ((shard if stage == 3 else size) + secondary),
-            "gradients": full_gradients + sums, "optimizer states": masters + states}
+            "gradients": full_gradients + sums,
+            "optimizer states" + (", on the CPU" if offload else ""): masters + states}
 
 
 def traffic(cfg, stage, n, micro_batches, widths=FP32, keep_gathered=False, replicas=1):
@@ -495,13 +470,36 @@ def gathered_peak(cfg, n, prefetch, keep_gathered, width=4):
 def whole_parameters(units):
     """For the verifier: (global name, parameter with its gradient) pairs, gathered from masters."""
     for unit in units:
-        flats = []
-        for shard in (unit.master.data, unit.grad.to(unit.master)):
-            flats.append(shard.new_empty(unit.full.shape, device=unit.full.device))
-            common.all_gather(flats[-1], shard.to(flats[-1]), unit.group)
-        for p, whole, grad in zip(unit.parameters, *map(unit.views, flats)):
+        both = torch.stack([unit.master.data, unit.grad.to(unit.master)]).to(unit.full.device)
+        shards = [torch.empty_like(both) for _ in range(unit.group.size())]             # (2, k)
+        dist.all_gather(shards, both, unit.group)
+        for p, whole, grad in zip(unit.parameters, *map(unit.views, torch.cat(shards, dim=1))):
             whole.grad = grad
             yield p.global_name, whole
+
+
+def take_steps(run, step, model, zero, stage):
+    """Train, and check what is held. Returns `traffic`, by which it sends unless it is ZeRO++."""
+    args, units, n, node = run.args, zero.units, zero.units[0].group.size(), zero.units[0].node
+    for batch in run.batches(share=run.rank):           # 1/N of the sequences
+        with run.measure():
+            loss, norm = step(model, zero, batch.micro_batches, batch.valid, args.clip)
+        dist.all_reduce(loss)                           # for the report, which shows the whole loss
+        run.log(batch, loss, norm, whole_parameters(units))
+
+    formula = model_state_bytes(args.model, stage, args.optimizer, n, widths(args), args.offload,
+                                node and node.size())
+    masters = [unit.master for unit in units if unit.master is not unit.shard]
+    held = ([(unit.full, unit.shard, unit.secondary) for unit in units],
+            [(unit.grad, [p.grad for p in unit.parameters]) for unit in units],
+            [masters, *zero.optimizer.state.values()])
+    for (kind, size), tensors in zip(formula.items(), held):
+        run.check_bytes(kind, tensors, size)
+    if stage == 3:
+        run.check("gathered parameters, at the peak", zero.peak,
+                  gathered_peak(args.model, n, args.prefetch, args.keep_gathered, widths(args)[0]))
+    return traffic(args.model, stage, n, len(batch.micro_batches), widths(args), args.keep_gathered,
+                   run.world // n)
 
 
 def unit_options(run):
@@ -513,92 +511,49 @@ def unit_options(run):
             "device": torch.device("cpu") if args.offload else None}
 
 
-def check_states(run, units, optimizer, stage, node=None):
-    args, n = run.args, units[0].group.size()
-    formula = model_state_bytes(args.model, stage, args.optimizer, n, widths(args), args.offload,
-                                node)
-    masters = [unit.master for unit in units if unit.master is not unit.shard]
-    held = {"parameters": [(unit.full, unit.shard, unit.secondary) for unit in units],
-            "gradients": [(unit.grad, [p.grad for p in unit.parameters]) for unit in units],
-            "optimizer states": [masters, *optimizer.state.values()]}
-    for kind, tensors in held.items():
-        where = ", on the CPU" if args.offload and kind == "optimizer states" else ""
-        run.check_bytes(kind + where, tensors, formula[kind])
-
-
 def train_zero1(run):
-    args, group = run.args, run.mesh(shard=run.world)["shard"].get_group()
-    model = gpt(args.model, args.seed, run.device, run.dtype)
-    sharded = ShardedOptimizer(own_parameters(model), run.optimizer, group, **unit_options(run))
-
-    for batch in run.batches(share=run.rank):           # 1/N of the sequences
-        with run.measure():
-            loss, norm = zero1_step(model, sharded, batch.micro_batches, batch.valid, args.clip)
-        dist.all_reduce(loss)                           # for the report, which shows the whole loss
-        run.log(batch, loss, norm, whole_parameters(sharded.units))
-
-    check_states(run, sharded.units, sharded.optimizer, stage=1)
-    run.check_traffic(traffic(args.model, 1, run.world, len(batch.micro_batches), widths(args)))
+    model, group = gpt(run.args.model, run.args.seed, run.device, run.dtype), run.mesh(shard=run.world).get_group()
+    zero = ShardedOptimizer(own_parameters(model), run.optimizer, group, **unit_options(run))
+    run.check_traffic(take_steps(run, zero1_step, model, zero, stage=1))
 
 
 def train(run):
     """zero2, zero3 and hsdp, of which only the last has several groups of --shard-size ranks."""
-    args, n = run.args, run.args.shard_size
+    args, n, stage = run.args, run.args.shard_size, 2 if run.args.variant == "zero2" else 3
     mesh = run.mesh(replicate=run.world // n, shard=n)
-    group, replicas = mesh["shard"].get_group(), mesh["replicate"].get_group()
-    model = gpt(args.model, args.seed, run.device, run.dtype)
-    units = [Unit(own, group, **unit_options(run)) for own in own_parameters(model)]
-    zero = Zero(model, units, 2 if args.variant == "zero2" else 3,
-                replicas if replicas.size() > 1 else None, args.prefetch, args.keep_gathered)
-    m = take_steps(run, zero)
-    run.check_traffic(traffic(args.model, zero.stage, n, m, widths(args), args.keep_gathered,
-                              replicas.size()))
+    model, replicas = gpt(run.args.model, run.args.seed, run.device, run.dtype), mesh["replicate"].get_group() if run.world > n else None
+    zero = Zero(model, run.optimizer, mesh["shard"].get_group(), stage, replicas, args.prefetch,
+                args.keep_gathered, **unit_options(run))
+    run.check_traffic(take_steps(run, train_step, model, zero, stage))
 
 
 def train_zeropp(run):
-    args, n, size = run.args, run.world, run.args.shard_size
-    group = run.mesh(shard=n)["shard"].get_group()
-    node = run.mesh(nodes=n // size, node=size)["node"].get_group()
-    node, size = (node, size) if args.secondary_shard else (None, None)
-    quantized = args.quantized_weights, args.quantized_gradients
-    model = gpt(args.model, args.seed, run.device, run.dtype)
-    units = [ZeroPlusPlusUnit(own, group, node, *quantized, **unit_options(run))
-             for own in own_parameters(model)]
-    if any(quantized):
+    args, n, size, options = run.args, run.world, run.args.shard_size, unit_options(run)
+    if args.quantized_weights or args.quantized_gradients:
         run.rounds_to("int8", steps=50)
-    m = take_steps(run, Zero(model, units, 3, prefetch=args.prefetch), size)
-    run.check_traffic(zeropp_traffic(args.model, n, m, widths(args), size, *quantized))
-    run.compare_traffic("zero3", traffic(args.model, 3, n, m, widths(args)))
+    if args.quantized_weights:
+        options["all_gather"] = quantized_all_gather
+    if args.quantized_gradients:
+        options["reduce_scatter"] = quantized_reduce_scatter
+    if args.secondary_shard:
+        options["node"] = run.mesh(nodes=n // size, node=size)["node"].get_group()
+    model, group = gpt(run.args.model, run.args.seed, run.device, run.dtype), run.mesh(shard=n).get_group()
+    zero = Zero(model, run.optimizer, group, 3, prefetch=args.prefetch, **options)
+    usual = take_steps(run, train_step, model, zero, stage=3)
+    run.check_traffic(zeropp_traffic(args.model, n, args.batch // n // args.micro_batch,
+                                     widths(args), size if args.secondary_shard else None,
+                                     args.quantized_weights, args.quantized_gradients))
+    run.compare_traffic("zero3", usual)
 
 
-def take_steps(run, zero, node=None):
-    """Train under stage 2 or 3. Returns the number of micro-batches in a step.
-    node: the number of ranks that share a secondary copy."""
-    args, units = run.args, zero.units
-    optimizer = run.optimizer([unit.master for unit in units])
-
-    for batch in run.batches(share=run.rank):
-        with run.measure():
-            loss, norm = train_step(zero, optimizer, batch.micro_batches, batch.valid, args.clip)
-        dist.all_reduce(loss)
-        run.log(batch, loss, norm, whole_parameters(units))
-
-    check_states(run, units, optimizer, zero.stage, node)
-    if zero.stage == 3:
-        peak = gathered_peak(args.model, units[0].group.size(), zero.prefetch, zero.keep_gathered,
-                             widths(args)[0])
-        run.check("gathered parameters, at the peak", zero.peak, peak)
-    return len(batch.micro_batches)
-
-
-def torch_step(model, optimizer, micro_batches, valid, clip, scale):
-    """The same through PyTorch, which divides the gradients by `scale`."""
+def torch_step(model, optimizer, micro_batches, valid, clip, ranks):
+    """The same through PyTorch, which averages over ranks: hence their number."""
     optimizer.zero_grad()
     total = 0
     for i, (tokens, targets) in enumerate(micro_batches, start=1):
         model.require_backward_grad_sync = i == len(micro_batches)      # DDP sends in the last one
         loss = loss_sum(model(tokens), targets) / valid
-        (scale * loss).backward()
+        (ranks * loss).backward()
         total += loss.detach()
     norm = nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
     optimizer.step()
@@ -606,30 +561,27 @@ def torch_step(model, optimizer, micro_batches, valid, clip, scale):
 
 
 def train_torch(run):
-    args, mesh, scale = run.args, run.mesh(shard=run.world), 1
-    model = wrapped = gpt(args.model, args.seed, run.device, run.dtype)
-    if args.stage == 1:
-        from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        wrapped, scale = common.ddp(model, mesh.get_group(), gradient_as_bucket_view=True), run.world
+    args, model, mesh = run.args, gpt(run.args.model, run.args.seed, run.device, run.dtype), run.mesh(shard=run.world)
+    if args.stage == 1:
+        model = common.ddp(model, mesh.get_group(), gradient_as_bucket_view=True)
         optimizer = ZeroRedundancyOptimizer(model.parameters(), run.optimizer, mesh.get_group())
     else:
-        from torch.distributed.fsdp import fully_shard
-
         for unit in (*model, model):
             fully_shard(unit, mesh=mesh, reshard_after_forward=args.stage == 3)
-            unit.set_gradient_divide_factor(1.0)        # it would average; this is per unit
-            unit.set_force_sum_reduction_for_comms(True)        # gloo has no scaled sum
+            unit.set_force_sum_reduction_for_comms(True)        # gloo has no average
         optimizer = run.optimizer(model.parameters())
 
     for batch in run.batches(share=run.rank):
         with run.measure():
-            loss, norm = torch_step(wrapped, optimizer, batch.micro_batches, batch.valid, args.clip,
-                                    scale)
+            loss, norm = torch_step(model, optimizer, batch.micro_batches, batch.valid, args.clip,
+                                    run.world)
         dist.all_reduce(loss)
         run.log(batch, loss, norm, model)
 
-    run.check_states(model, getattr(optimizer, "optim", optimizer))
+    run.check_states(model, optimizer.optim if args.stage == 1 else optimizer)
     run.check_traffic()
 
 
@@ -644,9 +596,8 @@ def requires(args, ranks):
     if args.model.tie and not whole:
         common.refuse(f"--preset {args.preset} ties embedding and head, which --variant "
                       f"{args.variant} keeps in two units; --variant zero2 would work")
-    half = ranks // math.gcd(ranks, 2)                  # or all, if their number is odd
-    grouped = args.variant in ("hsdp", "zeropp")
-    size = args.shard_size = args.shard_size or (half if grouped else ranks)
+    groups = 2 if args.variant in ("hsdp", "zeropp") and ranks % 2 == 0 else 1
+    size = args.shard_size = args.shard_size or ranks // groups
     if ranks % size:
         common.refuse(f"--shard-size {size} does not divide {ranks} ranks; "
                       f"{math.gcd(ranks, size)} would work")

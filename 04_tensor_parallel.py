@@ -9,9 +9,10 @@ are two ways to cut A·B into t parts:
     and B by rows               | B2 |
 
 The first needs all of A on every rank and leaves the output cut; the second takes a cut input, and
-needs a sum at the end. So do one after the other: the output of the first is the input of the
-second, and nothing is sent in between. That is Megatron's pair, and a transformer has it twice in
-every block:
+needs a sum at the end. So do one after the other, and send nothing in between. The output of the
+first may stay cut, since GELU works on each hidden unit by itself, and attention on each head. (The
+other way round it could not: the GELU of a sum is not the sum of the GELUs.) That is Megatron's
+pair, and a transformer has it twice in every block, once in each sub-layer:
 
                   by columns                       by rows
     attention     q, k, v: some heads each         o
@@ -22,25 +23,29 @@ every block:
     on all ranks -f-  rank 1:  q1 k1 v1 -> heads 2, 3 -> o1  -g-->  on all ranks
                    +-----------------------------------------+
                    forward                       backward
-    f, before it   hands x on                    all_reduce of the gradient: each rank has a part
+    f, before it   hands x on                    all_reduce of the gradient
     g, behind it   all_reduce of the output      hands the gradient on
 
-f and g are conjugates: each sends in the pass in which the other does not. Both are autograd
-Functions of a few lines, and a wrapper puts them around a sub-layer. The sub-layer does not know
-that it was cut: our attention reads its number of heads off the width of its projections.
+f and g are conjugates: each sends in the pass in which the other does not. x goes into t parts, so
+its gradient is the sum of t gradients; each partial output goes into a sum, so its gradient is that
+of the sum. Both are autograd Functions of a few lines, and a wrapper puts them around a sub-layer.
+The sub-layer does not know that it was cut: our attention reads its number of heads off the width
+of its projections.
 
     Heads.        t must divide the heads. With fewer kv heads than ranks (GQA), neighbouring ranks
                   hold the same kv head. Each sees the gradient of its own query heads alone, so the
                   gradients of a kv head are summed over the ranks that hold it.
 
     Vocabulary.   The embedding's table is cut by rows, so a rank holds the vectors of some tokens:
-                  it looks up those, has zeros for the others, and g adds the ranks up. The head is
-                  cut by columns: a rank computes the logits of some tokens of the vocabulary.
+                  it looks up those, has zeros for the others, and g adds the ranks up. (It needs no
+                  f: tokens have no gradient.) The head has an f and is cut by columns: a rank
+                  computes the logits of some tokens of the vocabulary.
                   Cross-entropy needs of the other ranks only three numbers for each target: the
                   largest logit (subtracted before anything is exponentiated), the sum of the
-                  exponentials, and the target's own logit. Two all_reduces bring them, and the full
-                  logits never exist. If t does not divide the vocabulary, it is padded with rows of
-                  zeros; their logits are set to -inf, so they get no probability.
+                  exponentials, and the target's own logit. Two all_reduces bring them, backward has
+                  all it needs then, and the full logits never exist. If t does not divide the
+                  vocabulary, it is padded with rows of zeros; their logits are set to -inf, so they
+                  get no probability.
 
     LayerNorm.    Its weights are on all ranks, and nothing is sent to keep them equal: with the
                   same x (after g) and the same gradient (after f), every rank computes the same
@@ -50,8 +55,8 @@ What a rank stores and sends (b sequences of s tokens in a micro-batch, h = dim,
 
     parameters       1/t of every matrix, but never less than one kv head; LayerNorms in full
     activations      A_in / t + A_out. Inside the sub-layers 1/t (but k and v of a whole kv head,
-                     and RoPE's tables); in full the residual stream and what LayerNorms read and
-                     write (chapter 05 cuts A_out too)
+                     and RoPE's tables), and of the logits; outside of them, in full, the residual
+                     stream and what LayerNorms read and write (chapter 05 cuts A_out too)
     all_reduces      4 L + 2 a micro-batch, of b·s·h·e bytes: two forward and two backward in every
                      block, one for the embedding, one for the head; and the two small ones of the
                      loss. Once a step the norm, and the gradients of kv heads that ranks share
@@ -59,16 +64,18 @@ What a rank stores and sends (b sequences of s tokens in a micro-batch, h = dim,
 When it stops paying: what comes after an all_reduce needs the sum, so sending does not hide behind
 compute. (There is one exception: in backward, the weights' gradients can be computed while the
 input's gradient is summed. That is the `overlap` variant.) How many ranks pay? Take an MLP's
-forward, in three steps, with C FLOP/s and W bytes/s per rank:
+forward, on ranks that compute C FLOP/s and send W bytes/s:
 
     1.  It computes two matrices of h x 4h / t:      16 h² / t FLOPs a token, in 16 h² / (t·C) s
     2.  It sends one all_reduce of h numbers:        2 (t-1)/t · h·e bytes a token, over W
     3.  Sending takes no longer than computing if    (t-1) · e / (8 h) · C / W  <=  1
 
-Batch and sequence are not in it, only h, t and the machine. With h = 8192 in bf16 (e = 2), an H100
-gets to 15 ranks over NVLink and to 2 over InfiniBand, and there a step takes twice as long as its
-compute. Hence the rule: tensor parallelism inside a machine, and something else (chapters 02, 03
-and 07) between machines.
+Batch and sequence are not in it, only h, t and the machine. An H100 has C = 989e12, and W = 450e9
+over NVLink, 50e9 over InfiniBand. With h = 8192 in bf16 (e = 2), that gives 15 ranks over NVLink
+and 2 over InfiniBand, where the MLP's forward takes twice its compute. (Attention's projections
+compute half as much for their all_reduce, and a backward twice as much for its own; over a whole
+block it is 17 and 2.) Hence the rule: tensor parallelism inside a machine, and something else
+(chapters 02, 03 and 07) between machines.
 
 Run it:
     torchrun --nproc_per_node=4 04_tensor_parallel.py
@@ -76,6 +83,7 @@ Run it:
     torchrun --nproc_per_node=4 04_tensor_parallel.py --variant overlap
     torchrun --nproc_per_node=4 04_tensor_parallel.py --variant torch
     torchrun --nproc_per_node=8 04_tensor_parallel.py --preset gpt2 --heads 16 --kv-heads 16
+                                                            (8 ranks do not divide its 12 heads)
 
 Sources: Shoeybi et al., Megatron-LM (2019), section 3; Narayanan et al., Efficient Large-Scale
 Language Model Training on GPU Clusters (PTD-P, 2021), sections 2.3 and 3; How To Scale Your Model,
@@ -109,9 +117,9 @@ def matmul_by_rows(a, b, t):
 # ------------------------------------------------------------------------------------------ f and g
 
 
-def all_reduce(x, group):
+def summed(x, group):
     """The sum of x over the ranks of `group`, as a new tensor."""
-    total = x.clone(memory_format=torch.contiguous_format)
+    total = x.clone(memory_format=torch.contiguous_format)      # a gradient may not be contiguous
     dist.all_reduce(total, group=group)
     return total
 
@@ -126,7 +134,7 @@ class CopyIn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return all_reduce(gradient, ctx.group), None
+        return summed(gradient, ctx.group), None
 
 
 class SumOut(torch.autograd.Function):
@@ -134,7 +142,7 @@ class SumOut(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, group):
-        return all_reduce(x, group)
+        return summed(x, group)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -147,17 +155,17 @@ class SumOut(torch.autograd.Function):
 class TensorParallel(nn.Module):
     """Megatron's pair around one sub-layer: copy the input in, sum the partial outputs out.
 
-    columns: the linears of `inner` that read its input. rows: the linear that ends it.
-    Communication: an all_reduce of the output in forward, of the input's gradient in backward.
+    columns: the linears of `inner` that read its input, cut by columns of the product. row: the
+    linear that ends it. Communication: an all_reduce of the output in forward, and one of the
+    input's gradient in backward.
     """
 
-    def __init__(self, inner, columns, rows, group):
+    def __init__(self, inner, columns, row, group):
         super().__init__()
         self.inner, self.group = inner, group
         for linear in columns:                          # split the outputs: some heads each
-            keep_shard(linear, "weight", dim=0, axis=group)
-        for linear in rows:                             # split the inputs: a partial sum each
-            keep_shard(linear, "weight", dim=1, axis=group)
+            keep_shard(linear, "weight", dim=0, axis=group)     # (k and v have been cut already)
+        keep_shard(row, "weight", dim=1, axis=group)    # split the inputs: a partial sum each
 
     def forward(self, x):                               # (batch, seq, dim), the same on every rank
         x = CopyIn.apply(x, self.group)
@@ -228,7 +236,8 @@ class VocabParallelLoss(torch.autograd.Function):
 
         largest = logits.amax(-1)                       # (batch, seq)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-        logits -= largest[..., None]                    # at most 0: no exponential overflows
+        logits -= largest[..., None]                    # at most 0: no exponential overflows.
+                                                        # From here on in place, in one buffer
 
         local_target = targets - first
         is_mine = (local_target >= 0) & (local_target < columns)
@@ -240,7 +249,7 @@ class VocabParallelLoss(torch.autograd.Function):
         dist.all_reduce(sums, group=group)
         sum_of_exponentials, target_logit = sums
 
-        is_valid = targets != -100
+        is_valid = targets != -100                      # log of the sum, less the target's logit
         probabilities = exponentials.div_(sum_of_exponentials[..., None])
         ctx.save_for_backward(probabilities, local_target, is_mine, is_valid)
         return ((sum_of_exponentials.log() - target_logit) * is_valid).sum()
@@ -287,16 +296,16 @@ class CopyInColumns(torch.autograd.Function):
 class OverlapTensorParallel(TensorParallel):
     """The same, where f moves from `forward` into `inner.project`, to the matmuls behind it."""
 
-    def __init__(self, inner, columns, rows, group):
-        super().__init__(inner, columns, rows, group)
+    def __init__(self, inner, columns, row, group):
+        super().__init__(inner, columns, row, group)
 
         def project(x):
             outputs = CopyInColumns.apply(x, group, *[linear.weight for linear in columns])
             return outputs if len(columns) > 1 else outputs[0]
 
-        inner.project = project
+        inner.project = project                         # in place of the method of that name
 
-    def forward(self, x):
+    def forward(self, x):                               # no f here: it is in project
         partial = self.inner(x)
         return SumOut.apply(partial, self.group)
 
@@ -323,8 +332,8 @@ def parallelize(model, cfg, group, copies, variant="megatron"):
     for block in model[1:-1]:
         attn, mlp = block.attn, block.mlp
         share_kv_heads(attn, cfg.kv_heads, group, copies)
-        block.attn = sub_layer(attn, columns=[attn.q, attn.k, attn.v], rows=[attn.o], group=group)
-        block.mlp = sub_layer(mlp, columns=[mlp.up], rows=[mlp.down], group=group)
+        block.attn = sub_layer(attn, [attn.q, attn.k, attn.v], attn.o, group)
+        block.mlp = sub_layer(mlp, [mlp.up], mlp.down, group)
     model.head.out = head(model.head.out, group)
     return model
 
@@ -355,22 +364,19 @@ def train_step(model, optimizer, micro_batches, valid, clip, vocab, group):
 
 
 def torch_parallelize(model, cfg, mesh):
-    """The same through PyTorch, linear by linear: the matrices become DTensors."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
+    """The same through PyTorch: the matrices become DTensors, and every linear has an f or a g of
+    its own. So q, k and v each sum the gradient of their input, where ours sum it once."""
+    from torch.distributed.tensor import Replicate, Shard, parallel
 
-    plan = {"embedding": RowwiseParallel(input_layouts=Replicate()),
-            "head.out": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
+    columns, rows = parallel.ColwiseParallel(), parallel.RowwiseParallel()
+    plan = {"embedding": parallel.RowwiseParallel(input_layouts=Replicate()),
+            "head.out": parallel.ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
     for i in range(1, cfg.layers + 1):
         for name in ("attn.q", "attn.k", "attn.v", "mlp.up"):
-            plan[f"block{i}.{name}"] = ColwiseParallel()
+            plan[f"block{i}.{name}"] = columns
         for name in ("attn.o", "mlp.down"):
-            plan[f"block{i}.{name}"] = RowwiseParallel()
-    parallelize_module(model, mesh, plan)
+            plan[f"block{i}.{name}"] = rows
+    parallel.parallelize_module(model, mesh, plan)
     if cfg.tie:
         model.head.out.weight = model.embedding.weight
     return model
@@ -407,8 +413,9 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
 def parameters_per_rank(cfg, t):
     """Numbers on a rank: 1/t of every matrix, but one kv head at least, and all of a LayerNorm."""
     kv_dim = cfg.dim // cfg.heads * max(cfg.kv_heads // t, 1)
-    block = 10 * cfg.dim**2 // t + 2 * cfg.dim * kv_dim + 4 * cfg.dim
-    table = -(-cfg.vocab // t) * cfg.dim                # with its padding
+    matrices = 10 * cfg.dim**2 // t + 2 * cfg.dim * kv_dim          # q, o, up, down; k and v
+    block = matrices + 4 * cfg.dim                                  # two LayerNorms
+    table = -(-cfg.vocab // t) * cfg.dim                            # with its padding
     return cfg.layers * block + 2 * cfg.dim + (1 if cfg.tie else 2) * table
 
 
@@ -420,17 +427,19 @@ def activation_bytes(cfg, batch, t, e):
     outside = cfg.layers * 2 * norm + norm              # and the head's
 
     kv = x * max(cfg.kv_heads // t, 1) // cfg.heads
-    rope = 4 * cfg.seq * (cfg.dim // cfg.heads // 2) * e
+    rope = 4 * cfg.seq * (cfg.dim // cfg.heads // 2) * e            # cos and sin, for q and for k
     scores = batch * cfg.heads * cfg.seq**2 * e
-    inside = cfg.layers * (rope + 2 * kv + (x + scores + x + 8 * x) // t)
+    cut = x + scores + x + 4 * x + 4 * x                # q; o's input; GELU's input and output
+    inside = cfg.layers * (rope + 2 * kv + cut // t)
 
     logits = tokens * -(-cfg.vocab // t) * wide
-    masks = tokens * (8 + 1) + tokens * (8 + 1 + 1)     # which tokens and targets are on this rank
+    masks = tokens * (8 + 1) + tokens * (8 + 1 + 1)     # local_token and not_mine; local_target,
+                                                        # is_mine and is_valid
     return inside + outside + logits + masks
 
 
 def traffic(cfg, micro_batches, batch, t, e):
-    """What a rank sends in a step: {op: (calls, payload bytes, wire bytes)}."""
+    """What is sent in a step: {op: (calls, bytes of payload, bytes on the wire)}."""
     tokens, wide = batch * cfg.seq, max(e, 4)
     norms = 1 if t > 1 else 0                           # alone, nobody needs to be asked
     calls = micro_batches * (4 * cfg.layers + 2 + 2) + norms
@@ -466,7 +475,7 @@ def train(run):
     args, cfg, t = run.args, run.args.model, run.world
     group = run.mesh(tp=t)["tp"].get_group()
     check_identities(run, t)
-    model = parallelize(gpt(cfg, seed=None), cfg, group, run.kv_copies(group), args.variant)
+    model = parallelize(gpt(cfg, seed=None), cfg, group, run.kv_copies(t), args.variant)
     common.draw_weights(model, args.seed, run.device, run.dtype)
     optimizer = run.optimizer(model.parameters())
 

@@ -6,11 +6,11 @@ That holds for the embedding, the LayerNorms, the residual sums, the head and th
 rank have 1/t of the sequence there; and inside a sub-layer, as before, all of the sequence and 1/t
 of the heads:
 
-    04   x ----------- LayerNorm -- f -- [ 1/t of the heads ] -- g -- + -- LayerNorm -- f -- [ ...
-         (b, s, h)                           (b, s, h/t)           (b, s, h)
+            +---------------------------------------------------------+
+         x -+- LayerNorm -- f ----- [ q k v, 1/t of the heads, o ] -- g -- + -- LayerNorm -- f ...
 
-    05   x ----------- LayerNorm -- f -- [ 1/t of the heads ] -- g -- + -- LayerNorm -- f -- [ ...
-         (b, s/t, h)                         (b, s, h/t)           (b, s/t, h)
+    04   (b, s, h)          (b, s, h)    (b, s, h/t)                  (b, s, h)
+    05   (b, s/t, h)        (b, s, h)    (b, s, h/t)                  (b, s/t, h)
 
                forward                              backward
          04  f nothing                              all_reduce
@@ -19,26 +19,26 @@ of the heads:
              g reduce_scatter                       all_gather
 
 An all_reduce IS a reduce_scatter and an all_gather (chapter 03). Chapter 04 does both in one place;
-here g does the first half, the next f does the second half, and what lies between is cut. The bytes
-are the same. Three things follow.
+here g does the first half, the next f does the second half, and what lies between is cut, for the
+same bytes. Three things follow.
 
-    Partial       Each rank sees its own tokens alone. So the gradients of the LayerNorms, of the
-    gradients.    embedding and of the head, which every rank holds in full, are partial sums: they
-                  are added up over the ranks, all in one bucket, before their norm is taken.
+    Partial       LayerNorms, embedding and head are on every rank in full, and each rank computes
+    gradients.    their gradients from its own tokens. So they are partial sums, and are added up
+                  over the ranks, all in one bucket, before the gradient's norm is taken.
 
     Gathering.    The linears behind f need their whole input in backward, for their weights'
                   gradients. If it is kept (`kept`), there is a full (b, s, h) for every sub-layer
-                  again. So `megatron` throws it away, and gathers it again in backward while the
-                  input's gradient is computed: half as much more to send.
+                  again. So `megatron` and `ring` throw it away, and gather it again in backward
+                  while the input's gradient is computed: half as many all_gathers more.
 
     Positions.    RoPE is applied inside attention, where the sequence is whole: nothing changes.
 
 What a rank keeps and sends (x = b·s·h·e bytes, L blocks, a micro-batch)
 
     parameters       1/t of the blocks' matrices; embedding, head and LayerNorms in full
-    activations      (A_in + A_out) / t: all of it is cut, where chapter 04 has A_in / t + A_out.
-                     (Not cut: RoPE's tables; k and v of a kv head that ranks share.) In `kept`, x
-                     in place of x/t for the 2 L inputs of sub-layers
+    activations      (A_in + A_out) / t: all of it is cut, inside of sub-layers and outside, where
+                     chapter 04 has A_in / t + A_out. (Not cut: RoPE's tables; k and v of a kv head
+                     that ranks share.) In `kept`, x in place of x/t for 2 L inputs of sub-layers
     reduce_scatter   4 L of x: forward and backward of each sub-layer
     all_gather       4 L of x, and 2 L again where it is not kept
     all_reduce       once a step: the partial gradients, those of kv heads that ranks share, and the
@@ -46,23 +46,28 @@ What a rank keeps and sends (x = b·s·h·e bytes, L blocks, a micro-batch)
 
 Production code combines this with chapter 04's cut vocabulary, as chapter 09 will: g behind the
 embedding scatters, f before the head gathers, and the loss is the vocabulary-parallel one. It saves
-the tables' 2·V·h parameters and their all_reduce, for two gathers and two scatters of x more. The
-variant `torch` does that.
+all but 1/t of the tables' 2·V·h parameters, and their all_reduce, for two gathers and two scatters
+of x more. The variant `torch` does that, and keeps the gathered inputs.
 
-Collective matmul (`ring`). In the pictures above, f must end before the first matmul begins. But
+Collective matmul (`ring`). In the picture above, f must end before the first matmul begins. But
 the matmul of one chunk of the sequence needs no other chunk. So the chunks travel around a ring:
 while a rank multiplies the one it has, the next arrives, and after t-1 hops it has seen all. For g
 the same backwards: a sum travels around the ring, each rank adds its part, and computes the next
-part while it travels. PyTorch calls it async TP. The bytes are the same again, in t-1 messages. A
-message hides behind the matmul of a chunk with a matrix of h x h/t if
+part while it travels. PyTorch calls it async TP. The bytes are those of `megatron`, in t-1 messages
+a gather. A message hides behind the matmul of a chunk with a matrix of h x n/t if
 
-    (b·s/t · h·e) / bandwidth  <=  (2 · b·s/t · h · h/t) / FLOP/s,  which is
+    (b·s/t · h·e) / bandwidth  <=  (2 · b·s/t · h · n/t) / FLOP/s,  which is
 
-    e·t / (2 h) · FLOP/s / bandwidth  <=  1
+    e·t / (2 n) · FLOP/s / bandwidth  <=  1
 
-When it pays: where chapter 04 does, with as many bytes, less memory, and every LayerNorm computed
-once and not t times. It cannot cut attention's own sequence: the s x s scores, and k and v of a
-head, stay whole (chapter 06 cuts those).
+For h = 8192 in bf16 on 8 H100s (989 TFLOP/s, and 450 GB/s over NVLink) the left side is 0.5 for an
+MLP's matrices (n = 4 h), 0.7 for q, k and v together (n = 3 h), and 2.1 for o (n = h): all but the
+last hide.
+
+When it pays: where chapter 04 does, for less memory, and with every LayerNorm computed once and not
+t times. It sends up to a quarter more for what it gathers twice, and once a step the gradients of
+the tables. It cannot cut attention's own sequence: the s x s scores, and k and v of a head, stay
+whole (chapter 06 cuts those).
 
 Run it:
     torchrun --nproc_per_node=4 05_sequence_parallel.py
@@ -104,13 +109,14 @@ def start_all_gather(x, group):
     """Start to gather x (batch, seq/t, ...) of all ranks: (t, batch, seq/t, ...)."""
     x = x.contiguous()
     parts = x.new_empty(group.size(), *x.shape)
-    handle = common.all_gather(parts.flatten(0, 1), x, group=group, async_op=True)
+    in_rows = parts.flatten(0, 1)                       # a view, through which `parts` is filled
+    handle = common.all_gather(in_rows, x, group=group, async_op=True)
     return InFlight([handle], sent=x, received=parts)
 
 
 def start_reduce_scatter(x, group):
     """Start to sum x (batch, seq, ...) over the ranks: this rank's part of it, (batch, seq/t, ...).
-    The parts of the sequence are laid out one behind the other: a copy, if the batch is not 1."""
+    Its parts are laid out one behind the other: a copy, if the batch is not 1."""
     parts = x.unflatten(1, (group.size(), -1)).transpose(0, 1).contiguous()
     mine = torch.empty_like(parts[0])
     handle = common.reduce_scatter(mine, parts.flatten(0, 1), group=group, async_op=True)
@@ -170,7 +176,7 @@ class SequenceParallel(nn.Module):
         super().__init__()
         self.inner, self.group = inner, group
         for linear in columns:                          # split the outputs: some heads each
-            keep_shard(linear, "weight", dim=0, axis=group)
+            keep_shard(linear, "weight", dim=0, axis=group)     # (k and v have been cut already)
         keep_shard(row, "weight", dim=1, axis=group)    # split the inputs: a partial sum each
 
     def forward(self, x):                               # (batch, seq/t, dim)
@@ -212,7 +218,7 @@ class GatherInColumns(torch.autograd.Function):
 
 
 def fused_projection(function, linears, group):
-    """What takes the place of `inner.project`: f and these linears, as one autograd Function."""
+    """What takes the place of the method `inner.project`: f and these linears, as one function."""
 
     def project(x):
         outputs = function.apply(x, group, *[linear.weight for linear in linears])
@@ -221,14 +227,14 @@ def fused_projection(function, linears, group):
     return project
 
 
-class MegatronSequenceParallel(SequenceParallel):
+class RegatherSequenceParallel(SequenceParallel):
     """The same, where f moves from `forward` into `inner.project`, to the matmuls behind it."""
 
     def __init__(self, inner, columns, row, group):
         super().__init__(inner, columns, row, group)
         inner.project = fused_projection(GatherInColumns, columns, group)
 
-    def forward(self, x):
+    def forward(self, x):                               # no f here: it is in project
         partial = self.inner(x)
         return ScatterOut.apply(partial, self.group)
 
@@ -291,9 +297,9 @@ class RingColumns(torch.autograd.Function):
         ctx.group = group
         ctx.save_for_backward(x, *weights)
         outputs = [[None] * group.size() for _ in weights]
-        for rank, chunk in ring_gather(x, group):
+        for owner, chunk in ring_gather(x, group):
             for output, weight in zip(outputs, weights):
-                output[rank] = F.linear(chunk, weight)
+                output[owner] = F.linear(chunk, weight)
         return tuple(torch.cat(output, dim=1) for output in outputs)
 
     @staticmethod
@@ -301,17 +307,17 @@ class RingColumns(torch.autograd.Function):
         x, *weights = ctx.saved_tensors
         chunks = [gradient.chunk(ctx.group.size(), dim=1) for gradient in gradients]
 
-        def dx_of(rank):
-            total = chunks[0][rank] @ weights[0]
-            for gradient, weight in zip(chunks[1:], weights[1:]):
-                total += gradient[rank] @ weight
+        def dx_of(owner):
+            total = chunks[0][owner] @ weights[0]
+            for of_weight, weight in zip(chunks[1:], weights[1:]):
+                total += of_weight[owner] @ weight
             return total
 
         dx = ring_sum(dx_of, ctx.group)
         dw = [torch.zeros_like(weight) for weight in weights]
-        for rank, chunk in ring_gather(x, ctx.group):
-            for total, gradient in zip(dw, chunks):
-                total += gradient[rank].flatten(0, 1).T @ chunk.flatten(0, 1)
+        for owner, chunk in ring_gather(x, ctx.group):
+            for total, of_weight in zip(dw, chunks):
+                total += of_weight[owner].flatten(0, 1).T @ chunk.flatten(0, 1)
         return dx, None, *dw
 
 
@@ -327,8 +333,8 @@ class RingRow(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         chunks = x.chunk(group.size(), dim=1)
 
-        def output_of(rank):
-            return F.linear(chunks[rank], weight)
+        def output_of(owner):
+            return F.linear(chunks[owner], weight)
 
         return ring_sum(output_of, group)
 
@@ -337,9 +343,9 @@ class RingRow(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         chunks = x.chunk(ctx.group.size(), dim=1)
         dx, dw = [None] * len(chunks), torch.zeros_like(weight)
-        for rank, arrived in ring_gather(gradient, ctx.group):
-            dx[rank] = arrived @ weight
-            dw += arrived.flatten(0, 1).T @ chunks[rank].flatten(0, 1)
+        for owner, arrived in ring_gather(gradient, ctx.group):
+            dx[owner] = arrived @ weight
+            dw += arrived.flatten(0, 1).T @ chunks[owner].flatten(0, 1)
         return torch.cat(dx, dim=1), None, dw
 
 
@@ -349,9 +355,9 @@ class RingSequenceParallel(SequenceParallel):
     def __init__(self, inner, columns, row, group):
         super().__init__(inner, columns, row, group)
         inner.project = fused_projection(RingColumns, columns, group)
-        row.forward = lambda x: RingRow.apply(x, group, row.weight)
+        row.forward = lambda x: RingRow.apply(x, group, row.weight)     # of this linear alone
 
-    def forward(self, x):
+    def forward(self, x):                               # f and g are inside
         return self.inner(x)
 
 
@@ -363,16 +369,16 @@ def parallelize(model, cfg, group, copies, variant):
 
     copies: the ranks that hold the same kv head as this one.
     """
-    sub_layer = {"kept": SequenceParallel, "megatron": MegatronSequenceParallel,
+    sub_layer = {"kept": SequenceParallel, "megatron": RegatherSequenceParallel,
                  "ring": RingSequenceParallel}[variant]
-    by_token = [model.embedding, model.head.norm, model.head.out]
+    in_full = [model.embedding, model.head.norm, model.head.out]
     for block in model[1:-1]:
         attn, mlp = block.attn, block.mlp
         share_kv_heads(attn, cfg.kv_heads, group, copies)
         block.attn = sub_layer(attn, [attn.q, attn.k, attn.v], attn.o, group)
         block.mlp = sub_layer(mlp, [mlp.up], mlp.down, group)
-        by_token += block.norm1, block.norm2
-    for module in by_token:                             # a rank has seen its own tokens alone
+        in_full += block.norm1, block.norm2
+    for module in in_full:                              # a rank has seen its own tokens alone
         for name, _ in module.named_parameters():
             mark_partial(module, name, group)
     return model
@@ -421,31 +427,25 @@ def train_step(model, optimizer, micro_batches, valid, clip, group):
 def torch_parallelize(model, cfg, mesh):
     """The same through PyTorch, with the vocabulary cut as in chapter 04: all weights become
     DTensors, and the LayerNorms take sequences in parts."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleInput,
-        RowwiseParallel,
-        SequenceParallel,
-        parallelize_module,
-    )
+    from torch.distributed.tensor import Replicate, Shard, parallel
 
-    gather = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
-    scatter = RowwiseParallel(output_layouts=Shard(1))
-    logits = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1),
-                             use_local_output=False)
-    plan = {"embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-            "head.norm": SequenceParallel(), "head.out": logits}
+    norm, columns = parallel.SequenceParallel(), parallel.ColwiseParallel()
+    gather = parallel.PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
+    scatter = parallel.RowwiseParallel(output_layouts=Shard(1))
+    logits = parallel.ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1),
+                                      use_local_output=False)
+    look_up = parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+    plan = {"embedding": look_up, "head.norm": norm, "head.out": logits}
     for i in range(1, cfg.layers + 1):
         for name in ("norm1", "norm2"):
-            plan[f"block{i}.{name}"] = SequenceParallel()
+            plan[f"block{i}.{name}"] = norm
         for name in ("attn", "mlp"):
             plan[f"block{i}.{name}"] = gather
         for name in ("attn.q", "attn.k", "attn.v", "mlp.up"):
-            plan[f"block{i}.{name}"] = ColwiseParallel()
+            plan[f"block{i}.{name}"] = columns
         for name in ("attn.o", "mlp.down"):
             plan[f"block{i}.{name}"] = scatter
-    parallelize_module(model, mesh, plan)
+    parallel.parallelize_module(model, mesh, plan)
     if cfg.tie:
         model.head.out.weight = model.embedding.weight
     return model
@@ -465,7 +465,8 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
 
     for p in model.parameters():                        # a LayerNorm's is a partial sum so far
         p.grad = p.grad.redistribute(placements=p.placements)
-    norm = nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf")).full_tensor()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf"))   # inf: no clipping
+    norm = norm.full_tensor()
     optimizer.step()
     return total, norm
 
@@ -476,12 +477,12 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
 def parameters_per_rank(cfg, t):
     """Numbers on a rank: 1/t of the blocks' matrices, but one kv head at least, and the rest."""
     kv_dim = cfg.dim // cfg.heads * max(cfg.kv_heads // t, 1)
-    matrices = 10 * cfg.dim**2 // t + 2 * cfg.dim * kv_dim
-    return cfg.layers * matrices + numbers_by_token(cfg)
+    matrices = 10 * cfg.dim**2 // t + 2 * cfg.dim * kv_dim          # q, o, up, down; k and v
+    return cfg.layers * matrices + numbers_in_full(cfg)
 
 
-def numbers_by_token(cfg):
-    """The numbers in LayerNorms, embedding and head, of which each rank has a partial gradient."""
+def numbers_in_full(cfg):
+    """Those that every rank holds: of the LayerNorms, the embedding and the head."""
     return (4 * cfg.layers + 2) * cfg.dim + (1 if cfg.tie else 2) * cfg.vocab * cfg.dim
 
 
@@ -495,17 +496,18 @@ def activation_bytes(cfg, batch, t, e, variant="megatron"):
         outside += 2 * cfg.layers * (x - x // t)
 
     kv = x * max(cfg.kv_heads // t, 1) // cfg.heads
-    rope = 4 * cfg.seq * (cfg.dim // cfg.heads // 2) * e
+    rope = 4 * cfg.seq * (cfg.dim // cfg.heads // 2) * e            # cos and sin, for q and for k
     scores = batch * cfg.heads * cfg.seq**2 * e
-    inside = cfg.layers * (rope + 2 * kv + (x + scores + x + 8 * x) // t)
+    cut = x + scores + x + 4 * x + 4 * x                # q; o's input; GELU's input and output
+    inside = cfg.layers * (rope + 2 * kv + cut // t)
 
     loss = tokens // t * cfg.vocab * wide + wide        # log-probabilities, and a scalar
-    mine = 2 * 8 * tokens // t                          # which tokens and targets they are of
+    mine = 2 * 8 * tokens // t                          # the tokens and targets themselves, int64
     return outside + inside + loss + mine
 
 
 def traffic(cfg, micro_batches, batch, t, e, variant="megatron"):
-    """What a rank sends in a step: {op: (calls, payload bytes, wire bytes)}."""
+    """What is sent in a step: {op: (calls, bytes of payload, bytes on the wire)}."""
     x, wide, share = batch * cfg.seq * cfg.dim * e, max(e, 4), (t - 1) / t
     scatters = micro_batches * 4 * cfg.layers           # forward and backward of each sub-layer
     gathers = scatters if variant == "kept" else scatters + micro_batches * 2 * cfg.layers
@@ -515,24 +517,23 @@ def traffic(cfg, micro_batches, batch, t, e, variant="megatron"):
         hops = (scatters + gathers) * (t - 1)
         sent = {"send": (hops, hops * x // t, hops * x // t)}
 
-    partial = numbers_by_token(cfg) * e
-    norm = wide * (t > 1)                               # alone, nobody needs to be asked
-    calls = 1 + (t > 1)
-    payload = partial + norm
+    norms = 1 if t > 1 else 0                           # alone, nobody needs to be asked
+    calls = 1 + norms
+    payload = numbers_in_full(cfg) * e + norms * wide
     wire = 2 * share * payload
     if t > cfg.kv_heads:                                # k and v of a head that ranks share
         shared = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads) * e
         copies = t // cfg.kv_heads
-        calls += cfg.kv_heads > 1                       # one head, on all ranks: in one bucket
+        calls += 1
         payload += shared
         wire += 2 * (copies - 1) / copies * shared
     return sent | {"all_reduce": (calls, payload, wire)}
 
 
-def hop_over_matmul(dim, t, width, flops, bandwidth):
+def hop_over_matmul(columns, t, width, flops, bandwidth):
     """How long a hop of the ring takes, in times of the matmul that it hides behind: a chunk of
-    1/t of the tokens by 1/t of a (dim, dim) matrix. flops: FLOP/s. bandwidth: bytes/s."""
-    return width * t / (2 * dim) * flops / bandwidth
+    1/t of the tokens by 1/t of a matrix of so many columns. flops: FLOP/s. bandwidth: bytes/s."""
+    return width * t / (2 * columns) * flops / bandwidth
 
 
 # ------------------------------------------------------------------------------------------ the run
@@ -541,7 +542,7 @@ def hop_over_matmul(dim, t, width, flops, bandwidth):
 def train(run):
     args, cfg, t = run.args, run.args.model, run.world
     group = run.mesh(tp=t)["tp"].get_group()
-    model = parallelize(gpt(cfg, seed=None), cfg, group, run.kv_copies(group), args.variant)
+    model = parallelize(gpt(cfg, seed=None), cfg, group, run.kv_copies(t), args.variant)
     common.draw_weights(model, args.seed, run.device, run.dtype)
     optimizer = run.optimizer(model.parameters())
 
@@ -560,11 +561,14 @@ def train(run):
     run.check_activations(model, forward, activation_bytes(*shape, args.variant))
     run.check_traffic(traffic(cfg, len(batch.micro_batches), *shape[1:], args.variant))
 
-    def ratio(flops, bandwidth):
+    def of_o(flops, bandwidth):
         return hop_over_matmul(8192, 8, 2, flops, bandwidth)
 
-    run.on_machines({
-        "a hop of the ring, in times of the matmul that hides it (8 ranks, dim 8192, bf16)": ratio})
+    def of_mlp(flops, bandwidth):
+        return hop_over_matmul(4 * 8192, 8, 2, flops, bandwidth)
+
+    run.on_machines({"a hop of the ring, in times of the matmul with o (8 ranks, dim 8192)": of_o,
+                     "and with a matrix of an MLP": of_mlp})
 
 
 def train_torch(run):
@@ -587,13 +591,13 @@ def train_torch(run):
     run.check_states(model, optimizer)
     run.check_activations(model, forward)
     run.check_traffic()
-    run.compare_traffic("megatron", traffic(cfg, len(batch.micro_batches), args.micro_batch,
-                                            run.world, run.dtype.itemsize))
+    run.compare_traffic("kept", traffic(cfg, len(batch.micro_batches), args.micro_batch, run.world,
+                                        run.dtype.itemsize, "kept"))
 
 
 def fits(cfg, t, shares):
-    """Whether t ranks get as many tokens, and whole heads: q's, and some kv heads each, or (if it
-    `shares`) one that several ranks have."""
+    """Whether t ranks get equally many tokens, and whole heads: q's, and some kv heads each, or (if
+    it `shares`) one that several ranks have."""
     kv_heads_fit = cfg.kv_heads % t == 0 or shares and t % cfg.kv_heads == 0
     return cfg.heads % t == 0 and kv_heads_fit and cfg.seq % t == 0
 

@@ -1,4 +1,4 @@
-"""What the chapters share and none of them teaches, in the order in which a run meets it.
+"""What the chapters share, in the order in which a run meets it.
 
     shapes    Config, PRESETS                        how large a model is
     text      Text                                   a file to global batches, by (seed, step) alone
@@ -178,7 +178,8 @@ class Attention(nn.Module):
         self.register_buffer("positions", torch.arange(cfg.seq), persistent=False)
 
     def project(self, x):
-        """All that reads the input: (batch, seq, dim) to three of (batch, seq, width)."""
+        """All that reads the input: (batch, seq, dim) to three of (batch, seq, width). (A method of
+        its own, since later chapters put communication around it.)"""
         return self.q(x), self.k(x), self.v(x)
 
     def forward(self, x):
@@ -227,7 +228,7 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
                    ("head", nn.Sequential(OrderedDict(head)))]
     model = nn.Sequential(OrderedDict(modules)).to_empty(device="cpu")
     for block in model[1:-1]:
-        block.attn.positions = torch.arange(cfg.seq)
+        block.attn.positions = torch.arange(cfg.seq)        # to_empty has left them undefined
     if cfg.tie:
         model.head.out.weight = model.embedding.weight
     for name, p in model.named_parameters():
@@ -345,8 +346,7 @@ def grad_norm(parameters, group=None):
         if p.grad is not None:
             copies = ranks / math.prod(cut.parts for cut in getattr(p, "cuts", ()))
             wide = torch.promote_types(p.grad.dtype, torch.float32)
-            norm = torch.linalg.vector_norm(p.grad, dtype=wide)
-            norms.append(norm if copies == 1 else norm / copies**0.5)
+            norms.append(torch.linalg.vector_norm(p.grad, dtype=wide) / copies**0.5)
     square = torch.stack(norms).square().sum()
     if ranks > 1:
         dist.all_reduce(square, group=group)
@@ -451,13 +451,9 @@ class Run:
         return init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
     def kv_copies(self, tp):
-        """Of the tensor-parallel group `tp`, the ranks that hold the same kv head as this one:
-        neighbours, where there are fewer kv heads than ranks."""
-        heads = min(self.args.model.kv_heads, tp.size())
-        if heads == 1:
-            return tp
-        copies = self.mesh(tp=self.world // tp.size(), kv_head=heads, copy=tp.size() // heads)
-        return copies["copy"].get_group()
+        """The ranks that hold the same kv head as this one, when `tp` ranks share the heads: as
+        many neighbours as there are ranks for a head."""
+        return dist.new_subgroups(max(tp // self.args.model.kv_heads, 1))[0]
 
     def optimizer(self, parameters):
         return OPTIMIZERS[self.args.optimizer](parameters, self.args.lr)
@@ -474,9 +470,14 @@ class Run:
     @contextlib.contextmanager
     def measure(self):
         """Around a training step: its seconds."""
-        start = time.perf_counter()
+        start = self.now()
         yield
-        self.seconds.append(time.perf_counter() - start)
+        self.seconds.append(self.now() - start)
+
+    def now(self):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()                        # the host is ahead of the GPU
+        return time.perf_counter()
 
     def log(self, batch, loss, norm, model, skipped=False):
         """After a step: its line. loss, norm: of the whole batch and the whole model."""
@@ -504,9 +505,12 @@ class Run:
         """The exit status."""
         return 0
 
-    def __getattr__(self, name):
-        """lab's instruments (check_states, check_traffic, note, ...) do nothing here."""
-        return lambda *args, **more: None
+    def instrument(self, *args, **more):
+        """What lab's run does here is said there."""
+
+    rounds_to = watch_memory = check = check_bytes = check_states = check_activations = instrument
+    check_flops = check_traffic = compare_traffic = note_overlap = on_machines = instrument
+    note = note_speed = note_sample = record = instrument
 
 
 def join_ranks(args, rank, world):

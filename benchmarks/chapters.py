@@ -23,7 +23,6 @@ import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import traceback
 from pathlib import Path
@@ -37,19 +36,21 @@ sys.path.insert(0, str(ROOT))
 import results  # noqa: E402  (after the path to it)
 
 import common  # noqa: E402
+from lab import report  # noqa: E402
 
-SETUP_STEPS = 3         # the first steps allocate, are metered and drawn
+SETUP_STEPS = 3         # the first steps allocate, and are metered
 # A sequence per rank, and enough parameters for communication to be a third of the step or more.
-DATA_PARALLEL = "--dim=256 --seq=16 --batch=4 --bucket-mb=4"
+DATA_PARALLEL = "--dim=256 --seq=16 --batch=4"
+BUCKETS = "--bucket-mb=4"
 SMALL = "--dim=256 --seq=64 --batch=4"
 PAIRS = [               # chapter, ranks, flags of both sides, one side, the other
     ("01_single_gpu", 1, "--attention=sdpa", "--variant=hand", "--variant=torch"),
     ("01_single_gpu", 1, "--attention=sdpa --precision=bf16", "--variant=hand", "--variant=torch"),
     ("01_single_gpu", 1, "", "--attention=sdpa", "--attention=plain"),
     ("01_single_gpu", 1, "", "--recompute=full", "--recompute=none"),
-    ("02_data_parallel", 4, DATA_PARALLEL, "--variant=bucket", "--variant=torch"),
-    ("02_data_parallel", 4, DATA_PARALLEL, "--variant=overlap", "--variant=torch"),
-    ("02_data_parallel", 4, DATA_PARALLEL, "--variant=naive", "--variant=torch"),
+    ("02_data_parallel", 4, f"{DATA_PARALLEL} {BUCKETS}", "--variant=bucket", "--variant=torch"),
+    ("02_data_parallel", 4, DATA_PARALLEL, "--variant=overlap", f"--variant=torch {BUCKETS}"),
+    ("02_data_parallel", 4, DATA_PARALLEL, "--variant=naive", f"--variant=torch {BUCKETS}"),
     ("03_zero", 4, SMALL, "--variant=zero1", "--variant=torch --stage=1"),
     ("03_zero", 4, SMALL, "--variant=zero2", "--variant=torch --stage=2"),
     ("03_zero", 4, SMALL, "--variant=zero3", "--variant=torch --stage=3"),
@@ -57,7 +58,7 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, the oth
     ("04_tensor_parallel", 4, SMALL, "--variant=overlap", "--variant=torch"),
     ("04_tensor_parallel", 4, SMALL, "--variant=overlap", "--variant=megatron"),
     ("05_sequence_parallel", 4, SMALL, "--variant=megatron", "--variant=torch"),
-    ("05_sequence_parallel", 4, SMALL, "--no-regather", "--variant=torch"),
+    ("05_sequence_parallel", 4, SMALL, "--variant=kept", "--variant=torch"),
     ("05_sequence_parallel", 4, SMALL, "--variant=ring", "--variant=torch"),
 ]
 
@@ -65,27 +66,28 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, the oth
 
 
 def alternate(chapter, sides):
-    """Run a chapter's main with the flags of each side, a thread for each, of which one at a time
-    goes on: until its next step begins. Returns {side: its common.Run}."""
+    """Run a chapter with the flags of each side, a thread for each, of which one at a time goes on:
+    until its next step begins. Returns the lab.report.Run of each side."""
     module, runs, finished = importlib.import_module(chapter), {}, set()
-    module.report = lambda *args, **more: None          # nobody reads it here
+    own = getattr(module, "flags", lambda parser: None)
     turns = [threading.Semaphore(1), threading.Semaphore(0)]
 
-    class TakesTurns(common.Run):
+    class TakesTurns(report.Run):
         @contextlib.contextmanager
-        def measure(self, step):
+        def measure(self):
             me = int(threading.current_thread().name)
             runs[me] = self
             if 1 - me not in finished:
                 turns[1 - me].release()
                 turns[me].acquire()
-            with super().measure(step):
+            with super().measure():
                 yield
 
     def play(me):
         turns[me].acquire()
         try:
-            module.main(sides[me])
+            common.main(module.__file__, module.__doc__, module.VARIANTS, module.requires, own,
+                        sides[me])
         except BaseException:
             traceback.print_exc()
             os._exit(1)                                 # the other side would wait for ever
@@ -93,7 +95,7 @@ def alternate(chapter, sides):
         turns[1 - me].release()
 
     with contextlib.redirect_stdout(io.StringIO()):
-        module.common.Run = TakesTurns
+        report.Run = TakesTurns
         threads = [threading.Thread(target=play, args=(i,), name=str(i)) for i in range(2)]
         for thread in threads:
             thread.start()
@@ -104,10 +106,10 @@ def alternate(chapter, sides):
 
 def communication_alone(run):
     """The median milliseconds of the collectives of a step, with nothing else going on."""
-    device, n, collectives = run.ranks.device, dist.get_world_size(), []
+    device, n, collectives = run.device, run.world, []
     for op, sent in run.comm.total.items():
         full = torch.zeros(max(1, sent["bytes"] // sent["calls"] // 4 // n) * n, device=device)
-        part = full.chunk(n)[dist.get_rank()].clone()
+        part = full.chunk(n)[run.rank].clone()
         collective = {
             "all_reduce": functools.partial(dist.all_reduce, full),
             "all_gather": functools.partial(common.all_gather, full, part),
@@ -145,17 +147,15 @@ def play_pair(pair):
 
 def measure(chapter, ranks, sides):
     """`play_pair` on so many ranks, in processes of their own: rank 0's answer."""
-    with tempfile.TemporaryDirectory() as folder:
-        every = ["--no-verify", f"--plot={folder}/figure.png"]
-        pair = {"chapter": chapter, "sides": [[*side, *every] for side in sides]}
-        command = [sys.executable]
-        if ranks > 1:
-            command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-        command += [__file__, f"--pair={json.dumps(pair)}"]
-        environment = os.environ | ({"OMP_NUM_THREADS": "1"} if ranks > 1 else {})
-        run = subprocess.run(command, capture_output=True, text=True, env=environment)
-        if run.returncode:
-            sys.exit(f"{' '.join(map(str, command))} failed:\n{run.stdout}{run.stderr}")
+    pair = {"chapter": chapter, "sides": [[*side, "--no-verify"] for side in sides]}
+    command = [sys.executable]
+    if ranks > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    command += [__file__, f"--pair={json.dumps(pair)}"]
+    environment = os.environ | ({"OMP_NUM_THREADS": "1"} if ranks > 1 else {})
+    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if run.returncode:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{run.stdout}{run.stderr}")
     return json.loads(run.stdout.splitlines()[-1])
 
 

@@ -66,9 +66,7 @@ class CommMeter(TorchDispatchMode):
             return NotImplemented                       # until DTensor has made it local operators
         start = self.clock.now()
         result = func(*args, **(kwargs or {}))
-        backward = torch._C._current_graph_task_id()    # -1 outside of any
-        if backward != -1:
-            self.backwards.setdefault(backward, [start, None])[1] = self.clock.now()
+        self.note_backward(start)
         if func.namespace in ("c10d", "_c10d_functional"):
             name = func._schema.name.split("::")[1].replace("_", "")
             for key, (op, wire) in COLLECTIVES.items():
@@ -96,9 +94,16 @@ class CommMeter(TorchDispatchMode):
             self.spans.append([op, size, start, None])
             self.clock.at_end(Work.unbox(handles[0]), self.spans[-1])
 
+    def note_backward(self, since):
+        """Note that a backward goes on, if one does, and that it has since this moment at least."""
+        backward = torch._C._current_graph_task_id()    # -1 outside of any
+        if backward != -1:
+            self.backwards.setdefault(backward, [since, None])[1] = self.clock.now()
+
     def gradient_is_ready(self, p):
         """A hook for parameters."""
         self.gradients.append(self.clock.now())
+        self.note_backward(self.gradients[-1])
 
     def timeline(self):
         """In seconds since the step began: when each backward began and ended, gradients were

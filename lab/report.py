@@ -47,9 +47,6 @@ class Run(common.Run):
         self.memory, self.batch, self.shards = None, None, {}
         self.rounds_to(args.dtype)
 
-    def __getattr__(self, name):
-        raise AttributeError(f"a run has no {name}")    # common's lets any instrument pass
-
     @property
     def on_cuda(self):
         return self.device.type == "cuda"
@@ -128,11 +125,6 @@ class Run(common.Run):
                 self.peak = max(self.peak, torch.cuda.max_memory_allocated())
         if profile:
             profiler.export_chrome_trace(str(self.args.profile))
-
-    def now(self):
-        if self.on_cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
 
     def log(self, batch, loss, norm, model, skipped=False):
         """After a step: compare it with one GPU and print its line.

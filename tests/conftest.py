@@ -77,6 +77,7 @@ def serve(pipe, stacks):
         }
         try:
             dist.init_process_group("gloo", f"file://{store}", timedelta(minutes=5), world, rank)
+            dist.barrier()  # or one that sends nothing could leave while others still connect
             function, args = pickle.loads(call)
             answer = pickle.dumps((True, function(*args)))
         except BaseException:  # a SystemExit too: the test wants to see it

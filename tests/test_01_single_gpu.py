@@ -307,7 +307,10 @@ def test_16_bits_train_like_32(run_chapter, tmp_path, precision, variant, optimi
     )
     run = json.loads((tmp_path / "run.json").read_text())
     assert status == 0 and len(run["reference_loss"]) == 5, output
-    assert 0 < run["max_loss_diff"] < 5e-3  # not zero: the 16 bits are at work
+    assert run["max_loss_diff"] < 5e-3 and run["max_grad_diff"] > 1e-4  # the 16 bits are at work
+    states = [(check["name"], check["ok"]) for check in run["checks"][:3]]
+    ok = True if variant == "hand" else None
+    assert states == [("parameters", ok), ("gradients", ok), ("optimizer states", ok)]
     dtype = {"b": "bfloat16", "f": "float16"}[precision[0]]
     assert run["tolerance"] == tolerances(dtype, optimizer)
     assert f"tolerances for {dtype}: loss" in output
@@ -468,8 +471,8 @@ def test_what_the_lesson_says_of_flops(one):
 # ------------------------------------------------------------------------------- 5. the timeline
 
 
-@pytest.mark.parametrize(("precision", "width", "peak"), [("fp32", 4, 1.5), ("bf16-fp32grad", 2, 2)])
-def test_memory_over_the_first_steps(one, run_chapter, tmp_path, precision, width, peak):
+@pytest.mark.parametrize(("precision", "width"), [("fp32", 4), ("bf16-fp32grad", 2)])
+def test_memory_over_the_first_steps(one, run_chapter, tmp_path, precision, width):
     """What the lesson draws: gradients come and go, states come once, activations peak."""
     flags = "--layers=2", "--batch=4", "--steps=4", "--no-verify", f"--precision={precision}"
     assert run_chapter(ONE, *FLAGS, *flags, "--json=run.json")[0] == 0
@@ -484,7 +487,7 @@ def test_memory_over_the_first_steps(one, run_chapter, tmp_path, precision, widt
     assert set(parameters) == {formula["parameters"]}
     for begin, end in zip([0, *begins], [*begins, len(seconds)]):
         assert gradients[begin] == 0 and gradients[end - 1] == formula["gradients"]
-        assert kept < max(others[begin:end]) < peak * kept
+        assert kept < max(others[begin:end]) < (1.5 if precision == "fp32" else 2) * kept
         assert others[end - 1] < 0.02 * kept  # all activations are gone again
     assert states[0] == formula["optimizer states"] - adamw
     assert set(states[begins[0] :]) == {formula["optimizer states"]}

@@ -66,7 +66,7 @@ def test_same_as_one_gpu(ranks, tmp_path, variant, setting):
     ("bucket", "norm = grad_norm(replica.parameters())",
      "norm = 2 * grad_norm(replica.parameters())", "gradient norm"),
     ("bucket", "clip_grads(replica.parameters(), norm, clip)", "pass", "gradients"),
-    ("bucket", "(calls, gradient_bytes, wire", "(calls, 2 * gradient_bytes, wire", "all_reduce, pay"),
+    ("bucket", "(calls, gradient_bytes,", "(calls, 2 * gradient_bytes,", "all_reduce, payload"),
     ("torch", "(ranks * loss).backward()", "loss.backward()", "gradients"),
 ])
 def test_a_broken_chapter_says_so(ranks, tmp_path, variant, right, wrong, named):

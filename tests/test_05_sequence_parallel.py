@@ -45,7 +45,7 @@ def test_same_as_one_gpu(ranks, tmp_path, one):
     world, flags = one["world"], flags_of(one)
     results = ranks(world)(run_main, FIVE, flags, tmp_path)
     hold_to_one_gpu(results, flags)
-    hold_shapes(results, outside=(24 // world, 96), inside=(24, 96 // world))
+    hold_shapes(results, outside=(48 // world, 48), inside=(48, 48 // world))
 
 
 @pytest.mark.full
