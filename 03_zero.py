@@ -43,14 +43,12 @@ What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; 
     zero2                      (M + 1) Ψ'    after every backward: the full gradient is not kept
     zero3                      3 M Ψ'        gathered for forward, and again for backward
     zero3 --keep-gathered      2 M Ψ'        kept from forward to backward, for more memory
-    hsdp      as zero3 in groups of --shard-size ranks; across them, one all_reduce of the shards of
-              the gradient a step
-    zeropp    as zero3, with a byte for each number of the forward's gather and of the gradient, and
-              with the backward's gather inside a node
+    hsdp      as zero3 in groups of --shard-size ranks; across them, an all_reduce of shards a step
+    zeropp    as zero3, with a byte a number in two of the three, and the other inside a node
 
 ZeRO++ (zeropp) makes stage 3 send less, by three ideas with a switch each. Quantized weights:
-parameters are gathered as int8, with a scale for every block of 256 numbers. Secondary shards: what
-forward has gathered is kept, spread over the --shard-size ranks of a node, and backward gathers it
+forward gathers parameters as int8, with a scale for every block of 256 numbers. Secondary shards:
+what it has gathered is kept, spread over the --shard-size ranks of a node, and backward gathers it
 from there. Quantized gradients: in an all_to_all, every rank gets the N versions of its shard as
 int8, and sums them in full precision; a ring would round the sums at every hop. The first and the
 last change the numbers, so of such a run only the loss (over 50 steps) and the first gradient norm
@@ -65,18 +63,16 @@ it. A model that does not fit is drawn and cut one unit at a time.)
 
 Run it:
     torchrun --nproc_per_node=4 03_zero.py
-    torchrun --nproc_per_node=4 03_zero.py --variant zero2 --micro-batch 1
-    torchrun --nproc_per_node=4 03_zero.py --prefetch 0 --keep-gathered
+    torchrun --nproc_per_node=4 03_zero.py --variant zero2 --precision bf16 --reduce-fp32 --offload
+    torchrun --nproc_per_node=4 03_zero.py --prefetch 0 --keep-gathered --micro-batch 1
     torchrun --nproc_per_node=8 03_zero.py --variant hsdp --shard-size 4
     torchrun --nproc_per_node=8 03_zero.py --variant zeropp --steps 50 --no-quantized-gradients
-    torchrun --nproc_per_node=4 03_zero.py --precision bf16 --reduce-fp32 --offload
     torchrun --nproc_per_node=4 03_zero.py --variant torch --stage 2
 
-Sources: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
-(2020), sections 5 and 7; Wang et al., ZeRO++ (2023), section 3 (the three ideas are its qwZ, hpZ
-and qgZ); Ren et al., ZeRO-Offload (2021); Zhao et al., PyTorch FSDP (2023), sections 3 and 4;
-Ultra-Scale Playbook, "Zero Redundancy Optimizer"; How To Scale Your Model, part 5, "Fully-Sharded
-Data Parallelism".
+Sources: Rajbhandari et al., ZeRO (2020), sections 5 and 7; Wang et al., ZeRO++ (2023), section 3,
+where the three ideas are qwZ, hpZ and qgZ; Ren et al., ZeRO-Offload (2021); Zhao et al., PyTorch
+FSDP (2023), sections 3 and 4; Ultra-Scale Playbook, "Zero Redundancy Optimizer"; How To Scale Your
+Model, part 5, "Fully-Sharded Data Parallelism".
 """
 
 import argparse
@@ -98,20 +94,18 @@ class Unit:
     full: (N·k,), of which every parameter is a view, with zeros at its end as padding. shard: (k,),
     this rank's part of it. master: (k,), what is updated: the shard itself, unless that is rounded
     to `dtype` or updated on another `device`. grad: (k,), this rank's part of the summed gradient,
-    in `sum_dtype`; with it and `cuts`, a unit passes for a parameter in common.grad_norm. secondary:
-    this rank's part of what the ranks of `node` keep of a forward (ZeRO++).
+    in `sum_dtype`; with it and `cuts`, a unit passes for a parameter in common.grad_norm.
     """
 
-    def __init__(self, parameters, group, dtype=None, sum_dtype=None, device=None, node=None,
-                 all_gather=common.all_gather, reduce_scatter=common.reduce_scatter):
-        self.parameters, self.group, self.node = parameters, group, node
-        self.all_gather, self.reduce_scatter = all_gather, reduce_scatter
+    def __init__(self, parameters, group, dtype=None, sum_dtype=None, device=None):
+        self.parameters, self.group = parameters, group
         dtypes = {str(p.dtype) for p in parameters}
         if len(dtypes) != 1:
             raise ValueError(f"a unit needs parameters of one dtype, and has {sorted(dtypes)}")
         self.padding = -sum(p.numel() for p in parameters) % group.size()
         self.cuts = (Cut(0, group.rank(), group.size(), group),)
-        self.grad = self.gathering = None
+        self.all_gather, self.reduce_scatter = common.all_gather, common.reduce_scatter
+        self.grad = self.gathering = self.node = self.secondary = None
 
         exact = self.flatten([p.detach() for p in parameters])
         self.full = exact.to(dtype or exact.dtype)
@@ -121,7 +115,6 @@ class Unit:
         self.shard = self.master = nn.Parameter(part(self.full, self))
         if dtype or device:
             self.master = nn.Parameter(part(exact, self).to(device or exact.device, copy=True))
-        self.secondary = self.full.new_empty(len(self.full) // node.size()) if node else None
 
     def flatten(self, tensors):
         """A new tensor, (N·k,), of tensors in the shapes of the parameters."""
@@ -133,7 +126,7 @@ class Unit:
         return [flat.view(p.shape) for flat, p in zip(flats, self.parameters)]
 
     def start_gather(self, backward=False):
-        """Start to gather N·k numbers; for a backward from secondary shards, if there are any."""
+        """Start to gather N·k numbers into new memory."""
         self.full.untyped_storage().resize_(self.full.nbytes)
         if backward and self.node:
             self.gathering = common.all_gather(self.full, self.secondary, self.node, async_op=True)
@@ -152,8 +145,8 @@ class Unit:
 
     def free(self):
         """Give back the memory of `full`. Autograd has saved views of it for backward (a linear
-        needs its weight there), so the tensor must survive: we give back only its memory. The next
-        gather gets new memory for it, and the views see what that brings."""
+        needs its weight there), so the tensor must survive: we give back only its memory. When the
+        next gather has filled new memory, the views show it."""
         self.full.untyped_storage().resize_(0)
 
     def start_reduce(self):
@@ -198,9 +191,9 @@ def update(units, optimizer):
 class ShardedOptimizer:
     """ZeRO-1: an optimizer of which each rank runs a part; all the rest is on every rank.
 
-    units: lists of parameters, or just parameters; frozen ones are left alone. make_optimizer: from
-    a list of parameters, see `update`. options: of a Unit. All gradients of a unit are views into
-    one flat tensor, and are copied there if somebody has replaced them.
+    units: lists of parameters, or just parameters; frozen ones are left alone. options: of a Unit.
+    make_optimizer(parameters): see `update`. The gradients of a unit are views into one flat
+    tensor, and are copied there if somebody has replaced them.
     """
 
     def __init__(self, units, make_optimizer, group, **options):
@@ -242,8 +235,7 @@ def zero1_step(model, zero, micro_batches, valid, clip):
     """One step of stage 1. Returns this rank's part of the loss, and the norm.
 
     zero: a ShardedOptimizer. micro_batches: pairs of tokens and targets, (micro_batch, seq) each.
-    valid: the valid targets of the whole global batch. Communication: a reduce_scatter and an
-    all_gather per unit, and the all_reduce of the norm.
+    valid: the valid targets of the whole global batch. Communication: see `traffic`.
     """
     zero.zero_grad()
     total = 0
@@ -263,17 +255,16 @@ def zero1_step(model, zero, micro_batches, valid, clip):
 # --------------------------------------------------------------------------------- stages 2 and 3
 
 class Zero:
-    """Stage 2 or 3 for a list of modules. options: of a Unit, which each module gets."""
+    """Stage 2 or 3 for a list of modules. replicas: the ranks that hold the same shard (hybrid
+    sharding). prefetch: units to gather ahead of the one that computes. keep_gathered: from forward
+    to backward. options: of a Unit. peak: the most bytes that were gathered at a time."""
 
     def __init__(self, model, make_optimizer, group, stage, replicas=None, prefetch=0,
                  keep_gathered=False, **options):
         self.units = [Unit(parameters, group, **options) for parameters in own_parameters(model)]
         self.optimizer = make_optimizer([unit.master for unit in self.units])
-        self.stage = stage
-        self.replicas = replicas                # ranks that hold the same shard (hybrid sharding)
-        self.prefetch = prefetch                # units to gather ahead of the one that computes
-        self.keep_gathered = keep_gathered      # from forward to backward
-        self.peak = 0                           # the most bytes that were gathered at a time
+        self.stage, self.replicas = stage, replicas
+        self.prefetch, self.keep_gathered, self.peak = prefetch, keep_gathered, 0
         for unit in self.units:
             if stage == 3:
                 unit.shard.data = unit.shard.data.clone()       # until now a part of `full`
@@ -291,8 +282,8 @@ class Zero:
 def train_step(model, zero, micro_batches, valid, clip):
     """The same for stages 2 and 3. In stage 2 nothing is freed, so there is nothing to gather.
 
-    Every module of the list reads a detached input. So it has an autograd graph of its own, and its
-    backward, from its output to its input, can be called by itself.
+    Every module reads a detached input. So it has an autograd graph of its own, and its backward,
+    from its output to its input, is ours to call.
     """
     units, at_once = zero.units, 1 + zero.prefetch
     for unit in units:
@@ -402,16 +393,14 @@ def padded_sizes(cfg, n):
 
 
 def model_state_bytes(cfg, stage, optimizer, n, widths=FP32, offload=False, node=None):
-    """Bytes of parameters, gradients and optimizer states per rank, at the end of a step.
+    """Bytes of parameters, gradients and optimizer states (with masters) per rank, after a step.
 
-    stage: 0 (data parallel), 1, 2 or 3. n: the ranks that share. Masters count as optimizer states.
-    node: the number of ranks that share a secondary copy of the parameters (ZeRO++).
+    stage: 0 (data parallel), 1, 2 or 3. n: the ranks that share. node: those of a secondary copy.
     """
     width, sum_width, update_width = widths
     units = padded_sizes(cfg, n if stage else 1)
-    size = sum(units)
+    size, tensors = sum(units), len(units) if stage else cfg.tensors()
     shard = size // n if stage else size                # numbers that this rank updates
-    tensors = len(units) if stage else cfg.tensors()
     states = common.optimizer_state_bytes(optimizer, shard, tensors, update_width)
     masters = update_width * shard if offload or width != update_width else 0
     full_gradients = width * size if stage < 2 else 0
@@ -423,10 +412,8 @@ def model_state_bytes(cfg, stage, optimizer, n, widths=FP32, offload=False, node
 
 
 def traffic(cfg, stage, n, micro_batches, widths=FP32, keep_gathered=False, replicas=1):
-    """What a rank sends in a step: {op: (calls, payload bytes, wire bytes)}.
-
-    n: the ranks of a shard group, which sum one number for the norm. replicas: the groups.
-    """
+    """What a rank sends in a step: {op: (calls, payload bytes, wire bytes)}. n: the ranks of a shard
+    group, which sum one number for the norm. replicas: the number of groups."""
     units, share = padded_sizes(cfg, n), (n - 1) / n
     width, sum_width, _ = widths
     reduces = 1 if stage == 1 else micro_batches
@@ -434,7 +421,7 @@ def traffic(cfg, stage, n, micro_batches, widths=FP32, keep_gathered=False, repl
     reduced, gathered = reduces * sum_width * sum(units), gathers * width * sum(units)
     norm = max(sum_width, 4) if n > 1 else 0
     shards = sum_width * sum(units) // n if replicas > 1 else 0
-    calls = (1 if n > 1 else 0) + (len(units) if replicas > 1 else 0)
+    calls = (n > 1) + len(units) * (replicas > 1)
     wire = 2 * share * norm + 2 * (replicas - 1) / replicas * shards
     return {"reduce_scatter": (len(units) * reduces, reduced, share * reduced),
             "all_gather": (len(units) * gathers, gathered, share * gathered),
@@ -478,82 +465,92 @@ def whole_parameters(units):
             yield p.global_name, whole
 
 
-def take_steps(run, step, model, zero, stage):
-    """Train, and check what is held. Returns `traffic`, by which it sends unless it is ZeRO++."""
-    args, units, n, node = run.args, zero.units, zero.units[0].group.size(), zero.units[0].node
+def take_steps(run, step, model, zero, units=None):
+    """Train. Returns the number of micro-batches in a step."""
     for batch in run.batches(share=run.rank):           # 1/N of the sequences
         with run.measure():
-            loss, norm = step(model, zero, batch.micro_batches, batch.valid, args.clip)
+            loss, norm = step(model, zero, batch.micro_batches, batch.valid, run.args.clip)
         dist.all_reduce(loss)                           # for the report, which shows the whole loss
-        run.log(batch, loss, norm, whole_parameters(units))
+        run.log(batch, loss, norm, whole_parameters(units) if units else model)
+    return len(batch.micro_batches)
 
-    formula = model_state_bytes(args.model, stage, args.optimizer, n, widths(args), args.offload,
-                                node and node.size())
+
+def check(run, zero, stage, sent, node=None):
+    """Hold what is held and sent to the formulas. node: see `model_state_bytes`."""
+    args, units, n = run.args, zero.units, zero.units[0].group.size()
+    sizes = model_state_bytes(args.model, stage, args.optimizer, n, widths(args), args.offload, node)
     masters = [unit.master for unit in units if unit.master is not unit.shard]
     held = ([(unit.full, unit.shard, unit.secondary) for unit in units],
             [(unit.grad, [p.grad for p in unit.parameters]) for unit in units],
             [masters, *zero.optimizer.state.values()])
-    for (kind, size), tensors in zip(formula.items(), held):
+    for (kind, size), tensors in zip(sizes.items(), held):
         run.check_bytes(kind, tensors, size)
     if stage == 3:
-        run.check("gathered parameters, at the peak", zero.peak,
-                  gathered_peak(args.model, n, args.prefetch, args.keep_gathered, widths(args)[0]))
-    return traffic(args.model, stage, n, len(batch.micro_batches), widths(args), args.keep_gathered,
-                   run.world // n)
+        peak = gathered_peak(args.model, n, args.prefetch, args.keep_gathered, widths(args)[0])
+        run.check("gathered parameters, at the peak", zero.peak, peak)
+    run.check_traffic(sent)
 
 
-def unit_options(run):
-    """What --precision, --reduce-fp32 and --offload make of a Unit, and of the run's tolerances."""
+def build(run):
+    """The model, and what --precision, --reduce-fp32 and --offload make of a Unit."""
     args, bf16 = run.args, run.args.precision == "bf16"
     run.rounds_to("bfloat16" if bf16 else args.dtype)
-    return {"dtype": torch.bfloat16 if bf16 else None,
-            "sum_dtype": torch.float32 if args.reduce_fp32 else None,
-            "device": torch.device("cpu") if args.offload else None}
+    options = {"dtype": torch.bfloat16 if bf16 else None,
+               "sum_dtype": torch.float32 if args.reduce_fp32 else None,
+               "device": torch.device("cpu") if args.offload else None}
+    return gpt(args.model, args.seed, run.device, run.dtype), options
 
 
 def train_zero1(run):
-    model, group = gpt(run.args.model, run.args.seed, run.device, run.dtype), run.mesh(shard=run.world).get_group()
-    zero = ShardedOptimizer(own_parameters(model), run.optimizer, group, **unit_options(run))
-    run.check_traffic(take_steps(run, zero1_step, model, zero, stage=1))
+    (model, options), group = build(run), run.mesh(shard=run.world).get_group()
+    zero = ShardedOptimizer(own_parameters(model), run.optimizer, group, **options)
+    m = take_steps(run, zero1_step, model, zero, zero.units)
+    check(run, zero, 1, traffic(run.args.model, 1, run.world, m, widths(run.args)))
 
 
 def train(run):
     """zero2, zero3 and hsdp, of which only the last has several groups of --shard-size ranks."""
     args, n, stage = run.args, run.args.shard_size, 2 if run.args.variant == "zero2" else 3
     mesh = run.mesh(replicate=run.world // n, shard=n)
-    model, replicas = gpt(run.args.model, run.args.seed, run.device, run.dtype), mesh["replicate"].get_group() if run.world > n else None
+    replicas = mesh["replicate"].get_group() if run.world > n else None
+    model, options = build(run)
     zero = Zero(model, run.optimizer, mesh["shard"].get_group(), stage, replicas, args.prefetch,
-                args.keep_gathered, **unit_options(run))
-    run.check_traffic(take_steps(run, train_step, model, zero, stage))
+                args.keep_gathered, **options)
+    m = take_steps(run, train_step, model, zero, zero.units)
+    check(run, zero, stage, traffic(args.model, stage, n, m, widths(args), args.keep_gathered,
+                                    run.world // n))
 
 
 def train_zeropp(run):
-    args, n, size, options = run.args, run.world, run.args.shard_size, unit_options(run)
+    args, n, size = run.args, run.world, run.args.shard_size
+    model, options = build(run)
+    group, nodes = run.mesh(shard=n).get_group(), run.mesh(nodes=n // size, node=size)
+    zero = Zero(model, run.optimizer, group, 3, None, args.prefetch, **options)
+    for unit in zero.units:
+        if args.quantized_weights:
+            unit.all_gather = quantized_all_gather
+        if args.quantized_gradients:
+            unit.reduce_scatter = quantized_reduce_scatter
+        if args.secondary_shard:
+            unit.node = nodes["node"].get_group()
+            unit.secondary = unit.shard.data.new_empty(unit.full.numel() // size)
     if args.quantized_weights or args.quantized_gradients:
         run.rounds_to("int8", steps=50)
-    if args.quantized_weights:
-        options["all_gather"] = quantized_all_gather
-    if args.quantized_gradients:
-        options["reduce_scatter"] = quantized_reduce_scatter
-    if args.secondary_shard:
-        options["node"] = run.mesh(nodes=n // size, node=size)["node"].get_group()
-    model, group = gpt(run.args.model, run.args.seed, run.device, run.dtype), run.mesh(shard=n).get_group()
-    zero = Zero(model, run.optimizer, group, 3, prefetch=args.prefetch, **options)
-    usual = take_steps(run, train_step, model, zero, stage=3)
-    run.check_traffic(zeropp_traffic(args.model, n, args.batch // n // args.micro_batch,
-                                     widths(args), size if args.secondary_shard else None,
-                                     args.quantized_weights, args.quantized_gradients))
-    run.compare_traffic("zero3", usual)
+    m = take_steps(run, train_step, model, zero, zero.units)
+    node = size if args.secondary_shard else None
+    check(run, zero, 3, zeropp_traffic(args.model, n, m, widths(args), node, args.quantized_weights,
+                                       args.quantized_gradients), node)
+    run.compare_traffic("zero3", traffic(args.model, 3, n, m, widths(args)))
 
 
-def torch_step(model, optimizer, micro_batches, valid, clip, ranks):
-    """The same through PyTorch, which averages over ranks: hence their number."""
+def torch_step(model, optimizer, micro_batches, valid, clip):
+    """The same through PyTorch, which averages over ranks: hence the factor."""
     optimizer.zero_grad()
     total = 0
     for i, (tokens, targets) in enumerate(micro_batches, start=1):
         model.require_backward_grad_sync = i == len(micro_batches)      # DDP sends in the last one
         loss = loss_sum(model(tokens), targets) / valid
-        (ranks * loss).backward()
+        (dist.get_world_size() * loss).backward()
         total += loss.detach()
     norm = nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
     optimizer.step()
@@ -564,7 +561,7 @@ def train_torch(run):
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    args, model, mesh = run.args, gpt(run.args.model, run.args.seed, run.device, run.dtype), run.mesh(shard=run.world)
+    args, mesh, model = run.args, run.mesh(shard=run.world), build(run)[0]
     if args.stage == 1:
         model = common.ddp(model, mesh.get_group(), gradient_as_bucket_view=True)
         optimizer = ZeroRedundancyOptimizer(model.parameters(), run.optimizer, mesh.get_group())
@@ -573,14 +570,7 @@ def train_torch(run):
             fully_shard(unit, mesh=mesh, reshard_after_forward=args.stage == 3)
             unit.set_force_sum_reduction_for_comms(True)        # gloo has no average
         optimizer = run.optimizer(model.parameters())
-
-    for batch in run.batches(share=run.rank):
-        with run.measure():
-            loss, norm = torch_step(model, optimizer, batch.micro_batches, batch.valid, args.clip,
-                                    run.world)
-        dist.all_reduce(loss)
-        run.log(batch, loss, norm, model)
-
+    take_steps(run, torch_step, model, optimizer)
     run.check_states(model, optimizer.optim if args.stage == 1 else optimizer)
     run.check_traffic()
 
@@ -603,28 +593,29 @@ def requires(args, ranks):
                       f"{math.gcd(ranks, size)} would work")
 
 
+NUMBERS = ("--precision", "--reduce-fp32", "--offload")
+SWITCHES = ("--quantized-weights", "--secondary-shard", "--quantized-gradients")
+
+
 def flags(parser):
-    add, switch = parser.add_argument, argparse.BooleanOptionalAction
+    add = parser.add_argument
     add("--prefetch", type=int, default=1, help="units to gather ahead of the one that computes")
     add("--keep-gathered", action="store_true", help="keep parameters from forward to backward")
     add("--shard-size", type=int, help="ranks that share a copy, or a secondary one; default: half")
-    add("--quantized-weights", action=switch, default=True, help="gather parameters as int8")
-    add("--secondary-shard", action=switch, default=True, help="gather inside nodes for backward")
-    add("--quantized-gradients", action=switch, default=True, help="send gradients as int8")
     add("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: with fp32 masters")
     add("--reduce-fp32", action="store_true", help="send and sum the gradients of bf16 in fp32")
     add("--offload", action="store_true", help="keep masters and states on the CPU, update there")
+    for switch in SWITCHES:
+        add(switch, action=argparse.BooleanOptionalAction, default=True, help="an idea of ZeRO++")
     add("--stage", type=int, default=3, help="of torch")
 
 
-NUMBERS = ("--precision", "--reduce-fp32", "--offload")
-QUANTIZED = ("--quantized-weights", "--secondary-shard", "--quantized-gradients")
 VARIANTS = {
     "zero3": (train, "--prefetch", "--keep-gathered", *NUMBERS),
     "zero1": (train_zero1, *NUMBERS),
     "zero2": (train, *NUMBERS),
     "hsdp": (train, "--prefetch", "--keep-gathered", "--shard-size", *NUMBERS),
-    "zeropp": (train_zeropp, "--prefetch", "--shard-size", *QUANTIZED, *NUMBERS),
+    "zeropp": (train_zeropp, "--prefetch", "--shard-size", *SWITCHES, *NUMBERS),
     "torch": (train_torch, "--stage"),
 }
 

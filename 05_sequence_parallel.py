@@ -6,7 +6,7 @@ That holds for the embedding, the LayerNorms, the residual sums, the head and th
 rank have 1/t of the sequence there; and inside a sub-layer, as before, all of the sequence and 1/t
 of the heads:
 
-            +---------------------------------------------------------+
+            +--------------------------------------------------------------+
          x -+- LayerNorm -- f ----- [ q k v, 1/t of the heads, o ] -- g -- + -- LayerNorm -- f ...
 
     04   (b, s, h)          (b, s, h)    (b, s, h/t)                  (b, s, h)

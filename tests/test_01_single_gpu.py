@@ -311,6 +311,8 @@ def test_16_bits_train_like_32(run_chapter, tmp_path, precision, variant, optimi
     states = [(check["name"], check["ok"]) for check in run["checks"][:3]]
     ok = True if variant == "hand" else None
     assert states == [("parameters", ok), ("gradients", ok), ("optimizer states", ok)]
+    scaled = "loss scale 65536 in the end; 0 steps skipped" in output
+    assert scaled == (precision == "fp16" and variant == "hand")
     dtype = {"b": "bfloat16", "f": "float16"}[precision[0]]
     assert run["tolerance"] == tolerances(dtype, optimizer)
     assert f"tolerances for {dtype}: loss" in output
@@ -618,11 +620,16 @@ def test_the_model_with_our_kernels(one, monkeypatch):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     cfg = Config(layers=1, dim=32, heads=2, kv_heads=1, seq=16, vocab=64)
     plain, fused = gpt(cfg, device=device), gpt(cfg, device=device)
+    kernels, calls = importlib.import_module("kernels.layernorm"), []
+    layer_norm = kernels.layer_norm
+    counted = lambda *args, **more: calls.append(1) or layer_norm(*args, **more)
+    monkeypatch.setattr(kernels, "layer_norm", counted)
     one.use_kernels(fused)
     one.set_core(fused, "triton", "none")
     tokens = torch.arange(32, device=device).view(2, 16)
     for model in (plain, fused):
         loss_sum(one.forward(model, tokens, "none"), tokens).backward()
+    assert len(calls) == 3  # two in the block, and the last
     names = [name for name, _ in plain.named_parameters()]
     assert names == [name for name, _ in fused.named_parameters()]
     for p, q in zip(plain.parameters(), fused.parameters()):
@@ -658,7 +665,8 @@ def test_the_report_is_of_this_run(run_chapter, tmp_path, monkeypatch):
     speed = 8 * 16 / statistics.median(run["step_seconds"][3:])
     assert f"  {speed:,.0f} tokens/s" in output
     assert f"last 20 steps: {statistics.mean(run['loss'][-20:]):.3f} nats" in output
-    few = run_chapter(ONE, *FLAGS, "--steps=3", "--no-verify")[1]
+    few = run_chapter(ONE, *FLAGS, "--kv-heads=4", "--steps=3", "--no-verify")[1]
+    assert "that GQA shares" in output and "that GQA shares" not in few
     assert cores[1] is common.plain_attention  # all six were measured; the chosen one samples
     assert "tokens/s" not in few and "N has the embedding, which multiplies nothing, and" in few
 

@@ -121,8 +121,8 @@ def test_same_as_one_gpu_in_full(ranks, tmp_path, variant, setting):
     hold_to_one_gpu(ranks(world)(run_main, FOUR, flags, tmp_path), flags)
 
 
-F = "        return all_reduce(gradient, ctx.group), None"
-G = """        return all_reduce(x, group)
+F = "        return summed(gradient, ctx.group), None"
+G = """        return summed(x, group)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -134,7 +134,7 @@ G = """        return all_reduce(x, group)
     [
         # f, and both halves of g
         (F, "        return gradient, None", "gradients"),
-        (G, G.replace("all_reduce(x, group)", "x.clone()"), "loss"),
+        (G, G.replace("summed(x, group)", "x.clone()"), "loss"),
         (G, G.replace("return gradient", "return gradient * 2"), "gradients"),
         # kv heads that ranks share, and the norm
         ('mark_partial(linear, "weight", copies)', "pass", "gradients"),
@@ -352,7 +352,7 @@ def order_in_backward(variant, fault=None):
         with mock.patch.object(dist, "all_reduce", all_reduce), Log(events):
             out.backward()
         orders.append(events)
-    contiguous = four.all_reduce(torch.ones(2, 3).t(), group).is_contiguous()
+    contiguous = four.summed(torch.ones(2, 3).t(), group).is_contiguous()
     return *orders, contiguous
 
 

@@ -56,7 +56,7 @@ def test_same_as_one_gpu_in_full(ranks, tmp_path, variant, setting):
     hold_to_one_gpu(ranks(world)(run_main, FIVE, flags, tmp_path), flags)
 
 
-BY_TOKEN = "by_token = [model.embedding, model.head.norm, model.head.out]"
+BY_TOKEN = "in_full = [model.embedding, model.head.norm, model.head.out]"
 MINE = "x.chunk(group.size(), 1)[group.rank()].clone()"  # a part that nobody has summed
 ONE_STEP = (*FLOAT64, "--steps=1")
 
@@ -76,9 +76,9 @@ ONE_STEP = (*FLOAT64, "--steps=1")
         ("megatron", BY_TOKEN, BY_TOKEN.replace("model.embedding, ", ""), "gradients"),
         ("megatron", BY_TOKEN, BY_TOKEN.replace("model.head.norm, ", ""), "gradients"),
         ("megatron", BY_TOKEN, BY_TOKEN.replace(", model.head.out", ""), "gradients"),
-        ("megatron", "by_token += block.norm1, block.norm2", "by_token += [block.norm2]",
+        ("megatron", "in_full += block.norm1, block.norm2", "in_full += [block.norm2]",
          "gradients"),
-        ("megatron", "by_token += block.norm1, block.norm2", "by_token += [block.norm1]",
+        ("megatron", "in_full += block.norm1, block.norm2", "in_full += [block.norm1]",
          "gradients"),
         ("megatron", "mark_partial(module, name, group)", 'mark_partial(module, "weight", group)',
          "gradients"),
@@ -115,9 +115,9 @@ SEND_ON = """dist.isend, x, group=group, group_peer=(rank + 1) % t),
         ("part((rank - 1 - hop) % t)", "part((rank - hop) % t)", "loss"),
         ("total += arriving.wait()", "arriving.wait()", "loss"),
         (SEND_ON, SEND_ON.replace("1", "2"), "loss"),  # of three ranks, to the one before
-        ("total += gradient[rank].flatten", "total += 2 * gradient[rank].flatten", "gradients"),
+        ("total += of_weight[owner].flatten", "total += 2 * of_weight[owner].flatten", "gradients"),
         ("dw += arrived.flatten(0, 1).T", "dw += 2 * arrived.flatten(0, 1).T", "gradients"),
-        ("dx[rank] = arrived @ weight", "dx[-rank] = arrived @ weight", "gradients"),
+        ("dx[owner] = arrived @ weight", "dx[-owner] = arrived @ weight", "gradients"),
     ],
 )
 def test_a_broken_ring_says_so(ranks, tmp_path, right, wrong, named):
@@ -140,8 +140,8 @@ def test_bfloat16(ranks, five, tmp_path, variant):
     assert status == 0 and all(check["ok"] is not False for check in run["checks"]), output
     if variant == "torch":
         cfg = common.Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)
-        ours = sum(wire for _, _, wire in five.traffic(cfg, 1, 4, 2, 2).values())
-        assert f"megatron sends {quantity(round(ours))}" in output
+        ours = sum(wire for _, _, wire in five.traffic(cfg, 1, 4, 2, 2, "kept").values())
+        assert f"kept sends {quantity(round(ours))}" in output
 
 
 @pytest.mark.parametrize(("variant", "world"), [("ring", 3), ("megatron", 4), ("kept", 2)])
@@ -289,7 +289,7 @@ def test_parameters_per_rank(five):
             tables = (1 if tie else 2) * 8 * (11 - -(-11 // t))  # what chapter 04 does not hold
             more = five.parameters_per_rank(shape, t) - four.parameters_per_rank(shape, t)
             assert more == tables
-    assert five.numbers_by_token(cfg) == (4 * 2 + 2) * 8 + 2 * 11 * 8
+    assert five.numbers_in_full(cfg) == (4 * 2 + 2) * 8 + 2 * 11 * 8
 
 
 def test_as_many_bytes_as_chapter_04(five):
@@ -305,7 +305,7 @@ def test_as_many_bytes_as_chapter_04(five):
         ours = five.traffic(cfg, 3, 2, t, 2, "kept")
         calls, _, apart = ours.pop("all_reduce")
         assert calls == (2 if t > 1 else 1)
-        assert apart == pytest.approx(2 * ring * (five.numbers_by_token(cfg) * 2 + norm))
+        assert apart == pytest.approx(2 * ring * (five.numbers_in_full(cfg) * 2 + norm))
         assert sum(wire for _, _, wire in ours.values()) == pytest.approx(theirs, rel=1e-12)
 
         sent = {variant: five.traffic(cfg, 3, 2, t, 2, variant) for variant in VARIANTS[:3]}
