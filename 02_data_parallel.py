@@ -85,8 +85,8 @@ from torch import nn
 import common
 from common import clip_grads, gpt, grad_norm, loss_sum
 
-# ------------------------------------------------------------------------------------- the replicas
 
+# ------------------------------------------------------------------------------------- the replicas
 
 def start_all_reduce(tensor, group):
     """Start to sum `tensor` over the ranks of `group`, in place. Returns a handle: wait() on it."""
@@ -223,7 +223,6 @@ class Bucket(Overlap):
 
 # ----------------------------------------------------------------------------------------- the step
 
-
 def train_step(replica, optimizer, micro_batches, valid, clip):
     """One step on this rank's micro-batches. Returns this rank's part of the loss, and the norm.
 
@@ -268,7 +267,6 @@ def torch_step(ddp, optimizer, micro_batches, valid, clip, ranks):
 
 # ------------------------------------------------------------------------------------- the formulas
 
-
 def wire_bytes(payload, ranks):
     """What a rank sends in a ring all_reduce: a reduce_scatter and an all_gather, each (N-1)/N."""
     return 2 * (ranks - 1) / ranks * payload
@@ -293,7 +291,6 @@ def tokens_to_hide(bytes_per_gradient, ranks, flops, bandwidth):
 
 
 # ------------------------------------------------------------------------------------------ the run
-
 
 def replicate(variant, module, group, bucket_bytes):
     if variant == "naive":

@@ -76,6 +76,7 @@ Model, part 5, "Fully-Sharded Data Parallelism".
 """
 
 import argparse
+import functools
 import math
 
 import torch
@@ -99,16 +100,14 @@ class Unit:
 
     def __init__(self, parameters, group, dtype=None, sum_dtype=None, device=None):
         self.parameters, self.group = parameters, group
-        dtypes = {str(p.dtype) for p in parameters}
-        if len(dtypes) != 1:
-            raise ValueError(f"a unit needs parameters of one dtype, and has {sorted(dtypes)}")
+        [exact_dtype] = {p.dtype for p in parameters}   # ValueError: one dtype per unit
         self.padding = -sum(p.numel() for p in parameters) % group.size()
         self.cuts = (Cut(0, group.rank(), group.size(), group),)
         self.all_gather, self.reduce_scatter = common.all_gather, common.reduce_scatter
         self.grad = self.gathering = self.node = self.secondary = None
 
         exact = self.flatten([p.detach() for p in parameters])
-        self.full = exact.to(dtype or exact.dtype)
+        self.full = exact.to(dtype or exact_dtype)
         self.sum_dtype = sum_dtype or self.full.dtype
         for p, view in zip(parameters, self.views(self.full)):
             p.data = view
@@ -346,31 +345,26 @@ def dequantize(numbers, scales):
 
 
 class Quantized:
-    """Starts a collective that sends x as int8 and scales; wait() passes to `use` what has come.
-    x: rows of k numbers. What comes: (N, k), a row from each rank."""
+    """Starts a collective that sends x as int8 and scales, in rows of k; wait() puts combine(rows)
+    of what has come, (N, k), into `out`."""
 
-    def __init__(self, collective, x, group, use):
-        self.use, self.sent = use, quantize(x)          # what is sent must live until wait()
+    def __init__(self, collective, combine, out, x, group, async_op):
+        self.combine, self.out = combine, out
+        self.sent = quantize(x.view(-1, min(len(x), len(out))))     # it must live until wait()
         self.received = [y.new_empty(group.size(), y.shape[-1]) for y in self.sent]
-        self.handles = [collective(rows, y, group=group, async_op=True)
+        self.handles = [collective(rows, y, group=group, async_op=async_op)
                         for rows, y in zip(self.received, self.sent)]
 
     def wait(self):
         for handle in self.handles:
             handle.wait()
-        self.use(dequantize(*self.received))
+        self.out.copy_(self.combine(dequantize(*self.received)))
 
 
-def quantized_all_gather(full, shard, group, async_op):
-    """In place of common.all_gather: every rank's (k,) to (N·k,)."""
-    return Quantized(common.all_gather, shard[None], group,
-                     lambda rows: full.copy_(rows.flatten()))
-
-
-def quantized_reduce_scatter(summed, flat, group, async_op):
-    """In place of common.reduce_scatter. No int8 number is summed: they are sent only once."""
-    return Quantized(dist.all_to_all_single, flat.view(group.size(), -1), group,
-                     lambda rows: summed.copy_(rows.sum(0)))
+# Int8 numbers are sent once, and not summed at every hop: every rank gets all that it has to sum.
+quantized_all_gather = functools.partial(Quantized, common.all_gather, torch.flatten)
+quantized_reduce_scatter = functools.partial(Quantized, dist.all_to_all_single,
+                                             functools.partial(torch.sum, dim=0))
 
 
 # ------------------------------------------------------------------------------------ the formulas
@@ -412,8 +406,8 @@ def model_state_bytes(cfg, stage, optimizer, n, widths=FP32, offload=False, node
 
 
 def traffic(cfg, stage, n, micro_batches, widths=FP32, keep_gathered=False, replicas=1):
-    """What a rank sends in a step: {op: (calls, payload bytes, wire bytes)}. n: the ranks of a shard
-    group, which sum one number for the norm. replicas: the number of groups."""
+    """What a rank sends in a step: {op: (calls, payload bytes, wire bytes)}. n: ranks of a group,
+    which share one model, and sum one number for the norm. replicas: the number of groups."""
     units, share = padded_sizes(cfg, n), (n - 1) / n
     width, sum_width, _ = widths
     reduces = 1 if stage == 1 else micro_batches
@@ -478,7 +472,8 @@ def take_steps(run, step, model, zero, units=None):
 def check(run, zero, stage, sent, node=None):
     """Hold what is held and sent to the formulas. node: see `model_state_bytes`."""
     args, units, n = run.args, zero.units, zero.units[0].group.size()
-    sizes = model_state_bytes(args.model, stage, args.optimizer, n, widths(args), args.offload, node)
+    sizes = model_state_bytes(args.model, stage, args.optimizer, n, widths(args), args.offload,
+                              node)
     masters = [unit.master for unit in units if unit.master is not unit.shard]
     held = ([(unit.full, unit.shard, unit.secondary) for unit in units],
             [(unit.grad, [p.grad for p in unit.parameters]) for unit in units],

@@ -100,8 +100,8 @@ from torch import nn
 import common
 from common import clip_grads, gpt, grad_norm, keep_shard, mark_partial, sum_partial_grads
 
-# ---------------------------------------------------------------------------- two matrix identities
 
+# ---------------------------------------------------------------------------- two matrix identities
 
 def matmul_by_columns(a, b, t):
     """a (m, k) times b (k, n), with b cut by columns: t outputs side by side."""
@@ -115,7 +115,6 @@ def matmul_by_rows(a, b, t):
 
 
 # ------------------------------------------------------------------------------------------ f and g
-
 
 def summed(x, group):
     """The sum of x over the ranks of `group`, as a new tensor."""
@@ -151,7 +150,6 @@ class SumOut(torch.autograd.Function):
 
 # ----------------------------------------------------------------------------------- the sub-layers
 
-
 class TensorParallel(nn.Module):
     """Megatron's pair around one sub-layer: copy the input in, sum the partial outputs out.
 
@@ -183,7 +181,6 @@ def share_kv_heads(attn, kv_heads, group, copies):
 
 
 # --------------------------------------------------------------- the vocabulary: embedding and head
-
 
 class VocabParallelEmbedding(nn.Module):
     """A table of which each rank holds the rows of some tokens. Looks those up; g adds the others.
@@ -265,7 +262,6 @@ class VocabParallelLoss(torch.autograd.Function):
 
 # ------------------------------------------------------------------------------------------ overlap
 
-
 class CopyInColumns(torch.autograd.Function):
     """f and the linears behind it in one, so that backward can send while it computes.
 
@@ -318,7 +314,6 @@ class OverlapHead(VocabParallelHead):
 
 # ------------------------------------------------------------------------------------ the whole GPT
 
-
 def parallelize(model, cfg, group, copies, variant="megatron"):
     """Cut common.gpt(cfg, seed=None) over `group`, before its weights are drawn.
 
@@ -339,7 +334,6 @@ def parallelize(model, cfg, group, copies, variant="megatron"):
 
 
 # ----------------------------------------------------------------------------------------- the step
-
 
 def train_step(model, optimizer, micro_batches, valid, clip, vocab, group):
     """One step, in which every rank sees every sequence. Returns the loss and the norm.
@@ -409,7 +403,6 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
 
 # ------------------------------------------------------------------------------------- the formulas
 
-
 def parameters_per_rank(cfg, t):
     """Numbers on a rank: 1/t of every matrix, but one kv head at least, and all of a LayerNorm."""
     kv_dim = cfg.dim // cfg.heads * max(cfg.kv_heads // t, 1)
@@ -469,7 +462,6 @@ def ranks_that_pay(dim, width, flops, bandwidth):
 
 
 # ------------------------------------------------------------------------------------------ the run
-
 
 def train(run):
     args, cfg, t = run.args, run.args.model, run.world

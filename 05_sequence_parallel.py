@@ -90,8 +90,8 @@ from torch import nn
 import common
 from common import clip_grads, gpt, grad_norm, keep_shard, loss_sum, mark_partial, sum_partial_grads
 
-# -------------------------------------------------------------- the collectives, along the sequence
 
+# -------------------------------------------------------------- the collectives, along the sequence
 
 class InFlight:
     """What is being received, and what is being sent, which must stay alive until it has left."""
@@ -137,7 +137,6 @@ def reduce_scatter(x, group):
 
 
 # ------------------------------------------------------------------------------------------ f and g
-
 
 class GatherIn(torch.autograd.Function):
     """f: all_gather along the sequence; the gradient is reduce_scattered."""
@@ -186,7 +185,6 @@ class SequenceParallel(nn.Module):
 
 
 # ----------------------------------------------------------------- gathered again, in place of kept
-
 
 class GatherInColumns(torch.autograd.Function):
     """f and the linears behind it in one, to keep this rank's part of the input and not all of it.
@@ -240,7 +238,6 @@ class RegatherSequenceParallel(SequenceParallel):
 
 
 # ------------------------------------------------------------------------------ the same, in a ring
-
 
 def send_on(x, group):
     """Start to send x to the next rank, and to receive one like it from the one before."""
@@ -363,7 +360,6 @@ class RingSequenceParallel(SequenceParallel):
 
 # ------------------------------------------------------------------------------------ the whole GPT
 
-
 def parallelize(model, cfg, group, copies, variant):
     """Cut common.gpt(cfg, seed=None) over `group`, before its weights are drawn.
 
@@ -394,7 +390,6 @@ def share_kv_heads(attn, kv_heads, group, copies):
 
 
 # ----------------------------------------------------------------------------------------- the step
-
 
 def my_tokens(x, group):
     """A copy of this rank's part of the sequence: (batch, seq) to (batch, seq/t)."""
@@ -473,7 +468,6 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
 
 # ------------------------------------------------------------------------------------- the formulas
 
-
 def parameters_per_rank(cfg, t):
     """Numbers on a rank: 1/t of the blocks' matrices, but one kv head at least, and the rest."""
     kv_dim = cfg.dim // cfg.heads * max(cfg.kv_heads // t, 1)
@@ -537,7 +531,6 @@ def hop_over_matmul(columns, t, width, flops, bandwidth):
 
 
 # ------------------------------------------------------------------------------------------ the run
-
 
 def train(run):
     args, cfg, t = run.args, run.args.model, run.world

@@ -39,6 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+
 # ------------------------------------------------------------------------------------------- shapes
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def optimizer_state_bytes(optimizer, numbers, tensors, width):
     adamw = 2 * width * numbers + 4 * tensors
     return {"adamw": adamw, "momentum": width * numbers, "sgd": 0}[optimizer]
 
+
 # --------------------------------------------------------------------------------------------- text
 
 class Text:
@@ -123,6 +125,7 @@ def standard_library():
     files = (path.relative_to(root) for path in root.rglob("*.py"))
     files = sorted(path.as_posix() for path in files if leave_out.isdisjoint(path.parts))
     return b"".join((root / path).read_bytes() for path in files)
+
 
 # -------------------------------------------------------------------------------------------- model
 
@@ -273,6 +276,7 @@ def ddp(model, group, **options):
     options["forward_sync_buffers" if renamed else "broadcast_buffers"] = False
     return DistributedDataParallel(model, process_group=group, **options)
 
+
 # ------------------------------------------------------------------------------------------- shards
 
 class Cut(NamedTuple):
@@ -365,6 +369,7 @@ def clip_grads(parameters, norm, largest):
         if p.grad is not None:
             p.grad.mul_(scale)
 
+
 # -------------------------------------------------------------------------------------------- flags
 
 def parse(file, doc, variants, flags, argv, Parser=argparse.ArgumentParser):
@@ -424,6 +429,7 @@ def split_batch(args, shares):
     divides("--batch", args.batch, f"{shares} data-parallel ranks x --micro-batch",
             shares * (args.micro_batch or 1))
     args.shares, args.micro_batch = shares, args.micro_batch or args.batch // shares
+
 
 # ------------------------------------------------------------------------------------------ the run
 

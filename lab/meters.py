@@ -173,7 +173,6 @@ def hidden_share(timeline):
 
 # -------------------------------------------------------------------------------------- activations
 
-
 class ActivationMeter(torch.autograd.graph.saved_tensors_hooks):
     """Counts what autograd keeps for backward while it is entered, each storage once.
 
@@ -223,7 +222,6 @@ def shapes_of_a_block(model):
 
 # ------------------------------------------------------------------------------------------- memory
 
-
 class MemoryTimeline(TorchDispatchMode):
     """Adds up the storages that are alive, by kind, after every operator that changed their sum.
 
@@ -262,7 +260,6 @@ class MemoryTimeline(TorchDispatchMode):
 
 
 # -------------------------------------------------------------------------------------------- FLOPs
-
 
 def count_flops(forward_and_backward):
     """FLOPs of a call by PyTorch's counter.

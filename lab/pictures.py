@@ -48,7 +48,6 @@ def width_of(run):
 
 # ----------------------------------------------------------------------------------- 01: the memory
 
-
 def memory(runs):
     """Bytes of each kind over the first steps, stacked."""
     *_, run = runs_of(runs, "01_single_gpu").values()
@@ -71,7 +70,6 @@ def memory(runs):
 
 
 # ---------------------------------------------------------------------------------- 02: the overlap
-
 
 def overlap(runs):
     """One row per variant: backward with a tick per gradient; below it its all_reduces, from start
@@ -169,7 +167,6 @@ def held_bytes(run):
 
 
 # ------------------------------------------------------------------------- 04: who holds which part
-
 
 def parts_of_matrices(runs):
     """Left: which rank holds which part of each matrix. Right: bytes sent, against the ranks."""

@@ -26,6 +26,7 @@ from test_04_tensor_parallel import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import common
+from lab.machines import MACHINES
 from lab.report import quantity
 
 FIVE = "05_sequence_parallel"
@@ -317,11 +318,14 @@ def test_as_many_bytes_as_chapter_04(five):
 
 
 def test_when_a_hop_is_hidden(five):
-    """The bytes of a chunk over the FLOPs of its matmul, step by step."""
-    tokens, dim, t, width, flops, bandwidth = 4096, 8192, 8, 2, 989e12, 450e9
-    hop = tokens / t * dim * width / bandwidth
-    matmul = 2 * tokens / t * dim * dim / t / flops
-    assert five.hop_over_matmul(dim, t, width, flops, bandwidth) == pytest.approx(hop / matmul)
+    """The bytes of a chunk over the FLOPs of its matmul, step by step; the lesson's numbers."""
+    tokens, dim, t, width = 4096, 8192, 8, 2
+    flops, bandwidth = MACHINES["H100, NVLink 4"]
+    for columns, expected in ((4 * dim, 0.5), (3 * dim, 0.8), (dim, 2.1)):
+        hop = tokens / t * dim * width / bandwidth
+        matmul = 2 * tokens / t * dim * columns / t / flops
+        ratio = five.hop_over_matmul(columns, t, width, flops, bandwidth)
+        assert ratio == pytest.approx(hop / matmul) and round(ratio, 1) == expected
 
 
 @pytest.mark.parametrize(
