@@ -85,7 +85,6 @@ from torch import nn
 import common
 from common import clip_grads, gpt, grad_norm, loss_sum
 
-
 # ------------------------------------------------------------------------------------- the replicas
 
 def start_all_reduce(tensor, group):

@@ -100,7 +100,6 @@ from torch import nn
 import common
 from common import clip_grads, gpt, grad_norm, keep_shard, mark_partial, sum_partial_grads
 
-
 # ---------------------------------------------------------------------------- two matrix identities
 
 def matmul_by_columns(a, b, t):

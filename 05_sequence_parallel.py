@@ -90,7 +90,6 @@ from torch import nn
 import common
 from common import clip_grads, gpt, grad_norm, keep_shard, loss_sum, mark_partial, sum_partial_grads
 
-
 # -------------------------------------------------------------- the collectives, along the sequence
 
 class InFlight:
