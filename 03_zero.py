@@ -33,9 +33,9 @@ does not notice, since AdamW, SGD and momentum treat every number by itself.
 
 Our model is a list, so `train_step` walks it: for each unit it gathers, computes and frees, first
 forwards, then backwards. PyTorch's FSDP (`--variant torch`) does the same for any module, by hooks
-on each unit. One before forward gathers, and one after forward frees. One on the gradient of the
-output, which comes when the unit's backward is about to start, gathers again. And one on the
-gradients of the parameters frees, and starts the reduce_scatter.
+on each unit: one before forward gathers, one after it frees; one on the gradient of the output,
+which comes when the unit's backward is about to start, gathers again; and one on the gradients of
+the parameters frees, and starts the reduce_scatter.
 
 What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; all times (N-1)/N)
 
@@ -57,9 +57,8 @@ are compared with one GPU's. They may be off by 1% and 5%.
 When it pays: prefetching (--prefetch) hides the gathers, for more memory: while a unit computes,
 those of the next ones are under way. But stage 3 sends half of an all_reduce behind each forward,
 which computes half as much as a backward. So chapter 02's condition holds for both, and now for
-every micro-batch, not only the last. Stage 3 wants large micro-batches; small models on fast
-networks should stay at stage 1 or 2. (This file draws the whole model on every rank and then cuts
-it. A model that does not fit is drawn and cut one unit at a time.)
+every micro-batch, not only the last: stage 3 wants large ones. Small models on fast networks should
+stay at stage 1 or 2. (A model that fits no rank must be drawn, too, one unit at a time.)
 
 Run it:
     torchrun --nproc_per_node=4 03_zero.py
@@ -100,14 +99,15 @@ class Unit:
 
     def __init__(self, parameters, group, dtype=None, sum_dtype=None, device=None):
         self.parameters, self.group = parameters, group
-        [exact_dtype] = {p.dtype for p in parameters}   # ValueError: one dtype per unit
+        if len({p.dtype for p in parameters}) != 1:
+            raise ValueError("a unit needs parameters of one dtype")
         self.padding = -sum(p.numel() for p in parameters) % group.size()
         self.cuts = (Cut(0, group.rank(), group.size(), group),)
         self.all_gather, self.reduce_scatter = common.all_gather, common.reduce_scatter
         self.grad = self.gathering = self.node = self.secondary = None
 
         exact = self.flatten([p.detach() for p in parameters])
-        self.full = exact.to(dtype or exact_dtype)
+        self.full = exact.to(dtype or exact.dtype)
         self.sum_dtype = sum_dtype or self.full.dtype
         for p, view in zip(parameters, self.views(self.full)):
             p.data = view
@@ -204,7 +204,6 @@ class ShardedOptimizer:
         self.units = [Unit(parameters, group, **options) for parameters in trained if parameters]
         self.gradients = [torch.zeros_like(unit.full) for unit in self.units]
         self.optimizer = make_optimizer([unit.master for unit in self.units])
-        self.zero_grad()
 
     def zero_grad(self):
         for unit, flat in zip(self.units, self.gradients):
@@ -230,24 +229,24 @@ class ShardedOptimizer:
         update(self.units, self.optimizer)
 
 
-def zero1_step(model, zero, micro_batches, valid, clip):
+def zero1_step(model, optimizer, micro_batches, valid, clip):
     """One step of stage 1. Returns this rank's part of the loss, and the norm.
 
-    zero: a ShardedOptimizer. micro_batches: pairs of tokens and targets, (micro_batch, seq) each.
-    valid: the valid targets of the whole global batch. Communication: see `traffic`.
+    optimizer: sharded. micro_batches: pairs of tokens and targets, (micro_batch, seq) each. valid:
+    the valid targets of the whole global batch. Communication: see `traffic`.
     """
-    zero.zero_grad()
+    optimizer.zero_grad()
     total = 0
     for tokens, targets in micro_batches:
         loss = loss_sum(model(tokens), targets) / valid
         loss.backward()
         total += loss.detach()
-    zero.reduce_gradients()
+    optimizer.reduce_gradients()
 
-    norm = grad_norm(zero.units, zero.units[0].group)
+    norm = grad_norm(optimizer.units, optimizer.units[0].group)
     if clip:
-        clip_grads(zero.units, norm, clip)
-    zero.step()
+        clip_grads(optimizer.units, norm, clip)
+    optimizer.step()
     return total, norm
 
 
@@ -345,12 +344,13 @@ def dequantize(numbers, scales):
 
 
 class Quantized:
-    """Starts a collective that sends x as int8 and scales, in rows of k; wait() puts combine(rows)
-    of what has come, (N, k), into `out`."""
+    """Starts a collective that sends x, rows of k numbers, as int8 and scales. What comes is a row
+    from each rank, (N, k); wait() puts combine(rows) into `out`."""
 
     def __init__(self, collective, combine, out, x, group, async_op):
         self.combine, self.out = combine, out
-        self.sent = quantize(x.view(-1, min(len(x), len(out))))     # it must live until wait()
+        k = min(len(x), len(out))                       # a shard; the other is N·k
+        self.sent = quantize(x.view(-1, k))             # it must live until wait()
         self.received = [y.new_empty(group.size(), y.shape[-1]) for y in self.sent]
         self.handles = [collective(rows, y, group=group, async_op=async_op)
                         for rows, y in zip(self.received, self.sent)]
@@ -361,7 +361,6 @@ class Quantized:
         self.out.copy_(self.combine(dequantize(*self.received)))
 
 
-# Int8 numbers are sent once, and not summed at every hop: every rank gets all that it has to sum.
 quantized_all_gather = functools.partial(Quantized, common.all_gather, torch.flatten)
 quantized_reduce_scatter = functools.partial(Quantized, dist.all_to_all_single,
                                              functools.partial(torch.sum, dim=0))
@@ -388,7 +387,6 @@ def padded_sizes(cfg, n):
 
 def model_state_bytes(cfg, stage, optimizer, n, widths=FP32, offload=False, node=None):
     """Bytes of parameters, gradients and optimizer states (with masters) per rank, after a step.
-
     stage: 0 (data parallel), 1, 2 or 3. n: the ranks that share. node: those of a secondary copy.
     """
     width, sum_width, update_width = widths
@@ -448,42 +446,28 @@ def gathered_peak(cfg, n, prefetch, keep_gathered, width=4):
 
 # ----------------------------------------------------------------------------------------- the run
 
-def whole_parameters(units):
-    """For the verifier: (global name, parameter with its gradient) pairs, gathered from masters."""
-    for unit in units:
-        both = torch.stack([unit.master.data, unit.grad.to(unit.master)]).to(unit.full.device)
-        shards = [torch.empty_like(both) for _ in range(unit.group.size())]             # (2, k)
-        dist.all_gather(shards, both, unit.group)
-        for p, whole, grad in zip(unit.parameters, *map(unit.views, torch.cat(shards, dim=1))):
-            whole.grad = grad
-            yield p.global_name, whole
-
-
 def take_steps(run, step, model, zero, units=None):
     """Train. Returns the number of micro-batches in a step."""
     for batch in run.batches(share=run.rank):           # 1/N of the sequences
         with run.measure():
             loss, norm = step(model, zero, batch.micro_batches, batch.valid, run.args.clip)
         dist.all_reduce(loss)                           # for the report, which shows the whole loss
-        run.log(batch, loss, norm, whole_parameters(units) if units else model)
+        run.log(batch, loss, norm, run.gathered(units) if units else model)
     return len(batch.micro_batches)
 
 
-def check(run, zero, stage, sent, node=None):
-    """Hold what is held and sent to the formulas. node: see `model_state_bytes`."""
-    args, units, n = run.args, zero.units, zero.units[0].group.size()
-    sizes = model_state_bytes(args.model, stage, args.optimizer, n, widths(args), args.offload,
-                              node)
-    masters = [unit.master for unit in units if unit.master is not unit.shard]
-    held = ([(unit.full, unit.shard, unit.secondary) for unit in units],
-            [(unit.grad, [p.grad for p in unit.parameters]) for unit in units],
-            [masters, *zero.optimizer.state.values()])
-    for (kind, size), tensors in zip(sizes.items(), held):
-        run.check_bytes(kind, tensors, size)
+def check(run, zero, stage, m, node=None, sent=None):
+    """Hold what is held and sent to the formulas. m: micro-batches. sent: if not by `traffic`."""
+    args, n, width = run.args, zero.units[0].group.size(), widths(run.args)
+    sizes = model_state_bytes(args.model, stage, args.optimizer, n, width, args.offload, node)
+    run.check_shards(zero.units, zero.optimizer, sizes)
     if stage == 3:
-        peak = gathered_peak(args.model, n, args.prefetch, args.keep_gathered, widths(args)[0])
+        peak = gathered_peak(args.model, n, args.prefetch, args.keep_gathered, width[0])
         run.check("gathered parameters, at the peak", zero.peak, peak)
-    run.check_traffic(sent)
+    usual = traffic(args.model, stage, n, m, width, args.keep_gathered, run.world // n)
+    run.check_traffic(sent or usual)
+    if sent:
+        run.compare_traffic("zero3", usual)
 
 
 def build(run):
@@ -497,29 +481,30 @@ def build(run):
 
 
 def train_zero1(run):
-    (model, options), group = build(run), run.mesh(shard=run.world).get_group()
-    zero = ShardedOptimizer(own_parameters(model), run.optimizer, group, **options)
-    m = take_steps(run, zero1_step, model, zero, zero.units)
-    check(run, zero, 1, traffic(run.args.model, 1, run.world, m, widths(run.args)))
+    group = run.mesh(shard=run.world).get_group()
+    model, options = build(run)
+    optimizer = ShardedOptimizer(own_parameters(model), run.optimizer, group, **options)
+    m = take_steps(run, zero1_step, model, optimizer, optimizer.units)
+    check(run, optimizer, 1, m)
 
 
 def train(run):
     """zero2, zero3 and hsdp, of which only the last has several groups of --shard-size ranks."""
-    args, n, stage = run.args, run.args.shard_size, 2 if run.args.variant == "zero2" else 3
+    args, n = run.args, run.args.shard_size
+    stage = 2 if args.variant == "zero2" else 3
     mesh = run.mesh(replicate=run.world // n, shard=n)
     replicas = mesh["replicate"].get_group() if run.world > n else None
     model, options = build(run)
     zero = Zero(model, run.optimizer, mesh["shard"].get_group(), stage, replicas, args.prefetch,
                 args.keep_gathered, **options)
     m = take_steps(run, train_step, model, zero, zero.units)
-    check(run, zero, stage, traffic(args.model, stage, n, m, widths(args), args.keep_gathered,
-                                    run.world // n))
+    check(run, zero, stage, m)
 
 
 def train_zeropp(run):
     args, n, size = run.args, run.world, run.args.shard_size
+    group, mesh = run.mesh(shard=n).get_group(), run.mesh(nodes=n // size, node=size)
     model, options = build(run)
-    group, nodes = run.mesh(shard=n).get_group(), run.mesh(nodes=n // size, node=size)
     zero = Zero(model, run.optimizer, group, 3, None, args.prefetch, **options)
     for unit in zero.units:
         if args.quantized_weights:
@@ -527,15 +512,14 @@ def train_zeropp(run):
         if args.quantized_gradients:
             unit.reduce_scatter = quantized_reduce_scatter
         if args.secondary_shard:
-            unit.node = nodes["node"].get_group()
-            unit.secondary = unit.shard.data.new_empty(unit.full.numel() // size)
+            unit.node = mesh["node"].get_group()
+            unit.secondary = unit.full.new_empty(unit.full.numel() // size)
     if args.quantized_weights or args.quantized_gradients:
         run.rounds_to("int8", steps=50)
     m = take_steps(run, train_step, model, zero, zero.units)
     node = size if args.secondary_shard else None
-    check(run, zero, 3, zeropp_traffic(args.model, n, m, widths(args), node, args.quantized_weights,
-                                       args.quantized_gradients), node)
-    run.compare_traffic("zero3", traffic(args.model, 3, n, m, widths(args)))
+    check(run, zero, 3, m, node, zeropp_traffic(args.model, n, m, widths(args), node,
+                                                args.quantized_weights, args.quantized_gradients))
 
 
 def torch_step(model, optimizer, micro_batches, valid, clip):
@@ -588,10 +572,6 @@ def requires(args, ranks):
                       f"{math.gcd(ranks, size)} would work")
 
 
-NUMBERS = ("--precision", "--reduce-fp32", "--offload")
-SWITCHES = ("--quantized-weights", "--secondary-shard", "--quantized-gradients")
-
-
 def flags(parser):
     add = parser.add_argument
     add("--prefetch", type=int, default=1, help="units to gather ahead of the one that computes")
@@ -600,17 +580,19 @@ def flags(parser):
     add("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: with fp32 masters")
     add("--reduce-fp32", action="store_true", help="send and sum the gradients of bf16 in fp32")
     add("--offload", action="store_true", help="keep masters and states on the CPU, update there")
-    for switch in SWITCHES:
-        add(switch, action=argparse.BooleanOptionalAction, default=True, help="an idea of ZeRO++")
+    for idea in IDEAS:
+        add(idea, action=argparse.BooleanOptionalAction, default=True, help="an idea of ZeRO++")
     add("--stage", type=int, default=3, help="of torch")
 
 
+BY_HAND = ("--precision", "--reduce-fp32", "--offload")
+IDEAS = ("--quantized-weights", "--secondary-shard", "--quantized-gradients")
 VARIANTS = {
-    "zero3": (train, "--prefetch", "--keep-gathered", *NUMBERS),
-    "zero1": (train_zero1, *NUMBERS),
-    "zero2": (train, *NUMBERS),
-    "hsdp": (train, "--prefetch", "--keep-gathered", "--shard-size", *NUMBERS),
-    "zeropp": (train_zeropp, "--prefetch", "--shard-size", *SWITCHES, *NUMBERS),
+    "zero3": (train, "--prefetch", "--keep-gathered", *BY_HAND),
+    "zero1": (train_zero1, *BY_HAND),
+    "zero2": (train, *BY_HAND),
+    "hsdp": (train, "--prefetch", "--keep-gathered", "--shard-size", *BY_HAND),
+    "zeropp": (train_zeropp, "--prefetch", "--shard-size", *IDEAS, *BY_HAND),
     "torch": (train_torch, "--stage"),
 }
 

@@ -488,9 +488,9 @@ class Run:
     def log(self, batch, loss, norm, model, skipped=False):
         """After a step: its line. loss, norm: of the whole batch and the whole model."""
         if self.rank == 0:
-            one_gpu = self.one_gpu_step(batch)[0] if self.args.verify else math.nan
-            print(f"step {batch.step + 1}: loss {loss:.4f}, on one GPU {one_gpu:.4f}, gradient "
-                  f"norm {norm:.4f}, {1e3 * self.seconds[-1]:.0f} ms", flush=True)
+            one_gpu = f"{self.one_gpu_step(batch)[0]:.4f}" if self.args.verify else "-"
+            print(f"step {batch.step + 1}: loss {loss:.4f}, on one GPU {one_gpu}, gradient norm "
+                  f"{norm:.4f}, {1e3 * self.seconds[-1]:.0f} ms", flush=True)
 
     def one_gpu_step(self, batch):
         """The plain step that every variant must equal, on the whole batch. Returns loss, norm."""
@@ -516,7 +516,7 @@ class Run:
 
     rounds_to = watch_memory = check = check_bytes = check_states = check_activations = instrument
     check_flops = check_traffic = compare_traffic = note_overlap = on_machines = instrument
-    note = note_speed = note_sample = record = instrument
+    note = note_speed = note_sample = record = gathered = check_shards = instrument
 
 
 def join_ranks(args, rank, world):

@@ -154,6 +154,10 @@ class Run(common.Run):
             self.say(f"{step:6} {self.losses[-1]:9.4f} {beside} {self.grad_norms[-1]:11.4f} "
                      f"{1e3 * self.seconds[-1]:5.0f}{'   skipped' if skipped else ''}")
 
+    def gathered(self, units):
+        """What `log` wants of chapter 03's units. Communication: only if the step is compared."""
+        return verify.gathered(units)
+
     # What was measured, beside its formula.
 
     def check(self, name, measured, formula=None, unit="B", exact=True):
@@ -179,6 +183,15 @@ class Run(common.Run):
         self.check_bytes("parameters", parameters, size)
         self.check_bytes("gradients", [p.grad for p in parameters], size)
         self.check_bytes("optimizer states", list(optimizer.state.values()), states)
+
+    def check_shards(self, units, optimizer, sizes):
+        """The same of flat shards: chapter 03's units. sizes: {kind: bytes}, in this order."""
+        masters = [unit.master for unit in units if unit.master is not unit.shard]
+        held = ([(unit.full, unit.shard, unit.secondary) for unit in units],
+                [(unit.grad, [p.grad for p in unit.parameters]) for unit in units],
+                [masters, *optimizer.state.values()])
+        for (kind, size), tensors in zip(sizes.items(), held):
+            self.check_bytes(kind, tensors, size)
 
     def check_activations(self, model, forward, formula=None, name="activations of a micro-batch"):
         """What autograd keeps at the end of forward(tokens, targets), which returns a loss. On CUDA

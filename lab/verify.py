@@ -99,6 +99,19 @@ def compared(loss, norm, parameters):
     return tensors
 
 
+def gathered(units):
+    """(global name, parameter) pairs of flat shards: chapter 03's units, in the precision of their
+    updates. Communication: an all_gather per unit."""
+    for unit in units:
+        mine = torch.stack([unit.master.data, unit.grad.to(unit.master)]).to(unit.full.device)
+        everyones = [torch.empty_like(mine) for _ in range(unit.group.size())]          # (2, k)
+        dist.all_gather(everyones, mine, unit.group)
+        values, grads = map(unit.views, torch.cat(everyones, dim=1))
+        for p, value, grad in zip(unit.parameters, values, grads):
+            value.grad = grad
+            yield p.global_name, value
+
+
 def whole(tensor):
     """All of a DTensor, by communication; any other tensor as it is."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -57,7 +57,7 @@ def test_same_as_one_gpu_in_full(ranks, tmp_path, variant, setting):
     hold_to_one_gpu(ranks(world)(run_main, FIVE, flags, tmp_path), flags)
 
 
-BY_TOKEN = "in_full = [model.embedding, model.head.norm, model.head.out]"
+IN_FULL = "in_full = [model.embedding, model.head.norm, model.head.out]"
 MINE = "x.chunk(group.size(), 1)[group.rank()].clone()"  # a part that nobody has summed
 ONE_STEP = (*FLOAT64, "--steps=1")
 
@@ -74,9 +74,9 @@ ONE_STEP = (*FLOAT64, "--steps=1")
         ("megatron", "return scattering.wait(), None, *dw",
          "return dx.chunk(2, 1)[ctx.group.rank()], None, *dw", "gradients"),
         # what each rank has a part of
-        ("megatron", BY_TOKEN, BY_TOKEN.replace("model.embedding, ", ""), "gradients"),
-        ("megatron", BY_TOKEN, BY_TOKEN.replace("model.head.norm, ", ""), "gradients"),
-        ("megatron", BY_TOKEN, BY_TOKEN.replace(", model.head.out", ""), "gradients"),
+        ("megatron", IN_FULL, IN_FULL.replace("model.embedding, ", ""), "gradients"),
+        ("megatron", IN_FULL, IN_FULL.replace("model.head.norm, ", ""), "gradients"),
+        ("megatron", IN_FULL, IN_FULL.replace(", model.head.out", ""), "gradients"),
         ("megatron", "in_full += block.norm1, block.norm2", "in_full += [block.norm2]",
          "gradients"),
         ("megatron", "in_full += block.norm1, block.norm2", "in_full += [block.norm1]",
@@ -321,7 +321,7 @@ def test_when_a_hop_is_hidden(five):
     """The bytes of a chunk over the FLOPs of its matmul, step by step; the lesson's numbers."""
     tokens, dim, t, width = 4096, 8192, 8, 2
     flops, bandwidth = MACHINES["H100, NVLink 4"]
-    for columns, expected in ((4 * dim, 0.5), (3 * dim, 0.8), (dim, 2.1)):
+    for columns, expected in ((4 * dim, 0.5), (3 * dim, 0.7), (dim, 2.1)):
         hop = tokens / t * dim * width / bandwidth
         matmul = 2 * tokens / t * dim * columns / t / flops
         ratio = five.hop_over_matmul(columns, t, width, flops, bandwidth)
