@@ -349,16 +349,11 @@ def say_when_it_hides(run):
     """The condition of the lesson, for this run and for any, on the machines that lab/ knows."""
     size, parameters = gradient_bytes(run), run.args.model.parameters()
     tokens = run.args.micro_batch * run.args.model.seq
-
-    def ratio(flops, bandwidth):
-        return communication_over_backward(size, parameters, tokens, run.world, flops, bandwidth)
-
-    def needed(flops, bandwidth):
-        return tokens_to_hide(2, 10**6, flops, bandwidth)
-
     run.on_machines({
-        f"all_reduce over backward, for {tokens} tokens in {run.args.dtype} as here": ratio,
-        "tokens in a rank's last backward that hide 2-byte gradients of a million ranks": needed})
+        f"all_reduce over backward, for {tokens} tokens in {run.args.dtype} as here":
+            lambda *rates: communication_over_backward(size, parameters, tokens, run.world, *rates),
+        "tokens in a rank's last backward that hide 2-byte gradients of a million ranks":
+            lambda *rates: tokens_to_hide(2, 10**6, *rates)})
 
 
 def requires(args, ranks):

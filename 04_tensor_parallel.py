@@ -483,7 +483,11 @@ def train(run):
     run.check_states(model, optimizer, parameters_per_rank(cfg, t))
     run.check_activations(model, forward, activation_bytes(cfg, args.micro_batch, t, width))
     run.check_traffic(traffic(cfg, len(batch.micro_batches), args.micro_batch, t, width))
-    say_what_pays(run)
+    run.on_machines({
+        "an MLP's all_reduce, in times of its matmuls (8 ranks, dim 8192, bf16)":
+            lambda *rates: send_over_compute(8192, 8, 2, *rates),
+        "up to how many ranks it sends no longer than it computes":
+            lambda *rates: ranks_that_pay(8192, 2, *rates)})
 
 
 def check_identities(run, t):
@@ -492,18 +496,6 @@ def check_identities(run, t):
     for matmul in (matmul_by_columns, matmul_by_rows):
         off = (matmul(a, b, t) - a @ b).abs().max().item()
         run.check(f"{matmul.__name__}, off by", off, 0.0, unit="")
-
-
-def say_what_pays(run):
-    def ratio(flops, bandwidth):
-        return send_over_compute(8192, 8, 2, flops, bandwidth)
-
-    def ranks(flops, bandwidth):
-        return ranks_that_pay(8192, 2, flops, bandwidth)
-
-    run.on_machines({
-        "an MLP's all_reduce, in times of its matmuls (8 ranks, dim 8192, bf16)": ratio,
-        "up to how many ranks it sends no longer than it computes": ranks})
 
 
 def train_torch(run):

@@ -78,8 +78,7 @@ Run it:
 
 Sources: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022),
 section 4; Wang et al., Overlap Communication with Dependent Computation via Decomposition (2023),
-for the ring; Ultra-Scale Playbook, "Sequence Parallelism" and A3; How To Scale Your Model, part 5,
-"Tensor Parallelism".
+for the ring; Ultra-Scale Playbook, "Sequence Parallelism" and A3.
 """
 
 import torch
@@ -552,15 +551,11 @@ def train(run):
     run.check_states(model, optimizer, parameters_per_rank(cfg, t))
     run.check_activations(model, forward, activation_bytes(*shape, args.variant))
     run.check_traffic(traffic(cfg, len(batch.micro_batches), *shape[1:], args.variant))
-
-    def of_o(flops, bandwidth):
-        return hop_over_matmul(8192, 8, 2, flops, bandwidth)
-
-    def of_mlp(flops, bandwidth):
-        return hop_over_matmul(4 * 8192, 8, 2, flops, bandwidth)
-
-    run.on_machines({"a hop of the ring, in times of the matmul with o (8 ranks, dim 8192)": of_o,
-                     "and with a matrix of an MLP": of_mlp})
+    run.on_machines({
+        "a hop of the ring, in times of the matmul with o (8 ranks, dim 8192, bf16)":
+            lambda *rates: hop_over_matmul(8192, 8, 2, *rates),
+        "and with a matrix of an MLP":
+            lambda *rates: hop_over_matmul(4 * 8192, 8, 2, *rates)})
 
 
 def train_torch(run):
