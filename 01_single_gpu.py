@@ -159,9 +159,10 @@ class MasterWeights:
     """An optimizer for 16-bit parameters: it steps fp32 copies of them, the master weights.
 
     It rounds the model's parameters to `dtype` in place. With fp32_grads, the 16-bit gradients of
-    each micro-batch are added up in fp32. Without, they add up in 16 bits, and become fp32 one
-    parameter at a time: hence an optimizer for each. Frozen parameters only become 16-bit, and one
-    that got no gradient is left as it is, as PyTorch's optimizers do.
+    each micro-batch are added up in fp32. Without, they add up in 16 bits; and so that the fp32
+    gradient of only one parameter exists at a time, each has an optimizer of its own. Frozen
+    parameters only become 16-bit, and one that got no gradient is left as it is, as PyTorch's
+    optimizers do.
     """
 
     def __init__(self, model, make_optimizer, dtype, fp32_grads=False):

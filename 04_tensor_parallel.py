@@ -72,10 +72,10 @@ forward, on ranks that compute C FLOP/s and send W bytes/s:
 
 Batch and sequence are not in it, only h, t and the machine. An H100 has C = 989e12, and W = 450e9
 over NVLink, 50e9 over InfiniBand. With h = 8192 in bf16 (e = 2), that gives 15 ranks over NVLink
-and 2 over InfiniBand, where the MLP's forward takes twice its compute. (Attention's projections
-compute half as much for their all_reduce, and a backward twice as much for its own; over a whole
-block it is 17 and 2.) Hence the rule: tensor parallelism inside a machine, and something else
-(chapters 02, 03 and 07) between machines.
+and 2 over InfiniBand; at the limit, an MLP's forward takes twice its compute. (Attention's
+projections compute half as much for their all_reduce, and a backward twice as much for its own;
+over a whole block it is 17 and 2.) Hence the rule: tensor parallelism inside a machine, and
+something else (chapters 02, 03 and 07) between machines.
 
 Run it:
     torchrun --nproc_per_node=4 04_tensor_parallel.py

@@ -264,11 +264,12 @@ def ring_gather(chunk, group):
     yield (rank + 1) % t, chunk                         # the last one goes nowhere
 
 
-def ring_sum(part, group):
-    """The sum over the ranks of their part(r), where r is this rank. part(r): computes a chunk.
+def ring_sum(partial, group):
+    """Every rank computes a partial result for the chunk of each rank, partial(owner). Returns the
+    sum of all of them for this rank's own chunk.
 
-    At hop h, rank r adds its part of the chunk of rank r-1-h to the sum that has come from rank
-    r-1, and sends it on. With three ranks, the sum for rank 0 starts at rank 1 and ends at rank 0:
+    At hop h, rank r adds its partial result for the chunk of rank r-1-h to the sum that has come
+    from rank r-1, and sends it on. With three ranks, the sum for chunk 0 starts at rank 1:
 
               rank 0             rank 1             rank 2
     hop 0     starts chunk 2     starts chunk 0     starts chunk 1
@@ -276,10 +277,10 @@ def ring_sum(part, group):
     hop 2     adds to chunk 0    adds to chunk 1    adds to chunk 2
     """
     rank, t = group.rank(), group.size()
-    total = part((rank - 1) % t)
+    total = partial((rank - 1) % t)
     for hop in range(1, t):
         arriving = send_on(total, group)
-        total = part((rank - 1 - hop) % t)              # computed while the sum travels
+        total = partial((rank - 1 - hop) % t)           # computed while the sum travels
         total += arriving.wait()
     return total
 
@@ -350,9 +351,11 @@ class RingSequenceParallel(SequenceParallel):
     def __init__(self, inner, columns, row, group):
         super().__init__(inner, columns, row, group)
         inner.project = fused_projection(RingColumns, columns, group)
-        row.forward = lambda x: RingRow.apply(x, group, row.weight)     # of this linear alone
+        def multiply_and_scatter(x):
+            return RingRow.apply(x, group, row.weight)
+        row.forward = multiply_and_scatter              # of this linear alone: it is g as well
 
-    def forward(self, x):                               # f and g are inside
+    def forward(self, x):                               # f is in inner.project, g in row
         return self.inner(x)
 
 

@@ -29,9 +29,11 @@ setup: $(READY)  ## make .venv and install requirements.txt into it
 # Run every chapter with its default variant, and a few steps of the variants that figures compare, on
 # 8 CPU ranks (01 on one), with flags $(1) and the JSON in $(2); stop at the first that fails.
 COMPARED := 02_data_parallel:naive 02_data_parallel:overlap 03_zero:zero1 03_zero:zero2
+RUNS := $(sort $(CHAPTERS_HERE:.py=) $(COMPARED))
+written = $(patsubst %,$(1)/%.json,$(subst :,-,$(RUNS)))
 define run_chapters
 	@mkdir -p $(2)
-	@for run in $(sort $(CHAPTERS_HERE:.py=) $(COMPARED)); do \
+	@for run in $(RUNS); do \
 		chapter=$${run%%:*}; variant=$${run#$$chapter}; variant=$${variant#:}; \
 		case $$chapter in \
 			01_*) launch="$(PYTHON)" ;; \
@@ -49,7 +51,7 @@ tour: $(READY)  ## run the course on this machine: every chapter, then one table
 	@echo
 	@$(PYTHON) -m lab.report $(CHAPTERS_HERE:%.py=runs/%.json)
 	@echo "pictures, from the JSON beside them:"
-	@$(PYTHON) -m lab.pictures runs/[0-9][0-9]_*.json
+	@$(PYTHON) -m lab.pictures $(call written,runs)
 
 test: lint  ## lint, then the tests (CHAPTERS=folder tests the chapters in there)
 	$(PYTHON) -m pytest -q tests
@@ -68,4 +70,4 @@ bench: $(READY)  ## time the chapters against PyTorch's own, and on a GPU the ke
 
 figures: $(READY)  ## draw figures/ anew
 	$(call run_chapters,--steps=5,runs/figures)
-	$(PYTHON) -m lab.pictures runs/figures/*.json --out figures
+	$(PYTHON) -m lab.pictures $(call written,runs/figures) --out figures

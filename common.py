@@ -14,10 +14,10 @@ is also measured, compared with one GPU tensor by tensor, and reported.
 import argparse
 import contextlib
 import gc
-import importlib.util
 import inspect
 import math
 import os
+import platform
 import sys
 import sysconfig
 import time
@@ -91,7 +91,8 @@ class Text:
     (a file is memory-mapped, not read)."""
 
     def __init__(self, args):
-        self.args, self.name = args, args.data or "Python's standard library"
+        self.args = args
+        self.name = args.data or f"Python {platform.python_version()} standard library"
         if args.data is None:
             self.tokens = np.frombuffer(standard_library(), np.uint8)
         else:
@@ -450,7 +451,7 @@ class Run:
         self.args, self.text, self.dtype = args, Text(args), DTYPES[args.dtype]
         self.rank, self.world = environment("RANK", 0), environment("WORLD_SIZE", 1)
         self.device = join_ranks(args, self.rank, self.world)
-        self.one_gpu, self.seconds = None, []
+        self.build, self.one_gpu, self.seconds = gpt, None, []      # what one GPU would train
 
     def mesh(self, **axes):
         """A DeviceMesh over all ranks with named axes, of which the last one's are neighbours."""
@@ -495,7 +496,7 @@ class Run:
     def one_gpu_step(self, batch):
         """The plain step that every variant must equal, on the whole batch. Returns loss, norm."""
         if self.one_gpu is None:
-            self.one_gpu = gpt(self.args.model, self.args.seed, self.device, self.dtype)
+            self.one_gpu = self.build(self.args.model, self.args.seed, self.device, self.dtype)
             self.one_gpu_optimizer = self.optimizer(self.one_gpu.parameters())
         self.one_gpu_optimizer.zero_grad()
         logits = self.one_gpu(batch.tokens.to(self.device))
@@ -540,7 +541,7 @@ def main(file, doc, variants, requires, flags=lambda parser: None, argv=None):
     variants know. requires(args, ranks): refuses what does not fit. flags(parser): adds flags.
     """
     bench = sys.modules[__name__]
-    if importlib.util.find_spec("lab"):
+    if Path(__file__).with_name("lab").joinpath("report.py").exists():
         from lab import report as bench
     args = bench.parse(file, doc, variants, flags, argv)
     requires(args, environment("WORLD_SIZE", 1))

@@ -58,7 +58,7 @@ except ImportError:                     # there is no Triton: the reference runs
 
 DTYPES = torch.float32, torch.float16, torch.bfloat16
 WIDEST = 16384
-PROCESSORS = 132                        # of an H100; asked of the GPU where there is one
+SMS = 132                               # of an H100; asked of the GPU where there is one
 
 
 def layer_norm_reference(x, weight, bias, eps=1e-5, residual=None):
@@ -179,9 +179,8 @@ def backward_launch(width, dtype):
 
 def backward_programs(x, rows, parts, warps):
     """How many programs share the rows: two for each of the GPU's processors, or one if large."""
-    processors = torch.cuda.get_device_properties(x.device).multi_processor_count \
-        if x.is_cuda else PROCESSORS
-    return min(max(processors * 16 // warps // parts, 1), triton.cdiv(len(x), rows))
+    sms = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else SMS
+    return min(max(sms * 16 // warps // parts, 1), triton.cdiv(len(x), rows))
 
 
 def by_rows(x):

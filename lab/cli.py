@@ -39,15 +39,15 @@ class Parser(argparse.ArgumentParser):
 def parse(file, doc, variants, flags, argv):
     """Parse `argv` as common.parse does, and refuse what is out of range or does not fit.
 
-    Adds the flags for what is written, and args.own: the names of the chapter's own flags.
+    Adds the flags for what is written, and args.own: the chapter's own flags and their defaults.
     """
-    own, defaults = [], {}
+    own, defaults = {}, {}
 
     def all_flags(parser):
         everyones = len(parser._actions)
         if flags:
             flags(parser)
-        own.extend(action.dest for action in parser._actions[everyones:])
+        own.update({action.dest: action.default for action in parser._actions[everyones:]})
         add = parser.add_argument
         add("--json", type=output("run.json"), help="write the run as one object")
         add("--plot", type=output("figure.png"), help="draw the chapter's figure")
@@ -102,11 +102,9 @@ def refuse_unknown_to_variant(args, variants, defaults):
     for flag in sorted({flag for known in declared.values() for flag in known}):
         dest = flag.removeprefix("--").replace("-", "_")
         knows = [name for name, known in declared.items() if flag in known]
-        if args.variant not in knows:
-            if getattr(args, dest) != defaults[dest]:
-                refuse(f"{flag} means nothing to --variant {args.variant}; "
-                       f"{' or '.join(knows)} would work")
-            args.own.remove(dest)               # so that the report does not show its default
+        if args.variant not in knows and getattr(args, dest) != defaults[dest]:
+            refuse(f"{flag} means nothing to --variant {args.variant}; "
+                   f"{' or '.join(knows)} would work")
 
 
 def refuse_shapes(args):
@@ -157,12 +155,14 @@ def refuse_cuda(args):
 
 
 def settings(args):
-    """The chapter's own flags in words, as far as they are set."""
+    """The chapter's own flags in words, where they are not the default."""
     words = []
-    for dest in args.own:
+    for dest, default in args.own.items():
         value, name = getattr(args, dest), dest.replace("_", " ")
-        if value is True:
+        if value is True and not default:
             words.append(name)
-        elif value is not None and value is not False:
+        elif value is False and default:
+            words.append(f"no {name}")
+        elif value != default:
             words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
     return ", ".join(words)

@@ -90,9 +90,8 @@ class CommMeter(TorchDispatchMode):
     def note_span(self, op, size, start, result):
         """Note when a collective started, and have its end noted when it comes."""
         handles = [x for x in tree_leaves(result) if isinstance(x, torch.ScriptObject)]
-        if handles:
-            self.spans.append([op, size, start, None])
-            self.clock.at_end(Work.unbox(handles[0]), self.spans[-1])
+        self.spans.append([op, size, start, None])
+        self.clock.at_end(Work.unbox(handles[0]) if handles else None, self.spans[-1])
 
     def note_backward(self, since):
         """Note that a backward goes on, if one does, and that it has since this moment at least."""
@@ -132,6 +131,10 @@ class Clock:
         return event
 
     def at_end(self, work, span):
+        """Note the end of this work in the span. NCCL has none to give where nobody may wait for
+        it: a synchronous collective runs on the current stream, and functional ones end later."""
+        if work is None:
+            return
         if self.cuda:
             with torch.cuda.stream(self.side):
                 work.wait()

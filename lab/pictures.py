@@ -126,8 +126,8 @@ def bytes_per_rank(runs):
     zero = importlib.import_module("03_zero")
     measured = runs_of(runs, "03_zero", "zero1", "zero2", "zero3")
     config = next(iter(runs_of(runs, "03_zero").values()))["config"]
-    bf16 = config["precision"] == "bf16"
-    widths = (2, 2, 4) if bf16 else zero.FP32
+    precision = "bf16" if config["precision"] == "bf16" else config["dtype"]
+    widths = zero.widths(argparse.Namespace(**config))
     figure, rows = new_figure(11, 7, 2, sharex=True)
     worlds = [2**i for i in range(11)]
     for axes, (name, cfg) in zip(rows, LARGE.items()):
@@ -149,8 +149,8 @@ def bytes_per_rank(runs):
         axes.axhline(80, color="gray", linestyle=":", linewidth=1)
         axes.text(len(worlds) - 0.4, 80, "80 GB", va="bottom", ha="right", color="gray", fontsize=8)
         axes.set_ylabel("GB per rank")
-        what = (f"{name}: {cfg.parameters() / 1e9:.1f} B parameters, "
-                f"{'bf16' if bf16 else 'fp32'}, {config['optimizer']}")
+        what = (f"{name}: {cfg.parameters() / 1e9:.1f} B parameters, {precision}, "
+                f"{config['optimizer']}")
         axes.set_title(f"{what}; from left: data parallel, zero1, zero2, zero3", loc="left",
                        fontsize=9)
     axes.set_xticks(range(len(worlds)), worlds)

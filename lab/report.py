@@ -188,7 +188,7 @@ class Run(common.Run):
         """The same of flat shards: chapter 03's units. sizes: {kind: bytes}, in this order."""
         masters = [unit.master for unit in units if unit.master is not unit.shard]
         held = ([(unit.full, unit.shard, unit.secondary) for unit in units],
-                [(unit.grad, [p.grad for p in unit.parameters]) for unit in units],
+                [[unit.grad, *(p.grad for p in (unit.master, *unit.parameters))] for unit in units],
                 [masters, *optimizer.state.values()])
         for (kind, size), tensors in zip(sizes.items(), held):
             self.check_bytes(kind, tensors, size)
@@ -330,6 +330,7 @@ class Run(common.Run):
             from lab.pictures import draw
 
             draw([self.as_json()], self.args.chapter, self.args.plot)
+            print(f"  picture: {self.args.plot}", flush=True)
         return 1 if wrong else 0
 
     def as_json(self):
@@ -337,7 +338,7 @@ class Run(common.Run):
         args = self.args
         worst = self.verifier.worst if self.verifier else {}
         off = {kind: value for kind, (value, _) in worst.items()}
-        flags = {k: v for k, v in vars(args).items() if not isinstance(v, (Path, Config, list))}
+        flags = {k: v for k, v in vars(args).items() if not isinstance(v, (Path, Config, dict))}
         record = {
             "chapter": args.chapter, "variant": args.variant, "world_size": self.world,
             "backend": dist.get_backend(), "device": str(self.device), "dtype": args.dtype,

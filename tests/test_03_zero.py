@@ -40,7 +40,7 @@ SETTINGS = {  # of 3 and 8 ranks, some units have padding
     4: "--batch=8 --micro-batch=1 --dim=40 --heads=2",
     8: "--layers=1 --batch=16 --micro-batch=1 --clip=0.1 --vocab=259",
 }
-STAGES = ("zero1", "zero2", "zero3", "hsdp", "torch --stage=1", "torch --stage=2", "torch --stage=3")
+STAGES = ("zero1", "zero2", "zero3", "hsdp", *(f"torch --stage={stage}" for stage in (1, 2, 3)))
 MORE = [
     (2, "zero3 --prefetch=0"),
     (2, "zero3 --keep-gathered"),
@@ -259,8 +259,9 @@ def frozen_and_replaced():
             sharded.reduce_gradients()
             norms.append(common.grad_norm(sharded.units, dist.group.WORLD).item())
             sharded.zero_grad()
+    model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
     model.zero_grad(set_to_none=True)
-    sharded.reduce_gradients()  # of nothing that was used
+    sharded.reduce_gradients()  # what was there is gone
     nothing = common.grad_norm(sharded.units, dist.group.WORLD).item()
     sharded.step()
     return model[0].weight.equal(before), len(set(norms)), norms[0] > 0, nothing

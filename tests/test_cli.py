@@ -72,7 +72,7 @@ BAD = [  # flags, and what the line must say: the flag, the value, a value that 
     ("--data=odd.bin", f"{SHORT} odd.bin has 128; --seq 127 would work"),
     ("--seq=100000000", "--seq 100000000 needs a text of 100000001 tokens or more, and Python"),
     ("--data=high.bin", "--vocab 256 is too small for token 32767 of high.bin; 65536 would work"),
-    ("--vocab=100", "--vocab 100 is too small for token 249 of Python's .*; 256 would work"),
+    ("--vocab=100", "--vocab 100 is too small for token 249 of Python .* library; 256 would work"),
     ("--json=file/run.json", "--json: cannot write 'file/run.json'; run.json would work"),
     ("--plot=figure.jpg2", "--plot: cannot write 'figure.jpg2'; figure.png would work"),
     ("--profile=.", "--profile: cannot write '.'; trace.json would work"),
@@ -140,15 +140,16 @@ def test_arguments_that_fit_do_not_read_the_standard_library(monkeypatch):
     assert cli.parse("00.py", "", {"a": None}, conftest.no_flags, []).model.vocab == 256
 
 
-def test_a_variant_says_nothing_of_flags_that_it_does_not_know():
+def test_settings_are_the_flags_that_are_not_at_their_default():
     def own(parser):
         parser.add_argument("--stage", type=int, default=3)
         parser.add_argument("--offload", action="store_true")
+        parser.add_argument("--secondary", action=argparse.BooleanOptionalAction, default=True)
 
     variants = {"zero": (None, "--stage"), "torch": None}
     parse = lambda *flags: cli.settings(cli.parse("03.py", "", variants, own, flags))
-    assert parse() == "stage 3" and parse("--offload") == "stage 3, offload"
-    assert parse("--variant=torch") == ""
+    assert parse() == "" and parse("--offload", "--stage=2") == "stage 2, offload"
+    assert parse("--variant=torch", "--no-secondary") == "no secondary"
     with pytest.raises(SystemExit, match="2"):
         parse("--variant=torch", "--stage=1")
 
