@@ -44,7 +44,8 @@ What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; 
     zero3                      3 M Ψ'        gathered for forward, and again for backward
     zero3 --keep-gathered      2 M Ψ'        kept from forward to backward, for more memory
     hsdp      as zero3 in groups of --shard-size ranks; across them, an all_reduce of shards a step
-    zeropp    as zero3, with a byte a number in two of the three, and the other inside a node
+    zeropp    as zero3, but forward's gather and the gradients' reduction send a byte a number, and
+              backward's gather stays inside a node
 
 ZeRO++ (zeropp) makes stage 3 send less, by three ideas with a switch each. Quantized weights:
 forward gathers parameters as int8, with a scale for every block of 256 numbers. Secondary shards:
@@ -58,7 +59,8 @@ When it pays: prefetching (--prefetch) hides the gathers, for more memory: while
 those of the next ones are under way. But stage 3 sends half of an all_reduce behind each forward,
 which computes half as much as a backward. So chapter 02's condition holds for both, and now for
 every micro-batch, not only the last: stage 3 wants large ones. Small models on fast networks should
-stay at stage 1 or 2. (A model that fits no rank must be drawn, too, one unit at a time.)
+stay at stage 1 or 2. (This file draws the whole model on every rank before it cuts it. A model that
+fits on none must be drawn and cut one unit at a time.)
 
 Run it:
     torchrun --nproc_per_node=4 03_zero.py
@@ -75,7 +77,6 @@ Model, part 5, "Fully-Sharded Data Parallelism".
 """
 
 import argparse
-import functools
 import math
 
 import torch
@@ -361,9 +362,15 @@ class Quantized:
         self.out.copy_(self.combine(dequantize(*self.received)))
 
 
-quantized_all_gather = functools.partial(Quantized, common.all_gather, torch.flatten)
-quantized_reduce_scatter = functools.partial(Quantized, dist.all_to_all_single,
-                                             functools.partial(torch.sum, dim=0))
+def quantized_all_gather(full, shard, group, async_op):
+    return Quantized(common.all_gather, torch.flatten, full, shard, group, async_op)
+
+
+def quantized_reduce_scatter(summed, full, group, async_op):
+    def sum_of_ranks(rows):
+        return rows.sum(0)
+
+    return Quantized(dist.all_to_all_single, sum_of_ranks, summed, full, group, async_op)
 
 
 # ------------------------------------------------------------------------------------ the formulas
@@ -527,7 +534,8 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
     optimizer.zero_grad()
     total = 0
     for i, (tokens, targets) in enumerate(micro_batches, start=1):
-        model.require_backward_grad_sync = i == len(micro_batches)      # DDP sends in the last one
+        # What DDP's no_sync() sets: only the last backward sends. (fully_shard does in every one.)
+        model.require_backward_grad_sync = i == len(micro_batches)
         loss = loss_sum(model(tokens), targets) / valid
         (dist.get_world_size() * loss).backward()
         total += loss.detach()
