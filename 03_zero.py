@@ -105,7 +105,7 @@ class Unit:
         self.padding = -sum(p.numel() for p in parameters) % group.size()
         self.cuts = (Cut(0, group.rank(), group.size(), group),)
         self.all_gather, self.reduce_scatter = common.all_gather, common.reduce_scatter
-        self.grad = self.gathering = self.node = self.secondary = None
+        self.grad = self.gathering = self.node = self.secondary = None  # the last two: ZeRO++
 
         exact = self.flatten([p.detach() for p in parameters])
         self.full = exact.to(dtype or exact.dtype)
@@ -126,7 +126,8 @@ class Unit:
         return [flat.view(p.shape) for flat, p in zip(flats, self.parameters)]
 
     def start_gather(self, backward=False):
-        """Start to gather N·k numbers into new memory."""
+        """Start to gather N·k numbers into new memory: from the shards or (ZeRO++), for a backward,
+        from the secondary ones, of which the ranks of `node` have all between them."""
         self.full.untyped_storage().resize_(self.full.nbytes)
         if backward and self.node:
             self.gathering = common.all_gather(self.full, self.secondary, self.node, async_op=True)
@@ -145,8 +146,8 @@ class Unit:
 
     def free(self):
         """Give back the memory of `full`. Autograd has saved views of it for backward (a linear
-        needs its weight there), so the tensor must survive: we give back only its memory. When the
-        next gather has filled new memory, the views show it."""
+        needs its weight there), so the tensor must survive: we give back only its memory. The next
+        gather fills new memory, and the same views show what it has brought."""
         self.full.untyped_storage().resize_(0)
 
     def start_reduce(self):
