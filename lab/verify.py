@@ -39,11 +39,10 @@ def tolerances(dtype, optimizer):
 class Verifier:
     """Holds a run to one GPU's, which rank 0 trains beside it on the same batches.
 
-    one_gpu_step(batch): takes the step there; one_gpu(): that model. steps: how many it has
-    compared; beyond `tensor_steps` of them only the loss counts. worst[kind]: the largest
-    difference so far and where it was. Communication per step, outside of all measurements: one
-    broadcast of the reference's tensors, one small all_reduce, and what DTensors send to become
-    whole.
+    run: has one_gpu_step and one_gpu, as common.Run. steps: how many it has compared; beyond
+    `tensor_steps` of them only the loss counts. worst[kind]: the largest difference so far and
+    where it was. Communication per step, outside of all measurements: one broadcast of the
+    reference's tensors, one small all_reduce, and what DTensors send to become whole.
     """
 
     def __init__(self, run, tensor_steps):
