@@ -59,8 +59,9 @@ def memory(runs):
     heights = [[b / 1e6 for b in y] for y, _ in kinds.values()]
     axes.stackplot([1e3 * t for t in seconds], heights,
                    labels=list(kinds), colors=[color for _, color in kinds.values()])
-    how = ", ".join(f"{name} {run['config'][name]}" for name in
-                    ("precision", "attention", "recompute"))
+    config = run["config"]
+    precision = config["dtype"] if config["precision"] == "fp32" else config["precision"]
+    how = f"{precision}, attention {config['attention']}, recompute {config['recompute']}"
     axes.set(xlabel="time in operators (ms)", ylabel="MB",
              title=f"The first steps ({how}): optimizer states come with the first")
     axes.margins(x=0)

@@ -57,12 +57,13 @@ def texts(figure):
 
 def test_memory_stacks_what_was_recorded():
     columns = [[0, 1], [1e6, 1e6], [2e6, 2e6], [3e6, 3e6], [4e6, 4e6]]
-    config = {"precision": "fp32", "attention": "plain", "recompute": "none"}
+    config = {"precision": "fp32", "dtype": "float64", "attention": "plain", "recompute": "none"}
     run = {"chapter": "01_single_gpu", "variant": "hand", "config": config,
            "recorded": {"memory": columns}}  # fmt: skip
     [axes] = pictures.memory([run]).axes
     tops = {c.get_label().split(",")[0]: c.get_paths()[0].vertices[:, 1].max()
             for c in axes.collections}  # fmt: skip
+    assert "(float64, attention plain" in axes.get_title()  # fp32 is 01's word for --dtype
     assert tops == {"parameters": 1, "optimizer states": 4, "gradients": 6, "activations": 10}
 
 
