@@ -39,27 +39,32 @@ import common  # noqa: E402
 from lab import report  # noqa: E402
 
 SETUP_STEPS = 3         # the first steps allocate, and are metered
-# A sequence per rank, and enough parameters for communication to be a third of the step or more.
-DATA_PARALLEL = "--dim=256 --seq=16 --batch=4"
-BUCKETS = "--bucket-mb=4"
-SMALL = "--dim=256 --seq=64 --batch=4"
+# Shapes on a CPU (data parallel: a sequence per rank, and enough parameters for communication to be
+# a third of the step or more), and where every rank has a GPU.
+ON_GPUS = "--layers=12 --dim=1024 --heads=16 --kv-heads=16 --seq=1024 --vocab=50304 --batch=16"
+SHAPES = {
+    "cpu": {"one": "", "data_parallel": "--dim=256 --seq=16 --batch=4", "buckets": "--bucket-mb=4",
+            "cut": "--dim=256 --seq=64 --batch=4"},
+    "cuda": {"one": ON_GPUS, "data_parallel": ON_GPUS, "buckets": "--bucket-mb=25", "cut": ON_GPUS},
+}
 PAIRS = [               # chapter, ranks, flags of both sides, one side, the other
-    ("01_single_gpu", 1, "--attention=sdpa", "--variant=hand", "--variant=torch"),
-    ("01_single_gpu", 1, "--attention=sdpa --precision=bf16", "--variant=hand", "--variant=torch"),
-    ("01_single_gpu", 1, "", "--attention=sdpa", "--attention=plain"),
-    ("01_single_gpu", 1, "", "--recompute=full", "--recompute=none"),
-    ("02_data_parallel", 4, f"{DATA_PARALLEL} {BUCKETS}", "--variant=bucket", "--variant=torch"),
-    ("02_data_parallel", 4, DATA_PARALLEL, "--variant=overlap", f"--variant=torch {BUCKETS}"),
-    ("02_data_parallel", 4, DATA_PARALLEL, "--variant=naive", f"--variant=torch {BUCKETS}"),
-    ("03_zero", 4, SMALL, "--variant=zero1", "--variant=torch --stage=1"),
-    ("03_zero", 4, SMALL, "--variant=zero2", "--variant=torch --stage=2"),
-    ("03_zero", 4, SMALL, "--variant=zero3", "--variant=torch --stage=3"),
-    ("04_tensor_parallel", 4, SMALL, "--variant=megatron", "--variant=torch"),
-    ("04_tensor_parallel", 4, SMALL, "--variant=overlap", "--variant=torch"),
-    ("04_tensor_parallel", 4, SMALL, "--variant=overlap", "--variant=megatron"),
-    ("05_sequence_parallel", 4, SMALL, "--variant=megatron", "--variant=torch"),
-    ("05_sequence_parallel", 4, SMALL, "--variant=kept", "--variant=torch"),
-    ("05_sequence_parallel", 4, SMALL, "--variant=ring", "--variant=torch"),
+    ("01_single_gpu", 1, "{one} --attention=sdpa", "--variant=hand", "--variant=torch"),
+    ("01_single_gpu", 1, "{one} --attention=sdpa --precision=bf16",
+     "--variant=hand", "--variant=torch"),
+    ("01_single_gpu", 1, "{one}", "--attention=sdpa", "--attention=plain"),
+    ("01_single_gpu", 1, "{one}", "--recompute=full", "--recompute=none"),
+    ("02_data_parallel", 4, "{data_parallel} {buckets}", "--variant=bucket", "--variant=torch"),
+    ("02_data_parallel", 4, "{data_parallel}", "--variant=overlap", "--variant=torch {buckets}"),
+    ("02_data_parallel", 4, "{data_parallel}", "--variant=naive", "--variant=torch {buckets}"),
+    ("03_zero", 4, "{cut}", "--variant=zero1", "--variant=torch --stage=1"),
+    ("03_zero", 4, "{cut}", "--variant=zero2", "--variant=torch --stage=2"),
+    ("03_zero", 4, "{cut}", "--variant=zero3", "--variant=torch --stage=3"),
+    ("04_tensor_parallel", 4, "{cut}", "--variant=megatron", "--variant=torch"),
+    ("04_tensor_parallel", 4, "{cut}", "--variant=overlap", "--variant=torch"),
+    ("04_tensor_parallel", 4, "{cut}", "--variant=overlap", "--variant=megatron"),
+    ("05_sequence_parallel", 4, "{cut}", "--variant=megatron", "--variant=torch"),
+    ("05_sequence_parallel", 4, "{cut}", "--variant=kept", "--variant=torch"),
+    ("05_sequence_parallel", 4, "{cut}", "--variant=ring", "--variant=torch"),
 ]
 
 # ------------------------------------------------------------------------------ on every rank
@@ -107,6 +112,8 @@ def alternate(chapter, sides):
 def communication_alone(run):
     """The median milliseconds of the collectives of a step, with nothing else going on."""
     device, n, collectives = run.device, run.world, []
+    if device.type == "cuda":
+        torch.cuda.set_device(device)                   # the runs' threads have set only their own
     for op, sent in run.comm.total.items():
         full = torch.zeros(max(1, sent["bytes"] // sent["calls"] // 4 // n) * n, device=device)
         part = full.chunk(n)[run.rank].clone()
@@ -159,6 +166,12 @@ def measure(chapter, ranks, sides):
     return json.loads(run.stdout.splitlines()[-1])
 
 
+def filled_in(chapter, ranks, *flags):
+    """A pair with the shapes of the device that its ranks will take."""
+    device = "cuda" if torch.cuda.device_count() >= ranks else "cpu"
+    return chapter, ranks, *(flag.format(**SHAPES[device]) for flag in flags)
+
+
 def table(pairs, steps, flags):
     """Run the pairs; yields the lines of the table, in Markdown."""
     machine = f"{os.cpu_count()} CPU cores"
@@ -170,7 +183,7 @@ def table(pairs, steps, flags):
     yield ("| chapter | ranks | both sides | one side | ms | other side | ms | ratio "
            "| communication alone |")
     yield "|" + " --- |" * 9
-    for chapter, ranks, both, *sides in pairs:
+    for chapter, ranks, both, *sides in (filled_in(*pair) for pair in pairs):
         every = [f"--steps={steps}", *both.split(), *flags]
         measured = measure(chapter, ranks, [[*every, *side.split()] for side in sides])
         medians, cells = [], ""

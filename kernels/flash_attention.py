@@ -1,5 +1,8 @@
 r"""Flash attention: attention whose scores never reach the GPU's memory.
 
+    out = flash_attention(q, k, v)                  causal unless told otherwise: a model's core is
+    out = flash_attention(q, k, v, causal=False)    (PyTorch's SDPA is not, without is_causal=True)
+
     scores = q · kᵀ / sqrt(d)       weights = softmax(scores)       out = weights · v
 
 Plain attention (chapter 01) writes the scores to memory, reads them for the softmax, writes the
@@ -459,7 +462,8 @@ class FlashAttention(torch.autograd.Function):
 
 
 def flash_attention(q, k, v, causal=True):
-    """Attention, differentiable; causal unless told otherwise, as a model's core is.
+    """Attention, differentiable; causal unless told otherwise, as a model's core is. (PyTorch's
+    scaled_dot_product_attention has the other default: there it is is_causal=False.)
 
     q (batch, heads, queries, dim); k, v (batch, kv_heads, keys, dim), of any strides; returns q's
     shape. Raises ValueError for what does not fit.

@@ -380,6 +380,14 @@ def test_the_reference_is_pytorchs():
         assert lse.shape == (1, 4, 5)
 
 
+def test_attention_is_causal_unless_told_otherwise():
+    """As a model's core is called; PyTorch's own has the other default."""
+    q, k, v = qkv(2, 2, 5, 5, 16)
+    theirs = torch.nn.functional.scaled_dot_product_attention
+    torch.testing.assert_close(flash.flash_attention(q, k, v), theirs(q, k, v, is_causal=True))
+    torch.testing.assert_close(flash.flash_attention(q, k, v, causal=False), theirs(q, k, v))
+
+
 def test_gradients_of_the_references():
     q, k, v = (exact(x) for x in qkv(4, 2, 5, 7, 16))
     for causal in (False, True):
