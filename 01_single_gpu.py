@@ -72,7 +72,7 @@ Run it:
     python 01_single_gpu.py --steps 10 --plot runs/memory.png
     python 01_single_gpu.py --micro-batch 2 --recompute full --attention sdpa --steps 10
     python 01_single_gpu.py --precision bf16-fp32grad --steps 10
-    python 01_single_gpu.py --preset gpt2 --precision bf16 --attention sdpa       (on a GPU)
+    python 01_single_gpu.py --preset gpt2 --precision bf16                        (on a GPU)
 
 Sources: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022),
 sections 4 and 5; Micikevicius et al., Mixed Precision Training (2018), section 3; Chowdhery et al.,
@@ -91,7 +91,7 @@ from common import clip_grads, clip_scale, gpt, grad_norm, loss_sum
 
 # ------------------------------------------------------------------------------------- the forward
 
-CORES = {"plain": common.plain_attention, "sdpa": common.sdpa_attention}
+CORES = dict(common.CORES)
 RECOMPUTE = ("none", "selective", "full")
 recomputed = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
@@ -159,17 +159,16 @@ class MasterWeights:
     """An optimizer for 16-bit parameters: it steps fp32 copies of them, the master weights.
 
     It rounds the model's parameters to `dtype` in place. With fp32_grads, the 16-bit gradients of
-    each micro-batch are added up in fp32. Without, they add up in 16 bits; and so that the fp32
-    gradient of only one parameter exists at a time, each has an optimizer of its own. Frozen
-    parameters only become 16-bit, and one that got no gradient is left as it is, as PyTorch's
-    optimizers do.
+    each micro-batch are added up in fp32. Without, they add up in 16 bits, and exist in fp32 only
+    during the update. Frozen parameters only become 16-bit, and one that got no gradient is left as
+    it is, as PyTorch's optimizers do. (foreach: one operator for all tensors of a list.)
     """
 
     def __init__(self, model, make_optimizer, dtype, fp32_grads=False):
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.names, self.parameters = zip(*trained)
         self.masters = [nn.Parameter(p.detach().clone()) for p in self.parameters]  # 4 bytes each
-        self.optimizers = [make_optimizer([master]) for master in self.masters]     # 8 for AdamW
+        self.optimizer = make_optimizer(self.masters)                               # 8 for AdamW
         self.fp32_grads = fp32_grads
         self.factor = 1.0                                       # of the last step's gradients
         for p in model.parameters():
@@ -181,11 +180,15 @@ class MasterWeights:
 
     def accumulate(self):
         """After the backward of a micro-batch: add its gradients to the fp32 sums."""
+        if self.fp32_grads:
+            self.add_to_masters()
+            torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
+
+    def add_to_masters(self):
         for p, master in zip(self.parameters, self.masters):
-            if self.fp32_grads and p.grad is not None:
+            if p.grad is not None:
                 first = master.grad is None
                 master.grad = p.grad.float() if first else master.grad.add_(p.grad)     # 4
-                p.grad.zero_()
 
     def norm(self):
         return grad_norm(self.masters if self.fp32_grads else self.parameters)
@@ -193,20 +196,19 @@ class MasterWeights:
     def step(self, factor):
         """Step the masters with `factor` times the gradients, and round them to the parameters."""
         self.factor = factor
-        for p, master, optimizer in zip(self.parameters, self.masters, self.optimizers):
-            if p.grad is None:
-                continue
-            master.grad = (master.grad if self.fp32_grads else p.grad.float()).mul_(factor)
-            optimizer.step()
-            p.data.copy_(master.data)
-            if not self.fp32_grads:
+        if not self.fp32_grads:
+            self.add_to_masters()
+        torch._foreach_mul_([m.grad for m in self.masters if m.grad is not None], factor)
+        self.optimizer.step()
+        torch._foreach_copy_([p.data for p in self.parameters], [m.data for m in self.masters])
+        if not self.fp32_grads:
+            for master in self.masters:
                 master.grad = None
 
     def held(self):
         """The tensors that stay between two steps: parameters, gradients, optimizer states."""
         gradients = [x.grad for x in (*self.parameters, *self.masters)]
-        moments = [list(optimizer.state.values()) for optimizer in self.optimizers]
-        return self.parameters, gradients, [self.masters, moments]
+        return self.parameters, gradients, [self.masters, list(self.optimizer.state.values())]
 
     def named_masters(self):
         """(name, fp32 parameter) pairs, with the gradients of the last step: what is compared."""
@@ -282,14 +284,10 @@ def block_activation_bytes(cfg, batch, attention, recompute, e):
     """Bytes that a block keeps for backward, on a CPU. batch: sequences; e: bytes a number."""
     x = batch * cfg.seq * cfg.dim * e                           # one (batch, seq, dim)
     kv = x * cfg.kv_heads // cfg.heads
-    rows = batch * cfg.heads * cfg.seq
-    scores, log_sum_exp = rows * cfg.seq * e, rows * max(e, 4)
-    core = scores if attention == "plain" else x + log_sum_exp
-    if recompute == "selective":
-        core = 0
+    core = 0 if recompute == "selective" else common.core_bytes(attention, cfg, batch, e)
 
     norms = 2 * (x + layer_norm_statistics(cfg, batch, e) + x)  # two: input, statistics, output
-    attn = rope_tables(cfg, e) + x + 2 * kv + core + x          # q, k and v, the core, o's input
+    attn = x + 2 * kv + core + x                                # q, k and v, the core, o's input
     mlp = 4 * x + 4 * x                                         # GELU's input and output
     return x if recompute == "full" else norms + attn + mlp
 
@@ -298,16 +296,15 @@ def layer_norm_statistics(cfg, batch, e):
     return 2 * batch * cfg.seq * e                              # mean and 1/std of each token
 
 
-def rope_tables(cfg, e):
-    return 4 * cfg.seq * (cfg.dim // cfg.heads // 2) * e        # cos and sin, for q and for k
-
-
 def activation_bytes(cfg, batch, attention, recompute, e):
     """Bytes kept for backward by the whole forward and its loss, on a CPU."""
     x, wide = batch * cfg.seq * cfg.dim * e, max(e, 4)          # the loss works in fp32 or better
     norm = x + layer_norm_statistics(cfg, batch, e) + x
     loss = batch * cfg.seq * cfg.vocab * wide + wide            # log-probabilities, and a scalar
-    return cfg.layers * block_activation_bytes(cfg, batch, attention, recompute, e) + norm + loss
+    blocks = cfg.layers * block_activation_bytes(cfg, batch, attention, recompute, e)
+    if recompute != "full":
+        blocks += cfg.seq * cfg.dim // cfg.heads * e            # RoPE's tables, which they share
+    return blocks + norm + loss
 
 
 def textbook_activation_bytes(cfg, batch):
@@ -318,11 +315,10 @@ def textbook_activation_bytes(cfg, batch):
 def textbook_difference(cfg, batch):
     """By how many bytes the textbook's block exceeds ours (plain, none, 16 bits), by reason."""
     x, scores = batch * cfg.seq * cfg.dim, batch * cfg.heads * cfg.seq**2
-    norms, rope = 2 * layer_norm_statistics(cfg, batch, 2), rope_tables(cfg, 2)
     return {
         "dropout, which we leave out": 2 * x + 3 * scores,      # 1-byte masks; dropped-out scores
         "k and v of the heads that GQA shares": 4 * (x - x * cfg.kv_heads // cfg.heads),
-        "LayerNorm statistics and RoPE tables, which it leaves out": -norms - rope,
+        "LayerNorm statistics, which it leaves out": -2 * layer_norm_statistics(cfg, batch, 2),
     }
 
 
@@ -539,7 +535,7 @@ def report(run, model, forward, width):
 def sample(model, prompt, length=160, temperature=0.7):
     """Let the model continue a text, token by token. Returns all tokens, the prompt's first."""
     generator, tokens = torch.Generator().manual_seed(0), list(prompt)
-    device, seq = model[0].weight.device, len(model[1].attn.positions)
+    device, seq = model[0].weight.device, len(model[1].attn.rope.positions)
     for _ in range(length):
         logits = forward(model, torch.tensor([tokens[-seq:]], device=device), "none")[0, -1]
         probabilities = (logits.float().cpu() / temperature).softmax(0)
@@ -571,7 +567,6 @@ def requires(args, ranks):
 
 def flags(parser):
     add = parser.add_argument
-    add("--attention", choices=("plain", "sdpa"), default="plain")
     add("--kernels", action="store_true",
         help="on a GPU: LayerNorm and, in place of --attention, that from kernels/")
     add("--recompute", choices=RECOMPUTE, default="none")

@@ -81,6 +81,7 @@ side of the condition: read it as S, and divide by the parameters); How To Scale
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import common
 from common import clip_grads, gpt, grad_norm, loss_sum
@@ -105,27 +106,44 @@ class Naive(nn.Module):
     Call `finish` after the last backward of a step: then the .grad of every trained parameter is
     the sum over all ranks, where what a rank did not use counts as zero. Set `sends` to False for
     every backward of a step but the last. In training, running statistics (float buffers) are the
-    first rank's, and are sent before a forward. NCCL wants contiguous parameters.
+    first rank's, and are sent before a forward. NCCL wants contiguous parameters. Raises where a
+    `finish` was left out, and where another data-parallel module is inside or around this one.
     """
 
     def __init__(self, module, group):
         super().__init__()
+        if any(isinstance(m, (Naive, DistributedDataParallel)) for m in module.modules()):
+            raise ValueError("a module in it is data parallel: gradients would be summed twice")
         self.module, self.group, self.sends = module, group, True
         trained = [p for p in module.parameters() if p.requires_grad]
         self.trained = trained[::-1]                    # the order in which backward meets them
         self.statistics = [b for b in module.buffers() if b.is_floating_point()]
+        self.ready = set()                              # parameters whose gradient can be sent
+        for p in self.trained:
+            p.register_post_accumulate_grad_hook(self.gradient_is_ready)
         broadcast_module(module, group)
 
     def forward(self, *inputs, **more):
+        if DistributedDataParallel._get_active_ddp_module():
+            raise RuntimeError("in DistributedDataParallel, gradients would be summed twice")
         if self.training and self.sends:
             for buffer in self.statistics:
                 dist.broadcast(buffer, group=self.group, group_src=0)
         return self.module(*inputs, **more)
 
+    def gradient_is_ready(self, p):
+        """Called in backward, by a hook."""
+        if p in self.ready:
+            raise RuntimeError("after a backward that sends must come finish(), and no backward; "
+                               "set `sends` to False for all but the last")
+        if self.sends:
+            self.ready.add(p)
+
     def finish(self):
         for p in self.trained:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             start_all_reduce(p.grad, self.group).wait()
+        self.ready.clear()
 
 
 class Overlap(Naive):
@@ -134,28 +152,19 @@ class Overlap(Naive):
     def __init__(self, module, group):
         super().__init__(module, group)
         self.buckets = [[p] for p in self.trained]      # what is sent together
-        self.begin_step()
-        for p in self.trained:
-            p.register_post_accumulate_grad_hook(self.gradient_is_ready)
-
-    def begin_step(self):
-        self.ready = set()                              # parameters whose gradient is there
-        self.started = 0                                # buckets that are on their way
-        self.handles = []
+        self.handles = []                               # of the buckets that are on their way
 
     def gradient_is_ready(self, p):
-        if self.sends:
-            self.ready.add(p)
-            self.start_full_buckets()
+        super().gradient_is_ready(p)
+        self.start_full_buckets()
 
     def start_full_buckets(self):
         """Start bucket after bucket, up to the first that is not full: the same order on all
         ranks, whatever the order in which their gradients come."""
-        while self.started < len(self.buckets):
-            if not self.ready.issuperset(self.buckets[self.started]):
+        for i in range(len(self.handles), len(self.buckets)):
+            if not self.ready.issuperset(self.buckets[i]):
                 return
-            self.handles.append(start_all_reduce(self.payload(self.started), self.group))
-            self.started += 1
+            self.handles.append(start_all_reduce(self.payload(i), self.group))
 
     def payload(self, i):
         """The one tensor that holds the gradients of bucket i."""
@@ -168,7 +177,7 @@ class Overlap(Naive):
         self.start_full_buckets()
         for handle in self.handles:
             handle.wait()
-        self.begin_step()
+        self.ready, self.handles = set(), []
 
 
 def fill_buckets(parameters, capacity):

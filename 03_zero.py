@@ -89,23 +89,30 @@ from common import Cut, clip_grads, gpt, grad_norm, loss_sum, part
 
 # --------------------------------------------------------------------------------------- one unit
 
+def on_cpu(tensor):
+    """A copy on the CPU, pinned for a GPU, which then copies to and from it by itself."""
+    copy = tensor.to("cpu", copy=True)
+    return copy.pin_memory() if tensor.device.type == "cuda" else copy
+
+
 class Unit:
     """Parameters of one dtype as one flat tensor, of which each rank of `group` keeps one shard.
 
     full: (N·k,), of which every parameter is a view, with zeros at its end as padding. shard: (k,),
     this rank's part of it. master: (k,), what is updated: the shard itself, unless that is rounded
-    to `dtype` or updated on another `device`. grad: (k,), this rank's part of the summed gradient,
-    in `sum_dtype`; with it and `cuts`, a unit passes for a parameter in common.grad_norm.
+    to `dtype`, or updated on the CPU (`offload`, where `room` is for the gradient). grad: (k,),
+    this rank's part of the summed gradient, in `sum_dtype`; with it and `cuts`, a unit passes for a
+    parameter in common.grad_norm.
     """
 
-    def __init__(self, parameters, group, dtype=None, sum_dtype=None, device=None):
+    def __init__(self, parameters, group, dtype=None, sum_dtype=None, offload=False):
         self.parameters, self.group = parameters, group
         if len({p.dtype for p in parameters}) != 1:
             raise ValueError("a unit needs parameters of one dtype")
         self.padding = -sum(p.numel() for p in parameters) % group.size()
         self.cuts = (Cut(0, group.rank(), group.size(), group),)
         self.all_gather, self.reduce_scatter = common.all_gather, common.reduce_scatter
-        self.grad = self.gathering = self.node = self.secondary = None  # the last two: ZeRO++
+        self.grad = self.room = self.gathering = self.node = self.secondary = None  # two of ZeRO++
 
         exact = self.flatten([p.detach() for p in parameters])
         self.full = exact.to(dtype or exact.dtype)
@@ -113,8 +120,11 @@ class Unit:
         for p, view in zip(parameters, self.views(self.full)):
             p.data = view
         self.shard = self.master = nn.Parameter(part(self.full, self))
-        if dtype or device:
-            self.master = nn.Parameter(part(exact, self).to(device or exact.device, copy=True))
+        if offload:
+            self.master = nn.Parameter(on_cpu(part(exact, self)))
+            self.room = on_cpu(part(exact, self))
+        elif dtype:
+            self.master = nn.Parameter(part(exact, self).clone())
 
     def flatten(self, tensors):
         """A new tensor, (N·k,), of tensors in the shapes of the parameters."""
@@ -175,39 +185,68 @@ def own_parameters(model):
 
 def update(units, optimizer):
     """Update the shards. optimizer: any of torch.optim that treats each number by itself, over the
-    units' masters. In stages 1 and 2, where parameters stay gathered, one all_gather per unit."""
+    units' masters."""
+    offload = units[0].room is not None
     for unit in units:
-        unit.master.grad = unit.grad.to(unit.master)    # that very tensor, if both are alike
+        if offload:
+            unit.master.grad = unit.room.copy_(unit.grad, non_blocking=True)
+        else:
+            unit.master.grad = unit.grad.to(unit.master)        # that very tensor, if both are alike
+    if offload and units[0].shard.device.type == "cuda":
+        torch.cuda.synchronize()                        # once, for all of these copies
     optimizer.step()
     for unit in units:
-        unit.master.grad = None
-        if unit.master is not unit.shard:
-            unit.shard.data.copy_(unit.master.data)     # rounded, or back from the CPU
+        unit.master.grad = unit.room
+    spread(units)
+
+
+def spread(units):
+    """Copy masters to shards. In stages 1 and 2, where all stay gathered, an all_gather per unit."""
+    for unit in units:
+        if unit.master is not unit.shard:               # rounded, or back from the CPU
+            unit.shard.data.copy_(unit.master.data, non_blocking=True)
         if unit.gathered_bytes():
             common.all_gather(unit.full, unit.shard.data, unit.group)
 
 
 # ---------------------------------------------------------------------------------------- stage 1
 
-class ShardedOptimizer:
+class ShardedOptimizer(torch.optim.Optimizer):
     """ZeRO-1: an optimizer of which each rank runs a part; all the rest is on every rank.
 
-    units: lists of parameters, or just parameters; frozen ones are left alone. options: of a Unit.
-    make_optimizer(parameters): see `update`. The gradients of a unit are views into one flat
-    tensor, and are copied there if somebody has replaced them.
+    parameters: as torch.optim takes them, parameters or groups of them; a unit for each group, in
+    which frozen ones are left alone. make_optimizer(groups): see `update`. options: of a Unit. The
+    gradients are views into one flat tensor per unit, and are copied there if somebody has replaced
+    them.
     """
 
-    def __init__(self, units, make_optimizer, group, **options):
-        units = list(units)
-        units = [units] if torch.is_tensor(units[0]) else units
-        trained = [[p for p in parameters if p.requires_grad] for parameters in units]
-        if len(set(sum(trained, []))) < sum(map(len, trained)):
-            raise ValueError("a parameter is in two units")
-        self.units = [Unit(parameters, group, **options) for parameters in trained if parameters]
+    def __init__(self, parameters, make_optimizer, group, **options):
+        super().__init__(parameters, {})                # makes groups; schedulers ask for the class
+        self.units, groups = [], []
+        for given in self.param_groups:
+            trained = [p for p in dict.fromkeys(given["params"]) if p.requires_grad]
+            if trained:
+                self.units.append(Unit(trained, group, **options))
+                groups.append(given | {"params": [self.units[-1].master]})
         self.gradients = [torch.zeros_like(unit.full) for unit in self.units]
-        self.optimizer = make_optimizer([unit.master for unit in self.units])
+        self.optimizer, self.reduced = make_optimizer(groups), False
+        self.param_groups, self.defaults = self.optimizer.param_groups, self.optimizer.defaults
+
+    def state_dict(self):
+        """Of this rank's shards: every rank saves its own."""
+        return {"optimizer": self.optimizer.state_dict(),
+                "masters": [unit.master.data for unit in self.units]}
+
+    def load_state_dict(self, saved):
+        """Go on as after the step that was saved, on as many ranks. Sets the parameters, too."""
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.param_groups = self.optimizer.param_groups
+        for unit, master in zip(self.units, saved["masters"]):
+            unit.master.data.copy_(master)
+        spread(self.units)
 
     def zero_grad(self):
+        self.reduced = False
         for unit, flat in zip(self.units, self.gradients):
             flat.zero_()
             for p, view in zip(unit.parameters, unit.views(flat)):
@@ -226,9 +265,13 @@ class ShardedOptimizer:
             common.reduce_scatter(unit.grad, sent, group=unit.group)
             if sent is not flat:
                 unit.grad = unit.grad.clone()           # so that the rest of `sent` can go
+        self.reduced = True
 
     def step(self):
+        if not self.reduced:
+            raise RuntimeError("reduce_gradients() must come between the last backward and step()")
         update(self.units, self.optimizer)
+        self.reduced = False
 
 
 def zero1_step(model, optimizer, micro_batches, valid, clip):
@@ -306,7 +349,8 @@ def train_step(model, zero, micro_batches, valid, clip):
 
         grad = logits.grad                              # of the output of the unit that comes next
         for i in reversed(range(len(units))):
-            zero.gather(units[i::-1][:at_once], backward=True)          # towards the first unit
+            ahead = 1 if units[i].node else at_once
+            zero.gather(units[i::-1][:ahead], backward=True)            # towards the first unit
             x, out = graphs.pop()
             torch.autograd.backward(out, grad)
             grad = x.grad
@@ -314,7 +358,9 @@ def train_step(model, zero, micro_batches, valid, clip):
                 units[i].free()
             if i + 1 < len(units):
                 units[i + 1].finish_reduce()            # it was sent during this unit's backward
-            units[i].start_reduce()
+            if i and units[i].node:                     # Two groups at once may wait for each other
+                zero.gather([units[i - 1]], backward=True)      # for ever: so first the quick one,
+            units[i].start_reduce()                     # and the slow one hides behind a backward.
         units[0].finish_reduce()
 
     if zero.replicas:
@@ -347,11 +393,11 @@ def dequantize(numbers, scales):
 
 class Quantized:
     """Starts a collective that sends x, rows of k numbers, as int8 and scales. What comes is a row
-    from each rank, (N, k); wait() puts combine(rows) into `out`."""
+    from each rank, (N, k): wait() puts them into `out`, or their sum, if that is all it can hold.
+    """
 
-    def __init__(self, collective, combine, out, x, group, async_op):
-        self.combine, self.out = combine, out
-        k = min(len(x), len(out))                       # a shard; the other is N·k
+    def __init__(self, collective, out, x, group, async_op):
+        self.out, k = out, min(len(x), len(out))        # a shard; the other is N·k
         self.sent = quantize(x.view(-1, k))             # it must live until wait()
         self.received = [y.new_empty(group.size(), y.shape[-1]) for y in self.sent]
         self.handles = [collective(rows, y, group=group, async_op=async_op)
@@ -360,18 +406,16 @@ class Quantized:
     def wait(self):
         for handle in self.handles:
             handle.wait()
-        self.out.copy_(self.combine(dequantize(*self.received)))
+        rows = dequantize(*self.received)
+        self.out.copy_(rows.flatten() if len(self.out) == rows.numel() else rows.sum(0))
 
 
 def quantized_all_gather(full, shard, group, async_op):
-    return Quantized(common.all_gather, torch.flatten, full, shard, group, async_op)
+    return Quantized(common.all_gather, full, shard, group, async_op)
 
 
 def quantized_reduce_scatter(summed, full, group, async_op):
-    def sum_of_ranks(rows):
-        return rows.sum(0)
-
-    return Quantized(dist.all_to_all_single, sum_of_ranks, summed, full, group, async_op)
+    return Quantized(dist.all_to_all_single, summed, full, group, async_op)
 
 
 # ------------------------------------------------------------------------------------ the formulas
@@ -405,10 +449,11 @@ def model_state_bytes(cfg, stage, optimizer, n, widths=FP32, offload=False, node
     masters = update_width * shard if offload or width != update_width else 0
     full_gradients = width * size if stage < 2 else 0
     sums = sum_width * shard if stage >= 2 or width != sum_width else 0
+    room, cpu = (update_width * shard, ", on the CPU") if offload else (0, "")
     secondary = size // node if node else 0
     return {"parameters": width * ((shard if stage == 3 else size) + secondary),
-            "gradients": full_gradients + sums,
-            "optimizer states" + (", on the CPU" if offload else ""): masters + states}
+            "gradients" + (cpu and ", also" + cpu): full_gradients + sums + room,
+            "optimizer states" + cpu: masters + states}
 
 
 def traffic(cfg, stage, n, micro_batches, widths=FP32, keep_gathered=False, replicas=1):
@@ -455,13 +500,11 @@ def gathered_peak(cfg, n, prefetch, keep_gathered, width=4):
 # ----------------------------------------------------------------------------------------- the run
 
 def take_steps(run, step, model, zero, units=None):
-    """Train. Returns the number of micro-batches in a step."""
     for batch in run.batches(share=run.rank):           # 1/N of the sequences
         with run.measure():
             loss, norm = step(model, zero, batch.micro_batches, batch.valid, run.args.clip)
         dist.all_reduce(loss)                           # for the report, which shows the whole loss
         run.log(batch, loss, norm, run.gathered(units) if units else model)
-    return len(batch.micro_batches)
 
 
 def check(run, zero, stage, m, node=None, sent=None):
@@ -484,7 +527,7 @@ def build(run):
     run.rounds_to("bfloat16" if bf16 else args.dtype)
     options = {"dtype": torch.bfloat16 if bf16 else None,
                "sum_dtype": torch.float32 if args.reduce_fp32 else None,
-               "device": torch.device("cpu") if args.offload else None}
+               "offload": args.offload}
     return gpt(args.model, args.seed, run.device, run.dtype), options
 
 
@@ -500,8 +543,9 @@ def train(run):
     """zero2, zero3 and hsdp, of which only the last has several groups of --shard-size ranks."""
     args, n = run.args, run.args.shard_size
     stage = 2 if args.variant == "zero2" else 3
-    mesh = run.mesh(replicate=run.world // n, shard=n)
-    replicas = mesh["replicate"].get_group() if run.world > n else None
+    several = {"replicate": run.world // n} if run.world > n else {}
+    mesh = run.mesh(**several, shard=n)
+    replicas = mesh["replicate"].get_group() if several else None
     model, options = build(run)
     zero = Zero(model, run.optimizer, mesh["shard"].get_group(), stage, replicas, args.prefetch,
                 args.keep_gathered, **options)
@@ -510,8 +554,9 @@ def train(run):
 
 
 def train_zeropp(run):
-    args, n, size = run.args, run.world, run.args.shard_size
-    group, mesh = run.mesh(shard=n).get_group(), run.mesh(nodes=n // size, node=size)
+    args, n = run.args, run.world
+    size = args.shard_size if args.secondary_shard else None
+    group, node = run.mesh(shard=n).get_group(), dist.new_subgroups(size)[0] if size else None
     model, options = build(run)
     zero = Zero(model, run.optimizer, group, 3, None, args.prefetch, **options)
     for unit in zero.units:
@@ -519,14 +564,12 @@ def train_zeropp(run):
             unit.all_gather = quantized_all_gather
         if args.quantized_gradients:
             unit.reduce_scatter = quantized_reduce_scatter
-        if args.secondary_shard:
-            unit.node = mesh["node"].get_group()
-            unit.secondary = unit.full.new_empty(unit.full.numel() // size)
+        if node:
+            unit.node, unit.secondary = node, unit.full.new_empty(unit.full.numel() // size)
     if args.quantized_weights or args.quantized_gradients:
         run.rounds_to("int8", steps=50)
     m = take_steps(run, train_step, model, zero, zero.units)
-    node = size if args.secondary_shard else None
-    check(run, zero, 3, m, node, zeropp_traffic(args.model, n, m, widths(args), node,
+    check(run, zero, 3, m, size, zeropp_traffic(args.model, n, m, widths(args), size,
                                                 args.quantized_weights, args.quantized_gradients))
 
 

@@ -376,8 +376,9 @@ def torch_parallelize(model, cfg, mesh):
 
 
 def torch_step(model, optimizer, micro_batches, valid, clip):
-    """The same with DTensors, and PyTorch's loss of logits that are cut by vocabulary."""
-    from torch.distributed.tensor import DTensor
+    """The same with DTensors, and PyTorch's loss of logits that are cut by vocabulary.
+
+    optimizer: of two groups, the DTensors and the others, which no operator takes together."""
     from torch.distributed.tensor.parallel import loss_parallel
 
     optimizer.zero_grad()
@@ -388,8 +389,7 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
             loss.backward()
         total += loss.detach().full_tensor()
 
-    cut = [p for p in model.parameters() if isinstance(p, DTensor)]         # they do not mix
-    whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
+    cut, whole = (group["params"] for group in optimizer.param_groups)
     cut_norm = nn.utils.get_total_norm([p.grad for p in cut]).full_tensor()
     whole_norm = nn.utils.get_total_norm([p.grad for p in whole])
     norm = (cut_norm**2 + whole_norm**2).sqrt()
@@ -419,10 +419,10 @@ def activation_bytes(cfg, batch, t, e):
     outside = cfg.layers * 2 * norm + norm              # and the head's
 
     kv = x * max(cfg.kv_heads // t, 1) // cfg.heads
-    rope = 4 * cfg.seq * (cfg.dim // cfg.heads // 2) * e            # cos and sin, for q and for k
-    scores = batch * cfg.heads * cfg.seq**2 * e
-    cut = x + scores + x + 4 * x + 4 * x                # q; o's input; GELU's input and output
-    inside = cfg.layers * (rope + 2 * kv + cut // t)
+    rope = cfg.seq * cfg.dim // cfg.heads * e           # cos and sin, which all blocks share
+    core = common.core_bytes(cfg.attention, cfg, batch, e, t)
+    cut = x + x + 4 * x + 4 * x                         # q; o's input; GELU's input and output
+    inside = rope + cfg.layers * (2 * kv + core + cut // t)
 
     logits = tokens * -(-cfg.vocab // t) * wide
     masks = tokens * (8 + 1) + tokens * (8 + 1 + 1)     # local_token and not_mine; local_target,
@@ -499,10 +499,15 @@ def check_identities(run, t):
 
 
 def train_torch(run):
+    from torch.distributed.tensor import DTensor
+
     args, cfg = run.args, run.args.model
     model = gpt(cfg, args.seed, run.device, run.dtype)
     torch_parallelize(model, cfg, run.mesh(tp=run.world))
-    optimizer = run.optimizer(model.parameters())
+    groups = {True: [], False: []}
+    for p in model.parameters():
+        groups[isinstance(p, DTensor)].append(p)
+    optimizer = run.optimizer([{"params": groups[True]}, {"params": groups[False]}])
 
     for batch in run.batches():
         with run.measure():

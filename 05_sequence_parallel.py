@@ -491,10 +491,10 @@ def activation_bytes(cfg, batch, t, e, variant="megatron"):
         outside += 2 * cfg.layers * (x - x // t)
 
     kv = x * max(cfg.kv_heads // t, 1) // cfg.heads
-    rope = 4 * cfg.seq * (cfg.dim // cfg.heads // 2) * e            # cos and sin, for q and for k
-    scores = batch * cfg.heads * cfg.seq**2 * e
-    cut = x + scores + x + 4 * x + 4 * x                # q; o's input; GELU's input and output
-    inside = cfg.layers * (rope + 2 * kv + cut // t)
+    rope = cfg.seq * cfg.dim // cfg.heads * e           # cos and sin, which all blocks share
+    core = common.core_bytes(cfg.attention, cfg, batch, e, t)
+    cut = x + x + 4 * x + 4 * x                         # q; o's input; GELU's input and output
+    inside = rope + cfg.layers * (2 * kv + core + cut // t)
 
     loss = tokens // t * cfg.vocab * wide + wide        # log-probabilities, and a scalar
     mine = 2 * 8 * tokens // t                          # the tokens and targets themselves, int64

@@ -44,7 +44,8 @@ reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 
 @dataclass(frozen=True)
 class Config:
-    """The shape of a model; `tie` makes embedding and head share one matrix."""
+    """The shape of a model, and its attention core; `tie` makes embedding and head share one
+    matrix."""
 
     layers: int
     dim: int
@@ -53,6 +54,7 @@ class Config:
     seq: int
     vocab: int
     tie: bool = False
+    attention: str = "plain"
 
     def parameters(self):
         """q and o, k and v, up and down, two LayerNorms a block; the last LayerNorm, the tables."""
@@ -66,13 +68,17 @@ class Config:
 
 PRESETS = {
     "tiny": Config(layers=4, dim=128, heads=8, kv_heads=4, seq=128, vocab=256),
-    "gpt2": Config(layers=12, dim=768, heads=12, kv_heads=12, seq=1024, vocab=50304, tie=True),
-    "1b": Config(layers=16, dim=2048, heads=8, kv_heads=8, seq=2048, vocab=50304),  # Pythia-1B
-    "7b": Config(layers=32, dim=4096, heads=32, kv_heads=32, seq=2048, vocab=50304),  # Pythia-6.9B
+    "gpt2": Config(layers=12, dim=768, heads=12, kv_heads=12, seq=1024, vocab=50304, tie=True,
+                   attention="sdpa"),
+    "1b": Config(layers=16, dim=2048, heads=8, kv_heads=8, seq=2048, vocab=50304,
+                 attention="sdpa"),         # Pythia-1B
+    "7b": Config(layers=32, dim=4096, heads=32, kv_heads=32, seq=2048, vocab=50304,
+                 attention="sdpa"),         # Pythia-6.9B
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 OPTIMIZERS = {  # higher rates or a smaller eps magnify rounding differences and learn no better
-    "adamw": lambda params, lr: torch.optim.AdamW(params, lr or 5e-4, (0.9, 0.95), eps=1e-6),
+    "adamw": lambda params, lr: torch.optim.AdamW(
+        params, lr or 5e-4, (0.9, 0.95), eps=1e-6, fused=True),     # one operator for all of them
     "sgd": lambda params, lr: torch.optim.SGD(params, lr or 0.1),
     "momentum": lambda params, lr: torch.optim.SGD(params, lr or 0.02, momentum=0.9),
 }
@@ -154,17 +160,46 @@ def sdpa_attention(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
 
 
-def rope(x, positions):
+CORES = {"plain": plain_attention, "sdpa": sdpa_attention}
+
+
+def core_bytes(attention, cfg, batch, e, ranks=1):
+    """Bytes that a core keeps for backward on a CPU, beside q, k and v: the weights; or the output,
+    and a number for each of its rows. batch: sequences; e: bytes of a number; ranks: that share the
+    heads."""
+    heads, seq = cfg.heads // ranks, cfg.seq
+    rows = batch * heads * seq
+    if attention == "plain":
+        return rows * seq * e
+    is_kept_anyway = heads == 1 or seq == 1             # as the input of o, which else is a copy
+    return rows * max(e, 4) + (0 if is_kept_anyway else rows * cfg.dim // cfg.heads * e)
+
+
+class Rope(nn.Module):
     """Rotary position embedding: turns the pair (i, i + head_dim/2) by an angle of its own.
 
-    x (batch, heads, seq, head_dim); positions int64 (seq,). Angles in float32 or better.
+    positions: int64 (seq,), a buffer; put another one in its place, where the tokens are others.
+    The tables of cos and sin are made at the first use of it, from angles in float32 or better.
     """
-    half, precise = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
-    speed = 10000.0 ** (-torch.arange(half, device=x.device, dtype=precise) / half)
-    angle = positions[:, None].to(precise) * speed          # (seq, head_dim/2)
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+
+    def __init__(self, cfg):
+        super().__init__()
+        self.register_buffer("positions", torch.arange(cfg.seq), persistent=False)
+        self.made_for = self.cos = self.sin = None
+
+    def make_tables(self, dtype, half):
+        precise = torch.promote_types(dtype, torch.float32)
+        speed = 10000.0 ** (-torch.arange(half, device=self.positions.device, dtype=precise) / half)
+        angle = self.positions[:, None].to(precise) * speed         # (seq, head_dim/2)
+        self.cos, self.sin = angle.cos().to(dtype), angle.sin().to(dtype)
+        self.made_for = self.positions
+
+    def forward(self, x):                                   # (batch, heads, seq, head_dim)
+        a, b = x.chunk(2, dim=-1)
+        if self.made_for is not self.positions or self.cos.dtype != x.dtype:
+            self.make_tables(x.dtype, a.shape[-1])
+        cos, sin = self.cos[: x.shape[2]], self.sin[: x.shape[2]]
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
 
 class Attention(nn.Module):
@@ -178,8 +213,7 @@ class Attention(nn.Module):
         self.k = nn.Linear(cfg.dim, cfg.kv_heads * self.head_dim, bias=False)
         self.v = nn.Linear(cfg.dim, cfg.kv_heads * self.head_dim, bias=False)
         self.o = nn.Linear(cfg.dim, cfg.dim, bias=False)
-        self.core = plain_attention
-        self.register_buffer("positions", torch.arange(cfg.seq), persistent=False)
+        self.core, self.rope = CORES[cfg.attention], Rope(cfg)
 
     def project(self, x):
         """All that reads the input: (batch, seq, dim) to three of (batch, seq, width). (A method of
@@ -189,8 +223,7 @@ class Attention(nn.Module):
     def forward(self, x):
         heads = [y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in self.project(x)]
         q, k, v = heads                                     # (batch, heads, seq, head_dim)
-        positions = self.positions[: q.shape[2]]
-        out = self.core(rope(q, positions), rope(k, positions), v)
+        out = self.core(self.rope(q), self.rope(k), v)
         return self.o(out.transpose(1, 2).flatten(2))       # (batch, seq, dim)
 
 
@@ -231,8 +264,9 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
                    *[(f"block{i}", Block(cfg)) for i in range(1, cfg.layers + 1)],
                    ("head", nn.Sequential(OrderedDict(head)))]
     model = nn.Sequential(OrderedDict(modules)).to_empty(device="cpu")
+    rope = Rope(cfg)                                        # (to_empty has left theirs undefined)
     for block in model[1:-1]:
-        block.attn.positions = torch.arange(cfg.seq)        # to_empty has left them undefined
+        block.attn.rope = rope                              # one for all, and one pair of tables
     if cfg.tie:
         model.head.out.weight = model.embedding.weight
     for name, p in model.named_parameters():
@@ -346,12 +380,14 @@ def grad_norm(parameters, group=None):
     where several ranks hold the same part, each gives its share of the square, so that it counts
     once. Communication: an all_reduce of one number.
     """
-    ranks, norms = group.size() if group else 1, []
+    ranks, grads, copies = group.size() if group else 1, [], []
     for p in parameters:
         if p.grad is not None:
-            copies = ranks / math.prod(cut.parts for cut in getattr(p, "cuts", ()))
-            wide = torch.promote_types(p.grad.dtype, torch.float32)
-            norms.append(torch.linalg.vector_norm(p.grad, dtype=wide) / copies**0.5)
+            grads.append(p.grad)
+            copies.append(ranks / math.prod(cut.parts for cut in getattr(p, "cuts", ())))
+    wide = torch.promote_types(grads[0].dtype, torch.float32)
+    norms = torch._foreach_norm(grads, dtype=wide)          # foreach: one operator for all of them
+    norms = torch._foreach_div(norms, [number**0.5 for number in copies])
     square = torch.stack(norms).square().sum()
     if ranks > 1:
         dist.all_reduce(square, group=group)
@@ -365,10 +401,8 @@ def clip_scale(norm, largest):
 
 def clip_grads(parameters, norm, largest):
     """Scale all gradients by largest/norm if the global norm is above `largest`; sends nothing."""
-    scale = clip_scale(norm, largest)
-    for p in parameters:
-        if p.grad is not None:
-            p.grad.mul_(scale)
+    grads = [p.grad for p in parameters if p.grad is not None]
+    torch._foreach_mul_(grads, clip_scale(norm, largest))
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -383,6 +417,7 @@ def parse(file, doc, variants, flags, argv, Parser=argparse.ArgumentParser):
     add("--preset", choices=PRESETS, default="tiny", help="shape of the model")
     for name in ("layers", "dim", "heads", "kv-heads", "seq", "vocab"):
         add(f"--{name}", type=int, help="in place of the preset's")
+    add("--attention", choices=CORES, help="its core, in place of the preset's")
     add("--batch", type=int, default=8, help="sequences in the whole global batch")
     add("--micro-batch", type=int, help="sequences in one forward pass on one rank")
     add("--optimizer", choices=OPTIMIZERS, default="adamw")
@@ -400,7 +435,7 @@ def parse(file, doc, variants, flags, argv, Parser=argparse.ArgumentParser):
     args.chapter = Path(file).stem
     shape = {f.name: getattr(args, f.name, None) or getattr(PRESETS[args.preset], f.name)
              for f in fields(Config)}
-    args.model = Config(**shape)
+    args.model, args.attention = Config(**shape), shape["attention"]
     args.verify = args.preset == "tiny" if args.verify is None else args.verify
     return args
 
@@ -412,9 +447,10 @@ def environment(name, default):
 def refuse(message):
     """End the program because of a bad argument. All ranks find the same fault: local rank 0 says
     it in one line and leaves with status 2, the others leave with 0, so that it is read once."""
-    if environment("LOCAL_RANK", environment("RANK", 0)) > 0:
+    if 0 < environment("LOCAL_RANK", environment("RANK", 0)) < environment("WORLD_SIZE", 1):
         raise SystemExit(0)
-    print(f"error: {message}", file=sys.stderr)
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+    print(f"error: {line}", file=sys.stderr)
     raise SystemExit(2)
 
 
@@ -452,6 +488,7 @@ class Run:
         self.rank, self.world = environment("RANK", 0), environment("WORLD_SIZE", 1)
         self.device = join_ranks(args, self.rank, self.world)
         self.build, self.one_gpu, self.seconds = gpt, None, []      # what one GPU would train
+        torch.set_float32_matmul_precision("highest" if args.verify else "high")    # TF32 on a GPU
 
     def mesh(self, **axes):
         """A DeviceMesh over all ranks with named axes, of which the last one's are neighbours."""
@@ -523,9 +560,13 @@ class Run:
 def join_ranks(args, rank, world):
     """Join the process group: NCCL if every local rank has a GPU of its own, otherwise gloo on the
     CPU. Returns this rank's device."""
-    gpus, device, backend = torch.cuda.device_count(), torch.device("cpu"), "gloo"
-    if args.device != "cpu" and gpus >= environment("LOCAL_WORLD_SIZE", world):
-        device, backend = torch.device("cuda", environment("LOCAL_RANK", rank)), "nccl"
+    gpus_enough = torch.cuda.device_count() >= environment("LOCAL_WORLD_SIZE", world)
+    backend = "nccl" if args.device != "cpu" and gpus_enough else "gloo"
+    if dist.is_initialized():
+        backend = dist.get_backend()                        # somebody else's group: theirs decides
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", environment("LOCAL_RANK", rank))
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
@@ -545,6 +586,11 @@ def main(file, doc, variants, requires, flags=lambda parser: None, argv=None):
         from lab import report as bench
     args = bench.parse(file, doc, variants, flags, argv)
     requires(args, environment("WORLD_SIZE", 1))
+    if not 0 <= environment("RANK", 0) < environment("WORLD_SIZE", 1):
+        refuse("RANK must be below WORLD_SIZE; torchrun sets both")     # it would wait for ever
+    if "RANK" in os.environ and not dist.is_initialized():
+        for name in {"MASTER_ADDR", "MASTER_PORT"} - os.environ.keys():
+            refuse(f"RANK is in the environment, but no {name}; torchrun sets both")
     run, train = bench.Run(args), variants[args.variant]
     train = train[0] if isinstance(train, tuple) else train
     train(run)
@@ -565,6 +611,10 @@ def launch(*chapter):
     gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):       # None: closed, by `>&-`
+        stream.flush()
     os._exit(status or 0)
+
+
+if __name__ == "__main__":
+    refuse("common.py is no run; python 01_single_gpu.py is one, and so is each chapter after it")

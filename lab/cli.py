@@ -2,14 +2,18 @@
 
 import argparse
 import contextlib
+import io
 import math
 import os
+import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 import common
-from common import Text, divides, environment, refuse
+from common import DTYPES, Text, divides, environment, optimizer_state_bytes, refuse
 
 LIMITS = {              # the lowest value, the first one that is too high, and one that would work
     "lr": (1e-12, 2**31, 0.001),
@@ -40,8 +44,12 @@ def parse(file, doc, variants, flags, argv):
     """Parse `argv` as common.parse does, and refuse what is out of range or does not fit.
 
     Adds the flags for what is written, and args.own: the chapter's own flags and their defaults.
+    argv: None where a user has started the chapter, whose output then outlives its reader.
     """
-    own, defaults = {}, {}
+    if argv is None:
+        sys.stdout = steady(sys.stdout)
+    refuse_launcher()
+    own, given = {}, {}
 
     def all_flags(parser):
         everyones = len(parser._actions)
@@ -55,14 +63,41 @@ def parse(file, doc, variants, flags, argv):
         for action in parser._actions:
             if action.type in (int, float):
                 action.type = number(action.type, *LIMITS.get(action.dest, COUNT))
-            defaults[action.dest] = action.default
+        # Parsed once without defaults: what is not None was given, be it the default's value.
+        nothing = argparse.Namespace(**{action.dest: None for action in parser._actions})
+        given.update(vars(parser.parse_args(argv, nothing)))
 
     args = common.parse(file, doc, variants, all_flags, argv, Parser)
     args.own = own
-    refuse_unknown_to_variant(args, variants, defaults)
+    refuse_unknown_to_variant(args, variants, given)
+    refuse_one_file_for_two(args)
     refuse_shapes(args)
     refuse_text(args)
+    refuse_sizes(args, given)
+    refuse_vocabulary(args)
+    for path in filter(None, (args.json, args.plot, args.profile)):
+        path.parent.mkdir(parents=True, exist_ok=True)
     return args
+
+
+class Output(io.FileIO):
+    """Standard output that goes on when its reader has left (`| head`): a run is no filter, its
+    status and its files are still to come."""
+
+    def write(self, data):
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return len(data)
+
+
+def steady(stdout):
+    """Standard output that no reader and no encoding can end the run by."""
+    if stdout is None:                                      # closed, by `>&-`
+        return open(os.devnull, "w")
+    buffer = io.BufferedWriter(Output(stdout.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(buffer, stdout.encoding, "namereplace",     # a mark, by its name
+                            line_buffering=stdout.line_buffering)
 
 
 def number(kind, lowest, below, example):
@@ -79,32 +114,70 @@ def number(kind, lowest, below, example):
     return convert
 
 
+def refuse_launcher():
+    """Ranks that no launcher sets, by hand or left behind: said on each of them, since each is none
+    of `refuse`'s, and others may have no fault."""
+    names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+    found = {name: os.environ[name] for name in names if name in os.environ}
+    fits = {"RANK", "WORLD_SIZE"} <= found.keys() and all(map(str.isdecimal, found.values()))
+    if fits:
+        rank, world = int(found["RANK"]), int(found["WORLD_SIZE"])
+        local, machine = environment("LOCAL_RANK", rank), environment("LOCAL_WORLD_SIZE", world)
+        fits = rank < world and local < machine <= world
+    if found and not fits:
+        print(f"error: no launcher sets {found}; torchrun or `unset {' '.join(found)}` would work",
+              file=sys.stderr)
+        raise SystemExit(2)
+
+
 def output(example):
-    """An argparse type: a file to write, with the suffix of the example; its folder is made."""
+    """An argparse type: a file to write, with the suffix of the example. Its folder may be missing:
+    it is made once nothing has been refused."""
 
     def convert(text):
         path = Path(text)
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        place = path if os.path.isfile(path) else path.parent
-        fits = path.suffix == Path(example).suffix and len(path.name) < 256
-        writable = os.path.isdir(path.parent) and os.access(place, os.W_OK)
-        if not fits or not writable or os.path.isdir(path):
-            raise argparse.ArgumentTypeError(f"cannot write {text!r}; {example} would work")
+        folder = path.parent
+        while not os.path.lexists(folder):
+            folder = folder.parent
+        longest = max(len(os.fsencode(part)) for part in (*path.parts, ""))
+        fits = (path.suffix == Path(example).suffix
+                and longest <= os.pathconf(folder, "PC_NAME_MAX")
+                and len(os.fsencode(text)) < os.pathconf(folder, "PC_PATH_MAX"))
+        new = not os.path.lexists(path)
+        place = folder if new else path
+        writable = (new or os.path.isfile(path)) and os.access(place, os.W_OK)
+        if not fits or not writable or not os.path.isdir(folder) or not os.access(folder, os.X_OK):
+            works = example if os.access(".", os.W_OK) else Path(tempfile.gettempdir(), example)
+            raise argparse.ArgumentTypeError(f"cannot write {text!r}; {works} would work")
         return path
 
     return convert
 
 
-def refuse_unknown_to_variant(args, variants, defaults):
+def refuse_unknown_to_variant(args, variants, given):
     """Refuse a flag that other variants have declared and this one has not."""
     declared = {name: known[1:] for name, known in variants.items() if isinstance(known, tuple)}
     for flag in sorted({flag for known in declared.values() for flag in known}):
         dest = flag.removeprefix("--").replace("-", "_")
         knows = [name for name, known in declared.items() if flag in known]
-        if args.variant not in knows and getattr(args, dest) != defaults[dest]:
+        if args.variant not in knows and given[dest] is not None:
             refuse(f"{flag} means nothing to --variant {args.variant}; "
                    f"{' or '.join(knows)} would work")
+
+
+def refuse_one_file_for_two(args):
+    """What is written must not overwrite the text, nor each other, by whatever names."""
+    files = {}
+    for flag in ("data", "json", "plot", "profile"):
+        if getattr(args, flag):
+            path = Path(getattr(args, flag))
+            file = os.path.realpath(path)
+            if os.path.exists(file):                        # a hard link has the same numbers
+                file = os.stat(file).st_dev, os.stat(file).st_ino
+            if file in files:
+                other = path.with_stem(f"{path.stem[:50]}-{flag}")
+                refuse(f"--{flag} {path} is the file of --{files[file]} too; {other} would work")
+            files[file] = flag
 
 
 def refuse_shapes(args):
@@ -117,17 +190,23 @@ def refuse_shapes(args):
 
 
 def refuse_text(args):
-    """A file that cannot be read, is too short, or has tokens above the vocabulary. Of a .bin, only
-    the first batch is looked at; the later ones when they are made."""
+    """A text that cannot be read or is too short."""
     if args.data is not None:
         if not os.path.isfile(args.data) or not os.access(args.data, os.R_OK):
             refuse(f"--data {args.data} is no readable file; the default is Python's source")
         tokens = os.stat(args.data).st_size // (2 if args.data.endswith(".bin") else 1)
         refuse_short(args, args.data, tokens)
-    elif args.model.vocab >= 256 and args.model.seq < 10**6:
-        return                                  # no need to read it twice
+    elif args.model.seq >= 10**6:               # else there is no need to read it twice
+        text = Text(args)
+        refuse_short(args, text.name, len(text.tokens))
+
+
+def refuse_vocabulary(args):
+    """A text with tokens above the vocabulary. Of a .bin, only the first batch is looked at; the
+    later ones when they are made."""
+    if args.data is None and args.model.vocab >= 256:
+        return
     text = Text(args)
-    refuse_short(args, text.name, len(text.tokens))
     sample = text.tokens if text.tokens.itemsize == 1 else text.batch(0)[0].numpy()
     refuse_above_vocabulary(args, text, int(sample.max()))
 
@@ -144,6 +223,44 @@ def refuse_above_vocabulary(args, text, token):
     if token >= args.model.vocab:
         refuse(f"--vocab {args.model.vocab} is too small for token {token} of {text.name}; "
                f"{256**text.tokens.itemsize} would work")
+
+
+def refuse_sizes(args, given):
+    """Sizes that cannot be meant: they need more memory than this machine has."""
+    ranks, heads = environment("WORLD_SIZE", 1), args.model.heads
+    needed, memory = least_bytes(args), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory and args.device != "cpu":
+        gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        memory += sum(gpu.total_memory for gpu in gpus)
+    if needed <= memory:
+        return
+    why = f"{needed / 1e9:,.0f} GB or more, and this machine has {memory / 1e9:,.0f} GB"
+    together = ranks * (args.micro_batch or 1)
+    small = {"batch": -(-8 // together) * together, "micro_batch": 1, "layers": 4,
+             "dim": 16 * heads, "seq": -(-128 // ranks) * ranks, "vocab": 2**16}
+    for size, works in small.items():
+        if given[size] and least_bytes(args, **{size: works}) < memory / 4:
+            refuse(f"--{size.replace('_', '-')} {given[size]} needs {why}; {works} would work")
+    refuse(f"--preset {args.preset} in these sizes needs {why}; --preset tiny alone would work")
+
+
+def least_bytes(args, batch=None, micro_batch=None, **sizes):
+    """Bytes that this machine cannot do without, whatever the chapter: its ranks' share of the
+    parameters, gradients and optimizer states and of a micro-batch's logits and scores; and the
+    whole batch's int64 tokens and targets on each. Where these sizes are not given, they are the
+    run's."""
+    cfg, batch = replace(args.model, **sizes), batch or args.batch
+    numbers, width = cfg.parameters(), DTYPES[args.dtype].itemsize
+    rows = (micro_batch or args.micro_batch or batch) * cfg.seq
+    ranks = environment("WORLD_SIZE", 1)
+    local_ranks = environment("LOCAL_WORLD_SIZE", ranks)
+
+    states = 2 * width * numbers
+    states += optimizer_state_bytes(args.optimizer, numbers, cfg.tensors(), width)
+    logits, scores = 4 * rows * cfg.vocab, 0                # in float32 or better
+    if cfg.attention == "plain" and not getattr(args, "kernels", False):
+        scores = 2 * rows * cfg.heads * cfg.seq // ranks    # 16 bits; a ring has 1/ranks at a time
+    return (states + logits + scores) * local_ranks // ranks + 16 * batch * cfg.seq * local_ranks
 
 
 def refuse_cuda(args):

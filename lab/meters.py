@@ -226,7 +226,8 @@ def shapes_of_a_block(model):
 # ------------------------------------------------------------------------------------------- memory
 
 class MemoryTimeline(TorchDispatchMode):
-    """Adds up the storages that are alive, by kind, after every operator that changed their sum.
+    """Adds up the storages that are alive, by kind, after every operator that changed their sum,
+    and at the end.
 
     held() returns lists of tensors: parameters, gradients, optimizer states. samples: (seconds in
     operators so far, bytes of each of the three, bytes of all else); all else is activations and
@@ -256,10 +257,17 @@ class MemoryTimeline(TorchDispatchMode):
         self.seconds += time.perf_counter() - start
         self.watch(result)
         if self.total != self.sampled:
-            kinds = [nbytes(tensors) for tensors in self.held()]
-            self.samples.append((self.seconds, *kinds, self.total - sum(kinds)))
-            self.sampled = self.total
+            self.sample()
         return result
+
+    def sample(self):
+        kinds = [nbytes(tensors) for tensors in self.held()]
+        self.samples.append((self.seconds, *kinds, self.total - sum(kinds)))
+        self.sampled = self.total
+
+    def __exit__(self, *exception):
+        self.sample()                       # the optimizer has filed its states by now
+        return super().__exit__(*exception)
 
 
 # -------------------------------------------------------------------------------------------- FLOPs

@@ -2,6 +2,11 @@
 
 A run is compared with one GPU in its losses, gradients, gradient norms and parameters, not only in
 its losses: Adam divides a wrong gradient scale out, so the losses and parameters would not show it.
+
+A difference is relative to the largest magnitude in the reference tensor. But a gradient can be
+zero in truth, as that of k is in a text of one repeated byte, and then both runs have nothing but
+rounding noise in it. So the difference of a gradient is relative to a thousandth of the largest
+magnitude in all gradients, if that is more.
 """
 
 import math
@@ -12,6 +17,7 @@ import torch.distributed as dist
 from common import named_parameters, part
 
 STEPS = 5               # so many steps are compared: rounding differences grow in any training
+SMALL = 1e-3            # a gradient below this share of the largest is measured against the share
 LOSSY = {               # twice what an honest run was seen to stray, or more
     "bfloat16": {"loss": 5e-3, "gradient norm": 2e-2, "gradients": 0.4, "parameters": 0.4},
     "float16": {"loss": 1e-3, "gradient norm": 5e-3, "gradients": 0.05, "parameters": 0.05},
@@ -19,8 +25,13 @@ LOSSY = {               # twice what an honest run was seen to stray, or more
 }
 
 
-def tolerances(dtype, optimizer):
-    """The largest difference that passes, relative to the reference tensor's largest magnitude.
+def tolerances(dtype, optimizer, tokens=8 * 128):
+    """The largest difference that passes. tokens: of a global batch, by default the tiny preset's.
+
+    In float32 a result is off by up to 2^-24 of itself, and n such errors add up to about sqrt(n)
+    of one. So gradients, which are sums over the tokens of what came out of sums over some 256
+    features, may be off by sqrt(256 · tokens) · 2^-24: 3e-5 by default. So may parameters, since a
+    LayerNorm's bias begins at zero and is nothing but gradient after SGD's first step.
 
     Rounding to 16 bits may put a sum over all tokens (a LayerNorm's gradient) off by tenths, so
     tensors are compared in the first step alone. AdamW then moves a parameter as far either way,
@@ -30,6 +41,8 @@ def tolerances(dtype, optimizer):
     """
     kinds = "loss", "gradient norm", "gradients", "parameters"
     exact = dict.fromkeys(kinds, 1e-10 if dtype == "float64" else 1e-5)
+    if dtype == "float32":
+        exact["gradients"] = exact["parameters"] = max(1e-5, (256 * tokens) ** 0.5 * 2**-24)
     allowed = LOSSY.get(dtype, exact)
     if optimizer == "adamw" and dtype != "float64":
         allowed = allowed | {"parameters": None if dtype in LOSSY else 1e-3}
@@ -71,12 +84,14 @@ class Verifier:
         dist.broadcast(reference, 0)
 
         here = compared(loss, norm, parameters)
+        fulls = dict(zip(self.shapes, reference.split(sizes)))
+        scale = scales(fulls)
         off = torch.full([len(sizes)], -1.0, dtype=torch.float64, device=run.device)
-        for i, (key, full) in enumerate(zip(self.shapes, reference.split(sizes))):
+        for i, (key, full) in enumerate(fulls.items()):
             if key in here:                             # else it stays -1
                 tensor, owner = here[key]
                 expected = part(full.view(self.shapes[key]), owner)
-                off[i] = difference(tensor, expected, full.abs().max())
+                off[i] = difference(tensor, expected, scale[key])
         dist.all_reduce(off, dist.ReduceOp.MAX)
 
         for (kind, name), value in zip(self.shapes, off.tolist()):
@@ -114,6 +129,14 @@ def gathered(units):
 def whole(tensor):
     """All of a DTensor, by communication; any other tensor as it is."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def scales(reference):
+    """What the differences of such tensors are relative to; keys are (kind, name)."""
+    largest = {key: tensor.abs().max() for key, tensor in reference.items()}
+    gradients = [key for key in reference if key[0] == "gradients"]
+    least = SMALL * max(largest[key] for key in gradients)
+    return largest | {key: max(largest[key], least) for key in gradients}
 
 
 def difference(tensor, reference, scale):

@@ -38,7 +38,7 @@ import common  # noqa: E402  (after the path to it)
 
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
 
-SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16")
+SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--device=cpu")
 
 
 def no_flags(parser):

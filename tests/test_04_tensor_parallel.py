@@ -396,7 +396,7 @@ def test_activations_of_the_lesson(four):
     """A_in / t + A_out: what is cut falls as 1/t, and the rest does not change."""
     cfg = common.PRESETS["7b"]
     one, two, four_ranks = (four.activation_bytes(cfg, 1, t, 2) for t in (1, 2, 4))
-    rope = cfg.layers * 4 * cfg.seq * (cfg.dim // cfg.heads // 2) * 2
+    rope = cfg.seq * cfg.dim // cfg.heads * 2
     outside = (2 * cfg.layers + 1) * (2 * cfg.dim + 2) * cfg.seq * 2 + 19 * cfg.seq + rope
     assert (two - outside) * 2 == pytest.approx(one - outside, rel=1e-9)
     assert (four_ranks - outside) * 4 == pytest.approx(one - outside, rel=1e-9)

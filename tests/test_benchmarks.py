@@ -12,7 +12,7 @@ from conftest import ROOT, TEXT, chapter, no_flags
 from lab import cli
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-import chapters  # noqa: E402  (after the path to it)
+import chapters  # noqa: E402
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 4])
@@ -39,7 +39,7 @@ def test_a_pair_in_the_same_process(monkeypatch):
 
 
 def test_the_measuring_thread_has_the_device_of_its_rank(monkeypatch):
-    """CUDA's current device belongs to a thread, and the runs of a pair had threads of their own."""
+    """CUDA's current device is a thread's, and the runs of a pair had threads of their own."""
     device, chosen = torch.device("cuda", 1), []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(dist, "barrier", lambda: None)

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -122,12 +123,47 @@ def test_projections_are_a_seam():
     torch.testing.assert_close(block(x), expected)
 
 
+def tables_made(model, tokens):
+    with mock.patch.object(common.Rope, "make_tables", autospec=True,
+                           side_effect=common.Rope.make_tables) as made:
+        model(tokens)
+    return made.call_count
+
+
+def test_all_blocks_share_ropes_tables():
+    """They are made once, and again only for other positions or another precision."""
+    model, tokens = gpt(dataclasses.replace(SHAPE, layers=3)), torch.randint(256, (1, 16))
+    rope = model.block1.attn.rope
+    assert tables_made(model, tokens) == 1
+    assert tables_made(model, tokens) == tables_made(model, tokens[:, :7]) == 0
+    rope.positions = rope.positions + 1
+    assert tables_made(model, tokens) == 1
+    assert tables_made(model.double(), tokens) == 1 and rope.cos.dtype == torch.float64
+
+
+@pytest.mark.parametrize("preset", common.PRESETS)
+def test_the_core_is_the_flags_or_else_the_presets(preset):
+    parse = lambda *flags: arguments(f"--preset={preset}", "--vocab=256", *flags)
+    default = parse()
+    assert default.attention == ("plain" if preset == "tiny" else "sdpa")
+    for args in (default, parse("--attention=plain"), parse("--attention=sdpa")):
+        [core] = {block.attn.core for block in gpt(args.model)[1:-1]}
+        assert core is {"plain": common.plain_attention, "sdpa": common.sdpa_attention}[
+            args.attention]
+
+
+def turned(x, position):
+    """x (1, 1, 1, head_dim) as a token at this position turns it."""
+    rope = common.Rope(SHAPE)
+    rope.positions = torch.tensor([position])
+    return rope(x)
+
+
 def test_rope_depends_on_the_distance_alone():
     q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64)
 
     def score(i, j):
-        turned = common.rope(q, torch.tensor([i])) * common.rope(k, torch.tensor([j]))
-        return turned.sum().item()
+        return (turned(q, i) * turned(k, j)).sum().item()
 
     assert score(7, 3) == pytest.approx(score(104, 100), rel=1e-10)
     assert score(7, 3) != pytest.approx(score(7, 4), rel=1e-3)
@@ -135,10 +171,10 @@ def test_rope_depends_on_the_distance_alone():
 
 def test_rope_angles_survive_bfloat16():
     """At position 1001 a bfloat16 angle is off by radians; the rotation may be off by rounding."""
-    x, position = torch.randn(1, 1, 1, 64), torch.tensor([1001])
-    exact = common.rope(x.double(), position)
-    assert gpt(SHAPE).to(torch.bfloat16)[1].attn.positions.dtype == torch.int64
-    rounded = common.rope(x.bfloat16(), position).double()
+    x = torch.randn(1, 1, 1, 64)
+    exact = turned(x.double(), 1001)
+    assert gpt(SHAPE).to(torch.bfloat16)[1].attn.rope.positions.dtype == torch.int64
+    rounded = turned(x.bfloat16(), 1001).double()
     torch.testing.assert_close(rounded, exact, atol=0.03, rtol=0.02)
 
 
@@ -147,11 +183,10 @@ def test_shorter_and_moved_positions():
     tokens = torch.randint(256, (1, 16))
     whole = model(tokens)
     torch.testing.assert_close(model(tokens[:, :5]), whole[:, :5])
-    for block in model[1:-1]:
-        block.attn.positions = block.attn.positions + 1000
+    rope = model.block1.attn.rope  # of all blocks
+    rope.positions = rope.positions + 1000
     torch.testing.assert_close(model(tokens), whole)  # RoPE is relative
-    for block in model[1:-1]:
-        block.attn.positions = block.attn.positions * 2
+    rope.positions = rope.positions * 2
     assert not torch.allclose(model(tokens), whole)
 
 
@@ -460,7 +495,8 @@ def test_flags_make_the_model_and_the_default_is_the_first_variant():
     variants = {"a": None, "b": None}
     parse = lambda *flags: common.parse("a/01_x.py", "", variants, no_flags, flags)
     assert parse().model == PRESETS["tiny"] and parse().variant == "a"
-    assert parse("--preset=gpt2", "--seq=8").model == Config(12, 768, 12, 12, 8, 50304, tie=True)
+    gpt2 = Config(12, 768, 12, 12, 8, 50304, True, "sdpa")
+    assert parse("--preset=gpt2", "--seq=8").model == gpt2
 
 
 def test_only_the_tiny_preset_is_verified_by_default():
@@ -510,6 +546,27 @@ def test_a_gpu_for_every_local_rank_or_the_cpu(monkeypatch, device, gpus, expect
     joined = common.join_ranks(argparse.Namespace(device=device), rank=5, world=8)
     assert (str(joined), started[-1]) == expected
     assert started[:-1] == ([joined] if joined.type == "cuda" else [])
+
+
+def device_in_the_group_of_the_test():
+    with mock.patch("torch.cuda.device_count", lambda: 8):
+        return str(common.join_ranks(argparse.Namespace(device="auto"), 0, 1))
+
+
+def test_the_device_follows_the_group_that_is_there(ranks):
+    """Of gloo's ranks, here the pool's, none takes a GPU."""
+    assert ranks(1)(device_in_the_group_of_the_test) == ["cpu"]
+
+
+def matmul_precision(*flags):
+    common.Run(arguments(*flags))
+    return torch.get_float32_matmul_precision()
+
+
+def test_float32_is_rounded_to_tf32_only_where_nothing_is_verified(ranks):
+    assert ranks(1)(matmul_precision) == ["highest"]
+    assert ranks(1)(matmul_precision, "--no-verify") == ["high"]
+    assert ranks(1)(matmul_precision, "--verify") == ["highest"]
 
 
 def shared_batches():

@@ -1,0 +1,383 @@
+"""A GPU's rules without a GPU: CUDA and NCCL pretended on a CPU and gloo, with real numbers.
+
+    with pretended_cuda() as gpu:       what runs in here sees a device "cuda", and keeps its rules
+
+Tensors carry a mark, "on the device", on their storage. What a GPU or NCCL would refuse, or do
+wrong in silence, raises RuleBroken; and if it does so on one rank, all others raise, so none hangs.
+
+    Functions     what Python says of devices follows the mark
+    Operators     an operator takes tensors of one kind; a collective, what NCCL takes
+    Gpu           what is under way is left alone until somebody has waited for it
+    agree         all ranks issue the same collectives in the same order
+
+gpu.steps has a list for each step: the places where the host waited for the device. It is for what
+is written by hand: PyTorch's own wrappers (DDP, FSDP, DTensor) send and wait in C++, unseen.
+"""
+
+import collections
+import contextlib
+import sys
+import time
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Work
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+import lab
+from lab.meters import group_of
+from lab.report import Run
+
+
+class RuleBroken(Exception):
+    """It says which rule, and by what."""
+
+
+class Disagreement(RuleBroken):
+    """Of the ranks, which all raise it together."""
+
+
+def tensors(nested):
+    return [x for x in tree_leaves(nested) if torch.is_tensor(x)]
+
+
+def on_gpu(tensor):
+    return getattr(tensor.untyped_storage(), "on_gpu", False)
+
+
+def mark(nested, gpu=True):
+    for tensor in tensors(nested):
+        tensor.untyped_storage().on_gpu = gpu
+    return nested
+
+
+def is_pinned(tensor):
+    return getattr(tensor.untyped_storage(), "pinned", False)
+
+
+def pin(tensor):
+    if on_gpu(tensor):
+        raise RuleBroken("only a tensor of the host can be pinned")
+    tensor.untyped_storage().pinned = True
+    return tensor
+
+
+NOT_THE_CALLER = __file__, str(Path(torch.__file__).parent), *lab.__path__
+
+
+def caller():
+    """The line of a chapter, or of common.py, that came here through PyTorch or lab/."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(NOT_THE_CALLER):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).stem}:{frame.f_lineno}"
+
+
+def agree(what):
+    """Under NCCL, ranks that issue different collectives hang, or take each other's bytes. So each
+    says what comes next, and hears the others: all of them go on, or all raise. (Of a group of some
+    ranks all others are asked too: what one does in its group, the others do in theirs.)"""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    mine = torch.frombuffer(bytearray(what.encode()[:200].ljust(200)), dtype=torch.uint8)
+    said = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(said, mine)
+    said = [bytes(text.tolist()).decode(errors="replace").strip() for text in said]
+    if len(set(said)) > 1:
+        lines = [f"rank {rank}: {text}" for rank, text in enumerate(said)]
+        raise Disagreement("; ".join(["ranks disagree", *lines]))
+
+
+# --------------------------------------------------------------------------------- what is under way
+
+Begun = collections.namedtuple("Begun", "what group reads writes")
+
+
+class Gpu:
+    """What is under way, and when the host waited for the device."""
+
+    def __init__(self):
+        self.device = torch.device("cuda", dist.get_rank() if dist.is_initialized() else 0)
+        self.collectives, self.copies = {}, []  # Begun, each; of collectives, by their Work
+        self.streams = [None]  # the last is the current one; None: the main one
+        self.steps, self.step = [], None  # None: outside of a step
+        self.operators = collections.Counter()  # in steps, by name
+
+    def host_waits(self, what):
+        """In a step the host should run ahead: while it waits, nobody gives the device its work."""
+        if self.step is not None:
+            self.step.append(f"{what}, {caller()}")
+
+    def synchronize(self, *device):
+        self.host_waits("synchronize")
+        self.copies.clear()
+
+    def wait(self, work):
+        """A collective's wait() holds up the current stream. So one on a side stream does not make
+        it safe to touch the tensors on the main one. Returns whether this was the main one."""
+        if self.streams[-1] is None:
+            self.collectives.pop(work, None)
+        return self.streams[-1] is None
+
+    def copied(self, there, here, non_blocking):
+        """A copy between host and device: the host waits for it, unless it is told not to and its
+        memory is pinned. Then the host must synchronize before it reads what came, or writes to
+        what is leaving."""
+        if on_gpu(there) == on_gpu(here):
+            return
+        host = here if on_gpu(there) else there
+        if non_blocking and is_pinned(host):
+            reads, writes = ([host], []) if on_gpu(there) else ([], [host])
+            self.copies.append(Begun("a copy", None, spans(reads), spans(writes)))
+        else:
+            self.host_waits("a copy to the " + ("device" if on_gpu(there) else "host"))
+
+    def touch(self, what, reads, writes):
+        """What is only read, others may read as well; all else would be a race."""
+        for begun in (*self.collectives.values(), *self.copies):
+            if overlap(begun.writes, reads + writes) or overlap(begun.reads, writes):
+                raise RuleBroken(f"race: {what} touches what {begun.what} under way uses")
+
+
+def spans(some):
+    """The bytes of tensors: (storage, first, end) each."""
+    found = []
+    for t in some:
+        last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))
+        first, end = t.storage_offset(), t.storage_offset() + last + 1
+        if t.numel():
+            found.append((t.untyped_storage(), first * t.itemsize, end * t.itemsize))
+    return found
+
+
+def overlap(some, others):
+    return any(a._cdata == b._cdata and first < b_end and b_first < end
+               for a, first, end in some for b, b_first, b_end in others)
+
+
+# ------------------------------------------------------------------------------------- the operators
+
+HOST_WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2",
+              "repeat_interleave"}  # for a value, or for the shape of the result
+ONE_DEVICE = ("cat", "stack", "_fused")  # in others a scalar may be the host's
+
+
+class Operators(TorchDispatchMode):
+    """Below autograd, so that it sees backward too."""
+
+    def __init__(self, gpu):
+        super().__init__()
+        self.gpu = gpu
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunction():
+            name = func._schema.name.split("::")[1]
+            self.gpu.operators[name] += self.gpu.step is not None
+            if func.namespace == "c10d":
+                return self.collective(func, name, args)
+            return self.operator(func, name, args, kwargs or {})
+
+    def collective(self, func, name, args):
+        """NCCL wants every tensor on the device and contiguous. And one communicator at a time: two
+        devices that start two of them in different orders wait for each other."""
+        first, *others = [tensors(x) for x in args if tensors(x)]
+        writes, reads = ([], first) if name == "send" else (first, sum(others, []))
+        for t in (writes + reads) * (name != "barrier"):
+            if not on_gpu(t) or not t.is_contiguous():
+                lacks = "contiguous" if on_gpu(t) else "on the device"
+                raise RuleBroken(f"{name} of {tuple(t.shape)}, which is not {lacks}")
+        self.gpu.touch(name, spans(reads), spans(writes))
+        group = group_of(args)
+        for begun in self.gpu.collectives.values():
+            if begun.group != group.group_name and group.size() > 1:
+                raise RuleBroken(f"{name} while {begun.what} is under way in another group")
+
+        if name not in ("send", "recv_"):
+            what = [(*t.shape, str(t.dtype)) for t in writes + reads]
+            agree(f"{name} over {group.size()} ranks, {caller()}, of {what}")
+        result = func(*args)
+        [work] = [Work.unbox(x) for x in tree_leaves(result) if isinstance(x, torch.ScriptObject)]
+        begun = Begun(name, group.group_name, spans(reads), spans(writes))
+        self.gpu.collectives[work] = begun
+        return result
+
+    def operator(self, func, name, args, kwargs):
+        """CUDA wants all tensors on the device, but for scalars that are only read. (It takes the
+        host's indices as well; no chapter needs that.)"""
+        given, writes = tensors((args, kwargs)), written_by(func, args, kwargs)
+        reads = [t for t in given if not any(t is written for written in writes)]
+        shapes_alone = name.startswith(("new_", "empty")) or name.endswith("_like")
+        if not func.is_view and not shapes_alone:
+            self.gpu.touch(name, spans(reads), spans(writes))
+        if name in ("copy_", "_foreach_copy_"):
+            non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+            for there, here in [args[:2]] if name == "copy_" else zip(*args[:2]):
+                self.gpu.copied(there, here, non_blocking)
+            return func(*args, **kwargs)
+
+        gpu = any(map(on_gpu, given))
+        large = [t for t in reads if t.ndim or name.startswith(ONE_DEVICE)]
+        if gpu and not all(map(on_gpu, large + writes)):
+            kinds = [(*t.shape, "device" if on_gpu(t) else "host") for t in given]
+            raise RuleBroken(f"{name} of tensors on two devices: {kinds}")
+        mask = name.startswith("index") and any(t.dtype == torch.bool for t in tensors(args[1:2]))
+        if gpu and (name in HOST_WAITS or mask):
+            self.gpu.host_waits(name)
+        result = func(*args, **kwargs)
+        return mark(result) if gpu else result
+
+
+def written_by(func, args, kwargs):
+    """The tensors that an operator writes to, by its schema."""
+    schema = func._schema.arguments
+    given = [*args, *(kwargs.get(argument.name) for argument in schema[len(args):])]
+    return tensors([x for x, argument in zip(given, schema)
+                    if argument.alias_info and argument.alias_info.is_write])
+
+
+# ----------------------------------------------------------------------------------- what Python says
+
+DEVICE, IS_CUDA = torch.Tensor.device.__get__, torch.Tensor.is_cuda.__get__
+MOVES = {torch.Tensor.cpu: ["cpu"], torch.Tensor.cuda: ["cuda"], torch.Tensor.to: []}
+
+
+class Functions(TorchFunctionMode):
+    """.device, .is_cuda, device=, pin_memory=, .to, .cpu and .cuda follow the mark."""
+
+    def __init__(self, gpu):
+        super().__init__()
+        self.gpu = gpu
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if isinstance(func, torch._ops.OpOverload):  # of lab's modes: Operators sees it
+            return func(*args, **kwargs)
+        if func == DEVICE:
+            return self.gpu.device if on_gpu(args[0]) else func(*args)
+        if func == IS_CUDA:
+            return on_gpu(args[0])
+        if func is torch.Tensor.is_pinned:
+            return is_pinned(args[0])
+        if func is torch.Tensor.pin_memory:
+            return pin(args[0].clone())
+        if func is torch.Tensor.numpy and on_gpu(args[0]):
+            raise RuleBroken("numpy() of a tensor on the device")
+        if func is torch.Tensor.tolist and on_gpu(args[0]):
+            self.gpu.host_waits("tolist")
+        if func in MOVES:
+            return self.move(args[0], *MOVES[func], *args[1:], **kwargs)
+
+        pinned, device = kwargs.pop("pin_memory", False), torch.device(kwargs.get("device") or "cpu")
+        if kwargs.get("device") and device.type != "meta":
+            result = mark(func(*args, **kwargs | {"device": "cpu"}), device.type == "cuda")
+            if func is torch.tensor and device.type == "cuda":
+                self.gpu.host_waits("a copy to the device")
+        else:
+            result = func(*args, **kwargs)
+        return pin(result) if pinned else result
+
+    def move(self, tensor, *args, copy=False, **kwargs):
+        """tensor.to(...): a new one, where its kind changes."""
+        if tensors(args):
+            args = (self.gpu.device if on_gpu(args[0]) else "cpu", args[0].dtype, *args[1:])
+        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+        gpu = device.type == "cuda" if device else on_gpu(tensor)
+        if gpu == on_gpu(tensor):
+            return tensor.to(dtype or tensor.dtype, copy=copy)
+        moved = mark(tensor.to(dtype or tensor.dtype, copy=True), gpu)
+        self.gpu.copied(moved, tensor, non_blocking)
+        return moved
+
+
+# ----------------------------------------------------------------------------------------- all of it
+
+
+def fake_cuda(gpu):
+    """What chapters and lab/ find in torch.cuda: more devices than ranks, clocks, streams."""
+
+    class Event:
+        def __init__(self, enable_timing=False):
+            self.synchronize = gpu.synchronize
+
+        def record(self, stream=None):
+            self.time = time.perf_counter()
+
+        def elapsed_time(self, later):
+            return 1e3 * (later.time - self.time)
+
+    class Stream:
+        def __init__(self, device=None):
+            self.synchronize = gpu.synchronize
+
+    @contextlib.contextmanager
+    def stream(of):
+        gpu.streams.append(of)
+        yield
+        gpu.streams.pop()
+
+    answers = {"device_count": 8, "is_initialized": True, "current_device": gpu.device.index,
+               "get_device_name": "NVIDIA H100 80GB HBM3", "max_memory_allocated": 0,
+               "reset_peak_memory_stats": None, "set_device": None}
+    answers = {name: lambda *args, value=value: value for name, value in answers.items()}
+    return answers | {"Event": Event, "Stream": Stream, "current_stream": Stream, "stream": stream,
+                      "synchronize": gpu.synchronize}
+
+
+@contextlib.contextmanager
+def pretended_cuda():
+    """All is put back at the end, by which somebody must have waited for every collective."""
+    gpu, engine, wait = Gpu(), torch.autograd._engine_run_backward, Work.wait
+    resize, measure = torch.UntypedStorage.resize_, Run.measure
+
+    def backward(*args, **kwargs):  # so that Python sees in it (in hooks, say) what it sees outside
+        with Functions(gpu):
+            return engine(*args, **kwargs)
+
+    def wait_for(work, *args):
+        if gpu.wait(work):
+            with _disable_current_modes():  # gloo may copy now
+                return wait(work, *args)
+
+    def resize_(storage, size):
+        if size and size == storage.nbytes():
+            raise RuleBroken(f"resize_ to the {size} bytes that there are: CUDA copies them all")
+        gpu.touch("resize_", [], [(storage, 0, storage.nbytes())])
+        return resize(storage, size)
+
+    @contextlib.contextmanager
+    def measured(run):
+        with measure(run):  # whose own synchronize is outside of the step
+            gpu.step = []
+            yield
+            gpu.steps.append(gpu.step)
+            gpu.step = None
+
+    objects = "torch.distributed.distributed_c10d._get_object_coll_device"
+    checks = "torch.utils.checkpoint._allowed_determinism_checks_to_fns"
+    patches = [
+        mock.patch("common.join_ranks", lambda *args: gpu.device),  # though the backend is gloo
+        mock.patch("torch.autograd._engine_run_backward", backward),
+        mock.patch(objects, lambda group=None: gpu.device),  # what is pickled travels as all else
+        mock.patch.dict(checks, default=lambda x: (x.shape, x.dtype)),  # no device: it asks in C++
+        mock.patch.object(Work, "wait", wait_for),
+        mock.patch.object(torch.UntypedStorage, "resize_", resize_),
+        mock.patch.object(Run, "measure", measured),
+        mock.patch.multiple(torch.cuda, **fake_cuda(gpu)),
+    ]
+    try:
+        with contextlib.ExitStack() as all_of_it:
+            for context in (*patches, Functions(gpu), Operators(gpu)):
+                all_of_it.enter_context(context)
+            yield gpu
+        if gpu.collectives:
+            raise RuleBroken(f"nobody waited for {[x.what for x in gpu.collectives.values()]}")
+    except Disagreement:
+        raise
+    except BaseException as error:
+        agree(f"leaves by {error!r}")
+        raise
+    agree("leaves in peace")

@@ -1,0 +1,267 @@
+"""Chapters 01 to 05 by a GPU's rules, on pretended CUDA; and the pretence, which catches faults."""
+
+import contextlib
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import SMALL, TEXT, run_main
+from pretend_cuda import RuleBroken, Run, Work, pretended_cuda
+
+import common
+from lab import verify
+
+ONE, TWO, THREE, FOUR, FIVE = ("01_single_gpu", "02_data_parallel", "03_zero",
+                               "04_tensor_parallel", "05_sequence_parallel")
+FLAGS = (*SMALL, "--batch=4", "--micro-batch=1", "--clip=0.1", "--ignore=0.5", f"--data={TEXT}")
+
+
+def run_on_cuda(name, flags, folder, fault=None):
+    """For a rank of the pool: a chapter's run. Returns its status, its output, and the device."""
+    with pretended_cuda() as gpu:
+        status, _, output = run_main(name, (*FLAGS, *flags), folder, fault)
+    return status, output, gpu.steps, gpu.operators
+
+
+# ------------------------------------------------------------------------------------ the chapters
+
+RUNS = {  # what is written by hand: where the host waits in each step, and what the device does
+    f"{ONE} --dtype=float64 --recompute=full": ([], "_fused_adamw_"),
+    f"{ONE} --precision=bf16 --attention=sdpa": ([], "_foreach_copy_"),
+    f"{ONE} --precision=fp16 --recompute=selective": (["_local_scalar_dense"], "_fused_adamw_"),
+    f"{TWO} --variant=naive --dtype=float64 --optimizer=momentum": ([], "_foreach_add_"),
+    f"{TWO} --variant=overlap --dtype=float64": ([], "allreduce_"),
+    f"{TWO} --variant=bucket --dtype=float64 --bucket-mb=0.02": ([], "allreduce_"),
+    f"{THREE} --variant=zero1 --dtype=float64": ([], "_reduce_scatter_base_"),
+    f"{THREE} --variant=zero2 --precision=bf16 --reduce-fp32": ([], "_reduce_scatter_base_"),
+    f"{THREE} --variant=zero3 --dtype=float64": ([], "_allgather_base_"),
+    f"{THREE} --variant=hsdp --dtype=float64 --prefetch=2": ([], "allreduce_"),
+    f"{THREE} --variant=zeropp --shard-size=2": ([], "alltoall_base_"),
+    f"{THREE} --variant=zero3 --precision=bf16 --offload": (
+        4 * ["a copy to the host"] + 4 * ["a copy to the device"], "_fused_adamw_"),
+    f"{FOUR} --variant=megatron --dtype=float64": ([], "allreduce_"),
+    f"{FOUR} --variant=overlap --dtype=float64 --kv-heads=1": ([], "allreduce_"),
+    f"{FIVE} --variant=kept --dtype=float64": ([], "_allgather_base_"),
+    f"{FIVE} --variant=megatron --dtype=float64 --kv-heads=1": ([], "_reduce_scatter_base_"),
+    f"{FIVE} --variant=ring --dtype=float64": ([], "recv_"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_run_keeps_the_rules_and_the_host_does_not_wait_in_a_step(ranks, tmp_path, run):
+    """And it is compared with one GPU, as ever."""
+    name, *flags = run.split()
+    waits, operator = RUNS[run]
+    results = ranks(1 if name == ONE else 2)(run_on_cuda, name, ("--steps=3", *flags), tmp_path)
+    for status, output, steps, operators in results:
+        assert status == 0, output
+        assert [[wait.split(",")[0] for wait in step] for step in steps] == 3 * [waits], steps
+        assert operators[operator]
+    assert " cuda, gloo " in results[0][1] and "same as one GPU" in results[0][1]
+
+
+# ------------------------------------------------------------------------------- faults in chapters
+
+
+def broken_rule(name, flags, folder, fault):
+    """The rule that a chapter breaks with this fault, or else its output and where it waited."""
+    try:
+        _, output, steps, _ = run_on_cuda(name, ("--steps=1", *flags), folder, fault)
+    except RuleBroken as broken:
+        return str(broken)
+    return f"{output}{steps}"
+
+
+@pytest.mark.parametrize(("name", "flags", "right", "wrong", "rule"), [
+    (ONE, "", "    set_core(model, args.attention, args.recompute)\n    return model,",
+     "    for buffer in model.buffers(): buffer.data = buffer.cpu()\n    return model,",
+     "mul of tensors on two devices"),  # RoPE
+    (ONE, "", "x = model[0](tokens) ", "x = model[0](tokens.cpu()) ", "embedding of tensors on two"),
+    (ONE, "", "total += loss.detach()", "total += loss.detach() + 0 * loss.item()",
+     "[['_local_scalar_dense, 01_single_gpu:"),
+    (TWO, "--variant=overlap", "            handle.wait()\n", "            pass\n",
+     "race: _foreach_norm touches what allreduce_ under way uses"),
+    (TWO, "--variant=naive", "    replica.finish()\n",
+     "    replica.finish()\n    if dist.get_rank(): dist.all_reduce(total)\n",  # as one to come
+     "ranks disagree; rank 0: allreduce_ over 2 ranks, 02_data_parallel:"),
+    (TWO, "--variant=naive", "    replica.finish()\n",
+     "    replica.finish()\n    if dist.get_rank(): raise ValueError('alone')\n", "alone"),
+    (THREE, "--precision=bf16 --offload", "unit.shard.data.copy_(unit.master.data) ",
+     "unit.shard.data = unit.master.data ", "which is not on the device"),
+    (THREE, "", "            self.gathering.wait()\n", "",
+     "touches what _allgather_base_ under way uses"),
+    (FIVE, "--variant=ring", "chunk = arriving.wait()", "chunk = arriving.received",
+     "touches what recv_ under way uses"),
+    (FIVE, "--variant=ring", "# computed while the sum travels", ".add_(total.zero_())",
+     "race: zero_ touches what send under way uses"),
+])
+def test_a_fault_is_caught_on_every_rank(ranks, tmp_path, name, flags, right, wrong, rule):
+    results = ranks(1 if name == ONE else 2)(broken_rule, name, flags.split(), tmp_path,
+                                             (right, wrong))
+    assert all(rule in result for result in results), results
+
+
+def verified_on_the_host(folder):
+    difference = verify.difference
+    with mock.patch.object(verify, "difference", lambda x, *more: difference(x.cpu(), *more)):
+        return broken_rule(TWO, (), folder, None)
+
+
+def test_a_verifier_on_the_host_is_caught(ranks, tmp_path):
+    assert all("sub of tensors on two devices" in rule
+               for rule in ranks(2)(verified_on_the_host, tmp_path))
+
+
+# ------------------------------------------------------------------------------- one rule at a time
+
+
+def test_tensors_say_where_they_are():
+    with pretended_cuda():
+        x, host = torch.ones(2, 2, device="cuda"), torch.ones(2, 2)
+        assert x.device.type == "cuda" and x.is_cuda and host.device.type == "cpu"
+        there = (host.to("cuda"), host.cuda(), host.to(x), host.to(x.device, torch.float64), x + 1,
+                 x.view(4)[1:], torch.zeros_like(x), x.new_empty(3), torch.arange(2, device="cuda"),
+                 torch.empty_like(host, device="cuda"), x.to(torch.bfloat16), x * torch.tensor(2.0))
+        here = (x.to("cpu"), x.cpu(), x.to(host), host + 1, torch.zeros_like(x, device="cpu"))
+        assert all(y.is_cuda for y in there) and not any(y.is_cuda for y in here)
+        assert there[3].dtype == torch.float64 and there[10].dtype == torch.bfloat16
+        assert x.to("cuda") is x and host.to("cpu") is host and x.to("cuda", copy=True) is not x
+        assert not host.is_pinned() and host.pin_memory().is_pinned()
+        assert torch.empty(2, pin_memory=True).is_pinned()
+        leaf = torch.ones(2, device="cuda", requires_grad=True)
+        leaf.sum().backward()
+        assert leaf.grad.is_cuda
+        x.copy_(host), host.copy_(x)
+        assert x.is_cuda and not host.is_cuda
+
+
+def all_reduce(x):
+    return dist.all_reduce(x, async_op=True)
+
+
+def wait_on_a_side_stream(x, host):
+    work = all_reduce(x)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        work.wait()
+    x.add_(1)
+
+
+def read_before_it_came(x, host):
+    host.copy_(x, non_blocking=True)
+    return host + 1
+
+
+def overwrite_before_it_left(x, host):
+    x.copy_(host, non_blocking=True)
+    host.zero_()
+
+
+def two_groups(x, host):
+    group = dist.new_group([0, 1])
+    work = all_reduce(x)
+    dist.broadcast(x.clone(), 0, group)
+    work.wait()
+
+
+def one_rank_alone(x, host):
+    if dist.get_rank() == 1:
+        dist.all_reduce(x)
+
+
+FAULTS = {  # of x on the device and a pinned tensor of the host, (4, 4) both: what is said of them
+    "on the host": (lambda x, host: dist.all_reduce(host), "not on the device"),
+    "transposed": (lambda x, host: common.all_gather(x.new_empty(8, 4), x.T), "not contiguous"),
+    "never waited for": (lambda x, host: all_reduce(x), "nobody waited for ['allreduce_']"),
+    "freed": (lambda x, host: [all_reduce(x), x.untyped_storage().resize_(0)], "race: resize_"),
+    "part of it": (lambda x, host: [all_reduce(x[:2]), x[1].add(1)], "race: add touches"),
+    "on a side stream": (wait_on_a_side_stream, "race: add_ touches"),
+    "read too early": (read_before_it_came, "race: add touches what a copy"),
+    "written too early": (overwrite_before_it_left, "race: zero_ touches what a copy"),
+    "same size": (lambda x, host: x.untyped_storage().resize_(64), "CUDA copies them all"),
+    "two devices": (lambda x, host: x + host, "add of tensors on two devices"),
+    "a host's scalar": (lambda x, host: torch.stack([x[0, 0], host[0, 0]]), "stack of tensors on"),
+    "into a host's scalar": (lambda x, host: host[0, 0].add_(x[0, 0]), "add_ of tensors on two"),
+    "numpy": (lambda x, host: x.numpy(), "numpy() of a tensor on the device"),
+    "pinned": (lambda x, host: x.pin_memory(), "only a tensor of the host"),
+    "two groups": (two_groups, "broadcast_ while allreduce_ is under way in another group"),
+    "rank 1 alone": (one_rank_alone, "rank 0: leaves in peace; rank 1: allreduce_"),
+}  # fmt: skip
+NO_FAULTS = {
+    "waited for": lambda x, host: [all_reduce(x).wait(), x.add_(1)],
+    "another part": lambda x, host: [x[:2].add_(1), all_reduce(x[2:]).wait(), x[:2].add_(1)],
+    "read while it is sent": lambda x, host: [
+        work := dist.all_gather([torch.empty_like(x) for _ in range(2)], x, async_op=True),
+        x + 1, work.wait()],
+    "came": lambda x, host: [
+        host.copy_(x, non_blocking=True), torch.cuda.current_stream().synchronize(), host + 1],
+    "grown again": lambda x, host: [x.untyped_storage().resize_(n) for n in (0, 64)],
+    "pickled": lambda x, host: dist.all_gather_object([None, None], {"rank": dist.get_rank()}),
+}  # fmt: skip
+
+
+def said_of(cases):
+    """For a rank of the pool: what is said of each case, in a pretence of its own."""
+    said = {}
+    for name in cases:
+        said[name] = ""
+        try:
+            with pretended_cuda():
+                (FAULTS[name][0] if name in FAULTS else NO_FAULTS[name])(
+                    torch.ones(4, 4, device="cuda"), torch.ones(4, 4).pin_memory())
+        except RuleBroken as broken:
+            said[name] = str(broken)
+    return said
+
+
+def test_each_rule(ranks):
+    for said in ranks(2)(said_of, [*FAULTS, *NO_FAULTS]):
+        for name, (_, rule) in FAULTS.items():
+            assert rule in said[name], name
+        assert not any(said[name] for name in NO_FAULTS), said
+
+
+WAITS = {  # of x and of a host's tensor, pinned or not: whether the host waits for the device
+    "item": (lambda x, pinned, host: x.sum().item(), 1),
+    "float": (lambda x, pinned, host: float(x[0]), 1),
+    "tolist": (lambda x, pinned, host: x.tolist(), 1),
+    "print": (lambda x, pinned, host: f"{x[0]:.3f}", 1),
+    "mask": (lambda x, pinned, host: x[x > 0], 1),
+    "nonzero": (lambda x, pinned, host: (x > 0).nonzero(), 1),
+    "cpu": (lambda x, pinned, host: x.cpu(), 1),
+    "cuda": (lambda x, pinned, host: host.cuda(), 1),
+    "copy": (lambda x, pinned, host: x.copy_(host), 1),
+    "not pinned": (lambda x, pinned, host: x.copy_(host, non_blocking=True), 1),
+    "pinned": (lambda x, pinned, host: x.copy_(pinned, non_blocking=True), 0),
+    "to": (lambda x, pinned, host: pinned.to("cuda", non_blocking=True), 0),
+    "foreach": (lambda x, pinned, host: torch._foreach_copy_([x, x], [host, x]), 1),
+    "a number": (lambda x, pinned, host: torch.tensor(1.0, device="cuda"), 1),
+    "full": (lambda x, pinned, host: torch.full((2,), 1.0, device="cuda"), 0),
+    "synchronize": (lambda x, pinned, host: torch.cuda.synchronize(), 1),
+    "the host's own": (lambda x, pinned, host: host.sum().item(), 0),
+}
+
+
+def test_what_the_host_waits_for():
+    for name, (function, waits) in WAITS.items():
+        with pretended_cuda() as gpu:
+            x, host = torch.ones(4, device="cuda"), torch.ones(4)
+            pinned, gpu.step = host.pin_memory(), []
+            function(x, pinned, host)
+            torch.cuda.Event().synchronize()
+        assert len(gpu.step) == waits + 1, (name, gpu.step)
+        assert all(", test_pretend_cuda:" in wait for wait in gpu.step)
+
+
+def test_all_is_put_back():
+    def patched():
+        places = (common, "join_ranks"), (Work, "wait"), (Run, "measure")
+        places += ((torch.UntypedStorage, "resize_"), (torch.autograd, "_engine_run_backward"))
+        places += tuple((torch.cuda, name) for name in ("Event", "synchronize", "device_count"))
+        return [getattr(*place) for place in places]
+
+    before = patched()
+    with contextlib.suppress(ZeroDivisionError), pretended_cuda():
+        assert not any(now is then for now, then in zip(patched(), before))
+        1 / 0
+    assert patched() == before and torch.ones(2).device.type == "cpu"
