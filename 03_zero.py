@@ -1,9 +1,9 @@
 r"""03 · ZeRO: data parallelism in which no rank holds what another one has.
 
 In chapter 02 every rank keeps all parameters, gradients and optimizer states; only the batch is
-cut. But a rank that updates 1/N of the parameters needs the optimizer states of that part alone.
-Then it needs the summed gradient of that part alone. And of the parameters it needs, at any moment,
-only those of the module that computes. ZeRO cuts these three, and each cut is a stage:
+cut. But a rank that updates 1/N of the parameters needs only the optimizer states of that part, and
+its summed gradient. And of the parameters it needs, at any moment, only those of the module that
+computes. ZeRO cuts these three, and each cut is a stage:
 
     bytes per rank      parameters     gradients      optimizer states
     02 data parallel       P              G               O
@@ -14,11 +14,11 @@ only those of the module that computes. ZeRO cuts these three, and each cut is a
 With Ψ parameters in fp32 under AdamW, P + G + O is 4Ψ + 4Ψ + 8Ψ. With --precision bf16 it is
 2Ψ + 2Ψ + 12Ψ: chapter 01's fp32 master weights count as optimizer states, and are cut with them.
 --reduce-fp32 sends and sums the gradients in fp32 (4Ψ/N). --offload keeps O on the CPU and updates
-there: the gradient's shard is copied to the CPU, and the updated shard comes back.
+there: the gradient's shard is copied to the CPU (4Ψ/N), and the updated shard comes back.
 
-Cutting is cheap, because an all_reduce is two steps already: a reduce_scatter, after which each
-rank has the sum of 1/N of the gradient, and an all_gather, after which every rank has all of it.
-ZeRO puts the update in between, and gathers parameters in place of gradients:
+Cutting is cheap, because an all_reduce is a reduce_scatter and an all_gather already: each rank has
+the sum of 1/N of the gradient, and then every rank has all of it. ZeRO puts the update in between,
+and gathers parameters in place of gradients:
 
     02       backward | all_reduce gradients                      | update all of it
     zero1    backward | reduce_scatter gradients | update 1/N     | all_gather parameters
@@ -28,14 +28,9 @@ ZeRO puts the update in between, and gathers parameters in place of gradients:
 
 A unit is a module whose parameters are gathered together: here the embedding, each block, and the
 head. They lie one after the other in a flat tensor, padded to a multiple of N, and each rank keeps
-one of N equal shards of it. A shard may begin and end in the middle of a parameter. The optimizer
-does not notice, since AdamW, SGD and momentum treat every number by itself.
-
-Our model is a list, so `train_step` walks it: for each unit it gathers, computes and frees, first
-forwards, then backwards. PyTorch's FSDP (`--variant torch`) does the same for any module, by hooks
-on each unit: one before forward gathers, one after it frees; one on the gradient of the output,
-which comes when the unit's backward is about to start, gathers again; and one on the gradients of
-the parameters frees, and starts the reduce_scatter.
+one of N equal shards of it. A shard may begin in the middle of a parameter. The optimizer does not
+notice, since it treats every number by itself. Our model is a list, so `train_step` walks it, unit
+by unit. PyTorch's FSDP (`--variant torch`) does it in hooks, around each forward and backward.
 
 What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; all times (N-1)/N)
 
@@ -44,39 +39,35 @@ What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; 
     zero3                      3 M Ψ'        gathered for forward, and again for backward
     zero3 --keep-gathered      2 M Ψ'        kept from forward to backward, for more memory
     hsdp      as zero3 in groups of --shard-size ranks; across them, an all_reduce of shards a step
-    zeropp    as zero3, but forward's gather and the gradients' reduction send a byte a number, and
-              backward's gather stays inside a node
+    zeropp    as zero3, but most of it in a byte a number, and some of it only inside a node
 
 ZeRO++ (zeropp) makes stage 3 send less, by three ideas with a switch each. Quantized weights:
 forward gathers parameters as int8, with a scale for every block of 256 numbers. Secondary shards:
 what it has gathered is kept, spread over the --shard-size ranks of a node, and backward gathers it
 from there. Quantized gradients: in an all_to_all, every rank gets the N versions of its shard as
 int8, and sums them in full precision; a ring would round the sums at every hop. The first and the
-last change the numbers, so of such a run only the loss (over 50 steps) and the first gradient norm
-are compared with one GPU's. They may be off by 1% and 5%.
+last change the numbers, so only the loss (of 50 steps, to 1%) and the first norm (to 5%) must fit.
 
 When it pays: prefetching (--prefetch) hides the gathers, for more memory: while a unit computes,
 those of the next ones are under way. But stage 3 sends half of an all_reduce behind each forward,
 which computes half as much as a backward. So chapter 02's condition holds for both, and now for
 every micro-batch, not only the last: stage 3 wants large ones. Small models on fast networks should
-stay at stage 1 or 2. (This file draws the whole model on every rank before it cuts it. A model that
-fits on none must be drawn and cut one unit at a time.)
+stay at stage 1 or 2. (A model too large for one rank must be cut while it is drawn. Ours is not.)
 
 Run it:
     torchrun --nproc_per_node=4 03_zero.py
     torchrun --nproc_per_node=4 03_zero.py --variant zero2 --precision bf16 --reduce-fp32 --offload
-    torchrun --nproc_per_node=4 03_zero.py --prefetch 0 --keep-gathered --micro-batch 1
-    torchrun --nproc_per_node=8 03_zero.py --variant hsdp --shard-size 4
+    torchrun --nproc_per_node=8 03_zero.py --variant hsdp --shard-size 4 --keep-gathered
     torchrun --nproc_per_node=8 03_zero.py --variant zeropp --steps 50 --no-quantized-gradients
     torchrun --nproc_per_node=4 03_zero.py --variant torch --stage 2
 
-Sources: Rajbhandari et al., ZeRO (2020), sections 5 and 7; Wang et al., ZeRO++ (2023), section 3,
-where the three ideas are qwZ, hpZ and qgZ; Ren et al., ZeRO-Offload (2021); Zhao et al., PyTorch
-FSDP (2023), sections 3 and 4; Ultra-Scale Playbook, "Zero Redundancy Optimizer"; How To Scale Your
-Model, part 5, "Fully-Sharded Data Parallelism".
+Sources: Rajbhandari et al., ZeRO (2020), sections 5 and 7; Wang et al., ZeRO++ (2023), section 3
+(qwZ, hpZ, qgZ); Ren et al., ZeRO-Offload (2021); Zhao et al., PyTorch FSDP (2023), sections 3 and
+4; Ultra-Scale Playbook, "Zero Redundancy Optimizer"; How To Scale Your Model, part 5, "FSDP".
 """
 
 import argparse
+import functools
 import math
 
 import torch
@@ -89,20 +80,13 @@ from common import Cut, clip_grads, gpt, grad_norm, loss_sum, part
 
 # --------------------------------------------------------------------------------------- one unit
 
-def on_cpu(tensor):
-    """A copy on the CPU, pinned for a GPU, which then copies to and from it by itself."""
-    copy = tensor.to("cpu", copy=True)
-    return copy.pin_memory() if tensor.device.type == "cuda" else copy
-
-
 class Unit:
     """Parameters of one dtype as one flat tensor, of which each rank of `group` keeps one shard.
 
     full: (N·k,), of which every parameter is a view, with zeros at its end as padding. shard: (k,),
-    this rank's part of it. master: (k,), what is updated: the shard itself, unless that is rounded
-    to `dtype`, or updated on the CPU (`offload`, where `room` is for the gradient). grad: (k,),
-    this rank's part of the summed gradient, in `sum_dtype`; with it and `cuts`, a unit passes for a
-    parameter in common.grad_norm.
+    this rank's part of it. master: (k,), what is updated: the shard itself, or a copy that is not
+    rounded to `dtype`, or (offload) is on the CPU, with `room` for its gradient. grad: (k,), this
+    rank's part of the summed gradient, in `sum_dtype`; it and `cuts` are for common.grad_norm.
     """
 
     def __init__(self, parameters, group, dtype=None, sum_dtype=None, offload=False):
@@ -112,7 +96,8 @@ class Unit:
         self.padding = -sum(p.numel() for p in parameters) % group.size()
         self.cuts = (Cut(0, group.rank(), group.size(), group),)
         self.all_gather, self.reduce_scatter = common.all_gather, common.reduce_scatter
-        self.grad = self.room = self.gathering = self.node = self.secondary = None  # two of ZeRO++
+        self.grad = self.room = self.gathering = None
+        self.node = self.secondary = None               # of ZeRO++
 
         exact = self.flatten([p.detach() for p in parameters])
         self.full = exact.to(dtype or exact.dtype)
@@ -120,11 +105,12 @@ class Unit:
         for p, view in zip(parameters, self.views(self.full)):
             p.data = view
         self.shard = self.master = nn.Parameter(part(self.full, self))
-        if offload:
-            self.master = nn.Parameter(on_cpu(part(exact, self)))
-            self.room = on_cpu(part(exact, self))
-        elif dtype:
-            self.master = nn.Parameter(part(exact, self).clone())
+        if dtype or offload:
+            master = part(exact, self).to("cpu" if offload else exact.device, copy=True)
+            if exact.device != master.device:
+                master = master.pin_memory()            # a GPU copies to and from it by itself
+            self.master = nn.Parameter(master)
+            self.room = torch.empty_like(master, pin_memory=master.is_pinned()) if offload else None
 
     def flatten(self, tensors):
         """A new tensor, (N·k,), of tensors in the shapes of the parameters."""
@@ -155,9 +141,8 @@ class Unit:
         return self.full.untyped_storage().nbytes()
 
     def free(self):
-        """Give back the memory of `full`. Autograd has saved views of it for backward (a linear
-        needs its weight there), so the tensor must survive: we give back only its memory. The next
-        gather fills new memory, and the same views show what it has brought."""
+        """Give back the memory of `full`, and keep the tensor: autograd has saved views of it for
+        backward (a linear needs its weight there), which will show what the next gather brings."""
         self.full.untyped_storage().resize_(0)
 
     def start_reduce(self):
@@ -184,25 +169,20 @@ def own_parameters(model):
 
 
 def update(units, optimizer):
-    """Update the shards. optimizer: any of torch.optim that treats each number by itself, over the
-    units' masters."""
-    offload = units[0].room is not None
+    """Update the shards by an optimizer of the masters, one that treats each number by itself."""
     for unit in units:
-        if offload:
-            unit.master.grad = unit.room.copy_(unit.grad, non_blocking=True)
-        else:
-            unit.master.grad = unit.grad.to(unit.master)        # that very tensor, if both are alike
-    if offload and units[0].shard.device.type == "cuda":
-        torch.cuda.synchronize()                        # once, for all of these copies
+        grad = unit.grad if unit.room is None else unit.room.copy_(unit.grad, non_blocking=True)
+        unit.master.grad = grad.to(unit.master)         # that very tensor, if both are alike
+    if units[0].master.device != units[0].shard.device:
+        torch.cuda.synchronize()                        # once: the gradients of all units are there
     optimizer.step()
-    for unit in units:
-        unit.master.grad = unit.room
     spread(units)
 
 
 def spread(units):
-    """Copy masters to shards. In stages 1 and 2, where all stay gathered, an all_gather per unit."""
+    """Masters to shards; in stages 1 and 2, which keep all gathered, an all_gather per unit."""
     for unit in units:
+        unit.master.grad = unit.room
         if unit.master is not unit.shard:               # rounded, or back from the CPU
             unit.shard.data.copy_(unit.master.data, non_blocking=True)
         if unit.gathered_bytes():
@@ -212,13 +192,9 @@ def spread(units):
 # ---------------------------------------------------------------------------------------- stage 1
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """ZeRO-1: an optimizer of which each rank runs a part; all the rest is on every rank.
-
-    parameters: as torch.optim takes them, parameters or groups of them; a unit for each group, in
-    which frozen ones are left alone. make_optimizer(groups): see `update`. options: of a Unit. The
-    gradients are views into one flat tensor per unit, and are copied there if somebody has replaced
-    them.
-    """
+    """Stage 1: an optimizer of which each rank runs a part; all the rest is on every rank.
+    parameters: as torch.optim takes them, in groups or not; a group is a unit, and frozen ones are
+    left alone. make_optimizer(groups): as `update` wants it. options: of a Unit."""
 
     def __init__(self, parameters, make_optimizer, group, **options):
         super().__init__(parameters, {})                # makes groups; schedulers ask for the class
@@ -228,18 +204,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
             if trained:
                 self.units.append(Unit(trained, group, **options))
                 groups.append(given | {"params": [self.units[-1].master]})
-        self.gradients = [torch.zeros_like(unit.full) for unit in self.units]
         self.optimizer, self.reduced = make_optimizer(groups), False
         self.param_groups, self.defaults = self.optimizer.param_groups, self.optimizer.defaults
 
     def state_dict(self):
-        """Of this rank's shards: every rank saves its own."""
-        return {"optimizer": self.optimizer.state_dict(),
-                "masters": [unit.master.data for unit in self.units]}
+        """Of this rank's shards alone: every rank saves its own."""
+        return self.optimizer.state_dict() | {"masters": [unit.master.data for unit in self.units]}
 
     def load_state_dict(self, saved):
-        """Go on as after the step that was saved, on as many ranks. Sets the parameters, too."""
-        self.optimizer.load_state_dict(saved["optimizer"])
+        """Go on from there, on as many ranks. This sets the parameters, too."""
+        self.optimizer.load_state_dict(saved)
         self.param_groups = self.optimizer.param_groups
         for unit, master in zip(self.units, saved["masters"]):
             unit.master.data.copy_(master)
@@ -247,19 +221,17 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self):
         self.reduced = False
-        for unit, flat in zip(self.units, self.gradients):
-            flat.zero_()
-            for p, view in zip(unit.parameters, unit.views(flat)):
-                p.grad = view
+        for unit in self.units:
+            for p in (unit, *unit.parameters):
+                p.grad = None
 
     def reduce_gradients(self):
-        """After the last backward: one reduce_scatter per unit, in place."""
-        for unit, flat in zip(self.units, self.gradients):
+        """After the last backward: one reduce_scatter per unit, in place in one flat gradient."""
+        for unit in self.units:
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in unit.parameters]
+            flat = unit.flatten(grads)                  # and zero for those that were not used
             for p, view in zip(unit.parameters, unit.views(flat)):
-                if p.grad is None:                      # set to None by somebody, and not used
-                    view.zero_()
-                elif p.grad.data_ptr() != view.data_ptr():
-                    view.copy_(p.grad)
+                p.grad = view
             sent = flat.to(unit.sum_dtype)              # flat itself, but for --reduce-fp32
             unit.grad = part(sent, unit)
             common.reduce_scatter(unit.grad, sent, group=unit.group)
@@ -275,14 +247,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 
 def zero1_step(model, optimizer, micro_batches, valid, clip):
-    """One step of stage 1. Returns this rank's part of the loss, and the norm.
-
-    optimizer: sharded. micro_batches: pairs of tokens and targets, (micro_batch, seq) each. valid:
-    the valid targets of the whole global batch. Communication: see `traffic`.
-    """
+    """One step of stage 1 on this rank's micro-batches. Returns its part of the loss, and the norm.
+    valid: the valid targets of the whole global batch. Communication: see `traffic`."""
     optimizer.zero_grad()
     total = 0
-    for tokens, targets in micro_batches:
+    for tokens, targets in micro_batches:               # (micro_batch, seq) each
         loss = loss_sum(model(tokens), targets) / valid
         loss.backward()
         total += loss.detach()
@@ -308,10 +277,9 @@ class Zero:
         self.optimizer = make_optimizer([unit.master for unit in self.units])
         self.stage, self.replicas = stage, replicas
         self.prefetch, self.keep_gathered, self.peak = prefetch, keep_gathered, 0
-        for unit in self.units:
-            if stage == 3:
-                unit.shard.data = unit.shard.data.clone()       # until now a part of `full`
-                unit.free()
+        for unit in self.units if stage == 3 else []:
+            unit.shard.data = unit.shard.data.clone()           # until now a part of `full`
+            unit.free()
 
     def gather(self, units, backward=False):
         """Wait for the first of these units; the gathers of the others have then started."""
@@ -349,8 +317,7 @@ def train_step(model, zero, micro_batches, valid, clip):
 
         grad = logits.grad                              # of the output of the unit that comes next
         for i in reversed(range(len(units))):
-            ahead = 1 if units[i].node else at_once
-            zero.gather(units[i::-1][:ahead], backward=True)            # towards the first unit
+            zero.gather(units[i::-1][:1 if units[i].node else at_once], backward=True)
             x, out = graphs.pop()
             torch.autograd.backward(out, grad)
             grad = x.grad
@@ -358,9 +325,11 @@ def train_step(model, zero, micro_batches, valid, clip):
                 units[i].free()
             if i + 1 < len(units):
                 units[i + 1].finish_reduce()            # it was sent during this unit's backward
-            if i and units[i].node:                     # Two groups at once may wait for each other
-                zero.gather([units[i - 1]], backward=True)      # for ever: so first the quick one,
-            units[i].start_reduce()                     # and the slow one hides behind a backward.
+            if i and units[i].node:
+                # Two groups' collectives at once can deadlock GPUs that start them in other orders.
+                # So first the quick one, in the node; the slow one hides behind a backward.
+                zero.gather([units[i - 1]], backward=True)
+            units[i].start_reduce()
         units[0].finish_reduce()
 
     if zero.replicas:
@@ -393,8 +362,7 @@ def dequantize(numbers, scales):
 
 class Quantized:
     """Starts a collective that sends x, rows of k numbers, as int8 and scales. What comes is a row
-    from each rank, (N, k): wait() puts them into `out`, or their sum, if that is all it can hold.
-    """
+    from each rank, (N, k). wait() puts them into `out`, or their sum, if that has room for one."""
 
     def __init__(self, collective, out, x, group, async_op):
         self.out, k = out, min(len(x), len(out))        # a shard; the other is N·k
@@ -410,20 +378,10 @@ class Quantized:
         self.out.copy_(rows.flatten() if len(self.out) == rows.numel() else rows.sum(0))
 
 
-def quantized_all_gather(full, shard, group, async_op):
-    return Quantized(common.all_gather, full, shard, group, async_op)
-
-
-def quantized_reduce_scatter(summed, full, group, async_op):
-    return Quantized(dist.all_to_all_single, summed, full, group, async_op)
-
-
 # ------------------------------------------------------------------------------------ the formulas
 
-FP32 = (4, 4, 4)        # bytes of a number: of parameters, of their summed gradients, of the update
-
-
 def widths(args):
+    """Bytes of a number: of parameters, of their summed gradients, of the update."""
     if args.precision == "bf16":
         return 2, 4 if args.reduce_fp32 else 2, 4
     return (common.DTYPES[args.dtype].itemsize,) * 3
@@ -437,10 +395,9 @@ def padded_sizes(cfg, n):
     return [-(-size // n) * n for size in (table, *[block] * cfg.layers, head)]
 
 
-def model_state_bytes(cfg, stage, optimizer, n, widths=FP32, offload=False, node=None):
+def model_state_bytes(cfg, stage, optimizer, n, widths=(4, 4, 4), offload=False, node=None):
     """Bytes of parameters, gradients and optimizer states (with masters) per rank, after a step.
-    stage: 0 (data parallel), 1, 2 or 3. n: the ranks that share. node: those of a secondary copy.
-    """
+    stage: 0 (data parallel), 1, 2 or 3. n: ranks that share. node: those of a secondary copy."""
     width, sum_width, update_width = widths
     units = padded_sizes(cfg, n if stage else 1)
     size, tensors = sum(units), len(units) if stage else cfg.tensors()
@@ -449,14 +406,14 @@ def model_state_bytes(cfg, stage, optimizer, n, widths=FP32, offload=False, node
     masters = update_width * shard if offload or width != update_width else 0
     full_gradients = width * size if stage < 2 else 0
     sums = sum_width * shard if stage >= 2 or width != sum_width else 0
-    room, cpu = (update_width * shard, ", on the CPU") if offload else (0, "")
+    room = update_width * shard if offload else 0
     secondary = size // node if node else 0
     return {"parameters": width * ((shard if stage == 3 else size) + secondary),
-            "gradients" + (cpu and ", also" + cpu): full_gradients + sums + room,
-            "optimizer states" + cpu: masters + states}
+            "gradients" + (", also on the CPU" if offload else ""): full_gradients + sums + room,
+            "optimizer states" + (", on the CPU" if offload else ""): masters + states}
 
 
-def traffic(cfg, stage, n, micro_batches, widths=FP32, keep_gathered=False, replicas=1):
+def traffic(cfg, stage, n, micro_batches, widths=(4, 4, 4), keep_gathered=False, replicas=1):
     """What a rank sends in a step: {op: (calls, payload bytes, wire bytes)}. n: ranks of a group,
     which share one model, and sum one number for the norm. replicas: the number of groups."""
     units, share = padded_sizes(cfg, n), (n - 1) / n
@@ -507,70 +464,71 @@ def take_steps(run, step, model, zero, units=None):
         run.log(batch, loss, norm, run.gathered(units) if units else model)
 
 
-def check(run, zero, stage, m, node=None, sent=None):
-    """Hold what is held and sent to the formulas. m: micro-batches. sent: if not by `traffic`."""
+def check(run, zero, stage, node=None):
+    """Hold what is held and sent to the formulas. node: the ranks that share secondary shards."""
     args, n, width = run.args, zero.units[0].group.size(), widths(run.args)
     sizes = model_state_bytes(args.model, stage, args.optimizer, n, width, args.offload, node)
     run.check_shards(zero.units, zero.optimizer, sizes)
     if stage == 3:
         peak = gathered_peak(args.model, n, args.prefetch, args.keep_gathered, width[0])
         run.check("gathered parameters, at the peak", zero.peak, peak)
-    usual = traffic(args.model, stage, n, m, width, args.keep_gathered, run.world // n)
-    run.check_traffic(sent or usual)
-    if sent:
-        run.compare_traffic("zero3", usual)
+    m = args.batch // args.shares // args.micro_batch
+    sent = traffic(args.model, stage, n, m, width, args.keep_gathered, run.world // n)
+    if args.variant != "zeropp":
+        return run.check_traffic(sent)
+    run.check_traffic(zeropp_traffic(args.model, n, m, width, node, args.quantized_weights,
+                                     args.quantized_gradients))
+    run.compare_traffic("zero3", sent)
 
 
 def build(run):
     """The model, and what --precision, --reduce-fp32 and --offload make of a Unit."""
     args, bf16 = run.args, run.args.precision == "bf16"
     run.rounds_to("bfloat16" if bf16 else args.dtype)
-    options = {"dtype": torch.bfloat16 if bf16 else None,
-               "sum_dtype": torch.float32 if args.reduce_fp32 else None,
-               "offload": args.offload}
+    options = {"dtype": torch.bfloat16 if bf16 else None, "offload": args.offload,
+               "sum_dtype": torch.float32 if args.reduce_fp32 else None}
     return gpt(args.model, args.seed, run.device, run.dtype), options
 
 
 def train_zero1(run):
     group = run.mesh(shard=run.world).get_group()
     model, options = build(run)
-    optimizer = ShardedOptimizer(own_parameters(model), run.optimizer, group, **options)
-    m = take_steps(run, zero1_step, model, optimizer, optimizer.units)
-    check(run, optimizer, 1, m)
+    groups = [{"params": parameters} for parameters in own_parameters(model)]
+    optimizer = ShardedOptimizer(groups, run.optimizer, group, **options)
+    take_steps(run, zero1_step, model, optimizer, optimizer.units)
+    check(run, optimizer, 1)
 
 
 def train(run):
     """zero2, zero3 and hsdp, of which only the last has several groups of --shard-size ranks."""
     args, n = run.args, run.args.shard_size
     stage = 2 if args.variant == "zero2" else 3
-    several = {"replicate": run.world // n} if run.world > n else {}
-    mesh = run.mesh(**several, shard=n)
-    replicas = mesh["replicate"].get_group() if several else None
+    mesh = run.mesh(replicate=run.world // n, shard=n) if run.world > n else run.mesh(shard=n)
+    replicas = mesh["replicate"].get_group() if run.world > n else None
     model, options = build(run)
     zero = Zero(model, run.optimizer, mesh["shard"].get_group(), stage, replicas, args.prefetch,
                 args.keep_gathered, **options)
-    m = take_steps(run, train_step, model, zero, zero.units)
-    check(run, zero, stage, m)
+    take_steps(run, train_step, model, zero, zero.units)
+    check(run, zero, stage)
 
 
 def train_zeropp(run):
-    args, n = run.args, run.world
+    args, group = run.args, run.mesh(shard=run.world).get_group()
     size = args.shard_size if args.secondary_shard else None
-    group, node = run.mesh(shard=n).get_group(), dist.new_subgroups(size)[0] if size else None
+    node = dist.new_subgroups(size)[0] if size else None
     model, options = build(run)
     zero = Zero(model, run.optimizer, group, 3, None, args.prefetch, **options)
     for unit in zero.units:
         if args.quantized_weights:
-            unit.all_gather = quantized_all_gather
+            unit.all_gather = functools.partial(Quantized, common.all_gather)
         if args.quantized_gradients:
-            unit.reduce_scatter = quantized_reduce_scatter
+            unit.reduce_scatter = functools.partial(Quantized, dist.all_to_all_single)
         if node:
             unit.node, unit.secondary = node, unit.full.new_empty(unit.full.numel() // size)
     if args.quantized_weights or args.quantized_gradients:
         run.rounds_to("int8", steps=50)
-    m = take_steps(run, train_step, model, zero, zero.units)
-    check(run, zero, 3, m, size, zeropp_traffic(args.model, n, m, widths(args), size,
-                                                args.quantized_weights, args.quantized_gradients))
+    take_steps(run, train_step, model, zero, zero.units)
+    check(run, zero, 3, size)
 
 
 def torch_step(model, optimizer, micro_batches, valid, clip):
@@ -578,8 +536,7 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
     optimizer.zero_grad()
     total = 0
     for i, (tokens, targets) in enumerate(micro_batches, start=1):
-        # What DDP's no_sync() sets: only the last backward sends. (fully_shard does in every one.)
-        model.require_backward_grad_sync = i == len(micro_batches)
+        model.require_backward_grad_sync = i == len(micro_batches)  # DDP's no_sync()
         loss = loss_sum(model(tokens), targets) / valid
         (dist.get_world_size() * loss).backward()
         total += loss.detach()

@@ -123,7 +123,7 @@ def start_reduce_scatter(x, group):
 
 def whole_sequence(parts):
     """(t, batch, seq/t, ...) to (batch, seq, ...): a copy, if the batch is not 1."""
-    return parts.transpose(0, 1).flatten(1, 2)
+    return parts.transpose(0, 1).contiguous().flatten(1, 2)
 
 
 def all_gather(x, group):

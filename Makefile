@@ -2,19 +2,25 @@
 # PY=python3 make TARGET uses an interpreter that you already have, and installs nothing.
 
 PY ?=
-PYTHON := $(if $(PY),$(PY),.venv/bin/python)
-READY := $(if $(PY),,.venv/ready)
+PYTHON := $(if $(PY),"$(PY)",.venv/bin/python)
+READY := $(if $(PY),given-python,.venv/ready)
 CHAPTERS_HERE := $(sort $(wildcard [0-9][0-9]_*.py))
 LINT := check --quiet --output-format concise
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tour test test-all lint bench figures
+.PHONY: help setup given-python tour test test-all lint bench figures
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 	@echo "  PY=python3 make ... uses that interpreter instead of .venv and installs nothing"
 
 setup: $(READY)  ## make .venv and install requirements.txt into it
+
+given-python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo 'make: PY=$(PY) does not start a Python 3.11 or newer; PY=python3 may' >&2; exit 1; }
+	@$(PYTHON) -c 'import torch' 2>/dev/null || \
+		{ echo 'make: PY=$(PY) has no torch; make without PY installs it into .venv' >&2; exit 1; }
 
 .venv/ready: requirements.txt
 	@for python in python3 python3.13 python3.12 python3.11 none; do \
@@ -36,12 +42,12 @@ define run_chapters
 	@for run in $(RUNS); do \
 		chapter=$${run%%:*}; variant=$${run#$$chapter}; variant=$${variant#:}; \
 		case $$chapter in \
-			01_*) launch="$(PYTHON)" ;; \
-			*) launch="env OMP_NUM_THREADS=1 $(PYTHON) -m torch.distributed.run --standalone --nproc_per_node=8" ;; \
+			01_*) set -- $(PYTHON) ;; \
+			*) set -- env OMP_NUM_THREADS=1 $(PYTHON) -m torch.distributed.run --standalone --nproc_per_node=8 ;; \
 		esac; \
-		command="$$launch $$chapter.py --device=cpu $(1) $${variant:+--variant=$$variant --steps=5}"; \
-		echo; echo "$$ $$command"; \
-		$$command --json=$(2)/$$chapter$${variant:+-$$variant}.json \
+		set -- "$$@" $$chapter.py --device=cpu $(1) $${variant:+--variant=$$variant --steps=5}; \
+		echo; echo "$$ $$*"; \
+		"$$@" --json=$(2)/$$chapter$${variant:+-$$variant}.json \
 			|| { echo "make $@: $$chapter.py failed" >&2; exit 1; }; \
 	done
 endef
@@ -61,7 +67,7 @@ test-all: lint  ## lint, then all tests: every setting with every other one
 
 lint: $(READY)  ## check the style
 	@if $(PYTHON) -m ruff --version >/dev/null 2>&1; then echo "ruff $(LINT)"; $(PYTHON) -m ruff $(LINT); \
-	else echo "lint: $(PYTHON) has no ruff, so it is left out"; fi
+	else echo "lint:" $(PYTHON) "has no ruff, so it is left out"; fi
 
 bench: $(READY)  ## time the chapters against PyTorch's own, and on a GPU the kernels
 	@if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \

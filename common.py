@@ -157,6 +157,7 @@ def plain_attention(q, k, v):
 def sdpa_attention(q, k, v):
     """The same through PyTorch's fused kernels, which never materialise the scores."""
     gqa = q.shape[1] != k.shape[1]
+    q, k = q.contiguous(), k.contiguous()       # they are; but heads of two numbers may be strided
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
 
 
@@ -444,10 +445,12 @@ def environment(name, default):
     return int(os.environ.get(name, default))
 
 
-def refuse(message):
+def refuse(message, mine_alone=False):
     """End the program because of a bad argument. All ranks find the same fault: local rank 0 says
-    it in one line and leaves with status 2, the others leave with 0, so that it is read once."""
-    if 0 < environment("LOCAL_RANK", environment("RANK", 0)) < environment("WORLD_SIZE", 1):
+    it in one line and leaves with status 2, the others leave with 0, so that it is read once.
+    mine_alone: other ranks may not find it, so each that does says it."""
+    local_rank = 0 if mine_alone else environment("LOCAL_RANK", environment("RANK", 0))
+    if 0 < local_rank < environment("WORLD_SIZE", 1):
         raise SystemExit(0)
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
     print(f"error: {line}", file=sys.stderr)
@@ -487,7 +490,8 @@ class Run:
         self.args, self.text, self.dtype = args, Text(args), DTYPES[args.dtype]
         self.rank, self.world = environment("RANK", 0), environment("WORLD_SIZE", 1)
         self.device = join_ranks(args, self.rank, self.world)
-        self.build, self.one_gpu, self.seconds = gpt, None, []      # what one GPU would train
+        self.build, self.one_gpu = gpt, None                        # what one GPU would train
+        self.seconds, self.status = [], 0
         torch.set_float32_matmul_precision("highest" if args.verify else "high")    # TF32 on a GPU
 
     def mesh(self, **axes):
@@ -524,11 +528,16 @@ class Run:
         return time.perf_counter()
 
     def log(self, batch, loss, norm, model, skipped=False):
-        """After a step: its line. loss, norm: of the whole batch and the whole model."""
+        """After a step: its line, and status 1 if a number is not finite, which only the norm of a
+        step that fp16 skips may be. loss, norm: of the whole batch and the whole model."""
         if self.rank == 0:
             one_gpu = f"{self.one_gpu_step(batch)[0]:.4f}" if self.args.verify else "-"
             print(f"step {batch.step + 1}: loss {loss:.4f}, on one GPU {one_gpu}, gradient norm "
                   f"{norm:.4f}, {1e3 * self.seconds[-1]:.0f} ms", flush=True)
+        if self.status == 0 and not (math.isfinite(loss) and (skipped or math.isfinite(norm))):
+            self.status = 1
+            print(f"✗ step {batch.step + 1}, rank {self.rank}: loss {loss:.4f}, gradient norm "
+                  f"{norm:.4f}", flush=True)
 
     def one_gpu_step(self, batch):
         """The plain step that every variant must equal, on the whole batch. Returns loss, norm."""
@@ -547,7 +556,7 @@ class Run:
 
     def finish(self):
         """The exit status."""
-        return 0
+        return self.status
 
     def instrument(self, *args, **more):
         """What lab's run does here is said there."""
@@ -585,12 +594,12 @@ def main(file, doc, variants, requires, flags=lambda parser: None, argv=None):
     if Path(__file__).with_name("lab").joinpath("report.py").exists():
         from lab import report as bench
     args = bench.parse(file, doc, variants, flags, argv)
-    requires(args, environment("WORLD_SIZE", 1))
-    if not 0 <= environment("RANK", 0) < environment("WORLD_SIZE", 1):
-        refuse("RANK must be below WORLD_SIZE; torchrun sets both")     # it would wait for ever
-    if "RANK" in os.environ and not dist.is_initialized():
-        for name in {"MASTER_ADDR", "MASTER_PORT"} - os.environ.keys():
-            refuse(f"RANK is in the environment, but no {name}; torchrun sets both")
+    rank, world = environment("RANK", 0), environment("WORLD_SIZE", 1)
+    requires(args, world)
+    meets = dist.is_initialized() or {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    if "RANK" in os.environ and not (meets and 0 <= rank < world):      # it would wait for ever
+        refuse("RANK needs a WORLD_SIZE above it, a MASTER_ADDR and a MASTER_PORT; torchrun sets "
+               "all of them", mine_alone=True)
     run, train = bench.Run(args), variants[args.variant]
     train = train[0] if isinstance(train, tuple) else train
     train(run)

@@ -44,7 +44,7 @@ def parse(file, doc, variants, flags, argv):
     """Parse `argv` as common.parse does, and refuse what is out of range or does not fit.
 
     Adds the flags for what is written, and args.own: the chapter's own flags and their defaults.
-    argv: None where a user has started the chapter, whose output then outlives its reader.
+    argv: None where the chapter is the program, whose output is then made `steady`.
     """
     if argv is None:
         sys.stdout = steady(sys.stdout)
@@ -92,7 +92,7 @@ class Output(io.FileIO):
 
 
 def steady(stdout):
-    """Standard output that no reader and no encoding can end the run by."""
+    """Standard output that ends no run, whoever stops reading it and whatever it cannot encode."""
     if stdout is None:                                      # closed, by `>&-`
         return open(os.devnull, "w")
     buffer = io.BufferedWriter(Output(stdout.fileno(), "w", closefd=False))
@@ -115,8 +115,7 @@ def number(kind, lowest, below, example):
 
 
 def refuse_launcher():
-    """Ranks that no launcher sets, by hand or left behind: said on each of them, since each is none
-    of `refuse`'s, and others may have no fault."""
+    """Ranks that no launcher sets: set by hand, or left behind."""
     names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
     found = {name: os.environ[name] for name in names if name in os.environ}
     fits = {"RANK", "WORLD_SIZE"} <= found.keys() and all(map(str.isdecimal, found.values()))
@@ -125,9 +124,8 @@ def refuse_launcher():
         local, machine = environment("LOCAL_RANK", rank), environment("LOCAL_WORLD_SIZE", world)
         fits = rank < world and local < machine <= world
     if found and not fits:
-        print(f"error: no launcher sets {found}; torchrun or `unset {' '.join(found)}` would work",
-              file=sys.stderr)
-        raise SystemExit(2)
+        refuse(f"no launcher sets {found}; torchrun or `unset {' '.join(found)}` would work",
+               mine_alone=True)
 
 
 def output(example):

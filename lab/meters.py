@@ -16,6 +16,8 @@ from torch.distributed import Work
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from common import named_parameters
+
 
 def local(tensor):
     """The local part of a DTensor, and what its collectives fill; any other tensor as it is."""
@@ -223,6 +225,21 @@ def shapes_of_a_block(model):
         handle.remove()
 
 
+def shards_of(model):
+    """What this rank holds of the matrices outside of blocks and in the first one: {name: [full
+    shape, [[dim, index, parts], ...]]}."""
+    shards = {}
+    for name, p in named_parameters(model):
+        if p.ndim > 1 and name.startswith(("embedding", "block1.", "head.out")):
+            cuts = [list(cut[:3]) for cut in getattr(p, "cuts", ())]
+            if hasattr(p, "placements"):                        # a DTensor's
+                place = [p.device_mesh.get_local_rank(), p.device_mesh.size()]
+                cuts = [[cut.dim, *place] for cut in p.placements if cut.is_shard()]
+            name = name.removesuffix(".weight").removeprefix("block1.")
+            shards[name] = [list(getattr(p, "full_shape", p.shape)), cuts]
+    return shards
+
+
 # ------------------------------------------------------------------------------------------- memory
 
 class MemoryTimeline(TorchDispatchMode):
@@ -231,7 +248,8 @@ class MemoryTimeline(TorchDispatchMode):
 
     held() returns lists of tensors: parameters, gradients, optimizer states. samples: (seconds in
     operators so far, bytes of each of the three, bytes of all else); all else is activations and
-    what an operator needs for a moment.
+    what an operator needs for a moment. The seconds are the host's: on CUDA it does not wait for an
+    operator, so there they tell how long the launches took.
     """
 
     def __init__(self, held):

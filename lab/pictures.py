@@ -20,6 +20,20 @@ from lab.meters import hidden_share
 BLUE, PURPLE, RED, ORANGE = "#355070", "#6d597a", "#e56b6f", "#eaac8b"
 
 
+def read_runs(paths):
+    """The JSON objects of runs; refuses a file that holds something else."""
+    runs = []
+    for path in paths:
+        try:
+            runs.append(json.loads(Path(path).read_text()))
+            whole = {"chapter", "variant", "config", "recorded", "problems"} <= set(runs[-1])
+        except (OSError, ValueError, TypeError):
+            whole = False
+        if not whole:
+            common.refuse(f"{path} holds no run; what --json writes would work")
+    return runs
+
+
 def draw(runs, chapter, path):
     """Draw the figure of a chapter from JSON objects, of which it takes those that it compares."""
     FIGURES[chapter](runs).savefig(path, dpi=130)
@@ -62,7 +76,8 @@ def memory(runs):
     config = run["config"]
     precision = config["dtype"] if config["precision"] == "fp32" else config["precision"]
     how = f"{precision}, attention {config['attention']}, recompute {config['recompute']}"
-    axes.set(xlabel="time in operators (ms)", ylabel="MB",
+    on_cuda = run["device"].startswith("cuda")          # where the host does not wait for them
+    axes.set(xlabel=f"time {'to launch' if on_cuda else 'in'} operators (ms)", ylabel="MB",
              title=f"The first steps ({how}): optimizer states come with the first")
     axes.margins(x=0)
     axes.set_ylim(top=1.15 * axes.get_ylim()[1])
@@ -300,11 +315,8 @@ def main(argv=None):
     parser.add_argument("runs", type=Path, nargs="+", help="what --json has written")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="the folder for the PNGs")
     args = parser.parse_args(argv)
-    missing = [path for path in args.runs if not path.is_file()]
-    if missing:
-        common.refuse(f"{missing[0]} is no file; a run's --json would work")
+    runs = read_runs(args.runs)
     args.out.mkdir(parents=True, exist_ok=True)
-    runs = [json.loads(path.read_text()) for path in args.runs]
     for chapter in FIGURES:
         if runs_of(runs, chapter):
             draw(runs, chapter, args.out / f"{chapter}.png")

@@ -25,6 +25,7 @@ from lab.meters import (
     hidden_share,
     nbytes,
     shapes_of_a_block,
+    shards_of,
 )
 
 parse = cli.parse
@@ -163,8 +164,8 @@ class Run(common.Run):
     # What was measured, beside its formula.
 
     def check(self, name, measured, formula=None, unit="B", within=0):
-        """Record a measurement, beside its formula if it has one: equal, or `within` a share of
-        it."""
+        """Record a measurement, beside its formula if it has one: they are to be equal, or no
+        further apart than `within`, a share of the formula."""
         ok = None if formula is None else abs(measured - formula) <= within * formula
         self.checks.append({"name": name, "measured": measured, "expected": formula, "ok": ok})
         values = f"{quantity(measured, unit):>12}{quantity(formula, unit):>15}"
@@ -242,8 +243,8 @@ class Run(common.Run):
                 unit = "" if what == "calls" else "B"
                 self.check(f"{op}, {what}", round(measured), value, unit)
         if self.comm.total:
-            self.note("on the wire: what a rank sends by the ring algorithm, reckoned from the "
-                      "payload (of an all_reduce, 2(N-1)/N of it)")
+            self.note("on the wire: not measured, but the payload times the ring algorithm's "
+                      "factor, such as 2(N-1)/N for an all_reduce")
         self.record(timeline=self.comm.timeline())
 
     def note_overlap(self):
@@ -312,7 +313,7 @@ class Run(common.Run):
 
     def finish(self):
         """Judge and report, and only then write and draw what the flags ask for. Returns the exit
-        status: 1 on rank 0 if anything did not match, or could not be written."""
+        status: 1 on rank 0 if anything did not match, was not finite or could not be written."""
         if self.memory:
             self.record(memory=[list(column) for column in zip(*self.memory.samples)])
         if self.on_cuda:
@@ -369,10 +370,10 @@ class Run(common.Run):
         print(f"  picture: {path}", flush=True)
 
     def write_trace(self, path):
-        path.unlink(missing_ok=True)                    # PyTorch says nothing where it cannot write
-        self.profiler.export_chrome_trace(str(path))
-        if not path.read_bytes().endswith(b"}"):
-            raise OSError("the trace is cut off")
+        path.unlink(missing_ok=True)                    # an old one would pass for the new one
+        self.profiler.export_chrome_trace(str(path))    # which says nothing if it fails
+        if not (path.exists() and path.read_bytes().rstrip().endswith(b"}")):
+            raise OSError("PyTorch has not written all of the trace")
 
     def as_json(self):
         """The run as plain data; what is not finite becomes None."""
@@ -397,21 +398,6 @@ class Run(common.Run):
         return json.loads(json.dumps(record), parse_constant=lambda name: None)
 
 
-def shards_of(model):
-    """What this rank holds of the matrices outside of blocks and in the first one: {name: [full
-    shape, [[dim, index, parts], ...]]}."""
-    shards = {}
-    for name, p in named_parameters(model):
-        if p.ndim > 1 and name.startswith(("embedding", "block1.", "head.out")):
-            cuts = [list(cut[:3]) for cut in getattr(p, "cuts", ())]
-            if hasattr(p, "placements"):                        # a DTensor's
-                place = [p.device_mesh.get_local_rank(), p.device_mesh.size()]
-                cuts = [[cut.dim, *place] for cut in p.placements if cut.is_shard()]
-            name = name.removesuffix(".weight").removeprefix("block1.")
-            shards[name] = [list(getattr(p, "full_shape", p.shape)), cuts]
-    return shards
-
-
 def count(number, what):
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
@@ -430,22 +416,10 @@ def quantity(value, unit="B"):
     return "-" if value is None else f"{value} {unit}".rstrip()
 
 
-def read_runs(paths):
-    """What --json has written to these files; refuses what is something else."""
-    runs = []
-    for path in paths:
-        try:
-            runs.append(json.loads(Path(path).read_text()))
-            whole = {"chapter", "config", "recorded", "problems"} <= set(runs[-1])
-        except (OSError, ValueError, TypeError):
-            whole = False
-        if not whole:
-            common.refuse(f"{path} is not what a run has written; that of --json would work")
-    return runs
-
-
 def summary(paths):
     """Print one line for each run whose JSON is given."""
+    from lab.pictures import read_runs
+
     row = "{:<24}{:<12}{:>5}  {:<8}{:>11}{:>14}{:>8}{:>9}  {}"
     runs = read_runs(paths)
     print(row.format("chapter", "variant", "ranks", "backend", "final loss", "from one GPU",

@@ -2,8 +2,8 @@
 
     with pretended_cuda() as gpu:       what runs in here sees a device "cuda", and keeps its rules
 
-Tensors carry a mark, "on the device", on their storage. What a GPU or NCCL would refuse, or do
-wrong in silence, raises RuleBroken; and if it does so on one rank, all others raise, so none hangs.
+Tensors carry a mark on their storage: on the device, or the host's. What CUDA or NCCL would
+refuse, or do wrong in silence, raises RuleBroken; and where one rank raises, all do: none hangs.
 
     Functions     what Python says of devices follows the mark
     Operators     an operator takes tensors of one kind; a collective, what NCCL takes
@@ -18,6 +18,7 @@ import collections
 import contextlib
 import sys
 import time
+import types
 from pathlib import Path
 from unittest import mock
 
@@ -45,25 +46,19 @@ def tensors(nested):
     return [x for x in tree_leaves(nested) if torch.is_tensor(x)]
 
 
+def kind(tensor):
+    """The mark: "device", "host", or "pinned", which is the host's too, and known to the device."""
+    return getattr(tensor.untyped_storage(), "kind", "host")
+
+
 def on_gpu(tensor):
-    return getattr(tensor.untyped_storage(), "on_gpu", False)
+    return kind(tensor) == "device"
 
 
-def mark(nested, gpu=True):
+def mark(nested, kind):
     for tensor in tensors(nested):
-        tensor.untyped_storage().on_gpu = gpu
+        tensor.untyped_storage().kind = kind
     return nested
-
-
-def is_pinned(tensor):
-    return getattr(tensor.untyped_storage(), "pinned", False)
-
-
-def pin(tensor):
-    if on_gpu(tensor):
-        raise RuleBroken("only a tensor of the host can be pinned")
-    tensor.untyped_storage().pinned = True
-    return tensor
 
 
 NOT_THE_CALLER = __file__, str(Path(torch.__file__).parent), *lab.__path__
@@ -92,7 +87,7 @@ def agree(what):
         raise Disagreement("; ".join(["ranks disagree", *lines]))
 
 
-# --------------------------------------------------------------------------------- what is under way
+# ------------------------------------------------------------------------------- what is under way
 
 Begun = collections.namedtuple("Begun", "what group reads writes")
 
@@ -116,13 +111,6 @@ class Gpu:
         self.host_waits("synchronize")
         self.copies.clear()
 
-    def wait(self, work):
-        """A collective's wait() holds up the current stream. So one on a side stream does not make
-        it safe to touch the tensors on the main one. Returns whether this was the main one."""
-        if self.streams[-1] is None:
-            self.collectives.pop(work, None)
-        return self.streams[-1] is None
-
     def copied(self, there, here, non_blocking):
         """A copy between host and device: the host waits for it, unless it is told not to and its
         memory is pinned. Then the host must synchronize before it reads what came, or writes to
@@ -130,7 +118,7 @@ class Gpu:
         if on_gpu(there) == on_gpu(here):
             return
         host = here if on_gpu(there) else there
-        if non_blocking and is_pinned(host):
+        if non_blocking and kind(host) == "pinned":
             reads, writes = ([host], []) if on_gpu(there) else ([], [host])
             self.copies.append(Begun("a copy", None, spans(reads), spans(writes)))
         else:
@@ -147,22 +135,22 @@ def spans(some):
     """The bytes of tensors: (storage, first, end) each."""
     found = []
     for t in some:
-        last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))
-        first, end = t.storage_offset(), t.storage_offset() + last + 1
+        first = t.storage_offset()
+        end = first + 1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))
         if t.numel():
             found.append((t.untyped_storage(), first * t.itemsize, end * t.itemsize))
     return found
 
 
 def overlap(some, others):
-    return any(a._cdata == b._cdata and first < b_end and b_first < end
-               for a, first, end in some for b, b_first, b_end in others)
+    return any(a._cdata == b._cdata and a_first < b_end and b_first < a_end
+               for a, a_first, a_end in some for b, b_first, b_end in others)
 
 
-# ------------------------------------------------------------------------------------- the operators
+# ----------------------------------------------------------------------------------- the operators
 
-HOST_WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2",
-              "repeat_interleave"}  # for a value, or for the shape of the result
+HOST_WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2",
+              "repeat_interleave")  # for a value, or for the shape of the result
 ONE_DEVICE = ("cat", "stack", "_fused")  # in others a scalar may be the host's
 
 
@@ -222,13 +210,13 @@ class Operators(TorchDispatchMode):
         gpu = any(map(on_gpu, given))
         large = [t for t in reads if t.ndim or name.startswith(ONE_DEVICE)]
         if gpu and not all(map(on_gpu, large + writes)):
-            kinds = [(*t.shape, "device" if on_gpu(t) else "host") for t in given]
+            kinds = [(*t.shape, kind(t)) for t in given]
             raise RuleBroken(f"{name} of tensors on two devices: {kinds}")
         mask = name.startswith("index") and any(t.dtype == torch.bool for t in tensors(args[1:2]))
         if gpu and (name in HOST_WAITS or mask):
             self.gpu.host_waits(name)
         result = func(*args, **kwargs)
-        return mark(result) if gpu else result
+        return mark(result, "device") if gpu else result
 
 
 def written_by(func, args, kwargs):
@@ -239,7 +227,7 @@ def written_by(func, args, kwargs):
                     if argument.alias_info and argument.alias_info.is_write])
 
 
-# ----------------------------------------------------------------------------------- what Python says
+# --------------------------------------------------------------------------------- what Python says
 
 DEVICE, IS_CUDA = torch.Tensor.device.__get__, torch.Tensor.is_cuda.__get__
 MOVES = {torch.Tensor.cpu: ["cpu"], torch.Tensor.cuda: ["cuda"], torch.Tensor.to: []}
@@ -261,24 +249,25 @@ class Functions(TorchFunctionMode):
         if func == IS_CUDA:
             return on_gpu(args[0])
         if func is torch.Tensor.is_pinned:
-            return is_pinned(args[0])
+            return kind(args[0]) == "pinned"
+        if func in (torch.Tensor.numpy, torch.Tensor.pin_memory) and on_gpu(args[0]):
+            raise RuleBroken(f"{func.__name__}() of a tensor on the device")
         if func is torch.Tensor.pin_memory:
-            return pin(args[0].clone())
-        if func is torch.Tensor.numpy and on_gpu(args[0]):
-            raise RuleBroken("numpy() of a tensor on the device")
+            return mark(args[0].clone(), "pinned")
         if func is torch.Tensor.tolist and on_gpu(args[0]):
             self.gpu.host_waits("tolist")
         if func in MOVES:
             return self.move(args[0], *MOVES[func], *args[1:], **kwargs)
 
-        pinned, device = kwargs.pop("pin_memory", False), torch.device(kwargs.get("device") or "cpu")
-        if kwargs.get("device") and device.type != "meta":
-            result = mark(func(*args, **kwargs | {"device": "cpu"}), device.type == "cuda")
-            if func is torch.tensor and device.type == "cuda":
+        pinned, device = kwargs.pop("pin_memory", False), kwargs.get("device")
+        if device and torch.device(device).type != "meta":
+            gpu, kwargs["device"] = torch.device(device).type == "cuda", "cpu"
+            result = mark(func(*args, **kwargs), "device" if gpu else "host")
+            if func is torch.tensor and gpu:
                 self.gpu.host_waits("a copy to the device")
         else:
             result = func(*args, **kwargs)
-        return pin(result) if pinned else result
+        return mark(result, "pinned") if pinned else result
 
     def move(self, tensor, *args, copy=False, **kwargs):
         """tensor.to(...): a new one, where its kind changes."""
@@ -288,12 +277,12 @@ class Functions(TorchFunctionMode):
         gpu = device.type == "cuda" if device else on_gpu(tensor)
         if gpu == on_gpu(tensor):
             return tensor.to(dtype or tensor.dtype, copy=copy)
-        moved = mark(tensor.to(dtype or tensor.dtype, copy=True), gpu)
-        self.gpu.copied(moved, tensor, non_blocking)
+        moved = tensor.to(dtype or tensor.dtype, copy=True)
+        self.gpu.copied(mark(moved, "device" if gpu else "host"), tensor, non_blocking)
         return moved
 
 
-# ----------------------------------------------------------------------------------------- all of it
+# --------------------------------------------------------------------------------------- all of it
 
 
 def fake_cuda(gpu):
@@ -309,19 +298,16 @@ def fake_cuda(gpu):
         def elapsed_time(self, later):
             return 1e3 * (later.time - self.time)
 
-    class Stream:
-        def __init__(self, device=None):
-            self.synchronize = gpu.synchronize
-
     @contextlib.contextmanager
     def stream(of):
         gpu.streams.append(of)
         yield
         gpu.streams.pop()
 
-    answers = {"device_count": 8, "is_initialized": True, "current_device": gpu.device.index,
+    Stream = lambda device=None: types.SimpleNamespace(synchronize=gpu.synchronize)
+    answers = {"device_count": 8, "current_device": gpu.device.index, "set_device": None,
                "get_device_name": "NVIDIA H100 80GB HBM3", "max_memory_allocated": 0,
-               "reset_peak_memory_stats": None, "set_device": None}
+               "reset_peak_memory_stats": None}
     answers = {name: lambda *args, value=value: value for name, value in answers.items()}
     return answers | {"Event": Event, "Stream": Stream, "current_stream": Stream, "stream": stream,
                       "synchronize": gpu.synchronize}
@@ -338,7 +324,10 @@ def pretended_cuda():
             return engine(*args, **kwargs)
 
     def wait_for(work, *args):
-        if gpu.wait(work):
+        """It holds up the current stream. So one on a side stream does not make it safe to touch
+        the tensors on the main one."""
+        if gpu.streams[-1] is None:
+            gpu.collectives.pop(work, None)
             with _disable_current_modes():  # gloo may copy now
                 return wait(work, *args)
 

@@ -1,19 +1,23 @@
 """Chapter 03: every stage gives one GPU's numbers, and holds and sends what the formulas say."""
 
 import copy
+import io
 import itertools
 import re
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import SMALL, TEXT, chapter, hold_to_one_gpu, run_main
+from pretend_cuda import RuleBroken, pretended_cuda
 from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils._pytree import tree_leaves
 
 import common
 from common import Config
-from lab import verify
+from lab import meters, verify
 
 THREE = "03_zero"
 TRAINING = (*SMALL, "--steps=3", f"--data={TEXT}")
@@ -130,7 +134,7 @@ def test_stages_agree_bit_for_bit(ranks, tmp_path, world):
 
 
 @pytest.mark.parametrize(("world", "size", "micro_batch"), [
-    full(2, 1, 2), (3, 3, 2), (4, 2, 1), full(8, 4, 2)])
+    (1, 1, 2), full(2, 1, 2), (3, 3, 2), (4, 2, 1), full(8, 4, 2)])
 def test_secondary_shards_change_no_number(ranks, tmp_path, world, size, micro_batch):
     off = ("--no-quantized-weights", "--no-quantized-gradients", f"--shard-size={size}")
     batch = (f"--batch={2 * world}", f"--micro-batch={micro_batch}", "--layers=1")
@@ -171,6 +175,55 @@ def test_quantization_errs_by_half_a_step_at_most(three):
     assert not three.dequantize(*three.quantize(torch.zeros(300))).any()
 
 
+# ------------------------------------------------------------------------------- groups of ranks
+
+
+def groups_at_work(flags, folder, fault):
+    """For a rank of the pool: the groups that a run on pretended CUDA made, and those in which it
+    has sent something; or what it did while a collective of another group was under way."""
+    used = set()
+
+    def group_of(args):
+        used.add(meters.group_of(args).group_name)
+        return meters.group_of(args)
+
+    with mock.patch("pretend_cuda.group_of", group_of):
+        try:
+            with pretended_cuda():
+                run_main(THREE, flags, folder, fault)
+        except RuleBroken as broken:
+            return str(broken), None
+    return set(dist.distributed_c10d._world.pg_names.values()), used
+
+
+ONE_STEP = (*SMALL, f"--data={TEXT}", "--steps=1", "--no-verify", "--batch=8")
+
+
+@pytest.mark.parametrize(("variant", "count"), [
+    ("zero3", 1), ("hsdp --shard-size=2", 3), ("hsdp --shard-size=4", 1),
+    ("zeropp --no-secondary-shard", 1), ("zeropp --prefetch=2 --micro-batch=1", 2)])
+def test_no_group_is_made_that_is_not_used_and_none_waits_for_another(
+        ranks, tmp_path, variant, count):
+    flags = (*ONE_STEP, *f"--variant={variant}".split())
+    for made, used in ranks(4)(groups_at_work, flags, tmp_path, None):
+        assert made == used and len(made) == count
+
+
+@pytest.mark.parametrize(("variant", "right", "wrong", "rule"), [
+    ("zeropp", "1 if units[i].node else at_once", "at_once",
+     "while _reduce_scatter_base_ is under way in another group"),
+    ("zeropp", "            if i and units[i].node:", "            if False:",
+     "while _reduce_scatter_base_ is under way in another group"),
+    ("zero2", "            if not unit.gathered_bytes():", "            if True:",
+     "CUDA copies them all"),
+])
+def test_what_a_gpu_would_suffer_from_is_caught(ranks, tmp_path, variant, right, wrong, rule):
+    flags = (*ONE_STEP, f"--variant={variant}")
+    flags = (*flags, "--no-quantized-gradients") if variant == "zeropp" else flags
+    for said, _ in ranks(4)(groups_at_work, flags, tmp_path, (right, wrong)):
+        assert rule in said
+
+
 # ------------------------------------------------------------------------------- a faulty chapter
 
 
@@ -187,16 +240,16 @@ def test_quantization_errs_by_half_a_step_at_most(three):
     ("zero3", "at_once = zero.units, 1 + zero.prefetch", "at_once = zero.units, 1",
      "gathered parameters, at the peak"),
     ("zero3", "run.gathered(units)", "run.gathered(units[1:])", "gradients"),
-    ("zero3 --offload", "unit.shard.data.copy_(unit.master.data)", "pass", "loss"),
+    ("zero3 --offload", "unit.shard.data.copy_(unit.master.data, non_blocking=True)", "pass",
+     "loss"),
     ("zero2", "        if unit.gathered_bytes():\n", "        if False:\n", "gradients"),
     ("hsdp --shard-size=1", "    if zero.replicas:\n", "    if False:\n", "gradients"),
-    ("zero1", "            flat.zero_()\n", "            pass\n", "gradients"),
+    ("zero1", "                p.grad = None\n", "                pass\n", "gradients"),
     ("zero1", "norm = grad_norm(optimizer.units, optimizer.units[0].group)",
      "norm = grad_norm(optimizer.units)", "gradient norm"),
     ("zero1 --dtype=float32 --precision=bf16 --reduce-fp32", "unit.grad = unit.grad.clone()",
      "pass", "gradients: measured"),
-    ("zeropp", "return rows.sum(0)", "return rows.amax(0)",
-     "gradient norm"),
+    ("zeropp", "else rows.sum(0)", "else rows.amax(0)", "gradient norm"),
     ("zeropp --no-quantized-weights --no-quantized-gradients", "self.secondary.copy_(self.full",
      "torch.clone(self.full", "gradients"),
     ("torch --stage=1", "(dist.get_world_size() * loss)", "loss", "gradients"),
@@ -217,13 +270,23 @@ OPTIMIZERS = {
 }
 
 
-def a_plain_parameter_list(name):
+def two_groups(model):
+    weights = (p for p in model.parameters() if p.ndim > 1)  # a generator, as torch.optim takes it
+    biases = [p for p in model.parameters() if p.ndim == 1]
+    return [{"params": weights, "weight_decay": 0.1}, {"params": biases}]
+
+
+def parameter_groups(name):
+    """Beside an optimizer of all: with a learning rate for each group, by one of the schedulers."""
     three, rank, n = chapter(THREE), dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 2)).double()
     whole = copy.deepcopy(model)
-    sharded = three.ShardedOptimizer(list(model.parameters()), OPTIMIZERS[name], dist.group.WORLD)
-    plain = OPTIMIZERS[name](whole.parameters())
+    sharded = three.ShardedOptimizer(two_groups(model), OPTIMIZERS[name], dist.group.WORLD)
+    plain = OPTIMIZERS[name](two_groups(whole))
+    largest = [2 * plain.defaults["lr"], plain.defaults["lr"]]
+    schedulers = [OneCycleLR(optimizer, largest, total_steps=4, cycle_momentum=name == "AdamW")
+                  for optimizer in (sharded, plain)]
     inputs = torch.arange(12.0 * n, dtype=torch.float64).sin().view(n, 4, 3)
     for _ in range(4):
         sharded.zero_grad()
@@ -233,16 +296,62 @@ def a_plain_parameter_list(name):
         plain.zero_grad()
         whole(inputs).square().sum().backward()
         plain.step()
+        for scheduler in schedulers:
+            scheduler.step() if scheduler.last_epoch < 3 else None
+    rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in (sharded, plain)]
     off = [(p - q).abs().max().item() for p, q in zip(model.parameters(), whole.parameters())]
     states = tree_leaves(list(sharded.optimizer.state.values()))
-    return max(off), sum(state.numel() for state in states if torch.is_tensor(state))
+    elements = sum(state.numel() for state in states if torch.is_tensor(state))
+    return max(off), rates[0] == rates[1], elements
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_any_optimizer_on_a_plain_parameter_list(ranks, name):
-    states = {"AdamW": 2, "SGD": 1, "Adagrad": 1, "RMSprop": 1}[name]
-    for off, elements in ranks(3)(a_plain_parameter_list, name):
-        assert off < 1e-12 and states * 15 <= elements <= states * 15 + 1  # 44 numbers on 3 ranks
+def test_any_optimizer_on_parameter_groups_under_a_scheduler(ranks, name):
+    states, steps = {"AdamW": (2, 2), "SGD": (1, 0), "Adagrad": (1, 2), "RMSprop": (1, 2)}[name]
+    for off, same_rates, elements in ranks(3)(parameter_groups, name):
+        assert off < 1e-12 and same_rates
+        assert elements == states * 15 + steps  # 44 numbers on 3 ranks, and a count for each group
+
+
+def resumed(precision, offload):
+    """Whether four steps are the same as two, and two more by another optimizer, which has loaded
+    what the first one saved: parameters, masters and rates, to the bit."""
+    three, inputs = chapter(THREE), torch.arange(24.0).sin().view(4, 2, 3).to(precision)
+
+    def fresh(seed):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 2))
+        adamw = lambda groups: torch.optim.AdamW(groups, 0.01, fused=True)
+        rounded = precision if precision != torch.float32 else None
+        sharded = three.ShardedOptimizer(two_groups(model), adamw, dist.group.WORLD, dtype=rounded,
+                                         offload=offload)
+        return model, sharded, OneCycleLR(sharded, 0.01, total_steps=5)
+
+    def take_steps(inputs, model, sharded, scheduler):
+        for x in inputs:
+            sharded.zero_grad()
+            model(x).square().sum().backward()
+            sharded.reduce_gradients()
+            sharded.step()
+            scheduler.step()
+        masters = [unit.master.tolist() for unit in sharded.units]
+        return [p.tolist() for p in model.parameters()], masters, sharded.param_groups[0]["lr"]
+
+    expected = take_steps(inputs, *fresh(0))
+    run, file = fresh(0), io.BytesIO()
+    take_steps(inputs[:2], *run)
+    torch.save([run[1].state_dict(), run[2].state_dict()], file)
+    file.seek(0)
+    run, saved = fresh(1), torch.load(file)
+    run[1].load_state_dict(saved[0])
+    run[2].load_state_dict(saved[1])
+    return take_steps(inputs[2:], *run) == expected
+
+
+@pytest.mark.parametrize(("precision", "offload"), [
+    (torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)])
+def test_training_resumes_to_the_bit(ranks, precision, offload):
+    assert ranks(2)(resumed, precision, offload) == [True, True]
 
 
 def frozen_and_replaced():
@@ -273,10 +382,21 @@ def test_frozen_parameters_and_replaced_gradients_of_a_plain_list(ranks):
 
 def what_is_refused():
     three, group, model = chapter(THREE), dist.group.WORLD, nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="a parameter is in two units"):
-        three.ShardedOptimizer([model.parameters(), [model.weight]], None, group)
-    unit = three.Unit(list(model.parameters()), group, device=torch.device("meta"))
-    assert unit.master.device.type == "meta"  # offload: where it was told
+    with pytest.raises(ValueError, match="parameters appear in more than one parameter group"):
+        groups = [{"params": model.parameters()}, {"params": [model.weight]}]
+        three.ShardedOptimizer(groups, None, group)
+    with pytest.warns(UserWarning, match="duplicate parameters"):  # PyTorch's; and it counts once
+        sharded = three.ShardedOptimizer([model.weight] * 2, OPTIMIZERS["SGD"], group)
+    assert sharded.units[0].full.numel() == 4
+
+    sharded = three.ShardedOptimizer(model.parameters(), OPTIMIZERS["SGD"], group)
+    reduce = sharded.reduce_gradients
+    for calls in ([], [reduce, sharded.step], [reduce, sharded.zero_grad]):
+        model(torch.ones(1, 2)).sum().backward()
+        for call in calls:
+            call()
+        with pytest.raises(RuntimeError, match="reduce_gradients.. must come between"):
+            sharded.step()
     model.bias.data = model.bias.data.double()
     with pytest.raises(ValueError, match="a unit needs parameters of one dtype"):
         three.Unit(list(model.parameters()), group)

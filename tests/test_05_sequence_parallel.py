@@ -230,13 +230,13 @@ class Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def copies_along_the_sequence(batch):
-    """Of an all_gather and a reduce_scatter: how many copies, whether the ends share storage with
+def copies_along_the_sequence(batch, tokens=3):
+    """tokens: of a rank. Of an all_gather and a reduce_scatter: how many copies, whether the ends share storage with
     what was received and given, and whether the numbers are right."""
     five, group = chapter(FIVE), dist.group.WORLD
     rank, t = group.rank(), group.size()
-    full = torch.arange(batch * 3.0 * t * 2).view(batch, 3 * t, 2)
-    mine = full[:, 3 * rank : 3 * rank + 3].contiguous()
+    full = torch.arange(batch * 2.0 * t * tokens).view(batch, t * tokens, 2)
+    mine = full[:, tokens * rank : tokens * (rank + 1)].contiguous()
     same_storage = lambda x, y: x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
 
     gather, scatter = Copies(), Copies()
@@ -257,8 +257,9 @@ def copies_along_the_sequence(batch):
 def test_one_sequence_is_not_copied_and_more_are_copied_once(ranks, five):
     for gather, scatter in ranks(3)(copies_along_the_sequence, 1):
         assert gather == scatter == (0, True)
-    for gather, scatter in ranks(3)(copies_along_the_sequence, 2):
-        assert gather == scatter == (1, False)
+    for tokens in (3, 1):  # one token is no excuse: each linear would copy a view with strides
+        for gather, scatter in ranks(3)(copies_along_the_sequence, 2, tokens):
+            assert gather == scatter == (1, False)
 
 
 # ------------------------------------------------------------------------------- the formulas

@@ -4,14 +4,18 @@ import argparse
 import json
 import os
 import re
+import runpy
+import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import conftest
 import pytest
 import torch
-from conftest import CHAPTERS, ROOT, TEXT, arguments, chapter_names
+from conftest import CHAPTERS, ROOT, SMALL, TEXT, arguments, chapter_names, run_main
 
 import common
 from lab import cli, verify
@@ -33,11 +37,19 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "odd.bin").write_bytes(b"x" * 257)
     (tmp_path / "high.bin").write_bytes(b"\xff\x7f" * 1000)
     (tmp_path / "file").touch()
+    (tmp_path / "text.json").write_bytes(b"x" * 1000)
+    (tmp_path / "hard.json").hardlink_to(tmp_path / "text.json")
+    (tmp_path / "soft.json").symlink_to("text.json")
+    (tmp_path / "null.json").symlink_to("/dev/null")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "link").symlink_to("folder.json")
+    os.mkfifo(tmp_path / "fifo.json")
     monkeypatch.setattr(common, "standard_library", lambda: bytes(range(250)))
 
 
 COUNTS = ("--steps", "--layers", "--dim", "--heads", "--kv-heads", "--seq", "--vocab", "--batch",
           "--micro-batch")
+TWICE = "--data=text.json --json=text.json"
 SHORT = "--seq 128 needs a text of 129 tokens or more, and"
 BAD = [  # flags, and what the line must say: the flag, the value, a value that would work
     ("--variant=best", "--variant: invalid choice: 'best'.*torch"),
@@ -55,7 +67,7 @@ BAD = [  # flags, and what the line must say: the flag, the value, a value that 
     ("--seed=-1", "--seed: -1 is no whole number in .*; 1 would work"),
     *[(f"--bucket-mb={value}", rf"--bucket-mb: {value} is no number in \[0, .*; 25 would work")
       for value in ("-1", "nan", "x")],
-    ("--variant=naive --bucket-mb=4",
+    ("--variant=naive --bucket-mb=1",  # its default
      "--bucket-mb means nothing to --variant naive; bucket or torch would work"),
     ("--kv-heads=3", "--kv-heads 3 does not divide --heads = 8; 1 would work"),
     ("--heads=12 --dim=96 --kv-heads=8", "--kv-heads 8 does not .* = 12; 4 would work"),
@@ -76,9 +88,22 @@ BAD = [  # flags, and what the line must say: the flag, the value, a value that 
     ("--json=file/run.json", "--json: cannot write 'file/run.json'; run.json would work"),
     ("--plot=figure.jpg2", "--plot: cannot write 'figure.jpg2'; figure.png would work"),
     ("--profile=.", "--profile: cannot write '.'; trace.json would work"),
+    *[(f"--json={name}.json", f"--json: cannot write '{name}.json'; run.json would work")
+      for name in ("null", "folder", "fifo", "\N{GREEK SMALL LETTER PSI}" * 126)],
     ("--data=" + "x" * 5000, "--data x+ is no readable file"),
     ("--json=" + "x" * 5000 + ".json", "--json: cannot write 'x+.json'; run.json would work"),
-    ("--json=nowhere/" + "x" * 5000 + "/run.json", "--json: cannot write 'nowhere/x+/run.json'"),
+    ("--json=nowhere/" + "x" * 256 + "/run.json", "--json: cannot write 'nowhere/x+/run.json'"),
+    ("--json=" + "nowhere/../" * 400 + "run.json", "--json: cannot write 'nowhere/.*/run.json'"),
+    (TWICE, "--json text.json is the file of --data too; text-json.json would work"),
+    (TWICE.replace("t.json", "t.json ", 1).replace("json=text", "json=./nowhere/../text"),
+     "--json nowhere/../text.json is the file of --data too; nowhere/../text-json.json would work"),
+    *[(f"--data=text.json --profile={link}.json",
+       f"--profile {link}.json is the file of --data too; {link}-profile.json would work")
+      for link in ("hard", "soft")],
+    ("--json=folder.json/a.json --profile=link/a.json",
+     "--profile link/a.json is the file of --json too; link/a-profile.json would work"),
+    ("--json=nowhere/a.json --profile=nowhere/b/../a.json",
+     "--profile nowhere/b/../a.json is the file of --json too; nowhere/b/../a-profile.json would"),
     ("--stepz=3", "unrecognized arguments: --stepz=3"),
     ("--step=3", "unrecognized arguments: --step=3"),
 ]
@@ -127,6 +152,83 @@ def test_chapter_01_refuses_what_only_it_can(run_chapter):
                 flags, line)
 
 
+def test_a_refusal_stays_on_its_line(run_chapter):
+    _, _, errors = run_chapter(TWO, "--data=a\nb\x1b[31m\u202ec\udcff")
+    assert errors.startswith(r"error: --data a\nb\x1b[31m\u202ec\udcff is no readable file")
+    assert errors.count("\n") == 1
+
+
+def test_from_a_read_only_folder_another_one_is_suggested(run_chapter, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != ".")
+    works = Path(tempfile.gettempdir(), "run.json")
+    refused(run_chapter, TWO, "--json=x.json", f"--json: cannot write 'x.json'; {works} would work")
+
+
+def test_only_an_accepted_command_line_makes_folders(tmp_path):
+    flags = f"--json={tmp_path}/new/a/run.json", f"--plot={tmp_path}/new/b/run.png"
+    with pytest.raises(SystemExit, match="2"):
+        arguments(*flags, "--vocab=1", parse=cli.parse)
+    assert not (tmp_path / "new").exists()
+    arguments(*flags, parse=cli.parse)
+    assert sorted(os.listdir(tmp_path / "new")) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("flags", "line"), [
+    ("--batch=2147483647", "--batch 2147483647 {}; 8 would work"),
+    ("--batch=1048576 --micro-batch=1048576", "--micro-batch 1048576 {}; 1 would work"),
+    ("--dim=2147483632", "--dim 2147483632 {}; 128 would work"),
+    ("--layers=2147483647", "--layers 2147483647 {}; 4 would work"),
+    ("--vocab=2147483647", "--vocab 2147483647 {}; 65536 would work"),
+    ("--data=long.txt --seq=1000000", "--seq 1000000 {}; 128 would work"),
+    ("--batch=2147483647 --layers=2147483647",
+     "--preset tiny in these sizes {}; --preset tiny alone would work"),
+])
+def test_sizes_that_cannot_be_meant_are_refused(tmp_path, monkeypatch, capsys, flags, line):
+    """By the parser alone: a run that it let pass would not end well."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "long.txt").touch()
+    os.truncate("long.txt", 2 * 10**6)  # without taking room on the disk
+    with pytest.raises(SystemExit, match="2"):
+        cli.parse("00.py", "", {"a": None}, conftest.no_flags, flags.split())
+    line = line.format(r"needs [\d,]+ GB or more, and this machine has [\d,]+ GB")
+    assert re.fullmatch(f"error: {line}\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("flags", [(), ("--attention=sdpa", "--dtype=bfloat16", "--optimizer=sgd")])
+def test_the_least_memory_of_a_run_is_below_what_it_takes(ranks, tmp_path, flags):
+    every = *SMALL, f"--data={TEXT}", "--steps=1"
+    [(_, run, _)] = ranks(1)(run_main, "01_single_gpu", (*every, *flags), tmp_path)
+    taken = {check["name"]: check["measured"] for check in run["checks"]}
+    states = sum(taken[kind] for kind in ("parameters", "gradients", "optimizer states"))
+    kept = taken[f"kept per micro-batch: {run['config']['attention']}, none"]
+
+    args = arguments(*flags)
+    rows, seen = args.batch * args.model.seq, 0 if flags else args.model.heads * args.model.seq
+    logits_and_scores = rows * (4 * args.model.vocab + 2 * seen)
+    tokens_and_targets = rows * (8 + 8)
+    assert cli.least_bytes(args) == states + logits_and_scores + tokens_and_targets
+    assert logits_and_scores <= kept
+
+
+def test_the_ranks_of_a_machine_need_their_share(monkeypatch):
+    args = arguments("--attention=sdpa")
+    batch, alone = 2 * 8 * args.batch * args.model.seq, cli.least_bytes(args)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert cli.least_bytes(args) == (alone - batch) // 4 + 2 * batch
+
+
+def test_the_memory_of_gpus_counts_where_they_may_be_used(monkeypatch, capsys):
+    gpu = SimpleNamespace(total_memory=10**9)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: gpu)
+    monkeypatch.setattr(os, "sysconf", lambda name: 1)
+    arguments("--device=auto", parse=cli.parse)
+    with pytest.raises(SystemExit, match="2"):
+        arguments("--device=cpu", parse=cli.parse)
+    assert "needs 0 GB or more, and this machine has 0 GB" in capsys.readouterr().err
+
+
 def test_the_vocabulary_may_end_at_the_highest_token(tmp_path):
     (tmp_path / "text").write_bytes(bytes(range(200)))
     flags = ("--seq", 199, "--data", tmp_path / "text", "--vocab")
@@ -165,6 +267,48 @@ def test_only_local_rank_0_complains_and_no_group_is_started(run_chapter, name):
             status, output, errors = run_chapter(name, "--steps=0", **launched)
             assert (status, errors.count("\n"), output) == (*expected, "")
     assert run_chapter(name, "--help", **launched)[1] == ""  # of rank 1
+
+
+@pytest.mark.parametrize("variables", [
+    "LOCAL_RANK=7",
+    "WORLD_SIZE=2",
+    "RANK=0",
+    "RANK=0 LOCAL_WORLD_SIZE=1",
+    "RANK= WORLD_SIZE=2",
+    "RANK=x WORLD_SIZE=2",
+    "RANK=-1 WORLD_SIZE=2",
+    "RANK=2 WORLD_SIZE=2",
+    "RANK=0 WORLD_SIZE=0",
+    "RANK=1 WORLD_SIZE=2 LOCAL_RANK=x",
+    "RANK=1 WORLD_SIZE=2 LOCAL_RANK=2",
+    "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=1",
+    "RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=3",
+])
+def test_ranks_of_no_launcher_are_refused_wherever_they_are(run_chapter, variables):
+    launched = dict(variable.split("=") for variable in variables.split())
+    status, output, errors = run_chapter(TWO, "--steps=0", **launched)
+    expected = f"error: no launcher sets {launched}; torchrun or `unset {' '.join(launched)}` would"
+    assert (status, output) == (2, "") and errors == f"{expected} work\n"
+
+
+def test_a_rank_that_nobody_can_meet_is_refused(run_chapter, monkeypatch):
+    """Unless a process group is there already, as in the pool of these tests."""
+    variables = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
+    for missing in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(missing, raising=False)
+        others = {name: value for name, value in variables.items() if name != missing}
+        status, output, errors = run_chapter(TWO, *SMALL, f"--data={TEXT}", **others)
+        assert (status, output) == (2, "") and errors == (
+            "error: RANK needs a WORLD_SIZE above it, a MASTER_ADDR and a MASTER_PORT; torchrun "
+            "sets all of them\n")
+
+
+def test_a_left_behind_local_rank_hides_no_refusal(monkeypatch, capsys):
+    """Of a program without ranks, such as `python -m lab.report`."""
+    monkeypatch.setenv("LOCAL_RANK", "7")
+    with pytest.raises(SystemExit, match="2"):
+        common.refuse("no")
+    assert capsys.readouterr().err == "error: no\n"
 
 
 @EVERY
@@ -236,6 +380,40 @@ def test_a_refusal_under_torchrun_is_one_line_among_its_own(tmp_path):
     assert run.returncode != 0 and run.stdout == ""
     assert run.stderr.count("error: --steps: -3 is no whole number") == 1
     assert "exitcode  : 2" in run.stderr  # torchrun's own summary of the rank that refused
+
+
+def test_a_chapter_alone_does_not_wait_for_ranks_that_cannot_be(tmp_path):
+    for file in (CHAPTERS / f"{TWO}.py", ROOT / "common.py"):
+        shutil.copy(file, tmp_path)
+    run = shell(sys.executable, f"{TWO}.py", f"--data={TEXT}", cwd=tmp_path, PYTHONPATH="",
+                PYTHONSAFEPATH="", RANK="2", WORLD_SIZE="2", MASTER_ADDR="::1", MASTER_PORT="1")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.startswith("error: RANK needs a WORLD_SIZE above it")
+
+
+def test_common_is_no_run(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_path(str(ROOT / "common.py"), run_name="__main__")
+    assert capsys.readouterr().err.startswith(
+        "error: common.py is no run; python 01_single_gpu.py is one")
+
+
+def test_a_run_outlives_its_reader_and_an_encoding_without_its_marks(tmp_path):
+    """As with PYTHONIOENCODING=ascii and `| head -1`."""
+    command = [sys.executable, CHAPTERS / f"{TWO}.py", *SMALL, "--steps=2", "--json=run.json"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    run = subprocess.Popen([*command, f"--data={TEXT}"], cwd=tmp_path, env=environment, text=True,
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert run.stdout.readline().startswith(r"02 data parallel \N{MIDDLE DOT} bucket")
+    run.stdout.close()
+    assert (run.stderr.read(), run.wait(100)) == ("", 0)
+    assert len(json.loads((tmp_path / "run.json").read_text())["loss"]) == 2
+
+
+def test_a_run_needs_no_output_at_all(tmp_path):
+    command = [sys.executable, CHAPTERS / f"{TWO}.py", *SMALL, "--steps=1", f"--data={TEXT}"]
+    run = shell("sh", "-c", '"$@" >&- 2>&-', "sh", *command, "--json=run.json", cwd=tmp_path)
+    assert run.returncode == 0 and (tmp_path / "run.json").exists()
 
 
 # ------------------------------------------------------------------------------------------ grading

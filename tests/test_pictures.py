@@ -58,13 +58,16 @@ def texts(figure):
 def test_memory_stacks_what_was_recorded():
     columns = [[0, 1], [1e6, 1e6], [2e6, 2e6], [3e6, 3e6], [4e6, 4e6]]
     config = {"precision": "fp32", "dtype": "float64", "attention": "plain", "recompute": "none"}
-    run = {"chapter": "01_single_gpu", "variant": "hand", "config": config,
+    run = {"chapter": "01_single_gpu", "variant": "hand", "config": config, "device": "cpu",
            "recorded": {"memory": columns}}  # fmt: skip
     [axes] = pictures.memory([run]).axes
     tops = {c.get_label().split(",")[0]: c.get_paths()[0].vertices[:, 1].max()
             for c in axes.collections}  # fmt: skip
     assert "(float64, attention plain" in axes.get_title()  # fp32 is 01's word for --dtype
     assert tops == {"parameters": 1, "optimizer states": 4, "gradients": 6, "activations": 10}
+    assert axes.get_xlabel() == "time in operators (ms)"
+    [axes] = pictures.memory([run | {"device": "cuda:0"}]).axes  # where nobody waits for their end
+    assert axes.get_xlabel() == "time to launch operators (ms)"
 
 
 def test_overlap_has_a_row_for_each_variant_in_order(recorded):
@@ -120,9 +123,3 @@ def test_a_run_draws_its_own_figure(run_chapter, tmp_path):
     flags = (*SMALL, "--steps=3", f"--data={TEXT}", "--plot=a/memory.png")
     assert run_chapter("01_single_gpu", *flags)[0] == 0
     assert (tmp_path / "a/memory.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_file_that_is_not_there(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        pictures.main(["nowhere.json"])
-    assert "nowhere.json is no file; a run's --json would work" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """lab/verify.py: the comparison with one GPU, its tolerances, and its verdict."""
 
+import dataclasses
 import math
 
 import pytest
@@ -117,21 +118,62 @@ def test_losses_are_compared_in_every_step(ranks):
     assert ranks(1)(a_late_loss) == [(pytest.approx(2), "loss in step 3")]
 
 
+def a_true_gradient_of_zero(file, fault):
+    """A step with fused attention on a text of one repeated byte: all values are alike, so that
+    nothing depends on the scores, nor on q. fault: what is added to an element of q's gradient, as
+    a share of the largest element of all. Returns the worst gradient, and what q's is off, as a
+    share of itself."""
+    run = float64_run(f"--data={file}", "--steps=1")
+    model = gpt(dataclasses.replace(run.args.model, attention="sdpa"), dtype=torch.float64)
+    verifier, [batch] = Verifier(run, 5), run.batches()
+    loss = loss_sum(model(batch.tokens), batch.targets) / batch.valid
+    loss.backward()
+    largest = max(p.grad.abs().max() for p in model.parameters())
+    q = model.block2.attn.q.weight
+    q.grad[3, 3] += fault * largest
+    verifier.compare(batch, loss, common.grad_norm(model.parameters()), named_parameters(model))
+    true = dict(run.one_gpu.named_parameters())["block2.attn.q.weight"].grad
+    return verifier.worst["gradients"], ((q.grad - true).abs().max() / true.abs().max()).item()
+
+
+def test_noise_in_a_gradient_of_zero_is_no_difference(ranks, tmp_path):
+    (tmp_path / "a.txt").write_text(5000 * "a")
+    allowed = verify.tolerances("float64", "sgd")["gradients"]
+    [((off, _), to_itself)] = ranks(1)(a_true_gradient_of_zero, tmp_path / "a.txt", 0.0)
+    assert to_itself > 0.1 and off < allowed / 100
+    [((off, where), _)] = ranks(1)(a_true_gradient_of_zero, tmp_path / "a.txt", 1e-12)
+    assert where == "gradients block2.attn.q.weight in step 1"  # small as it is, a fault is seen
+    assert off == pytest.approx(1e-12 / verify.SMALL, rel=1e-2) and off > allowed
+
+
+def test_only_gradients_are_measured_against_the_largest_of_all():
+    reference = {("loss", ""): 1e-6, ("gradients", "a"): -4.0, ("gradients", "b"): 3e-3,
+                 ("gradients", "c"): 5e-3, ("parameters", "b"): 2e-9}  # fmt: skip
+    scales = verify.scales({key: torch.tensor([0, x]) for key, x in reference.items()})
+    expected = [1e-6, 4.0, 4e-3, 5e-3, 2e-9]
+    assert [scale.item() for scale in scales.values()] == pytest.approx(expected)
+    assert list(scales) == list(reference)
+
+
 # --------------------------------------------------------------------------- tolerances and verdict
 
 
 def test_tolerances():
     kinds = "loss", "gradient norm", "gradients", "parameters"
+    tiny = 512 * 2**-24  # gradients, of 1024 tokens
+    assert 3e-5 < tiny < 1e-4 / 3  # a fault of a ten-thousandth is seen
     for rounding, optimizer, values in (
         ("float64", "adamw", (1e-10, 1e-10, 1e-10, 1e-10)),
-        ("float32", "sgd", (1e-5, 1e-5, 1e-5, 1e-5)),
-        ("float32", "adamw", (1e-5, 1e-5, 1e-5, 1e-3)),
+        ("float32", "sgd", (1e-5, 1e-5, tiny, tiny)),
+        ("float32", "adamw", (1e-5, 1e-5, tiny, 1e-3)),
         ("bfloat16", "momentum", (5e-3, 2e-2, 0.4, 0.4)),
         ("bfloat16", "adamw", (5e-3, 2e-2, 0.4, None)),
         ("float16", "sgd", (1e-3, 5e-3, 0.05, 0.05)),
         ("int8", "sgd", (1e-2, 5e-2, None, None)),
     ):
         assert verify.tolerances(rounding, optimizer) == dict(zip(kinds, values))
+    gradients = [verify.tolerances("float32", "adamw", n)["gradients"] for n in (1, 100, 4096)]
+    assert gradients == [1e-5, 1e-5, 2 * tiny]
 
 
 def test_difference_is_never_silently_zero():

@@ -1,0 +1,58 @@
+"""`make PY=...`: an interpreter that cannot be used costs one line, in every target."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+
+@pytest.fixture
+def make(tmp_path):
+    """make("lint", "PY=..."): status, stdout and stderr, in a folder with the Makefile, a chapter
+    and a torch that is quick to import."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "torch.py").touch()
+    (tmp_path / "01_chapter.py").write_text("import sys; print(sys.argv[1:], file=sys.stderr)")
+    (tmp_path / "lab").mkdir()
+    for name in ("report", "pictures"):
+        (tmp_path / f"lab/{name}.py").touch()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
+    environment |= {"PYTHONPATH": str(tmp_path)}
+
+    def run(*words):
+        done = subprocess.run(["make", "--no-print-directory", *words], cwd=tmp_path,
+                              env=environment, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def interpreter(folder, command):
+    """A shell script that is called as Python is."""
+    path = folder / "python"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("target", [
+    "setup", "tour", "test", "test-all", "lint", "bench", "figures"])
+def test_no_target_goes_on_without_the_python_it_was_given(make, tmp_path, target):
+    bare = interpreter(tmp_path, f"{sys.executable} -I -S")  # sees neither our torch nor another
+    for python, fault in (("/nope", "does not start a Python 3.11 or newer; PY=python3 may"),
+                          (bare, "has no torch; make without PY installs it into .venv")):
+        status, output, errors = make(target, f"PY={python}")
+        ours, makes = errors.split("\n", 1)
+        assert (status, output, ours) == (2, "", f"make: PY={python} {fault}")
+        assert makes.count("***") == makes.count("\n") == 1  # make's own word
+
+
+def test_the_path_of_python_may_have_a_space(make, tmp_path):
+    python = interpreter(tmp_path / "a folder", sys.executable)
+    status, output, errors = make("tour", f"PY={python}", "RUNS=01_chapter")
+    assert (status, errors) == (0, "['--device=cpu', '--json=runs/01_chapter.json']\n")
+    assert f"$ {python} 01_chapter.py --device=cpu" in output
