@@ -538,6 +538,8 @@ def sample(model, prompt, length=160, temperature=0.7):
     device, seq = model[0].weight.device, len(model[1].attn.rope.positions)
     for _ in range(length):
         logits = forward(model, torch.tensor([tokens[-seq:]], device=device), "none")[0, -1]
+        if not logits.isfinite().all():                         # the last step has overflowed
+            break
         probabilities = (logits.float().cpu() / temperature).softmax(0)
         tokens.append(torch.multinomial(probabilities, 1, generator=generator).item())
     return tokens

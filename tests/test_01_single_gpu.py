@@ -578,8 +578,10 @@ def test_no_sample_without_numbers(run_chapter, tmp_path):
     status, output, _ = run_chapter(
         ONE, *FLAGS, "--steps=6", "--optimizer=sgd", "--lr=1e9", "--no-verify", "--json=run.json"
     )
-    assert status == 0 and "what it writes" not in output
+    assert status == 1 and "what it writes" not in output
     assert json.loads((tmp_path / "run.json").read_text())["loss"][-1] is None
+    overflows = "--steps=1", "--optimizer=sgd", "--lr=2e9", "--verify"  # at the end, not before
+    assert "same as one GPU" in run_chapter(ONE, *FLAGS, *overflows)[1]
     (tmp_path / "low.txt").write_bytes(bytes(range(100)) * 3)
     flags = (*FLAGS, "--steps=2", "--data=low.txt", "--vocab=100")
     assert "what it writes" in run_chapter(ONE, *flags)[1]

@@ -11,14 +11,14 @@ from conftest import ROOT
 
 @pytest.fixture
 def make(tmp_path):
-    """make("lint", "PY=..."): status, stdout and stderr, in a folder with the Makefile, a chapter
-    and a torch that is quick to import."""
+    """make("lint", "PY=..."): status, stdout and stderr, in a folder with the Makefile, and with a
+    chapter and a torch that only say what they are called with."""
     shutil.copy(ROOT / "Makefile", tmp_path)
-    (tmp_path / "torch.py").touch()
-    (tmp_path / "01_chapter.py").write_text("import sys; print(sys.argv[1:], file=sys.stderr)")
-    (tmp_path / "lab").mkdir()
-    for name in ("report", "pictures"):
-        (tmp_path / f"lab/{name}.py").touch()
+    for file in ("01_chapter.py", "torch/distributed/run.py", "lab/report.py", "lab/pictures.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("import sys; print(*sys.argv[1:], file=sys.stderr)")
+    for package in ("torch", "torch/distributed"):
+        (tmp_path / package / "__init__.py").touch()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
     environment |= {"PYTHONPATH": str(tmp_path)}
 
@@ -53,6 +53,11 @@ def test_no_target_goes_on_without_the_python_it_was_given(make, tmp_path, targe
 
 def test_the_path_of_python_may_have_a_space(make, tmp_path):
     python = interpreter(tmp_path / "a folder", sys.executable)
-    status, output, errors = make("tour", f"PY={python}", "RUNS=01_chapter")
-    assert (status, errors) == (0, "['--device=cpu', '--json=runs/01_chapter.json']\n")
-    assert f"$ {python} 01_chapter.py --device=cpu" in output
+    status, output, errors = make("tour", f"PY={python}", "RUNS=01_chapter 02_chapter:naive")
+    assert status == 0 and f"$ {python} 01_chapter.py --device=cpu" in output
+    assert errors.splitlines() == [
+        "--device=cpu --json=runs/01_chapter.json",
+        "--standalone --nproc_per_node=8 02_chapter.py --device=cpu --variant=naive --steps=5 "
+        "--json=runs/02_chapter-naive.json",
+        "runs/01_chapter.json",
+        "runs/01_chapter.json runs/02_chapter-naive.json"]
