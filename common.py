@@ -66,14 +66,11 @@ class Config:
         return 10 * self.layers + (3 if self.tie else 4)
 
 
-PRESETS = {
-    "tiny": Config(layers=4, dim=128, heads=8, kv_heads=4, seq=128, vocab=256),
-    "gpt2": Config(layers=12, dim=768, heads=12, kv_heads=12, seq=1024, vocab=50304, tie=True,
-                   attention="sdpa"),
-    "1b": Config(layers=16, dim=2048, heads=8, kv_heads=8, seq=2048, vocab=50304,
-                 attention="sdpa"),         # Pythia-1B
-    "7b": Config(layers=32, dim=4096, heads=32, kv_heads=32, seq=2048, vocab=50304,
-                 attention="sdpa"),         # Pythia-6.9B
+PRESETS = {     # layers, dim, heads, kv_heads, seq, vocab
+    "tiny": Config(4, 128, 8, 4, 128, 256),
+    "gpt2": Config(12, 768, 12, 12, 1024, 50304, tie=True, attention="sdpa"),
+    "1b": Config(16, 2048, 8, 8, 2048, 50304, attention="sdpa"),        # Pythia-1B
+    "7b": Config(32, 4096, 32, 32, 2048, 50304, attention="sdpa"),      # Pythia-6.9B
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 OPTIMIZERS = {  # higher rates or a smaller eps magnify rounding differences and learn no better
@@ -594,12 +591,7 @@ def main(file, doc, variants, requires, flags=lambda parser: None, argv=None):
     if Path(__file__).with_name("lab").joinpath("report.py").exists():
         from lab import report as bench
     args = bench.parse(file, doc, variants, flags, argv)
-    rank, world = environment("RANK", 0), environment("WORLD_SIZE", 1)
-    requires(args, world)
-    meets = dist.is_initialized() or {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
-    if "RANK" in os.environ and not (meets and 0 <= rank < world):      # it would wait for ever
-        refuse("RANK needs a WORLD_SIZE above it, a MASTER_ADDR and a MASTER_PORT; torchrun sets "
-               "all of them", mine_alone=True)
+    requires(args, environment("WORLD_SIZE", 1))
     run, train = bench.Run(args), variants[args.variant]
     train = train[0] if isinstance(train, tuple) else train
     train(run)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 import common
 from common import DTYPES, Text, divides, environment, optimizer_state_bytes, refuse
@@ -75,8 +76,6 @@ def parse(file, doc, variants, flags, argv):
     refuse_text(args)
     refuse_sizes(args, given)
     refuse_vocabulary(args)
-    for path in filter(None, (args.json, args.plot, args.profile)):
-        path.parent.mkdir(parents=True, exist_ok=True)
     return args
 
 
@@ -125,6 +124,14 @@ def refuse_launcher():
         fits = rank < world and local < machine <= world
     if found and not fits:
         refuse(f"no launcher sets {found}; torchrun or `unset {' '.join(found)}` would work",
+               mine_alone=True)
+
+
+def refuse_lonely():
+    """A rank that no other one could meet: it would wait for ever."""
+    missing = sorted({"MASTER_ADDR", "MASTER_PORT"} - os.environ.keys())
+    if "RANK" in os.environ and missing and not dist.is_initialized():
+        refuse(f"RANK is set, and {' and '.join(missing)} not; torchrun sets all of them",
                mine_alone=True)
 
 

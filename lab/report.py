@@ -41,6 +41,9 @@ class Run(common.Run):
 
     def __init__(self, args):
         cli.refuse_cuda(args)
+        cli.refuse_lonely()
+        for path in filter(None, (args.json, args.plot, args.profile)):
+            path.parent.mkdir(parents=True, exist_ok=True)
         super().__init__(args)
         self.started, self.comm = time.perf_counter(), CommMeter(self.on_cuda)
         self.checks, self.notes, self.recorded, self.peak = [], [], {}, 0

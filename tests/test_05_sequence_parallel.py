@@ -231,8 +231,8 @@ class Copies(TorchDispatchMode):
 
 
 def copies_along_the_sequence(batch, tokens=3):
-    """tokens: of a rank. Of an all_gather and a reduce_scatter: how many copies, whether the ends share storage with
-    what was received and given, and whether the numbers are right."""
+    """Of an all_gather and a reduce_scatter: how many copies, whether the ends share storage with
+    what was received and given, and whether the numbers are right. tokens: of a rank."""
     five, group = chapter(FIVE), dist.group.WORLD
     rank, t = group.rank(), group.size()
     full = torch.arange(batch * 2.0 * t * tokens).view(batch, t * tokens, 2)

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -164,13 +163,13 @@ def test_from_a_read_only_folder_another_one_is_suggested(run_chapter, monkeypat
     refused(run_chapter, TWO, "--json=x.json", f"--json: cannot write 'x.json'; {works} would work")
 
 
-def test_only_an_accepted_command_line_makes_folders(tmp_path):
-    flags = f"--json={tmp_path}/new/a/run.json", f"--plot={tmp_path}/new/b/run.png"
-    with pytest.raises(SystemExit, match="2"):
-        arguments(*flags, "--vocab=1", parse=cli.parse)
+def test_only_an_accepted_command_line_makes_folders(run_chapter, tmp_path):
+    flags = *SMALL, f"--data={TEXT}", "--json=new/a/run.json"
+    assert run_chapter(TWO, *flags, "--vocab=1")[0] == 2
+    assert run_chapter(TWO, *flags, "--micro-batch=3")[0] == 2  # the chapter refuses it
     assert not (tmp_path / "new").exists()
-    arguments(*flags, parse=cli.parse)
-    assert sorted(os.listdir(tmp_path / "new")) == ["a", "b"]
+    assert run_chapter(TWO, *flags, "--steps=1")[0] == 0
+    assert os.listdir(tmp_path / "new/a") == ["run.json"]
 
 
 @pytest.mark.parametrize(("flags", "line"), [
@@ -298,9 +297,8 @@ def test_a_rank_that_nobody_can_meet_is_refused(run_chapter, monkeypatch):
         monkeypatch.delenv(missing, raising=False)
         others = {name: value for name, value in variables.items() if name != missing}
         status, output, errors = run_chapter(TWO, *SMALL, f"--data={TEXT}", **others)
-        assert (status, output) == (2, "") and errors == (
-            "error: RANK needs a WORLD_SIZE above it, a MASTER_ADDR and a MASTER_PORT; torchrun "
-            "sets all of them\n")
+        assert (status, output) == (2, "")
+        assert errors == f"error: RANK is set, and {missing} not; torchrun sets all of them\n"
 
 
 def test_a_left_behind_local_rank_hides_no_refusal(monkeypatch, capsys):
@@ -380,15 +378,6 @@ def test_a_refusal_under_torchrun_is_one_line_among_its_own(tmp_path):
     assert run.returncode != 0 and run.stdout == ""
     assert run.stderr.count("error: --steps: -3 is no whole number") == 1
     assert "exitcode  : 2" in run.stderr  # torchrun's own summary of the rank that refused
-
-
-def test_a_chapter_alone_does_not_wait_for_ranks_that_cannot_be(tmp_path):
-    for file in (CHAPTERS / f"{TWO}.py", ROOT / "common.py"):
-        shutil.copy(file, tmp_path)
-    run = shell(sys.executable, f"{TWO}.py", f"--data={TEXT}", cwd=tmp_path, PYTHONPATH="",
-                PYTHONSAFEPATH="", RANK="2", WORLD_SIZE="2", MASTER_ADDR="::1", MASTER_PORT="1")
-    assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr.startswith("error: RANK needs a WORLD_SIZE above it")
 
 
 def test_common_is_no_run(capsys):

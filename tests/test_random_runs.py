@@ -12,7 +12,6 @@ import random
 import pytest
 from conftest import CHAPTERS, TEXT, chapter, chapter_names, no_flags, run_main
 
-import common
 from lab import cli
 
 RUNS = int(os.environ.get("RUNS", 6))  # of each variant
