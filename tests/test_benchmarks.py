@@ -11,8 +11,10 @@ from conftest import ROOT, TEXT, chapter, no_flags
 
 from lab import cli
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import chapters  # noqa: E402
+sys.path.append(str(ROOT / "benchmarks"))
+import chapters  # noqa: E402  (after the path to it)
+
+sys.path.pop()  # or `kernels` would be benchmarks/kernels.py
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 4])

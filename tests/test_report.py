@@ -335,7 +335,9 @@ def test_the_memory_of_the_first_steps_is_recorded_by_kind(ranks):
 def test_the_first_line_says_where_and_why(monkeypatch, device, gpus, expected):
     """Of eight ranks on two machines, without the machines."""
     started = []
-    for variable, value in dict(RANK=5, WORLD_SIZE=8, LOCAL_RANK=1, LOCAL_WORLD_SIZE=4).items():
+    launched = {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4,
+                "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
+    for variable, value in launched.items():
         monkeypatch.setenv(variable, str(value))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
