@@ -3,10 +3,10 @@
 A run is compared with one GPU in its losses, gradients, gradient norms and parameters, not only in
 its losses: Adam divides a wrong gradient scale out, so the losses and parameters would not show it.
 
-A difference is relative to the largest magnitude in the reference tensor. But a gradient can be
-zero in truth, as that of k is in a text of one repeated byte, and then both runs have nothing but
-rounding noise in it. So the difference of a gradient is relative to a thousandth of the largest
-magnitude in all gradients, if that is more.
+A difference is relative to the largest magnitude that the reference tensor has had so far. (In a
+text of one repeated byte the loss and all gradients are soon zero in truth, and both runs have
+nothing but rounding noise there.) A gradient may be zero from the beginning, as k's is in that
+text. So its difference is relative to SMALL times the largest of all gradients, if that is more.
 """
 
 import math
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from common import named_parameters, part
 
 STEPS = 5               # so many steps are compared: rounding differences grow in any training
-SMALL = 1e-3            # a gradient below this share of the largest is measured against the share
+SMALL = 1e-4            # in 16 bits the gradients of q and k are no larger than five times that
 LOSSY = {               # twice what an honest run was seen to stray, or more
     "bfloat16": {"loss": 5e-3, "gradient norm": 2e-2, "gradients": 0.4, "parameters": 0.4},
     "float16": {"loss": 1e-3, "gradient norm": 5e-3, "gradients": 0.05, "parameters": 0.05},
@@ -61,6 +61,7 @@ class Verifier:
     def __init__(self, run, tensor_steps):
         self.run, self.tensor_steps = run, tensor_steps
         self.steps, self.worst, self.shapes = 0, {}, None
+        self.largest = {}                               # (kind, name): magnitude so far
 
     def compare(self, batch, loss, norm, parameters):
         """Compare the step just taken, each rank what it holds. parameters: (global name,
@@ -85,7 +86,9 @@ class Verifier:
 
         here = compared(loss, norm, parameters)
         fulls = dict(zip(self.shapes, reference.split(sizes)))
-        scale = scales(fulls)
+        for key, full in fulls.items():
+            self.largest[key] = max(self.largest.get(key, 0), full.abs().max())
+        scale = scales(self.largest)
         off = torch.full([len(sizes)], -1.0, dtype=torch.float64, device=run.device)
         for i, (key, full) in enumerate(fulls.items()):
             if key in here:                             # else it stays -1
@@ -131,10 +134,9 @@ def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def scales(reference):
-    """What the differences of such tensors are relative to; keys are (kind, name)."""
-    largest = {key: tensor.abs().max() for key, tensor in reference.items()}
-    gradients = [key for key in reference if key[0] == "gradients"]
+def scales(largest):
+    """What differences are relative to. largest: the magnitudes so far, by (kind, name)."""
+    gradients = [key for key in largest if key[0] == "gradients"]
     least = SMALL * max(largest[key] for key in gradients)
     return largest | {key: max(largest[key], least) for key in gradients}
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import types
 
 import pytest
 import torch
@@ -147,12 +148,35 @@ def test_noise_in_a_gradient_of_zero_is_no_difference(ranks, tmp_path):
 
 
 def test_only_gradients_are_measured_against_the_largest_of_all():
-    reference = {("loss", ""): 1e-6, ("gradients", "a"): -4.0, ("gradients", "b"): 3e-3,
-                 ("gradients", "c"): 5e-3, ("parameters", "b"): 2e-9}  # fmt: skip
-    scales = verify.scales({key: torch.tensor([0, x]) for key, x in reference.items()})
-    expected = [1e-6, 4.0, 4e-3, 5e-3, 2e-9]
-    assert [scale.item() for scale in scales.values()] == pytest.approx(expected)
-    assert list(scales) == list(reference)
+    """A gradient of q of 5e-4, as in blocks of the tiny preset, is measured against itself."""
+    largest = {("loss", ""): 1e-6, ("gradients", "a"): 4.0, ("gradients", "b"): 3e-4,
+               ("gradients", "q"): 2e-3, ("parameters", "b"): 2e-9}  # fmt: skip
+    assert verify.scales(largest) == largest | {("gradients", "b"): 4e-4}
+
+
+def a_loss_that_falls_to_nothing(fault):
+    """Three steps whose losses and gradients fall to a millionth, with rounding noise of 1e-8."""
+    run, worst = float64_run(), []
+    run.one_gpu = torch.nn.Linear(2, 1, bias=False).double()
+    [p] = run.one_gpu.parameters()
+    verifier = Verifier(run, 5)
+    for step, size in enumerate((1.0, 1e-3, 1e-6)):
+        p.grad = torch.full_like(p, size)
+        run.one_gpu_step = lambda batch: (torch.tensor(5 * size), torch.tensor(size))
+        mine = torch.nn.Parameter(p.detach().clone())
+        mine.grad = p.grad + 1e-8 + fault * size
+        verifier.compare(types.SimpleNamespace(step=step), torch.tensor(5 * size + 1e-8),
+                         torch.tensor(size), [("weight", mine)])
+        worst.append(verifier.worst["gradients"][0])
+    return worst
+
+
+def test_noise_is_measured_against_what_there_was(ranks):
+    """Where the loss falls to nothing, a difference is still of the size of the first rounding."""
+    [worst] = ranks(1)(a_loss_that_falls_to_nothing, 0.0)
+    assert max(worst) == pytest.approx(1e-8, rel=1e-3)
+    [worst] = ranks(1)(a_loss_that_falls_to_nothing, 1e-3)
+    assert worst[0] == pytest.approx(1e-3, rel=1e-3)
 
 
 # --------------------------------------------------------------------------- tolerances and verdict
