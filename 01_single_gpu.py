@@ -24,14 +24,15 @@ Model states (bytes per parameter)
 
     --precision      parameters  gradients  optimizer states (AdamW)      sum
     fp32                 4           4      4 + 4          two moments     16
-    bf16, fp16           2           2      4 + 4 + 4      master weights  16
+    bf16, fp16           2           2      4 + 4 + 4      master weights  16 (in the update 20)
     bf16-fp32grad        2         2 + 4    4 + 4 + 4                      20
 
 Mixed precision saves nothing in this table. It buys fast 16-bit matmuls, and it halves the
 activations that the blocks keep. (The loss stays in fp32, and with a large vocabulary that is
 much.) It needs the master weights, a copy in fp32, because bf16 keeps 8 bits of a number: an update
 below 1/512 of a weight would be rounded away. For the same reason bf16-fp32grad adds up the
-gradients of micro-batches in fp32. fp16 keeps 11 bits, but its range is narrow, so small gradients
+gradients of micro-batches in fp32. (The others have gradients in fp32 only while they update the
+masters, when the activations have gone.) fp16 keeps 11 bits, but its range is narrow, so small gradients
 would become zero. Therefore the loss is multiplied by a scale before backward, and the gradients
 are divided by it after. If the scale is too large, gradients become inf: then the step is skipped
 and the scale halved. After 100 good steps in a row it is doubled.
@@ -280,6 +281,11 @@ def model_state_bytes(cfg, precision, optimizer, width=4):
     return {"parameters": 2 * n, "gradients": 2 * n + sums, "optimizer states": 4 * n + states}
 
 
+def most_gradient_bytes(cfg, precision, width=4):
+    """Bytes of gradients at the most: with masters, the update has them in 16 bits and in fp32."""
+    return cfg.parameters() * (width if precision == "fp32" else 2 + 4)
+
+
 def block_activation_bytes(cfg, batch, attention, recompute, e):
     """Bytes that a block keeps for backward, on a CPU. batch: sequences; e: bytes a number."""
     x = batch * cfg.seq * cfg.dim * e                           # one (batch, seq, dim)
@@ -396,6 +402,7 @@ def train(run):
 
     take_steps(run, step, eager, held, model.named_parameters)
     check_states(run, held())
+    run.check_most_gradients(most_gradient_bytes(run.args.model, "fp32", run.dtype.itemsize))
     report(run, model, eager, run.dtype.itemsize)
 
 
@@ -408,6 +415,8 @@ def train_mixed(run):
 
     take_steps(run, step, eager, masters.held, masters.named_masters)
     check_states(run, masters.held())
+    if not (scale and scale.skipped):                           # else there was no update to see
+        run.check_most_gradients(most_gradient_bytes(args.model, args.precision))
     if scale:
         run.note(f"loss scale {scale.value:.0f} in the end; {scale.skipped} steps skipped")
     report(run, model, eager, half.itemsize)

@@ -383,7 +383,8 @@ def grad_norm(parameters, group=None):
         if p.grad is not None:
             grads.append(p.grad)
             copies.append(ranks / math.prod(cut.parts for cut in getattr(p, "cuts", ())))
-    wide = torch.promote_types(grads[0].dtype, torch.float32)
+    exact = any(grad.dtype == torch.float64 for grad in grads)
+    wide = torch.float64 if exact else torch.float32
     norms = torch._foreach_norm(grads, dtype=wide)          # foreach: one operator for all of them
     norms = torch._foreach_div(norms, [number**0.5 for number in copies])
     square = torch.stack(norms).square().sum()
@@ -399,8 +400,8 @@ def clip_scale(norm, largest):
 
 def clip_grads(parameters, norm, largest):
     """Scale all gradients by largest/norm if the global norm is above `largest`; sends nothing."""
-    grads = [p.grad for p in parameters if p.grad is not None]
-    torch._foreach_mul_(grads, clip_scale(norm, largest))
+    scale = clip_scale(norm, largest)
+    torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], scale)
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -442,15 +443,12 @@ def environment(name, default):
     return int(os.environ.get(name, default))
 
 
-def refuse(message, mine_alone=False):
+def refuse(message):
     """End the program because of a bad argument. All ranks find the same fault: local rank 0 says
-    it in one line and leaves with status 2, the others leave with 0, so that it is read once.
-    mine_alone: other ranks may not find it, so each that does says it."""
-    local_rank = 0 if mine_alone else environment("LOCAL_RANK", environment("RANK", 0))
-    if 0 < local_rank < environment("WORLD_SIZE", 1):
+    it in one line and leaves with status 2, the others leave with 0, so that it is read once."""
+    if environment("LOCAL_RANK", environment("RANK", 0)) > 0:
         raise SystemExit(0)
-    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
-    print(f"error: {line}", file=sys.stderr)
+    print(f"error: {message}", file=sys.stderr)
     raise SystemExit(2)
 
 
@@ -561,6 +559,7 @@ class Run:
     rounds_to = watch_memory = check = check_bytes = check_states = check_activations = instrument
     check_flops = check_traffic = compare_traffic = note_overlap = on_machines = instrument
     note = note_speed = note_sample = record = gathered = check_shards = instrument
+    check_most_gradients = instrument
 
 
 def join_ranks(args, rank, world):

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import common
-from common import DTYPES, Text, divides, environment, optimizer_state_bytes, refuse
+from common import DTYPES, Text, divides, environment, optimizer_state_bytes
 
 LIMITS = {              # the lowest value, the first one that is too high, and one that would work
     "lr": (1e-12, 2**31, 0.001),
@@ -28,6 +28,16 @@ LIMITS = {              # the lowest value, the first one that is too high, and 
     "stage": (1, 4, 3),
 }
 COUNT = (1, 2**31, 4)                           # of all others
+
+
+def refuse(message, alone=False):
+    """As common.refuse, with whatever would break the line escaped. alone: other ranks, if there
+    are any, may not find this fault, so each that does says it."""
+    message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+    if not alone:
+        common.refuse(message)
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 class Parser(argparse.ArgumentParser):
@@ -73,21 +83,25 @@ def parse(file, doc, variants, flags, argv):
     refuse_unknown_to_variant(args, variants, given)
     refuse_one_file_for_two(args)
     refuse_shapes(args)
-    refuse_text(args)
     refuse_sizes(args, given)
+    refuse_text(args)
     refuse_vocabulary(args)
     return args
 
 
 class Output(io.FileIO):
     """Standard output that goes on when its reader has left (`| head`): a run is no filter, its
-    status and its files are still to come."""
+    status and its files are still to come. A full disk ends the run, in one line."""
 
     def write(self, data):
         try:
             return super().write(data)
         except BrokenPipeError:
             return len(data)
+        except OSError as error:
+            self.write = len                                # what is left in the buffer is lost
+            print(f"error: standard output: {error.strerror}", file=sys.stderr)
+            raise SystemExit(1) from None
 
 
 def steady(stdout):
@@ -124,15 +138,20 @@ def refuse_launcher():
         fits = rank < world and local < machine <= world
     if found and not fits:
         refuse(f"no launcher sets {found}; torchrun or `unset {' '.join(found)}` would work",
-               mine_alone=True)
+               alone=True)
 
 
 def refuse_lonely():
     """A rank that no other one could meet: it would wait for ever."""
+    if "RANK" not in os.environ or dist.is_initialized():
+        return
     missing = sorted({"MASTER_ADDR", "MASTER_PORT"} - os.environ.keys())
-    if "RANK" in os.environ and missing and not dist.is_initialized():
+    if missing:
         refuse(f"RANK is set, and {' and '.join(missing)} not; torchrun sets all of them",
-               mine_alone=True)
+               alone=True)
+    if not os.environ["MASTER_PORT"].isdecimal():
+        refuse(f"MASTER_PORT {os.environ['MASTER_PORT']} is no number; torchrun sets one that "
+               "works", alone=True)
 
 
 def output(example):

@@ -13,6 +13,7 @@ import weakref
 import torch
 import torch.distributed as dist
 from torch.distributed import Work
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -244,7 +245,7 @@ def shards_of(model):
 
 class MemoryTimeline(TorchDispatchMode):
     """Adds up the storages that are alive, by kind, after every operator that changed their sum,
-    and at the end.
+    before every update, and at the end.
 
     held() returns lists of tensors: parameters, gradients, optimizer states. samples: (seconds in
     operators so far, bytes of each of the three, bytes of all else); all else is activations and
@@ -283,7 +284,12 @@ class MemoryTimeline(TorchDispatchMode):
         self.samples.append((self.seconds, *kinds, self.total - sum(kinds)))
         self.sampled = self.total
 
+    def __enter__(self):                    # before an update, all gradients are there
+        self.hook = register_optimizer_step_pre_hook(lambda *update: self.sample())
+        return super().__enter__()
+
     def __exit__(self, *exception):
+        self.hook.remove()
         self.sample()                       # the optimizer has filed its states by now
         return super().__exit__(*exception)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import common
 from common import Config
+from lab import cli
 from lab.meters import hidden_share
 
 BLUE, PURPLE, RED, ORANGE = "#355070", "#6d597a", "#e56b6f", "#eaac8b"
@@ -30,7 +31,7 @@ def read_runs(paths):
         except (OSError, ValueError, TypeError):
             whole = False
         if not whole:
-            common.refuse(f"{path} holds no run; what --json writes would work")
+            cli.refuse(f"{path} holds no run; what --json writes would work", alone=True)
     return runs
 
 

@@ -194,6 +194,11 @@ class Run(common.Run):
         self.check_bytes("gradients", [p.grad for p in parameters], size)
         self.check_bytes("optimizer states", list(optimizer.state.values()), states)
 
+    def check_most_gradients(self, formula):
+        """The most bytes of gradients at a time, in the steps whose memory was watched."""
+        most = max(gradients for _, _, gradients, *_ in self.memory.samples)
+        self.check("gradients, at the most", most, formula)
+
     def check_shards(self, units, optimizer, sizes):
         """The same of flat shards: chapter 03's units. sizes: {kind: bytes}, in this order."""
         masters = [unit.master for unit in units if unit.master is not unit.shard]

@@ -17,7 +17,7 @@ import torch
 from conftest import CHAPTERS, ROOT, SMALL, TEXT, arguments, chapter_names, run_main
 
 import common
-from lab import cli, verify
+from lab import cli, pictures, verify
 
 EVERY = pytest.mark.parametrize("name", chapter_names())
 OTHERS = pytest.mark.parametrize("name", [name for name in chapter_names() if name[:2] != "02"])
@@ -81,7 +81,7 @@ BAD = [  # flags, and what the line must say: the flag, the value, a value that 
     ("--data=empty.bin", f"{SHORT} empty.bin has 0; a longer --data would work"),
     ("--data=short.txt", f"{SHORT} short.txt has 128; --seq 127 would work"),
     ("--data=odd.bin", f"{SHORT} odd.bin has 128; --seq 127 would work"),
-    ("--seq=100000000", "--seq 100000000 needs a text of 100000001 tokens or more, and Python"),
+    ("--seq=100000000 --batch=1 --vocab=2 --attention=sdpa", "--seq 100000000 needs a text of 100000001 tokens or more, and Python"),
     ("--data=high.bin", "--vocab 256 is too small for token 32767 of high.bin; 65536 would work"),
     ("--vocab=100", "--vocab 100 is too small for token 249 of Python .* library; 256 would work"),
     ("--json=file/run.json", "--json: cannot write 'file/run.json'; run.json would work"),
@@ -299,14 +299,17 @@ def test_a_rank_that_nobody_can_meet_is_refused(run_chapter, monkeypatch):
         status, output, errors = run_chapter(TWO, *SMALL, f"--data={TEXT}", **others)
         assert (status, output) == (2, "")
         assert errors == f"error: RANK is set, and {missing} not; torchrun sets all of them\n"
+    status, output, errors = run_chapter(TWO, *SMALL, f"--data={TEXT}",
+                                         **variables | {"MASTER_PORT": "abc"})
+    assert (status, output) == (2, "") and errors.startswith("error: MASTER_PORT abc is no number")
 
 
 def test_a_left_behind_local_rank_hides_no_refusal(monkeypatch, capsys):
-    """Of a program without ranks, such as `python -m lab.report`."""
+    """Of a program without ranks, `python -m lab.report` or `lab.pictures`."""
     monkeypatch.setenv("LOCAL_RANK", "7")
     with pytest.raises(SystemExit, match="2"):
-        common.refuse("no")
-    assert capsys.readouterr().err == "error: no\n"
+        pictures.read_runs(["no"])
+    assert capsys.readouterr().err.startswith("error: no holds no run")
 
 
 @EVERY
@@ -403,6 +406,9 @@ def test_a_run_needs_no_output_at_all(tmp_path):
     command = [sys.executable, CHAPTERS / f"{TWO}.py", *SMALL, "--steps=1", f"--data={TEXT}"]
     run = shell("sh", "-c", '"$@" >&- 2>&-', "sh", *command, "--json=run.json", cwd=tmp_path)
     assert run.returncode == 0 and (tmp_path / "run.json").exists()
+    run = shell("sh", "-c", '"$@" > /dev/full', "sh", *command, cwd=tmp_path)
+    assert (run.returncode, run.stderr) == (
+        1, "error: standard output: No space left on device\n")
 
 
 # ------------------------------------------------------------------------------------------ grading
