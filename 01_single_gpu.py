@@ -31,11 +31,11 @@ Mixed precision saves nothing in this table. It buys fast 16-bit matmuls, and it
 activations that the blocks keep. (The loss stays in fp32, and with a large vocabulary that is
 much.) It needs the master weights, a copy in fp32, because bf16 keeps 8 bits of a number: an update
 below 1/512 of a weight would be rounded away. For the same reason bf16-fp32grad adds up the
-gradients of micro-batches in fp32. (The others have gradients in fp32 only while they update the
-masters, when the activations have gone.) fp16 keeps 11 bits, but its range is narrow, so small gradients
-would become zero. Therefore the loss is multiplied by a scale before backward, and the gradients
-are divided by it after. If the scale is too large, gradients become inf: then the step is skipped
-and the scale halved. After 100 good steps in a row it is doubled.
+gradients of micro-batches in fp32. (The others have fp32 gradients only while the masters are
+updated, when the activations have gone.) fp16 keeps 11 bits, but its range is narrow, so small
+gradients would become zero. Therefore the loss is multiplied by a scale before backward, and the
+gradients are divided by it after. If the scale is too large, gradients become inf: then the step is
+skipped and the scale halved. After 100 good steps in a row it is doubled.
 
 A run with --precision in 16 bits is compared with one GPU in fp32. (With --dtype bfloat16, both are
 in 16 bits.) The losses are means over many tokens, and agree to 5e-3 in bf16 and 1e-3 in fp16. A

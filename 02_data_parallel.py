@@ -112,14 +112,16 @@ class Naive(nn.Module):
 
     def __init__(self, module, group):
         super().__init__()
-        if any(isinstance(m, (Naive, DistributedDataParallel)) for m in module.modules()):
+        marked = any(hasattr(p, "data_parallel") for p in module.parameters())
+        if marked or any(isinstance(m, DistributedDataParallel) for m in module.modules()):
             raise ValueError("a module in it is data parallel: gradients would be summed twice")
         self.module, self.group, self.sends = module, group, True
         trained = [p for p in module.parameters() if p.requires_grad]
         self.trained = trained[::-1]                    # the order in which backward meets them
         self.statistics = [b for b in module.buffers() if b.is_floating_point()]
-        self.ready = set()                              # parameters whose gradient can be sent
+        self.ready = set()                              # what a backward has reached: see below
         for p in self.trained:
+            p.data_parallel = True
             p.register_post_accumulate_grad_hook(self.gradient_is_ready)
         broadcast_module(module, group)
 
@@ -132,7 +134,7 @@ class Naive(nn.Module):
         return self.module(*inputs, **more)
 
     def gradient_is_ready(self, p):
-        """Called in backward, by a hook."""
+        """Called in backward, by a hook: here only to notice that a finish() was left out."""
         if p in self.ready:
             raise RuntimeError("after a backward that sends must come finish(), and no backward; "
                                "set `sends` to False for all but the last")

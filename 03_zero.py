@@ -16,9 +16,9 @@ With Ψ parameters in fp32 under AdamW, P + G + O is 4Ψ + 4Ψ + 8Ψ. With --pre
 --reduce-fp32 sends and sums the gradients in fp32 (4Ψ/N). --offload keeps O on the CPU and updates
 there: the gradient's shard is copied to the CPU (4Ψ/N), and the updated shard comes back.
 
-Cutting is cheap, because an all_reduce is a reduce_scatter and an all_gather already: each rank has
-the sum of 1/N of the gradient, and then every rank has all of it. ZeRO puts the update in between,
-and gathers parameters in place of gradients:
+Cutting is cheap, because an all_reduce is two steps already: a reduce_scatter, after which each
+rank has the sum of 1/N of the gradient, and an all_gather, after which every rank has all of it.
+ZeRO puts the update in between, and gathers parameters in place of gradients:
 
     02       backward | all_reduce gradients                      | update all of it
     zero1    backward | reduce_scatter gradients | update 1/N     | all_gather parameters
@@ -30,7 +30,9 @@ A unit is a module whose parameters are gathered together: here the embedding, e
 head. They lie one after the other in a flat tensor, padded to a multiple of N, and each rank keeps
 one of N equal shards of it. A shard may begin in the middle of a parameter. The optimizer does not
 notice, since it treats every number by itself. Our model is a list, so `train_step` walks it, unit
-by unit. PyTorch's FSDP (`--variant torch`) does it in hooks, around each forward and backward.
+by unit. PyTorch's FSDP (`--variant torch`) does the same for any module, in hooks on each unit: one
+before forward gathers, one after it frees; one on the gradient of its output, which comes just
+before its backward, gathers again; and one on the gradients of its parameters frees and reduces.
 
 What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; all times (N-1)/N)
 
@@ -39,20 +41,24 @@ What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; 
     zero3                      3 M Ψ'        gathered for forward, and again for backward
     zero3 --keep-gathered      2 M Ψ'        kept from forward to backward, for more memory
     hsdp      as zero3 in groups of --shard-size ranks; across them, an all_reduce of shards a step
-    zeropp    as zero3, but most of it in a byte a number, and some of it only inside a node
+    zeropp    as zero3, but forward's gather and the gradients' reduction send a byte a number, and
+              backward's gather stays inside a node
 
 ZeRO++ (zeropp) makes stage 3 send less, by three ideas with a switch each. Quantized weights:
 forward gathers parameters as int8, with a scale for every block of 256 numbers. Secondary shards:
 what it has gathered is kept, spread over the --shard-size ranks of a node, and backward gathers it
 from there. Quantized gradients: in an all_to_all, every rank gets the N versions of its shard as
 int8, and sums them in full precision; a ring would round the sums at every hop. The first and the
-last change the numbers, so only the loss (of 50 steps, to 1%) and the first norm (to 5%) must fit.
+last change the numbers, so of such a run only the loss (over 50 steps) and the first gradient norm
+are compared with one GPU's. They may be off by 1% and 5%.
 
 When it pays: prefetching (--prefetch) hides the gathers, for more memory: while a unit computes,
-those of the next ones are under way. But stage 3 sends half of an all_reduce behind each forward,
-which computes half as much as a backward. So chapter 02's condition holds for both, and now for
-every micro-batch, not only the last: stage 3 wants large ones. Small models on fast networks should
-stay at stage 1 or 2. (A model too large for one rank must be cut while it is drawn. Ours is not.)
+those of the next ones are under way. (Not zeropp's inside a node, which are short.) But stage 3
+sends half of an all_reduce behind each forward, which computes half as much as a backward. So
+chapter 02's condition holds for both, and now for every micro-batch, not only the last: stage 3
+wants large ones. Small models on fast networks should stay at stage 1 or 2. (This file draws the
+whole model on every rank before it cuts it. A model that fits on none must be drawn and cut one
+unit at a time.)
 
 Run it:
     torchrun --nproc_per_node=4 03_zero.py
@@ -84,9 +90,9 @@ class Unit:
     """Parameters of one dtype as one flat tensor, of which each rank of `group` keeps one shard.
 
     full: (N·k,), of which every parameter is a view, with zeros at its end as padding. shard: (k,),
-    this rank's part of it. master: (k,), what is updated: the shard itself, or a copy that is not
-    rounded to `dtype`, or (offload) is on the CPU, with `room` for its gradient. grad: (k,), this
-    rank's part of the summed gradient, in `sum_dtype`; it and `cuts` are for common.grad_norm.
+    this rank's part of it. master: (k,), what is updated: the shard, unless that is rounded to
+    `dtype` or updated on the CPU (offload), where its gradient has `room`. grad: (k,), this rank's
+    part of the summed gradient, in `sum_dtype`; common.grad_norm takes a unit for a parameter.
     """
 
     def __init__(self, parameters, group, dtype=None, sum_dtype=None, offload=False):
@@ -193,19 +199,27 @@ def spread(units):
 
 class ShardedOptimizer(torch.optim.Optimizer):
     """Stage 1: an optimizer of which each rank runs a part; all the rest is on every rank.
-    parameters: as torch.optim takes them, in groups or not; a group is a unit, and frozen ones are
-    left alone. make_optimizer(groups): as `update` wants it. options: of a Unit."""
+    parameters: as torch.optim takes them, in groups or not. A group is a unit, whose gradients are
+    copied together once a step; frozen ones are left alone. make_optimizer(groups): as `update`
+    wants it. options: of a Unit. Not for modules that are data parallel (chapter 02, or DDP)."""
 
     def __init__(self, parameters, make_optimizer, group, **options):
         super().__init__(parameters, {})                # makes groups; schedulers ask for the class
         self.units, groups = [], []
         for given in self.param_groups:
             trained = [p for p in dict.fromkeys(given["params"]) if p.requires_grad]
+            if any(hasattr(p, "data_parallel") for p in trained):
+                raise ValueError("data parallel parameters: their gradients would be summed twice")
             if trained:
                 self.units.append(Unit(trained, group, **options))
                 groups.append(given | {"params": [self.units[-1].master]})
         self.optimizer, self.reduced = make_optimizer(groups), False
         self.param_groups, self.defaults = self.optimizer.param_groups, self.optimizer.defaults
+
+    def add_param_group(self, group):
+        if hasattr(self, "optimizer"):
+            raise RuntimeError("units are made once: give all groups at the beginning")
+        super().add_param_group(group)
 
     def state_dict(self):
         """Of this rank's shards alone: every rank saves its own."""
@@ -215,11 +229,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Go on from there, on as many ranks. This sets the parameters, too."""
         self.optimizer.load_state_dict(saved)
         self.param_groups = self.optimizer.param_groups
-        for unit, master in zip(self.units, saved["masters"]):
-            unit.master.data.copy_(master)
+        for unit, master in zip(self.units, saved["masters"], strict=True):
+            unit.master.data.copy_(master.view_as(unit.master))
         spread(self.units)
 
-    def zero_grad(self):
+    def zero_grad(self, set_to_none=True):
         self.reduced = False
         for unit in self.units:
             for p in (unit, *unit.parameters):
@@ -317,7 +331,8 @@ def train_step(model, zero, micro_batches, valid, clip):
 
         grad = logits.grad                              # of the output of the unit that comes next
         for i in reversed(range(len(units))):
-            zero.gather(units[i::-1][:1 if units[i].node else at_once], backward=True)
+            ahead = 1 if units[i].node else at_once     # inside a node: see below
+            zero.gather(units[i::-1][:ahead], backward=True)            # towards the first unit
             x, out = graphs.pop()
             torch.autograd.backward(out, grad)
             grad = x.grad
@@ -326,8 +341,8 @@ def train_step(model, zero, micro_batches, valid, clip):
             if i + 1 < len(units):
                 units[i + 1].finish_reduce()            # it was sent during this unit's backward
             if i and units[i].node:
-                # Two groups' collectives at once can deadlock GPUs that start them in other orders.
-                # So first the quick one, in the node; the slow one hides behind a backward.
+                # Collectives of two groups at once can deadlock GPUs that start them in different
+                # orders. So the gather in the node comes first, and ends before the reduce starts.
                 zero.gather([units[i - 1]], backward=True)
             units[i].start_reduce()
         units[0].finish_reduce()
@@ -362,10 +377,11 @@ def dequantize(numbers, scales):
 
 class Quantized:
     """Starts a collective that sends x, rows of k numbers, as int8 and scales. What comes is a row
-    from each rank, (N, k). wait() puts them into `out`, or their sum, if that has room for one."""
+    from each rank, (N, k); wait() puts combine(rows) into `out`."""
 
-    def __init__(self, collective, out, x, group, async_op):
-        self.out, k = out, min(len(x), len(out))        # a shard; the other is N·k
+    def __init__(self, collective, combine, out, x, group, async_op):
+        self.combine, self.out = combine, out
+        k = min(len(x), len(out))                       # a shard; the other is N·k
         self.sent = quantize(x.view(-1, k))             # it must live until wait()
         self.received = [y.new_empty(group.size(), y.shape[-1]) for y in self.sent]
         self.handles = [collective(rows, y, group=group, async_op=async_op)
@@ -374,8 +390,12 @@ class Quantized:
     def wait(self):
         for handle in self.handles:
             handle.wait()
-        rows = dequantize(*self.received)
-        self.out.copy_(rows.flatten() if len(self.out) == rows.numel() else rows.sum(0))
+        self.out.copy_(self.combine(dequantize(*self.received)))
+
+
+quantized_all_gather = functools.partial(Quantized, common.all_gather, torch.flatten)
+quantized_reduce_scatter = functools.partial(
+    Quantized, dist.all_to_all_single, functools.partial(torch.sum, dim=0))
 
 
 # ------------------------------------------------------------------------------------ the formulas
@@ -520,9 +540,9 @@ def train_zeropp(run):
     zero = Zero(model, run.optimizer, group, 3, None, args.prefetch, **options)
     for unit in zero.units:
         if args.quantized_weights:
-            unit.all_gather = functools.partial(Quantized, common.all_gather)
+            unit.all_gather = quantized_all_gather
         if args.quantized_gradients:
-            unit.reduce_scatter = functools.partial(Quantized, dist.all_to_all_single)
+            unit.reduce_scatter = quantized_reduce_scatter
         if node:
             unit.node, unit.secondary = node, unit.full.new_empty(unit.full.numel() // size)
     if args.quantized_weights or args.quantized_gradients:
@@ -536,7 +556,8 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
     optimizer.zero_grad()
     total = 0
     for i, (tokens, targets) in enumerate(micro_batches, start=1):
-        model.require_backward_grad_sync = i == len(micro_batches)  # DDP's no_sync()
+        # What DDP's no_sync() sets: only the last backward sends. (fully_shard does in every one.)
+        model.require_backward_grad_sync = i == len(micro_batches)
         loss = loss_sum(model(tokens), targets) / valid
         (dist.get_world_size() * loss).backward()
         total += loss.detach()

@@ -114,7 +114,7 @@ def start_all_gather(x, group):
 
 def start_reduce_scatter(x, group):
     """Start to sum x (batch, seq, ...) over the ranks: this rank's part of it, (batch, seq/t, ...).
-    Its parts are laid out one behind the other: a copy, if the batch is not 1."""
+    Its parts are laid out one behind the other: a copy of all of x, unless the batch is 1."""
     parts = x.unflatten(1, (group.size(), -1)).transpose(0, 1).contiguous()
     mine = torch.empty_like(parts[0])
     handle = common.reduce_scatter(mine, parts.flatten(0, 1), group=group, async_op=True)
@@ -122,7 +122,7 @@ def start_reduce_scatter(x, group):
 
 
 def whole_sequence(parts):
-    """(t, batch, seq/t, ...) to (batch, seq, ...): a copy, if the batch is not 1."""
+    """(t, batch, seq/t, ...) to (batch, seq, ...): a copy of all of it, unless the batch is 1."""
     return parts.transpose(0, 1).contiguous().flatten(1, 2)
 
 

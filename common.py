@@ -154,7 +154,7 @@ def plain_attention(q, k, v):
 def sdpa_attention(q, k, v):
     """The same through PyTorch's fused kernels, which never materialise the scores."""
     gqa = q.shape[1] != k.shape[1]
-    q, k = q.contiguous(), k.contiguous()       # they are; but heads of two numbers may be strided
+    q, k = q.contiguous(), k.contiguous()       # of two numbers a head, `cat` has returned strides
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
 
 

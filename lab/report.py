@@ -84,7 +84,9 @@ class Run(common.Run):
     def header(self):
         args, m, own = self.args, self.args.model, cli.settings(self.args)
         chapter, ranks = args.chapter.replace("_", " "), count(self.world, "rank")
-        self.say(f"{chapter} · {args.variant} · {ranks} · {self.where()} · {self.rounding}")
+        tf32 = " (matmuls in TF32)" if self.on_cuda and not args.verify else ""
+        tf32 = tf32 if self.rounding == "float32" else ""
+        self.say(f"{chapter} · {args.variant} · {ranks} · {self.where()} · {self.rounding}{tf32}")
         self.say(f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq "
                  f"{m.seq}, batch {args.batch} · {m.parameters() / 1e6:.2f} M parameters")
         self.say(f"  {args.optimizer}, {args.attention} attention{own and ', ' + own} · text: "

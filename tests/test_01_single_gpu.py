@@ -33,7 +33,11 @@ FLAGS = (
     "--device=cpu",
 )
 SHAPES = [SMALL, Config(3, 48, 4, 4, 20, 100), Config(1, 48, 8, 1, 24, 300, tie=True)]
-SMALLEST = [Config(1, 16, 1, 1, 8, 50), Config(1, 16, 2, 1, 1, 50)]  # one head, one token
+SMALLEST = [  # one head; one token; two numbers a head
+    Config(1, 16, 1, 1, 8, 50),
+    Config(1, 16, 2, 1, 1, 50),
+    Config(1, 16, 8, 8, 8, 50),
+]
 ALL_SIX = list(itertools.product(("plain", "sdpa"), ("none", "selective", "full")))
 
 

@@ -249,7 +249,7 @@ def test_what_a_gpu_would_suffer_from_is_caught(ranks, tmp_path, variant, right,
      "norm = grad_norm(optimizer.units)", "gradient norm"),
     ("zero1 --dtype=float32 --precision=bf16 --reduce-fp32", "unit.grad = unit.grad.clone()",
      "pass", "gradients: measured"),
-    ("zeropp", "else rows.sum(0)", "else rows.amax(0)", "gradient norm"),
+    ("zeropp", "partial(torch.sum, dim=0)", "partial(torch.amax, dim=0)", "gradient norm"),
     ("zeropp --no-quantized-weights --no-quantized-gradients", "self.secondary.copy_(self.full",
      "torch.clone(self.full", "gradients"),
     ("torch --stage=1", "(dist.get_world_size() * loss)", "loss", "gradients"),
@@ -367,7 +367,7 @@ def frozen_and_replaced():
             model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
             sharded.reduce_gradients()
             norms.append(common.grad_norm(sharded.units, dist.group.WORLD).item())
-            sharded.zero_grad()
+            sharded.zero_grad(set_to_none=True)
     model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
     model.zero_grad(set_to_none=True)
     sharded.reduce_gradients()  # what was there is gone
@@ -397,6 +397,15 @@ def what_is_refused():
             call()
         with pytest.raises(RuntimeError, match="reduce_gradients.. must come between"):
             sharded.step()
+    with pytest.raises(RuntimeError, match="units are made once"):  # it would not be reduced
+        sharded.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    saved = sharded.state_dict()
+    for masters in ([], [torch.ones(1)]):
+        with pytest.raises((ValueError, RuntimeError)):
+            sharded.load_state_dict(saved | {"masters": masters})
+    replica = chapter("02_data_parallel").Naive(nn.Linear(2, 2), group)
+    with pytest.raises(ValueError, match="would be summed twice"):
+        three.ShardedOptimizer(replica.parameters(), OPTIMIZERS["SGD"], group)
     model.bias.data = model.bias.data.double()
     with pytest.raises(ValueError, match="a unit needs parameters of one dtype"):
         three.Unit(list(model.parameters()), group)

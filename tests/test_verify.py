@@ -162,7 +162,7 @@ def a_loss_that_falls_to_nothing(fault):
     verifier = Verifier(run, 5)
     for step, size in enumerate((1.0, 1e-3, 1e-6)):
         p.grad = torch.full_like(p, size)
-        run.one_gpu_step = lambda batch: (torch.tensor(5 * size), torch.tensor(size))
+        run.one_gpu_step = lambda batch, size=size: (torch.tensor(5 * size), torch.tensor(size))
         mine = torch.nn.Parameter(p.detach().clone())
         mine.grad = p.grad + 1e-8 + fault * size
         verifier.compare(types.SimpleNamespace(step=step), torch.tensor(5 * size + 1e-8),
