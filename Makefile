@@ -34,7 +34,8 @@ given-python:
 
 # Run every chapter with its default variant, and a few steps of the variants that figures compare, on
 # 8 CPU ranks (01 on one), with flags $(1) and the JSON in $(2); stop at the first that fails.
-COMPARED := 02_data_parallel:naive 02_data_parallel:overlap 03_zero:zero1 03_zero:zero2
+COMPARED := 02_data_parallel:naive 02_data_parallel:overlap 03_zero:zero1 03_zero:zero2 \
+	06_context_parallel:ring
 RUNS := $(sort $(CHAPTERS_HERE:.py=) $(COMPARED))
 written = $(patsubst %,$(1)/%.json,$(subst :,-,$(RUNS)))
 define run_chapters

@@ -3,8 +3,9 @@
 Both runs of a pair go on in the same processes, a step of one in turn with a step of the other, so
 that a noisy machine is noisy for both. The table gives the median step of each, the range of its
 middle half, and the ratio of the medians: at 1.00 or less, the first side is no slower. The share
-in the last column is what the collectives of the first side's step take when nothing else runs (as
-many calls, of the mean size, one after the other), over its step: how much there is to hide.
+that follows is what the collectives of the first side's step take when nothing else runs (as many
+calls, of the mean size, one after the other), over its step: how much there is to hide. The last
+column is the processor time of a step on the rank that takes most, for each side.
 
     python benchmarks/chapters.py [--steps N] [--only 01] [--record] [-- flags for every run]
 
@@ -24,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 
@@ -44,8 +46,10 @@ SETUP_STEPS = 3         # the first steps allocate, and are metered
 ON_GPUS = "--layers=12 --dim=1024 --heads=16 --kv-heads=16 --seq=1024 --vocab=50304 --batch=16"
 SHAPES = {
     "cpu": {"one": "", "data_parallel": "--dim=256 --seq=16 --batch=4", "buckets": "--bucket-mb=4",
-            "cut": "--dim=256 --seq=64 --batch=4"},
-    "cuda": {"one": ON_GPUS, "data_parallel": ON_GPUS, "buckets": "--bucket-mb=25", "cut": ON_GPUS},
+            "cut": "--dim=256 --seq=64 --batch=4",
+            "long": "--layers=1 --dim=64 --seq=1024 --batch=1"},    # attention is most of the step
+    "cuda": {"one": ON_GPUS, "data_parallel": ON_GPUS, "buckets": "--bucket-mb=25", "cut": ON_GPUS,
+             "long": f"{ON_GPUS} --seq=32768 --batch=1 --dtype=bfloat16 --attention=sdpa"},
 }
 PAIRS = [               # chapter, ranks, flags of both sides, one side, the other
     ("01_single_gpu", 1, "{one} --attention=sdpa", "--variant=hand", "--variant=torch"),
@@ -65,6 +69,10 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, the oth
     ("05_sequence_parallel", 4, "{cut}", "--variant=megatron", "--variant=torch"),
     ("05_sequence_parallel", 4, "{cut}", "--variant=kept", "--variant=torch"),
     ("05_sequence_parallel", 4, "{cut}", "--variant=ring", "--variant=torch"),
+    ("06_context_parallel", 4, "{long}", "--variant=zigzag", "--variant=ring"),
+    ("06_context_parallel", 4, "{long}", "--variant=zigzag", "--variant=gather"),
+    ("06_context_parallel", 4, "{long}", "--variant=zigzag", "--variant=ulysses"),
+    ("06_context_parallel", 1, "{long}", "--variant=zigzag", "--variant=gather"),
 ]
 
 # ------------------------------------------------------------------------------ on every rank
@@ -72,8 +80,10 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, the oth
 
 def alternate(chapter, sides):
     """Run a chapter with the flags of each side, a thread for each, of which one at a time goes on:
-    until its next step begins. Returns the lab.report.Run of each side."""
+    until its next step begins. Returns the lab.report.Run of each side, and the processor seconds
+    of each one's steps."""
     module, runs, finished = importlib.import_module(chapter), {}, set()
+    processor = [], []
     own = getattr(module, "flags", lambda parser: None)
     turns = [threading.Semaphore(1), threading.Semaphore(0)]
 
@@ -85,8 +95,10 @@ def alternate(chapter, sides):
             if 1 - me not in finished:
                 turns[1 - me].release()
                 turns[me].acquire()
+            start = time.thread_time()                  # what waits takes none
             with super().measure():
                 yield
+            processor[me].append(time.thread_time() - start)
 
     def play(me):
         turns[me].acquire()
@@ -106,7 +118,7 @@ def alternate(chapter, sides):
             thread.start()
         for thread in threads:
             thread.join()
-    return runs[0], runs[1]
+    return (runs[0], runs[1]), processor
 
 
 def communication_alone(run):
@@ -122,6 +134,7 @@ def communication_alone(run):
             "all_gather": functools.partial(common.all_gather, full, part),
             "reduce_scatter": functools.partial(common.reduce_scatter, part, full),
             "send": functools.partial(hop, full, full.clone()),
+            "all_to_all": functools.partial(dist.all_to_all_single, full.clone(), full),
         }[op]
         collectives += [collective] * sent["calls"]
     seconds = []
@@ -143,10 +156,15 @@ def hop(sent, received):
 
 
 def play_pair(pair):
-    """For a rank: {ms: the steps of each side, alone: milliseconds of the first side's sending}."""
-    runs = alternate(pair["chapter"], pair["sides"])
+    """For a rank: {ms: the steps of each side, alone: milliseconds of the first side's sending,
+    longest: for each side the processor milliseconds of a step on the rank that takes most}."""
+    runs, processor = alternate(pair["chapter"], pair["sides"])
     milliseconds = [[1e3 * s for s in run.seconds[SETUP_STEPS:]] for run in runs]
-    return {"ms": milliseconds, "alone": communication_alone(runs[0])}
+    mine = [1e3 * statistics.median(seconds[SETUP_STEPS:]) for seconds in processor]
+    everyones = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, mine)
+    longest = [max(of_side) for of_side in zip(*everyones)]
+    return {"ms": milliseconds, "alone": communication_alone(runs[0]), "longest": longest}
 
 
 # ------------------------------------------------------------------------------ the table
@@ -181,8 +199,8 @@ def table(pairs, steps, flags):
            f"{platform.python_version()}, {steps} steps of each side in turn, flags: "
            f"{' '.join(flags) or 'none'}\n")
     yield ("| chapter | ranks | both sides | one side | ms | other side | ms | ratio "
-           "| communication alone |")
-    yield "|" + " --- |" * 9
+           "| communication alone | longest rank's processor ms |")
+    yield "|" + " --- |" * 10
     for chapter, ranks, both, *sides in (filled_in(*pair) for pair in pairs):
         every = [f"--steps={steps}", *both.split(), *flags]
         measured = measure(chapter, ranks, [[*every, *side.split()] for side in sides])
@@ -192,7 +210,8 @@ def table(pairs, steps, flags):
             medians.append(median)
             cells += f"{side} | {median:.1f} ({low:.1f} to {high:.1f}) | "
         yield (f"| {chapter} | {ranks} | {both} | {cells}{medians[0] / medians[1]:.2f} | "
-               f"{measured['alone'] / medians[0]:.0%} |")
+               f"{measured['alone'] / medians[0]:.0%} | "
+               f"{' and '.join(f'{ms:.1f}' for ms in measured['longest'])} |")
 
 
 def main():

@@ -10,11 +10,11 @@ import importlib
 import json
 import math
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import common
-from common import Config
+from common import PRESETS, Config
 from lab import cli
 from lab.meters import hidden_share
 
@@ -306,8 +306,81 @@ def draw_cuts(axes, runs):
                    loc="left", fontsize=10)
 
 
+def who_computes(runs):
+    """Above: the causal matrix of a ring and of a zig-zag, each block with the rank that computes
+    it and the hop. Below: FLOPs of each rank as measured, and activation bytes by formula."""
+    context = importlib.import_module("06_context_parallel")
+    shown = runs_of(runs, "06_context_parallel", "ring", "zigzag")
+    shown = shown or runs_of(runs, "06_context_parallel")
+    *_, run = shown.values()
+    n = run["world_size"]
+
+    figure, ((left, right), (flops, lines)) = new_figure(11, 10, 2, 2, height_ratios=(5, 3))
+    for axes, zigzag in ((left, False), (right, True)):
+        draw_blocks(axes, context, min(n, 8), zigzag)
+    for i, (variant, measured) in enumerate(shown.items()):
+        ranks = [rank + 0.4 * i for rank in range(n)]
+        attention = [sum(of_rank.values()) / 1e6 for of_rank in measured["recorded"]["flops"]]
+        flops.bar(ranks, attention, 0.4, color=(RED, BLUE)[i % 2], label=variant)
+    flops.set_title("MFLOP of a layer's attention on each rank, measured", loc="left", fontsize=10)
+    flops.set_xticks([rank + 0.2 * (len(shown) - 1) for rank in range(n)], range(n))
+    flops.set_xlabel("rank")
+    flops.legend(frameon=False, fontsize=8, loc="upper left")
+
+    sequences = [2**k for k in range(12, 21)]
+    for ranks, color in zip((1, 4, 16), (BLUE, RED, PURPLE)):
+        shapes = [replace(PRESETS["7b"], seq=seq) for seq in sequences]
+        kept = [context.activation_bytes(cfg, "zigzag", 1, ranks, 2) for cfg in shapes]
+        lines.plot(sequences, kept, color=color, label=f"7b shape, {ranks} ranks")
+    cfg, batch = config_of(run), run["config"]["micro_batch"]
+    around = [2 * n * k for k in (1, 4, 16, 64, 256, 1024)]
+    lines.plot(around, [context.activation_bytes(replace(cfg, seq=seq), run["variant"], batch, n,
+                                                 width_of(run)) for seq in around],
+               color=ORANGE, label=f"this run's shape, {n} ranks")
+    lines.plot(cfg.seq, run["recorded"]["activation_bytes"], "k+", label="measured")
+    lines.set_xscale("log", base=2)
+    lines.set_yscale("log")
+    lines.set_xlabel("tokens of a sequence")
+    lines.set_title("bytes of activations per rank", loc="left", fontsize=10)
+    lines.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def draw_blocks(axes, context, n, zigzag):
+    """Rows: queries, columns: keys, in 2n chunks each; coloured by rank, numbered by hop."""
+    import matplotlib
+    from matplotlib.patches import Rectangle
+
+    colors = matplotlib.colormaps["tab10"].colors
+    for rank in range(n):
+        queries = context.positions_of(rank, n, 2 * n, zigzag).tolist()
+        for hop in range(n):
+            other = (rank - hop) % n
+            keys = context.positions_of(other, n, 2 * n, zigzag).tolist()
+            rows, columns, causal = context.meeting(rank, other, 2, zigzag) or ((), (), False)
+            if not rows:
+                continue
+            for row in queries[rows]:
+                for column in keys[columns]:
+                    if not causal or column <= row:
+                        axes.add_patch(Rectangle((column, row), 1, 1, facecolor=colors[rank],
+                                                 edgecolor="white"))
+                        axes.text(column + 0.5, row + 0.5, hop, ha="center", va="center",
+                                  color="white", fontsize=8)
+        for row in queries:
+            axes.text(-0.2, row + 0.5, f"rank {rank}", ha="right", va="center", fontsize=7)
+    axes.set_xlim(-2, 2 * n)
+    axes.set_ylim(2 * n, 0)
+    axes.set_aspect("equal")
+    axes.axis("off")
+    name = "zig-zag" if zigzag else "ring"
+    axes.set_title(f"{name}: which rank computes a block of queries (down)\n"
+                   "and keys (across), and at which hop", loc="left", fontsize=10)
+
+
 FIGURES = {"01_single_gpu": memory, "02_data_parallel": overlap, "03_zero": bytes_per_rank,
-           "04_tensor_parallel": parts_of_matrices, "05_sequence_parallel": along_the_sequence}
+           "04_tensor_parallel": parts_of_matrices, "05_sequence_parallel": along_the_sequence,
+           "06_context_parallel": who_computes}
 
 
 def main(argv=None):

@@ -48,7 +48,7 @@ class Run(common.Run):
         self.started, self.comm = time.perf_counter(), CommMeter(self.on_cuda)
         self.checks, self.notes, self.recorded, self.peak = [], [], {}, 0
         self.losses, self.grad_norms, self.references, self.parameters = [], [], [], []
-        self.memory, self.batch, self.shards, self.profiler = None, None, {}, None
+        self.memory, self.batch, self.profiler, self.shards, self.flops = None, None, None, {}, {}
         self.skipped, self.not_finite = 0, []
         self.rounds_to(args.dtype)
 
@@ -234,6 +234,7 @@ class Run(common.Run):
         Of fused attention on CUDA there is no formula, as above."""
         micro_batch = self.batch.micro_batches[0]
         flops = factor * count_flops(lambda: forward_and_backward(*micro_batch))
+        self.flops[name] = flops
         self.check(name, flops, None if self.attention_is_fused_on_cuda() else formula, "FLOP")
 
     def attention_is_fused_on_cuda(self):
@@ -330,11 +331,11 @@ class Run(common.Run):
             beside = " (with one GPU's run)" if self.verifier and self.rank == 0 else ""
             self.check(f"allocated at the peak{beside}", self.peak)
         everyones, failed = [None] * self.world, [c for c in self.checks if c["ok"] is False]
-        dist.all_gather_object(everyones, (self.shards, self.not_finite[:1], failed))
+        dist.all_gather_object(everyones, (self.shards, self.flops, self.not_finite[:1], failed))
         if self.rank > 0:
             return 0
-        shards, not_finite, failed = zip(*everyones)
-        self.record(shards=list(shards))
+        shards, flops, not_finite, failed = zip(*everyones)
+        self.record(shards=list(shards), flops=list(flops))
         for rank, checks in enumerate(failed[1:], start=1):
             self.checks += [c | {"name": f"rank {rank}: {c['name']}"} for c in checks]
         print(f"  {'per rank and step':<40}{'measured':>12}{'formula':>15}")

@@ -43,7 +43,12 @@ SETTINGS = {
 }
 
 
-def covering(**settings):
+def fits(one):
+    own = one["kv-heads"] == "own" or one["kv-heads"] % one["world"] == 0
+    return own or one["variant"] != "torch" and one["world"] % one["kv-heads"] == 0
+
+
+def covering(fits=fits, **settings):
     """A few of all combinations, in which any two values that go together occur together."""
     every = [dict(zip(settings, values)) for values in itertools.product(*settings.values())]
     every = [one for one in every if fits(one)]
@@ -54,11 +59,6 @@ def covering(**settings):
         missing -= pairs[best]
         chosen.append(pytest.param(every[best], id="-".join(map(str, every[best].values()))))
     return chosen
-
-
-def fits(one):
-    own = one["kv-heads"] == "own" or one["kv-heads"] % one["world"] == 0
-    return own or one["variant"] != "torch" and one["world"] % one["kv-heads"] == 0
 
 
 def flags_of(one):

@@ -17,6 +17,7 @@ RUNS = {  # of each figure: chapter, ranks, and the variants that it compares
     "05_sequence_parallel": [("04_tensor_parallel", 4, "megatron"),
                              ("05_sequence_parallel", 4, "kept"),
                              ("05_sequence_parallel", 4, "megatron")],
+    "06_context_parallel": [("06_context_parallel", 4, v) for v in ("ring", "zigzag")],
 }  # fmt: skip
 
 
@@ -116,6 +117,21 @@ def test_what_is_cut_along_the_sequence_is_drawn_so(recorded):
     assert labels[-3:] == [f"measured: {x}" for x in ("04 megatron", "05 kept", "05 megatron")]
     kept = [line.get_ydata()[0] for line in right.lines[-3:]]
     assert kept[0] > kept[1] > kept[2]
+
+
+def test_who_computes_which_block_is_drawn_as_the_lesson_has_it(recorded):
+    """The rows of the docstring's two triangles, hop by hop; and what each rank has computed."""
+    figure = pictures.who_computes(recorded("06_context_parallel"))
+    for axes, rows in ((figure.axes[0], ["0", "00", "110", "1100", "22110", "221100"]),
+                       (figure.axes[1], ["0", "10", "210", "3210", "32100", "210330"])):
+        hops = {text.get_position(): text.get_text() for text in axes.texts}
+        for row, expected in enumerate(rows):
+            written = [hops.get((column + 0.5, row + 0.5)) for column in range(8)]
+            assert "".join(filter(None, written)) == expected
+    heights = [bar.get_height() for bar in figure.axes[2].patches]
+    ring, zigzag = heights[:4], heights[4:]
+    assert ring == pytest.approx([ring[0] * (rank + 1) for rank in range(4)])
+    assert len(set(zigzag)) == 1 and sum(zigzag) == pytest.approx(sum(ring))
 
 
 def test_a_run_draws_its_own_figure(run_chapter, tmp_path):

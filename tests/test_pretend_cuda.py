@@ -1,4 +1,4 @@
-"""Chapters 01 to 05 by a GPU's rules, on pretended CUDA; and the pretence, which catches faults."""
+"""All chapters by a GPU's rules, on pretended CUDA; and the pretence, which catches faults."""
 
 import contextlib
 from unittest import mock
@@ -6,14 +6,15 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import SMALL, TEXT, chapter, run_main
+from conftest import SMALL, TEXT, chapter, chapter_names, run_main
 from pretend_cuda import RuleBroken, Run, Work, pretended_cuda
 
 import common
 from lab import verify
 
-ONE, TWO, THREE, FOUR, FIVE = ("01_single_gpu", "02_data_parallel", "03_zero",
-                               "04_tensor_parallel", "05_sequence_parallel")
+ONE, TWO, THREE, FOUR, FIVE, SIX = (
+    "01_single_gpu", "02_data_parallel", "03_zero", "04_tensor_parallel", "05_sequence_parallel",
+    "06_context_parallel")  # fmt: skip
 FLAGS = (*SMALL, "--batch=4", "--micro-batch=1", "--clip=0.1", "--ignore=0.5", f"--data={TEXT}")
 
 
@@ -44,10 +45,14 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{FIVE} --variant=kept --dtype=float64": ([], "_allgather_base_"),
     f"{FIVE} --variant=megatron --dtype=float64 --kv-heads=1": ([], "_reduce_scatter_base_"),
     f"{FIVE} --variant=ring --dtype=float64": ([], "recv_"),
+    f"{SIX} --variant=zigzag --dtype=float64": ([], "recv_"),
+    f"{SIX} --variant=ring --dtype=bfloat16 --kv-heads=1": ([], "recv_"),
+    f"{SIX} --variant=gather --dtype=float64": ([], "_allgather_base_"),
+    f"{SIX} --variant=ulysses --dtype=float64 --kv-heads=1": ([], "alltoall_base_"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [ONE, TWO, THREE, FOUR, FIVE])
+@pytest.mark.parametrize("name", chapter_names())
 def test_all_that_is_written_by_hand_is_among_them(name):
     words = [run.split() for run in RUNS if run.startswith(name)]
     tried = {word.partition("=")[2] for run in words for word in run if "--variant" in word}
@@ -109,6 +114,12 @@ def broken_rule(name, flags, folder, fault):
     (FIVE, "--variant=ring", "chunk = arriving.wait()", "chunk = arriving.received",
      "touches what recv_ under way uses"),
     (FIVE, "--variant=ring", "# computed while the sum travels", ".add_(total.zero_())",
+     "race: zero_ touches what send under way uses"),
+    (SIX, "--variant=ring", "kv = arriving.wait()", "kv = arriving.received",
+     "touches what recv_ under way uses"),
+    (SIX, "", "dkv += arriving.wait()", "dkv += arriving.received",
+     "touches what recv_ under way uses"),
+    (SIX, "", "yield (rank - hop) % n, kv\n", "yield (rank - hop) % n, kv\n        kv.zero_()\n",
      "race: zero_ touches what send under way uses"),
 ])
 def test_a_fault_is_caught_on_every_rank(ranks, tmp_path, name, flags, right, wrong, rule):

@@ -1,0 +1,319 @@
+"""Chapter 06: attention over ranks gives one GPU's numbers; blocks, merges and rings alone, too."""
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from conftest import TEXT, chapter, hold_to_one_gpu, needs_triton, run_main
+from test_04_tensor_parallel import FLOAT64, SETTINGS, covering, flags_of
+
+import common
+from lab import cli
+from lab.machines import MACHINES
+
+SIX = "06_context_parallel"
+VARIANTS = ("zigzag", "ring", "gather", "ulysses")
+RINGS = ("zigzag", "ring")
+
+
+@pytest.fixture(scope="module")
+def six():
+    return chapter(SIX)
+
+
+# ------------------------------------------------------------------------------- same as one GPU
+
+
+def fits(one):
+    """A rank of Ulysses needs whole heads; all others take any."""
+    own = one["kv-heads"] == "own" or one["world"] % one["kv-heads"] == 0
+    return one["variant"] != "ulysses" or own or one["kv-heads"] % one["world"] == 0
+
+
+@pytest.mark.parametrize("one", covering(fits, variant=VARIANTS, attention=("plain", "sdpa"),
+                                         **SETTINGS))  # fmt: skip
+def test_same_as_one_gpu(ranks, tmp_path, one):
+    flags = flags_of(one)
+    hold_to_one_gpu(ranks(one["world"])(run_main, SIX, flags, tmp_path), flags)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("variant", "world", "kv_heads", "seq", "attention"),
+    list(itertools.product(VARIANTS, (1, 2, 3, 4, 6), (12, 6, 2, 1), (24, 72), ("plain", "sdpa"))),
+)
+def test_same_as_one_gpu_in_full(ranks, tmp_path, variant, world, kv_heads, seq, attention):
+    one = {"variant": variant, "world": world, "kv-heads": kv_heads}
+    if not fits(one):
+        pytest.skip("Ulysses cannot share these heads")
+    flags = (*FLOAT64, f"--variant={variant}", f"--kv-heads={kv_heads}", "--heads=12", "--dim=48",
+             f"--seq={seq}", f"--attention={attention}")  # fmt: skip
+    hold_to_one_gpu(ranks(world)(run_main, SIX, flags, tmp_path), flags)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_bfloat16(ranks, tmp_path, variant):
+    flags = (*FLOAT64, "--dtype=bfloat16", f"--variant={variant}")
+    status, _, output = ranks(2)(run_main, SIX, flags, tmp_path)[0]
+    assert status == 0, output
+
+
+FAULTY = (*FLOAT64, "--steps=1", "--kv-heads=1")
+SEND_ON = """dist.isend, x, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % n)"""
+
+
+@pytest.mark.parametrize(
+    ("variant", "right", "wrong", "named"),
+    [
+        # whose tokens, and where they are
+        ("zigzag", "model.block1.attn.rope.positions = positions", "pass", "loss"),
+        ("zigzag", "chunks[-1 - rank]", "chunks[ranks + rank]", "loss"),
+        ("gather", "model.block1.attn.rope.positions = positions", "pass", "loss"),
+        ("gather", "> positions[:, None]", ">= positions[:, None]", "loss"),
+        ("zigzag", "dist.all_reduce(loss, group=group)", "pass", "loss"),
+        # whom it meets, and with what
+        ("ring", "if other < rank else None", "if other <= rank + 1 else None", "loss"),
+        ("ring", "if other < rank else None", "if other < rank - 1 else None", "loss"),
+        ("zigzag", "return everything, front, False", "return everything, back, False", "loss"),
+        ("zigzag", "return back, everything", "return front, everything", "loss"),
+        ("zigzag", "return everything, everything, True", "return everything, everything, False",
+         "loss"),
+        ("zigzag", ".triu(1)", ".triu(2)", "loss"),
+        # the merge, and the lse of the whole
+        ("ring", "lse.copy_(total)", "pass", "loss"),
+        ("ring", "(lse - total).exp()", "(total - total).exp()", "loss"),
+        ("ring", "out[:, :, rows], lse[:, :, rows], causal)", "out[:, :, rows], scores_of(q, "
+         "k_there).logsumexp(-1), causal)", "gradients"),
+        # around the ring, and home
+        ("ring", "group.rank(), other, q.shape[2], zigzag)", "group.rank(), (other + 1) % 3, "
+         "q.shape[2], zigzag)", "loss"),
+        ("ring", SEND_ON, SEND_ON.replace("1", "2"), "loss"),  # of three ranks, to the one before
+        ("ring", "kv = arriving.wait()", "arriving.wait()", "loss"),
+        ("ring", "dkv += arriving.wait()", "arriving.wait()", "gradients"),
+        ("ring", "at_home += arriving.wait()", "arriving.wait()", "gradients"),
+        ("zigzag", "dkv[:, :, :, keys] += torch",
+         "dkv[:, :, :, -k_there[:, :, keys].shape[2] :] += torch",
+         "gradients"),
+        ("zigzag", "dq[:, :, rows] += dq_block", "dq[:, :, rows] = dq_block", "gradients"),
+        # without a ring
+        ("gather", "mine, parts.flatten(0, 1), group=ctx.group)", "mine, parts.flatten(0, 1), "
+         "group=ctx.group); mine = parts[ctx.group.rank()]", "gradients"),
+        ("ulysses", "(group.size(), -1)).movedim(split, 0)",
+         "(-1, group.size())).movedim(split + 1, 0)", "loss"),
+        ("ulysses", "x.repeat_interleave(copies, dim=1)", "x.repeat(1, copies, 1, 1)", "loss"),
+        # all parameters
+        ("zigzag", "sum_partial_grads(model.parameters())\n\n    norm = grad_norm",
+         "\n\n    norm = grad_norm", "gradients"),
+        ("zigzag", "norm = grad_norm(model.parameters())",
+         "norm = grad_norm(model.parameters()) * 1.001", "gradient norm"),
+    ],
+)  # fmt: skip
+def test_a_broken_chapter_says_so(ranks, tmp_path, variant, right, wrong, named):
+    """Faults that a student might make, on three ranks (Ulysses on four, which share kv heads)."""
+    world, shape = 3, ("--heads=3", "--dim=12", "--seq=24")
+    if variant == "ulysses":
+        world, shape = 4, ("--kv-heads=2", "--seq=16")
+    flags = (*FAULTY, *shape, f"--variant={variant}")
+    (status, _, output), *_ = ranks(world)(run_main, SIX, flags, tmp_path, (right, wrong))
+    assert status == 1 and f"✗ {named}" in output, output
+
+
+# ------------------------------------------------------------------------------- a block, and rings
+
+
+def qkv(heads, kv_heads, rows, keys, head_dim=8, dtype=torch.float64):
+    shapes = (heads, rows), (kv_heads, keys), (kv_heads, keys)
+    return [torch.randn(2, h, s, head_dim, dtype=torch.float64).to(dtype) for h, s in shapes]
+
+
+def full_attention(q, k, v, causal=True):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+
+@pytest.mark.parametrize("core", ["plain", "sdpa"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (3, 1)])
+def test_a_block_is_attention(six, core, causal, heads, kv_heads):
+    """Out, lse and all gradients, against PyTorch's autograd."""
+    q, k, v = (x.requires_grad_() for x in qkv(heads, kv_heads, 6, 6 if causal else 9))
+    expected = full_attention(q, k, v, causal)
+    dout = torch.randn_like(expected)
+    expected.backward(dout)
+    with torch.no_grad():
+        out, lse = six.CORES[core].forward(q, k, v, causal)
+        gradients = six.CORES[core].backward(dout, q, k, v, out, lse, causal)
+        exact = six.scores_of(q, k, causal).logsumexp(-1)
+    torch.testing.assert_close(out, expected.detach())
+    torch.testing.assert_close(lse, exact)
+    for gradient, x in zip(gradients, (q, k, v)):
+        torch.testing.assert_close(gradient, x.grad)
+
+
+def merged(six, q, k, v, blocks, precision):
+    """Attention to all keys, block after block. precision: of what they are merged into."""
+    out = torch.zeros(q.shape, dtype=precision)
+    lse = torch.full(q.shape[:3], -torch.inf, dtype=precision)
+    for keys in torch.arange(k.shape[2]).chunk(blocks):
+        block = six.plain_forward(q, k[:, :, keys], v[:, :, keys], causal=False)
+        six.merge(out, lse, *(x.to(precision) for x in block))
+    return out.to(q.dtype)
+
+
+def test_blocks_are_merged_in_float32(six):
+    """Of bfloat16: no further from the truth than SDPA, where a merge in bfloat16 strays."""
+    q, k, v = qkv(4, 2, 64, 512, dtype=torch.bfloat16)
+    truth = full_attention(q.double(), k.double(), v.double(), causal=False)
+    error = lambda out: (out.double() - truth).square().mean().sqrt().item()
+    theirs = error(full_attention(q, k, v, causal=False))
+    assert error(merged(six, q, k, v, 16, torch.float32)) <= theirs
+    assert error(merged(six, q, k, v, 16, torch.bfloat16)) > 2 * theirs
+
+
+def ring_alone(seed, dtype=torch.float64, attention=None):
+    """Ring attention and its gradients on this rank's rows: the largest differences from full
+    attention, for shapes that depend on the seed."""
+    six, group = chapter(SIX), dist.group.WORLD
+    rank, n = group.rank(), group.size()
+    torch.manual_seed(seed)
+    kv_heads, group_size, chunk = (int(torch.randint(1, 4, ())) for _ in range(3))
+    zigzag, core = bool(seed % 2), six.CORES[attention or ("plain", "sdpa")[seed // 2 % 2]]
+    seq = 2 * n * chunk
+    q, k, v = (x.requires_grad_() for x in qkv(kv_heads * group_size, kv_heads, seq, seq))
+    expected, dout = full_attention(q, k, v), torch.randn_like(q)
+    expected.backward(dout)
+
+    mine = six.positions_of(rank, n, seq, zigzag)
+    parts = [x.detach()[:, :, mine].requires_grad_() for x in (q, k, v)]
+    out = six.RingAttention.apply(*parts, group, core, zigzag)
+    out.backward(dout[:, :, mine])
+    there = (expected, q.grad, k.grad, v.grad)
+    here = (out, *(part.grad for part in parts))
+    return [(x[:, :, mine] - y).abs().max().item() for x, y in zip(there, here)]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_ring_attention_is_full_attention(ranks, world):
+    for seed in range(4):
+        for differences in ranks(world)(ring_alone, seed):
+            assert max(differences) < 1e-12, seed
+
+
+def test_who_meets_whom(six):
+    """By position: every query sees exactly the keys up to its own, for both layouts."""
+    for zigzag, n, length in itertools.product((False, True), (1, 2, 3, 4), (2, 6)):
+        seq = n * length
+        seen = torch.zeros(seq, seq, dtype=torch.int64)
+        for rank, other in itertools.product(range(n), repeat=2):
+            queries = six.positions_of(rank, n, seq, zigzag)
+            keys = six.positions_of(other, n, seq, zigzag)
+            met = six.meeting(rank, other, length, zigzag)
+            if met:
+                rows, columns, causal = queries[met[0]], keys[met[1]], met[2]
+                block = torch.ones(len(rows), len(columns), dtype=torch.int64)
+                seen[rows[:, None], columns] += block.tril() if causal else block
+        assert seen.equal(torch.ones(seq, seq, dtype=torch.int64).tril())
+
+
+def test_kernels_as_the_core_of_a_block(ranks, tmp_path):
+    """On a GPU, or here in Triton's interpreter; where neither is, the report says so."""
+    needs_triton()
+    flags = (*FLOAT64, "--dtype=float32", "--kernels", "--steps=1", "--dim=64", "--layers=1")
+    status, _, output = ranks(2)(run_main, SIX, flags, tmp_path)[0]
+    assert status == 0 and "--kernels: no GPU" not in output, output
+
+
+# ------------------------------------------------------------------------------- the formulas
+
+
+def test_ring_over_zigzag(six):
+    """2N/(N+1), or 2 - 1/N; and a zig-zag's ranks all compute as much."""
+    for n in (2, 4, 8, 64):
+        assert six.ring_over_zigzag(n, 1) == pytest.approx(2 * n / (n + 1))
+        assert six.ring_over_zigzag(n, 0.5) == pytest.approx(2 - 1 / n)
+        for diagonal in (1, 0.5):
+            assert len({six.pairs("zigzag", r, n, 4 * n, diagonal) for r in range(n)}) == 1
+            ring = sum(six.pairs("ring", r, n, 4 * n, diagonal) for r in range(n))
+            assert ring == sum(six.pairs("zigzag", r, n, 4 * n, diagonal) for r in range(n))
+
+
+def test_who_sends_least(six):
+    """Ulysses, as soon as dim + kv < N·kv; and twice the machine needs twice the tokens."""
+    cfg = common.Config(1, 8192, 64, 8, 2**17, 256)  # as Llama 3's 70B
+    for n in (2, 4, 8):
+        sends = {v: six.forward_numbers(cfg, v, n) for v in ("ring", "gather", "ulysses")}
+        assert sends["ring"] == sends["gather"]
+        assert (sends["ulysses"] < sends["ring"]) == (8192 + 1024 < n * 1024)
+    flops, bandwidth = MACHINES["H100, NVLink 4"]
+    ring = six.tokens_to_hide(cfg, 2, False, flops, bandwidth)
+    assert ring == pytest.approx(1024 / 8192 * flops / bandwidth)
+    assert six.tokens_to_hide(cfg, 2, True, flops, bandwidth) == pytest.approx(2 * ring)
+
+
+def test_activations_fall_with_the_ranks(six):
+    """All of them, but for a loss and, with gathered keys, those and the mask."""
+    cfg = common.Config(4, 64, 8, 8, 64, 256)
+    for variant in ("zigzag", "ring", "ulysses"):
+        one = six.activation_bytes(cfg, variant, 2, 1, 4) - 4
+        for n in (2, 4, 8):
+            assert n * (six.activation_bytes(cfg, variant, 2, n, 4) - 4) == one
+
+
+@pytest.mark.parametrize("formula", ["traffic", "activation_bytes", "attention_flops"])
+def test_a_wrong_formula_is_reported(ranks, tmp_path, formula):
+    source = f"def {formula}(cfg, variant, "
+    fault = (source, f"def {formula}(cfg, variant, *rest):\n    return wrong({formula}_right("
+             f"cfg, variant, *rest))\n\n\ndef wrong(value):\n    return {{}} if "
+             f"isinstance(value, dict) else value + 1\n\n\ndef {formula}_right(cfg, variant, ")
+    status, _, output = ranks(2)(run_main, SIX, (*FLOAT64, "--steps=1"), tmp_path, fault)[0]
+    assert status == 1 and "✗" in output
+
+
+# ------------------------------------------------------------------------------- bad arguments
+
+
+@pytest.mark.parametrize(
+    ("world", "flags", "line"),
+    [
+        (4, "--seq=12", "--seq 12 is not a multiple of chunks = 8; 16 would work"),
+        (4, "--seq=10 --variant=ring", "--seq 10 is not a multiple of ranks = 4; 12 would work"),
+        (4, "--seq=4 --variant=ring",
+         "--seq 4 is less than two tokens for each of 4 ranks; 8 would work"),
+        (3, "--seq=48 --variant=ulysses",
+         "--heads 8 and --kv-heads 4 cannot be shared by 3 ranks; --nproc_per_node=2 would work"),
+        (2, "--variant=torch --device=cpu", "--variant torch is made of CUDA's kernels, and there "
+         "is no GPU for each rank; --variant zigzag would work"),
+        (2, "--variant=torch --attention=plain --device=cpu", "--variant torch is made of CUDA's "
+         "kernels, and there is no GPU for each rank; --variant zigzag would work"),
+        (2, "--variant=gather --kernels",
+         "--kernels means nothing to --variant gather; zigzag or ring would work"),
+        (2, "--kernels --dtype=float64",
+         "--kernels take float32 or bfloat16 in heads of 16 to 256, "
+         "not float64 in heads of 16; --dtype float32 --dim 512 would work"),
+    ],
+)  # fmt: skip
+def test_refusals(run_chapter, world, flags, line):
+    flags = (*flags.split(), f"--data={TEXT}")
+    status, output, errors = run_chapter(SIX, *flags, WORLD_SIZE=world, RANK=0)
+    assert (status, output, errors) == (2, "", f"error: {line}\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ("--attention=sdpa",
+         "--attention sdpa in a ring is flash attention, which on a GPU takes 16 "
+         "bits, and --dtype is float32; --dtype bfloat16 would work"),
+        ("--variant=torch", "--variant torch is PyTorch's fused attention; --attention sdpa would "
+         "work"),
+    ],
+)  # fmt: skip
+def test_refusals_on_gpus(six, monkeypatch, capsys, flags, line):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    flags = (*flags.split(), f"--data={TEXT}")
+    with pytest.raises(SystemExit, match="2"):
+        args = cli.parse(six.__file__, "", six.VARIANTS, six.flags, flags)
+        six.requires(args, 2)
+    assert capsys.readouterr().err == f"error: {line}\n"
