@@ -24,7 +24,7 @@ def test_the_chapters_take_the_flags_of_every_pair(monkeypatch, gpus):
     for name, ranks, both, *sides in (chapters.filled_in(*pair) for pair in chapters.PAIRS):
         module = chapter(name)
         for side in sides:
-            flags = [f"--data={TEXT}", "--no-verify", *both.split(), *side.split()]
+            flags = ["--no-verify", *both.split(), *side.split()]
             args = cli.parse(module.__file__, "", module.VARIANTS,
                              getattr(module, "flags", no_flags), flags)
             module.requires(args, ranks)
