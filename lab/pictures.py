@@ -244,7 +244,8 @@ def draw_parts(axes, shards):
 # ----------------------------------------------------------------------- 05: cut along the sequence
 
 SHAPES = {"7B": common.PRESETS["7b"],
-          "Llama 70B's": Config(80, 8192, heads=64, kv_heads=8, seq=4096, vocab=128256)}
+          "Llama 70B's": Config(80, 8192, heads=64, kv_heads=8, seq=4096, vocab=128256,
+                                attention="sdpa")}
 
 
 def along_the_sequence(runs):
@@ -272,7 +273,7 @@ def along_the_sequence(runs):
     right.set_yscale("log")
     right.set_xticks(worlds, worlds)
     right.set_xlabel("ranks")
-    right.set_title("bytes of activations per rank (a sequence, or this run's batch)",
+    right.set_title("bytes of activations per rank (a sequence with fused attention, or this run)",
                     loc="left", fontsize=10)
     right.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
@@ -331,12 +332,12 @@ def who_computes(runs):
     for ranks, color in zip((1, 4, 16), (BLUE, RED, PURPLE)):
         shapes = [replace(PRESETS["7b"], seq=seq) for seq in sequences]
         kept = [context.activation_bytes(cfg, "zigzag", 1, ranks, 2) for cfg in shapes]
-        lines.plot(sequences, kept, color=color, label=f"7b shape, {ranks} ranks")
+        lines.plot(sequences, kept, color=color, label=f"7B shape, ranks: {ranks}")
     cfg, batch = config_of(run), run["config"]["micro_batch"]
     around = [2 * n * k for k in (1, 4, 16, 64, 256, 1024)]
     lines.plot(around, [context.activation_bytes(replace(cfg, seq=seq), run["variant"], batch, n,
                                                  width_of(run)) for seq in around],
-               color=ORANGE, label=f"this run's shape, {n} ranks")
+               color=ORANGE, label=f"this run's shape, ranks: {n}")
     lines.plot(cfg.seq, run["recorded"]["activation_bytes"], "k+", label="measured")
     lines.set_xscale("log", base=2)
     lines.set_yscale("log")
