@@ -36,11 +36,12 @@ each hop. For 4 ranks, who computes what, and at which hop:
                                              r0    7     0   3   2   1   1   2   3   0
 
 A plain core computes the masked half of a diagonal block too. Then the last rank of a ring takes N
-blocks, and one of a zig-zag (N+1)/2: 2N/(N+1) times as long. With a core that skips the masked half
-it is 2 - 1/N. The same can be had without a ring:
+blocks, and every rank of a zig-zag takes (N+1)/2: the ring is 2N/(N+1) times as long. With a core
+that skips the masked half it is 2 - 1/N. The same can be had without a ring:
 
     gather      all_gather keys and values, and mask by position. Nothing hides behind compute, but
                 kv heads are few (GQA), any mask is a line, and it is simple. Llama 3 does this.
+                (Ours computes the masked scores too: all blocks, on all ranks alike.)
     ulysses     all_to_all from tokens to heads: each rank gets whole sequences of heads/N heads,
                 takes any core, and sends them back. Limited to as many ranks as there are heads.
 
@@ -49,15 +50,17 @@ What a rank sends in a layer, in numbers (b sequences; d and kv: the widths of q
                 forward                               backward
     ring        (N-1)/N · 2·b·s·kv                    the same, and again for gradients in fp32
     gather      (N-1)/N · 2·b·s·kv                    the same
-    ulysses     (N-1)/N · 2·b·(s/N)·(d + kv)          the same; at least one kv head a rank
+    ulysses     (N-1)/N · 2·b·(s/N)·(d + kv)          the same
 
-So Ulysses sends least if d + kv < N·kv. Besides, once a step the gradients of all parameters are
+So Ulysses sends least if d + kv < N·kv. (With fewer kv heads than ranks, it repeats them until
+there are N, and its kv grows with them.) Besides, once a step the gradients of all parameters are
 summed over the ranks, as in chapter 02: they have seen other tokens.
 
 When it pays: a hop hides behind its block if 2·b·(s/N)·kv·e / B <= 4·b·(s/N)²·d / F, with F FLOP/s,
 B bytes/s and e bytes a number: from s/N = kv/d · e/2 · F/B tokens on, whatever s is. Zig-zag has
-half a block a hop and needs twice as many. For shorter sequences see chapters 02 to 05 first:
-context parallelism is for what does not fit, since all activations become 1/N.
+half a block a hop and needs twice as many. (Backward sends three times the bytes in bf16, for 2.5
+times the FLOPs.) For shorter sequences see chapters 02 to 05 first: context parallelism is for what
+does not fit, since all activations become 1/N (but for gather's, which keeps all keys and values).
 
 Run it:
     torchrun --nproc_per_node=4 06_context_parallel.py
@@ -65,8 +68,8 @@ Run it:
     torchrun --nproc_per_node=4 06_context_parallel.py --variant ulysses --attention sdpa
 
 Sources: Liu et al., Ring Attention with Blockwise Transformers (2023), section 3; Brandon et al.,
-Striped Attention (2023), section 3 (the balance; the zig-zag is its blockwise form); Jacobs et al.,
-DeepSpeed Ulysses (2023), section 3; Llama Team, The Llama 3 Herd of Models (2024), section 3.3.2;
+Striped Attention (2023), section 3 (the imbalance, and another cure); Jacobs et al., DeepSpeed
+Ulysses (2023), section 3; Llama Team, The Llama 3 Herd of Models (2024), section 3.3.2 (2N chunks);
 Ultra-Scale Playbook, "Context Parallelism".
 """
 
@@ -102,11 +105,11 @@ def meeting(rank, other, length, zigzag):
     everything, front, back = slice(None), slice(length // 2), slice(length // 2, None)
     if other == rank:
         return everything, everything, True             # both in ascending order of position
-    if zigzag and other < rank:
+    if not zigzag:
+        return (everything, everything, False) if other < rank else None
+    if other < rank:
         return everything, front, False                 # its back chunk comes after all of ours
-    if zigzag:
-        return back, everything, False                  # our back chunk comes after all of its
-    return (everything, everything, False) if other < rank else None
+    return back, everything, False                      # our back chunk comes after all of its
 
 
 # -------------------------------------------------------------------- a block of attention: cores
@@ -176,7 +179,8 @@ def flash_backward(dout, q, k, v, out, lse, causal):
             dout, q, k, v, out, lse, 0.0, causal)
     seed = torch.empty(2, dtype=torch.uint64, device=q.device)      # of a dropout that is not there
     return aten._scaled_dot_product_flash_attention_backward(
-        dout, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, seed, seed)
+        dout, q, k, v, out, lse.contiguous(), None, None, q.shape[2], k.shape[2], 0.0, causal,
+        seed, seed)
 
 
 CORES = {"plain": Core(plain_forward, plain_backward), "sdpa": Core(flash_forward, flash_backward)}
@@ -228,7 +232,7 @@ class RingAttention(torch.autograd.Function):
 
     q (batch, heads, s/N, head_dim), k and v (batch, kv_heads, s/N, head_dim); returns q's shape.
     Communication: N-1 sends of k and v, in forward and in backward; in backward N-1 of their
-    gradients, in float32 or better.
+    gradients, in float32 or better (what a rank adds for its own keys waits for them at home).
     """
 
     @staticmethod
@@ -255,7 +259,7 @@ class RingAttention(torch.autograd.Function):
         dq, arriving = torch.zeros_like(wide(q)), None
 
         for other, (k_there, v_there) in around_the_ring(torch.stack([k, v]), group):
-            dkv = torch.zeros_like(wide(torch.stack([k, v])))       # of the keys that are here
+            dkv = dq.new_zeros(2, *k.shape)             # of the keys that are here
             met = meeting(group.rank(), other, q.shape[2], ctx.zigzag)
             if met:
                 rows, keys, causal = met
@@ -345,8 +349,7 @@ def context_parallel(model, cfg, group, variant, positions, core):
     if variant == "gather":
         everyones = [positions_of(r, group.size(), cfg.seq, zigzag) for r in range(group.size())]
         comes_after = torch.cat(everyones).to(positions) > positions[:, None]       # (s/N, s)
-        mask = torch.zeros_like(comes_after, dtype=model.embedding.weight.dtype)
-        mask.masked_fill_(comes_after, -torch.inf)
+        mask = torch.where(comes_after, -torch.inf, 0.0).to(model.embedding.weight.dtype)
 
     def attention(q, k, v):
         if variant == "gather":
@@ -410,7 +413,8 @@ def traffic(cfg, variant, micro_batches, batch, n, e):
 
 
 def activation_bytes(cfg, variant, batch, n, e):
-    """Bytes that a rank keeps for backward, on a CPU: 1/N of the whole. e: bytes of a number."""
+    """Bytes that a rank keeps for backward, on a CPU: 1/N of the whole, but for gathered keys and
+    their mask. e: bytes of a number."""
     tokens, accurate = batch * cfg.seq // n, max(e, 4)
     x, kv = tokens * cfg.dim * e, tokens * kv_width(cfg, cfg.kv_heads) * e
     norm = x + 2 * tokens * e + x                       # input, mean and 1/std, output
@@ -418,7 +422,8 @@ def activation_bytes(cfg, variant, batch, n, e):
     loss = tokens * cfg.vocab * accurate + accurate     # log-probabilities, and a scalar
     mine = 2 * 8 * tokens                               # the tokens and targets themselves, int64
 
-    core, mask = x + tokens * cfg.heads * accurate, 0   # the output, and lse
+    is_o_input = variant != "ulysses" and cfg.heads == 1            # else that is a copy
+    core, mask = (0 if is_o_input else x) + tokens * cfg.heads * accurate, 0    # output and lse
     if variant == "gather":
         kv, mask = n * kv, cfg.seq // n * cfg.seq * e   # the mask is the same in all blocks
     if variant == "ulysses":                            # at least one head for a rank
@@ -533,7 +538,7 @@ def say_what_it_costs(run, cfg, n):
                      for variant in ("ring", "gather", "ulysses"))
     run.note(f"numbers sent forward, per sequence and layer: {sent}")
     run.on_machines({
-        "tokens of a rank from which on a ring's hop hides behind its block, in bf16":
+        "tokens of a rank from which on a ring's hop hides in forward, in bf16":
             lambda *rates: tokens_to_hide(cfg, 2, False, *rates),
         "and a zig-zag's": lambda *rates: tokens_to_hide(cfg, 2, True, *rates)})
 
@@ -587,14 +592,17 @@ def requires(args, ranks):
                       "rank; --variant zigzag would work")
     if variant == "torch" and args.attention == "plain":
         common.refuse("--variant torch is PyTorch's fused attention; --attention sdpa would work")
-    if variant in ("zigzag", "ring") and args.attention == "sdpa" and on_gpus and (
-            args.dtype != "bfloat16"):
-        common.refuse(f"--attention sdpa in a ring is flash attention, which on a GPU takes 16 "
-                      f"bits, and --dtype is {args.dtype}; --dtype bfloat16 would work")
+    is_flash = variant == "torch" or (
+        variant in ("zigzag", "ring") and args.attention == "sdpa" and not args.kernels)
+    if on_gpus and is_flash and (args.dtype != "bfloat16" or cfg.dim // cfg.heads % 8):
+        common.refuse("--attention sdpa over ranks is flash attention, which on a GPU takes 16 "
+                      f"bits in heads of 8, 16, 24, ..., not {args.dtype} in heads of "
+                      f"{cfg.dim // cfg.heads}; --dtype bfloat16 --dim {64 * cfg.heads} would work")
     if ranks > 1:
-        parts, what = (2 * ranks, "chunks") if variant in ZIGZAG else (ranks, "ranks")
+        in_chunks = variant in (*ZIGZAG, "torch")
+        parts, what = (2 * ranks, "chunks") if in_chunks else (ranks, "ranks")
         common.divides("--seq", cfg.seq, what, parts)
-    if variant == "ring" and cfg.seq < 2 * ranks:
+    if variant in ("zigzag", "ring") and cfg.seq < 2 * ranks:
         common.refuse(f"--seq {cfg.seq} is less than two tokens for each of {ranks} ranks; "
                       f"{2 * ranks} would work")
     if args.kernels and (args.dtype == "float64" or not 16 <= cfg.dim // cfg.heads <= 256):

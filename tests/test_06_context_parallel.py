@@ -53,6 +53,12 @@ def test_same_as_one_gpu_in_full(ranks, tmp_path, variant, world, kv_heads, seq,
     hold_to_one_gpu(ranks(world)(run_main, SIX, flags, tmp_path), flags)
 
 
+@pytest.mark.parametrize("variant", ["zigzag", "ring", "gather"])
+def test_one_head_whose_output_is_not_copied(ranks, tmp_path, variant):
+    flags = (*FLOAT64, "--heads=1", "--kv-heads=1", "--attention=sdpa", f"--variant={variant}")
+    hold_to_one_gpu(ranks(2)(run_main, SIX, flags, tmp_path), flags)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_bfloat16(ranks, tmp_path, variant):
     flags = (*FLOAT64, "--dtype=bfloat16", f"--variant={variant}")
@@ -279,6 +285,7 @@ def test_a_wrong_formula_is_reported(ranks, tmp_path, formula):
     [
         (4, "--seq=12", "--seq 12 is not a multiple of chunks = 8; 16 would work"),
         (4, "--seq=10 --variant=ring", "--seq 10 is not a multiple of ranks = 4; 12 would work"),
+        (1, "--seq=1", "--seq 1 is less than two tokens for each of 1 ranks; 2 would work"),
         (4, "--seq=4 --variant=ring",
          "--seq 4 is less than two tokens for each of 4 ranks; 8 would work"),
         (3, "--seq=48 --variant=ulysses",
@@ -304,8 +311,11 @@ def test_refusals(run_chapter, world, flags, line):
     ("flags", "line"),
     [
         ("--attention=sdpa",
-         "--attention sdpa in a ring is flash attention, which on a GPU takes 16 "
-         "bits, and --dtype is float32; --dtype bfloat16 would work"),
+         "--attention sdpa over ranks is flash attention, which on a GPU takes 16 bits in heads of "
+         "8, 16, 24, ..., not float32 in heads of 16; --dtype bfloat16 --dim 512 would work"),
+        ("--attention=sdpa --dtype=bfloat16 --heads=32",
+         "--attention sdpa over ranks is flash attention, which on a GPU takes 16 bits in heads of "
+         "8, 16, 24, ..., not bfloat16 in heads of 4; --dtype bfloat16 --dim 2048 would work"),
         ("--variant=torch", "--variant torch is PyTorch's fused attention; --attention sdpa would "
          "work"),
     ],

@@ -10,7 +10,7 @@ import common
 from lab import cli, report
 
 EVERY = pytest.mark.parametrize("name", chapter_names())
-LONGEST = {"common": 620, "03_zero": 630, "06_context_parallel": 625}  # of others, 610
+LONGEST = {"common": 620, "03_zero": 630, "06_context_parallel": 635}  # of others, 610
 LAB = sorted((ROOT / "lab").glob("*.py"))
 
 
