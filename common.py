@@ -154,7 +154,6 @@ def plain_attention(q, k, v):
 def sdpa_attention(q, k, v):
     """The same through PyTorch's fused kernels, which never materialise the scores."""
     gqa = q.shape[1] != k.shape[1]
-    q, k = q.contiguous(), k.contiguous()       # of two numbers a head, `cat` has returned strides
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
 
 
@@ -197,7 +196,8 @@ class Rope(nn.Module):
         if self.made_for is not self.positions or self.cos.dtype != x.dtype:
             self.make_tables(x.dtype, a.shape[-1])
         cos, sin = self.cos[: x.shape[2]], self.sin[: x.shape[2]]
-        return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+        turned = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+        return turned.contiguous()                          # it is, but for heads of two numbers
 
 
 class Attention(nn.Module):

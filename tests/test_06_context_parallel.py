@@ -53,9 +53,12 @@ def test_same_as_one_gpu_in_full(ranks, tmp_path, variant, world, kv_heads, seq,
     hold_to_one_gpu(ranks(world)(run_main, SIX, flags, tmp_path), flags)
 
 
+@pytest.mark.parametrize("heads", [1, 16])
 @pytest.mark.parametrize("variant", ["zigzag", "ring", "gather"])
-def test_one_head_whose_output_is_not_copied(ranks, tmp_path, variant):
-    flags = (*FLOAT64, "--heads=1", "--kv-heads=1", "--attention=sdpa", f"--variant={variant}")
+def test_one_head_and_heads_of_two_numbers(ranks, tmp_path, variant, heads):
+    """The output of one head is not copied; RoPE's has strides where a head has two numbers."""
+    flags = (*FLOAT64, f"--heads={heads}", f"--kv-heads={heads}", "--batch=1", "--attention=sdpa",
+             f"--variant={variant}")
     hold_to_one_gpu(ranks(2)(run_main, SIX, flags, tmp_path), flags)
 
 
