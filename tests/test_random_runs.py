@@ -35,7 +35,7 @@ def drawn(rng, module, variant):
     """A number of ranks and flags that need not fit each other."""
     heads, world = rng.randint(1, 8), rng.randint(1, 6)
     flags = {
-        "variant": variant, "dtype": rng.choice(("float64", "float64", "float64", "float32")),
+        "variant": variant,
         "layers": rng.randint(1, 3), "heads": heads, "kv-heads": rng.randint(1, heads),
         "dim": 2 * heads * rng.randint(1, 6), "seq": rng.randint(1, 24),
         "vocab": rng.randint(128, 300), "attention": rng.choice(("plain", "sdpa")),
@@ -57,7 +57,7 @@ def drawn(rng, module, variant):
         elif action.type is int:
             words.append(f"{flag}={rng.randint(0, 4)}")
         elif action.type is float:
-            words.append(f"{flag}={action.default * rng.choice((0.01, 1, 4))}")
+            words.append(f"{flag}={action.default * rng.choice((0.01, 0.5, 1))}")
     return world, words
 
 
@@ -80,6 +80,9 @@ def test_a_random_run_is_the_same_as_one_gpu(ranks, tmp_path, name, variant, num
     for _ in range(TRIES):
         world, flags = drawn(rng, module, variant)
         flags += [f"--data={TEXT}", "--device=cpu", "--verify"]
+        if is_legal(module, world, [*flags, "--dtype=float64"]):
+            flags.append("--dtype=float64")  # else what rounds to 16 bits may still be legal
+            break
         if is_legal(module, world, flags):
             break
     else:
