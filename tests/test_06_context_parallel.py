@@ -263,6 +263,18 @@ def test_who_sends_least(six):
     assert six.tokens_to_hide(cfg, 2, True, flops, bandwidth) == pytest.approx(2 * ring)
 
 
+@pytest.mark.parametrize("kv_heads", [8, 2])
+def test_what_is_sent_forward_is_a_part_of_what_is_measured(six, kv_heads):
+    """Of a step's traffic in bf16: all of gather's all_gather, half of Ulysses' exchanges, and the
+    first 2 of the 8 bytes that a ring sends for each number of k and v."""
+    cfg = common.Config(1, 64, 8, kv_heads, 64, 256)
+    for n in (2, 4, 8):
+        sent = {v: six.traffic(cfg, v, 1, 1, n, 2) for v in ("ring", "gather", "ulysses")}
+        parts = {"ring": sent["ring"]["send"][2] / 8, "gather": sent["gather"]["all_gather"][2] / 2,
+                 "ulysses": sent["ulysses"]["all_to_all"][2] / 4}  # fmt: skip
+        assert parts == {v: pytest.approx(six.forward_numbers(cfg, v, n)) for v in parts}
+
+
 def test_activations_fall_with_the_ranks(six):
     """All of them, but for a loss and, with gathered keys, those and the mask."""
     cfg = common.Config(4, 64, 8, 8, 64, 256)
