@@ -416,7 +416,7 @@ def parse(file, doc, variants, flags, argv, Parser=argparse.ArgumentParser):
     add("--preset", choices=PRESETS, default="tiny", help="shape of the model")
     for name in ("layers", "dim", "heads", "kv-heads", "seq", "vocab"):
         add(f"--{name}", type=int, help="in place of the preset's")
-    add("--attention", choices=CORES, help="its core, in place of the preset's")
+    add("--attention", choices=CORES, help="in place of the preset's; sdpa is PyTorch's fused one")
     add("--batch", type=int, default=8, help="sequences in the whole global batch")
     add("--micro-batch", type=int, help="sequences in one forward pass on one rank")
     add("--optimizer", choices=OPTIMIZERS, default="adamw")
