@@ -1,7 +1,7 @@
 """What a run sends, keeps, holds and computes, measured where it happens: in PyTorch's dispatcher.
 
     CommMeter          collectives and sends: calls, bytes, when they ran, and when backward did
-    ActivationMeter    what autograd keeps for backward
+    ActivationMeter    what autograd keeps for backward; LiveActivations, the same over time
     MemoryTimeline     bytes of each kind after every operator
     count_flops        PyTorch's own counter, told of the fused kernels it does not know
 """
@@ -203,6 +203,24 @@ class ActivationMeter(torch.autograd.graph.saved_tensors_hooks):
     @property
     def bytes(self):
         return sum(self.storages.values())
+
+
+class LiveActivations(ActivationMeter):
+    """The same over time: `bytes` falls when what was kept is freed. `keep` adds tensors that are
+    kept for backward without autograd's knowing."""
+
+    def pack(self, tensor):
+        storage = local(tensor).untyped_storage()
+        key = storage.data_ptr()
+        if key not in self.known and key not in self.storages:
+            self.storages[key] = storage.nbytes()
+            weakref.finalize(storage, self.storages.pop, key)
+        return tensor
+
+    def keep(self, nested):
+        for tensor in tree_leaves(nested):
+            if torch.is_tensor(tensor):
+                self.pack(tensor)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The run with all instruments: it measures, compares with one GPU, reports and writes the JSON."""
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -12,14 +13,17 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 import common
 from common import Config, named_parameters, optimizer_state_bytes
-from lab import cli, verify
+from lab import cli, schedules, verify
 from lab.machines import MACHINES, PEAK_FLOPS
 from lab.meters import (
     ActivationMeter,
+    Clock,
     CommMeter,
+    LiveActivations,
     MemoryTimeline,
     count_flops,
     hidden_share,
@@ -49,6 +53,7 @@ class Run(common.Run):
         self.checks, self.notes, self.recorded, self.peak = [], [], {}, 0
         self.losses, self.grad_norms, self.references, self.parameters = [], [], [], []
         self.memory, self.batch, self.profiler, self.shards, self.flops = None, None, None, {}, {}
+        self.live, self.clocks, self.actions, self.known = None, {}, {}, None
         self.skipped, self.not_finite = 0, []
         self.rounds_to(args.dtype)
 
@@ -70,6 +75,27 @@ class Run(common.Run):
     def watch_memory(self, held):
         """Watch the first steps' memory. held(): lists of tensors, as MemoryTimeline wants them."""
         self.memory = MemoryTimeline(held)
+
+    def watch_actions(self, model):
+        """In the step whose communication is counted, note when actions of a schedule ran (those
+        around which `timed` is), and what was kept for backward after each."""
+        self.known = model
+
+    @contextlib.contextmanager
+    def timed(self, action, kept=(), of="executed"):
+        """Around an action, a tuple of plain data. kept: tensors that are kept for backward without
+        autograd's knowing."""
+        if of == "executed" and self.live is None:      # another step
+            yield
+            return
+        clock = self.clocks.setdefault(of, Clock(self.on_cuda))
+        start = clock.now()
+        yield
+        end = clock.now()
+        if self.live:
+            self.live.keep(kept)
+        actions = self.actions.setdefault(of, [])
+        actions.append([*action, start, end, self.live.bytes if self.live else 0])
 
     # The steps.
 
@@ -123,6 +149,12 @@ class Run(common.Run):
                     hook = p.register_post_accumulate_grad_hook(self.comm.gradient_is_ready)
                     meters.callback(hook.remove)
                 meters.enter_context(self.comm)
+                if self.known:
+                    known = [*self.known.parameters(), *self.known.buffers(),
+                             *tree_leaves(self.batch.micro_batches)]
+                    self.live = LiveActivations(known)
+                    meters.enter_context(self.live)
+                    meters.callback(setattr, self, "live", None)
             if self.on_cuda:
                 torch.cuda.reset_peak_memory_stats()
             start = self.now()
@@ -183,13 +215,14 @@ class Run(common.Run):
             formula = None
         self.check(name, nbytes(tensors), formula)
 
-    def check_states(self, model, optimizer, numbers=None):
+    def check_states(self, model, optimizer, numbers=None, tensors=None):
         """Parameters, gradients and optimizer states of `model`. numbers: how many parameters this
-        rank should have, in whole tensors of --dtype; None where there is no formula."""
+        rank should have, in --dtype; None where there is no formula. tensors: in how many; by
+        default in as many as the whole model has."""
         parameters = list(model.parameters())
         size = states = None
         if numbers is not None:
-            width, tensors = self.dtype.itemsize, self.args.model.tensors()
+            width, tensors = self.dtype.itemsize, tensors or self.args.model.tensors()
             size = width * numbers
             states = optimizer_state_bytes(self.args.optimizer, numbers, tensors, width)
         self.check_bytes("parameters", parameters, size)
@@ -222,12 +255,41 @@ class Run(common.Run):
         with meter, shapes_of_a_block(model) as shapes:
             loss = forward(tokens, targets)
         del loss
-        formula = None if self.attention_is_fused_on_cuda() else formula
-        self.check(name, meter.bytes, formula, within=0.1 if self.on_cuda else 0)
-        if self.on_cuda and formula not in (None, meter.bytes):
-            self.note("CUDA's kernels keep other tensors than the CPU's, which the formula is of: "
-                      f"{quantity(abs(meter.bytes - formula))} away")
+        self.check_kept(name, meter.bytes, formula)
         self.record(activation_bytes=meter.bytes, shapes_of_a_block=shapes)
+
+    def check_kept(self, name, measured, formula):
+        """Bytes kept for backward, beside the CPU's formula, as above."""
+        formula = None if self.attention_is_fused_on_cuda() else formula
+        self.check(name, measured, formula, within=0.1 if self.on_cuda else 0)
+        if self.on_cuda and formula not in (None, measured):
+            self.note("CUDA's kernels keep other tensors than the CPU's, which the formula is of: "
+                      f"{quantity(abs(measured - formula))} away")
+
+    def check_alive(self, formula):
+        """Bytes kept for backward after each action of a schedule. formula: a list of them."""
+        over_time = [kept for *_, kept in self.actions["executed"]]
+        self.check_kept("activations, at the most", max(over_time), max(formula))
+        if not self.on_cuda:
+            right = sum(measured == expected for measured, expected in zip(over_time, formula))
+            self.check("activations right after so many actions", right, len(formula), "")
+
+    def check_rendezvous(self, schedule, programs):
+        """Raise where chapter 07's messages do not match, or could block, on a strict network."""
+        schedules.check_rendezvous(programs, schedule.needs)
+
+    def sleep_through(self, execute, stages, out, milliseconds):
+        """Take a step whose stages sleep for args.sleep milliseconds in each F, B and W. That needs
+        no cores: it takes as long as simulated, and messages. execute(stages, timed): the step."""
+        sleeping = {number: schedules.SleepingStage(self.args.sleep / 1e3, out, self.now)
+                    for number in stages}
+        dist.barrier()
+        start = self.now()
+        execute(sleeping, functools.partial(self.timed, of="asleep"))
+        seconds = torch.tensor(self.now() - start, device=self.device)
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        self.check("a step of sleeping stages, simulated", round(1e3 * seconds.item()),
+                   milliseconds, "ms", within=0.3)
 
     def check_flops(self, name, forward_and_backward, formula, factor=1):
         """`factor` times the FLOPs of forward_and_backward(tokens, targets), which PyTorch counts.
@@ -331,11 +393,14 @@ class Run(common.Run):
             beside = " (with one GPU's run)" if self.verifier and self.rank == 0 else ""
             self.check(f"allocated at the peak{beside}", self.peak)
         everyones, failed = [None] * self.world, [c for c in self.checks if c["ok"] is False]
-        dist.all_gather_object(everyones, (self.shards, self.flops, self.not_finite[:1], failed))
+        actions = {of: self.in_seconds(of) for of in self.actions}
+        dist.all_gather_object(everyones, (self.shards, self.flops, actions, self.not_finite[:1],
+                                           failed))
         if self.rank > 0:
             return 0
-        shards, flops, not_finite, failed = zip(*everyones)
+        shards, flops, actions, not_finite, failed = zip(*everyones)
         self.record(shards=list(shards), flops=list(flops))
+        self.record(**{of: [of_rank[of] for of_rank in actions] for of in actions[0]})
         for rank, checks in enumerate(failed[1:], start=1):
             self.checks += [c | {"name": f"rank {rank}: {c['name']}"} for c in checks]
         print(f"  {'per rank and step':<40}{'measured':>12}{'formula':>15}")
@@ -357,6 +422,12 @@ class Run(common.Run):
         outputs = {"json": self.write_json, "plot": self.draw, "profile": self.write_trace}
         written = [self.wrote(flag, write) for flag, write in outputs.items()]
         return 0 if all(written) and not self.problems else 1
+
+    def in_seconds(self, of):
+        """The actions, with start and end in seconds since the first of this rank's began."""
+        since = self.clocks[of].since_start()
+        return [[*action, since(start), since(end), kept]
+                for *action, start, end, kept in self.actions[of]]
 
     def wrote(self, flag, write):
         """Whether write(path) has worked, if the flag names a path. By now the verdict is printed,
