@@ -375,9 +375,8 @@ def grad_norm(parameters, group=None):
     """The norm of the whole model's gradient, a scalar in float32 or better: every parameter once.
 
     group: the ranks that hold one model between them. The squares of all that they hold are summed;
-    where several ranks hold the same part, each gives its share of the square, so that it counts
-    once. `p.copies` says how many do; without it, p is on all ranks, or cut as `p.cuts` says.
-    Communication: an all_reduce of one number.
+    where several ranks hold the same part, as many as `p.copies` or `p.cuts` say, each gives its
+    share of the square, so that it counts once. Communication: an all_reduce of one number.
     """
     ranks, grads, copies = group.size() if group else 1, [], []
     for p in parameters:
@@ -555,18 +554,15 @@ class Run:
         """The exit status."""
         return self.status
 
-    def timed(self, action, kept=(), of="executed"):
-        """Around an action of a schedule."""
-        return contextlib.nullcontext()
-
     def instrument(self, *args, **more):
-        """What lab's run does here is said there."""
+        """What lab's run does here, or around a block of code, is said there."""
+        return contextlib.nullcontext()
 
     rounds_to = watch_memory = check = check_bytes = check_states = check_activations = instrument
     check_flops = check_traffic = compare_traffic = note_overlap = on_machines = instrument
     note = note_speed = note_sample = record = gathered = check_shards = instrument
-    check_most_gradients = instrument
-    check_rendezvous = watch_actions = check_alive = sleep_through = instrument     # chapter 07's
+    check_most_gradients = watch_actions = timed = check_alive = instrument
+    check_rendezvous = sleep_through = instrument
 
 
 def join_ranks(args, rank, world):
@@ -615,6 +611,11 @@ def launch(*chapter):
         status = main(*chapter)
     except SystemExit as leaving:
         status = leaving.code
+    except RuntimeError as error:                       # gloo's words, and NCCL's
+        if not any(word in str(error) for word in ("by peer", "Broken pipe", "remote process")):
+            raise
+        print(f"error: rank {environment('RANK', 0)}: another rank has ended", file=sys.stderr)
+        status = 1
     gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
