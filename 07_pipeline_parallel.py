@@ -3,8 +3,8 @@ r"""07 · Pipeline parallelism: some of the layers on each rank, and micro-batch
 The model is a list of modules, so it can be cut between any two of them. Each of p ranks holds one
 slice of it, a stage. A stage receives the activations of a micro-batch from the stage before, puts
 them through its layers, and sends the result to the next. In backward, gradients go the other way.
-That is one message of (b, s, h) for a cut, a micro-batch and a direction: nothing else in this
-course sends so little, so a cut may well lie between two machines.
+That is one message of (b, s, h) for a cut, a micro-batch and a direction. No technique so far sends
+so little, so a cut may well lie between two machines.
 
 The price is waiting. While the first micro-batch is in the last stage, the first stage works on
 others. But at the beginning of a step the last stage has nothing to do yet, and at the end the
@@ -33,7 +33,9 @@ one executor runs them all.
     1f1b          One forward, one backward, as soon as there is something to go backward with. The
                   bubble is the same, but rank r has only p-r micro-batches alive.
     interleaved   Each rank holds v slices, so that a micro-batch goes round v times. A slice takes
-                  1/v of the time, and so does the bubble. There are v times as many messages.
+                  1/v of the time, and so does the bubble. There are v times as many messages. p
+                  micro-batches go through a slice in turn (depth first), or with --breadth-first
+                  all m, which are all alive then.
     zb-h1         Other ranks wait for B, nobody waits for W. So W is put off until there is nothing
                   better to do. All ranks now have p micro-batches alive, as 1f1b's first rank has.
     zb-h2         The same, with up to 2p-1 alive. If F, B and W take equally long, no rank ever
@@ -59,7 +61,7 @@ On rank r, if F, B and W are the times of all that the rank holds, and backward 
 
 Divided by the work, m (F+B+W), the first column is the bubble: (p-1)/m for 1f1b. A micro-batch that
 is only waiting for its W is alive too. It keeps the inputs of all linears and the gradients of
-their outputs, which is less than all activations, but no less than half.
+their outputs: about as many bytes as before B, but for what the core of attention kept.
 
 The order of messages. Between two ranks, NCCL matches sends with receives by the order in which
 they are posted, and a send may block until the other side has posted its receive. Suppose each rank
@@ -73,9 +75,12 @@ step, lab/ runs all lists on the strictest network there is, and raises if anyth
 If embedding and head are tied, the first and the last stage each have a copy. Their gradients are
 summed, and the gradient norm counts them once. (In dualpipe-v, the same rank holds both ends.)
 
-When it pays: a message hides behind k blocks of a stage if b·s·h·e / B <= 24·b·s·h²·k / F, where a
-number has e bytes, the network B bytes/s and the chip F FLOP/s: from k = e·F / (24·h·B) on,
-however long a sequence is. It stops paying where a batch is not many more than p micro-batches.
+When it pays: a message, e bytes a number, hides behind the forward of a stage of k blocks if
+
+    b·s·h·e / bandwidth  <=  24·b·s·h²·k / FLOP/s
+
+So k must be at least e/24h · FLOP/s / bandwidth, whatever the batch and the sequence. It stops
+paying where the batch is not many more than p micro-batches: then the bubble is most of the step.
 
 Run it:
     torchrun --nproc_per_node=4 07_pipeline_parallel.py
@@ -236,9 +241,7 @@ def simulate(schedule, F=1, B=1, W=1, as_one=False):
         before = len(span)
         for rank, actions in enumerate(left):
             while actions:
-                first, second = [*actions, None][:2]
-                pair = as_one and second and (first.kind, second.kind) == ("F", "BW")
-                unit = [first, second] if pair and first.stage != second.stage else [first]
+                unit = actions[:2] if as_one and are_one(*actions[:2]) else actions[:1]
                 needs = [need for action in unit for need in schedule.needs(action)]
                 if any(need not in done for need in needs):
                     break
@@ -252,6 +255,11 @@ def simulate(schedule, F=1, B=1, W=1, as_one=False):
                        if actions]
             raise ValueError(f"ranks wait for each other: {', '.join(waiting)}")
     return span
+
+
+def are_one(first, second=None):
+    """Whether these two actions are an F&B."""
+    return second and (first.kind, second.kind) == ("F", "BW") and first.stage != second.stage
 
 
 class Message(NamedTuple):
@@ -415,7 +423,8 @@ def post(batch, pipeline, outputs, leaving):
 
 def execute(pipeline, micro_batches, valid):
     """Walk through this rank's program. Returns the loss of the micro-batches that end here."""
-    outputs, leaving, total = {}, [], 0
+    outputs, leaving = {}, []
+    total = torch.zeros((), dtype=torch.float64, device=micro_batches[0][0].device)
     for step in pipeline.program:
         if not isinstance(step, Action):
             leaving = [sent for sent in leaving if not sent.handle.is_completed()]
@@ -626,6 +635,7 @@ def train(run):
     run.check_rendezvous(schedule, programs)            # raises if anything could block
 
     group = run.mesh(pp=p)["pp"].get_group()
+    dist.barrier(group)                                 # NCCL wants all ranks at a group's first use
     cuts = cut(args.model, args.stages or balanced(args.model, schedule.depth))
     slices, model = take_slices(run, schedule.ranks, cuts)
     in_halves = args.variant.startswith(("zb", "dualpipe"))
@@ -640,7 +650,8 @@ def train(run):
         with run.measure():
             loss, norm = train_step(pipeline, model, optimizer, batch.micro_batches, batch.valid,
                                     args.clip)
-        run.log(batch, everyones(loss, run), norm, model)
+        dist.all_reduce(loss)                           # for the report: the last stage alone knows it
+        run.log(batch, loss, norm, model)
 
     check(run, schedule, cuts, model, optimizer, m)
     say_what_it_costs(run, schedule, p, m)
@@ -650,14 +661,6 @@ def train(run):
 
         run.sleep_through(execute_with, stages, empty().zero_(),
                           args.sleep * max(end for _, end in simulate(schedule).values()))
-
-
-def everyones(loss, run):
-    """For the report: the sum over all ranks, of which those with a last stage know a part."""
-    loss = torch.as_tensor(loss, dtype=torch.promote_types(run.dtype, torch.float32),
-                           device=run.device)
-    dist.all_reduce(loss)
-    return loss
 
 
 def check(run, schedule, cuts, model, optimizer, m):
@@ -678,10 +681,11 @@ def check(run, schedule, cuts, model, optimizer, m):
 
 def say_what_it_costs(run, schedule, p, m):
     """What follows from the lists alone, beside the closed forms; and on which machines it pays."""
-    args, v, ones = run.args, len(schedule.ranks) // p, [1] * schedule.depth
-    most = max(alive_over_time(schedule.actions[0], ones, ones))
-    run.check("micro-batches alive on rank 0, at the most", most,
-              most_alive(args.variant, 0, p, m, v, args.breadth_first), "")
+    args, rank, v = run.args, run.rank, len(schedule.ranks) // p
+    ones = [1] * schedule.depth
+    run.check("micro-batches alive, at the most",
+              max(alive_over_time(schedule.actions[rank], ones, ones)),
+              most_alive(args.variant, rank, p, m, v, args.breadth_first), "")
     formula, simulated = bubble(args.variant, p, m, v), simulated_bubble(schedule, args.variant)
     run.check("bubble over work if F = B = W, simulated", round(simulated, 6),
               None if formula is None else round(formula, 6), "")
@@ -701,7 +705,8 @@ def torch_step(pipeline, model, optimizer, tokens, targets, clip, group):
     if clip:
         clip_grads(model.parameters(), norm, clip)
     optimizer.step()
-    return sum(loss.detach() for loss in losses), norm
+    no_loss = torch.zeros((), dtype=torch.float64, device=targets.device)
+    return sum((loss.detach() for loss in losses), no_loss), norm
 
 
 def train_torch(run):
@@ -726,7 +731,8 @@ def train_torch(run):
         tokens = [tokens] if 0 in slices else []        # for the first stage alone
         with run.measure():
             loss, norm = torch_step(pipeline, model, optimizer, tokens, targets, args.clip, group)
-        run.log(batch, everyones(loss, run), norm, model)
+        dist.all_reduce(loss)
+        run.log(batch, loss, norm, model)
 
     parameters, tensors, _ = held(args.model, cuts, ranks, run.rank)
     run.check_states(model, optimizer, parameters, tensors)
@@ -769,6 +775,9 @@ def requires(args, ranks):
         flag = f"--micro-batches {fits}" if args.draw else f"--batch {fits * args.micro_batch}"
         common.refuse(f"{name} cannot spread {m} micro-batches over {p} ranks; {flag} would work")
 
+    if args.variant == "torch" and name == "dualpipe-v" and torch.__version__ < "2.13":
+        common.refuse(f"--schedule {args.schedule} of PyTorch {torch.__version__} sends to its own "
+                      "rank, which not all networks can; --schedule 1F1B would work")
     depth = {"interleaved": args.chunks * p, "dualpipe-v": 2 * p}.get(name, p)
     if layers < depth and not args.draw:
         common.refuse(f"--layers {layers} is less than one for each of {depth} stages; "

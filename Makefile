@@ -33,7 +33,8 @@ given-python:
 	@touch $@
 
 # Run every chapter with its default variant, and a few steps of the variants that figures compare, on
-# 8 CPU ranks (01 on one), with flags $(1) and the JSON in $(2); stop at the first that fails.
+# 8 CPU ranks (01 on one; 07 has a layer for each), with flags $(1) and the JSON in $(2); stop at the
+# first that fails.
 COMPARED := 02_data_parallel:naive 02_data_parallel:overlap 03_zero:zero1 03_zero:zero2 \
 	06_context_parallel:ring
 RUNS := $(sort $(CHAPTERS_HERE:.py=) $(COMPARED))
@@ -47,6 +48,7 @@ define run_chapters
 			*) set -- env OMP_NUM_THREADS=1 $(PYTHON) -m torch.distributed.run --standalone --nproc_per_node=8 ;; \
 		esac; \
 		set -- "$$@" $$chapter.py --device=cpu $(1) $${variant:+--variant=$$variant --steps=5}; \
+		case $$chapter in 07_*) set -- "$$@" --layers=8 --sleep=10 ;; esac; \
 		echo; echo "$$ $$*"; \
 		"$$@" --json=$(2)/$$chapter$${variant:+-$$variant}.json \
 			|| { echo "make $@: $$chapter.py failed" >&2; exit 1; }; \

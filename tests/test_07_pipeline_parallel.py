@@ -16,7 +16,7 @@ from conftest import CHAPTERS, ROOT, TEXT, arguments, broken, chapter, hold_to_o
 from test_04_tensor_parallel import FLOAT64, TRAINING, covering
 
 import common
-from lab import meters, schedules
+from lab import cli, meters, schedules
 
 SEVEN = "07_pipeline_parallel"
 VARIANTS = ("1f1b", "naive", "afab", "interleaved", "zb-h1", "zb-h2", "dualpipe", "dualpipe-v")
@@ -93,7 +93,7 @@ def test_same_as_one_gpu_in_full(ranks, tmp_path, one):
 @pytest.mark.parametrize("preset", ["tiny", "gpt2"])
 def test_pytorchs_own(ranks, tmp_path, schedule, preset):
     if torch.__version__ < "2.13" and schedule in ("ZBVZeroBubble", "DualPipeV"):
-        pytest.skip("this PyTorch's V-shaped schedules send to their own rank, which gloo cannot")
+        pytest.skip("refused")
     flags = (*FLOAT64, "--variant=torch", f"--schedule={schedule}", "--layers=4", "--clip=0.1",
              f"--preset={preset}", "--attention=plain")
     hold_to_one_gpu(ranks(2, timeout=90)(run_main, SEVEN, flags, tmp_path), flags)
@@ -364,7 +364,7 @@ TIED = ("--preset=gpt2", "--attention=plain")
          "gradients"),
         ("", "out = loss_sum(out, targets) / valid",
          "out = loss_sum(out, targets) / (targets >= 0).sum() / 4", "loss"),
-        ("", "    dist.all_reduce(loss)\n", "    pass\n", "loss"),
+        ("", "dist.all_reduce(loss)  ", "pass  ", "loss"),
         # backward in halves
         ("--variant=zb-h1", "in self.for_w.pop(i):", "in 2 * self.for_w.pop(i):", "gradients"),
         ("--variant=zb-h1", "self.later.clear()", "pass", "gradients"),
@@ -479,6 +479,16 @@ def test_refusals(run_chapter, world, flags, line):
     flags = (*flags.split(), f"--data={TEXT}")
     status, output, errors = run_chapter(SEVEN, *flags, WORLD_SIZE=world, RANK=0)
     assert (status, output, errors) == (2, "", f"error: {line}\n")
+
+
+@pytest.mark.parametrize(("version", "refused"), [("2.11.0", True), ("2.13.0+cpu", False)])
+def test_a_v_through_an_old_pytorch_is_refused(seven, monkeypatch, capsys, version, refused):
+    monkeypatch.setattr(torch, "__version__", version)
+    flags = ("--variant=torch", "--schedule=DualPipeV", f"--data={TEXT}")
+    args = cli.parse(seven.__file__, "", seven.VARIANTS, seven.flags, flags)
+    with pytest.raises(SystemExit) if refused else contextlib.nullcontext():
+        seven.requires(args, 2)
+    assert refused == ("--schedule DualPipeV of PyTorch 2.11.0 sends" in capsys.readouterr().err)
 
 
 def test_a_schedule_is_drawn_without_training(run_chapter):

@@ -14,7 +14,14 @@ from torch.distributed.device_mesh import init_device_mesh
 import common
 from common import Config, gpt, loss_sum
 from lab import meters
-from lab.meters import ActivationMeter, CommMeter, MemoryTimeline, hidden_share, nbytes
+from lab.meters import (
+    ActivationMeter,
+    CommMeter,
+    LiveActivations,
+    MemoryTimeline,
+    hidden_share,
+    nbytes,
+)
 
 SHAPE = Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)
 
@@ -259,6 +266,23 @@ def test_shapes_of_a_block():
     whole = dict.fromkeys(("norm1", "attn", "norm2", "mlp", "heads"), (16, 32))
     assert shapes == whole | {"hidden units": (16, 128)}
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_live_activations_fall_when_they_are_freed():
+    """Two micro-batches alive, then one, then what was told of alone, then none."""
+    linear, seen = nn.Linear(4, 4, bias=False), []
+    live = LiveActivations(linear.parameters())
+    with live:
+        losses = [linear(torch.ones(2, 4)).exp().sum() for _ in range(2)]  # inputs and exp: 64 B
+        seen.append(live.bytes)
+        losses.pop(0).backward()
+        seen.append(live.bytes)
+        kept = {"dy": [torch.ones(5)]}
+        live.keep(kept)
+        losses.pop().backward()
+        seen.append(live.bytes)
+        kept.clear()
+    assert [*seen, live.bytes] == [128, 64, 20, 0]
 
 
 # ------------------------------------------------------------------------------------------ memory

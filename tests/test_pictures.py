@@ -18,6 +18,7 @@ RUNS = {  # of each figure: chapter, ranks, and the variants that it compares
                              ("05_sequence_parallel", 4, "kept"),
                              ("05_sequence_parallel", 4, "megatron")],
     "06_context_parallel": [("06_context_parallel", 4, v) for v in ("ring", "zigzag")],
+    "07_pipeline_parallel": [("07_pipeline_parallel", 2, "1f1b")],
 }  # fmt: skip
 
 
@@ -132,6 +133,131 @@ def test_who_computes_which_block_is_drawn_as_the_lesson_has_it(recorded):
     ring, zigzag = heights[:4], heights[4:]
     assert ring == pytest.approx([ring[0] * (rank + 1) for rank in range(4)])
     assert len(set(zigzag)) == 1 and sum(zigzag) == pytest.approx(sum(ring))
+
+
+def read_back(axes):
+    """What is drawn of a schedule, as the chapter has it in a terminal: two lines for each rank."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    letters = {}
+    for kind, (color, _) in pictures.ACTIONS.items():
+        lighter = to_hex([(1 + part) / 2 for part in to_rgb(color)])
+        letters |= {color: kind, lighter: kind.lower()}
+    numbers = {(round(2 * x), y): text.get_text() for text in axes.texts
+               for x, y in [text.get_position()]}  # fmt: skip
+    ticks = [tick.get_text() for tick in axes.get_yticklabels()]
+    top_down = sorted(range(len(ticks)), key=lambda y: -axes.transData.transform((0, y))[1])
+    end = round(max(box.get_x() + box.get_width() for box in axes.patches))
+    lines = []
+    for y in top_down:
+        kinds, digits = [], []
+        for box in axes.patches:  # what comes later lies on what came before
+            if not box.get_y() < y < box.get_y() + box.get_height():
+                continue
+            start, width = round(box.get_x()), round(box.get_width())
+            color = to_hex(box.get_facecolor())
+            if color == pictures.IDLE:
+                assert (start, width) == (0, end)
+                kinds, digits = ["."] * end, ["."] * end
+            else:
+                kinds[start : start + width] = letters[color]
+                digits[start : start + width] = numbers[2 * start + width, y][-1] * width
+        lines += [f"{ticks[y]:<8}{''.join(kinds)}", f"{'':8}{''.join(digits)}"]
+    lines = [line.rstrip(".") for line in lines]
+    return "\n".join(lines)
+
+
+def pipeline_run(variant, p, m):
+    """What a run of chapter 07 records of its schedule; and the schedule."""
+    pipeline = chapter("07_pipeline_parallel")
+    schedule = pipeline.make_schedule(variant, p, m, v=2)
+    span = pipeline.simulate(schedule)
+    simulated = [[[*a, *span[a]] for a in actions] for actions in schedule.actions]
+    config = {"chunks": 2, "breadth_first": False, "sleep": 10}
+    run = {"chapter": "07_pipeline_parallel", "variant": variant, "config": config,
+           "device": "cpu", "recorded": {"simulated": simulated}}  # fmt: skip
+    return run, schedule
+
+
+@pytest.mark.parametrize("variant", ["1f1b", "interleaved", "zb-h1", "dualpipe"])
+def test_a_schedule_is_drawn_as_the_chapter_has_it_in_a_terminal(variant):
+    """A real step's, too, whose times are in seconds."""
+    run, schedule = pipeline_run(variant, 4, 8)
+    simulated = run["recorded"]["simulated"]
+    run["recorded"]["asleep"] = run["recorded"]["executed"] = [
+        [[*a, 1e-3 * start, 1e-3 * end, 1e6 * (i + rank)]
+         for i, (*a, start, end) in enumerate(of_rank)]
+        for rank, of_rank in enumerate(simulated)
+    ]  # fmt: skip
+    figure = pictures.schedule([run])
+    *drawn, kept, _ = figure.axes
+    expected = chapter("07_pipeline_parallel").drawing(schedule)
+    assert [read_back(axes) for axes in drawn] == [expected] * 3
+
+    kinds = [line[8:] for line in expected.splitlines()[::2]]
+    worked = sum(len(line) - line.count(".") for line in kinds)
+    idle = 4 * max(map(len, kinds)) / worked - 1
+    titles = [axes.get_title(loc="left") for axes in drawn]
+    for title in titles:
+        assert float(title.split("idle over work ")[1]) == pytest.approx(idle, abs=0.0051)
+    assert "simulated" in titles[0] and "sleeps for 10 ms" in titles[1] and "cpu" in titles[2]
+    for rank, (line, of_rank) in enumerate(zip(kept.lines, simulated, strict=True)):
+        assert line.get_drawstyle() == "steps-post" and line.get_label() == f"rank {rank}"
+        assert list(line.get_xdata()) == pytest.approx([end for *_, end in of_rank])
+        assert list(line.get_ydata()) == [i + rank for i in range(len(of_rank))]
+    halves = any("W" in line.replace("BW", "") for line in kinds)
+    lighter = any(line != line.upper() for line in kinds)
+    legend = [text.get_text().split(":")[0] for text in figure.legends[0].get_texts()]
+    assert ("W" in legend) == halves and ("lighter" in legend) == lighter
+
+
+def test_numbers_of_micro_batches_stay_within_their_boxes():
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    run, _ = pipeline_run("1f1b", 1, 64)
+    figure = pictures.schedule([run])
+    FigureCanvasAgg(figure).draw()
+    axes = figure.axes[0]
+    numbers = [int(text.get_text()) for text in axes.texts]
+    assert numbers == sorted([*range(64), *range(10)])  # an F is too narrow for two digits
+    _, *boxes = [box.get_window_extent() for box in axes.patches]
+    for text in axes.texts:
+        extent = text.get_window_extent()
+        assert any(box.x0 <= extent.x0 and extent.x1 <= box.x1 for box in boxes)
+
+
+def test_bubbles_of_all_schedules_are_there_without_a_schedule_to_draw():
+    """As the formulas have them: of PyTorch's run alone nothing else is known."""
+    pipeline = chapter("07_pipeline_parallel")
+    known, _ = pipeline_run("1f1b", 2, 2)
+    unknown = known | {"variant": "torch", "recorded": {}}
+    [axes] = pictures.schedule([unknown]).axes
+    assert len(pictures.schedule([unknown, known]).axes) == 2
+    assert len(pictures.schedule([known, unknown]).axes) == 2
+
+    lines = {line.get_label().split(",")[0].split(":")[0]: line for line in axes.lines}
+    assert {*lines, "torch"} == {*pipeline.VARIANTS}
+    assert lines.pop("naive").get_label().startswith("naive: 7,")
+    for variant, line in lines.items():
+        for m, ratio in line.get_xydata():
+            formula = pipeline.bubble(variant, 8, m, 2)
+            assert formula is None or ratio == pytest.approx(formula)
+        assert m == 64 and len(line.get_xdata()) > 7
+
+
+def test_a_recorded_step_is_drawn_action_by_action(recorded):
+    [run] = recorded("07_pipeline_parallel")
+    _, axes, kept, _ = pictures.schedule([run]).axes
+    executed = run["recorded"]["executed"]
+    boxes = {rank: [box for box in axes.patches if round(box.get_y() + 0.43) == rank][1:]
+             for rank in (0, 1)}  # fmt: skip
+    for rank, of_rank in enumerate(executed):
+        for box, (_, _, _, start, end, _) in zip(boxes[rank], of_rank, strict=True):
+            assert box.get_x() == pytest.approx(1e3 * start) and start > 0
+            assert box.get_width() == pytest.approx(1e3 * (end - start))
+    assert [line.get_ydata()[-1] for line in kept.lines] == [
+        of_rank[-1][-1] / 1e6 for of_rank in executed
+    ]
 
 
 def test_a_run_draws_its_own_figure(run_chapter, tmp_path):
