@@ -43,7 +43,8 @@ one executor runs them all.
     dualpipe      Two pipelines in opposite directions over the same ranks, with half of the micro-
                   batches each. So a rank holds two stages, and every stage lies on two ranks, which
                   sum their gradients. DeepSeek-V3 runs an F of one pipeline and a BW of the other
-                  at the same time ("F&B"), so that one computes while the other communicates.
+                  at the same time ("F&B"), so that one computes while the other communicates. (In
+                  this file, which has nothing to hide, BW follows F.)
     dualpipe-v    One pipeline of 2p half as large stages, which goes down the ranks and comes back.
                   The rest is as in dualpipe, without the second copy.
 
@@ -635,7 +636,7 @@ def train(run):
     run.check_rendezvous(schedule, programs)            # raises if anything could block
 
     group = run.mesh(pp=p)["pp"].get_group()
-    dist.barrier(group)                                 # NCCL wants all ranks at a group's first use
+    dist.barrier(group)                                 # NCCL: the first use of a group is by all
     cuts = cut(args.model, args.stages or balanced(args.model, schedule.depth))
     slices, model = take_slices(run, schedule.ranks, cuts)
     in_halves = args.variant.startswith(("zb", "dualpipe"))
@@ -650,7 +651,7 @@ def train(run):
         with run.measure():
             loss, norm = train_step(pipeline, model, optimizer, batch.micro_batches, batch.valid,
                                     args.clip)
-        dist.all_reduce(loss)                           # for the report: the last stage alone knows it
+        dist.all_reduce(loss)                           # for the report; the last stage knows it
         run.log(batch, loss, norm, model)
 
     check(run, schedule, cuts, model, optimizer, m)
