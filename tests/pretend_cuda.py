@@ -8,7 +8,8 @@ refuse, or do wrong in silence, raises RuleBroken; and where one rank raises, al
     Functions     what Python says of devices follows the mark
     Operators     an operator takes tensors of one kind; a collective, what NCCL takes
     Gpu           what is under way is left alone until somebody has waited for it
-    agree         all ranks issue the same collectives in the same order
+    Ranks         those of a group issue the same collectives in the same order; what one sends to
+                  another is what that one receives, message by message
 
 gpu.steps has a list for each step: the places where the host waited for the device. It is for what
 is written by hand: PyTorch's own wrappers (DDP, FSDP, DTensor) send and wait in C++, unseen.
@@ -16,10 +17,12 @@ is written by hand: PyTorch's own wrappers (DDP, FSDP, DTensor) send and wait in
 
 import collections
 import contextlib
+import json
 import sys
 import time
 import types
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 import torch
@@ -72,31 +75,125 @@ def caller():
     return f"{Path(frame.f_code.co_filename).stem}:{frame.f_lineno}"
 
 
-def agree(what):
-    """Under NCCL, ranks that issue different collectives hang, or take each other's bytes. So each
-    says what comes next, and hears the others: all of them go on, or all raise. (Of a group of some
-    ranks all others are asked too: what one does in its group, the others do in theirs.)"""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return
-    mine = torch.frombuffer(bytearray(what.encode()[:200].ljust(200)), dtype=torch.uint8)
-    said = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(said, mine)
-    said = [bytes(text.tolist()).decode(errors="replace").strip() for text in said]
-    if len(set(said)) > 1:
-        lines = [f"rank {rank}: {text}" for rank, text in enumerate(said)]
-        raise Disagreement("; ".join(["ranks disagree", *lines]))
+PATIENCE = 30  # seconds: less than the pool's
+
+
+def patiently(done):
+    """Whether it gets done in time."""
+    end, pause = time.monotonic() + PATIENCE, 1e-4
+    while not done():
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, 5e-3)
+    return True
+
+
+class Ranks:
+    """What the ranks say to each other, in the store through which they have met.
+
+    Under NCCL, ranks that issue different collectives hang, or take each other's bytes. So each
+    says what comes next, and hears the others of its group: all of them go on, or all raise. All
+    raise as well if one has left by an error, or if they wait for each other in several groups.
+    """
+
+    def __init__(self):
+        self.rank, self.all, self.store = 0, [0], None
+        self.times = collections.Counter()
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            self.rank, self.all = dist.get_rank(), list(range(dist.get_world_size()))
+            store = dist.distributed_c10d._get_default_store()
+            pretence = store.add(f"pretences of {self.rank}", 1)
+            self.store = dist.PrefixStore(f"pretence {pretence}", store)
+
+    def place(self, name):
+        """What happens again and again gets a name of its own each time, the same on each rank."""
+        self.times[name] += 1
+        return f"{name}, number {self.times[name]}"
+
+    def say(self, place, what):
+        if self.store:
+            self.store.set(f"{place}: {self.rank}", what)
+
+    def said(self, place, rank):
+        return self.store.get(f"{place}: {rank}").decode()
+
+    def have_said(self, place, ranks):
+        return self.store.check([f"{place}: {rank}" for rank in ranks])
+
+    def compare(self, place, ranks):
+        """Raise if what they have said by now differs."""
+        some = [rank for rank in ranks if self.store and self.have_said(place, [rank])]
+        said = {rank: self.said(place, rank) for rank in some}
+        if len(set(said.values())) > 1:
+            raise Disagreement(listed("ranks disagree", said))
+
+    def hear(self, place, ranks):
+        """Wait until they have all said the same."""
+
+        def done():
+            if self.have_said(place, ranks):
+                self.compare(place, ranks)
+                return True
+            if self.store.check(["error"]):
+                raise Disagreement(self.store.get("error").decode())
+            stuck = self.stuck()
+            if stuck and stuck == self.stuck():  # both times, so all at one time
+                said = {rank: self.said(place, rank) for rank, place in stuck.items()}
+                raise Disagreement(listed("ranks wait for each other", said))
+
+        if self.store:
+            self.say("at", json.dumps([place, ranks]))
+            if not patiently(done):
+                raise Disagreement(f"rank {self.rank} is alone at {self.said(place, self.rank)}")
+
+    def stuck(self):
+        """Where each rank waits, if all do: then nobody can come to where another one is."""
+        places = {}
+        for rank in self.all:
+            if not self.have_said("at", [rank]):
+                return None
+            place, ranks = json.loads(self.said("at", rank))
+            if self.have_said(place, ranks):  # it goes on, or will do so at once
+                return None
+            places[rank] = place
+        return places
+
+    def leave(self):
+        self.say("left", "leaves in peace")
+        self.hear("left", self.all)
+
+    def leave_by(self, error):
+        """All leave together: another rank may still need this one for what both have begun."""
+        if self.store:
+            what = f"leaves by {type(error).__name__}: {error}"
+            if not self.store.check(["error"]):
+                self.store.set("error", f"rank {self.rank}: {what}")
+            self.say("left", what)
+            patiently(lambda: self.have_said("left", self.all))
+
+
+def listed(trouble, said):
+    return "; ".join([trouble, *(f"rank {rank}: {what}" for rank, what in said.items())])
 
 
 # ------------------------------------------------------------------------------- what is under way
 
-Begun = collections.namedtuple("Begun", "what group reads writes")
+
+class Begun(NamedTuple):
+    what: str
+    group: str | None
+    reads: list
+    writes: list
+    meeting: tuple = ()  # of a send or a receive: its place, and the two ranks
 
 
 class Gpu:
     """What is under way, and when the host waited for the device."""
 
     def __init__(self):
-        self.device = torch.device("cuda", dist.get_rank() if dist.is_initialized() else 0)
+        self.ranks = Ranks()
+        self.device = torch.device("cuda", self.ranks.rank)
         self.collectives, self.copies = {}, []  # Begun, each; of collectives, by their Work
         self.streams = [None]  # the last is the current one; None: the main one
         self.steps, self.step = [], None  # None: outside of a step
@@ -184,14 +281,31 @@ class Operators(TorchDispatchMode):
             if begun.group != group.group_name and group.size() > 1:
                 raise RuleBroken(f"{name} while {begun.what} is under way in another group")
 
-        if name not in ("send", "recv_"):
-            what = [(*t.shape, str(t.dtype)) for t in writes + reads]
-            agree(f"{name} over {group.size()} ranks, {caller()}, of {what}")
+        what, meeting = str([(*t.shape, str(t.dtype)) for t in writes + reads]), ()
+        if name in ("send", "recv_"):
+            meeting = self.meeting(name, group, *args[-2:], what)
+        else:
+            place = self.gpu.ranks.place(group.group_name)
+            self.gpu.ranks.say(place, f"{name} over {group.size()} ranks, {caller()}, of {what}")
+            self.gpu.ranks.hear(place, dist.get_process_group_ranks(group))
         result = func(*args)
         [work] = [Work.unbox(x) for x in tree_leaves(result) if isinstance(x, torch.ScriptObject)]
-        begun = Begun(name, group.group_name, spans(reads), spans(writes))
+        begun = Begun(name, group.group_name, spans(reads), spans(writes), meeting)
         self.gpu.collectives[work] = begun
         return result
+
+    def meeting(self, name, group, peer, tag, what):
+        """NCCL knows no tags: the first that one rank sends to another is the first that this one
+        receives from it, and so on. Returns where they meet, and who: a wait is a wait for both,
+        since gloo would wait for ever for a rank that never comes."""
+        if tag:
+            raise RuleBroken(f"{name} with a tag, which NCCL does not know")
+        ends = [dist.get_global_rank(group, rank) for rank in (group.rank(), peer)]
+        a, b = ends if name == "send" else ends[::-1]
+        place = self.gpu.ranks.place(f"message from rank {a} to rank {b} in {group.group_name}")
+        self.gpu.ranks.say(place, f"{place}, of {what}")
+        self.gpu.ranks.compare(place, [a, b])
+        return place, [a, b]
 
     def operator(self, func, name, args, kwargs):
         """CUDA wants all tensors on the device, but for scalars that are only read. (It takes the
@@ -313,11 +427,25 @@ def fake_cuda(gpu):
                       "synchronize": gpu.synchronize}
 
 
+class OneWork:
+    """Of a batch of sends and receives: NCCL has one for all of them."""
+
+    def __init__(self, works):
+        self.works = works
+
+    def wait(self):
+        """It may be waited for again, which gloo's may not."""
+        self.works = [work for work in self.works if not work.wait()]
+
+    def is_completed(self):
+        return False
+
+
 @contextlib.contextmanager
 def pretended_cuda():
     """All is put back at the end, by which somebody must have waited for every collective."""
     gpu, engine, wait = Gpu(), torch.autograd._engine_run_backward, Work.wait
-    resize, measure = torch.UntypedStorage.resize_, Run.measure
+    resize, measure, batch = torch.UntypedStorage.resize_, Run.measure, dist.batch_isend_irecv
 
     def backward(*args, **kwargs):  # so that Python sees in it (in hooks, say) what it sees outside
         with Functions(gpu):
@@ -327,7 +455,9 @@ def pretended_cuda():
         """It holds up the current stream. So one on a side stream does not make it safe to touch
         the tensors on the main one."""
         if gpu.streams[-1] is None:
-            gpu.collectives.pop(work, None)
+            begun = gpu.collectives.pop(work, None)
+            if begun and begun.meeting:
+                gpu.ranks.hear(*begun.meeting)
             with _disable_current_modes():  # gloo may copy now
                 return wait(work, *args)
 
@@ -346,6 +476,7 @@ def pretended_cuda():
             gpu.step = None
 
     objects = "torch.distributed.distributed_c10d._get_object_coll_device"
+    one_work = lambda operations: [OneWork(batch(operations))]
     checks = "torch.utils.checkpoint._allowed_determinism_checks_to_fns"
     patches = [
         mock.patch("common.join_ranks", lambda *args: gpu.device),  # though the backend is gloo
@@ -353,6 +484,7 @@ def pretended_cuda():
         mock.patch(objects, lambda group=None: gpu.device),  # what is pickled travels as all else
         mock.patch.dict(checks, default=lambda x: (x.shape, x.dtype)),  # no device: it asks in C++
         mock.patch.object(Work, "wait", wait_for),
+        mock.patch.object(dist, "batch_isend_irecv", one_work),
         mock.patch.object(torch.UntypedStorage, "resize_", resize_),
         mock.patch.object(Run, "measure", measured),
         mock.patch.multiple(torch.cuda, **fake_cuda(gpu)),
@@ -364,9 +496,7 @@ def pretended_cuda():
             yield gpu
         if gpu.collectives:
             raise RuleBroken(f"nobody waited for {[x.what for x in gpu.collectives.values()]}")
-    except Disagreement:
-        raise
+        gpu.ranks.leave()
     except BaseException as error:
-        agree(f"leaves by {error!r}")
+        gpu.ranks.leave_by(error)
         raise
-    agree("leaves in peace")

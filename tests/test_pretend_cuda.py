@@ -12,10 +12,12 @@ from pretend_cuda import RuleBroken, Run, Work, pretended_cuda
 import common
 from lab import verify
 
-ONE, TWO, THREE, FOUR, FIVE, SIX = (
+ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN = (
     "01_single_gpu", "02_data_parallel", "03_zero", "04_tensor_parallel", "05_sequence_parallel",
-    "06_context_parallel")  # fmt: skip
-FLAGS = (*SMALL, "--batch=4", "--micro-batch=1", "--clip=0.1", "--ignore=0.5", f"--data={TEXT}")
+    "06_context_parallel", "07_pipeline_parallel")  # fmt: skip
+FLAGS = (*SMALL, "--vocab=256", "--batch=4", "--micro-batch=1", "--clip=0.1", "--ignore=0.5",
+         f"--data={TEXT}")  # fmt: skip
+TIED = "--preset=gpt2 --attention=plain --verify"
 
 
 def run_on_cuda(name, flags, folder, fault=None):
@@ -49,6 +51,14 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{SIX} --variant=ring --dtype=bfloat16 --kv-heads=1": ([], "recv_"),
     f"{SIX} --variant=gather --dtype=float64": ([], "_allgather_base_"),
     f"{SIX} --variant=ulysses --dtype=float64 --kv-heads=1": ([], "alltoall_base_"),
+    f"{SEVEN} --variant=1f1b --dtype=float64 {TIED}": ([], "allreduce_"),
+    f"{SEVEN} --variant=naive --dtype=float64": ([], "recv_"),
+    f"{SEVEN} --variant=afab --dtype=bfloat16": ([], "recv_"),
+    f"{SEVEN} --variant=interleaved --dtype=float64 --layers=4": ([], "recv_"),
+    f"{SEVEN} --variant=zb-h1 --dtype=float64 {TIED}": ([], "allreduce_"),
+    f"{SEVEN} --variant=zb-h2 --dtype=float64": ([], "recv_"),
+    f"{SEVEN} --variant=dualpipe --dtype=float64": ([], "allreduce_"),
+    f"{SEVEN} --variant=dualpipe-v --dtype=float64 --layers=4": ([], "recv_"),
 }  # fmt: skip
 
 
@@ -82,7 +92,7 @@ def broken_rule(name, flags, folder, fault):
     """The rule that a chapter breaks with this fault, or else its output and where it waited."""
     try:
         _, output, steps, _ = run_on_cuda(name, ("--steps=1", *flags), folder, fault)
-    except RuleBroken as broken:
+    except (RuleBroken, ValueError) as broken:
         return str(broken)
     return f"{output}{steps}"
 
@@ -121,6 +131,18 @@ def broken_rule(name, flags, folder, fault):
      "touches what recv_ under way uses"),
     (SIX, "", "yield (rank - hop) % n, kv\n", "yield (rank - hop) % n, kv\n        kv.zero_()\n",
      "race: zero_ touches what send under way uses"),
+    (SEVEN, "", "            self.handle.wait()\n", "            pass\n",
+     "touches what recv_ under way uses"),
+    (SEVEN, "", "leaving.append(in_flight)", "leaving.append(in_flight), operation.tensor.zero_()",
+     "race: zero_ touches what send under way uses"),
+    (SEVEN, "", "        sent.wait()\n", "        pass\n", "nobody waited for ['send'"),
+    (SEVEN, "", "    return loss, norm\n",
+     "    if dist.get_rank(): dist.all_reduce(norm)\n    return loss, norm\n",
+     "ranks disagree; rank 0: allreduce_ over 2 ranks, 07_pipeline_parallel:"),
+    (SEVEN, TIED, "        if is_dual or is_tied and", "        if run.rank and is_tied and",
+     "ranks wait for each other; rank 0: allreduce_ over 2 ranks, common:"),
+    (SEVEN, "", "outputs.pop(message.output).tensor", "outputs.pop(message.output).tensor.half()",
+     ", number 1, of [(1, 16, 32, 'torch.float16')]; rank "),
 ])
 def test_a_fault_is_caught_on_every_rank(ranks, tmp_path, name, flags, right, wrong, rule):
     chapter(name)  # or skip
@@ -196,6 +218,38 @@ def one_rank_alone(x, host):
         dist.all_reduce(x)
 
 
+def one_group_each(x, host):
+    pair = dist.new_group([0, 1])
+    dist.all_reduce(x, group=pair if dist.get_rank() else None)
+
+
+def exchange(x, sent, received, tag=0):
+    """Both ranks send and receive so many rows, in a group of their own: what a fault leaves in it,
+    no other will meet."""
+    group, other = dist.new_group([0, 1]), 1 - dist.get_rank()
+    rooms = [x.new_empty(rows, 4) for rows in received]
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, x[:rows], group=group, group_peer=other, tag=tag) for rows in sent]
+        + [dist.P2POp(dist.irecv, room, group=group, group_peer=other) for room in rooms])
+    assert len(works) == 1 and not works[0].is_completed()  # one for all
+    [work.wait() for work in works + works]  # twice, which NCCL does not mind
+    assert all(room.sum() == room.numel() for room in rooms)
+
+
+def receive(x, host, other_rank):
+    """Of a rank that does something else."""
+    group = dist.new_group([0, 1])
+    if dist.get_rank() == 0:
+        dist.recv(x, 1, group)
+    elif other_rank:
+        other_rank(x, host)
+
+
+def each_first(how):
+    """Send, or receive, as long as it takes, and only then the other one."""
+    return lambda x, host: how(x, 1 - dist.get_rank(), dist.new_group([0, 1]))
+
+
 FAULTS = {  # of x on the device and a pinned tensor of the host, (4, 4) both: what is said of them
     "on the host": (lambda x, host: dist.all_reduce(host), "not on the device"),
     "transposed": (lambda x, host: common.all_gather(x.new_empty(8, 4), x.T), "not contiguous"),
@@ -214,6 +268,14 @@ FAULTS = {  # of x on the device and a pinned tensor of the host, (4, 4) both: w
     "pinned": (lambda x, host: x.pin_memory(), "pin_memory() of a tensor on the device"),
     "two groups": (two_groups, "broadcast_ while allreduce_ is under way in another group"),
     "rank 1 alone": (one_rank_alone, "rank 0: leaves in peace; rank 1: allreduce_"),
+    "one group each": (one_group_each, "ranks wait for each other; rank 0: allreduce_"),
+    "order": (lambda x, host: exchange(x, (4, 2), (2, 4)), "number 1, of [(4, 4, 'torch.float32')"),
+    "fewer": (lambda x, host: exchange(x, (4,), (4, 2)), "ranks wait for each other; rank 0: mess"),
+    "a tag": (lambda x, host: exchange(x, (4,), (4,), tag=1), "send with a tag"),
+    "it left": (lambda x, host: receive(x, host, None), "; rank 1: leaves in peace"),
+    "it broke": (lambda x, host: receive(x, host, torch.add), "add of tensors on two devices"),
+    "all send": (each_first(dist.send), "ranks wait for each other; rank 0: message from rank 0"),
+    "all receive": (each_first(dist.recv), "ranks wait for each other; rank 0: message from rank"),
 }  # fmt: skip
 NO_FAULTS = {
     "waited for": lambda x, host: [all_reduce(x).wait(), x.add_(1)],
@@ -225,6 +287,9 @@ NO_FAULTS = {
     "came": lambda x, host: [
         host.copy_(x, non_blocking=True), torch.cuda.current_stream().synchronize(), host + 1],
     "grown again": lambda x, host: [x.untyped_storage().resize_(n) for n in (0, 64)],
+    "in order": lambda x, host: [exchange(x, (4, 2), (4, 2)), exchange(x, (3, 3), (3, 3))],
+    "alone": lambda x, host: dist.all_reduce(
+        x[dist.get_rank():], group=dist.new_subgroups_by_enumeration([[0], [1]])[0]),
     "pickled": lambda x, host: dist.all_gather_object([None, None], {"rank": dist.get_rank()}),
 }  # fmt: skip
 
@@ -248,6 +313,27 @@ def test_each_rule(ranks):
         for name, (_, rule) in FAULTS.items():
             assert rule in said[name], name
         assert not any(said[name] for name in NO_FAULTS), said
+
+
+def in_pairs(is_broken):
+    """Of four ranks, 0 and 3 have other collectives than 1 and 2. Rank 2 may break a rule while 1
+    waits for it, and 0 and 3 wait for both. Returns what is said of it."""
+    try:
+        with pretended_cuda():
+            x, rank = torch.ones(4, 4, device="cuda"), dist.get_rank()
+            pair, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])
+            for rows in (4,) if rank in (0, 3) else (1, 2):
+                dist.all_reduce(x[:rows], group=pair)
+            if is_broken and rank == 2:
+                x.numpy()
+            dist.all_reduce(x, group=pair if is_broken and rank == 1 else None)
+    except RuleBroken as broken:
+        return str(broken)
+
+
+def test_each_group_agrees_on_its_own(ranks):
+    assert ranks(4)(in_pairs, False) == 4 * [None]
+    assert all("numpy() of a tensor" in said for said in ranks(4)(in_pairs, True))
 
 
 WAITS = {  # of x and of a host's tensor, pinned or not: whether the host waits for the device
@@ -286,6 +372,7 @@ def test_all_is_put_back():
     def patched():
         places = (common, "join_ranks"), (Work, "wait"), (Run, "measure")
         places += ((torch.UntypedStorage, "resize_"), (torch.autograd, "_engine_run_backward"))
+        places += ((dist, "batch_isend_irecv"),)
         places += tuple((torch.cuda, name) for name in ("Event", "synchronize", "device_count"))
         return [getattr(*place) for place in places]
 
