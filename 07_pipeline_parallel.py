@@ -581,7 +581,7 @@ def bubble(variant, p, m, v, F=1, B=1, W=1):
             "interleaved": (p - 1) / v * work, "zb-h1": (p - 1) * (F + B - W),
             "zb-h2": (p - 1) * (F + B - 2 * W), "dualpipe": (p / 2 - 1) * (work + B - 2 * W),
             "dualpipe-v": (p - 1) / 2 * (work + B - 2 * W)}
-    least = {"zb-h1": p, "zb-h2": 2 * p - 1}.get(variant, 1)
+    least = {"interleaved": p, "zb-h1": p, "zb-h2": 2 * p - 1}.get(variant, 1)
     return wait[variant] / (m * work) if m >= least else None
 
 
@@ -770,7 +770,8 @@ def requires(args, ranks):
         common.refuse(f"dualpipe pairs ranks, and {p} is an odd number; {fits} would work")
     by_rank = name == "interleaved" and not args.breadth_first and args.schedule != "LoopedBFS"
     multiple = p if by_rank else 2 if name == "dualpipe" else 1
-    least = 2 * p if name.startswith("dualpipe") else 1
+    torch_1f1b = args.variant == "torch" and args.schedule == "1F1B"
+    least = 2 * p if name.startswith("dualpipe") else p if torch_1f1b else 1
     fits = -(-max(m, least) // multiple) * multiple
     if fits != m:
         flag = f"--micro-batches {fits}" if args.draw else f"--batch {fits * args.micro_batch}"

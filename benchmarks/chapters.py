@@ -4,8 +4,10 @@ Both runs of a pair go on in the same processes, a step of one in turn with a st
 that a noisy machine is noisy for both. The table gives the median step of each, the range of its
 middle half, and the ratio of the medians: at 1.00 or less, the first side is no slower. The share
 that follows is what the collectives of the first side's step take when nothing else runs (as many
-calls, of the mean size, one after the other), over its step: how much there is to hide. The last
-column is the processor time of a step on the rank that takes most, for each side.
+calls, of the mean size, one after the other; where ranks send unequally, as the busiest one), over
+its step: how much there is to hide. The last column is the processor time of a step on the rank
+that takes most, for each side. Chapter 07's schedules are also timed with stages that sleep instead
+of computing, beside their simulation.
 
     python benchmarks/chapters.py [--steps N] [--only 01] [--record] [-- flags for every run]
 
@@ -18,12 +20,14 @@ import datetime
 import functools
 import importlib
 import io
+import itertools
 import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -47,9 +51,11 @@ ON_GPUS = "--layers=12 --dim=1024 --heads=16 --kv-heads=16 --seq=1024 --vocab=50
 SHAPES = {
     "cpu": {"one": "", "data_parallel": "--dim=256 --seq=16 --batch=4", "buckets": "--bucket-mb=4",
             "cut": "--dim=256 --seq=64 --batch=4",
-            "long": "--layers=1 --dim=64 --seq=1024 --batch=1"},    # attention is most of the step
+            "long": "--layers=1 --dim=64 --seq=1024 --batch=1",     # attention is most of the step
+            "pipeline": "--layers=8 --batch=8"},        # two slices and two micro-batches for each
     "cuda": {"one": ON_GPUS, "data_parallel": ON_GPUS, "buckets": "--bucket-mb=25", "cut": ON_GPUS,
-             "long": f"{ON_GPUS} --seq=32768 --batch=1 --dtype=bfloat16 --attention=sdpa"},
+             "long": f"{ON_GPUS} --seq=32768 --batch=1 --dtype=bfloat16 --attention=sdpa",
+             "pipeline": f"{ON_GPUS} --layers=16"},
 }
 PAIRS = [               # chapter, ranks, flags of both sides, one side, the other
     ("01_single_gpu", 1, "{one} --attention=sdpa", "--variant=hand", "--variant=torch"),
@@ -73,7 +79,21 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, the oth
     ("06_context_parallel", 4, "{long}", "--variant=zigzag", "--variant=gather"),
     ("06_context_parallel", 4, "{long}", "--variant=zigzag", "--variant=ulysses"),
     ("06_context_parallel", 1, "{long}", "--variant=zigzag", "--variant=gather"),
+    ("07_pipeline_parallel", 4, "{pipeline}", "--variant=1f1b", "--variant=torch --schedule=1F1B"),
+    ("07_pipeline_parallel", 4, "{pipeline}", "--variant=afab", "--variant=torch --schedule=GPipe"),
+    ("07_pipeline_parallel", 4, "{pipeline}",
+     "--variant=interleaved", "--variant=torch --schedule=Interleaved1F1B"),
+    ("07_pipeline_parallel", 4, "{pipeline}",
+     "--variant=interleaved --breadth-first", "--variant=torch --schedule=LoopedBFS"),
+    ("07_pipeline_parallel", 4, "{pipeline}",           # with one slice for each rank, the same
+     "--variant=zb-h1", "--variant=torch --schedule=InterleavedZeroBubble --chunks=1"),
+    ("07_pipeline_parallel", 4, "{pipeline}",
+     "--variant=dualpipe-v", "--variant=torch --schedule=DualPipeV"),
+    ("07_pipeline_parallel", 4, "{pipeline}", "--variant=zb-h2", "--variant=1f1b"),
+    ("07_pipeline_parallel", 4, "{pipeline}", "--variant=dualpipe", "--variant=1f1b"),
 ]
+PIPELINE = "07_pipeline_parallel"
+SLEEP_MS = 40           # of an F, a B or a W of all that a rank holds
 
 # ------------------------------------------------------------------------------ on every rank
 
@@ -121,13 +141,21 @@ def alternate(chapter, sides):
     return (runs[0], runs[1]), processor
 
 
-def communication_alone(run):
-    """The median milliseconds of the collectives of a step, with nothing else going on."""
+def busiest(totals):
+    """{op: (calls, bytes)} of the rank that calls it most. A pipeline's ranks do not send equally
+    often, but in `communication_alone` all must do the same, in the same order."""
+    return {op: max((total[op]["calls"], total[op]["bytes"]) for total in totals if op in total)
+            for op in sorted(set().union(*totals))}
+
+
+def communication_alone(run, sent):
+    """The median milliseconds of the collectives of a step, each over all ranks, with nothing else
+    going on. sent: {op: (calls, bytes)}, alike on all ranks."""
     device, n, collectives = run.device, run.world, []
     if device.type == "cuda":
         torch.cuda.set_device(device)                   # the runs' threads have set only their own
-    for op, sent in run.comm.total.items():
-        full = torch.zeros(max(1, sent["bytes"] // sent["calls"] // 4 // n) * n, device=device)
+    for op, (calls, size) in sent.items():
+        full = torch.zeros(max(1, size // calls // 4 // n) * n, device=device)
         part = full.chunk(n)[run.rank].clone()
         collective = {
             "all_reduce": functools.partial(dist.all_reduce, full),
@@ -136,7 +164,7 @@ def communication_alone(run):
             "send": functools.partial(hop, full, full.clone()),
             "all_to_all": functools.partial(dist.all_to_all_single, full.clone(), full),
         }[op]
-        collectives += [collective] * sent["calls"]
+        collectives += [collective] * calls
     seconds = []
     for _ in range(15):
         dist.barrier()
@@ -162,26 +190,33 @@ def play_pair(pair):
     milliseconds = [[1e3 * s for s in run.seconds[SETUP_STEPS:]] for run in runs]
     mine = [1e3 * statistics.median(seconds[SETUP_STEPS:]) for seconds in processor]
     everyones = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, mine)
-    longest = [max(of_side) for of_side in zip(*everyones)]
-    return {"ms": milliseconds, "alone": communication_alone(runs[0]), "longest": longest}
+    dist.all_gather_object(everyones, (mine, runs[0].comm.total))
+    processor, totals = zip(*everyones)
+    longest = [max(of_side) for of_side in zip(*processor)]
+    alone = communication_alone(runs[0], busiest(totals))
+    return {"ms": milliseconds, "alone": alone, "longest": longest}
 
 
-# ------------------------------------------------------------------------------ the table
+# ------------------------------------------------------------------------------ the tables
 
 
-def measure(chapter, ranks, sides):
-    """`play_pair` on so many ranks, in processes of their own: rank 0's answer."""
-    pair = {"chapter": chapter, "sides": [[*side, "--no-verify"] for side in sides]}
-    command = [sys.executable]
+def on_ranks(ranks, *command):
+    """Run a file with its flags on so many ranks, in processes of their own: what it printed."""
+    launcher = [sys.executable]
     if ranks > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    command += [__file__, f"--pair={json.dumps(pair)}"]
+        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    command = [*launcher, *map(str, command)]
     environment = os.environ | ({"OMP_NUM_THREADS": "1"} if ranks > 1 else {})
     run = subprocess.run(command, capture_output=True, text=True, env=environment)
     if run.returncode:
-        sys.exit(f"{' '.join(map(str, command))} failed:\n{run.stdout}{run.stderr}")
-    return json.loads(run.stdout.splitlines()[-1])
+        sys.exit(f"{' '.join(command)} failed:\n{run.stdout}{run.stderr}")
+    return run.stdout
+
+
+def measure(chapter, ranks, sides):
+    """`play_pair` on so many ranks: rank 0's answer."""
+    pair = {"chapter": chapter, "sides": [[*side, "--no-verify"] for side in sides]}
+    return json.loads(on_ranks(ranks, __file__, f"--pair={json.dumps(pair)}").splitlines()[-1])
 
 
 def filled_in(chapter, ranks, *flags):
@@ -214,6 +249,33 @@ def table(pairs, steps, flags):
                f"{' and '.join(f'{ms:.1f}' for ms in measured['longest'])} |")
 
 
+def asleep(ranks, flags):
+    """The milliseconds of a step whose stages sleep, executed and simulated."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "run.json")
+        on_ranks(ranks, ROOT / f"{PIPELINE}.py", *flags, f"--json={path}")
+        checks = {check["name"]: check for check in json.loads(path.read_text())["checks"]}
+    step = checks["a step of sleeping stages, simulated"]
+    return step["measured"], step["expected"]
+
+
+def sleeping(flags):
+    """Run every schedule of chapter 07 with stages that sleep; yields the lines of a table."""
+    module, ranks, m, first = importlib.import_module(PIPELINE), 4, 8, None
+    yield (f"\n{PIPELINE}, {ranks} ranks, {m} micro-batches, stages that sleep: {SLEEP_MS} ms for "
+           f"an F, B or W of all that a rank holds, {SLEEP_MS // 2} for one of its two slices. "
+           "Milliseconds of a step; then how many times 1f1b's that is.\n")
+    yield "| schedule | executed | simulated | ratio | executed to 1f1b's | simulated to 1f1b's |"
+    yield "|" + " --- |" * 6
+    for variant in (name for name in module.VARIANTS if name != "torch"):
+        slices = module.make_schedule(variant, ranks, m, v=2).depth // ranks
+        times = asleep(ranks, [f"--variant={variant}", f"--layers={2 * ranks}", f"--batch={m}",
+                               "--steps=1", "--no-verify", f"--sleep={SLEEP_MS // slices}", *flags])
+        first = first or times
+        cells = [*times, times[0] / times[1], *(ms / ms_1f1b for ms, ms_1f1b in zip(times, first))]
+        yield "| {} | {} | {} | {:.2f} | {:.2f} | {:.2f} |".format(variant, *cells)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -234,7 +296,8 @@ def main():
 
     lines = []
     pairs = [pair for pair in PAIRS if pair[0].startswith(args.only)]
-    for line in table(pairs, args.steps, args.flags):
+    sleepers = sleeping(args.flags) if PIPELINE.startswith(args.only) else []
+    for line in itertools.chain(table(pairs, args.steps, args.flags), sleepers):
         print(line, flush=True)
         lines.append(line)
     if args.record:

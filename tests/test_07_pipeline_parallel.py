@@ -273,8 +273,6 @@ def test_bubbles_are_those_of_the_closed_forms(seven):
     for variant, p, m, v, breadth_first in every_schedule():
         if variant in ("interleaved", "afab", "1f1b", "naive") and p == 1:
             continue  # no bubble, and nothing to divide
-        if variant == "interleaved" and m < p:
-            continue  # breadth first with fewer micro-batches than ranks: more than (p-1)/v
         schedule = seven.make_schedule(variant, p, m, v, breadth_first)
         for costs in COSTS:
             formula = seven.bubble(variant, p, m, v, **costs)
@@ -452,6 +450,8 @@ def test_when_a_rank_is_killed_the_others_end_with_a_line(seven, tmp_path):
          "dualpipe pairs ranks, and 3 is an odd number; --nproc_per_node=4 would work"),
         (4, "--variant=torch --schedule=Interleaved1F1B --layers=8 --batch=6",
          "interleaved cannot spread 6 micro-batches over 4 ranks; --batch 8 would work"),
+        (3, "--variant=torch --batch=2",
+         "1f1b cannot spread 2 micro-batches over 3 ranks; --batch 3 would work"),
         (5, "", "--layers 4 is less than one for each of 5 stages; --layers 5 would work"),
         (4, "--variant=interleaved",
          "--layers 4 is less than one for each of 8 stages; --layers 8 would work"),

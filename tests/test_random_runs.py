@@ -16,6 +16,7 @@ from lab import cli
 
 RUNS = int(os.environ.get("RUNS", 6))  # of each variant
 TRIES = 1000  # until one is legal
+NOT_DRAWN = {"--draw", "--ranks", "--micro-batches", "--sleep"}  # chapter 07's: drawings, and sleep
 
 
 def variants():
@@ -23,12 +24,14 @@ def variants():
 
 
 def own_flags(module, variant):
-    """The actions of the chapter's own flags, but for those that only other variants know."""
+    """The actions of the chapter's own flags, but for those that only other variants know, and
+    those that are not drawn."""
     parser = argparse.ArgumentParser()
     getattr(module, "flags", no_flags)(parser)
     known = {name: flags[1:] for name, flags in module.VARIANTS.items() if isinstance(flags, tuple)}
     elsewhere = {flag for flags in known.values() for flag in flags} - {*known.get(variant, ())}
-    return [action for action in parser._actions[1:] if action.option_strings[0] not in elsewhere]
+    left_out = elsewhere | NOT_DRAWN
+    return [action for action in parser._actions[1:] if action.option_strings[0] not in left_out]
 
 
 def drawn(rng, module, variant):
@@ -36,7 +39,8 @@ def drawn(rng, module, variant):
     heads, world = rng.randint(1, 8), rng.randint(1, 6)
     flags = {
         "variant": variant,
-        "layers": rng.randint(1, 3), "heads": heads, "kv-heads": rng.randint(1, heads),
+        "layers": rng.choice((1, 2, 3, world, 2 * world)),
+        "heads": heads, "kv-heads": rng.randint(1, heads),
         "dim": 2 * heads * rng.randint(1, 6), "seq": rng.randint(1, 24),
         "vocab": rng.randint(128, 300), "attention": rng.choice(("plain", "sdpa")),
         "batch": rng.choice((1, world, 2 * world, 3 * world)), "steps": rng.randint(1, 4),
