@@ -3,15 +3,15 @@ r"""07 · Pipeline parallelism: some of the layers on each rank, and micro-batch
 The model is a list of modules, so it can be cut between any two of them. Each of p ranks holds one
 slice of it, a stage. A stage receives the activations of a micro-batch from the stage before, puts
 them through its layers, and sends the result to the next. In backward, gradients go the other way.
-That is one message of (b, s, h) for a cut, a micro-batch and a direction. No technique so far sends
-so little, so a cut may well lie between two machines.
+That is one message of (b, s, h) for a cut, a micro-batch and a direction. No other way to cut the
+model sends so little for a token, so a cut may well lie between two machines.
 
 The price is waiting. While the first micro-batch is in the last stage, the first stage works on
 others. But at the beginning of a step the last stage has nothing to do yet, and at the end the
 first one waits for gradients. This idle time is the bubble. Four ranks and four micro-batches; F is
 a forward, BW a backward, which takes twice as long; below stands the number of the micro-batch:
 
-    naive                                          1f1b
+    naive (three quarters of it)                   1f1b
     rank 0  F.........BWF.........BWF...           rank 0  FFFF......BW.BW.BW.BW
             0.........001.........112...                   0123......00.11.22.33
     rank 1  .F......BW...F......BW...F..           rank 1  .FFF....BWFBW.BW.BW
@@ -33,22 +33,25 @@ one executor runs them all.
     1f1b          One forward, one backward, as soon as there is something to go backward with. The
                   bubble is the same, but rank r has only p-r micro-batches alive.
     interleaved   Each rank holds v slices, so that a micro-batch goes round v times. A slice takes
-                  1/v of the time, and so does the bubble. There are v times as many messages. p
-                  micro-batches go through a slice in turn (depth first), or with --breadth-first
-                  all m, which are all alive then.
-    zb-h1         Other ranks wait for B, nobody waits for W. So W is put off until there is nothing
-                  better to do. All ranks now have p micro-batches alive, as 1f1b's first rank has.
-    zb-h2         The same, with up to 2p-1 alive. If F, B and W take equally long, no rank ever
-                  waits between its first action and its last.
+                  1/v of the time, and so does the bubble. A rank between two others sends 2v
+                  messages for a micro-batch, not 2. p micro-batches go through a slice in turn
+                  (depth first), or with --breadth-first all m, which are all alive then.
+    zb-h1         Other ranks wait for B, nobody waits for W. So on rank r, W comes r micro-batches
+                  after its B, and fills what was the bubble at the end. All ranks now have p micro-
+                  batches alive, as 1f1b's first rank has.
+    zb-h2         The same, with up to 2p-1 alive. If F, B and W take equally long, no rank waits
+                  between its first action and its last. But each begins and ends later than the one
+                  before. A step that ends with a norm over all ranks, as here, gains nothing by it:
+                  the paper lets each rank update at once, and undoes it if the norm was too large.
     dualpipe      Two pipelines in opposite directions over the same ranks, with half of the micro-
                   batches each. So a rank holds two stages, and every stage lies on two ranks, which
                   sum their gradients. DeepSeek-V3 runs an F of one pipeline and a BW of the other
                   at the same time ("F&B"), so that one computes while the other communicates. (In
-                  this file, which has nothing to hide, BW follows F.)
+                  this file, which has nothing to hide, BW follows F: F&B takes F + B + W.)
     dualpipe-v    One pipeline of 2p half as large stages, which goes down the ranks and comes back.
                   The rest is as in dualpipe, without the second copy.
 
-On rank r, if F, B and W are the times of all that the rank holds, and backward takes B + W:
+On rank r, where F, B and W are the times of 1/p of the model, and W <= F <= B:
 
                   the longest wait            alive, at the most                    parameters
     naive         (p-1) m (F+B+W)             1                                     1/p
@@ -56,22 +59,25 @@ On rank r, if F, B and W are the times of all that the rank holds, and backward 
     1f1b          (p-1) (F+B+W)               p-r                                   1/p
     interleaved   (p-1) (F+B+W) / v           2(p-1-r) + (v-1)p + 1, 1/v each       1/p
     zb-h1         (p-1) (F+B-W)               p                                     1/p
-    zb-h2         (p-1) (F+B-2W)              2p-1                                  1/p
+    zb-h2         (p-1) (F+B-2W), see above   2p-1                                  1/p
     dualpipe      (p/2-1) (F&B + B - 2W)      p+1                                   2/p
     dualpipe-v    (p-1)/2 (F&B + B - 2W)      2p+1, 1/2 each                        1/p
 
-Divided by the work, m (F+B+W), the first column is the bubble: (p-1)/m for 1f1b. A micro-batch that
+Divided by the work, m (F+B+W), the first column is the bubble: (p-1)/m for 1f1b. A rank never has
+more alive than there are: m, or v·m (which is interleaved's number with --breadth-first). One that
 is only waiting for its W is alive too. It keeps the inputs of all linears and the gradients of
-their outputs: about as many bytes as before B, but for what the core of attention kept.
+their outputs: as much as before B, but for what the core of attention and LayerNorm kept.
 
 The order of messages. Between two ranks, NCCL matches sends with receives by the order in which
 they are posted, and a send may block until the other side has posted its receive. Suppose each rank
-receives what it needs right before an action, and sends the result right after. In 1f1b, rank 0
-then sends the second micro-batch down, while rank 1 sends the gradient of the first one up: both
+receives what it needs right before an action, and sends the result right after. In 1f1b, rank 2
+then sends the second micro-batch down, while rank 3 sends the gradient of the first one up: both
 wait for ever. (gloo buffers messages, and would never show it.) So all messages of a step are put
 into one order, by the time at which the simulator has them ready, and each rank posts its own in
 that order. The first message that is still missing can then always be exchanged. Before the first
-step, lab/ runs all lists on the strictest network there is, and raises if anything could block.
+step, lab/ runs all lists on the strictest network there is, and raises if anything could block. (On
+NCCL, a message starts when the rank's one before has arrived. So where F, B and W take other times
+than the simulator's, one may wait for another that it does not need.)
 
 If embedding and head are tied, the first and the last stage each have a copy. Their gradients are
 summed, and the gradient norm counts them once. (In dualpipe-v, the same rank holds both ends.)
@@ -80,8 +86,9 @@ When it pays: a message, e bytes a number, hides behind the forward of a stage o
 
     b·s·h·e / bandwidth  <=  24·b·s·h²·k / FLOP/s
 
-So k must be at least e/24h · FLOP/s / bandwidth, whatever the batch and the sequence. It stops
-paying where the batch is not many more than p micro-batches: then the bubble is most of the step.
+So k must be at least e/24h · FLOP/s / bandwidth, whatever the batch and the sequence. (24 is for
+the matrices; the report counts attention's scores too.) It stops paying where the batch is not many
+more than p micro-batches: with m = p, 1f1b is idle for nearly half of the step.
 
 Run it:
     torchrun --nproc_per_node=4 07_pipeline_parallel.py
@@ -92,10 +99,11 @@ Run it:
 Sources: Huang et al., GPipe (2019); Narayanan et al., Memory-Efficient Pipeline-Parallel DNN
 Training (2021; 1f1b, as "PipeDream-Flush") and Efficient Large-Scale Language Model Training on GPU
 Clusters Using Megatron-LM (2021), sections 2.2 and 4.1; Lamy-Poirier, Breadth-First Pipeline
-Parallelism (2022); Qi et al., Zero Bubble Pipeline Parallelism (2023), section 2; DeepSeek-AI,
-DeepSeek-V3 Technical Report (2024), section 3.2.1, and its DualPipe on GitHub (where B stands for
-our BW); Ultra-Scale Playbook, "Pipeline Parallelism" and A3 (which leaves the bytes of a number out
-of the time of a message, and counts 32 where we count 24).
+Parallelism (2022); Qi et al., Zero Bubble Pipeline Parallelism (2023), sections 2 and 4;
+DeepSeek-AI, DeepSeek-V3 Technical Report (2024), section 3.2.1, and DualPipe on GitHub (where B
+stands for our BW, and which owes the V to Sea AI Lab's "cut-in-half"); How To Scale Your Model,
+part 5, "Pipelining"; Ultra-Scale Playbook, "Pipeline Parallelism" and A3 (which leaves the bytes of
+a number out of the time of a message, and counts 32 where we count 24).
 """
 
 import argparse
@@ -146,10 +154,9 @@ class Schedule(NamedTuple):
         return [("F", stage, i)] if is_last else [("F", stage, i), ("B", stage + 1, i)]
 
 
-def looped(rank, p, m, v, ahead, group):
-    """First `ahead` forwards, then a forward and a backward in turn, as long as there are any.
-
-    Each of the rank's v slices takes `group` micro-batches before the next slice takes them.
+def one_forward_one_backward(rank, p, m, v, ahead, group):
+    """First `ahead` forwards (none: naive; all: afab), then a forward and a backward in turn, as
+    long as there are any. Each of v slices takes `group` micro-batches before the next slice does.
     """
     def order(kind, slices):
         return [Action(kind, slice * p + rank, i) for first in range(0, m, group)
@@ -219,7 +226,8 @@ def make_schedule(variant, p, m, v=1, breadth_first=False):
         ahead = {"naive": 0, "afab": m, "1f1b": p - 1 - rank,
                  "interleaved": v * m if breadth_first else 2 * (p - 1 - rank) + (v - 1) * p}
         if variant in ahead:
-            actions.append(looped(rank, p, m, v, ahead[variant], m if breadth_first else p))
+            group = m if breadth_first else p
+            actions.append(one_forward_one_backward(rank, p, m, v, ahead[variant], group))
         elif variant.startswith("zb"):
             actions.append(zero_bubble(rank, p, m, {"zb-h1": 1, "zb-h2": 2}[variant]))
         else:
@@ -273,7 +281,11 @@ class Message(NamedTuple):
 
 def make_programs(schedule):
     """A program for each rank: its actions, and between them batches, which are lists of messages
-    to post at once. All is sorted by the time at which the simulator has it ready."""
+    to post at once. Raises what `simulate` does.
+
+    An action stands where it ends, and a message where its output is computed. So one that arrives
+    while the receiver works is posted before that work, and travels meanwhile.
+    """
     span = simulate(schedule)
     ready = {action.output: end for action, (_, end) in span.items() if action.kind != "W"}
     events = []
@@ -317,7 +329,7 @@ def drawing(schedule):
 class LinearInHalves(torch.autograd.Function):
     """y = x Wᵀ, whose backward gives x's gradient now, and leaves (W, x, dy) in the list `later`.
 
-    (Two calls of autograd.grad, one for inputs and one for weights, would walk the graph twice.)
+    (Two calls of autograd.grad, one for inputs and one for weights, would compute much twice.)
     What is left is added to W.grad by hand, so hooks on W's gradient do not see it.
     """
 
@@ -337,7 +349,8 @@ class LinearInHalves(torch.autograd.Function):
 class Stage:
     """A slice of the model, and what it keeps of each micro-batch from one action to the next.
 
-    in_halves: B and W come apart. The small gradients, of LayerNorms and the embedding, are B's.
+    in_halves: B and W come apart. LayerNorms' and the embedding's gradients, which cost little, are
+    computed in B.
     """
 
     def __init__(self, module, in_halves):
@@ -389,11 +402,12 @@ class Pipeline(NamedTuple):
     timed: Callable
 
 
-class InFlight(NamedTuple):
-    """A tensor that is received; or that is sent, and must stay alive until it has left."""
+class Output(NamedTuple):
+    """An activation or a gradient: computed here, or on its way from another rank or to it (then it
+    must stay alive until it has left)."""
 
     tensor: torch.Tensor
-    handle: dist.Work | None = None                     # None: it has been computed here
+    handle: dist.Work | None = None                     # None: computed here
 
     def wait(self):
         if self.handle:
@@ -402,7 +416,8 @@ class InFlight(NamedTuple):
 
 
 def post(batch, pipeline, outputs, leaving):
-    """Start all messages of a batch at once. `outputs` has what is computed or received."""
+    """Start all messages of a batch at once, each (b, s, h). outputs: {name: Output}, computed or
+    received, from which what is sent is taken. leaving: what is being sent."""
     group, operations = pipeline.group, []
     for message in batch:
         if message.sender == group.rank():
@@ -415,20 +430,21 @@ def post(batch, pipeline, outputs, leaving):
     if len(handles) < len(batch):                       # NCCL has one for all, gloo one for each,
         handles *= len(batch)                           # which must not be waited for twice
     for message, operation, handle in zip(batch, operations, handles):
-        in_flight = InFlight(operation.tensor, handle)
+        under_way = Output(operation.tensor, handle)
         if message.sender == group.rank():
-            leaving.append(in_flight)
+            leaving.append(under_way)
         else:
-            outputs[message.output] = in_flight
+            outputs[message.output] = under_way
 
 
 def execute(pipeline, micro_batches, valid):
-    """Walk through this rank's program. Returns the loss of the micro-batches that end here."""
+    """Walk through this rank's program. Returns the loss of the micro-batches that end here, a
+    scalar. Communication: the program's messages."""
     outputs, leaving = {}, []
     total = torch.zeros((), dtype=torch.float64, device=micro_batches[0][0].device)
     for step in pipeline.program:
         if not isinstance(step, Action):
-            leaving = [sent for sent in leaving if not sent.handle.is_completed()]
+            leaving = [sent for sent in leaving if not sent.handle.is_completed()]  # gloo: never
             post(step, pipeline, outputs, leaving)
             continue
 
@@ -436,7 +452,7 @@ def execute(pipeline, micro_batches, valid):
         stage, (tokens, targets) = pipeline.stages[number], micro_batches[i]
         given = [outputs.pop(need).wait() for need in pipeline.schedule.needs(step)
                  if need[1] != number]                  # of another stage: one, or none
-        with pipeline.timed(step, stage.for_w):
+        with pipeline.timed(step, (stage.for_b, stage.for_w)):
             if kind == "F":
                 out = stage.forward(i, *(given or [tokens]), targets, valid)
             if "B" in kind:
@@ -446,7 +462,7 @@ def execute(pipeline, micro_batches, valid):
         if kind == "F" and stage.is_last:
             total += out
         elif kind != "W":
-            outputs[step.output] = InFlight(out)
+            outputs[step.output] = Output(out)
     for sent in leaving:
         sent.wait()
     return total
@@ -574,15 +590,17 @@ def most_alive(variant, rank, p, m, v, breadth_first=False):
 
 
 def bubble(variant, p, m, v, F=1, B=1, W=1):
-    """The longest wait of a rank over its work, if F&B takes F + B + W. None where no closed form
-    holds. (zb-h2's ranks wait between their own first and last action.)"""
+    """The longest wait of a rank over its work (zb-h2's: between its own first and last action), if
+    F&B takes F + B + W. None where no closed form holds."""
     work = F + B + W
     wait = {"naive": (p - 1) * m * work, "afab": (p - 1) * work, "1f1b": (p - 1) * work,
             "interleaved": (p - 1) / v * work, "zb-h1": (p - 1) * (F + B - W),
             "zb-h2": (p - 1) * (F + B - 2 * W), "dualpipe": (p / 2 - 1) * (work + B - 2 * W),
             "dualpipe-v": (p - 1) / 2 * (work + B - 2 * W)}
     least = {"interleaved": p, "zb-h1": p, "zb-h2": 2 * p - 1}.get(variant, 1)
-    return wait[variant] / (m * work) if m >= least else None
+    if m < least or variant.startswith(("zb", "dualpipe")) and not W <= F <= B:
+        return None
+    return wait[variant] / (m * work)
 
 
 def simulated_bubble(schedule, variant, F=1, B=1, W=1):
@@ -754,33 +772,41 @@ def sizes(args, ranks):
 
 
 def requires(args, ranks):
-    args.micro_batch = args.micro_batch or 1            # as many micro-batches as there can be
-    common.split_batch(args, 1)
-    (p, m), layers = sizes(args, ranks), args.model.layers
-    if args.draw:
-        args.verify = False
-    elif args.ranks or args.micro_batches:
-        common.refuse("--ranks and --micro-batches are of a drawing; --draw 1f1b would work")
-    if args.draw and ranks > 1:
-        common.refuse("--draw is for one process; python without torchrun would work")
+    if not args.draw:
+        args.micro_batch = args.micro_batch or 1        # as many micro-batches as there can be
+        common.split_batch(args, 1)
+        if args.ranks or args.micro_batches:
+            common.refuse("--ranks and --micro-batches are of a drawing; --draw 1f1b would work")
+    elif args.draw != args.variant or args.stages or args.sleep or ranks > 1:
+        common.refuse("--draw is for one process, and takes --ranks, --micro-batches, --chunks and "
+                      f"--breadth-first alone; python {args.chapter}.py --draw {args.draw} would work")
+    args.verify = args.verify and not args.draw
 
-    name = ALIKE[args.schedule] if args.variant == "torch" else args.variant
+    (p, m), layers, name, called = sizes(args, ranks), args.model.layers, args.variant, args.variant
+    if name == "torch":
+        name, called = ALIKE[args.schedule], args.schedule
+        if name != "interleaved" and args.chunks:
+            common.refuse(f"--chunks means nothing to --schedule {called}; LoopedBFS would work")
+        if name == "dualpipe-v" and torch.__version__ < "2.13":
+            common.refuse(f"--schedule {called} of PyTorch {torch.__version__} sends to its own "
+                          "rank, which not all networks can; --schedule 1F1B would work")
+    if name == "interleaved":
+        args.chunks = args.chunks or 2
+
     if name == "dualpipe" and p % 2:
         fits = f"--ranks {p + 1}" if args.draw else f"--nproc_per_node={p + 1}"
         common.refuse(f"dualpipe pairs ranks, and {p} is an odd number; {fits} would work")
-    by_rank = name == "interleaved" and not args.breadth_first and args.schedule != "LoopedBFS"
+    least = {"dualpipe": 2 * p, "dualpipe-v": 2 * p}.get(name, p if called == "1F1B" else 1)
+    by_rank = name == "interleaved" and not args.breadth_first and called != "LoopedBFS"
     multiple = p if by_rank else 2 if name == "dualpipe" else 1
-    torch_1f1b = args.variant == "torch" and args.schedule == "1F1B"
-    least = 2 * p if name.startswith("dualpipe") else p if torch_1f1b else 1
     fits = -(-max(m, least) // multiple) * multiple
     if fits != m:
+        takes = f"{least} or more" if least > m else f"a multiple of {multiple}"
         flag = f"--micro-batches {fits}" if args.draw else f"--batch {fits * args.micro_batch}"
-        common.refuse(f"{name} cannot spread {m} micro-batches over {p} ranks; {flag} would work")
+        common.refuse(f"{called} on {p} ranks takes {takes} micro-batches, not {m}; {flag} would "
+                      "work")
 
-    if args.variant == "torch" and name == "dualpipe-v" and torch.__version__ < "2.13":
-        common.refuse(f"--schedule {args.schedule} of PyTorch {torch.__version__} sends to its own "
-                      "rank, which not all networks can; --schedule 1F1B would work")
-    depth = {"interleaved": args.chunks * p, "dualpipe-v": 2 * p}.get(name, p)
+    depth = args.chunks * p if name == "interleaved" else 2 * p if name == "dualpipe-v" else p
     if layers < depth and not args.draw:
         common.refuse(f"--layers {layers} is less than one for each of {depth} stages; "
                       f"--layers {depth} would work")
@@ -808,28 +834,29 @@ class Draw(argparse.Action):
 
 def flags(parser):
     add = parser.add_argument
-    add("--chunks", type=int, default=2, help="slices of the model on each rank")
+    add("--chunks", type=int, help="slices of the model on each rank; default: 2")
     add("--breadth-first", action="store_true",
-        help="through a slice with all micro-batches, not with as many as there are ranks")
-    add("--stages", type=block_counts, help="blocks of each, as 3,5,4; default: like FLOPs")
-    add("--schedule", choices=ALIKE, default="1F1B", help="PyTorch's")
-    add("--sleep", type=int, default=0, metavar="MS",
-        help="at the end, a step in which F, B and W sleep so long: the bubble without cores")
+        help="a slice takes all micro-batches in turn, not as many as there are ranks")
+    add("--stages", type=block_counts,
+        help="how many blocks each stage has, as 3,5,4; default: balanced by FLOPs")
+    add("--schedule", choices=ALIKE, default="1F1B", help="PyTorch's name of a schedule")
+    add("--sleep", type=int, metavar="MS",
+        help="at the end, a step in which each F, B and W sleeps: the bubble where cores are few")
     add("--draw", choices=[name for name in VARIANTS if name != "torch"], action=Draw,
-        help="draw a schedule of so many --ranks and --micro-batches, and train nothing")
-    add("--ranks", type=int)
-    add("--micro-batches", type=int)
+        help="draw this schedule, and train nothing")
+    add("--ranks", type=int, help="to draw; default: 4")
+    add("--micro-batches", type=int, help="to draw; default: 8")
 
 
 VARIANTS = {
-    "1f1b": train,
-    "naive": train,
-    "afab": train,
-    "interleaved": (train, "--chunks", "--breadth-first"),
-    "zb-h1": train,
-    "zb-h2": train,
-    "dualpipe": train,
-    "dualpipe-v": train,
+    "1f1b": (train, "--sleep"),
+    "naive": (train, "--sleep"),
+    "afab": (train, "--sleep"),
+    "interleaved": (train, "--chunks", "--breadth-first", "--sleep"),
+    "zb-h1": (train, "--sleep"),
+    "zb-h2": (train, "--sleep"),
+    "dualpipe": (train, "--sleep"),
+    "dualpipe-v": (train, "--sleep"),
     "torch": (train_torch, "--chunks", "--schedule"),
 }
 

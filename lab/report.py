@@ -272,7 +272,7 @@ class Run(common.Run):
         self.check_kept("activations, at the most", max(over_time), max(formula))
         if not self.on_cuda:
             right = sum(measured == expected for measured, expected in zip(over_time, formula))
-            self.check("activations right after so many actions", right, len(formula), "")
+            self.check("actions after which that is as computed", right, len(formula), "")
 
     def check_rendezvous(self, schedule, programs):
         """Raise where chapter 07's messages do not match, or could block, on a strict network."""
@@ -282,7 +282,7 @@ class Run(common.Run):
         """Take a step whose stages sleep for args.sleep milliseconds in each F, B and W: that needs
         no cores, and takes as long as simulated, and messages. Where others keep the machine busy,
         the best of five such steps counts. execute(stages, timed): the step."""
-        sleeping = {number: schedules.SleepingStage(self.args.sleep / 1e3, out, self.now)
+        sleeping = {number: schedules.SleepingStage(self.args.sleep / 1e3, out)
                     for number in stages}
         best, within = math.inf, 0.3
         for _ in range(5):
@@ -459,6 +459,8 @@ class Run(common.Run):
 
     def write_trace(self, path):
         path.unlink(missing_ok=True)                    # an old one would pass for the new one
+        if self.profiler is None:
+            raise ValueError("there was no step")
         self.profiler.export_chrome_trace(str(path))    # which says nothing if it fails
         if not (path.exists() and path.read_bytes().rstrip().endswith(b"}")):
             raise OSError("PyTorch has not written all of the trace")

@@ -8,6 +8,8 @@ computes it: ("F", stage, micro-batch), or "B", whether a B or a BW does.
 import time
 from collections import defaultdict
 
+import torch
+
 
 def check_rendezvous(programs, needs):
     """Run the programs of all ranks on the strictest network there is.
@@ -63,16 +65,16 @@ def check_rendezvous(programs, needs):
 
 
 class SleepingStage:
-    """In place of chapter 07's Stage: sleeps instead of computing, and gives `out` for an answer.
-    now(): the time, once the device has done what it was given."""
+    """In place of chapter 07's Stage: sleeps instead of computing, and gives `out` every time."""
 
     is_last = False
 
-    def __init__(self, seconds, out, now):
-        self.seconds, self.out, self.now, self.for_w = seconds, out, now, {}
+    def __init__(self, seconds, out):
+        self.seconds, self.out, self.for_b, self.for_w = seconds, out, {}, {}
 
     def weights(self, micro_batch):
-        self.now()                                      # what it takes has come
+        if self.out.is_cuda:                            # where the host does not wait for what the
+            torch.cuda.current_stream().synchronize()   # action takes, its stream does
         time.sleep(self.seconds)
 
     def forward(self, micro_batch, *given):

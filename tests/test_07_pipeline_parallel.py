@@ -1,6 +1,7 @@
 """Chapter 07: every schedule gives one GPU's numbers; the lists alone, and their messages, too."""
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import os
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -104,6 +106,7 @@ def test_bfloat16(ranks, tmp_path, variant):
     flags = (*FLOAT64, "--dtype=bfloat16", f"--variant={variant}")
     status, _, output = ranks(2)(run_main, SEVEN, flags, tmp_path)[0]
     assert status == 0, output
+    assert f"last stage, on rank {'0 and 1' if variant == 'dualpipe' else '1'}\n" in output
 
 
 class FakeRun:
@@ -114,10 +117,11 @@ class FakeRun:
         self.device, self.dtype = torch.device("cpu"), torch.float64
 
 
-def small_pipeline(variant, m, v, programs_of=None):
+def small_pipeline(variant, m, v, programs_of=None, tie=False):
     """A pipeline of this rank, its model and its micro-batches."""
     seven, p = chapter(SEVEN), dist.get_world_size()
     args = arguments(f"--layers={2 * p}", f"--batch={m}", "--micro-batch=1", "--ignore=0.5")
+    args.model = dataclasses.replace(args.model, tie=tie)
     schedule = seven.make_schedule(variant, p, m, v)
     cuts = seven.cut(args.model, seven.balanced(args.model, schedule.depth))
     slices, model = seven.take_slices(FakeRun(args), schedule.ranks, cuts)
@@ -190,6 +194,18 @@ def test_every_schedule_is_complete_and_its_messages_meet(seven):
     assert seen > 500
 
 
+def test_what_an_action_needs(seven):
+    """Of two pipelines with two stages each, as dualpipe has them."""
+    schedule = seven.make_schedule("dualpipe", 2, 4)
+    needs = {(kind, stage): schedule.needs(seven.Action(kind, stage, 5))
+             for kind in ("F", "B", "BW", "W") for stage in (2, 3)}
+    assert needs == {
+        ("F", 2): [], ("F", 3): [("F", 2, 5)],
+        ("B", 2): [("F", 2, 5), ("B", 3, 5)], ("B", 3): [("F", 3, 5)],
+        ("BW", 2): [("F", 2, 5), ("B", 3, 5)], ("BW", 3): [("F", 3, 5)],
+        ("W", 2): [("B", 2, 5)], ("W", 3): [("B", 3, 5)]}  # fmt: skip
+
+
 def lazy_programs(schedule):
     """What a rank needs it receives right before an action, and sends right after: the order that
     gloo forgives."""
@@ -231,6 +247,34 @@ def test_an_order_that_gloo_forgives_is_refused(seven, ranks):
     assert all(ranks(2)(lazy_step))
 
 
+def train_lazily(folder):
+    with mock.patch.object(chapter(SEVEN), "make_programs", lazy_programs):
+        try:
+            run_main(SEVEN, FLOAT64, folder)
+        except ValueError as error:
+            return str(error)
+
+
+def test_a_run_checks_the_order_before_its_first_step(ranks, tmp_path):
+    assert all("ranks wait for ever" in said for said in ranks(2)(train_lazily, tmp_path))
+
+
+def tied_copies(variant):
+    """The embedding after three steps, as the first and the last stage have it."""
+    seven = chapter(SEVEN)
+    args, pipeline, model, micro_batches, valid = small_pipeline(variant, 8, 2, tie=True)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    for _ in range(3):
+        seven.train_step(pipeline, model, optimizer, micro_batches, valid, 0.1)
+    return [p.detach() for p in model.parameters() if p.global_name == "embedding.weight"]
+
+
+@pytest.mark.parametrize("variant", ["1f1b", "interleaved", "dualpipe"])
+def test_tied_embeddings_stay_equal_bit_for_bit(ranks, variant):
+    [[one], *_, [other]] = ranks(4)(tied_copies, variant)
+    assert one.equal(other)
+
+
 def test_messages_out_of_order_or_missing_are_refused(seven):
     schedule = seven.make_schedule("afab", 2, 3)
     actions, (first, second, third) = schedule.actions, (
@@ -266,7 +310,8 @@ def test_the_lesson_has_the_drawings_that_the_code_makes(seven):
 # ------------------------------------------------------------------------------- the formulas
 
 
-COSTS = ({}, {"F": 3, "B": 4, "W": 2}, {"F": 10, "B": 12, "W": 8})
+COSTS = ({}, {"F": 3, "B": 4, "W": 2}, {"F": 10, "B": 12, "W": 8}, {"F": 2, "B": 1, "W": 2},
+         {"F": 2, "B": 1, "W": 1}, {"F": 1, "B": 1, "W": 2})
 
 
 def test_bubbles_are_those_of_the_closed_forms(seven):
@@ -288,6 +333,7 @@ def test_bubbles_are_the_literatures(seven):
         assert seven.bubble("naive", p, m, 1) == p - 1
         assert seven.bubble("zb-h1", p, m, 1) == pytest.approx((p - 1) / m / 3)
         assert seven.bubble("zb-h2", p, m, 1) == 0
+    assert seven.bubble("zb-h1", 2, 4, 1, 1, 1, 2) is None is seven.bubble("dualpipe", 4, 8, 1, 2)
     assert seven.bubble("zb-h2", 4, 6, 1) is None and seven.bubble("zb-h1", 4, 3, 1) is None
 
 
@@ -343,6 +389,7 @@ def test_sleeping_stages_take_as_long_as_simulated(ranks, tmp_path):
         assert status == 0, output
         [check] = [check for check in run["checks"] if "sleeping" in check["name"]]
         assert check["measured"] >= check["expected"] and check["ok"]
+        assert f"last stage, on rank {'3' if variant == '1f1b' else '0'}\n" in output
         units = max(end for actions in run["recorded"]["simulated"] for *_, end in actions)
         assert check["expected"] == 20 * units
 
@@ -438,20 +485,22 @@ def test_when_a_rank_is_killed_the_others_end_with_a_line(seven, tmp_path):
 @pytest.mark.parametrize(
     ("world", "flags", "line"),
     [
-        (4, "--variant=interleaved --layers=8 --batch=6",
-         "interleaved cannot spread 6 micro-batches over 4 ranks; --batch 8 would work"),
+        (4, "--variant=interleaved --layers=8 --batch=6", "interleaved on 4 ranks takes a multiple "
+         "of 4 micro-batches, not 6; --batch 8 would work"),
         (4, "--variant=dualpipe --batch=6",
-         "dualpipe cannot spread 6 micro-batches over 4 ranks; --batch 8 would work"),
+         "dualpipe on 4 ranks takes 8 or more micro-batches, not 6; --batch 8 would work"),
         (2, "--variant=dualpipe --batch=5 --micro-batch=1",
-         "dualpipe cannot spread 5 micro-batches over 2 ranks; --batch 6 would work"),
+         "dualpipe on 2 ranks takes a multiple of 2 micro-batches, not 5; --batch 6 would work"),
         (2, "--variant=dualpipe-v --batch=6 --micro-batch=2",
-         "dualpipe-v cannot spread 3 micro-batches over 2 ranks; --batch 8 would work"),
+         "dualpipe-v on 2 ranks takes 4 or more micro-batches, not 3; --batch 8 would work"),
         (3, "--variant=dualpipe",
          "dualpipe pairs ranks, and 3 is an odd number; --nproc_per_node=4 would work"),
-        (4, "--variant=torch --schedule=Interleaved1F1B --layers=8 --batch=6",
-         "interleaved cannot spread 6 micro-batches over 4 ranks; --batch 8 would work"),
+        (4, "--variant=torch --schedule=Interleaved1F1B --layers=8 --batch=6", "Interleaved1F1B on "
+         "4 ranks takes a multiple of 4 micro-batches, not 6; --batch 8 would work"),
         (3, "--variant=torch --batch=2",
-         "1f1b cannot spread 2 micro-batches over 3 ranks; --batch 3 would work"),
+         "1F1B on 3 ranks takes 3 or more micro-batches, not 2; --batch 3 would work"),
+        (2, "--variant=torch --chunks=2",
+         "--chunks means nothing to --schedule 1F1B; LoopedBFS would work"),
         (5, "", "--layers 4 is less than one for each of 5 stages; --layers 5 would work"),
         (4, "--variant=interleaved",
          "--layers 4 is less than one for each of 8 stages; --layers 8 would work"),
@@ -465,12 +514,17 @@ def test_when_a_rank_is_killed_the_others_end_with_a_line(seven, tmp_path):
          "--chunks means nothing to --variant 1f1b; interleaved or torch would work"),
         (2, "--variant=zb-h1 --breadth-first",
          "--breadth-first means nothing to --variant zb-h1; interleaved would work"),
-        (2, "--draw=1f1b", "--draw is for one process; python without torchrun would work"),
+        (2, "--variant=torch --sleep=10", "--sleep means nothing to --variant torch; 1f1b or naive "
+         "or afab or interleaved or zb-h1 or zb-h2 or dualpipe or dualpipe-v would work"),
+        *((world, f"--draw={flags}", "--draw is for one process, and takes --ranks, "
+           "--micro-batches, --chunks and --breadth-first alone; python 07_pipeline_parallel.py "
+           "--draw afab would work") for world, flags in ((2, "afab"), (1, "afab --stages=4"), (1, "afab --sleep=9"),
+                                        (1, "afab --variant=1f1b"))),
         (1, "--ranks=4", "--ranks and --micro-batches are of a drawing; --draw 1f1b would work"),
         (1, "--draw=dualpipe --ranks=3",
          "dualpipe pairs ranks, and 3 is an odd number; --ranks 4 would work"),
-        (1, "--draw=interleaved --ranks=4 --micro-batches=6",
-         "interleaved cannot spread 6 micro-batches over 4 ranks; --micro-batches 8 would work"),
+        (1, "--draw=interleaved --ranks=4 --micro-batches=6", "interleaved on 4 ranks takes a "
+         "multiple of 4 micro-batches, not 6; --micro-batches 8 would work"),
         (2, "--batch=8 --micro-batch=3",
          "--batch 8 is not a multiple of 1 data-parallel ranks x --micro-batch = 3; 9 would work"),
     ],
@@ -489,6 +543,25 @@ def test_a_v_through_an_old_pytorch_is_refused(seven, monkeypatch, capsys, versi
     with pytest.raises(SystemExit) if refused else contextlib.nullcontext():
         seven.requires(args, 2)
     assert refused == ("--schedule DualPipeV of PyTorch 2.11.0 sends" in capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("world", "flags"), [
+    (4, "--variant=torch --schedule=LoopedBFS --layers=8 --batch=6"),
+    (2, "--variant=torch --schedule=GPipe --batch=1"),
+    (4, "--variant=interleaved --layers=8 --batch=6 --breadth-first"),
+    (1, "--draw=interleaved --ranks=4 --micro-batches=6 --breadth-first --layers=1 --batch=7"),
+])  # fmt: skip
+def test_what_is_not_refused(seven, world, flags):
+    args = cli.parse(seven.__file__, "", seven.VARIANTS, seven.flags,
+                     [*flags.split(), f"--data={TEXT}"])
+    seven.requires(args, world)
+
+
+def test_a_drawing_has_sizes_of_its_own(run_chapter):
+    """And no step to profile."""
+    status, output, _ = run_chapter(SEVEN, "--draw=zb-h2", "--profile=trace.json")
+    assert status == 1 and "--profile trace.json is not written: ValueError: there was no" in output
+    assert output.startswith("rank 0  FFFFFFFBWFBWBW") and "rank 3" in output
 
 
 def test_a_schedule_is_drawn_without_training(run_chapter):
