@@ -779,7 +779,8 @@ def requires(args, ranks):
             common.refuse("--ranks and --micro-batches are of a drawing; --draw 1f1b would work")
     elif args.draw != args.variant or args.stages or args.sleep or ranks > 1:
         common.refuse("--draw is for one process, and takes --ranks, --micro-batches, --chunks and "
-                      f"--breadth-first alone; python {args.chapter}.py --draw {args.draw} would work")
+                      f"--breadth-first alone; python {args.chapter}.py --draw {args.draw} would "
+                      "work")
     args.verify = args.verify and not args.draw
 
     (p, m), layers, name, called = sizes(args, ranks), args.model.layers, args.variant, args.variant

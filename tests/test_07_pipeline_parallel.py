@@ -518,8 +518,9 @@ def test_when_a_rank_is_killed_the_others_end_with_a_line(seven, tmp_path):
          "or afab or interleaved or zb-h1 or zb-h2 or dualpipe or dualpipe-v would work"),
         *((world, f"--draw={flags}", "--draw is for one process, and takes --ranks, "
            "--micro-batches, --chunks and --breadth-first alone; python 07_pipeline_parallel.py "
-           "--draw afab would work") for world, flags in ((2, "afab"), (1, "afab --stages=4"), (1, "afab --sleep=9"),
-                                        (1, "afab --variant=1f1b"))),
+           "--draw afab would work")
+          for world, flags in ((2, "afab"), (1, "afab --stages=4"), (1, "afab --sleep=9"),
+                               (1, "afab --variant=1f1b"))),
         (1, "--ranks=4", "--ranks and --micro-batches are of a drawing; --draw 1f1b would work"),
         (1, "--draw=dualpipe --ranks=3",
          "dualpipe pairs ranks, and 3 is an odd number; --ranks 4 would work"),
