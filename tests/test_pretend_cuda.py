@@ -133,7 +133,7 @@ def broken_rule(name, flags, folder, fault):
      "race: zero_ touches what send under way uses"),
     (SEVEN, "", "            self.handle.wait()\n", "            pass\n",
      "touches what recv_ under way uses"),
-    (SEVEN, "", "leaving.append(in_flight)", "leaving.append(in_flight), operation.tensor.zero_()",
+    (SEVEN, "", "leaving.append(under_way)", "leaving.append(under_way), operation.tensor.zero_()",
      "race: zero_ touches what send under way uses"),
     (SEVEN, "", "        sent.wait()\n", "        pass\n", "nobody waited for ['send'"),
     (SEVEN, "", "    return loss, norm\n",
