@@ -34,9 +34,10 @@ given-python:
 
 # Run every chapter with its default variant, and a few steps of the variants that figures compare, on
 # 8 CPU ranks (01 on one; 07 has a layer for each), with flags $(1) and the JSON in $(2); stop at the
-# first that fails.
+# first that fails. What the figure of 08 compares is how a small model's experts are balanced.
 COMPARED := 02_data_parallel:naive 02_data_parallel:overlap 03_zero:zero1 03_zero:zero2 \
-	06_context_parallel:ring
+	06_context_parallel:ring 08_expert_parallel:none 08_expert_parallel:loss 08_expert_parallel:bias
+SMALL_MIXTURE := --layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=32 --steps=200 --no-verify
 RUNS := $(sort $(CHAPTERS_HERE:.py=) $(COMPARED))
 written = $(patsubst %,$(1)/%.json,$(subst :,-,$(RUNS)))
 define run_chapters
@@ -47,8 +48,12 @@ define run_chapters
 			01_*) set -- $(PYTHON) ;; \
 			*) set -- env OMP_NUM_THREADS=1 $(PYTHON) -m torch.distributed.run --standalone --nproc_per_node=8 ;; \
 		esac; \
-		set -- "$$@" $$chapter.py --device=cpu $(1) $${variant:+--variant=$$variant --steps=5}; \
-		case $$chapter in 07_*) set -- "$$@" --layers=8 --sleep=10 ;; esac; \
+		set -- "$$@" $$chapter.py --device=cpu $(1); \
+		case $$run in \
+			07_*) set -- "$$@" --layers=8 --sleep=10 ;; \
+			08_*:*) set -- "$$@" $(SMALL_MIXTURE) --balance=$$variant ;; \
+			*:*) set -- "$$@" --variant=$$variant --steps=5 ;; \
+		esac; \
 		echo; echo "$$ $$*"; \
 		"$$@" --json=$(2)/$$chapter$${variant:+-$$variant}.json \
 			|| { echo "make $@: $$chapter.py failed" >&2; exit 1; }; \

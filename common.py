@@ -487,6 +487,7 @@ class Run:
         self.rank, self.world = environment("RANK", 0), environment("WORLD_SIZE", 1)
         self.device = join_ranks(args, self.rank, self.world)
         self.build, self.one_gpu = gpt, None                        # what one GPU would train
+        self.after_step = lambda model: None                        # and what follows its update
         self.seconds, self.status = [], 0
         torch.set_float32_matmul_precision("highest" if args.verify else "high")    # TF32 on a GPU
 
@@ -548,6 +549,7 @@ class Run:
         if self.args.clip:
             clip_grads(self.one_gpu.parameters(), norm, self.args.clip)
         self.one_gpu_optimizer.step()
+        self.after_step(self.one_gpu)
         return loss.detach(), norm
 
     def finish(self):
@@ -562,7 +564,7 @@ class Run:
     check_flops = check_traffic = compare_traffic = note_overlap = on_machines = instrument
     note = note_speed = note_sample = record = gathered = check_shards = instrument
     check_most_gradients = watch_actions = timed = check_alive = instrument
-    check_rendezvous = sleep_through = instrument
+    check_rendezvous = sleep_through = of_metered_step = instrument
 
 
 def join_ranks(args, rank, world):

@@ -6,8 +6,11 @@ middle half, and the ratio of the medians: at 1.00 or less, the first side is no
 that follows is what the collectives of the first side's step take when nothing else runs (as many
 calls, of the mean size, one after the other; where ranks send unequally, as the busiest one), over
 its step: how much there is to hide. The last column is the processor time of a step on the rank
-that takes most, for each side. Chapter 07's schedules are also timed with stages that sleep instead
-of computing, beside their simulation.
+that takes most, for each side.
+
+Chapter 07's schedules are also timed with stages that sleep instead of computing, beside their
+simulation. Of chapter 08's step, two shares follow, sorting and copying and the matmuls; and its
+tokens a second, beside those of a dense model with the same FLOPs for a token.
 
     python benchmarks/chapters.py [--steps N] [--only 01] [--record] [-- flags for every run]
 
@@ -35,6 +38,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -42,7 +46,7 @@ sys.path.insert(0, str(ROOT))
 import results  # noqa: E402  (after the path to it)
 
 import common  # noqa: E402
-from lab import report  # noqa: E402
+from lab import meters, report  # noqa: E402
 
 SETUP_STEPS = 3         # the first steps allocate, and are metered
 # Shapes on a CPU (data parallel: a sequence per rank, and enough parameters for communication to be
@@ -52,10 +56,12 @@ SHAPES = {
     "cpu": {"one": "", "data_parallel": "--dim=256 --seq=16 --batch=4", "buckets": "--bucket-mb=4",
             "cut": "--dim=256 --seq=64 --batch=4",
             "long": "--layers=1 --dim=64 --seq=1024 --batch=1",     # attention is most of the step
-            "pipeline": "--layers=8 --batch=8"},        # two slices and two micro-batches for each
+            "pipeline": "--layers=8 --batch=8",         # two slices and two micro-batches for each
+            "experts": "--layers=2 --dim=128 --seq=128 --batch=8"},
     "cuda": {"one": ON_GPUS, "data_parallel": ON_GPUS, "buckets": "--bucket-mb=25", "cut": ON_GPUS,
              "long": f"{ON_GPUS} --seq=32768 --batch=1 --dtype=bfloat16 --attention=sdpa",
-             "pipeline": f"{ON_GPUS} --layers=16"},
+             "pipeline": f"{ON_GPUS} --layers=16",
+             "experts": f"{ON_GPUS} --dtype=bfloat16 --attention=sdpa"},
 }
 PAIRS = [               # chapter, ranks, flags of both sides, one side, the other
     ("01_single_gpu", 1, "{one} --attention=sdpa", "--variant=hand", "--variant=torch"),
@@ -91,20 +97,47 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, the oth
      "--variant=dualpipe-v", "--variant=torch --schedule=DualPipeV"),
     ("07_pipeline_parallel", 4, "{pipeline}", "--variant=zb-h2", "--variant=1f1b"),
     ("07_pipeline_parallel", 4, "{pipeline}", "--variant=dualpipe", "--variant=1f1b"),
+    *(("08_expert_parallel", 4, f"{{experts}} --experts={experts}",
+       "--variant=dropless", f"--variant={other}")
+      for experts in (8, 32) for other in ("torch", "capacity", "tensor")),
 ]
 PIPELINE = "07_pipeline_parallel"
 SLEEP_MS = 40           # of an F, a B or a W of all that a rank holds
+EXPERTS, DENSE = "08_expert_parallel", "02_data_parallel"
+OPERATORS = {           # of a step of chapter 08; the router sorts too
+    "sorting and copying": {"sort", "repeat_interleave", "index", "index_put", "index_add",
+                            "index_add_", "index_select", "index_copy", "zeros_like", "new_zeros",
+                            "cat", "split_with_sizes", "stack"},
+    "matmuls": {"mm", "bmm"},
+}
 
 # ------------------------------------------------------------------------------ on every rank
 
 
-def alternate(chapter, sides):
-    """Run a chapter with the flags of each side, a thread for each, of which one at a time goes on:
-    until its next step begins. Returns the lab.report.Run of each side, and the processor seconds
-    of each one's steps."""
-    module, runs, finished = importlib.import_module(chapter), {}, set()
-    processor = [], []
-    own = getattr(module, "flags", lambda parser: None)
+class OperatorClock(TorchDispatchMode):
+    """The seconds of each kind of OPERATORS while it is entered. now(): the time, once the device
+    has done its work."""
+
+    def __init__(self, now):
+        super().__init__()
+        self.now, self.seconds = now, dict.fromkeys(OPERATORS, 0)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name, kwargs = func._schema.name.removeprefix("aten::"), kwargs or {}
+        kinds = [kind for kind, names in OPERATORS.items() if name in names]
+        if not kinds or name == "cat" and args[0][0].ndim != 2:     # of heads, or of gradients
+            return func(*args, **kwargs)
+        start = self.now()
+        result = func(*args, **kwargs)
+        self.seconds[kinds[0]] += self.now() - start
+        return result
+
+
+def alternate(sides, clocked):
+    """Run the chapter of each side with its flags, a thread for each, of which one at a time goes
+    on: until its next step begins. Returns the lab.report.Run of each side, the processor seconds
+    of each one's steps and, if `clocked`, those of the first one's operators."""
+    runs, finished, processor, operators = {}, set(), ([], []), []
     turns = [threading.Semaphore(1), threading.Semaphore(0)]
 
     class TakesTurns(report.Run):
@@ -115,16 +148,22 @@ def alternate(chapter, sides):
             if 1 - me not in finished:
                 turns[1 - me].release()
                 turns[me].acquire()
+            clock = OperatorClock(self.now) if clocked and me == 0 else contextlib.nullcontext()
             start = time.thread_time()                  # what waits takes none
-            with super().measure():
+            with super().measure(), clock as entered:
                 yield
             processor[me].append(time.thread_time() - start)
+            if entered:
+                operators.append(clock.seconds)
 
     def play(me):
         turns[me].acquire()
         try:
+            chapter, flags = sides[me]
+            module = importlib.import_module(chapter)
+            own = getattr(module, "flags", lambda parser: None)
             common.main(module.__file__, module.__doc__, module.VARIANTS, module.requires, own,
-                        sides[me])
+                        flags)
         except BaseException:
             traceback.print_exc()
             os._exit(1)                                 # the other side would wait for ever
@@ -138,24 +177,28 @@ def alternate(chapter, sides):
             thread.start()
         for thread in threads:
             thread.join()
-    return (runs[0], runs[1]), processor
+    return (runs[0], runs[1]), processor, operators
 
 
 def busiest(totals):
-    """{op: (calls, bytes)} of the rank that calls it most. A pipeline's ranks do not send equally
-    often, but in `communication_alone` all must do the same, in the same order."""
-    return {op: max((total[op]["calls"], total[op]["bytes"]) for total in totals if op in total)
+    """{op: (calls, bytes on the wire)} of the rank that calls it most, and of those the one that
+    sends most. A pipeline's ranks do not send equally often, nor those that share experts equally
+    much, but in `communication_alone` all must do the same, in the same order."""
+    return {op: max((total[op]["calls"], total[op]["wire_bytes"])
+                    for total in totals if op in total)
             for op in sorted(set().union(*totals))}
 
 
 def communication_alone(run, sent):
     """The median milliseconds of the collectives of a step, each over all ranks, with nothing else
-    going on. sent: {op: (calls, bytes)}, alike on all ranks."""
+    going on. sent: {op: (calls, bytes on the wire)}, alike on all ranks."""
     device, n, collectives = run.device, run.world, []
+    wire = dict(meters.COLLECTIVES.values())            # over payload, by ranks; 0 for one
     if device.type == "cuda":
         torch.cuda.set_device(device)                   # the runs' threads have set only their own
     for op, (calls, size) in sent.items():
-        full = torch.zeros(max(1, size // calls // 4 // n) * n, device=device)
+        numbers = size / (wire[op](n) or 1) / calls / 4
+        full = torch.zeros(max(1, int(numbers / n)) * n, device=device)
         part = full.chunk(n)[run.rank].clone()
         collective = {
             "all_reduce": functools.partial(dist.all_reduce, full),
@@ -185,8 +228,9 @@ def hop(sent, received):
 
 def play_pair(pair):
     """For a rank: {ms: the steps of each side, alone: milliseconds of the first side's sending,
-    longest: for each side the processor milliseconds of a step on the rank that takes most}."""
-    runs, processor = alternate(pair["chapter"], pair["sides"])
+    longest: for each side the processor milliseconds of a step on the rank that takes most, tokens:
+    of a step, operators: {kind: milliseconds of the first side's step}, if they are clocked}."""
+    runs, processor, operators = alternate(pair["sides"], pair["clocked"])
     milliseconds = [[1e3 * s for s in run.seconds[SETUP_STEPS:]] for run in runs]
     mine = [1e3 * statistics.median(seconds[SETUP_STEPS:]) for seconds in processor]
     everyones = [None] * dist.get_world_size()
@@ -194,7 +238,11 @@ def play_pair(pair):
     processor, totals = zip(*everyones)
     longest = [max(of_side) for of_side in zip(*processor)]
     alone = communication_alone(runs[0], busiest(totals))
-    return {"ms": milliseconds, "alone": alone, "longest": longest}
+    args, steps = runs[0].args, operators[SETUP_STEPS:]
+    kinds = {kind: 1e3 * statistics.median(step[kind] for step in steps)
+             for kind in OPERATORS if steps}
+    return {"ms": milliseconds, "alone": alone, "longest": longest, "operators": kinds,
+            "tokens": args.batch * args.model.seq}
 
 
 # ------------------------------------------------------------------------------ the tables
@@ -213,9 +261,10 @@ def on_ranks(ranks, *command):
     return run.stdout
 
 
-def measure(chapter, ranks, sides):
-    """`play_pair` on so many ranks: rank 0's answer."""
-    pair = {"chapter": chapter, "sides": [[*side, "--no-verify"] for side in sides]}
+def measure(ranks, *sides, clocked=False):
+    """`play_pair` on so many ranks: rank 0's answer. sides: two, each a chapter and its flags."""
+    pair = {"sides": [(chapter, [*flags, "--no-verify"]) for chapter, flags in sides],
+            "clocked": clocked}
     return json.loads(on_ranks(ranks, __file__, f"--pair={json.dumps(pair)}").splitlines()[-1])
 
 
@@ -238,7 +287,7 @@ def table(pairs, steps, flags):
     yield "|" + " --- |" * 10
     for chapter, ranks, both, *sides in (filled_in(*pair) for pair in pairs):
         every = [f"--steps={steps}", *both.split(), *flags]
-        measured = measure(chapter, ranks, [[*every, *side.split()] for side in sides])
+        measured = measure(ranks, *((chapter, [*every, *side.split()]) for side in sides))
         medians, cells = [], ""
         for side, ms in zip(sides, measured["ms"]):
             low, median, high = statistics.quantiles(ms, n=4)
@@ -276,6 +325,38 @@ def sleeping(flags):
         yield "| {} | {} | {} | {:.2f} | {:.2f} | {:.2f} |".format(variant, *cells)
 
 
+def shares(steps, flags):
+    """The share of dropless steps that kinds of operators take; yields the lines of a table. Those
+    that are clocked are slower, so others in turn with them say how long a step is."""
+    yield (f"\n{EXPERTS} --variant=dropless, 4 ranks: the share of a step that its operators take "
+           "on rank 0. Sorting and copying: sort, index, index_add, index_copy, cat, stack and what "
+           "is like them, forward and backward, those of the router too.\n")
+    yield "| flags | a step, ms | " + " | ".join(OPERATORS) + " |"
+    yield "|" + " --- |" * (2 + len(OPERATORS))
+    for experts in (8, 32):
+        _, ranks, shape = filled_in(EXPERTS, 4, f"{{experts}} --experts={experts}")
+        every = [f"--steps={steps}", *shape.split(), *flags, "--variant=dropless"]
+        measured = measure(ranks, *[(EXPERTS, every)] * 2, clocked=True)
+        step = statistics.median(measured["ms"][1])
+        cells = " | ".join(f"{ms / step:.0%}" for ms in measured["operators"].values())
+        yield f"| {shape} | {step:.1f} | {cells} |"
+
+
+def against_dense(steps, flags):
+    """Tokens a second with experts, of which each token takes one, as large as the dense model's
+    MLP, which takes as many FLOPs; yields a line."""
+    _, ranks, shape, *sides = filled_in(EXPERTS, 4, "{experts}",
+                                        "--variant=dropless --experts=8 --top-k=1",
+                                        "--variant=bucket {buckets}")
+    every = [f"--steps={steps}", *shape.split(), *flags]
+    measured = measure(ranks, *((chapter, [*every, *side.split()])
+                                for chapter, side in zip((EXPERTS, DENSE), sides)))
+    speeds = [1e3 * measured["tokens"] / statistics.median(ms) for ms in measured["ms"]]
+    yield (f"\nTokens a second, {ranks} ranks, {shape}: {speeds[0]:,.0f} of {EXPERTS} {sides[0]}, "
+           f"and {speeds[1]:,.0f} of {DENSE} {sides[1]}, where a token takes as many FLOPs but for "
+           f"the router: {speeds[0] / speeds[1]:.2f} times as many.")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -296,8 +377,10 @@ def main():
 
     lines = []
     pairs = [pair for pair in PAIRS if pair[0].startswith(args.only)]
-    sleepers = sleeping(args.flags) if PIPELINE.startswith(args.only) else []
-    for line in itertools.chain(table(pairs, args.steps, args.flags), sleepers):
+    more = [sleeping(args.flags)] if PIPELINE.startswith(args.only) else []
+    if EXPERTS.startswith(args.only):
+        more += [shares(args.steps, args.flags), against_dense(args.steps, args.flags)]
+    for line in itertools.chain(table(pairs, args.steps, args.flags), *more):
         print(line, flush=True)
         lines.append(line)
     if args.record:

@@ -26,6 +26,10 @@ LIMITS = {              # the lowest value, the first one that is too high, and 
     "prefetch": (0, 3, 1),                      # chapter 03
     "shard_size": (1, 2**31, 2),
     "stage": (1, 4, 3),
+    "capacity_factor": (1e-6, 2**31, 1.25),     # chapter 08
+    "balance_weight": (0, 2**31, 0.01),
+    "bias_speed": (0, 2**31, 0.001),
+    "z_loss": (0, 2**31, 0.001),
 }
 COUNT = (1, 2**31, 4)                           # of all others
 

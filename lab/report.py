@@ -308,6 +308,10 @@ class Run(common.Run):
     def attention_is_fused_on_cuda(self):
         return self.on_cuda and self.args.attention != "plain"
 
+    def of_metered_step(self, steps):
+        """Of a list with something for each step, that of the step whose communication is counted."""
+        return steps[min(METERED_STEP, len(steps) - 1)]
+
     def check_traffic(self, formula=None):
         """All that this rank sent in the metered step.
 

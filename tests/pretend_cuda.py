@@ -9,7 +9,8 @@ refuse, or do wrong in silence, raises RuleBroken; and where one rank raises, al
     Operators     an operator takes tensors of one kind; a collective, what NCCL takes
     Gpu           what is under way is left alone until somebody has waited for it
     Ranks         those of a group issue the same collectives in the same order; what one sends to
-                  another is what that one receives, message by message
+                  another is what that one receives, message by message, and in an all_to_all
+                  row by row
 
 gpu.steps has a list for each step: the places where the host waited for the device. It is for what
 is written by hand: PyTorch's own wrappers (DDP, FSDP, DTensor) send and wait in C++, unseen.
@@ -27,6 +28,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch.distributed import Work
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -147,6 +149,14 @@ class Ranks:
             if not patiently(done):
                 raise Disagreement(f"rank {self.rank} is alone at {self.said(place, self.rank)}")
 
+    def compare_rows(self, place, ranks):
+        """Of an all_to_all: raise if one sends more or fewer rows than another expects of it; and
+        all raise, since the others would wait for these two."""
+        said = {rank: self.said(place, rank) for rank in ranks if self.store}
+        sent, received = zip(*map(json.loads, said.values())) if said else ((), ())
+        if list(zip(*sent)) != list(map(tuple, received)):
+            raise Disagreement(listed("ranks disagree on [sent, received] rows", said))
+
     def stuck(self):
         """Where each rank waits, if all do: then nobody can come to where another one is."""
         places = {}
@@ -247,7 +257,7 @@ def overlap(some, others):
 # ----------------------------------------------------------------------------------- the operators
 
 HOST_WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2",
-              "repeat_interleave")  # for a value, or for the shape of the result
+              "repeat_interleave")  # for a value, or a shape that no output_size tells
 ONE_DEVICE = ("cat", "stack", "_fused")  # in others a scalar may be the host's
 
 
@@ -281,13 +291,19 @@ class Operators(TorchDispatchMode):
             if begun.group != group.group_name and group.size() > 1:
                 raise RuleBroken(f"{name} while {begun.what} is under way in another group")
 
-        what, meeting = str([(*t.shape, str(t.dtype)) for t in writes + reads]), ()
+        received, sent = args[3:5] if name == "alltoall_base_" else ((), ())
+        rows = lambda t: ("rows", *t.shape[1:]) if sent else t.shape
+        what, meeting = str([(*rows(t), str(t.dtype)) for t in writes + reads]), ()
         if name in ("send", "recv_"):
             meeting = self.meeting(name, group, *args[-2:], what)
         else:
+            ranks = dist.get_process_group_ranks(group)
             place = self.gpu.ranks.place(group.group_name)
+            self.gpu.ranks.say(f"{place}, rows", json.dumps([sent, received]))
             self.gpu.ranks.say(place, f"{name} over {group.size()} ranks, {caller()}, of {what}")
-            self.gpu.ranks.hear(place, dist.get_process_group_ranks(group))
+            self.gpu.ranks.hear(place, ranks)
+            if sent:
+                self.gpu.ranks.compare_rows(f"{place}, rows", ranks)
         result = func(*args)
         [work] = [Work.unbox(x) for x in tree_leaves(result) if isinstance(x, torch.ScriptObject)]
         begun = Begun(name, group.group_name, spans(reads), spans(writes), meeting)
@@ -327,7 +343,8 @@ class Operators(TorchDispatchMode):
             kinds = [(*t.shape, kind(t)) for t in given]
             raise RuleBroken(f"{name} of tensors on two devices: {kinds}")
         mask = name.startswith("index") and any(t.dtype == torch.bool for t in tensors(args[1:2]))
-        if gpu and (name in HOST_WAITS or mask):
+        known = kwargs.get("output_size") is not None
+        if gpu and (name in HOST_WAITS and not known or mask):
             self.gpu.host_waits(name)
         result = func(*args, **kwargs)
         return mark(result, "device") if gpu else result
@@ -370,6 +387,8 @@ class Functions(TorchFunctionMode):
             return mark(args[0].clone(), "pinned")
         if func is torch.Tensor.tolist and on_gpu(args[0]):
             self.gpu.host_waits("tolist")
+        if func is F.one_hot and on_gpu(args[0]):
+            return one_hot(*args, **kwargs)
         if func in MOVES:
             return self.move(args[0], *MOVES[func], *args[1:], **kwargs)
 
@@ -394,6 +413,12 @@ class Functions(TorchFunctionMode):
         moved = tensor.to(dtype or tensor.dtype, copy=True)
         self.gpu.copied(mark(moved, "device" if gpu else "host"), tensor, non_blocking)
         return moved
+
+
+def one_hot(indices, num_classes=-1):
+    """As on a device, where it does not look whether the indices are in range."""
+    classes = num_classes if num_classes > 0 else int(indices.max()) + 1
+    return (indices[..., None] == mark(torch.arange(classes), "device")).long()
 
 
 # --------------------------------------------------------------------------------------- all of it

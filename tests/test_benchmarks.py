@@ -1,5 +1,7 @@
 """benchmarks/chapters.py: its pairs, on a CPU and on GPUs."""
 
+import itertools
+import statistics
 import sys
 import time
 import types
@@ -9,7 +11,7 @@ import torch
 import torch.distributed as dist
 from conftest import ROOT, TEXT, chapter, no_flags
 
-from lab import cli
+from lab import cli, meters
 
 sys.path.append(str(ROOT / "benchmarks"))
 import chapters  # noqa: E402  (after the path to it)
@@ -32,12 +34,15 @@ def test_the_chapters_take_the_flags_of_every_pair(monkeypatch, gpus):
 
 
 def test_a_pair_in_the_same_process(monkeypatch):
-    """The smallest one, as it is measured."""
+    """The smallest one, of two chapters, as it is measured, with a clock in the first one."""
     sides = [["--steps=5", "--layers=1", "--dim=16", "--heads=2", "--kv-heads=2", "--seq=8",
               "--no-verify", f"--data={TEXT}", "--device=cpu", f"--attention={core}"]
              for core in ("plain", "sdpa")]
-    measured = chapters.measure("01_single_gpu", 1, sides)
+    names = "08_expert_parallel", "02_data_parallel"
+    measured = chapters.measure(1, *zip(names, sides), clocked=True)
     assert [len(ms) for ms in measured["ms"]] == [2, 2] and measured["alone"] >= 0
+    assert measured["tokens"] == 8 * 8
+    assert 0 < sum(measured["operators"].values()) < statistics.median(measured["ms"][0])
 
 
 def test_the_measuring_thread_has_the_device_of_its_rank(monkeypatch):
@@ -50,11 +55,13 @@ def test_the_measuring_thread_has_the_device_of_its_rank(monkeypatch):
 
 
 def hops_of_a_pipeline():
-    """The middle one of three ranks sends twice as often, and the first sums something first."""
+    """The middle one of three ranks sends twice as often, and the first sums something first; the
+    later a rank, the more of its rows go to others."""
     rank = dist.get_rank()
-    sent = {"calls": 16 if rank == 1 else 8, "bytes": 6400 if rank == 1 else 3200}
-    summed = {"calls": 1, "bytes": 4}
-    total = {"all_reduce": summed, "send": sent} if rank == 0 else {"send": sent}
+    sent = {"calls": 16 if rank == 1 else 8, "wire_bytes": 6400 if rank == 1 else 3200}
+    total = {"send": sent, "all_to_all": {"calls": 5, "wire_bytes": 100 * rank}}
+    if rank == 0:
+        total["all_reduce"] = {"calls": 1, "wire_bytes": 4}
     everyones = [None] * 3
     dist.all_gather_object(everyones, total)
     busiest = chapters.busiest(everyones)
@@ -65,7 +72,72 @@ def hops_of_a_pipeline():
 
 def test_ranks_that_send_unequally_send_as_the_busiest_when_nothing_else_runs(ranks):
     for busiest, milliseconds in ranks(3)(hops_of_a_pipeline):
-        assert busiest == [("all_reduce", (1, 4)), ("send", (16, 6400))] and milliseconds > 0
+        assert busiest == [("all_reduce", (1, 4)), ("all_to_all", (5, 200)), ("send", (16, 6400))]
+        assert milliseconds > 0
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+def test_alone_a_collective_puts_as_much_on_the_wire(ranks, op):
+    """As in the step, whatever the group that it went through there."""
+    calls, total = ranks(2)(metered_alone, op)[0]
+    assert calls == {op} and total["calls"] == 15 * 3 and total["wire_bytes"] == 15 * 2400
+
+
+def metered_alone(op):
+    run = types.SimpleNamespace(device=torch.device("cpu"), world=2, rank=dist.get_rank(),
+                                now=time.perf_counter)
+    with meters.CommMeter() as meter:
+        chapters.communication_alone(run, {op: (3, 2400)})
+    return set(meter.total), meter.total[op]
+
+
+def test_the_clock_of_operators(monkeypatch):
+    """Forward and backward; rows that are joined, and neither heads nor gradients. A tick each."""
+    rows = torch.ones(4, 3, requires_grad=True)
+    ticks = itertools.count()
+    with chapters.OperatorClock(lambda: next(ticks)) as clock:
+        order = torch.tensor([2, 0, 1, 3]).argsort(stable=True)                     # sort
+        there = rows[order]                                                         # index
+        torch.cat([there, there]).sum().backward()      # cat; and backward: new_zeros, index_put
+        torch.cat([rows.flatten(), rows.flatten()])
+        torch.cat([rows[None], rows[None]])
+        rows.detach() @ rows.detach().T                                             # mm
+    assert clock.seconds == {"sorting and copying": 5, "matmuls": 1}
+
+
+@pytest.mark.parametrize("gpus", [0, 4])
+def test_of_experts_and_of_the_dense_model_a_token_takes_as_many_flops(monkeypatch, gpus):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    runs = []
+
+    def measure(ranks, *sides):
+        for name, flags in sides:
+            module = chapter(name)
+            own = getattr(module, "flags", no_flags)
+            runs.append(cli.parse(module.__file__, "", module.VARIANTS, own, flags))
+            module.requires(runs[-1], ranks)
+        return {"tokens": 1000, "ms": [[40, 50, 90], [20, 25, 30]]}
+
+    monkeypatch.setattr(chapters, "measure", measure)
+    [line] = chapters.against_dense(9, ["--no-verify"])
+    experts, dense = (args.model for args in runs)
+    router = experts.layers * experts.experts * experts.dim
+    assert experts.active() - router == dense.parameters() and runs[0].batch == runs[1].batch
+    assert ": 20,000 of 08" in line and " 40,000 of 02" in line and ": 0.50 times" in line
+
+
+def test_the_shares_of_operators_are_of_a_step_without_a_clock(monkeypatch):
+    def measure(ranks, first, second, clocked):
+        assert first == second and clocked
+        return {"ms": [[900] * 3, [90, 100, 200]],
+                "operators": {"sorting and copying": 5.0, "matmuls": 50.0}}
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(chapters, "measure", measure)
+    shape = chapters.SHAPES["cpu"]["experts"]
+    _, header, _, *rows = chapters.shares(9, [])
+    assert header == "| flags | a step, ms | sorting and copying | matmuls |"
+    assert rows == [f"| {shape} --experts={experts} | 100.0 | 5% | 50% |" for experts in (8, 32)]
 
 
 def test_the_milliseconds_of_a_sleeping_step_come_from_the_run(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from statistics import mean
 
 import pytest
 from conftest import TEXT, chapter, run_main
@@ -19,6 +20,7 @@ RUNS = {  # of each figure: chapter, ranks, and the variants that it compares
                              ("05_sequence_parallel", 4, "megatron")],
     "06_context_parallel": [("06_context_parallel", 4, v) for v in ("ring", "zigzag")],
     "07_pipeline_parallel": [("07_pipeline_parallel", 2, "1f1b")],
+    "08_expert_parallel": [("08_expert_parallel", 2, "dropless")],
 }  # fmt: skip
 
 
@@ -258,6 +260,74 @@ def test_a_recorded_step_is_drawn_action_by_action(recorded):
     assert [line.get_ydata()[-1] for line in kept.lines] == [
         of_rank[-1][-1] / 1e6 for of_rank in executed
     ]
+
+
+def drawn_shares(axes, steps):
+    """For each step, the heights of the boxes that are stacked there, from the bottom."""
+    heights = []
+    for layer in axes.collections[:-1]:  # the last ones are the dotted lines
+        corners = layer.get_paths()[0].vertices.tolist()
+        level = [(x, x1, y) for (x, y), (x1, y1) in zip(corners, corners[1:]) if y == y1]
+        at = [[y for a, b, y in level if min(a, b) < step < max(a, b)] for step in steps]
+        heights.append([max(ys) - min(ys) for ys in at])
+    return [list(step) for step in zip(*heights)]
+
+
+def expert_run(balance, steps, tilt, **recorded):
+    """Two layers of four experts, of which the last ones are chosen more and more often."""
+    loads = [[[1, 1 + step % 2, 1, 1 + tilt * step], [1, 2, 3, 4 + step]] for step in range(steps)]
+    return {"chapter": "08_expert_parallel", "variant": "dropless", "world_size": 2,
+            "config": {"balance": balance}, "loss": [tilt + step % 3 for step in range(steps)],
+            "recorded": {"loads": loads, **recorded}}  # fmt: skip
+
+
+def test_what_each_balance_comes_to_is_drawn_as_recorded():
+    none, loss = expert_run("none", 200, 2), expert_run("loss", 30, 0, rows=[[50, 6], [0, 8]])
+    bias, older = expert_run("bias", 200, 1, rows=[[9, 2], [3, 4]]), expert_run("none", 3, 9)
+    torch = bias | {"variant": "torch", "recorded": {}}
+    runs = [bias, older, none, loss, torch, {"chapter": "07_pipeline_parallel"}]
+    cells, *stacks, below = pictures.who_is_chosen(runs).axes
+
+    assert [text.get_text() for text in cells.texts] == ["50", "6", "0", "8"]  # of the last rows
+    assert [tick.get_text() for tick in cells.get_xticklabels()] == ["0\n50", "1\n14"]
+    assert cells.images[0].get_array().tolist() == [[50, 6], [0, 8]]
+    assert "balance: loss" in cells.get_title(loc="left")
+
+    for run, axes, line in zip((none, loss, bias), stacks, below.lines, strict=True):
+        name, title = run["config"]["balance"], axes.get_title(loc="left")
+        loads, losses = run["recorded"]["loads"], run["loss"]
+        ratio = mean(max(layer) / mean(layer) for step in loads[-20:] for layer in step)
+        assert title.startswith(f"balance: {name};") and title.endswith(f" 20 steps): {ratio:.2f}")
+        dotted = [start[1] for start, end in axes.collections[-1].get_segments()]
+        assert dotted == [0.25, 0.5, 0.75]
+
+        near = range(95, 106) if run is not loss else [17]  # 200 steps are smoothed, 30 are not
+        step = near[len(near) // 2]
+        shares = [[load / sum(loads[i][0]) for load in loads[i][0]] for i in near]
+        expected = list(map(mean, zip(*shares)))
+        assert drawn_shares(axes, [step + 1]) == [pytest.approx(expected)]
+        x, y = line.get_xydata()[step]
+        assert (x, y) == (step + 1, pytest.approx(mean(losses[i] for i in near)))
+        last = f"{mean(losses[-20:]):.4f}"
+        assert line.get_label() == f"{name}: {last} (mean of the last 20 steps)"
+
+
+def test_one_run_of_a_mixture_is_drawn_as_recorded(recorded):
+    [run] = recorded("08_expert_parallel")
+    cells, shares, losses = pictures.who_is_chosen([run]).axes
+    sent = [f"{count:.0f}" for row in run["recorded"]["rows"] for count in row]
+    assert [text.get_text() for text in cells.texts] == sent and len(sent) == 4
+    loads = [step[0] for step in run["recorded"]["loads"]]
+    expected = [pytest.approx([load / sum(step) for load in step]) for step in loads]
+    assert drawn_shares(shares, [1, 2, 3]) == expected
+    [line] = losses.lines
+    assert list(line.get_ydata()) == run["loss"] and "mean of the last 3 steps" in line.get_label()
+
+    torch = run | {"variant": "torch", "recorded": {}}
+    [losses] = pictures.who_is_chosen([torch]).axes  # nothing else is known of it alone
+    assert len(pictures.who_is_chosen([run, torch]).axes) == 3
+    capacity = run | {"recorded": run["recorded"] | {"rows": []}}
+    assert len(pictures.who_is_chosen([capacity]).axes) == 2
 
 
 def test_a_run_draws_its_own_figure(run_chapter, tmp_path):

@@ -6,15 +6,16 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from conftest import SMALL, TEXT, chapter, chapter_names, run_main
 from pretend_cuda import RuleBroken, Run, Work, pretended_cuda
 
 import common
 from lab import verify
 
-ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN = (
+ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN, EIGHT = (
     "01_single_gpu", "02_data_parallel", "03_zero", "04_tensor_parallel", "05_sequence_parallel",
-    "06_context_parallel", "07_pipeline_parallel")  # fmt: skip
+    "06_context_parallel", "07_pipeline_parallel", "08_expert_parallel")  # fmt: skip
 FLAGS = (*SMALL, "--vocab=256", "--batch=4", "--micro-batch=1", "--clip=0.1", "--ignore=0.5",
          f"--data={TEXT}")  # fmt: skip
 TIED = "--preset=gpt2 --attention=plain --verify"
@@ -28,6 +29,11 @@ def run_on_cuda(name, flags, folder, fault=None):
 
 
 # ------------------------------------------------------------------------------------ the chapters
+
+# Chapter 08 waits for the counts, to exchange rows and to split them by expert, in 2 layers of each
+# of a rank's 2 micro-batches; and among nodes for the picks too, which leave, and which arrive.
+COUNTS = 4 * ["tolist", "tolist"]
+PICKS_AND_COUNTS = 4 * ["nonzero", "tolist", "nonzero", "tolist", "tolist"]
 
 RUNS = {  # what is written by hand: where the host waits in each step, and what the device does
     f"{ONE} --dtype=float64 --recompute=full": ([], "_fused_adamw_"),
@@ -59,6 +65,12 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{SEVEN} --variant=zb-h2 --dtype=float64": ([], "recv_"),
     f"{SEVEN} --variant=dualpipe --dtype=float64": ([], "allreduce_"),
     f"{SEVEN} --variant=dualpipe-v --dtype=float64 --layers=4": ([], "recv_"),
+    f"{EIGHT} --variant=dropless --dtype=float64 --shared-expert": (COUNTS, "alltoall_base_"),
+    f"{EIGHT} --variant=dropless --dtype=bfloat16 --ep=1 --z-loss=0.01": (COUNTS, "allreduce_"),
+    f"{EIGHT} --variant=dropless --dtype=float64 --nodes=2 --node-limit=1 --balance=bias": (
+        PICKS_AND_COUNTS, "alltoall_base_"),
+    f"{EIGHT} --variant=capacity --dtype=float64 --balance=bias": ([], "alltoall_base_"),
+    f"{EIGHT} --variant=tensor --dtype=float64": (4 * ["tolist"], "_reduce_scatter_base_"),
 }  # fmt: skip
 
 
@@ -143,6 +155,17 @@ def broken_rule(name, flags, folder, fault):
      "ranks wait for each other; rank 0: allreduce_ over 2 ranks, common:"),
     (SEVEN, "", "outputs.pop(message.output).tensor", "outputs.pop(message.output).tensor.half()",
      ", number 1, of [(1, 16, 32, 'torch.float16')]; rank "),
+    (EIGHT, "", "rows.contiguous(), received", "rows.T.contiguous().T, received",
+     "32), which is not contiguous"),
+    (EIGHT, "", "counts = torch.zeros(experts, dtype=torch.int64, device=rows.device)",
+     "counts = torch.zeros(experts, dtype=torch.int64)", "index_add_ of tensors on two devices"),
+    (EIGHT, "", "arriving = arriving.view(n, -1)", "arriving = counts.view(n, -1)",
+     "ranks disagree on [sent, received] rows; rank 0: [["),
+    (EIGHT, "", "        dist.all_to_all_single(out, rows.c",
+     "        if group.rank(): dist.all_to_all_single(out, rows.c",  # as where one has no rows
+     "ranks disagree; rank 0: alltoall_base_ over 2 ranks, 08_expert_parallel:"),
+    (EIGHT, "--variant=capacity", "    moe.dropped =", "    place.max().item()\n    moe.dropped =",
+     "[['_local_scalar_dense, 08_expert_parallel:"),
 ])
 def test_a_fault_is_caught_on_every_rank(ranks, tmp_path, name, flags, right, wrong, rule):
     chapter(name)  # or skip
@@ -236,6 +259,13 @@ def exchange(x, sent, received, tag=0):
     assert all(room.sum() == room.numel() for room in rooms)
 
 
+def exchange_rows(x, sent, received):
+    """An all_to_all, in which this rank sends and expects so many rows of each rank."""
+    room = x.new_empty(sum(received), *x.shape[1:])
+    dist.all_to_all_single(room, x[: sum(sent)], received, sent)
+    assert room.sum() == room.numel()
+
+
 def receive(x, host, other_rank):
     """Of a rank that does something else."""
     group = dist.new_group([0, 1])
@@ -271,6 +301,10 @@ FAULTS = {  # of x on the device and a pinned tensor of the host, (4, 4) both: w
     "one group each": (one_group_each, "ranks wait for each other; rank 0: allreduce_"),
     "order": (lambda x, host: exchange(x, (4, 2), (2, 4)), "number 1, of [(4, 4, 'torch.float32')"),
     "fewer": (lambda x, host: exchange(x, (4,), (4, 2)), "ranks wait for each other; rank 0: mess"),
+    "more rows": (lambda x, host: exchange_rows(x, [1, 2], [1, 2]),
+                  "ranks disagree on [sent, received] rows; rank 0: [["),
+    "wide rows": (lambda x, host: exchange_rows(x.view(4 << dist.get_rank(), -1), [1, 1], [1, 1]),
+                  "ranks disagree; rank 0: alltoall_base_"),
     "a tag": (lambda x, host: exchange(x, (4,), (4,), tag=1), "send with a tag"),
     "it left": (lambda x, host: receive(x, host, None), "; rank 1: leaves in peace"),
     "it broke": (lambda x, host: receive(x, host, torch.add), "add of tensors on two devices"),
@@ -288,6 +322,8 @@ NO_FAULTS = {
         host.copy_(x, non_blocking=True), torch.cuda.current_stream().synchronize(), host + 1],
     "grown again": lambda x, host: [x.untyped_storage().resize_(n) for n in (0, 64)],
     "in order": lambda x, host: [exchange(x, (4, 2), (4, 2)), exchange(x, (3, 3), (3, 3))],
+    "rows": lambda x, host: exchange_rows(
+        x, *(([3, 1], [0, 1]) if dist.get_rank() else ([1, 0], [1, 3]))),
     "alone": lambda x, host: dist.all_reduce(
         x[dist.get_rank():], group=dist.new_subgroups_by_enumeration([[0], [1]])[0]),
     "pickled": lambda x, host: dist.all_gather_object([None, None], {"rank": dist.get_rank()}),
@@ -343,6 +379,10 @@ WAITS = {  # of x and of a host's tensor, pinned or not: whether the host waits 
     "print": (lambda x, pinned, host: f"{x[0]:.3f}", 1),
     "mask": (lambda x, pinned, host: x[x > 0], 1),
     "nonzero": (lambda x, pinned, host: (x > 0).nonzero(), 1),
+    "repeat": (lambda x, pinned, host: x.repeat_interleave(x.long()), 1),
+    "so often": (lambda x, pinned, host: x.repeat_interleave(x.long(), output_size=4), 0),
+    "one_hot": (lambda x, pinned, host: F.one_hot(x.long()), 1),
+    "of two": (lambda x, pinned, host: F.one_hot(x.long(), 2), 0),
     "cpu": (lambda x, pinned, host: x.cpu(), 1),
     "cuda": (lambda x, pinned, host: host.cuda(), 1),
     "copy": (lambda x, pinned, host: x.copy_(host), 1),

@@ -59,9 +59,9 @@ def drawn(rng, module, variant):
         elif action.choices:
             words.append(f"{flag}={rng.choice(list(action.choices))}")
         elif action.type is int:
-            words.append(f"{flag}={rng.randint(0, 4)}")
+            words.append(f"{flag}={rng.choice((*range(5), world, 2 * world))}")
         elif action.type is float:
-            words.append(f"{flag}={action.default * rng.choice((0.01, 0.5, 1))}")
+            words.append(f"{flag}={(action.default or 1) * rng.choice((0.01, 0.5, 1))}")
     return world, words
 
 

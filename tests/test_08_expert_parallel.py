@@ -1,0 +1,320 @@
+"""Chapter 08: experts on several ranks give one GPU's numbers; routing, balance and places, too."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from conftest import TEXT, chapter, hold_to_one_gpu, run_main
+from test_04_tensor_parallel import FLOAT64, TRAINING, covering
+
+import common
+
+EIGHT = "08_expert_parallel"
+VARIANTS = ("dropless", "capacity", "tensor", "torch")
+
+
+@pytest.fixture(scope="module")
+def eight():
+    return chapter(EIGHT)
+
+
+# ------------------------------------------------------------------------------- same as one GPU
+
+
+SETTINGS = {
+    "variant": VARIANTS,
+    "world": (1, 2, 3, 4, 6, 8),
+    "ep": ("all", "some", 1),
+    "top-k": (2, 1, 6),  # of 6 experts, or of 8 where there are 4 or 8 ranks
+    "balance": ("loss", "bias", "none"),
+    "micro-batch": (1, 2),
+    "preset": ("tiny", "gpt2"),  # gpt2 ties embedding and head
+    "kv-heads": (4, 2),
+    "z-loss": (0.1, 0),
+    "shared-expert": (False, True),
+    "optimizer": ("adamw", "sgd"),
+    "clip": (None, 0.1),
+}
+
+
+def fits(one):
+    return one["ep"] != "some" or one["world"] in (4, 6, 8)
+
+
+def flags_of(one):
+    world = one["world"]
+    ep = {"all": world, "some": world // 2, 1: 1}[one["ep"]]
+    experts = 8 if world in (4, 8) else 6
+    flags = [f"--ep={ep}", f"--experts={experts}", f"--batch={2 * world}", "--layers=1", "--dim=24",
+             "--heads=4", "--seq=6", "--vocab=128", "--attention=plain", "--bias-speed=0.01"]
+    flags += ["--shared-expert"] if one["shared-expert"] else []
+    if one["variant"] == "capacity":
+        flags.append(f"--capacity-factor={1 if one['top-k'] == 1 else 0.7}")
+    given = ("variant", "top-k", "balance", "micro-batch", "preset", "kv-heads", "z-loss",
+             "optimizer", "clip")
+    flags += [f"--{name}={one[name]}" for name in given if one[name] is not None]
+    return [*TRAINING, "--dtype=float64", *flags]
+
+
+@pytest.mark.parametrize("one", covering(fits, **SETTINGS))
+def test_same_as_one_gpu(ranks, tmp_path, one):
+    flags = flags_of(one)
+    hold_to_one_gpu(ranks(one["world"])(run_main, EIGHT, flags, tmp_path), flags)
+
+
+@pytest.mark.parametrize(("world", "flags"), [
+    (2, "--nodes=2 --node-limit=1 --top-k=2"),
+    (4, "--nodes=2 --node-limit=1 --top-k=3"),
+    (4, "--nodes=4 --node-limit=2 --top-k=4 --balance=bias"),
+    (8, "--nodes=2 --node-limit=2 --top-k=3 --ep=4 --experts=16"),
+    (4, "--nodes=2 --node-limit=1 --variant=capacity"),
+    (4, "--nodes=2 --node-limit=1 --variant=tensor"),
+])  # fmt: skip
+def test_experts_on_few_nodes(ranks, tmp_path, world, flags):
+    flags = (*FLOAT64, *flags.split(), f"--batch={world}", "--micro-batch=1")
+    hold_to_one_gpu(ranks(world)(run_main, EIGHT, flags, tmp_path), flags)
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:3])
+def test_bfloat16(ranks, tmp_path, variant):
+    flags = (*FLOAT64, "--dtype=bfloat16", f"--variant={variant}")
+    (status, run, output), *_ = ranks(2)(run_main, EIGHT, flags, tmp_path)
+    assert all(check["ok"] is not False for check in run["checks"]), output
+
+
+def lonely_experts(variant):
+    """With a router that sends every token to the first two experts of eight: the gradients of the
+    rest, and how many rows came to each rank."""
+    eight, world = chapter(EIGHT), dist.group.WORLD
+    cfg = eight.Mixture(1, 16, 4, 4, 8, 64, sequences=4)
+    seen, groups = [], {"world": world, "ep": world, "copies": dist.new_subgroups(1)[0]}
+    model = eight.expert_parallel(eight.mixture_gpt(cfg, seed=None), variant, groups, seen)
+    common.draw_weights(model, 0, dtype=torch.float64)
+    moe = model.block1.mlp
+    moe.bias[:2] += 10
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batch = [(torch.zeros(2, 8, dtype=torch.int64), torch.ones(2, 8, dtype=torch.int64))]
+    eight.train_step(model, optimizer, batch, 64, None, world, 0)
+    assert moe.up.grad is not None and moe.router.weight.grad.abs().sum() > 0
+    received = [sum(exchange.received) for exchange in seen]
+    return moe.up.grad.abs().sum().item(), received
+
+
+def test_a_rank_without_a_row_takes_part_and_has_gradients_of_zero(ranks):
+    (some, received), *others = ranks(4)(lonely_experts, "dropless")
+    assert some > 0 and received == [4 * 2 * 8 * 2]  # both picks of every token of every rank
+    assert others == [(0.0, [0])] * 3
+
+
+# ------------------------------------------------------------------------------- routing, alone
+
+
+@pytest.mark.parametrize(("k", "shared"), [(1, False), (2, True), (4, False)])
+def test_a_mixture_is_the_sum_of_its_experts_by_their_gates(eight, k, shared):
+    """Each computed for every token; a gate that comes before the nonlinearity would differ."""
+    cfg = eight.Mixture(1, 16, 4, 4, 8, 64, experts=4, top_k=k, shared_expert=shared)
+    moe = eight.mixture_gpt(cfg, 0, dtype=torch.float64).block1.mlp
+    x = torch.randn(2, 5, 16, dtype=torch.float64)
+    chosen, gates = moe.route(x)
+    everyones = torch.stack([F.gelu(x @ up) @ down for up, down in zip(moe.up, moe.down)], dim=2)
+    picked = everyones.gather(2, chosen[..., None].expand(-1, -1, -1, 16))
+    expected = (picked * gates[..., None]).sum(2) + (moe.shared(x) if shared else 0)
+    torch.testing.assert_close(moe(x), expected)
+
+
+def test_the_best_of_equals_is_the_first(eight):
+    scores = torch.tensor([[0.2, 0.3, 0.3, 0.2], [0.25, 0.25, 0.25, 0.25]])
+    assert eight.best(scores, 3).tolist() == [[1, 2, 0], [0, 1, 2]]
+
+
+def test_a_single_gate_is_its_score_and_several_add_up_to_one(eight):
+    x = torch.randn(2, 5, 16)
+    for k in (1, 3):
+        moe = eight.mixture_gpt(eight.Mixture(1, 16, 4, 4, 8, 64, top_k=k), 0).block1.mlp
+        chosen, gates = moe.route(x)
+        scores = F.linear(x, moe.router.weight).softmax(-1).gather(-1, chosen)
+        expected = scores if k == 1 else scores / scores.sum(-1, keepdim=True)
+        torch.testing.assert_close(gates, expected)
+
+
+def test_a_bias_chooses_and_no_more(eight):
+    moe = eight.mixture_gpt(eight.Mixture(1, 16, 4, 4, 8, 64, top_k=1), 0).block1.mlp
+    moe.bias[3] = 2
+    x = torch.randn(2, 5, 16)
+    chosen, gates = moe.route(x)
+    assert (chosen == 3).all()
+    torch.testing.assert_close(gates[..., 0], F.linear(x, moe.router.weight).softmax(-1)[..., 3])
+
+
+def test_biases_move_by_the_sign_of_the_error(eight):
+    model = eight.mixture_gpt(eight.Mixture(2, 16, 4, 4, 8, 64, experts=4), 0)
+    eight.move_biases(model, torch.tensor([[4.0, 0, 2, 2], [1, 1, 1, 5]]), 0.5)
+    assert model.block1.mlp.bias.tolist() == [-0.5, 0.5, 0, 0]
+    assert model.block2.mlp.bias.tolist() == [0.5, 0.5, 0.5, -0.5]
+
+
+def test_balance_loss_is_one_for_each_sequence_if_all_are_alike(eight):
+    chosen = torch.arange(8).view(1, 4, 2).repeat(3, 1, 1)
+    even = torch.full((3, 4, 8), 1 / 8)
+    assert eight.balance_loss(even, chosen) == pytest.approx(3)
+    all_to_one = torch.eye(8)[torch.zeros(3, 4, dtype=torch.int64)]
+    assert eight.balance_loss(all_to_one, torch.zeros(3, 4, 1, dtype=torch.int64)) == 3 * 8
+
+
+def test_the_losses_of_the_router_reach_its_gradient(eight):
+    """As if they had been added to the loss: gradients of a model with and without them."""
+    tokens, gradients = torch.randint(64, (2, 8)), []
+    for weight in (0.0, 0.3):
+        cfg = eight.Mixture(1, 16, 4, 4, 8, 64, balance_weight=weight, z_loss=weight, sequences=2)
+        model = eight.mixture_gpt(cfg, 0, dtype=torch.float64)
+        loss, moe = common.loss_sum(model(tokens), tokens), model.block1.mlp
+        loss.backward()
+        gradients.append(moe.router.weight.grad.clone())
+    moe.zero_grad()
+    kept = []
+    handle = moe.register_forward_pre_hook(lambda moe, inputs: kept.append(inputs[0].detach()))
+    model(tokens)
+    handle.remove()
+    logits = F.linear(kept[0], moe.router.weight)
+    scores = logits.softmax(-1)
+    z = logits.logsumexp(-1).square().mean(1).sum()
+    added = 0.3 * (eight.balance_loss(scores, eight.best(scores, 2)) + z) / 2
+    added.backward()
+    torch.testing.assert_close(gradients[1] - gradients[0], moe.router.weight.grad)
+
+
+def test_a_tokens_experts_lie_on_its_best_nodes(eight):
+    scores = torch.tensor([[[0.30, 0.02, 0.2, 0.2, 0.05, 0.03, 0.11, 0.09]]])  # four nodes of two
+    allowed = eight.on_good_nodes(scores, nodes=4, limit=2, k=4)  # two experts of each
+    assert allowed[0, 0].tolist() == [True] * 4 + [False] * 4
+    one = eight.on_good_nodes(scores, nodes=4, limit=1, k=2)
+    assert one[0, 0].tolist() == [False, False, True, True] + [False] * 4
+
+
+def test_who_finds_no_place_is_dropped(eight):
+    """First choices before second ones, and earlier tokens first; each sequence for itself."""
+    cfg = eight.Mixture(1, 16, 4, 4, 3, 64, experts=3, places=2)
+    moe = eight.mixture_gpt(cfg, 0, dtype=torch.float64).block1.mlp
+    x = torch.randn(2, 3, 16, dtype=torch.float64)
+    chosen = torch.tensor([[[0, 1], [0, 2], [1, 0]], [[0, 1], [1, 2], [2, 0]]])
+    gates = torch.rand(2, 3, 2, dtype=torch.float64)
+    kept = torch.ones_like(gates)
+    kept[0, 2, 1] = 0  # the third who wants expert 0 in the first sequence
+    everyone = eight.with_places(moe, x, chosen, gates)
+    without = eight.without_drops(moe_of(eight, moe), x, chosen, gates * kept)
+    torch.testing.assert_close(everyone, without)
+    assert moe.dropped == pytest.approx(1 / 12)
+
+
+def moe_of(eight, moe):
+    """The same experts, without places."""
+    moe.compute = eight.one_by_one
+    return moe
+
+
+def test_expected_drops(eight):
+    """By chance: as many as in a simulation."""
+    cfg = eight.Mixture(1, 16, 4, 4, 32, 64, experts=8, top_k=2, places=10)
+    picks = torch.randint(8, (4000, 64))
+    counts = F.one_hot(picks, 8).sum(1)
+    simulated = (counts - 10).clamp(min=0).sum() / picks.numel()
+    assert eight.expected_drops(cfg) == pytest.approx(simulated.item(), rel=0.1)
+
+
+def test_parameters_are_counted(eight):
+    for shared in (False, True):
+        cfg = eight.Mixture(3, 16, 4, 2, 8, 64, experts=4, top_k=1, shared_expert=shared)
+        model = eight.mixture_gpt(cfg, 0)
+        assert sum(p.numel() for p in model.parameters()) == cfg.parameters()
+        assert len(list(model.parameters())) == cfg.tensors()
+        unused = sum(p[1:].numel() for name, p in model.named_parameters()
+                     if name.endswith(("mlp.up", "mlp.down")) and "shared" not in name)
+        assert cfg.active() == cfg.parameters() - unused
+
+
+def test_spreading_experts_sends_less_than_cutting_them_if_k_is_below_n(eight):
+    for k, n in ((1, 2), (2, 2), (2, 4), (4, 2)):
+        cfg = eight.Mixture(1, 16, 4, 4, 8, 64, top_k=k)
+        spread = eight.even_bytes(cfg, 8, 4)
+        cut = eight.traffic(cfg, "tensor", [], 1, 1, n, n, 4)
+        rows = 4 * n * 8 * 16 * 4  # of both collectives, both ways, without gates and choices
+        extra = n * 8 * k * (8 + 4 + 4)
+        assert cut["all_gather"][1] + cut["reduce_scatter"][1] == rows + extra
+        assert (spread < rows) == (k < n)
+
+
+# ------------------------------------------------------------------------------- faults
+
+
+FAULTY = (*FLOAT64, "--steps=1", "--bias-speed=0.5")
+
+
+@pytest.mark.parametrize(("flags", "right", "wrong", "named"), [
+    # whose gradients
+    ("--ep=2", 'p.partial = groups["copies"]', 'p.partial = groups["world"]', "gradients"),
+    ("--ep=2", 'p.partial = groups["copies"]', "del p.partial", "gradients"),
+    ("--ep=2", "return AllToAll.apply(gradient, ctx.received, ctx.sent, ctx.group), None",
+     "return 2 * AllToAll.apply(gradient, ctx.received, ctx.sent, ctx.group), None", "gradients"),
+    ("--ep=2", "norm = grad_norm(model.parameters(), world)",
+     "norm = grad_norm([p for p in model.parameters() if p.shape[0] != 8], world)",
+     "gradient norm"),
+    ("--ep=2", "norm = grad_norm(model.parameters(), world)",
+     "norm = grad_norm(model.parameters())", "gradient norm"),
+    # which rows, by which gates
+    ("", "out = torch.zeros_like(out).index_copy(0, order, out)       #", "out = out[order]  #",
+     "loss"),
+    ("", "return AllToAll.apply(out, received, sent, group)\n\n\ndef exchanged_evenly",
+     "return AllToAll.apply(out.flip(0), received, sent, group)\n\n\ndef exchanged_evenly", "loss"),
+    ("--variant=capacity", "transpose(0, 1).flatten(0, 1)\n    return AllToAll",
+     "flatten(0, 1)\n    return AllToAll", "loss"),
+    ("--variant=tensor", "everyones_gates = Gather.apply(gates.flatten(0, 1), group)",
+     "everyones_gates = Gather.apply(gates.flatten(0, 1), group).detach()", "gradients"),
+    ("--nodes=2 --node-limit=1", "gate = travel(gates[token] * goes[to, token])",
+     "gate = travel(gates[token] * goes[to, token]).detach()", "gradients"),
+    # balance
+    ("", "gates = AddLoss.apply(gates, balance / cfg.sequences)",
+     "gates = AddLoss.apply(gates, balance / len(x))", "gradients"),
+    ("", "picks = F.one_hot(chosen.flatten(1), experts).to(scores.dtype).mean(1)",
+     "picks = F.one_hot(chosen.flatten(1), experts).to(scores.dtype).mean((0, 1))", "gradients"),
+    ("--z-loss=0.1", "z = cfg.z_loss * logits.logsumexp(-1).square().mean(1).sum()",
+     "z = cfg.z_loss * logits.logsumexp(-1).square().mean()", "gradients"),
+    ("--balance=bias --steps=2", "loads = take_loads(model, world)", "loads = take_loads(model)",
+     "loss"),
+    # formulas
+    ("", "return 3 * 2 * (rows * cfg.expert()", "return 2 * 2 * (rows * cfg.expert()", "a mixture"),
+    ("", "return 8 * exchange.counts + 2 * (sent + received)",
+     "return 8 * exchange.counts + 4 * sent", "all_to_all"),
+])  # fmt: skip
+def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
+    """Faults that a student might make, on four ranks. The reference has faults of routing, too, so
+    those are planted where only ranks that share experts are concerned, or the batch is cut."""
+    flags = (*FAULTY, "--batch=8", "--micro-batch=1", *flags.split())
+    (status, _, output), *_ = ranks(4)(run_main, EIGHT, flags, tmp_path, (right, wrong))
+    assert status == 1 and any(named in line for line in output.splitlines() if "✗" in line), output
+
+
+# ------------------------------------------------------------------------------- bad arguments
+
+
+@pytest.mark.parametrize(("world", "flags", "line"), [
+    (4, "--ep=3 --experts=6", "--ep 3 does not divide 4 ranks; 1 would work"),
+    (4, "--ep=4 --experts=6", "--experts 6 is not a multiple of --ep = 4; 8 would work"),
+    (3, "--variant=tensor --experts=6 --ep=3 --batch=3", "--dim 128 makes 512 hidden units, which "
+     "--ep 3 does not divide; --dim 384 would work"),
+    (2, "--top-k=9", "--top-k 9 is more than --experts = 8; 8 would work"),
+    (4, "--nodes=3", "--nodes 3 does not divide --ep = 4 and --experts = 8; 1 would work"),
+    (4, "--nodes=2 --node-limit=1 --top-k=5", "--node-limit 1, where each of 2 nodes has 4 "
+     "experts, cannot be for --top-k 5; 2 would work"),
+    (4, "--nodes=2 --node-limit=3", "--node-limit 3, where each of 2 nodes has 4 experts, cannot "
+     "be for --top-k 2; 1 would work"),
+    (2, "--variant=capacity --capacity-factor=0.01", "--capacity-factor 0.01 leaves an expert less "
+     "than one place in a sequence; 1 would work"),
+    (2, "--capacity-factor=2",
+     "--capacity-factor means nothing to --variant dropless; capacity would work"),
+    (4, "--batch=6", "--batch 6 is not a multiple of 4 data-parallel ranks x --micro-batch = 4; 8 "
+     "would work"),
+])  # fmt: skip
+def test_refusals(run_chapter, world, flags, line):
+    flags = (*flags.split(), f"--data={TEXT}")
+    status, output, errors = run_chapter(EIGHT, *flags, WORLD_SIZE=world, RANK=0)
+    assert (status, output, errors) == (2, "", f"error: {line}\n")
