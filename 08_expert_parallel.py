@@ -285,12 +285,14 @@ def with_places(moe, x, chosen, gates):
 
 class Exchange(NamedTuple):
     """What an exchange of rows came to, for the formulas: so many counts went ahead; so many rows
-    were sent to each rank, and received from each; and with a row, the experts and gates of k."""
+    were sent to each rank, and received from each. Between nodes, k experts and gates go with a
+    row, and stand for `picks` of each node."""
 
     counts: int
     sent: list
     received: list
     k: int = 0
+    picks: list = ()
 
 
 class AllToAll(torch.autograd.Function):
@@ -356,8 +358,8 @@ def across_nodes(moe, x, chosen, gates, across, seen):
     counts = goes.any(-1).sum(1)
     arriving = torch.empty_like(counts)
     dist.all_to_all_single(arriving, counts, group=across)
-    sent, received = torch.stack([counts, arriving]).tolist()
-    seen.append(Exchange(n, sent, received, gates.shape[1]))
+    sent, received, picks = torch.stack([counts, arriving, goes.sum((1, 2))]).tolist()
+    seen.append(Exchange(n, sent, received, gates.shape[1], picks))
 
     travel = lambda what: AllToAll.apply(what, sent, received, across)
     there = travel(rows[token])
@@ -625,6 +627,12 @@ def say_what_it_costs(run, model, seen, loads, ep):
     even, cut = even_bytes(cfg, tokens, e), 4 * n * tokens * cfg.dim * e
     run.note(f"a layer's rows, there and back, if all experts are chosen alike: {even / 1e6:.2f} "
              f"MB; with every expert cut (--variant tensor): {cut / 1e6:.2f} MB")
+
+    for exchange in [exchange for exchange in seen if exchange.k][:1]:      # of the first layer
+        here = run.rank % n * len(exchange.sent) // n   # this rank's node
+        rows, picks = (sum(there) - there[here] for there in (exchange.sent, exchange.picks))
+        run.note(f"{rows} rows go to other nodes, for {picks} picks there: {rows * cfg.dim * e:,} "
+                 f"bytes for {picks * cfg.dim * e:,}")
 
     rows = torch.zeros(run.world, device=run.device)
     own = [exchange for exchange in seen if len(exchange.sent) == n and not exchange.k][:1]

@@ -125,8 +125,8 @@ class OperatorClock(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name, kwargs = func._schema.name.removeprefix("aten::"), kwargs or {}
         kinds = [kind for kind, names in OPERATORS.items() if name in names]
-        if not kinds or name == "cat" and args[0][0].ndim != 2:     # of heads, or of gradients
-            return func(*args, **kwargs)
+        if not kinds or name in ("cat", "stack") and args[0][0].ndim != 2:
+            return func(*args, **kwargs)                # of heads, flat gradients or their norms
         start = self.now()
         result = func(*args, **kwargs)
         self.seconds[kinds[0]] += self.now() - start
@@ -329,8 +329,8 @@ def shares(steps, flags):
     """The share of dropless steps that kinds of operators take; yields the lines of a table. Those
     that are clocked are slower, so others in turn with them say how long a step is."""
     yield (f"\n{EXPERTS} --variant=dropless, 4 ranks: the share of a step that its operators take "
-           "on rank 0. Sorting and copying: sort, index, index_add, index_copy, cat, stack and what "
-           "is like them, forward and backward, those of the router too.\n")
+           "on rank 0. Sorting and copying: sort, index, index_add, index_copy, cat, stack and "
+           "what is like them, forward and backward, those of the router too.\n")
     yield "| flags | a step, ms | " + " | ".join(OPERATORS) + " |"
     yield "|" + " --- |" * (2 + len(OPERATORS))
     for experts in (8, 32):

@@ -42,7 +42,8 @@ def test_a_pair_in_the_same_process(monkeypatch):
     measured = chapters.measure(1, *zip(names, sides), clocked=True)
     assert [len(ms) for ms in measured["ms"]] == [2, 2] and measured["alone"] >= 0
     assert measured["tokens"] == 8 * 8
-    assert 0 < sum(measured["operators"].values()) < statistics.median(measured["ms"][0])
+    sorting, matmuls = measured["operators"].values()           # a dense model sorts nothing
+    assert 0 < sorting and 0 < matmuls and sorting + matmuls < statistics.median(measured["ms"][0])
 
 
 def test_the_measuring_thread_has_the_device_of_its_rank(monkeypatch):
