@@ -309,7 +309,7 @@ class Run(common.Run):
         return self.on_cuda and self.args.attention != "plain"
 
     def of_metered_step(self, steps):
-        """Of a list with something for each step, that of the step whose communication is counted."""
+        """Of a list with something for each step, that of the step whose traffic is counted."""
         return steps[min(METERED_STEP, len(steps) - 1)]
 
     def check_traffic(self, formula=None):
