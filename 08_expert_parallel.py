@@ -3,12 +3,13 @@ r"""08 · Expert parallelism: many experts, of which a token takes a few, spread
 In a mixture of experts (MoE), the MLP of a block becomes E of them, the experts. A router, which is
 one small matrix, gives each token a score for each expert: a softmax. The token goes to the K best
 ones, and what they give is added up, each weighted by its gate: its score over the sum of the K
-scores. So the model has E times the parameters of the MLPs, and a token computes with K of them. A
-larger model is a better one; this one costs as much to run as a small one.
+scores. (`--shared-expert` adds one that every token takes.) So the model has E times the parameters
+of the MLPs, and computes no more than one with K MLPs in a block.
 
-The parameters must lie somewhere. Expert parallelism spreads them: N ranks share the experts, E/N
-each. The ranks also see different sequences, as in chapter 02, and hold everything else as copies.
-So a token travels to its experts and back: two all_to_alls. With 2 ranks and 4 experts:
+The parameters must lie somewhere. Expert parallelism spreads them: N ranks (`--ep`, by default as
+many as can) share the experts, E/N each. The ranks also see different sequences, as in chapter 02,
+and hold everything else as copies. So a row, which is the vector of one token, travels to each
+expert that the token picks, and back: two all_to_alls. With 2 ranks, 4 experts and one pick each:
 
     rank 0: tokens  a b c d      sorted by expert    to rank 0   to rank 1
             experts 0 2 1 0                          a d | c     b |
@@ -22,13 +23,14 @@ So a token travels to its experts and back: two all_to_alls. With 2 ranks and 4 
     experts     each rank sorts what has arrived by expert, and each expert takes its rows.
     combine     the same way back. Each token weights what comes by its gates, and adds it up.
 
-Who sends how much is known on the device, when the router has spoken. But the host must know it to
-call the next all_to_all. So `dropless` makes the host wait, in every layer. The ways out:
+Only the device knows how many rows each rank sends, but the host must name the sizes when it calls
+the next all_to_all. So `dropless` makes the host wait, in every layer. Two other ways:
 
     capacity    Each expert has places for each sequence, C = factor · K·s/E, and every all_to_all
-                has the same size. Whoever finds no place is dropped: only the residual goes on.
-                (Places are counted for each sequence, so that it does not matter how a batch is
-                spread over ranks: the same tokens are dropped as on one GPU.)
+                has the same size, so nobody waits. A pick that finds no place is dropped, and its
+                gate with it; a token that loses all its picks goes on by its residual. (Places are
+                counted for each sequence, so that it does not matter how a batch is spread over
+                ranks: the same picks are dropped as on one GPU.)
     tensor      Every expert is cut over the N ranks, as chapter 04 cuts an MLP. Then all tokens
                 must come to all ranks, and partial results are summed.
 
@@ -40,28 +42,32 @@ A rank with T tokens sends, forward in one layer, in numbers (h: the model's dim
 
 and backward the same again. So spreading experts is better than cutting them, if K < N.
 
-Gradients. All ranks of N sent their tokens to an expert, so its gradient is complete on the rank
-that has it: it is summed over the copies of that expert alone, on world/N ranks. All else is summed
-over all ranks, as in chapter 02. Nothing is divided. (A gradient that is wrong by the factor N does
-not show in the loss: AdamW divides it out.) An expert that no token has chosen has a gradient of
-zero, and its rank takes part in every collective all the same.
+Gradients. All N ranks sent their tokens to an expert, so its gradient is complete on the rank that
+has it: it is summed over the copies of that expert alone, on world/N ranks. All else is summed over
+all ranks, as in chapter 02. Nothing is divided. (A gradient that is wrong by the factor N hardly
+shows in the loss, since AdamW divides it out. It has shipped in several frameworks.) An expert that
+no token has chosen has a gradient of zero, and its rank still takes part in every collective.
 
 Balance. A router may send everything to a few experts: they learn faster, so they are chosen more
 often, and the ranks that hold the others wait. Hence
 
     loss    E · sum over experts of (share of picks · mean score), which is 1 if all are chosen
             alike, is added to the loss with a small weight. It is computed for each sequence: the
-            mean over a rank's batch would depend on how the batch is cut.
+            mean over a rank's batch would depend on how the batch is cut. (It is in the gradients;
+            the loss that is printed is cross-entropy alone.)
     bias    A bias on each score is used for choosing, not for the gates. After each step it goes up
             by a little for experts with less than the mean load, and down for the others. No
-            gradient disturbs the model. The load is that of all ranks.
+            gradient disturbs the model. The load is that of all ranks. (DeepSeek-V3 does so to
+            sigmoids. A softmax has a mean of 1/E: the same speed moves more, if E is large.)
 
-With `--z-loss`, the router's logits are kept small: the square of their logsumexp joins the loss.
+With `--z-loss`, the router's logits are kept small: the square of their logsumexp, times a weight,
+joins the loss, as a mean over the tokens of a sequence and over the sequences.
 
 Nodes. Between nodes the network is slower. With `--nodes n`, the experts lie on n nodes, and a row
 for several experts of one node travels there once, to the rank with the same place in it; a second
-all_to_all spreads it inside. `--node-limit m` also keeps each token's experts on m nodes: on those
-whose best experts have the highest sum of scores. DeepSeek-V3 takes 8 of 256, on 4 of 8 nodes.
+all_to_all spreads it inside. (Only `dropless` does this.) `--node-limit m` also keeps each token's
+experts on m nodes, in all variants: on those whose best experts have the highest sum of scores.
+DeepSeek-V3 takes 8 of 256, on 4 of 8 nodes.
 
 When it pays: when E/N experts with K·T·N/E rows each still are large matmuls. It costs the same
 bytes for every token, however large E is. It needs all_to_alls on the critical path, which wait for
@@ -187,7 +193,7 @@ class MoE(nn.Module):
         self.up = nn.Parameter(torch.empty(cfg.experts, cfg.dim, 4 * cfg.dim))
         self.down = nn.Parameter(torch.empty(cfg.experts, 4 * cfg.dim, cfg.dim))
         self.shared = common.MLP(cfg) if cfg.shared_expert else None
-        self.register_buffer("bias", torch.zeros(cfg.experts), persistent=False)
+        self.register_buffer("bias", torch.zeros(cfg.experts))
         self.register_buffer("load", torch.zeros(cfg.experts), persistent=False)
         self.combine = with_places if cfg.places else without_drops
         self.compute = batched if cfg.places else one_by_one
@@ -211,8 +217,8 @@ class MoE(nn.Module):
             choosing = choosing.masked_fill(~good, -torch.inf)
         chosen = best(choosing, cfg.top_k)
         gates = scores.gather(-1, chosen)
-        if cfg.top_k > 1:                               # one alone would be 1, whatever its score
-            gates = gates / gates.sum(-1, keepdim=True)
+        if cfg.top_k > 1:                               # scores over their sum; one would be 1
+            gates = logits.gather(-1, chosen).softmax(-1)
 
         if cfg.balance == "loss":
             balance = cfg.balance_weight * balance_loss(scores, chosen)
@@ -367,8 +373,8 @@ def across_nodes(moe, x, chosen, gates, across, seen):
     gate = travel(gates[token] * goes[to, token])
     row, pick = (expert >= 0).nonzero(as_tuple=True)    # and once more
     out = add_up_picks(moe, there, row, expert[row, pick], gate[row, pick], per_node)
-    out = AllToAll.apply(out.to(x.dtype), received, sent, across)
-    return torch.zeros_like(rows).index_add(0, token, out).view(x.shape)
+    out = AllToAll.apply(out.to(x.dtype), received, sent, across).to(gates.dtype)
+    return torch.zeros_like(rows, dtype=gates.dtype).index_add(0, token, out).view(x.shape)
 
 
 class Gather(torch.autograd.Function):
@@ -514,6 +520,12 @@ def even_bytes(cfg, tokens, e):
     return 4 * cfg.top_k * tokens * cfg.dim * e
 
 
+def cut_bytes(cfg, tokens, ep, e):
+    """The same where every expert is cut: the rows of all ranks, and partial sums, which are in
+    float32 or better."""
+    return 2 * ep * tokens * cfg.dim * (e + max(e, 4))
+
+
 def traffic(cfg, variant, seen, micro_batches, b, n, ep, e):
     """What a rank sends in a step: {op: (calls, bytes of payload, bytes on the wire)}. seen: the
     exchanges of the step. b: sequences of a micro-batch. n: ranks. e: bytes of a number."""
@@ -547,11 +559,14 @@ def mixture_flops(cfg, tokens, rows):
 
 
 def expected_drops(cfg):
-    """The share of the picks that find no place, if every pick falls on any expert alike."""
-    picks, p = cfg.seq * cfg.top_k, 1 / cfg.experts
-    chance = lambda k: math.comb(picks, k) * p**k * (1 - p) ** (picks - k)
-    over = sum((k - cfg.places) * chance(k) for k in range(cfg.places + 1, picks + 1))
-    return over * cfg.experts / picks
+    """The share of the picks that find no place, if every token takes any k experts alike. Then the
+    load of an expert, for a sequence, is binomial."""
+    n, p = cfg.seq, cfg.top_k / cfg.experts
+    if p == 1:
+        return max(0, n - cfg.places) / n
+    log_choose = lambda k: math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+    chance = lambda k: math.exp(log_choose(k) + k * math.log(p) + (n - k) * math.log1p(-p))
+    return sum((k - cfg.places) * chance(k) for k in range(cfg.places + 1, n + 1)) / (n * p)
 
 
 # ----------------------------------------------------------------------------------------- the run
@@ -617,22 +632,27 @@ def say_what_it_costs(run, model, seen, loads, ep):
     tokens, e = args.micro_batch * cfg.seq, run.dtype.itemsize
     run.note(f"parameters: {cfg.parameters():,}, of which a token meets {cfg.active():,} and a "
              f"rank holds {held_numbers(cfg, n)[0]:,}")
-    picks = torch.tensor(loads[-1]).view(cfg.layers, n, -1).sum(-1)
-    wait = (picks.max(1).values / picks.mean(1)).mean()
-    run.note(f"in the last step, the rank with most picks has {wait:.2f} times the mean")
+    if args.variant == "dropless":
+        picks = torch.tensor(loads[-1]).view(cfg.layers, n, -1).sum(-1)
+        wait = (picks.max(1).values / picks.mean(1)).mean()
+        run.note(f"in the last step, the experts of the busiest rank get {wait:.2f} times the mean "
+                 "of a rank: others wait for it")
     if cfg.places:
         dropped = torch.stack([block.mlp.dropped for block in model[1:-1]]).mean()
-        run.note(f"{cfg.places} places for each expert and sequence: {dropped:.1%} of the picks "
-                 f"dropped; {expected_drops(cfg):.1%} would be if all experts were as likely")
-    even, cut = even_bytes(cfg, tokens, e), 4 * n * tokens * cfg.dim * e
-    run.note(f"a layer's rows, there and back, if all experts are chosen alike: {even / 1e6:.2f} "
-             f"MB; with every expert cut (--variant tensor): {cut / 1e6:.2f} MB")
+        run.note(f"{cfg.places} places for each expert and sequence: {dropped:.1%} of the picks of "
+                 f"this rank's last micro-batch are dropped; {expected_drops(cfg):.1%} would be if "
+                 "all experts were as likely")
+    share = (n - 1) / n                                 # of what is sent, goes to other ranks
+    even, cut = share * even_bytes(cfg, tokens, e), share * cut_bytes(cfg, tokens, n, e)
+    run.note(f"a layer's rows, forward and backward, if all experts are chosen alike: "
+             f"{even / 1e6:.2f} MB; if every expert is cut (--variant tensor): {cut / 1e6:.2f} MB")
 
     for exchange in [exchange for exchange in seen if exchange.k][:1]:      # of the first layer
         here = run.rank % n * len(exchange.sent) // n   # this rank's node
         rows, picks = (sum(there) - there[here] for there in (exchange.sent, exchange.picks))
-        run.note(f"{rows} rows go to other nodes, for {picks} picks there: {rows * cfg.dim * e:,} "
-                 f"bytes for {picks * cfg.dim * e:,}")
+        more = exchange.k * (8 + max(e, 4))             # experts and gates
+        run.note(f"{rows} rows go to other nodes forward, for {picks} picks there: "
+                 f"{rows * (cfg.dim * e + more):,} bytes, not {picks * cfg.dim * e:,}")
 
     rows = torch.zeros(run.world, device=run.device)
     own = [exchange for exchange in seen if len(exchange.sent) == n and not exchange.k][:1]
@@ -732,6 +752,8 @@ def bias_speed(args):
 def requires(args, ranks):
     common.split_batch(args, ranks)
     experts, k, nodes = args.experts, args.top_k, args.nodes
+    if min(experts, k, nodes) < 1:
+        common.refuse("--experts, --top-k and --nodes are 1 or more; 8, 2 and 1 would work")
     ep = args.ep = args.ep or math.gcd(ranks, experts)
     if ranks % ep:
         common.refuse(f"--ep {ep} does not divide {ranks} ranks; {math.gcd(ep, ranks)} would work")

@@ -69,24 +69,26 @@ def test_same_as_one_gpu(ranks, tmp_path, one):
     (8, "--nodes=2 --node-limit=2 --top-k=3 --ep=4 --experts=16"),
     (4, "--nodes=2 --node-limit=1 --variant=capacity"),
     (4, "--nodes=2 --node-limit=1 --variant=tensor"),
+    (2, "--nodes=2 --node-limit=1 --variant=torch"),
 ])  # fmt: skip
 def test_experts_on_few_nodes(ranks, tmp_path, world, flags):
     flags = (*FLOAT64, *flags.split(), f"--batch={world}", "--micro-batch=1")
     hold_to_one_gpu(ranks(world)(run_main, EIGHT, flags, tmp_path), flags)
 
 
-@pytest.mark.parametrize("variant", VARIANTS[:3])
+@pytest.mark.parametrize("variant", [*VARIANTS[:3], "dropless --nodes=2"])
 def test_bfloat16(ranks, tmp_path, variant):
-    flags = (*FLOAT64, "--dtype=bfloat16", f"--variant={variant}")
+    flags = (*FLOAT64, "--dtype=bfloat16", *f"--variant={variant}".split())
     (status, run, output), *_ = ranks(2)(run_main, EIGHT, flags, tmp_path)
     assert all(check["ok"] is not False for check in run["checks"]), output
 
 
 def lonely_experts(variant):
-    """With a router that sends every token to the first two experts of eight: the gradients of the
-    rest, and how many rows came to each rank."""
+    """With a bias that sends all tokens to the first two experts of eight: the size of the experts'
+    gradients, and how many rows came to this rank."""
     eight, world = chapter(EIGHT), dist.group.WORLD
-    cfg = eight.Mixture(1, 16, 4, 4, 8, 64, sequences=4)
+    places = 4 if variant == "capacity" else None
+    cfg = eight.Mixture(1, 16, 4, 4, 8, 64, sequences=4, places=places)
     seen, groups = [], {"world": world, "ep": world, "copies": dist.new_subgroups(1)[0]}
     model = eight.expert_parallel(eight.mixture_gpt(cfg, seed=None), variant, groups, seen)
     common.draw_weights(model, 0, dtype=torch.float64)
@@ -104,6 +106,8 @@ def test_a_rank_without_a_row_takes_part_and_has_gradients_of_zero(ranks):
     (some, received), *others = ranks(4)(lonely_experts, "dropless")
     assert some > 0 and received == [4 * 2 * 8 * 2]  # both picks of every token of every rank
     assert others == [(0.0, [0])] * 3
+    (some, _), *others = ranks(4)(lonely_experts, "capacity")
+    assert some > 0 and [gradient for gradient, _ in others] == [0.0] * 3
 
 
 # ------------------------------------------------------------------------------- routing, alone
@@ -213,12 +217,79 @@ def moe_of(eight, moe):
 
 
 def test_expected_drops(eight):
-    """By chance: as many as in a simulation."""
-    cfg = eight.Mixture(1, 16, 4, 4, 32, 64, experts=8, top_k=2, places=10)
-    picks = torch.randint(8, (4000, 64))
-    counts = F.one_hot(picks, 8).sum(1)
-    simulated = (counts - 10).clamp(min=0).sum() / picks.numel()
-    assert eight.expected_drops(cfg) == pytest.approx(simulated.item(), rel=0.1)
+    """By chance, of any k experts for a token: as many as in a simulation."""
+    for k, places in ((2, 10), (4, 18), (8, 30)):
+        cfg = eight.Mixture(1, 16, 4, 4, 32, 64, experts=8, top_k=k, places=places)
+        picks = torch.rand(4000, 32, 8).argsort(-1)[..., :k].flatten(1)
+        load = F.one_hot(picks, 8).sum(1)
+        simulated = (load - places).clamp(min=0).sum() / picks.numel()
+        assert eight.expected_drops(cfg) == pytest.approx(simulated.item(), rel=0.1)
+    long = eight.Mixture(1, 16, 4, 4, 4096, 64, experts=8, top_k=2, places=1024)
+    assert 0 < eight.expected_drops(long) < 0.02
+
+
+@pytest.mark.parametrize(("limit", "k"), [(1, 4), (2, 4), (2, 3)])
+def test_a_token_stays_on_few_nodes_by_its_biased_scores(eight, limit, k):
+    cfg = eight.Mixture(1, 16, 4, 4, 8, 64, experts=16, top_k=k, nodes=4, node_limit=limit)
+    moe = eight.mixture_gpt(cfg, 0).block1.mlp
+    x = torch.randn(4, 8, 16)
+    nodes = moe.route(x)[0] // 4  # of each pick
+    assert max(len(set(of_token)) for of_token in nodes.flatten(0, 1).tolist()) == limit
+    moe.bias[12:14] += 3  # of two experts of the last node
+    assert ((moe.route(x)[0] // 4 == 3).sum(-1) >= 2).all()
+
+
+def rows_between_nodes(limit):
+    """Of the first exchange: the rows sent, their picks, and this rank's picks in all."""
+    eight, world = chapter(EIGHT), dist.group.WORLD
+    alone = dist.new_subgroups(1)[0]
+    cfg = eight.Mixture(1, 16, 4, 4, 8, 64, top_k=4, nodes=2, node_limit=limit, sequences=4)
+    groups = {"world": world, "ep": world, "copies": alone, "across": world, "inside": alone}
+    seen = []
+    model = eight.expert_parallel(eight.mixture_gpt(cfg, seed=None), "dropless", groups, seen)
+    common.draw_weights(model, 0)
+    model(torch.arange(16).view(2, 8))
+    return sum(seen[0].sent), sum(seen[0].picks), eight.take_loads(model).sum().item()
+
+
+def test_a_row_travels_to_a_node_once(ranks):
+    assert ranks(2)(rows_between_nodes, 1) == [(16, 64, 64.0)] * 2
+    for rows, picks, loads in ranks(2)(rows_between_nodes, 2):
+        assert 16 <= rows <= 32 and picks == loads == 64
+
+
+def test_loads_are_counted_anew_in_each_step(eight):
+    model = eight.mixture_gpt(eight.Mixture(2, 16, 4, 4, 8, 64, top_k=2), 0)
+    for _ in range(2):
+        model(torch.zeros(3, 8, dtype=torch.int64))
+        assert eight.take_loads(model).sum(1).tolist() == [48, 48]
+
+
+def test_gates_are_finite_where_scores_have_vanished(eight):
+    """A bias may choose experts whose softmax is zero in float32."""
+    moe = eight.mixture_gpt(eight.Mixture(1, 16, 4, 4, 8, 64, top_k=2), 0).block1.mlp
+    moe.router.weight.data[0] = 1000
+    moe.bias[3:5] = 5
+    _, gates = moe.route(torch.ones(1, 1, 16))
+    assert gates.isfinite().all() and gates.sum().item() == pytest.approx(1)
+
+
+def even_exchange(dtype):
+    """Every token takes every expert: what is sent, but for the counts, and the formula."""
+    eight, world = chapter(EIGHT), dist.group.WORLD
+    cfg = eight.Mixture(1, 16, 4, 4, 8, 64, top_k=8, sequences=4)
+    seen, groups = [], {"world": world, "ep": world, "copies": dist.new_subgroups(1)[0]}
+    model = eight.expert_parallel(eight.mixture_gpt(cfg, seed=None), "dropless", groups, seen)
+    common.draw_weights(model, 0, dtype=dtype)
+    model(torch.arange(16).view(2, 8))
+    e = dtype.itemsize
+    return eight.exchange_bytes(seen[0], 16, e) - 8 * 8, eight.even_bytes(cfg, 16, e)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_even_routing_sends_what_the_formula_says(ranks, dtype):
+    for measured, formula in ranks(2)(even_exchange, dtype):
+        assert measured == formula
 
 
 def test_parameters_are_counted(eight):
@@ -235,12 +306,10 @@ def test_parameters_are_counted(eight):
 def test_spreading_experts_sends_less_than_cutting_them_if_k_is_below_n(eight):
     for k, n in ((1, 2), (2, 2), (2, 4), (4, 2)):
         cfg = eight.Mixture(1, 16, 4, 4, 8, 64, top_k=k)
-        spread = eight.even_bytes(cfg, 8, 4)
-        cut = eight.traffic(cfg, "tensor", [], 1, 1, n, n, 4)
-        rows = 4 * n * 8 * 16 * 4  # of both collectives, both ways, without gates and choices
-        extra = n * 8 * k * (8 + 4 + 4)
+        rows, cut = eight.cut_bytes(cfg, 8, n, 4), eight.traffic(cfg, "tensor", [], 1, 1, n, n, 4)
+        extra = n * 8 * k * (8 + 4 + 4)  # choices, gates and their gradients
         assert cut["all_gather"][1] + cut["reduce_scatter"][1] == rows + extra
-        assert (spread < rows) == (k < n)
+        assert (eight.even_bytes(cfg, 8, 4) < rows) == (k < n)
 
 
 # ------------------------------------------------------------------------------- faults
