@@ -647,7 +647,8 @@ def say_what_it_costs(run, model, seen, loads, ep):
     run.note(f"a layer's rows, forward and backward, if all experts are chosen alike: "
              f"{even / 1e6:.2f} MB; if every expert is cut (--variant tensor): {cut / 1e6:.2f} MB")
 
-    for exchange in [exchange for exchange in seen if exchange.k][:1]:      # of the first layer
+    if seen and seen[0].k:                              # between nodes, in the first layer
+        exchange = seen[0]
         here = run.rank % n * len(exchange.sent) // n   # this rank's node
         rows, picks = (sum(there) - there[here] for there in (exchange.sent, exchange.picks))
         more = exchange.k * (8 + max(e, 4))             # experts and gates
@@ -655,13 +656,13 @@ def say_what_it_costs(run, model, seen, loads, ep):
                  f"{rows * (cfg.dim * e + more):,} bytes, not {picks * cfg.dim * e:,}")
 
     rows = torch.zeros(run.world, device=run.device)
-    own = [exchange for exchange in seen if len(exchange.sent) == n and not exchange.k][:1]
-    for exchange in own:                                # of the first layer
+    known = len(seen) > 0 and not seen[0].k             # who sends how many rows: the first layer
+    if known:
         first = run.rank // n * n
-        rows[first:first + n] = torch.tensor(exchange.sent, device=run.device)
+        rows[first:first + n] = torch.tensor(seen[0].sent, device=run.device)
     everyones = torch.zeros(run.world**2, device=run.device)
     common.all_gather(everyones, rows)
-    run.record(loads=loads, rows=everyones.view(run.world, -1).tolist() if own else [])
+    run.record(loads=loads, rows=everyones.view(run.world, -1).tolist() if known else [])
 
 
 def torch_compute(moe, rows, counts, group):
@@ -784,7 +785,7 @@ def requires(args, ranks):
 
 def flags(parser):
     add = parser.add_argument
-    add("--experts", type=int, default=8)
+    add("--experts", type=int, default=8, help="of each mixture")
     add("--top-k", type=int, default=2, help="experts of a token")
     add("--ep", type=int, help="ranks that share the experts; default: as many as can")
     add("--shared-expert", action="store_true", help="and one that every token takes")
