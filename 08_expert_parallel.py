@@ -24,7 +24,7 @@ expert that the token picks, and back: two all_to_alls. With 2 ranks, 4 experts 
     combine     the same way back. Each token weights what comes by its gates, and adds it up.
 
 Only the device knows how many rows each rank sends, but the host must name the sizes when it calls
-the next all_to_all. So `dropless` makes the host wait, in every layer. Two other ways:
+the next all_to_all. So `dropless` makes the host wait, once in every layer. Two other ways:
 
     capacity    Each expert has places for each sequence, C = factor · K·s/E, and every all_to_all
                 has the same size, so nobody waits. A pick that finds no place is dropped, and its
@@ -229,12 +229,16 @@ class MoE(nn.Module):
         return chosen, gates
 
 
+def in_turn(moe, rows, counts):
+    """rows (picks, dim), sorted by expert; counts: how many are for each, a list. Returns rows'
+    shape. An expert with no row has a gradient of zero, not None."""
+    parts = zip(rows.split(counts), moe.up, moe.down, strict=True)
+    return torch.cat([F.gelu(part @ up) @ down for part, up, down in parts])
+
+
 def one_by_one(moe, rows, counts):
-    """rows (picks, dim), sorted by expert; counts (experts,). Returns the same shape. An expert
-    with no row has a gradient of zero, not None."""
-    parts = rows.split(counts.tolist())                 # here the host waits for the device
-    return torch.cat([F.gelu(part @ up) @ down
-                      for part, up, down in zip(parts, moe.up, moe.down, strict=True)])
+    """The same, with counts (experts,) on the device: the host waits for it."""
+    return in_turn(moe, rows, counts.tolist())
 
 
 def batched(moe, rows):
@@ -327,14 +331,16 @@ def exchanged(moe, rows, counts, group, seen):
     arriving = torch.empty_like(counts)
     dist.all_to_all_single(arriving, counts, group=group)
     arriving = arriving.view(n, -1)                     # from each rank, for each expert here
-    sent, received = torch.stack([counts.view(n, -1).sum(1), arriving.sum(1)]).tolist()
+    sizes = torch.cat([counts.view(n, -1).sum(1), arriving.sum(1), arriving.sum(0)])
+    sizes = sizes.tolist()                              # here the host waits for the device
+    sent, received, own = sizes[:n], sizes[n:2 * n], sizes[2 * n:]
     seen.append(Exchange(counts.numel(), sent, received))
 
     rows = AllToAll.apply(rows, sent, received, group)  # by rank, and then by expert
     expert = torch.arange(arriving.shape[1], device=rows.device).repeat(n)
     expert = expert.repeat_interleave(arriving.flatten(), output_size=sum(received))
     order = expert.argsort(stable=True)
-    out = one_by_one(moe, rows[order], arriving.sum(0))
+    out = in_turn(moe, rows[order], own)
     out = torch.zeros_like(out).index_copy(0, order, out)       # by rank again
     return AllToAll.apply(out, received, sent, group)
 
@@ -520,6 +526,15 @@ def even_bytes(cfg, tokens, e):
     return 4 * cfg.top_k * tokens * cfg.dim * e
 
 
+def rows_away(cfg, tokens, limit):
+    """How many rows go to other nodes from a rank with so many tokens, if a token takes any k of
+    the experts of any `limit` nodes alike: a node is left out where all k lie on the others."""
+    candidates = limit * cfg.experts // cfg.nodes
+    others = candidates - cfg.experts // cfg.nodes
+    left_out = math.comb(others, cfg.top_k) / math.comb(candidates, cfg.top_k)
+    return tokens * limit * (1 - left_out) * (cfg.nodes - 1) / cfg.nodes
+
+
 def cut_bytes(cfg, tokens, ep, e):
     """The same where every expert is cut: the rows of all ranks, and partial sums, which are in
     float32 or better."""
@@ -632,11 +647,12 @@ def say_what_it_costs(run, model, seen, loads, ep):
     tokens, e = args.micro_batch * cfg.seq, run.dtype.itemsize
     run.note(f"parameters: {cfg.parameters():,}, of which a token meets {cfg.active():,} and a "
              f"rank holds {held_numbers(cfg, n)[0]:,}")
-    if args.variant == "dropless":
-        picks = torch.tensor(loads[-1]).view(cfg.layers, n, -1).sum(-1)
-        wait = (picks.max(1).values / picks.mean(1)).mean()
-        run.note(f"in the last step, the experts of the busiest rank get {wait:.2f} times the mean "
-                 "of a rank: others wait for it")
+    arrived = [sum(exchange.received) for exchange in seen if not exchange.k]   # at their experts
+    if arrived:
+        everyones = of_all_ranks(run, arrived)
+        wait = (everyones.max(0).values / everyones.mean(0)).mean()
+        run.note(f"in the last step, {wait:.2f} times as many rows come to the busiest rank of a "
+                 "mixture as to the mean of them: others wait for it")
     if cfg.places:
         dropped = torch.stack([block.mlp.dropped for block in model[1:-1]]).mean()
         run.note(f"{cfg.places} places for each expert and sequence: {dropped:.1%} of the picks of "
@@ -652,17 +668,24 @@ def say_what_it_costs(run, model, seen, loads, ep):
         here = run.rank % n * len(exchange.sent) // n   # this rank's node
         rows, picks = (sum(there) - there[here] for there in (exchange.sent, exchange.picks))
         more = exchange.k * (8 + max(e, 4))             # experts and gates
+        even, free = (rows_away(cfg, tokens, limit) for limit in (cfg.node_limit, cfg.nodes))
         run.note(f"{rows} rows go to other nodes forward, for {picks} picks there: "
-                 f"{rows * (cfg.dim * e + more):,} bytes, not {picks * cfg.dim * e:,}")
+                 f"{rows * (cfg.dim * e + more):,} bytes, not {picks * cfg.dim * e:,}; if all "
+                 f"experts were chosen alike: {even:.0f} rows, without --node-limit {free:.0f}")
 
-    rows = torch.zeros(run.world, device=run.device)
-    known = len(seen) > 0 and not seen[0].k             # who sends how many rows: the first layer
-    if known:
-        first = run.rank // n * n
-        rows[first:first + n] = torch.tensor(seen[0].sent, device=run.device)
-    everyones = torch.zeros(run.world**2, device=run.device)
-    common.all_gather(everyones, rows)
-    run.record(loads=loads, rows=everyones.view(run.world, -1).tolist() if known else [])
+    run.record(loads=loads, rows=[])
+    if seen and not seen[0].k:                          # who sends how many rows: the first layer
+        before = run.rank // n * n
+        rows = [0] * before + seen[0].sent + [0] * (run.world - before - n)
+        run.record(rows=of_all_ranks(run, rows).tolist())
+
+
+def of_all_ranks(run, numbers):
+    """Of a list of each rank, a tensor (ranks, numbers)."""
+    mine = torch.tensor(numbers, dtype=torch.float32, device=run.device)
+    everyones = mine.new_empty(run.world * len(mine))
+    common.all_gather(everyones, mine)
+    return everyones.view(run.world, -1)
 
 
 def torch_compute(moe, rows, counts, group):

@@ -60,10 +60,10 @@ define run_chapters
 	done
 endef
 
-tour: $(READY)  ## run the course on this machine: every chapter, then one table and the figures
+tour: $(READY)  ## run the course on this machine: every chapter, then one table of all and the figures
 	$(call run_chapters,,runs)
 	@echo
-	@$(PYTHON) -m lab.report $(CHAPTERS_HERE:%.py=runs/%.json)
+	@$(PYTHON) -m lab.report $(call written,runs)
 	@echo "pictures, from the JSON beside them:"
 	@$(PYTHON) -m lab.pictures $(call written,runs)
 

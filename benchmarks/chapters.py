@@ -36,6 +36,7 @@ import time
 import traceback
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -57,11 +58,13 @@ SHAPES = {
             "cut": "--dim=256 --seq=64 --batch=4",
             "long": "--layers=1 --dim=64 --seq=1024 --batch=1",     # attention is most of the step
             "pipeline": "--layers=8 --batch=8",         # two slices and two micro-batches for each
-            "experts": "--layers=2 --dim=128 --seq=128 --batch=8"},
+            "experts": "--layers=2 --dim=128 --seq=128 --batch=8",
+            "dense": "--layers=2 --dim=256 --seq=128 --batch=32"},
     "cuda": {"one": ON_GPUS, "data_parallel": ON_GPUS, "buckets": "--bucket-mb=25", "cut": ON_GPUS,
              "long": f"{ON_GPUS} --seq=32768 --batch=1 --dtype=bfloat16 --attention=sdpa",
              "pipeline": f"{ON_GPUS} --layers=16",
-             "experts": f"{ON_GPUS} --dtype=bfloat16 --attention=sdpa"},
+             "experts": f"{ON_GPUS} --dtype=bfloat16 --attention=sdpa",
+             "dense": f"{ON_GPUS} --dtype=bfloat16 --attention=sdpa"},
 }
 PAIRS = [               # chapter, ranks, flags of both sides, one side, the other
     ("01_single_gpu", 1, "{one} --attention=sdpa", "--variant=hand", "--variant=torch"),
@@ -229,7 +232,8 @@ def hop(sent, received):
 def play_pair(pair):
     """For a rank: {ms: the steps of each side, alone: milliseconds of the first side's sending,
     longest: for each side the processor milliseconds of a step on the rank that takes most, tokens:
-    of a step, operators: {kind: milliseconds of the first side's step}, if they are clocked}."""
+    of a step, operators: {kind: milliseconds of the first side's step}, if they are clocked, loads:
+    of the first side's experts, in each step and layer}."""
     runs, processor, operators = alternate(pair["sides"], pair["clocked"])
     milliseconds = [[1e3 * s for s in run.seconds[SETUP_STEPS:]] for run in runs]
     mine = [1e3 * statistics.median(seconds[SETUP_STEPS:]) for seconds in processor]
@@ -242,7 +246,8 @@ def play_pair(pair):
     kinds = {kind: 1e3 * statistics.median(step[kind] for step in steps)
              for kind in OPERATORS if steps}
     return {"ms": milliseconds, "alone": alone, "longest": longest, "operators": kinds,
-            "tokens": args.batch * args.model.seq}
+            "tokens": args.batch * args.model.seq,
+            "loads": runs[0].recorded.get("loads", [])[SETUP_STEPS:]}
 
 
 # ------------------------------------------------------------------------------ the tables
@@ -344,17 +349,27 @@ def shares(steps, flags):
 
 def against_dense(steps, flags):
     """Tokens a second with experts, of which each token takes one, as large as the dense model's
-    MLP, which takes as many FLOPs; yields a line."""
-    _, ranks, shape, *sides = filled_in(EXPERTS, 4, "{experts}",
+    MLP, which takes as many FLOPs: of the default text, and of random tokens, which a router
+    spreads more evenly. Yields the lines of a table."""
+    _, ranks, shape, *sides = filled_in(EXPERTS, 4, "{dense}",
                                         "--variant=dropless --experts=8 --top-k=1",
                                         "--variant=bucket {buckets}")
-    every = [f"--steps={steps}", *shape.split(), *flags]
-    measured = measure(ranks, *((chapter, [*every, *side.split()])
-                                for chapter, side in zip((EXPERTS, DENSE), sides)))
-    speeds = [1e3 * measured["tokens"] / statistics.median(ms) for ms in measured["ms"]]
-    yield (f"\nTokens a second, {ranks} ranks, {shape}: {speeds[0]:,.0f} of {EXPERTS} {sides[0]}, "
-           f"and {speeds[1]:,.0f} of {DENSE} {sides[1]}, where a token takes as many FLOPs but for "
-           f"the router: {speeds[0] / speeds[1]:.2f} times as many.")
+    yield (f"\nTokens a second, {ranks} ranks, {shape}: {EXPERTS} {sides[0]} beside {DENSE} "
+           f"{sides[1]}, where a token takes as many FLOPs but for the router. Busiest: the rows "
+           "of the rank that gets most of a mixture, over the mean.\n")
+    yield "| text | busiest | with experts | dense | ratio |"
+    yield "|" + " --- |" * 5
+    with tempfile.NamedTemporaryFile(suffix=".bin") as file:
+        np.random.default_rng(0).integers(256, size=1 << 20).astype("<u2").tofile(file.name)
+        for text, data in (("default", []), ("random", [f"--data={file.name}"])):
+            every = [f"--steps={steps}", *shape.split(), *data, *flags]
+            measured = measure(ranks, *((chapter, [*every, *side.split()])
+                                        for chapter, side in zip((EXPERTS, DENSE), sides)))
+            speeds = [1e3 * measured["tokens"] / statistics.median(ms) for ms in measured["ms"]]
+            rows = torch.tensor(measured["loads"]).unflatten(2, (ranks, -1)).sum(3)
+            busiest = (rows.max(2).values / rows.mean(2)).mean()    # over steps and mixtures
+            yield (f"| {text} | {busiest:.2f} | {speeds[0]:,.0f} | {speeds[1]:,.0f} | "
+                   f"{speeds[0] / speeds[1]:.2f} |")
 
 
 def main():

@@ -527,6 +527,29 @@ def summary(paths):
         print(row.format(run["chapter"], run["variant"], run["world_size"], run["backend"],
                          loss, largest, f"{sum(checks)}/{len(checks)}",
                          f"{run['seconds']:.0f}", verdict))
+    for line in costs_of_balance(runs):
+        print(line)
+
+
+def costs_of_balance(runs):
+    """Yield a line for each balance of chapter 08, beside a run that is the same without one."""
+    from lab.pictures import LAST, largest_load
+
+    differs = {"balance", "json", "plot", "profile"}
+    runs = [run for run in runs if "loads" in run["recorded"] and None not in run["loss"]]
+    without = {}
+    for run in sorted(runs, key=lambda run: run["config"]["balance"] != "none"):
+        flags = [str(value) for flag, value in run["config"].items() if flag not in differs]
+        balance, alike = run["config"]["balance"], (run["variant"], run["world_size"], *flags)
+        last, load = run["loss"][-LAST:], largest_load(run)
+        loss = statistics.mean(last)
+        if balance == "none":
+            without[alike] = loss, load
+        elif alike in without:
+            loss_without, load_without = without[alike]
+            yield (f"{run['chapter']}: --balance={balance} costs {loss - loss_without:+.4f} in "
+                   f"loss ({loss:.4f}, mean of the last {count(len(last), 'step')}), and the "
+                   f"largest load is {load:.2f} times the mean, not {load_without:.2f} times")
 
 
 if __name__ == "__main__":

@@ -258,6 +258,18 @@ def test_a_row_travels_to_a_node_once(ranks):
         assert 16 <= rows <= 32 and picks == loads == 64
 
 
+@pytest.mark.parametrize(("limit", "k"), [(1, 3), (2, 3), (4, 3), (4, 1), (4, 16)])
+def test_rows_to_other_nodes_if_all_are_chosen_alike(eight, limit, k):
+    """As many as in a simulation: any nodes, and then any k of their experts."""
+    cfg = eight.Mixture(1, 16, 4, 4, 8, 64, experts=16, top_k=k, nodes=4)
+    tokens = 4000
+    good = torch.zeros(tokens, 4).scatter(1, torch.rand(tokens, 4).argsort(1)[:, :limit], 1)
+    scores = torch.rand(tokens, 16).masked_fill(good.repeat_interleave(4, dim=1) == 0, -1)
+    chosen = eight.best(scores, k) // 4
+    nodes = sum((chosen == node).any(1).sum() for node in range(1, 4))  # but for this one, the 0th
+    assert eight.rows_away(cfg, tokens, limit) == pytest.approx(nodes.item(), rel=0.05)
+
+
 def test_loads_are_counted_anew_in_each_step(eight):
     model = eight.mixture_gpt(eight.Mixture(2, 16, 4, 4, 8, 64, top_k=2), 0)
     for _ in range(2):

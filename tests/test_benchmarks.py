@@ -117,14 +117,17 @@ def test_of_experts_and_of_the_dense_model_a_token_takes_as_many_flops(monkeypat
             own = getattr(module, "flags", no_flags)
             runs.append(cli.parse(module.__file__, "", module.VARIANTS, own, flags))
             module.requires(runs[-1], ranks)
-        return {"tokens": 1000, "ms": [[40, 50, 90], [20, 25, 30]]}
+        return {"tokens": 1000, "ms": [[40, 50, 90], [20, 25, 30]],
+                "loads": [[[1.0, 3, 0, 1, 1, 1, 1, 0]], [[1.0] * 8]]}
 
     monkeypatch.setattr(chapters, "measure", measure)
-    [line] = chapters.against_dense(9, ["--no-verify"])
-    experts, dense = (args.model for args in runs)
+    *_, default, random = chapters.against_dense(9, ["--no-verify"])
+    experts, dense, *_ = (args.model for args in runs)
     router = experts.layers * experts.experts * experts.dim
     assert experts.active() - router == dense.parameters() and runs[0].batch == runs[1].batch
-    assert ": 20,000 of 08" in line and " 40,000 of 02" in line and ": 0.50 times" in line
+    assert default == "| default | 1.50 | 20,000 | 40,000 | 0.50 |"
+    assert random.startswith("| random | ") and [run.data is None for run in runs] == 2 * [
+        True] + 2 * [False]
 
 
 def test_the_shares_of_operators_are_of_a_step_without_a_clock(monkeypatch):

@@ -59,5 +59,4 @@ def test_the_path_of_python_may_have_a_space(make, tmp_path):
         "--device=cpu --json=runs/01_chapter.json",
         "--standalone --nproc_per_node=8 02_chapter.py --device=cpu --variant=naive --steps=5 "
         "--json=runs/02_chapter-naive.json",
-        "runs/01_chapter.json",
-        "runs/01_chapter.json runs/02_chapter-naive.json"]
+        *2 * ["runs/01_chapter.json runs/02_chapter-naive.json"]]  # the table and the figures

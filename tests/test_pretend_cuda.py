@@ -30,10 +30,10 @@ def run_on_cuda(name, flags, folder, fault=None):
 
 # ------------------------------------------------------------------------------------ the chapters
 
-# Chapter 08 waits for the counts, to exchange rows and to split them by expert, in 2 layers of each
-# of a rank's 2 micro-batches; and among nodes for the picks too, which leave, and which arrive.
-COUNTS = 4 * ["tolist", "tolist"]
-PICKS_AND_COUNTS = 4 * ["nonzero", "tolist", "nonzero", "tolist", "tolist"]
+# Chapter 08 waits for the counts, in 2 layers of each of a rank's 2 micro-batches; and among nodes
+# for the picks too, which leave, and which arrive.
+COUNTS = 4 * ["tolist"]
+PICKS_AND_COUNTS = 4 * ["nonzero", "tolist", "nonzero", "tolist"]
 
 RUNS = {  # what is written by hand: where the host waits in each step, and what the device does
     f"{ONE} --dtype=float64 --recompute=full": ([], "_fused_adamw_"),
@@ -70,7 +70,7 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{EIGHT} --variant=dropless --dtype=float64 --nodes=2 --node-limit=1 --balance=bias": (
         PICKS_AND_COUNTS, "alltoall_base_"),
     f"{EIGHT} --variant=capacity --dtype=float64 --balance=bias": ([], "alltoall_base_"),
-    f"{EIGHT} --variant=tensor --dtype=float64": (4 * ["tolist"], "_reduce_scatter_base_"),
+    f"{EIGHT} --variant=tensor --dtype=float64": (COUNTS, "_reduce_scatter_base_"),
 }  # fmt: skip
 
 

@@ -550,6 +550,26 @@ def test_summary_of_several_runs(ranks, tmp_path, capsys):
     assert two.endswith("  ✗ step 7, rank 1: loss nan")
 
 
+def balanced(balance, loads, losses, **more):
+    """Of chapter 08, what the summary compares: losses of 30 steps, of which the last 20 count."""
+    return {"chapter": "08_expert_parallel", "variant": "dropless", "world_size": 2,
+            "config": {"balance": balance, "dim": 32, "json": balance} | more,
+            "loss": [9.0] * 10 + losses * 10, "recorded": {"loads": 30 * [[loads]]}}  # fmt: skip
+
+
+def test_what_balancing_costs():
+    none, loss = balanced("none", [6, 1, 1], [3.0, 4.0]), balanced("loss", [3, 2, 1], [3.5, 4.0])
+    bias = balanced("bias", [2, 2, 2], [3.0, 3.5])
+    lines = list(report.costs_of_balance([loss, bias, none]))
+    assert [line.split(" in loss")[0] for line in lines] == [
+        "08_expert_parallel: --balance=loss costs +0.2500",
+        "08_expert_parallel: --balance=bias costs -0.2500"]
+    assert "(3.7500, mean of the last 20 steps)" in lines[0]
+    assert lines[0].endswith("largest load is 1.50 times the mean, not 2.25 times")
+    other, lost = balanced("loss", [3, 2, 1], [3.0], dim=64), bias | {"loss": [None]}
+    assert not list(report.costs_of_balance([none, other, lost]))  # nothing to compare with
+
+
 @pytest.mark.parametrize("main", [report.summary, pictures.main])
 @pytest.mark.parametrize("content", [None, "", "{}", "[[]]", "3", '{"traceEvents": []}', "\x00"])
 def test_a_file_that_holds_no_run(tmp_path, capsys, main, content):
