@@ -59,7 +59,7 @@ SHAPES = {
             "long": "--layers=1 --dim=64 --seq=1024 --batch=1",     # attention is most of the step
             "pipeline": "--layers=8 --batch=8",         # two slices and two micro-batches for each
             "experts": "--layers=2 --dim=128 --seq=128 --batch=8",
-            "dense": "--layers=2 --dim=256 --seq=128 --batch=32"},
+            "dense": "--layers=2 --dim=512 --seq=128 --batch=32"},
     "cuda": {"one": ON_GPUS, "data_parallel": ON_GPUS, "buckets": "--bucket-mb=25", "cut": ON_GPUS,
              "long": f"{ON_GPUS} --seq=32768 --batch=1 --dtype=bfloat16 --attention=sdpa",
              "pipeline": f"{ON_GPUS} --layers=16",
