@@ -564,7 +564,7 @@ class Run:
     check_flops = check_traffic = compare_traffic = note_overlap = on_machines = instrument
     note = note_speed = note_sample = record = gathered = check_shards = instrument
     check_most_gradients = watch_actions = timed = check_alive = instrument
-    check_rendezvous = sleep_through = of_metered_step = instrument
+    check_rendezvous = sleep_through = of_metered_step = check_axes = instrument
 
 
 def join_ranks(args, rank, world):

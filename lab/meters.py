@@ -56,12 +56,13 @@ class CommMeter(TorchDispatchMode):
 
     total[op]: calls; payload bytes (the full tensor: all_gather's output, reduce_scatter's input);
     wire bytes, what one rank sends under the ring algorithm. Receives are not counted again.
+    by_group[name][op]: the same of each process group.
     timeline(): when each of them ran, and when backward did.
     """
 
     def __init__(self, cuda=False):
         super().__init__()
-        self.total, self.clock = {}, Clock(cuda)
+        self.total, self.by_group, self.clock = {}, {}, Clock(cuda)
         self.spans, self.backwards, self.gradients = [], {}, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -84,10 +85,12 @@ class CommMeter(TorchDispatchMode):
                  for x in (*args, result)]
         # An uneven all_to_all sends its input: c10d's second argument, the functional's first.
         payload = sizes[namespace == "c10d"] if op == "all_to_all" else max(sizes)
-        seen = self.total.setdefault(op, {"calls": 0, "bytes": 0, "wire_bytes": 0})
-        seen["calls"] += 1
-        seen["bytes"] += payload
-        seen["wire_bytes"] += payload * wire(group_of(args).size())
+        group = group_of(args)
+        for counts in (self.total, self.by_group.setdefault(group.group_name, {})):
+            seen = counts.setdefault(op, {"calls": 0, "bytes": 0, "wire_bytes": 0})
+            seen["calls"] += 1
+            seen["bytes"] += payload
+            seen["wire_bytes"] += payload * wire(group.size())
         return payload
 
     def note_span(self, op, size, start, result):

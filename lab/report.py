@@ -35,6 +35,7 @@ from lab.meters import (
 parse = cli.parse
 METERED_STEP = 2        # communication is counted in the third step, or the last if there are fewer
 WATCHED_STEPS = 3       # the memory of so many steps is watched, if it is
+AMOUNTS = "calls", "payload", "on the wire"     # what is checked of each operator that sends
 
 
 class Run(common.Run):
@@ -203,8 +204,15 @@ class Run(common.Run):
     def check(self, name, measured, formula=None, unit="B", within=0):
         """Record a measurement, beside its formula if it has one: they are to be equal, or no
         further apart than `within`, a share of the formula."""
+        self.row(name, measured, formula, unit, self.judge(name, measured, formula, within))
+
+    def judge(self, name, measured, formula=None, within=0):
+        """The same without a line in the report. Returns whether they are; None: no formula."""
         ok = None if formula is None else abs(measured - formula) <= within * formula
         self.checks.append({"name": name, "measured": measured, "expected": formula, "ok": ok})
+        return ok
+
+    def row(self, name, measured, formula, unit, ok):
         values = f"{quantity(measured, unit):>12}{quantity(formula, unit):>15}"
         self.notes.append(f"  {name:<38}{values}   {'' if ok is None else '✓' if ok else '✗'}")
 
@@ -317,14 +325,50 @@ class Run(common.Run):
 
         formula: {op: (calls, payload bytes, wire bytes)}; None where there is no formula.
         """
-        nothing, unknown = {"calls": 0, "bytes": 0, "wire_bytes": 0}, (None, None, None)
-        for op in sorted({*(formula or {}), *self.comm.total}):
-            seen = self.comm.total.get(op, nothing).values()
-            expected = unknown if formula is None else formula.get(op, (0, 0, 0))
-            for what, measured, value in zip(("calls", "payload", "on the wire"), seen, expected):
-                value = value if value is None else round(value)
-                unit = "" if what == "calls" else "B"
-                self.check(f"{op}, {what}", round(measured), value, unit)
+        for op, measured, expected in by_operator(self.comm.total, formula):
+            for what, *values in zip(AMOUNTS, measured, expected):
+                self.check(f"{op}, {what}", *values, "" if what == "calls" else "B")
+        self.note_sent()
+
+    def check_axes(self, axes, node_size):
+        """The same, one line for each axis of a mesh and operator, and whether it leaves a machine.
+
+        axes: {name: (process group, formula as above)}; those that share a group are taken as one.
+        node_size: ranks of a machine. What was sent on any other group fails a check.
+        Communication, after all measurements: an all_gather_object over all ranks.
+        """
+        others, mine = dict(self.comm.by_group), {}
+        for axis, (group, formula) in merged(axes).items():
+            seen = others.pop(group.group_name, {})
+            if group.size() == 1 and not seen:
+                continue
+            for op, measured, expected in by_operator(seen, formula):
+                oks = [self.judge(f"{axis}: {op}, {what}", *values)
+                       for what, *values in zip(AMOUNTS, measured, expected)]
+                ok = None if oks == [None] * 3 else False not in oks
+                calls = count(measured[0], "call")
+                self.row(f"{axis}: {op}, {calls}", measured[1], expected[1], "B", ok)
+            mine[axis] = sorted(dist.get_process_group_ranks(group)), wire_bytes(seen)
+        stray = round(sum(wire_bytes(seen) for seen in others.values()))
+        if stray:
+            self.check("on other groups", stray, 0)
+        self.note_sent()
+
+        everyones, recorded = [None] * self.world, {}
+        dist.all_gather_object(everyones, mine)
+        leaves = lambda ranks: ranks[0] // node_size != ranks[-1] // node_size
+        for axis, (ranks, sent) in mine.items():
+            groups, all_sent = zip(*(of_rank[axis] for of_rank in everyones if axis in of_rank))
+            where = "leaves the machine" if leaves(ranks) else "inside a machine"
+            few = ranks if len(ranks) <= 8 else [*ranks[:3], "...", ranks[-1]]
+            self.note(f"{axis}: ranks {' '.join(map(str, few))}, {quantity(round(sent))} a step, "
+                      f"{where}")
+            recorded[axis] = {"groups": sorted(map(list, set(map(tuple, groups)))),
+                              "wire_bytes": round(sent), "total": round(sum(all_sent)),
+                              "leaves": any(map(leaves, groups))}
+        self.record(axes=recorded)
+
+    def note_sent(self):
         if self.comm.total:
             self.note("on the wire: not measured, but the payload times the ring algorithm's "
                       "factor, such as 2(N-1)/N for an all_reduce")
@@ -339,7 +383,7 @@ class Run(common.Run):
 
     def compare_traffic(self, other, formula):
         """Note what this run sent beside what another technique sends by its formula."""
-        here = sum(op["wire_bytes"] for op in self.comm.total.values())
+        here = wire_bytes(self.comm.total)
         there = sum(wire for _, _, wire in formula.values())
         share = f": {here / there:.0%}" if there else ""
         self.note(f"on the wire {quantity(round(here))} in a step, and {other} sends "
@@ -490,6 +534,40 @@ class Run(common.Run):
             "recorded": self.recorded,
         }
         return json.loads(json.dumps(record), parse_constant=lambda name: None)
+
+
+def by_operator(seen, formula):
+    """Yield every operator that was seen or is expected, its AMOUNTS, and those by the formula."""
+    nothing, unknown = {"calls": 0, "bytes": 0, "wire_bytes": 0}, (None, None, None)
+    for op in sorted({*(formula or {}), *seen}):
+        expected = unknown if formula is None else formula.get(op, (0, 0, 0))
+        yield (op, [round(value) for value in seen.get(op, nothing).values()],
+               [value if value is None else round(value) for value in expected])
+
+
+def merged(axes):
+    """check_axes' axes, those of one process group under one name and with the sum of their
+    formulas: PyTorch gives each axis that spans all ranks the same group."""
+    by_group = {}
+    for axis, (group, formula) in axes.items():
+        if group.group_name in by_group:
+            other, _, its_formula = by_group[group.group_name]
+            axis, formula = f"{other} + {axis}", added(its_formula, formula)
+        by_group[group.group_name] = axis, group, formula
+    return {axis: (group, formula) for axis, group, formula in by_group.values()}
+
+
+def added(one, other):
+    """The sum of two formulas of traffic; None where either says nothing."""
+    if one is None or other is None:
+        return None
+    return one | {op: [None if None in pair else sum(pair)
+                       for pair in zip(amounts, one.get(op, (0, 0, 0)))]
+                  for op, amounts in other.items()}
+
+
+def wire_bytes(seen):
+    return sum(op["wire_bytes"] for op in seen.values())
 
 
 def count(number, what):

@@ -118,14 +118,14 @@ def compared(loss, norm, parameters):
 
 def gathered(units):
     """(global name, parameter) pairs of flat shards: chapter 03's units, in the precision of their
-    updates. Communication: an all_gather per unit."""
+    updates, each cut as its parameter is. Communication: an all_gather per unit."""
     for unit in units:
         mine = torch.stack([unit.master.data, unit.grad.to(unit.master)]).to(unit.full.device)
         everyones = [torch.empty_like(mine) for _ in range(unit.group.size())]          # (2, k)
         dist.all_gather(everyones, mine, unit.group)
         values, grads = map(unit.views, torch.cat(everyones, dim=1))
         for p, value, grad in zip(unit.parameters, values, grads):
-            value.grad = grad
+            value.grad, value.cuts = grad, getattr(p, "cuts", ())
             yield p.global_name, value
 
 

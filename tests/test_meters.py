@@ -108,11 +108,16 @@ def comm_in_a_subgroup():
     with meter:
         dist.all_reduce(x, group=pairs[dist.get_rank() // 2])
         functional.all_reduce(x, "sum", pairs[dist.get_rank() // 2]) + 0
-    return meter.total["all_reduce"]
+        dist.all_reduce(x)
+    names = [pairs[dist.get_rank() // 2].group_name, dist.group.WORLD.group_name]
+    return meter.total, [meter.by_group.pop(name) for name in names], meter.by_group
 
 
 def test_wire_bytes_are_those_of_the_group(ranks):
-    assert ranks(4)(comm_in_a_subgroup) == [{"calls": 2, "bytes": 48, "wire_bytes": 48}] * 4
+    pair = {"all_reduce": {"calls": 2, "bytes": 48, "wire_bytes": 48}}
+    world = {"all_reduce": {"calls": 1, "bytes": 24, "wire_bytes": 36}}
+    total = {"all_reduce": {"calls": 3, "bytes": 72, "wire_bytes": 84}}
+    assert ranks(4)(comm_in_a_subgroup) == [(total, [pair, world], {})] * 4
 
 
 def comm_of_ddp_and_dtensor():

@@ -198,6 +198,111 @@ def test_traffic_is_checked_both_ways(ranks):
     assert traffic(a_run_that_sent, {}, {})[0][:2] == ({}, 0)
 
 
+def a_step_on_axes(off=None, stray=False, node_size=2, formula=True, **sizes):
+    """Four ranks as a mesh, dp=2 by tp=2 by default. Each sends all_reduces of 24 bytes: two on dp,
+    one on tp, and one on all ranks. off: the axis, operator and amount whose formula is wrong by
+    one. stray: rank 1's pair sends on a group that no axis has, too."""
+    run = bare("--no-verify", "--steps=1", f"--batch={dist.get_world_size()}")
+    mesh = run.mesh(**sizes or {"dp": 2, "tp": 2})
+    group = {axis: mesh[axis].get_group() for axis in ("dp", "tp")} | {"all": dist.group.WORLD}
+    pairs = [dist.new_group(ranks) for ranks in ([0, 3], [1, 2])]
+    x, calls = torch.ones(6), {"dp": 2, "tp": 1, "all": 1}
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        for batch in run.batches():
+            with run.measure():
+                for axis, number in calls.items():
+                    for _ in range(number if group[axis].size() > 1 else 0):
+                        dist.all_reduce(x.clone(), group=group[axis])
+                if stray and run.rank in (1, 2):
+                    dist.all_reduce(x.clone(), group=pairs[1])
+            run.log(batch, torch.ones(()), torch.ones(()), [])
+        wire = {axis: 2 * (group[axis].size() - 1) / group[axis].size() * 24 for axis in group}
+        formulas = {axis: {"all_reduce": [n, 24 * n, wire[axis] * n]} for axis, n in calls.items()}
+        if off:
+            axis, op, amount = off
+            formulas[axis].setdefault(op, [0, 0, 0])[amount] += 1
+        axes = {axis: (group[axis], formulas[axis] if formula else None) for axis in group}
+        run.check_axes(axes, node_size)
+        status = run.finish()
+    recorded = json.loads(json.dumps(run.recorded))
+    return status, run.checks, recorded, output.getvalue(), run.notes
+
+
+def test_what_is_sent_on_each_axis_is_checked(ranks):
+    (status, checks, recorded, output, _), (_, _, others, *_), *_ = ranks(4)(a_step_on_axes)
+    rows = [line for line in output.splitlines() if "all_reduce, " in line]
+    assert status == 0 and [row.split() for row in rows] == [
+        ["dp:", "all_reduce,", "2", "calls", "48", "B", "48", "B", "✓"],
+        ["tp:", "all_reduce,", "1", "call", "24", "B", "24", "B", "✓"],
+        ["all:", "all_reduce,", "1", "call", "24", "B", "24", "B", "✓"]]
+    assert [(check["name"].split(", ")[1], check["measured"]) for check in checks] == [
+        *zip(report.AMOUNTS, (2, 48, 48)), *zip(report.AMOUNTS, (1, 24, 24)),
+        *zip(report.AMOUNTS, (1, 24, 36))]
+    assert "other groups" not in output and len(recorded["timeline"]["collectives"]) == 4
+    explained, *notes = [line.strip() for line in output.splitlines() if " a step, " in line
+                         or "on the wire: not measured" in line]
+    assert explained.startswith("on the wire") and notes == [
+        "dp: ranks 0 2, 48 B a step, leaves the machine",
+        "tp: ranks 0 1, 24 B a step, inside a machine",
+        "all: ranks 0 1 2 3, 36 B a step, leaves the machine"]
+    axes = {"dp": {"groups": [[0, 2], [1, 3]], "wire_bytes": 48, "total": 192, "leaves": True},
+            "tp": {"groups": [[0, 1], [2, 3]], "wire_bytes": 24, "total": 96, "leaves": False},
+            "all": {"groups": [[0, 1, 2, 3]], "wire_bytes": 36, "total": 144, "leaves": True}}
+    assert recorded["axes"] == others["axes"] == axes
+
+
+@pytest.mark.parametrize(("off", "named"), [
+    (("tp", "all_reduce", 0), "tp: all_reduce, calls"),
+    (("dp", "all_reduce", 2), "dp: all_reduce, on the wire"),
+    (("all", "all_gather", 1), "all: all_gather, payload"),  # it was not sent
+])
+def test_a_wrong_formula_of_an_axis_is_named(ranks, off, named):
+    (status, checks, _, output, _), *_ = ranks(4)(a_step_on_axes, off)
+    failed = [check["name"] for check in checks if check["ok"] is False]
+    assert status == 1 and failed == [named] + [f"rank {rank}: {named}" for rank in (1, 2, 3)]
+    [row] = [line for line in output.splitlines() if line.endswith("   ✗")]
+    assert row.split(",")[0].strip() == named.split(",")[0] and f"✗ {named}: measured" in output
+
+
+def test_what_is_sent_on_no_axis_fails(ranks):
+    (status, checks, *_), *_ = ranks(4)(a_step_on_axes, None, True)
+    failed = [check for check in checks if check["ok"] is False]
+    assert status == 1 and [check["name"] for check in failed] == [
+        "rank 1: on other groups", "rank 2: on other groups"]
+    assert {(check["measured"], check["expected"]) for check in failed} == {(24, 0)}
+
+
+def axes_of_torch():
+    return a_step_on_axes(formula=False, node_size=3)
+
+
+def axes_that_are_one():
+    return a_step_on_axes(node_size=8, dp=4, tp=1)
+
+
+def test_axes_without_a_formula_and_machines_that_cut_a_group(ranks):
+    (status, checks, recorded, _, notes), _, (*_, of_rank_2), _ = ranks(4)(axes_of_torch)
+    assert status == 0 and {check["ok"] for check in checks} == {None}
+    assert "tp: ranks 0 1, 24 B a step, inside a machine" in notes
+    assert "tp: ranks 2 3, 24 B a step, leaves the machine" in of_rank_2
+    assert recorded["axes"]["tp"]["leaves"]  # one of its groups does
+
+
+def test_axes_of_one_group_are_one_and_an_axis_of_one_rank_is_none(ranks):
+    (status, checks, recorded, output, _), *_ = ranks(4)(axes_that_are_one)
+    amounts = [(check["measured"], check["expected"]) for check in checks]
+    assert status == 0 and amounts == [(3, 3), (72, 72), (108, 108)]
+    assert list(recorded["axes"]) == ["dp + all"] and "tp:" not in output
+    assert "dp + all: ranks 0 1 2 3, 108 B a step, inside a machine" in output
+
+
+def test_the_sum_of_two_formulas():
+    one = {"send": (1, 2, 3), "broadcast": (None, 4, 4)}
+    both = report.added(one, {"broadcast": (1, 1, None), "reduce": (5, 6, 7)})
+    assert both == {"send": (1, 2, 3), "broadcast": [None, 5, None], "reduce": [5, 6, 7]}
+    assert report.added(None, one) is report.added(one, None) is None
+
+
 @pytest.mark.parametrize(("name", "flags"), [
     ("02_data_parallel", "--variant=torch --steps=1"),
     ("02_data_parallel", "--variant=torch --steps=2"),  # in which DDP makes its buckets anew

@@ -73,6 +73,40 @@ def test_dtensors_are_compared_whole(ranks):
     assert ranks(2)(dtensors_compared) == [[whole, [2 * x for x in whole]]] * 2
 
 
+def flat_shards_of_cut_parameters(forgotten):
+    """A flat shard of parameters of which one is cut, as chapter 03's units are: four ranks, of
+    which two share a matrix, and two hold the same half of it. forgotten: the cut is not noted."""
+    columns, shards = (mesh := float64_run().mesh(shards=2, columns=2))["columns"], mesh["shards"]
+    linear, bias = nn.Linear(3, 4, bias=False).double(), nn.Parameter(torch.ones(2).double())
+    linear.weight.data = torch.arange(12.0, dtype=torch.float64).view(4, 3)
+    linear.weight.global_name, bias.global_name = "weight", "bias"
+    common.keep_shard(linear, "weight", 0, columns.get_group())
+    parameters, group = [linear.weight, bias], shards.get_group()
+    shard = torch.cat([p.detach().flatten() for p in parameters]).chunk(2)[group.rank()]
+    views = lambda flat: [flat[:6].view(2, 3), flat[6:]]
+    if forgotten:
+        del linear.weight.cuts
+    master = nn.Parameter(shard)
+    unit = types.SimpleNamespace(master=master, grad=-shard, full=shard, group=group, views=views,
+                                 parameters=parameters)
+
+    there = {"weight": nn.Parameter(torch.arange(12.0).double().view(4, 3)), "bias": bias}
+    for p in there.values():
+        p.grad = -p.detach()
+    run, one = float64_run(), torch.ones(())
+    run.one_gpu, run.one_gpu_step = nn.ParameterDict(there), lambda batch: (one, one)
+    verifier = Verifier(run, 5)
+    verifier.compare(types.SimpleNamespace(step=0), one, one, verify.gathered([unit]))
+    return {kind: off for kind, (off, _) in verifier.worst.items()}
+
+
+def test_gathered_flat_shards_are_cut_as_their_parameters(ranks):
+    same = dict.fromkeys(("loss", "gradient norm", "gradients", "parameters"), 0.0)
+    assert ranks(4)(flat_shards_of_cut_parameters, False) == [same] * 4
+    [worst, *_] = ranks(4)(flat_shards_of_cut_parameters, True)
+    assert worst["gradients"] == worst["parameters"] == math.inf  # half against the whole
+
+
 # ---------------------------------------------------------------------------------------- the steps
 
 
