@@ -6,10 +6,11 @@ ones, and what they give is added up, each weighted by its gate: its score over 
 scores. (`--shared-expert` adds one that every token takes.) So the model has E times the parameters
 of the MLPs, and computes no more than one with K MLPs in a block.
 
-The parameters must lie somewhere. Expert parallelism spreads them: N ranks (`--ep`, by default as
-many as can) share the experts, E/N each. The ranks also see different sequences, as in chapter 02,
-and hold everything else as copies. So a row, which is the vector of one token, travels to each
-expert that the token picks, and back: two all_to_alls. With 2 ranks, 4 experts and one pick each:
+The parameters must lie somewhere. Expert parallelism spreads them: N ranks share the experts, E/N
+each. (`--ep`: by default, the most that divide both the ranks and the experts.) The ranks also see
+different sequences, as in chapter 02, and hold everything else as copies. So a row, which is the
+vector of one token, travels to each expert that the token picks, and back: two all_to_alls. With 2
+ranks, 4 experts and one pick each:
 
     rank 0: tokens  a b c d      sorted by expert    to rank 0   to rank 1
             experts 0 2 1 0                          a d | c     b |
@@ -24,7 +25,7 @@ expert that the token picks, and back: two all_to_alls. With 2 ranks, 4 experts 
     combine     the same way back. Each token weights what comes by its gates, and adds it up.
 
 Only the device knows how many rows each rank sends, but the host must name the sizes when it calls
-the next all_to_all. So `dropless` makes the host wait, once in every layer. Two other ways:
+the next all_to_all. So `dropless` makes the host wait, once in every layer. Other variants:
 
     capacity    Each expert has places for each sequence, C = factor · K·s/E, and every all_to_all
                 has the same size, so nobody waits. A pick that finds no place is dropped, and its
@@ -32,7 +33,9 @@ the next all_to_all. So `dropless` makes the host wait, once in every layer. Two
                 counted for each sequence, so that it does not matter how a batch is spread over
                 ranks: the same picks are dropped as on one GPU.)
     tensor      Every expert is cut over the N ranks, as chapter 04 cuts an MLP. Then all tokens
-                must come to all ranks, and partial results are summed.
+                must come to all ranks, and partial results are summed. What is sent has even sizes;
+                but the host waits as well, to learn how many rows each expert takes.
+    torch       `dropless` by PyTorch's differentiable all_to_all, with experts that are DTensors.
 
 A rank with T tokens sends, forward in one layer, in numbers (h: the model's dim)
 
@@ -40,7 +43,8 @@ A rank with T tokens sends, forward in one layer, in numbers (h: the model's dim
     capacity    the same, times the factor
     tensor      (N-1)/N · 2·N·T·h       all_gather and reduce_scatter
 
-and backward the same again. So spreading experts is better than cutting them, if K < N.
+and backward the same again. So spreading experts is better than cutting them, if K < N. (What is
+really sent differs from step to step: the bytes in the report's table are those of the third.)
 
 Gradients. All N ranks sent their tokens to an expert, so its gradient is complete on the rank that
 has it: it is summed over the copies of that expert alone, on world/N ranks. All else is summed over
@@ -65,17 +69,18 @@ joins the loss, as a mean over the tokens of a sequence and over the sequences.
 
 Nodes. Between nodes the network is slower. With `--nodes n`, the experts lie on n nodes, and a row
 for several experts of one node travels there once, to the rank with the same place in it; a second
-all_to_all spreads it inside. (Only `dropless` does this.) `--node-limit m` also keeps each token's
-experts on m nodes, in all variants: on those whose best experts have the highest sum of scores.
-DeepSeek-V3 takes 8 of 256, on 4 of 8 nodes.
+all_to_all spreads it inside. (Only `dropless` does this, and its host then waits four times in a
+layer.) `--node-limit m` also keeps each token's experts on m nodes, in all variants: on those whose
+best experts have the highest sum of scores. DeepSeek-V3 takes 8 of 256, on 4 of 8 nodes.
 
 When it pays: when E/N experts with K·T·N/E rows each still are large matmuls. It costs the same
 bytes for every token, however large E is. It needs all_to_alls on the critical path, which wait for
-the rank with most rows: see the report's largest load over the mean.
+the busiest rank: the report says how many times as many rows come to it as to the mean.
 
 Run it:
     torchrun --nproc_per_node=4 08_expert_parallel.py
     torchrun --nproc_per_node=4 08_expert_parallel.py --variant capacity --capacity-factor 1
+    torchrun --nproc_per_node=4 08_expert_parallel.py --variant tensor     # or torch
     torchrun --nproc_per_node=4 08_expert_parallel.py --top-k 4 --nodes 2 --node-limit 1
     torchrun --nproc_per_node=4 08_expert_parallel.py --balance bias --steps 100
 
@@ -118,8 +123,8 @@ class Mixture(Config):
     experts: int = 8
     top_k: int = 2
     shared_expert: bool = False
-    balance: str = "loss"
-    balance_weight: float = 0.01
+    balance_weight: float = 0.01    # of the balance loss
+    bias_speed: float = 0.0         # how much a bias moves in a step
     z_loss: float = 0.0
     sequences: int = 1              # of the whole batch: routers' losses are means over them
     places: int | None = None       # of an expert for a sequence; None: as many as come
@@ -216,11 +221,12 @@ class MoE(nn.Module):
             good = on_good_nodes(choosing, cfg.nodes, cfg.node_limit, cfg.top_k)
             choosing = choosing.masked_fill(~good, -torch.inf)
         chosen = best(choosing, cfg.top_k)
-        gates = scores.gather(-1, chosen)
-        if cfg.top_k > 1:                               # scores over their sum; one would be 1
+        if cfg.top_k == 1:                              # divided by its sum it would be 1
+            gates = scores.gather(-1, chosen)
+        else:               # equals scores over their sum, and is finite if all of them are zero
             gates = logits.gather(-1, chosen).softmax(-1)
 
-        if cfg.balance == "loss":
+        if cfg.balance_weight:
             balance = cfg.balance_weight * balance_loss(scores, chosen)
             gates = AddLoss.apply(gates, balance / cfg.sequences)
         if cfg.z_loss:
@@ -295,14 +301,13 @@ def with_places(moe, x, chosen, gates):
 
 class Exchange(NamedTuple):
     """What an exchange of rows came to, for the formulas: so many counts went ahead; so many rows
-    were sent to each rank, and received from each. Between nodes, k experts and gates go with a
-    row, and stand for `picks` of each node."""
+    were sent to each rank, and received from each. Only an exchange between nodes has `picks`: for
+    so many of each node the rows stand, and a token's experts and gates go with its row."""
 
     counts: int
     sent: list
     received: list
-    k: int = 0
-    picks: list = ()
+    picks: list | None = None
 
 
 class AllToAll(torch.autograd.Function):
@@ -371,7 +376,7 @@ def across_nodes(moe, x, chosen, gates, across, seen):
     arriving = torch.empty_like(counts)
     dist.all_to_all_single(arriving, counts, group=across)
     sent, received, picks = torch.stack([counts, arriving, goes.sum((1, 2))]).tolist()
-    seen.append(Exchange(n, sent, received, gates.shape[1], picks))
+    seen.append(Exchange(n, sent, received, picks))
 
     travel = lambda what: AllToAll.apply(what, sent, received, across)
     there = travel(rows[token])
@@ -467,19 +472,19 @@ def take_loads(model, group=None):
     loads = torch.stack([block.mlp.load for block in model[1:-1]])
     for block in model[1:-1]:
         block.mlp.load.zero_()
-    if group:
+    if group and group.size() > 1:
         dist.all_reduce(loads, group=group)
     return loads
 
 
-def move_biases(model, loads, speed):
+def move_biases(model, loads):
     """After a step: what was chosen more often than the mean will be chosen less, and the other way
     round. No gradient, and no loss."""
     for block, load in zip(model[1:-1], loads):
-        block.mlp.bias += speed * torch.sign(load.mean() - load)
+        block.mlp.bias += block.mlp.cfg.bias_speed * torch.sign(load.mean() - load)
 
 
-def train_step(model, optimizer, micro_batches, valid, clip, world, bias_speed):
+def train_step(model, optimizer, micro_batches, valid, clip, world):
     """One step. Returns this rank's part of the loss, the norm, and the loads of the experts.
 
     micro_batches: pairs of tokens and targets, (b, s) each, of this rank. valid: the valid targets
@@ -492,14 +497,14 @@ def train_step(model, optimizer, micro_batches, valid, clip, world, bias_speed):
         loss = loss_sum(model(tokens), targets) / valid
         loss.backward()
         total += loss.detach()
-    sum_partial_grads(model.parameters())
+    sum_partial_grads(p for p in model.parameters() if p.partial.size() > 1)
 
     norm = grad_norm(model.parameters(), world)
     if clip:
         clip_grads(model.parameters(), norm, clip)
     optimizer.step()
     loads = take_loads(model, world)
-    move_biases(model, loads, bias_speed)               # 0, but with --balance bias
+    move_biases(model, loads)
     return total, norm, loads
 
 
@@ -511,14 +516,14 @@ def held_numbers(cfg, ep):
     return cfg.parameters() - (ep - 1) * experts, experts
 
 
-def exchange_bytes(exchange, dim, e):
+def exchange_bytes(exchange, cfg, e):
     """Bytes that a rank sends in the all_to_alls of an exchange, forward and backward. Rows go
-    there and back, and so do their gradients. (To another node, experts, as int64, and gates go
-    along.)"""
+    there and back, and so do their gradients. (Between nodes, k experts, as int64, and gates go
+    along; of gates there are gradients, too.)"""
     sent, received = sum(exchange.sent), sum(exchange.received)
-    accurate = max(e, 4) * exchange.k
-    along = sent * (8 * exchange.k + accurate) + received * accurate
-    return 8 * exchange.counts + 2 * (sent + received) * dim * e + along
+    k, accurate = cfg.top_k if exchange.picks else 0, max(e, 4)
+    along = sent * k * (8 + accurate) + received * k * accurate
+    return 8 * exchange.counts + 2 * (sent + received) * cfg.dim * e + along
 
 
 def even_bytes(cfg, tokens, e):
@@ -537,7 +542,7 @@ def rows_away(cfg, tokens, limit):
 
 def cut_bytes(cfg, tokens, ep, e):
     """The same where every expert is cut: the rows of all ranks, and partial sums, which are in
-    float32 or better."""
+    float32 or better; without choices and gates, which are small beside them."""
     return 2 * ep * tokens * cfg.dim * (e + max(e, 4))
 
 
@@ -546,15 +551,16 @@ def traffic(cfg, variant, seen, micro_batches, b, n, ep, e):
     exchanges of the step. b: sequences of a micro-batch. n: ranks. e: bytes of a number."""
     layers, tokens, accurate = micro_batches * cfg.layers, b * cfg.seq, max(e, 4)
     numbers, experts = held_numbers(cfg, ep)
-    dense = e * (numbers - experts) + 4 * cfg.layers * cfg.experts + (accurate if n > 1 else 0)
-    copies, calls = n // ep, (2 if ep == 1 else 3) + (n > 1)
-    sent = {"all_reduce": (calls, dense + e * experts, 2 * (n - 1) / n * dense
-                           + 2 * (copies - 1) / copies * e * experts)}
+    dense = e * (numbers - experts) + 4 * cfg.layers * cfg.experts + accurate   # loads; the norm
+    copies, copied = n // ep, e * experts if n > ep else 0
+    sent = {"all_reduce": (3 + (1 < copies < n), dense + copied, 2 * (n - 1) / n * dense
+                           + 2 * (copies - 1) / copies * copied)} if n > 1 else {}
     share = (ep - 1) / ep
     if variant == "dropless":
-        payload = [exchange_bytes(exchange, cfg.dim, e) for exchange in seen]
+        payload = [exchange_bytes(exchange, cfg, e) for exchange in seen]
         wire = sum(size * (1 - 1 / len(exchange.sent)) for size, exchange in zip(payload, seen))
-        calls = sum(8 if exchange.k else 5 for exchange in seen)
+        # Counts, rows, what comes back, two gradients; between nodes also experts, gates, theirs.
+        calls = sum(8 if exchange.picks else 5 for exchange in seen)
         return sent | {"all_to_all": (calls, sum(payload), wire)}
     if variant == "capacity":
         payload = 4 * layers * b * cfg.experts * cfg.places * cfg.dim * e
@@ -566,11 +572,11 @@ def traffic(cfg, variant, seen, micro_batches, b, n, ep, e):
                    "reduce_scatter": (3 * layers, scattered, share * scattered)}
 
 
-def mixture_flops(cfg, tokens, rows):
+def mixture_flops(cfg, tokens, rows, parts=1):
     """FLOPs of a mixture on a rank, forward and backward, which route so many tokens, and put so
-    many rows through experts."""
-    rows += tokens * cfg.shared_expert
-    return 3 * 2 * (rows * cfg.expert() + tokens * cfg.dim * cfg.experts)
+    many rows through experts, of each of which the rank has one of so many parts."""
+    whole = rows // parts + tokens * cfg.shared_expert
+    return 3 * 2 * (whole * cfg.expert() + tokens * cfg.dim * cfg.experts)
 
 
 def expected_drops(cfg):
@@ -600,11 +606,11 @@ def train(run):
     if cfg.nodes > 1 and args.variant == "dropless":
         nodes = run.mesh(copies=n // args.ep, across=cfg.nodes, inside=args.ep // cfg.nodes)
         groups |= {name: nodes[name].get_group() for name in ("across", "inside")}
-    seen, speed = [], bias_speed(args)
+    seen = []
     model = expert_parallel(mixture_gpt(cfg, seed=None), args.variant, groups, seen)
     draw_weights(model, args.seed, run.device, run.dtype)
     optimizer = run.optimizer(model.parameters())
-    run.build, run.after_step = mixture_gpt, lambda one: move_biases(one, take_loads(one), speed)
+    run.build, run.after_step = mixture_gpt, lambda one: move_biases(one, take_loads(one))
 
     formulas, everyones_loads = [], []
     b, m, e = args.micro_batch, args.batch // n // args.micro_batch, run.dtype.itemsize
@@ -613,7 +619,7 @@ def train(run):
         seen.clear()
         with run.measure():
             loss, norm, loads = train_step(model, optimizer, batch.micro_batches, batch.valid,
-                                           args.clip, groups["world"], speed)
+                                           args.clip, groups["world"])
         dist.all_reduce(loss)                           # for the report
         run.log(batch, loss, norm, model)
         formulas.append(traffic(cfg, args.variant, seen, m, b, n, args.ep, e))
@@ -621,24 +627,28 @@ def train(run):
 
     numbers, _ = held_numbers(cfg, args.ep)
     run.check_states(model, optimizer, numbers)
-    run.check_traffic(run.of_metered_step(formulas))
+    run.check_traffic(run.of_metered_step(formulas))    # in each step, other rows are sent
     say_what_it_costs(run, model, seen, everyones_loads, groups["ep"])
-    check_flops(run, model, seen, batch.micro_batches[0])
+    check_flops(run, model, seen, batch.micro_batches[0][0])
 
 
-def check_flops(run, model, seen, micro_batch):
-    """Of the first mixture, for one micro-batch of each rank: those of the rows that come here."""
-    args, cfg = run.args, run.args.model
-    tokens = args.micro_batch * cfg.seq
+def check_flops(run, model, seen, ids):
+    """Of the first mixture, for the tokens (b, s) of one micro-batch of each rank."""
+    args, cfg, block = run.args, run.args.model, model.block1
+    x = model.embedding(ids)
+    x = block.norm2(x + block.attn(block.norm1(x))).detach().requires_grad_()   # what it sees
+    mixture = lambda *micro_batch: block.mlp(x).sum().backward()
 
-    def mixture(ids, targets):
-        x = model.embedding(ids).detach().requires_grad_()
-        model.block1.mlp(x).sum().backward()
-
-    mixture(*micro_batch)                               # to see where the rows go
-    rows = {"dropless": lambda: sum(seen[-1].received), "tensor": lambda: tokens * cfg.top_k,
-            "capacity": lambda: args.micro_batch * cfg.experts * cfg.places}[args.variant]()
-    run.check_flops("a mixture, forward and backward", mixture, mixture_flops(cfg, tokens, rows))
+    mixture()                                           # to see where the rows go
+    tokens, parts = ids.numel(), 1
+    if args.variant == "dropless":
+        rows = sum(seen[-1].received)
+    elif args.variant == "capacity":
+        rows = len(ids) * cfg.experts * cfg.places
+    else:                                               # of all ranks, to a part of each expert
+        rows, parts = args.ep * tokens * cfg.top_k, args.ep
+    run.check_flops(f"a mixture of {rows} rows, both passes", mixture,
+                    mixture_flops(cfg, tokens, rows, parts))
 
 
 def say_what_it_costs(run, model, seen, loads, ep):
@@ -647,8 +657,8 @@ def say_what_it_costs(run, model, seen, loads, ep):
     tokens, e = args.micro_batch * cfg.seq, run.dtype.itemsize
     run.note(f"parameters: {cfg.parameters():,}, of which a token meets {cfg.active():,} and a "
              f"rank holds {held_numbers(cfg, n)[0]:,}")
-    arrived = [sum(exchange.received) for exchange in seen if not exchange.k]   # at their experts
-    if arrived:
+    arrived = [sum(exchange.received) for exchange in seen if not exchange.picks]     # at their experts
+    if arrived and n > 1:
         everyones = of_all_ranks(run, arrived)
         wait = (everyones.max(0).values / everyones.mean(0)).mean()
         run.note(f"in the last step, {wait:.2f} times as many rows come to the busiest rank of a "
@@ -658,23 +668,27 @@ def say_what_it_costs(run, model, seen, loads, ep):
         run.note(f"{cfg.places} places for each expert and sequence: {dropped:.1%} of the picks of "
                  f"this rank's last micro-batch are dropped; {expected_drops(cfg):.1%} would be if "
                  "all experts were as likely")
-    share = (n - 1) / n                                 # of what is sent, goes to other ranks
-    even, cut = share * even_bytes(cfg, tokens, e), share * cut_bytes(cfg, tokens, n, e)
-    run.note(f"a layer's rows, forward and backward, if all experts are chosen alike: "
-             f"{even / 1e6:.2f} MB; if every expert is cut (--variant tensor): {cut / 1e6:.2f} MB")
-
-    if seen and seen[0].k:                              # between nodes, in the first layer
-        exchange = seen[0]
-        here = run.rank % n * len(exchange.sent) // n   # this rank's node
-        rows, picks = (sum(there) - there[here] for there in (exchange.sent, exchange.picks))
-        more = exchange.k * (8 + max(e, 4))             # experts and gates
-        even, free = (rows_away(cfg, tokens, limit) for limit in (cfg.node_limit, cfg.nodes))
-        run.note(f"{rows} rows go to other nodes forward, for {picks} picks there: "
-                 f"{rows * (cfg.dim * e + more):,} bytes, not {picks * cfg.dim * e:,}; if all "
-                 f"experts were chosen alike: {even:.0f} rows, without --node-limit {free:.0f}")
+    across = seen[0] if seen and seen[0].picks else None
+    if n > 1 and not across:
+        share = (n - 1) / n                             # of what is sent, goes to other ranks
+        even, cut = share * even_bytes(cfg, tokens, e), share * cut_bytes(cfg, tokens, n, e)
+        run.note("a layer's rows, forward and backward, per rank and micro-batch: "
+                 f"{even / 1e6:.2f} MB, if all experts are chosen alike; {cut / 1e6:.2f} MB, if "
+                 "every expert is cut (--variant tensor)")
+    if across:
+        here = run.rank % n * len(across.sent) // n     # this rank's node
+        rows, picks = (sum(there) - there[here] for there in (across.sent, across.picks))
+        size = cfg.dim * e + cfg.top_k * (8 + max(e, 4))         # a row, its experts and gates
+        said = lambda rows: f"{rows:,.0f} rows, {rows * size:,.0f} bytes"
+        alike = said(rows_away(cfg, tokens, cfg.node_limit))
+        if cfg.node_limit < cfg.nodes:
+            alike += f", and without --node-limit {said(rows_away(cfg, tokens, cfg.nodes))}"
+        run.note(f"to other nodes, forward in the first layer, of the last step's first "
+                 f"micro-batch: {said(rows)} ({picks:,} picks, {picks * cfg.dim * e:,} bytes, if "
+                 f"each went alone); if all experts were chosen alike: {alike}")
 
     run.record(loads=loads, rows=[])
-    if seen and not seen[0].k:                          # who sends how many rows: the first layer
+    if seen and not across:                             # who sends how many rows: the first layer
         before = run.rank // n * n
         rows = [0] * before + seen[0].sent + [0] * (run.world - before - n)
         run.record(rows=of_all_ranks(run, rows).tolist())
@@ -713,7 +727,7 @@ def torch_compute(moe, rows, counts, group):
     return all_to_all_single_autograd(out, sent, received, group)
 
 
-def torch_step(model, optimizer, experts, others, micro_batches, valid, clip, groups, speed):
+def torch_step(model, optimizer, experts, others, micro_batches, valid, clip, groups):
     """experts: DTensors over groups["ep"]. others: plain parameters, the same on all ranks."""
     optimizer.zero_grad()
     total = 0
@@ -722,7 +736,7 @@ def torch_step(model, optimizer, experts, others, micro_batches, valid, clip, gr
         loss.backward()
         total += loss.detach()
     own = [p.grad.to_local() for p in experts]
-    for grad in own:
+    for grad in own if groups["copies"].size() > 1 else ():
         dist.all_reduce(grad, group=groups["copies"])
     for p in others:
         dist.all_reduce(p.grad, group=groups["world"])
@@ -735,7 +749,7 @@ def torch_step(model, optimizer, experts, others, micro_batches, valid, clip, gr
         torch._foreach_mul_([*own, *(p.grad for p in others)], scale)
     optimizer.step()
     loads = take_loads(model, groups["world"])
-    move_biases(model, loads, speed)
+    move_biases(model, loads)
     return total, norm, loads
 
 
@@ -744,7 +758,7 @@ def train_torch(run):
 
     args, cfg = run.args, run.args.model
     mesh, groups = make_groups(run)
-    model, speed = mixture_gpt(cfg, args.seed, run.device, run.dtype), bias_speed(args)
+    model = mixture_gpt(cfg, args.seed, run.device, run.dtype)
     for block in model[1:-1]:
         moe = block.mlp
         for name in ("up", "down"):
@@ -756,12 +770,12 @@ def train_torch(run):
     experts = [p for block in model[1:-1] for p in (block.mlp.up, block.mlp.down)]
     others = [p for p in model.parameters() if all(p is not expert for expert in experts)]
     optimizer = run.optimizer([{"params": others}, {"params": experts}])
-    run.build, run.after_step = mixture_gpt, lambda one: move_biases(one, take_loads(one), speed)
+    run.build, run.after_step = mixture_gpt, lambda one: move_biases(one, take_loads(one))
 
     for batch in run.batches(share=run.rank):
         with run.measure():
             loss, norm, _ = torch_step(model, optimizer, experts, others, batch.micro_batches,
-                                       batch.valid, args.clip, groups, speed)
+                                       batch.valid, args.clip, groups)
         dist.all_reduce(loss)
         run.log(batch, loss, norm, model)
 
@@ -769,22 +783,21 @@ def train_torch(run):
     run.check_traffic()
 
 
-def bias_speed(args):
-    return args.bias_speed if args.balance == "bias" else 0
-
-
 def requires(args, ranks):
     common.split_batch(args, ranks)
     experts, k, nodes = args.experts, args.top_k, args.nodes
-    if min(experts, k, nodes) < 1:
-        common.refuse("--experts, --top-k and --nodes are 1 or more; 8, 2 and 1 would work")
-    ep = args.ep = args.ep or math.gcd(ranks, experts)
+    ep = args.ep = math.gcd(ranks, experts) if args.ep is None else args.ep
+    limit = nodes if args.node_limit is None else args.node_limit
+    if min(experts, k, nodes, ep, limit) < 1:
+        common.refuse("--experts, --top-k, --nodes, --ep and --node-limit are 1 or more; 8, 2, 1, "
+                      "1 and 1 would work")
     if ranks % ep:
         common.refuse(f"--ep {ep} does not divide {ranks} ranks; {math.gcd(ep, ranks)} would work")
     common.divides("--experts", experts, "--ep", ep)
     if k > experts:
         common.refuse(f"--top-k {k} is more than --experts = {experts}; {experts} would work")
-    limit = args.node_limit or nodes
+    if nodes == 1 and args.node_limit is not None:
+        common.refuse(f"--node-limit {limit} means nothing to --nodes 1; more --nodes would work")
     if args.variant == "dropless" and ep % nodes or experts % nodes:
         common.refuse(f"--nodes {nodes} does not divide --ep = {ep} and --experts = {experts}; "
                       f"{math.gcd(nodes, ep, experts)} would work")
@@ -799,24 +812,32 @@ def requires(args, ranks):
     if args.variant == "capacity" and args.capacity_factor * even < 1:
         common.refuse(f"--capacity-factor {args.capacity_factor:g} leaves an expert less than one "
                       f"place in a sequence; {math.ceil(1 / even)} would work")
+    places = min(math.ceil(args.capacity_factor * even), args.model.seq)    # no more can come
+    strengths = {}
+    for name, balance, default in (("balance_weight", "loss", 0.01), ("bias_speed", "bias", 0.001)):
+        given = getattr(args, name)
+        if given is not None and args.balance != balance:
+            common.refuse(f"--{name.replace('_', '-')} means nothing to --balance {args.balance}; "
+                          f"--balance {balance} would work")
+        strength = default if given is None else given
+        strengths[name] = strength if args.balance == balance else 0.0
     args.model = Mixture(
-        **asdict(args.model), experts=experts, top_k=k, shared_expert=args.shared_expert,
-        balance=args.balance, balance_weight=args.balance_weight, z_loss=args.z_loss,
-        sequences=args.batch, nodes=nodes, node_limit=limit,
-        places=math.ceil(args.capacity_factor * even) if args.variant == "capacity" else None)
+        **asdict(args.model), **strengths, experts=experts, top_k=k, z_loss=args.z_loss,
+        shared_expert=args.shared_expert, sequences=args.batch, nodes=nodes, node_limit=limit,
+        places=places if args.variant == "capacity" else None)
 
 
 def flags(parser):
     add = parser.add_argument
     add("--experts", type=int, default=8, help="of each mixture")
     add("--top-k", type=int, default=2, help="experts of a token")
-    add("--ep", type=int, help="ranks that share the experts; default: as many as can")
+    add("--ep", type=int, help="ranks that share the experts; default: all that can")
     add("--shared-expert", action="store_true", help="and one that every token takes")
     add("--capacity-factor", type=float, default=1.25,
         help="places of an expert, where 1 is enough if all are chosen alike")
     add("--balance", choices=("loss", "bias", "none"), default="loss")
-    add("--balance-weight", type=float, default=0.01, help="of the loss")
-    add("--bias-speed", type=float, default=0.001, help="of the bias, in a step")
+    add("--balance-weight", type=float, help="of the loss; default: 0.01")
+    add("--bias-speed", type=float, help="of the bias, in a step; default: 0.001")
     add("--z-loss", type=float, default=0.0, help="weight of the router's z-loss")
     add("--nodes", type=int, default=1, help="among which the experts lie")
     add("--node-limit", type=int, help="nodes of a token's experts, at most")

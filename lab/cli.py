@@ -30,6 +30,7 @@ LIMITS = {              # the lowest value, the first one that is too high, and 
     "balance_weight": (0, 2**31, 0.01),
     "bias_speed": (0, 2**31, 0.001),
     "z_loss": (0, 2**31, 0.001),
+    "zero": (0, 4, 1),                          # chapter 09
 }
 COUNT = (1, 2**31, 4)                           # of all others
 

@@ -185,8 +185,9 @@ def hidden_share(timeline):
 class ActivationMeter(torch.autograd.graph.saved_tensors_hooks):
     """Counts what autograd keeps for backward while it is entered, each storage once.
 
-    known: tensors that are there anyway (parameters, buffers, the batch); `ignore` adds others,
-    such as gathered copies of parameters. Read `bytes` at the end of forward.
+    known: tensors that are there anyway (parameters, even if their memory comes and goes; buffers;
+    the batch); `ignore` adds others, such as gathered copies of parameters. Read `bytes` at the end
+    of forward.
     """
 
     def __init__(self, known):
@@ -195,11 +196,11 @@ class ActivationMeter(torch.autograd.graph.saved_tensors_hooks):
         super().__init__(self.pack, lambda tensor: tensor)
 
     def ignore(self, tensors):
-        self.known |= {local(t).untyped_storage().data_ptr() for t in tensors}
+        self.known |= {local(t).untyped_storage()._cdata for t in tensors}
 
     def pack(self, tensor):
         storage = local(tensor).untyped_storage()
-        if storage.data_ptr() not in self.known:
+        if storage._cdata not in self.known:
             self.storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
@@ -215,7 +216,7 @@ class LiveActivations(ActivationMeter):
     def pack(self, tensor):
         storage = local(tensor).untyped_storage()
         key = storage.data_ptr()
-        if key not in self.known and key not in self.storages:
+        if storage._cdata not in self.known and key not in self.storages:
             self.storages[key] = storage.nbytes()
             weakref.finalize(storage, self.storages.pop, key)
         return tensor

@@ -446,6 +446,8 @@ class Run(common.Run):
         if self.on_cuda:
             beside = " (with one GPU's run)" if self.verifier and self.rank == 0 else ""
             self.check(f"allocated at the peak{beside}", self.peak)
+        if self.known and not self.shards:                      # flat shards say nothing of cuts
+            self.shards = shards_of(self.known)
         everyones, failed = [None] * self.world, [c for c in self.checks if c["ok"] is False]
         actions = {of: self.in_seconds(of) for of in self.actions}
         dist.all_gather_object(everyones, (self.shards, self.flops, actions, self.not_finite[:1],

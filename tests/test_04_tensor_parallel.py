@@ -51,7 +51,11 @@ def fits(one):
 def covering(fits=fits, **settings):
     """A few of all combinations, in which any two values that go together occur together."""
     every = [dict(zip(settings, values)) for values in itertools.product(*settings.values())]
-    every = [one for one in every if fits(one)]
+    return covered([one for one in every if fits(one)])
+
+
+def covered(every):
+    """A few of these settings, in which any two values that occur together in all do so, too."""
     pairs = [frozenset(itertools.combinations(one.items(), 2)) for one in every]
     missing, chosen = frozenset().union(*pairs), []
     while missing:

@@ -6,6 +6,8 @@ What is drawn depends on the chapter, the variant and a number alone. RUNS=100 d
 import argparse
 import contextlib
 import io
+import itertools
+import math
 import os
 import random
 
@@ -15,12 +17,18 @@ from conftest import CHAPTERS, TEXT, chapter, chapter_names, no_flags, run_main
 from lab import cli
 
 RUNS = int(os.environ.get("RUNS", 6))  # of each variant
+MORE = {("09_5d", "hand"): 300}  # where far more can be combined
 TRIES = 1000  # until one is legal
 NOT_DRAWN = {"--draw", "--ranks", "--micro-batches", "--sleep"}  # chapter 07's: drawings, and sleep
+DEGREES = [degrees for degrees in itertools.product(range(1, 9), repeat=4)  # of pp, dp, cp and tp
+           if math.prod(degrees) <= 8]
 
 
-def variants():
-    return [(name, variant) for name in chapter_names() for variant in chapter(name).VARIANTS]
+def cases():
+    """Chapter, variant and number of each run."""
+    variants = [(name, variant) for name in chapter_names() for variant in chapter(name).VARIANTS]
+    of = lambda case: RUNS if "RUNS" in os.environ else MORE.get(case, RUNS)
+    return [(*case, number) for case in variants for number in range(of(case))]
 
 
 def own_flags(module, variant):
@@ -36,28 +44,38 @@ def own_flags(module, variant):
 
 def drawn(rng, module, variant):
     """A number of ranks and flags that need not fit each other."""
-    heads, world = rng.randint(1, 8), rng.randint(1, 6)
+    actions, world, pp, dp, cp, tp = own_flags(module, variant), rng.randint(1, 6), 1, 1, 1, 1
+    has_axes = any("--pp" in action.option_strings for action in actions)
+    if has_axes:
+        pp, dp, cp, tp = rng.choice(DEGREES)
+        world = pp * dp * cp * tp
+    heads, chunks = tp * rng.randint(1, 8 // tp), cp * tp * (2 if cp > 1 else 1)
     flags = {
         "variant": variant,
         "layers": rng.choice((1, 2, 3, world, 2 * world)),
         "heads": heads, "kv-heads": rng.randint(1, heads),
-        "dim": 2 * heads * rng.randint(1, 6), "seq": rng.randint(1, 24),
+        "dim": 2 * heads * rng.randint(1, 6), "seq": chunks * rng.randint(1, 24 // chunks),
         "vocab": rng.randint(128, 300), "attention": rng.choice(("plain", "sdpa")),
         "batch": rng.choice((1, world, 2 * world, 3 * world)), "steps": rng.randint(1, 4),
         "ignore": rng.choice((0, 0.3, 0.9)), "optimizer": rng.choice(("adamw", "sgd", "momentum")),
         "seed": rng.randint(0, 99)}
     flags |= {"micro-batch": rng.randint(1, 3)} if rng.random() < 0.7 else {}
     flags |= {"clip": rng.choice((0.01, 0.5, 100))} if rng.random() < 0.5 else {}
+    if has_axes:
+        ep = rng.choice([ep for ep in range(1, dp + 1) if dp % ep == 0])
+        flags |= {"pp": pp, "dp": dp, "cp": cp, "tp": tp, "ep": ep}
     words = [f"--{name}={value}" for name, value in flags.items()]
 
-    for action in own_flags(module, variant):
+    for action in actions:
         flag = rng.choice(action.option_strings)
-        if rng.random() < 0.5:
+        if flag[2:] in flags or rng.random() < 0.5:
             continue
         if action.nargs == 0:
             words.append(flag)
         elif action.choices:
             words.append(f"{flag}={rng.choice(list(action.choices))}")
+        elif isinstance(action.default, tuple):  # in any order
+            words.append(f"{flag}={','.join(rng.sample(action.default, len(action.default)))}")
         elif action.type is int:
             words.append(f"{flag}={rng.choice((*range(5), world, 2 * world))}")
         elif action.type is float:
@@ -77,8 +95,7 @@ def is_legal(module, world, flags):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("number", range(RUNS))
-@pytest.mark.parametrize(("name", "variant"), variants())
+@pytest.mark.parametrize(("name", "variant", "number"), cases())
 def test_a_random_run_is_the_same_as_one_gpu(ranks, tmp_path, name, variant, number):
     module, rng = chapter(name), random.Random(f"{name} {variant} {number}")
     for _ in range(TRIES):
