@@ -7,17 +7,17 @@ scores. (`--shared-expert` adds one that every token takes.) So the model has E 
 of the MLPs, and computes no more than one with K MLPs in a block.
 
 The parameters must lie somewhere. Expert parallelism spreads them: N ranks share the experts, E/N
-each. (`--ep`: by default, the most that divide both the ranks and the experts.) The ranks also see
-different sequences, as in chapter 02, and hold everything else as copies. So a row, which is the
-vector of one token, travels to each expert that the token picks, and back: two all_to_alls. With 2
-ranks, 4 experts and one pick each:
+each. (N is `--ep`, by default the most that divides both.) The ranks also see different sequences,
+as in chapter 02, and hold everything else as copies. So a row, which is the vector of one token,
+travels to each expert that the token picks, and back: two all_to_alls. With 2 ranks, 4 experts and
+one pick each:
 
     rank 0: tokens  a b c d      sorted by expert    to rank 0   to rank 1
             experts 0 2 1 0                          a d | c     b |
     rank 1: tokens  e f g h
             experts 3 2 0 3                          g |         f | e h
-                                 arrive on           a d g | c   b f | e h      one matmul for each
-                                                                                expert; then back
+                                 arrive on           a d g | c   b f | e h      one matmul each;
+                                                                                then back
 
     dispatch    the rows are sorted by expert, so what goes to one rank lies together. First the
                 counts go, so that every rank knows how much comes; then the rows.
@@ -33,8 +33,8 @@ the next all_to_all. So `dropless` makes the host wait, once in every layer. Oth
                 counted for each sequence, so that it does not matter how a batch is spread over
                 ranks: the same picks are dropped as on one GPU.)
     tensor      Every expert is cut over the N ranks, as chapter 04 cuts an MLP. Then all tokens
-                must come to all ranks, and partial results are summed. What is sent has even sizes;
-                but the host waits as well, to learn how many rows each expert takes.
+                must come to all ranks, and partial results are summed. All sizes are even, but the
+                host waits as well, to learn how many rows each expert takes.
     torch       `dropless` by PyTorch's differentiable all_to_all, with experts that are DTensors.
 
 A rank with T tokens sends, forward in one layer, in numbers (h: the model's dim)
@@ -43,8 +43,8 @@ A rank with T tokens sends, forward in one layer, in numbers (h: the model's dim
     capacity    the same, times the factor
     tensor      (N-1)/N · 2·N·T·h       all_gather and reduce_scatter
 
-and backward the same again. So spreading experts is better than cutting them, if K < N. (What is
-really sent differs from step to step: the bytes in the report's table are those of the third.)
+and backward the same again. So spreading experts is better than cutting them, if K < N. (The rows
+differ from step to step: the bytes in the report's table are those of the third.)
 
 Gradients. All N ranks sent their tokens to an expert, so its gradient is complete on the rank that
 has it: it is summed over the copies of that expert alone, on world/N ranks. All else is summed over
@@ -74,8 +74,8 @@ layer.) `--node-limit m` also keeps each token's experts on m nodes, in all vari
 best experts have the highest sum of scores. DeepSeek-V3 takes 8 of 256, on 4 of 8 nodes.
 
 When it pays: when E/N experts with K·T·N/E rows each still are large matmuls. It costs the same
-bytes for every token, however large E is. It needs all_to_alls on the critical path, which wait for
-the busiest rank: the report says how many times as many rows come to it as to the mean.
+bytes for every token, however large E is. It needs all_to_alls on the critical path, and they wait
+for the busiest rank, of which the report says how many times the mean's rows come to it.
 
 Run it:
     torchrun --nproc_per_node=4 08_expert_parallel.py
@@ -85,11 +85,10 @@ Run it:
     torchrun --nproc_per_node=4 08_expert_parallel.py --balance bias --steps 100
 
 Sources: Lepikhin et al., GShard (2020), section 2.2 (capacity, top-2); Fedus et al., Switch
-Transformers (2021), section 2.2 (the loss; top-1, whose gate is the score itself: divided by the
-sum it would be 1, and the router would learn nothing); Zoph et al., ST-MoE (2022), section 3
-(z-loss; the router in float32); Gale et al., MegaBlocks (2022) (dropless); DeepSeek-AI, DeepSeek-V3
-Technical Report (2024), sections 2.1.2 and 3.2.2 (bias, per-sequence loss, limited nodes);
-Ultra-Scale Playbook, "Expert Parallelism".
+Transformers (2021), section 2.2 (the loss; top-1, whose gate is the score itself); Zoph et al.,
+ST-MoE (2022), section 3 (z-loss; the router in float32); Gale et al., MegaBlocks (2022) (dropless);
+DeepSeek-AI, DeepSeek-V3 Technical Report (2024), sections 2.1.2 and 3.2.2 (bias, per-sequence loss,
+limited nodes); Ultra-Scale Playbook, "Expert Parallelism".
 """
 
 import functools
@@ -205,8 +204,8 @@ class MoE(nn.Module):
 
     def forward(self, x):
         chosen, gates = self.route(x)
-        with torch.no_grad():                           # picks so far in this step
-            self.load.index_add_(0, chosen.flatten(), self.load.new_ones(chosen.numel()))
+        ones = self.load.new_ones(chosen.numel())
+        self.load.index_add_(0, chosen.flatten(), ones)         # picks so far in this step
         out = self.combine(self, x, chosen, gates).to(x.dtype)
         return out + self.shared(x) if self.shared else out
 
@@ -221,9 +220,9 @@ class MoE(nn.Module):
             good = on_good_nodes(choosing, cfg.nodes, cfg.node_limit, cfg.top_k)
             choosing = choosing.masked_fill(~good, -torch.inf)
         chosen = best(choosing, cfg.top_k)
-        if cfg.top_k == 1:                              # divided by its sum it would be 1
+        if cfg.top_k == 1:              # over their sum it would be 1, and the router learn nothing
             gates = scores.gather(-1, chosen)
-        else:               # equals scores over their sum, and is finite if all of them are zero
+        else:                           # equals scores over their sum, but for 0/0
             gates = logits.gather(-1, chosen).softmax(-1)
 
         if cfg.balance_weight:
@@ -235,16 +234,16 @@ class MoE(nn.Module):
         return chosen, gates
 
 
-def in_turn(moe, rows, counts):
+def in_turn(rows, up, down, counts):
     """rows (picks, dim), sorted by expert; counts: how many are for each, a list. Returns rows'
     shape. An expert with no row has a gradient of zero, not None."""
-    parts = zip(rows.split(counts), moe.up, moe.down, strict=True)
+    parts = zip(rows.split(counts), up, down, strict=True)
     return torch.cat([F.gelu(part @ up) @ down for part, up, down in parts])
 
 
 def one_by_one(moe, rows, counts):
     """The same, with counts (experts,) on the device: the host waits for it."""
-    return in_turn(moe, rows, counts.tolist())
+    return in_turn(rows, moe.up, moe.down, counts.tolist())
 
 
 def batched(moe, rows):
@@ -345,7 +344,7 @@ def exchanged(moe, rows, counts, group, seen):
     expert = torch.arange(arriving.shape[1], device=rows.device).repeat(n)
     expert = expert.repeat_interleave(arriving.flatten(), output_size=sum(received))
     order = expert.argsort(stable=True)
-    out = in_turn(moe, rows[order], own)
+    out = in_turn(rows[order], moe.up, moe.down, own)
     out = torch.zeros_like(out).index_copy(0, order, out)       # by rank again
     return AllToAll.apply(out, received, sent, group)
 
@@ -517,9 +516,9 @@ def held_numbers(cfg, ep):
 
 
 def exchange_bytes(exchange, cfg, e):
-    """Bytes that a rank sends in the all_to_alls of an exchange, forward and backward. Rows go
-    there and back, and so do their gradients. (Between nodes, k experts, as int64, and gates go
-    along; of gates there are gradients, too.)"""
+    """Bytes that a rank sends in an exchange, forward and backward. Rows go there and back, and so
+    do their gradients. (Between nodes, k int64 experts go along, and gates, which have gradients.)
+    """
     sent, received = sum(exchange.sent), sum(exchange.received)
     k, accurate = cfg.top_k if exchange.picks else 0, max(e, 4)
     along = sent * k * (8 + accurate) + received * k * accurate
@@ -572,11 +571,11 @@ def traffic(cfg, variant, seen, micro_batches, b, n, ep, e):
                    "reduce_scatter": (3 * layers, scattered, share * scattered)}
 
 
-def mixture_flops(cfg, tokens, rows, parts=1):
+def mixture_flops(cfg, tokens, rows):
     """FLOPs of a mixture on a rank, forward and backward, which route so many tokens, and put so
-    many rows through experts, of each of which the rank has one of so many parts."""
-    whole = rows // parts + tokens * cfg.shared_expert
-    return 3 * 2 * (whole * cfg.expert() + tokens * cfg.dim * cfg.experts)
+    many rows through experts."""
+    rows += tokens * cfg.shared_expert
+    return 3 * 2 * (rows * cfg.expert() + tokens * cfg.dim * cfg.experts)
 
 
 def expected_drops(cfg):
@@ -640,15 +639,14 @@ def check_flops(run, model, seen, ids):
     mixture = lambda *micro_batch: block.mlp(x).sum().backward()
 
     mixture()                                           # to see where the rows go
-    tokens, parts = ids.numel(), 1
+    tokens = ids.numel()
+    rows = tokens * cfg.top_k           # tensor: ep times as many, each through 1/ep of an expert
     if args.variant == "dropless":
         rows = sum(seen[-1].received)
     elif args.variant == "capacity":
         rows = len(ids) * cfg.experts * cfg.places
-    else:                                               # of all ranks, to a part of each expert
-        rows, parts = args.ep * tokens * cfg.top_k, args.ep
     run.check_flops(f"a mixture of {rows} rows, both passes", mixture,
-                    mixture_flops(cfg, tokens, rows, parts))
+                    mixture_flops(cfg, tokens, rows))
 
 
 def say_what_it_costs(run, model, seen, loads, ep):
@@ -657,7 +655,7 @@ def say_what_it_costs(run, model, seen, loads, ep):
     tokens, e = args.micro_batch * cfg.seq, run.dtype.itemsize
     run.note(f"parameters: {cfg.parameters():,}, of which a token meets {cfg.active():,} and a "
              f"rank holds {held_numbers(cfg, n)[0]:,}")
-    arrived = [sum(exchange.received) for exchange in seen if not exchange.picks]     # at their experts
+    arrived = [sum(exchange.received) for exchange in seen if not exchange.picks]
     if arrived and n > 1:
         everyones = of_all_ranks(run, arrived)
         wait = (everyones.max(0).values / everyones.mean(0)).mean()
@@ -669,23 +667,21 @@ def say_what_it_costs(run, model, seen, loads, ep):
                  f"this rank's last micro-batch are dropped; {expected_drops(cfg):.1%} would be if "
                  "all experts were as likely")
     across = seen[0] if seen and seen[0].picks else None
-    if n > 1 and not across:
-        share = (n - 1) / n                             # of what is sent, goes to other ranks
-        even, cut = share * even_bytes(cfg, tokens, e), share * cut_bytes(cfg, tokens, n, e)
-        run.note("a layer's rows, forward and backward, per rank and micro-batch: "
-                 f"{even / 1e6:.2f} MB, if all experts are chosen alike; {cut / 1e6:.2f} MB, if "
-                 "every expert is cut (--variant tensor)")
     if across:
         here = run.rank % n * len(across.sent) // n     # this rank's node
         rows, picks = (sum(there) - there[here] for there in (across.sent, across.picks))
-        size = cfg.dim * e + cfg.top_k * (8 + max(e, 4))         # a row, its experts and gates
+        size = cfg.dim * e + cfg.top_k * (8 + max(e, 4))        # a row, its experts and gates
         said = lambda rows: f"{rows:,.0f} rows, {rows * size:,.0f} bytes"
-        alike = said(rows_away(cfg, tokens, cfg.node_limit))
-        if cfg.node_limit < cfg.nodes:
-            alike += f", and without --node-limit {said(rows_away(cfg, tokens, cfg.nodes))}"
-        run.note(f"to other nodes, forward in the first layer, of the last step's first "
-                 f"micro-batch: {said(rows)} ({picks:,} picks, {picks * cfg.dim * e:,} bytes, if "
-                 f"each went alone); if all experts were chosen alike: {alike}")
+        limited, free = (said(rows_away(cfg, tokens, m)) for m in (cfg.node_limit, cfg.nodes))
+        more = f"; without --node-limit {free}" if cfg.node_limit < cfg.nodes else ""
+        run.note("to other nodes go, forward in the last step's first layer, for a micro-batch: "
+                 f"{said(rows)} (for {picks:,} picks: {picks * cfg.dim * e:,} bytes, if each had its "
+                 f"row); if all experts were chosen alike: {limited}{more}")
+    elif n > 1:
+        even, cut = even_bytes(cfg, tokens, e), cut_bytes(cfg, tokens, n, e)
+        share = (n - 1) / n / 1e6                       # of that goes to other ranks, in MB
+        run.note("a layer's rows, forward and backward, per rank and micro-batch, if all experts are "
+                 f"chosen alike: {share * even:.2f} MB; with --variant tensor: {share * cut:.2f} MB")
 
     run.record(loads=loads, rows=[])
     if seen and not across:                             # who sends how many rows: the first layer
@@ -721,8 +717,7 @@ def torch_compute(moe, rows, counts, group):
         ends = arriving.sum(0).cumsum(0).to(torch.int32)
         out = F.grouped_mm(F.gelu(F.grouped_mm(rows, up, offs=ends)), down, offs=ends)
     else:
-        parts = zip(rows.split(arriving.sum(0).tolist()), up, down)
-        out = torch.cat([F.gelu(part @ w1) @ w2 for part, w1, w2 in parts])
+        out = in_turn(rows, up, down, arriving.sum(0).tolist())
     out = torch.zeros_like(out).index_copy(0, order, out)
     return all_to_all_single_autograd(out, sent, received, group)
 
@@ -789,8 +784,8 @@ def requires(args, ranks):
     ep = args.ep = math.gcd(ranks, experts) if args.ep is None else args.ep
     limit = nodes if args.node_limit is None else args.node_limit
     if min(experts, k, nodes, ep, limit) < 1:
-        common.refuse("--experts, --top-k, --nodes, --ep and --node-limit are 1 or more; 8, 2, 1, "
-                      "1 and 1 would work")
+        common.refuse("--experts, --top-k, --ep, --nodes and --node-limit are 1 or more; 1 for all "
+                      "would work")
     if ranks % ep:
         common.refuse(f"--ep {ep} does not divide {ranks} ranks; {math.gcd(ep, ranks)} would work")
     common.divides("--experts", experts, "--ep", ep)
@@ -843,12 +838,8 @@ def flags(parser):
     add("--node-limit", type=int, help="nodes of a token's experts, at most")
 
 
-VARIANTS = {
-    "dropless": train,
-    "capacity": (train, "--capacity-factor"),
-    "tensor": train,
-    "torch": train_torch,
-}
+VARIANTS = {"dropless": train, "capacity": (train, "--capacity-factor"), "tensor": train,
+            "torch": train_torch}
 
 if __name__ == "__main__":
     common.launch(__file__, __doc__, VARIANTS, requires, flags)

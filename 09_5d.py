@@ -1,4 +1,103 @@
-r"""09 · All five together."""
+r"""09 · 5D: data, tensor (with sequence), context, expert and pipeline parallelism in one run.
+
+Each of the chapters before shares out one thing, and has one limit. Tensor parallelism stops at the
+fast links of a machine, a pipeline at its bubble, data parallelism at the size of the batch. So a
+large run multiplies them. This chapter trains one model with all of them, and switches each by its
+degree:
+
+    torchrun --nproc_per_node=8 09_5d.py --dp 2 --pp 2 --tp 2
+
+    --dp    other sequences (chapter 02); --zero 1, 2 or 3 shards what all of them hold (chapter 03)
+    --pp    other layers (chapter 07), by one of four schedules
+    --cp    other parts of each sequence, in attention too (chapter 06, with gathered keys)
+    --tp    other heads and hidden units (chapter 04); outside of the sub-layers, other tokens
+            (sequence parallelism, chapter 05)
+    --ep    of the ranks of dp, those that share the experts of a mixture (chapter 08)
+
+The number of ranks is pp · dp · cp · tp; ep divides dp. What the earlier chapters built stands here
+once more in its plainest form. What is new is how it fits together.
+
+The mesh. Every rank has a place on each axis. With 8 ranks, --order pp,dp,cp,tp, and cp of 1:
+
+                tp 0     tp 1                        The axis that is named last has neighbours.
+    pp 0  dp 0  rank 0   rank 1    <- one tp group   So tp is last: in every layer it sends eight
+          dp 1  rank 2   rank 3                      times the activations, and compute waits for
+    pp 1  dp 0  rank 4   rank 5                      it. cp and ep send in every layer too, but
+          dp 1  rank 6   rank 7                      less. dp sends once a step. pp sends least, and
+                                                     may cross the slowest links.
+
+A rank with T = b·s/cp tokens of a micro-batch sends on each axis, in numbers (h: the model's dim,
+L: layers, M: micro-batches, Ψ: the parameters that it holds, k: the width of keys)
+
+    tp      M · L/pp · 8 · (tp-1)/tp · T·h     all_gathers and reduce_scatters around sub-layers
+    cp      M · L/pp · 4 · (cp-1) · T·k/tp     keys and values, and their gradients
+    ep      M · L/pp · 4 · (ep-1)/ep · K·T·h   rows to K experts and back, if all are chosen alike
+    dp      2 · Ψ                              once a step, however many micro-batches
+    pp      2 · M · T·h/tp                     an activation and a gradient between two stages
+
+The report has the bytes of each axis, whether the axis leaves a machine of --node-size ranks, and
+how long sending would take on known machines. Try `--order tp,cp,dp,pp`: the same numbers, and tp
+between machines.
+
+One rule for gradients. Every rank divides its loss by the valid targets of the whole batch. Then
+a gradient is summed over all ranks that hold the same part of the parameter, since each of them has
+seen other tokens. Nothing is divided after that. How it is cut says who holds the same part:
+
+                                   pp        tp         ep       held by, and summed over
+    embedding, head                a stage   whole      whole    dp · cp · tp ranks
+    LayerNorms, router             a stage   whole      whole    dp · cp · tp
+    q, o, up, down                 a stage   cut        whole    dp · cp
+    k, v                           a stage   kv heads   whole    dp · cp · (ranks of a kv head)
+    experts                        a stage   cut        cut      dp/ep · cp
+    embedding = head (tied)        2 stages  whole      whole    2 · dp · cp · tp
+
+(What tp leaves whole is in the sum over tp, because under sequence parallelism each rank of tp has
+seen other tokens.) So one record, the cuts of each parameter, gives the groups of the sums. It also
+gives the norm: a parameter that n ranks hold adds 1/n of its square on each of them, and the sum
+over all ranks counts it once. And it gives ZeRO its shards: those who hold the same part share it
+out.
+
+ZeRO and the pipeline. Gradients are reduced once a step, after the last micro-batch: until then
+they add up in full, which leaves little to gain by stage 2. Stage 3 must gather parameters before
+they are used. It keeps them until the step ends, or with --regather gathers them for every forward
+and backward of each micro-batch: 2·M times the bytes, and one module at a time.
+
+Where axes meet, prototypes have gone wrong:
+
+    tp and experts   The tokens are gathered behind the router, which sees only its own and is
+                     whole. Every rank of tp has a slice of each expert.
+    cp and balance   The balance loss is about a sequence, which lies on cp · tp ranks. So they sum
+                     how often each expert was picked, before it is multiplied by the scores.
+    pp and tp        Each rank of tp sends its own tokens to the next stage, 1/tp of the activation.
+                     Megatron scatters it for that and gathers it again; under sequence parallelism
+                     it is scattered already.
+    pp and ties      The first and the last stage hold one matrix. Both ends are in its sum.
+    NCCL             Every rank makes all groups, in the same order.
+
+How to choose. First make it fit, then make it fast. Take tp up to the size of a machine, or until
+the heads run out. If the model still does not fit, take pp, or ZeRO-3 over dp. If sequences are
+long, take cp. If there are experts, take ep. All other ranks go to dp, until the batch is as large
+as it may be. Published runs did about this, and `--like` has their axes on 8 or 16 ranks:
+
+                    GPUs     tp   cp   pp   dp    ep
+    llama3-8k       8,192    8    1    16   64    -     parameters kept gathered, as --zero 2
+    llama3-128k     16,384   8    16   16   8     -     keys gathered, as here
+    deepseek-v3     2,048    1    1    16   128   64    ZeRO-1, DualPipe
+    megatron-1t     3,072    8    1    64   6     -     interleaved
+
+Run it:
+    torchrun --nproc_per_node=8 09_5d.py --dp 2 --pp 2 --tp 2
+    torchrun --nproc_per_node=8 09_5d.py --pp 2 --cp 2 --tp 2 --schedule zb-h1
+    torchrun --nproc_per_node=8 09_5d.py --dp 4 --ep 4 --pp 2 --experts 8
+    torchrun --nproc_per_node=8 09_5d.py --dp 4 --tp 2 --zero 3
+    torchrun --nproc_per_node=8 09_5d.py --like llama3-128k
+    torchrun --nproc_per_node=8 09_5d.py --dp 2 --pp 2 --tp 2 --variant torch
+
+Sources: Ultra-Scale Playbook, "5D Parallelism in a Nutshell" and "Finding the Best Training
+Configuration"; Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters
+(PTD-P, 2021), sections 3 and 4.1; Llama Team, The Llama 3 Herd of Models (2024), section 3.3 and
+table 4; DeepSeek-AI, DeepSeek-V3 Technical Report (2024), section 3.
+"""
 
 import argparse
 import contextlib
@@ -1250,7 +1349,7 @@ def fill_in(args, ranks):
 
 def refuse_schedules(args):
     p, m, name = args.pp, args.batch // args.dp // args.micro_batch, args.schedule
-    least = 2 * p if name == "dualpipe-v" else 1
+    least = {"dualpipe-v": 2 * p, "1f1b": p if args.variant == "torch" else 1}.get(name, 1)
     multiple = p if name == "interleaved" else 1
     fits = -(-max(m, least) // multiple) * multiple
     if fits != m:

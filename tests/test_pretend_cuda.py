@@ -13,9 +13,10 @@ from pretend_cuda import RuleBroken, Run, Work, pretended_cuda
 import common
 from lab import verify
 
-ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN, EIGHT = (
+ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN, EIGHT, NINE = (
     "01_single_gpu", "02_data_parallel", "03_zero", "04_tensor_parallel", "05_sequence_parallel",
-    "06_context_parallel", "07_pipeline_parallel", "08_expert_parallel")  # fmt: skip
+    "06_context_parallel", "07_pipeline_parallel", "08_expert_parallel", "09_5d")  # fmt: skip
+WORLD = {ONE: 1, NINE: 4}  # ranks; of all others: 2
 FLAGS = (*SMALL, "--vocab=256", "--batch=4", "--micro-batch=1", "--clip=0.1", "--ignore=0.5",
          f"--data={TEXT}")  # fmt: skip
 TIED = "--preset=gpt2 --attention=plain --verify"
@@ -71,6 +72,14 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
         PICKS_AND_COUNTS, "alltoall_base_"),
     f"{EIGHT} --variant=capacity --dtype=float64 --balance=bias": ([], "alltoall_base_"),
     f"{EIGHT} --variant=tensor --dtype=float64": (COUNTS, "_reduce_scatter_base_"),
+    f"{NINE} --pp=2 --tp=2 --schedule=interleaved --layers=4 --kv-heads=1 --dtype=float64": (
+        [], "recv_"),
+    f"{NINE} --pp=2 --dp=2 --zero=1 --dtype=float64 {TIED}": ([], "_allgather_base_"),
+    f"{NINE} --dp=2 --tp=2 --ep=2 --experts=4 --zero=2 --dtype=float64": (COUNTS, "alltoall_base_"),
+    f"{NINE} --cp=2 --tp=2 --zero=3 --regather --dtype=float64": ([], "_allgather_base_"),
+    f"{NINE} --pp=2 --dp=2 --schedule=zb-h1 --zero=3 --dtype=bfloat16": ([], "recv_"),
+    f"{NINE} --pp=2 --cp=2 --schedule=dualpipe-v --layers=4 --experts=4 --dtype=float64": (
+        8 * ["tolist"], "allreduce_"),  # 2 layers of a rank, 4 micro-batches
 }  # fmt: skip
 
 
@@ -87,9 +96,9 @@ def test_a_run_keeps_the_rules_and_the_host_does_not_wait_in_a_step(ranks, tmp_p
     name, *flags = run.split()
     chapter(name)  # or skip
     waits, operator = RUNS[run]
-    world, less_text = (1, ("length=160", "length=8")) if name == ONE else (2, None)
+    less_text = ("length=160", "length=8") if name == ONE else None
     flags = ("--steps=2", *flags)
-    results = ranks(world)(run_on_cuda, name, flags, tmp_path, less_text)
+    results = ranks(WORLD.get(name, 2))(run_on_cuda, name, flags, tmp_path, less_text)
     for status, output, steps, operators in results:
         assert status == 0, output
         assert [[wait.split(",")[0] for wait in step] for step in steps] == 2 * [waits], steps
@@ -169,8 +178,7 @@ def broken_rule(name, flags, folder, fault):
 ])
 def test_a_fault_is_caught_on_every_rank(ranks, tmp_path, name, flags, right, wrong, rule):
     chapter(name)  # or skip
-    results = ranks(1 if name == ONE else 2)(broken_rule, name, flags.split(), tmp_path,
-                                             (right, wrong))
+    results = ranks(WORLD.get(name, 2))(broken_rule, name, flags.split(), tmp_path, (right, wrong))
     assert all(rule in result for result in results), results
 
 

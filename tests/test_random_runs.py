@@ -64,6 +64,7 @@ def drawn(rng, module, variant):
     if has_axes:
         ep = rng.choice([ep for ep in range(1, dp + 1) if dp % ep == 0])
         flags |= {"pp": pp, "dp": dp, "cp": cp, "tp": tp, "ep": ep}
+        flags |= {"experts": ep * rng.randint(1, 4)} if ep > 1 else {}
     words = [f"--{name}={value}" for name, value in flags.items()]
 
     for action in actions:
