@@ -16,8 +16,7 @@ one pick each:
             experts 0 2 1 0                          a d | c     b |
     rank 1: tokens  e f g h
             experts 3 2 0 3                          g |         f | e h
-                                 arrive on           a d g | c   b f | e h      one matmul each;
-                                                                                then back
+                                 arrive on           a d g | c   b f | e h      one matmul each
 
     dispatch    the rows are sorted by expert, so what goes to one rank lies together. First the
                 counts go, so that every rank knows how much comes; then the rows.
@@ -29,9 +28,8 @@ the next all_to_all. So `dropless` makes the host wait, once in every layer. Oth
 
     capacity    Each expert has places for each sequence, C = factor · K·s/E, and every all_to_all
                 has the same size, so nobody waits. A pick that finds no place is dropped, and its
-                gate with it; a token that loses all its picks goes on by its residual. (Places are
-                counted for each sequence, so that it does not matter how a batch is spread over
-                ranks: the same picks are dropped as on one GPU.)
+                gate with it; a token that loses all its picks goes on by its residual. (Since each
+                sequence has its own places, the same picks are dropped as on one GPU.)
     tensor      Every expert is cut over the N ranks, as chapter 04 cuts an MLP. Then all tokens
                 must come to all ranks, and partial results are summed. All sizes are even, but the
                 host waits as well, to learn how many rows each expert takes.
@@ -74,8 +72,8 @@ layer.) `--node-limit m` also keeps each token's experts on m nodes, in all vari
 best experts have the highest sum of scores. DeepSeek-V3 takes 8 of 256, on 4 of 8 nodes.
 
 When it pays: when E/N experts with K·T·N/E rows each still are large matmuls. It costs the same
-bytes for every token, however large E is. It needs all_to_alls on the critical path, and they wait
-for the busiest rank, of which the report says how many times the mean's rows come to it.
+bytes for every token, however large E is. It needs all_to_alls on the critical path, which wait for
+the busiest rank: the report says how many times as many rows come to it as to the mean.
 
 Run it:
     torchrun --nproc_per_node=4 08_expert_parallel.py
@@ -122,8 +120,8 @@ class Mixture(Config):
     experts: int = 8
     top_k: int = 2
     shared_expert: bool = False
-    balance_weight: float = 0.01    # of the balance loss
-    bias_speed: float = 0.0         # how much a bias moves in a step
+    balance_weight: float = 0.0     # of the loss that balances
+    bias_speed: float = 0.0         # what a bias moves by after a step
     z_loss: float = 0.0
     sequences: int = 1              # of the whole batch: routers' losses are means over them
     places: int | None = None       # of an expert for a sequence; None: as many as come
@@ -204,8 +202,7 @@ class MoE(nn.Module):
 
     def forward(self, x):
         chosen, gates = self.route(x)
-        ones = self.load.new_ones(chosen.numel())
-        self.load.index_add_(0, chosen.flatten(), ones)         # picks so far in this step
+        self.load.index_add_(0, chosen.flatten(), self.load.new_ones(chosen.numel()))
         out = self.combine(self, x, chosen, gates).to(x.dtype)
         return out + self.shared(x) if self.shared else out
 
@@ -276,8 +273,7 @@ def without_drops(moe, x, chosen, gates):
 
 def with_places(moe, x, chosen, gates):
     """The same, where each expert has `places` for the tokens of each sequence. First come the
-    first choices of all tokens, in order, then the second ones. Who finds no place is dropped.
-    """
+    first choices of all tokens, in order, then the second. Who finds no place is dropped."""
     (batch, seq, k), places = chosen.shape, moe.cfg.places
     slots = moe.cfg.experts * places
     expert = chosen.transpose(1, 2).flatten(1)          # (batch, k·seq)
@@ -516,9 +512,8 @@ def held_numbers(cfg, ep):
 
 
 def exchange_bytes(exchange, cfg, e):
-    """Bytes that a rank sends in an exchange, forward and backward. Rows go there and back, and so
-    do their gradients. (Between nodes, k int64 experts go along, and gates, which have gradients.)
-    """
+    """Bytes that a rank sends in an exchange, forward and backward: rows, which go there and back,
+    and their gradients; between nodes also k experts, as int64, k gates, and gradients of gates."""
     sent, received = sum(exchange.sent), sum(exchange.received)
     k, accurate = cfg.top_k if exchange.picks else 0, max(e, 4)
     along = sent * k * (8 + accurate) + received * k * accurate
@@ -605,13 +600,12 @@ def train(run):
     if cfg.nodes > 1 and args.variant == "dropless":
         nodes = run.mesh(copies=n // args.ep, across=cfg.nodes, inside=args.ep // cfg.nodes)
         groups |= {name: nodes[name].get_group() for name in ("across", "inside")}
-    seen = []
+    seen, formulas, everyones_loads = [], [], []
     model = expert_parallel(mixture_gpt(cfg, seed=None), args.variant, groups, seen)
     draw_weights(model, args.seed, run.device, run.dtype)
     optimizer = run.optimizer(model.parameters())
     run.build, run.after_step = mixture_gpt, lambda one: move_biases(one, take_loads(one))
 
-    formulas, everyones_loads = [], []
     b, m, e = args.micro_batch, args.batch // n // args.micro_batch, run.dtype.itemsize
 
     for batch in run.batches(share=run.rank):           # 1/n of the sequences
@@ -624,8 +618,7 @@ def train(run):
         formulas.append(traffic(cfg, args.variant, seen, m, b, n, args.ep, e))
         everyones_loads.append(loads.tolist())
 
-    numbers, _ = held_numbers(cfg, args.ep)
-    run.check_states(model, optimizer, numbers)
+    run.check_states(model, optimizer, held_numbers(cfg, args.ep)[0])
     run.check_traffic(run.of_metered_step(formulas))    # in each step, other rows are sent
     say_what_it_costs(run, model, seen, everyones_loads, groups["ep"])
     check_flops(run, model, seen, batch.micro_batches[0][0])
@@ -663,9 +656,8 @@ def say_what_it_costs(run, model, seen, loads, ep):
                  "mixture as to the mean of them: others wait for it")
     if cfg.places:
         dropped = torch.stack([block.mlp.dropped for block in model[1:-1]]).mean()
-        run.note(f"{cfg.places} places for each expert and sequence: {dropped:.1%} of the picks of "
-                 f"this rank's last micro-batch are dropped; {expected_drops(cfg):.1%} would be if "
-                 "all experts were as likely")
+        run.note(f"{cfg.places} places for each expert and sequence: {dropped:.1%} of the last "
+                 f"micro-batch's picks are dropped, {expected_drops(cfg):.1%} if all are as likely")
     across = seen[0] if seen and seen[0].picks else None
     if across:
         here = run.rank % n * len(across.sent) // n     # this rank's node
@@ -674,14 +666,14 @@ def say_what_it_costs(run, model, seen, loads, ep):
         said = lambda rows: f"{rows:,.0f} rows, {rows * size:,.0f} bytes"
         limited, free = (said(rows_away(cfg, tokens, m)) for m in (cfg.node_limit, cfg.nodes))
         more = f"; without --node-limit {free}" if cfg.node_limit < cfg.nodes else ""
-        run.note("to other nodes go, forward in the last step's first layer, for a micro-batch: "
-                 f"{said(rows)} (for {picks:,} picks: {picks * cfg.dim * e:,} bytes, if each had its "
-                 f"row); if all experts were chosen alike: {limited}{more}")
+        run.note("to other nodes, forward in the first layer, of a micro-batch of the last step: "
+                 f"{said(rows)} for {picks} picks (a row for each: {picks * cfg.dim * e:,} bytes); "
+                 f"if all experts were chosen alike: {limited}{more}")
     elif n > 1:
         even, cut = even_bytes(cfg, tokens, e), cut_bytes(cfg, tokens, n, e)
         share = (n - 1) / n / 1e6                       # of that goes to other ranks, in MB
-        run.note("a layer's rows, forward and backward, per rank and micro-batch, if all experts are "
-                 f"chosen alike: {share * even:.2f} MB; with --variant tensor: {share * cut:.2f} MB")
+        run.note(f"a layer's rows, per rank and micro-batch, both passes: {share * even:.2f} MB if "
+                 f"all experts are chosen alike; {share * cut:.2f} MB with --variant tensor")
 
     run.record(loads=loads, rows=[])
     if seen and not across:                             # who sends how many rows: the first layer
@@ -743,9 +735,8 @@ def torch_step(model, optimizer, experts, others, micro_batches, valid, clip, gr
         scale = common.clip_scale(norm, clip)
         torch._foreach_mul_([*own, *(p.grad for p in others)], scale)
     optimizer.step()
-    loads = take_loads(model, groups["world"])
-    move_biases(model, loads)
-    return total, norm, loads
+    move_biases(model, take_loads(model, groups["world"]))
+    return total, norm
 
 
 def train_torch(run):
@@ -769,8 +760,8 @@ def train_torch(run):
 
     for batch in run.batches(share=run.rank):
         with run.measure():
-            loss, norm, _ = torch_step(model, optimizer, experts, others, batch.micro_batches,
-                                       batch.valid, args.clip, groups)
+            loss, norm = torch_step(model, optimizer, experts, others, batch.micro_batches,
+                                    batch.valid, args.clip, groups)
         dist.all_reduce(loss)
         run.log(batch, loss, norm, model)
 
@@ -784,8 +775,8 @@ def requires(args, ranks):
     ep = args.ep = math.gcd(ranks, experts) if args.ep is None else args.ep
     limit = nodes if args.node_limit is None else args.node_limit
     if min(experts, k, nodes, ep, limit) < 1:
-        common.refuse("--experts, --top-k, --ep, --nodes and --node-limit are 1 or more; 1 for all "
-                      "would work")
+        common.refuse("--experts, --top-k, --ep, --nodes and --node-limit are 1 or more; the "
+                      "defaults would work")
     if ranks % ep:
         common.refuse(f"--ep {ep} does not divide {ranks} ranks; {math.gcd(ep, ranks)} would work")
     common.divides("--experts", experts, "--ep", ep)
@@ -811,11 +802,11 @@ def requires(args, ranks):
     strengths = {}
     for name, balance, default in (("balance_weight", "loss", 0.01), ("bias_speed", "bias", 0.001)):
         given = getattr(args, name)
-        if given is not None and args.balance != balance:
+        if args.balance == balance:
+            strengths[name] = default if given is None else given
+        elif given is not None:
             common.refuse(f"--{name.replace('_', '-')} means nothing to --balance {args.balance}; "
                           f"--balance {balance} would work")
-        strength = default if given is None else given
-        strengths[name] = strength if args.balance == balance else 0.0
     args.model = Mixture(
         **asdict(args.model), **strengths, experts=experts, top_k=k, z_loss=args.z_loss,
         shared_expert=args.shared_expert, sequences=args.batch, nodes=nodes, node_limit=limit,
@@ -828,8 +819,7 @@ def flags(parser):
     add("--top-k", type=int, default=2, help="experts of a token")
     add("--ep", type=int, help="ranks that share the experts; default: all that can")
     add("--shared-expert", action="store_true", help="and one that every token takes")
-    add("--capacity-factor", type=float, default=1.25,
-        help="places of an expert, where 1 is enough if all are chosen alike")
+    add("--capacity-factor", type=float, default=1.25, help="places of an expert over mean picks")
     add("--balance", choices=("loss", "bias", "none"), default="loss")
     add("--balance-weight", type=float, help="of the loss; default: 0.01")
     add("--bias-speed", type=float, help="of the bias, in a step; default: 0.001")

@@ -242,20 +242,6 @@ def positions_of(rank, ranks, seq):
     return torch.cat([chunks[rank], chunks[-1 - rank]]) if ranks > 1 else torch.arange(seq)
 
 
-class GatherKeys(torch.autograd.Function):
-    """all_gather along the sequence: (batch, kv_heads, s/N, head_dim) to (..., s, head_dim). The
-    gradient is reduce_scattered."""
-
-    @staticmethod
-    def forward(ctx, keys, group):
-        ctx.group = group
-        return all_gather(keys.transpose(1, 2), group).transpose(1, 2)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return reduce_scatter(gradient.transpose(1, 2), ctx.group).transpose(1, 2), None
-
-
 class GatheredAttention(nn.Module):
     """Causal attention of this rank's queries to the keys and values of all ranks, which are
     gathered (as Llama 3 does it): it is no ring, but it takes any mask.
@@ -272,7 +258,7 @@ class GatheredAttention(nn.Module):
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, q, k, v):
-        k, v = GatherKeys.apply(k, self.group), GatherKeys.apply(v, self.group)
+        k, v = (GatherIn.apply(x.transpose(1, 2), self.group).transpose(1, 2) for x in (k, v))
         if self.fused:
             return F.scaled_dot_product_attention(q, k, v, self.mask, enable_gqa=True)
         by_key = (*k.shape[:2], -1)                     # the heads that share a key, stacked
@@ -1173,8 +1159,9 @@ def say_what_it_costs(run, wire, modules):
                  f"{2 * m * size / 1e6:.2f} MB with --regather, which keeps one module's at a time")
     if args.like:
         like = LIKE[args.like]
-        run.note(f"--like {args.like}: {like.what}: {like.degrees}, on {like.machines:,} machines "
-                 "of 8 GPUs")
+        here = ", ".join(f"{axis} {getattr(args, axis)}" for axis in (*args.order, "ep"))
+        run.note(f"{like.what}: {like.degrees}, on {like.machines:,} machines of 8 GPUs; here: "
+                 f"{here}, on {run.world} ranks")
 
 
 

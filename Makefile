@@ -34,9 +34,11 @@ given-python:
 
 # Run every chapter with its default variant, and a few steps of the variants that figures compare, on
 # 8 CPU ranks (01 on one; 07 has a layer for each), with flags $(1) and the JSON in $(2); stop at the
-# first that fails. What the figure of 08 compares is how a small model's experts are balanced.
+# first that fails. What the figure of 08 compares is how a small model's experts are balanced; that
+# of 09 has three axes on two machines of 4 ranks, and a mixture on four axes.
 COMPARED := 02_data_parallel:naive 02_data_parallel:overlap 03_zero:zero1 03_zero:zero2 \
-	06_context_parallel:ring 08_expert_parallel:none 08_expert_parallel:loss 08_expert_parallel:bias
+	06_context_parallel:ring 08_expert_parallel:none 08_expert_parallel:loss 08_expert_parallel:bias \
+	09_5d:experts
 SMALL_MIXTURE := --layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=32 --steps=200 --no-verify
 RUNS := $(sort $(CHAPTERS_HERE:.py=) $(COMPARED))
 written = $(patsubst %,$(1)/%.json,$(subst :,-,$(RUNS)))
@@ -52,6 +54,8 @@ define run_chapters
 		case $$run in \
 			07_*) set -- "$$@" --layers=8 --sleep=10 ;; \
 			08_*:*) set -- "$$@" $(SMALL_MIXTURE) --balance=$$variant ;; \
+			09_*:*) set -- "$$@" --pp=2 --cp=2 --ep=2 --experts=8 --steps=5 ;; \
+			09_*) set -- "$$@" --dp=2 --pp=2 --tp=2 --node-size=4 ;; \
 			*:*) set -- "$$@" --variant=$$variant --steps=5 ;; \
 		esac; \
 		echo; echo "$$ $$*"; \

@@ -10,7 +10,8 @@ that takes most, for each side.
 
 Chapter 07's schedules are also timed with stages that sleep instead of computing, beside their
 simulation. Of chapter 08's step, two shares follow, sorting and copying and the matmuls; and its
-tokens a second, beside those of a dense model with the same FLOPs for a token.
+tokens a second, beside those of a dense model with the same FLOPs for a token. Chapter 09's axes
+are each timed alone too, against the chapter that they come from.
 
     python benchmarks/chapters.py [--steps N] [--only 01] [--record] [-- flags for every run]
 
@@ -59,14 +60,16 @@ SHAPES = {
             "long": "--layers=1 --dim=64 --seq=1024 --batch=1",     # attention is most of the step
             "pipeline": "--layers=8 --batch=8",         # two slices and two micro-batches for each
             "experts": "--layers=2 --dim=128 --seq=128 --batch=8",
-            "dense": "--layers=2 --dim=512 --seq=128 --batch=32"},
+            "dense": "--layers=2 --dim=512 --seq=128 --batch=32",
+            "three_axes": "--dim=256 --seq=64 --batch=8"},
     "cuda": {"one": ON_GPUS, "data_parallel": ON_GPUS, "buckets": "--bucket-mb=25", "cut": ON_GPUS,
              "long": f"{ON_GPUS} --seq=32768 --batch=1 --dtype=bfloat16 --attention=sdpa",
              "pipeline": f"{ON_GPUS} --layers=16",
              "experts": f"{ON_GPUS} --dtype=bfloat16 --attention=sdpa",
-             "dense": f"{ON_GPUS} --dtype=bfloat16 --attention=sdpa"},
+             "dense": f"{ON_GPUS} --dtype=bfloat16 --attention=sdpa",
+             "three_axes": f"{ON_GPUS} --dtype=bfloat16 --attention=sdpa"},
 }
-PAIRS = [               # chapter, ranks, flags of both sides, one side, the other
+PAIRS = [               # chapter, ranks, flags of both sides, one side, [another chapter] the other
     ("01_single_gpu", 1, "{one} --attention=sdpa", "--variant=hand", "--variant=torch"),
     ("01_single_gpu", 1, "{one} --attention=sdpa --precision=bf16",
      "--variant=hand", "--variant=torch"),
@@ -103,6 +106,17 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, the oth
     *(("08_expert_parallel", 4, f"{{experts}} --experts={experts}",
        "--variant=dropless", f"--variant={other}")
       for experts in (8, 32) for other in ("torch", "capacity", "tensor")),
+    ("09_5d", 8, "{three_axes} --dp=2 --pp=2 --tp=2 --zero=2 --schedule=1f1b",
+     "--variant=hand", "--variant=torch"),
+    ("09_5d", 4, "{data_parallel}", "--dp=4", "02_data_parallel --variant=naive"),
+    ("09_5d", 4, "{cut}", "--dp=4 --zero=1", "03_zero --variant=zero1"),
+    ("09_5d", 4, "{cut}", "--dp=4 --zero=2", "03_zero --variant=zero2"),
+    ("09_5d", 4, "{cut}", "--dp=4 --zero=3", "03_zero --variant=zero3 --keep-gathered"),
+    ("09_5d", 4, "{cut}", "--dp=4 --zero=3 --regather", "03_zero --variant=zero3"),
+    ("09_5d", 4, "{cut}", "--tp=4", "05_sequence_parallel --variant=kept"),
+    ("09_5d", 4, "{long}", "--cp=4", "06_context_parallel --variant=gather"),
+    ("09_5d", 4, "{pipeline}", "--pp=4", "07_pipeline_parallel --variant=1f1b"),
+    ("09_5d", 4, "{experts} --experts=8", "--dp=4 --ep=4", "08_expert_parallel --variant=dropless"),
 ]
 PIPELINE = "07_pipeline_parallel"
 SLEEP_MS = 40           # of an F, a B or a W of all that a rank holds
@@ -279,6 +293,12 @@ def filled_in(chapter, ranks, *flags):
     return chapter, ranks, *(flag.format(**SHAPES[device]) for flag in flags)
 
 
+def of_chapter(chapter, side):
+    """The chapter and the flags of a side, which may begin with the name of another chapter."""
+    first, *rest = side.split()
+    return (chapter, side.split()) if first.startswith("--") else (first, rest)
+
+
 def table(pairs, steps, flags):
     """Run the pairs; yields the lines of the table, in Markdown."""
     machine = f"{os.cpu_count()} CPU cores"
@@ -292,7 +312,8 @@ def table(pairs, steps, flags):
     yield "|" + " --- |" * 10
     for chapter, ranks, both, *sides in (filled_in(*pair) for pair in pairs):
         every = [f"--steps={steps}", *both.split(), *flags]
-        measured = measure(ranks, *((chapter, [*every, *side.split()]) for side in sides))
+        named = [of_chapter(chapter, side) for side in sides]
+        measured = measure(ranks, *((name, [*every, *own]) for name, own in named))
         medians, cells = [], ""
         for side, ms in zip(sides, measured["ms"]):
             low, median, high = statistics.quantiles(ms, n=4)

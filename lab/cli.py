@@ -266,20 +266,23 @@ def refuse_sizes(args, given):
     why = f"{needed / 1e9:,.0f} GB or more, and this machine has {memory / 1e9:,.0f} GB"
     together = ranks * (args.micro_batch or 1)
     small = {"batch": -(-8 // together) * together, "micro_batch": 1, "layers": 4,
-             "dim": 16 * heads, "seq": -(-128 // ranks) * ranks, "vocab": 2**16}
+             "dim": 16 * heads, "seq": -(-128 // ranks) * ranks, "vocab": 2**16,
+             "experts": -(-8 // ranks) * ranks}
     for size, works in small.items():
-        if given[size] and least_bytes(args, **{size: works}) < memory / 4:
+        if given.get(size) and least_bytes(args, **{size: works}) < memory / 4:
             refuse(f"--{size.replace('_', '-')} {given[size]} needs {why}; {works} would work")
     refuse(f"--preset {args.preset} in these sizes needs {why}; --preset tiny alone would work")
 
 
-def least_bytes(args, batch=None, micro_batch=None, **sizes):
+def least_bytes(args, batch=None, micro_batch=None, experts=None, **sizes):
     """Bytes that this machine cannot do without, whatever the chapter: its ranks' share of the
     parameters, gradients and optimizer states and of a micro-batch's logits and scores; and the
     whole batch's int64 tokens and targets on each. Where these sizes are not given, they are the
     run's."""
     cfg, batch = replace(args.model, **sizes), batch or args.batch
     numbers, width = cfg.parameters(), DTYPES[args.dtype].itemsize
+    experts = experts or getattr(args, "experts", None) or 1    # each as large as an MLP
+    numbers += (experts - 1) * cfg.layers * 8 * cfg.dim**2
     rows = (micro_batch or args.micro_batch or batch) * cfg.seq
     ranks = environment("WORLD_SIZE", 1)
     local_ranks = environment("LOCAL_WORLD_SIZE", ranks)

@@ -594,7 +594,7 @@ def summary(paths):
     """Print one line for each run whose JSON is given."""
     from lab.pictures import read_runs
 
-    row = "{:<24}{:<12}{:>5}  {:<8}{:>11}{:>14}{:>8}{:>9}  {}"
+    row = "{:<24}{:<16}{:>5}  {:<8}{:>11}{:>14}{:>8}{:>9}  {}"
     runs = read_runs(paths)
     print(row.format("chapter", "variant", "ranks", "backend", "final loss", "from one GPU",
                      "checks", "seconds", "verdict"))
@@ -604,32 +604,34 @@ def summary(paths):
         loss = "not finite" if run["loss"][-1] is None else f"{run['loss'][-1]:.4f}"
         checks = [check["ok"] for check in run["checks"] if check["ok"] is not None]
         verdict = f"✗ {run['problems'][0]}" if run["problems"] else "✓"
-        print(row.format(run["chapter"], run["variant"], run["world_size"], run["backend"],
-                         loss, largest, f"{sum(checks)}/{len(checks)}",
+        variant = run["variant"]
+        if "balance" in run["config"]:                  # what the runs of chapter 08 differ in
+            variant += f", {run['config']['balance']}"
+        print(row.format(run["chapter"], variant, run["world_size"], run["backend"], loss, largest,
+                         f"{sum(checks)}/{len(checks)}",
                          f"{run['seconds']:.0f}", verdict))
     for line in costs_of_balance(runs):
         print(line)
 
 
 def costs_of_balance(runs):
-    """Yield a line for each balance of chapter 08, beside a run that is the same without one."""
-    from lab.pictures import LAST, largest_load
+    """Yield a line for each balance of chapter 08, beside a run that is the same without one. A
+    seed's difference is no result: another seed's may have the other sign."""
+    from lab.pictures import LAST, alike_but_for_balance, largest_load
 
-    differs = {"balance", "json", "plot", "profile"}
     runs = [run for run in runs if "loads" in run["recorded"] and None not in run["loss"]]
     without = {}
     for run in sorted(runs, key=lambda run: run["config"]["balance"] != "none"):
-        flags = [str(value) for flag, value in run["config"].items() if flag not in differs]
-        balance, alike = run["config"]["balance"], (run["variant"], run["world_size"], *flags)
-        last, load = run["loss"][-LAST:], largest_load(run)
-        loss = statistics.mean(last)
-        if balance == "none":
+        config, alike, last = run["config"], alike_but_for_balance(run), run["loss"][-LAST:]
+        loss, load = statistics.mean(last), largest_load(run)
+        if config["balance"] == "none":
             without[alike] = loss, load
         elif alike in without:
             loss_without, load_without = without[alike]
-            yield (f"{run['chapter']}: --balance={balance} costs {loss - loss_without:+.4f} in "
-                   f"loss ({loss:.4f}, mean of the last {count(len(last), 'step')}), and the "
-                   f"largest load is {load:.2f} times the mean, not {load_without:.2f} times")
+            yield (f"{run['chapter']}: with one seed ({config['seed']}), --balance="
+                   f"{config['balance']} changes the loss by {loss - loss_without:+.4f} to "
+                   f"{loss:.4f} (mean of the last {count(len(last), 'step')}), and the largest "
+                   f"load is {load:.2f} times the mean, not {load_without:.2f} times")
 
 
 if __name__ == "__main__":

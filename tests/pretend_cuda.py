@@ -8,9 +8,9 @@ refuse, or do wrong in silence, raises RuleBroken; and where one rank raises, al
     Functions     what Python says of devices follows the mark
     Operators     an operator takes tensors of one kind; a collective, what NCCL takes
     Gpu           what is under way is left alone until somebody has waited for it
-    Ranks         those of a group issue the same collectives in the same order; what one sends to
-                  another is what that one receives, message by message, and in an all_to_all
-                  row by row
+    Ranks         all make the same groups in the same order, and those of a group issue the same
+                  collectives in the same order; what one sends to another is what that one
+                  receives, message by message, and in an all_to_all row by row
 
 gpu.steps has a list for each step: the places where the host waited for the device. It is for what
 is written by hand: PyTorch's own wrappers (DDP, FSDP, DTensor) send and wait in C++, unseen.
@@ -278,7 +278,9 @@ class Operators(TorchDispatchMode):
 
     def collective(self, func, name, args):
         """NCCL wants every tensor on the device and contiguous. And one communicator at a time: two
-        devices that start two of them in different orders wait for each other."""
+        devices that start two of them in different orders wait for each other. (A pipeline's
+        messages are under way while its stages sum over other axes. So here a device that starts
+        something else first waits until they have met: ranks that could wait for each other do.)"""
         first, *others = [tensors(x) for x in args if tensors(x)]
         writes, reads = ([], first) if name == "send" else (first, sum(others, []))
         for t in (writes + reads) * (name != "barrier"):
@@ -289,7 +291,9 @@ class Operators(TorchDispatchMode):
         group = group_of(args)
         for begun in self.gpu.collectives.values():
             if begun.group != group.group_name and group.size() > 1:
-                raise RuleBroken(f"{name} while {begun.what} is under way in another group")
+                if not begun.meeting:
+                    raise RuleBroken(f"{name} while {begun.what} is under way in another group")
+                self.gpu.ranks.hear(*begun.meeting)
 
         received, sent = args[3:5] if name == "alltoall_base_" else ((), ())
         rows = lambda t: ("rows", *t.shape[1:]) if sent else t.shape
@@ -471,6 +475,7 @@ def pretended_cuda():
     """All is put back at the end, by which somebody must have waited for every collective."""
     gpu, engine, wait = Gpu(), torch.autograd._engine_run_backward, Work.wait
     resize, measure, batch = torch.UntypedStorage.resize_, Run.measure, dist.batch_isend_irecv
+    make_group = dist.new_group
 
     def backward(*args, **kwargs):  # so that Python sees in it (in hooks, say) what it sees outside
         with Functions(gpu):
@@ -485,6 +490,13 @@ def pretended_cuda():
                 gpu.ranks.hear(*begun.meeting)
             with _disable_current_modes():  # gloo may copy now
                 return wait(work, *args)
+
+    def new_group(ranks=None, *args, **kwargs):
+        """All ranks make all groups, in the same order, those that they are not in as well."""
+        place = gpu.ranks.place("a new group")
+        gpu.ranks.say(place, f"{place}, of ranks {ranks}")
+        gpu.ranks.hear(place, gpu.ranks.all)
+        return make_group(ranks, *args, **kwargs)
 
     def resize_(storage, size):
         if size and size == storage.nbytes():
@@ -510,6 +522,8 @@ def pretended_cuda():
         mock.patch.dict(checks, default=lambda x: (x.shape, x.dtype)),  # no device: it asks in C++
         mock.patch.object(Work, "wait", wait_for),
         mock.patch.object(dist, "batch_isend_irecv", one_work),
+        mock.patch.object(dist, "new_group", new_group),
+        mock.patch.object(dist.distributed_c10d, "new_group", new_group),
         mock.patch.object(torch.UntypedStorage, "resize_", resize_),
         mock.patch.object(Run, "measure", measured),
         mock.patch.multiple(torch.cuda, **fake_cuda(gpu)),

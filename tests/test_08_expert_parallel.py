@@ -24,12 +24,11 @@ def eight():
 SETTINGS = {
     "variant": VARIANTS,
     "world": (1, 2, 3, 4, 6, 8),
-    "ep": ("all", "some", 1),
+    "ep": ("all", "some", 2, 1),
     "top-k": (2, 1, 6),  # of 6 experts, or of 8 where there are 4 or 8 ranks
     "balance": ("loss", "bias", "none"),
     "micro-batch": (1, 2),
-    "preset": ("tiny", "gpt2"),  # gpt2 ties embedding and head
-    "kv-heads": (4, 2),
+    "preset": ("tiny", "gpt2"),  # gpt2 ties embedding and head; tiny has half as many kv heads
     "z-loss": (0.1, 0),
     "shared-expert": (False, True),
     "optimizer": ("adamw", "sgd"),
@@ -38,20 +37,22 @@ SETTINGS = {
 
 
 def fits(one):
-    return one["ep"] != "some" or one["world"] in (4, 6, 8)
+    worlds = {"some": (4, 6, 8), 2: (6, 8)}  # of 4, 2 are some
+    return one["world"] in worlds.get(one["ep"], SETTINGS["world"])
 
 
 def flags_of(one):
     world = one["world"]
-    ep = {"all": world, "some": world // 2, 1: 1}[one["ep"]]
+    ep = {"all": world, "some": world // 2}.get(one["ep"], one["ep"])
     experts = 8 if world in (4, 8) else 6
     flags = [f"--ep={ep}", f"--experts={experts}", f"--batch={2 * world}", "--layers=1", "--dim=24",
-             "--heads=4", "--seq=6", "--vocab=128", "--attention=plain", "--bias-speed=0.01"]
+             "--heads=4", "--seq=6", "--vocab=128", "--attention=plain",
+             f"--kv-heads={2 if one['preset'] == 'tiny' else 4}"]
+    flags += ["--bias-speed=0.01"] if one["balance"] == "bias" else []
     flags += ["--shared-expert"] if one["shared-expert"] else []
     if one["variant"] == "capacity":
         flags.append(f"--capacity-factor={1 if one['top-k'] == 1 else 0.7}")
-    given = ("variant", "top-k", "balance", "micro-batch", "preset", "kv-heads", "z-loss",
-             "optimizer", "clip")
+    given = ("variant", "top-k", "balance", "micro-batch", "preset", "z-loss", "optimizer", "clip")
     flags += [f"--{name}={one[name]}" for name in given if one[name] is not None]
     return [*TRAINING, "--dtype=float64", *flags]
 
@@ -67,13 +68,27 @@ def test_same_as_one_gpu(ranks, tmp_path, one):
     (4, "--nodes=2 --node-limit=1 --top-k=3"),
     (4, "--nodes=4 --node-limit=2 --top-k=4 --balance=bias"),
     (8, "--nodes=2 --node-limit=2 --top-k=3 --ep=4 --experts=16"),
-    (4, "--nodes=2 --node-limit=1 --variant=capacity"),
+    (4, "--nodes=2 --node-limit=1 --variant=capacity --capacity-factor=1e9"),
     (4, "--nodes=2 --node-limit=1 --variant=tensor"),
     (2, "--nodes=2 --node-limit=1 --variant=torch"),
 ])  # fmt: skip
 def test_experts_on_few_nodes(ranks, tmp_path, world, flags):
     flags = (*FLOAT64, *flags.split(), f"--batch={world}", "--micro-batch=1")
-    hold_to_one_gpu(ranks(world)(run_main, EIGHT, flags, tmp_path), flags)
+    results = ranks(world)(run_main, EIGHT, flags, tmp_path)
+    hold_to_one_gpu(results, flags)
+    cfg, output = results[0][1]["config"], results[0][2]
+    crosses = cfg["variant"] == "dropless"
+    assert ("if all experts were chosen alike: " in output) == crosses
+    assert ("; without --node-limit" in output) == (crosses and cfg["node_limit"] < cfg["nodes"])
+    assert cfg["places"] in (None, cfg["seq"])  # a sequence brings an expert no more
+
+
+def test_the_mixture_whose_flops_are_counted_is_that_of_a_step(ranks, tmp_path):
+    """With weights that hardly move, as many rows come to this rank as in the last step."""
+    flags = (*FLOAT64, "--lr=1e-12", "--batch=8")
+    (_, run, output), *_ = ranks(4)(run_main, EIGHT, flags, tmp_path)
+    rows = sum(row[0] for row in run["recorded"]["rows"])
+    assert f"a mixture of {rows:.0f} rows" in output
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS[:3], "dropless --nodes=2"])
@@ -96,7 +111,7 @@ def lonely_experts(variant):
     moe.bias[:2] += 10
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     batch = [(torch.zeros(2, 8, dtype=torch.int64), torch.ones(2, 8, dtype=torch.int64))]
-    eight.train_step(model, optimizer, batch, 64, None, world, 0)
+    eight.train_step(model, optimizer, batch, 64, None, world)
     assert moe.up.grad is not None and moe.router.weight.grad.abs().sum() > 0
     received = [sum(exchange.received) for exchange in seen]
     return moe.up.grad.abs().sum().item(), received
@@ -151,8 +166,8 @@ def test_a_bias_chooses_and_no_more(eight):
 
 
 def test_biases_move_by_the_sign_of_the_error(eight):
-    model = eight.mixture_gpt(eight.Mixture(2, 16, 4, 4, 8, 64, experts=4), 0)
-    eight.move_biases(model, torch.tensor([[4.0, 0, 2, 2], [1, 1, 1, 5]]), 0.5)
+    model = eight.mixture_gpt(eight.Mixture(2, 16, 4, 4, 8, 64, experts=4, bias_speed=0.5), 0)
+    eight.move_biases(model, torch.tensor([[4.0, 0, 2, 2], [1, 1, 1, 5]]))
     assert model.block1.mlp.bias.tolist() == [-0.5, 0.5, 0, 0]
     assert model.block2.mlp.bias.tolist() == [0.5, 0.5, 0.5, -0.5]
 
@@ -295,7 +310,7 @@ def even_exchange(dtype):
     common.draw_weights(model, 0, dtype=dtype)
     model(torch.arange(16).view(2, 8))
     e = dtype.itemsize
-    return eight.exchange_bytes(seen[0], 16, e) - 8 * 8, eight.even_bytes(cfg, 16, e)
+    return eight.exchange_bytes(seen[0], cfg, e) - 8 * 8, eight.even_bytes(cfg, 16, e)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -327,15 +342,16 @@ def test_spreading_experts_sends_less_than_cutting_them_if_k_is_below_n(eight):
 # ------------------------------------------------------------------------------- faults
 
 
-FAULTY = (*FLOAT64, "--steps=1", "--bias-speed=0.5")
+FAULTY = (*FLOAT64, "--steps=1")
 
 
 @pytest.mark.parametrize(("flags", "right", "wrong", "named"), [
     # whose gradients
     ("--ep=2", 'p.partial = groups["copies"]', 'p.partial = groups["world"]', "gradients"),
-    ("--ep=2", 'p.partial = groups["copies"]', "del p.partial", "gradients"),
+    ("--ep=2", 'p.partial = groups["copies"]', 'p.partial = groups["ep"]', "gradients"),
     ("--ep=2", "return AllToAll.apply(gradient, ctx.received, ctx.sent, ctx.group), None",
      "return 2 * AllToAll.apply(gradient, ctx.received, ctx.sent, ctx.group), None", "gradients"),
+    ("--ep=2", "if p.partial.size() > 1)", "if p.partial.size() > 2)", "gradients"),
     ("--ep=2", "norm = grad_norm(model.parameters(), world)",
      "norm = grad_norm([p for p in model.parameters() if p.shape[0] != 8], world)",
      "gradient norm"),
@@ -359,8 +375,8 @@ FAULTY = (*FLOAT64, "--steps=1", "--bias-speed=0.5")
      "picks = F.one_hot(chosen.flatten(1), experts).to(scores.dtype).mean((0, 1))", "gradients"),
     ("--z-loss=0.1", "z = cfg.z_loss * logits.logsumexp(-1).square().mean(1).sum()",
      "z = cfg.z_loss * logits.logsumexp(-1).square().mean()", "gradients"),
-    ("--balance=bias --steps=2", "loads = take_loads(model, world)", "loads = take_loads(model)",
-     "loss"),
+    ("--balance=bias --bias-speed=0.5 --steps=2", "loads = take_loads(model, world)",
+     "loads = take_loads(model)", "loss"),
     # formulas
     ("", "return 3 * 2 * (rows * cfg.expert()", "return 2 * 2 * (rows * cfg.expert()", "a mixture"),
     ("", "return 8 * exchange.counts + 2 * (sent + received)",
@@ -377,6 +393,14 @@ def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
 # ------------------------------------------------------------------------------- bad arguments
 
 
+@pytest.mark.parametrize("flag", ["--ep=-1", "--ep=0", "--node-limit=0", "--experts=0"])
+def test_a_run_without_lab_refuses_what_is_below_one(eight, capsys, flag):
+    args = common.parse("", "", eight.VARIANTS, eight.flags, [flag])
+    with pytest.raises(SystemExit, match="2"):
+        eight.requires(args, 2)
+    assert capsys.readouterr().err.endswith("are 1 or more; the defaults would work\n")
+
+
 @pytest.mark.parametrize(("world", "flags", "line"), [
     (4, "--ep=3 --experts=6", "--ep 3 does not divide 4 ranks; 1 would work"),
     (4, "--ep=4 --experts=6", "--experts 6 is not a multiple of --ep = 4; 8 would work"),
@@ -388,6 +412,11 @@ def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
      "experts, cannot be for --top-k 5; 2 would work"),
     (4, "--nodes=2 --node-limit=3", "--node-limit 3, where each of 2 nodes has 4 experts, cannot "
      "be for --top-k 2; 1 would work"),
+    (4, "--node-limit=1", "--node-limit 1 means nothing to --nodes 1; more --nodes would work"),
+    (4, "--balance-weight=0.1 --balance=none",
+     "--balance-weight means nothing to --balance none; --balance loss would work"),
+    (4, "--bias-speed=0",
+     "--bias-speed means nothing to --balance loss; --balance bias would work"),
     (2, "--variant=capacity --capacity-factor=0.01", "--capacity-factor 0.01 leaves an expert less "
      "than one place in a sequence; 1 would work"),
     (2, "--capacity-factor=2",

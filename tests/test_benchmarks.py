@@ -19,18 +19,21 @@ import chapters  # noqa: E402  (after the path to it)
 sys.path.pop()  # or `kernels` would be benchmarks/kernels.py
 
 
-@pytest.mark.parametrize("gpus", [0, 1, 4])
+@pytest.mark.parametrize("gpus", [0, 1, 4, 8])
 def test_the_chapters_take_the_flags_of_every_pair(monkeypatch, gpus):
-    """With shapes for GPUs where every rank has one."""
+    """With shapes for GPUs where every rank has one; and both sides in equal micro-batches."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     for name, ranks, both, *sides in (chapters.filled_in(*pair) for pair in chapters.PAIRS):
-        module = chapter(name)
+        sizes = set()
         for side in sides:
-            flags = ["--no-verify", *both.split(), *side.split()]
+            of_side, own = chapters.of_chapter(name, side)
+            module, flags = chapter(of_side), ["--no-verify", *both.split(), *own]
             args = cli.parse(module.__file__, "", module.VARIANTS,
                              getattr(module, "flags", no_flags), flags)
             module.requires(args, ranks)
             assert (args.model.dim == 1024) == (gpus >= ranks)
+            sizes.add((args.batch, args.micro_batch))
+        assert len(sizes) == 1
 
 
 def test_a_pair_in_the_same_process(monkeypatch):

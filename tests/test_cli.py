@@ -173,6 +173,10 @@ def test_only_an_accepted_command_line_makes_folders(run_chapter, tmp_path):
     assert os.listdir(tmp_path / "new/a") == ["run.json"]
 
 
+def with_experts(parser):
+    parser.add_argument("--experts", type=int, default=8)
+
+
 @pytest.mark.parametrize(("flags", "line"), [
     ("--batch=2147483647", "--batch 2147483647 {}; 8 would work"),
     ("--batch=1048576 --micro-batch=1048576", "--micro-batch 1048576 {}; 1 would work"),
@@ -180,6 +184,7 @@ def test_only_an_accepted_command_line_makes_folders(run_chapter, tmp_path):
     ("--layers=2147483647", "--layers 2147483647 {}; 4 would work"),
     ("--vocab=2147483647", "--vocab 2147483647 {}; 65536 would work"),
     ("--data=long.txt --seq=1000000", "--seq 1000000 {}; 128 would work"),
+    ("--experts=1000000000", "--experts 1000000000 {}; 8 would work"),
     ("--batch=2147483647 --layers=2147483647",
      "--preset tiny in these sizes {}; --preset tiny alone would work"),
 ])
@@ -189,7 +194,7 @@ def test_sizes_that_cannot_be_meant_are_refused(tmp_path, monkeypatch, capsys, f
     (tmp_path / "long.txt").touch()
     os.truncate("long.txt", 2 * 10**6)  # without taking room on the disk
     with pytest.raises(SystemExit, match="2"):
-        cli.parse("00.py", "", {"a": None}, conftest.no_flags, flags.split())
+        cli.parse("00.py", "", {"a": None}, with_experts, flags.split())
     line = line.format(r"needs [\d,]+ GB or more, and this machine has [\d,]+ GB")
     assert re.fullmatch(f"error: {line}\n", capsys.readouterr().err)
 

@@ -8,6 +8,7 @@ import pytest
 from conftest import TEXT, chapter, run_main
 
 from lab import pictures
+from lab.report import quantity
 
 SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--batch=4")
 RUNS = {  # of each figure: chapter, ranks, and the variants that it compares
@@ -21,6 +22,8 @@ RUNS = {  # of each figure: chapter, ranks, and the variants that it compares
     "06_context_parallel": [("06_context_parallel", 4, v) for v in ("ring", "zigzag")],
     "07_pipeline_parallel": [("07_pipeline_parallel", 2, "1f1b")],
     "08_expert_parallel": [("08_expert_parallel", 2, "dropless")],
+    "09_5d": [("09_5d", 4, "hand", "--pp=2", "--tp=2", "--node-size=2"),
+              ("09_5d", 4, "hand", "--dp=2", "--tp=2", "--ep=2", "--experts=4", "--zero=1")],
 }  # fmt: skip
 
 
@@ -30,15 +33,15 @@ def recorded(pool, tmp_path_factory):
     known = {}
 
     def runs(figure):
-        for name, world, variant in RUNS[figure]:
+        for name, world, variant, *more in RUNS[figure]:
             chapter(name)  # or skip
-            if (name, variant) not in known:
-                flags = (*SMALL, "--steps=3", f"--data={TEXT}", f"--variant={variant}")
+            if (name, variant, *more) not in known:
+                flags = (*SMALL, "--steps=3", f"--data={TEXT}", f"--variant={variant}", *more)
                 folder = tmp_path_factory.mktemp("run")
                 (_, run, output), *_ = pool.call(world, 60, run_main, name, flags, folder)
                 assert run, output
-                known[name, variant] = run
-        return [known[name, variant] for name, _, variant in RUNS[figure]]
+                known[name, variant, *more] = run
+        return [known[name, *variant] for name, _, *variant in RUNS[figure]]
 
     return runs
 
@@ -284,6 +287,7 @@ def expert_run(balance, steps, tilt, **recorded):
 def test_what_each_balance_comes_to_is_drawn_as_recorded():
     none, loss = expert_run("none", 200, 2), expert_run("loss", 30, 0, rows=[[50, 6], [0, 8]])
     bias, older = expert_run("bias", 200, 1, rows=[[9, 2], [3, 4]]), expert_run("none", 3, 9)
+    loss["config"]["steps"] = 30  # so they are no runs to be compared
     torch = bias | {"variant": "torch", "recorded": {}}
     runs = [bias, older, none, loss, torch, {"chapter": "07_pipeline_parallel"}]
     cells, *stacks, below = pictures.who_is_chosen(runs).axes
@@ -312,6 +316,21 @@ def test_what_each_balance_comes_to_is_drawn_as_recorded():
         assert line.get_label() == f"{name}: {last} (mean of the last 20 steps)"
 
 
+def test_losses_are_drawn_as_differences_from_that_without_balance():
+    none, bias = (expert_run(name, 30, tilt, rows=[[tilt, 0], [0, 0]])
+                  for name, tilt in (("none", 2), ("bias", 1)))
+    bias["loss"] = [loss + 0.5 + step for step, loss in enumerate(none["loss"])]
+    cells, *_, below = pictures.who_is_chosen([none, bias]).axes
+    assert "balance: none" in cells.get_title(loc="left") and cells.texts[0].get_text() == "2"
+    flat, line = below.lines
+    assert set(flat.get_ydata()) == {0} and "minus that" in below.get_title(loc="left")
+    assert line.get_xydata().tolist() == [[step + 1, 0.5 + step] for step in range(30)]
+    assert line.get_label().startswith(f"bias: {mean(bias['loss'][-20:]):.4f} ")
+    other = bias | {"config": {"balance": "bias", "dim": 64}}  # which is not the same run
+    [_, line] = pictures.who_is_chosen([none, other]).axes[-1].lines
+    assert list(line.get_ydata()) == bias["loss"]
+
+
 def test_one_run_of_a_mixture_is_drawn_as_recorded(recorded):
     [run] = recorded("08_expert_parallel")
     cells, shares, losses = pictures.who_is_chosen([run]).axes
@@ -328,6 +347,75 @@ def test_one_run_of_a_mixture_is_drawn_as_recorded(recorded):
     assert len(pictures.who_is_chosen([run, torch]).axes) == 3
     capacity = run | {"recorded": run["recorded"] | {"rows": []}}
     assert len(pictures.who_is_chosen([capacity]).axes) == 2
+
+
+def written(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def test_the_mesh_is_drawn_as_recorded(recorded):
+    """Ranks and places in cells, a link for each pair, and what is sent along them."""
+    from matplotlib.colors import to_hex
+    from matplotlib.patches import PathPatch
+
+    dense, mixture = recorded("09_5d")
+    panels = pictures.five_axes([mixture, dense]).axes  # row by row; the dense one is on the left
+    places = [["pp 0", "tp 0"], ["pp 0", "tp 1"], ["pp 1", "tp 0"], ["pp 1", "tp 1"]]
+    cells = [part for rank, place in enumerate(places) for part in (str(rank), *place)]
+    assert written(panels[0]) == ["machine 0", "machine 1", *cells]
+    cells = [part.replace("pp", "dp") for part in cells]
+    for end, ep in ((3, "ep 0"), (7, "ep 0"), (11, "ep 1"), (15, "ep 1")):
+        cells.insert(end, ep)
+    assert written(panels[1]) == ["machine 0", *cells]
+
+    colors = {color.lower(): axis for axis, color in pictures.AXES.items()}
+    of_mixture = [f"{axis} solid" for axis in ("dp", "ep", "tp") for _ in (0, 1)]
+    for axes, expected in ((panels[0], ["pp dashed"] * 2 + ["tp solid"] * 2),
+                           (panels[1], of_mixture)):
+        links = [patch for patch in axes.patches if isinstance(patch, PathPatch)]
+        drawn = [f"{colors[to_hex(link.get_edgecolor())]} "
+                 f"{'solid' if link.get_linestyle() == '-' else 'dashed'}" for link in links]
+        assert sorted(drawn) == expected
+
+    for axes, run in zip(panels[2:], (dense, mixture)):
+        sent = {name: on for name, on in run["recorded"]["axes"].items() if on["total"]}
+        assert written(axes)[::3] == list(sent)
+        assert written(axes)[1::3] == [quantity(round(on["total"] / 4)) for on in sent.values()]
+        for text, on in zip(written(axes)[2::3], sent.values()):
+            where = "between machines" if on["leaves"] else "inside a machine"
+            assert text == f"{len(on['groups'][0])} ranks, {where}"
+
+
+def test_who_has_what_is_drawn_as_recorded(recorded):
+    dense, mixture = recorded("09_5d")
+    layers, tokens, block = pictures.five_axes([dense]).axes[-3:]
+    assert written(layers) == ["embedding", "1", "pp 0", "2", "head", "pp 1"]
+    assert [text for text in written(tokens) if text[0].isdigit()] == ["0 2", "1 3"]
+    assert block.get_title(loc="left").startswith("block 1, on ranks 0 1:")
+    sizes = [(patch.get_width(), patch.get_height()) for patch in block.patches]
+    q, o, k, v, up, down = [sizes[i : i + 2] for i in range(0, 12, 2)]
+    assert q == [(1, 0.5)] * 2 and o == [(0.5, 1)] * 2 and k == v == [(1, 0.25)] * 2
+    assert up == [(1, 2)] * 2 and down == [(2, 1)] * 2
+
+    tokens, block = pictures.five_axes([mixture]).axes[-2:]
+    assert [text for text in written(tokens) if text[0].isdigit()] == ["0", "1", "2", "3"]
+    parts = [text for text in written(block) if text.startswith("ep")]
+    assert parts == 2 * [f"ep {ep}, tp {tp}" for ep in (0, 1) for tp in (0, 1) for _ in (0, 1)]
+    assert "zero 1" in written(block)[-1]
+    torch = dense | {"variant": "torch", "recorded": {}}  # of which no more is known
+    [axes] = pictures.five_axes([torch]).axes
+    assert list(axes.lines[0].get_ydata()) == dense["loss"]
+
+
+def test_parts_of_experts_cover_them():
+    """Of three experts, (3, 2, 8) and (3, 8, 2), cut by ep or by tp: 3 boxes of 8/3 by 8 each."""
+    for shape, whole in (((3, 2, 8), (8, 8 / 3)), ((3, 8, 2), (8 / 3, 8))):
+        for dim in range(3):
+            of_tp = [pictures.boxes_of(shape, [[dim, i, shape[dim]]], 1) for i in range(shape[dim])]
+            area = sum(wide * tall for boxes in of_tp for _, _, wide, tall in boxes)
+            assert area == pytest.approx(3 * whole[0] * whole[1])
+            assert len({tuple(box[:2]) for boxes in of_tp for box in boxes}) == sum(map(len, of_tp))
+        assert [tuple(box[2:]) for box in pictures.boxes_of(shape, [], 1)] == [whole] * 3
 
 
 def test_a_run_draws_its_own_figure(run_chapter, tmp_path):

@@ -175,6 +175,15 @@ def broken_rule(name, flags, folder, fault):
      "ranks disagree; rank 0: alltoall_base_ over 2 ranks, 08_expert_parallel:"),
     (EIGHT, "--variant=capacity", "    moe.dropped =", "    place.max().item()\n    moe.dropped =",
      "[['_local_scalar_dense, 08_expert_parallel:"),
+    (NINE, "--dp=4", "list(members.values())",
+     "list(members.values())[::-1 if dist.get_rank() == 3 else 1]",
+     "rank 2: a new group, number 1, of ranks [0]; rank 3: a new group, number 1, of ranks [3]"),
+    (NINE, "--cp=2 --tp=2 --experts=2", "        if self.sequence: ",
+     "        if self.sequence and dist.get_rank(): ", "; rank 1: allreduce_ over 4 ranks, 09_5d:"),
+    (NINE, "--dp=2 --tp=2", "            total += out\n", "            total += out.item()\n",
+     "[['_local_scalar_dense, 09_5d:"),
+    (NINE, "--pp=2 --cp=2", "x.contiguous(), group=group", "x, group=group",
+     "_allgather_base_ of (1, 8, 2, 8), which is not contiguous"),
 ])
 def test_a_fault_is_caught_on_every_rank(ranks, tmp_path, name, flags, right, wrong, rule):
     chapter(name)  # or skip
@@ -244,6 +253,11 @@ def two_groups(x, host):
     work.wait()
 
 
+def groups_in_another_order(x, host):
+    for ranks in ([0], [0, 1])[:: -1 if dist.get_rank() else 1]:
+        dist.new_group(ranks)
+
+
 def one_rank_alone(x, host):
     if dist.get_rank() == 1:
         dist.all_reduce(x)
@@ -265,6 +279,18 @@ def exchange(x, sent, received, tag=0):
     assert len(works) == 1 and not works[0].is_completed()  # one for all
     [work.wait() for work in works + works]  # twice, which NCCL does not mind
     assert all(room.sum() == room.numel() for room in rooms)
+
+
+def meanwhile(x, is_late):
+    """A message in a group of its own, under way during a collective; or rank 1 receives it later
+    than that, for which a device that runs one after the other would wait for ever."""
+    pair, rank = dist.new_group([0, 1]), dist.get_rank()
+    if is_late and rank:
+        dist.all_reduce(x[2:])
+    work = (dist.irecv if rank else dist.isend)(x[:2], 1 - rank, pair)
+    if not (is_late and rank):
+        dist.all_reduce(x[2:])
+    work.wait()
 
 
 def exchange_rows(x, sent, received):
@@ -305,6 +331,8 @@ FAULTS = {  # of x on the device and a pinned tensor of the host, (4, 4) both: w
     "numpy": (lambda x, host: x.numpy(), "numpy() of a tensor on the device"),
     "pinned": (lambda x, host: x.pin_memory(), "pin_memory() of a tensor on the device"),
     "two groups": (two_groups, "broadcast_ while allreduce_ is under way in another group"),
+    "other groups": (groups_in_another_order,
+                     "ranks disagree; rank 0: a new group, number 1, of ranks [0]; rank 1: a new"),
     "rank 1 alone": (one_rank_alone, "rank 0: leaves in peace; rank 1: allreduce_"),
     "one group each": (one_group_each, "ranks wait for each other; rank 0: allreduce_"),
     "order": (lambda x, host: exchange(x, (4, 2), (2, 4)), "number 1, of [(4, 4, 'torch.float32')"),
@@ -313,6 +341,7 @@ FAULTS = {  # of x on the device and a pinned tensor of the host, (4, 4) both: w
                   "ranks disagree on [sent, received] rows; rank 0: [["),
     "wide rows": (lambda x, host: exchange_rows(x.view(4 << dist.get_rank(), -1), [1, 1], [1, 1]),
                   "ranks disagree; rank 0: alltoall_base_"),
+    "too late": (lambda x, host: meanwhile(x, True), "ranks wait for each other; rank 0: message"),
     "a tag": (lambda x, host: exchange(x, (4,), (4,), tag=1), "send with a tag"),
     "it left": (lambda x, host: receive(x, host, None), "; rank 1: leaves in peace"),
     "it broke": (lambda x, host: receive(x, host, torch.add), "add of tensors on two devices"),
@@ -330,6 +359,7 @@ NO_FAULTS = {
         host.copy_(x, non_blocking=True), torch.cuda.current_stream().synchronize(), host + 1],
     "grown again": lambda x, host: [x.untyped_storage().resize_(n) for n in (0, 64)],
     "in order": lambda x, host: [exchange(x, (4, 2), (4, 2)), exchange(x, (3, 3), (3, 3))],
+    "meanwhile": lambda x, host: meanwhile(x, False),
     "rows": lambda x, host: exchange_rows(
         x, *(([3, 1], [0, 1]) if dist.get_rank() else ([1, 0], [1, 3]))),
     "alone": lambda x, host: dist.all_reduce(

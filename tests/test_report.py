@@ -657,22 +657,36 @@ def test_summary_of_several_runs(ranks, tmp_path, capsys):
 
 def balanced(balance, loads, losses, **more):
     """Of chapter 08, what the summary compares: losses of 30 steps, of which the last 20 count."""
+    strength = {"balance_weight": 0.01 * (balance == "loss"), "json": balance}
     return {"chapter": "08_expert_parallel", "variant": "dropless", "world_size": 2,
-            "config": {"balance": balance, "dim": 32, "json": balance} | more,
+            "config": {"balance": balance, "dim": 32, "seed": 3} | strength | more,
             "loss": [9.0] * 10 + losses * 10, "recorded": {"loads": 30 * [[loads]]}}  # fmt: skip
 
 
-def test_what_balancing_costs():
+def test_what_balancing_changes():
     none, loss = balanced("none", [6, 1, 1], [3.0, 4.0]), balanced("loss", [3, 2, 1], [3.5, 4.0])
     bias = balanced("bias", [2, 2, 2], [3.0, 3.5])
     lines = list(report.costs_of_balance([loss, bias, none]))
-    assert [line.split(" in loss")[0] for line in lines] == [
-        "08_expert_parallel: --balance=loss costs +0.2500",
-        "08_expert_parallel: --balance=bias costs -0.2500"]
-    assert "(3.7500, mean of the last 20 steps)" in lines[0]
+    assert [line.split(" (mean of the last 20 steps)")[0] for line in lines] == [
+        f"08_expert_parallel: with one seed (3), --balance={balance} changes the loss by {change}"
+        for balance, change in (("loss", "+0.2500 to 3.7500"), ("bias", "-0.2500 to 3.2500"))]
     assert lines[0].endswith("largest load is 1.50 times the mean, not 2.25 times")
     other, lost = balanced("loss", [3, 2, 1], [3.0], dim=64), bias | {"loss": [None]}
-    assert not list(report.costs_of_balance([none, other, lost]))  # nothing to compare with
+    seed = balanced("loss", [3, 2, 1], [3.0], seed=4)
+    assert not list(report.costs_of_balance([none, other, seed, lost]))  # nothing to compare with
+
+
+def test_the_summary_tells_balances_apart(tmp_path, capsys):
+    paths = [tmp_path / f"{balance}.json" for balance in ("none", "bias")]
+    alike = {"problems": [], "checks": [], "backend": "gloo", "seconds": 1} | {
+        f"max_{kind}_diff": None for kind in ("loss", "grad", "param")}
+    for path in paths:
+        path.write_text(json.dumps(balanced(path.stem, [1, 1], [3.0]) | alike))
+    report.summary(paths)
+    header, none, bias, _ = capsys.readouterr().out.splitlines()
+    column = header.index("variant")
+    assert none[column:].startswith("dropless, none ")
+    assert bias[column:].startswith("dropless, bias ")
 
 
 @pytest.mark.parametrize("main", [report.summary, pictures.main])
