@@ -19,29 +19,35 @@ once more in its plainest form. What is new is how it fits together.
 
 The mesh. Every rank has a place on each axis. With 8 ranks, --order pp,dp,cp,tp, and cp of 1:
 
-                tp 0     tp 1                        The axis that is named last has neighbours.
-    pp 0  dp 0  rank 0   rank 1    <- one tp group   So tp is last: in every layer it sends eight
-          dp 1  rank 2   rank 3                      times the activations, and compute waits for
-    pp 1  dp 0  rank 4   rank 5                      it. cp and ep send in every layer too, but
-          dp 1  rank 6   rank 7                      less. dp sends once a step. pp sends least, and
-                                                     may cross the slowest links.
+                    tp 0      tp 1
+    pp 0    dp 0    rank 0    rank 1
+            dp 1    rank 2    rank 3
+    pp 1    dp 0    rank 4    rank 5
+            dp 1    rank 6    rank 7
 
-A rank with T = b·s/cp tokens of a micro-batch sends on each axis, in numbers (h: the model's dim,
-L: layers, M: micro-batches, Ψ: the parameters that it holds, k: the width of keys)
+The axis that is named last has neighbours. A machine of 4 ranks would hold one pp here, and only
+what pp sends would leave it. A rank with T = b·s/cp tokens of a micro-batch sends on each axis, in
+numbers (h: the model's dim, L: layers, M: micro-batches, Ψ: parameters, k: the width of the keys
+that it holds; the other letters are the degrees)
 
     tp      M · L/pp · 8 · (tp-1)/tp · T·h     all_gathers and reduce_scatters around sub-layers
-    cp      M · L/pp · 4 · (cp-1) · T·k/tp     keys and values, and their gradients
+    cp      M · L/pp · 4 · (cp-1) · T·k        keys and values, and their gradients
     ep      M · L/pp · 4 · (ep-1)/ep · K·T·h   rows to K experts and back, if all are chosen alike
-    dp      2 · Ψ                              once a step, however many micro-batches
-    pp      2 · M · T·h/tp                     an activation and a gradient between two stages
+    pp      M · T·h/tp                         an activation or a gradient, to each neighbour stage
+    dp      2 · (n-1)/n · Ψ                    once a step; of what n ranks hold
+
+tp sends most, and compute waits for it in every layer: so it comes last, inside a machine. cp and
+ep send in every layer too, but less (DeepSeek-V3 lets its experts lie on 8 machines). pp usually
+sends least. dp sends once a step, and can do it while others compute. So these two are the outer
+axes: Megatron puts pp outermost, and Llama 3 dp.
 
 The report has the bytes of each axis, whether the axis leaves a machine of --node-size ranks, and
-how long sending would take on known machines. Try `--order tp,cp,dp,pp`: the same numbers, and tp
-between machines.
+how long sending would take on known machines. Try `--order tp,cp,dp,pp`: it trains the same, and tp
+goes between machines.
 
 One rule for gradients. Every rank divides its loss by the valid targets of the whole batch. Then
 a gradient is summed over all ranks that hold the same part of the parameter, since each of them has
-seen other tokens. Nothing is divided after that. How it is cut says who holds the same part:
+seen other tokens. Nothing is divided after that. How a parameter is cut says which ranks those are:
 
                                    pp        tp         ep       held by, and summed over
     embedding, head                a stage   whole      whole    dp · cp · tp ranks
@@ -51,39 +57,47 @@ seen other tokens. Nothing is divided after that. How it is cut says who holds t
     experts                        a stage   cut        cut      dp/ep · cp
     embedding = head (tied)        2 stages  whole      whole    2 · dp · cp · tp
 
-(What tp leaves whole is in the sum over tp, because under sequence parallelism each rank of tp has
-seen other tokens.) So one record, the cuts of each parameter, gives the groups of the sums. It also
-gives the norm: a parameter that n ranks hold adds 1/n of its square on each of them, and the sum
-over all ranks counts it once. And it gives ZeRO its shards: those who hold the same part share it
-out.
+So the ranks of a sum are no axis of the mesh. What tp leaves whole is summed over tp as well: under
+sequence parallelism, each rank of tp has seen other tokens of the sequence. (Tied tables lie on one
+rank, not two, where that rank has the first and the last stage, as in dualpipe-v.)
+
+One record, the cuts of each parameter, gives these groups. It also gives the norm: a parameter that
+n ranks hold adds 1/n of its square on each of them, and the sum over all ranks counts it once. It
+gives ZeRO its shards: those who hold the same part share it out. And it tells what to compare with
+one GPU, or to save: each rank's part of the whole.
 
 ZeRO and the pipeline. Gradients are reduced once a step, after the last micro-batch: until then
 they add up in full, which leaves little to gain by stage 2. Stage 3 must gather parameters before
-they are used. It keeps them until the step ends, or with --regather gathers them for every forward
-and backward of each micro-batch: 2·M times the bytes, and one module at a time.
+they are used. It keeps them until the step ends. With --regather it gathers them for every forward
+and backward of each micro-batch, one module at a time: 2·M gathers of a parameter instead of one.
 
 Where axes meet, prototypes have gone wrong:
 
-    tp and experts   The tokens are gathered behind the router, which sees only its own and is
-                     whole. Every rank of tp has a slice of each expert.
+    tp and experts   The router is whole on each rank of tp, and sees that rank's tokens alone.
+                     Tokens, choices and gates are gathered after it. Then every rank of tp has a
+                     slice of each expert.
     cp and balance   The balance loss is about a sequence, which lies on cp · tp ranks. So they sum
-                     how often each expert was picked, before it is multiplied by the scores.
+                     how often each expert was picked, before that is multiplied by the scores.
     pp and tp        Each rank of tp sends its own tokens to the next stage, 1/tp of the activation.
                      Megatron scatters it for that and gathers it again; under sequence parallelism
                      it is scattered already.
-    pp and ties      The first and the last stage hold one matrix. Both ends are in its sum.
+    pp and ties      The first and the last stage hold one matrix. Both are in its sum.
     NCCL             Every rank makes all groups, in the same order.
 
 How to choose. First make it fit, then make it fast. Take tp up to the size of a machine, or until
 the heads run out. If the model still does not fit, take pp, or ZeRO-3 over dp. If sequences are
 long, take cp. If there are experts, take ep. All other ranks go to dp, until the batch is as large
-as it may be. Published runs did about this, and `--like` has their axes on 8 or 16 ranks:
+as it may be. Published runs did about this:
 
                     GPUs     tp   cp   pp   dp    ep
-    llama3-8k       8,192    8    1    16   64    -     parameters kept gathered, as --zero 2
-    llama3-128k     16,384   8    16   16   8     -     keys gathered, as here
+    llama3-8k       8,192    8    1    16   64    -     parameters stay gathered after forward
+    llama3-128k     16,384   8    16   16   8     -     keys are gathered, as here
     deepseek-v3     2,048    1    1    16   128   64    ZeRO-1, DualPipe
     megatron-1t     3,072    8    1    64   6     -     interleaved
+
+`--like` runs their axes on 8 or 16 ranks (llama3-128k on 8 is without dp). It is not their models:
+DeepSeek-V3 routes by sigmoids, with a shared expert and a bias, and its pipeline is no V;
+Megatron's run had no sequence parallelism yet.
 
 Run it:
     torchrun --nproc_per_node=8 09_5d.py --dp 2 --pp 2 --tp 2
@@ -141,8 +155,9 @@ class Place(NamedTuple):
 
 def places_of_ranks(args):
     """The Place of every rank. args.order: of the axes; along the last, ranks are neighbours."""
-    every = itertools.product(*(range(getattr(args, axis)) for axis in args.order))
-    return [Place(**dict(zip(args.order, indices))) for indices in every]
+    order = args.order.split(",")
+    every = itertools.product(*(range(getattr(args, axis)) for axis in order))
+    return [Place(**dict(zip(order, indices))) for indices in every]
 
 
 def group_by(places, key):
@@ -154,9 +169,10 @@ def group_by(places, key):
     return dist.new_subgroups_by_enumeration(list(members.values()))[0]
 
 
-def make_groups(args, two_ends):
+def make_groups(args, tied_stages):
     """The group along each axis, and of those that hold the same: {(tp, ep) parts: the ranks with
-    the same part of what is cut into so many}. two_ends: tied embeddings lie on two stages."""
+    the same part of what is cut into so many}. tied_stages: the first and the
+    last one, on two ranks of pp, hold one matrix."""
     places, t, ep, holders = places_of_ranks(args), args.tp, args.ep, {}
     axes = {
         "tp": group_by(places, lambda at: (at.pp, at.dp, at.cp)),
@@ -166,16 +182,11 @@ def make_groups(args, two_ends):
         "cp and tp": group_by(places, lambda at: (at.pp, at.dp)),   # with the same sequences
     }
     for of_tp, of_ep in sorted({(1, 1), (t, 1), (min(t, args.model.kv_heads), 1), (t, ep)}):
-        same = functools.partial(part_at, of_tp=of_tp, of_ep=of_ep, t=t)
-        holders[of_tp, of_ep] = group_by(places, same)
-    if two_ends:
-        holders["ends"] = group_by(places, lambda at: min(at.pp, args.pp - 1 - at.pp))
+        holders[of_tp, of_ep] = group_by(places, lambda at, of_tp=of_tp, of_ep=of_ep: (
+            at.pp, at.tp * of_tp // t, at.dp % of_ep))
+    if tied_stages:
+        holders["tied"] = group_by(places, lambda at: min(at.pp, args.pp - 1 - at.pp))
     return axes, holders
-
-
-def part_at(at, of_tp, of_ep, t):
-    """Which part a rank holds of what its stage cuts into so many parts over tp and ep."""
-    return at.pp, at.tp * of_tp // t, at.dp % of_ep
 
 
 # ------------------------------------------------------------ sequence parallelism, from chapter 05
@@ -184,7 +195,7 @@ def all_gather(x, group):
     """x (batch, seq/t, ...) of all ranks: (batch, seq, ...)."""
     parts = x.new_empty(group.size(), *x.shape)
     common.all_gather(parts.flatten(0, 1), x.contiguous(), group=group)
-    return parts.transpose(0, 1).flatten(1, 2)
+    return parts.transpose(0, 1).flatten(1, 2).contiguous()
 
 
 def reduce_scatter(x, group):
@@ -260,7 +271,8 @@ class GatheredAttention(nn.Module):
     def forward(self, q, k, v):
         k, v = (GatherIn.apply(x.transpose(1, 2), self.group).transpose(1, 2) for x in (k, v))
         if self.fused:
-            return F.scaled_dot_product_attention(q, k, v, self.mask, enable_gqa=True)
+            gqa = q.shape[1] != k.shape[1]
+            return F.scaled_dot_product_attention(q, k, v, self.mask, enable_gqa=gqa)
         by_key = (*k.shape[:2], -1)                     # the heads that share a key, stacked
         scores = (q * q.shape[-1] ** -0.5).reshape(*by_key, q.shape[-1]) @ k.transpose(2, 3)
         weights = (scores.view(*q.shape[:3], -1) + self.mask).softmax(-1)           # (..., s/N, s)
@@ -345,12 +357,13 @@ class MoE(nn.Module):
         logits = F.linear(x.to(precise), self.router.weight.to(precise))    # (batch, seq, experts)
         scores = logits.softmax(-1)
         in_order = scores.detach().sort(dim=-1, descending=True, stable=True).indices
-        chosen = in_order[..., :cfg.top_k].contiguous()
+        chosen = in_order[..., :cfg.top_k].clone()      # the rest can go
         gates = scores.gather(-1, chosen)
         if cfg.top_k > 1:                               # over their sum
             gates = logits.gather(-1, chosen).softmax(-1)
 
-        picks = F.one_hot(chosen.flatten(1), cfg.experts).to(precise).sum(1)    # (batch, experts)
+        picks = scores.new_zeros(len(x), cfg.experts)   # how often, in each sequence
+        picks.scatter_add_(1, chosen.flatten(1), torch.ones_like(gates.detach()).flatten(1))
         if self.sequence:                               # of all of it, which lies on several ranks
             dist.all_reduce(picks, group=self.sequence)
         share = picks / (cfg.seq * cfg.top_k)
@@ -446,8 +459,8 @@ def note_holders(parameters, axes, holders):
     for p in parameters:
         parts = {cut.axis: cut.parts for cut in getattr(p, "cuts", ())}
         p.holders = holders[parts.get(axes["tp"], 1), parts.get(axes["ep"], 1)]
-        if "ends" in holders and p.global_name == "embedding.weight":
-            p.holders = holders["ends"]
+        if "tied" in holders and p.global_name == "embedding.weight":
+            p.holders = holders["tied"]
         p.copies = p.holders.size()
         if p.copies > 1:
             p.partial = p.holders
@@ -467,8 +480,7 @@ class Unit:
         self.full = self.flatten([p.detach() for p in parameters])
         for p, view in zip(parameters, self.views(self.full)):
             p.data = view
-        self.shard = self.master = nn.Parameter(self.part_of(self.full))
-        self.secondary = None
+        self.shard = nn.Parameter(self.part_of(self.full))
         if stage == 3:
             self.shard.data = self.shard.data.clone()
             self.free()
@@ -800,6 +812,7 @@ def execute(pipeline, micro_batches, valid):
     total = torch.zeros((), dtype=torch.float64, device=micro_batches[0][0].device)
     for step in pipeline.program:
         if not isinstance(step, Action):
+            leaving = [sent for sent in leaving if not sent.handle.is_completed()]  # gloo: never
             post(step, pipeline, outputs, leaving)
             continue
         kind, number, i = step
@@ -870,7 +883,7 @@ def kv_width(cfg, t):
     return cfg.dim // cfg.heads * max(cfg.kv_heads // t, 1)
 
 
-def numbers(cfg, t, ep, two_ends=False):
+def numbers(cfg, t, ep, tied_stages=False):
     """Parameters of each module on a rank: {(tp, ep) parts that they are cut into: how many}."""
     h, table, block = cfg.dim, cfg.vocab * cfg.dim, Counter()
     block[1, 1] += 4 * h + cfg.experts * h              # LayerNorms; the router
@@ -880,14 +893,14 @@ def numbers(cfg, t, ep, two_ends=False):
     first, last = Counter({(1, 1): table}), Counter({(1, 1): 2 * h + table})
     if cfg.tie:                                         # one matrix at both ends
         last = Counter({(1, 1): 2 * h})
-    if two_ends:
-        first, last = Counter(ends=table), last + Counter(ends=table)
+    if tied_stages:
+        first, last = Counter(tied=table), last + Counter(tied=table)
     return [first, *[block] * cfg.layers, last]
 
 
-def tensors(cfg, two_ends=False):
+def tensors(cfg, tied_stages=False):
     """How many there are in each module."""
-    return [1, *[11 if cfg.experts else 10] * cfg.layers, 2 if cfg.tie and not two_ends else 3]
+    return [1, *[11 if cfg.experts else 10] * cfg.layers, 2 if cfg.tie and not tied_stages else 3]
 
 
 def state_bytes(modules, count, holders, zero, optimizer, e):
@@ -920,38 +933,27 @@ def gradient_traffic(modules, holders, zero, gathers, e):
     return sent
 
 
-def block_traffic(cfg, b, cp, t, ep, e, rows=()):
-    """What a rank sends forward and backward in a block for a micro-batch of b sequences: {axis:
-    {op: (calls, payload, wire)}}. rows: sent to experts and received from others, if ep does so."""
-    x, accurate = b * cfg.seq // cp * cfg.dim * e, max(e, 4)
-    gathered, scattered, gathers, scatters = 4 * x, 4 * x, 4, 4
-    if cfg.experts:                                     # and who is chosen, by which gate
-        picks = b * cfg.seq // cp * cfg.top_k
-        gathered, scattered = gathered + (8 + accurate) * picks, scattered + accurate * picks
-        gathers, scatters = 6, 5
+def axis_traffic(cfg, b, cp, t, ep, e, passes, rows):
+    """What a rank sends in its blocks, forward and backward: {axis: {op: (calls, payload, wire)}}.
+    passes: of a micro-batch of b sequences through a block. rows: sent to experts and received from
+    others, in all of them."""
+    tokens, accurate = b * cfg.seq // cp, max(e, 4)
+    picks = tokens * cfg.top_k if cfg.experts else 0    # who is chosen, by which gates
+    around = 4 * tokens * cfg.dim * e                   # two sub-layers, forward and backward
     kv = 2 * b * cfg.seq * kv_width(cfg, t) * e
-    sent = {"tp": {"all_gather": (gathers, gathered, (t - 1) / t * gathered),
-                   "reduce_scatter": (scatters, scattered, (t - 1) / t * scattered)},
-            "cp": {"all_gather": (2, kv, (cp - 1) / cp * kv),
-                   "reduce_scatter": (2, kv, (cp - 1) / cp * kv)}}
-    if cfg.experts:
-        n, loads = cp * t, b * cfg.experts * accurate
-        size = 8 * cfg.experts + 2 * sum(rows) * cfg.dim * e
-        sent |= {"cp and tp": {"all_reduce": (1, loads, 2 * (n - 1) / n * loads)},
-                 "ep": {"all_to_all": (5, size, (ep - 1) / ep * size)}}
-    return {axis: ops for axis, ops in sent.items()
-            if {"tp": t, "cp": cp, "cp and tp": cp * t, "ep": ep}[axis] > 1}
-
-
-def total_traffic(cfg, b, cp, t, ep, e, rows):
-    """The same of all blocks and micro-batches. rows: of each of them, as above."""
-    total = defaultdict(dict)
-    for of_block in rows:
-        for axis, ops in block_traffic(cfg, b, cp, t, ep, e, of_block).items():
-            for op, amounts in ops.items():
-                before = total[axis].get(op, (0, 0, 0))
-                total[axis][op] = [x + y for x, y in zip(before, amounts)]
-    return total
+    loads, counts = b * cfg.experts * accurate, 8 * cfg.experts
+    sent = {"tp": (t, {"all_gather": (6 if picks else 4, around + (8 + accurate) * picks),
+                       "reduce_scatter": (5 if picks else 4, around + accurate * picks)}),
+            "cp": (cp, {"all_gather": (2, kv), "reduce_scatter": (2, kv)}),
+            "cp and tp": (cp * t, {"all_reduce": (1, loads)} if picks else {}),
+            "ep": (ep, {"all_to_all": (5, counts)})}
+    traffic = defaultdict(dict)
+    for axis, (n, ops) in sent.items():
+        for op, (calls, size) in ops.items() if n > 1 else ():
+            size = passes * size + (2 * rows * cfg.dim * e if axis == "ep" else 0)
+            wire = (2 if op == "all_reduce" else 1) * (n - 1) / n * size
+            traffic[axis][op] = passes * calls, size, wire
+    return traffic
 
 
 def messages(schedule, rank, p, m):
@@ -1033,11 +1035,12 @@ def train(run):
     run.check_rendezvous(schedule, programs)            # raises if anything could block
 
     # The mesh, and what this rank holds of the model.
-    two_ends = cfg.tie and schedule.ranks[0] != schedule.ranks[-1]
-    axes, holders = make_groups(args, two_ends)
+    tied_stages = cfg.tie and schedule.ranks[0] != schedule.ranks[-1]
+    axes, holders = make_groups(args, tied_stages)
     full, cuts = build(cfg, seed=None), balanced(cfg.layers, len(schedule.ranks))
     slices = {stage: full[slice(*cuts[stage])] for stage, rank in enumerate(schedule.ranks)
               if rank == me.pp}
+    del full                                            # and with it the other stages
     model = nn.ModuleList(slices.values())
     for of_stage in model:
         cut_model(of_stage, cfg, axes, run.dtype)
@@ -1086,8 +1089,8 @@ def check(run, model, units, optimizer, pipeline, cuts, me, axes, holders, rows)
 
     # Model states.
     copies = {parts: group.size() for parts, group in holders.items()}
-    modules = of_rank(numbers(cfg, t, args.ep, "ends" in holders))
-    count = sum(of_rank(tensors(cfg, "ends" in holders)))
+    modules = of_rank(numbers(cfg, t, args.ep, "tied" in holders))
+    count = sum(of_rank(tensors(cfg, "tied" in holders)))
     states = state_bytes(modules, count, copies, args.zero, args.optimizer, e)
     if units:
         run.check_shards(units, optimizer,
@@ -1113,11 +1116,12 @@ def check(run, model, units, optimizer, pipeline, cuts, me, axes, holders, rows)
     # What is sent, on each axis.
     of_blocks = [of_micro_batch for of_stage in rows.values() for of_block in of_stage
                  for of_micro_batch in of_block]
-    sent = total_traffic(*shape, args.ep, e, of_blocks)
+    sent = axis_traffic(*shape, args.ep, e, len(of_blocks), sum(map(sum, of_blocks)))
     m = args.batch // args.dp // args.micro_batch
     sends, size = messages(args.schedule, me.pp, args.pp, m), pipeline.empty().nbytes
-    sent["pp"] = {"send": (sends, sends * size, sends * size)} if sends else {}
-    on_axes = {axis: (group, sent[axis]) for axis, group in axes.items() if sent[axis]}
+    if sends:
+        sent["pp"] = {"send": (sends, sends * size, sends * size)}
+    on_axes = {axis: (group, sent[axis]) for axis, group in axes.items() if axis in sent}
     on_holders = gradient_traffic(modules, copies, args.zero, 2 * m if args.regather else 1, e)
     on_axes |= {f"gradients, {what_is_held(parts, args)}": (holders[parts], ops)
                 for parts, ops in on_holders.items() if ops}
@@ -1127,14 +1131,15 @@ def check(run, model, units, optimizer, pipeline, cuts, me, axes, holders, rows)
     run.check_axes(on_axes, args.node_size)
     say_what_it_costs(run, {axis: sum(wire for _, _, wire in ops.values())
                             for axis, (_, ops) in on_axes.items()}, modules)
-    run.record(order=args.order, places=places_of_ranks(args), slices=cuts, stages=schedule.ranks)
+    run.record(order=args.order.split(","), places=places_of_ranks(args), slices=cuts,
+               stages=schedule.ranks)
 
 
 def what_is_held(parts, args):
     """A name for what is cut into so many parts."""
     names = {(min(args.tp, args.model.kv_heads), 1): "kv heads", (args.tp, 1): "cut by tp",
              (args.tp, args.ep): "experts" if args.ep > 1 else "cut by tp", (1, 1): "whole",
-             "ends": "at both ends"}
+             "tied": "tied"}
     return names[parts]
 
 
@@ -1155,14 +1160,15 @@ def say_what_it_costs(run, wire, modules):
     if args.zero == 3:
         m = args.batch // args.dp // args.micro_batch
         size = sum(sum(module.values()) for module in modules) * e
-        run.note(f"gathered parameters, in a step: {size / 1e6:.2f} MB if they are kept, "
+        run.note(f"parameters gathered in a step (payload): {size / 1e6:.2f} MB if they are kept, "
                  f"{2 * m * size / 1e6:.2f} MB with --regather, which keeps one module's at a time")
     if args.like:
         like = LIKE[args.like]
-        here = ", ".join(f"{axis} {getattr(args, axis)}" for axis in (*args.order, "ep"))
-        run.note(f"{like.what}: {like.degrees}, on {like.machines:,} machines of 8 GPUs; here: "
-                 f"{here}, on {run.world} ranks")
-
+        there = ", ".join(f"{axis} {degree}" for axis, degree in like.degrees.items())
+        here = ", ".join(f"{axis} {getattr(args, axis)}" for axis in like.degrees)
+        gpus = math.prod(degree for axis, degree in like.degrees.items() if axis != "ep")
+        run.note(f"{like.what}: {there}, on {gpus // 8:,} machines of 8 GPUs; here: {here}, on "
+                 f"{run.world} ranks")
 
 
 def torch_parallelize(stage, mesh, zero):
@@ -1246,32 +1252,29 @@ def train_torch(run):
 # ---------------------------------------------------------------------------- the command line
 
 class Published(NamedTuple):
-    """A run that was published: what, with which degrees, on how many machines of 8 GPUs; and with
-    which flags it runs here, by the number of ranks."""
+    """A run that was published: of what, with which degrees, on machines of 8 GPUs; and with which
+    flags it runs here, by the number of ranks."""
 
     what: str
-    degrees: str
-    machines: int
+    degrees: dict
     here: dict
 
 
 LIKE = {
     "llama3-8k": Published(
-        "Llama 3 405B, sequences of 8,192 tokens", "tp 8, pp 16, dp 64", 1024,
+        "Llama 3 405B, sequences of 8,192 tokens", {"tp": 8, "pp": 16, "dp": 64},
         {8: {"tp": 2, "pp": 2, "dp": 2, "zero": 2, "schedule": "interleaved"},
          16: {"tp": 2, "pp": 2, "dp": 4, "zero": 2, "schedule": "interleaved"}}),
     "llama3-128k": Published(
-        "Llama 3 405B, sequences of 131,072 tokens", "tp 8, cp 16, pp 16, dp 8", 2048,
-        {8: {"tp": 2, "cp": 2, "pp": 2, "zero": 2, "schedule": "interleaved"},
+        "Llama 3 405B, sequences of 131,072 tokens", {"tp": 8, "cp": 16, "pp": 16, "dp": 8},
+        {8: {"tp": 2, "cp": 2, "pp": 2, "dp": 1, "zero": 2, "schedule": "interleaved"},
          16: {"tp": 2, "cp": 2, "pp": 2, "dp": 2, "zero": 2, "schedule": "interleaved"}}),
     "deepseek-v3": Published(
-        "DeepSeek-V3, 8 of 256 experts for a token", "pp 16, dp 128, ep 64", 256,
-        {8: {"pp": 2, "dp": 4, "ep": 4, "zero": 1, "schedule": "dualpipe-v", "experts": 8,
-             "batch": 16},
-         16: {"pp": 2, "dp": 8, "ep": 8, "zero": 1, "schedule": "dualpipe-v", "experts": 8,
-              "batch": 32}}),
+        "DeepSeek-V3, 8 of 256 experts for a token", {"pp": 16, "dp": 128, "ep": 64},
+        {n: {"pp": 2, "dp": n // 2, "ep": n // 2, "experts": 8, "zero": 1,
+             "schedule": "dualpipe-v", "batch": 2 * n} for n in (8, 16)}),
     "megatron-1t": Published(
-        "Megatron's GPT of a trillion parameters", "tp 8, pp 64, dp 6", 384,
+        "Megatron's GPT of a trillion parameters", {"tp": 8, "pp": 64, "dp": 6},
         {8: {"tp": 2, "pp": 2, "dp": 2, "schedule": "interleaved"},
          16: {"tp": 2, "pp": 4, "dp": 2, "schedule": "interleaved", "layers": 8}}),
 }
@@ -1281,9 +1284,12 @@ def requires(args, ranks):
     fill_in(args, ranks)
     pp, dp, cp, tp, ep, cfg = args.pp, args.dp, args.cp, args.tp, args.ep, args.model
     if pp * dp * cp * tp != ranks:
-        product = pp * dp * cp * tp
-        common.refuse(f"--pp {pp} x --dp {dp} x --cp {cp} x --tp {tp} is {product} ranks, not "
-                      f"{ranks}; torchrun --nproc_per_node={product} would work")
+        others = pp * cp * tp
+        fits = f"--dp {ranks // others}"
+        if ranks % others:
+            fits = f"torchrun --nproc_per_node={others}"
+        common.refuse(f"--pp {pp} x --dp {dp} x --cp {cp} x --tp {tp} is {others * dp} ranks, not "
+                      f"{ranks}; {fits} would work")
     common.split_batch(args, dp)
     common.divides("--heads", cfg.heads, "--tp", tp)
     if max(cfg.kv_heads, tp) % min(cfg.kv_heads, tp):
@@ -1291,9 +1297,9 @@ def requires(args, ranks):
                       f"it; {tp} would work")
     common.divides("--seq", cfg.seq, "what --cp and --tp cut it into",
                    tp if cp == 1 else cp * math.lcm(2, tp))     # two chunks for each rank of cp
-    if ep > 1 and not args.experts:
-        common.refuse(f"--ep {ep} shares experts, of which there are none; --experts {2 * ep} "
-                      "would work")
+    if args.experts == 0 and (ep > 1 or args.top_k != 2):
+        common.refuse("--ep and --top-k are about experts, of which there are none; "
+                      f"--experts {2 * ep} would work")
     common.divides("--experts", args.experts, "--ep", ep)
     common.divides("--dp", dp, "--ep", ep)
     if args.experts and args.top_k > args.experts:
@@ -1310,26 +1316,32 @@ def requires(args, ranks):
 
 
 def fill_in(args, ranks):
-    """What was not given: by --like, or the plainest. --dp takes what is left of the ranks."""
-    like = {}
+    """What was not given, and what --like sets. --dp takes what is left of the ranks."""
+    plain = {"pp": 1, "dp": None, "cp": 1, "tp": 1, "ep": 1, "experts": 0, "zero": 0,
+             "schedule": "1f1b"}
     if args.like:
         here = LIKE[args.like].here
         if ranks not in here:
             common.refuse(f"--like {args.like} is for {' or '.join(map(str, here))} ranks, not "
                           f"{ranks}; torchrun --nproc_per_node=8 would work")
-        like = dict(here[ranks])
-        args.batch = max(args.batch, like.get("batch", 0))
-        layers = max(args.model.layers, like.get("layers", 0))
+        for flag, value in plain.items():
+            if getattr(args, flag) != value:
+                common.refuse(f"--like {args.like} sets the axes, and --{flag} does so too; "
+                              f"--like {args.like} alone would work")
+            setattr(args, flag, here[ranks].get(flag, value))
+        args.batch = max(args.batch, here[ranks].get("batch", 0))
+        layers = max(args.model.layers, here[ranks].get("layers", 0))
         args.model = replace(args.model, layers=layers)
-    plainest = {"pp": 1, "cp": 1, "tp": 1, "ep": 1, "experts": 0, "schedule": "1f1b",
-                "zero": 2 if args.variant == "torch" else 0}
-    for name, value in (plainest | like).items():
-        if name not in ("batch", "layers") and getattr(args, name) is None:
-            setattr(args, name, value)
-    if args.dp is None:
-        args.dp = max(1, ranks // (args.pp * args.cp * args.tp))
+    if min(args.pp, args.cp, args.tp, args.ep, args.batch) < 1 or 0 in (args.dp, args.micro_batch):
+        common.refuse("--pp, --dp, --cp, --tp, --ep, --batch and --micro-batch are 1 or more; 1 "
+                      "would work")
+    args.dp = args.dp or max(1, ranks // (args.pp * args.cp * args.tp))
+    if args.variant == "torch":
+        args.zero = args.zero or 2
     if args.pp > 1:
         args.micro_batch = args.micro_batch or 1        # as many micro-batches as there can be
+    local = common.environment("LOCAL_WORLD_SIZE", ranks)
+    args.node_size = args.node_size or (local if local < ranks else 8)
     args.model = Mixture(**asdict(args.model), experts=args.experts, top_k=args.top_k,
                          sequences=args.batch)
 
@@ -1350,11 +1362,7 @@ def refuse_schedules(args):
 
 
 def refuse_for_torch(args):
-    for flag, value, fits in (("--cp", args.cp, 1), ("--ep", args.ep, 1),
-                              ("--experts", args.experts, 0)):
-        if value != fits:
-            common.refuse(f"--variant torch composes dp, pp and tp: not {flag} {value}; hand would "
-                          "work")
+    """What PyTorch does not compose."""
     if args.zero not in (2, 3):
         common.refuse(f"--variant torch has no --zero {args.zero}; 2 would work")
     if args.schedule not in ("1f1b", "interleaved"):
@@ -1368,32 +1376,35 @@ def refuse_for_torch(args):
 
 def order_of_axes(text):
     """An argparse type: pp,dp,cp,tp in any order."""
-    order = tuple(text.split(","))
-    if sorted(order) != sorted(Place._fields):
+    if sorted(text.split(",")) != sorted(Place._fields):
         raise argparse.ArgumentTypeError(f"{text} does not name each axis once; pp,dp,cp,tp would")
-    return order
+    return text
 
 
 def flags(parser):
     add = parser.add_argument
     add("--dp", type=int, help="ranks with other sequences; default: what is left of the ranks")
-    add("--pp", type=int, help="ranks that share the layers; default: 1, as of the next three")
-    add("--cp", type=int, help="ranks that share a sequence in attention")
-    add("--tp", type=int, help="ranks that share each matrix, and the sequence outside (SP)")
-    add("--ep", type=int, help="ranks, of those of dp, that share the experts")
-    add("--zero", type=int, choices=range(4), help="what those who hold the same share out of "
-        "optimizer states (1), gradients (2), parameters (3); default: nothing")
+    add("--pp", type=int, default=1, help="ranks that share the layers")
+    add("--cp", type=int, default=1, help="ranks that share a sequence in attention")
+    add("--tp", type=int, default=1,
+        help="ranks that share each matrix, and the sequence outside of sub-layers (SP)")
+    add("--ep", type=int, default=1, help="ranks, of those of dp, that share the experts")
+    add("--zero", type=int, choices=range(4), default=0, help="those who hold the same share out "
+        "optimizer states (1), gradients (2), parameters (3); torch: 2 or 3")
     add("--regather", action="store_true", help="zero 3 gathers parameters in each F and B anew")
-    add("--schedule", choices=SCHEDULES, help="of the pipeline; default: 1f1b")
-    add("--experts", type=int, help="of the mixture in place of each MLP; default: none")
+    add("--schedule", choices=SCHEDULES, default="1f1b", help="of the pipeline")
+    add("--experts", type=int, default=0, help="of a mixture in place of each MLP")
     add("--top-k", type=int, default=2, help="experts of a token")
-    add("--order", type=order_of_axes, default=("pp", "dp", "cp", "tp"), metavar="PP,DP,CP,TP",
+    add("--order", type=order_of_axes, default="pp,dp,cp,tp", metavar="PP,DP,CP,TP",
         help="the axes; along the last one, ranks are neighbours")
-    add("--node-size", type=int, default=8, help="ranks of a machine, for the report")
-    add("--like", choices=LIKE, help="the axes of a published run, on 8 or 16 ranks")
+    add("--node-size", type=int,
+        help="ranks of a machine, for the report; default: as it is, and 8 on one machine")
+    add("--like", choices=LIKE, help="the axes of a published run, on 8 or 16 ranks, and the least "
+        "--batch and --layers for them")
 
 
-VARIANTS = {"hand": train, "torch": train_torch}
+BY_HAND = "--cp", "--ep", "--regather", "--experts", "--top-k", "--order", "--node-size", "--like"
+VARIANTS = {"hand": (train, *BY_HAND), "torch": train_torch}
 
 if __name__ == "__main__":
     common.launch(__file__, __doc__, VARIANTS, requires, flags)

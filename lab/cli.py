@@ -283,7 +283,8 @@ def least_bytes(args, batch=None, micro_batch=None, experts=None, **sizes):
     numbers, width = cfg.parameters(), DTYPES[args.dtype].itemsize
     experts = experts or getattr(args, "experts", None) or 1    # each as large as an MLP
     numbers += (experts - 1) * cfg.layers * 8 * cfg.dim**2
-    rows = (micro_batch or args.micro_batch or batch) * cfg.seq
+    in_turn = 1 if getattr(args, "pp", 1) > 1 else batch        # chapter 09's own default
+    rows = (micro_batch or args.micro_batch or in_turn) * cfg.seq
     ranks = environment("WORLD_SIZE", 1)
     local_ranks = environment("LOCAL_WORLD_SIZE", ranks)
 

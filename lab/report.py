@@ -244,9 +244,12 @@ class Run(common.Run):
 
     def check_shards(self, units, optimizer, sizes):
         """The same of flat shards: chapter 03's units. sizes: {kind: bytes}, in this order."""
-        masters = [unit.master for unit in units if unit.master is not unit.shard]
-        held = ([(unit.full, unit.shard, unit.secondary) for unit in units],
-                [[unit.grad, *(p.grad for p in (unit.master, *unit.parameters))] for unit in units],
+        masters = [getattr(unit, "master", unit.shard) for unit in units]       # chapter 09: none
+        seconds = [getattr(unit, "secondary", None) for unit in units]
+        gradients = [[unit.grad for unit in units], [p.grad for p in masters],
+                     [p.grad for unit in units for p in unit.parameters]]
+        masters = [master for unit, master in zip(units, masters) if master is not unit.shard]
+        held = ([(unit.full, unit.shard) for unit in units] + seconds, gradients,
                 [masters, *optimizer.state.values()])
         for (kind, size), tensors in zip(sizes.items(), held):
             self.check_bytes(kind, tensors, size)

@@ -117,10 +117,12 @@ def compared(loss, norm, parameters):
 
 
 def gathered(units):
-    """(global name, parameter) pairs of flat shards: chapter 03's units, in the precision of their
-    updates, each cut as its parameter is. Communication: an all_gather per unit."""
+    """(global name, parameter) pairs of flat shards: the units of chapters 03 and 09, in the
+    precision of their updates, each cut as its parameter is. Communication: an all_gather per
+    unit."""
     for unit in units:
-        mine = torch.stack([unit.master.data, unit.grad.to(unit.master)]).to(unit.full.device)
+        master = getattr(unit, "master", unit.shard)                                    # (k,)
+        mine = torch.stack([master.data, unit.grad.to(master)]).to(unit.full.device)
         everyones = [torch.empty_like(mine) for _ in range(unit.group.size())]          # (2, k)
         dist.all_gather(everyones, mine, unit.group)
         values, grads = map(unit.views, torch.cat(everyones, dim=1))

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import random
 
 import pytest
@@ -127,7 +128,7 @@ def test_bfloat16(ranks, tmp_path):
 def groups_of(*flags):
     """For a rank: the ranks of each of its groups, by name."""
     nine, args = chapter(NINE), arguments_of(flags, dist.get_world_size())
-    axes, holders = nine.make_groups(args, two_ends=True)
+    axes, holders = nine.make_groups(args, tied_stages=True)
     return {name: dist.get_process_group_ranks(group) for name, group in (axes | holders).items()}
 
 
@@ -144,10 +145,10 @@ def test_who_is_in_a_group(ranks):
     of_5 = ranks(8)(groups_of, *flags)[5]
     assert of_5 == {"tp": [4, 5], "cp": [5], "ep": [5, 7], "pp": [1, 5], "cp and tp": [4, 5],
                     (1, 1): [4, 5, 6, 7], (2, 1): [5, 7], (2, 2): [5],
-                    "ends": list(range(8))}
+                    "tied": list(range(8))}
     other = ranks(8)(groups_of, *flags, "--order=tp,dp,cp,pp")[5]  # tp 1, dp 0, pp 1
     assert other == {"tp": [1, 5], "cp": [5], "ep": [5, 7], "pp": [4, 5], "cp and tp": [1, 5],
-                     (1, 1): [1, 3, 5, 7], (2, 1): [5, 7], (2, 2): [5], "ends": list(range(8))}
+                     (1, 1): [1, 3, 5, 7], (2, 1): [5, 7], (2, 2): [5], "tied": list(range(8))}
 
 
 def test_ranks_that_share_a_kv_head_hold_the_same(ranks):
@@ -239,12 +240,13 @@ EXPERTS = "--experts=4 --ep=2 --dp=2"
     ("--experts=4 --tp=2 --dp=2", "GatherIn.apply(gates, self.tp)",
      "GatherIn.apply(gates, self.tp).detach()", "gradients"),  # the router's is lost
     ("--experts=4 --cp=2 --dp=2", "        if self.sequence: ", "        if False: ", "gradients"),
-    ("--pp=2 --dp=2 --preset=gpt2 --attention=plain", 'if "ends" in holders and p.gl',
+    ("--pp=2 --dp=2 --preset=gpt2 --attention=plain", 'if "tied" in holders and p.gl',
      'if False and p.gl', "gradients"),  # a tied matrix is summed at one end
+    ("--pp=2 --dp=2 --preset=gpt2 --attention=plain", 'p.holders = holders["tied"]',
+     'p.holders = axes["pp"]', "gradients"),  # over the wrong group
     ("--tp=2 --dp=2", "if p.copies > 1:", "if p.copies > 2:", "gradients"),  # one axis is left out
     # formulas
-    ("--tp=2 --dp=2", "gathered, scattered, gathers, scatters = 4 * x",
-     "gathered, scattered, gathers, scatters = 3 * x", "tp: all_gather, payload"),
+    ("--tp=2 --dp=2", "around = 4 * tokens", "around = 3 * tokens", "tp: all_gather, payload"),
     ("--pp=2 --dp=2 --schedule=zb-h1", "inputs = x + x // t", "inputs = x", "actions after which"),
     ("--dp=4 --zero=2", "shards = sum(-(-size // n) for size, n in units)",
      "shards = sum(size for size, n in units)", "optimizer states"),
@@ -260,8 +262,8 @@ def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
 
 
 @pytest.mark.parametrize(("world", "flags", "line"), [
-    (8, "--pp=2 --dp=2", "--pp 2 x --dp 2 x --cp 1 x --tp 1 is 4 ranks, not 8; torchrun "
-     "--nproc_per_node=4 would work"),
+    (8, "--pp=2 --dp=2", "--pp 2 x --dp 2 x --cp 1 x --tp 1 is 4 ranks, not 8; --dp 4 "
+     "would work"),
     (4, "--tp=3", "--pp 1 x --dp 1 x --cp 1 x --tp 3 is 3 ranks, not 4; torchrun "
      "--nproc_per_node=3 would work"),
     (3, "--tp=3", "--heads 4 is not a multiple of --tp = 3; 6 would work"),
@@ -269,7 +271,12 @@ def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
      "multiple of it; 4 would work"),
     (4, "--cp=2 --tp=2 --seq=10", "--seq 10 is not a multiple of what --cp and --tp cut it into = "
      "4; 12 would work"),
-    (2, "--ep=2", "--ep 2 shares experts, of which there are none; --experts 4 would work"),
+    (2, "--ep=2", "--ep and --top-k are about experts, of which there are none; --experts 4 would "
+     "work"),
+    (2, "--top-k=3", "--ep and --top-k are about experts, of which there are none; --experts 2 "
+     "would work"),
+    (8, "--like=llama3-8k --pp=4", "--like llama3-8k sets the axes, and --pp does so too; --like "
+     "llama3-8k alone would work"),
     (2, "--ep=2 --experts=3", "--experts 3 is not a multiple of --ep = 2; 4 would work"),
     (4, "--dp=2 --tp=2 --ep=4 --experts=4", "--dp 2 is not a multiple of --ep = 4; 4 would work"),
     (2, "--experts=2 --top-k=3", "--top-k 3 is more than --experts = 2; 2 would work"),
@@ -286,8 +293,7 @@ def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
      "--nproc_per_node=8 would work"),
     (2, "--order=tp,dp", "--order: tp,dp does not name each axis once; pp,dp,cp,tp would (python "
      "09_5d.py --help lists the flags)"),
-    (2, "--variant=torch --cp=2", "--variant torch composes dp, pp and tp: not --cp 2; hand would "
-     "work"),
+    (2, "--variant=torch --cp=2", "--cp means nothing to --variant torch; hand would work"),
     (2, "--variant=torch --zero=1", "--variant torch has no --zero 1; 2 would work"),
     (2, "--variant=torch --pp=2 --schedule=zb-h1", "--variant torch has no --schedule zb-h1 that "
      "takes DTensors; 1f1b would work"),
@@ -308,10 +314,9 @@ def test_published_runs_fit(nine, like, world):
     args = cli.parse(nine.__file__, "", nine.VARIANTS, nine.flags, [f"--like={like}"])
     nine.requires(args, world)
     assert args.pp * args.dp * args.cp * args.tp == world and args.pp > 1
-    degrees = dict(word.split() for word in nine.LIKE[like].degrees.split(", "))
-    gpus = 1
-    for axis, degree in degrees.items():
-        gpus *= int(degree) if axis != "ep" else 1
+    degrees, gpus = nine.LIKE[like].degrees, {"llama3-8k": 8192, "llama3-128k": 16384,
+                                              "deepseek-v3": 2048, "megatron-1t": 3072}
+    for axis in degrees:
         if (like, world, axis) != ("llama3-128k", 8, "dp"):  # four axes take 16 ranks
             assert getattr(args, axis) > 1  # the same axes
-    assert gpus == 8 * nine.LIKE[like].machines
+    assert math.prod(degrees.values()) == gpus[like] * degrees.get("ep", 1)

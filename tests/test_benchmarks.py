@@ -22,7 +22,9 @@ sys.path.pop()  # or `kernels` would be benchmarks/kernels.py
 @pytest.mark.parametrize("gpus", [0, 1, 4, 8])
 def test_the_chapters_take_the_flags_of_every_pair(monkeypatch, gpus):
     """With shapes for GPUs where every rank has one; and both sides in equal micro-batches."""
+    gpu = types.SimpleNamespace(total_memory=80 << 30)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     for name, ranks, both, *sides in (chapters.filled_in(*pair) for pair in chapters.PAIRS):
         sizes = set()
         for side in sides:
