@@ -121,7 +121,7 @@ def gathered(units):
     precision of their updates, each cut as its parameter is. Communication: an all_gather per
     unit."""
     for unit in units:
-        master = getattr(unit, "master", unit.shard)                                    # (k,)
+        master = unit.master if hasattr(unit, "master") else unit.shard                 # (k,)
         mine = torch.stack([master.data, unit.grad.to(master)]).to(unit.full.device)
         everyones = [torch.empty_like(mine) for _ in range(unit.group.size())]          # (2, k)
         dist.all_gather(everyones, mine, unit.group)
