@@ -269,7 +269,8 @@ class GatheredAttention(nn.Module):
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, q, k, v):
-        k, v = (GatherIn.apply(x.transpose(1, 2), self.group).transpose(1, 2) for x in (k, v))
+        both = torch.cat([k, v], dim=1).transpose(1, 2)             # (batch, s/N, ...)
+        k, v = GatherIn.apply(both, self.group).transpose(1, 2).chunk(2, dim=1)
         if self.fused:
             gqa = q.shape[1] != k.shape[1]
             return F.scaled_dot_product_attention(q, k, v, self.mask, enable_gqa=gqa)
@@ -694,7 +695,7 @@ class LinearInHalves(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         [x] = ctx.saved_tensors
-        ctx.later.append((ctx.weight, x.detach(), dy))
+        ctx.later.append((ctx.weight, x.detach(), dy.contiguous()))     # no view of more than dy
         return dy @ ctx.weight, None, None
 
 
@@ -944,7 +945,7 @@ def axis_traffic(cfg, b, cp, t, ep, e, passes, rows):
     loads, counts = b * cfg.experts * accurate, 8 * cfg.experts
     sent = {"tp": (t, {"all_gather": (6 if picks else 4, around + (8 + accurate) * picks),
                        "reduce_scatter": (5 if picks else 4, around + accurate * picks)}),
-            "cp": (cp, {"all_gather": (2, kv), "reduce_scatter": (2, kv)}),
+            "cp": (cp, {"all_gather": (1, kv), "reduce_scatter": (1, kv)}),
             "cp and tp": (cp * t, {"all_reduce": (1, loads)} if picks else {}),
             "ep": (ep, {"all_to_all": (5, counts)})}
     traffic = defaultdict(dict)

@@ -108,7 +108,7 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, [anothe
       for experts in (8, 32) for other in ("torch", "capacity", "tensor")),
     ("09_5d", 8, "{three_axes} --dp=2 --pp=2 --tp=2 --zero=2 --schedule=1f1b",
      "--variant=hand", "--variant=torch"),
-    ("09_5d", 4, "{data_parallel}", "--dp=4", "02_data_parallel --variant=naive"),
+    ("09_5d", 4, "{data_parallel}", "--dp=4", "02_data_parallel --variant=bucket {buckets}"),
     ("09_5d", 4, "{cut}", "--dp=4 --zero=1", "03_zero --variant=zero1"),
     ("09_5d", 4, "{cut}", "--dp=4 --zero=2", "03_zero --variant=zero2"),
     ("09_5d", 4, "{cut}", "--dp=4 --zero=3", "03_zero --variant=zero3 --keep-gathered"),
