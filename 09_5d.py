@@ -1038,6 +1038,7 @@ def train(run):
     # The mesh, and what this rank holds of the model.
     tied_stages = cfg.tie and schedule.ranks[0] != schedule.ranks[-1]
     axes, holders = make_groups(args, tied_stages)
+    dist.barrier(axes["pp"])                            # NCCL: the first use of a group is by all
     full, cuts = build(cfg, seed=None), balanced(cfg.layers, len(schedule.ranks))
     slices = {stage: full[slice(*cuts[stage])] for stage, rank in enumerate(schedule.ranks)
               if rank == me.pp}
