@@ -183,7 +183,7 @@ def broken_rule(name, flags, folder, fault):
     (NINE, "--dp=2 --tp=2", "            total += out\n", "            total += out.item()\n",
      "[['_local_scalar_dense, 09_5d:"),
     (NINE, "--pp=2 --cp=2", "x.contiguous(), group=group", "x, group=group",
-     "_allgather_base_ of (1, 8, 2, 8), which is not contiguous"),
+     "_allgather_base_ of (1, 8, 4, 8), which is not contiguous"),
 ])
 def test_a_fault_is_caught_on_every_rank(ranks, tmp_path, name, flags, right, wrong, rule):
     chapter(name)  # or skip
