@@ -1,14 +1,10 @@
 """The house: who imports whom, what a chapter may say to its run, and how long a file is."""
 
 import ast
-import contextlib
 import inspect
-import io
-import re
 
 import pytest
-import torch.distributed as dist
-from conftest import CHAPTERS, ROOT, SMALL, TEXT, chapter, chapter_names, no_flags
+from conftest import CHAPTERS, ROOT, chapter, chapter_names
 
 import common
 from lab import cli, report
@@ -99,29 +95,6 @@ def test_a_chapter_says_nothing_to_its_run_that_either_run_does_not_know(name):
             and node.value.id == "run"}
     assert said and said <= attributes(report.Run, common.Run)
     assert said <= attributes(common.Run)
-
-
-def without_lab(name, flags):
-    """For a rank: the default variant with the bare run. Returns its status and what it printed."""
-    module, output = chapter(name), io.StringIO()
-    own = getattr(module, "flags", no_flags)
-    args = common.parse(module.__file__, "", module.VARIANTS, own, [*SMALL, *flags])
-    module.requires(args, dist.get_world_size())
-    train = module.VARIANTS[args.variant]
-    run = common.Run(args)
-    with contextlib.redirect_stdout(output):
-        (train[0] if isinstance(train, tuple) else train)(run)
-    return run.finish(), output.getvalue()
-
-
-@EVERY
-def test_a_chapter_and_common_train(ranks, name):
-    """The default variant, to its end, with one GPU's loss beside its own."""
-    flags = ("--steps=2", "--batch=4", f"--data={TEXT}")
-    (status, output), *_ = ranks(1 if name[:2] == "01" else 2)(without_lab, name, flags)
-    lines = [line for line in output.splitlines() if line.startswith("step")]
-    losses = [re.findall(r"loss ([\d.]+), on one GPU ([\d.]+)", line) for line in lines]
-    assert status == 0 and len(losses) == 2 and all(a == b for [(a, b)] in losses), output
 
 
 def test_chapter_01_compiles_nothing_while_lab_watches():
