@@ -383,6 +383,7 @@ class MoE(nn.Module):
         return out.sum(2).to(x.dtype)
 
     def compute(self, rows, counts):
+        """rows, sorted by expert; counts: how many are for each of this rank's experts, a list."""
         parts = zip(rows.split(counts), self.up, self.down, strict=True)
         return torch.cat([F.gelu(part @ up) @ down for part, up, down in parts])
 
@@ -1028,9 +1029,14 @@ def step_flops(cfg, batch):
 
 # ------------------------------------------------------------------------------------------ the run
 
+def micro_batches(args):
+    """How many of them a rank works on in a step."""
+    return args.batch // args.dp // args.micro_batch
+
+
 def train(run):
     args, cfg = run.args, run.args.model
-    me, m = places_of_ranks(args)[run.rank], args.batch // args.dp // args.micro_batch
+    me, m = places_of_ranks(args)[run.rank], micro_batches(args)
     schedule = make_schedule(args.schedule, args.pp, m)
     programs = make_programs(schedule)
     run.check_rendezvous(schedule, programs)            # raises if anything could block
@@ -1119,7 +1125,7 @@ def check(run, model, units, optimizer, pipeline, cuts, me, axes, holders, rows)
     of_blocks = [of_micro_batch for of_stage in rows.values() for of_block in of_stage
                  for of_micro_batch in of_block]
     sent = axis_traffic(*shape, args.ep, e, len(of_blocks), sum(map(sum, of_blocks)))
-    m = args.batch // args.dp // args.micro_batch
+    m = micro_batches(args)
     sends, size = messages(args.schedule, me.pp, args.pp, m), pipeline.empty().nbytes
     if sends:
         sent["pp"] = {"send": (sends, sends * size, sends * size)}
@@ -1160,8 +1166,7 @@ def say_what_it_costs(run, wire, modules):
                      functools.partial(over_compute, size) for axis, size in axes.items() if size})
     run.note_speed(mfu=lambda seconds, peak: flops / (seconds * peak))
     if args.zero == 3:
-        m = args.batch // args.dp // args.micro_batch
-        size = sum(sum(module.values()) for module in modules) * e
+        size, m = sum(sum(module.values()) for module in modules) * e, micro_batches(args)
         run.note(f"parameters gathered in a step (payload): {size / 1e6:.2f} MB if they are kept, "
                  f"{2 * m * size / 1e6:.2f} MB with --regather, which keeps one module's at a time")
     if args.like:
@@ -1235,7 +1240,7 @@ def train_torch(run):
     stages = [PipelineStage(part, stage, depth, run.device, group=group)
               for part, stage in zip(model, mine)]
     kind, given = (ScheduleInterleaved1F1B, stages) if len(mine) > 1 else (Schedule1F1B, stages[0])
-    pipeline = kind(given, args.batch // args.dp // args.micro_batch, scale_grads=False,
+    pipeline = kind(given, micro_batches(args), scale_grads=False,
                     loss_fn=lambda logits, targets: loss_sum(logits, targets) / batch.valid)
 
     for batch in run.batches(mesh["dp"].get_local_rank()):
@@ -1349,7 +1354,7 @@ def fill_in(args, ranks):
 
 
 def refuse_schedules(args):
-    p, m, name = args.pp, args.batch // args.dp // args.micro_batch, args.schedule
+    p, m, name = args.pp, micro_batches(args), args.schedule
     least = {"dualpipe-v": 2 * p, "1f1b": p if args.variant == "torch" else 1}.get(name, 1)
     multiple = p if name == "interleaved" else 1
     fits = -(-max(m, least) // multiple) * multiple

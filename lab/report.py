@@ -336,12 +336,12 @@ class Run(common.Run):
     def check_axes(self, axes, node_size):
         """The same, one line for each axis of a mesh and operator, and whether it leaves a machine.
 
-        axes: {name: (process group, formula as above)}; those that share a group are taken as one.
-        node_size: ranks of a machine. What was sent on any other group fails a check.
+        axes: {name: (a process group of its own, formula as above)}; one of a single rank is left
+        out. node_size: ranks of a machine. What was sent on any other group fails a check.
         Communication, after all measurements: an all_gather_object over all ranks.
         """
         others, mine = dict(self.comm.by_group), {}
-        for axis, (group, formula) in merged(axes).items():
+        for axis, (group, formula) in axes.items():
             seen = others.pop(group.group_name, {})
             if group.size() == 1 and not seen:
                 continue
@@ -548,27 +548,6 @@ def by_operator(seen, formula):
         expected = unknown if formula is None else formula.get(op, (0, 0, 0))
         yield (op, [round(value) for value in seen.get(op, nothing).values()],
                [value if value is None else round(value) for value in expected])
-
-
-def merged(axes):
-    """check_axes' axes, those of one process group under one name and with the sum of their
-    formulas: PyTorch gives each axis that spans all ranks the same group."""
-    by_group = {}
-    for axis, (group, formula) in axes.items():
-        if group.group_name in by_group:
-            other, _, its_formula = by_group[group.group_name]
-            axis, formula = f"{other} + {axis}", added(its_formula, formula)
-        by_group[group.group_name] = axis, group, formula
-    return {axis: (group, formula) for axis, group, formula in by_group.values()}
-
-
-def added(one, other):
-    """The sum of two formulas of traffic; None where either says nothing."""
-    if one is None or other is None:
-        return None
-    return one | {op: [None if None in pair else sum(pair)
-                       for pair in zip(amounts, one.get(op, (0, 0, 0)))]
-                  for op, amounts in other.items()}
 
 
 def wire_bytes(seen):

@@ -75,8 +75,9 @@ def drawn(rng, module, variant):
             words.append(flag)
         elif action.choices:
             words.append(f"{flag}={rng.choice(list(action.choices))}")
-        elif isinstance(action.default, tuple):  # in any order
-            words.append(f"{flag}={','.join(rng.sample(action.default, len(action.default)))}")
+        elif "," in str(action.default):  # names in any order
+            names = action.default.split(",")
+            words.append(f"{flag}={','.join(rng.sample(names, len(names)))}")
         elif action.type is int:
             words.append(f"{flag}={rng.choice((*range(5), world, 2 * world))}")
         elif action.type is float:

@@ -198,13 +198,14 @@ def test_traffic_is_checked_both_ways(ranks):
     assert traffic(a_run_that_sent, {}, {})[0][:2] == ({}, 0)
 
 
-def a_step_on_axes(off=None, stray=False, node_size=2, formula=True, **sizes):
-    """Four ranks as a mesh, dp=2 by tp=2 by default. Each sends all_reduces of 24 bytes: two on dp,
+def a_step_on_axes(off=None, stray=False, node_size=2, formula=True):
+    """Four ranks as a mesh, dp=2 by tp=2. Each sends all_reduces of 24 bytes: two on dp,
     one on tp, and one on all ranks. off: the axis, operator and amount whose formula is wrong by
     one. stray: rank 1's pair sends on a group that no axis has, too."""
     run = bare("--no-verify", "--steps=1", f"--batch={dist.get_world_size()}")
-    mesh = run.mesh(**sizes or {"dp": 2, "tp": 2})
+    mesh = run.mesh(dp=2, tp=2)
     group = {axis: mesh[axis].get_group() for axis in ("dp", "tp")} | {"all": dist.group.WORLD}
+    group["cp"] = dist.new_subgroups(1)[0]              # of a rank alone: it is not reported
     pairs = [dist.new_group(ranks) for ranks in ([0, 3], [1, 2])]
     x, calls = torch.ones(6), {"dp": 2, "tp": 1, "all": 1}
     with contextlib.redirect_stdout(io.StringIO()) as output:
@@ -218,6 +219,7 @@ def a_step_on_axes(off=None, stray=False, node_size=2, formula=True, **sizes):
             run.log(batch, torch.ones(()), torch.ones(()), [])
         wire = {axis: 2 * (group[axis].size() - 1) / group[axis].size() * 24 for axis in group}
         formulas = {axis: {"all_reduce": [n, 24 * n, wire[axis] * n]} for axis, n in calls.items()}
+        formulas["cp"] = {}
         if off:
             axis, op, amount = off
             formulas[axis].setdefault(op, [0, 0, 0])[amount] += 1
@@ -276,31 +278,12 @@ def axes_of_torch():
     return a_step_on_axes(formula=False, node_size=3)
 
 
-def axes_that_are_one():
-    return a_step_on_axes(node_size=8, dp=4, tp=1)
-
-
 def test_axes_without_a_formula_and_machines_that_cut_a_group(ranks):
     (status, checks, recorded, _, notes), _, (*_, of_rank_2), _ = ranks(4)(axes_of_torch)
     assert status == 0 and {check["ok"] for check in checks} == {None}
     assert "tp: ranks 0 1, 24 B a step, inside a machine" in notes
     assert "tp: ranks 2 3, 24 B a step, leaves the machine" in of_rank_2
     assert recorded["axes"]["tp"]["leaves"]  # one of its groups does
-
-
-def test_axes_of_one_group_are_one_and_an_axis_of_one_rank_is_none(ranks):
-    (status, checks, recorded, output, _), *_ = ranks(4)(axes_that_are_one)
-    amounts = [(check["measured"], check["expected"]) for check in checks]
-    assert status == 0 and amounts == [(3, 3), (72, 72), (108, 108)]
-    assert list(recorded["axes"]) == ["dp + all"] and "tp:" not in output
-    assert "dp + all: ranks 0 1 2 3, 108 B a step, inside a machine" in output
-
-
-def test_the_sum_of_two_formulas():
-    one = {"send": (1, 2, 3), "broadcast": (None, 4, 4)}
-    both = report.added(one, {"broadcast": (1, 1, None), "reduce": (5, 6, 7)})
-    assert both == {"send": (1, 2, 3), "broadcast": [None, 5, None], "reduce": [5, 6, 7]}
-    assert report.added(None, one) is report.added(one, None) is None
 
 
 @pytest.mark.parametrize(("name", "flags"), [
