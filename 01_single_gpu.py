@@ -169,6 +169,8 @@ class MasterWeights:
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.names, self.parameters = zip(*trained)
         self.masters = [nn.Parameter(p.detach().clone()) for p in self.parameters]  # 4 bytes each
+        for name, master in zip(self.names, self.masters):
+            master.global_name = name
         self.optimizer = make_optimizer(self.masters)                               # 8 for AdamW
         self.fp32_grads = fp32_grads
         self.factor = 1.0                                       # of the last step's gradients
@@ -234,6 +236,13 @@ class LossScale:
             self.value /= 2
         elif self.good % self.patience == 0:
             self.value *= 2
+
+    def state_dict(self):
+        """What a checkpoint keeps, by the names of PyTorch's GradScaler."""
+        return {"scale": self.value, "_growth_tracker": self.good % self.patience}
+
+    def load_state_dict(self, saved):
+        self.value, self.good = saved["scale"], saved["_growth_tracker"]
 
 
 def mixed_step(masters, scale, forward, micro_batches, valid, clip):
@@ -411,6 +420,8 @@ def train_mixed(run):
     model, eager = build(run)
     masters = MasterWeights(model, run.optimizer, half, args.precision == "bf16-fp32grad")
     scale = LossScale(args.loss_scale) if half == torch.float16 else None
+    if scale:
+        run.remember(loss_scale=scale)
     step = functools.partial(mixed_step, masters, scale)
 
     take_steps(run, step, eager, masters.held, masters.named_masters)
@@ -429,6 +440,7 @@ def train_torch(run):
     if half:
         eager = torch.autocast(run.device.type, half)(eager)
     scaler = torch.amp.GradScaler(run.device.type, args.loss_scale, enabled=half == torch.float16)
+    run.remember(loss_scale=scaler)
     step = functools.partial(torch_step, model, optimizer, scaler)
     held = functools.partial(held_by, model, optimizer)
 
@@ -444,7 +456,7 @@ def take_steps(run, step, eager, held, compared):
     args, fast = run.args, eager
     run.watch_memory(held)
     for batch in run.batches():
-        if args.compile and batch.step == WATCHED:
+        if args.compile and len(run.seconds) == WATCHED:
             fast = compiled(run, eager, batch)
         with run.measure():
             loss, norm = step(fast, batch.micro_batches, batch.valid, args.clip)

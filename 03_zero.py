@@ -117,6 +117,8 @@ class Unit:
                 master = master.pin_memory()            # a GPU copies to and from it by itself
             self.master = nn.Parameter(master)
             self.room = torch.empty_like(master, pin_memory=master.is_pinned()) if offload else None
+        # Of what it is a shard, and where that begins: for a checkpoint.
+        self.master.flat = parameters, group.rank() * len(self.master)
 
     def flatten(self, tensors):
         """A new tensor, (N·k,), of tensors in the shapes of the parameters."""
@@ -578,6 +580,7 @@ def train_torch(run):
         for unit in (*model, model):
             fully_shard(unit, mesh=mesh, reshard_after_forward=args.stage == 3)
             unit.set_force_sum_reduction_for_comms(True)        # gloo has no average
+        common.name_parameters(model)                           # DTensors by now
         optimizer = run.optimizer(model.parameters())
     take_steps(run, torch_step, model, optimizer)
     run.check_states(model, optimizer.optim if args.stage == 1 else optimizer)

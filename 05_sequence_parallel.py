@@ -565,6 +565,7 @@ def train_torch(run):
     args, cfg = run.args, run.args.model
     model = gpt(cfg, args.seed, run.device, run.dtype)
     torch_parallelize(model, cfg, run.mesh(tp=run.world))
+    common.name_parameters(model)                       # DTensors by now
     optimizer = run.optimizer(model.parameters())
 
     for batch in run.batches():

@@ -430,8 +430,7 @@ def mixture_gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
     model = gpt(cfg, seed=None)
     for block in model[1:-1]:
         block.mlp = MoE(cfg)
-    for name, p in model.named_parameters():
-        p.global_name = name
+    common.name_parameters(model)
     return model if seed is None else draw_weights(model, seed, device, dtype)
 
 

@@ -420,8 +420,7 @@ def build(cfg, seed=0, device="cpu", dtype=torch.float32):
     model = gpt(cfg, seed=None)
     for block in model[1:-1] if cfg.experts else []:
         block.mlp = MoE(cfg)
-    for name, p in model.named_parameters():
-        p.global_name = name
+    common.name_parameters(model)
     return model if seed is None else draw_weights(model, seed, device, dtype)
 
 
@@ -483,6 +482,7 @@ class Unit:
         for p, view in zip(parameters, self.views(self.full)):
             p.data = view
         self.shard = nn.Parameter(self.part_of(self.full))
+        self.shard.flat = parameters, self.group.rank() * len(self.shard)   # for a checkpoint
         if stage == 3:
             self.shard.data = self.shard.data.clone()
             self.free()
@@ -1203,6 +1203,7 @@ def torch_parallelize(stage, mesh, zero):
         fully_shard(unit, mesh=mesh["dp"], reshard_after_forward=zero == 3)
         unit.set_force_sum_reduction_for_comms(True)    # gloo has no average,
         unit.set_gradient_divide_factor(1)              # and the loss is divided already
+    common.name_parameters(stage)                       # DTensors by now
     return stage
 
 

@@ -267,9 +267,14 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
         block.attn.rope = rope                              # one for all, and one pair of tables
     if cfg.tie:
         model.head.out.weight = model.embedding.weight
+    name_parameters(model)
+    return model if seed is None else draw_weights(model, seed, device, dtype)
+
+
+def name_parameters(model):
+    """Note the global name on each parameter, so that it is known outside of the model too."""
     for name, p in model.named_parameters():
         p.global_name = name
-    return model if seed is None else draw_weights(model, seed, device, dtype)
 
 
 def named_parameters(module):
@@ -279,18 +284,28 @@ def named_parameters(module):
 
 def draw_weights(model, seed, device="cpu", dtype=torch.float32):
     """Give every parameter its first value: N(0, 0.02) for matrices, 1 and 0 for LayerNorm. It
-    depends on the seed, the name and the full shape alone, whatever part of it a rank keeps."""
+    depends on the seed, the name and the full shape alone, whatever part of it a rank keeps. (The
+    seed of a run that goes on has a checkpoint, from lab/, and its values.)"""
+    saved = getattr(seed, "value", lambda name, tensor: None)
     for name, p in named_parameters(model):
-        full = torch.zeros(getattr(p, "full_shape", p.shape))
-        if p.ndim > 1:
-            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-            full.normal_(0, 0.02, generator=generator)
-        elif name.endswith("weight"):
-            full.fill_(1)
-        p.data = part(full, p).to(device, dtype, copy=True)     # not a view into `full`
-    for buffer in model.buffers():
-        buffer.data = buffer.to(device)
+        value = saved(name, p)
+        value = part(first_value(p, name, seed), p) if value is None else value
+        p.data = value.to(device, dtype, copy=True)         # not a view into something larger
+    for name, buffer in model.named_buffers():
+        value = saved(name, buffer)
+        buffer.data = (buffer if value is None else value).to(device)
     return model
+
+
+def first_value(p, name, seed):
+    """Of the full parameter."""
+    full = torch.zeros(getattr(p, "full_shape", p.shape))
+    if p.ndim > 1:
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+        full.normal_(0, 0.02, generator=generator)
+    elif name.endswith("weight"):
+        full.fill_(1)
+    return full
 
 
 def loss_sum(logits, targets):
@@ -488,7 +503,7 @@ class Run:
         self.device = join_ranks(args, self.rank, self.world)
         self.build, self.one_gpu = gpt, None                        # what one GPU would train
         self.after_step = lambda model: None                        # and what follows its update
-        self.seconds, self.status = [], 0
+        self.first_step, self.seconds, self.status = 0, [], 0
         torch.set_float32_matmul_precision("highest" if args.verify else "high")    # TF32 on a GPU
 
     def mesh(self, **axes):
@@ -506,7 +521,7 @@ class Run:
     def batches(self, share=0):
         """Yield a Batch for each step; of its sequences this rank takes the `share`-th of the
         args.shares parts that `split_batch` has made of them."""
-        for step in range(self.args.steps):
+        for step in range(self.first_step, self.args.steps):
             tokens, targets, valid = self.text.batch(step)
             mine = [x.chunk(self.args.shares)[share].to(self.device) for x in (tokens, targets)]
             pairs = zip(*(x.split(self.args.micro_batch) for x in mine))
@@ -568,7 +583,7 @@ class Run:
     check_flops = check_traffic = compare_traffic = note_overlap = on_machines = instrument
     note = note_speed = note_sample = record = gathered = check_shards = instrument
     check_most_gradients = watch_actions = timed = check_alive = instrument
-    check_rendezvous = sleep_through = check_axes = instrument
+    check_rendezvous = sleep_through = check_axes = remember = guard = instrument
 
 
 def join_ranks(args, rank, world):
@@ -602,7 +617,8 @@ def main(file, doc, variants, requires, flags=lambda parser: None, argv=None):
     requires(args, environment("WORLD_SIZE", 1))
     run, train = bench.Run(args), variants[args.variant]
     train = train[0] if isinstance(train, tuple) else train
-    train(run)
+    with run.guard():
+        train(run)
     return run.finish()
 
 

@@ -76,6 +76,11 @@ def parse(file, doc, variants, flags, argv):
         add("--json", type=output("run.json"), help="write the run as one object")
         add("--plot", type=output("figure.png"), help="draw the chapter's figure")
         add("--profile", type=output("trace.json"), help="trace the last step for Perfetto")
+        add("--save", type=folder, help="write checkpoints to this folder, the last one at the end")
+        add("--save-every", type=int, help="and one after every so many steps")
+        add("--keep", type=int, help="how many checkpoints stay; default: 2")
+        add("--resume", type=Path, help="go on from a folder's last checkpoint, in any layout")
+        add("--timeout", type=int, help="seconds after which a rank that hangs is named")
         for action in parser._actions:
             if action.type in (int, float):
                 action.type = number(action.type, *LIMITS.get(action.dest, COUNT))
@@ -85,6 +90,11 @@ def parse(file, doc, variants, flags, argv):
 
     args = common.parse(file, doc, variants, all_flags, argv, Parser)
     args.own = own
+    for flag in ("save_every", "keep"):
+        if given[flag] and not args.save:
+            refuse(f"--{flag.replace('_', '-')} {given[flag]} means nothing without --save; --save "
+                   "runs/checkpoints would work")
+    args.keep = args.keep or 2
     refuse_unknown_to_variant(args, variants, given)
     refuse_one_file_for_two(args)
     refuse_shapes(args)
@@ -181,6 +191,17 @@ def output(example):
         return path
 
     return convert
+
+
+def folder(text):
+    """An argparse type: a folder to write to, which is made once nothing has been refused."""
+    path = Path(text)
+    there = path
+    while not os.path.lexists(there):
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"cannot write to {text!r}; runs/checkpoints would work")
+    return path
 
 
 def refuse_unknown_to_variant(args, variants, given):

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import common
 from common import Config, named_parameters, optimizer_state_bytes
-from lab import cli, schedules, verify
+from lab import cli, saving, schedules, verify
 from lab.machines import MACHINES, PEAK_FLOPS
 from lab.meters import (
     ActivationMeter,
@@ -49,7 +49,13 @@ class Run(common.Run):
         cli.refuse_lonely()
         for path in filter(None, (args.json, args.plot, args.profile)):
             path.parent.mkdir(parents=True, exist_ok=True)
+        self.checkpoint = saving.goes_on_from(args)
+        args.seed = args.seed if self.checkpoint is None else self.checkpoint
         super().__init__(args)
+        self.optimizers, self.remembered = [], {}
+        self.saver = saving.Saver(self) if args.save else None
+        if self.checkpoint is not None:
+            self.first_step = self.checkpoint.index["step"]
         self.started, self.comm = time.perf_counter(), CommMeter(self.on_cuda)
         self.checks, self.notes, self.recorded, self.peak = [], [], {}, 0
         self.losses, self.grad_norms, self.references, self.parameters = [], [], [], []
@@ -72,6 +78,23 @@ class Run(common.Run):
         self.tolerance = verify.tolerances(rounding, self.args.optimizer, tokens)
         tensor_steps = 1 if rounding in verify.LOSSY else steps
         self.verifier = verify.Verifier(self, tensor_steps) if self.args.verify else None
+
+    def optimizer(self, parameters):
+        """With the states that are saved, where the run goes on."""
+        optimizer = super().optimizer(parameters)
+        if self.checkpoint is not None:
+            self.checkpoint.load_states(optimizer)
+        if self.batch is None:                          # else it is that of one GPU's run
+            self.optimizers.append(optimizer)
+        return optimizer
+
+    def remember(self, **objects):
+        """Have checkpoints keep the state_dict of objects, plain numbers, by a name for each."""
+        self.remembered |= objects
+        saved = self.checkpoint.index["remembered"] if self.checkpoint is not None else {}
+        for name in objects.keys() & saved.keys():
+            if saved[name]:
+                objects[name].load_state_dict(objects[name].state_dict() | saved[name])
 
     def watch_memory(self, held):
         """Watch the first steps' memory. held(): lists of tensors, as MemoryTimeline wants them."""
@@ -101,6 +124,7 @@ class Run(common.Run):
 
     def batches(self, share=0):
         self.header()
+        saving.set_timeout(self.args.timeout)
         for batch in super().batches(share):
             cli.refuse_above_vocabulary(self.args, self.text, int(batch.tokens.max()))
             cli.refuse_above_vocabulary(self.args, self.text, int(batch.targets.max()))
@@ -117,6 +141,10 @@ class Run(common.Run):
                  f"{m.seq}, batch {args.batch} · {m.parameters() / 1e6:.2f} M parameters")
         self.say(f"  {args.optimizer}, {args.attention} attention{own and ', ' + own} · text: "
                  f"{self.text.name}, {len(self.text.tokens):,} tokens")
+        if self.checkpoint is not None:
+            chapter, variant, ranks = self.checkpoint.index["by"]
+            self.say(f"  goes on after step {self.first_step} of {chapter.replace('_', ' ')} · "
+                     f"{variant} · {count(ranks, 'rank')}: {self.checkpoint.reader.folder}")
         self.say("  step      loss   single GPU   difference   grad norm    ms")
 
     def where(self):
@@ -128,6 +156,22 @@ class Run(common.Run):
         machines = count(self.world // local_world, "machine")
         return f"{self.device.type}, {dist.get_backend()} ({machines}, {why})"
 
+    @contextlib.contextmanager
+    def guard(self):
+        """Around the training: where it has waited too long for a rank, say for which one."""
+        try:
+            yield
+        except RuntimeError as error:                       # gloo's; NCCL ends the process itself
+            if not self.args.timeout or "Timed out" not in str(error):
+                raise
+            step = self.first_step + len(self.seconds) + 1
+            hanging = saving.name_the_hanging(step, self.rank, self.world)
+            if hanging is not None:
+                who = count(len(hanging), "rank").split()[1] + " " + ", ".join(map(str, hanging))
+                print(f"error: step {step}: {who} did not answer within {self.args.timeout} s",
+                      file=sys.stderr, flush=True)
+            raise SystemExit(1) from None
+
     def say(self, line):
         if self.rank == 0:
             print(line, flush=True)
@@ -136,7 +180,7 @@ class Run(common.Run):
     def measure(self):
         """Around one training step: its seconds, and CUDA's peak memory; in one step what is sent,
         in the first ones the memory over time if it is watched, in the last the profile."""
-        step, last = len(self.seconds), self.args.steps - 1
+        step, last = len(self.seconds), self.args.steps - self.first_step - 1
         with contextlib.ExitStack() as meters:
             if self.args.profile and self.rank == 0 and step == last:
                 os.environ.setdefault("KINETO_LOG_LEVEL", "7")      # else it prints its own log
@@ -191,9 +235,13 @@ class Run(common.Run):
             expected = self.references[-1][0]
             off = abs(self.losses[-1] - expected) / (abs(expected) or 1)
             beside = f"{expected:12.4f} {off:12.1e}"
-        if step <= verify.STEPS or step % max(1, self.args.steps // 10) == 0:
+        if len(self.losses) <= verify.STEPS or step % max(1, self.args.steps // 10) == 0:
             self.say(f"{step:6} {self.losses[-1]:9.4f} {beside} {self.grad_norms[-1]:11.4f} "
                      f"{1e3 * self.seconds[-1]:5.0f}{'   skipped' if skipped else ''}")
+        if self.not_finite:                             # the same on every rank
+            raise SystemExit(self.finish())
+        if self.saver:
+            self.saver.after_step(step, self.losses[-1], model if module else None)
 
     def gathered(self, units):
         """What `log` wants of chapter 03's units. Communication: only if the step is compared."""
@@ -444,6 +492,9 @@ class Run(common.Run):
     def finish(self):
         """Judge and report, and only then write and draw what the flags ask for. Returns the exit
         status: 1 on rank 0 if anything did not match, was not finite or could not be written."""
+        if self.saver:
+            self.saver.close()
+            self.saver.report()
         if self.memory:
             self.record(memory=[list(column) for column in zip(*self.memory.samples)])
         if self.on_cuda:
@@ -476,6 +527,8 @@ class Run(common.Run):
             self.problems += wrong
         self.problems += [f"{c['name']}: measured {c['measured']}, formula {c['expected']}"
                           for c in self.checks if c["ok"] is False]
+        if self.saver and self.saver.problem:
+            self.problems.append(self.saver.problem)
         for problem in self.problems:
             print(f"  ✗ {problem}", flush=True)
         outputs = {"json": self.write_json, "plot": self.draw, "profile": self.write_trace}

@@ -1,0 +1,164 @@
+"""The files of a checkpoint: numbers and JSON, complete or not there.
+
+    runs/checkpoints/
+        log.jsonl                   a line for each step, by lab/saving.py
+        step-000020/
+            checkpoint.json         the index: what is where, with a CRC-32 of each rectangle
+            0.bin, 1.bin, ...       a file for each rank that wrote, rectangle after rectangle
+
+It is written into `.step-000020`, where every file is synced to the disk; the last act is to give
+the folder its name. DCP's own storage is not used, since its index is a pickle, and to read a
+pickle is to run what it says.
+"""
+
+import json
+import math
+import os
+import shutil
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint import metadata as meta
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+
+FORMAT = 1
+INDEX = "checkpoint.json"
+DTYPES = {str(dtype).removeprefix("torch."): dtype
+          for dtype in (torch.float64, torch.float32, torch.bfloat16)}
+
+
+def crc32_of(index):
+    return zlib.crc32(json.dumps(index).encode())
+
+
+def checkpoints_in(folder):
+    """The newest first. Whatever bears such a name was complete once."""
+    found = folder.glob("step-" + "[0-9]" * 6 + "*")
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+
+
+class Unusable(Exception):
+    """Why a checkpoint cannot be used, in words that follow its name."""
+
+
+def read_index(folder):
+    """The index of a checkpoint whose every byte is as it was written; raises Unusable. All that is
+    read is JSON and numbers: nothing is run, and no name in it is one of a file."""
+    try:
+        written = json.loads((folder / INDEX).read_bytes())
+        index = written["index"]
+        if index["format"] > FORMAT:
+            raise Unusable(f"has format {index['format']}, and this course reads {FORMAT}")
+        if written["crc32"] != crc32_of(index):
+            raise Unusable(f"has changed bytes in {INDEX}")
+        for name, tensor in index["tensors"].items():
+            for _, sizes, rank, at, crc32 in tensor["chunks"]:
+                size, file = math.prod(sizes) * DTYPES[tensor["dtype"]].itemsize, f"{int(rank)}.bin"
+                if not (folder / file).exists() or (folder / file).stat().st_size < at + size:
+                    raise Unusable(f"is cut short: bytes of {name} are missing in {file}")
+                if zlib.crc32(np.memmap(folder / file, np.uint8, "r", at, size)) != crc32:
+                    raise Unusable(f"has changed bytes in {file}, of {name}")
+        return index
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
+        raise Unusable(f"has no {INDEX} that can be read") from None
+
+
+class Storage:
+    """What DCP asks of every storage, and this one need not answer."""
+
+    def ignore(self, *args, **more):
+        pass
+
+    reset = set_up_storage_writer = ignore
+    prepare_local_plan = prepare_global_plan = lambda self, plan: plan
+    validate_checkpoint_id = classmethod(lambda cls, checkpoint_id: True)
+
+
+def synced(path, data=None):
+    """Write data, if there are any, and have the disk confirm it; a folder: its list of names."""
+    if data is not None:
+        path.write_bytes(data)
+    file = os.open(path, os.O_RDONLY)
+    os.fsync(file)
+    os.close(file)
+
+
+class Writer(Storage, StorageWriter):
+    """Writes a checkpoint into a hidden folder, which gets its name at last. about: plain data for
+    the index. keep: so many of the newest stay."""
+
+    def __init__(self, folder, about, keep):
+        self.folder, self.about, self.keep = folder, about, keep
+        self.aside = folder.with_name(f".{folder.name}")
+
+    def prepare_global_plan(self, plans):               # on rank 0, before anybody writes
+        for left in self.folder.parent.glob(".step-*"):             # by a run that was killed
+            shutil.rmtree(left)
+        self.aside.mkdir(parents=True)
+        return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
+
+    def write_data(self, plan, planner):
+        results, at, path = [], 0, self.aside / f"{plan.storage_data}.bin"
+        with path.open("xb") as file:
+            for item in plan.items:
+                part = planner.resolve_data(item).contiguous()
+                data = part.view(-1).view(torch.uint8).numpy()
+                where = plan.storage_data, at, zlib.crc32(data)
+                results.append(WriteResult(item.index, len(data), where))
+                at += file.write(data)
+        synced(path)
+        done = torch.futures.Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata, results):                # on rank 0, once all have written
+        tensors = {}
+        where = {result.index: result.storage_data for of_rank in results for result in of_rank}
+        for name, tensor in metadata.state_dict_metadata.items():
+            chunks = [[chunk.offsets, chunk.sizes, *where[meta.MetadataIndex(name, chunk.offsets)]]
+                      for chunk in tensor.chunks]
+            dtype = str(tensor.properties.dtype).removeprefix("torch.")
+            tensors[name] = {"dtype": dtype, "shape": tensor.size, "chunks": chunks}
+        index = {"format": FORMAT, **self.about, "tensors": tensors}
+        written = {"index": index, "crc32": crc32_of(index)}
+        synced(self.aside / INDEX, json.dumps(written).encode())
+        synced(self.aside)
+        self.aside.rename(self.folder)
+        synced(self.folder.parent)
+        for old in checkpoints_in(self.folder.parent)[self.keep:]:
+            shutil.rmtree(old.rename(old.with_name(f".{old.name}")))
+
+
+class Reader(Storage, StorageReader):
+    """Reads what a checkpoint's index, which has been checked, says."""
+
+    def __init__(self, folder, index):
+        self.folder, self.tensors, self.where = folder, {}, {}
+        for name, tensor in index["tensors"].items():
+            dtype, chunks = DTYPES[tensor["dtype"]], []
+            for offsets, sizes, rank, at, _ in tensor["chunks"]:
+                chunks.append(meta.ChunkStorageMetadata(*map(torch.Size, (offsets, sizes))))
+                self.where[meta.MetadataIndex(name, offsets)] = rank, at, sizes, dtype
+            properties = meta.TensorProperties(dtype)
+            self.tensors[name] = meta.TensorStorageMetadata(properties, torch.Size(tensor["shape"]),
+                                                            chunks)
+
+    def read_metadata(self):
+        return meta.Metadata(self.tensors)
+
+    set_up_storage_reader = Storage.ignore
+
+    def read_data(self, plan, planner):
+        for item in plan.items:
+            rank, at, sizes, dtype = self.where[item.storage_index]
+            size = math.prod(sizes) * dtype.itemsize
+            data = np.memmap(self.folder / f"{rank}.bin", np.uint8, "r", at, size).copy()
+            part = torch.from_numpy(data).view(dtype).view(sizes)
+            for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths)):
+                part = part.narrow(dim, offset, length)
+            planner.resolve_tensor(item).copy_(part)
+        done = torch.futures.Future()
+        done.set_result(None)
+        return done
