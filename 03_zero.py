@@ -117,8 +117,7 @@ class Unit:
                 master = master.pin_memory()            # a GPU copies to and from it by itself
             self.master = nn.Parameter(master)
             self.room = torch.empty_like(master, pin_memory=master.is_pinned()) if offload else None
-        # Of what it is a shard, and where that begins: for a checkpoint.
-        self.master.flat = parameters, group.rank() * len(self.master)
+        self.master.flat = parameters, group.rank() * len(self.master)      # for a checkpoint
 
     def flatten(self, tensors):
         """A new tensor, (N·k,), of tensors in the shapes of the parameters."""

@@ -431,16 +431,10 @@ def torch_parallelize(model, cfg, mesh):
     logits = parallel.ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1),
                                       use_local_output=False)
     look_up = parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
-    plan = {"embedding": look_up, "head.norm": norm, "head.out": logits}
-    for i in range(1, cfg.layers + 1):
-        for name in ("norm1", "norm2"):
-            plan[f"block{i}.{name}"] = norm
-        for name in ("attn", "mlp"):
-            plan[f"block{i}.{name}"] = gather
-        for name in ("attn.q", "attn.k", "attn.v", "mlp.up"):
-            plan[f"block{i}.{name}"] = columns
-        for name in ("attn.o", "mlp.down"):
-            plan[f"block{i}.{name}"] = scatter
+    plan = {"embedding": look_up, "head.norm": norm, "head.out": logits,
+            "block*.norm[12]": norm, "block*.attn": gather, "block*.mlp": gather,
+            "block*.attn.[qkv]": columns, "block*.mlp.up": columns,
+            "block*.attn.o": scatter, "block*.mlp.down": scatter}
     parallel.parallelize_module(model, mesh, plan)
     if cfg.tie:
         model.head.out.weight = model.embedding.weight

@@ -42,13 +42,14 @@ COMPARED := 02_data_parallel:naive 02_data_parallel:overlap 03_zero:zero1 03_zer
 SMALL_MIXTURE := --layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=32 --steps=200 --no-verify
 RUNS := $(sort $(CHAPTERS_HERE:.py=) $(COMPARED))
 written = $(patsubst %,$(1)/%.json,$(subst :,-,$(RUNS)))
+ON_8_RANKS := env OMP_NUM_THREADS=1 $(PYTHON) -m torch.distributed.run --standalone --nproc_per_node=8
 define run_chapters
 	@mkdir -p $(2)
 	@for run in $(RUNS); do \
 		chapter=$${run%%:*}; variant=$${run#$$chapter}; variant=$${variant#:}; \
 		case $$chapter in \
 			01_*) set -- $(PYTHON) ;; \
-			*) set -- env OMP_NUM_THREADS=1 $(PYTHON) -m torch.distributed.run --standalone --nproc_per_node=8 ;; \
+			*) set -- $(ON_8_RANKS) ;; \
 		esac; \
 		set -- "$$@" $$chapter.py --device=cpu $(1); \
 		case $$run in \
@@ -64,10 +65,24 @@ define run_chapters
 	done
 endef
 
+# Save a checkpoint in one chapter, and go on from it in another.
+define go_on_elsewhere
+	@rm -rf runs/saved
+	@for run in "03_zero --steps=10 --save=runs/saved" \
+			"09_5d --pp=2 --tp=2 --dp=2 --steps=15 --resume=runs/saved"; do \
+		chapter=$${run%% *}; \
+		set -- $(ON_8_RANKS) $$chapter.py --device=cpu $${run#* }; \
+		echo; echo "$$ $$*"; \
+		"$$@" --json=runs/$$chapter-again.json \
+			|| { echo "make $@: $$chapter.py failed" >&2; exit 1; }; \
+	done
+endef
+
 tour: $(READY)  ## run the course on this machine: every chapter, then one table of all and the figures
 	$(call run_chapters,,runs)
+	$(call go_on_elsewhere)
 	@echo
-	@$(PYTHON) -m lab.report $(call written,runs)
+	@$(PYTHON) -m lab.report $(call written,runs) runs/03_zero-again.json runs/09_5d-again.json
 	@echo "pictures, from the JSON beside them:"
 	@$(PYTHON) -m lab.pictures $(call written,runs)
 

@@ -5,16 +5,16 @@ not on a disk by then is computed again. So a run of N ranks saves often, and go
 that are left, which may be fewer, or cut the model otherwise. A file for each rank, as torch.save
 writes it, is of no use to them: its tensors are shards of that layout.
 
-    what rank 1 of 4 holds                in the checkpoint
-    01, 02   all of every matrix          a (768, 768) at (0, 0), which one rank writes
-    04       columns of q, rows of o      a (768, 192) of o at (0, 192)
-    03, 09   a shard, cut anywhere        (1, 500) at (192, 268), (190, 768) at (193, 0), ...
-
 So a checkpoint is a set of *global* tensors: the parameters, and beside each its optimizer states,
 `block1.attn.q.weight/exp_avg`. A rank knows which rectangles of them it holds: `p.cuts` says where
-its part begins, and `flat` which parameters a ZeRO shard runs through. A range of the flat tensor
-that begins and ends in the middle of a row is three rectangles: the rest of that row, the whole
-rows, the beginning of the last one. With these, PyTorch's distributed checkpoint (DCP) plans:
+its part begins, and `flat` which parameters a ZeRO shard runs through, cut anywhere:
+
+    the range [5, 23) of a        . . . . . 1         1 x 1 at (0, 5)       the rest of a row
+    matrix of 4 x 6 numbers       2 2 2 2 2 2         2 x 6 at (1, 0)       whole rows
+                                  2 2 2 2 2 2
+                                  3 3 3 3 3 .         1 x 5 at (3, 0)       a part of the last
+
+With these, PyTorch's distributed checkpoint (DCP) makes plans:
 
     save    every rank says what it holds; rank 0 leaves each rectangle to one of those who hold it,
             so that all write about as much; every rank writes its file. No tensor is sent.
@@ -23,15 +23,12 @@ rows, the beginning of the last one. With these, PyTorch's distributed checkpoin
 
 Saved is what the optimizer updates: of 16-bit parameters the fp32 masters, from which the run that
 goes on makes the parameters anew. It draws its weights as every run does (`common.draw_weights`),
-only that the seed now has a checkpoint to draw from.
+only that its seed has a checkpoint to draw them from. Then come the optimizer states, each rank's
+own part again, and the data go on where they were: a batch is a function of seed and step.
 
-    bytes       Ψ parameters, their states, and a step count per tensor: 12 Ψ with fp32 under AdamW
-    a step      waits while the CPU takes a copy; a thread writes it while training goes on
-    complete    a checkpoint is written into a hidden folder, all its files are synced to the disk,
-                and the last act gives the folder its name: `step-000020` is complete, or not there
-    the index   checkpoint.json, with a CRC-32 of every rectangle, and one of itself
-    strangers   DCP's own files are pickles, and to read a pickle is to run what it says. Ours are
-                JSON and plain bytes: no name in them becomes a path, no type one of Python's
+With Ψ parameters in fp32 under AdamW, a checkpoint has 12 Ψ bytes, and a step count per tensor. A
+step waits only for a copy on the CPU. A thread writes it while training goes on (lab/saving.py), by
+files that are complete or not there, and that a stranger may send (lab/storage.py).
 
 Sources: Llama Team, The Llama 3 Herd of Models (2024), section 3.3.4; Wan et al., ByteCheckpoint
 (2024), section 3; PyTorch, torch.distributed.checkpoint (planner, storage).
@@ -80,9 +77,12 @@ def place(name, p, offsets, view):
 
 
 def rectangles_of(p, tensor):
-    """What `tensor`, a parameter of an optimizer or a state in its shape, is of global tensors: as
-    `place`, with views into it."""
-    if hasattr(p, "flat"):                              # a shard of several, one after the other
+    """What `tensor` is of global tensors, as `place` says it, in views. It is a parameter of an
+    optimizer, or a state of it: in its shape, or one number (a step count)."""
+    if not tensor.ndim:
+        for name, *_ in rectangles_of(p, p.detach()):
+            yield name, (), torch.Size(), tensor
+    elif hasattr(p, "flat"):                            # a shard of several, one after the other
         parameters, start = p.flat
         at = 0
         for q in parameters:
@@ -132,26 +132,22 @@ class LoadPlanner(dcp.DefaultLoadPlanner):
 
 # --------------------------------------------------------------------------------- what a run needs
 
+def trained(optimizer):
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def state_of(optimizers, buffers):
     """{name: Parts} on the CPU, copied: what this rank holds of the parameters and their states,
     and of buffers, {name: tensor}."""
     state = {}
-
-    def add(name, shape, at, view):
-        state.setdefault(name, Parts(shape))[at] = view.detach().to("cpu", copy=True)
-
     for name, buffer in buffers.items():
-        add(name, buffer.shape, torch.Size([0] * buffer.ndim), buffer)
+        state[name] = Parts(buffer.shape, {torch.Size([0] * buffer.ndim): buffer.cpu().clone()})
     for optimizer in optimizers:
-        for p in (p for group in optimizer.param_groups for p in group["params"]):
-            for name, shape, at, view in rectangles_of(p, p.detach()):
-                add(name, shape, at, view)
-            for key, tensor in optimizer.state[p].items():
-                for name, shape, at, view in rectangles_of(p, tensor if tensor.ndim else p):
-                    if tensor.ndim:
-                        add(f"{name}/{key}", shape, at, view)
-                    else:                               # a step count: the same for all of it
-                        add(f"{name}/{key}", (), torch.Size(), tensor)
+        for p in trained(optimizer):
+            for key, tensor in {"": p.detach(), **optimizer.state.get(p, {})}.items():
+                for name, shape, at, view in rectangles_of(p, tensor):
+                    name = f"{name}/{key}" if key else name
+                    state.setdefault(name, Parts(shape))[at] = view.to("cpu", copy=True)
     return state
 
 
@@ -189,21 +185,15 @@ class Checkpoint(int):
 
     def load_states(self, optimizer):
         """Give the optimizer the states that are saved of its parameters."""
-        state, keys = {}, {}
-        for name in self.index["tensors"]:
-            name, _, key = name.partition("/")
-            keys.setdefault(name, []).append(key)
-        for p in (p for group in optimizer.param_groups for p in group["params"]):
-            found = [name for name, *_ in rectangles_of(p, p.detach())]
-            for key in filter(None, keys[found[0]] if found else ()):
-                saved = self.index["tensors"][f"{found[0]}/{key}"]
-                dtype = DTYPES[saved["dtype"]]
-                if saved["shape"]:
-                    tensor = torch.zeros_like(p, dtype=dtype, requires_grad=False)
-                    for name, shape, at, view in rectangles_of(p, tensor):
-                        state.setdefault(f"{name}/{key}", Parts(shape))[at] = view
-                else:                                   # a step count
-                    tensor = torch.zeros((), dtype=dtype, device=p.device)
-                    state[f"{found[0]}/{key}"] = Parts((), {torch.Size(): tensor})
+        keys = {name.partition("/")[2] for name in self.index["tensors"]} - {""}
+        state = {}
+        for p in trained(optimizer):
+            names = [name for name, *_ in rectangles_of(p, p.detach())]
+            for key in keys if names else ():
+                saved = self.index["tensors"][f"{names[0]}/{key}"]
+                like = p.detach() if saved["shape"] else torch.empty((), device=p.device)
+                tensor = torch.zeros_like(like, dtype=DTYPES[saved["dtype"]])
+                for name, shape, at, view in rectangles_of(p, tensor):
+                    state.setdefault(f"{name}/{key}", Parts(shape))[at] = view
                 optimizer.state[p][key] = tensor
         self.load(state)

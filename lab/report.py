@@ -51,17 +51,19 @@ class Run(common.Run):
             path.parent.mkdir(parents=True, exist_ok=True)
         self.checkpoint = saving.goes_on_from(args)
         args.seed = args.seed if self.checkpoint is None else self.checkpoint
+        saving.set_timeout(args.timeout)
         super().__init__(args)
         self.optimizers, self.remembered = [], {}
         self.saver = saving.Saver(self) if args.save else None
         if self.checkpoint is not None:
             self.first_step = self.checkpoint.index["step"]
+        self.step = self.first_step + 1                 # the first is 1
         self.started, self.comm = time.perf_counter(), CommMeter(self.on_cuda)
         self.checks, self.notes, self.recorded, self.peak = [], [], {}, 0
         self.losses, self.grad_norms, self.references, self.parameters = [], [], [], []
         self.memory, self.batch, self.profiler, self.shards, self.flops = None, None, None, {}, {}
         self.live, self.clocks, self.actions, self.known = None, {}, {}, None
-        self.skipped, self.not_finite = 0, []
+        self.skipped, self.not_finite = 0, None
         self.rounds_to(args.dtype)
 
     @property
@@ -124,8 +126,8 @@ class Run(common.Run):
 
     def batches(self, share=0):
         self.header()
-        saving.set_timeout(self.args.timeout)
         for batch in super().batches(share):
+            self.step = batch.step + 1
             cli.refuse_above_vocabulary(self.args, self.text, int(batch.tokens.max()))
             cli.refuse_above_vocabulary(self.args, self.text, int(batch.targets.max()))
             self.batch = batch
@@ -158,19 +160,17 @@ class Run(common.Run):
 
     @contextlib.contextmanager
     def guard(self):
-        """Around the training: where it has waited too long for a rank, say for which one."""
+        """Around the training: where --timeout is over, or a rank has ended, say which rank."""
         try:
             yield
-        except RuntimeError as error:                       # gloo's; NCCL ends the process itself
-            if not self.args.timeout or "Timed out" not in str(error):
-                raise
-            step = self.first_step + len(self.seconds) + 1
-            hanging = saving.name_the_hanging(step, self.rank, self.world)
-            if hanging is not None:
-                who = count(len(hanging), "rank").split()[1] + " " + ", ".join(map(str, hanging))
-                print(f"error: step {step}: {who} did not answer within {self.args.timeout} s",
-                      file=sys.stderr, flush=True)
-            raise SystemExit(1) from None
+        except BaseException as error:
+            if self.saver:
+                self.saver.sigterm.put_back()
+            if self.args.timeout and isinstance(error, RuntimeError):
+                saving.name_the_lost(error, self)
+            raise
+        finally:
+            saving.set_timeout(None)
 
     def say(self, line):
         if self.rank == 0:
@@ -223,8 +223,13 @@ class Run(common.Run):
         self.losses.append(loss.item())
         self.grad_norms.append(norm.item())
         self.skipped += skipped
-        if not (math.isfinite(loss) and (skipped or math.isfinite(norm))):
-            self.not_finite.append((step, self.rank, f"loss {loss:.4f}, gradient norm {norm:.4f}"))
+        finite = math.isfinite(loss) and (skipped or math.isfinite(norm))
+        sigterm = self.saver and self.saver.sigterm.came
+        sigterm, not_finite = saving.on_any_rank(self, sigterm, not finite)
+        if not finite:                                  # here; the same on all ranks, as a rule
+            spread = saving.gradients_are_finite(self.optimizers)       # from another rank
+            self.not_finite = [step, spread, self.rank,
+                               f"loss {loss:.4f}, gradient norm {norm:.4f}"]
         beside = f"{'-':>12} {'-':>12}"
         verified = self.verifier and self.verifier.steps < self.verified_steps
         if verified and skipped:
@@ -238,10 +243,10 @@ class Run(common.Run):
         if len(self.losses) <= verify.STEPS or step % max(1, self.args.steps // 10) == 0:
             self.say(f"{step:6} {self.losses[-1]:9.4f} {beside} {self.grad_norms[-1]:11.4f} "
                      f"{1e3 * self.seconds[-1]:5.0f}{'   skipped' if skipped else ''}")
-        if self.not_finite:                             # the same on every rank
+        if not_finite:                                  # what follows could only be nonsense
             raise SystemExit(self.finish())
         if self.saver:
-            self.saver.after_step(step, self.losses[-1], model if module else None)
+            self.saver.after_step(step, self.losses[-1], model if module else None, sigterm)
 
     def gathered(self, units):
         """What `log` wants of chapter 03's units. Communication: only if the step is compared."""
@@ -492,6 +497,13 @@ class Run(common.Run):
     def finish(self):
         """Judge and report, and only then write and draw what the flags ask for. Returns the exit
         status: 1 on rank 0 if anything did not match, was not finite or could not be written."""
+        try:
+            return self.judge_and_report()
+        finally:
+            if self.saver:                              # SIGTERM would have cost the report
+                self.saver.sigterm.put_back()
+
+    def judge_and_report(self):
         if self.saver:
             self.saver.close()
             self.saver.report()
@@ -504,7 +516,7 @@ class Run(common.Run):
             self.shards = shards_of(self.known)
         everyones, failed = [None] * self.world, [c for c in self.checks if c["ok"] is False]
         actions = {of: self.in_seconds(of) for of in self.actions}
-        dist.all_gather_object(everyones, (self.shards, self.flops, actions, self.not_finite[:1],
+        dist.all_gather_object(everyones, (self.shards, self.flops, actions, self.not_finite,
                                            failed))
         if self.rank > 0:
             return 0
@@ -517,8 +529,8 @@ class Run(common.Run):
         for note in self.notes:
             print(f"  {note}".rstrip())
 
-        first = min(sum(not_finite, []), default=None)
-        self.problems = ["step {}, rank {}: {}".format(*first)] if first else []
+        first = min(filter(None, not_finite), default=None)
+        self.problems = [f"step {first[0]}, rank {first[2]}: {first[3]}"] if first else []
         if self.verifier:
             lines, wrong = verify.verdict(self.verifier.worst, self.verifier.steps, self.rounding,
                                           self.tolerance)

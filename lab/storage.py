@@ -14,6 +14,7 @@ pickle is to run what it says.
 import json
 import math
 import os
+import re
 import shutil
 import zlib
 from dataclasses import replace
@@ -29,15 +30,27 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype
           for dtype in (torch.float64, torch.float32, torch.bfloat16)}
 
 
+def as_bytes(written):
+    return json.dumps(written, allow_nan=False).encode()
+
+
 def crc32_of(index):
-    return zlib.crc32(json.dumps(index).encode())
+    return zlib.crc32(as_bytes(index))
+
+
+def step_of(folder):
+    """The step after which a checkpoint of this name was saved; None: it is no such name."""
+    name = re.fullmatch(r"step-([0-9]{6,})", folder.name)
+    return int(name[1]) if name else None
 
 
 def checkpoints_in(folder):
     """The newest first. Whatever bears such a name was complete once."""
-    found = folder.glob("step-" + "[0-9]" * 6 + "*")
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+    found = [path for path in folder.glob("step-*") if step_of(path) is not None and path.is_dir()]
+    return sorted(found, key=step_of, reverse=True)
 
+
+# ------------------------------------------------------------------------------------- is it whole?
 
 class Unusable(Exception):
     """Why a checkpoint cannot be used, in words that follow its name."""
@@ -47,22 +60,62 @@ def read_index(folder):
     """The index of a checkpoint whose every byte is as it was written; raises Unusable. All that is
     read is JSON and numbers: nothing is run, and no name in it is one of a file."""
     try:
-        written = json.loads((folder / INDEX).read_bytes())
+        if not (folder / INDEX).is_file():              # a pipe would let us wait
+            raise Unusable(f"has no {INDEX}")
+        data = (folder / INDEX).read_bytes()
+        written = json.loads(data)
         index = written["index"]
-        if index["format"] > FORMAT:
+        if type(index["format"]) is int and index["format"] > FORMAT:
             raise Unusable(f"has format {index['format']}, and this course reads {FORMAT}")
-        if written["crc32"] != crc32_of(index):
+        if data != as_bytes(written) or written["crc32"] != crc32_of(index):
             raise Unusable(f"has changed bytes in {INDEX}")
+        check_fields(index)
         for name, tensor in index["tensors"].items():
-            for _, sizes, rank, at, crc32 in tensor["chunks"]:
-                size, file = math.prod(sizes) * DTYPES[tensor["dtype"]].itemsize, f"{int(rank)}.bin"
-                if not (folder / file).exists() or (folder / file).stat().st_size < at + size:
-                    raise Unusable(f"is cut short: bytes of {name} are missing in {file}")
-                if zlib.crc32(np.memmap(folder / file, np.uint8, "r", at, size)) != crc32:
-                    raise Unusable(f"has changed bytes in {file}, of {name}")
+            check_chunks(folder, f"{name:.80}", tensor["shape"], DTYPES[tensor["dtype"]],
+                         tensor["chunks"])
         return index
-    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError,
+            RecursionError):
         raise Unusable(f"has no {INDEX} that can be read") from None
+
+
+def check_fields(index):
+    """What lab/saving.py wrote beside the tensors is of the kinds that it reads; raises others."""
+    chapter, variant, ranks = index["by"]
+    remembered = [value for numbers in index["remembered"].values() for value in numbers.values()]
+    fits = (index["format"] == FORMAT and is_count(index["step"]) and is_count(ranks)
+            and isinstance(index["run"], dict) and isinstance(index["text"], str)
+            and isinstance(index["biases"], bool)
+            and all(re.fullmatch(r"[\w.-]+", name) for name in (chapter, variant))
+            and all(type(value) in (int, float) for value in remembered))
+    if not fits:
+        raise ValueError
+
+
+def is_count(number, least=0):
+    return type(number) is int and number >= least
+
+
+def check_chunks(folder, name, shape, dtype, chunks):
+    """The rectangles of a tensor are there, unchanged, and tile it; raises Unusable and others."""
+    for offsets, sizes, rank, at, crc32 in chunks:
+        inside = [is_count(length, 1) and is_count(offset) and offset + length <= end
+                  for offset, length, end in zip(offsets, sizes, shape, strict=True)]
+        if not all([*inside, is_count(rank), is_count(at)]):
+            raise ValueError
+        size, file = math.prod(sizes) * dtype.itemsize, f"{rank}.bin"
+        if not (folder / file).is_file() or (folder / file).stat().st_size < at + size:
+            raise Unusable(f"is cut short: bytes of {name} are missing in {file}")
+        if zlib.crc32(np.memmap(folder / file, np.uint8, "r", at, size)) != crc32:
+            raise Unusable(f"has changed bytes in {file}, of {name}")
+    start = np.array([offsets for offsets, *_ in chunks]).reshape(len(chunks), -1)
+    stop = start + np.array([sizes for _, sizes, *_ in chunks]).reshape(len(chunks), -1)
+    overlap = any(((one < stop) & (start < end)).all(1).sum() > 1 for one, end in zip(start, stop))
+    if overlap or sum(math.prod(sizes) for _, sizes, *_ in chunks) != math.prod(shape):
+        raise Unusable(f"has rectangles that overlap or are missing, of {name}")
+
+
+# ----------------------------------------------------------------------------------- what DCP wants
 
 
 class Storage:
@@ -94,8 +147,8 @@ class Writer(Storage, StorageWriter):
         self.aside = folder.with_name(f".{folder.name}")
 
     def prepare_global_plan(self, plans):               # on rank 0, before anybody writes
-        for left in self.folder.parent.glob(".step-*"):             # by a run that was killed
-            shutil.rmtree(left)
+        for left in self.folder.parent.glob(".step-[0-9]*"):        # by a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
         self.aside.mkdir(parents=True)
         return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
@@ -123,12 +176,12 @@ class Writer(Storage, StorageWriter):
             tensors[name] = {"dtype": dtype, "shape": tensor.size, "chunks": chunks}
         index = {"format": FORMAT, **self.about, "tensors": tensors}
         written = {"index": index, "crc32": crc32_of(index)}
-        synced(self.aside / INDEX, json.dumps(written).encode())
+        synced(self.aside / INDEX, as_bytes(written))
         synced(self.aside)
         self.aside.rename(self.folder)
         synced(self.folder.parent)
         for old in checkpoints_in(self.folder.parent)[self.keep:]:
-            shutil.rmtree(old.rename(old.with_name(f".{old.name}")))
+            shutil.rmtree(old.rename(old.with_name(f".{old.name}")), ignore_errors=True)
 
 
 class Reader(Storage, StorageReader):

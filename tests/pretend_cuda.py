@@ -205,6 +205,7 @@ class Gpu:
         self.ranks = Ranks()
         self.device = torch.device("cuda", self.ranks.rank)
         self.collectives, self.copies = {}, []  # Begun, each; of collectives, by their Work
+        self.on_host = set()  # names of groups over gloo
         self.streams = [None]  # the last is the current one; None: the main one
         self.steps, self.step = [], None  # None: outside of a step
         self.operators = collections.Counter()  # in steps, by name
@@ -281,6 +282,10 @@ class Operators(TorchDispatchMode):
         devices that start two of them in different orders wait for each other. (A pipeline's
         messages are under way while its stages sum over other axes. So here a device that starts
         something else first waits until they have met: ranks that could wait for each other do.)"""
+        if group_of(args).group_name in self.gpu.on_host:
+            if any(on_gpu(t) for t in tensors(args)):
+                raise RuleBroken(f"{name} over gloo of a tensor that is not on the host")
+            return func(*args)
         first, *others = [tensors(x) for x in args if tensors(x)]
         writes, reads = ([], first) if name == "send" else (first, sum(others, []))
         for t in (writes + reads) * (name != "barrier"):
@@ -496,7 +501,10 @@ def pretended_cuda():
         place = gpu.ranks.place("a new group")
         gpu.ranks.say(place, f"{place}, of ranks {ranks}")
         gpu.ranks.hear(place, gpu.ranks.all)
-        return make_group(ranks, *args, **kwargs)
+        group = make_group(ranks, *args, **kwargs)
+        if kwargs.get("backend") == "gloo":  # asked for: it is the host's
+            gpu.on_host.add(group.group_name)
+        return group
 
     def resize_(storage, size):
         if size and size == storage.nbytes():
@@ -512,13 +520,17 @@ def pretended_cuda():
             gpu.steps.append(gpu.step)
             gpu.step = None
 
+    def device_of_objects(group=None):
+        on_host = group is not None and group.group_name in gpu.on_host
+        return torch.device("cpu") if on_host else gpu.device
+
     objects = "torch.distributed.distributed_c10d._get_object_coll_device"
     one_work = lambda operations: [OneWork(batch(operations))]
     checks = "torch.utils.checkpoint._allowed_determinism_checks_to_fns"
     patches = [
         mock.patch("common.join_ranks", lambda *args: gpu.device),  # though the backend is gloo
         mock.patch("torch.autograd._engine_run_backward", backward),
-        mock.patch(objects, lambda group=None: gpu.device),  # what is pickled travels as all else
+        mock.patch(objects, device_of_objects),  # what is pickled travels as all else
         mock.patch.dict(checks, default=lambda x: (x.shape, x.dtype)),  # no device: it asks in C++
         mock.patch.object(Work, "wait", wait_for),
         mock.patch.object(dist, "batch_isend_irecv", one_work),

@@ -55,8 +55,13 @@ def test_the_path_of_python_may_have_a_space(make, tmp_path):
     python = interpreter(tmp_path / "a folder", sys.executable)
     status, output, errors = make("tour", f"PY={python}", "RUNS=01_chapter 02_chapter:naive")
     assert status == 0 and f"$ {python} 01_chapter.py --device=cpu" in output
+    drawn = "runs/01_chapter.json runs/02_chapter-naive.json"
     assert errors.splitlines() == [
         "--device=cpu --json=runs/01_chapter.json",
         "--standalone --nproc_per_node=8 02_chapter.py --device=cpu --variant=naive --steps=5 "
         "--json=runs/02_chapter-naive.json",
-        *2 * ["runs/01_chapter.json runs/02_chapter-naive.json"]]  # the table and the figures
+        "--standalone --nproc_per_node=8 03_zero.py --device=cpu --steps=10 --save=runs/saved "
+        "--json=runs/03_zero-again.json",
+        "--standalone --nproc_per_node=8 09_5d.py --device=cpu --pp=2 --tp=2 --dp=2 --steps=15 "
+        "--resume=runs/saved --json=runs/09_5d-again.json",
+        f"{drawn} runs/03_zero-again.json runs/09_5d-again.json", drawn]  # the table, the figures

@@ -1,0 +1,328 @@
+"""Faults on purpose: kill ranks of a training, and see what it costs and that no bit is lost.
+
+    python -m lab.faults [--kills 20] [--seed 0] [--json runs/faults.json]
+
+One rank that dies ends all others, since they wait for it in the next collective. `torchrun
+--max-restarts` starts them again, and they go on from the last checkpoint. So a fault costs
+
+    the steps since the last save, which are computed again: half an interval on average
+    the restart: to notice, start Python, read the checkpoint, connect. No step is taken meanwhile
+
+and saving costs something too, faults or none. To save often makes the first cheap and the second
+dear. With `save` seconds that training waits for a save, one each `interval` seconds, and a fault
+each `between` seconds, the share of time that goes into both is
+
+    save / interval  +  interval / 2 / between
+
+which is least where both are equal: interval = sqrt(2 · save · between) (Young 1974, Daly 2006).
+Llama 3's training was interrupted 466 times in 54 days on 16,384 GPUs, once in 2.8 hours. If it had
+waited a minute for each save, it should save every 18 minutes, and lose 11% to both. If a save goes
+on beside training, which waits a second for it: every 2.4 minutes, and 1.4%.
+
+This program trains quietly, then again with `kills` faults at random moments, every other one
+while a save is under way, and compares bit for bit. Then once more, over three layouts: replicas,
+tensor parallelism on half of the ranks, pipeline and tensor parallelism on all, five faults.
+
+    goodput     the seconds of steps that counted, over all seconds from start to end. A step counts
+                if it was not computed again. Its seconds are those since the step before; of the
+                first one after a start nobody knows them, so they do not count
+    restart     from a kill to the end of the first step after it
+
+Sources: Llama Team, The Llama 3 Herd of Models (2024), section 3.3.4; Young, A First Order
+Approximation to the Optimum Checkpoint Interval (1974); Daly, A Higher Order Estimate of the
+Optimum Checkpoint Interval for Restart Dumps (2006).
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from lab import checkpoint, storage
+from lab.saving import LOG
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = ("--layers=2", "--dim=64", "--heads=4", "--kv-heads=2", "--seq=64", "--lr=0.002",
+         "--dtype=float64", "--device=cpu", "--no-verify")  # fmt: skip
+LAYOUTS = (("02_data_parallel", 4), ("04_tensor_parallel", 2), ("09_5d", 4, "--pp=2", "--tp=2"))
+TOLERANCE = 1e-10                   # of another layout, whose sums have another order
+LLAMA = 54 * 24 * 3600 / 466        # seconds between faults
+
+
+# ------------------------------------------------------------------------------------- the formulas
+
+def best_interval(save, between):
+    """Young's and Daly's, in seconds."""
+    return math.sqrt(2 * save * between)
+
+
+def expected_goodput(interval, save, restart, between):
+    """To first order; all are seconds, those between faults on the clock."""
+    return (1 - (interval / 2 + restart) / between) / (1 + save / interval)
+
+
+def goodput(attempts, seconds):
+    """attempts: of each start, its steps and when they ended, [(step, time)]. Returns the share,
+    and how many steps were lost: computed again later."""
+    last = {step: i for i, steps in enumerate(attempts) for step, _ in steps}
+    counted = sum(end - start for i, steps in enumerate(attempts)
+                  for (_, start), (step, end) in pairwise(steps) if last[step] == i)
+    return counted / seconds, sum(map(len, attempts)) - len(last)
+
+
+# --------------------------------------------------------------------------------------- the faults
+
+class Fault(NamedTuple):
+    """Kill a rank after so many steps since the start, then in the next save if so wished, then
+    after so many seconds."""
+
+    rank: int
+    steps: int
+    in_save: bool
+    seconds: float
+
+
+class Failed(Exception):
+    """What went on for too long, or ended too early."""
+
+
+def plan(kills, ranks, every, seed):
+    draw = random.Random(seed)
+    return [Fault(draw.randrange(ranks), draw.randint(every // 2, 3 * every // 2), bool(i % 2),
+                  draw.uniform(0, 0.03)) for i in range(kills)]  # fmt: skip
+
+
+def until(condition, deadline, what, ended=lambda: False):
+    while not condition():
+        if ended():
+            raise Failed(f"the run ended before {what}")
+        if time.time() > deadline:
+            raise Failed(f"there was no time left for {what}")
+        time.sleep(0.001)
+
+
+def log_of(folder):
+    """What a run has said of its steps, those of all starts."""
+    path = folder / LOG
+    return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
+
+
+def is_saving(folder, since):
+    """Whether a folder of an incomplete checkpoint has changed since then."""
+    for path in folder.glob(".step-*"):
+        try:
+            if path.stat().st_mtime > since:
+                return True
+        except FileNotFoundError:                       # it is complete by now
+            pass
+    return False
+
+
+def strike(fault, folder, ranks, since, deadline, ended):
+    """Kill one of the processes `ranks` when the fault says so. Returns when that was. since: when
+    there were steps or saves before that, they are not meant."""
+    of_this_start = lambda: sum(line["time"] > since for line in log_of(folder))
+    until(lambda: of_this_start() >= fault.steps, deadline, "a kill", ended)
+    pids = ranks()                                      # now all of them are there
+    if fault.in_save:
+        until(lambda: is_saving(folder, since), deadline, "a kill in a save", ended)
+    time.sleep(fault.seconds)
+    os.kill(pids[fault.rank], signal.SIGKILL)
+    return time.time()
+
+
+def children(pid):
+    """Of torchrun: its ranks, in order."""
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
+    return sorted(map(int, found.split()))
+
+
+def train(layout, folder, faults, deadline, *flags):
+    """Run a chapter, and kill ranks of it. Returns for each fault when it was, how many steps were
+    logged before the next start, and whether an incomplete checkpoint was left."""
+    name, ranks, *own = layout
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+               f"--nproc_per_node={ranks}", f"--max-restarts={len(faults)}", ROOT / f"{name}.py",
+               *MODEL, *own, f"--save={folder}", *flags]  # fmt: skip
+    since, kills, output = time.time(), [], folder.with_suffix(".txt")
+    with output.open("a") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file,
+                                   env=os.environ | {"OMP_NUM_THREADS": "1"})
+    ended = lambda: process.poll() is not None
+    try:
+        for fault in faults:
+            pids = lambda: children(process.pid)
+            at = strike(fault, folder, pids, since, deadline, ended)
+            before = set(children(process.pid))
+            until(lambda: not before & set(children(process.pid)), deadline, "the others' end",
+                  ended)
+            kills.append((at, len(log_of(folder)), is_saving(folder, since)))
+            since = time.time()
+        until(ended, deadline, "the last step")
+    finally:
+        if not ended():
+            pids = children(process.pid)
+            process.kill()
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            process.wait()
+    if process.returncode:
+        raise Failed(f"torchrun ended with status {process.returncode}; see {output}")
+    return kills
+
+
+# -------------------------------------------------------------------------------- what it comes to
+
+def tensors_of(folder):
+    """{name: full tensor} of a checkpoint."""
+    saved = checkpoint.Checkpoint(0, folder, storage.read_index(folder))
+    shapes = {name: tensor["shape"] for name, tensor in saved.index["tensors"].items()}
+    return {name: saved.value(name, torch.empty(shape)) for name, shape in shapes.items()}
+
+
+def difference(these, those):
+    """The largest between numbers or tensors of the same names, relative to each; 0: no bit is
+    another one."""
+    assert these.keys() == those.keys(), sorted(these.keys() ^ those.keys())
+    off = 0.0
+    for name, x in these.items():
+        x, y = torch.as_tensor(x, dtype=torch.float64), torch.as_tensor(those[name])
+        if not torch.equal(x, y):
+            off = max(off, float((x - y).abs().max() / y.abs().max()))
+    return off
+
+
+def compare(folder, quiet, steps):
+    """The largest differences from a quiet run: of all losses, and of the last checkpoint's
+    tensors. Raises Failed where a step or the checkpoint is missing."""
+    losses = [{line["step"]: line["loss"] for line in log_of(path)} for path in (folder, quiet)]
+    for path, of_path in zip((folder, quiet), losses):
+        if sorted(of_path) != list(range(1, steps + 1)):
+            raise Failed(f"{path / LOG} has {len(of_path)} of {steps} steps")
+    name = f"step-{steps:06}"
+    return difference(*losses), difference(tensors_of(folder / name), tensors_of(quiet / name))
+
+
+def starts_of(folder, begin, cuts):
+    """What the log says, start by start: cuts are the lines at which one ended. Seconds count from
+    `begin`."""
+    lines, starts = log_of(folder), []
+    for first, last in pairwise([0, *cuts, None]):
+        mine = lines[first:last]
+        starts.append({"layout": f"{mine[0]['chapter'].replace('_', ' ')}, {mine[0]['ranks']} ranks",
+                       "seconds": [line["time"] - begin for line in mine],
+                       "steps": [line["step"] for line in mine],
+                       "losses": [line["loss"] for line in mine]})  # fmt: skip
+    return starts
+
+
+def run(legs, folder, faults, every, seed, deadline, *flags):
+    """Train in one layout after the other, legs: [(layout, its last step)], with the faults shared
+    out. Returns what pictures and formulas want to know."""
+    begin, kills, cuts = time.time(), [], []
+    faults = plan(faults, min(ranks for (_, ranks, *_), _ in legs), every, seed)
+    for i, (layout, steps) in enumerate(legs):
+        mine = faults[i::len(legs)]
+        resume = [f"--resume={folder}"] if i else []
+        kills += train(layout, folder, mine, deadline, f"--steps={steps}", f"--save-every={every}",
+                       f"--seed={seed}", *resume, *flags)
+        cuts += [count for _, count, _ in kills[len(kills) - len(mine):]] + [len(log_of(folder))]
+    starts = starts_of(folder, begin, cuts[:-1])
+    return {"seconds": time.time() - begin, "starts": starts, "every": every, "folder": folder,
+            "kills": [(at - begin, is_unfinished) for at, _, is_unfinished in kills]}
+
+
+def report(what, faulty, quiet, steps, tolerance):
+    """Print what the faults cost, and compare. Returns the checks."""
+    of_losses, of_tensors = compare(faulty["folder"], quiet["folder"], steps)
+    attempts = [list(zip(of["steps"], of["seconds"])) for of in faulty["starts"]]
+    share, lost = goodput(attempts, faulty["seconds"])
+    kills = len(faulty["kills"])
+    unfinished = sum(is_unfinished for _, is_unfinished in faulty["kills"])
+    print(f"{what}: {steps} steps, a save every {faulty['every']}")
+    print(f"  {kills} kills, {unfinished} of which left a save unfinished; "
+          f"{len(attempts)} starts; {lost} steps lost, {lost / kills:.1f} by a fault")
+    print(f"  {faulty['seconds']:.1f} s, quietly {quiet['seconds']:.1f} s; goodput {share:.1%}")
+    checks = []
+    for name, off in (("losses of all steps", of_losses), ("the last checkpoint", of_tensors)):
+        checks.append({"name": f"{what}: {name}", "measured": off, "expected": tolerance,
+                       "ok": off <= tolerance})
+        words = "bit for bit those of the quiet run" if off == 0 else f"{off:.0e} from the quiet run"
+        print(f"  {name}: {words}   {'✓' if off <= tolerance else '✗'}")
+    return checks
+
+
+def explain(faulty, waits):
+    """The formulas, with what was measured. waits: seconds that training waited for each save."""
+    attempts = [list(zip(of["steps"], of["seconds"])) for of in faulty["starts"]]
+    step = statistics.median(b - a for steps in attempts for (_, a), (_, b) in pairwise(steps))
+    restart = statistics.mean(next(of["seconds"][0] for of in faulty["starts"]
+                                   if of["seconds"][0] > at) - at for at, _ in faulty["kills"])
+    save, interval = statistics.mean(waits), faulty["every"] * step
+    print(f"  a step takes {1e3 * step:.0f} ms, waits {1e3 * save:.1f} ms for a save, and a restart "
+          f"takes {restart:.1f} s")
+    here = faulty["seconds"] / len(faulty["kills"])
+    for who, between, interval in (
+            ("here, as it was saved", here, interval),
+            ("here, saved at best", here, best_interval(save, here)),
+            ("with Llama 3's faults", LLAMA, best_interval(save, LLAMA))):
+        print(f"  {who + ',':<24} one fault in {between:,.0f} s: a save every {interval:6.2f} s, "
+              f"goodput by formula {expected_goodput(interval, save, restart, between):.1%}")
+
+
+def both_parts(folder, args, deadline):
+    """The faults in one layout, and five in three. Returns the checks, and what pictures show."""
+    steps = 12 * max(args.kills, 20)                    # each kill comes within 3 saves
+    quiet = run([(LAYOUTS[0], steps)], folder / "quiet", 0, 4, args.seed, deadline,
+                f"--json={folder}/quiet.json")
+    waits = json.loads((folder / "quiet.json").read_text())["recorded"]["checkpoints"]["waits"]
+    faulty = run([(LAYOUTS[0], steps)], folder / "faulty", args.kills, 4, args.seed, deadline)
+    checks = report("in one layout", faulty, quiet, steps, 0)
+    explain(faulty, waits)
+
+    legs = [(layout, steps * i // 3) for i, layout in enumerate(LAYOUTS, start=1)]
+    moving = run(legs, folder / "moving", 5, 20, args.seed, deadline)
+    checks += report("in three layouts", moving, quiet, steps, TOLERANCE)
+    return checks, {"quiet": quiet, "faulty": moving}
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=int, default=900, help="seconds, after which all ends")
+    parser.add_argument("--json", type=Path, help="for a figure by lab/pictures.py")
+    args = parser.parse_args(argv)
+    deadline = time.time() + args.limit
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            checks, recorded = both_parts(Path(folder), args, deadline)
+        except Failed as why:
+            print(f"✗ {why}")
+            for output in sorted(Path(folder).glob("*.txt")):
+                print(f"{output.name} ends with", *output.read_text().splitlines()[-15:], sep="\n  ")
+            return 1
+    wrong = [check for check in checks if not check["ok"]]
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps({
+            "chapter": "faults", "variant": "three layouts", "config": {}, "problems": wrong,
+            "checks": checks, "recorded": recorded}, indent=1, default=str) + "\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
