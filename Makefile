@@ -8,7 +8,7 @@ CHAPTERS_HERE := $(sort $(wildcard [0-9][0-9]_*.py))
 LINT := check --quiet --output-format concise
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given-python tour test test-all lint bench figures
+.PHONY: help setup given-python tour test test-all lint bench faults figures
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -96,10 +96,15 @@ lint: $(READY)  ## check the style
 	@if $(PYTHON) -m ruff --version >/dev/null 2>&1; then echo "ruff $(LINT)"; $(PYTHON) -m ruff $(LINT); \
 	else echo "lint:" $(PYTHON) "has no ruff, so it is left out"; fi
 
-bench: $(READY)  ## time the chapters against PyTorch's own, and on a GPU the kernels
+bench: $(READY)  ## time the chapters against PyTorch's own, checkpoints, and on a GPU the kernels
 	@if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 	then $(PYTHON) benchmarks/kernels.py; else echo "no GPU: the kernels are not timed"; fi
 	$(PYTHON) benchmarks/chapters.py
+	$(PYTHON) benchmarks/checkpoints.py
+
+faults: $(READY)  ## kill ranks of a run at random, and see that it costs time and no bit
+	$(PYTHON) -m lab.faults --json runs/faults.json
+	$(PYTHON) -m lab.pictures runs/faults.json
 
 figures: $(READY)  ## draw figures/ anew
 	$(call run_chapters,--steps=5,runs/figures)

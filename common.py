@@ -598,8 +598,12 @@ def join_ranks(args, rank, world):
         device = torch.device("cuda", environment("LOCAL_RANK", rank))
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-        dist.init_process_group(backend, **({} if "RANK" in os.environ else alone),
+        store = dist.HashStore()
+        if "RANK" in os.environ:                            # there may be others, started again
+            store, rank, world = next(dist.rendezvous("env://"))
+            attempt = environment("TORCHELASTIC_RESTART_COUNT", 0)      # with the dead ones' store
+            store = dist.PrefixStore(f"attempt {attempt}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world,
                                 device_id=device if backend == "nccl" else None)
     return device
 

@@ -1,15 +1,16 @@
 """Times checkpoints beside training: ours, and torch.save of what rank 0 has gathered.
 
-One run of a chapter saves in both ways, in turn, with quiet steps between. Ours is lab/saving.py:
-the step after which it is time waits for a copy, and a thread writes while training goes on. The
-other way, all ranks send rank 0 what they hold, and wait until torch.save has the whole on the
-disk. Both end with the disk's confirmation (fsync), and go to the same folder.
+A run saves in both ways, in turn, with quiet steps between. Ours is lab/saving.py: training waits
+for a copy, and a thread writes it while training goes on. The other way, the ranks send rank 0 what
+it does not hold, and all wait until torch.save has written the whole. Both are on the disk when it
+has confirmed that (fsync), and write to the same folder.
 
-The first table is about steps: those that had a save in flight from their beginning to their end,
-those that had none, and the ratio of their medians. A save also touches a step during which it
-ends, so it costs what a step waits, and what all steps that began with it in flight took above the
-quiet median: that sum, in milliseconds, is the last column. The second table is about saves: how
-long training stands still for one, and after how long it is on the disk.
+The first table is about steps: those before a save, the first one with it in flight, and the ratio
+(of that step to the median of those before it; the median of all saves). A write may end within
+that step or several later. So the last column has all that a save costs: for how long training
+waits, and what the steps that began with a save in flight took above those before. It does not
+depend on how long a step is, as the ratio does. The second table is about saves: for how long each
+way lets training wait, and after how long the checkpoint is on the disk.
 
     python benchmarks/checkpoints.py [--saves N] [--only 03] [--record] [-- flags for every run]
 
@@ -42,167 +43,228 @@ from chapters import on_ranks  # noqa: E402
 import common  # noqa: E402
 from lab import checkpoint, report, saving, storage  # noqa: E402
 
-SETUP_STEPS = 4         # the first steps allocate, and are metered
-QUIET_STEPS = 6         # before every save; the first of them, after one, is not counted
-# So many parameters that a write takes longer than a few steps, of which each takes tokens enough
-# to be no mere update.
-SHAPE = "--layers=8 --dim=512 --heads=8 --kv-heads=8 --seq=64 --batch=2"
+SETUP_STEPS = 3         # the first steps allocate, and are metered
+QUIET = 3               # steps that are timed before every save, after one that is not
+SHAPE = "--layers=8 --heads=8 --kv-heads=8 --seq=128"
 RUNS = [                # chapter, ranks, flags
-    ("01_single_gpu", 1, f"{SHAPE} --variant=hand"),
-    ("02_data_parallel", 2, f"{SHAPE} --variant=bucket"),
-    ("03_zero", 2, f"{SHAPE} --variant=zero3"),
-    ("04_tensor_parallel", 2, f"{SHAPE} --variant=megatron"),
-    ("09_5d", 2, f"{SHAPE} --dp=2 --zero=1"),
+    ("03_zero", 2, f"--dim=256 --batch=16 {SHAPE} --variant=zero3"),
+    ("04_tensor_parallel", 2, f"--dim=256 --batch=16 {SHAPE} --variant=megatron"),
+    ("09_5d", 2, f"--dim=256 --batch=16 {SHAPE} --pp=2 --micro-batch=4"),
+    ("03_zero", 2, f"--dim=512 --batch=8 {SHAPE} --variant=zero3"),
 ]
 
 # ------------------------------------------------------------------------------ on every rank
 
 
 def held(optimizers):
-    """{(name, offsets): (full shape, view)}: what this rank holds, as checkpoint.state_of, without
-    a copy."""
-    parts = {}
-    for optimizer in optimizers:
-        for p in (p for group in optimizer.param_groups for p in group["params"]):
-            states = {"": p.detach()} | {f"/{key}": x for key, x in optimizer.state[p].items()}
-            for key, tensor in states.items():
-                placed = checkpoint.rectangles_of(p, tensor if tensor.ndim else p.detach())
-                for name, shape, at, view in placed:
-                    part = (shape, view) if tensor.ndim else ((), tensor)
-                    parts[name + key, tuple(at) if tensor.ndim else ()] = part
-    return parts
+    """{(name, offsets): (full shape, view)}: what this rank holds of the parameters and of their
+    states, as checkpoint.state_of, without a copy."""
+    return {(f"{name}/{key}".rstrip("/"), tuple(at)): (shape, view)
+            for optimizer in optimizers for p in checkpoint.trained(optimizer)
+            for key, tensor in {"": p.detach(), **optimizer.state[p]}.items()
+            for name, shape, at, view in checkpoint.rectangles_of(p, tensor)}
 
 
 def who_sends(parts):
-    """{(name, offsets): (rank, full shape, shape, dtype)} of every rectangle, of which one rank
-    that holds it sends it, rank 0 if it does. Communication: all_gather_object, once in a run."""
-    mine = {key: (dist.get_rank(), tuple(shape), tuple(view.shape), view.dtype)
-            for key, (shape, view) in parts.items()}
+    """{(name, offsets): (rank, full shape, shape, dtype)} of every rectangle: the first rank that
+    holds it sends it to rank 0. Communication: all_gather_object, once in a run."""
+    mine = {key: (dist.get_rank(), tuple(full_shape), view.shape, view.dtype)
+            for key, (full_shape, view) in parts.items()}
     everyones = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)
     return {key: what for of_rank in reversed(everyones) for key, what in of_rank.items()}
 
 
-def gathered(parts, senders):
-    """{name: full tensor} on rank 0, and {} on the others. Communication: every rectangle that
-    rank 0 does not hold, to it."""
-    rank, whole, here, handles = dist.get_rank(), {}, {}, []
-    for key, (sender, full_shape, shape, dtype) in senders.items():
+def gathered(parts, senders, group):
+    """{name: full tensor} on rank 0, on the CPU; {} on the others. Communication, over `group`: of
+    each rectangle that rank 0 does not hold, a send to it."""
+    rank, here, whole, handles = dist.get_rank(), {}, {}, []
+    for key, (sender, _, shape, dtype) in senders.items():
         if sender == rank:
-            here[key] = parts[key][1].contiguous()
+            here[key] = parts[key][1].cpu().contiguous()
         elif rank == 0:
             here[key] = torch.empty(shape, dtype=dtype)
-        if rank == 0 and sender:
-            handles.append(dist.irecv(here[key], sender))
-        elif rank and sender == rank:
-            handles.append(dist.isend(here[key], 0))
+        if sender == rank != 0:
+            handles.append(dist.isend(here[key], 0, group=group))
+        elif sender != rank == 0:
+            handles.append(dist.irecv(here[key], sender, group=group))
     for handle in handles:
         handle.wait()
-    for (name, at), part in here.items() if rank == 0 else ():
-        _, full_shape, shape, dtype = senders[name, at]
-        full = whole[name] if name in whole else torch.empty(full_shape, dtype=dtype)
-        whole[name] = full
-        for dim, (offset, size) in enumerate(zip(at, shape)):
-            full = full.narrow(dim, offset, size)
-        full.copy_(part)
+    if rank > 0:
+        return {}
+    for (name, at), (_, full_shape, shape, dtype) in senders.items():
+        if name not in whole:
+            whole[name] = torch.empty(full_shape, dtype=dtype)
+        whole[name][tuple(slice(a, a + size) for a, size in zip(at, shape))] = here[name, at]
     return whole
 
 
 class InTurn(saving.Saver):
-    """Saves in both ways, as often as it is told to, whenever there have been QUIET_STEPS. Notes
-    the seconds of each: `ours`, (the step waits, until it is on the disk), and `theirs`; and of
-    each step, in `steps`, its seconds and whether a save was in flight when it began and when it
-    ended, on any rank."""
+    """Saves in both ways, `times` each, whenever there have been enough quiet steps. `ours` has for
+    each save the seconds of the steps before and of those that began with it in flight, for how
+    long training waited, and after how long it was on the disk; `theirs` how long the other way
+    took, all of which training waits."""
 
-    saves = 0           # of each way
+    times = 0
 
     def __init__(self, run):
         super().__init__(run)
-        self.steps, self.ours, self.theirs, self.senders = [], [], [], None
-        self.flew, self.quiet, self.until = False, 0, []
+        self.group = dist.new_group(backend="gloo")
+        self.ours, self.theirs, self.quiet = [], [], []
+        self.landed, self.flies, self.senders = 0, False, None
+
+    def after_step(self, step, loss, model):
+        if step <= SETUP_STEPS:
+            return
+        steps = self.ours[-1]["during"] if self.flies else self.quiet
+        steps.append(self.run.seconds[-1])
+        if self.flies:
+            self.flies = self.on_any_rank(self.landed < len(self.ours))
+            if not self.flies:
+                self.ours[-1]["on disk"] = self.waits[-1] + self.writes[-1]
+        elif len(self.quiet) == 1 + QUIET and not self.done:
+            dist.barrier(self.group)
+            if (len(self.ours) + len(self.theirs)) % 4 in (0, 3):   # each comes first as often
+                self.save(step, saving.saved_buffers(model))
+                self.ours.append({"before": self.quiet[1:], "during": [],
+                                  "waits": self.waits[-1]})
+                self.flies = True
+            else:
+                self.save_gathered()
+            self.quiet = []
 
     @property
     def done(self):
-        return len(self.ours) == len(self.theirs) == self.saves and not self.flew
+        return len(self.ours) == len(self.theirs) == self.times and not self.flies
 
-    def after_step(self, step, loss, model):
-        flies = self.anywhere(self.pending is not None and not self.pending.done())
-        self.steps.append((self.run.seconds[-1], self.flew, flies))
-        self.quiet = 0 if self.flew else self.quiet + 1
-        if self.flew and not flies:
-            self.wait()
-            self.until.append(self.waits[-1] + self.writes[-1])
-        if not flies and self.quiet >= QUIET_STEPS and step >= SETUP_STEPS + QUIET_STEPS:
-            self.save_either(step, saving.saved_buffers(model))
-            flies, self.quiet = self.pending is not None, 0
-        self.flew = flies
+    def write(self, *what):                             # in its thread
+        try:
+            super().write(*what)
+        except BaseException as error:
+            print(f"a checkpoint is not written: {error!r}", file=sys.stderr, flush=True)
+            os._exit(1)
+        self.landed += 1
 
-    def anywhere(self, here):
+    def on_any_rank(self, here):
         flag = torch.tensor(int(here))
-        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.flags)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.group)
         return bool(flag)
 
-    def save_either(self, step, buffers):
-        """Ours, theirs, theirs, ours, ours, ...: each comes first as often."""
-        dist.barrier(self.flags)
-        if (len(self.ours) + len(self.theirs)) % 4 in (0, 3):
-            self.save(step, buffers)
-            self.ours.append(self.waits[-1])
-            return
+    def save_gathered(self):
         parts = held(self.run.optimizers)
         self.senders = self.senders or who_sends(parts)
         path = self.args.save / "whole.pt"
+        dist.barrier(self.group)
         start = time.perf_counter()
-        whole = gathered(parts, self.senders)
-        if self.run.rank == 0:
-            with path.open("wb") as file:
-                torch.save(whole, file)
+        whole = gathered(parts, self.senders, self.group)
+        if whole:
+            torch.save(whole, path)
             storage.synced(path)
-        dist.barrier(self.flags)
+        dist.barrier(self.group)
         self.theirs.append(time.perf_counter() - start)
-        path.unlink(missing_ok=True)
+        if whole:
+            path.unlink()
 
 
 class SavesInTurn(report.Run):
     """Ends when all saves are made."""
 
-    def __init__(self, args):
-        super().__init__(args)
-        InTurn.last = self.saver
-
     def batches(self, share=0):
         for batch in super().batches(share):
             yield batch
             if self.saver.done:
+                InTurn.last = self.saver
                 return
 
 
-def play(chapter, saves, flags):
-    """For a rank: what `InTurn` has noted, in seconds, and of a checkpoint's bytes those measured
-    and their formula."""
-    saving.Saver, report.Run, InTurn.saves = InTurn, SavesInTurn, saves
+def play(chapter, times, flags):
+    """For a rank: what `InTurn` has noted, in seconds, and of a checkpoint the bytes that are on
+    the disk, and those of the formula."""
+    saving.Saver, report.Run, InTurn.times = InTurn, SavesInTurn, times
     module = importlib.import_module(chapter)
     own = getattr(module, "flags", lambda parser: None)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         status = common.main(module.__file__, module.__doc__, module.VARIANTS, module.requires,
-                             own, flags)
+                             own, [*flags, f"--steps={10**6}", "--keep=1", "--no-verify"])
     if status:
         sys.exit(printed.getvalue())
     saver = InTurn.last
-    [size] = [check for check in saver.run.checks if check["name"] == "a checkpoint"] or [{}]
-    return {"steps": saver.steps[SETUP_STEPS:], "ours": list(zip(saver.ours, saver.until)),
-            "theirs": saver.theirs, "bytes": size.get("measured"), "formula": size.get("expected"),
+    sizes = {check["name"]: (check["measured"], check["expected"]) for check in saver.run.checks}
+    return {"ours": saver.ours, "theirs": saver.theirs, "bytes": sizes.get("a checkpoint"),
             "parameters": saver.args.model.parameters()}
+
+
+# ------------------------------------------------------------------------------ the tables
+
+
+def measure(chapter, ranks, times, flags):
+    """`play` on so many ranks: rank 0's answer."""
+    (ROOT / "runs").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ROOT / "runs") as folder:
+        told = json.dumps([chapter, times, [*flags, f"--save={folder}/checkpoints"]])
+        return json.loads(on_ranks(ranks, __file__, f"--play={told}").splitlines()[-1])
+
+
+def of_steps(measured):
+    """Of one run, for the first table: the milliseconds of the steps before saves, of the first
+    ones with one in flight, the ratio, and what a save costs."""
+    ours = measured["ours"]
+    quiet = [1e3 * statistics.median(save["before"]) for save in ours]
+    first = [1e3 * save["during"][0] for save in ours]
+    costs = [1e3 * (save["waits"] + sum(save["during"])) - len(save["during"]) * before
+             for save, before in zip(ours, quiet)]
+    ratio = statistics.median(one / before for one, before in zip(first, quiet))
+    return [1e3 * s for save in ours for s in save["before"]], first, ratio, costs
+
+
+def middle(values):
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return f"{median:.0f} ({low:.0f} to {high:.0f})"
+
+
+def tables(runs, times, flags):
+    """Make the runs; yields the lines of both tables, in Markdown."""
+    machine = f"{os.cpu_count()} CPU cores"
+    if torch.cuda.is_available():
+        machine += f", {torch.cuda.get_device_name()}"
+    yield (f"{datetime.date.today()}, {machine}, torch {torch.__version__}, Python "
+           f"{platform.python_version()}, {times} saves of each way in turn, flags: "
+           f"{' '.join(flags) or 'none'}. Medians, in milliseconds, with the range of the middle "
+           "half.\n")
+    yield ("| chapter | ranks | flags | a step | with a save in flight | ratio "
+           "| all that a save costs |")
+    yield "|" + " --- |" * 7
+    rows = []
+    for chapter, ranks, own in runs:
+        measured = measure(chapter, ranks, times, [*own.split(), *flags])
+        quiet, first, ratio, costs = of_steps(measured)
+        yield (f"| {chapter} | {ranks} | {own} | {middle(quiet)} | {middle(first)} | {ratio:.2f} "
+               f"| {middle(costs)} |")
+        waits, on_disk = ([1e3 * save[key] for save in measured["ours"]]
+                          for key in ("waits", "on disk"))
+        theirs = [1e3 * seconds for seconds in measured["theirs"]]
+        size, formula = measured["bytes"]
+        waiting, writing, whole = map(statistics.median, (waits, on_disk, theirs))
+        rows.append(f"| {chapter} | {own.split()[0]} | {measured['parameters']:,} | {size:,} "
+                    f"| {formula:,} | {middle(waits)} | {middle(theirs)} | {waiting / whole:.2f} "
+                    f"| {middle(on_disk)} | {writing / whole:.2f} "
+                    f"| {size / 1e3 / (writing - waiting):.0f} |")
+    yield ("\nThe same runs. torch.save of the whole lets training wait until it is on the disk, "
+           "so one column has both.\n")
+    yield ("| chapter | | parameters | bytes on the disk | formula | training waits "
+           "| torch.save of the whole | ratio | on the disk after | ratio | MB/s |")
+    yield "|" + " --- |" * 11
+    yield from rows
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--saves", type=int, default=8, help="of each way")
+    parser.add_argument("--saves", type=int, default=6, help="of each way")
     parser.add_argument("--only", default="", help="chapters whose name begins so")
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
     parser.add_argument("flags", nargs="*", help="for every run, after --")
-    parser.add_argument("--play", help=argparse.SUPPRESS)       # for the ranks
+    parser.add_argument("--play", help=argparse.SUPPRESS)       # for the ranks of `measure`
     args = parser.parse_args()
     if args.play:
         answer = play(*json.loads(args.play))
@@ -210,20 +272,16 @@ def main():
             print(json.dumps(answer), flush=True)
         dist.barrier()
         os._exit(0)                                     # as common.launch does, and why
-    for chapter, ranks, flags in RUNS:
-        if chapter.startswith(args.only):
-            with tempfile.TemporaryDirectory(dir=ROOT / "runs") as folder:
-                told = [chapter, args.saves, [*flags.split(), "--no-verify", "--steps=100000",
-                        "--keep=1", f"--save={folder}/checkpoints", *args.flags]]
-                a = json.loads(on_ranks(ranks, __file__, f"--play={json.dumps(told)}").splitlines()[-1])
-            st = a["steps"]
-            q = [s for s, b, e in st if not b and not e]
-            f = [s for s, b, e in st if b and e]
-            t = [s for s, b, e in st if b]
-            m = statistics.median
-            print(chapter, a["parameters"]/1e6, "quiet", len(q), m(q), "flight", len(f), f and m(f), "ratio", f and m(f)/m(q), "began", len(t), m(t)/m(q))
-            print("  cost above ms", 1e3*sum(x-m(q) for x in t)/len(a["ours"]), "wait", m(w for w,_ in a["ours"]), "disk", m(d for _, d in a["ours"]), "theirs", m(a["theirs"]), a["bytes"], a["formula"])
-            if os.environ.get("RAW"): print(a)
+    if args.saves < 2:
+        parser.error(f"--saves {args.saves} has no range; 2 would work")
+
+    lines = []
+    runs = [run for run in RUNS if run[0].startswith(args.only)]
+    for line in tables(runs, args.saves, args.flags):
+        print(line, flush=True)
+        lines.append(line)
+    if args.record:
+        results.record("checkpoints" + f" of {args.only}" * bool(args.only), lines)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,8 @@ def parse(file, doc, variants, flags, argv):
         add("--json", type=output("run.json"), help="write the run as one object")
         add("--plot", type=output("figure.png"), help="draw the chapter's figure")
         add("--profile", type=output("trace.json"), help="trace the last step for Perfetto")
-        add("--save", type=folder, help="write checkpoints to this folder, the last one at the end")
+        add("--save", type=output("runs/checkpoints"),
+            help="write checkpoints to this folder, the last one at the end")
         add("--save-every", type=int, help="and one after every so many steps")
         add("--keep", type=int, help="how many checkpoints stay; default: 2")
         add("--resume", type=Path, help="go on from a folder's last checkpoint, in any layout")
@@ -170,38 +171,28 @@ def refuse_lonely():
 
 
 def output(example):
-    """An argparse type: a file to write, with the suffix of the example. Its folder may be missing:
-    it is made once nothing has been refused."""
+    """An argparse type: a file to write, with the suffix of the example; or a folder, where that
+    has none. The folders above may be missing: they are made once nothing has been refused."""
+    file = bool(Path(example).suffix)
 
     def convert(text):
         path = Path(text)
-        folder = path.parent
+        folder = path.parent if file else path
         while not os.path.lexists(folder):
             folder = folder.parent
         longest = max(len(os.fsencode(part)) for part in (*path.parts, ""))
-        fits = (path.suffix == Path(example).suffix
+        fits = (os.path.isdir(folder) and (path.suffix == Path(example).suffix or not file)
                 and longest <= os.pathconf(folder, "PC_NAME_MAX")
-                and len(os.fsencode(text)) < os.pathconf(folder, "PC_PATH_MAX"))
-        new = not os.path.lexists(path)
+                and len(os.fsencode(text)) < os.pathconf(folder, "PC_PATH_MAX") - 40 * (not file))
+        new = not (file and os.path.lexists(path))
         place = folder if new else path
         writable = (new or os.path.isfile(path)) and os.access(place, os.W_OK)
-        if not fits or not writable or not os.path.isdir(folder) or not os.access(folder, os.X_OK):
+        if not fits or not writable or not os.access(folder, os.X_OK):
             works = example if os.access(".", os.W_OK) else Path(tempfile.gettempdir(), example)
             raise argparse.ArgumentTypeError(f"cannot write {text!r}; {works} would work")
         return path
 
     return convert
-
-
-def folder(text):
-    """An argparse type: a folder to write to, which is made once nothing has been refused."""
-    path = Path(text)
-    there = path
-    while not os.path.lexists(there):
-        there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise argparse.ArgumentTypeError(f"cannot write to {text!r}; runs/checkpoints would work")
-    return path
 
 
 def refuse_unknown_to_variant(args, variants, given):
@@ -218,7 +209,7 @@ def refuse_unknown_to_variant(args, variants, given):
 def refuse_one_file_for_two(args):
     """What is written must not overwrite the text, nor each other, by whatever names."""
     files = {}
-    for flag in ("data", "json", "plot", "profile"):
+    for flag in ("data", "json", "plot", "profile", "save"):
         if getattr(args, flag):
             path = Path(getattr(args, flag))
             file = os.path.realpath(path)

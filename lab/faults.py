@@ -34,10 +34,12 @@ Optimum Checkpoint Interval for Restart Dumps (2006).
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -50,13 +52,16 @@ from typing import NamedTuple
 
 import torch
 
-from lab import checkpoint, storage
+from lab import checkpoint, cli, storage
 from lab.saving import LOG
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ("--layers=2", "--dim=64", "--heads=4", "--kv-heads=2", "--seq=64", "--lr=0.002",
          "--dtype=float64", "--device=cpu", "--no-verify")  # fmt: skip
-LAYOUTS = (("02_data_parallel", 4), ("04_tensor_parallel", 2), ("09_5d", 4, "--pp=2", "--tp=2"))
+SMALL, LARGE = "--batch=6", "--batch=64"                # short steps, and longer ones
+ONE_LAYOUT = ("03_zero", 3)
+LAYOUTS = (("02_data_parallel", 4), ("04_tensor_parallel", 2),
+           ("09_5d", 4, "--pp=2", "--tp=2", "--micro-batch=16"))  # fmt: skip
 TOLERANCE = 1e-10                   # of another layout, whose sums have another order
 LLAMA = 54 * 24 * 3600 / 466        # seconds between faults
 
@@ -119,8 +124,13 @@ def log_of(folder):
     return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
 
 
+def lines_of(folder):
+    path = folder / LOG
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def is_saving(folder, since):
-    """Whether a folder of an incomplete checkpoint has changed since then."""
+    """Whether a folder of an incomplete checkpoint has changed since then; older ones were left."""
     for path in folder.glob(".step-*"):
         try:
             if path.stat().st_mtime > since:
@@ -130,17 +140,17 @@ def is_saving(folder, since):
     return False
 
 
-def strike(fault, folder, ranks, since, deadline, ended):
-    """Kill one of the processes `ranks` when the fault says so. Returns when that was. since: when
-    there were steps or saves before that, they are not meant."""
-    of_this_start = lambda: sum(line["time"] > since for line in log_of(folder))
-    until(lambda: of_this_start() >= fault.steps, deadline, "a kill", ended)
+def strike(fault, folder, ranks, deadline, ended):
+    """Kill one of the processes ranks(), which are about to start, when the fault says so. Returns
+    when that was, and those processes. ended(): whether there is nobody to kill any more."""
+    since, before = time.time(), lines_of(folder)
+    until(lambda: lines_of(folder) >= before + fault.steps, deadline, "a kill", ended)
     pids = ranks()                                      # now all of them are there
     if fault.in_save:
         until(lambda: is_saving(folder, since), deadline, "a kill in a save", ended)
     time.sleep(fault.seconds)
     os.kill(pids[fault.rank], signal.SIGKILL)
-    return time.time()
+    return time.time(), set(pids)
 
 
 def children(pid):
@@ -152,31 +162,29 @@ def children(pid):
 def train(layout, folder, faults, deadline, *flags):
     """Run a chapter, and kill ranks of it. Returns for each fault when it was, how many steps were
     logged before the next start, and whether an incomplete checkpoint was left."""
-    name, ranks, *own = layout
+    name, world, *own = layout
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               f"--nproc_per_node={ranks}", f"--max-restarts={len(faults)}", ROOT / f"{name}.py",
+               f"--nproc_per_node={world}", f"--max-restarts={len(faults)}", ROOT / f"{name}.py",
                *MODEL, *own, f"--save={folder}", *flags]  # fmt: skip
     since, kills, output = time.time(), [], folder.with_suffix(".txt")
     with output.open("a") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file,
                                    env=os.environ | {"OMP_NUM_THREADS": "1"})
-    ended = lambda: process.poll() is not None
+    ended, ranks = lambda: process.poll() is not None, lambda: children(process.pid)
     try:
         for fault in faults:
-            pids = lambda: children(process.pid)
-            at = strike(fault, folder, pids, since, deadline, ended)
-            before = set(children(process.pid))
-            until(lambda: not before & set(children(process.pid)), deadline, "the others' end",
-                  ended)
-            kills.append((at, len(log_of(folder)), is_saving(folder, since)))
+            at, pids = strike(fault, folder, ranks, deadline, ended)
+            until(lambda pids=pids: not pids & set(ranks()), deadline, "the others' end", ended)
+            kills.append((at, lines_of(folder), is_saving(folder, since)))
             since = time.time()
         until(ended, deadline, "the last step")
     finally:
         if not ended():
-            pids = children(process.pid)
+            pids = ranks()
             process.kill()
             for pid in pids:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             process.wait()
     if process.returncode:
         raise Failed(f"torchrun ended with status {process.returncode}; see {output}")
@@ -193,12 +201,13 @@ def tensors_of(folder):
 
 
 def difference(these, those):
-    """The largest between numbers or tensors of the same names, relative to each; 0: no bit is
-    another one."""
-    assert these.keys() == those.keys(), sorted(these.keys() ^ those.keys())
+    """The largest between numbers or tensors of the same names, relative to each; 0: they are equal
+    bit for bit. Raises Failed where a name is missing."""
+    if these.keys() != those.keys():
+        raise Failed(f"only one run has {sorted(these.keys() ^ those.keys())}")
     off = 0.0
     for name, x in these.items():
-        x, y = torch.as_tensor(x, dtype=torch.float64), torch.as_tensor(those[name])
+        x, y = (torch.as_tensor(value, dtype=torch.float64) for value in (x, those[name]))
         if not torch.equal(x, y):
             off = max(off, float((x - y).abs().max() / y.abs().max()))
     return off
@@ -221,7 +230,8 @@ def starts_of(folder, begin, cuts):
     lines, starts = log_of(folder), []
     for first, last in pairwise([0, *cuts, None]):
         mine = lines[first:last]
-        starts.append({"layout": f"{mine[0]['chapter'].replace('_', ' ')}, {mine[0]['ranks']} ranks",
+        chapter, ranks = mine[0]["chapter"].replace("_", " "), mine[0]["ranks"]
+        starts.append({"layout": f"{chapter}, {ranks} ranks",
                        "seconds": [line["time"] - begin for line in mine],
                        "steps": [line["step"] for line in mine],
                        "losses": [line["loss"] for line in mine]})  # fmt: skip
@@ -238,29 +248,30 @@ def run(legs, folder, faults, every, seed, deadline, *flags):
         resume = [f"--resume={folder}"] if i else []
         kills += train(layout, folder, mine, deadline, f"--steps={steps}", f"--save-every={every}",
                        f"--seed={seed}", *resume, *flags)
-        cuts += [count for _, count, _ in kills[len(kills) - len(mine):]] + [len(log_of(folder))]
+        cuts += [count for _, count, _ in kills[len(kills) - len(mine):]] + [lines_of(folder)]
     starts = starts_of(folder, begin, cuts[:-1])
-    return {"seconds": time.time() - begin, "starts": starts, "every": every, "folder": folder,
-            "kills": [(at - begin, is_unfinished) for at, _, is_unfinished in kills]}
+    kills = [(at - begin, is_unfinished) for at, _, is_unfinished in kills]
+    return {"seconds": time.time() - begin, "starts": starts, "kills": kills, "every": every,
+            "folder": str(folder)}
 
 
 def report(what, faulty, quiet, steps, tolerance):
     """Print what the faults cost, and compare. Returns the checks."""
-    of_losses, of_tensors = compare(faulty["folder"], quiet["folder"], steps)
+    of_losses, of_tensors = compare(Path(faulty["folder"]), Path(quiet["folder"]), steps)
     attempts = [list(zip(of["steps"], of["seconds"])) for of in faulty["starts"]]
     share, lost = goodput(attempts, faulty["seconds"])
     kills = len(faulty["kills"])
     unfinished = sum(is_unfinished for _, is_unfinished in faulty["kills"])
     print(f"{what}: {steps} steps, a save every {faulty['every']}")
     print(f"  {kills} kills, {unfinished} of which left a save unfinished; "
-          f"{len(attempts)} starts; {lost} steps lost, {lost / kills:.1f} by a fault")
+          f"{len(attempts)} starts; {lost} steps lost, {lost / kills:.1f} to a fault")
     print(f"  {faulty['seconds']:.1f} s, quietly {quiet['seconds']:.1f} s; goodput {share:.1%}")
     checks = []
     for name, off in (("losses of all steps", of_losses), ("the last checkpoint", of_tensors)):
         checks.append({"name": f"{what}: {name}", "measured": off, "expected": tolerance,
                        "ok": off <= tolerance})
-        words = "bit for bit those of the quiet run" if off == 0 else f"{off:.0e} from the quiet run"
-        print(f"  {name}: {words}   {'✓' if off <= tolerance else '✗'}")
+        how = "bit for bit" if off == 0 else f"to {off:.0e}"
+        print(f"  {name}: {how} those of the quiet run   {'✓' if off <= tolerance else '✗'}")
     return checks
 
 
@@ -271,41 +282,44 @@ def explain(faulty, waits):
     restart = statistics.mean(next(of["seconds"][0] for of in faulty["starts"]
                                    if of["seconds"][0] > at) - at for at, _ in faulty["kills"])
     save, interval = statistics.mean(waits), faulty["every"] * step
-    print(f"  a step takes {1e3 * step:.0f} ms, waits {1e3 * save:.1f} ms for a save, and a restart "
-          f"takes {restart:.1f} s")
+    print(f"  a step takes {1e3 * step:.0f} ms, waits {1e3 * save:.1f} ms for a save, and a "
+          f"restart takes {restart:.1f} s")
     here = faulty["seconds"] / len(faulty["kills"])
-    for who, between, interval in (
-            ("here, as it was saved", here, interval),
-            ("here, saved at best", here, best_interval(save, here)),
-            ("with Llama 3's faults", LLAMA, best_interval(save, LLAMA))):
-        print(f"  {who + ',':<24} one fault in {between:,.0f} s: a save every {interval:6.2f} s, "
-              f"goodput by formula {expected_goodput(interval, save, restart, between):.1%}")
+    print(f"  one fault in {here:.1f} s, saved every {interval:.2f} s; best by formula: every "
+          f"{best_interval(save, here):.2f} s")
+    best = best_interval(save, LLAMA)
+    print(f"  with Llama 3's faults, one in {LLAMA:,.0f} s: {best:.0f} s, and goodput "
+          f"{expected_goodput(best, save, restart, LLAMA):.1%}")
 
 
 def both_parts(folder, args, deadline):
     """The faults in one layout, and five in three. Returns the checks, and what pictures show."""
+    times = folder / "quiet.json"
     steps = 12 * max(args.kills, 20)                    # each kill comes within 3 saves
-    quiet = run([(LAYOUTS[0], steps)], folder / "quiet", 0, 4, args.seed, deadline,
-                f"--json={folder}/quiet.json")
-    waits = json.loads((folder / "quiet.json").read_text())["recorded"]["checkpoints"]["waits"]
-    faulty = run([(LAYOUTS[0], steps)], folder / "faulty", args.kills, 4, args.seed, deadline)
+    legs = [(ONE_LAYOUT, steps)]
+    quiet = run(legs, folder / "quiet", 0, 4, args.seed, deadline, SMALL, f"--json={times}")
+    faulty = run(legs, folder / "faulty", args.kills, 4, args.seed, deadline, SMALL)
     checks = report("in one layout", faulty, quiet, steps, 0)
-    explain(faulty, waits)
+    explain(faulty, json.loads(times.read_text())["recorded"]["checkpoints"]["waits"])
 
-    legs = [(layout, steps * i // 3) for i, layout in enumerate(LAYOUTS, start=1)]
-    moving = run(legs, folder / "moving", 5, 20, args.seed, deadline)
-    checks += report("in three layouts", moving, quiet, steps, TOLERANCE)
+    legs = [(layout, 40 * i) for i, layout in enumerate(LAYOUTS, start=1)]
+    quiet = run([(LAYOUTS[0], 120)], folder / "still", 0, 10, args.seed, deadline, LARGE)
+    moving = run(legs, folder / "moving", 5, 10, args.seed, deadline, LARGE)
+    checks += report("in three layouts", moving, quiet, 120, TOLERANCE)
     return checks, {"quiet": quiet, "faulty": moving}
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=int, default=900, help="seconds, after which all ends")
-    parser.add_argument("--json", type=Path, help="for a figure by lab/pictures.py")
+    parser = cli.Parser("-m lab.faults", description=__doc__,
+                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--kills", type=cli.number(int, 1, 1000, 20), default=20, help="in one layout")
+    add("--seed", type=cli.number(int, 0, 2**31, 1), default=0, help="of training, and of faults")
+    add("--limit", type=cli.number(int, 1, 2**31, 900), default=900, help="seconds, then all ends")
+    add("--json", type=Path, help="for a figure by lab/pictures.py")
     args = parser.parse_args(argv)
+    if not shutil.which("pgrep"):
+        cli.refuse("there is no pgrep, which finds the ranks; apt install procps would work")
     deadline = time.time() + args.limit
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -313,14 +327,21 @@ def main(argv=None):
         except Failed as why:
             print(f"✗ {why}")
             for output in sorted(Path(folder).glob("*.txt")):
-                print(f"{output.name} ends with", *output.read_text().splitlines()[-15:], sep="\n  ")
+                last = output.read_text().splitlines()[-15:]
+                print(f"{output.name} ends with", *last, sep="\n  ")
             return 1
     wrong = [check for check in checks if not check["ok"]]
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
+        of_losses, of_tensors = (check["measured"] for check in checks[-2:])
+        problems = [f"{check['name']}: {check['measured']} off" for check in wrong]
         args.json.write_text(json.dumps({
-            "chapter": "faults", "variant": "three layouts", "config": {}, "problems": wrong,
-            "checks": checks, "recorded": recorded}, indent=1, default=str) + "\n")
+            "chapter": "faults", "variant": "three layouts", "config": {"seed": args.seed},
+            "world_size": LAYOUTS[0][1], "backend": "gloo", "recorded": recorded,
+            "loss": recorded["faulty"]["starts"][-1]["losses"], "checks": checks,
+            "seconds": recorded["faulty"]["seconds"], "problems": problems,
+            "max_loss_diff": of_losses, "max_param_diff": of_tensors, "max_grad_diff": None,
+        }, indent=1) + "\n")
     return 1 if wrong else 0
 
 

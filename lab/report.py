@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import common
 from common import Config, named_parameters, optimizer_state_bytes
-from lab import cli, saving, schedules, verify
+from lab import cli, resuming, saving, schedules, verify
 from lab.machines import MACHINES, PEAK_FLOPS
 from lab.meters import (
     ActivationMeter,
@@ -49,8 +49,10 @@ class Run(common.Run):
         cli.refuse_lonely()
         for path in filter(None, (args.json, args.plot, args.profile)):
             path.parent.mkdir(parents=True, exist_ok=True)
-        self.checkpoint = saving.goes_on_from(args)
+        self.checkpoint = resuming.goes_on_from(args)
         args.seed = args.seed if self.checkpoint is None else self.checkpoint
+        if args.save:
+            saving.make_folder(args.save)
         saving.set_timeout(args.timeout)
         super().__init__(args)
         self.optimizers, self.remembered = [], {}
@@ -63,7 +65,7 @@ class Run(common.Run):
         self.losses, self.grad_norms, self.references, self.parameters = [], [], [], []
         self.memory, self.batch, self.profiler, self.shards, self.flops = None, None, None, {}, {}
         self.live, self.clocks, self.actions, self.known = None, {}, {}, None
-        self.skipped, self.not_finite = 0, None
+        self.skipped, self.not_finite, self.stopped = 0, None, False
         self.rounds_to(args.dtype)
 
     @property
@@ -160,7 +162,7 @@ class Run(common.Run):
 
     @contextlib.contextmanager
     def guard(self):
-        """Around the training: where --timeout is over, or a rank has ended, say which rank."""
+        """Around all that ranks do together: with --timeout, say which rank hangs or has ended."""
         try:
             yield
         except BaseException as error:
@@ -226,12 +228,13 @@ class Run(common.Run):
         finite = math.isfinite(loss) and (skipped or math.isfinite(norm))
         sigterm = self.saver and self.saver.sigterm.came
         sigterm, not_finite = saving.on_any_rank(self, sigterm, not finite)
-        if not finite:                                  # here; the same on all ranks, as a rule
-            spread = saving.gradients_are_finite(self.optimizers)       # from another rank
-            self.not_finite = [step, spread, self.rank,
+        self.stopped = not_finite                       # on all ranks, of which one may know why
+        if not finite:
+            from_another = saving.gradients_are_finite(self.optimizers)
+            self.not_finite = [step, from_another, self.rank,
                                f"loss {loss:.4f}, gradient norm {norm:.4f}"]
         beside = f"{'-':>12} {'-':>12}"
-        verified = self.verifier and self.verifier.steps < self.verified_steps
+        verified = self.verifier and self.verifier.steps < self.verified_steps and not not_finite
         if verified and skipped:
             self.references.append((None, None))
         elif verified:
@@ -243,10 +246,11 @@ class Run(common.Run):
         if len(self.losses) <= verify.STEPS or step % max(1, self.args.steps // 10) == 0:
             self.say(f"{step:6} {self.losses[-1]:9.4f} {beside} {self.grad_norms[-1]:11.4f} "
                      f"{1e3 * self.seconds[-1]:5.0f}{'   skipped' if skipped else ''}")
-        if not_finite:                                  # what follows could only be nonsense
+        if self.stopped:                                # what followed could only be nonsense
             raise SystemExit(self.finish())
         if self.saver:
-            self.saver.after_step(step, self.losses[-1], model if module else None, sigterm)
+            self.saver.stop = sigterm
+            self.saver.after_step(step, self.losses[-1], model if module else None)
 
     def gathered(self, units):
         """What `log` wants of chapter 03's units. Communication: only if the step is compared."""
@@ -484,7 +488,7 @@ class Run(common.Run):
         last = self.losses[-20:]
         self.note(f"mean loss of the last {count(len(last), 'step')}: "
                   f"{statistics.mean(last):.3f} nats per token")
-        if self.text.tokens.itemsize == 1 and not self.not_finite:
+        if self.text.tokens.itemsize == 1:
             written = printable(write(self.text.tokens[:8].tolist())).splitlines()
             self.note("what it writes by now:" + "".join(f"\n    | {line}" for line in written))
 
@@ -497,11 +501,11 @@ class Run(common.Run):
     def finish(self):
         """Judge and report, and only then write and draw what the flags ask for. Returns the exit
         status: 1 on rank 0 if anything did not match, was not finite or could not be written."""
-        try:
-            return self.judge_and_report()
-        finally:
-            if self.saver:                              # SIGTERM would have cost the report
-                self.saver.sigterm.put_back()
+        with self.guard():                              # in which the last save ends
+            status = self.judge_and_report()
+        if self.saver:
+            self.saver.sigterm.put_back()
+        return status
 
     def judge_and_report(self):
         if self.saver:
@@ -525,13 +529,14 @@ class Run(common.Run):
         self.record(**{of: [of_rank[of] for of_rank in actions] for of in actions[0]})
         for rank, checks in enumerate(failed[1:], start=1):
             self.checks += [c | {"name": f"rank {rank}: {c['name']}"} for c in checks]
-        print(f"  {'per rank and step':<40}{'measured':>12}{'formula':>15}")
+        if self.notes or not self.stopped:
+            print(f"  {'per rank and step':<40}{'measured':>12}{'formula':>15}")
         for note in self.notes:
             print(f"  {note}".rstrip())
 
         first = min(filter(None, not_finite), default=None)
         self.problems = [f"step {first[0]}, rank {first[2]}: {first[3]}"] if first else []
-        if self.verifier:
+        if self.verifier and (self.verifier.steps or not self.stopped):
             lines, wrong = verify.verdict(self.verifier.worst, self.verifier.steps, self.rounding,
                                           self.tolerance)
             for line in lines:
@@ -572,6 +577,8 @@ class Run(common.Run):
     def draw(self, path):
         from lab.pictures import draw
 
+        if self.stopped:
+            raise ValueError("the run has stopped before it was measured")
         draw([self.as_json()], self.args.chapter, path)
         print(f"  picture: {path}", flush=True)
 

@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 from conftest import ROOT, TEXT, chapter, no_flags
 
-from lab import cli, meters
+from lab import checkpoint, cli, meters, report, saving, storage
 
 sys.path.append(str(ROOT / "benchmarks"))
 import chapters  # noqa: E402  (after the path to it)
+import checkpoints  # noqa: E402
 
 sys.path.pop()  # or `kernels` would be benchmarks/kernels.py
 
@@ -176,3 +177,64 @@ def test_in_the_sleeping_table_every_rank_works_equally_long(monkeypatch):
     assert seen == [(variant, work) for variant in module.VARIANTS if variant != "torch"]
     assert rows[:2] == ["| 1f1b | 330 | 120 | 2.75 | 1.00 | 1.00 |",
                         "| naive | 360 | 140 | 2.57 | 1.09 | 1.17 |"]
+
+
+def test_the_chapters_take_the_flags_of_every_run_that_saves():
+    for name, ranks, flags in checkpoints.RUNS:
+        module = chapter(name)
+        args = cli.parse(module.__file__, "", module.VARIANTS, getattr(module, "flags", no_flags),
+                         ["--device=cpu", "--no-verify", *flags.split()])
+        module.requires(args, ranks)
+
+
+def saves_in_turn(name, flags, folder):
+    """For a rank of the pool: what is measured; and on rank 0, what is gathered at the end, and
+    what a checkpoint has then."""
+    with pytest.MonkeyPatch.context() as patch:             # the pool's other tests have their own
+        patch.setattr(saving, "Saver", saving.Saver)
+        patch.setattr(report, "Run", report.Run)
+        measured = checkpoints.play(name, 2, [*flags, f"--save={folder / 'in turn'}"])
+    saver, path = checkpoints.InTurn.last, folder / "step-000001"
+    about = {"step": 1, "run": {}, "text": "", "biases": False, "remembered": {},
+             "by": [name, "hand", 2]}
+    state = checkpoint.state_of(saver.run.optimizers, {})
+    checkpoint.save(path, state, about, 1, dist.group.WORLD)
+    parts = checkpoints.held(saver.run.optimizers)
+    whole = checkpoints.gathered(parts, checkpoints.who_sends(parts), dist.group.WORLD)
+    if dist.get_rank() > 0:
+        return measured, whole, None
+    saved = checkpoint.Checkpoint(0, path, storage.read_index(path))
+    return measured, whole, {name: saved.value(name, torch.empty(tensor["shape"]))
+                             for name, tensor in saved.index["tensors"].items()}
+
+
+@pytest.mark.parametrize(("name", "own"), [("03_zero", "--variant=zero3"),
+                                           ("04_tensor_parallel", "--variant=megatron")])
+def test_both_ways_of_saving_have_the_same_tensors(ranks, tmp_path, name, own):
+    """Shards that end anywhere, and rectangles of which some are replicated; as it is measured."""
+    flags = ["--layers=1", "--dim=16", "--heads=2", "--kv-heads=2", "--seq=8", "--batch=2",
+             "--vocab=131", f"--data={TEXT}", "--device=cpu", own]
+    (measured, whole, saved), (_, nothing, _) = ranks(2)(saves_in_turn, name, flags, tmp_path)
+    assert nothing == {} and len(whole) == len(saved) > 0
+    for name, tensor in saved.items():
+        assert torch.equal(tensor, whole[name]), name
+    assert len(measured["ours"]) == len(measured["theirs"]) == 2
+    for save in measured["ours"]:
+        assert len(save["before"]) == checkpoints.QUIET and save["during"]
+        assert 0 < save["waits"] < save["on disk"]
+    assert measured["bytes"][0] == measured["bytes"][1] > 12 * measured["parameters"]
+
+
+def test_the_tables_of_saves(monkeypatch):
+    """The ratio is of the first step with a save in flight; the cost has all of those, and what
+    training waits for."""
+    ours = [{"before": [0.1, 0.2, 0.3], "during": [0.5, 0.3], "waits": 0.02, "on disk": 0.72},
+            {"before": [0.2, 0.2, 0.2], "during": [0.3], "waits": 0.04, "on disk": 0.34}]
+    measured = {"ours": ours, "theirs": [1.0, 1.12], "bytes": (700, 700), "parameters": 10}
+    seen = []
+    monkeypatch.setattr(checkpoints, "measure", lambda *told: seen.append(told) or measured)
+    _, _, _, row, _, _, _, saves = checkpoints.tables([("03_zero", 2, "--dim=8")], 2, ["--seed=1"])
+    assert seen == [("03_zero", 2, 2, ["--dim=8", "--seed=1"])]
+    assert row.endswith("| 200 (200 to 200) | 400 (350 to 450) | 2.00 | 280 (210 to 350) |")
+    assert saves == ("| 03_zero | --dim=8 | 10 | 700 | 700 | 30 (25 to 35) | 1060 (1030 to 1090) "
+                     "| 0.03 | 530 (435 to 625) | 0.50 | 0 |")

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import TEXT, chapter, main, run_main
+from conftest import TEXT, chapter, chapter_names, main, run_main
 
 import common
 from lab import checkpoint, storage
@@ -154,15 +154,20 @@ def off_after_going_on(ranks, saved, tmp_path, before, after, fault=None):
     return difference(tmp_path / "step-000003", saved(before) / "step-000003")
 
 
-def once(layouts):
-    """Pairs in which each saves once and each goes on once; a stride, so that chapters meet."""
-    names = list(layouts)
-    return [(name, names[(5 * i + 3) % len(names)]) for i, name in enumerate(names)]
-
-
-@pytest.mark.parametrize(("before", "after"), once(LAYOUTS) + once(MIXTURES))
-def test_goes_on_in_another_layout(ranks, saved, tmp_path, before, after):
-    assert off_after_going_on(ranks, saved, tmp_path, before, after) < 1e-10
+@pytest.mark.parametrize("layouts", [LAYOUTS, MIXTURES], ids=["dense", "mixture"])
+def test_handed_from_layout_to_layout(ranks, tmp_path, layouts):
+    """Each goes on from the one before, takes a step, and saves for the next; a run that is never
+    stopped has the same parameters and optimizer states after each of these steps."""
+    here = [layout for layout, (name, *_) in layouts.items() if name in chapter_names()]
+    here = here[::5] + here[1::5] + here[2::5] + here[3::5] + here[4::5]  # so that chapters meet
+    quiet, handed = tmp_path / "quiet", tmp_path / "handed"
+    flags = [f"--steps={len(here)}", "--save-every=1", "--keep=99", f"--save={quiet}"]
+    assert train(ranks, min(layouts), *flags) == 0
+    for step, layout in enumerate(here, start=1):
+        resume = [f"--resume={handed}"] if step > 1 else []
+        assert train(ranks, layout, f"--steps={step}", *resume, f"--save={handed}") == 0, layout
+        name = f"step-{step:06}"
+        assert difference(handed / name, quiet / name) < 1e-10, layout
 
 
 @pytest.mark.full
@@ -175,7 +180,7 @@ def test_every_pair(ranks, saved, tmp_path, before, after):
 
 
 # PyTorch's DDP sums in another order in its first step, in which it learns the order of gradients.
-SAME_BITS = "01 hand", "02 bucket", "03 zero3", "04 megatron", "07 dualpipe-v", "09 3d", "08 copies"
+SAME_BITS = "02 bucket", "03 zero3", "07 dualpipe-v", "09 3d", "08 copies"
 
 
 @pytest.mark.parametrize("layout", SAME_BITS)

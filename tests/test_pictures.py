@@ -418,6 +418,38 @@ def test_parts_of_experts_cover_them():
         assert [tuple(box[2:]) for box in pictures.boxes_of(shape, [], 1)] == [whole] * 3
 
 
+def test_faults_are_drawn_where_they_fell():
+    """Killed after step 3, of which step 2 was saved, and after step 4 of another layout, which was
+    saved: step 3 is lost once."""
+    start = lambda layout, seconds, steps: {"layout": layout, "seconds": seconds, "steps": steps,
+                                            "losses": [9 - step for step in steps]}
+    quiet = {"every": 2, "kills": [], "starts": [start("02, 4 ranks", [1, 2, 3, 4, 5, 6],
+                                                       [1, 2, 3, 4, 5, 6])]}
+    faulty = {"every": 2, "kills": [[4.5, False], [13, True]], "starts": [
+        start("02, 4 ranks", [2, 3, 4], [1, 2, 3]), start("04, 2 ranks", [11, 12], [3, 4]),
+        start("09, 4 ranks", [20, 21], [5, 6])]}
+    run = {"chapter": "faults", "variant": "", "recorded": {"quiet": quiet, "faulty": faulty}}
+    figure = pictures.loss_over_faults([run])
+    over_time, over_steps = figure.axes
+    lines = {}
+    for line in over_time.lines:
+        name = line.get_label() if line.get_label()[0] != "_" else line.get_color()
+        lines.setdefault(name, []).append(line.get_xydata().tolist())
+    assert lines["the quiet run (02, 4 ranks)"] == [[[t, 9 - t] for t in range(1, 7)]]
+    assert lines["02, 4 ranks"] == [[[2, 8], [3, 7]]] and lines["09, 4 ranks"] == [
+        [[20, 4], [21, 3]]]
+    assert lines["04, 2 ranks"] == [[[11, 6], [12, 5]]]
+    assert lines["steps that were lost, and computed again"] == [[[3, 7], [4, 6]]]
+    assert lines["a rank is killed"] == [[[4.5, 6]]]
+    assert [[13, 5]] in lines[pictures.RED]
+    assert [line.get_xydata().tolist() for line in over_steps.lines[1:]] == [
+        [[1, 8], [2, 7]], [[3, 6], [4, 5]], [[5, 4], [6, 3]]]
+    shown = [patch.get_x() for patch in over_time.patches]
+    assert shown == [0, 4, 12] and "2 faults and 3 layouts" in over_time.get_title(loc="left")
+    written = over_time.get_legend_handles_labels()[1]
+    assert len(written) == len(set(written)) == 7  # nothing is named twice
+
+
 def test_a_run_draws_its_own_figure(run_chapter, tmp_path):
     chapter("01_single_gpu")
     flags = (*SMALL, "--steps=3", f"--data={TEXT}", "--plot=a/memory.png")

@@ -107,17 +107,17 @@ def test_a_run_keeps_the_rules_and_the_host_does_not_wait_in_a_step(ranks, tmp_p
 
 
 @pytest.mark.parametrize("run", [
-    f"{ONE} --precision=bf16", f"{THREE} --precision=bf16 --offload", f"{FOUR} --dtype=float64",
-    f"{EIGHT} --dtype=float64 --balance=bias", f"{NINE} --dp=2 --tp=2 --zero=3 --dtype=float64"])
+    f"{THREE} --precision=bf16 --offload", f"{EIGHT} --dtype=float64 --balance=bias",
+    f"{NINE} --dp=2 --tp=2 --zero=3 --dtype=float64"])
 def test_a_checkpoint_is_copied_to_the_host_and_back(ranks, tmp_path, run):
     """In no step does the host wait for it; and the run goes on from it, compared with one GPU."""
     name, *flags = run.split()
-    less_text = ("length=160", "length=8") if name == ONE else None
+    chapter(name)  # or skip
     waits = {THREE: ["synchronize"], EIGHT: COUNTS}.get(name, [])
     save = "--steps=2", "--save-every=1", f"--save={tmp_path / 'saved'}"
     resume = "--steps=4", f"--resume={tmp_path / 'saved'}"
     for more in (save, resume):
-        call = run_on_cuda, name, (*flags, *more), tmp_path, less_text
+        call = run_on_cuda, name, (*flags, *more), tmp_path
         results = ranks(WORLD.get(name, 2))(*call)
         for status, output, waited, _ in results:
             assert status == 0, output

@@ -1,0 +1,161 @@
+"""From which checkpoint a run goes on, and why it does not from another: one line, status 2."""
+
+import math
+import zlib
+
+import numpy as np
+
+from common import Text, environment, gpt
+from lab import checkpoint, cli, storage
+
+MODEL = "layers", "dim", "heads", "kv_heads", "seq", "vocab", "tie"
+MIXTURE = "experts", "top_k", "shared_expert"
+RUN = "seed", "batch", "ignore", "optimizer", "dtype"
+STATES = {"adamw": {"step", "exp_avg", "exp_avg_sq"}, "momentum": {"momentum_buffer"}, "sgd": set()}
+
+
+def identity(args, text):
+    """What a run must have in common with the one that it continues: {flag: value}."""
+    cfg = args.model
+    names = MODEL + (MIXTURE if getattr(cfg, "experts", 0) else ())
+    same = {name: getattr(cfg, name, False) for name in names}
+    same["data"] = f"a text of {len(text.tokens):,} tokens with CRC-32 {crc32_of_text(text):08x}"
+    return same | {name: getattr(args, name) for name in RUN}
+
+
+def crc32_of_text(text):
+    """Of all of it, or of 1,024 parts of one that is too long to be read at every start."""
+    tokens, length, crc32 = text.tokens, 2**16, 0
+    if len(tokens) <= 1024 * length:
+        return zlib.crc32(tokens)
+    for start in np.linspace(0, len(tokens) - length, 1024).astype(np.int64):
+        crc32 = zlib.crc32(tokens[start : start + length], crc32)
+    return crc32
+
+
+def goes_on_from(args):
+    """The Checkpoint that the run goes on from, or None; refuses one that it cannot go on from.
+
+    That is --resume's; or, where the launcher has started the run again after a failure, the last
+    one that it has saved.
+    """
+    again = environment("TORCHELASTIC_RESTART_COUNT", 0) or environment("SLURM_RESTART_COUNT", 0)
+    mine = storage.checkpoints_in(args.save) if args.save else []
+    again = again and mine
+    if not (again or args.resume):
+        refuse_overwriting(args, mine, None)
+        return None
+    folder = mine[0] if again else last_checkpoint(args.resume)
+    try:
+        index = storage.read_index(folder)
+        refuse_others(args, folder, index)
+        check_tensors(args, index["tensors"])
+    except storage.Unusable as why:
+        cli.refuse(f"--resume {folder} {why}; {instead_of(args, folder)} would work")
+    if index["step"] >= args.steps and again:
+        if environment("RANK", 0) == 0:
+            print(f"step {index['step']} was the last one, and {folder} has it", flush=True)
+        raise SystemExit(0)
+    if index["step"] >= args.steps:
+        cli.refuse(f"--steps {args.steps} are done in {folder}; --steps "
+                   f"{index['step'] + args.steps} would work")
+    refuse_overwriting(args, mine, folder)
+    return checkpoint.Checkpoint(args.seed, folder, index)
+
+
+def last_checkpoint(path):
+    """Of a folder that --save wrote to; or path itself, if it is a checkpoint."""
+    if storage.step_of(path) is not None or (path / storage.INDEX).exists():
+        return path
+    found = storage.checkpoints_in(path)
+    if not found:
+        why = "holds no checkpoint" if path.is_dir() else "is no folder"
+        cli.refuse(f"--resume {path} {why}; a folder that --save wrote to would work")
+    return found[0]
+
+
+def instead_of(args, folder):
+    """What to use in place of a checkpoint that is not usable: one that stands beside it, the last
+    older one if there is any."""
+    step = storage.step_of(folder) or 0
+    others = [other for other in storage.checkpoints_in(folder.parent) if other != folder]
+    others.sort(key=lambda other: storage.step_of(other) > step)
+    usable = next(filter(is_usable, others), None)
+    if usable is None:
+        return "a run without it"
+    in_its_way = args.save and args.save.resolve() == folder.parent.resolve()
+    return f"--resume {usable}" + (" with another --save folder" if in_its_way else "")
+
+
+def is_usable(folder):
+    try:
+        return bool(storage.read_index(folder))
+    except storage.Unusable:
+        return False
+
+
+def refuse_others(args, folder, index):
+    """A checkpoint of another run: another model, text, seed, batch or optimizer."""
+    text = Text(args)
+    mine, saved = identity(args, text), index["run"]
+    for name in [*mine, *saved]:
+        if mine.get(name) == saved.get(name):
+            continue
+        there, here = in_words(name, saved.get(name)), in_words(name, mine.get(name))
+        works = there
+        if name == "data":
+            there, here = f"{there} ({index['text']:.80})", f"{here} ({text.name})"
+            works = "--data with that text"
+        cli.refuse(f"--resume {folder} is of a run with {there}, and this has {here}; {works} "
+                   "would work")
+    if index["biases"] and not getattr(args.model, "bias_speed", None):
+        cli.refuse(f"--resume {folder} is of a run whose experts are chosen with biases; "
+                   "08_expert_parallel.py --balance bias would work")
+
+
+def in_words(name, value):
+    """How a run says that: `--top-k 2`, `no --experts`."""
+    flag = f"--{name:.80}".replace("_", "-")
+    if name == "data":
+        return f"{value:.80}" if isinstance(value, str) else "no text"
+    if name == "tie":
+        return "--preset gpt2" if value else "no tied tables"
+    if value is None or value is False:
+        return f"no {flag}"
+    return flag if value is True else f"{flag} {value!s:.80}"
+
+
+def check_tensors(args, tensors):
+    """The tensors are those that a run with these flags saves; raises storage.Unusable. Those of
+    experts, whose names are their chapter's, are only counted."""
+    cfg, dtype, states, shapes = args.model, args.dtype, {}, {}
+    for name, tensor in tensors.items():
+        name, _, key = name.partition("/")
+        kind = tensor["dtype"], tensor["shape"]
+        if key:
+            states.setdefault(name, {})[key] = kind
+        elif not name.endswith("mlp.bias"):             # a buffer
+            shapes[name] = kind
+    expected = {name: (dtype, list(p.shape)) for name, p in gpt(cfg, seed=None).named_parameters()}
+    if getattr(cfg, "experts", 0):
+        expected = {name: kind for name, kind in expected.items() if ".mlp." not in name}
+    numbers = sum(math.prod(shape) for _, shape in shapes.values())
+    wrong = [name for name, kind in expected.items() if shapes.get(name) != kind]
+    if (len(shapes), numbers) != (cfg.tensors(), cfg.parameters()):
+        wrong += ["others"]
+    for name, its in states.items():                    # none: all steps so far were skipped
+        fits = {key: ("float32", []) if key == "step" else shapes.get(name)
+                for key in STATES[args.optimizer]}
+        wrong += [] if its == fits else [name]
+    if wrong:
+        raise storage.Unusable(f"has other tensors than this run: {wrong[0]:.80}")
+
+
+def refuse_overwriting(args, mine, folder):
+    """Checkpoints in --save's folder that are none of those before `folder`, from which it goes on:
+    nothing is overwritten, nor does another run's go when too many stay."""
+    same = folder is not None and folder.parent.resolve() == args.save.resolve() if mine else True
+    later = [it for it in mine if not same or storage.step_of(it) > storage.step_of(folder)]
+    if later:
+        cli.refuse(f"--save {args.save} holds {later[0].name} already, and nothing is overwritten; "
+                   f"--resume {args.save} or another folder would work")
