@@ -599,9 +599,10 @@ def join_ranks(args, rank, world):
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         store = dist.HashStore()
-        if "RANK" in os.environ:                            # there may be others, started again
+        if "RANK" in os.environ:
             store, rank, world = next(dist.rendezvous("env://"))
-            attempt = environment("TORCHELASTIC_RESTART_COUNT", 0)      # with the dead ones' store
+        if environment("LOCAL_WORLD_SIZE", 0) == world:     # torchrun gives ranks that it starts
+            attempt = environment("TORCHELASTIC_RESTART_COUNT", 0)      # again the old store
             store = dist.PrefixStore(f"attempt {attempt}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world,
                                 device_id=device if backend == "nccl" else None)

@@ -37,15 +37,19 @@ def goes_on_from(args):
     """The Checkpoint that the run goes on from, or None; refuses one that it cannot go on from.
 
     That is --resume's; or, where the launcher has started the run again after a failure, the last
-    one that it has saved.
+    one that it has saved. With one folder for both, the run goes on from it as soon as there is
+    anything in it: then the same command starts the run and goes on.
     """
     again = environment("TORCHELASTIC_RESTART_COUNT", 0) or environment("SLURM_RESTART_COUNT", 0)
     mine = storage.checkpoints_in(args.save) if args.save else []
-    again = again and mine
-    if not (again or args.resume):
+    in_place = args.save and args.resume and args.save.resolve() == args.resume.resolve()
+    if mine and (again or in_place):
+        folder = mine[0]
+    elif args.resume and not in_place:
+        folder = last_checkpoint(args.resume)
+    else:
         refuse_overwriting(args, mine, None)
         return None
-    folder = mine[0] if again else last_checkpoint(args.resume)
     try:
         index = storage.read_index(folder)
         refuse_others(args, folder, index)

@@ -56,11 +56,11 @@ class Saver:
 
     def after_step(self, step, loss, model):
         """Save if it is time, the buffers too of a model that is a module."""
+        if self.run.rank == 0:
+            self.log(step, loss)
         stop, every = self.stop and step < self.args.steps, self.args.save_every
         if stop or step == self.args.steps or every and step % every == 0:
             self.save(step, saved_buffers(model))
-        if self.run.rank == 0:
-            self.log(step, loss)
         if stop:
             self.close()
             if not self.problem:
