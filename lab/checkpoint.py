@@ -30,8 +30,9 @@ With Ψ parameters in fp32 under AdamW, a checkpoint has 12 Ψ bytes, and a step
 step waits only for a copy on the CPU. A thread writes it while training goes on (lab/saving.py), by
 files that are complete or not there, and that a stranger may send (lab/storage.py).
 
-Sources: Llama Team, The Llama 3 Herd of Models (2024), section 3.3.4; Wan et al., ByteCheckpoint
-(2024), section 3; PyTorch, torch.distributed.checkpoint (planner, storage).
+Sources: Llama Team, The Llama 3 Herd of Models (2024), section 3.3.4; PyTorch, Distributed
+Checkpoint (planner, storage); Wan et al., ByteCheckpoint (2024), of shards that are cut anywhere;
+Distributed Training Tutorial, section 15.4.
 """
 
 import math

@@ -12,6 +12,7 @@ from conftest import TEXT, chapter, chapter_names, main, run_main
 
 import common
 from lab import checkpoint, storage
+from lab.faults import tensors_of
 
 SMALL = ("--layers=4", "--dim=32", "--heads=8", "--kv-heads=2", "--seq=16", "--vocab=131",
          "--batch=8", "--dtype=float64", "--clip=0.5", "--ignore=0.3",
@@ -114,16 +115,9 @@ def train(ranks, layout, *flags, fault=None):
     return ranks(world)(run, name, [*SMALL, *own, *flags], fault)[0]
 
 
-def whole(folder):
-    """{name: full tensor} of a checkpoint."""
-    saved = checkpoint.Checkpoint(0, folder, storage.read_index(folder))
-    shapes = {name: tensor["shape"] for name, tensor in saved.index["tensors"].items()}
-    return {name: saved.value(name, torch.empty(shape)) for name, shape in shapes.items()}
-
-
 def difference(folder, other):
     """The largest, relative to the largest number of each tensor."""
-    these, those = whole(folder), whole(other)
+    these, those = tensors_of(folder), tensors_of(other)
     for name in these.keys() ^ those.keys():  # chapter 09 has no biases
         assert name.endswith("mlp.bias") and not (these | those)[name].any()
     return max(
@@ -285,7 +279,7 @@ def test_masters_are_saved_not_what_is_rounded(ranks, tmp_path, layout):
     again = [*flags, "--steps=3", resume, f"--save={tmp_path / 'again'}"]
     assert train(ranks, layout, *again) == 0
     assert difference(tmp_path / "again/step-000003", tmp_path / "step-000003") == 0
-    for state in whole(tmp_path / "step-000003").values():
+    for state in tensors_of(tmp_path / "step-000003").values():
         assert state.dtype == torch.float32
     again[-1] = f"--save={tmp_path / 'rounded'}"
     assert train(ranks, layout, *again, fault="rounded") == 0
@@ -297,7 +291,7 @@ def test_biases_of_experts(ranks, tmp_path):
     flags = ["--balance=bias", "--bias-speed=0.01"]
     save = f"--save={tmp_path}"
     assert train(ranks, "08 dropless", *flags, "--steps=3", "--save-every=2", save) == 0
-    biases = whole(tmp_path / "step-000002")["block1.mlp.bias"]
+    biases = tensors_of(tmp_path / "step-000002")["block1.mlp.bias"]
     assert len(biases) == 8 and biases.abs().max() > 0.015
     resume = f"--resume={tmp_path / 'step-000002'}"
     assert train(ranks, "08 tensor", *flags, "--steps=3", resume, f"--save={tmp_path / 'x'}") == 0
