@@ -67,9 +67,9 @@ endef
 
 # Save a checkpoint in one chapter, and go on from it in another.
 define go_on_elsewhere
-	@rm -rf runs/saved
-	@for run in "03_zero --steps=10 --save=runs/saved" \
-			"09_5d --pp=2 --tp=2 --dp=2 --steps=15 --resume=runs/saved"; do \
+	@rm -rf runs/tour-saved
+	@for run in "03_zero --steps=10 --save=runs/tour-saved" \
+			"09_5d --pp=2 --tp=2 --dp=2 --steps=15 --resume=runs/tour-saved"; do \
 		chapter=$${run%% *}; \
 		set -- $(ON_8_RANKS) $$chapter.py --device=cpu $${run#* }; \
 		echo; echo "$$ $$*"; \

@@ -598,14 +598,15 @@ def join_ranks(args, rank, world):
         device = torch.device("cuda", environment("LOCAL_RANK", rank))
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        store = dist.HashStore()
-        if "RANK" in os.environ:
-            store, rank, world = next(dist.rendezvous("env://"))
-        if environment("LOCAL_WORLD_SIZE", 0) == world:     # torchrun gives ranks that it starts
-            attempt = environment("TORCHELASTIC_RESTART_COUNT", 0)      # again the old store
+        given, attempt = {}, environment("TORCHELASTIC_RESTART_COUNT", 0)
+        if "RANK" not in os.environ:
+            given = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        elif attempt and environment("LOCAL_WORLD_SIZE", 0) == world:
+            # torchrun has started the ranks again, with a store of the dead ones' addresses.
+            store, *_ = next(dist.rendezvous("env://"))
             store = dist.PrefixStore(f"attempt {attempt}", store)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world,
-                                device_id=device if backend == "nccl" else None)
+            given = {"store": store, "rank": rank, "world_size": world}
+        dist.init_process_group(backend, **given, device_id=device if backend == "nccl" else None)
     return device
 
 

@@ -1,8 +1,8 @@
 """Checkpoints: a run that has stopped goes on, on any number of ranks, in any chapter.
 
-Llama 3 was trained on 16,384 GPUs and interrupted 466 times in 54 days: every three hours. What is
+Llama 3 was trained on 16,384 GPUs and interrupted 466 times in 54 days: every 2.8 hours. What is
 not on a disk by then is computed again. So a run of N ranks saves often, and goes on with the ranks
-that are left, which may be fewer, or cut the model otherwise. A file for each rank, as torch.save
+that are left, and may cut the model in another way. A file for each rank, as torch.save
 writes it, is of no use to them: its tensors are shards of that layout.
 
 So a checkpoint is a set of *global* tensors: the parameters, and beside each its optimizer states,
@@ -18,17 +18,17 @@ With these, PyTorch's distributed checkpoint (DCP) makes plans:
 
     save    every rank says what it holds; rank 0 leaves each rectangle to one of those who hold it,
             so that all write about as much; every rank writes its file. No tensor is sent.
-    load    every rank asks for the rectangles that it wants to hold, and reads the parts of the
-            saved ones that overlap with them. Nothing is sent at all.
+    load    every rank asks for the rectangles that it wants to hold, and reads the saved ones that
+            overlap with them. Nothing is sent at all.
 
 Saved is what the optimizer updates: of 16-bit parameters the fp32 masters, from which the run that
 goes on makes the parameters anew. It draws its weights as every run does (`common.draw_weights`),
-only that its seed has a checkpoint to draw them from. Then come the optimizer states, each rank's
-own part again, and the data go on where they were: a batch is a function of seed and step.
+but its seed is a `Checkpoint`, from which they are read; and then the optimizer states, each rank's
+own part. The data go on where they were: a batch is a function of seed and step.
 
 With Ψ parameters in fp32 under AdamW, a checkpoint has 12 Ψ bytes, and a step count per tensor. A
-step waits only for a copy on the CPU. A thread writes it while training goes on (lab/saving.py), by
-files that are complete or not there, and that a stranger may send (lab/storage.py).
+step waits for a copy on the CPU (and for the save before, if it is not over), which a thread writes
+while training goes on. Files are complete or not there, and a stranger's are safe (lab/storage.py).
 
 Sources: Llama Team, The Llama 3 Herd of Models (2024), section 3.3.4; PyTorch, Distributed
 Checkpoint (planner, storage); Wan et al., ByteCheckpoint (2024), of shards that are cut anywhere;

@@ -165,7 +165,7 @@ def train(layout, folder, faults, deadline, *flags):
     name, world, *own = layout
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
                f"--nproc_per_node={world}", f"--max-restarts={len(faults)}", ROOT / f"{name}.py",
-               *MODEL, *own, f"--save={folder}", *flags]  # fmt: skip
+               *MODEL, *own, f"--save={folder}", f"--resume={folder}", *flags]  # fmt: skip
     since, kills, output = time.time(), [], folder.with_suffix(".txt")
     with output.open("a") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file,
@@ -245,9 +245,8 @@ def run(legs, folder, faults, every, seed, deadline, *flags):
     faults = plan(faults, min(ranks for (_, ranks, *_), _ in legs), every, seed)
     for i, (layout, steps) in enumerate(legs):
         mine = faults[i::len(legs)]
-        resume = [f"--resume={folder}"] if i else []
         kills += train(layout, folder, mine, deadline, f"--steps={steps}", f"--save-every={every}",
-                       f"--seed={seed}", *resume, *flags)
+                       f"--seed={seed}", *flags)
         cuts += [count for _, count, _ in kills[len(kills) - len(mine):]] + [lines_of(folder)]
     starts = starts_of(folder, begin, cuts[:-1])
     kills = [(at - begin, is_unfinished) for at, _, is_unfinished in kills]

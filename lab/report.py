@@ -55,6 +55,8 @@ class Run(common.Run):
             saving.make_folder(args.save)
         saving.set_timeout(args.timeout)
         super().__init__(args)
+        if args.resume:
+            resuming.refuse_disagreement(self)
         self.optimizers, self.remembered = [], {}
         self.saver = saving.Saver(self) if args.save else None
         if self.checkpoint is not None:
@@ -599,6 +601,7 @@ class Run(common.Run):
         record = {
             "chapter": args.chapter, "variant": args.variant, "world_size": self.world,
             "backend": dist.get_backend(), "device": str(self.device), "dtype": args.dtype,
+            "first_step": self.first_step,
             "config": flags | asdict(args.model) | {"attention": args.attention},
             "loss": self.losses, "reference_loss": [loss for loss, _ in self.references],
             "grad_norm": self.grad_norms, "reference_grad_norm": [n for _, n in self.references],

@@ -4,6 +4,7 @@ import math
 import zlib
 
 import numpy as np
+import torch.distributed as dist
 
 from common import Text, environment, gpt
 from lab import checkpoint, cli, storage
@@ -36,34 +37,30 @@ def crc32_of_text(text):
 def goes_on_from(args):
     """The Checkpoint that the run goes on from, or None; refuses one that it cannot go on from.
 
-    That is --resume's; or, where the launcher has started the run again after a failure, the last
-    one that it has saved. With one folder for both, the run goes on from it as soon as there is
-    anything in it: then the same command starts the run and goes on.
+    That is --resume's. If --save names the same folder, there need not be one yet: the same command
+    begins, and goes on when a launcher starts it again.
     """
-    again = environment("TORCHELASTIC_RESTART_COUNT", 0) or environment("SLURM_RESTART_COUNT", 0)
     mine = storage.checkpoints_in(args.save) if args.save else []
-    in_place = args.save and args.resume and args.save.resolve() == args.resume.resolve()
-    if mine and (again or in_place):
-        folder = mine[0]
-    elif args.resume and not in_place:
-        folder = last_checkpoint(args.resume)
-    else:
-        refuse_overwriting(args, mine, None)
+    there = args.save and args.save.resolve()
+    in_place = there and args.resume and args.resume.resolve() == there
+    if args.resume is None or in_place and not mine:
+        refuse_overwriting(args, mine)
         return None
+    folder = last_checkpoint(args.resume)
     try:
         index = storage.read_index(folder)
         refuse_others(args, folder, index)
-        check_tensors(args, index["tensors"])
+        check_tensors(args, index["tensors"], "loss_scale" in index["remembered"])
     except storage.Unusable as why:
         cli.refuse(f"--resume {folder} {why}; {instead_of(args, folder)} would work")
-    if index["step"] >= args.steps and again:
+    if index["step"] >= args.steps and in_place:
         if environment("RANK", 0) == 0:
             print(f"step {index['step']} was the last one, and {folder} has it", flush=True)
         raise SystemExit(0)
     if index["step"] >= args.steps:
         cli.refuse(f"--steps {args.steps} are done in {folder}; --steps "
                    f"{index['step'] + args.steps} would work")
-    refuse_overwriting(args, mine, folder)
+    refuse_overwriting(args, mine, index["step"] if folder.parent.resolve() == there else 0)
     return checkpoint.Checkpoint(args.seed, folder, index)
 
 
@@ -129,9 +126,10 @@ def in_words(name, value):
     return flag if value is True else f"{flag} {value!s:.80}"
 
 
-def check_tensors(args, tensors):
+def check_tensors(args, tensors, may_skip):
     """The tensors are those that a run with these flags saves; raises storage.Unusable. Those of
-    experts, whose names are their chapter's, are only counted."""
+    experts, whose names are their chapter's, are only counted. may_skip: in fp16, all steps so far
+    may have been skipped, and the optimizer have no states."""
     cfg, dtype, states, shapes = args.model, args.dtype, {}, {}
     for name, tensor in tensors.items():
         name, _, key = name.partition("/")
@@ -147,19 +145,32 @@ def check_tensors(args, tensors):
     wrong = [name for name, kind in expected.items() if shapes.get(name) != kind]
     if (len(shapes), numbers) != (cfg.tensors(), cfg.parameters()):
         wrong += ["others"]
-    for name, its in states.items():                    # none: all steps so far were skipped
-        fits = {key: ("float32", []) if key == "step" else shapes.get(name)
-                for key in STATES[args.optimizer]}
-        wrong += [] if its == fits else [name]
+    for name, kind in shapes.items() if states or not may_skip else ():
+        fits = {key: ("float32", []) if key == "step" else kind for key in STATES[args.optimizer]}
+        wrong += [] if states.get(name, {}) == fits else [f"the states of {name}"]
+    wrong += sorted(states.keys() - shapes.keys())
     if wrong:
         raise storage.Unusable(f"has other tensors than this run: {wrong[0]:.80}")
 
 
-def refuse_overwriting(args, mine, folder):
-    """Checkpoints in --save's folder that are none of those before `folder`, from which it goes on:
-    nothing is overwritten, nor does another run's go when too many stay."""
-    same = folder is not None and folder.parent.resolve() == args.save.resolve() if mine else True
-    later = [it for it in mine if not same or storage.step_of(it) > storage.step_of(folder)]
+def refuse_overwriting(args, mine, step=0):
+    """Checkpoints in --save's folder after the step from which the run goes on: nothing is
+    overwritten, nor does another run's go when too many stay."""
+    later = [path for path in mine if storage.step_of(path) > step]
     if later:
         cli.refuse(f"--save {args.save} holds {later[0].name} already, and nothing is overwritten; "
                    f"--resume {args.save} or another folder would work")
+
+
+def refuse_disagreement(run):
+    """Ranks that have found different checkpoints: of machines that do not share the folder, say.
+    Communication: an all_gather_object."""
+    mine, everyones = None, [None] * run.world
+    if run.checkpoint is not None:
+        crc32 = storage.crc32_of(run.checkpoint.index)
+        mine = f"{run.checkpoint.reader.folder.name} with CRC-32 {crc32:08x}"
+    dist.all_gather_object(everyones, mine)
+    for rank, other in enumerate(everyones):
+        if other != everyones[0]:
+            cli.refuse(f"--resume {run.args.resume}: rank 0 finds {everyones[0]}, and rank {rank} "
+                       f"{other}; a folder that all machines share would work")

@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import signal
+import statistics
 import sys
 import threading
 import time
@@ -93,7 +94,8 @@ class Saver:
         self.waits.append(time.perf_counter() - start)
 
     def write(self, step, state, about):
-        """In the thread, where a garbage collection would hold up training, for 0.1 s and more."""
+        """In the thread. A garbage collection that this sets off would hold up training, for 0.1 s
+        and more, so there is none meanwhile."""
         start, folder = time.perf_counter(), self.args.save / f"step-{step:06}"
         gc.disable()
         try:
@@ -117,9 +119,10 @@ class Saver:
         self.pending = None
 
     def has(self, problem):
-        """Say it at once; the first one is the run's, in its report, too."""
-        self.problem = self.problem or problem
-        self.run.say(f"  ✗ {problem}")
+        """Say it at once, and once; the last one is the run's, in its report, too."""
+        if problem != self.problem:
+            self.run.say(f"  ✗ {problem}")
+        self.problem = problem
 
     def close(self):
         self.wait()
@@ -133,7 +136,7 @@ class Saver:
         states = optimizer_state_bytes(self.args.optimizer, cfg.parameters(), cfg.tensors(), width)
         if run.rank == 0 and not run.skipped:
             run.check("a checkpoint", self.bytes, width * cfg.parameters() + states + self.buffers)
-        ms = lambda seconds: f"{1e3 * sorted(seconds)[len(seconds) // 2]:.1f} ms"
+        ms = lambda seconds: f"{1e3 * statistics.median(seconds):.1f} ms"
         number = len(self.writes)
         run.note(f"{number} checkpoint{'s' * (number > 1)} in {self.args.save}: training stood "
                  f"still for {ms(self.waits)}, to copy its state; the files were written in "

@@ -11,6 +11,7 @@ the folder its name. DCP's own storage is not used, since its index is a pickle,
 pickle is to run what it says.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -147,7 +148,7 @@ class Writer(Storage, StorageWriter):
         self.aside = folder.with_name(f".{folder.name}")
 
     def prepare_global_plan(self, plans):               # on rank 0, before anybody writes
-        for left in self.folder.parent.glob(".step-[0-9]*"):        # by a run that was killed
+        for left in self.folder.parent.glob(".step-[0-9]*"):        # by a run before, when killed
             shutil.rmtree(left, ignore_errors=True)
         self.aside.mkdir(parents=True)
         return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
@@ -181,19 +182,22 @@ class Writer(Storage, StorageWriter):
         self.aside.rename(self.folder)
         synced(self.folder.parent)
         for old in checkpoints_in(self.folder.parent)[self.keep:]:
-            shutil.rmtree(old.rename(old.with_name(f".{old.name}")), ignore_errors=True)
+            with contextlib.suppress(OSError):          # what matters is written
+                shutil.rmtree(old.rename(old.with_name(f".{old.name}")))
 
 
 class Reader(Storage, StorageReader):
     """Reads what a checkpoint's index, which has been checked, says."""
 
     def __init__(self, folder, index):
-        self.folder, self.tensors, self.where = folder, {}, {}
+        self.folder, self.tensors, self.where, self.files = folder, {}, {}, {}
         for name, tensor in index["tensors"].items():
             dtype, chunks = DTYPES[tensor["dtype"]], []
             for offsets, sizes, rank, at, _ in tensor["chunks"]:
                 chunks.append(meta.ChunkStorageMetadata(*map(torch.Size, (offsets, sizes))))
                 self.where[meta.MetadataIndex(name, offsets)] = rank, at, sizes, dtype
+                if rank not in self.files:              # stays readable when its name is gone
+                    self.files[rank] = np.memmap(folder / f"{rank}.bin", np.uint8, "r")
             properties = meta.TensorProperties(dtype)
             self.tensors[name] = meta.TensorStorageMetadata(properties, torch.Size(tensor["shape"]),
                                                             chunks)
@@ -207,7 +211,7 @@ class Reader(Storage, StorageReader):
         for item in plan.items:
             rank, at, sizes, dtype = self.where[item.storage_index]
             size = math.prod(sizes) * dtype.itemsize
-            data = np.memmap(self.folder / f"{rank}.bin", np.uint8, "r", at, size).copy()
+            data = np.array(self.files[rank][at:at + size])
             part = torch.from_numpy(data).view(dtype).view(sizes)
             for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths)):
                 part = part.narrow(dim, offset, length)

@@ -45,7 +45,8 @@ def one_rank(rank, world, restarts, store, output, name, flags):
 def train(pool, folder, layout, kills, *flags):
     """Train with these faults, and start again after each. Returns how many left a save undone."""
     name, world, *own = layout
-    flags, undone = [*SMALL, *own, *flags, f"--save={folder}", f"--save-every={EVERY}"], 0
+    flags, undone = [*SMALL, *own, *flags, f"--save={folder}", f"--resume={folder}"], 0
+    flags.append(f"--save-every={EVERY}")
     for restarts, fault in enumerate([*kills, None]):
         store, output = tempfile.mktemp(dir=pool.folder), tempfile.mktemp(dir=pool.folder)
         processes = [pool.context.Process(target=one_rank, args=(

@@ -60,8 +60,8 @@ def test_the_path_of_python_may_have_a_space(make, tmp_path):
         "--device=cpu --json=runs/01_chapter.json",
         "--standalone --nproc_per_node=8 02_chapter.py --device=cpu --variant=naive --steps=5 "
         "--json=runs/02_chapter-naive.json",
-        "--standalone --nproc_per_node=8 03_zero.py --device=cpu --steps=10 --save=runs/saved "
+        "--standalone --nproc_per_node=8 03_zero.py --device=cpu --steps=10 --save=runs/tour-saved "
         "--json=runs/03_zero-again.json",
         "--standalone --nproc_per_node=8 09_5d.py --device=cpu --pp=2 --tp=2 --dp=2 --steps=15 "
-        "--resume=runs/saved --json=runs/09_5d-again.json",
+        "--resume=runs/tour-saved --json=runs/09_5d-again.json",
         f"{drawn} runs/03_zero-again.json runs/09_5d-again.json", drawn]  # the table, the figures
