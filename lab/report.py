@@ -236,7 +236,7 @@ class Run(common.Run):
             self.not_finite = [step, from_another, self.rank,
                                f"loss {loss:.4f}, gradient norm {norm:.4f}"]
         beside = f"{'-':>12} {'-':>12}"
-        verified = self.verifier and self.verifier.steps < self.verified_steps and not not_finite
+        verified = self.verifier and self.verifier.steps < self.verified_steps
         if verified and skipped:
             self.references.append((None, None))
         elif verified:

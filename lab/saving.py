@@ -50,8 +50,7 @@ class Saver:
     def __init__(self, run):
         self.run, self.args, self.problem = run, run.args, None
         self.identity = identity(run.args, run.text)
-        self.writers = dist.new_group(backend="gloo")       # its own, since it is used by a thread
-        self.thread, self.pending = ThreadPoolExecutor(1), None
+        self.writers, self.thread, self.pending = None, ThreadPoolExecutor(1), None
         self.waits, self.writes, self.bytes = [], [], 0
         self.sigterm, self.stop = Sigterm(), False          # stop: it has come, on any rank
 
@@ -83,6 +82,8 @@ class Saver:
         """Copy the state, and start to write it."""
         start = time.perf_counter()
         self.wait()
+        if self.writers is None:                            # a group of its own, for the thread
+            self.writers = dist.new_group(backend="gloo")
         run, optimizers = self.run, self.run.optimizers
         state = checkpoint.state_of(optimizers, buffers)
         about = {"step": step, "run": self.identity, "text": run.text.name,

@@ -285,7 +285,10 @@ def run_main(name, flags, folder, fault=None):
     module = broken(name, *fault) if fault else chapter(name)
     json_file, output = Path(folder) / "run.json", io.StringIO()
     with contextlib.redirect_stdout(output):
-        status = main(module, [*flags, f"--json={json_file}"])
+        try:
+            status = main(module, [*flags, f"--json={json_file}"])
+        except SystemExit as leaving:  # as launch does
+            status = leaving.code
     record = json.loads(json_file.read_text()) if dist.get_rank() == 0 else None
     return status, record, output.getvalue()
 

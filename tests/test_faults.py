@@ -116,10 +116,10 @@ def test_torchrun_starts_a_killed_rank_again(pool, tmp_path):
     flags_of_both = *faults.MODEL, *flags
     assert pool.call(2, 60, quiet, layout[0], *flags_of_both, f"--save={tmp_path}/quiet")[0] == 0
     folder, deadline = tmp_path / "faulty", time.time() + 100
-    [(at, logged, _)] = faults.train(layout, folder, [Fault(1, 4, False, 0)], deadline, *flags,
+    [(at, logged, _)] = faults.train(layout, folder, [Fault(1, 7, False, 0)], deadline, *flags,
                                      "--save-every=3")  # fmt: skip
     steps = [line["step"] for line in faults.log_of(folder)]
-    assert 4 <= logged < len(steps) and steps[logged] % 3 == 1 and steps[-1] == 12
+    assert 7 <= logged < len(steps) and steps[logged] % 3 == 1 and steps[-1] == 12
     assert steps[:logged] == list(range(1, logged + 1)) and 1 < steps[logged] <= logged + 1
     assert faults.compare(folder, tmp_path / "quiet", 12) == (0, 0)
     said = folder.with_suffix(".txt").read_text()

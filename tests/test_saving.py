@@ -256,8 +256,9 @@ def test_steps_that_are_done(refused, origin):
 def test_a_restarted_run_that_was_done(run_chapter, origin, capsys):
     for rank, says in (0, "step 4 was the last one, and "), (1, ""):
         status, out, err = run_chapter(
-            QUICK, *SMALL, "--steps=4", f"--save={origin / 'saved'}", RANK=rank, WORLD_SIZE=2,
-            MASTER_ADDR="localhost", MASTER_PORT=1, TORCHELASTIC_RESTART_COUNT=1)  # fmt: skip
+            QUICK, *SMALL, "--steps=4", f"--save={origin / 'saved'}",
+            f"--resume={origin / 'saved'}", RANK=rank, WORLD_SIZE=2,
+            MASTER_ADDR="localhost", MASTER_PORT=1)  # fmt: skip
         assert (status, err) == (0, "") and out.startswith(says) and bool(out) == (rank == 0)
 
 
