@@ -9,6 +9,7 @@ import math
 import os
 import pickle
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,10 +22,11 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import CHAPTERS, ROOT, TEXT, chapter, main
 
 import common
-from lab import resuming, saving, storage
+from lab import checkpoint, resuming, saving, storage
 
 SMALL = ("--layers=1", "--dim=16", "--heads=2", "--kv-heads=1", "--seq=16", "--batch=4",
          "--dtype=float64", "--device=cpu", "--no-verify", f"--data={TEXT}")  # fmt: skip
@@ -291,6 +293,12 @@ def change(path, value):
     return forged
 
 
+def without(left_out):
+    """A forger who leaves out the tensors of these names."""
+    return lambda index: index.update(tensors={
+        name: tensor for name, tensor in index["tensors"].items() if not left_out(name)})
+
+
 CHUNK = "tensors", "embedding.weight", "chunks", 0      # offsets, sizes, rank, at, CRC-32
 TENSOR = "tensors", "embedding.weight"
 HOSTILE = {
@@ -338,6 +346,8 @@ HOSTILE = {
     "reshaped": lambda index: first(index).update(shape=[16, 256], chunks=[
         [[0, 0], [16, 256], *first(index)["chunks"][0][2:]]]),
     "one left out": lambda index: index["tensors"].pop("embedding.weight"),
+    "no states of one": without(lambda name: name.startswith("embedding.weight/")),
+    "no states": without(lambda name: "/" in name),
     "renamed": lambda index: index["tensors"].update(
         {"../../evil\n": index["tensors"].pop("embedding.weight")}),
     "one more": lambda index: index["tensors"].update(more=first(index)),
@@ -368,8 +378,36 @@ def test_a_forged_index(refused, saved, what):
         says = refused(f"--resume={saved}")
     assert says.startswith(f"--resume {folder} ") and "would work" in says
     inside = [os.path.realpath(name) for name in opened if not name.isdecimal()]
-    outside = [name for name in inside if not name.startswith((str(saved), os.path.realpath(TEXT)))]
+    ours = str(saved), os.path.realpath(TEXT), sys.prefix, sys.base_prefix  # Python imports
+    outside = [name for name in inside if not name.startswith(ours)]
     assert not outside and inside, outside
+
+
+def on_a_machine_of_its_own(folder, *flags):
+    """For a rank of the pool: as if each had a disk, and rank 1's lacked the last checkpoint."""
+    with mock.patch.object(storage, "checkpoints_in", lambda path: [
+            path / f"step-{6 - 2 * (1 + dist.get_rank()):06}"]):
+        output = io.StringIO()
+        with contextlib.redirect_stderr(output), pytest.raises(SystemExit) as leaving:
+            main(chapter(QUICK), [*SMALL, "--steps=6", f"--resume={folder}", *flags])
+    return leaving.value.code, output.getvalue()
+
+
+def test_ranks_that_find_different_checkpoints(ranks, origin):
+    (status, says), other = ranks(2)(on_a_machine_of_its_own, origin / "saved")
+    assert status == 2 and other == (0, "") and says.count("\n") == 1
+    assert "rank 0 finds step-000004 " in says and "and rank 1 step-000002 " in says
+
+
+def test_a_checkpoint_may_go_while_it_is_read(origin, tmp_path):
+    """Its files are open: another run in that folder, or this one, may have written newer ones."""
+    shutil.copytree(origin / "saved/step-000004", tmp_path / "step-000004")
+    folder = tmp_path / "step-000004"
+    saved = checkpoint.Checkpoint(0, folder, storage.read_index(folder))
+    before = saved.value("embedding.weight", torch.empty(256, 16))
+    shutil.rmtree(folder)
+    assert torch.equal(saved.value("embedding.weight", torch.empty(256, 16)), before)
+    assert before.any()
 
 
 TOP, BELOW, MIDDLE = ([0, 0], [2, 4]), ([2, 0], [2, 4]), ([1, 0], [2, 4])
