@@ -664,6 +664,8 @@ def summary(paths):
         variant = run["variant"]
         if "balance" in run["config"]:                  # what the runs of chapter 08 differ in
             variant += f", {run['config']['balance']}"
+        if run.get("first_step"):                       # it has gone on
+            variant += f", from {run['first_step']}"
         print(row.format(run["chapter"], variant, run["world_size"], run["backend"], loss, largest,
                          f"{sum(checks)}/{len(checks)}",
                          f"{run['seconds']:.0f}", verdict))

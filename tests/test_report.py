@@ -627,7 +627,7 @@ def test_what_cannot_be_written_costs_a_line_and_nothing_else(
 def test_summary_of_several_runs(ranks, tmp_path, capsys):
     [(_, run, _)] = ranks(1)(train, ("--steps=1",), tmp_path)
     other = run | {"max_loss_diff": None, "loss": [None], "checks": run["checks"][:1],
-                   "problems": ["step 7, rank 1: loss nan", "and more"]}
+                   "problems": ["step 7, rank 1: loss nan", "and more"], "first_step": 10}
     (tmp_path / "other.json").write_text(json.dumps(other))
     report.summary([tmp_path / "run.json", tmp_path / "other.json"])
     header, one, two = capsys.readouterr().out.splitlines()
@@ -637,7 +637,8 @@ def test_summary_of_several_runs(ranks, tmp_path, capsys):
                                f"{largest:.0e}"]
     judged = [check for check in run["checks"] if check["ok"] is not None]
     assert one.split()[6] == f"{len(judged)}/{len(judged)}" and one.split()[8:] == ["✓"]
-    assert two.split()[4:8] == ["not", "finite", "-", "1/1"]
+    assert two.split()[1:4] == ["test,", "from", "10"]  # the step after which it went on
+    assert two.split()[6:10] == ["not", "finite", "-", "1/1"]
     assert two.endswith("  ✗ step 7, rank 1: loss nan")
 
 
