@@ -628,6 +628,9 @@ def main(file, doc, variants, requires, flags=lambda parser: None, argv=None):
     return run.finish()
 
 
+LOST = "by peer", "Broken pipe", "remote process"       # gloo's words, and NCCL's, for a lost rank
+
+
 def launch(*chapter):
     """Run a chapter's `main` and leave cleanly, with its status.
 
@@ -639,8 +642,8 @@ def launch(*chapter):
         status = main(*chapter)
     except SystemExit as leaving:
         status = leaving.code
-    except RuntimeError as error:                       # gloo's words, and NCCL's
-        if not any(word in str(error) for word in ("by peer", "Broken pipe", "remote process")):
+    except RuntimeError as error:
+        if not any(words in str(error) for words in LOST):
             raise
         print(f"error: rank {environment('RANK', 0)}: another rank has ended", file=sys.stderr)
         status = 1

@@ -16,12 +16,19 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.checkpoint.api import CheckpointException
 
-from common import optimizer_state_bytes
+from common import LOST, optimizer_state_bytes
 from lab import checkpoint, cli
 from lab.meters import nbytes
 from lab.resuming import identity
 
 LOG = "log.jsonl"
+
+
+def checkpoint_bytes(cfg, optimizer, width):
+    """Parameters and their optimizer states, numbers of `width` bytes: 12 Ψ in fp32 under AdamW,
+    and 4 bytes for the step count of each tensor."""
+    numbers = cfg.parameters()
+    return width * numbers + optimizer_state_bytes(optimizer, numbers, cfg.tensors(), width)
 
 
 def make_folder(path):
@@ -133,15 +140,16 @@ class Saver:
         """Check what a checkpoint takes, and note how long it took."""
         if not self.writes:
             return
-        run, cfg, width = self.run, self.args.model, self.run.dtype.itemsize
-        states = optimizer_state_bytes(self.args.optimizer, cfg.parameters(), cfg.tensors(), width)
+        run = self.run
         if run.rank == 0 and not run.skipped:
-            run.check("a checkpoint", self.bytes, width * cfg.parameters() + states + self.buffers)
+            size = checkpoint_bytes(self.args.model, self.args.optimizer, run.dtype.itemsize)
+            run.check("a checkpoint", self.bytes, size + self.buffers)
         ms = lambda seconds: f"{1e3 * statistics.median(seconds):.1f} ms"
         number = len(self.writes)
         run.note(f"{number} checkpoint{'s' * (number > 1)} in {self.args.save}: training stood "
-                 f"still for {ms(self.waits)}, to copy its state; the files were written in "
-                 f"{ms(self.writes)}, while it went on (medians)")
+                 f"still for {ms(self.waits)}, to copy its state (and for the save before, if that "
+                 f"was not over); the files were written in {ms(self.writes)}, while it went on "
+                 "(medians)")
         run.record(checkpoints={"waits": self.waits, "writes": self.writes, "bytes": self.bytes})
 
 
@@ -195,7 +203,6 @@ def gradients_are_finite(optimizers):
 
 
 USUAL = c10d.default_pg_timeout, c10d.default_pg_nccl_timeout
-CLOSED = "by peer", "Broken pipe", "remote process"         # as common.launch reads them
 
 
 def set_timeout(seconds):
@@ -214,7 +221,7 @@ def name_the_lost(error, run):
     says who does not. That is gloo's way: NCCL's watchdog thread, after the same timeout, prints
     which collective had no end, and kills the process."""
     late = any(words in str(error) for words in ("imed out", "timeout"))
-    if not late and not any(words in str(error) for words in CLOSED):
+    if not late and not any(words in str(error) for words in LOST):
         return
     asking = threading.Thread(target=ask_who_waits, args=(run, late), daemon=True)
     asking.start()

@@ -11,7 +11,7 @@ import torch
 from conftest import TEXT, chapter, chapter_names, main, run_main
 
 import common
-from lab import checkpoint, storage
+from lab import checkpoint, saving, storage
 from lab.faults import tensors_of
 
 SMALL = ("--layers=4", "--dim=32", "--heads=8", "--kv-heads=2", "--seq=16", "--vocab=131",
@@ -222,8 +222,8 @@ def test_every_rank_writes_its_share_once(saved, layout):
     sizes = [file.stat().st_size for file in folder.glob("*.bin")]
     assert len(sizes) == world and max(sizes) < 1.5 * sum(sizes) / world
     cfg = common.Config(4, 32, 8, 2, 16, 131)
-    states = common.optimizer_state_bytes("adamw", cfg.parameters(), cfg.tensors(), 8)
-    assert sum(sizes) == 8 * cfg.parameters() + states
+    assert sum(sizes) == saving.checkpoint_bytes(cfg, "adamw", 8)
+    assert saving.checkpoint_bytes(cfg, "adamw", 4) == 12 * cfg.parameters() + 4 * cfg.tensors()
 
 
 def is_synced_when_named(run_chapter, folder):
