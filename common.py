@@ -14,7 +14,6 @@ is also measured, compared with one GPU tensor by tensor, and reported.
 import argparse
 import contextlib
 import gc
-import inspect
 import math
 import os
 import platform
@@ -33,7 +32,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
 
 # torch 2.13 renames these two, and warns about the old names; 2.11 knows only the old ones.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -62,9 +60,6 @@ class Config:
         block = self.dim * (2 * self.dim + 2 * kv_dim + 8 * self.dim + 4)
         return self.layers * block + 2 * self.dim + (1 if self.tie else 2) * self.vocab * self.dim
 
-    def tensors(self):
-        return 10 * self.layers + (3 if self.tie else 4)
-
 
 PRESETS = {     # layers, dim, heads, kv_heads, seq, vocab
     "tiny": Config(4, 128, 8, 4, 128, 256),
@@ -79,12 +74,6 @@ OPTIMIZERS = {  # higher rates or a smaller eps magnify rounding differences and
     "sgd": lambda params, lr: torch.optim.SGD(params, lr or 0.1),
     "momentum": lambda params, lr: torch.optim.SGD(params, lr or 0.02, momentum=0.9),
 }
-
-
-def optimizer_state_bytes(optimizer, numbers, tensors, width):
-    """AdamW has two moments of `width` bytes for each number, and a step count for each tensor."""
-    adamw = 2 * width * numbers + 4 * tensors
-    return {"adamw": adamw, "momentum": width * numbers, "sgd": 0}[optimizer]
 
 
 # --------------------------------------------------------------------------------------------- text
@@ -160,23 +149,11 @@ def sdpa_attention(q, k, v):
 CORES = {"plain": plain_attention, "sdpa": sdpa_attention}
 
 
-def core_bytes(attention, cfg, batch, e, ranks=1):
-    """Bytes that a core keeps for backward on a CPU, beside q, k and v: the weights; or the output,
-    and a number for each of its rows. batch: sequences; e: bytes of a number; ranks: that share the
-    heads."""
-    heads, seq = cfg.heads // ranks, cfg.seq
-    rows = batch * heads * seq
-    if attention == "plain":
-        return rows * seq * e
-    is_kept_anyway = heads == 1 or seq == 1             # as the input of o, which else is a copy
-    return rows * max(e, 4) + (0 if is_kept_anyway else rows * cfg.dim // cfg.heads * e)
-
-
 class Rope(nn.Module):
     """Rotary position embedding: turns the pair (i, i + head_dim/2) by an angle of its own.
 
     positions: int64 (seq,), a buffer; put another one in its place, where the tokens are others.
-    The tables of cos and sin are made at the first use of it, from angles in float32 or better.
+    The tables of cos and sin are made at its first use, from angles in float32 or better.
     """
 
     def __init__(self, cfg):
@@ -253,7 +230,7 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
     """The model as a list, nn.Sequential(embedding, block1, ..., head): tokens (batch, seq) to
     logits (batch, seq, vocab). Every parameter knows its `global_name`, wherever it goes.
 
-    seed=None draws no weights: cut the model first, then call `draw_weights`. (Until then they are
+    seed=None draws no weights: cut the model first, then let `run.draw` do it. (Until then they are
     untouched memory, which an operating system does not hand out.)
     """
     with torch.device("meta"):                              # shapes alone: nothing is drawn here
@@ -284,16 +261,12 @@ def named_parameters(module):
 
 def draw_weights(model, seed, device="cpu", dtype=torch.float32):
     """Give every parameter its first value: N(0, 0.02) for matrices, 1 and 0 for LayerNorm. It
-    depends on the seed, the name and the full shape alone, whatever part of it a rank keeps. (The
-    seed of a run that goes on has a checkpoint, from lab/, and its values.)"""
-    saved = getattr(seed, "value", lambda name, tensor: None)
+    depends on the seed, the name and the full shape alone, whatever part of it a rank keeps."""
     for name, p in named_parameters(model):
-        value = saved(name, p)
-        value = part(first_value(p, name, seed), p) if value is None else value
+        value = part(first_value(p, name, seed), p)
         p.data = value.to(device, dtype, copy=True)         # not a view into something larger
-    for name, buffer in model.named_buffers():
-        value = saved(name, buffer)
-        buffer.data = (buffer if value is None else value).to(device)
+    for buffer in model.buffers():
+        buffer.data = buffer.to(device)
     return model
 
 
@@ -315,14 +288,6 @@ def loss_sum(logits, targets):
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-
-
-def ddp(model, group, **options):
-    """PyTorch's own data parallelism, told not to send buffers, which in our model never change (by
-    an argument that torch 2.13 renames)."""
-    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    options["forward_sync_buffers" if renamed else "broadcast_buffers"] = False
-    return DistributedDataParallel(model, process_group=group, **options)
 
 
 # ------------------------------------------------------------------------------------------- shards
@@ -495,14 +460,17 @@ class Batch(NamedTuple):
 
 
 class Run:
-    """A run with no instruments: ranks, batches, a line a step. lab/report.py has one with all."""
+    """What a chapter trains with: bare here, and with all instruments in lab/report.py.
+
+    A chapter uses these names of it, and no other: args, rank, world (the number of ranks), device
+    and dtype; the methods mesh, draw, optimizer, batches, measure and log; and span.
+    """
 
     def __init__(self, args):
         self.args, self.text, self.dtype = args, Text(args), DTYPES[args.dtype]
         self.rank, self.world = environment("RANK", 0), environment("WORLD_SIZE", 1)
         self.device = join_ranks(args, self.rank, self.world)
-        self.build, self.one_gpu = gpt, None                        # what one GPU would train
-        self.after_step = lambda model: None                        # and what follows its update
+        self.build, self.after_step, self.one_gpu = gpt, None, None     # what one GPU would train
         self.first_step, self.seconds, self.status = 0, [], 0
         torch.set_float32_matmul_precision("highest" if args.verify else "high")    # TF32 on a GPU
 
@@ -510,17 +478,23 @@ class Run:
         """A DeviceMesh over all ranks with named axes, of which the last one's are neighbours."""
         return init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
-    def kv_copies(self, tp):
-        """The ranks that hold the same kv head as this one, when `tp` ranks share the heads: as
-        many neighbours as there are ranks for a head."""
-        return dist.new_subgroups(max(tp // self.args.model.kv_heads, 1))[0]
+    def draw(self, model):
+        """Give the model its first values, on this run's device and in its dtype; returns it."""
+        return draw_weights(model, self.args.seed, self.device, self.dtype)
 
-    def optimizer(self, parameters):
+    def optimizer(self, parameters, **remembered):
+        """remembered: whatever else changes from step to step and has a state_dict of numbers (a
+        loss scale), by name: lab/ saves it with the optimizer's states."""
         return OPTIMIZERS[self.args.optimizer](parameters, self.args.lr)
 
-    def batches(self, share=0):
+    def batches(self, share=0, build=gpt, after_step=None):
         """Yield a Batch for each step; of its sequences this rank takes the `share`-th of the
-        args.shares parts that `split_batch` has made of them."""
+        args.shares parts that `split_batch` has made of them.
+
+        build(cfg, seed): the model that one GPU would train; after_step(model): what it does to
+        that model behind the optimizer's step, if anything.
+        """
+        self.build, self.after_step = build, after_step
         for step in range(self.first_step, self.args.steps):
             tokens, targets, valid = self.text.batch(step)
             mine = [x.chunk(self.args.shares)[share].to(self.device) for x in (tokens, targets)]
@@ -539,9 +513,19 @@ class Run:
             torch.cuda.synchronize()                        # the host is ahead of the GPU
         return time.perf_counter()
 
-    def log(self, batch, loss, norm, model, skipped=False):
-        """After a step: its line, and status 1 if a number is not finite, which only the norm of a
-        step that fp16 skips may be. loss, norm: of the whole batch and the whole model."""
+    def span(self, action, kept):
+        """Around an action of a schedule, a tuple of plain data. kept: the tensors, however nested,
+        that are kept for backward without autograd's knowing."""
+        return contextlib.nullcontext()
+
+    def log(self, batch, loss, norm, model, updated=None, skipped=False, **shown):
+        """After a step: its line; and status 1 if a number is not finite.
+
+        loss, norm: of the whole batch and the whole model. model: the module that this rank holds.
+        updated: what the optimizer updates, if that is not the model's own parameters: flat shards,
+        or (name, parameter) pairs. skipped: fp16 has refused the step, whose norm is not finite.
+        shown: what else the step has to show, numbers or lists, which a picture is drawn from.
+        """
         if self.rank == 0:
             one_gpu = f"{self.one_gpu_step(batch)[0]:.4f}" if self.args.verify else "-"
             print(f"step {batch.step + 1}: loss {loss:.4f}, on one GPU {one_gpu}, gradient norm "
@@ -554,7 +538,7 @@ class Run:
     def one_gpu_step(self, batch):
         """The plain step that every variant must equal, on the whole batch. Returns loss, norm."""
         if self.one_gpu is None:
-            self.one_gpu = self.build(self.args.model, self.args.seed, self.device, self.dtype)
+            self.one_gpu = self.draw(self.build(self.args.model, seed=None))
             self.one_gpu_optimizer = self.optimizer(self.one_gpu.parameters())
         self.one_gpu_optimizer.zero_grad()
         logits = self.one_gpu(batch.tokens.to(self.device))
@@ -564,33 +548,20 @@ class Run:
         if self.args.clip:
             clip_grads(self.one_gpu.parameters(), norm, self.args.clip)
         self.one_gpu_optimizer.step()
-        self.after_step(self.one_gpu)
+        if self.after_step:
+            self.after_step(self.one_gpu)
         return loss.detach(), norm
 
-    def of_metered_step(self, steps):
-        """Of a list with something for each step, that of the step whose traffic is counted."""
-        return steps[-1]
 
-    def finish(self):
-        """The exit status."""
-        return self.status
-
-    def instrument(self, *args, **more):
-        """What lab's run does here, or around a block of code, is said there."""
-        return contextlib.nullcontext()
-
-    rounds_to = watch_memory = check = check_bytes = check_states = check_activations = instrument
-    check_flops = check_traffic = compare_traffic = note_overlap = on_machines = instrument
-    note = note_speed = note_sample = record = gathered = check_shards = instrument
-    check_most_gradients = watch_actions = timed = check_alive = instrument
-    check_rendezvous = sleep_through = check_axes = remember = guard = instrument
+def on_cuda(args):
+    """Whether the run is on GPUs: if every rank of this machine has one of its own."""
+    local_ranks = environment("LOCAL_WORLD_SIZE", environment("WORLD_SIZE", 1))
+    return args.device != "cpu" and torch.cuda.device_count() >= local_ranks
 
 
 def join_ranks(args, rank, world):
-    """Join the process group: NCCL if every local rank has a GPU of its own, otherwise gloo on the
-    CPU. Returns this rank's device."""
-    gpus_enough = torch.cuda.device_count() >= environment("LOCAL_WORLD_SIZE", world)
-    backend = "nccl" if args.device != "cpu" and gpus_enough else "gloo"
+    """Join the process group, NCCL on GPUs and gloo on a CPU. Returns this rank's device."""
+    backend = "nccl" if on_cuda(args) else "gloo"
     if dist.is_initialized():
         backend = dist.get_backend()                        # somebody else's group: theirs decides
     device = torch.device("cpu")
@@ -598,61 +569,31 @@ def join_ranks(args, rank, world):
         device = torch.device("cuda", environment("LOCAL_RANK", rank))
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        given, attempt = {}, environment("TORCHELASTIC_RESTART_COUNT", 0)
-        if "RANK" not in os.environ:
-            given = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-        elif attempt and environment("LOCAL_WORLD_SIZE", 0) == world:
-            # torchrun has started the ranks again, with a store of the dead ones' addresses.
-            store, *_ = next(dist.rendezvous("env://"))
-            store = dist.PrefixStore(f"attempt {attempt}", store)
-            given = {"store": store, "rank": rank, "world_size": world}
-        dist.init_process_group(backend, **given, device_id=device if backend == "nccl" else None)
+        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        dist.init_process_group(backend, device_id=device if backend == "nccl" else None,
+                                **({} if "RANK" in os.environ else alone))
     return device
 
 
-def main(file, doc, variants, requires, flags=lambda parser: None, argv=None):
-    """Run a chapter: parse, refuse what does not fit, train. Returns the exit status.
+def launch(file, doc, variants, requires, flags=lambda parser: None, formulas=None):
+    """Run a chapter, with lab/ if that lies beside this file, and leave with its exit status.
 
     variants: {name: train(run)}, the default first; or a tuple of that and the flags that not all
     variants know. requires(args, ranks): refuses what does not fit. flags(parser): adds flags.
+    formulas(args, rank, ranks, model): what lab/ holds the run to (see lab/formulas.py).
     """
-    bench = sys.modules[__name__]
     if Path(__file__).with_name("lab").joinpath("report.py").exists():
-        from lab import report as bench
-    args = bench.parse(file, doc, variants, flags, argv)
+        from lab.report import launch as launch_with_lab
+
+        launch_with_lab(file, doc, variants, requires, flags, formulas)
+    args = parse(file, doc, variants, flags, argv=None)
     requires(args, environment("WORLD_SIZE", 1))
-    run, train = bench.Run(args), variants[args.variant]
+    run, train = Run(args), variants[args.variant]
     train = train[0] if isinstance(train, tuple) else train
-    with run.guard():
-        train(run)
-    return run.finish()
-
-
-LOST = "by peer", "Broken pipe", "remote process"       # gloo's words, and NCCL's, for a lost rank
-
-
-def launch(*chapter):
-    """Run a chapter's `main` and leave cleanly, with its status.
-
-    A process group that is still referred to when Python shuts down aborts the process: so collect
-    garbage, then destroy it. PyTorch itself never lets go of one whose collectives a dispatch mode
-    has seen (lab's meters are such), and its threads would run on: so leave at once.
-    """
-    try:
-        status = main(*chapter)
-    except SystemExit as leaving:
-        status = leaving.code
-    except RuntimeError as error:
-        if not any(words in str(error) for words in LOST):
-            raise
-        print(f"error: rank {environment('RANK', 0)}: another rank has ended", file=sys.stderr)
-        status = 1
-    gc.collect()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    for stream in filter(None, (sys.stdout, sys.stderr)):       # None: closed, by `>&-`
-        stream.flush()
-    os._exit(status or 0)
+    train(run)
+    gc.collect()                # a process group that is still referred to when Python shuts down
+    dist.destroy_process_group()                            # would abort the process
+    sys.exit(run.status)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,260 @@
+"""What the modules of a model hold and keep, to the byte, from the shares that a chapter names.
+
+Chapter 01 derives what a block keeps for backward, class by class; a later chapter says which share
+of each class its ranks keep. Here these shares become bytes, as PyTorch keeps them on a CPU. The
+same for parameters: how many numbers of each kind a rank holds, and what states they have.
+
+A model is a list of modules (embedding, block, ..., head), and so is what they cost: a stage of a
+pipeline is a slice of each list. Bytes: e is the width of a number, `wide` that of the loss and of
+other sums, which are in float32 or better.
+"""
+
+import math
+
+# ------------------------------------------------------------------------- kept for backward, by F
+
+def share_of(kept, name):
+    """The share of a class that a rank keeps, or what follows from the other shares."""
+    follows = {"core": share_of(kept, "inside") if name == "core" else 1, "ids": 0, "masks": 0}
+    return kept.get(name, follows.get(name, 1))
+
+
+def local_heads(kept):
+    """The share of the heads of a rank that has all positions: what cuts positions cuts no head."""
+    return share_of(kept, "core") / share_of(kept, "positions")
+
+
+def part(share, size):
+    """That share of a size, a whole number that divides."""
+    return round(share * size)
+
+
+def keys_and_values(cfg, kept):
+    """Their share; of one that is cut by heads, one head at least."""
+    given = kept.get("keys and values")
+    return max(share_of(kept, "inside"), 1 / cfg.kv_heads) if given is None else given
+
+
+def core_bytes(cfg, batch, e, kept):
+    """What a core of attention keeps beside q, k and v: the weights; or its output, and a number
+    for each row of scores. (The output is kept anyway where it is the input of o without a copy.)
+
+    kept["how"]: "blocks", where every core is a fused one; "gathered" keys; "exchanged" heads.
+    """
+    share, how = share_of(kept, "core"), kept.get("how")
+    rows = part(share, batch * cfg.heads * cfg.seq)
+    if cfg.attention == "plain" and how != "blocks":
+        return rows * cfg.seq * e
+    is_input_of_o = part(local_heads(kept), cfg.heads) == 1 or cfg.seq == 1 and how is None
+    if how == "exchanged":
+        is_input_of_o = False
+    return rows * max(e, 4) + (0 if is_input_of_o else rows * cfg.dim // cfg.heads * e)
+
+
+def shared_bytes(cfg, e, kept):
+    """What all blocks keep together: RoPE's tables, and the mask of a fused core over gathered
+    keys."""
+    if kept.get("recompute") == "full":
+        return 0
+    tables = part(share_of(kept, "positions"), cfg.seq * cfg.dim // cfg.heads * e)
+    has_mask = kept.get("how") == "gathered" and cfg.attention != "plain"
+    return tables + (part(share_of(kept, "positions"), cfg.seq * cfg.seq * e) if has_mask else 0)
+
+
+def kept_by_modules(cfg, batch, e, kept, rows=None, ep=1):
+    """Bytes that each module keeps of a micro-batch of so many sequences, between F and B.
+
+    kept: {class: share}. rows: those that go through this rank's experts, in each block, if its
+    MLPs are mixtures; their experts lie on `ep` ranks.
+    """
+    tokens, wide = batch * cfg.seq, max(e, 4)
+    x = tokens * cfg.dim * e                                # one (batch, seq, dim)
+    statistics = 2 * tokens * e                             # mean and 1/std of each token
+    of = lambda name, size: part(share_of(kept, name), size)
+
+    if kept.get("recompute") == "full":
+        block = [x] * cfg.layers
+    else:
+        norm = of("outside", x + statistics) + of("inputs", x)
+        kv = part(keys_and_values(cfg, kept), 2 * x * cfg.kv_heads // cfg.heads)
+        attn = of("inside", 2 * x) + kv + core_bytes(cfg, batch, e, kept)   # q and o's input
+        mlp = norm + of("inside", 8 * x)                    # GELU's input and output
+        block = [norm + attn + mlp] * cfg.layers
+        if rows is not None:
+            block = [norm + attn + mixture_bytes(cfg, batch, e, kept, n, ep) for n in rows]
+
+    ids = of("ids", 8 * tokens)                             # int64
+    if "masks" in kept:                                     # a vocabulary that is cut, and padded
+        columns = math.ceil(round(share_of(kept, "logits") * cfg.vocab, 6))
+        loss = tokens * columns * wide + (8 + 1 + 1) * tokens       # its targets, and two masks
+        ids += of("masks", (8 + 1) * tokens)                # rows of the table, and a mask
+    else:
+        loss = of("logits", tokens * cfg.vocab * wide) + wide + ids     # and a scalar
+    return [ids, *block, of("outside", 2 * x + statistics) + loss]
+
+
+def mixture_bytes(cfg, batch, e, kept, rows, ep):
+    """The same of a mixture of experts and of the LayerNorm before it."""
+    tokens, wide = batch * cfg.seq, max(e, 4)
+    mine = part(share_of(kept, "outside"), tokens)          # those that this rank routes
+    picks = part(share_of(kept, "inputs"), tokens) * cfg.top_k      # with those of its tp group
+    cut = local_heads(kept)
+
+    norm = mine * (cfg.dim * e + 2 * e + cfg.dim * wide)    # the output is the router's input
+    weight = cfg.experts * cfg.dim * 4 if e < 4 else 0      # the router's, in float32
+    scores = cfg.experts * wide + 8 * cfg.top_k             # of each expert; who is chosen
+    if cfg.top_k > 1:
+        scores += (cfg.experts + cfg.top_k) * wide          # the same as logits; gates
+    route = mine * scores + batch * cfg.experts * wide
+    sent = picks * (2 * 8 + cfg.dim * e)                    # orders; what comes back
+    if cut < 1 or cfg.top_k == 1:
+        sent += picks * wide                                # gates, gathered or not yet counted
+    orders = 2 * 8 if ep > 1 else 0
+    experts = rows * (cfg.dim * e + 2 * part(cut, 4 * cfg.dim) * e + orders)
+    return norm + weight + route + sent + experts
+
+
+def activation_bytes(cfg, batch, e, kept):
+    """Bytes kept at the end of forward, by all modules and by the loss."""
+    return sum(kept_by_modules(cfg, batch, e, kept)) + shared_bytes(cfg, e, kept)
+
+
+# ------------------------------------------------------------------- over the actions of a schedule
+
+def waiting_by_modules(cfg, batch, e, kept):
+    """Bytes that each module keeps between B and W: inputs of linears, and gradients of their
+    outputs. (Experts have none: their weights' gradients come with B.)"""
+    x = batch * cfg.seq * cfg.dim * e
+    of = lambda name, size: part(share_of(kept, name), size)
+    kv = part(keys_and_values(cfg, kept) * share_of(kept, "positions"),     # of its own tokens
+              2 * x * cfg.kv_heads // cfg.heads)
+    inputs = of("inputs", x) + of("inside", x)              # of q, k and v together; of o
+    gradients = of("inside", x) + kv + of("inputs", x)      # of q; of k and v; of o
+    if not getattr(cfg, "experts", 0):
+        inputs += of("inputs", x) + of("inside", 4 * x)     # of up; of down
+        gradients += of("inside", 4 * x) + of("inputs", x)
+    logits = of("logits", batch * cfg.seq * cfg.vocab * e)
+    return [0, *[inputs + gradients] * cfg.layers, of("outside", x) + logits]
+
+
+def alive_over_time(cfg, batch, e, kept, schedule, rows=None, ep=1):
+    """Bytes kept after each of a rank's actions (kind, stage, micro-batch).
+
+    schedule: its `actions`, and `slices`, (start, end) of each stage in the list of modules; where
+    there are more stages than slices, they begin again. rows[stage]: for each of its blocks, the
+    rows of each micro-batch.
+    """
+    slices = [slice(*ends) for ends in schedule["slices"]]
+    waiting = waiting_by_modules(cfg, batch, e, kept)
+    now, over_time = shared_bytes(cfg, e, kept), []
+    for kind, stage, i in schedule["actions"]:
+        where = slices[stage % len(slices)]
+        of_blocks = None
+        if rows is not None:                                # of the blocks that are not here, none
+            before = [0] * max(0, where.start - 1)
+            here = [of_block[i] for of_block in rows[stage]]
+            of_blocks = [*before, *here, *[0] * (cfg.layers - len(before) - len(here))]
+        alive = sum(kept_by_modules(cfg, batch, e, kept, of_blocks, ep)[where])
+        rest = sum(waiting[where]) if kind != "BW" else 0
+        now += {"F": alive, "W": -rest}.get(kind, rest - alive)
+        over_time.append(now)
+    return over_time
+
+
+# ------------------------------------------------------------------------------------- model states
+
+KINDS = "queries", "keys", "mlp", "norms", "tables"         # of parameters
+
+
+def numbers_by_modules(cfg):
+    """{kind: (numbers, tensors)} of each module; a tied head has no table of its own."""
+    h, experts = cfg.dim, getattr(cfg, "experts", 0)
+    shared = bool(getattr(cfg, "shared_expert", False))
+    block = {"queries": (2 * h * h, 2),                     # q and o
+             "keys": (2 * h * h * cfg.kv_heads // cfg.heads, 2),            # k and v
+             "mlp": (8 * h * h * (max(experts, 1) + shared), 2 + 2 * shared),   # up and down
+             "norms": ((4 + experts) * h, 4 + (experts > 0))}       # two LayerNorms; the router
+    table = cfg.vocab * h, 1
+    return [{"tables": table}, *[block] * cfg.layers,
+            {"norms": (2 * h, 2)} | ({} if cfg.tie else {"tables": table})]
+
+
+def held_by_modules(cfg, shares, modules):
+    """The same of those modules that a rank holds, and of its share of each kind. (If the head is
+    tied to an embedding on another rank, it has a table, too, of the kind "tied".)"""
+    whole, held, last = numbers_by_modules(cfg), [], cfg.layers + 1
+    modules = range(last + 1) if modules is None else modules
+    apart = cfg.tie and (0 in modules) != (last in modules)
+    for module in modules:
+        kinds = {kind: (part(shares.get(kind, 1), numbers), tensors)
+                 for kind, (numbers, tensors) in whole[module].items()}
+        if apart and module in (0, last):
+            kinds.pop("tables", None)
+            kinds["tied"] = cfg.vocab * cfg.dim, 1
+        held.append(kinds)
+    return held
+
+
+def tensors(cfg):
+    """How many parameters the whole model has."""
+    return sum(count for kinds in numbers_by_modules(cfg) for _, count in kinds.values())
+
+
+def optimizer_state_bytes(optimizer, numbers, tensors, width):
+    """AdamW has two moments of `width` bytes for each number, and a step count for each tensor."""
+    adamw = 2 * width * numbers + 4 * tensors
+    return {"adamw": adamw, "momentum": width * numbers, "sgd": 0}[optimizer]
+
+
+def state_bytes(args, answer, width):
+    """Bytes of parameters, gradients and optimizer states on a rank, after a step, by the names of
+    the report. answer: what a chapter's `formulas` gave; width: bytes of a number in --dtype."""
+    if "zero" in answer:
+        return sharded_state_bytes(args, answer, width)
+    count = answer.get("tensors")
+    numbers = answer["parameters"]
+    if isinstance(numbers, dict):
+        kinds = [kind for module in held_by_modules(args.model, numbers, answer.get("modules"))
+                 for kind in module.values()]
+        numbers, count = sum(size for size, _ in kinds), sum(count for _, count in kinds)
+    of_parameter, of_gradient, of_master = answer.get("widths", (width, width, 0))
+    moments = optimizer_state_bytes(args.optimizer, numbers, count or tensors(args.model),
+                                    of_master or width)
+    return {"parameters": of_parameter * numbers, "gradients": of_gradient * numbers,
+            "optimizer states": of_master * numbers + moments}
+
+
+def flat_units(cfg, answer):
+    """(numbers, ranks that share them) of each flat unit. A module's parameters of kinds that are
+    cut into as many parts are one unit: the same ranks hold them."""
+    shares, holders, units = answer.get("parameters", {}), answer["holders"], []
+    for module in held_by_modules(cfg, shares, answer.get("modules")):
+        sizes = {}
+        for kind, (numbers, _) in module.items():
+            key = kind if kind == "tied" else shares.get(kind, 1)
+            n = holders if isinstance(holders, int) else holders[kind]
+            size, _ = sizes.get(key, (0, n))
+            sizes[key] = size + numbers, n
+        units += sizes.values()
+    return units
+
+
+def sharded_state_bytes(args, answer, width):
+    """The same of flat units under ZeRO. Mixed precision and offload are chapter 03's."""
+    stage, half = answer["zero"], getattr(args, "precision", None) == "bf16"
+    offload, reduce_fp32 = getattr(args, "offload", False), getattr(args, "reduce_fp32", False)
+    update = width                                          # of masters, moments
+    width, sums = (2, 4 if reduce_fp32 else 2) if half else (width, width)
+
+    units = flat_units(args.model, answer)
+    shard = sum(-(-size // n) for size, n in units)
+    whole = sum(-(-size // n) * n for size, n in units)     # with its padding
+    secondary = whole // answer["secondary"] if answer.get("secondary") else 0
+    gradients = width * whole if stage == 1 else 0
+    gradients += sums * shard if stage > 1 or width != sums else 0
+    gradients += update * shard if offload else 0           # room for them on the CPU
+    masters = update * shard if offload or width != update else 0
+    states = masters + optimizer_state_bytes(args.optimizer, shard, len(units), update)
+    return {"parameters": width * ((shard if stage == 3 else whole) + secondary),
+            "gradients" + (", also on the CPU" if offload else ""): gradients,
+            "optimizer states" + (", on the CPU" if offload else ""): states}
