@@ -22,9 +22,9 @@ With these, PyTorch's distributed checkpoint (DCP) makes plans:
             overlap with them. Nothing is sent at all.
 
 Saved is what the optimizer updates: of 16-bit parameters the fp32 masters, from which the run that
-goes on makes the parameters anew. It draws its weights as every run does (`common.draw_weights`),
-but its seed is a `Checkpoint`, from which they are read; and then the optimizer states, each rank's
-own part. The data go on where they were: a batch is a function of seed and step.
+goes on makes the parameters anew. It draws its weights as every run does, and the saved ones take
+their place; then come the optimizer states, each rank's own part. The data go on where they were: a
+batch is a function of seed and step.
 
 With Ψ parameters in fp32 under AdamW, a checkpoint has 12 Ψ bytes, and a step count per tensor. A
 step waits for a copy on the CPU (and for the save before, if it is not over), which a thread writes
@@ -43,6 +43,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import metadata as meta
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from common import named_parameters
 from lab.storage import DTYPES, Reader, Writer
 
 # ------------------------------------------------------------------------ who holds which rectangle
@@ -159,13 +160,11 @@ def save(folder, state, about, keep, group):
              planner=SavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False))
 
 
-class Checkpoint(int):
-    """A seed whose weights have been drawn before, and trained: common.draw_weights reads them."""
+class Checkpoint:
+    """One that a run goes on from: what its ranks read of it."""
 
-    def __new__(cls, seed, folder, index):
-        self = super().__new__(cls, seed)
+    def __init__(self, folder, index):
         self.index, self.reader = index, Reader(folder, index)
-        return self
 
     def load(self, state):
         """Fill the tensors of state, {name: Parts}. Nothing is sent, as DCP warns."""
@@ -183,6 +182,13 @@ class Checkpoint(int):
         placed = place(name, p, [0] * p.ndim, value)
         self.load({name: Parts(shape, {at: view}) for name, shape, at, view in placed})
         return value
+
+    def load_model(self, model):
+        """Put what is saved in place of what was drawn."""
+        for name, p in (*named_parameters(model), *model.named_buffers()):
+            value = self.value(name, p)
+            if value is not None:
+                p.data.copy_(value)
 
     def load_states(self, optimizer):
         """Give the optimizer the states that are saved of its parameters."""

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 import common
-from common import DTYPES, Text, divides, environment, optimizer_state_bytes
+from common import DTYPES, Text, divides, environment
+from lab.anatomy import optimizer_state_bytes, tensors
 
 LIMITS = {              # the lowest value, the first one that is too high, and one that would work
     "lr": (1e-12, 2**31, 0.001),
@@ -301,7 +302,7 @@ def least_bytes(args, batch=None, micro_batch=None, experts=None, **sizes):
     local_ranks = environment("LOCAL_WORLD_SIZE", ranks)
 
     states = 2 * width * numbers
-    states += optimizer_state_bytes(args.optimizer, numbers, cfg.tensors(), width)
+    states += optimizer_state_bytes(args.optimizer, numbers, tensors(cfg), width)
     logits, scores = 4 * rows * cfg.vocab, 0                # in float32 or better
     if cfg.attention == "plain" and not getattr(args, "kernels", False):
         scores = 2 * rows * cfg.heads * cfg.seq // ranks    # 16 bits; a ring has 1/ranks at a time

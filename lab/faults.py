@@ -195,7 +195,7 @@ def train(layout, folder, faults, deadline, *flags):
 
 def tensors_of(folder):
     """{name: full tensor} of a checkpoint."""
-    saved = checkpoint.Checkpoint(0, folder, storage.read_index(folder))
+    saved = checkpoint.Checkpoint(folder, storage.read_index(folder))
     shapes = {name: tensor["shape"] for name, tensor in saved.index["tensors"].items()}
     return {name: saved.value(name, torch.empty(shape)) for name, shape in shapes.items()}
 

@@ -1,9 +1,9 @@
 """What a run sends, keeps, holds and computes, measured where it happens: in PyTorch's dispatcher.
 
     CommMeter          collectives and sends: calls, bytes, when they ran, and when backward did
-    ActivationMeter    what autograd keeps for backward; LiveActivations, the same over time
+    ActivationMeter    what autograd keeps for backward, and the most of it at a time
+    FlopMeter          FLOPs, by PyTorch's formulas
     MemoryTimeline     bytes of each kind after every operator
-    count_flops        PyTorch's own counter, told of the fused kernels it does not know
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from torch.distributed import Work
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from common import named_parameters
 
@@ -56,13 +57,15 @@ class CommMeter(TorchDispatchMode):
 
     total[op]: calls; payload bytes (the full tensor: all_gather's output, reduce_scatter's input);
     wire bytes, what one rank sends under the ring algorithm. Receives are not counted again.
-    by_group[name][op]: the same of each process group.
+    by_group[group][op]: the same of each process group.
+    gathered: the most bytes behind the tensors of `watched` when something was sent.
     timeline(): when each of them ran, and when backward did.
     """
 
-    def __init__(self, cuda=False):
+    def __init__(self, cuda=False, watched=()):
         super().__init__()
         self.total, self.by_group, self.clock = {}, {}, Clock(cuda)
+        self.watched, self.gathered = list(watched), 0
         self.spans, self.backwards, self.gradients = [], {}, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -77,6 +80,7 @@ class CommMeter(TorchDispatchMode):
                 if key in name:
                     size = self.count(op, wire, func.namespace, args, result)
                     self.note_span(op, size, start, result)
+                    self.gathered = max(self.gathered, nbytes(self.watched))
                     break
         return result
 
@@ -86,7 +90,7 @@ class CommMeter(TorchDispatchMode):
         # An uneven all_to_all sends its input: c10d's second argument, the functional's first.
         payload = sizes[namespace == "c10d"] if op == "all_to_all" else max(sizes)
         group = group_of(args)
-        for counts in (self.total, self.by_group.setdefault(group.group_name, {})):
+        for counts in (self.total, self.by_group.setdefault(group, {})):
             seen = counts.setdefault(op, {"calls": 0, "bytes": 0, "wire_bytes": 0})
             seen["calls"] += 1
             seen["bytes"] += payload
@@ -185,46 +189,45 @@ def hidden_share(timeline):
 class ActivationMeter(torch.autograd.graph.saved_tensors_hooks):
     """Counts what autograd keeps for backward while it is entered, each storage once.
 
-    known: tensors that are there anyway (parameters, even if their memory comes and goes; buffers;
-    the batch); `ignore` adds others, such as gathered copies of parameters. Read `bytes` at the end
-    of forward.
+    bytes: what is kept at the moment; most: the most of it at a time. Not counted are parameters,
+    however their memory comes and goes, and `known` tensors, which are there anyway (the batch).
+    `keep` adds tensors that are kept without autograd's knowing.
     """
 
-    def __init__(self, known):
-        self.storages, self.known = {}, set()
-        self.ignore(known)
+    def __init__(self, known=()):
+        self.bytes = self.most = 0
+        self.counted, self.known = set(), {storage_of(t)._cdata for t in known}
         super().__init__(self.pack, lambda tensor: tensor)
 
-    def ignore(self, tensors):
-        self.known |= {local(t).untyped_storage()._cdata for t in tensors}
-
     def pack(self, tensor):
-        storage = local(tensor).untyped_storage()
-        if storage._cdata not in self.known:
-            self.storages[storage.data_ptr()] = storage.nbytes()
+        storage = storage_of(tensor)
+        key, size = storage._cdata, storage.nbytes()
+        if is_parameter(tensor):
+            self.known.add(key)
+        if key not in self.known and key not in self.counted:
+            self.counted.add(key)
+            self.bytes += size
+            self.most = max(self.most, self.bytes)
+            weakref.finalize(storage, self.forget, key, size)
         return tensor
 
-    @property
-    def bytes(self):
-        return sum(self.storages.values())
-
-
-class LiveActivations(ActivationMeter):
-    """The same over time: `bytes` falls when what was kept is freed. `keep` adds tensors that are
-    kept for backward without autograd's knowing."""
-
-    def pack(self, tensor):
-        storage = local(tensor).untyped_storage()
-        key = storage.data_ptr()
-        if storage._cdata not in self.known and key not in self.storages:
-            self.storages[key] = storage.nbytes()
-            weakref.finalize(storage, self.storages.pop, key)
-        return tensor
+    def forget(self, key, size):
+        self.counted.remove(key)
+        self.bytes -= size
 
     def keep(self, nested):
         for tensor in tree_leaves(nested):
             if torch.is_tensor(tensor):
                 self.pack(tensor)
+
+
+def storage_of(tensor):
+    return local(tensor).untyped_storage()
+
+
+def is_parameter(tensor):
+    """Whether it is one, or a view of one, such as the transpose that a linear keeps."""
+    return isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter)
 
 
 @contextlib.contextmanager
@@ -318,26 +321,44 @@ class MemoryTimeline(TorchDispatchMode):
 
 # -------------------------------------------------------------------------------------------- FLOPs
 
-def count_flops(forward_and_backward):
-    """FLOPs of a call by PyTorch's counter.
+class FlopMeter(TorchDispatchMode):
+    """Adds up FLOPs by PyTorch's own formulas: `matrices` are those of a linear, and `attention`
+    those of batched matmuls and of fused attention. Of kernels of our own it knows nothing."""
 
-    It must be told of the CPU's fused attention, and in torch 2.11 of CUDA's with grouped queries.
-    """
-    from torch.utils.flop_counter import FlopCounterMode
+    def __init__(self):
+        super().__init__()
+        self.matrices = self.attention = 0
+        self.formulas = dict(flop_registry)
+        for kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention",
+                       "cudnn_attention"):              # the first is not there in any version, and
+            for suffix, many in (("", 2), ("_backward", 5)):    # grouped queries not in 2.11
+                op = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{suffix}")
+                self.formulas[op] = fused(many, skip=len(suffix) > 0)
 
-    def matmuls(how_many, q, k):
-        (batch, heads, rows, head_dim), columns = q, k[2]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(t.__name__ == "DTensor" for t in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        op = func._overloadpacket
+        if op in self.formulas:
+            flops = self.formulas[op](*args, **(kwargs or {}), out_val=result)
+            if op in (torch.ops.aten.mm, torch.ops.aten.addmm):
+                self.matrices += flops
+            else:
+                self.attention += flops
+        return result
+
+    @property
+    def all(self):
+        return self.matrices + self.attention
+
+
+def fused(how_many, skip):
+    """The formula of a fused kernel that takes so many matmuls of queries with keys. skip: the
+    first argument is a gradient."""
+
+    def flops(*args, **more):
+        (batch, heads, rows, head_dim), columns = args[skip].shape, args[1 + skip].shape[2]
         return how_many * 2 * batch * heads * rows * columns * head_dim
 
-    known = {}
-    for kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention",
-                   "cudnn_attention"):
-        forward_op, backward_op = (getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{suffix}")
-                                   for suffix in ("", "_backward"))
-        known[forward_op] = lambda q, k, *rest, **more: matmuls(2, q, k)
-        known[backward_op] = lambda grad, q, k, *rest, **more: matmuls(5, q, k)
-
-    counter = FlopCounterMode(display=False, custom_mapping=known)
-    with counter:
-        forward_and_backward()
-    return counter.get_total_flops()
+    return flops

@@ -7,7 +7,7 @@ import numpy as np
 import torch.distributed as dist
 
 from common import Text, environment, gpt
-from lab import checkpoint, cli, storage
+from lab import anatomy, checkpoint, cli, storage
 
 MODEL = "layers", "dim", "heads", "kv_heads", "seq", "vocab", "tie"
 MIXTURE = "experts", "top_k", "shared_expert"
@@ -61,7 +61,7 @@ def goes_on_from(args):
         cli.refuse(f"--steps {args.steps} are done in {folder}; --steps "
                    f"{index['step'] + args.steps} would work")
     refuse_overwriting(args, mine, index["step"] if folder.parent.resolve() == there else 0)
-    return checkpoint.Checkpoint(args.seed, folder, index)
+    return checkpoint.Checkpoint(folder, index)
 
 
 def last_checkpoint(path):
@@ -143,7 +143,7 @@ def check_tensors(args, tensors, may_skip):
         expected = {name: kind for name, kind in expected.items() if ".mlp." not in name}
     numbers = sum(math.prod(shape) for _, shape in shapes.values())
     wrong = [name for name, kind in expected.items() if shapes.get(name) != kind]
-    if (len(shapes), numbers) != (cfg.tensors(), cfg.parameters()):
+    if (len(shapes), numbers) != (anatomy.tensors(cfg), cfg.parameters()):
         wrong += ["others"]
     for name, kind in shapes.items() if states or not may_skip else ():
         fits = {key: ("float32", []) if key == "step" else kind for key in STATES[args.optimizer]}

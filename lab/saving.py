@@ -16,19 +16,20 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.checkpoint.api import CheckpointException
 
-from common import LOST, optimizer_state_bytes
 from lab import checkpoint, cli
+from lab.anatomy import optimizer_state_bytes, tensors
 from lab.meters import nbytes
 from lab.resuming import identity
 
 LOG = "log.jsonl"
+LOST = "by peer", "Broken pipe", "remote process"       # gloo's words, and NCCL's, for a lost rank
 
 
 def checkpoint_bytes(cfg, optimizer, width):
     """Parameters and their optimizer states, numbers of `width` bytes: 12 Ψ in fp32 under AdamW,
     and 4 bytes for the step count of each tensor."""
     numbers = cfg.parameters()
-    return width * numbers + optimizer_state_bytes(optimizer, numbers, cfg.tensors(), width)
+    return width * numbers + optimizer_state_bytes(optimizer, numbers, tensors(cfg), width)
 
 
 def make_folder(path):

@@ -10,6 +10,7 @@ text. So its difference is relative to SMALL times the largest of all gradients,
 """
 
 import math
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,15 @@ LOSSY = {               # twice what an honest run was seen to stray, or more
     "float16": {"loss": 1e-3, "gradient norm": 5e-3, "gradients": 0.05, "parameters": 0.05},
     "int8": {"loss": 1e-2, "gradient norm": 5e-2, "gradients": None, "parameters": None},
 }
+
+
+def rounding_of(args):
+    """What a run with these flags rounds to, a key of LOSSY or its --dtype; and how many steps are
+    compared. Chapter 03 sends as int8, and chapters 01 and 03 mix precisions."""
+    if args.variant == "zeropp" and (args.quantized_weights or args.quantized_gradients):
+        return "int8", 50
+    mixed = {"bf16": "bfloat16", "bf16-fp32grad": "bfloat16", "fp16": "float16"}
+    return mixed.get(getattr(args, "precision", None), args.dtype), STEPS
 
 
 def tolerances(dtype, optimizer, tokens=8 * 128):
@@ -70,6 +80,8 @@ class Verifier:
         if run.rank == 0:
             loss_there, norm_there = run.one_gpu_step(batch)
             there = compared(loss_there, norm_there, named_parameters(run.one_gpu))
+        if run.on_cuda and run.world > 1:
+            self.wait_for_rank_0()
         if self.shapes is None:                         # of all that is compared, by kind and name
             shapes = [None]
             if run.rank == 0:
@@ -105,6 +117,16 @@ class Verifier:
                 self.worst[kind] = value, where
         self.steps += 1
         return reference[:2].tolist()
+
+
+    def wait_for_rank_0(self):
+        """Until it has taken its step, wait at the store: ranks that wait for it in a collective
+        would be killed by NCCL's watchdog, if one GPU takes longer than that has patience."""
+        store, key = dist.distributed_c10d._get_default_store(), f"one GPU, step {self.steps}"
+        if self.run.rank == 0:
+            torch.cuda.synchronize()
+            store.set(key, "taken")
+        store.wait([key], timedelta(days=1))
 
 
 def compared(loss, norm, parameters):

@@ -35,6 +35,7 @@ CHAPTERS = Path(os.environ.get("CHAPTERS", ROOT)).resolve()
 sys.path.insert(0, str(ROOT))  # common.py and lab/ are always ours: they judge
 TEXT = json.decoder.__file__  # a file that does not change with our own sources
 import common  # noqa: E402  (after the path to it)
+from lab import report  # noqa: E402
 
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
 
@@ -250,9 +251,9 @@ def pytest_configure(config):
 
 def main(module, flags):
     """A chapter's run, as `python NN_name.py` starts it."""
-    own = getattr(module, "flags", no_flags)
-    return common.main(module.__file__, module.__doc__, module.VARIANTS, module.requires, own,
-                       flags)
+    own, formulas = getattr(module, "flags", no_flags), getattr(module, "formulas", None)
+    return report.main(module.__file__, module.__doc__, module.VARIANTS, module.requires, own,
+                       formulas, flags)
 
 
 @pytest.fixture

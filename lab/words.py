@@ -1,0 +1,19 @@
+"""Numbers and texts, as a report says them."""
+
+
+def count(number, what):
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def printable(tokens):
+    """Byte tokens as text, in which whatever a terminal could stumble over is a dot."""
+    text = bytes(min(token, 255) for token in tokens).decode("latin-1")
+    return "".join(c if c == "\n" or c.isascii() and c.isprintable() else "·" for c in text)
+
+
+def quantity(value, unit="B"):
+    """A number for a person: 3154944 and "B" to "3.15 MB"."""
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value is not None and unit not in ("", "ms") and abs(value) >= size:
+            return f"{value / size:.2f} {prefix}{unit}"
+    return "-" if value is None else f"{value} {unit}".rstrip()
