@@ -189,9 +189,9 @@ def hold_flops(run, answer):
 
 def hold_traffic(run, answer):
     """What this rank sent in the metered step, by operator, or by axis and operator."""
-    sent = answer.get("sent")
+    sent, axes = answer.get("sent"), None
     if sent and all(isinstance(ops, dict) for ops in sent.values()):
-        hold_axes(run, sent)
+        axes = hold_axes(run, sent)
     else:
         for op, measured, expected in by_operator(run.comm.total, sent):
             for what, *values in zip(AMOUNTS, measured, expected):
@@ -200,6 +200,8 @@ def hold_traffic(run, answer):
         run.note("on the wire: not measured, but the payload times the ring algorithm's factor, "
                  "such as 2(N-1)/N for an all_reduce")
     run.record(timeline=run.comm.timeline())
+    if axes:
+        note_axes(run, axes)
 
 
 def name_of(group):
@@ -210,11 +212,8 @@ def name_of(group):
 
 
 def hold_axes(run, sent):
-    """One line for each axis and operator, and whether the axis leaves a machine of
-    args.node_size ranks. What was sent on any other group fails a check.
-
-    Communication, after all measurements: an all_gather_object over all ranks.
-    """
+    """One line for each axis and operator; what was sent on any other group fails a check. Returns
+    {axis: (the ranks of its group, bytes that this rank sent there)}."""
     seen_on, mine = {name_of(group): (group, ops) for group, ops in run.comm.by_group.items()}, {}
     for axis, formula in sent.items():
         group, seen = seen_on.pop(axis, (None, {}))
@@ -228,7 +227,12 @@ def hold_axes(run, sent):
     stray = round(sum(wire_bytes(seen) for _, seen in seen_on.values()))
     if stray:
         run.check("on other groups", stray, 0)
+    return mine
 
+
+def note_axes(run, mine):
+    """What goes on each axis, and whether it leaves a machine of args.node_size ranks.
+    Communication, after all measurements: an all_gather_object."""
     everyones, recorded, size = of_all_ranks(run, mine), {}, run.args.node_size
     leaves = lambda ranks: ranks[0] // size != ranks[-1] // size
     for axis, (ranks, here) in mine.items():

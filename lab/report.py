@@ -52,8 +52,8 @@ class Run(common.Run):
         super().__init__(args)
         if args.resume:
             resuming.refuse_disagreement(self)
-        self.formulas, self.answer, self.model, self.updated = formulas, None, None, None
-        self.optimizers, self.remembered = [], {}
+        self.formulas, self.answer, self.updated = formulas, None, None
+        self.model, self.optimizers, self.remembered = torch.nn.Module(), [], {}
         self.saver = saving.Saver(self) if args.save else None
         if self.checkpoint is not None:
             self.first_step = self.checkpoint.index["step"]
@@ -62,7 +62,7 @@ class Run(common.Run):
         self.checks, self.notes, self.recorded = [], [], {}
         self.losses, self.grad_norms, self.references = [], [], []
         self.comm, self.kept, self.flops = CommMeter(self.on_cuda), None, None
-        self.memory, self.actions, self.flops_of, self.shards = None, [], {}, {}
+        self.memory, self.actions, self.flops_of = None, [], {}
         self.skipped, self.not_finite, self.stopped = 0, None, False
         self.rounding, self.verified_steps = verify.rounding_of(args)
         tokens = args.batch * args.model.seq
@@ -81,7 +81,7 @@ class Run(common.Run):
         model = super().draw(model)
         if self.checkpoint is not None:
             self.checkpoint.load_model(model)
-        if self.model is None:                          # else it is that of one GPU's run
+        if self.batch is None:                          # else it is that of one GPU's run
             self.model = model
         return model
 
@@ -305,11 +305,9 @@ class Run(common.Run):
             beside = " (with one GPU's run)" if self.verifier and self.rank == 0 else ""
             self.check(f"allocated at the peak{beside}", self.peak)
         failed = [check for check in self.checks if check["ok"] is False]
-        if self.model is not None:
-            self.shards = shards_of(self.model)
         everyones, actions = [None] * self.world, self.in_seconds()
-        dist.all_gather_object(everyones, (self.shards, self.flops_of, actions, self.not_finite,
-                                           failed))
+        dist.all_gather_object(everyones, (shards_of(self.model), self.flops_of, actions,
+                                           self.not_finite, failed))
         if self.rank > 0:
             return 0
         shards, flops, actions, not_finite, failed = zip(*everyones)
