@@ -214,7 +214,10 @@ def name_of(group):
 def hold_axes(run, sent):
     """One line for each axis and operator; what was sent on any other group fails a check. Returns
     {axis: (the ranks of its group, bytes that this rank sent there)}."""
-    seen_on, mine = {name_of(group): (group, ops) for group, ops in run.comm.by_group.items()}, {}
+    seen_on, mine = {}, {}
+    for name, ops in run.comm.by_group.items():
+        group = dist.distributed_c10d._resolve_process_group(name)
+        seen_on[name_of(group)] = group, ops
     for axis, formula in sent.items():
         group, seen = seen_on.pop(axis, (None, {}))
         for op, measured, expected in by_operator(seen, formula):

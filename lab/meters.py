@@ -57,7 +57,7 @@ class CommMeter(TorchDispatchMode):
 
     total[op]: calls; payload bytes (the full tensor: all_gather's output, reduce_scatter's input);
     wire bytes, what one rank sends under the ring algorithm. Receives are not counted again.
-    by_group[group][op]: the same of each process group.
+    by_group[name][op]: the same of each process group.
     gathered: the most bytes behind the tensors of `watched` when something was sent.
     timeline(): when each of them ran, and when backward did.
     """
@@ -90,7 +90,7 @@ class CommMeter(TorchDispatchMode):
         # An uneven all_to_all sends its input: c10d's second argument, the functional's first.
         payload = sizes[namespace == "c10d"] if op == "all_to_all" else max(sizes)
         group = group_of(args)
-        for counts in (self.total, self.by_group.setdefault(group, {})):
+        for counts in (self.total, self.by_group.setdefault(group.group_name, {})):
             seen = counts.setdefault(op, {"calls": 0, "bytes": 0, "wire_bytes": 0})
             seen["calls"] += 1
             seen["bytes"] += payload

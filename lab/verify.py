@@ -80,7 +80,7 @@ class Verifier:
         if run.rank == 0:
             loss_there, norm_there = run.one_gpu_step(batch)
             there = compared(loss_there, norm_there, named_parameters(run.one_gpu))
-        if run.on_cuda and run.world > 1:
+        if run.device.type == "cuda" and run.world > 1:
             self.wait_for_rank_0()
         if self.shapes is None:                         # of all that is compared, by kind and name
             shapes = [None]

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import common
 from common import PRESETS, Config, gpt, loss_sum
+from lab.anatomy import optimizer_state_bytes, tensors
 
 SHAPE = Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)  # what SMALL says
 
@@ -36,14 +38,14 @@ def test_numbers_of_parameters_and_tensors(cfg):
     tables = [matrix] if cfg.tie else [matrix, matrix]
     sizes = [p.numel() for p in blocks.parameters()]
     assert cfg.parameters() == sum(sizes) + norm + sum(tables)
-    assert cfg.tensors() == len(sizes) + 2 + len(tables)
+    assert tensors(cfg) == len(sizes) + 2 + len(tables)
 
 
 @pytest.mark.parametrize("tie", [False, True])
 def test_the_model_has_the_parameters_of_its_config(tie):
     cfg = dataclasses.replace(SHAPE, tie=tie)
     sizes = [p.numel() for p in gpt(cfg).parameters()]
-    assert sum(sizes) == cfg.parameters() and len(sizes) == cfg.tensors()
+    assert sum(sizes) == cfg.parameters() and len(sizes) == tensors(cfg)
 
 
 def test_presets_have_their_published_sizes():
@@ -245,7 +247,7 @@ def test_optimizer_states_are_as_large_as_their_formula_says(name):
     model(torch.zeros(1, 16, dtype=torch.int64)).sum().backward()
     optimizer.step()
     states = [x for state in optimizer.state.values() for x in state.values() if x is not None]
-    expected = common.optimizer_state_bytes(name, SHAPE.parameters(), SHAPE.tensors(), 8)
+    expected = optimizer_state_bytes(name, SHAPE.parameters(), tensors(SHAPE), 8)
     assert sum(x.nbytes for x in states) == expected
 
 
@@ -622,40 +624,74 @@ def lines_of_a_bare_run():
     run, output = common.Run(arguments("--steps=2")), io.StringIO()
     with contextlib.redirect_stdout(output):
         for batch in run.batches():
-            with run.measure():
+            with run.measure(), run.span(("F", 0, 0), []):
                 pass
-            run.log(batch, torch.tensor(5.25), torch.tensor(0.5), None)
-    return output.getvalue(), run.check_traffic({}), run.finish()
+            run.log(batch, torch.tensor(5.25), torch.tensor(0.5), None, loads=[1])
+    return output.getvalue(), run.status
 
 
 def test_a_bare_run_prints_a_line_per_step_on_one_rank(ranks):
-    (lines, checked, status), (nothing, _, other) = ranks(2)(lines_of_a_bare_run)
+    (lines, status), (nothing, other) = ranks(2)(lines_of_a_bare_run)
     line = r"step {}: loss 5\.2500, on one GPU 5\.\d+, gradient norm 0\.5000, \d+ ms\n"
     assert re.fullmatch(line.format(1) + line.format(2), lines), lines
     assert (nothing, status, other) == ("", 0, 0)
-    with checked as nothing:  # an instrument that is not there, around a block or not
-        assert nothing is None
 
 
 # ------------------------------------------------------------------- a chapter and common.py, alone
 
 
-@pytest.mark.parametrize("name", chapter_names())
-def test_a_chapter_and_common_train_alone(tmp_path, name):
-    """Copied to an empty folder and started as a user would: the losses are those of one GPU."""
-    shutil.copy(CHAPTERS / f"{name}.py", tmp_path)
-    shutil.copy(ROOT / "common.py", tmp_path)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command = [sys.executable] if name.startswith("01") else command
-    flags = (*SMALL, "--steps=2", f"--data={TEXT}", "--device=cpu")
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    run = subprocess.run([*command, f"{name}.py", *flags], cwd=tmp_path, capture_output=True,
-                         env=environment | {"OMP_NUM_THREADS": "1"}, text=True, timeout=300)
-    assert (run.returncode, run.stderr) == (0, ""), run.stderr
-    line = r"step (\d+): loss (\S+), on one GPU (\S+), gradient norm (\S+), \d+ ms"
-    steps, losses, one_gpus, norms = zip(*re.findall(line, run.stdout))
-    assert steps == ("1", "2") and losses == one_gpus and len(set(losses)) == 2, run.stdout
+BARE = (*SMALL, "--steps=2", f"--data={TEXT}", "--batch=4", "--dtype=float64")
+LINE = r"step (\d+): loss (\S+), on one GPU (\S+), gradient norm (\S+), \d+ ms"
+
+
+def copied(name, folder):
+    shutil.copy(CHAPTERS / f"{name}.py", folder)
+    shutil.copy(ROOT / "common.py", folder)
+
+
+def launch_alone(name, folder, flags):
+    """For a rank of the pool: launch a chapter beside a common.py in a folder without lab/. Returns
+    its status and output."""
+    output, ours, wrong = io.StringIO(), sys.modules["common"], io.StringIO()
+    with (contextlib.redirect_stdout(output), contextlib.redirect_stderr(wrong),
+          mock.patch.object(sys, "argv", [f"{name}.py", *flags]),
+          mock.patch.object(sys, "path", [str(folder), *sys.path])):
+        try:
+            del sys.modules["common"]
+            runpy.run_path(str(folder / f"{name}.py"), run_name="__main__")
+        except SystemExit as leaving:
+            status = leaving.code
+        finally:
+            sys.modules["common"] = ours
+    return status, output.getvalue(), wrong.getvalue()
+
+
+def hold_bare_run(output):
+    steps, losses, one_gpus, norms = zip(*re.findall(LINE, output))
+    assert steps == ("1", "2") and losses == one_gpus and len(set(losses)) == 2, output
     assert all(5 < float(loss) < 6 for loss in losses) and all(float(norm) > 0 for norm in norms)
+
+
+@pytest.mark.parametrize("name", chapter_names())
+def test_a_chapter_and_common_train_alone(ranks, tmp_path, name):
+    """Copied to an empty folder, on 1 rank and on 4: the losses are those of one GPU."""
+    copied(name, tmp_path)
+    for world in (1,) if name.startswith("01") else (1, 4):
+        (status, output, wrong), *others = ranks(world)(launch_alone, name, tmp_path, BARE)
+        assert status == 0 and not wrong and all(other == (0, "", "") for other in others), wrong
+        hold_bare_run(output)
+
+
+def test_a_chapter_alone_under_torchrun(tmp_path):
+    """As a user would start it: nothing but its lines, and a clean end."""
+    copied("04_tensor_parallel", tmp_path)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    run = subprocess.run([*command, "04_tensor_parallel.py", *BARE], cwd=tmp_path,
+                         env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True,
+                         text=True, timeout=300)
+    assert (run.returncode, run.stderr) == (0, ""), run.stderr
+    hold_bare_run(run.stdout)
 
 
 # ------------------------------------------------------------------------------------------ leaving
@@ -683,12 +719,16 @@ common.launch(__file__, "", {{"test": train}}, lambda args, ranks: None)
 """
 
 
-@pytest.mark.parametrize(("ending", "status"), [
-    ("run.finish = lambda: 1", 1), ("common.refuse('no')", 2)])
-def test_launch_leaves_cleanly_with_the_status_of_the_run(tmp_path, ending, status):
+@pytest.mark.parametrize(("lab", "ending", "status"), [
+    (False, "run.status = 1", 1), (True, "run.finish = lambda: 1", 1),
+    (True, "common.refuse('no')", 2)])
+def test_launch_leaves_cleanly_with_the_status_of_the_run(tmp_path, lab, ending, status):
     shutil.copy(ROOT / "common.py", tmp_path)
+    if lab:
+        (tmp_path / "lab").symlink_to(ROOT / "lab")
     (tmp_path / "leaves.py").write_text(LEAVES.format(ending=ending))
     command = [sys.executable, tmp_path / "leaves.py", f"--data={TEXT}"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert (run.returncode, run.stdout) == (status, "collected: True\n")
+    shuts_down = "" if lab else "Python shuts down, while the group's threads may run\n"
+    assert (run.returncode, run.stdout) == (status, "collected: True\n" + shuts_down)
     assert run.stderr == ("error: no\n" if status == 2 else "")

@@ -14,10 +14,10 @@ from torch.distributed.device_mesh import init_device_mesh
 import common
 from common import Config, gpt, loss_sum
 from lab import meters
+from lab.anatomy import optimizer_state_bytes, tensors
 from lab.meters import (
     ActivationMeter,
     CommMeter,
-    LiveActivations,
     MemoryTimeline,
     hidden_share,
     nbytes,
@@ -249,9 +249,9 @@ def test_on_cuda_the_clock_reads_events_and_the_end_on_a_stream_that_waits(monke
 
 def test_activation_meter_counts_each_storage_once_and_no_parameter():
     linear, x = nn.Linear(8, 4, bias=False), torch.randn(2, 8)
-    gathered = linear.weight.detach().clone().requires_grad_()  # as ZeRO-3 gathers a weight
-    meter = ActivationMeter([*linear.parameters(), x])
-    meter.ignore([gathered])
+    gathered = nn.Parameter(torch.empty(4, 8))
+    gathered.data = linear.weight.detach().clone()  # as ZeRO-3 gathers a weight
+    meter = ActivationMeter([x])
     with meter:
         h = linear(x)  # saves x and weight.t(): both known
         h = F.linear(x, gathered) + h
@@ -259,7 +259,7 @@ def test_activation_meter_counts_each_storage_once_and_no_parameter():
         h = h * h  # saves it twice more
         (h[:1] * h[1:]).sum()  # views of the same storage
         (x + 1)[:1] * h[:1, :1].expand(1, 8)  # a view of another, which stays alive: 2*8 floats
-    assert meter.bytes == (2 * 4 + 2 * 8 + 2 * 4) * 4
+    assert meter.most == (2 * 4 + 2 * 8 + 2 * 4) * 4 > meter.bytes
     h.sum().backward()
     assert linear.weight.grad is not None
 
@@ -276,7 +276,7 @@ def test_shapes_of_a_block():
 def test_live_activations_fall_when_they_are_freed():
     """Two micro-batches alive, then one, then what was told of alone, then none."""
     linear, seen = nn.Linear(4, 4, bias=False), []
-    live = LiveActivations(linear.parameters())
+    live = ActivationMeter()
     with live:
         losses = [linear(torch.ones(2, 4)).exp().sum() for _ in range(2)]  # inputs and exp: 64 B
         seen.append(live.bytes)
@@ -287,7 +287,7 @@ def test_live_activations_fall_when_they_are_freed():
         losses.pop().backward()
         seen.append(live.bytes)
         kept.clear()
-    assert [*seen, live.bytes] == [128, 64, 20, 0]
+    assert [*seen, live.bytes, live.most] == [128, 64, 20, 0, 128]
 
 
 # ------------------------------------------------------------------------------------------ memory
@@ -300,7 +300,7 @@ def test_the_memory_timeline_adds_up():
     parameters, state = list(model.parameters()), optimizer.state
     timeline = MemoryTimeline(
         lambda: (parameters, [p.grad for p in parameters], list(state.values())))
-    kept = ActivationMeter([*model.parameters(), *model.buffers(), tokens])
+    kept = ActivationMeter([tokens])
     with kept:
         loss_sum(model(tokens), tokens)
     ends = []
@@ -312,13 +312,13 @@ def test_the_memory_timeline_adds_up():
         ends.append(len(timeline.samples))
 
     size = 4 * SHAPE.parameters()
-    states = common.optimizer_state_bytes("adamw", SHAPE.parameters(), SHAPE.tensors(), 4)
+    states = optimizer_state_bytes("adamw", SHAPE.parameters(), tensors(SHAPE), 4)
     first, second = timeline.samples[: ends[0]], timeline.samples[ends[0] :]
     for samples in (first, second):
         assert samples[-1][1:4] == (size, size, states)
         assert min(grads for _, _, grads, _, _ in samples) == 0  # dropped when a step begins
         peak = max(other for *_, other in samples)
-        assert kept.bytes < peak < 1.5 * kept.bytes
+        assert kept.most < peak < 1.5 * kept.most
         assert samples[-1][4] < 0.02 * peak  # all activations are gone again
     assert first[0][3] == 0 and all(sample[3] == states for sample in second)
     assert [s[0] for s in timeline.samples] == sorted(s[0] for s in timeline.samples)
@@ -334,8 +334,12 @@ def test_flops_of_matmuls_and_of_the_cpus_fused_attention(kv_heads):
     a, b = torch.randn(5, 6, requires_grad=True), torch.randn(6, 7)
     scores = 2 * 3 * 4 * 9 * 9 * 8
     attend = lambda: common.sdpa_attention(q, k, v).sum().backward()
-    assert meters.count_flops(attend) == 7 * scores
-    assert meters.count_flops(lambda: (a @ b).sum().backward()) == 2 * 2 * 5 * 6 * 7
+    with meters.FlopMeter() as meter:
+        attend()
+    assert (meter.attention, meter.matrices) == (7 * scores, 0)
+    with meter:
+        (a @ b).sum().backward()
+    assert meter.matrices == 2 * 2 * 5 * 6 * 7 and meter.all == meter.matrices + 7 * scores
 
 
 @pytest.mark.parametrize(("kernel", "kv_heads", "more"), [
@@ -345,5 +349,6 @@ def test_flops_of_cudas_fused_attention(kernel, kv_heads, more):
     operator = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")
     q, k, v = (torch.empty(3, heads, 16, 8, device="meta", requires_grad=True)
                for heads in (4, kv_heads, kv_heads))
-    measured = meters.count_flops(lambda: operator(q, k, v, *more)[0].sum().backward())
-    assert measured == 7 * 2 * 3 * 4 * 16 * 16 * 8
+    with meters.FlopMeter() as meter:
+        operator(q, k, v, *more)[0].sum().backward()
+    assert meter.attention == 7 * 2 * 3 * 4 * 16 * 16 * 8
