@@ -209,7 +209,7 @@ def optimizer_state_bytes(optimizer, numbers, tensors, width):
 def state_bytes(args, answer, width):
     """Bytes of parameters, gradients and optimizer states on a rank, after a step, by the names of
     the report. answer: what a chapter's `formulas` gave; width: bytes of a number in --dtype."""
-    if "zero" in answer:
+    if answer.get("zero"):
         return sharded_state_bytes(args, answer, width)
     count = answer.get("tensors")
     numbers = answer["parameters"]

@@ -17,6 +17,7 @@ metered step. All keys are optional:
 States and traffic are always measured and shown, the others where a chapter names them.
 """
 
+import functools
 import statistics
 from dataclasses import replace
 
@@ -79,7 +80,7 @@ def first_updated(run):
 
 def hold_states(run, answer):
     expected = dict.fromkeys(("parameters", "gradients", "optimizer states"))
-    if "parameters" in answer or "zero" in answer:
+    if "parameters" in answer or answer.get("zero"):
         expected = anatomy.state_bytes(run.args, answer, run.dtype.itemsize)
     for (kind, size), tensors in zip(expected.items(), held(run)):
         if kind == "optimizer states" and run.skipped == len(run.losses):
@@ -202,6 +203,8 @@ def hold_traffic(run, answer):
     run.record(timeline=run.comm.timeline())
     if axes:
         note_axes(run, axes)
+        note_machines(run, time_on_axes(run, sent))
+        note_speed(run, {"mfu": run.flops.all})
 
 
 def name_of(group):
@@ -248,6 +251,22 @@ def note_axes(run, mine):
                           "wire_bytes": round(here), "total": round(sum(all_sent)),
                           "leaves": any(map(leaves, groups))}
     run.record(axes=recorded)
+
+
+def time_on_axes(run, sent):
+    """What `note_machines` wants: for each axis, how long what is sent there takes, in times of what
+    the step computes. Gradients are summed over dp, by whatever ranks hold the same."""
+    wire = dict.fromkeys(("tp", "ep", "cp", "pp", "dp"), 0)
+    for axis, ops in sent.items():
+        axis = "dp" if axis.startswith("gradients") else axis
+        if axis in wire:
+            wire[axis] += sum(on_the_wire for _, _, on_the_wire in ops.values())
+
+    def over_compute(size, flops, bandwidth):
+        return size / bandwidth / (run.flops.all / flops)
+
+    return {f"what goes on {axis}: time to send it, over time to compute":
+            functools.partial(over_compute, size) for axis, size in wire.items() if size}
 
 
 def by_operator(seen, formula):
