@@ -254,8 +254,8 @@ def note_axes(run, mine):
 
 
 def time_on_axes(run, sent):
-    """What `note_machines` wants: for each axis, how long what is sent there takes, in times of what
-    the step computes. Gradients are summed over dp, by whatever ranks hold the same."""
+    """What `note_machines` wants: for each axis, how long it takes to send what goes there, in
+    times of what the step computes. Gradients are summed over dp, by ranks that hold the same."""
     wire = dict.fromkeys(("tp", "ep", "cp", "pp", "dp"), 0)
     for axis, ops in sent.items():
         axis = "dp" if axis.startswith("gradients") else axis
