@@ -15,9 +15,9 @@ from pathlib import Path
 
 import common
 from common import PRESETS, Config
-from lab import cli
+from lab import anatomy, cli
 from lab.meters import hidden_share
-from lab.report import quantity
+from lab.words import quantity
 
 BLUE, PURPLE, RED, ORANGE = "#355070", "#6d597a", "#e56b6f", "#eaac8b"
 
@@ -145,18 +145,20 @@ KINDS = {"parameters": BLUE, "gradients": RED, "optimizer states": PURPLE}
 def bytes_per_rank(runs):
     """By formula, for two shapes and up to 1024 ranks; with what runs of zero1, zero2 and zero3
     held per parameter, at the size of each shape."""
-    zero = importlib.import_module("03_zero")
     measured = runs_of(runs, "03_zero", "zero1", "zero2", "zero3")
-    config = next(iter(runs_of(runs, "03_zero").values()))["config"]
+    run = next(iter(runs_of(runs, "03_zero").values()))
+    config = run["config"]
     precision = "bf16" if config["precision"] == "bf16" else config["dtype"]
-    widths = zero.widths(argparse.Namespace(**config))
     figure, rows = new_figure(11, 7, 2, sharex=True)
     worlds = [2**i for i in range(11)]
     for axes, (name, cfg) in zip(rows, LARGE.items()):
         for stage in range(4):
             places = [x + 0.2 * (stage - 1.5) for x in range(len(worlds))]
-            held = [zero.model_state_bytes(cfg, stage, config["optimizer"], n, widths)
-                    for n in worlds]
+            args = argparse.Namespace(**config | {"model": cfg})
+            answers = [{"zero": stage, "holders": n} if stage else {"zero": 1, "holders": 1}
+                       for n in worlds]                 # data parallel: nobody to share with
+            held = [dict(zip(KINDS, anatomy.state_bytes(args, answer, width_of(run)).values()))
+                    for answer in answers]
             bottom = [0.0] * len(worlds)
             for kind, color in KINDS.items():
                 heights = [h[kind] / 1e9 for h in held]
@@ -269,8 +271,8 @@ def along_the_sequence(runs):
     lines.append(("this run", config_of(run), run["config"]["micro_batch"], width_of(run), fitting))
     for (name, cfg, batch, e, over), color in zip(lines, (BLUE, RED, PURPLE)):
         for what, chapter, style in (("TP", tensor, "--"), ("TP and SP", sequence, "-")):
-            right.plot(over, [chapter.activation_bytes(cfg, batch, n, e) for n in over], style,
-                       color=color, label=f"{name}, {what}")
+            kept = [anatomy.activation_bytes(cfg, batch, e, chapter.kept(n)) for n in over]
+            right.plot(over, kept, style, color=color, label=f"{name}, {what}")
     for run, mark in zip(shown, "x+1234"):
         right.plot(run["world_size"], run["recorded"]["activation_bytes"], f"k{mark}",
                    label=f"measured: {name_of(run)}")
@@ -328,7 +330,7 @@ def who_computes(runs):
         ranks = [rank + 0.4 * i for rank in range(n)]
         attention = [sum(of_rank.values()) / 1e6 for of_rank in measured["recorded"]["flops"]]
         flops.bar(ranks, attention, 0.4, color=(RED, BLUE)[i % 2], label=variant)
-    flops.set_title("MFLOP of a layer's attention on each rank, measured", loc="left", fontsize=10)
+    flops.set_title("MFLOP of a step's attention on each rank, measured", loc="left", fontsize=10)
     flops.set_xticks([rank + 0.2 * (len(shown) - 1) for rank in range(n)], range(n))
     flops.set_xlabel("rank")
     flops.legend(frameon=False, fontsize=8, loc="upper left")
@@ -336,12 +338,14 @@ def who_computes(runs):
     sequences = [2**k for k in range(12, 21)]
     for ranks, color in zip((1, 4, 16), (BLUE, RED, PURPLE)):
         shapes = [replace(PRESETS["7b"], seq=seq) for seq in sequences]
-        kept = [context.activation_bytes(cfg, "zigzag", 1, ranks, 2) for cfg in shapes]
+        kept = [anatomy.activation_bytes(cfg, 1, 2, context.kept("zigzag", cfg, ranks))
+                for cfg in shapes]
         lines.plot(sequences, kept, color=color, label=f"7B shape, ranks: {ranks}")
     cfg, batch = config_of(run), run["config"]["micro_batch"]
     around = [2 * n * k for k in (1, 4, 16, 64, 256, 1024)]
-    lines.plot(around, [context.activation_bytes(replace(cfg, seq=seq), run["variant"], batch, n,
-                                                 width_of(run)) for seq in around],
+    kept = [anatomy.activation_bytes(replace(cfg, seq=seq), batch, width_of(run),
+                                     context.kept(run["variant"], cfg, n)) for seq in around]
+    lines.plot(around, kept,
                color=ORANGE, label=f"this run's shape, ranks: {n}")
     lines.plot(cfg.seq, run["recorded"]["activation_bytes"], "k+", label="measured")
     lines.set_xscale("log", base=2)

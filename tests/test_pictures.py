@@ -8,7 +8,7 @@ import pytest
 from conftest import TEXT, chapter, run_main
 
 from lab import pictures
-from lab.report import quantity
+from lab.words import quantity
 
 SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--batch=4")
 RUNS = {  # of each figure: chapter, ranks, and the variants that it compares
