@@ -51,8 +51,8 @@ form a ring, and the tensor goes around it in N chunks of S/N. In N-1 hops each 
 a hop, and what arrives is added: then every chunk has its sum on one rank (a reduce_scatter). In
 N-1 more hops the sums go around (an all_gather). Each half sends (N-1)/N · S.
 
-When it pays: the all_reduce hides behind backward, but for the last bucket, if it takes no longer
-than backward does, which computes two matmuls for each matrix, 4 FLOPs per parameter and token:
+When it pays: all but the last bucket can hide behind backward, if the all_reduce takes no longer
+than backward does. Backward computes two matmuls for each matrix, 4 FLOPs per parameter and token:
 
     2 (N-1)/N · S / bandwidth  <=  4 · tokens · parameters / FLOP/s
 
@@ -78,74 +78,47 @@ side of the condition: read it as S, and divide by the parameters); How To Scale
 "Data Parallelism" (where the condition is B/X > C/W: g = 2, many ranks).
 """
 
+import contextlib
+import inspect
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import common
 from common import clip_grads, gpt, grad_norm, loss_sum
 
 # ------------------------------------------------------------------------------------- the replicas
 
-def start_all_reduce(tensor, group):
-    """Start to sum `tensor` over the ranks of `group`, in place. Returns a handle: wait() on it."""
-    return dist.all_reduce(tensor, group=group, async_op=True)
-
-
-def broadcast_module(module, group):
-    """Make all ranks start alike: send the parameters and buffers of the group's first rank. (In
-    this course the seed has done so already; in general nothing has.)"""
-    for tensor in (*module.parameters(), *module.buffers()):
-        dist.broadcast(tensor.data, group=group, group_src=0)
-
-
 class Naive(nn.Module):
     """A replica of `module` on each rank of `group`; after backward, one all_reduce per gradient.
 
-    Call `finish` after the last backward of a step: then the .grad of every trained parameter is
-    the sum over all ranks, where what a rank did not use counts as zero. Set `sends` to False for
-    every backward of a step but the last. In training, running statistics (float buffers) are the
-    first rank's, and are sent before a forward. NCCL wants contiguous parameters. Raises where a
-    `finish` was left out, and where another data-parallel module is inside or around this one.
+    Set `sends` to False for every backward of a step but the last, and call `finish` after that:
+    then the .grad of every trained parameter is the sum over all ranks, where what a rank did not
+    use counts as zero. In training, the running statistics of a BatchNorm (float buffers) are the
+    first rank's, which sends them before a forward. NCCL wants contiguous parameters.
     """
 
     def __init__(self, module, group):
         super().__init__()
-        marked = any(hasattr(p, "data_parallel") for p in module.parameters())
-        if marked or any(isinstance(m, DistributedDataParallel) for m in module.modules()):
-            raise ValueError("a module in it is data parallel: gradients would be summed twice")
         self.module, self.group, self.sends = module, group, True
         trained = [p for p in module.parameters() if p.requires_grad]
         self.trained = trained[::-1]                    # the order in which backward meets them
         self.statistics = [b for b in module.buffers() if b.is_floating_point()]
-        self.ready = set()                              # what a backward has reached: see below
-        for p in self.trained:
-            p.data_parallel = True
-            p.register_post_accumulate_grad_hook(self.gradient_is_ready)
-        broadcast_module(module, group)
+        for tensor in (*module.parameters(), *module.buffers()):    # (here they are alike already)
+            dist.broadcast(tensor.data, group=group, group_src=0)   # so all start as the first
 
     def forward(self, *inputs, **more):
-        if DistributedDataParallel._get_active_ddp_module():
-            raise RuntimeError("in DistributedDataParallel, gradients would be summed twice")
         if self.training and self.sends:
             for buffer in self.statistics:
                 dist.broadcast(buffer, group=self.group, group_src=0)
         return self.module(*inputs, **more)
 
-    def gradient_is_ready(self, p):
-        """Called in backward, by a hook: here only to notice that a finish() was left out."""
-        if p in self.ready:
-            raise RuntimeError("after a backward that sends must come finish(), and no backward; "
-                               "set `sends` to False for all but the last")
-        if self.sends:
-            self.ready.add(p)
-
     def finish(self):
         for p in self.trained:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            start_all_reduce(p.grad, self.group).wait()
-        self.ready.clear()
+            dist.all_reduce(p.grad, group=self.group)
 
 
 class Overlap(Naive):
@@ -154,11 +127,17 @@ class Overlap(Naive):
     def __init__(self, module, group):
         super().__init__(module, group)
         self.buckets = [[p] for p in self.trained]      # what is sent together
+        self.ready = set()                              # parameters that backward has reached
         self.handles = []                               # of the buckets that are on their way
+        for p in self.trained:
+            p.register_post_accumulate_grad_hook(self.gradient_is_ready)
 
     def gradient_is_ready(self, p):
-        super().gradient_is_ready(p)
-        self.start_full_buckets()
+        """Called by autograd in the middle of backward, when p.grad has all of p's gradient."""
+        assert p not in self.ready, "finish() must come after a backward that sends"
+        if self.sends:
+            self.ready.add(p)
+            self.start_full_buckets()
 
     def start_full_buckets(self):
         """Start bucket after bucket, up to the first that is not full: the same order on all
@@ -166,7 +145,8 @@ class Overlap(Naive):
         for i in range(len(self.handles), len(self.buckets)):
             if not self.ready.issuperset(self.buckets[i]):
                 return
-            self.handles.append(start_all_reduce(self.payload(i), self.group))
+            handle = dist.all_reduce(self.payload(i), group=self.group, async_op=True)
+            self.handles.append(handle)                 # to wait() on it in finish()
 
     def payload(self, i):
         """The one tensor that holds the gradients of bucket i."""
@@ -255,20 +235,16 @@ def train_step(replica, optimizer, micro_batches, valid, clip):
     return total, norm
 
 
-def torch_step(ddp, optimizer, micro_batches, valid, clip, ranks):
-    """The same with DistributedDataParallel, which averages over ranks: hence their number."""
-
-    def backward(tokens, targets):
-        loss = loss_sum(ddp(tokens), targets) / valid
-        (ranks * loss).backward()
-        return loss.detach()
-
+def torch_step(ddp, optimizer, micro_batches, valid, clip):
+    """The same with DistributedDataParallel, which averages over ranks: hence the factor."""
     optimizer.zero_grad()
     total = 0
-    with ddp.no_sync():                                 # all but the last send nothing
-        for tokens, targets in micro_batches[:-1]:
-            total += backward(tokens, targets)
-    total += backward(*micro_batches[-1])
+    for i, (tokens, targets) in enumerate(micro_batches, start=1):
+        sends = i == len(micro_batches)
+        with contextlib.nullcontext() if sends else ddp.no_sync():
+            loss = loss_sum(ddp(tokens), targets) / valid
+            (dist.get_world_size() * loss).backward()
+        total += loss.detach()
 
     norm = nn.utils.clip_grad_norm_(ddp.parameters(), clip or float("inf"))     # inf: no clipping
     optimizer.step()
@@ -312,8 +288,8 @@ def replicate(variant, module, group, bucket_bytes):
 
 def train(run):
     args, group = run.args, run.mesh(dp=run.world)["dp"].get_group()
-    model = gpt(args.model, args.seed, run.device, run.dtype)
-    replica = replicate(args.variant, model, group, bucket_bytes(args))
+    model = run.draw(gpt(args.model, seed=None))
+    replica = replicate(args.variant, model, group, 2**20 * args.bucket_mb)
     optimizer = run.optimizer(model.parameters())
 
     for batch in run.batches(share=run.rank):           # 1/N of the sequences
@@ -322,49 +298,44 @@ def train(run):
         dist.all_reduce(loss, group=group)              # for the report, which shows the whole loss
         run.log(batch, loss, norm, model)
 
-    run.check_states(model, optimizer, args.model.parameters())
-    calls = len(replica.trained) if args.variant == "naive" else len(replica.buckets)
-    run.check_traffic(traffic(gradient_bytes(run), calls, run.world))
-    run.note_overlap()
-    say_when_it_hides(run)
-
 
 def train_torch(run):
+    from torch.nn.parallel import DistributedDataParallel
+
     args, group = run.args, run.mesh(dp=run.world)["dp"].get_group()
-    model = gpt(args.model, args.seed, run.device, run.dtype)
-    ddp = common.ddp(model, group, bucket_cap_mb=args.bucket_mb, gradient_as_bucket_view=True)
+    model = run.draw(gpt(args.model, seed=None))
+    # Buffers need not be sent: our model's never change. (torch 2.13 has renamed the argument.)
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    ddp = DistributedDataParallel(
+        model, process_group=group, bucket_cap_mb=args.bucket_mb, gradient_as_bucket_view=True,
+        **{"forward_sync_buffers" if renamed else "broadcast_buffers": False})
     optimizer = run.optimizer(model.parameters())
 
     for batch in run.batches(share=run.rank):
         with run.measure():
-            loss, norm = torch_step(ddp, optimizer, batch.micro_batches, batch.valid, args.clip,
-                                    run.world)
+            loss, norm = torch_step(ddp, optimizer, batch.micro_batches, batch.valid, args.clip)
         dist.all_reduce(loss, group=group)
         run.log(batch, loss, norm, model)
 
-    run.check_states(model, optimizer, args.model.parameters())
-    run.check_traffic()
-    run.note_overlap()
-    run.compare_traffic("bucket", traffic(gradient_bytes(run), None, run.world))
 
+def formulas(args, rank, ranks, model):
+    """What lab/ holds a run to; and the lesson's condition, for the machines that lab/ knows."""
+    number = args.model.parameters()
+    size = common.DTYPES[args.dtype].itemsize * number              # bytes of gradients
+    answer = {"parameters": number, "overlap": True}
+    if args.variant == "torch":
+        return answer | {"beside": ("bucket", traffic(size, None, ranks))}
 
-def bucket_bytes(args):
-    return 2**20 * args.bucket_mb
-
-
-def gradient_bytes(run):
-    return run.dtype.itemsize * run.args.model.parameters()
-
-
-def say_when_it_hides(run):
-    """The condition of the lesson, for this run and for any, on the machines that lab/ knows."""
-    size, parameters = gradient_bytes(run), run.args.model.parameters()
-    tokens = run.args.micro_batch * run.args.model.seq
-    run.on_machines({
-        f"all_reduce over backward, for {tokens} tokens in {run.args.dtype} as here":
-            lambda *rates: communication_over_backward(size, parameters, tokens, run.world, *rates),
+    parameters = list(model.parameters())[::-1]
+    if args.variant == "bucket":
+        parameters = fill_buckets(parameters, 2**20 * args.bucket_mb)
+    calls = len(parameters)
+    tokens = args.micro_batch * args.model.seq
+    hides = partial(communication_over_backward, size, number, tokens, ranks)
+    return answer | {"sent": traffic(size, calls, ranks), "machines": {
+        f"all_reduce over backward, for {tokens} tokens in {args.dtype} as here": hides,
         "tokens in a rank's last backward that hide 2-byte gradients of a million ranks":
-            lambda *rates: tokens_to_hide(2, 10**6, *rates)})
+            partial(tokens_to_hide, 2, 10**6)}}
 
 
 def requires(args, ranks):
@@ -384,4 +355,4 @@ VARIANTS = {  # the default first; with the flags that only some of them know
 }
 
 if __name__ == "__main__":
-    common.launch(__file__, __doc__, VARIANTS, requires, flags)
+    common.launch(__file__, __doc__, VARIANTS, requires, flags, formulas)

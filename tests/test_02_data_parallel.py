@@ -36,7 +36,7 @@ SETTINGS = {
 COVERING = {  # each setting, and each variant with one micro-batch and with several
     ("bucket", "1 rank"), ("overlap", "2 ranks"), ("torch", "2 ranks"), ("naive", "3 ranks"),
     ("overlap", "3 ranks"), ("bucket", "3 ranks"), ("naive", "4 ranks"), ("torch", "4 ranks"),
-    ("bucket", "8 ranks"), ("bucket", "tied"), ("torch", "tied"),
+    ("bucket", "tied"), ("torch", "tied"),  # of 8 ranks, see chapter 03
 }
 
 
@@ -52,8 +52,8 @@ def test_same_as_one_gpu(ranks, tmp_path, variant, setting):
 
 
 @pytest.mark.parametrize(("variant", "right", "wrong", "named"), [
-    ("bucket", "return dist.all_reduce(tensor, group=group, async_op=True)",
-     "return dist.barrier(group, async_op=True)", "gradients"),
+    ("bucket", "dist.all_reduce(self.payload(i), group=self.group, async_op=True)",
+     "self.payload(i) is None or dist.barrier(self.group, async_op=True)", "gradients"),
     ("naive", "    replica.finish()\n",
      "    replica.finish()\n    for p in replica.parameters(): p.grad /= 2\n", "gradients"),
     ("bucket", "loss_sum(replica(tokens), targets) / valid\n",
@@ -65,19 +65,20 @@ def test_same_as_one_gpu(ranks, tmp_path, variant, setting):
      "norm = 2 * grad_norm(replica.parameters())", "gradient norm"),
     ("bucket", "clip_grads(replica.parameters(), norm, clip)", "pass", "gradients"),
     ("bucket", "(calls, gradient_bytes,", "(calls, 2 * gradient_bytes,", "all_reduce, payload"),
-    ("torch", "(ranks * loss).backward()", "loss.backward()", "gradients"),
+    ("torch", "(dist.get_world_size() * loss)", "loss", "gradients"),
 ])
 def test_a_broken_chapter_says_so(ranks, tmp_path, variant, right, wrong, named):
     """Faults that a student might make."""
-    flags = (*FLOAT64, "--batch=8", "--micro-batch=1", "--clip=0.1", f"--variant={variant}")
+    flags = (*FLOAT64, "--layers=1", "--steps=2", "--batch=4", "--micro-batch=1", "--clip=0.1",
+             f"--variant={variant}")
     flags = (*flags, "--bucket-mb=0.02") if variant == "bucket" else flags
     (status, _, output), _ = ranks(2)(run_main, TWO, flags, tmp_path, (right, wrong))
     assert status == 1 and f"✗ {named}" in output, output
 
 
 def test_the_same_run_gives_the_same_bits(ranks, tmp_path):
-    flags = (*SMALL, "--steps=3", "--batch=8", "--micro-batch=1", f"--data={TEXT}")
-    runs = [ranks(4)(run_main, TWO, flags, tmp_path)[0][1] for _ in range(2)]
+    flags = (*SMALL, "--layers=1", "--steps=2", "--batch=6", "--micro-batch=1", f"--data={TEXT}")
+    runs = [ranks(3)(run_main, TWO, flags, tmp_path)[0][1] for _ in range(2)]
     for key in ("loss", "grad_norm"):
         assert runs[0][key] == runs[1][key]
 
@@ -163,7 +164,7 @@ def test_all_ranks_start_as_the_first(ranks):
 
 
 def misused(variant):
-    """What would make replicas drift apart, or sum gradients twice, raises on every rank."""
+    """Without finish(), a second backward's gradients would be lost: it raises on every rank."""
     two, group, x = chapter(TWO), dist.group.WORLD, torch.ones(2, 3)
     replica = two.replicate(variant, nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), group, 40)
     for sends_next in (True, False):
@@ -171,20 +172,13 @@ def misused(variant):
         replica(x).sum().backward()  # and no finish()
         replica.zero_grad()
         replica.sends = sends_next
-        with pytest.raises(RuntimeError, match="must come finish"):
+        with pytest.raises(AssertionError, match="finish.. must come"):
             replica(x).sum().backward()
         replica.finish()
 
-    for inner in (replica, common.ddp(nn.Linear(3, 3), group)):
-        with pytest.raises(ValueError, match="summed twice"):
-            two.replicate(variant, nn.Sequential(inner), group, 40)
-    outer = common.ddp(two.replicate(variant, nn.Linear(3, 3), group, 40), group)
-    with pytest.raises(RuntimeError, match="in DistributedDataParallel, gradients would be summed"):
-        outer(x)
 
-
-@pytest.mark.parametrize("variant", VARIANTS[:3])
-def test_misuse_raises(ranks, variant):
+@pytest.mark.parametrize("variant", ["overlap", "bucket"])
+def test_a_backward_without_finish_raises(ranks, variant):
     ranks(2)(misused, variant)
 
 
@@ -260,9 +254,10 @@ def test_buckets_are_in_order_full_and_of_one_dtype(two):
 def test_the_timeline_shows_what_hides_behind_backward(ranks, tmp_path, variant):
     """And the header names the flags of this variant alone."""
     bucketed = variant in ("bucket", "torch")
-    flags = (*SMALL, "--steps=3", f"--data={TEXT}", f"--variant={variant}")
+    flags = (*SMALL, "--steps=3", f"--data={TEXT}", f"--variant={variant}", "--batch=6")
     flags = (*flags, "--bucket-mb=0.05") if bucketed else flags
-    (status, run, output), _ = ranks(2)(run_main, TWO, flags, tmp_path)
+    n = 3 if variant == "overlap" else 2
+    (status, run, output), *_ = ranks(n)(run_main, TWO, flags, tmp_path)
     timeline, size = run["recorded"]["timeline"], 4 * CONFIG.parameters()
     [(begin, end)], gradients = timeline["backward"], timeline["gradients"]
     assert status == 0 and len(gradients) == 24 and gradients == sorted(gradients)
@@ -275,16 +270,16 @@ def test_the_timeline_shows_what_hides_behind_backward(ranks, tmp_path, variant)
     else:
         assert begin < starts[0] < end  # it starts while backward goes on
     assert ("bucket mb 0.05" in output) == bucketed and ("bucket mb" in output) == bucketed
+    if variant == "overlap":
+        check_against_the_formulas(run, size)
 
 
 # ------------------------------------------------------------------------------- the formulas
 
 
-def test_traffic_is_checked_against_the_formulas(ranks, tmp_path):
-    flags = (*FLOAT64, "--batch=9", "--variant=overlap")
-    (_, run, _), *_ = ranks(3)(run_main, TWO, flags, tmp_path)
+def check_against_the_formulas(run, size):
+    """Of a run of 3 ranks."""
     checks = {check["name"]: (check["measured"], check["expected"]) for check in run["checks"]}
-    size = 8 * CONFIG.parameters()
     assert checks["all_reduce, calls"] == (24, 24) and checks["all_reduce, payload"] == (size, size)
     assert checks["all_reduce, on the wire"] == (round(4 / 3 * size),) * 2
     assert run["comm"]["all_reduce"]["wire_bytes"] == pytest.approx(4 / 3 * size)
