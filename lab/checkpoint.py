@@ -43,8 +43,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import metadata as meta
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from common import named_parameters
 from lab.storage import DTYPES, Reader, Writer
+from lab.verify import named_parameters
 
 # ------------------------------------------------------------------------ who holds which rectangle
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import common
 from common import DTYPES, Text, divides, environment
 from lab.anatomy import optimizer_state_bytes, tensors
+from lab.words import name_of_text
 
 LIMITS = {              # the lowest value, the first one that is too high, and one that would work
     "lr": (1e-12, 2**31, 0.001),
@@ -74,6 +75,8 @@ def parse(file, doc, variants, flags, argv):
             flags(parser)
         own.update({action.dest: action.default for action in parser._actions[everyones:]})
         add = parser.add_argument
+        add("--verify", action=argparse.BooleanOptionalAction,
+            help="compare with one GPU; by default with the tiny preset only")
         add("--json", type=output("run.json"), help="write the run as one object")
         add("--plot", type=output("figure.png"), help="draw the chapter's figure")
         add("--profile", type=output("trace.json"), help="trace the last step for Perfetto")
@@ -91,7 +94,8 @@ def parse(file, doc, variants, flags, argv):
         given.update(vars(parser.parse_args(argv, nothing)))
 
     args = common.parse(file, doc, variants, all_flags, argv, Parser)
-    args.own = own
+    args.own, args.chapter = own, Path(file).stem
+    args.verify = args.verify if given["verify"] is None else given["verify"]
     for flag in ("save_every", "keep"):
         if given[flag] and not args.save:
             refuse(f"--{flag.replace('_', '-')} {given[flag]} means nothing without --save; --save "
@@ -240,7 +244,7 @@ def refuse_text(args):
         refuse_short(args, args.data, tokens)
     elif args.model.seq >= 10**6:               # else there is no need to read it twice
         text = Text(args)
-        refuse_short(args, text.name, len(text.tokens))
+        refuse_short(args, name_of_text(args), len(text.tokens))
 
 
 def refuse_vocabulary(args):
@@ -263,8 +267,8 @@ def refuse_short(args, name, tokens):
 
 def refuse_above_vocabulary(args, text, token):
     if token >= args.model.vocab:
-        refuse(f"--vocab {args.model.vocab} is too small for token {token} of {text.name}; "
-               f"{256**text.tokens.itemsize} would work")
+        refuse(f"--vocab {args.model.vocab} is too small for token {token} of "
+               f"{name_of_text(args)}; {256**text.tokens.itemsize} would work")
 
 
 def refuse_sizes(args, given):
@@ -311,9 +315,9 @@ def least_bytes(args, batch=None, micro_batch=None, experts=None, **sizes):
 
 def refuse_cuda(args):
     """--device cuda without a GPU for each rank of this machine."""
-    gpus = torch.cuda.device_count()
-    local_world = environment("LOCAL_WORLD_SIZE", environment("WORLD_SIZE", 1))
-    if args.device == "cuda" and gpus < local_world:
+    if args.device == "cuda" and not common.on_cuda(args):
+        gpus = torch.cuda.device_count()
+        local_world = environment("LOCAL_WORLD_SIZE", environment("WORLD_SIZE", 1))
         refuse(f"--device cuda finds {gpus} GPUs for {local_world} local ranks; cpu would work")
 
 

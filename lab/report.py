@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 import common
-from common import Config, environment, named_parameters
+from common import Config, environment
 from lab import cli, resuming, saving, verify
 from lab.formulas import WATCHED_STEPS, held, hold, updated_parameters
 from lab.meters import (
@@ -27,7 +27,7 @@ from lab.meters import (
     shapes_of_a_block,
     shards_of,
 )
-from lab.words import count, quantity
+from lab.words import count, name_of_text, quantity
 
 METERED_STEP = 2        # the third step is metered, or the last if there are fewer
 
@@ -58,6 +58,7 @@ class Run(common.Run):
         if self.checkpoint is not None:
             self.first_step = self.checkpoint.index["step"]
         self.step = self.first_step + 1                 # the first is 1
+        torch.set_float32_matmul_precision("highest" if args.verify else "high")    # TF32 on a GPU
         self.started, self.batch, self.profiler, self.peak = time.perf_counter(), None, None, 0
         self.checks, self.notes, self.recorded = [], [], {}
         self.losses, self.grad_norms, self.references = [], [], []
@@ -122,7 +123,7 @@ class Run(common.Run):
         self.say(f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq "
                  f"{m.seq}, batch {args.batch} · {m.parameters() / 1e6:.2f} M parameters")
         self.say(f"  {args.optimizer}, {args.attention} attention{own and ', ' + own} · text: "
-                 f"{self.text.name}, {len(self.text.tokens):,} tokens")
+                 f"{name_of_text(args)}, {len(self.text.tokens):,} tokens")
         if self.checkpoint is not None:
             chapter, variant, ranks = self.checkpoint.index["by"]
             self.say(f"  goes on after step {self.first_step} of {chapter.replace('_', ' ')} · "
@@ -151,6 +152,11 @@ class Run(common.Run):
             raise
         finally:
             saving.set_timeout(None)
+
+    def now(self):
+        if self.on_cuda:
+            torch.cuda.synchronize()                    # the host is ahead of the GPU
+        return time.perf_counter()
 
     def say(self, line):
         if self.rank == 0:
@@ -253,7 +259,7 @@ class Run(common.Run):
         all_gather of each flat shard."""
         updated = self.updated
         if updated is None:
-            return named_parameters(self.model)
+            return verify.named_parameters(self.model)
         updated = list(updated)
         return verify.gathered(updated) if hasattr(updated[0], "full") else updated
 

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from common import Text, environment, gpt
 from lab import anatomy, checkpoint, cli, storage
+from lab.words import name_of_text
 
 MODEL = "layers", "dim", "heads", "kv_heads", "seq", "vocab", "tie"
 MIXTURE = "experts", "top_k", "shared_expert"
@@ -105,7 +106,7 @@ def refuse_others(args, folder, index):
         there, here = in_words(name, saved.get(name)), in_words(name, mine.get(name))
         works = there
         if name == "data":
-            there, here = f"{there} ({index['text']:.80})", f"{here} ({text.name})"
+            there, here = f"{there} ({index['text']:.80})", f"{here} ({name_of_text(args)})"
             works = "--data with that text"
         cli.refuse(f"--resume {folder} is of a run with {there}, and this has {here}; {works} "
                    "would work")

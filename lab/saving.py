@@ -20,6 +20,7 @@ from lab import checkpoint, cli
 from lab.anatomy import optimizer_state_bytes, tensors
 from lab.meters import nbytes
 from lab.resuming import identity
+from lab.words import name_of_text
 
 LOG = "log.jsonl"
 LOST = "by peer", "Broken pipe", "remote process"       # gloo's words, and NCCL's, for a lost rank
@@ -94,7 +95,7 @@ class Saver:
             self.writers = dist.new_group(backend="gloo")
         run, optimizers = self.run, self.run.optimizers
         state = checkpoint.state_of(optimizers, buffers)
-        about = {"step": step, "run": self.identity, "text": run.text.name,
+        about = {"step": step, "run": self.identity, "text": name_of_text(run.args),
                  "biases": bool(getattr(self.args.model, "bias_speed", None)),
                  "remembered": {name: it.state_dict() for name, it in run.remembered.items()},
                  "by": [self.args.chapter, self.args.variant, run.world]}

@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from common import named_parameters, part
+from common import part
 
 STEPS = 5               # so many steps are compared: rounding differences grow in any training
 SMALL = 1e-4            # in 16 bits the gradients of q and k are no larger than five times that
@@ -105,7 +105,7 @@ class Verifier:
         for i, (key, full) in enumerate(fulls.items()):
             if key in here:                             # else it stays -1
                 tensor, owner = here[key]
-                expected = part(full.view(self.shapes[key]), owner)
+                expected = part(full.view(self.shapes[key]), getattr(owner, "cuts", ()))
                 off[i] = difference(tensor, expected, scale[key])
         dist.all_reduce(off, dist.ReduceOp.MAX)
 
@@ -127,6 +127,11 @@ class Verifier:
             torch.cuda.synchronize()
             store.set(key, "taken")
         store.wait([key], timedelta(days=1))
+
+
+def named_parameters(module):
+    """(global name, parameter) pairs: as gpt() named it, or as the module does."""
+    return [(getattr(p, "global_name", name), p) for name, p in module.named_parameters()]
 
 
 def compared(loss, norm, parameters):

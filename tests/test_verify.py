@@ -11,9 +11,9 @@ from conftest import arguments
 from torch import nn
 
 import common
-from common import gpt, loss_sum, named_parameters
+from common import gpt, loss_sum
 from lab import verify
-from lab.verify import Verifier
+from lab.verify import Verifier, named_parameters
 
 
 def float64_run(*flags):
@@ -36,7 +36,7 @@ def cut_and_verified(wrong_part):
             linear, grad = getattr(block.mlp, name), getattr(full.mlp, name).weight.grad
             linear.weight.grad = None
             common.keep_shard(linear, "weight", dim, group)
-            linear.weight.grad = common.part(grad, linear.weight).clone()
+            linear.weight.grad = common.part(grad, linear.weight.cuts).clone()
     gradient = model.block1.mlp.up.weight.grad
     if run.rank == 1:
         gradient.mul_(1 + wrong_part)
