@@ -1,6 +1,7 @@
 """Chapter 06: attention over ranks gives one GPU's numbers; blocks, merges and rings alone, too."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from conftest import TEXT, chapter, hold_to_one_gpu, needs_triton, run_main
 from test_04_tensor_parallel import FLOAT64, SETTINGS, covering, flags_of
 
 import common
-from lab import cli
+from lab import anatomy, cli
 from lab.machines import MACHINES
 
 SIX = "06_context_parallel"
@@ -32,8 +33,11 @@ def fits(one):
     return one["variant"] != "ulysses" or own or one["kv-heads"] % one["world"] == 0
 
 
+FEW = SETTINGS | {"world": (1, 2, 3, 4)}  # up to 6 in full: 8 meet no other blocks or heads
+
+
 @pytest.mark.parametrize("one", covering(fits, variant=VARIANTS, attention=("plain", "sdpa"),
-                                         **SETTINGS))  # fmt: skip
+                                         **FEW))  # fmt: skip
 def test_same_as_one_gpu(ranks, tmp_path, one):
     flags = flags_of(one)
     hold_to_one_gpu(ranks(one["world"])(run_main, SIX, flags, tmp_path), flags)
@@ -71,7 +75,7 @@ def test_bfloat16(ranks, tmp_path, variant):
     assert status == 0, output
 
 
-FAULTY = (*FLOAT64, "--steps=1", "--kv-heads=1")
+FAULTY = (*FLOAT64, "--steps=1", "--kv-heads=1", "--layers=1", "--batch=2")
 SEND_ON = """dist.isend, x, group=group, group_peer=(rank + 1) % n),
         dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % n)"""
 
@@ -81,7 +85,7 @@ SEND_ON = """dist.isend, x, group=group, group_peer=(rank + 1) % n),
     [
         # whose tokens, and where they are
         ("zigzag", "model.block1.attn.rope.positions = positions", "pass", "loss"),
-        ("zigzag", "chunks[-1 - rank]", "chunks[ranks + rank]", "loss"),
+        ("zigzag", "parts[-1 - rank]", "parts[ranks + rank]", "loss"),
         ("gather", "model.block1.attn.rope.positions = positions", "pass", "loss"),
         ("gather", "> positions[:, None]", ">= positions[:, None]", "loss"),
         ("zigzag", "dist.all_reduce(loss, group=group)", "pass", "loss"),
@@ -97,17 +101,16 @@ SEND_ON = """dist.isend, x, group=group, group_peer=(rank + 1) % n),
         ("ring", "lse.copy_(total)", "pass", "loss"),
         ("ring", "(lse - total).exp()", "(total - total).exp()", "loss"),
         ("ring", "out[:, :, rows], lse[:, :, rows], causal)", "out[:, :, rows], scores_of(q, "
-         "k_there).logsumexp(-1), causal)", "gradients"),
+         "k_here).logsumexp(-1), causal)", "gradients"),
         # around the ring, and home
         ("ring", "group.rank(), other, q.shape[2], zigzag)", "group.rank(), (other + 1) % 3, "
          "q.shape[2], zigzag)", "loss"),
         ("ring", SEND_ON, SEND_ON.replace("1", "2"), "loss"),  # of three ranks, to the one before
-        ("ring", "kv = arriving.wait()", "arriving.wait()", "loss"),
-        ("ring", "dkv += arriving.wait()", "arriving.wait()", "gradients"),
-        ("ring", "at_home += arriving.wait()", "arriving.wait()", "gradients"),
+        ("ring", " kv = receive()", " receive()", "loss"),
+        ("ring", "dkv += receive()", "receive()", "gradients"),
+        ("ring", "at_home += receive()", "receive()", "gradients"),
         ("zigzag", "dkv[:, :, :, keys] += torch",
-         "dkv[:, :, :, -k_there[:, :, keys].shape[2] :] += torch",
-         "gradients"),
+         "dkv[:, :, :, -k_here[:, :, keys].shape[2] :] += torch", "gradients"),
         ("zigzag", "dq[:, :, rows] += dq_block", "dq[:, :, rows] = dq_block", "gradients"),
         # without a ring
         ("gather", "mine, parts.flatten(0, 1), group=ctx.group)", "mine, parts.flatten(0, 1), "
@@ -144,6 +147,10 @@ def full_attention(q, k, v, causal=True):
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
 
 
+def core_of(six, attention):
+    return six.core_of(SimpleNamespace(kernels=False, attention=attention), like=None)
+
+
 @pytest.mark.parametrize("core", ["plain", "sdpa"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (3, 1)])
@@ -154,8 +161,9 @@ def test_a_block_is_attention(six, core, causal, heads, kv_heads):
     dout = torch.randn_like(expected)
     expected.backward(dout)
     with torch.no_grad():
-        out, lse = six.CORES[core].forward(q, k, v, causal)
-        gradients = six.CORES[core].backward(dout, q, k, v, out, lse, causal)
+        forward, backward = core_of(six, core)
+        out, lse = forward(q, k, v, causal)
+        gradients = backward(dout, q, k, v, out, lse, causal)
         exact = six.scores_of(q, k, causal).logsumexp(-1)
     torch.testing.assert_close(out, expected.detach())
     torch.testing.assert_close(lse, exact)
@@ -183,14 +191,14 @@ def test_blocks_are_merged_in_float32(six):
     assert error(merged(six, q, k, v, 16, torch.bfloat16)) > 2 * theirs
 
 
-def ring_alone(seed, dtype=torch.float64, attention=None):
+def ring_alone(seed):
     """Ring attention and its gradients on this rank's rows: the largest differences from full
     attention, for shapes that depend on the seed."""
     six, group = chapter(SIX), dist.group.WORLD
     rank, n = group.rank(), group.size()
     torch.manual_seed(seed)
     kv_heads, group_size, chunk = (int(torch.randint(1, 4, ())) for _ in range(3))
-    zigzag, core = bool(seed % 2), six.CORES[attention or ("plain", "sdpa")[seed // 2 % 2]]
+    zigzag, core = bool(seed % 2), core_of(six, ("plain", "sdpa")[seed // 2 % 2])
     seq = 2 * n * chunk
     q, k, v = (x.requires_grad_() for x in qkv(kv_heads * group_size, kv_heads, seq, seq))
     expected, dout = full_attention(q, k, v), torch.randn_like(q)
@@ -205,18 +213,22 @@ def ring_alone(seed, dtype=torch.float64, attention=None):
     return [(x[:, :, mine] - y).abs().max().item() for x, y in zip(there, here)]
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def rings_alone(seeds):
+    return {seed: max(ring_alone(seed)) for seed in range(seeds)}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_ring_attention_is_full_attention(ranks, world):
-    for seed in range(4):
-        for differences in ranks(world)(ring_alone, seed):
-            assert max(differences) < 1e-12, seed
+    for differences in ranks(world)(rings_alone, 4):
+        assert max(differences.values()) < 1e-12, differences
 
 
 def test_who_meets_whom(six):
-    """By position: every query sees exactly the keys up to its own, for both layouts."""
+    """By position: every query sees exactly the keys up to its own, for both layouts; and a rank
+    computes as many pairs as the formula says, with all of its own block."""
     for zigzag, n, length in itertools.product((False, True), (1, 2, 3, 4), (2, 6)):
         seq = n * length
-        seen = torch.zeros(seq, seq, dtype=torch.int64)
+        seen, computed = torch.zeros(seq, seq, dtype=torch.int64), [0] * n
         for rank, other in itertools.product(range(n), repeat=2):
             queries = six.positions_of(rank, n, seq, zigzag)
             keys = six.positions_of(other, n, seq, zigzag)
@@ -225,13 +237,17 @@ def test_who_meets_whom(six):
                 rows, columns, causal = queries[met[0]], keys[met[1]], met[2]
                 block = torch.ones(len(rows), len(columns), dtype=torch.int64)
                 seen[rows[:, None], columns] += block.tril() if causal else block
+                computed[rank] += block.numel()
         assert seen.equal(torch.ones(seq, seq, dtype=torch.int64).tril())
+        variant = "zigzag" if zigzag else "ring"
+        assert computed == [six.pairs(variant, rank, n, seq) for rank in range(n)]
 
 
 def test_kernels_as_the_core_of_a_block(ranks, tmp_path):
     """On a GPU, or here in Triton's interpreter; where neither is, the report says so."""
     needs_triton()
-    flags = (*FLOAT64, "--dtype=float32", "--kernels", "--steps=1", "--dim=64", "--layers=1")
+    flags = (*FLOAT64, "--dtype=float32", "--kernels", "--steps=1", "--dim=64", "--layers=1",
+             "--batch=1")  # fmt: skip
     status, _, output = ranks(2)(run_main, SIX, flags, tmp_path)[0]
     assert status == 0 and "--kernels: no GPU" not in output, output
 
@@ -242,55 +258,66 @@ def test_kernels_as_the_core_of_a_block(ranks, tmp_path):
 def test_ring_over_zigzag(six):
     """2N/(N+1), or 2 - 1/N; and a zig-zag's ranks all compute as much."""
     for n in (2, 4, 8, 64):
-        assert six.ring_over_zigzag(n, 1) == pytest.approx(2 * n / (n + 1))
-        assert six.ring_over_zigzag(n, 0.5) == pytest.approx(2 - 1 / n)
-        for diagonal in (1, 0.5):
-            assert len({six.pairs("zigzag", r, n, 4 * n, diagonal) for r in range(n)}) == 1
-            ring = sum(six.pairs("ring", r, n, 4 * n, diagonal) for r in range(n))
-            assert ring == sum(six.pairs("zigzag", r, n, 4 * n, diagonal) for r in range(n))
+        for diagonal, longer in ((1, 2 * n / (n + 1)), (0.5, 2 - 1 / n)):
+            ring, zigzag = ([six.pairs(variant, rank, n, 4 * n, diagonal) for rank in range(n)]
+                            for variant in RINGS[::-1])  # fmt: skip
+            assert max(ring) / max(zigzag) == pytest.approx(longer)
+            assert len(set(zigzag)) == 1 and sum(ring) == sum(zigzag)
 
 
 def test_who_sends_least(six):
-    """Ulysses, as soon as dim + kv < N·kv; and twice the machine needs twice the tokens."""
-    cfg = common.Config(1, 8192, 64, 8, 2**17, 256)  # as Llama 3's 70B
-    for n in (2, 4, 8):
-        sends = {v: six.forward_numbers(cfg, v, n) for v in ("ring", "gather", "ulysses")}
-        assert sends["ring"] == sends["gather"]
-        assert (sends["ulysses"] < sends["ring"]) == (8192 + 1024 < n * 1024)
-    flops, bandwidth = MACHINES["H100, NVLink 4"]
-    ring = six.tokens_to_hide(cfg, 2, False, flops, bandwidth)
-    assert ring == pytest.approx(1024 / 8192 * flops / bandwidth)
-    assert six.tokens_to_hide(cfg, 2, True, flops, bandwidth) == pytest.approx(2 * ring)
-
-
-@pytest.mark.parametrize("kv_heads", [8, 2])
-def test_what_is_sent_forward_is_a_part_of_what_is_measured(six, kv_heads):
-    """Of a step's traffic in bf16: all of gather's all_gather, half of Ulysses' exchanges, and the
-    first 2 of the 8 bytes that a ring sends for each number of k and v."""
-    cfg = common.Config(1, 64, 8, kv_heads, 64, 256)
-    for n in (2, 4, 8):
+    """The lesson's table for forward, of which a step in bf16 sends: all of gather's all_gather,
+    half of Ulysses' exchanges, and the first 2 of 8 bytes that a ring sends for a number. Ulysses
+    sends least as soon as h + kv < N·kv, where kv is that of N heads at least."""
+    for (kv_heads, kv), n in itertools.product(((8, 1024), (2, 256)), (2, 4, 8)):
+        cfg = common.Config(1, 8192, 64, kv_heads, 2**17, 256)  # 8: as Llama 3's 70B
         sent = {v: six.traffic(cfg, v, 1, 1, n, 2) for v in ("ring", "gather", "ulysses")}
-        parts = {"ring": sent["ring"]["send"][2] / 8, "gather": sent["gather"]["all_gather"][2] / 2,
-                 "ulysses": sent["ulysses"]["all_to_all"][2] / 4}  # fmt: skip
-        assert parts == {v: pytest.approx(six.forward_numbers(cfg, v, n)) for v in parts}
+        parts = ("ring", "send", 8), ("gather", "all_gather", 2), ("ulysses", "all_to_all", 4)
+        forward = {variant: sent[variant][op][2] / width for variant, op, width in parts}
+        there = (n - 1) / n * 2 * cfg.seq
+        exchanged = there / n * (8192 + max(kv, 128 * n))
+        assert forward == {"ring": there * kv, "gather": there * kv, "ulysses": exchanged}
+        assert (forward["ulysses"] < forward["ring"]) == (8192 + max(kv, 128 * n) < n * kv)
+
+
+def test_when_a_hop_hides(six):
+    """Where the seconds of its bytes are those of its FLOPs."""
+    cfg = common.Config(1, 8192, 64, 8, 2**17, 256)
+    for flops, bandwidth in MACHINES.values():
+        tokens = six.tokens_to_hide(cfg, 2, flops, bandwidth)
+        assert 2 * tokens * 1024 * 2 / bandwidth == pytest.approx(4 * tokens**2 * 8192 / flops)
 
 
 def test_activations_fall_with_the_ranks(six):
     """All of them, but for a loss and, with gathered keys, those and the mask."""
-    cfg = common.Config(4, 64, 8, 8, 64, 256)
-    for variant in ("zigzag", "ring", "ulysses"):
-        one = six.activation_bytes(cfg, variant, 2, 1, 4) - 4
-        for n in (2, 4, 8):
-            assert n * (six.activation_bytes(cfg, variant, 2, n, 4) - 4) == one
+    cfg = common.Config(4, 64, 8, 8, 64, 256, attention="sdpa")
+    keys, mask = 4 * 2 * 2 * 64 * 64 * 4, 64 * 64 * 4
+
+    def bytes_kept(variant, n):
+        return anatomy.activation_bytes(cfg, 2, 4, six.kept(variant, cfg, n)) - 4
+
+    for variant, n in itertools.product(("zigzag", "ring", "ulysses"), (2, 4, 8)):
+        assert n * bytes_kept(variant, n) == bytes_kept(variant, 1)
+        whole = bytes_kept("gather", 1) - keys
+        assert n * (bytes_kept("gather", n) - keys) == whole
+        assert whole == bytes_kept("zigzag", 1) - keys + mask
 
 
-@pytest.mark.parametrize("formula", ["traffic", "activation_bytes", "attention_flops"])
-def test_a_wrong_formula_is_reported(ranks, tmp_path, formula):
-    source = f"def {formula}(cfg, variant, "
-    fault = (source, f"def {formula}(cfg, variant, *rest):\n    return wrong({formula}_right("
-             f"cfg, variant, *rest))\n\n\ndef wrong(value):\n    return {{}} if "
-             f"isinstance(value, dict) else value + 1\n\n\ndef {formula}_right(cfg, variant, ")
-    status, _, output = ranks(2)(run_main, SIX, (*FLOAT64, "--steps=1"), tmp_path, fault)[0]
+@pytest.mark.parametrize(
+    ("variant", "right", "wrong"),
+    [
+        ("zigzag", 'sent["send"] = 3 *', 'sent["send"] = 2 *'),
+        ("ulysses", "max(cfg.kv_heads, n)) * e", "cfg.kv_heads) * e"),
+        ("gather", "{\"gather\": 1,", "{\"gather\": 1 / n,"),
+        ("zigzag", 'fromkeys(classes, 1 / n)', 'fromkeys(classes[:3], 1 / n)'),
+        ("zigzag", '"zigzag": (n - 1) / 2 +', '"zigzag": rank +'),
+        ("gather", "(6 if scores_kept else 7)", "7"),
+    ],
+)  # fmt: skip
+def test_a_wrong_formula_is_reported(ranks, tmp_path, variant, right, wrong):
+    """Of what is sent, kept and computed."""
+    flags = (*FAULTY, f"--variant={variant}")
+    status, _, output = ranks(2)(run_main, SIX, flags, tmp_path, (right, wrong))[0]
     assert status == 1 and "✗" in output
 
 
@@ -300,17 +327,18 @@ def test_a_wrong_formula_is_reported(ranks, tmp_path, formula):
 @pytest.mark.parametrize(
     ("world", "flags", "line"),
     [
-        (4, "--seq=12", "--seq 12 is not a multiple of chunks = 8; 16 would work"),
-        (4, "--seq=10 --variant=ring", "--seq 10 is not a multiple of ranks = 4; 12 would work"),
-        (1, "--seq=1", "--seq 1 is less than two tokens for each of 1 ranks; 2 would work"),
+        (4, "--seq=12",
+         "--seq 12 is not a multiple of two chunks for each rank = 8; 16 would work"),
         (4, "--seq=4 --variant=ring",
-         "--seq 4 is less than two tokens for each of 4 ranks; 8 would work"),
+         "--seq 4 is not a multiple of two chunks for each rank = 8; 8 would work"),
+        (1, "--seq=1 --variant=gather",
+         "--seq 1 is not a multiple of two chunks for each rank = 2; 2 would work"),
         (3, "--seq=48 --variant=ulysses",
-         "--heads 8 and --kv-heads 4 cannot be shared by 3 ranks; --nproc_per_node=2 would work"),
-        (2, "--variant=torch --device=cpu", "--variant torch is made of CUDA's kernels, and there "
-         "is no GPU for each rank; --variant zigzag would work"),
-        (2, "--variant=torch --attention=plain --device=cpu", "--variant torch is made of CUDA's "
-         "kernels, and there is no GPU for each rank; --variant zigzag would work"),
+         "--heads 8 and --kv-heads 4 cannot be shared by 3 ranks; --variant zigzag would work"),
+        (2, "--kv-heads=1 --heads=1 --variant=ulysses",
+         "--heads 1 and --kv-heads 1 cannot be shared by 2 ranks; --variant zigzag would work"),
+        (2, "--variant=torch --attention=sdpa --device=cpu", "--variant torch needs --attention "
+         "sdpa and a GPU for each rank; --variant zigzag would work"),
         (2, "--variant=gather --kernels",
          "--kernels means nothing to --variant gather; zigzag or ring would work"),
         (2, "--kernels --dtype=float64",
@@ -333,14 +361,20 @@ def test_refusals(run_chapter, world, flags, line):
         ("--attention=sdpa --dtype=bfloat16 --heads=32",
          "--attention sdpa over ranks is flash attention, which on a GPU takes 16 bits in heads of "
          "8, 16, 24, ..., not bfloat16 in heads of 4; --dtype bfloat16 --dim 2048 would work"),
-        ("--variant=torch", "--variant torch is PyTorch's fused attention; --attention sdpa would "
-         "work"),
+        ("--variant=torch", "--variant torch needs --attention sdpa and a GPU for each rank; "
+         "--variant zigzag would work"),
+        ("--variant=torch --attention=sdpa --dtype=bfloat16", None),
     ],
 )  # fmt: skip
 def test_refusals_on_gpus(six, monkeypatch, capsys, flags, line):
+    """Of two machines with two GPUs each: the ranks of one have as many as they need."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     flags = (*flags.split(), f"--data={TEXT}")
+    args = cli.parse(six.__file__, "", six.VARIANTS, six.flags, flags)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    if line is None:
+        return six.requires(args, 4)
     with pytest.raises(SystemExit, match="2"):
-        args = cli.parse(six.__file__, "", six.VARIANTS, six.flags, flags)
-        six.requires(args, 2)
+        six.requires(args, 4)
     assert capsys.readouterr().err == f"error: {line}\n"
