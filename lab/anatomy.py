@@ -225,18 +225,42 @@ def state_bytes(args, answer, width):
 
 
 def flat_units(cfg, answer):
-    """(numbers, ranks that share them) of each flat unit. A module's parameters of kinds that are
-    cut into as many parts are one unit: the same ranks hold them."""
-    shares, holders, units = answer.get("parameters", {}), answer["holders"], []
+    """(numbers, ranks that share them, who they are) of each flat unit. A module's parameters of
+    kinds that are cut into as many parts are one unit: the same ranks hold them."""
+    shares, holders, names = (answer.get(key, {}) for key in ("parameters", "holders", "gradients"))
+    units = []
     for module in held_by_modules(cfg, shares, answer.get("modules")):
         sizes = {}
         for kind, (numbers, _) in module.items():
             key = kind if kind == "tied" else shares.get(kind, 1)
             n = holders if isinstance(holders, int) else holders[kind]
-            size, _ = sizes.get(key, (0, n))
-            sizes[key] = size + numbers, n
+            size, *_ = sizes.get(key, (0, n))
+            sizes[key] = size + numbers, n, names.get(kind)
         units += sizes.values()
     return units
+
+
+def gradient_traffic(cfg, answer, e):
+    """What a rank sends in a step for gradients and, under ZeRO, parameters, to those who hold the
+    same parts: {name of the group: {op: (calls, payload, wire)}}.
+
+    Without ZeRO one all_reduce for each group, of all its gradients; else for each unit a
+    reduce_scatter, and an all_gather, which stage 3 repeats answer["gathers"] times.
+    """
+    by_group, sent = {}, {}
+    for size, n, name in flat_units(cfg, answer):
+        by_group.setdefault((name, n), []).append(size)
+    for (name, n), sizes in by_group.items():
+        share, calls = (n - 1) / n, len(sizes)
+        if answer.get("zero"):
+            times = answer["gathers"] if answer["zero"] == 3 else 1
+            size = sum(-(-size // n) * n for size in sizes) * e
+            sent[name] = {"reduce_scatter": (calls, size, share * size),
+                          "all_gather": (times * calls, times * size, times * share * size)}
+        elif n > 1:
+            size = sum(sizes) * e
+            sent[name] = {"all_reduce": (1, size, 2 * share * size)}
+    return sent
 
 
 def sharded_state_bytes(args, answer, width):
@@ -247,8 +271,8 @@ def sharded_state_bytes(args, answer, width):
     width, sums = (2, 4 if reduce_fp32 else 2) if half else (width, width)
 
     units = flat_units(args.model, answer)
-    shard = sum(-(-size // n) for size, n in units)
-    whole = sum(-(-size // n) * n for size, n in units)     # with its padding
+    shard = sum(-(-size // n) for size, n, _ in units)
+    whole = sum(-(-size // n) * n for size, n, _ in units)     # with its padding
     secondary = whole // answer["secondary"] if answer.get("secondary") else 0
     gradients = width * whole if stage == 1 else 0
     gradients += sums * shard if stage > 1 or width != sums else 0

@@ -6,6 +6,7 @@ metered step. All keys are optional:
     parameters    numbers on this rank, or {kind: share} of those of `modules` of the list; with
                   tensors, widths, or zero and holders: see lab/anatomy.py
     sent          {op: (calls, payload, wire)}, or for each axis: {axis: {op: ...}}
+    gradients     {kind: name of the group that sums it}: what lab/anatomy.py adds to sent; gathers
     kept          {class: share} of the activations; None: show them without a formula
     schedule      a rank's actions, and the slices of the model that are its stages
     flops         {"all": number} or {"attention": number} of the metered step
@@ -26,7 +27,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from common import loss_sum
-from lab import anatomy
+from lab import anatomy, schedules
 from lab.machines import MACHINES, PEAK_FLOPS
 from lab.meters import ActivationMeter, FlopMeter, hidden_share, nbytes
 from lab.words import count, printable, quantity
@@ -44,6 +45,8 @@ def hold(run):
     hold_traffic(run, answer)
     for name, (computed, formula, *unit) in answer.get("checks", {}).items():
         run.check(name, computed, formula, *(unit or [""]))
+    if "bubble" in answer.get("schedule", {}):
+        schedules.hold_bubble(run, answer["schedule"])
     explain(run, answer)
 
 
@@ -164,7 +167,8 @@ def hold_settings(run, settings):
             cfg = replace(args.model, attention=setting["attention"])
             formula = anatomy.activation_bytes(cfg, args.micro_batch, setting.get("width", e),
                                                setting["kept"])
-        with ActivationMeter([tokens, targets]) as meter:
+        meter = ActivationMeter([tokens, targets])
+        with meter:
             loss(forward)
         check_kept(run, f"kept per micro-batch: {name}", meter.most, formula)
         for what, early_stop in (("flops", False), ("early stop", True)):
@@ -191,6 +195,8 @@ def hold_flops(run, answer):
 def hold_traffic(run, answer):
     """What this rank sent in the metered step, by operator, or by axis and operator."""
     sent, axes = answer.get("sent"), None
+    if "gradients" in answer:
+        sent = sent | anatomy.gradient_traffic(run.args.model, answer, run.dtype.itemsize)
     if sent and all(isinstance(ops, dict) for ops in sent.values()):
         axes = hold_axes(run, sent)
     else:
@@ -203,7 +209,8 @@ def hold_traffic(run, answer):
     run.record(timeline=run.comm.timeline())
     if axes:
         note_axes(run, axes)
-        note_machines(run, time_on_axes(run, sent))
+        if run.flops.all:
+            note_machines(run, time_on_axes(run, sent))
         note_speed(run, {"mfu": run.flops.all})
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import common
 from common import PRESETS, Config
-from lab import anatomy, cli
+from lab import anatomy, cli, schedules
 from lab.meters import hidden_share
 from lab.words import quantity
 
@@ -509,12 +509,12 @@ def draw_bubbles(axes, pipeline, p=8, v=2):
     for variant, (color, style, width) in BUBBLES.items():
         first = 2 * p if variant.startswith("dualpipe") else p
         counts = range(first, 8 * p + 1, p if variant == "interleaved" else 2)
-        ratios = [pipeline.simulated_bubble(pipeline.make_schedule(variant, p, m, v), variant)
+        ratios = [schedules.simulated_bubble(pipeline.make_schedule(variant, p, m, v), variant)
                   for m in counts]
         label = {"interleaved": f"interleaved, {v} slices each",
                  "zb-h2": "zb-h2, between a rank's first and last action"}.get(variant, variant)
         axes.plot(counts, ratios, style, color=color, linewidth=width, markersize=3, label=label)
-    naive = pipeline.simulated_bubble(pipeline.make_schedule("naive", p, p), "naive")
+    naive = schedules.simulated_bubble(pipeline.make_schedule("naive", p, p), "naive")
     axes.plot([], [], " ", label=f"naive: {naive:g}, however many micro-batches")
     axes.set_xscale("log", base=2)
     axes.set_xticks([p, 2 * p, 4 * p, 8 * p], [p, 2 * p, 4 * p, 8 * p])

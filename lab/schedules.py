@@ -1,68 +1,127 @@
-"""A pipeline's schedule put to the test: whether its messages can block, and how long it takes.
+"""Chapter 07's schedules, drawn, simulated and slept through, without a model.
 
-A program is a list of actions (kind, stage, micro-batch) and, between them, batches: lists of
-messages (output, sender, receiver) that a rank posts at once. An output is named by the action that
-computes it: ("F", stage, micro-batch), or "B", whether a B or a BW does.
+    python -m lab.schedules 1f1b --ranks 4 --micro-batches 8
+    torchrun --nproc_per_node=4 -m lab.schedules zb-h1 --sleep 10
+
+The first command draws the schedule as text, and counts from its lists what the closed forms say.
+The second one executes it with stages that sleep in each F, B and W. That needs no cores, so a step
+takes as long as simulated, and messages.
 """
 
+import argparse
+import contextlib
+import functools
+import importlib
+import json
+import math
+import sys
 import time
-from collections import defaultdict
 
 import torch
+import torch.distributed as dist
+
+import common
+from common import environment
+from lab import cli
+
+CHAPTER = "07_pipeline_parallel"
+MOST = 4096             # forwards of a schedule that is drawn: more fit on no screen
+STEPS, WITHIN = 5, 0.3  # the best of so many steps may take longer than simulated by such a share
 
 
-def check_rendezvous(programs, needs):
-    """Run the programs of all ranks on the strictest network there is.
+# ----------------------------------------------------------------------------- in simulated time
 
-    A rank that has posted a batch waits until every partner has posted its side of it. Between two
-    ranks the first send meets the first receive, the second the second, and so on: no tags, as in
-    NCCL. needs(action): the outputs that it takes. Raises ValueError where a send meets the receive
-    of another message, where an action lacks what it needs, and where ranks wait for ever.
+def simulate(schedule, F=1, B=1, W=1, as_one=False):
+    """{action: (start, end)}, if each starts once its rank is free and what it needs is there.
+
+    F, B, W: how long each takes; BW takes B + W. as_one: an F and the BW of another stage right
+    after it start and end together (F&B). Raises ValueError if ranks wait for each other.
     """
-    left = [list(program) for program in programs]
-    here = [set() for _ in programs]                    # outputs, computed or received
-    waiting = [[] for _ in programs]                    # (message, its number) of the batch posted
-    posted = defaultdict(list)                          # (sender, receiver, who posts): messages
+    cost = {"F": F, "B": B, "W": W, "BW": B + W}
+    left, free = [list(actions) for actions in schedule.actions], [0] * len(schedule.actions)
+    span, done = {}, {}                                 # done: when each output is there
+    while any(left):
+        before = len(span)
+        for rank, actions in enumerate(left):
+            while actions:
+                unit = actions[:2] if as_one and are_one(*actions[:2]) else actions[:1]
+                needs = [need for action in unit for need in schedule.needs(action)]
+                if any(need not in done for need in needs):
+                    break
+                start = max([free[rank], *(done[need] for need in needs)])
+                free[rank] = start + sum(cost[action.kind] for action in unit)
+                for action in unit:
+                    done[action.output], span[action] = free[rank], (start, free[rank])
+                del actions[:len(unit)]
+        if len(span) == before:
+            waiting = [f"rank {rank} before {actions[0]}" for rank, actions in enumerate(left)
+                       if actions]
+            raise ValueError(f"ranks wait for each other: {', '.join(waiting)}")
+    return span
 
-    def is_met(rank, message, number):
-        there = message.receiver if rank == message.sender else message.sender
-        others = posted[message.sender, message.receiver, there][number:]
-        if others and others[0] != message:
-            raise ValueError(f"rank {rank} posts {message} where rank {there} has {others[0]}")
-        return bool(others)
 
-    def takes_a_step(rank):
-        step = left[rank][0]
-        if not isinstance(step, list):
-            missing = [need for need in needs(step) if need not in here[rank]]
-            if missing:
-                raise ValueError(f"rank {rank} comes to {step} without {missing[0]}")
-            kind, stage, micro_batch = step
-            here[rank].add((kind[0], stage, micro_batch))
-            return True
-        if not waiting[rank]:
-            for message in step:
-                mine = posted[message.sender, message.receiver, rank]
-                waiting[rank].append((message, len(mine)))
-                mine.append(message)
-        if not all(is_met(rank, *post) for post in waiting[rank]):
-            return False
-        here[rank] |= {message.output for message, _ in waiting[rank]}
-        waiting[rank] = []
-        return True
+def are_one(first, second=None):
+    """Whether these two actions are an F&B."""
+    return second and (first.kind, second.kind) == ("F", "BW") and first.stage != second.stage
 
-    moves = True
-    while moves:
-        moves = False
-        for rank, program in enumerate(left):
-            while program and takes_a_step(rank):
-                program.pop(0)
-                moves = True
-    stuck = [f"rank {rank} for the other side of {program[0]}"
-             for rank, program in enumerate(left) if program]
-    if stuck:
-        raise ValueError(f"ranks wait for ever: {'; '.join(stuck)}")
 
+def simulated_bubble(schedule, variant, F=1, B=1, W=1):
+    """What the chapter's `bubble` has a closed form for, from the lists."""
+    span = simulate(schedule, F, B, W, as_one=variant.startswith("dualpipe"))
+    start, end, ratios = 0, max(end for _, end in span.values()), []
+    for actions in schedule.actions:
+        if variant == "zb-h2":
+            start, end = span[actions[0]][0], span[actions[-1]][1]
+        work = (F + B + W) * sum(action.kind == "F" for action in actions)
+        ratios.append((end - start) / work - 1)
+    return max(ratios)
+
+
+def timetable(schedule):
+    """For each rank [kind, stage, micro-batch, start, end] of its actions, as pictures want it."""
+    span = simulate(schedule)
+    return [[[*action, *span[action]] for action in actions] for actions in schedule.actions]
+
+
+def hold_bubble(run, answer):
+    """Hold the bubble of a run's schedule to the closed form that its chapter gave."""
+    schedule, formula = answer["of all ranks"], answer["bubble"]
+    run.check("bubble over work if F = B = W, simulated",
+              round(simulated_bubble(schedule, run.args.variant), 6),
+              None if formula is None else round(formula, 6), "")
+    run.record(simulated=timetable(schedule))
+
+
+def drawing(schedule):
+    """For a terminal: two lines a rank, with the kinds (in lower case, if not of its first stage)
+    and the last digit of the micro-batch."""
+    lines = []
+    for rank, actions in enumerate(timetable(schedule)):
+        kinds = digits = ""
+        for kind, stage, i, start, _ in actions:
+            kind = kind if stage == rank else kind.lower()
+            kinds = kinds.ljust(start, ".") + kind
+            digits = digits.ljust(start, ".") + str(i % 10) * len(kind)
+        lines += [f"rank {rank:<3}{kinds}", f"{'':8}{digits}"]
+    return "\n".join(lines)
+
+
+def costs(chapter, args, schedule):
+    """(What it is, counted or simulated from the lists, by the chapter's closed form) of what a
+    schedule costs."""
+    p, m, v = args.ranks, args.micro_batches, len(schedule.ranks) // args.ranks
+    alive = [max(chapter.alive_over_time(actions)) for actions in schedule.actions]
+    most = [chapter.most_alive(args.schedule, rank, p, m, v, args.breadth_first)
+            for rank in range(p)]
+    simulated = simulated_bubble(schedule, args.schedule)
+    formula = chapter.bubble(args.schedule, p, m, v)
+    return [("micro-batches alive, at the most", " ".join(map(str, alive)),
+             " ".join(map(str, most))),
+            ("bubble over work if F = B = W", f"{simulated:.6g}",
+             "-" if formula is None else f"{formula:.6g}")]
+
+
+# ----------------------------------------------------------------------------------- in real time
 
 class SleepingStage:
     """In place of chapter 07's Stage: sleeps instead of computing, and gives `out` every time."""
@@ -70,15 +129,156 @@ class SleepingStage:
     is_last = False
 
     def __init__(self, seconds, out):
-        self.seconds, self.out, self.for_b, self.for_w = seconds, out, {}, {}
+        self.seconds, self.out = seconds, out
+        self.kept_for_backward, self.kept_for_weights = {}, {}
 
-    def weights(self, micro_batch):
+    def weight_gradients(self, micro_batch):
         if self.out.is_cuda:                            # where the host does not wait for what the
             torch.cuda.current_stream().synchronize()   # action takes, its stream does
         time.sleep(self.seconds)
 
     def forward(self, micro_batch, *given):
-        self.weights(micro_batch)
+        self.weight_gradients(micro_batch)
         return self.out
 
     backward = forward
+
+
+def sleep_through(chapter, args, schedule):
+    """Execute the schedule on as many ranks, with stages that sleep for args.sleep milliseconds in
+    each F, B and W. Where others keep the machine busy, the best of five steps counts.
+
+    Returns the milliseconds of the longest rank, and for each rank [kind, stage, micro-batch,
+    start, end in seconds] of its actions.
+    """
+    rank, world = environment("RANK", 0), environment("WORLD_SIZE", 1)
+    device = common.join_ranks(args, rank, world)
+    out = torch.zeros(1, 128, 128, device=device)       # what goes from stage to stage
+    stages = {stage: SleepingStage(args.sleep / 1e3, out)
+              for stage, owner in enumerate(schedule.ranks) if owner == rank}
+    programs = chapter.make_programs(schedule)
+    chapter.check_rendezvous(schedule, programs)
+    step = functools.partial(chapter.execute, programs[rank], stages, dist.group.WORLD,
+                             functools.partial(torch.empty_like, out))
+
+    best, actions, expected = math.inf, [], milliseconds(args, schedule)
+    for _ in range(STEPS):
+        seen = []
+        dist.barrier()
+        start = now(device)
+        step(functools.partial(watch, seen, start, device), [(out, out)] * args.micro_batches, 1)
+        taken = torch.tensor(1e3 * (now(device) - start), device=device)
+        dist.all_reduce(taken, dist.ReduceOp.MAX)
+        if taken.item() < best:
+            best, actions = taken.item(), seen
+        if best <= (1 + WITHIN) * expected:
+            break
+    everyones = [None] * world
+    dist.all_gather_object(everyones, actions)
+    dist.destroy_process_group()
+    return round(best), everyones
+
+
+def now(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+@contextlib.contextmanager
+def watch(seen, since, device, action, kept):
+    """Around an action: note it, with its start and end in seconds."""
+    start = now(device) - since
+    yield
+    seen.append([*action, start, now(device) - since])
+
+
+def milliseconds(args, schedule):
+    """Of a step, simulated."""
+    return args.sleep * max(end for _, end in simulate(schedule).values())
+
+
+# -------------------------------------------------------------------------------- the command line
+
+def parse(chapter, argv):
+    parser = cli.Parser("-m lab.schedules", description=__doc__, allow_abbrev=False,
+                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    add, count = parser.add_argument, cli.number(int, 1, MOST + 1, 4)
+    add("schedule", choices=[name for name in chapter.VARIANTS if name != "torch"])
+    add("--ranks", type=count, help="default: torchrun's, or 4")
+    add("--micro-batches", type=count, default=8, help="default: 8")
+    add("--chunks", type=count, help="slices of the model on each rank; default: 2")
+    add("--breadth-first", action="store_true", help="a slice takes all micro-batches in turn")
+    add("--sleep", type=cli.number(int, 1, 10_000, 10), metavar="MS",
+        help="under torchrun: execute it with stages that sleep in each F, B and W")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--json", type=cli.output("run.json"), help="with --sleep: write when each action ran")
+    args = parser.parse_args(argv)
+    refuse_misfits(chapter, args)
+    return args
+
+
+def refuse_misfits(chapter, args):
+    """Refuse what does not fit together; fill in args.ranks and args.chunks."""
+    name, world = args.schedule, environment("WORLD_SIZE", 0)
+    if name != "interleaved" and (args.chunks or args.breadth_first):
+        flag = "--chunks" if args.chunks else "--breadth-first"
+        cli.refuse(f"{flag} means nothing to {name}; interleaved would work")
+    args.chunks = (args.chunks or 2) if name == "interleaved" else 1
+    p = args.ranks = args.ranks or world or 4
+    if (args.sleep or world) and p != (world or 1):
+        cli.refuse(f"--ranks {p} is not what torchrun has started; torchrun --nproc_per_node={p} "
+                   f"-m lab.schedules {name} would work")
+    if args.json and not args.sleep:
+        cli.refuse(f"--json {args.json} means nothing without --sleep; --sleep 10 would work")
+    m, most = args.micro_batches, MOST // (p * args.chunks)
+    if m > most:
+        cli.refuse(f"--micro-batches {m} on {p} ranks is too much to draw; "
+                   f"--ranks 4 --micro-batches 8 would work")
+    if name == "dualpipe" and p % 2:
+        cli.refuse(f"dualpipe pairs ranks, and {p} is an odd number; --ranks {p + 1} would work")
+    fits = chapter.fitting(name, p, m, args.breadth_first)
+    if fits != m:
+        cli.refuse(f"{name} on {p} ranks does not take {m} micro-batches; --micro-batches {fits} "
+                   "would work")
+
+
+def main(argv=None):
+    chapter = importlib.import_module(CHAPTER)
+    args = parse(chapter, argv)
+    schedule = chapter.make_schedule(args.schedule, args.ranks, args.micro_batches, args.chunks,
+                                     args.breadth_first)
+    if args.sleep:
+        return report_sleep(args, schedule, *sleep_through(chapter, args, schedule))
+    if environment("RANK", 0) == 0:
+        print(drawing(schedule))
+        print(f"\n{'':<34}from the lists / by the closed form")
+        for what, computed, formula in costs(chapter, args, schedule):
+            print(f"{what:<34}{computed} / {formula}")
+    return 0
+
+
+def report_sleep(args, schedule, measured, asleep):
+    """Print what was measured beside what was simulated, and write it. Returns the exit status."""
+    if environment("RANK", 0) > 0:
+        return 0
+    expected = milliseconds(args, schedule)
+    ok = measured <= (1 + WITHIN) * expected
+    print(f"{args.schedule} on {args.ranks} ranks, {args.micro_batches} micro-batches, stages that "
+          f"sleep for {args.sleep} ms in each F, B and W:\n"
+          f"a step takes {measured} ms, simulated {expected} ms   {'✓' if ok else '✗'}")
+    if args.json:
+        check = {"name": "a step of sleeping stages, simulated", "measured": measured,
+                 "expected": expected, "ok": ok}
+        record = {"chapter": CHAPTER, "variant": args.schedule, "world_size": args.ranks,
+                  "device": "cuda" if common.on_cuda(args) else "cpu",
+                  "config": {key: value for key, value in vars(args).items() if key != "json"},
+                  "checks": [check], "problems": [],
+                  "recorded": {"simulated": timetable(schedule), "asleep": asleep}}
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

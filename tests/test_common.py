@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import common
 from common import PRESETS, Config, gpt, loss_sum
+from lab import cli, report
 from lab.anatomy import optimizer_state_bytes, tensors
 from lab.verify import named_parameters
 
@@ -127,9 +128,10 @@ def test_projections_are_a_seam():
 
 
 def tables_made(model, tokens):
-    with mock.patch.object(torch.Tensor, "cos", autospec=True, side_effect=torch.cos) as made:
+    made, cos = [], torch.Tensor.cos
+    with mock.patch.object(torch.Tensor, "cos", lambda angle: made.append(1) or cos(angle)):
         model(tokens)
-    return made.call_count
+    return len(made)
 
 
 def test_all_blocks_share_ropes_tables():
@@ -341,15 +343,6 @@ def test_shards_put_together_are_the_whole(ranks, world, rows):
     assert results[0][2] == (rows, 5)
 
 
-def uneven_parts():
-    with pytest.raises(ValueError, match="2 parts of weight do not divide 3 ranks"):
-        shards_of_a_matrix(6, 2)
-
-
-def test_parts_that_do_not_divide_the_ranks_are_refused(ranks):
-    ranks(3)(uneven_parts)
-
-
 def test_fewer_parts_than_ranks_go_to_neighbours(ranks):
     results = ranks(4)(shards_of_a_matrix, 6, 2)
     assert [shard[0, 0] for shard, _, _ in results] == [0, 0, 15, 15]
@@ -493,7 +486,7 @@ def test_partial_gradients_are_summed_and_whole_ones_left_alone(ranks):
 
 def test_flags_make_the_model_and_the_default_is_the_first_variant():
     args = arguments("--kv-heads=4", "--variant=test")
-    assert args.model == Config(2, 32, 4, 4, 16, 256) and args.chapter == "00_test"
+    assert args.model == Config(2, 32, 4, 4, 16, 256)
     variants = {"a": None, "b": None}
     parse = lambda *flags: common.parse("a/01_x.py", "", variants, no_flags, flags)
     assert parse().model == PRESETS["tiny"] and parse().variant == "a"
@@ -504,7 +497,7 @@ def test_flags_make_the_model_and_the_default_is_the_first_variant():
 def test_only_the_tiny_preset_is_verified_by_default():
     for flags, verified in (((), True), (("--no-verify",), False), (("--preset=1b",), False),
                             (("--preset=1b", "--verify"), True)):
-        assert arguments(*flags).verify is verified
+        assert arguments(*flags, parse=cli.parse).verify is verified
 
 
 def test_a_chapter_adds_flags_of_its_own():
@@ -561,7 +554,7 @@ def test_the_device_follows_the_group_that_is_there(ranks):
 
 
 def matmul_precision(*flags):
-    common.Run(arguments(*flags))
+    report.Run(arguments(*flags, parse=cli.parse))
     return torch.get_float32_matmul_precision()
 
 
