@@ -13,8 +13,9 @@ computes. ZeRO cuts these three, and each cut is a stage:
 
 With Ψ parameters in fp32 under AdamW, P + G + O is 4Ψ + 4Ψ + 8Ψ. With --precision bf16 it is
 2Ψ + 2Ψ + 12Ψ: chapter 01's fp32 master weights count as optimizer states, and are cut with them.
---reduce-fp32 sends and sums the gradients in fp32 (4Ψ/N). --offload keeps O on the CPU and updates
-there: the gradient's shard is copied to the CPU (4Ψ/N), and the updated shard comes back.
+--reduce-fp32 sends and sums the gradients in fp32 (4Ψ/N). --offload keeps O on the CPU, with master
+weights in any case (4Ψ/N), and updates there: the gradient's shard is copied to the CPU (4Ψ/N), and
+the updated shard comes back.
 
 Cutting is cheap, because an all_reduce is two steps already: a reduce_scatter, after which each
 rank has the sum of 1/N of the gradient, and an all_gather, after which every rank has all of it.
@@ -30,9 +31,10 @@ A unit is a module whose parameters are gathered together: here the embedding, e
 head. They lie one after the other in a flat tensor, padded to a multiple of N, and each rank keeps
 one of N equal shards of it. A shard may begin in the middle of a parameter. The optimizer does not
 notice, since it treats every number by itself. Our model is a list, so `train_step` walks it, unit
-by unit. PyTorch's FSDP (`--variant torch`) does the same for any module, in hooks on each unit: one
-before forward gathers, one after it frees; one on the gradient of its output, which comes just
-before its backward, gathers again; and one on the gradients of its parameters frees and reduces.
+by unit. PyTorch's FSDP (`--variant torch`) does the same for any module, in hooks on each unit. One
+gathers before its forward, and one frees after it. When the gradient of its output is there, which
+is just before its backward, one gathers again. When those of its parameters are there, the last one
+frees and reduces.
 
 What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; all times (N-1)/N)
 
@@ -46,19 +48,20 @@ What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; 
 
 ZeRO++ (zeropp) makes stage 3 send less, by three ideas with a switch each. Quantized weights:
 forward gathers parameters as int8, with a scale for every block of 256 numbers. Secondary shards:
-what it has gathered is kept, spread over the --shard-size ranks of a node, and backward gathers it
-from there. Quantized gradients: in an all_to_all, every rank gets the N versions of its shard as
-int8, and sums them in full precision; a ring would round the sums at every hop. The first and the
-last change the numbers, so of such a run only the loss (over 50 steps) and the first gradient norm
-are compared with one GPU's. They may be off by 1% and 5%.
+what it has gathered is kept, spread over the --shard-size ranks of a node (P / shard size more
+bytes), and backward gathers it from there. Quantized gradients: in an all_to_all, every rank gets
+the N versions of its shard as int8, and sums them in full precision; a ring would round the sums at
+every hop. The first and the last change the numbers, so of such a run only the loss (over 50 steps)
+and the first gradient norm are compared with one GPU's. They may be off by 1% and 5%.
 
-When it pays: prefetching (--prefetch) hides the gathers, for more memory: while a unit computes,
-those of the next ones are under way. (Not zeropp's inside a node, which are short.) But stage 3
-sends half of an all_reduce behind each forward, which computes half as much as a backward. So
-chapter 02's condition holds for both, and now for every micro-batch, not only the last: stage 3
-wants large ones. Small models on fast networks should stay at stage 1 or 2. (This file draws the
-whole model on every rank before it cuts it. A model that fits on none must be drawn and cut one
-unit at a time.)
+When it pays: stage 1 sends no more than chapter 02 does, so it always pays. Stage 3 sends more, but
+prefetching (--prefetch) hides the gathers, for more memory: while a unit computes, those of the
+next ones are under way. (Not zeropp's inside a node, which are short.) A backward has as much to
+hide as in chapter 02, a gather and a reduce_scatter. A forward has half of that to hide, a gather,
+and computes half as much. So chapter 02's condition holds for both, and now for every micro-batch,
+not only the last: stage 3 wants large ones. A model that fits at stage 1 or 2 should stay there.
+(This file draws the whole model on every rank before it cuts it. A model that fits on none must be
+drawn and cut one unit at a time.)
 
 Run it:
     torchrun --nproc_per_node=4 03_zero.py
@@ -74,6 +77,7 @@ Sources: Rajbhandari et al., ZeRO (2020), sections 5 and 7; Wang et al., ZeRO++ 
 
 import argparse
 import functools
+import inspect
 import math
 
 import torch
@@ -84,7 +88,7 @@ from torch import nn
 import common
 from common import Cut, clip_grads, gpt, grad_norm, loss_sum, part
 
-# --------------------------------------------------------------------------------------- one unit
+# -------------------------------------------------------------------------------- units of a model
 
 class Unit:
     """Parameters of one dtype as one flat tensor, of which each rank of `group` keeps one shard.
@@ -92,29 +96,29 @@ class Unit:
     full: (N·k,), of which every parameter is a view, with zeros at its end as padding. shard: (k,),
     this rank's part of it. master: (k,), what is updated: the shard, unless that is rounded to
     `dtype` or updated on the CPU (offload), where its gradient has `room`. grad: (k,), this rank's
-    part of the summed gradient, in `sum_dtype`; common.grad_norm takes a unit for a parameter.
+    part of the summed gradient, in `sum_dtype`. Since a unit has `grad` and `cuts`, as a parameter
+    that was cut has, grad_norm and clip_grads take it for one.
     """
 
     def __init__(self, parameters, group, dtype=None, sum_dtype=None, offload=False):
+        assert len({p.dtype for p in parameters}) == 1, "a unit needs parameters of one dtype"
         self.parameters, self.group = parameters, group
-        if len({p.dtype for p in parameters}) != 1:
-            raise ValueError("a unit needs parameters of one dtype")
         self.padding = -sum(p.numel() for p in parameters) % group.size()
         self.cuts = (Cut(0, group.rank(), group.size(), group),)
         self.all_gather, self.reduce_scatter = common.all_gather, common.reduce_scatter
         self.grad = self.room = self.gathering = None
         self.node = self.secondary = None               # of ZeRO++
 
-        exact = self.flatten([p.detach() for p in parameters])
+        exact = self.flatten([p.detach() for p in parameters])      # not rounded
         self.full = exact.to(dtype or exact.dtype)
         self.sum_dtype = sum_dtype or self.full.dtype
         for p, view in zip(parameters, self.views(self.full)):
             p.data = view
-        self.shard = self.master = nn.Parameter(part(self.full, self))
+        self.shard = self.master = nn.Parameter(part(self.full, self.cuts))
         if dtype or offload:
-            master = part(exact, self).to("cpu" if offload else exact.device, copy=True)
+            master = part(exact, self.cuts).to("cpu" if offload else exact.device, copy=True)
             if exact.device != master.device:
-                master = master.pin_memory()            # a GPU copies to and from it by itself
+                master = master.pin_memory()            # the host need not wait for its copies
             self.master = nn.Parameter(master)
             self.room = torch.empty_like(master, pin_memory=master.is_pinned()) if offload else None
         self.master.flat = parameters, group.rank() * len(self.master)      # for a checkpoint
@@ -171,127 +175,23 @@ def own_parameters(model):
     """The parameters of each module of the list; what two of them share belongs to the first."""
     own = {}
     for name, p in model.named_parameters():            # each parameter once
-        own.setdefault(name.split(".")[0], []).append(p)
+        if p.requires_grad:
+            own.setdefault(name.split(".")[0], []).append(p)
     return list(own.values())
 
 
-def update(units, optimizer):
-    """Update the shards by an optimizer of the masters, one that treats each number by itself."""
-    for unit in units:
-        grad = unit.grad if unit.room is None else unit.room.copy_(unit.grad, non_blocking=True)
-        unit.master.grad = grad.to(unit.master)         # that very tensor, if both are alike
-    if units[0].master.device != units[0].shard.device:
-        torch.cuda.synchronize()                        # once: the gradients of all units are there
-    optimizer.step()
-    spread(units)
-
-
-def spread(units):
-    """Masters to shards; in stages 1 and 2, which keep all gathered, an all_gather per unit."""
-    for unit in units:
-        unit.master.grad = unit.room
-        if unit.master is not unit.shard:               # rounded, or back from the CPU
-            unit.shard.data.copy_(unit.master.data, non_blocking=True)
-        if unit.gathered_bytes():
-            common.all_gather(unit.full, unit.shard.data, unit.group)
-
-
-# ---------------------------------------------------------------------------------------- stage 1
-
-class ShardedOptimizer(torch.optim.Optimizer):
-    """Stage 1: an optimizer of which each rank runs a part; all the rest is on every rank.
-    parameters: as torch.optim takes them, in groups or not. A group is a unit, whose gradients are
-    copied together once a step; frozen ones are left alone. make_optimizer(groups): as `update`
-    wants it. options: of a Unit. Not for modules that are data parallel (chapter 02, or DDP)."""
-
-    def __init__(self, parameters, make_optimizer, group, **options):
-        super().__init__(parameters, {})                # makes groups; schedulers ask for the class
-        self.units, groups = [], []
-        for given in self.param_groups:
-            trained = [p for p in dict.fromkeys(given["params"]) if p.requires_grad]
-            if any(hasattr(p, "data_parallel") for p in trained):
-                raise ValueError("data parallel parameters: their gradients would be summed twice")
-            if trained:
-                self.units.append(Unit(trained, group, **options))
-                groups.append(given | {"params": [self.units[-1].master]})
-        self.optimizer, self.reduced = make_optimizer(groups), False
-        self.param_groups, self.defaults = self.optimizer.param_groups, self.optimizer.defaults
-
-    def add_param_group(self, group):
-        if hasattr(self, "optimizer"):
-            raise RuntimeError("units are made once: give all groups at the beginning")
-        super().add_param_group(group)
-
-    def state_dict(self):
-        """Of this rank's shards alone: every rank saves its own."""
-        return self.optimizer.state_dict() | {"masters": [unit.master.data for unit in self.units]}
-
-    def load_state_dict(self, saved):
-        """Go on from there, on as many ranks. This sets the parameters, too."""
-        self.optimizer.load_state_dict(saved)
-        self.param_groups = self.optimizer.param_groups
-        for unit, master in zip(self.units, saved["masters"], strict=True):
-            unit.master.data.copy_(master.view_as(unit.master))
-        spread(self.units)
-
-    def zero_grad(self, set_to_none=True):
-        self.reduced = False
-        for unit in self.units:
-            for p in (unit, *unit.parameters):
-                p.grad = None
-
-    def reduce_gradients(self):
-        """After the last backward: one reduce_scatter per unit, in place in one flat gradient."""
-        for unit in self.units:
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in unit.parameters]
-            flat = unit.flatten(grads)                  # and zero for those that were not used
-            for p, view in zip(unit.parameters, unit.views(flat)):
-                p.grad = view
-            sent = flat.to(unit.sum_dtype)              # flat itself, but for --reduce-fp32
-            unit.grad = part(sent, unit)
-            common.reduce_scatter(unit.grad, sent, group=unit.group)
-            if sent is not flat:
-                unit.grad = unit.grad.clone()           # so that the rest of `sent` can go
-        self.reduced = True
-
-    def step(self):
-        if not self.reduced:
-            raise RuntimeError("reduce_gradients() must come between the last backward and step()")
-        update(self.units, self.optimizer)
-        self.reduced = False
-
-
-def zero1_step(model, optimizer, micro_batches, valid, clip):
-    """One step of stage 1 on this rank's micro-batches. Returns its part of the loss, and the norm.
-    valid: the valid targets of the whole global batch. Communication: see `traffic`."""
-    optimizer.zero_grad()
-    total = 0
-    for tokens, targets in micro_batches:               # (micro_batch, seq) each
-        loss = loss_sum(model(tokens), targets) / valid
-        loss.backward()
-        total += loss.detach()
-    optimizer.reduce_gradients()
-
-    norm = grad_norm(optimizer.units, optimizer.units[0].group)
-    if clip:
-        clip_grads(optimizer.units, norm, clip)
-    optimizer.step()
-    return total, norm
-
-
-# --------------------------------------------------------------------------------- stages 2 and 3
-
 class Zero:
-    """Stage 2 or 3 for a list of modules. replicas: the ranks that hold the same shard (hybrid
-    sharding). prefetch: units to gather ahead of the one that computes. keep_gathered: from forward
-    to backward. options: of a Unit. peak: the most bytes that were gathered at a time."""
+    """A list of modules in stage 1, 2 or 3: its units, and an optimizer of their masters, one that
+    treats each number by itself. replicas: the ranks that hold the same shard (hybrid sharding).
+    prefetch: units to gather ahead of the one that computes. keep_gathered: from forward to
+    backward. options: of a Unit."""
 
     def __init__(self, model, make_optimizer, group, stage, replicas=None, prefetch=0,
                  keep_gathered=False, **options):
         self.units = [Unit(parameters, group, **options) for parameters in own_parameters(model)]
         self.optimizer = make_optimizer([unit.master for unit in self.units])
-        self.stage, self.replicas = stage, replicas
-        self.prefetch, self.keep_gathered, self.peak = prefetch, keep_gathered, 0
+        self.group, self.stage, self.replicas = group, stage, replicas
+        self.prefetch, self.keep_gathered = prefetch, keep_gathered
         for unit in self.units if stage == 3 else []:
             unit.shard.data = unit.shard.data.clone()           # until now a part of `full`
             unit.free()
@@ -302,8 +202,62 @@ class Zero:
             if not unit.gathered_bytes():
                 unit.start_gather(backward)
         units[0].finish_gather()
-        self.peak = max(self.peak, sum(unit.gathered_bytes() for unit in self.units))
 
+    def update(self):
+        """Update masters, and from them shards. Stages 1 and 2 keep all parameters gathered, so
+        there an all_gather per unit follows."""
+        for unit in self.units:
+            grad = unit.grad if unit.room is None else unit.room.copy_(unit.grad, non_blocking=True)
+            unit.master.grad = grad.to(unit.master)     # that very tensor, if both are alike
+        if self.units[0].master.device != self.units[0].shard.device:
+            torch.cuda.synchronize()                    # once: the gradients of all units are there
+        self.optimizer.step()
+        for unit in self.units:
+            unit.master.grad = unit.room                # None, but for the CPU's
+            if unit.master is not unit.shard:           # rounded, or back from the CPU
+                unit.shard.data.copy_(unit.master.data, non_blocking=True)
+            if unit.gathered_bytes():
+                common.all_gather(unit.full, unit.shard.data, unit.group)
+
+
+# ---------------------------------------------------------------------------------------- stage 1
+
+def reduce_gradients(units):
+    """One reduce_scatter per unit. Its gradients are first copied into one flat tensor, where they
+    stay, and where the sum takes the place of this rank's own."""
+    for unit in units:
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in unit.parameters]
+        flat = unit.flatten(grads)                      # and zero for those that were not used
+        for p, view in zip(unit.parameters, unit.views(flat)):
+            p.grad = view
+        sent = flat.to(unit.sum_dtype)                  # flat itself, but for --reduce-fp32
+        unit.grad = part(sent, unit.cuts)
+        common.reduce_scatter(unit.grad, sent, group=unit.group)
+        if sent is not flat:
+            unit.grad = unit.grad.clone()               # so that the rest of `sent` can go
+
+
+def zero1_step(model, zero, micro_batches, valid, clip):
+    """One step of stage 1 on this rank's micro-batches. Returns its part of the loss, and the norm.
+    valid: the valid targets of the whole global batch. Communication: see `traffic`."""
+    model.zero_grad()
+    for unit in zero.units:
+        unit.grad = None
+    total = 0
+    for tokens, targets in micro_batches:               # (micro_batch, seq) each
+        loss = loss_sum(model(tokens), targets) / valid
+        loss.backward()
+        total += loss.detach()
+    reduce_gradients(zero.units)
+
+    norm = grad_norm(zero.units, zero.group)
+    if clip:
+        clip_grads(zero.units, norm, clip)
+    zero.update()
+    return total, norm
+
+
+# --------------------------------------------------------------------------------- stages 2 and 3
 
 def train_step(model, zero, micro_batches, valid, clip):
     """The same for stages 2 and 3. In stage 2 nothing is freed, so there is nothing to gather.
@@ -351,10 +305,10 @@ def train_step(model, zero, micro_batches, valid, clip):
     if zero.replicas:
         for unit in units:                              # once a step, and only the shards
             dist.all_reduce(unit.grad, group=zero.replicas)
-    norm = grad_norm(units, units[0].group)
+    norm = grad_norm(units, zero.group)
     if clip:
         clip_grads(units, norm, clip)
-    update(units, zero.optimizer)
+    zero.update()
     return total, norm
 
 
@@ -402,10 +356,10 @@ quantized_reduce_scatter = functools.partial(
 # ------------------------------------------------------------------------------------ the formulas
 
 def widths(args):
-    """Bytes of a number: of parameters, of their summed gradients, of the update."""
+    """Bytes of a number: of parameters, and of their summed gradients."""
     if args.precision == "bf16":
-        return 2, 4 if args.reduce_fp32 else 2, 4
-    return (common.DTYPES[args.dtype].itemsize,) * 3
+        return 2, 4 if args.reduce_fp32 else 2
+    return (common.DTYPES[args.dtype].itemsize,) * 2
 
 
 def padded_sizes(cfg, n):
@@ -416,34 +370,16 @@ def padded_sizes(cfg, n):
     return [-(-size // n) * n for size in (table, *[block] * cfg.layers, head)]
 
 
-def model_state_bytes(cfg, stage, optimizer, n, widths=(4, 4, 4), offload=False, node=None):
-    """Bytes of parameters, gradients and optimizer states (with masters) per rank, after a step.
-    stage: 0 (data parallel), 1, 2 or 3. n: ranks that share. node: those of a secondary copy."""
-    width, sum_width, update_width = widths
-    units = padded_sizes(cfg, n if stage else 1)
-    size, tensors = sum(units), len(units) if stage else cfg.tensors()
-    shard = size // n if stage else size                # numbers that this rank updates
-    states = common.optimizer_state_bytes(optimizer, shard, tensors, update_width)
-    masters = update_width * shard if offload or width != update_width else 0
-    full_gradients = width * size if stage < 2 else 0
-    sums = sum_width * shard if stage >= 2 or width != sum_width else 0
-    room = update_width * shard if offload else 0
-    secondary = size // node if node else 0
-    return {"parameters": width * ((shard if stage == 3 else size) + secondary),
-            "gradients" + (", also on the CPU" if offload else ""): full_gradients + sums + room,
-            "optimizer states" + (", on the CPU" if offload else ""): masters + states}
-
-
-def traffic(cfg, stage, n, micro_batches, widths=(4, 4, 4), keep_gathered=False, replicas=1):
+def traffic(cfg, stage, n, micro_batches, widths=(4, 4), keep_gathered=False, replicas=1):
     """What a rank sends in a step: {op: (calls, payload bytes, wire bytes)}. n: ranks of a group,
     which share one model, and sum one number for the norm. replicas: the number of groups."""
     units, share = padded_sizes(cfg, n), (n - 1) / n
-    width, sum_width, _ = widths
+    width, sum_width = widths
     reduces = 1 if stage == 1 else micro_batches
     gathers = micro_batches * (1 if keep_gathered else 2) if stage == 3 else 1
     reduced, gathered = reduces * sum_width * sum(units), gathers * width * sum(units)
-    norm = max(sum_width, 4) if n > 1 else 0
-    shards = sum_width * sum(units) // n if replicas > 1 else 0
+    norm = max(sum_width, 4) if n > 1 else 0                        # in float32 or better
+    shards = sum_width * sum(units) // n if replicas > 1 else 0     # gradients, across groups
     calls = (n > 1) + len(units) * (replicas > 1)
     wire = 2 * share * norm + 2 * (replicas - 1) / replicas * shards
     return {"reduce_scatter": (len(units) * reduces, reduced, share * reduced),
@@ -482,74 +418,39 @@ def take_steps(run, step, model, zero, units=None):
         with run.measure():
             loss, norm = step(model, zero, batch.micro_batches, batch.valid, run.args.clip)
         dist.all_reduce(loss)                           # for the report, which shows the whole loss
-        run.log(batch, loss, norm, run.gathered(units) if units else model)
+        run.log(batch, loss, norm, model, units)
 
 
-def check(run, zero, stage, node=None):
-    """Hold what is held and sent to the formulas. node: the ranks that share secondary shards."""
-    args, n, width = run.args, zero.units[0].group.size(), widths(run.args)
-    sizes = model_state_bytes(args.model, stage, args.optimizer, n, width, args.offload, node)
-    run.check_shards(zero.units, zero.optimizer, sizes)
-    if stage == 3:
-        peak = gathered_peak(args.model, n, args.prefetch, args.keep_gathered, width[0])
-        run.check("gathered parameters, at the peak", zero.peak, peak)
-    m = args.batch // args.shares // args.micro_batch
-    sent = traffic(args.model, stage, n, m, width, args.keep_gathered, run.world // n)
-    if args.variant != "zeropp":
-        return run.check_traffic(sent)
-    run.check_traffic(zeropp_traffic(args.model, n, m, width, node, args.quantized_weights,
-                                     args.quantized_gradients))
-    run.compare_traffic("zero3", sent)
-
-
-def build(run):
-    """The model, and what --precision, --reduce-fp32 and --offload make of a Unit."""
-    args, bf16 = run.args, run.args.precision == "bf16"
-    run.rounds_to("bfloat16" if bf16 else args.dtype)
-    options = {"dtype": torch.bfloat16 if bf16 else None, "offload": args.offload,
-               "sum_dtype": torch.float32 if args.reduce_fp32 else None}
-    return gpt(args.model, args.seed, run.device, run.dtype), options
-
-
-def train_zero1(run):
-    group = run.mesh(shard=run.world).get_group()
-    model, options = build(run)
-    groups = [{"params": parameters} for parameters in own_parameters(model)]
-    optimizer = ShardedOptimizer(groups, run.optimizer, group, **options)
-    take_steps(run, zero1_step, model, optimizer, optimizer.units)
-    check(run, optimizer, 1)
+def unit_options(args):
+    """What --precision, --reduce-fp32 and --offload make of a Unit."""
+    return {"dtype": torch.bfloat16 if args.precision == "bf16" else None, "offload": args.offload,
+            "sum_dtype": torch.float32 if args.reduce_fp32 else None}
 
 
 def train(run):
-    """zero2, zero3 and hsdp, of which only the last has several groups of --shard-size ranks."""
-    args, n = run.args, run.args.shard_size
-    stage = 2 if args.variant == "zero2" else 3
+    """zero1, zero2, zero3, and hsdp, of which only the last has groups of --shard-size ranks."""
+    args, n, stage = run.args, run.args.shard_size, STAGES[run.args.variant]
     mesh = run.mesh(replicate=run.world // n, shard=n) if run.world > n else run.mesh(shard=n)
     replicas = mesh["replicate"].get_group() if run.world > n else None
-    model, options = build(run)
+    model = run.draw(gpt(args.model, seed=None))
     zero = Zero(model, run.optimizer, mesh["shard"].get_group(), stage, replicas, args.prefetch,
-                args.keep_gathered, **options)
-    take_steps(run, train_step, model, zero, zero.units)
-    check(run, zero, stage)
+                args.keep_gathered, **unit_options(args))
+    take_steps(run, zero1_step if stage == 1 else train_step, model, zero, zero.units)
 
 
 def train_zeropp(run):
     args, group = run.args, run.mesh(shard=run.world).get_group()
-    size = args.shard_size if args.secondary_shard else None
-    node = dist.new_subgroups(size)[0] if size else None
-    model, options = build(run)
-    zero = Zero(model, run.optimizer, group, 3, None, args.prefetch, **options)
+    node = dist.new_subgroups(args.shard_size)[0] if args.secondary_shard else None
+    model = run.draw(gpt(args.model, seed=None))
+    zero = Zero(model, run.optimizer, group, 3, None, args.prefetch, **unit_options(args))
     for unit in zero.units:
         if args.quantized_weights:
             unit.all_gather = quantized_all_gather
         if args.quantized_gradients:
             unit.reduce_scatter = quantized_reduce_scatter
         if node:
-            unit.node, unit.secondary = node, unit.full.new_empty(unit.full.numel() // size)
-    if args.quantized_weights or args.quantized_gradients:
-        run.rounds_to("int8", steps=50)
+            unit.node, unit.secondary = node, unit.full.new_empty(unit.full.numel() // node.size())
     take_steps(run, train_step, model, zero, zero.units)
-    check(run, zero, 3, size)
 
 
 def torch_step(model, optimizer, micro_batches, valid, clip):
@@ -570,20 +471,41 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
 def train_torch(run):
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
 
-    args, mesh, model = run.args, run.mesh(shard=run.world), build(run)[0]
+    args, mesh = run.args, run.mesh(shard=run.world)
+    group, model = mesh.get_group(), run.draw(gpt(args.model, seed=None))
     if args.stage == 1:
-        model = common.ddp(model, mesh.get_group(), gradient_as_bucket_view=True)
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), run.optimizer, mesh.get_group())
-    else:
-        for unit in (*model, model):
-            fully_shard(unit, mesh=mesh, reshard_after_forward=args.stage == 3)
-            unit.set_force_sum_reduction_for_comms(True)        # gloo has no average
-        common.name_parameters(model)                           # DTensors by now
-        optimizer = run.optimizer(model.parameters())
-    take_steps(run, torch_step, model, optimizer)
-    run.check_states(model, optimizer.optim if args.stage == 1 else optimizer)
-    run.check_traffic()
+        # Buffers need not be sent, as in chapter 02. (torch 2.13 has renamed the argument.)
+        renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+        no_buffers = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+        replica = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True,
+                                          **no_buffers)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), run.optimizer, group)
+        return take_steps(run, torch_step, replica, optimizer)
+    for unit in (*model, model):
+        fully_shard(unit, mesh=mesh, reshard_after_forward=args.stage == 3)
+        unit.set_force_sum_reduction_for_comms(True)            # gloo has no average
+    common.name_parameters(model)                               # DTensors by now
+    take_steps(run, torch_step, model, run.optimizer(model.parameters()))
+
+
+def formulas(args, rank, ranks, model):
+    if args.variant == "torch":
+        return {}
+    cfg, stage, width = args.model, STAGES[args.variant], widths(args)
+    n = ranks if args.variant == "zeropp" else args.shard_size
+    m = args.batch // args.shares // args.micro_batch
+    sent = traffic(cfg, stage, n, m, width, args.keep_gathered, ranks // n)
+    answer = {"zero": stage, "holders": n, "sent": sent}
+    if stage == 3:
+        answer["gathered"] = gathered_peak(cfg, n, args.prefetch, args.keep_gathered, width[0])
+    if args.variant == "zeropp":
+        node = args.shard_size if args.secondary_shard else None
+        less = zeropp_traffic(cfg, n, m, width, node, args.quantized_weights,
+                              args.quantized_gradients)
+        answer |= {"secondary": node, "sent": less, "beside": ("zero3", sent)}
+    return answer
 
 
 def requires(args, ranks):
@@ -619,9 +541,10 @@ def flags(parser):
 
 BY_HAND = ("--precision", "--reduce-fp32", "--offload")
 IDEAS = ("--quantized-weights", "--secondary-shard", "--quantized-gradients")
+STAGES = {"zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3, "zeropp": 3}
 VARIANTS = {
     "zero3": (train, "--prefetch", "--keep-gathered", *BY_HAND),
-    "zero1": (train_zero1, *BY_HAND),
+    "zero1": (train, *BY_HAND),
     "zero2": (train, *BY_HAND),
     "hsdp": (train, "--prefetch", "--keep-gathered", "--shard-size", *BY_HAND),
     "zeropp": (train_zeropp, "--prefetch", "--shard-size", *IDEAS, *BY_HAND),
@@ -629,4 +552,4 @@ VARIANTS = {
 }
 
 if __name__ == "__main__":
-    common.launch(__file__, __doc__, VARIANTS, requires, flags)
+    common.launch(__file__, __doc__, VARIANTS, requires, flags, formulas)

@@ -1,9 +1,9 @@
 """Chapter 03: every stage gives one GPU's numbers, and holds and sends what the formulas say."""
 
 import copy
-import io
 import itertools
 import re
+from argparse import Namespace
 from unittest import mock
 
 import pytest
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import common
 from common import Config
-from lab import meters, verify
+from lab import anatomy, meters, verify
 
 THREE = "03_zero"
 TRAINING = (*SMALL, "--steps=3", f"--data={TEXT}")
@@ -50,13 +50,13 @@ MORE = [
     (2, "zero3 --keep-gathered"),
     (4, "zero3 --prefetch=2 --offload"),
     (4, "hsdp --shard-size=1 --keep-gathered"),
-    (4, "zero1 --offload"),
-    (4, "zero2 --offload"),
+    (2, "zero1 --offload"),
+    (2, "zero2 --offload"),
     (8, "hsdp --shard-size=4 --prefetch=2 --offload"),
 ]
 COVERING = {  # every world, and every stage with one micro-batch and with several
-    *MORE, (1, "zero2"), (1, "zero3"), (2, "zero1"), (2, "torch --stage=1"), (2, "torch --stage=3"),
-    (3, "zero1"), (3, "zero2"), (3, "zero3"), (3, "hsdp"), (4, "torch --stage=2"), (8, "zero2"),
+    *MORE, (1, "zero2"), (1, "zero3"), (2, "torch --stage=1"), (2, "torch --stage=2"),
+    (2, "torch --stage=3"), (3, "zero1"), (3, "zero2"), (3, "zero3"),
 }  # fmt: skip
 
 
@@ -91,8 +91,10 @@ def test_tied_embedding_and_head(ranks, tmp_path, variant):
     "zeropp --micro-batch=1",
 ])
 def test_bf16_with_master_shards(ranks, tmp_path, flags):
-    flags = (*TRAINING, "--precision=bf16", "--batch=8", *f"--variant={flags}".split())
-    (status, run, output), *_ = ranks(4)(run_main, THREE, flags, tmp_path)
+    world = 2 if flags.startswith(("zero1", "zero2")) else 4
+    more = ("--precision=bf16", "--steps=2", f"--batch={2 * world}")
+    flags = (*TRAINING, *more, *f"--variant={flags}".split())
+    (status, run, output), *_ = ranks(world)(run_main, THREE, flags, tmp_path)
     assert status == 0 and all(check["ok"] for check in run["checks"]), output
     rounding = "int8" if "--variant=zeropp" in flags else "bfloat16"
     assert run["tolerance"] == verify.tolerances(rounding, run["config"]["optimizer"])
@@ -123,7 +125,7 @@ def test_stages_agree_bit_for_bit(ranks, tmp_path, world):
     """And so does the same run, twice."""
     runs = []
     for variant in ("zero1", "zero2", "zero3", "zero3"):
-        flags = (*FLOAT64, "--batch=6", "--clip=0.1", f"--variant={variant}")
+        flags = (*FLOAT64, "--steps=2", "--batch=6", "--clip=0.1", f"--variant={variant}")
         runs.append(ranks(world)(run_main, THREE, flags, tmp_path)[0][1])
     for run in runs[1:]:
         assert run["loss"] == runs[0]["loss"] and run["grad_norm"] == runs[0]["grad_norm"]
@@ -143,7 +145,8 @@ def test_secondary_shards_change_no_number(ranks, tmp_path, world, size, micro_b
 
 
 @pytest.mark.parametrize(("switches", "steps"), [
-    (("", "", ""), 50), (("", "no-", "no-"), 6), full(("no-", "no-", ""), 6),
+    (("", "", ""), 12), full(("", "", ""), 50), (("", "no-", "no-"), 6),
+    full(("no-", "no-", ""), 6),
     (("no-", "", ""), 6)])
 def test_quantized_runs_stay_close_and_send_what_the_formula_says(ranks, tmp_path, switches, steps):
     names = "quantized-weights", "secondary-shard", "quantized-gradients"
@@ -196,7 +199,7 @@ def groups_at_work(flags, folder, fault):
     return set(dist.distributed_c10d._world.pg_names.values()), used
 
 
-ONE_STEP = (*SMALL, f"--data={TEXT}", "--steps=1", "--no-verify", "--batch=8")
+ONE_STEP = (*SMALL, f"--data={TEXT}", "--layers=1", "--steps=1", "--no-verify", "--batch=8")
 
 
 @pytest.mark.parametrize(("variant", "count"), [
@@ -233,20 +236,19 @@ def test_what_a_gpu_would_suffer_from_is_caught(ranks, tmp_path, variant, right,
     ("zero3", "self.summed if self.grad is None else self.grad.add_(self.summed)", "self.summed",
      "gradients"),
     ("zero3", "            grad = x.grad\n", "            grad = i and x.grad / 2\n", "gradients"),
-    ("zero3", "norm = grad_norm(units, units[0].group)", "norm = grad_norm(units)",
-     "gradient norm"),
+    ("zero3", "norm = grad_norm(units, zero.group)", "norm = grad_norm(units)", "gradient norm"),
     ("zero3", "if zero.stage == 3 and not zero.keep_gathered:", "if False:",
      "gathered parameters, at the peak"),
     ("zero3", "at_once = zero.units, 1 + zero.prefetch", "at_once = zero.units, 1",
      "gathered parameters, at the peak"),
-    ("zero3", "run.gathered(units)", "run.gathered(units[1:])", "gradients"),
+    ("zero3", "norm, model, units)", "norm, model, units[1:])", "gradients"),
     ("zero3 --offload", "unit.shard.data.copy_(unit.master.data, non_blocking=True)", "pass",
      "loss"),
-    ("zero2", "        if unit.gathered_bytes():\n", "        if False:\n", "gradients"),
+    ("zero2", "            if unit.gathered_bytes():\n", "            if False:\n", "gradients"),
     ("hsdp --shard-size=1", "    if zero.replicas:\n", "    if False:\n", "gradients"),
-    ("zero1", "                p.grad = None\n", "                pass\n", "gradients"),
-    ("zero1", "norm = grad_norm(optimizer.units, optimizer.units[0].group)",
-     "norm = grad_norm(optimizer.units)", "gradient norm"),
+    ("zero1", "    model.zero_grad()\n", "", "gradients"),
+    ("zero1", "norm = grad_norm(zero.units, zero.group)", "norm = grad_norm(zero.units)",
+     "gradient norm"),
     ("zero1 --dtype=float32 --precision=bf16 --reduce-fp32", "unit.grad = unit.grad.clone()",
      "pass", "gradients: measured"),
     ("zeropp", "partial(torch.sum, dim=0)", "partial(torch.amax, dim=0)", "gradient norm"),
@@ -255,12 +257,13 @@ def test_what_a_gpu_would_suffer_from_is_caught(ranks, tmp_path, variant, right,
     ("torch --stage=1", "(dist.get_world_size() * loss)", "loss", "gradients"),
 ])
 def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
-    flags = (*FLOAT64, "--batch=8", "--micro-batch=2", *f"--variant={flags}".split())
+    small = ("--layers=1", "--steps=2", "--batch=4", "--micro-batch=1")
+    flags = (*FLOAT64, *small, *f"--variant={flags}".split())
     (status, _, output), *_ = ranks(2)(run_main, THREE, flags, tmp_path, (right, wrong))
     assert status == 1 and f"✗ {named}" in output, output
 
 
-# ------------------------------------------------------------------------------- any parameters
+# ------------------------------------------------------------------------------- any module
 
 OPTIMIZERS = {
     "AdamW": lambda ps: torch.optim.AdamW(ps, 0.1),
@@ -270,149 +273,81 @@ OPTIMIZERS = {
 }
 
 
-def two_groups(model):
-    weights = (p for p in model.parameters() if p.ndim > 1)  # a generator, as torch.optim takes it
-    biases = [p for p in model.parameters() if p.ndim == 1]
-    return [{"params": weights, "weight_decay": 0.1}, {"params": biases}]
-
-
-def parameter_groups(name):
-    """Beside an optimizer of all: with a learning rate for each group, by one of the schedulers."""
+def any_optimizer(name):
+    """Beside an optimizer of all: in two groups, by one of PyTorch's learning rate schedulers."""
     three, rank, n = chapter(THREE), dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 2)).double()
     whole = copy.deepcopy(model)
-    sharded = three.ShardedOptimizer(two_groups(model), OPTIMIZERS[name], dist.group.WORLD)
-    plain = OPTIMIZERS[name](two_groups(whole))
+
+    def in_two_groups(first, last):
+        groups = [{"params": first, "weight_decay": 0.1}, {"params": last}]
+        return OPTIMIZERS[name](groups)
+
+    plain = in_two_groups(whole[0].parameters(), whole[2].parameters())
+    zero = three.Zero(model, lambda masters: in_two_groups(*masters), dist.group.WORLD, 1)
     largest = [2 * plain.defaults["lr"], plain.defaults["lr"]]
     schedulers = [OneCycleLR(optimizer, largest, total_steps=4, cycle_momentum=name == "AdamW")
-                  for optimizer in (sharded, plain)]
+                  for optimizer in (zero.optimizer, plain)]
     inputs = torch.arange(12.0 * n, dtype=torch.float64).sin().view(n, 4, 3)
     for _ in range(4):
-        sharded.zero_grad()
+        model.zero_grad()
         model(inputs[rank]).square().sum().backward()
-        sharded.reduce_gradients()
-        sharded.step()
+        three.reduce_gradients(zero.units)
+        zero.update()
         plain.zero_grad()
         whole(inputs).square().sum().backward()
         plain.step()
         for scheduler in schedulers:
             scheduler.step() if scheduler.last_epoch < 3 else None
-    rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in (sharded, plain)]
     off = [(p - q).abs().max().item() for p, q in zip(model.parameters(), whole.parameters())]
-    states = tree_leaves(list(sharded.optimizer.state.values()))
-    elements = sum(state.numel() for state in states if torch.is_tensor(state))
-    return max(off), rates[0] == rates[1], elements
+    states = tree_leaves(list(zero.optimizer.state.values()))
+    return max(off), sum(state.numel() for state in states if torch.is_tensor(state))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_any_optimizer_on_parameter_groups_under_a_scheduler(ranks, name):
+def test_any_optimizer_that_treats_each_number_by_itself(ranks, name):
     states, steps = {"AdamW": (2, 2), "SGD": (1, 0), "Adagrad": (1, 2), "RMSprop": (1, 2)}[name]
-    for off, same_rates, elements in ranks(3)(parameter_groups, name):
-        assert off < 1e-12 and same_rates
-        assert elements == states * 15 + steps  # 44 numbers on 3 ranks, and a count for each group
+    for off, elements in ranks(3)(any_optimizer, name):
+        assert off < 1e-12
+        assert elements == states * (10 + 6) + steps  # 28 and 16 numbers on 3 ranks; a count each
 
 
-def resumed(precision, offload):
-    """Whether four steps are the same as two, and two more by another optimizer, which has loaded
-    what the first one saved: parameters, masters and rates, to the bit."""
-    three, inputs = chapter(THREE), torch.arange(24.0).sin().view(4, 2, 3).to(precision)
-
-    def fresh(seed):
-        torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 2))
-        adamw = lambda groups: torch.optim.AdamW(groups, 0.01, fused=True)
-        rounded = precision if precision != torch.float32 else None
-        sharded = three.ShardedOptimizer(two_groups(model), adamw, dist.group.WORLD, dtype=rounded,
-                                         offload=offload)
-        return model, sharded, OneCycleLR(sharded, 0.01, total_steps=5)
-
-    def take_steps(inputs, model, sharded, scheduler):
-        for x in inputs:
-            sharded.zero_grad()
-            model(x).square().sum().backward()
-            sharded.reduce_gradients()
-            sharded.step()
-            scheduler.step()
-        masters = [unit.master.tolist() for unit in sharded.units]
-        return [p.tolist() for p in model.parameters()], masters, sharded.param_groups[0]["lr"]
-
-    expected = take_steps(inputs, *fresh(0))
-    run, file = fresh(0), io.BytesIO()
-    take_steps(inputs[:2], *run)
-    torch.save([run[1].state_dict(), run[2].state_dict()], file)
-    file.seek(0)
-    run, saved = fresh(1), torch.load(file)
-    run[1].load_state_dict(saved[0])
-    run[2].load_state_dict(saved[1])
-    return take_steps(inputs[2:], *run) == expected
-
-
-@pytest.mark.parametrize(("precision", "offload"), [
-    (torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)])
-def test_training_resumes_to_the_bit(ranks, precision, offload):
-    assert ranks(2)(resumed, precision, offload) == [True, True]
-
-
-def frozen_and_replaced():
-    """A plain list with a frozen parameter, which decay must not move, and lost gradients."""
-    three, model = chapter(THREE), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).double()
+def frozen_and_unused():
+    """What is frozen is not decayed, what no rank or only one has used counts as zero there."""
+    three = chapter(THREE)
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4))).double()
+    for p in model.parameters():
+        dist.broadcast(p.data, 0)
     model[0].requires_grad_(False)
-    before = model[0].weight.clone()
+    before, x = model[0].weight.clone(), torch.ones(1, 3, dtype=torch.float64)
     decay = lambda ps: torch.optim.AdamW(ps, 0.1, weight_decay=0.5)
-    sharded, norms = three.ShardedOptimizer(model.parameters(), decay, dist.group.WORLD), []
-    for lose in (lambda: None, lambda: model.zero_grad(set_to_none=True), sharded.zero_grad):
-        for _ in range(2):
-            lose()
-            model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
-            sharded.reduce_gradients()
-            norms.append(common.grad_norm(sharded.units, dist.group.WORLD).item())
-            sharded.zero_grad(set_to_none=True)
-    model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
-    model.zero_grad(set_to_none=True)
-    sharded.reduce_gradients()  # what was there is gone
-    nothing = common.grad_norm(sharded.units, dist.group.WORLD).item()
-    sharded.step()
-    return model[0].weight.equal(before), len(set(norms)), norms[0] > 0, nothing
+    zero, results = three.Zero(model, decay, dist.group.WORLD, 1), []
+    for _ in range(2):  # lost or not, gradients find their way back into the flat one
+        model.zero_grad()
+        x1 = model[1](model[0](x))
+        (x1 if dist.get_rank() else model[2](x1)).sum().backward()
+        three.reduce_gradients(zero.units)
+        results.append([common.grad_norm([u], dist.group.WORLD).item() for u in zero.units])
+    zero.update()
+    used, sometimes, unused = results[0]
+    return model[0].weight.equal(before), results[0] == results[1], used, sometimes, unused
 
 
-def test_frozen_parameters_and_replaced_gradients_of_a_plain_list(ranks):
-    assert ranks(2)(frozen_and_replaced) == [(True, 1, True, 0.0)] * 2
+def test_frozen_and_unused_parameters(ranks):
+    for untouched, twice, used, sometimes, unused in ranks(2)(frozen_and_unused):
+        assert untouched and twice and used > 0 and sometimes > 0 and unused == 0
 
 
-def what_is_refused():
-    three, group, model = chapter(THREE), dist.group.WORLD, nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="parameters appear in more than one parameter group"):
-        groups = [{"params": model.parameters()}, {"params": [model.weight]}]
-        three.ShardedOptimizer(groups, None, group)
-    with pytest.warns(UserWarning, match="duplicate parameters"):  # PyTorch's; and it counts once
-        sharded = three.ShardedOptimizer([model.weight] * 2, OPTIMIZERS["SGD"], group)
-    assert sharded.units[0].full.numel() == 4
-
-    sharded = three.ShardedOptimizer(model.parameters(), OPTIMIZERS["SGD"], group)
-    reduce = sharded.reduce_gradients
-    for calls in ([], [reduce, sharded.step], [reduce, sharded.zero_grad]):
-        model(torch.ones(1, 2)).sum().backward()
-        for call in calls:
-            call()
-        with pytest.raises(RuntimeError, match="reduce_gradients.. must come between"):
-            sharded.step()
-    with pytest.raises(RuntimeError, match="units are made once"):  # it would not be reduced
-        sharded.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
-    saved = sharded.state_dict()
-    for masters in ([], [torch.ones(1)]):
-        with pytest.raises((ValueError, RuntimeError)):
-            sharded.load_state_dict(saved | {"masters": masters})
-    replica = chapter("02_data_parallel").Naive(nn.Linear(2, 2), group)
-    with pytest.raises(ValueError, match="would be summed twice"):
-        three.ShardedOptimizer(replica.parameters(), OPTIMIZERS["SGD"], group)
+def two_dtypes():
+    model = nn.Linear(2, 2)
     model.bias.data = model.bias.data.double()
-    with pytest.raises(ValueError, match="a unit needs parameters of one dtype"):
-        three.Unit(list(model.parameters()), group)
+    with pytest.raises(AssertionError, match="a unit needs parameters of one dtype"):
+        chapter(THREE).Unit(list(model.parameters()), dist.group.WORLD)
 
 
 def test_what_cannot_work_is_refused(ranks):
-    ranks(1)(what_is_refused)
+    ranks(1)(two_dtypes)
 
 
 @pytest.mark.parametrize(("flags", "world", "line"), [
@@ -493,21 +428,28 @@ def test_gradients_are_reduced_in_backward_and_freed_at_once(ranks, stage):
 # ------------------------------------------------------------------------------- the formulas
 
 
-def test_the_table_of_the_lesson(three):
+def test_the_table_of_the_lesson():
     """P, G and O are 4, 4 and 8 bytes per parameter, and a stage divides them by N."""
     cfg, n = common.PRESETS["7b"], 64
     psi = cfg.parameters()
     expected = {
-        0: (4 * psi, 4 * psi, 8 * psi),
         1: (4 * psi, 4 * psi, 8 * psi / n),
         2: (4 * psi, 4 * psi / n, 8 * psi / n),
         3: (4 * psi / n, 4 * psi / n, 8 * psi / n),
     }
+
+    def held(stage, n, **more):
+        args = Namespace(model=cfg, optimizer="adamw", **more)
+        return list(anatomy.state_bytes(args, {"zero": stage, "holders": n}, 4).values())
+
     for stage, values in expected.items():
-        held = three.model_state_bytes(cfg, stage, "adamw", n)
-        assert list(held.values()) == pytest.approx(values, rel=1e-5)
-    bf16 = three.model_state_bytes(cfg, 0, "adamw", n, (2, 2, 4))
-    assert list(bf16.values()) == pytest.approx((2 * psi, 2 * psi, 12 * psi), rel=1e-5)
+        assert held(stage, n) == pytest.approx(values, rel=1e-5)
+    p, g, o = 2 * psi, 2 * psi, 12 * psi
+    assert held(1, 1, precision="bf16") == pytest.approx((p, g, o), rel=1e-5)  # nobody to share
+    assert held(3, n, precision="bf16") == pytest.approx((p / n, g / n, o / n), rel=1e-5)
+    sums = held(2, n, precision="bf16", reduce_fp32=True)
+    assert sums == pytest.approx((p, 4 * psi / n, o / n), rel=1e-5)
+    assert held(2, n, offload=True) == pytest.approx((4 * psi, g / n * 4, o / n), rel=1e-5)
 
 
 def test_traffic_of_the_lesson(three):
