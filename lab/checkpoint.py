@@ -173,22 +173,16 @@ class Checkpoint:
             dcp.load(state, storage_reader=self.reader, planner=planner, no_dist=True)
 
     def value(self, name, p):
-        """What is saved of a parameter or a buffer, the part that this rank keeps; None: nothing is
-        (of a buffer that does not change, or that the run before had not)."""
-        saved = self.index["tensors"].get(name)
-        if saved is None:
-            return None
-        value = torch.zeros(p.shape, dtype=DTYPES[saved["dtype"]])
+        """What is saved of a parameter or a buffer, the part that this rank keeps."""
+        value = torch.zeros(p.shape, dtype=DTYPES[self.index["tensors"][name]["dtype"]])
         placed = place(name, p, [0] * p.ndim, value)
         self.load({name: Parts(shape, {at: view}) for name, shape, at, view in placed})
         return value
 
     def load_model(self, model):
-        """Put what is saved in place of what was drawn."""
         for name, p in (*named_parameters(model), *model.named_buffers()):
-            value = self.value(name, p)
-            if value is not None:
-                p.data.copy_(value)
+            if name in self.index["tensors"]:           # a buffer that does not change is not
+                p.data.copy_(self.value(name, p))
 
     def load_states(self, optimizer):
         """Give the optimizer the states that are saved of its parameters."""
