@@ -259,8 +259,8 @@ def shards_of(model):
         if p.ndim > 1 and name.startswith(("embedding", "block1.", "head.out")):
             cuts = [list(cut[:3]) for cut in getattr(p, "cuts", ())]
             if hasattr(p, "placements"):                        # a DTensor's
-                place = [p.device_mesh.get_local_rank(), p.device_mesh.size()]
-                cuts = [[cut.dim, *place] for cut in p.placements if cut.is_shard()]
+                cuts = [[cut.dim, p.device_mesh.get_local_rank(axis), p.device_mesh.size(axis)]
+                        for axis, cut in enumerate(p.placements) if cut.is_shard()]
             name = name.removesuffix(".weight").removeprefix("block1.")
             shards[name] = [list(getattr(p, "full_shape", p.shape)), cuts]
     return shards
