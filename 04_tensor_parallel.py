@@ -2,17 +2,17 @@ r"""04 · Tensor parallelism: every matrix is cut, and all ranks work on the sam
 
 ZeRO (chapter 03) cuts what a rank stores, but a rank still computes with whole matrices, and keeps
 the activations of whole layers. Tensor parallelism cuts the matrix multiplication itself, and there
-are two ways to cut A·B into t parts:
+are two ways to cut a product of activations and weights, A·B, into t parts:
 
     B by columns    A · [B1 | B2]             =  [A·B1 | A·B2]        concatenate the outputs
     A by columns    [A1 | A2] · | B1 |        =  A1·B1 + A2·B2        sum the outputs
     and B by rows               | B2 |
 
-The first needs all of A on every rank and leaves the output cut; the second takes a cut input, and
-needs a sum at the end. So do one after the other, and send nothing in between. The output of the
-first may stay cut, since GELU works on each hidden unit by itself, and attention on each head. (The
-other way round it could not: the GELU of a sum is not the sum of the GELUs.) That is Megatron's
-pair, and a transformer has it twice in every block, once in each sub-layer:
+The first needs all of A on every rank and leaves the output cut. The second takes an input that is
+cut, and needs a sum at the end. So do the second after the first, and send nothing in between: the
+output of the first may stay cut, since GELU works on each hidden unit by itself, and attention on
+each head. (In the other order it would take a sum in between, since the GELU of a sum is not the
+sum of the GELUs.) That is Megatron's pair, and a transformer has it twice in every block:
 
                   by columns                       by rows
     attention     q, k, v: some heads each         o
@@ -28,35 +28,32 @@ pair, and a transformer has it twice in every block, once in each sub-layer:
 
 f and g are conjugates: each sends in the pass in which the other does not. x goes into t parts, so
 its gradient is the sum of t gradients; each partial output goes into a sum, so its gradient is that
-of the sum. Both are autograd Functions of a few lines, and a wrapper puts them around a sub-layer.
-The sub-layer does not know that it was cut: our attention reads its number of heads off the width
-of its projections.
+of the sum. A wrapper puts both around a sub-layer, which does not know that it was cut: our
+attention reads its number of heads off the width of its projections.
 
-    Heads.        t must divide the heads. With fewer kv heads than ranks (GQA), neighbouring ranks
-                  hold the same kv head. Each sees the gradient of its own query heads alone, so the
-                  gradients of a kv head are summed over the ranks that hold it.
+Heads. t must divide the heads. With fewer kv heads than ranks (GQA), neighbouring ranks hold the
+same kv head. Each sees the gradient of its own query heads alone, so the gradients of a kv head are
+summed over the ranks that hold it.
 
-    Vocabulary.   The embedding's table is cut by rows, so a rank holds the vectors of some tokens:
-                  it looks up those, has zeros for the others, and g adds the ranks up. (It needs no
-                  f: tokens have no gradient.) The head has an f and is cut by columns: a rank
-                  computes the logits of some tokens of the vocabulary.
-                  Cross-entropy needs of the other ranks only three numbers for each target: the
-                  largest logit (subtracted before anything is exponentiated), the sum of the
-                  exponentials, and the target's own logit. Two all_reduces bring them, backward has
-                  all it needs then, and the full logits never exist. If t does not divide the
-                  vocabulary, it is padded with rows of zeros; their logits are set to -inf, so they
-                  get no probability.
+Vocabulary. The embedding's table is cut by rows, so a rank holds the vectors of some tokens: it
+looks up those, has zeros for the others, and g adds the ranks up. (It needs no f: tokens have no
+gradient.) The head has an f and is cut by columns: a rank computes the logits of some tokens of the
+vocabulary. The loss of a target is log(sum of exp(logit - m)) - (its own logit - m), where m is the
+largest logit, so that no exponential overflows. These three are all that the ranks must find out
+together for a target: m by an all_reduce of the maximum, the sum and its own logit by another one.
+Then backward has all it needs, and the full logits never exist. If t does not divide the
+vocabulary, it is padded with rows of zeros, whose logits are set to -inf: they get no probability.
 
-    LayerNorm.    Its weights are on all ranks, and nothing is sent to keep them equal: with the
-                  same x (after g) and the same gradient (after f), every rank computes the same
-                  update. The gradient norm must count them once, and a cut matrix in all its parts.
+LayerNorm. Its weights are on all ranks, and nothing is sent to keep them equal: with the same x
+(after g) and the same gradient (after f), every rank computes the same update. The gradient norm
+must count them once, and a cut matrix in all its parts.
 
 What a rank stores and sends (b sequences of s tokens in a micro-batch, h = dim, e bytes a number)
 
     parameters       1/t of every matrix, but never less than one kv head; LayerNorms in full
-    activations      A_in / t + A_out. Inside the sub-layers 1/t (but k and v of a whole kv head,
-                     and RoPE's tables), and of the logits; outside of them, in full, the residual
-                     stream and what LayerNorms read and write (chapter 05 cuts A_out too)
+    activations      A_in / t + A_out. Of all that chapter 01 counts inside the sub-layers (A_in),
+                     and of the logits, 1/t; what is outside (A_out: the residual stream, and what
+                     LayerNorms read and write) in full. Chapter 05 cuts that too
     all_reduces      4 L + 2 a micro-batch, of b·s·h·e bytes: two forward and two backward in every
                      block, one for the embedding, one for the head; and the two small ones of the
                      loss. Once a step the norm, and the gradients of kv heads that ranks share
@@ -68,28 +65,22 @@ forward, on ranks that compute C FLOP/s and send W bytes/s:
 
     1.  It computes two matrices of h x 4h / t:      16 h² / t FLOPs a token, in 16 h² / (t·C) s
     2.  It sends one all_reduce of h numbers:        2 (t-1)/t · h·e bytes a token, over W
-    3.  Sending takes no longer than computing if    (t-1) · e / (8 h) · C / W  <=  1
+    3.  Sending takes no longer than computing if    t  <=  1 + 8 h / e · W / C
 
-Batch and sequence are not in it, only h, t and the machine. An H100 has C = 989e12, and W = 450e9
+Batch and sequence are not in it, only h, e and the machine. An H100 has C = 989e12, and W = 450e9
 over NVLink, 50e9 over InfiniBand. With h = 8192 in bf16 (e = 2), that gives 15 ranks over NVLink
-and 2 over InfiniBand; at the limit, an MLP's forward takes twice its compute. (Attention's
-projections compute half as much for their all_reduce, and a backward twice as much for its own;
-over a whole block it is 17 and 2.) Hence the rule: tensor parallelism inside a machine, and
-something else (chapters 02, 03 and 07) between machines.
+and 2 over InfiniBand, and at that limit an MLP's forward takes twice its compute. Hence the rule:
+tensor parallelism inside a machine, and something else (chapters 02, 03 and 07) between machines.
 
 Run it:
     torchrun --nproc_per_node=4 04_tensor_parallel.py
     torchrun --nproc_per_node=8 04_tensor_parallel.py --kv-heads 2 --vocab 1000 --clip 1
-    torchrun --nproc_per_node=4 04_tensor_parallel.py --variant overlap
-    torchrun --nproc_per_node=4 04_tensor_parallel.py --variant torch
-    torchrun --nproc_per_node=8 04_tensor_parallel.py --preset gpt2 --heads 16 --kv-heads 16
-                                                            (8 ranks do not divide its 12 heads)
+    torchrun --nproc_per_node=4 04_tensor_parallel.py --variant overlap           (or torch)
 
 Sources: Shoeybi et al., Megatron-LM (2019), section 3; Narayanan et al., Efficient Large-Scale
-Language Model Training on GPU Clusters (PTD-P, 2021), sections 2.3 and 3; How To Scale Your Model,
-part 5, "Tensor Parallelism" (the condition is its t < F·W/C, F = 4 h, with t for t-1); Ultra-Scale
-Playbook, "Tensor Parallelism" and A3 (which compares one gather with one h x h matrix, at a byte a
-number).
+Language Model Training on GPU Clusters (2021), sections 2.3 and 3; How To Scale Your Model, part 5,
+"Tensor Parallelism" (its condition, t < F·W/C with F = 4 h, has t for our t-1); Ultra-Scale
+Playbook, "Tensor Parallelism" and A3.
 """
 
 import torch
@@ -98,7 +89,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import common
-from common import clip_grads, gpt, grad_norm, keep_shard, mark_partial, sum_partial_grads
+from common import clip_grads, gpt, grad_norm, keep_shard, sum_partial_grads
 
 # ---------------------------------------------------------------------------- two matrix identities
 
@@ -152,9 +143,9 @@ class SumOut(torch.autograd.Function):
 class TensorParallel(nn.Module):
     """Megatron's pair around one sub-layer: copy the input in, sum the partial outputs out.
 
-    columns: the linears of `inner` that read its input, cut by columns of the product. row: the
-    linear that ends it. Communication: an all_reduce of the output in forward, and one of the
-    input's gradient in backward.
+    columns: the linears of `inner` that read its input. row: the linear that ends it. (A linear
+    keeps its matrix transposed, as (out, in), so to cut that by columns is to cut dim 0.)
+    Communication: an all_reduce of the output in forward, of the input's gradient in backward.
     """
 
     def __init__(self, inner, columns, row, group):
@@ -176,16 +167,14 @@ def share_kv_heads(attn, kv_heads, group, copies):
     for linear in (attn.k, attn.v):
         keep_shard(linear, "weight", dim=0, axis=group, parts=min(kv_heads, group.size()))
         if copies.size() > 1:
-            mark_partial(linear, "weight", copies)
+            linear.weight.partial = copies
 
 
 # --------------------------------------------------------------- the vocabulary: embedding and head
 
 class VocabParallelEmbedding(nn.Module):
-    """A table of which each rank holds the rows of some tokens. Looks those up; g adds the others.
-
-    tokens (batch, seq) to (batch, seq, dim). Communication: an all_reduce of the output in forward.
-    """
+    """A table of which each rank holds the rows of some tokens: (batch, seq) to (batch, seq, dim).
+    Communication: an all_reduce of the output in forward."""
 
     def __init__(self, inner, group):
         super().__init__()
@@ -217,9 +206,8 @@ class VocabParallelHead(nn.Module):
 class VocabParallelLoss(torch.autograd.Function):
     """Cross-entropy, summed over the valid targets, of logits that are cut by vocabulary.
 
-    logits (batch, seq, ceil(vocab/t)), targets (batch, seq) with -100 where not valid; returns the
-    same scalar on every rank, in float32 or better. Communication: all_reduces of (batch, seq) and
-    (2, batch, seq) in forward.
+    logits (batch, seq, ceil(vocab/t)), targets (batch, seq) with -100 where not valid; the same sum
+    on every rank. Communication: all_reduces of (batch, seq) and (2, batch, seq) in forward.
     """
 
     @staticmethod
@@ -232,8 +220,7 @@ class VocabParallelLoss(torch.autograd.Function):
 
         largest = logits.amax(-1)                       # (batch, seq)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-        logits -= largest[..., None]                    # at most 0: no exponential overflows.
-                                                        # From here on in place, in one buffer
+        logits -= largest[..., None]                    # in place, as all that follows
 
         local_target = targets - first
         is_mine = (local_target >= 0) & (local_target < columns)
@@ -262,11 +249,8 @@ class VocabParallelLoss(torch.autograd.Function):
 # ------------------------------------------------------------------------------------------ overlap
 
 class CopyInColumns(torch.autograd.Function):
-    """f and the linears behind it in one, so that backward can send while it computes.
-
-    x (..., in), weights (out, in) each; returns x times each. In backward the input's gradient is
-    on its way while the weights' gradients are computed.
-    """
+    """f and the linears behind it in one: x (..., in) times each of the weights, (out, in). In
+    backward the input's gradient is on its way while the weights' gradients are computed."""
 
     @staticmethod
     def forward(ctx, x, group, *weights):
@@ -300,9 +284,8 @@ class OverlapTensorParallel(TensorParallel):
 
         inner.project = project                         # in place of the method of that name
 
-    def forward(self, x):                               # no f here: it is in project
-        partial = self.inner(x)
-        return SumOut.apply(partial, self.group)
+    def forward(self, x):
+        return SumOut.apply(self.inner(x), self.group)  # no f here: it is in project
 
 
 class OverlapHead(VocabParallelHead):
@@ -313,14 +296,12 @@ class OverlapHead(VocabParallelHead):
 
 # ------------------------------------------------------------------------------------ the whole GPT
 
-def parallelize(model, cfg, group, copies, variant="megatron"):
-    """Cut common.gpt(cfg, seed=None) over `group`, before its weights are drawn.
-
-    copies: the ranks that hold the same kv head as this one.
-    """
-    overlap = variant == "overlap"
-    sub_layer = OverlapTensorParallel if overlap else TensorParallel
-    head = OverlapHead if overlap else VocabParallelHead
+def parallelize(model, cfg, group, variant):
+    """Cut common.gpt(cfg, seed=None) over `group`, all ranks, before its weights are drawn."""
+    sub_layer, head = TensorParallel, VocabParallelHead
+    if variant == "overlap":
+        sub_layer, head = OverlapTensorParallel, OverlapHead
+    copies, _ = dist.new_subgroups(max(group.size() // cfg.kv_heads, 1))    # of the same kv head
 
     model.embedding = VocabParallelEmbedding(model.embedding, group)
     for block in model[1:-1]:
@@ -356,29 +337,9 @@ def train_step(model, optimizer, micro_batches, valid, clip, vocab, group):
     return total, norm
 
 
-def torch_parallelize(model, cfg, mesh):
-    """The same through PyTorch: the matrices become DTensors, and every linear has an f or a g of
-    its own. So q, k and v each sum the gradient of their input, where ours sum it once."""
-    from torch.distributed.tensor import Replicate, Shard, parallel
-
-    columns, rows = parallel.ColwiseParallel(), parallel.RowwiseParallel()
-    plan = {"embedding": parallel.RowwiseParallel(input_layouts=Replicate()),
-            "head.out": parallel.ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
-    for i in range(1, cfg.layers + 1):
-        for name in ("attn.q", "attn.k", "attn.v", "mlp.up"):
-            plan[f"block{i}.{name}"] = columns
-        for name in ("attn.o", "mlp.down"):
-            plan[f"block{i}.{name}"] = rows
-    parallel.parallelize_module(model, mesh, plan)
-    if cfg.tie:
-        model.head.out.weight = model.embedding.weight
-    return model
-
-
 def torch_step(model, optimizer, micro_batches, valid, clip):
-    """The same with DTensors, and PyTorch's loss of logits that are cut by vocabulary.
-
-    optimizer: of two groups, the DTensors and the others, which no operator takes together."""
+    """The same with DTensors, and PyTorch's loss of logits that are cut by vocabulary. optimizer:
+    of two groups, the DTensors and the other parameters, since no operator takes both at once."""
     from torch.distributed.tensor.parallel import loss_parallel
 
     optimizer.zero_grad()
@@ -406,37 +367,23 @@ def parameters_per_rank(cfg, t):
     """Numbers on a rank: 1/t of every matrix, but one kv head at least, and all of a LayerNorm."""
     kv_dim = cfg.dim // cfg.heads * max(cfg.kv_heads // t, 1)
     matrices = 10 * cfg.dim**2 // t + 2 * cfg.dim * kv_dim          # q, o, up, down; k and v
-    block = matrices + 4 * cfg.dim                                  # two LayerNorms
+    norms = (4 * cfg.layers + 2) * cfg.dim                          # two in a block, and the last
     table = -(-cfg.vocab // t) * cfg.dim                            # with its padding
-    return cfg.layers * block + 2 * cfg.dim + (1 if cfg.tie else 2) * table
+    return cfg.layers * matrices + norms + (1 if cfg.tie else 2) * table
 
 
-def activation_bytes(cfg, batch, t, e):
-    """Bytes that a rank keeps for backward, on a CPU: A_in / t + A_out. e: bytes of a number."""
-    tokens, wide = batch * cfg.seq, max(e, 4)
-    x = tokens * cfg.dim * e                            # one (batch, seq, dim)
-    norm = x + 2 * tokens * e + x                       # input, mean and 1/std, output
-    outside = cfg.layers * 2 * norm + norm              # and the head's
-
-    kv = x * max(cfg.kv_heads // t, 1) // cfg.heads
-    rope = cfg.seq * cfg.dim // cfg.heads * e           # cos and sin, which all blocks share
-    core = common.core_bytes(cfg.attention, cfg, batch, e, t)
-    cut = x + x + 4 * x + 4 * x                         # q; o's input; GELU's input and output
-    inside = rope + cfg.layers * (2 * kv + core + cut // t)
-
-    logits = tokens * -(-cfg.vocab // t) * wide
-    masks = tokens * (8 + 1) + tokens * (8 + 1 + 1)     # local_token and not_mine; local_target,
-                                                        # is_mine and is_valid
-    return inside + outside + logits + masks
+def kept(t):
+    """The shares of chapter 01's classes of activations that a rank keeps: A_in / t + A_out."""
+    return {"inside": 1 / t, "outside": 1, "inputs": 1, "logits": 1 / t, "masks": 1}
 
 
 def traffic(cfg, micro_batches, batch, t, e):
     """What is sent in a step: {op: (calls, bytes of payload, bytes on the wire)}."""
     tokens, wide = batch * cfg.seq, max(e, 4)
+    sums = micro_batches * (4 * cfg.layers + 2)         # of (batch, seq, dim)
     norms = 1 if t > 1 else 0                           # alone, nobody needs to be asked
-    calls = micro_batches * (4 * cfg.layers + 2 + 2) + norms
-    activations = micro_batches * (4 * cfg.layers + 2) * tokens * cfg.dim * e
-    payload = activations + micro_batches * 3 * tokens * wide + norms * wide
+    calls = sums + micro_batches * 2 + norms
+    payload = sums * tokens * cfg.dim * e + (micro_batches * 3 * tokens + norms) * wide
     wire = 2 * (t - 1) / t * payload
     if t > cfg.kv_heads:                                # k and v of a head that ranks share
         shared = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads) * e
@@ -447,27 +394,17 @@ def traffic(cfg, micro_batches, batch, t, e):
     return {"all_reduce": (calls, payload, wire)}
 
 
-def send_over_compute(dim, t, width, flops, bandwidth):
-    """How long an MLP's all_reduce takes, in times of its two matmuls: the lesson's condition.
-
-    width: bytes of a number. flops: FLOP/s of a rank. bandwidth: bytes/s that it sends.
-    """
-    return (t - 1) * width / (8 * dim) * flops / bandwidth
-
-
 def ranks_that_pay(dim, width, flops, bandwidth):
-    """Up to how many ranks an MLP sends no longer than it computes: where the ratio above is 1."""
+    """Up to how many ranks an MLP's all_reduce takes no longer than its matmuls.
+    width: bytes of a number. flops: FLOP/s of a rank. bandwidth: bytes/s that it sends."""
     return 1 + 8 * dim / width * bandwidth / flops
 
 
 # ------------------------------------------------------------------------------------------ the run
 
 def train(run):
-    args, cfg, t = run.args, run.args.model, run.world
-    group = run.mesh(tp=t)["tp"].get_group()
-    check_identities(run, t)
-    model = parallelize(gpt(cfg, seed=None), cfg, group, run.kv_copies(t), args.variant)
-    common.draw_weights(model, args.seed, run.device, run.dtype)
+    args, cfg, group = run.args, run.args.model, run.mesh(tp=run.world)["tp"].get_group()
+    model = run.draw(parallelize(gpt(cfg, seed=None), cfg, group, args.variant))
     optimizer = run.optimizer(model.parameters())
 
     for batch in run.batches():                         # every rank takes all of it
@@ -476,61 +413,53 @@ def train(run):
                                     cfg.vocab, group)
         run.log(batch, loss, norm, model)
 
-    def forward(tokens, targets):
-        return VocabParallelLoss.apply(model(tokens), targets, cfg.vocab, group)
-
-    width = run.dtype.itemsize
-    run.check_states(model, optimizer, parameters_per_rank(cfg, t))
-    run.check_activations(model, forward, activation_bytes(cfg, args.micro_batch, t, width))
-    run.check_traffic(traffic(cfg, len(batch.micro_batches), args.micro_batch, t, width))
-    run.on_machines({
-        "an MLP's all_reduce, in times of its matmuls (8 ranks, dim 8192, bf16)":
-            lambda *rates: send_over_compute(8192, 8, 2, *rates),
-        "up to how many ranks it sends no longer than it computes":
-            lambda *rates: ranks_that_pay(8192, 2, *rates)})
-
-
-def check_identities(run, t):
-    """Both ways to cut a product, on matrices of small whole numbers: nothing is rounded."""
-    a, b = torch.randint(-9, 10, (2, 4 * t, 4 * t)).double()
-    for matmul in (matmul_by_columns, matmul_by_rows):
-        off = (matmul(a, b, t) - a @ b).abs().max().item()
-        run.check(f"{matmul.__name__}, off by", off, 0.0, unit="")
-
 
 def train_torch(run):
-    from torch.distributed.tensor import DTensor
+    """The same through PyTorch: the matrices become DTensors, and every linear has an f or a g of
+    its own. So q, k and v each sum the gradient of their input, where ours sum it once."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard, parallel
 
     args, cfg = run.args, run.args.model
-    model = gpt(cfg, args.seed, run.device, run.dtype)
-    torch_parallelize(model, cfg, run.mesh(tp=run.world))
+    columns, rows = parallel.ColwiseParallel(), parallel.RowwiseParallel()
+    plan = {"embedding": parallel.RowwiseParallel(input_layouts=Replicate()),
+            "head.out": parallel.ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+            "block*.attn.[qkv]": columns, "block*.mlp.up": columns,
+            "block*.attn.o": rows, "block*.mlp.down": rows}
+    model = run.draw(gpt(cfg, seed=None))
+    parallel.parallelize_module(model, run.mesh(tp=run.world), plan)
+    if cfg.tie:
+        model.head.out.weight = model.embedding.weight
     common.name_parameters(model)                       # DTensors by now
-    groups = {True: [], False: []}
-    for p in model.parameters():
-        groups[isinstance(p, DTensor)].append(p)
-    optimizer = run.optimizer([{"params": groups[True]}, {"params": groups[False]}])
 
+    cut = [p for p in model.parameters() if isinstance(p, DTensor)]
+    whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
+    optimizer = run.optimizer([{"params": cut}, {"params": whole}])
     for batch in run.batches():
         with run.measure():
             loss, norm = torch_step(model, optimizer, batch.micro_batches, batch.valid, args.clip)
         run.log(batch, loss, norm, model)
 
-    def forward(tokens, targets):
-        from torch.distributed.tensor.parallel import loss_parallel
 
-        with loss_parallel():
-            return common.loss_sum(model(tokens), targets)
+def formulas(args, rank, ranks, model):
+    cfg, width = args.model, common.DTYPES[args.dtype].itemsize
+    sent = traffic(cfg, args.batch // args.micro_batch, args.micro_batch, ranks, width)
+    if args.variant == "torch":
+        return {"kept": None, "beside": ("megatron", sent)}
 
-    run.check_states(model, optimizer)
-    run.check_activations(model, forward)
-    run.check_traffic()
-    run.compare_traffic("megatron", traffic(cfg, len(batch.micro_batches), args.micro_batch,
-                                            run.world, run.dtype.itemsize))
+    seeded = torch.Generator().manual_seed(0)           # small whole numbers: nothing is rounded
+    a, b = torch.randint(-9, 10, (2, 4 * ranks, 4 * ranks), generator=seeded).double()
+    by_columns = matmul_by_columns(a, b, ranks) - a @ b
+    by_rows = matmul_by_rows(a, b, ranks) - a @ b
+    return {
+        "parameters": parameters_per_rank(cfg, ranks), "kept": kept(ranks), "sent": sent,
+        "checks": {"matmul_by_columns, off by": (by_columns.abs().max().item(), 0.0),
+                   "matmul_by_rows, off by": (by_rows.abs().max().item(), 0.0)},
+        "machines": {"ranks up to which an MLP's all_reduce pays (dim 8192, bf16)":
+                     lambda *rates: ranks_that_pay(8192, 2, *rates)}}
 
 
 def fits(cfg, t, shares):
-    """Whether t ranks get whole heads: q's, and some kv heads each, or (if it `shares`) one that
-    several ranks have."""
+    """Whether t ranks get whole heads each. shares: a kv head may be on several ranks."""
     return cfg.heads % t == 0 and (cfg.kv_heads % t == 0 or shares and t % cfg.kv_heads == 0)
 
 
@@ -548,4 +477,4 @@ def requires(args, ranks):
 VARIANTS = {"megatron": train, "overlap": train, "torch": train_torch}
 
 if __name__ == "__main__":
-    common.launch(__file__, __doc__, VARIANTS, requires)
+    common.launch(__file__, __doc__, VARIANTS, requires, formulas=formulas)

@@ -1,10 +1,9 @@
 r"""05 · Sequence parallelism: what tensor parallelism left whole is cut too, along the sequence.
 
 In chapter 04 every rank holds the residual stream and computes every LayerNorm in full: t ranks
-keep and compute the same thing t times. But outside of the sub-layers a token needs no other token.
-That holds for the embedding, the LayerNorms, the residual sums, the head and the loss. So let a
-rank have 1/t of the sequence there; and inside a sub-layer, as before, all of the sequence and 1/t
-of the heads:
+keep and compute the same thing t times. But outside of the sub-layers (in the embedding, LayerNorm,
+the residual sums, the head and the loss) a token needs no other token. So let a rank have 1/t of
+the sequence there; and inside a sub-layer, as before, all of the sequence and 1/t of the heads:
 
             +--------------------------------------------------------------+
          x -+- LayerNorm -- f ----- [ q k v, 1/t of the heads, o ] -- g -- + -- LayerNorm -- f ...
@@ -20,49 +19,39 @@ of the heads:
 
 An all_reduce IS a reduce_scatter and an all_gather (chapter 03). Chapter 04 does both in one place;
 here g does the first half, the next f does the second half, and what lies between is cut, for the
-same bytes. Three things follow.
+same bytes. Two things follow.
 
-    Partial       LayerNorms, embedding and head are on every rank in full, and each rank computes
-    gradients.    their gradients from its own tokens. So they are partial sums, and are added up
-                  over the ranks, all in one bucket, before the gradient's norm is taken.
+Partial gradients. LayerNorms, embedding and head are on every rank in full, and each rank computes
+their gradients from its own tokens. So they are partial sums, and are added up over the ranks, all
+in one bucket, before the gradient's norm is taken.
 
-    Gathering.    The linears behind f need their whole input in backward, for their weights'
-                  gradients. If it is kept (`kept`), there is a full (b, s, h) for every sub-layer
-                  again. So `megatron` and `ring` throw it away, and gather it again in backward
-                  while the input's gradient is computed: half as many all_gathers more.
-
-    Positions.    RoPE is applied inside attention, where the sequence is whole: nothing changes.
+Gathering again. The linears behind f need their whole input in backward, for their weights'
+gradients. If it is kept (`kept`), there is a full (b, s, h) for every sub-layer again. So
+`megatron` and `ring` throw it away, and gather it again in backward while the input's gradient is
+computed: half as many all_gathers more.
 
 What a rank keeps and sends (x = b·s·h·e bytes, L blocks, a micro-batch)
 
     parameters       1/t of the blocks' matrices; embedding, head and LayerNorms in full
-    activations      (A_in + A_out) / t: all of it is cut, inside of sub-layers and outside, where
-                     chapter 04 has A_in / t + A_out. (Not cut: RoPE's tables; k and v of a kv head
-                     that ranks share.) In `kept`, x in place of x/t for 2 L inputs of sub-layers
+    activations      (A_in + A_out) / t, where chapter 04 has A_in / t + A_out. In `kept` the 2 L
+                     inputs of sub-layers are whole, x each in place of x/t
     reduce_scatter   4 L of x: forward and backward of each sub-layer
     all_gather       4 L of x, and 2 L again where it is not kept
-    all_reduce       once a step: the partial gradients, those of kv heads that ranks share, and the
-                     norm
+    all_reduce       once a step the partial gradients, those of kv heads that ranks share, the norm
 
-Production code combines this with chapter 04's cut vocabulary, as chapter 09 will: g behind the
-embedding scatters, f before the head gathers, and the loss is the vocabulary-parallel one. It saves
-all but 1/t of the tables' 2·V·h parameters, and their all_reduce, for two gathers and two scatters
-of x more. The variant `torch` does that, and keeps the gathered inputs.
+Production code cuts the vocabulary too, as in chapter 04: g behind the embedding scatters, and f
+before the head gathers. Each rank then has 1/t of the tables, whose gradients are complete, for two
+gathers and two scatters of x more. The variant `torch` does that, and so will chapter 09.
 
 Collective matmul (`ring`). In the picture above, f must end before the first matmul begins. But
 the matmul of one chunk of the sequence needs no other chunk. So the chunks travel around a ring:
 while a rank multiplies the one it has, the next arrives, and after t-1 hops it has seen all. For g
 the same backwards: a sum travels around the ring, each rank adds its part, and computes the next
 part while it travels. PyTorch calls it async TP. The bytes are those of `megatron`, in t-1 messages
-a gather. A message hides behind the matmul of a chunk with a matrix of h x n/t if
-
-    (b·s/t · h·e) / bandwidth  <=  (2 · b·s/t · h · n/t) / FLOP/s,  which is
-
-    e·t / (2 n) · FLOP/s / bandwidth  <=  1
-
-For h = 8192 in bf16 on 8 H100s (989 TFLOP/s, and 450 GB/s over NVLink) the left side is 0.5 for an
-MLP's matrices (n = 4 h), 0.7 for q, k and v together (n = 3 h), and 2.1 for o (n = h): all but the
-last hide.
+a gather. With chapter 04's C and W, a message of b·s/t · h · e bytes hides behind the matmul of a
+chunk with a matrix of h x n/t, which takes 2 · b·s/t · h · n/t FLOPs, if e·t/(2n) · C/W <= 1. For
+h = 8192 in bf16 on 8 H100s over NVLink the left side is 0.5 for an MLP's matrices (n = 4 h), 0.7
+for q, k and v together (n = 3 h), and 2.1 for o (n = h): all but the last hide.
 
 When it pays: where chapter 04 does, for less memory, and with every LayerNorm computed once and not
 t times. It sends up to a quarter more for what it gathers twice, and once a step the gradients of
@@ -71,9 +60,7 @@ whole (chapter 06 cuts those).
 
 Run it:
     torchrun --nproc_per_node=4 05_sequence_parallel.py
-    torchrun --nproc_per_node=4 05_sequence_parallel.py --variant kept
-    torchrun --nproc_per_node=4 05_sequence_parallel.py --variant ring
-    torchrun --nproc_per_node=4 05_sequence_parallel.py --variant torch
+    torchrun --nproc_per_node=4 05_sequence_parallel.py --variant ring          (or kept, torch)
     torchrun --nproc_per_node=8 05_sequence_parallel.py --kv-heads 2 --clip 1
 
 Sources: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022),
@@ -87,7 +74,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import common
-from common import clip_grads, gpt, grad_norm, keep_shard, loss_sum, mark_partial, sum_partial_grads
+from common import clip_grads, gpt, grad_norm, keep_shard, loss_sum, sum_partial_grads
 
 # -------------------------------------------------------------- the collectives, along the sequence
 
@@ -107,8 +94,7 @@ def start_all_gather(x, group):
     """Start to gather x (batch, seq/t, ...) of all ranks: (t, batch, seq/t, ...)."""
     x = x.contiguous()
     parts = x.new_empty(group.size(), *x.shape)
-    in_rows = parts.flatten(0, 1)                       # a view, through which `parts` is filled
-    handle = common.all_gather(in_rows, x, group=group, async_op=True)
+    handle = common.all_gather(parts.flatten(0, 1), x, group=group, async_op=True)      # a view
     return InFlight([handle], sent=x, received=parts)
 
 
@@ -162,35 +148,21 @@ class ScatterOut(torch.autograd.Function):
         return all_gather(gradient, ctx.group), None
 
 
-class SequenceParallel(nn.Module):
-    """A sub-layer between f and g: gather the sequence, compute with 1/t of the heads, scatter.
-
-    columns: the linears of `inner` that read its input. row: the linear that ends it.
-    Communication: an all_gather and a reduce_scatter, in forward and in backward.
-    """
-
-    def __init__(self, inner, columns, row, group):
-        super().__init__()
-        self.inner, self.group = inner, group
-        for linear in columns:                          # split the outputs: some heads each
-            keep_shard(linear, "weight", dim=0, axis=group)     # (k and v have been cut already)
-        keep_shard(row, "weight", dim=1, axis=group)    # split the inputs: a partial sum each
-
-    def forward(self, x):                               # (batch, seq/t, dim)
-        x = GatherIn.apply(x, self.group)               # (batch, seq, dim)
-        partial = self.inner(x)
-        return ScatterOut.apply(partial, self.group)    # (batch, seq/t, dim)
+def gather_columns(x, group, *weights):
+    """f, and the linears behind it, which keep all of the gathered input."""
+    whole = GatherIn.apply(x, group)                    # (batch, seq, dim)
+    return tuple(F.linear(whole, weight) for weight in weights)
 
 
-# ----------------------------------------------------------------- gathered again, in place of kept
+def row_scatter(x, group, weight):
+    """The linear that ends a sub-layer, and g: (batch, seq, in) to (batch, seq/t, out)."""
+    return ScatterOut.apply(F.linear(x, weight), group)
+
 
 class GatherInColumns(torch.autograd.Function):
-    """f and the linears behind it in one, to keep this rank's part of the input and not all of it.
-
-    x (batch, seq/t, in), weights (out, in) each; returns the gathered x times each of them. In
-    backward x is gathered again while the input's gradient is computed, and that is on its way
-    while the weights' gradients are computed.
-    """
+    """f and the linears behind it in one, to keep this rank's part of the input and not all of it:
+    x (batch, seq/t, in), gathered, times each of the weights, (out, in). In backward x is gathered
+    again while its gradient is computed, and that is on its way while the weights' are."""
 
     @staticmethod
     def forward(ctx, x, group, *weights):
@@ -213,28 +185,6 @@ class GatherInColumns(torch.autograd.Function):
         return scattering.wait(), None, *dw
 
 
-def fused_projection(function, linears, group):
-    """What takes the place of the method `inner.project`: f and these linears, as one function."""
-
-    def project(x):
-        outputs = function.apply(x, group, *[linear.weight for linear in linears])
-        return outputs if len(outputs) > 1 else outputs[0]
-
-    return project
-
-
-class RegatherSequenceParallel(SequenceParallel):
-    """The same, where f moves from `forward` into `inner.project`, to the matmuls behind it."""
-
-    def __init__(self, inner, columns, row, group):
-        super().__init__(inner, columns, row, group)
-        inner.project = fused_projection(GatherInColumns, columns, group)
-
-    def forward(self, x):                               # no f here: it is in project
-        partial = self.inner(x)
-        return ScatterOut.apply(partial, self.group)
-
-
 # ------------------------------------------------------------------------------ the same, in a ring
 
 def send_on(x, group):
@@ -249,13 +199,8 @@ def send_on(x, group):
 
 
 def ring_gather(chunk, group):
-    """Yield (rank, its chunk) for all ranks; the next one arrives while the caller works.
-
-    What each of three ranks works on:      rank 0     rank 1     rank 2
-                                   hop 0    chunk 0    chunk 1    chunk 2
-                                   hop 1    chunk 2    chunk 0    chunk 1
-                                   hop 2    chunk 1    chunk 2    chunk 0
-    """
+    """Yield (rank, its chunk) for all ranks, and at hop h rank r has the one of rank r-h; the next
+    one arrives while the caller works."""
     rank, t = group.rank(), group.size()
     for hop in range(t - 1):
         arriving = send_on(chunk, group)
@@ -265,11 +210,8 @@ def ring_gather(chunk, group):
 
 
 def ring_sum(partial, group):
-    """Every rank computes a partial result for the chunk of each rank, partial(owner). Returns the
-    sum of all of them for this rank's own chunk.
-
-    At hop h, rank r adds its partial result for the chunk of rank r-1-h to the sum that has come
-    from rank r-1, and sends it on. With three ranks, the sum for chunk 0 starts at rank 1:
+    """The sum of what all ranks compute for this rank's own chunk; partial(owner) computes a part
+    of another's. It travels on with each hop. With three ranks:
 
               rank 0             rank 1             rank 2
     hop 0     starts chunk 2     starts chunk 0     starts chunk 1
@@ -319,9 +261,7 @@ class RingColumns(torch.autograd.Function):
 
 class RingRow(torch.autograd.Function):
     """The last linear and g in one: a chunk is multiplied while the sum of the others travels.
-
-    x (batch, seq, in), weight (out, in); returns (batch, seq/t, out).
-    """
+    x (batch, seq, in), weight (out, in); returns (batch, seq/t, out)."""
 
     @staticmethod
     def forward(ctx, x, group, weight):
@@ -345,49 +285,60 @@ class RingRow(torch.autograd.Function):
         return torch.cat(dx, dim=1), None, dw
 
 
-class RingSequenceParallel(SequenceParallel):
-    """The same, where f is one with the first matmuls, and g with the last."""
+# ------------------------------------------------------------------ the sub-layers of the whole GPT
 
-    def __init__(self, inner, columns, row, group):
-        super().__init__(inner, columns, row, group)
-        inner.project = fused_projection(RingColumns, columns, group)
-        def multiply_and_scatter(x):
-            return RingRow.apply(x, group, row.weight)
-        row.forward = multiply_and_scatter              # of this linear alone: it is g as well
-
-    def forward(self, x):                               # f is in inner.project, g in row
-        return self.inner(x)
+SUB_LAYERS = {  # f with the linears behind it, and g with the one before it
+    "megatron": (GatherInColumns.apply, row_scatter),
+    "kept": (gather_columns, row_scatter),
+    "ring": (RingColumns.apply, RingRow.apply),
+}
 
 
-# ------------------------------------------------------------------------------------ the whole GPT
+def sequence_parallel(inner, columns, row, group, f, g):
+    """Put a sub-layer between f and g: gather the sequence, compute with 1/t of the heads, scatter.
 
-def parallelize(model, cfg, group, copies, variant):
-    """Cut common.gpt(cfg, seed=None) over `group`, before its weights are drawn.
-
-    copies: the ranks that hold the same kv head as this one.
+    f(x, group, *weights) takes the place of `columns`, the linears of `inner` that read its input,
+    and g(x, group, weight) that of `row`, the linear that ends it. Communication: an all_gather and
+    a reduce_scatter, in forward and in backward.
     """
-    sub_layer = {"kept": SequenceParallel, "megatron": RegatherSequenceParallel,
-                 "ring": RingSequenceParallel}[variant]
+    for linear in columns:                              # split the outputs: some heads each
+        keep_shard(linear, "weight", dim=0, axis=group)         # (k and v have been cut already)
+    keep_shard(row, "weight", dim=1, axis=group)        # split the inputs: a partial sum each
+
+    def project(x):                                     # (batch, seq/t, dim)
+        outputs = f(x, group, *[linear.weight for linear in columns])
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    def multiply_and_scatter(x):                        # (batch, seq, width/t)
+        return g(x, group, row.weight)
+
+    inner.project = project                             # in place of the method of that name
+    row.forward = multiply_and_scatter                  # of this linear alone
+
+
+def share_kv_heads(attn, kv_heads, group, copies):
+    """Cut k and v by heads. With fewer heads than ranks, the ranks of `copies` hold the same one,
+    and each has the gradient of its own query heads alone: note that it must be summed."""
+    for linear in (attn.k, attn.v):
+        keep_shard(linear, "weight", dim=0, axis=group, parts=min(kv_heads, group.size()))
+        if copies.size() > 1:
+            linear.weight.partial = copies
+
+
+def parallelize(model, cfg, group, variant):
+    """Cut common.gpt(cfg, seed=None) over `group`, all ranks, before its weights are drawn."""
+    copies, _ = dist.new_subgroups(max(group.size() // cfg.kv_heads, 1))    # of the same kv head
     in_full = [model.embedding, model.head.norm, model.head.out]
     for block in model[1:-1]:
         attn, mlp = block.attn, block.mlp
         share_kv_heads(attn, cfg.kv_heads, group, copies)
-        block.attn = sub_layer(attn, [attn.q, attn.k, attn.v], attn.o, group)
-        block.mlp = sub_layer(mlp, [mlp.up], mlp.down, group)
+        sequence_parallel(attn, [attn.q, attn.k, attn.v], attn.o, group, *SUB_LAYERS[variant])
+        sequence_parallel(mlp, [mlp.up], mlp.down, group, *SUB_LAYERS[variant])
         in_full += block.norm1, block.norm2
-    for module in in_full:                              # a rank has seen its own tokens alone
-        for name, _ in module.named_parameters():
-            mark_partial(module, name, group)
+    for module in in_full:
+        for p in module.parameters():
+            p.partial = group                           # a rank has seen its own tokens alone
     return model
-
-
-def share_kv_heads(attn, kv_heads, group, copies):
-    """As in chapter 04: with fewer kv heads than ranks, the ranks of `copies` hold the same one,
-    and each has the gradient of its own query heads alone."""
-    for linear in (attn.k, attn.v):
-        keep_shard(linear, "weight", dim=0, axis=group, parts=min(kv_heads, group.size()))
-        if copies.size() > 1:
-            mark_partial(linear, "weight", copies)
 
 
 # ----------------------------------------------------------------------------------------- the step
@@ -398,12 +349,9 @@ def my_tokens(x, group):
 
 
 def train_step(model, optimizer, micro_batches, valid, clip, group):
-    """One step. Returns this rank's part of the loss, and the norm.
-
-    micro_batches: pairs of tokens and targets, (micro_batch, seq) each, the same on every rank.
-    valid: the valid targets of the whole batch. Communication: that of the sub-layers; then the
-    all_reduces of the partial gradients, and one of the norm.
-    """
+    """One step on whole sequences, as in chapter 04. Returns this rank's part of the loss, and the
+    norm. Communication: that of the sub-layers; then all_reduces of the partial gradients, and one
+    of the norm."""
     optimizer.zero_grad()
     total = 0
     for tokens, targets in micro_batches:
@@ -420,27 +368,6 @@ def train_step(model, optimizer, micro_batches, valid, clip, group):
     return total, norm
 
 
-def torch_parallelize(model, cfg, mesh):
-    """The same through PyTorch, with the vocabulary cut as in chapter 04: all weights become
-    DTensors, and the LayerNorms take sequences in parts."""
-    from torch.distributed.tensor import Replicate, Shard, parallel
-
-    norm, columns = parallel.SequenceParallel(), parallel.ColwiseParallel()
-    gather = parallel.PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
-    scatter = parallel.RowwiseParallel(output_layouts=Shard(1))
-    logits = parallel.ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1),
-                                      use_local_output=False)
-    look_up = parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
-    plan = {"embedding": look_up, "head.norm": norm, "head.out": logits,
-            "block*.norm[12]": norm, "block*.attn": gather, "block*.mlp": gather,
-            "block*.attn.[qkv]": columns, "block*.mlp.up": columns,
-            "block*.attn.o": scatter, "block*.mlp.down": scatter}
-    parallel.parallelize_module(model, mesh, plan)
-    if cfg.tie:
-        model.head.out.weight = model.embedding.weight
-    return model
-
-
 def torch_step(model, optimizer, micro_batches, valid, clip):
     """The same with DTensors, and PyTorch's loss of logits that are cut by vocabulary."""
     from torch.distributed.tensor.parallel import loss_parallel
@@ -455,8 +382,7 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
 
     for p in model.parameters():                        # a LayerNorm's is a partial sum so far
         p.grad = p.grad.redistribute(placements=p.placements)
-    norm = nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf"))   # inf: no clipping
-    norm = norm.full_tensor()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf")).full_tensor()
     optimizer.step()
     return total, norm
 
@@ -475,24 +401,10 @@ def numbers_in_full(cfg):
     return (4 * cfg.layers + 2) * cfg.dim + (1 if cfg.tie else 2) * cfg.vocab * cfg.dim
 
 
-def activation_bytes(cfg, batch, t, e, variant="megatron"):
-    """Bytes that a rank keeps for backward, on a CPU: (A_in + A_out) / t. e: bytes of a number."""
-    tokens, wide = batch * cfg.seq, max(e, 4)
-    x = tokens * cfg.dim * e                            # one (batch, seq, dim)
-    norm = x + 2 * tokens * e + x                       # input, mean and 1/std, output
-    outside = (2 * cfg.layers + 1) * norm // t
-    if variant == "kept":                               # the outputs, gathered
-        outside += 2 * cfg.layers * (x - x // t)
-
-    kv = x * max(cfg.kv_heads // t, 1) // cfg.heads
-    rope = cfg.seq * cfg.dim // cfg.heads * e           # cos and sin, which all blocks share
-    core = common.core_bytes(cfg.attention, cfg, batch, e, t)
-    cut = x + x + 4 * x + 4 * x                         # q; o's input; GELU's input and output
-    inside = rope + cfg.layers * (2 * kv + core + cut // t)
-
-    loss = tokens // t * cfg.vocab * wide + wide        # log-probabilities, and a scalar
-    mine = 2 * 8 * tokens // t                          # the tokens and targets themselves, int64
-    return outside + inside + loss + mine
+def kept(t, variant="megatron"):
+    """The shares of chapter 01's classes of activations that a rank keeps: (A_in + A_out) / t."""
+    inputs = 1 if variant == "kept" else 1 / t
+    return {"inside": 1 / t, "outside": 1 / t, "inputs": inputs, "logits": 1 / t, "ids": 1 / t}
 
 
 def traffic(cfg, micro_batches, batch, t, e, variant="megatron"):
@@ -528,10 +440,8 @@ def hop_over_matmul(columns, t, width, flops, bandwidth):
 # ------------------------------------------------------------------------------------------ the run
 
 def train(run):
-    args, cfg, t = run.args, run.args.model, run.world
-    group = run.mesh(tp=t)["tp"].get_group()
-    model = parallelize(gpt(cfg, seed=None), cfg, group, run.kv_copies(t), args.variant)
-    common.draw_weights(model, args.seed, run.device, run.dtype)
+    args, cfg, group = run.args, run.args.model, run.mesh(tp=run.world)["tp"].get_group()
+    model = run.draw(parallelize(gpt(cfg, seed=None), cfg, group, args.variant))
     optimizer = run.optimizer(model.parameters())
 
     for batch in run.batches():                         # every rank knows all of it
@@ -541,48 +451,53 @@ def train(run):
         dist.all_reduce(loss, group=group)              # for the report, which shows the whole loss
         run.log(batch, loss, norm, model)
 
-    def forward(tokens, targets):
-        return loss_sum(model(my_tokens(tokens, group)), my_tokens(targets, group))
-
-    shape = cfg, args.micro_batch, t, run.dtype.itemsize
-    run.check_states(model, optimizer, parameters_per_rank(cfg, t))
-    run.check_activations(model, forward, activation_bytes(*shape, args.variant))
-    run.check_traffic(traffic(cfg, len(batch.micro_batches), *shape[1:], args.variant))
-    run.on_machines({
-        "a hop of the ring, in times of the matmul with o (8 ranks, dim 8192, bf16)":
-            lambda *rates: hop_over_matmul(8192, 8, 2, *rates),
-        "and with a matrix of an MLP":
-            lambda *rates: hop_over_matmul(4 * 8192, 8, 2, *rates)})
-
 
 def train_torch(run):
-    args, cfg = run.args, run.args.model
-    model = gpt(cfg, args.seed, run.device, run.dtype)
-    torch_parallelize(model, cfg, run.mesh(tp=run.world))
-    common.name_parameters(model)                       # DTensors by now
-    optimizer = run.optimizer(model.parameters())
+    """The same through PyTorch, with the vocabulary cut as in chapter 04: all weights become
+    DTensors, and the LayerNorms take sequences in parts."""
+    from torch.distributed.tensor import Replicate, Shard, parallel
 
+    args, cfg = run.args, run.args.model
+    norm, columns = parallel.SequenceParallel(), parallel.ColwiseParallel()
+    gather = parallel.PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
+    scatter = parallel.RowwiseParallel(output_layouts=Shard(1))
+    logits = parallel.ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1),
+                                      use_local_output=False)
+    look_up = parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+    plan = {"embedding": look_up, "head.norm": norm, "head.out": logits,
+            "block*.norm[12]": norm, "block*.attn": gather, "block*.mlp": gather,
+            "block*.attn.[qkv]": columns, "block*.mlp.up": columns,
+            "block*.attn.o": scatter, "block*.mlp.down": scatter}
+    model = run.draw(gpt(cfg, seed=None))
+    parallel.parallelize_module(model, run.mesh(tp=run.world), plan)
+    if cfg.tie:
+        model.head.out.weight = model.embedding.weight
+    common.name_parameters(model)                       # DTensors by now
+
+    optimizer = run.optimizer(model.parameters())
     for batch in run.batches():
         with run.measure():
             loss, norm = torch_step(model, optimizer, batch.micro_batches, batch.valid, args.clip)
         run.log(batch, loss, norm, model)
 
-    def forward(tokens, targets):
-        from torch.distributed.tensor.parallel import loss_parallel
 
-        with loss_parallel():
-            return loss_sum(model(tokens), targets)
-
-    run.check_states(model, optimizer)
-    run.check_activations(model, forward)
-    run.check_traffic()
-    run.compare_traffic("kept", traffic(cfg, len(batch.micro_batches), args.micro_batch, run.world,
-                                        run.dtype.itemsize, "kept"))
+def formulas(args, rank, ranks, model):
+    cfg, width = args.model, common.DTYPES[args.dtype].itemsize
+    variant = "kept" if args.variant == "torch" else args.variant
+    sent = traffic(cfg, args.batch // args.micro_batch, args.micro_batch, ranks, width, variant)
+    if args.variant == "torch":
+        return {"kept": None, "beside": ("kept", sent)}
+    return {
+        "parameters": parameters_per_rank(cfg, ranks), "kept": kept(ranks, variant), "sent": sent,
+        "machines": {
+            "a hop of the ring, in times of the matmul with o (8 ranks, dim 8192, bf16)":
+                lambda *rates: hop_over_matmul(8192, 8, 2, *rates),
+            "and with a matrix of an MLP":
+                lambda *rates: hop_over_matmul(4 * 8192, 8, 2, *rates)}}
 
 
 def fits(cfg, t, shares):
-    """Whether t ranks get equally many tokens, and whole heads: q's, and some kv heads each, or (if
-    it `shares`) one that several ranks have."""
+    """Whether t ranks get whole heads and as many tokens. shares: of kv heads, as in chapter 04."""
     kv_heads_fit = cfg.kv_heads % t == 0 or shares and t % cfg.kv_heads == 0
     return cfg.heads % t == 0 and kv_heads_fit and cfg.seq % t == 0
 
@@ -602,4 +517,4 @@ def requires(args, ranks):
 VARIANTS = {"megatron": train, "kept": train, "ring": train, "torch": train_torch}
 
 if __name__ == "__main__":
-    common.launch(__file__, __doc__, VARIANTS, requires)
+    common.launch(__file__, __doc__, VARIANTS, requires, formulas=formulas)

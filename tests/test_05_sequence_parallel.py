@@ -1,5 +1,6 @@
 """Chapter 05: cut along the sequence, still one GPU's numbers; as much to send, less to keep."""
 
+import inspect
 import re
 from dataclasses import replace
 from unittest import mock
@@ -26,6 +27,7 @@ from test_04_tensor_parallel import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import common
+from lab.anatomy import activation_bytes
 from lab.machines import MACHINES
 from lab.report import quantity
 
@@ -36,6 +38,11 @@ VARIANTS = ("megatron", "kept", "ring", "torch")
 @pytest.fixture(scope="module")
 def five():
     return chapter(FIVE)
+
+
+def test_what_both_chapters_have_is_one_text(five):
+    of_four = chapter(FOUR).share_kv_heads
+    assert inspect.getsource(five.share_kv_heads) == inspect.getsource(of_four)
 
 
 # ------------------------------------------------------------------------------- same as one GPU
@@ -81,9 +88,8 @@ ONE_STEP = (*FLOAT64, "--steps=1")
          "gradients"),
         ("megatron", "in_full += block.norm1, block.norm2", "in_full += [block.norm1]",
          "gradients"),
-        ("megatron", "mark_partial(module, name, group)", 'mark_partial(module, "weight", group)',
-         "gradients"),
-        ("megatron", 'mark_partial(linear, "weight", copies)', "pass", "gradients"),
+        ("megatron", "for p in module.parameters()", "for p in [module.weight]", "gradients"),
+        ("megatron", "linear.weight.partial = copies", "pass", "gradients"),
         ("megatron", "sum_partial_grads(model.parameters())", "pass", "gradients"),
         ("megatron", "grad_norm(model.parameters(), group)", "grad_norm(model.parameters())",
          "gradient norm"),
@@ -162,7 +168,7 @@ def test_shards_put_together_are_one_gpus_parameters(ranks, variant, world):
 def order_in_backward(variant):
     """What the backward of an MLP does, in order: collectives that start and end, and matmuls."""
     group, events = dist.group.WORLD, []
-    model = chapter(FIVE).parallelize(common.gpt(THREE), THREE, group, group, variant)
+    model = chapter(FIVE).parallelize(common.gpt(THREE), THREE, group, variant)
     out = model.block1.mlp(torch.ones(1, 6, THREE.dim, requires_grad=True)).sum()
 
     def logged(name, send):
@@ -268,15 +274,16 @@ def test_one_sequence_is_not_copied_and_more_are_copied_once(ranks, five):
 def test_all_activations_are_cut(five):
     cfg = common.PRESETS["7b"]
     tokens, rope = cfg.seq, cfg.seq * cfg.dim // cfg.heads * 2
+    kept_by = lambda t, *variant, cfg=cfg: activation_bytes(cfg, 1, 2, five.kept(t, *variant))
     uncut = rope + 4  # and the loss
-    one = five.activation_bytes(cfg, 1, 1, 2) - uncut
+    one = kept_by(1) - uncut
     for t in (2, 4, 8):
-        cut = five.activation_bytes(cfg, 1, t, 2) - uncut
+        cut = kept_by(t) - uncut
         assert cut * t == one
         gqa = replace(cfg, kv_heads=4)  # of which eight ranks hold a whole one each
-        fewer = five.activation_bytes(cfg, 1, t, 2) - five.activation_bytes(gqa, 1, t, 2)
+        fewer = kept_by(t) - kept_by(t, cfg=gqa)
         assert fewer == cfg.layers * 2 * tokens * (cfg.dim // t - 128 * max(4 // t, 1)) * 2
-        kept = five.activation_bytes(cfg, 1, t, 2, "kept") - uncut
+        kept = kept_by(t, "kept") - uncut
         x = tokens * cfg.dim * 2
         assert kept - cut == 2 * cfg.layers * x * (t - 1) // t
 
