@@ -593,7 +593,7 @@ def torch_step(model, optimizer, experts, others, micro_batches, valid, clip, gr
     dist.all_reduce(square, group=groups["ep"])
     norm = (square + nn.utils.get_total_norm([p.grad for p in others]) ** 2).sqrt()
     if clip:
-        scale = common.clip_scale(norm, clip)
+        scale = (clip / (norm + 1e-6)).clamp(max=1)
         torch._foreach_mul_([*own, *(p.grad for p in others)], scale)
     optimizer.step()
     move_biases(model, groups["world"])

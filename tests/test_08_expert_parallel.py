@@ -26,7 +26,7 @@ def eight():
 
 SETTINGS = {
     "variant": VARIANTS,
-    "ranks": ((1, 1), (2, 2), (2, 1), (3, 3), (4, 2), (8, 4)),  # all, and those that share experts
+    "ranks": ((1, 1), (2, 2), (2, 1), (3, 3), (4, 2), (8, 2)),  # all, and those that share experts
     "top-k": (2, 1, 6),  # of 6 experts on three ranks, else of 8
     "balance": ("loss", "bias --bias-speed=0.01 --z-loss=0.1", "none"),
     "micro-batch": (1, 2),
@@ -37,7 +37,7 @@ SETTINGS = {
 
 
 def fits(one):
-    return one["ranks"] != (8, 4) or one["variant"] in ("dropless", "capacity")
+    return one["ranks"] != (8, 2) or one["variant"] in ("dropless", "capacity")
 
 
 def flags_of(one):
