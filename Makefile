@@ -53,7 +53,7 @@ define run_chapters
 		esac; \
 		set -- "$$@" $$chapter.py --device=cpu $(1); \
 		case $$run in \
-			07_*) set -- "$$@" --layers=8 --sleep=10 ;; \
+			07_*) set -- "$$@" --layers=8 ;; \
 			08_*:*) set -- "$$@" $(SMALL_MIXTURE) --balance=$$variant ;; \
 			09_*:*) set -- "$$@" --pp=2 --cp=2 --ep=2 --experts=8 --steps=5 ;; \
 			09_*) set -- "$$@" --dp=2 --pp=2 --tp=2 --node-size=4 ;; \
@@ -63,6 +63,13 @@ define run_chapters
 		"$$@" --json=$(2)/$$chapter$${variant:+-$$variant}.json \
 			|| { echo "make $@: $$chapter.py failed" >&2; exit 1; }; \
 	done
+endef
+
+# The schedule of chapter 07 on 8 ranks that sleep instead of computing, so that cores are enough.
+SLEEP := -m lab.schedules 1f1b --micro-batches=8 --sleep=10
+define sleep_through
+	@echo; echo "$$ $(ON_8_RANKS) $(SLEEP)"
+	@$(ON_8_RANKS) $(SLEEP) --json=$(1)/07_asleep.json
 endef
 
 # Save a checkpoint in one chapter, and go on from it in another.
@@ -80,11 +87,12 @@ endef
 
 tour: $(READY)  ## run the course on this machine: every chapter, then one table of all and the figures
 	$(call run_chapters,,runs)
+	$(call sleep_through,runs)
 	$(call go_on_elsewhere)
 	@echo
 	@$(PYTHON) -m lab.report $(call written,runs) runs/03_zero-again.json runs/09_5d-again.json
 	@echo "pictures, from the JSON beside them:"
-	@$(PYTHON) -m lab.pictures $(call written,runs)
+	@$(PYTHON) -m lab.pictures $(call written,runs) runs/07_asleep.json
 
 test: lint  ## lint, then the tests (CHAPTERS=folder tests the chapters in there)
 	$(PYTHON) -m pytest -q tests
@@ -108,4 +116,5 @@ faults: $(READY)  ## kill ranks of a run at random, and see that it costs time a
 
 figures: $(READY)  ## draw figures/ anew
 	$(call run_chapters,--steps=5,runs/figures)
-	$(PYTHON) -m lab.pictures $(call written,runs/figures) --out figures
+	$(call sleep_through,runs/figures)
+	$(PYTHON) -m lab.pictures $(call written,runs/figures) runs/figures/07_asleep.json --out figures

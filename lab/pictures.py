@@ -404,7 +404,13 @@ def schedule(runs):
     pipeline = importlib.import_module("07_pipeline_parallel")
     known = [run for run in runs if run["chapter"] == "07_pipeline_parallel"
              and "simulated" in run["recorded"]]
+    known.sort(key=lambda run: "executed" in run["recorded"])       # rather one that has computed
     run = known[-1] if known else {"recorded": {}}
+    for other in known:                                 # lab.schedules has slept through the same
+        same = other["recorded"]["simulated"] == run["recorded"]["simulated"]
+        if "asleep" in other["recorded"] and same:
+            asleep = {"asleep": other["recorded"]["asleep"]}
+            run = run | {"recorded": run["recorded"] | asleep, "sleep": other["config"]["sleep"]}
     shown = [of for of in ("simulated", "asleep", "executed") if of in run["recorded"]]
     p = len(run["recorded"].get("simulated", []))
     inches = {of: 0.7 + 0.3 * p for of in shown}
@@ -440,7 +446,7 @@ def title_of(run, of, actions):
     work = sum(action[4] - action[3] for of_rank in actions for action in of_rank)
     turns = ", where ranks take turns if cores are fewer" if run["device"] == "cpu" else ""
     what = {"simulated": f"{run['variant']}, p = {len(actions)}, m = {m}, as simulated, F = B = W",
-            "asleep": f"the same in ms, if each F, B and W sleeps for {run['config']['sleep']} ms",
+            "asleep": f"the same in ms, if each F, B and W sleeps for {run.get('sleep')} ms",
             "executed": f"the same in ms, as computed on {run['device']}{turns}"}
     return f"{what[of]}: idle over work {len(actions) * end / work - 1:.2f}"
 

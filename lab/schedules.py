@@ -152,7 +152,7 @@ def sleep_through(chapter, args, schedule):
     start, end in seconds] of its actions.
     """
     rank, world = environment("RANK", 0), environment("WORLD_SIZE", 1)
-    device = common.join_ranks(args, rank, world)
+    device = common.join_ranks(args, rank)
     out = torch.zeros(1, 128, 128, device=device)       # what goes from stage to stage
     stages = {stage: SleepingStage(args.sleep / 1e3, out)
               for stage, owner in enumerate(schedule.ranks) if owner == rank}

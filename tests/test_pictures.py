@@ -7,7 +7,7 @@ from statistics import mean
 import pytest
 from conftest import TEXT, chapter, run_main
 
-from lab import pictures
+from lab import pictures, schedules
 from lab.words import quantity
 
 SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--batch=4")
@@ -176,7 +176,7 @@ def pipeline_run(variant, p, m):
     """What a run of chapter 07 records of its schedule; and the schedule."""
     pipeline = chapter("07_pipeline_parallel")
     schedule = pipeline.make_schedule(variant, p, m, v=2)
-    span = pipeline.simulate(schedule)
+    span = schedules.simulate(schedule)
     simulated = [[[*a, *span[a]] for a in actions] for actions in schedule.actions]
     config = {"chunks": 2, "breadth_first": False, "sleep": 10}
     run = {"chapter": "07_pipeline_parallel", "variant": variant, "config": config,
@@ -186,17 +186,18 @@ def pipeline_run(variant, p, m):
 
 @pytest.mark.parametrize("variant", ["1f1b", "interleaved", "zb-h1", "dualpipe"])
 def test_a_schedule_is_drawn_as_the_chapter_has_it_in_a_terminal(variant):
-    """A real step's, too, whose times are in seconds."""
+    """A real step's, too, whose times are in seconds; and one's that was slept through apart."""
     run, schedule = pipeline_run(variant, 4, 8)
+    slept, _ = pipeline_run(variant, 4, 8)
     simulated = run["recorded"]["simulated"]
-    run["recorded"]["asleep"] = run["recorded"]["executed"] = [
+    slept["recorded"]["asleep"] = run["recorded"]["executed"] = [
         [[*a, 1e-3 * start, 1e-3 * end, 1e6 * (i + rank)]
          for i, (*a, start, end) in enumerate(of_rank)]
         for rank, of_rank in enumerate(simulated)
     ]  # fmt: skip
-    figure = pictures.schedule([run])
+    figure = pictures.schedule([run, slept])
     *drawn, kept, _ = figure.axes
-    expected = chapter("07_pipeline_parallel").drawing(schedule)
+    expected = schedules.drawing(schedule)
     assert [read_back(axes) for axes in drawn] == [expected] * 3
 
     kinds = [line[8:] for line in expected.splitlines()[::2]]
