@@ -1,7 +1,7 @@
 r"""06 · Context parallelism: one sequence on several ranks, in attention too.
 
 Chapter 05 puts the sequence together again inside of the sub-layers, so that none can be longer
-than what fits on one rank. Here it stays cut: each of N ranks holds s/N of its tokens, and all
+than what fits on one rank. Here it stays cut: each of N ranks holds s/N of its s tokens, and all
 parameters. Norms, linears and the loss treat each token by itself and do not notice. Attention
 does. It is causal: a token's query meets the keys of all tokens up to its own, and of none later.
 
@@ -21,8 +21,8 @@ weights, dP = dout·vᵀ, and of the scores (the sums are over the row of a quer
 
     dS  =  P∘(dP - Σ P∘dP)  =  P∘(dP - Σ out·dout)
 
-First the softmax's usual formula, whose sum is over all keys. But Σ P∘dP = (Σ P·v)·dout, and the
-sum of P·v over all keys is out, which is at home. So a block's gradients can be computed by
+The first form is the softmax's usual one, with a sum over all keys. But Σ P∘dP = (Σ P·v)·dout, and
+the sum of P·v over all keys is out, which is at home. So a block's gradients can be computed by
 themselves. Those of the queries, dS·k, are summed where they are. Those of keys and values, dSᵀ·q
 and Pᵀ·dout, follow these one hop behind: each rank adds its part, and the sum comes home. On three
 ranks, whose keys are a, b and c, with a₁ for rank 1's part of a's gradient:
@@ -35,9 +35,9 @@ ranks, whose keys are a, b and c, with a₁ for rank 1's part of a's gradient:
 
 Who has to compute? A block of later keys is masked, so nobody computes it. With contiguous parts
 (`--variant ring`) rank 0 computes one block, its own, and the last rank all N: the others wait. So
-in a zig-zag (the default) rank r holds the r-th of 2N chunks from the front and the r-th from the
-back. Then every rank computes its own block, and half a block at each hop. For 4 ranks, who
-computes what, and at which hop:
+a zig-zag (the default) cuts the sequence into 2N chunks, and rank r holds chunk r from the front
+and chunk r from the back. Then every rank computes its own block, and half a block at each hop. For
+4 ranks, who computes what, and at which hop:
 
     ring        keys of                     zigzag      keys of chunk
     queries     r0   r1   r2   r3           queries      0   1   2   3   4   5   6   7
@@ -81,8 +81,8 @@ Run it:
 
 Sources: Liu et al., Ring Attention with Blockwise Transformers (2023), section 3; Brandon et al.,
 Striped Attention (2023), section 3 (the imbalance); Jacobs et al., DeepSpeed Ulysses (2023),
-section 3; Llama Team, The Llama 3 Herd of Models (2024), section 3.3.2 (2N chunks); Ultra-Scale
-Playbook, "Context Parallelism".
+section 3; Llama Team, The Llama 3 Herd of Models (2024), section 3.3.2 (2N chunks, gathered keys);
+Ultra-Scale Playbook, "Context Parallelism".
 """
 
 from collections import namedtuple
@@ -130,7 +130,7 @@ def wide(x):
 
 
 def stacked(x, like):
-    """(batch, heads, rows, n) to (batch, kv_heads, group·rows, n): those of one key, stacked."""
+    """(batch, heads, rows, n) to (batch, kv_heads, group·rows, n): heads of one key, stacked."""
     return x.reshape(x.shape[0], like.shape[1], -1, x.shape[-1])
 
 
@@ -323,7 +323,7 @@ def ulysses_attention(q, k, v, group, core):
 # ------------------------------------------------------------------------------------ the whole GPT
 
 def core_of(args, like):
-    """The one that --attention names, or with --kernels our Triton flash attention, where it can
+    """The core that --attention names, or with --kernels our Triton flash attention, where it can
     work on such tensors: on a GPU, or anywhere under TRITON_INTERPRET=1."""
     if args.kernels:
         from kernels import flash_attention as ours
@@ -336,10 +336,9 @@ def core_of(args, like):
 
 
 def context_parallel(model, args, group):
-    """Put the attention of --variant into common.gpt(args.model), whose other modules stay as they
-    are. Returns the positions of this rank's tokens."""
+    """Put a variant's attention into common.gpt(args.model). Returns this rank's positions."""
     n, variant, weight = group.size(), args.variant, model.embedding.weight
-    zigzag, core = variant in ("zigzag", "gather"), core_of(args, weight)
+    zigzag, core = variant in ("zigzag", "gather"), core_of(args, weight)   # gather: as in Llama 3
     everyones = [positions_of(r, n, args.model.seq, zigzag).to(weight.device) for r in range(n)]
     positions = everyones[group.rank()]
     if variant == "gather":
@@ -360,8 +359,8 @@ def context_parallel(model, args, group):
 
 
 def train_step(model, optimizer, micro_batches, positions, valid, clip):
-    """One step on the tokens at this rank's positions. Returns its part of the loss, and the norm.
-    valid: the valid targets of the whole batch. Communication: that of attention; then one
+    """One step on the tokens at this rank's positions. valid: the valid targets of the whole batch.
+    Returns this rank's part of the loss, and the norm. Communication: that of attention; then one
     all_reduce of all gradients."""
     optimizer.zero_grad()
     total = 0
@@ -426,7 +425,8 @@ def attention_flops(cfg, variant, batch, rank, n):
 
 
 def tokens_to_hide(cfg, e, flops, bandwidth):
-    """Of a rank, from which on a ring's hop hides. e: bytes of a number. FLOP/s, and bytes/s."""
+    """Tokens of a rank from which on a ring's hop hides behind its block. e: bytes of a number.
+    flops: FLOP/s. bandwidth: bytes/s."""
     return cfg.kv_heads / cfg.heads * e / 2 * flops / bandwidth
 
 
