@@ -5,7 +5,8 @@ metered step. All keys are optional:
 
     parameters    numbers on this rank, or {kind: share} of those of `modules` of the list; with
                   tensors, widths, or zero and holders: see lab/anatomy.py
-    sent          {op: (calls, payload, wire)}, or for each axis: {axis: {op: ...}}
+    sent          {op: (calls, payload, wire)}, or for each axis: {axis: {op: ...}}, whose wire may
+                  be left out: it is the payload times the ring's factor
     gradients     {kind: name of the group that sums it}: what lab/anatomy.py adds to sent; gathers
     kept          {class: share} of the activations; None: show them without a formula
     schedule      a rank's actions, and the slices of the model that are its stages
@@ -26,10 +27,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from common import loss_sum
+from common import environment, loss_sum
 from lab import anatomy, schedules
 from lab.machines import MACHINES, PEAK_FLOPS
-from lab.meters import ActivationMeter, FlopMeter, hidden_share, nbytes
+from lab.meters import COLLECTIVES, ActivationMeter, FlopMeter, hidden_share, nbytes
 from lab.words import count, printable, quantity
 
 WATCHED_STEPS = 3       # the memory of chapter 01's first steps is watched
@@ -198,6 +199,7 @@ def hold_traffic(run, answer):
     if "gradients" in answer:
         sent = sent | anatomy.gradient_traffic(run.args.model, answer, run.dtype.itemsize)
     if sent and all(isinstance(ops, dict) for ops in sent.values()):
+        sent = with_wire_bytes(run, sent)
         axes = hold_axes(run, sent)
     else:
         for op, measured, expected in by_operator(run.comm.total, sent):
@@ -219,6 +221,17 @@ def name_of(group):
     if group is dist.group.WORLD:
         return "world"
     return group.group_desc.removeprefix("mesh_")
+
+
+def with_wire_bytes(run, sent):
+    """Of each axis (calls, payload, wire), where a chapter may leave wire to the ring's factor."""
+    groups = map(dist.distributed_c10d._resolve_process_group, run.comm.by_group)
+    sizes, factors = {name_of(group): group.size() for group in groups}, dict(COLLECTIVES.values())
+    whole = {}
+    for axis, ops in sent.items():
+        whole[axis] = {op: (calls, payload, *(wire or [factors[op](sizes.get(axis, 1)) * payload]))
+                       for op, (calls, payload, *wire) in ops.items()}
+    return whole
 
 
 def hold_axes(run, sent):
@@ -244,9 +257,12 @@ def hold_axes(run, sent):
 
 
 def note_axes(run, mine):
-    """What goes on each axis, and whether it leaves a machine of args.node_size ranks.
-    Communication, after all measurements: an all_gather_object."""
-    everyones, recorded, size = of_all_ranks(run, mine), {}, run.args.node_size
+    """What goes on each axis, and whether it leaves a machine of args.node_size ranks: if that is
+    None, of as many as there are, or of 8 if all are on one. Communication, after all measurements:
+    an all_gather_object."""
+    local = environment("LOCAL_WORLD_SIZE", run.world)
+    size = run.args.node_size or (local if local < run.world else 8)
+    everyones, recorded = of_all_ranks(run, mine), {}
     leaves = lambda ranks: ranks[0] // size != ranks[-1] // size
     for axis, (ranks, here) in mine.items():
         groups, all_sent = zip(*(of_rank[axis] for of_rank in everyones if axis in of_rank))
