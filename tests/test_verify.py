@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import time
 import types
+from unittest import mock
 
 import pytest
 import torch
@@ -268,3 +270,21 @@ def test_the_verdict_says_what_is_allowed_where_a_run_rounds():
 
 def test_a_run_of_which_nothing_was_compared_is_no_match():
     assert verdict("float16") == ([], ["no step was compared with one GPU: all were skipped"])
+
+
+def when_the_others_go_on():
+    """Seconds that this rank waits, where rank 0 takes a second for its step on one GPU."""
+    run = common.Run(arguments("--batch=2"))
+    verifier, start = Verifier(run, 1), time.monotonic()
+    with mock.patch.object(torch.cuda, "synchronize"):
+        for _ in range(2):  # each step has a key of its own
+            if run.rank == 0:
+                time.sleep(1)
+            verifier.wait_for_rank_0()
+            verifier.steps += 1
+    return time.monotonic() - start
+
+
+def test_on_nccl_the_others_wait_at_the_store(ranks):
+    """Not in a collective, whose watchdog would kill them."""
+    assert all(1.9 < seconds < 10 for seconds in ranks(2)(when_the_others_go_on))
