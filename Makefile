@@ -34,21 +34,24 @@ given-python:
 
 # Run every chapter with its default variant, and a few steps of the variants that figures compare, on
 # 8 CPU ranks (01 on one; 07 has a layer for each), with flags $(1) and the JSON in $(2); stop at the
-# first that fails. What the figure of 08 compares is how a small model's experts are balanced; that
-# of 09 has three axes on two machines of 4 ranks, and a mixture on four axes.
+# first that fails. What the figure of 08 compares is how a small model's experts are balanced, for
+# which two ranks are enough; that of 09 has three axes on two machines of 4 ranks, and a mixture on
+# four axes.
 COMPARED := 02_data_parallel:naive 02_data_parallel:overlap 03_zero:zero1 03_zero:zero2 \
 	06_context_parallel:ring 08_expert_parallel:none 08_expert_parallel:loss 08_expert_parallel:bias \
 	09_5d:experts
 SMALL_MIXTURE := --layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=32 --steps=200 --no-verify
 RUNS := $(sort $(CHAPTERS_HERE:.py=) $(COMPARED))
 written = $(patsubst %,$(1)/%.json,$(subst :,-,$(RUNS)))
-ON_8_RANKS := env OMP_NUM_THREADS=1 $(PYTHON) -m torch.distributed.run --standalone --nproc_per_node=8
+ON_RANKS := env OMP_NUM_THREADS=1 $(PYTHON) -m torch.distributed.run --standalone
+ON_8_RANKS := $(ON_RANKS) --nproc_per_node=8
 define run_chapters
 	@mkdir -p $(2)
 	@for run in $(RUNS); do \
 		chapter=$${run%%:*}; variant=$${run#$$chapter}; variant=$${variant#:}; \
-		case $$chapter in \
+		case $$run in \
 			01_*) set -- $(PYTHON) ;; \
+			08_*:*) set -- $(ON_RANKS) --nproc_per_node=2 ;; \
 			*) set -- $(ON_8_RANKS) ;; \
 		esac; \
 		set -- "$$@" $$chapter.py --device=cpu $(1); \

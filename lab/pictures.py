@@ -548,7 +548,7 @@ def who_is_chosen(runs):
     shown = {balance: last[balance] for balance in BALANCES if balance in last}
     columns = [balance for balance in shown if "loads" in shown[balance]["recorded"]] or ["losses"]
     with_rows = [run for run in runs if run["recorded"].get("rows")]
-    with_rows.sort(key=lambda run: run["config"]["balance"] == "none")
+    with_rows.sort(key=lambda run: (run["world_size"], run["config"]["balance"] == "none"))
 
     left = ["rows"] if with_rows else []
     widths = [5.0] * len(left) + [10 / max(len(columns), 2)] * len(columns)
@@ -587,7 +587,7 @@ def draw_rows(axes, run):
     axes.spines[:].set_color("#cccccc")
     axes.set_ylabel("from rank", fontsize=9)
     axes.set_xlabel("to rank; below: the rows that it receives from all", fontsize=9)
-    axes.set_title("how many rows go from rank to rank in the last step\n"
+    axes.set_title("how many rows go from rank to rank in the step that is metered\n"
                    f"(first layer, first micro-batch, balance: {run['config']['balance']})",
                    loc="left", fontsize=10)
 
