@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 from conftest import chapter, hold_to_one_gpu, run_main
 from test_04_tensor_parallel import (
+    EIGHT_RANKS,
     FLOAT64,
     FOUR,
+    OF_THREE,
     SETTINGS,
     SMALL_TRAINING,
     THREE,
@@ -48,7 +50,7 @@ def test_what_both_chapters_have_is_one_text(five):
 # ------------------------------------------------------------------------------- same as one GPU
 
 
-@pytest.mark.parametrize("one", covering(variant=VARIANTS, **SETTINGS))
+@pytest.mark.parametrize("one", [*covering(variant=VARIANTS, **SETTINGS), EIGHT_RANKS])
 def test_same_as_one_gpu(ranks, tmp_path, one):
     world, flags = one["world"], flags_of(one)
     results = ranks(world)(run_main, FIVE, flags, tmp_path)
@@ -66,7 +68,7 @@ def test_same_as_one_gpu_in_full(ranks, tmp_path, variant, setting):
 
 IN_FULL = "in_full = [model.embedding, model.head.norm, model.head.out]"
 MINE = "x.chunk(group.size(), 1)[group.rank()].clone()"  # a part that nobody has summed
-ONE_STEP = (*FLOAT64, "--steps=1")
+ONE_STEP = (*FLOAT64, "--layers=1", "--batch=2", "--steps=1")
 
 
 @pytest.mark.parametrize(
@@ -128,14 +130,15 @@ SEND_ON = """dist.isend, x, group=group, group_peer=(rank + 1) % t),
     ],
 )
 def test_a_broken_ring_says_so(ranks, tmp_path, right, wrong, named):
-    flags = (*ONE_STEP, "--heads=6", "--dim=24", "--kv-heads=3", "--seq=15", "--variant=ring")
+    flags = (*ONE_STEP, *OF_THREE, "--variant=ring")
     (status, _, output), *_ = ranks(3)(run_main, FIVE, flags, tmp_path, (right, wrong))
     assert status == 1 and f"✗ {named}" in output, output
 
 
 def test_the_same_run_gives_the_same_bits(ranks, tmp_path):
     chapter(FIVE)
-    one, other = ranks(4)(twice, FIVE, (*SMALL_TRAINING, "--variant=ring"), tmp_path)[0]
+    flags = (*SMALL_TRAINING, *OF_THREE, "--variant=ring")
+    one, other = ranks(3)(twice, FIVE, flags, tmp_path)[0]
     assert one == other
 
 
