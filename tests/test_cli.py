@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import conftest
+import programs
 import pytest
 import torch
 from conftest import CHAPTERS, ROOT, SMALL, TEXT, arguments, chapter_names, run_main
@@ -356,12 +357,9 @@ def shell(*command, cwd, **environment):
                           capture_output=True, text=True, timeout=300)
 
 
-def as_a_reader_would(name, launcher, steps, folder):
-    """The default variant of a chapter from the shell: its JSON."""
-    chapter = CHAPTERS / f"{name}.py"
-    run = shell(*launcher, chapter, f"--steps={steps}", "--json=run.json", cwd=folder)
-    assert run.returncode == 0 and run.stderr == "", run.stderr
-    assert run.stdout.count("same as one GPU over") == 1 and "✗" not in run.stdout
+def hold_to_what_a_reader_expects(output, errors, steps, folder):
+    """Of the default variant of a chapter. Returns its JSON."""
+    assert errors == "" and output.count("same as one GPU over") == 1 and "✗" not in output, errors
     record = json.loads((folder / "run.json").read_text())
     assert record["checks"] and all(check["ok"] for check in record["checks"])
     assert len(record["loss"]) == steps and len(record["reference_loss"]) == min(5, steps)
@@ -371,22 +369,33 @@ def as_a_reader_would(name, launcher, steps, folder):
 
 @pytest.mark.parametrize("name", [name for name in chapter_names() if name[:2] != "01"])
 def test_as_a_reader_would(tmp_path, name):
-    assert as_a_reader_would(name, TORCHRUN, 3, tmp_path)["world_size"] == 2
+    chapter = CHAPTERS / f"{name}.py"
+    statuses, *said = programs.run(chapter, "--steps=3", "--json=run.json", world=2, cwd=tmp_path)
+    assert statuses == [0, 0], said
+    assert hold_to_what_a_reader_expects(*said, 3, tmp_path)["world_size"] == 2
+
+
+def test_under_torchrun_itself(tmp_path):
+    run = shell(*TORCHRUN, CHAPTERS / f"{TWO}.py", "--steps=1", "--json=run.json", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    hold_to_what_a_reader_expects(run.stdout, run.stderr, 1, tmp_path)
 
 
 @pytest.mark.parametrize(("steps", "loss"), [
     (30, 3.6), pytest.param(300, 2.4, marks=pytest.mark.full)])
 def test_chapter_01_learns_what_its_lesson_promises(tmp_path, steps, loss):
-    losses = as_a_reader_would("01_single_gpu", [sys.executable], steps, tmp_path)["loss"]
+    chapter = CHAPTERS / "01_single_gpu.py"
+    statuses, *said = programs.run(chapter, f"--steps={steps}", "--json=run.json", cwd=tmp_path)
+    assert statuses == [0], said
+    losses = hold_to_what_a_reader_expects(*said, steps, tmp_path)["loss"]
     assert sum(losses[-10:]) / 10 < loss
 
 
-def test_a_refusal_under_torchrun_is_one_line_among_its_own(tmp_path):
+def test_of_two_ranks_that_are_refused_one_says_it_and_has_status_2(tmp_path):
     chapter = CHAPTERS / f"{chapter_names()[-1]}.py"
-    run = shell(*TORCHRUN, chapter, "--steps=-3", cwd=tmp_path)
-    assert run.returncode != 0 and run.stdout == ""
-    assert run.stderr.count("error: --steps: -3 is no whole number") == 1
-    assert "exitcode  : 2" in run.stderr  # torchrun's own summary of the rank that refused
+    statuses, output, errors = programs.run(chapter, "--steps=-3", world=2, cwd=tmp_path)
+    assert statuses == [2, 0] and output == "" and errors.count("\n") == 1
+    assert errors.startswith("error: --steps: -3 is no whole number")
 
 
 def test_common_is_no_run(capsys):
@@ -398,23 +407,22 @@ def test_common_is_no_run(capsys):
 
 def test_a_run_outlives_its_reader_and_an_encoding_without_its_marks(tmp_path):
     """As with PYTHONIOENCODING=ascii and `| head -1`."""
-    command = [sys.executable, CHAPTERS / f"{TWO}.py", *SMALL, "--steps=2", "--json=run.json"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
-    run = subprocess.Popen([*command, f"--data={TEXT}"], cwd=tmp_path, env=environment, text=True,
-                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert run.stdout.readline().startswith(r"02 data parallel \N{MIDDLE DOT} bucket")
-    run.stdout.close()
-    assert (run.stderr.read(), run.wait(100)) == ("", 0)
+    flags = *SMALL, "--steps=2", "--json=run.json", f"--data={TEXT}"
+    os.mkfifo(tmp_path / "pipe")
+    ranks = programs.Ranks(CHAPTERS / f"{TWO}.py", *flags, cwd=tmp_path, encoding="ascii",
+                           stdout=tmp_path / "pipe")  # fmt: skip
+    with open(tmp_path / "pipe") as reader:
+        assert reader.readline().startswith(r"02 data parallel \N{MIDDLE DOT} bucket")
+    assert (ranks.wait(), ranks.err()) == ([0], "")
     assert len(json.loads((tmp_path / "run.json").read_text())["loss"]) == 2
 
 
 def test_a_run_needs_no_output_at_all(tmp_path):
-    command = [sys.executable, CHAPTERS / f"{TWO}.py", *SMALL, "--steps=1", f"--data={TEXT}"]
-    run = shell("sh", "-c", '"$@" >&- 2>&-', "sh", *command, "--json=run.json", cwd=tmp_path)
-    assert run.returncode == 0 and (tmp_path / "run.json").exists()
-    run = shell("sh", "-c", '"$@" > /dev/full', "sh", *command, cwd=tmp_path)
-    assert (run.returncode, run.stderr) == (
-        1, "error: standard output: No space left on device\n")
+    command = CHAPTERS / f"{TWO}.py", *SMALL, "--steps=1", f"--data={TEXT}", "--json=run.json"
+    assert programs.run(*command, cwd=tmp_path, stdout=None, stderr=None) == ([0], "", "")
+    assert (tmp_path / "run.json").exists()
+    statuses, _, errors = programs.run(*command, cwd=tmp_path, stdout="/dev/full")
+    assert (statuses, errors) == ([1], "error: standard output: No space left on device\n")
 
 
 # ------------------------------------------------------------------------------------------ grading
@@ -430,9 +438,9 @@ def test_chapters_of_another_folder_are_graded(tmp_path):
     tests = ROOT / f"tests/test_{TWO}.py"
     chosen = (f"{tests}::test_when_communication_hides",
               f"{tests}::test_buckets_are_in_order_full_and_of_one_dtype")
-    graded = shell(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen,
-                   cwd=ROOT, CHAPTERS=str(tmp_path))
-    assert graded.returncode == 1 and "1 failed, 1 passed" in graded.stdout, graded.stdout
+    graded = programs.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, cwd=ROOT,
+                          CHAPTERS=tmp_path)  # fmt: skip
+    assert graded[0] == [1] and "1 failed, 1 passed" in graded[1], graded
 
 
 def test_a_folder_without_chapters_is_not_graded(tmp_path, monkeypatch):

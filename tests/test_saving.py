@@ -14,16 +14,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import programs
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import CHAPTERS, ROOT, TEXT, chapter, main
+from conftest import CHAPTERS, TEXT, chapter, main
 
 import common
 from lab import checkpoint, resuming, saving, storage
@@ -163,7 +166,7 @@ def test_one_that_is_cut_short_and_the_older_one_beside_it(
 def test_no_flipped_byte_is_accepted(origin, saved):
     """Any bits of any byte; each is refused by the reader, in words."""
     folder, random = saved / "step-000004", np.random.default_rng(0)
-    for file, number in ((storage.INDEX, 1500), ("0.bin", 150)):
+    for file, number in ((storage.INDEX, 500), ("0.bin", 50)):
         good = (folder / file).read_bytes()
         for at in np.linspace(0, len(good) - 1, number).astype(int):
             bad = bytearray(good)
@@ -371,7 +374,8 @@ def test_a_forged_index(refused, saved, what):
     forge(folder, HOSTILE[what])
 
     def watched(file, *args, **more):
-        opened.append(str(file))
+        if threading.current_thread() is threading.main_thread():  # the stories have others
+            opened.append(str(file))
         return real(file, *args, **more)
 
     with mock.patch.object(builtins, "open", watched), mock.patch.object(io, "open", watched):
@@ -403,7 +407,7 @@ def test_a_checkpoint_may_go_while_it_is_read(origin, tmp_path):
     """Its files are open: another run in that folder, or this one, may have written newer ones."""
     shutil.copytree(origin / "saved/step-000004", tmp_path / "step-000004")
     folder = tmp_path / "step-000004"
-    saved = checkpoint.Checkpoint(0, folder, storage.read_index(folder))
+    saved = checkpoint.Checkpoint(folder, storage.read_index(folder))
     before = saved.value("embedding.weight", torch.empty(256, 16))
     shutil.rmtree(folder)
     assert torch.equal(saved.value("embedding.weight", torch.empty(256, 16)), before)
@@ -676,34 +680,6 @@ def test_handlers_are_put_back_when_a_run_fails(run_chapter, monkeypatch):
     assert seen[0] == before and seen[1] != before
 
 
-SECOND = """
-import threading
-from lab.saving import Sigterm
-Sigterm.SAME = 0.5
-Sigterm()
-print("waits", flush=True)
-lock = threading.Lock()
-lock.acquire()
-while True:  # as in a collective, from which no signal calls back
-    try:
-        lock.acquire()
-    except KeyboardInterrupt:
-        pass
-"""
-
-
-def test_a_second_sigterm_ends_at_once():
-    process = subprocess.Popen([sys.executable, "-c", SECOND], cwd=ROOT, stdout=subprocess.PIPE)
-    process.stdout.readline()
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGTERM)  # torchrun passes on what it got: the same one
-    time.sleep(1)
-    assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(5) == 128 + signal.SIGTERM
-    process.stdout.close()
-
-
 class NotFinite:
     """In place of F.cross_entropy: the same, but not finite in one call, on some ranks."""
 
@@ -740,9 +716,9 @@ def test_what_is_not_finite_ends_the_run_in_that_step(ranks, tmp_path, name, ran
 def whose_gradients(bad):
     from conftest import arguments
 
-    from lab import report
+    from lab import cli, report
 
-    run = report.Run(arguments("--no-verify", parse=report.parse))
+    run = report.Run(arguments("--no-verify", parse=cli.parse))
     p = torch.nn.Parameter(torch.zeros(2))
     run.optimizers.append(torch.optim.SGD([p], 1))
     p.grad = torch.tensor([1.0, math.inf if run.rank in bad else 1.0])
@@ -751,7 +727,7 @@ def whose_gradients(bad):
         for batch in run.batches():
             run.seconds.append(0.5)
             try:
-                run.log(batch, nan, nan, [])
+                run.log(batch, nan, nan, torch.nn.Module())
             except SystemExit:
                 return output.getvalue()
 
@@ -764,114 +740,171 @@ def test_the_rank_whose_gradients_are_not_finite_is_named(ranks, bad, named):
 
 # ------------------------------------------------------------------------------------------- hangs
 
-@pytest.mark.parametrize(("name", "rank"), [(QUICK, 0), ("04_tensor_parallel", 1)])
-def test_a_rank_that_hangs_is_named(ranks, tmp_path, name, rank):
-    flags = "--kv-heads=2", "--steps=4", "--timeout=2"
+LONG = (*SMALL, "--layers=2", "--micro-batch=2", "--steps=100000", "--timeout=5")
+TORCHRUN = sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"
+
+
+def hang(folder, name, rank):
+    """A rank that sleeps for longer than the others wait. Returns all that they leave."""
+    patches = {rank: [at(2, [rank], functools.partial(time.sleep, 10))]}
+    flags = *SMALL, "--kv-heads=2", "--steps=4", "--timeout=5"
+    ranks = programs.Ranks(CHAPTERS / f"{name}.py", *flags, world=2, cwd=folder, patches=patches)
     start = time.monotonic()
-    both = ranks(2)(status_of, name, flags, [at(2, [rank], functools.partial(time.sleep, 6))])
-    assert time.monotonic() - start < 12
-    assert [status for status, _ in both] == [1, 1], both
-    said = "".join(output for _, output in both)
-    assert said.count("error: ") == 1 and "Traceback" not in said
-    assert f"error: step 3: rank {rank} did not answer within 2 s\n" in both[1 - rank][1]
+    return ranks.wait(), ranks.out() + ranks.err(), ranks.err(1 - rank), time.monotonic() - start
 
 
 def hang_or_sync(path, data=None):
-    if "step-000001" in str(path) and common.environment("RANK", 0) == 1:
-        time.sleep(8)
+    if "step-000001" in str(path):
+        time.sleep(9)
     SYNCED(path, data)
 
 
-def test_a_rank_that_hangs_while_it_saves_is_named(ranks, tmp_path):
-    flags = "--steps=4", "--timeout=2", "--save-every=1", f"--save={tmp_path}"
-    hang = [("lab.storage.synced", hang_or_sync)]
-    (status, out), _ = ranks(2)(status_of, QUICK, flags, hang)
-    assert status == 1 and re.search(r"^error: step [23]: rank 1 did not answer within 2 s$", out,
-                                     re.M), out  # fmt: skip
-    assert "Traceback" not in out and not storage.checkpoints_in(tmp_path)
+def hang_while_saving(folder):
+    """The second rank does, in its thread."""
+    ranks = programs.Ranks(
+        CHAPTERS / f"{QUICK}.py", *SMALL, "--steps=4", "--timeout=5", "--save-every=1",
+        "--save=saved", world=2, cwd=folder, patches={1: [("lab.storage.synced", hang_or_sync)]})
+    statuses, said = ranks.wait(), ranks.out() + ranks.err()
+    return statuses, said, storage.checkpoints_in(folder / "saved")
+
+
+def strike(folder, name, number, rank, **more):
+    """Send a signal to a rank after its fifth step. Returns what the other one says, its status,
+    and after how many seconds it ends."""
+    ranks = programs.Ranks(CHAPTERS / f"{name}.py", *LONG, world=2, cwd=folder, **more)
+    try:
+        ranks.until("     5 ")
+        ranks.send(number, rank)
+        start, other = time.monotonic(), ranks.processes[1 - rank]
+        other.join(60)
+        return ranks.err(), other.exitcode, time.monotonic() - start
+    finally:
+        ranks.stop()
+
+
+def without_torchrun(folder, number, rank):
+    """Rank 0 keeps the store."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    return strike(folder, QUICK, number, rank, meet_at=port)
+
+
+def sigterm_to_torchrun(folder):
+    """In a session of its own, and a reader's environment."""
+    flags = *SMALL, "--steps=100000", f"--save={folder}"
+    process = subprocess.Popen(
+        [*TORCHRUN, f"{QUICK}.py", *flags], cwd=CHAPTERS, start_new_session=True, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    lines = []
+    while "     5 " not in "".join(lines[-1:]):
+        lines.append(process.stdout.readline())
+        assert lines[-1], "".join(lines) + process.stderr.read()
+    process.send_signal(signal.SIGTERM)
+    return process.communicate(timeout=60)
+
+
+SECOND = """
+import threading
+from lab.saving import Sigterm
+Sigterm.SAME = 0.5
+Sigterm()
+print("waits", flush=True)
+lock = threading.Lock()
+lock.acquire()
+while True:  # as in a collective, from which no signal calls back
+    try:
+        lock.acquire()
+    except KeyboardInterrupt:
+        pass
+"""
+
+
+def second_sigterm(folder):
+    """Returns the status after two at once, of which torchrun has passed on one; and at the end."""
+    (folder / "second.py").write_text(SECOND)
+    ranks = programs.Ranks("second.py", cwd=folder)
+    try:
+        ranks.until("waits")
+        ranks.send(signal.SIGTERM, 0)
+        ranks.send(signal.SIGTERM, 0)
+        before = ranks.wait(1)
+        ranks.send(signal.SIGTERM, 0)
+        return before, ranks.wait(5)
+    finally:
+        ranks.stop()
+
+
+STORIES = {
+    "a replica hangs": (hang, QUICK, 0),
+    "a part of a layer hangs": (hang, "04_tensor_parallel", 1),
+    "hangs while it saves": (hang_while_saving,),
+    "a stage is stopped": (strike, "07_pipeline_parallel", signal.SIGSTOP, 0),
+    "rank 0 is stopped": (without_torchrun, signal.SIGSTOP, 0),
+    "rank 1 is killed": (without_torchrun, signal.SIGKILL, 1),
+    "rank 0 is killed": (without_torchrun, signal.SIGKILL, 0),
+    "torchrun is told to end": (sigterm_to_torchrun,),
+    "told to end twice": (second_sigterm,),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stories(request, tmp_path_factory):
+    """{name: a Future}: most of what these take is time in which ranks wait for others, so they
+    begin with the first test of this file, and go on beside the next ones."""
+    told = [item for item in request.session.items if item.path == Path(__file__)]
+    told = {item.callspec.params.get("story") for item in told if hasattr(item, "callspec")}
+    with ThreadPoolExecutor(4) as threads:
+        yield {name: threads.submit(story, tmp_path_factory.mktemp("story"), *args)
+               for name, (story, *args) in STORIES.items() if name in told}
+
+
+@pytest.mark.parametrize(("story", "rank"), [("a replica hangs", 0),
+                                             ("a part of a layer hangs", 1)])
+def test_a_rank_that_hangs_is_named(stories, story, rank):
+    statuses, said, others, seconds = stories[story].result()
+    assert statuses == [1, 1] and seconds < 30, said
+    assert said.count("error: ") == 1 and "Traceback" not in said, said
+    assert others == f"error: step 3: rank {rank} did not answer within 5 s\n"
+
+
+@pytest.mark.parametrize("story", ["hangs while it saves"])
+def test_a_rank_that_hangs_while_it_saves_is_named(stories, story):
+    statuses, said, checkpoints = stories[story].result()
+    assert statuses[0] == 1 and re.search(
+        r"^error: step [23]: rank 1 did not answer within 5 s$", said, re.M), said
+    assert "Traceback" not in said and not checkpoints
+
+
+@pytest.mark.parametrize(("story", "says"), [
+    ("a stage is stopped", "rank 0 did not answer within 5 s"),  # others wait for its messages
+    ("rank 0 is stopped", "rank 0 did not answer within 5 s"),
+    ("rank 1 is killed", "rank 1 has ended"),
+    pytest.param("rank 0 is killed", "rank 0 has ended", marks=pytest.mark.full),  # and the store
+])
+def test_a_rank_that_is_stopped_or_killed_is_named(stories, story, says):
+    said, status, seconds = stories[story].result()
+    assert re.search(rf"^error: step \d+: {says}$", said, re.M), said
+    assert status == 1 and seconds < 15 and "Traceback" not in said and "gloo" not in said, said
+
+
+@pytest.mark.parametrize("story", ["torchrun is told to end"])
+def test_torchrun_passes_sigterm_on(stories, story):
+    out, err = stories[story].result()
+    step, folder = re.search(r"SIGTERM: saved after step (\d+); --resume (\S+)", out).groups()
+    assert storage.read_index(Path(folder, f"step-{int(step):06}"))
+    assert f"{QUICK}.py" not in err, err
+
+
+@pytest.mark.parametrize("story", ["told to end twice"])
+def test_a_second_sigterm_ends_at_once(stories, story):
+    assert stories[story].result() == ([None], [128 + signal.SIGTERM])
 
 
 def test_the_timeout_is_put_back(run_chapter):
     before = saving.USUAL
     assert run_chapter(QUICK, *SMALL, "--timeout=2", "--steps=1")[0] == 0
     assert (saving.c10d.default_pg_timeout, saving.c10d.default_pg_nccl_timeout) == before
-
-
-# --------------------------------------------------------------------------- as a reader would
-
-def start(*command, **more):
-    """A chapter in processes of its own, in a session that its end can be sure of."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | more
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=CHAPTERS, env=environment, start_new_session=True, **pipes)
-
-
-def read_until(process, words):
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if words in line:
-            return lines
-    raise AssertionError("".join(lines) + process.stderr.read())
-
-
-TORCHRUN = sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"
-
-
-def test_torchrun_passes_sigterm_on(tmp_path):
-    flags = *SMALL, "--steps=100000", f"--save={tmp_path}"
-    process = start(*TORCHRUN, f"{QUICK}.py", *flags)
-    read_until(process, "     5 ")
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
-    step = int(re.search(r"SIGTERM: saved after step (\d+); --resume", out)[1])
-    assert storage.read_index(tmp_path / f"step-{step:06}") and f"{QUICK}.py" not in err, err
-
-
-def test_torchrun_with_a_rank_that_is_stopped(tmp_path):
-    """In a pipeline, whose ranks wait for single messages."""
-    flags = *SMALL, "--layers=2", "--micro-batch=2", "--steps=100000", "--timeout=6"
-    process = start(*TORCHRUN, "07_pipeline_parallel.py", *flags)
-    read_until(process, "     5 ")
-    of_ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    environment = lambda pid: Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    of_ranks.sort(key=lambda pid: b"RANK=1" in environment(pid))
-    pid, other = map(int, of_ranks)
-    os.kill(pid, signal.SIGSTOP)
-    stopped = time.monotonic()
-    said = []
-    while not said or not said[-1].startswith("error: "):
-        said.append(process.stderr.readline())
-        assert said[-1], "".join(said)
-    seconds = time.monotonic() - stopped
-    process.kill()
-    for rank in pid, other:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(rank, signal.SIGKILL)
-    process.communicate(timeout=60)
-    assert re.fullmatch(r"error: step \d+: rank 0 did not answer within 6 s\n", said[-1]), said
-    assert seconds < 11 and "gloo" not in "".join(said)
-
-
-@pytest.mark.parametrize(("number", "rank", "says"), [
-    (signal.SIGKILL, 1, "rank 1 has ended"),
-    pytest.param(signal.SIGKILL, 0, "rank 0 has ended", marks=pytest.mark.full),  # and the store
-    (signal.SIGSTOP, 0, "rank 0 did not answer within 6 s"),
-])
-def test_a_launcher_that_is_not_torchrun(number, rank, says):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        there = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
-    flags = *SMALL, "--steps=100000", "--timeout=6"
-    both = [start(sys.executable, f"{QUICK}.py", *flags, WORLD_SIZE="2", RANK=f"{i}",
-                  LOCAL_RANK=f"{i}", **there) for i in range(2)]  # fmt: skip
-    read_until(both[0], "     5 ")
-    both[rank].send_signal(number)
-    err = both[1 - rank].communicate(timeout=30)[1]
-    both[rank].kill()
-    both[rank].communicate()
-    assert re.search(rf"^error: step \d+: {says}\n", err, re.M) and "Traceback" not in err, err
-    assert both[1 - rank].returncode == 1
 
 
 # ------------------------------------------------------------------------- numbers that a run keeps
