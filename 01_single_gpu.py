@@ -16,11 +16,37 @@ that has to fit, and what takes the time? A step has three acts:
        |_______________________________  parameters
             forward    backward   optimizer
 
-The first step differs from all others: its optimizer states only appear at its end. (On a GPU it is
-also slower, because PyTorch first has to get memory from the driver, which it then keeps.) A run
-measures this picture in its first three steps, and --plot draws it.
+In the first step the optimizer states only appear at its end. (On a GPU it is also slower, because
+PyTorch first has to get memory from the driver, which it then keeps.) A run measures this picture
+in its first three steps, and --plot draws it.
 
-Model states (bytes per parameter)
+Activations are what backward reads. A linear layer needs its input, for the gradient of its weight.
+GELU needs its input too, LayerNorm its input and two numbers for each token, softmax its output,
+and a product of two activations needs both. A sum needs nothing. So a block of our model keeps as
+much as 14 tensors of (batch, seq, dim), the keys and values, and the weights of attention, (batch,
+heads, seq, seq). `kept_for_backward` below lists them by class, because in later chapters a rank
+keeps a share of each class. On one GPU, there are three ways to keep less.
+
+Gradient accumulation (--micro-batch) cuts the batch into micro-batches, runs one after the other,
+and adds up their gradients. Activations shrink, and nothing else changes. There is one trap.
+Suppose one micro-batch has 100 valid targets, and another has 50. Every target should count 1/150.
+If each micro-batch took the mean over its own, and the two means were averaged, a target would
+count 1/200 in the first and 1/100 in the second. So each micro-batch divides its SUM of losses by
+the valid targets of the WHOLE batch.
+
+Recomputation (--recompute) drops activations, and computes them again in backward:
+
+    none        drops nothing
+    selective   drops what grows with seq^2, the core of attention, and computes only that again
+    full        keeps only each block's input. Backward runs the forward of a block again before it
+                goes through that block: about 4/3 of the FLOPs, and only one block's activations
+
+Fused attention (--attention sdpa) makes the selective choice inside its kernel. Of each row of
+scores it keeps one number, the logarithm of the sum of their exponentials, and computes the weights
+again from that. So with such a kernel, "selective" gains next to nothing. --kernels takes our own,
+kernels/flash_attention.py and kernels/layernorm.py, on a GPU.
+
+Model states, in bytes per parameter:
 
     --precision      parameters  gradients  optimizer states (AdamW)      sum
     fp32                 4           4      4 + 4          two moments     16
@@ -32,47 +58,30 @@ activations that the blocks keep. (The loss stays in fp32, and with a large voca
 much.) It needs the master weights, a copy in fp32, because bf16 keeps 8 bits of a number: an update
 below 1/512 of a weight would be rounded away. For the same reason bf16-fp32grad adds up the
 gradients of micro-batches in fp32. (The others have fp32 gradients only while the masters are
-updated, when the activations have gone.) fp16 keeps 11 bits, but its range is narrow, so small
-gradients would become zero. Therefore the loss is multiplied by a scale before backward, and the
-gradients are divided by it after. If the scale is too large, gradients become inf: then the step is
-skipped and the scale halved. After 100 good steps in a row it is doubled.
+updated, when the activations have gone.)
 
-A run with --precision in 16 bits is compared with one GPU in fp32. (With --dtype bfloat16, both are
-in 16 bits.) The losses are means over many tokens, and agree to 5e-3 in bf16 and 1e-3 in fp16. A
-gradient is a sum over tokens whose terms cancel, and their rounding errors do not. So gradients may
-differ by 0.4 (bf16) or 0.05 (fp16) of their largest element, and are compared in the first step
-alone, because afterwards the two runs have other weights. Under AdamW the parameters are not
-compared: a tiny gradient moves one as far as a large one does, and rounding may flip its sign.
+fp16 keeps 11 bits, but its range is narrow, so small gradients would become zero. Therefore the
+loss is multiplied by a scale before backward, and the gradients are divided by it after. If the
+scale is too large, gradients become inf: then the step is skipped and the scale halved. After 100
+good steps in a row it is doubled.
 
-Gradient accumulation (--micro-batch) cuts the batch into micro-batches, runs one after the other,
-and adds up their gradients. Activations shrink, and nothing else changes. There is one trap.
-Suppose one micro-batch has 100 valid targets, and another has 50. Every target should count 1/150.
-If each micro-batch took the mean over its own, and the two means were averaged, a target would
-count 1/200 in the first and 1/100 in the second. So each micro-batch divides its SUM of losses by
-the valid targets of the WHOLE batch.
-
-Recomputation (--recompute) keeps less, and computes it again in backward:
-
-    none        keeps all that backward reads
-    selective   drops what grows with seq^2, the attention core, and recomputes only that
-    full        keeps the input of each block, and runs the block's forward again: about 4/3 of
-                the FLOPs, for the activations of one block at a time
-
-Fused attention (--attention sdpa) makes the selective choice inside its kernel: of each row of
-scores it keeps one number. With such a kernel, "selective" gains next to nothing. --kernels takes
-our own, kernels/flash_attention.py and kernels/layernorm.py, on a GPU.
+A run with --precision in 16 bits is compared with one GPU in fp32. The losses are means over many
+tokens, and agree to 5e-3 in bf16 and 1e-3 in fp16. In a gradient the terms of the tokens cancel,
+and their rounding errors do not: it may be off by 0.4 (bf16) or 0.05 (fp16) of its largest element.
+Tensors are compared in the first step alone, because after it the weights differ. Under AdamW no
+parameters are: a tiny gradient moves one as far as a large one, and rounding may flip its sign.
 
 FLOPs: a matmul of (m, k) by (k, n) takes 2mkn, and its backward is two matmuls of that size. So a
-step takes about 6 FLOPs per parameter and token, and attention takes 12 · layers · dim · seq more
-per token. MFU (model FLOPs utilization) divides these FLOPs by the time and by the chip's peak. HFU
-(of the hardware) also counts what was recomputed. Recomputing more can raise HFU, but never MFU,
-which makes MFU the honest one.
+parameter takes 2 FLOPs for each token in forward, and about 6 in a step. Attention multiplies
+activations with each other, q with all keys and the weights with all values. Both take 2 · seq ·
+dim for a token and a layer, so a step takes 12 · layers · dim · seq more per token. MFU (model
+FLOPs utilization) divides these FLOPs by the time and by the chip's peak. HFU (of the hardware)
+also counts what was recomputed, so recomputing more can raise it. It can never raise MFU.
 
 Run it:
     python 01_single_gpu.py                                  300 steps, and a sample of text
-    python 01_single_gpu.py --steps 10 --plot runs/memory.png
-    python 01_single_gpu.py --micro-batch 2 --recompute full --attention sdpa --steps 10
-    python 01_single_gpu.py --precision bf16-fp32grad --steps 10
+    python 01_single_gpu.py --steps 10 --precision bf16-fp32grad --plot runs/memory.png
+    python 01_single_gpu.py --steps 10 --micro-batch 2 --recompute full --attention sdpa
     python 01_single_gpu.py --preset gpt2 --precision bf16                        (on a GPU)
 
 Sources: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022),
@@ -85,23 +94,28 @@ import itertools
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.checkpoint import checkpoint
 
 import common
-from common import clip_grads, clip_scale, gpt, grad_norm, loss_sum
+from common import clip_grads, gpt, grad_norm, loss_sum, refuse
 
 # ------------------------------------------------------------------------------------- the forward
 
 CORES = dict(common.CORES)
-RECOMPUTE = ("none", "selective", "full")
 recomputed = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
-def set_core(model, attention, recompute):
-    """Choose the attention core; a "selective" one keeps only q, k and v, and runs twice."""
+def forward(model, tokens, attention, recompute):
+    """Tokens (batch, seq) to logits (batch, seq, vocab). The model is a list, so walk it."""
     core = CORES[attention]
+    if recompute == "selective":
+        core = functools.partial(recomputed, core)              # keeps q, k and v, and runs twice
+
+    x = model[0](tokens)                                        # (batch, seq, dim)
     for block in model[1:-1]:
-        block.attn.core = functools.partial(recomputed, core) if recompute == "selective" else core
+        block.attn.core = core
+        x = recomputed(block, x) if recompute == "full" else block(x)
+    return model[-1](x)
 
 
 def use_kernels(model):
@@ -115,17 +129,9 @@ def use_kernels(model):
     CORES["triton"] = flash_attention
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
-            of_module = {"weight": module.weight, "bias": module.bias, "eps": module.eps}
-            module.forward = functools.partial(layer_norm, **of_module)
+            module.forward = functools.partial(
+                layer_norm, weight=module.weight, bias=module.bias, eps=module.eps)
     return True
-
-
-def forward(model, tokens, recompute):
-    """Tokens (batch, seq) to logits (batch, seq, vocab). The model is a list, so walk it."""
-    x = model[0](tokens)                                        # (batch, seq, dim)
-    for block in model[1:-1]:
-        x = recomputed(block, x) if recompute == "full" else block(x)
-    return model[-1](x)
 
 
 # ---------------------------------------------------------------------------------------- the step
@@ -133,13 +139,13 @@ def forward(model, tokens, recompute):
 def accumulate(forward, micro_batches, valid, backward=torch.Tensor.backward):
     """Add up the gradients of all micro-batches in p.grad. Returns the loss of the whole batch.
 
-    micro_batches: pairs of tokens and targets, (micro_batch, seq) each. valid: the valid targets
-    of the whole batch; every micro-batch divides by them, and not by its own.
+    forward: tokens to logits. micro_batches: pairs of tokens and targets, (micro_batch, seq) each.
+    valid: how many targets of the whole batch are valid. backward(loss): adds to p.grad.
     """
     total = 0
     for tokens, targets in micro_batches:
-        loss = loss_sum(forward(tokens), targets) / valid
-        backward(loss)                                          # adds to p.grad
+        loss = loss_sum(forward(tokens), targets) / valid       # not by the micro-batch's own
+        backward(loss)
         total += loss.detach()
     return total
 
@@ -161,21 +167,18 @@ class MasterWeights:
 
     It rounds the model's parameters to `dtype` in place. With fp32_grads, the 16-bit gradients of
     each micro-batch are added up in fp32. Without, they add up in 16 bits, and exist in fp32 only
-    during the update. Frozen parameters only become 16-bit, and one that got no gradient is left as
-    it is, as PyTorch's optimizers do. (foreach: one operator for all tensors of a list.)
+    during the update. A parameter without a gradient stays as it is, as in PyTorch's optimizers.
     """
 
     def __init__(self, model, make_optimizer, dtype, fp32_grads=False):
-        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self.names, self.parameters = zip(*trained)
+        self.parameters = list(model.parameters())
         self.masters = [nn.Parameter(p.detach().clone()) for p in self.parameters]  # 4 bytes each
-        for name, master in zip(self.names, self.masters):
-            master.global_name = name
+        for p, master in zip(self.parameters, self.masters):
+            master.global_name = p.global_name
+            p.data = p.data.to(dtype)                                               # 2
         self.optimizer = make_optimizer(self.masters)                               # 8 for AdamW
         self.fp32_grads = fp32_grads
         self.factor = 1.0                                       # of the last step's gradients
-        for p in model.parameters():
-            p.data = p.data.to(dtype)                                               # 2
 
     def zero_grad(self):
         for p in (*self.parameters, *self.masters):
@@ -201,6 +204,7 @@ class MasterWeights:
         self.factor = factor
         if not self.fp32_grads:
             self.add_to_masters()
+        # foreach: one operator for all tensors of a list
         torch._foreach_mul_([m.grad for m in self.masters if m.grad is not None], factor)
         self.optimizer.step()
         torch._foreach_copy_([p.data for p in self.parameters], [m.data for m in self.masters])
@@ -208,18 +212,13 @@ class MasterWeights:
             for master in self.masters:
                 master.grad = None
 
-    def held(self):
-        """The tensors that stay between two steps: parameters, gradients, optimizer states."""
-        gradients = [x.grad for x in (*self.parameters, *self.masters)]
-        return self.parameters, gradients, [self.masters, list(self.optimizer.state.values())]
-
     def named_masters(self):
         """(name, fp32 parameter) pairs, with the gradients of the last step: what is compared."""
-        for name, p, master in zip(self.names, self.parameters, self.masters):
+        for p, master in zip(self.parameters, self.masters):
             shown = nn.Parameter(master.detach())
             if p.grad is not None:
                 shown.grad = master.grad if self.fp32_grads else p.grad.float() * self.factor
-            yield name, shown
+            yield master.global_name, shown
 
 
 class LossScale:
@@ -227,10 +226,9 @@ class LossScale:
 
     def __init__(self, value=2.0**16, patience=100):
         self.value, self.patience = value, patience
-        self.good = self.skipped = 0                            # steps
+        self.good = 0                                           # steps in a row
 
     def update(self, overflow):
-        self.skipped += overflow
         self.good = 0 if overflow else self.good + 1
         if overflow:
             self.value /= 2
@@ -259,7 +257,8 @@ def mixed_step(masters, scale, forward, micro_batches, valid, clip):
     norm = masters.norm() / factor
     overflow = scale is not None and not norm.isfinite().item()         # the host waits for this
     if not overflow:
-        masters.step(clip_scale(norm, clip) / factor if clip else 1 / factor)
+        limit = (clip / (norm + 1e-6)).clamp(max=1) if clip else 1
+        masters.step(limit / factor)
     if scale:
         scale.update(overflow)
     return total, norm
@@ -280,46 +279,37 @@ def torch_step(model, optimizer, scaler, forward, micro_batches, valid, clip):
 
 # ------------------------------------------------------------------------------------ the formulas
 
-def model_state_bytes(cfg, precision, optimizer, width=4):
-    """Bytes of parameters, gradients and optimizer states. width: bytes of fp32, or of --dtype."""
-    n = cfg.parameters()
-    states = common.optimizer_state_bytes(optimizer, n, cfg.tensors(), width)
-    if precision == "fp32":
-        return {"parameters": width * n, "gradients": width * n, "optimizer states": states}
-    sums = 4 * n if precision == "bf16-fp32grad" else 0
-    return {"parameters": 2 * n, "gradients": 2 * n + sums, "optimizer states": 4 * n + states}
-
-
-def most_gradient_bytes(cfg, precision, width=4):
-    """Bytes of gradients at the most: with masters, the update has them in 16 bits and in fp32."""
-    return cfg.parameters() * (width if precision == "fp32" else 2 + 4)
-
-
-def block_activation_bytes(cfg, batch, attention, recompute, e):
-    """Bytes that a block keeps for backward, on a CPU. batch: sequences; e: bytes a number."""
-    x = batch * cfg.seq * cfg.dim * e                           # one (batch, seq, dim)
+def kept_for_backward(cfg, batch):
+    """What each block keeps, and what is kept around them, as (tensor, how many numbers, class);
+    with plain attention, and nothing recomputed. The classes: outside of the sub-layers (attention
+    and MLP), their inputs, what is inside, and that of it which later chapters treat apart."""
+    tokens = batch * cfg.seq
+    x = tokens * cfg.dim                                        # one (batch, seq, dim)
     kv = x * cfg.kv_heads // cfg.heads
-    core = 0 if recompute == "selective" else common.core_bytes(attention, cfg, batch, e)
+    block = [
+        ("input of norm1, its mean and 1/std for each token", x + 2 * tokens, "outside"),
+        ("output of norm1, input of q, k and v", x, "inputs"),
+        ("q, turned by RoPE", x, "inside"),
+        ("k, turned by RoPE, and v", 2 * kv, "keys and values"),
+        ("output of softmax, the weights", tokens * cfg.heads * cfg.seq, "core"),
+        ("input of o", x, "inside"),
+        ("input of norm2, its mean and 1/std for each token", x + 2 * tokens, "outside"),
+        ("output of norm2, input of up", x, "inputs"),
+        ("output of up, input of GELU", 4 * x, "inside"),
+        ("output of GELU, input of down", 4 * x, "inside"),
+    ]
+    around = [
+        ("RoPE's cos and sin, for all blocks", cfg.seq * cfg.dim // cfg.heads, "positions"),
+        ("input of the last norm, its mean and 1/std", x + 2 * tokens, "outside"),
+        ("its output, input of the head", x, "outside"),
+        ("log-probabilities, in fp32 or better, and a scalar", tokens * cfg.vocab + 1, "logits"),
+        ("tokens and targets, which are there anyway", 2 * tokens, "ids"),
+    ]
+    return block, around
 
-    norms = 2 * (x + layer_norm_statistics(cfg, batch, e) + x)  # two: input, statistics, output
-    attn = x + 2 * kv + core + x                                # q, k and v, the core, o's input
-    mlp = 4 * x + 4 * x                                         # GELU's input and output
-    return x if recompute == "full" else norms + attn + mlp
 
-
-def layer_norm_statistics(cfg, batch, e):
-    return 2 * batch * cfg.seq * e                              # mean and 1/std of each token
-
-
-def activation_bytes(cfg, batch, attention, recompute, e):
-    """Bytes kept for backward by the whole forward and its loss, on a CPU."""
-    x, wide = batch * cfg.seq * cfg.dim * e, max(e, 4)          # the loss works in fp32 or better
-    norm = x + layer_norm_statistics(cfg, batch, e) + x
-    loss = batch * cfg.seq * cfg.vocab * wide + wide            # log-probabilities, and a scalar
-    blocks = cfg.layers * block_activation_bytes(cfg, batch, attention, recompute, e)
-    if recompute != "full":
-        blocks += cfg.seq * cfg.dim // cfg.heads * e            # RoPE's tables, which they share
-    return blocks + norm + loss
+# What --recompute keeps of each class, as lab/ reads it: all, where nothing is said.
+KEPT = {"none": {}, "selective": {"core": 0}, "full": {"recompute": "full"}}
 
 
 def textbook_activation_bytes(cfg, batch):
@@ -333,15 +323,15 @@ def textbook_difference(cfg, batch):
     return {
         "dropout, which we leave out": 2 * x + 3 * scores,      # 1-byte masks; dropped-out scores
         "k and v of the heads that GQA shares": 4 * (x - x * cfg.kv_heads // cfg.heads),
-        "LayerNorm statistics, which it leaves out": -2 * layer_norm_statistics(cfg, batch, 2),
+        "LayerNorm statistics, which it leaves out": -2 * 2 * (2 * batch * cfg.seq),
     }
 
 
 def step_flops(cfg, batch, attention, recompute, early_stop=False):
     """FLOPs of a step over `batch` sequences; of causal attention, the masked half counts too.
 
-    early_stop: PyTorch's checkpoint stops recomputing once it has all that backward reads, and so
-    skips the last matmul of what it recomputes: nobody kept its output.
+    early_stop: PyTorch's checkpoint ends as soon as it has all that backward reads, so it does not
+    recompute the last matmul, whose output is not kept.
     """
     tokens, s, h = batch * cfg.seq, cfg.seq, cfg.dim
     kv = h * cfg.kv_heads // cfg.heads
@@ -361,110 +351,73 @@ def step_flops(cfg, batch, attention, recompute, early_stop=False):
 
 
 def model_flops(cfg, batch):
-    """FLOPs that a step needs, however it is computed: fused attention recomputes its scores too,
-    which no more counts here than our recomputation."""
+    """FLOPs that a step needs, without what we or a fused core compute again."""
     return step_flops(cfg, batch, "plain", "none")
 
 
 def rule_of_thumb(cfg, batch):
-    """6·N a token: N leaves out attention's scores, and has an untied embedding, which multiplies
-    nothing."""
+    """6·N a token, with the parameters of an embedding, and without attention's scores."""
     return 6 * cfg.parameters() * batch * cfg.seq
-
-
-def utilization(flops, seconds, peak):
-    """The share of the chip's peak: MFU for the model's FLOPs, HFU for all that were computed."""
-    return flops / seconds / peak
 
 
 # ----------------------------------------------------------------------------------------- the run
 
 HALF = {"fp32": None, "bf16": torch.bfloat16, "bf16-fp32grad": torch.bfloat16,
         "fp16": torch.float16}
-# The memory of the first steps is measured in a dispatch mode, which would turn compiled code eager
-# for good. So --compile begins after them.
-WATCHED = 3
+WIDTHS = {"bf16": (2, 2, 4), "bf16-fp32grad": (2, 2 + 4, 4), "fp16": (2, 2, 4)}     # as the table
+WATCHED = 3         # steps whose memory is measured, in a mode that compiled code would not survive
 
 
 def build(run):
-    """The model, with the attention and the kernels that the flags name, and its forward."""
-    args, half = run.args, HALF[run.args.precision]
-    if half:
-        run.rounds_to(str(half).removeprefix("torch."))
-    model = gpt(args.model, args.seed, run.device, run.dtype)
+    """The model, and its forward from tokens to logits, as the flags choose it."""
+    args = run.args
+    model = run.draw(gpt(args.model, seed=None))
     if args.kernels and use_kernels(model):
         args.attention = "triton"
     elif args.kernels:
-        run.note("--kernels: no GPU, or no Triton, for them here; LayerNorm and attention are "
-                 "PyTorch's")
-    set_core(model, args.attention, args.recompute)
-    return model, functools.partial(forward, model, recompute=args.recompute)
+        print("  --kernels: no GPU, or no Triton, for them here; all kernels are PyTorch's")
+    chosen = {"attention": args.attention, "recompute": args.recompute}
+    return model, functools.partial(forward, model, **chosen)
 
 
 def train(run):
-    if HALF[run.args.precision]:
-        return train_mixed(run)
-    model, eager = build(run)
-    optimizer = run.optimizer(model.parameters())
-    step = functools.partial(train_step, model, optimizer)
-    held = functools.partial(held_by, model, optimizer)
-
-    take_steps(run, step, eager, held, model.named_parameters)
-    check_states(run, held())
-    run.check_most_gradients(most_gradient_bytes(run.args.model, "fp32", run.dtype.itemsize))
-    report(run, model, eager, run.dtype.itemsize)
-
-
-def train_mixed(run):
     args, half = run.args, HALF[run.args.precision]
     model, eager = build(run)
-    masters = MasterWeights(model, run.optimizer, half, args.precision == "bf16-fp32grad")
-    scale = LossScale(args.loss_scale) if half == torch.float16 else None
-    if scale:
-        run.remember(loss_scale=scale)
-    step = functools.partial(mixed_step, masters, scale)
+    if not half:
+        optimizer = run.optimizer(model.parameters())
+        return take_steps(run, model, eager, functools.partial(train_step, model, optimizer))
 
-    take_steps(run, step, eager, masters.held, masters.named_masters)
-    check_states(run, masters.held())
-    if not (scale and scale.skipped):                           # else there was no update to see
-        run.check_most_gradients(most_gradient_bytes(args.model, args.precision))
-    if scale:
-        run.note(f"loss scale {scale.value:.0f} in the end; {scale.skipped} steps skipped")
-    report(run, model, eager, half.itemsize)
+    scale = LossScale(args.loss_scale) if half == torch.float16 else None
+    remembered = {"loss_scale": scale} if scale else {}
+    make_optimizer = functools.partial(run.optimizer, **remembered)
+    masters = MasterWeights(model, make_optimizer, half, args.precision == "bf16-fp32grad")
+    take_steps(run, model, eager, functools.partial(mixed_step, masters, scale), masters)
 
 
 def train_torch(run):
     args, half = run.args, HALF[run.args.precision]
     model, eager = build(run)
-    optimizer = run.optimizer(model.parameters())
     if half:
         eager = torch.autocast(run.device.type, half)(eager)
     scaler = torch.amp.GradScaler(run.device.type, args.loss_scale, enabled=half == torch.float16)
-    run.remember(loss_scale=scaler)
-    step = functools.partial(torch_step, model, optimizer, scaler)
-    held = functools.partial(held_by, model, optimizer)
-
-    take_steps(run, step, eager, held, model.named_parameters)
-    run.check_states(model, optimizer)
-    report(run, model, eager, None if half else run.dtype.itemsize)     # autocast mixes widths
+    optimizer = run.optimizer(model.parameters(), loss_scale=scaler)
+    take_steps(run, model, eager, functools.partial(torch_step, model, optimizer, scaler))
 
 
-def take_steps(run, step, eager, held, compared):
+def take_steps(run, model, eager, step, masters=None):
     """Train: step(forward, micro_batches, valid, clip) takes one step. eager: the forward, for
-    --compile to compile. held(): what `held_by` returns. compared(): (name, parameter) pairs, to
-    compare with one GPU's."""
+    --compile to compile. masters: the MasterWeights, where such are updated."""
     args, fast = run.args, eager
-    run.watch_memory(held)
-    for batch in run.batches():
-        if args.compile and len(run.seconds) == WATCHED:
-            fast = compiled(run, eager, batch)
+    for taken, batch in enumerate(run.batches()):
+        if args.compile and taken == WATCHED:
+            fast = compiled(eager, batch)
         with run.measure():
             loss, norm = step(fast, batch.micro_batches, batch.valid, args.clip)
         skipped = args.precision == "fp16" and not norm.isfinite().item()
-        run.log(batch, loss, norm, compared(), skipped)
+        run.log(batch, loss, norm, model, masters and masters.named_masters(), skipped)
 
 
-def compiled(run, forward, batch):
+def compiled(forward, batch):
     """`forward` under torch.compile, tried out once; where that fails, `forward` as it is."""
     fast = torch.compile(forward)
     tokens, targets = batch.micro_batches[0]
@@ -472,93 +425,78 @@ def compiled(run, forward, batch):
         loss_sum(fast(tokens), targets).backward()
     except Exception as error:          # a compiler that is missing has many names
         why = str(error).strip().splitlines()[0]
-        run.note(f"--compile does not work here, so eager it is: {why}")
+        print(f"  --compile does not work here, so eager it is: {why}")
         return forward
     return fast
 
 
-def held_by(model, optimizer):
-    """The tensors that stay between two steps: parameters, gradients, optimizer states."""
-    parameters = list(model.parameters())
-    return parameters, [p.grad for p in parameters], list(optimizer.state.values())
-
-
-def check_states(run, held):
-    args = run.args
-    formula = model_state_bytes(args.model, args.precision, args.optimizer, run.dtype.itemsize)
-    for kind, tensors in zip(formula, held):
-        run.check_bytes(kind, tensors, formula[kind])
-
-
-def check_combination(run, model, forward, attention, recompute, width):
-    """What a combination of attention and recomputation keeps, and the FLOPs of a step with it."""
-    args, cfg, name = run.args, run.args.model, f"{attention}, {recompute}"
-    set_core(model, attention, recompute)
-
-    def loss(tokens, targets):
-        return loss_sum(forward(tokens, recompute=recompute), targets)
-
-    kept = None
-    if width:
-        kept = activation_bytes(cfg, args.micro_batch, attention, recompute, width)
-    run.check_activations(model, loss, kept, f"kept per micro-batch: {name}")
-    if attention == "triton":
-        run.note("computed: PyTorch's counter does not see the FLOPs of Triton's kernels")
-        return
-
-    def forward_and_backward(tokens, targets):
-        loss(tokens, targets).backward()
-
-    flops, stopped = (step_flops(cfg, args.batch, attention, recompute, stop)
-                      for stop in (False, True))
-    micro_batches = args.batch // args.micro_batch
-    with set_checkpoint_early_stop(False):
-        run.check_flops(f"computed: {name}", forward_and_backward, flops, micro_batches)
-    if stopped < flops:                                         # in training, it does stop early
-        run.check_flops(f"computed: {name}, early stop", forward_and_backward, stopped,
-                        micro_batches)
-
-
-def report(run, model, forward, width):
-    """Check activations and FLOPs against their formulas, and note what explains them. width: bytes
-    of a number in an activation; None where several are mixed, for which there is no formula."""
-    args, cfg = run.args, run.args.model
-    run.check_traffic({})                                       # one GPU has nobody to send to
-    combinations = [(args.attention, args.recompute)]
-    if args.preset == "tiny" and run.device.type == "cpu" and args.attention != "triton":
-        combinations = itertools.product(CORES, RECOMPUTE)
-    for attention, recompute in combinations:
-        check_combination(run, model, forward, attention, recompute, width)
-    set_core(model, args.attention, args.recompute)
-
-    ours = block_activation_bytes(cfg, args.micro_batch, "plain", "none", 2)
-    textbook = textbook_activation_bytes(cfg, args.micro_batch)
-    run.note(f"a block in 16 bits keeps {ours / 1e6:.3f} MB; the textbook's s·b·h·(34 + 5·a·s/h) "
-             f"is {textbook / 1e6:.3f} MB:")
-    for reason, size in textbook_difference(cfg, args.micro_batch).items():
-        if size:
-            run.note(f"  {size / 1e6:8.3f} MB {reason}")
-
-    needed = model_flops(cfg, args.batch)
-    full, stopped = (step_flops(cfg, args.batch, "plain", "full", stop) for stop in (False, True))
-    run.note(f"recomputing every block takes {full / needed:.2f} times the FLOPs, "
-             f"{stopped / needed:.2f} times where the checkpoint stops early, as in training")
-    embedding = "" if cfg.tie else "has the embedding, which multiplies nothing, and "
-    run.note(f"6·N·tokens is {rule_of_thumb(cfg, args.batch) / needed:.2f} of the FLOPs: N "
-             f"{embedding}leaves out attention's scores")
+def formulas(args, rank, ranks, model):
+    cfg, n, width = args.model, args.model.parameters(), common.DTYPES[args.dtype].itemsize
+    mixed = args.variant == "hand" and args.precision != "fp32"         # autocast keeps fp32
     computed = step_flops(cfg, args.batch, args.attention, args.recompute, early_stop=True)
-    run.note_speed(mfu=functools.partial(utilization, needed),
-                   hfu=functools.partial(utilization, computed))
-    run.note_sample(functools.partial(sample, model))
+    return {
+        "parameters": n,
+        "widths": WIDTHS[args.precision] if mixed else (width, width, 0),
+        "most gradients": n * (2 + 4 if mixed else width),
+        "settings": settings(args, model.embedding.weight.device.type),
+        "sent": {},                                             # one GPU has nobody to send to
+        "utilization": {"mfu": model_flops(cfg, args.batch), "hfu": computed},
+        "notes": explanations(args),
+        "sample": functools.partial(sample, attention=args.attention),
+    }
+
+
+def settings(args, device):
+    """Of each choice of attention and recomputation: the forward, what it keeps, and the FLOPs of a
+    step. They are all tried with the tiny preset on a CPU, and otherwise the run's own."""
+    half, choices = HALF[args.precision], [(args.attention, args.recompute)]
+    width = (half or common.DTYPES[args.dtype]).itemsize
+    if args.preset == "tiny" and device == "cpu" and args.attention != "triton":
+        choices = itertools.product(CORES, KEPT)
+
+    answer = {}
+    for attention, recompute in choices:
+        chosen = functools.partial(forward, attention=attention, recompute=recompute)
+        kept = KEPT[recompute]
+        if args.variant == "torch" and half:
+            chosen, kept = torch.autocast(device, half)(chosen), None   # it keeps several widths
+        flops, stopped = (step_flops(args.model, args.batch, attention, recompute, stop)
+                          for stop in (False, True))
+        counted = attention != "triton"                         # PyTorch cannot count its FLOPs
+        answer[f"{attention}, {recompute}"] = {
+            "forward": chosen, "attention": attention, "kept": kept, "width": width,
+            "flops": flops if counted else None,
+            "early stop": stopped if counted and stopped < flops else None}
+    return answer
+
+
+def explanations(args):
+    """Lines that set this run's numbers beside well-known ones."""
+    cfg, needed = args.model, model_flops(args.model, args.batch)
+    ours = 2 * sum(numbers for _, numbers, _ in kept_for_backward(cfg, args.micro_batch)[0])
+    textbook = textbook_activation_bytes(cfg, args.micro_batch)
+    full, stopped = (step_flops(cfg, args.batch, "plain", "full", stop) for stop in (False, True))
+    embedding = "" if cfg.tie else "has the embedding, which multiplies nothing, and "
+    return [
+        f"a block in 16 bits keeps {ours / 1e6:.3f} MB; the textbook's s·b·h·(34 + 5·a·s/h) is "
+        f"{textbook / 1e6:.3f} MB:",
+        *[f"  {size / 1e6:8.3f} MB {reason}"
+          for reason, size in textbook_difference(cfg, args.micro_batch).items() if size],
+        f"recomputing every block takes {full / needed:.2f} times the FLOPs, "
+        f"{stopped / needed:.2f} times where the checkpoint stops early, as in training",
+        f"6·N·tokens is {rule_of_thumb(cfg, args.batch) / needed:.2f} of the FLOPs: N "
+        f"{embedding}leaves out attention's scores",
+    ]
 
 
 @torch.no_grad()
-def sample(model, prompt, length=160, temperature=0.7):
+def sample(model, prompt, attention="plain", length=160, temperature=0.7):
     """Let the model continue a text, token by token. Returns all tokens, the prompt's first."""
     generator, tokens = torch.Generator().manual_seed(0), list(prompt)
     device, seq = model[0].weight.device, len(model[1].attn.rope.positions)
     for _ in range(length):
-        logits = forward(model, torch.tensor([tokens[-seq:]], device=device), "none")[0, -1]
+        window = torch.tensor([tokens[-seq:]], device=device)
+        logits = forward(model, window, attention, "none")[0, -1]
         if not logits.isfinite().all():                         # the last step has overflowed
             break
         probabilities = (logits.float().cpu() / temperature).softmax(0)
@@ -569,38 +507,34 @@ def sample(model, prompt, length=160, temperature=0.7):
 def requires(args, ranks):
     common.split_batch(args, 1)
     if ranks > 1:
-        common.refuse(f"--nproc_per_node {ranks}: this chapter trains on one GPU; 1 would work")
+        refuse(f"--nproc_per_node {ranks}: this chapter trains on one GPU; 1 would work")
     if HALF[args.precision] and args.dtype != "float32":
-        common.refuse(f"--precision {args.precision} rounds float32, and --dtype is {args.dtype}; "
-                      "--dtype float32 would work")
+        refuse(f"--precision {args.precision} rounds float32, and --dtype is {args.dtype}; "
+               "--dtype float32 would work")
     if args.compile and args.steps <= WATCHED:
-        common.refuse(f"--steps {args.steps} ends before --compile comes in, after the steps of "
-                      f"the picture; {WATCHED + 1} would work")
+        refuse(f"--steps {args.steps} ends before --compile comes in; {WATCHED + 1} would work")
     if args.variant == "torch" and args.precision == "bf16-fp32grad":
-        common.refuse("--precision bf16-fp32grad is for --variant hand: autocast's gradients are "
-                      "fp32 in any case; bf16 would work")
+        refuse("--precision bf16-fp32grad is for --variant hand: autocast's gradients are "
+               "fp32 in any case; bf16 would work")
     if args.kernels and args.dtype == "float64":
-        common.refuse("--kernels compute in float32, and --dtype is float64; --dtype float32 would "
-                      "work")
+        refuse("--kernels compute in float32, not in float64; --dtype float32 would work")
     dim, heads = args.model.dim, args.model.heads
     if args.kernels and (dim > 16384 or not 16 <= dim // heads <= 256):
-        common.refuse(f"--kernels take a --dim up to 16384, in heads of 16 to 256; --dim {dim} in "
-                      f"{heads} heads of {dim // heads} is not; --dim 128 --heads 4 would work")
+        refuse(f"--kernels take a --dim up to 16384, in heads of 16 to 256; --dim {dim} in "
+               f"{heads} heads of {dim // heads} is not; --dim 128 --heads 4 would work")
 
 
 def flags(parser):
     add = parser.add_argument
-    add("--kernels", action="store_true",
-        help="on a GPU: LayerNorm and, in place of --attention, that from kernels/")
-    add("--recompute", choices=RECOMPUTE, default="none")
+    add("--kernels", action="store_true", help="on a GPU: LayerNorm and attention of kernels/")
+    add("--recompute", choices=KEPT, default="none")
     add("--precision", choices=HALF, default="fp32")
     add("--loss-scale", type=float, default=2.0**16, help="where fp16's loss scale starts")
-    add("--compile", action="store_true",
-        help="torch.compile where it works, after the steps of the picture")
+    add("--compile", action="store_true", help="where it works, after the steps of the picture")
     parser.set_defaults(steps=300)
 
 
 VARIANTS = {"hand": train, "torch": train_torch}
 
 if __name__ == "__main__":
-    common.launch(__file__, __doc__, VARIANTS, requires, flags)
+    common.launch(__file__, __doc__, VARIANTS, requires, flags, formulas)
