@@ -11,16 +11,16 @@ all_reduce, after which every rank holds the sum. All ranks then take the same o
 their models stay equal for good, without ever being sent again.
 
     naive      forward | backward              | all_reduce, one per parameter ... | optimizer
-    overlap    forward | backward              |   | optimizer
-                           |-|---|-|---|-|---|-|---|     each starts when its gradient is ready
-    bucket     forward | backward              |     | optimizer
-                             |-----|-----|-----|-----|   few large ones, when a bucket is full
+    overlap    forward | backward              |     | optimizer
+                           |-|---|-|---|-|---|-|---|-|   each starts when its gradient is ready
+    bucket     forward | backward              |   | optimizer
+                             |-----|-----|-----|---|     few large ones, when a bucket is full
 
 A gradient is ready long before backward ends: the head's comes first, the embedding's last. So the
-all_reduce of one can hide behind the backward of the rest. And every message costs its latency,
-however small it is: a bucket packs several gradients into one flat tensor. Once there, a gradient
-stays until the step ends: p.grad is a view into the bucket, so the sum needs no unpacking, and a
-second micro-batch is added in place.
+all_reduce of one can hide behind the backward of the rest, and only the last must be waited for.
+And every message costs its latency, however small it is: a bucket packs several gradients into one
+flat tensor. Once there, a gradient stays until the step ends: p.grad is a view into the bucket, so
+the sum needs no unpacking, and a second micro-batch is added in place.
 
 Three things must be right.
 
@@ -46,13 +46,14 @@ What a rank stores and sends (S bytes of gradients, N ranks)
     all_reduce, on the wire                     2 (N-1)/N · S
     calls                                       one per parameter, or one per bucket
 
-The payload is the whole tensor; "on the wire" is what one rank sends of it. Ranks that all_reduce
-form a ring, and the tensor goes around it in N chunks of S/N. In N-1 hops each rank sends one chunk
-a hop, and what arrives is added: then every chunk has its sum on one rank (a reduce_scatter). In
-N-1 more hops the sums go around (an all_gather). Each half sends (N-1)/N · S.
+The payload is the whole tensor; "on the wire" is what one rank sends for it, if the ranks form a
+ring: each sends to the next one, and the tensor goes around in N chunks of S/N. In N-1 hops each
+rank sends one chunk a hop, and what arrives is added: then every chunk has its sum on one rank (a
+reduce_scatter). In N-1 more hops the sums go around (an all_gather). Each half sends (N-1)/N · S.
 
 When it pays: all but the last bucket can hide behind backward, if the all_reduce takes no longer
-than backward does. Backward computes two matmuls for each matrix, 4 FLOPs per parameter and token:
+than backward does. Backward computes two matmuls for each matrix, 4 FLOPs per parameter and token
+(attention's own matmuls come on top):
 
     2 (N-1)/N · S / bandwidth  <=  4 · tokens · parameters / FLOP/s
 
@@ -61,10 +62,10 @@ and the parameters cancel. So the size of the model does not matter, only that a
 
     tokens  >=  g/2 · (N-1)/N · FLOP/s / bandwidth
 
-An H100 computes 989 TFLOP/s in bf16 and sends 450 GB/s over NVLink, 50 GB/s over InfiniBand. So
-2-byte gradients need 2,200 tokens a rank over NVLink and 20,000 over InfiniBand. A fixed global
-batch over more and more ranks leaves too few for each: there data parallelism stops paying. And it
-never helps a model that does not fit: see chapter 03.
+An H100 computes 989 TFLOP/s in bf16 and sends 450 GB/s over NVLink, 50 GB/s over InfiniBand. So on
+many ranks, 2-byte gradients need 2,200 tokens a rank over NVLink and 20,000 over InfiniBand. A
+fixed batch over more and more ranks leaves too few for each: there data parallelism stops paying.
+And it never helps a model that does not fit: see chapter 03.
 
 Run it:
     torchrun --nproc_per_node=4 02_data_parallel.py
@@ -96,8 +97,8 @@ class Naive(nn.Module):
 
     Set `sends` to False for every backward of a step but the last, and call `finish` after that:
     then the .grad of every trained parameter is the sum over all ranks, where what a rank did not
-    use counts as zero. In training, the running statistics of a BatchNorm (float buffers) are the
-    first rank's, which sends them before a forward. NCCL wants contiguous parameters.
+    use counts as zero. Float buffers (a BatchNorm's statistics; our model has none) are the first
+    rank's, which sends them before a forward that `sends`. NCCL wants contiguous parameters.
     """
 
     def __init__(self, module, group):
@@ -264,7 +265,7 @@ def traffic(gradient_bytes, calls, ranks):
 
 
 def communication_over_backward(gradient_bytes, parameters, tokens, ranks, flops, bandwidth):
-    """How long the all_reduce takes, in backwards: all but the last bucket can hide up to 1.
+    """The all_reduce's time over backward's: where it is at most 1, all but the last can hide.
 
     tokens: of one rank in the backward that it hides behind. flops: FLOP/s. bandwidth: bytes/s.
     """
@@ -319,8 +320,8 @@ def train_torch(run):
 
 
 def formulas(args, rank, ranks, model):
-    """What lab/ holds a run to; and the lesson's condition, for the machines that lab/ knows."""
-    number = args.model.parameters()
+    """For lab/ alone (its keys: lab/formulas.py). Skip it when you read this for the first time."""
+    number = args.model.parameters()                    # how many
     size = common.DTYPES[args.dtype].itemsize * number              # bytes of gradients
     answer = {"parameters": number, "overlap": True}
     if args.variant == "torch":
@@ -333,8 +334,8 @@ def formulas(args, rank, ranks, model):
     tokens = args.micro_batch * args.model.seq
     hides = partial(communication_over_backward, size, number, tokens, ranks)
     return answer | {"sent": traffic(size, calls, ranks), "machines": {
-        f"all_reduce over backward, for {tokens} tokens in {args.dtype} as here": hides,
-        "tokens in a rank's last backward that hide 2-byte gradients of a million ranks":
+        f"all_reduce over backward: {args.dtype} gradients, {tokens} tokens in bf16": hides,
+        "tokens in a rank's last backward that hide 2-byte gradients of many ranks":
             partial(tokens_to_hide, 2, 10**6)}}
 
 

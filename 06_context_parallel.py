@@ -2,14 +2,14 @@ r"""06 · Context parallelism: one sequence on several ranks, in attention too.
 
 Chapter 05 puts the sequence together again inside of the sub-layers, so that none can be longer
 than what fits on one rank. Here it stays cut: each of N ranks holds s/N of its s tokens, and all
-parameters. Norms, linears and the loss treat each token by itself and do not notice. Attention
-does. It is causal: a token's query meets the keys of all tokens up to its own, and of none later.
+parameters. Norms, linears and the loss treat each token by itself; RoPE must know its position in
+the whole sequence. And attention is causal: a query meets the keys of all tokens up to its own.
 
 Ring attention. The queries stay, and keys and values travel around a ring of ranks. At each hop a
 rank computes a block of attention, of its queries to the keys that have arrived, while the next
 ones are on their way. But a softmax is over the scores of all blocks. So a block also gives lse for
-each query, the logarithm of its sum of exp(score). Its output times that sum is a plain sum of
-exp(score)·v, and plain sums add up. This is the online softmax:
+each query, the logarithm of its sum of exp(score). The block's output times exp(lse) is a plain sum
+of exp(score)·v, and plain sums add up. This is the online softmax:
 
     exp(lse)      =  exp(lse₁)      + exp(lse₂)             for each query; this gives lse.
     exp(lse)·out  =  exp(lse₁)·out₁ + exp(lse₂)·out₂        Divided by exp(lse):
@@ -17,15 +17,15 @@ exp(score)·v, and plain sums add up. This is the online softmax:
 
 Backward sends keys and values around again. From the scores S of a block it computes the weights
 P = exp(S - lse), with the lse of all keys. From the gradient of the output, dout, come those of the
-weights, dP = dout·vᵀ, and of the scores (the sums are over the row of a query):
+weights, dP = dout @ vᵀ, and of the scores (∘ multiplies element by element):
 
-    dS  =  P∘(dP - Σ P∘dP)  =  P∘(dP - Σ out·dout)
+    dS  =  P∘(dP - Σ P∘dP)  =  P∘(dP - Σ out∘dout)
 
-The first form is the softmax's usual one, with a sum over all keys. But Σ P∘dP = (Σ P·v)·dout, and
-the sum of P·v over all keys is out, which is at home. So a block's gradients can be computed by
-themselves. Those of the queries, dS·k, are summed where they are. Those of keys and values, dSᵀ·q
-and Pᵀ·dout, follow these one hop behind: each rank adds its part, and the sum comes home. On three
-ranks, whose keys are a, b and c, with a₁ for rank 1's part of a's gradient:
+The first form is the softmax's usual one, with a sum over all keys; the second sums over head_dim.
+They are equal, since P @ v over all keys is out, which is at home. So a block's gradients can be
+computed by themselves. Those of the queries, dS @ k, stay (scaled by head_dim^-½, as q is). Those
+of keys and values, dSᵀ @ q and Pᵀ @ dout, follow these one hop behind: each rank adds its part, and
+the sum comes home. On three ranks, with keys a, b and c, and a₁ for rank 1's part of a's gradient:
 
     hop    rank 0               rank 1               rank 2
      0     a₀ stays             b₁ stays             c₂ stays
@@ -34,10 +34,10 @@ ranks, whose keys are a, b and c, with a₁ for rank 1's part of a's gradient:
     home   a₁ + a₂ + a₀         b₂ + b₀ + b₁         c₀ + c₁ + c₂
 
 Who has to compute? A block of later keys is masked, so nobody computes it. With contiguous parts
-(`--variant ring`) rank 0 computes one block, its own, and the last rank all N: the others wait. So
-a zig-zag (the default) cuts the sequence into 2N chunks, and rank r holds chunk r from the front
-and chunk r from the back. Then every rank computes its own block, and half a block at each hop. For
-4 ranks, who computes what, and at which hop:
+(`--variant ring`) rank 0 computes one block, its own, and the last rank all N, which all wait for.
+So a zig-zag (the default) cuts the sequence into 2N chunks, and rank r holds chunk r from the front
+and chunk r from the back. Then every rank computes its own block at hop 0, and half a block at each
+later hop. For 4 ranks, who computes what, and at which hop:
 
     ring        keys of                     zigzag      keys of chunk
     queries     r0   r1   r2   r3           queries      0   1   2   3   4   5   6   7
@@ -54,25 +54,25 @@ A plain core computes the masked half of a rank's own block too. Then the last r
 N blocks, and every rank of a zig-zag takes (N+1)/2: the ring is 2N/(N+1) times as long. With a core
 that skips the masked half it is 2 - 1/N. The same can be had without a ring:
 
-    gather      all_gather keys and values, and mask by position. Nothing hides behind compute, but
-                kv heads are few (GQA), any mask is a line, and it is simple. Llama 3 does this.
+    gather      all_gather keys and values, and mask by position. Llama 3 does this: kv heads are
+                few (GQA), any mask is a line. But nothing hides, and masked blocks cost as well.
     ulysses     all_to_all from tokens to heads: each rank gets whole sequences of heads/N heads,
                 takes any core, and sends them back. Limited to as many ranks as there are heads.
 
 What a rank sends in a layer's forward, in numbers (b sequences; h and kv: the widths of q and k),
 and again in backward, where a ring also sends the gradients of keys and values, in fp32:
 
-    ring, gather    (N-1)/N · 2·b·s·kv
+    rings, gather   (N-1)/N · 2·b·s·kv
     ulysses         (N-1)/N · 2·b·(s/N)·(h + kv)        least if h + kv < N·kv
 
-Where kv heads are fewer than ranks, Ulysses repeats them, and its kv is that of N heads. And once a
+Where kv heads are fewer than ranks, Ulysses repeats them: its kv is that of N heads. And once a
 step, as in chapter 02, the gradients of all parameters are summed over the ranks.
 
-When it pays: for what does not fit, since all activations become 1/N (but for gathered keys and
-values). With F FLOP/s, B bytes/s and e bytes a number, a hop hides behind its block if
-2·b·(s/N)·kv·e / B <= 4·b·(s/N)²·h / F, so from s/N = kv/h · e/2 · F/B tokens on. At each of its
-hops a zig-zag sends as much, but computes half a block: it needs twice as many tokens. (In bf16,
-backward sends three times the bytes, for 2.5 times the FLOPs.)
+When it pays: for what does not fit, since all activations become 1/N (but for keys and values that
+are gathered or repeated). With F FLOP/s, B bytes/s and e bytes a number, a hop's bytes over B hide
+behind its block's FLOPs over F if 2·b·(s/N)·kv·e / B <= 4·b·(s/N)²·h / F: from s/N = kv/h · e/2 ·
+F/B tokens on. A zig-zag's hop sends as much for half a block: it needs twice as many. (Backward
+sends three times the bytes, in bf16, for 2.5 times the FLOPs: 1.2 times as many.)
 
 Run it:
     torchrun --nproc_per_node=4 06_context_parallel.py
@@ -130,7 +130,7 @@ def wide(x):
 
 
 def stacked(x, like):
-    """(batch, heads, rows, n) to (batch, kv_heads, group·rows, n): heads of one key, stacked."""
+    """(batch, heads, rows, n) to (batch, kv_heads, group·rows, n): query heads below each other."""
     return x.reshape(x.shape[0], like.shape[1], -1, x.shape[-1])
 
 
@@ -152,7 +152,7 @@ def plain_forward(q, k, v, causal):
 
 
 def plain_backward(dout, q, k, v, out, lse, causal):
-    """The lesson's dS, from lse and out of all keys; then dq, dk, dv of this block."""
+    """The lesson's dS, scaled as q is, from lse and out of all keys; then dq, dk, dv of a block."""
     dout, q, k, v, out = (wide(x) for x in (dout, q, k, v, out))
     weights = (scores_of(q, k, causal) - lse[..., None]).exp()
     dv = stacked(weights, k).transpose(2, 3) @ stacked(dout, k)
@@ -208,7 +208,7 @@ def send_on(x, group):
 
 
 def around_the_ring(kv, group):
-    """Yield (rank, its kv) for all ranks, this one's first; the next one's arrive meanwhile."""
+    """Yield (rank, its kv): this rank's, then those of ranks before it, which come meanwhile."""
     rank, n = group.rank(), group.size()
     for hop in range(n - 1):
         receive = send_on(kv, group)
@@ -338,7 +338,7 @@ def core_of(args, like):
 def context_parallel(model, args, group):
     """Put a variant's attention into common.gpt(args.model). Returns this rank's positions."""
     n, variant, weight = group.size(), args.variant, model.embedding.weight
-    zigzag, core = variant in ("zigzag", "gather"), core_of(args, weight)   # gather: as in Llama 3
+    zigzag, core = variant in ("zigzag", "gather"), core_of(args, weight)   # gather: Llama 3's
     everyones = [positions_of(r, n, args.model.seq, zigzag).to(weight.device) for r in range(n)]
     positions = everyones[group.rank()]
     if variant == "gather":
@@ -381,7 +381,7 @@ def train_step(model, optimizer, micro_batches, positions, valid, clip):
 # ------------------------------------------------------------------------------------ the formulas
 
 def traffic(cfg, variant, micro_batches, batch, n, e):
-    """What a rank sends in a step: {op: (calls, bytes of payload, bytes on the wire)}."""
+    """What a rank sends in a step: {op: (calls, payload, wire)}. batch: of a micro-batch."""
     share, layers = (n - 1) / n, micro_batches * cfg.layers
     gradients = cfg.parameters() * e
     sent = {"all_reduce": (1, gradients, 2 * share * gradients)}
@@ -412,7 +412,7 @@ def pairs(variant, rank, n, seq, diagonal=1):
     """How many pairs of a query and a key a rank computes. diagonal: the share of its own block
     that its core computes: all, or one half where it skips what is masked."""
     blocks = {"zigzag": (n - 1) / 2 + diagonal, "ring": rank + diagonal,
-              "gather": n, "ulysses": diagonal * n}     # masked ones too; N² for heads/N heads
+              "gather": n, "ulysses": diagonal * n}     # gather: masked ones, too
     return blocks[variant] * (seq // n) ** 2
 
 

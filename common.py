@@ -79,7 +79,7 @@ class Text:
         starts = rng.integers(len(self.tokens) - seq, size=(args.batch, 1))
         windows = torch.from_numpy(self.tokens[starts + np.arange(seq + 1)].astype(np.int64))
         tokens, targets = windows[:, :-1].clone(), windows[:, 1:].clone()
-        if args.ignore:                                 # each sequence its own share, of mean P
+        if args.ignore:                                 # each sequence its own share; P on average
             share = rng.random((args.batch, 1)) ** (1 / args.ignore - 1)
             ignored = torch.from_numpy(rng.random((args.batch, seq)) < share)
             ignored[0, 0] = False                       # never an empty batch
@@ -195,7 +195,7 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
     model = nn.Sequential(OrderedDict(modules)).to_empty(device="cpu")
     rope = Rope(cfg)
     for block in model[1:-1]:
-        block.attn.rope = rope                              # one for all, and one pair of tables
+        block.attn.rope = rope                              # one for all (to_empty undid theirs)
     if cfg.tie:
         model.head.out.weight = model.embedding.weight
     name_parameters(model)
@@ -230,7 +230,7 @@ def loss_sum(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
 
-# A cut along `dim`: of equal parts this rank holds the one at `index`, and the group `axis` all.
+# One cut: the ranks of the group `axis` share `dim` in equal parts; this rank has part `index`.
 Cut = namedtuple("Cut", "dim index parts axis")
 
 
@@ -257,7 +257,7 @@ def part(full, cuts):
 
 
 def sum_partial_grads(parameters):
-    """Sum gradients over the ranks of the group p.partial: an all_reduce of a bucket per group."""
+    """p.partial: the group over which p.grad is still to be summed. One all_reduce per group."""
     buckets = {}
     for p in parameters:
         if hasattr(p, "partial"):                       # a rank without a gradient adds zero
@@ -272,8 +272,8 @@ def sum_partial_grads(parameters):
 
 def grad_norm(parameters, group=None):
     """The norm of the whole model's gradient, a scalar in float32 or better. The ranks of `group`
-    hold one model: an all_reduce sums the squares of all parts. Ranks that hold the same part, as
-    many as p.copies or p.cuts say, add a share of its square each, so that it counts once."""
+    hold it together: an all_reduce adds up their squares. A part that p.copies ranks hold (else as
+    many as p.cuts leave) counts 1/copies on each of them."""
     ranks, grads, copies = group.size() if group else 1, [], []
     for p in parameters:
         if p.grad is not None:
@@ -354,9 +354,9 @@ Batch = namedtuple("Batch", "step tokens targets valid micro_batches")
 
 
 class Run:
-    """What a chapter trains with: bare here, with all instruments in lab/report.py. It uses the
-    attributes args, rank, world, device and dtype, and the methods mesh, draw, optimizer, batches,
-    measure, span and log, and no other."""
+    """What a chapter trains with: bare here, with all instruments in lab/report.py. A chapter uses
+    args, rank, world, device and dtype, and the methods mesh, draw, optimizer, batches, measure,
+    span and log, and no other."""
 
     def __init__(self, args):
         self.args, self.text, self.dtype = args, Text(args), DTYPES[args.dtype]
@@ -450,7 +450,7 @@ def launch(file, doc, variants, requires, flags=lambda parser: None, formulas=No
     requires(args, ranks): refuses what does not fit. formulas: see lab/formulas.py."""
     if Path(__file__).with_name("lab").exists():
         import lab.report
-        lab.report.launch(file, doc, variants, requires, flags, formulas)
+        lab.report.launch(file, doc, variants, requires, flags, formulas)   # does not come back
     args = parse(file, doc, variants, flags, argv=None)
     requires(args, environment("WORLD_SIZE", 1))
     run, train = Run(args), variants[args.variant]
