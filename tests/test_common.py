@@ -633,7 +633,7 @@ def test_a_bare_run_prints_a_line_per_step_on_one_rank(ranks):
 # ------------------------------------------------------------------- a chapter and common.py, alone
 
 
-BARE = (*SMALL, "--steps=2", f"--data={TEXT}", "--batch=4", "--dtype=float64")
+BARE = (*SMALL, "--layers=4", "--steps=2", f"--data={TEXT}", "--batch=4", "--dtype=float64")
 LINE = r"step (\d+): loss (\S+), on one GPU (\S+), gradient norm (\S+), \d+ ms"
 
 
