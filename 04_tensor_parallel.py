@@ -39,10 +39,10 @@ Vocabulary. The embedding's table is cut by rows, so a rank holds the vectors of
 looks up those, has zeros for the others, and g adds the ranks up. (It needs no f: tokens have no
 gradient.) The head has an f and is cut by columns: a rank computes the logits of some tokens of the
 vocabulary. The loss of a target is log(sum of exp(logit - m)) - (its own logit - m), where m is the
-largest logit, so that no exponential overflows. These three are all that the ranks must find out
-together for a target: m by an all_reduce of the maximum, the sum and its own logit by another one.
-Then backward has all it needs, and the full logits never exist. If t does not divide the
-vocabulary, it is padded with rows of zeros, whose logits are set to -inf: they get no probability.
+largest logit, so that no exponential overflows. No rank knows these three numbers alone: one
+all_reduce finds m, the maximum, and another one the sum and the target's own logit. Then backward
+has all it needs, and the full logits never exist. If t does not divide the vocabulary, it is padded
+with rows of zeros, whose logits are set to -inf, so that they get no probability.
 
 LayerNorm. Its weights are on all ranks, and nothing is sent to keep them equal: with the same x
 (after g) and the same gradient (after f), every rank computes the same update. The gradient norm
@@ -51,9 +51,9 @@ must count them once, and a cut matrix in all its parts.
 What a rank stores and sends (b sequences of s tokens in a micro-batch, h = dim, e bytes a number)
 
     parameters       1/t of every matrix, but never less than one kv head; LayerNorms in full
-    activations      A_in / t + A_out. Of all that chapter 01 counts inside the sub-layers (A_in),
-                     and of the logits, 1/t; what is outside (A_out: the residual stream, and what
-                     LayerNorms read and write) in full. Chapter 05 cuts that too
+    activations      A_in / t + A_out: of chapter 01's table 1/t of what is inside a sub-layer, and
+                     of the logits (A_in); in full what is outside, and the sub-layers' inputs
+                     (A_out), which is all that LayerNorms read and write. Chapter 05 cuts that too
     all_reduces      4 L + 2 a micro-batch, of b·s·h·e bytes: two forward and two backward in every
                      block, one for the embedding, one for the head; and the two small ones of the
                      loss. Once a step the norm, and the gradients of kv heads that ranks share
@@ -220,7 +220,7 @@ class VocabParallelLoss(torch.autograd.Function):
 
         largest = logits.amax(-1)                       # (batch, seq)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-        logits -= largest[..., None]                    # in place, as all that follows
+        logits -= largest[..., None]                    # in place: the largest tensor of the step
 
         local_target = targets - first
         is_mine = (local_target >= 0) & (local_target < columns)
@@ -382,7 +382,7 @@ def traffic(cfg, micro_batches, batch, t, e):
     tokens, wide = batch * cfg.seq, max(e, 4)
     sums = micro_batches * (4 * cfg.layers + 2)         # of (batch, seq, dim)
     norms = 1 if t > 1 else 0                           # alone, nobody needs to be asked
-    calls = sums + micro_batches * 2 + norms
+    calls = sums + micro_batches * 2 + norms            # the loss has two: 3 numbers a token
     payload = sums * tokens * cfg.dim * e + (micro_batches * 3 * tokens + norms) * wide
     wire = 2 * (t - 1) / t * payload
     if t > cfg.kv_heads:                                # k and v of a head that ranks share

@@ -33,8 +33,8 @@ computed: half as many all_gathers more.
 What a rank keeps and sends (x = b·s·h·e bytes, L blocks, a micro-batch)
 
     parameters       1/t of the blocks' matrices; embedding, head and LayerNorms in full
-    activations      (A_in + A_out) / t, where chapter 04 has A_in / t + A_out. In `kept` the 2 L
-                     inputs of sub-layers are whole, x each in place of x/t
+    activations      (A_in + A_out) / t, where chapter 04 has A_in / t + A_out. (In `kept` the 2 L
+                     inputs of sub-layers are whole, x each. RoPE's tables are whole in all)
     reduce_scatter   4 L of x: forward and backward of each sub-layer
     all_gather       4 L of x, and 2 L again where it is not kept
     all_reduce       once a step the partial gradients, those of kv heads that ranks share, the norm
@@ -199,8 +199,8 @@ def send_on(x, group):
 
 
 def ring_gather(chunk, group):
-    """Yield (rank, its chunk) for all ranks, and at hop h rank r has the one of rank r-h; the next
-    one arrives while the caller works."""
+    """Yield (rank, its chunk) for all ranks: at hop h, rank r has that of rank r-h. The next one
+    arrives while the caller works."""
     rank, t = group.rank(), group.size()
     for hop in range(t - 1):
         arriving = send_on(chunk, group)
@@ -210,8 +210,8 @@ def ring_gather(chunk, group):
 
 
 def ring_sum(partial, group):
-    """The sum of what all ranks compute for this rank's own chunk; partial(owner) computes a part
-    of another's. It travels on with each hop. With three ranks:
+    """Every rank computes partial(owner) for the chunk of each rank. Returns the sum for this
+    rank's own chunk, which has travelled around the ring to it. With three ranks:
 
               rank 0             rank 1             rank 2
     hop 0     starts chunk 2     starts chunk 0     starts chunk 1
@@ -349,9 +349,9 @@ def my_tokens(x, group):
 
 
 def train_step(model, optimizer, micro_batches, valid, clip, group):
-    """One step on whole sequences, as in chapter 04. Returns this rank's part of the loss, and the
-    norm. Communication: that of the sub-layers; then all_reduces of the partial gradients, and one
-    of the norm."""
+    """One step; every rank gets the same whole sequences, as in chapter 04. Returns this rank's
+    part of the loss, and the norm. Communication: that of the sub-layers; then all_reduces of the
+    partial gradients, and one of the norm."""
     optimizer.zero_grad()
     total = 0
     for tokens, targets in micro_batches:
