@@ -25,21 +25,21 @@ GELU needs its input too, LayerNorm its input and two numbers for each token, so
 and a product of two activations needs both. A sum needs nothing. So a block of our model keeps as
 much as 14 tensors of (batch, seq, dim), the keys and values, and the weights of attention, (batch,
 heads, seq, seq). `kept_for_backward` below lists them by class, because in later chapters a rank
-keeps a share of each class. On one GPU, there are three ways to keep less.
+keeps a share of each class. On one GPU there are three ways to keep less:
 
 Gradient accumulation (--micro-batch) cuts the batch into micro-batches, runs one after the other,
 and adds up their gradients. Activations shrink, and nothing else changes. There is one trap.
-Suppose one micro-batch has 100 valid targets, and another has 50. Every target should count 1/150.
-If each micro-batch took the mean over its own, and the two means were averaged, a target would
-count 1/200 in the first and 1/100 in the second. So each micro-batch divides its SUM of losses by
-the valid targets of the WHOLE batch.
+Suppose one micro-batch has 100 valid targets (tokens to learn, not padding), and another has 50.
+Every target should count 1/150. If each micro-batch took the mean over its own, and the two means
+were averaged, a target would count 1/200 in the first and 1/100 in the second. So each micro-batch
+divides its SUM of losses by the valid targets of the WHOLE batch.
 
 Recomputation (--recompute) drops activations, and computes them again in backward:
 
     none        drops nothing
-    selective   drops what grows with seq^2, the core of attention, and computes only that again
-    full        keeps only each block's input. Backward runs the forward of a block again before it
-                goes through that block: about 4/3 of the FLOPs, and only one block's activations
+    selective   drops what grows with seq^2, the scores and weights of attention
+    full        keeps only each block's input. Backward first runs the forward of a block again, so
+                one block's activations exist at a time. A step takes about 4/3 of the FLOPs
 
 Fused attention (--attention sdpa) makes the selective choice inside its kernel. Of each row of
 scores it keeps one number, the logarithm of the sum of their exponentials, and computes the weights
@@ -73,10 +73,10 @@ parameters are: a tiny gradient moves one as far as a large one, and rounding ma
 
 FLOPs: a matmul of (m, k) by (k, n) takes 2mkn, and its backward is two matmuls of that size. So a
 parameter takes 2 FLOPs for each token in forward, and about 6 in a step. Attention multiplies
-activations with each other, q with all keys and the weights with all values. Both take 2 · seq ·
-dim for a token and a layer, so a step takes 12 · layers · dim · seq more per token. MFU (model
-FLOPs utilization) divides these FLOPs by the time and by the chip's peak. HFU (of the hardware)
-also counts what was recomputed, so recomputing more can raise it. It can never raise MFU.
+activations with each other, q with all keys and the weights with all values. Each of the two takes
+2 · seq · dim for a token and a layer, so a step takes 12 · layers · seq · dim more per token. MFU
+(model FLOPs utilization) divides these FLOPs, which the model needs, by the time and by the chip's
+peak. HFU (of the hardware) also counts what is recomputed. Recomputing can raise HFU, never MFU.
 
 Run it:
     python 01_single_gpu.py                                  300 steps, and a sample of text
@@ -102,6 +102,7 @@ from common import clip_grads, gpt, grad_norm, loss_sum, refuse
 # ------------------------------------------------------------------------------------- the forward
 
 CORES = dict(common.CORES)
+# recomputed(function, *inputs) keeps the inputs alone, and calls the function again in backward.
 recomputed = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
@@ -204,7 +205,6 @@ class MasterWeights:
         self.factor = factor
         if not self.fp32_grads:
             self.add_to_masters()
-        # foreach: one operator for all tensors of a list
         torch._foreach_mul_([m.grad for m in self.masters if m.grad is not None], factor)
         self.optimizer.step()
         torch._foreach_copy_([p.data for p in self.parameters], [m.data for m in self.masters])
@@ -300,8 +300,7 @@ def kept_for_backward(cfg, batch):
     ]
     around = [
         ("RoPE's cos and sin, for all blocks", cfg.seq * cfg.dim // cfg.heads, "positions"),
-        ("input of the last norm, its mean and 1/std", x + 2 * tokens, "outside"),
-        ("its output, input of the head", x, "outside"),
+        ("input and output of the last norm, its mean and 1/std", 2 * x + 2 * tokens, "outside"),
         ("log-probabilities, in fp32 or better, and a scalar", tokens * cfg.vocab + 1, "logits"),
         ("tokens and targets, which are there anyway", 2 * tokens, "ids"),
     ]
@@ -364,7 +363,8 @@ def rule_of_thumb(cfg, batch):
 
 HALF = {"fp32": None, "bf16": torch.bfloat16, "bf16-fp32grad": torch.bfloat16,
         "fp16": torch.float16}
-WIDTHS = {"bf16": (2, 2, 4), "bf16-fp32grad": (2, 2 + 4, 4), "fp16": (2, 2, 4)}     # as the table
+# Bytes of a parameter, of its gradients, and of its master weight, as in the lesson's table.
+WIDTHS = {"bf16": (2, 2, 4), "bf16-fp32grad": (2, 2 + 4, 4), "fp16": (2, 2, 4)}
 WATCHED = 3         # steps whose memory is measured, in a mode that compiled code would not survive
 
 
@@ -431,6 +431,7 @@ def compiled(forward, batch):
 
 
 def formulas(args, rank, ranks, model):
+    """What lab/ holds the run to, by the keys that lab/formulas.py explains."""
     cfg, n, width = args.model, args.model.parameters(), common.DTYPES[args.dtype].itemsize
     mixed = args.variant == "hand" and args.precision != "fp32"         # autocast keeps fp32
     computed = step_flops(cfg, args.batch, args.attention, args.recompute, early_stop=True)
@@ -474,12 +475,11 @@ def explanations(args):
     """Lines that set this run's numbers beside well-known ones."""
     cfg, needed = args.model, model_flops(args.model, args.batch)
     ours = 2 * sum(numbers for _, numbers, _ in kept_for_backward(cfg, args.micro_batch)[0])
-    textbook = textbook_activation_bytes(cfg, args.micro_batch)
     full, stopped = (step_flops(cfg, args.batch, "plain", "full", stop) for stop in (False, True))
     embedding = "" if cfg.tie else "has the embedding, which multiplies nothing, and "
     return [
         f"a block in 16 bits keeps {ours / 1e6:.3f} MB; the textbook's s·b·h·(34 + 5·a·s/h) is "
-        f"{textbook / 1e6:.3f} MB:",
+        f"{textbook_activation_bytes(cfg, args.micro_batch) / 1e6:.3f} MB:",
         *[f"  {size / 1e6:8.3f} MB {reason}"
           for reason, size in textbook_difference(cfg, args.micro_batch).items() if size],
         f"recomputing every block takes {full / needed:.2f} times the FLOPs, "
