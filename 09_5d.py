@@ -1,14 +1,10 @@
 r"""09 · 5D: data, tensor (with sequence), context, expert and pipeline parallelism in one run.
 
-Each of the chapters before shares out one thing, and has one limit. Tensor parallelism stops at the
-fast links of a machine, a pipeline at its bubble, data parallelism at the size of the batch. So a
-large run multiplies them. This chapter trains one model with all of them, and switches each by its
-degree:
-
-    torchrun --nproc_per_node=8 09_5d.py --dp 2 --pp 2 --tp 2
+Each of the chapters before shares out one thing, and has one limit. So a large run multiplies them.
+This chapter trains one model with all of them, and switches each by its degree:
 
     --dp    other sequences (chapter 02); --zero 1, 2 or 3 shards what all of them hold (chapter 03)
-    --pp    other layers (chapter 07), by one of four schedules
+    --pp    other layers (chapter 07), by one of three schedules whose backwards are not split
     --cp    other parts of each sequence, in attention too (chapter 06, with gathered keys)
     --tp    other heads and hidden units (chapter 04); outside of the sub-layers, other tokens
             (sequence parallelism, chapter 05)
@@ -26,28 +22,37 @@ The mesh. Every rank has a place on each axis. With 8 ranks, --order pp,dp,cp,tp
             dp 1    rank 6    rank 7
 
 The axis that is named last has neighbours. A machine of 4 ranks would hold one pp here, and only
-what pp sends would leave it. A rank with T = b·s/cp tokens of a micro-batch sends on each axis, in
-numbers (h: the model's dim, L: layers, M: micro-batches, Ψ: parameters, k: the width of the keys
-that it holds; the other letters are the degrees)
+what pp sends would leave it. To choose the order, see what a rank sends in a step, in numbers. (h:
+the model's dim, L: its layers, M: micro-batches, T = b·s/cp: tokens of one, K: experts of a token,
+k: the width of the keys that a rank holds.)
 
-    tp      M · L/pp · 8 · (tp-1)/tp · T·h     all_gathers and reduce_scatters around sub-layers
+    tp      M · L/pp · 8 · (tp-1)/tp · T·h     gathers and scatters around two sub-layers
+    ep      M · L/pp · 4 · (ep-1)/ep · K·T·h   rows to their experts and back, if chosen alike
     cp      M · L/pp · 4 · (cp-1) · T·k        keys and values, and their gradients
-    ep      M · L/pp · 4 · (ep-1)/ep · K·T·h   rows to K experts and back, if all are chosen alike
     pp      M · T·h/tp                         an activation or a gradient, to each neighbour stage
-    dp      2 · (n-1)/n · Ψ                    once a step; of what n ranks hold
+    dp      2 · (n-1)/n · Ψ                    gradients of the Ψ parameters that n ranks hold alike
 
-tp sends most, and compute waits for it in every layer: so it comes last, inside a machine. cp and
-ep send in every layer too, but less (DeepSeek-V3 lets its experts lie on 8 machines). pp usually
-sends least. dp sends once a step, and can do it while others compute. So these two are the outer
-axes: Megatron puts pp outermost, and Llama 3 dp.
+The amount alone does not decide. For K = 2, ep sends as much as tp of the same degree. For the
+K = 8 and ep = 64 of DeepSeek-V3, it sends 31.5 T·h in a layer, and tp = 8 only 7. What decides is
+how long compute waits, and on which links:
 
-The report has the bytes of each axis, whether the axis leaves a machine of --node-size ranks, and
-how long sending would take on known machines. Try `--order tp,cp,dp,pp`: it trains the same, and tp
-goes between machines.
+    tp      Eight messages in each layer, between matmuls that need them: nothing else can be
+            computed meanwhile. Latency counts as much as bytes. So tp comes last, in a machine.
+    ep      Four, which wait for the busiest rank. They want fast links too, but experts often need
+            more ranks than a machine has. DeepSeek-V3 goes without tp, keeps a token's experts on 4
+            machines, and computes with another micro-batch meanwhile.
+    cp      Two, of keys and values, which are narrow.
+    pp      One message for a whole stage, while another micro-batch computes.
+    dp      Once a step, and most of it could hide behind backward (chapter 02).
+
+So pp and dp are the outer axes: Megatron puts pp outermost, and Llama 3 dp. Try `--order
+tp,cp,dp,pp` with `--node-size 4`: it trains the same, and in the report tp leaves the machines.
 
 One rule for gradients. Every rank divides its loss by the valid targets of the whole batch. Then
-a gradient is summed over all ranks that hold the same part of the parameter, since each of them has
-seen other tokens. Nothing is divided after that. How a parameter is cut says which ranks those are:
+a gradient is summed over all ranks that hold the same part of the parameter, and nothing is divided
+after that. Each of them has computed a part of the sum: from other tokens; or, where tp ranks share
+a kv head, from the same tokens, but with other query heads (chapter 05). How a parameter is cut
+says which ranks those are:
 
                                    pp        tp         ep       held by, and summed over
     embedding, head                a stage   whole      whole    dp · cp · tp ranks
@@ -57,37 +62,28 @@ seen other tokens. Nothing is divided after that. How a parameter is cut says wh
     experts                        a stage   cut        cut      dp/ep · cp
     embedding = head (tied)        2 stages  whole      whole    2 · dp · cp · tp
 
-So the ranks of a sum are no axis of the mesh. What tp leaves whole is summed over tp as well: under
-sequence parallelism, each rank of tp has seen other tokens of the sequence. (Tied tables lie on one
-rank, not two, where that rank has the first and the last stage, as in dualpipe-v.)
-
-One record, the cuts of each parameter, gives these groups. It also gives the norm: a parameter that
-n ranks hold adds 1/n of its square on each of them, and the sum over all ranks counts it once. It
-gives ZeRO its shards: those who hold the same part share it out. And it tells what to compare with
-one GPU, or to save: each rank's part of the whole.
-
-ZeRO and the pipeline. Gradients are reduced once a step, after the last micro-batch: until then
-they add up in full, which leaves little to gain by stage 2. Stage 3 must gather parameters before
-they are used. It keeps them until the step ends. With --regather it gathers them for every forward
-and backward of each micro-batch, one module at a time: 2·M gathers of a parameter instead of one.
+So most of these groups are no axis of the mesh. They serve the norm as well: what n ranks hold adds
+1/n of its square on each of them, and the sum over all ranks counts it once. And they serve ZeRO:
+those who hold the same part share it out. (Gradients are reduced once a step, after the last micro-
+batch: until then they add up in full. Stage 3 gathers a module for the forward and the backward of
+each micro-batch, so 2·M times, and a pipeline needs many: no run below goes beyond stage 2.)
 
 Where axes meet, prototypes have gone wrong:
 
     tp and experts   The router is whole on each rank of tp, and sees that rank's tokens alone.
-                     Tokens, choices and gates are gathered after it. Then every rank of tp has a
-                     slice of each expert.
+                     Tokens, choices and gates are gathered after it, and every rank of tp has a
+                     slice of each expert. So each of them sends all T tokens through ep, which is
+                     tp times what it must be. Megatron sends T/tp through ep, and gathers what has
+                     arrived over tp: K times as many rows, but inside a machine.
     cp and balance   The balance loss is about a sequence, which lies on cp · tp ranks. So they sum
                      how often each expert was picked, before that is multiplied by the scores.
     pp and tp        Each rank of tp sends its own tokens to the next stage, 1/tp of the activation.
-                     Megatron scatters it for that and gathers it again; under sequence parallelism
-                     it is scattered already.
-    pp and ties      The first and the last stage hold one matrix. Both are in its sum.
-    NCCL             Every rank makes all groups, in the same order.
+    pp and ties      The first and the last stage hold one matrix: both are in its sum, unless they
+                     lie on one rank, as in dualpipe-v.
 
-How to choose. First make it fit, then make it fast. Take tp up to the size of a machine, or until
-the heads run out. If the model still does not fit, take pp, or ZeRO-3 over dp. If sequences are
-long, take cp. If there are experts, take ep. All other ranks go to dp, until the batch is as large
-as it may be. Published runs did about this:
+How to choose. First make it fit, then make it fast. Take tp up to the size of a machine. If the
+model still does not fit, take pp, or ZeRO-3; for long sequences cp, for experts ep. All other ranks
+go to dp, until the batch is as large as it may be. Published runs did about this:
 
                     GPUs     tp   cp   pp   dp    ep
     llama3-8k       8,192    8    1    16   64    -     parameters stay gathered after forward
@@ -95,34 +91,25 @@ as it may be. Published runs did about this:
     deepseek-v3     2,048    1    1    16   128   64    ZeRO-1, DualPipe
     megatron-1t     3,072    8    1    64   6     -     interleaved
 
-`--like` runs their axes on 8 or 16 ranks (llama3-128k on 8 is without dp). It is not their models:
-DeepSeek-V3 routes by sigmoids, with a shared expert and a bias, and its pipeline is no V;
-Megatron's run had no sequence parallelism yet.
+`--like` runs their axes on 8 ranks or 16, not their models: DeepSeek-V3 routes by sigmoids, with a
+shared expert and a bias, and its pipeline is no V; Megatron's had no sequence parallelism yet.
 
 Run it:
-    torchrun --nproc_per_node=8 09_5d.py --dp 2 --pp 2 --tp 2
-    torchrun --nproc_per_node=8 09_5d.py --pp 2 --cp 2 --tp 2 --schedule zb-h1
-    torchrun --nproc_per_node=8 09_5d.py --dp 4 --ep 4 --pp 2 --experts 8
-    torchrun --nproc_per_node=8 09_5d.py --dp 4 --tp 2 --zero 3
-    torchrun --nproc_per_node=8 09_5d.py --like llama3-128k
-    torchrun --nproc_per_node=8 09_5d.py --dp 2 --pp 2 --tp 2 --variant torch
+    torchrun --nproc_per_node=8 09_5d.py --dp 2 --pp 2 --tp 2                # or --variant torch
+    torchrun --nproc_per_node=8 09_5d.py --pp 2 --cp 2 --tp 2 --schedule dualpipe-v --zero 3
+    torchrun --nproc_per_node=8 09_5d.py --dp 4 --ep 4 --pp 2 --experts 8    # or --like deepseek-v3
 
-Sources: Ultra-Scale Playbook, "5D Parallelism in a Nutshell" and "Finding the Best Training
-Configuration"; Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters
-(PTD-P, 2021), sections 3 and 4.1; Llama Team, The Llama 3 Herd of Models (2024), section 3.3 and
-table 4; DeepSeek-AI, DeepSeek-V3 Technical Report (2024), section 3.
-"""
+Sources: Ultra-Scale Playbook, "5D Parallelism in a Nutshell"; Narayanan et al., Efficient Large-
+Scale Language Model Training on GPU Clusters (2021), sections 3 and 4.1; Llama Team, The Llama 3
+Herd of Models (2024), section 3.3, table 4; DeepSeek-V3 Technical Report (2024), section 3."""
 
-import argparse
 import contextlib
-import functools
 import itertools
 import logging
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections import defaultdict, deque, namedtuple
 from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -131,26 +118,11 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 import common
-from common import (
-    Config,
-    clip_grads,
-    draw_weights,
-    gpt,
-    grad_norm,
-    keep_shard,
-    loss_sum,
-    sum_partial_grads,
-)
+from common import Config, clip_grads, gpt, grad_norm, keep_shard, loss_sum, sum_partial_grads
 
 # ----------------------------------------------------------------------------------------- the mesh
 
-class Place(NamedTuple):
-    """Where a rank stands on each axis."""
-
-    pp: int
-    dp: int
-    cp: int
-    tp: int
+Place = namedtuple("Place", "pp dp cp tp")              # where a rank stands on each axis
 
 
 def places_of_ranks(args):
@@ -160,76 +132,81 @@ def places_of_ranks(args):
     return [Place(**dict(zip(order, indices))) for indices in every]
 
 
-def group_by(places, key):
-    """The process group of all ranks whose place has the same key(place) as this one's. Every rank
-    makes all of the groups, in the same order: NCCL would hang otherwise."""
-    members = defaultdict(list)
+def sort_ranks(places, key):
+    """Lists of ranks: together are those whose places have the same key(place)."""
+    together = defaultdict(list)
     for rank, place in enumerate(places):
-        members[key(place)].append(rank)
-    return dist.new_subgroups_by_enumeration(list(members.values()))[0]
+        together[key(place)].append(rank)
+    return list(together.values())
 
 
 def make_groups(args, tied_stages):
-    """The group along each axis, and of those that hold the same: {(tp, ep) parts: the ranks with
-    the same part of what is cut into so many}. tied_stages: the first and the
-    last one, on two ranks of pp, hold one matrix."""
-    places, t, ep, holders = places_of_ranks(args), args.tp, args.ep, {}
-    axes = {
-        "tp": group_by(places, lambda at: (at.pp, at.dp, at.cp)),
-        "cp": group_by(places, lambda at: (at.pp, at.dp, at.tp)),
-        "ep": group_by(places, lambda at: (at.pp, at.dp // ep, at.cp, at.tp)),
-        "pp": group_by(places, lambda at: (at.dp, at.cp, at.tp)),
-        "cp and tp": group_by(places, lambda at: (at.pp, at.dp)),   # with the same sequences
-    }
-    for of_tp, of_ep in sorted({(1, 1), (t, 1), (min(t, args.model.kv_heads), 1), (t, ep)}):
-        holders[of_tp, of_ep] = group_by(places, lambda at, of_tp=of_tp, of_ep=of_ep: (
-            at.pp, at.tp * of_tp // t, at.dp % of_ep))
+    """This rank's process groups along the axes, {axis: group}, where an axis of one rank has none;
+    and of those that hold the same part of a parameter, {kind of parameter: group}. Every rank
+    makes all groups, in the same order: NCCL would hang otherwise. tied_stages: the first and the
+    last stage, on two ranks of pp, hold one matrix."""
+    ep, t, kv_heads = args.ep, args.tp, min(args.tp, args.model.kv_heads)
+    along = {
+        "tp": lambda at: at._replace(tp=0),             # all else is the same
+        "cp": lambda at: at._replace(cp=0),
+        "pp": lambda at: at._replace(pp=0),
+        "ep": lambda at: at._replace(dp=at.dp // ep),   # neighbours, among those of dp
+        "cp and tp": lambda at: at._replace(cp=0, tp=0)}            # with the same sequences
+    whole = "whole", lambda at: at.pp                   # all ranks of a stage
+    same = {
+        "tables": whole,
+        "norms": whole,                                 # and the router
+        "queries": ("cut by tp", lambda at: (at.pp, at.tp)),
+        "keys": ("kv heads", lambda at: (at.pp, at.tp * kv_heads // t)),    # t/kv_heads share one
+        "mlp": ("experts", lambda at: (at.pp, at.tp, at.dp % ep))}          # each ep-th of dp
     if tied_stages:
-        holders["tied"] = group_by(places, lambda at: min(at.pp, args.pp - 1 - at.pp))
+        same["tied"] = "tied", lambda at: min(at.pp, args.pp - 1 - at.pp)
+
+    places, axes, holders, made = places_of_ranks(args), {}, {}, {}
+    for axis, key in along.items():
+        ranks = sort_ranks(places, key)
+        if len(ranks) < len(places):
+            axes[axis], _ = dist.new_subgroups_by_enumeration(ranks, group_desc=axis)
+    for kind, (cut, key) in same.items():
+        ranks = sort_ranks(places, key)
+        if str(ranks) not in made:                      # else it is held like a kind before
+            name = f"gradients, {cut}"
+            made[str(ranks)], _ = dist.new_subgroups_by_enumeration(ranks, group_desc=name)
+        holders[kind] = made[str(ranks)]
     return axes, holders
 
 
 # ------------------------------------------------------------ sequence parallelism, from chapter 05
 
-def all_gather(x, group):
-    """x (batch, seq/t, ...) of all ranks: (batch, seq, ...)."""
-    parts = x.new_empty(group.size(), *x.shape)
-    common.all_gather(parts.flatten(0, 1), x.contiguous(), group=group)
-    return parts.transpose(0, 1).flatten(1, 2).contiguous()
-
-
-def reduce_scatter(x, group):
-    """The sum of x (batch, seq, ...) over the ranks: this rank's part, (batch, seq/t, ...)."""
-    parts = x.unflatten(1, (group.size(), -1)).transpose(0, 1).contiguous()
-    mine = torch.empty_like(parts[0])
-    common.reduce_scatter(mine, parts.flatten(0, 1), group=group)
-    return mine
-
-
 class GatherIn(torch.autograd.Function):
-    """f: all_gather along the sequence; the gradient is reduce_scattered."""
+    """f: all_gather along the sequence, (batch, seq/t, ...) to (batch, seq, ...)."""
 
     @staticmethod
     def forward(ctx, x, group):
         ctx.group = group
-        return all_gather(x, group)
+        parts = x.new_empty(group.size(), *x.shape)
+        common.all_gather(parts.flatten(0, 1), x.contiguous(), group=group)
+        return parts.transpose(0, 1).flatten(1, 2).contiguous()
 
     @staticmethod
     def backward(ctx, gradient):
-        return reduce_scatter(gradient, ctx.group), None
+        return ScatterOut.apply(gradient, ctx.group), None
 
 
 class ScatterOut(torch.autograd.Function):
-    """g: reduce_scatter along the sequence; the gradient is all_gathered."""
+    """g: reduce_scatter along the sequence, (batch, seq, ...) to (batch, seq/t, ...)."""
 
     @staticmethod
     def forward(ctx, x, group):
         ctx.group = group
-        return reduce_scatter(x, group)
+        parts = x.unflatten(1, (group.size(), -1)).transpose(0, 1).contiguous()
+        mine = torch.empty_like(parts[0])
+        common.reduce_scatter(mine, parts.flatten(0, 1), group=group)
+        return mine
 
     @staticmethod
     def backward(ctx, gradient):
-        return all_gather(gradient, ctx.group), None
+        return GatherIn.apply(gradient, ctx.group), None
 
 
 class SequenceParallel(nn.Module):
@@ -240,8 +217,8 @@ class SequenceParallel(nn.Module):
         self.inner, self.group = inner, group
 
     def forward(self, x):                               # (batch, seq/t, dim)
-        partial = self.inner(GatherIn.apply(x, self.group))
-        return ScatterOut.apply(partial, self.group)
+        partial_sum = self.inner(GatherIn.apply(x, self.group))
+        return ScatterOut.apply(partial_sum, self.group)
 
 
 # ------------------------------------------------------------- context parallelism, from chapter 06
@@ -254,11 +231,8 @@ def positions_of(rank, ranks, seq):
 
 
 class GatheredAttention(nn.Module):
-    """Causal attention of this rank's queries to the keys and values of all ranks, which are
-    gathered (as Llama 3 does it): it is no ring, but it takes any mask.
-
-    q (batch, heads, s/N, head_dim), k and v (batch, kv_heads, s/N, head_dim); returns q's shape.
-    """
+    """Causal attention of this rank's queries, (batch, heads, s/N, head_dim), to the keys and
+    values of all ranks, which are gathered: it is no ring, but it takes any mask."""
 
     def __init__(self, cfg, group, dtype):
         super().__init__()
@@ -291,13 +265,9 @@ class Mixture(Config):
     balance_weight: float = 0.01
     sequences: int = 1              # of the whole batch: the balance loss is a mean over them
 
-    def parameters(self):
-        """In place of the MLP, a router and all experts, each as large as the MLP."""
+    def parameters(self):           # in place of the MLP, a router and experts of the same size
         more = self.experts * (8 * self.dim + 1) * self.dim - 8 * self.dim**2
         return super().parameters() + (self.layers * more if self.experts else 0)
-
-    def tensors(self):
-        return super().tensors() + (self.layers if self.experts else 0)
 
 
 class AddLoss(torch.autograd.Function):
@@ -329,13 +299,27 @@ class AllToAll(torch.autograd.Function):
         return AllToAll.apply(gradient, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
+def best(scores, k):
+    """Indices of the k largest of each row; of equal ones, the first, on every device."""
+    in_order = scores.sort(dim=-1, descending=True, stable=True).indices
+    return in_order[..., :k].clone()                    # the rest can go
+
+
+def run_experts(rows, ups, downs, counts):
+    """Each expert's MLP on its own rows: (picks, dim), sorted by expert, to the same shape; counts:
+    how many are for each, a list. An expert with no row has a gradient of zero, not None."""
+    out = []
+    for part, up, down in zip(rows.split(counts), ups, downs, strict=True):
+        out.append(F.gelu(part @ up) @ down)
+    return torch.cat(out)
+
+
 class MoE(nn.Module):
     """A mixture of experts in place of the MLP: (batch, seq, dim) to the same shape.
 
-    tp, ep, sequence: process groups, or None for one GPU. The router sees this rank's tokens; under
-    tp they are gathered behind it, for experts of which each rank has a part. seen: a list for how
-    many rows were sent and received.
-    """
+    tp, ep, sequence: process groups, or None for one rank. The router sees this rank's tokens;
+    under tp they are gathered behind it, for experts of which each rank has a part. seen: of each
+    micro-batch of a step, the rows sent to the ranks of ep, and received."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -347,9 +331,8 @@ class MoE(nn.Module):
     def forward(self, x):                               # (batch, seq/(cp·tp), dim)
         chosen, gates = self.route(x)
         if self.tp:
-            x, gates = GatherIn.apply(x, self.tp), GatherIn.apply(gates, self.tp)
-            chosen = all_gather(chosen, self.tp)
-        out = self.through_experts(x, chosen, gates)
+            x, gates, chosen = (GatherIn.apply(y, self.tp) for y in (x, gates, chosen))
+        out = self.through_experts(x, chosen, gates).to(x.dtype)
         return ScatterOut.apply(out, self.tp) if self.tp else out
 
     def route(self, x):
@@ -357,10 +340,10 @@ class MoE(nn.Module):
         cfg, precise = self.cfg, torch.promote_types(x.dtype, torch.float32)
         logits = F.linear(x.to(precise), self.router.weight.to(precise))    # (batch, seq, experts)
         scores = logits.softmax(-1)
-        in_order = scores.detach().sort(dim=-1, descending=True, stable=True).indices
-        chosen = in_order[..., :cfg.top_k].clone()      # the rest can go
-        gates = scores.gather(-1, chosen)
-        if cfg.top_k > 1:                               # over their sum
+        chosen = best(scores.detach(), cfg.top_k)
+        if cfg.top_k == 1:              # over their sum it would be 1, and the router learn nothing
+            gates = scores.gather(-1, chosen)
+        else:                           # equals scores over their sum, but for 0/0
             gates = logits.gather(-1, chosen).softmax(-1)
 
         picks = scores.new_zeros(len(x), cfg.experts)   # how often, in each sequence
@@ -372,32 +355,29 @@ class MoE(nn.Module):
         return chosen, AddLoss.apply(gates, cfg.balance_weight / cfg.sequences * balance)
 
     def through_experts(self, x, chosen, gates):
-        """Sort the rows by expert, send them through it, and add up what comes, by gate."""
-        expert = chosen.flatten()                       # of each pick
+        """Send each token through its experts, and add up what they give, weighted by its gates.
+
+        x (batch, seq, dim); chosen and gates (batch, seq, k). Returns x's shape, in the gates'
+        dtype.
+        """
+        expert = chosen.flatten()                       # of each pick: k of a token, k of the next
         order = expert.argsort(stable=True)
         counts = torch.zeros(self.cfg.experts, dtype=torch.int64, device=x.device)
         counts.index_add_(0, expert, torch.ones_like(expert))
-        rows = x.flatten(0, 1)[order // self.cfg.top_k]
-        out = self.exchange(rows, counts)[order.argsort()]          # by token again
+        rows = x.flatten(0, 1)[order // self.cfg.top_k]             # pick i is of token i // k
+        out = self.exchange(rows, counts)
+        out = out[order.argsort()]                      # the inverse permutation: by token again
         out = out.view(*chosen.shape, -1) * gates[..., None]        # (batch, seq, k, dim)
-        return out.sum(2).to(x.dtype)
-
-    def compute(self, rows, counts):
-        """rows, sorted by expert; counts: how many are for each of this rank's experts, a list."""
-        parts = zip(rows.split(counts), self.up, self.down, strict=True)
-        return torch.cat([F.gelu(part @ up) @ down for part, up, down in parts])
-
-    def take_seen(self):
-        """For each micro-batch since it was last asked: how many rows were sent, and received."""
-        seen, self.seen = self.seen, []
-        return seen
+        return out.sum(2)
 
     def exchange(self, rows, counts):
-        """Rows travel to their experts, and what these give travels back: all_to_alls of counts,
-        of rows, and of what comes back."""
+        """The rows travel to their experts, and what these give travels back.
+
+        rows (picks, dim), sorted by expert; counts (experts,): how many are for each. Returns rows'
+        shape. Communication: all_to_alls of the counts, of the rows, and of what comes back.
+        """
         if self.ep is None:
-            self.seen.append((len(rows), len(rows)))
-            return self.compute(rows, counts.tolist())
+            return run_experts(rows, self.up, self.down, counts.tolist())
         n = self.ep.size()
         arriving = torch.empty_like(counts)
         dist.all_to_all_single(arriving, counts, group=self.ep)
@@ -405,63 +385,69 @@ class MoE(nn.Module):
         sizes = torch.cat([counts.view(n, -1).sum(1), arriving.sum(1), arriving.sum(0)])
         sizes = sizes.tolist()                          # here the host waits for the device
         sent, received, own = sizes[:n], sizes[n:2 * n], sizes[2 * n:]
-        self.seen.append((sum(sent), sum(received)))
+        self.seen.append((sent, received))
 
-        rows = AllToAll.apply(rows, sent, received, self.ep)
+        rows = AllToAll.apply(rows, sent, received, self.ep)        # by rank, and then by expert
         expert = torch.arange(arriving.shape[1], device=rows.device).repeat(n)
         expert = expert.repeat_interleave(arriving.flatten(), output_size=sum(received))
         order = expert.argsort(stable=True)
-        out = self.compute(rows[order], own)[order.argsort()]       # by rank again
+        out = run_experts(rows[order], self.up, self.down, own)
+        out = out[order.argsort()]                      # by rank again
         return AllToAll.apply(out, received, sent, self.ep)
 
 
-def build(cfg, seed=0, device="cpu", dtype=torch.float32):
-    """common.gpt, where cfg says so with mixtures of experts."""
+def build(cfg, seed=None):
+    """common.gpt, where cfg says so with mixtures of experts; no weights are drawn."""
     model = gpt(cfg, seed=None)
     for block in model[1:-1] if cfg.experts else []:
         block.mlp = MoE(cfg)
     common.name_parameters(model)
-    return model if seed is None else draw_weights(model, seed, device, dtype)
+    return model
 
 
 # --------------------------------------------------------------------- one rule: who sums with whom
 
-def cut_model(model, cfg, axes, dtype):
-    """Cut the modules of a pipeline stage over tp and ep, and put in what cp, tp and ep need."""
-    tp, cp, ep = axes["tp"], axes["cp"], axes["ep"]
-    t, core = tp.size(), GatheredAttention(cfg, cp, dtype)
-    positions = positions_of(cp.rank(), cp.size(), cfg.seq)
-    for name, block in model.named_children():
-        if not name.startswith("block"):
-            continue                                    # embedding and head are whole everywhere
+def cut_stage(stage, args, axes, core):
+    """Cut the blocks of a pipeline stage over tp and ep, and put in what cp, tp and ep need; the
+    embedding and the head are whole everywhere. core: of attention, under cp."""
+    cfg, (tp, cp, ep) = args.model, (axes.get(axis) for axis in ("tp", "cp", "ep"))
+    for block in stage:
+        if not isinstance(block, common.Block):
+            continue
         attn, mlp = block.attn, block.mlp
-        if cp.size() > 1:
-            attn.core, attn.rope.positions = core, positions
-        if cfg.experts:
+        if cp:
+            attn.core, attn.rope.positions = core, positions_of(cp.rank(), cp.size(), cfg.seq)
+        if ep:                                          # some of the experts
             keep_shard(mlp, "up", 0, ep), keep_shard(mlp, "down", 0, ep)
-            mlp.ep = ep if ep.size() > 1 else None
-            mlp.sequence = axes["cp and tp"] if axes["cp and tp"].size() > 1 else None
-        if t > 1:
-            for linear in (attn.k, attn.v):
-                keep_shard(linear, "weight", 0, tp, parts=min(t, cfg.kv_heads))
-            keep_shard(attn.q, "weight", 0, tp), keep_shard(attn.o, "weight", 1, tp)
-            block.attn = SequenceParallel(attn, tp)
-            if cfg.experts:                             # of each expert a part; the router is whole
-                keep_shard(mlp, "up", 2, tp), keep_shard(mlp, "down", 1, tp)
-                mlp.tp = tp
-            else:
-                keep_shard(mlp.up, "weight", 0, tp), keep_shard(mlp.down, "weight", 1, tp)
-                block.mlp = SequenceParallel(mlp, tp)
+        if cfg.experts:
+            mlp.tp, mlp.ep, mlp.sequence = tp, ep, axes.get("cp and tp")
+            mlp.seen = deque(maxlen=args.micro_batches)         # of the last step
+        if not tp:
+            continue
+        for linear in (attn.k, attn.v):
+            keep_shard(linear, "weight", 0, tp, parts=min(tp.size(), cfg.kv_heads))
+        keep_shard(attn.q, "weight", 0, tp), keep_shard(attn.o, "weight", 1, tp)
+        block.attn = SequenceParallel(attn, tp)
+        if cfg.experts:                                 # a part of each; the mixture gathers itself
+            keep_shard(mlp, "up", 2, tp), keep_shard(mlp, "down", 1, tp)
+        else:
+            keep_shard(mlp.up, "weight", 0, tp), keep_shard(mlp.down, "weight", 1, tp)
+            block.mlp = SequenceParallel(mlp, tp)
 
 
-def note_holders(parameters, axes, holders):
-    """Note on each parameter whose gradients are summed: those of all ranks that hold the same part
-    of it, since each has seen other tokens. For the norm, they are also its copies."""
+KINDS = {"embedding": "tables", "head.out": "tables", "attn.q": "queries", "attn.o": "queries",
+         "attn.k": "keys", "attn.v": "keys", "mlp.up": "mlp", "mlp.down": "mlp"}    # else: norms
+
+
+def note_holders(parameters, holders):
+    """Note on each parameter who holds the same part of it: over these ranks its gradient is
+    summed, and for the norm they are its copies."""
     for p in parameters:
-        parts = {cut.axis: cut.parts for cut in getattr(p, "cuts", ())}
-        p.holders = holders[parts.get(axes["tp"], 1), parts.get(axes["ep"], 1)]
+        kinds = [kind for name, kind in KINDS.items() if name in p.global_name]
+        p.kind = kinds[0] if kinds else "norms"         # LayerNorms, and the router
         if "tied" in holders and p.global_name == "embedding.weight":
-            p.holders = holders["tied"]
+            p.kind = "tied"
+        p.holders = holders[p.kind]
         p.copies = p.holders.size()
         if p.copies > 1:
             p.partial = p.holders
@@ -481,376 +467,258 @@ class Unit:
         self.full = self.flatten([p.detach() for p in parameters])
         for p, view in zip(parameters, self.views(self.full)):
             p.data = view
-        self.shard = nn.Parameter(self.part_of(self.full))
+        self.shard = nn.Parameter(self.full.chunk(self.group.size())[self.group.rank()])
         self.shard.flat = parameters, self.group.rank() * len(self.shard)   # for a checkpoint
         if stage == 3:
             self.shard.data = self.shard.data.clone()
             self.free()
 
-    def part_of(self, flat):
-        return flat.chunk(self.group.size())[self.group.rank()]
-
-    def flatten(self, tensors):
-        """A new tensor, (N·k,), of tensors in the shapes of the parameters."""
+    def flatten(self, tensors):                         # in the shapes of the parameters
         return torch.cat([*(t.flatten() for t in tensors), tensors[0].new_zeros(self.padding)])
 
-    def views(self, flat):
-        """The reverse: views into a flat tensor in the shapes of the parameters."""
+    def views(self, flat):                              # in the same shapes
         flats = flat.split([*(p.numel() for p in self.parameters), self.padding])
         return [flat.view(p.shape) for flat, p in zip(flats, self.parameters)]
 
     def gather(self):
-        """An all_gather of what was freed: what autograd has saved of it shows it again."""
-        if not self.full.untyped_storage().nbytes():
-            self.full.untyped_storage().resize_(self.full.nbytes)
-            common.all_gather(self.full, self.shard.data, group=self.group)
+        """An all_gather of the shards, into memory that was freed if this is stage 3."""
+        self.full.untyped_storage().resize_(self.full.nbytes)
+        common.all_gather(self.full, self.shard.data, group=self.group)
 
-    def free(self):
-        self.full.untyped_storage().resize_(0)
+    def free(self):                                     # what autograd has saved of it will show
+        self.full.untyped_storage().resize_(0)          # what the next gather brings
 
     def reduce(self):
         """After the last backward: a reduce_scatter of the gradients, in place."""
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         flat = self.flatten(grads)
-        self.grad = self.part_of(flat)
+        self.grad = flat.chunk(self.group.size())[self.group.rank()]
         common.reduce_scatter(self.grad, flat, group=self.group)
         for p, view in zip(self.parameters, self.views(flat)):
             p.grad = view if self.stage == 1 else None
         if self.stage > 1:
             self.grad = self.grad.clone()               # so that all else can go
-
-    def spread(self):
-        """After the update: an all_gather of the shards, unless parameters are sharded as well."""
-        if self.stage == 3:
-            self.free()
-        else:
-            common.all_gather(self.full, self.shard.data, group=self.group)
+        self.shard.grad = self.grad
 
 
 def make_units(model, stage):
-    """{module of the list: its parameters as units, one for each group of holders}. What two
-    modules share belongs to the first."""
-    units, seen = {}, set()
+    """A unit for each module of the list and group of holders; module.units are those to gather
+    under stage 3. What two modules share belongs to the first."""
+    units, seen = [], set()
     for module in itertools.chain(*model):
         by_group = defaultdict(list)
         for p in module.parameters():
             if p not in seen:
                 by_group[p.holders].append(p)
-                seen.add(p)
-        units[module] = [Unit(parameters, stage) for parameters in by_group.values()]
+        seen.update(module.parameters())
+        own = [Unit(parameters, stage) for parameters in by_group.values()]
+        module.units = own if stage == 3 else []
+        units += own
     return units
 
 
 # ------------------------------------------------------------ pipeline parallelism, from chapter 07
 
-class Action(NamedTuple):
-    """F: forward of a micro-batch through a stage. B: backward to its input; W: to its weights; BW:
-    both at once."""
-
-    kind: str
-    stage: int
-    micro_batch: int
+Action = namedtuple("Action", "kind stage micro_batch")     # F or BW; it also names its output
+Message = namedtuple("Message", "output sender receiver")   # on its way to the rank that needs it
 
 
-def one_forward_one_backward(rank, p, m, v):
-    """1f1b, and interleaved, whose ranks have v slices: some forwards first, then in turn."""
+def one_forward_one_backward(rank, p, m, v, ahead, group):
+    """First `ahead` forwards, then a forward and a backward in turn, as long as there are any. Each
+    of v slices takes `group` micro-batches before the next slice does."""
     def order(kind, slices):
-        return [Action(kind, slice * p + rank, i) for first in range(0, m, p)
-                for slice in slices for i in range(first, min(first + p, m))]
+        return [Action(kind, slice * p + rank, i) for first in range(0, m, group)
+                for slice in slices for i in range(first, min(first + group, m))]
 
     forwards, backwards = order("F", range(v)), order("BW", range(v)[::-1])
-    ahead = p - 1 - rank if v == 1 else 2 * (p - 1 - rank) + (v - 1) * p
     actions = forwards[:ahead]
     for i, backward in enumerate(backwards):
         actions += [*forwards[ahead + i:ahead + i + 1], backward]
     return actions
 
 
-def zero_bubble(rank, p, m):
-    """zb-h1: F is p-1-r micro-batches ahead of B on rank r, and W is r behind it."""
-    f, b, w = ([Action(kind, rank, i) for i in range(m)] for kind in "FBW")
-    ahead, behind = p - 1 - rank, rank
-    actions = f[:ahead]
-    for i in range(m + behind):
-        actions += f[ahead + i:ahead + i + 1] + b[i:i + 1]
-        actions += w[i - behind:i - behind + 1] if i >= behind else []
+def dual_pipe_v(rank, p, m):
+    """The rank holds stage `near`, counted from the front, and `far`, from the back; `after` ranks
+    lie between it and the turn. (In chapter 07 some BW come apart, and their W fill holes.)"""
+    near, far, after = rank, 2 * p - 1 - rank, p - 1 - rank
+    phases = [
+        (2 * after, [("F", near)]),                     # the way to the turn fills
+        (rank + 1, [("F", near), ("F", far)]),          # the first ones come back
+        (after, [("BW", far), ("F", far)]),             # and so do gradients
+        (m - 2 * p + rank + 1, [("F", near), ("BW", far), ("F", far), ("BW", near)]),
+        (after, [("BW", far), ("F", far), ("BW", near)]),           # no more come in
+        (rank + 1, [("BW", far), ("BW", near)]),        # backward alone
+        (after, [("BW", near)])]                        # the last gradients
+    actions, count = [], defaultdict(int)
+    for times, steps in phases:
+        for kind, stage in times * steps:
+            actions.append(Action(kind, stage, count[kind, stage]))
+            count[kind, stage] += 1
     return actions
 
 
-def dual_pipe_v(rank, p, m):
-    """dualpipe-v: rank r has stage `near`, the r-th from the front, and `far`, from the back."""
-    near, far, after = rank, 2 * p - 1 - rank, p - 1 - rank
-    actions, late, count = [], [], Counter()
-
-    def add(kind, stage):
-        actions.append(Action(kind, stage, count[kind[0], stage]))
-        count[kind[0], stage] += 1
-        if kind == "B":
-            late.append(actions[-1]._replace(kind="W"))
-
-    for _ in range(2 * after):                          # 1: the way to the turn fills
-        add("F", near)
-    for _ in range(rank + 1):                           # 2: the first ones come back
-        add("F", near), add("F", far)
-    for _ in range(after):                              # 3: and so do gradients; W fills a hole
-        add("B", far), actions.append(late.pop(0)), add("F", far)
-    for _ in range(m - 2 * p + rank + 1):               # 4: one way and the other
-        add("F", near), add("BW", far), add("F", far), add("BW", near)
-    for _ in range(after):                              # 5: no more come in
-        add("BW", far), add("F", far), add("BW", near)
-    for i in range(2 * rank + 2):                       # 6: backward alone; the last half without W
-        add("BW" if i <= rank else "B", near if i % 2 else far)
-    for _ in range(after):                              # 7: the last gradients
-        actions.append(late.pop(0)), add("B", near)
-    return actions + late                               # 8: all W that are left
-
-
-class Schedule(NamedTuple):
-    """actions: a list for each rank. ranks: of each stage, the rank that holds it."""
-
-    actions: list
-    ranks: list
-
-    def needs(self, action):
-        """The outputs without which an action cannot start: names (F or B, stage, micro-batch)."""
-        kind, stage, i = action
-        if kind == "F":
-            return [("F", stage - 1, i)] if stage else []
-        if kind == "W":
-            return [("B", stage, i)]
-        is_last = stage + 1 == len(self.ranks)
-        return [("F", stage, i)] if is_last else [("F", stage, i), ("B", stage + 1, i)]
-
-    def receiver(self, action):
-        """The rank that needs what this action computes, if there is one."""
-        to = action.stage + {"F": 1, "B": -1}.get(action.kind[0], len(self.ranks))
-        return self.ranks[to] if 0 <= to < len(self.ranks) else None
-
-
-SCHEDULES = "1f1b", "interleaved", "zb-h1", "dualpipe-v"
-
-
 def make_schedule(name, p, m):
-    ranks = list(range(p))
+    """A list of actions for each of p ranks, for m micro-batches; and of each stage, its rank."""
+    ranks, v = list(range(p)), 2 if name == "interleaved" else 1    # v: stages of a rank
     if name == "dualpipe-v":
-        return Schedule([dual_pipe_v(rank, p, m) for rank in ranks], ranks + ranks[::-1])
-    if name == "zb-h1":
-        return Schedule([zero_bubble(rank, p, m) for rank in ranks], ranks)
-    v = 2 if name == "interleaved" else 1
-    return Schedule([one_forward_one_backward(rank, p, m, v) for rank in ranks], v * ranks)
+        return [dual_pipe_v(rank, p, m) for rank in ranks], ranks + ranks[::-1]
+    ahead = [p - 1 - rank if v == 1 else 2 * (p - 1 - rank) + p for rank in ranks]
+    return [one_forward_one_backward(rank, p, m, v, ahead[rank], p) for rank in ranks], v * ranks
 
 
-class Message(NamedTuple):
-    """An output on its way to the rank that needs it."""
+def needs(action, depth):
+    """The outputs without which an action cannot start. depth: the number of stages."""
+    kind, stage, i = action
+    if kind == "F":
+        return [("F", stage - 1, i)] if stage else []
+    return [("F", stage, i)] + ([("BW", stage + 1, i)] if stage + 1 < depth else [])
 
-    output: tuple
-    sender: int
-    receiver: int
 
-
-def make_programs(schedule):
-    """A program for each rank: its actions, and between them lists of messages to post at once.
-
-    Simulates the schedule, where a BW takes two units of time and the others one. An action stands
-    where it ends, and a message where its output is there, on both of its ranks: so one that comes
-    while the receiver works is posted before that work. Raises ValueError if ranks wait for each
-    other.
-    """
-    left = [list(actions) for actions in schedule.actions]
-    programs, done, running, time = [[] for _ in left], set(), {}, 0
+def make_programs(schedule, ranks):
+    """A program for each rank: its actions and, between them, its messages. Lets time run: an
+    action starts once its rank is free and what it needs is there; a BW takes two units of time, an
+    F one. A message stands where its output is there: so one that comes while the receiver works is
+    posted before that work. Raises ValueError if ranks wait for each other."""
+    left, depth = [list(actions) for actions in schedule], len(ranks)
+    programs, done, ends, now = [[] for _ in left], set(), {}, 0
     while any(left):
         for rank, actions in enumerate(left):
-            if actions and rank not in running and done.issuperset(schedule.needs(actions[0])):
-                running[rank] = time + len(actions[0].kind)
-        if not running:
-            raise ValueError("ranks wait for each other")
-        time += 1
-        ended = [rank for rank, end in running.items() if end == time]
-        for rank in ended:
-            programs[rank].append(left[rank].pop(0))
-            done.add(output_of(programs[rank][-1]))
-            del running[rank]
-        for sender, action in [(rank, programs[rank][-1]) for rank in ended]:
-            receiver = schedule.receiver(action)
-            for rank in (sender, receiver) if receiver not in (None, sender) else ():
-                if not programs[rank] or isinstance(programs[rank][-1], Action):
-                    programs[rank].append([])
-                programs[rank][-1].append(Message(output_of(action), sender, receiver))
+            if actions and rank not in ends and done.issuperset(needs(actions[0], depth)):
+                ends[rank] = now + len(actions[0].kind)
+        if not ends:
+            raise ValueError(f"ranks wait for each other; what is left: {left}")
+        now += 1
+        ended = {rank: left[rank].pop(0) for rank in sorted(ends) if ends[rank] == now}
+        for rank, action in ended.items():
+            programs[rank].append(action)
+            done.add(action)
+            del ends[rank]
+        for rank, action in ended.items():              # messages, behind all actions that end now
+            to = action.stage + (1 if action.kind == "F" else -1)
+            if 0 <= to < depth and ranks[to] != rank:
+                message = Message(action, rank, ranks[to])
+                programs[rank].append(message), programs[ranks[to]].append(message)
     return programs
 
 
-def output_of(action):
-    """The name of what it computes; a gradient's is the same, be it from a B or a BW."""
-    return action.kind[0], action.stage, action.micro_batch
+def check_rendezvous(programs, depth):
+    """Raise ValueError if a rank would wait for ever on the strictest network there is, where a
+    message passes once it is computed and both of its ranks have come to it."""
+    left, here = [list(program) for program in programs], [set() for _ in programs]
+    while any(left):
+        passing = []                                    # ranks that get beyond their next step
+        for rank, program in enumerate(left):
+            step = program[0] if program else None
+            if isinstance(step, Action) and here[rank].issuperset(needs(step, depth)):
+                passing.append(rank)
+            if isinstance(step, Message) and step.output in here[step.sender]:
+                other = step.receiver if rank == step.sender else step.sender
+                passing += [rank] if left[other][:1] == [step] else []
+        if not passing:
+            raise ValueError(f"ranks wait for ever; what is left: {left}")
+        for rank in passing:
+            step = left[rank].pop(0)
+            here[rank].add(step.output if isinstance(step, Message) else step)
 
 
-class LinearInHalves(torch.autograd.Function):
-    """y = x Wᵀ. Backward gives x's gradient now, and leaves (W, x, dy) in the list `later`."""
-
-    @staticmethod
-    def forward(ctx, x, weight, later):
-        ctx.save_for_backward(x)
-        ctx.weight, ctx.later = weight, later
-        return x @ weight.T
-
-    @staticmethod
-    def backward(ctx, dy):
-        [x] = ctx.saved_tensors
-        ctx.later.append((ctx.weight, x.detach(), dy.contiguous()))     # no view of more than dy
-        return dy @ ctx.weight, None, None
+@contextlib.contextmanager
+def gathered(module):
+    """Around the forward or backward of a module that ZeRO-3 shards."""
+    for unit in getattr(module, "units", []):
+        unit.gather()
+    yield
+    for unit in getattr(module, "units", []):
+        unit.free()
 
 
 class Stage:
-    """A slice of the model, and what it keeps of each micro-batch from one action to the next.
+    """A slice of the model, and what it keeps of each micro-batch from F to BW. Every module of it
+    reads a detached input, so that its backward is ours to call: under ZeRO-3, between a gather and
+    a free. positions: of this rank's tokens in a sequence."""
 
-    Every module of the slice reads a detached input, so that its backward is ours to call: under
-    ZeRO-3, between a gather and, with `regather`, a free. in_halves: B and W come apart; what is no
-    linear (LayerNorms, the embedding, experts) is computed in B.
-    """
-
-    def __init__(self, modules, units, is_last, in_halves, regather):
-        self.modules, self.units, self.is_last, self.regather = modules, units, is_last, regather
-        self.for_b, self.for_w, self.later = {}, {}, []
-        for linear in modules.modules() if in_halves else []:
-            if isinstance(linear, nn.Linear):
-                linear.forward = functools.partial(self.linear, linear)
-
-    def linear(self, linear, x):
-        return LinearInHalves.apply(x, linear.weight, self.later)
-
-    @contextlib.contextmanager
-    def gathered(self, module):
-        """Around the forward or backward of a module: all of its parameters."""
-        for unit in self.units.get(module, []):
-            unit.gather()
-        yield
-        for unit in self.units.get(module, []) if self.regather else []:
-            unit.free()
+    def __init__(self, modules, positions):
+        self.modules, self.positions, self.kept_for_backward = modules, positions, {}
+        self.is_last = hasattr(modules, "head")
 
     def forward(self, i, x, targets, valid):
-        """x: tokens (b, s), or activations (b, s, h). Returns activations, or in the last stage
-        this rank's part of the micro-batch's loss."""
+        """x: tokens (b, s), or activations (b, s/(cp·tp), h). Returns activations, or in the last
+        stage this rank's part of the micro-batch's loss."""
         graphs = []
+        if not x.is_floating_point():
+            x = x[:, self.positions]
         for module in self.modules:
             x = x.detach().requires_grad_(x.is_floating_point())
-            with self.gathered(module):
+            with gathered(module):
                 out = module(x)
             if self.is_last and module is self.modules[-1]:
-                out = loss_sum(out, targets) / valid
-            graphs.append((x, get_gradient_edge(out)))  # where backward begins: out can be freed
+                out = loss_sum(out, targets[:, self.positions]) / valid
+            graphs.append((x, get_gradient_edge(out)))  # an edge does not keep out itself
             x = out
-        self.for_b[i] = graphs
+        self.kept_for_backward[i] = graphs
         return x.detach()
 
     def backward(self, i, gradient):
         """gradient: of the output, or None for the loss. Returns that of the input."""
-        graphs = self.for_b.pop(i)
+        graphs = self.kept_for_backward.pop(i)
         for module in reversed(self.modules):
             x, edge = graphs.pop()
-            with self.gathered(module):
+            with gathered(module):
                 torch.autograd.backward(edge, gradient)
             gradient = x.grad
-        self.for_w[i] = self.later.copy()
-        self.later.clear()
         return gradient
 
-    def weights(self, i):
-        for weight, x, dy in self.for_w.pop(i):
-            gradient = dy.flatten(0, -2).T @ x.flatten(0, -2)
-            weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
 
+def execute(program, stages, group, empty, span, micro_batches, valid):
+    """Walk through this rank's program. Returns the loss of the micro-batches that end here.
 
-class Output(NamedTuple):
-    """An activation or a gradient: computed here, or on its way from another rank or to it (then it
-    must stay alive until it has left)."""
-
-    tensor: torch.Tensor
-    handle: dist.Work | None = None                     # None: computed here
-
-    def wait(self):
-        if self.handle:
-            self.handle.wait()
-        return self.tensor
-
-
-class Pipeline(NamedTuple):
-    """What a rank needs for a step. stages: {number: Stage}, its own. empty(): room for a message.
-    positions: of this rank's tokens in a sequence. timed(action, kept): around each action."""
-
-    schedule: Schedule
-    program: list
-    stages: dict
-    group: dist.ProcessGroup
-    empty: Callable
-    positions: torch.Tensor
-    timed: Callable
-
-
-def post(batch, pipeline, outputs, leaving):
-    """Start all messages of a batch at once. outputs: {name: Output}, from which what is sent is
-    taken. leaving: what is being sent."""
-    group, operations = pipeline.group, []
-    for message in batch:
-        if message.sender == group.rank():
-            how, tensor, peer = dist.isend, outputs.pop(message.output).tensor, message.receiver
-        else:
-            how, tensor, peer = dist.irecv, pipeline.empty(), message.sender
-        operations.append(dist.P2POp(how, tensor, group=group, group_peer=peer))
-
-    handles = dist.batch_isend_irecv(operations)
-    if len(handles) < len(batch):                       # NCCL has one for all, gloo one for each,
-        handles *= len(batch)                           # which must not be waited for twice
-    for message, operation, handle in zip(batch, operations, handles):
-        under_way = Output(operation.tensor, handle)
-        if message.sender == group.rank():
-            leaving.append(under_way)
-        else:
-            outputs[message.output] = under_way
-
-
-def execute(pipeline, micro_batches, valid):
-    """Walk through this rank's program. Returns its part of the loss, a scalar."""
-    outputs, leaving = {}, []
+    stages: {number: Stage}, this rank's. group: all ranks of the pipeline. empty(): room for a
+    message. span(action, kept): a context manager around each action."""
+    outputs, arriving, leaving = {}, {}, []             # what is sent must stay alive meanwhile
     total = torch.zeros((), dtype=torch.float64, device=micro_batches[0][0].device)
-    for step in pipeline.program:
-        if not isinstance(step, Action):
-            leaving = [sent for sent in leaving if not sent.handle.is_completed()]  # gloo: never
-            post(step, pipeline, outputs, leaving)
+
+    for step in program:
+        if isinstance(step, Message):                   # (chapter 07 posts some at once)
+            is_mine = step.sender == group.rank()
+            tensor = outputs.pop(step.output) if is_mine else empty()
+            how, peer = (dist.isend, step.receiver) if is_mine else (dist.irecv, step.sender)
+            message = dist.P2POp(how, tensor, group=group, group_peer=peer)
+            [handle] = dist.batch_isend_irecv([message])
+            if is_mine:
+                leaving = [sent for sent in leaving if not sent[0].is_completed()]  # gloo: never
+                leaving.append((handle, tensor))
+            else:
+                outputs[step.output], arriving[step.output] = tensor, handle
+            del tensor, message, handle                 # which would keep it alive for too long
             continue
+
         kind, number, i = step
-        stage, mine = pipeline.stages[number], (slice(None), pipeline.positions)
-        given = [outputs.pop(need).wait() for need in pipeline.schedule.needs(step)
-                 if need[1] != number]                  # of another stage: one, or none
-        with pipeline.timed(step, (stage.for_b, stage.for_w)):
+        stage, (tokens, targets) = stages[number], micro_batches[i]
+        need = (kind, number - 1, i) if kind == "F" else (kind, number + 1, i)
+        if need in arriving:
+            arriving.pop(need).wait()
+        with span(step, stage.kept_for_backward):
             if kind == "F":
-                tokens, targets = micro_batches[i]      # (b, s), of which this rank takes its part
-                out = stage.forward(i, *(given or [tokens[mine]]), targets[mine], valid)
-            if "B" in kind:
-                out = stage.backward(i, *(given or [None]))
-            if "W" in kind:
-                stage.weights(i)
+                out = stage.forward(i, outputs.pop(need, tokens), targets, valid)
+            else:
+                out = stage.backward(i, outputs.pop(need, None))
         if kind == "F" and stage.is_last:
             total += out
-        elif kind != "W":
-            outputs[output_of(step)] = Output(out)
-    for sent in leaving:
-        sent.wait()
+        else:
+            outputs[step] = out
+    for handle, _ in leaving:
+        handle.wait()
     return total
 
 
-# ------------------------------------------------------------------------------------------- a step
-
-def train_step(pipeline, model, units, optimizer, micro_batches, valid, clip):
+def train_step(run_program, model, units, optimizer, micro_batches, valid, clip):
     """One step. Returns this rank's part of the loss, and the norm over all ranks.
 
-    model: all that this rank holds. units: its ZeRO units, or none. micro_batches: pairs of tokens
-    and targets, (b, s) each, of this rank's dp. valid: the valid targets of the whole batch.
-    Communication: that of the modules and between stages; the sums of gradients over those who hold
-    them; one number for the norm; under ZeRO, the updated parameters.
-    """
+    run_program(micro_batches, valid): all of forward and backward; returns the loss. model: all
+    that this rank holds. units: its ZeRO units, or none. micro_batches: pairs of tokens and
+    targets, (b, s) each, of this rank's dp. valid: the valid targets of the whole batch."""
     for p in (*model.parameters(), *units):
         p.grad = None
-    loss = execute(pipeline, micro_batches, valid)
+    loss = run_program(micro_batches, valid)
 
     for unit in units:
         unit.reduce()
@@ -861,16 +729,12 @@ def train_step(pipeline, model, units, optimizer, micro_batches, valid, clip):
     if clip:
         clip_grads(held, norm, clip)
 
-    for unit in units:
-        unit.shard.grad = unit.grad
     optimizer.step()
     for unit in units:
-        unit.spread()
+        if unit.stage < 3:                              # others are gathered where they are used
+            unit.gather()
     return loss, norm
 
-
-# ------------------------------------------------------------------------------------ the formulas
-# The model is a list of modules, and so is what they cost on a rank. A stage is a slice of it.
 
 def balanced(layers, depth):
     """The slices (start, end) of the model's list, one for each stage: as many blocks in each, and
@@ -880,302 +744,101 @@ def balanced(layers, depth):
     return list(zip([0, *ends], [*ends, layers + 2]))
 
 
-def kv_width(cfg, t):
-    """Of keys, or of values, on a rank: one head at least."""
-    return cfg.dim // cfg.heads * max(cfg.kv_heads // t, 1)
+def traffic(args, ranks, passes, rows, sends, e):
+    """What a rank sends in a step, but for gradients: {axis: {op: (calls, bytes)}}. passes: of a
+    micro-batch through a block. rows: sent to experts, and received, in all of them. sends:
+    messages to other stages. e: bytes of a number."""
+    cfg, b, cp, t, wide = args.model, args.micro_batch, args.cp, args.tp, max(e, 4)
+    mixtures, both = (passes, cp * t) if cfg.experts else (0, 1)
+    tokens, h = b * cfg.seq // cp, cfg.dim              # of a micro-batch
+    x, picks = passes * tokens * h * e, mixtures * tokens * args.top_k
+    kv = 2 * cp * x // cfg.heads * max(cfg.kv_heads // t, 1)
+    sent = {
+        # Around two sub-layers, forward and backward; around mixtures also choices and gates.
+        "tp": (t, {"all_gather": (4 * passes + 2 * mixtures, 4 * x + (8 + wide) * picks),
+                   "reduce_scatter": (4 * passes + mixtures, 4 * x + wide * picks)}),
+        "cp": (cp, {"all_gather": (passes, kv), "reduce_scatter": (passes, kv)}),
+        "cp and tp": (both, {"all_reduce": (mixtures, mixtures * b * cfg.experts * wide)}),
+        # Counts; rows there and back, and their gradients.
+        "ep": (args.ep, {"all_to_all": (5 * passes, 8 * cfg.experts * passes + 2 * rows * h * e)}),
+        "pp": (args.pp, {"send": (sends, sends * tokens // t * h * e)}),
+        "world": (ranks, {"all_reduce": (1, wide)})}    # the norm
+    return {axis: ops for axis, (n, ops) in sent.items() if n > 1}
 
 
-def numbers(cfg, t, ep, tied_stages=False):
-    """Parameters of each module on a rank: {(tp, ep) parts that they are cut into: how many}."""
-    h, table, block = cfg.dim, cfg.vocab * cfg.dim, Counter()
-    block[1, 1] += 4 * h + cfg.experts * h              # LayerNorms; the router
-    block[t, 1] += 2 * h * h // t                       # q and o
-    block[min(t, cfg.kv_heads), 1] += 2 * h * kv_width(cfg, t)
-    block[t, ep if cfg.experts else 1] += 8 * h * h * max(cfg.experts // ep, 1) // t
-    first, last = Counter({(1, 1): table}), Counter({(1, 1): 2 * h + table})
-    if cfg.tie:                                         # one matrix at both ends
-        last = Counter({(1, 1): 2 * h})
-    if tied_stages:
-        first, last = Counter(tied=table), last + Counter(tied=table)
-    return [first, *[block] * cfg.layers, last]
+def formulas(args, rank, ranks, model):
+    """model: a list of this rank's stages, each a list of modules."""
+    if args.variant == "torch":
+        return {}
+    cfg, e, cp, t, ep = args.model, common.DTYPES[args.dtype].itemsize, args.cp, args.tp, args.ep
+    m, pp = args.micro_batches, places_of_ranks(args)[rank].pp
+    schedule, owners = make_schedule(args.schedule, args.pp, m)
+    slices = balanced(cfg.layers, len(owners))
+    stages = [stage for stage, owner in enumerate(owners) if owner == pp]
+    cuts = [cut for cut in zip(owners, owners[1:]) if cut[0] != cut[1]]
+    sends = m * sum(pp in cut for cut in cuts)          # an activation or a gradient over each
 
-
-def tensors(cfg, tied_stages=False):
-    """How many there are in each module."""
-    return [1, *[11 if cfg.experts else 10] * cfg.layers, 2 if cfg.tie and not tied_stages else 3]
-
-
-def state_bytes(modules, count, holders, zero, optimizer, e):
-    """Bytes of parameters, gradients and optimizer states on a rank, after a step. modules: its
-    `numbers`. count: of its tensors. holders: {parts: how many ranks hold the same}."""
-    units = [(size, holders[parts]) for module in modules for parts, size in module.items()]
-    if zero == 0:
-        size = sum(size for size, _ in units)
-        return [size * e, size * e, common.optimizer_state_bytes(optimizer, size, count, e)]
-    shards = sum(-(-size // n) for size, n in units)
-    whole = sum(-(-size // n) * n for size, n in units)
-    return [(shards if zero == 3 else whole) * e, (whole if zero == 1 else shards) * e,
-            common.optimizer_state_bytes(optimizer, shards, len(units), e)]
-
-
-def gradient_traffic(modules, holders, zero, gathers, e):
-    """What a rank sends in a step for gradients and parameters, to those who hold the same parts:
-    {parts: {op: (calls, bytes of payload, bytes on the wire)}}. gathers: of a unit, by zero 3."""
-    sent = {}
-    for parts, n in holders.items():
-        sizes = [module[parts] for module in modules if module[parts]]
-        calls, share = len(sizes), (n - 1) / n
-        if zero == 0:
-            size = sum(sizes) * e
-            sent[parts] = {"all_reduce": (1, size, 2 * share * size)} if calls and n > 1 else {}
-        else:
-            size, times = sum(-(-size // n) * n for size in sizes) * e, gathers if zero == 3 else 1
-            sent[parts] = {"reduce_scatter": (calls, size, share * size),
-                           "all_gather": (times * calls, times * size, times * share * size)}
-    return sent
-
-
-def axis_traffic(cfg, b, cp, t, ep, e, passes, rows):
-    """What a rank sends in its blocks, forward and backward: {axis: {op: (calls, payload, wire)}}.
-    passes: of a micro-batch of b sequences through a block. rows: sent to experts and received from
-    others, in all of them."""
-    tokens, accurate = b * cfg.seq // cp, max(e, 4)
-    picks = tokens * cfg.top_k if cfg.experts else 0    # who is chosen, by which gates
-    around = 4 * tokens * cfg.dim * e                   # two sub-layers, forward and backward
-    kv = 2 * b * cfg.seq * kv_width(cfg, t) * e
-    loads, counts = b * cfg.experts * accurate, 8 * cfg.experts
-    sent = {"tp": (t, {"all_gather": (6 if picks else 4, around + (8 + accurate) * picks),
-                       "reduce_scatter": (5 if picks else 4, around + accurate * picks)}),
-            "cp": (cp, {"all_gather": (1, kv), "reduce_scatter": (1, kv)}),
-            "cp and tp": (cp * t, {"all_reduce": (1, loads)} if picks else {}),
-            "ep": (ep, {"all_to_all": (5, counts)})}
-    traffic = defaultdict(dict)
-    for axis, (n, ops) in sent.items():
-        for op, (calls, size) in ops.items() if n > 1 else ():
-            size = passes * size + (2 * rows * cfg.dim * e if axis == "ep" else 0)
-            wire = (2 if op == "all_reduce" else 1) * (n - 1) / n * size
-            traffic[axis][op] = passes * calls, size, wire
-    return traffic
-
-
-def messages(schedule, rank, p, m):
-    """How many activations and gradients a rank sends to other stages in a step."""
-    if p == 1:
-        return 0
-    neighbours = (rank > 0) + (rank < p - 1)            # an F goes to one, a B to the other
-    of_two_stages = {"interleaved": 2 + neighbours, "dualpipe-v": 2 * neighbours}
-    return m * of_two_stages.get(schedule, neighbours)
-
-
-def activation_bytes(cfg, b, cp, t, e):
-    """What autograd keeps in each module for a micro-batch, between F and B, on a CPU; of mixtures,
-    see the next one."""
-    tokens, accurate = b * cfg.seq // cp, max(e, 4)     # of the ranks that share a sub-layer
-    x, kv = tokens * cfg.dim * e, tokens * kv_width(cfg, t) * e
-    norm = x // t + 2 * tokens // t * e + x             # input, mean and 1/std, output (gathered)
-    core = common.core_bytes(cfg.attention, cfg, b, e, t) // cp
-    attn = x // t + 2 * cp * kv + core + x // t         # q, gathered k and v, the core, o's input
-    mlp = 0 if cfg.experts else norm + 8 * x // t       # norm2; GELU's input and output
-    ids = 8 * tokens // t                               # int64
-    loss = tokens // t * cfg.vocab * accurate + accurate + ids      # log-probabilities; a scalar
-    return [ids, *[norm + attn + mlp] * cfg.layers, (2 * x + 2 * tokens * e) // t + loss]
-
-
-def mixture_bytes(cfg, b, cp, t, ep, e, rows):
-    """The same of a mixture and the norm before it. rows: that go through this rank's experts."""
-    tokens, accurate = b * cfg.seq // cp, max(e, 4)
-    mine, picks = tokens // t, tokens * cfg.top_k
-    norm = mine * (cfg.dim * e + 2 * e + cfg.dim * accurate)    # the output is the router's input
-    weight = cfg.experts * cfg.dim * 4 if e < 4 else 0          # of the router, in float32
-    scores = cfg.experts * accurate + 8 * cfg.top_k     # of each expert; who is chosen
-    if cfg.top_k > 1:
-        scores += (cfg.experts + cfg.top_k) * accurate  # the same as logits; gates
-    route = mine * scores + b * cfg.experts * accurate
-    sent = picks * (2 * 8 + cfg.dim * e)                # orders; what comes back
-    if t > 1 or cfg.top_k == 1:
-        sent += picks * accurate                        # gates, gathered or not yet counted
-    orders = 2 * 8 if ep > 1 else 0
-    experts = rows * (cfg.dim * e + 2 * (4 * cfg.dim // t) * e + orders)
-    return norm + weight + route + sent + experts
-
-
-def waiting_bytes(cfg, b, cp, t, e):
-    """The same between B and W: inputs of linears, and gradients of their outputs."""
-    tokens = b * cfg.seq // cp
-    x, kv = tokens * cfg.dim * e, tokens * kv_width(cfg, t) * e
-    inputs = x + x // t + (0 if cfg.experts else x + 4 * x // t)        # of q, k and v; o; up; down
-    gradients = x // t + 2 * kv + x + (0 if cfg.experts else 4 * x // t + x)
-    return [0, *[inputs + gradients] * cfg.layers, x // t + tokens // t * cfg.vocab * e]
-
-
-def alive_over_time(actions, alive, waiting):
-    """Bytes after each action of a rank. alive(stage, i), waiting(stage, i): of a micro-batch
-    between F and B; and what of it is still waiting between B and W."""
-    now, over_time = 0, []
-    for kind, stage, i in actions:
-        rest = waiting(stage, i) if kind != "BW" else 0
-        now += {"F": alive(stage, i), "W": -rest}.get(kind, rest - alive(stage, i))
-        over_time.append(now)
-    return over_time
-
-
-def step_flops(cfg, batch):
-    """Of the whole model for the whole batch, forward and backward: see chapter 01."""
-    h, kv = cfg.dim, cfg.dim * cfg.kv_heads // cfg.heads
-    mlps = cfg.top_k if cfg.experts else 1
-    block = 2 * (2 * h * h + 2 * h * kv + mlps * 8 * h * h + cfg.experts * h) + 4 * cfg.seq * h
-    return 3 * batch * cfg.seq * (cfg.layers * block + 2 * cfg.vocab * h)
-
-
-# ------------------------------------------------------------------------------------------ the run
-
-def micro_batches(args):
-    """How many of them a rank works on in a step."""
-    return args.batch // args.dp // args.micro_batch
+    # Rows through this rank's experts: of each block of a stage, for each micro-batch.
+    seen = {stage: [getattr(block.mlp, "seen", []) for block in part
+                    if isinstance(block, common.Block)] for stage, part in zip(stages, model)}
+    every_pick = m * [args.micro_batch * cfg.seq // cp * args.top_k]            # without ep
+    rows = {stage: [[sum(received) for _, received in of_block] or every_pick
+                    for of_block in of_stage] for stage, of_stage in seen.items()}
+    travelled = sum(sum(sent) + sum(received) for of_stage in seen.values()
+                    for of_block in of_stage for sent, received in of_block)
+    return {
+        "parameters": {"queries": 1 / t, "keys": 1 / min(t, cfg.kv_heads), "mlp": 1 / (t * ep)},
+        "modules": [module for stage in stages for module in range(*slices[stage])],
+        "zero": args.zero,
+        "holders": {p.kind: p.holders.size() for p in model.parameters()},
+        "gradients": {p.kind: p.holders.group_desc for p in model.parameters()},
+        "gathers": 2 * m if args.zero == 3 else 1,      # of a module, in a step
+        "kept": {"outside": 1 / (cp * t), "inputs": 1 / cp, "inside": 1 / (cp * t),
+                 "keys and values": max(1 / t, 1 / cfg.kv_heads), "logits": 1 / (cp * t),
+                 "ids": 1 / (cp * t), "positions": 1 / cp, "how": "gathered" if cp > 1 else None},
+        "rows": rows if cfg.experts else None,
+        "ep": ep,
+        "schedule": {"actions": schedule[pp], "slices": slices},
+        "sent": traffic(args, ranks, m * sum(map(len, seen.values())), travelled, sends, e),
+        "record": {"order": args.order.split(","), "places": places_of_ranks(args),
+                   "slices": slices, "stages": owners}}
 
 
 def train(run):
-    args, cfg = run.args, run.args.model
-    me, m = places_of_ranks(args)[run.rank], micro_batches(args)
-    schedule = make_schedule(args.schedule, args.pp, m)
-    programs = make_programs(schedule)
-    run.check_rendezvous(schedule, programs)            # raises if anything could block
+    args, cfg, me = run.args, run.args.model, places_of_ranks(run.args)[run.rank]
+    schedule, owners = make_schedule(args.schedule, args.pp, args.micro_batches)
+    programs = make_programs(schedule, owners)
+    check_rendezvous(programs, len(owners))             # raises if anything could block
 
-    # The mesh, and what this rank holds of the model.
-    tied_stages = cfg.tie and schedule.ranks[0] != schedule.ranks[-1]
-    axes, holders = make_groups(args, tied_stages)
-    dist.barrier(axes["pp"])                            # NCCL: the first use of a group is by all
-    full, cuts = build(cfg, seed=None), balanced(cfg.layers, len(schedule.ranks))
-    slices = {stage: full[slice(*cuts[stage])] for stage, rank in enumerate(schedule.ranks)
-              if rank == me.pp}
+    # The groups, and what this rank holds of the model.
+    axes, holders = make_groups(args, cfg.tie and owners[0] != owners[-1])
+    if "pp" in axes:
+        dist.barrier(axes["pp"])                        # NCCL: the first use of a group is by all
+    core = GatheredAttention(cfg, axes["cp"], run.dtype) if "cp" in axes else None
+    full, slices = build(cfg), balanced(cfg.layers, len(owners))
+    parts = {stage: full[slice(*slices[stage])] for stage, owner in enumerate(owners)
+             if owner == me.pp}
     del full                                            # and with it the other stages
-    model = nn.ModuleList(slices.values())
-    for of_stage in model:
-        cut_model(of_stage, cfg, axes, run.dtype)
-    note_holders(model.parameters(), axes, holders)
-    draw_weights(model, args.seed, run.device, run.dtype)
-    units = make_units(model, args.zero) if args.zero else {}
-    all_units = [unit for of_module in units.values() for unit in of_module]
+    for part in parts.values():
+        cut_stage(part, args, axes, core)
+    model = run.draw(nn.ModuleList(parts.values()))
+    note_holders(model.parameters(), holders)
 
     # What a step needs.
-    in_halves, last = args.schedule in ("zb-h1", "dualpipe-v"), len(schedule.ranks) - 1
-    stages = {stage: Stage(of_stage, units, stage == last, in_halves, args.regather)
-              for stage, of_stage in slices.items()}
+    units = make_units(model, args.zero) if args.zero else []
     positions = positions_of(me.cp, args.cp, cfg.seq).chunk(args.tp)[me.tp].to(run.device)
-    empty = functools.partial(torch.empty, args.micro_batch, len(positions), cfg.dim,
-                              dtype=run.dtype, device=run.device)
-    pipeline = Pipeline(schedule, programs[me.pp], stages, axes["pp"], empty, positions, run.timed)
-    optimizer = run.optimizer([unit.shard for unit in all_units] or model.parameters())
-    run.build, rows = build, []
-    run.watch_actions(model)
+    stages = {stage: Stage(part, positions) for stage, part in parts.items()}
+    empty = partial(torch.empty, args.micro_batch, len(positions), cfg.dim, dtype=run.dtype,
+                    device=run.device)
+    run_program = partial(execute, programs[me.pp], stages, axes.get("pp"), empty, run.span)
+    optimizer = run.optimizer([unit.shard for unit in units] or model.parameters())
 
-    for batch in run.batches(share=me.dp):              # 1/dp of the sequences
+    for batch in run.batches(share=me.dp, build=build):         # 1/dp of the sequences
         with run.measure():
-            loss, norm = train_step(pipeline, model, all_units, optimizer, batch.micro_batches,
+            loss, norm = train_step(run_program, model, units, optimizer, batch.micro_batches,
                                     batch.valid, args.clip)
         dist.all_reduce(loss)                           # for the report
-        run.log(batch, loss, norm, run.gathered(all_units) if all_units else model)
-        rows.append({stage: take_rows(of_stage, m) for stage, of_stage in slices.items()})
-
-    check(run, model, all_units, optimizer, pipeline, cuts, me, axes, holders,
-          run.of_metered_step(rows))
-
-
-def take_rows(of_stage, m):
-    """For each block of a stage, and each of m micro-batches: how many rows were sent to experts
-    and received; nothing if there are none."""
-    return [block.mlp.take_seen() if isinstance(block.mlp, MoE) else m * [()]
-            for name, block in of_stage.named_children() if name.startswith("block")]
-
-
-def check(run, model, units, optimizer, pipeline, cuts, me, axes, holders, rows):
-    """Hold what was measured to the formulas. rows: see `take_rows`."""
-    args, cfg, e, t = run.args, run.args.model, run.dtype.itemsize, run.args.tp
-    shape, schedule = (cfg, args.micro_batch, args.cp, t), pipeline.schedule
-    in_stage = lambda costs, stage: costs[slice(*cuts[stage])]
-    of_rank = lambda costs: [cost for stage in pipeline.stages for cost in in_stage(costs, stage)]
-
-    # Model states.
-    copies = {parts: group.size() for parts, group in holders.items()}
-    modules = of_rank(numbers(cfg, t, args.ep, "tied" in holders))
-    count = sum(of_rank(tensors(cfg, "tied" in holders)))
-    states = state_bytes(modules, count, copies, args.zero, args.optimizer, e)
-    if units:
-        run.check_shards(units, optimizer,
-                         dict(zip(("parameters", "gradients", "optimizer states"), states)))
-    else:
-        run.check_states(model, optimizer, states[0] // e, count)
-
-    # Activations, after each action of the schedule.
-    alive, waiting = activation_bytes(*shape, e), waiting_bytes(*shape, e)
-
-    def alive_in(stage, i):
-        mixtures = [mixture_bytes(*shape, args.ep, e, of_block[i][1])
-                    for of_block in rows[stage] if cfg.experts]
-        return sum(in_stage(alive, stage)) + sum(mixtures)
-
-    def waiting_in(stage, i):
-        return sum(in_stage(waiting, stage))
-
-    tables = cfg.seq // args.cp * cfg.dim // cfg.heads * e      # RoPE's cos and sin
-    over_time = alive_over_time(schedule.actions[me.pp], alive_in, waiting_in)
-    run.check_alive([tables + now for now in over_time])
-
-    # What is sent, on each axis.
-    of_blocks = [of_micro_batch for of_stage in rows.values() for of_block in of_stage
-                 for of_micro_batch in of_block]
-    sent = axis_traffic(*shape, args.ep, e, len(of_blocks), sum(map(sum, of_blocks)))
-    m = micro_batches(args)
-    sends, size = messages(args.schedule, me.pp, args.pp, m), pipeline.empty().nbytes
-    if sends:
-        sent["pp"] = {"send": (sends, sends * size, sends * size)}
-    on_axes = {axis: (group, sent[axis]) for axis, group in axes.items() if axis in sent}
-    on_holders = gradient_traffic(modules, copies, args.zero, 2 * m if args.regather else 1, e)
-    on_axes |= {f"gradients, {what_is_held(parts, args)}": (holders[parts], ops)
-                for parts, ops in on_holders.items() if ops}
-    norm = 2 * (run.world - 1) / run.world * max(e, 4)
-    if run.world > 1:
-        on_axes["norm"] = dist.group.WORLD, {"all_reduce": (1, max(e, 4), norm)}
-    run.check_axes(on_axes, args.node_size)
-    say_what_it_costs(run, {axis: sum(wire for _, _, wire in ops.values())
-                            for axis, (_, ops) in on_axes.items()}, modules)
-    run.record(order=args.order.split(","), places=places_of_ranks(args), slices=cuts,
-               stages=schedule.ranks)
-
-
-def what_is_held(parts, args):
-    """A name for what is cut into so many parts."""
-    names = {(min(args.tp, args.model.kv_heads), 1): "kv heads", (args.tp, 1): "cut by tp",
-             (args.tp, args.ep): "experts" if args.ep > 1 else "cut by tp", (1, 1): "whole",
-             "tied": "tied"}
-    return names[parts]
-
-
-def say_what_it_costs(run, wire, modules):
-    """On which machines what is sent is worth it, and what ZeRO-3 would send. wire: bytes on each
-    axis."""
-    args, cfg, e = run.args, run.args.model, run.dtype.itemsize
-    flops = step_flops(cfg, args.batch) / run.world
-
-    def over_compute(size, rate, bandwidth):
-        return size / bandwidth / (flops / rate)
-
-    axes = {axis: size for axis, size in wire.items() if axis in Place._fields}
-    axes["dp"] = sum(size for axis, size in wire.items() if axis.startswith("gradients"))
-    run.on_machines({f"what goes on {axis}: time to send it, over time to compute":
-                     functools.partial(over_compute, size) for axis, size in axes.items() if size})
-    run.note_speed(mfu=lambda seconds, peak: flops / (seconds * peak))
-    if args.zero == 3:
-        size, m = sum(sum(module.values()) for module in modules) * e, micro_batches(args)
-        run.note(f"parameters gathered in a step (payload): {size / 1e6:.2f} MB if they are kept, "
-                 f"{2 * m * size / 1e6:.2f} MB with --regather, which keeps one module's at a time")
-    if args.like:
-        like = LIKE[args.like]
-        there = ", ".join(f"{axis} {degree}" for axis, degree in like.degrees.items())
-        here = ", ".join(f"{axis} {getattr(args, axis)}" for axis in like.degrees)
-        gpus = math.prod(degree for axis, degree in like.degrees.items() if axis != "ep")
-        run.note(f"{like.what}: {there}, on {gpus // 8:,} machines of 8 GPUs; here: {here}, on "
-                 f"{run.world} ranks")
+        run.log(batch, loss, norm, model, units or None)
 
 
 def torch_parallelize(stage, mesh, zero):
@@ -1204,215 +867,134 @@ def torch_parallelize(stage, mesh, zero):
         unit.set_force_sum_reduction_for_comms(True)    # gloo has no average,
         unit.set_gradient_divide_factor(1)              # and the loss is divided already
     common.name_parameters(stage)                       # DTensors by now
-    return stage
-
-
-def torch_step(pipeline, model, optimizer, tokens, targets, clip, group):
-    """group: the ranks of a pipeline. Returns what this rank knows of the loss, and the norm."""
-    from torch.distributed.tensor.parallel import loss_parallel
-
-    optimizer.zero_grad()
-    losses = []
-    with loss_parallel():                               # of logits that are cut by vocabulary
-        pipeline.step(*tokens, target=targets, losses=losses, return_outputs=False)
-    norm = nn.utils.get_total_norm([p.grad for p in model.parameters()]).full_tensor()
-    square = norm.square()                              # of this stage, over its dp and tp
-    dist.all_reduce(square, group=group)
-    nn.utils.clip_grads_with_norm_(model.parameters(), clip or math.inf, square.sqrt())
-    optimizer.step()
-    no_loss = torch.zeros((), dtype=torch.float64, device=targets.device)
-    return sum((loss.detach().full_tensor() for loss in losses), no_loss), square.sqrt()
 
 
 def train_torch(run):
     """The same through PyTorch, whose three APIs compose: a pipeline of DTensors of two axes."""
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    from torch.distributed.tensor.parallel import loss_parallel
 
     args, cfg = run.args, run.args.model
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel("ERROR")   # of its speed
     mesh = run.mesh(pp=args.pp, dp=args.dp, tp=args.tp)
-    rank, group = mesh["pp"].get_local_rank(), mesh["pp"].get_group()
-    depth = args.pp * (2 if args.schedule == "interleaved" else 1)
-    mine, full, cuts = range(rank, depth, args.pp), gpt(cfg, seed=None), balanced(cfg.layers, depth)
-    model = nn.ModuleList(full[slice(*cuts[stage])] for stage in mine)
-    for part in model:
-        torch_parallelize(draw_weights(part, args.seed, run.device, run.dtype), mesh, args.zero)
+    stage, group = mesh["pp"].get_local_rank(), mesh["pp"].get_group()
+    model = run.draw(gpt(cfg, seed=None)[slice(*balanced(cfg.layers, args.pp)[stage])])
+    torch_parallelize(model, mesh, args.zero)
     optimizer = run.optimizer(model.parameters())
-    stages = [PipelineStage(part, stage, depth, run.device, group=group)
-              for part, stage in zip(model, mine)]
-    kind, given = (ScheduleInterleaved1F1B, stages) if len(mine) > 1 else (Schedule1F1B, stages[0])
-    pipeline = kind(given, micro_batches(args), scale_grads=False,
-                    loss_fn=lambda logits, targets: loss_sum(logits, targets) / batch.valid)
+    pipeline = Schedule1F1B(PipelineStage(model, stage, args.pp, run.device, group=group),
+                            args.micro_batches, scale_grads=False, loss_fn=lambda logits, targets:
+                            loss_sum(logits, targets) / batch.valid)
 
     for batch in run.batches(mesh["dp"].get_local_rank()):
         tokens, targets = (torch.cat(parts) for parts in zip(*batch.micro_batches))
-        tokens = [tokens] if rank == 0 else []          # for the first stage alone
-        with run.measure():
-            loss, norm = torch_step(pipeline, model, optimizer, tokens, targets, args.clip, group)
-        dist.all_reduce(loss)
-        loss /= args.tp                                 # tp ranks have the same, and all have added
-        run.log(batch, loss, norm, [pair for part in model for pair in part.named_parameters()])
-
-    run.check_states(model, optimizer)
-    run.check_traffic()
+        tokens, losses = [tokens] if stage == 0 else [], []         # for the first stage alone
+        with run.measure(), loss_parallel():            # of logits that are cut by vocabulary
+            optimizer.zero_grad()
+            pipeline.step(*tokens, target=targets, losses=losses, return_outputs=False)
+            norm = nn.utils.get_total_norm([p.grad for p in model.parameters()]).full_tensor()
+            square = norm.square()                      # of this stage, over its dp and tp
+            dist.all_reduce(square, group=group)
+            nn.utils.clip_grads_with_norm_(model.parameters(), args.clip or math.inf, square.sqrt())
+            optimizer.step()
+        loss = torch.zeros((), dtype=torch.float64, device=run.device)
+        loss += sum(part.detach().full_tensor() for part in losses)
+        dist.all_reduce(loss)                           # tp ranks have the same, and all add it
+        run.log(batch, loss / args.tp, square.sqrt(), model)
 
 
 # ---------------------------------------------------------------------------- the command line
 
-class Published(NamedTuple):
-    """A run that was published: of what, with which degrees, on machines of 8 GPUs; and with which
-    flags it runs here, by the number of ranks."""
-
-    what: str
-    degrees: dict
-    here: dict
-
-
-LIKE = {
-    "llama3-8k": Published(
-        "Llama 3 405B, sequences of 8,192 tokens", {"tp": 8, "pp": 16, "dp": 64},
-        {8: {"tp": 2, "pp": 2, "dp": 2, "zero": 2, "schedule": "interleaved"},
-         16: {"tp": 2, "pp": 2, "dp": 4, "zero": 2, "schedule": "interleaved"}}),
-    "llama3-128k": Published(
-        "Llama 3 405B, sequences of 131,072 tokens", {"tp": 8, "cp": 16, "pp": 16, "dp": 8},
-        {8: {"tp": 2, "cp": 2, "pp": 2, "dp": 1, "zero": 2, "schedule": "interleaved"},
-         16: {"tp": 2, "cp": 2, "pp": 2, "dp": 2, "zero": 2, "schedule": "interleaved"}}),
-    "deepseek-v3": Published(
-        "DeepSeek-V3, 8 of 256 experts for a token", {"pp": 16, "dp": 128, "ep": 64},
-        {n: {"pp": 2, "dp": n // 2, "ep": n // 2, "experts": 8, "zero": 1,
-             "schedule": "dualpipe-v", "batch": 2 * n} for n in (8, 16)}),
-    "megatron-1t": Published(
-        "Megatron's GPT of a trillion parameters", {"tp": 8, "pp": 64, "dp": 6},
-        {8: {"tp": 2, "pp": 2, "dp": 2, "schedule": "interleaved"},
-         16: {"tp": 2, "pp": 4, "dp": 2, "schedule": "interleaved", "layers": 8}}),
-}
+LIKE = {                                                # published runs; dp is what is left
+    "llama3-8k": {"tp": 2, "pp": 2, "zero": 2, "schedule": "interleaved"},
+    "llama3-128k": {"tp": 2, "cp": 2, "pp": 2, "zero": 2, "schedule": "interleaved"},
+    "deepseek-v3": {"pp": 2, "ep": 4, "experts": 8, "zero": 1, "schedule": "dualpipe-v"},
+    "megatron-1t": {"tp": 2, "pp": 2, "schedule": "interleaved"}}
+AXES = {"pp": 1, "dp": None, "cp": 1, "tp": 1, "ep": 1, "experts": 0, "zero": 0, "schedule": "1f1b"}
 
 
-def requires(args, ranks):
-    fill_in(args, ranks)
-    pp, dp, cp, tp, ep, cfg = args.pp, args.dp, args.cp, args.tp, args.ep, args.model
-    if pp * dp * cp * tp != ranks:
-        others = pp * cp * tp
-        fits = f"--dp {ranks // others}"
-        if ranks % others:
-            fits = f"torchrun --nproc_per_node={others}"
-        common.refuse(f"--pp {pp} x --dp {dp} x --cp {cp} x --tp {tp} is {others * dp} ranks, not "
-                      f"{ranks}; {fits} would work")
-    common.split_batch(args, dp)
-    common.divides("--heads", cfg.heads, "--tp", tp)
-    if max(cfg.kv_heads, tp) % min(cfg.kv_heads, tp):
-        common.refuse(f"--kv-heads {cfg.kv_heads} neither divides --tp {tp} nor is a multiple of "
-                      f"it; {tp} would work")
-    common.divides("--seq", cfg.seq, "what --cp and --tp cut it into",
-                   tp if cp == 1 else cp * math.lcm(2, tp))     # two chunks for each rank of cp
-    if args.experts == 0 and (ep > 1 or args.top_k != 2):
-        common.refuse("--ep and --top-k are about experts, of which there are none; "
-                      f"--experts {2 * ep} would work")
-    common.divides("--experts", args.experts, "--ep", ep)
-    common.divides("--dp", dp, "--ep", ep)
-    if args.experts and args.top_k > args.experts:
-        common.refuse(f"--top-k {args.top_k} is more than --experts = {args.experts}; "
-                      f"{args.experts} would work")
-    refuse_schedules(args)
-    if args.zero == 3 and cfg.tie:
-        common.refuse("--zero 3 gathers modules one by one, and tied ones share a matrix; --zero 2 "
-                      "would work")
-    if args.regather and args.zero < 3:
-        common.refuse(f"--regather means nothing to --zero {args.zero}; --zero 3 would work")
-    if args.variant == "torch":
-        refuse_for_torch(args)
+def demand(fits, line):
+    if not fits:
+        common.refuse(f"{line} would work")
 
 
 def fill_in(args, ranks):
-    """What was not given, and what --like sets. --dp takes what is left of the ranks."""
-    plain = {"pp": 1, "dp": None, "cp": 1, "tp": 1, "ep": 1, "experts": 0, "zero": 0,
-             "schedule": "1f1b"}
+    """What --like sets, and what was not given: --dp takes what is left of the ranks."""
     if args.like:
-        here = LIKE[args.like].here
-        if ranks not in here:
-            common.refuse(f"--like {args.like} is for {' or '.join(map(str, here))} ranks, not "
-                          f"{ranks}; torchrun --nproc_per_node=8 would work")
-        for flag, value in plain.items():
-            if getattr(args, flag) != value:
-                common.refuse(f"--like {args.like} sets the axes, and --{flag} does so too; "
-                              f"--like {args.like} alone would work")
-            setattr(args, flag, here[ranks].get(flag, value))
-        args.batch = max(args.batch, here[ranks].get("batch", 0))
-        layers = max(args.model.layers, here[ranks].get("layers", 0))
-        args.model = replace(args.model, layers=layers)
-    if min(args.pp, args.cp, args.tp, args.ep, args.batch) < 1 or 0 in (args.dp, args.micro_batch):
-        common.refuse("--pp, --dp, --cp, --tp, --ep, --batch and --micro-batch are 1 or more; 1 "
-                      "would work")
+        for flag, default in AXES.items():
+            demand(getattr(args, flag) == default, f"--like {args.like} sets the axes, and --{flag}"
+                   f" does so too; --like {args.like} alone")
+        vars(args).update(LIKE[args.like])
+        args.model = replace(args.model, layers=max(args.model.layers, 2 * args.pp))
+        if args.schedule == "dualpipe-v":               # it takes 2·pp micro-batches
+            args.batch = max(args.batch, 2 * ranks)
     args.dp = args.dp or max(1, ranks // (args.pp * args.cp * args.tp))
     if args.variant == "torch":
         args.zero = args.zero or 2
     if args.pp > 1:
         args.micro_batch = args.micro_batch or 1        # as many micro-batches as there can be
-    local = common.environment("LOCAL_WORLD_SIZE", ranks)
-    args.node_size = args.node_size or (local if local < ranks else 8)
     args.model = Mixture(**asdict(args.model), experts=args.experts, top_k=args.top_k,
                          sequences=args.batch)
 
 
-def refuse_schedules(args):
-    p, m, name = args.pp, micro_batches(args), args.schedule
-    least = {"dualpipe-v": 2 * p, "1f1b": p if args.variant == "torch" else 1}.get(name, 1)
-    multiple = p if name == "interleaved" else 1
+def requires(args, ranks):
+    fill_in(args, ranks)
+    pp, dp, cp, tp, ep, cfg = args.pp, args.dp, args.cp, args.tp, args.ep, args.model
+    others = pp * cp * tp
+    fits = f"torchrun --nproc_per_node={others}" if ranks % others else f"--dp {ranks // others}"
+    demand(dp * others == ranks, f"--pp {pp} x --dp {dp} x --cp {cp} x --tp {tp} is {others * dp} "
+           f"ranks, not {ranks}; {fits}")
+    common.split_batch(args, dp)
+    common.divides("--heads", cfg.heads, "--tp", tp)
+    demand(max(cfg.kv_heads, tp) % min(cfg.kv_heads, tp) == 0,
+           f"--kv-heads {cfg.kv_heads} neither divides --tp {tp} nor is a multiple of it; {tp}")
+    chunks = 2 if cp > 1 else 1                         # of the sequence, for each rank of cp
+    common.divides("--seq", cfg.seq, "what --cp and --tp cut it into", cp * math.lcm(chunks, tp))
+    demand(args.experts or ep == 1 and args.top_k == 2, "--ep and --top-k are about experts, of "
+           f"which there are none; --experts {2 * ep}")
+    common.divides("--experts", args.experts, "--ep", ep)
+    common.divides("--dp", dp, "--ep", ep)
+    demand(not args.experts or args.top_k <= args.experts,
+           f"--top-k {args.top_k} is more than --experts = {args.experts}; {args.experts}")
+
+    m, name, is_torch = args.batch // dp // args.micro_batch, args.schedule, args.variant == "torch"
+    args.micro_batches = m                              # of a rank, in a step
+    least = 2 * pp if name == "dualpipe-v" else pp if is_torch else 1
+    multiple = pp if name == "interleaved" else 1
     fits = -(-max(m, least) // multiple) * multiple
-    if fits != m:
-        takes = f"{least} or more" if least > m else f"a multiple of {multiple}"
-        common.refuse(f"{name} on --pp {p} takes {takes} micro-batches, not {m}; "
-                      f"--batch {fits * args.micro_batch * args.dp} would work")
-    depth = len(make_schedule(name, p, m).ranks)
-    if args.model.layers < depth:
-        common.refuse(f"--layers {args.model.layers} is less than one for each of {depth} stages; "
-                      f"--layers {depth} would work")
-
-
-def refuse_for_torch(args):
-    """What PyTorch does not compose."""
-    if args.zero not in (2, 3):
-        common.refuse(f"--variant torch has no --zero {args.zero}; 2 would work")
-    if args.schedule not in ("1f1b", "interleaved"):
-        common.refuse(f"--variant torch has no --schedule {args.schedule} that takes DTensors; "
-                      "1f1b would work")
-    common.divides("--kv-heads", args.model.kv_heads, "--variant torch's --tp", args.tp)
-    if args.model.tie:
-        common.refuse(f"--variant torch does not know tied tables, as --preset {args.preset} has; "
-                      "hand would work")
-
-
-def order_of_axes(text):
-    """An argparse type: pp,dp,cp,tp in any order."""
-    if sorted(text.split(",")) != sorted(Place._fields):
-        raise argparse.ArgumentTypeError(f"{text} does not name each axis once; pp,dp,cp,tp would")
-    return text
+    takes = f"{least} or more" if least > m else f"a multiple of {multiple}"
+    demand(fits == m, f"{name} on --pp {pp} takes {takes} micro-batches, not {m}; "
+           f"--batch {fits * args.micro_batch * dp}")
+    depth = pp if name == "1f1b" else 2 * pp
+    demand(cfg.layers >= depth, f"--layers {cfg.layers} is less than one for each of {depth} "
+           f"stages; --layers {depth}")
+    demand(args.zero < 3 or not cfg.tie, "--zero 3 gathers modules one by one, and tied ones share "
+           "a matrix; --zero 2")
+    if is_torch:
+        demand(args.zero > 1, f"--variant torch has no --zero {args.zero}; 2")
+        common.divides("--kv-heads", cfg.kv_heads, "--variant torch's --tp", tp)
+        demand(not cfg.tie, f"--variant torch does not know tied tables, as --preset {args.preset} "
+               "has; hand")
 
 
 def flags(parser):
-    add = parser.add_argument
+    add, orders = parser.add_argument, itertools.permutations(Place._fields)
     add("--dp", type=int, help="ranks with other sequences; default: what is left of the ranks")
     add("--pp", type=int, default=1, help="ranks that share the layers")
     add("--cp", type=int, default=1, help="ranks that share a sequence in attention")
-    add("--tp", type=int, default=1,
-        help="ranks that share each matrix, and the sequence outside of sub-layers (SP)")
+    add("--tp", type=int, default=1, help="ranks that share each matrix, and the sequence outside")
     add("--ep", type=int, default=1, help="ranks, of those of dp, that share the experts")
-    add("--zero", type=int, choices=range(4), default=0, help="those who hold the same share out "
-        "optimizer states (1), gradients (2), parameters (3); torch: 2 or 3")
-    add("--regather", action="store_true", help="zero 3 gathers parameters in each F and B anew")
-    add("--schedule", choices=SCHEDULES, default="1f1b", help="of the pipeline")
+    add("--zero", type=int, choices=range(4), default=0, help="ZeRO's stage; torch: 2 or 3")
+    add("--schedule", choices=("1f1b", "interleaved", "dualpipe-v"), default="1f1b")
     add("--experts", type=int, default=0, help="of a mixture in place of each MLP")
     add("--top-k", type=int, default=2, help="experts of a token")
-    add("--order", type=order_of_axes, default="pp,dp,cp,tp", metavar="PP,DP,CP,TP",
-        help="the axes; along the last one, ranks are neighbours")
-    add("--node-size", type=int,
-        help="ranks of a machine, for the report; default: as it is, and 8 on one machine")
-    add("--like", choices=LIKE, help="the axes of a published run, on 8 or 16 ranks, and the least "
-        "--batch and --layers for them")
+    add("--order", choices=[",".join(order) for order in orders], default="pp,dp,cp,tp",
+        metavar="PP,DP,CP,TP", help="the axes, in any order; along the last, ranks are neighbours")
+    add("--node-size", type=int, help="ranks of a machine, for the report; default: as it is, or 8")
+    add("--like", choices=LIKE, help="the axes of a published run, on 8 ranks or more")
 
 
-BY_HAND = "--cp", "--ep", "--regather", "--experts", "--top-k", "--order", "--node-size", "--like"
-VARIANTS = {"hand": (train, *BY_HAND), "torch": train_torch}
+VARIANTS = {"hand": (train, "--cp", "--ep", "--schedule", "--experts", "--top-k", "--order",
+                     "--node-size", "--like"), "torch": train_torch}
 
 if __name__ == "__main__":
-    common.launch(__file__, __doc__, VARIANTS, requires, flags)
+    common.launch(__file__, __doc__, VARIANTS, requires, flags, formulas)
