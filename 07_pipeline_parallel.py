@@ -181,7 +181,7 @@ def one_forward_one_backward(rank, p, m, v, ahead, group):
 
 
 def zero_bubble(rank, p, m, k):
-    """F is k(p-1-r) micro-batches ahead of B on rank r, and W is k·r behind it."""
+    """F is k(p-1-r) micro-batches ahead of B on rank r, and W is k·r behind it. zb-h1: k = 1."""
     ahead, behind = k * (p - 1 - rank), k * rank
     f, b, w = ([Action(kind, rank, i) for i in range(m)] for kind in "FBW")
     actions = f[:ahead]
@@ -195,28 +195,25 @@ def dual_pipe_v(rank, p, m):
     """Eight phases. The rank holds stage `near`, counted from the front, and `far`, from the back;
     `after` ranks lie between it and the turn."""
     near, far, after = rank, 2 * p - 1 - rank, p - 1 - rank
+    alone = [("BW" if i <= rank else "B", near if i % 2 else far) for i in range(2 * rank + 2)]
+    phases = [                                          # how often, and what
+        (2 * after, [("F", near)]),                     # 1: the way to the turn fills
+        (rank + 1, [("F", near), ("F", far)]),          # 2: the first ones come back
+        (after, [("B", far), ("W", None), ("F", far)]),             # 3: B comes; W fills a hole
+        (m - 2 * p + rank + 1, [("F", near), ("BW", far), ("F", far), ("BW", near)]),   # 4: F&B
+        (after, [("BW", far), ("F", far), ("BW", near)]),           # 5: no more come in
+        (1, alone),                                     # 6: backward alone; the last half without W
+        (after, [("W", None), ("B", near)])]            # 7: the last gradients
     actions, late, count = [], [], defaultdict(int)
-
-    def add(kind, stage):
-        actions.append(Action(kind, stage, count[kind[0], stage]))
-        count[kind[0], stage] += 1
-        if kind == "B":
-            late.append(actions[-1]._replace(kind="W"))
-
-    for _ in range(2 * after):                          # 1: the way to the turn fills
-        add("F", near)
-    for _ in range(rank + 1):                           # 2: the first ones come back
-        add("F", near), add("F", far)
-    for _ in range(after):                              # 3: and so do gradients; W fills a hole
-        add("B", far), actions.append(late.pop(0)), add("F", far)
-    for _ in range(m - 2 * p + rank + 1):               # 4: F&B, one way and the other
-        add("F", near), add("BW", far), add("F", far), add("BW", near)
-    for _ in range(after):                              # 5: no more come in
-        add("BW", far), add("F", far), add("BW", near)
-    for i in range(2 * rank + 2):                       # 6: backward alone; the last half without W
-        add("BW" if i <= rank else "B", near if i % 2 else far)
-    for _ in range(after):                              # 7: the last gradients
-        actions.append(late.pop(0)), add("B", near)
+    for times, steps in phases:
+        for kind, stage in times * steps:
+            if kind == "W":
+                actions.append(late.pop(0))             # the oldest that was put off
+            else:
+                actions.append(Action(kind, stage, count[kind[0], stage]))
+                count[kind[0], stage] += 1
+            if kind == "B":
+                late.append(actions[-1]._replace(kind="W"))
     return actions + late                               # 8: all W that are left
 
 
@@ -224,8 +221,9 @@ def dual_pipe(rank, p, m):
     """As dual_pipe_v over half of the ranks: where that turns, here the two directions meet."""
     half, actions = p // 2, []
     for kind, stage, i in dual_pipe_v(min(rank, p - 1 - rank), half, m // 2):
-        second = (stage < half) != (rank < half)        # whether it is of the second direction
-        actions.append(Action(kind, stage + p * second, i + m // 2 * second))
+        if (stage < half) != (rank < half):             # it is of the second direction
+            stage, i = stage + p, i + m // 2
+        actions.append(Action(kind, stage, i))
     return actions
 
 
