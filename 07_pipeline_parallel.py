@@ -6,11 +6,11 @@ them through its layers, and sends the result to the next. In backward, gradient
 That is one message of (b, s, h) for a cut, a micro-batch and a direction. No other way to cut the
 model sends so little for a token, so a cut may well lie between two machines.
 
-A stage has three things to do for a micro-batch, which take about equally long: F, the forward; B,
-the gradient of its input, for which the stage before is waiting; and W, the gradients of its
-weights, for which nobody waits. BW is an ordinary backward, B and W at once. These are three of the
-schedules below, on four ranks. The digits are the numbers of the micro-batches (in dualpipe, those
-of capital letters come in at the other end than those of small ones):
+For each of a step's m micro-batches, a stage has three things to do, which take about equally long:
+F, the forward; B, the gradient of its input, for which the stage before is waiting; and W, the
+gradients of its weights, for which nobody waits. BW is an ordinary backward, B and W at once. These
+are three of the schedules below, on four ranks. The digits are the numbers of the micro-batches (in
+dualpipe, those of capital letters come in at the other end than those of small ones):
 
               1f1b                   zb-h1              dualpipe
     rank 0    FFFF......BW.BW.BW.BW  FFFF...BWBWBWBW    FFFfbwfFbwfBWbwf.BWbwBWBW
@@ -34,18 +34,19 @@ long as the stage keeps what backward needs.
     naive         One micro-batch after the other: one rank works, and all others wait.
     afab          All forward, then all backward (GPipe): in between, all m of them are alive.
     1f1b          One forward, one backward, as soon as there is something to go backward with. The
-                  bubble is the same, but rank r has only p-r micro-batches alive.
+                  bubble is the same, but rank r has only p-r micro-batches alive: so many have gone
+                  forward when the first comes back.
     interleaved   Each rank holds v slices, so that a micro-batch goes round v times. A slice takes
                   1/v of the time, and so does the bubble. A rank between two others sends 2v
                   messages for a micro-batch, not 2. p micro-batches go through a slice in turn
                   (depth first), or with --breadth-first all m, which are all alive then.
     zb-h1         B and W come apart, and rank r puts each W off until r micro-batches later. What
                   it has put off fills what was the bubble at the end.
-    zb-h2         The same, but F is twice as far ahead, and W twice as far behind. If they take
-                  equally long, no rank waits between its first action and its last. But each begins
-                  and ends later than the one before. A step that ends with a norm over all ranks,
-                  as here, gains nothing by it: in the paper each rank updates at once, and undoes
-                  it if the norm was too large.
+    zb-h2         The same, but F is twice as far ahead, and W twice as far behind. If F, B and W
+                  take equally long, no rank waits between its first action and its last. But each
+                  begins and ends later than the one before. A step that ends with a norm over all
+                  ranks, as here, gains nothing by it: in the paper each rank updates at once, and
+                  undoes it if the norm was too large.
     dualpipe      Two pipelines in opposite directions over the same ranks, with half of the micro-
                   batches each. So a rank holds two stages, and every stage lies on two ranks, which
                   sum their gradients. DeepSeek-V3 runs an F of one pipeline and a BW of the other
