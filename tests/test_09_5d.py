@@ -52,11 +52,14 @@ def fits(one, worlds):
     return world_of(one) in worlds and not tied_3 and not without_experts
 
 
-def drawn(number, worlds, **kept):
+TWO_OF_EACH = SETTINGS | {axis: (1, 2) for axis in ("dp", "pp", "tp")}
+
+
+def drawn(number, worlds, settings=SETTINGS, **kept):
     """So many settings that fit, by chance."""
     rng, some = random.Random(0), []
     while len(some) < number:
-        one = {name: rng.choice(values) for name, values in SETTINGS.items()} | kept
+        one = {name: rng.choice(values) for name, values in settings.items()} | kept
         if fits(one, worlds):
             some.append(one)
     return some
@@ -77,18 +80,21 @@ def hold(ranks, tmp_path, one):
     hold_to_one_gpu(ranks(world_of(one), timeout=150)(run_main, NINE, flags, tmp_path), flags)
 
 
-@pytest.mark.parametrize("one", covered(drawn(300, (1, 2, 4))))
+@pytest.mark.parametrize("one", covered(drawn(300, (1, 2, 4), TWO_OF_EACH)))
 def test_same_as_one_gpu(ranks, tmp_path, one):
     """Any two settings together: four ranks have two axes."""
     hold(ranks, tmp_path, one)
 
 
-@pytest.mark.parametrize("one", [
-    drawn(1, (8,), dp=2, pp=2, tp=2, zero=1)[0],
-    drawn(1, (8,), dp=2, cp=2, tp=2, ep="dp", experts=4, schedule="dualpipe-v")[0],
-], ids=("dense", "mixture"))  # fmt: skip
-def test_three_axes(ranks, tmp_path, one):
-    hold(ranks, tmp_path, one)
+@pytest.mark.parametrize("kept", [
+    {"dp": 2, "pp": 2, "tp": 2, "ep": "dp", "experts": 4, "zero": 1},  # four axes
+    {"pp": 3, "schedule": "interleaved"}, {"pp": 3, "schedule": "dualpipe-v"},  # two neighbours
+    {"tp": 4, "kv-heads": 2, "zero": 0}, {"tp": 4, "kv-heads": 2, "zero": 3, "experts": 4},
+], ids=str)  # fmt: skip
+def test_more_ranks_along_an_axis(ranks, tmp_path, kept):
+    few = {axis: (1,) for axis in ("dp", "pp", "cp", "tp", "ep")}
+    world = math.prod(kept.get(axis, 1) for axis in ("dp", "pp", "tp"))
+    hold(ranks, tmp_path, drawn(1, (world,), SETTINGS | few, **kept)[0])
 
 
 @pytest.mark.full
@@ -219,51 +225,53 @@ def test_parameters_are_counted(nine):
 
 
 EXPERTS = "--experts=4 --ep=2 --dp=2"
-TIED = "--pp=2 --dp=2 --preset=gpt2 --attention=plain"
+TIED = "--preset=gpt2 --attention=plain"
 
 
 @pytest.mark.parametrize(("flags", "right", "wrong", "named"), [
     # experts' gradients times ep: summed over all of dp, who hold other experts
-    (f"{EXPERTS} --tp=2", "(at.pp, at.tp, at.dp % ep))}", "(at.pp, at.tp))}", "gradients"),
-    (f"{EXPERTS} --tp=2", "return AllToAll.apply(gradient, ctx.received",
+    (EXPERTS, "(at.pp, at.tp, at.dp % ep))}", "(at.pp, at.tp))}", "gradients"),
+    (EXPERTS, "return AllToAll.apply(gradient, ctx.received",
      "return 2 * AllToAll.apply(gradient, ctx.received", "gradients"),
-    ("--cp=2 --tp=2", "    held = units or", "    for p in model.parameters():\n"
+    ("--cp=2", "    held = units or", "    for p in model.parameters():\n"
      "        p.grad /= 2\n    held = units or", "gradients"),  # divided by cp
     # whose norm
-    ("--dp=2 --tp=2", "p.copies = p.holders.size()",
+    ("--tp=2", "p.copies = p.holders.size()",
      "p.copies = max(1, p.holders.size() // 2)", "gradient norm"),  # counts tp times
-    ("--pp=2 --tp=2", "norm = grad_norm(held, dist.group.WORLD)",
-     "norm = grad_norm(held, dist.new_subgroups(2)[0])", "gradient norm"),  # of one stage
-    ("--dp=2 --pp=2 --zero=1", "self.group, self.copies = parameters[0].holders, 1 ",
+    ("--pp=2", "norm = grad_norm(held, dist.group.WORLD)",
+     "norm = grad_norm(held, dist.new_subgroups(1)[0])", "gradient norm"),  # of one stage
+    ("--dp=2 --zero=1", "self.group, self.copies = parameters[0].holders, 1 ",
      "self.group, self.copies = parameters[0].holders, 2 ", "gradient norm"),
-    ("--pp=2 --tp=2", "clip_grads(held, norm, clip)", "clip_grads(held, grad_norm(held), clip)",
+    ("--pp=2", "clip_grads(held, norm, clip)", "clip_grads(held, grad_norm(held), clip)",
      "gradients"),  # clipped by a local norm
     # whose loss and whose gradients
-    ("--dp=2 --pp=2", "out = loss_sum(out, targets[:, self.positions]) / valid",
+    ("--dp=2", "out = loss_sum(out, targets[:, self.positions]) / valid",
      "out = loss_sum(out, targets) / (targets != -100).sum().clamp(min=1) / 8", "loss"),  # of means
-    ("--experts=4 --tp=2 --dp=2", "for y in (x, gates, chosen)",
+    ("--experts=4 --tp=2", "for y in (x, gates, chosen)",
      "for y in (x, gates.detach(), chosen)", "gradients"),  # the router's is lost
-    ("--experts=4 --cp=2 --dp=2", "        if self.sequence: ", "        if False: ", "gradients"),
-    (TIED, "lambda at: min(at.pp, args.pp - 1 - at.pp)", "lambda at: at.pp",
+    ("--experts=4 --cp=2", "        if self.sequence: ", "        if False: ", "gradients"),
+    (f"{TIED} --pp=2", "lambda at: min(at.pp, args.pp - 1 - at.pp)", "lambda at: at.pp",
      "gradients"),  # a tied matrix is summed at each end alone
-    (TIED, "lambda at: min(at.pp, args.pp - 1 - at.pp)", "lambda at: at._replace(pp=0)",
+    (f"{TIED} --pp=2 --dp=2", "lambda at: min(at.pp, args.pp - 1 - at.pp)",
+     "lambda at: at._replace(pp=0)",
      "gradients"),  # over the wrong group
     ("--tp=2 --dp=2", "if p.copies > 1:", "if p.copies > 2:", "gradients"),  # one axis is left out
     ("--tp=4 --kv-heads=2", "heads // t)),", "heads // t + at.tp)),",
      "gradients"),  # a kv head's gradient from half of its queries
     # parameters that are gathered, or not
-    ("--dp=2 --pp=2 --zero=1", "        if unit.stage < 3: ", "        if False: ",
+    ("--dp=2 --zero=1", "        if unit.stage < 3: ", "        if False: ",
      "all_gather, calls"),
     # formulas
-    ("--tp=2 --dp=2", "4 * x + (8 + wide) * picks", "3 * x", "tp: all_gather, payload"),
-    ("--dp=2 --pp=2 --zero=3", '"gathers": 2 * m', '"gathers": m', "all_gather, calls"),
-    ("--pp=2 --tp=2", '"inputs": 1 / cp,', '"inputs": 1 / (cp * t),', "actions after which"),
+    ("--tp=2", "4 * x + (8 + wide) * picks", "3 * x", "tp: all_gather, payload"),
+    ("--dp=2 --zero=3", '"gathers": 2 * m', '"gathers": m', "all_gather, calls"),
+    ("--tp=2", '"inputs": 1 / cp,', '"inputs": 1 / (cp * t),', "actions after which"),
     ("--tp=4", '"keys": 1 / min(t, cfg.kv_heads)', '"keys": 1 / t', "optimizer states"),
 ])  # fmt: skip
 def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
-    """Faults that frameworks and students have had, on four ranks."""
+    """Faults that frameworks and students have had, on as many ranks as show them."""
+    world = math.prod(map(int, re.findall(r"--[dpct]p=(\d)", flags)))
     flags = (*FLOAT64, "--steps=1", *flags.split())
-    (status, _, output), *_ = ranks(4)(run_main, NINE, flags, tmp_path, (right, wrong))
+    (status, _, output), *_ = ranks(world)(run_main, NINE, flags, tmp_path, (right, wrong))
     assert status == 1 and any(named in line for line in output.splitlines() if "✗" in line), output
 
 
