@@ -122,7 +122,7 @@ of the time of a message, and counts 32 where we count 24).
 
 import functools
 import itertools
-from collections import defaultdict
+from collections import defaultdict, namedtuple
 from typing import NamedTuple
 
 import torch
@@ -250,12 +250,7 @@ def make_schedule(variant, p, m, v=1, breadth_first=False):
 
 # ------------------------------------------------------------------------- what follows from lists
 
-class Message(NamedTuple):
-    """An output on its way to the rank that needs it."""
-
-    output: tuple
-    sender: int
-    receiver: int
+Message = namedtuple("Message", "output sender receiver")   # on its way to the rank that needs it
 
 
 def make_programs(schedule):
@@ -291,26 +286,22 @@ def make_programs(schedule):
     return programs
 
 
-def check_rendezvous(schedule, programs):
-    """Raise ValueError if a rank would wait for ever on the strictest network there is.
-
-    There, a message passes once it is computed and both of its ranks have come to it. (`execute`
-    posts neighbouring messages at once, which waits no longer than one after the other.)
-    """
-    left = [list(program) for program in programs]
-    here = [set() for _ in programs]                    # outputs, computed or received
+def check_rendezvous(programs, needs):
+    """Raise ValueError if a rank would wait for ever on the strictest network there is, where a
+    message passes once it is computed and both of its ranks have come to it. needs(action): the
+    outputs that it takes."""
+    left, here = [list(program) for program in programs], [set() for _ in programs]
     while any(left):
         passing = []                                    # ranks that get beyond their next step
         for rank, program in enumerate(left):
             step = program[0] if program else None
-            if isinstance(step, Action) and here[rank].issuperset(schedule.needs(step)):
+            if isinstance(step, Action) and here[rank].issuperset(needs(step)):
                 passing.append(rank)
             if isinstance(step, Message) and step.output in here[step.sender]:
                 other = step.receiver if rank == step.sender else step.sender
                 passing += [rank] if left[other][:1] == [step] else []
         if not passing:
-            stuck = [f"rank {rank} before {rest[0]}" for rank, rest in enumerate(left) if rest]
-            raise ValueError(f"ranks wait for ever: {'; '.join(stuck)}")
+            raise ValueError(f"ranks wait for ever before {[program[:1] for program in left]}")
         for rank in passing:
             here[rank].add(left[rank].pop(0).output)
 
@@ -417,7 +408,7 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
         return outputs.pop(name, otherwise)
 
     for what, steps in itertools.groupby(program, type):
-        if what is Message:
+        if what is Message:                             # at once: that blocks no more than in turn
             leaving = [sent for sent in leaving if not sent[0].is_completed()]      # gloo: never
             post(list(steps), group, empty, outputs, arriving, leaving)
             continue
@@ -562,7 +553,7 @@ def take_slices(run, schedule, cuts):
 def train(run):
     args, (schedule, cuts) = run.args, plan(run.args, run.world)
     programs = make_programs(schedule)
-    check_rendezvous(schedule, programs)                # raises if anything could block
+    check_rendezvous(programs, schedule.needs)          # raises if anything could block
 
     group = run.mesh(pp=run.world)["pp"].get_group()
     dist.barrier(group)                                 # NCCL: the first use of a group is by all

@@ -157,7 +157,7 @@ def sleep_through(chapter, args, schedule):
     stages = {stage: SleepingStage(args.sleep / 1e3, out)
               for stage, owner in enumerate(schedule.ranks) if owner == rank}
     programs = chapter.make_programs(schedule)
-    chapter.check_rendezvous(schedule, programs)
+    chapter.check_rendezvous(programs, schedule.needs)
     step = functools.partial(chapter.execute, programs[rank], stages, dist.group.WORLD,
                              functools.partial(torch.empty_like, out))
 
