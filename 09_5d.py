@@ -64,9 +64,8 @@ says which ranks those are:
 
 So most of these groups are no axis of the mesh. They serve the norm as well: what n ranks hold adds
 1/n of its square on each of them, and the sum over all ranks counts it once. And they serve ZeRO:
-those who hold the same part share it out. (Gradients are reduced once a step, after the last micro-
-batch: until then they add up in full. Stage 3 gathers a module for the forward and the backward of
-each micro-batch, so 2·M times, and a pipeline needs many: no run below goes beyond stage 2.)
+those who hold the same part share it out. (Gradients add up in full until the step's last micro-
+batch. Stage 3 gathers each module 2·M times: none of the published runs below goes beyond stage 2.)
 
 Where axes meet, prototypes have gone wrong:
 
@@ -482,7 +481,8 @@ class Unit:
 
     def gather(self):
         """An all_gather of the shards, into memory that was freed if this is stage 3."""
-        self.full.untyped_storage().resize_(self.full.nbytes)
+        if self.stage == 3:
+            self.full.untyped_storage().resize_(self.full.nbytes)
         common.all_gather(self.full, self.shard.data, group=self.group)
 
     def free(self):                                     # what autograd has saved of it will show

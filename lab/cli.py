@@ -101,6 +101,9 @@ def parse(file, doc, variants, flags, argv):
             refuse(f"--{flag.replace('_', '-')} {given[flag]} means nothing without --save; --save "
                    "runs/checkpoints would work")
     args.keep = args.keep or 2
+    if getattr(args, "node_size", 0) is None:           # chapter 09: as it is, or 8 on one machine
+        ranks, local = environment("WORLD_SIZE", 1), environment("LOCAL_WORLD_SIZE", 0)
+        args.node_size = local if 0 < local < ranks else 8
     refuse_unknown_to_variant(args, variants, given)
     refuse_one_file_for_two(args)
     refuse_shapes(args)

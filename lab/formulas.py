@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from common import environment, loss_sum
+from common import loss_sum
 from lab import anatomy, schedules
 from lab.machines import MACHINES, PEAK_FLOPS
 from lab.meters import COLLECTIVES, ActivationMeter, FlopMeter, hidden_share, nbytes
@@ -257,11 +257,9 @@ def hold_axes(run, sent):
 
 
 def note_axes(run, mine):
-    """What goes on each axis, and whether it leaves a machine of args.node_size ranks: if that is
-    None, of as many as there are, or of 8 if all are on one. Communication, after all measurements:
-    an all_gather_object."""
-    local = environment("LOCAL_WORLD_SIZE", run.world)
-    size = run.args.node_size or (local if local < run.world else 8)
+    """What goes on each axis, and whether it leaves a machine of args.node_size ranks.
+    Communication, after all measurements: an all_gather_object."""
+    size = run.args.node_size
     everyones, recorded = of_all_ranks(run, mine), {}
     leaves = lambda ranks: ranks[0] // size != ranks[-1] // size
     for axis, (ranks, here) in mine.items():
