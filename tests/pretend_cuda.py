@@ -48,7 +48,13 @@ class Disagreement(RuleBroken):
 
 
 def tensors(nested):
-    return [x for x in tree_leaves(nested) if torch.is_tensor(x)]
+    """Those in lists, tuples and dictionaries. (PyTorch's tree_leaves takes ten times as long.)"""
+    if isinstance(nested, torch.Tensor):
+        return [nested]
+    nested = nested.values() if isinstance(nested, dict) else nested
+    if not isinstance(nested, (list, tuple, type({}.values()))):
+        return []
+    return [x for one in nested for x in tensors(one)]
 
 
 def kind(tensor):
@@ -80,10 +86,12 @@ def caller():
 PATIENCE = 30  # seconds: less than the pool's
 
 
-def patiently(done):
-    """Whether it gets done in time."""
+def patiently(done, meanwhile=lambda: None):
+    """Whether it gets done in time. meanwhile(): what else may happen, if it takes long."""
     end, pause = time.monotonic() + PATIENCE, 1e-4
     while not done():
+        if pause == 5e-3:
+            meanwhile()
         if time.monotonic() > end:
             return False
         time.sleep(pause)
@@ -124,19 +132,15 @@ class Ranks:
         return self.store.check([f"{place}: {rank}" for rank in ranks])
 
     def compare(self, place, ranks):
-        """Raise if what they have said by now differs."""
-        some = [rank for rank in ranks if self.store and self.have_said(place, [rank])]
-        said = {rank: self.said(place, rank) for rank in some}
+        """Raise if what these have said differs."""
+        said = {rank: self.said(place, rank) for rank in ranks if self.store}
         if len(set(said.values())) > 1:
             raise Disagreement(listed("ranks disagree", said))
 
     def hear(self, place, ranks):
         """Wait until they have all said the same."""
 
-        def done():
-            if self.have_said(place, ranks):
-                self.compare(place, ranks)
-                return True
+        def look_around():
             if self.store.check(["error"]):
                 raise Disagreement(self.store.get("error").decode())
             stuck = self.stuck()
@@ -146,8 +150,9 @@ class Ranks:
 
         if self.store:
             self.say("at", json.dumps([place, ranks]))
-            if not patiently(done):
+            if not patiently(lambda: self.have_said(place, ranks), look_around):
                 raise Disagreement(f"rank {self.rank} is alone at {self.said(place, self.rank)}")
+            self.compare(place, ranks)
 
     def compare_rows(self, place, ranks):
         """Of an all_to_all: raise if one sends more or fewer rows than another expects of it; and
@@ -308,7 +313,8 @@ class Operators(TorchDispatchMode):
         else:
             ranks = dist.get_process_group_ranks(group)
             place = self.gpu.ranks.place(group.group_name)
-            self.gpu.ranks.say(f"{place}, rows", json.dumps([sent, received]))
+            if sent:
+                self.gpu.ranks.say(f"{place}, rows", json.dumps([sent, received]))
             self.gpu.ranks.say(place, f"{name} over {group.size()} ranks, {caller()}, of {what}")
             self.gpu.ranks.hear(place, ranks)
             if sent:
@@ -329,7 +335,8 @@ class Operators(TorchDispatchMode):
         a, b = ends if name == "send" else ends[::-1]
         place = self.gpu.ranks.place(f"message from rank {a} to rank {b} in {group.group_name}")
         self.gpu.ranks.say(place, f"{place}, of {what}")
-        self.gpu.ranks.compare(place, [a, b])
+        if self.gpu.ranks.store and self.gpu.ranks.have_said(place, [a, b]):
+            self.gpu.ranks.compare(place, [a, b])
         return place, [a, b]
 
     def operator(self, func, name, args, kwargs):
