@@ -315,7 +315,6 @@ def run_experts(rows, ups, downs, counts):
 
 class MoE(nn.Module):
     """A mixture of experts in place of the MLP: (batch, seq, dim) to the same shape.
-
     tp, ep, sequence: process groups, or None for one rank. The router sees this rank's tokens;
     under tp they are gathered behind it, for experts of which each rank has a part. seen: of each
     micro-batch of a step, the rows sent to the ranks of ep, and received."""
@@ -519,7 +518,10 @@ def make_units(model, stage):
 
 # ------------------------------------------------------------ pipeline parallelism, from chapter 07
 
-Action = namedtuple("Action", "kind stage micro_batch")     # F or BW; it also names its output
+class Action(namedtuple("Action", "kind stage micro_batch")):   # kind: F or BW
+    output = property(lambda action: action)            # what it computes has the same name
+
+
 Message = namedtuple("Message", "output sender receiver")   # on its way to the rank that needs it
 
 
@@ -601,24 +603,24 @@ def make_programs(schedule, ranks):
     return programs
 
 
-def check_rendezvous(programs, depth):
+def check_rendezvous(programs, needs):
     """Raise ValueError if a rank would wait for ever on the strictest network there is, where a
-    message passes once it is computed and both of its ranks have come to it."""
+    message passes once it is computed and both of its ranks have come to it. needs(action): the
+    outputs that it takes."""
     left, here = [list(program) for program in programs], [set() for _ in programs]
     while any(left):
         passing = []                                    # ranks that get beyond their next step
         for rank, program in enumerate(left):
             step = program[0] if program else None
-            if isinstance(step, Action) and here[rank].issuperset(needs(step, depth)):
+            if isinstance(step, Action) and here[rank].issuperset(needs(step)):
                 passing.append(rank)
             if isinstance(step, Message) and step.output in here[step.sender]:
                 other = step.receiver if rank == step.sender else step.sender
                 passing += [rank] if left[other][:1] == [step] else []
         if not passing:
-            raise ValueError(f"ranks wait for ever; what is left: {left}")
+            raise ValueError(f"ranks wait for ever before {[program[:1] for program in left]}")
         for rank in passing:
-            step = left[rank].pop(0)
-            here[rank].add(step.output if isinstance(step, Message) else step)
+            here[rank].add(left[rank].pop(0).output)
 
 
 @contextlib.contextmanager
@@ -670,7 +672,6 @@ class Stage:
 
 def execute(program, stages, group, empty, span, micro_batches, valid):
     """Walk through this rank's program. Returns the loss of the micro-batches that end here.
-
     stages: {number: Stage}, this rank's. group: all ranks of the pipeline. empty(): room for a
     message. span(action, kept): a context manager around each action."""
     outputs, arriving, leaving = {}, {}, []             # what is sent must stay alive meanwhile
@@ -712,7 +713,6 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
 
 def train_step(run_program, model, units, optimizer, micro_batches, valid, clip):
     """One step. Returns this rank's part of the loss, and the norm over all ranks.
-
     run_program(micro_batches, valid): all of forward and backward; returns the loss. model: all
     that this rank holds. units: its ZeRO units, or none. micro_batches: pairs of tokens and
     targets, (b, s) each, of this rank's dp. valid: the valid targets of the whole batch."""
@@ -808,7 +808,7 @@ def train(run):
     args, cfg, me = run.args, run.args.model, places_of_ranks(run.args)[run.rank]
     schedule, owners = make_schedule(args.schedule, args.pp, args.micro_batches)
     programs = make_programs(schedule, owners)
-    check_rendezvous(programs, len(owners))             # raises if anything could block
+    check_rendezvous(programs, partial(needs, depth=len(owners)))   # raises if any could block
 
     # The groups, and what this rank holds of the model.
     axes, holders = make_groups(args, cfg.tie and owners[0] != owners[-1])
