@@ -106,13 +106,12 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, [anothe
     *(("08_expert_parallel", 4, f"{{experts}} --experts={experts}",
        "--variant=dropless", f"--variant={other}")
       for experts in (8, 32) for other in ("torch", "capacity", "tensor")),
-    ("09_5d", 8, "{three_axes} --dp=2 --pp=2 --tp=2 --zero=2 --schedule=1f1b",
+    ("09_5d", 8, "{three_axes} --dp=2 --pp=2 --tp=2 --zero=2",
      "--variant=hand", "--variant=torch"),
     ("09_5d", 4, "{data_parallel}", "--dp=4", "02_data_parallel --variant=bucket {buckets}"),
     ("09_5d", 4, "{cut}", "--dp=4 --zero=1", "03_zero --variant=zero1"),
     ("09_5d", 4, "{cut}", "--dp=4 --zero=2", "03_zero --variant=zero2"),
-    ("09_5d", 4, "{cut}", "--dp=4 --zero=3", "03_zero --variant=zero3 --keep-gathered"),
-    ("09_5d", 4, "{cut}", "--dp=4 --zero=3 --regather", "03_zero --variant=zero3"),
+    ("09_5d", 4, "{cut}", "--dp=4 --zero=3", "03_zero --variant=zero3"),
     ("09_5d", 4, "{cut}", "--tp=4", "05_sequence_parallel --variant=kept"),
     ("09_5d", 4, "{long}", "--cp=4", "06_context_parallel --variant=gather"),
     ("09_5d", 4, "{pipeline}", "--pp=4", "07_pipeline_parallel --variant=1f1b"),
@@ -179,8 +178,8 @@ def alternate(sides, clocked):
             chapter, flags = sides[me]
             module = importlib.import_module(chapter)
             own = getattr(module, "flags", lambda parser: None)
-            common.main(module.__file__, module.__doc__, module.VARIANTS, module.requires, own,
-                        flags)
+            report.main(module.__file__, module.__doc__, module.VARIANTS, module.requires, own,
+                        module.formulas, flags)
         except BaseException:
             traceback.print_exc()
             os._exit(1)                                 # the other side would wait for ever
@@ -268,12 +267,14 @@ def play_pair(pair):
 
 
 def on_ranks(ranks, *command):
-    """Run a file with its flags on so many ranks, in processes of their own: what it printed."""
+    """Run a file, or -m and a module, with its flags on so many ranks, in processes of their own:
+    what it printed."""
     launcher = [sys.executable]
     if ranks > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     command = [*launcher, *map(str, command)]
-    environment = os.environ | ({"OMP_NUM_THREADS": "1"} if ranks > 1 else {})
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment |= {"OMP_NUM_THREADS": "1"} if ranks > 1 else {}
     run = subprocess.run(command, capture_output=True, text=True, env=environment)
     if run.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{run.stdout}{run.stderr}")
@@ -328,15 +329,15 @@ def asleep(ranks, flags):
     """The milliseconds of a step whose stages sleep, executed and simulated."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "run.json")
-        on_ranks(ranks, ROOT / f"{PIPELINE}.py", *flags, f"--json={path}")
-        checks = {check["name"]: check for check in json.loads(path.read_text())["checks"]}
-    step = checks["a step of sleeping stages, simulated"]
+        on_ranks(ranks, "-m", "lab.schedules", *flags, f"--ranks={ranks}", f"--json={path}")
+        [step] = json.loads(path.read_text())["checks"]
     return step["measured"], step["expected"]
 
 
 def sleeping(flags):
     """Run every schedule of chapter 07 with stages that sleep; yields the lines of a table."""
     module, ranks, m, first = importlib.import_module(PIPELINE), 4, 8, None
+    device = [flag for flag in flags if flag.startswith("--device=")]
     yield (f"\n{PIPELINE}, {ranks} ranks, {m} micro-batches, stages that sleep: {SLEEP_MS} ms for "
            f"an F, B or W of all that a rank holds, {SLEEP_MS // 2} for one of its two slices. "
            "Milliseconds of a step; then how many times 1f1b's that is.\n")
@@ -344,8 +345,8 @@ def sleeping(flags):
     yield "|" + " --- |" * 6
     for variant in (name for name in module.VARIANTS if name != "torch"):
         slices = module.make_schedule(variant, ranks, m, v=2).depth // ranks
-        times = asleep(ranks, [f"--variant={variant}", f"--layers={2 * ranks}", f"--batch={m}",
-                               "--steps=1", "--no-verify", f"--sleep={SLEEP_MS // slices}", *flags])
+        times = asleep(ranks, [variant, f"--micro-batches={m}", f"--sleep={SLEEP_MS // slices}",
+                               *device])
         first = first or times
         cells = [*times, times[0] / times[1], *(ms / ms_1f1b for ms, ms_1f1b in zip(times, first))]
         yield "| {} | {} | {} | {:.2f} | {:.2f} | {:.2f} |".format(variant, *cells)
@@ -407,7 +408,7 @@ def main():
         if dist.get_rank() == 0:
             print(json.dumps(answer), flush=True)
         dist.barrier()
-        os._exit(0)                                     # as common.launch does, and why
+        os._exit(0)                                     # as lab.report.launch does, and why
     if args.steps < SETUP_STEPS + 4:
         parser.error(f"--steps {args.steps} are too few; {SETUP_STEPS + 4} would work")
 

@@ -40,7 +40,6 @@ sys.path.insert(0, str(ROOT))
 import results  # noqa: E402  (after the path to it)
 from chapters import on_ranks  # noqa: E402
 
-import common  # noqa: E402
 from lab import checkpoint, report, saving, storage  # noqa: E402
 
 SETUP_STEPS = 3         # the first steps allocate, and are metered
@@ -169,8 +168,8 @@ class InTurn(saving.Saver):
 class SavesInTurn(report.Run):
     """Ends when all saves are made."""
 
-    def batches(self, share=0):
-        for batch in super().batches(share):
+    def batches(self, *share, **more):
+        for batch in super().batches(*share, **more):
             yield batch
             if self.saver.done:
                 InTurn.last = self.saver
@@ -184,8 +183,9 @@ def play(chapter, times, flags):
     module = importlib.import_module(chapter)
     own = getattr(module, "flags", lambda parser: None)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        status = common.main(module.__file__, module.__doc__, module.VARIANTS, module.requires,
-                             own, [*flags, f"--steps={10**6}", "--keep=1", "--no-verify"])
+        status = report.main(module.__file__, module.__doc__, module.VARIANTS, module.requires,
+                             own, module.formulas,
+                             [*flags, f"--steps={10**6}", "--keep=1", "--no-verify"])
     if status:
         sys.exit(printed.getvalue())
     saver = InTurn.last
@@ -271,7 +271,7 @@ def main():
         if dist.get_rank() == 0:
             print(json.dumps(answer), flush=True)
         dist.barrier()
-        os._exit(0)                                     # as common.launch does, and why
+        os._exit(0)                                     # as lab.report.launch does, and why
     if args.saves < 2:
         parser.error(f"--saves {args.saves} has no range; 2 would work")
 

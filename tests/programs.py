@@ -51,6 +51,7 @@ def play(words, cwd, outputs, environment, encoding, patches):
     gc.freeze()  # what is imported by now is no garbage
     is_module = words[0] == "-m"
     sys.argv = words[1:] if is_module else words
+    sys.path.append(str(Path(words[0]).parent))  # last: common.py and lab/ are always ours
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(mock.patch(*patch))

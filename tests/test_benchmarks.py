@@ -1,17 +1,19 @@
 """benchmarks/chapters.py: its pairs, on a CPU and on GPUs."""
 
 import itertools
+import os
 import statistics
 import sys
 import time
 import types
 
+import programs
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import ROOT, TEXT, chapter, no_flags
 
-from lab import checkpoint, cli, meters, report, saving, storage
+from lab import checkpoint, cli, meters, report, saving, schedules, storage
 
 sys.path.append(str(ROOT / "benchmarks"))
 import chapters  # noqa: E402  (after the path to it)
@@ -39,7 +41,20 @@ def test_the_chapters_take_the_flags_of_every_pair(monkeypatch, gpus):
         assert len(sizes) == 1
 
 
-def test_a_pair_in_the_same_process(monkeypatch):
+@pytest.fixture
+def warm(monkeypatch, tmp_path):
+    """Programs that benchmarks start are forked from an interpreter that knows torch."""
+
+    def run(command, env, **as_text):
+        assert command[0] == sys.executable and as_text == {"capture_output": True, "text": True}
+        more = {name: value for name, value in env.items() if os.environ.get(name) != value}
+        [status], output, errors = programs.run(*command[1:], cwd=tmp_path, **more)
+        return types.SimpleNamespace(returncode=status, stdout=output, stderr=errors)
+
+    monkeypatch.setattr(chapters.subprocess, "run", run)
+
+
+def test_a_pair_in_the_same_process(warm):
     """The smallest one, of two chapters, as it is measured, with a clock in the first one."""
     sides = [["--steps=5", "--layers=1", "--dim=16", "--heads=2", "--kv-heads=2", "--seq=8",
               "--no-verify", f"--data={TEXT}", "--device=cpu", f"--attention={core}"]
@@ -150,12 +165,13 @@ def test_the_shares_of_operators_are_of_a_step_without_a_clock(monkeypatch):
     assert rows == [f"| {shape} --experts={experts} | 100.0 | 5% | 50% |" for experts in (8, 32)]
 
 
-def test_the_milliseconds_of_a_sleeping_step_come_from_the_run(tmp_path):
+def test_the_milliseconds_of_a_sleeping_step_come_from_the_run(warm):
     """On one rank, where nobody waits."""
-    flags = ["--layers=1", "--dim=16", "--heads=2", "--kv-heads=2", "--seq=8", "--batch=2",
-             "--steps=1", "--no-verify", "--sleep=50", f"--data={TEXT}", "--device=cpu"]
+    flags = ["1f1b", "--micro-batches=2", "--sleep=50", "--device=cpu"]
     executed, simulated = chapters.asleep(1, flags)
     assert simulated == 2 * 3 * 50 <= executed < 1.3 * simulated
+    with pytest.raises(SystemExit, match="(?s)lab.schedules 2f2b .* failed:.*error: .*2f2b"):
+        chapters.asleep(1, ["2f2b"])
 
 
 def test_in_the_sleeping_table_every_rank_works_equally_long(monkeypatch):
@@ -163,18 +179,17 @@ def test_in_the_sleeping_table_every_rank_works_equally_long(monkeypatch):
     module, seen = chapter(chapters.PIPELINE), []
 
     def asleep(ranks, flags):
-        own = getattr(module, "flags", no_flags)
-        args = cli.parse(module.__file__, "", module.VARIANTS, own, flags)
-        module.requires(args, ranks)
-        schedule = module.make_schedule(args.variant, ranks, args.batch, args.chunks)
+        args = schedules.parse(module, [*flags, f"--ranks={ranks}"])
+        schedule = module.make_schedule(args.schedule, ranks, args.micro_batches, args.chunks)
         forwards = {sum(action.kind == "F" for action in actions) for actions in schedule.actions}
-        seen.append((args.variant, {args.sleep * count for count in forwards}))
+        seen.append((args.schedule, args.device, {args.sleep * count for count in forwards}))
         return 300 + 30 * len(seen), 100 + 20 * len(seen)
 
+    monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setattr(chapters, "asleep", asleep)
-    _, _, _, *rows = chapters.sleeping(["--device=cpu"])
+    _, _, _, *rows = chapters.sleeping(["--device=cpu", "--seed=1"])
     work = {8 * chapters.SLEEP_MS}
-    assert seen == [(variant, work) for variant in module.VARIANTS if variant != "torch"]
+    assert seen == [(variant, "cpu", work) for variant in module.VARIANTS if variant != "torch"]
     assert rows[:2] == ["| 1f1b | 330 | 120 | 2.75 | 1.00 | 1.00 |",
                         "| naive | 360 | 140 | 2.57 | 1.09 | 1.17 |"]
 
@@ -203,7 +218,7 @@ def saves_in_turn(name, flags, folder):
     whole = checkpoints.gathered(parts, checkpoints.who_sends(parts), dist.group.WORLD)
     if dist.get_rank() > 0:
         return measured, whole, None
-    saved = checkpoint.Checkpoint(0, path, storage.read_index(path))
+    saved = checkpoint.Checkpoint(path, storage.read_index(path))
     return measured, whole, {name: saved.value(name, torch.empty(tensor["shape"]))
                              for name, tensor in saved.index["tensors"].items()}
 

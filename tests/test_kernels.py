@@ -455,7 +455,7 @@ def test_rows_that_saw_nothing_anywhere_get_no_gradient():
 
 def test_attention_of_any_strides():
     """(batch, seq, heads, dim) turned around, as a model has it, is not copied. Others are."""
-    base = [random(2, 20, h, 32, seed=h).detach() for h in (4, 2, 2)]
+    base = [random(2, 20, 2, 32, seed=i).detach() for i in range(3)]
     q, k, v = (x.transpose(1, 2).requires_grad_() for x in base)
     assert flash.readable(q) is q and flash.flash_forward(q, k, v)[0].stride() == q.stride()
     compare_attention(q, k, v, True)
