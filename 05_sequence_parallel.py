@@ -41,7 +41,7 @@ What a rank keeps and sends (x = b·s·h·e bytes, L blocks, a micro-batch)
 
 Production code cuts the vocabulary too, as in chapter 04: g behind the embedding scatters, and f
 before the head gathers. Each rank then has 1/t of the tables, whose gradients are complete, for two
-gathers and two scatters of x more. The variant `torch` does that, and so will chapter 09.
+gathers and two scatters of x more. The variant `torch` does that, here and in chapter 09.
 
 Collective matmul (`ring`). In the picture above, f must end before the first matmul begins. But
 the matmul of one chunk of the sequence needs no other chunk. So the chunks travel around a ring:

@@ -28,8 +28,8 @@ end the first one waits for gradients. This idle time, the dots, is the bubble.
 The order in which a rank works is its schedule, and a schedule is just a list of actions: of F, B,
 W and BW. Everything else follows from the lists: when each action can start, what is sent, how much
 memory is needed, and what the rank has to do. So each schedule is a few lines of code, and one
-executor runs them all. A micro-batch is alive in a stage from its F to its BW (or to its W): as
-long as the stage keeps what backward needs.
+executor runs them all. A micro-batch is alive, once in each stage, from its F to its BW (or to its
+W): as long as the stage keeps what backward needs.
 
     naive         One micro-batch after the other: one rank works, and all others wait.
     afab          All forward, then all backward (GPipe): in between, all m of them are alive.
@@ -50,10 +50,11 @@ long as the stage keeps what backward needs.
     dualpipe      Two pipelines in opposite directions over the same ranks, with half of the micro-
                   batches each. So a rank holds two stages, and every stage lies on two ranks, which
                   sum their gradients. DeepSeek-V3 runs an F of one pipeline and a BW of the other
-                  at the same time ("F&B"), so that one computes while the other communicates. (In
-                  this file, which has nothing to hide, BW follows F: F&B takes F + B + W.)
+                  at the same time ("F&B"), so that one computes while the other communicates. The
+                  table counts that as F + B + W. (Here BW follows F, so others wait for less:
+                  for half as long as the table says, if F = B = W.)
     dualpipe-v    One pipeline of 2p half as large stages, which goes down the ranks and comes back.
-                  The rest is as in dualpipe, without the second copy.
+                  The rest is as in dualpipe, without the second copy. Both need m >= 2p.
 
 On rank r, where F, B and W are the times of 1/p of the model, and W <= F <= B:
 
@@ -74,9 +75,9 @@ that it has put off, r more than rank 0 has: r (F+B-W) is left. (Other ranks wai
 between.) At most p-r of rank r's micro-batches wait for B then, and r for W.
 
 In interleaved, a micro-batch has 2(p-1-r) hops to go from rank r to the last one and back. Each
-takes a turn (an F and a BW): what a rank computes in one turn, its neighbour uses in the next. So
+takes a round (an F and a BW): what a rank computes in one, its neighbour uses in the next. So
 rank r must be that many forwards ahead, besides p micro-batches in each of its v-1 earlier slices,
-and the forward of its turn is one more. No rank has more alive than there are: v·m.
+and the forward of its round is one more. No rank has more alive than there are: v·m.
 
 A micro-batch that waits for W keeps the inputs of all linears and the gradients of their outputs.
 In a block that is as much as before B, but for what the core of attention and LayerNorm's
@@ -508,7 +509,7 @@ def most_alive(variant, rank, p, m, v, breadth_first=False):
 
 def bubble(variant, p, m, v, F=1, B=1, W=1):
     """The longest wait of a rank over its work (zb-h2's: between its own first and last action), if
-    F&B takes F + B + W. None where no closed form holds."""
+    F&B ends as one, after F + B + W. None where no closed form holds."""
     work = F + B + W
     wait = {"naive": (p - 1) * m * work, "afab": (p - 1) * work, "1f1b": (p - 1) * work,
             "interleaved": (p - 1) / v * work, "zb-h1": (p - 1) * (F + B - W),

@@ -4,10 +4,10 @@ Each of the chapters before shares out one thing, and has one limit. So a large 
 This chapter trains one model with all of them, and switches each by its degree:
 
     --dp    other sequences (chapter 02); --zero 1, 2 or 3 shards what all of them hold (chapter 03)
-    --pp    other layers (chapter 07), by one of three schedules whose backwards are not split
+    --pp    other layers (chapter 07), by one of three schedules, with B and W together
     --cp    other parts of each sequence, in attention too (chapter 06, with gathered keys)
     --tp    other heads and hidden units (chapter 04); outside of the sub-layers, other tokens
-            (sequence parallelism, chapter 05)
+            (sequence parallelism, chapter 05's variant `kept`)
     --ep    of the ranks of dp, those that share the experts of a mixture (chapter 08)
 
 The number of ranks is pp · dp · cp · tp; ep divides dp. What the earlier chapters built stands here
@@ -21,10 +21,10 @@ The mesh. Every rank has a place on each axis. With 8 ranks, --order pp,dp,cp,tp
     pp 1    dp 0    rank 4    rank 5
             dp 1    rank 6    rank 7
 
-The axis that is named last has neighbours. A machine of 4 ranks would hold one pp here, and only
+The axis that is named last has neighbours. A machine of 4 ranks would hold one stage here, and only
 what pp sends would leave it. To choose the order, see what a rank sends in a step, in numbers. (h:
-the model's dim, L: its layers, M: micro-batches, T = b·s/cp: tokens of one, K: experts of a token,
-k: the width of the keys that a rank holds.)
+the model's dim, L: its layers, M: micro-batches, T = b·s/cp: tokens of one on all ranks of tp, K:
+experts of a token, k: the width of the keys that a rank holds.)
 
     tp      M · L/pp · 8 · (tp-1)/tp · T·h     gathers and scatters around two sub-layers
     ep      M · L/pp · 4 · (ep-1)/ep · K·T·h   rows to their experts and back, if chosen alike
@@ -38,10 +38,10 @@ how long compute waits, and on which links:
 
     tp      Eight messages in each layer, between matmuls that need them: nothing else can be
             computed meanwhile. Latency counts as much as bytes. So tp comes last, in a machine.
-    ep      Four, which wait for the busiest rank. They want fast links too, but experts often need
+    ep      Four of rows, which wait for the busiest rank. Fast links help, but experts often need
             more ranks than a machine has. DeepSeek-V3 goes without tp, keeps a token's experts on 4
             machines, and computes with another micro-batch meanwhile.
-    cp      Two, of keys and values, which are narrow.
+    cp      Two, of k numbers a token for each other rank: few with GQA, or under tp.
     pp      One message for a whole stage, while another micro-batch computes.
     dp      Once a step, and most of it could hide behind backward (chapter 02).
 
@@ -63,9 +63,9 @@ says which ranks those are:
     embedding = head (tied)        2 stages  whole      whole    2 · dp · cp · tp
 
 So most of these groups are no axis of the mesh. They serve the norm as well: what n ranks hold adds
-1/n of its square on each of them, and the sum over all ranks counts it once. And they serve ZeRO:
-those who hold the same part share it out. (Gradients add up in full until the step's last micro-
-batch. Stage 3 gathers each module 2·M times: none of the published runs below goes beyond stage 2.)
+1/n of its square on each of them, so that it counts once. And they serve ZeRO: those who hold the
+same part share it out. (Until the step's last micro-batch, gradients are whole in all its stages.
+Stage 3 gathers a module 2·M times: the published runs below stop at stage 2.)
 
 Where axes meet, prototypes have gone wrong:
 
@@ -561,7 +561,7 @@ def dual_pipe_v(rank, p, m):
 
 def make_schedule(name, p, m):
     """A list of actions for each of p ranks, for m micro-batches; and of each stage, its rank."""
-    ranks, v = list(range(p)), 2 if name == "interleaved" else 1    # v: stages of a rank
+    ranks, v = list(range(p)), 2 if name == "interleaved" else 1    # v: slices of a rank
     if name == "dualpipe-v":
         return [dual_pipe_v(rank, p, m) for rank in ranks], ranks + ranks[::-1]
     ahead = [p - 1 - rank if v == 1 else 2 * (p - 1 - rank) + p for rank in ranks]
