@@ -60,8 +60,11 @@ def test_the_path_of_python_may_have_a_space(make, tmp_path):
         "--device=cpu --json=runs/01_chapter.json",
         "--standalone --nproc_per_node=8 02_chapter.py --device=cpu --variant=naive --steps=5 "
         "--json=runs/02_chapter-naive.json",
+        "--standalone --nproc_per_node=8 -m lab.schedules 1f1b --micro-batches=8 --sleep=10 "
+        "--json=runs/07_asleep.json",
         "--standalone --nproc_per_node=8 03_zero.py --device=cpu --steps=10 --save=runs/tour-saved "
         "--json=runs/03_zero-again.json",
         "--standalone --nproc_per_node=8 09_5d.py --device=cpu --pp=2 --tp=2 --dp=2 --steps=15 "
         "--resume=runs/tour-saved --json=runs/09_5d-again.json",
-        f"{drawn} runs/03_zero-again.json runs/09_5d-again.json", drawn]  # the table, the figures
+        f"{drawn} runs/03_zero-again.json runs/09_5d-again.json",  # the table
+        f"{drawn} runs/07_asleep.json"]  # the figures
