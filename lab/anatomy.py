@@ -10,6 +10,7 @@ other sums, which are in float32 or better.
 """
 
 import math
+from dataclasses import replace
 
 # ------------------------------------------------------------------------- kept for backward, by F
 
@@ -196,8 +197,10 @@ def held_by_modules(cfg, shares, modules):
 
 
 def tensors(cfg):
-    """How many parameters the whole model has."""
-    return sum(count for kinds in numbers_by_modules(cfg) for _, count in kinds.values())
+    """How many parameters the whole model has. (A list of all blocks may be too long.)"""
+    embedding, block, head = numbers_by_modules(replace(cfg, layers=1))
+    count = lambda kinds: sum(tensors for _, tensors in kinds.values())
+    return count(embedding) + cfg.layers * count(block) + count(head)
 
 
 def optimizer_state_bytes(optimizer, numbers, tensors, width):
