@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -396,13 +395,6 @@ def test_of_two_ranks_that_are_refused_one_says_it_and_has_status_2(tmp_path):
     statuses, output, errors = programs.run(chapter, "--steps=-3", world=2, cwd=tmp_path)
     assert statuses == [2, 0] and output == "" and errors.count("\n") == 1
     assert errors.startswith("error: --steps: -3 is no whole number")
-
-
-def test_common_is_no_run(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        runpy.run_path(str(ROOT / "common.py"), run_name="__main__")
-    assert capsys.readouterr().err.startswith(
-        "error: common.py is no run; python 01_single_gpu.py is one")
 
 
 def test_a_run_outlives_its_reader_and_an_encoding_without_its_marks(tmp_path):
