@@ -12,52 +12,53 @@ from conftest import TEXT, chapter, chapter_names, main, run_main
 
 import common
 from lab import checkpoint, saving, storage
+from lab.anatomy import tensors
 from lab.faults import tensors_of
 
 SMALL = ("--layers=4", "--dim=32", "--heads=8", "--kv-heads=2", "--seq=16", "--vocab=131",
          "--batch=8", "--dtype=float64", "--clip=0.5", "--ignore=0.3",
          "--device=cpu", f"--data={TEXT}", "--no-verify")  # fmt: skip
-SINGLE = ("--micro-batch=1",)
-# Chapter, ranks, and flags of its own. The table's 131 rows are no multiple of any ranks.
+FOUR = ("--micro-batch=2",)  # of them
+# Chapter, ranks, and flags of its own. The table's 131 rows are no multiple of any ranks, and four
+# that share a layer are more than there are kv heads.
 LAYOUTS = {
     "01 hand": ("01_single_gpu", 1, "--variant=hand"),
     "01 torch": ("01_single_gpu", 1, "--variant=torch"),
     "02 bucket": ("02_data_parallel", 2, "--variant=bucket"),
-    "02 overlap": ("02_data_parallel", 4, "--variant=overlap"),
+    "02 overlap": ("02_data_parallel", 2, "--variant=overlap"),
     "02 naive": ("02_data_parallel", 2, "--variant=naive"),
-    "02 torch": ("02_data_parallel", 4, "--variant=torch"),
-    "03 zero3": ("03_zero", 8, "--variant=zero3"),
+    "02 torch": ("02_data_parallel", 2, "--variant=torch"),
+    "03 zero3": ("03_zero", 4, "--variant=zero3"),
     "03 zero1": ("03_zero", 2, "--variant=zero1"),
-    "03 zero2": ("03_zero", 4, "--variant=zero2"),
-    "03 offload": ("03_zero", 8, "--variant=zero2", "--offload"),
-    "03 hsdp": ("03_zero", 8, "--variant=hsdp", "--shard-size=4"),
+    "03 zero2": ("03_zero", 2, "--variant=zero2"),
+    "03 offload": ("03_zero", 2, "--variant=zero2", "--offload"),
+    "03 hsdp": ("03_zero", 4, "--variant=hsdp", "--shard-size=2"),
     "03 zeropp": ("03_zero", 4, "--variant=zeropp", "--no-quantized-weights",
                   "--no-quantized-gradients", "--shard-size=2"),
-    "03 torch": ("03_zero", 4, "--variant=torch", "--stage=3"),
+    "03 torch": ("03_zero", 2, "--variant=torch", "--stage=3"),
     "03 torch 1": ("03_zero", 2, "--variant=torch", "--stage=1"),
     "04 megatron": ("04_tensor_parallel", 4, "--variant=megatron"),
-    "04 overlap": ("04_tensor_parallel", 8, "--variant=overlap"),
+    "04 overlap": ("04_tensor_parallel", 2, "--variant=overlap"),
     "04 torch": ("04_tensor_parallel", 2, "--variant=torch"),
-    "05 megatron": ("05_sequence_parallel", 8, "--variant=megatron"),
+    "05 megatron": ("05_sequence_parallel", 2, "--variant=megatron"),
     "05 kept": ("05_sequence_parallel", 2, "--variant=kept"),
-    "05 ring": ("05_sequence_parallel", 4, "--variant=ring"),
+    "05 ring": ("05_sequence_parallel", 2, "--variant=ring"),
     "05 torch": ("05_sequence_parallel", 2, "--variant=torch"),
-    "06 zigzag": ("06_context_parallel", 4, "--variant=zigzag"),
-    "07 1f1b": ("07_pipeline_parallel", 3, *SINGLE, "--variant=1f1b"),
-    "07 naive": ("07_pipeline_parallel", 2, *SINGLE, "--variant=naive"),
-    "07 afab": ("07_pipeline_parallel", 4, *SINGLE, "--variant=afab"),
-    "07 interleaved": ("07_pipeline_parallel", 2, *SINGLE, "--variant=interleaved"),
-    "07 zb-h1": ("07_pipeline_parallel", 4, *SINGLE, "--variant=zb-h1"),
-    "07 zb-h2": ("07_pipeline_parallel", 3, *SINGLE, "--variant=zb-h2"),
-    "07 dualpipe": ("07_pipeline_parallel", 4, *SINGLE, "--variant=dualpipe"),
-    "07 dualpipe-v": ("07_pipeline_parallel", 2, *SINGLE, "--variant=dualpipe-v"),
-    "07 torch": ("07_pipeline_parallel", 2, *SINGLE, "--variant=torch"),
+    "06 zigzag": ("06_context_parallel", 2, "--variant=zigzag"),
+    "07 1f1b": ("07_pipeline_parallel", 3, *FOUR, "--variant=1f1b"),
+    "07 naive": ("07_pipeline_parallel", 2, *FOUR, "--variant=naive"),
+    "07 afab": ("07_pipeline_parallel", 2, *FOUR, "--variant=afab"),
+    "07 interleaved": ("07_pipeline_parallel", 2, *FOUR, "--variant=interleaved"),
+    "07 zb-h1": ("07_pipeline_parallel", 2, *FOUR, "--variant=zb-h1"),
+    "07 zb-h2": ("07_pipeline_parallel", 2, *FOUR, "--variant=zb-h2"),
+    "07 dualpipe": ("07_pipeline_parallel", 2, *FOUR, "--variant=dualpipe"),
+    "07 dualpipe-v": ("07_pipeline_parallel", 2, *FOUR, "--variant=dualpipe-v"),
+    "07 torch": ("07_pipeline_parallel", 2, *FOUR, "--variant=torch"),
     "09 3d": ("09_5d", 8, "--pp=2", "--tp=2", "--zero=3", "--micro-batch=2"),
-    "09 zero1": ("09_5d", 8, "--dp=4", "--tp=2", "--zero=1"),
-    "09 cp": ("09_5d", 8, "--cp=2", "--pp=2", "--dp=2", "--zero=2", *SINGLE,
-              "--schedule=dualpipe-v"),
-    "09 torch": ("09_5d", 8, "--variant=torch", "--dp=2", "--pp=2", "--tp=2", "--zero=3",
-                 "--micro-batch=2"),
+    "09 zero1": ("09_5d", 4, "--dp=2", "--tp=2", "--zero=1"),
+    "09 cp": ("09_5d", 4, "--cp=2", "--pp=2", "--zero=2", *FOUR, "--schedule=dualpipe-v"),
+    "09 torch": ("09_5d", 4, "--variant=torch", "--dp=2", "--tp=2", "--zero=3"),
+    "09 torch pp": ("09_5d", 2, "--variant=torch", "--pp=2", *FOUR),
 }  # fmt: skip
 MIXTURE = ("--experts=8", "--layers=2")
 MIXTURES = {
@@ -65,10 +66,11 @@ MIXTURES = {
     "08 copies": ("08_expert_parallel", 4, *MIXTURE, "--variant=dropless", "--ep=2"),
     "08 capacity": ("08_expert_parallel", 2, *MIXTURE, "--variant=capacity",
                     "--capacity-factor=100"),
-    "08 tensor": ("08_expert_parallel", 4, *MIXTURE, "--variant=tensor"),
+    "08 tensor": ("08_expert_parallel", 2, *MIXTURE, "--variant=tensor"),
     "08 torch": ("08_expert_parallel", 2, *MIXTURE, "--variant=torch"),
     "09 ep": ("09_5d", 8, *MIXTURE, "--dp=4", "--ep=2", "--tp=2", "--zero=1"),
-    "09 pp ep": ("09_5d", 8, *MIXTURE, "--dp=2", "--ep=2", "--cp=2", "--pp=2", "--zero=3"),
+    "09 pp ep": ("09_5d", 4, *MIXTURE, "--dp=2", "--ep=2", "--pp=2", "--zero=3"),
+    "09 cp ep": ("09_5d", 4, *MIXTURE, "--dp=2", "--ep=2", "--cp=2", "--zero=3"),
 }  # fmt: skip
 
 
@@ -151,17 +153,19 @@ def off_after_going_on(ranks, saved, tmp_path, before, after, fault=None):
 @pytest.mark.parametrize("layouts", [LAYOUTS, MIXTURES], ids=["dense", "mixture"])
 def test_handed_from_layout_to_layout(ranks, tmp_path, layouts):
     """Each goes on from the one before, takes a step, and saves for the next; a run that is never
-    stopped has the same parameters and optimizer states after each of these steps."""
+    stopped has the same parameters and optimizer states. They are compared now and then: what one
+    loses, none after it has."""
     here = [layout for layout, (name, *_) in layouts.items() if name in chapter_names()]
     here = here[::5] + here[1::5] + here[2::5] + here[3::5] + here[4::5]  # so that chapters meet
     quiet, handed = tmp_path / "quiet", tmp_path / "handed"
-    flags = [f"--steps={len(here)}", "--save-every=1", "--keep=99", f"--save={quiet}"]
+    flags = [f"--steps={len(here)}", "--save-every=9", "--keep=99", f"--save={quiet}"]
     assert train(ranks, min(layouts), *flags) == 0
     for step, layout in enumerate(here, start=1):
         resume = [f"--resume={handed}"] if step > 1 else []
         assert train(ranks, layout, f"--steps={step}", *resume, f"--save={handed}") == 0, layout
         name = f"step-{step:06}"
-        assert difference(handed / name, quiet / name) < 1e-10, layout
+        if (quiet / name).exists():
+            assert difference(handed / name, quiet / name) < 1e-10, here[max(0, step - 9) : step]
 
 
 @pytest.mark.full
@@ -174,7 +178,7 @@ def test_every_pair(ranks, saved, tmp_path, before, after):
 
 
 # PyTorch's DDP sums in another order in its first step, in which it learns the order of gradients.
-SAME_BITS = "02 bucket", "03 zero3", "07 dualpipe-v", "09 3d", "08 copies"
+SAME_BITS = "02 bucket", "03 zero3", "07 dualpipe-v", "09 cp", "08 copies"
 
 
 @pytest.mark.parametrize("layout", SAME_BITS)
@@ -223,7 +227,7 @@ def test_every_rank_writes_its_share_once(saved, layout):
     assert len(sizes) == world and max(sizes) < 1.5 * sum(sizes) / world
     cfg = common.Config(4, 32, 8, 2, 16, 131)
     assert sum(sizes) == saving.checkpoint_bytes(cfg, "adamw", 8)
-    assert saving.checkpoint_bytes(cfg, "adamw", 4) == 12 * cfg.parameters() + 4 * cfg.tensors()
+    assert saving.checkpoint_bytes(cfg, "adamw", 4) == 12 * cfg.parameters() + 4 * tensors(cfg)
 
 
 def is_synced_when_named(run_chapter, folder):
@@ -259,7 +263,7 @@ def test_synced_before_it_has_its_name(run_chapter, tmp_path):
 def test_verified_after_going_on(ranks, saved, tmp_path):
     """One GPU's run goes on as well: it has the losses of the one that was never stopped."""
     flags = [*SMALL, "--verify", "--steps=6"]
-    name, world, *own = LAYOUTS["09 3d"]
+    name, world, *own = LAYOUTS["09 zero1"]
     quiet = ranks(1)(run_main, "01_single_gpu", flags, tmp_path)[0][1]
     resume = f"--resume={saved('03 zero3') / 'step-000002'}"
     status, run, _ = ranks(world)(run_main, name, [*flags, *own, resume], tmp_path)[0]

@@ -19,7 +19,6 @@ from lab import cli
 RUNS = int(os.environ.get("RUNS", 6))  # of each variant
 MORE = {("09_5d", "hand"): 300}  # where far more can be combined
 TRIES = 1000  # until one is legal
-NOT_DRAWN = {"--draw", "--ranks", "--micro-batches", "--sleep"}  # chapter 07's: drawings, and sleep
 DEGREES = [degrees for degrees in itertools.product(range(1, 9), repeat=4)  # of pp, dp, cp and tp
            if math.prod(degrees) <= 8]
 
@@ -32,14 +31,12 @@ def cases():
 
 
 def own_flags(module, variant):
-    """The actions of the chapter's own flags, but for those that only other variants know, and
-    those that are not drawn."""
+    """The actions of the chapter's own flags, but for those that only other variants know."""
     parser = argparse.ArgumentParser()
     getattr(module, "flags", no_flags)(parser)
     known = {name: flags[1:] for name, flags in module.VARIANTS.items() if isinstance(flags, tuple)}
     elsewhere = {flag for flags in known.values() for flag in flags} - {*known.get(variant, ())}
-    left_out = elsewhere | NOT_DRAWN
-    return [action for action in parser._actions[1:] if action.option_strings[0] not in left_out]
+    return [action for action in parser._actions[1:] if action.option_strings[0] not in elsewhere]
 
 
 def drawn(rng, module, variant):
