@@ -79,10 +79,10 @@ def train(pool, folder, layout, kills, *flags):
 
 
 def drawn(kills, world, seed):
-    """Every other one while a save is under way."""
+    """Every other one while a save is under way, the first as soon as it is."""
     draw = random.Random(seed)
-    return [Fault(draw.randrange(world), draw.randint(1, 2 * EVERY - 1), bool(i % 2),
-                  draw.uniform(0, 0.02)) for i in range(kills)]  # fmt: skip
+    return [Fault(draw.randrange(world), draw.randint(1, 2 * EVERY - 1), not i % 2,
+                  draw.uniform(0, 0.02) if i else 0) for i in range(kills)]  # fmt: skip
 
 
 def hold_to_the_quiet_run(pool, tmp_path, layout, kills, seed):
