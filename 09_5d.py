@@ -140,10 +140,9 @@ def sort_ranks(places, key):
 
 
 def make_groups(args, tied_stages):
-    """This rank's process groups along the axes, {axis: group}, where an axis of one rank has none;
-    and of those that hold the same part of a parameter, {kind of parameter: group}. Every rank
-    makes all groups, in the same order: NCCL would hang otherwise. tied_stages: the first and the
-    last stage, on two ranks of pp, hold one matrix."""
+    """Returns this rank's {axis: group}, without axes of one rank, and {kind of parameter: group of
+    those who hold the same part}. Every rank makes all groups, in the same order, or NCCL would
+    hang. tied_stages: the first and the last stage, on two ranks of pp, hold one matrix."""
     ep, t, kv_heads = args.ep, args.tp, min(args.tp, args.model.kv_heads)
     along = {
         "tp": lambda at: at._replace(tp=0),             # all else is the same
@@ -771,7 +770,7 @@ def formulas(args, rank, ranks, model):
     if args.variant == "torch":
         return {}
     cfg, e, cp, t, ep = args.model, common.DTYPES[args.dtype].itemsize, args.cp, args.tp, args.ep
-    m, pp = args.micro_batches, places_of_ranks(args)[rank].pp
+    m, pp, whole = args.micro_batches, places_of_ranks(args)[rank].pp, ranks // args.pp
     schedule, owners = make_schedule(args.schedule, args.pp, m)
     slices = balanced(cfg.layers, len(owners))
     stages = [stage for stage, owner in enumerate(owners) if owner == pp]
@@ -790,7 +789,9 @@ def formulas(args, rank, ranks, model):
         "parameters": {"queries": 1 / t, "keys": 1 / min(t, cfg.kv_heads), "mlp": 1 / (t * ep)},
         "modules": [module for stage in stages for module in range(*slices[stage])],
         "zero": args.zero,
-        "holders": {p.kind: p.holders.size() for p in model.parameters()},
+        "holders": {"tables": whole, "norms": whole, "queries": whole // t, "tied": 2 * whole,
+                    "keys": whole // min(t, cfg.kv_heads), "mlp": whole // (t * ep)},
+        "ranks": {"tp": t, "cp": cp, "cp and tp": cp * t, "ep": ep, "pp": args.pp, "world": ranks},
         "gradients": {p.kind: p.holders.group_desc for p in model.parameters()},
         "gathers": 2 * m if args.zero == 3 else 1,      # of a module, in a step
         "kept": {"outside": 1 / (cp * t), "inputs": 1 / cp, "inside": 1 / (cp * t),
@@ -824,7 +825,6 @@ def train(run):
     model = run.draw(nn.ModuleList(parts.values()))
     note_holders(model.parameters(), holders)
 
-    # What a step needs.
     units = make_units(model, args.zero) if args.zero else []
     positions = positions_of(me.cp, args.cp, cfg.seq).chunk(args.tp)[me.tp].to(run.device)
     stages = {stage: Stage(part, positions) for stage, part in parts.items()}

@@ -12,6 +12,9 @@ other sums, which are in float32 or better.
 import math
 from dataclasses import replace
 
+CLASSES = {"outside", "inputs", "inside", "keys and values", "core", "logits", "ids", "masks",
+           "positions", "how", "recompute"}     # of what is kept, and how
+
 # ------------------------------------------------------------------------- kept for backward, by F
 
 def share_of(kept, name):
@@ -214,8 +217,7 @@ def state_bytes(args, answer, width):
     the report. answer: what a chapter's `formulas` gave; width: bytes of a number in --dtype."""
     if answer.get("zero"):
         return sharded_state_bytes(args, answer, width)
-    count = answer.get("tensors")
-    numbers = answer["parameters"]
+    numbers, count = answer["parameters"], None
     if isinstance(numbers, dict):
         kinds = [kind for module in held_by_modules(args.model, numbers, answer.get("modules"))
                  for kind in module.values()]

@@ -4,14 +4,16 @@ A chapter's formulas(args, rank, ranks, model) returns plain data, and is asked 
 metered step. All keys are optional:
 
     parameters    numbers on this rank, or {kind: share} of those of `modules` of the list; with
-                  tensors, widths, or zero and holders: see lab/anatomy.py
+                  widths, or zero, holders and secondary: see lab/anatomy.py
     sent          {op: (calls, payload, wire)}, or for each axis: {axis: {op: ...}}, whose wire may
-                  be left out: it is the payload times the ring's factor
+                  be left out: it is the payload times the ring's factor for ranks[axis] ranks
     gradients     {kind: name of the group that sums it}: what lab/anatomy.py adds to sent; gathers
     kept          {class: share} of the activations; None: show them without a formula
     schedule      a rank's actions, and the slices of the model that are its stages
     flops         {"all": number} or {"attention": number} of the metered step
-    gathered      the most bytes of gathered parameters at a time
+    gathered      the most bytes of gathered parameters at a time; most gradients: of gradients
+    rows, ep      rows of each block's experts in each micro-batch, and how many ranks share them
+    busiest       the rows that arrived in each exchange; rows sent: to each rank, in the first one
     checks        {name: (computed, formula)}, or with a unit behind them
     settings      chapter 01's: {name: a forward, and what it keeps and computes}
     beside, overlap, machines, utilization, notes, sample, record       what explains the numbers
@@ -34,12 +36,19 @@ from lab.meters import COLLECTIVES, ActivationMeter, FlopMeter, hidden_share, nb
 from lab.words import count, printable, quantity
 
 WATCHED_STEPS = 3       # the memory of chapter 01's first steps is watched
+KEYS = {"parameters", "modules", "widths", "zero", "holders", "secondary", "gathered",
+        "most gradients", "sent", "ranks", "gradients", "gathers", "kept", "schedule", "rows",
+        "ep", "flops", "checks", "settings", "busiest", "rows sent", "beside", "overlap",
+        "machines", "utilization", "notes", "sample", "record"}
 AMOUNTS = "calls", "payload", "on the wire"     # what is checked of each operator that sends
 
 
 def hold(run):
     """Hold a run to its chapter's formulas, at its end; fills its checks and notes."""
     answer = run.answer or {}
+    unknown = [*(answer.keys() - KEYS), *((answer.get("kept") or {}).keys() - anatomy.CLASSES)]
+    if unknown:
+        raise ValueError(f"formulas() gives {unknown[0]!r}, which no instrument knows")
     hold_states(run, answer)
     hold_activations(run, answer)
     hold_flops(run, answer)
@@ -199,7 +208,7 @@ def hold_traffic(run, answer):
     if "gradients" in answer:
         sent = sent | anatomy.gradient_traffic(run.args.model, answer, run.dtype.itemsize)
     if sent and all(isinstance(ops, dict) for ops in sent.values()):
-        sent = with_wire_bytes(run, sent)
+        sent = with_wire_bytes(sent, answer.get("ranks", {}))
         axes = hold_axes(run, sent)
     else:
         for op, measured, expected in by_operator(run.comm.total, sent):
@@ -211,9 +220,10 @@ def hold_traffic(run, answer):
     run.record(timeline=run.comm.timeline())
     if axes:
         note_axes(run, axes)
-        if run.flops.all:
-            note_machines(run, time_on_axes(run, sent))
-        note_speed(run, {"mfu": run.flops.all})
+        flops = statistics.mean(of_all_ranks(run, run.flops.all))
+        if flops:
+            note_machines(run, time_on_axes(sent, flops))
+        note_speed(run, {"mfu": flops})
 
 
 def name_of(group):
@@ -223,13 +233,12 @@ def name_of(group):
     return group.group_desc.removeprefix("mesh_")
 
 
-def with_wire_bytes(run, sent):
-    """Of each axis (calls, payload, wire), where a chapter may leave wire to the ring's factor."""
-    groups = map(dist.distributed_c10d._resolve_process_group, run.comm.by_group)
-    sizes, factors = {name_of(group): group.size() for group in groups}, dict(COLLECTIVES.values())
-    whole = {}
+def with_wire_bytes(sent, ranks):
+    """Of each axis (calls, payload, wire), where a chapter may leave wire to the ring's factor for
+    as many ranks as it says: ranks[axis]."""
+    factors, whole = dict(COLLECTIVES.values()), {}
     for axis, ops in sent.items():
-        whole[axis] = {op: (calls, payload, *(wire or [factors[op](sizes.get(axis, 1)) * payload]))
+        whole[axis] = {op: (calls, payload, *(wire or [factors[op](ranks[axis]) * payload]))
                        for op, (calls, payload, *wire) in ops.items()}
     return whole
 
@@ -237,12 +246,15 @@ def with_wire_bytes(run, sent):
 def hold_axes(run, sent):
     """One line for each axis and operator; what was sent on any other group fails a check. Returns
     {axis: (the ranks of its group, bytes that this rank sent there)}."""
-    seen_on, mine = {}, {}
+    seen_on, mine, others = {}, {}, []
     for name, ops in run.comm.by_group.items():
         group = dist.distributed_c10d._resolve_process_group(name)
-        seen_on[name_of(group)] = group, ops
+        if name_of(group) in sent and name_of(group) not in seen_on:
+            seen_on[name_of(group)] = group, ops
+        else:
+            others.append(ops)
     for axis, formula in sent.items():
-        group, seen = seen_on.pop(axis, (None, {}))
+        group, seen = seen_on.get(axis, (None, {}))
         for op, measured, expected in by_operator(seen, formula):
             oks = [run.judge(f"{axis}: {op}, {what}", *values)
                    for what, *values in zip(AMOUNTS, measured, expected)]
@@ -250,7 +262,7 @@ def hold_axes(run, sent):
                     False not in oks)
         if group:
             mine[axis] = sorted(dist.get_process_group_ranks(group)), wire_bytes(seen)
-    stray = round(sum(wire_bytes(seen) for _, seen in seen_on.values()))
+    stray = round(sum(map(wire_bytes, others)))
     if stray:
         run.check("on other groups", stray, 0)
     return mine
@@ -274,7 +286,7 @@ def note_axes(run, mine):
     run.record(axes=recorded)
 
 
-def time_on_axes(run, sent):
+def time_on_axes(sent, flops_of_rank):
     """What `note_machines` wants: for each axis, how long it takes to send what goes there, in
     times of what the step computes. Gradients are summed over dp, by ranks that hold the same."""
     wire = dict.fromkeys(("tp", "ep", "cp", "pp", "dp"), 0)
@@ -284,7 +296,7 @@ def time_on_axes(run, sent):
             wire[axis] += sum(on_the_wire for _, _, on_the_wire in ops.values())
 
     def over_compute(size, flops, bandwidth):
-        return size / bandwidth / (run.flops.all / flops)
+        return size / bandwidth / (flops_of_rank / flops)
 
     return {f"what goes on {axis}: time to send it, over time to compute":
             functools.partial(over_compute, size) for axis, size in wire.items() if size}

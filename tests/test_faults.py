@@ -99,8 +99,10 @@ def hold_to_the_quiet_run(pool, tmp_path, layout, kills, seed):
 
 
 def test_three_kills_cost_no_bit(pool, tmp_path):
+    """One of them in a save: if none was, which a busy machine may bring about, once more."""
     layout = ("03_zero", 2, "--variant=zero3")
-    assert hold_to_the_quiet_run(pool, tmp_path, layout, 3, seed=0) > 0
+    assert any(hold_to_the_quiet_run(pool, tmp_path / str(seed), layout, 3, seed)
+               for seed in range(4))  # fmt: skip
 
 
 @pytest.mark.full

@@ -283,6 +283,23 @@ def test_what_is_sent_on_no_axis_fails(ranks):
     assert {(check["measured"], check["expected"]) for check in failed} == {(24, 0)}
 
 
+def an_unknown_key(key):
+    run = report.Run(arguments("--no-verify", "--steps=1", parse=cli.parse),
+                     lambda *asked: {"kept": {key: 1}} if key == "insides" else {key: 1})
+    with contextlib.redirect_stdout(io.StringIO()):
+        for batch in run.batches():
+            with run.measure():
+                pass
+            run.log(batch, torch.ones(()), torch.ones(()), run.model)
+        with pytest.raises(ValueError, match=f"'{key}', which no instrument knows"):
+            run.finish()
+
+
+@pytest.mark.parametrize("key", ["keeps", "insides"])
+def test_a_slip_of_the_pen_leaves_no_check_out(ranks, key):
+    ranks(1)(an_unknown_key, key)
+
+
 def test_machines_that_cut_a_group(ranks):
     four = ranks(4)(a_step_on_axes, None, False, 3)
     (status, _, recorded, _, notes), _, (*_, of_rank_2), _ = four
