@@ -262,6 +262,9 @@ TIED = "--preset=gpt2 --attention=plain"
     # parameters that are gathered, or not
     ("--dp=2 --zero=1", "        if unit.stage < 3: ", "        if False: ",
      "all_gather, calls"),
+    # who holds what, told without one GPU beside it
+    (f"{EXPERTS} --no-verify", "(at.pp, at.tp, at.dp % ep))}", "(at.pp, at.tp))}",
+     "gradients, whole: all_reduce, payload"),
     # formulas
     ("--tp=2", "4 * x + (8 + wide) * picks", "3 * x", "tp: all_gather, payload"),
     ("--dp=2 --zero=3", '"gathers": 2 * m', '"gathers": m', "all_gather, calls"),
