@@ -40,11 +40,20 @@ COUNT = (1, 2**31, 4)                           # of all others
 def refuse(message, alone=False):
     """As common.refuse, with whatever would break the line escaped. alone: other ranks, if there
     are any, may not find this fault, so each that does says it."""
-    message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
-    if not alone:
-        common.refuse(message)
-    print(f"error: {message}", file=sys.stderr)
+    if alone:
+        fail(message)
+    common.refuse(one_line(message))
+
+
+def fail(message):
+    """End with status 2 and one line, on whatever rank this is."""
+    print(f"error: {one_line(message)}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def one_line(text):
+    """With whatever would break the line, or could change a terminal, escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class Parser(argparse.ArgumentParser):
