@@ -97,7 +97,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import common
-from common import clip_grads, gpt, grad_norm, loss_sum, refuse
+from common import Refused, clip_grads, gpt, grad_norm, loss_sum
 
 # ------------------------------------------------------------------------------------- the forward
 
@@ -507,21 +507,21 @@ def sample(model, prompt, attention="plain", length=160, temperature=0.7):
 def requires(args, ranks):
     common.split_batch(args, 1)
     if ranks > 1:
-        refuse(f"--nproc_per_node {ranks}: this chapter trains on one GPU; 1 would work")
+        raise Refused(f"--nproc_per_node {ranks}: this is about one GPU", "--nproc_per_node 1")
     if HALF[args.precision] and args.dtype != "float32":
-        refuse(f"--precision {args.precision} rounds float32, and --dtype is {args.dtype}; "
-               "--dtype float32 would work")
+        raise Refused(f"--precision {args.precision} rounds float32, and --dtype is {args.dtype}",
+                      "--dtype float32")
     if args.compile and args.steps <= WATCHED:
-        refuse(f"--steps {args.steps} ends before --compile comes in; {WATCHED + 1} would work")
+        raise Refused(f"--steps {args.steps} end before --compile begins", f"--steps {WATCHED + 1}")
     if args.variant == "torch" and args.precision == "bf16-fp32grad":
-        refuse("--precision bf16-fp32grad is for --variant hand: autocast's gradients are "
-               "fp32 in any case; bf16 would work")
+        raise Refused("--precision bf16-fp32grad is for --variant hand: autocast's gradients are "
+                      "fp32 in any case", "--precision bf16")
     if args.kernels and args.dtype == "float64":
-        refuse("--kernels compute in float32, not in float64; --dtype float32 would work")
+        raise Refused("--kernels compute in float32, not in float64", "--dtype float32")
     dim, heads = args.model.dim, args.model.heads
     if args.kernels and (dim > 16384 or not 16 <= dim // heads <= 256):
-        refuse(f"--kernels take a --dim up to 16384, in heads of 16 to 256; --dim {dim} in "
-               f"{heads} heads of {dim // heads} is not; --dim 128 --heads 4 would work")
+        raise Refused(f"--kernels take a --dim up to 16384, in heads of 16 to 256, not {dim} in "
+                      f"{heads} heads of {dim // heads}", "--dim 128 --heads 4")
 
 
 def flags(parser):

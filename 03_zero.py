@@ -86,7 +86,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import common
-from common import Cut, clip_grads, gpt, grad_norm, loss_sum, part
+from common import Cut, Refused, clip_grads, gpt, grad_norm, loss_sum, part
 
 # -------------------------------------------------------------------------------- units of a model
 
@@ -511,19 +511,19 @@ def formulas(args, rank, ranks, model):
 def requires(args, ranks):
     common.split_batch(args, ranks)
     if args.reduce_fp32 and args.precision != "bf16":
-        common.refuse("--reduce-fp32 is for 16-bit gradients; --precision bf16 would work with it")
+        raise Refused("--reduce-fp32 is for 16-bit gradients", "--precision bf16")
     if args.precision == "bf16" and args.dtype != "float32":
-        common.refuse(f"--precision bf16 rounds float32, and --dtype is {args.dtype}; --dtype "
-                      "float32 would work")
+        raise Refused(f"--precision bf16 rounds float32, and --dtype is {args.dtype}",
+                      "--dtype float32")
     whole = args.variant in ("zero1", "zero2") or args.variant == "torch" and args.stage == 1
     if args.model.tie and not whole:
-        common.refuse(f"--preset {args.preset} ties embedding and head, which --variant "
-                      f"{args.variant} keeps in two units; --variant zero2 would work")
+        raise Refused(f"--preset {args.preset} ties embedding and head, which --variant "
+                      f"{args.variant} keeps in two units", "--variant zero2")
     groups = 2 if args.variant in ("hsdp", "zeropp") and ranks % 2 == 0 else 1
     size = args.shard_size = args.shard_size or ranks // groups
     if ranks % size:
-        common.refuse(f"--shard-size {size} does not divide {ranks} ranks; "
-                      f"{math.gcd(ranks, size)} would work")
+        raise Refused(f"--shard-size {size} does not divide {ranks} ranks",
+                      f"--shard-size {math.gcd(ranks, size)}")
 
 
 def flags(parser):

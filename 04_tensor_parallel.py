@@ -89,7 +89,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import common
-from common import clip_grads, gpt, grad_norm, keep_shard, sum_partial_grads
+from common import Refused, clip_grads, gpt, grad_norm, keep_shard, sum_partial_grads
 
 # ---------------------------------------------------------------------------- two matrix identities
 
@@ -470,8 +470,8 @@ def requires(args, ranks):
     works = max(n for n in range(1, ranks + 1) if fits(cfg, n, shares))
     if works < ranks:
         why = "" if shares else " (torch cannot share a kv head)"
-        common.refuse(f"--heads {cfg.heads} and --kv-heads {cfg.kv_heads} do not fit {ranks} "
-                      f"tensor-parallel ranks{why}; --nproc_per_node={works} would work")
+        raise Refused(f"--heads {cfg.heads} and --kv-heads {cfg.kv_heads} do not fit "
+                      f"{ranks} tensor-parallel ranks{why}", f"--nproc_per_node {works}")
 
 
 VARIANTS = {"megatron": train, "overlap": train, "torch": train_torch}

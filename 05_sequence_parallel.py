@@ -74,7 +74,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import common
-from common import clip_grads, gpt, grad_norm, keep_shard, loss_sum, sum_partial_grads
+from common import Refused, clip_grads, gpt, grad_norm, keep_shard, loss_sum, sum_partial_grads
 
 # -------------------------------------------------------------- the collectives, along the sequence
 
@@ -509,9 +509,9 @@ def requires(args, ranks):
     works = max(n for n in range(1, ranks + 1) if fits(cfg, n, shares))
     if works < ranks:
         why = "" if shares else " (torch cannot share a kv head)"
-        common.refuse(f"--heads {cfg.heads}, --kv-heads {cfg.kv_heads} and --seq {cfg.seq} do not "
-                      f"fit {ranks} tensor-parallel ranks{why}; --nproc_per_node={works} would "
-                      "work")
+        raise Refused(f"--heads {cfg.heads}, --kv-heads {cfg.kv_heads} and --seq {cfg.seq} "
+                      f"do not fit {ranks} tensor-parallel ranks{why}",
+                      f"--nproc_per_node {works}")
 
 
 VARIANTS = {"megatron": train, "kept": train, "ring": train, "torch": train_torch}

@@ -92,7 +92,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import common
-from common import clip_grads, gpt, grad_norm, loss_sum, sum_partial_grads
+from common import Refused, clip_grads, gpt, grad_norm, loss_sum, sum_partial_grads
 
 # --------------------------------------------------------------------------- who holds which tokens
 
@@ -491,22 +491,22 @@ def requires(args, ranks):
     head_dim, in_blocks = cfg.dim // cfg.heads, variant in ("zigzag", "ring", "torch")
 
     if variant == "torch" and (args.attention == "plain" or not on_cuda):
-        common.refuse("--variant torch needs --attention sdpa and a GPU for each rank; --variant "
-                      "zigzag would work")
+        raise Refused("--variant torch needs --attention sdpa and a GPU for each rank",
+                      "--variant zigzag")
     is_flash = in_blocks and args.attention == "sdpa" and not args.kernels
     if on_cuda and is_flash and (args.dtype != "bfloat16" or head_dim % 8):
-        common.refuse("--attention sdpa over ranks is flash attention, which on a GPU takes 16 "
-                      f"bits in heads of 8, 16, 24, ..., not {args.dtype} in heads of {head_dim}; "
-                      f"--dtype bfloat16 --dim {64 * cfg.heads} would work")
+        raise Refused("--attention sdpa over ranks is flash attention, which on a GPU takes "
+                      f"16 bits in heads of 8, 16, 24, ..., not {args.dtype} in heads of "
+                      f"{head_dim}", f"--dtype bfloat16 --dim {64 * cfg.heads}")
     if args.kernels and (args.dtype == "float64" or not 16 <= head_dim <= 256):
-        common.refuse(f"--kernels take float32 or bfloat16 in heads of 16 to 256, not {args.dtype} "
-                      f"in heads of {head_dim}; --dtype float32 --dim {64 * cfg.heads} would work")
+        raise Refused(f"--kernels take float32 or bfloat16 in heads of 16 to 256, not {args.dtype}"
+                      f" in heads of {head_dim}", f"--dtype float32 --dim {64 * cfg.heads}")
 
     common.divides("--seq", cfg.seq, "two chunks for each rank", 2 * ranks)
     shared = cfg.heads % ranks == 0 and (cfg.kv_heads % ranks == 0 or ranks % cfg.kv_heads == 0)
     if variant == "ulysses" and not shared:
-        common.refuse(f"--heads {cfg.heads} and --kv-heads {cfg.kv_heads} cannot be shared by "
-                      f"{ranks} ranks; --variant zigzag would work")
+        raise Refused(f"--heads {cfg.heads} and --kv-heads {cfg.kv_heads} cannot be shared "
+                      f"by {ranks} ranks", "--variant zigzag")
 
 
 def flags(parser):

@@ -132,7 +132,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 import common
-from common import clip_grads, gpt, grad_norm, loss_sum, sum_partial_grads
+from common import Refused, clip_grads, gpt, grad_norm, loss_sum, sum_partial_grads
 
 # ------------------------------------------------------------------------------ schedules are lists
 
@@ -652,25 +652,25 @@ def requires(args, ranks):
     if name == "torch":
         name, called = ALIKE[args.schedule], args.schedule
         if name != "interleaved" and args.chunks:
-            common.refuse(f"--chunks means nothing to --schedule {called}; LoopedBFS would work")
+            raise Refused(f"--chunks means nothing to --schedule {called}", "--schedule LoopedBFS")
         if name == "dualpipe-v" and torch.__version__ < "2.13":
-            common.refuse(f"--schedule {called} of PyTorch {torch.__version__} sends to its own "
-                          "rank, which not all networks can; --schedule 1F1B would work")
+            raise Refused(f"--schedule {called} of PyTorch {torch.__version__} sends to its "
+                          "own rank, which not all networks can", "--schedule 1F1B")
     if name == "interleaved":
         args.chunks = args.chunks or 2
     if name == "dualpipe" and ranks % 2:
-        common.refuse(f"dualpipe pairs ranks, and {ranks} is an odd number; "
-                      f"--nproc_per_node={ranks + 1} would work")
+        raise Refused(f"dualpipe pairs ranks, and {ranks} is an odd number",
+                      f"--nproc_per_node {ranks + 1}")
     m, least = args.batch // args.micro_batch, ranks if called == "1F1B" else 1
     breadth_first = args.breadth_first or called == "LoopedBFS"
     fits = fitting(name, ranks, max(m, least), breadth_first)
     if fits != m:
-        common.refuse(f"{called} on {ranks} ranks does not take {m} micro-batches; "
-                      f"--batch {fits * args.micro_batch} would work")
+        raise Refused(f"{called} on {ranks} ranks does not take {m} micro-batches",
+                      f"--batch {fits * args.micro_batch}")
     depth = plan(args, ranks)[0].depth
     if args.model.layers < depth:
-        common.refuse(f"--layers {args.model.layers} is less than one for each of {depth} stages; "
-                      f"--layers {depth} would work")
+        raise Refused(f"--layers {args.model.layers} is less than one for each of {depth} "
+                      "stages", f"--layers {depth}")
 
 
 def flags(parser):

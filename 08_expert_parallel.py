@@ -103,12 +103,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import common
-from common import Config, clip_grads, gpt, grad_norm, keep_shard, loss_sum, sum_partial_grads
+from common import Refused, clip_grads, gpt, grad_norm, keep_shard, loss_sum, sum_partial_grads
 
 # ----------------------------------------------------------------------------- a mixture of experts
 
 @dataclass(frozen=True)
-class Mixture(Config):
+class Mixture(common.Config):
     """The shape of a model whose MLPs are mixtures of experts, and how they are balanced."""
 
     experts: int = 8
@@ -630,20 +630,20 @@ def requires(args, ranks):
     experts, k = args.experts, args.top_k
     ep = args.ep = math.gcd(ranks, experts) if args.ep is None else args.ep
     if min(experts, k, ep) < 1:
-        common.refuse("--experts, --top-k and --ep are 1 or more; the defaults would work")
+        raise Refused("--experts, --top-k and --ep are 1 or more", "--experts 8")
     if ranks % ep:
-        common.refuse(f"--ep {ep} does not divide {ranks} ranks; {math.gcd(ep, ranks)} would work")
+        raise Refused(f"--ep {ep} does not divide {ranks} ranks", f"--ep {math.gcd(ep, ranks)}")
     common.divides("--experts", experts, "--ep", ep)
     if k > experts:
-        common.refuse(f"--top-k {k} is more than --experts = {experts}; {experts} would work")
+        raise Refused(f"--top-k {k} is more than --experts = {experts}", f"--top-k {experts}")
     dim = args.model.dim
     if args.variant == "tensor" and 4 * dim % ep:
-        common.refuse(f"--dim {dim} makes {4 * dim} hidden units, which --ep {ep} does not divide; "
-                      f"--dim {math.lcm(dim, ep)} would work")
+        raise Refused(f"--dim {dim} makes {4 * dim} hidden units, which --ep {ep} does not "
+                      "divide", f"--dim {math.lcm(dim, ep)}")
     even = k * args.model.seq / experts                 # picks of an expert in a sequence
     if args.variant == "capacity" and args.capacity_factor * even < 1:
-        common.refuse(f"--capacity-factor {args.capacity_factor:g} leaves an expert less than one "
-                      f"place in a sequence; {math.ceil(1 / even)} would work")
+        raise Refused(f"--capacity-factor {args.capacity_factor:g} leaves an expert less "
+                      "than one place in a sequence", f"--capacity-factor {math.ceil(1 / even)}")
     places = min(math.ceil(args.capacity_factor * even), args.model.seq)    # no more can come
     strengths = {}
     for name, balance, default in (("balance_weight", "loss", 0.01), ("bias_speed", "bias", 0.001)):
@@ -651,8 +651,8 @@ def requires(args, ranks):
         if args.balance == balance:
             strengths[name] = default if given is None else given
         elif given is not None:
-            common.refuse(f"--{name.replace('_', '-')} means nothing to --balance {args.balance}; "
-                          f"--balance {balance} would work")
+            raise Refused(f"--{name.replace('_', '-')} means nothing to --balance "
+                          f"{args.balance}", f"--balance {balance}")
     args.model = Mixture(
         **asdict(args.model), **strengths, experts=experts, top_k=k, z_loss=args.z_loss,
         shared_expert=args.shared_expert, sequences=args.batch,

@@ -117,7 +117,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 import common
-from common import Config, clip_grads, gpt, grad_norm, keep_shard, loss_sum, sum_partial_grads
+from common import Refused, clip_grads, gpt, grad_norm, keep_shard, loss_sum, sum_partial_grads
 
 # ----------------------------------------------------------------------------------------- the mesh
 
@@ -255,7 +255,7 @@ class GatheredAttention(nn.Module):
 # -------------------------------------------------------------- expert parallelism, from chapter 08
 
 @dataclass(frozen=True)
-class Mixture(Config):
+class Mixture(common.Config):
     """The shape of a model whose MLPs may be mixtures of experts: where `experts` is not 0."""
 
     experts: int = 0
@@ -912,9 +912,9 @@ LIKE = {                                                # published runs; dp is 
 AXES = {"pp": 1, "dp": None, "cp": 1, "tp": 1, "ep": 1, "experts": 0, "zero": 0, "schedule": "1f1b"}
 
 
-def demand(fits, line):
+def demand(fits, otherwise, change):
     if not fits:
-        common.refuse(f"{line} would work")
+        raise Refused(otherwise, change)
 
 
 def fill_in(args, ranks):
@@ -922,7 +922,7 @@ def fill_in(args, ranks):
     if args.like:
         for flag, default in AXES.items():
             demand(getattr(args, flag) == default, f"--like {args.like} sets the axes, and --{flag}"
-                   f" does so too; --like {args.like} alone")
+                   " does so too", f"without --{flag}")
         vars(args).update(LIKE[args.like])
         args.model = replace(args.model, layers=max(args.model.layers, 2 * args.pp))
         if args.schedule == "dualpipe-v":               # it takes 2·pp micro-batches
@@ -940,21 +940,21 @@ def requires(args, ranks):
     fill_in(args, ranks)
     pp, dp, cp, tp, ep, cfg = args.pp, args.dp, args.cp, args.tp, args.ep, args.model
     others = pp * cp * tp
-    fits = f"torchrun --nproc_per_node={others}" if ranks % others else f"--dp {ranks // others}"
+    fits = f"--nproc_per_node {others}" if ranks % others else f"--dp {ranks // others}"
     demand(dp * others == ranks, f"--pp {pp} x --dp {dp} x --cp {cp} x --tp {tp} is {others * dp} "
-           f"ranks, not {ranks}; {fits}")
+           f"ranks, not {ranks}", fits)
     common.split_batch(args, dp)
     common.divides("--heads", cfg.heads, "--tp", tp)
-    demand(max(cfg.kv_heads, tp) % min(cfg.kv_heads, tp) == 0,
-           f"--kv-heads {cfg.kv_heads} neither divides --tp {tp} nor is a multiple of it; {tp}")
+    demand(max(cfg.kv_heads, tp) % min(cfg.kv_heads, tp) == 0, f"--kv-heads {cfg.kv_heads} and "
+           f"--tp {tp}: neither divides the other", f"--kv-heads {tp}")
     chunks = 2 if cp > 1 else 1                         # of the sequence, for each rank of cp
     common.divides("--seq", cfg.seq, "what --cp and --tp cut it into", cp * math.lcm(chunks, tp))
     demand(args.experts or ep == 1 and args.top_k == 2, "--ep and --top-k are about experts, of "
-           f"which there are none; --experts {2 * ep}")
+           "which there are none", f"--experts {ep * args.top_k}")
     common.divides("--experts", args.experts, "--ep", ep)
     common.divides("--dp", dp, "--ep", ep)
-    demand(not args.experts or args.top_k <= args.experts,
-           f"--top-k {args.top_k} is more than --experts = {args.experts}; {args.experts}")
+    demand(not args.experts or args.top_k <= args.experts, f"--top-k {args.top_k} is more than "
+           f"--experts = {args.experts}", f"--top-k {args.experts}")
 
     m, name, is_torch = args.batch // dp // args.micro_batch, args.schedule, args.variant == "torch"
     args.micro_batches = m                              # of a rank, in a step
@@ -962,18 +962,18 @@ def requires(args, ranks):
     multiple = pp if name == "interleaved" else 1
     fits = -(-max(m, least) // multiple) * multiple
     takes = f"{least} or more" if least > m else f"a multiple of {multiple}"
-    demand(fits == m, f"{name} on --pp {pp} takes {takes} micro-batches, not {m}; "
+    demand(fits == m, f"{name} on --pp {pp} takes {takes} micro-batches, not {m}",
            f"--batch {fits * args.micro_batch * dp}")
     depth = pp if name == "1f1b" else 2 * pp
     demand(cfg.layers >= depth, f"--layers {cfg.layers} is less than one for each of {depth} "
-           f"stages; --layers {depth}")
+           "stages", f"--layers {depth}")
     demand(args.zero < 3 or not cfg.tie, "--zero 3 gathers modules one by one, and tied ones share "
-           "a matrix; --zero 2")
+           "a matrix", "--zero 2")
     if is_torch:
-        demand(args.zero > 1, f"--variant torch has no --zero {args.zero}; 2")
+        demand(args.zero > 1, f"--variant torch has no --zero {args.zero}", "--zero 2")
         common.divides("--kv-heads", cfg.kv_heads, "--variant torch's --tp", tp)
         demand(not cfg.tie, f"--variant torch does not know tied tables, as --preset {args.preset} "
-               "has; hand")
+               "has", "--variant hand")
 
 
 def flags(parser):

@@ -1,7 +1,6 @@
 """What the chapters share: shapes, text, the model and its seams, the record of who holds which
 part, the command line, and a bare run. A chapter and this file, copied anywhere, train. Beside the
-folder lab/, the same run is also measured, compared with one GPU tensor by tensor, and reported.
-"""
+folder lab/, the same run is also measured, reported, and held to one GPU tensor by tensor."""
 
 import argparse
 import contextlib
@@ -328,18 +327,14 @@ def environment(name, default):
     return int(os.environ.get(name, default))
 
 
-def refuse(message):
-    """End because of a bad argument, which all ranks find: local rank 0 says so, with status 2."""
-    if environment("LOCAL_RANK", environment("RANK", 0)) > 0:
-        sys.exit(0)
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
+class Refused(Exception):
+    """Arguments that do not fit: why, and a change of the command line that would work."""
 
 
 def divides(flag, value, what, by):
     if value % by:
-        refuse(f"{flag} {value} is not a multiple of {what} = {by}; "
-               f"{-(-value // by) * by} would work")
+        raise Refused(f"{flag} {value} is not a multiple of {what} = {by}",
+                      f"{flag} {-(-value // by) * by}")
 
 
 def split_batch(args, shares):
@@ -437,8 +432,7 @@ def join_ranks(args, rank):
     if on_gpus:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}     # without torchrun
-        alone = {} if "RANK" in os.environ else alone
+        alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
         dist.init_process_group("nccl" if on_gpus else "gloo", **alone,
                                 device_id=device if on_gpus else None)
     return device
@@ -447,12 +441,18 @@ def join_ranks(args, rank):
 def launch(file, doc, variants, requires, flags=lambda parser: None, formulas=None):
     """Run a chapter, with lab/ if that lies beside this file, and leave with its exit status.
     variants: {name: train(run)}, or of a tuple of that and the flags that not all of them know.
-    requires(args, ranks): refuses what does not fit. formulas: see lab/formulas.py."""
+    requires(args, ranks): raises Refused for what does not fit. formulas: see lab/formulas.py."""
     if Path(__file__).with_name("lab").exists():
         import lab.report
         lab.report.launch(file, doc, variants, requires, flags, formulas)   # does not come back
     args = parse(file, doc, variants, flags, argv=None)
-    requires(args, environment("WORLD_SIZE", 1))
+    try:
+        requires(args, environment("WORLD_SIZE", 1))
+    except Refused as refused:                              # on every rank: one of them says so
+        if environment("LOCAL_RANK", environment("RANK", 0)) > 0:
+            sys.exit(0)
+        print("error: {}; {} would work".format(*refused.args), file=sys.stderr)
+        sys.exit(2)
     run, train = Run(args), variants[args.variant]
     (train[0] if isinstance(train, tuple) else train)(run)
     gc.collect()                # a group that is still referred to would abort Python's shutdown

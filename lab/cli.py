@@ -2,9 +2,11 @@
 
 import argparse
 import contextlib
+import errno
 import io
 import math
 import os
+import shlex
 import sys
 import tempfile
 from dataclasses import replace
@@ -14,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 import common
-from common import DTYPES, Text, divides, environment
+from common import DTYPES, Refused, Text, divides, environment
 from lab.anatomy import optimizer_state_bytes, tensors
+from lab.refusals import fail
 from lab.words import name_of_text
 
 LIMITS = {              # the lowest value, the first one that is too high, and one that would work
@@ -37,30 +40,20 @@ LIMITS = {              # the lowest value, the first one that is too high, and 
 COUNT = (1, 2**31, 4)                           # of all others
 
 
-def refuse(message, alone=False):
-    """As common.refuse, with whatever would break the line escaped. alone: other ranks, if there
-    are any, may not find this fault, so each that does says it."""
-    if alone:
-        fail(message)
-    common.refuse(one_line(message))
-
-
-def fail(message):
-    """End with status 2 and one line, on whatever rank this is."""
-    print(f"error: {one_line(message)}", file=sys.stderr)
-    raise SystemExit(2)
-
-
-def one_line(text):
-    """With whatever would break the line, or could change a terminal, escaped."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
 class Parser(argparse.ArgumentParser):
-    """argparse, with an error on one line and help on one rank."""
+    """argparse, which raises Refused in place of an error, and prints its help on one rank. Types
+    may raise Refused too, with values that would work in place of changes."""
 
     def error(self, message):
-        refuse(f"{message.removeprefix('argument ')} (python {self.prog} --help lists the flags)")
+        raise Refused(f"{message.removeprefix('argument ')} (python {self.prog} --help lists the "
+                      "flags)")
+
+    def _get_value(self, action, text):
+        try:
+            return super()._get_value(action, text)
+        except Refused as refused:
+            flag, (why, *values) = "/".join(action.option_strings) or action.dest, refused.args
+            raise Refused(f"{flag}: {why}", *(f"{flag} {value}" for value in values)) from None
 
     def print_help(self, file=None):
         if environment("LOCAL_RANK", 0) == 0:
@@ -68,14 +61,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(file, doc, variants, flags, argv):
-    """Parse `argv` as common.parse does, and refuse what is out of range or does not fit.
+    """Parse `argv` as common.parse does; raises Refused for what is out of range or does not fit.
 
     Adds the flags for what is written, and args.own: the chapter's own flags and their defaults.
-    argv: None where the chapter is the program, whose output is then made `steady`.
     """
-    if argv is None:
-        sys.stdout = steady(sys.stdout)
-    refuse_launcher()
     own, given = {}, {}
 
     def all_flags(parser):
@@ -93,7 +82,8 @@ def parse(file, doc, variants, flags, argv):
             help="write checkpoints to this folder, the last one at the end")
         add("--save-every", type=int, help="and one after every so many steps")
         add("--keep", type=int, help="how many checkpoints stay; default: 2")
-        add("--resume", type=Path, help="go on from a folder's last checkpoint, in any layout")
+        add("--resume", type=input_folder,
+            help="go on from a folder's last checkpoint, in any layout")
         add("--timeout", type=int, help="seconds after which a rank that hangs is named")
         for action in parser._actions:
             if action.type in (int, float):
@@ -107,8 +97,8 @@ def parse(file, doc, variants, flags, argv):
     args.verify = args.verify if given["verify"] is None else given["verify"]
     for flag in ("save_every", "keep"):
         if given[flag] and not args.save:
-            refuse(f"--{flag.replace('_', '-')} {given[flag]} means nothing without --save; --save "
-                   "runs/checkpoints would work")
+            raise Refused(f"--{flag.replace('_', '-')} {given[flag]} means nothing without --save",
+                          "--save runs/checkpoints")
     args.keep = args.keep or 2
     if getattr(args, "node_size", 0) is None:           # chapter 09: as it is, or 8 on one machine
         ranks, local = environment("WORLD_SIZE", 1), environment("LOCAL_WORLD_SIZE", 0)
@@ -147,15 +137,14 @@ def steady(stdout):
 
 
 def number(kind, lowest, below, example):
-    """An argparse type: a `kind` (int or float) with lowest <= value < below."""
+    """An argparse type: a `kind` (int or float) with lowest <= value < below. example: one."""
 
     def convert(text):
         with contextlib.suppress(ValueError):
             if lowest <= kind(text) < below:
                 return kind(text)
         what = "whole number" if kind is int else "number"
-        raise argparse.ArgumentTypeError(
-            f"{text} is no {what} in [{lowest}, {below}); {example} would work")
+        raise Refused(f"{text} is no {what} in [{lowest}, {below})", str(example))
 
     return convert
 
@@ -170,8 +159,7 @@ def refuse_launcher():
         local, machine = environment("LOCAL_RANK", rank), environment("LOCAL_WORLD_SIZE", world)
         fits = rank < world and local < machine <= world
     if found and not fits:
-        refuse(f"no launcher sets {found}; torchrun or `unset {' '.join(found)}` would work",
-               alone=True)
+        fail(f"no launcher sets {found}; torchrun or `unset {' '.join(found)}` would work")
 
 
 def refuse_lonely():
@@ -180,36 +168,54 @@ def refuse_lonely():
         return
     missing = sorted({"MASTER_ADDR", "MASTER_PORT"} - os.environ.keys())
     if missing:
-        refuse(f"RANK is set, and {' and '.join(missing)} not; torchrun sets all of them",
-               alone=True)
+        fail(f"RANK is set, and {' and '.join(missing)} not; torchrun sets all of them")
     if not os.environ["MASTER_PORT"].isdecimal():
-        refuse(f"MASTER_PORT {os.environ['MASTER_PORT']} is no number; torchrun sets one that "
-               "works", alone=True)
+        fail(f"MASTER_PORT {os.environ['MASTER_PORT']} is no number; torchrun sets one that works")
 
 
 def output(example):
     """An argparse type: a file to write, with the suffix of the example; or a folder, where that
     has none. The folders above may be missing: they are made once nothing has been refused."""
-    file = bool(Path(example).suffix)
+    is_file = bool(Path(example).suffix)
 
     def convert(text):
         path = Path(text)
-        folder = path.parent if file else path
-        while not os.path.lexists(folder):
-            folder = folder.parent
-        longest = max(len(os.fsencode(part)) for part in (*path.parts, ""))
-        fits = (os.path.isdir(folder) and (path.suffix == Path(example).suffix or not file)
-                and longest <= os.pathconf(folder, "PC_NAME_MAX")
-                and len(os.fsencode(text)) < os.pathconf(folder, "PC_PATH_MAX") - 40 * (not file))
-        new = not (file and os.path.lexists(path))
-        place = folder if new else path
-        writable = (new or os.path.isfile(path)) and os.access(place, os.W_OK)
-        if not fits or not writable or not os.access(folder, os.X_OK):
-            works = example if os.access(".", os.W_OK) else Path(tempfile.gettempdir(), example)
-            raise argparse.ArgumentTypeError(f"cannot write {text!r}; {works} would work")
+        try:
+            if not text or is_file and path.suffix != Path(example).suffix:
+                raise OSError
+            try_to_write(path, is_file)
+        except OSError as error:
+            why = f" ({error.strerror})" if error.strerror else ""
+            raise Refused(f"cannot write {text!r}{why}", example,
+                          str(Path(tempfile.gettempdir(), example))) from None
         return path
 
     return convert
+
+
+def try_to_write(path, is_file):
+    """As the run will do it hours later; raises OSError. Nothing of it stays."""
+    folder = path.parent if is_file else path
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    longest = max(len(os.fsencode(part)) for part in path.parts)
+    room = 0 if is_file else 40                             # for what is written into a folder
+    if (longest > os.pathconf(folder, "PC_NAME_MAX")
+            or len(os.fsencode(path)) >= os.pathconf(folder, "PC_PATH_MAX") - room):
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    if is_file and os.path.lexists(path):
+        if not path.is_file():                              # a pipe would let us wait
+            raise OSError(errno.EINVAL, "it is no file")
+        path.open("r+b").close()
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(4096))
+
+
+def input_folder(text):
+    """An argparse type: a folder to read. The path "" would be the current one."""
+    if not text:
+        raise Refused("'' is no folder", "runs/checkpoints")
+    return Path(text)
 
 
 def refuse_unknown_to_variant(args, variants, given):
@@ -219,8 +225,8 @@ def refuse_unknown_to_variant(args, variants, given):
         dest = flag.removeprefix("--").replace("-", "_")
         knows = [name for name, known in declared.items() if flag in known]
         if args.variant not in knows and given[dest] is not None:
-            refuse(f"{flag} means nothing to --variant {args.variant}; "
-                   f"{' or '.join(knows)} would work")
+            raise Refused(f"{flag} means nothing to --variant {args.variant}",
+                          *(f"--variant {name}" for name in knows))
 
 
 def refuse_one_file_for_two(args):
@@ -234,15 +240,16 @@ def refuse_one_file_for_two(args):
                 file = os.stat(file).st_dev, os.stat(file).st_ino
             if file in files:
                 other = path.with_stem(f"{path.stem[:50]}-{flag}")
-                refuse(f"--{flag} {path} is the file of --{files[file]} too; {other} would work")
+                raise Refused(f"--{flag} {path} is the file of --{files[file]} too",
+                              shlex.join([f"--{flag}", str(other)]))
             files[file] = flag
 
 
 def refuse_shapes(args):
     cfg = args.model
     if args.kv_heads and cfg.heads % cfg.kv_heads:
-        refuse(f"--kv-heads {cfg.kv_heads} does not divide --heads = {cfg.heads}; "
-               f"{math.gcd(cfg.heads, cfg.kv_heads)} would work")
+        raise Refused(f"--kv-heads {cfg.kv_heads} does not divide --heads = {cfg.heads}",
+                      f"--kv-heads {math.gcd(cfg.heads, cfg.kv_heads)}")
     divides("--heads", cfg.heads, "--kv-heads", cfg.kv_heads)
     divides("--dim", cfg.dim, "2 x --heads (RoPE turns pairs)", 2 * cfg.heads)
 
@@ -251,7 +258,7 @@ def refuse_text(args):
     """A text that cannot be read or is too short."""
     if args.data is not None:
         if not os.path.isfile(args.data) or not os.access(args.data, os.R_OK):
-            refuse(f"--data {args.data} is no readable file; the default is Python's source")
+            raise Refused(f"--data {args.data} is no readable file", "without --data")
         tokens = os.stat(args.data).st_size // (2 if args.data.endswith(".bin") else 1)
         refuse_short(args, args.data, tokens)
     elif args.model.seq >= 10**6:               # else there is no need to read it twice
@@ -272,15 +279,15 @@ def refuse_vocabulary(args):
 def refuse_short(args, name, tokens):
     seq = args.model.seq
     if tokens <= seq:
-        fits = f"--seq {tokens - 1}" if tokens > 1 else "a longer --data"
-        refuse(f"--seq {seq} needs a text of {seq + 1} tokens or more, and {name} has {tokens}; "
-               f"{fits} would work")
+        fits = [f"--seq {tokens - 1}"] if tokens > 1 else []
+        raise Refused(f"--seq {seq} needs a text of {seq + 1} tokens or more, and {name} has "
+                      f"{tokens}", *fits)
 
 
 def refuse_above_vocabulary(args, text, token):
     if token >= args.model.vocab:
-        refuse(f"--vocab {args.model.vocab} is too small for token {token} of "
-               f"{name_of_text(args)}; {256**text.tokens.itemsize} would work")
+        raise Refused(f"--vocab {args.model.vocab} is too small for token {token} of "
+                      f"{name_of_text(args)}", f"--vocab {256**text.tokens.itemsize}")
 
 
 def refuse_sizes(args, given):
@@ -299,8 +306,11 @@ def refuse_sizes(args, given):
              "experts": -(-8 // ranks) * ranks}
     for size, works in small.items():
         if given.get(size) and least_bytes(args, **{size: works}) < memory / 4:
-            refuse(f"--{size.replace('_', '-')} {given[size]} needs {why}; {works} would work")
-    refuse(f"--preset {args.preset} in these sizes needs {why}; --preset tiny alone would work")
+            flag = f"--{size.replace('_', '-')}"
+            raise Refused(f"{flag} {given[size]} needs {why}", f"{flag} {works}")
+    flags = [f"--{size.replace('_', '-')}" for size in small if given.get(size)]
+    raise Refused(f"--preset {args.preset} in these sizes needs {why}", "--preset tiny",
+                  f"without {' '.join(flags)}")
 
 
 def least_bytes(args, batch=None, micro_batch=None, experts=None, **sizes):
@@ -330,7 +340,8 @@ def refuse_cuda(args):
     if args.device == "cuda" and not common.on_cuda(args):
         gpus = torch.cuda.device_count()
         local_world = environment("LOCAL_WORLD_SIZE", environment("WORLD_SIZE", 1))
-        refuse(f"--device cuda finds {gpus} GPUs for {local_world} local ranks; cpu would work")
+        raise Refused(f"--device cuda finds {gpus} GPUs for {local_world} local ranks",
+                      "--device cpu")
 
 
 def settings(args):

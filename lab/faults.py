@@ -52,7 +52,7 @@ from typing import NamedTuple
 
 import torch
 
-from lab import checkpoint, cli, storage
+from lab import checkpoint, cli, refusals, storage
 from lab.saving import LOG
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -315,10 +315,11 @@ def main(argv=None):
     add("--kills", type=cli.number(int, 1, 1000, 20), default=20, help="in one layout")
     add("--seed", type=cli.number(int, 0, 2**31, 1), default=0, help="of training, and of faults")
     add("--limit", type=cli.number(int, 1, 2**31, 900), default=900, help="seconds, then all ends")
-    add("--json", type=Path, help="for a figure by lab/pictures.py")
-    args = parser.parse_args(argv)
+    add("--json", type=cli.output("faults.json"), help="for a figure by lab/pictures.py")
+    argv = sys.argv[1:] if argv is None else argv
+    args = refusals.accepted(parser.parse_args, argv, alone=True)
     if not shutil.which("pgrep"):
-        cli.refuse("there is no pgrep, which finds the ranks; apt install procps would work")
+        refusals.fail("there is no pgrep, which finds the ranks; apt install procps would work")
     deadline = time.time() + args.limit
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -32,7 +32,7 @@ def read_runs(paths):
         except (OSError, ValueError, TypeError):
             whole = False
         if not whole:
-            cli.refuse(f"{path} holds no run; what --json writes would work", alone=True)
+            cli.fail(f"{path} holds no run; what --json writes would work")
     return runs
 
 

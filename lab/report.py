@@ -1,6 +1,7 @@
 """The run with all instruments: it measures, compares with one GPU, reports and writes the JSON."""
 
 import contextlib
+import functools
 import gc
 import json
 import math
@@ -16,8 +17,8 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 import common
-from common import Config, environment
-from lab import cli, resuming, saving, verify
+from common import Config, Refused, environment
+from lab import cli, refusals, resuming, saving, verify
 from lab.formulas import WATCHED_STEPS, held, hold, updated_parameters
 from lab.meters import (
     ActivationMeter,
@@ -39,12 +40,11 @@ class Run(common.Run):
     `checks` are measurements, beside their formulas where there are any.
     """
 
-    def __init__(self, args, formulas=None):
-        cli.refuse_cuda(args)
+    def __init__(self, args, formulas=None, checkpoint=None):
         cli.refuse_lonely()
         for path in filter(None, (args.json, args.plot, args.profile)):
             path.parent.mkdir(parents=True, exist_ok=True)
-        self.checkpoint = resuming.goes_on_from(args)
+        self.checkpoint = checkpoint                        # which the run goes on from, if any
         if args.save:
             saving.make_folder(args.save)
         saving.set_timeout(args.timeout)
@@ -425,14 +425,30 @@ def join_again(args):
 
 
 def main(file, doc, variants, requires, flags, formulas=None, argv=None):
-    """Run a chapter: parse, refuse what does not fit, train. Returns the exit status."""
+    """Run a chapter: refuse what does not fit, train. Returns the exit status. argv: None where the
+    chapter is the program, whose output is then made `steady`."""
+    if argv is None:
+        sys.stdout, argv = cli.steady(sys.stdout), sys.argv[1:]
+    cli.refuse_launcher()
+    accept = functools.partial(accepted, file, doc, variants, requires, flags)
+    try:
+        args, checkpoint = accept(argv)
+        run, train = Run(args, formulas, checkpoint), variants[args.variant]
+        train = train[0] if isinstance(train, tuple) else train
+        with run.guard():
+            train(run)
+        return run.finish()
+    except Refused as refused:
+        refusals.complain(refused, accept, argv)
+
+
+def accepted(file, doc, variants, requires, flags, argv):
+    """The arguments of a run, and the checkpoint from which it goes on; raises Refused for those
+    that do not fit. It changes nothing, so that other arguments can be tried."""
     args = cli.parse(file, doc, variants, flags, argv)
     requires(args, environment("WORLD_SIZE", 1))
-    run, train = Run(args, formulas), variants[args.variant]
-    train = train[0] if isinstance(train, tuple) else train
-    with run.guard():
-        train(run)
-    return run.finish()
+    cli.refuse_cuda(args)
+    return args, resuming.goes_on_from(args)
 
 
 def launch(*chapter):

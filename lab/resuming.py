@@ -1,13 +1,15 @@
 """From which checkpoint a run goes on, and why it does not from another: one line, status 2."""
 
 import math
+import os
+import shlex
 import zlib
 
 import numpy as np
 import torch.distributed as dist
 
-from common import Text, environment, gpt
-from lab import anatomy, checkpoint, cli, storage
+from common import Refused, Text, environment, gpt
+from lab import anatomy, checkpoint, storage
 from lab.words import name_of_text
 
 MODEL = "layers", "dim", "heads", "kv_heads", "seq", "vocab", "tie"
@@ -53,40 +55,47 @@ def goes_on_from(args):
         refuse_others(args, folder, index)
         check_tensors(args, index["tensors"], "loss_scale" in index["remembered"])
     except storage.Unusable as why:
-        cli.refuse(f"--resume {folder} {why}; {instead_of(args, folder)} would work")
+        raise Refused(f"--resume {folder} {why}", *instead_of(args, folder)) from None
     if index["step"] >= args.steps and in_place:
         if environment("RANK", 0) == 0:
             print(f"step {index['step']} was the last one, and {folder} has it", flush=True)
         raise SystemExit(0)
     if index["step"] >= args.steps:
-        cli.refuse(f"--steps {args.steps} are done in {folder}; --steps "
-                   f"{index['step'] + args.steps} would work")
+        raise Refused(f"--steps {args.steps} are done in {folder}",
+                      f"--steps {index['step'] + args.steps}")
     refuse_overwriting(args, mine, index["step"] if folder.parent.resolve() == there else 0)
     return checkpoint.Checkpoint(folder, index)
 
 
 def last_checkpoint(path):
     """Of a folder that --save wrote to; or path itself, if it is a checkpoint."""
-    if storage.step_of(path) is not None or (path / storage.INDEX).exists():
-        return path
-    found = storage.checkpoints_in(path)
+    try:
+        if storage.step_of(path) is not None or storage.INDEX in os.listdir(path):
+            return path
+        found = storage.checkpoints_in(path)
+    except OSError as error:
+        raise Refused(f"--resume {path} cannot be read: {error.strerror}") from None
     if not found:
-        why = "holds no checkpoint" if path.is_dir() else "is no folder"
-        cli.refuse(f"--resume {path} {why}; a folder that --save wrote to would work")
+        raise Refused(f"--resume {path} holds no checkpoint")
     return found[0]
 
 
 def instead_of(args, folder):
-    """What to use in place of a checkpoint that is not usable: one that stands beside it, the last
-    older one if there is any."""
+    """The change to make for a checkpoint that is not usable: to one that stands beside it, the
+    last older one if there is any."""
     step = storage.step_of(folder) or 0
     others = [other for other in storage.checkpoints_in(folder.parent) if other != folder]
     others.sort(key=lambda other: storage.step_of(other) > step)
     usable = next(filter(is_usable, others), None)
-    if usable is None:
-        return "a run without it"
-    in_its_way = args.save and args.save.resolve() == folder.parent.resolve()
-    return f"--resume {usable}" + (" with another --save folder" if in_its_way else "")
+    resume = ["--resume", str(usable)]
+    if args.save and args.save.resolve() == folder.parent.resolve():
+        resume += ["--save", another(args.save)]        # where nothing is in its way
+    return [shlex.join(resume)] if usable else []
+
+
+def another(folder):
+    """A folder for --save in place of one that is taken."""
+    return f"{folder}-2"
 
 
 def is_usable(folder):
@@ -104,15 +113,14 @@ def refuse_others(args, folder, index):
         if mine.get(name) == saved.get(name):
             continue
         there, here = in_words(name, saved.get(name)), in_words(name, mine.get(name))
-        works = there
+        change = there.replace("no --", "without --")
         if name == "data":
             there, here = f"{there} ({index['text']:.80})", f"{here} ({name_of_text(args)})"
-            works = "--data with that text"
-        cli.refuse(f"--resume {folder} is of a run with {there}, and this has {here}; {works} "
-                   "would work")
+            change = shlex.join(["--data", index["text"]])
+        raise Refused(f"--resume {folder} is of a run with {there}, and this has {here}", change)
     if index["biases"] and not getattr(args.model, "bias_speed", None):
-        cli.refuse(f"--resume {folder} is of a run whose experts are chosen with biases; "
-                   "08_expert_parallel.py --balance bias would work")
+        raise Refused(f"--resume {folder} is of a run whose experts are chosen with biases",
+                      "--balance bias")
 
 
 def in_words(name, value):
@@ -159,8 +167,9 @@ def refuse_overwriting(args, mine, step=0):
     overwritten, nor does another run's go when too many stay."""
     later = [path for path in mine if storage.step_of(path) > step]
     if later:
-        cli.refuse(f"--save {args.save} holds {later[0].name} already, and nothing is overwritten; "
-                   f"--resume {args.save} or another folder would work")
+        raise Refused(f"--save {args.save} holds {later[0].name} already, and nothing is "
+                      "overwritten", *(shlex.join(change) for change in (
+                          ["--resume", str(args.save)], ["--save", another(args.save)])))
 
 
 def refuse_disagreement(run):
@@ -173,5 +182,5 @@ def refuse_disagreement(run):
     dist.all_gather_object(everyones, mine)
     for rank, other in enumerate(everyones):
         if other != everyones[0]:
-            cli.refuse(f"--resume {run.args.resume}: rank 0 finds {everyones[0]}, and rank {rank} "
-                       f"{other}; a folder that all machines share would work")
+            raise Refused(f"--resume {run.args.resume}: rank 0 finds {everyones[0]}, and rank "
+                          f"{rank} {other}: all machines are to share the folder")

@@ -38,7 +38,7 @@ def make_folder(path):
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        cli.refuse(f"--save {path} cannot be made: {error.strerror}; runs/checkpoints would work")
+        cli.fail(f"--save {path} cannot be made: {error.strerror}; runs/checkpoints would work")
 
 
 def saved_buffers(model):

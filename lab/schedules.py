@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 import common
-from common import environment
-from lab import cli
+from common import Refused, environment
+from lab import cli, refusals
 
 CHAPTER = "07_pipeline_parallel"
 MOST = 4096             # forwards of a schedule that is drawn: more fit on no screen
@@ -223,29 +223,30 @@ def refuse_misfits(chapter, args):
     name, world = args.schedule, environment("WORLD_SIZE", 0)
     if name != "interleaved" and (args.chunks or args.breadth_first):
         flag = "--chunks" if args.chunks else "--breadth-first"
-        cli.refuse(f"{flag} means nothing to {name}; interleaved would work")
+        raise Refused(f"{flag} means nothing to {name}", f"without {flag}")
     args.chunks = (args.chunks or 2) if name == "interleaved" else 1
     p = args.ranks = args.ranks or world or 4
     if (args.sleep or world) and p != (world or 1):
-        cli.refuse(f"--ranks {p} is not what torchrun has started; torchrun --nproc_per_node={p} "
-                   f"-m lab.schedules {name} would work")
+        raise Refused(f"--ranks {p} is not what torchrun has started",
+                      f"--nproc_per_node {p}")
     if args.json and not args.sleep:
-        cli.refuse(f"--json {args.json} means nothing without --sleep; --sleep 10 would work")
+        raise Refused(f"--json {args.json} means nothing without --sleep", "--sleep 10")
     m, most = args.micro_batches, MOST // (p * args.chunks)
     if m > most:
-        cli.refuse(f"--micro-batches {m} on {p} ranks is too much to draw; "
-                   f"--ranks 4 --micro-batches 8 would work")
+        raise Refused(f"--micro-batches {m} on {p} ranks is too much to draw",
+                      f"--micro-batches {most}", "--ranks 4 --micro-batches 8")
     if name == "dualpipe" and p % 2:
-        cli.refuse(f"dualpipe pairs ranks, and {p} is an odd number; --ranks {p + 1} would work")
+        raise Refused(f"dualpipe pairs ranks, and {p} is an odd number", f"--ranks {p + 1}")
     fits = chapter.fitting(name, p, m, args.breadth_first)
     if fits != m:
-        cli.refuse(f"{name} on {p} ranks does not take {m} micro-batches; --micro-batches {fits} "
-                   "would work")
+        raise Refused(f"{name} on {p} ranks does not take {m} micro-batches",
+                      f"--micro-batches {fits}")
 
 
 def main(argv=None):
     chapter = importlib.import_module(CHAPTER)
-    args = parse(chapter, argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args = refusals.accepted(functools.partial(parse, chapter), argv)
     schedule = chapter.make_schedule(args.schedule, args.ranks, args.micro_batches, args.chunks,
                                      args.breadth_first)
     if args.sleep:
