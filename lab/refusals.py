@@ -52,7 +52,7 @@ def advice(refused, accept, argv):
     to drop a flag. If nothing works, why not what the refusal names."""
     why, *named = refused.args
     changes = together(refused, accept, argv)
-    if changes is None or len(changes) > 1:
+    if changes is None or len(changes) > 1 and changes not in map(parsed, named):
         flags = dict.fromkeys(word.partition("=")[0] for word in argv if word.startswith("--"))
         for flag in sorted(flags, key=lambda flag: flag not in why):    # those that it names first
             if refusal(accept, argv, {flag: None}) is None:

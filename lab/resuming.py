@@ -113,11 +113,11 @@ def refuse_others(args, folder, index):
         if mine.get(name) == saved.get(name):
             continue
         there, here = in_words(name, saved.get(name)), in_words(name, mine.get(name))
-        change = there.replace("no --", "without --")
+        changes = [there] if there.startswith("--") else []
         if name == "data":
             there, here = f"{there} ({index['text']:.80})", f"{here} ({name_of_text(args)})"
-            change = shlex.join(["--data", index["text"]])
-        raise Refused(f"--resume {folder} is of a run with {there}, and this has {here}", change)
+            changes = [shlex.join(["--data", index["text"]])]
+        raise Refused(f"--resume {folder} is of a run with {there}, and this has {here}", *changes)
     if index["biases"] and not getattr(args.model, "bias_speed", None):
         raise Refused(f"--resume {folder} is of a run whose experts are chosen with biases",
                       "--balance bias")

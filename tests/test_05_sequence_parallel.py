@@ -342,15 +342,15 @@ def test_when_a_hop_is_hidden(five):
 @pytest.mark.parametrize(
     ("flags", "world", "line"),
     [
-        (("--heads=4",), 3, "--heads 4, .* do not fit 3 .*; --nproc_per_node=2 would work"),
-        (("--heads=4",), 8, "--heads 4, .* do not fit 8 .*; --nproc_per_node=4 would work"),
+        (("--heads=4",), 3, "--heads 4, .* do not fit 3 .*; --nproc_per_node 2 would work"),
+        (("--heads=4",), 8, "--heads 4, .* do not fit 8 .*; --nproc_per_node 4 would work"),
         (
             ("--dim=96", "--heads=12", "--kv-heads=4", "--seq=96"),
             6,
-            "--heads 12, --kv-heads 4 and --seq 96 do not fit 6 .* ranks; --nproc_per_node=4 would",
+            "--heads 12, --kv-heads 4 and --seq 96 do not fit 6 .* ranks; --nproc_per_node 4 would",
         ),
-        (("--seq=126",), 4, ".* and --seq 126 do not fit 4 .*; --nproc_per_node=2 would work"),
-        (("--variant=torch",), 8, r".* fit 8 .* \(torch cannot share a kv head\); .*=4 would work"),
+        (("--seq=126",), 4, ".* and --seq 126 do not fit 4 .*; --nproc_per_node 2 would work"),
+        (("--variant=torch",), 8, r".* fit 8 .* \(torch cannot share a kv head\); .* 4 would work"),
     ],
 )
 def test_refusals(run_chapter, flags, world, line):

@@ -285,22 +285,24 @@ def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
 @pytest.mark.parametrize(("world", "flags", "line"), [
     (8, "--pp=2 --dp=2", "--pp 2 x --dp 2 x --cp 1 x --tp 1 is 4 ranks, not 8; --dp 4 "
      "would work"),
-    (4, "--tp=3", "--pp 1 x --dp 1 x --cp 1 x --tp 3 is 3 ranks, not 4; torchrun "
-     "--nproc_per_node=3 would work"),
-    (3, "--tp=3", "--heads 4 is not a multiple of --tp = 3; 6 would work"),
-    (4, "--tp=4 --kv-heads=3 --heads=12 --dim=48", "--kv-heads 3 neither divides --tp 4 nor is a "
-     "multiple of it; 4 would work"),
+    (4, "--tp=3", "--pp 1 x --dp 1 x --cp 1 x --tp 3 is 3 ranks, not 4; "
+     "without --tp would work"),
+    (3, "--tp=3", "--heads 4 is not a multiple of --tp = 3; "
+     "--heads 6 --dim 36 --kv-heads 3 --seq 18 would work"),
+    (4, "--tp=4 --kv-heads=3 --heads=12 --dim=48", "--kv-heads 3 and --tp 4: neither "
+     "divides the other; --kv-heads 4 would work"),
     (4, "--cp=2 --tp=2 --seq=10", "--seq 10 is not a multiple of what --cp and --tp cut it into = "
-     "4; 12 would work"),
+     "4; --seq 12 would work"),
     (2, "--ep=2", "--ep and --top-k are about experts, of which there are none; --experts 4 would "
      "work"),
-    (2, "--top-k=3", "--ep and --top-k are about experts, of which there are none; --experts 2 "
+    (2, "--top-k=3", "--ep and --top-k are about experts, of which there are none; --experts 3 "
      "would work"),
-    (8, "--like=llama3-8k --pp=4", "--like llama3-8k sets the axes, and --pp does so too; --like "
-     "llama3-8k alone would work"),
-    (2, "--ep=2 --experts=3", "--experts 3 is not a multiple of --ep = 2; 4 would work"),
-    (4, "--dp=2 --tp=2 --ep=4 --experts=4", "--dp 2 is not a multiple of --ep = 4; 4 would work"),
-    (2, "--experts=2 --top-k=3", "--top-k 3 is more than --experts = 2; 2 would work"),
+    (8, "--like=llama3-8k --pp=4", "--like llama3-8k sets the axes, and --pp does so too; "
+     "without --pp would work"),
+    (2, "--ep=2 --experts=3", "--experts 3 is not a multiple of --ep = 2; --experts 4 would work"),
+    (4, "--dp=2 --tp=2 --ep=4 --experts=4", "--dp 2 is not a multiple of --ep = 4; without "
+     "--ep would work"),
+    (2, "--experts=2 --top-k=3", "--top-k 3 is more than --experts = 2; --top-k 2 would work"),
     (2, "--pp=2 --schedule=interleaved --batch=3 --layers=4", "interleaved on --pp 2 takes a "
      "multiple of 2 micro-batches, not 3; --batch 4 would work"),
     (2, "--pp=2 --schedule=dualpipe-v --batch=2 --layers=4", "dualpipe-v on --pp 2 takes 4 or more "
@@ -309,15 +311,17 @@ def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
      "--layers 4 would work"),
     (2, "--zero=3 --preset=gpt2", "--zero 3 gathers modules one by one, and tied ones share a "
      "matrix; --zero 2 would work"),
-    (4, "--like=llama3-128k", "--pp 2 x --dp 1 x --cp 2 x --tp 2 is 8 ranks, not 4; torchrun "
-     "--nproc_per_node=8 would work"),
-    (4, "--like=deepseek-v3", "--dp 2 is not a multiple of --ep = 4; 4 would work"),
-    (2, "--variant=torch --cp=2", "--cp means nothing to --variant torch; hand would work"),
-    (2, "--variant=torch --zero=1", "--variant torch has no --zero 1; 2 would work"),
+    (4, "--like=llama3-128k", "--pp 2 x --dp 1 x --cp 2 x --tp 2 is 8 ranks, not 4; "
+     "--nproc_per_node 8 would work"),
+    (4, "--like=deepseek-v3", "--dp 2 is not a multiple of --ep = 4; without --like "
+     "would work"),
+    (2, "--variant=torch --cp=2", "--cp means nothing to --variant torch; "
+     "--variant hand would work"),
+    (2, "--variant=torch --zero=1", "--variant torch has no --zero 1; --zero 2 would work"),
     (2, "--variant=torch --pp=2 --schedule=interleaved", "--schedule means nothing to --variant "
-     "torch; hand would work"),
+     "torch; without --schedule would work"),
     (2, "--variant=torch --preset=gpt2", "--variant torch does not know tied tables, as --preset "
-     "gpt2 has; hand would work"),
+     "gpt2 has; --variant hand would work"),
     (4, "--variant=torch --pp=4 --batch=2 --layers=4 --dp=1", "1f1b on --pp 4 takes 4 or more "
      "micro-batches, not 2; --batch 4 would work"),
 ])  # fmt: skip

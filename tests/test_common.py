@@ -508,16 +508,17 @@ def test_a_chapter_adds_flags_of_its_own():
         parse("--sta=1")
 
 
-def test_a_batch_that_cannot_be_shared_is_refused(capsys):
+def test_a_batch_that_cannot_be_shared_is_refused():
     args = arguments("--batch=12", shares=2)
     assert (args.shares, args.micro_batch) == (2, 6)
     assert arguments("--batch=12", "--micro-batch=3", shares=2).micro_batch == 3
-    for flags in (("--batch=12", "--micro-batch=5"), ("--batch=11",)):
-        with pytest.raises(SystemExit, match="2"):
+    for flags, line in (
+        (("--batch=12", "--micro-batch=5"), "12 is not a multiple of 2 data.* = 10; --batch 20"),
+        (("--batch=11",), "11 is not a multiple of 2 data.* = 2; --batch 12"),
+    ):
+        with pytest.raises(common.Refused) as refused:
             arguments(*flags, shares=2)
-    first, second = capsys.readouterr().err.splitlines()
-    assert re.match(r"error: --batch 12 is not a multiple of 2 data.* = 10; 20 would work", first)
-    assert re.match(r"error: --batch 11 is not a multiple of 2 data.* = 2; 12 would work", second)
+        assert re.fullmatch(f"--batch {line}", "; ".join(refused.value.args))
 
 
 # ----------------------------------------------------------------------------------------- the run
@@ -714,7 +715,7 @@ common.launch(__file__, "", {{"test": train}}, lambda args, ranks: None)
 
 @pytest.mark.parametrize(("lab", "ending", "status"), [
     (False, "run.status = 1", 1), (True, "run.finish = lambda: 1", 1),
-    (True, "common.refuse('no')", 2)])
+    (True, "raise common.Refused('no', '--steps 1')", 2)])
 def test_launch_leaves_cleanly_with_the_status_of_the_run(tmp_path, lab, ending, status):
     shutil.copy(ROOT / "common.py", tmp_path)
     if lab:
@@ -724,4 +725,4 @@ def test_launch_leaves_cleanly_with_the_status_of_the_run(tmp_path, lab, ending,
     run = subprocess.run(command, capture_output=True, text=True, timeout=100)
     shuts_down = "" if lab else "Python shuts down, while the group's threads may run\n"
     assert (run.returncode, run.stdout) == (status, "collected: True\n" + shuts_down)
-    assert run.stderr == ("error: no\n" if status == 2 else "")
+    assert run.stderr == ("error: no; --steps 1 would work\n" if status == 2 else "")

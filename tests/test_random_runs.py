@@ -14,6 +14,7 @@ import random
 import pytest
 from conftest import CHAPTERS, TEXT, chapter, chapter_names, no_flags, run_main
 
+from common import Refused
 from lab import cli
 
 RUNS = int(os.environ.get("RUNS", 6))  # of each variant
@@ -88,7 +89,7 @@ def is_legal(module, world, flags):
             own = getattr(module, "flags", no_flags)
             args = cli.parse(module.__file__, "", module.VARIANTS, own, flags)
             module.requires(args, world)
-        except SystemExit:
+        except (SystemExit, Refused):
             return False
     return True
 

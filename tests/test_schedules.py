@@ -61,24 +61,26 @@ def test_a_drawing_has_every_unit_of_time(variant):
 
 
 @pytest.mark.parametrize(("world", "flags", "line"), [
-    (0, "1f1b --chunks=2", "--chunks means nothing to 1f1b; interleaved would work"),
-    (0, "zb-h1 --breadth-first", "--breadth-first means nothing to zb-h1; interleaved would work"),
+    (0, "1f1b --chunks=2", "--chunks means nothing to 1f1b; without --chunks would work"),
+    (0, "zb-h1 --breadth-first", "--breadth-first means nothing to zb-h1; "
+     "without --breadth-first would work"),
     (0, "dualpipe --ranks=3", "dualpipe pairs ranks, and 3 is an odd number; --ranks 4 would work"),
     (0, "interleaved --ranks=4 --micro-batches=6",
      "interleaved on 4 ranks does not take 6 micro-batches; --micro-batches 8 would work"),
     (0, "dualpipe-v --micro-batches=7",
      "dualpipe-v on 4 ranks does not take 7 micro-batches; --micro-batches 8 would work"),
     (0, "1f1b --ranks=512 --micro-batches=9", "--micro-batches 9 on 512 ranks is too much to draw; "
-     "--ranks 4 --micro-batches 8 would work"),
+     "--micro-batches 8 would work"),
     (0, "interleaved --chunks=3000", "--micro-batches 8 on 4 ranks is too much to draw; "
-     "--ranks 4 --micro-batches 8 would work"),
-    (0, "1f1b --ranks=0", "--ranks: 0 is no whole number in [1, 4097); 4 would work (python -m "
-     "lab.schedules --help lists the flags)"),
-    (0, "1f1b --ranks=4 --sleep=10", "--ranks 4 is not what torchrun has started; torchrun "
-     "--nproc_per_node=4 -m lab.schedules 1f1b would work"),
-    (2, "1f1b --ranks=4", "--ranks 4 is not what torchrun has started; torchrun "
-     "--nproc_per_node=4 -m lab.schedules 1f1b would work"),
+     "without --chunks would work"),
+    (0, "1f1b --ranks=0", "--ranks: 0 is no whole number in [1, 4097); --ranks 4 would work"),
+    (0, "1f1b --ranks=4 --sleep=10", "--ranks 4 is not what torchrun has started; "
+     "--nproc_per_node 4 would work"),
+    (2, "1f1b --ranks=4", "--ranks 4 is not what torchrun has started; "
+     "--nproc_per_node 4 would work"),
     (0, "1f1b --json=run.json",
+     "--json run.json means nothing without --sleep; without --json would work"),
+    (4, "1f1b --json=run.json",
      "--json run.json means nothing without --sleep; --sleep 10 would work"),
 ])  # fmt: skip
 def test_refusals(capsys, monkeypatch, world, flags, line):
