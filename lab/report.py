@@ -6,6 +6,7 @@ import gc
 import json
 import math
 import os
+import signal
 import statistics
 import sys
 import time
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 import common
 from common import Config, Refused, environment
-from lab import cli, refusals, resuming, saving, verify
+from lab import cli, meeting, refusals, resuming, saving, verify
 from lab.formulas import WATCHED_STEPS, held, hold, updated_parameters
 from lab.meters import (
     ActivationMeter,
@@ -47,8 +48,8 @@ class Run(common.Run):
         self.checkpoint = checkpoint                        # which the run goes on from, if any
         if args.save:
             saving.make_folder(args.save)
-        saving.set_timeout(args.timeout)
-        join_again(args)
+        meeting.set_timeout(args.timeout)
+        meeting.join(args)
         super().__init__(args)
         if args.resume:
             resuming.refuse_disagreement(self)
@@ -58,6 +59,7 @@ class Run(common.Run):
         if self.checkpoint is not None:
             self.first_step = self.checkpoint.index["step"]
         self.step = self.first_step + 1                 # the first is 1
+        self.watch = meeting.Watch(self)
         torch.set_float32_matmul_precision("highest" if args.verify else "high")    # TF32 on a GPU
         self.started, self.batch, self.profiler, self.peak = time.perf_counter(), None, None, 0
         self.checks, self.notes, self.recorded = [], [], {}
@@ -141,17 +143,14 @@ class Run(common.Run):
 
     @contextlib.contextmanager
     def guard(self):
-        """Around all that ranks do together: with --timeout, say which rank hangs or has ended."""
+        """Around all that ranks do together: a line says why they end early, and which is lost."""
         try:
             yield
         except BaseException as error:
-            if self.saver:
-                self.saver.sigterm.put_back()
-            if self.args.timeout and isinstance(error, RuntimeError):
-                saving.name_the_lost(error, self)
+            self.watch.leave(error)
             raise
         finally:
-            saving.set_timeout(None)
+            meeting.set_timeout(None)
 
     def now(self):
         if self.on_cuda:
@@ -227,7 +226,7 @@ class Run(common.Run):
             value = value.tolist() if torch.is_tensor(value) else value
             self.recorded.setdefault(name, []).append(value)
         finite = math.isfinite(loss) and (skipped or math.isfinite(norm))
-        sigterm = self.saver and self.saver.sigterm.came
+        sigterm = self.saver and self.watch.sigterm.came
         sigterm, not_finite = saving.on_any_rank(self, sigterm, not finite)
         self.stopped = not_finite                       # on all ranks, of which one may know why
         if not finite:
@@ -295,8 +294,7 @@ class Run(common.Run):
         status: 1 on rank 0 if anything did not match, was not finite or could not be written."""
         with self.guard():                              # in which the last save ends
             status = self.judge_and_report()
-        if self.saver:
-            self.saver.sigterm.put_back()
+        self.watch.stop()
         return status
 
     def judge_and_report(self):
@@ -314,6 +312,7 @@ class Run(common.Run):
         everyones, actions = [None] * self.world, self.in_seconds()
         dist.all_gather_object(everyones, (shards_of(self.model), self.flops_of, actions,
                                            self.not_finite, failed))
+        self.watch.let_go()
         if self.rank > 0:
             return 0
         shards, flops, actions, not_finite, failed = zip(*everyones)
@@ -411,19 +410,6 @@ class Run(common.Run):
 
 # ------------------------------------------------------------------------------- a run as a program
 
-def join_again(args):
-    """Where torchrun has started the ranks of one machine again, with a store of the dead ones'
-    addresses: meet under names of this attempt's own."""
-    attempt, world = environment("TORCHELASTIC_RESTART_COUNT", 0), environment("WORLD_SIZE", 1)
-    if attempt and environment("LOCAL_WORLD_SIZE", 0) == world and not dist.is_initialized():
-        store, rank, _ = next(dist.rendezvous("env://"))
-        store = dist.PrefixStore(f"attempt {attempt}", store)
-        nccl = common.on_cuda(args)
-        device = torch.device("cuda", environment("LOCAL_RANK", rank)) if nccl else None
-        dist.init_process_group("nccl" if nccl else "gloo", store=store, rank=rank,
-                                world_size=world, device_id=device)
-
-
 def main(file, doc, variants, requires, flags, formulas=None, argv=None):
     """Run a chapter: refuse what does not fit, train. Returns the exit status. argv: None where the
     chapter is the program, whose output is then made `steady`."""
@@ -458,12 +444,17 @@ def launch(*chapter):
     garbage, then destroy it. PyTorch itself never lets go of one whose collectives a dispatch mode
     has seen (the meters are such), and its threads would run on: so leave at once.
     """
+    signal.signal(signal.SIGINT, interrupt)
     try:
         status = main(*chapter)
     except SystemExit as leaving:
         status = leaving.code
+    except KeyboardInterrupt as interrupted:
+        if not interrupted.args and environment("RANK", 0) == 0:
+            print("error: interrupted before the first step", file=sys.stderr)
+        status = 128 + signal.SIGINT
     except RuntimeError as error:
-        if not any(words in str(error) for words in saving.LOST):
+        if not any(words in str(error) for words in meeting.LOST):
             raise
         print(f"error: rank {environment('RANK', 0)}: another rank has ended", file=sys.stderr)
         status = 1
@@ -473,6 +464,12 @@ def launch(*chapter):
     for stream in filter(None, (sys.stdout, sys.stderr)):       # None: closed, by `>&-`
         stream.flush()
     os._exit(status or 0)
+
+
+def interrupt(*signal_and_frame):
+    """On Ctrl-C, once: it comes from the terminal, and then from torchrun as well."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 # ------------------------------------------------------------------------------- several runs' JSON

@@ -1,19 +1,13 @@
-"""What a run does about checkpoints: when it saves, and how it ends early."""
+"""What a run does about checkpoints: when it saves, and what it says of it."""
 
 import gc
 import json
-import os
-import signal
 import statistics
-import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 from torch.distributed.checkpoint.api import CheckpointException
 
 from lab import checkpoint, cli
@@ -23,7 +17,6 @@ from lab.resuming import identity
 from lab.words import name_of_text
 
 LOG = "log.jsonl"
-LOST = "by peer", "Broken pipe", "remote process"       # gloo's words, and NCCL's, for a lost rank
 
 
 def checkpoint_bytes(cfg, optimizer, width):
@@ -61,7 +54,7 @@ class Saver:
         self.identity = identity(run.args, run.text)
         self.writers, self.thread, self.pending = None, ThreadPoolExecutor(1), None
         self.waits, self.writes, self.bytes = [], [], 0
-        self.sigterm, self.stop = Sigterm(), False          # stop: it has come, on any rank
+        self.stop = False               # whether SIGTERM has come, on any rank
 
     def after_step(self, step, loss, model):
         """Save if it is time, the buffers too of a model that is a module."""
@@ -155,41 +148,6 @@ class Saver:
         run.record(checkpoints={"waits": self.waits, "writes": self.writes, "bytes": self.bytes})
 
 
-class Sigterm:
-    """Notes that SIGTERM has come, for the run to save and end after its step. A second one ends
-    the process at once, also where it waits for another rank: Python's own handlers would wait with
-    it, so a thread reads what the signal writes into a pipe."""
-
-    SAME = 2        # seconds: Slurm sends it to all processes, and torchrun once more to its ranks
-
-    def __init__(self):
-        self.came, (self.reads, self.writes) = None, os.pipe()
-        os.set_blocking(self.writes, False)
-        self.handler = signal.signal(signal.SIGTERM, lambda *signal_and_frame: None)
-        self.other = signal.set_wakeup_fd(self.writes, warn_on_full_buffer=False)
-        threading.Thread(target=self.listen, daemon=True).start()
-
-    def listen(self):
-        while number := os.read(self.reads, 1):
-            now = time.monotonic()
-            if number[0] != signal.SIGTERM:
-                continue
-            self.came = self.came or now
-            if now > self.came + self.SAME:
-                os._exit(128 + signal.SIGTERM)
-        os.close(self.reads)
-
-    def put_back(self):
-        """What was before; more than once does no harm."""
-        if self.writes is not None:
-            signal.signal(signal.SIGTERM, self.handler or signal.SIG_DFL)
-            signal.set_wakeup_fd(self.other)
-            os.close(self.writes)                           # the thread reads that nothing follows
-            self.writes = None
-
-
-# -------------------------------------------------------------------- ranks that meet, or are lost
-
 def on_any_rank(run, *facts):
     """For each, whether it is so on any rank. Communication: an all_reduce of a number for each."""
     facts = torch.tensor([bool(fact) for fact in facts], dtype=torch.int32, device=run.device)
@@ -202,54 +160,3 @@ def gradients_are_finite(optimizers):
     """Of the parameters that this rank updates."""
     return all(p.grad.isfinite().all() for optimizer in optimizers
                for p in checkpoint.trained(optimizer) if p.grad is not None)
-
-
-USUAL = c10d.default_pg_timeout, c10d.default_pg_nccl_timeout
-
-
-def set_timeout(seconds):
-    """Let nothing that is sent in a group made from now on take longer, nor a collective of a group
-    that is there; None: PyTorch's own timeout. (What is sent from one rank to another keeps the
-    timeout with which gloo has made the group.)"""
-    wanted = [timedelta(seconds=seconds)] * 2 if seconds else USUAL
-    c10d.default_pg_timeout, c10d.default_pg_nccl_timeout = wanted
-    for group in list(c10d._world.pg_map) if seconds else []:
-        c10d._set_pg_timeout(wanted[0], group)
-
-
-def name_the_lost(error, run):
-    """If `error` says that this rank has waited for others too long, or that their connection is
-    closed: find out over the store who waits too, and end with status 1. The first one that knows
-    says who does not. That is gloo's way: NCCL's watchdog thread, after the same timeout, prints
-    which collective had no end, and kills the process."""
-    late = any(words in str(error) for words in ("imed out", "timeout"))
-    if not late and not any(words in str(error) for words in LOST):
-        return
-    asking = threading.Thread(target=ask_who_waits, args=(run, late), daemon=True)
-    asking.start()
-    asking.join(4)
-    if asking.is_alive():                               # rank 0 keeps it, where it is not torchrun
-        say_lost(run, [0], late)
-    raise SystemExit(1) from None
-
-
-def ask_who_waits(run, late):
-    store = c10d._get_default_store()
-    try:
-        store.set(f"waits {run.rank}", str(late))
-        time.sleep(2)                                       # for others, which waited for this one
-        waiting = [rank for rank in range(run.world) if store.check([f"waits {rank}"])]
-        late = any(store.get(f"waits {rank}") == b"True" for rank in waiting)
-        lost = sorted(set(range(run.world)) - set(waiting))
-        first = store.add("said who is lost", 1) == 1
-    except RuntimeError:                                    # the store has ended with rank 0
-        lost, late, first = [0], False, True
-    if lost and first:
-        say_lost(run, lost, late)
-
-
-def say_lost(run, ranks, late):
-    who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-    what = f"did not answer within {run.args.timeout} s" if late else "has ended"
-    what = what.replace("has", "have") if len(ranks) > 1 else what
-    print(f"error: step {run.step}: {who} {what}", file=sys.stderr, flush=True)
