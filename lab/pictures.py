@@ -3,37 +3,38 @@
     python -m lab.pictures runs/*.json [--out FOLDER]       one PNG for each chapter that is there
 
 What a figure compares comes from several runs: the variants of a chapter, or chapter 04 beside 05.
+
+Exit status: 0: all is drawn. 1: not all, since a run stopped before it was measured, or there is no
+figure of it, or no room for one. 2: a file holds no run, or what none of our runs has recorded. A
+line says which; the other figures are drawn, unless a file cannot be read at all.
 """
 
 import argparse
 import importlib
-import json
 import math
 import sys
+import warnings
 from dataclasses import fields, replace
-from pathlib import Path
 
 import common
 from common import PRESETS, Config
 from lab import anatomy, cli, schedules
 from lab.meters import hidden_share
+from lab.refusals import one_line
+from lab.runs import (
+    LAST,
+    alike_but_for_balance,
+    arguments,
+    files_of,
+    in_words,
+    largest_load,
+    read_runs,
+    was_measured,
+)
 from lab.words import quantity
 
 BLUE, PURPLE, RED, ORANGE = "#355070", "#6d597a", "#e56b6f", "#eaac8b"
-
-
-def read_runs(paths):
-    """The JSON objects of runs; refuses a file that holds something else."""
-    runs = []
-    for path in paths:
-        try:
-            runs.append(json.loads(Path(path).read_text()))
-            whole = {"chapter", "variant", "config", "recorded", "problems"} <= set(runs[-1])
-        except (OSError, ValueError, TypeError):
-            whole = False
-        if not whole:
-            cli.fail(f"{path} holds no run; what --json writes would work")
-    return runs
+MOST = 4096             # ranks, layers or experts that a figure shows
 
 
 def draw(runs, chapter, path):
@@ -58,7 +59,15 @@ def runs_of(runs, chapter, *variants):
     return {v: found[v] for v in variants or found if v in found}
 
 
+def few(number, what, most=MOST):
+    """The number, where it is no larger than a figure has room for, or takes too long to draw."""
+    if not 0 < number <= most:
+        raise ValueError(f"a figure shows 1 to {most} {what}, not {number}")
+    return number
+
+
 def config_of(run):
+    few(run["config"]["layers"], "layers")              # formulas of activations list them all
     return Config(**{field.name: run["config"][field.name] for field in fields(Config)})
 
 
@@ -201,7 +210,7 @@ def parts_of_matrices(runs):
     tensor = importlib.import_module("04_tensor_parallel")
     cfg, ranks = config_of(run), run["world_size"]
     micro_batches = run["config"]["batch"] // run["config"]["micro_batch"]
-    worlds = [n for n in range(1, 2 * ranks + 1) if tensor.fits(cfg, n, shares=True)]
+    worlds = [n for n in range(1, 2 * few(ranks, "ranks") + 1) if tensor.fits(cfg, n, shares=True)]
     sent = []
     for n in worlds:
         formula = tensor.traffic(cfg, micro_batches, run["config"]["micro_batch"], n, width_of(run))
@@ -321,7 +330,7 @@ def who_computes(runs):
     shown = runs_of(runs, "06_context_parallel", "ring", "zigzag")
     shown = shown or runs_of(runs, "06_context_parallel")
     *_, run = shown.values()
-    n = run["world_size"]
+    n = few(run["world_size"], "ranks")
 
     figure, ((left, right), (flops, lines)) = new_figure(11, 10, 2, 2, height_ratios=(5, 3))
     for axes, zigzag in ((left, False), (right, True)):
@@ -535,7 +544,6 @@ def draw_bubbles(axes, pipeline, p=8, v=2):
 # ------------------------------------------------------------------------------- 08: who is chosen
 
 BALANCES = {"none": (ORANGE, 5), "loss": (BLUE, 2.2), "bias": (RED, 1)}
-LAST = 20                                               # steps, of which the numbers are means
 
 
 def who_is_chosen(runs):
@@ -572,7 +580,7 @@ def draw_rows(axes, run):
     """From each rank (down) to each (across): darker where more rows go."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    rows, n = run["recorded"]["rows"], run["world_size"]
+    rows, n = run["recorded"]["rows"], few(run["world_size"], "ranks")
     most = max(map(max, rows))
     axes.imshow(rows, cmap=LinearSegmentedColormap.from_list("", ["white", BLUE]), vmin=0)
     size = min(9, 120 / n)                              # of a number that fits into its cell
@@ -622,24 +630,11 @@ def draw_shares(axes, run):
                    loc="left", fontsize=10)
 
 
-def largest_load(run):
-    """Largest over mean load of a layer in a step; the mean of it over the last steps' layers."""
-    loads = [layer for step in run["recorded"]["loads"][-LAST:] for layer in step]
-    return sum(max(layer) * len(layer) / sum(layer) for layer in loads) / len(loads)
-
-
 def smooth(values):
     """Of many, each becomes the mean of itself and its neighbours."""
     reach = len(values) // 40
     near = [values[max(0, i - reach):i + reach + 1] for i in range(len(values))]
     return [sum(some) / len(some) for some in near]
-
-
-def alike_but_for_balance(run):
-    """What two runs of which one is balanced otherwise have in common."""
-    differs = {"balance", "balance_weight", "bias_speed", "json", "plot", "profile"}
-    flags = [str(value) for flag, value in run["config"].items() if flag not in differs]
-    return run["variant"], run["world_size"], *flags
 
 
 def draw_losses(axes, shown):
@@ -885,7 +880,7 @@ def draw_layers(axes, run):
     """The list of modules, and who has which slice of it."""
     recorded = run["recorded"]
     stages, ranks = recorded["stages"], 1 + max(recorded["stages"])
-    end = recorded["slices"][-1][1]
+    end = few(recorded["slices"][-1][1], "modules")
     names = ["embedding", *range(1, end - 1), "head"]
     ends = [0, *range(2, end + 1), end + 2]              # the first and the last one are wider
     for (first, last), rank in zip(recorded["slices"], stages):
@@ -904,12 +899,13 @@ def draw_tokens(axes, run):
     """The sequences of a batch, down, and their positions: which ranks have them."""
     five, config, holders = importlib.import_module("09_5d"), run["config"], {}
     count, places = {axis: config[axis] for axis in ("dp", "cp", "tp")}, places_of(run)
+    few(config["seq"], "positions", 2**22)
     for rank, (_, dp, cp, tp) in enumerate(run["recorded"]["places"]):
-        mine = five.positions_of(cp, count["cp"], config["seq"]).chunk(count["tp"])[tp].tolist()
-        starts = [i for i in mine if i - 1 not in mine]
-        ends = [i + 1 for i in mine if i + 1 not in mine]
-        for span in zip(starts, ends):
-            holders.setdefault((dp, *span), []).append(rank)
+        mine = five.positions_of(cp, count["cp"], config["seq"]).chunk(count["tp"])[tp]
+        gaps = (mine.diff() > 1).nonzero().flatten() + 1
+        for span in mine.tensor_split(gaps):
+            start, end = span[0].item(), span[-1].item() + 1
+            holders.setdefault((dp, start, end), []).append(rank)
     size = min(7, 60 * count["dp"] / len(holders))
     for (dp, start, end), ranks in holders.items():
         place, height = places[ranks[0]], 1 / count["dp"]
@@ -1002,7 +998,7 @@ def boxes_of(shape, cuts, unit):
     if len(shape) == 2:
         return [(left / unit, top / unit, wide / unit, tall / unit)]
     experts, rows, columns = shape
-    found, mine = [], range(low[0], low[0] + size[0])
+    found, mine = [], range(low[0], low[0] + few(size[0], "experts"))
     for expert in mine:
         if rows < columns:
             step = columns / experts
@@ -1073,18 +1069,52 @@ FIGURES = {"01_single_gpu": memory, "02_data_parallel": overlap, "03_zero": byte
            "faults": loss_over_faults}
 
 
+READS_TOO = {"05_sequence_parallel": "04_tensor_parallel"}      # what it compares itself with
+
+
+def draw_all(runs, folder):
+    """The figure of each chapter that there are runs of. Returns the exit status."""
+    drawn, status = [], 0
+    for run in runs:
+        if run["chapter"] not in FIGURES:
+            status = tell(f"{run['file']}: there is no figure of {run['chapter']}", 1)
+        elif not was_measured(run):
+            stopped = ["the run stopped before it was measured", *run["problems"][:1]]
+            status = tell(f"{run['file']} is not drawn: {': '.join(stopped)}", 1)
+        else:
+            drawn.append(run)
+    for chapter in FIGURES:
+        if runs_of(drawn, chapter):
+            status = max(status, draw_one(drawn, chapter, folder / f"{chapter}.png"))
+    return status
+
+
+def draw_one(runs, chapter, path):
+    """One figure, and its name; or a line that says why not. Returns the exit status."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            draw(runs, chapter, path)
+    except (OSError, ImportError) as error:             # a full disk, no matplotlib
+        return tell(f"{path} is not written: {error}", 1)
+    except Exception as error:
+        read = [run for run in runs if run["chapter"] in (chapter, READS_TOO.get(chapter))]
+        return tell(f"{files_of(read)} cannot be drawn: {in_words(error)}", 2)
+    print(one_line(str(path)))
+    return 0
+
+
+def tell(why, status):
+    print(f"error: {one_line(why)}", file=sys.stderr)
+    return status
+
+
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", help="what --json has written")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="the folder for the PNGs")
-    args = parser.parse_args(argv)
+    args = arguments("-m lab.pictures", __doc__, argv, lambda parser: parser.add_argument(
+        "--out", type=cli.output("pictures"), default="runs", metavar="FOLDER",
+        help="for the PNGs; default: runs"))
     runs = read_runs(args.runs)
     args.out.mkdir(parents=True, exist_ok=True)
-    for chapter in FIGURES:
-        if runs_of(runs, chapter):
-            draw(runs, chapter, args.out / f"{chapter}.png")
-            print(args.out / f"{chapter}.png")
+    return draw_all(runs, args.out)
 
 
 if __name__ == "__main__":

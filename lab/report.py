@@ -7,7 +7,6 @@ import json
 import math
 import os
 import signal
-import statistics
 import sys
 import time
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 import common
 from common import Config, Refused, environment
-from lab import cli, meeting, refusals, resuming, saving, verify
+from lab import cli, meeting, refusals, resuming, runs, saving, verify
 from lab.formulas import WATCHED_STEPS, held, hold, updated_parameters
 from lab.meters import (
     ActivationMeter,
@@ -472,53 +471,5 @@ def interrupt(*signal_and_frame):
     raise KeyboardInterrupt
 
 
-# ------------------------------------------------------------------------------- several runs' JSON
-
-def summary(paths):
-    """Print one line for each run whose JSON is given."""
-    from lab.pictures import read_runs
-
-    row = "{:<24}{:<16}{:>5}  {:<8}{:>11}{:>14}{:>8}{:>9}  {}"
-    runs = read_runs(paths)
-    print(row.format("chapter", "variant", "ranks", "backend", "final loss", "from one GPU",
-                     "checks", "seconds", "verdict"))
-    for run in runs:
-        off = [run[f"max_{kind}_diff"] for kind in ("loss", "grad", "param")]
-        largest = "-" if None in off else f"{max(off):.0e}"
-        loss = "not finite" if run["loss"][-1] is None else f"{run['loss'][-1]:.4f}"
-        checks = [check["ok"] for check in run["checks"] if check["ok"] is not None]
-        verdict = f"✗ {run['problems'][0]}" if run["problems"] else "✓"
-        variant = run["variant"]
-        if "balance" in run["config"]:                  # what the runs of chapter 08 differ in
-            variant += f", {run['config']['balance']}"
-        if run.get("first_step"):                       # it has gone on
-            variant += f", from {run['first_step']}"
-        print(row.format(run["chapter"], variant, run["world_size"], run["backend"], loss, largest,
-                         f"{sum(checks)}/{len(checks)}",
-                         f"{run['seconds']:.0f}", verdict))
-    for line in costs_of_balance(runs):
-        print(line)
-
-
-def costs_of_balance(runs):
-    """Yield a line for each balance of chapter 08, beside a run that is the same without one. A
-    seed's difference is no result: another seed's may have the other sign."""
-    from lab.pictures import LAST, alike_but_for_balance, largest_load
-
-    runs = [run for run in runs if "loads" in run["recorded"] and None not in run["loss"]]
-    without = {}
-    for run in sorted(runs, key=lambda run: run["config"]["balance"] != "none"):
-        config, alike, last = run["config"], alike_but_for_balance(run), run["loss"][-LAST:]
-        loss, load = statistics.mean(last), largest_load(run)
-        if config["balance"] == "none":
-            without[alike] = loss, load
-        elif alike in without:
-            loss_without, load_without = without[alike]
-            yield (f"{run['chapter']}: with one seed ({config['seed']}), --balance="
-                   f"{config['balance']} changes the loss by {loss - loss_without:+.4f} to "
-                   f"{loss:.4f} (mean of the last {count(len(last), 'step')}), and the largest "
-                   f"load is {load:.2f} times the mean, not {load_without:.2f} times")
-
-
-if __name__ == "__main__":
-    summary(sys.argv[1:])
+if __name__ == "__main__":                              # a table of several runs
+    sys.exit(runs.main())

@@ -16,7 +16,7 @@ from conftest import SMALL, TEXT, arguments, run_main
 
 import common
 from common import gpt, loss_sum
-from lab import anatomy, cli, formulas, pictures, report, verify
+from lab import anatomy, cli, formulas, report, verify
 from lab.machines import MACHINES, PEAK_FLOPS
 from lab.words import quantity
 
@@ -641,70 +641,3 @@ def test_what_cannot_be_written_costs_a_line_and_nothing_else(
     assert status == int(bool(says)) and files == written.split()
     assert problems[:1] == ([f"✗ {says.format(tmp_path)}"] if says else [])
     assert lines[-1] == f"  picture: {tmp_path}/figure.png" or problems
-
-
-# ---------------------------------------------------------------------------------------- the table
-
-
-def test_summary_of_several_runs(ranks, tmp_path, capsys):
-    [(_, run, _)] = ranks(1)(train, ("--steps=1",), tmp_path)
-    other = run | {"max_loss_diff": None, "loss": [None], "checks": run["checks"][:1],
-                   "problems": ["step 7, rank 1: loss nan", "and more"], "first_step": 10}
-    (tmp_path / "other.json").write_text(json.dumps(other))
-    report.summary([tmp_path / "run.json", tmp_path / "other.json"])
-    header, one, two = capsys.readouterr().out.splitlines()
-    assert header.split("  ")[0] == "chapter" and "final loss  from one GPU" in header
-    largest = max(run["max_loss_diff"], run["max_grad_diff"], run["max_param_diff"])
-    assert one.split()[:6] == ["00_test", "test", "1", "gloo", f"{run['loss'][0]:.4f}",
-                               f"{largest:.0e}"]
-    judged = [check for check in run["checks"] if check["ok"] is not None]
-    assert one.split()[6] == f"{len(judged)}/{len(judged)}" and one.split()[8:] == ["✓"]
-    assert two.split()[1:4] == ["test,", "from", "10"]  # the step after which it went on
-    assert two.split()[6:10] == ["not", "finite", "-", "1/1"]
-    assert two.endswith("  ✗ step 7, rank 1: loss nan")
-
-
-def balanced(balance, loads, losses, **more):
-    """Of chapter 08, what the summary compares: losses of 30 steps, of which the last 20 count."""
-    strength = {"balance_weight": 0.01 * (balance == "loss"), "json": balance}
-    return {"chapter": "08_expert_parallel", "variant": "dropless", "world_size": 2,
-            "config": {"balance": balance, "dim": 32, "seed": 3} | strength | more,
-            "loss": [9.0] * 10 + losses * 10, "recorded": {"loads": 30 * [[loads]]}}  # fmt: skip
-
-
-def test_what_balancing_changes():
-    none, loss = balanced("none", [6, 1, 1], [3.0, 4.0]), balanced("loss", [3, 2, 1], [3.5, 4.0])
-    bias = balanced("bias", [2, 2, 2], [3.0, 3.5])
-    lines = list(report.costs_of_balance([loss, bias, none]))
-    assert [line.split(" (mean of the last 20 steps)")[0] for line in lines] == [
-        f"08_expert_parallel: with one seed (3), --balance={balance} changes the loss by {change}"
-        for balance, change in (("loss", "+0.2500 to 3.7500"), ("bias", "-0.2500 to 3.2500"))]
-    assert lines[0].endswith("largest load is 1.50 times the mean, not 2.25 times")
-    other, lost = balanced("loss", [3, 2, 1], [3.0], dim=64), bias | {"loss": [None]}
-    seed = balanced("loss", [3, 2, 1], [3.0], seed=4)
-    assert not list(report.costs_of_balance([none, other, seed, lost]))  # nothing to compare with
-
-
-def test_the_summary_tells_balances_apart(tmp_path, capsys):
-    paths = [tmp_path / f"{balance}.json" for balance in ("none", "bias")]
-    alike = {"problems": [], "checks": [], "backend": "gloo", "seconds": 1} | {
-        f"max_{kind}_diff": None for kind in ("loss", "grad", "param")}
-    for path in paths:
-        path.write_text(json.dumps(balanced(path.stem, [1, 1], [3.0]) | alike))
-    report.summary(paths)
-    header, none, bias, _ = capsys.readouterr().out.splitlines()
-    column = header.index("variant")
-    assert none[column:].startswith("dropless, none ")
-    assert bias[column:].startswith("dropless, bias ")
-
-
-@pytest.mark.parametrize("main", [report.summary, pictures.main])
-@pytest.mark.parametrize("content", [None, "", "{}", "[[]]", "3", '{"traceEvents": []}', "\x00"])
-def test_a_file_that_holds_no_run(tmp_path, capsys, main, content):
-    file = tmp_path / "file.json"
-    if content is not None:
-        file.write_text(content)
-    with pytest.raises(SystemExit, match="2"):
-        main([str(file)])
-    refusal = f"error: {file} holds no run; what --json writes would work\n"
-    assert capsys.readouterr() == ("", refusal)
