@@ -7,6 +7,7 @@ import io
 import math
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -56,7 +57,7 @@ class Parser(argparse.ArgumentParser):
             raise Refused(f"{flag}: {why}", *(f"{flag} {value}" for value in values)) from None
 
     def print_help(self, file=None):
-        if environment("LOCAL_RANK", 0) == 0:
+        if "RANK" not in os.environ or environment("LOCAL_RANK", 0) == 0:
             super().print_help(file)
 
 
@@ -136,6 +137,19 @@ def steady(stdout):
                             line_buffering=stdout.line_buffering)
 
 
+def program(main):
+    """Run a command's main as a program, and leave with its status; with 130 if Ctrl-C has ended
+    it, with 143 if SIGTERM has: by an exception, so that what was begun is put away."""
+    sys.stdout = steady(sys.stdout)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        status = main()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        fail("interrupted", 128 + signal.SIGINT)
+    sys.exit(status)
+
+
 def number(kind, lowest, below, example):
     """An argparse type: a `kind` (int or float) with lowest <= value < below. example: one."""
 
@@ -169,8 +183,9 @@ def refuse_lonely():
     missing = sorted({"MASTER_ADDR", "MASTER_PORT"} - os.environ.keys())
     if missing:
         fail(f"RANK is set, and {' and '.join(missing)} not; torchrun sets all of them")
-    if not os.environ["MASTER_PORT"].isdecimal():
-        fail(f"MASTER_PORT {os.environ['MASTER_PORT']} is no number; torchrun sets one that works")
+    port = os.environ["MASTER_PORT"]
+    if not port.isdecimal() or not 0 < int(port) < 2**16:
+        fail(f"MASTER_PORT {port} is no port; torchrun sets one that works")
 
 
 def output(example):
@@ -198,7 +213,7 @@ def try_to_write(path, is_file):
     folder = path.parent if is_file else path
     while not os.path.lexists(folder):
         folder = folder.parent
-    longest = max(len(os.fsencode(part)) for part in path.parts)
+    longest = max((len(os.fsencode(part)) for part in path.parts), default=0)    # 0: of "."
     room = 0 if is_file else 40                             # for what is written into a folder
     if (longest > os.pathconf(folder, "PC_NAME_MAX")
             or len(os.fsencode(path)) >= os.pathconf(folder, "PC_PATH_MAX") - room):

@@ -8,16 +8,18 @@ only if it is accepted.
 """
 
 import contextlib
+import heapq
 import io
+import itertools
 import os
+import re
 import shlex
 import sys
-from collections import deque
 
 from common import Refused, environment
 
 RANKS = "--nproc_per_node"          # torchrun's flag, and not one of the program
-MOST = 30                           # tries of several changes together
+MOST = 50                           # tries
 
 
 def one_line(text):
@@ -25,11 +27,11 @@ def one_line(text):
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def fail(message):
-    """End with status 2 and one line, on whatever rank this is."""
+def fail(message, status=2):
+    """End with one line, on whatever rank this is."""
     with contextlib.suppress(OSError):                      # nobody reads it
-        print(f"error: {one_line(message)}", file=sys.stderr)
-    raise SystemExit(2)
+        print(f"error: {one_line(message)}", file=sys.stderr or open(os.devnull, "w"))
+    raise SystemExit(status)
 
 
 def accepted(accept, argv, alone=False):
@@ -44,41 +46,52 @@ def complain(refused, accept, argv, alone=False):
     """End because of a refusal, which all ranks have found: local rank 0 says it, with status 2."""
     if not alone and environment("LOCAL_RANK", environment("RANK", 0)) > 0:
         raise SystemExit(0)
-    fail(f"{refused.args[0]}; {advice(refused, accept, argv)}")
+    fail("; ".join([refused.args[0], *advice(refused, accept, argv)]))
 
 
 def advice(refused, accept, argv):
-    """What would work instead: rather one change than several, rather what the refusal names than
-    to drop a flag. If nothing works, why not what the refusal names."""
+    """What would work instead; if nothing does, why not what the refusal names, if it does."""
     why, *named = refused.args
-    changes = together(refused, accept, argv)
-    if changes is None or len(changes) > 1 and changes not in map(parsed, named):
-        flags = dict.fromkeys(word.partition("=")[0] for word in argv if word.startswith("--"))
-        for flag in sorted(flags, key=lambda flag: flag not in why):    # those that it names first
-            if refusal(accept, argv, {flag: None}) is None:
-                return f"without {flag} would work"
+    changes = least_changes(refused, accept, argv)
     if changes:
-        return f"{in_words(changes)} would work"
-    beside = [f"with {change}, {refusal(accept, argv, parsed(change)).args[0]}; "
-              for change in named[:1]]
-    return "".join([*beside, "no single change would work"])
+        return [f"{in_words(changes)} would work"]
+    if not named:
+        return []
+    again = refusal(accept, argv, parsed(named[0]))
+    return [f"with {named[0]}, {again.args[0]}", "no change of a few flags would work"]
 
 
-def together(refused, accept, argv):
-    """The least changes, as {flag: values}, that are accepted, where each was named by a refusal of
-    those before it; or None."""
-    queue, tried = deque([({}, refused)]), []
-    while queue and len(tried) < MOST:
-        before, refused = queue.popleft()
-        for change in refused.args[1:]:
-            changes = before | parsed(change)
+def least_changes(refused, accept, argv):
+    """The fewest changes that are accepted, as {flag: values}, or None; rather to put a flag than
+    to drop one. Tried are those that a refusal names, and to drop the flags that it speaks of;
+    because of the first refusal, any flag."""
+    given = dict.fromkeys(word.partition("=")[0] for word in argv if word.startswith("--"))
+    order, queue, tried = itertools.count(), [], []
+
+    def go_on(refused, before, dropped):
+        for change in [*refused.args[1:], *(f"without {flag}" for flag in dropped)]:
+            changes = before | {tuple(parsed(change)): change}      # a later value, same flags
+            drops = sum(change.startswith("without") for change in changes.values())
             if changes not in tried:
                 tried.append(changes)
-                again = refusal(accept, argv, changes)
-                if again is None:
-                    return changes
-                queue.append((changes, again))
+                heapq.heappush(queue, (len(changes), drops, next(order), changes))
+
+    go_on(refused, {}, sorted(given, key=lambda flag: flag not in spoken_of(refused)))
+    for _ in range(MOST):
+        if queue:
+            *_, changes = heapq.heappop(queue)
+            merged = {flag: values for change in changes.values()
+                      for flag, values in parsed(change).items()}
+            again = refusal(accept, argv, merged)
+            if again is None:
+                return merged
+            go_on(again, changes, [flag for flag in spoken_of(again) if flag in given])
     return None
+
+
+def spoken_of(refused):
+    """The flags in what a refusal says."""
+    return re.findall(r"--[a-z][a-z_-]*", refused.args[0])
 
 
 def refusal(accept, argv, changes):

@@ -74,9 +74,10 @@ def last_checkpoint(path):
             return path
         found = storage.checkpoints_in(path)
     except OSError as error:
-        raise Refused(f"--resume {path} cannot be read: {error.strerror}") from None
+        raise Refused(f"--resume {path} cannot be read: {error.strerror}",
+                      "without --resume") from None
     if not found:
-        raise Refused(f"--resume {path} holds no checkpoint")
+        raise Refused(f"--resume {path} holds no checkpoint", "without --resume")
     return found[0]
 
 

@@ -512,7 +512,7 @@ def test_when_a_rank_is_killed_the_others_end_with_a_line(seven, pool, tmp_path,
         member.join(60)
     assert time.monotonic() - start < 60
     assert [member.exitcode for member in members] == [1, -signal.SIGKILL]
-    assert Path("0.txt").read_text() == "error: rank 0: another rank has ended\n"
+    assert Path("0.txt").read_text() == "error: step 2: rank 1 has ended\n"
 
 
 # ------------------------------------------------------------------------------- bad arguments

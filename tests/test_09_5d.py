@@ -288,7 +288,7 @@ def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
     (4, "--tp=3", "--pp 1 x --dp 1 x --cp 1 x --tp 3 is 3 ranks, not 4; "
      "without --tp would work"),
     (3, "--tp=3", "--heads 4 is not a multiple of --tp = 3; "
-     "--heads 6 --dim 36 --kv-heads 3 --seq 18 would work"),
+     "--batch 9 without --tp would work"),
     (4, "--tp=4 --kv-heads=3 --heads=12 --dim=48", "--kv-heads 3 and --tp 4: neither "
      "divides the other; --kv-heads 4 would work"),
     (4, "--cp=2 --tp=2 --seq=10", "--seq 10 is not a multiple of what --cp and --tp cut it into = "

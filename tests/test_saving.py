@@ -550,9 +550,10 @@ def test_goes_on_in_the_same_folder(run_chapter, saved, origin):
 
 
 def test_nothing_is_overwritten(refused, saved, tmp_path):
-    holds = f"--save {saved} holds step-000004 already, and nothing is overwritten; --resume {saved}"
-    assert refused(f"--save={saved}") == f"{holds} would work"
-    assert refused(f"--save={saved}", f"--resume={saved / 'step-000002'}") == f"{holds} would work"
+    works = f"--resume {saved} would work"
+    holds = f"--save {saved} holds step-000004 already, and nothing is overwritten; {works}"
+    assert refused(f"--save={saved}") == holds
+    assert refused(f"--save={saved}", f"--resume={saved / 'step-000002'}") == holds
     (tmp_path / "other").mkdir()
     (saved / "step-000002").rename(tmp_path / "other/step-000002")
     other = tmp_path / "other"
