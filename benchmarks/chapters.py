@@ -28,6 +28,7 @@ import itertools
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -48,7 +49,8 @@ sys.path.insert(0, str(ROOT))
 import results  # noqa: E402  (after the path to it)
 
 import common  # noqa: E402
-from lab import meters, report  # noqa: E402
+from common import Refused  # noqa: E402
+from lab import cli, meters, refusals, report  # noqa: E402
 
 SETUP_STEPS = 3         # the first steps allocate, and are metered
 # Shapes on a CPU (data parallel: a sequence per rank, and enough parameters for communication to be
@@ -275,10 +277,17 @@ def on_ranks(ranks, *command):
     command = [*launcher, *map(str, command)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment |= {"OMP_NUM_THREADS": "1"} if ranks > 1 else {}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as run:
+        try:
+            output, errors = run.communicate()
+        except BaseException:                           # torchrun ends its ranks, if asked to
+            run.terminate()
+            run.wait()
+            raise
     if run.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{run.stdout}{run.stderr}")
-    return run.stdout
+        sys.exit(f"{' '.join(command)} failed:\n{output}{errors}")
+    return output
 
 
 def measure(ranks, *sides, clocked=False):
@@ -394,30 +403,53 @@ def against_dense(steps, flags):
                    f"{speeds[0] / speeds[1]:.2f} |")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60, help="of each side")
+def accept(argv):
+    """The arguments and the pairs that they choose; raises Refused where one of the runs would."""
+    parser = cli.Parser("benchmarks/chapters.py", description=__doc__, allow_abbrev=False,
+                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=cli.number(int, SETUP_STEPS + 4, 2**31, 60), default=60,
+                        help="of each side")
     parser.add_argument("--only", default="", help="chapters whose name begins so")
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
     parser.add_argument("flags", nargs="*", help="for every run, after --")
     parser.add_argument("--pair", help=argparse.SUPPRESS)       # for the ranks of `measure`
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.pair:
+        return args
+    args.pairs = [pair for pair in PAIRS if pair[0].startswith(args.only)]
+    if not args.pairs:
+        raise Refused(f"--only {args.only} begins the name of no chapter", "--only 01")
+    if args.record:
+        results.refuse_record()
+    for chapter, ranks, both, *sides in (filled_in(*pair) for pair in args.pairs):
+        for name, own in (of_chapter(chapter, side) for side in sides):
+            refuse_run(name, ranks, [*both.split(), *args.flags, *own])
+    return args
+
+
+def refuse_run(chapter, ranks, flags):
+    """Raise Refused where the chapter on so many ranks would."""
+    module = importlib.import_module(chapter)
+    own = getattr(module, "flags", lambda parser: None)
+    args = cli.parse(module.__file__, "", module.VARIANTS, own, ["--no-verify", *flags])
+    module.requires(args, ranks)
+
+
+def main(argv=None):
+    args = refusals.accepted(accept, sys.argv[1:] if argv is None else argv, alone=True)
+    if args.pair:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)   # or it would end when all threads have
         answer = play_pair(json.loads(args.pair))
         if dist.get_rank() == 0:
             print(json.dumps(answer), flush=True)
         dist.barrier()
         os._exit(0)                                     # as lab.report.launch does, and why
-    if args.steps < SETUP_STEPS + 4:
-        parser.error(f"--steps {args.steps} are too few; {SETUP_STEPS + 4} would work")
 
     lines = []
-    pairs = [pair for pair in PAIRS if pair[0].startswith(args.only)]
     more = [sleeping(args.flags)] if PIPELINE.startswith(args.only) else []
     if EXPERTS.startswith(args.only):
         more += [shares(args.steps, args.flags), against_dense(args.steps, args.flags)]
-    for line in itertools.chain(table(pairs, args.steps, args.flags), *more):
+    for line in itertools.chain(table(args.pairs, args.steps, args.flags), *more):
         print(line, flush=True)
         lines.append(line)
     if args.record:
@@ -425,4 +457,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    cli.program(main)

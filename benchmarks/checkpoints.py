@@ -25,6 +25,7 @@ import io
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import tempfile
@@ -38,9 +39,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import results  # noqa: E402  (after the path to it)
-from chapters import on_ranks  # noqa: E402
+from chapters import on_ranks, refuse_run  # noqa: E402
 
-from lab import checkpoint, report, saving, storage  # noqa: E402
+from common import Refused  # noqa: E402
+from lab import checkpoint, cli, refusals, report, saving, storage  # noqa: E402
 
 SETUP_STEPS = 3         # the first steps allocate, and are metered
 QUIET = 3               # steps that are timed before every save, after one that is not
@@ -257,27 +259,41 @@ def tables(runs, times, flags):
     yield from rows
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--saves", type=int, default=6, help="of each way")
+def accept(argv):
+    """The arguments and the runs that they choose; raises Refused where one of those would."""
+    parser = cli.Parser("benchmarks/checkpoints.py", description=__doc__, allow_abbrev=False,
+                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--saves", type=cli.number(int, 2, 2**31, 6), default=6,
+                        help="of each way")
     parser.add_argument("--only", default="", help="chapters whose name begins so")
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
     parser.add_argument("flags", nargs="*", help="for every run, after --")
     parser.add_argument("--play", help=argparse.SUPPRESS)       # for the ranks of `measure`
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.play:
+        return args
+    args.runs = [run for run in RUNS if run[0].startswith(args.only)]
+    if not args.runs:
+        raise Refused(f"--only {args.only} begins the name of no chapter here", "--only 03")
+    if args.record:
+        results.refuse_record()
+    for chapter, ranks, own in args.runs:
+        refuse_run(chapter, ranks, [*own.split(), *args.flags])
+    return args
+
+
+def main(argv=None):
+    args = refusals.accepted(accept, sys.argv[1:] if argv is None else argv, alone=True)
+    if args.play:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)   # or it would end when all threads have
         answer = play(*json.loads(args.play))
         if dist.get_rank() == 0:
             print(json.dumps(answer), flush=True)
         dist.barrier()
         os._exit(0)                                     # as lab.report.launch does, and why
-    if args.saves < 2:
-        parser.error(f"--saves {args.saves} has no range; 2 would work")
 
     lines = []
-    runs = [run for run in RUNS if run[0].startswith(args.only)]
-    for line in tables(runs, args.saves, args.flags):
+    for line in tables(args.runs, args.saves, args.flags):
         print(line, flush=True)
         lines.append(line)
     if args.record:
@@ -285,4 +301,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    cli.program(main)

@@ -34,6 +34,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import results  # noqa: E402  (after the path to it)
+from common import Refused  # noqa: E402
+from lab import cli, refusals  # noqa: E402
+
 DEVICE = "cuda"
 WIDTHS = 1024, 2048, 4096, 8192, 16384
 NUMBERS = 2**28         # of x, whatever the width: so many that Python's own time does not show
@@ -224,15 +228,24 @@ def draw(rows, x, ways, unit, path):
     figure.savefig(path, dpi=130)
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "runs", help="a folder for CSV and PNG")
+def accept(argv):
+    """The arguments; raises Refused for those that do not fit."""
+    parser = cli.Parser("benchmarks/kernels.py", description=__doc__, allow_abbrev=False,
+                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=cli.output("runs"), default=ROOT / "runs",
+                        help="a folder for CSV and PNG")
     parser.add_argument("--record", action="store_true", help="write RESULTS.md and figures/ too")
     parser.add_argument("--tune", action="store_true", help="time other launches instead")
     args = parser.parse_args(argv)
+    if args.record:
+        results.refuse_record()
     if DEVICE == "cuda" and not torch.cuda.is_available():
-        parser.error("there is no GPU here, and nothing else to measure these kernels on")
+        raise Refused("there is no GPU here, and nothing else to measure these kernels on")
+    return args
+
+
+def main(argv=None):
+    args = refusals.accepted(accept, sys.argv[1:] if argv is None else argv, alone=True)
     import triton
 
     if args.tune:
@@ -257,11 +270,8 @@ def main(argv=None):
             print(line, flush=True)
             lines.append(line)
     if args.record:
-        sys.path.insert(0, str(ROOT / "benchmarks"))
-        from results import record
-
-        record("kernels", lines)
+        results.record("kernels", lines)
 
 
 if __name__ == "__main__":
-    main()
+    cli.program(main)

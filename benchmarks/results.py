@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+from common import Refused
+from lab import cli
+
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 TITLE = "# Measured\n\nMachines are noisy: trust the ratios, within the ranges, and not the rest."
 
@@ -14,3 +17,12 @@ def record(section, lines):
     sections[section] = "\n" + "\n".join(lines) + "\n"
     body = "\n".join(f"## {name}\n{content.rstrip()}\n" for name, content in sections.items())
     RESULTS.write_text(f"{TITLE}\n\n{body}")
+
+
+def refuse_record():
+    """Raise Refused where RESULTS.md cannot be written: before anything is measured."""
+    try:
+        cli.try_to_write(RESULTS, is_file=True)
+    except OSError as error:
+        raise Refused(f"--record cannot write {RESULTS}: {error.strerror}",
+                      "without --record") from None

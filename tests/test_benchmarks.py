@@ -1,11 +1,14 @@
 """benchmarks/chapters.py: its pairs, on a CPU and on GPUs."""
 
+import contextlib
 import itertools
 import os
+import re
 import statistics
 import sys
 import time
 import types
+from pathlib import Path
 
 import programs
 import pytest
@@ -18,6 +21,7 @@ from lab import checkpoint, cli, meters, report, saving, schedules, storage
 sys.path.append(str(ROOT / "benchmarks"))
 import chapters  # noqa: E402  (after the path to it)
 import checkpoints  # noqa: E402
+import results  # noqa: E402
 
 sys.path.pop()  # or `kernels` would be benchmarks/kernels.py
 
@@ -41,17 +45,34 @@ def test_the_chapters_take_the_flags_of_every_pair(monkeypatch, gpus):
         assert len(sizes) == 1
 
 
+@pytest.mark.parametrize(("benchmark", "flags", "line"), [
+    (chapters, "--only=99", "--only 99 begins the name of no chapter; --only 01 would work"),
+    (chapters, "--only=04 -- --dim=100",
+     "--dim 100 is not a multiple of 2 x --heads .* = 16; --dim 112 would work"),
+    (checkpoints, "--only=09 -- --batch=6", "--batch 6 is not a multiple of .* would work"),
+    (chapters, "--record", "--record cannot write /proc/version: .*; without --record would work"),
+])  # fmt: skip
+def test_what_a_run_would_refuse_is_refused_before_the_first(monkeypatch, capsys, benchmark, flags,
+                                                             line):  # fmt: skip
+    monkeypatch.setattr(results, "RESULTS", Path("/proc/version"))
+    monkeypatch.setattr(benchmark, "measure", None)
+    with pytest.raises(SystemExit, match="2"):
+        benchmark.main(flags.split())
+    assert re.fullmatch(f"error: {line}\n", capsys.readouterr().err)
+
+
 @pytest.fixture
 def warm(monkeypatch, tmp_path):
     """Programs that benchmarks start are forked from an interpreter that knows torch."""
 
-    def run(command, env, **as_text):
-        assert command[0] == sys.executable and as_text == {"capture_output": True, "text": True}
+    def popen(command, env, **pipes):
+        assert command[0] == sys.executable and pipes.pop("text") and set(pipes.values()) == {-1}
         more = {name: value for name, value in env.items() if os.environ.get(name) != value}
-        [status], output, errors = programs.run(*command[1:], cwd=tmp_path, **more)
-        return types.SimpleNamespace(returncode=status, stdout=output, stderr=errors)
+        [status], *said = programs.run(*command[1:], cwd=tmp_path, **more)
+        run = types.SimpleNamespace(returncode=status, communicate=lambda: said)
+        return contextlib.nullcontext(run)
 
-    monkeypatch.setattr(chapters.subprocess, "run", run)
+    monkeypatch.setattr(chapters.subprocess, "Popen", popen)
 
 
 def test_a_pair_in_the_same_process(warm):
