@@ -143,11 +143,11 @@ def program(main):
     sys.stdout = steady(sys.stdout)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        status = main()
-        sys.stdout.flush()
+        sys.exit(main())
     except KeyboardInterrupt:
         fail("interrupted", 128 + signal.SIGINT)
-    sys.exit(status)
+    finally:
+        sys.stdout.flush()                                  # which may find that the disk is full
 
 
 def number(kind, lowest, below, example):

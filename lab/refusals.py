@@ -27,10 +27,15 @@ def one_line(text):
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def say(message):
+    """One line on stderr, whether or not anybody reads it, on whatever rank this is."""
+    with contextlib.suppress(OSError):
+        if sys.stderr:                                      # it is None where it is closed
+            print(f"error: {one_line(message)}", file=sys.stderr)
+
+
 def fail(message, status=2):
-    """End with one line, on whatever rank this is."""
-    with contextlib.suppress(OSError):                      # nobody reads it
-        print(f"error: {one_line(message)}", file=sys.stderr or open(os.devnull, "w"))
+    say(message)
     raise SystemExit(status)
 
 

@@ -25,7 +25,7 @@ from common import Refused, environment
 from lab import cli, refusals
 
 CHAPTER = "07_pipeline_parallel"
-MOST = 2**17            # ranks x (ranks + micro-batches) that are drawn: less than 10^6 letters
+MOST = 2**15            # ranks x (ranks + micro-batches) that are drawn: some 200,000 letters
 STEPS, WITHIN = 5, 0.3  # the best of so many steps may take longer than simulated by such a share
 
 
