@@ -10,8 +10,10 @@ line says which; the other figures are drawn, unless a file cannot be read at al
 """
 
 import argparse
+import contextlib
 import importlib
 import math
+import os
 import sys
 import warnings
 from dataclasses import fields, replace
@@ -1099,12 +1101,14 @@ def draw_one(runs, chapter, path):
     except Exception as error:
         read = [run for run in runs if run["chapter"] in (chapter, READS_TOO.get(chapter))]
         return tell(f"{files_of(read)} cannot be drawn: {in_words(error)}", 2)
-    print(one_line(str(path)))
+    print(one_line(str(path)), flush=True)
     return 0
 
 
 def tell(why, status):
-    print(f"error: {one_line(why)}", file=sys.stderr)
+    """A line on stderr, if that is open and somebody reads it. Returns the status."""
+    with contextlib.suppress(OSError):
+        print(f"error: {one_line(why)}", file=sys.stderr or open(os.devnull, "w"))
     return status
 
 
@@ -1118,4 +1122,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.program(main)

@@ -198,16 +198,12 @@ def largest_load(run):
 # -------------------------------------------------------------------------------- the command line
 
 def arguments(name, doc, argv, more=lambda parser: None):
-    """Of a command that reads runs. argv: None where it is the program, whose output is then made
-    steady, line by line, so that what becomes of a line is known when it is printed."""
-    if argv is None:
-        sys.stdout, argv = cli.steady(sys.stdout), sys.argv[1:]
-        sys.stdout.reconfigure(line_buffering=True)
+    """Of a command that reads runs. more(parser): adds its own flags."""
     parser = cli.Parser(name, description=doc, allow_abbrev=False,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", help="what --json has written")
     more(parser)
-    return accepted(parser.parse_args, argv, alone=True)
+    return accepted(parser.parse_args, sys.argv[1:] if argv is None else argv, alone=True)
 
 
 def main(argv=None):
