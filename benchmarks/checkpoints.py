@@ -115,6 +115,8 @@ class InTurn(saving.Saver):
         self.landed, self.flies, self.senders = 0, False, None
 
     def after_step(self, step, loss, model):
+        if self.stop:                                   # SIGTERM, which would let a Saver save
+            os._exit(128 + signal.SIGTERM)
         if step <= SETUP_STEPS:
             return
         steps = self.ours[-1]["during"] if self.flies else self.quiet
@@ -285,7 +287,6 @@ def accept(argv):
 def main(argv=None):
     args = refusals.accepted(accept, sys.argv[1:] if argv is None else argv, alone=True)
     if args.play:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)   # or it would end when all threads have
         answer = play(*json.loads(args.play))
         if dist.get_rank() == 0:
             print(json.dumps(answer), flush=True)

@@ -88,6 +88,22 @@ def test_a_pair_in_the_same_process(warm):
     assert 0 < sorting and 0 < matmuls and sorting + matmuls < statistics.median(measured["ms"][0])
 
 
+def play_pair(pair):
+    """For a rank of the pool, whose other tests have their own Run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "Run", report.Run)
+        return chapters.play_pair(pair)
+
+
+def test_a_pair_on_two_ranks(ranks):
+    """Each side in a thread, where no signal can be handled."""
+    flags = ["--steps=5", "--layers=1", "--dim=16", "--heads=2", "--kv-heads=2", "--seq=8",
+             "--no-verify", f"--data={TEXT}", "--device=cpu"]  # fmt: skip
+    sides = [("02_data_parallel", [*flags, f"--variant={name}"]) for name in ("naive", "bucket")]
+    for measured in ranks(2)(play_pair, {"sides": sides, "clocked": False}):
+        assert [len(ms) for ms in measured["ms"]] == [2, 2] and measured["alone"] > 0
+
+
 def test_the_measuring_thread_has_the_device_of_its_rank(monkeypatch):
     """CUDA's current device is a thread's, and the runs of a pair had threads of their own."""
     device, chosen = torch.device("cuda", 1), []
