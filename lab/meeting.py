@@ -36,6 +36,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import common
 from common import Refused, environment
+from lab.refusals import fail
 
 LOST = "by peer", "Broken pipe", "remote process"       # gloo's words, and NCCL's, for a lost rank
 LATE = "imed out", "timeout"
@@ -73,9 +74,10 @@ def named(ranks):
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
-def end(line):
-    print(f"error: {line}", file=sys.stderr, flush=True)
-    raise SystemExit(1)
+def say(line):
+    """To stderr, if that is not closed."""
+    if sys.stderr:
+        print(f"error: {line}", file=sys.stderr, flush=True)
 
 
 # --------------------------------------------------------------------------------------- they meet
@@ -95,13 +97,18 @@ def join(args):
         dist.init_process_group("nccl" if nccl else "gloo", store=store, rank=rank,
                                 world_size=world, device_id=device)
     except RuntimeError as error:                           # a firewall, say
-        end(f"rank {rank} cannot connect to the others: {str(error).splitlines()[0]}")
+        fail(f"rank {rank} cannot connect to the others: {str(error).splitlines()[0]}", status=1)
+
+
+def rank_0_keeps_the_store():
+    """Or else torchrun."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def store_of_all(rank, world, seconds):
-    """torchrun's, or rank 0's."""
+    """The one that torchrun keeps, or rank 0, once somebody listens there."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    keeps_it = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    keeps_it = rank == 0 and rank_0_keeps_the_store()
     if not keeps_it:
         wait_until_somebody_listens(host, port, seconds)
     make = lambda: dist.TCPStore(host, port, world, keeps_it, timedelta(seconds=seconds),
@@ -110,8 +117,8 @@ def store_of_all(rank, world, seconds):
         store = within(seconds, make)
     except NO_ANSWER as error:
         why = str(error).rpartition("message: ")[2].splitlines()
-        end(f"rank {rank} cannot {'keep' if keeps_it else 'read'} the store at {host}:{port}: "
-            f"{why[0] if why else 'what listens there is no store'}")
+        fail(f"rank {rank} cannot {'keep' if keeps_it else 'read'} the store at {host}:{port}: "
+             f"{why[0] if why else 'what listens there is no store'}", status=1)
     # Where torchrun has started the ranks of one machine again, its store has the addresses of the
     # dead ones: so each attempt has names of its own.
     one_machine = environment("LOCAL_WORLD_SIZE", 0) == world
@@ -128,8 +135,8 @@ def wait_until_somebody_listens(host, port, seconds):
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                end(f"nobody answers within {seconds} s at {host}:{port}, where rank 0 is to "
-                    f"listen: {error.strerror or 'no answer'}")
+                fail(f"nobody answers within {seconds} s at {host}:{port}, where rank 0 is to "
+                     f"listen: {error.strerror or 'no answer'}", status=1)
         time.sleep(0.05)
 
 
@@ -149,15 +156,19 @@ def wait_for_all(store, rank, world, seconds):
         # Ranks that torchrun has started share a stderr: one of a machine is enough.
         says_it = "LOCAL_RANK" not in os.environ or store.add(socket.gethostname(), 1) == 1
     except RuntimeError:                                    # rank 0 has waited before this one
-        end("rank 0 has ended, before all ranks had come")
+        fail("rank 0 has ended, before all ranks had come", status=1)
     if missing and says_it:
-        end(f"{world - len(missing)} of {world} ranks came within {seconds} s: {named(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} missing")
+        fail(f"{world - len(missing)} of {world} ranks came within {seconds} s: {named(missing)} "
+             f"{'is' if len(missing) == 1 else 'are'} missing", status=1)
     if missing:
         raise SystemExit(1)
 
 
 # ------------------------------------------------------------------------------------ one is lost
+
+def have_ended(ranks):
+    return f"{named(ranks)} {'has' if len(ranks) == 1 else 'have'} ended"
+
 
 def has_ended(pid):
     """A zombie has, too: its parent has not asked for its status yet."""
@@ -166,7 +177,7 @@ def has_ended(pid):
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2]
         else:                                               # macOS
             state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True,
-                                   text=True).stdout
+                                   text=True).stdout.strip()
     except (FileNotFoundError, ProcessLookupError):
         state = ""
     return not state or state[0] in "ZX"
@@ -193,9 +204,16 @@ class Watch:
         """The ranks of this machine whose processes have."""
         return [rank for rank, pid in self.processes.items() if has_ended(pid)]
 
+    def ended_within(self, seconds):
+        """The same, as soon as there is one; or none."""
+        deadline = time.monotonic() + seconds
+        while not (ended := self.ended()) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return ended
+
     def let_go(self):
-        """From here on, others may end."""
-        self.processes = {}
+        """From here on, others may end, and the store with rank 0."""
+        self.processes, self.store = {}, dist.HashStore()
 
     def stop(self):
         """More than once does no harm."""
@@ -206,13 +224,15 @@ class Watch:
         """Print it unless another rank has spoken. None: this one has said enough."""
         with self.lock:
             if not self.spoken and self.is_first() and line:
-                print(f"error: {line}", file=sys.stderr, flush=True)
+                say(line)
             self.spoken = True
 
     def is_first(self):
+        if rank_0_keeps_the_store() and 0 in self.ended():
+            return True                                     # rather two lines than none
         try:
             return within(1, lambda: self.store.add("has spoken", 1)) == 1
-        except NO_ANSWER:                                   # rather two lines than none
+        except NO_ANSWER:
             return True
 
     def leave(self, error):
@@ -222,41 +242,49 @@ class Watch:
         try:
             if isinstance(error, (SystemExit, Refused)):    # which say why
                 self.speak(None)
-            elif isinstance(error, RuntimeError) and self.run.world > 1:
-                words = str(error)
-                late = any(word in words for word in LATE)
-                if (late or any(word in words for word in LOST)) and self.name_the_lost(step, late):
-                    raise SystemExit(1)
             elif isinstance(error, KeyboardInterrupt):
                 raise error
+            elif isinstance(error, RuntimeError) and self.run.world > 1:
+                self.name_the_lost(error, step)
         except KeyboardInterrupt:
             self.speak(f"interrupted {f'after step {done}' if done else 'before the first step'}")
             raise KeyboardInterrupt("and has said so") from None
         finally:
             self.stop()
 
-    def name_the_lost(self, step, late):
-        """Returns whether somebody is. late: this rank has waited too long; else a connection is
+    def name_the_lost(self, error, step):
+        """If the error says that this rank has waited for others too long, or that a connection is
         closed. That is gloo's way: NCCL's watchdog thread, after the same timeout, prints which
         collective had no end, and kills the process."""
+        late, closed = (any(words in str(error) for words in kind) for kind in (LATE, LOST))
+        if not late and not closed:
+            return
         with self.lock:
-            lost = []
+            ended, lost = self.ended_within(0.1), []        # it closes them just before it ends
             try:
-                within(1, lambda: self.store.set(f"waits {self.run.rank}", str(late)))
-                until = time.monotonic() + self.PATIENCE
-                while not lost and time.monotonic() < until:
-                    time.sleep(0.005)                       # it closes them just before it ends
-                    lost = [] if late else self.ended()
-                if not lost:
+                if not ended:
+                    within(1, lambda: self.store.set(f"waits {self.run.rank}", str(late)))
+                    ended = self.ended_within(self.PATIENCE)
+                if not ended:
                     lost, late = within(1, self.who_does_not_wait)
             except NO_ANSWER:                               # of rank 0, which kept the store
-                lost = self.ended() or [0]
-            if lost:
+                lost = [0]
+            if not ended and not lost:
+                self.speak(None)
+                time.sleep(0.5)                             # others are about to find the same
+                raise RuntimeError(f"step {step}: each rank waits for another, and none is lost. "
+                                   "Do all call the same collectives in the same order?") from error
+            if ended or not late and len(lost) == 1:
+                what = have_ended(ended or lost)
+            elif late:
                 seconds = int(c10d.default_pg_timeout.total_seconds())
-                what = f"did not answer within {seconds} s" if late else \
-                    "has ended" if len(lost) == 1 else "have ended"
-                self.speak(f"step {step}: {named(lost)} {what}")
-            return bool(lost)
+                what = f"{named(lost)} did not answer within {seconds} s"
+            else:                                           # one may wait for another that asks
+                what = f"of {named(lost)}, at least one has ended"
+            self.speak(f"step {step}: {what}")
+            if self.run.rank == 0 and rank_0_keeps_the_store():
+                time.sleep(0.5)                             # others ask there whether it is said
+            raise SystemExit(1)
 
     def who_does_not_wait(self):
         """And whether that is since somebody has waited too long."""
@@ -268,8 +296,7 @@ class Watch:
         """In a thread of its own, which lets name_the_lost come to its end first."""
         with self.lock:
             ended = self.ended()
-            what = f"SIGTERM has come to rank {self.run.rank}" if not ended else \
-                f"{named(ended)} {'has' if len(ended) == 1 else 'have'} ended"
+            what = have_ended(ended) if ended else f"SIGTERM has come to rank {self.run.rank}"
             self.speak(f"step {self.run.step}: {what}")
         os._exit(128 + signal.SIGTERM)
 

@@ -450,12 +450,12 @@ def launch(*chapter):
         status = leaving.code
     except KeyboardInterrupt as interrupted:
         if not interrupted.args and environment("RANK", 0) == 0:
-            print("error: interrupted before the first step", file=sys.stderr)
+            meeting.say("interrupted before the first step")
         status = 128 + signal.SIGINT
     except RuntimeError as error:
         if not any(words in str(error) for words in meeting.LOST):
             raise
-        print(f"error: rank {environment('RANK', 0)}: another rank has ended", file=sys.stderr)
+        meeting.say(f"rank {environment('RANK', 0)}: another rank has ended")
         status = 1
     gc.collect()
     if dist.is_initialized():

@@ -50,7 +50,7 @@ class Saver:
     """
 
     def __init__(self, run):
-        self.run, self.args, self.problem = run, run.args, None
+        self.run, self.args, self.problem, self.closing = run, run.args, None, False
         self.identity = identity(run.args, run.text)
         self.writers, self.thread, self.pending = None, ThreadPoolExecutor(1), None
         self.waits, self.writes, self.bytes = [], [], 0
@@ -65,9 +65,8 @@ class Saver:
             self.save(step, saved_buffers(model))
         if stop:
             self.close()
-            if not self.problem:
-                self.run.say(f"  SIGTERM: saved after step {step}; --resume {self.args.save} goes "
-                             "on")
+            verdict = f"SIGTERM: saved after step {step}; --resume {self.args.save} goes on"
+            self.run.say(f"  ✗ {self.problem}" if self.problem else f"  {verdict}")
             raise SystemExit(1 if self.problem else 0)
 
     def log(self, step, loss):
@@ -122,12 +121,15 @@ class Saver:
         self.pending = None
 
     def has(self, problem):
-        """Say it at once, and once; the last one is the run's, in its report, too."""
-        if problem != self.problem:
+        """Say it at once, and once; the last one is the run's, in its verdict, too. The last save
+        ends just before the verdict, which says it."""
+        if problem != self.problem and not self.closing:
             self.run.say(f"  ✗ {problem}")
         self.problem = problem
 
     def close(self):
+        """The verdict follows."""
+        self.closing = True
         self.wait()
         self.thread.shutdown()
 

@@ -17,12 +17,15 @@ import math
 import os
 import re
 import shutil
+import stat
 import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch.distributed.checkpoint import metadata as meta
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 
 FORMAT = 1
@@ -61,7 +64,7 @@ def read_index(folder):
     """The index of a checkpoint whose every byte is as it was written; raises Unusable. All that is
     read is JSON and numbers: nothing is run, and no name in it is one of a file."""
     try:
-        if not (folder / INDEX).is_file():              # a pipe would let us wait
+        if size_of(folder / INDEX) is None:
             raise Unusable(f"has no {INDEX}")
         data = (folder / INDEX).read_bytes()
         written = json.loads(data)
@@ -75,9 +78,21 @@ def read_index(folder):
             check_chunks(folder, f"{name:.80}", tensor["shape"], DTYPES[tensor["dtype"]],
                          tensor["chunks"])
         return index
-    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError,
-            RecursionError):
+    except OSError as error:
+        file = Path(error.filename or folder).name
+        raise Unusable(f"cannot be read: {file:.80}: {error.strerror}") from None
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError):
         raise Unusable(f"has no {INDEX} that can be read") from None
+
+
+def size_of(path):
+    """Of a file, in bytes; None where there is none: a pipe, say, would let us wait. Raises OSError
+    where nobody may look."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def check_fields(index):
@@ -105,7 +120,7 @@ def check_chunks(folder, name, shape, dtype, chunks):
         if not all([*inside, is_count(rank), is_count(at)]):
             raise ValueError
         size, file = math.prod(sizes) * dtype.itemsize, f"{rank}.bin"
-        if not (folder / file).is_file() or (folder / file).stat().st_size < at + size:
+        if (size_of(folder / file) or 0) < at + size:
             raise Unusable(f"is cut short: bytes of {name} are missing in {file}")
         if zlib.crc32(np.memmap(folder / file, np.uint8, "r", at, size)) != crc32:
             raise Unusable(f"has changed bytes in {file}, of {name}")
@@ -141,16 +156,27 @@ def synced(path, data=None):
 
 class Writer(Storage, StorageWriter):
     """Writes a checkpoint into a hidden folder, which gets its name at last. about: plain data for
-    the index. keep: so many of the newest stay."""
+    the index. keep: so many of the newest stay. Entered around a save, it removes that folder if
+    the save has failed."""
 
     def __init__(self, folder, about, keep):
-        self.folder, self.about, self.keep = folder, about, keep
+        self.folder, self.about, self.keep, self.made_it = folder, about, keep, False
         self.aside = folder.with_name(f".{folder.name}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *more):
+        # CheckpointException: every rank has said that it is done. After any other error, one may
+        # still be writing. On rank 0 alone, and not what another run has made.
+        if self.made_it and kind is CheckpointException:
+            shutil.rmtree(self.aside, ignore_errors=True)
 
     def prepare_global_plan(self, plans):               # on rank 0, before anybody writes
         for left in self.folder.parent.glob(".step-[0-9]*"):        # by a run before, when killed
             shutil.rmtree(left, ignore_errors=True)
         self.aside.mkdir(parents=True)
+        self.made_it = True
         return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan, planner):

@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from unittest import mock
 
@@ -228,6 +230,31 @@ def test_every_rank_writes_its_share_once(saved, layout):
     cfg = common.Config(4, 32, 8, 2, 16, 131)
     assert sum(sizes) == saving.checkpoint_bytes(cfg, "adamw", 8)
     assert saving.checkpoint_bytes(cfg, "adamw", 4) == 12 * cfg.parameters() + 4 * tensors(cfg)
+
+
+@contextlib.contextmanager
+def as_nobody():
+    """Without root's rights, if this is root."""
+    os.seteuid(65534 if os.geteuid() == 0 else os.geteuid())
+    try:
+        yield
+    finally:
+        os.seteuid(os.getuid())
+
+
+@pytest.mark.parametrize(("closed", "named"), [
+    ("0.bin", "0.bin"), (storage.INDEX, storage.INDEX), (".", storage.INDEX),
+])  # fmt: skip
+def test_what_may_not_be_read_is_named(saved, closed, named):
+    with tempfile.TemporaryDirectory() as folder:  # others may not enter those of pytest
+        os.chmod(folder, 0o755)
+        folder = Path(folder, "step-000003")
+        shutil.copytree(saved("02 bucket") / folder.name, folder)
+        (folder / closed).chmod(0)
+        with as_nobody(), pytest.raises(storage.Unusable) as why:
+            storage.read_index(folder)
+        assert str(why.value) == f"cannot be read: {named}: Permission denied"
+        folder.chmod(0o755)
 
 
 def is_synced_when_named(run_chapter, folder):

@@ -582,20 +582,36 @@ def test_flags_that_mean_nothing_without_it(refused, flag):
 SYNCED = storage.synced
 
 
-def synced_to_a_full_disk(path, data=None):
-    if "step-000002" in str(path) and common.environment("RANK", 0) == 1:
+def synced_to_a_full_disk(step, path, data=None):
+    if f"step-{step:06}" in str(path) and common.environment("RANK", 0) == 1:
         raise OSError(28, "No space left on device", str(path))
     SYNCED(path, data)
 
 
-def test_a_disk_that_is_full_on_one_rank(ranks, tmp_path):
+@pytest.mark.parametrize(("full", "times"), [(2, 2), (4, 1)])
+def test_a_disk_that_is_full_on_one_rank(ranks, tmp_path, full, times):
+    """It is said at once and in the verdict; at the end of training, that is the same."""
     flags = "--steps=4", "--save-every=1", "--keep=9", f"--save={tmp_path}"
-    (status, out), _ = ranks(2)(status_of, QUICK, flags,
-                                [("lab.storage.synced", synced_to_a_full_disk)])  # fmt: skip
-    why = f"rank 1: [Errno 28] No space left on device: '{tmp_path}/.step-000002/1.bin'"
-    assert status == 1 and out.count(f"✗ the checkpoint of step 2 is not written: {why}") == 2, out
-    assert names(tmp_path) == ["log.jsonl", "step-000001", "step-000003", "step-000004"]
+    synced = functools.partial(synced_to_a_full_disk, full)
+    (status, out), _ = ranks(2)(status_of, QUICK, flags, [("lab.storage.synced", synced)])
+    why = f"rank 1: [Errno 28] No space left on device: '{tmp_path}/.step-00000{full}/1.bin'"
+    assert status == 1 and out.count(f"✗ the checkpoint of step {full} is not written: {why}") == \
+        out.count("✗") == times, out  # fmt: skip
+    written = [f"step-{step:06}" for step in range(1, 5) if step != full]
+    assert names(tmp_path) == ["log.jsonl", *written]
     assert all(storage.read_index(path) for path in storage.checkpoints_in(tmp_path))
+
+
+def test_what_others_write_stays(tmp_path):
+    """Another run, or a rank that has not said yet that it has failed."""
+    failed, unfinished = saving.CheckpointException("", {}), tmp_path / ".step-000004"
+    for error, is_ours, stays in ((failed, False, True), (RuntimeError(), True, True),
+                                  (failed, True, False)):  # fmt: skip
+        with contextlib.suppress(type(error)), storage.Writer(tmp_path / "step-000004", {}, 1) as w:
+            w.prepare_global_plan([])
+            w.made_it = is_ours
+            raise error
+        assert unfinished.exists() == stays
 
 
 def test_a_folder_that_has_gone(run_chapter, tmp_path, monkeypatch):
