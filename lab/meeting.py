@@ -23,7 +23,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -36,7 +35,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import common
 from common import Refused, environment
-from lab.refusals import fail
+from lab.refusals import fail, say
 
 LOST = "by peer", "Broken pipe", "remote process"       # gloo's words, and NCCL's, for a lost rank
 LATE = "imed out", "timeout"
@@ -72,12 +71,6 @@ def within(seconds, ask):
 def named(ranks):
     """`rank 2`, or `ranks 1, 2`."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-
-
-def say(line):
-    """To stderr, if that is not closed."""
-    if sys.stderr:
-        print(f"error: {line}", file=sys.stderr, flush=True)
 
 
 # --------------------------------------------------------------------------------------- they meet
@@ -197,8 +190,12 @@ class Watch:
                           if its_machine == machine and rank != run.rank and not has_ended(pid)}
         # Names of this run's own, where a launcher starts ranks again.
         self.store = dist.PrefixStore(f"run of {everyones[0]}", c10d._get_default_store())
-        if run.args.save or run.world > 1:
+        alone = run.world == 1 and not run.args.save        # SIGTERM ends it, as ever
+        if not alone and threading.current_thread() is threading.main_thread():
             self.sigterm = Sigterm(None if run.args.save else self.end_by_sigterm)
+
+    def is_told_to_end(self):
+        return bool(self.sigterm and self.sigterm.came)
 
     def ended(self):
         """The ranks of this machine whose processes have."""

@@ -225,8 +225,8 @@ class Run(common.Run):
             value = value.tolist() if torch.is_tensor(value) else value
             self.recorded.setdefault(name, []).append(value)
         finite = math.isfinite(loss) and (skipped or math.isfinite(norm))
-        sigterm = self.saver and self.watch.sigterm.came
-        sigterm, not_finite = saving.on_any_rank(self, sigterm, not finite)
+        told_to_end = self.watch.is_told_to_end()
+        told_to_end, not_finite = saving.on_any_rank(self, told_to_end, not finite)
         self.stopped = not_finite                       # on all ranks, of which one may know why
         if not finite:
             from_another = saving.gradients_are_finite(self.optimizers)
@@ -249,7 +249,7 @@ class Run(common.Run):
         if self.is_metered and self.formulas:
             self.answer = self.formulas(self.args, self.rank, self.world, model)
         if self.saver:
-            self.saver.stop = sigterm
+            self.saver.stop = told_to_end
             self.saver.after_step(step, self.losses[-1], model)
 
     def pairs(self):
@@ -472,4 +472,4 @@ def interrupt(*signal_and_frame):
 
 
 if __name__ == "__main__":                              # a table of several runs
-    sys.exit(runs.main())
+    cli.program(runs.main)
