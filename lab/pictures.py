@@ -10,11 +10,8 @@ line says which; the other figures are drawn, unless a file cannot be read at al
 """
 
 import argparse
-import contextlib
 import importlib
 import math
-import os
-import sys
 import warnings
 from dataclasses import fields, replace
 
@@ -22,7 +19,7 @@ import common
 from common import PRESETS, Config
 from lab import anatomy, cli, schedules
 from lab.meters import hidden_share
-from lab.refusals import one_line
+from lab.refusals import one_line, say
 from lab.runs import (
     LAST,
     alike_but_for_balance,
@@ -1106,9 +1103,7 @@ def draw_one(runs, chapter, path):
 
 
 def tell(why, status):
-    """A line on stderr, if that is open and somebody reads it. Returns the status."""
-    with contextlib.suppress(OSError):
-        print(f"error: {one_line(why)}", file=sys.stderr or open(os.devnull, "w"))
+    say(why)
     return status
 
 
