@@ -463,6 +463,8 @@ def test_the_first_line_says_where_and_why(monkeypatch, device, gpus, expected):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: started.append(backend))
     monkeypatch.setattr(dist, "get_backend", lambda: started[-1])
+    for name in ("join", "Watch"):  # nobody is there to meet
+        monkeypatch.setattr(report.meeting, name, lambda *args: None)
     monkeypatch.setattr(report, "CommMeter", lambda on_cuda: on_cuda)
     run = report.Run(arguments(f"--device={device}", parse=cli.parse))
     assert run.where() == expected and run.comm == (run.device.type == "cuda")

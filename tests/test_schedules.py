@@ -71,8 +71,8 @@ def test_a_drawing_has_every_unit_of_time(variant):
      "dualpipe-v on 4 ranks does not take 7 micro-batches; --micro-batches 8 would work"),
     (0, "1f1b --ranks=512 --micro-batches=9", "--micro-batches 9 on 512 ranks is too much to draw; "
      "--ranks 4 --micro-batches 8 would work"),
-    (0, "naive --ranks=32 --micro-batches=64", "--micro-batches 64 on 32 ranks is too much to draw; "
-     "--micro-batches 8 would work"),
+    (0, "naive --ranks=32 --micro-batches=64", "--micro-batches 64 on 32 ranks is too much to "
+     "draw; --micro-batches 8 would work"),
     (0, "interleaved --chunks=4096", "--micro-batches 8 on 4 ranks is too much to draw; "
      "without --chunks would work"),
     (0, "1f1b --ranks=0", "--ranks: 0 is no whole number in [1, 4097); --ranks 4 would work"),
