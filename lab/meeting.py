@@ -139,13 +139,14 @@ def wait_for_all(store, rank, world, seconds):
     try:
         store.set(f"has come {rank}", "")
         store.add("came", 1)
-        while (store.add("came", 0) < world and not store.add("given up", 0)
+        given_up = store.add("given up", 0)                 # by ranks that were here before
+        while (store.add("came", 0) < world and store.add("given up", 0) == given_up
                and time.monotonic() < deadline):
             time.sleep(0.01)
         missing = [other for other in range(world) if not store.check([f"has come {other}"])]
-        if missing:                                         # the first one ends them all
+        if missing:                                         # the first one to see it ends them all
             store.add("given up", 1)
-            time.sleep(0.5)                                 # rank 0 may keep what they read
+            time.sleep(0.5)                                 # for rank 0 may keep what they read
         # Ranks that torchrun has started share a stderr: one of a machine is enough.
         says_it = "LOCAL_RANK" not in os.environ or store.add(socket.gethostname(), 1) == 1
     except RuntimeError:                                    # rank 0 has waited before this one
