@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 import common
 from common import Config, Refused, environment
-from lab import cli, meeting, refusals, resuming, runs, saving, verify
+from lab import cli, diagnose, meeting, refusals, resuming, runs, saving, verify
 from lab.formulas import WATCHED_STEPS, held, hold, updated_parameters
 from lab.meters import (
     ActivationMeter,
@@ -66,11 +66,13 @@ class Run(common.Run):
         self.comm, self.kept, self.flops = CommMeter(self.on_cuda), None, None
         self.memory, self.actions, self.flops_of = None, [], {}
         self.skipped, self.not_finite, self.stopped = 0, None, False
+        self.diagnosis = []                             # filled in the end
         self.rounding, self.verified_steps = verify.rounding_of(args)
         tokens = args.batch * args.model.seq
         self.tolerance = verify.tolerances(self.rounding, args.optimizer, tokens)
         tensor_steps = 1 if self.rounding in verify.LOSSY else self.verified_steps
-        self.verifier = verify.Verifier(self, tensor_steps) if args.verify else None
+        self.verifier = (verify.Verifier(self, tensor_steps, self.tolerance)
+                         if args.verify else None)
 
     @property
     def on_cuda(self):
@@ -337,8 +339,11 @@ class Run(common.Run):
                           for c in self.checks if c["ok"] is False]
         if self.saver and self.saver.problem:
             self.problems.append(self.saver.problem)
+        self.diagnosis = diagnose.of_run(self)
         for problem in self.problems:
             print(f"  ✗ {problem}", flush=True)
+        for sentence in self.diagnosis:
+            print(f"  → {sentence}", flush=True)
         outputs = {"json": self.write_json, "plot": self.draw_picture, "profile": self.write_trace}
         written = [self.wrote(flag, write) for flag, write in outputs.items()]
         return 0 if all(written) and not self.problems else 1
@@ -401,7 +406,7 @@ class Run(common.Run):
             "max_grad_diff": max(off["gradients"], off["gradient norm"]) if off else None,
             "max_param_diff": off.get("parameters"),
             "tolerance": self.tolerance, "comm": self.comm.total, "checks": self.checks,
-            "problems": self.problems,
+            "problems": self.problems, "diagnosis": self.diagnosis,
             "recorded": self.recorded,
         }
         return json.loads(json.dumps(record), parse_constant=lambda name: None)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from common import part
+from lab import diagnose, evidence
 
 STEPS = 5               # so many steps are compared: rounding differences grow in any training
 SMALL = 1e-4            # in 16 bits the gradients of q and k are no larger than five times that
@@ -66,11 +67,16 @@ class Verifier:
     `tensor_steps` of them only the loss counts. worst[kind]: the largest difference so far and
     where it was. Communication per step, outside of all measurements: one broadcast of the
     reference's tensors, one small all_reduce, and what DTensors send to become whole.
+
+    tolerance: of each kind; the first step that exceeds it is examined. diagnosis: sentences about
+    that step, on every rank.
     """
 
-    def __init__(self, run, tensor_steps):
-        self.run, self.tensor_steps = run, tensor_steps
+    def __init__(self, run, tensor_steps, tolerance=None):
+        self.run, self.tensor_steps, self.tolerance = run, tensor_steps, tolerance
+        self.rounding, _ = rounding_of(run.args)
         self.steps, self.worst, self.shapes = 0, {}, None
+        self.previous, self.diagnosis = None, None      # one GPU's tensors of the step before
         self.largest = {}                               # (kind, name): magnitude so far
 
     def compare(self, batch, loss, norm, parameters):
@@ -109,15 +115,22 @@ class Verifier:
                 off[i] = difference(tensor, expected, scale[key])
         dist.all_reduce(off, dist.ReduceOp.MAX)
 
+        matches = True
         for (kind, name), value in zip(self.shapes, off.tolist()):
             value = math.inf if value < 0 else value    # nobody has it
             largest, _ = self.worst.get(kind, (-1, ""))
-            if value > largest and (kind == "loss" or self.steps < self.tensor_steps):
-                where = f"{kind} {name}".strip() + f" in step {batch.step + 1}"
-                self.worst[kind] = value, where
+            if kind == "loss" or self.steps < self.tensor_steps:
+                allowed = (self.tolerance or {}).get(kind)
+                matches = matches and (allowed is None or value <= allowed)
+                if value > largest:
+                    where = f"{kind} {name}".strip() + f" in step {batch.step + 1}"
+                    self.worst[kind] = value, where
+        there = {key: full.view(self.shapes[key]) for key, full in fulls.items()}
+        if not matches and self.diagnosis is None:      # (all ranks know the same differences)
+            self.diagnosis = diagnose.diagnose(evidence.collect(self, batch, here, there, scale))
+        self.previous = {key: full.cpu() for key, full in there.items()}
         self.steps += 1
         return reference[:2].tolist()
-
 
     def wait_for_rank_0(self):
         """Until it has taken its step, wait at the store: ranks that wait for it in a collective
