@@ -19,7 +19,7 @@ import trials
 from conftest import CHAPTERS, ROOT, SMALL, TEXT, chapter_names
 from trials import Command
 
-from lab import cli, faults, pictures, runs, schedules
+from lab import cli, faults, pictures, predict, runs, schedules
 
 sys.path.append(str(ROOT / "benchmarks"))
 import chapters  # noqa: E402  (after the path to it)
@@ -102,6 +102,8 @@ OTHERS = [
     Command(["-m", "lab.faults"], partial(cli.program, faults.main), ["--kills=1"],
             stops_at=["lab.faults.both_parts"], work={"lab.faults.both_parts": both_parts},
             writes={"--json": "run.json"}, prints=None),
+    Command(["-m", "lab.predict"], partial(cli.program, predict.main), ["--seed=1"], ["02"],
+            stops_at=["lab.predict.ask"], work={"lab.predict.ask": lambda case, asked: 0}),
     Command(["-m", "lab.report"], partial(cli.program, runs.main), words=["run.json"],
             files={"run.json": a_run}, reads={"runs": "ours"}),
     Command(["-m", "lab.pictures"], partial(cli.program, pictures.main), words=["run.json"],
