@@ -2,169 +2,353 @@
 
     python -m lab.grade exercises               all of them
     python -m lab.grade exercises 04 05.2       a chapter, and one exercise
-    python -m lab.grade class                   a folder of students' folders
+    python -m lab.grade class 04                a folder of students' folders
 
-Each function is put into the solution, alone, and the chapter runs. It must match one GPU and its
-formulas, so one mistake does not sink the others. A student's code runs with the rights of whoever
-calls this: graders belong into a container.
+Each function is put into the solution, alone, and the chapter runs on as many ranks as its exercise
+says. It must match one GPU and its formulas. So one mistake does not sink the other functions. The
+exit status is 0 if all that was asked for is right, 1 if not, 2 for a bad argument.
+
+A student's code runs with the rights of whoever calls this: a grader belongs into a container.
 """
 
 import argparse
 import ast
+import json
+import re
 import sys
 import textwrap
+import time
 import tokenize
 import warnings
+import xml.etree.ElementTree as xml
 from pathlib import Path
 from typing import NamedTuple
 
 from lab import checks, holes
 
+# Not what imports torch: see lab/checks.py.
+
 RIGHT, WRONG, OPEN = "✓", "✗", "·"
 WIDTH = 100
+LARGEST = 10**6         # bytes of a student's file
 
 
 class Result(NamedTuple):
-    number: str
+    number: str             # "04.2"; "04": of a chapter
     what: str
     mark: str
-    words: tuple = ()       # sentences
-    points: int = 1
+    words: str
+    points: int             # that it is worth
+    seconds: float
+    exercises: int = 1      # that it speaks of; 0: of the whole chapter
 
+    @property
+    def score(self):
+        return self.points if self.mark == RIGHT else 0
+
+
+# ------------------------------------------------------------------------------- the student's file
 
 class Unreadable(Exception):
-    """Of a student's file, in a few words."""
+    """Why a file cannot be graded, in a few words; and the SyntaxError, if it is one."""
 
 
-def read(path):
-    """A student's file."""
+class File(NamedTuple):
+    """A student's file. text: without the functions that are no Python. faults: {their names: what
+    is wrong}."""
+    chapter: str
+    folder: Path
+    text: str
+    tree: ast.Module
+    faults: dict
+
+
+def read(folder, chapter):
+    path = folder / f"{chapter}.py"
     if not path.exists():
         raise Unreadable("is not there")
-    if not path.is_file():
+    if not path.is_file():                              # to open a pipe would take for ever
         raise Unreadable("is no file")
+    if path.stat().st_size > LARGEST:
+        raise Unreadable(f"is larger than {LARGEST:,} bytes")
     try:
         with tokenize.open(path) as file:
-            return file.read()
+            text = file.read()
     except (SyntaxError, UnicodeDecodeError):
         raise Unreadable("is no text in UTF-8") from None
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from None
+    text, faults = without_faults(text)
+    return File(chapter, folder, text, parse(text), faults)
 
 
 def parse(text):
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore")             # of a "\d" in a string, say
+            compile(text, "", "exec", dont_inherit=True)        # it finds more than ast.parse
             return ast.parse(text)
     except SyntaxError as error:
-        raise Unreadable(f"line {error.lineno}: {error.msg}") from None
+        raise Unreadable(f"line {error.lineno}: {error.msg}", error) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise Unreadable(f"cannot be parsed: {error}") from None
 
 
-def grade_exercise(exercise, chapter, text, folder, limit):
-    """Its mark, and what is said."""
-    from lab.exercises import solution
-
-    tree = parse(text)
-    nodes = {name: holes.find(tree, name) for name in exercise.functions}
-    missing = [name for name, node in nodes.items() if node is None]
-    if missing:
-        return WRONG, [f"there is no {' and no '.join(missing)} in {chapter}.py"]
-    empty = [name for name, node in nodes.items() if holes.is_hole(node)]
-    if empty:
-        part = "" if len(empty) == len(nodes) else f": {', '.join(empty)}"
-        return OPEN, [f"not begun{part}"]
-    graft = holes.graft(solution(chapter), text, exercise.functions)
-    return run(chapter, graft.source, exercise.checks, folder, limit, graft.line_of_student)
-
-
-def run(chapter, source, these, folder, limit, line_of_student):
-    from lab.exercises import solution
-
-    for check in these:
-        outcome = checks.outcome(chapter, source, solution(chapter), check, folder, limit)
-        if not outcome.right:
-            return WRONG, checks.in_words(outcome, source, line_of_student)
-    return RIGHT, []
+def without_faults(text):
+    """The text without the functions that are no Python, and {their names: what is wrong}. Raises
+    Unreadable where more is wrong than functions."""
+    lines, faults = text.split("\n"), {}
+    while True:
+        try:
+            parse("\n".join(lines))
+            return "\n".join(lines), faults
+        except Unreadable as why:
+            message, *errors = why.args
+            where = [re.search(r" on line (\d+)", error.msg) for error in errors]
+            line = int(where[0][1]) if any(where) else errors[0].lineno if errors else None
+            name, first, last = function_around(lines, line)
+            if name is None or name in faults:
+                raise Unreadable(next(iter(faults.values()), message)) from None
+            indent = re.match(r"\s*", lines[first - 1])[0]
+            lines[first - 1 : last] = [f"{indent}pass"] + [""] * (last - first)
+            faults[name] = message
 
 
-def grade_whole(chapter, exercises, text, results, folder, limit):
-    """The student's chapter as it is."""
-    parse(text)
-    not_begun = [result.number for result in results if result.mark == OPEN]
-    if not_begun:
-        return OPEN, [f"not begun: {', '.join(not_begun)}"]
-    distinct = list(dict.fromkeys(check for exercise in exercises for check in exercise.checks))
-    runs = [check for check in distinct if hasattr(check, "ranks")]
-    return run(chapter, text, runs[:3] or distinct, folder, limit, lambda line: line)
+def function_around(lines, line):
+    """The name, first and last line of the method, function or class in which a line is, by the
+    looks of it, since it cannot be parsed. Nones: there is none."""
+    first, name = definition_above(lines, line, "")
+    if first and lines[first - 1].startswith("class"):
+        indents = [re.match(r"(\s+)def ", text) for text in lines[first:line]]
+        indent = next((match[1] for match in indents if match), None)
+        method, its_name = definition_above(lines, line, indent) if indent else (None, None)
+        if method:
+            first, name = method, f"{name}.{its_name}"
+    if not first:
+        return None, None, None
+    width = len(re.match(r"\s*", lines[first - 1])[0])
+    after = (number for number in range(max(first, line), len(lines))
+             if re.match(rf"\s{{0,{width}}}[^\s)\]}}#]", lines[number]))
+    last = next(after, len(lines))
+    while first > 1 and re.match(rf"\s{{{width}}}@", lines[first - 2]):
+        first -= 1
+    return name, first, last
 
 
-def grade(folder, chosen, limit):
-    """Yields the result of each exercise of a student, and of each whole chapter."""
+def definition_above(lines, line, indent):
+    """The number of the last line up to this one that begins a definition, so far indented, and its
+    name. Nones: there is none."""
+    for number in range(line or 0, 0, -1):
+        match = re.match(rf"{indent}(?:def|class)\s+(\w+)", lines[number - 1])
+        if match:
+            return number, match[1]
+    return None, None
+
+
+# ------------------------------------------------------------------------------------------ grading
+
+def grade(folder, chosen, limit=checks.LIMIT, level=None):
+    """Yields the Result of each exercise of a student, {chapter: exercises}, and after all of a
+    chapter that of the whole."""
     from lab.exercises import EXERCISES, short
 
     for chapter, exercises in chosen.items():
         results = []
         try:
-            text = read(folder / f"{chapter}.py")
-            fault = None
+            file = read(folder, chapter)
         except Unreadable as why:
-            fault = why
+            one = exercises[0]
+            what = (one.number, one.what) if len(exercises) == 1 else (short(chapter), "all of it")
+            yield Result(*what, WRONG, escaped(f"{chapter}.py {why}"),
+                         sum(exercise.level for exercise in exercises), 0, len(exercises))
+            continue
         for exercise in exercises:
-            try:
-                if fault:
-                    raise Unreadable(f"{chapter}.py {fault}")
-                mark, words = grade_exercise(exercise, chapter, text, folder, limit)
-            except Unreadable as why:
-                mark, words = WRONG, [str(why)]
-            results.append(Result(exercise.number, exercise.what, mark, tuple(words),
-                                  exercise.level))
+            begin = time.monotonic()
+            mark, words = grade_exercise(exercise, file, limit)
+            results.append(Result(exercise.number, exercise.what, mark, escaped(words),
+                                  exercise.level, time.monotonic() - begin))
             yield results[-1]
-        if fault is None and exercises and len(exercises) == len(EXERCISES[chapter]):
-            try:
-                mark, words = grade_whole(chapter, exercises, text, results, folder, limit)
-            except Unreadable as why:
-                mark, words = WRONG, [str(why)]
-            yield Result(short(chapter), "the whole chapter", mark, tuple(words))
+        if len(exercises) == len(EXERCISES[chapter]) > 0:
+            begin = time.monotonic()
+            mark, words = grade_whole(exercises, file, results, limit)
+            yield Result(short(chapter), "the whole chapter", mark, escaped(words), 1,
+                         time.monotonic() - begin, 0)
 
+
+def grade_exercise(exercise, file, limit=checks.LIMIT):
+    """The mark of a student's functions, and what is said of them."""
+    from lab.exercises import solution
+
+    nodes = {name: holes.find(file.tree, name) for name in exercise.functions}
+    for name in nodes:
+        fault = file.faults.get(name) or file.faults.get(name.split(".")[0])
+        if fault:
+            return WRONG, fault
+        if nodes[name] is None:
+            return WRONG, f"there is no {name} in {file.chapter}.py"
+    empty = [name for name, node in nodes.items() if holes.is_hole(node)]
+    if empty:
+        return OPEN, "not begun" if len(empty) == len(nodes) else f"not begun: {', '.join(empty)}"
+    graft = holes.graft(solution(file.chapter), file.text, exercise.functions)
+    return run(file, graft.source, exercise.checks, limit, graft.line_of_student)
+
+
+def grade_whole(exercises, file, results, limit):
+    """The student's chapter as it is."""
+    not_begun = [result.number for result in results if result.mark == OPEN]
+    if file.faults:
+        return WRONG, next(iter(file.faults.values()))
+    if not_begun:
+        return OPEN, f"not begun: {', '.join(not_begun)}"
+    distinct = list(dict.fromkeys(check for exercise in exercises for check in exercise.checks))
+    runs = [check for check in distinct if hasattr(check, "ranks")]
+    return run(file, file.text, runs or distinct, limit, lambda line: line)
+
+
+def run(file, source, these, limit, line_of_student):
+    """The mark of a source by these checks, up to the first that fails."""
+    from lab.exercises import solution
+
+    for check in these:
+        outcome = checks.outcome(file.chapter, source, solution(file.chapter), check, file.folder,
+                                 limit)
+        if not outcome.right:
+            return WRONG, "; ".join(checks.in_words(outcome, source, line_of_student))
+    return RIGHT, ""
+
+
+def escaped(words):
+    """In one line, whatever is in a student's text."""
+    from lab.refusals import one_line
+
+    return one_line(" ".join(words.split()))
+
+
+# --------------------------------------------------------------------------------------- the report
 
 def lines_of(result, columns):
     """A line, and those that go on with it."""
     number, what = columns
     head = f"{result.number:{number}}  {result.what:{what}}  {result.mark}  "
-    text = textwrap.wrap("; ".join(result.words), max(WIDTH - len(head), 40)) or [""]
+    text = textwrap.wrap(result.words, WIDTH - len(head), break_long_words=False) or [""]
     return [f"{head}{text[0]}".rstrip(), *(" " * len(head) + line for line in text[1:])]
+
+
+def summary(results, seconds):
+    counts = {mark: sum(r.exercises for r in results if r.mark == mark)
+              for mark in (RIGHT, WRONG, OPEN)}
+    points, most = sum(r.score for r in results), sum(r.points for r in results)
+    return (f"{counts[RIGHT]} of {sum(counts.values())} right, {counts[WRONG]} wrong, "
+            f"{counts[OPEN]} not begun; {points} of {most} points; {seconds:.0f} s")
+
+
+def as_json(students):
+    """What Gradescope's autograder reads: results.json."""
+    tests = []
+    for student, results in students.items():
+        for r in results:
+            name = f"{r.number} {r.what}"
+            tests.append({"name": f"{student}: {name}" if len(students) > 1 else name,
+                          "score": r.score, "max_score": r.points,
+                          "status": "passed" if r.mark == RIGHT else "failed",
+                          "output": r.words or "right", "visibility": "visible"})
+    every = [r for results in students.values() for r in results]
+    return {"output": summary(every, sum(r.seconds for r in every)), "tests": tests}
+
+
+def as_junit(students):
+    """JUnit's XML, which GitLab, Jenkins and others show: a suite for each student."""
+    root = xml.Element("testsuites")
+    for student, results in students.items():
+        marks = [r.mark for r in results]
+        suite = xml.SubElement(root, "testsuite", name=student, tests=str(len(results)),
+                               failures=str(marks.count(WRONG)), skipped=str(marks.count(OPEN)),
+                               time=f"{sum(r.seconds for r in results):.3f}")
+        for r in results:
+            case = xml.SubElement(suite, "testcase", classname=student,
+                                  name=f"{r.number} {r.what}", time=f"{r.seconds:.3f}")
+            if r.mark != RIGHT:
+                xml.SubElement(case, "failure" if r.mark == WRONG else "skipped", message=r.words)
+    xml.indent(root)
+    return xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+# --------------------------------------------------------------------------------- the command line
+
+def students_in(folder):
+    """{name: folder} of the students: of one whose chapters lie in the folder, or of all that have
+    a folder in it. Raises Refused if there are none."""
+    from common import Refused
+    from lab.exercises import EXERCISES
+
+    has_chapters = lambda path: any((path / f"{chapter}.py").exists() for chapter in EXERCISES)
+    try:
+        folders = sorted(path for path in folder.iterdir()
+                         if path.is_dir() and not path.name.startswith("."))
+        if has_chapters(folder):
+            return {folder.resolve().name: folder}
+    except OSError as error:
+        raise Refused(f"FOLDER {str(folder)!r}: {error.strerror}") from None
+    if not any(map(has_chapters, folders)):
+        raise Refused(f"FOLDER {str(folder)!r} has no chapter such as 04_tensor_parallel.py, nor "
+                      "has a folder in it; `make exercises` writes them to exercises/")
+    return {path.name: path for path in folders}
+
+
+def arguments(argv):
+    from common import Refused
+    from lab import cli, exercises
+
+    parser = cli.Parser("-m lab.grade", description=__doc__,
+                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("folder", metavar="FOLDER", help="with NN_name.py and kernels/, or with such folders")
+    add("exercise", nargs="*", metavar="EXERCISE", help="04.2, or 04 for all of it")
+    add("--level", type=int, choices=(1, 2, 3), help="exercises of this level alone")
+    add("--limit", type=cli.number(int, 1, 600, checks.LIMIT), default=checks.LIMIT,
+        help=f"seconds of computing, of a run; default: {checks.LIMIT}")
+    add("--json", type=cli.output("results.json"), help="write what Gradescope reads")
+    add("--junit", type=cli.output("results.xml"), help="write JUnit's XML")
+    args = parser.parse_args(argv)
+    if not args.folder:
+        raise Refused("FOLDER '' is no folder")
+    args.students = students_in(Path(args.folder))
+    args.chosen = {chapter: [e for e in found if args.level in (None, e.level)]
+                   for chapter, found in exercises.chosen(args.exercise).items()}
+    args.chosen = {chapter: found for chapter, found in args.chosen.items() if found}
+    return args
 
 
 def main(argv=None):
     checks.warm_up()
-    from lab import cli, exercises, refusals
-
-    def arguments(argv):
-        parser = cli.Parser("-m lab.grade", description=__doc__,
-                            formatter_class=argparse.RawDescriptionHelpFormatter)
-        add = parser.add_argument
-        add("folder", type=Path, metavar="FOLDER", help="with NN_name.py, or with such folders")
-        add("exercise", nargs="*", metavar="EXERCISE", help="04.2, or 04 for all of it")
-        add("--limit", type=cli.number(int, 1, 600, 8), default=8,
-            help="seconds of computing that a run may take")
-        args = parser.parse_args(argv)
-        args.chosen = exercises.chosen(args.exercise)
-        return args
+    from lab import refusals
 
     args = refusals.accepted(arguments, sys.argv[1:] if argv is None else argv, alone=True)
     these = [exercise for found in args.chosen.values() for exercise in found]
     columns = (max(len(exercise.number) for exercise in these),
-               max(len("the whole chapter"), *(len(exercise.what) for exercise in these)))
-    results = []
-    for result in grade(args.folder, args.chosen, args.limit):
-        results.append(result)
-        print(*lines_of(result, columns), sep="\n", flush=True)
-    return 0 if all(result.mark == RIGHT for result in results) else 1
+               max(len(what) for what in ("the whole chapter", *(e.what for e in these))))
+    students = {}
+    for student, folder in args.students.items():
+        if len(args.students) > 1:
+            print(f"{refusals.one_line(student)}", flush=True)
+        begin, students[student] = time.monotonic(), []
+        for result in grade(folder, args.chosen, args.limit):
+            students[student].append(result)
+            print(*lines_of(result, columns), sep="\n", flush=True)
+        print(f"{summary(students[student], time.monotonic() - begin)}\n", flush=True)
+
+    for path, write in ((args.json, as_json), (args.junit, as_junit)):
+        if path:
+            written = write(students)
+            written = written if path is args.junit else json.dumps(written, indent=1) + "\n"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(written, encoding="utf-8")
+    every = [result for results in students.values() for result in results]
+    return 0 if all(result.mark == RIGHT for result in every) else 1
 
 
 if __name__ == "__main__":
+    checks.warm_up()
     from lab import cli
 
     cli.program(main)

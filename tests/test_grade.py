@@ -40,12 +40,16 @@ ANSWERS = [pytest.param(number, wrong, id=f"{number}-{i}")
 def test_a_wrong_answer_is_wrong_and_is_told_why(number, answer, tmp_path):
     chapter, exercise = TABLE[number]
     text = planted(chapter, exercise, answer.right, answer.wrong)
-    mark, words = grade.grade_exercise(exercise, chapter, text, tmp_path, 8)
-    assert mark == grade.WRONG and answer.says in " ".join(words), words
+    text, faults = grade.without_faults(text)
+    file = grade.File(chapter, tmp_path, text, grade.parse(text), faults)
+    mark, words = grade.grade_exercise(exercise, file)
+    assert mark == grade.WRONG and answer.says in words, words
 
 
 @pytest.mark.parametrize("number", TABLE)
 def test_the_solution_passes(number, tmp_path):
     chapter, exercise = TABLE[number]
-    mark, words = grade.grade_exercise(exercise, chapter, exercises.solution(chapter), tmp_path, 8)
+    text = exercises.solution(chapter)
+    file = grade.File(chapter, tmp_path, text, grade.parse(text), {})
+    mark, words = grade.grade_exercise(exercise, file)
     assert mark == grade.RIGHT, words
