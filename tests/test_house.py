@@ -70,7 +70,7 @@ def test_lab_imports_no_chapter_but_in_a_function(path):
     names = imports(parsed(path))
     assert ours(names) <= {"common", "lab"}
     allowed = {"pictures": {"importlib", "matplotlib"}, "schedules": {"importlib"},
-               "predict": {"importlib"}}
+               "questions": {"importlib"}}
     found = {"importlib", "importlib.util", "runpy", "matplotlib"} & names
     assert found <= allowed.get(path.stem, set())
 

@@ -1,4 +1,4 @@
-"""lab.predict: its questions are answered right by what it shows, and by what runs measure."""
+"""lab.predict and lab.questions: they are answered right by what it shows, and by what runs measure."""
 
 import io
 import random
@@ -8,9 +8,9 @@ import sys
 import pytest
 from conftest import run_main
 
-from lab import predict
+from lab import predict, questions
 
-EVERY = pytest.mark.parametrize("name", predict.CHAPTERS)
+EVERY = pytest.mark.parametrize("name", questions.CHAPTERS)
 
 
 def dialogue(monkeypatch, capsys, typed, *flags):
@@ -29,7 +29,7 @@ def test_every_derivation_gives_what_the_chapter_gives(name):
     """On any sizes; and no answer is 0, of which 2% is nothing."""
     seen = set()
     for seed in range(40):
-        case, asked = predict.questions(name, seed)
+        case, asked = questions.questions(name, seed)
         assert len(asked) == 5
         for question in asked:
             by_hand = predict.computed(predict.in_numbers(question, case.sizes))
@@ -43,7 +43,7 @@ def test_every_derivation_gives_what_the_chapter_gives(name):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_what_it_shows_is_right_and_half_as_much_more_is_wrong(monkeypatch, capsys, name, seed):
     """The values as they are printed, with their units; and the printed arithmetic as well."""
-    flags, (case, asked) = (name[:2], f"--seed={seed}"), predict.questions(name, seed)
+    flags, (case, asked) = (name[:2], f"--seed={seed}"), questions.questions(name, seed)
     derivations = [predict.derivation(question, case.sizes) for question in asked]
     status, output, errors = dialogue(monkeypatch, capsys, "\n" * 5, *flags)
     assert (status, errors) == (0, "") and "\n0 of 5. " in output
@@ -71,31 +71,28 @@ def measured(record, name):
 
 @pytest.mark.parametrize("name", [
     name if name[:2] in ("02", "08") else pytest.param(name, marks=pytest.mark.full)
-    for name in predict.CHAPTERS
+    for name in questions.CHAPTERS
 ])  # fmt: skip
 def test_a_run_of_these_sizes_measures_it(ranks, tmp_path, name):
     """The command that is shown, of the first seed with small sizes; each row that is named."""
     for seed in range(100):
-        case, asked = predict.questions(name, seed)
-        if case.ranks <= (8 if name == "09_5d" else 2) and case.cfg.dim <= 64:
+        case, asked = questions.questions(name, seed)
+        shown = [question for question in asked if question.row]
+        if case.ranks in (1, 4, 8 * (name == "09_5d")) and case.cfg.dim <= 64 and len(shown) > 1:
             break
     flags = [word for word in case.command.split() if re.match("--(?!nproc)", word)]
     flags = [*flags, "--device=cpu", "--no-verify"]
     [(status, record, output), *_] = ranks(case.ranks)(run_main, name, flags, str(tmp_path))
     assert status == 0, output
-    rows = 0
-    for question in asked:
-        if question.row:
-            total = sum(measured(record, row) for row in question.row.split(" + "))
-            assert total == pytest.approx(question.value, rel=1e-6), question
-            rows += 1
-    assert rows >= 2
+    for question in shown:
+        total = sum(measured(record, row) for row in question.row.split(" + "))
+        assert total == pytest.approx(question.value, rel=1e-6), question
 
 
 def test_the_lesson_of_chapter_02_by_hand():
     """Of a small model on four ranks, from the table in its lesson."""
-    case = predict.Case("02_data_parallel", 4, "N", layers=2, dim=32, heads=4, kv_heads=2, seq=16,
-                        batch=4)  # fmt: skip
+    case = questions.Case("02_data_parallel", 4, "N", layers=2, dim=32, heads=4, kv_heads=2, seq=16,
+                          batch=4)  # fmt: skip
     numbers = 2 * (10 * 32**2 + 2 * 32 * 16 + 4 * 32) + 2 * 32 + 2 * 256 * 32
     assert case.sizes["Ψ"] == numbers and case.sizes["M"] == 1
     assert case.states({"parameters": numbers}) == 16 * numbers + 4 * 24
@@ -154,16 +151,17 @@ def test_an_answer_is_not_understood(line, unit, why):
     ("times", 1.5, (1.5, 1.48), (1.46, 0.667)),
 ])  # fmt: skip
 def test_right_is_within_two_percent_and_small_counts_are_exact(unit, value, right, wrong):
-    question = predict.Question("", "", value, unit, "")
+    question = questions.Question("", "", value, unit, "")
     assert all(predict.is_right(answer, question) for answer in right)
     assert not any(predict.is_right(answer, question) for answer in wrong)
 
 
 def test_a_known_factor_is_named_and_no_other():
-    case = predict.Case("02_data_parallel", 4, "N", layers=3, dim=32, heads=4, kv_heads=4, batch=40,
-                        micro_batch=2, dtype="float64")  # fmt: skip
+    case = questions.Case("02_data_parallel", 4, "N", layers=3, dim=32, heads=4, kv_heads=4,
+                          batch=40, micro_batch=2, dtype="float64")  # fmt: skip
+
     def off_by(ratio, unit="B"):
-        return predict.off_by(ratio, predict.Question("", "", 1.25, unit, ""), case)
+        return predict.off_by(ratio, questions.Question("", "", 1.25, unit, ""), case)
 
     assert off_by(4) == "4 times too large: 4 is the number of ranks"
     assert off_by(1 / 4.01) == "4 times too small: 4 is the number of ranks"
@@ -183,7 +181,7 @@ def test_a_known_factor_is_named_and_no_other():
 
 
 def test_what_cannot_be_read_is_asked_again_and_an_empty_line_shows(monkeypatch, capsys):
-    case, asked = predict.questions("02_data_parallel", 5)
+    case, asked = questions.questions("02_data_parallel", 5)
     typed = f"much\n5\n{asked[0].value} B\n \n44 calls\n"
     status, output, _ = dialogue(monkeypatch, capsys, typed, "02", "--seed=5")
     first, second, third, fourth = re.split(r"\n[1-4]\. ", output)[1:]
@@ -199,7 +197,7 @@ def test_any_input_comes_to_an_end(monkeypatch, capsys):
     _, output, _ = dialogue(monkeypatch, capsys, "y\n" * 100, "07", "--seed=1")
     assert output.count("'y'") == 25 and "\n0 of 5. " in output
     rng = random.Random(0)
-    for name in predict.CHAPTERS:
+    for name in questions.CHAPTERS:
         junk = b"\n".join(rng.randbytes(rng.randrange(60)) for _ in range(30))
         status, output, errors = dialogue(monkeypatch, capsys, junk, name[:2], "--seed=3")
         assert (status, errors) == (0, "") and " of 5. What is measured" in output
