@@ -1,4 +1,4 @@
-"""lab.predict and lab.questions: they are answered right by what it shows, and by what runs measure."""
+"""lab.predict: its questions are answered right by what it shows, and by what runs measure."""
 
 import io
 import random
