@@ -1,22 +1,24 @@
 """What kind of wrong it is: sentences about a run that does not match, from what is known of it.
 
-A run that trains wrongly looks well: its loss falls. Beside one GPU's numbers it says what is wrong
-by how it is wrong. Gradients of four ranks that are 4.00 times too large were summed twice; those
-that add up to the right ones were not summed at all; a norm that leaves out the LayerNorms, or
-counts them on each rank, is off by just their squares.
+A run that trains wrongly looks well: its loss falls. Beside one GPU's numbers, how it is wrong says
+what is wrong. Gradients of four ranks that are 4.00 times too large were summed twice; those that
+add up to the right ones were not summed at all; a norm that leaves out the LayerNorms, or counts
+them on every rank, is off by their squares and nothing else.
 
 Below is a function for each finding. It looks at the Evidence (lab/evidence.py) of the first step
-that does not match, and returns a sentence if it holds, else None. FINDINGS has them by what they
-are about, the more specific ones first, and of each list the first that holds is said. None says
-more than what was compared: where there is a reason in a sentence, the numbers leave no other.
+that does not match, and returns words if it holds, else None. Lists have them in the order in which
+they are asked, the more specific ones first; the first that holds is said. None says more than was
+compared: a cause is given where the numbers leave no other.
 """
 
 import math
+import re
 
-from lab.evidence import ROUNDING
+from lab.evidence import ROUNDING, share_left
 from lab.words import count
 
 CLOSE = 1e-6            # so near a ratio is to the number that it is called by
+FEW = 0.05              # more stale weights than this share do not come from rounding
 
 
 # -------------------------------------------------------------------------- numbers and their names
@@ -31,7 +33,8 @@ def factor(ratio, numbers, within=CLOSE):
     numbers = {name: number for name, number in numbers.items() if abs(number - 1) > 2 * within}
 
     def says(words, form):
-        """The sentence, if one of these numbers, or one over it, has this form and is the ratio."""
+        """The sentence, if one of these numbers has this form, and it or one over it is the ratio.
+        """
         names = [name for name, number in numbers.items()
                  if any(abs(size - value) <= within * value
                         for value in (form(number), 1 / form(number)))]
@@ -52,15 +55,18 @@ def plain(number):
 
 
 def times(ratio):
-    """A ratio as it is said before "one GPU's"."""
-    if 0 < ratio < 1 and abs(1 / ratio - round(1 / ratio)) < 1e-3:
+    """A ratio, as it is said before "those of one GPU"."""
+    if 0 < ratio < 0.6 and abs(1 / ratio - round(1 / ratio)) < 1e-3:
         return f"1/{round(1 / ratio):,} of"
-    return f"{ratio:.2f} times" if 0.1 < abs(ratio) < 1000 else f"{ratio:.3g} times"
+    if abs(ratio - 1) < 0.005:
+        return f"{ratio:.6f} times"
+    digits = ",.0f" if abs(ratio) >= 100 else ".2f" if abs(ratio) >= 0.1 else ".2g"
+    return f"{ratio:{digits}} times"
 
 
 def numbers_of(found):
     """{name: number} of what a factor may be in this run."""
-    args, world = found.args, found.world
+    args, world, cfg = found.args, found.world, found.args.model
     m = args.batch // args.shares // args.micro_batch
     numbers = {"the number of ranks": world, "the number of micro-batches": m}
     if 1 < args.shares < world:
@@ -68,38 +74,40 @@ def numbers_of(found):
     if 1 < args.shares and 1 < m:
         numbers["the number of micro-batches of all ranks"] = args.shares * m
     for axis in ("pp", "cp", "tp", "ep", "shard_size"):
-        if 1 < (getattr(args, axis, None) or 1) < world:
-            numbers[f"--{axis.replace('_', '-')}"] = getattr(args, axis)
-    cfg, t = args.model, getattr(args, "tp", world)
-    if args.shares == 1 and t > cfg.kv_heads:
-        numbers["the number of ranks that share a kv head"] = t // cfg.kv_heads
-    numbers["the number of query heads that share a kv head"] = cfg.heads // cfg.kv_heads
-    tokens = args.batch * cfg.seq
-    numbers |= {"the number of tokens in the batch": tokens,
-                "the number of valid targets in the batch": found.valid}
-    if args.micro_batch > 1:
-        numbers["the number of sequences in the batch"] = args.batch
-    if found.valid < tokens:
-        numbers["all targets over the valid ones"] = tokens / found.valid
-        numbers |= {f"the valid targets over those of data-parallel rank {rank}":
-                    found.valid / valid for rank, valid in enumerate(found.by_share)
-                    if 0 < valid < found.valid}
+        size = getattr(args, axis, None) or 1
+        if 1 < size < world:
+            numbers[f"--{axis.replace('_', '-')}"] = size
+    numbers |= shared_kv_heads(found)
     if getattr(args, "precision", None) == "fp16":
         numbers["the loss scale"] = args.loss_scale
-    if args.clip and found.norm_there > args.clip:
-        numbers["the norm over --clip"] = found.norm_there / args.clip
+    if not found.is_lossy:                              # else too many numbers are near to others
+        tokens = args.batch * cfg.seq
+        numbers |= {"the number of tokens in the batch": tokens,
+                    "the number of valid targets in the batch": found.valid}
+        if found.valid < tokens:
+            numbers["all targets over the valid ones"] = tokens / found.valid
+        for rank, valid in enumerate(found.by_share):
+            if 0 < valid < found.valid:
+                numbers[f"the valid targets over those of data-parallel rank {rank}"] = (
+                    found.valid / valid)
     return numbers
+
+
+def shared_kv_heads(found):
+    heads, ranks = found.args.model.kv_heads, getattr(found.args, "tp", found.world)
+    cuts_heads = found.args.shares == 1 and ranks > heads
+    return {"the number of ranks that share a kv head": ranks // heads} if cuts_heads else {}
 
 
 def named_factor(found, ratio):
     """": 4 is the number of ranks", or nothing."""
-    name = factor(ratio, numbers_of(found), within=ROUNDING[found.rounding][1])
+    name = factor(ratio, numbers_of(found), ROUNDING[found.rounding][1])
     return f": {name}" if name else ""
 
 
 # ----------------------------------------------------------------------- parameters and their names
 
-ROLES = {   # what a global name contains: what it is called
+ROLES = {               # what a global name contains: what it is called
     "embedding.": "the embedding", "norm": "the LayerNorms", "attn.q.": "q", "attn.k.": "k",
     "attn.v.": "v", "attn.o.": "o", "router": "the router", "mlp.shared": "the shared expert",
     "mlp.up.": "up", "mlp.down.": "down", "mlp.up": "the experts' up",
@@ -108,58 +116,56 @@ ROLES = {   # what a global name contains: what it is called
 
 def role(name):
     found = next((called for words, called in ROLES.items() if words in name), name)
-    if found == "the LayerNorms" and name.endswith("bias"):
-        return "the LayerNorms' biases"
+    if found == "the LayerNorms":
+        return f"{found}' {'biases' if name.endswith('bias') else 'weights'}"
     return found
 
 
 def in_words(names, every):
-    """What these of all parameters are: "q and k", "the experts of block1"."""
+    """What these of all parameters are: "q and k", "up of block1", "all but the head"."""
     names = [name for name in every if name in names]       # in the order of forward
     if len(names) == len(every):
         return "all parameters"
-    blocks = lambda some: list(dict.fromkeys(name.split(".")[0] for name in some))
-    chosen, roles = blocks(names), list(dict.fromkeys(map(role, names)))
-    of_roles = [name for name in every if role(name) in roles]
-    if len(of_roles) == len(names):
-        others = list(dict.fromkeys(role(name) for name in every if role(name) not in roles))
-        if len(others) < min(3, len(roles)):
-            return f"all but {listed(others)}"
-        return listed(roles)
-    of_blocks = [name for name in every if name.split(".")[0] in chosen]
-    if len(of_blocks) == len(names):
-        everything = blocks(every)
-        if len(chosen) > 1 and everything[:len(chosen)] == chosen:
-            return f"all before {everything[len(chosen)]}"
-        return listed(chosen)
-    if len([name for name in of_blocks if role(name) in roles]) == len(names):
-        return f"{listed(roles)} of {listed(chosen)}"
+    distinct = lambda words: list(dict.fromkeys(words))
+    module = lambda name: name.split(".")[0]
+    roles, modules = distinct(map(role, names)), distinct(map(module, names))
+    if len(names) == sum(role(name) in roles for name in every):
+        left = distinct(role(name) for name in every if role(name) not in roles)
+        return f"all but {listed(left)}" if len(left) < len(roles) / 2 else listed(roles)
+    if len(names) == sum(module(name) in modules for name in every):
+        order = distinct(map(module, every))
+        is_first = len(modules) > 1 and order[:len(modules)] == modules
+        return f"all before {order[len(modules)]}" if is_first else listed(modules)
+    if len(names) == sum(role(name) in roles and module(name) in modules for name in every):
+        return f"{listed(roles)} of {listed(modules)}"
     shown = [name.removesuffix(".weight") for name in names]
     return listed(shown if len(shown) < 5 else [*shown[:3], f"{len(shown) - 3} others"])
 
 
+TOGETHER = [("the LayerNorms' weights", "the LayerNorms' biases", "the LayerNorms"),
+            ("the experts' up", "the experts' down", "the experts")]
+
+
 def listed(words):
-    """"a, b and c"; what belongs together is said as one."""
+    """"a, b and c"; two words that one has together become that."""
     words = list(words)
-    for parts, whole in ((("the LayerNorms", "the LayerNorms' biases"), "the LayerNorms"),
-                         (("the experts' up", "the experts' down"), "the experts")):
-        if all(part in words for part in parts):
-            words[words.index(parts[0])] = whole
-            words = [word for word in words if word not in parts or word == whole]
-        elif parts[0] in words and parts[0] == "the LayerNorms":
-            words[words.index(parts[0])] = "the LayerNorms' weights"
+    for one, other, both in TOGETHER:
+        if one in words and other in words:
+            words[words.index(one)] = both
+            words.remove(other)
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def gradients_of(found, names):
-    names = in_words(names, found.names)
-    if names.startswith("all but"):
-        return f"all gradients {names.removeprefix('all ')}"
-    return "all gradients" if names == "all parameters" else f"gradients of {names}"
+    words = in_words(names, found.names)
+    if words == "all parameters":
+        return "all gradients"
+    but = words.removeprefix("all but ")
+    return f"gradients of {words}" if but == words else f"all gradients but those of {but}"
 
 
-def others(found, names):
-    return "" if len(names) == len(found.names) else ", all others equal"
+def others(found, names, are="equal"):
+    return "" if len(names) == len(found.names) else f", all others {are}"
 
 
 def on_ranks(ranks, world):
@@ -168,49 +174,49 @@ def on_ranks(ranks, world):
         return ""
     if len(ranks) == world - 1 > 1:
         [other] = set(range(world)) - set(ranks)
-        return f" on every rank but {other}"
+        return f" on all ranks but {other}"
     return f" on rank {ranks[0]}" if len(ranks) == 1 else f" on ranks {listed(map(str, ranks))}"
 
 
-# ------------------------------------------------------------------ findings: what gradients are
+# ---------------------------------------------------------------- findings: what some gradients are
 
-# Each of these says of some gradients, which are wrong, what they are, if it is the same of all.
+# Each says of some gradients, which are wrong, what they are, if that is the same of all of them.
 
 def held_by_nobody(found, names):
-    if not any(name in found.parts["gradients"] for name in names):
+    if not any(found.at("gradients", name) for name in names):
         return "are on no rank"
 
 
 def of_another_shape(found, names):
-    if all(seen.state == "of another shape" for seen in parts_of(found, names)):
+    if all(ranks_with(found, name, "of another shape") for name in names):
         return "have another shape than the part that p.cuts says"
 
 
 def not_finite(found, names):
-    where = {rank for name in names for rank, seen in found.parts["gradients"].get(name, {}).items()
-             if seen.state == "not finite"}
-    if where and all(any(seen.state == "not finite" for seen in parts_of(found, [name]))
-                     for name in names):
-        return f"are not finite{on_ranks(where, found.world)}"
+    where = [ranks_with(found, name, "not finite") for name in names]
+    if all(where):
+        return f"are infinite or not a number{on_ranks(set().union(*where), found.world)}"
 
 
 def missing(found, names):
-    parts = parts_of(found, names)
-    where = {rank for name in names for rank, seen in found.parts["gradients"].get(name, {}).items()
-             if seen.state in ("missing", "zero")}
-    if all(seen.state in ("missing", "zero") or seen.off <= found.tolerance["gradients"]
-           for seen in parts):
-        what = "missing" if any(seen.state == "missing" for seen in parts) else "zero"
-        return f"are {what}{on_ranks(where, found.world)}"
+    where = [ranks_with(found, name, "missing", "zero") for name in names]
+    rest = [seen for name in names for seen in found.at("gradients", name).values()
+            if seen.state not in ("missing", "zero")]
+    if all(where) and all(seen.off <= found.tolerance["gradients"] for seen in rest):
+        is_none = any(ranks_with(found, name, "missing") for name in names)
+        return f"are {'missing' if is_none else 'zero'}{on_ranks(set().union(*where), found.world)}"
+
+
+def ranks_with(found, name, *states):
+    """The ranks on which a gradient is in one of these states, and one GPU's is not zero."""
+    return {rank for rank, seen in found.at("gradients", name).items()
+            if seen.state in states and seen.square_there > 0}
 
 
 def not_summed(found, names):
     """The ranks that hold a parameter have different gradients, which add up to the right one."""
-    if not all(found.disagree("gradients", name) for name in names):
-        return None
-    fits = [found.totals[name] for name in names]
-    ratio = fits[0].ratio
-    if not all(found.alike(fit) and found.close(fit.ratio, ratio) for fit in fits):
+    ratio = found.all_alike(found.totals[name] for name in names)
+    if ratio is None or not all(found.disagree("gradients", name) for name in names):
         return None
     if found.close(ratio, 1):
         return ("differ between ranks that hold the same, and add up to those of one GPU: they "
@@ -220,27 +226,74 @@ def not_summed(found, names):
                 f"one GPU{named_factor(found, ratio)}: they were summed over some ranks alone")
 
 
+def clipped_otherwise(found, names):
+    """The norm is right and all gradients are too large or too small: it is in the clipping."""
+    right = share_left(found.norm_there, found.args.clip)
+    if right == 1 or len(names) < len(found.names) or found.is_off("gradient norm"):
+        return None
+    by_rank = [found.all_alike(found.at("gradients", name)[rank].fit for name in names
+                               if rank in found.at("gradients", name))
+               for rank in range(found.world)]
+    if None in by_rank:
+        return None
+    close = lambda expected: all(map(found.close, by_rank, expected))
+    if close([1 / right] * found.world):
+        return (f"are {times(1 / right)} those of one GPU, which is the norm over --clip: the norm "
+                "is right, and they were not clipped by it")
+    if close([right] * found.world):
+        return (f"are {times(right)} those of one GPU, which is --clip over the norm: they were "
+                "clipped twice")
+    if close([share_left(norm, found.args.clip) / right for norm in norms_held(found)]):
+        return ("are clipped on each rank by the norm of what it holds, while the norm of all is "
+                "right")
+
+
 def a_multiple(found, names):
     """All are wrong by the same factor."""
     ratios = [found.factor("gradients", name) for name in names]
     if None in ratios or 0 in ratios or not all(found.close(x, ratios[0]) for x in ratios):
         return None
-    why = named_factor(found, ratios[0])
-    replicated_batch = found.args.shares == 1 and len(names) < len(found.names)
-    if why and replicated_batch and found.close(ratios[0], found.world):
-        why += ", so a sum was taken of what was already summed"
-    return f"are {times(ratios[0])} those of one GPU{why}"
+    ratio, is_all = ratios[0], len(names) == len(found.names)
+    why = named_factor(found, ratio)
+    if found.is_lossy and not why:
+        return None
+    if found.close(ratio, -1):
+        return "have the opposite sign of those of one GPU"
+    ranks = [found.world, *shared_kv_heads(found).values()]
+    if found.args.shares == 1 and not is_all and any(found.close(ratio, n) for n in ranks):
+        why += ", as if a sum were taken of what was already summed"
+    loss_too = is_all and all(found.close(loss / found.loss_there, ratio) for loss in found.loss)
+    return f"{'and the loss ' if loss_too else ''}are {times(ratio)} those of one GPU{why}"
 
 
 def of_something_else(found, names):
-    """They are the gradients of another computation, or a multiple of them."""
+    """They are the gradients of another computation, or a multiple of them: of the guesses that
+    fit, those of the one that fits best."""
+    fitting = {}
     for words, fits in found.fits.items():
         seen = [fit for name in names for fit in fits.get(name, {}).values()]
-        ratio = seen[0].ratio if seen else math.nan
-        if all(found.alike(fit) and found.close(fit.ratio, ratio) for fit in seen) and seen:
-            if found.close(ratio, 1):
-                return f"are {words}"
-            return f"are {times(ratio)} {words}{named_factor(found, ratio)}"
+        ratio = found.all_alike(seen)
+        if ratio is not None:
+            fitting[words] = max(fit.residue for fit in seen), ratio
+    if fitting:
+        words = min(fitting, key=fitting.get)
+        ratio = fitting[words][1]
+        loss_too = len(names) == len(found.names) and found.is_off("loss") and losses_are(
+            found, [ratio * found.losses[words]] * found.world)
+        subject = "and the loss are" if loss_too else "are"
+        if found.close(ratio, 1):
+            return f"{subject} those of {words}"
+        return f"{subject} {times(ratio)} those of {words}{named_factor(found, ratio)}"
+
+
+def not_set_to_zero(found, names):
+    """What they are more than one GPU's is a multiple of those of the step before."""
+    ratio = found.all_alike(fit for name in names
+                            for fit in found.not_zeroed.get(name, {}).values())
+    if ratio is not None:
+        much = "" if found.close(ratio, 1) else f"{times(ratio)} "
+        return (f"are those of one GPU and {much}those of the step before, which were not set to "
+                f"zero{named_factor(found, ratio)}")
 
 
 def of_one_rank_alone(found, names):
@@ -252,7 +305,8 @@ def of_one_rank_alone(found, names):
 
 def rounded(found, names):
     """Right but for the precision of a narrower dtype."""
-    parts = [seen for seen in parts_of(found, names) if not seen.blank]
+    parts = [seen for name in names for seen in found.at("gradients", name).values()
+             if seen.square_there > 0]
     if not parts or not all(0.9 < seen.fit.ratio < 1.1 for seen in parts):
         return None
     narrow = {seen.narrow for seen in parts}
@@ -264,18 +318,16 @@ def rounded(found, names):
                 "something was computed, or sent, in it")
 
 
-def by_a_factor_on_each_rank(found, names):
+def a_multiple_on_each_rank(found, names):
     """Of each rank they are wrong by one factor, which is not the same on all ranks."""
     groups = {}
     for rank in range(found.world):
-        held = [name for name in names if rank in found.parts["gradients"].get(name, {})]
-        factors = [found.factor("gradients", name, rank) for name in held]
-        if None in factors or any(not found.close(x, factors[0]) for x in factors):
+        factors = [found.factor("gradients", name, rank) for name in names
+                   if rank in found.at("gradients", name)]
+        if None in factors or not all(found.close(x, factors[0]) for x in factors):
             return None
-        ratio = factors[0] if factors else 1.0
-        key = next((other for other in groups if found.close(ratio, other)), ratio)
-        groups.setdefault(key, []).append(rank)
-    if len(groups) < 2:
+        together(found, groups, factors[0] if factors else 1.0).append(rank)
+    if len(groups) < 2 or found.is_lossy:
         return None
     right = groups.pop(1.0, [])
     said = [f"{times(ratio)} those of one GPU{on_ranks(ranks, found.world)}"
@@ -284,13 +336,15 @@ def by_a_factor_on_each_rank(found, names):
     return f"are {listed(said)}" + (f", and right{on_ranks(right, found.world)}" if right else "")
 
 
+def together(found, groups, ratio):
+    """The list of those in {ratio: list} whose ratio is this one."""
+    return groups.setdefault(next((x for x in groups if found.close(ratio, x)), ratio), [])
+
+
 WHAT_THEY_ARE = [
-    held_by_nobody, of_another_shape, not_finite, missing, not_summed, a_multiple,
-    of_something_else, of_one_rank_alone, rounded, by_a_factor_on_each_rank]
-
-
-def parts_of(found, names):
-    return [seen for name in names for seen in found.parts["gradients"].get(name, {}).values()]
+    held_by_nobody, of_another_shape, not_finite, missing, not_summed, clipped_otherwise,
+    a_multiple, of_something_else, not_set_to_zero, of_one_rank_alone, rounded,
+    a_multiple_on_each_rank]
 
 
 def what_they_are(found, names):
@@ -299,60 +353,64 @@ def what_they_are(found, names):
 
 # -------------------------------------------------------------- findings: which gradients are wrong
 
-def alike(found):
+def stale_weights(found):
+    rank = max(range(len(found.stale)), key=found.stale.__getitem__, default=None)
+    if found.stale and found.stale[rank] > FEW:
+        whose = f"on rank {rank}, " if found.world > 1 else ""
+        return (f"{whose}{found.stale[rank]:.0%} of the weights that forward uses are still those "
+                "that the run began with: the update did not reach them")
+
+
+def all_alike(found):
     """The same is to be said of all that are wrong."""
     names = found.wrong("gradients")
     said = what_they_are(found, names)
     return said and f"{gradients_of(found, names)} {said}{others(found, names)}"
 
 
-def from_some_place_on(found):
-    """Right from the head down to some place, and wrong in all that backward meets after it."""
-    wrong = found.wrong("gradients")
-    if any(found.is_off("loss", loss, found.loss_there) for loss in found.loss):
-        return None
-    order = places(found.names)
-    last = max(i for i, place in enumerate(order) if any(name in wrong for name in place))
-    before = [name for place in order[:last] for name in place]
-    if not before or any(name not in wrong for name in before):
-        return None
-    first = [name for name in order[last] if name in wrong]
-    right = (f"backward is right down to {in_place(order[last + 1])}" if last + 1 < len(order) else
-             "backward goes wrong at once")
-    said = what_they_are(found, first) or "are off by no constant factor"
-    return (f"{right}; the gradients that it gives next, of {in_place(first)}, {said}; all that "
-            "come later are wrong, too")
-
-
-def places(names):
-    """The parameters in the order of forward, together those that belong to one matmul or norm, or
-    read the same input."""
-    found = {}
-    for name in names:
-        module, *_ = name.split(".")
-        place = name.removesuffix(".weight").removesuffix(".bias")
-        found.setdefault(f"{module} qkv" if role(name) in ("q", "k", "v") else place,
-                         []).append(name)
-    return list(found.values())
-
-
-def in_place(names):
-    return listed(dict.fromkeys(name.removesuffix(".weight").removesuffix(".bias")
-                                for name in names))
-
-
 def by_several_factors(found):
-    groups = {}
-    for name in found.wrong("gradients"):
+    names, groups = found.wrong("gradients"), {}
+    for name in names:
         ratio = found.factor("gradients", name)
         if ratio is None:
             return None
-        key = next((other for other in groups if found.close(ratio, other)), ratio)
-        groups.setdefault(key, []).append(name)
-    if 1 < len(groups) < 4:
-        said = [f"{gradients_of(found, names)} {what_they_are(found, names)}"
-                for names in groups.values()]
-        return "; ".join(said) + others(found, found.wrong("gradients"))
+        together(found, groups, ratio).append(name)
+    said = {of_group[0]: what_they_are(found, of_group) for of_group in groups.values()}
+    if 1 < len(groups) < 4 and all(said.values()):
+        return "; ".join(f"{gradients_of(found, of_group)} {said[of_group[0]]}"
+                         for of_group in groups.values()) + others(found, names)
+
+
+def from_some_place_on(found):
+    """Right from the head down to some place, and wrong in all that backward meets after it."""
+    wrong, order = found.wrong("gradients"), places(found.names)
+    last = max(i for i, place in enumerate(order) if any(name in wrong for name in place))
+    before = [name for place in order[:last] for name in place]
+    is_all = not before or last + 1 == len(order)
+    if is_all or found.is_off("loss") or any(name not in wrong for name in before):
+        return None
+    first = [name for name in order[last] if name in wrong]
+    said = what_they_are(found, first) or "are off by no constant factor"
+    return (f"backward is right down to {in_place(order[last + 1])}; the gradients that come next, "
+            f"of {in_place(first)}, {said}; all that come later are wrong, too")
+
+
+def places(names):
+    """The parameters in the order of forward, those together that read the same input."""
+    found = {}
+    for name in names:
+        module, *_ = name.split(".")
+        place = f"{module} qkv" if role(name) in ("q", "k", "v") else short(name)
+        found.setdefault(place, []).append(name)
+    return list(found.values())
+
+
+def short(name):
+    return name.removesuffix(".weight").removesuffix(".bias")
+
+
+def in_place(names):
+    return listed(dict.fromkeys(map(short, names)))
 
 
 def ranks_disagree(found):
@@ -360,282 +418,301 @@ def ranks_disagree(found):
     names = [name for name in wrong if found.disagree("gradients", name)]
     if names:
         one, other = found.disagree("gradients", names[0])
-        more = "" if len(names) == len(wrong) else "; more are wrong"
+        more = "" if len(names) == len(wrong) else "; others are wrong, too"
         return (f"{gradients_of(found, names)} are others on rank {other} than on rank {one}, "
                 f"which holds the same parameters{more or others(found, names)}")
 
 
 def off_somehow(found):
     names = found.wrong("gradients")
-    lost = any(found.is_off("loss", loss, found.loss_there) for loss in found.loss)
-    so = ("; so is the loss, so look at forward first" if lost else
+    so = ("; so is the loss, so look at forward first" if found.is_off("loss") else
           "; the loss is right, so look at backward, and at what follows it")
     if found.matched:
         so = f"; before, {count(found.matched, 'step')} matched: look at what a step leaves behind"
     return f"{gradients_of(found, names)} are off by no constant factor{others(found, names)}{so}"
 
 
-# ------------------------------------------------------------------------------ findings: the norm
+# ------------------------------------------------------------------------------- findings: the norm
 
-def norm_is_judged(found):
-    """Whether the norm is off, and the gradients are not: else it may well be theirs."""
-    return (any(found.is_off("gradient norm", norm, found.norm_there) for norm in found.norm)
-            and not found.wrong("gradients"))
+# Each takes the gradients for right, and looks how they were counted: by one GPU's squares.
 
-
-def square_of(found, names, rank=None):
-    """The square of the norm of these gradients: of each part once, or of what a rank holds."""
-    parts = {(name, seen.where if rank is None else at): seen.square for name in names
-             for at, seen in found.parts["gradients"][name].items() if rank in (None, at)}
+def squares(found, names=None, rank=None):
+    """The sum of the squares of one GPU's gradients, of each part once; or of what a rank holds."""
+    parts = {(name, seen.where): seen.square_there for name in names or found.names
+             for at, seen in found.at("gradients", name).items() if rank in (None, at)}
     return sum(parts.values())
 
 
-def all_are(found, values, expected):
-    return all(abs(value - other) <= found.norm_tolerance * abs(other)
-               for value, other in zip(values, expected, strict=True))
+def norms_held(found):
+    return [squares(found, rank=rank)**0.5 for rank in range(found.world)]
+
+
+def norms_are(found, expected):
+    """Whether the norms, by rank, are these."""
+    within = max(found.tolerance["gradient norm"], 1e-9)
+    return all(abs(norm - other) <= within * other for norm, other in zip(found.norm, expected))
 
 
 def norm_of_own_parts(found):
-    held = [square_of(found, found.names, rank)**0.5 for rank in range(found.world)]
     if found.world == 1:
         return None
-    whole = [sum(found.parts["gradients"][name][rank].square * parts_cut(found, name)
-                 for name in found.names if rank in found.parts["gradients"][name])**0.5
-             for rank in range(found.world)]            # as common.grad_norm counts without a group
-    if all_are(found, found.norm, held) or all_are(found, found.norm, whole):
+    parts = {name: math.prod(n for _, _, n in next(iter(seen.values())).where)
+             for name, seen in found.parts["gradients"].items()}
+    as_cut = [sum(many * squares(found, [name], rank) for name, many in parts.items())**0.5
+              for rank in range(found.world)]           # as grad_norm counts that knows no group
+    if norms_are(found, norms_held(found)) or norms_are(found, as_cut):
         return ("the gradient norm of each rank comes from what it holds itself: the squares were "
                 "not summed over the ranks")
-    for rank, norm in enumerate(held):
-        if all_are(found, found.norm, [norm] * found.world):
+    for rank, norm in enumerate(norms_held(found)):
+        if norms_are(found, [norm] * found.world):
             return f"the gradient norm is that of what rank {rank} holds alone"
 
 
+def norms_that_add_up(found):
+    times_n = sum(norm**2 for norm in found.norm) / found.norm_there**2
+    differ = max(found.norm) > 1.001 * min(found.norm)
+    if differ and any(abs(times_n - n) < CLOSE * n for n in (1, found.world)):
+        return ("the ranks have different gradient norms, whose squares add up to those of one "
+                "GPU: they were not summed over the ranks")
+
+
 def norm_with_copies(found):
-    """What several ranks hold is counted on each of them."""
-    held = [square_of(found, found.names, rank) for rank in range(found.world)]
+    held = sum(squares(found, rank=rank) for rank in range(found.world))
     copies = [name for name in found.names if copies_of(found, name) > 1]
-    if copies and all_are(found, found.norm, [sum(held)**0.5] * found.world):
-        names = in_words(copies, found.names)
-        return (f"the gradient norm counts {names} once for each rank that holds the same, and not "
-                "once")
+    if copies and norms_are(found, [held**0.5] * found.world):
+        return (f"the gradient norm counts {in_words(copies, found.names)} on each rank that "
+                "holds the same, and not once")
 
 
 def copies_of(found, name):
     """How many ranks hold the same part of it."""
-    parts = found.parts["gradients"][name]
-    return len(parts) / len({seen.where for seen in parts.values()})
-
-
-def parts_cut(found, name):
-    """How many parts there are of it."""
-    where = next(iter(found.parts["gradients"][name].values())).where
-    return math.prod(parts for _, _, parts in where)
+    parts = found.at("gradients", name).values()
+    return len(parts) / max(1, len({seen.where for seen in parts}))
 
 
 def norm_of_some(found):
-    """Some kind of parameter is left out, or counted as often as there are ranks."""
-    if not all_are(found, found.norm, [found.norm[0]] * found.world):
-        return None
-    kinds = {}
-    for name in found.names:
-        for kind in ((role(name),), ("copies", copies_of(found, name)), name.split(".")[0]):
-            kinds.setdefault(kind, []).append(name)
-    kinds["LayerNorms"] = [name for name in found.names if role(name).startswith("the LayerNorms")]
-    kinds["experts"] = [name for name in found.names if role(name).startswith("the experts")]
-    kinds["kv"] = [name for name in found.names if role(name) in ("k", "v")]
-    said = {}
-    for names in kinds.values():
-        if not names or len(names) == len(found.names):
-            continue
-        square, copies = square_of(found, names), copies_of(found, names[0])
-        for often in {0.0, float(found.world), copies, 1 / found.world, 1 / copies} - {1.0}:
-            expected = (found.norm_there**2 + (often - 1) * square)**0.5
-            visible = abs(expected - found.norm_there) > 3 * found.norm_tolerance * expected
-            if visible and all_are(found, found.norm[:1], [expected]):
+    """Some kind of parameter is left out, or counted as often as there are ranks, or copies."""
+    said, ranks = {}, float(found.world)
+    for names in kinds(found):
+        for often in {0.0, ranks, 1 / ranks, copies_of(found, names[0]),
+                      1 / max(1, copies_of(found, names[0]))} - {1.0}:
+            expected = (found.norm_there**2 + (often - 1) * squares(found, names))**0.5
+            is_seen = abs(expected / found.norm_there - 1) > 3 * found.tolerance["gradient norm"]
+            if is_seen and norms_are(found, [expected] * found.world):
                 words = in_words(names, found.names)
-                said[words] = (f"the gradient norm leaves out {words}" if not often else
-                               f"the gradient norm counts {words} {often:g} times")
+                how = f"counts {words} {often:.2g} times" if often else f"leaves out {words}"
+                said[words] = f"the gradient norm {how}"
     return next(iter(said.values())) if len(said) == 1 else None
 
 
-def norm_before_the_root(found):
-    if all_are(found, found.norm, [found.norm_there**2] * found.world):
-        return "the gradient norm is the sum of the squares: the root was not taken"
+def kinds(found):
+    """Lists of parameters that are alike: in what they are, in how many ranks hold the same part,
+    or in their module."""
+    alike = {}
+    for name in found.names:
+        words = role(name)
+        wholes = [both for one, other, both in TOGETHER if words in (one, other)]
+        wholes += ["k and v"] if words in ("k", "v") else []
+        for kind in (words, *wholes, copies_of(found, name), name.split(".")[0]):
+            alike.setdefault(kind, []).append(name)
+    return [names for names in alike.values() if len(names) < len(found.names)]
+
+
+def norm_without_root(found):
+    if norms_are(found, [found.norm_there**2] * found.world):
+        return "the gradient norm is the sum of the squares: its root was not taken"
+
+
+def norm_of_norms(found):
+    total = sum(seen.square_there**0.5 for seen in {
+        (name, seen.where): seen for name in found.names
+        for seen in found.at("gradients", name).values()}.values())
+    if norms_are(found, [total] * found.world):
+        return "the gradient norm is the sum of the parameters' norms, and not of their squares"
 
 
 def norm_after_clipping(found):
     clip = found.args.clip
-    if clip and clip < found.norm_there and all(abs(norm - clip) < 1e-5 * clip
-                                                for norm in found.norm):
+    if clip and clip < found.norm_there and all(abs(norm / clip - 1) < 1e-4 for norm in found.norm):
         return "the gradient norm is that after clipping"
-
-
-def norm_of_norms(found):
-    parts = {(name, seen.where): seen.square**0.5 for name in found.names
-             for seen in found.parts["gradients"][name].values()}
-    if all_are(found, found.norm, [sum(parts.values())] * found.world):
-        return "the gradient norm is the sum of the norms of all parameters, not of their squares"
 
 
 def norm_by_a_factor(found):
     ratio = found.norm[0] / found.norm_there
     name = named_factor(found, ratio)
-    if name and all_are(found, found.norm, [ratio * found.norm_there] * found.world):
-        return f"the gradients are right, and their norm is {times(ratio)} one GPU's{name}"
+    if name and norms_are(found, [ratio * found.norm_there] * found.world):
+        return f"the gradient norm is {times(ratio)} that of one GPU{name}"
 
 
 def norm_off_somehow(found):
-    ratio = max(found.norm, key=lambda norm: abs(norm - found.norm_there)) / found.norm_there
-    return f"the gradients are right, and their norm is {times(ratio)} one GPU's"
+    worst = max(found.norm, key=lambda norm: abs(norm - found.norm_there))
+    return f"the gradients are right, and their norm is {times(worst / found.norm_there)} one GPU's"
+
+
+HOW_THE_NORM_IS = [
+    norm_of_own_parts, norm_with_copies, norm_of_some, norms_that_add_up, norm_without_root,
+    norm_of_norms, norm_after_clipping]
 
 
 # ------------------------------------------------------------------------- findings: the parameters
 
-def parameters_are_judged(found):
-    """Whether they are off, although the gradients and the norm are right."""
-    return found.wrong("parameters") and not found.wrong("gradients") and not any(
-        found.is_off("gradient norm", norm, found.norm_there) for norm in found.norm)
+def not_updated(found):
+    names = found.wrong("parameters")
+    states = {(rank, seen.state) for name in names
+              for rank, seen in found.at("movement", name).items()
+              if found.is_wrong("parameters", name, rank)}
+    if {state for _, state in states} == {"zero"}:
+        where = on_ranks({rank for rank, _ in states}, found.world)
+        return (f"the update left {in_words(names, found.names)} as they were{where}"
+                f"{others(found, names, 'are right')}; the gradients and their norm are right")
 
 
 def ranks_hold_others(found):
     names = [name for name in found.wrong("parameters") if found.disagree("parameters", name)]
     if names:
         one, other = found.disagree("parameters", names[0])
-        return (f"{in_words(names, found.names)} are others on rank {other} than on rank {one} "
-                "after the update, although both hold the same part and its gradient is right")
-
-
-def not_updated(found):
-    names = found.wrong("parameters")
-    still = {rank for name in names for rank, seen in found.parts["movement"][name].items()
-             if found.is_wrong("parameters", name, rank) and seen.state == "zero"}
-    moved = {rank for name in names for rank, seen in found.parts["movement"][name].items()
-             if found.is_wrong("parameters", name, rank) and seen.state != "zero"}
-    if still and not moved:
-        left = others(found, names).replace("others equal", "others are right")
-        return (f"{in_words(names, found.names)} were not updated{on_ranks(still, found.world)}"
-                f"{left}; the gradients and their norm are right")
+        return (f"after the update {in_words(names, found.names)} are others on rank {other} than "
+                f"on rank {one}, which holds the same; the gradients are right")
 
 
 def moved_by_a_factor(found):
     names = found.wrong("parameters")
-    factors = [found.factor("movement", name) for name in names]
-    if None in factors or any(not found.close(x, factors[0]) for x in factors):
+    ratios = [found.factor("movement", name) for name in names]
+    if None in ratios or not all(found.close(x, ratios[0]) for x in ratios):
         return None
-    ratio = factors[0]
-    return (f"{in_words(names, found.names)} moved {times(ratio)} as far as on one GPU, and the "
-            f"gradients and their norm are right{named_factor(found, ratio)}")
-
-
-def states_are_stale(found):
-    names = found.wrong("parameters")
-    if found.matched:
-        return (f"{in_words(names, found.names)} were updated wrongly, although their gradients "
-                f"are right, and in the {count(found.matched, 'step')} before they matched: look "
-                "at what the optimizer keeps from step to step")
+    is_whole = found.close(ratios[0], round(ratios[0]))     # 2 is the root of 4, and means nothing
+    name = named_factor(found, ratios[0])
+    return (f"{in_words(names, found.names)} moved {times(ratios[0])} as far as on one GPU"
+            f"{others(found, names, 'are right')}, although the gradients and their norm are right"
+            f"{'' if is_whole and 'root' in name else name}")
 
 
 def updated_somehow(found):
     names = found.wrong("parameters")
-    return (f"{in_words(names, found.names)} were updated wrongly, although the gradients and "
-            "their norm are right: look at what comes after the norm")
+    before = (f"; before, {count(found.matched, 'step')} matched: look at what the optimizer keeps "
+              "from step to step" if found.matched else "; look at the update")
+    return (f"{in_words(names, found.names)} moved otherwise than on one GPU"
+            f"{others(found, names, 'are right')}, although the gradients and their norm are right"
+            f"{before}")
 
 
 # ------------------------------------------------------------------------------- findings: the loss
 
-def loss_is_judged(found):
-    return any(found.is_off("loss", loss, found.loss_there) for loss in found.loss)
-
-
 def beside_the_loss(found):
-    return "" if found.wrong("gradients") or found.tolerance["gradients"] is None else (
-        "; the gradients are right, so only what is logged is wrong")
+    judged = found.tolerance["gradients"] is not None and not found.wrong("gradients")
+    return "; the gradients are right, so only what is logged is wrong" if judged else ""
 
 
-def losses_are(found, values):
-    allowed = found.tolerance["loss"]
-    return all(abs(loss - value) <= allowed * abs(value)
-               for loss, value in zip(found.loss, values, strict=True))
+def losses_are(found, expected):
+    return all(abs(loss - other) <= found.tolerance["loss"] * abs(other)
+               for loss, other in zip(found.loss, expected))
 
 
-def loss_not_summed(found):
-    total = sum(found.loss)
-    if found.world > 1 and abs(total - found.loss_there) <= found.tolerance["loss"] * total:
-        return ("the losses of the ranks add up to one GPU's: each logs its own part"
-                f"{beside_the_loss(found)}")
+def loss_not_finite(found):
+    where = [rank for rank, loss in enumerate(found.loss) if not math.isfinite(loss)]
+    if where:
+        return f"the loss is infinite or not a number{on_ranks(where, found.world)}"
 
 
 def loss_by_a_factor(found):
     ratio = found.loss[0] / found.loss_there
-    if losses_are(found, [ratio * found.loss_there] * found.world):
-        name = named_factor(found, ratio)
-        if name:
-            return f"the loss is {times(ratio)} one GPU's{name}{beside_the_loss(found)}"
+    name = named_factor(found, ratio)
+    if name and losses_are(found, [ratio * found.loss_there] * found.world):
+        return f"the loss is {times(ratio)} that of one GPU{name}{beside_the_loss(found)}"
+
+
+def loss_not_summed(found):
+    if found.world > 1 and abs(sum(found.loss) / found.loss_there - 1) <= found.tolerance["loss"]:
+        return ("the losses of the ranks add up to that of one GPU: each logs its own part"
+                f"{beside_the_loss(found)}")
 
 
 def loss_of_something_else(found):
-    for words, loss in found.losses.items():
-        if losses_are(found, [loss] * found.world):
-            return f"the loss is that of {words.removeprefix('those of ')}{beside_the_loss(found)}"
+    said = [words for words, loss in found.losses.items()
+            if losses_are(found, [loss] * found.world)]
+    return f"the loss is that of {said[0]}{beside_the_loss(found)}" if len(said) == 1 else None
 
 
 def loss_off_somehow(found):
-    if not found.wrong("gradients"):
-        ratio = max(found.loss, key=lambda loss: abs(loss - found.loss_there)) / found.loss_there
-        return f"the loss is {times(ratio)} one GPU's{beside_the_loss(found)}"
+    worst = max(found.loss, key=lambda loss: abs(loss - found.loss_there))
+    if beside_the_loss(found):
+        return (f"the loss is {times(worst / found.loss_there)} that of one GPU"
+                f"{beside_the_loss(found)}")
 
 
 # ------------------------------------------------------------------------------- what is to be said
 
-FINDINGS = [    # when they are asked, and in which order
-    (lambda found: found.wrong("gradients"), [
-        alike, by_several_factors, from_some_place_on, ranks_disagree, off_somehow]),
-    (norm_is_judged, [
-        norm_of_own_parts, norm_with_copies, norm_of_some, norm_before_the_root,
-        norm_after_clipping, norm_of_norms, norm_by_a_factor, norm_off_somehow]),
-    (parameters_are_judged, [
-        ranks_hold_others, not_updated, moved_by_a_factor, states_are_stale, updated_somehow]),
-    (loss_is_judged, [
-        loss_by_a_factor, loss_not_summed, loss_of_something_else, loss_off_somehow])]
+ABOUT_GRADIENTS = [
+    stale_weights, all_alike, by_several_factors, from_some_place_on, ranks_disagree, off_somehow]
+ABOUT_PARAMETERS = [not_updated, ranks_hold_others, moved_by_a_factor, updated_somehow]
+ABOUT_THE_LOSS = [loss_not_finite, loss_by_a_factor, loss_not_summed, loss_of_something_else]
 
 
 def diagnose(found):
     """The sentences that the evidence of a step allows."""
-    said = []
-    for is_asked, findings in FINDINGS:
-        if is_asked(found):
-            sentences = (finding(found) for finding in findings)
-            said += [next(filter(None, sentences), None)]
+    first = lambda findings: next(filter(None, (says(found) for says in findings)), None)
+    wrong, said = found.wrong("gradients"), []
+    norm_is_off = found.is_off("gradient norm") and not is_of_ours(found)
+    clips = share_left(found.norm_there, found.args.clip) < 1
+    about_the_norm = first(HOW_THE_NORM_IS) if norm_is_off and (clips or not wrong) else None
+
+    if about_the_norm:                  # which explains gradients that were clipped by it
+        said.append(about_the_norm + ("; gradients were clipped by it" if clips else ""))
+    elif wrong:
+        said.append(first(ABOUT_GRADIENTS))
+    elif norm_is_off:
+        said.append(first([norm_by_a_factor, norm_off_somehow]))
+    elif found.wrong("parameters"):
+        said.append(first(ABOUT_PARAMETERS))
+    if found.is_off("loss") and not (said and "and the loss" in said[0]):
+        lossy = [] if wrong else [stale_weights]        # of which the loss alone is compared
+        said.append(first([*lossy, *ABOUT_THE_LOSS, loss_off_somehow]))
     return [sentence for sentence in said if sentence]
 
 
+def is_of_ours(found):
+    """Whether the norm on each rank is that of the gradients that are there, right or wrong."""
+    for rank, norm in enumerate(found.norm):
+        parts = {}
+        for name in found.names:
+            for at, seen in found.at("gradients", name).items():
+                if at == rank or (name, seen.where) not in parts:
+                    parts[name, seen.where] = seen.square
+        if not abs(norm - sum(parts.values())**0.5) <= max(
+                found.tolerance["gradient norm"], 1e-9) * norm:
+            return False
+    return True
+
+
+# ----------------------------------------------------------------------------- measured and formula
+
 def of_run(run):
-    """What is known of why a run does not match, on rank 0 in the end."""
+    """What is known of why a run does not match: on rank 0, in the end."""
     said = (run.verifier.diagnosis if run.verifier else None) or []
-    failed = [check for check in run.checks if check["ok"] is False]
-    return [*said, *(of_formulas(failed, numbers_of_formulas(run)) if failed else [])]
+    return [*said, *of_formulas(run)]
 
 
-def numbers_of_formulas(run):
-    args = run.args
-    return {"the number of ranks": run.world,
-            "the number of micro-batches": args.batch // args.shares // args.micro_batch,
-            "the number of blocks": args.model.layers,
-            "the bytes of a number": run.dtype.itemsize,
-            "N/(N-1), of a ring of N ranks": run.world / max(run.world - 1, 1),
-            "the number of query heads that share a kv head":
-                args.model.heads // args.model.kv_heads}
-
-
-def of_formulas(checks, numbers):
-    """Sentences about measurements that are not as their formula says. checks: as in the JSON."""
-    said = {}
-    for check in checks:
+def of_formulas(run):
+    """Sentences about measurements whose ratio to their formula has a name."""
+    args, said = run.args, {}
+    numbers = {"the number of ranks": run.world, "the number of blocks": args.model.layers,
+               "the number of micro-batches": args.batch // args.shares // args.micro_batch}
+    for width, narrow in ((4, "32"), (2, "16")):
+        if width < run.dtype.itemsize:
+            numbers[f"the bytes of {args.dtype} over those of {narrow} bits"] = (
+                run.dtype.itemsize / width)
+    ring = {"N/(N-1), the factor of a ring of N ranks": run.world / max(run.world - 1, 1)}
+    ratios = {}                                         # {name: those of the ranks that are off}
+    for check in run.checks:
         measured, formula = check["measured"], check["expected"]
-        if check["ok"] is False and measured and formula:
-            ratio = formula / measured
-            name = factor(ratio, numbers)
-            if name:
-                said.setdefault(f"the formula is {times(ratio)} what was measured: {name}",
-                                []).append(check["name"])
+        if check["ok"] is False:
+            name = re.sub(r"^rank \d+: ", "", check["name"])
+            ratio = formula / measured if measured and formula else math.nan
+            ratios.setdefault(name, set()).add(ratio)
+    for name, (ratio, *more) in ratios.items():
+        of_this = numbers | (ring if name.endswith("on the wire") else {})
+        named = None if more or math.isnan(ratio) else factor(ratio, of_this)
+        if named and "root" not in named:
+            said.setdefault(f"the formula is {times(ratio)} what was measured: {named}",
+                            []).append(name)
     return [f"{listed(names)}: {sentence}" for sentence, names in said.items()]

@@ -78,6 +78,7 @@ class Verifier:
         self.steps, self.worst, self.shapes = 0, {}, None
         self.previous, self.diagnosis = None, None      # one GPU's tensors of the step before
         self.largest = {}                               # (kind, name): magnitude so far
+        self.waits = 0                                  # of all ranks for rank 0
 
     def compare(self, batch, loss, norm, parameters):
         """Compare the step just taken, each rank what it holds. parameters: (global name,
@@ -115,30 +116,36 @@ class Verifier:
                 off[i] = difference(tensor, expected, scale[key])
         dist.all_reduce(off, dist.ReduceOp.MAX)
 
-        matches = True
-        for (kind, name), value in zip(self.shapes, off.tolist()):
-            value = math.inf if value < 0 else value    # nobody has it
+        counted = {key: math.inf if value < 0 else value        # nobody has it
+                   for key, value in zip(self.shapes, off.tolist())
+                   if key[0] == "loss" or self.steps < self.tensor_steps}
+        for (kind, name), value in counted.items():
             largest, _ = self.worst.get(kind, (-1, ""))
-            if kind == "loss" or self.steps < self.tensor_steps:
-                allowed = (self.tolerance or {}).get(kind)
-                matches = matches and (allowed is None or value <= allowed)
-                if value > largest:
-                    where = f"{kind} {name}".strip() + f" in step {batch.step + 1}"
-                    self.worst[kind] = value, where
+            if value > largest:
+                where = f"{kind} {name}".strip() + f" in step {batch.step + 1}"
+                self.worst[kind] = value, where
+
         there = {key: full.view(self.shapes[key]) for key, full in fulls.items()}
-        if not matches and self.diagnosis is None:      # (all ranks know the same differences)
+        if self.exceeds(counted) and self.diagnosis is None:
             self.diagnosis = diagnose.diagnose(evidence.collect(self, batch, here, there, scale))
-        self.previous = {key: full.cpu() for key, full in there.items()}
+        self.previous = {key: x.cpu() for key, x in there.items() if key[1]}
         self.steps += 1
         return reference[:2].tolist()
 
+    def exceeds(self, off):
+        """Whether any of these {(kind, name): difference} is not tolerated: of all ranks alike."""
+        allowed = self.tolerance or {}
+        return any(allowed.get(kind) is not None and value > allowed[kind]
+                   for (kind, _), value in off.items())
+
     def wait_for_rank_0(self):
-        """Until it has taken its step, wait at the store: ranks that wait for it in a collective
+        """Until it has computed, wait at the store: ranks that wait for it in a collective
         would be killed by NCCL's watchdog, if one GPU takes longer than that has patience."""
-        store, key = dist.distributed_c10d._get_default_store(), f"one GPU, step {self.steps}"
+        self.waits += 1
+        store, key = dist.distributed_c10d._get_default_store(), f"one GPU, {self.waits}"
         if self.run.rank == 0:
             torch.cuda.synchronize()
-            store.set(key, "taken")
+            store.set(key, "computed")
         store.wait([key], timedelta(days=1))
 
 
