@@ -261,14 +261,14 @@ EXERCISES = {
              "Its own keys: all, causal. Keys of an earlier rank of a zig-zag: all queries come "
              "after its front chunk, none after its back chunk. Of a later rank: only our back "
              "chunk comes after them, but after both. In a plain ring it is all or nothing."),
-            (Same("[torch.arange(8)[part].tolist() for part in meeting(1, 1, 8, True)[:2]]"),
-             Same("[torch.arange(8)[part].tolist() for part in meeting(2, 1, 8, True)[:2]]"),
-             Same("[torch.arange(8)[part].tolist() for part in meeting(1, 2, 8, True)[:2]]"),
-             Same("[torch.arange(8)[part].tolist() for part in meeting(1, 1, 8, False)[:2]]"),
-             Same("[torch.arange(8)[part].tolist() for part in meeting(2, 1, 8, False)[:2]]"),
+            (Same("torch.arange(8)[meeting(2, 1, 8, True)[0]].tolist()"),
+             Same("torch.arange(8)[meeting(2, 1, 8, True)[1]].tolist()"),
+             Same("torch.arange(8)[meeting(1, 2, 8, True)[0]].tolist()"),
+             Same("torch.arange(8)[meeting(1, 2, 8, True)[1]].tolist()"),
              Same("[meeting(1, other, 8, True)[2] for other in range(4)]"),
-             Same("[meeting(1, other, 8, False)[2] for other in range(2)]"),
-             Same("meeting(1, 2, 8, False)")),
+             Same("meeting(1, 2, 8, False)"),
+             Run(4, "--variant ring --batch 2"),
+             Run(4, "--batch 6 --micro-batch 2 --ignore 0.3")),
         ),
         Exercise(
             "06.3", "plain_backward", 2,
@@ -291,11 +291,10 @@ EXERCISES = {
              "torch.logaddexp gives the lse of both without overflow. The old output is scaled by "
              "exp(old lse - new lse), the block's by exp(block's lse - new lse); then lse is "
              "overwritten, last of all."),
-            (Same("(lambda out, lse: (merge(out, lse, random(1, 2, 3, 4) + 1, "
-                  "2 * random(1, 2, 3)), out, lse)[1:])(random(1, 2, 3, 4), random(1, 2, 3))"),
-             Same("(lambda out, lse: (merge(out, lse, random(1, 2, 3, 4) + 1, "
-                  "2 * random(1, 2, 3) + 1000), out, lse)[1:])"
-                  "(random(1, 2, 3, 4), random(1, 2, 3) + 1000)"),
+            (Same("(lambda out, lse, *block: (merge(out, lse, *block), {'out': out, 'lse': lse})[1])"
+                  "(random(2, 3, 4), random(2, 3), random(2, 3, 4), random(2, 3))"),
+             Same("(lambda out, lse, *block: (merge(out, lse, *block), {'out': out, 'lse': lse})[1])"
+                  "(random(2, 3, 4), random(2, 3) + 1000, random(2, 3, 4), random(2, 3) + 1000)"),
              Run(4, "--batch 6 --micro-batch 2 --ignore 0.3")),
         ),
         Exercise(
@@ -344,10 +343,225 @@ EXERCISES = {
     "09_5d": [
     ],
     "kernels/elu": [
+        Exercise(
+            "elu.1", "chain_bytes fused_bytes", 1,
+            "How many bytes go through the GPU's memory, with five operators that are a kernel "
+            "each, and with one kernel for all of them? A mask has one byte for each number.",
+            ("Each operator reads its inputs from memory and writes its output there. Which of "
+             "the five reads or writes something else than one tensor of numbers?",
+             "The comparison reads x and writes a mask. Three operators read a tensor and write "
+             "one. The choice reads the mask and two tensors, and writes one. The one kernel reads "
+             "x and writes y."),
+            (Same("[chain_bytes(1000, width) for width in (2, 4)]"),
+             Same("[fused_bytes(1000, width) for width in (2, 4)]")),
+            "the bytes of a chain, and of one kernel",
+        ),
+        Exercise(
+            "elu.2", "instruction_budget", 1,
+            "At every tick of the clock each processor issues an instruction for 128 numbers. How "
+            "many instructions may a kernel spend on a number before they take longer than to read "
+            "it and to write it?",
+            ("How many instructions does the GPU issue in a second? And how many numbers can be "
+             "read and written in that second?",
+             "The first is the product of processors, 128 and clock. The second is the bandwidth "
+             "over the bytes that one number moves, in and out."),
+            (Same("instruction_budget(2)"),
+             Same("instruction_budget(4, 78, 1.4e9, 9e11)")),
+        ),
+        Exercise(
+            "elu.3", "expm1", 2,
+            "Give exp(x) - 1 of x <= 0 in float32, right to six digits, also where x is -1e-7. "
+            "Triton has tl.exp, and no expm1.",
+            ("exp(-1e-7) is 0.9999999, of which float32 keeps seven digits. How many are left once "
+             "1 is subtracted, and which term of exp's series should not have been added at all?",
+             "Near 0, add up the series without its 1: x · (1 + x · (1/2 + x · (1/6 + ...))), to "
+             "so many terms that the next would not be seen. Further off, tl.exp(x) - 1 is right. "
+             "tl.where chooses, number by number."),
+            (Same("elu(-torch.logspace(-7, 1, 50)) / torch.expm1(-torch.logspace(-7, 1, 50))"),),
+        ),
+        Exercise(
+            "elu.4", "elu_backward_kernel", 1,
+            "Store the gradient of x for this program's block: dy where x > 0, and "
+            "dy · alpha · exp(x) elsewhere. What is past the n-th number must be neither loaded "
+            "nor stored.",
+            ("How does elu_forward_kernel find its block, and how does it stop at the end?",
+             "The numbers of a block begin at program_id · BLOCK. Both loads and the store take "
+             "the same mask, and tl.where chooses between the two gradients."),
+            (Same("elu_backward(random(5, 700).float(), 2 * random(5, 700).float(), 0.7)"),
+             Same("(lambda dx: (elu_backward_kernel[(3,)](random(64).float(), random(64).float(), "
+                  "dx, 40, 0.7, 16), dx)[1])(torch.zeros(64))")),
+        ),
     ],
     "kernels/layernorm": [
+        Exercise(
+            "layernorm.1", "forward_bytes", 1,
+            "How many bytes does forward_kernel move, without and with a residual? mean and rstd "
+            "are in float32. weight and bias come from memory once, and then from the cache.",
+            ("What does the kernel load and store for each number of a row, for each row, and for "
+             "all rows together?",
+             "For a number: x and y, with a residual two more. For a row: two numbers of 4 bytes. "
+             "For all rows: two vectors of dim numbers."),
+            (Same("[forward_bytes(1000, 768, width) for width in (2, 4)]"),
+             Same("[forward_bytes(1000, 768, width, True) for width in (2, 4)]")),
+        ),
+        Exercise(
+            "layernorm.2", "forward_kernel", 2,
+            "A program takes one row of x, of which BLOCK is not below the width, and stores y, "
+            "mean and rstd. With RESIDUAL it adds the residual first and stores the sum: in the "
+            "precision of the stream, and what is normalised is the sum as it was stored.",
+            ("A row may be shorter than BLOCK. What do the places past its end add to the mean, "
+             "and what to the variance?",
+             "All loads and stores of a row take the mask, and one computes in float32. Past the "
+             "end there is 0, which is right for the mean; but x - mean is not 0 there, and has to "
+             "be made so before it is squared. eps stands under the root."),
+            (Same("dict(zip(('sum', 'y', 'mean', 'rstd'), layer_norm_forward(100 + random(3, 9)"
+                  ".float()[:, 2:7], random(5).float(), random(5).float(), 0.5)))"),
+             Same("dict(zip(('sum', 'y', 'mean', 'rstd'), layer_norm_forward(random(3, 1000)"
+                  ".bfloat16(), random(1000).bfloat16(), random(1000).bfloat16(), 0.1, "
+                  "random(3, 1024).bfloat16()[:, :1000])))"),
+             Same("(lambda y: (forward_kernel[(2,)](random(2, 8).float(), y, random(8).float(), "
+                  "random(8).float(), y, y, *torch.zeros(2, 2), 8, 8, 5, 0.1, False, 8), y)[1])"
+                  "(torch.zeros(3, 5))")),
+        ),
+        Exercise(
+            "layernorm.3", "backward_kernel", 3,
+            "Store dx for the rows of this program, and the program's own sums over them for "
+            "dweight and dbias. It takes ROWS rows at a time, all programs taking turns, and has "
+            "one of PARTS parts of their columns, but the two means are those of whole rows. With "
+            "RESIDUAL, the gradient of the sum is added to dx.",
+            ("Two of the four sums go along a row, and two go down the columns. Which of them "
+             "need numbers of other parts? And what do rows and columns past the end add to each?",
+             "Walk from program · ROWS to rows, num_programs(1) · ROWS at a time. load_part gives "
+             "dy, g and n of this part, and g and n of each other part, with that part's weight. "
+             "The sums of g and g · n over all parts, over width, are the means. dy · n and dy are "
+             "added up over the rows of this part alone, and stored behind the loop in row "
+             "`program`."),
+            (Same("(lambda dy, x, stats, dx, sums: (backward_kernel[(2, 2)](dy, x, x, dy[0], "
+                  "*stats, dx, *sums, 21, 21, 21, 10, 21, True, 4, 16, 2, 1), {'dx': dx, "
+                  "'dweight': sums[0].sum(0), 'dbias': sums[1].sum(0)})[1])"
+                  "(*random(2, 10, 21).float(), random(2, 10).float(), torch.zeros(11, 21), "
+                  "torch.zeros(2, 3, 21))"),
+             Same("dict(zip(('dx', 'dweight', 'dbias'), layer_norm_backward(random(150, 24)"
+                  ".float()[:, 3:], random(150, 21).float(), random(21).float(), "
+                  "*random(2, 150).float())))"),
+             Same("dict(zip(('dx', 'dweight', 'dbias'), layer_norm_backward(random(2, 5000)"
+                  ".float(), random(2, 5000).float(), random(5000).float(), "
+                  "*random(2, 2).float())))")),
+        ),
     ],
     "kernels/flash_attention": [
+        Exercise(
+            "flash_attention.1", "reference_backward", 2,
+            "Give the gradients of q, k and v in plain PyTorch. out and lse may be those of more "
+            "keys than k has. A row whose lse is -inf has seen nothing, and adds nothing.",
+            ("How do the weights come out of scores and lse, without another softmax? And which "
+             "heads of q have gone into one head of k and v?",
+             "Weights are exp(scores - lse), with the lse of blind rows turned to +inf. The lesson "
+             "has dv, dweights, delta and dscores; the scores were scaled, so dscores are too. "
+             "Work on (batch, kv_heads, group, queries, dim), as reference_scores does, and sum dk "
+             "and dv over the group."),
+            (Same("dict(zip(('dq', 'dk', 'dv'), reference_backward(*random(2, 2, 4, 5, 16), "
+                  "*random(2, 2, 2, 7, 16), random(2, 4, 5, 16), random(2, 4, 5) + 3, True)))"),
+             Same("(lambda dout, q, k, v: dict(zip(('dq', 'dk', 'dv'), reference_backward(dout, q, "
+                  "k, v, *reference_forward(q, k, v, True), True))))"
+                  "(*random(2, 1, 2, 5, 16), *random(2, 1, 2, 3, 16))")),
+        ),
+        Exercise(
+            "flash_attention.2", "plain_bytes flash_bytes", 1,
+            "How many bytes does the forward of one head move, with its scores in memory and "
+            "without? lse is in float32. Without, take it that k and v are read once.",
+            ("Which tensors are read and written once in both? And how often do the scores, or the "
+             "weights, go to memory or come from it?",
+             "q and out have queries · dim numbers, k and v have keys · dim. Scores are written "
+             "and read, and so are the weights. Without them, lse is what is written besides: "
+             "4 bytes for each query."),
+            (Same("[plain_bytes(1000, 3000, 64, width) for width in (2, 4)]"),
+             Same("[flash_bytes(1000, 3000, 64, width) for width in (2, 4)]")),
+            "the bytes of attention",
+        ),
+        Exercise(
+            "flash_attention.3", "walk_over_keys", 2,
+            "For the block of queries from `first` on, give `whole`, in whole blocks of keys, up "
+            "to which each of its rows sees all keys, and `end`, from which on none sees any. No "
+            "block of keys may be loaded of which nothing is seen.",
+            ("The last query sees all keys. How many does query i see, then? Which row of the "
+             "block sees the fewest, and which one the most?",
+             "Query i sees the first i + 1 + seq_k - seq_q keys. The first row decides about "
+             "`whole`, the last one about `end`. Neither is above seq_k; `whole` is not below 0, "
+             "and is rounded down to blocks, causal or not."),
+            (Same("dict(zip(('out', 'lse'), flash_forward(random(1, 2, 40, 16).float(), "
+                  "*random(2, 1, 1, 70, 16).float(), True)))"),
+             Same("dict(zip(('out', 'lse'), flash_forward(random(1, 1, 40, 16).float(), "
+                  "*random(2, 1, 1, 20, 16).float(), True)))"),
+             Same("dict(zip(('out', 'lse'), flash_forward(random(1, 1, 20, 16).float(), "
+                  "*random(2, 1, 1, 50, 16).float())))"),
+             Same("flash_forward(*random(2, 1, 1, 48, 16).float(), random(1, 1, 48, 16).float()"
+                  ".index_fill(2, torch.arange(32, 48), torch.inf), True)[0]")),
+        ),
+        Exercise(
+            "flash_attention.4", "visible", 1,
+            "Say whether each row sees each key. None sees a key past the end and, if CAUSAL, none "
+            "sees a key that comes after it: the last row is the one that sees all keys.",
+            ("With as many keys as queries, row i sees key i and those before it. By how many is "
+             "that shifted if there are more keys than queries?",
+             "Two conditions, both to hold: the key's number is below seq_k; and, if causal, it is "
+             "not above the row's number plus seq_k - seq_q. A row of numbers compared with a "
+             "column gives a matrix."),
+            (Same("dict(zip(('out', 'lse'), flash_forward(random(1, 2, 40, 16).float(), "
+                  "*random(2, 1, 1, 70, 16).float(), True)))"),
+             Same("dict(zip(('out', 'lse'), flash_forward(random(1, 1, 40, 16).float(), "
+                  "*random(2, 1, 1, 20, 16).float(), True)))"),
+             Same("dict(zip(('out', 'lse'), flash_forward(random(1, 1, 20, 16).float(), "
+                  "*random(2, 1, 1, 50, 16).float())))")),
+        ),
+        Exercise(
+            "flash_attention.5", "forward_kernel", 3,
+            "For a block of queries of one head, walk over the keys with the online softmax, and "
+            "store out and, for each row, lse. `scale` makes of q · k the score in log2, so that "
+            "exp becomes exp2; lse is to be the natural logarithm. A row that sees nothing has "
+            "out = 0 and lse = -inf.",
+            ("If a later block has a larger maximum, by which factor is what was added up before "
+             "too large? And what would -inf less -inf be, in a row that has seen nothing yet?",
+             "Keep for each row the maximum, the total of the weights and out, in float32. For "
+             "each block: the new maximum; total and out, times exp2(maximum before - new "
+             "maximum); then add the block's weights, and its weights · v. Behind the loop divide "
+             "out by total, which is made 1 where it is 0. lse is maximum + log2(total), over "
+             "LOG2_E."),
+            (Same("dict(zip(('out', 'lse'), flash_forward(4 * random(1, 2, 40, 40).float(), "
+                  "*random(2, 1, 1, 70, 40).float(), True)))"),
+             Same("dict(zip(('out', 'lse'), flash_forward(random(1, 1, 40, 16).float(), "
+                  "*random(2, 1, 1, 20, 16).float(), True)))"),
+             Same("dict(zip(('out', 'lse'), flash_forward(70 * random(1, 1, 20, 16).float(), "
+                  "*random(2, 1, 1, 50, 16).float())))"),
+             Same("dict(zip(('out', 'lse'), flash_forward(random(2, 2, 150, 130).half(), "
+                  "*random(2, 2, 2, 200, 130).half(), True)))")),
+            "the online softmax",
+        ),
+        Exercise(
+            "flash_attention.6", "dk_dv_kernel", 3,
+            "For a block of keys of one kv head, walk over the queries of all heads that share it, "
+            "and store the gradients of k and v. dq_kernel has written, for each head in "
+            "seq_padded places, lse in log2 (+inf where a row has seen nothing) and delta.",
+            ("In dq_kernel queries stay and keys go by. What becomes of it if they change places? "
+             "Which queries see none of these keys, which all of them, and which need a mask?",
+             "Begin with head kv_head · group, and go over group heads. With scores (keys, rows): "
+             "weights are exp2(scores · scale - lse), dv adds up weights · dout, dweights are "
+             "v · doutᵀ, dscores are weights · (dweights - delta), dk adds up dscores · q. Row i "
+             "sees key j if j <= i + seq_k - seq_q. dk takes scale / LOG2_E once, at the end."),
+            (Same("dict(zip(('dq', 'dk', 'dv'), flash_backward(*random(2, 1, 2, 40, 40).float(), "
+                  "*random(2, 1, 1, 70, 40).float(), random(1, 2, 40, 40).float(), "
+                  "random(1, 2, 40).float() + 3, True)))"),
+             Same("(lambda dout, q, k, v: dict(zip(('dq', 'dk', 'dv'), flash_backward(dout, q, "
+                  "k, v, *reference_forward(q, k, v, True), True))))"
+                  "(*random(2, 1, 1, 40, 16).float(), *random(2, 1, 1, 20, 16).float())"),
+             Same("dict(zip(('dq', 'dk', 'dv'), flash_backward(*random(2, 1, 2, 20, 16).float(), "
+                  "*random(2, 1, 2, 50, 16).float(), random(1, 2, 20, 16).float(), "
+                  "random(1, 2, 20).float() + 3)))"),
+             Same("dict(zip(('dq', 'dk', 'dv'), flash_backward(*random(2, 2, 2, 150, 16).half(), "
+                  "*random(2, 2, 2, 200, 16).half(), random(2, 2, 150, 16).half(), "
+                  "random(2, 2, 150).float() + 3, True)))")),
+            "the gradients of k and v",
+        ),
     ],
 }
 
