@@ -667,7 +667,7 @@ def requires(args, ranks):
     if fits != m:
         raise Refused(f"{called} on {ranks} ranks does not take {m} micro-batches",
                       f"--batch {fits * args.micro_batch}")
-    depth = plan(args, ranks)[0].depth
+    depth = ranks * {"interleaved": args.chunks, "dualpipe-v": 2}.get(name, 1)
     if args.model.layers < depth:
         raise Refused(f"--layers {args.model.layers} is less than one for each of {depth} "
                       "stages", f"--layers {depth}")

@@ -27,6 +27,8 @@ LIMITS = {              # the lowest value, the first one that is too high, and 
     "clip": (1e-12, 2**31, 1.0),
     "ignore": (0, 1, 0.3),
     "seed": (0, 2**31, 1),
+    "keep": (1, 2**31, 2),
+    "timeout": (1, 2**31, 60),
     "loss_scale": (1, 2**31, 65536),            # chapter 01
     "bucket_mb": (0, 2**31, 25),                # chapter 02
     "prefetch": (0, 3, 1),                      # chapter 03
@@ -38,7 +40,7 @@ LIMITS = {              # the lowest value, the first one that is too high, and 
     "z_loss": (0, 2**31, 0.001),
     "zero": (0, 4, 1),                          # chapter 09
 }
-COUNT = (1, 2**31, 4)                           # of all others
+COUNT = (1, 2**31)          # of all others, for which the default or the tiny preset's would work
 
 
 class Parser(argparse.ArgumentParser):
@@ -88,7 +90,8 @@ def parse(file, doc, variants, flags, argv):
         add("--timeout", type=int, help="seconds after which a rank that hangs is named")
         for action in parser._actions:
             if action.type in (int, float):
-                action.type = number(action.type, *LIMITS.get(action.dest, COUNT))
+                usual = action.default or getattr(common.PRESETS["tiny"], action.dest, 1)
+                action.type = number(action.type, *LIMITS.get(action.dest, (*COUNT, usual)))
         # Parsed once without defaults: what is not None was given, be it the default's value.
         nothing = argparse.Namespace(**{action.dest: None for action in parser._actions})
         given.update(vars(parser.parse_args(argv, nothing)))

@@ -20,6 +20,7 @@ from common import Refused, environment
 
 RANKS = "--nproc_per_node"          # torchrun's flag, and not one of the program
 MOST = 50                           # tries
+DEAR = "--resume", "--save", "--data"       # without it, the run is not what somebody wants
 
 
 def one_line(text):
@@ -63,12 +64,12 @@ def advice(refused, accept, argv):
     if not named:
         return []
     again = refusal(accept, argv, parsed(named[0]))
-    return [f"with {named[0]}, {again.args[0]}", "no change of a few flags would work"]
+    return [f"with {named[0]}, {again.args[0]}", "no change of a few flags was found to work"]
 
 
 def least_changes(refused, accept, argv):
     """The fewest changes that are accepted, as {flag: values}, or None; rather to put a flag than
-    to drop one. Tried are those that a refusal names, and to drop the flags that it speaks of;
+    to drop one, and three others rather than to drop one that is DEAR. Tried are those that a refusal names, and to drop the flags that it speaks of;
     because of the first refusal, any flag."""
     given = dict.fromkeys(word.partition("=")[0] for word in argv if word.startswith("--"))
     order, queue, tried = itertools.count(), [], []
@@ -77,9 +78,10 @@ def least_changes(refused, accept, argv):
         for change in [*refused.args[1:], *(f"without {flag}" for flag in dropped)]:
             changes = before | {tuple(parsed(change)): change}      # a later value, same flags
             drops = sum(change.startswith("without") for change in changes.values())
+            dear = sum(f"without {flag}" in changes.values() for flag in DEAR)
             if changes not in tried:
                 tried.append(changes)
-                heapq.heappush(queue, (len(changes), drops, next(order), changes))
+                heapq.heappush(queue, (len(changes) + 2 * dear, drops, next(order), changes))
 
     go_on(refused, {}, sorted(given, key=lambda flag: flag not in spoken_of(refused)))
     for _ in range(MOST):

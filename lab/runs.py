@@ -157,7 +157,8 @@ def final_loss(run):
 
 def verdict(run):
     wrong = run["problems"] + [check["name"] for check in run["checks"] if check["ok"] is False]
-    return f"✗ {wrong[0]}" if wrong else "✓"
+    nothing = not run["checks"] and run.get("max_loss_diff") is None
+    return f"✗ {wrong[0]}" if wrong else "-" if nothing else "✓"
 
 
 def costs_of_balance(runs):
@@ -224,5 +225,7 @@ def files_of(runs):
 
 def in_words(error):
     """What stopped a comparison or a figure, on data that is not as a chapter records it."""
+    if isinstance(error, KeyError):
+        return f"it has no record of {error}"
     first, *_ = [*str(error).splitlines(), ""]
     return f"what is recorded is no run's ({type(error).__name__}: {first})"

@@ -203,9 +203,9 @@ def milliseconds(args, schedule):
 def parse(chapter, argv):
     parser = cli.Parser("-m lab.schedules", description=__doc__, allow_abbrev=False,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
-    add, count = parser.add_argument, cli.number(int, 1, 4097, 4)
+    add, count = parser.add_argument, cli.number(int, 1, 4097, 2)
     add("schedule", choices=[name for name in chapter.VARIANTS if name != "torch"])
-    add("--ranks", type=count, help="default: torchrun's, or 4")
+    add("--ranks", type=cli.number(int, 1, math.isqrt(MOST), 4), help="default: torchrun's, or 4")
     add("--micro-batches", type=count, default=8, help="default: 8")
     add("--chunks", type=count, help="slices of the model on each rank; default: 2")
     add("--breadth-first", action="store_true", help="a slice takes all micro-batches in turn")

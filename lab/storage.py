@@ -120,7 +120,9 @@ def check_chunks(folder, name, shape, dtype, chunks):
         if not all([*inside, is_count(rank), is_count(at)]):
             raise ValueError
         size, file = math.prod(sizes) * dtype.itemsize, f"{rank}.bin"
-        if (size_of(folder / file) or 0) < at + size:
+        if size_of(folder / file) is None:
+            raise Unusable(f"has no file {file}")
+        if size_of(folder / file) < at + size:
             raise Unusable(f"is cut short: bytes of {name} are missing in {file}")
         if zlib.crc32(np.memmap(folder / file, np.uint8, "r", at, size)) != crc32:
             raise Unusable(f"has changed bytes in {file}, of {name}")

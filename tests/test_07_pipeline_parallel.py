@@ -542,6 +542,8 @@ def test_when_a_rank_is_killed_the_others_end_with_a_line(seven, pool, tmp_path,
          "--layers 4 is less than one for each of 8 stages; --layers 8 would work"),
         (2, "--chunks=2",
          "--chunks means nothing to --variant 1f1b; --variant interleaved would work"),
+        (2, "--chunks=10000000",  # found without a schedule of so many stages
+         "--chunks means nothing to --variant 1f1b; without --chunks would work"),
         (2, "--variant=zb-h1 --breadth-first",
          "--breadth-first means nothing to --variant zb-h1; --variant interleaved would work"),
         (2, "--batch=8 --micro-batch=3",

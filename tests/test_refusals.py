@@ -53,7 +53,7 @@ def packed(argv):
     ("fair --straw 1", "without --straw would work"),
     ("fair --straw 1 --eggs 7", "--eggs 12 without --straw would work"),
     ("stone --coins 7", "with --eggs 6, a stone is not packed; no change of a few "
-     "flags would work"),
+     "flags was found to work"),
 ])  # fmt: skip
 def test_advice(words, advice):
     argv = words.split()

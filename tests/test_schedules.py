@@ -69,13 +69,13 @@ def test_a_drawing_has_every_unit_of_time(variant):
      "interleaved on 4 ranks does not take 6 micro-batches; --micro-batches 8 would work"),
     (0, "dualpipe-v --micro-batches=7",
      "dualpipe-v on 4 ranks does not take 7 micro-batches; --micro-batches 8 would work"),
-    (0, "1f1b --ranks=512 --micro-batches=9", "--micro-batches 9 on 512 ranks is too much to draw; "
-     "--ranks 4 --micro-batches 8 would work"),
+    (0, "1f1b --ranks=128 --micro-batches=129", "--micro-batches 129 on 128 ranks is too much to draw; "
+     "--micro-batches 8 would work"),
     (0, "naive --ranks=32 --micro-batches=64", "--micro-batches 64 on 32 ranks is too much to "
      "draw; --micro-batches 8 would work"),
     (0, "interleaved --chunks=4096", "--micro-batches 8 on 4 ranks is too much to draw; "
      "without --chunks would work"),
-    (0, "1f1b --ranks=0", "--ranks: 0 is no whole number in [1, 4097); --ranks 4 would work"),
+    (0, "1f1b --ranks=0", "--ranks: 0 is no whole number in [1, 181); --ranks 4 would work"),
     (0, "1f1b --ranks=4 --sleep=10", "--ranks 4 is not what torchrun has started; "
      "--nproc_per_node 4 would work"),
     (2, "1f1b --ranks=4", "--ranks 4 is not what torchrun has started; "
