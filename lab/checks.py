@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
     said: tuple             # the run's diagnosis, or its problems; how an expression differs
     errors: dict            # {rank: (what it has raised, lines)}
     stuck: dict             # {rank: (the collective that it waits in or "", lines)}: without end
-    ended: dict             # {rank: exit status} of those that have ended without a word
+    ended: dict             # {rank: (exit status, lines)} of those that have ended without a word
     world: int
 
 
@@ -72,7 +72,9 @@ def begin(scratch, rank, more_paths):
     for number in range(3):
         os.dup2(nowhere, number)
     sys.stdin, sys.stdout, sys.stderr = (open(os.devnull, mode) for mode in ("r", "w", "w"))
-    faulthandler.register(signal.SIGUSR1, open(scratch / f"{rank}.stack", "w"), all_threads=False)
+    stack = open(scratch / f"{rank}.stack", "w")
+    faulthandler.enable(stack)                          # where a signal such as SIGSEGV ends it
+    faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
     sys.path[:0] = [str(ROOT)]
     sys.path += more_paths
     os.chdir(scratch)
@@ -231,7 +233,7 @@ def play(scratch, path, calls, limit):
         for process in processes:
             process.start()
         stuck = {} if follow(processes, scratch, limit) else stacks(processes, scratch, path)
-        return judge(processes, scratch, stuck)
+        return judge(processes, scratch, path, stuck)
     finally:
         for process in processes:
             stop(process)
@@ -249,19 +251,22 @@ def stop(process):
 def follow(processes, scratch, limit):
     """Wait until all have ended, or one has failed and the others have had time to say why. False:
     they would have no end."""
-    start = moved = time.monotonic()
+    start = time.monotonic()
     used, failed_at = {}, None
+    since, before, busy = start, 0, 0                   # of the last seconds, to find a deadlock
     while alive := [process for process in processes if process.is_alive()]:
         wait([process.sentinel for process in alive], 0.1)
-        now, before = time.monotonic(), sum(used.values())
+        now = time.monotonic()
         for process in alive:
             running, used[process.pid] = state_of(process.pid, used.get(process.pid, 0), start)
-            moved = now if running else moved
-        if sum(used.values()) > before:
-            moved = now
-        computed = max(sum(used.values()) / os.cpu_count(), *used.values())
-        if now > moved + IDLE or computed > limit or now > start + 10 * limit:
+            busy += running
+        total = sum(used.values())
+        if max(total / os.cpu_count(), *used.values()) > limit:
             return False
+        if now > since + IDLE:
+            if total < before + 0.1 and busy <= 1:      # whoever polls computes a little
+                return False
+            since, before, busy = now, total, 0
         if failed_at is None and has_failed(processes, scratch):
             failed_at = now
         if failed_at is not None and now > failed_at + GRACE:
@@ -302,22 +307,23 @@ def stacks(processes, scratch, path):
     deadline = time.monotonic() + 2
     while time.monotonic() < deadline and not all(map(is_written, files.values())):
         time.sleep(0.02)
-    return {rank: place(file.read_text(), path) for rank, file in files.items() if file.exists()}
+    return {rank: place(file, path) for rank, file in files.items() if file.exists()}
 
 
 def is_written(file):
     return file.exists() and file.read_text().endswith("\n")
 
 
-def place(stack, path):
-    """From what faulthandler has written: the collective, or "", and the lines of the file."""
-    frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', stack, re.MULTILINE)
-    collectives = [name for file, _, name in frames if file.endswith("/distributed_c10d.py")]
+def place(file, path):
+    """From what faulthandler has written: the collective, or "", and the lines of the chapter."""
+    frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', file.read_text(), re.MULTILINE)
+    collectives = [name for file, _, name in frames if file.endswith("/distributed_c10d.py")
+                   and not name.startswith(("get_", "_"))]
     lines = [int(line) for file, line, _ in frames if file == str(path)]
     return collectives[-1] if collectives else "", lines
 
 
-def judge(processes, scratch, stuck):
+def judge(processes, scratch, path, stuck):
     answers = {rank: answer_of(scratch, rank) for rank in range(len(processes))}
     errors = {rank: (answer["error"], answer["lines"]) for rank, answer in answers.items()
               if "error" in answer and not any(words in answer["error"] for words in LOST)}
@@ -325,7 +331,8 @@ def judge(processes, scratch, stuck):
     if record.exists():
         run = json.loads(record.read_text())
         said = run["diagnosis"] or run["problems"][:2]
-    ended = {rank: process.exitcode for rank, process in enumerate(processes)
+    ended = {rank: (process.exitcode, *place(scratch / f"{rank}.stack", path))
+             for rank, process in enumerate(processes)
              if not process.is_alive() and not answers[rank]}
     all_ended = all(answer.get("status") == 0 for answer in answers.values())
     return Outcome(all_ended and said == [], tuple(said or ()), errors, stuck, ended,
@@ -346,55 +353,61 @@ def in_words(outcome, source, line_of_student):
     if outcome.said:
         return list(outcome.said)
     if outcome.ended:
-        rank, status = min(outcome.ended.items())
-        how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
-        return [f"{of(outcome, [rank])}the process has ended {how}, in the middle of the run"]
+        return [end_of_a_process(outcome, where)]
     return ["the ranks have lost each other"]
 
 
-def of(outcome, ranks):
-    """What a sentence begins with, if it is not about all ranks."""
-    return "" if len(ranks) == outcome.world else f"{named(ranks)}: "
-
-
-def named(ranks):
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-
-
-def what_was_raised(outcome, where):
-    """By the first rank, and by those that have raised it in the same place."""
-    text, lines = outcome.errors[min(outcome.errors)]
-    kind = text.split(":")[0]
-    ranks = [rank for rank, (other, at) in outcome.errors.items()
-             if at == lines and other.split(":")[0] == kind]
-    sizes = re.search(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)", text)
-    if sizes:
-        text = ("another rank sends {} bytes where this one expects {}: do all call the same "
-                "collectives, with tensors of the same shape?").format(*sizes.groups())
-    return f"{of(outcome, ranks)}{where(lines)}{': ' * bool(lines)}{text}"
+def named(ranks, one="", more=""):
+    """`rank 2 is`, `ranks 1, 2 are`."""
+    words = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    return f"{words} {one if len(ranks) == 1 else more}".rstrip()
 
 
 def no_end(outcome, where):
-    """Which rank waits where. outcome.ended is empty for ranks that have come to their end."""
+    """Which rank waits where."""
     groups = {}
     for rank, (collective, lines) in outcome.stuck.items():
-        words = f"in {collective}, " if collective else "in "
-        words += where(lines) or "where the run's results are compared"
-        groups.setdefault(words, []).append(rank)
-    said = [f"{named(ranks)} {'is' if len(ranks) == 1 else 'are'} {words}"
-            for words, ranks in groups.items()]
+        place = where(lines) or "the end of the run"
+        groups.setdefault((collective, place), []).append(rank)
+    said = []
+    for (collective, place), ranks in groups.items():
+        if collective:
+            said.append(f"{named(ranks, 'waits', 'wait')} in {collective}, {place}")
+        else:
+            said.append(f"{named(ranks, 'is', 'are')} at {place}")
     others = [rank for rank in range(outcome.world) if rank not in outcome.stuck]
     if others:
-        said.append(f"{named(others)} {'has' if len(others) == 1 else 'have'} ended")
-    return f"it has no end: {'; '.join(said)}"
+        said.append(named(others, "has ended", "have ended"))
+    return f"no end: {'; '.join(said)}"
+
+
+def what_was_raised(outcome, where):
+    """By the first rank, and by those that have raised such an error in the same place."""
+    text, lines = outcome.errors[min(outcome.errors)]
+    kind = text.split(":")[0]
+    ranks = [rank for rank, (other, there) in outcome.errors.items()
+             if there == lines and other.split(":")[0] == kind]
+    who = "" if len(ranks) == outcome.world else named(ranks)
+    place = ", ".join(filter(None, [who, where(lines)]))
+    return ": ".join(filter(None, [place, text]))
+
+
+def end_of_a_process(outcome, where):
+    rank, (status, collective, lines) = min(outcome.ended.items())
+    how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+    if status == -signal.SIGABRT and collective:
+        how += (", since it got more or less than it expected: not all ranks call the same "
+                "collectives in the same order, with tensors of the same size")
+    place = ", ".join(filter(None, [named([rank]), collective, where(lines)]))
+    return f"{place}: the process has ended {how}"
 
 
 def place_in_words(lines, source, line_of_student):
     """The innermost of these lines that the student has written; or else the innermost one of the
     solution, with its text, since the student does not see its number."""
-    theirs = [line for line in lines if line_of_student(line)]
     if not lines:
         return ""
+    theirs = [line for line in lines if line_of_student(line)]
     line = (theirs or lines)[0]
     function = function_of(ast.parse(source), line)
     if theirs:

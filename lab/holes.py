@@ -36,9 +36,9 @@ def find(tree, name):
 
 
 def lines_of(node):
-    """The first and last line of a definition, decorators included, counted from 1."""
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    return first, node.end_lineno
+    """The first and last line of a statement, decorators included, counted from 1."""
+    decorators = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)]), node.end_lineno
 
 
 def end_of_signature(lines, node):
@@ -73,47 +73,75 @@ def cut(source, name, comment, message):
 
 
 def is_hole(node):
-    """Whether nothing but a docstring and `raise NotImplementedError` is in a function."""
-    body = node.body[ast.get_docstring(node) is not None:]
-    first = body[0] if len(body) == 1 else None
-    raised = first.exc if isinstance(first, ast.Raise) else None
+    """Whether nothing is in a function but a docstring and `raise NotImplementedError` or `pass`.
+    """
+    return all(map(is_nothing, node.body))
+
+
+def is_nothing(statement):
+    """Whether nothing was written yet where this stands: also `...`, or a text."""
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant)
+    raised = statement.exc if isinstance(statement, ast.Raise) else None
     raised = raised.func if isinstance(raised, ast.Call) else raised
-    return isinstance(raised, ast.Name) and raised.id == "NotImplementedError"
+    is_raise = isinstance(raised, ast.Name) and raised.id == "NotImplementedError"
+    return is_raise or isinstance(statement, ast.Pass)
+
+
+class Piece(NamedTuple):
+    """Lines of a student's file that take the place of lines of the solution. first, last: of the
+    solution, counted from 1; first = last + 1: they come in between. column: where they begin."""
+    first: int
+    last: int
+    column: int
+    lines: list
+    line_of_student: int
 
 
 def graft(solution, student, names):
     """The solution with the student's functions `names` in place of its own, and with what else
     the student has defined under names that the solution does not have: helpers and imports."""
-    ours, theirs = ast.parse(solution), ast.parse(student)
-    pieces = []             # first and last line that go, the column; first and last that come
+    ours, theirs, texts = ast.parse(solution), ast.parse(student), student.split("\n")
+    pieces = []
     for name in names:
-        node = find(ours, name)
-        pieces.append((*lines_of(node), node.col_offset, *lines_of(find(theirs, name))))
-    for outer in {name.split(".")[0] for name in names if "." in name}:
-        node = find(ours, outer)
-        pieces += helpers(node.end_lineno + 1, 4, find(theirs, outer).body, bound(node.body))
-    first = min(lines_of(node)[0] for node in ours.body if isinstance(node, DEFINITIONS))
-    pieces += helpers(first, 0, theirs.body, bound(ours.body))
+        node, (start, stop) = find(ours, name), lines_of(find(theirs, name))
+        pieces.append(Piece(*lines_of(node), node.col_offset, texts[start - 1 : stop], start))
+    scopes = {name.rpartition(".")[0] for name in names} - {""}
+    for our_scope, their_scope in [(ours, theirs),
+                                   *((find(ours, name), find(theirs, name)) for name in scopes)]:
+        pieces += helpers(our_scope.body, their_scope.body, texts)
 
-    before, texts = solution.split("\n"), student.split("\n")
-    lines, shifts, done = [], [], 0
-    for first, last, column, start, stop in sorted(pieces):
-        lines += before[done : first - 1]
-        shifts.append((len(lines) + 1, len(lines) + stop - start + 1, start - len(lines) - 1))
-        lines += reindented(texts[start - 1 : stop], column)
-        done = last
+    before, lines, shifts, done = solution.split("\n"), [], [], 0
+    # In the same place, what belongs to a class comes before what follows it.
+    for piece in sorted(pieces, key=lambda piece: (piece.first, piece.last, -piece.column)):
+        lines += before[done : piece.first - 1]
+        first = len(lines) + 1
+        lines += reindented(piece.lines, piece.column)
+        shifts.append((first, len(lines), piece.line_of_student - first))
+        done = piece.last
     return Graft("\n".join(lines + before[done:]), shifts)
 
 
-def helpers(line, column, nodes, known):
-    """Pieces that come before a line: those of the nodes that bind names, but no known one."""
-    pieces = []
-    for node in nodes:
-        names = bound([node])
-        if names and not names & known:
-            begin = lines_of(node)[0] if isinstance(node, DEFINITIONS) else node.lineno
-            pieces.append((line, line - 1, column, begin, node.end_lineno))
+def helpers(ours, theirs, texts):
+    """Pieces of a module's or class's statements: what the student has added. Each comes behind
+    that of our statements that it follows in the student's file."""
+    known, pieces = bound(ours), []
+    places = {name: node.end_lineno for node in ours for name in bound([node])}
+    column, place = ours[0].col_offset, min(places.values())
+    for node in theirs:
+        names, start = bound([node]), lines_of(node)[0]
+        place = max([place, *(places[name] for name in names & known)])
+        if isinstance(node, ast.Import | ast.ImportFrom) and names - known:
+            node.names = [alias for alias in node.names if bound_by(alias) not in known]
+            pieces.append(Piece(place + 1, place, column, [ast.unparse(node)], start))
+        elif names and not names & known:
+            lines = texts[start - 1 : node.end_lineno]
+            pieces.append(Piece(place + 1, place, column, lines, start))
     return pieces
+
+
+def bound_by(alias):
+    return (alias.asname or alias.name).split(".")[0]
 
 
 def bound(nodes):
@@ -123,7 +151,7 @@ def bound(nodes):
         if isinstance(node, DEFINITIONS):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+            names |= set(map(bound_by, node.names))
         else:
             names |= {part.id for part in ast.walk(node)
                       if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
@@ -133,6 +161,5 @@ def bound(nodes):
 def reindented(lines, column):
     """A student's lines, moved so that the first begins at our column."""
     theirs = len(lines[0]) - len(lines[0].lstrip())
-    if column == theirs:
-        return lines
-    return [" " * column + line[theirs:] if line.strip() else line for line in lines]
+    return [" " * column + line[theirs:] if line[:theirs].isspace() or not theirs else line
+            for line in lines]
