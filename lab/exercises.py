@@ -100,7 +100,8 @@ EXERCISES = {
              "logit, or on zero where the rank does not have it. The gradient is the probability, "
              "less 1 in the target's column on the rank that has it, and zero where the target is "
              "not valid."),
-            (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3 --vocab 257"),),
+            (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3 --vocab 402"),  # 101, the first of
+             Run(2, "--batch 2 --layers 1 --steps 2 --vocab 257 --lr 1e3")),    # a rank, is "e"
             "the vocabulary's loss",
         ),
         Exercise(
@@ -141,6 +142,7 @@ EXERCISES = {
              "head in every layer, over t / kv_heads ranks."),
             (Same("traffic(tiny, 3, 2, 2, 8)"),
              Same("traffic(tiny, 3, 2, 8, 4)"),
+             Same("traffic(tiny, 1, 4, 4, 2)"),
              Same("traffic(tiny, 1, 4, 1, 2)"),
              Same("traffic(common.PRESETS['7b'], 3, 2, 8, 2)")),
         ),
@@ -291,9 +293,9 @@ EXERCISES = {
              "torch.logaddexp gives the lse of both without overflow. The old output is scaled by "
              "exp(old lse - new lse), the block's by exp(block's lse - new lse); then lse is "
              "overwritten, last of all."),
-            (Same("(lambda out, lse, *block: (merge(out, lse, *block), {'out': out, 'lse': lse})[1])"
+            (Same("(lambda out, lse, *block: (merge(out, lse, *block), dict(out=out, lse=lse))[1])"
                   "(random(2, 3, 4), random(2, 3), random(2, 3, 4), random(2, 3))"),
-             Same("(lambda out, lse, *block: (merge(out, lse, *block), {'out': out, 'lse': lse})[1])"
+             Same("(lambda out, lse, *block: (merge(out, lse, *block), dict(out=out, lse=lse))[1])"
                   "(random(2, 3, 4), random(2, 3) + 1000, random(2, 3, 4), random(2, 3) + 1000)"),
              Run(4, "--batch 6 --micro-batch 2 --ignore 0.3")),
         ),
@@ -310,7 +312,8 @@ EXERCISES = {
              "from the rank before, and send the sum on. After the last hop one sum comes home, "
              "and is added to what was put aside. dq stays, and adds up in its rows."),
             (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),
-             Run(4, "--variant ring --batch 2")),
+             Run(4, "--variant ring --batch 2"),
+             Run(2, "--batch 2 --layers 1 --steps 1 --dtype bfloat16")),
         ),
         Exercise(
             "06.6", "Exchange.backward", 1,
@@ -567,7 +570,7 @@ EXERCISES = {
 
 
 def solution(chapter):
-    return (ROOT / f"{chapter}.py").read_text()
+    return (ROOT / f"{chapter}.py").read_text(encoding="utf-8")
 
 
 def short(chapter):
@@ -579,16 +582,15 @@ def short(chapter):
 def chosen(words):
     """{chapter: its exercises} that words such as "04", "04.2" and "layernorm" name; no words: all.
     """
-    found = {}
+    known = {name for chapter, exercises in EXERCISES.items()
+             for name in (short(chapter), *(exercise.number for exercise in exercises))}
     for word in words:
-        these = {chapter: [e for e in exercises if word in (e.number, short(chapter))]
-                 for chapter, exercises in EXERCISES.items()}
-        these = {chapter: exercises for chapter, exercises in these.items() if exercises}
-        if not these:
-            raise Refused(f"there is no exercise {word}", "without EXERCISE")
-        for chapter, exercises in these.items():
-            found.setdefault(chapter, []).extend(exercises)
-    return found if words else EXERCISES
+        if word not in known:
+            raise Refused(f"there is no EXERCISE {word!r}; `python -m lab.exercises` lists all")
+    found = {chapter: [e for e in exercises
+                       if not words or e.number in words or short(chapter) in words]
+             for chapter, exercises in EXERCISES.items()}
+    return {chapter: exercises for chapter, exercises in found.items() if exercises}
 
 
 # ------------------------------------------------------------------------------------ to write them
@@ -608,18 +610,23 @@ def write(folder, level=None, force=False):
     """Write the chapters with holes, but not over a file that somebody has changed: those are
     returned. What was written is noted in the folder, so that a change can be seen."""
     note = folder / ".written.json"
-    written = json.loads(note.read_text()) if note.exists() else {}
-    changed = []
+    try:
+        written = json.loads(note.read_text())
+    except (FileNotFoundError, ValueError):             # never written, or only in part
+        written = {}
+    kept = []
     for chapter in EXERCISES:
-        path = folder / f"{chapter}.py"
-        if path.exists() and not force and digest(path.read_bytes()) != written.get(chapter):
-            changed.append(path)
-            continue
+        path, text = folder / f"{chapter}.py", with_holes(chapter, level).encode()
+        if path.exists() and not force:
+            there = path.read_bytes()
+            if there != text and digest(there) != written.get(chapter):
+                kept.append(path)
+                continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(with_holes(chapter, level))
-        written[chapter] = digest(path.read_bytes())
+        path.write_bytes(text)
+        written[chapter] = digest(text)
     note.write_text(json.dumps(written, indent=1) + "\n")
-    return changed
+    return kept
 
 
 def digest(data):
@@ -631,12 +638,21 @@ def digest(data):
 def parse(argv):
     parser = cli.Parser("python -m lab.exercises", description=__doc__,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("exercise", nargs="*", metavar="EXERCISE", help="04.2, or 04 for all of it")
-    parser.add_argument("--hint", type=int, choices=(1, 2), help="open so many hints")
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write the chapters with holes")
-    parser.add_argument("--level", type=int, choices=(1, 2, 3), help="holes of this level alone")
-    parser.add_argument("--force", action="store_true", help="also over files that were changed")
+    add = parser.add_argument
+    add("exercise", nargs="*", metavar="EXERCISE", help="04.2, or 04 for all of it")
+    add("--hint", type=int, choices=(1, 2), help="open so many hints")
+    add("--write", type=cli.output("exercises"), metavar="FOLDER",
+        help="write the chapters with holes")
+    add("--level", type=int, choices=(1, 2, 3), help="exercises of this level alone")
+    add("--force", action="store_true", help="write over files that were changed, too")
     args = parser.parse_args(argv)
+    if args.write and args.exercise:
+        raise Refused(f"EXERCISE {args.exercise[0]} means nothing beside --write, which writes all",
+                      "without --write")
+    if args.hint and not args.exercise:
+        raise Refused(f"--hint {args.hint} means nothing without an EXERCISE", "without --hint")
+    if args.force and not args.write:
+        raise Refused("--force means nothing without --write", "--write exercises")
     args.chosen = chosen(args.exercise)
     return args
 
@@ -645,17 +661,28 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     args = refusals.accepted(parse, argv, alone=True)
     if args.write:
-        changed = write(args.write, args.level, args.force)
-        print(f"{len(EXERCISES) - len(changed)} files with holes are in {args.write}")
-        for path in changed:
-            print(f"{path} was changed, and stays as it is (FORCE=1 make exercises, or --force)")
-        return 0
-    for exercises in args.chosen.values():
-        for exercise in exercises:
-            print(f"{exercise.number:20}level {exercise.level}   {exercise.what}")
-            if args.exercise:
-                for words in (exercise.question, *exercise.hints[: args.hint or 0]):
-                    print(textwrap.fill(words, 92, initial_indent="    ", subsequent_indent="    "))
+        return write_all(args)
+    these = [e for found in args.chosen.values() for e in found if args.level in (None, e.level)]
+    for exercise in these:
+        print(f"{exercise.number:18}level {exercise.level}   {exercise.what}")
+        if args.exercise:
+            for words in (exercise.question, *exercise.hints[: args.hint or 0]):
+                print(textwrap.fill(words, 92, initial_indent="    ", subsequent_indent="    "))
+    return 0
+
+
+def write_all(args):
+    try:
+        kept = write(args.write, args.level, args.force)
+    except OSError as error:
+        refusals.fail(f"cannot write {error.filename}: {error.strerror}")
+    for path in kept:
+        print(f"{path} was changed and stays as it is; --force (FORCE=1 make exercises) "
+              "writes over it")
+    print(f"{len(EXERCISES) - len(kept)} chapters and kernels with holes are in {args.write}")
+    print(f"a question:  python -m lab.exercises 04.2      (and --hint 1, --hint 2)\n"
+          f"to try it:   PYTHONPATH=. torchrun --nproc_per_node=4 {args.write}/04_tensor_parallel.py"
+          f"\nto grade it: python -m lab.grade {args.write} 04.2")
     return 0
 
 
