@@ -69,8 +69,9 @@ def advice(refused, accept, argv):
 
 def least_changes(refused, accept, argv):
     """The fewest changes that are accepted, as {flag: values}, or None; rather to put a flag than
-    to drop one, and three others rather than to drop one that is DEAR. Tried are those that a refusal names, and to drop the flags that it speaks of;
-    because of the first refusal, any flag."""
+    to drop one, and three others rather than to drop one that is DEAR. Tried are those that a
+    refusal names, and to drop the flags that it speaks of; because of the first refusal, any flag.
+    """
     given = dict.fromkeys(word.partition("=")[0] for word in argv if word.startswith("--"))
     order, queue, tried = itertools.count(), [], []
 

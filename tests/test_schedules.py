@@ -69,8 +69,8 @@ def test_a_drawing_has_every_unit_of_time(variant):
      "interleaved on 4 ranks does not take 6 micro-batches; --micro-batches 8 would work"),
     (0, "dualpipe-v --micro-batches=7",
      "dualpipe-v on 4 ranks does not take 7 micro-batches; --micro-batches 8 would work"),
-    (0, "1f1b --ranks=128 --micro-batches=129", "--micro-batches 129 on 128 ranks is too much to draw; "
-     "--micro-batches 8 would work"),
+    (0, "1f1b --ranks=128 --micro-batches=129", "--micro-batches 129 on 128 ranks is too much "
+     "to draw; --micro-batches 8 would work"),
     (0, "naive --ranks=32 --micro-batches=64", "--micro-batches 64 on 32 ranks is too much to "
      "draw; --micro-batches 8 would work"),
     (0, "interleaved --chunks=4096", "--micro-batches 8 on 4 ranks is too much to draw; "
