@@ -8,10 +8,10 @@ CHAPTERS_HERE := $(sort $(wildcard [0-9][0-9]_*.py))
 LINT := check --quiet --output-format concise
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given-python tour test test-all lint bench faults figures
+.PHONY: help setup given-python tour test test-all lint bench faults figures exercises grade
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 	@echo "  PY=python3 make ... uses that interpreter instead of .venv and installs nothing"
 
 setup: $(READY)  ## make .venv and install requirements.txt into it
@@ -96,6 +96,15 @@ tour: $(READY)  ## run the course on this machine: every chapter, then one table
 	@$(PYTHON) -m lab.report $(call written,runs) runs/03_zero-again.json runs/09_5d-again.json
 	@echo "pictures, from the JSON beside them:"
 	@$(PYTHON) -m lab.pictures $(call written,runs) runs/07_asleep.json
+
+LEVEL_OF_BOTH = $(if $(LEVEL),--level="$(LEVEL)")
+
+exercises: $(READY)  ## write exercises/, the chapters with holes (LEVEL=1: a level; FORCE=1: anew)
+	@$(PYTHON) -m lab.exercises --write exercises $(LEVEL_OF_BOTH) $(if $(FORCE),--force)
+
+FOLDER ?= exercises
+grade: $(READY)  ## grade exercises/ (FOLDER=class: another; ONLY="04 05.2"; LEVEL=1)
+	@$(PYTHON) -m lab.grade "$(FOLDER)" $(ONLY) $(LEVEL_OF_BOTH)
 
 test: lint  ## lint, then the tests (CHAPTERS=folder tests the chapters in there)
 	$(PYTHON) -m pytest -q tests

@@ -14,7 +14,8 @@ def make(tmp_path):
     """make("lint", "PY=..."): status, stdout and stderr, in a folder with the Makefile, and with a
     chapter and a torch that only say what they are called with."""
     shutil.copy(ROOT / "Makefile", tmp_path)
-    for file in ("01_chapter.py", "torch/distributed/run.py", "lab/report.py", "lab/pictures.py"):
+    for file in ("01_chapter.py", "torch/distributed/run.py", "lab/report.py", "lab/pictures.py",
+                 "lab/exercises.py", "lab/grade.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("import sys; print(*sys.argv[1:], file=sys.stderr)")
     for package in ("torch", "torch/distributed"):
@@ -40,7 +41,8 @@ def interpreter(folder, command):
 
 
 @pytest.mark.parametrize("target", [
-    "setup", "tour", "test", "test-all", "lint", "bench", "faults", "figures"])
+    "setup", "tour", "test", "test-all", "lint", "bench", "faults", "figures", "exercises",
+    "grade"])
 def test_no_target_goes_on_without_the_python_it_was_given(make, tmp_path, target):
     bare = interpreter(tmp_path, f"{sys.executable} -I -S")  # sees neither our torch nor another
     for python, fault in (("/nope", "does not start a Python 3.11 or newer; PY=python3 may"),
@@ -68,3 +70,14 @@ def test_the_path_of_python_may_have_a_space(make, tmp_path):
         "--resume=runs/tour-saved --json=runs/09_5d-again.json",
         f"{drawn} runs/03_zero-again.json runs/09_5d-again.json",  # the table
         f"{drawn} runs/07_asleep.json"]  # the figures
+
+
+def test_exercises_are_written_and_graded(make, tmp_path):
+    python = f"PY={interpreter(tmp_path, sys.executable)}"
+    for words, said in [(["exercises"], "--write exercises"),
+                        (["exercises", "LEVEL=1", "FORCE=1"],
+                         "--write exercises --level=1 --force"),
+                        (["grade"], "exercises"),
+                        (["grade", "FOLDER=a class", "ONLY=04 05.2", "LEVEL=3"],
+                         "a class 04 05.2 --level=3")]:
+        assert make(*words, python) == (0, "", f"{said}\n")
