@@ -17,7 +17,7 @@ from lab import diagnose
 
 # How far two right ways to compute the same are apart, relative to the largest number.
 ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-PLURAL = {"is": "are", "has": "have"}
+MOSTLY = 0.8            # so much of some rows and columns must be wrong, to be called wrong
 MOST = 3                # findings that are said of a tuple, list or dict
 
 
@@ -45,9 +45,13 @@ def grouped(findings):
         paths.setdefault(finding, []).append(path)
     for finding, (*some, last) in paths.items():
         if some:
-            finding = re.sub("^(is|has) ", lambda verb: f"{PLURAL[verb[1]]} ", finding)
+            finding = re.sub("^(is|has)|\\bit( is| has|(?= should be))", in_plural, finding)
         said.append((f"{', '.join(some)} and {last}" if some else last, finding))
     return said
+
+
+def in_plural(words):
+    return words[0].replace("it", "they").replace("is", "are").replace("has", "have")
 
 
 def differences(path, found, right):
@@ -179,15 +183,28 @@ def of_tensors(found, right):
         return f"is {found.tolist()}, and should be {right.tolist()}"
     found, right = found.detach().double(), right.detach().double()
 
+    all_of_it = by_a_factor(found, right, rounding) or in_another_order(found, right, rounding)
+    if all_of_it:
+        return all_of_it
+
     # Is it in some rows, columns, heads alone? Then say in which, and what is wrong there.
     indices = [wrong.movedim(dim, 0).flatten(1).any(1) if wrong.ndim > 1 else wrong
                for dim in range(wrong.ndim)]
-    if all(some.all() for some in indices) or factor_of(found, right, rounding):
-        return how(found, right, rounding)
+    if selected(wrong, indices).double().mean() < MOSTLY:
+        return f"{how(found[wrong], right[wrong], rounding)} in {share(wrong)}"
+    words = how(selected(found, indices), selected(right, indices), rounding)
+    if all(some.all() for some in indices):
+        return words
     where = ", ".join(map(as_index, indices))
+    while where.endswith(", :"):
+        where = where.removesuffix(", :")
+    return f"is wrong in [{where}] and right elsewhere: there it {words}"
+
+
+def selected(x, indices):
     for dim, some in enumerate(indices):
-        found, right = (x.index_select(dim, some.nonzero()[:, 0]) for x in (found, right))
-    return f"is wrong in [{where}] and right elsewhere: there it {how(found, right, rounding)}"
+        x = x.index_select(dim, some.nonzero()[:, 0])
+    return x
 
 
 def same(found, right, rounding):
@@ -202,6 +219,8 @@ def as_index(some):
     """The true ones of a mask as one writes them in Python: ":", "3", "16:20", "::2", "[0, 3]"."""
     places = some.nonzero()[:, 0].tolist()
     first, last, size = places[0], places[-1], len(some)
+    if len(places) == size:
+        return ":"
     if len(places) == 1:
         return str(first)
     step = places[1] - first
@@ -212,13 +231,12 @@ def as_index(some):
 
 
 def how(found, right, rounding):
-    """What is wrong with all of a tensor: the first that holds."""
+    """What is wrong with numbers of which nearly all are wrong: the first that holds."""
     nan, infinite = found.isnan() & ~right.isnan(), found.isinf() & (found != right)
     if nan.any():
-        return f"has nan in {share(nan)}"
+        return "is nan" if nan.all() else f"is nan in {share(nan)}"
     if infinite.any():
-        return f"is infinite in {share(infinite)}"
-    off = ~same(found, right, rounding)
+        return "is infinite" if infinite.all() else f"is infinite in {share(infinite)}"
     usual = right.isfinite()
     found, right = (torch.where(usual, x.nan_to_num(), 0) for x in (found, right))
     if not found.any():
@@ -226,14 +244,11 @@ def how(found, right, rounding):
     if not right.any():
         return "should be zero"
     if not rounding:
-        return f"differs in {share(off)}"
+        return "differs"
 
-    ratio = factor_of(found, right, rounding)
-    if ratio:
-        return times(ratio, right.shape, rounding)
-    return (in_another_order(found, right, rounding) or by_lines(found, right, rounding)
-            or f"differs in {share(off)}, by up to "
-               f"{(found - right).abs().max() / right.abs().max():.2g} of the largest")
+    return (by_a_factor(found, right, rounding) or by_lines(found, right, rounding)
+            or f"differs by up to {(found - right).abs().max() / right.abs().max():.2g} times the "
+               "largest number")
 
 
 def fits(guess, found, right, rounding):
@@ -242,20 +257,18 @@ def fits(guess, found, right, rounding):
     return bool(same(guess, found, rounding).all() and rest < 0.01 * off)
 
 
-def factor_of(found, right, rounding):
-    """The number that all of a tensor is multiplied by; None: there is none."""
-    ratio = (found * right).sum() / right.square().sum()
-    return ratio.item() if fits(ratio * right, found, right, rounding) else None
-
-
-def times(ratio, shape, rounding):
-    """A factor, and what it may be: log2(e), or the length of a dimension, or a root of that."""
+def by_a_factor(found, right, rounding):
+    """Whether it is all multiplied by one number. That may be log2(e), or the length of a dimension
+    or a root of it."""
+    ratio = ((found * right).sum() / right.square().sum()).item()
+    if ratio == 0 or not fits(ratio * right, found, right, rounding):
+        return None
     if math.isclose(ratio, -1, rel_tol=rounding):
         return "has the opposite sign"
     digits = 8 if abs(ratio - 1) < 0.01 else 3
     name = diagnose.factor(
         ratio, {"log2(e)": math.log2(math.e)} | {f"the length of dimension {dim}": size
-                                               for dim, size in enumerate(shape) if size > 4},
+                                               for dim, size in enumerate(right.shape) if size > 4},
         within=max(rounding, diagnose.CLOSE))
     return f"is {ratio:.{digits}g} times what it should be" + (f": {name}" if name else "")
 
@@ -266,7 +279,7 @@ def in_another_order(found, right, rounding):
     if swapped:
         return f"is {swapped}"
     for dim in range(right.ndim):
-        for shift in range(1, min(right.shape[dim], 65)):
+        for shift in range(1, min(right.shape[dim], 33)):
             if same(found, right.roll(shift, dim), rounding).all():
                 return f"is shifted by {shift} along dimension {dim}"
         if same(found, right.flip(dim), rounding).all():
@@ -280,9 +293,11 @@ def by_lines(found, right, rounding):
     offset = (found - right).mean()
     if fits(right + offset, found, right, rounding):
         return f"has {offset:.4g} added to every number"
+    if right.ndim == 1:
+        return None
     found, right = found.flatten(0, -2), right.flatten(0, -2)
     for dim, line in ((1, "row"), (0, "column")):
-        if right.ndim == 2 and right.shape[dim] > 1:
+        if right.shape[dim] > 1:
             ratios = (found * right).sum(dim, True) / right.square().sum(dim, True)
             if fits(ratios * right, found, right, rounding):
                 return (f"has every {line} multiplied by a number of its own, "
