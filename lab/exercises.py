@@ -152,7 +152,8 @@ EXERCISES = {
             "two matrix multiplications?",
             ("Write down both times for one token, and set them equal: the batch and the sequence "
              "fall out.",
-             "16 h² / (t·C) seconds against 2 (t-1)/t · h·e / W seconds: t stands below both."),
+             "They are 16 h² / (t·C) and 2 (t-1)/t · h·e / W seconds. Both are divided by t, so "
+             "t - 1 is what is left of it."),
             (Same("ranks_that_pay(8192, 2, 989e12, 450e9)"),
              Same("ranks_that_pay(4096, 4, 1e14, 5e10)")),
         ),
@@ -260,9 +261,10 @@ EXERCISES = {
             "comes after any of these keys. No rank may compute more than it has to.",
             ("Take two ranks of a zig-zag, 0 and 1 of 2, so chunks 0 and 3, and 1 and 2. Which "
              "chunk comes after which?",
-             "Its own keys: all, causal. Keys of an earlier rank of a zig-zag: all queries come "
-             "after its front chunk, none after its back chunk. Of a later rank: only our back "
-             "chunk comes after them, but after both. In a plain ring it is all or nothing."),
+             "A rank meets all of its own keys, and that block is causal. In a zig-zag, all of its "
+             "queries come after an earlier rank's front chunk, and none after that rank's back "
+             "chunk; and only its back chunk comes after a later rank's keys, but after all of "
+             "them. In a plain ring it is all or nothing."),
             (Same("torch.arange(8)[meeting(2, 1, 8, True)[0]].tolist()"),
              Same("torch.arange(8)[meeting(2, 1, 8, True)[1]].tolist()"),
              Same("torch.arange(8)[meeting(1, 2, 8, True)[0]].tolist()"),
