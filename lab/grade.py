@@ -117,22 +117,26 @@ def without_faults(text):
 def function_around(lines, line):
     """The name, first and last line of the method, function or class in which a line is, by the
     looks of it, since it cannot be parsed. Nones: there is none."""
-    first, name = definition_above(lines, line, "")
-    if first and lines[first - 1].startswith("class"):
-        indents = [re.match(r"(\s+)def ", text) for text in lines[first:line]]
+    outer, name = definition_above(lines, line, "")
+    if not outer:
+        return None, None, None
+    found = [(name, outer)]
+    if lines[outer - 1].startswith("class"):
+        indents = [re.match(r"(\s+)def ", text) for text in lines[outer:line]]
         indent = next((match[1] for match in indents if match), None)
         method, its_name = definition_above(lines, line, indent) if indent else (None, None)
         if method:
-            first, name = method, f"{name}.{its_name}"
-    if not first:
-        return None, None, None
-    width = len(re.match(r"\s*", lines[first - 1])[0])
-    after = (number for number in range(max(first, line), len(lines))
-             if re.match(rf"\s{{0,{width}}}[^\s)\]}}#]", lines[number]))
-    last = next(after, len(lines))
-    while first > 1 and re.match(rf"\s{{{width}}}@", lines[first - 2]):
-        first -= 1
-    return name, first, last
+            found.insert(0, (f"{name}.{its_name}", method))
+    for name, first in found:
+        indent = re.match(r"\s*", lines[first - 1])[0]
+        after = (number for number in range(first, len(lines))
+                 if re.match(rf"\s{{0,{len(indent)}}}[^\s)\]}}#]", lines[number]))
+        last = next(after, len(lines))
+        if line <= last:
+            while first > 1 and lines[first - 2].startswith(f"{indent}@"):
+                first -= 1
+            return name, first, last
+    return None, None, None
 
 
 def definition_above(lines, line, indent):
@@ -147,7 +151,7 @@ def definition_above(lines, line, indent):
 
 # ------------------------------------------------------------------------------------------ grading
 
-def grade(folder, chosen, limit=checks.LIMIT, level=None):
+def grade(folder, chosen, limit=checks.LIMIT):
     """Yields the Result of each exercise of a student, {chapter: exercises}, and after all of a
     chapter that of the whole."""
     from lab.exercises import EXERCISES, short
@@ -315,9 +319,13 @@ def arguments(argv):
     if not args.folder:
         raise Refused("FOLDER '' is no folder")
     args.students = students_in(Path(args.folder))
+    chosen = exercises.chosen(args.exercise)
     args.chosen = {chapter: [e for e in found if args.level in (None, e.level)]
-                   for chapter, found in exercises.chosen(args.exercise).items()}
+                   for chapter, found in chosen.items()}
     args.chosen = {chapter: found for chapter, found in args.chosen.items() if found}
+    if not args.chosen:
+        raise Refused(f"--level {args.level}: none of these exercises is of that level",
+                      "without --level")
     return args
 
 
