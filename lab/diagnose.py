@@ -59,7 +59,7 @@ def times(ratio):
     if 0 < ratio < 0.6 and abs(1 / ratio - round(1 / ratio)) < 1e-3:
         return f"1/{round(1 / ratio):,} of"
     if abs(ratio - 1) < 0.005:
-        return f"{ratio:.6f} times"
+        return f"(1 {ratio - 1:+.1e}) times"
     digits = ",.0f" if abs(ratio) >= 100 else ".2f" if abs(ratio) >= 0.1 else ".2g"
     return f"{ratio:{digits}} times"
 
@@ -122,24 +122,36 @@ def role(name):
 
 
 def in_words(names, every):
-    """What these of all parameters are: "q and k", "up of block1", "all but the head"."""
+    """What these of all parameters are: "q and k", "block1.norm1", "all but the head"."""
     names = [name for name in every if name in names]       # in the order of forward
     if len(names) == len(every):
         return "all parameters"
     distinct = lambda words: list(dict.fromkeys(words))
-    module = lambda name: name.split(".")[0]
-    roles, modules = distinct(map(role, names)), distinct(map(module, names))
-    if len(names) == sum(role(name) in roles for name in every):
-        left = distinct(role(name) for name in every if role(name) not in roles)
+    module, tied = lambda name: name.split(".")[0], not any("head.out" in name for name in every)
+    called = lambda name: "the tied table" if tied and "embedding." in name else role(name)
+    roles, modules = distinct(map(called, names)), distinct(map(module, names))
+    if len(names) == sum(called(name) in roles for name in every):
+        left = distinct(called(name) for name in every if called(name) not in roles)
         return f"all but {listed(left)}" if len(left) < len(roles) / 2 else listed(roles)
     if len(names) == sum(module(name) in modules for name in every):
         order = distinct(map(module, every))
         is_first = len(modules) > 1 and order[:len(modules)] == modules
         return f"all before {order[len(modules)]}" if is_first else listed(modules)
-    if len(names) == sum(role(name) in roles and module(name) in modules for name in every):
+    if names == every[:len(names)]:
+        return f"all up to {short(names[-1])}"
+    places = distinct(map(short, names))
+    is_whole = len(names) == sum(short(name) in places for name in every)
+    if is_whole and len(places) < 3:
+        return listed(places)
+    if len(names) == sum(called(name) in roles and module(name) in modules for name in every):
         return f"{listed(roles)} of {listed(modules)}"
-    shown = [name.removesuffix(".weight") for name in names]
+    shown = places if is_whole else names
     return listed(shown if len(shown) < 5 else [*shown[:3], f"{len(shown) - 3} others"])
+
+
+def short(name):
+    """Of a parameter, or of both of a LayerNorm."""
+    return name.removesuffix(".weight").removesuffix(".bias")
 
 
 TOGETHER = [("the LayerNorms' weights", "the LayerNorms' biases", "the LayerNorms"),
@@ -190,12 +202,6 @@ def held_by_nobody(found, names):
 def of_another_shape(found, names):
     if all(ranks_with(found, name, "of another shape") for name in names):
         return "have another shape than the part that p.cuts says"
-
-
-def not_finite(found, names):
-    where = [ranks_with(found, name, "not finite") for name in names]
-    if all(where):
-        return f"are infinite or not a number{on_ranks(set().union(*where), found.world)}"
 
 
 def missing(found, names):
@@ -288,12 +294,26 @@ def of_something_else(found, names):
 
 def not_set_to_zero(found, names):
     """What they are more than one GPU's is a multiple of those of the step before."""
-    ratio = found.all_alike(fit for name in names
-                            for fit in found.not_zeroed.get(name, {}).values())
+    ratio = multiple_of(found, names, "the step before")
     if ratio is not None:
         much = "" if found.close(ratio, 1) else f"{times(ratio)} "
         return (f"are those of one GPU and {much}those of the step before, which were not set to "
                 f"zero{named_factor(found, ratio)}")
+
+
+def with_another_balance(found, names):
+    """They have the gradients of chapter 08's balance loss too often, or not at all."""
+    more = multiple_of(found, names, "the balance loss")
+    if more is not None:
+        often = f"{times(1 + more)}{named_factor(found, 1 + more)}"
+        return "lack the balance loss" if abs(1 + more) < CLOSE else (
+            f"count the balance loss {often}")
+
+
+def multiple_of(found, names, what):
+    """By how many times the gradients of this they are more than one GPU's."""
+    return found.all_alike(fit for name in names
+                           for fit in found.more.get(what, {}).get(name, {}).values())
 
 
 def of_one_rank_alone(found, names):
@@ -312,8 +332,9 @@ def rounded(found, names):
     narrow = {seen.narrow for seen in parts}
     if len(narrow) == 1 and narrow != {""}:
         return f"were rounded: each number is one of {narrow.pop()}"
-    worst = max(seen.fit.residue for seen in parts)
-    if found.rounding == "float64" and 1e-9 < worst < 3e-6:
+    worst = max(max(seen.fit.residue, abs(seen.fit.ratio - 1)) for seen in parts)
+    by_a_factor = found.all_alike(seen.fit for seen in parts) is not None
+    if found.rounding == "float64" and 1e-9 < worst < (1.2e-7 if by_a_factor else 3e-6):
         return (f"are off by up to {worst:.0e} of their size, which is what float32 rounds: "
                 "something was computed, or sent, in it")
 
@@ -342,9 +363,9 @@ def together(found, groups, ratio):
 
 
 WHAT_THEY_ARE = [
-    held_by_nobody, of_another_shape, not_finite, missing, not_summed, clipped_otherwise,
-    a_multiple, of_something_else, not_set_to_zero, of_one_rank_alone, rounded,
-    a_multiple_on_each_rank]
+    held_by_nobody, of_another_shape, missing, not_summed, clipped_otherwise,
+    rounded, a_multiple, of_something_else, not_set_to_zero, with_another_balance,
+    of_one_rank_alone, a_multiple_on_each_rank]
 
 
 def what_they_are(found, names):
@@ -352,6 +373,16 @@ def what_they_are(found, names):
 
 
 # -------------------------------------------------------------- findings: which gradients are wrong
+
+def not_finite(found):
+    where = {name: ranks_with(found, name, "not finite") for name in found.names}
+    names = [name for name in found.names if where[name]]
+    if names:
+        left = "" if len(names) == len(found.names) else ", all others are finite"
+        ranks = set().union(*where.values())
+        return (f"{gradients_of(found, names)} are infinite or not a number"
+                f"{on_ranks(ranks, found.world)}{left}")
+
 
 def stale_weights(found):
     rank = max(range(len(found.stale)), key=found.stale.__getitem__, default=None)
@@ -396,17 +427,16 @@ def from_some_place_on(found):
 
 
 def places(names):
-    """The parameters in the order of forward, those together that read the same input."""
+    """The parameters in the order of forward, together those between which there is no such order:
+    q, k and v, or a mixture's router and its experts."""
     found = {}
     for name in names:
-        module, *_ = name.split(".")
-        place = f"{module} qkv" if role(name) in ("q", "k", "v") else short(name)
+        module, mixture = name.split(".")[0], any(f"{name.split('.')[0]}.mlp.router" in other
+                                                  for other in names)
+        place = f"{module} qkv" if role(name) in ("q", "k", "v") else (
+            f"{module} mixture" if mixture and ".mlp." in name else short(name))
         found.setdefault(place, []).append(name)
     return list(found.values())
-
-
-def short(name):
-    return name.removesuffix(".weight").removesuffix(".bias")
 
 
 def in_place(names):
@@ -633,6 +663,12 @@ def loss_of_something_else(found):
     return f"the loss is that of {said[0]}{beside_the_loss(found)}" if len(said) == 1 else None
 
 
+def losses_differ(found):
+    if max(found.loss) - min(found.loss) > found.tolerance["loss"] * found.loss_there:
+        return (f"the ranks have different losses, from {min(found.loss):.4f} to "
+                f"{max(found.loss):.4f}{beside_the_loss(found)}")
+
+
 def loss_off_somehow(found):
     worst = max(found.loss, key=lambda loss: abs(loss - found.loss_there))
     if beside_the_loss(found):
@@ -643,9 +679,11 @@ def loss_off_somehow(found):
 # ------------------------------------------------------------------------------- what is to be said
 
 ABOUT_GRADIENTS = [
-    stale_weights, all_alike, by_several_factors, from_some_place_on, ranks_disagree, off_somehow]
+    not_finite, stale_weights, all_alike, by_several_factors, from_some_place_on, ranks_disagree,
+    off_somehow]
 ABOUT_PARAMETERS = [not_updated, ranks_hold_others, moved_by_a_factor, updated_somehow]
-ABOUT_THE_LOSS = [loss_not_finite, loss_by_a_factor, loss_not_summed, loss_of_something_else]
+ABOUT_THE_LOSS = [loss_not_finite, loss_by_a_factor, loss_not_summed, loss_of_something_else,
+                  losses_differ]
 
 
 def diagnose(found):
@@ -657,7 +695,7 @@ def diagnose(found):
     about_the_norm = first(HOW_THE_NORM_IS) if norm_is_off and (clips or not wrong) else None
 
     if about_the_norm:                  # which explains gradients that were clipped by it
-        said.append(about_the_norm + ("; gradients were clipped by it" if clips else ""))
+        said.append(about_the_norm + ("; gradients were clipped by that" if clips else ""))
     elif wrong:
         said.append(first(ABOUT_GRADIENTS))
     elif norm_is_off:
@@ -694,15 +732,12 @@ def of_run(run):
 
 def of_formulas(run):
     """Sentences about measurements whose ratio to their formula has a name."""
-    args, said = run.args, {}
+    args, said, ratios = run.args, {}, {}               # ratios: {name: those of the ranks}
     numbers = {"the number of ranks": run.world, "the number of blocks": args.model.layers,
                "the number of micro-batches": args.batch // args.shares // args.micro_batch}
-    for width, narrow in ((4, "32"), (2, "16")):
-        if width < run.dtype.itemsize:
-            numbers[f"the bytes of {args.dtype} over those of {narrow} bits"] = (
-                run.dtype.itemsize / width)
+    widths = {f"the bytes of {args.dtype} over those of {8 * width} bits":
+              run.dtype.itemsize / width for width in (4, 2) if width < run.dtype.itemsize}
     ring = {"N/(N-1), the factor of a ring of N ranks": run.world / max(run.world - 1, 1)}
-    ratios = {}                                         # {name: those of the ranks that are off}
     for check in run.checks:
         measured, formula = check["measured"], check["expected"]
         if check["ok"] is False:
@@ -710,9 +745,24 @@ def of_formulas(run):
             ratio = formula / measured if measured and formula else math.nan
             ratios.setdefault(name, set()).add(ratio)
     for name, (ratio, *more) in ratios.items():
-        of_this = numbers | (ring if name.endswith("on the wire") else {})
-        named = None if more or math.isnan(ratio) else factor(ratio, of_this)
+        if more or math.isnan(ratio) or name.startswith("actions"):
+            continue
+        what, _, amount = name.rpartition(", ")
+        if amount == "calls" and ratios.get(f"{what}, payload") != {ratio}:
+            continue                                    # of few calls any ratio has a name
+        size_is_off = widths if what and f"{what}, calls" not in ratios else {}
+        on_the_wire = ring if amount == "on the wire" else {}
+        named = factor(ratio, numbers | size_is_off) or factor(ratio, on_the_wire)
         if named and "root" not in named:
             said.setdefault(f"the formula is {times(ratio)} what was measured: {named}",
                             []).append(name)
-    return [f"{listed(names)}: {sentence}" for sentence, names in said.items()]
+    return [f"{listed(amounts(names))}: {sentence}" for sentence, names in said.items()]
+
+
+def amounts(names):
+    """What is checked of each operator, together: "all_reduce (calls and payload)"."""
+    found = {}
+    for name in names:
+        what, _, amount = name.rpartition(", ")
+        found.setdefault(what or name, []).extend([amount] if what else [])
+    return [f"{what} ({listed(of_it)})" if of_it else what for what, of_it in found.items()]

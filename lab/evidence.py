@@ -7,7 +7,7 @@ what rank 0 computes with one GPU, an all_reduce of the gradients, and gathers o
 
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from common import part
 # up to which share of it a number may be off and still be called by another's name.
 ROUNDING = {"float64": (1e-9, 1e-8), "float32": (1e-3, 1e-3), "float16": (0.05, 0.02),
             "bfloat16": (0.3, 0.05), "int8": (0.3, 0.05)}
+SAME = 1e-2                 # so near are what two ranks hold, if they hold the same; mostly equal
 NARROWER = torch.bfloat16, torch.float16, torch.float32     # what a wide dtype may hide
 MOST_SHARES = 16            # data-parallel ranks of which each one's gradients are computed alone
 
@@ -64,8 +65,9 @@ class Evidence:
     stale: list = field(default_factory=list)       # the share of the weights that never moved
     losses: dict = field(default_factory=dict)      # {words: the loss} of other gradients: guesses
     fits: dict = field(default_factory=dict)        # {words: {name: {rank: Fit}}} of ours to them
-    not_zeroed: dict = field(default_factory=dict)  # {name: {rank: Fit}} of what ours are more than
-                                                    # one GPU's to those of the step before
+    more: dict = field(default_factory=dict)        # {"the step before" or "the balance loss":
+                                                    # {name: {rank: Fit}} of what ours are more than
+                                                    # one GPU's to the gradients of that}
     alone: dict = field(default_factory=dict)       # {name: {rank: whether each of its numbers is
                                                     # that of some rank's sequences alone}}
 
@@ -137,8 +139,8 @@ class Evidence:
         first = {}
         for rank, seen in sorted(self.at(kind, name).items()):
             other_rank, other = first.setdefault(seen.where, (rank, seen))
-            size = max(seen.square, other.square) ** 0.5
-            if not abs(seen.probe - other.probe) <= ROUNDING[self.rounding][0] * size:
+            near = min(SAME, ROUNDING[self.rounding][0]) * max(seen.square, other.square) ** 0.5
+            if rank != other_rank and not abs(seen.probe - other.probe) <= near:
                 return other_rank, rank
 
 
@@ -149,7 +151,7 @@ def collect(verifier, batch, here, there, scale):
     it is cut)} of this rank; there: {(kind, name): tensor} of one GPU; scale: what differences are
     relative to."""
     run, args, tolerance = verifier.run, verifier.run.args, verifier.tolerance
-    names = [name for kind, name in there if kind == "gradients"]
+    names = in_forward_order([name for kind, name in there if kind == "gradients"])
     loss, norm = (here[kind, ""][0].item() for kind in ("loss", "gradient norm"))
     loss_there, norm_there = (there[kind, ""].item() for kind in ("loss", "gradient norm"))
     if verifier.steps >= verifier.tensor_steps:
@@ -196,14 +198,27 @@ def collect(verifier, batch, here, there, scale):
         now = {name: there["parameters", name] for name in names}
         found.stale = everyones(run, share_of_stale(run.model, drawn, now))
         added = {name: earlier["gradients", name] for name in names}
-        found.not_zeroed = fits_of_ranks(run, ours, added, theirs)
+        found.more["the step before"] = fits_of_ranks(run, ours, added, theirs)
     moved = earlier and run.rank == 0 and any(          # chapter 08's bias has moved, too
         buffer.is_floating_point() and buffer.any() for buffer in run.one_gpu.buffers())
     if not is_explained(found) and not any(everyones(run, moved)):
         every = guesses(run, batch, drawn, before, found.is_off("loss"))
         try_guesses(found, run, every, send, ours,
                     {name: scale["gradients", name] / by_there for name in names})
+        if getattr(args.model, "balance_weight", None):
+            _, without = send(lambda: unbalanced(run, batch, before))
+            balance = {name: theirs[name] - without[name] for name in names}
+            found.more["the balance loss"] = fits_of_ranks(run, ours, balance, theirs)
     return found
+
+
+def in_forward_order(names):
+    """As forward meets them; a module lists what it holds itself before what is in its own."""
+    order = ("embedding", "norm1", "attn.q", "attn.k", "attn.v", "attn.o", "norm2", "router",
+             "mlp.up", "mlp.down", "mlp.shared", "head.norm", "head.out")
+    modules = list(dict.fromkeys(name.split(".")[0] for name in names))
+    place = lambda name: next((i for i, words in enumerate(order) if words in name), len(order))
+    return sorted(names, key=lambda name: (modules.index(name.split(".")[0]), place(name)))
 
 
 def is_explained(found):
@@ -326,7 +341,7 @@ def fits_of_ranks(run, ours, others, less=None):
 def try_guesses(found, run, guesses, send, ours, scale):
     """Note how each rank's gradients lie beside those that each guess computes."""
     near = {name: torch.zeros_like(x, dtype=torch.bool) for name, (x, _) in ours.items()}
-    allowed = found.tolerance["gradients"] or 0
+    allowed = 0 if found.is_lossy else found.tolerance["gradients"]
     for words, compute, of_one_share in guesses:
         found.losses[words], gradients = send(compute)
         found.fits[words] = fits_of_ranks(run, ours, gradients)
@@ -373,6 +388,15 @@ def guesses(run, batch, drawn, before, loss_is_off):
         yield "the weights that the run began with", functools.partial(compute, drawn, ones), False
     for words, change in attentions(run) if loss_is_off else ():
         yield words, functools.partial(compute, before, ones, change), False
+
+
+def unbalanced(run, batch, weights):
+    """The loss and the gradients on one GPU without chapter 08's balance loss."""
+    cfg = replace(run.args.model, balance_weight=0.0)
+    model = run.draw(run.build(cfg, seed=None))
+    for name, p in named(model):
+        p.data.copy_(weights[name])
+    return weighted_step(model, batch, torch.ones(batch.targets.shape, dtype=torch.float64))
 
 
 def weighted_step(model, batch, importance):
