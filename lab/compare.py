@@ -45,13 +45,15 @@ def grouped(findings):
         paths.setdefault(finding, []).append(path)
     for finding, (*some, last) in paths.items():
         if some:
-            finding = re.sub("^(is|has)|\\bit( is| has|(?= should be))", in_plural, finding)
+            finding = re.sub("^(is|has|differs)|\\bit( is| has| differs|(?= should be))", in_plural,
+                             finding)
         said.append((f"{', '.join(some)} and {last}" if some else last, finding))
     return said
 
 
 def in_plural(words):
-    return words[0].replace("it", "they").replace("is", "are").replace("has", "have")
+    verbs = {"it": "they", "is": "are", "has": "have", "differs": "differ"}
+    return " ".join(verbs[word] for word in words[0].split())
 
 
 def differences(path, found, right):

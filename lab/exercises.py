@@ -392,9 +392,9 @@ EXERCISES = {
             ("How does elu_forward_kernel find its block, and how does it stop at the end?",
              "The numbers of a block begin at program_id · BLOCK. Both loads and the store take "
              "the same mask, and tl.where chooses between the two gradients."),
-            (Same("elu_backward(random(5, 700).float(), 2 * random(5, 700).float(), 0.7)"),
-             Same("(lambda dx: (elu_backward_kernel[(3,)](random(64).float(), random(64).float(), "
-                  "dx, 40, 0.7, 16), dx)[1])(torch.zeros(64))")),
+            (Same("(lambda dx: (elu_backward_kernel[(3,)](random(64).float(), random(64).float(), "
+                  "dx, 40, 0.7, 16), dx)[1])(torch.ones(64))"),
+             Same("elu_backward(random(5, 700).float(), 2 * random(5, 700).float(), 0.7)")),
         ),
     ],
     "kernels/layernorm": [
@@ -419,14 +419,14 @@ EXERCISES = {
              "All loads and stores of a row take the mask, and one computes in float32. Past the "
              "end there is 0, which is right for the mean; but x - mean is not 0 there, and has to "
              "be made so before it is squared. eps stands under the root."),
-            (Same("dict(zip(('sum', 'y', 'mean', 'rstd'), layer_norm_forward(100 + random(3, 9)"
+            (Same("(lambda x, y, w, stats: (forward_kernel[(2,)](x, x, w, w + 1, y, y, *stats, 8, "
+                  "8, 5, 0.5, False, 8), dict(y=y, mean=stats[0], rstd=stats[1]))[1])"
+                  "(random(3, 8).float(), torch.ones(3, 5), random(8).float(), torch.ones(2, 2))"),
+             Same("dict(zip(('sum', 'y', 'mean', 'rstd'), layer_norm_forward(1000 + random(3, 9)"
                   ".float()[:, 2:7], random(5).float(), random(5).float(), 0.5)))"),
              Same("dict(zip(('sum', 'y', 'mean', 'rstd'), layer_norm_forward(random(3, 1000)"
                   ".bfloat16(), random(1000).bfloat16(), random(1000).bfloat16(), 0.1, "
-                  "random(3, 1024).bfloat16()[:, :1000])))"),
-             Same("(lambda y: (forward_kernel[(2,)](random(2, 8).float(), y, random(8).float(), "
-                  "random(8).float(), y, y, *torch.zeros(2, 2), 8, 8, 5, 0.1, False, 8), y)[1])"
-                  "(torch.zeros(3, 5))")),
+                  "random(3, 1024).bfloat16()[:, :1000])))")),
         ),
         Exercise(
             "layernorm.3", "backward_kernel", 3,
@@ -441,11 +441,11 @@ EXERCISES = {
              "The sums of g and g · n over all parts, over width, are the means. dy · n and dy are "
              "added up over the rows of this part alone, and stored behind the loop in row "
              "`program`."),
-            (Same("(lambda dy, x, stats, dx, sums: (backward_kernel[(2, 2)](dy, x, x, dy[0], "
+            (Same("(lambda dy, x, stats, dx, sums: (backward_kernel[(2, 2)](dy, x, x, dy[12], "
                   "*stats, dx, *sums, 21, 21, 21, 10, 21, True, 4, 16, 2, 1), {'dx': dx, "
                   "'dweight': sums[0].sum(0), 'dbias': sums[1].sum(0)})[1])"
-                  "(*random(2, 10, 21).float(), random(2, 10).float(), torch.zeros(11, 21), "
-                  "torch.zeros(2, 3, 21))"),
+                  "(*random(2, 14, 21).float(), random(2, 14).float(), torch.ones(14, 21), "
+                  "torch.zeros(2, 4, 21))"),
              Same("dict(zip(('dx', 'dweight', 'dbias'), layer_norm_backward(random(150, 24)"
                   ".float()[:, 3:], random(150, 21).float(), random(21).float(), "
                   "*random(2, 150).float())))"),
@@ -532,8 +532,8 @@ EXERCISES = {
              "maximum); then add the block's weights, and its weights · v. Behind the loop divide "
              "out by total, which is made 1 where it is 0. lse is maximum + log2(total), over "
              "LOG2_E."),
-            (Same("dict(zip(('out', 'lse'), flash_forward(4 * random(1, 2, 40, 40).float(), "
-                  "*random(2, 1, 1, 70, 40).float(), True)))"),
+            (Same("dict(zip(('out', 'lse'), flash_forward(4 * random(1, 4, 24, 40).float(), "
+                  "*random(2, 1, 2, 70, 40).float(), True)))"),
              Same("dict(zip(('out', 'lse'), flash_forward(random(1, 1, 40, 16).float(), "
                   "*random(2, 1, 1, 20, 16).float(), True)))"),
              Same("dict(zip(('out', 'lse'), flash_forward(70 * random(1, 1, 20, 16).float(), "
@@ -553,9 +553,9 @@ EXERCISES = {
              "weights are exp2(scores · scale - lse), dv adds up weights · dout, dweights are "
              "v · doutᵀ, dscores are weights · (dweights - delta), dk adds up dscores · q. Row i "
              "sees key j if j <= i + seq_k - seq_q. dk takes scale / LOG2_E once, at the end."),
-            (Same("dict(zip(('dq', 'dk', 'dv'), flash_backward(*random(2, 1, 2, 40, 40).float(), "
-                  "*random(2, 1, 1, 70, 40).float(), random(1, 2, 40, 40).float(), "
-                  "random(1, 2, 40).float() + 3, True)))"),
+            (Same("dict(zip(('dq', 'dk', 'dv'), flash_backward(*random(2, 1, 4, 24, 40).float(), "
+                  "*random(2, 1, 2, 70, 40).float(), random(1, 4, 24, 40).float(), "
+                  "random(1, 4, 24).float() + 3, True)))"),
              Same("(lambda dout, q, k, v: dict(zip(('dq', 'dk', 'dv'), flash_backward(dout, q, "
                   "k, v, *reference_forward(q, k, v, True), True))))"
                   "(*random(2, 1, 1, 40, 16).float(), *random(2, 1, 1, 20, 16).float())"),

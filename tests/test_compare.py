@@ -124,6 +124,8 @@ def test_what_is_said_of_several_is_said_once():
         "there they are zero")
     assert "item 0 and item 1 are 5 times what they should be; all" in \
         compare([5 * X, 5 * X, X], [X] * 3)
+    noise = X + random(6, 8, seed=1)
+    assert compare([noise, noise], [X, X]).startswith("item 0 and item 1 differ by up to")
 
 
 def test_integers_masks_and_rows_without_a_number():
