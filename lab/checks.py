@@ -57,7 +57,7 @@ def warm_up():
     """Start the interpreter that forks. It imports while this one goes on."""
     os.environ["TRITON_INTERPRET"] = "1"                # kernels run on the CPU, too
     CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed.tensor.parallel",
-                                    "lab.report", "lab.compare"])
+                                    "triton.runtime.interpreter", "lab.report", "lab.compare"])
     forkserver.ensure_running()
 
 
@@ -103,6 +103,8 @@ def load(path, name):
 
 def told(error, path):
     """What was raised, in one line, and the lines of the file that led there."""
+    while type(error).__name__ == "InterpreterError" and error.__cause__:
+        error = error.__cause__                         # Triton's own, around what was raised
     words = " ".join(str(error).split("\n\n")[0].split())
     words = words if len(words) <= LONGEST else f"{words[:LONGEST]}..."
     frames = reversed(traceback.extract_tb(error.__traceback__))
@@ -394,12 +396,17 @@ def what_was_raised(outcome, where):
 
 def end_of_a_process(outcome, where):
     rank, (status, collective, lines) = min(outcome.ended.items())
-    how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
-    if status == -signal.SIGABRT and collective:
-        how += (", since it got more or less than it expected: not all ranks call the same "
-                "collectives in the same order, with tensors of the same size")
-    place = ", ".join(filter(None, [named([rank]), collective, where(lines)]))
-    return f"{place}: the process has ended {how}"
+    how = f"with status {status}"
+    if status < 0:
+        how = f"by {signal.Signals(-status).name}"
+        if collective:
+            how += (", since it got more or less than it expected: not all ranks call the same "
+                    "collectives in the same order, with tensors of the same size")
+        elif -status in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
+            how += ", as if it had used memory beyond the end of a tensor"
+    who = named([rank]) if outcome.world > 1 else ""
+    place = ", ".join(filter(None, [who, collective, where(lines)]))
+    return ": ".join(filter(None, [place, f"the process has ended {how}"]))
 
 
 def place_in_words(lines, source, line_of_student):
