@@ -122,7 +122,7 @@ WRONG = {
               "infinite or not a number"),
         Wrong("torch.logaddexp(lse, block_lse)", "(lse.exp() + block_lse.exp()).log()",
               "lse is infinite"),
-        Wrong("    lse.copy_(total)", "    lse = total", "lse differs in all numbers"),
+        Wrong("    lse.copy_(total)", "    lse = total", "lse differs"),
     ],
     "06.5": [
         Wrong("k_here[:, :, keys], v_here[:, :, keys]", "k[:, :, keys], v[:, :, keys]",
@@ -172,7 +172,7 @@ WRONG = {
         Wrong("tl.sum(centered * centered) / width", "tl.sum(centered * centered) / (width - 1)",
               "rstd differs"),
         Wrong("tl.sum(centered * centered) / width", "(tl.sum(x * x) / width - mean * mean)",
-              "rstd differs by up to 0.018"),
+              "rstd differs by up to 0.00061"),
         Wrong("tl.sum(x) / width", "tl.sum(x) / BLOCK", "mean is 0.625 times what it should be"),
         Wrong("x = x.to(sum_ptr.dtype.element_ty) ", "pass ", "mean differs"),
         Wrong(" * weight + bias, mask=inside)", " * weight + bias)",
