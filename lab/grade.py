@@ -30,6 +30,7 @@ from lab import checks, holes
 
 RIGHT, WRONG, OPEN = "✓", "✗", "·"
 WIDTH = 100
+WHOLE = "the whole chapter"
 LARGEST = 10**6         # bytes of a student's file
 
 
@@ -175,9 +176,9 @@ def grade(folder, chosen, limit=checks.LIMIT):
         if len(exercises) == len(EXERCISES[chapter]) > 0:
             begin = time.monotonic()
             mark, words = grade_whole(exercises, file, results, limit)
-            alike = [r.number for r in results if words and r.words == escaped(words)]
+            alike = [r.number for r in results if r.mark == WRONG and r.words == escaped(words)]
             words = f"as {alike[0]}" if alike else words
-            yield Result(short(chapter), "the whole chapter", mark, escaped(words), 1,
+            yield Result(short(chapter), WHOLE, mark, escaped(words), 1,
                          time.monotonic() - begin, 0)
 
 
@@ -205,7 +206,8 @@ def grade_whole(exercises, file, results, limit):
     if file.faults:
         return WRONG, next(iter(file.faults.values()))
     if not_begun:
-        return OPEN, f"not begun: {', '.join(not_begun)}"
+        part = f": {', '.join(not_begun)}" if len(not_begun) < len(results) else ""
+        return OPEN, f"not begun{part}"
     distinct = list(dict.fromkeys(check for exercise in exercises for check in exercise.checks))
     runs = [check for check in distinct if hasattr(check, "ranks")]
     return run(file, file.text, runs or distinct, limit, lambda line: line)
@@ -309,7 +311,7 @@ def arguments(argv):
                         formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("folder", metavar="FOLDER", help="with NN_name.py and kernels/, or with such folders")
-    add("exercise", nargs="*", metavar="EXERCISE", help="04.2, or 04 for all of it")
+    add("exercise", nargs="*", default=[], metavar="EXERCISE", help="04.2, or 04 for all of it")
     add("--level", type=int, choices=(1, 2, 3), help="exercises of this level alone")
     add("--limit", type=cli.number(int, 1, 600, checks.LIMIT), default=checks.LIMIT,
         help=f"seconds of computing, of a run; default: {checks.LIMIT}")
@@ -334,17 +336,18 @@ def main(argv=None):
     from lab import refusals
 
     args = refusals.accepted(arguments, sys.argv[1:] if argv is None else argv, alone=True)
-    these = [exercise for found in args.chosen.values() for exercise in found]
-    columns = (max(len(exercise.number) for exercise in these),
-               max(len(what) for what in ("the whole chapter", *(e.what for e in these))))
-    students = {}
+    columns, students = {}, {}                          # of a chapter: wide enough for each line
+    for found in args.chosen.values():
+        widths = (max(len(exercise.number) for exercise in found),
+                  max(len(what) for what in (WHOLE, *(exercise.what for exercise in found))))
+        columns[found[0].number.partition(".")[0]] = widths
     for student, folder in args.students.items():
         if len(args.students) > 1:
             print(f"{refusals.one_line(student)}", flush=True)
         begin, students[student] = time.monotonic(), []
         for result in grade(folder, args.chosen, args.limit):
             students[student].append(result)
-            print(*lines_of(result, columns), sep="\n", flush=True)
+            print(*lines_of(result, columns[result.number.partition(".")[0]]), sep="\n", flush=True)
         print(f"{summary(students[student], time.monotonic() - begin)}\n", flush=True)
 
     for path, write in ((args.json, as_json), (args.junit, as_junit)):
