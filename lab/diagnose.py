@@ -222,12 +222,15 @@ def ranks_with(found, name, *states):
 def not_summed(found, names):
     """The ranks that hold a parameter have different gradients, which add up to the right one."""
     ratio = found.all_alike(found.totals[name] for name in names)
-    if ratio is None or not all(found.disagree("gradients", name) for name in names):
+    are_multiples = all(found.alike(seen.fit) for name in names
+                        for seen in found.at("gradients", name).values() if seen.fit)
+    if ratio is None or are_multiples or not any(found.disagree("gradients", name)
+                                                 for name in names):
         return None
     if found.close(ratio, 1):
         return ("differ between ranks that hold the same, and add up to those of one GPU: they "
                 "were not summed")
-    if ratio > 1.5 and found.close(ratio, round(ratio)):
+    if ratio > 1.5 and found.close(ratio, round(ratio)) and ratio < copies_of(found, names[0]):
         return (f"differ between ranks that hold the same, and add up to {times(ratio)} those of "
                 f"one GPU{named_factor(found, ratio)}: they were summed over some ranks alone")
 
@@ -449,8 +452,8 @@ def ranks_disagree(found):
     if names:
         one, other = found.disagree("gradients", names[0])
         more = "" if len(names) == len(wrong) else "; others are wrong, too"
-        return (f"{gradients_of(found, names)} are others on rank {other} than on rank {one}, "
-                f"which holds the same parameters{more or others(found, names)}")
+        return (f"{gradients_of(found, names)} differ between ranks {one} and {other}, which hold "
+                f"the same, and no sum of them is right{more or others(found, names)}")
 
 
 def off_somehow(found):
@@ -601,8 +604,8 @@ def ranks_hold_others(found):
     names = [name for name in found.wrong("parameters") if found.disagree("parameters", name)]
     if names:
         one, other = found.disagree("parameters", names[0])
-        return (f"after the update {in_words(names, found.names)} are others on rank {other} than "
-                f"on rank {one}, which holds the same; the gradients are right")
+        return (f"after the update {in_words(names, found.names)} differ between ranks {one} and "
+                f"{other}, which hold the same; the gradients and their norm are right")
 
 
 def moved_by_a_factor(found):
@@ -695,7 +698,8 @@ def diagnose(found):
     about_the_norm = first(HOW_THE_NORM_IS) if norm_is_off and (clips or not wrong) else None
 
     if about_the_norm:                  # which explains gradients that were clipped by it
-        said.append(about_the_norm + ("; gradients were clipped by that" if clips else ""))
+        by_it = clips and "after clipping" not in about_the_norm
+        said.append(about_the_norm + ("; gradients were clipped by that" if by_it else ""))
     elif wrong:
         said.append(first(ABOUT_GRADIENTS))
     elif norm_is_off:
