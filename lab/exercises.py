@@ -540,8 +540,8 @@ EXERCISES = {
              Same("dict(zip(('out', 'lse'), flash_forward(200 * random(1, 1, 20, 16).float(), "
                   "random(1, 1, 1, 16).float().expand(1, 1, 50, 16), "
                   "random(1, 1, 50, 16).float())))"),
-             Same("dict(zip(('out', 'lse'), flash_forward(random(2, 2, 150, 130).half(), "
-                  "*random(2, 2, 2, 200, 130).half(), True)))")),
+             Same("dict(zip(('out', 'lse'), flash_forward(random(2, 1, 150, 130).half(), "
+                  "*random(2, 2, 1, 200, 130).half(), True)))")),
             "the online softmax",
         ),
         Exercise(
