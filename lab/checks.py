@@ -5,9 +5,8 @@ and not five. A rank writes what became of it to a file, and what it prints goes
 right if every rank has come to its end with status 0, and the JSON of rank 0 has no problems.
 
 A run that has no end is ended. It may be a deadlock: then no rank computes any more. Or an endless
-loop: then the ranks have computed for longer than a limit, one of them or all cores together. This
-is measured in seconds of computing, since seconds of a clock say little on a machine that has other
-work. Where is no /proc to read them from (macOS), they are seconds of the clock.
+loop: then the ranks have computed for longer than a limit, one of them or all cores together. These
+are seconds of computing, since those of a clock say little on a machine that has other work.
 """
 
 import ast
@@ -21,6 +20,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +33,7 @@ from typing import NamedTuple
 
 # Not torch, nor what imports it: the other interpreter does so while this one reads on.
 
+PROC = Path("/proc")
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = json.decoder.__file__    # short, and the same whatever the course's files are
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -253,15 +254,15 @@ def stop(process):
 def follow(processes, scratch, limit):
     """Wait until all have ended, or one has failed and the others have had time to say why. False:
     they would have no end."""
-    start = time.monotonic()
     used, failed_at = {}, None
-    since, before, busy = start, 0, 0                   # of the last seconds, to find a deadlock
+    since, before, busy = time.monotonic(), 0, 0        # of the last seconds, to find a deadlock
     while alive := [process for process in processes if process.is_alive()]:
         wait([process.sentinel for process in alive], 0.1)
         now = time.monotonic()
         for process in alive:
-            running, used[process.pid] = state_of(process.pid, used.get(process.pid, 0), start)
-            busy += running
+            computes, seconds = state_of(process.pid)
+            used[process.pid] = max(seconds, used.get(process.pid, 0))
+            busy += computes
         total = sum(used.values())
         if max(total / os.cpu_count(), *used.values()) > limit:
             return False
@@ -276,16 +277,20 @@ def follow(processes, scratch, limit):
     return True
 
 
-def state_of(pid, seconds, start):
-    """Whether a process wants to compute, and for how many seconds it has; the last known ones of
-    one that has ended."""
-    if not Path("/proc/self/stat").exists():            # macOS
-        return True, time.monotonic() - start
+def state_of(pid):
+    """Whether a process computes or wants to, and for how many seconds it has. Of one that has just
+    ended: nothing."""
     try:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return False, seconds
-    return words[0] in "RD", (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+        if PROC.exists():
+            words = (PROC / f"{pid}/stat").read_text().rpartition(") ")[2].split()
+            ticks = int(words[11]) + int(words[12])
+            return words[0] in "RD", ticks / os.sysconf("SC_CLK_TCK")
+        command = ["ps", "-o", "stat=,time=", "-p", str(pid)]       # macOS
+        state, clock = subprocess.run(command, capture_output=True, text=True).stdout.split()
+        minutes, seconds = clock.split(":")[-2:]
+        return state[0] in "RU", 60 * int(minutes) + float(seconds)
+    except (FileNotFoundError, ProcessLookupError, ValueError):
+        return False, 0
 
 
 def has_failed(processes, scratch):

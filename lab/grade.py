@@ -158,14 +158,14 @@ def grade(folder, chosen, limit=checks.LIMIT):
     from lab.exercises import EXERCISES, short
 
     for chapter, exercises in chosen.items():
-        results = []
+        results, is_whole = [], len(exercises) == len(EXERCISES[chapter])
         try:
             file = read(folder, chapter)
         except Unreadable as why:
             one = exercises[0]
             what = (one.number, one.what) if len(exercises) == 1 else (short(chapter), "all of it")
-            yield Result(*what, WRONG, escaped(f"{chapter}.py {why}"),
-                         sum(exercise.level for exercise in exercises), 0, len(exercises))
+            points = sum(exercise.level for exercise in exercises) + is_whole
+            yield Result(*what, WRONG, escaped(f"{chapter}.py {why}"), points, 0, len(exercises))
             continue
         for exercise in exercises:
             begin = time.monotonic()
@@ -173,7 +173,7 @@ def grade(folder, chosen, limit=checks.LIMIT):
             results.append(Result(exercise.number, exercise.what, mark, escaped(words),
                                   exercise.level, time.monotonic() - begin))
             yield results[-1]
-        if len(exercises) == len(EXERCISES[chapter]) > 0:
+        if is_whole:
             begin = time.monotonic()
             mark, words = grade_whole(exercises, file, results, limit)
             alike = [r.number for r in results if r.mark == WRONG and r.words == escaped(words)]
@@ -291,16 +291,22 @@ def students_in(folder):
 
     has_chapters = lambda path: any((path / f"{chapter}.py").exists() for chapter in EXERCISES)
     try:
-        folders = sorted(path for path in folder.iterdir()
-                         if path.is_dir() and not path.name.startswith("."))
-        if has_chapters(folder):
-            return {folder.resolve().name: folder}
+        folders = {path.name: where_chapters_lie(path) for path in sorted(folder.iterdir())
+                   if path.is_dir() and not path.name.startswith(".")}
+        if has_chapters(where_chapters_lie(folder)):
+            return {folder.resolve().name: where_chapters_lie(folder)}
     except OSError as error:
         raise Refused(f"FOLDER {str(folder)!r}: {error.strerror}") from None
-    if not any(map(has_chapters, folders)):
-        raise Refused(f"FOLDER {str(folder)!r} has no chapter such as 04_tensor_parallel.py, nor "
+    if not any(map(has_chapters, folders.values())):
+        raise Refused(f"FOLDER {str(folder)!r} has no exercise such as 04_tensor_parallel.py, nor "
                       "has a folder in it; `make exercises` writes them to exercises/")
-    return {path.name: path for path in folders}
+    return folders
+
+
+def where_chapters_lie(folder):
+    """Of a student. Where the folder is a copy of the course, its own chapters are the solution."""
+    is_course = (folder / "lab" / "exercises.py").exists()
+    return folder / "exercises" if is_course or (folder / "exercises").is_dir() else folder
 
 
 def arguments(argv):
@@ -310,10 +316,10 @@ def arguments(argv):
     parser = cli.Parser("-m lab.grade", description=__doc__,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("folder", metavar="FOLDER", help="with NN_name.py and kernels/, or with such folders")
+    add("folder", metavar="FOLDER", help="exercises/, a copy of the course, or a folder of such")
     add("exercise", nargs="*", default=[], metavar="EXERCISE", help="04.2, or 04 for all of it")
     add("--level", type=int, choices=(1, 2, 3), help="exercises of this level alone")
-    add("--limit", type=cli.number(int, 1, 600, checks.LIMIT), default=checks.LIMIT,
+    add("--limit", type=cli.number(int, 1, 101, checks.LIMIT), default=checks.LIMIT,
         help=f"seconds of computing, of a run; default: {checks.LIMIT}")
     add("--json", type=cli.output("results.json"), help="write what Gradescope reads")
     add("--junit", type=cli.output("results.xml"), help="write JUnit's XML")

@@ -195,6 +195,15 @@ def test_a_deadlock_is_told_from_a_long_run_and_says_which_rank_waits_where():
         rf"rank 1 waits in barrier, line {LINE + 1} of SumOut.backward", words), words
 
 
+def test_seconds_of_computing_are_known_without_proc_too(monkeypatch):
+    _, expected = checks.state_of(os.getpid())
+    assert expected > 1 and abs(expected - time.process_time()) < 1
+    monkeypatch.setattr(checks, "PROC", Path("/nowhere"))
+    runs, seconds = checks.state_of(os.getpid())
+    assert isinstance(runs, bool) and abs(seconds - expected) <= 1.5        # ps: whole seconds
+    assert checks.state_of(2**30) == (False, 0)
+
+
 def test_a_wait_of_one_process_is_no_different():
     text = SOLUTION.replace("    return 1 + 8 * dim",
                             "    import time\n    time.sleep(99)\n    return 1")
@@ -426,6 +435,25 @@ def test_one_student_exercise_and_level(tmp_path, short_table, no_runs, capsys):
     assert [test["name"] for test in json.loads(file.read_text())["tests"]] == ["04.7 who pays"]
 
 
+def test_in_a_copy_of_the_course_its_own_chapters_are_not_what_is_graded(
+        tmp_path, short_table, no_runs, monkeypatch, capsys):
+    for student in ("ada", "bob"):
+        written(tmp_path / student)                     # the solution
+        (tmp_path / student / "lab").mkdir()
+        (tmp_path / student / "lab" / "exercises.py").touch()
+    written(tmp_path / "ada" / "exercises", holes.cut(SOLUTION, "SumOut.backward", "?", "?"))
+    assert grade.main([str(tmp_path), "04.2"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["ada", "04.2  SumOut.backward    ·  not begun"]
+    assert f"04.2  SumOut.backward    ✗  {CHAPTER}.py is not there" in lines
+    monkeypatch.chdir(tmp_path / "ada")
+    assert grade.main([".", "04.7"]) == 0
+    monkeypatch.chdir(tmp_path / "bob")
+    with pytest.raises(SystemExit):
+        grade.main(["."])
+    assert "FOLDER '.' has no exercise" in capsys.readouterr().err
+
+
 def test_long_words_go_on_below():
     result = grade.Result("04.2", "SumOut", grade.WRONG, "a reason " * 20, 1, 0.0)
     first, *more = grade.lines_of(result, (6, 10))
@@ -436,10 +464,10 @@ def test_long_words_go_on_below():
 @pytest.mark.parametrize(("words", "line"), [
     (["nowhere"], "FOLDER 'nowhere': No such file or directory"),
     ([""], "FOLDER '' is no folder"),
-    (["empty"], "FOLDER 'empty' has no chapter such as 04_tensor_parallel.py, nor has a folder in "
-                "it; `make exercises` writes them to exercises/"),
+    (["empty"], "FOLDER 'empty' has no exercise such as 04_tensor_parallel.py, nor has a folder "
+                "in it; `make exercises` writes them to exercises/"),
     (["ours", "04.99"], "there is no EXERCISE '04.99'; `python -m lab.exercises` lists all"),
-    (["ours", "--limit=0"], "--limit: 0 is no whole number in [1, 600); --limit 5 would work"),
+    (["ours", "--limit=0"], "--limit: 0 is no whole number in [1, 101); --limit 5 would work"),
     (["ours", "04.7", "--level=1"], "--level 1: none of these exercises is of that level; without "
                                      "--level would work"),
     (["ours", "--json=x.xml"], "--json: cannot write 'x.xml'; --json results.json would work"),
