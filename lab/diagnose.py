@@ -24,8 +24,8 @@ FEW = 0.05              # more stale weights than this share do not come from ro
 # -------------------------------------------------------------------------- numbers and their names
 
 def factor(ratio, numbers, within=CLOSE):
-    """What a ratio is, in terms of these {name: number}: one of them, one over it, or a square root
-    of either; None if it is none of them.
+    """What a ratio is, in terms of these {name: number}: one of them, its square root or square, or
+    one over any of these; None if it is none of them.
 
         factor(0.25, {"the number of ranks": 4})      "4 is the number of ranks"
     """
@@ -40,10 +40,11 @@ def factor(ratio, numbers, within=CLOSE):
                         for value in (form(number), 1 / form(number)))]
         if names:
             n = numbers[names[0]]
-            return words.format(n=plain(n), root=plain(n**0.5), names=" and ".join(names))
+            return words.format(form=plain(form(n)), n=plain(n), names=" and ".join(names))
 
     found = (says("{n} is {names}", lambda n: n)
-             or says("{root} is the square root of {n}, which is {names}", lambda n: n**0.5))
+             or says("{form} is the square root of {n}, which is {names}", lambda n: n**0.5)
+             or says("{form} is the square of {n}, which is {names}", lambda n: n**2))
     if ratio < 0:
         return opposite if abs(size - 1) <= within else found and f"{found}, and {opposite}"
     return found
@@ -82,7 +83,7 @@ def numbers_of(found):
         numbers["the loss scale"] = args.loss_scale
     if not found.is_lossy:                              # else too many numbers are near to others
         tokens = args.batch * cfg.seq
-        numbers |= {"the number of tokens in the batch": tokens,
+        numbers |= {"head_dim": cfg.dim // cfg.heads, "the number of tokens in the batch": tokens,
                     "the number of valid targets in the batch": found.valid}
         if found.valid < tokens:
             numbers["all targets over the valid ones"] = tokens / found.valid
@@ -283,7 +284,7 @@ def of_something_else(found, names):
         seen = [fit for name in names for fit in fits.get(name, {}).values()]
         ratio = found.all_alike(seen)
         if ratio is not None:
-            fitting[words] = max(fit.residue for fit in seen), ratio
+            fitting[words] = max(fit.residue for fit in seen if fit), ratio
     if fitting:
         words = min(fitting, key=fitting.get)
         ratio = fitting[words][1]
@@ -296,27 +297,26 @@ def of_something_else(found, names):
 
 
 def not_set_to_zero(found, names):
-    """What they are more than one GPU's is a multiple of those of the step before."""
-    ratio = multiple_of(found, names, "the step before")
-    if ratio is not None:
-        much = "" if found.close(ratio, 1) else f"{times(ratio)} "
-        return (f"are those of one GPU and {much}those of the step before, which were not set to "
-                f"zero{named_factor(found, ratio)}")
+    """What they are more than one GPU's are those of the step before: once, or where they are
+    summed over ranks once more in each step, as often as there are ranks."""
+    fits = [fit for name in names for fit in found.more.get("the step before", {}).get(
+        name, {}).values() if fit]
+    if fits and all(found.alike(fit) and fit.ratio > 0.5 for fit in fits):
+        ratio = found.all_alike(fits)
+        how = "some times" if ratio is None else "" if found.close(ratio, 1) else times(ratio)
+        name = named_factor(found, ratio) if ratio else ""
+        return (f"are those of one GPU and {f'{how} ' if how else ''}those of the step before, "
+                f"which were not set to zero{name}")
 
 
 def with_another_balance(found, names):
     """They have the gradients of chapter 08's balance loss too often, or not at all."""
-    more = multiple_of(found, names, "the balance loss")
+    fits = found.more.get("the balance loss", {})
+    more = found.all_alike(fit for name in names for fit in fits.get(name, {}).values())
     if more is not None:
         often = f"{times(1 + more)}{named_factor(found, 1 + more)}"
         return "lack the balance loss" if abs(1 + more) < CLOSE else (
             f"count the balance loss {often}")
-
-
-def multiple_of(found, names, what):
-    """By how many times the gradients of this they are more than one GPU's."""
-    return found.all_alike(fit for name in names
-                           for fit in found.more.get(what, {}).get(name, {}).values())
 
 
 def of_one_rank_alone(found, names):
@@ -729,9 +729,13 @@ def is_of_ours(found):
 # ----------------------------------------------------------------------------- measured and formula
 
 def of_run(run):
-    """What is known of why a run does not match: on rank 0, in the end."""
-    said = (run.verifier.diagnosis if run.verifier else None) or []
-    return [*said, *of_formulas(run)]
+    """What is known of why a run does not match: on rank 0, in the end. What fails in here is not
+    to cost the report that it explains."""
+    found = run.verifier.evidence if run.verifier else None
+    try:
+        return [*(diagnose(found) if found else []), *of_formulas(run)]
+    except Exception as error:
+        return [f"what is known of it cannot be put into words: {type(error).__name__}: {error}"]
 
 
 def of_formulas(run):

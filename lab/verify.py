@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from common import part
-from lab import diagnose, evidence
+from lab import evidence
 
 STEPS = 5               # so many steps are compared: rounding differences grow in any training
 SMALL = 1e-4            # in 16 bits the gradients of q and k are no larger than five times that
@@ -68,15 +68,15 @@ class Verifier:
     where it was. Communication per step, outside of all measurements: one broadcast of the
     reference's tensors, one small all_reduce, and what DTensors send to become whole.
 
-    tolerance: of each kind; the first step that exceeds it is examined. diagnosis: sentences about
-    that step, on every rank.
+    tolerance: of each kind; the first step that exceeds it is examined. evidence: of that step, for
+    lab/diagnose.py, or None.
     """
 
     def __init__(self, run, tensor_steps, tolerance=None):
         self.run, self.tensor_steps, self.tolerance = run, tensor_steps, tolerance
         self.rounding, _ = rounding_of(run.args)
         self.steps, self.worst, self.shapes = 0, {}, None
-        self.previous, self.diagnosis = None, None      # one GPU's tensors of the step before
+        self.previous, self.evidence = None, None       # previous: one GPU's tensors
         self.largest = {}                               # (kind, name): magnitude so far
         self.waits = 0                                  # of all ranks for rank 0
 
@@ -126,8 +126,8 @@ class Verifier:
                 self.worst[kind] = value, where
 
         there = {key: full.view(self.shapes[key]) for key, full in fulls.items()}
-        if self.exceeds(counted) and self.diagnosis is None:
-            self.diagnosis = diagnose.diagnose(evidence.collect(self, batch, here, there, scale))
+        if self.exceeds(counted) and self.evidence is None:
+            self.evidence = evidence.collect(self, batch, here, there, scale)
         self.previous = {key: x.cpu() for key, x in there.items() if key[1]}
         self.steps += 1
         return reference[:2].tolist()

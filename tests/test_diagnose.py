@@ -370,18 +370,20 @@ def test_a_fault_is_called_what_it_is(ranks, tmp_path, world, chapter, flags, ri
 
 
 def examined(chapter, flags, folder):
-    """A run of which each step is examined as if it did not match, with all guesses."""
-    examined = []
+    """A run of which each step is examined as if it did not match, with all guesses. Returns also
+    what is said of each but the last."""
+    said = []
 
     def exceeds(verifier, off):
-        examined.append(verifier.diagnosis)
-        verifier.diagnosis = None
+        if verifier.evidence:
+            said.append(diagnose.diagnose(verifier.evidence))
+            verifier.evidence = None
         return True
 
     with (mock.patch.object(verify.Verifier, "exceeds", exceeds),
           mock.patch.object(evidence, "is_explained", lambda found: False)):  # fmt: skip
         status, run, output = run_main(chapter, flags, folder)
-    return status, run, output, examined[1:]
+    return status, run, output, said
 
 
 RIGHT = [
@@ -417,10 +419,23 @@ def test_of_a_right_run_nothing_is_said(ranks, tmp_path, world, chapter, flags):
 
 
 def test_what_is_not_compared_has_no_diagnosis(ranks, tmp_path):
-    fault = "loss.backward()\n        total", "(-loss).backward()\n        total"
+    fault = "group) / valid\n        loss.backward()", "group) / valid\n        (-loss).backward()"
     flags = [*flags_of(FOUR, ""), "--no-verify"]
     (status, run, _), _ = ranks(2)(run_main, FOUR, flags, tmp_path, fault)
     assert status == 0 and run["diagnosis"] == []
+
+
+def words_fail(chapter, flags, folder, fault):
+    with mock.patch.object(diagnose, "numbers_of", lambda found: {}["nothing"]):
+        return run_main(chapter, flags, folder, fault)
+
+
+def test_a_diagnosis_that_fails_costs_no_report(ranks, tmp_path):
+    world, chapter, flags, *fault, _ = FAULTS[0].values
+    args = chapter, flags_of(chapter, flags), tmp_path, fault
+    (status, run, output), *_ = ranks(world)(words_fail, *args)
+    said = "what is known of it cannot be put into words: KeyError: 'nothing'"
+    assert status == 1 and run["diagnosis"] == [said] and "✗ gradient norm" in output
 
 
 # -------------------------------------------------------------------------------- numbers and names
@@ -439,6 +454,7 @@ NUMBERS = {"the number of ranks": 4, "the number of micro-batches": 3, "one": 1,
     (65536.01, "65,536 is the loss scale"),
     (-1, "the sign is the opposite one"),
     (-4, "4 is the number of ranks, and the sign is the opposite one"),
+    (1 / 16, "16 is the square of 4, which is the number of ranks"),
     (1, None), (5, None), (-5, None), (4.001, None), (0, None),
 ])  # fmt: skip
 def test_a_factor_is_called_by_its_name(ratio, said):
