@@ -104,13 +104,19 @@ def load(path, name):
 
 def told(error, path):
     """What was raised, in one line, and the lines of the file that led there."""
+    lines = lines_in(error, path)
     while type(error).__name__ == "InterpreterError" and error.__cause__:
         error = error.__cause__                         # Triton's own, around what was raised
+        lines = lines_in(error, path) or lines
     words = " ".join(str(error).split("\n\n")[0].split())
     words = words if len(words) <= LONGEST else f"{words[:LONGEST]}..."
+    return {"error": f"{type(error).__name__}: {words}".removesuffix(": "), "lines": lines}
+
+
+def lines_in(error, path):
+    """Those of the file in what led to an error, the innermost first."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
-    return {"error": f"{type(error).__name__}: {words}".removesuffix(": "),
-            "lines": [frame.lineno for frame in frames if frame.filename == str(path)]}
+    return [frame.lineno for frame in frames if frame.filename == str(path)]
 
 
 class Nobody:
@@ -165,8 +171,8 @@ def leaves_itself(leaving, path):
     return traceback.extract_tb(leaving.__traceback__)[-1].filename == str(path)
 
 
-def evaluate(scratch, solution, student, expression, more_paths):
-    """The expression in two files."""
+def evaluate(scratch, solution, student, expression, words, more_paths):
+    """The expression in two files. words: what it is."""
     begin(scratch, 0, more_paths)
     import torch
 
@@ -183,11 +189,11 @@ def evaluate(scratch, solution, student, expression, more_paths):
     try:
         right = value(solution, "solution")
         finding = compare(value(student, "student"), right)
-        answer = {"status": 0, "said": [f"{short(expression)}: {finding}"] if finding else []}
+        answer = {"status": 0, "said": [f"{words}: {finding}"] if finding else []}
     except BaseException as error:
         answer = {"status": 1} | told(error, student)
         if not answer["lines"]:                         # of what the function has returned
-            answer["error"] = f"{short(expression)}: {answer['error']}"
+            answer["error"] = f"{words}: {answer['error']}"
     end(scratch, 0, answer)
 
 
@@ -216,7 +222,8 @@ def outcome(chapter, source, solution, check, folder=None, limit=LIMIT):
             else:
                 beside = scratch / "solution.py"
                 beside.write_text(solution, encoding="utf-8")
-                calls = [(evaluate, (scratch, beside, path, check.expression, more_paths))]
+                words = check.words or short(check.expression)
+                calls = [(evaluate, (scratch, beside, path, check.expression, words, more_paths))]
             OUTCOMES[key] = play(scratch, path, calls, limit)
     return OUTCOMES[key]
 

@@ -35,8 +35,9 @@ class Run(NamedTuple):
 class Same(NamedTuple):
     """A check: an expression of the chapter's functions gives what the solution's functions give.
     It may use the names of the chapter, `tiny` (a Config) and `random(*shape)` (in float64, the
-    same numbers for both)."""
+    same numbers for both). words: what is said in place of a long expression."""
     expression: str
+    words: str = ""
 
 
 class Exercise(NamedTuple):
@@ -383,7 +384,8 @@ EXERCISES = {
              "Near 0, add up the series without its 1: x · (1 + x · (1/2 + x · (1/6 + ...))), to "
              "so many terms that the next would not be seen. Further off, tl.exp(x) - 1 is right. "
              "tl.where chooses, number by number."),
-            (Same("elu(-torch.logspace(-7, 1, 50)) / torch.expm1(-torch.logspace(-7, 1, 50))"),),
+            (Same("elu(-torch.logspace(-7, 1, 50)) / torch.expm1(-torch.logspace(-7, 1, 50))",
+                  "over the right values, from x = -1e-7 to -10"),),
         ),
         Exercise(
             "elu.4", "elu_backward_kernel", 1,
@@ -394,8 +396,10 @@ EXERCISES = {
              "The numbers of a block begin at program_id · BLOCK. Both loads and the store take "
              "the same mask, and tl.where chooses between the two gradients."),
             (Same("(lambda dx: (elu_backward_kernel[(3,)](random(64).float(), random(64).float(), "
-                  "dx, 40, 0.7, 16), dx)[1])(torch.ones(64))"),
-             Same("elu_backward(random(5, 700).float(), 2 * random(5, 700).float(), 0.7)")),
+                  "dx, 40, 0.7, 16), dx)[1])(torch.ones(64))",
+                  "of 64 numbers n = 40 are to be stored, in blocks of 16"),
+             Same("elu_backward(random(5, 700).float(), 2 * random(5, 700).float(), 0.7)",
+                  "x of (5, 700), alpha 0.7")),
         ),
     ],
     "kernels/layernorm": [
@@ -422,12 +426,15 @@ EXERCISES = {
              "be made so before it is squared. eps stands under the root."),
             (Same("(lambda x, y, w, stats: (forward_kernel[(2,)](x, x, w, w + 1, y, y, *stats, 8, "
                   "8, 5, 0.5, False, 8), dict(y=y, mean=stats[0], rstd=stats[1]))[1])"
-                  "(random(3, 8).float(), torch.ones(3, 5), random(8).float(), torch.ones(2, 2))"),
+                  "(random(3, 8).float(), torch.ones(3, 5), random(8).float(), torch.ones(2, 2))",
+                  "two rows of 5 numbers in blocks of 8, eps 0.5"),
              Same("dict(zip(('sum', 'y', 'mean', 'rstd'), layer_norm_forward(100 + random(3, 9)"
-                  ".float()[:, 2:7], random(5).float(), random(5).float(), 0.5)))"),
+                  ".float()[:, 2:7], random(5).float(), random(5).float(), 0.5)))",
+                  "three rows of 5 numbers around 100, eps 0.5"),
              Same("dict(zip(('sum', 'y', 'mean', 'rstd'), layer_norm_forward(random(3, 1000)"
                   ".bfloat16(), random(1000).bfloat16(), random(1000).bfloat16(), 0.1, "
-                  "random(3, 1024).bfloat16()[:, :1000])))")),
+                  "random(3, 1024).bfloat16()[:, :1000])))",
+                  "rows of 1000 bfloat16 with a residual, eps 0.1")),
         ),
         Exercise(
             "layernorm.3", "backward_kernel", 3,
@@ -446,13 +453,16 @@ EXERCISES = {
                   "*stats, dx, *sums, 21, 21, 21, 10, 21, True, 4, 16, 2, 1), {'dx': dx, "
                   "'dweight': sums[0].sum(0), 'dbias': sums[1].sum(0)})[1])"
                   "(*random(2, 14, 21).float(), random(2, 14).float(), torch.ones(14, 21), "
-                  "torch.zeros(2, 4, 21))"),
+                  "torch.zeros(2, 4, 21))",
+                  "10 rows of 21 by 2 programs of 2 parts, in blocks of 4 by 16, with a residual"),
              Same("dict(zip(('dx', 'dweight', 'dbias'), layer_norm_backward(random(150, 24)"
                   ".float()[:, 3:], random(150, 21).float(), random(21).float(), "
-                  "*random(2, 150).float())))"),
+                  "*random(2, 150).float())))",
+                  "150 rows of 21, without a residual"),
              Same("dict(zip(('dx', 'dweight', 'dbias'), layer_norm_backward(random(2, 5000)"
                   ".float(), random(2, 5000).float(), random(5000).float(), "
-                  "*random(2, 2).float())))")),
+                  "*random(2, 2).float())))",
+                  "2 rows of 5000, in two parts")),
         ),
     ],
     "kernels/flash_attention": [
@@ -467,10 +477,12 @@ EXERCISES = {
              "Work on (batch, kv_heads, group, queries, dim), as reference_scores does, and sum dk "
              "and dv over the group."),
             (Same("dict(zip(('dq', 'dk', 'dv'), reference_backward(*random(2, 2, 4, 5, 16), "
-                  "*random(2, 2, 2, 7, 16), random(2, 4, 5, 16), random(2, 4, 5) + 3, True)))"),
+                  "*random(2, 2, 2, 7, 16), random(2, 4, 5, 16), random(2, 4, 5) + 3, True)))",
+                  "causal, 5 queries, 7 keys, 2 heads for each of k"),
              Same("(lambda dout, q, k, v: dict(zip(('dq', 'dk', 'dv'), reference_backward(dout, q, "
                   "k, v, *reference_forward(q, k, v, True), True))))"
-                  "(*random(2, 1, 2, 5, 16), *random(2, 1, 2, 3, 16))")),
+                  "(*random(2, 1, 2, 5, 16), *random(2, 1, 2, 3, 16))",
+                  "causal, 5 queries, 3 keys: two rows see nothing")),
         ),
         Exercise(
             "flash_attention.2", "plain_bytes flash_bytes", 1,
@@ -496,13 +508,18 @@ EXERCISES = {
              "`whole`, the last one about `end`. Neither is above seq_k; `whole` is not below 0, "
              "and is rounded down to blocks, causal or not."),
             (Same("dict(zip(('out', 'lse'), flash_forward(random(1, 2, 40, 16).float(), "
-                  "*random(2, 1, 1, 70, 16).float(), True)))"),
+                  "*random(2, 1, 1, 70, 16).float(), True)))",
+                  "causal, 40 queries, 70 keys"),
              Same("dict(zip(('out', 'lse'), flash_forward(random(1, 1, 40, 16).float(), "
-                  "*random(2, 1, 1, 20, 16).float(), True)))"),
+                  "*random(2, 1, 1, 20, 16).float(), True)))",
+                  "causal, 40 queries, 20 keys"),
              Same("dict(zip(('out', 'lse'), flash_forward(random(1, 1, 20, 16).float(), "
-                  "*random(2, 1, 1, 50, 16).float())))"),
+                  "*random(2, 1, 1, 50, 16).float())))",
+                  "not causal, 20 queries, 50 keys"),
              Same("flash_forward(*random(2, 1, 1, 48, 16).float(), random(1, 1, 48, 16).float()"
-                  ".index_fill(2, torch.arange(32, 48), torch.inf), True)[0]")),
+                  ".index_fill(2, torch.arange(32, 48), torch.inf), True)[0]",
+                  "causal, 48 queries and keys, values infinite from key 32 on, of which "
+                  "rows before 32 have no need")),
         ),
         Exercise(
             "flash_attention.4", "visible", 1,
@@ -514,11 +531,14 @@ EXERCISES = {
              "not above the row's number plus seq_k - seq_q. A row of numbers compared with a "
              "column gives a matrix."),
             (Same("dict(zip(('out', 'lse'), flash_forward(random(1, 2, 40, 16).float(), "
-                  "*random(2, 1, 1, 70, 16).float(), True)))"),
+                  "*random(2, 1, 1, 70, 16).float(), True)))",
+                  "causal, 40 queries, 70 keys"),
              Same("dict(zip(('out', 'lse'), flash_forward(random(1, 1, 40, 16).float(), "
-                  "*random(2, 1, 1, 20, 16).float(), True)))"),
+                  "*random(2, 1, 1, 20, 16).float(), True)))",
+                  "causal, 40 queries, 20 keys"),
              Same("dict(zip(('out', 'lse'), flash_forward(random(1, 1, 20, 16).float(), "
-                  "*random(2, 1, 1, 50, 16).float())))")),
+                  "*random(2, 1, 1, 50, 16).float())))",
+                  "not causal, 20 queries, 50 keys")),
         ),
         Exercise(
             "flash_attention.5", "forward_kernel", 3,
@@ -534,14 +554,18 @@ EXERCISES = {
              "out by total, which is made 1 where it is 0. lse is maximum + log2(total), over "
              "LOG2_E."),
             (Same("dict(zip(('out', 'lse'), flash_forward(4 * random(1, 4, 24, 40).float(), "
-                  "*random(2, 1, 2, 70, 40).float(), True)))"),
+                  "*random(2, 1, 2, 70, 40).float(), True)))",
+                  "causal, 24 queries, 70 keys, 4 heads of q and 2 of k, dim 40"),
              Same("dict(zip(('out', 'lse'), flash_forward(random(1, 1, 40, 16).float(), "
-                  "*random(2, 1, 1, 20, 16).float(), True)))"),
+                  "*random(2, 1, 1, 20, 16).float(), True)))",
+                  "causal, 40 queries, 20 keys: twenty rows see nothing"),
              Same("dict(zip(('out', 'lse'), flash_forward(200 * random(1, 1, 20, 16).float(), "
                   "random(1, 1, 1, 16).float().expand(1, 1, 50, 16), "
-                  "random(1, 1, 50, 16).float())))"),
+                  "random(1, 1, 50, 16).float())))",
+                  "not causal, 20 queries, 50 keys that are the same, scores of some hundred"),
              Same("dict(zip(('out', 'lse'), flash_forward(random(2, 1, 150, 130).half(), "
-                  "*random(2, 2, 1, 200, 130).half(), True)))")),
+                  "*random(2, 2, 1, 200, 130).half(), True)))",
+                  "causal, float16, 150 queries, 200 keys, in blocks of 128 by 64, batch 2")),
             "the online softmax",
         ),
         Exercise(
@@ -558,16 +582,20 @@ EXERCISES = {
              "sees key j if j <= i + seq_k - seq_q. dk takes scale / LOG2_E once, at the end."),
             (Same("dict(zip(('dq', 'dk', 'dv'), flash_backward(*random(2, 1, 4, 24, 40).float(), "
                   "*random(2, 1, 2, 70, 40).float(), random(1, 4, 24, 40).float(), "
-                  "random(1, 4, 24).float() + 3, True)))"),
+                  "random(1, 4, 24).float() + 3, True)))",
+                  "causal, 24 queries, 70 keys, 4 heads of q and 2 of k, dim 40"),
              Same("(lambda dout, q, k, v: dict(zip(('dq', 'dk', 'dv'), flash_backward(dout, q, "
                   "k, v, *reference_forward(q, k, v, True), True))))"
-                  "(*random(2, 1, 1, 40, 16).float(), *random(2, 1, 1, 20, 16).float())"),
+                  "(*random(2, 1, 1, 40, 16).float(), *random(2, 1, 1, 20, 16).float())",
+                  "causal, 40 queries, 20 keys: twenty rows see nothing"),
              Same("dict(zip(('dq', 'dk', 'dv'), flash_backward(*random(2, 1, 2, 20, 16).float(), "
                   "*random(2, 1, 2, 50, 16).float(), random(1, 2, 20, 16).float(), "
-                  "random(1, 2, 20).float() + 3)))"),
+                  "random(1, 2, 20).float() + 3)))",
+                  "not causal, 20 queries, 50 keys"),
              Same("dict(zip(('dq', 'dk', 'dv'), flash_backward(*random(2, 2, 2, 150, 16).half(), "
                   "*random(2, 2, 2, 200, 16).half(), random(2, 2, 150, 16).half(), "
-                  "random(2, 2, 150).float() + 3, True)))")),
+                  "random(2, 2, 150).float() + 3, True)))",
+                  "causal, float16, 150 queries, 200 keys, in blocks of 128 by 64, batch 2")),
             "the gradients of k and v",
         ),
     ],
