@@ -61,12 +61,343 @@ class Exercise(NamedTuple):
 SMALL = ("--layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=16 --steps=3 --dtype=float64 "
          "--optimizer=sgd --device=cpu")
 
+# A process group of one rank: what a rank alone shows of a chapter without a run.
+ALONE = ("(dist.is_initialized() or dist.init_process_group('gloo', store=dist.HashStore(), "
+         "rank=0, world_size=1), dist.group.WORLD)[1]")
+
 EXERCISES = {
     "01_single_gpu": [
+        Exercise(
+            "01.1", "forward", 2,
+            "Walk the tokens through the list of modules, with the attention that is asked for as "
+            "the core of each block. With recompute \"full\" nothing of a block is kept for "
+            "backward but its input, with \"selective\" nothing of a core but q, k and v.",
+            ("`recomputed` keeps the inputs of a function, and calls it once more in backward. "
+             "Which function is that in each of the two cases?",
+             "In `full` it is the block, called on x. In `selective` it is the core: what is put "
+             "into block.attn.core then takes q, k and v, and hands them to the core by way of "
+             "`recomputed`."),
+            (Run(1, "--layers 1 --dim 16 --batch 6 --micro-batch 2"),),
+        ),
+        Exercise(
+            "01.2", "accumulate", 1,
+            "Go forward and backward with each micro-batch, so that the gradients add up to that "
+            "of the mean loss over all valid targets of the batch. Give that mean loss, detached "
+            "from its graph.",
+            ("One micro-batch has 100 valid targets, another one has 50. By what must the sum of "
+             "each be divided, so that every target counts 1/150?",
+             "By `valid`, in all of them alike. Then the losses add up to that of the batch. The "
+             "gradients add up in p.grad by themselves, if each loss goes into `backward`."),
+            (Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --ignore 0.3"),
+             Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
+                    "--precision fp16")),
+        ),
+        Exercise(
+            "01.3", "MasterWeights.accumulate MasterWeights.add_to_masters MasterWeights.step", 3,
+            "With fp32_grads, `accumulate` moves the gradients of a micro-batch into fp32 sums, "
+            "which are the masters'. `step` updates the masters with `factor` times the sums, and "
+            "rounds them to the model's parameters. Without fp32_grads, gradients exist in fp32 "
+            "during `step` alone.",
+            ("There are two lists of parameters. Which of them does backward fill with gradients, "
+             "which does self.optimizer know, and which does forward read? Something must be "
+             "carried over each time.",
+             "add_to_masters gives a master an fp32 copy of the gradient, or adds to what it has. "
+             "What was moved by `accumulate` is set to zero, or the next backward adds to it. "
+             "Without fp32_grads, `step` begins with add_to_masters, and ends by taking the "
+             "masters' gradients away. Keep `factor` in self.factor, for named_masters; and some "
+             "parameters may have no gradient."),
+            (Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
+                    "--precision bf16-fp32grad"),
+             Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
+                    "--precision fp16")),
+            "MasterWeights: what a step does",
+        ),
+        Exercise(
+            "01.4", "LossScale.update", 1,
+            "An overflow halves the scale. `patience` good steps in a row double it, and as many "
+            "more double it again.",
+            ("What does an overflow do to the number of good steps in a row?",
+             "self.good counts them, and an overflow sets it back to zero. Zero is a multiple of "
+             "patience, too, but no reason to double."),
+            (Same("(lambda scale: [(scale.update(overflow), scale.value)[1] for overflow in "
+                  "(0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1, 0, 0, 0)])(LossScale(64.0, 3))"),
+             Same("(lambda scale: [(scale.update(overflow), scale.state_dict())[1] for overflow "
+                  "in (0, 1, 0, 0)])(LossScale(64.0, 3))")),
+        ),
+        Exercise(
+            "01.5", "mixed_step", 2,
+            "Take a step in which backward works on the loss times the scale, so that small "
+            "gradients survive 16 bits. The loss and the norm (before clipping) that are returned, "
+            "and the update, must not show the scale. If a gradient has overflowed, nothing is "
+            "updated, and the scale is told.",
+            ("`accumulate` takes a function that goes backward from a loss: what is to happen to "
+             "the loss before, and to the gradients after? And which of your numbers have the "
+             "scale in them?",
+             "Multiply the loss, go backward, and let the masters accumulate. masters.norm() is "
+             "too large by the scale. masters.step multiplies by one number: what is left after "
+             "clipping by the true norm, over the scale. A gradient has overflowed if the norm is "
+             "not finite. Without a scale (bf16) the factor is 1 and every step is taken."),
+            (Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
+                    "--precision fp16"),
+             Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
+                    "--precision fp16 --loss-scale 524288 --clip 0.1"),
+             Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
+                    "--precision bf16-fp32grad")),
+        ),
+        Exercise(
+            "01.6", "kept_for_backward", 2,
+            "List (words, how many numbers, class) of what a block keeps, in outside, inputs, "
+            "inside, keys and values, core. Then of what is kept around all blocks: RoPE's cos and "
+            "sin (positions), what the last norm reads and gives (outside), log-probabilities and "
+            "a scalar (logits), tokens and targets (ids). The words are yours.",
+            ("Walk through Block.forward, and ask of each operator what its backward reads. The "
+             "lesson says it of each of them. A sum reads nothing, and what two operators read is "
+             "kept once.",
+             "Let x be batch · seq · dim. A norm keeps x and two numbers for each token, outside; "
+             "what it gives is x, an input. Inside are q (turned by RoPE), the input of o, and "
+             "what goes into GELU and comes out, 4 x each. k and v have kv_heads / heads of x "
+             "each. The core keeps softmax's output: seq weights for each token and head. cos and "
+             "sin have half of head_dim for each position."),
+            (Same("[{kind: sum(n for _, n, k in part if k == kind) for _, _, kind in part} "
+                  "for part in kept_for_backward(tiny, 3)]"),
+             Same("[{kind: sum(n for _, n, k in part if k == kind) for _, _, kind in part} "
+                  "for part in kept_for_backward(common.PRESETS['7b'], 1)]")),
+        ),
+        Exercise(
+            "01.7", "step_flops", 2,
+            "Count a step's FLOPs: forward, backward, and what is recomputed. In backward, sdpa "
+            "computes q @ k.T once more, triton that and dout @ v.T. With early_stop, a recompute "
+            "leaves out its last matmul: down in full; weights @ v in selective, if attention is "
+            "plain.",
+            ("A matmul of (m, k) by (k, n) takes 2mkn. Which matmuls of a block multiply by "
+             "weights, and which multiply activations with each other?",
+             "The linears take 2 FLOPs per weight and token. The core has two matmuls of 2 · seq "
+             "· dim for each token, masked or not. Backward takes twice a forward's; of the core's "
+             "matmuls that are 4, sdpa's 5, triton's 7. Full adds a forward of the block, "
+             "selective one of the core. The head, outside of the blocks, takes a forward's three "
+             "times."),
+            (Same("{f'{attention}, {again}': step_flops(tiny, 3, attention, again) for attention "
+                  "in ('plain', 'sdpa', 'triton') for again in ('none', 'selective', 'full')}"),
+             Same("{f'{attention}, {again}': step_flops(tiny, 3, attention, again, True) for "
+                  "attention in ('plain', 'sdpa', 'triton') for again in ('selective', 'full')}")),
+        ),
     ],
     "02_data_parallel": [
+        Exercise(
+            "02.1", "Naive.finish", 1,
+            "After the last backward of a step: make the .grad of every trained parameter the sum "
+            "over all ranks. What a rank did not use counts as zero.",
+            ("Each rank has divided its loss by the valid targets of the whole batch. What is left "
+             "to be done with the gradients?",
+             "One all_reduce for each of self.trained, over self.group, and no division. Where a "
+             "rank has None for a gradient, the other ranks wait for it all the same, so it takes "
+             "part with zeros."),
+            (Run(4, "--variant naive --batch 12 --micro-batch 1 --ignore 0.3"),
+             Same(f"(lambda m, group: (r := Naive(m, group), m[0](torch.ones(2)).sum().backward(), "
+                  "r.finish(), {name: p.grad for name, p in m.named_parameters()})[-1])"
+                  f"(nn.Sequential(nn.Linear(2, 1), nn.Linear(2, 1)), {ALONE})")),
+        ),
+        Exercise(
+            "02.2", "Overlap.start_full_buckets Overlap.finish", 2,
+            "Start the all_reduce of each bucket as soon as it is full, but in the same order on "
+            "all ranks: a bucket waits for those before it. `finish` starts those that are left "
+            "over, whatever is missing in them, waits for all, and leaves everything as it was "
+            "before the step.",
+            ("A bucket that has been started has a handle. So which bucket is the next one, and "
+             "when must you stop, even if a later one is full?",
+             "Begin at the bucket that has no handle yet, and stop at the first that is not wholly "
+             "in self.ready. Each all_reduce takes self.payload(i), with async_op=True. In "
+             "`finish` all of self.trained counts as ready. After the waiting both `ready` and "
+             "`handles` are empty again."),
+            (Run(4, "--variant overlap --batch 12 --micro-batch 1 --ignore 0.3"),
+             Same("(lambda r: ([(r.gradient_is_ready(r.trained[i]), len(r.handles))[1] for i in "
+                  "(1, 0, 3)], (r.finish(), len(r.handles), len(r.ready))[1:], "
+                  "[p.grad for p in r.trained]))"
+                  f"(Overlap(nn.Sequential(nn.Linear(2, 1), nn.Linear(2, 1)), {ALONE}))")),
+            "Overlap: the order, and the end",
+        ),
+        Exercise(
+            "02.3", "fill_buckets", 1,
+            "Put the parameters into buckets, in their order. A bucket takes parameters of one "
+            "dtype, until it has `capacity` bytes or more.",
+            ("When is it known that a bucket is full: once a parameter is in it, or once the next "
+             "one comes?",
+             "Only the last bucket can still take one. When a parameter comes, begin a new bucket "
+             "if the last one has `capacity` bytes already, or holds another dtype. An empty "
+             "bucket is never full, even if capacity is 0."),
+            (Same("[[p.numel() for p in bucket] for bucket in fill_buckets("
+                  "[torch.zeros(n) for n in (3, 5, 9, 1, 1, 20, 2)], 32)]"),
+             Same("[[p.dtype for p in bucket] for bucket in fill_buckets("
+                  "[torch.zeros(2, dtype=d) for d in (torch.float64, torch.float32, torch.float32, "
+                  "torch.float64)], 100)]"),
+             Same("[[p.numel() for p in bucket] for bucket in fill_buckets("
+                  "[torch.zeros(2, n) for n in (1, 2, 3)], 0)]")),
+        ),
+        Exercise(
+            "02.4", "Bucket.__init__ Bucket.move_in Bucket.gradient_is_ready Bucket.payload", 3,
+            "Give each bucket one flat tensor, which an all_reduce sums. When p's gradient is "
+            "ready, it moves there, and p.grad becomes a view of its place, so that the next "
+            "micro-batch is added there and the sum needs no unpacking. What a rank did not use "
+            "counts as zero.",
+            ("A step begins with p.grad = None, so the first backward makes a tensor of its own. "
+             "What has happened to p.grad by the time of the second backward, and what does that "
+             "one have to move?",
+             "__init__ fills buckets as fill_buckets says, and makes for each a flat tensor of "
+             "zeros, and for each parameter a view of its part, in its shape. When a gradient is "
+             "ready, it is copied into the view, unless it is the view, which becomes p.grad; "
+             "then Overlap's own gradient_is_ready goes on. payload(i) is the flat tensor, in "
+             "which the place of an unused parameter is zero, and not the last step's sum."),
+            (Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --bucket-mb 0.1"),
+             Same("(lambda m, group: (r := Bucket(m, group, 12), r(torch.ones(2)).sum().backward(),"
+                  " r.finish(), r.zero_grad(), m[0](torch.ones(2)).sum().backward(), r.finish(), "
+                  "{name: p.grad for name, p in m.named_parameters()})[-1])"
+                  f"(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), {ALONE})")),
+            "Bucket",
+        ),
+        Exercise(
+            "02.5", "train_step", 2,
+            "Take a step on this rank's micro-batches, with the gradient of the mean over the "
+            "valid targets of the whole global batch, which is sent once. Give this rank's part of "
+            "that mean loss, detached, and the norm before clipping.",
+            ("What is divided by what, so that a target counts the same on whichever rank and in "
+             "whichever micro-batch it is? And which backward may send?",
+             "Every sum of losses is divided by `valid`, and nothing is divided after that. "
+             "replica.sends is True for the last micro-batch alone, and is set before it begins. "
+             "The norm, clipping and the update come after `finish`."),
+            (Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --bucket-mb 0.1"),
+             Run(2, "--batch 12 --micro-batch 2 --ignore 0.3 --clip 0.1 --variant naive")),
+        ),
+        Exercise(
+            "02.6", "wire_bytes", 1,
+            "How many bytes does one of N ranks send, when they all_reduce a tensor of `payload` "
+            "bytes in a ring?",
+            ("The tensor is cut into N chunks. How many hops does a chunk need to meet all ranks?",
+             "N-1 hops for the sum, and N-1 for the sum to get everywhere; in each hop a rank "
+             "sends one chunk."),
+            (Same("[wire_bytes(1000, ranks) for ranks in (1, 2, 4, 8)]"),),
+        ),
+        Exercise(
+            "02.7", "communication_over_backward tokens_to_hide", 1,
+            "How long does the all_reduce take, as a multiple of the time of the backward that it "
+            "hides behind? And from how many tokens on is that at most 1?",
+            ("Each time is an amount over a rate. How many FLOPs does backward take for each "
+             "parameter and token, and how many bytes go on the wire?",
+             "Backward takes 4 FLOPs, for two matmuls. Set the two times equal, with "
+             "bytes_per_gradient · parameters bytes of gradients, and solve for the tokens: the "
+             "parameters cancel."),
+            (Same("communication_over_backward(4e9, 1e9, 2048, 8, 989e12, 450e9)"),
+             Same("[tokens_to_hide(width, ranks, 989e12, 450e9) for width, ranks in "
+                  "((2, 8), (4, 8), (2, 2), (2, 1))]")),
+            "when the all_reduce hides",
+        ),
     ],
     "03_zero": [
+        Exercise(
+            "03.1", "Unit.flatten Unit.views", 1,
+            "`flatten` lays tensors end to end in a new one, with self.padding zeros behind them. "
+            "`views` gives views into such a tensor, in the shapes of self.parameters.",
+            ("What is written into a parameter must be seen in the flat tensor, and the other way "
+             "round. Which operations of a tensor give a view, and which a copy?",
+             "flatten: concatenate, with zeros of the tensors' own dtype. views: split it into the "
+             "numbers of each parameter and the padding, leave that one out, and view each piece "
+             "in its shape."),
+            (Run(3, "--batch 6 --micro-batch 1 --ignore 0.3"),),
+            "flatten and views",
+        ),
+        Exercise(
+            "03.2", "Unit.start_reduce Unit.finish_reduce", 2,
+            "Start to sum the parameters' gradients over the ranks, in self.sum_dtype, so that "
+            "each rank gets its shard of the sum, and let go of the parameters' own. "
+            "`finish_reduce` waits, and adds what has come to the sum of the micro-batches before, "
+            "in self.grad.",
+            ("What is sent, and what is received into, must live until the transfer has ended. "
+             "Where do you keep them meanwhile? And what is in self.grad before a step's first "
+             "micro-batch?",
+             "self.flatten makes one tensor of all gradients. self.reduce_scatter (which ZeRO++ "
+             "replaces) takes where the sum goes, a new tensor in the shard's shape, what is sent, "
+             "group= and async_op=True, and gives a handle to wait for. self.grad is None, or a "
+             "sum that is added to. Afterwards nothing needs to be kept."),
+            (Run(4, "--variant zero2 --batch 12 --micro-batch 1 --ignore 0.3"),
+             Run(2, "--variant zero2 --batch 12 --micro-batch 2 --ignore 0.3 --dtype float32 "
+                    "--precision bf16 --reduce-fp32 --offload")),
+            "Unit: the reduction",
+        ),
+        Exercise(
+            "03.3", "Zero.gather", 1,
+            "Start the gathers of these units, but not of those that are gathered already or on "
+            "their way. Then wait for the first unit's.",
+            ("What tells a unit that is gathered, or about to be, from one that was freed?",
+             "free() leaves a unit no memory, and start_gather gives it all of it at once. Of the "
+             "first unit, finish_gather waits, if there is something to wait for."),
+            (Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --prefetch 2"),),
+        ),
+        Exercise(
+            "03.4", "Zero.update", 2,
+            "Update each unit's master with the summed gradient of its shard, and the shard from "
+            "the master. Units that are gathered now have old parameters: gather these again.",
+            ("Which tensor does the optimizer know, in which is the gradient, and which one is "
+             "gathered? Follow a number through all of them, with and without bf16.",
+             "A master's gradient is unit.grad in the master's dtype; with offload, copied into "
+             "unit.room first. A master that is not the shard itself is copied into it, which "
+             "rounds. When gathered_bytes() is not zero, an all_gather of the shard into `full` "
+             "follows. At the end a master has its `room` as gradient, or None."),
+            (Run(4, "--variant zero1 --batch 12 --micro-batch 1 --ignore 0.3"),
+             Run(2, "--variant zero2 --batch 12 --micro-batch 2 --ignore 0.3 --dtype float32 "
+                    "--precision bf16 --reduce-fp32 --offload"),
+             Run(3, "--batch 6 --micro-batch 1 --ignore 0.3")),
+        ),
+        Exercise(
+            "03.5", "train_step", 3,
+            "Take a step of stage 2 or 3: each unit is gathered for its forward and for its "
+            "backward, with the next ones under way, is freed in between (in stage 3, unless "
+            "keep_gathered), and is reduced after its backward. Give this rank's part of the loss, "
+            "and the norm of the whole gradient.",
+            ("Each module computes from a detached input, so each has a graph of its own. What do "
+             "you keep of every module in forward, and where does the gradient come from with "
+             "which its backward begins?",
+             "Keep each module's input and output; the tokens alone have no gradient. From the "
+             "loss to the logits, then down the list: the output's backward gives the input's "
+             "gradient, which is the next output's. Free a unit before you start to reduce it, and "
+             "finish that after the next unit's backward. Once a step: the replicas sum the "
+             "shards; then norm over zero.group, clipping, zero.update. (ZeRO++'s units with a "
+             "node gather only the next one ahead, before a reduction starts.)"),
+            (Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --prefetch 2"),
+             Run(4, "--variant hsdp --batch 12 --micro-batch 1 --ignore 0.3 --keep-gathered "
+                    "--clip 0.1"),
+             Run(4, "--variant zero2 --batch 12 --micro-batch 1 --ignore 0.3")),
+        ),
+        Exercise(
+            "03.6", "quantize dequantize", 2,
+            "`quantize` gives x as int8, and a float32 scale for every BLOCK numbers of a row, so "
+            "that the largest magnitude of a block is 127. `dequantize` is the way back. Rows may "
+            "end within a block, and a block may be all zeros.",
+            ("How far apart are the numbers that a block can represent, if its largest is to be "
+             "127 of them away from zero? And what is 0 / 0?",
+             "The scale is the largest magnitude over 127, and at least something tiny. Pad the "
+             "rows with zeros to whole blocks, divide each block by its scale, round (int8 alone "
+             "would cut off), and take the padding away. Back: each number times the scale of its "
+             "block."),
+            (Same("dict(zip(('numbers', 'scales'), quantize(random(3, 600))))"),
+             Same("dict(zip(('numbers', 'scales'), quantize(torch.zeros(2, 256))))"),
+             Same("dequantize(*quantize(1000 * random(2, 2, 300)))")),
+            "int8 and scales",
+        ),
+        Exercise(
+            "03.7", "traffic", 2,
+            "Count what a rank sends in a step of each stage, from padded_sizes(cfg, n). Beside "
+            "the units it is one number for the norm, in float32 or better, unless a rank is "
+            "alone, and with replicas an all_reduce of each unit's shard of gradients.",
+            ("How often in a step does each stage reduce a unit, and how often does it gather one? "
+             "The lesson's table has the sums.",
+             "Stage 1 reduces once, the others after every backward. Stages 1 and 2 gather once, "
+             "after the update; stage 3 twice in each micro-batch, or once if it keeps what it "
+             "has. Gathers send parameters, of widths[0] bytes, reductions gradients, of "
+             "widths[1]. On the wire it is (n-1)/n of the payload, twice that for an all_reduce."),
+            (Same("{stage: traffic(tiny, stage, 4, 3) for stage in (1, 2, 3)}"),
+             Same("traffic(tiny, 3, 3, 5, (2, 4), keep_gathered=True)"),
+             Same("traffic(tiny, 2, 8, 1, (2, 2), replicas=2)"),
+             Same("traffic(tiny, 3, 1, 1, (8, 8), replicas=4)")),
+        ),
     ],
     "04_tensor_parallel": [
         Exercise(
@@ -385,7 +716,7 @@ EXERCISES = {
              "so many terms that the next would not be seen. Further off, tl.exp(x) - 1 is right. "
              "tl.where chooses, number by number."),
             (Same("elu(-torch.logspace(-7, 1, 50)) / torch.expm1(-torch.logspace(-7, 1, 50))",
-                  "over the right values, from x = -1e-7 to -10"),),
+                  "elu(x) over its right value, for x from -1e-7 to -10"),),
         ),
         Exercise(
             "elu.4", "elu_backward_kernel", 1,
@@ -427,7 +758,7 @@ EXERCISES = {
             (Same("(lambda x, y, w, stats: (forward_kernel[(2,)](x, x, w, w + 1, y, y, *stats, 8, "
                   "8, 5, 0.5, False, 8), dict(y=y, mean=stats[0], rstd=stats[1]))[1])"
                   "(random(3, 8).float(), torch.ones(3, 5), random(8).float(), torch.ones(2, 2))",
-                  "two rows of 5 numbers in blocks of 8, eps 0.5"),
+                  "two rows of 5 numbers in blocks of 8, eps 0.5, in a y of three rows"),
              Same("dict(zip(('sum', 'y', 'mean', 'rstd'), layer_norm_forward(100 + random(3, 9)"
                   ".float()[:, 2:7], random(5).float(), random(5).float(), 0.5)))",
                   "three rows of 5 numbers around 100, eps 0.5"),
@@ -454,7 +785,8 @@ EXERCISES = {
                   "'dweight': sums[0].sum(0), 'dbias': sums[1].sum(0)})[1])"
                   "(*random(2, 14, 21).float(), random(2, 14).float(), torch.ones(14, 21), "
                   "torch.zeros(2, 4, 21))",
-                  "10 rows of 21 by 2 programs of 2 parts, in blocks of 4 by 16, with a residual"),
+                  "10 rows of 21 by 2 programs of 2 parts, in blocks of 4 by 16, with a residual, "
+                  "in a dx of 14 rows"),
              Same("dict(zip(('dx', 'dweight', 'dbias'), layer_norm_backward(random(150, 24)"
                   ".float()[:, 3:], random(150, 21).float(), random(21).float(), "
                   "*random(2, 150).float())))",
@@ -518,8 +850,7 @@ EXERCISES = {
                   "not causal, 20 queries, 50 keys"),
              Same("flash_forward(*random(2, 1, 1, 48, 16).float(), random(1, 1, 48, 16).float()"
                   ".index_fill(2, torch.arange(32, 48), torch.inf), True)[0]",
-                  "causal, 48 queries and keys, values infinite from key 32 on, of which "
-                  "rows before 32 have no need")),
+                  "causal, 48 queries and keys, values infinite from key 32 on")),
         ),
         Exercise(
             "flash_attention.4", "visible", 1,
