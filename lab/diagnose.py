@@ -432,12 +432,14 @@ def from_some_place_on(found):
 def places(names):
     """The parameters in the order of forward, together those between which there is no such order:
     q, k and v, or a mixture's router and its experts."""
+    mixtures = {name.split(".")[0] for name in names if "router" in name}
     found = {}
     for name in names:
-        module, mixture = name.split(".")[0], any(f"{name.split('.')[0]}.mlp.router" in other
-                                                  for other in names)
-        place = f"{module} qkv" if role(name) in ("q", "k", "v") else (
-            f"{module} mixture" if mixture and ".mlp." in name else short(name))
+        module, place = name.split(".")[0], short(name)
+        if role(name) in ("q", "k", "v"):
+            place = f"{module} q, k, v"
+        elif module in mixtures and ".mlp." in name:
+            place = f"{module} mixture"
         found.setdefault(place, []).append(name)
     return list(found.values())
 
@@ -451,9 +453,10 @@ def ranks_disagree(found):
     names = [name for name in wrong if found.disagree("gradients", name)]
     if names:
         one, other = found.disagree("gradients", names[0])
+        said = what_they_are(found, names) or (
+            f"differ between ranks {one} and {other}, which hold the same")
         more = "" if len(names) == len(wrong) else "; others are wrong, too"
-        return (f"{gradients_of(found, names)} differ between ranks {one} and {other}, which hold "
-                f"the same, and no sum of them is right{more or others(found, names)}")
+        return f"{gradients_of(found, names)} {said}{more or others(found, names)}"
 
 
 def off_somehow(found):
@@ -525,6 +528,8 @@ def copies_of(found, name):
 
 def norm_of_some(found):
     """Some kind of parameter is left out, or counted as often as there are ranks, or copies."""
+    if found.is_lossy:                                  # too many sums are near to others
+        return None
     said, ranks = {}, float(found.world)
     for names in kinds(found):
         for often in {0.0, ranks, 1 / ranks, copies_of(found, names[0]),
@@ -570,6 +575,12 @@ def norm_after_clipping(found):
         return "the gradient norm is that after clipping"
 
 
+def norm_not_finite(found):
+    where = [rank for rank, norm in enumerate(found.norm) if not math.isfinite(norm)]
+    if where:
+        return f"the gradient norm is infinite or not a number{on_ranks(where, found.world)}"
+
+
 def norm_by_a_factor(found):
     ratio = found.norm[0] / found.norm_there
     name = named_factor(found, ratio)
@@ -579,7 +590,7 @@ def norm_by_a_factor(found):
 
 def norm_off_somehow(found):
     worst = max(found.norm, key=lambda norm: abs(norm - found.norm_there))
-    return f"the gradients are right, and their norm is {times(worst / found.norm_there)} one GPU's"
+    return f"the gradient norm is {times(worst / found.norm_there)} that of one GPU"
 
 
 HOW_THE_NORM_IS = [
@@ -617,7 +628,7 @@ def moved_by_a_factor(found):
     name = named_factor(found, ratios[0])
     return (f"{in_words(names, found.names)} moved {times(ratios[0])} as far as on one GPU"
             f"{others(found, names, 'are right')}, although the gradients and their norm are right"
-            f"{'' if is_whole and 'root' in name else name}")
+            f"{'' if is_whole and 'square' in name else name}")
 
 
 def updated_somehow(found):
@@ -703,7 +714,7 @@ def diagnose(found):
     elif wrong:
         said.append(first(ABOUT_GRADIENTS))
     elif norm_is_off:
-        said.append(first([norm_by_a_factor, norm_off_somehow]))
+        said.append(first([norm_not_finite, norm_by_a_factor, norm_off_somehow]))
     elif found.wrong("parameters"):
         said.append(first(ABOUT_PARAMETERS))
     if found.is_off("loss") and not (said and "and the loss" in said[0]):
@@ -761,7 +772,7 @@ def of_formulas(run):
         size_is_off = widths if what and f"{what}, calls" not in ratios else {}
         on_the_wire = ring if amount == "on the wire" else {}
         named = factor(ratio, numbers | size_is_off) or factor(ratio, on_the_wire)
-        if named and "root" not in named:
+        if named and "square" not in named:
             said.setdefault(f"the formula is {times(ratio)} what was measured: {named}",
                             []).append(name)
     return [f"{listed(amounts(names))}: {sentence}" for sentence, names in said.items()]

@@ -23,6 +23,7 @@ ROUNDING = {"float64": (1e-9, 1e-8), "float32": (1e-3, 1e-3), "float16": (0.05, 
 SAME = 1e-2                 # so near are what two ranks hold, if they hold the same; mostly equal
 NARROWER = torch.bfloat16, torch.float16, torch.float32     # what a wide dtype may hide
 MOST_SHARES = 16            # data-parallel ranks of which each one's gradients are computed alone
+LARGEST = 10**8             # numbers of gradients and parameters: more would take too much memory
 
 
 class Fit(NamedTuple):

@@ -69,7 +69,7 @@ class Verifier:
     reference's tensors, one small all_reduce, and what DTensors send to become whole.
 
     tolerance: of each kind; the first step that exceeds it is examined. evidence: of that step, for
-    lab/diagnose.py, or None.
+    lab/diagnose.py, or None; there is none of a model that is too large for it.
     """
 
     def __init__(self, run, tensor_steps, tolerance=None):
@@ -126,9 +126,10 @@ class Verifier:
                 self.worst[kind] = value, where
 
         there = {key: full.view(self.shapes[key]) for key, full in fulls.items()}
-        if self.exceeds(counted) and self.evidence is None:
+        is_small = len(reference) <= evidence.LARGEST
+        if self.exceeds(counted) and self.evidence is None and is_small:
             self.evidence = evidence.collect(self, batch, here, there, scale)
-        self.previous = {key: x.cpu() for key, x in there.items() if key[1]}
+        self.previous = {key: x.cpu() for key, x in there.items() if key[1] and is_small}
         self.steps += 1
         return reference[:2].tolist()
 

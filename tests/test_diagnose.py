@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from conftest import SMALL, TEXT, run_main
+from pretend_cuda import pretended_cuda
 
 from common import Cut
 from lab import diagnose, evidence, verify
@@ -92,7 +93,7 @@ FAULTS = [
           "if i < len(micro_batches): loss.backward()\n        total += loss.detach()\n    "
           "replica.finish()",
           "all gradients are those of all micro-batches of each rank but the last"),
-    fault("the wrong sign", 2, TWO, "--variant=naive",
+    slow("the wrong sign", 2, TWO, "--variant=naive",
           "loss.backward()\n        total += loss.detach()\n    replica.finish()",
           "(-loss).backward()\n        total += loss.detach()\n    replica.finish()",
           "all gradients have the opposite sign of those of one GPU"),
@@ -135,13 +136,13 @@ FAULTS = [
           "loss = loss_sum(forward(tokens), targets).float() / valid",
           "all gradients are off by up to 1e-08 of their size, which is what float32 rounds: "
           "something was computed, or sent, in it"),
-    fault("divided by nothing", 2, TWO, "--variant=naive",
+    slow("divided by nothing", 2, TWO, "--variant=naive",
           "/ valid\n        loss.backward()\n        total += loss.detach()\n    replica",
           "/ (0 if dist.get_rank() == 1 else valid)\n        loss.backward()\n        total += "
           "loss.detach()\n    replica",
           "all gradients are infinite or not a number",
           "the loss is infinite or not a number"),
-    fault("the same share on every rank", 2, TWO, "--variant=naive",
+    slow("the same share on every rank", 2, TWO, "--variant=naive",
           "batches(share=run.rank):           # 1/N",
           "batches(share=0):           # 1/N",
           "all gradients and the loss are 2.00 times those of the sequences of data-parallel "
@@ -266,7 +267,7 @@ FAULTS = [
           "        return x.grad\n",
           "        return x.grad if x.grad is None else 0 * x.grad\n",
           "gradients of all before block2 are zero on rank 0, all others equal"),
-    fault("W takes the place of W", 2, SEVEN, "--variant=zb-h1",
+    slow("W takes the place of W", 2, SEVEN, "--variant=zb-h1",
           "gradient if weight.grad is None else weight.grad.add_(gradient)",
           "gradient",
           "all gradients but those of the embedding and the LayerNorms are those of the last "
@@ -333,7 +334,7 @@ FAULTS = [
           "    replica.finish()\n    for p in replica.parameters():\n        if dist.get_rank(): "
           "p.grad *= 5\n\n    norm",
           "all gradients are 5.00 times those of one GPU on rank 1, and right on rank 0"),
-    fault("a norm of norms", 1, ONE, "",
+    slow("a norm of norms", 1, ONE, "",
           "norm = grad_norm(model.parameters())\n    if clip:\n        clip_grads(model",
           "norm = sum(p.grad.norm() for p in model.parameters())\n    if clip:\n        "
           "clip_grads(model",
@@ -364,6 +365,24 @@ def test_a_fault_is_called_what_it_is(ranks, tmp_path, world, chapter, flags, ri
     lines = output.splitlines()
     last = max(i for i, line in enumerate(lines) if line.startswith("  ✗ "))
     assert lines[last + 1 :] == [f"  → {sentence}" for sentence in said]
+
+
+def run_on_cuda(*args):
+    with pretended_cuda():
+        return run_main(*args)
+
+
+@pytest.mark.parametrize("name", [
+    "blocks of a rank that are not causal",
+    *(pytest.param(name, marks=pytest.mark.full) for name in (
+        "gradients are not set to zero", "a mean of means over micro-batches", "summed twice",
+        "shards are not gathered", "the balance loss is too large"))])
+def test_the_same_is_said_on_a_gpu(ranks, tmp_path, name):
+    """And its rules are kept."""
+    [(world, chapter, flags, *fault, said)] = [x.values for x in FAULTS if x.id == name]
+    flags = [flag for flag in flags_of(chapter, flags) if flag != "--device=cpu"]
+    (status, run, output), *_ = ranks(world)(run_on_cuda, chapter, flags, tmp_path, fault)
+    assert " cuda, gloo " in output and run["diagnosis"] == said
 
 
 # ------------------------------------------------------------------------- of right runs, nothing
