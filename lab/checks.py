@@ -345,6 +345,9 @@ def judge(processes, scratch, path, stuck):
     if record.exists():
         run = json.loads(record.read_text())
         said = run["diagnosis"] or run["problems"][:2]
+        taken, steps = len(run["loss"]), run["config"]["steps"]
+        if not said and taken < steps:
+            said = [f"only {taken} of {steps} steps were taken"]
     ended = {rank: (process.exitcode, *place(scratch / f"{rank}.stack", path))
              for rank, process in enumerate(processes)
              if not process.is_alive() and not answers[rank]}

@@ -244,6 +244,18 @@ def runs(pid):
     return False
 
 
+@pytest.mark.parametrize(("end", "words"), [
+    ("        break\n", "only 1 of 2 steps were taken"),
+    ("        return run.no_such\n", "line [0-9]+ of train: AttributeError: .*no_such.*"),
+    ("        __import__('os')._exit(0)\n", "rank [01]: the process has ended with status 0")])
+def test_a_run_that_ends_early_is_not_right(end, words):
+    last = "        run.log(batch, loss, norm, model)\n"
+    text = SOLUTION.replace(last, last + end, 1)
+    train = SUM._replace(names="train", checks=(Run(2, "--steps=2 --layers=1"),))
+    mark, said = grade.grade_exercise(train, file_of(text))
+    assert mark == grade.WRONG and re.fullmatch(words, said), said
+
+
 def test_helpers_are_used_and_other_functions_are_not():
     """A module beside the chapter is found, but only by who wrote it."""
     text = SOLUTION.replace(ANSWER, "        return unchanged(gradient), None\n")
