@@ -79,16 +79,16 @@ def read(folder, chapter):
         raise Unreadable("is no text in UTF-8") from None
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from None
-    text, faults = without_faults(text)
-    return File(chapter, folder, text, parse(text), faults)
+    return File(chapter, folder, *without_faults(text))
 
 
 def parse(text):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")             # of a "\d" in a string, say
-            compile(text, "", "exec", dont_inherit=True)        # it finds more than ast.parse
-            return ast.parse(text)
+            tree = ast.parse(text)
+            compile(tree, "", "exec", dont_inherit=True)        # it finds more
+            return tree
     except SyntaxError as error:
         raise Unreadable(f"line {error.lineno}: {error.msg}", error) from None
     except (ValueError, RecursionError, MemoryError) as error:
@@ -96,13 +96,13 @@ def parse(text):
 
 
 def without_faults(text):
-    """The text without the functions that are no Python, and {their names: what is wrong}. Raises
-    Unreadable where more is wrong than functions."""
+    """The text without the functions that are no Python, its tree, and {their names: what is
+    wrong}. Raises Unreadable where more is wrong than functions."""
     lines, faults = text.split("\n"), {}
     while True:
+        text = "\n".join(lines)
         try:
-            parse("\n".join(lines))
-            return "\n".join(lines), faults
+            return text, parse(text), faults
         except Unreadable as why:
             message, *errors = why.args
             where = [re.search(r" on line (\d+)", error.msg) for error in errors]
@@ -261,7 +261,8 @@ def as_json(students):
                           "status": "passed" if r.mark == RIGHT else "failed",
                           "output": r.words or "right", "visibility": "visible"})
     every = [r for results in students.values() for r in results]
-    return {"output": summary(every, sum(r.seconds for r in every)), "tests": tests}
+    results = {"output": summary(every, sum(r.seconds for r in every)), "tests": tests}
+    return json.dumps(results, indent=1) + "\n"
 
 
 def as_junit(students):
@@ -358,10 +359,8 @@ def main(argv=None):
 
     for path, write in ((args.json, as_json), (args.junit, as_junit)):
         if path:
-            written = write(students)
-            written = written if path is args.junit else json.dumps(written, indent=1) + "\n"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(written, encoding="utf-8")
+            path.write_text(write(students), encoding="utf-8")
     every = [result for results in students.values() for result in results]
     return 0 if all(result.mark == RIGHT for result in every) else 1
 

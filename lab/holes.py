@@ -4,6 +4,8 @@ Both work on text, so that what surrounds a function stays as it is, to the last
 """
 
 import ast
+import copy
+import functools
 import io
 import textwrap
 import tokenize
@@ -24,6 +26,12 @@ class Graft(NamedTuple):
             if first <= line <= last:
                 return line + shift
         return None
+
+
+@functools.lru_cache(maxsize=8)
+def parsed(source):
+    """Its tree, which is not to be changed: a chapter is asked for again and again."""
+    return ast.parse(source)
 
 
 def find(tree, name):
@@ -55,7 +63,7 @@ def cut(source, name, comment, message):
     """The source with a hole where the body of function `name` was. Signature and docstring stay,
     and a comment on the signature if it gives a shape, as in `# (batch, seq, dim)`. In the hole,
     the comment, and a NotImplementedError with the message."""
-    node, lines = find(ast.parse(source), name), source.split("\n")
+    node, lines = find(parsed(source), name), source.split("\n")
     last, code = end_of_signature(lines, node)
     shape = lines[last - 1][len(code):].strip()
     head = lines[lines_of(node)[0] - 1 : last - 1]
@@ -101,7 +109,7 @@ class Piece(NamedTuple):
 def graft(solution, student, names):
     """The solution with the student's functions `names` in place of its own, and with what else
     the student has defined under names that the solution does not have: helpers and imports."""
-    ours, theirs, texts = ast.parse(solution), ast.parse(student), student.split("\n")
+    ours, theirs, texts = parsed(solution), parsed(student), student.split("\n")
     pieces = []
     for name in names:
         node, (start, stop) = find(ours, name), lines_of(find(theirs, name))
@@ -132,8 +140,9 @@ def helpers(ours, theirs, texts):
         names, start = bound([node]), lines_of(node)[0]
         place = max([place, *(places[name] for name in names & known)])
         if isinstance(node, ast.Import | ast.ImportFrom) and names - known:
-            node.names = [alias for alias in node.names if bound_by(alias) not in known]
-            pieces.append(Piece(place + 1, place, column, [ast.unparse(node)], start))
+            new = copy.copy(node)
+            new.names = [alias for alias in node.names if bound_by(alias) not in known]
+            pieces.append(Piece(place + 1, place, column, [ast.unparse(new)], start))
         elif names and not names & known:
             lines = texts[start - 1 : node.end_lineno]
             pieces.append(Piece(place + 1, place, column, lines, start))

@@ -35,8 +35,7 @@ def warm():
 
 
 def file_of(text, chapter=CHAPTER, folder=None):
-    text, faults = grade.without_faults(text)
-    return grade.File(chapter, folder, text, grade.parse(text), faults)
+    return grade.File(chapter, folder, *grade.without_faults(text))
 
 
 def written(folder, text=SOLUTION, chapter=CHAPTER):
@@ -129,7 +128,7 @@ def test_who_solves_one_exercise_has_begun_no_other(chapter, no_runs):
     """And what is graded is the solution then, to the last letter; with the holes it is not."""
     holed = exercises.with_holes(chapter)
     those = exercises.EXERCISES[chapter]
-    for solved in those:
+    for solved in those if os.environ.get("FULL") else those[::3]:
         text = holes.graft(holed, exercises.solution(chapter), solved.functions).source
         file = file_of(text, chapter)
         for exercise in those:
@@ -138,7 +137,7 @@ def test_who_solves_one_exercise_has_begun_no_other(chapter, no_runs):
                 assert mark == grade.RIGHT, words
             elif not set(exercise.functions) & set(solved.functions):
                 assert (mark, words) == (grade.OPEN, "not begun")
-    assert len(no_runs) >= len(those)
+    assert no_runs
 
 
 # ------------------------------------------------------------------------------ what students write
@@ -329,9 +328,8 @@ def test_a_function_that_is_no_python_does_not_sink_the_others(wrong, name, word
         with pytest.raises(grade.Unreadable, match=words):
             grade.without_faults(source)
         return
-    text, faults = grade.without_faults(source)
+    text, tree, faults = grade.without_faults(source)
     assert list(faults) == [name] and re.fullmatch(words, faults[name]), faults
-    tree = grade.parse(text)
     assert holes.find(tree, "one") and holes.find(tree, "five")
     assert bool(holes.find(tree, "Two.four")) == (name != "Two")
     assert text.count("\n") == source.count("\n")       # so that lines keep their numbers
