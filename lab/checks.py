@@ -41,6 +41,8 @@ LIMIT = 5                       # seconds of computing: a right run needs one or
 IDLE = 2                        # seconds in which no rank computes: they wait for each other
 GRACE = 1                       # seconds for the other ranks to end, once one has failed
 LOST = "by peer", "Broken pipe", "remote process"       # what gloo says where another has ended
+WAITING = ("all_", "reduce", "gather", "scatter", "broadcast", "barrier", "monitored_barrier",
+           "send", "recv", "isend", "irecv", "batch_isend_irecv", "new_")     # names begin so
 LONGEST = 300                   # letters of an exception's text
 
 
@@ -332,7 +334,7 @@ def place(file, path):
     """From what faulthandler has written: the collective, or "", and the lines of the chapter."""
     frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', file.read_text(), re.MULTILINE)
     collectives = [name for file, _, name in frames if file.endswith("/distributed_c10d.py")
-                   and not name.startswith(("get_", "_"))]
+                   and name.startswith(WAITING)]
     lines = [int(line) for file, line, _ in frames if file == str(path)]
     return collectives[-1] if collectives else "", lines
 
