@@ -278,13 +278,16 @@ def a_multiple(found, names):
 
 def of_something_else(found, names):
     """They are the gradients of another computation, or a multiple of them: of the guesses that
-    fit, those of the one that fits best."""
-    fitting = {}
+    fit, those of the one that fits best, and far better than one GPU's."""
+    fitting, there = {}, max((seen.fit.residue for name in names
+                              for seen in found.at("gradients", name).values() if seen.fit),
+                             default=0)
     for words, fits in found.fits.items():
         seen = [fit for name in names for fit in fits.get(name, {}).values()]
         ratio = found.all_alike(seen)
-        if ratio is not None:
-            fitting[words] = max(fit.residue for fit in seen if fit), ratio
+        residue = max((fit.residue for fit in seen if fit), default=0)
+        if ratio is not None and residue < there / 3:
+            fitting[words] = residue, ratio
     if fitting:
         words = min(fitting, key=fitting.get)
         ratio = fitting[words][1]

@@ -128,7 +128,8 @@ class Evidence:
                 return None
             if seen.state in ("missing", "zero"):
                 ratios.append(0.0)
-            elif seen.state or not self.alike(seen.fit):
+            elif seen.state or not self.alike(seen.fit) or (
+                    seen.fit.residue > abs(seen.fit.ratio - 1) / 2):    # it is not the factor
                 return None
             else:
                 ratios.append(seen.fit.ratio)

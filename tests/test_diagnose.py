@@ -312,6 +312,11 @@ FAULTS = [
           "dist.all_reduce(p.grad, group=self.group)",
           "dist.all_reduce(p.grad, group=self.group)\n            p.grad /= self.group.size()",
           "all gradients are 1/2 of those of one GPU: 2 is the number of ranks"),
+    slow("a small error in float32", 2, TWO, "--variant=naive --dtype=float32",
+          "dist.all_reduce(p.grad, group=self.group)",
+          "dist.all_reduce(p.grad, group=self.group)\n            p.grad += 2e-4 * p.grad.abs()",
+          "all gradients are off by no constant factor; the loss is right, so look at backward, "
+          "and at what follows it"),
     slow("not summed in bf16", 2, TWO, "--variant=naive --dtype=bfloat16",
           "dist.all_reduce(p.grad, group=self.group)",
           "pass",
