@@ -58,10 +58,13 @@ class Outcome(NamedTuple):
 
 def warm_up():
     """Start the interpreter that forks. It imports while this one goes on."""
-    os.environ["TRITON_INTERPRET"] = "1"                # kernels run on the CPU, too
     CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed.tensor.parallel",
                                     "triton.runtime.interpreter", "lab.report", "lab.compare"])
+    was_set = "TRITON_INTERPRET" in os.environ
+    os.environ["TRITON_INTERPRET"] = "1"                # there, kernels too run on the CPU
     forkserver.ensure_running()
+    if not was_set:
+        del os.environ["TRITON_INTERPRET"]
 
 
 # ------------------------------------------------------------------------------ in a forked process
