@@ -77,7 +77,8 @@ EXERCISES = {
              "In `full` it is the block, called on x. In `selective` it is the core: what is put "
              "into block.attn.core then takes q, k and v, and hands them to the core by way of "
              "`recomputed`."),
-            (Run(1, "--layers 1 --dim 16 --batch 6 --micro-batch 2"),),
+            (Run(1, "--layers 1 --dim 16 --batch 6 --micro-batch 2 --recompute full"),
+             Run(1, "--layers 1 --dim 16 --batch 6 --micro-batch 2 --recompute selective")),
         ),
         Exercise(
             "01.2", "accumulate", 1,
@@ -90,7 +91,10 @@ EXERCISES = {
              "gradients add up in p.grad by themselves, if each loss goes into `backward`."),
             (Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --ignore 0.3"),
              Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
-                    "--precision fp16")),
+                    "--precision fp16 --loss-scale 4096 --clip 0.1"),
+             Same("(lambda w: {'requires_grad': accumulate(lambda tokens: w[tokens], "
+                  "2 * [(torch.ones(1, 2, dtype=int), torch.ones(1, 2, dtype=int))], 4)"
+                  ".requires_grad})(random(3, 3).requires_grad_())", "the loss that is returned")),
         ),
         Exercise(
             "01.3", "MasterWeights.accumulate MasterWeights.add_to_masters MasterWeights.step", 3,
@@ -109,7 +113,7 @@ EXERCISES = {
             (Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
                     "--precision bf16-fp32grad"),
              Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
-                    "--precision fp16")),
+                    "--precision fp16 --loss-scale 4096 --clip 0.1")),
             "MasterWeights: what a step does",
         ),
         Exercise(
@@ -119,10 +123,12 @@ EXERCISES = {
             ("What does an overflow do to the number of good steps in a row?",
              "self.good counts them, and an overflow sets it back to zero. Zero is a multiple of "
              "patience, too, but no reason to double."),
-            (Same("(lambda scale: [(scale.update(overflow), scale.value)[1] for overflow in "
-                  "(0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1, 0, 0, 0)])(LossScale(64.0, 3))"),
-             Same("(lambda scale: [(scale.update(overflow), scale.state_dict())[1] for overflow "
-                  "in (0, 1, 0, 0)])(LossScale(64.0, 3))")),
+            (Same("(lambda scale: {f'step {i}': (scale.update(letter == 'o'), scale.value)[1] "
+                  "for i, letter in enumerate('ggogggggg', 1)})(LossScale(64.0, 3))",
+                  "64, patience 3, good (g) and overflowing (o) steps ggogggggg"),
+             Same("(lambda scale: {f'step {i}': (scale.update(letter == 'o'), scale.value)[1] "
+                  "for i, letter in enumerate('goggog', 1)})(LossScale(64.0, 2))",
+                  "64, patience 2, steps goggog")),
         ),
         Exercise(
             "01.5", "mixed_step", 2,
@@ -138,11 +144,15 @@ EXERCISES = {
              "clipping by the true norm, over the scale. A gradient has overflowed if the norm is "
              "not finite. Without a scale (bf16) the factor is 1 and every step is taken."),
             (Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
-                    "--precision fp16"),
+                    "--precision fp16 --loss-scale 4096 --clip 0.1"),
              Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
-                    "--precision fp16 --loss-scale 524288 --clip 0.1"),
+                    "--precision fp16 --loss-scale 524288 --clip 2 --steps 6"),
              Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
-                    "--precision bf16-fp32grad")),
+                    "--precision bf16-fp32grad"),
+             Same("(lambda model, batch: (mixed_step(MasterWeights(model, lambda p: "
+                  "torch.optim.SGD(p, 9), torch.float16), LossScale(64.0, 1), model, [batch], 8, "
+                  "None), dict(model.named_parameters()))[1])(gpt(common.Config(1, 8, 2, 2, 8, 8)),"
+                  " 2 * [torch.arange(8)[None]])", "a step after which the scale doubles")),
         ),
         Exercise(
             "01.6", "kept_for_backward", 2,
@@ -158,10 +168,12 @@ EXERCISES = {
              "what goes into GELU and comes out, 4 x each. k and v have kv_heads / heads of x "
              "each. The core keeps softmax's output: seq weights for each token and head. cos and "
              "sin have half of head_dim for each position."),
-            (Same("[{kind: sum(n for _, n, k in part if k == kind) for _, _, kind in part} "
-                  "for part in kept_for_backward(tiny, 3)]"),
-             Same("[{kind: sum(n for _, n, k in part if k == kind) for _, _, kind in part} "
-                  "for part in kept_for_backward(common.PRESETS['7b'], 1)]")),
+            (Same("(lambda part: {kind: sum(n for _, n, k in part if k == kind) for _, _, kind "
+                  "in part})(kept_for_backward(tiny, 3)[0])", "a block, by class"),
+             Same("(lambda part: {kind: sum(n for _, n, k in part if k == kind) for _, _, kind "
+                  "in part})(kept_for_backward(tiny, 3)[1])", "around the blocks, by class"),
+             Same("[sum(n for _, n, _ in part) for part in kept_for_backward("
+                  "common.PRESETS['7b'], 1)]", "all of a block, and around the blocks")),
         ),
         Exercise(
             "01.7", "step_flops", 2,
@@ -176,10 +188,17 @@ EXERCISES = {
              "matmuls that are 4, sdpa's 5, triton's 7. Full adds a forward of the block, "
              "selective one of the core. The head, outside of the blocks, takes a forward's three "
              "times."),
-            (Same("{f'{attention}, {again}': step_flops(tiny, 3, attention, again) for attention "
-                  "in ('plain', 'sdpa', 'triton') for again in ('none', 'selective', 'full')}"),
+            (Same("(lambda f: {'the head': f(0, 2, 16), 'the linears': 2 * f(1, 2, 16) - "
+                  "f(1, 1, 32), 'the core': f(1, 1, 32) - f(1, 2, 16)})(lambda layers, batch, seq: "
+                  "step_flops(common.Config(layers, 64, 8, 4, seq, 99 * (layers == 0)), batch, "
+                  "'plain', 'none'))", "plain attention, nothing recomputed"),
+             Same("{again: step_flops(tiny, 3, 'plain', again) for again in ('selective', 'full')}",
+                  "plain attention"),
+             Same("{attention: step_flops(tiny, 3, attention, 'none') for attention in "
+                  "('plain', 'sdpa', 'triton')}", "nothing recomputed"),
              Same("{f'{attention}, {again}': step_flops(tiny, 3, attention, again, True) for "
-                  "attention in ('plain', 'sdpa', 'triton') for again in ('selective', 'full')}")),
+                  "attention in ('plain', 'sdpa', 'triton') for again in "
+                  "('none', 'selective', 'full')}", "with early_stop")),
         ),
     ],
     "02_data_parallel": [
@@ -193,9 +212,10 @@ EXERCISES = {
              "rank has None for a gradient, the other ranks wait for it all the same, so it takes "
              "part with zeros."),
             (Run(4, "--variant naive --batch 12 --micro-batch 1 --ignore 0.3"),
-             Same(f"(lambda m, group: (r := Naive(m, group), m[0](torch.ones(2)).sum().backward(), "
+             Same("(lambda m, group: (r := Naive(m, group), m[0](torch.ones(2)).sum().backward(), "
                   "r.finish(), {name: p.grad for name, p in m.named_parameters()})[-1])"
-                  f"(nn.Sequential(nn.Linear(2, 1), nn.Linear(2, 1)), {ALONE})")),
+                  f"(nn.Sequential(nn.Linear(2, 1), nn.Linear(2, 1)), {ALONE})",
+                  "the gradients, if 1.weight and 1.bias are not used")),
         ),
         Exercise(
             "02.2", "Overlap.start_full_buckets Overlap.finish", 2,
@@ -209,11 +229,14 @@ EXERCISES = {
              "in self.ready. Each all_reduce takes self.payload(i), with async_op=True. In "
              "`finish` all of self.trained counts as ready. After the waiting both `ready` and "
              "`handles` are empty again."),
-            (Run(4, "--variant overlap --batch 12 --micro-batch 1 --ignore 0.3"),
-             Same("(lambda r: ([(r.gradient_is_ready(r.trained[i]), len(r.handles))[1] for i in "
-                  "(1, 0, 3)], (r.finish(), len(r.handles), len(r.ready))[1:], "
-                  "[p.grad for p in r.trained]))"
-                  f"(Overlap(nn.Sequential(nn.Linear(2, 1), nn.Linear(2, 1)), {ALONE}))")),
+            (Same("(lambda r: {f'bucket {i}': (r.gradient_is_ready(r.trained[i]), len(r.handles))"
+                  f"[1] for i in (2, 0, 1, 4)}})(Overlap(nn.ParameterList([torch.ones(3)] * 5), "
+                  f"{ALONE}))", "all_reduces under way, once the gradient is ready that fills"),
+             Same("(lambda r: (r.gradient_is_ready(r.trained[1]), r.finish(), {'handles': "
+                  "len(r.handles), 'ready': len(r.ready), 'grad': [p.grad for p in r.trained]})"
+                  f"[2])(Overlap(nn.ParameterList([torch.ones(3)] * 2), {ALONE}))",
+                  "after a step without a gradient in bucket 0"),
+             Run(4, "--variant overlap --batch 12 --micro-batch 1 --ignore 0.3")),
             "Overlap: the order, and the end",
         ),
         Exercise(
@@ -225,13 +248,14 @@ EXERCISES = {
              "Only the last bucket can still take one. When a parameter comes, begin a new bucket "
              "if the last one has `capacity` bytes already, or holds another dtype. An empty "
              "bucket is never full, even if capacity is 0."),
-            (Same("[[p.numel() for p in bucket] for bucket in fill_buckets("
-                  "[torch.zeros(n) for n in (3, 5, 9, 1, 1, 20, 2)], 32)]"),
+            (Same("[[p.nbytes for p in bucket] for bucket in fill_buckets("
+                  "[torch.zeros(n) for n in (3, 5, 9, 1, 1, 20, 2)], 32)]",
+                  "12, 20, 36, 4, 4, 80 and 8 bytes, capacity 32"),
              Same("[[p.dtype for p in bucket] for bucket in fill_buckets("
                   "[torch.zeros(2, dtype=d) for d in (torch.float64, torch.float32, torch.float32, "
-                  "torch.float64)], 100)]"),
-             Same("[[p.numel() for p in bucket] for bucket in fill_buckets("
-                  "[torch.zeros(2, n) for n in (1, 2, 3)], 0)]")),
+                  "torch.float64)], 100)]", "64, 32, 32 and 64 bits, capacity 100"),
+             Same("[[p.nbytes for p in bucket] for bucket in fill_buckets("
+                  "[torch.zeros(n) for n in (1, 2, 3)], 0)]", "4, 8 and 12 bytes, capacity 0")),
         ),
         Exercise(
             "02.4", "Bucket.__init__ Bucket.move_in Bucket.gradient_is_ready Bucket.payload", 3,
@@ -249,9 +273,11 @@ EXERCISES = {
              "which the place of an unused parameter is zero, and not the last step's sum."),
             (Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --bucket-mb 0.1"),
              Same("(lambda m, group: (r := Bucket(m, group, 12), r(torch.ones(2)).sum().backward(),"
-                  " r.finish(), r.zero_grad(), m[0](torch.ones(2)).sum().backward(), r.finish(), "
-                  "{name: p.grad for name, p in m.named_parameters()})[-1])"
-                  f"(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), {ALONE})")),
+                  " r.finish(), r.zero_grad(), m[1](torch.ones(2)).sum().backward(), "
+                  "{'all_reduces under way': len(r.handles)}, r.finish(), "
+                  "{name: p.grad for name, p in m.named_parameters()})[5::2])"
+                  f"(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), {ALONE})",
+                  "a second step, which does not use 0.weight and 0.bias: in backward, and after")),
             "Bucket",
         ),
         Exercise(
@@ -265,7 +291,13 @@ EXERCISES = {
              "replica.sends is True for the last micro-batch alone, and is set before it begins. "
              "The norm, clipping and the update come after `finish`."),
             (Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --bucket-mb 0.1"),
-             Run(2, "--batch 12 --micro-batch 2 --ignore 0.3 --clip 0.1 --variant naive")),
+             Run(2, "--batch 12 --micro-batch 2 --ignore 0.3 --clip 0.1 --variant naive"),
+             Same("(lambda m, seen: (train_step(type('Seen', (Overlap,), {'finish': lambda self: "
+                  "(seen.append(len(self.handles)), Overlap.finish(self))})(m, "
+                  f"{ALONE}), torch.optim.SGD(m.parameters(), 1), 2 * "
+                  "[2 * [torch.arange(8)[None]]], 16, None)[0].requires_grad, sum(seen)))"
+                  "(gpt(common.Config(1, 8, 2, 2, 8, 8)), [])",
+                  "[whether the loss still has a graph, all_reduces under way before `finish`]")),
         ),
         Exercise(
             "02.6", "wire_bytes", 1,
@@ -274,7 +306,8 @@ EXERCISES = {
             ("The tensor is cut into N chunks. How many hops does a chunk need to meet all ranks?",
              "N-1 hops for the sum, and N-1 for the sum to get everywhere; in each hop a rank "
              "sends one chunk."),
-            (Same("[wire_bytes(1000, ranks) for ranks in (1, 2, 4, 8)]"),),
+            (Same("{f'on {n} ranks': wire_bytes(1000, n) for n in (1, 2, 4, 8)}",
+                  "1,000 bytes"),),
         ),
         Exercise(
             "02.7", "communication_over_backward tokens_to_hide", 1,
@@ -286,8 +319,9 @@ EXERCISES = {
              "bytes_per_gradient · parameters bytes of gradients, and solve for the tokens: the "
              "parameters cancel."),
             (Same("communication_over_backward(4e9, 1e9, 2048, 8, 989e12, 450e9)"),
-             Same("[tokens_to_hide(width, ranks, 989e12, 450e9) for width, ranks in "
-                  "((2, 8), (4, 8), (2, 2), (2, 1))]")),
+             Same("{f'on {n} ranks': tokens_to_hide(2, n, 989e12, 450e9) for n in (1, 2, 8)}",
+                  "tokens that hide gradients of 2 bytes"),
+             Same("tokens_to_hide(4, 8, 989e12, 450e9)")),
             "when the all_reduce hides",
         ),
     ],
@@ -301,7 +335,7 @@ EXERCISES = {
              "flatten: concatenate, with zeros of the tensors' own dtype. views: split it into the "
              "numbers of each parameter and the padding, leave that one out, and view each piece "
              "in its shape."),
-            (Run(3, "--batch 6 --micro-batch 1 --ignore 0.3"),),
+            (Run(3, "--layers 1 --batch 15 --micro-batch 1 --ignore 0.3"),),
             "flatten and views",
         ),
         Exercise(
@@ -318,7 +352,7 @@ EXERCISES = {
              "group= and async_op=True, and gives a handle to wait for. self.grad is None, or a "
              "sum that is added to. Afterwards nothing needs to be kept."),
             (Run(4, "--variant zero2 --batch 12 --micro-batch 1 --ignore 0.3"),
-             Run(2, "--variant zero2 --batch 12 --micro-batch 2 --ignore 0.3 --dtype float32 "
+             Run(3, "--variant zero2 --layers 1 --batch 15 --micro-batch 1 --dtype float32 "
                     "--precision bf16 --reduce-fp32 --offload")),
             "Unit: the reduction",
         ),
@@ -329,7 +363,12 @@ EXERCISES = {
             ("What tells a unit that is gathered, or about to be, from one that was freed?",
              "free() leaves a unit no memory, and start_gather gives it all of it at once. Of the "
              "first unit, finish_gather waits, if there is something to wait for."),
-            (Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --prefetch 2"),),
+            (Same("(lambda said: (Zero.gather(None, [argparse.Namespace(gathering=None, "
+                  "gathered_bytes=lambda i=i: 8 * (i == 1), start_gather=lambda backward, i=i: "
+                  "said.append(f'start {i}'), finish_gather=lambda i=i: said.append(f'finish {i}')) "
+                  "for i in range(3)], True), said)[1])([])",
+                  "what is called, if of units 0, 1 and 2 the middle one is gathered"),
+             Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --prefetch 2")),
         ),
         Exercise(
             "03.4", "Zero.update", 2,
@@ -342,9 +381,9 @@ EXERCISES = {
              "rounds. When gathered_bytes() is not zero, an all_gather of the shard into `full` "
              "follows. At the end a master has its `room` as gradient, or None."),
             (Run(4, "--variant zero1 --batch 12 --micro-batch 1 --ignore 0.3"),
-             Run(2, "--variant zero2 --batch 12 --micro-batch 2 --ignore 0.3 --dtype float32 "
+             Run(3, "--variant zero2 --layers 1 --batch 15 --micro-batch 1 --dtype float32 "
                     "--precision bf16 --reduce-fp32 --offload"),
-             Run(3, "--batch 6 --micro-batch 1 --ignore 0.3")),
+             Run(3, "--layers 1 --batch 15 --micro-batch 1 --dtype float32 --precision bf16")),
         ),
         Exercise(
             "03.5", "train_step", 3,
@@ -361,7 +400,7 @@ EXERCISES = {
              "finish that after the next unit's backward. Once a step: the replicas sum the "
              "shards; then norm over zero.group, clipping, zero.update. (ZeRO++'s units with a "
              "node gather only the next one ahead, before a reduction starts.)"),
-            (Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --prefetch 2"),
+            (Run(3, "--layers 1 --batch 15 --micro-batch 1 --ignore 0.3"),
              Run(4, "--variant hsdp --batch 12 --micro-batch 1 --ignore 0.3 --keep-gathered "
                     "--clip 0.1"),
              Run(4, "--variant zero2 --batch 12 --micro-batch 1 --ignore 0.3")),
@@ -377,9 +416,11 @@ EXERCISES = {
              "rows with zeros to whole blocks, divide each block by its scale, round (int8 alone "
              "would cut off), and take the padding away. Back: each number times the scale of its "
              "block."),
-            (Same("dict(zip(('numbers', 'scales'), quantize(random(3, 600))))"),
-             Same("dict(zip(('numbers', 'scales'), quantize(torch.zeros(2, 256))))"),
-             Same("dequantize(*quantize(1000 * random(2, 2, 300)))")),
+            (Same("dict(zip(('numbers', 'scales'), quantize(random(3, 600))))",
+                  "3 rows of 600 numbers"),
+             Same("quantize(torch.zeros(2, 256))[0]", "zeros"),
+             Same("(lambda x: dequantize(*quantize(x)) - x)(1000 * random(2, 2, 300))",
+                  "there and back, the error")),
             "int8 and scales",
         ),
         Exercise(
@@ -393,10 +434,15 @@ EXERCISES = {
              "after the update; stage 3 twice in each micro-batch, or once if it keeps what it "
              "has. Gathers send parameters, of widths[0] bytes, reductions gradients, of "
              "widths[1]. On the wire it is (n-1)/n of the payload, twice that for an all_reduce."),
-            (Same("{stage: traffic(tiny, stage, 4, 3) for stage in (1, 2, 3)}"),
-             Same("traffic(tiny, 3, 3, 5, (2, 4), keep_gathered=True)"),
-             Same("traffic(tiny, 2, 8, 1, (2, 2), replicas=2)"),
-             Same("traffic(tiny, 3, 1, 1, (8, 8), replicas=4)")),
+            (Same("traffic(tiny, 1, 4, 3)", "stage 1, 4 ranks, 3 micro-batches"),
+             Same("traffic(tiny, 2, 4, 3)", "stage 2, 4 ranks, 3 micro-batches"),
+             Same("traffic(tiny, 3, 4, 3)", "stage 3, 4 ranks, 3 micro-batches"),
+             Same("traffic(tiny, 3, 3, 5, (2, 4), keep_gathered=True)",
+                  "stage 3, 3 ranks, 5 micro-batches, widths (2, 4), kept gathered"),
+             Same("traffic(tiny, 2, 8, 1, (2, 2), replicas=2)",
+                  "stage 2, 2 groups of 8 ranks, 1 micro-batch, widths (2, 2)"),
+             Same("traffic(tiny, 3, 1, 1, (8, 8), replicas=4)",
+                  "stage 3, 4 groups of 1 rank, 1 micro-batch, widths (8, 8)")),
         ),
     ],
     "04_tensor_parallel": [
@@ -675,6 +721,150 @@ EXERCISES = {
         ),
     ],
     "07_pipeline_parallel": [
+        Exercise(
+            "07.1", "Schedule.needs", 1,
+            "What must have been computed before an action can start? Give the names of these "
+            "outputs, as Action.output has them: those of its own stage, and those that come from "
+            "another.",
+            ("A forward needs what the stage before has computed. What does a backward need "
+             "besides the gradient that comes from the stage after it?",
+             "F: the F of the stage before, unless the stage is the first of its pipeline. B and "
+             "BW: the F of the stage itself and, unless it is the last, the \"B\" of the stage "
+             "after it. W: the \"B\" of the stage itself. In dualpipe the second pipeline begins "
+             "at stage `depth`, so a remainder tells the first and the last."),
+            (Same("{f'{kind} in stage {stage} of 4': sorted(Schedule([], [0, 1, 2, 3], 4).needs("
+                  "Action(kind, stage, 5))) for kind in ('F', 'B', 'W', 'BW') for stage in "
+                  "range(4)}", "needs(action)"),
+             Same("{f'{kind} in stage {stage}': sorted(Schedule([], [0, 1, 1, 0], 2).needs("
+                  "Action(kind, stage, 3))) for kind in ('F', 'B', 'BW') for stage in range(4)}",
+                  "needs(action) of two pipelines with 2 stages each")),
+        ),
+        Exercise(
+            "07.2", "one_forward_one_backward", 3,
+            "List a rank's actions, F and BW: `ahead` forwards, then a forward and a backward in "
+            "turn, as long as there are any. Forwards take the rank's slices from the first to the "
+            "last, backwards from the last to the first. Each slice takes `group` micro-batches, "
+            "and after all slices have done so, the next `group` of them begins.",
+            ("Write down all forwards of rank 1, for two ranks with two slices each, four "
+             "micro-batches and a group of 2: which stage, which micro-batch? Then all backwards. "
+             "How do the two lists become one?",
+             "Slice s of a rank is stage s · p + rank. Three loops give the order of one kind: "
+             "over the first micro-batch of each group, over the slices, over the micro-batches of "
+             "the group, of which the last one may be smaller. Then come forwards[:ahead] and, "
+             "with each backward, the next forward, if there is one."),
+            (Same("{f'rank {rank}': ' '.join(f'{a.kind}{a.micro_batch}' for a in "
+                  "one_forward_one_backward(rank, 4, 6, 1, 3 - rank, 4)) for rank in range(4)}",
+                  "1f1b, 4 ranks, 6 micro-batches"),
+             Same("[f'{a.kind} {a.micro_batch} in stage {a.stage}' for a in "
+                  "one_forward_one_backward(1, 3, 6, 2, 5, 3)]",
+                  "interleaved, rank 1 of 3, 6 micro-batches, 2 slices"),
+             Same("[f'{a.kind} {a.micro_batch} in stage {a.stage}' for a in "
+                  "one_forward_one_backward(0, 2, 3, 2, 6, 3)]",
+                  "breadth first, rank 0 of 2, 3 micro-batches, 2 slices"),
+             Run(2, "--variant interleaved --layers 4 --batch 4")),
+            "1f1b, interleaved or not",
+        ),
+        Exercise(
+            "07.3", "zero_bubble", 2,
+            "List a rank's actions, F, B and W, of each kind in the order of the micro-batches. "
+            "First come the forwards by which F is ahead. Then an F, a B and a W follow each "
+            "other, as long as there are any, but the first W only `behind` rounds later.",
+            ("Take the last of four ranks, with k = 1: how far is F ahead of B there, and how far "
+             "is W behind it? Compare with zb-h1 in the lesson.",
+             "There are m rounds with a B, and as many more as W is behind: m + k · rank. In round "
+             "i stand F number ahead + i, B number i and W number i - behind, each of them if "
+             "there is one."),
+            (Same("{f'rank {rank}': ' '.join(f'{a.kind}{a.micro_batch}' for a in "
+                  "zero_bubble(rank, 4, 6, 1)) for rank in range(4)}",
+                  "zb-h1, 4 ranks, 6 micro-batches"),
+             Same("{f'rank {rank}': ' '.join(f'{a.kind}{a.micro_batch}' for a in "
+                  "zero_bubble(rank, 3, 5, 2)) for rank in range(3)}",
+                  "zb-h2, 3 ranks, 5 micro-batches"),
+             Same("' '.join(f'{a.kind}{a.micro_batch}' for a in zero_bubble(1, 4, 2, 2))",
+                  "zb-h2, rank 1 of 4, 2 micro-batches"),
+             Run(2, "--variant zb-h1 --batch 4")),
+        ),
+        Exercise(
+            "07.4", "make_programs", 3,
+            "Let time run over a schedule, and give each rank's program: its actions where they "
+            "end, and each message, on both of its ranks, behind all actions that end when its "
+            "output is there. Only what another rank needs is sent. Raise ValueError if actions "
+            "are left and no rank can begin one.",
+            ("What has to be known at a moment, to decide whether a rank can begin its next "
+             "action? And who needs an output of another rank: can that be read off the schedule "
+             "before time begins to run?",
+             "First {output: the rank that needs it}, from schedule.needs of every action, if "
+             "schedule.ranks of the output's stage is another rank. Keep what is done, and for "
+             "each busy rank its action and when that ends: now + 1, or + 2 for BW. Each round: "
+             "begin what can begin, let one unit pass, end what ends. Only after all of these come "
+             "the messages."),
+            (Same("(lambda named: {f'rank {rank}': [words for kind, part in itertools.groupby("
+                  "program, type) for words in (sorted if kind is Message else list)(map(named, "
+                  "part))] for rank, program in enumerate(make_programs(make_schedule('1f1b', 3, "
+                  "4)))})(lambda step: f'{step.kind} {step.micro_batch}' "
+                  "if isinstance(step, Action) else "
+                  "f'{step.output} from {step.sender} to {step.receiver}')",
+                  "1f1b, 3 ranks, 4 micro-batches, messages side by side in any order"),
+             Same("(lambda named: {f'rank {rank}': [words for kind, part in itertools.groupby("
+                  "program, type) for words in (sorted if kind is Message else list)(map(named, "
+                  "part))] for rank, program in enumerate(make_programs(make_schedule("
+                  "'dualpipe-v', 2, 4)))})(lambda step: "
+                  "f'{step.kind} {step.micro_batch} in stage {step.stage}' "
+                  "if isinstance(step, Action) else "
+                  "f'{step.output} from {step.sender} to {step.receiver}')",
+                  "dualpipe-v, 2 ranks, 4 micro-batches, messages side by side in any order"),
+             Same("[check_rendezvous(make_programs(schedule), schedule.needs) for schedule in ("
+                  "make_schedule(name, 4, 8, 2) for name in ('1f1b', 'interleaved', 'zb-h1', "
+                  "'dualpipe'))]", "on the strictest network"),
+             Same("__import__('unittest').TestCase().assertRaises(ValueError, make_programs, "
+                  "Schedule([[Action('F', 0, 0), Action('BW', 0, 0)], [Action('BW', 1, 0), "
+                  "Action('F', 1, 0)]], [0, 1], 2))", "a BW that comes before its F"),
+             Run(2, "--variant zb-h1 --batch 4")),
+        ),
+        Exercise(
+            "07.5", "LinearInHalves.backward Stage.backward Stage.weight_gradients", 2,
+            "B gives the gradient of the stage's input, and leaves those of its linears' weights "
+            "for W, which computes them for one micro-batch and adds them up in weight.grad. "
+            "Between B and W, no more may be kept than the inputs of the linears and the gradients "
+            "of their outputs (bytes are counted).",
+            ("Which tensors does the gradient of a weight need, and what hangs on them? And "
+             "`later` is one list for all linears of a stage: which micro-batch's is in it when a "
+             "B ends?",
+             "LinearInHalves.backward appends (weight, x, dy), detached from the graph, and "
+             "returns dy @ weight; Nones for the other two. Stage.backward takes out what forward "
+             "kept, calls autograd.backward, moves what is in `later` to kept_for_weights[i] and "
+             "empties it. For W: dyᵀ @ x over all tokens, added to what weight.grad has."),
+            (Run(3, "--variant zb-h1 --layers 3 --batch 4 --ignore 0.3"),
+             Run(2, "--batch 6 --micro-batch 2 --ignore 0.3")),
+            "B and W apart",
+        ),
+        Exercise(
+            "07.6", "train_step", 2,
+            "Take one step: forward and backward of all micro-batches, which is what run_program "
+            "does, the norm of the whole model's gradient, clipping, the update. Give this rank's "
+            "part of the loss, and the norm before clipping.",
+            ("A rank has the gradients of its own stages. Which of them are still partial sums, "
+             "and who has the rest of the norm?",
+             "common.py has sum_partial_grads, for what lies on two ranks (tied tables, the copies "
+             "of dualpipe); grad_norm, which needs the group of all stages; and clip_grads. They "
+             "follow in this order, and gradients begin as zero."),
+            (Run(3, "--layers 3 --batch 4 --ignore 0.3 --clip 0.1"),
+             Run(2, "--variant dualpipe --batch 6 --ignore 0.3")),
+        ),
+        Exercise(
+            "07.7", "alive_over_time", 1,
+            "How many micro-batches are alive in a rank's stages, after each of its actions?",
+            ("A micro-batch is alive from its F until backward needs nothing more of it. Which "
+             "kinds of action add one, which take one away, which leave the number as it is?",
+             "F adds one. BW and W take one away; B takes none, since W still needs what it "
+             "leaves. itertools.accumulate adds up as it goes."),
+            (Same("alive_over_time(make_schedule('1f1b', 4, 6).actions[1])",
+                  "1f1b, rank 1 of 4, 6 micro-batches"),
+             Same("alive_over_time(make_schedule('zb-h1', 4, 6).actions[2])",
+                  "zb-h1, rank 2 of 4, 6 micro-batches"),
+             Same("alive_over_time(make_schedule('dualpipe-v', 2, 5).actions[0])",
+                  "dualpipe-v, rank 0 of 2, 5 micro-batches")),
+        ),
     ],
     "08_expert_parallel": [
     ],
