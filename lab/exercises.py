@@ -365,7 +365,7 @@ EXERCISES = {
              "first unit, finish_gather waits, if there is something to wait for."),
             (Same("(lambda said: (Zero.gather(None, [argparse.Namespace(gathering=None, "
                   "gathered_bytes=lambda i=i: 8 * (i == 1), start_gather=lambda backward, i=i: "
-                  "said.append(f'start {i}'), finish_gather=lambda i=i: said.append(f'finish {i}')) "
+                  "said.append(f'start {i}'), finish_gather=lambda i=i: said.append(f'wait {i}')) "
                   "for i in range(3)], True), said)[1])([])",
                   "what is called, if of units 0, 1 and 2 the middle one is gathered"),
              Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --prefetch 2")),
