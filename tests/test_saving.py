@@ -140,7 +140,7 @@ def test_what_is_no_checkpoint(refused, tmp_path):
     (storage.INDEX, lambda data: b"", "has no checkpoint.json that can be read"),
     (storage.INDEX, lambda data: data.replace(b": ", b":", 1),
      "has changed bytes in checkpoint.json"),
-    ("0.bin", None, "is cut short: bytes of"),
+    ("0.bin", None, "has no file 0.bin"),
     ("0.bin", lambda data: data[:-1], "is cut short: bytes of"),
     ("0.bin", lambda data: b"", "is cut short: bytes of"),
 ])  # fmt: skip
