@@ -37,6 +37,8 @@ PROC = Path("/proc")
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = json.decoder.__file__    # short, and the same whatever the course's files are
 CONTEXT = multiprocessing.get_context("forkserver")
+PRELOAD = ["torch._dynamo", "torch.distributed.tensor.parallel",       # an optimizer's first step
+           "triton.runtime.interpreter", "lab.report", "lab.compare"]
 LIMIT = 5                       # seconds of computing: a right run needs one or two
 IDLE = 2                        # seconds in which no rank computes: they wait for each other
 GRACE = 1                       # seconds for the other ranks to end, once one has failed
@@ -58,8 +60,7 @@ class Outcome(NamedTuple):
 
 def warm_up():
     """Start the interpreter that forks. It imports while this one goes on."""
-    CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed.tensor.parallel",
-                                    "triton.runtime.interpreter", "lab.report", "lab.compare"])
+    CONTEXT.set_forkserver_preload(PRELOAD)
     was_set = "TRITON_INTERPRET" in os.environ
     os.environ["TRITON_INTERPRET"] = "1"                # there, kernels too run on the CPU
     forkserver.ensure_running()

@@ -36,6 +36,7 @@ sys.path.insert(0, str(ROOT))  # common.py and lab/ are always ours: they judge
 TEXT = json.decoder.__file__  # a file that does not change with our own sources
 import common  # noqa: E402  (after the path to it)
 from lab import report  # noqa: E402
+from lab.checks import PRELOAD  # noqa: E402
 
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
 
@@ -95,8 +96,7 @@ class Pool:
     def __init__(self, folder):
         self.folder, self.members = folder, []
         self.context = multiprocessing.get_context("forkserver")
-        # What the first step of an optimizer imports takes as long as torch itself: once is enough.
-        self.context.set_forkserver_preload(["torch._dynamo", "torch.distributed.tensor.parallel"])
+        self.context.set_forkserver_preload(PRELOAD)
 
     def grow(self, world):
         while len(self.members) < world:

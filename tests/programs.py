@@ -23,10 +23,11 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from conftest import PRELOAD
 
 # The interpreter that the pool of conftest.py is forked from, too.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed.tensor.parallel"])
+CONTEXT.set_forkserver_preload(PRELOAD)
 FOLDER = tempfile.TemporaryDirectory()  # of what programs print
 NUMBER = itertools.count()
 
@@ -56,6 +57,7 @@ def play(words, cwd, outputs, environment, encoding, patches):
         for patch in patches:
             stack.enter_context(mock.patch(*patch))
         if is_module:
+            sys.modules.pop(sys.argv[0], None)  # which the interpreter that forks has imported
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(words[0], run_name="__main__")
