@@ -65,6 +65,11 @@ SMALL = ("--layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=16 --steps=3 --dtype=
 ALONE = ("(dist.is_initialized() or dist.init_process_group('gloo', store=dist.HashStore(), "
          "rank=0, world_size=1), dist.group.WORLD)[1]")
 
+# Chapter 08's mixture of 4 experts of width 8, with parameters that are not small.
+MIXTURE = ("(lambda kind, **more: (lambda moe: ([p.data.copy_(random(*p.shape)) for p in "
+           "moe.parameters()], moe.double())[1])(kind(Mixture(**vars(tiny) | {'dim': 8, 'experts': "
+           "4, 'balance_weight': 0.0} | more))))")
+
 EXERCISES = {
     "01_single_gpu": [
         Exercise(
@@ -151,8 +156,9 @@ EXERCISES = {
                     "--precision bf16-fp32grad"),
              Same("(lambda model, batch: (mixed_step(MasterWeights(model, lambda p: "
                   "torch.optim.SGD(p, 9), torch.float16), LossScale(64.0, 1), model, [batch], 8, "
-                  "None), dict(model.named_parameters()))[1])(gpt(common.Config(1, 8, 2, 2, 8, 8)),"
-                  " 2 * [torch.arange(8)[None]])", "a step after which the scale doubles")),
+                  "None), model.head.norm.bias)[1])(gpt(common.Config(1, 8, 2, 2, 8, 8)), "
+                  "2 * [torch.arange(8)[None]])",
+                  "the update of head.norm.bias in a step after which the scale doubles")),
         ),
         Exercise(
             "01.6", "kept_for_backward", 2,
@@ -188,10 +194,10 @@ EXERCISES = {
              "matmuls that are 4, sdpa's 5, triton's 7. Full adds a forward of the block, "
              "selective one of the core. The head, outside of the blocks, takes a forward's three "
              "times."),
-            (Same("(lambda f: {'the head': f(0, 2, 16), 'the linears': 2 * f(1, 2, 16) - "
-                  "f(1, 1, 32), 'the core': f(1, 1, 32) - f(1, 2, 16)})(lambda layers, batch, seq: "
-                  "step_flops(common.Config(layers, 64, 8, 4, seq, 99 * (layers == 0)), batch, "
-                  "'plain', 'none'))", "plain attention, nothing recomputed"),
+            (Same("(lambda f: {'the head': f(0, 2, 16), 'what all linears take': 2 * f(1, 2, 16) "
+                  "- f(1, 1, 32), 'the core': f(1, 1, 32) - f(1, 2, 16)})(lambda layers, batch, "
+                  "seq: step_flops(common.Config(layers, 64, 8, 4, seq, 99 * (layers == 0)), batch,"
+                  " 'plain', 'none'))", "plain attention, nothing recomputed"),
              Same("{again: step_flops(tiny, 3, 'plain', again) for again in ('selective', 'full')}",
                   "plain attention"),
              Same("{attention: step_flops(tiny, 3, attention, 'none') for attention in "
@@ -213,9 +219,9 @@ EXERCISES = {
              "part with zeros."),
             (Run(4, "--variant naive --batch 12 --micro-batch 1 --ignore 0.3"),
              Same("(lambda m, group: (r := Naive(m, group), m[0](torch.ones(2)).sum().backward(), "
-                  "r.finish(), {name: p.grad for name, p in m.named_parameters()})[-1])"
+                  "r.finish(), {f'grad of {name}': p.grad for name, p in m.named_parameters()})[-1])"
                   f"(nn.Sequential(nn.Linear(2, 1), nn.Linear(2, 1)), {ALONE})",
-                  "the gradients, if 1.weight and 1.bias are not used")),
+                  "where 1.weight and 1.bias are not used")),
         ),
         Exercise(
             "02.2", "Overlap.start_full_buckets Overlap.finish", 2,
@@ -232,10 +238,12 @@ EXERCISES = {
             (Same("(lambda r: {f'bucket {i}': (r.gradient_is_ready(r.trained[i]), len(r.handles))"
                   f"[1] for i in (2, 0, 1, 4)}})(Overlap(nn.ParameterList([torch.ones(3)] * 5), "
                   f"{ALONE}))", "all_reduces under way, once the gradient is ready that fills"),
-             Same("(lambda r: (r.gradient_is_ready(r.trained[1]), r.finish(), {'handles': "
-                  "len(r.handles), 'ready': len(r.ready), 'grad': [p.grad for p in r.trained]})"
-                  f"[2])(Overlap(nn.ParameterList([torch.ones(3)] * 2), {ALONE}))",
-                  "after a step without a gradient in bucket 0"),
+             Same("(lambda r, seen: (r.gradient_is_ready(r.trained[0]), r.handles.__setitem__(0, "
+                  "type('Handle', (), {'wait': lambda self: seen.append(0)})()), r.finish(), "
+                  "{'waiting for bucket 0': len(seen), 'len(handles)': len(r.handles), "
+                  "'len(ready)': len(r.ready), 'grad': [p.grad for p in r.trained]})[-1])"
+                  f"(Overlap(nn.ParameterList([torch.ones(3)] * 2), {ALONE}), [])",
+                  "after `finish`, without a gradient in bucket 1"),
              Run(4, "--variant overlap --batch 12 --micro-batch 1 --ignore 0.3")),
             "Overlap: the order, and the end",
         ),
@@ -248,14 +256,14 @@ EXERCISES = {
              "Only the last bucket can still take one. When a parameter comes, begin a new bucket "
              "if the last one has `capacity` bytes already, or holds another dtype. An empty "
              "bucket is never full, even if capacity is 0."),
-            (Same("[[p.nbytes for p in bucket] for bucket in fill_buckets("
-                  "[torch.zeros(n) for n in (3, 5, 9, 1, 1, 20, 2)], 32)]",
+            (Same("' | '.join(' '.join(str(p.nbytes) for p in bucket) for bucket in fill_buckets("
+                  "[torch.zeros(n) for n in (3, 5, 9, 1, 1, 20, 2)], 32))",
                   "12, 20, 36, 4, 4, 80 and 8 bytes, capacity 32"),
-             Same("[[p.dtype for p in bucket] for bucket in fill_buckets("
-                  "[torch.zeros(2, dtype=d) for d in (torch.float64, torch.float32, torch.float32, "
-                  "torch.float64)], 100)]", "64, 32, 32 and 64 bits, capacity 100"),
-             Same("[[p.nbytes for p in bucket] for bucket in fill_buckets("
-                  "[torch.zeros(n) for n in (1, 2, 3)], 0)]", "4, 8 and 12 bytes, capacity 0")),
+             Same("' | '.join(' '.join(str(p.nbytes) for p in bucket) for bucket in fill_buckets("
+                  "[torch.zeros(1, dtype=d) for d in (torch.float64, torch.float32, torch.float32, "
+                  "torch.float64)], 100))", "8 bytes, 4, 4 and 8, of two dtypes, capacity 100"),
+             Same("' | '.join(' '.join(str(p.nbytes) for p in bucket) for bucket in fill_buckets("
+                  "[torch.zeros(n) for n in (1, 2, 3)], 0))", "4, 8 and 12 bytes, capacity 0")),
         ),
         Exercise(
             "02.4", "Bucket.__init__ Bucket.move_in Bucket.gradient_is_ready Bucket.payload", 3,
@@ -274,10 +282,10 @@ EXERCISES = {
             (Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --bucket-mb 0.1"),
              Same("(lambda m, group: (r := Bucket(m, group, 12), r(torch.ones(2)).sum().backward(),"
                   " r.finish(), r.zero_grad(), m[1](torch.ones(2)).sum().backward(), "
-                  "{'all_reduces under way': len(r.handles)}, r.finish(), "
-                  "{name: p.grad for name, p in m.named_parameters()})[5::2])"
+                  "n := len(r.handles), r.finish(), {'all_reduces under way in backward': n} | "
+                  "{f'grad of {name}': p.grad for name, p in m.named_parameters()})[-1])"
                   f"(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), {ALONE})",
-                  "a second step, which does not use 0.weight and 0.bias: in backward, and after")),
+                  "a second step, which does not use 0.weight and 0.bias")),
             "Bucket",
         ),
         Exercise(
@@ -292,12 +300,12 @@ EXERCISES = {
              "The norm, clipping and the update come after `finish`."),
             (Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --bucket-mb 0.1"),
              Run(2, "--batch 12 --micro-batch 2 --ignore 0.3 --clip 0.1 --variant naive"),
-             Same("(lambda m, seen: (train_step(type('Seen', (Overlap,), {'finish': lambda self: "
-                  "(seen.append(len(self.handles)), Overlap.finish(self))})(m, "
-                  f"{ALONE}), torch.optim.SGD(m.parameters(), 1), 2 * "
-                  "[2 * [torch.arange(8)[None]]], 16, None)[0].requires_grad, sum(seen)))"
-                  "(gpt(common.Config(1, 8, 2, 2, 8, 8)), [])",
-                  "[whether the loss still has a graph, all_reduces under way before `finish`]")),
+             Same("(lambda m, seen: {'loss.requires_grad': train_step(type('Seen', (Overlap,), "
+                  "{'finish': lambda self: (seen.append(len(self.handles)), Overlap.finish(self))})"
+                  f"(m, {ALONE}), torch.optim.SGD(m.parameters(), 1), "
+                  "2 * [2 * [torch.arange(8)[None]]], 16, None)[0].requires_grad, "
+                  "'all_reduces under way before `finish`': sum(seen)})"
+                  "(gpt(common.Config(1, 8, 2, 2, 8, 8)), [])", "two micro-batches")),
         ),
         Exercise(
             "02.6", "wire_bytes", 1,
@@ -306,8 +314,8 @@ EXERCISES = {
             ("The tensor is cut into N chunks. How many hops does a chunk need to meet all ranks?",
              "N-1 hops for the sum, and N-1 for the sum to get everywhere; in each hop a rank "
              "sends one chunk."),
-            (Same("{f'on {n} ranks': wire_bytes(1000, n) for n in (1, 2, 4, 8)}",
-                  "1,000 bytes"),),
+            (Same("{f'wire_bytes(1000, {n})': wire_bytes(1000, n) for n in (1, 2, 4, 8)}",
+                  "in a ring"),),
         ),
         Exercise(
             "02.7", "communication_over_backward tokens_to_hide", 1,
@@ -319,8 +327,8 @@ EXERCISES = {
              "bytes_per_gradient · parameters bytes of gradients, and solve for the tokens: the "
              "parameters cancel."),
             (Same("communication_over_backward(4e9, 1e9, 2048, 8, 989e12, 450e9)"),
-             Same("{f'on {n} ranks': tokens_to_hide(2, n, 989e12, 450e9) for n in (1, 2, 8)}",
-                  "tokens that hide gradients of 2 bytes"),
+             Same("{f'tokens_to_hide(2, {n}, ...)': tokens_to_hide(2, n, 989e12, 450e9) "
+                  "for n in (1, 2, 8)}", "989 TFLOP/s and 450 GB/s"),
              Same("tokens_to_hide(4, 8, 989e12, 450e9)")),
             "when the all_reduce hides",
         ),
@@ -366,7 +374,7 @@ EXERCISES = {
             (Same("(lambda said: (Zero.gather(None, [argparse.Namespace(gathering=None, "
                   "gathered_bytes=lambda i=i: 8 * (i == 1), start_gather=lambda backward, i=i: "
                   "said.append(f'start {i}'), finish_gather=lambda i=i: said.append(f'wait {i}')) "
-                  "for i in range(3)], True), said)[1])([])",
+                  "for i in range(3)], True), ', '.join(said))[1])([])",
                   "what is called, if of units 0, 1 and 2 the middle one is gathered"),
              Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --prefetch 2")),
         ),
@@ -407,9 +415,9 @@ EXERCISES = {
         ),
         Exercise(
             "03.6", "quantize dequantize", 2,
-            "`quantize` gives x as int8, and a float32 scale for every BLOCK numbers of a row, so "
-            "that the largest magnitude of a block is 127. `dequantize` is the way back. Rows may "
-            "end within a block, and a block may be all zeros.",
+            "`quantize` gives x as int8, and for every BLOCK numbers of a row a float32 scale, so "
+            "that the largest magnitude of a block is 127; a scale is never zero. A row may end "
+            "within a block. `dequantize` is the way back.",
             ("How far apart are the numbers that a block can represent, if its largest is to be "
              "127 of them away from zero? And what is 0 / 0?",
              "The scale is the largest magnitude over 127, and at least something tiny. Pad the "
@@ -418,7 +426,8 @@ EXERCISES = {
              "block."),
             (Same("dict(zip(('numbers', 'scales'), quantize(random(3, 600))))",
                   "3 rows of 600 numbers"),
-             Same("quantize(torch.zeros(2, 256))[0]", "zeros"),
+             Same("(lambda numbers, scales: {'numbers': numbers, 'that all scales are above zero': "
+                  "bool((scales > 0).all())})(*quantize(torch.zeros(2, 256)))", "256 zeros"),
              Same("(lambda x: dequantize(*quantize(x)) - x)(1000 * random(2, 2, 300))",
                   "there and back, the error")),
             "int8 and scales",
@@ -768,7 +777,8 @@ EXERCISES = {
             "07.3", "zero_bubble", 2,
             "List a rank's actions, F, B and W, of each kind in the order of the micro-batches. "
             "First come the forwards by which F is ahead. Then an F, a B and a W follow each "
-            "other, as long as there are any, but the first W only `behind` rounds later.",
+            "other, as long as there are any, but W begins only after as many rounds as it is "
+            "behind.",
             ("Take the last of four ranks, with k = 1: how far is F ahead of B there, and how far "
              "is W behind it? Compare with zb-h1 in the lesson.",
              "There are m rounds with a B, and as many more as W is behind: m + k · rank. In round "
@@ -867,6 +877,141 @@ EXERCISES = {
         ),
     ],
     "08_expert_parallel": [
+        Exercise(
+            "08.1", "AllToAll.backward", 1,
+            "Rows have gone to other ranks, ctx.sent[i] of them to rank i, and ctx.received[i] "
+            "have come from there. The gradients of what came are here: give those of the rows "
+            "that were sent, and None for the other arguments.",
+            ("A row was moved, neither copied nor summed. Where must its gradient go?",
+             "Back to where the row came from: the same exchange, and what was received is now "
+             "what is sent."),
+            (Run(2, "--batch 12 --micro-batch 2 --ignore 0.3"),),
+        ),
+        Exercise(
+            "08.2", "balance_loss", 2,
+            "For each sequence: how many experts there are, times the sum over experts of their "
+            "share of the sequence's picks, times their mean score. Give the sum over the "
+            "sequences: 1 for each of them, if all experts are picked alike.",
+            ("What must be counted, and over which dimensions? The shares of a sequence add up to "
+             "1, and so do the mean scores.",
+             "F.one_hot turns picks into rows of zeros with a one. Its mean over a sequence's "
+             "seq · k picks is the share of each expert, and the mean of the scores is one over "
+             "seq tokens: (batch, experts) both."),
+            (Same("balance_loss(torch.full((3, 4, 2), 0.5), torch.tensor([[[0], [1], [0], [1]]] * "
+                  "3))", "3 sequences, 2 experts, all picked alike"),
+             Same("balance_loss(random(3, 5, 4).softmax(-1), best(random(3, 5, 4), 2))",
+                  "3 sequences of 5 tokens, 4 experts, 2 picks"),
+             Same("(lambda scores: torch.autograd.grad(balance_loss(scores, best(random(3, 5, 4), "
+                  "2)), scores)[0])(random(3, 5, 4).softmax(-1).requires_grad_())",
+                  "its gradient"),
+             Run(2, "--batch 12 --micro-batch 2 --balance-weight 1")),
+        ),
+        Exercise(
+            "08.3", "MoE.route", 2,
+            "Give the k experts of each token, and their gates: their scores over the sum of these "
+            "k scores; if k is 1, the score itself. The bias has a say in the choice alone. With "
+            "balance_weight or z_loss, add these losses, so that micro-batches and ranks add up to "
+            "their mean over the sequences of the whole batch.",
+            ("Which of all these numbers must have a gradient, and which must not? And what is the "
+             "sum of the micro-batches' losses to be divided by?",
+             "Compute logits and scores in float32 or better. best() takes scores + bias, detached; "
+             "gather takes what was chosen, out of the logits: their softmax is the gates. The "
+             "losses go into the graph by AddLoss.apply(gates, loss). Both are sums over this "
+             "micro-batch's sequences, over cfg.sequences; z is, for a sequence, the mean of "
+             "logsumexp² over its tokens."),
+            (Run(2, "--batch 12 --micro-batch 2 --balance-weight 1"),
+             Same("(lambda moe: (answer := moe.route(random(2, 5, 8)), (answer[1] * random(2, 5, "
+                  "2)).sum().backward(), dict(chosen=answer[0], gates=answer[1].detach(), "
+                  "gradient=moe.router.weight.grad))[2])(" + MIXTURE + "(MoE, top_k=2, "
+                  "balance_weight=0.0))", "k = 2, no loss"),
+             Same("(lambda moe: (moe.bias.copy_(torch.tensor([0, 1, -1, 0])), answer := moe.route("
+                  "random(2, 5, 8)), dict(chosen=answer[0], gates=answer[1].detach()))[2])("
+                  + MIXTURE + "(MoE, top_k=2, balance_weight=0.0))", "k = 2, a bias of 1 and -1"),
+             Same("(lambda moe: (answer := moe.route(random(2, 5, 8)), (answer[1] * random(2, 5, "
+                  "1)).sum().backward(), dict(chosen=answer[0], gates=answer[1].detach(), "
+                  "gradient=moe.router.weight.grad))[2])(" + MIXTURE + "(MoE, top_k=1, "
+                  "balance_weight=0.5, sequences=6))", "k = 1, with the balance loss"),
+             Same("(lambda moe: ((moe.route(random(2, 5, 8))[1] * random(2, 5, 2)).sum()"
+                  ".backward(), moe.router.weight.grad)[1])(" + MIXTURE + "(MoE, top_k=2, "
+                  "z_loss=0.5, sequences=6))", "the router's gradient, with the z-loss"),
+             Same("[each.dtype for each in " + MIXTURE + "(MoE, top_k=2).bfloat16().route("
+                  "random(2, 5, 8).bfloat16())]", "dtypes, if all else is in bfloat16")),
+        ),
+        Exercise(
+            "08.4", "MoE.through_experts MoE.exchange", 3,
+            "Dispatch and combine: send each token's row to its k experts, which may be on other "
+            "ranks, and add up what they give, weighted by the gates. The counts go first, so that "
+            "every rank knows what comes; append (sent, received), in rows for each rank of ep, to "
+            "self.seen. On one rank nothing is sent.",
+            ("Follow the lesson's picture. In which order must the rows be sent, in which do they "
+             "arrive, and in which do the experts want them? Every reordering has to be undone.",
+             "through_experts: argsort of the flat choices is the order; pick i is of token i // k; "
+             "argsort of an order undoes it. exchange: an all_to_all of counts; (ep, own experts) "
+             "is what arrives. Sums of both over own experts are sent and received. What arrives "
+             "is sorted by rank, then expert: say the expert of each row with repeat_interleave, "
+             "and sort by it, stably."),
+            (Same("(lambda moe, x, chosen, gates: (out := moe.through_experts(x, chosen, gates), "
+                  "(out * random(2, 5, 8)).sum().backward(), dict(out=out.detach(), x=x.grad, "
+                  "gates=gates.grad, up=moe.up.grad, down=moe.down.grad))[2])(" + MIXTURE +
+                  "(MoE, top_k=2), random(2, 5, 8).requires_grad_(), best(random(2, 5, 3), 2), "
+                  "random(2, 5, 2).requires_grad_())",
+                  "on one rank, 10 tokens, 2 of 4 experts each, and nobody picks the last one"),
+             Run(4, "--ep 2 --batch 12 --micro-batch 1 --ignore 0.3"),
+             Run(3, "--layers 1 --batch 6 --micro-batch 1 --experts 6 --top-k 1")),
+            "dispatch and combine",
+        ),
+        Exercise(
+            "08.5", "WithPlaces.through_experts", 3,
+            "The same with `places` for each expert and sequence, so that every exchange has one "
+            "size. Places are taken in the order of the docstring, and a pick that finds none adds "
+            "nothing. exchange_evenly takes rows (experts, batch · places, dim), zero where a place "
+            "is empty.",
+            ("Line the picks of a sequence up: all first choices, then all second ones. At which "
+             "place of its expert's line does each pick stand, and which of all slots is that?",
+             "A cumsum of one_hot along the line counts each expert's picks so far. Slot = expert · "
+             "places + place, or one slot more, which is nobody's, for what is dropped. scatter "
+             "puts x into the slots; behind the exchange, gather takes each pick's row out, and "
+             "zero for the dropped. Weight by the gates, and sum over k."),
+            (Same("(lambda moe, x, chosen, gates: (out := moe.through_experts(x, chosen, gates), "
+                  "(out * random(3, 5, 8)).sum().backward(), dict(out=out.detach(), x=x.grad, "
+                  "gates=gates.grad, up=moe.up.grad, down=moe.down.grad, dropped=moe.dropped))[2])("
+                  + MIXTURE + "(WithPlaces, top_k=2, places=2), random(3, 5, 8).requires_grad_(), "
+                  "best(random(3, 5, 4), 2), random(3, 5, 2).requires_grad_())",
+                  "on one rank, 3 sequences of 5 tokens, 4 experts of 2 places, 2 picks"),
+             Run(2, "--variant capacity --capacity-factor 1 --batch 8 --micro-batch 2")),
+            "experts with places",
+        ),
+        Exercise(
+            "08.6", "expert_parallel", 2,
+            "Give each rank its part of every mixture's experts: some of them or, of CutExperts, "
+            "some hidden units of each. Tell the mixture its group (ep or, of CutExperts, tp), and "
+            "every parameter, as p.partial, the group over which its gradient is to be summed.",
+            ("With 4 ranks and ep = 2, each expert is on two ranks. The tokens of which ranks are "
+             "in its gradient before anything is summed?",
+             "An expert has had the rows of all ranks of its ep: what is left to be summed over is "
+             "groups[\"copies\"]. All else is summed over the world. keep_shard cuts up and down "
+             "along the experts, dimension 0; hidden units are dimension 2 of up and 1 of down."),
+            (Run(4, "--ep 2 --batch 12 --micro-batch 1 --ignore 0.3"),
+             Run(2, "--variant tensor --batch 4 --micro-batch 1")),
+        ),
+        Exercise(
+            "08.7", "move_biases", 1,
+            "After a step: raise the bias of the experts that were picked less often than the mean, "
+            "by all ranks together, and lower that of the others, by bias_speed. Give the loads, "
+            "(layers, experts), and start to count anew.",
+            ("Each rank has counted the picks of its own tokens. Which way does a bias go if its "
+             "expert has more than the mean?",
+             "Stack the loads of model[1:-1] and all_reduce them, if there is a group. For each "
+             "layer, torch.sign(mean of its loads - load) says which way, and load.zero_() starts "
+             "anew."),
+            (Same("(lambda model: ([block.mlp.load.copy_(torch.tensor([5., 1, 0, 2]) + i) for i, "
+                  "block in enumerate(model[1:-1])], loads := move_biases(model), dict(loads=loads, "
+                  "biases=[block.mlp.bias for block in model[1:-1]], "
+                  "counts=[block.mlp.load for block in model[1:-1]]))[2])(mixture_gpt(Mixture(**"
+                  "vars(tiny) | {'layers': 2, 'dim': 16}, experts=4, bias_speed=0.25)))",
+                  "2 layers, loads 5, 1, 0, 2 and 6, 2, 1, 3"),
+             Run(2, "--balance bias --bias-speed 0.1 --batch 8 --micro-batch 2")),
+        ),
     ],
     "09_5d": [
     ],
