@@ -70,6 +70,14 @@ MIXTURE = ("(lambda kind, **more: (lambda moe: ([p.data.copy_(random(*p.shape)) 
            "moe.parameters()], moe.double())[1])(kind(Mixture(**vars(tiny) | {'dim': 8, 'experts': "
            "4, 'balance_weight': 0.0} | more))))")
 
+# Chapter 09's groups, as rank 5 of 16 that are not there would have them.
+GROUPS = ("(lambda args: (dist.is_initialized() or dist.init_process_group('fake', store="
+          "__import__('torch.testing._internal.distributed.fake_pg', fromlist=['FakeStore'])"
+          ".FakeStore(), rank=5, world_size=16), (made := make_groups(args, True)), dict(zip("
+          "('axes', 'holders'), ({name: dist.get_process_group_ranks(group) for name, group in "
+          "groups.items()} for groups in made)), groups_of_holders=len(set(made[1].values()))))"
+          "[-1])")
+
 EXERCISES = {
     "01_single_gpu": [
         Exercise(
@@ -219,8 +227,8 @@ EXERCISES = {
              "part with zeros."),
             (Run(4, "--variant naive --batch 12 --micro-batch 1 --ignore 0.3"),
              Same("(lambda m, group: (r := Naive(m, group), m[0](torch.ones(2)).sum().backward(), "
-                  "r.finish(), {f'grad of {name}': p.grad for name, p in m.named_parameters()})[-1])"
-                  f"(nn.Sequential(nn.Linear(2, 1), nn.Linear(2, 1)), {ALONE})",
+                  "r.finish(), {f'grad of {name}': p.grad for name, p in m.named_parameters()})[-1]"
+                  f")(nn.Sequential(nn.Linear(2, 1), nn.Linear(2, 1)), {ALONE})",
                   "where 1.weight and 1.bias are not used")),
         ),
         Exercise(
@@ -914,11 +922,11 @@ EXERCISES = {
             "their mean over the sequences of the whole batch.",
             ("Which of all these numbers must have a gradient, and which must not? And what is the "
              "sum of the micro-batches' losses to be divided by?",
-             "Compute logits and scores in float32 or better. best() takes scores + bias, detached; "
-             "gather takes what was chosen, out of the logits: their softmax is the gates. The "
-             "losses go into the graph by AddLoss.apply(gates, loss). Both are sums over this "
-             "micro-batch's sequences, over cfg.sequences; z is, for a sequence, the mean of "
-             "logsumexp² over its tokens."),
+             "Compute logits and scores in float32 or better. best() takes scores + bias, "
+             "detached; gather takes what was chosen, out of the logits: their softmax is the "
+             "gates. The losses go into the graph by AddLoss.apply(gates, loss). Both are sums "
+             "over this micro-batch's sequences, over cfg.sequences; z is, for a sequence, the "
+             "mean of logsumexp² over its tokens."),
             (Run(2, "--batch 12 --micro-batch 2 --balance-weight 1"),
              Same("(lambda moe: (answer := moe.route(random(2, 5, 8)), (answer[1] * random(2, 5, "
                   "2)).sum().backward(), dict(chosen=answer[0], gates=answer[1].detach(), "
@@ -945,11 +953,11 @@ EXERCISES = {
             "self.seen. On one rank nothing is sent.",
             ("Follow the lesson's picture. In which order must the rows be sent, in which do they "
              "arrive, and in which do the experts want them? Every reordering has to be undone.",
-             "through_experts: argsort of the flat choices is the order; pick i is of token i // k; "
-             "argsort of an order undoes it. exchange: an all_to_all of counts; (ep, own experts) "
-             "is what arrives. Sums of both over own experts are sent and received. What arrives "
-             "is sorted by rank, then expert: say the expert of each row with repeat_interleave, "
-             "and sort by it, stably."),
+             "through_experts: argsort of the flat choices is the order; pick i is of token i // "
+             "k; argsort of an order undoes it. exchange: an all_to_all of counts; (ep, own "
+             "experts) is what arrives. Sums of both over own experts are sent and received. What "
+             "arrives is sorted by rank, then expert: say the expert of each row with "
+             "repeat_interleave, and sort by it, stably."),
             (Same("(lambda moe, x, chosen, gates: (out := moe.through_experts(x, chosen, gates), "
                   "(out * random(2, 5, 8)).sum().backward(), dict(out=out.detach(), x=x.grad, "
                   "gates=gates.grad, up=moe.up.grad, down=moe.down.grad))[2])(" + MIXTURE +
@@ -964,12 +972,12 @@ EXERCISES = {
             "08.5", "WithPlaces.through_experts", 3,
             "The same with `places` for each expert and sequence, so that every exchange has one "
             "size. Places are taken in the order of the docstring, and a pick that finds none adds "
-            "nothing. exchange_evenly takes rows (experts, batch · places, dim), zero where a place "
-            "is empty.",
+            "nothing. exchange_evenly takes rows (experts, batch · places, dim), zero where a "
+            "place is empty.",
             ("Line the picks of a sequence up: all first choices, then all second ones. At which "
              "place of its expert's line does each pick stand, and which of all slots is that?",
-             "A cumsum of one_hot along the line counts each expert's picks so far. Slot = expert · "
-             "places + place, or one slot more, which is nobody's, for what is dropped. scatter "
+             "A cumsum of one_hot along the line counts each expert's picks so far. Slot = expert "
+             "· places + place, or one slot more, which is nobody's, for what is dropped. scatter "
              "puts x into the slots; behind the exchange, gather takes each pick's row out, and "
              "zero for the dropped. Weight by the gates, and sum over k."),
             (Same("(lambda moe, x, chosen, gates: (out := moe.through_experts(x, chosen, gates), "
@@ -996,17 +1004,17 @@ EXERCISES = {
         ),
         Exercise(
             "08.7", "move_biases", 1,
-            "After a step: raise the bias of the experts that were picked less often than the mean, "
-            "by all ranks together, and lower that of the others, by bias_speed. Give the loads, "
-            "(layers, experts), and start to count anew.",
+            "After a step: raise the bias of the experts that were picked less often than the "
+            "mean, by all ranks together, and lower that of the others, by bias_speed. Give the "
+            "loads, (layers, experts), and start to count anew.",
             ("Each rank has counted the picks of its own tokens. Which way does a bias go if its "
              "expert has more than the mean?",
              "Stack the loads of model[1:-1] and all_reduce them, if there is a group. For each "
              "layer, torch.sign(mean of its loads - load) says which way, and load.zero_() starts "
              "anew."),
             (Same("(lambda model: ([block.mlp.load.copy_(torch.tensor([5., 1, 0, 2]) + i) for i, "
-                  "block in enumerate(model[1:-1])], loads := move_biases(model), dict(loads=loads, "
-                  "biases=[block.mlp.bias for block in model[1:-1]], "
+                  "block in enumerate(model[1:-1])], loads := move_biases(model), "
+                  "dict(loads=loads, biases=[block.mlp.bias for block in model[1:-1]], "
                   "counts=[block.mlp.load for block in model[1:-1]]))[2])(mixture_gpt(Mixture(**"
                   "vars(tiny) | {'layers': 2, 'dim': 16}, experts=4, bias_speed=0.25)))",
                   "2 layers, loads 5, 1, 0, 2 and 6, 2, 1, 3"),
@@ -1014,6 +1022,118 @@ EXERCISES = {
         ),
     ],
     "09_5d": [
+        Exercise(
+            "09.1", "places_of_ranks sort_ranks", 1,
+            "Give the Place of every rank: along the axis that args.order names last, ranks are "
+            "neighbours. And sort ranks into lists: together are those for whose places key(place) "
+            "is the same.",
+            ("Of 8 ranks with --order pp,dp,cp,tp, which two differ in their place on pp alone? In "
+             "which order does itertools.product count?",
+             "product of a range for each axis, in the order of args.order: the last one runs "
+             "fastest. A Place takes its axes by name, whatever their order is. In sort_ranks, a "
+             "defaultdict(list) has the ranks of each key."),
+            (Same("[str(place) for place in places_of_ranks(common.argparse.Namespace(pp=2, dp=2, "
+                  "cp=1, tp=2, order='pp,dp,cp,tp'))]", "pp 2, dp 2, tp 2, in the usual order"),
+             Same("[str(place) for place in places_of_ranks(common.argparse.Namespace(pp=2, dp=1, "
+                  "cp=2, tp=3, order='tp,cp,dp,pp'))]", "pp 2, cp 2, tp 3, --order tp,cp,dp,pp"),
+             Same("sorted(map(sorted, sort_ranks([Place(pp, dp, 0, tp) for pp in range(2) for dp "
+                  "in range(2) for tp in range(2)], lambda at: (at.pp, at.tp))))",
+                  "8 ranks, by pp and tp")),
+            "where each rank stands",
+        ),
+        Exercise(
+            "09.2", "make_groups", 3,
+            "Give this rank's group along tp, cp, pp, ep and \"cp and tp\" (a sequence's ranks), "
+            "if it has more than one rank; and for each kind of parameter (those of KINDS, norms, "
+            "and tied if tied_stages) the group of those who hold the same part. Kinds of the same "
+            "ranks share a group. The report knows a group by its group_desc: the axis, or a name "
+            "of its own.",
+            ("Two ranks are together on tp if all else of their places is the same. When do two "
+             "ranks hold the same part of q, of k, of an expert? The lesson's table says it.",
+             "Each group is a key for sort_ranks, whose lists go to dist."
+             "new_subgroups_by_enumeration. Along an axis, it is the place with that axis set to "
+             "0; for ep, with dp // ep. For tables and norms it is pp; for queries pp and tp; for "
+             "keys pp and the kv heads, tp · parts // t; for mlp pp, tp and dp % ep; for tied pp "
+             "or its mirror image, whichever is less."),
+            (Same(GROUPS + "(common.argparse.Namespace(pp=2, dp=4, cp=1, tp=2, ep=2, "
+                  "order='pp,dp,cp,tp', model=tiny))", "the groups of rank 5 of 16, with pp 2, "
+                  "dp 4, tp 2, ep 2"),
+             Same(GROUPS + "(common.argparse.Namespace(pp=1, dp=1, cp=2, tp=8, ep=1, "
+                  "order='tp,cp,dp,pp', model=tiny))", "the groups of rank 5 of 16, with cp 2, "
+                  "tp 8, 4 kv heads, --order tp,cp,dp,pp"),
+             Run(4, "--dp 2 --tp 2 --kv-heads 1 --experts 4 --ep 2 --batch 12 --micro-batch 2")),
+        ),
+        Exercise(
+            "09.3", "cut_stage", 3,
+            "Cut the blocks of a stage as the lesson's table says, and put SequenceParallel around "
+            "sub-layers that tp cuts; a mixture gathers itself, and is told tp, ep and its "
+            "sequence's group. Under cp, attention gets the core and the positions of this rank. "
+            "`seen` is to keep no more than a step's micro-batches.",
+            ("Take the parameters of a block one by one. Which axis cuts it, along which "
+             "dimension, into how many parts? What of this is needed only if that axis has more "
+             "than one rank?",
+             "keep_shard(module, name, dim, group, parts). tp cuts q and up along 0, o and down "
+             "along 1, k and v along 0 into no more parts than kv heads. Experts, (experts, dim, "
+             "hidden) and (experts, hidden, dim), are cut along 0 by ep, and by tp along their "
+             "hidden units. Rope reads attn.rope.positions. seen is a deque with a maxlen."),
+            (Run(4, "--cp 2 --tp 2 --kv-heads 1 --batch 4 --micro-batch 2 --ignore 0.3"),
+             Run(4, "--dp 2 --tp 2 --experts 4 --ep 2 --batch 12 --micro-batch 2")),
+        ),
+        Exercise(
+            "09.4", "note_holders", 2,
+            "Note on each parameter its kind (p.kind), the group of those who hold the same part "
+            "of it (p.holders), and for the norm how many they are (p.copies). If they are more "
+            "than one, p.partial tells sum_partial_grads that they sum their gradients.",
+            ("A parameter's global name says what it is. Which kind is left for what no word of "
+             "KINDS is in?",
+             "The kind is that of the word of KINDS that p.global_name contains, else norms. If "
+             "there are holders of tied, the embedding, which is the head as well, is of that "
+             "kind."),
+            (Run(4, "--pp 2 --tp 2 --batch 3 --ignore 0.3"),
+             Run(2, "--preset gpt2 --vocab 128 --pp 2 --batch 3 --verify")),
+        ),
+        Exercise(
+            "09.5", "make_units", 2,
+            "Make a Unit for each module of the list and each group of holders. module.units are "
+            "those of a module that are gathered around its forward and backward, which is what "
+            "stage 3 does; below, there are none. What two modules share belongs to the first.",
+            ("Why can the q and the norms of one block not be in the same unit, if tp is 2?",
+             "A unit is shared out among the ranks of one group, p.holders. Walk over the modules "
+             "of all stages (`model` is a list of lists), sort a module's parameters by p.holders, "
+             "and leave out those that were seen before."),
+            (Run(4, "--dp 2 --tp 2 --zero 3 --batch 12 --micro-batch 2 --ignore 0.3"),
+             Run(2, "--preset gpt2 --vocab 128 --dp 2 --zero 2 --batch 4 --micro-batch 1 "
+                    "--verify")),
+        ),
+        Exercise(
+            "09.6", "Stage.forward Stage.backward", 2,
+            "Put a micro-batch through the stage's modules one by one, each with a detached input, "
+            "and keep what its backward needs; then go back the same way. Tokens and targets are "
+            "those of whole sequences, of which this rank has self.positions. A module's "
+            "parameters may be there only between its gather and its free.",
+            ("Where does the graph of a module begin, and where does it end? What goes from one "
+             "module to the one before it in backward?",
+             "Around forward and backward of each module stands `with gathered(module):`. Keep x "
+             "and get_gradient_edge(out), which does not keep out alive. Tokens get no gradient. "
+             "The last stage ends with loss_sum over its targets / valid. Backward goes through "
+             "the modules in reverse: autograd.backward(edge, gradient), and x.grad is the next "
+             "gradient."),
+            (Run(4, "--pp 2 --cp 2 --zero 3 --batch 3 --ignore 0.3"),),
+            "a stage, module by module",
+        ),
+        Exercise(
+            "09.7", "balanced", 1,
+            "Cut the model's list into slices (start, end), one for each stage: as many blocks in "
+            "each, the first ones one more if that does not divide. The first has the embedding, "
+            "too, and the last the head.",
+            ("With 7 blocks and 3 stages, which items of the list are in which stage? The list has "
+             "9 items, and the embedding is item 0.",
+             "A stage has layers // depth blocks, and the first layers % depth stages have one "
+             "more. Stage s ends where all blocks up to it end, plus 1 for the embedding; the last "
+             "one ends at layers + 2."),
+            (Same("balanced(8, 4)"), Same("balanced(7, 3)"), Same("balanced(5, 1)"),
+             Same("balanced(3, 3)")),
+        ),
     ],
     "kernels/elu": [
         Exercise(
