@@ -111,15 +111,15 @@ EXERCISES = {
         ),
         Exercise(
             "01.3", "MasterWeights.accumulate MasterWeights.add_to_masters MasterWeights.step", 3,
-            "With fp32_grads, `accumulate` moves the gradients of a micro-batch into fp32 sums, "
-            "which are the masters'. `step` updates the masters with `factor` times the sums, and "
-            "rounds them to the model's parameters. Without fp32_grads, gradients exist in fp32 "
-            "during `step` alone.",
+            "With fp32_grads, `accumulate` adds the gradients of a micro-batch to fp32 sums, which "
+            "are the masters', and sets them to zero. `step` updates the masters with `factor` "
+            "times the sums, and rounds them to the model's parameters. Without fp32_grads, "
+            "gradients exist in fp32 during `step` alone.",
             ("There are two lists of parameters. Which of them does backward fill with gradients, "
              "which does self.optimizer know, and which does forward read? Something must be "
              "carried over each time.",
              "add_to_masters gives a master an fp32 copy of the gradient, or adds to what it has. "
-             "What was moved by `accumulate` is set to zero, or the next backward adds to it. "
+             "The next backward would add to what is not set to zero. "
              "Without fp32_grads, `step` begins with add_to_masters, and ends by taking the "
              "masters' gradients away. Keep `factor` in self.factor, for named_masters; and some "
              "parameters may have no gradient."),
@@ -1090,7 +1090,13 @@ EXERCISES = {
              "there are holders of tied, the embedding, which is the head as well, is of that "
              "kind."),
             (Run(4, "--pp 2 --tp 2 --batch 3 --ignore 0.3"),
-             Run(2, "--preset gpt2 --vocab 128 --pp 2 --batch 3 --verify")),
+             Same("(lambda model, holders: (note_holders(model.parameters(), holders), "
+                  "{p.global_name: dict(kind=p.kind, copies=p.copies, holders=p.holders is holders["
+                  "p.kind], partial=getattr(p, 'partial', None) is p.holders) for p in "
+                  "model.parameters()})[1])(build(Mixture(**vars(tiny) | {'layers': 1, 'tie': "
+                  "True}, experts=4)), {kind: common.argparse.Namespace(size=lambda n=n: n) for "
+                  "kind, n in dict(tables=8, norms=8, queries=4, keys=6, mlp=1, tied=16).items()})",
+                  "a tied model with one mixture")),
         ),
         Exercise(
             "09.5", "make_units", 2,
@@ -1101,9 +1107,10 @@ EXERCISES = {
              "A unit is shared out among the ranks of one group, p.holders. Walk over the modules "
              "of all stages (`model` is a list of lists), sort a module's parameters by p.holders, "
              "and leave out those that were seen before."),
-            (Run(4, "--dp 2 --tp 2 --zero 3 --batch 12 --micro-batch 2 --ignore 0.3"),
-             Run(2, "--preset gpt2 --vocab 128 --dp 2 --zero 2 --batch 4 --micro-batch 1 "
-                    "--verify")),
+            (Run(2, "--preset gpt2 --vocab 128 --dp 2 --zero 2 --batch 4 --micro-batch 1 "
+                    "--verify"),
+             Run(4, "--dp 2 --tp 2 --zero 2 --batch 12 --micro-batch 2 --ignore 0.3"),
+             Run(2, "--pp 2 --zero 3 --batch 3 --layers 3 --schedule 1f1b")),
         ),
         Exercise(
             "09.6", "Stage.forward Stage.backward", 2,
