@@ -61,7 +61,7 @@ WRONG = {
         Wrong("(norm + 1e-6)", "(norm * factor + 1e-6)", "4,096 is the loss scale"),
         Wrong("clamp(max=1) if clip else 1", "clamp(max=1) if not clip else 1",
               "which is the norm over --clip"),
-        Wrong("    if not overflow:\n", "    if True:\n", "nan"),
+        Wrong("    if not overflow:\n", "    if True:\n", "loss nan"),
         Wrong("        scale.update(overflow)", "        pass", "all were skipped"),
         Wrong("masters.step(limit / factor)",
               "scale and scale.update(False)\n        "
