@@ -1426,9 +1426,10 @@ def with_holes(chapter, level=None):
     source = solution(chapter)
     for exercise in EXERCISES[chapter]:
         if level in (None, exercise.level):
+            words = f"{exercise.number}, level {exercise.level}: {exercise.question}"
             for name in exercise.functions:
-                question = f"{exercise.number}, level {exercise.level}: {exercise.question}"
-                source = holes.cut(source, name, question, f"{exercise.number}: {name}")
+                source = holes.cut(source, name, words, f"{exercise.number}: {name}")
+                words = f"{exercise.number}: see {exercise.functions[0]}"
     return source
 
 
@@ -1506,9 +1507,10 @@ def write_all(args):
         print(f"{path} was changed and stays as it is; --force (FORCE=1 make exercises) "
               "writes over it")
     print(f"{len(EXERCISES) - len(kept)} chapters and kernels with holes are in {args.write}")
-    print(f"a question:  python -m lab.exercises 04.2      (and --hint 1, --hint 2)\n"
-          f"to try it:   PYTHONPATH=. torchrun --nproc_per_node=4 {args.write}/04_tensor_parallel.py"
-          f"\nto grade it: python -m lab.grade {args.write} 04.2")
+    print("a question:  python -m lab.exercises 04.2      (and --hint 1, --hint 2)")
+    print("to try it:   PYTHONPATH=. torchrun --nproc_per_node=4 "
+          f"{args.write}/04_tensor_parallel.py")
+    print(f"to grade it: python -m lab.grade {args.write} 04.2")
     return 0
 
 
