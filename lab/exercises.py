@@ -1493,7 +1493,8 @@ def main(argv=None):
     for exercise in these:
         print(f"{exercise.number:18}level {exercise.level}   {exercise.what}")
         if args.exercise:
-            for words in (exercise.question, *exercise.hints[: args.hint or 0]):
+            said = [exercise.question, *(f"Hint: {hint}" for hint in exercise.hints)]
+            for words in said[: 1 + (args.hint or 0)]:
                 print(textwrap.fill(words, 92, initial_indent="    ", subsequent_indent="    "))
     return 0
 
