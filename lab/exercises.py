@@ -852,7 +852,7 @@ EXERCISES = {
              "returns dy @ weight; Nones for the other two. Stage.backward takes out what forward "
              "kept, calls autograd.backward, moves what is in `later` to kept_for_weights[i] and "
              "empties it. For W: dyᵀ @ x over all tokens, added to what weight.grad has."),
-            (Run(3, "--variant zb-h1 --layers 3 --batch 4 --ignore 0.3"),
+            (Run(3, "--variant zb-h1 --layers 3 --batch 10 --micro-batch 2 --ignore 0.3"),
              Run(2, "--batch 6 --micro-batch 2 --ignore 0.3")),
             "B and W apart",
         ),
@@ -1125,7 +1125,7 @@ EXERCISES = {
              "The last stage ends with loss_sum over its targets / valid. Backward goes through "
              "the modules in reverse: autograd.backward(edge, gradient), and x.grad is the next "
              "gradient."),
-            (Run(4, "--pp 2 --cp 2 --zero 3 --batch 3 --ignore 0.3"),),
+            (Run(4, "--pp 2 --cp 2 --zero 3 --batch 6 --micro-batch 2 --ignore 0.3"),),
             "a stage, module by module",
         ),
         Exercise(
