@@ -970,10 +970,10 @@ EXERCISES = {
         ),
         Exercise(
             "08.5", "WithPlaces.through_experts", 3,
-            "The same with `places` for each expert and sequence, so that every exchange has one "
-            "size. Places are taken in the order of the docstring, and a pick that finds none adds "
-            "nothing. exchange_evenly takes rows (experts, batch · places, dim), zero where a "
-            "place is empty.",
+            "As MoE.through_experts, but each expert has `places` for each sequence, so that every "
+            "exchange has one size. Places are taken in the order of the docstring, and a pick "
+            "that finds none adds nothing. exchange_evenly takes rows (experts, batch · places, "
+            "dim), zero where a place is empty.",
             ("Line the picks of a sequence up: all first choices, then all second ones. At which "
              "place of its expert's line does each pick stand, and which of all slots is that?",
              "A cumsum of one_hot along the line counts each expert's picks so far. Slot = expert "
@@ -1005,8 +1005,8 @@ EXERCISES = {
         Exercise(
             "08.7", "move_biases", 1,
             "After a step: raise the bias of the experts that were picked less often than the "
-            "mean, by all ranks together, and lower that of the others, by bias_speed. Give the "
-            "loads, (layers, experts), and start to count anew.",
+            "mean, by all ranks together, and lower it where they were picked more often, by "
+            "bias_speed. Give the loads, (layers, experts), and start to count anew.",
             ("Each rank has counted the picks of its own tokens. Which way does a bias go if its "
              "expert has more than the mean?",
              "Stack the loads of model[1:-1] and all_reduce them, if there is a group. For each "
@@ -1053,8 +1053,8 @@ EXERCISES = {
              "Each group is a key for sort_ranks, whose lists go to dist."
              "new_subgroups_by_enumeration. Along an axis, it is the place with that axis set to "
              "0; for ep, with dp // ep. For tables and norms it is pp; for queries pp and tp; for "
-             "keys pp and the kv heads, tp · parts // t; for mlp pp, tp and dp % ep; for tied pp "
-             "or its mirror image, whichever is less."),
+             "keys pp and tp · n // t, if t ranks of tp hold n different parts of them; for mlp "
+             "pp, tp and dp % ep; for tied pp or its mirror image, whichever is less."),
             (Same(GROUPS + "(common.argparse.Namespace(pp=2, dp=4, cp=1, tp=2, ep=2, "
                   "order='pp,dp,cp,tp', model=tiny))", "the groups of rank 5 of 16, with pp 2, "
                   "dp 4, tp 2, ep 2"),
@@ -1076,8 +1076,8 @@ EXERCISES = {
              "along 1, k and v along 0 into no more parts than kv heads. Experts, (experts, dim, "
              "hidden) and (experts, hidden, dim), are cut along 0 by ep, and by tp along their "
              "hidden units. Rope reads attn.rope.positions. seen is a deque with a maxlen."),
-            (Run(4, "--cp 2 --tp 2 --kv-heads 1 --batch 4 --micro-batch 2 --ignore 0.3"),
-             Run(4, "--dp 2 --tp 2 --experts 4 --ep 2 --batch 12 --micro-batch 2")),
+            (Run(4, "--cp 2 --tp 2 --batch 4 --micro-batch 2 --ignore 0.3"),
+             Run(4, "--dp 2 --tp 2 --kv-heads 1 --experts 4 --ep 2 --batch 12 --micro-batch 2")),
         ),
         Exercise(
             "09.4", "note_holders", 2,
