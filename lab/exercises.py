@@ -1102,7 +1102,8 @@ EXERCISES = {
             "09.5", "make_units", 2,
             "Make a Unit for each module of the list and each group of holders. module.units are "
             "those of a module that are gathered around its forward and backward, which is what "
-            "stage 3 does; below, there are none. What two modules share belongs to the first.",
+            "stage 3 does; in stages 1 and 2 there are none. What two modules share belongs to "
+            "the first.",
             ("Why can the q and the norms of one block not be in the same unit, if tp is 2?",
              "A unit is shared out among the ranks of one group, p.holders. Walk over the modules "
              "of all stages (`model` is a list of lists), sort a module's parameters by p.holders, "
@@ -1115,9 +1116,9 @@ EXERCISES = {
         Exercise(
             "09.6", "Stage.forward Stage.backward", 2,
             "Put a micro-batch through the stage's modules one by one, each with a detached input, "
-            "and keep what its backward needs; then go back the same way. Tokens and targets are "
-            "those of whole sequences, of which this rank has self.positions. A module's "
-            "parameters may be there only between its gather and its free.",
+            "and keep what its backward needs, no more; then go back the same way. Tokens and "
+            "targets are those of whole sequences, of which this rank has self.positions. A "
+            "module's parameters may be there only between its gather and its free.",
             ("Where does the graph of a module begin, and where does it end? What goes from one "
              "module to the one before it in backward?",
              "Around forward and backward of each module stands `with gathered(module):`. Keep x "
