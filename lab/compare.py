@@ -67,16 +67,17 @@ def differences(path, found, right):
             yield path, finding
     elif len(parts) != len(others) and not isinstance(right, dict):
         yield path, f"has {len(others)} items, and should have {len(parts)}"
-    else:
-        if isinstance(right, dict):
-            missing, surplus = parts.keys() - others.keys(), others.keys() - parts.keys()
-            if missing:
-                yield path, f"lacks {' and '.join(sorted(map(str, missing)))}"
-            if surplus:
-                yield path, f"should not have {' and '.join(sorted(map(str, surplus)))}"
-        for (key, part), other in zip(parts.items(), map(others.get, parts)):
-            if key in others:
-                yield from differences(below(path, key), other, part)
+    elif isinstance(right, dict):
+        missing, surplus = parts.keys() - others.keys(), others.keys() - parts.keys()
+        if missing:
+            yield path, f"lacks {' and '.join(sorted(map(str, missing)))}"
+        if surplus:
+            yield path, f"should not have {' and '.join(sorted(map(str, surplus)))}"
+        for key in [key for key in parts if key in others]:
+            yield from differences(below(path, key), others[key], parts[key])
+    else:                                               # in order, be they named or not
+        for (key, part), other in zip(parts.items(), others.values()):
+            yield from differences(below(path, key), other, part)
 
 
 def below(path, key):
@@ -146,7 +147,7 @@ def of_numbers(found, right, rounding):
     if exact and abs(found - right) == 1:
         return f"{words}: one too {'many' if found > right else 'few'}"
     fraction = simple(found / right)
-    return f"{words}: {fraction} of that" if fraction else words
+    return f"{words}: {fraction} that" if fraction else words
 
 
 def plain(number):
@@ -157,13 +158,13 @@ def plain(number):
 
 
 def simple(ratio):
-    """"3/4", "8 times" and the like; None if a ratio is not that simple."""
+    """"3/4 of", "8 times" and the like; None if a ratio is not that simple."""
     fraction = Fraction(ratio).limit_denominator(64)
     top, bottom = abs(fraction.numerator), fraction.denominator
     close = math.isclose(ratio, fraction, rel_tol=1e-9)
     if not close or min(top, bottom) > 1 and max(top, bottom) > 16:
         return None
-    return f"{fraction.numerator} times" if bottom == 1 else str(fraction)
+    return f"{fraction.numerator} times" if bottom == 1 else f"{fraction} of"
 
 
 # ------------------------------------------------------------------------------------------ tensors

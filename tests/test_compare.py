@@ -41,7 +41,7 @@ def test_what_is_equal(value):
     (6, 6.0), ([1, 2], (1, 2)), (1 / 3, 1 / 3 + 1e-12), (X + 1e-11, X),
     (Sizes(1, 2.0), Sizes(1, 2)), (X.float(), (X + 1e-6).float()),
     (torch.tensor(1.0), torch.tensor(1.000001)), (range(3), [0, 1, 2]),
-    (float("inf"), float("inf"))])
+    (float("inf"), float("inf")), ((1, X), Pair(1, X))])
 def test_what_is_equal_though_not_the_same(found, right):
     assert compare(found, right) is None
 
@@ -50,10 +50,12 @@ def test_what_is_equal_though_not_the_same(found, right):
     (12, 16, "the result is 12, and should be 16: 3/4 of that"),
     (2**40 + 1, 2**40, "the result is 1,099,511,627,777, and should be 1,099,511,627,776: "
                        "one too many"),
-    (4.0, 0.5, "is 4, and should be 0.5: 8 times of that"),
+    (4.0, 0.5, "is 4, and should be 0.5: 8 times that"),
     (-2.0, 2.0, "the sign is the opposite one"),
     (float("nan"), 1.0, "is nan, and should be 1"),
     (1, True, "is 1, and should be True"),
+    ((1, 3), Pair(1, 2), "second is 3, and should be 2: one too many"),  # found without names
+    (Pair(1, 3), (1, 2), "item 1 is 3, and should be 2"),
     (None, 2, "is None, and should be 2"),
     ("ring", None, "is 'ring', and should be None"),
     (2.0, X, "is 2.0, and should be a tensor of shape (6, 8)"),

@@ -142,10 +142,10 @@ WRONG = {
     ],
     "02.6": [
         Wrong("2 * (ranks - 1)", "(ranks - 1)", "1/2 of that"),
-        Wrong("2 * (ranks - 1) / ranks", "2 * (ranks - 1)", "8 times of that"),
+        Wrong("2 * (ranks - 1) / ranks", "2 * (ranks - 1)", "8 times that"),
     ],
     "02.7": [
-        Wrong("4 * tokens", "2 * tokens", "2 times of that"),
+        Wrong("4 * tokens", "2 * tokens", "2 times that"),
         Wrong(" * (ranks - 1) / ranks", "", "is 2197.7778, and should be 0"),
     ],
     # 03
