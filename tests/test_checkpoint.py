@@ -62,6 +62,9 @@ LAYOUTS = {
     "09 torch": ("09_5d", 4, "--variant=torch", "--dp=2", "--tp=2", "--zero=3"),
     "09 torch pp": ("09_5d", 2, "--variant=torch", "--pp=2", *FOUR),
 }  # fmt: skip
+# These hold and save what another of their chapter does.
+ALIKE = ("01 torch", "02 overlap", "02 naive", "04 overlap", "05 kept", "05 ring", "07 naive",
+         "07 afab", "07 zb-h1", "07 zb-h2", "07 torch")
 MIXTURE = ("--experts=8", "--layers=2")
 MIXTURES = {
     "08 dropless": ("08_expert_parallel", 4, *MIXTURE, "--variant=dropless"),
@@ -157,7 +160,9 @@ def test_handed_from_layout_to_layout(ranks, tmp_path, layouts):
     """Each goes on from the one before, takes a step, and saves for the next; a run that is never
     stopped has the same parameters and optimizer states. They are compared now and then: what one
     loses, none after it has."""
-    here = [layout for layout, (name, *_) in layouts.items() if name in chapter_names()]
+    left_out = () if os.environ.get("FULL") else ALIKE
+    here = [layout for layout, (name, *_) in layouts.items()
+            if name in chapter_names() and layout not in left_out]
     here = here[::5] + here[1::5] + here[2::5] + here[3::5] + here[4::5]  # so that chapters meet
     quiet, handed = tmp_path / "quiet", tmp_path / "handed"
     flags = [f"--steps={len(here)}", "--save-every=9", "--keep=99", f"--save={quiet}"]

@@ -676,6 +676,7 @@ def test_a_chapter_and_common_train_alone(ranks, tmp_path, name):
         hold_bare_run(output)
 
 
+@pytest.mark.full
 def test_a_chapter_alone_under_torchrun(tmp_path):
     """As a user would start it: nothing but its lines, and a clean end."""
     copied("04_tensor_parallel", tmp_path)

@@ -111,6 +111,7 @@ def test_a_hundred_kills_cost_no_bit(pool, tmp_path, layout):
     assert hold_to_the_quiet_run(pool, tmp_path, layout, 25, seed=1) > 3
 
 
+@pytest.mark.full
 def test_torchrun_starts_a_killed_rank_again(pool, tmp_path):
     """As a reader would: torchrun, which hands all of its attempts one store."""
     layout, flags = ("02_data_parallel", 2), ("--batch=2", "--steps=12", f"--data={TEXT}")

@@ -127,14 +127,15 @@ EVERY = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command
 
 
 def in_turn(kinds, others):
-    """Parametrize by command and kinds of trial. The chapters share lab/report.py: each is put to
-    the next kind, and to the others in `make test-all`; all other commands to all kinds at once."""
+    """Parametrize by command and kinds of trial. The chapters share lab/report.py: the first is put
+    to the first kind, the second to the next, and in `make test-all` each to all; all other
+    commands are put to all kinds."""
     params = [pytest.param(command, kinds, id=command.name) for command in others]
     for i, command in enumerate(CHAPTERS_OF_IT):
-        mine = i % len(kinds)
-        params.append(pytest.param(command, kinds[mine : mine + 1], id=command.name))
-        params.append(pytest.param(command, kinds[:mine] + kinds[mine + 1 :],
-                                   id=f"{command.name}, more", marks=pytest.mark.full))  # fmt: skip
+        params.append(pytest.param(command, kinds, id=f"{command.name}, all",
+                                   marks=pytest.mark.full))  # fmt: skip
+        if i < len(kinds):
+            params.append(pytest.param(command, kinds[i : i + 1], id=command.name))
     return pytest.mark.parametrize(("command", "kinds"), params)
 
 
