@@ -89,8 +89,10 @@ def test_same_as_one_gpu(ranks, tmp_path, one):
 
 @pytest.mark.parametrize("kept", [
     {"dp": 2, "pp": 2, "tp": 2, "ep": "dp", "experts": 4, "zero": 1},  # four axes
-    {"pp": 3, "schedule": "interleaved"}, {"pp": 3, "schedule": "dualpipe-v"},  # two neighbours
-    {"tp": 4, "kv-heads": 2, "zero": 0}, {"tp": 4, "kv-heads": 2, "zero": 3, "experts": 4},
+    pytest.param({"pp": 3, "schedule": "interleaved"}, marks=pytest.mark.full),  # two neighbours
+    {"pp": 3, "schedule": "dualpipe-v"},
+    pytest.param({"tp": 4, "kv-heads": 2, "zero": 0}, marks=pytest.mark.full),
+    {"tp": 4, "kv-heads": 2, "zero": 3, "experts": 4},
 ], ids=str)  # fmt: skip
 def test_more_ranks_along_an_axis(ranks, tmp_path, kept):
     few = {axis: (1,) for axis in ("dp", "pp", "cp", "tp", "ep")}

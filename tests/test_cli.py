@@ -382,9 +382,9 @@ def hold_to_what_a_reader_expects(output, errors, steps, folder):
 @pytest.mark.parametrize("name", [name for name in chapter_names() if name[:2] != "01"])
 def test_as_a_reader_would(tmp_path, name):
     chapter = CHAPTERS / f"{name}.py"
-    statuses, *said = programs.run(chapter, "--steps=2", "--json=run.json", world=2, cwd=tmp_path)
+    statuses, *said = programs.run(chapter, "--steps=1", "--json=run.json", world=2, cwd=tmp_path)
     assert statuses == [0, 0], said
-    assert hold_to_what_a_reader_expects(*said, 2, tmp_path)["world_size"] == 2
+    assert hold_to_what_a_reader_expects(*said, 1, tmp_path)["world_size"] == 2
 
 
 def test_under_torchrun_itself(tmp_path):

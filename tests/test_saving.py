@@ -888,7 +888,8 @@ def test_a_rank_that_hangs_while_it_saves_is_named(stories, story):
 
 
 @pytest.mark.parametrize(("story", "says"), [
-    ("a stage is stopped", "rank 0 did not answer within 5 s"),  # others wait for its messages
+    pytest.param("a stage is stopped", "rank 0 did not answer within 5 s",  # others wait for its
+                 marks=pytest.mark.full),                                   # messages
     ("rank 0 is stopped", "rank 0 did not answer within 5 s"),
     ("rank 1 is killed", "rank 1 has ended"),
     pytest.param("rank 0 is killed", "rank 0 has ended", marks=pytest.mark.full),  # and the store
