@@ -189,7 +189,12 @@ def pytest_collection_modifyitems(config, items):
 
 
 COMPILERS = {}  # chip: a process that compiles kernels/ for it, from the beginning of the session
-SCRATCH = tempfile.TemporaryDirectory()  # of theirs
+
+
+@functools.cache  # not at import, which every rank does
+def scratch():
+    """A folder of theirs."""
+    return tempfile.TemporaryDirectory()
 
 
 def pytest_collection_finish(session):
@@ -201,7 +206,7 @@ def pytest_collection_finish(session):
     for arch in (80, 90, 100):
         few = [] if os.environ.get("FULL") else ["--few"]
         command = ["nice", sys.executable, ROOT / "tests/compile_kernels.py", str(arch), *few]
-        environment = os.environ | {"TMPDIR": SCRATCH.name}
+        environment = os.environ | {"TMPDIR": scratch().name}
         COMPILERS[arch] = subprocess.Popen(command, env=environment, **pipes)
 
 
@@ -210,7 +215,7 @@ def pytest_sessionfinish():
         if process.poll() is None:
             process.kill()
             process.communicate()
-    SCRATCH.cleanup()
+    scratch().cleanup()
 
 
 def needs_triton():

@@ -10,6 +10,7 @@ of each rank, and the store through which they meet.
 """
 
 import contextlib
+import functools
 import gc
 import itertools
 import multiprocessing
@@ -23,13 +24,19 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from conftest import PRELOAD
+
+from lab.checks import PRELOAD
 
 # The interpreter that the pool of conftest.py is forked from, too.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(PRELOAD)
-FOLDER = tempfile.TemporaryDirectory()  # of what programs print
 NUMBER = itertools.count()
+
+
+@functools.cache  # not at import, which every new process does
+def folder():
+    """Of what programs print."""
+    return tempfile.TemporaryDirectory()
 
 
 def play(words, cwd, outputs, environment, encoding, patches):
@@ -85,7 +92,7 @@ class Ranks:
                              "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1",
                              "MASTER_PORT": port}  # fmt: skip
             number = next(NUMBER)
-            files = [f"{FOLDER.name}/{number}{kind}" if path == "" else path
+            files = [f"{folder().name}/{number}{kind}" if path == "" else path
                      for kind, path in (("out", stdout), ("err", stderr))]
             more = {name: str(value) for name, value in (launched | environment).items()}
             process = CONTEXT.Process(target=play, daemon=True, args=(
@@ -105,7 +112,7 @@ class Ranks:
         ranks = range(len(self.outputs)) if rank is None else [rank]
         paths = [Path(self.outputs[rank][kind] or "none") for rank in ranks]
         return "".join(path.read_text() for path in paths
-                       if path.exists() and path.parent == Path(FOLDER.name))  # fmt: skip
+                       if path.exists() and path.parent == Path(folder().name))  # fmt: skip
 
     def out(self, rank=None):
         return self.read(0, rank)
