@@ -90,9 +90,11 @@ def test_all_that_is_written_by_hand_is_among_them(name):
 ALIKE = ("naive", "afab", "zb-h1", "dualpipe --", "ring --dtype=bfloat16", "zero1", "megatron --dt")
 
 
-@pytest.mark.parametrize("run", [
-    pytest.param(run, marks=[pytest.mark.full] * any(f"--variant={alike}" in run for alike in ALIKE))
-    for run in RUNS])
+def marks_of(run):
+    return [pytest.mark.full] * any(f"--variant={alike}" in run for alike in ALIKE)
+
+
+@pytest.mark.parametrize("run", [pytest.param(run, marks=marks_of(run)) for run in RUNS])
 def test_a_run_keeps_the_rules_and_the_host_does_not_wait_in_a_step(ranks, tmp_path, run):
     """And it is compared with one GPU, as ever."""
     name, *flags = run.split()
