@@ -218,9 +218,7 @@ def draw_weights(model, seed, device="cpu", dtype=torch.float32):
         elif p.global_name.endswith("weight"):
             full.fill_(1)
         p.data = part(full, p.cuts).to(device, dtype, copy=True)    # not a view into all of it
-    for buffer in model.buffers():
-        buffer.data = buffer.to(device)
-    return model
+    return model.to(device)                                         # the buffers are still to move
 
 
 def loss_sum(logits, targets):
@@ -454,7 +452,9 @@ def launch(file, doc, variants, requires, flags=lambda parser: None, formulas=No
         print("error: {}; {} would work".format(*refused.args), file=sys.stderr)
         sys.exit(2)
     run, train = Run(args), variants[args.variant]
-    (train[0] if isinstance(train, tuple) else train)(run)
+    found = (train[0] if isinstance(train, tuple) else train)(run)
+    if found and run.rank == 0:
+        print(*found, sep="\n")                             # of a chapter that trains nothing
     gc.collect()                # a group that is still referred to would abort Python's shutdown
     dist.destroy_process_group()
     sys.exit(run.status)

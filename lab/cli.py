@@ -29,6 +29,7 @@ LIMITS = {              # the lowest value, the first one that is too high, and 
     "seed": (0, 2**31, 1),
     "keep": (1, 2**31, 2),
     "timeout": (1, 2**31, 60),
+    "numbers": (0, 2**20, 1000),                # chapter 00
     "loss_scale": (1, 2**31, 65536),            # chapter 01
     "bucket_mb": (0, 2**31, 25),                # chapter 02
     "prefetch": (0, 3, 1),                      # chapter 03
@@ -40,6 +41,7 @@ LIMITS = {              # the lowest value, the first one that is too high, and 
     "z_loss": (0, 2**31, 0.001),
     "zero": (0, 4, 1),                          # chapter 09
 }
+TRAIN_NO_MODEL = "00_collectives",
 COUNT = (1, 2**31)          # of all others, for which the default or the tiny preset's would work
 
 
@@ -68,6 +70,8 @@ def parse(file, doc, variants, flags, argv):
 
     Adds the flags for what is written, and args.own: the chapter's own flags and their defaults.
     """
+    if Path(file).stem in TRAIN_NO_MODEL:
+        return parse_without_model(file, doc, variants, flags, argv)
     own, given = {}, {}
 
     def all_flags(parser):
@@ -78,8 +82,7 @@ def parse(file, doc, variants, flags, argv):
         add = parser.add_argument
         add("--verify", action=argparse.BooleanOptionalAction,
             help="compare with one GPU; by default with the tiny preset only")
-        add("--json", type=output("run.json"), help="write the run as one object")
-        add("--plot", type=output("figure.png"), help="draw the chapter's figure")
+        flags_of_every_run(parser)
         add("--profile", type=output("trace.json"), help="trace the last step for Perfetto")
         add("--save", type=output("runs/checkpoints"),
             help="write checkpoints to this folder, the last one at the end")
@@ -87,11 +90,7 @@ def parse(file, doc, variants, flags, argv):
         add("--keep", type=int, help="how many checkpoints stay; default: 2")
         add("--resume", type=input_folder,
             help="go on from a folder's last checkpoint, in any layout")
-        add("--timeout", type=int, help="seconds after which a rank that hangs is named")
-        for action in parser._actions:
-            if action.type in (int, float):
-                usual = action.default or getattr(common.PRESETS["tiny"], action.dest, 1)
-                action.type = number(action.type, *LIMITS.get(action.dest, (*COUNT, usual)))
+        limit_numbers(parser)
         # Parsed once without defaults: what is not None was given, be it the default's value.
         nothing = argparse.Namespace(**{action.dest: None for action in parser._actions})
         given.update(vars(parser.parse_args(argv, nothing)))
@@ -113,6 +112,39 @@ def parse(file, doc, variants, flags, argv):
     refuse_sizes(args, given)
     refuse_text(args)
     refuse_vocabulary(args)
+    return args
+
+
+def flags_of_every_run(parser):
+    add = parser.add_argument
+    add("--json", type=output("run.json"), help="write the run as one object")
+    add("--plot", type=output("figure.png"), help="draw the chapter's figure")
+    add("--timeout", type=int, help="seconds after which a rank that hangs is named")
+
+
+def limit_numbers(parser):
+    """Let the types of its flags refuse numbers that are out of range."""
+    for action in parser._actions:
+        if action.type in (int, float):
+            usual = action.default or getattr(common.PRESETS["tiny"], action.dest, 1)
+            action.type = number(action.type, *LIMITS.get(action.dest, (*COUNT, usual)))
+
+
+def parse_without_model(file, doc, variants, flags, argv):
+    """The flags of a chapter that trains no model: args has none, nor whatever belongs to one."""
+    parser = Parser(Path(file).name, description=doc, allow_abbrev=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--variant", choices=list(variants), default=next(iter(variants)))
+    add("--dtype", choices=DTYPES, default="float32")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--seed", type=int, default=0)
+    flags(parser)
+    flags_of_every_run(parser)
+    limit_numbers(parser)
+    args = parser.parse_args(argv)
+    args.chapter, args.profile, args.save = Path(file).stem, None, None
+    refuse_one_file_for_two(args)
     return args
 
 
@@ -251,7 +283,7 @@ def refuse_one_file_for_two(args):
     """What is written must not overwrite the text, nor each other, by whatever names."""
     files = {}
     for flag in ("data", "json", "plot", "profile", "save"):
-        if getattr(args, flag):
+        if getattr(args, flag, None):
             path = Path(getattr(args, flag))
             file = os.path.realpath(path)
             if os.path.exists(file):                        # a hard link has the same numbers

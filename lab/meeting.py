@@ -236,21 +236,20 @@ class Watch:
     def leave(self, error):
         """Before this rank ends because of it: what is there to say? Raises what is to follow in
         place of the error, which is for those that have no line of their own."""
-        step, done = self.run.step, self.run.first_step + len(self.run.losses)
         try:
             if isinstance(error, (SystemExit, Refused)):    # which say why
                 self.speak(None)
             elif isinstance(error, KeyboardInterrupt):
                 raise error
             elif isinstance(error, RuntimeError) and self.run.world > 1:
-                self.name_the_lost(error, step)
+                self.name_the_lost(error, self.run.at)
         except KeyboardInterrupt:
-            self.speak(f"interrupted {f'after step {done}' if done else 'before the first step'}")
+            self.speak(f"interrupted {self.run.so_far}")
             raise KeyboardInterrupt("and has said so") from None
         finally:
             self.stop()
 
-    def name_the_lost(self, error, step):
+    def name_the_lost(self, error, at):
         """If the error says that this rank has waited for others too long, or that a connection is
         closed. That is gloo's way: NCCL's watchdog thread, after the same timeout, prints which
         collective had no end, and kills the process."""
@@ -270,7 +269,7 @@ class Watch:
             if not ended and not lost:
                 self.speak(None)
                 time.sleep(0.5)                             # others are about to find the same
-                raise RuntimeError(f"step {step}: each rank waits for another, and none is lost. "
+                raise RuntimeError(f"{at}: each rank waits for another, and none is lost. "
                                    "Do all call the same collectives in the same order?") from error
             if ended or not late and len(lost) == 1:
                 what = have_ended(ended or lost)
@@ -279,7 +278,7 @@ class Watch:
                 what = f"{named(lost)} did not answer within {seconds} s"
             else:                                           # one may wait for another that asks
                 what = f"of {named(lost)}, at least one has ended"
-            self.speak(f"step {step}: {what}")
+            self.speak(f"{at}: {what}")
             if self.run.rank == 0 and rank_0_keeps_the_store():
                 time.sleep(0.5)                             # others ask there whether it is said
             raise SystemExit(1)
@@ -295,7 +294,7 @@ class Watch:
         with self.lock:
             ended = self.ended()
             what = have_ended(ended) if ended else f"SIGTERM has come to rank {self.run.rank}"
-            self.speak(f"step {self.run.step}: {what}")
+            self.speak(f"{self.run.at}: {what}")
         os._exit(128 + signal.SIGTERM)
 
 

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-import common
 from common import Config, Refused, environment
-from lab import cli, diagnose, meeting, refusals, resuming, runs, saving, verify
+from lab import cli, collectives, diagnose, meeting, refusals, resuming, runs, saving, verify
+from lab.bench import Bench
 from lab.formulas import WATCHED_STEPS, held, hold, updated_parameters
 from lab.meters import (
     ActivationMeter,
@@ -33,22 +33,18 @@ from lab.words import count, name_of_text, quantity
 METERED_STEP = 2        # the third step is metered, or the last if there are fewer
 
 
-class Run(common.Run):
+class Run(Bench):
     """One run of a chapter: times and meters its steps, compares them with one GPU, and reports.
 
-    Only rank 0 prints. answer: what the chapter's `formulas` gave, once a step was metered.
+    answer: what the chapter's `formulas` gave, once a step was metered.
     `checks` are measurements, beside their formulas where there are any.
     """
 
     def __init__(self, args, formulas=None, checkpoint=None):
-        cli.refuse_lonely()
-        for path in filter(None, (args.json, args.plot, args.profile)):
-            path.parent.mkdir(parents=True, exist_ok=True)
         self.checkpoint = checkpoint                        # which the run goes on from, if any
         if args.save:
             saving.make_folder(args.save)
-        meeting.set_timeout(args.timeout)
-        meeting.join(args)
+        self.meet(args)
         super().__init__(args)
         if args.resume:
             resuming.refuse_disagreement(self)
@@ -75,8 +71,13 @@ class Run(common.Run):
                          if args.verify else None)
 
     @property
-    def on_cuda(self):
-        return self.device.type == "cuda"
+    def at(self):
+        return f"step {self.step}"
+
+    @property
+    def so_far(self):
+        done = self.first_step + len(self.losses)
+        return f"after step {done}" if done else "before the first step"
 
     # Before the first step.
 
@@ -119,10 +120,9 @@ class Run(common.Run):
 
     def header(self):
         args, m, own = self.args, self.args.model, cli.settings(self.args)
-        chapter, ranks = args.chapter.replace("_", " "), count(self.world, "rank")
         tf32 = " (matmuls in TF32)" if self.on_cuda and not args.verify else ""
         tf32 = tf32 if self.rounding == "float32" else ""
-        self.say(f"{chapter} · {args.variant} · {ranks} · {self.where()} · {self.rounding}{tf32}")
+        self.first_line(args.variant, f"{self.rounding}{tf32}")
         self.say(f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq "
                  f"{m.seq}, batch {args.batch} · {m.parameters() / 1e6:.2f} M parameters")
         self.say(f"  {args.optimizer}, {args.attention} attention{own and ', ' + own} · text: "
@@ -133,34 +133,10 @@ class Run(common.Run):
                      f"{variant} · {count(ranks, 'rank')}: {self.checkpoint.reader.folder}")
         self.say("  step      loss   single GPU   difference   grad norm    ms")
 
-    def where(self):
-        """The device and the backend, and why those."""
-        local_world = environment("LOCAL_WORLD_SIZE", self.world)
-        gpus = torch.cuda.device_count()
-        why = f"GPUs: {gpus}, local ranks: {local_world}" if gpus else "no GPU"
-        why = why if self.args.device == "auto" else f"--device {self.args.device}"
-        machines = count(self.world // local_world, "machine")
-        return f"{self.device.type}, {dist.get_backend()} ({machines}, {why})"
-
-    @contextlib.contextmanager
-    def guard(self):
-        """Around all that ranks do together: a line says why they end early, and which is lost."""
-        try:
-            yield
-        except BaseException as error:
-            self.watch.leave(error)
-            raise
-        finally:
-            meeting.set_timeout(None)
-
     def now(self):
         if self.on_cuda:
             torch.cuda.synchronize()                    # the host is ahead of the GPU
         return time.perf_counter()
-
-    def say(self, line):
-        if self.rank == 0:
-            print(line, flush=True)
 
     @property
     def is_metered(self):
@@ -340,10 +316,7 @@ class Run(common.Run):
         if self.saver and self.saver.problem:
             self.problems.append(self.saver.problem)
         self.diagnosis = diagnose.of_run(self)
-        for problem in self.problems:
-            print(f"  ✗ {problem}", flush=True)
-        for sentence in self.diagnosis:
-            print(f"  → {sentence}", flush=True)
+        self.report_problems()
         outputs = {"json": self.write_json, "plot": self.draw_picture, "profile": self.write_trace}
         written = [self.wrote(flag, write) for flag, write in outputs.items()]
         return 0 if all(written) and not self.problems else 1
@@ -356,29 +329,10 @@ class Run(common.Run):
         return [[*action, since(start), since(end), kept]
                 for *action, start, end, kept in self.actions]
 
-    def wrote(self, flag, write):
-        """Whether write(path) has worked, if the flag names a path. By now the verdict is printed,
-        so what stops it, be it a full disk or a matplotlib that is missing, costs a line."""
-        path = getattr(self.args, flag)
-        try:
-            if path:
-                write(path)
-        except Exception as error:
-            why = (str(error).splitlines() or [""])[0]
-            print(f"  ✗ --{flag} {path} is not written: {type(error).__name__}: {why}", flush=True)
-            return False
-        return True
-
-    def write_json(self, path):
-        path.write_text(json.dumps(self.as_json(), indent=1) + "\n")
-
     def draw_picture(self, path):
-        from lab.pictures import draw
-
         if self.stopped:
             raise ValueError("the run has stopped before it was measured")
-        draw([self.as_json()], self.args.chapter, path)
-        print(f"  picture: {path}", flush=True)
+        super().draw_picture(path)
 
     def write_trace(self, path):
         path.unlink(missing_ok=True)                    # an old one would pass for the new one
@@ -423,10 +377,12 @@ def main(file, doc, variants, requires, flags, formulas=None, argv=None):
     accept = functools.partial(accepted, file, doc, variants, requires, flags)
     try:
         args, checkpoint = accept(argv)
-        run, train = Run(args, formulas, checkpoint), variants[args.variant]
+        trains = hasattr(args, "model")
+        run = Run(args, formulas, checkpoint) if trains else collectives.Run(args, formulas)
+        train = variants[args.variant]
         train = train[0] if isinstance(train, tuple) else train
         with run.guard():
-            train(run)
+            run.found = train(run)                      # None, of those that train a model
         return run.finish()
     except Refused as refused:
         refusals.complain(refused, accept, argv)
@@ -438,7 +394,7 @@ def accepted(file, doc, variants, requires, flags, argv):
     args = cli.parse(file, doc, variants, flags, argv)
     requires(args, environment("WORLD_SIZE", 1))
     cli.refuse_cuda(args)
-    return args, resuming.goes_on_from(args)
+    return args, resuming.goes_on_from(args) if hasattr(args, "model") else None
 
 
 def launch(*chapter):

@@ -1,0 +1,420 @@
+r"""00 · Ranks and collectives: what several processes can do together, built from two verbs.
+
+torchrun starts N copies of this program, and tells each its number in the environment. Each copy is
+a rank: a process with a memory of its own and, where there are GPUs, a GPU of its own. They meet in
+`dist.init_process_group` (common.py calls it), over gloo on CPUs and over NCCL on GPUs. No rank
+sees another's tensors: all that it can do is to send one (isend) and to receive one (irecv).
+
+A collective is an operation that all ranks call together, each with a tensor x of its own. On N = 3
+ranks whose tensors are a, b and c, of three parts each (a is a0 a1 a2):
+
+                       rank 0       rank 1       rank 2
+    broadcast          a            a            a            one has it, then all do
+    reduce             a+b+c        .            .            all have one, one gets the sum
+    scatter            a0           a1           a2           one deals its parts out
+    gather             a0 b1 c2     .            .            each has a part, one gets them
+    all_gather         a0 b1 c2     a0 b1 c2     a0 b1 c2     each has a part, all get them
+    reduce_scatter     a0+b0+c0     a1+b1+c1     a2+b2+c2     each gets its part of the sum
+    all_reduce         a+b+c        a+b+c        a+b+c        all get all of the sum
+    all_to_all         a0 b0 c0     a1 b1 c1     a2 b2 c2     each has a part for each
+    barrier            nobody goes on before all have come
+
+What it costs. A message of m bytes takes α + m/B seconds: a latency α, however small it is, and its
+bytes over the bandwidth B. Messages that do not wait for each other travel at the same time, in one
+round. With S bytes of x on N ranks, each round costs α, and all bytes in a row 1/B each:
+
+    tree         broadcast, reduce               log2 N rounds       S log2 N bytes
+    ring         all_gather, reduce_scatter      N-1                 S (N-1)/N
+    all_reduce   naive: gather, broadcast        N-1 + log2 N        S (N-1 + log2 N)
+                 tree: reduce, broadcast         2 log2 N            2 S log2 N
+                 ring                            2 (N-1)             2 S (N-1)/N
+                 halving and doubling            2 log2 N            2 S (N-1)/N
+
+A tree doubles in every round the ranks that have it. In a ring each rank sends S/N to the right in
+every round, so nobody is idle, and however many ranks there are, each sends less than 2 S. No
+all_reduce can do with less: N-1 of the N addends of each number must leave their rank, and the sum
+must come to N-1 ranks. That is 2 (N-1) S, and each rank's share is 2 (N-1)/N · S. (So this factor
+turns the algorithm bandwidth S/t into the bus bandwidth, which a link has really carried.)
+
+So the ring is right for large tensors, and a tree for small ones: on 16,384 ranks with α = 5 µs, a
+ring's 2 (N-1) rounds take 0.16 s for a single byte. Halving and doubling has the rounds of the one
+and the bytes of the other, but sends half of them to the rank N/2 away, across the whole network.
+Large clusters have rings inside a node, and trees over the nodes.
+
+Duality. all_reduce is reduce_scatter, then all_gather. And backward turns a collective into another
+one: if y = all_gather(x), the x of a rank is in the y of all, so its gradient is the sum of what
+all have for it, a reduce_scatter. So broadcast and reduce are each other's, as are scatter and
+gather; all_to_all is its own, and so is all_reduce (chapter 04 cuts it into two halves, f and g).
+
+What goes wrong. Ranks wait for each other (the variants deadlock, order, skip). Nobody waits, and
+numbers are wrong (sizes, overwrite). Nothing is wrong but the last bits (sums).
+
+Run it:
+    torchrun --nproc_per_node=8 00_collectives.py --variant hello
+    torchrun --nproc_per_node=8 00_collectives.py
+    torchrun --nproc_per_node=4 00_collectives.py --variant deadlock
+    torchrun --nproc_per_node=8 -m lab.speed                        (how fast each is, and why)
+
+Sources: Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH
+(2005); Patarasuk, Yuan, Bandwidth Optimal All-reduce Algorithms (2009); Hensgen, Finkel, Manber,
+Two Algorithms for Barrier Synchronization (1988); nccl-tests, PERFORMANCE.md; Playbook, A0.
+"""
+
+import os
+import socket
+import time
+from collections import namedtuple
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import common
+
+# ------------------------------------------------------------------------------- two verbs, a round
+
+class Network:
+    """The ranks of a group, which can send and receive, and nothing else. rounds: for each one, to
+    whom this rank has sent, how many bytes, and from whom it has received (None: nobody).
+    patience: seconds after which a round without end raises RuntimeError. All tensors are flat,
+    and the parts of x are `x.tensor_split(N)`: views, as equal as can be, some maybe empty."""
+
+    def __init__(self, group, patience=None):
+        self.group, self.rank, self.ranks = group, group.rank(), group.size()
+        self.patience, self.rounds = patience, []
+
+    def exchange(self, send=None, to=None, receive=None, source=None):
+        """A round: send a tensor and receive another one at the same time, or one of the two. Both
+        are started before either is waited for: if all were to send first, and a send ends no
+        earlier than the other's receive begins, none would ever come to its receive."""
+        messages, words = [], []
+        if to is not None:
+            messages.append(dist.P2POp(dist.isend, send, group=self.group, group_peer=to))
+            words.append(f"rank {to} to receive")
+        if source is not None:
+            messages.append(dist.P2POp(dist.irecv, receive, group=self.group, group_peer=source))
+            words.append(f"rank {source} to send")
+        self.rounds.append((to, 0 if to is None else send.nbytes, source))
+        for handle, self.waits_for in zip(dist.batch_isend_irecv(messages), words):
+            handle.wait(timedelta(seconds=self.patience)) if self.patience else handle.wait()
+
+
+# ------------------------------------------------------------------ rank 0 has it all, or gets it
+
+def broadcast(net, x):
+    """Everyone's x becomes rank 0's. In each round, all that have it send it on: 1, 2, 4, ..."""
+    for k in range((net.ranks - 1).bit_length()):       # log2 N, rounded up
+        have = 2**k
+        if net.rank < have and net.rank + have < net.ranks:
+            net.exchange(send=x, to=net.rank + have)
+        if have <= net.rank < 2 * have:
+            net.exchange(receive=x, source=net.rank - have)
+
+
+def reduce(net, x):
+    """Rank 0's x becomes the sum of all. The same tree backwards: who was the last to get is the
+    first to send. The others' x is left with a part of the sum. Memory: another x."""
+    arrived = torch.empty_like(x)
+    for k in reversed(range((net.ranks - 1).bit_length())):
+        have = 2**k
+        if have <= net.rank < 2 * have:
+            net.exchange(send=x, to=net.rank - have)
+        if net.rank < have and net.rank + have < net.ranks:
+            net.exchange(receive=arrived, source=net.rank + have)
+            x += arrived
+
+
+def scatter(net, x):
+    """Everyone's own part of x becomes rank 0's, which sends them one after the other."""
+    mine = x.tensor_split(net.ranks)
+    if net.rank > 0:
+        net.exchange(receive=mine[net.rank], source=0)
+    else:
+        for rank in range(1, net.ranks):
+            net.exchange(send=mine[rank], to=rank)
+
+
+def gather(net, x):
+    """Each part of rank 0's x becomes that of the rank whose own part it is."""
+    mine = x.tensor_split(net.ranks)
+    if net.rank > 0:
+        net.exchange(send=mine[net.rank], to=0)
+    else:
+        for rank in range(1, net.ranks):
+            net.exchange(receive=mine[rank], source=rank)
+
+
+# -------------------------------------------------------------------- all ranks do the same: rings
+
+def all_gather(net, x):
+    """Each part of everyone's x becomes that of the rank whose own part it is. A rank sends its own
+    to the right, and in every later round what has just come from the left."""
+    mine, left, right = x.tensor_split(net.ranks), net.rank - 1, net.rank + 1
+    for hop in range(net.ranks - 1):
+        net.exchange(send=mine[(net.rank - hop) % net.ranks], to=right % net.ranks,
+                     receive=mine[(left - hop) % net.ranks], source=left % net.ranks)
+
+
+def reduce_scatter(net, x):
+    """Everyone's own part of x becomes the sum of all. The sum for rank r begins at rank r+1, goes
+    to the right, and each rank adds its numbers. The other parts are left with a part of a sum.
+    Memory: another part."""
+    mine, left, right = x.tensor_split(net.ranks), net.rank - 1, net.rank + 1
+    room = torch.empty_like(mine[0])                    # if they differ, the first is the largest
+    for hop in range(1, net.ranks):
+        partial = mine[(left - hop) % net.ranks]
+        arrived = room[:len(partial)]
+        net.exchange(send=mine[(net.rank - hop) % net.ranks], to=right % net.ranks,
+                     receive=arrived, source=left % net.ranks)
+        partial += arrived
+
+
+def all_to_all(net, x):
+    """Part r of x goes to rank r. Returns what this rank gets, in the order of the senders: N parts
+    of the size of its own. In round d, each sends to the rank that is d to the right."""
+    mine = x.tensor_split(net.ranks)
+    got = x.new_empty(net.ranks, len(mine[net.rank]))
+    got[net.rank] = mine[net.rank]
+    for distance in range(1, net.ranks):
+        to, source = (net.rank + distance) % net.ranks, (net.rank - distance) % net.ranks
+        net.exchange(send=mine[to], to=to, receive=got[source], source=source)
+    return got.flatten()
+
+
+def barrier(net, x):
+    """Ends on no rank before it has begun on all: each tells what it has heard, so after k rounds
+    it has heard of the 2^k - 1 to its left. x: any tensor, of which nothing is sent."""
+    for k in range((net.ranks - 1).bit_length()):
+        net.exchange(send=x[:0], to=(net.rank + 2**k) % net.ranks,
+                     receive=x[:0], source=(net.rank - 2**k) % net.ranks)
+
+
+# ---------------------------------------------------------------------------- all_reduce, four ways
+
+def all_reduce_naive(net, x):
+    """Rank 0 gets all, and adds them up in the order of the ranks. Memory: N times x."""
+    everyones = x.repeat(net.ranks)
+    gather(net, everyones)
+    for theirs in everyones.tensor_split(net.ranks)[1:]:
+        x += theirs
+    broadcast(net, x)
+
+
+def all_reduce_tree(net, x):
+    reduce(net, x)
+    broadcast(net, x)
+
+
+def all_reduce_ring(net, x):
+    reduce_scatter(net, x)
+    all_gather(net, x)
+
+
+def all_reduce_doubling(net, x):
+    """Recursive halving and doubling. Ranks beyond the largest power of 2 first add their x to that
+    of a partner, and get the sum in the end. Memory: less than twice x."""
+    power = 2 ** (net.ranks.bit_length() - 1)
+    if net.rank >= power:
+        net.exchange(send=x, to=net.rank - power)
+        net.exchange(receive=x, source=net.rank - power)
+    elif net.rank + power < net.ranks:
+        arrived = torch.empty_like(x)
+        net.exchange(receive=arrived, source=net.rank + power)
+        x += arrived
+        halve_and_double(net, x, power // 2)
+        net.exchange(send=x, to=net.rank + power)
+    else:
+        halve_and_double(net, x, power // 2)
+
+
+def halve_and_double(net, x, distance):
+    """Two ranks swap halves of x, and each adds up one of them. That one it halves again with its
+    next partner, until each has a part of the sum. The same swaps backwards make them whole."""
+    if distance == 0:
+        return
+    partner = net.rank ^ distance                       # one bit of its number is another
+    keep, give = x.tensor_split(2)
+    if net.rank > partner:
+        keep, give = give, keep
+    arrived = torch.empty_like(keep)
+    net.exchange(send=give, to=partner, receive=arrived, source=partner)
+    keep += arrived
+    halve_and_double(net, keep, distance // 2)
+    net.exchange(send=keep, to=partner, receive=give, source=partner)
+
+
+BY_HAND = {function.__name__: function for function in (
+    broadcast, reduce, scatter, gather, all_gather, reduce_scatter, all_to_all, barrier,
+    all_reduce_naive, all_reduce_tree, all_reduce_ring, all_reduce_doubling)}
+# Of each pair, one is the other's backward; the last two are their own.
+DUALS = ((broadcast, reduce), (scatter, gather), (all_gather, reduce_scatter),
+         (all_to_all, all_to_all), (all_reduce_ring, all_reduce_ring))
+
+# ------------------------------------------------------------------------------------- the formulas
+
+def messages(name, n, size):
+    """The bytes of the largest message in each round. size: bytes of x."""
+    log2 = (n - 1).bit_length()                         # rounded up
+    tree, ring = [size] * log2, [size / n] * (n - 1)
+    halves = [size / 2**k for k in range(1, n.bit_length())]
+    beyond = [size] * (n < 2**log2)                     # where n is no power of 2
+    return {"broadcast": tree, "reduce": tree, "barrier": [0] * log2,
+            "all_reduce_naive": [size] * (n - 1) + tree, "all_reduce_tree": tree + tree,
+            "all_reduce_ring": ring + ring,
+            "all_reduce_doubling": beyond + halves + halves[::-1] + beyond}.get(name, ring)
+
+
+def seconds(name, n, size, latency, bandwidth):
+    """How long a collective takes, by the α-β model."""
+    return sum(latency + message / bandwidth for message in messages(name, n, size))
+
+
+def sent(name, n, size):
+    """How many bytes all ranks together send. size: bytes of x."""
+    if name in ("scatter", "gather"):
+        return (n - 1) * size // n
+    times = 2 if name.startswith("all_reduce") else 0 if name == "barrier" else 1
+    return times * (n - 1) * size
+
+
+def by_torch(name, x):
+    """What PyTorch's own collective makes of x, whose parts must be of one size there."""
+    rank, n, y = dist.get_rank(), dist.get_world_size(), x.clone()
+    mine, theirs = x.tensor_split(n), list(y.tensor_split(n))
+    calls = {"broadcast": lambda: dist.broadcast(y, 0), "reduce": lambda: dist.reduce(y, 0),
+             "scatter": lambda: dist.scatter(theirs[rank], list(mine) if rank == 0 else None),
+             "gather": lambda: dist.gather(mine[rank], theirs if rank == 0 else None),
+             "all_gather": lambda: common.all_gather(y, mine[rank]),
+             "reduce_scatter": lambda: common.reduce_scatter(theirs[rank], x),
+             "all_to_all": lambda: dist.all_to_all_single(y, x), "barrier": dist.barrier}
+    calls.get(name, lambda: dist.all_reduce(y))()
+    return y
+
+
+# ---------------------------------------------------------------------------------- what goes wrong
+
+def deadlock(net, x):
+    """All send to the right, and only then receive. A network that stores nothing on the way lets
+    a send end when its receive has begun, so all wait in a circle."""
+    net.exchange(send=x, to=(net.rank + 1) % net.ranks)
+    net.exchange(receive=x, source=(net.rank - 1) % net.ranks)
+
+
+def order(net, x):
+    """The last rank calls reduce before broadcast, the others after it. Collectives have no names:
+    what is sent by one meets what is received by the other, or nothing."""
+    for collective in (reduce, broadcast) if net.rank == net.ranks - 1 else (broadcast, reduce):
+        collective(net, x)
+
+
+def skip(net, x):
+    """The last rank has nothing to add, and leaves the all_reduce out."""
+    if net.rank < net.ranks - 1:
+        all_reduce_ring(net, x)
+
+
+def sizes(net, x):
+    """The last rank has a longer tensor. What arrives fills its beginning."""
+    x = torch.full([len(x) + 2 * (net.rank == net.ranks - 1)], float(net.rank))
+    broadcast(net, x)
+    return f"has {x.tolist()} after a broadcast of zeros" if x.any() else ""
+
+
+def overwrite(net, x):
+    """Rank 0 sends ones to rank 1, and sets them to zero before the send has ended."""
+    if net.rank == 0:
+        handle = dist.isend(x, group=net.group, group_dst=1)
+        x.zero_()
+        handle.wait()
+    if net.rank == 1:
+        time.sleep(0.2)                                 # it comes to its receive a little late
+        net.exchange(receive=x, source=0)
+    return f"has got {x.tolist()}, and ones were sent" if net.rank == 1 and not x.all() else ""
+
+
+FAULTS = {fault.__name__: fault for fault in (deadlock, order, skip, sizes, overwrite)}
+
+def go_wrong(run):
+    """Commit a fault, on CPUs, and say who waits for whom once nobody has moved for two seconds."""
+    fault, aside = FAULTS[run.args.variant], dist.new_group(backend="gloo")
+    net = Network(dist.new_group(backend="gloo"), patience=2)
+    try:
+        said = fault(net, torch.ones(3)) or "has come to its end"
+    except RuntimeError:                                # of a round that has no end
+        said = f"waits for {net.waits_for}"
+    everyones = [None] * run.world
+    dist.all_gather_object(everyones, said, group=aside)
+    why = " ".join(fault.__doc__.split())
+    return [why, "; ".join(f"rank {rank} {said}" for rank, said in enumerate(everyones))]
+
+
+# ----------------------------------------------------------------------------------------- the runs
+
+def hello(run):
+    """Who is there. Each rank has a line of its own, and rank 0 gets them all."""
+    line = (f"rank {run.rank} of {run.world}: process {os.getpid()} on {socket.gethostname()}, "
+            f"tensors on {run.device}, sent over {dist.get_backend()}")
+    everyones = [None] * run.world
+    dist.all_gather_object(everyones, line)
+    return everyones
+
+
+# What a rank has sent and received in each round, and whether it has what PyTorch gives it.
+Found = namedtuple("Found", "name rounds equal")
+
+
+def given(name, x, rank, n):
+    """The part of a rank's tensor that a collective gives it."""
+    if name in ("reduce", "gather"):
+        return x if rank == 0 else x[:0]
+    return x.tensor_split(n)[rank] if name in ("scatter", "reduce_scatter") else x
+
+
+def collectives(run):
+    """All of them on whole numbers, whose sums are exact in any order. Returns a list of Found."""
+    n, found, own = run.world, [], torch.Generator().manual_seed(1000 * run.args.seed + run.rank)
+    x = torch.randint(-9, 10, [n * run.args.numbers], generator=own).to(run.device, run.dtype)
+    for name, by_hand in BY_HAND.items():
+        net, y = Network(dist.group.WORLD), x.clone()
+        result = by_hand(net, y)
+        y = y if result is None else result
+        pair = [given(name, tensor, run.rank, n) for tensor in (y, by_torch(name, x))]
+        found.append(Found(name, net.rounds, torch.equal(*pair)))
+    return found
+
+
+def sums(run):
+    """The same float32 addends in other orders, none of them wrong. Naive has a fixed one, of the
+    ranks, for N times the memory. (N/2 ranks would add up two addends each first: another one.)"""
+    own, lines, fixed = torch.Generator().manual_seed(run.rank), [], None
+    x = torch.randn(1000, generator=own).to(run.device)
+    for name in ("naive", "naive", "tree", "ring", "doubling"):
+        y = x.clone()
+        BY_HAND[f"all_reduce_{name}"](Network(dist.group.WORLD), y)
+        fixed = y if fixed is None else fixed
+        lines.append(f"{name:10} the first of 1000 sums is {y[0]:.8f}; {(y != fixed).sum():3} are "
+                     f"not those of naive, by {(y - fixed).abs().max():.0e} at most")
+    return lines
+
+
+def formulas(args, rank, ranks, model):
+    """{collective: (rounds, bytes that all ranks send)}."""
+    size = ranks * args.numbers * common.DTYPES[args.dtype].itemsize
+    return {"network": Network, "duals": DUALS, "collectives": {
+        name: (len(messages(name, ranks, size)), sent(name, ranks, size)) for name in BY_HAND}}
+
+
+def flags(parser):
+    parser.add_argument("--numbers", type=int, default=1000, help="in a part of a rank's tensor")
+
+
+def requires(args, ranks):
+    if args.variant in FAULTS and ranks == 1:
+        raise common.Refused(f"--variant {args.variant} needs two ranks", "--nproc_per_node 2")
+
+
+VARIANTS = {"collectives": collectives, "hello": hello, "sums": sums}
+VARIANTS |= dict.fromkeys(FAULTS, go_wrong)
+
+if __name__ == "__main__":
+    common.launch(__file__, __doc__, VARIANTS, requires, flags, formulas)
