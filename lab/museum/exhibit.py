@@ -1,0 +1,23 @@
+"""What an exhibit of the museum is: a silent bug that somebody had, and how to have it here."""
+
+from typing import NamedTuple
+
+
+class Exhibit(NamedTuple):
+    number: str             # the thread that tells of it: "pytorch/pytorch#158903"
+    title: str
+    story: str              # three to six sentences: what was wrong, how it was found, what it cost
+    file: str               # where it is planted: these lines are replaced by those
+    old: str
+    new: str
+    ranks: int              # the run that shows it, and its flags
+    flags: str
+    caught_by: tuple        # observables of that run, as its JSON names them
+    blind: tuple            # and those that do not see it
+
+    def plant(self, source):
+        """The file's source, with the bug. Raises ValueError if its lines are not there once."""
+        found = source.count(self.old)
+        if found != 1:
+            raise ValueError(f"{self.number}: {self.file} has {found} times: {self.old}")
+        return source.replace(self.old, self.new)
