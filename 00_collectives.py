@@ -84,9 +84,8 @@ class Network:
         self.patience, self.rounds = patience, []
 
     def exchange(self, send=None, to=None, receive=None, source=None):
-        """A round: send a tensor and receive another one at the same time, or one of the two. Both
-        are started before either is waited for: if all were to send first, and a send ends no
-        earlier than the other's receive begins, none would ever come to its receive."""
+        """A round: send a tensor, receive another one, or both at the same time. (If all were to
+        send first, and a send ends when its receive begins, none would come to its receive.)"""
         messages, words = [], []
         if to is not None:
             messages.append(dist.P2POp(dist.isend, send, group=self.group, group_peer=to))
@@ -156,9 +155,8 @@ def all_gather(net, x):
 
 
 def reduce_scatter(net, x):
-    """Everyone's own part of x becomes the sum of all. The sum for rank r begins at rank r+1, goes
-    to the right, and each rank adds its numbers. The other parts are left with a part of a sum.
-    Memory: another part."""
+    """Everyone's own part of x becomes the sum of all. That of rank r begins at rank r+1 and goes
+    to the right; each rank adds its numbers. Other parts keep partial sums. Memory: a part."""
     mine, left, right = x.tensor_split(net.ranks), net.rank - 1, net.rank + 1
     room = torch.empty_like(mine[0])                    # if they differ, the first is the largest
     for hop in range(1, net.ranks):
@@ -183,10 +181,11 @@ def all_to_all(net, x):
 
 def barrier(net, x):
     """Ends on no rank before it has begun on all: each tells what it has heard, so after k rounds
-    it has heard of the 2^k - 1 to its left. x: any tensor, of which nothing is sent."""
+    it has heard of the 2^k - 1 to its left. What is sent does not matter: a byte, not x."""
+    token = torch.zeros(2, dtype=torch.uint8, device=x.device)
     for k in range((net.ranks - 1).bit_length()):
-        net.exchange(send=x[:0], to=(net.rank + 2**k) % net.ranks,
-                     receive=x[:0], source=(net.rank - 2**k) % net.ranks)
+        net.exchange(send=token[:1], to=(net.rank + 2**k) % net.ranks,
+                     receive=token[1:], source=(net.rank - 2**k) % net.ranks)
 
 
 # ---------------------------------------------------------------------------- all_reduce, four ways
@@ -258,7 +257,7 @@ def messages(name, n, size):
     tree, ring = [size] * log2, [size / n] * (n - 1)
     halves = [size / 2**k for k in range(1, n.bit_length())]
     beyond = [size] * (n < 2**log2)                     # where n is no power of 2
-    return {"broadcast": tree, "reduce": tree, "barrier": [0] * log2,
+    return {"broadcast": tree, "reduce": tree, "barrier": [1] * log2,
             "all_reduce_naive": [size] * (n - 1) + tree, "all_reduce_tree": tree + tree,
             "all_reduce_ring": ring + ring,
             "all_reduce_doubling": beyond + halves + halves[::-1] + beyond}.get(name, ring)
@@ -271,10 +270,11 @@ def seconds(name, n, size, latency, bandwidth):
 
 def sent(name, n, size):
     """How many bytes all ranks together send. size: bytes of x."""
+    if name == "barrier":
+        return n * (n - 1).bit_length()
     if name in ("scatter", "gather"):
         return (n - 1) * size // n
-    times = 2 if name.startswith("all_reduce") else 0 if name == "barrier" else 1
-    return times * (n - 1) * size
+    return (2 if name.startswith("all_reduce") else 1) * (n - 1) * size
 
 
 def by_torch(name, x):
@@ -386,15 +386,15 @@ def collectives(run):
 def sums(run):
     """The same float32 addends in other orders, none of them wrong. Naive has a fixed one, of the
     ranks, for N times the memory. (N/2 ranks would add up two addends each first: another one.)"""
-    own, lines, fixed = torch.Generator().manual_seed(run.rank), [], None
+    own, lines, fixed = torch.Generator().manual_seed(12 + run.rank), [], None
     x = torch.randn(1000, generator=own).to(run.device)
     for name in ("naive", "naive", "tree", "ring", "doubling"):
         y = x.clone()
         BY_HAND[f"all_reduce_{name}"](Network(dist.group.WORLD), y)
         fixed = y if fixed is None else fixed
-        lines.append(f"{name:10} the first of 1000 sums is {y[0]:.8f}; {(y != fixed).sum():3} are "
+        lines.append(f"{name:10}the first of 1000 sums is {y[0]:.9f}; {(y != fixed).sum():3} are "
                      f"not those of naive, by {(y - fixed).abs().max():.0e} at most")
-    return lines
+    return [" ".join(sums.__doc__.split()), *lines]
 
 
 def formulas(args, rank, ranks, model):
