@@ -106,11 +106,14 @@ FOLDER ?= exercises
 grade: $(READY)  ## grade exercises/ (FOLDER=class: another; ONLY="04 05.2"; LEVEL=1)
 	@$(PYTHON) -m lab.grade "$(FOLDER)" $(ONLY) $(LEVEL_OF_BOTH)
 
+# Ranks wait for each other half of the time: where pytest-xdist is, two files are tested at once.
+TWO_FILES = $(shell $(PYTHON) -c 'import xdist; print("-n 2 --dist loadfile")' 2>/dev/null)
+
 test: lint  ## lint, then the tests (CHAPTERS=folder tests the chapters in there)
-	$(PYTHON) -m pytest -q tests
+	$(PYTHON) -m pytest -q $(TWO_FILES) tests
 
 test-all: lint  ## lint, then all tests: every setting with every other one
-	FULL=1 $(PYTHON) -m pytest -q tests
+	FULL=1 $(PYTHON) -m pytest -q $(TWO_FILES) tests
 
 lint: $(READY)  ## check the style
 	@if $(PYTHON) -m ruff --version >/dev/null 2>&1; then echo "ruff $(LINT)"; $(PYTHON) -m ruff $(LINT); \

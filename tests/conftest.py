@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -177,7 +176,7 @@ def ranks(pool):
     return lambda world, timeout=45: functools.partial(pool.call, world, timeout)
 
 
-# ------------------------------------------------------------------------------------- the kernels
+# ---------------------------------------------------------------------------------- what is tested
 
 
 def pytest_collection_modifyitems(config, items):
@@ -186,36 +185,6 @@ def pytest_collection_modifyitems(config, items):
         full = [item for item in items if item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=full)
         items[:] = [item for item in items if item not in full]
-
-
-COMPILERS = {}  # chip: a process that compiles kernels/ for it, from the beginning of the session
-
-
-@functools.cache  # not at import, which every rank does
-def scratch():
-    """A folder of theirs."""
-    return tempfile.TemporaryDirectory()
-
-
-def pytest_collection_finish(session):
-    """Start them if a test asks for them: most of what they take is time that others wait."""
-    wanted = any(item.name.startswith("test_compiled") for item in session.items)
-    if not wanted or session.config.option.collectonly:
-        return
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    for arch in (80, 90, 100):
-        few = [] if os.environ.get("FULL") else ["--few"]
-        command = ["nice", sys.executable, ROOT / "tests/compile_kernels.py", str(arch), *few]
-        environment = os.environ | {"TMPDIR": scratch().name}
-        COMPILERS[arch] = subprocess.Popen(command, env=environment, **pipes)
-
-
-def pytest_sessionfinish():
-    for process in COMPILERS.values():
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-    scratch().cleanup()
 
 
 def needs_triton():
@@ -250,6 +219,8 @@ def chapter_names():
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: the full product of settings, for `make test-all`")
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as behind a `&` in a shell's script
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not chapter_names():
         raise pytest.UsageError(f"there is no NN_*.py in CHAPTERS={CHAPTERS}")
 

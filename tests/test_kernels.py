@@ -5,15 +5,19 @@ TRITON_INTERPRET), which has no registers, no shared memory and no races: so the
 in a process of its own, for the chips that they are meant for.
 """
 
+import contextlib
 import csv
 import importlib
 import importlib.metadata
 import itertools
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
-from conftest import COMPILERS, needs_triton
+from conftest import ROOT, needs_triton
 from torch import nn
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -627,10 +631,32 @@ SHARED = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 TENSOR_CORES = {80: "mma.sync", 90: "wgmma", 100: "tcgen05.mma"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compilers(request, tmp_path_factory):
+    """{chip: a process that compiles kernels/ for it}, from the first test of this file to its last
+    one, if a test asks for them: the cores are not busy all the time."""
+    if not any(item.name.startswith("test_compiled") for item in request.session.items):
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        yield {arch: stack.enter_context(compiler(arch, tmp_path_factory)) for arch in SHARED}
+
+
+@contextlib.contextmanager
+def compiler(arch, tmp_path_factory):
+    few = [] if os.environ.get("FULL") else ["--few"]
+    command = ["nice", sys.executable, ROOT / "tests/compile_kernels.py", str(arch), *few]
+    environment = os.environ | {"TMPDIR": str(tmp_path_factory.mktemp("compiler"))}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
+        yield process
+        process.kill()  # if no test has waited for it
+
+
 @pytest.mark.parametrize("arch", SHARED)
-def test_compiled_without_spills_for(arch):
-    output, errors = COMPILERS[arch].communicate(timeout=600)
-    assert COMPILERS[arch].returncode == 0, errors[-2000:]
+def test_compiled_without_spills_for(compilers, arch):
+    output, errors = compilers[arch].communicate(timeout=600)
+    assert compilers[arch].returncode == 0, errors[-2000:]
     compiled = json.loads(output)
     names = {(kernel["case"].split()[0], kernel["kernel"]) for kernel in compiled}
     assert len(names) == 7 and len(compiled) > 13, names
