@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TEXT = json.decoder.__file__    # short, and the same whatever the course's files are
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ["torch._dynamo", "torch.distributed.tensor.parallel",       # an optimizer's first step
-           "triton.runtime.interpreter", "lab.report", "lab.compare"]
+           "triton.runtime.interpreter", "lab.report", "lab.compare", "lab.simulate"]
 LIMIT = 5                       # seconds of computing: a right run needs one or two
 IDLE = 2                        # seconds in which no rank computes: they wait for each other
 GRACE = 1                       # seconds for the other ranks to end, once one has failed
@@ -183,13 +183,14 @@ def evaluate(scratch, solution, student, expression, words, more_paths):
     import torch
 
     import common
+    from lab import simulate
     from lab.compare import compare
 
     def value(path, name):
         torch.manual_seed(0)
         seeded = torch.Generator().manual_seed(0)
         random = lambda *shape: torch.randn(*shape, generator=seeded, dtype=torch.float64)
-        tools = {"tiny": common.PRESETS["tiny"], "random": random}
+        tools = {"tiny": common.PRESETS["tiny"], "random": random, "simulate": simulate}
         return eval(expression, vars(load(path, name)) | tools)
 
     try:
@@ -235,9 +236,11 @@ def outcome(chapter, source, solution, check, folder=None, limit=LIMIT):
 
 
 def ranks_of(scratch, path, check, more_paths):
+    from lab.cli import TRAIN_NO_MODEL
     from lab.exercises import SMALL
 
-    argv = shlex.split(f"--data={TEXT} {SMALL} {check.flags} --json={scratch}/run.json")
+    model = "" if path.stem in TRAIN_NO_MODEL else f"--data={TEXT} {SMALL}"
+    argv = shlex.split(f"--device=cpu {model} {check.flags} --json={scratch}/run.json")
     return [(be_a_rank, (scratch, path, rank, check.ranks, argv, more_paths))
             for rank in range(check.ranks)]
 
@@ -351,7 +354,8 @@ def judge(processes, scratch, path, stuck):
     if record.exists():
         run = json.loads(record.read_text())
         said = run["diagnosis"] or run["problems"][:2]
-        taken, steps = len(run["loss"]), run["config"]["steps"]
+        steps = run["config"].get("steps", 0)           # none, where no model is trained
+        taken = len(run.get("loss", ()))
         if not said and taken < steps:
             said = [f"only {taken} of {steps} steps were taken"]
     ended = {rank: (process.exitcode, *place(scratch / f"{rank}.stack", path))
