@@ -312,24 +312,31 @@ def compare_attention(q, k, v, causal):
         assert_close(tensor.grad, gradient, q.dtype, smallest=1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "queries", "keys", "dim"),
-    [
-        (2, 2, 33, 33, 16),
-        (2, 1, 20, 70, 40),
-        (4, 2, 40, 20, 64),  # causal: the first twenty queries see nothing
-        (1, 1, 1, 130, 128),
-        (1, 1, 129, 1, 32),
-        (1, 1, 40, 40, 256),
-    ],
-)
-def test_attention(dtype, causal, heads, kv_heads, queries, keys, dim):
-    compare_attention(*qkv(heads, kv_heads, queries, keys, dim, dtype), causal)
+SHAPES = [  # heads, kv heads, queries, keys, dim
+    (2, 2, 33, 33, 16),
+    (2, 1, 20, 70, 40),
+    (4, 2, 40, 20, 64),  # causal: the first twenty queries see nothing
+    (1, 1, 1, 130, 128),
+    (1, 1, 129, 1, 32),
+    (1, 1, 40, 40, 256),
+]
 
 
-@pytest.mark.parametrize("seed", range(8))
+def half(*numbers):
+    """Of three settings, any two values together; the other half is for `make test-all`."""
+    return [pytest.mark.full] if sum(numbers) % 2 else []
+
+
+@pytest.mark.parametrize(("shape", "dtype", "causal"), [
+    pytest.param(shape, dtype, causal, marks=half(i, j, causal))
+    for i, shape in enumerate(SHAPES) for j, dtype in enumerate(DTYPES) for causal in (True, False)
+])  # fmt: skip
+def test_attention(shape, dtype, causal):
+    compare_attention(*qkv(*shape, dtype), causal)
+
+
+@pytest.mark.parametrize("seed", [
+    pytest.param(seed, marks=[pytest.mark.full] * (seed > 3)) for seed in range(8)])
 def test_attention_of_random_shapes(seed):
     draw = lambda low, high: int(torch.randint(low, high, (), generator=generator))
     generator = torch.Generator().manual_seed(seed)

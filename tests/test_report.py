@@ -89,7 +89,8 @@ FLOAT64 = ("--dtype=float64", "--ignore=0.5")
     (1, ()),
     (2, ("--optimizer=sgd",)),
     (3, ("--clip=0.1",)),
-    (8, ("--optimizer=momentum", "--clip=0.1")),
+    (4, ("--optimizer=momentum", "--clip=0.1")),
+    pytest.param(8, ("--optimizer=momentum", "--clip=0.1"), marks=pytest.mark.full),
 ])
 def test_a_correct_run_is_the_same_as_one_gpu(ranks, tmp_path, world, flags):
     flags = (*FLOAT64, f"--batch={4 * world}", "--micro-batch=2", *flags)

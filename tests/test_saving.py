@@ -615,12 +615,18 @@ def test_what_others_write_stays(tmp_path):
 
 
 def test_a_folder_that_has_gone(run_chapter, tmp_path, monkeypatch):
+    written, write = threading.Event(), saving.Saver.write  # in the background
+
+    def write_and_say_so(*call):
+        write(*call)
+        written.set()
+
     def gone():
-        while not (tmp_path / "saved/step-000002").exists():  # it is written in the background
-            time.sleep(0.01)
+        assert written.wait(60)
         (tmp_path / "saved").rename(tmp_path / "elsewhere")
         (tmp_path / "saved").write_text("")
 
+    monkeypatch.setattr(saving.Saver, "write", write_and_say_so)
     monkeypatch.setattr(*at(3, [0], gone))
     flags = "--steps=5", "--save-every=2", "--save=saved"
     status, out, err = run_chapter(QUICK, *SMALL, *flags)
