@@ -168,6 +168,26 @@ def has(collective, *cases, given=None):
     return found
 
 
+def what_is_wrong(collective, as_one, n=3):
+    """The first rank that a collective leaves with something else than as_one says (that of
+    lab/collectives.py), in words; "": none."""
+    letters, own = Letters(n), torch.eye(n, dtype=torch.int64)
+    X = torch.stack([letters.tensor(rank, n) for rank in range(n)])
+    right, counts = (as_one(collective.__name__, x, own, own[:, :1])
+                     for x in (X, torch.ones_like(X)))
+    try:
+        with unwritten_is_seen():
+            xs, results, _, _ = play(collective, list(X))
+    except Exception as error:                          # whatever a student's code raises
+        return f"on {n} ranks, {type(error).__name__}: {error}"
+    for rank, (x, result) in enumerate(zip(xs, results)):
+        x = (x if result is None else result) * (counts[rank] != 0)
+        if not torch.equal(x, right[rank]):
+            has, should = (letters.row(row, row) for row in (x, right[rank]))
+            return f"on {n} ranks, rank {rank} has '{has}', and should have '{should}'"
+    return ""
+
+
 def costs(of_whom, nets, passed):
     return {f"the number of rounds of {of_whom}": passed,
             f"the number of bytes that {of_whom} send": sum(

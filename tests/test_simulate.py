@@ -120,6 +120,26 @@ def test_of_whom_a_rank_has_heard_is_what_reached_it(chapter_00):
     assert heard == ["0 1 2", "1", "2"]
 
 
+def test_the_first_rank_that_has_something_else_is_named(chapter_00):
+    for name, by_hand in chapter_00.BY_HAND.items():
+        if name != "barrier":
+            assert simulate.what_is_wrong(by_hand, collectives.as_one) == "", name
+
+    def wrong(name, line, other):
+        module = broken("00_collectives", line, other)
+        return simulate.what_is_wrong(getattr(module, name), collectives.as_one)
+
+    hop = "send=mine[(net.rank - hop) % net.ranks], to=right % net.ranks,\n"
+    hop += "                     receive=mine[(left"
+    assert wrong("all_gather", hop, hop.replace(" - hop", "")) == (
+        "on 3 ranks, rank 0 has 'a0 c2 c2', and should have 'a0 b1 c2'")
+    line = "receive=mine[net.rank], source=0"
+    assert wrong("scatter", line, "receive=mine[0], source=0") == (
+        "on 3 ranks, rank 1 has '0 b1 0', and should have '0 a1 0'")
+    assert wrong("scatter", line, "receive=x, source=0") == (
+        "on 3 ranks, ValueError: rank 0 sends 8 bytes, and rank 1 receives 24")
+
+
 ROUND = """        for handle, self.waits_for in zip(dist.batch_isend_irecv(messages), words):
             handle.wait(timedelta(seconds=self.patience)) if self.patience else handle.wait()
 """
