@@ -400,7 +400,7 @@ def sums(run):
 def formulas(args, rank, ranks, model):
     """{collective: (rounds, bytes that all ranks send)}."""
     size = ranks * args.numbers * common.DTYPES[args.dtype].itemsize
-    return {"network": Network, "duals": DUALS, "collectives": {
+    return {"network": Network, "by_hand": BY_HAND, "duals": DUALS, "collectives": {
         name: (len(messages(name, ranks, size)), sent(name, ranks, size)) for name in BY_HAND}}
 
 
