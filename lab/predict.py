@@ -34,11 +34,12 @@ LONGEST = 200           # characters of a line that are looked at
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
              ast.Div: operator.truediv, ast.Pow: math.pow}
+SECONDS = {"s": 1, "ms": 1e-3, "µs": 1e-6, "μs": 1e-6, "us": 1e-6, "second": 1, "seconds": 1}
 PREFIXES = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 BYTES = {"byte": 1, "bytes": 1, **{f"{prefix}b": size for prefix, size in PREFIXES.items()},
          **{f"{prefix}ib": 2.0 ** (10 * i) for i, prefix in enumerate("kmgt", start=1)}}
 EXAMPLES = {"B": "4.87 MB, 512 KiB or 2*3/4*811008*4 B", "FLOP": "1.5 GFLOP or 6*811008*512 FLOP",
-            "%": "37.5% or 3/8", "times": "2, x2, 1/2 or 7/6"}
+            "s": "162 µs or 14*5e-6 s", "%": "37.5% or 3/8", "times": "2, x2, 1/2 or 7/6"}
 
 
 def computed(text):
@@ -71,6 +72,8 @@ def scale(word, unit):
     bits, word = word in ("Mb", "Gb", "Tb"), word.lower()
     if unit == "B":
         return None if bits else BYTES.get(word)
+    if unit == "s":
+        return SECONDS.get(word)
     if unit in ("%", "times"):
         return {"": 1, "%": 0.01, "percent": 0.01, "x": 1, "times": 1}.get(word)
     noun = unit.lower()
@@ -88,7 +91,7 @@ def understood(line, unit):
         raise ValueError(f"{shown} and so on is too long; an answer is such as {example}")
     if unit == "times":
         text = re.sub(r"^[x×]\s*", "", text)
-    word = re.search(r"[A-Za-z%\- ]*$", text).group().strip(" -")
+    word = re.search(r"[A-Za-zµμ%\- ]*$", text).group().strip(" -")
     try:
         value = computed(text.removesuffix(word))
     except ValueError:
@@ -153,6 +156,8 @@ def in_words(value, unit):
         return f"{value:.3g} {unit}"
     if unit in ("B", "FLOP"):
         return quantity(round(value), unit)
+    if unit == "s":
+        return f"{1e6 * value:,.4g} µs"
     if unit == "%":
         return f"{value:.2%}"
     return f"{value:.4g} times" if unit == "times" else f"{round(value):,} {unit}"
@@ -160,7 +165,7 @@ def in_words(value, unit):
 
 def derivation(question, sizes):
     """`formula = numbers = value`; on several lines, if it is long."""
-    unit = question.unit if question.unit in ("B", "FLOP") else ""
+    unit = question.unit if question.unit in ("B", "FLOP", "s") else ""
     parts = [pretty(question.formula), f"{in_numbers(question, sizes)} {unit}".strip(),
              in_words(question.value, question.unit)]
     line = " = ".join(parts)
@@ -170,7 +175,7 @@ def derivation(question, sizes):
 def is_right(answer, question):
     """Within 2%; small counts exactly."""
     value = question.value
-    is_count = question.unit not in ("B", "FLOP", "%", "times")
+    is_count = question.unit not in ("B", "FLOP", "s", "%", "times")
     within = 0.5 if is_count and value < EXACT_BELOW else WITHIN * value
     return abs(answer - value) < within
 
@@ -185,7 +190,7 @@ def off_by(ratio, question, case):
         known += [(8, "the bits of a byte"), (2**20 / 1e6, "a MiB in MB"), (1e6, ""),
                   (2**10 / 1e3, "a KiB in kB"), (2**30 / 1e9, "a GiB in GB")]
     known += [(case.ranks, "the number of ranks"), (case.e, "the bytes of a number"),
-              (case.sizes["L"], "the number of layers"),
+              (case.sizes.get("L", 1), "the number of layers"),
               (case.micro_batches, "the number of micro-batches")]
     if case.ranks > 1:
         known.append((case.ranks / (case.ranks - 1), "N/(N-1), of N ranks"))

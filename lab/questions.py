@@ -16,6 +16,7 @@ from torch import nn
 import common
 from common import DTYPES
 from lab import anatomy
+from lab.cli import TRAIN_NO_MODEL
 from lab.formulas import with_wire_bytes
 from lab.machines import MACHINES
 from lab.words import count
@@ -35,6 +36,7 @@ LETTERS = {
     "A_out": "numbers outside of the sub-layers and their inputs, on one GPU",
     "A_in": "numbers inside of the sub-layers, on one GPU", "E": "experts",
     "K": "experts of a token", "f": "capacity factor", "C": "FLOP/s", "W": "bytes/s",
+    "S": "bytes of each rank's tensor", "D": "log2 N, rounded up", "α": "seconds of latency",
 }  # fmt: skip
 
 
@@ -42,7 +44,7 @@ class Question(NamedTuple):
     text: str
     formula: str        # the derivation, in letters: what it gives is checked against `value`
     value: float        # by the chapter's own function
-    unit: str           # B, FLOP, %, times; or what is counted
+    unit: str           # B, FLOP, s, %, times; or what is counted
     why: str
     row: str = ""       # the rows of the run's report whose sum it is, if they show it
     also: str = ""      # sizes to show that the answer does not depend on
@@ -56,20 +58,26 @@ class Case:
         self.chapter = importlib.import_module(name)
         words = [f"--{flag.replace('_', '-')}={value}" for flag, value in flags.items()]
         start = f"torchrun --nproc_per_node={ranks}" if ranks > 1 else "python"
-        self.command = " ".join([start, f"{name}.py", *words, "--steps=3"])
+        trains = name not in TRAIN_NO_MODEL
+        self.command = " ".join([start, f"{name}.py", *words, *["--steps=3"] * trains])
         own = getattr(self.chapter, "flags", lambda parser: None)
         args = common.parse(f"{name}.py", "", self.chapter.VARIANTS, own, [*words, "--device=cpu"])
         self.chapter.requires(args, ranks)
 
         self.args, self.cfg, self.e = args, args.model, DTYPES[args.dtype].itemsize
+        self.micro_batches, self.sizes = 1, {}
+        if trains:
+            self.of_the_model()
+        if letter:
+            self.sizes[letter] = ranks
+
+    def of_the_model(self):
+        args, cfg = self.args, self.cfg
         self.micro_batches = args.batch // args.shares // args.micro_batch
-        cfg = self.cfg
         self.sizes = {"L": cfg.layers, "h": cfg.dim, "H": cfg.heads, "s": cfg.seq, "V": cfg.vocab,
                       "k": cfg.dim // cfg.heads * cfg.kv_heads, "Ψ": cfg.parameters(),
                       "B": args.batch, "b": args.micro_batch, "M": self.micro_batches,
                       "e": self.e, "T": anatomy.tensors(cfg)}
-        if letter:
-            self.sizes[letter] = ranks
 
     def changed(self, ranks=None, **flags):
         """The same run but for this."""
@@ -96,6 +104,47 @@ def on_the_wire(sent, *ops):
 
 
 # ------------------------------------------------------------------ the questions of each chapter
+
+def collectives(pick):
+    n, numbers = pick(4, 5, 6, 8), pick(5, 10, 100, 1000, 10000)
+    case = Case("00_collectives", n, "N", numbers=numbers, dtype=pick("float32", "float64"))
+    chapter, size = case.chapter, n * numbers * case.e
+    latency, (_, bandwidth) = pick(2e-6, 5e-6, 1e-5), MACHINES["H100, InfiniBand NDR"]
+    case.sizes |= {"S": size, "D": (n - 1).bit_length(), "α": latency, "W": bandwidth}
+    moved, formula, why = pick(
+        ("scatter", "(N-1)/N * S", "rank 0 sends all but its own part"),
+        ("all_gather", "(N-1) * S", "S/N of each of N ranks, in each of N-1 rounds"),
+        ("all_reduce_ring", "2 * (N-1) * S", "S/N of each of N ranks, in each of 2 (N-1) rounds"))
+    seconds = lambda name, size, latency, bandwidth=bandwidth: chapter.seconds(
+        f"all_reduce_{name}", n, size, latency, bandwidth)
+    tiny = seconds("ring", 0, latency) / seconds("doubling", 0, latency)
+    rounds = seconds("ring", 0, latency) - seconds("tree", 0, latency)      # that the ring has more
+    of_a_byte = seconds("tree", 1, 0) - seconds("ring", 1, 0)
+    return case, [
+        Question(
+            "How many rounds does all_reduce_naive take?", "N-1 + D",
+            len(chapter.messages("all_reduce_naive", n, size)), "rounds",
+            "rank 0 receives everyone's, one after the other; a broadcast doubles in every round "
+            "the ranks that have the sum", "all_reduce_naive, rounds", also="S"),
+        Question(
+            f"How many bytes do all ranks together send in {moved}?", formula,
+            chapter.sent(moved, n, size), "B", why, f"{moved}, bytes sent by all ranks"),
+        Question(
+            "How long does all_reduce_ring take, if a message of m bytes takes α + m/W seconds?",
+            "2 * (N-1) * (α + S/N / W)", seconds("ring", size, latency), "s",
+            "2 (N-1) rounds, and in each of them a part"),
+        Question(
+            "How many times as long as all_reduce_doubling does all_reduce_ring take, for tensors "
+            "so small that their bytes take no time?", "2 * (N-1) / (2 * D)", tiny, "times",
+            "then only rounds count: 2 (N-1), and 2 D, of which two are for the ranks beyond where N "
+            "is no power of 2"),
+        Question(
+            "From how many bytes of each rank's tensor on is all_reduce_ring faster than "
+            "all_reduce_tree?", "(N-1 - D) * α * W / (D - (N-1)/N)", rounds / of_a_byte, "B",
+            "it has 2 (N-1) - 2 D rounds more, and 2 S D - 2 S (N-1)/N bytes in a row less",
+            also="S"),
+    ]  # fmt: skip
+
 
 def single_gpu(pick):
     b = pick(1, 2, 4)
@@ -521,7 +570,8 @@ def of_first_rank(case):
 
 
 CHAPTERS = {
-    "01_single_gpu": single_gpu, "02_data_parallel": data_parallel, "03_zero": zero,
+    "00_collectives": collectives, "01_single_gpu": single_gpu,
+    "02_data_parallel": data_parallel, "03_zero": zero,
     "04_tensor_parallel": tensor_parallel, "05_sequence_parallel": sequence_parallel,
     "06_context_parallel": context_parallel, "07_pipeline_parallel": pipeline_parallel,
     "08_expert_parallel": expert_parallel, "09_5d": all_axes}  # fmt: skip
