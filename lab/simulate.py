@@ -163,7 +163,8 @@ def has(collective, *cases, given=None):
             counts = given(collective.__name__, x, rank, n) if given else x
             found[f"x of rank {rank} of {n}{sized}"] = letters.row(x, counts)
             found[f"what rank {rank} of {n}{sized} returns"] = (
-                "nothing" if result is None or result is x else letters.row(result, result))
+                "nothing" if result is None or result is x else letters.row(result, result)
+                + f", of shape {tuple(result.shape)}" * (result.dim() > 1))
         found |= costs(f"{n} ranks{sized}", nets, passed)
     return found
 

@@ -112,6 +112,7 @@ WRONG = {
         Wrong("len(mine[net.rank])", "len(mine[0])", "sends 8 bytes, and rank"),
         Wrong("    return got.flatten()", "    x.copy_(got.flatten())\n    return got.flatten()",
               "x of rank 0 of 3 is 'a0 b0 c0', and should be 'a0 a1 a2'"),
+        Wrong("got.flatten()", "got", "is 'a0 b0 c0, of shape (3, 2)', and should be 'a0 b0 c0'"),
         Wrong("    return got.flatten()", "    return x",
               "what rank 0 of 3 returns is 'nothing', and should be 'a0 b0 c0'"),
     ],
