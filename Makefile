@@ -106,14 +106,26 @@ FOLDER ?= exercises
 grade: $(READY)  ## grade exercises/ (FOLDER=class: another; ONLY="04 05.2"; LEVEL=1)
 	@$(PYTHON) -m lab.grade "$(FOLDER)" $(ONLY) $(LEVEL_OF_BOTH)
 
-# Ranks wait for each other half of the time: where pytest-xdist is, two files are tested at once.
-TWO_FILES = $(shell $(PYTHON) -c 'import xdist; print("-n 2 --dist loadfile")' 2>/dev/null)
+# Ranks wait for each other half of the time, so two files are tested at once: by pytest-xdist, or
+# where that is not, by two pytests, of which the second one's report comes when both are done.
+define run_tests
+	@if $(PYTHON) -c 'import xdist' 2>/dev/null; then \
+		$(PYTHON) -m pytest -q -n 2 --dist loadfile tests; \
+	else \
+		report=$$(mktemp); \
+		$(PYTHON) -m pytest -q --half=1 tests >"$$report" 2>&1 & \
+		$(PYTHON) -m pytest -q --half=0 tests; first=$$?; \
+		wait $$!; second=$$?; \
+		cat "$$report"; rm "$$report"; exit $$((first | second)); \
+	fi
+endef
 
 test: lint  ## lint, then the tests (CHAPTERS=folder tests the chapters in there)
-	$(PYTHON) -m pytest -q $(TWO_FILES) tests
+	$(run_tests)
 
+test-all: export FULL = 1
 test-all: lint  ## lint, then all tests: every setting with every other one
-	FULL=1 $(PYTHON) -m pytest -q $(TWO_FILES) tests
+	$(run_tests)
 
 lint: $(READY)  ## check the style
 	@if $(PYTHON) -m ruff --version >/dev/null 2>&1; then echo "ruff $(LINT)"; $(PYTHON) -m ruff $(LINT); \

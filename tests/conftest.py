@@ -34,7 +34,7 @@ CHAPTERS = Path(os.environ.get("CHAPTERS", ROOT)).resolve()
 sys.path.insert(0, str(ROOT))  # common.py and lab/ are always ours: they judge
 TEXT = json.decoder.__file__  # a file that does not change with our own sources
 import common  # noqa: E402  (after the path to it)
-from lab import report  # noqa: E402
+from lab import cli, report  # noqa: E402
 from lab.checks import PRELOAD  # noqa: E402
 
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
@@ -179,12 +179,21 @@ def ranks(pool):
 # ---------------------------------------------------------------------------------- what is tested
 
 
+def pytest_addoption(parser):
+    parser.addoption("--half", type=int, choices=(0, 1), help="half of the files, or the others")
+
+
 def pytest_collection_modifyitems(config, items):
     """Tests marked `full` run in `make test-all` alone, which sets FULL=1."""
-    if not os.environ.get("FULL"):
-        full = [item for item in items if item.get_closest_marker("full")]
-        config.hook.pytest_deselected(items=full)
-        items[:] = [item for item in items if item not in full]
+    files, half = sorted({item.path for item in items}), config.getoption("half")
+    if half is not None:
+        files = [file for i, file in enumerate(files) if (i + 1) // 2 % 2 == half]
+    chosen, others = [], []
+    for item in items:
+        is_full = item.get_closest_marker("full") and not os.environ.get("FULL")
+        (chosen if item.path in files and not is_full else others).append(item)
+    config.hook.pytest_deselected(items=others)
+    items[:] = chosen
 
 
 def needs_triton():
@@ -214,7 +223,14 @@ def chapter(name):
 
 
 def chapter_names():
-    return sorted(path.stem for path in CHAPTERS.glob("[0-9][0-9]_*.py"))
+    """Those that run on ranks."""
+    names = {path.stem for path in CHAPTERS.glob("[0-9][0-9]_*.py")}
+    return sorted(names - {"10_planner"})
+
+
+def training_chapters():
+    """Those whose run trains a model."""
+    return [name for name in chapter_names() if name not in cli.TRAIN_NO_MODEL]
 
 
 def pytest_configure(config):
