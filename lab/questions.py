@@ -136,8 +136,8 @@ def collectives(pick):
         Question(
             "How many times as long as all_reduce_doubling does all_reduce_ring take, for tensors "
             "so small that their bytes take no time?", "2 * (N-1) / (2 * D)", tiny, "times",
-            "then only rounds count: 2 (N-1), and 2 D, of which two are for the ranks beyond, where "
-            "N is no power of 2"),
+            "then only rounds count: 2 (N-1), and 2 D, two of which are for the ranks beyond, if N "
+            "is no power of 2"),
         Question(
             "From how many bytes of each rank's tensor on is all_reduce_ring faster than "
             "all_reduce_tree?", "(N-1 - D) * α * W / (D - (N-1)/N)", rounds / of_a_byte, "B",

@@ -140,6 +140,44 @@ def test_the_first_rank_that_has_something_else_is_named(chapter_00):
         "on 3 ranks, ValueError: rank 0 sends 8 bytes, and rank 1 receives 24")
 
 
+DOUBLING = """        have = 2**k
+        if net.rank < have and net.rank + have < net.ranks:
+            net.exchange(send=x, to=net.rank + have)
+        if have <= net.rank < 2 * have:
+            net.exchange(receive=x, source=net.rank - have)
+
+
+def reduce("""
+FROM_AFAR = """        far = 2 ** ((net.ranks - 1).bit_length() - 1 - k)
+        if net.rank % (2 * far) == 0 and net.rank + far < net.ranks:
+            net.exchange(x, net.rank + far)
+        if net.rank % (2 * far) == far:
+            net.exchange(receive=x, source=net.rank - far)
+    return x
+
+
+def reduce("""
+TO_THE_RIGHT = """net.exchange(send=mine[(net.rank - hop) % net.ranks], to=right % net.ranks,
+                     receive=mine[(left - hop) % net.ranks], source=left % net.ranks)
+
+
+def reduce_scatter"""
+TO_THE_LEFT = """net.exchange(mine[(net.rank + hop) % net.ranks], left % net.ranks,
+                     mine[(right + hop) % net.ranks], right % net.ranks)
+
+
+def reduce_scatter"""
+
+
+@pytest.mark.parametrize(("name", "ours", "other"), [
+    ("broadcast", DOUBLING, FROM_AFAR), ("all_gather", TO_THE_RIGHT, TO_THE_LEFT)])
+def test_another_way_with_as_many_rounds_and_bytes_is_right_too(name, ours, other, chapter_00):
+    module = broken("00_collectives", ours, other)
+    cases = (3, 6), (6, 6), (5, 3), (4, 6), (1, 2), (2, 0)
+    assert simulate.has(getattr(module, name), *cases) == simulate.has(
+        getattr(chapter_00, name), *cases)
+
+
 ROUND = """        for handle, self.waits_for in zip(dist.batch_isend_irecv(messages), words):
             handle.wait(timedelta(seconds=self.patience)) if self.patience else handle.wait()
 """
