@@ -29,10 +29,10 @@ class Bench(common.Run):
     def on_cuda(self):
         return self.device.type == "cuda"
 
-    def first_line(self, variant, precision):
+    def first_line(self, precision):
         chapter = self.args.chapter.replace("_", " ")
-        self.say(f"{chapter} · {variant} · {count(self.world, 'rank')} · {self.where()} · "
-                 f"{precision}")
+        self.say(f"{chapter} · {self.args.variant} · {count(self.world, 'rank')} · {self.where()} "
+                 f"· {precision}")
 
     def where(self):
         """The device and the backend, and why those."""

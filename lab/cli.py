@@ -91,9 +91,7 @@ def parse(file, doc, variants, flags, argv):
         add("--resume", type=input_folder,
             help="go on from a folder's last checkpoint, in any layout")
         limit_numbers(parser)
-        # Parsed once without defaults: what is not None was given, be it the default's value.
-        nothing = argparse.Namespace(**{action.dest: None for action in parser._actions})
-        given.update(vars(parser.parse_args(argv, nothing)))
+        given.update(as_given(parser, argv))
 
     args = common.parse(file, doc, variants, all_flags, argv, Parser)
     args.own, args.chapter = own, Path(file).stem
@@ -115,6 +113,12 @@ def parse(file, doc, variants, flags, argv):
     return args
 
 
+def as_given(parser, argv):
+    """Parsed without defaults: what is not None was given, be it the default's value."""
+    nothing = argparse.Namespace(**{action.dest: None for action in parser._actions})
+    return vars(parser.parse_args(argv, nothing))
+
+
 def flags_of_every_run(parser):
     add = parser.add_argument
     add("--json", type=output("run.json"), help="write the run as one object")
@@ -131,7 +135,7 @@ def limit_numbers(parser):
 
 
 def parse_without_model(file, doc, variants, flags, argv):
-    """The flags of a chapter that trains no model: args has none, nor whatever belongs to one."""
+    """The same for a chapter that trains no model: args has none, nor whatever belongs to one."""
     parser = Parser(Path(file).name, description=doc, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -144,6 +148,7 @@ def parse_without_model(file, doc, variants, flags, argv):
     limit_numbers(parser)
     args = parser.parse_args(argv)
     args.chapter, args.profile, args.save = Path(file).stem, None, None
+    refuse_unknown_to_variant(args, variants, as_given(parser, argv))
     refuse_one_file_for_two(args)
     return args
 

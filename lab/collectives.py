@@ -1,5 +1,5 @@
-"""The run of chapter 00: rounds and bytes of all ranks beside their formulas, who would wait for
-ever, and what backward makes of each collective.
+"""The run of chapter 00: what each collective gives beside PyTorch's, its rounds and bytes beside
+their formulas, who would wait for ever, and what backward makes of it.
 
 A rank has written down, for each of its rounds, to whom it has sent, how many bytes, and from whom
 it has received. From that of all ranks follows when each message could pass on the strictest
@@ -7,56 +7,72 @@ network there is, one that stores nothing: a rank is in one round at a time, and
 when its sender and its receiver have both come to it.
 """
 
+import itertools
 import json
+from collections import namedtuple
 
 import torch
 import torch.distributed as dist
 
 import common
 from common import environment
-from lab import meeting
+from lab import meeting, simulate
 from lab.bench import Bench
-from lab.words import quantity
+from lab.diagnose import on_ranks
+from lab.meeting import named
+from lab.words import count, quantity
+
+# Which of its rounds it is for each of the two; None: none, it has no other end.
+Message = namedtuple("Message", "sender sent_in size receiver received_in")
+
+
+def messages_of(everyones):
+    """What a rank sends first to another is what that one receives first from it, and so on.
+    everyones: for each rank, its rounds (to, bytes, source)."""
+    sends, receives = {}, {}            # of each pair
+    for rank, rounds in enumerate(everyones):
+        for i, (to, size, source) in enumerate(rounds):
+            if to is not None:
+                sends.setdefault((rank, to), []).append((i, size))
+            if source is not None:
+                receives.setdefault((source, rank), []).append(i)
+    return [Message(sender, *(sent or (None, 0)), receiver, received_in)
+            for sender, receiver in sends | receives
+            for sent, received_in in itertools.zip_longest(
+                sends.get((sender, receiver), []), receives.get((sender, receiver), []))]
 
 
 def in_rounds(everyones):
     """The messages that pass in each round, [(sender, receiver, bytes), ...], if no rank begins one
-    before both ends of those of its last one have come to them. everyones: for each rank, its
-    rounds (to, bytes, source). Raises ValueError, which names who waits, if that has no end."""
-    now, passed = [0] * len(everyones), []
-    sends, receives = {}, {}            # of each pair: the sender's rounds, the receiver's
-    for rank, mine in enumerate(everyones):
-        for i, (to, _, source) in enumerate(mine):
-            if to is not None:
-                sends.setdefault((rank, to), []).append(i)
-            if source is not None:
-                receives.setdefault((source, rank), []).append(i)
-
-    def other_is_there(pair, i, mine, others, other):
-        """Whether the other end of a message that a rank has in its round i has come to it."""
-        which = mine[pair].index(i)
-        return which < len(others.get(pair, [])) and others[pair][which] <= now[other]
-
-    while any(i < len(mine) for i, mine in zip(now, everyones)):
-        ending = []
-        for rank, mine in enumerate(everyones):
-            if now[rank] < len(mine):
-                to, _, source = mine[now[rank]]
-                sent = to is None or other_is_there((rank, to), now[rank], sends, receives, to)
-                received = source is None or other_is_there(
-                    (source, rank), now[rank], receives, sends, source)
-                if sent and received:
-                    ending.append(rank)
-        if not ending:
-            waiting = [f"rank {rank}" for rank, mine in enumerate(everyones)
-                       if now[rank] < len(mine)]
-            raise ValueError(f"on a network that stores nothing, {', '.join(waiting)} would wait "
-                             "for ever")
-        passed.append([(rank, everyones[rank][now[rank]][0], everyones[rank][now[rank]][1])
-                       for rank in ending if everyones[rank][now[rank]][0] is not None])
-        for rank in ending:
-            now[rank] += 1
+    before those of its last one have passed. everyones: for each rank, its rounds (to, bytes,
+    source). Raises ValueError, which names who waits for whom, if that has no end."""
+    left, now, passed = messages_of(everyones), [0] * len(everyones), []
+    while left:
+        sends = [message for message in left if message.sent_in == now[message.sender]]
+        receives = [message for message in left if message.received_in == now[message.receiver]]
+        passing = set(sends) & set(receives)
+        if not passing:
+            waits = {message.receiver: f"rank {message.sender} to send" for message in receives}
+            waits |= {message.sender: f"rank {message.receiver} to receive" for message in sends}
+            said = [f"rank {rank} waits for {what}" for rank, what in sorted(waits.items())]
+            raise ValueError(f"on a network that stores nothing, {', '.join(said)}")
+        passed.append(sorted((message.sender, message.receiver, message.size)
+                             for message in passing))
+        left = [message for message in left if message not in passing]
+        busy = {(message.sender, message.sent_in) for message in left}
+        busy |= {(message.receiver, message.received_in) for message in left}
+        now = [i if (rank, i) in busy else i + 1 for rank, i in enumerate(now)]
     return passed
+
+
+def heard_of(n, passed):
+    """Of which ranks each of n has heard in the end, itself included, by these messages."""
+    heard = [{rank} for rank in range(n)]
+    for messages in passed:
+        before = [set(ranks) for ranks in heard]
+        for sender, receiver, _ in messages:
+            heard[receiver] |= before[sender]
+    return heard
 
 
 # ------------------------------------------------------------------------------------------ duality
@@ -70,6 +86,8 @@ def as_one(name, X, own, first):
     """What n ranks make of their tensors, the rows of X (n, n·numbers), as one process does it.
     own: 1 in each row's own part. first: 1 in the first row. Zero where nothing is given."""
     n = len(X)
+    if name == "barrier":
+        return X
     if name == "broadcast":
         return X[:1].expand_as(X)
     if name == "reduce":
@@ -136,9 +154,10 @@ class Run(Bench):
         self.rank, self.world = environment("RANK", 0), environment("WORLD_SIZE", 1)
         self.meet(args)
         self.device = common.join_ranks(args, self.rank)
-        self.at, self.so_far, self.seconds = args.variant, f"in {args.variant}", []
+        self.at, self.so_far = args.variant, f"in {args.variant}"
         self.watch = meeting.Watch(self)
         self.found, self.checks, self.problems, self.diagnosis, self.recorded = [], [], [], [], {}
+        self.first_line(args.dtype)
 
     def finish(self):
         """Print what was found. Returns the exit status."""
@@ -148,11 +167,10 @@ class Run(Bench):
         return status
 
     def judge_and_report(self):
-        self.first_line(self.args.variant, self.args.dtype)
-        if self.found and not isinstance(self.found[0], str):
-            self.hold()
-        else:
+        if isinstance(self.found[0], str):
             self.say("\n".join(f"  {line}" for line in self.found))
+        else:
+            self.hold()
         self.watch.let_go()
         if self.rank > 0:
             return 0
@@ -164,52 +182,73 @@ class Run(Bench):
     def hold(self):
         """Each collective, one line: what all ranks did, beside the formulas."""
         answer = self.formulas(self.args, self.rank, self.world, None)
-        backward = {}
-        for pair in answer["duals"]:
-            for one, other in (pair, pair[::-1]):
-                net = answer["network"](dist.group.WORLD)
-                right = dual_is_right(one, other, net, self.device)
-                backward[one.__name__] = other.__name__, right
+        pairs = [*answer["duals"], *(pair[::-1] for pair in answer["duals"])]
+        duals = {one.__name__: other for one, other in pairs}
+        mine = []
+        for found in self.found:
+            by_hand, dual = answer["by_hand"][found.name], duals.get(found.name)
+            net = answer["network"](dist.group.WORLD)
+            right = dual is None or dual_is_right(by_hand, dual, net, self.device)
+            mine.append((found.rounds, found.equal, right))
         everyones = [None] * self.world
-        dist.all_gather_object(everyones, [
-            (found.rounds, found.equal, backward.get(found.name, ("", True))[1])
-            for found in self.found])
+        dist.all_gather_object(everyones, mine)
         if self.rank > 0:
             return
         size = self.world * self.args.numbers * self.dtype.itemsize
         self.say(f"  each rank's tensor: {self.world * self.args.numbers:,} numbers, "
-                 f"{quantity(size)}, in {self.world} parts")
+                 f"{quantity(size)}, in {count(self.world, 'part')}")
         self.say(f"  {'':<21}{'rounds':>7}{'formula':>9}{'sent by all':>15}{'formula':>13}"
                  f"{'PyTorch has':>15}   backward is")
+        wrong = []
         for found, *ranks in zip(self.found, *everyones):
-            rounds, equal, right = zip(*ranks)
-            self.line(found.name, answer["collectives"][found.name], rounds, all(equal),
-                      backward.get(found.name, ("", True))[0], all(right))
+            by_hand, dual = answer["by_hand"][found.name], duals.get(found.name)
+            wrong += self.line(by_hand, answer["collectives"][found.name], *zip(*ranks), dual)
+        self.diagnosis = [words for _, words in sorted(wrong, key=lambda told: told[0])[:1]]
 
-    def line(self, name, formula, everyones, equal, dual, dual_is_right):
+    def line(self, by_hand, formula, everyones, equal, dual_is_right, dual):
+        """Print and check what is measured of one. Returns (kind, words) of what is wrong."""
+        name, world, dual, wrong = by_hand.__name__, self.world, dual and dual.__name__, []
         sent = sum(size for mine in everyones for _, size, _ in mine)
         try:
             passed = in_rounds(everyones)
         except ValueError as error:
             self.problems.append(f"{name}: {error}")
+            wrong.append((WAITING, f"{name}: {error}"))
             passed = []
         self.recorded.setdefault("messages", {})[name] = passed
-        measured = {"rounds": len(passed), "bytes sent by all ranks": sent}
-        for (what, value), expected in zip(measured.items(), formula):
-            self.check(f"{name}, {what}", value, expected)
-        self.check(f"{name}, ranks with what PyTorch's gives", int(equal), 1)
-        if dual:
-            self.check(f"{name}, {dual} is its backward", int(dual_is_right), 1)
-        ok = all(check["ok"] for check in self.checks if check["name"].startswith(f"{name}, "))
+        rounds = self.check(f"{name}, rounds", len(passed), formula[0])
+        size = self.check(f"{name}, bytes sent by all ranks", sent, formula[1])
+        if not rounds or not size:
+            wrong.append((MESSAGES, f"{name}: {len(passed)} rounds, {quantity(sent)}, and by the "
+                          f"formulas {formula[0]}, {quantity(formula[1])}; "
+                          f"{who_sends_what(everyones)}"))
+        if not self.check(f"{name}, ranks with what PyTorch's gives", sum(equal), world):
+            whose = simulate.what_is_wrong(by_hand, as_one, min(world, LETTERS))
+            words = f"{name}: other numbers than PyTorch's{where_not(equal)}"
+            wrong.append((NUMBERS, f"{words}; {whose}" if whose else words))
+        heard = heard_of(world, passed)
+        all_of = [len(ranks) == world for ranks in heard]
+        if name == "barrier" and not self.check(f"{name}, ranks that have heard of all",
+                                                sum(all_of), world):
+            rank = all_of.index(False)
+            missing = sorted({*range(world)} - heard[rank])
+            wrong.append((NUMBERS, f"{name}: rank {rank} goes on, and has not heard of "
+                          f"{named(missing)}, which may not have come"))
+        if dual and not self.check(f"{name}, ranks where {dual} is its backward",
+                                   sum(dual_is_right), world):
+            wrong.append((BACKWARD, f"{name}: {dual} does not give its gradient"
+                          f"{where_not(dual_is_right)}"))
         self.say(f"  {name:<21}{len(passed):>7}{formula[0]:>9}{quantity(sent):>15}"
-                 f"{quantity(formula[1]):>13}{'the same' if equal else 'others':>15}   "
-                 f"{dual:<15} {'✓' if ok else '✗'}")
+                 f"{quantity(formula[1]):>13}{'the same' if all(equal) else 'others':>15}   "
+                 f"{dual or '':<15} {'✗' if wrong else '✓'}")
+        return wrong
 
     def check(self, name, measured, formula):
         ok = measured == formula
         self.checks.append({"name": name, "measured": measured, "expected": formula, "ok": ok})
         if not ok:
             self.problems.append(f"{name}: measured {measured}, formula {formula}")
+        return ok
 
     def as_json(self):
         args = self.args
@@ -222,3 +261,26 @@ class Run(Bench):
             "diagnosis": self.diagnosis, "recorded": self.recorded,
         }
         return json.loads(json.dumps(record))
+
+
+# -------------------------------------------------------------------------- what is wrong, in words
+
+# The kinds of it, first what may be why there is more.
+WAITING, NUMBERS, MESSAGES, BACKWARD = range(4)
+LETTERS = 5             # the most ranks whose parts have letters in lab/simulate.py
+
+
+def where_not(right):
+    """right: whether it is, of each rank."""
+    return on_ranks([rank for rank, is_right in enumerate(right) if not is_right], len(right))
+
+
+def who_sends_what(everyones):
+    """Ranks that send alike, together."""
+    alike = {}
+    for rank, mine in enumerate(everyones):
+        sizes = tuple(size for to, size, _ in mine if to is not None)
+        alike.setdefault((len(sizes), sum(sizes)), []).append(rank)
+    return "; ".join(f"{named(ranks)} {'sends' if len(ranks) == 1 else 'send'} "
+                     f"{count(messages, 'message')}, {quantity(size)} in all"
+                     for (messages, size), ranks in alike.items())

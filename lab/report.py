@@ -122,7 +122,7 @@ class Run(Bench):
         args, m, own = self.args, self.args.model, cli.settings(self.args)
         tf32 = " (matmuls in TF32)" if self.on_cuda and not args.verify else ""
         tf32 = tf32 if self.rounding == "float32" else ""
-        self.first_line(args.variant, f"{self.rounding}{tf32}")
+        self.first_line(f"{self.rounding}{tf32}")
         self.say(f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq "
                  f"{m.seq}, batch {args.batch} · {m.parameters() / 1e6:.2f} M parameters")
         self.say(f"  {args.optimizer}, {args.attention} attention{own and ', ' + own} · text: "
