@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Run(NamedTuple):
-    """A check: the chapter runs on so many ranks with these flags, and must match one GPU and its
-    formulas in all that is compared. What the flags leave open is in SMALL."""
+    """A check: the chapter runs on so many ranks with these flags, and must match its formulas and
+    one GPU (00: PyTorch) in all that is compared. What a model's flags leave open is in SMALL."""
     ranks: int
     flags: str = ""
 
