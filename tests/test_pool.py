@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import chapter
 
 
 def total():
@@ -38,6 +39,15 @@ def fail():
     if dist.get_rank() == 1:
         raise ArithmeticError("one and one is three")
     total()
+
+
+def absent():
+    chapter("99_no_such_chapter")
+
+
+def test_of_a_chapter_that_is_not_there_a_test_is_skipped(ranks):
+    with pytest.raises(pytest.skip.Exception, match="there is no 99_no_such_chapter.py in "):
+        ranks(2)(absent)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
