@@ -101,7 +101,7 @@ def as_one(name, X, own, first):
     if name == "reduce_scatter":
         return X.sum(0) * own
     if name == "all_to_all":
-        return X.view(n, n, -1).transpose(0, 1).flatten(1)
+        return X.view(n, n, -1).transpose(0, 1).contiguous().flatten(1)
     return X.sum(0).expand_as(X)                        # all_reduce
 
 
