@@ -4,17 +4,19 @@ import ast
 import inspect
 
 import pytest
-from conftest import CHAPTERS, ROOT, chapter, chapter_names
+from conftest import CHAPTERS, ROOT, chapter, chapter_names, training_chapters
 
 import common
-from lab import cli, formulas, report
+from lab import cli, collectives, formulas, report
 
 EVERY = pytest.mark.parametrize("name", chapter_names())
-LONGEST = {"common": 460, "01_single_gpu": 540, "02_data_parallel": 360, "03_zero": 560,
-           "04_tensor_parallel": 480, "05_sequence_parallel": 520, "06_context_parallel": 520,
-           "07_pipeline_parallel": 700, "08_expert_parallel": 680, "09_5d": 1000}  # never more
+LONGEST = {"common": 460, "00_collectives": 420, "01_single_gpu": 540, "02_data_parallel": 360,
+           "03_zero": 560, "04_tensor_parallel": 480, "05_sequence_parallel": 520,
+           "06_context_parallel": 520, "07_pipeline_parallel": 700, "08_expert_parallel": 680,
+           "09_5d": 1000, "10_planner": 650}  # never more
 CONTRACT = {"args", "rank", "world", "device", "dtype", "mesh", "draw", "optimizer", "batches",
             "measure", "span", "log"}  # what a chapter may say to its run
+WITHOUT_MODEL = {"args", "rank", "world", "device", "dtype"}  # what one that trains none may say
 LAB = sorted((ROOT / "lab").glob("*.py"))
 
 
@@ -70,7 +72,7 @@ def test_lab_imports_no_chapter_but_in_a_function(path):
     names = imports(parsed(path))
     assert ours(names) <= {"common", "lab"}
     allowed = {"pictures": {"importlib", "matplotlib"}, "schedules": {"importlib"},
-               "questions": {"importlib"}}
+               "questions": {"importlib"}, "speed": {"importlib"}}
     found = {"importlib", "importlib.util", "runpy", "matplotlib"} & names
     assert found <= allowed.get(path.stem, set())
 
@@ -79,7 +81,7 @@ def test_pictures_are_imported_where_they_are_drawn():
     for path in (ROOT / "common.py", *LAB, *CHAPTERS.glob("*.py"), *ROOT.glob("kernels/*.py")):
         tree = parsed(path)
         assert "lab.pictures" not in imports(tree, inside_functions=False), path
-        assert "lab.pictures" not in imports(tree) or path.stem == "report", path
+        assert "lab.pictures" not in imports(tree) or path.stem == "bench", path
 
 
 @EVERY
@@ -88,16 +90,31 @@ def test_a_chapter_says_nothing_to_its_run_but_the_contract(name):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
             and node.value.id == "run"}
     assert said and said <= CONTRACT
+    assert name in training_chapters() or said <= WITHOUT_MODEL
 
 
 @pytest.mark.parametrize("run", [common.Run, report.Run])
 def test_every_run_knows_the_contract(run):
     """Its methods; and common.Run, which lab's extends, assigns the others."""
-    assigned = {node.attr for node in ast.walk(ast.parse(inspect.getsource(common.Run)))
-                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
-    assert assigned | set(dir(run)) >= CONTRACT
+    assert assigned(common.Run) | set(dir(run)) >= CONTRACT
+    assert assigned(collectives.Run) >= WITHOUT_MODEL
     for name in sorted(CONTRACT & set(dir(run))):
         assert name in common.Run.__doc__, name
+
+
+def assigned(run):
+    return {node.attr for node in ast.walk(ast.parse(inspect.getsource(run)))
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}  # fmt: skip
+
+
+def test_the_planner_needs_neither_torch_nor_lab():
+    """But lab behind a flag."""
+    path = CHAPTERS / "10_planner.py"
+    if not path.exists():
+        pytest.skip("there is no 10_planner.py")
+    names = imports(parsed(path), inside_functions=False)
+    assert not ours(names) and "torch" not in names
+    assert ours(imports(parsed(path))) <= {"lab"}
 
 
 def test_chapter_01_compiles_nothing_while_lab_watches():
@@ -110,11 +127,13 @@ def test_the_bottom_of_a_chapter(name):
     module, flags = chapter(name), cli.Parser()
     if hasattr(module, "flags"):
         module.flags(flags)
-    assert "torch" in module.VARIANTS
+    trains = name in training_chapters()
+    assert ("torch" in module.VARIANTS) == trains
+    more = {} if trains else {"--dtype", "--seed", "--plot"}  # which no step needs there
     for train in module.VARIANTS.values():
         train, *known = train if isinstance(train, tuple) else (train,)
         assert list(inspect.signature(train).parameters) == ["run"]
-        assert set(known) <= flags._option_string_actions.keys()
+        assert set(known) <= {*flags._option_string_actions, *more}
     assert list(inspect.signature(module.requires).parameters) == ["args", "ranks"]
     asked = list(inspect.signature(module.formulas).parameters)
     assert asked == ["args", "rank", "ranks", "model"]

@@ -12,11 +12,20 @@ from unittest import mock
 
 import programs
 import pytest
-from conftest import CHAPTERS, SMALL, TEXT, chapter, chapter_names, main, no_flags
+from conftest import (
+    CHAPTERS,
+    SMALL,
+    TEXT,
+    chapter,
+    chapter_names,
+    main,
+    no_flags,
+    training_chapters,
+)
 
 import common
 from common import Refused
-from lab import refusals, report
+from lab import collectives, refusals, report
 
 REFUSED = 500  # command lines of all chapters together
 ODD = {
@@ -89,10 +98,10 @@ def words_of(flags):
 
 
 def line_of(name, ranks, flags):
-    """What a chapter says that refuses these; None: it would train."""
+    """What a chapter says that refuses these; None: it would run."""
     errors, trains = io.StringIO(), mock.Mock(side_effect=StopIteration)
     with (launched(ranks), contextlib.redirect_stderr(errors),
-          mock.patch.object(report, "Run", trains)):
+          mock.patch.object(report, "Run", trains), mock.patch.object(collectives, "Run", trains)):
         try:
             main(chapter(name), words_of(flags))
         except StopIteration:
@@ -121,6 +130,10 @@ LABS = {"--json": None, "--plot": None, "--save": None, "--resume": None, "--sav
 def flags_of(name):
     """{flag: the type of its values}, or a list of all its values."""
     module, found = chapter(name), {}
+    if name not in training_chapters():
+        return {"--variant": [*module.VARIANTS], "--dtype": [*common.DTYPES], "--seed": int,
+                "--device": ["cpu", "cuda"], "--numbers": int, "--json": None, "--plot": None,
+                "--timeout": int}  # fmt: skip
 
     class Watching(argparse.ArgumentParser):
         def parse_args(self, argv):
