@@ -17,7 +17,16 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import CHAPTERS, ROOT, SMALL, TEXT, arguments, chapter_names, no_flags
+from conftest import (
+    CHAPTERS,
+    ROOT,
+    SMALL,
+    TEXT,
+    arguments,
+    chapter,
+    no_flags,
+    training_chapters,
+)
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -666,7 +675,7 @@ def hold_bare_run(output):
     assert all(5 < float(loss) < 6 for loss in losses) and all(float(norm) > 0 for norm in norms)
 
 
-@pytest.mark.parametrize("name", chapter_names())
+@pytest.mark.parametrize("name", training_chapters())
 def test_a_chapter_and_common_train_alone(ranks, tmp_path, name):
     """Copied to an empty folder, on 1 rank and on 4: the losses are those of one GPU."""
     copied(name, tmp_path)
@@ -674,6 +683,21 @@ def test_a_chapter_and_common_train_alone(ranks, tmp_path, name):
         (status, output, wrong), *others = ranks(world)(launch_alone, name, tmp_path, BARE)
         assert status == 0 and not wrong and all(other == (0, "", "") for other in others), wrong
         hold_bare_run(output)
+
+
+def test_chapter_00_and_common_alone(ranks, tmp_path):
+    """It trains nothing: it prints what it has found, and who waits for whom."""
+    name = "00_collectives"
+    chapter(name)  # or skip
+    copied(name, tmp_path)
+    for flags, last in (
+        ((), r"Found\(name='all_reduce_doubling', rounds=\[.*\], equal=True\)"),
+        (["--variant=hello"], "rank 2 of 3: process .*, tensors on cpu, sent over gloo"),
+        (["--variant=skip"], "rank 0 waits for rank 2 to send; rank 1 waits for .*end"),
+    ):
+        (status, output, wrong), *others = ranks(3)(launch_alone, name, tmp_path, flags)
+        assert (status, wrong) == (0, "") and all(other == (0, "", "") for other in others), wrong
+        assert re.fullmatch(last, output.splitlines()[-1]), output
 
 
 @pytest.mark.full

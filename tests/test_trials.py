@@ -16,7 +16,7 @@ import conftest
 import pytest
 import torch.distributed as dist
 import trials
-from conftest import CHAPTERS, ROOT, SMALL, TEXT, chapter_names
+from conftest import CHAPTERS, ROOT, SMALL, TEXT, chapter_names, training_chapters
 from trials import Command
 
 from lab import cli, faults, pictures, predict, runs, schedules
@@ -48,6 +48,13 @@ def of_chapter(name):
         stops_at=["common.Run.__init__"], reads={"--data": "text", "--resume": "ours"},
         writes={"--json": "run.json", "--plot": "figure.png", "--profile": "trace.json",
                 "--save": "checkpoints"}, prints="per rank and step")  # fmt: skip
+
+
+def without_model(name):
+    return Command(
+        (CHAPTERS / f"{name}.py",), partial(run_chapter, name), ["--numbers=3"],
+        stops_at=["lab.bench.Bench.meet"], writes={"--json": "run.json", "--plot": "figure.png"},
+        prints="each rank's tensor")  # fmt: skip
 
 
 @functools.cache
@@ -91,7 +98,8 @@ def time_kernels():
         return cli.program(kernels.main)
 
 
-CHAPTERS_OF_IT = list(map(of_chapter, chapter_names()))
+WITHOUT_MODEL = [name for name in chapter_names() if name not in training_chapters()]
+CHAPTERS_OF_IT = [*map(of_chapter, training_chapters()), *map(without_model, WITHOUT_MODEL)]
 OTHERS = [
     Command(["-m", "lab.schedules"], partial(cli.program, schedules.main), ["--ranks=2"], ["1f1b"],
             stops_at=["lab.schedules.simulate"]),
