@@ -291,7 +291,9 @@ class Operators(TorchDispatchMode):
             if any(on_gpu(t) for t in tensors(args)):
                 raise RuleBroken(f"{name} over gloo of a tensor that is not on the host")
             return func(*args)
-        first, *others = [tensors(x) for x in args if tensors(x)]
+        has_root = name in ("gather_", "scatter_")  # which alone has what is gathered or scattered
+        given = args[:2] if has_root else [x for x in args if tensors(x)]
+        first, *others = map(tensors, given)
         writes, reads = ([], first) if name == "send" else (first, sum(others, []))
         for t in (writes + reads) * (name != "barrier"):
             if not on_gpu(t) or not t.is_contiguous():
@@ -307,7 +309,8 @@ class Operators(TorchDispatchMode):
 
         received, sent = args[3:5] if name == "alltoall_base_" else ((), ())
         rows = lambda t: ("rows", *t.shape[1:]) if sent else t.shape
-        what, meeting = str([(*rows(t), str(t.dtype)) for t in writes + reads]), ()
+        alike = {"gather_": reads, "scatter_": writes}.get(name, writes + reads)
+        what, meeting = str([(*rows(t), str(t.dtype)) for t in alike]), ()
         if name in ("send", "recv_"):
             meeting = self.meeting(name, group, *args[-2:], what)
         else:

@@ -7,12 +7,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from conftest import SMALL, TEXT, chapter, chapter_names, run_main
+from conftest import SMALL, TEXT, chapter, run_main, training_chapters
 from pretend_cuda import RuleBroken, Run, Work, pretended_cuda
 
 import common
 from lab import verify
 
+ZERO = "00_collectives"
 ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN, EIGHT, NINE = (
     "01_single_gpu", "02_data_parallel", "03_zero", "04_tensor_parallel", "05_sequence_parallel",
     "06_context_parallel", "07_pipeline_parallel", "08_expert_parallel", "09_5d")  # fmt: skip
@@ -24,8 +25,9 @@ TIED = "--preset=gpt2 --attention=plain --verify"
 
 def run_on_cuda(name, flags, folder, fault=None):
     """For a rank of the pool: a chapter's run. Returns its status, its output, and the device."""
+    given = () if name == ZERO else FLAGS
     with pretended_cuda() as gpu:
-        status, _, output = run_main(name, (*FLAGS, *flags), folder, fault)
+        status, _, output = run_main(name, (*given, *flags), folder, fault)
     return status, output, gpu.steps, gpu.operators
 
 
@@ -79,7 +81,7 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", chapter_names())
+@pytest.mark.parametrize("name", training_chapters())
 def test_all_that_is_written_by_hand_is_among_them(name):
     words = [run.split() for run in RUNS if run.startswith(name)]
     tried = {word.partition("=")[2] for run in words for word in run if "--variant" in word}
@@ -111,6 +113,20 @@ def test_a_run_keeps_the_rules_and_the_host_does_not_wait_in_a_step(ranks, tmp_p
     assert " cuda, gloo " in results[0][1] and "same as one GPU" in results[0][1]
 
 
+@pytest.mark.parametrize(("world", "flags", "said"), [
+    (4, "--numbers=5", "4 ranks · cuda, gloo "),
+    (3, "--dtype=bfloat16", "3 ranks · cuda, gloo "),
+    (3, "--variant=sums", "3 ranks · cuda, gloo "),
+    (2, "--variant=hello", "rank 1 of 2: process "),
+])
+def test_chapter_00_keeps_the_rules(ranks, tmp_path, world, flags, said):
+    """Each collective by hand, and its run. (Its faults are on CPUs, also where there are GPUs.)"""
+    chapter(ZERO)  # or skip
+    results = ranks(world)(run_on_cuda, ZERO, flags.split(), tmp_path)
+    assert all(status == 0 for status, *_ in results), results[0][1]
+    assert said in results[0][1]
+
+
 @pytest.mark.parametrize("run", [
     f"{THREE} --precision=bf16 --offload", f"{EIGHT} --dtype=float64 --balance=bias",
     f"{NINE} --dp=2 --tp=2 --zero=3 --dtype=float64"])
@@ -136,13 +152,22 @@ def test_a_checkpoint_is_copied_to_the_host_and_back(ranks, tmp_path, run):
 def broken_rule(name, flags, folder, fault):
     """The rule that a chapter breaks with this fault, or else its output and where it waited."""
     try:
-        _, output, steps, _ = run_on_cuda(name, ("--steps=1", *flags), folder, fault)
+        steps = ["--steps=1"] * (name != ZERO)
+        _, output, steps, _ = run_on_cuda(name, (*steps, *flags), folder, fault)
     except (RuleBroken, ValueError) as broken:
         return str(broken)
     return f"{output}{steps}"
 
 
 @pytest.mark.parametrize(("name", "flags", "right", "wrong", "rule"), [
+    (ZERO, "", "dtype=torch.uint8, device=x.device)", "dtype=torch.uint8)",
+     "send of (1,), which is not on the device"),
+    (ZERO, "", "    net.exchange(send=give, to=partner, receive=arrived, source=partner)\n",
+     "    net.exchange(send=give, to=partner)\n"
+     "    net.exchange(receive=arrived, source=partner)\n",
+     "ranks wait for each other; rank 0: message from rank 0 to rank 1"),
+    (ZERO, "", "            handle.wait(timedelta(seconds=self.patience)) if self.patience else "
+     "handle.wait()\n", "            pass\n", "touches what"),
     (ONE, "", "    if args.kernels and use_kernels(model):\n",
      "    for buffer in model.buffers(): buffer.data = buffer.cpu()\n"
      "    if args.kernels and use_kernels(model):\n", "mul of tensors on two devices"),  # RoPE
