@@ -1,9 +1,9 @@
 r"""00 · Ranks and collectives: what several processes can do together, built from two verbs.
 
 torchrun starts N copies of this program, and tells each its number in the environment. Each copy is
-a rank: a process with a memory of its own and, where there are GPUs, a GPU of its own. They meet in
-`dist.init_process_group` (common.py calls it), over gloo on CPUs and over NCCL on GPUs. No rank
-sees another's tensors: all that it can do is to send one (isend) and to receive one (irecv).
+a rank: a process with its own memory and, where there are GPUs, its own GPU. They meet (common.py)
+in `dist.init_process_group`, by gloo on CPUs or NCCL on GPUs. A rank can send a tensor (isend) and
+receive one (irecv): both return a handle at once, and its wait() ends when that is free, or filled.
 
 A collective is an operation that all ranks call together, each with a tensor x of its own. On N = 3
 ranks whose tensors are a, b and c, of three parts each (a is a0 a1 a2):
@@ -21,30 +21,28 @@ ranks whose tensors are a, b and c, of three parts each (a is a0 a1 a2):
 
 What it costs. A message of m bytes takes α + m/B seconds: a latency α, however small it is, and its
 bytes over the bandwidth B. Messages that do not wait for each other travel at the same time, in one
-round. With S bytes of x on N ranks, each round costs α, and all bytes in a row 1/B each:
+round. So with S bytes of x on N ranks, count the rounds, and the bytes of one message in each:
 
     tree         broadcast, reduce               log2 N rounds       S log2 N bytes
-    ring         all_gather, reduce_scatter      N-1                 S (N-1)/N
-    all_reduce   naive: gather, broadcast        N-1 + log2 N        S (N-1 + log2 N)
+    ring         all_gather, reduce_scatter      N-1                 S (N-1)/N  (all_to_all, too)
+    all_reduce   naive: gather all x, broadcast  N-1 + log2 N        S (N-1 + log2 N)
                  tree: reduce, broadcast         2 log2 N            2 S log2 N
                  ring                            2 (N-1)             2 S (N-1)/N
-                 halving and doubling            2 log2 N            2 S (N-1)/N
+                 halving and doubling            2 log2 N            2 S (N-1)/N  (N: a power of 2)
 
-A tree doubles in every round the ranks that have it. In a ring each rank sends S/N to the right in
-every round, so nobody is idle, and however many ranks there are, each sends less than 2 S. No
-all_reduce can do with less: N-1 of the N addends of each number must leave their rank, and the sum
-must come to N-1 ranks. That is 2 (N-1) S, and each rank's share is 2 (N-1)/N · S. (So this factor
-turns the algorithm bandwidth S/t into the bus bandwidth, which a link has really carried.)
+In a tree, twice as many ranks have it after every round. In a ring all send S/N to the right in
+every round, so nobody is idle, and an all_reduce sends less than 2 S, whatever N is. No less will
+do: a number takes N-1 messages before anybody can have the sum, which N-1 ranks must still get.
+That is 2 (N-1)/N · S a rank. (It turns S/t, the algorithm bandwidth, into a link's: the bus's.)
 
 So the ring is right for large tensors, and a tree for small ones: on 16,384 ranks with α = 5 µs, a
-ring's 2 (N-1) rounds take 0.16 s for a single byte. Halving and doubling has the rounds of the one
-and the bytes of the other, but sends half of them to the rank N/2 away, across the whole network.
-Large clusters have rings inside a node, and trees over the nodes.
+ring's 2 (N-1) rounds take 0.16 s for a byte. Halving and doubling is good at both, but sends half
+of its bytes N/2 ranks far. Many machines combine two: rings inside of each, and a tree over them.
 
 Duality. all_reduce is reduce_scatter, then all_gather. And backward turns a collective into another
 one: if y = all_gather(x), the x of a rank is in the y of all, so its gradient is the sum of what
-all have for it, a reduce_scatter. So broadcast and reduce are each other's, as are scatter and
-gather; all_to_all is its own, and so is all_reduce (chapter 04 cuts it into two halves, f and g).
+all have for it, a reduce_scatter. So broadcast and reduce are each other's backward, and scatter
+and gather; all_to_all is its own, and so is all_reduce (chapter 04 halves it into f and g).
 
 What goes wrong. Ranks wait for each other (the variants deadlock, order, skip). Nobody waits, and
 numbers are wrong (sizes, overwrite). Nothing is wrong but the last bits (sums).
@@ -74,14 +72,15 @@ import common
 # ------------------------------------------------------------------------------- two verbs, a round
 
 class Network:
-    """The ranks of a group, which can send and receive, and nothing else. rounds: for each one, to
-    whom this rank has sent, how many bytes, and from whom it has received (None: nobody).
-    patience: seconds after which a round without end raises RuntimeError. All tensors are flat,
-    and the parts of x are `x.tensor_split(N)`: views, as equal as can be, some maybe empty."""
+    """The ranks of a group, which can send and receive, and nothing else. rounds: of each one that
+    this rank takes part in, to whom it sends, how many bytes, and from whom it receives (None:
+    nobody). patience: seconds after which a round without end raises RuntimeError. Tensors are flat
+    and contiguous. Part r of x, of `x.tensor_split(N)`, is rank r's own: a view, maybe empty."""
 
     def __init__(self, group, patience=None):
         self.group, self.rank, self.ranks = group, group.rank(), group.size()
-        self.patience, self.rounds = patience, []
+        self.left, self.right = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
+        self.patience, self.waits_for, self.rounds = patience, None, []
 
     def exchange(self, send=None, to=None, receive=None, source=None):
         """A round: send a tensor, receive another one, or both at the same time. (If all were to
@@ -94,7 +93,8 @@ class Network:
             messages.append(dist.P2POp(dist.irecv, receive, group=self.group, group_peer=source))
             words.append(f"rank {source} to send")
         self.rounds.append((to, 0 if to is None else send.nbytes, source))
-        for handle, self.waits_for in zip(dist.batch_isend_irecv(messages), words):
+        for handle, what in zip(dist.batch_isend_irecv(messages), words):
+            self.waits_for = what
             handle.wait(timedelta(seconds=self.patience)) if self.patience else handle.wait()
 
 
@@ -106,7 +106,7 @@ def broadcast(net, x):
         have = 2**k
         if net.rank < have and net.rank + have < net.ranks:
             net.exchange(send=x, to=net.rank + have)
-        if have <= net.rank < 2 * have:
+        elif have <= net.rank < 2 * have:
             net.exchange(receive=x, source=net.rank - have)
 
 
@@ -118,70 +118,70 @@ def reduce(net, x):
         have = 2**k
         if have <= net.rank < 2 * have:
             net.exchange(send=x, to=net.rank - have)
-        if net.rank < have and net.rank + have < net.ranks:
+        elif net.rank < have and net.rank + have < net.ranks:
             net.exchange(receive=arrived, source=net.rank + have)
             x += arrived
 
 
 def scatter(net, x):
-    """Everyone's own part of x becomes rank 0's, which sends them one after the other."""
-    mine = x.tensor_split(net.ranks)
+    """Part r of rank 0's x becomes part r of rank r's. It sends them one after the other."""
+    parts = x.tensor_split(net.ranks)
     if net.rank > 0:
-        net.exchange(receive=mine[net.rank], source=0)
+        net.exchange(receive=parts[net.rank], source=0)
     else:
         for rank in range(1, net.ranks):
-            net.exchange(send=mine[rank], to=rank)
+            net.exchange(send=parts[rank], to=rank)
 
 
 def gather(net, x):
-    """Each part of rank 0's x becomes that of the rank whose own part it is."""
-    mine = x.tensor_split(net.ranks)
+    """Part r of rank r's x becomes part r of rank 0's."""
+    parts = x.tensor_split(net.ranks)
     if net.rank > 0:
-        net.exchange(send=mine[net.rank], to=0)
+        net.exchange(send=parts[net.rank], to=0)
     else:
         for rank in range(1, net.ranks):
-            net.exchange(receive=mine[rank], source=rank)
+            net.exchange(receive=parts[rank], source=rank)
 
 
 # -------------------------------------------------------------------- all ranks do the same: rings
 
 def all_gather(net, x):
-    """Each part of everyone's x becomes that of the rank whose own part it is. A rank sends its own
-    to the right, and in every later round what has just come from the left."""
-    mine, left, right = x.tensor_split(net.ranks), net.rank - 1, net.rank + 1
+    """Part r of rank r's x becomes part r of everyone's. A rank sends its own to the right, and in
+    every later round what has just come from the left."""
+    parts = x.tensor_split(net.ranks)
     for hop in range(net.ranks - 1):
-        net.exchange(send=mine[(net.rank - hop) % net.ranks], to=right % net.ranks,
-                     receive=mine[(left - hop) % net.ranks], source=left % net.ranks)
+        net.exchange(send=parts[(net.rank - hop) % net.ranks], to=net.right,
+                     receive=parts[(net.left - hop) % net.ranks], source=net.left)
 
 
 def reduce_scatter(net, x):
-    """Everyone's own part of x becomes the sum of all. That of rank r begins at rank r+1 and goes
-    to the right; each rank adds its numbers. Other parts keep partial sums. Memory: a part."""
-    mine, left, right = x.tensor_split(net.ranks), net.rank - 1, net.rank + 1
-    room = torch.empty_like(mine[0])                    # if they differ, the first is the largest
+    """Part r of rank r's x becomes the sum of all. It begins at rank r+1 and goes to the right, and
+    each rank on the way adds its own. Other parts keep partial sums. Memory: a part."""
+    parts = x.tensor_split(net.ranks)
+    room = torch.empty_like(parts[0])                   # if they differ, the first is the largest
     for hop in range(1, net.ranks):
-        partial = mine[(left - hop) % net.ranks]
+        partial = parts[(net.left - hop) % net.ranks]
         arrived = room[:len(partial)]
-        net.exchange(send=mine[(net.rank - hop) % net.ranks], to=right % net.ranks,
-                     receive=arrived, source=left % net.ranks)
+        net.exchange(send=parts[(net.rank - hop) % net.ranks], to=net.right,
+                     receive=arrived, source=net.left)
         partial += arrived
 
 
 def all_to_all(net, x):
     """Part r of x goes to rank r. Returns what this rank gets, in the order of the senders: N parts
     of the size of its own. In round d, each sends to the rank that is d to the right."""
-    mine = x.tensor_split(net.ranks)
-    got = x.new_empty(net.ranks, len(mine[net.rank]))
-    got[net.rank] = mine[net.rank]
+    parts = x.tensor_split(net.ranks)
+    got = x.new_empty(net.ranks, len(parts[net.rank]))
+    got[net.rank] = parts[net.rank]
     for distance in range(1, net.ranks):
         to, source = (net.rank + distance) % net.ranks, (net.rank - distance) % net.ranks
-        net.exchange(send=mine[to], to=to, receive=got[source], source=source)
+        net.exchange(send=parts[to], to=to, receive=got[source], source=source)
     return got.flatten()
 
 
 def barrier(net, x):
-    """Ends on no rank before it has begun on all: each tells what it has heard, so after k rounds
-    it has heard of the 2^k - 1 to its left. What is sent does not matter: a byte, not x."""
+    """Ends on no rank before it has begun on all (with NCCL, not in its stream): each tells what it
+    has heard, so after k rounds it has heard of the 2^k - 1 to its left. It sends a byte, not x."""
     token = torch.zeros(2, dtype=torch.uint8, device=x.device)
     for k in range((net.ranks - 1).bit_length()):
         net.exchange(send=token[:1], to=(net.rank + 2**k) % net.ranks,
@@ -231,7 +231,7 @@ def halve_and_double(net, x, distance):
     next partner, until each has a part of the sum. The same swaps backwards make them whole."""
     if distance == 0:
         return
-    partner = net.rank ^ distance                       # one bit of its number is another
+    partner = net.rank ^ distance                       # one bit is another: 0 and 2, 1 and 3
     keep, give = x.tensor_split(2)
     if net.rank > partner:
         keep, give = give, keep
@@ -245,17 +245,16 @@ def halve_and_double(net, x, distance):
 BY_HAND = {function.__name__: function for function in (
     broadcast, reduce, scatter, gather, all_gather, reduce_scatter, all_to_all, barrier,
     all_reduce_naive, all_reduce_tree, all_reduce_ring, all_reduce_doubling)}
-# Of each pair, one is the other's backward; the last two are their own.
 DUALS = ((broadcast, reduce), (scatter, gather), (all_gather, reduce_scatter),
-         (all_to_all, all_to_all), (all_reduce_ring, all_reduce_ring))
+         (all_to_all, all_to_all), (all_reduce_ring, all_reduce_ring))      # each other's backward
 
 # ------------------------------------------------------------------------------------- the formulas
 
-def messages(name, n, size):
-    """The bytes of the largest message in each round. size: bytes of x."""
+def messages(name, n, size, width=1):
+    """The bytes of the largest message in each round. size: bytes of x; width: of a number."""
     log2 = (n - 1).bit_length()                         # rounded up
     tree, ring = [size] * log2, [size / n] * (n - 1)
-    halves = [size / 2**k for k in range(1, n.bit_length())]
+    halves = [-(-size // (width * 2**k)) * width for k in range(1, n.bit_length())]
     beyond = [size] * (n < 2**log2)                     # where n is no power of 2
     return {"broadcast": tree, "reduce": tree, "barrier": [1] * log2,
             "all_reduce_naive": [size] * (n - 1) + tree, "all_reduce_tree": tree + tree,
@@ -280,12 +279,12 @@ def sent(name, n, size):
 def by_torch(name, x):
     """What PyTorch's own collective makes of x, whose parts must be of one size there."""
     rank, n, y = dist.get_rank(), dist.get_world_size(), x.clone()
-    mine, theirs = x.tensor_split(n), list(y.tensor_split(n))
+    parts, outputs = x.tensor_split(n), list(y.tensor_split(n))
     calls = {"broadcast": lambda: dist.broadcast(y, 0), "reduce": lambda: dist.reduce(y, 0),
-             "scatter": lambda: dist.scatter(theirs[rank], list(mine) if rank == 0 else None),
-             "gather": lambda: dist.gather(mine[rank], theirs if rank == 0 else None),
-             "all_gather": lambda: common.all_gather(y, mine[rank]),
-             "reduce_scatter": lambda: common.reduce_scatter(theirs[rank], x),
+             "scatter": lambda: dist.scatter(outputs[rank], list(parts) if rank == 0 else None),
+             "gather": lambda: dist.gather(parts[rank], outputs if rank == 0 else None),
+             "all_gather": lambda: common.all_gather(y, parts[rank]),
+             "reduce_scatter": lambda: common.reduce_scatter(outputs[rank], x),
              "all_to_all": lambda: dist.all_to_all_single(y, x), "barrier": dist.barrier}
     calls.get(name, lambda: dist.all_reduce(y))()
     return y
@@ -294,15 +293,15 @@ def by_torch(name, x):
 # ---------------------------------------------------------------------------------- what goes wrong
 
 def deadlock(net, x):
-    """All send to the right, and only then receive. A network that stores nothing on the way lets
-    a send end when its receive has begun, so all wait in a circle."""
-    net.exchange(send=x, to=(net.rank + 1) % net.ranks)
-    net.exchange(receive=x, source=(net.rank - 1) % net.ranks)
+    """All send to the right, and only then receive. gloo stores nothing on the way, so that a send
+    ends when its receive has begun, and all wait in a circle. (NCCL may store a small message.)"""
+    net.exchange(send=x, to=net.right)
+    net.exchange(receive=x, source=net.left)
 
 
 def order(net, x):
-    """The last rank calls reduce before broadcast, the others after it. Collectives have no names:
-    what is sent by one meets what is received by the other, or nothing."""
+    """The last rank calls reduce before broadcast. Messages have no names: who waits for one knows
+    only from whom. (Of two rings, nobody would wait, and sums would be wrong.)"""
     for collective in (reduce, broadcast) if net.rank == net.ranks - 1 else (broadcast, reduce):
         collective(net, x)
 
@@ -359,8 +358,7 @@ def hello(run):
     return everyones
 
 
-# What a rank has sent and received in each round, and whether it has what PyTorch gives it.
-Found = namedtuple("Found", "name rounds equal")
+Found = namedtuple("Found", "name rounds equal")        # equal: to what PyTorch's own gives
 
 
 def given(name, x, rank, n):
@@ -384,8 +382,8 @@ def collectives(run):
 
 
 def sums(run):
-    """The same float32 addends in other orders, none of them wrong. Naive has a fixed one, of the
-    ranks, for N times the memory. (N/2 ranks would add up two addends each first: another one.)"""
+    """The same float32 addends in other orders: none is wrong, and each gives the same in each run.
+    N/2 ranks of two addends each have another one. Naive has the ranks' own, for N times x."""
     own, lines, fixed = torch.Generator().manual_seed(12 + run.rank), [], None
     x = torch.randn(1000, generator=own).to(run.device)
     for name in ("naive", "naive", "tree", "ring", "doubling"):
@@ -398,10 +396,11 @@ def sums(run):
 
 
 def formulas(args, rank, ranks, model):
-    """{collective: (rounds, bytes that all ranks send)}."""
-    size = ranks * args.numbers * common.DTYPES[args.dtype].itemsize
+    """{collective: (bytes of the largest message in each round, bytes that all ranks send)}."""
+    width = common.DTYPES[args.dtype].itemsize
+    size = ranks * args.numbers * width
     return {"network": Network, "by_hand": BY_HAND, "duals": DUALS, "collectives": {
-        name: (len(messages(name, ranks, size)), sent(name, ranks, size)) for name in BY_HAND}}
+        name: (messages(name, ranks, size, width), sent(name, ranks, size)) for name in BY_HAND}}
 
 
 def flags(parser):
@@ -409,12 +408,13 @@ def flags(parser):
 
 
 def requires(args, ranks):
-    if args.variant in FAULTS and ranks == 1:
-        raise common.Refused(f"--variant {args.variant} needs two ranks", "--nproc_per_node 2")
+    least = {"collectives": 1, "hello": 1, "sums": 3}.get(args.variant, 2)
+    if ranks < least:
+        raise common.Refused(f"{args.variant} needs {least} ranks", f"--nproc_per_node {least}")
 
 
-VARIANTS = {"collectives": collectives, "hello": hello, "sums": sums}
-VARIANTS |= dict.fromkeys(FAULTS, go_wrong)
+VARIANTS = {"collectives": (collectives, "--numbers", "--dtype", "--seed", "--plot"),
+            "hello": hello, "sums": sums, **dict.fromkeys(FAULTS, go_wrong)}
 
 if __name__ == "__main__":
     common.launch(__file__, __doc__, VARIANTS, requires, flags, formulas)

@@ -197,8 +197,8 @@ class Run(Bench):
         size = self.world * self.args.numbers * self.dtype.itemsize
         self.say(f"  each rank's tensor: {self.world * self.args.numbers:,} numbers, "
                  f"{quantity(size)}, in {count(self.world, 'part')}")
-        self.say(f"  {'':<21}{'rounds':>7}{'formula':>9}{'sent by all':>15}{'formula':>13}"
-                 f"{'PyTorch has':>15}   backward is")
+        self.say(f"  {'':<20}{'rounds':>7}{'formula':>8}{'in a row':>12}{'formula':>12}"
+                 f"{'sent by all':>13}{'formula':>12}{'PyTorch has':>13}  backward is")
         wrong = []
         for found, *ranks in zip(self.found, *everyones):
             by_hand, dual = answer["by_hand"][found.name], duals.get(found.name)
@@ -216,11 +216,14 @@ class Run(Bench):
             wrong.append((WAITING, f"{name}: {error}"))
             passed = []
         self.recorded.setdefault("messages", {})[name] = passed
-        rounds = self.check(f"{name}, rounds", len(passed), formula[0])
-        size = self.check(f"{name}, bytes sent by all ranks", sent, formula[1])
-        if not rounds or not size:
+        messages, sent_by_formula = formula
+        in_a_row = sum(max(size for _, _, size in together) for together in passed)
+        rounds = self.check(f"{name}, rounds", len(passed), len(messages))
+        row = self.check(f"{name}, bytes in a row", in_a_row, sum(messages))
+        size = self.check(f"{name}, bytes sent by all ranks", sent, sent_by_formula)
+        if not rounds or not row or not size:
             wrong.append((MESSAGES, f"{name}: {len(passed)} rounds, {quantity(sent)}, and by the "
-                          f"formulas {formula[0]}, {quantity(formula[1])}; "
+                          f"formulas {len(messages)}, {quantity(sent_by_formula)}; "
                           f"{who_sends_what(everyones)}"))
         if not self.check(f"{name}, ranks with what PyTorch's gives", sum(equal), world):
             whose = simulate.what_is_wrong(by_hand, as_one, min(world, LETTERS))
@@ -238,8 +241,9 @@ class Run(Bench):
                                    sum(dual_is_right), world):
             wrong.append((BACKWARD, f"{name}: {dual} does not give its gradient"
                           f"{where_not(dual_is_right)}"))
-        self.say(f"  {name:<21}{len(passed):>7}{formula[0]:>9}{quantity(sent):>15}"
-                 f"{quantity(formula[1]):>13}{'the same' if all(equal) else 'others':>15}   "
+        self.say(f"  {name:<20}{len(passed):>7}{len(messages):>8}{quantity(in_a_row):>12}"
+                 f"{quantity(round(sum(messages))):>12}{quantity(sent):>13}"
+                 f"{quantity(sent_by_formula):>12}{'the same' if all(equal) else 'others':>13}  "
                  f"{dual or '':<15} {'✗' if wrong else '✓'}")
         return wrong
 

@@ -24,12 +24,13 @@ class Deadlock(RuntimeError):
 
 
 class Network:
-    """What a collective sees: rank, ranks, exchange and rounds, as in the chapter. arrived: for
+    """What a collective sees: rank, left, exchange and so on, as in the chapter. arrived: for
     each round that has passed, what has come, and of which ranks its sender had heard. heard:
     the ranks of which this one has, itself included. stop: what is raised after these rounds."""
 
     def __init__(self, rank, ranks, arrived, stop):
         self.rank, self.ranks, self.arrived, self.stop = rank, ranks, arrived, stop
+        self.left, self.right = (rank - 1) % ranks, (rank + 1) % ranks
         self.rounds, self.sent, self.heard = [], [], {rank}
 
     def exchange(self, send=None, to=None, receive=None, source=None):

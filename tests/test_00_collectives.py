@@ -224,7 +224,7 @@ def test_a_run_finds_them_equal_to_pytorchs(ranks, tmp_path, n, numbers, dtype):
     first, second, _, broadcast, *_ = output.splitlines()
     ranks_of_it = "1 rank" if n == 1 else f"{n} ranks"
     assert first.startswith(f"00 collectives · collectives · {ranks_of_it} · cpu, gloo (")
-    assert f"{n * numbers} numbers" in second and broadcast.endswith("reduce          ✓")
+    assert f"{n * numbers:,} numbers" in second and broadcast.endswith("reduce          ✓")
 
 
 FAULTS = {  # in the chapter, found by a run of 4 ranks: who is wrong, and what is said of it

@@ -129,12 +129,12 @@ def test_the_first_rank_that_has_something_else_is_named(chapter_00):
         module = broken("00_collectives", line, other)
         return simulate.what_is_wrong(getattr(module, name), collectives.as_one)
 
-    hop = "send=mine[(net.rank - hop) % net.ranks], to=right % net.ranks,\n"
-    hop += "                     receive=mine[(left"
+    hop = "send=parts[(net.rank - hop) % net.ranks], to=net.right,\n"
+    hop += "                     receive=parts[(net.left"
     assert wrong("all_gather", hop, hop.replace(" - hop", "")) == (
         "on 3 ranks, rank 0 has 'a0 c2 c2', and should have 'a0 b1 c2'")
-    line = "receive=mine[net.rank], source=0"
-    assert wrong("scatter", line, "receive=mine[0], source=0") == (
+    line = "receive=parts[net.rank], source=0"
+    assert wrong("scatter", line, "receive=parts[0], source=0") == (
         "on 3 ranks, rank 1 has '0 b1 0', and should have '0 a1 0'")
     assert wrong("scatter", line, "receive=x, source=0") == (
         "on 3 ranks, ValueError: rank 0 sends 8 bytes, and rank 1 receives 24")
@@ -143,7 +143,7 @@ def test_the_first_rank_that_has_something_else_is_named(chapter_00):
 DOUBLING = """        have = 2**k
         if net.rank < have and net.rank + have < net.ranks:
             net.exchange(send=x, to=net.rank + have)
-        if have <= net.rank < 2 * have:
+        elif have <= net.rank < 2 * have:
             net.exchange(receive=x, source=net.rank - have)
 
 
@@ -157,13 +157,13 @@ FROM_AFAR = """        far = 2 ** ((net.ranks - 1).bit_length() - 1 - k)
 
 
 def reduce("""
-TO_THE_RIGHT = """net.exchange(send=mine[(net.rank - hop) % net.ranks], to=right % net.ranks,
-                     receive=mine[(left - hop) % net.ranks], source=left % net.ranks)
+TO_THE_RIGHT = """net.exchange(send=parts[(net.rank - hop) % net.ranks], to=net.right,
+                     receive=parts[(net.left - hop) % net.ranks], source=net.left)
 
 
 def reduce_scatter"""
-TO_THE_LEFT = """net.exchange(mine[(net.rank + hop) % net.ranks], left % net.ranks,
-                     mine[(right + hop) % net.ranks], right % net.ranks)
+TO_THE_LEFT = """net.exchange(parts[(net.rank + hop) % net.ranks], net.left,
+                     parts[(net.right + hop) % net.ranks], net.right)
 
 
 def reduce_scatter"""
@@ -178,7 +178,8 @@ def test_another_way_with_as_many_rounds_and_bytes_is_right_too(name, ours, othe
         getattr(chapter_00, name), *cases)
 
 
-ROUND = """        for handle, self.waits_for in zip(dist.batch_isend_irecv(messages), words):
+ROUND = """        for handle, what in zip(dist.batch_isend_irecv(messages), words):
+            self.waits_for = what
             handle.wait(timedelta(seconds=self.patience)) if self.patience else handle.wait()
 """
 ONE_BY_ONE = """        for handle in (dist.irecv(receive, group=self.group, group_src=source),

@@ -11,8 +11,8 @@ EXHIBITS = [
         "and it passed: all of its numbers were the same, so whichever were sent, they were right. "
         "The fix came with a test whose numbers all differ.",
         "00_collectives.py",
-        "        net.exchange(send=mine[net.rank], to=0)\n",
-        "        net.exchange(send=x[:len(mine[net.rank])], to=0)\n",
+        "        net.exchange(send=parts[net.rank], to=0)\n",
+        "        net.exchange(send=x[:len(parts[net.rank])], to=0)\n",
         4, "--numbers 3", ("gather, ranks with what PyTorch's gives",),
         ("gather, rounds", "gather, bytes sent by all ranks"),
     ),
