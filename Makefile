@@ -4,7 +4,7 @@
 PY ?=
 PYTHON := $(if $(PY),"$(PY)",.venv/bin/python)
 READY := $(if $(PY),given-python,.venv/ready)
-CHAPTERS_HERE := $(sort $(wildcard [0-9][0-9]_*.py))
+CHAPTERS_HERE := $(filter-out 10_planner.py,$(sort $(wildcard [0-9][0-9]_*.py)))  # it runs nothing
 LINT := check --quiet --output-format concise
 
 .DEFAULT_GOAL := help
@@ -88,10 +88,23 @@ define go_on_elsewhere
 	done
 endef
 
+# What chapter 10 says of published layouts: Llama 3's three, and DeepSeek-V3's.
+LLAMA_3 := --model 405b --software llama3 --tp 8 --pp 16 --v 8 --zero 2 --recompute none
+PLANS := "$(LLAMA_3) --gpus 8192 --batch 2048 --cp 1" "$(LLAMA_3) --gpus 16384 --batch 2048 --cp 1" \
+	"$(LLAMA_3) --gpus 16384 --batch 128 --seq 131072 --cp 16" \
+	"--model deepseek-v3 --gpus 2048 --batch 15360 --seq 4096 --pp 16 --ep 64 --zero 1 --tp 1 \
+	--schedule dualpipe-v --v 1 --cp 1 --recompute none"
+define plan_published
+	@for layout in $(PLANS); do \
+		set -- $(PYTHON) 10_planner.py $$layout --micro-batch 1; echo; echo "$$ $$*"; "$$@" || exit 1; \
+	done
+endef
+
 tour: $(READY)  ## run the course on this machine: every chapter, then one table of all and the figures
 	$(call run_chapters,,runs)
 	$(call sleep_through,runs)
 	$(call go_on_elsewhere)
+	$(call plan_published)
 	@echo
 	@$(PYTHON) -m lab.report $(call written,runs) runs/03_zero-again.json runs/09_5d-again.json
 	@echo "pictures, from the JSON beside them:"

@@ -1,0 +1,286 @@
+"""Chapter 10: held to what was published, to other chapters' formulas, and to its own search."""
+
+import itertools
+import json
+import math
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+
+import pytest
+from conftest import ROOT, chapter
+
+import common
+from lab import anatomy, published
+
+TEN = "10_planner"
+
+
+@pytest.fixture
+def ten():
+    return chapter(TEN)
+
+
+def config(model):
+    """The same model, as chapters 01 to 09 train it."""
+    return common.Config(model.layers, model.dim, model.heads, model.kv_heads, model.seq,
+                         model.vocab, model.tie, "plain")
+
+
+# ------------------------------------------------------------------------------- what was published
+
+
+@pytest.mark.parametrize(("table", "mean", "largest"), [
+    ("table 1", 0.02, 0.05), ("table 2, PTD", 0.04, 0.10), ("table 2, ZeRO-3", 0.07, 0.15),
+    ("table 5, full", 0.04, 0.10), ("table 5, selective", 0.04, 0.10)])
+def test_published_tables_are_predicted(table, mean, largest):
+    ours, constant = published.errors(published.rows(table))
+    sizes = [abs(error) for error in ours]
+    assert sum(sizes) / len(sizes) <= mean and max(sizes) <= largest
+    assert sum(sizes) < sum(map(abs, constant)) / 2
+
+
+def test_constants_are_those_that_fit_and_predict_what_they_have_not_seen(ten):
+    assert published.fit(start=(0.8, 0.8)) == pytest.approx([ten.HBM, ten.NVLINK], abs=3e-3)
+    sizes = [abs(error) for error in published.leave_one_out()]
+    assert sum(sizes) / len(sizes) <= 0.025
+
+
+def test_every_layout_of_table_1_fits_and_none_with_half_as_much_model_parallelism(ten):
+    memory = ten.CLUSTERS["a100"].memory
+
+    def bytes_on(row, fewer_tp=1, fewer_pp=1):
+        layers, dim, heads, tp, pp, v, gpus, batch, micro_batch = map(int, row.split())
+        tp, pp = tp // fewer_tp, pp // fewer_pp
+        if not tp or not pp:
+            return math.inf
+        dp = gpus // (tp * pp)
+        layout = ten.Layout(dp, tp, 1, pp, v if pp > 1 else 1, sp=False, micro_batch=micro_batch,
+                            recompute="full")
+        needed = ten.memory(ten.gpt(layers, dim, heads), layout, ten.SOFTWARE["megatron-2021"],
+                            batch // dp // micro_batch)
+        return sum(needed.values())
+
+    for row, *_ in published.rows("table 1"):
+        assert bytes_on(row) < ten.ROOM * memory
+        assert min(bytes_on(row, fewer_tp=2), bytes_on(row, fewer_pp=2)) > memory
+
+
+def test_micro_batch_of_two_is_best_where_megatron_found_it_best(ten):
+    """Figure 16: 91 billion parameters, tp 8, pp 8, 64 GPUs, a batch of 128."""
+    model = ten.gpt(layers=32, dim=15360, heads=120)
+    seconds = {b: sum(ten.step_seconds(model, ten.Layout(1, 8, 1, 8, sp=False, micro_batch=b,
+                                                         recompute="full"),
+                                       ten.CLUSTERS["a100"], ten.SOFTWARE["megatron-2021"],
+                                       128).values()) for b in (1, 2, 4, 8)}
+    assert min(seconds, key=seconds.get) == 2
+
+
+def test_worked_problems_have_the_books_answers():
+    text = " ".join(published.problems())
+    for answer in ("13.0 G parameters (13.0)", "130 GB (130)", "42 TB (42)", "8 TB (8)",
+                   "393 TB (393)", "850 tokens of a chip (850)", "below 235 (235)",
+                   "over 1333 chips (1333)", "0.31 s"):
+        assert answer in text
+
+
+# ----------------------------------------------------------------------- other chapters' formulas
+
+
+def test_activations_are_korthikantis(ten):
+    model, b, t = ten.gpt(4, 256, 8, seq=128), 3, 4
+    s, h, a = model.seq, model.dim, model.heads
+    unfused = ten.Software(flash=False, dropout=True)
+    kept = lambda **layout: ten.kept_by_layer(
+        model, ten.Layout(**{"micro_batch": b, "sp": False} | layout), unfused)
+    core = 5 * a * s / h
+    assert kept() == s * b * h * (34 + core)
+    assert kept(tp=t) == s * b * h * (10 + 24 / t + core / t)
+    assert kept(tp=t, sp=True) == s * b * h * (34 + core) / t
+    assert kept(tp=t, sp=True, recompute="selective") == s * b * h * 34 / t
+    assert kept(recompute="full") == 2 * s * b * h
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_activations_are_those_of_chapters_04_and_05(ten, tp):
+    """But for the mean and the deviation of each token, 2 bytes each, that two LayerNorms keep."""
+    model = ten.gpt(3, 64, 4, seq=32, vocab=256, tie=False)
+    software, statistics = ten.Software(flash=False), 2 * 2 * 2 * 3 * 32
+    for sp, kept in ((False, chapter("04_tensor_parallel").kept(tp)),
+                     (True, chapter("05_sequence_parallel").kept(tp))):
+        measured = anatomy.kept_by_modules(config(model), 3, 2, kept)[1]
+        ours = ten.kept_by_layer(model, ten.Layout(tp=tp, sp=sp, micro_batch=3), software)
+        assert ours + statistics / (tp if sp else 1) == measured
+
+
+def test_model_states_are_shared_out_as_in_chapter_03(ten):
+    """2 bytes of weights, 4 of gradients and 12 of the optimizer a parameter."""
+    model, n = ten.gpt(4, 64, 4, seq=32, vocab=256), 4
+    numbers, layer = model.parameters(), model.weights(1)
+    states = lambda **more: [size / numbers for cause, size in ten.memory(
+        model, ten.Layout(n, **more), ten.Software(), 1).items() if cause != "activations"]
+    assert states() == [2, 4, 12]
+    assert states(zero=1) == [2, 4, 12 / n]
+    assert states(zero=2) == [2, 4 / n, 12 / n]
+    assert states(zero=3) == [2 / n + 4 * layer / numbers, 4 / n, 12 / n]   # two layers are whole
+
+    mixture = replace(model, experts=8)
+    experts, others = ten.parameters_of_gpu(mixture, ten.Layout(n, ep=2))
+    assert experts == 4 * 8 * 2 * 64 * 256 / 2 and others == mixture.parameters() - 2 * experts
+    needed = ten.memory(mixture, ten.Layout(n, ep=2, zero=1), ten.Software(), 1)
+    assert needed["optimizer"] == 12 * (experts / 2 + others / n)
+
+
+def test_parameters_and_flops_are_chapter_01s(ten):
+    one = chapter("01_single_gpu")
+    for model in (ten.gpt(3, 64, 4, seq=32, vocab=256), ten.gpt(3, 64, 4, tie=False, vocab=500)):
+        cfg = config(model)
+        norms = (4 * model.layers + 2) * model.dim
+        assert model.parameters() + norms == cfg.parameters()
+        assert ten.step_flops(model, 5) == one.model_flops(cfg, 5)
+        again = ten.step_flops(model, 5, recompute="full")
+        assert again == one.step_flops(cfg, 5, "plain", "full")
+    causal, every = ten.step_flops(model, 5, "causal"), ten.step_flops(model, 5)
+    assert every - causal == 3 * model.layers * 5 * model.seq * 2 * model.seq * model.dim
+
+
+def test_the_bubble_and_what_is_alive_are_chapter_07s(ten):
+    seven = chapter("07_pipeline_parallel")
+    names = {"1f1b": "1f1b", "zero-bubble": "zb-h1", "dualpipe-v": "dualpipe-v"}
+    for (ours, theirs), p, m in itertools.product(names.items(), (2, 4, 8), (17, 32)):
+        layout = ten.Layout(pp=p, schedule=ours)
+        wait = ten.bubble(layout, F=3, B=4, W=2)
+        assert wait / (m * 9) == pytest.approx(seven.bubble(theirs, p, m, 1, 3, 4, 2))
+        stages = 2 if ours == "dualpipe-v" else 1
+        assert ten.micro_batches_alive(layout, m) == seven.most_alive(theirs, 0, p, m, 1) / stages
+    layout = ten.Layout(pp=4, v=2)
+    assert ten.bubble(layout, 1, 1, 1) / (8 * 3) == seven.bubble("interleaved", 4, 8, 2)
+    assert ten.micro_batches_alive(layout, 8) == seven.most_alive("interleaved", 0, 4, 8, 2) / 2
+
+
+def test_rooflines_are_those_of_chapters_02_and_04(ten):
+    flops, bandwidth = 989e12, 450e9
+    tokens = chapter("02_data_parallel").tokens_to_hide(2, 10**9, flops, bandwidth)
+    assert ten.tokens_of_data_parallel(flops, bandwidth) == pytest.approx(tokens)
+    ranks = chapter("04_tensor_parallel").ranks_that_pay(4096, 2, flops, bandwidth)
+    assert ten.largest_tensor_parallel(4 * 4096, flops, bandwidth) == pytest.approx(ranks - 1)
+
+
+# ---------------------------------------------------------------------------------------- the time
+
+
+def test_a_ring_leaves_a_node_through_the_cards_of_its_members(ten):
+    cluster = ten.Cluster(1e12, 1, 1, 1e12, 1e9, nvlink=8e9 / ten.NVLINK, nic=1e9 / ten.NIC)
+    machine = ten.Machine(cluster, ten.Software())
+    assert machine.links(8, 1) == pytest.approx(8e9)            # all in a node
+    assert machine.links(2, 4) == pytest.approx(8e9)
+    assert machine.links(4, 8) == pytest.approx(1e9)            # one in each node
+    assert machine.links(8, 2) == pytest.approx(4e9)            # four in each
+    assert machine.links(16, 1) == pytest.approx(8e9)           # eight cards, NVLink's at most
+    one_card = ten.Machine(cluster, ten.Software(one_card=True))
+    assert one_card.links(16, 1) == pytest.approx(1e9)
+    assert machine.ring(12e9, 4, 8) == pytest.approx(9)         # 3/4 of 12 GB at 1 GB/s
+    assert machine.ring(12e9, 1, 1) == 0
+
+
+def test_each_cause_is_there_when_its_axis_is(ten):
+    model, h100, software = ten.MODELS["8b"], ten.CLUSTERS["h100"], ten.SOFTWARE["ours"]
+    seconds = lambda **layout: ten.step_seconds(model, ten.Layout(**layout), h100, software, 64)
+    alone = seconds()
+    assert not any(alone.get(cause, 0) for cause in ("tp", "cp", "ep", "pp", "bubble", "dp"))
+    assert seconds(tp=2)["tp"] > 0 and seconds(cp=2)["cp"] > 0 and seconds(dp=2)["dp"] > 0
+    assert seconds(pp=2)["pp"] > 0 and seconds(pp=2)["bubble"] > 0
+    assert seconds(tp=2)["matmul"] > alone["matmul"] / 2        # thinner slices
+    assert seconds(zero=3, dp=8)["dp"] > seconds(zero=1, dp=8)["dp"]    # in every micro-batch
+    assert seconds(recompute="full")["matmul"] == pytest.approx(
+        alone["matmul"] + 64 * model.layers * ten.layer_seconds(
+            model, ten.Layout(), ten.Machine(h100, software))[0]["matmul"])
+
+
+# --------------------------------------------------------------------------------------- the search
+
+
+def test_the_search_finds_what_trying_all_finds(ten):
+    model, cluster = replace(ten.MODELS["8b"], seq=8192), ten.CLUSTERS["h100"]
+    software, fixed = ten.SOFTWARE["torchtitan"], {"v": 1, "ep": 1}
+    fit, _ = ten.search(model, cluster, software, 16, 32, fixed, most=2)
+    best = math.inf
+    for dp, tp, cp, pp, zero, b, again in itertools.product(
+            *[(1, 2, 4, 8, 16)] * 4, (0, 1, 3), (1, 2), ("none", "full")):
+        layout = ten.Layout(dp, tp, cp, pp, 1, 1, zero, tp > 1, b, again)
+        if tp <= 8 and cp <= 2 and ten.misfit(model, layout, 16, 32) is None:
+            needed = ten.memory(model, layout, software, 32 // dp // b)
+            if sum(needed.values()) <= ten.ROOM * cluster.memory:
+                best = min(best, sum(ten.step_seconds(model, layout, cluster, software,
+                                                      32).values()))
+    assert fit[0].total == best
+    assert [plan.total for plan in fit] == sorted(plan.total for plan in fit)
+
+
+def test_the_search_keeps_to_what_is_given_and_is_quick(ten):
+    begin = time.perf_counter()
+    fixed = {"tp": 8, "micro_batch": 1, "recompute": "full"}
+    fit, _ = ten.search(ten.MODELS["405b"], ten.CLUSTERS["h100"], ten.SOFTWARE["llama3"], 16384,
+                        2048, fixed)
+    assert time.perf_counter() - begin < 10
+    assert fit and all(asdict(plan.layout) | fixed == asdict(plan.layout) for plan in fit)
+
+
+# ------------------------------------------------------------------------------- the command line
+
+
+def planner(arguments):
+    return subprocess.run([sys.executable, ROOT / f"{TEN}.py", *shlex.split(arguments)],
+                          capture_output=True, text=True, timeout=60)
+
+
+def test_it_answers_in_a_second_without_torch(tmp_path):
+    file = tmp_path / "plan.json"
+    begin = time.perf_counter()
+    ran = planner(f"--model 70b --gpus 512 --batch 1024 --explain --json {file}")
+    assert ran.returncode == 0 and time.perf_counter() - begin < 5, ran.stderr
+    plan = json.loads(file.read_text())
+    assert {"seconds", "tokens_per_second_per_gpu", "tflops", "tflops_causal", "mfu", "time",
+            "memory", "layout", "found"} <= plan.keys()
+    assert plan["seconds"] == pytest.approx(sum(plan["time"].values()))
+    parts = [size for cause, size in plan["memory"].items() if cause != "total"]
+    assert plan["memory"]["total"] == pytest.approx(sum(parts))
+    assert plan["tokens_per_second_per_gpu"] * 512 * plan["seconds"] == pytest.approx(1024 * 8192)
+    assert math.prod(plan["layout"][axis] for axis in ("dp", "tp", "cp", "pp")) == 512
+    code = ("import sys; sys.argv = ['x', '--tp', '8']; import runpy; "
+            f"runpy.run_path('{ROOT / TEN}.py', run_name='__main__'); "
+            "assert 'torch' not in sys.modules")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_any_model_and_machine_can_be_given(ten, capsys):
+    ten.main(shlex.split("--layers 4 --dim 512 --heads 8 --kv-heads 2 --ffn 2048 --no-gated "
+                         "--vocab 1000 --seq 512 --untie --peak 1e14 --matmul 0.5 --hbm 1e12 "
+                         "--memory 1e10 --nvlink 1e11 --nic 1e10 --per-node 4 --gpus 4 --batch 16"))
+    said = capsys.readouterr().out
+    assert "0.0 G parameters" in said and "layouts fit" in said
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("--tp 3", "tp x cp x pp = 3; --tp"), ("--model 405b", "needs 919 GB of a GPU"),
+    ("--tp x", "--tp: invalid"), ("--gpus 0", "--gpus"), ("--model 9b", "--model"),
+    ("--seq 100 --cp 8", "seq = 100 is not a multiple of cp = 8"),
+    ("--pp 64 --gpus 64", "layers = 32"),
+    ("--zero 3 --pp 2", "zero = 3 with pp"), ("--nic nan", "--nic"), ("--peak 1e99", "--peak"),
+    ("--json /no/such/folder/plan.json", "--json"), ("--layer 3", "--layer 3")])
+def test_a_bad_argument_costs_one_line(arguments, words):
+    ran = planner(arguments)
+    assert ran.returncode == 2 and not ran.stdout, ran
+    [line] = ran.stderr.splitlines()
+    assert line.startswith("error: ") and words in line
+
+
+@pytest.mark.parametrize("arguments", [
+    "--tp 3", "--model 405b", "--zero 3 --pp 2", "--pp 64 --gpus 64", "--model 70b --tp 1"])
+def test_what_a_refusal_names_works(arguments):
+    line = planner(arguments).stderr
+    change = line.rpartition("; ")[2].removesuffix(" would work\n")
+    assert change.startswith("--")
+    assert planner(f"{arguments} {change}").returncode == 0
