@@ -149,12 +149,12 @@ def test_every_collective(ranks, zero, n, settings):
     cases = itertools.product(settings(n), zero.BY_HAND)
     for ((numbers, dtype, _), name), *everyones in zip(cases, *(rounds for _, rounds in found)):
         size, passed = numbers * dtype.itemsize, in_rounds(everyones)
-        formula = zero.messages(name, n, size)
+        formula = zero.messages(name, n, size, dtype.itemsize)
         assert len(passed) == len(formula), name
         if numbers % n == 0 or name not in ("scatter", "gather"):
             sent = sum(size for messages in passed for _, _, size in messages)
             assert sent == zero.sent(name, n, size), name
-        if numbers % (8 * n) == 0:
+        if numbers % n == 0:
             assert [max(size for *_, size in messages) for messages in passed] == formula, name
 
 
