@@ -1320,6 +1320,108 @@ EXERCISES = {
              Same("balanced(3, 3)")),
         ),
     ],
+    "10_planner": [
+        Exercise(
+            "10.1", "Machine.matmul", 1,
+            "How many seconds a matmul of (m, k) by (k, n) takes, `times` in a row: its arithmetic "
+            "at self.flops, and then all that it reads and writes, two bytes a number, at "
+            "self.bandwidth.",
+            ("How many multiplications and additions is each of the m·n outputs?",
+             "2·m·k·n FLOPs; and m·k, k·n and m·n numbers go through HBM, each once. The two times "
+             "are added."),
+            (Same("(lambda machine: {f'({m}, {k}) @ ({k}, {n})': machine.matmul(m, k, n, 3) for m, "
+                  "k, n in ((8, 16, 32), (4096, 8192, 1024))})(Machine(CLUSTERS['h100'], "
+                  "Software()))",
+                  "seconds of a matmul"),),
+        ),
+        Exercise(
+            "10.2", "Machine.links Machine.ring", 2,
+            "`links`: bytes/s that a ring of n ranks has, which lie `stride` apart. Inside a node "
+            "that is NVLink; a ring that leaves it does so through the network cards of all its "
+            "members there, but no faster than NVLink. `ring`: seconds of an all_gather or a "
+            "reduce_scatter of so many bytes.",
+            ("Of 16 ranks with stride 2, on nodes of 8 GPUs, how many share a node? And of 16 with "
+             "stride 8?",
+             "cluster.per_node // stride of them, at least one, at most n; software.one_card: one. "
+             "NVLINK and NIC say which share of their rates they reach. A ring sends (n-1)/n of "
+             "the bytes, and one rank alone sends nothing."),
+            (Same("(lambda machines: {f'{n} ranks, stride {stride}, {name}': machine.links(n, "
+                  "stride) for name, machine in machines.items() for n, stride in ((8, 1), (2, 4), "
+                  "(4, 8), (8, 2), (16, 1), (64, 16))})({'all cards': Machine(CLUSTERS['a100'], "
+                  "Software()), 'one card': Machine(CLUSTERS['a100'], "
+                  "Software(one_card=True))})", "bytes/s"),
+             Same("(lambda machine: {f'{n} ranks': machine.ring(1e9, n, 2) for n in (1, 2, 4, 32)})"
+                  "(Machine(CLUSTERS['a100'], Software()))", "seconds of a gigabyte"),),
+            "Machine: links and rings",
+        ),
+        Exercise(
+            "10.3", "kept_by_layer", 3,
+            "Bytes of activations of a layer, for a micro-batch on a GPU, in 16 bits. With full "
+            "recomputation only the input is kept. Else: what lies outside of the sub-layers is "
+            "whole on each rank of tp, but under sequence parallelism; the rest is shared out.",
+            ("For a GPT with dropout and without flash it comes to s·b·h·(10 + 24/t + "
+             "5·a·s/(h·t)). Which tensors are the 10, and which the 24?",
+             "Outside: the inputs of two norms, the inputs of q, k, v and of up, two masks of a "
+             "byte. Shared: q, k, v, the input of o, the MLP's two (three with SwiGLU) tensors of "
+             "ffn·top_k columns; of the core 5 bytes a score with dropout, 2 without, none if they "
+             "are recomputed, and with flash 4 bytes a row."),
+            (Same("{f'{layout} {software}': kept_by_layer(model, layout, software) for model in "
+                  "(gpt(4, 64, 4, seq=32), MODELS['mixtral']) for software in (Software(), "
+                  "Software(flash=False), Software(False, True)) for layout in (Layout(), "
+                  "Layout(tp=2, sp=False, micro_batch=3), Layout(tp=2, cp=4), Layout(tp=2, "
+                  "recompute='selective'), Layout(tp=2, recompute='full'))}", "bytes of a layer"),),
+        ),
+        Exercise(
+            "10.4", "micro_batches_alive bubble", 2,
+            "`micro_batches_alive`: how many whole micro-batches the first stage keeps at once, of "
+            "m. `bubble`: how long a stage waits in a step, if a micro-batch takes it F forward, "
+            "and B and W backward. For each of the three schedules.",
+            ("Chapter 07 has both as a table. What does a rank with v slices keep of a micro-batch "
+             "that has gone through one of them?",
+             "Alive: p for 1f1b, (2(p-1) + (v-1)p + 1)/v interleaved, p for zero-bubble, (2p+1)/2 "
+             "for dualpipe-v, and never more than m. The bubble: (p-1)(F+B+W)/v; (p-1)(F+B-W); and "
+             "(p-1)/2 (F&B + B - 2W), where F&B takes F + B + W."),
+            (Same("{f'{schedule}, pp {p}, v {v}, m {m}': micro_batches_alive(Layout(pp=p, v=v, "
+                  "schedule=schedule), m) for schedule in CHOICES['schedule'] for p in (1, 4) for "
+                  "v in (1, 2) for m in (2, 64)}", "micro-batches alive"),
+             Same("{f'{schedule}, pp {p}, v {v}': bubble(Layout(pp=p, v=v, schedule=schedule), 3, "
+                  "5, 2) for schedule in CHOICES['schedule'] for p in (1, 4) for v in (1, 2)}",
+                  "the bubble, F 3, B 5, W 2")),
+            "what is alive, and the bubble",
+        ),
+        Exercise(
+            "10.5", "step_flops", 2,
+            "FLOPs of a step over `batch` sequences: forward and twice that backward, and with "
+            "full recomputation forward once more, but for the head. Of attention's scores, all "
+            "are counted or the causal half. The embedding multiplies nothing.",
+            ("How many FLOPs does a weight cost for a token, and how many the scores of a token "
+             "with s others, of h columns in all heads?",
+             "2 for each weight that a token meets (parameters(active=True), less the table of the "
+             "embedding, if it has one of its own); 4·s·h a layer for the scores. The head, "
+             "2·vocab·h, is never recomputed: 3 passes, where all else has 4."),
+            (Same("{f'{name} {scores} {recompute}': step_flops(MODELS[name], 3, scores, recompute) "
+                  "for name in ('gpt3', '70b', 'mixtral') for scores in ('all', 'causal') for "
+                  "recompute in ('none', 'full')}", "FLOPs"),),
+        ),
+        Exercise(
+            "10.6", "search", 3,
+            "Plans for all layouts that divide, with the degrees of `fixed` as they are. Those "
+            "that fit come first, the fastest first; if none fits, those that may, within the "
+            "factor ERROR. As a second value, all others.",
+            ("Which degrees are left to choose, once the number of GPUs and three of tp, cp, pp "
+             "and dp are known? A Plan says itself why it does not divide or fit.",
+             "itertools.product over lists: tp up to a node's GPUs, cp where sequences are long, "
+             "pp a divisor of the GPUs and no more than the layers, v, ep, zero 0, 1, 3, "
+             "micro-batches up to `most`, recomputation. dp is what is left; sp goes with tp. Sort "
+             "by (total, bytes)."),
+            (Same("[(plan.layout, plan.total) for plan in search(MODELS['8b'], CLUSTERS['h100'], "
+                  "SOFTWARE['megatron-2024'], 16, 64, {'v': 1, 'micro_batch': 1})[0][:5]]",
+                  "the five best of the 8b on 16 GPUs"),
+             Same("[(plan.layout, plan.total) for plan in search(gpt(8, 1024, 16), "
+                  "CLUSTERS['a100'], SOFTWARE['megatron-2021'], 4, 12, {'tp': 2}, "
+                  "4)[0]]", "all with tp 2 on 4 GPUs")),
+        ),
+    ],
     "kernels/elu": [
         Exercise(
             "elu.1", "chain_bytes fused_bytes", 1,

@@ -70,7 +70,8 @@ WRONG = {
               "        net.exchange(receive",
               "parts = x.chunk(net.ranks)\n    if net.rank > 0:\n        net.exchange(receive",
               "tuple index out of range"),
-        Wrong("net.exchange(send=parts[net.rank], to=0)", "net.exchange(send=parts[net.rank], to=1)",
+        Wrong("net.exchange(send=parts[net.rank], to=0)",
+              "net.exchange(send=parts[net.rank], to=1)",
               "ValueError: rank 1 of 3 sends to rank 1"),
     ],
     "00.5": [
@@ -174,7 +175,8 @@ WRONG = {
         Wrong("[size / n] * (n - 1)", "[size / n] * n", "have 3 items, and should have 2"),
         Wrong("beyond + halves + halves[::-1] + beyond", "halves + halves[::-1]",
               "all_reduce_doubling on 3 ranks"),
-        Wrong("(width * 2**k)) * width for", "(width * 2)) * width for", "all_reduce_doubling on 4 ranks[1]"),
+        Wrong("(width * 2**k)) * width for", "(width * 2)) * width for",
+              "all_reduce_doubling on 4 ranks[1]"),
         Wrong("latency + message / bandwidth", "message / bandwidth",
               "are 7.2e-07, and should be 1.072e-05"),
         Wrong("latency + message / bandwidth", "latency + message * bandwidth", "times that"),
@@ -669,6 +671,36 @@ WRONG = {
         Wrong("layers + 2]", "layers + 1]", "balanced(8, 4): item 3[1] is 9, and should be 10"),
     ],
     # elu
+    "10.1": [
+        Wrong("2 * m * k * n / self.flops", "m * k * n / self.flops", "and should be"),
+        Wrong("2 * (m * k + k * n + m * n)", "m * k + k * n + m * n", "and should be"),
+        Wrong("2 * m * k * n / self.flops + moved / self.bandwidth",
+              "max(2 * m * k * n / self.flops, moved / self.bandwidth)", "and should be"),
+    ],
+    "10.2": [
+        Wrong("(n - 1) / n * size", "size", "seconds of a gigabyte"),
+        Wrong("if n * stride <= cluster.per_node", "if n <= cluster.per_node", "bytes/s"),
+        Wrong("members * cluster.nic * NIC", "cluster.nic * NIC", "bytes/s"),
+    ],
+    "10.3": [
+        Wrong("whole * outside", "whole", "bytes of a layer"),
+        Wrong("2 * 2 * x + 2 * 2 * x", "2 * 2 * x", "bytes of a layer"),
+        Wrong("2 * (x + 2 * kv) + 2 * x", "2 * (x + kv) + 2 * x", "bytes of a layer"),
+    ],
+    "10.4": [
+        Wrong("min(m, alive[layout.schedule])", "alive[layout.schedule]", "micro-batches alive"),
+        Wrong("(p - 1) / v * (F + B + W)", "(p - 1) * (F + B + W)", "the bubble"),
+    ],
+    "10.5": [
+        Wrong("passes = 4 if", "passes = 3 if", "and should be"),
+        Wrong("(passes * (per_token - head + attention) + 3 * head)",
+              "passes * (per_token + attention)", "and should be"),
+    ],
+    "10.6": [
+        Wrong("(found.total, found.bytes)", "found.bytes", "the five best"),
+        Wrong("(others if found.why else fit).append(found)", "fit.append(found)",
+              "AttributeError: 'Plan' object has no attribute 'total'"),
+    ],
     "elu.1": [
         Wrong("1 + 3 * width", "3 * width", "21,000, and should be 22,000"),
         Wrong("numbers * 2 * width", "numbers * width", "2,000, and should be 4,000: 1/2 of that"),
