@@ -15,9 +15,11 @@ import math
 import warnings
 from dataclasses import fields, replace
 
+import torch
+
 import common
 from common import PRESETS, Config
-from lab import anatomy, cli, schedules
+from lab import anatomy, cli, schedules, simulate
 from lab.meters import hidden_share
 from lab.refusals import one_line, say
 from lab.runs import (
@@ -72,6 +74,103 @@ def config_of(run):
 
 def width_of(run):
     return common.DTYPES[run["dtype"]].itemsize
+
+
+# ------------------------------------------------------------------------------ 00: the collectives
+
+def collectives(runs):
+    """Above, who has what after each round, if the default variant was run; below, how long each
+    all_reduce takes, if lab.speed was."""
+    found = runs_of(runs, "00_collectives")
+    parts = [part for variant, part in (("collectives", rounds), ("speed", times))
+             if variant in found]
+    if not parts:
+        raise KeyError("messages")                      # of hello, say
+    figure = blank(13, 5.5 * len(parts))
+    for part, own in zip(parts, [figure] if len(parts) == 1 else figure.subfigures(2, 1)):
+        part(own, found)
+    return figure
+
+
+def rounds(figure, found):
+    """How many ranks' numbers each part is the sum of, in a ring all_reduce; who has rank 0's x, in
+    a broadcast. What is in between was sent by the run: the same functions are called again, on
+    lab/simulate's network, which must pass the same messages."""
+    run = found["collectives"]
+    n, messages = few(run["world_size"], "ranks", 16), run["recorded"]["messages"]
+    states = {name: states_of(name, n, messages[name])
+              for name in ("all_reduce_ring", "broadcast")}
+    above, below = figure.subfigures(2, 1, height_ratios=(1.3, 1))
+    above.suptitle(f"A ring all_reduce on {n} ranks: of how many ranks each part has the sum "
+                   "(dark: its own, yellow: all)", fontsize=11)
+    ring = states["all_reduce_ring"]
+    panels = above.subplots(2, -(-len(ring) // 2), sharex=True, sharey=True, squeeze=False)
+    for i, axes in enumerate(panels.flat):
+        if i == len(ring):                              # there is a panel more than rounds
+            axes.axis("off")
+            break
+        axes.imshow(ring[i], cmap="viridis", vmin=1, vmax=max(n, 2), aspect="auto")
+        axes.set_title(f"round {i}" if i else "before", fontsize=8)
+        axes.set_xticks([])
+        axes.set_yticks([0, n - 1], ["rank 0", n - 1], fontsize=8)
+        axes.set_xlabel(f"{n} parts" if i == 0 else "", fontsize=8)
+    axes = below.subplots()
+    below.suptitle("A broadcast by a tree: who has it", fontsize=11)
+    for i, (state, passed) in enumerate(zip(states["broadcast"], [*messages["broadcast"], []])):
+        for rank in range(n):
+            has_it = bool(state[rank].any())
+            axes.plot(rank, -i, "o", markersize=14, color=BLUE if has_it else "#e0e0e0")
+            axes.text(rank, -i, rank, ha="center", va="center", fontsize=8,
+                      color="white" if has_it else "gray")
+        for sender, receiver, _ in passed:
+            axes.annotate("", (receiver, -i - 0.85), (sender, -i - 0.15),
+                          arrowprops={"arrowstyle": "->", "color": RED})
+    axes.set_yticks([-i for i in range(len(states["broadcast"]))],
+                    ["before", *(f"round {i + 1}" for i in range(len(messages["broadcast"])))])
+    axes.set_xticks([])
+    axes.margins(x=0.05, y=0.2)
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+def states_of(name, n, messages):
+    """x of all ranks before a collective and after each of its rounds: ones, whose sums count."""
+    zero, states = importlib.import_module("00_collectives"), []
+    starts = [torch.ones(n) if name != "broadcast" or rank == 0 else torch.zeros(n)
+              for rank in range(n)]
+    *_, nets, _ = simulate.play(zero.BY_HAND[name], starts,
+                                lambda xs: states.append(torch.stack(xs).numpy()))
+    sent = sorted((rank, to) for rank, net in enumerate(nets) for to, _, _ in net.rounds
+                  if to is not None)
+    if sent != sorted((sender, receiver) for passed in messages for sender, receiver, _ in passed):
+        raise ValueError(f"{name} has sent other messages than the chapter's")
+    return states
+
+
+def times(figure, found):
+    """Seconds over bytes, measured and by the model that fits better, of each all_reduce."""
+    recorded = found["speed"]["recorded"]
+    measured, models = recorded["speed"], recorded["models"]
+    how = min(models, key=lambda how: sum(abs(math.log(off)) for off, _, _ in models[how]["off"]))
+    axes = figure.subplots()
+    for kind, color in zip(("naive", "tree", "ring", "doubling"), (ORANGE, RED, BLUE, PURPLE)):
+        x, y = zip(*measured["by hand"][f"all_reduce_{kind}"])
+        axes.loglog(x, [1e3 * t for t in y], "o-", color=color, label=kind, markersize=4)
+        x, y = zip(*models[how]["curves"][f"all_reduce_{kind}"])
+        axes.loglog(x, [1e3 * t for t in y], color=color, linewidth=0.8, linestyle="--")
+    x, y = zip(*measured["PyTorch"]["all_reduce"])
+    axes.loglog(x, [1e3 * t for t in y], "s-", color="black", label="PyTorch's own", markersize=4)
+    for one, other, size in recorded["crossovers"]:
+        if size:
+            axes.axvline(size, color="gray", linewidth=0.8, linestyle=":")
+            axes.text(size, 0.02, f" {one} beats {other}", rotation=90, fontsize=8, color="gray",
+                      transform=axes.get_xaxis_transform(), va="bottom", ha="right")
+    alpha, beta = models[how]["alpha"], models[how]["beta"]
+    rate = f", B = {quantity(1 / beta)}/s" if beta else ""
+    axes.set(xlabel="bytes", ylabel="ms",
+             title=f"all_reduce on {found['speed']['world_size']} ranks; dashed: {how}, "
+                   f"α = {1e6 * alpha:.0f} µs{rate}")
+    axes.legend(frameon=False)
 
 
 # ----------------------------------------------------------------------------------- 01: the memory
@@ -1061,7 +1160,8 @@ def once(axes, label):
     return label if label not in axes.get_legend_handles_labels()[1] else None
 
 
-FIGURES = {"01_single_gpu": memory, "02_data_parallel": overlap, "03_zero": bytes_per_rank,
+FIGURES = {"00_collectives": collectives, "01_single_gpu": memory,
+           "02_data_parallel": overlap, "03_zero": bytes_per_rank,
            "04_tensor_parallel": parts_of_matrices, "05_sequence_parallel": along_the_sequence,
            "06_context_parallel": who_computes, "07_pipeline_parallel": schedule,
            "08_expert_parallel": who_is_chosen, "09_5d": five_axes,

@@ -73,9 +73,10 @@ class Network:
         return sent[which] if which < len(sent) else None
 
 
-def play(function, tensors):
+def play(function, tensors, watch=lambda xs: None):
     """Call function(net, x) on a rank for each tensor. Returns, of all ranks, x, what was returned,
-    and the networks; and how many rounds it took."""
+    and the networks; and how many rounds it took. watch: called before each round, and in the end,
+    with the x of all ranks."""
     n, passed = len(tensors), 0
     arrived = [[] for _ in tensors]
     while True:
@@ -87,6 +88,7 @@ def play(function, tensors):
                 results.append(function(nets[rank], xs[rank]))
             except Pause:
                 waiting.append(nets[rank])
+        watch(xs)
         if not waiting:
             return xs, results, nets, passed
         ending = [net for net in waiting if not net.waits_for(nets)]

@@ -68,6 +68,54 @@ def texts(figure):
     return [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
 
 
+def messages_of(n):
+    """What chapter 00's run records: a broadcast and a ring all_reduce on n ranks."""
+    tree = [[[0, 1, 8]], [[0, 2, 8], [1, 3, 8]]] if n == 4 else [[[0, 1, 8]], [[0, 2, 8]]]
+    ring = [[[rank, (rank + 1) % n, 8] for rank in range(n)] for _ in range(2 * (n - 1))]
+    return {"broadcast": tree, "all_reduce_ring": ring}
+
+
+def run_of_collectives(n, messages=None):
+    chapter("00_collectives")
+    return {"chapter": "00_collectives", "variant": "collectives", "world_size": n,
+            "recorded": {"messages": messages or messages_of(n)}}  # fmt: skip
+
+
+def run_of_speed():
+    """With α = 1 ms and B = 1 GB/s, and nothing off."""
+    sizes, kinds = (1, 10**6, 10**9), ("naive", "tree", "ring", "doubling")
+    curves = {f"all_reduce_{kind}": [[size, i * 1e-3 + size / 1e9 / i] for size in sizes]
+              for i, kind in enumerate(kinds, start=1)}
+    off = [[1.0, "all_reduce_tree", 1]]
+    models = {"rounds": {"alpha": 1e-3, "beta": 1e-9, "curves": curves, "off": off}}
+    recorded = {"speed": {"by hand": curves, "PyTorch": {"all_reduce": curves["all_reduce_ring"]}},
+                "models": models, "crossovers": [["ring", "tree", 10**6], ["ring", "naive", None]]}
+    return {"chapter": "00_collectives", "variant": "speed", "world_size": 4, "recorded": recorded}
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_collectives_are_drawn_round_by_round_and_over_bytes(n):
+    figure = pictures.collectives([run_of_collectives(n), run_of_speed()])
+    images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+    assert len(images) == 2 * (n - 1) + 1
+    assert (images[0] == 1).all() and (images[-1] == n).all()
+    assert [images[n - 1][rank, rank] for rank in range(n)] == [n] * n  # each has its part's sum
+    words = texts(figure)
+    assert words.count("round 2") >= 2 and any("ring beats tree" in text for text in words)
+    [of_times] = [axes for axes in figure.axes if axes.get_xlabel() == "bytes"]
+    [ring] = [line for line in of_times.lines if line.get_label() == "ring"]
+    assert list(ring.get_ydata()) == pytest.approx([3, 3 + 1e3 / 3 * 1e-3, 3 + 1e3 / 3])
+    assert "α = 1000 µs, B = 1.00 GB/s" in of_times.get_title()
+
+
+def test_each_half_of_collectives_is_drawn_alone_and_other_messages_are_not():
+    assert any("A broadcast" in text for text in texts(pictures.collectives(
+        [run_of_collectives(4)])))
+    assert any("ring" == text for text in texts(pictures.collectives([run_of_speed()])))
+    with pytest.raises(ValueError, match="broadcast has sent other messages"):
+        pictures.collectives([run_of_collectives(4, messages_of(4) | {"broadcast": []})])
+
+
 def test_memory_stacks_what_was_recorded():
     columns = [[0, 1], [1e6, 1e6], [2e6, 2e6], [3e6, 3e6], [4e6, 4e6]]
     config = {"precision": "fp32", "dtype": "float64", "attention": "plain", "recompute": "none"}
