@@ -82,12 +82,12 @@ def run_of_collectives(n, messages=None):
 
 
 def run_of_speed():
-    """With α = 1 ms and B = 1 GB/s, and nothing off."""
+    """With α = 1 ms and B = 2 GB/s, and nothing off."""
     sizes, kinds = (1, 10**6, 10**9), ("naive", "tree", "ring", "doubling")
     curves = {f"all_reduce_{kind}": [[size, i * 1e-3 + size / 1e9 / i] for size in sizes]
               for i, kind in enumerate(kinds, start=1)}
     off = [[1.0, "all_reduce_tree", 1]]
-    models = {"rounds": {"alpha": 1e-3, "beta": 1e-9, "curves": curves, "off": off}}
+    models = {"rounds": {"alpha": 1e-3, "beta": 5e-10, "curves": curves, "off": off}}
     recorded = {"speed": {"by hand": curves, "PyTorch": {"all_reduce": curves["all_reduce_ring"]}},
                 "models": models, "crossovers": [["ring", "tree", 10**6], ["ring", "naive", None]]}
     return {"chapter": "00_collectives", "variant": "speed", "world_size": 4, "recorded": recorded}
@@ -105,7 +105,7 @@ def test_collectives_are_drawn_round_by_round_and_over_bytes(n):
     [of_times] = [axes for axes in figure.axes if axes.get_xlabel() == "bytes"]
     [ring] = [line for line in of_times.lines if line.get_label() == "ring"]
     assert list(ring.get_ydata()) == pytest.approx([3, 3 + 1e3 / 3 * 1e-3, 3 + 1e3 / 3])
-    assert "α = 1000 µs, B = 1.00 GB/s" in of_times.get_title()
+    assert "α = 1000 µs, B = 2.00 GB/s" in of_times.get_title()
 
 
 def test_each_half_of_collectives_is_drawn_alone_and_other_messages_are_not():
