@@ -54,7 +54,8 @@ define run_chapters
 			08_*:*) set -- $(ON_RANKS) --nproc_per_node=2 ;; \
 			*) set -- $(ON_8_RANKS) ;; \
 		esac; \
-		set -- "$$@" $$chapter.py --device=cpu $(1); \
+		case $$run in 00_*) flags= ;; *) flags="$(1)" ;; esac; \
+		set -- "$$@" $$chapter.py --device=cpu $$flags; \
 		case $$run in \
 			07_*) set -- "$$@" --layers=8 ;; \
 			08_*:*) set -- "$$@" $(SMALL_MIXTURE) --balance=$$variant ;; \
@@ -66,6 +67,12 @@ define run_chapters
 		"$$@" --json=$(2)/$$chapter$${variant:+-$$variant}.json \
 			|| { echo "make $@: $$chapter.py failed" >&2; exit 1; }; \
 	done
+endef
+
+# How fast the collectives of chapter 00 are on 8 ranks, with flags $(1) and the JSON in $(2).
+define how_fast
+	@echo; echo "$$ $(ON_8_RANKS) -m lab.speed --device=cpu $(1)"
+	@$(ON_8_RANKS) -m lab.speed --device=cpu $(1) --json=$(2)/00_speed.json
 endef
 
 # The schedule of chapter 07 on 8 ranks that sleep instead of computing, so that cores are enough.
@@ -102,13 +109,14 @@ endef
 
 tour: $(READY)  ## run the course on this machine: every chapter, then one table of all and the figures
 	$(call run_chapters,,runs)
+	$(call how_fast,--largest=1048576 --repeats=2,runs)
 	$(call sleep_through,runs)
 	$(call go_on_elsewhere)
 	$(call plan_published)
 	@echo
 	@$(PYTHON) -m lab.report $(call written,runs) runs/03_zero-again.json runs/09_5d-again.json
 	@echo "pictures, from the JSON beside them:"
-	@$(PYTHON) -m lab.pictures $(call written,runs) runs/07_asleep.json
+	@$(PYTHON) -m lab.pictures $(call written,runs) runs/00_speed.json runs/07_asleep.json
 
 LEVEL_OF_BOTH = $(if $(LEVEL),--level="$(LEVEL)")
 
@@ -156,5 +164,8 @@ faults: $(READY)  ## kill ranks of a run at random, and see that it costs time a
 
 figures: $(READY)  ## draw figures/ anew
 	$(call run_chapters,--steps=5,runs/figures)
+	$(call how_fast,,runs/figures)
 	$(call sleep_through,runs/figures)
-	$(PYTHON) -m lab.pictures $(call written,runs/figures) runs/figures/07_asleep.json --out figures
+	$(PYTHON) -m lab.pictures $(call written,runs/figures) runs/figures/00_speed.json \
+		runs/figures/07_asleep.json --out figures
+	$(PYTHON) -m lab.plans --out figures/10_planner.png
