@@ -152,11 +152,12 @@ lint: $(READY)  ## check the style
 	@if $(PYTHON) -m ruff --version >/dev/null 2>&1; then echo "ruff $(LINT)"; $(PYTHON) -m ruff $(LINT); \
 	else echo "lint:" $(PYTHON) "has no ruff, so it is left out"; fi
 
-bench: $(READY)  ## time the chapters against PyTorch's own, checkpoints, and on a GPU the kernels
+bench: $(READY)  ## time the chapters against PyTorch's own, checkpoints, collectives, GPU kernels
 	@if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 	then $(PYTHON) benchmarks/kernels.py; else echo "no GPU: the kernels are not timed"; fi
 	$(PYTHON) benchmarks/chapters.py
 	$(PYTHON) benchmarks/checkpoints.py
+	$(PYTHON) benchmarks/collectives.py
 
 faults: $(READY)  ## kill ranks of a run at random, and see that it costs time and no bit
 	$(PYTHON) -m lab.faults --json runs/faults.json
