@@ -16,8 +16,8 @@ def make(tmp_path):
     """make("lint", "PY=..."): status, stdout and stderr, in a folder with the Makefile, and with a
     chapter and a torch that only say what they are called with."""
     shutil.copy(ROOT / "Makefile", tmp_path)
-    for file in ("01_chapter.py", "torch/distributed/run.py", "lab/report.py", "lab/pictures.py",
-                 "lab/exercises.py", "lab/grade.py"):
+    for file in ("01_chapter.py", "10_planner.py", "torch/distributed/run.py", "lab/report.py",
+                 "lab/pictures.py", "lab/exercises.py", "lab/grade.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("import sys; print(*sys.argv[1:], file=sys.stderr)")
     for package in ("torch", "torch/distributed"):
@@ -60,10 +60,15 @@ def test_the_path_of_python_may_have_a_space(make, tmp_path):
     status, output, errors = make("tour", f"PY={python}", "RUNS=01_chapter 02_chapter:naive")
     assert status == 0 and f"$ {python} 01_chapter.py --device=cpu" in output
     drawn = "runs/01_chapter.json runs/02_chapter-naive.json"
-    assert errors.splitlines() == [
+    lines = errors.splitlines()
+    plans = [line for line in lines if line.startswith("--model ")]
+    assert len(plans) == 4 and all(line.endswith("--micro-batch 1") for line in plans)
+    assert [line for line in lines if line not in plans] == [
         "--device=cpu --json=runs/01_chapter.json",
         "--standalone --nproc_per_node=8 02_chapter.py --device=cpu --variant=naive --steps=5 "
         "--json=runs/02_chapter-naive.json",
+        "--standalone --nproc_per_node=8 -m lab.speed --device=cpu --largest=1048576 --repeats=2 "
+        "--json=runs/00_speed.json",
         "--standalone --nproc_per_node=8 -m lab.schedules 1f1b --micro-batches=8 --sleep=10 "
         "--json=runs/07_asleep.json",
         "--standalone --nproc_per_node=8 03_zero.py --device=cpu --steps=10 --save=runs/tour-saved "
@@ -71,7 +76,7 @@ def test_the_path_of_python_may_have_a_space(make, tmp_path):
         "--standalone --nproc_per_node=8 09_5d.py --device=cpu --pp=2 --tp=2 --dp=2 --steps=15 "
         "--resume=runs/tour-saved --json=runs/09_5d-again.json",
         f"{drawn} runs/03_zero-again.json runs/09_5d-again.json",  # the table
-        f"{drawn} runs/07_asleep.json"]  # the figures
+        f"{drawn} runs/00_speed.json runs/07_asleep.json"]  # the figures
 
 
 def test_exercises_are_written_and_graded(make, tmp_path):
