@@ -263,10 +263,10 @@ FAULTS = {  # in the chapter, found by a run of 4 ranks: who is wrong, and what 
         "        partial += arrived", "        partial.copy_(arrived)",
         "reduce_scatter, ranks with what PyTorch's gives: measured 0, formula 4",
         "rank 0 has 'b0 0 0 0', and should have 'a0+b0+c0+d0 0 0 0'"),
-    "all_to_all forgets its own": (
-        "    got[net.rank] = parts[net.rank]\n", "",
+    "all_to_all keeps another's part": (
+        "    got[net.rank] = parts[net.rank]\n", "    got[net.rank] = parts[net.right]\n",
         "all_to_all, ranks with what PyTorch's gives: measured 0, formula 4",
-        "rank 0 has 'unwritten b0 c0 d0', and should have 'a0 b0 c0 d0'"),
+        "rank 0 has 'a1 b0 c0 d0', and should have 'a0 b0 c0 d0'"),
     "a barrier of neighbours": (
         "to=(net.rank + 2**k) % net.ranks,\n"
         "                     receive=token[1:], source=(net.rank - 2**k)",
