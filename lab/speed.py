@@ -118,20 +118,19 @@ def costs_of(n, counted):
 
 
 def fit(measured, cost):
-    """(α, 1/B), neither below zero, of the least squares of relative errors: the sum of (measured -
-    modelled)² over measured · modelled, in which twice as long is as wrong as half as long.
-    measured: {name: {size: seconds}}."""
+    """(α, 1/B), neither below zero, for which the squares of log(measured / modelled) add up to the
+    least: so twice as long is as wrong as half as long. measured: {name: {size: seconds}}."""
     rows = [(*cost(name, size), seconds)
             for name, times in measured.items() for size, seconds in times.items()]
     alpha, beta = 0.0, 0.0
-    for _ in range(100):                                # least squares, weighted by the last fit
+    for _ in range(50):                                 # Gauss and Newton's method
         aa = ab = bb = at = bt = 0.0
-        for a, b, t in rows:
-            weight = t * (alpha * a + beta * b or t)
-            aa, ab, bb = aa + a * a / weight, ab + a * b / weight, bb + b * b / weight
-            at, bt = at + a * t / weight, bt + b * t / weight
-        alpha, beta = ((at * bb - bt * ab) / (aa * bb - ab * ab),
-                       (bt * aa - at * ab) / (aa * bb - ab * ab))
+        for a, b, seconds in rows:
+            fitted = alpha * a + beta * b or seconds    # in the first step, relative errors
+            a, b, t = a / fitted, b / fitted, 1 + math.log(seconds / fitted)
+            aa, ab, bb, at, bt = aa + a * a, ab + a * b, bb + b * b, at + a * t, bt + b * t
+        determinant = aa * bb - ab * ab
+        alpha, beta = (at * bb - bt * ab) / determinant, (bt * aa - at * ab) / determinant
         if beta < 0:                                    # then the best without it
             alpha, beta = at / aa, 0.0
         if alpha < 0:
