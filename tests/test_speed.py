@@ -89,8 +89,8 @@ def test_crossovers_are_where_the_formulas_are_equal(costs):
     measured = made_up(cost)
     first = min(size for size in SIZES if size > where)
     assert speed.measured_crossover("ring", "tree", measured) == first
-    measured["all_reduce_ring"][first] = 1  # once slower, and faster again
-    assert speed.measured_crossover("ring", "tree", measured) == 4 * first
+    measured["all_reduce_ring"][4 * first] = 1  # once slower, and faster again
+    assert speed.measured_crossover("ring", "tree", measured) == 16 * first
     measured["all_reduce_ring"][SIZES[-1]] = 1
     assert speed.measured_crossover("ring", "tree", measured) is None
     assert speed.overtakes([["a", "b", 0], ["b", "c", None], ["c", "d", 4096.4]]) == (
