@@ -49,7 +49,8 @@ def chapter():
 
 def calls_on(x):
     """What is timed on x: {"by hand": {name: function without arguments}, "PyTorch": the same}.
-    PyTorch's own take only parts of one size."""
+    PyTorch's own take only parts of one size. (The chapter's by_torch copies x, which takes time.)
+    """
     net, y, n = chapter().Network(dist.group.WORLD), torch.empty_like(x), dist.get_world_size()
     part, part_of_y = (tensor.tensor_split(n)[net.rank] for tensor in (x, y))
     theirs = {"broadcast": lambda: dist.broadcast(x, 0), "barrier": dist.barrier,
@@ -227,6 +228,7 @@ def bandwidths(name, n, size, seconds):
 def tables(n, found):
     """Yield lines: the all_reduces on x of all sizes, and all collectives on the largest."""
     measured, theirs, ring = found["by hand"], found["PyTorch"], "all_reduce_ring"
+    *_, largest = theirs["all_reduce"]
     row = "  {:>12}" + 5 * "{:>10}" + 4 * "{:>9}"
     yield row.format("all_reduce", *KINDS, "PyTorch's", "ring S/t", "bus", "PyT. S/t", "bus GB/s")
     for size, seconds in theirs["all_reduce"].items():
@@ -235,12 +237,13 @@ def tables(n, found):
         yield row.format(f"{size:,} B", *map(in_time, times), *speeds[0], *speeds[1])
     row = "  {:<21}{:>10}{:>11}{:>9}{:>10}"
     yield ""
-    yield row.format(f"x of {size:,} B", "by hand", "PyTorch's", "S/t", "bus GB/s")
+    yield row.format(f"x of {largest:,} B", "by hand", "PyTorch's", "S/t", "bus GB/s")
     for name in NAMES:
         of_torch = theirs.get("all_reduce" if name.startswith("all_reduce") else name, {})
-        other = in_time(of_torch[size]) if size in of_torch else "-"
-        speeds = "--" if name == "barrier" else bandwidths(name, n, size, measured[name][size])
-        yield row.format(name, in_time(measured[name][size]), other, *speeds)
+        seconds = measured[name][largest]
+        other = in_time(of_torch[largest]) if largest in of_torch else "-"
+        speeds = "--" if name == "barrier" else bandwidths(name, n, largest, seconds)
+        yield row.format(name, in_time(seconds), other, *speeds)
 
 
 def in_words(how, fitted):
@@ -280,6 +283,12 @@ def parse(argv):
     if environment("WORLD_SIZE", NODE) == 1:
         raise Refused("one rank has nobody to send to", f"--nproc_per_node {NODE}")
     cli.refuse_cuda(args)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    n = environment("WORLD_SIZE", 1)
+    needed = n * (n + 3) * args.largest                 # the naive all_reduce has N times x
+    if needed > memory and not common.on_cuda(args):
+        raise Refused(f"--largest {args.largest} needs {needed / 1e9:,.0f} GB or more, and this "
+                      f"machine has {memory / 1e9:,.0f} GB", f"--largest {2**24}")
     return args
 
 

@@ -86,8 +86,8 @@ def test_crossovers_are_where_the_formulas_are_equal(costs):
     assert speed.crossover("tree", "ring", in_turn, ALPHA, BETA) == 0
     assert speed.crossover("ring", "tree", in_turn, ALPHA, BETA) is None
 
-    measured = made_up(cost)
-    first = min(size for size in SIZES if size > where)
+    measured = made_up(cost, ALPHA / 64)
+    first = min(size for size in SIZES if size > where / 64)
     assert speed.measured_crossover("ring", "tree", measured) == first
     measured["all_reduce_ring"][4 * first] = 1  # once slower, and faster again
     assert speed.measured_crossover("ring", "tree", measured) == 16 * first
@@ -189,10 +189,13 @@ def test_messages_are_counted(ranks, world):
      "--largest 16777216 would work"),
     (2, "--repeats=x", "--repeats: x is no whole number in [1, 1001); --repeats 5 would work"),
     (2, "--device=cuda", "--device cuda finds 0 GPUs for 2 local ranks; --device cpu would work"),
+    (2, "--largest=2147483647", "--largest 2147483647 needs 21 GB or more, and this machine has "
+     "4 GB; --largest 16777216 would work"),
     (2, "--json=run.txt", "--json: cannot write 'run.txt'; --json run.json would work"),
 ])  # fmt: skip
 def test_refusals(capsys, monkeypatch, world, flags, line):
     monkeypatch.setattr(speed.torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(speed.os, "sysconf", lambda name: 2**16)
     if world:
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", str(world))
