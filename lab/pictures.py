@@ -148,29 +148,32 @@ def states_of(name, n, messages):
 
 
 def times(figure, found):
-    """Seconds over bytes, measured and by the model that fits better, of each all_reduce."""
-    recorded = found["speed"]["recorded"]
-    measured, models = recorded["speed"], recorded["models"]
-    how = min(models, key=lambda how: sum(abs(math.log(off)) for off, _, _ in models[how]["off"]))
-    axes = figure.subplots()
-    for kind, color in zip(("naive", "tree", "ring", "doubling"), (ORANGE, RED, BLUE, PURPLE)):
-        x, y = zip(*measured["by hand"][f"all_reduce_{kind}"])
-        axes.loglog(x, [1e3 * t for t in y], "o-", color=color, label=kind, markersize=4)
-        x, y = zip(*models[how]["curves"][f"all_reduce_{kind}"])
-        axes.loglog(x, [1e3 * t for t in y], color=color, linewidth=0.8, linestyle="--")
-    x, y = zip(*measured["PyTorch"]["all_reduce"])
-    axes.loglog(x, [1e3 * t for t in y], "s-", color="black", label="PyTorch's own", markersize=4)
-    for one, other, size in recorded["crossovers"]:
-        if size:
-            axes.axvline(size, color="gray", linewidth=0.8, linestyle=":")
-            axes.text(size, 0.02, f" {one} beats {other}", rotation=90, fontsize=8, color="gray",
-                      transform=axes.get_xaxis_transform(), va="bottom", ha="right")
-    alpha, beta = models[how]["alpha"], models[how]["beta"]
-    rate = f", B = {quantity(1 / beta)}/s" if beta else ""
-    axes.set(xlabel="bytes", ylabel="ms",
-             title=f"all_reduce on {found['speed']['world_size']} ranks; dashed: {how}, "
-                   f"α = {1e6 * alpha:.0f} µs{rate}")
-    axes.legend(frameon=False)
+    """Seconds over bytes of each all_reduce, as measured; a panel for each model that is fitted."""
+    run = found["speed"]
+    measured, models = run["recorded"]["speed"], run["recorded"]["models"]
+    panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
+    for axes, (how, fitted) in zip(panels, models.items()):
+        for kind, color in zip(("naive", "tree", "ring", "doubling"), (ORANGE, RED, BLUE, PURPLE)):
+            x, y = zip(*measured["by hand"][f"all_reduce_{kind}"])
+            axes.loglog(x, [1e3 * t for t in y], "o-", color=color, label=kind, markersize=4)
+            x, y = zip(*fitted["curves"][f"all_reduce_{kind}"])
+            axes.loglog(x, [1e3 * t for t in y], color=color, linewidth=1, linestyle="--")
+        x, y = zip(*measured["PyTorch"]["all_reduce"])
+        axes.loglog(x, [1e3 * t for t in y], "s-", color="black", label="PyTorch's", markersize=4)
+        for words, crossovers in (("", run["recorded"]["crossovers"]),
+                                  (" by the model", fitted["crossovers"])):
+            for one, other, size in crossovers:
+                if size:
+                    axes.axvline(size, color="gray", linewidth=0.8, linestyle=":")
+                    axes.text(size, 0.02, f" {one} beats {other}{words}", rotation=90, fontsize=8,
+                              color="gray", transform=axes.get_xaxis_transform(), ha="right")
+        beta = fitted["beta"]
+        rate = f", B = {quantity(1 / beta)}/s" if beta else ""
+        axes.set(xlabel="bytes")
+        axes.set_title(f"dashed: {how}, α = {1e6 * fitted['alpha']:.0f} µs{rate}", fontsize=9)
+    panels[0].set_ylabel("ms")
+    panels[0].legend(frameon=False, fontsize=9)
+    figure.suptitle(f"all_reduce on {run['world_size']} ranks", fontsize=11)
 
 
 # ----------------------------------------------------------------------------------- 01: the memory

@@ -87,7 +87,8 @@ def run_of_speed():
     curves = {f"all_reduce_{kind}": [[size, i * 1e-3 + size / 1e9 / i] for size in sizes]
               for i, kind in enumerate(kinds, start=1)}
     off = [[1.0, "all_reduce_tree", 1]]
-    models = {"rounds": {"alpha": 1e-3, "beta": 5e-10, "curves": curves, "off": off}}
+    models = {"rounds": {"alpha": 1e-3, "beta": 5e-10, "curves": curves, "off": off,
+                         "crossovers": [["doubling", "tree", 10**3]]}}
     recorded = {"speed": {"by hand": curves, "PyTorch": {"all_reduce": curves["all_reduce_ring"]}},
                 "models": models, "crossovers": [["ring", "tree", 10**6], ["ring", "naive", None]]}
     return {"chapter": "00_collectives", "variant": "speed", "world_size": 4, "recorded": recorded}
@@ -101,7 +102,8 @@ def test_collectives_are_drawn_round_by_round_and_over_bytes(n):
     assert (images[0] == 1).all() and (images[-1] == n).all()
     assert [images[n - 1][rank, rank] for rank in range(n)] == [n] * n  # each has its part's sum
     words = texts(figure)
-    assert words.count("round 2") >= 2 and any("ring beats tree" in text for text in words)
+    assert words.count("round 2") >= 2 and " ring beats tree" in words
+    assert " doubling beats tree by the model" in words
     [of_times] = [axes for axes in figure.axes if axes.get_xlabel() == "bytes"]
     [ring] = [line for line in of_times.lines if line.get_label() == "ring"]
     assert list(ring.get_ydata()) == pytest.approx([3, 3 + 1e3 / 3 * 1e-3, 3 + 1e3 / 3])
