@@ -100,20 +100,17 @@ def rounds(figure, found):
     n, messages = few(run["world_size"], "ranks", 16), run["recorded"]["messages"]
     states = {name: states_of(name, n, messages[name])
               for name in ("all_reduce_ring", "broadcast")}
-    above, below = figure.subfigures(2, 1, height_ratios=(1.3, 1))
-    above.suptitle(f"A ring all_reduce on {n} ranks: of how many ranks each part has the sum "
-                   "(dark: its own, yellow: all)", fontsize=11)
-    ring = states["all_reduce_ring"]
-    panels = above.subplots(2, -(-len(ring) // 2), sharex=True, sharey=True, squeeze=False)
-    for i, axes in enumerate(panels.flat):
-        if i == len(ring):                              # there is a panel more than rounds
-            axes.axis("off")
-            break
-        axes.imshow(ring[i], cmap="viridis", vmin=1, vmax=max(n, 2), aspect="auto")
-        axes.set_title(f"round {i}" if i else "before", fontsize=8)
-        axes.set_xticks([])
-        axes.set_yticks([0, n - 1], ["rank 0", n - 1], fontsize=8)
-        axes.set_xlabel(f"{n} parts" if i == 0 else "", fontsize=8)
+    above, below = figure.subfigures(2, 1, height_ratios=(1.7, 1))
+    above.suptitle(f"A ring all_reduce on {n} ranks (down), whose tensors have {n} parts (across): "
+                   "of how many ranks a part is the sum; red: has just come, from the rank above",
+                   fontsize=11)
+    ring, passed = states["all_reduce_ring"], [[], *messages["all_reduce_ring"]]
+    panels = above.subplots(2, -(-len(ring) // 2), squeeze=False).flat
+    for i, axes in enumerate(panels):
+        axes.set_axis_off()
+        if i < len(ring):                               # there is a panel more than rounds
+            draw_parts_of_ranks(axes, ring[i], ring[max(i - 1, 0)], passed[i], labelled=i == 0)
+            axes.set_title(f"round {i}" if i else "before", fontsize=9)
     axes = below.subplots()
     below.suptitle("A broadcast by a tree: who has it", fontsize=11)
     for i, (state, passed) in enumerate(zip(states["broadcast"], [*messages["broadcast"], []])):
@@ -131,6 +128,31 @@ def rounds(figure, found):
     axes.margins(x=0.05, y=0.2)
     for side in axes.spines.values():
         side.set_visible(False)
+
+
+def draw_parts_of_ranks(axes, state, before, passed, labelled):
+    """state, before: (ranks, parts), of how many ranks each is the sum; an arrow for each message
+    of `passed`, to the part that it has changed."""
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.patches import Rectangle
+
+    n = len(state)
+    axes.imshow(state, cmap=LinearSegmentedColormap.from_list("", ["#eef1f6", BLUE]), vmin=1,
+                vmax=max(n, 2))
+    for rank in range(n):
+        for part in range(n):
+            axes.text(part, rank, f"{state[rank, part]:.0f}", ha="center", va="center",
+                      fontsize=min(7, 56 / n), color="white" if state[rank, part] > n / 2 else BLUE)
+        if labelled:
+            axes.text(-0.8, rank, f"rank {rank}" if rank == 0 else rank, ha="right", va="center",
+                      fontsize=8)
+    for sender, receiver, _ in passed:
+        for part in (state[receiver] != before[receiver]).nonzero()[0]:
+            axes.add_patch(Rectangle((part - 0.5, receiver - 0.5), 1, 1, facecolor="none",
+                                     edgecolor=RED, linewidth=1.5))
+            start = sender if sender < receiver else -1     # from the last rank to the first
+            axes.annotate("", (part, receiver - 0.25), (part, start + 0.25), annotation_clip=False,
+                          arrowprops={"arrowstyle": "->", "color": RED, "shrinkA": 0, "shrinkB": 0})
 
 
 def states_of(name, n, messages):
@@ -160,12 +182,14 @@ def times(figure, found):
             axes.loglog(x, [1e3 * t for t in y], color=color, linewidth=1, linestyle="--")
         x, y = zip(*measured["PyTorch"]["all_reduce"])
         axes.loglog(x, [1e3 * t for t in y], "s-", color="black", label="PyTorch's", markersize=4)
+        heights = iter((0.98, 0.93, 0.88, 0.83, 0.78, 0.73))
         for words, crossovers in (("", run["recorded"]["crossovers"]),
                                   (" by the model", fitted["crossovers"])):
             for one, other, size in crossovers:
                 if size:
                     axes.axvline(size, color="gray", linewidth=0.8, linestyle=":")
-                    axes.text(size, 0.02, f" {one} beats {other}{words}", rotation=90, fontsize=8,
+                    height = next(heights)              # clear of the curves, and of each other
+                    axes.text(size, height, f" {one} beats {other}{words}", fontsize=8, va="top",
                               color="gray", transform=axes.get_xaxis_transform(), ha="right")
         beta = fitted["beta"]
         rate = f", B = {quantity(1 / beta)}/s" if beta else ""

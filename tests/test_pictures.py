@@ -101,6 +101,14 @@ def test_collectives_are_drawn_round_by_round_and_over_bytes(n):
     assert len(images) == 2 * (n - 1) + 1
     assert (images[0] == 1).all() and (images[-1] == n).all()
     assert [images[n - 1][rank, rank] for rank in range(n)] == [n] * n  # each has its part's sum
+    for i, axes in enumerate([axes for axes in figure.axes if axes.images][1:], start=1):
+        corners = [box.get_xy() for box in axes.patches]  # around what has just come
+        assert sorted((y + 0.5, x + 0.5) for x, y in corners) == [
+            (rank, (rank - 1 - i) % n) for rank in range(n)]
+        arrows = [text for text in axes.texts if getattr(text, "arrow_patch", None)]
+        assert len(arrows) == n and all(text.xyann[0] == text.xy[0] for text in arrows)
+        numbers = [int(text.get_text()) for text in axes.texts if text.get_text()]
+        assert numbers == images[i].astype(int).flatten().tolist()
     words = texts(figure)
     assert words.count("round 2") >= 2 and " ring beats tree" in words
     assert " doubling beats tree by the model" in words
