@@ -139,20 +139,22 @@ def draw_parts_of_ranks(axes, state, before, passed, labelled):
     n = len(state)
     axes.imshow(state, cmap=LinearSegmentedColormap.from_list("", ["#eef1f6", BLUE]), vmin=1,
                 vmax=max(n, 2))
-    for rank in range(n):
+    legible = n <= 8
+    for rank in range(n) if legible else ():
         for part in range(n):
-            axes.text(part, rank, f"{state[rank, part]:.0f}", ha="center", va="center",
-                      fontsize=min(7, 56 / n), color="white" if state[rank, part] > n / 2 else BLUE)
-        if labelled:
-            axes.text(-0.8, rank, f"rank {rank}" if rank == 0 else rank, ha="right", va="center",
-                      fontsize=8)
+            axes.text(part, rank, f"{state[rank, part]:.0f}", ha="center", va="center", fontsize=7,
+                      color="white" if state[rank, part] > n / 2 else BLUE)
+    for rank in (range(n) if legible else (0, n - 1)) if labelled else ():
+        axes.text(-0.8, rank, f"rank {rank}" if rank == 0 else rank, ha="right", va="center",
+                  fontsize=8)
     for sender, receiver, _ in passed:
         for part in (state[receiver] != before[receiver]).nonzero()[0]:
             axes.add_patch(Rectangle((part - 0.5, receiver - 0.5), 1, 1, facecolor="none",
-                                     edgecolor=RED, linewidth=1.5))
+                                     edgecolor=RED, linewidth=12 / max(n, 8)))
             start = sender if sender < receiver else -1     # from the last rank to the first
             axes.annotate("", (part, receiver - 0.25), (part, start + 0.25), annotation_clip=False,
-                          arrowprops={"arrowstyle": "->", "color": RED, "shrinkA": 0, "shrinkB": 0})
+                          arrowprops={"arrowstyle": "->", "color": RED, "shrinkA": 0, "shrinkB": 0,
+                                      "mutation_scale": 64 / max(n, 8)})
 
 
 def states_of(name, n, messages):
