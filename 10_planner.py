@@ -48,8 +48,8 @@ Run it:
 Sources: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021);
 Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022); Qi et al.,
 Zero Bubble Pipeline Parallelism (2023); Dao, FlashAttention-2 (2023); Llama Team, The Llama 3 Herd
-of Models (2024), table 4; Ultra-Scale Playbook, "Finding the Best Training Configuration" and A3;
-How To Scale Your Model, part 5.
+of Models (2024); Ultra-Scale Playbook, "Finding the Best Training Configuration" and A3; How To
+Scale Your Model, 5.
 """
 
 import argparse
@@ -124,9 +124,8 @@ class Cluster:
     per_node: int = 8
 
 
-# Rates: data sheets. matmul: the best measured one (stas00/ml-engineering, "MAMF": A100 0.869, H100
-# 0.803), on an H100 times 0.75, which mixes what power allows and what software reaches. flash:
-# FlashAttention-2 on an A100, and -3 or cuDNN on an H100. Of an H200 and a B200: as on an H100.
+# Rates: data sheets. matmul: the best measured (stas00/ml-engineering, "MAMF"), on Hopper times 0.75,
+# which mixes power and software. flash: FlashAttention-2; on Hopper -3, or cuDNN. B200: as Hopper.
 CLUSTERS = {
     "a100": Cluster(312e12, 0.869, 0.60, 2.039e12, 80e9, 300e9, 25e9),
     "h100": Cluster(989e12, 0.803 * 0.75, 0.55, 3.35e12, 80e9, 450e9, 50e9),
@@ -433,8 +432,9 @@ def misfit(model, layout, gpus, batch):
     divides = [("gpus", gpus, "tp x cp x pp", ranks), ("heads", model.heads, "tp", layout.tp),
                ("ffn", model.ffn, "tp", layout.tp), ("seq", model.seq, "cp", layout.cp),
                ("batch", batch, "dp x micro-batch", layout.dp * layout.micro_batch),
-               ("dp", layout.dp, "ep", layout.ep), ("experts", model.experts, "ep", layout.ep),
-               ("layers of a stage", layers, "v", layout.v)]
+               ("dim", model.dim, "heads", model.heads), ("dp", layout.dp, "ep", layout.ep),
+               ("heads", model.heads, "kv-heads", model.kv_heads),
+               ("experts", model.experts, "ep", layout.ep), ("a stage", layers, "v", layout.v)]
     for what, size, by, degree in divides:
         if size % degree:
             return f"{what} = {size} is not a multiple of {by} = {degree}"
@@ -442,6 +442,8 @@ def misfit(model, layout, gpus, batch):
         return f"dp x tp x cp x pp = {layout.dp * ranks}, and gpus = {gpus}"
     if layout.pp > model.layers or layout.pp == 1 < layout.v:
         return f"layers = {model.layers} are not enough for pp = {layout.pp}, v = {layout.v}"
+    if model.top_k > model.experts:
+        return f"top-k = {model.top_k} is more than experts = {model.experts}"
     if layout.zero == 3 and layout.pp > 1:
         return "zero = 3 with pp would gather a stage for each micro-batch; zero = 1 would work"
     return None
@@ -600,8 +602,7 @@ def as_json(model, cluster, gpus, batch, fit):
     flops = {scores: step_flops(model, batch, scores) * rate for scores in ("all", "causal")}
     return {"seconds": best.total, "tokens_per_second_per_gpu": batch * model.seq * rate,
             "tflops": flops["all"] / 1e12, "tflops_causal": flops["causal"] / 1e12,
-            "tflops_recomputed":
-                step_flops(model, batch, recompute=best.layout.recompute) * rate / 1e12,
+            "tflops_hfu": step_flops(model, batch, recompute=best.layout.recompute) * rate / 1e12,
             "mfu": flops["all"] / cluster.peak, "time": best.seconds,
             "memory": best.memory | {"total": best.bytes}, "layout": asdict(best.layout),
             "found": [{"seconds": plan.total, "layout": asdict(plan.layout)} for plan in fit]}
@@ -633,7 +634,7 @@ def main(argv=None):
         print(f"{plan.total:9.3f} s {told['tokens_per_second_per_gpu']:7.0f} tokens/s "
               f"{told['tflops']:4.0f} TFLOP/s {told['mfu']:4.0%} {plan.bytes / 1e9:4.0f} GB  "
               f"{in_words(plan.layout)}: {largest(plan.seconds, 3)}"
-              + (f"; {difference(plan, fit[0])}" if plan is not fit[0] else "")
+              + (f"; {difference(plan, fit[0])}" if plan.total > fit[0].total else "")
               + (f"; {plan.why}: may not fit" if plan.why else ""))
     if model.experts > 1:
         print("(the time of expert parallelism has been held to nothing: do not rely on it)")

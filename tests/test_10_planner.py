@@ -267,7 +267,8 @@ def test_any_model_and_machine_can_be_given(ten, capsys):
     ("--tp 3", "tp x cp x pp = 3; --tp"), ("--model 405b", "needs 919 GB of a GPU"),
     ("--tp x", "--tp: invalid"), ("--gpus 0", "--gpus"), ("--model 9b", "--model"),
     ("--seq 100 --cp 8", "seq = 100 is not a multiple of cp = 8"),
-    ("--pp 64 --gpus 64", "layers = 32"),
+    ("--pp 64 --gpus 64", "layers = 32"), ("--heads 3", "dim = 4096 is not a multiple of heads"),
+    ("--kv-heads 64", "heads = 32 is not a multiple of kv-heads"), ("--top-k 2", "than experts"),
     ("--zero 3 --pp 2", "zero = 3 with pp"), ("--nic nan", "--nic"), ("--peak 1e99", "--peak"),
     ("--json /no/such/folder/plan.json", "--json"), ("--layer 3", "--layer 3")])
 def test_a_bad_argument_costs_one_line(arguments, words):
