@@ -124,7 +124,7 @@ class Cluster:
     per_node: int = 8
 
 
-# Rates: data sheets. matmul: the best measured (stas00/ml-engineering, "MAMF"), on Hopper times 0.75,
+# Rates: data sheets. matmul: the best measured (stas00/ml-engineering, "MAMF"), on Hopper by 0.75,
 # which mixes power and software. flash: FlashAttention-2; on Hopper -3, or cuDNN. B200: as Hopper.
 CLUSTERS = {
     "a100": Cluster(312e12, 0.869, 0.60, 2.039e12, 80e9, 300e9, 25e9),
