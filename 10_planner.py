@@ -52,14 +52,11 @@ of Models (2024); Ultra-Scale Playbook, "Finding the Best Training Configuration
 Scale Your Model, 5.
 """
 
-import argparse
 import itertools
-import json
 import math
-import signal
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
 # ------------------------------------------------------------------------------ models and machines
 
@@ -81,16 +78,22 @@ class Model:
     def kv_dim(self):
         return self.dim * self.kv_heads // self.heads
 
-    def weights(self, experts):
-        """The weights of a layer's matrices, of which so many experts count."""
-        attention = 2 * self.dim * (self.dim + self.kv_dim)
-        return attention + experts * (3 if self.gated else 2) * self.dim * self.ffn
+    def matrices(self, experts):
+        """The weights of a layer, of which so many experts count, by how they are cut."""
+        return {"queries": 2 * self.dim**2, "keys": 2 * self.dim * self.kv_dim,     # and o; and v
+                "mlp": experts * (3 if self.gated else 2) * self.dim * self.ffn}
 
-    def parameters(self, active=False):
-        """All, or those that a token meets."""
-        table = self.vocab * self.dim
-        experts = self.top_k if active else self.experts
-        return self.layers * self.weights(experts) + (1 if self.tie else 2) * table
+    def weights(self, experts):
+        return sum(self.matrices(experts).values())
+
+    @property
+    def norms(self):
+        """Of a layer: two norms, of a weight and a bias each, and the router."""
+        return 4 * self.dim + (self.experts * self.dim if self.experts > 1 else 0)
+
+    def parameters(self):
+        layers = self.layers * (self.weights(self.experts) + self.norms)
+        return layers + 2 * self.dim + (1 if self.tie else 2) * self.vocab * self.dim
 
 
 def gpt(layers, dim, heads, **more):
@@ -116,16 +119,17 @@ MODELS = {
 class Cluster:
     peak: float                 # dense bf16 FLOP/s of a GPU
     matmul: float               # the share of it that a large matmul reaches
-    flash: float                # the share that a flash attention kernel reaches
+    attention: float            # the share that a flash attention kernel reaches
     hbm: float                  # bytes/s
     memory: float               # bytes
     nvlink: float               # bytes/s of a GPU to others of its node, in each direction
     nic: float                  # bytes/s of its network card
     per_node: int = 8
+    alpha: float = 0            # seconds of a message beside its bytes
 
 
 # Rates: data sheets. matmul: the best measured (stas00/ml-engineering, "MAMF"), on Hopper by 0.75,
-# which mixes power and software. flash: FlashAttention-2; on Hopper -3, or cuDNN. B200: as Hopper.
+# which mixes power and software. attention: FlashAttention-2; on Hopper -3, or cuDNN. B200: as it.
 CLUSTERS = {
     "a100": Cluster(312e12, 0.869, 0.60, 2.039e12, 80e9, 300e9, 25e9),
     "h100": Cluster(989e12, 0.803 * 0.75, 0.55, 3.35e12, 80e9, 450e9, 50e9),
@@ -135,29 +139,37 @@ CLUSTERS = {
 }
 HBM, NVLINK = 0.686, 0.574      # shares of those rates: fitted on table 1 (lab/published.py)
 NIC = 0.76                      # fitted on table 2's ZeRO-3 rows, as is the 0.5 below
+FP8 = 2 * 0.709 / 0.803         # times bf16's FLOP/s: the best measured of each (again MAMF)
 
 
 @dataclass(frozen=True)
 class Software:
     flash: bool = True          # attention is one kernel
     dropout: bool = False
+    fp8: bool = False           # a layer's matmuls
     fused_gradients: bool = True        # a matmul adds its weight gradient to the sum
-    tp_hidden: tuple = (0, 0)   # the share of tp's messages behind compute: forward, backward
+    keeps_gathered: bool = False        # what sp gathers; else it is gathered again in backward
+    whole_tables: bool = False          # tp does not cut embedding and head
+    ring: bool = False          # cp's keys go round behind attention; else they are gathered
+    tp_hidden: float = 0        # the share of tp's messages behind compute: forward,
+    tp_hidden_backward: float = 0       # and backward
     dp_hidden: float = 0.9      # the share of a backward that dp's messages can hide behind
     gradient_bytes: int = 4     # of what dp sends
     one_card: bool = False      # a ring uses one network card of a node
 
 
+PAPER = Software(flash=False, dropout=True, fused_gradients=False, dp_hidden=0, gradient_bytes=2)
 SOFTWARE = {
-    "megatron-2021": Software(False, True, False, (0, 0), 0, 2),
+    "megatron-2021": PAPER,
     # Gathers hide behind forward and behind its repetition: half of the computing.
-    "deepspeed-2021": Software(False, True, False, (0, 0), 0.5, 2, one_card=True),
+    "deepspeed-2021": replace(PAPER, dp_hidden=0.5, one_card=True),
     # Backward's messages of column-parallel layers run beside the weight gradient's matmul.
-    "megatron-2022": Software(False, True, True, (0, 1), 0, 2),
-    "megatron-2024": Software(tp_hidden=(0.9, 0.9)),
-    "torchtitan": Software(fused_gradients=False),
-    "llama3": Software(tp_hidden=(0, 0.5)),
-    "ours": Software(flash=False, fused_gradients=False, dp_hidden=0),
+    "megatron-2022": replace(PAPER, fused_gradients=True, tp_hidden_backward=1),
+    "megatron-2024": Software(ring=True, tp_hidden=0.9, tp_hidden_backward=0.9),
+    "torchtitan": Software(fused_gradients=False, keeps_gathered=True),
+    "llama3": Software(tp_hidden_backward=0.5),
+    "ours": Software(flash=False, fused_gradients=False, keeps_gathered=True, whole_tables=True,
+                     dp_hidden=0),
 }
 
 
@@ -182,62 +194,80 @@ class Layout:
     def tokens(self, model):
         return self.micro_batch * model.seq / self.cp   # of a micro-batch, on a rank
 
+    def shares(self, model, software):
+        """Of each class of activations, the share that a GPU keeps (chapters 04 to 06)."""
+        cut, keys = 1 / (self.tp * self.cp), max(1 / self.tp, 1 / model.kv_heads)
+        outside = cut if self.sp else 1 / self.cp
+        return {"outside": outside, "inputs": 1 / self.cp if software.keeps_gathered else outside,
+                "inside": cut, "keys and values": keys / self.cp if software.ring else keys,
+                "core": cut}
+
 
 # --------------------------------------------------------------------------------------- the memory
+
+def numbers_kept(model, tokens, software):
+    """{class: numbers} of 16 bits that a layer keeps of so many tokens (chapter 01)."""
+    x, kv, hidden = tokens * model.dim, tokens * model.kv_dim, tokens * model.ffn * model.top_k
+    scores = tokens * model.heads * model.seq
+    core = scores * 5 / 2 if software.dropout else scores       # weights, dropped, a mask of a byte
+    return {"outside": 2 * x + (x if software.dropout else 0),  # of norms; two masks of a byte
+            "inputs": 2 * x,                            # the norms' outputs, which matrices read
+            "inside": 2 * x + hidden * (3 if model.gated else 2),       # q, o's input; the MLP's
+            "keys and values": 2 * kv,
+            "core": 2 * tokens * model.heads if software.flash else core}   # log-sum-exps
+
 
 def kept_by_layer(model, layout, software):
     """Bytes of a layer's activations for a micro-batch, in 16 bits. Of a GPT with dropout, unfused,
     s·b·h·(10 + 24/t + 5·a·s/(h·t)); sequence parallelism divides the 10 by t as well."""
-    tokens, t, outside = layout.tokens(model), layout.tp, 1 / layout.tp if layout.sp else 1
-    x, kv, hidden = tokens * model.dim, tokens * model.kv_dim, tokens * model.ffn * model.top_k
+    tokens, shares = layout.micro_batch * model.seq, layout.shares(model, software)
     if layout.recompute == "full":
-        return 2 * x * outside
-
-    whole = 2 * 2 * x + 2 * 2 * x                       # norms; their outputs, inputs of matrices
-    whole += 2 * x if software.dropout else 0           # two masks, a byte each
-    heads = 2 * (x + 2 * kv) + 2 * x                    # q, k and v; the input of o
-    mlp = 2 * hidden * (3 if model.gated else 2)        # in and out of a fused SwiGLU, or of GELU
-    scores = 4 * tokens * model.heads                   # log-sum-exp of each row
-    if not software.flash:
-        scores = tokens * model.heads * model.seq * (5 if software.dropout else 2)
-        scores *= layout.recompute == "none"
-    return whole * outside + (heads + mlp + scores) / t
+        return 2 * tokens * model.dim * shares["outside"]
+    numbers = numbers_kept(model, tokens, software)
+    if layout.recompute == "selective" and not software.flash:
+        del numbers["core"]
+    return 2 * sum(shares[name] * numbers[name] for name in numbers)
 
 
-def micro_batches_alive(layout, m):
-    """How many micro-batches the first stage keeps at once, counted as whole ones (chapter 07)."""
+def micro_batches_alive(layout, m, stage=0):
+    """How many micro-batches a stage keeps at once, counted as whole ones (chapter 07)."""
     p, v = layout.pp, layout.v
-    alive = {"1f1b": (2 * (p - 1) + (v - 1) * p + 1) / v if v > 1 else p, "zero-bubble": p,
-             "dualpipe-v": p + 0.5}
+    alive = {"1f1b": (2 * (p - 1 - stage) + (v - 1) * p + 1) / v if v > 1 else p - stage,
+             "zero-bubble": p, "dualpipe-v": p + 0.5}
     return min(m, alive[layout.schedule])
 
 
-def parameters_of_gpu(model, layout):
-    """(of experts, others) on the fullest GPU: the first or the last stage has a table."""
-    layers = math.ceil(model.layers / layout.pp)
-    experts = model.weights(model.experts) - model.weights(0) if model.experts > 1 else 0
-    others = model.weights(model.experts) - experts
-    tables = 1 if layout.pp > 1 or model.tie else 2
-    return (layers * experts / (layout.tp * layout.ep),
-            (layers * others + tables * model.vocab * model.dim) / layout.tp)
+def parameters_of_gpu(model, layout, software):
+    """{kind: (numbers, GPUs that hold the same)} on the fullest GPU, which is the last stage's: it
+    has a table, or both."""
+    t, layers, whole = layout.tp, math.ceil(model.layers / layout.pp), layout.dp * layout.cp
+    tables = 1 if model.tie or layout.pp > 1 and layout.schedule != "dualpipe-v" else 2
+    cuts = {"queries": t, "keys": min(t, model.kv_heads), "tables": t, "norms": 1,
+            "mlp": t * layout.ep if model.experts > 1 else t}
+    cuts["tables"] = 1 if software.whole_tables else t
+    numbers = {kind: layers * size for kind, size in model.matrices(model.experts).items()}
+    numbers |= {"norms": layers * model.norms + 2 * model.dim,
+                "tables": tables * model.vocab * model.dim}
+    return {kind: (size / cuts[kind], whole * t // cuts[kind]) for kind, size in numbers.items()}
 
 
 def memory(model, layout, software, m):
     """{cause: bytes} on the fullest GPU. m: micro-batches of a step."""
-    experts, others = parameters_of_gpu(model, layout)
-    sharded = experts / (layout.sharers / layout.ep) + others / layout.sharers
+    held = parameters_of_gpu(model, layout, software).values()
     widths = {"weights": (2, 3), "gradients": (4, 2), "optimizer": (12, 1)}
-    states = {cause: width * (sharded if layout.zero >= stage else experts + others)
+    states = {cause: width * sum(size / (n if layout.zero >= stage else 1) for size, n in held)
               for cause, (width, stage) in widths.items()}
     if layout.zero == 3:                                # two layers are whole at a time
         states["weights"] += 2 * 2 * model.weights(model.experts / layout.ep) / layout.tp
 
-    layers = math.ceil(model.layers / layout.pp)
-    kept = kept_by_layer(model, layout, software) * layers * micro_batches_alive(layout, m)
+    alive = [micro_batches_alive(layout, m, stage) for stage in (0, layout.pp - 1)]
+    kept = kept_by_layer(model, layout, software)
+    first, last = (count * math.ceil(model.layers / layout.pp) * kept for count in alive)
+    logits = 8 * layout.tokens(model) * model.vocab / layout.tp     # in float32; their gradient
+    kept = max(first, last + logits)
     if layout.recompute == "full":                      # and one layer, computed again
         kept += kept_by_layer(model, replace(layout, recompute="none"), software)
-    logits = 8 * layout.tokens(model) * model.vocab / layout.tp     # in float32; their gradient
-    return states | {"activations": kept + logits}
+    return states | {"activations": kept}
 
 
 # ----------------------------------------------------------------------------------------- the time
@@ -249,10 +279,11 @@ class Machine:
         self.cluster, self.software = cluster, software
         self.flops, self.bandwidth = cluster.peak * cluster.matmul, cluster.hbm * HBM
 
-    def matmul(self, m, k, n, times=1):
+    def matmul(self, m, k, n, times=1, fp8=False):
         """(m, k) @ (k, n): arithmetic, and what goes through HBM."""
-        moved = 2 * (m * k + k * n + m * n)
-        return times * (2 * m * k * n / self.flops + moved / self.bandwidth)
+        flops, width = (FP8 * self.flops, 1) if fp8 else (self.flops, 2)
+        moved = width * (m * k + k * n) + 2 * m * n
+        return times * (2 * m * k * n / flops + moved / self.bandwidth)
 
     def links(self, n, stride):
         """bytes/s of a ring over n ranks that lie `stride` apart. It leaves a node through the
@@ -263,28 +294,39 @@ class Machine:
         members = 1 if self.software.one_card else max(1, min(n, cluster.per_node // stride))
         return min(within, members * cluster.nic * NIC)
 
-    def ring(self, size, n, stride):
-        """An all_gather or a reduce_scatter of `size` bytes; an all_reduce is both."""
-        return (n - 1) / n * size / self.links(n, stride) if n > 1 else 0
+    def ring(self, size, n, stride, calls=1):
+        """An all_gather or a reduce_scatter of `size` bytes, or some of as many bytes together. An
+        all_reduce is both."""
+        sent = size / n / self.links(n, stride) if n > 1 else 0     # in each of n - 1 rounds
+        return (n - 1) * (sent + calls * self.cluster.alpha)
 
 
 def add(*parts):
-    """{cause: seconds}, added up."""
+    """[{cause: seconds} and how often], added up."""
     total = Counter()
-    for part in parts:
-        total.update(part)
+    for part, times in parts:
+        total.update({cause: times * seconds for cause, seconds in part.items()})
     return total
+
+
+def messages(model, layout):
+    """{axis: (numbers, ranks, stride, calls)}: what rings over an axis gather and scatter in a
+    layer's forward, of a micro-batch. In backward it is as much."""
+    t, cp, tokens = layout.tp, layout.cp, layout.tokens(model)
+    keys = 2 * tokens * cp * model.kv_dim * max(1 / t, 1 / model.kv_heads)
+    return {"tp": (4 * tokens * model.dim, t, 1, 4), "cp": (keys, cp, t, 1),
+            "ep": (2 * tokens * model.top_k * model.dim, layout.ep, t * cp, 2)}
 
 
 def layer_seconds(model, layout, machine):
     """{cause: seconds} of a layer for a micro-batch: forward, backward."""
     software, t, tokens = machine.software, layout.tp, layout.tokens(model)
     h, kv, f, x = model.dim, model.kv_dim, model.ffn, tokens * model.dim
-    routed = tokens * model.top_k                       # rows that go through experts
+    routed, fp8 = tokens * model.top_k, software.fp8    # rows that go through experts
     matrices = [(tokens, h, (h + 2 * kv) / t), (tokens, h / t, h),
                 (routed, h, f * (2 if model.gated else 1) / t), (routed, f / t, h)]
-    forward = {"matmul": sum(machine.matmul(*shape) for shape in matrices)}
-    backward = {"matmul": sum(machine.matmul(m, n, k) + machine.matmul(k, m, n)
+    forward = {"matmul": sum(machine.matmul(*shape, fp8=fp8) for shape in matrices)}
+    backward = {"matmul": sum(machine.matmul(m, n, k, fp8=fp8) + machine.matmul(k, m, n, fp8=fp8)
                               for m, k, n in matrices)}
 
     # Two products forward. Backward four, and in a flash kernel the scores once more.
@@ -296,7 +338,7 @@ def layer_seconds(model, layout, machine):
     forward["attention"] = products + (4 + dropout) * score
     backward["attention"] = 2 * products + (6 + dropout) * score
     if software.flash:                                  # half of a product's FLOPs
-        product = heads * rows * model.seq * d / (machine.cluster.peak * machine.cluster.flash)
+        product = heads * rows * model.seq * d / (machine.cluster.peak * machine.cluster.attention)
         forward["attention"], backward["attention"] = 2 * product, 5 * product
 
     # Bytes of a number. Of the width: a norm 4 and 6, a residual 6 and 6, with dropout 7 and 11.
@@ -308,20 +350,22 @@ def layer_seconds(model, layout, machine):
     for part, (of_width, of_hidden) in zip((forward, backward), passes):
         moved = 2 * of_width * width + of_hidden * hidden + rope
         part["elementwise"] = moved / machine.bandwidth
+    if fp8:                                             # casts: read 2, write 1 in each direction
+        forward["elementwise"] += sum(4 * m * k for m, k, n in matrices) / machine.bandwidth
+        backward["elementwise"] += sum(4 * m * n for m, k, n in matrices) / machine.bandwidth
     if not software.fused_gradients:
         weights = model.weights(model.experts / layout.ep) / t
         backward["weights"] = 8 * weights / machine.bandwidth
 
-    all_reduce = 2 * machine.ring(2 * x, t, 1)
-    shown = [1 - share for share in software.tp_hidden]
-    if layout.sp and software.tp_hidden == (0, 1):      # its all_gathers cannot hide
-        shown[1] = 0.5
-    forward["tp"], backward["tp"] = (2 * all_reduce * share for share in shown)
-    gather = machine.ring(2 * 2 * tokens * layout.cp * kv / t, layout.cp, t)    # of k and v
-    forward["cp"], backward["cp"] = gather, gather
-    if layout.ep > 1:
-        exchange = machine.ring(2 * routed * h, layout.ep, t * layout.cp)
-        forward["ep"], backward["ep"] = 2 * exchange, 2 * exchange
+    sent = {axis: machine.ring(2 * numbers, *ring)
+            for axis, (numbers, *ring) in messages(model, layout).items()}
+    hidden = software.tp_hidden_backward                # with sp all_gathers are left, half of all
+    hidden = min(hidden, 0.5) if layout.sp and not software.tp_hidden else hidden
+    forward |= {"tp": (1 - software.tp_hidden) * sent["tp"], "ep": sent["ep"], "cp": sent["cp"]}
+    backward |= {"tp": (1 - hidden) * sent["tp"], "ep": sent["ep"], "cp": sent["cp"]}
+    if software.ring:                                   # backward: keys, values, their gradients
+        forward["cp"] = max(0, sent["cp"] - forward["attention"])
+        backward["cp"] = max(0, 2 * sent["cp"] - backward["attention"])
     return forward, backward
 
 
@@ -335,7 +379,7 @@ def bubble(layout, F, B, W):
 
 def step_seconds(model, layout, cluster, software, batch):
     """{cause: seconds} of a step. batch: its sequences. The slowest stage sets the pace of all: the
-    last one, which has the head."""
+    last one, which has the head, unless layers do not divide and it has one less than others."""
     machine, t, p = Machine(cluster, software), layout.tp, layout.pp
     m, layers = batch // (layout.dp * layout.micro_batch), math.ceil(model.layers / p)
     forward, backward = layer_seconds(model, layout, machine)
@@ -346,38 +390,37 @@ def step_seconds(model, layout, cluster, software, batch):
         head["weights"] = 8 * model.dim * columns / machine.bandwidth
     again = {"none": {}, "full": forward,               # computed once more, in backward
              "selective": {} if software.flash else {"attention": forward["attention"]}}
-    stage = add(*layers * [forward, backward, again[layout.recompute]], head)
+    layer = add((forward, 1), (backward, 1), (again[layout.recompute], 1))
+    last = add((layer, model.layers // p), (head, 1))
+    stage = max(last, add((layer, layers)), key=lambda part: sum(part.values()))
     if p > 1:
         size = 2 * tokens * model.dim
         message = size / t / machine.links(p, t * layout.sharers)
         message += 0 if layout.sp else machine.ring(size, t, 1)     # scattered over tp, gathered
         stage["pp"] = 2 * layout.v * message
 
-    experts, others = parameters_of_gpu(model, layout)
-    sent = lambda width: machine.ring(width * others, layout.sharers, t) + machine.ring(
-        width * experts, layout.sharers // layout.ep, t * layout.ep)
-    if layout.zero == 3:                                # weights twice, gradients once
-        hidden = software.dp_hidden * sum(stage.values())
-        stage["dp"] = max(0, sent(2 * 2 + software.gradient_bytes) - hidden)
-    seconds = add(*m * [stage])
+    # Bytes of a parameter, in every micro-batch and once a step: gradients g, weights 2.
+    held, g = parameters_of_gpu(model, layout, software).values(), software.gradient_bytes
+    each, once = [(0, 2 * g), (0, g + 2), (g, 2), (g + 2 * 2, 0)][layout.zero]
+    sent = lambda width: sum(machine.ring(width * size, n, layout.sharers * t // n)
+                             for size, n in held)
+    behind = sum(stage.values()) if layout.zero == 3 else layers * sum(backward.values())
+    stage["dp"] = max(0, sent(each) - software.dp_hidden * behind)
+    seconds = add((stage, m))
     F, W = layers * sum(forward.values()), layers * backward["matmul"] / 2
     seconds["bubble"] = bubble(layout, F, sum(stage.values()) - F - W, W)
-    if layout.zero < 3:
-        hidden = software.dp_hidden * layers * sum(backward.values())
-        seconds["dp"] = max(0, sent(2 * software.gradient_bytes) - hidden)
-    updated = (experts + others) / (layout.sharers if layout.zero else 1)
+    seconds["dp"] += max(0, sent(once) - software.dp_hidden * layers * sum(backward.values()))
+    updated = sum(size / (n if layout.zero else 1) for size, n in held)
     seconds["optimizer"] = 60 * updated / machine.bandwidth
     return seconds
 
 
 def step_flops(model, batch, scores="all", recompute="none"):
     """FLOPs of a step by a convention. scores: "all" of attention, or the "causal" half."""
-    tokens, h = batch * model.seq, model.dim
-    per_token = 2 * (model.parameters(active=True) - (0 if model.tie else model.vocab * h))
-    attention = 4 * model.seq * h * model.layers * (0.5 if scores == "causal" else 1)
-    head = 2 * model.vocab * h
-    passes = 4 if recompute == "full" else 3
-    return tokens * (passes * (per_token - head + attention) + 3 * head)
+    weights, passes = model.layers * model.weights(model.top_k), 4 if recompute == "full" else 3
+    attention = 4 * model.seq * model.dim * model.layers * (0.5 if scores == "causal" else 1)
+    head = 2 * model.vocab * model.dim                  # never recomputed
+    return batch * model.seq * (passes * (2 * weights + attention) + 3 * head)
 
 
 # ------------------------------------------------------------------ the scaling book's rooflines
@@ -405,6 +448,10 @@ def tokens_of_both(ffn, flops, bandwidth):
 
 
 # --------------------------------------------------------------------------------------- the search
+
+CHOICES = {"recompute": ("none", "selective", "full"), "zero": range(4),
+           "schedule": ("1f1b", "zero-bubble", "dualpipe-v")}
+
 
 class Plan:
     """A layout, its seconds and its bytes by cause. They are None where it does not divide: why."""
@@ -459,7 +506,7 @@ def search(model, cluster, software, gpus, batch, fixed, most=16):
     stages = [pp for pp in range(1, model.layers + 1) if gpus % pp == 0]
     again = ("none", "full") if software.flash else ("none", "selective", "full")
     degrees = {"tp": powers(min(8, cluster.per_node)), "cp": powers(max(1, model.seq // 4096)),
-               "pp": stages, "v": range(1, 9), "ep": powers(model.experts), "zero": (0, 1, 3),
+               "pp": stages, "v": range(1, 9), "ep": powers(model.experts), "zero": range(4),
                "micro_batch": powers(most), "recompute": again}
     degrees |= {name: [value] for name, value in fixed.items()}
     fit, others = [], []
@@ -467,7 +514,9 @@ def search(model, cluster, software, gpus, batch, fixed, most=16):
         degree = dict(zip(degrees, values))
         degree = {"dp": gpus // (degree["tp"] * degree["cp"] * degree["pp"]),
                   "sp": degree["tp"] > 1} | degree
-        if degree["dp"] and (degree["dp"] > 1 or not degree["zero"] or "zero" in fixed):
+        alone = degree["dp"] == 1 and degree["zero"] and "zero" not in fixed
+        twice = degree["cp"] > 1 < degree["micro_batch"] and not {"cp", "micro_batch"} & {*fixed}
+        if degree["dp"] and not alone and not twice:
             found = Plan(model, Layout(**degree), cluster, software, gpus, batch)
             (others if found.why else fit).append(found)
     may = [found for found in others if found.memory and found.bytes < ERROR * cluster.memory]
@@ -496,155 +545,33 @@ def difference(plan, other):
     return f"{cause} {seconds[cause]:+.2g} s"
 
 
+def neighbours(layout, software):
+    """Yield what could be otherwise: ("tp 4", the layout with dp as it was), and so on."""
+    for axis in ("tp", "cp", "pp", "v", "micro_batch"):
+        now = getattr(layout, axis)
+        for degree in [now // 2] * (now > 1) + [now * 2]:
+            yield f"{axis.replace('_', '-')} {degree}", replace(layout, **{axis: degree})
+    for name in ("zero", "recompute"):
+        for choice in CHOICES[name]:
+            if choice != getattr(layout, name) and not (choice == "selective" and software.flash):
+                yield f"{name} {choice}", replace(layout, **{name: choice})
+
+
 def explain(model, cluster, software, gpus, batch, plan):
     """Yield what limits a plan, and what the next degrees of each axis would change."""
     yield f"{in_words(plan.layout)}: {largest(plan.seconds)}; {largest(plan.memory)} of the memory"
-    for axis in ("tp", "cp", "pp", "v", "micro_batch"):
-        now = getattr(plan.layout, axis)
-        for degree in [now // 2] * (now > 1) + [now * 2]:
-            layout = replace(plan.layout, **{axis: degree})
-            layout = replace(layout, dp=gpus // (layout.tp * layout.cp * layout.pp) or 1)
-            other = Plan(model, layout, cluster, software, gpus, batch)
-            what = other.why
-            if not misfit(model, layout, gpus, batch):
-                room = f"but it {other.why}" if other.why else f"{other.bytes / 1e9:.0f} GB"
-                what = (f"{other.total / plan.total - 1:+.0%} of the time "
-                        f"({difference(other, plan)}), {room}")
-            yield f"  {axis.replace('_', '-')} {degree}: {what}"
-
-
-# -------------------------------------------------------------------------------- the command line
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        refuse(f"{message}; python 10_planner.py --help lists what would work")
-
-
-def refuse(why):
-    print(f"error: {why}", file=sys.stderr)
-    sys.exit(2)
-
-
-CHOICES = {"recompute": ("none", "selective", "full"), "zero": range(4),
-           "schedule": ("1f1b", "zero-bubble", "dualpipe-v")}
-
-
-def above_zero(kind):
-    """An argparse type: an int or a float above 0."""
-    def number(text):
-        if not 0 < kind(text) < 1e30:
-            raise ValueError
-        return kind(text)
-    return number
-
-
-def writable(path):
-    """An argparse type: a file to write."""
-    try:
-        open(path, "a").close()
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from None
-    return path
-
-
-def arguments(argv):
-    parser = Parser("10_planner.py", description=__doc__, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--model", choices=MODELS, help="default: 8b, or a GPT of the sizes that are given")
-    add("--cluster", choices=CLUSTERS, default="h100")
-    add("--gpus", type=above_zero(int), default=8)
-    add("--batch", type=above_zero(int), default=64, help="sequences of a step")
-    add("--software", choices=SOFTWARE, default="megatron-2024")
-    for kind, title in ((Model, "in place of the model's"), (Layout, "else what is fastest"),
-                        (Cluster, "in place of the cluster's: FLOP/s, bytes, bytes/s, shares")):
-        group = parser.add_argument_group(title)
-        for field in fields(kind):
-            options = {"type": above_zero(field.type)}
-            if field.type is bool:
-                options = {"action": argparse.BooleanOptionalAction}
-            elif field.name in CHOICES:
-                options = {"choices": CHOICES[field.name], "type": field.type}
-            group.add_argument(f"--{field.name.replace('_', '-')}", **options)
-    add("--untie", dest="tie", action="store_false", default=None, help="as --no-tie")
-    add("--no-pp", dest="pp", action="store_const", const=1, help="as --pp 1")
-    add("--max-micro-batch", type=above_zero(int), default=16)
-    add("--explain", action="store_true", help="what limits the best, and what would change it")
-    add("--published", action="store_true", help="published tables, beside what is predicted")
-    add("--problems", action="store_true", help="the scaling book's worked problems")
-    add("--json", type=writable, help="write the best plan, and all that fit")
-    return parser.parse_args(argv)
-
-
-def given(args, kind):
-    """What the flags put in place of its fields."""
-    values = {field.name: getattr(args, field.name) for field in fields(kind)}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def advice(find, args, fixed, others):
-    """Why there is no plan, and what would work."""
-    nearest = min(others, key=lambda plan: plan.bytes if plan.memory else math.inf)
-    why = f"{in_words(nearest.layout)}: {nearest.why}"
-    for name in fixed:
-        fit, _ = find(args.gpus, {other: fixed[other] for other in fixed if other != name})
-        if fit:
-            return f"{why}; --{name.replace('_', '-')} {getattr(fit[0].layout, name)} would work"
-    for gpus in (args.gpus * 2**k for k in range(1, 12)):
-        if find(gpus, fixed)[0]:
-            return f"{why}; --gpus {gpus} would work"
-    return f"{why}; fewer flags may work"
-
-
-def as_json(model, cluster, gpus, batch, fit):
-    best = fit[0]
-    rate = 1 / best.total / gpus
-    flops = {scores: step_flops(model, batch, scores) * rate for scores in ("all", "causal")}
-    return {"seconds": best.total, "tokens_per_second_per_gpu": batch * model.seq * rate,
-            "tflops": flops["all"] / 1e12, "tflops_causal": flops["causal"] / 1e12,
-            "tflops_hfu": step_flops(model, batch, recompute=best.layout.recompute) * rate / 1e12,
-            "mfu": flops["all"] / cluster.peak, "time": best.seconds,
-            "memory": best.memory | {"total": best.bytes}, "layout": asdict(best.layout),
-            "found": [{"seconds": plan.total, "layout": asdict(plan.layout)} for plan in fit]}
-
-
-def main(argv=None):
-    args = arguments(argv)
-    if args.published or args.problems:
-        from lab import published  # noqa: TID251
-
-        print(*published.tables() if args.published else published.problems(), sep="\n")
-        return
-    gpus, batch, software = args.gpus, args.batch, SOFTWARE[args.software]
-    fixed = given(args, Layout)
-    model = MODELS[args.model or "8b"]
-    if args.layers and args.dim and args.heads and not args.model:
-        model = gpt(args.layers, args.dim, args.heads)
-    model = replace(model, **given(args, Model))
-    cluster = replace(CLUSTERS[args.cluster], **given(args, Cluster))
-    find = lambda gpus, fixed: search(model, cluster, software, gpus, batch, fixed,
-                                      args.max_micro_batch)
-    fit, others = find(gpus, fixed)
-    if not fit:
-        refuse(advice(find, args, fixed, others))
-    print(f"{model.parameters() / 1e9:.1f} G parameters on {gpus} x {args.cluster}, "
-          f"{args.software}: {batch} sequences of {model.seq:,} a step; {len(fit)} layouts fit")
-    for plan in fit[:10]:
-        told = as_json(model, cluster, gpus, batch, [plan])
-        print(f"{plan.total:9.3f} s {told['tokens_per_second_per_gpu']:7.0f} tokens/s "
-              f"{told['tflops']:4.0f} TFLOP/s {told['mfu']:4.0%} {plan.bytes / 1e9:4.0f} GB  "
-              f"{in_words(plan.layout)}: {largest(plan.seconds, 3)}"
-              + (f"; {difference(plan, fit[0])}" if plan.total > fit[0].total else "")
-              + (f"; {plan.why}: may not fit" if plan.why else ""))
-    if model.experts > 1:
-        print("(the time of expert parallelism has been held to nothing: do not rely on it)")
-    if args.explain:
-        print(*explain(model, cluster, software, gpus, batch, fit[0]), sep="\n")
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(as_json(model, cluster, gpus, batch, fit), file, indent=1)
+    for name, layout in neighbours(plan.layout, software):
+        layout = replace(layout, dp=gpus // (layout.tp * layout.cp * layout.pp) or 1)
+        other = Plan(model, layout, cluster, software, gpus, batch)
+        what = other.why
+        if other.memory:
+            room = f"but it {other.why}" if other.why else f"{other.bytes / 1e9:.0f} GB"
+            what = (f"{other.total / plan.total - 1:+.0%} of the time "
+                    f"({difference(other, plan)}), {room}")
+        yield f"  {name}: {what}"
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)       # as of `| head`
-    main()
+    from lab import planning  # noqa: TID251
+
+    planning.main(sys.modules[__name__])

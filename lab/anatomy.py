@@ -4,16 +4,45 @@ Chapter 01 derives what a block keeps for backward, class by class; a later chap
 of each class its ranks keep. Here these shares become bytes, as PyTorch keeps them on a CPU. The
 same for parameters: how many numbers of each kind a rank holds, and what states they have.
 
+How many numbers a block has in each class, and of each kind, is what chapter 10 plans with: so each
+run of chapters 01 to 09 holds the planner to what it has measured. Here stands what is special.
+
 A model is a list of modules (embedding, block, ..., head), and so is what they cost: a stage of a
 pipeline is a slice of each list. Bytes: e is the width of a number, `wide` that of the loss and of
 other sums, which are in float32 or better.
 """
 
+import functools
+import importlib.util
 import math
 from dataclasses import replace
+from pathlib import Path
 
 CLASSES = {"outside", "inputs", "inside", "keys and values", "core", "logits", "ids", "masks",
            "positions", "how", "recompute"}     # of what is kept, and how
+
+
+@functools.cache
+def planner():
+    """Chapter 10, as it stands beside lab/, whatever a student has written of it elsewhere."""
+    path = Path(__file__).resolve().parent.parent / "10_planner.py"
+    spec = importlib.util.spec_from_file_location("planner", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def as_planned(cfg, ffn=None):
+    """The same model for the planner. ffn: the hidden width of its MLPs, if not 4 times dim."""
+    ffn = 4 * cfg.dim if ffn is None else ffn
+    return planner().Model(cfg.layers, cfg.dim, cfg.heads, cfg.kv_heads, ffn, vocab=cfg.vocab,
+                           seq=cfg.seq, tie=cfg.tie)
+
+
+def numbers_kept(cfg, batch, ffn=None):
+    """{class: numbers} that a block keeps, by the planner, if its attention is plain."""
+    return planner().numbers_kept(as_planned(cfg, ffn), batch * cfg.seq, planner().SOFTWARE["ours"])
+
 
 # ------------------------------------------------------------------------- kept for backward, by F
 
@@ -48,7 +77,7 @@ def core_bytes(cfg, batch, e, kept):
     share, how = share_of(kept, "core"), kept.get("how")
     rows = part(share, batch * cfg.heads * cfg.seq)
     if cfg.attention == "plain" and how != "blocks":
-        return rows * cfg.seq * e
+        return part(share, numbers_kept(cfg, batch)["core"] * e)
     is_input_of_o = part(local_heads(kept), cfg.heads) == 1 or cfg.seq == 1 and how is None
     if how == "exchanged":
         is_input_of_o = False
@@ -79,13 +108,15 @@ def kept_by_modules(cfg, batch, e, kept, rows=None, ep=1):
     if kept.get("recompute") == "full":
         block = [x] * cfg.layers
     else:
-        norm = of("outside", x + statistics) + of("inputs", x)
-        kv = part(keys_and_values(cfg, kept), 2 * x * cfg.kv_heads // cfg.heads)
-        attn = of("inside", 2 * x) + kv + core_bytes(cfg, batch, e, kept)   # q and o's input
-        mlp = norm + of("inside", 8 * x)                    # GELU's input and output
-        block = [norm + attn + mlp] * cfg.layers
-        if rows is not None:
-            block = [norm + attn + mixture_bytes(cfg, batch, e, kept, n, ep) for n in rows]
+        numbers = numbers_kept(cfg, batch, ffn=None if rows is None else 0)     # experts: below
+        of_norms = of("outside", numbers["outside"] * e + 2 * statistics)
+        of_norms += of("inputs", numbers["inputs"] * e)
+        kv = part(keys_and_values(cfg, kept), numbers["keys and values"] * e)
+        inside = of("inside", numbers["inside"] * e) + kv + core_bytes(cfg, batch, e, kept)
+        block = [of_norms + inside] * cfg.layers
+        if rows is not None:                                # the second norm is the mixture's
+            block = [of_norms // 2 + inside + mixture_bytes(cfg, batch, e, kept, n, ep)
+                     for n in rows]
 
     ids = of("ids", 8 * tokens)                             # int64
     if "masks" in kept:                                     # a vocabulary that is cut, and padded
@@ -172,12 +203,12 @@ KINDS = "queries", "keys", "mlp", "norms", "tables"         # of parameters
 
 def numbers_by_modules(cfg):
     """{kind: (numbers, tensors)} of each module; a tied head has no table of its own."""
-    h, experts = cfg.dim, getattr(cfg, "experts", 0)
+    h, experts, model = cfg.dim, getattr(cfg, "experts", 0), as_planned(cfg)
     shared = bool(getattr(cfg, "shared_expert", False))
-    block = {"queries": (2 * h * h, 2),                     # q and o
-             "keys": (2 * h * h * cfg.kv_heads // cfg.heads, 2),            # k and v
-             "mlp": (8 * h * h * (max(experts, 1) + shared), 2 + 2 * shared),   # up and down
-             "norms": ((4 + experts) * h, 4 + (experts > 0))}       # two LayerNorms; the router
+    tensors = {"queries": 2, "keys": 2, "mlp": 2 + 2 * shared}     # q and o; k and v; up and down
+    block = {kind: (numbers, tensors[kind])
+             for kind, numbers in model.matrices(max(experts, 1) + shared).items()}
+    block["norms"] = model.norms + experts * h, 4 + (experts > 0)   # two LayerNorms; the router
     table = cfg.vocab * h, 1
     return [{"tables": table}, *[block] * cfg.layers,
             {"norms": (2 * h, 2)} | ({} if cfg.tie else {"tables": table})]

@@ -1325,21 +1325,24 @@ EXERCISES = {
             "10.1", "Machine.matmul", 1,
             "How many seconds a matmul of (m, k) by (k, n) takes, `times` in a row: its arithmetic "
             "at self.flops, and then all that it reads and writes, two bytes a number, at "
-            "self.bandwidth.",
+            "self.bandwidth. In FP8 arithmetic is FP8 times as fast, and what is read has one byte "
+            "a number.",
             ("How many multiplications and additions is each of the m·n outputs?",
              "2·m·k·n FLOPs; and m·k, k·n and m·n numbers go through HBM, each once. The two times "
              "are added."),
             (Same("(lambda machine: {f'({m}, {k}) @ ({k}, {n})': machine.matmul(m, k, n, 3) for m, "
                   "k, n in ((8, 16, 32), (4096, 8192, 1024))})(Machine(CLUSTERS['h100'], "
                   "Software()))",
-                  "seconds of a matmul"),),
+                  "seconds of a matmul"),
+             Same("Machine(CLUSTERS['h100'], Software()).matmul(4096, 8192, 1024, fp8=True)",
+                  "in FP8")),
         ),
         Exercise(
             "10.2", "Machine.links Machine.ring", 2,
             "`links`: bytes/s that a ring of n ranks has, which lie `stride` apart. Inside a node "
             "that is NVLink; a ring that leaves it does so through the network cards of all its "
             "members there, but no faster than NVLink. `ring`: seconds of an all_gather or a "
-            "reduce_scatter of so many bytes.",
+            "reduce_scatter of so many bytes, in so many calls, of which each hop costs alpha.",
             ("Of 16 ranks with stride 2, on nodes of 8 GPUs, how many share a node? And of 16 with "
              "stride 8?",
              "cluster.per_node // stride of them, at least one, at most n; software.one_card: one. "
@@ -1351,39 +1354,49 @@ EXERCISES = {
                   "Software()), 'one card': Machine(CLUSTERS['a100'], "
                   "Software(one_card=True))})", "bytes/s"),
              Same("(lambda machine: {f'{n} ranks': machine.ring(1e9, n, 2) for n in (1, 2, 4, 32)})"
-                  "(Machine(CLUSTERS['a100'], Software()))", "seconds of a gigabyte"),),
+                  "(Machine(CLUSTERS['a100'], Software()))", "seconds of a gigabyte"),
+             Same("Machine(replace(CLUSTERS['a100'], alpha=1.0), Software()).ring(1e9, 4, 1, 3)",
+                  "in 3 calls")),
             "Machine: links and rings",
         ),
         Exercise(
-            "10.3", "kept_by_layer", 3,
-            "Bytes of activations of a layer, for a micro-batch on a GPU, in 16 bits. With full "
-            "recomputation only the input is kept. Else: what lies outside of the sub-layers is "
-            "whole on each rank of tp, but under sequence parallelism; the rest is shared out.",
-            ("For a GPT with dropout and without flash it comes to s·b·h·(10 + 24/t + "
-             "5·a·s/(h·t)). Which tensors are the 10, and which the 24?",
-             "Outside: the inputs of two norms, the inputs of q, k, v and of up, two masks of a "
-             "byte. Shared: q, k, v, the input of o, the MLP's two (three with SwiGLU) tensors of "
-             "ffn·top_k columns; of the core 5 bytes a score with dropout, 2 without, none if they "
-             "are recomputed, and with flash 4 bytes a row."),
-            (Same("{f'{layout} {software}': kept_by_layer(model, layout, software) for model in "
-                  "(gpt(4, 64, 4, seq=32), MODELS['mixtral']) for software in (Software(), "
-                  "Software(flash=False), Software(False, True)) for layout in (Layout(), "
-                  "Layout(tp=2, sp=False, micro_batch=3), Layout(tp=2, cp=4), Layout(tp=2, "
-                  "recompute='selective'), Layout(tp=2, recompute='full'))}", "bytes of a layer"),),
+            "10.3", "numbers_kept Layout.shares", 3,
+            "`numbers_kept`: how many numbers of 16 bits a layer keeps of so many tokens, in each "
+            "class of chapter 01. `shares`: which share of each class a GPU keeps. Sequence "
+            "parallelism divides what lies outside of the sub-layers; a kv head is never cut; and "
+            "keys are gathered over cp, unless they go round in a ring.",
+            ("For a GPT with dropout and without flash, all classes together come to "
+             "s·b·h·(34 + 5·a·s/h) bytes. Which tensors are the 34, and in which class is each?",
+             "Outside: the inputs of two norms, and two masks of a byte. Inputs: the outputs of "
+             "the norms. Inside: q, the input of o, and of the MLP two (with SwiGLU three) tensors "
+             "of ffn·top_k columns. Of the core 5 bytes a score with dropout, 2 without, and with "
+             "flash 4 bytes a row. Shares: 1/(tp·cp), but 1/cp where sp or keeps_gathered say so, "
+             "and of the keys at least 1/kv_heads."),
+            (Same("{f'{name} {software}': numbers_kept(model, 96, software) for name, model in "
+                  "{'gpt': gpt(4, 64, 4, seq=32), 'mixtral': MODELS['mixtral']}.items() for "
+                  "software in (Software(), Software(flash=False), Software(False, True))}",
+                  "numbers of a layer"),
+             Same("{f'{layout} {name}': layout.shares(MODELS['8b'], SOFTWARE[name]) for name in "
+                  "('megatron-2024', 'ours') for layout in (Layout(), Layout(tp=2, sp=False), "
+                  "Layout(tp=2, cp=4), Layout(tp=16))}", "shares")),
+            "what a layer keeps, and who keeps it",
         ),
         Exercise(
             "10.4", "micro_batches_alive bubble", 2,
-            "`micro_batches_alive`: how many whole micro-batches the first stage keeps at once, of "
+            "`micro_batches_alive`: how many whole micro-batches a stage keeps at once, of "
             "m. `bubble`: how long a stage waits in a step, if a micro-batch takes it F forward, "
             "and B and W backward. For each of the three schedules.",
             ("Chapter 07 has both as a table. What does a rank with v slices keep of a micro-batch "
              "that has gone through one of them?",
-             "Alive: p for 1f1b, (2(p-1) + (v-1)p + 1)/v interleaved, p for zero-bubble, (2p+1)/2 "
-             "for dualpipe-v, and never more than m. The bubble: (p-1)(F+B+W)/v; (p-1)(F+B-W); and "
-             "(p-1)/2 (F&B + B - 2W), where F&B takes F + B + W."),
+             "Alive on stage i: p - i for 1f1b, (2(p-1-i) + (v-1)p + 1)/v interleaved, p for "
+             "zero-bubble, (2p+1)/2 for dualpipe-v, and never more than m. The bubble: "
+             "(p-1)(F+B+W)/v; (p-1)(F+B-W); and (p-1)/2 (F&B + B - 2W), where F&B takes F + B + "
+             "W."),
             (Same("{f'{schedule}, pp {p}, v {v}, m {m}': micro_batches_alive(Layout(pp=p, v=v, "
                   "schedule=schedule), m) for schedule in CHOICES['schedule'] for p in (1, 4) for "
                   "v in (1, 2) for m in (2, 64)}", "micro-batches alive"),
+             Same("[micro_batches_alive(Layout(pp=4, v=v), 64, 3) for v in (1, 2)]",
+                  "on the last stage"),
              Same("{f'{schedule}, pp {p}, v {v}': bubble(Layout(pp=p, v=v, schedule=schedule), 3, "
                   "5, 2) for schedule in CHOICES['schedule'] for p in (1, 4) for v in (1, 2)}",
                   "the bubble, F 3, B 5, W 2")),
@@ -1396,8 +1409,8 @@ EXERCISES = {
             "are counted or the causal half. The embedding multiplies nothing.",
             ("How many FLOPs does a weight cost for a token, and how many the scores of a token "
              "with s others, of h columns in all heads?",
-             "2 for each weight that a token meets (parameters(active=True), less the table of the "
-             "embedding, if it has one of its own); 4·s·h a layer for the scores. The head, "
+             "2 for each weight that a token meets (weights(top_k) of each layer, and the head's); "
+             "4·s·h a layer for the scores. The head, "
              "2·vocab·h, is never recomputed: 3 passes, where all else has 4."),
             (Same("{f'{name} {scores} {recompute}': step_flops(MODELS[name], 3, scores, recompute) "
                   "for name in ('gpt3', '70b', 'mixtral') for scores in ('all', 'causal') for "

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, chapter
 
 import common
-from lab import anatomy, published
+from lab import anatomy, planning, published
 
 TEN = "10_planner"
 
@@ -121,24 +122,29 @@ def test_model_states_are_shared_out_as_in_chapter_03(ten):
     numbers, layer = model.parameters(), model.weights(1)
     states = lambda **more: [size / numbers for cause, size in ten.memory(
         model, ten.Layout(n, **more), ten.Software(), 1).items() if cause != "activations"]
+    held = lambda *args: ten.parameters_of_gpu(*args, ten.Software())
     assert states() == [2, 4, 12]
     assert states(zero=1) == [2, 4, 12 / n]
     assert states(zero=2) == [2, 4 / n, 12 / n]
     assert states(zero=3) == [2 / n + 4 * layer / numbers, 4 / n, 12 / n]   # two layers are whole
 
     mixture = replace(model, experts=8)
-    experts, others = ten.parameters_of_gpu(mixture, ten.Layout(n, ep=2))
-    assert experts == 4 * 8 * 2 * 64 * 256 / 2 and others == mixture.parameters() - 2 * experts
+    parts = held(mixture, ten.Layout(n, ep=2))
+    experts, holders = parts["mlp"]
+    assert experts == 4 * 8 * 2 * 64 * 256 / 2 and holders == 2
+    assert sum(size for size, _ in parts.values()) == mixture.parameters() - experts
     needed = ten.memory(mixture, ten.Layout(n, ep=2, zero=1), ten.Software(), 1)
+    others = mixture.parameters() - 2 * experts
     assert needed["optimizer"] == 12 * (experts / 2 + others / n)
+    kv_heads = held(replace(model, kv_heads=2), ten.Layout(2, tp=4))["keys"]    # tp of 4 has 2 each
+    assert kv_heads == (4 * 2 * 64 * 32 / 2, 4)
 
 
 def test_parameters_and_flops_are_chapter_01s(ten):
     one = chapter("01_single_gpu")
     for model in (ten.gpt(3, 64, 4, seq=32, vocab=256), ten.gpt(3, 64, 4, tie=False, vocab=500)):
         cfg = config(model)
-        norms = (4 * model.layers + 2) * model.dim
-        assert model.parameters() + norms == cfg.parameters()
+        assert model.parameters() == cfg.parameters()
         assert ten.step_flops(model, 5) == one.model_flops(cfg, 5)
         again = ten.step_flops(model, 5, recompute="full")
         assert again == one.step_flops(cfg, 5, "plain", "full")
@@ -158,6 +164,95 @@ def test_the_bubble_and_what_is_alive_are_chapter_07s(ten):
     layout = ten.Layout(pp=4, v=2)
     assert ten.bubble(layout, 1, 1, 1) / (8 * 3) == seven.bubble("interleaved", 4, 8, 2)
     assert ten.micro_batches_alive(layout, 8) == seven.most_alive("interleaved", 0, 4, 8, 2) / 2
+
+
+def layouts_of_8():
+    """The flags of chapter 09 for every product of dense axes on 8 ranks, with each ZeRO."""
+    for pp, cp, tp in itertools.product((1, 2, 4, 8), repeat=3):
+        if 8 % (pp * cp * tp) == 0:
+            schedules = ["1f1b"] + ["interleaved", "dualpipe-v"] * (pp > 1)
+            for schedule, zero in itertools.product(schedules, range(3)):
+                yield pp, cp, tp, schedule, zero
+
+
+@pytest.mark.parametrize(("pp", "cp", "tp"), sorted({axes[:3] for axes in layouts_of_8()}))
+def test_states_activations_and_traffic_are_those_of_chapter_09(ten, nine_runs, pp, cp, tp):
+    """Its formulas, to which its runs are held, of the rank that has most."""
+    for schedule, zero in [axes[3:] for axes in layouts_of_8() if axes[:3] == (pp, cp, tp)]:
+        args, answers, e = nine_runs(pp, cp, tp, schedule, zero)
+        model = anatomy.as_planned(args.model)
+        v = 2 if schedule == "interleaved" else 1
+        layout = ten.Layout(args.dp, tp, cp, pp, v, zero=zero, micro_batch=args.micro_batch,
+                            schedule="dualpipe-v" if schedule == "dualpipe-v" else "1f1b")
+        ours, m = ten.SOFTWARE["ours"], args.micro_batches
+
+        # What each kind of parameter has on the fullest rank, and who shares it.
+        planned = ten.parameters_of_gpu(model, layout, ours)
+        fullest = max(answers, key=lambda answer: sum(numbers_of(args, answer).values()))
+        assert {kind: size for kind, (size, _) in planned.items()} == numbers_of(args, fullest)
+        assert {kind: n for kind, (_, n) in planned.items()} == {
+            kind: fullest["holders"][kind] for kind in planned}
+
+        # What a layer keeps, and how many micro-batches of it are alive at a time.
+        shares = layout.shares(model, ours)
+        assert shares == {name: anatomy.share_of(fullest["kept"], name) for name in shares}
+        blocks = [max(alive_blocks(answer["schedule"])) for answer in answers]
+        first, last = (ten.micro_batches_alive(layout, m, stage) for stage in (0, pp - 1))
+        assert blocks[0] == first * model.layers / pp and blocks[-1] == last * model.layers / pp
+
+        # What goes over each axis, in bytes on the wire, and messages to other stages.
+        passes = m * model.layers // pp
+        for axis, (numbers, n, _, _) in ten.messages(model, layout).items():
+            sent = sum(part[1] for part in fullest["sent"].get(axis, {}).values())
+            assert sent == (2 * passes * e * numbers if n > 1 else 0), axis
+
+
+def numbers_of(args, answer):
+    """{kind: numbers} of a rank, by lab/anatomy.py."""
+    held = anatomy.held_by_modules(args.model, answer["parameters"], answer["modules"])
+    return {kind: sum(module.get(kind, (0, 0))[0] for module in held)
+            for kind in ("queries", "keys", "mlp", "norms", "tables")}
+
+
+def alive_blocks(schedule):
+    """Blocks of micro-batches that a rank keeps, after each action."""
+    alive, slices = 0, schedule["slices"]
+    for kind, stage, _ in schedule["actions"]:
+        start, end = slices[stage]
+        blocks = end - start - (stage == 0) - (stage == len(slices) - 1)
+        alive += blocks if kind == "F" else -blocks
+        yield alive
+
+
+@pytest.fixture
+def nine_runs():
+    """A function of axes: the arguments of a run of chapter 09, the formulas of its ranks along pp,
+    and the bytes of a number."""
+    nine = chapter("09_5d")
+
+    def run(pp, cp, tp, schedule, zero):
+        cfg = common.Config(16, 16, 8, 2, 32, 64, False, "plain")
+        args = SimpleNamespace(
+            variant="hand", dtype="float32", model=cfg, batch=128, micro_batch=1, pp=pp, cp=cp,
+            tp=tp, ep=1, dp=None, zero=zero, schedule=schedule, experts=0, top_k=2, like=None,
+            order="pp,dp,cp,tp", node_size=8)
+        nine.requires(args, 8)
+        full = nine.build(args.model)
+        schedules, owners = nine.make_schedule(schedule, pp, args.micro_batches)
+        slices, answers = nine.balanced(cfg.layers, len(owners)), []
+        for stage in range(pp):
+            parts = [full[slice(*slices[i])] for i, owner in enumerate(owners) if owner == stage]
+            answers.append(nine.formulas(args, stage * (8 // pp), 8, Parts(parts)))
+        return args, answers, 4
+
+    return run
+
+
+class Parts(list):
+    """A rank's stages, whose parameters no group holds."""
+
+    def parameters(self):
+        return []
 
 
 def test_rooflines_are_those_of_chapters_02_and_04(ten):
@@ -197,6 +292,76 @@ def test_each_cause_is_there_when_its_axis_is(ten):
     assert seconds(recompute="full")["matmul"] == pytest.approx(
         alone["matmul"] + 64 * model.layers * ten.layer_seconds(
             model, ten.Layout(), ten.Machine(h100, software))[0]["matmul"])
+
+
+def test_zero_2_and_3_send_in_every_micro_batch(ten):
+    """Bytes of a parameter: gradients (4), weights (2), each (n-1)/n times over the link."""
+    model, n, m = ten.gpt(4, 64, 4, seq=32, vocab=256), 4, 8
+    cluster = ten.Cluster(1e15, 1, 1, 1e15, 1e9, nvlink=1e9 / ten.NVLINK, nic=1e9)
+    software, of_numbers = ten.Software(dp_hidden=0), (n - 1) / n * model.parameters() / 1e9
+    seconds = lambda zero, **more: ten.step_seconds(
+        model, ten.Layout(n, zero=zero), cluster, replace(software, **more), n * m)["dp"]
+    for zero, width in enumerate((2 * 4, 4 + 2, m * 4 + 2, m * (2 + 2 + 4))):
+        assert seconds(zero) == pytest.approx(width * of_numbers)
+    assert seconds(3, dp_hidden=1) < seconds(3, dp_hidden=0.5) < seconds(3)
+    assert seconds(1, dp_hidden=1) < seconds(1)
+
+
+def test_a_ring_of_keys_hides_behind_attention_and_keeps_its_own_alone(ten):
+    model, layout = ten.MODELS["8b"], ten.Layout(cp=4)
+    machine = lambda nvlink, **more: ten.Machine(replace(ten.CLUSTERS["h100"], nvlink=nvlink),
+                                                 ten.Software(**more))
+    cp = lambda *args, **more: [part["cp"] for part in ten.layer_seconds(
+        model, layout, machine(*args, **more))]
+    gathered, ring = ten.Software(), ten.Software(ring=True)
+    assert cp(450e9, ring=True) == [0, 0]
+    (forward, backward), (gather, scatter) = cp(1e8, ring=True), cp(1e8)
+    attention = [part["attention"] for part in ten.layer_seconds(model, layout, machine(1))]
+    assert forward == pytest.approx(gather - attention[0])
+    assert backward == pytest.approx(2 * scatter - attention[1])
+    keys = lambda software: layout.shares(model, software)["keys and values"]
+    assert (keys(gathered), keys(ring)) == (1, 1 / 4)
+
+
+def test_the_slowest_stage_has_the_head_or_one_layer_more(ten):
+    h100, software = ten.CLUSTERS["h100"], ten.SOFTWARE["ours"]
+    of_layers = lambda layers, vocab=1: ten.step_seconds(
+        ten.gpt(layers, 1024, 16, vocab=vocab), ten.Layout(pp=4), h100, software, 8)["matmul"]
+    assert of_layers(13) == pytest.approx(of_layers(16), rel=0.01)      # 4 3 3 3, as 4 4 4 4
+    with_head = of_layers(16, vocab=60000)
+    assert of_layers(15, vocab=60000) < with_head                       # 4 4 4 3 and the head
+    assert of_layers(13, vocab=60000) == of_layers(15, vocab=60000)
+
+
+def test_the_first_stage_keeps_most_or_the_last_one_with_its_logits(ten):
+    software = ten.SOFTWARE["megatron-2024"]
+    kept = lambda vocab, **layout: ten.memory(ten.gpt(8, 1024, 16, vocab=vocab), ten.Layout(
+        **layout), software, 8)["activations"]
+    block = ten.kept_by_layer(ten.gpt(8, 1024, 16), ten.Layout(), software)
+    assert kept(1000, pp=4) == 4 * 2 * block                            # of four micro-batches
+    assert kept(10**6, pp=4) == 2 * block + 8 * 2048 * 10**6
+    assert kept(1000) == 8 * block + 8 * 2048 * 1000
+
+
+def test_fp8_halves_what_is_read_and_casts_it(ten):
+    machine = ten.Machine(ten.Cluster(1e12, 1, 1, 1e12 / ten.HBM, 1, 1, 1), ten.Software())
+    flops, numbers = 2 * 8 * 16 * 32 / 1e12, (8 * 16 + 16 * 32) / 1e12
+    assert machine.matmul(8, 16, 32) == pytest.approx(flops + 2 * numbers + 2 * 8 * 32 / 1e12)
+    assert machine.matmul(8, 16, 32, fp8=True) == pytest.approx(
+        flops / ten.FP8 + numbers + 2 * 8 * 32 / 1e12)
+    model, layout = ten.gpt(1, 64, 4, seq=32), ten.Layout()
+    elementwise = [sum(part["elementwise"] for part in ten.layer_seconds(model, layout, ten.Machine(
+        machine.cluster, ten.Software(fp8=fp8)))) for fp8 in (False, True)]
+    inputs, outputs = 32 * (64 + 64 + 64 + 256), 32 * (3 * 64 + 64 + 256 + 64)
+    assert elementwise[1] - elementwise[0] == pytest.approx(4 * (inputs + outputs) / 1e12)
+
+
+def test_a_message_costs_what_its_hops_do(ten):
+    machine = ten.Machine(replace(ten.CLUSTERS["h100"], alpha=1.0), ten.Software())
+    assert machine.ring(1, 4, 1, calls=5) == pytest.approx(3 * 5)
+    model, layout = ten.MODELS["8b"], ten.Layout(tp=4)
+    tp = [part["tp"] for part in ten.layer_seconds(model, layout, machine)]
+    assert tp == pytest.approx([4 * 3, 4 * 3], rel=0.1)                 # four gathers and scatters
 
 
 # --------------------------------------------------------------------------------------- the search
@@ -256,9 +421,11 @@ def test_it_answers_in_a_second_without_torch(tmp_path):
 
 
 def test_any_model_and_machine_can_be_given(ten, capsys):
-    ten.main(shlex.split("--layers 4 --dim 512 --heads 8 --kv-heads 2 --ffn 2048 --no-gated "
-                         "--vocab 1000 --seq 512 --untie --peak 1e14 --matmul 0.5 --hbm 1e12 "
-                         "--memory 1e10 --nvlink 1e11 --nic 1e10 --per-node 4 --gpus 4 --batch 16"))
+    planning.main(ten, shlex.split(
+        "--layers 4 --dim 512 --heads 8 --kv-heads 2 --ffn 2048 --no-gated --vocab 1000 --seq 512 "
+        "--untie --peak 1e14 --matmul 0.5 --hbm 1e12 --memory 1e10 --nvlink 1e11 --nic 1e10 "
+        "--per-node 4 --alpha 1e-5 --gpus 4 --batch 16 --no-flash --dropout --tp-hidden 0 "
+        "--dp-hidden 0.5 --gradient-bytes 2"))
     said = capsys.readouterr().out
     assert "0.0 G parameters" in said and "layouts fit" in said
 

@@ -68,12 +68,12 @@ def test_common_imports_lab_in_a_function_alone():
 
 @pytest.mark.parametrize("path", LAB, ids=lambda path: path.stem)
 def test_lab_imports_no_chapter_but_in_a_function(path):
-    """Their names begin with digits, so it takes importlib, as pictures and schedules may have."""
+    """Their names begin with digits, so it takes importlib, as these may have."""
     names = imports(parsed(path))
     assert ours(names) <= {"common", "lab"}
     allowed = {"pictures": {"importlib", "matplotlib"}, "schedules": {"importlib"},
                "questions": {"importlib"}, "speed": {"importlib"}, "published": {"importlib"},
-               "plans": {"importlib", "matplotlib"}}
+               "plans": {"importlib", "matplotlib"}, "anatomy": {"importlib.util"}}
     found = {"importlib", "importlib.util", "runpy", "matplotlib"} & names
     assert found <= allowed.get(path.stem, set())
 
@@ -108,14 +108,12 @@ def assigned(run):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}  # fmt: skip
 
 
-def test_the_planner_needs_neither_torch_nor_lab():
-    """But lab behind a flag."""
+def test_the_planner_needs_no_torch_and_of_ours_its_command_line_alone():
     path = CHAPTERS / "10_planner.py"
     if not path.exists():
         pytest.skip("there is no 10_planner.py")
-    names = imports(parsed(path), inside_functions=False)
-    assert not ours(names) and "torch" not in names
-    assert ours(imports(parsed(path))) <= {"lab"}
+    names = imports(parsed(path)) | imports(parsed(ROOT / "lab/planning.py"))
+    assert ours(names) == {"lab"} and "torch" not in names
 
 
 def test_chapter_01_compiles_nothing_while_lab_watches():

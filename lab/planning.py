@@ -1,0 +1,164 @@
+"""The command line of chapter 10, which plans: its flags are the fields of the chapter's classes.
+
+    python 10_planner.py --help
+
+Like the chapter, it needs no torch: an answer takes a second.
+"""
+
+import argparse
+import json
+import math
+import signal
+import sys
+from dataclasses import asdict, fields, replace
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        refuse(f"{message}; python 10_planner.py --help lists what would work")
+
+
+def refuse(why):
+    print(f"error: {why}", file=sys.stderr)
+    sys.exit(2)
+
+
+def above_zero(kind):
+    """An argparse type: an int or a float above 0."""
+    def number(text):
+        if not 0 < kind(text) < 1e30:
+            raise ValueError
+        return kind(text)
+    number.__name__ = f"positive {kind.__name__}"
+    return number
+
+
+def share(text):
+    """An argparse type: from 0 to 1."""
+    if not 0 <= float(text) <= 1:
+        raise ValueError
+    return float(text)
+
+
+def writable(path):
+    """An argparse type: a file to write."""
+    try:
+        open(path, "a").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from None
+    return path
+
+
+def arguments(ten, argv):
+    parser = Parser("10_planner.py", description=ten.__doc__, allow_abbrev=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", choices=ten.MODELS, help="default: 8b, or a GPT of the sizes that are given")
+    add("--cluster", choices=ten.CLUSTERS, default="h100")
+    add("--gpus", type=above_zero(int), default=8)
+    add("--batch", type=above_zero(int), default=64, help="sequences of a step")
+    add("--software", choices=ten.SOFTWARE, default="megatron-2024")
+    groups = {ten.Model: "in place of the model's", ten.Layout: "else what is fastest",
+              ten.Cluster: "in place of the cluster's: FLOP/s, bytes, bytes/s, shares, seconds",
+              ten.Software: "in place of the software's"}
+    for kind, title in groups.items():
+        group = parser.add_argument_group(title)
+        for field in fields(kind):
+            options = {"type": above_zero(field.type)}
+            if "hidden" in field.name or field.name == "alpha":
+                options = {"type": share}
+            elif field.type is bool:
+                options = {"action": argparse.BooleanOptionalAction}
+            elif field.name in ten.CHOICES:
+                options = {"choices": ten.CHOICES[field.name], "type": field.type}
+            group.add_argument(f"--{field.name.replace('_', '-')}", **options)
+    add("--untie", dest="tie", action="store_false", default=None, help="as --no-tie")
+    add("--no-pp", dest="pp", action="store_const", const=1, help="as --pp 1")
+    add("--max-micro-batch", type=above_zero(int), default=16)
+    add("--explain", action="store_true", help="what limits the best, and what would change it")
+    add("--published", action="store_true", help="published tables, beside what is predicted")
+    add("--problems", action="store_true", help="the scaling book's worked problems")
+    add("--json", type=writable, help="write the best plan, and all that fit")
+    return parser.parse_args(argv)
+
+
+def given(args, kind):
+    """What the flags put in place of its fields."""
+    values = {field.name: getattr(args, field.name) for field in fields(kind)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def as_flag(name):
+    return f"--{name.replace('_', '-')}"
+
+
+def advice(ten, find, gpus, fixed, others):
+    """Why there is no plan, and what would work."""
+    nearest = min(others, key=lambda plan: plan.bytes if plan.memory else math.inf)
+    why = f"{ten.in_words(nearest.layout)}: {nearest.why}"
+    for name in fixed:
+        fit, _ = find(gpus, {other: fixed[other] for other in fixed if other != name})
+        if fit:
+            return f"{why}; {as_flag(name)} {getattr(fit[0].layout, name)} would work"
+    for more in (gpus * 2**k for k in range(1, 12)):
+        if find(more, fixed)[0]:
+            return f"{why}; --gpus {more} would work"
+    return f"{why}; fewer flags may work"
+
+
+def as_json(ten, model, cluster, gpus, batch, fit):
+    """What --json writes: of the best plan, and of all that fit. TFLOP/s and MFU count all scores
+    of attention; tflops_causal their half; tflops_hfu also what is computed twice."""
+    best, rate = fit[0], 1 / fit[0].total / gpus
+    flops = {scores: ten.step_flops(model, batch, scores) * rate for scores in ("all", "causal")}
+    hardware = ten.step_flops(model, batch, recompute=best.layout.recompute) * rate
+    return {"seconds": best.total, "tokens_per_second_per_gpu": batch * model.seq * rate,
+            "tflops": flops["all"] / 1e12, "tflops_causal": flops["causal"] / 1e12,
+            "tflops_hfu": hardware / 1e12, "mfu": flops["all"] / cluster.peak,
+            "time": best.seconds, "memory": best.memory | {"total": best.bytes},
+            "layout": asdict(best.layout),
+            "found": [{"seconds": plan.total, "layout": asdict(plan.layout)} for plan in fit]}
+
+
+def print_plans(ten, model, cluster, gpus, batch, fit):
+    """The ten best: seconds, speed, memory, layout, causes, and why it loses to the best."""
+    for plan in fit[:10]:
+        told = as_json(ten, model, cluster, gpus, batch, [plan])
+        print(f"{plan.total:9.3f} s {told['tokens_per_second_per_gpu']:7.0f} tokens/s "
+              f"{told['tflops']:4.0f} TFLOP/s {told['mfu']:4.0%} {plan.bytes / 1e9:4.0f} GB  "
+              f"{ten.in_words(plan.layout)}: {ten.largest(plan.seconds, 3)}"
+              + (f"; {ten.difference(plan, fit[0])}" if plan.total > fit[0].total else "")
+              + (f"; {plan.why}: may not fit" if plan.why else ""))
+
+
+def main(ten, argv=None):
+    """The program. ten: chapter 10, as a module."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)           # as of `| head`
+    args = arguments(ten, argv)
+    if args.published or args.problems:
+        from lab import published
+
+        print(*published.tables() if args.published else published.problems(), sep="\n")
+        return
+    gpus, batch, fixed = args.gpus, args.batch, given(args, ten.Layout)
+    model = ten.MODELS[args.model or "8b"]
+    if args.layers and args.dim and args.heads and not args.model:
+        model = ten.gpt(args.layers, args.dim, args.heads)
+    model = replace(model, **given(args, ten.Model))
+    cluster = replace(ten.CLUSTERS[args.cluster], **given(args, ten.Cluster))
+    software = replace(ten.SOFTWARE[args.software], **given(args, ten.Software))
+    find = lambda gpus, fixed: ten.search(model, cluster, software, gpus, batch, fixed,
+                                          args.max_micro_batch)
+    fit, others = find(gpus, fixed)
+    if not fit:
+        refuse(advice(ten, find, gpus, fixed, others))
+    print(f"{model.parameters() / 1e9:.1f} G parameters on {gpus} x {args.cluster}, "
+          f"{args.software}: {batch} sequences of {model.seq:,} a step; {len(fit)} layouts fit")
+    print_plans(ten, model, cluster, gpus, batch, fit)
+    if model.experts > 1:
+        print("(the time of expert parallelism has been held to nothing: do not rely on it)")
+    if args.explain:
+        print(*ten.explain(model, cluster, software, gpus, batch, fit[0]), sep="\n")
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(as_json(ten, model, cluster, gpus, batch, fit), file, indent=1)
