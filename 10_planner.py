@@ -2,7 +2,9 @@ r"""10 · The planner: which layout, how much memory, how fast, before anything 
 
 Chapters 02 to 09 each share out one thing, and say in formulas what that saves and what it sends.
 Here the formulas stand in one place, for any model and any machine. The planner needs no GPU and
-imports no torch: it counts bytes and FLOPs, and divides them by the rates of the machine.
+imports no torch: it counts bytes and FLOPs, and divides them by the rates of the machine. What it
+counts has been held to real ranks: the reports of chapters 01 to 09 compare what they have measured
+with these tables, to the byte.
 
     1. What fits?   A GPU holds model states (a parameter has 2 bytes of weights, 4 of gradients, 12
                     of AdamW: ZeRO-1 shards the last, ZeRO-2 the last two, ZeRO-3 all), and the
@@ -14,20 +16,21 @@ imports no torch: it counts bytes and FLOPs, and divides them by the rates of th
 Where the seconds of a micro-batch of b sequences of s tokens go, on a stage of L/pp layers:
 
     matmul        2·m·k·n FLOPs, and 2·(mk + kn + mn) bytes through HBM, one after the other: the
-                  thinner tp cuts the matrices, the more bytes there are for a FLOP.
+                  thinner tp cuts the matrices, the more bytes there are for a FLOP. FP8 has more
+                  FLOP/s and fewer bytes, and casts (which count as elementwise).
     attention     4·b·s²·h FLOPs forward. Unfused, each of its a·b·s² scores goes through HBM in 9
                   bytes forward (softmax 4, dropout 5) and in 11 backward. A flash kernel has them
                   in SRAM, and leaves out the half that the causal mask forbids.
     elementwise   norms and residuals of the whole width, GELU or SwiGLU of its tp-th part: bytes.
     weights       the gradient of a micro-batch is written, and added to the sum: 8 bytes a weight,
                   unless the matmul itself adds to the sum (fused).
-    tp, cp        4 all_reduces of b·s·h a layer; keys and values. Compute waits for what the
-                  software does not hide.
+    tp            4 all_reduces of b·s·h a layer. Compute waits for what the software does not hide.
+    cp            Keys and values, gathered before attention, or in a ring that hides behind it.
     pp            a message of b·s·h/tp to the next stage, and one back.
     bubble        (p-1)/v times a stage's time for a micro-batch: until the first has arrived, and
                   until the last has returned (v: slices of the model on each stage; chapter 07).
     dp            gradients once a step, or what of that does not hide behind the last backward.
-                  With ZeRO-3 the weights twice, and the gradients, in *every* micro-batch.
+                  With ZeRO-2 in *every* micro-batch, and with ZeRO-3 the weights twice as well.
     optimizer     60 bytes a weight: gradients to fp32, unscaled, checked, their norm, clipped (32);
                   weight and moments in and out (28).
 
@@ -423,7 +426,7 @@ def step_flops(model, batch, scores="all", recompute="none"):
     return batch * model.seq * (passes * (2 * weights + attention) + 3 * head)
 
 
-# ------------------------------------------------------------------ the scaling book's rooflines
+# --------------------------------------------- rooflines: the scaling book's, and the playbook's A3
 
 def tokens_of_data_parallel(flops, bandwidth):
     """Tokens of a chip below which dp or ZeRO-3 wait: 8·D·F bytes of a layer's messages take longer
@@ -445,6 +448,22 @@ def best_data_parallel(tokens, chips, ffn, axes=(2, 1)):
 def tokens_of_both(ffn, flops, bandwidth):
     """Tokens of a chip below which ZeRO-3 and tp, at their best, wait together."""
     return (flops / bandwidth) ** 2 / (2 * ffn)
+
+
+def sending_over_computing(tokens, n, dim, layers, flops, bandwidth):
+    """The playbook's A3, of layers with 16·dim² weights: {axis of n ranks: seconds of its messages
+    over those of the compute that could hide them}. tokens: of a rank. layers: of a stage."""
+    ratio = flops / bandwidth
+    return {"dp": (n - 1) / n * ratio / tokens,         # gradients, behind backward
+            "zero-3": (n - 1) / n * ratio / tokens,     # a layer's weights, behind forward
+            "tp": (n - 1) / dim * ratio,                # a gather, behind the next matrix
+            "pp": ratio / (16 * dim * layers)}          # a message, behind the next stage
+
+
+def best_checkpoints(layers, kept_by_input, kept_by_layer):
+    """Megatron's trade: with c checkpoints, a stage keeps c inputs, and the layers of one part
+    while they are computed again. This c keeps least; if it is above layers, each is its own."""
+    return math.sqrt(layers * kept_by_layer / kept_by_input)
 
 
 # --------------------------------------------------------------------------------------- the search
@@ -559,16 +578,18 @@ def neighbours(layout, software):
 
 def explain(model, cluster, software, gpus, batch, plan):
     """Yield what limits a plan, and what the next degrees of each axis would change."""
-    yield f"{in_words(plan.layout)}: {largest(plan.seconds)}; {largest(plan.memory)} of the memory"
+    yield f"{in_words(plan.layout)}: its {plan.total:.3g} s are {largest(plan.seconds)}."
+    yield f"Its {plan.bytes / 1e9:.0f} GB of a GPU are {largest(plan.memory)}. With"
     for name, layout in neighbours(plan.layout, software):
         layout = replace(layout, dp=gpus // (layout.tp * layout.cp * layout.pp) or 1)
         other = Plan(model, layout, cluster, software, gpus, batch)
-        what = other.why
-        if other.memory:
-            room = f"but it {other.why}" if other.why else f"{other.bytes / 1e9:.0f} GB"
-            what = (f"{other.total / plan.total - 1:+.0%} of the time "
-                    f"({difference(other, plan)}), {room}")
-        yield f"  {name}: {what}"
+        if not other.memory:
+            yield f"  {name}: {other.why}"
+            continue
+        change = other.total / plan.total - 1
+        time = f"{abs(change):.0%} {'more' if change > 0 else 'less'} time"
+        room = f"but it {other.why}" if other.why else f"and {other.bytes / 1e9:.0f} GB"
+        yield f"  {name} it would take {time} ({difference(other, plan)}), {room}"
 
 
 if __name__ == "__main__":

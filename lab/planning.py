@@ -96,6 +96,9 @@ def advice(ten, find, gpus, fixed, others):
     """Why there is no plan, and what would work."""
     nearest = min(others, key=lambda plan: plan.bytes if plan.memory else math.inf)
     why = f"{ten.in_words(nearest.layout)}: {nearest.why}"
+    batch = nearest.layout.dp * nearest.layout.micro_batch
+    if not nearest.memory and find(gpus, fixed, batch)[0]:
+        return f"{why}; --batch {batch} would work"
     for name in fixed:
         fit, _ = find(gpus, {other: fixed[other] for other in fixed if other != name})
         if fit:
@@ -147,8 +150,8 @@ def main(ten, argv=None):
     model = replace(model, **given(args, ten.Model))
     cluster = replace(ten.CLUSTERS[args.cluster], **given(args, ten.Cluster))
     software = replace(ten.SOFTWARE[args.software], **given(args, ten.Software))
-    find = lambda gpus, fixed: ten.search(model, cluster, software, gpus, batch, fixed,
-                                          args.max_micro_batch)
+    find = lambda gpus, fixed, batch=batch: ten.search(
+        model, cluster, software, gpus, batch, fixed, args.max_micro_batch)
     fit, others = find(gpus, fixed)
     if not fit:
         refuse(advice(ten, find, gpus, fixed, others))

@@ -1,4 +1,4 @@
-"""What was published, beside what chapter 10 predicts; and the scaling book's worked problems.
+"""What was published, beside what chapter 10 predicts; and worked problems.
 
     python 10_planner.py --published
     python 10_planner.py --problems
@@ -162,3 +162,46 @@ def problems():
            f"{6 * tokens * numbers / (chips * flops * 0.4):.2f} s at 40% (0.3).")
     tp = ten.largest_tensor_parallel(model.ffn, flops, link)
     yield f"   tp alone waits beyond {tp:.1f} chips for each axis of the torus."
+    yield from overlap(ten)
+    yield from micro_batches(ten)
+    yield from recomputation(ten)
+
+
+def overlap(ten):
+    """The playbook's A3 for the 70b on H100s, and from which degree on messages cannot hide."""
+    model, h100 = ten.MODELS["70b"], ten.CLUSTERS["h100"]
+    yield ("4. The playbook's A3, for the 70b on H100s: seconds of messages over seconds of the "
+           "compute that could hide them, 8,192 tokens on a rank, 8 ranks, 10 layers in a stage.")
+    for name, bandwidth in (("NVLink", h100.nvlink), ("a network card", h100.nic)):
+        ratios = ten.sending_over_computing(8192, 8, model.dim, 10, h100.peak, bandwidth)
+        yield f"   over {name}: " + ", ".join(f"{axis} {x:.3f}" for axis, x in ratios.items())
+
+
+def micro_batches(ten):
+    """Megatron's figure 16: which micro-batch is fastest."""
+    model, layout = ten.gpt(32, 15360, 120), ten.Layout(1, 8, pp=8, sp=False, recompute="full")
+    seconds = {b: sum(ten.step_seconds(model, replace(layout, micro_batch=b), ten.CLUSTERS["a100"],
+                                       ten.SOFTWARE["megatron-2021"], 128).values())
+               for b in (1, 2, 4, 8)}
+    best = min(seconds, key=seconds.get)
+    yield ("5. Megatron's micro-batch, 91 G parameters, tp 8, pp 8, a batch of 128: "
+           + ", ".join(f"{b}: {s:.1f} s" for b, s in seconds.items())
+           + f". {best} is best (2): smaller ones have thin matmuls, larger ones a long bubble.")
+
+
+def recomputation(ten):
+    """Megatron's trade: 145 G parameters, tp 8, pp 16: time, memory, and how many checkpoints."""
+    model, software = ten.gpt(80, 12288, 96), ten.SOFTWARE["megatron-2021"]
+    layouts = {again: ten.Layout(1, 8, pp=16, sp=False, recompute=again)
+               for again in ("none", "full")}
+    seconds = {again: sum(ten.step_seconds(model, layout, ten.CLUSTERS["a100"], software,
+                                           64).values()) for again, layout in layouts.items()}
+    bytes_of = {again: ten.memory(model, layout, software, 64)["activations"] / 1e9
+                for again, layout in layouts.items()}
+    kept = {again: ten.kept_by_layer(model, layout, software) for again, layout in layouts.items()}
+    best = ten.best_checkpoints(80 // 16, kept["full"], kept["none"])
+    yield (f"6. Recomputation, 145 G parameters on 128 A100s: it costs "
+           f"{1 - seconds['none'] / seconds['full']:.0%} of the speed (up to 33%), and leaves "
+           f"{bytes_of['full']:.0f} of {bytes_of['none']:.0f} GB of activations. {best:.0f} "
+           f"checkpoints would keep least, in a stage of {80 // 16} layers: so each layer is one "
+           "(every 1 or 2).")

@@ -83,8 +83,30 @@ def test_worked_problems_have_the_books_answers():
     text = " ".join(published.problems())
     for answer in ("13.0 G parameters (13.0)", "130 GB (130)", "42 TB (42)", "8 TB (8)",
                    "393 TB (393)", "850 tokens of a chip (850)", "below 235 (235)",
-                   "over 1333 chips (1333)", "0.31 s"):
+                   "over 1333 chips (1333)", "0.31 s", "2 is best (2)", "24% of the speed",
+                   "each layer is one"):
         assert answer in text
+
+
+def test_messages_over_compute_are_the_playbooks(ten):
+    """A3, with 2 bytes a number: one layer's messages and matmuls, by the planner itself."""
+    model, n, tokens = ten.Model(1, 64, 4, 4, 256, True, seq=32, vocab=1), 4, 32
+    cluster = ten.Cluster(1e12, 1, 1, 1e30, 1, nvlink=1e9 / ten.NVLINK, nic=1)
+    machine, weights = ten.Machine(cluster, ten.Software()), 16 * 64**2
+    ratios = ten.sending_over_computing(tokens, n, 64, 1, 1e12, 1e9)
+    forward = 2 * tokens * weights / 1e12
+    assert model.weights(1) == weights
+    assert ratios["zero-3"] == pytest.approx(machine.ring(2 * weights, n, 1) / forward)
+    assert ratios["dp"] == pytest.approx(2 * machine.ring(2 * weights, n, 1) / (2 * forward))
+    assert ratios["tp"] == pytest.approx(machine.ring(2 * tokens * 64, n, 1)
+                                         / machine.matmul(tokens, 64, 64 / n))
+    assert ratios["pp"] == pytest.approx(2 * tokens * 64 / 1e9 / forward)
+
+
+def test_best_checkpoints_keep_least(ten):
+    layers, of_input, of_layer = 36, 1.0, 4.0
+    kept = {c: c * of_input + layers / c * of_layer for c in range(1, layers + 1)}
+    assert ten.best_checkpoints(layers, of_input, of_layer) == min(kept, key=kept.get) == 12
 
 
 # ----------------------------------------------------------------------- other chapters' formulas
@@ -431,7 +453,9 @@ def test_any_model_and_machine_can_be_given(ten, capsys):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ("--tp 3", "tp x cp x pp = 3; --tp"), ("--model 405b", "needs 919 GB of a GPU"),
+    ("--tp 3", "tp x cp x pp = 3; --tp"), ("--dp-hidden 2", "--dp-hidden: invalid share"),
+    ("--gpus 100000 --batch 2048", "; --batch 100000 would work"),
+    ("--model 405b", "needs 919 GB of a GPU"),
     ("--tp x", "--tp: invalid"), ("--gpus 0", "--gpus"), ("--model 9b", "--model"),
     ("--seq 100 --cp 8", "seq = 100 is not a multiple of cp = 8"),
     ("--pp 64 --gpus 64", "layers = 32"), ("--heads 3", "dim = 4096 is not a multiple of heads"),
@@ -446,7 +470,8 @@ def test_a_bad_argument_costs_one_line(arguments, words):
 
 
 @pytest.mark.parametrize("arguments", [
-    "--tp 3", "--model 405b", "--zero 3 --pp 2", "--pp 64 --gpus 64", "--model 70b --tp 1"])
+    "--tp 3", "--model 405b", "--zero 3 --pp 2", "--pp 64 --gpus 64", "--model 70b --tp 1",
+    "--gpus 100000 --batch 2048"])
 def test_what_a_refusal_names_works(arguments):
     line = planner(arguments).stderr
     change = line.rpartition("; ")[2].removesuffix(" would work\n")
