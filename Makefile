@@ -96,7 +96,7 @@ define go_on_elsewhere
 endef
 
 # What chapter 10 says of published layouts: Llama 3's three, and DeepSeek-V3's.
-LLAMA_3 := --model 405b --software llama3 --tp 8 --pp 16 --v 8 --zero 2 --recompute none
+LLAMA_3 := --model 405b --software llama3 --tp 8 --pp 16 --v 8 --zero 1 --recompute none
 PLANS := "$(LLAMA_3) --gpus 8192 --batch 2048 --cp 1" "$(LLAMA_3) --gpus 16384 --batch 2048 --cp 1" \
 	"$(LLAMA_3) --gpus 16384 --batch 128 --seq 131072 --cp 16" \
 	"--model deepseek-v3 --gpus 2048 --batch 15360 --seq 4096 --pp 16 --ep 64 --zero 1 --tp 1 \

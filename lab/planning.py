@@ -97,16 +97,24 @@ def advice(ten, find, gpus, fixed, others):
     nearest = min(others, key=lambda plan: plan.bytes if plan.memory else math.inf)
     why = f"{ten.in_words(nearest.layout)}: {nearest.why}"
     batch = nearest.layout.dp * nearest.layout.micro_batch
-    if not nearest.memory and find(gpus, fixed, batch)[0]:
+    if not nearest.memory and best(find(gpus, fixed, batch)):
         return f"{why}; --batch {batch} would work"
-    for name in fixed:
-        fit, _ = find(gpus, {other: fixed[other] for other in fixed if other != name})
-        if fit:
-            return f"{why}; {as_flag(name)} {getattr(fit[0].layout, name)} would work"
+    others = {name: best(find(gpus, {flag: fixed[flag] for flag in fixed if flag != name}))
+              for name in fixed}
+    changes = [f"{as_flag(name)} {getattr(other.layout, name)}" for name, other in others.items()
+               if other]
+    if changes:
+        return f"{why}; {' or '.join(changes)} would work"
     for more in (gpus * 2**k for k in range(1, 12)):
-        if find(more, fixed)[0]:
+        if best(find(more, fixed)):
             return f"{why}; --gpus {more} would work"
     return f"{why}; fewer flags may work"
+
+
+def best(found):
+    """The fastest plan that fits, of what a search has found."""
+    fit, _ = found
+    return fit[0] if fit and not fit[0].why else None
 
 
 def as_json(ten, model, cluster, gpus, batch, fit):
@@ -156,7 +164,10 @@ def main(ten, argv=None):
     if not fit:
         refuse(advice(ten, find, gpus, fixed, others))
     print(f"{model.parameters() / 1e9:.1f} G parameters on {gpus} x {args.cluster}, "
-          f"{args.software}: {batch} sequences of {model.seq:,} a step; {len(fit)} layouts fit")
+          f"{args.software}: {batch} sequences of {model.seq:,} a step; {len(fit)} layouts "
+          + ("may fit, and none does for sure" if fit[0].why else "fit"))
+    if fit[0].why:
+        print(f"({advice(ten, find, gpus, fixed, fit)})")
     print_plans(ten, model, cluster, gpus, batch, fit)
     if model.experts > 1:
         print("(the time of expert parallelism has been held to nothing: do not rely on it)")

@@ -474,6 +474,14 @@ def test_a_bad_argument_costs_one_line(arguments, words):
     "--gpus 100000 --batch 2048"])
 def test_what_a_refusal_names_works(arguments):
     line = planner(arguments).stderr
-    change = line.rpartition("; ")[2].removesuffix(" would work\n")
-    assert change.startswith("--")
-    assert planner(f"{arguments} {change}").returncode == 0
+    for change in line.rpartition("; ")[2].removesuffix(" would work\n").split(" or "):
+        assert change.startswith("--")
+        ran = planner(f"{arguments} {change}")
+        assert ran.returncode == 0 and "may" not in ran.stdout
+
+
+def test_where_nothing_fits_for_sure_it_says_so_and_what_would():
+    ran = planner("--gpus 8 --batch 8 --seq 16384 --tp 1 --cp 1 --recompute none")
+    first, second, *_ = ran.stdout.splitlines()
+    assert first.endswith("layouts may fit, and none does for sure")
+    assert second.endswith("; --tp 2 or --cp 2 or --recompute full would work)")
