@@ -595,4 +595,4 @@ def explain(model, cluster, software, gpus, batch, plan):
 if __name__ == "__main__":
     from lab import planning  # noqa: TID251
 
-    planning.main(sys.modules[__name__])
+    sys.exit(planning.main(sys.modules[__name__]))

@@ -143,14 +143,14 @@ def print_plans(ten, model, cluster, gpus, batch, fit):
 
 
 def main(ten, argv=None):
-    """The program. ten: chapter 10, as a module."""
+    """The program, whose exit status is returned. ten: chapter 10, as a module."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)           # as of `| head`
     args = arguments(ten, argv)
     if args.published or args.problems:
         from lab import published
 
         print(*published.tables() if args.published else published.problems(), sep="\n")
-        return
+        return 1 if args.published and published.beyond() else 0
     gpus, batch, fixed = args.gpus, args.batch, given(args, ten.Layout)
     model = ten.MODELS[args.model or "8b"]
     if args.layers and args.dim and args.heads and not args.model:
@@ -176,3 +176,4 @@ def main(ten, argv=None):
     if args.json:
         with open(args.json, "w") as file:
             json.dump(as_json(ten, model, cluster, gpus, batch, fit), file, indent=1)
+    return 0

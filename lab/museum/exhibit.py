@@ -10,10 +10,10 @@ class Exhibit(NamedTuple):
     file: str               # where it is planted: these lines are replaced by those
     old: str
     new: str
-    ranks: int              # the run that shows it, and its flags
+    ranks: int              # of the run that shows it, and its flags; 0: chapter 10, a plain program
     flags: str
-    caught_by: tuple        # observables of that run, as its JSON names them
-    blind: tuple            # and those that do not see it
+    caught_by: tuple        # observables of that run (lab/museum/observe.py) that see it
+    blind: tuple            # and those that do not
 
     def plant(self, source):
         """The file's source, with the bug. Raises ValueError if its lines are not there once."""
