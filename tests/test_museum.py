@@ -3,13 +3,14 @@
 import pytest
 from conftest import ROOT, run_main
 
-from lab.museum import chapter_00
-
-EXHIBITS = chapter_00.EXHIBITS
-EVERY = pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.number)
+from lab.museum import chapter_00, chapter_10, observe
 
 
-@EVERY
+def each(*exhibits):
+    return pytest.mark.parametrize("exhibit", exhibits, ids=lambda exhibit: exhibit.number)
+
+
+@each(*chapter_00.EXHIBITS, *chapter_10.EXHIBITS)
 def test_an_exhibit_is_told_in_a_few_sentences(exhibit):
     repository, number = exhibit.number.split("#")
     assert repository.count("/") == 1 and number.isdecimal()
@@ -17,7 +18,7 @@ def test_an_exhibit_is_told_in_a_few_sentences(exhibit):
     compile(exhibit.plant((ROOT / exhibit.file).read_text()), exhibit.file, "exec")
 
 
-@EVERY
+@each(*chapter_00.EXHIBITS)
 def test_a_planted_bug_is_caught_by_what_it_names(ranks, tmp_path, exhibit):
     fault = exhibit.old, exhibit.new
     (status, run, output), *_ = ranks(exhibit.ranks)(
@@ -31,3 +32,13 @@ def test_a_planted_bug_is_caught_by_what_it_names(ranks, tmp_path, exhibit):
 def test_where_nothing_is_planted_nothing_is_found(ranks, tmp_path):
     (status, run, _), *_ = ranks(4)(run_main, "00_collectives", ["--numbers=3"], tmp_path)
     assert status == 0 and not run["problems"]
+
+
+@each(chapter_10.EXHIBITS[0], *[pytest.param(exhibit, marks=pytest.mark.full)
+                                for exhibit in chapter_10.EXHIBITS[1:]])
+def test_a_planner_with_a_bug_is_caught_by_the_tables_that_are_named(exhibit):
+    right, planted = (observe.play(exhibit.file, source, exhibit.ranks, exhibit.flags)
+                      for source in observe.sources(exhibit))
+    assert (right.status, right.caught) == (0, ())
+    assert planted.status == 1 and {*exhibit.caught_by} <= {*planted.caught}
+    assert not {*exhibit.blind} & {*planted.caught}

@@ -38,4 +38,15 @@ EXHIBITS = [
         "last = add((layer, model.layers / p), (head, 1 / p))\n",
         *PUBLISHED, ("table 1", "table 5, selective"), ("table 2, PTD",),
     ),
+    Exhibit(
+        "pytorch/torchtitan#280", "an embedding that multiplies",
+        "MFU took 6 FLOPs a token for each parameter, and the embedding's were among them. But an "
+        "embedding looks up rows, and multiplies nothing. The fix takes it out, and goes on to "
+        "count all scores of attention, as papers do, though half of them are masked. With that "
+        "convention somebody in the thread knows of an MFU above 100 percent. The smaller a model "
+        "is beside its vocabulary, the more the embedding flatters it.",
+        "10_planner.py",
+        "    head = 2 * model.vocab * model.dim ", "    head = 2 * 2 * model.vocab * model.dim ",
+        *PUBLISHED, ("table 1",), ("table 2, PTD", "table 5, full"),
+    ),
 ]
