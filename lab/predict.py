@@ -9,7 +9,7 @@ shown. A number is right within 2%, a count below 1,000 if it is exact. An empty
 answer, Ctrl-D ends.
 
 The sizes are those of a run that the chapter takes. So afterwards its command shows what is
-measured.
+measured. Chapter 10 runs nothing: its command plans.
 """
 
 import argparse
@@ -116,8 +116,9 @@ def letters(question):
 def number(value):
     """811,008; 1.25; 989e12"""
     for power in (12, 9):
-        if value >= 10**power:
-            return f"{value / 10**power:g}e{power}"
+        short = f"{value / 10**power:g}e{power}"
+        if value >= 10**power and float(short) == value:
+            return short
     return f"{value:,g}" if value % 1 else f"{value:,.0f}"
 
 
@@ -290,7 +291,7 @@ def main(argv=None):
           "it is exact. An empty\nline shows the answer, Ctrl-D ends. The run that all questions "
           f"are about:\n    {case.command}")
     right = ask(case, asked)
-    print(f"\n{right} of {len(asked)}. What is measured: {case.command}")
+    print(f"\n{right} of {len(asked)}. {case.says}: {case.command}")
     return 0
 
 
