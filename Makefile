@@ -152,6 +152,9 @@ lint: $(READY)  ## check the style
 	@if $(PYTHON) -m ruff --version >/dev/null 2>&1; then echo "ruff $(LINT)"; $(PYTHON) -m ruff $(LINT); \
 	else echo "lint:" $(PYTHON) "has no ruff, so it is left out"; fi
 
+museum: $(READY)  ## plant each of the museum's silent bugs, and see what finds it
+	$(PYTHON) -m lab.museum --out figures/museum.png
+
 bench: $(READY)  ## time the chapters against PyTorch's own, checkpoints, collectives, GPU kernels
 	@if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 	then $(PYTHON) benchmarks/kernels.py; else echo "no GPU: the kernels are not timed"; fi

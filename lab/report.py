@@ -17,7 +17,18 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from common import Config, Refused, environment
-from lab import cli, collectives, diagnose, meeting, refusals, resuming, runs, saving, verify
+from lab import (
+    cli,
+    collectives,
+    diagnose,
+    meeting,
+    oracle,
+    refusals,
+    resuming,
+    runs,
+    saving,
+    verify,
+)
 from lab.bench import Bench
 from lab.formulas import WATCHED_STEPS, held, hold, updated_parameters
 from lab.meters import (
@@ -88,7 +99,8 @@ class Run(Bench):
             self.checkpoint.load_model(model)
         if self.batch is None:                          # else it is that of one GPU's run
             self.model = model
-        return model
+            return model
+        return oracle.take_place(model)
 
     def optimizer(self, parameters, **remembered):
         """With the states that are saved, where the run goes on."""
@@ -108,6 +120,8 @@ class Run(Bench):
     # The steps.
 
     def batches(self, *args, **more):
+        if "after_step" in more:
+            more["after_step"] = oracle.move_biases         # of one GPU
         self.header()
         if self.args.chapter.startswith("01"):
             self.memory = MemoryTimeline(lambda: held(self))

@@ -276,12 +276,19 @@ FAULTY = (*FLOAT64, "--layers=1", "--steps=1", "--batch=4", "--micro-batch=1")
      "flatten(0, 1)\n        return AllToAll", "loss"),
     ("--variant=tensor", "super().through_experts(x, chosen, gates)",
      "super().through_experts(x, chosen, gates.detach())", "gradients"),
+    # routing itself, which the single-GPU run has from lab/oracle.py
+    ("--top-k=1", "if cfg.top_k == 1:", "if cfg.top_k == 0:", "loss"),
+    ("", "best(scores.detach() + self.bias, cfg.top_k)", "best(-scores.detach(), cfg.top_k)",
+     "loss"),
+    ("", "gates = AddLoss.apply(gates, balance / cfg.sequences)",
+     "AddLoss.apply(gates, balance / cfg.sequences)", "gradients"),
+    ("", "out.append(F.gelu(part @ up) @ down)", "out.append(F.relu(part @ up) @ down)", "loss"),
     # balance
     ("", "gates = AddLoss.apply(gates, balance / cfg.sequences)",
      "gates = AddLoss.apply(gates, balance / len(x))", "gradients"),
-    ("", "picks = F.one_hot(chosen.flatten(1), experts).to(scores.dtype).mean(1)",
+    ("--micro-batch=2", "picks = F.one_hot(chosen.flatten(1), experts).to(scores.dtype).mean(1)",
      "picks = F.one_hot(chosen.flatten(1), experts).to(scores.dtype).mean((0, 1))", "gradients"),
-    ("--z-loss=0.1", "z = cfg.z_loss * logits.logsumexp(-1).square().mean(1).sum()",
+    ("--z-loss=0.1 --micro-batch=2", "z = cfg.z_loss * logits.logsumexp(-1).square().mean(1).sum()",
      "z = cfg.z_loss * logits.logsumexp(-1).square().mean()", "gradients"),
     ("--balance=bias --bias-speed=0.5 --steps=2", "loads = move_biases(model, world)",
      "loads = move_biases(model)", "loss"),
@@ -291,8 +298,7 @@ FAULTY = (*FLOAT64, "--layers=1", "--steps=1", "--batch=4", "--micro-batch=1")
     ("--steps=2", "block.mlp.seen.clear()", "pass", "all_to_all"),
 ])  # fmt: skip
 def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
-    """Faults that a student might make. The reference has faults of routing, too, so those are
-    planted where only ranks that share experts are concerned, or the batch is cut."""
+    """Faults that a student might make."""
     flags, world = (*FAULTY, *flags.split()), 4 if flags.startswith("--ep=2") else 2
     (status, _, output), *_ = ranks(world)(run_main, EIGHT, flags, tmp_path, (right, wrong))
     assert status == 1 and any(named in line for line in output.splitlines() if "✗" in line), output

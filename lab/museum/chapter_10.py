@@ -49,4 +49,15 @@ EXHIBITS = [
         "    head = 2 * model.vocab * model.dim ", "    head = 2 * 2 * model.vocab * model.dim ",
         *PUBLISHED, ("table 1",), ("table 2, PTD", "table 5, full"),
     ),
+    Exhibit(
+        "deepspeedai/DeepSpeed#171", "samples of all ranks, of which some have the same",
+        "A timer of throughput multiplied a rank's batch by the number of all ranks. But ranks "
+        "that share a model work on the same samples, so that these were counted several times. "
+        "The fix multiplies by the ranks of data parallelism alone. With a tp of 8, nothing gets "
+        "eight times as fast.",
+        "10_planner.py",
+        "    m, layers = batch // (layout.dp * layout.micro_batch), math",
+        "    m, layers = batch // (layout.dp * t * layout.micro_batch), math",
+        *PUBLISHED, ("table 1", "table 2, PTD", "table 5, selective"), ("table 2, ZeRO-3",),
+    ),
 ]

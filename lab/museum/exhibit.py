@@ -10,7 +10,7 @@ class Exhibit(NamedTuple):
     file: str               # where it is planted: these lines are replaced by those
     old: str
     new: str
-    ranks: int              # of the run that shows it, and its flags; 0: chapter 10, a plain program
+    ranks: int              # of the run that shows it, and its flags; 0: chapter 10, a program
     flags: str
     caught_by: tuple        # observables of that run (lab/museum/observe.py) that see it
     blind: tuple            # and those that do not

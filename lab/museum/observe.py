@@ -26,17 +26,17 @@ OBSERVABLES = ("first loss", "loss", "gradients", "gradient norm", "parameters",
 MODEL = f"--layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=16 --steps={STEPS}"
 WORDS = {               # in the name of a check: what it is about; the first that is found
     "PyTorch's gives": "values", "backward": "values", "heard of all": "values",
+    "all_": "sent", "reduce": "sent", "send": "sent", "other groups": "sent",
     "activations": "kept", "kept": "kept", "FLOPs": "FLOPs", "computed": "FLOPs",
     "parameters": "states", "gradients": "states", "optimizer states": "states",
 }                       # and all others: "sent"
 
 
 class Seen(NamedTuple):
-    """What was seen of a run. loss: of each step; step: the first one whose loss is not one GPU's.
-    """
+    """What was seen of a run."""
     status: int             # 0: nothing was found; 1: something; None: it did not end by itself
     caught: tuple           # the observables that saw something
-    loss: list
+    loss: list              # of each step
     said: tuple             # the run's own words
 
 
@@ -85,7 +85,7 @@ def play(name, source, ranks, flags):
 def published(path, flags):
     """Chapter 10's own check, in a program of its own: the tables that it does not meet."""
     ran = subprocess.run([sys.executable, path, *shlex.split(flags)], capture_output=True,
-                         text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+                         text=True, timeout=60, env=os.environ | {"PYTHONPATH": str(ROOT)})
     *_, last = ran.stdout.splitlines() or [""]
     wrong = last.rpartition(": ")[2].split("; ") if last.startswith("✗") else []
     return Seen(ran.returncode, tuple(wrong), [], (last,))
@@ -107,3 +107,10 @@ def silence(clean, planted):
     if not clean.loss or len(planted.loss) < len(clean.loss) or None in planted.loss:
         return None, None
     return tuple(abs(planted.loss[i] / clean.loss[i] - 1) for i in (0, -1))
+
+
+def first_step(clean, planted):
+    """The first step whose loss is not that of the run without the bug; None: there is none."""
+    off = (i for i, (a, b) in enumerate(zip(clean.loss, planted.loss), start=1)
+           if b is None or abs(b - a) > 1e-5 * abs(a))
+    return next(off, None)

@@ -1,0 +1,90 @@
+"""The exhibits of chapter 02: who sums gradients, when, and divided by what."""
+
+from lab.museum.exhibit import Exhibit
+
+FILE = "02_data_parallel.py"
+# Three micro-batches on each rank; ranks with other numbers of valid targets; clipping is active.
+NAIVE = 3, "--batch 18 --micro-batch 2 --ignore 0.4 --variant naive"
+CLIPPED = 3, "--batch 18 --micro-batch 2 --ignore 0.4 --variant naive --clip 0.5"
+LOSS = "        loss = loss_sum(replica(tokens), targets) / valid\n        loss.backward()\n"
+SUM = "            dist.all_reduce(p.grad, group=self.group)\n"
+
+EXHIBITS = [
+    Exhibit(
+        "NVIDIA/Megatron-LM#1685", "an example that never sums its gradients",
+        "A training loop that is shown as an example did without the call that sums gradients "
+        "over the data-parallel ranks. So each rank trained a model of its own, on its part of "
+        "the data. It was found by reading, and maintainers added the line.",
+        FILE, "    replica.finish()\n\n    norm", "    norm",
+        *NAIVE, ("loss", "gradients", "gradient norm", "parameters", "sent"),
+        ("first loss", "kept"),
+    ),
+    Exhibit(
+        "huggingface/transformers#34242", "tokens are counted over micro-batches, not over ranks",
+        "After a repair, the loss was divided by the tokens of all micro-batches of a rank. But "
+        "then the ranks' gradients were averaged. So tokens of a rank with few of them still "
+        "weighed more than others, and data parallelism was still not the same as one process.",
+        FILE, LOSS,
+        "        here = sum((t >= 0).sum() for _, t in micro_batches) * dist.get_world_size()\n"
+        "        loss = loss_sum(replica(tokens), targets) / here\n        loss.backward()\n",
+        *NAIVE, ("first loss", "loss", "gradients", "gradient norm", "parameters"),
+        ("sent", "kept"),
+    ),
+    Exhibit(
+        "NVIDIA-NeMo/Automodel#3846", "multiplied by the ranks, although it was a local mean",
+        "To multiply the loss by the number of ranks undoes the mean that data parallelism takes, "
+        "if the loss was divided by the tokens of all ranks. The line had been copied into a "
+        "recipe where the loss is a mean of the rank's own tokens. There gradients became larger "
+        "by that number. A simulation of 4 ranks and 2 micro-batches showed a factor of 8, after "
+        "half a repair 4, and in the end 1.",
+        FILE, LOSS,
+        "        loss = loss_sum(replica(tokens), targets) / valid\n"
+        "        (loss * dist.get_world_size()).backward()\n",
+        *NAIVE, ("loss", "gradients", "gradient norm", "parameters"),
+        ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "Snowflake-AI-Research/Arctic-Platform#119", "a mean over the ranks of what is a part",
+        "A message carried the number of tokens of all ranks, and left out the number of ranks, "
+        "which was there only to undo the mean of the gradients. So they were too small by it. "
+        "Their direction was right, and nothing that is logged tells the difference. Adam divides "
+        "such a factor out, and only clipping by the norm brings it back.",
+        FILE, SUM, SUM + "            p.grad /= self.group.size()\n",
+        *CLIPPED, ("gradient norm",),
+        ("first loss", "loss", "gradients", "parameters", "sent", "kept"),
+    ),
+    Exhibit(
+        "pixeli99/SVD_Xtend#75", "all GPUs train on the same items",
+        "The data set drew its items by a random number, and all processes had the same seed. So "
+        "the batch of all ranks was one rank's batch, repeated. Its author confirmed it. The loss "
+        "falls, and the GPUs are busy.",
+        FILE, "    for batch in run.batches(share=run.rank):           # 1/N of the sequences\n",
+        "    for batch in run.batches(share=0):\n",
+        *NAIVE, ("first loss", "loss", "gradients", "gradient norm", "parameters"),
+        ("sent", "kept"),
+    ),
+    Exhibit(
+        "pytorch/pytorch#106395", "a sum in bfloat16",
+        "A model trained well on 96 GPUs, and was unstable on 384. Gradients were summed in 16 "
+        "bits, so that with more ranks more of the low bits were lost. In float32 it was stable "
+        "again.",
+        FILE, SUM,
+        "            half = p.grad.bfloat16()\n"
+        "            dist.all_reduce(half, group=self.group)\n"
+        "            p.grad = half.to(p.grad)\n",
+        *NAIVE, ("loss", "gradients", "gradient norm", "parameters", "sent"),
+        ("first loss", "kept"),
+    ),
+    Exhibit(
+        "radixark/miles_diffusion#35", "a rank's own norm is shown, and clips",
+        "The norm that was logged was that of the rank's own part, since the sum over the ranks is "
+        "taken only where somebody asks for it. It was too small in every run, by the square root "
+        "of the number of parts. It was found because the same run, placed in two ways, told two "
+        "norms.",
+        FILE, "    replica.finish()\n\n    norm = grad_norm(replica.parameters())"
+        "              # every rank has all of it: nothing to send\n",
+        "    norm = grad_norm(replica.parameters())\n    replica.finish()\n",
+        *CLIPPED, ("loss", "gradients", "gradient norm", "parameters"),
+        ("first loss", "sent", "kept"),
+    ),
+]

@@ -1,0 +1,123 @@
+"""The exhibits of chapter 03: shards that are summed, updated and gathered, or not."""
+
+from lab.museum.exhibit import Exhibit
+
+FILE = "03_zero.py"
+# Three micro-batches on each rank; units that do not divide by three ranks; clipping is active.
+ZERO_1 = 3, "--batch 18 --micro-batch 2 --ignore 0.4 --clip 0.5 --variant zero1"
+ZERO_2 = 3, "--batch 18 --micro-batch 2 --ignore 0.4 --clip 0.5 --variant zero2"
+ZERO_3 = 3, "--batch 18 --micro-batch 2 --ignore 0.4 --clip 0.5 --variant zero3"
+HSDP = 4, "--batch 16 --micro-batch 2 --ignore 0.4 --clip 0.5 --variant hsdp --shard-size 2"
+ADD = "        self.grad = self.summed if self.grad is None else self.grad.add_(self.summed)\n"
+
+EXHIBITS = [
+    Exhibit(
+        "allenai/open-instruct#1498", "ZeRO-2 keeps the last micro-batch alone",
+        "Accumulation was done by hand, and the library had been told that there is none. So it "
+        "took each backward for the end of a step, and stage 2 began its sum anew every time. Only "
+        "the last micro-batch reached the update. Stage 3 counts otherwise, and was right.",
+        FILE, ADD, "        self.grad = self.summed\n",
+        *ZERO_2, ("loss", "gradients", "gradient norm", "parameters"),
+        ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "InfiniTensor/InfiniTrain#213",
+        "the first micro-batch is reduced, and no other one",
+        "A flag that says that a reduction has begun was set by the first backward, and cleared in "
+        "the optimizer's step alone. So later micro-batches were not reduced. It happened only "
+        "where messages hide behind backward; else the reduction came in the step.",
+        FILE, ADD, "        self.grad = self.summed if self.grad is None else self.grad\n",
+        *ZERO_3, ("loss", "gradients", "gradient norm", "parameters"),
+        ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "NVIDIA/Megatron-LM#6773", "the shard's sum is scaled in every micro-batch",
+        "A reduction over one rank cannot multiply while it sums, so the factor was applied to the "
+        "buffer itself, in every micro-batch. With accumulation, earlier gradients were multiplied "
+        "again and again. A review found it.",
+        FILE, ADD, ADD + "        self.grad *= 0.9\n",
+        *ZERO_2, ("loss", "gradients", "gradient norm", "parameters"),
+        ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "huggingface/accelerate#3256", "an optimizer of tensors that nobody uses",
+        "The optimizer was made before the model was wrapped. Flattening then put other tensors "
+        "in the place of its parameters, and each step updated the old ones. A tool that traces "
+        "training noticed that no parameter changes. The loss was that of the first step, for "
+        "ever.",
+        FILE, "        self.optimizer = make_optimizer([unit.master for unit in self.units])\n",
+        "        for unit in self.units:\n"
+        "            unit.old = nn.Parameter(unit.master.detach().clone())\n"
+        "            unit.old.flat = unit.master.flat\n"
+        "        self.optimizer = make_optimizer([unit.old for unit in self.units])\n",
+        *ZERO_2, ("loss", "gradients", "gradient norm", "parameters"),
+        ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "pytorch/pytorch#176076", "the last rank's rows never change",
+        "A matrix that does not divide by the ranks was padded on the last one, which made a copy "
+        "of its shard. Updates went into the copy, and were lost. All other ranks updated theirs, "
+        "so the model trained, but for these rows.",
+        FILE,
+        "            unit.master.grad = grad.to(unit.master)"
+        "     # that very tensor, if both are alike\n",
+        "            unit.master.grad = grad.to(unit.master)\n"
+        "            if unit.padding and unit.group.rank() == unit.group.size() - 1:\n"
+        "                unit.master.grad = torch.zeros_like(unit.master)\n",
+        *ZERO_2, ("loss", "gradients", "gradient norm", "parameters"),
+        ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "radixark/miles_diffusion#35", "the norm of a shard clips",
+        "In every run with FSDP the norm that was logged was that of the rank's own shard. The "
+        "sum over the ranks is taken only where somebody asks for it, and logging did not. It was "
+        "too small by about the square root of the number of shards, and was found because the "
+        "same run placed in two ways told two norms.",
+        FILE, "    norm = grad_norm(units, zero.group)\n", "    norm = grad_norm(units)\n",
+        *ZERO_3, ("loss", "gradients", "gradient norm", "parameters", "sent"),
+        ("first loss", "kept"),
+    ),
+    Exhibit(
+        "pytorch/pytorch#88955", "what all ranks hold counts in the norm on each of them",
+        "Squares of norms were summed over the ranks for all parameters, also for those that each "
+        "rank holds as a whole. These counted as often as there are ranks, so that clipping made "
+        "updates too small. The fix came with a test that mixes both kinds.",
+        FILE, "    norm = grad_norm(units, zero.group)\n",
+        "    norm = grad_norm(units, zero.group)\n"
+        "    norm = norm * (dist.get_world_size() / zero.group.size()) ** 0.5\n",
+        *HSDP, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "pytorch/pytorch#106395", "the shard's sum is in 16 bits",
+        "On 96 GPUs a model trained well, and on 384 it was unstable. The reason was that its "
+        "gradients were summed in bfloat16: each rank more costs low bits. With a reduction in "
+        "float32 it trained again.",
+        FILE, "        self.sum_dtype = sum_dtype or self.full.dtype\n",
+        "        self.sum_dtype = sum_dtype or torch.bfloat16\n",
+        *ZERO_2, ("gradients", "gradient norm", "parameters", "sent", "states"),
+        ("first loss", "loss", "kept"),
+    ),
+    Exhibit(
+        "deepspeedai/DeepSpeed#7985", "the last micro-batch comes after the reduction",
+        "The sum of the gradients was reduced over the ranks before the last micro-batch had been "
+        "added to it. So that one stayed on its rank. Before a step two ranks had gradients of "
+        "0.2206 and 0.2123, and curves of runs that should have been equal drifted apart.",
+        FILE, "        loss = loss_sum(model(tokens), targets) / valid\n        loss.backward()\n"
+        "        total += loss.detach()\n    reduce_gradients(zero.units)\n",
+        "        loss = loss_sum(model(tokens), targets) / valid\n"
+        "        if tokens is not micro_batches[-1][0]:\n            loss.backward()\n"
+        "        total += loss.detach()\n    reduce_gradients(zero.units)\n"
+        "    own = [unit.grad for unit in zero.units]\n    loss.backward()\n"
+        "    for unit, grad in zip(zero.units, own):\n        unit.grad = grad\n",
+        *ZERO_1, ("loss", "gradients", "gradient norm", "parameters"),
+        ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "pytorch/pytorch#144535", "shards that differ between groups are not summed",
+        "A schedule called the hooks of FSDP by hand, and missed the last one of a step. So the "
+        "optimizer read gradients of which the sum was not complete. Sometimes it was complete by "
+        "chance, as it is with all races.",
+        FILE, "    if zero.replicas:\n", "    if zero.replicas and False:\n",
+        *HSDP, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
+    ),
+]

@@ -1,0 +1,76 @@
+"""The exhibits of chapter 05: gradients of parameters that have seen a part of the tokens."""
+
+from lab.museum.exhibit import Exhibit
+
+FILE = "05_sequence_parallel.py"
+TWO = 2, "--batch 6 --micro-batch 2 --ignore 0.4"
+CLIPPED = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5"
+SHARED = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5 --kv-heads 1"
+NORMS = "        in_full += block.norm1, block.norm2\n"
+SUM = ("    sum_partial_grads(model.parameters())\n\n"
+       "    norm = grad_norm(model.parameters(), group)\n")
+
+EXHIBITS = [
+    Exhibit(
+        "EleutherAI/gpt-neox#1257", "LayerNorms' gradients are not summed over the sequence",
+        "A LayerNorm that sees a part of the sequence has a part of its weight's gradient, on "
+        "every rank another one. Hooks were to sum them, and never ran. So the copies drifted "
+        "apart; the loss fell slowly, and stayed at about 8. Several repairs were needed.",
+        FILE, NORMS, "        pass\n",
+        *TWO, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
+    ),
+    Exhibit(
+        "EleutherAI/gpt-neox#1259", "and then they are averaged",
+        "Once the hooks ran, they took the mean of the parts, and not their sum. All copies were "
+        "alike now, and still the loss did not get below 7.5. The LayerNorms' weights moved too "
+        "slowly, by the number of ranks. That replicas are equal does not mean that they are "
+        "right.",
+        FILE, SUM,
+        "    sum_partial_grads(model.parameters())\n"
+        "    for name, p in model.named_parameters():\n"
+        "        if 'norm' in name:\n            p.grad /= group.size()\n\n"
+        "    norm = grad_norm(model.parameters(), group)\n",
+        *TWO, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "NVIDIA-NeMo/RL#3716", "a second way to train leaves out the last sum",
+        "A function that takes a step in parts scaled the gradients, summed them over the data-"
+        "parallel ranks, and updated. The sum of norms' gradients over the tensor-parallel ranks "
+        "was in another function, which only the usual way calls. Copies diverge a step at a time: "
+        "nothing crashes, and nothing is NaN.",
+        FILE, SUM, "    norm = grad_norm(model.parameters(), group)\n",
+        *CLIPPED, ("loss", "gradients", "gradient norm", "parameters", "sent"),
+        ("first loss", "kept"),
+    ),
+    Exhibit(
+        "PaddlePaddle/PaddleFleetX#671", "the bias has a hook, the weight has none",
+        "The hook that sums a norm's gradient over the ranks was registered for its bias alone. A "
+        "reviewer asked where the weight's had gone. One parameter of two is easily missed, and "
+        "the loss does not tell.",
+        FILE, "        for p in module.parameters():\n            p.partial = group",
+        "        for p in list(module.parameters())[-1:]:\n            p.partial = group",
+        *TWO, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
+    ),
+    Exhibit(
+        "InternLM/InternLM#534", "summed where messages hide, and not else",
+        "The sum of norms' gradients under sequence parallelism was there only if communication "
+        "overlapped with compute. Without overlap it was missing. Two repairs before it had mended "
+        "the same sum in other places.",
+        FILE, "    for module in in_full:\n",
+        "    for module in in_full if variant == 'ring' else []:\n",
+        *CLIPPED, ("loss", "gradients", "gradient norm", "parameters", "sent"),
+        ("first loss", "kept"),
+    ),
+    Exhibit(
+        "NVIDIA/Megatron-LM#7452", "a shared head is summed with sequence parallelism alone",
+        "A weight that all ranks hold, and that each applies to its own heads, has a part of its "
+        "gradient on each, with sequence parallelism or without. It was summed only with it. So "
+        "without it, copies differ after one update, and the next prediction is off. With it, the "
+        "same check passes, and most tests have it.",
+        FILE, "        if copies.size() > 1:\n            linear.weight.partial = copies\n",
+        "        if 1 < copies.size() < group.size():\n"
+        "            linear.weight.partial = copies\n",
+        *SHARED, ("loss", "gradients", "gradient norm", "parameters", "sent"),
+        ("first loss", "kept"),
+    ),
+]

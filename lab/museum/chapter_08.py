@@ -1,0 +1,104 @@
+"""The exhibits of chapter 08: sums of what is already a sum, routers, and norms of experts."""
+
+from lab.museum.exhibit import Exhibit
+
+FILE = "08_expert_parallel.py"
+TWO = 2, "--batch 12 --micro-batch 2 --ignore 0.4 --experts 4"
+CLIPPED = 2, "--batch 12 --micro-batch 2 --ignore 0.4 --experts 4 --clip 0.5"
+BIASES = 2, "--batch 12 --micro-batch 2 --ignore 0.4 --experts 4 --balance bias"
+SUM = "    sum_partial_grads(p for p in model.parameters() if p.partial.size() > 1)\n"
+NORM = "    norm = grad_norm(model.parameters(), world)\n"
+
+EXHIBITS = [
+    Exhibit(
+        "pytorch/pytorch#160285", "experts' gradients are ep times too large",
+        "The all_to_all brings the tokens of all ranks to an expert. So its gradient is a sum over "
+        "these ranks already, and whatever sums or scales it as if it were not makes it too large. "
+        "With two ranks it was exactly doubled. With Adam the curves of the loss were the same; a "
+        "test of two processes shows the factor.",
+        FILE, SUM, SUM + "    for block in model[1:-1]:\n"
+        "        block.mlp.up.grad *= world.size()\n        block.mlp.down.grad *= world.size()\n",
+        *TWO, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "deepspeedai/DeepSpeed#6546", "experts are averaged over fewer ranks than all else",
+        "Gradients of experts were divided by the ranks that hold the same experts, and all others "
+        "by all data-parallel ranks. But how experts are placed must not change a gradient. A test "
+        "now holds the same expert's gradient for several placements to each other.",
+        FILE, SUM, SUM + "    for block in model[1:-1]:\n"
+        "        block.mlp.up.grad /= world.size()\n        block.mlp.down.grad /= world.size()\n",
+        *TWO, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "NVIDIA-NeMo/Automodel#1408", "the balance loss is attached, and thrown away",
+        "The function that carries the balance loss into backward returns a tensor, and nobody "
+        "took it. So its backward never ran, and the router had no gradient of it. In the same "
+        "place the coefficient was only true or false, and a factor was wrong: with the first "
+        "mistake alone mended, it would have been 180,000 times too strong.",
+        FILE, "            gates = AddLoss.apply(gates, balance / cfg.sequences)\n",
+        "            AddLoss.apply(gates, balance / cfg.sequences)\n",
+        *TWO, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "NVIDIA-NeMo/Automodel#3359", "each micro-batch adds a whole balance loss",
+        "The loss was divided by the tokens of all micro-batches, and the balance loss of each "
+        "micro-batch was added as it was. With more micro-batches it weighs more. The repair was "
+        "held to a reference run of another framework.",
+        FILE, "            gates = AddLoss.apply(gates, balance / cfg.sequences)\n",
+        "            gates = AddLoss.apply(gates, balance / len(x))\n",
+        *TWO, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "pytorch/torchtitan#2416", "routers differ from rank to rank",
+        "Where the tokens for routing are split among ranks, each has a part of the router's "
+        "gradient. It was taken for the whole one, so nobody summed it. A user noticed that the "
+        "weights of the routers were not the same on all ranks.",
+        FILE, SUM,
+        "    sum_partial_grads(p for p in model.parameters() if 'router' not in p.global_name)\n",
+        *TWO, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
+    ),
+    Exhibit(
+        "deepspeedai/DeepSpeed#8475", "norms of different experts are averaged",
+        "The norms of all ranks were averaged, as if every rank had the same parameters. Experts "
+        "are others on each rank: from the square roots of 20 and of 100 came 7.24, and not 10.95. "
+        "So the norm, and what is clipped by it, depended on where experts live.",
+        FILE, NORM,
+        "    norm = grad_norm(model.parameters())\n"
+        "    dist.all_reduce(norm, group=world)\n    norm /= world.size()\n",
+        *CLIPPED, ("gradients", "gradient norm", "parameters"),
+        ("first loss", "loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "NVIDIA/Megatron-LM#5916", "experts are missing from the norm",
+        "What several ranks hold must count once, so a filter leaves out all but the first rank's. "
+        "It asked for the rank among those of the dense layers, and experts have another group. So "
+        "some of them were left out: in one port a norm was 11.51 which is 12.28, and gradients "
+        "were clipped less than they should have been.",
+        FILE, NORM,
+        "    norm = grad_norm([p for p in model.parameters() if p.partial is world], world)\n",
+        *CLIPPED, ("loss", "gradients", "gradient norm", "parameters"),
+        ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "pytorch/torchtitan#3686", "return, where continue was meant",
+        "A hook moves the biases that balance the experts, layer by layer. At the first layer "
+        "without such a bias it returned, and did not go on. All layers behind it kept their "
+        "biases, and their counters were never cleared. A test with both kinds of layers shows it.",
+        FILE, "        block.mlp.load.zero_()\n    return loads\n",
+        "        block.mlp.load.zero_()\n        break\n    return loads\n",
+        *BIASES, ("loss", "gradients", "gradient norm", "parameters"),
+        ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "jingyaogong/minimind#858", "the router of one expert a token learns nothing",
+        "A token's gates are divided by their sum. With one expert that is always 1, so the loss "
+        "does not reach the router, and only the balance loss trains it, towards chance. A mixture "
+        "with three times the parameters was worse than a dense model, and the router's gradient "
+        "had a norm of 7e-10.",
+        FILE, "        if cfg.top_k == 1:              # over their sum it would be 1",
+        "        if cfg.top_k == 0:              # over their sum it would be 1",
+        2, "--batch 12 --micro-batch 2 --ignore 0.4 --experts 4 --top-k 1",
+        ("first loss", "loss", "gradients", "gradient norm", "parameters"),
+        ("sent", "kept"),
+    ),
+]

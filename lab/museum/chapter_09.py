@@ -1,0 +1,125 @@
+"""The exhibits of chapter 09: whom a parameter is summed with, and how often it counts."""
+
+from lab.museum.exhibit import Exhibit
+
+FILE = "09_5d.py"
+TP = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5 --tp 2"
+DP = 2, "--batch 12 --micro-batch 2 --ignore 0.4 --dp 2 --zero 1"
+CP = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5 --cp 2"
+PP = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5 --pp 2"
+TIED = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --pp 2 --preset gpt2 --vocab 256 --verify"
+EP = 2, "--batch 12 --micro-batch 2 --ignore 0.4 --dp 2 --ep 2 --experts 4"
+MESH = 4, "--batch 8 --micro-batch 2 --ignore 0.4 --dp 2 --tp 2"
+NORM = "    norm = grad_norm(held, dist.group.WORLD)            # of all ranks, each number once\n"
+SUM = "    if not units:\n        sum_partial_grads(model.parameters())\n"
+
+EXHIBITS = [
+    Exhibit(
+        "NVIDIA/Megatron-LM#7452", "a parameter that is cut counts on one rank alone",
+        "A parameter with a number for each head was cut over the ranks, and not marked so. The "
+        "filter that leaves out copies took the others' parts for such, and the norm had rank 0's "
+        "alone. So gradients were clipped less than they should have been. An audit shows it on a "
+        "CPU.",
+        FILE, NORM,
+        "    norm = grad_norm([p for p in held if getattr(p, 'kind', '') != 'keys'], "
+        "dist.group.WORLD)\n",
+        *TP, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "ROCm/TransformerEngine#715", "copies count as if they were parts",
+        "An attribute tells whether a weight is cut over the tensor-parallel ranks. It was set on "
+        "those that every rank has as a whole, too. The norm was 1.36 to 1.52 times too large, a "
+        "constant for each model. Clipping made all updates too small by it.",
+        FILE, "        p.copies = p.holders.size()\n",
+        "        p.copies = 1 if p.kind == 'norms' else p.holders.size()\n",
+        *TP, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
+    ),
+    Exhibit(
+        "pytorch/torchtitan#596", "the norm of one stage",
+        "A stage of a pipeline clipped by the norm of what it holds. Each stage then moves by "
+        "another factor, and none of them by the right one. It was reported by reading.",
+        FILE, NORM, "    norm = grad_norm(held)\n",
+        *PP, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
+    ),
+    Exhibit(
+        "uw-syfi/piper#13", "a tied matrix on two stages",
+        "The embedding on the first stage and the head on the last one are the same matrix. Their "
+        "gradients were never added up. Each stage updated its copy by its own part, and the model "
+        "was no longer tied.",
+        FILE, "        sum_partial_grads(model.parameters())\n    held",
+        "        sum_partial_grads(p for p in model.parameters() if p.kind != 'tied')\n    held",
+        *TIED, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
+    ),
+    Exhibit(
+        "ByteDance-Seed/VeOmni#1115", "summed over dp, which has one rank",
+        "Ranks that share a sequence have parts of all gradients. The group that summed them was "
+        "the data-parallel one, and with dp 1 that is nobody. Every call but this one had used the "
+        "group of both.",
+        FILE, SUM, "",
+        *CP, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
+    ),
+    Exhibit(
+        "EleutherAI/gpt-neox#1257", "LayerNorms are summed over dp and not over tp",
+        "Under sequence parallelism a LayerNorm sees a part of the tokens, and so does each of its "
+        "copies on the other ranks. The hooks that sum their gradients never ran. Training "
+        "converged very poorly, and it took several repairs.",
+        FILE, "        p.holders = holders[p.kind]\n",
+        "        p.holders = holders['queries' if p.kind == 'norms' else p.kind]\n",
+        *TP, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
+    ),
+    Exhibit(
+        "NVIDIA/Megatron-LM#5956", "experts are summed over those who brought the tokens",
+        "All tokens of the ranks that share experts have come to an expert before backward. A "
+        "factor of their number stayed in its gradient. A new test of gradients found it, after an "
+        "earlier version of the same change had said that nothing was needed.",
+        FILE, "    held = units or list(model.parameters())\n",
+        "    for p in model.parameters():\n"
+        "        if '.mlp.up' in p.global_name or '.mlp.down' in p.global_name:\n"
+        "            p.grad *= dist.get_world_size()\n"
+        "    held = units or list(model.parameters())\n",
+        *EP, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "NVIDIA/Megatron-LM#5047", "the balance loss knows a part of the sequence",
+        "The balance loss of a sequence was scaled by the tokens of a rank, and divided by those "
+        "of all. So its gradient changed with the number of tensor-parallel ranks. Two runs that "
+        "should have been alike showed it.",
+        FILE, "            dist.all_reduce(picks, group=self.sequence)\n",
+        "            pass\n",
+        2, "--batch 6 --micro-batch 2 --ignore 0.4 --tp 2 --experts 4",
+        ("loss", "gradients", "gradient norm", "parameters", "sent"),
+        ("first loss", "kept"),
+    ),
+    Exhibit(
+        "pytorch/torchtitan#2842", "a rank of the wrong axis",
+        "After code had been moved, tokens were split by a rank's place among those that share "
+        "experts, where its place among the tensor-parallel ones was meant. The runs that were to "
+        "show that nothing had changed had two ranks on each axis, and the same rank on both. A "
+        "reviewer saw it.",
+        FILE, ".chunk(args.tp)[me.tp].to(run.device)\n",
+        ".chunk(args.tp)[me.dp].to(run.device)\n",
+        *MESH, ("first loss", "loss", "gradients", "gradient norm", "parameters"), ("sent", "kept"),
+    ),
+    Exhibit(
+        "NVIDIA-NeMo/Automodel#3846", "the loss is multiplied by the ranks",
+        "A factor that undoes the mean over data-parallel ranks was copied to a place where there "
+        "is no mean. All gradients were too large by the number of ranks. Nothing but their size "
+        "tells, and Adam hides that.",
+        FILE, "                out = loss_sum(out, targets[:, self.positions]) / valid\n",
+        "                out = loss_sum(out, targets[:, self.positions]) / valid\n"
+        "                out = out * 2 - out.detach()\n",
+        *DP, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "huggingface/accelerate#3256", "gathered before the update",
+        "The optimizer held other tensors than the model used. A step changed numbers that nobody "
+        "reads, and the model stayed as it was drawn. A tool that compares parameters before and "
+        "after a step found it.",
+        FILE,
+        "        if unit.stage < 3:"
+        "                              # others are gathered where they are used\n"
+        "            unit.gather()\n",
+        "        pass\n",
+        *DP, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
+    ),
+]
