@@ -8,7 +8,8 @@ CHAPTERS_HERE := $(filter-out 10_planner.py,$(sort $(wildcard [0-9][0-9]_*.py)))
 LINT := check --quiet --output-format concise
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given-python tour test test-all lint bench faults figures exercises grade
+.PHONY: help setup given-python tour test test-all lint bench faults figures exercises grade hunt \
+	museum
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -124,8 +125,16 @@ exercises: $(READY)  ## write exercises/, the chapters with holes (LEVEL=1: a le
 	@$(PYTHON) -m lab.exercises --write exercises $(LEVEL_OF_BOTH) $(if $(FORCE),--force)
 
 FOLDER ?= exercises
-grade: $(READY)  ## grade exercises/ (FOLDER=class: another; ONLY="04 05.2"; LEVEL=1)
-	@$(PYTHON) -m lab.grade "$(FOLDER)" $(ONLY) $(LEVEL_OF_BOTH)
+HUNTS = $(if $(ONLY),,$(wildcard hunts/*.py))
+grade: $(READY)  ## grade exercises/ (FOLDER=class: another; ONLY="04 05.2"; LEVEL=1), and hunts/
+	@status=0; \
+	if [ -z "$(HUNTS)" ] || [ -d "$(FOLDER)" ]; \
+	then $(PYTHON) -m lab.grade "$(FOLDER)" $(ONLY) $(LEVEL_OF_BOTH) || status=$$?; fi; \
+	for hunt in $(HUNTS); do $(PYTHON) -m lab.hunt --grade $$hunt || status=1; done; exit $$status
+
+hunt: $(READY)  ## write hunts/, a chapter with one silent bug (CHAPTER=06 SEED=3; LEVEL=hard; FORCE=1)
+	@$(PYTHON) -m lab.hunt "$(CHAPTER)" --seed "$(or $(SEED),0)" --level "$(or $(LEVEL),easy)" \
+		$(if $(FORCE),--force)
 
 # Ranks wait for each other half of the time, so two files are tested at once: by pytest-xdist, or
 # where that is not, by two pytests, of which the second one's report comes when both are done.

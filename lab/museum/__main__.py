@@ -33,8 +33,8 @@ def chosen(words):
     found = {room: [exhibit for exhibit in those if is_meant(room, exhibit)]
              for room, those in museum.exhibits().items()}
     if not any(found.values()):
-        raise Refused(f"EXHIBIT {' '.join(words)}: there is none of such a chapter or thread; 06 and "
-                      "torchtitan#596 would work")
+        raise Refused(f"EXHIBIT {' '.join(words)}: there is none of such a chapter or thread; 06 "
+                      "and torchtitan#596 would work")
     return {room: those for room, those in found.items() if those}
 
 
