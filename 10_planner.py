@@ -103,18 +103,19 @@ def gpt(layers, dim, heads, **more):
     return Model(layers, dim, heads, heads, 4 * dim, **more)
 
 
-def llama(layers, dim, heads, kv_heads, ffn, **more):
-    return Model(layers, dim, heads, kv_heads, ffn, True, 128256, 8192, False, **more)
+def llama(layers, dim, heads, kv_heads, ffn, vocab=128256, seq=8192, tie=False, **more):
+    return Model(layers, dim, heads, kv_heads, ffn, True, vocab, seq, tie, **more)
 
 
 MODELS = {
-    "1b": llama(16, 2048, 32, 8, 8192), "7b": llama(32, 4096, 32, 32, 11008),
+    "1b": llama(16, 2048, 32, 8, 8192, tie=True),
+    "7b": llama(32, 4096, 32, 32, 11008, 32000, 4096),
     "8b": llama(32, 4096, 32, 8, 14336), "70b": llama(80, 8192, 64, 8, 28672),
     "405b": llama(126, 16384, 128, 8, 53248), "gpt3": gpt(96, 12288, 96),
     "22b": gpt(48, 6144, 64), "175b": gpt(96, 12288, 96), "530b": gpt(105, 20480, 128),
-    "1t": gpt(128, 25600, 160), "mixtral": llama(32, 4096, 32, 8, 14336, experts=8, top_k=2),
-    # Without its latent attention, its shared expert and its three dense layers.
-    "deepseek-v3": llama(61, 7168, 128, 128, 2048, experts=256, top_k=9),
+    "1t": gpt(128, 25600, 160), "mixtral": llama(32, 4096, 32, 8, 14336, 32000, experts=8, top_k=2),
+    # Without its latent attention, its shared expert (top_k is 9 for it) and its dense layers.
+    "deepseek-v3": llama(61, 7168, 128, 128, 2048, 129280, 4096, experts=256, top_k=9),
 }
 
 
@@ -128,20 +129,22 @@ class Cluster:
     nvlink: float               # bytes/s of a GPU to others of its node, in each direction
     nic: float                  # bytes/s of its network card
     per_node: int = 8
-    alpha: float = 0            # seconds of a message beside its bytes
+    alpha: float = 3.4e-6       # seconds of a message beside its bytes, to a GPU of the node
+    nic_alpha: float = 14e-6    # and to another node
 
 
 # Rates: data sheets. matmul: the best measured (stas00/ml-engineering, "MAMF"), on Hopper by 0.75,
 # which mixes power and software. attention: FlashAttention-2; on Hopper -3, or cuDNN. B200: as it.
+# alpha: NCCL's own table (tuning.cc), of large messages; TPU: a guess.
 CLUSTERS = {
     "a100": Cluster(312e12, 0.869, 0.60, 2.039e12, 80e9, 300e9, 25e9),
     "h100": Cluster(989e12, 0.803 * 0.75, 0.55, 3.35e12, 80e9, 450e9, 50e9),
     "h200": Cluster(989e12, 0.803 * 0.75, 0.55, 4.8e12, 141e9, 450e9, 50e9),
     "b200": Cluster(2250e12, 0.803 * 0.75, 0.55, 8e12, 180e9, 900e9, 50e9),
-    "tpu-v5p": Cluster(459e12, 0.803, 0.55, 2.765e12, 95e9, 180e9, 6.25e9, per_node=8960),
+    "tpu-v5p": Cluster(459e12, 0.803, 0.55, 2.765e12, 95e9, 180e9, 6.25e9, 8960, 1e-6),
 }
-HBM, NVLINK = 0.686, 0.574      # shares of those rates: fitted on table 1 (lab/published.py)
-NIC = 0.76                      # fitted on table 2's ZeRO-3 rows, as is the 0.5 below
+HBM, NVLINK = 0.684, 0.595      # shares of those rates: fitted on table 1 (lab/published.py)
+NIC = 0.78                      # fitted on table 2's ZeRO-3 rows, as is the 0.5 below
 FP8 = 2 * 0.709 / 0.803         # times bf16's FLOP/s: the best measured of each (again MAMF)
 
 
@@ -297,11 +300,20 @@ class Machine:
         members = 1 if self.software.one_card else max(1, min(n, cluster.per_node // stride))
         return min(within, members * cluster.nic * NIC)
 
+    def link(self, ranks):
+        """bytes/s of a GPU to one of others that are so many together: by its own network card, if
+        that leaves the node."""
+        within = ranks <= self.cluster.per_node
+        return self.cluster.nvlink * NVLINK if within else self.cluster.nic * NIC
+
     def ring(self, size, n, stride, calls=1):
         """An all_gather or a reduce_scatter of `size` bytes, or some of as many bytes together. An
-        all_reduce is both."""
-        sent = size / n / self.links(n, stride) if n > 1 else 0     # in each of n - 1 rounds
-        return (n - 1) * (sent + calls * self.cluster.alpha)
+        all_reduce is both. Each call takes the time of its hops, too."""
+        cluster, hops = self.cluster, n - 1
+        leaves = n * stride > cluster.per_node
+        far = min(hops, n * stride // cluster.per_node) if leaves else 0        # between nodes
+        waits = calls * (far * cluster.nic_alpha + (hops - far) * cluster.alpha)
+        return waits + (hops / n * size / self.links(n, stride) if hops else 0)
 
 
 def add(*parts):
@@ -326,11 +338,13 @@ def layer_seconds(model, layout, machine):
     software, t, tokens = machine.software, layout.tp, layout.tokens(model)
     h, kv, f, x = model.dim, model.kv_dim, model.ffn, tokens * model.dim
     routed, fp8 = tokens * model.top_k, software.fp8    # rows that go through experts
-    matrices = [(tokens, h, (h + 2 * kv) / t), (tokens, h / t, h),
-                (routed, h, f * (2 if model.gated else 1) / t), (routed, f / t, h)]
-    forward = {"matmul": sum(machine.matmul(*shape, fp8=fp8) for shape in matrices)}
-    backward = {"matmul": sum(machine.matmul(m, n, k, fp8=fp8) + machine.matmul(k, m, n, fp8=fp8)
-                              for m, k, n in matrices)}
+    own = model.experts / layout.ep                     # each has as many of the rows
+    matrices = [(tokens, h, (h + 2 * kv) / t, 1), (tokens, h / t, h, 1),
+                (routed / own, h, f * (2 if model.gated else 1) / t, own),
+                (routed / own, f / t, h, own)]
+    forward = {"matmul": sum(machine.matmul(*shape, fp8) for shape in matrices)}
+    backward = {"matmul": sum(machine.matmul(m, n, k, times, fp8)
+                              + machine.matmul(k, m, n, times, fp8) for m, k, n, times in matrices)}
 
     # Two products forward. Backward four, and in a flash kernel the scores once more.
     heads, rows, d = layout.micro_batch * model.heads / t, model.seq / layout.cp, h / model.heads
@@ -354,18 +368,22 @@ def layer_seconds(model, layout, machine):
         moved = 2 * of_width * width + of_hidden * hidden + rope
         part["elementwise"] = moved / machine.bandwidth
     if fp8:                                             # casts: read 2, write 1 in each direction
-        forward["elementwise"] += sum(4 * m * k for m, k, n in matrices) / machine.bandwidth
-        backward["elementwise"] += sum(4 * m * n for m, k, n in matrices) / machine.bandwidth
+        inputs, outputs = zip(*((m * k * times, m * n * times) for m, k, n, times in matrices))
+        forward["elementwise"] += 4 * sum(inputs) / machine.bandwidth
+        backward["elementwise"] += 4 * sum(outputs) / machine.bandwidth
     if not software.fused_gradients:
         weights = model.weights(model.experts / layout.ep) / t
         backward["weights"] = 8 * weights / machine.bandwidth
 
     sent = {axis: machine.ring(2 * numbers, *ring)
             for axis, (numbers, *ring) in messages(model, layout).items()}
+    if layout.ep > 1:                                   # no ring: each GPU sends to all others
+        spread = layout.ep * t * layout.cp
+        sent["ep"] *= machine.links(layout.ep, t * layout.cp) / machine.link(spread)
     hidden = software.tp_hidden_backward                # with sp all_gathers are left, half of all
     hidden = min(hidden, 0.5) if layout.sp and not software.tp_hidden else hidden
-    forward |= {"tp": (1 - software.tp_hidden) * sent["tp"], "ep": sent["ep"], "cp": sent["cp"]}
-    backward |= {"tp": (1 - hidden) * sent["tp"], "ep": sent["ep"], "cp": sent["cp"]}
+    for part, share in ((forward, software.tp_hidden), (backward, hidden)):
+        part |= sent | {"tp": sent["tp"] - min(share * sent["tp"], part["matmul"])}
     if software.ring:                                   # backward: keys, values, their gradients
         forward["cp"] = max(0, sent["cp"] - forward["attention"])
         backward["cp"] = max(0, 2 * sent["cp"] - backward["attention"])
@@ -394,25 +412,31 @@ def step_seconds(model, layout, cluster, software, batch):
     again = {"none": {}, "full": forward,               # computed once more, in backward
              "selective": {} if software.flash else {"attention": forward["attention"]}}
     layer = add((forward, 1), (backward, 1), (again[layout.recompute], 1))
-    last = add((layer, model.layers // p), (head, 1))
-    stage = max(last, add((layer, layers)), key=lambda part: sum(part.values()))
+    last, usual = add((layer, model.layers // p), (head, 1)), add((layer, layers))
+    stage = max(last, usual, key=lambda part: sum(part.values()))
     if p > 1:
         size = 2 * tokens * model.dim
-        message = size / t / machine.links(p, t * layout.sharers)
+        message = size / t / machine.link(p * t * layout.sharers)
         message += 0 if layout.sp else machine.ring(size, t, 1)     # scattered over tp, gathered
-        stage["pp"] = 2 * layout.v * message
+        stage["pp"] = usual["pp"] = 2 * layout.v * message
 
     # Bytes of a parameter, in every micro-batch and once a step: gradients g, weights 2.
     held, g = parameters_of_gpu(model, layout, software).values(), software.gradient_bytes
-    each, once = [(0, 2 * g), (0, g + 2), (g, 2), (g + 2 * 2, 0)][layout.zero]
-    sent = lambda width: sum(machine.ring(width * size, n, layout.sharers * t // n)
-                             for size, n in held)
-    behind = sum(stage.values()) if layout.zero == 3 else layers * sum(backward.values())
-    stage["dp"] = max(0, sent(each) - software.dp_hidden * behind)
+    calls, there = layers / len(held), layers * sum(forward.values())
+    back = sum(usual.values()) - there
+
+    def waits(width, compute):
+        """For so many bytes of each parameter, if they are not hidden behind this compute."""
+        sent = sum(machine.ring(width * size, n, layout.sharers * t // n, calls)
+                   for size, n in held if width)
+        return max(0, sent - software.dp_hidden * compute)
+
+    stage["dp"] = usual["dp"] = {2: waits(g, back), 3: waits(2, there) + waits(g + 2, back)}.get(
+        layout.zero, 0)
     seconds = add((stage, m))
-    F, W = layers * sum(forward.values()), layers * backward["matmul"] / 2
-    seconds["bubble"] = bubble(layout, F, sum(stage.values()) - F - W, W)
-    seconds["dp"] += max(0, sent(once) - software.dp_hidden * layers * sum(backward.values()))
+    W = layers * backward["matmul"] / 2
+    seconds["bubble"] = bubble(layout, there, sum(usual.values()) - there - W, W)   # no head
+    seconds["dp"] += waits([2 * g, g + 2, 2, 0][layout.zero], layers * sum(backward.values()))
     updated = sum(size / (n if layout.zero else 1) for size, n in held)
     seconds["optimizer"] = 60 * updated / machine.bandwidth
     return seconds
@@ -510,8 +534,13 @@ def misfit(model, layout, gpus, batch):
         return f"layers = {model.layers} are not enough for pp = {layout.pp}, v = {layout.v}"
     if model.top_k > model.experts:
         return f"top-k = {model.top_k} is more than experts = {model.experts}"
-    if layout.zero == 3 and layout.pp > 1:
-        return "zero = 3 with pp would gather a stage for each micro-batch; zero = 1 would work"
+    m = batch // (layout.dp * layout.micro_batch)
+    least = {"zero-bubble": layout.pp, "dualpipe-v": 2 * layout.pp}.get(layout.schedule, 1)
+    if m < least or layout.v > 1 and m % layout.pp:
+        return (f"{m} micro-batches for pp = {layout.pp}, v = {layout.v}, {layout.schedule}, which "
+                f"takes {least} or more, and with v > 1 a multiple of pp")
+    if layout.schedule != "1f1b" and (layout.v > 1 or layout.pp == 1):
+        return f"{layout.schedule} needs pp of 2 or more, and v = 1"
     return None
 
 
@@ -521,7 +550,10 @@ def powers(limit):
 
 def search(model, cluster, software, gpus, batch, fixed, most=16):
     """Plans for all layouts, with the degrees of `fixed` as they are: those that fit, or else that
-    may fit, fastest first; and the others. most: sequences of a micro-batch."""
+    may fit, fastest first; and the others. most: sequences of a micro-batch. Unless they are fixed,
+    degrees are powers of 2 (but pp's and v's), tp stays in a node, the schedule is 1f1b, ZeRO-3,
+    which would gather a stage for each micro-batch, has no pp, and cp no micro-batches of several.
+    """
     stages = [pp for pp in range(1, model.layers + 1) if gpus % pp == 0]
     again = ("none", "full") if software.flash else ("none", "selective", "full")
     degrees = {"tp": powers(min(8, cluster.per_node)), "cp": powers(max(1, model.seq // 4096)),
@@ -535,7 +567,8 @@ def search(model, cluster, software, gpus, batch, fixed, most=16):
                   "sp": degree["tp"] > 1} | degree
         alone = degree["dp"] == 1 and degree["zero"] and "zero" not in fixed
         twice = degree["cp"] > 1 < degree["micro_batch"] and not {"cp", "micro_batch"} & {*fixed}
-        if degree["dp"] and not alone and not twice:
+        gathers = degree["zero"] == 3 and degree["pp"] > 1 and "zero" not in fixed
+        if degree["dp"] and not (alone or twice or gathers):
             found = Plan(model, Layout(**degree), cluster, software, gpus, batch)
             (others if found.why else fit).append(found)
     may = [found for found in others if found.memory and found.bytes < ERROR * cluster.memory]
@@ -569,7 +602,10 @@ def neighbours(layout, software):
     for axis in ("tp", "cp", "pp", "v", "micro_batch"):
         now = getattr(layout, axis)
         for degree in [now // 2] * (now > 1) + [now * 2]:
-            yield f"{axis.replace('_', '-')} {degree}", replace(layout, **{axis: degree})
+            other = replace(layout, **{axis: degree})
+            if axis == "pp":                            # a slice has as many layers as it had
+                other = replace(other, v=max(1, layout.v * now // degree) if degree > 1 else 1)
+            yield f"{axis.replace('_', '-')} {degree}", other
     for name in ("zero", "recompute"):
         for choice in CHOICES[name]:
             if choice != getattr(layout, name) and not (choice == "selective" and software.flash):
@@ -579,17 +615,17 @@ def neighbours(layout, software):
 def explain(model, cluster, software, gpus, batch, plan):
     """Yield what limits a plan, and what the next degrees of each axis would change."""
     yield f"{in_words(plan.layout)}: its {plan.total:.3g} s are {largest(plan.seconds)}."
-    yield f"Its {plan.bytes / 1e9:.0f} GB of a GPU are {largest(plan.memory)}. With"
+    yield f"Its {plan.bytes / 1e9:.0f} GB of a GPU are {largest(plan.memory)}."
     for name, layout in neighbours(plan.layout, software):
         layout = replace(layout, dp=gpus // (layout.tp * layout.cp * layout.pp) or 1)
         other = Plan(model, layout, cluster, software, gpus, batch)
         if not other.memory:
-            yield f"  {name}: {other.why}"
+            yield f"  with {name}: {other.why}"
             continue
         change = other.total / plan.total - 1
         time = f"{abs(change):.0%} {'more' if change > 0 else 'less'} time"
         room = f"but it {other.why}" if other.why else f"and {other.bytes / 1e9:.0f} GB"
-        yield f"  {name} it would take {time} ({difference(other, plan)}), {room}"
+        yield f"  with {name} it would take {time} (mostly {difference(other, plan)}), {room}"
 
 
 if __name__ == "__main__":

@@ -1342,7 +1342,8 @@ EXERCISES = {
             "`links`: bytes/s that a ring of n ranks has, which lie `stride` apart. Inside a node "
             "that is NVLink; a ring that leaves it does so through the network cards of all its "
             "members there, but no faster than NVLink. `ring`: seconds of an all_gather or a "
-            "reduce_scatter of so many bytes, in so many calls, of which each hop costs alpha.",
+            "reduce_scatter of so many bytes, in so many calls. Each of n-1 hops of a call costs "
+            "alpha; those between nodes nic_alpha, of which there are n·stride/per_node, or all.",
             ("Of 16 ranks with stride 2, on nodes of 8 GPUs, how many share a node? And of 16 with "
              "stride 8?",
              "cluster.per_node // stride of them, at least one, at most n; software.one_card: one. "
@@ -1355,8 +1356,9 @@ EXERCISES = {
                   "Software(one_card=True))})", "bytes/s"),
              Same("(lambda machine: {f'{n} ranks': machine.ring(1e9, n, 2) for n in (1, 2, 4, 32)})"
                   "(Machine(CLUSTERS['a100'], Software()))", "seconds of a gigabyte"),
-             Same("Machine(replace(CLUSTERS['a100'], alpha=1.0), Software()).ring(1e9, 4, 1, 3)",
-                  "in 3 calls")),
+             Same("[Machine(replace(CLUSTERS['a100'], alpha=1.0, nic_alpha=9.0), Software()).ring("
+                  "1e9, n, stride, 3) for n, stride in ((4, 1), (16, 1), (4, 8))]",
+                  "in 3 calls, alpha 1, nic_alpha 9")),
             "Machine: links and rings",
         ),
         Exercise(

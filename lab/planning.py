@@ -65,8 +65,10 @@ def arguments(ten, argv):
         group = parser.add_argument_group(title)
         for field in fields(kind):
             options = {"type": above_zero(field.type)}
-            if "hidden" in field.name or field.name == "alpha":
+            if "hidden" in field.name or "alpha" in field.name:
                 options = {"type": share}
+            elif field.name in ("matmul", "attention"):
+                options = {"type": share, "help": "share of the peak"}
             elif field.type is bool:
                 options = {"action": argparse.BooleanOptionalAction}
             elif field.name in ten.CHOICES:
@@ -123,12 +125,14 @@ def as_json(ten, model, cluster, gpus, batch, fit):
     best, rate = fit[0], 1 / fit[0].total / gpus
     flops = {scores: ten.step_flops(model, batch, scores) * rate for scores in ("all", "causal")}
     hardware = ten.step_flops(model, batch, recompute=best.layout.recompute) * rate
-    return {"seconds": best.total, "tokens_per_second_per_gpu": batch * model.seq * rate,
+    return {"fits": not best.why, "seconds": best.total,
+            "tokens_per_second_per_gpu": batch * model.seq * rate,
             "tflops": flops["all"] / 1e12, "tflops_causal": flops["causal"] / 1e12,
             "tflops_hfu": hardware / 1e12, "mfu": flops["all"] / cluster.peak,
             "time": best.seconds, "memory": best.memory | {"total": best.bytes},
             "layout": asdict(best.layout),
-            "found": [{"seconds": plan.total, "layout": asdict(plan.layout)} for plan in fit]}
+            "found": [{"seconds": plan.total, "fits": not plan.why, "layout": asdict(plan.layout)}
+                      for plan in fit]}
 
 
 def print_plans(ten, model, cluster, gpus, batch, fit):
@@ -153,8 +157,12 @@ def main(ten, argv=None):
         return 1 if args.published and published.beyond() else 0
     gpus, batch, fixed = args.gpus, args.batch, given(args, ten.Layout)
     model = ten.MODELS[args.model or "8b"]
-    if args.layers and args.dim and args.heads and not args.model:
-        model = ten.gpt(args.layers, args.dim, args.heads)
+    sizes = args.layers, args.dim, args.heads
+    if all(sizes) and not args.model:
+        model = ten.gpt(*sizes)
+    elif any(sizes) and not args.model:
+        refuse("a model of one's own has --layers, --dim and --heads; --model 8b would change that "
+               "of a known one")
     model = replace(model, **given(args, ten.Model))
     cluster = replace(ten.CLUSTERS[args.cluster], **given(args, ten.Cluster))
     software = replace(ten.SOFTWARE[args.software], **given(args, ten.Software))
@@ -169,6 +177,8 @@ def main(ten, argv=None):
     if fit[0].why:
         print(f"({advice(ten, find, gpus, fixed, fit)})")
     print_plans(ten, model, cluster, gpus, batch, fit)
+    if args.model == "deepseek-v3":
+        print("(without its latent attention, its shared expert and its three dense layers)")
     if model.experts > 1:
         print("(the time of expert parallelism has been held to nothing: do not rely on it)")
     if args.explain:

@@ -610,16 +610,18 @@ def planner(pick):
                         ("405b", 8, 16))
     case = Planned(name, pick(8, 16, 32), tp, pp, pick(1, 2), pp * pick(1, 2, 4))
     chapter, layout, stage = case.chapter, case.layout, pick(1, 2)
-    here = case.plan(layout, case.batch).seconds
-    of_more = case.plan(replace(layout, dp=layout.dp // 2, tp=2 * tp), case.batch).seconds
-    passes = sum(here[cause] for cause in here.keys() - {"bubble", "dp", "optimizer"})
+    twice = replace(layout, dp=layout.dp // 2, tp=2 * tp)
+
+    def tp_sends(layout):
+        """Numbers that a GPU sends over tp in a layer's forward, of a step's micro-batches."""
+        numbers, n, *_ = chapter.messages(case.model, layout)["tp"]
+        return case.batch // layout.dp * (n - 1) / n * numbers
+
     longer = replace(case.model, seq=131072)
     flops = {scores: chapter.step_flops(longer, 1, scores) for scores in ("all", "causal")}
     case.sizes |= {"s": longer.seq, "Ψ_matmul": longer.layers * longer.weights(longer.top_k)
                    + longer.vocab * longer.dim}
     whole, cut = {1: ("(2 + 4)", "12"), 2: ("2", "(4 + 12)")}[stage]
-    beyond = ("" if 2 * tp <= case.cluster.per_node else " (Two nodes are joined by eight network "
-              "cards each, over which a ring is as fast as within a node.)")
     return case, [
         Question(
             f"With dp alone on all GPUs, and ZeRO-{stage}: how many bytes of weights, gradients "
@@ -635,13 +637,14 @@ def planner(pick):
             "come on top", also="G"),
         Question(
             "How large is the bubble of 1f1b (interleaved, if v > 1), as a share of the time that "
-            "a stage takes for its micro-batches?", "(pp-1) / v / M", here["bubble"] / passes, "%",
+            "a stage takes for its micro-batches, if all stages take as long?", "(pp-1) / v / M",
+            chapter.bubble(layout, 1, 1, 1) / (3 * case.micro_batches), "%",
             "(pp-1)/v times the time of a micro-batch on a stage: until the first has arrived and "
             "the last has returned", also="tp"),
         Question(
-            "Twice the tp on as many GPUs, so half the dp, and the same batch: by what factor does "
-            f"the time of tp's messages in a step change?{beyond}",
-            "2 * (2*tp-1)/(2*tp) / ((tp-1)/tp)", of_more["tp"] / here["tp"], "times",
+            "Twice the tp on as many GPUs, so half the dp, and the same batch: by what factor do "
+            "the bytes that a GPU sends over tp in a step change?",
+            "2 * (2*tp-1)/(2*tp) / ((tp-1)/tp)", tp_sends(twice) / tp_sends(layout), "times",
             "half as many replicas have twice as many micro-batches each, and in each of them a "
             "GPU sends all of the same activations but its own part", also="pp"),
         Question(

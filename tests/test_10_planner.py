@@ -86,7 +86,7 @@ def test_worked_problems_have_the_books_answers():
 def test_messages_over_compute_are_the_playbooks(ten):
     """A3, with 2 bytes a number: one layer's messages and matmuls, by the planner itself."""
     model, n, tokens = ten.Model(1, 64, 4, 4, 256, True, seq=32, vocab=1), 4, 32
-    cluster = ten.Cluster(1e12, 1, 1, 1e30, 1, nvlink=1e9 / ten.NVLINK, nic=1)
+    cluster = ten.Cluster(1e12, 1, 1, 1e30, 1, nvlink=1e9 / ten.NVLINK, nic=1, alpha=0)
     machine, weights = ten.Machine(cluster, ten.Software()), 16 * 64**2
     ratios = ten.sending_over_computing(tokens, n, 64, 1, 1e12, 1e9)
     forward = 2 * tokens * weights / 1e12
@@ -284,7 +284,8 @@ def test_rooflines_are_those_of_chapters_02_and_04(ten):
 
 
 def test_a_ring_leaves_a_node_through_the_cards_of_its_members(ten):
-    cluster = ten.Cluster(1e12, 1, 1, 1e12, 1e9, nvlink=8e9 / ten.NVLINK, nic=1e9 / ten.NIC)
+    cluster = ten.Cluster(1e12, 1, 1, 1e12, 1e9, nvlink=8e9 / ten.NVLINK, nic=1e9 / ten.NIC,
+                          alpha=0, nic_alpha=0)
     machine = ten.Machine(cluster, ten.Software())
     assert machine.links(8, 1) == pytest.approx(8e9)            # all in a node
     assert machine.links(2, 4) == pytest.approx(8e9)
@@ -314,7 +315,7 @@ def test_each_cause_is_there_when_its_axis_is(ten):
 def test_zero_2_and_3_send_in_every_micro_batch(ten):
     """Bytes of a parameter: gradients (4), weights (2), each (n-1)/n times over the link."""
     model, n, m = ten.gpt(4, 64, 4, seq=32, vocab=256), 4, 8
-    cluster = ten.Cluster(1e15, 1, 1, 1e15, 1e9, nvlink=1e9 / ten.NVLINK, nic=1e9)
+    cluster = ten.Cluster(1e15, 1, 1, 1e15, 1e9, nvlink=1e9 / ten.NVLINK, nic=1e9, alpha=0)
     software, of_numbers = ten.Software(dp_hidden=0), (n - 1) / n * model.parameters() / 1e9
     seconds = lambda zero, **more: ten.step_seconds(
         model, ten.Layout(n, zero=zero), cluster, replace(software, **more), n * m)["dp"]
@@ -358,6 +359,75 @@ def test_the_first_stage_keeps_most_or_the_last_one_with_its_logits(ten):
     assert kept(1000, pp=4) == 4 * 2 * block                            # of four micro-batches
     assert kept(10**6, pp=4) == 2 * block + 8 * 2048 * 10**6
     assert kept(1000) == 8 * block + 8 * 2048 * 1000
+
+
+def test_the_bubble_is_that_of_stages_without_the_head(ten):
+    """The first micro-batch goes through the other stages, which have none."""
+    waits = lambda vocab: ten.step_seconds(
+        ten.gpt(16, 1024, 16, vocab=vocab), ten.Layout(pp=4), ten.CLUSTERS["h100"],
+        ten.SOFTWARE["megatron-2024"], 8)["bubble"]
+    assert waits(1) == waits(128256)
+
+
+def test_micro_batches_are_enough_for_their_schedule(ten):
+    """What is accepted has the bubble of chapter 07's formula, which is None for too few."""
+    seven, model = chapter("07_pipeline_parallel"), ten.gpt(16, 64, 4, seq=32, vocab=256)
+    names = {"1f1b": "1f1b", "zero-bubble": "zb-h1", "dualpipe-v": "dualpipe-v"}
+    for (ours, theirs), p, m in itertools.product(names.items(), (2, 4), range(1, 10)):
+        refused = ten.misfit(model, ten.Layout(pp=p, schedule=ours), p, m)
+        least = {"zero-bubble": p, "dualpipe-v": 2 * p}.get(ours, 1)
+        assert bool(refused) == (m < least)
+        assert refused or seven.bubble(theirs, p, m, 1) is not None
+    fits = [m for m in range(1, 9) if not ten.misfit(model, ten.Layout(pp=4, v=2), 4, m)]
+    assert fits == [4, 8]
+
+
+def test_what_is_sent_to_experts_leaves_the_node_through_a_card_of_each_gpu(ten):
+    model, h100 = ten.MODELS["mixtral"], replace(ten.CLUSTERS["h100"], alpha=0, nic_alpha=0)
+    ep = lambda tp: ten.layer_seconds(model, ten.Layout(8, tp, ep=8), ten.Machine(
+        h100, ten.SOFTWARE["megatron-2024"]))[0]["ep"]
+    assert ep(2) / ep(1) == pytest.approx(450e9 * ten.NVLINK / (50e9 * ten.NIC))
+    # Each expert's matrices are read, and each has a share of the rows.
+    machine = ten.Machine(ten.Cluster(1e30, 1, 1, 1e12 / ten.HBM, 1, 1, 1), ten.Software())
+    seconds = lambda experts: ten.layer_seconds(
+        replace(model, experts=experts), ten.Layout(), machine)[0]["matmul"]
+    assert seconds(16) - seconds(8) == pytest.approx(8 * 2 * 3 * 4096 * 14336 / 1e12)
+
+
+def test_messages_hide_behind_no_more_than_there_is(ten):
+    software = ten.SOFTWARE["megatron-2024"]
+    slow = ten.Machine(replace(ten.CLUSTERS["h100"], nvlink=1e9), software)
+    model, layout = ten.MODELS["8b"], ten.Layout(tp=8)
+    sent = slow.ring(2 * 4 * 8192 * 4096, 8, 1, 4)
+    for part in ten.layer_seconds(model, layout, slow):
+        assert part["tp"] == pytest.approx(sent - part["matmul"])
+    # ZeRO-3's gathers of forward behind forward, the others behind backward.
+    quick = ten.step_seconds(model, ten.Layout(8, zero=3), ten.CLUSTERS["h100"], software, 8)
+    assert quick["dp"] == 0
+    cluster = replace(ten.CLUSTERS["h100"], nvlink=40e9)
+    forward, backward = (sum(part.values()) * 32 for part in ten.layer_seconds(
+        model, ten.Layout(8, zero=3), ten.Machine(cluster, software)))
+    bytes_of = ten.Machine(cluster, software).ring(model.parameters(), 8, 1, 32)
+    head = ten.step_seconds(model, ten.Layout(8, zero=3), cluster, software, 8)["dp"]
+    assert head == pytest.approx(max(0, 2 * bytes_of - 0.9 * forward)
+                                 + max(0, 6 * bytes_of - 0.9 * backward), rel=0.01)
+
+
+def test_hops_take_time_within_a_node_and_between_nodes(ten):
+    cluster = replace(ten.CLUSTERS["h100"], alpha=1.0, nic_alpha=100.0)
+    ring = lambda n, stride: ten.Machine(cluster, ten.Software()).ring(0, n, stride)
+    assert ring(8, 1) == 7 and ring(16, 1) == 2 * 100 + 13      # two of 15 hops leave a node
+    assert ring(4, 8) == 300 and ring(1, 8) == 0
+    at = lambda n: ten.step_seconds(ten.MODELS["8b"], ten.Layout(n, zero=3), ten.CLUSTERS["h100"],
+                                    ten.SOFTWARE["torchtitan"], n)["dp"]
+    assert at(4096) > at(64)                                    # a ring of more ranks has more hops
+
+
+def test_presets_have_their_sizes(ten):
+    sizes = {"1b": 1.24, "7b": 6.74, "8b": 8.03, "70b": 70.6, "405b": 405.9, "gpt3": 174.6,
+             "mixtral": 46.7}
+    for name, size in sizes.items():
+        assert ten.MODELS[name].parameters() / 1e9 == pytest.approx(size, rel=0.01), name
 
 
 def test_fp8_halves_what_is_read_and_casts_it(ten):
@@ -453,9 +523,13 @@ def test_any_model_and_machine_can_be_given(ten, capsys):
     ("--model 405b", "needs 919 GB of a GPU"),
     ("--tp x", "--tp: invalid"), ("--gpus 0", "--gpus"), ("--model 9b", "--model"),
     ("--seq 100 --cp 8", "seq = 100 is not a multiple of cp = 8"),
-    ("--pp 64 --gpus 64", "layers = 32"), ("--heads 3", "dim = 4096 is not a multiple of heads"),
+    ("--pp 64 --gpus 64", "layers = 32"),
+    ("--heads 3 --model 8b", "dim = 4096 is not a multiple of"),
+    ("--heads 3", "--layers, --dim and --heads"), ("--matmul 5", "--matmul: invalid share"),
+    ("--gpus 8 --batch 1 --pp 8 --v 4 --tp 1", "1 micro-batches for pp = 8, v = 4"),
     ("--kv-heads 64", "heads = 32 is not a multiple of kv-heads"), ("--top-k 2", "than experts"),
-    ("--zero 3 --pp 2", "zero = 3 with pp"), ("--nic nan", "--nic"), ("--peak 1e99", "--peak"),
+    ("--pp 2 --schedule dualpipe-v --v 2", "dualpipe-v needs pp of 2 or more"),
+    ("--nic nan", "--nic"), ("--peak 1e99", "--peak"),
     ("--json /no/such/folder/plan.json", "--json"), ("--layer 3", "--layer 3")])
 def test_a_bad_argument_costs_one_line(arguments, words):
     ran = planner(arguments)
@@ -465,7 +539,7 @@ def test_a_bad_argument_costs_one_line(arguments, words):
 
 
 @pytest.mark.parametrize("arguments", [
-    "--tp 3", "--model 405b", "--zero 3 --pp 2", "--pp 64 --gpus 64", "--model 70b --tp 1",
+    "--tp 3", "--model 405b", "--pp 64 --gpus 64", "--model 70b --tp 1",
     "--gpus 100000 --batch 2048"])
 def test_what_a_refusal_names_works(arguments):
     line = planner(arguments).stderr
