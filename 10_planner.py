@@ -24,11 +24,12 @@ Where the seconds of a micro-batch of b sequences of s tokens go, on a stage of 
     elementwise   norms and residuals of the whole width, GELU or SwiGLU of its tp-th part: bytes.
     weights       the gradient of a micro-batch is written, and added to the sum: 8 bytes a weight,
                   unless the matmul itself adds to the sum (fused).
-    tp            4 all_reduces of b·s·h a layer. Compute waits for what the software does not hide.
+    tp            4 all_reduces of b·s·h a layer. Compute waits for what the software does not hide,
+                  or for more, where compute is shorter. (Each hop of any message takes time, too.)
     cp            Keys and values, gathered before attention, or in a ring that hides behind it.
     pp            a message of b·s·h/tp to the next stage, and one back.
-    bubble        (p-1)/v times a stage's time for a micro-batch: until the first has arrived, and
-                  until the last has returned (v: slices of the model on each stage; chapter 07).
+    bubble        (p-1)/v times a stage's time for a micro-batch, without a head: until the first
+                  has arrived, and the last has returned (v: slices of each stage; chapter 07).
     dp            gradients once a step, or what of that does not hide behind the last backward.
                   With ZeRO-2 in *every* micro-batch, and with ZeRO-3 the weights twice as well.
     optimizer     60 bytes a weight: gradients to fp32, unscaled, checked, their norm, clipped (32);
@@ -41,7 +42,8 @@ of the model (MFU).
 
 How right is it? Two numbers are fitted, on ten rows of a table of 2021: the shares of their makers'
 bandwidth that an A100's HBM and NVLink reach. Two more, on six rows, are about ZeRO-3. What they
-say of other tables, `--published` prints. No table has experts in it: do not trust the time of ep.
+say of other tables, `--published` prints. No table has experts in it: do not trust the time of ep,
+which some software hides. The search takes any ZeRO, whether the software has it or not.
 
 Run it:
     python 10_planner.py --model 70b --cluster h100 --gpus 512 --batch 1024
@@ -263,8 +265,9 @@ def memory(model, layout, software, m):
     widths = {"weights": (2, 3), "gradients": (4, 2), "optimizer": (12, 1)}
     states = {cause: width * sum(size / (n if layout.zero >= stage else 1) for size, n in held)
               for cause, (width, stage) in widths.items()}
-    if layout.zero == 3:                                # two layers are whole at a time
-        states["weights"] += 2 * 2 * model.weights(model.experts / layout.ep) / layout.tp
+    if layout.zero == 3:                                # two layers are whole at a time, or a table
+        layer = model.weights(model.experts / layout.ep)
+        states["weights"] += 2 * max(2 * layer, model.vocab * model.dim) / layout.tp
 
     alive = [micro_batches_alive(layout, m, stage) for stage in (0, layout.pp - 1)]
     kept = kept_by_layer(model, layout, software)
@@ -339,7 +342,8 @@ def layer_seconds(model, layout, machine):
     h, kv, f, x = model.dim, model.kv_dim, model.ffn, tokens * model.dim
     routed, fp8 = tokens * model.top_k, software.fp8    # rows that go through experts
     own = model.experts / layout.ep                     # each has as many of the rows
-    matrices = [(tokens, h, (h + 2 * kv) / t, 1), (tokens, h / t, h, 1),
+    keys = 2 * kv * max(1 / t, 1 / model.kv_heads)      # no head of keys is cut
+    matrices = [(tokens, h, h / t + keys, 1), (tokens, h / t, h, 1),
                 (routed / own, h, f * (2 if model.gated else 1) / t, own),
                 (routed / own, f / t, h, own)]
     forward = {"matmul": sum(machine.matmul(*shape, fp8) for shape in matrices)}
@@ -425,18 +429,19 @@ def step_seconds(model, layout, cluster, software, batch):
     calls, there = layers / len(held), layers * sum(forward.values())
     back = sum(usual.values()) - there
 
-    def waits(width, compute):
-        """For so many bytes of each parameter, if they are not hidden behind this compute."""
+    def waits(compute, *widths):
+        """For rings of so many bytes of each parameter, if this compute does not hide them."""
         sent = sum(machine.ring(width * size, n, layout.sharers * t // n, calls)
-                   for size, n in held if width)
+                   for size, n in held for width in widths)
         return max(0, sent - software.dp_hidden * compute)
 
-    stage["dp"] = usual["dp"] = {2: waits(g, back), 3: waits(2, there) + waits(g + 2, back)}.get(
+    stage["dp"] = usual["dp"] = {2: waits(back, g), 3: waits(there, 2) + waits(back, 2, g)}.get(
         layout.zero, 0)
     seconds = add((stage, m))
     W = layers * backward["matmul"] / 2
     seconds["bubble"] = bubble(layout, there, sum(usual.values()) - there - W, W)   # no head
-    seconds["dp"] += waits([2 * g, g + 2, 2, 0][layout.zero], layers * sum(backward.values()))
+    once = [(g, g), (g, 2), (2,), ()][layout.zero]
+    seconds["dp"] += waits(layers * sum(backward.values()), *once)
     updated = sum(size / (n if layout.zero else 1) for size, n in held)
     seconds["optimizer"] = 60 * updated / machine.bandwidth
     return seconds
@@ -565,7 +570,7 @@ def search(model, cluster, software, gpus, batch, fixed, most=16):
         degree = dict(zip(degrees, values))
         degree = {"dp": gpus // (degree["tp"] * degree["cp"] * degree["pp"]),
                   "sp": degree["tp"] > 1} | degree
-        alone = degree["dp"] == 1 and degree["zero"] and "zero" not in fixed
+        alone = degree["dp"] * degree["cp"] == 1 and degree["zero"] and "zero" not in fixed
         twice = degree["cp"] > 1 < degree["micro_batch"] and not {"cp", "micro_batch"} & {*fixed}
         gathers = degree["zero"] == 3 and degree["pp"] > 1 and "zero" not in fixed
         if degree["dp"] and not (alone or twice or gathers):
@@ -599,7 +604,8 @@ def difference(plan, other):
 
 def neighbours(layout, software):
     """Yield what could be otherwise: ("tp 4", the layout with dp as it was), and so on."""
-    for axis in ("tp", "cp", "pp", "v", "micro_batch"):
+    for axis in ("tp", "cp", "pp", "v", "micro_batch") if layout.pp > 1 else (
+            "tp", "cp", "pp", "micro_batch"):
         now = getattr(layout, axis)
         for degree in [now // 2] * (now > 1) + [now * 2]:
             other = replace(layout, **{axis: degree})
@@ -617,7 +623,8 @@ def explain(model, cluster, software, gpus, batch, plan):
     yield f"{in_words(plan.layout)}: its {plan.total:.3g} s are {largest(plan.seconds)}."
     yield f"Its {plan.bytes / 1e9:.0f} GB of a GPU are {largest(plan.memory)}."
     for name, layout in neighbours(plan.layout, software):
-        layout = replace(layout, dp=gpus // (layout.tp * layout.cp * layout.pp) or 1)
+        layout = replace(layout, dp=gpus // (layout.tp * layout.cp * layout.pp) or 1,
+                         sp=layout.tp > 1 and (layout.sp or plan.layout.tp == 1))
         other = Plan(model, layout, cluster, software, gpus, batch)
         if not other.memory:
             yield f"  with {name}: {other.why}"

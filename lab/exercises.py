@@ -1342,8 +1342,8 @@ EXERCISES = {
             "`links`: bytes/s that a ring of n ranks has, which lie `stride` apart. Inside a node "
             "that is NVLink; a ring that leaves it does so through the network cards of all its "
             "members there, but no faster than NVLink. `ring`: seconds of an all_gather or a "
-            "reduce_scatter of so many bytes, in so many calls. Each of n-1 hops of a call costs "
-            "alpha; those between nodes nic_alpha, of which there are n·stride/per_node, or all.",
+            "reduce_scatter of so many bytes, in so many calls, each of n-1 hops, which cost alpha "
+            "or between nodes (n·stride/per_node of them, or all) nic_alpha.",
             ("Of 16 ranks with stride 2, on nodes of 8 GPUs, how many share a node? And of 16 with "
              "stride 8?",
              "cluster.per_node // stride of them, at least one, at most n; software.one_card: one. "

@@ -12,6 +12,9 @@ import signal
 import sys
 from dataclasses import asdict, fields, replace
 
+CAUSES = ("matmul", "attention", "elementwise", "weights", "tp", "cp", "ep", "pp", "dp", "bubble",
+          "optimizer")
+
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
@@ -31,6 +34,13 @@ def above_zero(kind):
         return kind(text)
     number.__name__ = f"positive {kind.__name__}"
     return number
+
+
+def large(text):
+    """An argparse type: FLOP/s, bytes or bytes/s, and not a number of GB."""
+    if not 1e6 <= float(text) < 1e30:
+        raise argparse.ArgumentTypeError(f"{text} is in FLOP/s, bytes or bytes/s: such as 80e9")
+    return float(text)
 
 
 def share(text):
@@ -67,8 +77,8 @@ def arguments(ten, argv):
             options = {"type": above_zero(field.type)}
             if "hidden" in field.name or "alpha" in field.name:
                 options = {"type": share}
-            elif field.name in ("matmul", "attention"):
-                options = {"type": share, "help": "share of the peak"}
+            elif kind is ten.Cluster and field.type is float:
+                options = {"type": share if field.name in ("matmul", "attention") else large}
             elif field.type is bool:
                 options = {"action": argparse.BooleanOptionalAction}
             elif field.name in ten.CHOICES:
@@ -129,7 +139,8 @@ def as_json(ten, model, cluster, gpus, batch, fit):
             "tokens_per_second_per_gpu": batch * model.seq * rate,
             "tflops": flops["all"] / 1e12, "tflops_causal": flops["causal"] / 1e12,
             "tflops_hfu": hardware / 1e12, "mfu": flops["all"] / cluster.peak,
-            "time": best.seconds, "memory": best.memory | {"total": best.bytes},
+            "time": {cause: best.seconds.get(cause, 0) for cause in CAUSES},
+            "memory": best.memory | {"total": best.bytes},
             "layout": asdict(best.layout),
             "found": [{"seconds": plan.total, "fits": not plan.why, "layout": asdict(plan.layout)}
                       for plan in fit]}

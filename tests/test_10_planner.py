@@ -423,6 +423,94 @@ def test_hops_take_time_within_a_node_and_between_nodes(ten):
     assert at(4096) > at(64)                                    # a ring of more ranks has more hops
 
 
+@pytest.mark.parametrize("name", ["8b", "gpt3", "mixtral"])
+def test_matmuls_are_those_whose_flops_are_counted(ten, name):
+    """All matmuls of a step, with a memory that takes no time: as many FLOPs as step_flops has."""
+    model = replace(ten.MODELS[name], seq=1024)
+    cluster = ten.Cluster(1e15, 1, 1, 1e40, 1e9, nvlink=1e30, nic=1e30)
+    software = replace(ten.SOFTWARE["torchtitan"], flash=False)
+    for layout in (ten.Layout(micro_batch=2), ten.Layout(recompute="full"), ten.Layout(2, 2, 2)):
+        seconds = ten.step_seconds(model, layout, cluster, software, 4)
+        ranks = layout.dp * layout.tp * layout.cp
+        assert (seconds["matmul"] + seconds["attention"]) * 1e15 * ranks == pytest.approx(
+            ten.step_flops(model, 4, recompute=layout.recompute))
+
+
+def test_flash_attention_computes_half_of_the_scores_and_backward_five_products(ten):
+    model, cluster = ten.MODELS["8b"], ten.CLUSTERS["h100"]
+    attention = lambda **layout: [part["attention"] for part in ten.layer_seconds(
+        model, ten.Layout(**layout), ten.Machine(cluster, ten.Software()))]
+    product = model.seq**2 * model.dim / (cluster.peak * cluster.attention)
+    assert attention() == pytest.approx([2 * product, 5 * product])
+    assert attention(tp=4, cp=2, micro_batch=2) == pytest.approx([product / 2, 5 * product / 4])
+
+
+def test_a_mixture_keeps_and_sends_for_each_expert_of_a_token(ten):
+    model = ten.MODELS["mixtral"]
+    inside = lambda top_k: ten.numbers_kept(replace(model, top_k=top_k), 64,
+                                            ten.Software())["inside"]
+    assert inside(2) - inside(1) == 64 * 3 * model.ffn
+    numbers, ranks, _, calls = ten.messages(model, ten.Layout(8, ep=4))["ep"]
+    assert (numbers, ranks, calls) == (2 * 2 * model.seq * model.dim, 4, 2)
+    backward = ten.layer_seconds(model, ten.Layout(8, ep=4), ten.Machine(
+        ten.CLUSTERS["h100"], ten.SOFTWARE["torchtitan"]))[1]
+    assert backward["ep"] > 0
+    assert backward["weights"] == pytest.approx(
+        8 * model.weights(2) / (ten.CLUSTERS["h100"].hbm * ten.HBM))
+
+
+def test_cp_ranks_share_gradients_and_states_as_dp_ranks_do(ten):
+    model, h100 = ten.MODELS["1b"], ten.CLUSTERS["h100"]
+    software = replace(ten.SOFTWARE["torchtitan"], dp_hidden=0)
+    dp = lambda **layout: ten.step_seconds(model, ten.Layout(**layout), h100, software, 64)["dp"]
+    assert dp(dp=2, cp=2) == pytest.approx(dp(dp=4)) and dp(cp=4) == pytest.approx(dp(dp=4))
+    assert dp(dp=4, cp=16) == pytest.approx(dp(dp=64))      # over the network
+    fit, _ = ten.search(replace(ten.MODELS["8b"], seq=262144), h100,
+                        software, 8, 8, {"cp": 8})
+    assert fit[0].layout.zero == 3 and not fit[0].why   # with dp 1, over the ranks of cp
+
+
+def test_what_hides_where(ten):
+    """tp's messages in forward and in backward; dp's behind the last backward alone."""
+    model, h100, layout = ten.MODELS["8b"], ten.CLUSTERS["h100"], ten.Layout(tp=8)
+    tp = lambda **software: [part["tp"] for part in ten.layer_seconds(
+        model, layout, ten.Machine(h100, ten.Software(**software)))]
+    [shown, _], [half, whole] = tp(), tp(tp_hidden=0.5)
+    assert half == pytest.approx(shown / 2) and whole == pytest.approx(shown)
+    dp = lambda batch: ten.step_seconds(model, ten.Layout(8), replace(h100, nvlink=2e10),
+                                        ten.SOFTWARE["torchtitan"], batch)["dp"]
+    assert dp(8) == dp(64) > 0
+
+
+def test_links_are_slower_the_further_they_go(ten):
+    for name, cluster in ten.CLUSTERS.items():
+        assert cluster.nic < cluster.nvlink < cluster.hbm, name
+    bits = {"a100": (600e9, 200e9), "h100": (900e9, 400e9), "b200": (1800e9, 400e9)}
+    for name, (both_ways, bits_per_second) in bits.items():     # as data sheets give them
+        assert ten.CLUSTERS[name].nvlink == both_ways / 2
+        assert ten.CLUSTERS[name].nic == bits_per_second / 8
+
+
+def test_an_explanation_agrees_with_the_plans_it_speaks_of(ten):
+    model, h100, software = ten.MODELS["70b"], ten.CLUSTERS["h100"], ten.SOFTWARE["llama3"]
+    plan = ten.Plan(model, ten.Layout(8, 8, pp=4, v=4, zero=1), h100, software, 256, 256)
+    lines = list(ten.explain(model, h100, software, 256, 256, plan))
+    told = {line.split(" it would")[0].removeprefix("  with "): line for line in lines[2:]}
+    for name, dp, change in (("tp 4", 16, {"tp": 4}), ("pp 8", 4, {"pp": 8, "v": 2}),
+                             ("recompute full", 8, {"recompute": "full"})):
+        other = ten.Plan(model, replace(plan.layout, dp=dp, **change), h100, software, 256, 256)
+        share = other.total / plan.total - 1
+        assert f"take {abs(share):.0%} {'more' if share > 0 else 'less'} time" in told[name]
+        cause = told[name].partition("mostly ")[2].split()[0]
+        sign = told[name].partition("mostly ")[2].split()[1][0]
+        assert (sign == "+") == (other.seconds[cause] > plan.seconds[cause])
+    alone = ten.Plan(ten.MODELS["8b"], ten.Layout(8, zero=3), h100, software, 8, 64)
+    [line] = [line for line in ten.explain(ten.MODELS["8b"], h100, software, 8, 64, alone)
+              if "with tp 2" in line]
+    beside = ten.Plan(ten.MODELS["8b"], ten.Layout(4, 2, zero=3), h100, software, 8, 64)
+    assert f"{beside.total / alone.total - 1:.0%} more" in line  # with sequence parallelism
+
+
 def test_presets_have_their_sizes(ten):
     sizes = {"1b": 1.24, "7b": 6.74, "8b": 8.03, "70b": 70.6, "405b": 405.9, "gpt3": 174.6,
              "mixtral": 46.7}
