@@ -168,8 +168,9 @@ def reveal(args):
     exhibit = draw(*args.hunt[:2])
     print(f"{exhibit.number}: {exhibit.title}")
     print(textwrap.fill(exhibit.story, 92, initial_indent="    ", subsequent_indent="    "))
-    for what, lines in (("- ", exhibit.old), ("+ ", exhibit.new)):
-        print(textwrap.indent(lines.rstrip("\n"), what, lambda line: True))
+    for old, new in ((exhibit.old, exhibit.new), *exhibit.more):
+        for what, lines in (("- ", old), ("+ ", new)):
+            print(textwrap.indent(lines.rstrip("\n"), what, lambda line: True))
     print(f"What sees it: {', '.join(exhibit.caught_by)}. What does not: "
           f"{', '.join(exhibit.blind) or 'nothing that is looked at'}.")
     return 0

@@ -87,4 +87,18 @@ EXHIBITS = [
         *CLIPPED, ("loss", "gradients", "gradient norm", "parameters"),
         ("first loss", "sent", "kept"),
     ),
+    Exhibit(
+        "modelscope/FunASR#3472", "the first micro-batch is summed, and the last one is not",
+        "With accumulation, gradients are to be summed in the last micro-batch of a step. The "
+        "condition was off by one, so they were summed in the first. What came after it stayed on "
+        "its rank: in a reproduction with two ranks they had 4.0 and 7.0, and should have had 5.5 "
+        "both. As many bytes are sent as ever. (Here an assertion would say so at once; it is "
+        "taken out.)",
+        FILE, "        replica.sends = i == len(micro_batches)\n",
+        "        replica.sends = i == 1\n",
+        3, "--batch 18 --micro-batch 2 --ignore 0.4 --variant overlap",
+        ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+        (('        assert p not in self.ready, "finish() must come after a backward that sends"\n',
+          ""),),
+    ),
 ]

@@ -73,4 +73,15 @@ EXHIBITS = [
         *SHARED, ("loss", "gradients", "gradient norm", "parameters", "sent"),
         ("first loss", "kept"),
     ),
+    Exhibit(
+        "fla-org/flash-linear-attention#1115", "all ranks but one read the first part",
+        "In backward, a pointer into a tensor that all ranks share was not moved to the rank's "
+        "own part. So every rank read the first one. Forward was exact, and on one rank so was "
+        "backward: a test that looks at that rank alone passes. On the others gradients were off "
+        "by about a tenth.",
+        FILE, "            dw += arrived.flatten(0, 1).T @ chunks[owner].flatten(0, 1)\n",
+        "            dw += arrived.flatten(0, 1).T @ chunks[0].flatten(0, 1)\n",
+        2, "--batch 6 --micro-batch 2 --ignore 0.4 --variant ring",
+        ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
 ]

@@ -14,10 +14,13 @@ class Exhibit(NamedTuple):
     flags: str
     caught_by: tuple        # observables of that run (lab/museum/observe.py) that see it
     blind: tuple            # and those that do not
+    more: tuple = ()        # further (old, new), such as a check of ours that would say so at once
 
     def plant(self, source):
         """The file's source, with the bug. Raises ValueError if its lines are not there once."""
-        found = source.count(self.old)
-        if found != 1:
-            raise ValueError(f"{self.number}: {self.file} has {found} times: {self.old}")
-        return source.replace(self.old, self.new)
+        for old, new in ((self.old, self.new), *self.more):
+            found = source.count(old)
+            if found != 1:
+                raise ValueError(f"{self.number}: {self.file} has {found} times: {old}")
+            source = source.replace(old, new)
+        return source
