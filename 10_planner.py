@@ -638,4 +638,4 @@ def explain(model, cluster, software, gpus, batch, plan):
 if __name__ == "__main__":
     from lab import planning  # noqa: TID251
 
-    sys.exit(planning.main(sys.modules[__name__]))
+    planning.program(sys.modules[__name__])

@@ -6,8 +6,10 @@ Like the chapter, it needs no torch: an answer takes a second.
 """
 
 import argparse
+import inspect
 import json
 import math
+import re
 import signal
 import sys
 from dataclasses import asdict, fields, replace
@@ -59,6 +61,11 @@ def writable(path):
     return path
 
 
+def comments(kind):
+    """{field: what stands behind it in the chapter}, which --help says of its flag."""
+    return dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(kind), re.MULTILINE))
+
+
 def arguments(ten, argv):
     parser = Parser("10_planner.py", description=ten.__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -83,7 +90,8 @@ def arguments(ten, argv):
                 options = {"action": argparse.BooleanOptionalAction}
             elif field.name in ten.CHOICES:
                 options = {"choices": ten.CHOICES[field.name], "type": field.type}
-            group.add_argument(f"--{field.name.replace('_', '-')}", **options)
+            group.add_argument(f"--{field.name.replace('_', '-')}", **options,
+                               help=comments(kind).get(field.name, "").replace("%", "%%"))
     add("--untie", dest="tie", action="store_false", default=None, help="as --no-tie")
     add("--no-pp", dest="pp", action="store_const", const=1, help="as --pp 1")
     add("--max-micro-batch", type=above_zero(int), default=16)
@@ -157,9 +165,14 @@ def print_plans(ten, model, cluster, gpus, batch, fit):
               + (f"; {plan.why}: may not fit" if plan.why else ""))
 
 
-def main(ten, argv=None):
-    """The program, whose exit status is returned. ten: chapter 10, as a module."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)           # as of `| head`
+def program(ten):
+    """Chapter 10 as a program, which `| head` ends without a word (and `main` ends no test)."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.exit(main(ten, sys.argv[1:]))
+
+
+def main(ten, argv):
+    """Answer the words `argv`; returns the exit status. ten: chapter 10, as a module."""
     args = arguments(ten, argv)
     if args.published or args.problems:
         from lab import published

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -593,6 +594,19 @@ def test_it_answers_in_a_second_without_torch(tmp_path):
             f"runpy.run_path('{ROOT / TEN}.py', run_name='__main__'); "
             "assert 'torch' not in sys.modules")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_a_reader_that_leaves_ends_it_without_a_word():
+    command = f"{shlex.quote(sys.executable)} 10_planner.py --problems | true"
+    assert not subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True).stderr
+    assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN      # and tests go on as they were
+
+
+def test_help_says_what_the_chapter_says_of_each_number():
+    said = " ".join(planner("--help").stdout.split())
+    for words in ("--nic NIC bytes/s of its network card", "--memory MEMORY bytes",
+                  "--v V slices of the model on each stage", "attention is one kernel"):
+        assert words in said
 
 
 def test_any_model_and_machine_can_be_given(ten, capsys):
