@@ -871,6 +871,7 @@ def stories(request, tmp_path_factory):
     begin with the first test of this file, and go on beside the next ones."""
     told = [item for item in request.session.items if item.path == Path(__file__)]
     told = {item.callspec.params.get("story") for item in told if hasattr(item, "callspec")}
+    programs.folder()                                       # before several threads ask for it
     with ThreadPoolExecutor(4) as threads:
         yield {name: threads.submit(story, tmp_path_factory.mktemp("story"), *args)
                for name, (story, *args) in STORIES.items() if name in told}
