@@ -13,6 +13,8 @@ from lab.museum import observe
 from lab.museum.exhibit import Exhibit
 
 EXHIBITS = [exhibit for those in museum.exhibits().values() for exhibit in those]
+NAMES = [f"{room.removeprefix('chapter_')}-{exhibit.number}"
+         for room, those in museum.exhibits().items() for exhibit in those]
 
 
 def drawn(count):
@@ -24,8 +26,8 @@ def drawn(count):
 
 SAMPLE = drawn(10)
 SOME = pytest.mark.parametrize("exhibit", [
-    pytest.param(exhibit, marks=[] if i in SAMPLE else pytest.mark.full,
-                 id=f"{exhibit.file[:2]}-{exhibit.number}") for i, exhibit in enumerate(EXHIBITS)])
+    pytest.param(exhibit, marks=[] if i in SAMPLE else pytest.mark.full, id=NAMES[i])
+    for i, exhibit in enumerate(EXHIBITS)])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,7 +41,7 @@ def test_there_are_enough_of_each_chapter():
     assert len({(exhibit.file, exhibit.old, exhibit.new) for exhibit in EXHIBITS}) == len(EXHIBITS)
 
 
-@pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda one: f"{one.file[:2]}-{one.number}")
+@pytest.mark.parametrize("exhibit", EXHIBITS, ids=NAMES)
 def test_an_exhibit_is_told_and_applies(exhibit):
     """Once; and the file with it is still Python."""
     assert re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", exhibit.number)
@@ -52,10 +54,10 @@ def test_an_exhibit_is_told_and_applies(exhibit):
 
 @SOME
 def test_an_exhibit_is_caught_by_what_it_names(exhibit):
-    trains = exhibit.ranks and not exhibit.file.startswith("00")
-    flags = observe.flags_of(exhibit, "sgd") + " --steps=5" * bool(trains)  # as many as compared
-    right, planted = (observe.play(exhibit.file, source, exhibit.ranks, flags)
-                      for source in observe.sources(exhibit))
+    flags = observe.flags_of(exhibit, "sgd")
+    if observe.trains(exhibit) and not exhibit.before:
+        flags += " --steps=5"                               # as many as are compared
+    right, planted = observe.play_both(exhibit, flags)
     assert (right.status, right.caught) == (0, ()), right.said
     assert planted.status == 1 and {*exhibit.caught_by} <= {*planted.caught}, planted
     assert not {*exhibit.blind} & {*planted.caught}, planted

@@ -2,7 +2,7 @@
 
 import importlib
 
-ROOMS = [f"chapter_{number:02}" for number in range(11)]
+ROOMS = [f"chapter_{number:02}" for number in range(11)] + ["kernels", "resume"]
 
 
 def exhibits():

@@ -15,6 +15,8 @@ class Exhibit(NamedTuple):
     caught_by: tuple        # observables of that run (lab/museum/observe.py) that see it
     blind: tuple            # and those that do not
     more: tuple = ()        # further (old, new), such as a check of ours that would say so at once
+    chapter: str = ""       # that is run, where `file` is none
+    before: tuple = ()      # runs that stopped before, which it goes on from: (ranks, steps)
 
     def plant(self, source):
         """The file's source, with the bug. Raises ValueError if its lines are not there once."""

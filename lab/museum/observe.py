@@ -3,16 +3,19 @@
 A run of 20 steps is compared with the same run without the bug, in its loss, and by its own report
 with one GPU and with the formulas. An observable is what a team could look at: the first loss, the
 loss after 20 steps, gradients, their norm, parameters, what is sent, what is kept. A check of the
-report belongs to one of them by its name.
+report belongs to one of them by its name. A run that goes on from a checkpoint is also compared, in
+all its losses, with one that has not stopped.
 """
 
 import functools
 import json
+import math
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
+from array import array
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,9 +23,10 @@ from lab import checks
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STEPS = 20
+CLOSE = 1e-5            # relatively: losses of a run that went on, on another number of ranks
 VISIBLE = 1e-3          # a relative difference of the loss that a curve could show
 OBSERVABLES = ("first loss", "loss", "gradients", "gradient norm", "parameters", "sent", "kept",
-               "states", "FLOPs", "values")
+               "states", "FLOPs", "values", "resume")
 MODEL = f"--layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=16 --steps={STEPS}"
 WORDS = {               # in the name of a check: what it is about; the first that is found
     "PyTorch's gives": "values", "backward": "values", "heard of all": "values",
@@ -60,26 +64,59 @@ def of_record(run):
 
 
 @functools.lru_cache(maxsize=None)
-def play(name, source, ranks, flags):
-    """Run a chapter with this source: what was Seen. It ends, whatever the source does."""
+def play(file, source, ranks, flags, chapter="", before=()):
+    """Run a chapter in a copy of the course whose `file` has this source: what was Seen. It ends,
+    whatever the source does. chapter, before: as of an Exhibit."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        planted = copy / file
+        planted.parent.mkdir(exist_ok=True)
+        planted.write_text(source, encoding="utf-8")
+        if ranks == 0:
+            return published(planted, flags)
+        losses, goes_on = [], ""
+        for ranks_before, steps in before:
+            stops = f"{flags} --steps={steps} --save={copy}/saved --save-every=5 {goes_on}"
+            seen = train(copy, chapter or file, ranks_before, stops)
+            if seen.status is None:
+                return seen
+            losses, goes_on = losses + seen.loss, f"--resume={copy}/saved"
+        seen = train(copy, chapter or file, ranks, f"{flags} {goes_on}")
+    if not before or seen.status is None:
+        return seen
+    never_stopped = play(file, source, ranks, flags, chapter).loss
+    is_same = agree(losses + seen.loss, never_stopped, {ranks for ranks, _ in before} == {ranks})
+    said = () if is_same else ("the losses are not those of a run that has not stopped",)
+    return Seen(max(seen.status, int(not is_same)), seen.caught + ("resume",) * (not is_same),
+                losses + seen.loss, seen.said + said)
+
+
+def train(copy, chapter, ranks, flags):
+    """One run of a chapter: what was Seen. copy: a folder whose files take the place of others."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        path = scratch / name
-        path.write_text(source, encoding="utf-8")
-        if ranks == 0:
-            return published(path, flags)
-        model = "" if name.startswith("00") else f"--data={checks.TEXT} {MODEL}"
+        path = copy / chapter if (copy / chapter).exists() else ROOT / chapter
+        text = scratch / "text.bin"         # no letters: chapter 01 would write some in the end
+        text.write_bytes(array("H", [*Path(checks.TEXT).read_bytes()]).tobytes())
+        model = "" if chapter.startswith("00") else f"--data={text} {MODEL}"
         argv = shlex.split(f"--device=cpu {model} {flags} --json={scratch}/run.json")
-        calls = [(checks.be_a_rank, (scratch, path, rank, ranks, argv, []))
+        preferred = None if path.is_relative_to(copy) else copy
+        calls = [(checks.be_a_rank, (scratch, path, rank, ranks, argv, [], preferred))
                  for rank in range(ranks)]
         outcome = checks.play(scratch, path, calls, limit=20)
         record = scratch / "run.json"
         if not record.exists():
-            words = checks.in_words(outcome, source, lambda line: line)
+            words = checks.in_words(outcome, path.read_text(encoding="utf-8"), lambda line: line)
             return Seen(None, (), [], tuple(words))
         run = json.loads(record.read_text())
         said = tuple(run["diagnosis"] or run["problems"])
         return Seen(int(bool(run["problems"])), of_record(run), run.get("loss", []), said)
+
+
+def agree(losses, others, bitwise):
+    """Whether these are the losses of one run: on other ranks, of one that rounds otherwise."""
+    close = lambda a, b: a == b if bitwise else math.isclose(a, b, rel_tol=CLOSE)
+    return len(losses) == len(others) and all(map(close, losses, others))
 
 
 def published(path, flags):
@@ -97,9 +134,21 @@ def sources(exhibit):
     return right, exhibit.plant(right)
 
 
+def trains(exhibit):
+    return exhibit.ranks > 0 and not exhibit.file.startswith("00")
+
+
 def flags_of(exhibit, optimizer):
-    trains = exhibit.ranks and not exhibit.file.startswith("00")
-    return f"{exhibit.flags} --optimizer={optimizer}" if trains else exhibit.flags
+    """With this optimizer, if the exhibit needs no other."""
+    if not trains(exhibit) or "--optimizer" in exhibit.flags:
+        return exhibit.flags
+    return f"{exhibit.flags} --optimizer={optimizer}"
+
+
+def play_both(exhibit, flags):
+    """What was Seen without the bug, and with it."""
+    return tuple(play(exhibit.file, source, exhibit.ranks, flags, exhibit.chapter, exhibit.before)
+                 for source in sources(exhibit))
 
 
 def silence(clean, planted):
