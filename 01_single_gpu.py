@@ -16,9 +16,8 @@ that has to fit, and what takes the time? A step has three acts:
        |_______________________________  parameters
             forward    backward   optimizer
 
-In the first step the optimizer states only appear at its end. (On a GPU it is also slower, because
-PyTorch first has to get memory from the driver, which it then keeps.) A run measures this picture
-in its first three steps, and --plot draws it.
+In the first step the optimizer states only appear at its end. A run measures this picture in its
+first three steps, and --plot draws it.
 
 Activations are what backward reads. A linear layer needs its input, for the gradient of its weight.
 GELU needs its input too, LayerNorm its input and two numbers for each token, softmax its output,
@@ -50,7 +49,7 @@ Model states, in bytes per parameter:
 
     --precision      parameters  gradients  optimizer states (AdamW)      sum
     fp32                 4           4      4 + 4          two moments     16
-    bf16, fp16           2           2      4 + 4 + 4      master weights  16 (in the update 20)
+    bf16, fp16, fp8      2           2      4 + 4 + 4      master weights  16 (in the update 20)
     bf16-fp32grad        2         2 + 4    4 + 4 + 4                      20
 
 Mixed precision saves nothing in this table. It buys fast 16-bit matmuls, and it halves the
@@ -65,11 +64,13 @@ loss is multiplied by a scale before backward, and the gradients are divided by 
 scale is too large, gradients become inf: then the step is skipped and the scale halved. After 100
 good steps in a row it is doubled.
 
-A run with --precision in 16 bits is compared with one GPU in fp32. The losses are means over many
-tokens, and agree to 5e-3 in bf16 and 1e-3 in fp16. In a gradient the terms of the tokens cancel,
-and their rounding errors do not: it may be off by 0.4 (bf16) or 0.05 (fp16) of its largest element.
-Tensors are compared in the first step alone, because after it the weights differ. Under AdamW no
-parameters are: a tiny gradient moves one as far as a large one, and rounding may flip its sign.
+fp8 is bf16, but the linears of the blocks multiply 8-bit numbers: kernels/fp8.py has the lesson.
+
+A run in 16 bits is compared with one GPU in fp32. The losses are means over many tokens, and agree
+to 5e-3 in bf16 and 1e-3 in fp16. In a gradient the terms of the tokens cancel, and their rounding
+errors do not: it may be off by 0.4 (bf16) or 0.05 (fp16) of its largest element. After the first
+step the weights differ, so later only losses are compared. Under AdamW no parameters are: a tiny
+gradient moves one as far as a large one, and rounding may flip its sign.
 
 FLOPs: a matmul of (m, k) by (k, n) takes 2mkn, and its backward is two matmuls of that size. So a
 parameter takes 2 FLOPs for each token in forward, and about 6 in a step. Attention multiplies
@@ -362,9 +363,9 @@ def rule_of_thumb(cfg, batch):
 # ----------------------------------------------------------------------------------------- the run
 
 HALF = {"fp32": None, "bf16": torch.bfloat16, "bf16-fp32grad": torch.bfloat16,
-        "fp16": torch.float16}
+        "fp16": torch.float16, "fp8": torch.bfloat16}
 # Bytes of a parameter, of its gradients, and of its master weight, as in the lesson's table.
-WIDTHS = {"bf16": (2, 2, 4), "bf16-fp32grad": (2, 2 + 4, 4), "fp16": (2, 2, 4)}
+WIDTHS = {"bf16": (2, 2, 4), "bf16-fp32grad": (2, 2 + 4, 4), "fp16": (2, 2, 4), "fp8": (2, 2, 4)}
 WATCHED = 3         # steps whose memory is measured, in a mode that compiled code would not survive
 
 
@@ -376,6 +377,10 @@ def build(run):
         args.attention = "triton"
     elif args.kernels:
         print("  --kernels: no GPU, or no Triton, for them here; all kernels are PyTorch's")
+    if args.precision == "fp8":
+        from kernels.fp8 import use_fp8
+        if not use_fp8(model, args.scaling or "tile"):
+            print("  --precision fp8: no GPU with FP8, or no Triton, here: all in plain PyTorch")
     chosen = {"attention": args.attention, "recompute": args.recompute}
     return model, functools.partial(forward, model, **chosen)
 
@@ -443,7 +448,7 @@ def formulas(args, rank, ranks, model):
         "sent": {},                                             # one GPU has nobody to send to
         "utilization": {"mfu": model_flops(cfg, args.batch), "hfu": computed},
         "notes": explanations(args),
-        "sample": functools.partial(sample, attention=args.attention),
+        "sample": functools.partial(forward, model, attention=args.attention, recompute="none"),
     }
 
 
@@ -451,6 +456,7 @@ def settings(args, device):
     """Of each choice of attention and recomputation: the forward, what it keeps, and the FLOPs of a
     step. They are all tried with the tiny preset on a CPU, and otherwise the run's own."""
     half, choices = HALF[args.precision], [(args.attention, args.recompute)]
+    linears = {"fp8": args.scaling or "tile"} if args.precision == "fp8" else {}
     width = (half or common.DTYPES[args.dtype]).itemsize
     if args.preset == "tiny" and device == "cpu" and args.attention != "triton":
         choices = itertools.product(CORES, KEPT)
@@ -458,11 +464,12 @@ def settings(args, device):
     answer = {}
     for attention, recompute in choices:
         chosen = functools.partial(forward, attention=attention, recompute=recompute)
-        kept = KEPT[recompute]
+        kept = KEPT[recompute] | linears
         if args.variant == "torch" and half:
             chosen, kept = torch.autocast(device, half)(chosen), None   # it keeps several widths
+        whole = linears and recompute == "full"         # they keep their inputs when all is done
         flops, stopped = (step_flops(args.model, args.batch, attention, recompute, stop)
-                          for stop in (False, True))
+                          for stop in (False, not whole))
         counted = attention != "triton"                         # PyTorch cannot count its FLOPs
         answer[f"{attention}, {recompute}"] = {
             "forward": chosen, "attention": attention, "kept": kept, "width": width,
@@ -489,21 +496,6 @@ def explanations(args):
     ]
 
 
-@torch.no_grad()
-def sample(model, prompt, attention="plain", length=160, temperature=0.7):
-    """Let the model continue a text, token by token. Returns all tokens, the prompt's first."""
-    generator, tokens = torch.Generator().manual_seed(0), list(prompt)
-    device, seq = model[0].weight.device, len(model[1].attn.rope.positions)
-    for _ in range(length):
-        window = torch.tensor([tokens[-seq:]], device=device)
-        logits = forward(model, window, attention, "none")[0, -1]
-        if not logits.isfinite().all():                         # the last step has overflowed
-            break
-        probabilities = (logits.float().cpu() / temperature).softmax(0)
-        tokens.append(torch.multinomial(probabilities, 1, generator=generator).item())
-    return tokens
-
-
 def requires(args, ranks):
     common.split_batch(args, 1)
     if ranks > 1:
@@ -513,9 +505,11 @@ def requires(args, ranks):
                       "--dtype float32")
     if args.compile and args.steps <= WATCHED:
         raise Refused(f"--steps {args.steps} end before --compile begins", f"--steps {WATCHED + 1}")
-    if args.variant == "torch" and args.precision == "bf16-fp32grad":
-        raise Refused("--precision bf16-fp32grad is for --variant hand: autocast's gradients are "
-                      "fp32 in any case", "--precision bf16")
+    if args.variant == "torch" and args.precision in ("bf16-fp32grad", "fp8"):
+        raise Refused(f"--precision {args.precision} is for --variant hand: autocast has none, and "
+                      "its gradients are fp32 in any case", "--precision bf16")
+    if args.scaling and args.precision != "fp8":
+        raise Refused(f"--scaling {args.scaling} is of --precision fp8", "--precision fp8")
     if args.kernels and args.dtype == "float64":
         raise Refused("--kernels compute in float32, not in float64", "--dtype float32")
     dim, heads = args.model.dim, args.model.heads
@@ -529,6 +523,7 @@ def flags(parser):
     add("--kernels", action="store_true", help="on a GPU: LayerNorm and attention of kernels/")
     add("--recompute", choices=KEPT, default="none")
     add("--precision", choices=HALF, default="fp32")
+    add("--scaling", choices=("tensor", "row", "tile"), help="of fp8's scales; default: tile")
     add("--loss-scale", type=float, default=2.0**16, help="where fp16's loss scale starts")
     add("--compile", action="store_true", help="where it works, after the steps of the picture")
     parser.set_defaults(steps=300)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 CLASSES = {"outside", "inputs", "inside", "keys and values", "core", "logits", "ids", "masks",
-           "positions", "how", "recompute"}     # of what is kept, and how
+           "positions", "how", "recompute", "fp8"}      # of what is kept, and how
 
 
 @functools.cache
@@ -79,9 +79,23 @@ def core_bytes(cfg, batch, e, kept):
     if cfg.attention == "plain" and how != "blocks":
         return part(share, numbers_kept(cfg, batch)["core"] * e)
     is_input_of_o = part(local_heads(kept), cfg.heads) == 1 or cfg.seq == 1 and how is None
-    if how == "exchanged":
+    if how == "exchanged" or "fp8" in kept:
         is_input_of_o = False
     return rows * max(e, 4) + (0 if is_input_of_o else rows * cfg.dim // cfg.heads * e)
+
+
+def saved_by_fp8(cfg, batch, e, kept):
+    """Bytes that a block keeps less where its linears keep their inputs in FP8, a byte a number,
+    and the scales of kept["fp8"], in float32."""
+    if "fp8" not in kept:
+        return 0
+    scales = {"tensor": lambda rows, columns: 1, "row": lambda rows, columns: rows,
+              "tile": lambda rows, columns: rows * math.ceil(columns / 128)}[kept["fp8"]]
+    tokens, inputs, inside = batch * cfg.seq, share_of(kept, "inputs"), share_of(kept, "inside")
+    of_inputs = part(inputs, tokens), cfg.dim               # of q, k and v together; of up
+    of_o, of_down = (tokens, part(inside, cfg.dim)), (tokens, part(inside, 4 * cfg.dim))
+    return sum((e - 1) * rows * columns - 4 * scales(rows, columns)
+               for rows, columns in (of_inputs, of_inputs, of_o, of_down))
 
 
 def shared_bytes(cfg, e, kept):
@@ -113,7 +127,7 @@ def kept_by_modules(cfg, batch, e, kept, rows=None, ep=1):
         of_norms += of("inputs", numbers["inputs"] * e)
         kv = part(keys_and_values(cfg, kept), numbers["keys and values"] * e)
         inside = of("inside", numbers["inside"] * e) + kv + core_bytes(cfg, batch, e, kept)
-        block = [of_norms + inside] * cfg.layers
+        block = [of_norms + inside - saved_by_fp8(cfg, batch, e, kept)] * cfg.layers
         if rows is not None:                                # the second norm is the mixture's
             block = [of_norms // 2 + inside + mixture_bytes(cfg, batch, e, kept, n, ep)
                      for n in rows]

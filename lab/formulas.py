@@ -15,8 +15,8 @@ metered step. All keys are optional:
     rows, ep      rows of each block's experts in each micro-batch, and how many ranks share them
     busiest       the rows that arrived in each exchange; rows sent: to each rank, in the first one
     checks        {name: (computed, formula)}, or with a unit behind them
-    settings      chapter 01's: {name: a forward, and what it keeps and computes}
-    beside, overlap, machines, utilization, notes, sample, record       what explains the numbers
+    settings      chapter 01's: {name: a forward, and what it keeps and computes}; sample: its own
+    beside, overlap, machines, utilization, notes, record               what explains the numbers
 
 States and traffic are always measured and shown, the others where a chapter names them.
 """
@@ -405,13 +405,26 @@ def note_speed(run, utilizations):
         run.note(f"no MFU: lab/machines.py has no peak of {gpu}")
 
 
-def note_sample(run, sample):
+def note_sample(run, forward):
     """The mean loss of the last steps and, where the text is bytes, how the model goes on with its
-    beginning: sample(model, prompt) returns that, as tokens."""
+    beginning. forward: tokens (1, seq) to logits (1, seq, vocab)."""
     last = run.losses[-20:]
     run.note(f"mean loss of the last {count(len(last), 'step')}: "
              f"{statistics.mean(last):.3f} nats per token")
     if run.text.tokens.itemsize == 1:
-        written = sample(run.model, run.text.tokens[:8].tolist())
+        written = sample(forward, run.text.tokens[:8].tolist(), run.args.model.seq, run.device)
         lines = printable(written).splitlines()
         run.note("what it writes by now:" + "".join(f"\n    | {line}" for line in lines))
+
+
+@torch.no_grad()
+def sample(forward, prompt, seq, device="cpu", length=160, temperature=0.7):
+    """Let a model continue a text, token by token. Returns all tokens, the prompt's first."""
+    generator, tokens = torch.Generator().manual_seed(0), list(prompt)
+    for _ in range(length):
+        logits = forward(torch.tensor([tokens[-seq:]], device=device))[0, -1]
+        if not logits.isfinite().all():                         # the last step has overflowed
+            break
+        probabilities = (logits.float().cpu() / temperature).softmax(0)
+        tokens.append(torch.multinomial(probabilities, 1, generator=generator).item())
+    return tokens

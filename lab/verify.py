@@ -23,6 +23,7 @@ SMALL = 1e-4            # in 16 bits the gradients of q and k are no larger than
 LOSSY = {               # twice what an honest run was seen to stray, or more
     "bfloat16": {"loss": 5e-3, "gradient norm": 2e-2, "gradients": 0.4, "parameters": 0.4},
     "float16": {"loss": 1e-3, "gradient norm": 5e-3, "gradients": 0.05, "parameters": 0.05},
+    "fp8": {"loss": 1e-2, "gradient norm": 5e-2, "gradients": 0.4, "parameters": 0.4},
     "int8": {"loss": 1e-2, "gradient norm": 5e-2, "gradients": None, "parameters": None},
 }
 
@@ -32,7 +33,7 @@ def rounding_of(args):
     compared. Chapter 03 sends as int8, and chapters 01 and 03 mix precisions."""
     if args.variant == "zeropp" and (args.quantized_weights or args.quantized_gradients):
         return "int8", 50
-    mixed = {"bf16": "bfloat16", "bf16-fp32grad": "bfloat16", "fp16": "float16"}
+    mixed = {"bf16": "bfloat16", "bf16-fp32grad": "bfloat16", "fp16": "float16", "fp8": "fp8"}
     return mixed.get(getattr(args, "precision", None), args.dtype), STEPS
 
 

@@ -27,7 +27,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from kernels import elu, flash_attention, layernorm
+from kernels import elu, flash_attention, fp8, layernorm
 
 atexit.register(shutil.rmtree, os.environ["TRITON_CACHE_DIR"], ignore_errors=True)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -60,9 +60,9 @@ def compile_all(arch, which):
         return kernel
 
     JITFunction.run = compile_only
-    for module in (elu, layernorm, flash_attention):
+    for module in (elu, layernorm, flash_attention, fp8):
         module.runs_here = lambda x: True
-    for case, call in cases(which):
+    for case, call in (*cases(which), *(cases_of_fp8(which) if arch >= 90 else ())):
         compiled.clear()
         call()
         for kernel in compiled:
@@ -95,6 +95,18 @@ def cases(which):
         yield f"layer norm {case} {residual}", call
     for case in attention:
         yield f"attention {case}", functools.partial(run_attention, *case)
+
+
+def cases_of_fp8(which):
+    """A layer's forward and backward, which only newer GPUs run."""
+    dtypes = [torch.bfloat16] if which == "few" else [torch.bfloat16, torch.float32]
+    for scaling, dtype in itertools.product(("tile",) if which == "few" else fp8.SCALINGS, dtypes):
+        yield f"fp8 {scaling} {dtype}", functools.partial(run_linear, scaling, dtype)
+
+
+def run_linear(scaling, dtype):
+    x, w = (torch.ones(n, 512, dtype=dtype, requires_grad=True) for n in (256, 384))
+    fp8.linear8(x, scaling, w)[0].sum().backward()
 
 
 def run_layer_norm(width, dtype, residual):

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 import common
 from common import Config, gpt, loss_sum
 from lab import anatomy
+from lab import formulas as instruments
 from lab.machines import PEAK_FLOPS
 from lab.meters import ActivationMeter, FlopMeter, nbytes
 from lab.verify import tolerances
@@ -571,6 +572,11 @@ def test_trace_and_sample_are_written(run_chapter, tmp_path):
     assert sum(map(len, written[:-1])) > 50 and "same as one GPU" in written[-1]  # verdict is last
 
 
+def written_by(one, model, prompt, length):
+    plain = functools.partial(one.forward, model, attention="plain", recompute="none")
+    return instruments.sample(plain, prompt, len(model[1].attn.rope.positions), length=length)
+
+
 def test_the_sample_follows_the_model(one):
     model = gpt(SMALL)
     for p in model.parameters():
@@ -578,7 +584,7 @@ def test_the_sample_follows_the_model(one):
     model.embedding.weight.data[:, 0] = 1
     model.head.norm.weight.data.fill_(1)
     model.head.out.weight.data[ord("a"), 0] = 1000.0  # nothing but "a" is likely
-    assert bytes(one.sample(model, b"xy", length=30)) == b"xy" + 30 * b"a"
+    assert bytes(written_by(one, model, b"xy", 30)) == b"xy" + 30 * b"a"
     assert printable([65, 10, 27, 7, 200, 9, 50000, 126]) == "A\n·····~"
 
 
@@ -590,7 +596,7 @@ def test_the_sample_reads_what_it_has_written(one):
     model.head.norm.weight.data.fill_(1)
     model.embedding.weight.data.copy_(torch.eye(32))
     model.head.out.weight.data.copy_(1000 * torch.eye(32).roll(1, 0))
-    assert one.sample(model, [3, 4, 5], length=20) == list(range(3, 26))
+    assert written_by(one, model, [3, 4, 5], 20) == list(range(3, 26))
 
 
 def test_the_sample_has_its_temperature(one):
@@ -602,7 +608,7 @@ def test_the_sample_has_its_temperature(one):
     model.head.norm.weight.data.fill_(1)
     at_head = nn.functional.layer_norm(model.embedding.weight[0], (32,))[0]
     model.head.out.weight.data[0, 0] = 0.7 * math.log(3) / at_head.item()
-    written = one.sample(model, [0], length=800)[1:]
+    written = written_by(one, model, [0], 800)[1:]
     assert written.count(0) / 800 == pytest.approx(0.75, abs=0.05)
 
 
@@ -667,7 +673,7 @@ def test_a_run_with_our_kernels(run_chapter, monkeypatch):
     formula says): they train as one GPU does without them."""
     needs_triton()
     monkeypatch.setattr(chapter(ONE), "CORES", dict(chapter(ONE).CORES))
-    monkeypatch.setattr(chapter(ONE), "sample", lambda model, prompt, attention: [65])
+    monkeypatch.setattr(instruments, "sample", lambda *args: [65])
     fits = "--kernels", "--dim=32", "--heads=2", "--kv-heads=1", "--batch=2"
     status, output, _ = run_chapter(ONE, *FLAGS, *fits, "--steps=1")
     assert status == 0 and "triton attention" in output and "no GPU" not in output.split("\n", 1)[1]
@@ -708,8 +714,8 @@ def test_the_model_with_our_kernels(one, monkeypatch):
 def test_the_report_is_of_this_run(run_chapter, tmp_path, monkeypatch):
     """A preset other than tiny reports the combination that ran; every printed number is right."""
     module, cores = chapter(ONE), []
-    sample = lambda model, prompt, attention: [cores.append(attention) or 65]
-    monkeypatch.setattr(module, "sample", sample)
+    sample = lambda forward, *args: [cores.append(forward.keywords["attention"]) or 65]
+    monkeypatch.setattr(instruments, "sample", sample)
     flags = ("--preset=gpt2", "--vocab=256", "--verify", "--steps=24", "--micro-batch=2")
     chosen = ("--attention=sdpa", "--recompute=full", "--json=run.json")
     status, output, _ = run_chapter(ONE, *FLAGS, *flags, *chosen)
