@@ -379,7 +379,8 @@ def build(run):
         print("  --kernels: no GPU, or no Triton, for them here; all kernels are PyTorch's")
     if args.precision == "fp8":
         from kernels.fp8 import use_fp8
-        if not use_fp8(model, args.scaling or "tile"):
+        args.fp8_kernels = use_fp8(model, args.scaling or "tile")
+        if not args.fp8_kernels:
             print("  --precision fp8: no GPU with FP8, or no Triton, here: all in plain PyTorch")
     chosen = {"attention": args.attention, "recompute": args.recompute}
     return model, functools.partial(forward, model, **chosen)
@@ -470,7 +471,7 @@ def settings(args, device):
         whole = linears and recompute == "full"         # they keep their inputs when all is done
         flops, stopped = (step_flops(args.model, args.batch, attention, recompute, stop)
                           for stop in (False, not whole))
-        counted = attention != "triton"                         # PyTorch cannot count its FLOPs
+        counted = attention != "triton" and not getattr(args, "fp8_kernels", False)
         answer[f"{attention}, {recompute}"] = {
             "forward": chosen, "attention": attention, "kept": kept, "width": width,
             "flops": flops if counted else None,
