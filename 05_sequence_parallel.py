@@ -25,10 +25,9 @@ Partial gradients. LayerNorms, embedding and head are on every rank in full, and
 their gradients from its own tokens. So they are partial sums, and are added up over the ranks, all
 in one bucket, before the gradient's norm is taken.
 
-Gathering again. The linears behind f need their whole input in backward, for their weights'
-gradients. If it is kept (`kept`), there is a full (b, s, h) for every sub-layer again. So
-`megatron` and `ring` throw it away, and gather it again in backward while the input's gradient is
-computed: half as many all_gathers more.
+Gathering again. For their weights' gradients, the linears behind f need their whole input in
+backward. If it is kept (`kept`), that is a full (b, s, h) for every sub-layer again. So `megatron`
+and `ring` gather it again, while its gradient is computed: half as many all_gathers more.
 
 What a rank keeps and sends (x = b·s·h·e bytes, L blocks, a micro-batch)
 
@@ -39,9 +38,8 @@ What a rank keeps and sends (x = b·s·h·e bytes, L blocks, a micro-batch)
     all_gather       4 L of x, and 2 L again where it is not kept
     all_reduce       once a step the partial gradients, those of kv heads that ranks share, the norm
 
-Production code cuts the vocabulary too, as in chapter 04: g behind the embedding scatters, and f
-before the head gathers. Each rank then has 1/t of the tables, whose gradients are complete, for two
-gathers and two scatters of x more. The variant `torch` does that, here and in chapter 09.
+Production code cuts the vocabulary too, as in chapter 04, and so does the variant `torch`. Each
+rank has 1/t of the tables, with complete gradients, for two gathers and two scatters of x more.
 
 Collective matmul (`ring`). In the picture above, f must end before the first matmul begins. But
 the matmul of one chunk of the sequence needs no other chunk. So the chunks travel around a ring:
@@ -53,15 +51,14 @@ chunk with a matrix of h x n/t, which takes 2 · b·s/t · h · n/t FLOPs, if e�
 h = 8192 in bf16 on 8 H100s over NVLink the left side is 0.5 for an MLP's matrices (n = 4 h), 0.7
 for q, k and v together (n = 3 h), and 2.1 for o (n = h): all but the last hide.
 
-When it pays: where chapter 04 does, for less memory, and with every LayerNorm computed once and not
-t times. It sends up to a quarter more for what it gathers twice, and once a step the gradients of
-the tables. It cannot cut attention's own sequence: the s x s scores, and k and v of a head, stay
-whole (chapter 06 cuts those).
+When it pays: where chapter 04 does, for less memory, and with every LayerNorm computed once. It
+sends up to a quarter more, since it gathers twice, and the gradients of the tables once a step. It
+cannot cut the s x s scores, nor a head's k and v: chapter 06 cuts attention's own sequence.
 
 Run it:
     torchrun --nproc_per_node=4 05_sequence_parallel.py
     torchrun --nproc_per_node=4 05_sequence_parallel.py --variant ring          (or kept, torch)
-    torchrun --nproc_per_node=8 05_sequence_parallel.py --kv-heads 2 --clip 1
+    torchrun --nproc_per_node=4 05_sequence_parallel.py --precision fp8   (see kernels/fp8.py)
 
 Sources: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022),
 section 4; Wang et al., Overlap Communication with Dependent Computation via Decomposition (2023),
@@ -424,10 +421,9 @@ def traffic(cfg, micro_batches, batch, t, e, variant="megatron"):
     wire = 2 * share * payload
     if t > cfg.kv_heads:                                # k and v of a head that ranks share
         shared = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads) * e
-        copies = t // cfg.kv_heads
         calls += 1
         payload += shared
-        wire += 2 * (copies - 1) / copies * shared
+        wire += 2 * (1 - cfg.kv_heads / t) * shared     # among t / kv_heads of them
     return sent | {"all_reduce": (calls, payload, wire)}
 
 
@@ -441,10 +437,14 @@ def hop_over_matmul(columns, t, width, flops, bandwidth):
 
 def train(run):
     args, cfg, group = run.args, run.args.model, run.mesh(tp=run.world)["tp"].get_group()
-    model = run.draw(parallelize(gpt(cfg, seed=None), cfg, group, args.variant))
+    way, build = args.precision or args.variant, gpt
+    if way == "fp8":
+        from kernels.fp8 import in_chapter_05
+        SUB_LAYERS[way], build = in_chapter_05(args, run.world, all_gather, reduce_scatter)
+    model = run.draw(parallelize(gpt(cfg, seed=None), cfg, group, way))
     optimizer = run.optimizer(model.parameters())
 
-    for batch in run.batches():                         # every rank knows all of it
+    for batch in run.batches(build=build):              # every rank knows all of it
         with run.measure():
             loss, norm = train_step(model, optimizer, batch.micro_batches, batch.valid, args.clip,
                                     group)
@@ -487,34 +487,34 @@ def formulas(args, rank, ranks, model):
     sent = traffic(cfg, args.batch // args.micro_batch, args.micro_batch, ranks, width, variant)
     if args.variant == "torch":
         return {"kept": None, "beside": ("kept", sent)}
-    return {
-        "parameters": parameters_per_rank(cfg, ranks), "kept": kept(ranks, variant), "sent": sent,
-        "machines": {
-            "a hop of the ring, in times of the matmul with o (8 ranks, dim 8192, bf16)":
-                lambda *rates: hop_over_matmul(8192, 8, 2, *rates),
-            "and with a matrix of an MLP":
-                lambda *rates: hop_over_matmul(4 * 8192, 8, 2, *rates)}}
-
-
-def fits(cfg, t, shares):
-    """Whether t ranks get whole heads and as many tokens. shares: of kv heads, as in chapter 04."""
-    kv_heads_fit = cfg.kv_heads % t == 0 or shares and t % cfg.kv_heads == 0
-    return cfg.heads % t == 0 and kv_heads_fit and cfg.seq % t == 0
+    answer = {"parameters": parameters_per_rank(cfg, ranks), "kept": kept(ranks, variant)}
+    if args.precision == "fp8":
+        from kernels.fp8 import sent_in_fp8
+        sent = sent_in_fp8(sent, cfg, args.batch // args.micro_batch, args.micro_batch, ranks)
+        answer["kept"]["fp8"] = "tile"
+    return answer | {"sent": sent, "machines": {
+        "a hop of the ring, in times of the matmul with o (8 ranks, dim 8192, bf16)":
+            lambda *rates: hop_over_matmul(8192, 8, 2, *rates)}}
 
 
 def requires(args, ranks):
     """Heads, and with them dim and 4·dim, and the sequence must be a multiple of the ranks."""
     common.split_batch(args, 1)
-    cfg, shares = args.model, args.variant != "torch"
-    works = max(n for n in range(1, ranks + 1) if fits(cfg, n, shares))
+    cfg, way = args.model, args.precision or args.variant
+    alone = way in ("torch", "fp8")                     # a kv head is one rank's
+    fits = lambda t: not (cfg.heads % t or cfg.seq % t
+                          or cfg.kv_heads % t and (alone or t % cfg.kv_heads))
+    works = max(t for t in range(1, ranks + 1) if fits(t))
     if works < ranks:
-        why = "" if shares else " (torch cannot share a kv head)"
+        why = f" ({way} cannot share a kv head)" if alone else ""
         raise Refused(f"--heads {cfg.heads}, --kv-heads {cfg.kv_heads} and --seq {cfg.seq} "
-                      f"do not fit {ranks} tensor-parallel ranks{why}",
-                      f"--nproc_per_node {works}")
+                      f"do not fit {ranks} tensor-parallel ranks{why}", f"--nproc_per_node {works}")
+    if args.precision and args.variant != "megatron":
+        raise Refused(f"--precision fp8 is not of --variant {args.variant}", "--variant megatron")
 
 
 VARIANTS = {"megatron": train, "kept": train, "ring": train, "torch": train_torch}
+flags = lambda parser: parser.add_argument("--precision", choices=["fp8"], help="of all gathers")
 
 if __name__ == "__main__":
-    common.launch(__file__, __doc__, VARIANTS, requires, formulas=formulas)
+    common.launch(__file__, __doc__, VARIANTS, requires, flags, formulas)

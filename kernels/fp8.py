@@ -40,11 +40,13 @@ there is nothing to gain; attention's scores have the widest range of all; the e
 and the head's errors would reach the loss undamped; gradients are sums of many small numbers, and
 the optimizer's masters keep what is below an update's last bit (python -m lab.formats shows that).
 
-Several ranks (chapters 04 and 05). What is gathered may be gathered in FP8, with its scales: each
-token has its own. But where a matrix is cut along k, so may be a tile: of 128 features a rank has
-32, and its neighbours the rest. There the ranks must agree on the amax, by an all_reduce of the
-maximum (`agreed_amax`). Otherwise each would round as if its part were all, and the result
-would depend on the number of ranks. Where a rank has a multiple of 128, nothing is sent.
+Several ranks (chapter 05). What is gathered is gathered in FP8, with its scales behind it: a token
+has its own. But where ranks share features, they may share a tile: of 128 features each has 32.
+There they must agree on the amax, by an all_reduce of the maximum (`agreed_amax`). Otherwise each
+would round as if its part were all, and the result would depend on the number of ranks. (With
+scales that are powers of two only in what becomes too small: much less than with others.) Where a
+rank has a multiple of 128, as in any large model, its tiles are its own, and nothing is sent. In
+the same way, micro-batches that are no multiple of 128 tokens would share a tile of tokens.
 
 Sources: Micikevicius et al., FP8 Formats for Deep Learning (2022); DeepSeek-AI, DeepSeek-V3
 Technical Report (2024), section 3.3; Ultra-Scale Playbook, "FP8 pretraining".
@@ -57,8 +59,11 @@ import os
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
+
+import common
 
 try:
     import triton
@@ -396,3 +401,141 @@ def use_fp8(model, scaling):
         multiply(block.attn, [block.attn.q, block.attn.k, block.attn.v], block.attn.o)
         multiply(block.mlp, [block.mlp.up], block.mlp.down)
     return runs_here(model.embedding.weight)
+
+
+# --------------------------------------------------------------------------------- on several ranks
+
+ROWS, SQUARES = SCALINGS["tile"]
+
+
+def agreed_amax(x, tile, dim, group):
+    """The amax of the tiles of x, a part along `dim` of a matrix that the ranks of `group` share in
+    equal parts, of whole tiles or within one. Communication: an all_reduce, if a tile is cut."""
+    amax, mine = amax_of(x, tile), group.rank() * x.shape[dim] // TILE
+    if x.shape[dim] % TILE == 0:
+        return amax
+    tiles = math.ceil(group.size() * x.shape[dim] / TILE)
+    everyones = amax.new_zeros(tiles, *amax.shape)
+    everyones[mine] = amax
+    dist.all_reduce(everyones, dist.ReduceOp.MAX, group=group)
+    return everyones[mine]
+
+
+def cut_in_fp8(x, tile, dim, group):
+    """A part of a matrix as Quantized, with the values that it has in the whole matrix's."""
+    if x.shape[dim] % TILE == 0:
+        return in_fp8(x, tile)
+    return quantize(x, tile, amax=agreed_amax(x, tile, dim, group))
+
+
+def gathered(values, scales, batch, group, all_gather):
+    """Rows of (batch, seq/t) tokens, of all ranks: the Quantized of (batch, seq). In one message:
+    of each token its values, and behind them the bytes of its scales."""
+    packed = torch.cat([values.view(torch.uint8), scales.view(torch.uint8)], 1)
+    packed = all_gather(packed.unflatten(0, (batch, -1)), group).flatten(0, 1)
+    values, scales = packed.split([values.shape[1], 4 * scales.shape[1]], 1)
+    return Quantized(values.contiguous().view(E4M3), scales.contiguous().view(torch.float32), ROWS)
+
+
+class GatherColumns8(torch.autograd.Function):
+    """Chapter 05's f and the linears behind it: x (batch, seq/t, inputs) is rounded, gathered, and
+    multiplied by this rank's rows of each weight. Kept is this rank's part, and gathered again."""
+
+    @staticmethod
+    def forward(ctx, x, group, ways, *weights):
+        ctx.group, ctx.ways = group, ways
+        x8 = in_fp8(x.flatten(0, 1), ROWS)
+        ctx.save_for_backward(x8.values, x8.scales, *weights)
+        whole = gathered(x8.values, x8.scales, len(x), group, ways[0])
+        return tuple(product(whole, cut_in_fp8(w, SQUARES, 0, group), x.dtype).unflatten(
+            0, (len(x), -1)) for w in weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients):
+        values, scales, *weights = ctx.saved_tensors
+        (all_gather, reduce_scatter), batch = ctx.ways, len(gradients[0])
+        whole = turned_around(gathered(values, scales, batch, ctx.group, all_gather), ROWS)
+        dx, dw = 0, []
+        for dy, w in zip(gradients, weights):
+            dy8 = cut_in_fp8(dy.flatten(0, 1), ROWS, 1, ctx.group)
+            turned = transposed(cut_in_fp8(w, SQUARES, 0, ctx.group), SQUARES)
+            dx = dx + product(dy8, turned, dy.dtype)
+            dw.append(product(turned_around(dy8, ROWS), whole, w.dtype))
+        return reduce_scatter(dx.unflatten(0, (batch, -1)), ctx.group), None, None, *dw
+
+
+class RowScatter8(torch.autograd.Function):
+    """The linear that ends a sub-layer, and g: x (batch, seq, inputs/t) times this rank's columns
+    of the weight; the sum over the ranks, (batch, seq/t, outputs), is no FP8. Its gradient is
+    rounded, and gathered."""
+
+    @staticmethod
+    def forward(ctx, x, group, ways, weight):
+        ctx.group, ctx.ways, ctx.batch = group, ways, len(x)
+        x8 = cut_in_fp8(x.flatten(0, 1), ROWS, 1, group)
+        ctx.save_for_backward(x8.values, x8.scales, weight)
+        partial = product(x8, cut_in_fp8(weight, SQUARES, 1, group), x.dtype)
+        return ways[1](partial.unflatten(0, (len(x), -1)), group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        values, scales, weight = ctx.saved_tensors
+        x8 = turned_around(Quantized(values, scales, ROWS), ROWS)
+        mine = in_fp8(dy.flatten(0, 1), ROWS)
+        dy8 = gathered(mine.values, mine.scales, ctx.batch, ctx.group, ctx.ways[0])
+        turned = transposed(cut_in_fp8(weight, SQUARES, 1, ctx.group), SQUARES)
+        dx = product(dy8, turned, dy.dtype).unflatten(0, (ctx.batch, -1))
+        return dx, None, None, product(turned_around(dy8, ROWS), x8, weight.dtype)
+
+
+def in_chapter_05(args, t, all_gather, reduce_scatter):
+    """What stands in a sub-layer's place there, with its own all_gather(x, group) and
+    reduce_scatter(x, group): the first linears, and the last one; and the model of one GPU. Raises
+    Refused where a rank's share of the features is neither of whole tiles nor within one, and where
+    one GPU's tiles of tokens would be cut by micro-batches."""
+    cfg, tokens = args.model, args.micro_batch * args.model.seq
+    if args.micro_batch < args.batch and tokens % TILE:
+        raise common.Refused(f"--precision fp8 has --micro-batch {args.micro_batch}: that is a part "
+                             f"of {tokens} tokens, which share tiles of {TILE}",
+                             f"--seq {-(-cfg.seq // TILE) * TILE}")
+    kv = cfg.dim // cfg.heads * cfg.kv_heads
+    for cut in (cfg.dim, kv):
+        if cut % t or cut // t % TILE and TILE % (cut // t):
+            raise common.Refused(f"--precision fp8 cuts {cut} features into tiles of {TILE}, and "
+                                 f"--nproc_per_node {t} cuts tiles in two", "--nproc_per_node 1")
+    ways = all_gather, reduce_scatter
+    pair = (lambda x, group, *weights: GatherColumns8.apply(x, group, ways, *weights),
+            lambda x, group, weight: RowScatter8.apply(x, group, ways, weight))
+
+    def build(cfg, seed):
+        model = common.gpt(cfg, seed)
+        use_fp8(model, "tile")
+        return model
+
+    return pair, build
+
+
+def agreements(cfg, tokens, t):
+    """What a layer's agreements send for so many tokens, forward and backward: all_reduces, and
+    numbers of float32. Of each matrix the weight, twice, and the activation or gradient that is cut
+    with it."""
+    calls, numbers, kv = 0, 0, cfg.dim // cfg.heads * cfg.kv_heads
+    for cut in (cfg.dim, kv, kv, 4 * cfg.dim, cfg.dim, 4 * cfg.dim):    # q, k, v, up; o, down
+        if cut // t % TILE:
+            calls += 3
+            numbers += math.ceil(cut / TILE) * (2 * math.ceil(cfg.dim / TILE) + tokens)
+    return calls, numbers
+
+
+def sent_in_fp8(sent, cfg, micro_batches, batch, t):
+    """Chapter 05's {op: (calls, payload, wire)} with gathers in FP8, a byte a number and four a
+    scale, and with agreements."""
+    share, tokens = (t - 1) / t, batch * cfg.seq
+    gathers, _, _ = sent["all_gather"]
+    gathered = gathers * tokens * (cfg.dim + 4 * math.ceil(cfg.dim / TILE))
+    times, numbers = (micro_batches * cfg.layers * n for n in agreements(cfg, tokens, t))
+    calls, payload, wire = sent["all_reduce"]
+    reduced = calls + times, payload + 4 * numbers, wire + 2 * share * 4 * numbers
+    return sent | {"all_gather": (gathers, gathered, share * gathered), "all_reduce": reduced}

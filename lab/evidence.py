@@ -19,7 +19,8 @@ from common import part
 # Up to which share of its size a tensor may be off and still be called a multiple of another, and
 # up to which share of it a number may be off and still be called by another's name.
 ROUNDING = {"float64": (1e-9, 1e-8), "float32": (1e-3, 1e-3), "float16": (0.05, 0.02),
-            "bfloat16": (0.3, 0.05), "int8": (0.3, 0.05)}
+            "bfloat16": (0.3, 0.05), "int8": (0.3, 0.05), "fp8": (0.3, 0.05),
+            "float32 and fp8": (0.05, 0.02)}
 SAME = 1e-2                 # so near are what two ranks hold, if they hold the same; mostly equal
 NARROWER = torch.bfloat16, torch.float16, torch.float32     # what a wide dtype may hide
 MOST_SHARES = 16            # data-parallel ranks of which each one's gradients are computed alone

@@ -24,15 +24,19 @@ LOSSY = {               # twice what an honest run was seen to stray, or more
     "bfloat16": {"loss": 5e-3, "gradient norm": 2e-2, "gradients": 0.4, "parameters": 0.4},
     "float16": {"loss": 1e-3, "gradient norm": 5e-3, "gradients": 0.05, "parameters": 0.05},
     "fp8": {"loss": 1e-2, "gradient norm": 5e-2, "gradients": 0.4, "parameters": 0.4},
+    "float32 and fp8": {"loss": 2e-3, "gradient norm": 5e-3, "gradients": 5e-2, "parameters": 5e-2},
     "int8": {"loss": 1e-2, "gradient norm": 5e-2, "gradients": None, "parameters": None},
 }
 
 
 def rounding_of(args):
     """What a run with these flags rounds to, a key of LOSSY or its --dtype; and how many steps are
-    compared. Chapter 03 sends as int8, and chapters 01 and 03 mix precisions."""
+    compared. Chapter 03 sends as int8, and chapters 01 and 03 mix precisions. Chapter 05 in FP8 has
+    one GPU in FP8 beside it."""
     if args.variant == "zeropp" and (args.quantized_weights or args.quantized_gradients):
         return "int8", 50
+    if getattr(args, "precision", None) == "fp8" and args.chapter.startswith("05"):
+        return {"float64": "float64", "float32": "float32 and fp8"}.get(args.dtype, "fp8"), STEPS
     mixed = {"bf16": "bfloat16", "bf16-fp32grad": "bfloat16", "fp16": "float16", "fp8": "fp8"}
     return mixed.get(getattr(args, "precision", None), args.dtype), STEPS
 
@@ -50,6 +54,12 @@ def tolerances(dtype, optimizer, tokens=8 * 128):
     however small its gradient: those are not compared (None), nor are tensors that were sent as
     int8, where a small one may share the scale of a large one. In float32 AdamW magnifies rounding
     likewise.
+
+    FP8 rounds by 2^-4 at most, 2.6% in the mean, so a sum of products is off by 3.7% of its size,
+    and what has gone through twelve of them by 13%: less than what 16 bits do to the smallest sums.
+    Beside a run that rounds to FP8 itself there is nothing of that, in float64; in float32 a number
+    that is 1e-7 from the middle of two of E4M3's may be rounded the other way, so a few of a
+    million are off by 6%.
     """
     kinds = "loss", "gradient norm", "gradients", "parameters"
     exact = dict.fromkeys(kinds, 1e-10 if dtype == "float64" else 1e-5)

@@ -1,14 +1,17 @@
 """kernels/fp8.py: what is rounded how, the kernels against plain PyTorch, and the linear layers."""
 
+import contextlib
 import importlib
+import io
 import itertools
 import json
 import math
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import needs_triton
+from conftest import chapter, hold_to_one_gpu, main, needs_triton, run_main
 
 from common import Config, gpt, loss_sum
 
@@ -17,8 +20,10 @@ fp8 = importlib.import_module("kernels.fp8")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS, SQUARES = (1, 128), (128, 128)
 SHAPES = [(5, 7), (128, 128), (130, 300), (257, 129)]
-ONE = "01_single_gpu"
+ONE, FIVE = "01_single_gpu", "05_sequence_parallel"
 SMALL = ("--layers=1", "--dim=32", "--heads=2", "--kv-heads=1", "--seq=16", "--batch=4")
+IN_FLOAT64 = ("--layers=2", "--seq=16", "--batch=4", "--ignore=0.3", "--steps=3", "--optimizer=sgd",
+              "--precision=fp8", "--dtype=float64")
 
 
 def random(*shape, seed=0, spread=0):
@@ -258,6 +263,80 @@ def test_the_linears_of_the_blocks_and_no_others():
     x = random(2, 16, 32)
     assert model.head(x).equal(plain.head(x))
     assert model.embedding(tokens).equal(plain.embedding(tokens))
+
+
+# --------------------------------------------------------------------------------- on several ranks
+
+
+def agree(dim, size):
+    """Of one matrix (256, 256), cut along dim in parts of so many: what each rank would round its
+    own to, beside what all agree on, which is the whole matrix's."""
+    rank = torch.distributed.get_rank()
+    x = random(256, size * torch.distributed.get_world_size(), spread=3)
+    x = x if dim else x.T
+    part = x.narrow(dim, rank * size, size).contiguous()
+    found = {}
+    for tile in (ROWS, SQUARES) if dim else (SQUARES,):
+        mine = fp8.cut_in_fp8(part, tile, dim, torch.distributed.group.WORLD)
+        alone = fp8.quantize(part, tile)
+        whole = fp8.dequantize(fp8.quantize(x, tile)).narrow(dim, rank * size, size)
+        found[tile] = [fp8.dequantize(q).equal(whole) for q in (mine, alone)]
+    return found
+
+
+@pytest.mark.parametrize(("size", "is_cut"), [(32, True), (64, True), (128, False)])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_tile_that_is_cut_has_one_scale(ranks, dim, size, is_cut):
+    everyones = ranks(4)(agree, dim, size)
+    for tile in everyones[0]:
+        mine, alone = zip(*(found[tile] for found in everyones))
+        assert all(mine) and all(alone) == (not is_cut)
+
+
+@pytest.mark.parametrize(("world", "flags"), [
+    (2, ["--dim=64", "--heads=4", "--kv-heads=2", "--clip=0.1"]),           # tiles are cut
+    (4, ["--dim=128", "--heads=4", "--kv-heads=4", "--seq=64", "--micro-batch=2"]),
+    (2, ["--dim=256", "--heads=2", "--kv-heads=2", "--layers=1"]),          # and none is
+])
+def test_chapter_05_is_one_gpu_in_fp8(ranks, tmp_path, world, flags):
+    """In float64, so that no number is rounded otherwise; and sends what the formula says."""
+    flags = (*IN_FLOAT64, *flags)
+    results = ranks(world)(run_main, FIVE, flags, tmp_path)
+    hold_to_one_gpu(results, flags)
+    assert "✓" in next(line for line in results[0][2].splitlines() if "all_gather, payload" in line)
+
+
+def run_without_agreement(flags, folder):
+    alone = lambda x, tile, *_: fp8.amax_of(x, tile)
+    with mock.patch.object(fp8, "agreed_amax", alone):
+        return run_main(FIVE, flags, folder)
+
+
+def test_ranks_that_do_not_agree_are_seen(ranks, tmp_path):
+    """By what they send: with powers of two, hardly any number is another one."""
+    flags = (*IN_FLOAT64, "--dim=64", "--heads=4", "--kv-heads=2")
+    (status, _, output), _ = ranks(2)(run_without_agreement, flags, tmp_path)
+    assert status == 1 and "✗ rank 1: all_reduce" in output
+
+
+@pytest.mark.parametrize(("world", "flags", "says"), [
+    (4, ["--dim=192", "--heads=4", "--kv-heads=4"], "error: --precision fp8 cuts 192 features into "
+     "tiles of 128, and --nproc_per_node 4 cuts tiles in two; --nproc_per_node 1 would work"),
+    (4, ["--heads=4", "--kv-heads=2"], "(fp8 cannot share a kv head); --nproc_per_node 2 would"),
+    (2, ["--micro-batch=1"], "of 16 tokens, which share tiles of 128; --seq 128 would work"),
+    (2, ["--variant=ring"], "error: --precision fp8 is not of --variant ring; --variant megatron"),
+])
+def test_what_does_not_fit(ranks, tmp_path, world, flags, says):
+    (_, _, errors), *_ = ranks(world)(refused, (*IN_FLOAT64, *flags), tmp_path)
+    assert says in errors and len(errors.splitlines()) == 1
+
+
+def refused(flags, folder):
+    """What a rank says on stderr, and its status."""
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors), contextlib.suppress(SystemExit):
+        main(chapter(FIVE), flags)
+    return 0, None, errors.getvalue()
 
 
 # -------------------------------------------------------------------------------------- chapter 01
