@@ -497,7 +497,7 @@ def in_chapter_05(args, t, all_gather, reduce_scatter):
     one GPU's tiles of tokens would be cut by micro-batches."""
     cfg, tokens = args.model, args.micro_batch * args.model.seq
     if args.micro_batch < args.batch and tokens % TILE:
-        raise common.Refused(f"--precision fp8 has --micro-batch {args.micro_batch}: that is a part "
+        raise common.Refused(f"--precision fp8 has --micro-batch {args.micro_batch}: a part "
                              f"of {tokens} tokens, which share tiles of {TILE}",
                              f"--seq {-(-cfg.seq // TILE) * TILE}")
     kv = cfg.dim // cfg.heads * cfg.kv_heads
