@@ -159,6 +159,8 @@ def be_a_rank(scratch, path, rank, world, argv, more_paths, preferred=None):
     begin(scratch, rank, more_paths)
     if preferred:
         prefer(preferred)
+    if "--kernels" not in argv:                         # in the interpreter, they take their time
+        os.environ.pop("TRITON_INTERPRET", None)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
                    "LOCAL_WORLD_SIZE": str(world)}
     import torch.distributed as dist
