@@ -1,13 +1,13 @@
-"""Times the kernels on a GPU, against eager, torch.compile, a copy, and SDPA's backends.
+"""Times the kernels on a GPU: against eager, torch.compile, a copy, SDPA, torch._scaled_mm.
 
     python benchmarks/kernels.py [--out runs] [--record]
     python benchmarks/kernels.py --tune
 
-Prints two tables and writes kernels_pointwise.csv, kernels_attention.csv and a figure of each into
---out; --record puts the tables into benchmarks/RESULTS.md and the figures into figures/. Random
-bf16 inputs, L2 cold, medians by triton.testing.do_bench. ELU and LayerNorm in GB/s of the bytes
-that one kernel has to move, beside those of a copy in the same run; attention in TFLOP/s. It takes
-a GPU and some minutes.
+Prints three tables and writes kernels_pointwise.csv, kernels_attention.csv, kernels_fp8.csv and a
+figure of each into --out; --record puts the tables into benchmarks/RESULTS.md and the figures into
+figures/. Random bf16 inputs, L2 cold, medians by triton.testing.do_bench. ELU and LayerNorm in GB/s
+of the bytes that one kernel has to move, beside those of a copy in the same run; attention and
+products in TFLOP/s. It takes a GPU and some minutes; products in FP8 take a Hopper or newer.
 
 "eager" is PyTorch's own operator, which is fused too; "chain" is the same in simple operators,
 as the lessons have it. nan: a backend that refuses. All calls go through Python, whose own time can
@@ -43,6 +43,7 @@ WIDTHS = 1024, 2048, 4096, 8192, 16384
 NUMBERS = 2**28         # of x, whatever the width: so many that Python's own time does not show
 DIMS = 64, 128          # of a head
 SEQUENCES = 512, 1024, 2048, 4096, 8192, 16384
+SIZES = 1024, 2048, 4096, 8192, 16384       # of square matrices
 TOKENS = 16384          # in a batch, whatever the sequence
 DIM = 2048              # heads times head dim
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -132,6 +133,30 @@ def attention():
         what = "causal" if causal else "full"
         for direction, speeds in (("forward", forward), ("backward", backward)):
             yield {"what": f"{what} {direction}", "head dim": dim, "sequence": seq} | speeds
+
+
+def products():
+    """Rows of the table of FP8: what, size, and TFLOP/s of each way. A product of square matrices
+    that are in FP8 already, with our scales of tiles, with torch._scaled_mm's one scale, and in
+    bf16; and with the time that rounding takes: a linear layer's forward and backward."""
+    from kernels import fp8
+
+    for size in SIZES:
+        x, w = random(size, size), random(size, size)
+        (of_x, of_w), one = fp8.SCALINGS["tile"], torch.ones((), device=DEVICE)
+        a, b = fp8.in_fp8(x.detach(), of_x), fp8.in_fp8(w.detach(), of_w)
+        ways = {"kernel": lambda a=a, b=b: fp8.product(a, b, torch.bfloat16),
+                "scaled_mm": lambda a=a, b=b, one=one: torch._scaled_mm(
+                    a.values, b.values.T, one, one, out_dtype=torch.bfloat16),
+                "bf16": lambda x=x, w=w: F.linear(x.detach(), w.detach())}
+        yield {"what": "product", "size": size} | {
+            way: 2 * size**3 / milliseconds(function) / 1e9 for way, function in ways.items()}
+        linear = lambda x, w: fp8.linear8(x, "tile", w)[0]
+        layers = {"kernel": linear, "scaled_mm": None, "bf16": F.linear}
+        yield {"what": "linear, forward and backward", "size": size} | {
+            way: math.nan if layer is None else
+            6 * size**3 / milliseconds(lambda f=layer, x=x, w=w: f(x, w).backward(x)) / 1e9
+            for way, layer in layers.items()}
 
 
 # What --tune tries: (held, walked, num_warps, num_stages) of attention's kernels, and the numbers
@@ -260,7 +285,11 @@ def main(argv=None):
     measurements = (
         ("pointwise", pointwise, "width", ("chain", "eager", "compile", "copy"), "GB/s"),
         ("attention", attention, "sequence", tuple(BACKENDS), "TFLOP/s"),
+        ("fp8", products, "size", ("scaled_mm", "bf16"), "TFLOP/s"),
     )
+    if DEVICE == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        print("this GPU has no FP8: its products are not timed\n")
+        measurements = measurements[:2]
     for what, measure, x, others, unit in measurements:
         rows = list(measure())
         write(rows, args.out / f"kernels_{what}.csv")

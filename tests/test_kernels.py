@@ -691,6 +691,7 @@ def test_the_benchmark_from_end_to_end(monkeypatch, tmp_path, capsys):
     bench = importlib.import_module("benchmarks.kernels")
     sizes = {"WIDTHS": (64, 256), "NUMBERS": 1024, "SEQUENCES": (16, 32), "DIMS": (16,), "DIM": 32}
     sizes |= {"DEVICE": DEVICE, "TOKENS": 32, "BACKENDS": {"flash": SDPBackend.FLASH_ATTENTION}}
+    sizes |= {"SIZES": (32,)}
     for name, value in sizes.items():
         monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
@@ -700,7 +701,10 @@ def test_the_benchmark_from_end_to_end(monkeypatch, tmp_path, capsys):
     assert "| LayerNorm backward | 256 |" in printed and "| causal backward | 16 | 32 |" in printed
     rows = list(csv.DictReader(open(tmp_path / "kernels_attention.csv")))
     assert len(rows) == 8 and float(rows[0]["kernel"]) == 2 * flash.flops(2, 2, 16, 16, 16, 0) / 1e9
-    for name in ("pointwise", "attention"):
+    rows = list(csv.DictReader(open(tmp_path / "kernels_fp8.csv")))
+    speeds = [str(n * 32**3 / ms / 1e9) for n, ms in ((2, 0.5), (6, 1))]
+    assert [row["bf16"] for row in rows] == speeds
+    for name in ("pointwise", "attention", "fp8"):
         assert (tmp_path / f"kernels_{name}.png").stat().st_size > 10_000
     monkeypatch.setattr(bench, "TRIED", {name: [(16, 16, 4, 1)] for name in bench.TRIED})
     bench.main(["--tune"])
