@@ -67,10 +67,10 @@ good steps in a row it is doubled.
 fp8 is bf16, but the linears of the blocks multiply 8-bit numbers: kernels/fp8.py has the lesson.
 
 A run in 16 bits is compared with one GPU in fp32. The losses are means over many tokens, and agree
-to 5e-3 in bf16 and 1e-3 in fp16. In a gradient the terms of the tokens cancel, and their rounding
-errors do not: it may be off by 0.4 (bf16) or 0.05 (fp16) of its largest element. After the first
-step the weights differ, so later only losses are compared. Under AdamW no parameters are: a tiny
-gradient moves one as far as a large one, and rounding may flip its sign.
+to 1e-2 in fp8, 5e-3 in bf16 and 1e-3 in fp16. In a gradient the terms of the tokens cancel, and
+their rounding errors do not: it may be off by 0.4 (bf16, fp8) or 0.05 (fp16) of its largest
+element. After the first step the weights differ, so later only losses are compared. Under AdamW no
+parameters are: a tiny gradient moves one as far as a large one, and rounding may flip its sign.
 
 FLOPs: a matmul of (m, k) by (k, n) takes 2mkn, and its backward is two matmuls of that size. So a
 parameter takes 2 FLOPs for each token in forward, and about 6 in a step. Attention multiplies
