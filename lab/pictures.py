@@ -403,7 +403,8 @@ def along_the_sequence(runs):
     run = shown[-1]
     worlds = [1, 2, 4, 8, 16]
     lines = [(f"{name} shape", cfg, 1, 2, worlds) for name, cfg in SHAPES.items()]
-    fitting = [n for n in worlds if sequence.fits(config_of(run), n, shares=True)]
+    fitting = [n for n in worlds if tensor.fits(config_of(run), n, shares=True)
+               and config_of(run).seq % n == 0]
     lines.append(("this run", config_of(run), run["config"]["micro_batch"], width_of(run), fitting))
     for (name, cfg, batch, e, over), color in zip(lines, (BLUE, RED, PURPLE)):
         for what, chapter, style in (("TP", tensor, "--"), ("TP and SP", sequence, "-")):

@@ -102,10 +102,9 @@ def test_a_run_keeps_the_rules_and_the_host_does_not_wait_in_a_step(ranks, tmp_p
     name, *flags = run.split()
     chapter(name)  # or skip
     waits, operator = RUNS[run]
-    less_text = ("length=160", "length=8") if name == ONE else None
     few = ["--micro-batch=2"] * (name in (FOUR, FIVE, SIX))  # two, whose batch is not cut
     flags = ("--steps=2", *few, *flags)
-    results = ranks(WORLD.get(name, 2))(run_on_cuda, name, flags, tmp_path, less_text)
+    results = ranks(WORLD.get(name, 2))(run_on_cuda, name, flags, tmp_path)
     for status, output, steps, operators in results:
         assert status == 0, output
         assert [[wait.split(",")[0] for wait in step] for step in steps] == 2 * [waits], steps

@@ -90,6 +90,7 @@ ROWS = {
                   "copy": 1.0, "kernel": 1.0},
     "attention": {"what": "full", "head dim": 16, "sequence": 64, "kernel": 1.0,
                   **dict.fromkeys(kernels.BACKENDS, 1.0)},
+    "products": {"what": "product", "size": 64, "kernel": 1.0, "scaled_mm": 1.0, "bf16": 1.0},
 }  # fmt: skip
 
 def time_kernels():

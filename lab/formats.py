@@ -1,0 +1,259 @@
+"""Number formats: what 32, 16 and 8 bits can hold, and what becomes of an update.
+
+    python -m lab.formats [--out figures/formats.png]
+
+A floating-point number is a sign, an exponent and a mantissa: bits of the exponent buy range, bits
+of the mantissa precision. From one power of two to the next, all numbers are equally far apart, and
+twice as far as before: so what a format cannot tell apart is a share of the number, its epsilon.
+
+    float32, TF32, bfloat16     8 bits of exponent: the same range, ever fewer digits
+    float16                     5, so gradients become zero, unless the loss is scaled
+    E4M3, E5M2                  8 bits in all: digits for activations, or range for gradients; and a
+                                scale for each tensor, row or tile (kernels/fp8.py)
+    E8M0                        no mantissa, no sign: the scales of MX, which are powers of two
+
+Weights in bfloat16 have 8 significant bits. An update below half the distance to the next number is
+rounded away, each time, and the weight never moves. Two things help. Master weights are a copy in
+float32 which adds the updates up. Stochastic rounding goes up or down at random, more often to the
+nearer one, so that on average nothing is lost. Both are shown on the tiny preset, trained here.
+
+All of the table comes from torch.finfo and from casts. TF32 is no dtype: it is a float32 of which a
+matmul reads 10 bits of mantissa, rounded here to the nearest.
+
+Sources: Micikevicius et al., FP8 Formats for Deep Learning (2022); OCP Microscaling Formats (MX)
+Specification 1.0 (2023); Ultra-Scale Playbook, "Mixed precision training".
+"""
+
+import argparse
+import math
+import sys
+from pathlib import Path
+
+import torch
+
+import common
+from lab import cli, refusals
+
+FORMATS = {"float64": torch.float64, "float32": torch.float32, "TF32": "tf32",
+           "bfloat16": torch.bfloat16, "float16": torch.float16, "E4M3": torch.float8_e4m3fn,
+           "E5M2": torch.float8_e5m2, "E8M0": torch.float8_e8m0fnu}
+LR = 5e-5               # so small that most updates of a weight in bfloat16 are lost
+WAYS = "float32", "masters", "stochastic", "nearest"
+
+
+# ---------------------------------------------------------------------------------- what they hold
+
+def cast(x, name):
+    """x (any shape), through the format and back to float64. What is above the largest number stays
+    above it, as inf, or as NaN where there is no inf."""
+    if name == "TF32":
+        bits = x.float().view(torch.int32)
+        bits = bits + 0xFFF + (bits >> 13 & 1) & ~0x1FFF        # to the nearest; ties to even
+        return torch.where(x.isfinite(), bits.view(torch.float32).double(), x.double())
+    if name == "E8M0":
+        x = x.float()                                                   # PyTorch casts from there
+    return x.to(FORMATS[name]).double()
+
+
+def after(x, name):
+    """The next number above each of x > 0, which are numbers of the format; inf behind the last."""
+    if name == "float64":
+        return torch.nextafter(x, torch.tensor(math.inf, dtype=x.dtype))
+    if name in ("float32", "TF32"):
+        bits = x.float().view(torch.int32) + (0x2000 if name == "TF32" else 1)
+        return bits.view(torch.float32).double()
+    every = numbers(name)
+    at = torch.searchsorted(every, x, right=True)
+    return torch.cat([every, torch.tensor([math.inf], dtype=torch.float64)])[at]
+
+
+def numbers(name):
+    """All finite numbers above 0 of a format of 16 or 8 bits, in order."""
+    dtype = FORMATS[name]
+    kind = {1: torch.uint8, 2: torch.uint16}[dtype.itemsize]
+    codes = torch.arange(2 ** (8 * dtype.itemsize)).to(kind)
+    found = codes.view(dtype).double()
+    return found[found.isfinite() & (found > 0)].unique()
+
+
+def spacing(x, name):
+    """From each of x > 0, rounded to the format, to its next number; NaN where x is outside."""
+    y = cast(x, name)
+    above = after(torch.where((y > 0) & y.isfinite(), y, 1), name)
+    outside = (y == 0) | ~y.isfinite() | (above == math.inf) | (x > about(name)["largest"])
+    return torch.where(outside, math.nan, above - y)
+
+
+def about(name):
+    """What the table says of a format."""
+    one, milli = (torch.tensor(value, dtype=torch.float64) for value in (1, 1e-3))
+    if name == "TF32":
+        bits, dtype = 19, torch.float32
+        largest = torch.tensor(torch.finfo(dtype).max).view(torch.int32) & ~0x1FFF
+        largest = largest.view(torch.float32).item()
+    else:
+        dtype = FORMATS[name]
+        bits, largest = 8 * dtype.itemsize, torch.finfo(dtype).max
+    epsilon = (after(one, name) - one).item()
+    sign, mantissa = int(torch.finfo(dtype).min < 0), round(-math.log2(epsilon))
+    normal = torch.finfo(dtype).smallest_normal
+    smallest = normal * epsilon if mantissa else normal                 # subnormal
+    return {"bits": bits, "sign": sign, "exponent": bits - sign - mantissa, "mantissa": mantissa,
+            "largest": largest, "normal": normal, "smallest": smallest, "epsilon": epsilon,
+            "sum": cast(one + milli, name).item(), "milli": cast(milli, name).item()}
+
+
+def table():
+    """Its lines."""
+    yield (f"{'':10}{'bits':>5}{'s e m':>10}{'largest':>10}{'normal':>10}{'smallest':>10}"
+           f"{'epsilon':>10}{'1 + 0.001':>12}{'0.001':>12}")
+    for name in FORMATS:
+        told = about(name)
+        layout = f"{told['sign']} {told['exponent']} {told['mantissa']}"
+        yield (f"{name:10}{told['bits']:>5}{layout:>10}"
+               + "".join(f"{told[key]:>10.2g}" for key in ("largest", "normal", "smallest",
+                                                           "epsilon"))
+               + f"{told['sum']:>12.7g}{told['milli']:>12.5g}")
+
+
+# ----------------------------------------------------------------------------- what updates become
+
+def to_bfloat16(x):
+    return x.bfloat16().float()
+
+
+def stochastic(x, generator):
+    """x, float32, to bfloat16, up with a probability that is the share of the way: random numbers
+    are added to the 16 bits that are then cut off."""
+    bits = x.view(torch.int32)
+    noise = torch.randint(0, 2**16, x.shape, generator=generator, dtype=torch.int32)
+    return (bits + noise & ~0xFFFF).view(torch.float32)
+
+
+def lost(weight, update, name):
+    """Of the updates that are not 0, the share that leaves a weight of this format as it is."""
+    weight = cast(weight, name)
+    stays = cast(weight + update.double(), name) == weight
+    return stays[update != 0].double().mean().item()
+
+
+def kind_of(name):
+    return "tables" if name in ("embedding.weight", "head.out.weight") else (
+        "LayerNorms" if "norm" in name else "matrices")
+
+
+def lost_by_kind(before, model, formats):
+    """{kind of parameter: {format: share of lost updates}}"""
+    found = {}
+    for name, p in model.named_parameters():
+        weight, update = before[name], p.detach() - before[name]
+        of_kind = found.setdefault(kind_of(name), {name: [] for name in formats})
+        for of_format in formats:
+            of_kind[of_format].append((lost(weight, update, of_format), update.count_nonzero()))
+    return {kind: {name: float(sum(share * n for share, n in parts) / sum(n for _, n in parts))
+                   for name, parts in shares.items()} for kind, shares in found.items()}
+
+
+def settings(steps):
+    return common.parse(__file__, "", {"": None}, lambda parser: None,
+                        ["--device=cpu", f"--steps={steps}"])
+
+
+def train(way, steps, lr=LR, seen=None):
+    """The losses of the tiny preset, computed in float32, with weights that are rounded to bfloat16
+    after a step, in one of the WAYS. seen(before, model): called after the last step."""
+    args = settings(steps)
+    text, model = common.Text(args), common.gpt(args.model)
+    optimizer = common.OPTIMIZERS["adamw"](model.parameters(), lr)
+    generator = torch.Generator().manual_seed(0)
+    masters, losses = [p.detach().clone() for p in model.parameters()], []
+    for step in range(steps):
+        tokens, targets, valid = text.batch(step)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        optimizer.zero_grad()
+        loss = common.loss_sum(model(tokens), targets) / valid
+        loss.backward()
+        losses.append(loss.item())
+        for p, master in zip(model.parameters(), masters):
+            if way == "masters":
+                p.data.copy_(master)                    # it is the master that is updated
+        optimizer.step()
+        for p, master in zip(model.parameters(), masters):
+            master.copy_(p.data)
+            if way == "stochastic":
+                p.data.copy_(stochastic(p.data, generator))
+            elif way != "float32":
+                p.data.copy_(to_bfloat16(p.data))
+    if seen:
+        seen(before, model)
+    return losses
+
+
+# --------------------------------------------------------------------------------------- the figure
+
+def draw(shares, losses, path):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    distances, bars, gaps = figure.subplots(1, 3)
+
+    x = torch.logspace(-8, 5, 2000, dtype=torch.float64)
+    for name in FORMATS:                                # TF32 lies on float16, where both exist
+        distances.plot(x, spacing(x, name), label=name, linewidth=1.2)
+    distances.set_xscale("log")
+    distances.set_yscale("log")
+    distances.set_title("from a number to the next", loc="left", fontsize=10)
+    distances.set_xlabel("number")
+    distances.legend(frameon=False, fontsize=7)
+
+    formats = next(iter(shares.values()))
+    for i, kind in enumerate(shares):
+        places = [j + 0.25 * i for j in range(len(formats))]
+        bars.bar(places, [100 * share for share in shares[kind].values()], 0.25, label=kind)
+    bars.set_xticks([j + 0.25 for j in range(len(formats))], formats)
+    bars.set_ylim(0, 125)
+    bars.set_title("updates that round to nothing, %", loc="left", fontsize=10)
+    bars.legend(frameon=False, fontsize=8, ncols=3, loc="upper left")
+
+    for way in WAYS[1:]:
+        gaps.plot([a - b for a, b in zip(losses[way], losses["float32"])], label=way, linewidth=1.2)
+    gaps.axhline(0, color="black", linewidth=0.5)
+    gaps.set_title("bfloat16 weights: loss above that of float32", loc="left", fontsize=10)
+    gaps.set_xlabel("step")
+    gaps.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def arguments(argv):
+    parser = cli.Parser("-m lab.formats", description=__doc__,
+                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=cli.output("formats.png"), help="draw it")
+    parser.add_argument("--steps", type=cli.number(int, 1, 10**6, 100), default=100,
+                        help="of each of the four runs")
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    args = refusals.accepted(arguments, sys.argv[1:] if argv is None else argv, alone=True)
+    print(*table(), sep="\n")
+
+    shares = {}
+    seen = lambda before, model: shares.update(
+        lost_by_kind(before, model, ("float32", "float16", "bfloat16", "E4M3")))
+    losses = {way: train(way, args.steps, seen=seen if way == "float32" else None)
+              for way in WAYS}
+    print(f"\nupdates that round to nothing, in step {args.steps} with AdamW and a rate of {LR:g}:")
+    for kind, of_kind in shares.items():
+        print(f"  {kind:12}" + "".join(f"{name:>10} {share:4.0%}"
+                                       for name, share in of_kind.items()))
+    print("\nweights in bfloat16: the mean loss of the last 20 steps, and how far above float32's")
+    end = {way: sum(losses[way][-20:]) / len(losses[way][-20:]) for way in WAYS}
+    for way in WAYS:
+        print(f"  {way:12}{end[way]:8.4f} {end[way] - end['float32']:+8.4f}")
+    if args.out:
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+        draw(shares, losses, args.out)
+
+
+if __name__ == "__main__":
+    cli.program(main)
