@@ -314,15 +314,15 @@ def both_ways(x, tile):
     """x (rows, columns) as Quantized, and xᵀ from that: as `transposed(x8, tile)`."""
     if runs_here(x) and tile == (1, TILE):
         return quantize_tiles(x, tile, turn=True)
-    x = in_fp8(x, tile)
-    return x, turned_around(x, tile)
+    x8 = in_fp8(x, tile)
+    return x8, transposed(x8, tile)
 
 
-def turned_around(x, tile):
-    """`transposed`, by the kernel where it can be."""
-    if runs_here(x.scales) and x.tile == tile == (1, TILE):
-        return quantize_tiles(dequantize(x), tile, turn=True)[1]
-    return transposed(x, tile)
+def turned_around(x8, tile, like):
+    """`transposed`, by the kernel where that would round `like`."""
+    if runs_here(like) and x8.tile == tile == (1, TILE):
+        return quantize_tiles(dequantize(x8), tile, turn=True)[1]
+    return transposed(x8, tile)
 
 
 def product(a, b, dtype):
@@ -364,7 +364,8 @@ class Linear8(torch.autograd.Function):
     def backward(ctx, *gradients):
         values, scales, *weights = ctx.saved_tensors
         of_tokens, of_weights = SCALINGS[ctx.scaling]
-        x8 = turned_around(Quantized(values, scales, of_tokens), of_tokens)     # (inputs, tokens)
+        x8 = Quantized(values, scales, of_tokens)
+        x8 = turned_around(x8, of_tokens, gradients[0])                 # (inputs, tokens)
         dx, dw = 0, []
         for dy, w in zip(gradients, weights):
             dy8, dy8_turned = both_ways(dy.flatten(0, -2), of_tokens)
@@ -455,13 +456,14 @@ class GatherColumns8(torch.autograd.Function):
     def backward(ctx, *gradients):
         values, scales, *weights = ctx.saved_tensors
         (all_gather, reduce_scatter), batch = ctx.ways, len(gradients[0])
-        whole = turned_around(gathered(values, scales, batch, ctx.group, all_gather), ROWS)
+        whole = gathered(values, scales, batch, ctx.group, all_gather)
+        whole = turned_around(whole, ROWS, gradients[0])
         dx, dw = 0, []
         for dy, w in zip(gradients, weights):
             dy8 = cut_in_fp8(dy.flatten(0, 1), ROWS, 1, ctx.group)
             turned = transposed(cut_in_fp8(w, SQUARES, 0, ctx.group), SQUARES)
             dx = dx + product(dy8, turned, dy.dtype)
-            dw.append(product(turned_around(dy8, ROWS), whole, w.dtype))
+            dw.append(product(turned_around(dy8, ROWS, dy), whole, w.dtype))
         return reduce_scatter(dx.unflatten(0, (batch, -1)), ctx.group), None, None, *dw
 
 
@@ -482,12 +484,12 @@ class RowScatter8(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy):
         values, scales, weight = ctx.saved_tensors
-        x8 = turned_around(Quantized(values, scales, ROWS), ROWS)
+        x8 = turned_around(Quantized(values, scales, ROWS), ROWS, dy)
         mine = in_fp8(dy.flatten(0, 1), ROWS)
         dy8 = gathered(mine.values, mine.scales, ctx.batch, ctx.group, ctx.ways[0])
         turned = transposed(cut_in_fp8(weight, SQUARES, 1, ctx.group), SQUARES)
         dx = product(dy8, turned, dy.dtype).unflatten(0, (ctx.batch, -1))
-        return dx, None, None, product(turned_around(dy8, ROWS), x8, weight.dtype)
+        return dx, None, None, product(turned_around(dy8, ROWS, dy), x8, weight.dtype)
 
 
 def in_chapter_05(args, t, all_gather, reduce_scatter):

@@ -97,8 +97,7 @@ EXHIBITS = [
         "there are, and not whose they are, takes them as they come. There were as many either "
         "way.",
         FP8,
-        "turned_around(gathered(values, scales, batch, ctx.group, all_gather), ROWS)\n",
-        "gathered(values, scales, batch, ctx.group, all_gather)\n"
+        "        whole = turned_around(whole, ROWS, gradients[0])\n",
         "        whole = Quantized(whole.values.T.contiguous(),\n"
         "                          whole.scales.reshape(whole.values.shape[1], -1), ROWS)\n",
         *CUT, ("gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
