@@ -432,10 +432,11 @@ def test_a_rank_that_is_lost_is_named(tmp_path, how, line):
 def test_a_signal_ends_it_in_one_line(tmp_path, number, rank, line, status):
     """While ranks wait for each other."""
     right = "    token = torch.zeros(2,"
-    path = faulty(tmp_path, right, f"    net.rank or time.sleep(60)\n{right}")
+    sleep = "net.rank or (print('sleeps', flush=True), time.sleep(60))"
+    path = faulty(tmp_path, right, f"    {sleep}\n{right}")
     ranks = programs.Ranks(path, world=2, cwd=tmp_path)
     try:
-        ranks.until("00 collectives · collectives · 2 ranks")
+        ranks.until("sleeps")
         ranks.send(number, rank)
         ranks.processes[rank].join(30)
         assert (ranks.processes[rank].exitcode, ranks.err(rank)) == (status, line)
