@@ -18,14 +18,13 @@ CAUSES = ("matmul", "attention", "elementwise", "weights", "tp", "cp", "ep", "pp
           "optimizer")
 
 
+class Refused(Exception):
+    """A question that cannot be answered: why, and what would work. (common's would need torch.)"""
+
+
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        refuse(f"{message}; python 10_planner.py --help lists what would work")
-
-
-def refuse(why):
-    print(f"error: {why}", file=sys.stderr)
-    sys.exit(2)
+        raise Refused(f"{message}; python 10_planner.py --help lists what would work")
 
 
 def above_zero(kind):
@@ -112,8 +111,9 @@ def as_flag(name):
     return f"--{name.replace('_', '-')}"
 
 
-def advice(ten, find, gpus, fixed, others):
+def advice(asked, others):
     """Why there is no plan, and what would work."""
+    ten, find, gpus, fixed = asked.ten, asked.find, asked.gpus, asked.fixed
     nearest = min(others, key=lambda plan: plan.bytes if plan.memory else math.inf)
     why = f"{ten.in_words(nearest.layout)}: {nearest.why}"
     batch = nearest.layout.dp * nearest.layout.micro_batch
@@ -131,22 +131,45 @@ def advice(ten, find, gpus, fixed, others):
     return f"{why}; fewer flags may work"
 
 
+class Question:
+    """What the flags ask: model, cluster, software, gpus, batch, and the degrees that are fixed."""
+
+    def __init__(self, ten, args):
+        self.ten, self.gpus, self.batch = ten, args.gpus, args.batch
+        model, sizes = ten.MODELS[args.model or "8b"], (args.layers, args.dim, args.heads)
+        if all(sizes) and not args.model:
+            model = ten.gpt(*sizes)
+        elif any(sizes) and not args.model:
+            raise Refused("a model of one's own has --layers, --dim and --heads; --model 8b would "
+                          "change that of a known one")
+        self.model = replace(model, **given(args, ten.Model))
+        self.cluster = replace(ten.CLUSTERS[args.cluster], **given(args, ten.Cluster))
+        self.software = replace(ten.SOFTWARE[args.software], **given(args, ten.Software))
+        self.fixed, self.most = given(args, ten.Layout), args.max_micro_batch
+
+    def find(self, gpus, fixed, batch=None):
+        """The plans that fit, and the others (see the chapter's `search`)."""
+        return self.ten.search(self.model, self.cluster, self.software, gpus, batch or self.batch,
+                               fixed, self.most)
+
+
 def best(found):
     """The fastest plan that fits, of what a search has found."""
     fit, _ = found
     return fit[0] if fit and not fit[0].why else None
 
 
-def as_json(ten, model, cluster, gpus, batch, fit):
+def as_json(asked, fit):
     """What --json writes: of the best plan, and of all that fit. TFLOP/s and MFU count all scores
     of attention; tflops_causal their half; tflops_hfu also what is computed twice."""
-    best, rate = fit[0], 1 / fit[0].total / gpus
+    ten, model, batch = asked.ten, asked.model, asked.batch
+    best, rate = fit[0], 1 / fit[0].total / asked.gpus
     flops = {scores: ten.step_flops(model, batch, scores) * rate for scores in ("all", "causal")}
     hardware = ten.step_flops(model, batch, recompute=best.layout.recompute) * rate
     return {"fits": not best.why, "seconds": best.total,
             "tokens_per_second_per_gpu": batch * model.seq * rate,
             "tflops": flops["all"] / 1e12, "tflops_causal": flops["causal"] / 1e12,
-            "tflops_hfu": hardware / 1e12, "mfu": flops["all"] / cluster.peak,
+            "tflops_hfu": hardware / 1e12, "mfu": flops["all"] / asked.cluster.peak,
             "time": {cause: best.seconds.get(cause, 0) for cause in CAUSES},
             "memory": best.memory | {"total": best.bytes},
             "layout": asdict(best.layout),
@@ -154,10 +177,11 @@ def as_json(ten, model, cluster, gpus, batch, fit):
                       for plan in fit]}
 
 
-def print_plans(ten, model, cluster, gpus, batch, fit):
+def print_plans(asked, fit):
     """The ten best: seconds, speed, memory, layout, causes, and why it loses to the best."""
+    ten = asked.ten
     for plan in fit[:10]:
-        told = as_json(ten, model, cluster, gpus, batch, [plan])
+        told = as_json(asked, [plan])
         print(f"{plan.total:9.3f} s {told['tokens_per_second_per_gpu']:7.0f} tokens/s "
               f"{told['tflops']:4.0f} TFLOP/s {told['mfu']:4.0%} {plan.bytes / 1e9:4.0f} GB  "
               f"{ten.in_words(plan.layout)}: {ten.largest(plan.seconds, 3)}"
@@ -168,7 +192,11 @@ def print_plans(ten, model, cluster, gpus, batch, fit):
 def program(ten):
     """Chapter 10 as a program, which `| head` ends without a word (and `main` ends no test)."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    sys.exit(main(ten, sys.argv[1:]))
+    try:
+        sys.exit(main(ten, sys.argv[1:]))
+    except Refused as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        sys.exit(2)
 
 
 def main(ten, argv):
@@ -179,35 +207,24 @@ def main(ten, argv):
 
         print(*published.tables() if args.published else published.problems(), sep="\n")
         return 1 if args.published and published.beyond() else 0
-    gpus, batch, fixed = args.gpus, args.batch, given(args, ten.Layout)
-    model = ten.MODELS[args.model or "8b"]
-    sizes = args.layers, args.dim, args.heads
-    if all(sizes) and not args.model:
-        model = ten.gpt(*sizes)
-    elif any(sizes) and not args.model:
-        refuse("a model of one's own has --layers, --dim and --heads; --model 8b would change that "
-               "of a known one")
-    model = replace(model, **given(args, ten.Model))
-    cluster = replace(ten.CLUSTERS[args.cluster], **given(args, ten.Cluster))
-    software = replace(ten.SOFTWARE[args.software], **given(args, ten.Software))
-    find = lambda gpus, fixed, batch=batch: ten.search(
-        model, cluster, software, gpus, batch, fixed, args.max_micro_batch)
-    fit, others = find(gpus, fixed)
+    asked = Question(ten, args)
+    model, gpus, batch = asked.model, asked.gpus, asked.batch
+    fit, others = asked.find(gpus, asked.fixed)
     if not fit:
-        refuse(advice(ten, find, gpus, fixed, others))
+        raise Refused(advice(asked, others))
     print(f"{model.parameters() / 1e9:.1f} G parameters on {gpus} x {args.cluster}, "
           f"{args.software}: {batch} sequences of {model.seq:,} a step; {len(fit)} layouts "
           + ("may fit, and none does for sure" if fit[0].why else "fit"))
     if fit[0].why:
-        print(f"({advice(ten, find, gpus, fixed, fit)})")
-    print_plans(ten, model, cluster, gpus, batch, fit)
+        print(f"({advice(asked, fit)})")
+    print_plans(asked, fit)
     if args.model == "deepseek-v3":
         print("(without its latent attention, its shared expert and its three dense layers)")
     if model.experts > 1:
         print("(the time of expert parallelism has been held to nothing: do not rely on it)")
     if args.explain:
-        print(*ten.explain(model, cluster, software, gpus, batch, fit[0]), sep="\n")
+        print(*ten.explain(model, asked.cluster, asked.software, gpus, batch, fit[0]), sep="\n")
     if args.json:
         with open(args.json, "w") as file:
-            json.dump(as_json(ten, model, cluster, gpus, batch, fit), file, indent=1)
+            json.dump(as_json(asked, fit), file, indent=1)
     return 0
