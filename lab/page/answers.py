@@ -1,0 +1,314 @@
+"""What the pages that compute ask for. Each answer is plain data, and comes from the functions of
+the chapters themselves: there is no second copy of a formula, here or in a script.
+
+    /api/plan?model=70b&gpus=512&tp=8       one layout: its bytes and its seconds, by cause
+    /api/best?model=70b&gpus=512            the ten best, of a search that may take so many SECONDS
+    /api/schedule?schedule=1f1b&ranks=4     when each action of a pipeline starts and ends
+    /api/ring?ranks=4                       who meets whose keys at which hop, ring and zig-zag
+    /api/cuts?tp=2&pp=2                     which part of each matrix each rank of a mesh holds
+
+Raises Refused with one line for whatever cannot be answered.
+"""
+
+import functools
+import importlib
+import itertools
+import json
+import shlex
+import subprocess
+import sys
+import threading
+from dataclasses import fields
+from types import SimpleNamespace
+
+import common
+from common import Refused
+from lab import meters, planning, plans, schedules
+from lab.page.search import plan_as_data
+from lab.refusals import one_line
+
+SECONDS = 10                    # of a search
+SEARCHES = threading.Semaphore(2)       # at a time
+RANKS = 64                      # of a mesh, and of a pipeline
+ACTIONS = 6000                  # of a schedule
+
+
+def ten():
+    return plans.planner()
+
+
+def choices():
+    """What may be asked, and from what the pages begin."""
+    first = ten()
+    return {
+        "models": {name: {"seq": model.seq, "layers": model.layers, "experts": model.experts,
+                          "parameters": model.parameters()}
+                   for name, model in first.MODELS.items()},
+        "clusters": {name: {"memory": cluster.memory, "per_node": cluster.per_node}
+                     for name, cluster in first.CLUSTERS.items()},
+        "software": list(first.SOFTWARE), "recompute": first.CHOICES["recompute"],
+        "layout_schedules": first.CHOICES["schedule"], "causes": planning.CAUSES,
+        "map": {"models": plans.MODELS, "gpus": plans.GPUS, "tokens": plans.TOKENS},
+        "schedules": list(BY_HAND()),
+    }
+
+
+def BY_HAND():
+    """The schedules that chapter 07 makes itself."""
+    return [name for name in seven().VARIANTS if name != "torch"]
+
+
+def seven():
+    return importlib.import_module(schedules.CHAPTER)
+
+
+# -------------------------------------------------------------------------------------- parameters
+
+def known(asked, *names):
+    """Refuse what nobody has asked for."""
+    for name in asked:
+        if name not in names:
+            raise Refused(f"there is no parameter {name!r}; there are {', '.join(names)}")
+
+
+def whole(asked, name, default, lowest, highest):
+    text = asked.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) < 10
+            and lowest <= int(text) <= highest):
+        raise Refused(f"{name} = {text!r} is no whole number from {lowest} to {highest}")
+    return int(text)
+
+
+def real(asked, name, default, lowest, highest):
+    text = asked.get(name, str(default))
+    try:
+        value = float(text)
+    except ValueError:
+        value = None
+    if value is None or not lowest <= value <= highest:
+        raise Refused(f"{name} = {text!r} is no number from {lowest} to {highest}")
+    return value
+
+
+def one_of(asked, name, default, allowed):
+    value = asked.get(name, default)
+    if value not in allowed:
+        raise Refused(f"{name} = {value!r} is none of {', '.join(map(str, allowed))}")
+    return value
+
+
+# ----------------------------------------------------------------------------------- 10: the planner
+
+def flags_of(asked):
+    """The command line of chapter 10 that asks the same."""
+    first, argv = ten(), []
+    kinds = {field.name: field.type for kind in (first.Model, first.Layout, first.Cluster,
+                                                 first.Software) for field in fields(kind)}
+    kinds |= dict.fromkeys(("model", "cluster", "gpus", "batch", "software"), str)
+    known(asked, *kinds)
+    for name, value in asked.items():
+        flag = planning.as_flag(name)
+        if kinds[name] is bool:
+            no = one_of(asked, name, None, ("true", "false")) == "false"
+            argv.append(flag.replace("--", "--no-", 1) if no else flag)
+        else:
+            argv.append(f"{flag}={value}")
+    return argv
+
+
+def question(asked):
+    try:
+        return planning.Question(ten(), planning.arguments(ten(), flags_of(asked)))
+    except planning.Refused as refused:
+        raise Refused(str(refused).split("; python ")[0]) from None
+
+
+def plan(asked):
+    """One layout. Where degrees are not given they are 1, and dp takes what is left of the GPUs."""
+    of, first = question(asked), ten()
+    layout = first.Layout(**of.fixed)
+    degrees = {"dp": of.gpus // (layout.tp * layout.cp * layout.pp), "sp": layout.tp > 1}
+    layout = first.Layout(**degrees | of.fixed)
+    try:
+        found = first.Plan(of.model, layout, of.cluster, of.software, of.gpus, of.batch)
+        told = plan_as_data(of, found)
+        told["explain"] = list(first.explain(of.model, of.cluster, of.software, of.gpus, of.batch,
+                                             found)) if found.memory else []
+    except (OverflowError, ZeroDivisionError):
+        raise Refused("these numbers are too large to compute with") from None
+    return told | {
+        "parameters": of.model.parameters(), "capacity": of.cluster.memory,
+        "room": first.ROOM * of.cluster.memory,
+        "command": shlex.join(["python", "10_planner.py", *flags_of(asked)])}
+
+
+def best(asked):
+    """The ten best layouts. What is given of a layout stays as it is."""
+    question(asked)                                     # refused at once, or worth a process
+    return searched(tuple(sorted(flags_of(asked))), SECONDS)
+
+
+@functools.lru_cache(maxsize=256)
+def searched(argv, seconds):
+    command = [sys.executable, "-m", "lab.page.search", *argv]
+    try:
+        with SEARCHES:
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=seconds,
+                                 cwd=common.__file__.removesuffix("common.py") or ".")
+    except subprocess.TimeoutExpired:
+        raise Refused(f"the search took more than {seconds} s, and was stopped: fewer GPUs, or "
+                      "degrees that are given, would work") from None
+    if ran.returncode:
+        raise Refused(one_line((ran.stderr.strip().splitlines() or ["the search failed"])[-1]))
+    return json.loads(ran.stdout)
+
+
+# ---------------------------------------------------------------------------------- 07: the schedules
+
+def schedule(asked):
+    """Its actions, each [kind, stage, micro-batch, start, end], for each rank; how many micro-batches
+    are alive after each; the bubble, simulated and by the closed form."""
+    known(asked, "schedule", "ranks", "micro_batches", "chunks", "breadth_first", "F", "B", "W")
+    chapter = seven()
+    name = one_of(asked, "schedule", "1f1b", BY_HAND())
+    p, m = whole(asked, "ranks", 4, 1, RANKS), whole(asked, "micro_batches", 8, 1, 1024)
+    v = whole(asked, "chunks", 2, 1, 16) if name == "interleaved" else 1
+    breadth_first = one_of(asked, "breadth_first", "false", ("true", "false")) == "true"
+    breadth_first = breadth_first and name == "interleaved"
+    times = [real(asked, kind, 1, 0.01, 100) for kind in "FBW"]
+    if p * m * v * 3 > ACTIONS:
+        raise Refused(f"{p} ranks, {m} micro-batches and {v} slices are more than {ACTIONS:,} "
+                      f"actions; micro_batches={max(1, ACTIONS // (3 * p * v))} would work")
+    if name == "dualpipe" and p % 2:
+        raise Refused(f"dualpipe pairs ranks, and {p} is an odd number; ranks={p + 1} would work")
+    fits = chapter.fitting(name, p, m, breadth_first)
+    if fits != m:
+        raise Refused(f"{name} on {p} ranks does not take {m} micro-batches; micro_batches={fits} "
+                      "would work")
+    made = chapter.make_schedule(name, p, m, v, breadth_first)
+    span = schedules.simulate(made, *times, as_one=name.startswith("dualpipe"))
+    most = [chapter.most_alive(name, rank, p, m, v, breadth_first) for rank in range(p)]
+    return {
+        "actions": [[[*action, *span[action]] for action in actions] for actions in made.actions],
+        "alive": [chapter.alive_over_time(actions) for actions in made.actions],
+        "most_alive": most, "stages": made.ranks, "depth": made.depth, "slices": len(made.ranks) // p,
+        "end": max(end for _, end in span.values()),
+        "bubble": schedules.simulated_bubble(made, name, *times),
+        "formula": chapter.bubble(name, p, m, v, *times),
+        "lists": [" ".join(f"{kind}{i}" if v == 1 and len(made.ranks) == p else f"{kind}{stage}.{i}"
+                           for kind, stage, i in actions) for actions in made.actions],
+        "drawing": schedules.drawing(made), "command": "python -m lab.schedules "
+        f"{name} --ranks {p} --micro-batches {m}" + f" --chunks {v}" * (name == "interleaved")
+        + " --breadth-first" * breadth_first}
+
+
+# ---------------------------------------------------------------------------------------- 06: the ring
+
+def ring(asked):
+    """For ring and zigzag, in chunks of which there are 2N: `holds`, the chunks of each rank; and of
+    each hop and rank whose keys are there, and the blocks [queries' chunk, keys' chunk, share] that
+    it computes. share: 1/2 on the diagonal, where a core that skips the masked half computes that
+    much, else 1. pairs: a rank's blocks by the chapter's formula, in the same unit."""
+    known(asked, "ranks")
+    n, six = whole(asked, "ranks", 4, 1, 16), importlib.import_module("06_context_parallel")
+    told = {"ranks": n}
+    for variant in ("ring", "zigzag"):
+        zigzag = variant == "zigzag"
+        holds = [six.positions_of(rank, n, 2 * n, zigzag).tolist() for rank in range(n)]
+        hops = [[of_hop(six, rank, (rank - hop) % n, holds, zigzag) for rank in range(n)]
+                for hop in range(n)]
+        told[variant] = {"holds": holds, "hops": hops,
+                         "pairs": [six.pairs(variant, rank, n, 2 * n, diagonal=1 / 2)
+                                   for rank in range(n)]}
+    return told
+
+
+def of_hop(six, rank, other, holds, zigzag):
+    rows, keys, causal = six.meeting(rank, other, 2, zigzag) or ((), (), False)
+    blocks = [[row, key, 0.5 if row == key else 1]
+              for row in (holds[rank][rows] if rows else ()) for key in holds[other][keys]
+              if not causal or key <= row]
+    return {"keys": other, "blocks": blocks}
+
+
+# ---------------------------------------------------------------------------------------- 09: the cuts
+
+class Axis:
+    """Stands in for a process group, of which cutting a model asks no more than this."""
+
+    def __init__(self, rank, size):
+        self.rank, self.size = lambda: rank, lambda: size
+
+
+def cuts(asked):
+    """Of each rank of a mesh: its place on each axis, its stage's layers, and {matrix: [full shape,
+    [[dim, index, parts], ...]]} as lab/meters.py records it of a run, of the tables and of the first
+    block of its stage. From `p.cuts`, after chapter 09 has cut the model: no rank runs."""
+    known(asked, "pp", "dp", "cp", "tp", "ep", "experts", "layers", "kv_heads")
+    nine = importlib.import_module("09_5d")
+    degrees = {axis: whole(asked, axis, 1, 1, RANKS) for axis in ("pp", "dp", "cp", "tp", "ep")}
+    experts = whole(asked, "experts", 0, 0, 64)
+    cfg = nine.Mixture(layers=whole(asked, "layers", 4, 1, 32), dim=64, heads=8,
+                       kv_heads=whole(asked, "kv_heads", 4, 1, 8), seq=64, vocab=256,
+                       experts=experts, top_k=min(2, experts or 2))
+    args = SimpleNamespace(**degrees, order="pp,dp,cp,tp", model=cfg, micro_batches=1)
+    refuse_mesh(args)
+    held = functools.cache(functools.partial(held_at, nine, args))
+    return {"degrees": degrees, "ranks": [
+        {"rank": rank, "place": place._asdict() | {"ep": place.dp % args.ep}}
+        | held(place.pp, place.tp, place.dp % args.ep)
+        for rank, place in enumerate(nine.places_of_ranks(args))]}
+
+
+def held_at(nine, args, pp, tp, ep):
+    """What a rank at this place holds: the others of its dp and cp hold the same."""
+    axes = {"tp": Axis(tp, args.tp), "ep": Axis(ep, args.ep)}
+    start, end = nine.balanced(args.model.layers, args.pp)[pp]
+    stage = nine.build(args.model)[start:end]
+    nine.cut_stage(stage, args, {name: axis for name, axis in axes.items() if axis.size() > 1},
+                   core=None)
+    return {"items": [name for name, _ in stage.named_children()], "shards": shards_of_stage(stage)}
+
+
+def shards_of_stage(stage):
+    """What lab/meters.py records, of the tables and of the stage's first block as if it were the
+    model's first."""
+    first = next((name for name, _ in stage.named_children() if name.startswith("block")), None)
+    renamed = [(name.replace(f"{first}.", "block1.", 1), p) for name, p in stage.named_parameters()]
+    return meters.shards_of(SimpleNamespace(named_parameters=lambda: renamed))
+
+
+def refuse_mesh(args):
+    """What chapter 09 would refuse as well, of a mesh alone."""
+    cfg, ranks = args.model, args.pp * args.dp * args.cp * args.tp
+    checks = [(ranks <= RANKS, f"pp x dp x cp x tp = {ranks} ranks are more than {RANKS} to show"),
+              (args.pp <= cfg.layers, f"layers = {cfg.layers} is less than pp = {args.pp}"),
+              (cfg.heads % args.tp == 0, f"{cfg.heads} heads are no multiple of tp = {args.tp}"),
+              (max(cfg.kv_heads, args.tp) % min(cfg.kv_heads, args.tp) == 0,
+               f"kv_heads = {cfg.kv_heads} and tp = {args.tp}: neither divides the other"),
+              (cfg.heads % cfg.kv_heads == 0,
+               f"{cfg.heads} heads are no multiple of kv_heads = {cfg.kv_heads}"),
+              (cfg.seq % (2 * args.cp * args.tp) == 0,
+               f"{cfg.seq} tokens are no multiple of 2 x cp x tp = {2 * args.cp * args.tp}"),
+              (args.ep == 1 or cfg.experts, "ep shares experts, and there are none; experts=8 "
+               "would work"),
+              (not cfg.experts or cfg.experts % args.ep == 0,
+               f"experts = {cfg.experts} is no multiple of ep = {args.ep}"),
+              (cfg.experts != 1, "experts = 1 has no second one for top-k = 2"),
+              (args.dp % args.ep == 0, f"dp = {args.dp} is no multiple of ep = {args.ep}")]
+    for fits, why in checks:
+        if not fits:
+            raise Refused(why)
+
+
+QUESTIONS = {"plan": plan, "best": best, "schedule": schedule, "ring": ring, "cuts": cuts}
+
+
+def examples():
+    """Yield (name, parameters) of what the pages ask without being changed, and of a choice of what
+    they could be asked: this much answers where nobody computes."""
+    for model, gpus in itertools.product(plans.MODELS, plans.GPUS):
+        batch = plans.TOKENS // ten().MODELS[model].seq
+        yield "best", {"model": model, "cluster": "h100", "software": "megatron-2024",
+                       "gpus": str(gpus), "batch": str(batch)}
+    yield "ring", {}

@@ -1,0 +1,286 @@
+"""The pages that are read, as HTML: chapters, the front page, and what search looks through."""
+
+import json
+import re
+from functools import cache
+from html import escape
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from lab import museum, pictures, runs
+from lab.exercises import EXERCISES
+from lab.page.source import Source, before_and_now
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FILES = Path(__file__).parent / "files"
+TOOLS = {"planner": "Planner", "schedules": "Schedules", "rings": "Rings", "cuts": "Cuts"}
+RUN_IN = re.compile(r"([A-Z][^.:?!\n]*[.:?])(?=\s)")     # "Heads.", at the beginning of a paragraph
+
+
+def files_to_read():
+    """{name: path} of the course's files, in the order of reading."""
+    chapters = sorted(path.stem for path in ROOT.glob("[0-9][0-9]_*.py"))
+    kernels = ["elu", "layernorm", "flash_attention", "fp8"]
+    return {name: ROOT / f"{name}.py" for name in (
+        chapters[0], "common", *chapters[1:], *(f"kernels/{kernel}" for kernel in kernels),
+        "lab/checkpoint")}
+
+
+def address_of(name):
+    """The page of a file: kernels/fp8 is kernels-fp8.html."""
+    return f"{name.replace('/', '-')}.html"
+
+
+def label_of(name):
+    """What the contents call it: "04", or its name."""
+    return name[:2] if name[0].isdigit() else name.split("/")[-1]
+
+
+# -------------------------------------------------------------------------------- text, typeset
+
+def typeset(text, source=None):
+    """A docstring as HTML: paragraphs, and as they stand whatever is indented: its tables, drawings
+    and commands. source: where names in backticks may lead."""
+    html = []
+    for indented, lines in blocks(text.splitlines()):
+        if indented:
+            edge = min(len(line) - len(line.lstrip()) for line in lines if line.strip())
+            html.append("<pre tabindex=0>" + inline("\n".join(line[edge:] for line in lines))
+                        + "</pre>")
+        else:
+            html.append(f"<p>{paragraph(' '.join(lines), source)}</p>")
+    return Markup("\n".join(html))
+
+
+def blocks(lines):
+    """Yield (whether it is indented, its lines); blank lines inside of what is indented stay."""
+    block, indented = [], False
+    for line in [*lines, ""]:
+        if not line.strip():
+            if indented:
+                block.append("")
+            elif block:
+                yield False, block
+                block = []
+            continue
+        if line.startswith("    ") != indented:
+            if any(block):
+                yield indented, without_ends(block)
+            block, indented = [], not indented
+        block.append(line)
+    if any(block):
+        yield indented, without_ends(block)
+
+
+def without_ends(lines):
+    while lines and not lines[-1]:
+        lines = lines[:-1]
+    return lines
+
+
+def paragraph(text, source):
+    """With what it begins with in bold, if that is a title, as in "Heads. t must divide them."."""
+    title = RUN_IN.match(text)
+    if title and len(title[1].split()) <= (4 if title[1].endswith((":", "?")) else 2):
+        return f"<b>{inline(title[1], source)}</b>" + inline(text[title.end():], source)
+    return inline(text, source)
+
+
+def inline(text, source=None):
+    """Escaped, with `code`, *emphasis*, and links to chapters."""
+    def code(found):
+        place = source and source.place(found[1])
+        return f'<code><a href="{place}">{found[1]}</a></code>' if place else (
+            f"<code>{found[1]}</code>")
+
+    def chapter(found):
+        name = next((name for name in files_to_read() if name[:2] == found[2]), None)
+        return f'{found[1]}<a href="{address_of(name)}">{found[2]}</a>' if name else found[0]
+
+    text = re.sub(r"`([^`]+)`", code, escape(text, quote=False))
+    text = re.sub(r"(?<![\w*])\*(\w[\w ]*)\*(?![\w*])", r"<em>\1</em>", text)
+    return re.sub(r"(\b[Cc]hapters? )(\d\d)\b", chapter, text)
+
+
+# ------------------------------------------------------------------------------------------- pages
+
+@cache
+def templates():
+    made = jinja2.Environment(loader=jinja2.FileSystemLoader(FILES), autoescape=True,
+                              trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    made.filters |= {"typeset": typeset, "inline": lambda text: Markup(inline(text)),
+                     "address": address_of, "label": label_of}
+    return made
+
+
+class Course:
+    """All files, as they are now; a page is made when it is asked for. folder: of the runs.
+    computes: whether somebody answers the pages that compute."""
+
+    def __init__(self, folder=ROOT / "runs", computes=True):
+        self.folder, self.computes = folder, computes
+        texts = {name: path.read_text(encoding="utf-8")
+                 for name, path in files_to_read().items()}
+        common = Source(texts["common"], address_of("common"))
+        self.sources = {name: common if name == "common" else Source(text, address_of(name), common)
+                        for name, text in texts.items()}
+
+    def site(self):
+        """{address: (type, function that makes it)}: all that there is."""
+        html, script, style = ("text/html; charset=utf-8", "text/javascript; charset=utf-8",
+                               "text/css; charset=utf-8")
+        site = {"index.html": (html, self.front), "search.js": (script, self.search),
+                "choices.js": (script, self.choices)}
+        for name in self.sources:
+            site[address_of(name)] = html, lambda name=name: self.chapter(name)
+            site[f"source/{name}.py"] = "text/plain; charset=utf-8", \
+                lambda name=name: self.sources[name].text
+        for tool in TOOLS:
+            site[f"{tool}.html"] = html, lambda tool=tool: self.render(f"{tool}.html", here=tool)
+        for path in sorted(FILES.iterdir()):
+            if path.suffix in (".js", ".css"):
+                site[path.name] = script if path.suffix == ".js" else style, path.read_text
+        for path in sorted((ROOT / "figures").glob("*.png")):
+            site[f"figures/{path.name}"] = "image/png", path.read_bytes
+        return site
+
+    def render(self, template, **more):
+        return templates().get_template(template).render(
+            names=list(self.sources), tools=TOOLS, computes=self.computes, **more)
+
+    def titles(self):
+        """{name: the first line of its docstring, without its number}."""
+        return {name: re.sub(r"^\d\d · ", "", source.doc.split("\n\n")[0].replace("\n", " "))
+                for name, source in self.sources.items()}
+
+    def front(self):
+        exhibits = {name: len(self.exhibits(name)) for name in self.sources}
+        tour = [f"{name}.json" for name in self.sources if name[0].isdigit()]
+        found = [run for run in read_runs(self.folder) if Path(run["file"]).name in tour]
+        table = list(runs.summary(found)) if found else []
+        return self.render("front.html", here="index", titles=self.titles(), exhibits=exhibits,
+                           exercises={name: len(EXERCISES.get(name, ())) for name in self.sources},
+                           figures=figures(), lines={name: len(source.lines) for name, source
+                                                     in self.sources.items()}, table=table)
+
+    def chapter(self, name):
+        source = self.sources[name]
+        order = list(self.sources)
+        at = order.index(name)
+        lesson = source.doc.split("\n\n", 1)[1] if "\n\n" in source.doc else ""
+        return self.render(
+            "chapter.html", here=name, source=source, title=self.titles()[name], lesson=lesson,
+            pieces=source.pieces, before=self.before(name), figure=figures().get(name),
+            reports=reports_of(name, self.folder), exercises=EXERCISES.get(name, ()),
+            exhibits=self.exhibits(name), earlier=order[at - 1] if at else None,
+            later=order[at + 1] if at + 1 < len(order) else None)
+
+    def before(self, name):
+        """{function: (chapter, where, rows of before_and_now, or None: it is the same)} of what
+        the last chapter before this one has under the same name."""
+        found, numbered = {}, [one for one in self.sources if one[0].isdigit()]
+        for other in numbered[:numbered.index(name)] if name in numbered else []:
+            source = self.sources[other]
+            for function, lines in source.texts().items():
+                found[function] = other, source.place(function), lines
+        beside = {}
+        for function, lines in self.sources[name].texts().items():
+            if function in found:
+                other, place, theirs = found[function]
+                rows = None if theirs == lines else before_and_now(theirs, lines)
+                if rows or theirs == lines:
+                    beside[function] = other, place, rows
+        return beside
+
+    def exhibits(self, name):
+        """The silent bugs of the museum that are planted in this file, or that belong beside it."""
+        rooms = museum.exhibits()
+        in_files = [one for room in rooms.values() for one in room if one.file == f"{name}.py"]
+        read = {f"{one}.py" for one in self.sources}
+        homeless = [one for one in rooms.get("resume", ()) if one.file not in read]
+        return in_files + (homeless if name == "lab/checkpoint" else [])
+
+    def search(self):
+        """What search looks through: [title, address, text] of lessons, functions, exercises and
+        exhibits."""
+        entries = []
+        for name, source in self.sources.items():
+            page, label = address_of(name), label_of(name)
+            entries.append([f"{label} · {self.titles()[name]}", f"{page}#lesson", source.doc])
+            entries += [[f"{label} · {piece.name}", f"{page}#{piece.name}",
+                         "\n".join(source.lines[piece.first - 1:piece.last])]
+                        for piece in source.pieces if piece.name]
+            entries += [[f"exercise {one.number} · {one.what}", f"{page}#exercise-{one.number}",
+                         one.question] for one in EXERCISES.get(name, ())]
+            entries += [[f"bug in {label} · {one.title}", f"{page}#{thread_id(one)}",
+                         f"{one.number} {one.story}"] for one in self.exhibits(name)]
+        return f"window.SEARCH = {json.dumps(entries, ensure_ascii=False)};\n"
+
+    def choices(self):
+        """What the pages that compute can be asked about."""
+        from lab.page import answers
+
+        return f"window.CHOICES = {json.dumps(answers.choices())};\n"
+
+
+def thread_id(exhibit):
+    """An exhibit's anchor: a thread can have several, in different files."""
+    return re.sub(r"\W+", "-", f"bug-{exhibit.number}-{exhibit.title}").lower().strip("-")
+
+
+def thread(exhibit):
+    """The address of the thread that tells of it."""
+    repository, number = exhibit.number.split("#")
+    return f"https://github.com/{repository}/issues/{number}"
+
+
+# ---------------------------------------------------------------------------------- figures, reports
+
+@cache
+def figures():
+    """{name: (file, what it shows)}: what lab/pictures.py says of it, or else the README."""
+    said = {name: draw.__doc__ for name, draw in pictures.FIGURES.items()}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    alts = dict(re.findall(r"!\[([^\]]*)\]\(figures/(\w+)\.png\)", readme))
+    alts = {file: alt for alt, file in alts.items()}
+    files = {name: name for name in said} | {"10_planner": "10_planner", "kernels/fp8": "fp8",
+                                             "lab/checkpoint": "faults"}
+    found = {}
+    for name, file in files.items():
+        if (ROOT / f"figures/{file}.png").exists():
+            words = said.get(name) or alts.get(file, "")
+            found[name] = f"figures/{file}.png", " ".join(words.split())
+    return found
+
+
+def read_runs(folder):
+    """The runs whose JSON is in a folder; what is no run of a chapter is left out."""
+    found = []
+    for path in sorted(Path(folder).glob("*.json")):
+        try:
+            run = runs.read(path)
+            if next(runs.misfits(run), None) is None:
+                found.append(run | {"file": str(path), "written": path.stat().st_mtime})
+        except (OSError, ValueError, RecursionError, TypeError):
+            continue
+    return found
+
+
+def reports_of(name, folder):
+    """The runs of a chapter, the newest first, with what a report prints: (run, its steps, checks,
+    verdict)."""
+    mine = [run for run in read_runs(folder) if run["chapter"] == name and "loss" in run]
+    return [report(run) for run in sorted(mine, key=lambda run: -run["written"])]
+
+
+def report(run):
+    losses, references = run["loss"], run.get("reference_loss", [])
+    norms, seconds = run.get("grad_norm", []), run.get("step_seconds", [])
+    shown = [i for i in range(len(losses)) if i < 5 or i == len(losses) - 1]
+    steps = [(run.get("first_step", 0) + i + 1, losses[i], *(
+        of_all[i] if i < len(of_all) else None for of_all in (references, norms, seconds)))
+        for i in shown]
+    return {"run": run, "steps": steps, "verdict": runs.verdict(run),
+            "variant": runs.variant_of(run)}

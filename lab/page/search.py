@@ -1,0 +1,45 @@
+"""The planner's search, as a process that can be stopped: `answers.best` starts it.
+
+    python -m lab.page.search --model 70b --gpus 512 --batch 1024
+
+The flags are those of chapter 10. Prints JSON: how many layouts fit, and the ten best; or status 2,
+and one line that says why there is none. Needs no torch.
+"""
+
+import importlib
+import json
+import sys
+
+from lab import planning
+
+SHOWN = 10
+
+
+def plan_as_data(asked, plan):
+    """A plan, as the page shows it; without bytes and seconds where the layout does not divide."""
+    told = {"layout": vars(plan.layout), "words": asked.ten.in_words(plan.layout), "why": plan.why,
+            "memory": plan.memory}
+    if plan.memory:
+        speed = planning.as_json(asked, [plan])
+        told |= {key: speed[key] for key in ("time", "tokens_per_second_per_gpu", "tflops", "mfu")}
+        told |= {"bytes": plan.bytes, "seconds": plan.total}
+    return told
+
+
+def main(argv):
+    ten = importlib.import_module("10_planner")
+    try:
+        asked = planning.Question(ten, planning.arguments(ten, argv))
+        fit, others = asked.find(asked.gpus, asked.fixed)
+        if not fit:
+            raise planning.Refused(planning.advice(asked, others))
+    except planning.Refused as refused:
+        print(refused, file=sys.stderr)
+        return 2
+    json.dump({"count": len(fit), "fits": not fit[0].why,
+               "plans": [plan_as_data(asked, plan) for plan in fit[:SHOWN]]}, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,240 @@
+"""A source file as pieces to be read: each function beside what is said of it.
+
+A piece is a function, a class's head, one of its methods, or what stands between them. Its code is
+HTML: a line of the file is a line of it, with a number that can be linked, and names that lead to
+where they are defined, in the file itself or in common.py.
+"""
+
+import ast
+import difflib
+import io
+import itertools
+import keyword
+import re
+import tokenize
+from collections import defaultdict
+from html import escape
+from typing import NamedTuple
+
+HEADING = re.compile(r"# -{3,} (.*)$")      # what divides a file into sections
+ALIKE = 0.35                                # below it, two functions have but a name in common
+FUNCTION = ast.FunctionDef, ast.AsyncFunctionDef
+STRINGS = {getattr(tokenize, name) for name in ("STRING", "FSTRING_START", "FSTRING_MIDDLE",
+                                                "FSTRING_END") if hasattr(tokenize, name)}
+
+
+class Piece(NamedTuple):
+    name: str               # "SumOut.backward"; "": what stands between functions
+    heading: str            # of the section that begins with it, or ""
+    said: str               # its docstring
+    first: int              # its lines, counted from 1
+    last: int
+    silent: range           # those of the docstring, which are not shown as code
+
+
+class Source:
+    """A file of the course. page: its page's address. common: the Source of common.py, if names
+    shall lead there as well."""
+
+    def __init__(self, text, page, common=None):
+        self.text, self.page, self.common = text, page, common
+        self.lines, self.tree = text.splitlines(), ast.parse(text)
+        self.doc = ast.get_docstring(self.tree) or ""
+        self.defined = dict(definitions(self.tree))
+        self.pieces = list(pieces(self.tree, self.lines))
+        self.marks = marks(self)
+
+    def place(self, name):
+        """The address of a definition of this file, or None."""
+        if name not in self.defined:
+            return None
+        is_named = any(piece.name == name for piece in self.pieces)
+        return f"{self.page}#{name if is_named else f'L{self.defined[name]}'}"
+
+    def code(self, piece):
+        """[(number, HTML)] of a piece's lines."""
+        return [(number, self.line(number)) for number in range(piece.first, piece.last + 1)
+                if number not in piece.silent]
+
+    def line(self, number):
+        text, html, at = self.lines[number - 1], [], 0
+        for start, end, kind, address in sorted(self.marks[number]):
+            word = escape(text[start:end])
+            html += [escape(text[at:start]), f'<a class="{kind}" href="{address}">{word}</a>'
+                     if address else f'<span class="{kind}">{word}</span>']
+            at = end
+        return "".join(html) + escape(text[at:])
+
+    def texts(self):
+        """{name: its lines} of all functions and methods."""
+        return {piece.name: self.lines[piece.first - 1:piece.last] for piece in self.pieces
+                if piece.name}
+
+
+def definitions(tree):
+    """Yield (name, line) of what a module defines, with methods as Class.method."""
+    for node in tree.body:
+        if isinstance(node, (*FUNCTION, ast.ClassDef)):
+            yield node.name, node.lineno
+            for method in node.body if isinstance(node, ast.ClassDef) else []:
+                if isinstance(method, FUNCTION):
+                    yield f"{node.name}.{method.name}", method.lineno
+        for target in node.targets if isinstance(node, ast.Assign) else []:
+            for name in ast.walk(target):
+                if isinstance(name, ast.Name):
+                    yield name.id, node.lineno
+
+
+# ------------------------------------------------------------------------------------------- pieces
+
+def pieces(tree, lines):
+    """Yield the pieces of a file, in order: every line belongs to one, but blank ones in between,
+    the module's docstring, and headings."""
+    begin = tree.body[0].end_lineno + 1 if ast.get_docstring(tree) else 1
+    heading = ""
+    for node in [*tree.body, None]:
+        is_piece = isinstance(node, (*FUNCTION, ast.ClassDef))
+        if node is not None and not is_piece:
+            continue
+        first = begins(node, lines) if node else len(lines) + 1
+        for title, start, end in sections(lines, begin, first - 1):
+            heading = title or heading
+            if start <= end:
+                yield Piece("", heading, "", start, end, range(0))
+                heading = ""
+        if node:
+            yield from of_definition(node, lines, first, heading)
+            heading, begin = "", node.end_lineno + 1
+
+
+def sections(lines, first, last):
+    """Yield (heading or "", first, last) of the lines between two definitions, without blank ones
+    at the ends; first > last where there are none."""
+    title, start = "", first
+    for number in range(first, last + 2):
+        found = HEADING.match(lines[number - 1]) if number <= last else None
+        if found or number > last:
+            yield title, *trimmed(lines, start, number - 1)
+            title, start = found and found[1], number + 1
+
+
+def trimmed(lines, first, last):
+    while first <= last and not lines[first - 1].strip():
+        first += 1
+    while first <= last and not lines[last - 1].strip():
+        last -= 1
+    return first, last
+
+
+def begins(node, lines):
+    """The first line of a definition, with its decorators and the comment right above it."""
+    first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+    while lines[first - 2].lstrip().startswith("#") and not HEADING.match(lines[first - 2]):
+        first -= 1
+    return first
+
+
+def of_definition(node, lines, first, heading):
+    """Yield a function's piece; of a class its head, and then each method."""
+    methods = [one for one in node.body if isinstance(one, FUNCTION)] \
+        if isinstance(node, ast.ClassDef) else []
+    end = begins(methods[0], lines) - 1 if methods else node.end_lineno
+    yield piece_of(node, node.name, heading, lines, first, end)
+    for i, method in enumerate(methods):
+        end = begins(methods[i + 1], lines) - 1 if i + 1 < len(methods) else node.end_lineno
+        yield piece_of(method, f"{node.name}.{method.name}", "", lines, begins(method, lines), end)
+
+
+def piece_of(node, name, heading, lines, first, last):
+    said = ast.get_docstring(node) or ""
+    silent = range(node.body[0].lineno, node.body[0].end_lineno + 1) if said else range(0)
+    return Piece(name, heading, said, *trimmed(lines, first, last), silent)
+
+
+# -------------------------------------------------------------------------------------------- marks
+
+def marks(source):
+    """{line: [(start, end, kind, address or None)]}: comments, strings, numbers, keywords, and
+    names that lead to their definitions."""
+    found, addresses = defaultdict(list), dict(links(source))
+    for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
+        (row, start), (end_row, end) = token.start, token.end
+        address, kind = addresses.get((row, start)), None
+        if token.type == tokenize.COMMENT:
+            kind = "comment"
+        elif token.type in STRINGS:
+            kind = "string"
+        elif token.type == tokenize.NUMBER:
+            kind = "number"
+        elif token.type == tokenize.NAME and keyword.iskeyword(token.string):
+            kind = "keyword"
+        elif address and token.type == tokenize.NAME:
+            kind = "name"
+        for number in range(row, end_row + 1) if kind else []:
+            line = source.lines[number - 1]
+            found[number].append((start if number == row else len(line) - len(line.lstrip()),
+                                  end if number == end_row else len(line), kind, address))
+    return found
+
+
+def links(source):
+    """Yield ((line, column), address) of each name that leads to a definition: of the module, of
+    common.py, or self.method. A local variable of the same name does not."""
+    imported = {alias.asname or alias.name: alias.name for node in source.tree.body
+                if isinstance(node, ast.ImportFrom) and node.module == "common"
+                for alias in node.names}
+
+    def place(name):
+        return source.place(name) or (source.common and name in imported
+                                      and source.common.place(imported[name]))
+
+    def visit(node, hidden, inside):
+        if isinstance(node, (*FUNCTION, ast.Lambda)):
+            hidden = hidden | locals_of(node)
+        if isinstance(node, ast.ClassDef):
+            inside = node.name
+        address, column = None, 0
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in hidden:
+            address = place(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id == "common" and source.common:
+                address = source.common.place(node.attr)
+            elif node.value.id == "self" and inside:
+                address = source.place(f"{inside}.{node.attr}")
+            column = len(node.value.id.encode()) + 1
+        if address:
+            line = source.lines[node.lineno - 1].encode()
+            yield (node.lineno, len(line[:node.col_offset + column].decode())), address
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, hidden, inside)
+
+    yield from visit(source.tree, set(), None)
+
+
+def locals_of(function):
+    """The names that a function binds itself."""
+    arguments = function.args
+    names = {one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs,
+                                 *filter(None, (arguments.vararg, arguments.kwarg)))}
+    body = function.body if isinstance(function.body, list) else [function.body]
+    for node in (one for statement in body for one in ast.walk(statement)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        if isinstance(node, FUNCTION):
+            names.add(node.name)
+    return names
+
+
+# ------------------------------------------------------------------------------------ before and now
+
+def before_and_now(before, now):
+    """[(line before, line now, whether they differ)] of two versions of a function, with None where
+    one has no such line; or None, if they have little in common but a name."""
+    matcher = difflib.SequenceMatcher(None, before, now, autojunk=False)
+    if matcher.ratio() < ALIKE:
+        return None
+    rows = []
+    for kind, a, b, c, d in matcher.get_opcodes():
+        pairs = itertools.zip_longest(before[a:b], now[c:d])
+        rows += [(left, right, kind != "equal") for left, right in pairs]
+    return rows
