@@ -2,7 +2,7 @@
 
 import json
 import re
-from functools import cache
+from functools import cache, lru_cache
 from html import escape
 from pathlib import Path
 
@@ -111,8 +111,12 @@ def templates():
     made = jinja2.Environment(loader=jinja2.FileSystemLoader(FILES), autoescape=True,
                               trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     made.filters |= {"typeset": typeset, "inline": lambda text: Markup(inline(text)),
-                     "address": address_of, "label": label_of}
+                     "address": address_of, "label": label_of, "thread": thread,
+                     "thread_id": thread_id}
     return made
+
+
+source_of = lru_cache(maxsize=64)(Source)               # a file that has not changed is not read anew
 
 
 class Course:
@@ -123,9 +127,9 @@ class Course:
         self.folder, self.computes = folder, computes
         texts = {name: path.read_text(encoding="utf-8")
                  for name, path in files_to_read().items()}
-        common = Source(texts["common"], address_of("common"))
-        self.sources = {name: common if name == "common" else Source(text, address_of(name), common)
-                        for name, text in texts.items()}
+        common = source_of(texts["common"], address_of("common"))
+        self.sources = {name: common if name == "common" else
+                        source_of(text, address_of(name), common) for name, text in texts.items()}
 
     def site(self):
         """{address: (type, function that makes it)}: all that there is."""
@@ -139,9 +143,10 @@ class Course:
                 lambda name=name: self.sources[name].text
         for tool in TOOLS:
             site[f"{tool}.html"] = html, lambda tool=tool: self.render(f"{tool}.html", here=tool)
+        kinds = {".js": script, ".css": style, ".svg": "image/svg+xml"}
         for path in sorted(FILES.iterdir()):
-            if path.suffix in (".js", ".css"):
-                site[path.name] = script if path.suffix == ".js" else style, path.read_text
+            if path.suffix in kinds:
+                site[path.name] = kinds[path.suffix], path.read_bytes
         for path in sorted((ROOT / "figures").glob("*.png")):
             site[f"figures/{path.name}"] = "image/png", path.read_bytes
         return site
@@ -151,9 +156,8 @@ class Course:
             names=list(self.sources), tools=TOOLS, computes=self.computes, **more)
 
     def titles(self):
-        """{name: the first line of its docstring, without its number}."""
-        return {name: re.sub(r"^\d\d · ", "", source.doc.split("\n\n")[0].replace("\n", " "))
-                for name, source in self.sources.items()}
+        """{name: what its docstring begins with, without its number}."""
+        return {name: title_of(source.doc)[0] for name, source in self.sources.items()}
 
     def front(self):
         exhibits = {name: len(self.exhibits(name)) for name in self.sources}
@@ -169,9 +173,9 @@ class Course:
         source = self.sources[name]
         order = list(self.sources)
         at = order.index(name)
-        lesson = source.doc.split("\n\n", 1)[1] if "\n\n" in source.doc else ""
+        title, lesson = title_of(source.doc)
         return self.render(
-            "chapter.html", here=name, source=source, title=self.titles()[name], lesson=lesson,
+            "chapter.html", here=name, source=source, title=title, lesson=lesson,
             pieces=source.pieces, before=self.before(name), figure=figures().get(name),
             reports=reports_of(name, self.folder), exercises=EXERCISES.get(name, ()),
             exhibits=self.exhibits(name), earlier=order[at - 1] if at else None,
@@ -183,12 +187,12 @@ class Course:
         found, numbered = {}, [one for one in self.sources if one[0].isdigit()]
         for other in numbered[:numbered.index(name)] if name in numbered else []:
             source = self.sources[other]
-            for function, lines in source.texts().items():
-                found[function] = other, source.place(function), lines
+            for function in source.functions:
+                found[function] = other, source.place(function), source.lines_of(function)
         beside = {}
-        for function, lines in self.sources[name].texts().items():
+        for function in self.sources[name].functions:
             if function in found:
-                other, place, theirs = found[function]
+                (other, place, theirs), lines = found[function], self.sources[name].lines_of(function)
                 rows = None if theirs == lines else before_and_now(theirs, lines)
                 if rows or theirs == lines:
                     beside[function] = other, place, rows
@@ -209,9 +213,8 @@ class Course:
         for name, source in self.sources.items():
             page, label = address_of(name), label_of(name)
             entries.append([f"{label} · {self.titles()[name]}", f"{page}#lesson", source.doc])
-            entries += [[f"{label} · {piece.name}", f"{page}#{piece.name}",
-                         "\n".join(source.lines[piece.first - 1:piece.last])]
-                        for piece in source.pieces if piece.name]
+            entries += [[f"{label} · {function}", f"{page}#{function}",
+                         "\n".join(source.lines_of(function))] for function in source.functions]
             entries += [[f"exercise {one.number} · {one.what}", f"{page}#exercise-{one.number}",
                          one.question] for one in EXERCISES.get(name, ())]
             entries += [[f"bug in {label} · {one.title}", f"{page}#{thread_id(one)}",
@@ -223,6 +226,15 @@ class Course:
         from lab.page import answers
 
         return f"window.CHOICES = {json.dumps(answers.choices())};\n"
+
+
+def title_of(doc):
+    """(title, the rest) of a docstring. A long first paragraph is both, its beginning the title."""
+    first, _, rest = doc.partition("\n\n")
+    title = re.sub(r"^\d\d · ", "", first.replace("\n", " "))
+    if len(title) > 100:
+        title, rest = re.split(r"[:.]", title)[0], doc
+    return title.rstrip("."), rest
 
 
 def thread_id(exhibit):

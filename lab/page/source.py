@@ -1,7 +1,7 @@
 """A source file as pieces to be read: each function beside what is said of it.
 
-A piece is a function, a class's head, one of its methods, or what stands between them. Its code is
-HTML: a line of the file is a line of it, with a number that can be linked, and names that lead to
+A piece is a function, a class with the methods of which nothing more is said, a method of which
+something is, or what stands between them. Its code is HTML: a line of the file is a line of it, with a number that can be linked, and names that lead to
 where they are defined, in the file itself or in common.py.
 """
 
@@ -24,12 +24,17 @@ STRINGS = {getattr(tokenize, name) for name in ("STRING", "FSTRING_START", "FSTR
 
 
 class Piece(NamedTuple):
-    name: str               # "SumOut.backward"; "": what stands between functions
+    name: str               # "SumOut"; "": what stands between functions
+    names: dict             # {line: "SumOut.backward"} of the methods in it
     heading: str            # of the section that begins with it, or ""
     said: str               # its docstring
     first: int              # its lines, counted from 1
     last: int
     silent: range           # those of the docstring, which are not shown as code
+
+    @property
+    def functions(self):
+        return [self.name, *self.names.values()]
 
 
 class Source:
@@ -41,6 +46,7 @@ class Source:
         self.lines, self.tree = text.splitlines(), ast.parse(text)
         self.doc = ast.get_docstring(self.tree) or ""
         self.defined = dict(definitions(self.tree))
+        self.functions = dict(functions(self.tree, self.lines))
         self.pieces = list(pieces(self.tree, self.lines))
         self.marks = marks(self)
 
@@ -48,8 +54,7 @@ class Source:
         """The address of a definition of this file, or None."""
         if name not in self.defined:
             return None
-        is_named = any(piece.name == name for piece in self.pieces)
-        return f"{self.page}#{name if is_named else f'L{self.defined[name]}'}"
+        return f"{self.page}#{name if name in self.functions else f'L{self.defined[name]}'}"
 
     def code(self, piece):
         """[(number, HTML)] of a piece's lines."""
@@ -65,10 +70,24 @@ class Source:
             at = end
         return "".join(html) + escape(text[at:])
 
-    def texts(self):
-        """{name: its lines} of all functions and methods."""
-        return {piece.name: self.lines[piece.first - 1:piece.last] for piece in self.pieces
-                if piece.name}
+    def lines_of(self, name):
+        """The lines of a function, a method or a class."""
+        first, last = self.functions[name]
+        return self.lines[first - 1:last]
+
+
+def functions(tree, lines):
+    """Yield (name, (first line, last)) of all functions, classes, and Class.method."""
+    for node in tree.body:
+        if isinstance(node, (*FUNCTION, ast.ClassDef)):
+            yield node.name, (begins(node, lines), node.end_lineno)
+        for method in methods_of(node):
+            yield f"{node.name}.{method.name}", (begins(method, lines), method.end_lineno)
+
+
+def methods_of(node):
+    return [one for one in node.body if isinstance(one, FUNCTION)] \
+        if isinstance(node, ast.ClassDef) else []
 
 
 def definitions(tree):
@@ -76,9 +95,8 @@ def definitions(tree):
     for node in tree.body:
         if isinstance(node, (*FUNCTION, ast.ClassDef)):
             yield node.name, node.lineno
-            for method in node.body if isinstance(node, ast.ClassDef) else []:
-                if isinstance(method, FUNCTION):
-                    yield f"{node.name}.{method.name}", method.lineno
+            for method in methods_of(node):
+                yield f"{node.name}.{method.name}", method.lineno
         for target in node.targets if isinstance(node, ast.Assign) else []:
             for name in ast.walk(target):
                 if isinstance(name, ast.Name):
@@ -100,7 +118,7 @@ def pieces(tree, lines):
         for title, start, end in sections(lines, begin, first - 1):
             heading = title or heading
             if start <= end:
-                yield Piece("", heading, "", start, end, range(0))
+                yield Piece("", {}, heading, "", start, end, range(0))
                 heading = ""
         if node:
             yield from of_definition(node, lines, first, heading)
@@ -135,20 +153,22 @@ def begins(node, lines):
 
 
 def of_definition(node, lines, first, heading):
-    """Yield a function's piece; of a class its head, and then each method."""
-    methods = [one for one in node.body if isinstance(one, FUNCTION)] \
-        if isinstance(node, ast.ClassDef) else []
-    end = begins(methods[0], lines) - 1 if methods else node.end_lineno
-    yield piece_of(node, node.name, heading, lines, first, end)
-    for i, method in enumerate(methods):
-        end = begins(methods[i + 1], lines) - 1 if i + 1 < len(methods) else node.end_lineno
-        yield piece_of(method, f"{node.name}.{method.name}", "", lines, begins(method, lines), end)
-
-
-def piece_of(node, name, heading, lines, first, last):
-    said = ast.get_docstring(node) or ""
-    silent = range(node.body[0].lineno, node.body[0].end_lineno + 1) if said else range(0)
-    return Piece(name, heading, said, *trimmed(lines, first, last), silent)
+    """Yield a function's piece; of a class one that ends where a method has something said of it,
+    which begins the next."""
+    starts, names = [(node, first)], {}
+    for method in methods_of(node):
+        begin = begins(method, lines)
+        names[begin] = f"{node.name}.{method.name}"
+        if ast.get_docstring(method):
+            starts.append((method, begin))
+    ends = [begin - 1 for _, begin in starts[1:]] + [node.end_lineno]
+    for (one, begin), end in zip(starts, ends):
+        said = ast.get_docstring(one) or ""
+        silent = range(one.body[0].lineno, one.body[0].end_lineno + 1) if said else range(0)
+        inside = {line: name for line, name in names.items() if begin < line <= end}
+        yield Piece(names.get(begin, node.name), inside, heading, said,
+                    *trimmed(lines, begin, end), silent)
+        heading = ""
 
 
 # -------------------------------------------------------------------------------------------- marks

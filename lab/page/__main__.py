@@ -1,0 +1,57 @@
+"""The course in a browser: read beside its code, and play with layouts and schedules.
+
+    python -m lab.page [--port 8000]        on this machine alone, until Ctrl-C; it prints its address
+    python -m lab.page --out site           as files, for whatever serves files, or for a double click
+
+What is shown is made from the files as they are: save a chapter, and load its page again. Numbers of
+runs come from runs/, which `make tour` fills.
+"""
+
+import argparse
+import sys
+import threading
+
+from common import Refused
+from lab import cli, refusals
+
+
+def parse(argv):
+    parser = cli.Parser("-m lab.page", description=__doc__, allow_abbrev=False,
+                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=cli.number(int, 0, 65536, 8000), default=8000,
+                        help="default: 8000; 0: any that is free")
+    parser.add_argument("--out", type=cli.output("site"), help="write files to this folder")
+    return parser.parse_args(argv)
+
+
+def listen(port):
+    from lab.page.server import Server
+
+    try:
+        return Server(port)
+    except OSError as error:
+        raise Refused(f"--port {port}: {error.strerror}", "--port 0") from None
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    args = refusals.accepted(parse, argv, alone=True)
+    if args.out:
+        from lab.page.server import write
+
+        print(f"{write(args.out)} files in {args.out}; open {args.out / 'index.html'}")
+        return 0
+    try:
+        server = listen(args.port)
+    except Refused as refused:
+        refusals.fail(f"{refused.args[0]}; {refused.args[1]} would work")
+    print(f"the course is at {server.address} (on this machine alone; Ctrl-C ends it)", flush=True)
+    from lab.page import answers
+
+    threading.Thread(target=answers.choices, daemon=True).start()       # imports what is asked next
+    server.serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    cli.program(main)
