@@ -9,7 +9,7 @@ LINT := check --quiet --output-format concise
 
 .DEFAULT_GOAL := help
 .PHONY: help setup given-python tour test test-all lint bench faults figures exercises grade hunt \
-	museum
+	museum page test-page
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -182,3 +182,13 @@ figures: $(READY)  ## draw figures/ anew
 	$(PYTHON) -m lab.pictures $(call written,runs/figures) runs/figures/00_speed.json \
 		runs/figures/07_asleep.json --out figures
 	$(PYTHON) -m lab.plans --out figures/10_planner.png
+
+PORT ?= 8000
+page: $(READY)  ## the course in a browser, from this machine alone (PORT=8000)
+	@$(PYTHON) -m lab.page --port "$(PORT)"
+
+# Playwright drives the Chromium that is installed (Debian: apt install chromium), and brings none.
+test-page: $(READY)  ## open every page in a headless Chromium; screenshots in runs/page/
+	@$(PYTHON) -c 'import playwright' 2>/dev/null || [ -n "$(PY)" ] || \
+		.venv/bin/python -m pip install --disable-pip-version-check --quiet playwright
+	@$(PYTHON) -m pytest -q -rs tests/page_in_browser.py

@@ -1,10 +1,10 @@
 """The course in a browser: read beside its code, and play with layouts and schedules.
 
-    python -m lab.page [--port 8000]        on this machine alone, until Ctrl-C; it prints its address
-    python -m lab.page --out site           as files, for whatever serves files, or for a double click
+    python -m lab.page [--port 8000]    on this machine alone, until Ctrl-C; it prints its address
+    python -m lab.page --out site       as files, for whatever serves files, or for a double click
 
-What is shown is made from the files as they are: save a chapter, and load its page again. Numbers of
-runs come from runs/, which `make tour` fills.
+What is shown is made from the files as they are: save a chapter, and load its page again. Numbers
+of runs come from runs/, which `make tour` fills.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def main(argv=None):
     print(f"the course is at {server.address} (on this machine alone; Ctrl-C ends it)", flush=True)
     from lab.page import answers
 
-    threading.Thread(target=answers.choices, daemon=True).start()       # imports what is asked next
+    threading.Thread(target=answers.warm_up, daemon=True).start()
     server.serve_forever()
     return 0
 

@@ -49,11 +49,11 @@ def choices():
         "software": list(first.SOFTWARE), "recompute": first.CHOICES["recompute"],
         "layout_schedules": first.CHOICES["schedule"], "causes": planning.CAUSES,
         "map": {"models": plans.MODELS, "gpus": plans.GPUS, "tokens": plans.TOKENS},
-        "schedules": list(BY_HAND()),
+        "schedules": list(by_hand()),
     }
 
 
-def BY_HAND():
+def by_hand():
     """The schedules that chapter 07 makes itself."""
     return [name for name in seven().VARIANTS if name != "torch"]
 
@@ -97,7 +97,7 @@ def one_of(asked, name, default, allowed):
     return value
 
 
-# ----------------------------------------------------------------------------------- 10: the planner
+# ---------------------------------------------------------------------------------- 10: the planner
 
 def flags_of(asked):
     """The command line of chapter 10 that asks the same."""
@@ -163,14 +163,14 @@ def searched(argv, seconds):
     return json.loads(ran.stdout)
 
 
-# ---------------------------------------------------------------------------------- 07: the schedules
+# -------------------------------------------------------------------------------- 07: the schedules
 
 def schedule(asked):
-    """Its actions, each [kind, stage, micro-batch, start, end], for each rank; how many micro-batches
-    are alive after each; the bubble, simulated and by the closed form."""
+    """Its actions, each [kind, stage, micro-batch, start, end], for each rank; how many
+    micro-batches are alive after each; the bubble, simulated and by the closed form."""
     known(asked, "schedule", "ranks", "micro_batches", "chunks", "breadth_first", "F", "B", "W")
     chapter = seven()
-    name = one_of(asked, "schedule", "1f1b", BY_HAND())
+    name = one_of(asked, "schedule", "1f1b", by_hand())
     p, m = whole(asked, "ranks", 4, 1, RANKS), whole(asked, "micro_batches", 8, 1, 1024)
     v = whole(asked, "chunks", 2, 1, 16) if name == "interleaved" else 1
     breadth_first = one_of(asked, "breadth_first", "false", ("true", "false")) == "true"
@@ -187,28 +187,29 @@ def schedule(asked):
                       "would work")
     made = chapter.make_schedule(name, p, m, v, breadth_first)
     span = schedules.simulate(made, *times, as_one=name.startswith("dualpipe"))
+    v = len(made.ranks) // p                            # dualpipe's are two, too
     most = [chapter.most_alive(name, rank, p, m, v, breadth_first) for rank in range(p)]
     return {
         "actions": [[[*action, *span[action]] for action in actions] for actions in made.actions],
         "alive": [chapter.alive_over_time(actions) for actions in made.actions],
-        "most_alive": most, "stages": made.ranks, "depth": made.depth, "slices": len(made.ranks) // p,
+        "most_alive": most, "stages": made.ranks, "depth": made.depth, "slices": v,
         "end": max(end for _, end in span.values()),
         "bubble": schedules.simulated_bubble(made, name, *times),
         "formula": chapter.bubble(name, p, m, v, *times),
-        "lists": [" ".join(f"{kind}{i}" if v == 1 and len(made.ranks) == p else f"{kind}{stage}.{i}"
+        "lists": [" ".join(f"{kind}{i}" if v == 1 else f"{kind}{stage}.{i}"
                            for kind, stage, i in actions) for actions in made.actions],
         "drawing": schedules.drawing(made), "command": "python -m lab.schedules "
         f"{name} --ranks {p} --micro-batches {m}" + f" --chunks {v}" * (name == "interleaved")
         + " --breadth-first" * breadth_first}
 
 
-# ---------------------------------------------------------------------------------------- 06: the ring
+# ------------------------------------------------------------------------------------- 06: the ring
 
 def ring(asked):
-    """For ring and zigzag, in chunks of which there are 2N: `holds`, the chunks of each rank; and of
-    each hop and rank whose keys are there, and the blocks [queries' chunk, keys' chunk, share] that
-    it computes. share: 1/2 on the diagonal, where a core that skips the masked half computes that
-    much, else 1. pairs: a rank's blocks by the chapter's formula, in the same unit."""
+    """For ring and zigzag, in chunks of which there are 2N: `holds`, the chunks of each rank; and
+    of each hop and rank whose keys are there, and the blocks [queries' chunk, keys' chunk, share]
+    that it computes. share: 1/2 on the diagonal, where a core that skips the masked half computes
+    that much, else 1. pairs: a rank's blocks by the chapter's formula, in the same unit."""
     known(asked, "ranks")
     n, six = whole(asked, "ranks", 4, 1, 16), importlib.import_module("06_context_parallel")
     told = {"ranks": n}
@@ -231,7 +232,7 @@ def of_hop(six, rank, other, holds, zigzag):
     return {"keys": other, "blocks": blocks}
 
 
-# ---------------------------------------------------------------------------------------- 09: the cuts
+# ------------------------------------------------------------------------------------- 09: the cuts
 
 class Axis:
     """Stands in for a process group, of which cutting a model asks no more than this."""
@@ -242,8 +243,8 @@ class Axis:
 
 def cuts(asked):
     """Of each rank of a mesh: its place on each axis, its stage's layers, and {matrix: [full shape,
-    [[dim, index, parts], ...]]} as lab/meters.py records it of a run, of the tables and of the first
-    block of its stage. From `p.cuts`, after chapter 09 has cut the model: no rank runs."""
+    [[dim, index, parts], ...]]} as lab/meters.py records it of a run, of the tables and of the
+    first block of its stage. From `p.cuts`, after chapter 09 has cut the model: no rank runs."""
     known(asked, "pp", "dp", "cp", "tp", "ep", "experts", "layers", "kv_heads")
     nine = importlib.import_module("09_5d")
     degrees = {axis: whole(asked, axis, 1, 1, RANKS) for axis in ("pp", "dp", "cp", "tp", "ep")}
@@ -271,11 +272,11 @@ def held_at(nine, args, pp, tp, ep):
 
 
 def shards_of_stage(stage):
-    """What lab/meters.py records, of the tables and of the stage's first block as if it were the
-    model's first."""
-    first = next((name for name, _ in stage.named_children() if name.startswith("block")), None)
-    renamed = [(name.replace(f"{first}.", "block1.", 1), p) for name, p in stage.named_parameters()]
-    return meters.shards_of(SimpleNamespace(named_parameters=lambda: renamed))
+    """What lab/meters.py records of a run, the stage's first block as if it were the model's."""
+    first = next((name for name, _ in stage.named_children() if name.startswith("block")), "")
+    for p in stage.parameters():
+        p.global_name = p.global_name.replace(f"{first}.", "block1.", 1)
+    return meters.shards_of(stage)
 
 
 def refuse_mesh(args):
@@ -301,14 +302,36 @@ def refuse_mesh(args):
             raise Refused(why)
 
 
+def warm_up():
+    """Import what answers need, before the first of them is waited for."""
+    for asked in (ring, cuts, schedule, plan):
+        asked({})
+
+
 QUESTIONS = {"plan": plan, "best": best, "schedule": schedule, "ring": ring, "cuts": cuts}
 
 
 def examples():
-    """Yield (name, parameters) of what the pages ask without being changed, and of a choice of what
-    they could be asked: this much answers where nobody computes."""
+    """Yield (question, parameters) of what the pages ask when they are opened, and of a choice of
+    what they can be asked: so much is answered where nobody computes. As the scripts ask it."""
+    machine = {"cluster": "h100", "software": "megatron-2024"}
     for model, gpus in itertools.product(plans.MODELS, plans.GPUS):
-        batch = plans.TOKENS // ten().MODELS[model].seq
-        yield "best", {"model": model, "cluster": "h100", "software": "megatron-2024",
-                       "gpus": str(gpus), "batch": str(batch)}
-    yield "ring", {}
+        asked = machine | {"model": model, "gpus": str(gpus),
+                           "batch": str(plans.TOKENS // ten().MODELS[model].seq)}
+        yield "best", asked
+        for found in best(asked)["plans"]:
+            yield "plan", asked | {name: str(value).lower() for name, value
+                                   in found["layout"].items() if name != "dp"}
+    yield from examples_but_plans()
+
+
+def examples_but_plans():
+    for name, (p, m) in itertools.product(by_hand(), ((2, 4), (4, 8), (4, 16), (8, 16))):
+        yield "schedule", {"schedule": name, "ranks": str(p), "micro_batches": str(m),
+                           "chunks": "2", "breadth_first": "false", "F": "1", "B": "1", "W": "1"}
+    for n in range(2, 17):
+        yield "ring", {"ranks": str(n)}
+    for pp, dp, cp, tp in itertools.product((1, 2), (1, 2), (1, 2), (1, 2, 4, 8)):
+        mesh = {"pp": pp, "dp": dp, "cp": cp, "tp": tp, "ep": 1, "experts": 0, "kv_heads": 4,
+                "layers": 4}
+        yield "cuts", {axis: str(degree) for axis, degree in mesh.items()}

@@ -47,8 +47,8 @@ def typeset(text, source=None):
     for indented, lines in blocks(text.splitlines()):
         if indented:
             edge = min(len(line) - len(line.lstrip()) for line in lines if line.strip())
-            html.append("<pre tabindex=0>" + inline("\n".join(line[edge:] for line in lines))
-                        + "</pre>")
+            drawn = escape("\n".join(line[edge:] for line in lines), quote=False)
+            html.append(f"<pre tabindex=0>{with_links(drawn)}</pre>")
         else:
             html.append(f"<p>{paragraph(' '.join(lines), source)}</p>")
     return Markup("\n".join(html))
@@ -95,13 +95,17 @@ def inline(text, source=None):
         return f'<code><a href="{place}">{found[1]}</a></code>' if place else (
             f"<code>{found[1]}</code>")
 
+    text = re.sub(r"`([^`]+)`", code, escape(text, quote=False))
+    return with_links(re.sub(r"(?<![\w*])\*(\w[\w ]*)\*(?![\w*])", r"<em>\1</em>", text))
+
+
+def with_links(html):
+    """The number behind the word chapter leads there."""
     def chapter(found):
         name = next((name for name in files_to_read() if name[:2] == found[2]), None)
         return f'{found[1]}<a href="{address_of(name)}">{found[2]}</a>' if name else found[0]
 
-    text = re.sub(r"`([^`]+)`", code, escape(text, quote=False))
-    text = re.sub(r"(?<![\w*])\*(\w[\w ]*)\*(?![\w*])", r"<em>\1</em>", text)
-    return re.sub(r"(\b[Cc]hapters? )(\d\d)\b", chapter, text)
+    return re.sub(r"(\b[Cc]hapters? )(\d\d)\b", chapter, html)
 
 
 # ------------------------------------------------------------------------------------------- pages
@@ -109,14 +113,15 @@ def inline(text, source=None):
 @cache
 def templates():
     made = jinja2.Environment(loader=jinja2.FileSystemLoader(FILES), autoescape=True,
-                              trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+                              trim_blocks=True, lstrip_blocks=True,
+                              undefined=jinja2.StrictUndefined)
     made.filters |= {"typeset": typeset, "inline": lambda text: Markup(inline(text)),
                      "address": address_of, "label": label_of, "thread": thread,
                      "thread_id": thread_id}
     return made
 
 
-source_of = lru_cache(maxsize=64)(Source)               # a file that has not changed is not read anew
+source_of = lru_cache(maxsize=64)(Source)               # a file that has not changed is not parsed
 
 
 class Course:
@@ -189,10 +194,10 @@ class Course:
             source = self.sources[other]
             for function in source.functions:
                 found[function] = other, source.place(function), source.lines_of(function)
-        beside = {}
-        for function in self.sources[name].functions:
+        beside, mine = {}, self.sources[name]
+        for function in mine.functions:
             if function in found:
-                (other, place, theirs), lines = found[function], self.sources[name].lines_of(function)
+                (other, place, theirs), lines = found[function], mine.lines_of(function)
                 rows = None if theirs == lines else before_and_now(theirs, lines)
                 if rows or theirs == lines:
                     beside[function] = other, place, rows
@@ -248,7 +253,7 @@ def thread(exhibit):
     return f"https://github.com/{repository}/issues/{number}"
 
 
-# ---------------------------------------------------------------------------------- figures, reports
+# --------------------------------------------------------------------------------- figures, reports
 
 @cache
 def figures():

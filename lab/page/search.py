@@ -2,8 +2,8 @@
 
     python -m lab.page.search --model 70b --gpus 512 --batch 1024
 
-The flags are those of chapter 10. Prints JSON: how many layouts fit, and the ten best; or status 2,
-and one line that says why there is none. Needs no torch.
+The flags are those of chapter 10. Prints JSON: how many layouts fit, or may fit, and the ten best;
+if there is none, why, and what would work. A flag that is refused: status 2, and a line. No torch.
 """
 
 import importlib
@@ -30,13 +30,13 @@ def main(argv):
     ten = importlib.import_module("10_planner")
     try:
         asked = planning.Question(ten, planning.arguments(ten, argv))
-        fit, others = asked.find(asked.gpus, asked.fixed)
-        if not fit:
-            raise planning.Refused(planning.advice(asked, others))
     except planning.Refused as refused:
         print(refused, file=sys.stderr)
         return 2
-    json.dump({"count": len(fit), "fits": not fit[0].why,
+    fit, others = asked.find(asked.gpus, asked.fixed)
+    fits = bool(fit) and not fit[0].why
+    json.dump({"count": len(fit), "fits": fits,
+               "why": None if fits else planning.advice(asked, fit or others),
                "plans": [plan_as_data(asked, plan) for plan in fit[:SHOWN]]}, sys.stdout)
     return 0
 

@@ -6,6 +6,7 @@ looked up, never joined to a folder. It needs no network, and asks nobody else f
 
 import http.server
 import json
+import sys
 import traceback
 from http import HTTPStatus
 from urllib.parse import parse_qsl, urlsplit
@@ -17,7 +18,7 @@ from lab.refusals import one_line
 
 HOST = "127.0.0.1"
 LONGEST = 4096          # of an address
-HEADERS = {             # nothing from elsewhere, no script in a page, and no page of others around it
+HEADERS = {             # nothing from elsewhere, no script in a page, no page of others around it
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store"}
@@ -88,13 +89,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """On the loopback alone. course: makes the Course anew, so that a page is as its file is now."""
+    """On the loopback alone. course: makes the Course anew: a page is as its file is now."""
 
     daemon_threads = True
 
     def __init__(self, port, course=Course):
         self.course = course
         super().__init__((HOST, port), Handler)
+
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exception(), ConnectionError):    # a browser that went on
+            super().handle_error(request, client_address)
 
     @property
     def address(self):

@@ -1,8 +1,9 @@
 """A source file as pieces to be read: each function beside what is said of it.
 
 A piece is a function, a class with the methods of which nothing more is said, a method of which
-something is, or what stands between them. Its code is HTML: a line of the file is a line of it, with a number that can be linked, and names that lead to
-where they are defined, in the file itself or in common.py.
+something is, or what stands between them. Its code is HTML: a line of the file is a line of it,
+with a number that can be linked, and names that lead to where they are defined, in the file itself
+or in common.py.
 """
 
 import ast
@@ -245,7 +246,7 @@ def locals_of(function):
     return names
 
 
-# ------------------------------------------------------------------------------------ before and now
+# ---------------------------------------------------------------------------------- before and now
 
 def before_and_now(before, now):
     """[(line before, line now, whether they differ)] of two versions of a function, with None where

@@ -8,7 +8,7 @@ const $$ = (selector, within = document) => [...within.querySelectorAll(selector
 
 const THEMES = ["", "light", "dark"];                   // "": as the system has it
 
-function memory(key, value) {                           // a file, opened as such, may remember nothing
+function remembered(key, value) {                       // a file, opened as such, may remember nothing
   try {
     return value === undefined ? localStorage.getItem(key) : localStorage.setItem(key, value);
   } catch {
@@ -22,12 +22,12 @@ function showTheme(theme) {
 }
 
 function nextTheme() {
-  const next = THEMES[(THEMES.indexOf(memory("theme") || "") + 1) % THEMES.length];
-  memory("theme", next);
+  const next = THEMES[(THEMES.indexOf(remembered("theme") || "") + 1) % THEMES.length];
+  remembered("theme", next);
   showTheme(next);
 }
 
-showTheme(memory("theme"));
+showTheme(remembered("theme"));
 
 // ------------------------------------------------------------------------------------------ keys
 
@@ -47,7 +47,7 @@ const KEYS = {
   "]": () => $("a[rel=next]")?.click(),
   "[": () => $("a[rel=prev]")?.click(),
   "/": () => openSearch(),
-  "?": () => $("#keys").showModal(),
+  "?": () => $("#page-keys").showModal(),
   "t": () => nextTheme(),
   "b": () => $$(":scope details", $(".here") || document).forEach(one => { one.open = !one.open; }),
 };
@@ -64,16 +64,16 @@ addEventListener("beforeprint", () => $$("details").forEach(one => { one.open = 
 // ---------------------------------------------------------------------------------------- search
 
 function openSearch() {
-  $("#search").showModal();
-  $("#search input").select();
+  $("#page-search").showModal();
+  $("#page-search input").select();
   if (window.SEARCH || $("script[src='search.js']")) return;
   const script = document.createElement("script");      // large, and seldom needed
   script.src = "search.js";
-  script.onload = find;
+  script.onload = showResults;
   document.head.append(script);
 }
 
-function score([title, , text], words) {
+function scoreOf([title, , text], words) {
   let total = 0;
   for (const word of words) {
     const inTitle = title.toLowerCase().includes(word), inText = text.toLowerCase().split(word).length - 1;
@@ -83,28 +83,28 @@ function score([title, , text], words) {
   return total;
 }
 
-function around(text, word) {                           // the line of the text that has it
+function lineWith(text, word) {                         // the line of the text that has it
   const at = Math.max(0, text.toLowerCase().indexOf(word));
   return text.slice(text.lastIndexOf("\n", at) + 1, at + 120).split("\n")[0].trim();
 }
 
-function find() {
-  const words = $("#search input").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = words.length ? (window.SEARCH || []).map(entry => [score(entry, words), entry])
+function showResults() {
+  const words = $("#page-search input").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = words.length ? (window.SEARCH || []).map(entry => [scoreOf(entry, words), entry])
     .filter(([points]) => points).sort((a, b) => b[0] - a[0]).slice(0, 20) : [];
-  $("#search ol").replaceChildren(...found.map(([, [title, address, text]]) => {
+  $("#page-search ol").replaceChildren(...found.map(([, [title, address, text]]) => {
     const link = make("a", { href: address }, title);
-    link.append(make("small", {}, around(text, words[0])));
-    link.addEventListener("click", () => $("#search").close());
+    link.append(make("small", {}, lineWith(text, words[0])));
+    link.addEventListener("click", () => $("#page-search").close());
     const item = document.createElement("li");
     item.append(link);
     return item;
   }));
-  if (words.length && !found.length) $("#search ol").append(make("li", {}, "nothing has these words"));
+  if (words.length && !found.length) $("#page-search ol").append(make("li", {}, "nothing has these words"));
 }
 
-function choose(event) {                                // with the arrow keys, and Enter
-  const links = [$("#search input"), ...$$("#search a")];
+function walkResults(event) {                           // with the arrow keys, and Enter
+  const links = [$("#page-search input"), ...$$("#page-search a")];
   const at = links.indexOf(document.activeElement), by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
   if (by) {
     event.preventDefault();
@@ -117,9 +117,9 @@ function choose(event) {                                // with the arrow keys, 
 document.addEventListener("DOMContentLoaded", () => {
   $("#theme").addEventListener("click", nextTheme);
   $("#open-search").addEventListener("click", openSearch);
-  $("#open-keys").addEventListener("click", () => $("#keys").showModal());
-  $("#search input").addEventListener("input", find);
-  $("#search").addEventListener("keydown", choose);
+  $("#open-keys").addEventListener("click", () => $("#page-keys").showModal());
+  $("#page-search input").addEventListener("input", showResults);
+  $("#page-search").addEventListener("keydown", walkResults);
   for (const dialog of $$("dialog")) {
     dialog.addEventListener("click", event => { if (event.target === dialog) dialog.close(); });
   }
@@ -173,14 +173,14 @@ function writeLink(state) {
   if (hash !== location.hash) history.replaceState(null, "", hash);
 }
 
-// A range over any values; `now` is set to the nearest one. Returns the label's element.
+// A range over any values, set to `now` or to the next one below. Returns the label's element.
 function slider(name, values, now, changed) {
   const label = make("label", {}, ""), range = make("input", { type: "range", min: 0, name });
   const output = make("output");
   label.append(make("span", {}, name.replaceAll("_", " ")), range, output);
   label.set = (values, now) => {
     range.max = values.length - 1;
-    const at = values.findLastIndex(value => value <= now);
+    const exact = values.indexOf(now), at = exact < 0 ? values.findLastIndex(value => value <= now) : exact;
     range.value = Math.max(0, at);
     label.values = values;
     output.textContent = label.value = values[Math.max(0, at)];
