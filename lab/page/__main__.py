@@ -49,7 +49,10 @@ def main(argv=None):
     from lab.page import answers
 
     threading.Thread(target=answers.warm_up, daemon=True).start()
-    server.serve_forever()
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:                           # its usual end
+        print()
     return 0
 
 

@@ -16,6 +16,8 @@ from lab.page.source import Source, before_and_now
 ROOT = Path(__file__).resolve().parent.parent.parent
 FILES = Path(__file__).parent / "files"
 TOOLS = {"planner": "Planner", "schedules": "Schedules", "rings": "Rings", "cuts": "Cuts"}
+PLAYED = {"06_context_parallel": "rings", "07_pipeline_parallel": "schedules", "09_5d": "cuts",
+          "10_planner": "planner"}          # chapters, and the pages that compute what they teach
 RUN_IN = re.compile(r"([A-Z][^.:?!\n]*[.:?])(?=\s)")     # "Heads.", at the beginning of a paragraph
 
 
@@ -183,7 +185,8 @@ class Course:
             "chapter.html", here=name, source=source, title=title, lesson=lesson,
             pieces=source.pieces, before=self.before(name), figure=figures().get(name),
             reports=reports_of(name, self.folder), exercises=EXERCISES.get(name, ()),
-            exhibits=self.exhibits(name), earlier=order[at - 1] if at else None,
+            exhibits=self.exhibits(name), played=PLAYED.get(name),
+            earlier=order[at - 1] if at else None,
             later=order[at + 1] if at + 1 < len(order) else None)
 
     def before(self, name):
@@ -219,7 +222,8 @@ class Course:
             page, label = address_of(name), label_of(name)
             entries.append([f"{label} · {self.titles()[name]}", f"{page}#lesson", source.doc])
             entries += [[f"{label} · {function}", f"{page}#{function}",
-                         "\n".join(source.lines_of(function))] for function in source.functions]
+                         "\n".join(source.lines[first - 1:last])]
+                        for function, (first, last) in source.functions.items()]
             entries += [[f"exercise {one.number} · {one.what}", f"{page}#exercise-{one.number}",
                          one.question] for one in EXERCISES.get(name, ())]
             entries += [[f"bug in {label} · {one.title}", f"{page}#{thread_id(one)}",

@@ -72,9 +72,10 @@ class Source:
         return "".join(html) + escape(text[at:])
 
     def lines_of(self, name):
-        """The lines of a function, a method or a class."""
+        """The lines of a function, a method or a class, without what is said of it."""
         first, last = self.functions[name]
-        return self.lines[first - 1:last]
+        silent = {number for piece in self.pieces for number in piece.silent}
+        return [self.lines[number - 1] for number in range(first, last + 1) if number not in silent]
 
 
 def functions(tree, lines):
