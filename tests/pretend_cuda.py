@@ -465,6 +465,7 @@ def fake_cuda(gpu):
     Stream = lambda device=None: types.SimpleNamespace(synchronize=gpu.synchronize)
     answers = {"device_count": 8, "current_device": gpu.device.index, "set_device": None,
                "get_device_name": "NVIDIA H100 80GB HBM3", "max_memory_allocated": 0,
+               "get_device_capability": (8, 0),  # without FP8: Triton can compile nothing here
                "reset_peak_memory_stats": None}
     answers = {name: lambda *args, value=value: value for name, value in answers.items()}
     return answers | {"Event": Event, "Stream": Stream, "current_stream": Stream, "stream": stream,
@@ -549,6 +550,7 @@ def pretended_cuda():
         mock.patch.object(torch.UntypedStorage, "resize_", resize_),
         mock.patch.object(Run, "measure", measured),
         mock.patch.multiple(torch.cuda, **fake_cuda(gpu)),
+        mock.patch("kernels.fp8.interpreted", lambda: False),
     ]
     try:
         with contextlib.ExitStack() as all_of_it:

@@ -293,6 +293,7 @@ def test_a_plan_is_the_planners(ten):
     assert told["command"].startswith("python 10_planner.py --model=70b --cluster=h100")
     without = answers.plan({"gpus": "512", "tp": "8", "sp": "false", "flash": "false"})
     assert not without["layout"]["sp"] and "--no-sp" in without["command"]
+    assert not answers.plan({"gpus": "8"})["layout"]["sp"]              # with tp alone
     refused = answers.plan({"gpus": "8", "tp": "3"})
     assert refused["memory"] is None and "not a multiple of tp" in refused["why"]
     times = []

@@ -40,6 +40,7 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{ONE} --dtype=float64 --recompute=full": ([], "_fused_adamw_"),
     f"{ONE} --precision=bf16 --attention=sdpa": ([], "_foreach_copy_"),
     f"{ONE} --precision=fp16 --recompute=selective": (["_local_scalar_dense"], "_fused_adamw_"),
+    f"{ONE} --precision=fp8 --layers=1": ([], "_fused_adamw_"),
     f"{TWO} --variant=naive --dtype=float64 --optimizer=momentum": ([], "_foreach_add_"),
     f"{TWO} --variant=overlap --dtype=float64": ([], "allreduce_"),
     f"{TWO} --variant=bucket --dtype=float64 --bucket-mb=0.02": ([], "allreduce_"),
@@ -53,6 +54,8 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{FOUR} --variant=overlap --dtype=float64 --kv-heads=1": ([], "allreduce_"),
     f"{FIVE} --variant=kept --dtype=float64": ([], "_allgather_base_"),
     f"{FIVE} --variant=megatron --dtype=float64 --kv-heads=1": ([], "_reduce_scatter_base_"),
+    f"{FIVE} --variant=megatron --precision=fp8 --dtype=float64 --seq=64 --dim=64": (
+        [], "_allgather_base_"),
     f"{FIVE} --variant=ring --dtype=float64": ([], "recv_"),
     f"{SIX} --variant=zigzag --dtype=float64": ([], "recv_"),
     f"{SIX} --variant=ring --dtype=bfloat16 --kv-heads=1": ([], "recv_"),
@@ -89,11 +92,12 @@ def test_all_that_is_written_by_hand_is_among_them(name):
 
 
 # These send and wait as another of their chapter does.
-ALIKE = ("naive", "afab", "zb-h1", "dualpipe --", "ring --dtype=bfloat16", "zero1", "megatron --dt")
+ALIKE = ("=naive", "=afab", "=zb-h1", "=dualpipe --", "=ring --dtype=bfloat16", "=zero1",
+         "=megatron --dt", "=fp8 --layers")
 
 
 def marks_of(run):
-    return [pytest.mark.full] * any(f"--variant={alike}" in run for alike in ALIKE)
+    return [pytest.mark.full] * any(alike in run for alike in ALIKE)
 
 
 @pytest.mark.parametrize("run", [pytest.param(run, marks=marks_of(run)) for run in RUNS])

@@ -73,7 +73,7 @@ def known(asked, *names):
 
 def whole(asked, name, default, lowest, highest):
     text = asked.get(name, str(default))
-    if not (text.isascii() and text.isdecimal() and len(text) < 10
+    if not (text.isdecimal() and len(text) < 10
             and lowest <= int(text) <= highest):
         raise Refused(f"{name} = {text!r} is no whole number from {lowest} to {highest}")
     return int(text)
