@@ -2,11 +2,8 @@
 
 import itertools
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import programs
@@ -329,13 +326,10 @@ def test_the_sum_of_floats_depends_on_the_order(ranks, tmp_path):
 
 
 def test_hello_is_the_first_thing_that_a_newcomer_runs(tmp_path):
-    """Under torchrun itself."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    ours = {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([*command, CHAPTERS / f"{ZERO}.py", "--variant=hello"], cwd=tmp_path,
-                         env=os.environ | ours, capture_output=True, text=True, timeout=100)
-    assert (run.returncode, run.stderr) == (0, "")
-    first, *lines = run.stdout.splitlines()
+    statuses, output, errors = programs.run(CHAPTERS / f"{ZERO}.py", "--variant=hello", world=2,
+                                            cwd=tmp_path)  # fmt: skip
+    assert (statuses, errors) == ([0, 0], "")
+    first, *lines = output.splitlines()
     assert first.startswith("00 collectives · hello · 2 ranks · ")
     said = [re.fullmatch(r"  rank (\d) of 2: process (\d+) on \S+, tensors on (\S+), sent over "
                          r"(\w+)", line).groups() for line in lines]  # fmt: skip

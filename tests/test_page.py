@@ -361,7 +361,7 @@ def test_a_ring_is_the_chapters(n):
     assert len(works) == 1                              # nobody waits in a zig-zag
 
 
-MESH = {"pp": 2, "dp": 2, "cp": 1, "tp": 2, "ep": 2, "experts": 4}
+MESH = {"pp": 1, "dp": 2, "cp": 1, "tp": 2, "ep": 2, "experts": 4}
 
 
 def of_a_rank(mesh):
@@ -380,16 +380,15 @@ def of_a_rank(mesh):
 
 def test_cuts_are_those_of_real_ranks(ranks):
     told = answers.cuts({axis: str(degree) for axis, degree in MESH.items()})["ranks"]
-    for shown, (place, items, shards) in zip(told, ranks(8)(of_a_rank, MESH), strict=True):
-        assert shown["place"] == place | {"ep": place["dp"]}
-        assert shown["items"] == items
-        if place["pp"] == 0:
-            assert shown["shards"] == shards
-        else:                                           # a run records its first block alone
-            assert shown["shards"]["head.out"] == shards["head.out"]
-            beside = told[shown["rank"] - 4]["shards"]
-            assert {k: v for k, v in shown["shards"].items() if k != "head.out"} == \
-                {k: v for k, v in beside.items() if k != "embedding"}
+    for shown, (place, items, shards) in zip(told, ranks(4)(of_a_rank, MESH), strict=True):
+        assert (shown["place"], shown["items"]) == (place | {"ep": place["dp"]}, items)
+        assert shown["shards"] == shards
+    halves = answers.cuts({axis: str(degree) for axis, degree in (MESH | {"pp": 2}).items()})
+    for whole, first, last in zip(told, halves["ranks"][:4], halves["ranks"][4:], strict=True):
+        assert last["place"] == whole["place"] | {"pp": 1}
+        assert first["items"] + last["items"] == whole["items"]
+        assert first["shards"] | last["shards"] == whole["shards"]       # of one block and another
+        assert first["shards"].keys() - last["shards"].keys() == {"embedding"}
 
 
 BAD = {

@@ -131,7 +131,8 @@ def test_chapter_00_keeps_the_rules(ranks, tmp_path, world, flags, said):
 
 
 @pytest.mark.parametrize("run", [
-    f"{THREE} --precision=bf16 --offload", f"{EIGHT} --dtype=float64 --balance=bias",
+    f"{THREE} --precision=bf16 --offload",
+    pytest.param(f"{EIGHT} --dtype=float64 --balance=bias", marks=pytest.mark.full),
     f"{NINE} --dp=2 --tp=2 --zero=3 --dtype=float64"])
 def test_a_checkpoint_is_copied_to_the_host_and_back(ranks, tmp_path, run):
     """In no step does the host wait for it; and the run goes on from it, compared with one GPU."""

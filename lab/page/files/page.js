@@ -127,8 +127,9 @@ document.addEventListener("DOMContentLoaded", () => {
 
 // --------------------------------------------------------------------- what pages that compute share
 
-const COLORS = ["#355070", "#e56b6f", "#6d597a", "#eaac8b", "#4f8a5b", "#d9822b", "#457b9d", "#a05fb4",
-                "#2a9d8f", "#b56576", "#8d99ae"];
+// Dark enough for white digits, and for either background.
+const COLORS = ["#355070", "#c9474c", "#6d597a", "#a8663d", "#3d7349", "#8a6d00", "#356c8e", "#8e4fa3",
+                "#1d7a6f", "#a3526a", "#5f6b80"];
 
 function make(tag, attributes = {}, text = "") {
   const element = document.createElement(tag);
@@ -173,17 +174,17 @@ function writeLink(state) {
   if (hash !== location.hash) history.replaceState(null, "", hash);
 }
 
-// A range over any values, set to `now` or to the next one below. Returns the label's element.
+// A range over any values; a `now` that is none of them becomes one. Returns the label's element.
 function slider(name, values, now, changed) {
   const label = make("label", {}, ""), range = make("input", { type: "range", min: 0, name });
   const output = make("output");
   label.append(make("span", {}, name.replaceAll("_", " ")), range, output);
   label.set = (values, now) => {
+    if (!values.includes(now)) values = [...values, now].sort((a, b) => a - b);
     range.max = values.length - 1;
-    const exact = values.indexOf(now), at = exact < 0 ? values.findLastIndex(value => value <= now) : exact;
-    range.value = Math.max(0, at);
+    range.value = values.indexOf(now);
     label.values = values;
-    output.textContent = label.value = values[Math.max(0, at)];
+    output.textContent = label.value = now;
     range.setAttribute("aria-valuetext", output.textContent);
     range.disabled = values.length < 2;
   };

@@ -69,13 +69,13 @@ function forget() {                                     // the layout: the best 
 }
 
 function change(name) {
-  const value = controls[name].value;
+  const value = controls[name].value, before = state[name];
   state[name] = ["model", "cluster", "software", "recompute", "schedule", "sp"].includes(name)
     ? value : Math.max(name === "zero" ? 0 : 1, Math.floor(Number(value) || 1));
   if (name === "model") state.seq = model().seq;
   if (["model", "seq"].includes(name)) state.batch = batchOf(state.model, state.seq);
   if (QUESTION.includes(name)) forget();
-  if (name === "tp" && state.tp > 1 && state.sp === "false") state.sp = "true";
+  if (name === "tp" && before === 1) state.sp = "true";
   if (name === "pp" && state.pp === 1) Object.assign(state, { v: 1, schedule: "1f1b" });
   if (name === "schedule" && state.schedule !== "1f1b") state.v = 1;
   update();
@@ -87,13 +87,14 @@ function divisors(of, most) {
 
 function show() {                                       // the state, on the controls
   const { layers, experts } = model(), gpus = state.gpus;
-  const values = { tp: powers(Math.min(64, gpus)), cp: powers(Math.min(64, gpus)), zero: upTo(3, 0),
+  const values = { gpus: powers(2 ** 15), batch: powers(2 ** 15), seq: powers(2 ** 20, 1024),
+                   tp: powers(Math.min(64, gpus)), cp: powers(Math.min(64, gpus)), zero: upTo(3, 0),
                    pp: divisors(gpus, Math.min(layers, 256)), micro_batch: powers(16),
                    v: state.pp > 1 ? divisors(Math.ceil(layers / state.pp), 8) : [1],
                    ep: experts > 1 ? powers(experts) : [1] };
   for (const name of [...QUESTION, ...LAYOUT]) {
     const control = controls[name];
-    if (name in state) control.set(values[name] || control.values || [state[name]], state[name]);
+    if (name in state) control.set(values[name], state[name]);
   }
 }
 

@@ -16,7 +16,12 @@ function setUp() {
   $("#run").addEventListener("click", () => playing ? stop() : play());
   $("#next").addEventListener("click", () => go(1));
   $("#previous").addEventListener("click", () => go(-1));
-  controls.hop.set(upTo(controls.ranks.value - 1, 0), Number(link.hop) || 0);
+  setHop(Number(link.hop) || 0);
+}
+
+function setHop(hop) {                                  // of those that there are
+  const last = controls.ranks.value - 1;
+  controls.hop.set(upTo(last, 0), Math.min(last, Math.max(0, hop)));
 }
 
 const update = latest(async isLatest => {
@@ -24,7 +29,7 @@ const update = latest(async isLatest => {
   if (!isLatest()) return;
   answer = found;
   tell("");
-  controls.hop.set(upTo(answer.ranks - 1, 0), controls.hop.value);
+  setHop(controls.hop.value);
   show();
 });
 
@@ -34,7 +39,7 @@ function slowest(variant, until) {                      // the sum of what the s
 }
 
 function show() {
-  const hop = Number(controls.hop.value), n = answer.ranks;
+  const hop = controls.hop.value, n = answer.ranks;
   writeLink({ ranks: n, hop });
   for (const variant of ["ring", "zigzag"]) {
     $(`#${variant}-says`).textContent = inWords(variant, hop);
@@ -114,16 +119,16 @@ function work(variant, now) {                           // of each rank: compute
 
 function go(by) {
   stop();
-  controls.hop.set(controls.hop.values, Math.max(0, Number(controls.hop.value) + by));
+  setHop(controls.hop.value + by);
   show();
 }
 
 function play() {
-  let hop = Number(controls.hop.value) >= answer.ranks - 1 ? -1 : Number(controls.hop.value);
+  let hop = controls.hop.value >= answer.ranks - 1 ? -1 : controls.hop.value;
   $("#run").textContent = "stop";
   const step = () => {
     hop += 1;
-    controls.hop.set(controls.hop.values, hop);
+    setHop(hop);
     show();
     if (hop >= answer.ranks - 1) stop();
   };
@@ -143,7 +148,7 @@ document.addEventListener("DOMContentLoaded", () => {
   addEventListener("hashchange", () => {
     const link = readLink();
     controls.ranks.set(controls.ranks.values, Number(link.ranks) || 4);
-    controls.hop.set(upTo(controls.ranks.value - 1, 0), Number(link.hop) || 0);
+    setHop(Number(link.hop) || 0);
     update();
   });
 });

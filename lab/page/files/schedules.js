@@ -1,7 +1,7 @@
 // Pipeline schedules: chapter 07's lists, drawn and played.
 "use strict";
 
-const KIND = { F: "#355070", B: "#e07a3f", W: "#4f8a5b", BW: "#c8553d" };
+const KIND = { F: "#355070", B: "#a8663d", W: "#3d7349", BW: "#b5432c" };
 const HIGH = 30, LEFT = 56, ROOM = 1000;
 const defaults = { schedule: "1f1b", ranks: 4, micro_batches: 8, chunks: 2, breadth_first: "false",
                    F: 1, B: 1, W: 1 };
@@ -135,7 +135,7 @@ function aliveOverTime(actions, end) {
 // ------------------------------------------------------------------------------------------ playing
 
 function mark() {                                       // what has begun by now, and the one followed
-  const until = Number(controls.until.value), micro = controls.follow.value;
+  const until = controls.until.value, micro = controls.follow.value;
   for (const action of $$("#time .action")) {
     const begun = Number(action.dataset.start) < until;
     const followed = micro === "all" || action.dataset.micro === String(micro);
