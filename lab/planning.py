@@ -139,7 +139,7 @@ class Question:
     """What the flags ask: model, cluster, software, gpus, batch, and the degrees that are fixed."""
 
     def __init__(self, ten, args):
-        self.ten, self.gpus, self.batch = ten, args.gpus, args.batch
+        self.ten, self.name, self.gpus, self.batch = ten, args.model, args.gpus, args.batch
         model, sizes = ten.MODELS[args.model or "8b"], (args.layers, args.dim, args.heads)
         if all(sizes) and not args.model:
             model = ten.gpt(*sizes)
@@ -150,6 +150,13 @@ class Question:
         self.cluster = replace(ten.CLUSTERS[args.cluster], **given(args, ten.Cluster))
         self.software = replace(ten.SOFTWARE[args.software], **given(args, ten.Software))
         self.fixed, self.most = given(args, ten.Layout), args.max_micro_batch
+
+    def caveats(self):
+        """What is to be known of the answer."""
+        if self.name == "deepseek-v3":
+            yield "without its latent attention, its shared expert and its three dense layers"
+        if self.model.experts > 1:
+            yield "the time of expert parallelism has been held to nothing: do not rely on it"
 
     def find(self, gpus, fixed, batch=None):
         """The plans that fit, and the others (see the chapter's `search`)."""
@@ -222,10 +229,7 @@ def main(ten, argv):
     if fit[0].why:
         print(f"({advice(asked, fit)})")
     print_plans(asked, fit)
-    if args.model == "deepseek-v3":
-        print("(without its latent attention, its shared expert and its three dense layers)")
-    if model.experts > 1:
-        print("(the time of expert parallelism has been held to nothing: do not rely on it)")
+    print(*[f"({caveat})\n" for caveat in asked.caveats()], sep="", end="")
     if args.explain:
         print(*ten.explain(model, asked.cluster, asked.software, gpus, batch, fit[0]), sep="\n")
     if args.json:

@@ -296,6 +296,7 @@ def test_a_plan_is_the_planners(ten):
     assert not answers.plan({"gpus": "8"})["layout"]["sp"]              # with tp alone
     refused = answers.plan({"gpus": "8", "tp": "3"})
     assert refused["memory"] is None and "not a multiple of tp" in refused["why"]
+    assert not told["caveats"] and "do not rely" in answers.plan({"model": "mixtral"})["caveats"][0]
     times = []
     for _ in range(5):
         start = time.perf_counter()

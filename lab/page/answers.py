@@ -138,7 +138,7 @@ def plan(asked):
         raise Refused("these numbers are too large to compute with") from None
     return told | {
         "parameters": of.model.parameters(), "capacity": of.cluster.memory,
-        "room": first.ROOM * of.cluster.memory,
+        "room": first.ROOM * of.cluster.memory, "caveats": list(of.caveats()),
         "command": shlex.join(["python", "10_planner.py", *flags_of(asked)])}
 
 

@@ -151,6 +151,7 @@ function showPlan(plan) {
     plan.why ? make("span", { class: "wrong" }, `✗ ${plan.why}, and has ${gb(plan.room)} of room`)
       : make("span", { class: "right" }, "✓ fits")]
     : [make("span", { class: "wrong" }, `✗ ${plan.why}`)]));
+  $("#caveats").textContent = plan.caveats.join("; ");
   const most = Math.max(plan.capacity * 1.02, plan.bytes || 0);
   $("#memory").replaceChildren(...(plan.memory ? [
     bar(plan.memory, most, 26, 900, [[plan.room, `room: ${gb(plan.room)} of ${gb(plan.capacity)}`]]),
@@ -199,6 +200,7 @@ const update = latest(async isLatest => {
   const search = ask("best", asked(QUESTION));
   search.catch(() => null);                             // it is waited for below
   if (!("tp" in state)) {
+    $("#verdict").textContent = "searching …";
     const [best] = (await search).plans;
     if (!isLatest()) return;
     takeLayout(best ? best.layout : leastMemory());
