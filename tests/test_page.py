@@ -249,6 +249,9 @@ def test_the_last_report(course, pages, tmp_path):
     [summary] = [text for text in page.of("summary") if text.startswith("megatron")]
     assert "✗ activations" in summary and "4 ranks" in " ".join(summary.split())
     assert "megatron" in "".join(Page(with_run.front()).of("pre"))
+    of_00 = {key: value for key, value in RUN.items() if "loss" not in key and "diff" not in key}
+    (tmp_path / "00.json").write_text(json.dumps(of_00 | {"chapter": "00_collectives"}))
+    assert "800,000" in Page(reading.Course(tmp_path).chapter("00_collectives")).of("td")
 
 
 def test_search_knows_every_function(course):

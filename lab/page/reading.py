@@ -181,11 +181,14 @@ class Course:
         order = list(self.sources)
         at = order.index(name)
         title, lesson = title_of(source.doc)
+        number = label_of(name) if name[0].isdigit() else None
         return self.render(
             "chapter.html", here=name, source=source, title=title, lesson=lesson,
             pieces=source.pieces, before=self.before(name), figure=figures().get(name),
             reports=reports_of(name, self.folder), exercises=EXERCISES.get(name, ()),
-            exhibits=self.exhibits(name), played=PLAYED.get(name),
+            exhibits=self.exhibits(name), played=PLAYED.get(name), number=number,
+            runs=number and number != "10",
+            room=number or {"lab/checkpoint": "resume"}.get(name, "kernels"),
             earlier=order[at - 1] if at else None,
             later=order[at + 1] if at + 1 < len(order) else None)
 
@@ -290,14 +293,13 @@ def read_runs(folder):
 
 
 def reports_of(name, folder):
-    """The runs of a chapter, the newest first, with what a report prints: (run, its steps, checks,
-    verdict)."""
-    mine = [run for run in read_runs(folder) if run["chapter"] == name and "loss" in run]
+    """What a report prints of the runs of a chapter, the newest first."""
+    mine = [run for run in read_runs(folder) if run["chapter"] == name and "dtype" in run]
     return [report(run) for run in sorted(mine, key=lambda run: -run["written"])]
 
 
 def report(run):
-    losses, references = run["loss"], run.get("reference_loss", [])
+    losses, references = run.get("loss", []), run.get("reference_loss", [])     # 00 has none
     norms, seconds = run.get("grad_norm", []), run.get("step_seconds", [])
     shown = [i for i in range(len(losses)) if i < 5 or i == len(losses) - 1]
     steps = [(run.get("first_step", 0) + i + 1, losses[i], *(
