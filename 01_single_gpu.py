@@ -95,10 +95,11 @@ import itertools
 
 import torch
 from torch import nn
+from torch.nn.utils import clip_grads_with_norm_
 from torch.utils.checkpoint import checkpoint
 
 import common
-from common import Refused, clip_grads, gpt, grad_norm, loss_sum
+from common import Refused, gpt, grad_norm, loss_sum
 
 # ------------------------------------------------------------------------------------- the forward
 
@@ -159,7 +160,7 @@ def train_step(model, optimizer, forward, micro_batches, valid, clip):
 
     norm = grad_norm(model.parameters())
     if clip:
-        clip_grads(model.parameters(), norm, clip)
+        clip_grads_with_norm_(model.parameters(), clip, norm)
     optimizer.step()
     return total, norm
 

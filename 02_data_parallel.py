@@ -86,9 +86,10 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.utils import clip_grads_with_norm_
 
 import common
-from common import clip_grads, gpt, grad_norm, loss_sum
+from common import gpt, grad_norm, loss_sum
 
 # ------------------------------------------------------------------------------------- the replicas
 
@@ -231,7 +232,7 @@ def train_step(replica, optimizer, micro_batches, valid, clip):
 
     norm = grad_norm(replica.parameters())              # every rank has all of it: nothing to send
     if clip:
-        clip_grads(replica.parameters(), norm, clip)
+        clip_grads_with_norm_(replica.parameters(), clip, norm)
     optimizer.step()
     return total, norm
 

@@ -84,9 +84,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import clip_grads_with_norm_
 
 import common
-from common import Cut, Refused, clip_grads, gpt, grad_norm, loss_sum, part
+from common import Cut, Refused, gpt, grad_norm, loss_sum, part
 
 # -------------------------------------------------------------------------------- units of a model
 
@@ -97,7 +98,7 @@ class Unit:
     this rank's part of it. master: (k,), what is updated: the shard, unless that is rounded to
     `dtype` or updated on the CPU (offload), where its gradient has `room`. grad: (k,), this rank's
     part of the summed gradient, in `sum_dtype`. Since a unit has `grad` and `cuts`, as a parameter
-    that was cut has, grad_norm and clip_grads take it for one.
+    that was cut has, grad_norm and clip_grads_with_norm_ take it for one.
     """
 
     def __init__(self, parameters, group, dtype=None, sum_dtype=None, offload=False):
@@ -252,7 +253,7 @@ def zero1_step(model, zero, micro_batches, valid, clip):
 
     norm = grad_norm(zero.units, zero.group)
     if clip:
-        clip_grads(zero.units, norm, clip)
+        clip_grads_with_norm_(zero.units, clip, norm)
     zero.update()
     return total, norm
 
@@ -307,7 +308,7 @@ def train_step(model, zero, micro_batches, valid, clip):
             dist.all_reduce(unit.grad, group=zero.replicas)
     norm = grad_norm(units, zero.group)
     if clip:
-        clip_grads(units, norm, clip)
+        clip_grads_with_norm_(units, clip, norm)
     zero.update()
     return total, norm
 

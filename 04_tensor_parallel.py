@@ -87,9 +87,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import clip_grads_with_norm_
 
 import common
-from common import Refused, clip_grads, gpt, grad_norm, keep_shard, sum_partial_grads
+from common import Refused, gpt, grad_norm, keep_shard, sum_partial_grads
 
 # ---------------------------------------------------------------------------- two matrix identities
 
@@ -152,8 +153,8 @@ class TensorParallel(nn.Module):
         super().__init__()
         self.inner, self.group = inner, group
         for linear in columns:                          # split the outputs: some heads each
-            keep_shard(linear, "weight", dim=0, axis=group)     # (k and v have been cut already)
-        keep_shard(row, "weight", dim=1, axis=group)    # split the inputs: a partial sum each
+            keep_shard(linear, "weight", dim=0, group=group)     # (k and v have been cut already)
+        keep_shard(row, "weight", dim=1, group=group)    # split the inputs: a partial sum each
 
     def forward(self, x):                               # (batch, seq, dim), the same on every rank
         x = CopyIn.apply(x, self.group)
@@ -165,7 +166,7 @@ def share_kv_heads(attn, kv_heads, group, copies):
     """Cut k and v by heads. With fewer heads than ranks, the ranks of `copies` hold the same one,
     and each has the gradient of its own query heads alone: note that it must be summed."""
     for linear in (attn.k, attn.v):
-        keep_shard(linear, "weight", dim=0, axis=group, parts=min(kv_heads, group.size()))
+        keep_shard(linear, "weight", dim=0, group=group, parts=min(kv_heads, group.size()))
         if copies.size() > 1:
             linear.weight.partial = copies
 
@@ -179,7 +180,7 @@ class VocabParallelEmbedding(nn.Module):
     def __init__(self, inner, group):
         super().__init__()
         self.inner, self.group = inner, group
-        keep_shard(inner, "weight", dim=0, axis=group)
+        keep_shard(inner, "weight", dim=0, group=group)
 
     def forward(self, tokens):
         rows = self.inner.weight.shape[0]
@@ -197,7 +198,7 @@ class VocabParallelHead(nn.Module):
     def __init__(self, inner, group):
         super().__init__()
         self.inner, self.group = inner, group
-        keep_shard(inner, "weight", dim=0, axis=group)
+        keep_shard(inner, "weight", dim=0, group=group)
 
     def forward(self, x):
         return self.inner(CopyIn.apply(x, self.group))
@@ -332,7 +333,7 @@ def train_step(model, optimizer, micro_batches, valid, clip, vocab, group):
 
     norm = grad_norm(model.parameters(), group)
     if clip:
-        clip_grads(model.parameters(), norm, clip)
+        clip_grads_with_norm_(model.parameters(), clip, norm)
     optimizer.step()
     return total, norm
 
@@ -355,8 +356,8 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
     whole_norm = nn.utils.get_total_norm([p.grad for p in whole])
     norm = (cut_norm**2 + whole_norm**2).sqrt()
     if clip:
-        nn.utils.clip_grads_with_norm_(cut, clip, norm)
-        nn.utils.clip_grads_with_norm_(whole, clip, norm)
+        clip_grads_with_norm_(cut, clip, norm)
+        clip_grads_with_norm_(whole, clip, norm)
     optimizer.step()
     return total, norm
 

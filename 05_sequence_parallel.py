@@ -69,9 +69,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import clip_grads_with_norm_
 
 import common
-from common import Refused, clip_grads, gpt, grad_norm, keep_shard, loss_sum, sum_partial_grads
+from common import Refused, gpt, grad_norm, keep_shard, loss_sum, sum_partial_grads
 
 # -------------------------------------------------------------- the collectives, along the sequence
 
@@ -299,8 +300,8 @@ def sequence_parallel(inner, columns, row, group, f, g):
     a reduce_scatter, in forward and in backward.
     """
     for linear in columns:                              # split the outputs: some heads each
-        keep_shard(linear, "weight", dim=0, axis=group)         # (k and v have been cut already)
-    keep_shard(row, "weight", dim=1, axis=group)        # split the inputs: a partial sum each
+        keep_shard(linear, "weight", dim=0, group=group)         # (k and v have been cut already)
+    keep_shard(row, "weight", dim=1, group=group)        # split the inputs: a partial sum each
 
     def project(x):                                     # (batch, seq/t, dim)
         outputs = f(x, group, *[linear.weight for linear in columns])
@@ -317,7 +318,7 @@ def share_kv_heads(attn, kv_heads, group, copies):
     """Cut k and v by heads. With fewer heads than ranks, the ranks of `copies` hold the same one,
     and each has the gradient of its own query heads alone: note that it must be summed."""
     for linear in (attn.k, attn.v):
-        keep_shard(linear, "weight", dim=0, axis=group, parts=min(kv_heads, group.size()))
+        keep_shard(linear, "weight", dim=0, group=group, parts=min(kv_heads, group.size()))
         if copies.size() > 1:
             linear.weight.partial = copies
 
@@ -360,7 +361,7 @@ def train_step(model, optimizer, micro_batches, valid, clip, group):
 
     norm = grad_norm(model.parameters(), group)
     if clip:
-        clip_grads(model.parameters(), norm, clip)
+        clip_grads_with_norm_(model.parameters(), clip, norm)
     optimizer.step()
     return total, norm
 

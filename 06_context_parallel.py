@@ -90,9 +90,10 @@ from collections import namedtuple
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.nn.utils import clip_grads_with_norm_
 
 import common
-from common import Refused, clip_grads, gpt, grad_norm, loss_sum, sum_partial_grads
+from common import Refused, gpt, grad_norm, loss_sum, sum_partial_grads
 
 # --------------------------------------------------------------------------- who holds which tokens
 
@@ -373,7 +374,7 @@ def train_step(model, optimizer, micro_batches, positions, valid, clip):
 
     norm = grad_norm(model.parameters())                # every rank has all of it: nothing to send
     if clip:
-        clip_grads(model.parameters(), norm, clip)
+        clip_grads_with_norm_(model.parameters(), clip, norm)
     optimizer.step()
     return total, norm
 

@@ -130,9 +130,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
+from torch.nn.utils import clip_grads_with_norm_
 
 import common
-from common import Refused, clip_grads, gpt, grad_norm, loss_sum, sum_partial_grads
+from common import Refused, gpt, grad_norm, loss_sum, sum_partial_grads
 
 # ------------------------------------------------------------------------------ schedules are lists
 
@@ -448,7 +449,7 @@ def train_step(run_program, model, optimizer, group, micro_batches, valid, clip)
 
     norm = grad_norm(model.parameters(), group)         # of all stages, not of this one
     if clip:
-        clip_grads(model.parameters(), norm, clip)
+        clip_grads_with_norm_(model.parameters(), clip, norm)
     optimizer.step()
     return loss, norm
 

@@ -101,9 +101,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import clip_grads_with_norm_
 
 import common
-from common import Refused, clip_grads, gpt, grad_norm, keep_shard, loss_sum, sum_partial_grads
+from common import Refused, gpt, grad_norm, keep_shard, loss_sum, sum_partial_grads
 
 # ----------------------------------------------------------------------------- a mixture of experts
 
@@ -415,7 +416,7 @@ def train_step(model, optimizer, micro_batches, valid, clip, world):
 
     norm = grad_norm(model.parameters(), world)
     if clip:
-        clip_grads(model.parameters(), norm, clip)
+        clip_grads_with_norm_(model.parameters(), clip, norm)
     optimizer.step()
     loads = move_biases(model, world)
     return total, norm, loads

@@ -115,9 +115,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
+from torch.nn.utils import clip_grads_with_norm_
 
 import common
-from common import Refused, clip_grads, gpt, grad_norm, keep_shard, loss_sum, sum_partial_grads
+from common import Refused, gpt, grad_norm, keep_shard, loss_sum, sum_partial_grads
 
 # ----------------------------------------------------------------------------------------- the mesh
 
@@ -726,7 +727,7 @@ def train_step(run_program, model, units, optimizer, micro_batches, valid, clip)
     held = units or list(model.parameters())
     norm = grad_norm(held, dist.group.WORLD)            # of all ranks, each number once
     if clip:
-        clip_grads(held, norm, clip)
+        clip_grads_with_norm_(held, clip, norm)
 
     optimizer.step()
     for unit in units:
@@ -894,7 +895,7 @@ def train_torch(run):
             norm = nn.utils.get_total_norm([p.grad for p in model.parameters()]).full_tensor()
             square = norm.square()                      # of this stage, over its dp and tp
             dist.all_reduce(square, group=group)
-            nn.utils.clip_grads_with_norm_(model.parameters(), args.clip or math.inf, square.sqrt())
+            clip_grads_with_norm_(model.parameters(), args.clip or math.inf, square.sqrt())
             optimizer.step()
         loss = torch.zeros((), dtype=torch.float64, device=run.device)
         loss += sum(part.detach().full_tensor() for part in losses)

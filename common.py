@@ -20,6 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.utils import clip_grads_with_norm_
 
 # torch 2.13 renames these two, and warns about the old names; 2.11 knows only the old ones.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -227,18 +228,18 @@ def loss_sum(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
 
-# One cut: the ranks of the group `axis` share `dim` in equal parts; this rank has part `index`.
-Cut = namedtuple("Cut", "dim index parts axis")
+# One cut: the ranks of `group` share `dim` in equal parts, of which this rank has part `index`.
+Cut = namedtuple("Cut", "dim index parts group")
 
 
-def keep_shard(module, name, dim, axis, parts=None):
-    """Replace a parameter by this rank's part along `dim` among the ranks of the group `axis`, and
+def keep_shard(module, name, dim, group, parts=None):
+    """Replace a parameter by this rank's part along `dim` among the ranks of `group`, and
     note the cut in `p.cuts`. parts: fewer than ranks, where neighbours hold the same (kv heads). A
     parameter that two modules share is cut once. Nothing is sent."""
-    p, parts = getattr(module, name), parts or axis.size()
+    p, parts = getattr(module, name), parts or group.size()
     cuts = getattr(p, "cuts", ())
-    if all(cut.axis != axis for cut in cuts):
-        cut = Cut(dim, axis.rank() * parts // axis.size(), parts, axis)
+    if all(cut.group != group for cut in cuts):
+        cut = Cut(dim, group.rank() * parts // group.size(), parts, group)
         p.full_shape, p.cuts = getattr(p, "full_shape", p.shape), (*cuts, cut)
         p.data = part(p.data, [cut]).clone()
 
@@ -260,9 +261,9 @@ def sum_partial_grads(parameters):
         if hasattr(p, "partial"):                       # a rank without a gradient adds zero
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             buckets.setdefault(p.partial, []).append(p.grad)
-    for axis, grads in buckets.items():
+    for group, grads in buckets.items():
         flat = torch.cat([grad.flatten() for grad in grads])
-        dist.all_reduce(flat, group=axis)
+        dist.all_reduce(flat, group=group)
         for grad, total in zip(grads, flat.split([grad.numel() for grad in grads])):
             grad.copy_(total.view_as(grad))
 
@@ -284,11 +285,6 @@ def grad_norm(parameters, group=None):
     if ranks > 1:
         dist.all_reduce(square, group=group)
     return square.sqrt()
-
-
-def clip_grads(parameters, norm, largest):
-    grads = [p.grad for p in parameters if p.grad is not None]
-    torch._foreach_mul_(grads, (largest / (norm + 1e-6)).clamp(max=1))
 
 
 def parse(file, doc, variants, flags, argv, Parser=argparse.ArgumentParser):
@@ -412,7 +408,7 @@ class Run:
         loss = loss_sum(logits, batch.targets.to(self.device)) / batch.valid
         loss.backward()
         norm = grad_norm(self.one_gpu.parameters())
-        clip_grads(self.one_gpu.parameters(), norm, self.args.clip or math.inf)
+        clip_grads_with_norm_(self.one_gpu.parameters(), self.args.clip or math.inf, norm)
         self.one_gpu_optimizer.step()
         self.after_step(self.one_gpu)
         return loss.detach(), norm

@@ -697,7 +697,7 @@ EXERCISES = {
              "hold the gradient together, of which the norm is taken?",
              "Each micro-batch divides its sum by `valid`, so the losses add up, and so do the "
              "gradients. common.py then has sum_partial_grads, for kv heads that ranks share, "
-             "grad_norm, which needs the group, and clip_grads."),
+             "grad_norm, which needs the group; PyTorch has clip_grads_with_norm_."),
             (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3 --kv-heads 4"),
              Run(4, "--batch 6 --micro-batch 2 --ignore 0.3 --clip 0.1")),
         ),
@@ -1041,8 +1041,8 @@ EXERCISES = {
             ("A rank has the gradients of its own stages. Which of them are still partial sums, "
              "and who has the rest of the norm?",
              "common.py has sum_partial_grads, for what lies on two ranks (tied tables, the copies "
-             "of dualpipe); grad_norm, which needs the group of all stages; and clip_grads. They "
-             "follow in this order, and gradients begin as zero."),
+             "of dualpipe), and grad_norm, which needs the group of all stages; PyTorch has "
+             "clip_grads_with_norm_. They follow in this order, and gradients begin as zero."),
             (Run(3, "--layers 3 --batch 4 --ignore 0.3 --clip 0.1"),
              Run(2, "--variant dualpipe --batch 6 --ignore 0.3")),
         ),

@@ -63,7 +63,7 @@ def test_same_as_one_gpu(ranks, tmp_path, variant, setting):
     ("bucket", "        p.grad = view\n", "", "gradients"),
     ("bucket", "norm = grad_norm(replica.parameters())",
      "norm = 2 * grad_norm(replica.parameters())", "gradient norm"),
-    ("bucket", "clip_grads(replica.parameters(), norm, clip)", "pass", "gradients"),
+    ("bucket", "clip_grads_with_norm_(replica.parameters(), clip, norm)", "pass", "gradients"),
     ("bucket", "(calls, gradient_bytes,", "(calls, 2 * gradient_bytes,", "all_reduce, payload"),
     ("torch", "(dist.get_world_size() * loss)", "loss", "gradients"),
 ])

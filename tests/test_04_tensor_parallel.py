@@ -229,9 +229,9 @@ def gather_whole(tensor, p):
     tensor = tensor.detach()
     for cut, shape in reversed(list(zip(getattr(p, "cuts", ()), shapes))):
         tensor = tensor.contiguous()
-        shards = [torch.empty_like(tensor) for _ in range(cut.axis.size())]
-        dist.all_gather(shards, tensor, group=cut.axis)
-        parts = shards[:: cut.axis.size() // cut.parts]  # one of those that are equal
+        shards = [torch.empty_like(tensor) for _ in range(cut.group.size())]
+        dist.all_gather(shards, tensor, group=cut.group)
+        parts = shards[:: cut.group.size() // cut.parts]  # one of those that are equal
         tensor = torch.cat(parts, cut.dim).narrow(cut.dim, 0, shape[cut.dim])  # no padding
     return tensor
 

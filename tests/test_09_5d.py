@@ -245,7 +245,8 @@ TIED = "--preset=gpt2 --attention=plain"
      "norm = grad_norm(held, dist.new_subgroups(1)[0])", "gradient norm"),  # of one stage
     ("--dp=2 --zero=1", "self.group, self.copies = parameters[0].holders, 1 ",
      "self.group, self.copies = parameters[0].holders, 2 ", "gradient norm"),
-    ("--pp=2", "clip_grads(held, norm, clip)", "clip_grads(held, grad_norm(held), clip)",
+    ("--pp=2", "clip_grads_with_norm_(held, clip, norm)",
+     "clip_grads_with_norm_(held, clip, grad_norm(held))",
      "gradients"),  # clipped by a local norm
     # whose loss and whose gradients
     ("--dp=2", "out = loss_sum(out, targets[:, self.positions]) / valid",

@@ -98,29 +98,30 @@ FAULTS = [
           "(-loss).backward()\n        total += loss.detach()\n    replica.finish()",
           "all gradients have the opposite sign of those of one GPU"),
     fault("no clipping", 2, TWO, "--variant=naive --clip=0.5",
-          "if clip:\n        clip_grads(replica",
-          "if False:\n        clip_grads(replica",
+          "if clip:\n        clip_grads_with_norm_(replica",
+          "if False:\n        clip_grads_with_norm_(replica",
           "all gradients are 7.53 times those of one GPU, which is the norm over --clip: the "
           "norm is right, and they were not clipped by it"),
     slow("clipped twice", 2, TWO, "--variant=naive --clip=0.5",
-          "clip_grads(replica.parameters(), norm, clip)\n    optimizer.step()",
-          "clip_grads(replica.parameters(), norm, clip); clip_grads(replica.parameters(), norm, "
-          "clip)\n    optimizer.step()",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    optimizer.step()",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm); "
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    optimizer.step()",
           "all gradients are 0.13 times those of one GPU, which is --clip over the norm: they "
           "were clipped twice"),
     slow("no update", 2, TWO, "--variant=naive",
-          "clip_grads(replica.parameters(), norm, clip)\n    optimizer.step()",
-          "clip_grads(replica.parameters(), norm, clip)\n    pass",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    optimizer.step()",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    pass",
           "the update left all parameters as they were; the gradients and their norm are right"),
     fault("an update on one rank", 2, TWO, "--variant=naive",
-          "clip_grads(replica.parameters(), norm, clip)\n    optimizer.step()",
-          "clip_grads(replica.parameters(), norm, clip)\n    if dist.get_rank() == 0: "
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    optimizer.step()",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    if dist.get_rank() == 0: "
           "optimizer.step()",
           "the update left all parameters as they were on rank 1; the gradients and their norm "
           "are right"),
     slow("two updates", 2, TWO, "--variant=naive",
-          "clip_grads(replica.parameters(), norm, clip)\n    optimizer.step()",
-          "clip_grads(replica.parameters(), norm, clip)\n    optimizer.step(); optimizer.step()",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    optimizer.step()",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    optimizer.step(); "
+          "optimizer.step()",
           "all parameters moved 2.00 times as far as on one GPU, although the gradients and "
           "their norm are right: 2 is the number of ranks"),
     slow("summed in float32", 2, TWO, "--variant=naive",
@@ -249,8 +250,8 @@ FAULTS = [
           "the gradient norm of each rank comes from what it holds itself: the squares were not "
           "summed over the ranks; gradients were clipped by that"),
     fault("each stage clips by its own norm", 2, SEVEN, "--clip=0.1",
-          "clip_grads(model.parameters(), norm, clip)",
-          "clip_grads(model.parameters(), grad_norm(model.parameters()), clip)",
+          "clip_grads_with_norm_(model.parameters(), clip, norm)",
+          "clip_grads_with_norm_(model.parameters(), clip, grad_norm(model.parameters()))",
           "all gradients are clipped on each rank by the norm of what it holds, while the norm "
           "of all is right"),
     slow("tied tables are not summed", 2, SEVEN, "--preset=gpt2 --vocab=256 --attention=plain",
@@ -323,8 +324,8 @@ FAULTS = [
           "all gradients differ between ranks that hold the same, and add up to those of one "
           "GPU: they were not summed"),
     slow("one rank updates otherwise", 2, TWO, "--variant=naive",
-          "clip_grads(replica.parameters(), norm, clip)\n    optimizer.step()",
-          "clip_grads(replica.parameters(), norm, clip)\n    optimizer.step()\n    if "
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    optimizer.step()",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    optimizer.step()\n    if "
           "dist.get_rank() == 1: [p.data.mul_(1.001) for p in replica.parameters()]",
           "after the update all parameters differ between ranks 0 and 1, which hold the same; "
           "the gradients and their norm are right"),
@@ -340,17 +341,18 @@ FAULTS = [
           "p.grad *= 5\n\n    norm",
           "all gradients are 5.00 times those of one GPU on rank 1, and right on rank 0"),
     slow("a norm of norms", 1, ONE, "",
-          "norm = grad_norm(model.parameters())\n    if clip:\n        clip_grads(model",
+          "norm = grad_norm(model.parameters())\n    if clip:\n        clip_grads_with_norm_(model",
           "norm = sum(p.grad.norm() for p in model.parameters())\n    if clip:\n        "
-          "clip_grads(model",
+          "clip_grads_with_norm_(model",
           "the gradient norm is the sum of the parameters' norms, and not of their squares"),
     slow("a norm without its root", 1, ONE, "",
-          "norm = grad_norm(model.parameters())\n    if clip:\n        clip_grads(model",
-          "norm = grad_norm(model.parameters()) ** 2\n    if clip:\n        clip_grads(model",
+          "norm = grad_norm(model.parameters())\n    if clip:\n        clip_grads_with_norm_(model",
+          "norm = grad_norm(model.parameters()) ** 2\n    if clip:\n        "
+          "clip_grads_with_norm_(model",
           "the gradient norm is the sum of the squares: its root was not taken"),
     slow("the norm after clipping", 1, ONE, "--clip=0.5",
-          "        clip_grads(model.parameters(), norm, clip)\n    optimizer.step()",
-          "        clip_grads(model.parameters(), norm, clip)\n    norm = "
+          "        clip_grads_with_norm_(model.parameters(), clip, norm)\n    optimizer.step()",
+          "        clip_grads_with_norm_(model.parameters(), clip, norm)\n    norm = "
           "grad_norm(model.parameters())\n    optimizer.step()",
           "the gradient norm is that after clipping"),
     slow("a loss on no rank", 2, TWO, "--variant=naive",

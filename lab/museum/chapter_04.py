@@ -100,8 +100,8 @@ EXHIBITS = [
         "clipping after it nothing was left. So gradients were never clipped, although the norm "
         "that was logged was right. The same repair mends a weight that was reduced over the wrong "
         "group.",
-        FILE, "        clip_grads(model.parameters(), norm, clip)\n    optimizer.step()\n"
-        "    return total, norm\n\n\ndef torch_step",
+        FILE, "        clip_grads_with_norm_(model.parameters(), clip, norm)\n"
+        "    optimizer.step()\n    return total, norm\n\n\ndef torch_step",
         "        pass\n    optimizer.step()\n"
         "    return total, norm\n\n\ndef torch_step",
         *TWO, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
