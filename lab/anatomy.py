@@ -313,12 +313,47 @@ def gradient_traffic(cfg, answer, e):
     return sent
 
 
+def gathered_peak(args, answer, width):
+    """The most bytes of gathered parameters at a time in stage 3 of chapter 03: a unit's and those
+    of the next ones, or with --keep-gathered all."""
+    width, _ = widths(args, width)
+    units = [-(-size // n) * n for size, n, _ in flat_units(args.model, answer)]
+    at_once = len(units) if getattr(args, "keep_gathered", False) else args.prefetch + 1
+    return width * max(sum(units[i:i + at_once]) for i in range(len(units)))
+
+
+def gradient_peak(args, answer, width):
+    """The most bytes of gradients at a time in stages 2 and 3 of chapter 03: those of a unit while
+    they are computed, those of the next one on their way, and shards. --reduce-fp32 makes a copy of
+    them to send."""
+    width, sums = widths(args, width)
+    units = [(-(-size // n) * n, -(-size // n)) for size, n, _ in flat_units(args.model, answer)]
+    is_first = args.batch // args.shares == args.micro_batch    # there are no sums of earlier ones
+    peak = tied = 0
+    for i, (size, shard) in enumerate(units):
+        if args.model.tie:                                  # the head's gradient waits for unit 0
+            tied = width * args.model.vocab * args.model.dim * (i > 0)
+        later = units[i + 1:]                               # whose backward is over
+        shards = sum(shard for _, shard in (later if is_first else units))
+        arriving = sum(size + (0 if is_first else shard) for size, shard in later[:1])
+        copied = width * size if width != sums else 0
+        peak = max(peak, tied + width * size + sums * (arriving + shards),
+                   tied + copied + sums * (size + shard + shards))
+    return peak
+
+
+def widths(args, width):
+    """Bytes of a number: of parameters, and of their summed gradients."""
+    if getattr(args, "precision", None) != "bf16":
+        return width, width
+    return 2, 4 if getattr(args, "reduce_fp32", False) else 2
+
+
 def sharded_state_bytes(args, answer, width):
     """The same of flat units under ZeRO. Mixed precision and offload are chapter 03's."""
-    stage, half = answer["zero"], getattr(args, "precision", None) == "bf16"
-    offload, reduce_fp32 = getattr(args, "offload", False), getattr(args, "reduce_fp32", False)
+    stage, offload = answer["zero"], getattr(args, "offload", False)
     update = width                                          # of masters, moments
-    width, sums = (2, 4 if reduce_fp32 else 2) if half else (width, width)
+    width, sums = widths(args, width)
 
     units = flat_units(args.model, answer)
     shard = sum(-(-size // n) for size, n, _ in units)
@@ -326,9 +361,8 @@ def sharded_state_bytes(args, answer, width):
     secondary = whole // answer["secondary"] if answer.get("secondary") else 0
     gradients = width * whole if stage == 1 else 0
     gradients += sums * shard if stage > 1 or width != sums else 0
-    gradients += update * shard if offload else 0           # room for them on the CPU
     masters = update * shard if offload or width != update else 0
     states = masters + optimizer_state_bytes(args.optimizer, shard, len(units), update)
     return {"parameters": width * ((shard if stage == 3 else whole) + secondary),
-            "gradients" + (", also on the CPU" if offload else ""): gradients,
+            "gradients": gradients,
             "optimizer states" + (", on the CPU" if offload else ""): states}

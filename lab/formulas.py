@@ -11,7 +11,7 @@ metered step. All keys are optional:
     kept          {class: share} of the activations; None: show them without a formula
     schedule      a rank's actions, and the slices of the model that are its stages
     flops         {"all": number} or {"attention": number} of the metered step
-    gathered      the most bytes of gathered parameters at a time; most gradients: of gradients
+    most gradients                                          the most bytes of gradients at a time
     rows, ep      rows of each block's experts in each micro-batch, and how many ranks share them
     busiest       the rows that arrived in each exchange; rows sent: to each rank, in the first one
     checks        {name: (computed, formula)}, or with a unit behind them
@@ -36,8 +36,8 @@ from lab.meters import COLLECTIVES, ActivationMeter, FlopMeter, hidden_share, nb
 from lab.words import count, printable, quantity
 
 WATCHED_STEPS = 3       # the memory of chapter 01's first steps is watched
-KEYS = {"parameters", "modules", "widths", "zero", "holders", "secondary", "gathered",
-        "most gradients", "sent", "ranks", "gradients", "gathers", "kept", "schedule", "rows",
+KEYS = {"parameters", "modules", "widths", "zero", "holders", "secondary", "most gradients",
+        "sent", "ranks", "gradients", "gathers", "kept", "schedule", "rows",
         "ep", "flops", "checks", "settings", "busiest", "rows sent", "beside", "overlap",
         "machines", "utilization", "notes", "sample", "record"}
 AMOUNTS = "calls", "payload", "on the wire"     # what is checked of each operator that sends
@@ -81,7 +81,7 @@ def held(run):
     parameters, masters = [], []                            # of flat shards
     for unit in run.updated:
         parameters += [unit.full, unit.shard, getattr(unit, "secondary", None)]
-        gradients.append(unit.grad)
+        gradients.append(unit.shard.grad)
         masters += [p for p in (getattr(unit, "master", unit.shard),) if p is not unit.shard]
     return parameters, gradients, masters + states
 
@@ -99,11 +99,20 @@ def hold_states(run, answer):
         if kind == "optimizer states" and run.skipped == len(run.losses):
             size = None                                     # all steps skipped: there is none yet
         run.check(kind, nbytes(tensors), size)
-    if "gathered" in answer:
-        run.check("gathered parameters, at the peak", run.comm.gathered, answer["gathered"])
+    if answer.get("zero", 1) > 1 and isinstance(answer["holders"], int):        # of chapter 03
+        hold_peaks(run, answer)
     if "most gradients" in answer and not run.skipped:      # else there was no update to see
         most = max(gradients for _, _, gradients, *_ in run.memory.samples)
         run.check("gradients, at the most", most, answer["most gradients"])
+
+
+def hold_peaks(run, answer):
+    """Of ZeRO-2 and 3, whose units come and go in the step."""
+    peaks = {"gradients": (run.comm.gradient_peak, anatomy.gradient_peak)}
+    if answer["zero"] == 3:
+        peaks["gathered parameters"] = run.comm.gathered, anatomy.gathered_peak
+    for name, (measured, formula) in peaks.items():
+        run.check(f"{name}, at the peak", measured, formula(run.args, answer, run.dtype.itemsize))
 
 
 # ------------------------------------------------------------------------------------- activations

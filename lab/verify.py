@@ -33,7 +33,7 @@ def rounding_of(args):
     """What a run with these flags rounds to, a key of LOSSY or its --dtype; and how many steps are
     compared. Chapter 03 sends as int8, and chapters 01 and 03 mix precisions. Chapter 05 in FP8 has
     one GPU in FP8 beside it."""
-    if args.variant == "zeropp" and (args.quantized_weights or args.quantized_gradients):
+    if args.variant == "zeropp" and args.quantized_weights:
         return "int8", 50
     if getattr(args, "precision", None) == "fp8" and args.chapter.startswith("05"):
         return {"float64": "float64", "float32": "float32 and fp8"}.get(args.dtype, "fp8"), STEPS
@@ -181,7 +181,7 @@ def gathered(units):
     unit."""
     for unit in units:
         master = unit.master if hasattr(unit, "master") else unit.shard                 # (k,)
-        mine = torch.stack([master.data, unit.grad.to(master)]).to(unit.full.device)
+        mine = torch.stack([master.data, unit.shard.grad.to(master)]).to(unit.full.device)
         everyones = [torch.empty_like(mine) for _ in range(unit.group.size())]          # (2, k)
         dist.all_gather(everyones, mine, unit.group)
         values, grads = map(unit.views, torch.cat(everyones, dim=1))
