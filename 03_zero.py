@@ -58,7 +58,7 @@ What can be added:
     --offload          The CPU has O and master weights (4Ψ/N, in any case), and updates them.
     hsdp               Stage 3 in groups of --shard-size ranks, such as a machine's: each group
                        holds the model. Across groups, shards of gradients are summed once a step.
-    zeropp             ZeRO++: forward gathers int8, with a scale for every 256 numbers, and keeps it
+    zeropp             ZeRO++: forward gathers int8, with a scale for 256 numbers, and keeps it
                        spread over the --shard-size ranks of a machine (P / shard size more bytes),
                        where backward gathers it. This changes numbers: the loss of 50 steps and the
                        first gradient norm may be 1% and 5% away from one GPU's. (ZeRO++'s third
@@ -435,7 +435,6 @@ def zeropp_traffic(cfg, n, micro_batches, widths, node, quantized):
 # ----------------------------------------------------------------------------------------- the run
 
 def take_steps(run, step, model, units=None):
-    """step: of (micro-batches, valid targets, --clip)."""
     for batch in run.batches(share=run.rank):           # 1/N of the sequences
         with run.measure():
             loss, norm = step(batch.micro_batches, batch.valid, run.args.clip)

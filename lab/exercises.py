@@ -520,83 +520,83 @@ EXERCISES = {
     ],
     "03_zero": [
         Exercise(
-            "03.1", "Unit.flatten Unit.views", 1,
-            "`flatten` lays tensors end to end in a new one, with self.padding zeros behind them. "
-            "`views` gives views into such a tensor, in the shapes of self.parameters.",
+            "03.1", "Unit.views Unit.make_room_for_gradients", 1,
+            "`views` gives views into a flat tensor, in the shapes of self.parameters; the last "
+            "self.padding numbers belong to none. `make_room_for_gradients` makes every p.grad so "
+            "a view into self.gradients, a new flat tensor of zeros.",
             ("What is written into a parameter must be seen in the flat tensor, and the other way "
              "round. Which operations of a tensor give a view, and which a copy?",
-             "flatten: concatenate, with zeros of the tensors' own dtype. views: split it into the "
-             "numbers of each parameter and the padding, leave that one out, and view each piece "
-             "in its shape."),
-            (Run(3, "--layers 1 --batch 15 --micro-batch 1 --ignore 0.3"),),
-            "flatten and views",
+             "views: split the tensor into the numbers of each parameter and the padding, leave "
+             "that one out, and view each piece in its shape. Room: as many zeros as self.full has "
+             "numbers. A parameter that has a gradient already (a tied table) keeps its numbers."),
+            (Run(3, "--layers 1 --batch 15 --micro-batch 1 --ignore 0.3"),
+             Run(2, "--variant zero2 --preset gpt2 --layers 1 --dim 32 --heads 4 --kv-heads 2 "
+                    "--seq 16 --vocab 256 --attention plain --batch 4 --verify")),
+            "views and room",
         ),
         Exercise(
             "03.2", "Unit.start_reduce Unit.finish_reduce", 2,
-            "Start to sum the parameters' gradients over the ranks, in self.sum_dtype, so that "
-            "each rank gets its shard of the sum, and let go of the parameters' own. "
+            "Start to sum self.gradients over the ranks, in the dtype shard.grad_dtype, so that "
+            "each rank gets its shard of the sum; and let go of them, and of the parameters' own. "
             "`finish_reduce` waits, and adds what has come to the sum of the micro-batches before, "
-            "in self.grad.",
+            "in shard.grad.",
             ("What is sent, and what is received into, must live until the transfer has ended. "
-             "Where do you keep them meanwhile? And what is in self.grad before a step's first "
+             "Where do you keep them meanwhile? And what is in shard.grad before a step's first "
              "micro-batch?",
-             "self.flatten makes one tensor of all gradients. self.reduce_scatter (which ZeRO++ "
-             "replaces) takes where the sum goes, a new tensor in the shard's shape, what is sent, "
-             "group= and async_op=True, and gives a handle to wait for. self.grad is None, or a "
-             "sum that is added to. Afterwards nothing needs to be kept."),
+             "common.reduce_scatter takes where the sum goes, a new tensor in the shard's shape, "
+             "what is sent, group= and async_op=True, and gives a handle to wait for. shard.grad "
+             "is None, or a sum that is added to. Afterwards nothing needs to be kept."),
             (Run(4, "--variant zero2 --batch 12 --micro-batch 1 --ignore 0.3"),
              Run(3, "--variant zero2 --layers 1 --batch 15 --micro-batch 1 --dtype float32 "
                     "--precision bf16 --reduce-fp32 --offload")),
             "Unit: the reduction",
         ),
         Exercise(
-            "03.3", "Zero.gather", 1,
-            "Start the gathers of these units, but not of those that are gathered already or on "
-            "their way. Then wait for the first unit's.",
+            "03.3", "gather", 1,
+            "Start the gathers of the first of these units and of the next `ahead` ones, but not "
+            "of those that are gathered already or on their way. Then wait for the first unit's.",
             ("What tells a unit that is gathered, or about to be, from one that was freed?",
-             "free() leaves a unit no memory, and start_gather gives it all of it at once. Of the "
-             "first unit, finish_gather waits, if there is something to wait for."),
-            (Same("(lambda said: (Zero.gather(None, [argparse.Namespace(gathering=None, "
-                  "gathered_bytes=lambda i=i: 8 * (i == 1), start_gather=lambda backward, i=i: "
-                  "said.append(f'start {i}'), finish_gather=lambda i=i: said.append(f'wait {i}')) "
-                  "for i in range(3)], True), ', '.join(said))[1])([])",
-                  "what is called, if of units 0, 1 and 2 the middle one is gathered"),
+             "free() leaves `full` no memory, and start_gather gives it all of it at once: ask "
+             "its untyped_storage() for its nbytes(). Of the first unit, finish_gather waits, if "
+             "there is something to wait for."),
+            (Same("(lambda said: (gather([argparse.Namespace(full=torch.zeros(int(i == 1)), "
+                  "start_gather=lambda i=i: said.append(f'start {i}'), "
+                  "finish_gather=lambda i=i: said.append(f'wait {i}')) for i in range(4)], 2), "
+                  "', '.join(said))[1])([])",
+                  "what is called with ahead 2, if of units 0, 1, 2 and 3 unit 1 is gathered"),
              Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --prefetch 2")),
         ),
         Exercise(
-            "03.4", "Zero.update", 2,
-            "Update each unit's master with the summed gradient of its shard, and the shard from "
-            "the master. Units that are gathered now have old parameters: gather these again.",
-            ("Which tensor does the optimizer know, in which is the gradient, and which one is "
-             "gathered? Follow a number through all of them, with and without bf16.",
-             "A master's gradient is unit.grad in the master's dtype; with offload, copied into "
-             "unit.room first. A master that is not the shard itself is copied into it, which "
-             "rounds. When gathered_bytes() is not zero, an all_gather of the shard into `full` "
-             "follows. At the end a master has its `room` as gradient, or None."),
-            (Run(4, "--variant zero1 --batch 12 --micro-batch 1 --ignore 0.3"),
-             Run(3, "--variant zero2 --layers 1 --batch 15 --micro-batch 1 --dtype float32 "
+            "03.4", "Masters.step", 2,
+            "Update the masters with the summed gradients of the shards, and the shards from the "
+            "masters.",
+            ("Which tensors does the optimizer know, and where are the gradients? Follow a number "
+             "through all of them, with bf16 and on the CPU.",
+             "A master's gradient is that of its shard, on the master's device and in its dtype. "
+             "After self.optimizer's step the masters need no gradients, and each is copied into "
+             "its shard, which rounds."),
+            (Run(3, "--variant zero2 --layers 1 --batch 15 --micro-batch 1 --dtype float32 "
                     "--precision bf16 --reduce-fp32 --offload"),
-             Run(3, "--layers 1 --batch 15 --micro-batch 1 --dtype float32 --precision bf16")),
+             Run(3, "--layers 1 --batch 15 --micro-batch 1 --dtype float32 --precision bf16"),
+             Run(4, "--variant zero1 --batch 12 --micro-batch 1 --ignore 0.3 --offload")),
         ),
         Exercise(
-            "03.5", "train_step", 3,
-            "Take a step of stage 2 or 3: each unit is gathered for its forward and for its "
-            "backward, with the next ones under way, is freed in between (in stage 3, unless "
-            "keep_gathered), and is reduced after its backward. Give this rank's part of the loss, "
-            "and the norm of the whole gradient.",
+            "03.5", "zero3_step", 3,
+            "Take a step of stage 3: each unit is gathered for its forward and for its backward, "
+            "with the next ones under way, is freed in between (unless keep_gathered), and is "
+            "reduced after its backward. Give this rank's part of the loss, and the norm of the "
+            "whole gradient.",
             ("Each module computes from a detached input, so each has a graph of its own. What do "
              "you keep of every module in forward, and where does the gradient come from with "
-             "which its backward begins?",
+             "which its backward begins? zero2_step does the same without gathers.",
              "Keep each module's input and output; the tokens alone have no gradient. From the "
-             "loss to the logits, then down the list: the output's backward gives the input's "
-             "gradient, which is the next output's. Free a unit before you start to reduce it, and "
-             "finish that after the next unit's backward. Once a step: the replicas sum the "
-             "shards; then norm over zero.group, clipping, zero.update. (ZeRO++'s units with a "
-             "node gather only the next one ahead, before a reduction starts.)"),
+             "loss to the logits, then down the list: make room for the unit's gradients, and the "
+             "output's backward gives the input's gradient, which is the next output's. Free a "
+             "unit before you start to reduce it, and finish that after the next unit's backward. "
+             "Once a step the replicas sum shard.grad; then `update`."),
             (Run(3, "--layers 1 --batch 15 --micro-batch 1 --ignore 0.3"),
-             Run(4, "--variant hsdp --batch 12 --micro-batch 1 --ignore 0.3 --keep-gathered "
-                    "--clip 0.1"),
-             Run(4, "--variant zero2 --batch 12 --micro-batch 1 --ignore 0.3")),
+             Run(4, "--variant hsdp --shard-size 2 --batch 12 --micro-batch 1 --ignore 0.3 "
+                    "--keep-gathered --clip 0.1")),
         ),
         Exercise(
             "03.6", "quantize dequantize", 2,

@@ -242,7 +242,7 @@ def zero(pick):
                 batch=ranks * m * b, micro_batch=b, variant="zero3", prefetch=ahead,
                 precision=pick("fp32", "bf16"))
     chapter, args, cfg = case.chapter, case.args, case.cfg
-    width, of_sum = chapter.widths(args)
+    width, of_sum = anatomy.widths(args, case.e)
     case.sizes |= {"e": width, "P": ahead, "u": len(chapter.padded_sizes(cfg, ranks))}
     states, masters = (8, "") if args.precision == "fp32" else (12, " and master weights")
     held = {(stage, n): case.states({"zero": stage, "holders": n}, case.e)
@@ -261,7 +261,7 @@ def zero(pick):
             "How many bytes of gathered parameters does a rank have at the peak, if P units are "
             "gathered ahead of the one that computes? (The blocks are the largest units.)",
             "(P + 1) * (10*h*h + 2*h*k + 4*h) * e",
-            chapter.gathered_peak(cfg, ranks, ahead, False, width), "B",
+            anatomy.gathered_peak(args, {"zero": 3, "holders": ranks}, case.e), "B",
             "P + 1 blocks: q, o, up and down; k and v; two LayerNorms",
             "gathered parameters, at the peak", also="N"),
         Question(

@@ -535,12 +535,19 @@ def pretended_cuda():
         on_host = group is not None and group.group_name in gpu.on_host
         return torch.device("cpu") if on_host else gpu.device
 
+    def in_groups(lists):  # which asks in C++ for the device
+        return {(columns[0][0].device, dtype): (columns, indices)
+                for (_, dtype), (columns, indices) in grouped(lists).items()}
+
+    grouping = "torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype"
+    grouped = torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype
     objects = "torch.distributed.distributed_c10d._get_object_coll_device"
     one_work = lambda operations: [OneWork(batch(operations))]
     checks = "torch.utils.checkpoint._allowed_determinism_checks_to_fns"
     patches = [
         mock.patch("common.join_ranks", lambda *args: gpu.device),  # though the backend is gloo
         mock.patch("torch.autograd._engine_run_backward", backward),
+        mock.patch(grouping, in_groups),
         mock.patch(objects, device_of_objects),  # what is pickled travels as all else
         mock.patch.dict(checks, default=lambda x: (x.shape, x.dtype)),  # no device: it asks in C++
         mock.patch.object(Work, "wait", wait_for),
