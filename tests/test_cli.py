@@ -117,8 +117,15 @@ BAD = [  # flags, and what the line must say: the flag, the value, a value that 
      "--profile link/a.json is the file of --json too; --profile link/a-profile.json would work"),
     ("--json=nowhere/a.json --profile=nowhere/b/../a.json",
      "--profile nowhere/b/../a.json is the file of --json too; --profile nowhere/b/../a-profile"),
-    ("--stepz=3", "unrecognized arguments: --stepz=3"),
-    ("--step=3", "unrecognized arguments: --step=3"),
+    ("--stepz=3", "unrecognized arguments: --stepz=3 .*; without --stepz would work"),
+    ("--step=3", "unrecognized arguments: --step=3 .*; without --step would work"),
+    ("stray", "unrecognized arguments: stray .*; without stray would work"),
+    ("--stepz 3 -x", "unrecognized arguments: --stepz 3 -x .*; without --stepz 3 -x would work"),
+    ("--batch=--", "--batch: -- is no whole number in .*; --batch 8 would work"),
+    ("--batch= --", "--batch: '' is no whole number in .*; --batch 8 would work"),
+    ("--data=--", "--data -- is no readable file; without --data would work"),
+    ("--variant=--", "--variant: invalid choice: '--' .*; --variant bucket would work"),
+    ("--variant=torhc", "--variant: invalid choice: .*; --variant torch would work"),
 ]
 
 

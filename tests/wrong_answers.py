@@ -683,7 +683,10 @@ WRONG = {
     ],
     "10.2": [
         Wrong("hops / n * size", "size", "seconds of a gigabyte"),
-        Wrong("min(hops, n * stride // cluster.per_node)", "hops", "seconds of a gigabyte: 32"),
+        Wrong("min(hops, nodes)", "hops", "seconds of a gigabyte: 32"),
+        Wrong("math.ceil(n * stride / cluster.per_node)", "n * stride // cluster.per_node",
+              "in 3 calls"),
+        Wrong("n % most or most", "most", "bytes/s"),
         Wrong("waits = calls * ", "waits = ", "in 3 calls"),
         Wrong("if n * stride <= cluster.per_node", "if n <= cluster.per_node", "bytes/s"),
         Wrong("members * cluster.nic * NIC", "cluster.nic * NIC", "bytes/s"),
