@@ -145,12 +145,17 @@ def steady(stdout):
 
 def program(main):
     """Run a command's main as a program, and leave with its status; with 130 if Ctrl-C has ended
-    it, with 143 if SIGTERM has: by an exception, so that what was begun is put away."""
+    it, with 143 if SIGTERM has: by an exception, so that what was begun is put away; with 1 and a
+    line if the disk is full."""
     sys.stdout = steady(sys.stdout)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         sys.exit(main())
     except KeyboardInterrupt:
         fail("interrupted", 128 + signal.SIGINT)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        fail(f"cannot write {error.filename or 'all of a file'}: {error.strerror}", status=1)
     finally:
         sys.stdout.flush()                                  # which may find that the disk is full

@@ -274,14 +274,7 @@ def main(ten, argv):
     print(*[f"({caveat})\n" for caveat in asked.caveats()], sep="", end="")
     if args.explain:
         print(*ten.explain(model, asked.cluster, asked.software, gpus, batch, fit[0]), sep="\n")
-    return write_json(args.json, as_json(asked, fit)) if args.json else 0
-
-
-def write_json(path, told):
-    """Returns the exit status."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(told, indent=1) + "\n")
-    except OSError as error:                            # by now, the disk may be full
-        refusals.fail(f"--json {path} is not written: {error.strerror}", status=1)
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(as_json(asked, fit), indent=1) + "\n")
     return 0

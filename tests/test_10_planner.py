@@ -761,9 +761,9 @@ def test_it_keeps_its_line_and_its_status_whatever_its_streams_and_files_are(tmp
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "write_text", full)
-    status, _, line = told(chapter(TEN), ["--json=plan.json"])
-    assert (status, line) == (
-        1, "error: --json plan.json is not written: No space left on device\n")
+    errors = io.StringIO()
+    assert trials.call(PROGRAM, ["--json=plan.json"], {}, None, errors) == 1
+    assert errors.getvalue() == "error: cannot write all of a file: No space left on device\n"
 
 
 @pytest.mark.full
