@@ -1339,10 +1339,9 @@ EXERCISES = {
         ),
         Exercise(
             "10.2", "Machine.links Machine.ring", 2,
-            "`links`: bytes/s that a ring of n ranks has, which lie `stride` apart. Inside a node "
-            "that is NVLink; a ring that leaves it does so through the network cards of all its "
-            "members there, but no faster than NVLink. The node with the fewest sets the pace: of "
-            "12 ranks on nodes of 8, the last one has 4. `ring`: seconds of an all_gather or a "
+            "`links`: bytes/s of a ring of n ranks, `stride` apart. Inside a node that is NVLink; "
+            "it leaves one through its members' network cards there (in a last node perhaps "
+            "fewer), but no faster than NVLink. `ring`: seconds of an all_gather or a "
             "reduce_scatter of so many bytes, in so many calls, each of n-1 hops, which cost alpha "
             "or between nodes (as many as there are nodes, or all) nic_alpha.",
             ("Of 16 ranks with stride 2, on nodes of 8 GPUs, how many share a node? And of 16 with "
@@ -1422,10 +1421,9 @@ EXERCISES = {
         ),
         Exercise(
             "10.6", "degrees search", 3,
-            "`degrees`: which values of each degree are tried; those of `fixed` as they are. "
-            "`search`: plans for all layouts that divide. Those that fit come first, the fastest "
-            "first; if none fits, those that may, within the factor ERROR. As a second value, all "
-            "others.",
+            "`degrees`: which values of each are tried; of `fixed`, its own. `search`: plans for "
+            "all layouts that divide: those that fit, the fastest first, or if none does, those "
+            "that may, within the factor ERROR. As a second value, all others.",
             ("Which degrees are left to choose, once the number of GPUs and three of tp, cp, pp "
              "and dp are known? A Plan says itself why it does not divide or fit.",
              "itertools.product over lists: tp up to a node's GPUs, cp where sequences are long, "

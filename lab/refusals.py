@@ -75,7 +75,8 @@ def advice(refused, accept, argv):
     if not named:
         return []
     again = answer(accept, argv, parsed(named[0]))
-    return [f"with {named[0]}, {again.args[0]}", "no change of a few flags was found to work"]
+    change = named[0] if named[0].startswith("without ") else f"with {named[0]}"
+    return [f"{change}, {again.args[0]}", "no change of a few flags was found to work"]
 
 
 def least_changes(refused, accept, argv):
