@@ -709,7 +709,7 @@ WRONG = {
     ],
     "10.6": [
         Wrong("(found.total, found.bytes)", "found.bytes", "the five best"),
-        Wrong("(others if found.why else fit).append(found)", "fit.append(found)",
+        Wrong("(others if found.why else fit)", "(fit if found.memory else others)",
               "the five best"),
     ],
     "elu.1": [
