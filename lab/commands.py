@@ -22,6 +22,9 @@ class Parser(argparse.ArgumentParser):
     changes."""
 
     def error(self, message, *changes):
+        for action in self._actions:                        # a choice for a word that is missing
+            if action.required and action.choices and message.endswith(f": {action.dest}"):
+                changes = [f"with {shlex.quote(str(next(iter(action.choices))))}"]
         raise refusal()(f"{message.removeprefix('argument ')} (python {self.prog} --help lists the "
                         "flags)", *changes)
 
@@ -47,14 +50,17 @@ class Parser(argparse.ArgumentParser):
             name, (why, *values) = "/".join(action.option_strings) or action.dest, refused.args
             raise refusal()(f"{name}: {why}", *(put(action, value, text) for value in values)
                             ) from None
+        except argparse.ArgumentError as error:
+            near = [put(action, choice, text) for choice in action.choices or ()]
+            self.error(str(error), *near[:1])
 
     def _check_value(self, action, value):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
             choices = [str(choice) for choice in action.choices]
-            [nearest] = difflib.get_close_matches(str(value), choices, n=1, cutoff=0)
-            self.error(str(error), put(action, nearest, value))
+            nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.3) or choices
+            self.error(str(error), put(action, nearest[0], value))
 
     def print_help(self, file=None):
         if "RANK" not in os.environ or environment("LOCAL_RANK", 0) == 0:

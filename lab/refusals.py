@@ -2,9 +2,10 @@
 
 Whoever refuses raises common.Refused(why, change, ...). A change is text that a user could follow:
 "--dtype float32 --dim 64" puts these flags in place of those given, "without --ep" drops one, "1f1b
-in place of 1fb" puts one word for another, "without stray" drops it, and "--nproc_per_node 4"
-starts so many ranks. What does the refusing, `accept(argv)`, is a function of the arguments alone.
-So it can be asked what it says to the changed ones, and a change is printed only if it is accepted.
+in place of 1fb" puts one word for another, "with 1f1b" adds one, "without stray" drops one, and
+"--nproc_per_node 4" starts so many ranks. What does the refusing, `accept(argv)`, is a function of
+the arguments alone. So it can be asked what it says to the changed ones, and a change is printed
+only if it is accepted.
 """
 
 import contextlib
@@ -75,7 +76,7 @@ def advice(refused, accept, argv):
     if not named:
         return []
     again = answer(accept, argv, parsed(named[0]))
-    change = named[0] if named[0].startswith("without ") else f"with {named[0]}"
+    change = named[0] if named[0].startswith("with") else f"with {named[0]}"
     return [f"{change}, {again.args[0]}", "no change of a few flags was found to work"]
 
 
@@ -141,13 +142,15 @@ def answer(accept, argv, changes):
 
 def parsed(change):
     """{flag: its values, or None if it is dropped}, in place of what is given; of a word that
-    stands for itself, {the word: [another one], or None}."""
+    stands for itself, {the word: [another one], or None}, and of a new one {"": [the word]}."""
     words, changes, flag = shlex.split(change), {}, None
     while words:
         word, *words = words
         if word == "without":
             return changes | dict.fromkeys(words)
-        if words[:3] == ["in", "place", "of"]:
+        if word == "with":
+            changes[""], words = words[:1], words[1:]
+        elif words[:3] == ["in", "place", "of"]:
             changes[words[3]], words = [word], words[4:]
         elif word.startswith("--"):
             flag, changes[word] = word, []
@@ -159,7 +162,8 @@ def parsed(change):
 def in_words(changes):
     """The reverse of `parsed`, the flags that are dropped at the end."""
     put = [shlex.join([name, *values]) if name.startswith("--") else
-           f"{shlex.join(values)} in place of {shlex.quote(name)}"
+           f"{shlex.join(values)} in place of {shlex.quote(name)}" if name else
+           f"with {shlex.join(values)}"
            for name, values in changes.items() if values is not None]
     dropped = [shlex.quote(name) for name, values in changes.items() if values is None]
     return " ".join([*put, *["without"] * bool(dropped), *dropped])
@@ -167,7 +171,7 @@ def in_words(changes):
 
 def changed(argv, changes):
     """The arguments with the changes."""
-    kept, dropping = [], False
+    kept, dropping = [*changes.get("", [])], False
     for word in argv:
         if word.startswith("--") and word != "--":
             flag, equals, _ = word.partition("=")
@@ -175,7 +179,7 @@ def changed(argv, changes):
             kept += [] if flag in changes else [word]
         elif dropping:
             dropping = False                                # it was that flag's value
-        elif word in changes:
+        elif word and word in changes:
             kept += changes[word] or []
         else:
             kept.append(word)

@@ -122,7 +122,7 @@ BAD = [  # flags, and what the line must say: the flag, the value, a value that 
     ("stray", "unrecognized arguments: stray .*; without stray would work"),
     ("--stepz 3 -x", "unrecognized arguments: --stepz 3 -x .*; without --stepz 3 -x would work"),
     ("--batch=--", "--batch: -- is no whole number in .*; --batch 8 would work"),
-    ("--batch= --", "--batch: '' is no whole number in .*; --batch 8 would work"),
+    ("--batch= --", "--batch: '' is no whole number in .*; --batch 8 (without -- )?would work"),
     ("--data=--", "--data -- is no readable file; without --data would work"),
     ("--variant=--", "--variant: invalid choice: '--' .*; --variant bucket would work"),
     ("--variant=torhc", "--variant: invalid choice: .*; --variant torch would work"),

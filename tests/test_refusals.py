@@ -89,7 +89,9 @@ def test_a_change_is_put_in_place_of_what_is_given():
     assert changed("--nproc_per_node 4") == argv
     assert changed("1f1 in place of 1f1b without --ep") == ["1f1", *argv[1:3], "--deep", *argv[-2:]]
     assert changed("without 1f1b 3") == ["--ranks", *argv[3:]]
-    for change in "--json 'c d' --deep", "without --a --b", "--a 1 'x y' in place of z without b":
+    assert changed("with 'x y'") == ["x y", *argv]
+    for change in ("--json 'c d' --deep", "without --a --b", "with y",
+                   "--a 1 'x y' in place of z without b"):
         assert refusals.in_words(refusals.parsed(change)) == change
     flags_end = refusals.changed(["--ep=4", "--", "x"], refusals.parsed("--ep 2"))
     assert flags_end == ["--ep", "2", "--", "x"]
