@@ -22,6 +22,7 @@ from lab.refusals import refusal
 CAUSES = ("matmul", "attention", "elementwise", "weights", "tp", "cp", "ep", "pp", "dp", "bubble",
           "optimizer")
 MOST = 300_000          # layouts of a search, which takes some seconds
+MOST_OF_A_TRY = 15_000  # of what would work instead
 LIMITS = {              # of whole numbers: the first one that is too high, and one that would work
     "layers": (10**5, 32), "experts": (2**16, 8), "gpus": (2**24, 8),
     "max_micro_batch": (2**16, 16), "gradient_bytes": (9, 4)}
@@ -138,9 +139,11 @@ class Question:
         if self.software.fp8 and not self.cluster.has_fp8:
             raise refusal()(f"--cluster {args.cluster} has no matmuls in FP8", "without --fp8")
 
+    def degrees(self, gpus, fixed):
+        return self.ten.degrees(self.model, self.cluster, self.software, gpus, fixed, self.most)
+
     def refuse_long_searches(self):
-        degrees = self.ten.degrees(self.model, self.cluster, self.software, self.gpus,
-                                   self.fixed, self.most)
+        degrees = self.degrees(self.gpus, self.fixed)
         layouts = math.prod(map(len, degrees.values()))
         if layouts > MOST:
             free = [name for name in degrees if name not in self.fixed]
@@ -164,9 +167,13 @@ class Question:
 
     def least(self, gpus=None, fixed=None, batch=None):
         """A plan that fits, or None: if any does, one does with a sequence a micro-batch and a
-        slice a stage, which keep least. So there is less to search."""
-        fixed = self.fixed if fixed is None else fixed
-        return best(self.find(gpus or self.gpus, {"micro_batch": 1, "v": 1} | fixed, batch))
+        slice a stage, which keep least. So there is less to search; where it is still too much for
+        one of many tries, None as well."""
+        gpus, fixed = gpus or self.gpus, self.fixed if fixed is None else fixed
+        fixed = {"micro_batch": 1, "v": 1} | fixed
+        if math.prod(map(len, self.degrees(gpus, fixed).values())) > MOST_OF_A_TRY:
+            return None
+        return best(self.find(gpus, fixed, batch))
 
 
 def question(ten, argv):

@@ -173,6 +173,19 @@ def test_chapter_01_refuses_what_only_it_can(run_chapter):
                 flags, line)
 
 
+@pytest.mark.parametrize(("words", "change"), [
+    ("", "with ring"), ("rnig", "ring in place of rnig"), ("ring --level x", "--level 1"),
+    ("ring --level 3", "--level 1"), ("--level 2 x y", "ring in place of x without y"),
+    ("--level -1 --far", "--level 1 with ring without --far")])
+def test_a_word_that_is_missing_or_wrong_has_one_that_works(capsys, words, change):
+    parser = cli.Parser("way.py")
+    parser.add_argument("way", choices=["ring", "tree"])
+    parser.add_argument("--level", type=int, choices=(1, 2))
+    with pytest.raises(SystemExit, match="2"):
+        refusals.accepted(parser.parse_args, words.split(), alone=True)
+    assert capsys.readouterr().err.endswith(f"; {change} would work\n")
+
+
 def test_a_refusal_stays_on_its_line(run_chapter):
     _, _, errors = run_chapter(TWO, "--data=a\nb\x1b[31m\u202ec\udcff")
     assert errors.startswith(r"error: --data a\nb\x1b[31m\u202ec\udcff is no readable file")
