@@ -142,14 +142,14 @@ def answer(accept, argv, changes):
 
 def parsed(change):
     """{flag: its values, or None if it is dropped}, in place of what is given; of a word that
-    stands for itself, {the word: [another one], or None}, and of a new one {"": [the word]}."""
+    stands for itself, {the word: [another one], or None}, and of a new one {None: [the word]}."""
     words, changes, flag = shlex.split(change), {}, None
     while words:
         word, *words = words
         if word == "without":
             return changes | dict.fromkeys(words)
         if word == "with":
-            changes[""], words = words[:1], words[1:]
+            changes[None], words = words[:1], words[1:]
         elif words[:3] == ["in", "place", "of"]:
             changes[words[3]], words = [word], words[4:]
         elif word.startswith("--"):
@@ -161,9 +161,9 @@ def parsed(change):
 
 def in_words(changes):
     """The reverse of `parsed`, the flags that are dropped at the end."""
-    put = [shlex.join([name, *values]) if name.startswith("--") else
-           f"{shlex.join(values)} in place of {shlex.quote(name)}" if name else
-           f"with {shlex.join(values)}"
+    put = [f"with {shlex.join(values)}" if name is None else
+           shlex.join([name, *values]) if name.startswith("--") else
+           f"{shlex.join(values)} in place of {shlex.quote(name)}"
            for name, values in changes.items() if values is not None]
     dropped = [shlex.quote(name) for name, values in changes.items() if values is None]
     return " ".join([*put, *["without"] * bool(dropped), *dropped])
@@ -171,7 +171,7 @@ def in_words(changes):
 
 def changed(argv, changes):
     """The arguments with the changes."""
-    kept, dropping = [*changes.get("", [])], False
+    kept, dropping = [*changes.get(None, [])], False
     for word in argv:
         if word.startswith("--") and word != "--":
             flag, equals, _ = word.partition("=")
@@ -179,12 +179,12 @@ def changed(argv, changes):
             kept += [] if flag in changes else [word]
         elif dropping:
             dropping = False                                # it was that flag's value
-        elif word and word in changes:
+        elif word in changes:
             kept += changes[word] or []
         else:
             kept.append(word)
     put = [word for flag, values in changes.items()
-           if flag.startswith("--") and flag != RANKS and values is not None
+           if flag and flag.startswith("--") and flag != RANKS and values is not None
            for word in (flag, *values)]
     end = kept.index("--") if "--" in kept else len(kept)   # behind it there are no flags
     return kept[:end] + put + kept[end:]

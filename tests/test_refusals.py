@@ -90,6 +90,7 @@ def test_a_change_is_put_in_place_of_what_is_given():
     assert changed("1f1 in place of 1f1b without --ep") == ["1f1", *argv[1:3], "--deep", *argv[-2:]]
     assert changed("without 1f1b 3") == ["--ranks", *argv[3:]]
     assert changed("with 'x y'") == ["x y", *argv]
+    assert refusals.changed(["", "x"], refusals.parsed("with y without ''")) == ["y", "x"]
     for change in ("--json 'c d' --deep", "without --a --b", "with y",
                    "--a 1 'x y' in place of z without b"):
         assert refusals.in_words(refusals.parsed(change)) == change
