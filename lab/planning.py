@@ -142,9 +142,12 @@ class Question:
     def degrees(self, gpus, fixed):
         return self.ten.degrees(self.model, self.cluster, self.software, gpus, fixed, self.most)
 
+    def layouts(self, gpus, fixed):
+        """How many a search tries."""
+        return math.prod(map(len, self.degrees(gpus, fixed).values()))
+
     def refuse_long_searches(self):
-        degrees = self.degrees(self.gpus, self.fixed)
-        layouts = math.prod(map(len, degrees.values()))
+        degrees, layouts = self.degrees(self.gpus, self.fixed), self.layouts(self.gpus, self.fixed)
         if layouts > MOST:
             free = [name for name in degrees if name not in self.fixed]
             free.sort(key=lambda name: -len(degrees[name]))
@@ -171,7 +174,7 @@ class Question:
         one of many tries, None as well."""
         gpus, fixed = gpus or self.gpus, self.fixed if fixed is None else fixed
         fixed = {"micro_batch": 1, "v": 1} | fixed
-        if math.prod(map(len, self.degrees(gpus, fixed).values())) > MOST_OF_A_TRY:
+        if self.layouts(gpus, fixed) > MOST_OF_A_TRY:
             return None
         return best(self.find(gpus, fixed, batch))
 
@@ -207,8 +210,12 @@ def one_change(asked, nearest):
         other = asked.least(fixed={flag: asked.fixed[flag] for flag in asked.fixed if flag != name})
         if other:
             changes.append(as_flag(name, getattr(other.layout, name)))
-    more = (asked.gpus * 2**k for k in range(1, 12))
-    return changes or [f"--gpus {gpus}" for gpus in more if asked.least(gpus)][:1]
+    if not changes:
+        most, _ = LIMITS["gpus"]
+        for gpus in (asked.gpus * 2**k for k in range(1, 12)):
+            if gpus < most and asked.layouts(gpus, asked.fixed) <= MOST and asked.least(gpus):
+                return [f"--gpus {gpus}"]
+    return changes
 
 
 def advice(asked, others, argv):
