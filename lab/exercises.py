@@ -1339,25 +1339,26 @@ EXERCISES = {
         ),
         Exercise(
             "10.2", "Machine.links Machine.ring", 2,
-            "`links`: bytes/s that a ring of n ranks has, which lie `stride` apart. Inside a node "
-            "that is NVLink; a ring that leaves it does so through the network cards of all its "
-            "members there, but no faster than NVLink. `ring`: seconds of an all_gather or a "
+            "`links`: bytes/s of a ring of n ranks, `stride` apart. Inside a node that is NVLink; "
+            "it leaves one through its members' network cards there (in a last node perhaps "
+            "fewer), but no faster than NVLink. `ring`: seconds of an all_gather or a "
             "reduce_scatter of so many bytes, in so many calls, each of n-1 hops, which cost alpha "
-            "or between nodes (n·stride/per_node of them, or all) nic_alpha.",
+            "or between nodes (as many as there are nodes, or all) nic_alpha.",
             ("Of 16 ranks with stride 2, on nodes of 8 GPUs, how many share a node? And of 16 with "
              "stride 8?",
-             "cluster.per_node // stride of them, at least one, at most n; software.one_card: one. "
-             "NVLINK and NIC say which share of their rates they reach. A ring sends (n-1)/n of "
-             "the bytes, and one rank alone sends nothing."),
+             "cluster.per_node // stride of them, at least one; in a last node that is not full "
+             "what n leaves over; software.one_card: one. NVLINK and NIC say which share of their "
+             "rates they reach. A ring sends (n-1)/n of the bytes, and one rank alone sends "
+             "nothing."),
             (Same("(lambda machines: {f'{n} ranks, stride {stride}, {name}': machine.links(n, "
                   "stride) for name, machine in machines.items() for n, stride in ((8, 1), (2, 4), "
-                  "(4, 8), (8, 2), (16, 1), (64, 16))})({'all cards': Machine(CLUSTERS['a100'], "
-                  "Software()), 'one card': Machine(CLUSTERS['a100'], "
+                  "(4, 8), (8, 2), (12, 1), (16, 1), (64, 16))})({'all cards': "
+                  "Machine(CLUSTERS['a100'], Software()), 'one card': Machine(CLUSTERS['a100'], "
                   "Software(one_card=True))})", "bytes/s"),
              Same("(lambda machine: {f'{n} ranks': machine.ring(1e9, n, 2) for n in (1, 2, 4, 32)})"
                   "(Machine(CLUSTERS['a100'], Software()))", "seconds of a gigabyte"),
              Same("[Machine(replace(CLUSTERS['a100'], alpha=1.0, nic_alpha=9.0), Software()).ring("
-                  "1e9, n, stride, 3) for n, stride in ((4, 1), (16, 1), (4, 8))]",
+                  "1e9, n, stride, 3) for n, stride in ((4, 1), (12, 1), (16, 1), (4, 8))]",
                   "in 3 calls, alpha 1, nic_alpha 9")),
             "Machine: links and rings",
         ),
@@ -1419,10 +1420,10 @@ EXERCISES = {
                   "recompute in ('none', 'full')}", "FLOPs"),),
         ),
         Exercise(
-            "10.6", "search", 3,
-            "Plans for all layouts that divide, with the degrees of `fixed` as they are. Those "
-            "that fit come first, the fastest first; if none fits, those that may, within the "
-            "factor ERROR. As a second value, all others.",
+            "10.6", "degrees search", 3,
+            "`degrees`: which values of each are tried; of `fixed`, its own. `search`: plans for "
+            "all layouts that divide: those that fit, the fastest first, or if none does, those "
+            "that may, within the factor ERROR. As a second value, all others.",
             ("Which degrees are left to choose, once the number of GPUs and three of tp, cp, pp "
              "and dp are known? A Plan says itself why it does not divide or fit.",
              "itertools.product over lists: tp up to a node's GPUs, cp where sequences are long, "

@@ -686,7 +686,10 @@ WRONG = {
     ],
     "10.2": [
         Wrong("hops / n * size", "size", "seconds of a gigabyte"),
-        Wrong("min(hops, n * stride // cluster.per_node)", "hops", "seconds of a gigabyte: 32"),
+        Wrong("min(hops, nodes)", "hops", "seconds of a gigabyte: 32"),
+        Wrong("math.ceil(n * stride / cluster.per_node)", "n * stride // cluster.per_node",
+              "in 3 calls"),
+        Wrong("n % most or most", "most", "bytes/s"),
         Wrong("waits = calls * ", "waits = ", "in 3 calls"),
         Wrong("if n * stride <= cluster.per_node", "if n <= cluster.per_node", "bytes/s"),
         Wrong("members * cluster.nic * NIC", "cluster.nic * NIC", "bytes/s"),
@@ -709,7 +712,7 @@ WRONG = {
     ],
     "10.6": [
         Wrong("(found.total, found.bytes)", "found.bytes", "the five best"),
-        Wrong("(others if found.why else fit).append(found)", "fit.append(found)",
+        Wrong("(others if found.why else fit)", "(fit if found.memory else others)",
               "the five best"),
     ],
     "elu.1": [
