@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 from unittest import mock
 
 import pytest
@@ -296,7 +297,20 @@ def test_when_communication_hides(two):
         tokens = two.tokens_to_hide(g, 8, 989e12, 50e9)
         ratio = two.communication_over_backward(g * 1e9, 1e9, tokens, 8, 989e12, 50e9)
         assert ratio == pytest.approx(1)
-    needed = [two.tokens_to_hide(2, 10**9, *rates) for rates in MACHINES.values()]
-    assert needed == pytest.approx([1040, 12480, 2198, 19780, 2550], rel=1e-3)
+    limits = [two.tokens_to_hide(2, math.inf, *rates) for rates in MACHINES.values()]
+    assert limits == pytest.approx([1040, 12480, 2198, 19780, 2550], rel=1e-3)
     assert list(MACHINES)[-1].startswith("TPU v5p")  # the scaling book's 2550 for B/X > C/W
+
+
+def test_the_lessons_tokens(two):
+    """Of a machine, and of many: there the tokens grow with the ranks, up to the limit."""
+    in_a_machine = two.tokens_to_hide(2, 8, *MACHINES["H100, NVLink 4"])
+    needed = [two.tokens_to_hide(2, n, *MACHINES["H100, InfiniBand NDR"])
+              for n in (1, 16, 10**6, math.inf)]
+    assert needed == sorted(needed) and needed[0] == 0 and needed[2] == pytest.approx(needed[3])
+    for tokens in (in_a_machine, needed[3]):
+        assert f" {tokens:,.0f}" in two.__doc__
+
+
+def test_bytes_on_the_wire(two):
     assert two.wire_bytes(1000, 1) == 0 and two.wire_bytes(1000, 4) == 1500

@@ -127,9 +127,9 @@ def test_activations_are_those_of_chapters_04_and_05(ten, tp):
     """But for the mean and the deviation of each token, 2 bytes each, that two LayerNorms keep."""
     model = ten.gpt(3, 64, 4, seq=32, vocab=256, tie=False)
     software, statistics = ten.Software(flash=False), 2 * 2 * 2 * 3 * 32
-    for sp, kept in ((False, chapter("04_tensor_parallel").kept(tp)),
-                     (True, chapter("05_sequence_parallel").kept(tp))):
-        measured = anatomy.kept_by_modules(config(model), 3, 2, kept)[1]
+    for sp, name in ((False, "04_tensor_parallel"), (True, "05_sequence_parallel")):
+        shares = chapter(name).kept(config(model), tp)
+        measured = anatomy.kept_by_modules(config(model), 3, 2, shares)[1]
         ours = ten.kept_by_layer(model, ten.Layout(tp=tp, sp=sp, micro_batch=3), software)
         assert ours + statistics / (tp if sp else 1) == measured
 
