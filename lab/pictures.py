@@ -337,7 +337,8 @@ def parts_of_matrices(runs):
     tensor = importlib.import_module("04_tensor_parallel")
     cfg, ranks = config_of(run), run["world_size"]
     micro_batches = run["config"]["batch"] // run["config"]["micro_batch"]
-    worlds = [n for n in range(1, 2 * few(ranks, "ranks") + 1) if tensor.fits(cfg, n, shares=True)]
+    worlds = [n for n in range(1, 2 * few(ranks, "ranks") + 1)
+              if tensor.fits(cfg, n, can_share=True)]
     sent = []
     for n in worlds:
         formula = tensor.traffic(cfg, micro_batches, run["config"]["micro_batch"], n, width_of(run))
