@@ -51,9 +51,9 @@ must count them once, and a cut matrix in all its parts.
 What a rank stores and sends (b sequences of s tokens in a micro-batch, h = dim, e bytes a number)
 
     parameters       1/t of every matrix, but never less than one kv head; LayerNorms in full
-    activations      1/t of chapter 01's classes inside, keys and values, core and logits, which
-                     together are A_in; in full outside and inputs, A_out, which is all that
-                     LayerNorms read and write: A_in / t + A_out. Chapter 05 cuts A_out, too
+    activations      A_in / t + A_out. Of chapter 01's classes, A_in is `inside`, `core`, `keys and
+                     values` and `logits`; A_out is `outside` and `inputs`, which is all that
+                     LayerNorms read and write. Chapter 05 cuts A_out, too
     all_reduces      4 L + 2 a micro-batch, of b·s·h·e bytes: two forward and two backward in every
                      block, one for the embedding, one for the head; and the two small ones of the
                      loss. Once a step the norm, and the gradients of kv heads that ranks share
