@@ -18,8 +18,8 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-CLASSES = {"outside", "inputs", "inside", "keys and values", "core", "logits", "ids", "masks",
-           "positions", "how", "recompute", "fp8"}      # of what is kept, and how
+CLASSES = {"outside", "inputs", "inside", "keys and values", "core", "logits", "ids", "positions",
+           "how", "vocabulary", "recompute", "fp8"}     # of what is kept, and how
 
 
 @functools.cache
@@ -48,7 +48,7 @@ def numbers_kept(cfg, batch, ffn=None):
 
 def share_of(kept, name):
     """The share of a class that a rank keeps, or what follows from the other shares."""
-    follows = {"core": share_of(kept, "inside") if name == "core" else 1, "ids": 0, "masks": 0}
+    follows = {"core": share_of(kept, "inside") if name == "core" else 1, "ids": 0}
     return kept.get(name, follows.get(name, 1))
 
 
@@ -133,10 +133,10 @@ def kept_by_modules(cfg, batch, e, kept, rows=None, ep=1):
                      for n in rows]
 
     ids = of("ids", 8 * tokens)                             # int64
-    if "masks" in kept:                                     # a vocabulary that is cut, and padded
+    if kept.get("vocabulary") == "cut":                     # and padded
         columns = math.ceil(round(share_of(kept, "logits") * cfg.vocab, 6))
-        loss = tokens * columns * wide + (8 + 1 + 1) * tokens       # its targets, and two masks
-        ids += of("masks", (8 + 1) * tokens)                # rows of the table, and a mask
+        loss = tokens * columns * wide + ids + 2 * tokens   # whose targets: two masks
+        ids += tokens                                       # whose tokens: a mask
     else:
         loss = of("logits", tokens * cfg.vocab * wide) + wide + ids     # and a scalar
     return [ids, *block, of("outside", 2 * x + statistics) + loss]

@@ -769,7 +769,7 @@ EXERCISES = {
         ),
         Exercise(
             "05.4", "ring_sum", 2,
-            "Give the sum over the ranks of partial(owner) for this rank's own chunk, in t-1 hops. "
+            "Give the sum over the ranks of part_of(owner) for this rank's own chunk, in t-1 hops. "
             "Each part should be computed while the sum, to which it is added, travels.",
             ("A sum that is to end here after t-1 hops has begun at the next rank. So whose sum "
              "does this rank begin?",
@@ -788,7 +788,7 @@ EXERCISES = {
              "a sum over ranks?",
              "forward: for every weight a list of t outputs, filled at the owner's place, and "
              "concatenated along the sequence. backward: cut the gradients into chunks. "
-             "partial(owner) adds up gradient chunk @ weight over the linears; each weight's "
+             "part_of(owner) adds up gradient chunk @ weight over the linears; each weight's "
              "gradient adds up gradient chunkᵀ @ x chunk, as chunks of x come around again."),
             (Run(4, "--variant ring --batch 6 --micro-batch 2 --ignore 0.3"),),
             "RingColumns",
@@ -798,21 +798,23 @@ EXERCISES = {
             "Cut every block's attention and MLP with share_kv_heads and sequence_parallel (and "
             "SUB_LAYERS), and give each parameter whose gradient is a partial sum the group over "
             "which it is to be summed, as p.partial. The group for share_kv_heads, of ranks with "
-            "the same kv head, is made as in chapter 04.",
+            "the same kv head, is made as in chapter 04: if there are more ranks than kv heads.",
             ("A parameter's gradient is a partial sum if the rank holds all of the parameter, but "
              "sees a part of the tokens. Which parameters of the model are that?",
-             "dist.new_subgroups makes groups of neighbours: of t // kv_heads ranks, or of 1. Of "
+             "dist.new_subgroups makes groups of neighbours, here of t // kv_heads ranks. Of "
              "the LayerNorms (two in a block, and the last one), the embedding and the head, all "
              "parameters are partial: a LayerNorm has two."),
             (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),),
         ),
         Exercise(
             "05.7", "kept", 1,
-            "Which share of each class of activations does a rank keep? The classes are inside, "
-            "outside, inputs (of the sub-layers), logits and ids.",
+            "Which share of each of chapter 01's classes of activations does a rank keep? The "
+            "classes are inside, core, keys and values, outside, inputs (of the sub-layers), "
+            "positions (RoPE's tables), logits and ids.",
             ("Is there anything left that all ranks keep alike?",
-             "Only in the variant `kept`, and there only the inputs of the sub-layers."),
-            (Same("kept(4)"), Same("kept(4, 'kept')"), Same("kept(8, 'ring')")),
+             "RoPE's tables are whole, and in the variant `kept` the inputs of the sub-layers. Of "
+             "keys and values a rank has 1/t, but no less than one of the kv heads."),
+            (Same("kept(tiny, 4)"), Same("kept(tiny, 4, 'kept')"), Same("kept(tiny, 8, 'ring')")),
         ),
     ],
     "06_context_parallel": [

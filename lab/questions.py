@@ -302,7 +302,7 @@ def tensor_parallel(pick):
     chapter, cfg, e = case.chapter, case.cfg, case.e
     whole_block(case)
     calls, _, wire = chapter.traffic(cfg, m, b, ranks, e)["all_reduce"]
-    block = {n: case.block(chapter.kept(n)) for n in (ranks, 2 * ranks)}
+    block = {n: case.block(chapter.kept(cfg, n)) for n in (ranks, 2 * ranks)}
     return case, [
         Question(
             "How many bytes does a rank send on the wire in a step, in all all_reduces?",
@@ -340,7 +340,7 @@ def sequence_parallel(pick):
     whole_block(case)
     sent = {n: chapter.traffic(cfg, m, b, n, e, variant) for n in (ranks, 2 * ranks)}
     wire = {n: on_the_wire(sent[n], "reduce_scatter", "all_gather") for n in sent}
-    block = case.block(chapter.kept(ranks, variant))
+    block = case.block(chapter.kept(cfg, ranks, variant))
     again, here, inputs = 10, "(A_out + A_in)/t", "the inputs too: they are gathered again"
     if variant == "kept":
         again, here = 8, "(A_out - 2*b*s*h + A_in)/t + 2*b*s*h"
@@ -362,7 +362,7 @@ def sequence_parallel(pick):
             f"(--variant {variant})", f"({here}) * e", block, "B", f"all is cut, {inputs}"),
         Question(
             "How many times as much does it keep on a rank of chapter 04?",
-            f"(A_out + A_in/t) / ({here})", case.block(before.kept(ranks)) / block, "times",
+            f"(A_out + A_in/t) / ({here})", case.block(before.kept(cfg, ranks)) / block, "times",
             "there A_out is whole"),
         Question(
             "Twice as many ranks: by what factor does that change the bytes of the first "

@@ -145,9 +145,9 @@ def test_activations_are_those_of_chapters_04_and_05(ten, tp, flash):
     software, statistics = ten.Software(flash=flash), 2 * 2 * 2 * 3 * 30
     copy = 2 * 3 * 30 * 48 / tp if flash and tp < 6 else 0
     cfg = replace(config(model), attention="sdpa" if flash else "plain")
-    for sp, kept in ((False, chapter("04_tensor_parallel").kept(tp)),
-                     (True, chapter("05_sequence_parallel").kept(tp))):
-        measured = anatomy.kept_by_modules(cfg, 3, 2, kept)[1]
+    for sp, name in ((False, "04_tensor_parallel"), (True, "05_sequence_parallel")):
+        shares = chapter(name).kept(cfg, tp)
+        measured = anatomy.kept_by_modules(cfg, 3, 2, shares)[1]
         ours = ten.kept_by_layer(model, ten.Layout(tp=tp, sp=sp, micro_batch=3), software)
         assert ours + statistics / (tp if sp else 1) + copy == measured
 
