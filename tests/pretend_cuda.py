@@ -440,6 +440,13 @@ def one_hot(indices, num_classes=-1):
     return (indices[..., None] == mark(torch.arange(classes), "device")).long()
 
 
+def flash_attention(q, k, v, dropout, causal):
+    """As on a device: a causal mask ends in the lower right corner. Returns the output alone."""
+    rows, keys = q.shape[2], k.shape[2]
+    mask = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril(keys - rows)
+    return [F.scaled_dot_product_attention(q, k, v, mask if causal else None, enable_gqa=True)]
+
+
 # --------------------------------------------------------------------------------------- all of it
 
 
@@ -541,6 +548,7 @@ def pretended_cuda():
     patches = [
         mock.patch("common.join_ranks", lambda *args: gpu.device),  # though the backend is gloo
         mock.patch("torch.autograd._engine_run_backward", backward),
+        mock.patch.object(torch.ops.aten, "_scaled_dot_product_flash_attention", flash_attention),
         mock.patch(objects, device_of_objects),  # what is pickled travels as all else
         mock.patch.dict(checks, default=lambda x: (x.shape, x.dtype)),  # no device: it asks in C++
         mock.patch.object(Work, "wait", wait_for),

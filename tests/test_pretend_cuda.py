@@ -59,7 +59,7 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{FIVE} --variant=ring --dtype=float64": ([], "recv_"),
     f"{SIX} --variant=zigzag --dtype=float64": ([], "recv_"),
     f"{SIX} --variant=ring --dtype=bfloat16 --kv-heads=1": ([], "recv_"),
-    f"{SIX} --variant=gather --dtype=float64": ([], "_allgather_base_"),
+    f"{SIX} --variant=gather --dtype=bfloat16 --attention=sdpa": ([], "_allgather_base_"),
     f"{SIX} --variant=ulysses --dtype=float64 --kv-heads=1": ([], "alltoall_base_"),
     f"{SEVEN} --variant=1f1b --dtype=float64 {TIED}": ([], "allreduce_"),
     f"{SEVEN} --variant=naive --dtype=float64": ([], "recv_"),
