@@ -92,6 +92,29 @@ def hold_bubble(run, answer):
     run.record(simulated=timetable(schedule))
 
 
+def hold_messages(run, answer):
+    """Hold what a rank has of messages to its program. NCCL tells when they have left, at moments
+    that no list knows; gloo only when somebody waits."""
+    most = max(messages_over_time(answer["program"], answer["needs"])) * answer["message"]
+    run.check("messages kept, at the most", run.messages, None if run.on_cuda else most)
+
+
+def messages_over_time(program, needs):
+    """How many messages a rank has in each of its actions: what has come, from a stage of its own,
+    too, and is not used yet; and all that it has sent."""
+    actions = [step for step in program if hasattr(step, "kind")]
+    used = {action: {need for need in needs(action) if need[1] != action.stage}
+            for action in actions}
+    wanted, here, over_time = set().union(*used.values()), set(), []
+    for step in program:
+        if step in used:
+            here -= used[step]
+            over_time.append(len(here))
+        if step not in used or step.output in wanted:
+            here.add(step.output)
+    return over_time
+
+
 def drawing(schedule):
     """For a terminal: two lines a rank, with the kinds (in lower case, if not of its first stage)
     and the last digit of the micro-batch."""
@@ -186,7 +209,7 @@ def now(device):
 
 
 @contextlib.contextmanager
-def watch(seen, since, device, action, kept):
+def watch(seen, since, device, action, *kept):
     """Around an action: note it, with its start and end in seconds."""
     start = now(device) - since
     yield

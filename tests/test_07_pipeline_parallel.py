@@ -139,7 +139,7 @@ def small_pipeline(variant, m, v, programs_of=None, tie=False):
     programs = (programs_of or seven.make_programs)(schedule)
     run_program = functools.partial(
         seven.execute, programs[dist.get_rank()], stages, dist.group.WORLD, empty,
-        lambda action, kept: contextlib.nullcontext())
+        lambda action, *kept: contextlib.nullcontext())
     tokens, targets, valid = common.Text(args).batch(0)
     return args, run_program, stages, model, list(zip(tokens.split(1), targets.split(1))), valid
 
