@@ -87,18 +87,19 @@ The order of messages. Between two ranks, NCCL matches sends with receives by th
 they are posted, and a send may block until the other side has posted its receive. Suppose each rank
 receives what it needs right before an action, and sends the result right after. In 1f1b, rank 2
 then sends the second micro-batch down, while rank 3 sends the gradient of the first one up: both
-wait for ever. (Over gloo they would too, if a rank waited for what it sends, as in chapter 00. But
-`execute` waits for that only at the end of the step.) So all messages of a step are put into one
-order, by the time at which they are ready if F = B = W, and each rank posts its own in that order.
-Now take the first of them that is still missing. All that its two ranks have to do before it are
-actions, which need earlier messages alone, and these are there. So both ranks come to it, and it is
-exchanged; and then the next one. Before the first step, `check_rendezvous` tries it on the
-strictest network there is. (On NCCL, a message starts when the rank's one before has arrived, and
-of those that are posted at once, none has arrived before all have. So where F, B and W take other
-times, an action may wait for a message that it does not need.)
+wait for ever. (Over gloo too, if they wait for each message that they send, as in chapter 00;
+`execute` does not.) So all messages of a step are put into one order, by the time at which they are
+ready if F = B = W, and each rank posts its own in that order. Now take the first of them that is
+still missing. All that its two ranks have to do before it are actions, which need earlier messages
+alone, and these are there. So both ranks come to it, and it is exchanged; and then the next one.
+Before the first step, `check_rendezvous` tries it on the strictest network there is. (On NCCL, a
+message starts when the rank's one before has arrived, and of those that are posted at once, none
+has arrived before all have. So where F, B and W take other times, an action may wait for messages
+that it does not need.)
 
-What a rank sends must stay where it is until it has left. NCCL tells when it has; gloo tells only
-those who wait, so on CPUs a rank keeps all that it sends until the step ends.
+What a rank sends must stay in memory until it has left. But messages pass in the order of the
+posts: once one has come for which a rank waits, those that it has posted before have left. So in
+1f1b rank 0 has at most p-1 messages, and any other rank one, beside what its stage keeps.
 
 If embedding and head are tied, the first and the last stage each have a copy. Their gradients are
 summed, and the gradient norm counts them once. (In dualpipe-v, the same rank holds both ends.)
@@ -379,11 +380,10 @@ class Stage:
             weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
 
 
-def post(messages, group, empty, outputs, arriving, leaving):
+def post(messages, group, empty, outputs, under_way):
     """Start some messages at once. group: all ranks. empty(): room for a message. outputs: {name:
-    tensor}, from which what is sent is taken, and to which what is received is added. arriving:
-    {name: handle}, to wait for before it is used: on NCCL, for all of these messages. leaving:
-    [(handle, tensor)]: what is being sent must stay alive until it has left."""
+    tensor}, from which what is sent is taken, and to which what is received is added. under_way:
+    {name: (handle, tensor)}, in the order of the posts: what is sent must stay alive meanwhile."""
     operations = []
     for message in messages:
         if message.sender == group.rank():
@@ -396,29 +396,27 @@ def post(messages, group, empty, outputs, arriving, leaving):
     if len(handles) < len(messages):                    # NCCL has one for all, gloo one for each,
         handles *= len(messages)                        # which must not be waited for twice
     for message, operation, handle in zip(messages, operations, handles, strict=True):
-        if message.sender == group.rank():
-            leaving.append((handle, operation.tensor))
-        else:
-            outputs[message.output], arriving[message.output] = operation.tensor, handle
+        under_way[message.output] = handle, operation.tensor
+        if message.receiver == group.rank():
+            outputs[message.output] = operation.tensor
 
 
 def execute(program, stages, group, empty, span, micro_batches, valid):
     """Walk through this rank's program. stages: {number: Stage}, its own. span(action, kept,
     between): a context manager around each action. Returns the loss of the micro-batches that end
     here, a scalar. Communication: the program's messages."""
-    outputs, arriving, leaving = {}, {}, []
+    outputs, under_way = {}, {}
     total = torch.zeros((), dtype=torch.float64, device=micro_batches[0][0].device)
 
     def take(name, otherwise):
         """What another stage has computed, or for the first and the last stage something else."""
-        if name in arriving:
-            arriving.pop(name).wait()
+        while name in under_way:                        # those posted before it have left, too
+            under_way.pop(next(iter(under_way)))[0].wait()
         return outputs.pop(name, otherwise)
 
     for what, steps in itertools.groupby(program, type):
         if what is Message:                             # at once: that blocks no more than in turn
-            leaving = [sent for sent in leaving if not sent[0].is_completed()]      # gloo: never
-            post(list(steps), group, empty, outputs, arriving, leaving)
+            post(list(steps), group, empty, outputs, under_way)
             continue
         for action in steps:
             kind, number, i = action
@@ -426,7 +424,7 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
             x = take(("F", number - 1, i), tokens) if kind == "F" else None
             gradient = take(("B", number + 1, i), None) if "B" in kind else None
             kept, out = (stage.kept_for_backward, stage.kept_for_weights), None
-            with span(action, kept, (outputs, leaving)):
+            with span(action, kept, (outputs, under_way)):
                 if kind == "F":
                     out = stage.forward(i, x, targets, valid)
                 if "B" in kind:
@@ -437,7 +435,7 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
                 total += out
             elif out is not None:                       # W has none, nor the first stage's B
                 outputs[action.output] = out
-    for handle, _ in leaving:                           # NCCL: before another group sends anything
+    for handle, _ in under_way.values():                # NCCL: before another group sends anything
         handle.wait()
     return total
 

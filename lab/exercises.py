@@ -991,7 +991,7 @@ EXERCISES = {
              "before time begins to run?",
              "First {output: the rank that needs it}, from schedule.needs of every action, if "
              "schedule.ranks of the output's stage is another rank. Keep what is done, and for "
-             "each busy rank its action and when that ends: now + 1, or + 2 for BW. Each round: "
+             "each busy rank its action and when that ends: now and its time of TIMES. Each round: "
              "begin what can begin, let one unit pass, end what ends. Only after all of these come "
              "the messages."),
             (Same("(lambda named: {f'rank {rank}': [words for kind, part in itertools.groupby("

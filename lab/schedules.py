@@ -93,22 +93,26 @@ def hold_bubble(run, answer):
 
 
 def hold_messages(run, answer):
-    """Hold what a rank has of messages to its program. NCCL tells when they have left, at moments
-    that no list knows; gloo only when somebody waits."""
-    most = max(messages_over_time(answer["program"], answer["needs"])) * answer["message"]
-    run.check("messages kept, at the most", run.messages, None if run.on_cuda else most)
+    """Hold what a rank has of messages to its program."""
+    most = max(messages_over_time(answer["program"], answer["needs"]))
+    run.check("messages kept, at the most", run.messages, most * answer["message"])
 
 
 def messages_over_time(program, needs):
     """How many messages a rank has in each of its actions: what has come, from a stage of its own,
-    too, and is not used yet; and all that it has sent."""
-    actions = [step for step in program if hasattr(step, "kind")]
-    used = {action: {need for need in needs(action) if need[1] != action.stage}
-            for action in actions}
-    wanted, here, over_time = set().union(*used.values()), set(), []
+    too, and is not used yet; and what it has sent, until one that was posted later has come."""
+    used = {step: {need for need in needs(step) if need[1] != step.stage}
+            for step in program if hasattr(step, "kind")}
+    own, wanted = {action.output for action in used}, set().union(*used.values())
+    here, under_way, over_time = set(), [], []
     for step in program:
+        if step not in used:
+            under_way.append(step.output)
+        elif used[step]:
+            *_, last = [0, *(1 + i for i, name in enumerate(under_way) if name in used[step])]
+            here -= own.intersection(under_way[:last]) | used[step]
+            del under_way[:last]
         if step in used:
-            here -= used[step]
             over_time.append(len(here))
         if step not in used or step.output in wanted:
             here.add(step.output)
