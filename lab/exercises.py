@@ -907,8 +907,9 @@ EXERCISES = {
             "variants? A block that is met in full has (s/N)² of them.",
             ("How many blocks does a rank compute at hop 0, and at each of the N-1 later hops?",
              "Its own block counts `diagonal`. A zig-zag adds half a block at each later hop, a "
-             "ring one for every earlier rank. With gathered keys a rank computes N blocks, masked "
-             "or not; in Ulysses it has 1/N of the heads over N² blocks, all on the diagonal."),
+             "ring one for every earlier rank. Two chunks that meet are a quarter of a block: with "
+             "gathered keys a rank's two meet 2N-1 earlier ones together, and themselves. In "
+             "Ulysses it has 1/N of the heads over N² blocks, all on the diagonal."),
             (Same("[pairs('zigzag', rank, 4, 32) for rank in range(4)]"),
              Same("[pairs('ring', rank, 4, 32) for rank in range(4)]"),
              Same("[pairs('gather', rank, 4, 32, 0.5) for rank in range(4)]"),
@@ -992,7 +993,7 @@ EXERCISES = {
              "before time begins to run?",
              "First {output: the rank that needs it}, from schedule.needs of every action, if "
              "schedule.ranks of the output's stage is another rank. Keep what is done, and for "
-             "each busy rank its action and when that ends: now + 1, or + 2 for BW. Each round: "
+             "each busy rank its action and when that ends: now and its time of TIMES. Each round: "
              "begin what can begin, let one unit pass, end what ends. Only after all of these come "
              "the messages."),
             (Same("(lambda named: {f'rank {rank}': [words for kind, part in itertools.groupby("

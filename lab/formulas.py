@@ -9,7 +9,8 @@ metered step. All keys are optional:
                   be left out: it is the payload times the ring's factor for ranks[axis] ranks
     gradients     {kind: name of the group that sums it}: what lab/anatomy.py adds to sent; gathers
     kept          {class: share} of the activations; None: show them without a formula
-    schedule      a rank's actions, and the slices of the model that are its stages
+    schedule      a rank's actions, and the slices of the model that are its stages; its bubble; the
+                  program with messages, what an action needs, and the bytes of a message
     flops         {"all": number} or {"attention": number} of the metered step
     most gradients                                          the most bytes of gradients at a time
     rows, ep      rows of each block's experts in each micro-batch, and how many ranks share them
@@ -57,6 +58,8 @@ def hold(run):
         run.check(name, computed, formula, *(unit or [""]))
     if "bubble" in answer.get("schedule", {}):
         schedules.hold_bubble(run, answer["schedule"])
+    if "program" in answer.get("schedule", {}) and run.world > 1:
+        schedules.hold_messages(run, answer["schedule"])
     explain(run, answer)
 
 
