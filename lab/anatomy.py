@@ -72,16 +72,20 @@ def core_bytes(cfg, batch, e, kept):
     """What a core of attention keeps beside q, k and v: the weights; or its output, and a number
     for each row of scores. (The output is kept anyway where it is the input of o without a copy.)
 
-    kept["how"]: "blocks", where every core is a fused one; "gathered" keys; "exchanged" heads.
+    kept["how"]: "blocks", where every core is a fused one; "gathered" keys, with a mask for a fused
+    core on a CPU; "exchanged" heads.
     """
-    share, how = share_of(kept, "core"), kept.get("how")
+    share, how, positions = share_of(kept, "core"), kept.get("how"), share_of(kept, "positions")
     rows = part(share, batch * cfg.heads * cfg.seq)
+    # With gathered keys a front and a back chunk meet those up to their own ends: the mean of both.
+    met = 1 / 2 + positions / 4 if how == "gathered" else 1
     if cfg.attention == "plain" and how != "blocks":
-        return part(share, numbers_kept(cfg, batch)["core"] * e)
+        return part(share * met, numbers_kept(cfg, batch)["core"] * e)
     is_input_of_o = part(local_heads(kept), cfg.heads) == 1 or cfg.seq == 1 and how is None
-    if how == "exchanged" or "fp8" in kept:
+    if how in ("gathered", "exchanged") or "fp8" in kept:
         is_input_of_o = False
-    return rows * max(e, 4) + (0 if is_input_of_o else rows * cfg.dim // cfg.heads * e)
+    masks = part(positions * met, cfg.seq * cfg.seq * e) if how == "gathered" else 0
+    return rows * max(e, 4) + masks + (0 if is_input_of_o else rows * cfg.dim // cfg.heads * e)
 
 
 def saved_by_fp8(cfg, batch, e, kept):
@@ -99,13 +103,10 @@ def saved_by_fp8(cfg, batch, e, kept):
 
 
 def shared_bytes(cfg, e, kept):
-    """What all blocks keep together: RoPE's tables, and the mask of a fused core over gathered
-    keys."""
+    """What all blocks keep together: RoPE's tables."""
     if kept.get("recompute") == "full":
         return 0
-    tables = part(share_of(kept, "positions"), cfg.seq * cfg.dim // cfg.heads * e)
-    has_mask = kept.get("how") == "gathered" and cfg.attention != "plain"
-    return tables + (part(share_of(kept, "positions"), cfg.seq * cfg.seq * e) if has_mask else 0)
+    return part(share_of(kept, "positions"), cfg.seq * cfg.dim // cfg.heads * e)
 
 
 def kept_by_modules(cfg, batch, e, kept, rows=None, ep=1):
@@ -155,11 +156,11 @@ def mixture_bytes(cfg, batch, e, kept, rows, ep):
     if cfg.top_k > 1:
         scores += (cfg.experts + cfg.top_k) * wide          # the same as logits; gates
     route = mine * scores + batch * cfg.experts * wide
-    sent = picks * (2 * 8 + cfg.dim * e)                    # orders; what comes back
-    if cut < 1 or cfg.top_k == 1:
-        sent += picks * wide                                # gates, gathered or not yet counted
-    orders = 2 * 8 if ep > 1 else 0
-    experts = rows * (cfg.dim * e + 2 * part(cut, 4 * cfg.dim) * e + orders)
+    sent = picks * (8 + cfg.dim * e)                        # their order; what comes back
+    if cut < 1 or cfg.top_k == 1 or e < 4:
+        sent += picks * e                                   # gates: gathered, not yet counted, cast
+    order = 8 if ep > 1 else 0
+    experts = rows * (cfg.dim * e + 2 * part(cut, 4 * cfg.dim) * e + order)
     return norm + weight + route + sent + experts
 
 
