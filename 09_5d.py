@@ -155,8 +155,7 @@ def make_groups(args, tied_stages):
         "cp and tp": lambda at: at._replace(cp=0, tp=0)}            # with the same sequences
     whole = "whole", lambda at: at.pp                   # all ranks of a stage
     same = {
-        "tables": whole,
-        "norms": whole,                                 # and the router
+        "tables": whole, "norms": whole,                # norms: and the router
         "queries": ("cut by tp", lambda at: (at.pp, at.tp)),
         "keys": ("kv heads", lambda at: (at.pp, at.tp * kv_heads // t)),    # t/kv_heads share one
         "mlp": ("experts", lambda at: (at.pp, at.tp, at.dp % ep))}          # each ep-th of dp
@@ -673,35 +672,34 @@ class Stage:
 def execute(program, stages, group, empty, span, micro_batches, valid):
     """Walk through this rank's program. Returns the loss of the micro-batches that end here.
     stages: {number: Stage}, this rank's. group: all ranks of the pipeline. empty(): room for a
-    message. span(action, kept): a context manager around each action."""
-    outputs, arriving, leaving = {}, {}, []             # what is sent must stay alive meanwhile
+    message. span(action, kept): a context manager around each action. With 1f1b, at most max(2,
+    pp - 1) messages are in memory when an action begins, however many micro-batches there are."""
+    outputs, under_way = {}, {}                         # what is sent must stay alive meanwhile
     total = torch.zeros((), dtype=torch.float64, device=micro_batches[0][0].device)
 
     for step in program:
         if isinstance(step, Message):                   # (chapter 07 posts some at once)
-            is_mine = step.sender == group.rank()
-            tensor = outputs.pop(step.output) if is_mine else empty()
-            how, peer = (dist.isend, step.receiver) if is_mine else (dist.irecv, step.sender)
-            operation = dist.P2POp(how, tensor, group=group, group_peer=peer)
-            # PyTorch wants what is under way in a group to be waited for before another group is
-            # used. Here a message travels while others compute, and communicate over tp. That is
-            # right on NCCL if the device can run both at once, or runs them in the order in which
-            # they were posted (NCCL_LAUNCH_ORDER_IMPLICIT=1): all ranks of a stage post the same,
-            # and chapter 07 has shown that nobody waits for ever even if each message blocks.
-            [handle] = dist.batch_isend_irecv([operation])
-            if is_mine:
-                leaving = [sent for sent in leaving if not sent[0].is_completed()]  # gloo: never
-                leaving.append((handle, tensor))
+            if step.sender == group.rank():
+                tensor, how, peer = outputs.pop(step.output), dist.isend, step.receiver
             else:
-                outputs[step.output], arriving[step.output] = tensor, handle
+                tensor, how, peer = empty(), dist.irecv, step.sender
+                outputs[step.output] = tensor
+            operation = dist.P2POp(how, tensor, group=group, group_peer=peer)
+            # PyTorch asks to wait for what is under way in one group before another is used. Here a
+            # message travels while the rank goes on, with collectives over tp, too. On NCCL that is
+            # right if the device can run both at once, or takes them in the order in which they are
+            # posted (NCCL_LAUNCH_ORDER_IMPLICIT=1): all ranks of a stage post the same, and chapter
+            # 07 shows that nobody waits for ever, even if each message blocks its rank.
+            [handle] = dist.batch_isend_irecv([operation])
+            under_way[step.output] = handle, tensor
             del tensor, operation, handle               # which would keep it alive for too long
             continue
 
         kind, number, i = step
         stage, (tokens, targets) = stages[number], micro_batches[i]
         need = (kind, number - 1, i) if kind == "F" else (kind, number + 1, i)
-        if need in arriving:
-            arriving.pop(need).wait()
+        while need in under_way:                        # messages pass in the order of the posts:
+            under_way.pop(next(iter(under_way)))[0].wait()      # those before it have left, too
         with span(step, stage.kept_for_backward):
             if kind == "F":
                 out = stage.forward(i, outputs.pop(need, tokens), targets, valid)
@@ -709,9 +707,9 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
                 out = stage.backward(i, outputs.pop(need, None))
         if kind == "F" and stage.is_last:
             total += out
-        else:
+        elif out is not None:                           # as the gradient of tokens
             outputs[step] = out
-    for handle, _ in leaving:
+    for handle, _ in under_way.values():
         handle.wait()
     return total
 

@@ -1,16 +1,20 @@
 """Chapter 09: every product of axes gives one GPU's numbers, and sends what the formulas say."""
 
+import contextlib
 import itertools
 import math
 import random
 import re
+import weakref
+from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 from conftest import chapter, hold_to_one_gpu, run_main
 from test_04_tensor_parallel import TRAINING, covered
 
-from lab import cli
+from lab import cli, schedules
 
 NINE = "09_5d"
 
@@ -257,6 +261,43 @@ def test_tp_and_ep_send_what_the_lesson_compares(nine):
         assert sent["tp"] == n * sent["ep"]  # "n times as much as ep", for K = 2
         assert sent["tp"] == nine.sent_in_a_layer(n, 1, 2)[0]
         assert sent["ep"] == nine.sent_in_a_layer(1, n, 2)[1]
+
+
+def messages_in_memory(micro_batches):
+    """Of a rank of 1f1b: how many there are when each action begins, and after the last one. Its
+    stage computes nothing."""
+    nine, rank, p = chapter(NINE), dist.get_rank(), dist.get_world_size()
+    schedule, owners = nine.make_schedule("1f1b", p, micro_batches)
+    made, seen = [], []
+
+    def message():
+        tensor = torch.zeros(3)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    @contextlib.contextmanager
+    def span(action, kept):
+        seen.append(sum(tensor() is not None for tensor in made))
+        yield
+
+    stage = SimpleNamespace(
+        is_last=rank == p - 1, kept_for_backward={},
+        forward=lambda *_: torch.zeros(()) if rank == p - 1 else message(),
+        backward=lambda *_: message() if rank else None)
+    batch = micro_batches * [(torch.zeros(1), None)]
+    program = nine.make_programs(schedule, owners)[rank]
+    nine.execute(program, {rank: stage}, dist.group.WORLD, message, span, batch, 1)
+    span(None, None).__enter__()
+    return seen
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_messages_do_not_pile_up_in_memory(ranks, p):
+    """What has been sent and used can go, before the step ends."""
+    for m in (2 * p, 5 * p):
+        of_ranks = ranks(p)(messages_in_memory, m)
+        assert max(map(max, of_ranks)) == schedules.most_messages(p)
+        assert [seen[-1] for seen in of_ranks] == p * [0]
 
 
 def test_stages_hold_all_of_the_model_in_order(nine):
