@@ -23,8 +23,8 @@ The mesh. Every rank has a place on each axis. With 8 ranks, --order pp,dp,cp,tp
 
 The axis that is named last has neighbours. A machine of 4 ranks would hold one stage here, and only
 what pp sends would leave it. To choose the order, see what a rank sends in a step, in numbers. (h:
-the model's dim, L: its layers, M: micro-batches, T = b·s/cp: tokens of one on all ranks of tp, K:
-experts of a token, k: the width of the keys that a rank holds.)
+the model's dim, L: its layers, M: micro-batches, T = b·s/cp: the tokens of one, which the ranks of
+tp have together, K: experts of a token, k: the width of the keys that a rank holds.)
 
     tp      M · L/pp · 8 · (tp-1)/tp · T·h     gathers and scatters around two sub-layers
     ep      M · L/pp · 4 · (ep-1)/ep · K·T·h   rows to their experts and back, if chosen alike
@@ -32,11 +32,11 @@ experts of a token, k: the width of the keys that a rank holds.)
     pp      M · T·h/tp                         an activation or a gradient, to each neighbour stage
     dp      2 · (n-1)/n · Ψ                    gradients of the Ψ parameters that n ranks hold alike
 
-To compare tp with ep, take the same batch on the same GPUs, t tokens for each. Under ep, a rank has
-M·T = t tokens of its own; under tp, all ranks of a group work on the same M·T = tp·t. So in a layer
-tp = 8 sends 56 t·h, and ep = 64 with the K = 8 of DeepSeek-V3 31.5 t·h. For K = 2, tp sends n times
-as much as ep, if n is the degree of both. But the amount alone does not decide. What does is how
-long compute waits, and on which links:
+To compare tp with ep, take one batch and the same GPUs, with t tokens of the batch for each GPU.
+Under ep, a rank has M·T = t tokens, its own. Under tp, it has M·T = tp·t, those of its whole group.
+So in a layer a rank sends 56 t·h over tp = 8, and 31.5 t·h over ep = 64, with DeepSeek-V3's K = 8.
+With K = 2, tp sends n times as much as ep, if both have n ranks. But the amount alone does not
+decide. What does is how long compute waits, and on which links:
 
     tp      Eight messages in each layer, between matmuls that need them: nothing else can be
             computed meanwhile. Latency counts as much as bytes. So tp comes last, in a machine.

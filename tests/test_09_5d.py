@@ -245,8 +245,8 @@ def test_a_schedule_in_which_ranks_wait_for_each_other_is_refused(nine):
 
 def test_tp_and_ep_send_what_the_lesson_compares(nine):
     """The same tokens on the same GPUs, by the formula that runs are held to."""
-    assert nine.sent_in_a_layer(8, 1, 8)[0] == 56 and "tp = 8 sends 56 t·h" in nine.__doc__
-    assert nine.sent_in_a_layer(1, 64, 8)[1] == 31.5 and "V3 31.5 t·h" in nine.__doc__
+    assert nine.sent_in_a_layer(8, 1, 8)[0] == 56 and "56 t·h over tp = 8," in nine.__doc__
+    assert nine.sent_in_a_layer(1, 64, 8)[1] == 31.5 and "31.5 t·h over ep = 64," in nine.__doc__
     h, tokens = 64, 32  # of a sequence; each GPU has one
     for n in (2, 4, 8):
         sent = {}
