@@ -388,7 +388,7 @@ class MoE(nn.Module):
         counts = torch.zeros(self.cfg.experts, dtype=torch.int64, device=x.device)
         counts.index_add_(0, expert, torch.ones_like(expert))
         rows = x.flatten(0, 1).repeat_interleave(self.cfg.top_k, dim=0)     # one for each pick
-        out = self.exchange(Permute.apply(rows, order, False), counts)
+        out = self.exchange(Permute.apply(rows, order, False), counts)      # sorted by expert
         out = Permute.apply(out, order, True).view(*chosen.shape, -1)       # (batch, seq, k, dim)
         return (out * gates.to(x.dtype)[..., None]).sum(2)      # added in float32, and then rounded
 

@@ -236,6 +236,46 @@ def in_words_of_07(programs):
              for step in program] for program in programs]
 
 
+def is_done(nine, name, p, overtakes):
+    """Whether 2·p devices get through a step that run one operation at a time: messages, and two
+    collectives over tp in each action. overtakes(stage, tp): there a collective comes before the
+    message that was posted right before it, as streams may have it, unless it needs that."""
+    schedule, owners = nine.make_schedule(name, p, 4 * p)
+    left = {}
+    for (stage, program), tp in itertools.product(enumerate(nine.make_programs(schedule, owners)),
+                                                  range(2)):
+        queue = left[stage, tp] = []
+        for step in program:
+            queue += [(step, 0), (step, 1)] if isinstance(step, nine.Action) else [(step, tp)]
+        for i, ((first, _), (then, _)) in enumerate(itertools.pairwise(queue)):
+            if overtakes(stage, tp) and isinstance(first, nine.Message) and isinstance(
+                    then, nine.Action) and first.output not in nine.needs(then, len(owners)):
+                queue[i:i + 2] = queue[i:i + 2][::-1]
+    while any(left.values()):
+        ready = []
+        for (stage, tp), queue in left.items():
+            step, _ = queue[0] if queue else (None, None)
+            of = [(stage, 0), (stage, 1)]
+            if isinstance(step, nine.Message):
+                of = [(step.sender, tp), (step.receiver, tp)]
+            ready += [(stage, tp)] * (step is not None and all(
+                left[device][:1] == queue[:1] for device in of))
+        if not ready:
+            return False
+        for device in ready:
+            left[device].pop(0)
+    return True
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "dualpipe-v"])
+def test_messages_beside_tp_pass_on_nccl_in_the_order_of_the_posts(nine, name):
+    """As `execute` says; in another order, devices that run one at a time may wait for ever."""
+    for p in (2, 3, 4):
+        assert is_done(nine, name, p, lambda stage, tp: False)
+    if name != "1f1b":
+        assert not is_done(nine, name, 4, lambda stage, tp: (stage + tp) % 2)
+
+
 def test_a_schedule_in_which_ranks_wait_for_each_other_is_refused(nine):
     schedule, owners = nine.make_schedule("1f1b", 2, 2)
     schedule[1].reverse()
