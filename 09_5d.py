@@ -672,8 +672,8 @@ class Stage:
 def execute(program, stages, group, empty, span, micro_batches, valid):
     """Walk through this rank's program. Returns the loss of the micro-batches that end here.
     stages: {number: Stage}, this rank's. group: all ranks of the pipeline. empty(): room for a
-    message. span(action, kept): a context manager around each action. With 1f1b, at most max(2,
-    pp - 1) messages are in memory when an action begins, however many micro-batches there are."""
+    message. span(action, kept): a context manager around each action. In 1f1b rank 0 has at most
+    pp-1 messages, and any other rank one, beside what its stage keeps (chapter 07)."""
     outputs, under_way = {}, {}                         # what is sent must stay alive meanwhile
     total = torch.zeros((), dtype=torch.float64, device=micro_batches[0][0].device)
 
@@ -692,14 +692,14 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
             # 07 shows that nobody waits for ever, even if each message blocks its rank.
             [handle] = dist.batch_isend_irecv([operation])
             under_way[step.output] = handle, tensor
-            del tensor, operation, handle               # which would keep it alive for too long
+            del tensor, operation, handle
             continue
 
         kind, number, i = step
         stage, (tokens, targets) = stages[number], micro_batches[i]
         need = (kind, number - 1, i) if kind == "F" else (kind, number + 1, i)
-        while need in under_way:                        # messages pass in the order of the posts:
-            under_way.pop(next(iter(under_way)))[0].wait()      # those before it have left, too
+        while need in under_way:                        # those posted before it have left, too
+            under_way.pop(next(iter(under_way)))[0].wait()
         with span(step, stage.kept_for_backward):
             if kind == "F":
                 out = stage.forward(i, outputs.pop(need, tokens), targets, valid)
@@ -709,6 +709,7 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
             total += out
         elif out is not None:                           # as the gradient of tokens
             outputs[step] = out
+        del out                                         # once it has left, nothing keeps it alive
     for handle, _ in under_way.values():
         handle.wait()
     return total

@@ -77,12 +77,6 @@ def simulated_bubble(schedule, variant, F=1, B=1, W=1):
     return max(ratios)
 
 
-def most_messages(p):
-    """How many messages a rank of 1f1b has in memory when an action begins, at the most: one that
-    has come and one that leaves. Or, on the first rank, those that leave before the first comes."""
-    return max(2, p - 1)
-
-
 def timetable(schedule):
     """For each rank [kind, stage, micro-batch, start, end] of its actions, as pictures want it."""
     span = simulate(schedule)
