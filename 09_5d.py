@@ -692,7 +692,6 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
             # 07 shows that nobody waits for ever, even if each message blocks its rank.
             [handle] = dist.batch_isend_irecv([operation])
             under_way[step.output] = handle, tensor
-            del tensor, operation, handle
             continue
 
         kind, number, i = step
