@@ -232,11 +232,10 @@ def positions_of(rank, ranks, seq):
 
 def lower_right_attention(q, k, v, attention):
     """Causal attention of the last tokens of a sequence, q (batch, heads, rows, head_dim), to all
-    of it, k and v (batch, kv_heads, keys, head_dim): the mask ends in the lower right corner of the
-    scores. Returns q's shape."""
+    of it, k and v (batch, kv_heads, keys, head_dim). Returns q's shape."""
     rows, keys = q.shape[2], k.shape[2]
     if attention == "sdpa" and q.is_cuda and q.itemsize == 2 and q.shape[3] in range(8, 257, 8):
-        # Flash attention's own mask ends there: none is made.
+        # Flash attention's own mask ends in the lower right corner of the scores.
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
 
     mask = q.new_full((rows, keys), -torch.inf).triu(1 + keys - rows)
@@ -672,8 +671,7 @@ class Stage:
 def execute(program, stages, group, empty, span, micro_batches, valid):
     """Walk through this rank's program. Returns the loss of the micro-batches that end here.
     stages: {number: Stage}, this rank's. group: all ranks of the pipeline. empty(): room for a
-    message. span(action, kept): a context manager around each action. In 1f1b rank 0 has at most
-    pp-1 messages, and any other rank one, beside what its stage keeps (chapter 07)."""
+    message. span(action, kept): a context manager around each action."""
     outputs, under_way = {}, {}                         # what is sent must stay alive meanwhile
     total = torch.zeros((), dtype=torch.float64, device=micro_batches[0][0].device)
 
@@ -819,7 +817,6 @@ def train(run):
     schedule, owners = make_schedule(args.schedule, args.pp, args.micro_batches)
     programs = make_programs(schedule, owners)
 
-    # The groups, and what this rank holds of the model.
     axes, holders = make_groups(args, cfg.tie and owners[0] != owners[-1])
     if "pp" in axes:
         dist.barrier(axes["pp"])                        # NCCL: the first use of a group is by all
