@@ -539,6 +539,7 @@ def make_units(model, stage):
 # ------------------------------------------------------------ pipeline parallelism, from chapter 07
 
 Action = namedtuple("Action", "kind stage micro_batch")     # kind: F or BW
+Action.output = property(lambda action: action)             # what it computes has the same name
 Message = namedtuple("Message", "output sender receiver")   # on its way to the rank that needs it
 TIMES = {"F": 1, "BW": 2}                               # of actions, in which B and W are one
 
@@ -671,7 +672,7 @@ class Stage:
 def execute(program, stages, group, empty, span, micro_batches, valid):
     """Walk through this rank's program. Returns the loss of the micro-batches that end here.
     stages: {number: Stage}, this rank's. group: all ranks of the pipeline. empty(): room for a
-    message. span(action, kept): a context manager around each action."""
+    message. span(action, kept, between): a context manager around each action."""
     outputs, under_way = {}, {}                         # what is sent must stay alive meanwhile
     total = torch.zeros((), dtype=torch.float64, device=micro_batches[0][0].device)
 
@@ -697,7 +698,7 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
         need = (kind, number - 1, i) if kind == "F" else (kind, number + 1, i)
         while need in under_way:                        # those posted before it have left, too
             under_way.pop(next(iter(under_way)))[0].wait()
-        with span(step, stage.kept_for_backward):
+        with span(step, stage.kept_for_backward, (outputs, under_way)):
             if kind == "F":
                 out = stage.forward(i, outputs.pop(need, tokens), targets, valid)
             else:
@@ -783,6 +784,9 @@ def formulas(args, rank, ranks, model):
     stages = [stage for stage, owner in enumerate(owners) if owner == pp]
     cuts = [cut for cut in zip(owners, owners[1:]) if cut[0] != cut[1]]
     sends = m * sum(pp in cut for cut in cuts)          # an activation or a gradient over each
+    messages = {"program": make_programs(schedule, owners)[pp],
+                "needs": functools.partial(needs, depth=len(owners)),
+                "message": args.micro_batch * cfg.seq // (cp * t) * cfg.dim * e}
 
     # Rows through this rank's experts: of each block of a stage, for each micro-batch.
     seen = {stage: [getattr(block.mlp, "seen", []) for block in part
@@ -806,7 +810,7 @@ def formulas(args, rank, ranks, model):
                  "ids": 1 / (cp * t), "positions": 1 / cp, "how": "gathered" if cp > 1 else None},
         "rows": rows if cfg.experts else None,
         "ep": ep,
-        "schedule": {"actions": schedule[pp], "slices": slices},
+        "schedule": {"actions": schedule[pp], "slices": slices} | (messages if args.pp > 1 else {}),
         "sent": traffic(args, ranks, m * sum(map(len, seen.values())), travelled, sends, e),
         "record": {"order": args.order.split(","), "places": places_of_ranks(args),
                    "slices": slices, "stages": owners}}

@@ -36,6 +36,7 @@ from lab.meters import (
     CommMeter,
     FlopMeter,
     MemoryTimeline,
+    nbytes,
     shapes_of_a_block,
     shards_of,
 )
@@ -71,7 +72,7 @@ class Run(Bench):
         self.checks, self.notes, self.recorded = [], [], {}
         self.losses, self.grad_norms, self.references = [], [], []
         self.comm, self.kept, self.flops = CommMeter(self.on_cuda), None, None
-        self.memory, self.actions, self.flops_of = None, [], {}
+        self.memory, self.actions, self.messages, self.flops_of = None, [], 0, {}
         self.skipped, self.not_finite, self.stopped = 0, None, False
         self.diagnosis = []                             # filled in the end
         self.rounding, self.verified_steps = verify.rounding_of(args)
@@ -195,8 +196,9 @@ class Run(Bench):
             meters.enter_context(meter)
 
     @contextlib.contextmanager
-    def span(self, action, kept):
-        """In the metered step, note when the action ran and what is kept for backward after it."""
+    def span(self, action, kept, between=()):
+        """In the metered step, note when the action ran, what is kept for backward after it, and
+        the most bytes of messages in one."""
         if not self.is_metered:
             yield
             return
@@ -205,6 +207,7 @@ class Run(Bench):
         end = self.comm.clock.now()
         self.kept.keep(kept)
         self.actions.append([*action, start, end, self.kept.bytes])
+        self.messages = max(self.messages, nbytes(between))
 
     def log(self, batch, loss, norm, model, updated=None, skipped=False, **shown):
         """After a step: compare it with one GPU and print its line."""
