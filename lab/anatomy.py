@@ -156,11 +156,11 @@ def mixture_bytes(cfg, batch, e, kept, rows, ep):
     if cfg.top_k > 1:
         scores += (cfg.experts + cfg.top_k) * wide          # the same as logits; gates
     route = mine * scores + batch * cfg.experts * wide
-    sent = picks * (2 * 8 + cfg.dim * e)                    # orders; what comes back
-    if cut < 1 or cfg.top_k == 1:
-        sent += picks * wide                                # gates, gathered or not yet counted
-    orders = 2 * 8 if ep > 1 else 0
-    experts = rows * (cfg.dim * e + 2 * part(cut, 4 * cfg.dim) * e + orders)
+    sent = picks * (8 + cfg.dim * e)                        # their order; what comes back
+    if cut < 1 or cfg.top_k == 1 or e < 4:
+        sent += picks * e                                   # gates: gathered, not yet counted, cast
+    order = 8 if ep > 1 else 0
+    experts = rows * (cfg.dim * e + 2 * part(cut, 4 * cfg.dim) * e + order)
     return norm + weight + route + sent + experts
 
 

@@ -1133,11 +1133,11 @@ EXERCISES = {
             "self.seen. On one rank nothing is sent.",
             ("Follow the lesson's picture. In which order must the rows be sent, in which do they "
              "arrive, and in which do the experts want them? Every reordering has to be undone.",
-             "through_experts: argsort of the flat choices is the order; pick i is of token i // "
-             "k; argsort of an order undoes it. exchange: an all_to_all of counts; (ep, own "
-             "experts) is what arrives. Sums of both over own experts are sent and received. What "
-             "arrives is sorted by rank, then expert: say the expert of each row with "
-             "repeat_interleave, and sort by it, stably."),
+             "through_experts: each token k times gives a row for each pick; a stable argsort of "
+             "the flat choices is the order; Permute puts rows into it, and back. exchange: an "
+             "all_to_all of counts; (ep, own experts) is what arrives. Sums of both over own "
+             "experts are sent and received. What arrives is sorted by rank, then expert: say the "
+             "expert of each row with repeat_interleave, and sort by it, stably."),
             (Same("(lambda moe, x, chosen, gates: (out := moe.through_experts(x, chosen, gates), "
                   "(out * random(2, 5, 8)).sum().backward(), dict(out=out.detach(), x=x.grad, "
                   "gates=gates.grad, up=moe.up.grad, down=moe.down.grad))[2])(" + MIXTURE +
@@ -1172,12 +1172,12 @@ EXERCISES = {
         Exercise(
             "08.6", "expert_parallel", 2,
             "Give each rank its part of every mixture's experts: some of them or, of CutExperts, "
-            "some hidden units of each. Tell the mixture its group (ep or, of CutExperts, tp), and "
-            "every parameter, as p.partial, the group over which its gradient is to be summed.",
+            "some hidden units of each. Tell the mixture its group, ep, and every parameter, as "
+            "p.partial, the group over which its gradient is to be summed.",
             ("With 4 ranks and ep = 2, each expert is on two ranks. The tokens of which ranks are "
              "in its gradient before anything is summed?",
              "An expert has had the rows of all ranks of its ep: what is left to be summed over is "
-             "groups[\"copies\"]. All else is summed over the world. keep_shard cuts up and down "
+             "groups[\"holders\"]. All else is summed over the world. keep_shard cuts up and down "
              "along the experts, dimension 0; hidden units are dimension 2 of up and 1 of down."),
             (Run(4, "--ep 2 --batch 12 --micro-batch 1 --ignore 0.3"),
              Run(2, "--variant tensor --batch 4 --micro-batch 1")),

@@ -484,7 +484,7 @@ def expert_parallel(pick):
     wire = {n: on_the_wire(chapter.traffic(of.args, n, []), "all_to_all")
             for n, of in ((ranks, case), (2 * ranks, twice))}
     tokens = b * cfg.seq
-    cut = chapter.cut_bytes(cfg, tokens, e, ranks) / chapter.even_bytes(cfg, tokens, e)
+    spread, cut = (chapter.row_bytes(cfg, tokens, e, often) for often in (cfg.top_k, ranks))
     return case, [
         Question(
             "How many places has an expert for each sequence?", "f * K * s / E", cfg.places,
@@ -500,7 +500,7 @@ def expert_parallel(pick):
             "all but the experts of others: an expert has 8 h² numbers", "parameters"),
         Question(
             "How many times as much would --variant tensor send for its rows as dropless does, if "
-            "all experts are picked alike?", "N / K", cut, "times",
+            "all experts are picked alike?", "N / K", cut / spread, "times",
             "all tokens go to all ranks; dropless sends K rows for a token", also="E"),
         Question(
             "Twice as many ranks share the same experts and the same batch: by what factor does "

@@ -78,7 +78,7 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
         [], "recv_"),
     f"{NINE} --pp=2 --dp=2 --zero=1 --dtype=float64 {TIED}": ([], "_allgather_base_"),
     f"{NINE} --dp=2 --tp=2 --ep=2 --experts=4 --zero=2 --dtype=float64": (COUNTS, "alltoall_base_"),
-    f"{NINE} --cp=2 --tp=2 --zero=3 --dtype=float64": ([], "_allgather_base_"),
+    f"{NINE} --cp=2 --tp=2 --zero=3 --dtype=bfloat16 --attention=sdpa": ([], "_allgather_base_"),
     f"{NINE} --pp=2 --dp=2 --zero=3 --dtype=bfloat16": ([], "recv_"),
     f"{NINE} --pp=2 --cp=2 --schedule=dualpipe-v --layers=4 --experts=4 --dtype=float64": (
         8 * ["tolist"], "allreduce_"),  # 2 layers of a rank, 4 micro-batches
@@ -242,7 +242,7 @@ def broken_rule(name, flags, folder, fault):
     (NINE, "--dp=2 --tp=2", "            total += out\n", "            total += out.item()\n",
      "[['_local_scalar_dense, 09_5d:"),
     (NINE, "--pp=2 --cp=2", "x.contiguous(), group=group", "x, group=group",
-     "_allgather_base_ of (1, 8, 4, 8), which is not contiguous"),
+     "_allgather_base_ of (2, 8, 2, 8), which is not contiguous"),
 ])
 def test_a_fault_is_caught_on_every_rank(ranks, tmp_path, name, flags, right, wrong, rule):
     chapter(name)  # or skip
