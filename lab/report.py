@@ -30,7 +30,7 @@ from lab import (
     verify,
 )
 from lab.bench import Bench
-from lab.formulas import WATCHED_STEPS, held, hold, updated_parameters
+from lab.formulas import WATCHED_STEPS, held, hold, hold_beginning, updated_parameters
 from lab.meters import (
     ActivationMeter,
     CommMeter,
@@ -130,6 +130,8 @@ class Run(Bench):
             cli.refuse_above_vocabulary(self.args, self.text, int(batch.tokens.max()))
             cli.refuse_above_vocabulary(self.args, self.text, int(batch.targets.max()))
             self.batch = batch
+            if self.args.verify and batch.step == self.first_step:
+                hold_beginning(self)
             yield batch
 
     def header(self):
@@ -321,7 +323,7 @@ class Run(Bench):
         self.problems = [f"step {first[0]}, rank {first[2]}: {first[3]}"] if first else []
         if self.verifier and (self.verifier.steps or not self.stopped):
             lines, wrong = verify.verdict(self.verifier.worst, self.verifier.steps, self.rounding,
-                                          self.tolerance)
+                                          self.tolerance, self.verifier.rounds)
             for line in lines:
                 print(f"  {line}")
             self.problems += wrong
