@@ -236,7 +236,7 @@ MANY_TOKENS = ("--layers=2", "--dim=32", "--heads=4", "--seq=64", "--batch=64", 
 
 @pytest.mark.parametrize(("precision", "times"), [
     ("--dtype=bfloat16", 1), ("--dtype=bfloat16", 1.3), ("--precision=bf16", 1),
-    ("--precision=fp16", 1), ("--precision=fp16", 1.04)])  # fmt: skip
+    ("--precision=fp16", 1), ("--precision=fp16", 1.1)])  # fmt: skip
 def test_what_rounding_explains_is_tolerated_and_no_more(ranks, tmp_path, precision, times):
     """One GPU takes all 4,096 tokens at once, and the run 512 of them. A fault is in one matrix."""
     sound = "    norm = grad_norm(model.parameters())\n    if clip:"
@@ -303,7 +303,7 @@ def test_tolerances():
         ("float32", "adamw", (1e-5, 1e-5, tiny, 1e-3)),
         ("bfloat16", "momentum", (5e-3, 2e-2, 1 / 8, 1 / 8)),
         ("bfloat16", "adamw", (5e-3, 2e-2, 1 / 8, None)),
-        ("float16", "sgd", (1e-3, 5e-3, 1 / 64, 1 / 64)),
+        ("float16", "sgd", (1e-3, 5e-3, 0.05, 0.05)),
         ("int8", "sgd", (1e-2, 5e-2, None, None)),
     ):
         assert verify.tolerances(rounding, optimizer) == dict(zip(kinds, values))
