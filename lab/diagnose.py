@@ -630,8 +630,8 @@ def norm_off_somehow(found):
 
 
 HOW_THE_NORM_IS = [
-    read_too_early, norm_of_own_parts, norm_with_copies, norm_of_some, norms_that_add_up, norm_without_root,
-    norm_of_norms, norm_after_clipping]
+    read_too_early, norm_of_own_parts, norm_with_copies, norm_of_some, norms_that_add_up,
+    norm_without_root, norm_of_norms, norm_after_clipping]
 
 
 # ------------------------------------------------------------------------- findings: the parameters

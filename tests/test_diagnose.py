@@ -369,8 +369,8 @@ FAULTS = [
     fault("gates with the bias", 2, EIGHT, "--experts=4 --balance=bias --bias-speed=0.05 --steps=2",
           "gates = logits.gather(-1, chosen)",
           "gates = (logits + self.bias).gather(-1, chosen)",
-          "all gradients are off by no constant factor; before, 1 step matched, and now the loss is "
-          "off, too: look at what forward reads, beside the weights, that a step has changed"),
+          "all gradients are off by no constant factor; before, 1 step matched, and now the loss "
+          "is off, too: look at what forward reads, beside the weights, that a step has changed"),
     slow("a loss on no rank", 2, TWO, "--variant=naive",
           "dist.all_reduce(loss, group=group)              # for",
           "loss *= 1 + run.rank  # for",

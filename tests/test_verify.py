@@ -222,8 +222,8 @@ def test_noise_is_measured_against_what_there_was(ranks):
 @pytest.mark.parametrize("tokens", [256, 257, 4096])
 def test_a_sum_over_tokens_in_bf16_stops_growing(tokens):
     """Of LayerNorm and the embedding, on a CPU: each token adds 1, and 256 + 1 is 256 in 8 bits."""
-    kwargs = dict(dtype=torch.bfloat16, requires_grad=True)
-    weight, bias, table = torch.ones(8, **kwargs), torch.zeros(8, **kwargs), torch.ones(1, 8, **kwargs)
+    weight, bias, table = (torch.ones(shape, dtype=torch.bfloat16, requires_grad=True)
+                           for shape in (8, 8, (1, 8)))  # fmt: skip
     out = nn.functional.embedding(torch.zeros(tokens, dtype=torch.long), table)
     out = out + nn.functional.layer_norm(torch.randn(tokens, 8).bfloat16(), (8,), weight, bias)
     out.backward(torch.ones_like(out))
@@ -344,8 +344,8 @@ def test_the_verdict_says_what_is_allowed_where_a_run_rounds():
 
 
     (allowed, _), _ = verify.verdict({"loss": (0, "")}, 2, "int8", tolerances, rounds=True)
-    assert allowed.endswith("loss 1e-02, or 4 times what rounding does to one GPU's; from step 2 on "
-                            "only the loss counts")  # fmt: skip
+    assert allowed.endswith("loss 1e-02, or 4 times what rounding does to one GPU's; from step 2 "
+                            "on only the loss counts")  # fmt: skip
 
 
 def test_a_run_of_which_nothing_was_compared_is_no_match():

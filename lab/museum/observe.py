@@ -29,7 +29,8 @@ OBSERVABLES = ("first loss", "loss", "gradients", "gradient norm", "parameters",
                "states", "FLOPs", "values", "resume")
 MODEL = f"--layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=16 --steps={STEPS}"
 WORDS = {               # in the name of a check: what it is about; the first that is found
-    "begins with": "parameters", "PyTorch's gives": "values", "backward": "values", "heard of all": "values",
+    "begins with": "parameters",
+    "PyTorch's gives": "values", "backward": "values", "heard of all": "values",
     "all_": "sent", "reduce": "sent", "send": "sent", "other groups": "sent",
     "activations": "kept", "kept": "kept", "FLOPs": "FLOPs", "computed": "FLOPs",
     "parameters": "states", "gradients": "states", "optimizer states": "states",
