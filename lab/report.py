@@ -76,7 +76,8 @@ class Run(Bench):
         self.diagnosis = []                             # filled in the end
         self.rounding, self.verified_steps = verify.rounding_of(args)
         tokens = args.batch * args.model.seq
-        self.tolerance = verify.tolerances(self.rounding, args.optimizer, tokens)
+        experts = getattr(args.model, "experts", 0)
+        self.tolerance = verify.tolerances(self.rounding, args.optimizer, tokens, experts)
         tensor_steps = 1 if self.rounding in verify.LOSSY else self.verified_steps
         self.verifier = (verify.Verifier(self, tensor_steps, self.tolerance)
                          if args.verify else None)
