@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from common import loss_sum
-from lab import anatomy, schedules
+from lab import anatomy, checkpoint, evidence, schedules
 from lab.machines import MACHINES, PEAK_FLOPS
 from lab.meters import COLLECTIVES, ActivationMeter, FlopMeter, hidden_share, nbytes
 from lab.words import count, printable, quantity
@@ -87,6 +87,23 @@ def held(run):
         gradients.append(unit.shard.grad)
         masters += [p for p in (getattr(unit, "master", unit.shard),) if p is not unit.shard]
     return parameters, gradients, masters + states
+
+
+def hold_beginning(run):
+    """Before the first step, what the optimizers update is what one GPU begins with, to the last
+    bit: masters are no copies of rounded weights. Nothing else would show that, since gradients are
+    those of rounded weights in any case. It is in the report only if it is not so."""
+    drawn = evidence.weights_of(evidence.first_model(run))
+    unlike, widths = 0, evidence.NARROWER
+    for p in updated_parameters(run):
+        for name, _, offsets, mine in checkpoint.rectangles_of(p, p.detach()):
+            place = tuple(slice(at, at + n) for at, n in zip(offsets, mine.shape))
+            there = drawn[name][place].to(mine.device)
+            unlike += (mine != there).sum().item()
+            widths = [x for x in widths if torch.equal(mine, there.to(x).to(mine))]
+    if unlike:
+        how = f"rounded to {str(widths[0])[6:]}" if widths else "unlike one GPU's"
+        run.judge(f"numbers that the optimizer begins with, {how}", unlike, 0)
 
 
 def first_updated(run):

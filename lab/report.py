@@ -30,7 +30,7 @@ from lab import (
     verify,
 )
 from lab.bench import Bench
-from lab.formulas import WATCHED_STEPS, held, hold, updated_parameters
+from lab.formulas import WATCHED_STEPS, held, hold, hold_beginning, updated_parameters
 from lab.meters import (
     ActivationMeter,
     CommMeter,
@@ -77,7 +77,8 @@ class Run(Bench):
         self.diagnosis = []                             # filled in the end
         self.rounding, self.verified_steps = verify.rounding_of(args)
         tokens = args.batch * args.model.seq
-        self.tolerance = verify.tolerances(self.rounding, args.optimizer, tokens)
+        experts = getattr(args.model, "experts", 0)
+        self.tolerance = verify.tolerances(self.rounding, args.optimizer, tokens, experts)
         tensor_steps = 1 if self.rounding in verify.LOSSY else self.verified_steps
         self.verifier = (verify.Verifier(self, tensor_steps, self.tolerance)
                          if args.verify else None)
@@ -131,6 +132,8 @@ class Run(Bench):
             cli.refuse_above_vocabulary(self.args, self.text, int(batch.tokens.max()))
             cli.refuse_above_vocabulary(self.args, self.text, int(batch.targets.max()))
             self.batch = batch
+            if self.args.verify and batch.step == self.first_step:
+                hold_beginning(self)
             yield batch
 
     def header(self):
@@ -325,7 +328,7 @@ class Run(Bench):
         self.problems = [f"step {first[0]}, rank {first[2]}: {first[3]}"] if first else []
         if self.verifier and (self.verifier.steps or not self.stopped):
             lines, wrong = verify.verdict(self.verifier.worst, self.verifier.steps, self.rounding,
-                                          self.tolerance)
+                                          self.tolerance, self.verifier.rounds)
             for line in lines:
                 print(f"  {line}")
             self.problems += wrong
