@@ -575,10 +575,10 @@ EXERCISES = {
              "A master's gradient is that of its shard, on the master's device and in its dtype. "
              "After self.optimizer's step the masters need no gradients, and each is copied into "
              "its shard, which rounds."),
-            (Run(3, "--variant zero2 --layers 1 --batch 15 --micro-batch 1 --dtype float32 "
+            (Run(4, "--variant zero1 --batch 12 --micro-batch 1 --ignore 0.3 --offload"),
+             Run(3, "--variant zero2 --layers 1 --batch 15 --micro-batch 1 --dtype float32 "
                     "--precision bf16 --reduce-fp32 --offload"),
-             Run(3, "--layers 1 --batch 15 --micro-batch 1 --dtype float32 --precision bf16"),
-             Run(4, "--variant zero1 --batch 12 --micro-batch 1 --ignore 0.3 --offload")),
+             Run(3, "--layers 1 --batch 15 --micro-batch 1 --dtype float32 --precision bf16")),
         ),
         Exercise(
             "03.5", "zero3_step", 3,

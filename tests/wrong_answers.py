@@ -337,8 +337,8 @@ WRONG = {
         Wrong("        self.reducing.wait()\n",
               "        self.reducing.wait()\n        self.sum /= self.group.size()\n",
               "4 is the number of ranks"),
-        Wrong("            p.grad = None", "            pass", "gradients, at the peak"),
-        Wrong(".to(self.shard.grad_dtype)", "", "reduce_scatter (payload and on the wire)"),
+        Wrong("            p.grad = None", "            pass", "look at backward"),
+        Wrong(".to(self.shard.grad_dtype)", "", "attempting to assign a gradient with dtype"),
     ],
     "03.3": [
         Wrong("units[:1 + ahead]", "units[:1]", "'start 0, wait 0'"),
