@@ -88,14 +88,14 @@ EXERCISES = {
         Exercise(
             "00.1", "Network.exchange", 1,
             "Send a tensor, receive one, or both at the same time, over self.group, and wait until "
-            "that has ended, for each no longer than self.patience, if there is one. Note the "
-            "round in self.rounds, and before each wait in self.waits_for whose part it is: "
-            "\"rank 1 to receive\", or \"rank 2 to send\".",
+            "that has ended, for each no longer than self.patience seconds (0: as long as it "
+            "takes). Note the round in self.rounds, and before each wait in self.waits_for whose "
+            "part it is: \"rank 1 to receive\", or \"rank 2 to send\".",
             ("Two ranks send to each other. If each of them waits for its send before it begins to "
              "receive, what do the two sends wait for?",
              "Make a list of dist.P2POp, of dist.isend and dist.irecv, with group= and "
-             "group_peer=. dist.batch_isend_irecv begins all of them and gives a handle for each: "
-             "only then wait. A round is (to, bytes, source); without a send that is None and 0 "
+             "group_peer=. dist.batch_isend_irecv begins all of them and gives a handle for each "
+             "(NCCL's gives one for all): only then wait. A round is (to, bytes, source); without a send that is None and 0 "
              "bytes."),
             (Same("(lambda a, b: {'a send and a receive': simulate.posts(Network, None, 2, **a, "
                   "**b), 'a send alone': simulate.posts(Network, **a), 'a receive alone': "
@@ -237,8 +237,8 @@ EXERCISES = {
              Same(f"simulate.has(all_reduce_doubling, {UNEVEN})", LETTERS), Run(6)),
         ),
         Exercise(
-            "00.12", "messages seconds sent", 2,
-            "`messages`: the bytes of the largest message in each round of a collective on n "
+            "00.12", "round_bytes seconds sent", 2,
+            "`round_bytes`: the bytes of the largest message in each round of a collective on n "
             "ranks. `seconds`: what it takes by the α-β model, in which rounds follow one another. "
             "`sent`: the bytes that all ranks together send.",
             ("The lesson has a table of the rounds and of the bytes in a row. Which collectives "
@@ -247,8 +247,8 @@ EXERCISES = {
              "all_to_all: N-1 rounds of size / N. Naive: gathers whole x. Doubling: size/2, "
              "size/4, ... and back, with one more round of `size` before and after where N is no "
              "power of 2. For `sent`, count how often a number leaves a rank."),
-            (Same("{f'{name} on {n} ranks': messages(name, n, 120 * n) for n in (3, 4, 6, 1) for "
-                  "name in BY_HAND}", "messages"),
+            (Same("{f'{name} on {n} ranks': round_bytes(name, n, 120 * n) for n in (3, 4, 6, 1) "
+                  "for name in BY_HAND}", "the bytes of each round"),
              Same("{f'{name} on {n} ranks': seconds(name, n, 120 * n, 5e-6, 1e9) for n in (3, 4, 6,"
                   " 1) for name in BY_HAND}", "seconds, of 120 bytes a part, 5 µs and 1 GB/s"),
              Same("{f'{name} on {n} ranks': sent(name, n, 120 * n) for n in (3, 4, 6, 1) for name "

@@ -16,13 +16,15 @@ class Wrong(NamedTuple):
 WRONG = {
     # 00
     "00.1": [
-        Wrong("zip(dist.batch_isend_irecv(messages), words)",
-              "((dist.batch_isend_irecv([message])[0], who) for message, who in "
-              "zip(messages, words))", "begun before the first wait is 1, and should be 2"),
-        Wrong("handle.wait(timedelta(seconds=self.patience)) if self.patience else handle.wait()",
-              "pass", "begun before the first wait is 0, and should be 2"),
-        Wrong("handle.wait(timedelta(seconds=self.patience)) if self.patience else handle.wait()",
-              "handle.wait()", "are 'as long as it takes', and should be '2 seconds'"),
+        Wrong("handles = dist.batch_isend_irecv(operations)    # gloo: one for each; NCCL: one for "
+              "both\n        for handle in handles:\n",
+              "handles = operations\n        for operation in handles:\n"
+              "            [handle] = dist.batch_isend_irecv([operation])\n",
+              "begun before the first wait is 1, and should be 2"),
+        Wrong("handle.wait(timedelta(seconds=self.patience))", "pass",
+              "begun before the first wait is 0, and should be 2"),
+        Wrong("handle.wait(timedelta(seconds=self.patience))", "handle.wait()",
+              "are 'as long as it takes', and should be '2 seconds'"),
         Wrong("send.nbytes", "len(send)", "are 4, and should be 32: 1/8 of that"),
         Wrong("group_peer=to", "peer=to", "'rank 1 of all', and should be 'rank 1 of the group'"),
         Wrong("rank {source} to send", "rank {self.rank} to receive",
@@ -94,13 +96,13 @@ WRONG = {
               "x of rank 0 of 3 is 'a0 . .', and should be 'a0+b0+c0 . .'"),
         Wrong("range(1, net.ranks)", "range(net.ranks)",
               "x of rank 0 of 3 is '2·a0+b0+c0 . .'"),
-        Wrong("partial += arrived", "partial.copy_(arrived)", "x of rank 0 of 3 is 'b0 . .'"),
-        Wrong("partial += arrived", "partial = partial + arrived",
+        Wrong("mine += arrived", "mine.copy_(arrived)", "x of rank 0 of 3 is 'b0 . .'"),
+        Wrong("mine += arrived", "mine = mine + arrived",
               "x of rank 0 of 3 is 'a0 . .', and should be 'a0+b0+c0 . .'"),
         Wrong("torch.empty_like(parts[0])", "torch.empty_like(parts[net.rank])",
               "rank 1 sends 16 bytes, and rank 2 receives 8"),
-        Wrong("room[:len(partial)]", "room", "rank 3 sends 8 bytes, and rank 0 receives 16"),
-        Wrong("receive=arrived", "receive=partial", "unwritten"),
+        Wrong("room[:len(mine)]", "room", "rank 3 sends 8 bytes, and rank 0 receives 16"),
+        Wrong("receive=arrived", "receive=mine", "unwritten"),
     ],
     "00.7": [
         Wrong("    got[net.rank] = parts[net.rank]\n", "",
@@ -135,7 +137,7 @@ WRONG = {
               "all_gather(net, x)\n    reduce_scatter(net, x)",
               "all_reduce_ring.x of rank 0 of 3 is '3·a0 2·b1 c2'"),
         Wrong("[1:]", "", "are '2·a0+b0+c0 2·a1+b1+c1 2·a2+b2+c2', and should be"),
-        Wrong("x += theirs\n    broadcast(net, x)", "x += theirs",
+        Wrong("and so the sum\n    broadcast(net, x)", "and so the sum",
               "all_reduce_naive.x of rank 1 of 3 is '3·b0 3·b1 3·b2'"),
         Wrong("reduce(net, x)\n    broadcast(net, x)", "broadcast(net, x)\n    reduce(net, x)",
               "all_reduce_tree.x of rank 0 of 3 is '3·a0 3·a1 3·a2'"),
