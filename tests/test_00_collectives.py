@@ -280,7 +280,8 @@ FAULTS = {  # in the chapter, found by a run of 4 ranks: who is wrong, and what 
         "reduce: other numbers than PyTorch's on rank 0; on 4 ranks, rank 0 has 'a0+2·b0+2·c0+4·d"),
     "reduce rounds to 16 bits": (
         "            x += arrived\n\n\ndef scatter",
-        "            x += arrived if x.dtype == torch.int64 else arrived.bfloat16()\n\n\ndef scatter",
+        "            x += arrived if x.dtype == torch.int64 else arrived.bfloat16()\n\n\n"
+        "def scatter",
         "reduce, ranks with what PyTorch's gives: measured 3, formula 4",
         "reduce: other numbers than PyTorch's on rank 0"),
     "scatter to the next": (
