@@ -95,8 +95,8 @@ EXERCISES = {
              "receive, what do the two sends wait for?",
              "Make a list of dist.P2POp, of dist.isend and dist.irecv, with group= and "
              "group_peer=. dist.batch_isend_irecv begins all of them and gives a handle for each "
-             "(NCCL's gives one for all): only then wait. A round is (to, bytes, source); without a send that is None and 0 "
-             "bytes."),
+             "(NCCL's gives one for all): only then wait. A round is (to, bytes, source); without "
+             "a send that is None and 0 bytes."),
             (Same("(lambda a, b: {'a send and a receive': simulate.posts(Network, None, 2, **a, "
                   "**b), 'a send alone': simulate.posts(Network, **a), 'a receive alone': "
                   "simulate.posts(Network, **b), 'a send without end': simulate.posts(Network, "
@@ -258,10 +258,11 @@ EXERCISES = {
     ],
     "01_single_gpu": [
         Exercise(
-            "01.1", "forward", 2,
-            "Walk the tokens through the list of modules, with the attention that is asked for as "
-            "the core of each block. With recompute \"full\" nothing of a block is kept for "
-            "backward but its input, with \"selective\" nothing of a core but q, k and v.",
+            "01.1", "choose_core logits_of", 2,
+            "`choose_core`: put the attention that is asked for into each block, as its core; with "
+            "recompute \"selective\", nothing of a core is kept for backward but q, k and v. "
+            "`logits_of`: walk the tokens through the list of modules; with \"full\", nothing of a "
+            "block is kept but its input.",
             ("`recomputed` keeps the inputs of a function, and calls it once more in backward. "
              "Which function is that in each of the two cases?",
              "In `full` it is the block, called on x. In `selective` it is the core: what is put "
@@ -269,6 +270,7 @@ EXERCISES = {
              "`recomputed`."),
             (Run(1, "--layers 1 --dim 16 --batch 6 --micro-batch 2 --recompute full"),
              Run(1, "--layers 1 --dim 16 --batch 6 --micro-batch 2 --recompute selective")),
+            "the forward, with what is recomputed",
         ),
         Exercise(
             "01.2", "accumulate", 1,
@@ -332,7 +334,7 @@ EXERCISES = {
              "Multiply the loss, go backward, and let the masters accumulate. masters.norm() is "
              "too large by the scale. masters.step multiplies by one number: what is left after "
              "clipping by the true norm, over the scale. A gradient has overflowed if the norm is "
-             "not finite. Without a scale (bf16) the factor is 1 and every step is taken."),
+             "not finite. Without a scale (bf16) that is 1, and every step is taken."),
             (Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
                     "--precision fp16 --loss-scale 4096 --clip 0.1"),
              Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "

@@ -178,7 +178,8 @@ def test_another_way_with_as_many_rounds_and_bytes_is_right_too(name, ours, othe
         getattr(chapter_00, name), *cases)
 
 
-ROUND = """        handles = dist.batch_isend_irecv(operations)    # gloo: one for each; NCCL: one for both
+ROUND = """\
+        handles = dist.batch_isend_irecv(operations)    # gloo: one for each; NCCL: one for both
         for handle in handles:
             self.waits_for = words.pop(0) if len(handles) > 1 else " and ".join(words)
             handle.wait(timedelta(seconds=self.patience))
