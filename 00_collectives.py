@@ -1,9 +1,12 @@
 r"""00 · Ranks and collectives: what several processes can do together, built from two verbs.
 
-torchrun starts N copies of this program, and tells each its number in the environment. Each copy is
-a rank: a process with its own memory and, where there are GPUs, its own GPU. They meet (common.py)
-in `dist.init_process_group`, by gloo on CPUs or NCCL on GPUs. A rank can send a tensor (isend) and
-receive one (irecv): both return a handle at once, and its wait() ends when that is free, or filled.
+torchrun starts N copies of this program. Each copy is a rank: a process with its own memory and,
+where there are GPUs, its own GPU. In its environment it finds its number, RANK, and N, WORLD_SIZE,
+and where rank 0 can be met. `dist.init_process_group("nccl")` makes them a group (`join_ranks` in
+common.py): NCCL is NVIDIA's library, between GPUs; "gloo" does the same between CPUs. Now a rank
+can send a tensor (isend), or receive one (irecv). Both return a handle at once. Under gloo, wait()
+of a handle returns when the tensor is free again, or filled. Under NCCL it returns at once: it is
+the GPU's stream that waits, so that kernels launched later find the tensor free, or filled.
 
 A collective is an operation that all ranks call together, each with a tensor x of its own. On N = 3
 ranks whose tensors are a, b and c, of three parts each (a is a0 a1 a2):
@@ -24,6 +27,7 @@ bytes over the bandwidth B. Messages that do not wait for each other travel at t
 round. So with S bytes of x on N ranks, count the rounds, and the bytes of one message in each:
 
     tree         broadcast, reduce               log2 N rounds       S log2 N bytes
+    one by one   scatter, gather                 N-1                 S (N-1)/N
     ring         all_gather, reduce_scatter      N-1                 S (N-1)/N  (all_to_all, too)
     all_reduce   naive: gather all x, broadcast  N-1 + log2 N        S (N-1 + log2 N)
                  tree: reduce, broadcast         2 log2 N            2 S log2 N
@@ -33,7 +37,7 @@ round. So with S bytes of x on N ranks, count the rounds, and the bytes of one m
 In a tree, twice as many ranks have it after every round. In a ring all send S/N to the right in
 every round, so nobody is idle, and an all_reduce sends less than 2 S, whatever N is. No less will
 do: a number takes N-1 messages before anybody can have the sum, which N-1 ranks must still get.
-That is 2 (N-1)/N · S a rank. (It turns S/t, the algorithm bandwidth, into a link's: the bus's.)
+That is 2 (N-1)/N · S a rank. (nccl-tests' busbw is that over the time: S/seconds · 2 (N-1)/N.)
 
 So the ring is right for large tensors, and a tree for small ones: on 16,384 ranks with α = 5 µs, a
 ring's 2 (N-1) rounds take 0.16 s for a byte. Halving and doubling is good at both, but sends half
@@ -44,10 +48,8 @@ one: if y = all_gather(x), the x of a rank is in the y of all, so its gradient i
 all have for it, a reduce_scatter. So broadcast and reduce are each other's backward, and scatter
 and gather; all_to_all is its own, and so is all_reduce (chapter 04 halves it into f and g).
 
-What goes wrong. Ranks wait for each other (the variants deadlock, order, skip). Nobody waits, and
-numbers are wrong (sizes, overwrite). Nothing is wrong but the last bits (sums).
-
-Run it:
+Run it. In the variants deadlock, order and skip ranks wait for each other. In sizes and overwrite
+nobody waits, and numbers are wrong. In sums nothing is wrong but the last bits.
     torchrun --nproc_per_node=8 00_collectives.py --variant hello
     torchrun --nproc_per_node=8 00_collectives.py
     torchrun --nproc_per_node=4 00_collectives.py --variant deadlock
@@ -74,28 +76,28 @@ import common
 class Network:
     """The ranks of a group, which can send and receive, and nothing else. rounds: of each one that
     this rank takes part in, to whom it sends, how many bytes, and from whom it receives (None:
-    nobody). patience: seconds after which a round without end raises RuntimeError. Tensors are flat
-    and contiguous. Part r of x, of `x.tensor_split(N)`, is rank r's own: a view, maybe empty."""
+    nobody). patience: seconds after which a round without end raises RuntimeError; 0: never. Part r
+    of x, of `x.tensor_split(N)`, is rank r's own: a view, maybe empty. x is flat, without gaps."""
 
-    def __init__(self, group, patience=None):
+    def __init__(self, group, patience=0):
         self.group, self.rank, self.ranks = group, group.rank(), group.size()
         self.left, self.right = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
         self.patience, self.waits_for, self.rounds = patience, None, []
 
     def exchange(self, send=None, to=None, receive=None, source=None):
-        """A round: send a tensor, receive another one, or both at the same time. (If all were to
-        send first, and a send ends when its receive begins, none would come to its receive.)"""
-        messages, words = [], []
+        """A round: send a tensor, receive another, or both at the same time (why: `deadlock`)."""
+        operations, words = [], []
         if to is not None:
-            messages.append(dist.P2POp(dist.isend, send, group=self.group, group_peer=to))
+            operations.append(dist.P2POp(dist.isend, send, group=self.group, group_peer=to))
             words.append(f"rank {to} to receive")
         if source is not None:
-            messages.append(dist.P2POp(dist.irecv, receive, group=self.group, group_peer=source))
+            operations.append(dist.P2POp(dist.irecv, receive, group=self.group, group_peer=source))
             words.append(f"rank {source} to send")
         self.rounds.append((to, 0 if to is None else send.nbytes, source))
-        for handle, what in zip(dist.batch_isend_irecv(messages), words):
-            self.waits_for = what
-            handle.wait(timedelta(seconds=self.patience)) if self.patience else handle.wait()
+        handles = dist.batch_isend_irecv(operations)    # gloo: one for each; NCCL: one for both
+        for handle in handles:
+            self.waits_for = words.pop(0) if len(handles) > 1 else " and ".join(words)
+            handle.wait(timedelta(seconds=self.patience))
 
 
 # ------------------------------------------------------------------ rank 0 has it all, or gets it
@@ -156,15 +158,20 @@ def all_gather(net, x):
 
 def reduce_scatter(net, x):
     """Part r of rank r's x becomes the sum of all. It begins at rank r+1 and goes to the right, and
-    each rank on the way adds its own. Other parts keep partial sums. Memory: a part."""
+    each rank on the way adds its own. Other parts keep partial sums. Memory: a part.
+
+                   x           after hop 1         after hop 2
+        rank 0     1   2   3     1 202   3   111 202   3       the sum of 1, 10 and 100
+        rank 1    10  20  30    10  20  33    10 222  33       of 2, 20 and 200
+        rank 2   100 200 300   110 200 300   110 200 333       of 3, 30 and 300"""
     parts = x.tensor_split(net.ranks)
     room = torch.empty_like(parts[0])                   # if they differ, the first is the largest
     for hop in range(1, net.ranks):
-        partial = parts[(net.left - hop) % net.ranks]
-        arrived = room[:len(partial)]
+        mine = parts[(net.left - hop) % net.ranks]
+        arrived = room[:len(mine)]
         net.exchange(send=parts[(net.rank - hop) % net.ranks], to=net.right,
                      receive=arrived, source=net.left)
-        partial += arrived
+        mine += arrived
 
 
 def all_to_all(net, x):
@@ -180,8 +187,9 @@ def all_to_all(net, x):
 
 
 def barrier(net, x):
-    """Ends on no rank before it has begun on all (with NCCL, not in its stream): each tells what it
-    has heard, so after k rounds it has heard of the 2^k - 1 to its left. It sends a byte, not x."""
+    """Ends on no rank before it has begun on all. In round k, from 0, a rank tells the one 2^k to
+    its right that it has come, and so have all of whom it knows: those are 1, 3, 7, ... to its left
+    after 1, 2, 3, ... rounds. It sends a byte, not x. (With NCCL streams wait, and not hosts.)"""
     token = torch.zeros(2, dtype=torch.uint8, device=x.device)
     for k in range((net.ranks - 1).bit_length()):
         net.exchange(send=token[:1], to=(net.rank + 2**k) % net.ranks,
@@ -192,10 +200,10 @@ def barrier(net, x):
 
 def all_reduce_naive(net, x):
     """Rank 0 gets all, and adds them up in the order of the ranks. Memory: N times x."""
-    everyones = x.repeat(net.ranks)
+    everyones = x.repeat(net.ranks)                     # each of its N parts is an x
     gather(net, everyones)
     for theirs in everyones.tensor_split(net.ranks)[1:]:
-        x += theirs
+        x += theirs                                     # only rank 0 has theirs, and so the sum
     broadcast(net, x)
 
 
@@ -250,7 +258,7 @@ DUALS = ((broadcast, reduce), (scatter, gather), (all_gather, reduce_scatter),
 
 # ------------------------------------------------------------------------------------- the formulas
 
-def messages(name, n, size, width=1):
+def round_bytes(name, n, size, width=1):
     """The bytes of the largest message in each round. size: bytes of x; width: of a number."""
     log2 = (n - 1).bit_length()                         # rounded up
     tree, ring = [size] * log2, [size / n] * (n - 1)
@@ -264,7 +272,7 @@ def messages(name, n, size, width=1):
 
 def seconds(name, n, size, latency, bandwidth):
     """How long a collective takes, by the α-β model."""
-    return sum(latency + message / bandwidth for message in messages(name, n, size))
+    return sum(latency + message / bandwidth for message in round_bytes(name, n, size))
 
 
 def sent(name, n, size):
@@ -369,9 +377,11 @@ def given(name, x, rank, n):
 
 
 def collectives(run):
-    """All of them on whole numbers, whose sums are exact in any order. Returns a list of Found."""
+    """All of them, on whole numbers as large as a sum of N is exact. Returns a list of Found."""
     n, found, own = run.world, [], torch.Generator().manual_seed(1000 * run.args.seed + run.rank)
-    x = torch.randint(-9, 10, [n * run.args.numbers], generator=own).to(run.device, run.dtype)
+    most = int(2 / torch.finfo(run.dtype).eps) // n     # up to 2 / eps, none is rounded
+    x = torch.randint(-most, most + 1, [n * run.args.numbers], generator=own)
+    x = x.to(run.device, run.dtype)
     for name, by_hand in BY_HAND.items():
         net, y = Network(dist.group.WORLD), x.clone()
         result = by_hand(net, y)
@@ -382,8 +392,8 @@ def collectives(run):
 
 
 def sums(run):
-    """The same float32 addends in other orders: none is wrong, and each gives the same in each run.
-    N/2 ranks of two addends each have another one. Naive has the ranks' own, for N times x."""
+    """A float32 sum depends on its order. Each all_reduce has one of its own: none is wrong, and
+    each gives the same bits in every run, but others on another number of ranks."""
     own, lines, fixed = torch.Generator().manual_seed(12 + run.rank), [], None
     x = torch.randn(1000, generator=own).to(run.device)
     for name in ("naive", "naive", "tree", "ring", "doubling"):
@@ -400,7 +410,7 @@ def formulas(args, rank, ranks, model):
     width = common.DTYPES[args.dtype].itemsize
     size = ranks * args.numbers * width
     return {"network": Network, "by_hand": BY_HAND, "duals": DUALS, "collectives": {
-        name: (messages(name, ranks, size, width), sent(name, ranks, size)) for name in BY_HAND}}
+        one: (round_bytes(one, ranks, size, width), sent(one, ranks, size)) for one in BY_HAND}}
 
 
 def flags(parser):

@@ -16,15 +16,16 @@ that has to fit, and what takes the time? A step has three acts:
        |_______________________________  parameters
             forward    backward   optimizer
 
-In the first step the optimizer states only appear at its end. A run measures this picture in its
-first three steps, and --plot draws it.
+A run measures this picture in its first three steps, and --plot draws it.
 
 Activations are what backward reads. A linear layer needs its input, for the gradient of its weight.
 GELU needs its input too, LayerNorm its input and two numbers for each token, softmax its output,
 and a product of two activations needs both. A sum needs nothing. So a block of our model keeps as
-much as 14 tensors of (batch, seq, dim), the keys and values, and the weights of attention, (batch,
-heads, seq, seq). `kept_for_backward` below lists them by class, because in later chapters a rank
-keeps a share of each class. On one GPU there are three ways to keep less:
+much as 14 tensors of (batch, seq, dim), the keys and values, the weights of attention, (batch,
+heads, seq, seq), and both LayerNorms' two numbers. With 4 tokens, dim 8, 2 heads and 1 kv head that
+is 14 · 32 + 2 · 16 + 32 + 16 = 528 numbers, 2,112 bytes in fp32. `kept_for_backward` below lists
+them by class, because in later chapters a rank keeps a share of each class. On one GPU there are
+three ways to keep less:
 
 Gradient accumulation (--micro-batch) cuts the batch into micro-batches, runs one after the other,
 and adds up their gradients. Activations shrink, and nothing else changes. There is one trap.
@@ -62,9 +63,7 @@ updated, when the activations have gone.)
 fp16 keeps 11 bits, but its range is narrow, so small gradients would become zero. Therefore the
 loss is multiplied by a scale before backward, and the gradients are divided by it after. If the
 scale is too large, gradients become inf: then the step is skipped and the scale halved. After 100
-good steps in a row it is doubled.
-
-fp8 is bf16, but the linears of the blocks multiply 8-bit numbers: kernels/fp8.py has the lesson.
+good steps in a row it is doubled. (fp8 is bf16 with linears of 8-bit numbers: see kernels/fp8.py.)
 
 A run in 16 bits is compared with one GPU in fp32. The losses are means over many tokens, and agree
 to 1e-2 in fp8, 5e-3 in bf16 and 1e-3 in fp16. In a gradient the terms of the tokens cancel, and
@@ -79,7 +78,8 @@ parameter takes 2 FLOPs for each token in forward, and about 6 in a step. Attent
 activations with each other, q with all keys and the weights with all values. Each of the two takes
 2 · seq · dim for a token and a layer, so a step takes 12 · layers · seq · dim more per token. MFU
 (model FLOPs utilization) divides these FLOPs, which the model needs, by the time and by the chip's
-peak. HFU (of the hardware) also counts what is recomputed. Recomputing can raise HFU, never MFU.
+peak. HFU (of the hardware) also counts what is recomputed. Recomputing can raise HFU. With the same
+layout and micro-batch it lowers MFU, which a larger micro-batch may then raise.
 
 Run it:
     python 01_single_gpu.py                                  300 steps, and a sample of text
@@ -110,15 +110,18 @@ CORES = dict(common.CORES)
 recomputed = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
-def forward(model, tokens, attention, recompute):
-    """Tokens (batch, seq) to logits (batch, seq, vocab). The model is a list, so walk it."""
+def choose_core(model, attention, recompute):
+    """Put an attention into all blocks; with "selective" it keeps q, k and v, and runs twice."""
     core = CORES[attention]
-    if recompute == "selective":
-        core = functools.partial(recomputed, core)              # keeps q, k and v, and runs twice
+    for block in model[1:-1]:
+        selective = recompute == "selective"
+        block.attn.core = functools.partial(recomputed, core) if selective else core
 
+
+def logits_of(model, tokens, recompute):
+    """Tokens (batch, seq) to logits (batch, seq, vocab). The model is a list, so walk it."""
     x = model[0](tokens)                                        # (batch, seq, dim)
     for block in model[1:-1]:
-        block.attn.core = core
         x = recomputed(block, x) if recompute == "full" else block(x)
     return model[-1](x)
 
@@ -142,11 +145,9 @@ def use_kernels(model):
 # ---------------------------------------------------------------------------------------- the step
 
 def accumulate(forward, micro_batches, valid, backward=torch.Tensor.backward):
-    """Add up the gradients of all micro-batches in p.grad. Returns the loss of the whole batch.
-
-    forward: tokens to logits. micro_batches: pairs of tokens and targets, (micro_batch, seq) each.
-    valid: how many targets of the whole batch are valid. backward(loss): adds to p.grad.
-    """
+    """Add up the gradients of all micro-batches, pairs of tokens and targets (micro_batch, seq), in
+    p.grad. Returns the loss of the whole batch. forward: tokens to logits; backward(loss): adds to
+    p.grad; valid: how many targets of the whole batch are valid."""
     total = 0
     for tokens, targets in micro_batches:
         loss = loss_sum(forward(tokens), targets) / valid       # not by the micro-batch's own
@@ -172,8 +173,7 @@ class MasterWeights:
 
     It rounds the model's parameters to `dtype` in place. With fp32_grads, the 16-bit gradients of
     each micro-batch are added up in fp32. Without, they add up in 16 bits, and exist in fp32 only
-    during the update. A parameter without a gradient stays as it is, as in PyTorch's optimizers.
-    """
+    during the update. A parameter without a gradient stays as it is, as in PyTorch's optimizers."""
 
     def __init__(self, model, make_optimizer, dtype, fp32_grads=False):
         self.parameters = list(model.parameters())
@@ -183,7 +183,7 @@ class MasterWeights:
             p.data = p.data.to(dtype)                                               # 2
         self.optimizer = make_optimizer(self.masters)                               # 8 for AdamW
         self.fp32_grads = fp32_grads
-        self.factor = 1.0                                       # of the last step's gradients
+        self.factor = 1.0                       # by which the last step multiplied the gradients
 
     def zero_grad(self):
         for p in (*self.parameters, *self.masters):
@@ -249,20 +249,20 @@ class LossScale:
 
 def mixed_step(masters, scale, forward, micro_batches, valid, clip):
     """The same step with 16-bit parameters and gradients. scale: fp16's LossScale, or None."""
-    factor = scale.value if scale else 1.0
+    loss_scale = scale.value if scale else 1.0
 
     def backward(loss):
-        (loss * factor).backward()
+        (loss * loss_scale).backward()
         masters.accumulate()
 
     masters.zero_grad()
     total = accumulate(forward, micro_batches, valid, backward)
 
-    norm = masters.norm() / factor
+    norm = masters.norm() / loss_scale
     overflow = scale is not None and not norm.isfinite().item()         # the host waits for this
     if not overflow:
         limit = (clip / (norm + 1e-6)).clamp(max=1) if clip else 1
-        masters.step(limit / factor)
+        masters.step(limit / loss_scale)        # where fp32 gradients are made, and clipped
     if scale:
         scale.update(overflow)
     return total, norm
@@ -285,8 +285,16 @@ def torch_step(model, optimizer, scaler, forward, micro_batches, valid, clip):
 
 def kept_for_backward(cfg, batch):
     """What each block keeps, and what is kept around them, as (tensor, how many numbers, class);
-    with plain attention, and nothing recomputed. The classes: outside of the sub-layers (attention
-    and MLP), their inputs, what is inside, and that of it which later chapters treat apart."""
+    with plain attention, and nothing recomputed. The classes:
+
+        outside           what a norm reads, outside of attention and MLP, and its numbers a token
+        inputs            what a norm gives, and attention or the MLP reads
+        inside            what a head has of its own, or a hidden feature of the MLP
+        keys and values   what a kv head has of its own
+        core              what a head has of its own for each pair of tokens
+        positions         what a position has, whatever token stands there
+        logits            what a word of the vocabulary has for each token
+        ids               the tokens and targets themselves"""
     tokens = batch * cfg.seq
     x = tokens * cfg.dim                                        # one (batch, seq, dim)
     kv = x * cfg.kv_heads // cfg.heads
@@ -311,7 +319,7 @@ def kept_for_backward(cfg, batch):
     return block, around
 
 
-# What --recompute keeps of each class, as lab/ reads it: all, where nothing is said.
+# What --recompute keeps: a share of each class, 1 where none is said; or each block's input alone.
 KEPT = {"none": {}, "selective": {"core": 0}, "full": {"recompute": "full"}}
 
 
@@ -320,22 +328,21 @@ def textbook_activation_bytes(cfg, batch):
     return batch * cfg.seq * (34 * cfg.dim + 5 * cfg.heads * cfg.seq)
 
 
-def textbook_difference(cfg, batch):
-    """By how many bytes the textbook's block exceeds ours (plain, none, 16 bits), by reason."""
+def textbook_difference(cfg, batch, statistic=2):
+    """By how many bytes the textbook's block exceeds ours (plain, none, 16 bits), by reason.
+    statistic: bytes of a LayerNorm's mean: 2 on a CPU, 4 on CUDA, which keeps them in float32."""
     x, scores = batch * cfg.seq * cfg.dim, batch * cfg.heads * cfg.seq**2
     return {
         "dropout, which we leave out": 2 * x + 3 * scores,      # 1-byte masks; dropped-out scores
         "k and v of the heads that GQA shares": 4 * (x - x * cfg.kv_heads // cfg.heads),
-        "LayerNorm statistics, which it leaves out": -2 * 2 * (2 * batch * cfg.seq),
+        "LayerNorm statistics, which it leaves out": -statistic * 2 * (2 * batch * cfg.seq),
     }
 
 
 def step_flops(cfg, batch, attention, recompute, early_stop=False):
     """FLOPs of a step over `batch` sequences; of causal attention, the masked half counts too.
-
     early_stop: PyTorch's checkpoint ends as soon as it has all that backward reads, so it does not
-    recompute the last matmul, whose output is not kept.
-    """
+    recompute the last matmul, whose output is not kept."""
     tokens, s, h = batch * cfg.seq, cfg.seq, cfg.dim
     kv = h * cfg.kv_heads // cfg.heads
     linears = 2 * tokens * h * (2 * h + 2 * kv + 8 * h)         # q and o, k and v, up and down
@@ -369,7 +376,7 @@ HALF = {"fp32": None, "bf16": torch.bfloat16, "bf16-fp32grad": torch.bfloat16,
         "fp16": torch.float16, "fp8": torch.bfloat16}
 # Bytes of a parameter, of its gradients, and of its master weight, as in the lesson's table.
 WIDTHS = {"bf16": (2, 2, 4), "bf16-fp32grad": (2, 2 + 4, 4), "fp16": (2, 2, 4), "fp8": (2, 2, 4)}
-WATCHED = 3         # steps whose memory is measured, in a mode that compiled code would not survive
+WATCHED = 3         # lab/ measures memory in these steps, at each operator: --compile begins after
 
 
 def build(run):
@@ -385,8 +392,8 @@ def build(run):
         args.fp8_kernels = use_fp8(model, args.scaling or "tile")
         if not args.fp8_kernels:
             print("  --precision fp8: no GPU with FP8, or no Triton, here: all in plain PyTorch")
-    chosen = {"attention": args.attention, "recompute": args.recompute}
-    return model, functools.partial(forward, model, **chosen)
+    choose_core(model, args.attention, args.recompute)
+    return model, functools.partial(logits_of, model, recompute=args.recompute)
 
 
 def train(run):
@@ -451,14 +458,14 @@ def formulas(args, rank, ranks, model):
         "settings": settings(args, model.embedding.weight.device.type),
         "sent": {},                                             # one GPU has nobody to send to
         "utilization": {"mfu": model_flops(cfg, args.batch), "hfu": computed},
-        "notes": explanations(args),
-        "sample": functools.partial(forward, model, attention=args.attention, recompute="none"),
+        "notes": explanations(args, model.embedding.weight.device.type),
+        "sample": functools.partial(logits_of, model, recompute="none"),
     }
 
 
 def settings(args, device):
-    """Of each choice of attention and recomputation: the forward, what it keeps, and the FLOPs of a
-    step. They are all tried with the tiny preset on a CPU, and otherwise the run's own."""
+    """Of each choice of attention and recomputation: how it is made, its forward, what it keeps and
+    a step's FLOPs. All are tried with the tiny preset on a CPU, and otherwise the run's own."""
     half, choices = HALF[args.precision], [(args.attention, args.recompute)]
     linears = {"fp8": args.scaling or "tile"} if args.precision == "fp8" else {}
     width = (half or common.DTYPES[args.dtype]).itemsize
@@ -467,7 +474,7 @@ def settings(args, device):
 
     answer = {}
     for attention, recompute in choices:
-        chosen = functools.partial(forward, attention=attention, recompute=recompute)
+        chosen = functools.partial(logits_of, recompute=recompute)
         kept = KEPT[recompute] | linears
         if args.variant == "torch" and half:
             chosen, kept = torch.autocast(device, half)(chosen), None   # it keeps several widths
@@ -476,23 +483,24 @@ def settings(args, device):
                           for stop in (False, not whole))
         counted = attention != "triton" and not getattr(args, "fp8_kernels", False)
         answer[f"{attention}, {recompute}"] = {
+            "choose": functools.partial(choose_core, attention=attention, recompute=recompute),
             "forward": chosen, "attention": attention, "kept": kept, "width": width,
             "flops": flops if counted else None,
             "early stop": stopped if counted and stopped < flops else None}
     return answer
 
 
-def explanations(args):
+def explanations(args, device):
     """Lines that set this run's numbers beside well-known ones."""
     cfg, needed = args.model, model_flops(args.model, args.batch)
-    ours = 2 * sum(numbers for _, numbers, _ in kept_for_backward(cfg, args.micro_batch)[0])
+    difference = textbook_difference(cfg, args.micro_batch, 4 if device == "cuda" else 2)
+    textbook = textbook_activation_bytes(cfg, args.micro_batch)
     full, stopped = (step_flops(cfg, args.batch, "plain", "full", stop) for stop in (False, True))
     embedding = "" if cfg.tie else "has the embedding, which multiplies nothing, and "
     return [
-        f"a block in 16 bits keeps {ours / 1e6:.3f} MB; the textbook's s·b·h·(34 + 5·a·s/h) is "
-        f"{textbook_activation_bytes(cfg, args.micro_batch) / 1e6:.3f} MB:",
-        *[f"  {size / 1e6:8.3f} MB {reason}"
-          for reason, size in textbook_difference(cfg, args.micro_batch).items() if size],
+        f"a block in 16 bits keeps {(textbook - sum(difference.values())) / 1e6:.3f} MB; the "
+        f"textbook's s·b·h·(34 + 5·a·s/h) is {textbook / 1e6:.3f} MB:",
+        *[f"  {size / 1e6:8.3f} MB {reason}" for reason, size in difference.items() if size],
         f"recomputing every block takes {full / needed:.2f} times the FLOPs, "
         f"{stopped / needed:.2f} times where the checkpoint stops early, as in training",
         f"6·N·tokens is {rule_of_thumb(cfg, args.batch) / needed:.2f} of the FLOPs: N "

@@ -44,11 +44,11 @@ class Config:                   # the shape of a model
         return self.layers * block + 2 * self.dim + (1 if self.tie else 2) * self.vocab * self.dim
 
 
-PRESETS = {     # layers, dim, heads, kv_heads, seq, vocab
+PRESETS = {     # layers, dim, heads, kv_heads, seq, vocab (chapter 10's 1b and 7b are Llama's)
     "tiny": Config(4, 128, 8, 4, 128, 256),
     "gpt2": Config(12, 768, 12, 12, 1024, 50304, tie=True, attention="sdpa"),
     "1b": Config(16, 2048, 8, 8, 2048, 50304, attention="sdpa"),        # Pythia-1B
-    "7b": Config(32, 4096, 32, 32, 2048, 50304, attention="sdpa"),      # Pythia-6.9B
+    "7b": Config(32, 4096, 32, 32, 2048, 50432, attention="sdpa"),      # Pythia-6.9B
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 OPTIMIZERS = {  # higher rates or a smaller eps magnify rounding differences and learn no better
@@ -79,8 +79,8 @@ class Text:
         starts = rng.integers(len(self.tokens) - seq, size=(args.batch, 1))
         windows = torch.from_numpy(self.tokens[starts + np.arange(seq + 1)].astype(np.int64))
         tokens, targets = windows[:, :-1].clone(), windows[:, 1:].clone()
-        if args.ignore:                                 # each sequence its own share; P on average
-            share = rng.random((args.batch, 1)) ** (1 / args.ignore - 1)
+        if args.ignore:                                 # of each sequence another share
+            share = rng.random((args.batch, 1)) ** (1 / args.ignore - 1)    # their mean is P
             ignored = torch.from_numpy(rng.random((args.batch, seq)) < share)
             ignored[0, 0] = False                       # never an empty batch
             targets[ignored] = -100
@@ -117,8 +117,10 @@ CORES = {"plain": plain_attention, "sdpa": sdpa_attention}
 
 
 class Rope(nn.Module):
-    """Rotary position embedding: turns the pair (i, i + head_dim/2) by an angle of its own.
-    positions: int64 (seq,), a buffer; put another one in its place, where the tokens are others."""
+    """Rotary position embedding: turns each pair (x[i], x[i + head_dim/2]) of a query or a key by
+    the angle position · 10000^(-2i/head_dim), so that their product depends on how far apart they
+    are. positions: int64 (seq,), a buffer, 0, 1, ... as here all tokens are; where a rank has only
+    some of them (chapter 06), it puts theirs in its place."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -148,7 +150,7 @@ class Attention(nn.Module):
         self.k = nn.Linear(cfg.dim, cfg.kv_heads * self.head_dim, bias=False)
         self.v = nn.Linear(cfg.dim, cfg.kv_heads * self.head_dim, bias=False)
         self.o = nn.Linear(cfg.dim, cfg.dim, bias=False)
-        self.core, self.rope = CORES[cfg.attention], Rope(cfg)
+        self.core, self.rope = CORES[cfg.attention], None   # gpt has one Rope for all
 
     def project(self, x):                                   # later chapters communicate around it
         return self.q(x), self.k(x), self.v(x)
@@ -195,7 +197,7 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
     model = nn.Sequential(OrderedDict(modules)).to_empty(device="cpu")
     rope = Rope(cfg)
     for block in model[1:-1]:
-        block.attn.rope = rope                              # one for all (to_empty undid theirs)
+        block.attn.rope = rope
     if cfg.tie:
         model.head.out.weight = model.embedding.weight
     name_parameters(model)
@@ -203,7 +205,8 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
 
 
 def name_parameters(model):
-    """Note its name on each parameter, which keeps it wherever it goes, and that nobody cut it."""
+    """Note on each parameter its name in the whole model, which it keeps in a slice or a wrapper of
+    it, as p.global_name; and as p.cuts that it is whole: no cut."""
     for name, p in model.named_parameters():
         p.global_name, p.cuts = name, ()
 
@@ -235,7 +238,12 @@ Cut = namedtuple("Cut", "dim index parts group")
 def keep_shard(module, name, dim, group, parts=None):
     """Replace a parameter by this rank's part along `dim` among the ranks of `group`, and
     note the cut in `p.cuts`. parts: fewer than ranks, where neighbours hold the same (kv heads). A
-    parameter that two modules share is cut once. Nothing is sent."""
+    parameter that two modules share is cut once. Nothing is sent. Of a weight (4, 6) of 0 to 23:
+
+        keep_shard(linear, "weight", 0, rows)       rank 1 of 2 keeps 12 to 23, which is (2, 6)
+        keep_shard(linear, "weight", 1, columns)    rank 2 of 3 keeps [[16, 17], [22, 23]]
+        linear.weight.cuts                          (0, 1, 2, rows), (1, 2, 3, columns)
+    """
     p, parts = getattr(module, name), parts or group.size()
     cuts = getattr(p, "cuts", ())
     if all(cut.group != group for cut in cuts):
@@ -255,7 +263,8 @@ def part(full, cuts):
 
 
 def sum_partial_grads(parameters):
-    """p.partial: the group over which p.grad is still to be summed. One all_reduce per group."""
+    """Sum p.grad over p.partial, where a parameter has that: a group of ranks that hold it all, and
+    of whose gradients each is a part of the sum. One all_reduce per group."""
     buckets = {}
     for p in parameters:
         if hasattr(p, "partial"):                       # a rank without a gradient adds zero
@@ -270,8 +279,9 @@ def sum_partial_grads(parameters):
 
 def grad_norm(parameters, group=None):
     """The norm of the whole model's gradient, a scalar in float32 or better. The ranks of `group`
-    hold it together: an all_reduce adds up their squares. A part that p.copies ranks hold (else as
-    many as p.cuts leave) counts 1/copies on each of them."""
+    hold it together: an all_reduce adds up their squares. A part that p.copies ranks hold counts
+    1/copies on each of them. By default that is the group's size over the product of the cuts'
+    parts: of a matrix cut into 4, 8 ranks hold 2 copies, and of a vector that is not cut 8."""
     ranks, grads, copies = group.size() if group else 1, [], []
     for p in parameters:
         if p.grad is not None:
@@ -332,7 +342,8 @@ def divides(flag, value, what, by):
 
 
 def split_batch(args, shares):
-    """Refuse a batch that `shares` data-parallel ranks cannot share; fill in args.micro_batch."""
+    """Refuse a batch that does not divide into `shares`, one for each data-parallel rank, and these
+    into micro-batches; fill in args.micro_batch."""
     divides("--batch", args.batch, f"{shares} data-parallel ranks x --micro-batch",
             shares * (args.micro_batch or 1))
     args.shares, args.micro_batch = shares, args.micro_batch or args.batch // shares
@@ -422,6 +433,9 @@ def on_cuda(args):
 
 
 def join_ranks(args, rank):
+    """Make the group of all ranks; returns this one's device. They meet in a store, a dictionary
+    that all can reach: torchrun has one, and has put its address into the environment. A rank that
+    is alone, without torchrun, has a HashStore, which is one in its own memory."""
     on_gpus = dist.get_backend() == "nccl" if dist.is_initialized() else on_cuda(args)
     device = torch.device(f"cuda:{environment('LOCAL_RANK', rank)}" if on_gpus else "cpu")
     if on_gpus:

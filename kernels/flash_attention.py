@@ -36,8 +36,9 @@ FLOPs, and far fewer bytes.
     bytes (B a number)         (4 s·d + 4 s·s) B            4 s·d B + 4 s, if k and v are read once
     FLOPs                      4 s·s·d                      4 s·s·d, half of it if causal
 
-So the arithmetic intensity grows with s, to s / B FLOPs a byte: above an H100's ridge point of 295
-(see elu.py) from six hundred tokens on, in 16 bits. (`plain_bytes`, `flash_bytes`, `flops` below.)
+So the arithmetic intensity grows with s, to s / B FLOPs a byte, and to s / 2 B if causal. That is
+above an H100's ridge point of 295 (see elu.py) from 600 tokens on, in 16 bits, and if causal, which
+is the default here, from 1,200 on. (`plain_bytes`, `flash_bytes`, `flops` below.)
 
 What keeps the tensor cores busy: most blocks are seen whole by every row and are walked over
 without a mask; only those on the diagonal or over the edge take one (the loop over MASKED is

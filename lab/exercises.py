@@ -88,15 +88,15 @@ EXERCISES = {
         Exercise(
             "00.1", "Network.exchange", 1,
             "Send a tensor, receive one, or both at the same time, over self.group, and wait until "
-            "that has ended, for each no longer than self.patience, if there is one. Note the "
-            "round in self.rounds, and before each wait in self.waits_for whose part it is: "
-            "\"rank 1 to receive\", or \"rank 2 to send\".",
+            "that has ended, for each no longer than self.patience seconds (0: as long as it "
+            "takes). Note the round in self.rounds, and before each wait in self.waits_for whose "
+            "part it is: \"rank 1 to receive\", or \"rank 2 to send\".",
             ("Two ranks send to each other. If each of them waits for its send before it begins to "
              "receive, what do the two sends wait for?",
              "Make a list of dist.P2POp, of dist.isend and dist.irecv, with group= and "
-             "group_peer=. dist.batch_isend_irecv begins all of them and gives a handle for each: "
-             "only then wait. A round is (to, bytes, source); without a send that is None and 0 "
-             "bytes."),
+             "group_peer=. dist.batch_isend_irecv begins all of them and gives a handle for each "
+             "(NCCL's gives one for all): only then wait. A round is (to, bytes, source); without "
+             "a send that is None and 0 bytes."),
             (Same("(lambda a, b: {'a send and a receive': simulate.posts(Network, None, 2, **a, "
                   "**b), 'a send alone': simulate.posts(Network, **a), 'a receive alone': "
                   "simulate.posts(Network, **b), 'a send without end': simulate.posts(Network, "
@@ -237,8 +237,8 @@ EXERCISES = {
              Same(f"simulate.has(all_reduce_doubling, {UNEVEN})", LETTERS), Run(6)),
         ),
         Exercise(
-            "00.12", "messages seconds sent", 2,
-            "`messages`: the bytes of the largest message in each round of a collective on n "
+            "00.12", "round_bytes seconds sent", 2,
+            "`round_bytes`: the bytes of the largest message in each round of a collective on n "
             "ranks. `seconds`: what it takes by the α-β model, in which rounds follow one another. "
             "`sent`: the bytes that all ranks together send.",
             ("The lesson has a table of the rounds and of the bytes in a row. Which collectives "
@@ -247,8 +247,8 @@ EXERCISES = {
              "all_to_all: N-1 rounds of size / N. Naive: gathers whole x. Doubling: size/2, "
              "size/4, ... and back, with one more round of `size` before and after where N is no "
              "power of 2. For `sent`, count how often a number leaves a rank."),
-            (Same("{f'{name} on {n} ranks': messages(name, n, 120 * n) for n in (3, 4, 6, 1) for "
-                  "name in BY_HAND}", "messages"),
+            (Same("{f'{name} on {n} ranks': round_bytes(name, n, 120 * n) for n in (3, 4, 6, 1) "
+                  "for name in BY_HAND}", "the bytes of each round"),
              Same("{f'{name} on {n} ranks': seconds(name, n, 120 * n, 5e-6, 1e9) for n in (3, 4, 6,"
                   " 1) for name in BY_HAND}", "seconds, of 120 bytes a part, 5 µs and 1 GB/s"),
              Same("{f'{name} on {n} ranks': sent(name, n, 120 * n) for n in (3, 4, 6, 1) for name "
@@ -258,10 +258,11 @@ EXERCISES = {
     ],
     "01_single_gpu": [
         Exercise(
-            "01.1", "forward", 2,
-            "Walk the tokens through the list of modules, with the attention that is asked for as "
-            "the core of each block. With recompute \"full\" nothing of a block is kept for "
-            "backward but its input, with \"selective\" nothing of a core but q, k and v.",
+            "01.1", "choose_core logits_of", 2,
+            "`choose_core`: put the attention that is asked for into each block, as its core; with "
+            "recompute \"selective\", nothing of a core is kept for backward but q, k and v. "
+            "`logits_of`: walk the tokens through the list of modules; with \"full\", nothing of a "
+            "block is kept but its input.",
             ("`recomputed` keeps the inputs of a function, and calls it once more in backward. "
              "Which function is that in each of the two cases?",
              "In `full` it is the block, called on x. In `selective` it is the core: what is put "
@@ -269,6 +270,7 @@ EXERCISES = {
              "`recomputed`."),
             (Run(1, "--layers 1 --dim 16 --batch 6 --micro-batch 2 --recompute full"),
              Run(1, "--layers 1 --dim 16 --batch 6 --micro-batch 2 --recompute selective")),
+            "the forward, with what is recomputed",
         ),
         Exercise(
             "01.2", "accumulate", 1,
@@ -332,7 +334,7 @@ EXERCISES = {
              "Multiply the loss, go backward, and let the masters accumulate. masters.norm() is "
              "too large by the scale. masters.step multiplies by one number: what is left after "
              "clipping by the true norm, over the scale. A gradient has overflowed if the norm is "
-             "not finite. Without a scale (bf16) the factor is 1 and every step is taken."),
+             "not finite. Without a scale (bf16) that is 1, and every step is taken."),
             (Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
                     "--precision fp16 --loss-scale 4096 --clip 0.1"),
              Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "

@@ -184,13 +184,15 @@ def hold_alive(run, answer):
 def hold_settings(run, settings):
     """A forward and a backward with each of chapter 01's settings, on the first micro-batch.
 
-    settings: {name: a dictionary of `forward`, a function of (model, tokens) to logits; `kept`, its
-    shares, or None; `flops` of a step, and `early stop`, the same where recomputing ends as soon as
-    it has what backward reads, each None where it is not counted}.
+    settings: {name: a dictionary of `choose`, which prepares the model; `forward`, a function of
+    (model, tokens) to logits; `kept`, its shares, or None; `flops` of a step, and `early stop`, the
+    same where recomputing ends as soon as it has what backward reads, each None where it is not
+    counted}.
     """
     args, e = run.args, run.dtype.itemsize
     tokens, targets = run.batch.micro_batches[0]
     micro_batches = args.batch // args.micro_batch
+    cores = [block.attn.core for block in run.model[1:-1]]
 
     def loss(forward):
         return loss_sum(forward(run.model, tokens), targets)
@@ -202,6 +204,7 @@ def hold_settings(run, settings):
 
     for name, setting in settings.items():
         formula, forward = None, setting["forward"]
+        setting["choose"](run.model)
         if setting["kept"] is not None:
             cfg = replace(args.model, attention=setting["attention"])
             formula = anatomy.activation_bytes(cfg, args.micro_batch, setting.get("width", e),
@@ -215,6 +218,8 @@ def hold_settings(run, settings):
                 suffix = ", early stop" if early_stop else ""
                 run.check(f"computed: {name}{suffix}", computed(forward, early_stop),
                           None if attention_is_fused_on_cuda(run) else setting[what], "FLOP")
+    for block, core in zip(run.model[1:-1], cores):
+        block.attn.core = core
     run.model.zero_grad()
 
 

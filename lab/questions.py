@@ -128,7 +128,7 @@ def collectives(pick):
     return case, [
         Question(
             "How many rounds does all_reduce_naive take?", "N-1 + D",
-            len(chapter.messages("all_reduce_naive", n, size)), "rounds",
+            len(chapter.round_bytes("all_reduce_naive", n, size)), "rounds",
             "rank 0 receives everyone's, one after the other; a broadcast doubles in every round "
             "the ranks that have the sum", "all_reduce_naive, rounds", also="S"),
         Question(

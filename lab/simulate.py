@@ -215,7 +215,7 @@ class NoEnd(RuntimeError):
     """Of a wait that took longer than it may."""
 
 
-def posts(Network, late=None, patience=None, **message):
+def posts(Network, late=None, patience=0, **message):
     """What Network.exchange asks of torch.distributed, in whose place is one that only takes notes.
     late: "isend" or "irecv", the one that has no end: then, for whom it waits."""
     begun, first = [], "begun before the first wait"

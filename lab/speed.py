@@ -113,8 +113,8 @@ def count_messages(device):
 def costs_of(n, counted):
     """{how: function of name and size} that gives what α, and what 1/B is multiplied with."""
     zero = chapter()
-    return {ROUNDS: lambda name, size: (len(zero.messages(name, n, size)),
-                                        sum(zero.messages(name, n, size))),
+    return {ROUNDS: lambda name, size: (len(zero.round_bytes(name, n, size)),
+                                        sum(zero.round_bytes(name, n, size))),
             IN_TURN: lambda name, size: (counted[name], zero.sent(name, n, size))}
 
 

@@ -1,6 +1,7 @@
 """The pool of rank processes, and the chapters under test, which CHAPTERS=folder replaces."""
 
 import contextlib
+import dataclasses
 import faulthandler
 import functools
 import gc
@@ -296,10 +297,43 @@ def run_main(name, flags, folder, fault=None):
     return status, record, output.getvalue()
 
 
+@functools.cache
+def losses_without_ranks(shape, data, batch, steps, seed, ignore, optimizer, lr, clip):
+    """Of one GPU, in float64, in this process, which is no rank. What both sides of a run share is
+    not seen by comparing them: text, weights or a rate that depend on the number of ranks."""
+    assert "WORLD_SIZE" not in os.environ
+    cfg = common.Config(*shape)
+    text = common.Text(types.SimpleNamespace(
+        model=cfg, data=data, batch=batch, seed=seed, ignore=ignore))  # fmt: skip
+    model, losses = common.gpt(cfg, seed, dtype=torch.float64), []
+    update = common.OPTIMIZERS[optimizer](model.parameters(), lr)
+    for step in range(steps):
+        update.zero_grad()
+        tokens, targets, valid = text.batch(step)
+        loss = common.loss_sum(model(tokens), targets) / valid
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf"))
+        update.step()
+        losses.append(loss.item())
+    return losses
+
+
+def hold_to_the_run_without_ranks(run):
+    """Of a dense model, that is not rounded to 8 bits."""
+    config = run["config"]
+    if config.get("experts") or config.get("precision") == "fp8":
+        return
+    shape = tuple(config[field.name] for field in dataclasses.fields(common.Config))
+    names = "data", "batch", "steps", "seed", "ignore", "optimizer", "lr", "clip"
+    expected = losses_without_ranks(shape, *(config[name] for name in names))
+    assert run["loss"] == pytest.approx(expected, rel=1e-10), run["world_size"]
+
+
 def hold_to_one_gpu(results, flags):
     """Assert of what run_main gave, in float64: status 0, three equal steps, no formula off."""
     (status, run, output), *_ = results
     assert status == 0 and len(run["reference_loss"]) == 3, output
+    hold_to_the_run_without_ranks(run)
     assert max(run["max_loss_diff"], run["max_grad_diff"], run["max_param_diff"]) < 1e-12
     assert all(check["ok"] is not False for check in run["checks"])
     if "--clip=0.1" in flags:

@@ -486,9 +486,9 @@ class OneWork:
     def __init__(self, works):
         self.works = works
 
-    def wait(self):
+    def wait(self, *timeout):
         """It may be waited for again, which gloo's may not."""
-        self.works = [work for work in self.works if not work.wait()]
+        self.works = [work for work in self.works if not work.wait(*timeout)]
 
     def is_completed(self):
         return False

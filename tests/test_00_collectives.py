@@ -5,6 +5,8 @@ import json
 import re
 import signal
 import time
+from datetime import timedelta
+from unittest import mock
 
 import programs
 import pytest
@@ -13,7 +15,7 @@ import torch.distributed as dist
 from conftest import CHAPTERS, ROOT, chapter, run_main
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lab import runs
+from lab import runs, simulate
 from lab.collectives import in_rounds
 
 ZERO = "00_collectives"
@@ -85,12 +87,16 @@ def memory(name, x, rank, n):
 PAD = 3  # numbers on both sides of x that belong to somebody else
 
 
-def played(settings):
+def played(settings, members=None):
     """For a rank of the pool: what was wrong, and the rounds, of each collective in each setting
-    (size, dtype, whether of whole numbers)."""
-    zero, n, rank, wrong, rounds = chapter(ZERO), dist.get_world_size(), dist.get_rank(), [], []
+    (size, dtype, whether of whole numbers). members: a group of some ranks."""
+    zero, wrong, rounds = chapter(ZERO), [], []
+    group = dist.group.WORLD if members is None else dist.new_group(members)
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        return wrong, rounds
+    n, rank = group.size(), group.rank()
     for (size, dtype, whole), name in itertools.product(settings, zero.BY_HAND):
-        X, net = drawn(n, size, dtype, whole), zero.Network(dist.group.WORLD)
+        X, net = drawn(n, size, dtype, whole), zero.Network(group)
         buffer = torch.full([size + 2 * PAD], 77, dtype=dtype)
         x = buffer[PAD : PAD + size].copy_(X[rank])
         with Allocated() as allocated:
@@ -146,13 +152,50 @@ def test_every_collective(ranks, zero, n, settings):
     cases = itertools.product(settings(n), zero.BY_HAND)
     for ((numbers, dtype, _), name), *everyones in zip(cases, *(rounds for _, rounds in found)):
         size, passed = numbers * dtype.itemsize, in_rounds(everyones)
-        formula = zero.messages(name, n, size, dtype.itemsize)
+        formula = zero.round_bytes(name, n, size, dtype.itemsize)
         assert len(passed) == len(formula), name
         if numbers % n == 0 or name not in ("scatter", "gather"):
             sent = sum(size for messages in passed for _, _, size in messages)
             assert sent == zero.sent(name, n, size), name
         if numbers % n == 0:
             assert [max(size for *_, size in messages) for messages in passed] == formula, name
+
+
+def test_a_group_of_some_ranks(ranks):
+    """Who are other numbers in it than in the world."""
+    found = ranks(5)(played, [(7, torch.float32, False)], [1, 2, 4])
+    assert not any(wrong for wrong, _ in found), found
+    assert [len(rounds) for _, rounds in found] == [0, 12, 12, 0, 12]
+
+
+def test_a_round_of_one_handle_names_both_for_whom_it_waits(zero, monkeypatch):
+    """NCCL gives one for all that a batch begins, gloo one for each."""
+    waits = {"one": [], "each": []}
+
+    def network(which, handles):
+        net = zero.Network(mock.Mock(rank=lambda: 0, size=lambda: 3), patience=2)
+        handle = mock.Mock(wait=lambda timeout: waits[which].append((net.waits_for, timeout)))
+        monkeypatch.setattr(dist, "P2POp", mock.Mock())
+        monkeypatch.setattr(dist, "batch_isend_irecv", lambda operations: handles * [handle])
+        return net
+
+    x = torch.zeros(2)
+    network("one", 1).exchange(x, 1, x, 2)
+    network("each", 2).exchange(x, 1, x, 2)
+    send, receive, seconds = "rank 1 to receive", "rank 2 to send", timedelta(seconds=2)
+    assert waits == {"one": [(f"{send} and {receive}", seconds)],
+                     "each": [(send, seconds), (receive, seconds)]}  # fmt: skip
+
+
+def test_the_worked_reduce_scatter_is_what_it_does(zero):
+    rows = re.findall(r"rank \d +((?:\d+ +){8}\d+)", zero.reduce_scatter.__doc__)
+    numbers = torch.tensor([[int(number) for number in row.split()] for row in rows])
+    states = []
+    simulate.play(zero.reduce_scatter, list(numbers[:, :3]), states.append)
+    assert torch.cat([torch.stack(state) for state in states], dim=1).equal(numbers)
+    of_a_part = re.findall(r"of (\d+), (\d+) and (\d+)", zero.reduce_scatter.__doc__)
+    assert [[int(number) for number in part] for part in of_a_part] == numbers[:, :3].T.tolist()
+    assert [sum(part) for part in numbers[:, :3].T.tolist()] == numbers[:, 6:].diag().tolist()
 
 
 def test_parts_may_be_empty_and_of_two_sizes():
@@ -235,6 +278,12 @@ FAULTS = {  # in the chapter, found by a run of 4 ranks: who is wrong, and what 
         "            x += 2 * arrived\n\n\ndef scatter",
         "reduce, ranks with what PyTorch's gives: measured 3, formula 4",
         "reduce: other numbers than PyTorch's on rank 0; on 4 ranks, rank 0 has 'a0+2·b0+2·c0+4·d"),
+    "reduce rounds to 16 bits": (
+        "            x += arrived\n\n\ndef scatter",
+        "            x += arrived if x.dtype == torch.int64 else arrived.bfloat16()\n\n\n"
+        "def scatter",
+        "reduce, ranks with what PyTorch's gives: measured 3, formula 4",
+        "reduce: other numbers than PyTorch's on rank 0"),
     "scatter to the next": (
         "            net.exchange(send=parts[rank], to=rank)",
         "            net.exchange(send=parts[rank - 1], to=rank)",
@@ -257,7 +306,7 @@ FAULTS = {  # in the chapter, found by a run of 4 ranks: who is wrong, and what 
         "all_gather, rounds: measured 4, formula 3",
         "all_gather: 4 rounds, 192 B, and by the formulas 3, 144 B; ranks 0, 1, 2, 3 send 4 mes"),
     "reduce_scatter overwrites": (
-        "        partial += arrived", "        partial.copy_(arrived)",
+        "        mine += arrived", "        mine.copy_(arrived)",
         "reduce_scatter, ranks with what PyTorch's gives: measured 0, formula 4",
         "rank 0 has 'b0 0 0 0', and should have 'a0+b0+c0+d0 0 0 0'"),
     "all_to_all keeps another's part": (

@@ -5,6 +5,7 @@ import importlib
 import itertools
 import json
 import math
+import re
 import statistics
 from dataclasses import replace
 
@@ -62,7 +63,8 @@ def batch_of(cfg, sequences, seed=0):
 
 
 def plain_forward(one, model, attention="plain", recompute="none"):
-    return functools.partial(one.forward, model, attention=attention, recompute=recompute)
+    one.choose_core(model, attention, recompute)
+    return functools.partial(one.logits_of, model, recompute=recompute)
 
 
 def masters_of(one, model, make_optimizer, *how):
@@ -109,7 +111,8 @@ def test_accumulated_gradients_are_the_full_batchs(one, micro_batch, clip):
 
 
 @pytest.mark.parametrize("flags", [
-    "--micro-batch=1 --ignore=0.6 --optimizer=momentum --clip=0.2 --lr=0.01",
+    "--micro-batch=1 --ignore=0.6 --optimizer=momentum --clip=0.2 --lr=0.01 --batch=5 --dim=36 "
+    "--heads=3 --kv-heads=1 --seq=17 --vocab=263 --layers=3",  # nothing divides
     "--micro-batch=4 --optimizer=sgd --recompute=selective --kv-heads=4",
     "--micro-batch=4 --preset=gpt2 --attention=sdpa --recompute=full",  # tied
     "--micro-batch=2 --variant=torch --clip=0.2",
@@ -471,12 +474,36 @@ def test_the_table_and_lab_agree_on_every_class(one, cfg):
     assert anatomy.shared_bytes(cfg, 8, {}) == 8 * tables[1][0][1]  # positions
 
 
+def test_the_block_of_the_lesson(one):
+    """Its bytes by its numbers, which are those of the formula, class by class."""
+    sums = r"(\d+) · (\d+) \+ (\d+) · (\d+) \+ (\d+) \+ (\d+) = (\d+) numbers, ([\d,]+) bytes"
+    *terms, numbers, size = (int(number.replace(",", ""))
+                             for number in re.search(sums, one.__doc__).groups())  # fmt: skip
+    cfg = Config(layers=1, dim=8, heads=2, kv_heads=1, seq=4, vocab=16)
+    assert "With 4 tokens, dim 8, 2 heads and 1 kv head" in one.__doc__
+    block, _ = one.kept_for_backward(cfg, 1)
+    of = {kind: sum(n for _, n, k in block if k == kind) for *_, kind in block}
+    x, statistics = 4 * 8, 2 * 2 * 4
+    assert terms == [14, x, 2, of["keys and values"] // 2, of["core"], statistics]
+    assert of["outside"] + of["inputs"] + of["inside"] == 14 * x + statistics
+    assert numbers == sum(of.values()) and size == 4 * numbers
+    for kind in {kind for table in one.kept_for_backward(cfg, 1) for *_, kind in table}:
+        assert f"\n        {kind}  " in one.kept_for_backward.__doc__  # each has its line
+
+
 @pytest.mark.parametrize("cfg", [*SHAPES, *common.PRESETS.values()])
 def test_the_textbook_formula_differs_for_the_reasons_given(one, cfg):
     block = 2 * sum(numbers for _, numbers, _ in one.kept_for_backward(cfg, 4)[0])
     assert one.textbook_activation_bytes(cfg, 4) == block + sum(
         one.textbook_difference(cfg, 4).values()
     )
+    on_cuda = one.textbook_difference(cfg, 4, statistic=4)  # two norms' two numbers, in float32
+    on_cpu = one.textbook_difference(cfg, 4)
+    assert sum(on_cuda.values()) == sum(on_cpu.values()) - 2 * 2 * 2 * 4 * cfg.seq
+    args, _ = formulas(one, cfg, "--batch=4")
+    for device, more in (("cpu", 0), ("cuda", 2 * 2 * 2 * 4 * cfg.seq)):
+        said, *_ = one.explanations(args, device)
+        assert said.startswith(f"a block in 16 bits keeps {(block + more) / 1e6:.3f} MB; ")
     s, b, h, a = cfg.seq, 4, cfg.dim, cfg.heads
     assert one.textbook_activation_bytes(cfg, 4) == s * b * h * (34 + 5 * a * s / h)
 
@@ -533,6 +560,9 @@ def test_what_the_lesson_says_of_flops(one):
     assert one.step_flops(cfg, 1, "plain", "full") / step == pytest.approx(4 / 3, abs=0.02)
     assert one.step_flops(cfg, 1, "plain", "selective") / step < 1.05
     assert one.step_flops(cfg, 1, "plain", "full", True) < one.step_flops(cfg, 1, "plain", "full")
+    # MFU is needed / (seconds · peak), HFU computed / (seconds · peak); at the hardware's own pace
+    # seconds are as the FLOPs that are computed: HFU stays, and MFU falls to 3/4.
+    assert step / one.step_flops(cfg, 1, "plain", "full") == pytest.approx(3 / 4, abs=0.01)
     tokens, embedding = cfg.seq, cfg.vocab * cfg.dim
     in_matmuls = cfg.parameters() - embedding - (4 * cfg.layers + 2) * cfg.dim
     assert step == 6 * in_matmuls * tokens + 12 * cfg.layers * cfg.dim * cfg.seq * tokens
@@ -573,8 +603,8 @@ def test_trace_and_sample_are_written(run_chapter, tmp_path):
 
 
 def written_by(one, model, prompt, length):
-    plain = functools.partial(one.forward, model, attention="plain", recompute="none")
-    return instruments.sample(plain, prompt, len(model[1].attn.rope.positions), length=length)
+    seq = len(model[1].attn.rope.positions)
+    return instruments.sample(plain_forward(one, model), prompt, seq, length=length)
 
 
 def test_the_sample_follows_the_model(one):
@@ -700,7 +730,7 @@ def test_the_model_with_our_kernels(one, monkeypatch):
     one.use_kernels(fused)
     tokens = torch.arange(32, device=device).view(2, 16)
     for model, core in ((plain, "plain"), (fused, "triton")):
-        loss_sum(one.forward(model, tokens, core, "none"), tokens).backward()
+        loss_sum(plain_forward(one, model, core)(tokens), tokens).backward()
     assert len(calls) == 3  # two in the block, and the last
     names = [name for name, _ in plain.named_parameters()]
     assert names == [name for name, _ in fused.named_parameters()]
@@ -714,13 +744,13 @@ def test_the_model_with_our_kernels(one, monkeypatch):
 def test_the_report_is_of_this_run(run_chapter, tmp_path, monkeypatch):
     """A preset other than tiny reports the combination that ran; every printed number is right."""
     module, cores = chapter(ONE), []
-    sample = lambda forward, *args: [cores.append(forward.keywords["attention"]) or 65]
+    sample = lambda forward, *args: [cores.append(forward.args[0][1].attn.core) or 65]
     monkeypatch.setattr(instruments, "sample", sample)
     flags = ("--preset=gpt2", "--vocab=256", "--verify", "--steps=24", "--micro-batch=2")
     chosen = ("--attention=sdpa", "--recompute=full", "--json=run.json")
     status, output, _ = run_chapter(ONE, *FLAGS, *flags, *chosen)
     run = json.loads((tmp_path / "run.json").read_text())
-    assert status == 0 and cores == ["sdpa"]
+    assert status == 0 and cores == [common.sdpa_attention]
     names = [check["name"] for check in run["checks"] if ":" in check["name"]]
     combination = "sdpa, full"
     assert names == [
@@ -739,7 +769,7 @@ def test_the_report_is_of_this_run(run_chapter, tmp_path, monkeypatch):
     assert f"last 20 steps: {statistics.mean(run['loss'][-20:]):.3f} nats" in output
     few = run_chapter(ONE, *FLAGS, "--kv-heads=4", "--steps=3", "--no-verify")[1]
     assert "that GQA shares" in output and "that GQA shares" not in few
-    assert few.count("kept per micro-batch") == 6 and cores[1] == "plain"
+    assert few.count("kept per micro-batch") == 6 and cores[1] == common.plain_attention
     assert "tokens/s" not in few and "N has the embedding, which multiplies nothing, and" in few
 
 

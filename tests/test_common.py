@@ -63,6 +63,10 @@ def test_the_model_has_the_parameters_of_its_config(tie):
 def test_presets_have_their_published_sizes():
     published = {"tiny": 0.79e6, "gpt2": 124e6, "1b": 1.01e9, "7b": 6.9e9}
     assert {n: cfg.parameters() for n, cfg in PRESETS.items()} == pytest.approx(published, rel=0.01)
+    of_pythia = {"1b": (1011781632, 805736448), "7b": (6857302016, 6444163072)}
+    for name, (total, without_embedding) in of_pythia.items():  # and head: the padded vocabulary
+        cfg = PRESETS[name]
+        assert 2 * cfg.vocab * cfg.dim == total - without_embedding, name
 
 
 def test_parameters_keep_their_global_names_wherever_they_go():
@@ -356,6 +360,23 @@ def test_shards_put_together_are_the_whole(ranks, world, rows):
 def test_fewer_parts_than_ranks_go_to_neighbours(ranks):
     results = ranks(4)(shards_of_a_matrix, 6, 2)
     assert [shard[0, 0] for shard, _, _ in results] == [0, 0, 15, 15]
+
+
+def test_the_worked_shard_is_what_is_kept():
+    linear = nn.Linear(6, 4, bias=False)
+    linear.weight.data = torch.arange(24.0).view(4, 6)
+    common.name_parameters(linear)
+    ranks = {"rows": (1, 2), "columns": (2, 3)}
+    rows, columns = (mock.Mock(rank=lambda r=rank: r, size=lambda n=size: n)
+                     for rank, size in ranks.values())
+    common.keep_shard(linear, "weight", 0, rows)
+    assert linear.weight.tolist() == [[*range(12, 18)], [*range(18, 24)]]
+    common.keep_shard(linear, "weight", 1, columns)
+    assert str(linear.weight.int().tolist()) in common.keep_shard.__doc__
+    assert linear.weight.cuts == ((0, 1, 2, rows), (1, 2, 3, columns))
+    told = common.keep_shard.__doc__.replace("rows", "0").replace("columns", "0")
+    assert ", ".join(str((*cut[:3], 0)) for cut in linear.weight.cuts) in told
+    assert tuple(linear.weight.full_shape) == (4, 6)
 
 
 def cut_mlp(model, group):
@@ -672,16 +693,20 @@ def hold_bare_run(output):
     steps, losses, one_gpus, norms = zip(*re.findall(LINE, output))
     assert steps == ("1", "2") and losses == one_gpus and len(set(losses)) == 2, output
     assert all(5 < float(loss) < 6 for loss in losses) and all(float(norm) > 0 for norm in norms)
+    return losses, norms
 
 
 @pytest.mark.parametrize("name", training_chapters())
 def test_a_chapter_and_common_train_alone(ranks, tmp_path, name):
-    """Copied to an empty folder, on 1 rank and on 4: the losses are those of one GPU."""
+    """Copied to an empty folder, on 1 rank and on 4: the losses are those of one GPU, and the same
+    for both, so that neither text nor weights nor a rate depend on the number of ranks."""
     copied(name, tmp_path)
+    found = set()
     for world in (1,) if name.startswith("01") else (1, 4):
         (status, output, wrong), *others = ranks(world)(launch_alone, name, tmp_path, BARE)
         assert status == 0 and not wrong and all(other == (0, "", "") for other in others), wrong
-        hold_bare_run(output)
+        found.add(hold_bare_run(output))
+    assert len(found) == 1, found
 
 
 def test_chapter_00_and_common_alone(ranks, tmp_path):

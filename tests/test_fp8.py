@@ -145,14 +145,18 @@ def test_the_kernel_rounds_as_pytorch_does(shape, dtype):
 def test_the_kernel_multiplies_as_pytorch_does(m, n, k):
     needs_triton()
     tiles = [pair for pair in fp8.SCALINGS.values()] + [(ROWS, ROWS)]
-    for (left, right), dtype in zip(tiles, (torch.float32, torch.bfloat16) * 2):
-        a = fp8.quantize(random(m, k, spread=3), left)
-        b = fp8.quantize(random(n, k, seed=1, spread=3), right)
+    dtypes = torch.float32, torch.float16, torch.float16, torch.bfloat16
+    for (left, right), dtype in zip(tiles, dtypes):
+        a = fp8.quantize(random(m, k, spread=3) / 256, left)
+        b = fp8.quantize(random(n, k, seed=1, spread=3) / 256, right)
         expected = fp8.reference_product(a, b, torch.float64)
         size = fp8.reference_product(*(x._replace(values=x.values.float().abs().to(fp8.E4M3))
                                        for x in (a, b)), torch.float64)     # of the terms
         off = (fp8.product(a, b, dtype) - expected).abs()
-        assert (off <= size * (1e-6 if dtype == torch.float32 else 2**-7) + 1e-30).all()
+        cut_off = dtype == torch.bfloat16 and DEVICE == "cpu"               # by the interpreter
+        last_bit = expected.abs() * torch.finfo(dtype).eps
+        once = last_bit * (1 if cut_off else 0.5) + torch.finfo(dtype).smallest_normal
+        assert (off <= once + size * 1e-6).all()
 
 
 def test_what_there_is_no_kernel_for(monkeypatch):

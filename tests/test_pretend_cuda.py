@@ -171,8 +171,8 @@ def broken_rule(name, flags, folder, fault):
      "    net.exchange(send=give, to=partner)\n"
      "    net.exchange(receive=arrived, source=partner)\n",
      "ranks wait for each other; rank 0: message from rank 0 to rank 1"),
-    (ZERO, "", "            handle.wait(timedelta(seconds=self.patience)) if self.patience else "
-     "handle.wait()\n", "            pass\n", "touches what"),
+    (ZERO, "", "            handle.wait(timedelta(seconds=self.patience))\n", "            pass\n",
+     "touches what"),
     (ONE, "", "    if args.kernels and use_kernels(model):\n",
      "    for buffer in model.buffers(): buffer.data = buffer.cpu()\n"
      "    if args.kernels and use_kernels(model):\n", "mul of tensors on two devices"),  # RoPE

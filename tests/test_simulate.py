@@ -42,7 +42,7 @@ def test_rounds_and_bytes_are_those_of_the_chapters_formulas(n, chapter_00):
         tensors = [torch.zeros(2 * n)] * n
         *_, nets, passed = simulate.play(by_hand, tensors)
         costs = simulate.costs("", nets, passed).values()
-        assert tuple(costs) == (len(chapter_00.messages(name, n, 8 * n)),
+        assert tuple(costs) == (len(chapter_00.round_bytes(name, n, 8 * n)),
                                 chapter_00.sent(name, n, 8 * n)), name
         assert passed == len(collectives.in_rounds([net.rounds for net in nets]))
 
@@ -178,9 +178,11 @@ def test_another_way_with_as_many_rounds_and_bytes_is_right_too(name, ours, othe
         getattr(chapter_00, name), *cases)
 
 
-ROUND = """        for handle, what in zip(dist.batch_isend_irecv(messages), words):
-            self.waits_for = what
-            handle.wait(timedelta(seconds=self.patience)) if self.patience else handle.wait()
+ROUND = """\
+        handles = dist.batch_isend_irecv(operations)    # gloo: one for each; NCCL: one for both
+        for handle in handles:
+            self.waits_for = words.pop(0) if len(handles) > 1 else " and ".join(words)
+            handle.wait(timedelta(seconds=self.patience))
 """
 ONE_BY_ONE = """        for handle in (dist.irecv(receive, group=self.group, group_src=source),
                        dist.isend(send, group=self.group, group_dst=to)):

@@ -86,7 +86,7 @@ EXHIBITS = [
         "the scale. Users had learned to give thresholds of a hundred thousand or a million. With "
         "the usual one, training stood still.",
         FILE, "        limit = (clip / (norm + 1e-6)).clamp(max=1) if clip else 1\n",
-        "        limit = (clip / (norm * factor + 1e-6)).clamp(max=1) if clip else 1\n",
+        "        limit = (clip / (norm * loss_scale + 1e-6)).clamp(max=1) if clip else 1\n",
         *CLIPPED, ("loss", "gradients", "parameters"),
         ("first loss", "gradient norm", "sent", "kept"),
     ),
