@@ -127,7 +127,8 @@ def run_attention(dim, dtype, causal, seq):
 def resources(kernel):
     """Registers of a thread, bytes of its stack (0 means that nothing is spilled), which the kernel
     has of the instructions that matter (tensor cores of Ampere, Hopper and Blackwell, the copy
-    engine, and float32 cut to 10 bits), and of ELU's how many in all: to print them takes as long as to compile."""
+    engine, and float32 cut to 10 bits), and of ELU's how many in all: to print them takes as long
+    as to compile."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
