@@ -90,8 +90,8 @@ def flat_shards_of_cut_parameters(forgotten):
     if forgotten:
         del linear.weight.cuts
     master = nn.Parameter(shard)
-    unit = types.SimpleNamespace(master=master, grad=-shard, full=shard, group=group, views=views,
-                                 parameters=parameters)
+    unit = types.SimpleNamespace(master=master, full=shard, group=group, views=views,
+                                 shard=types.SimpleNamespace(grad=-shard), parameters=parameters)
 
     there = {"weight": nn.Parameter(torch.arange(12.0).double().view(4, 3)), "bias": bias}
     for p in there.values():
@@ -243,7 +243,7 @@ def test_what_rounding_explains_is_tolerated_and_no_more(ranks, tmp_path, precis
     sound = "    norm = grad_norm(model.parameters())\n    if clip:"
     fault = f"    model[1].mlp.up.weight.grad *= {times}\n{sound}"
     if precision != "--dtype=bfloat16":
-        sound = "    norm = masters.norm() / factor\n"
+        sound = "    norm = masters.norm() / loss_scale\n"
         fault = f"    masters.parameters[9].grad *= {times}\n{sound}"
     flags = *MANY_TOKENS, precision
     [(status, run, output)] = ranks(1)(run_main, "01_single_gpu", flags, tmp_path, (sound, fault))
