@@ -223,14 +223,14 @@ def test_what_a_gpu_would_suffer_from_is_caught(ranks, tmp_path, variant, right,
 
 
 def members(flags, folder):
-    """For a rank of the pool: the ranks of each group in which a run has sent something."""
-    seen, find = set(), meters.group_of
+    """For a rank of the pool: each collective of a run, and the ranks among which it was."""
+    seen, count = set(), meters.CommMeter.count
 
-    def group_of(args):
-        seen.add(tuple(dist.get_process_group_ranks(find(args))))
-        return find(args)
+    def note(meter, op, wire, namespace, args, result):
+        seen.add((op, *dist.get_process_group_ranks(meters.group_of(args))))
+        return count(meter, op, wire, namespace, args, result)
 
-    with mock.patch("lab.meters.group_of", group_of):
+    with mock.patch("lab.meters.CommMeter.count", note):
         run_main(THREE, flags, folder)
     return seen
 
@@ -240,9 +240,12 @@ def test_who_shares_a_copy_is_in_one_machine(ranks, tmp_path, variant):
     """Of 4 ranks on two machines. Other groups of as many would send as much, over slow links."""
     flags = (*ONE_STEP, f"--variant={variant}", "--shard-size=2")
     for rank, seen in enumerate(ranks(4)(members, flags, tmp_path)):
-        machine = tuple(range(rank // 2 * 2, rank // 2 * 2 + 2))
-        across = (rank % 2, rank % 2 + 2) if variant == "hsdp" else (0, 1, 2, 3)
-        assert seen == {machine, across}
+        machine, across = (rank // 2 * 2, rank // 2 * 2 + 1), (rank % 2, rank % 2 + 2)
+        every = 0, 1, 2, 3
+        both = {("all_gather", *machine), ("reduce_scatter", *machine), ("all_reduce", *machine)}
+        assert seen == (both | {("all_reduce", *across)} if variant == "hsdp" else {
+            ("all_gather", *every), ("all_gather", *machine), ("reduce_scatter", *every),
+            ("all_reduce", *every)})
 
 
 def test_by_default_those_of_a_machine(three, monkeypatch):
