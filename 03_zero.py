@@ -9,9 +9,10 @@ computes. ZeRO cuts these three, and each cut is a stage:
     02 data parallel       P              G               O
     zero1                  P              G               O / N
     zero2                  P              G / N           O / N        and two units' full gradients
-    zero3                  P / N          G / N           O / N        and the units gathered by now
+    zero3                  P / N          G / N           O / N        and those, and gathered units
 
-With Ψ parameters in fp32 under AdamW, P + G + O is 4Ψ + 4Ψ + 8Ψ.
+Ψ parameters in fp32 under AdamW: P + G + O is 4Ψ + 4Ψ + 8Ψ bytes, for 7 billion 112 GB. On 8 ranks
+that becomes 63 GB (zero1), 38.5 GB (zero2) or 14 GB (zero3).
 
 Cutting is cheap, because an all_reduce is two steps already: a reduce_scatter, after which each
 rank has the sum of 1/N of the gradient, and an all_gather, after which every rank has all of it.
@@ -32,8 +33,7 @@ keep 3 numbers each, and two of these 12 are such zeros:
 
 The optimizer does not notice where a parameter begins, since it treats every number by itself. Our
 model is a list, so a step walks it, unit by unit. While one unit's backward computes, the gradients
-of the one before are on their way: those of two are alive. (Each rank first draws the whole model.
-One that fits on none must be drawn and cut unit by unit.) PyTorch's FSDP does the same in hooks on
+of the one before are on their way: those of two are alive. PyTorch's FSDP does the same in hooks on
 modules (`--variant torch`: fully_shard, which is FSDP2, cuts each parameter by its rows).
 
 What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; all times (N-1)/N)
@@ -43,26 +43,26 @@ What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; 
     zero3                      3 M Ψ'        gathered for forward, and again for backward
     zero3 --keep-gathered      2 M Ψ'        kept from forward to backward, for more memory
 
-When it pays. Stage 1 holds less than chapter 02 and sends as much, so it pays in memory. (In time
-chapter 02 may win: it hides its messages behind backward, and here stage 1 hides none.) Stage 2
-sends (M + 1)/2 times as much, which is no more if M is 1. Stage 3 sends 3M/2 times as much, but
-prefetching (--prefetch) hides its gathers, for more memory: while a unit computes, those of the
-next ones are under way. A backward has as much to hide as in chapter 02, a gather and a
-reduce_scatter. A forward has half of that, a gather, and computes half as much. So chapter 02's
-condition holds for both, and for every micro-batch, not only the last: stage 3 wants large ones.
+When it pays. Stage 1 holds less than chapter 02 and sends as much: it pays in memory. (In time it
+may not: chapter 02 hides its messages, and here stage 1 hides none.) Stage 2 sends (M + 1)/2 times
+as much, which is no more if M is 1. Stage 3 sends 3M/2 times as much, but prefetching (--prefetch)
+hides its gathers, for more memory: while a unit computes, those of the next ones are under way. A
+backward has as much to hide as in chapter 02, a gather and a reduce_scatter. A forward has half of
+that, a gather, and computes half as much. So chapter 02's condition holds for both, and for every
+micro-batch, not only the last: stage 3 wants large ones.
 
 What can be added:
 
     --precision bf16   P + G + O is 2Ψ + 2Ψ + 12Ψ: chapter 01's fp32 master weights count as
                        optimizer states. --reduce-fp32 sends and sums gradients in fp32 (4Ψ/N).
     --offload          The CPU has O and master weights (4Ψ/N, in any case), and updates them.
-    hsdp               Stage 3 in groups of --shard-size ranks, such as a machine's: each group
-                       holds the model. Across groups, shards of gradients are summed once a step.
-    zeropp             ZeRO++: forward gathers int8, with a scale for 256 numbers, and keeps it
-                       spread over the --shard-size ranks of a machine (P / shard size more bytes),
-                       where backward gathers it. This changes numbers: the loss of 50 steps and the
-                       first gradient norm may be 1% and 5% away from one GPU's. (ZeRO++'s third
-                       idea is not here: gradients in 4 bits, summed in two hops.)
+    hsdp               Stage 3 in groups of --shard-size ranks, such as a machine's. Across these
+                       groups, shards of gradients are summed once a step.
+    zeropp             ZeRO++: forward gathers int8, with a scale for 256 numbers, and keeps the
+                       weights spread over the --shard-size ranks of a machine (P / shard size more
+                       bytes), where backward gathers them. The loss of 50 steps may be 1%, and the
+                       first gradient norm 5% from one GPU's. (Its third idea is not here: gradients
+                       in 4 bits, summed in two hops.)
 
 Run it:
     torchrun --nproc_per_node=4 03_zero.py
@@ -97,9 +97,9 @@ from common import Cut, Refused, gpt, grad_norm, loss_sum, part
 class Unit:
     """The parameters of one module as one flat tensor, of which each rank of `group` has a shard.
 
-    full: (N·k,), of which every parameter is a view. shard: (k,), this rank's part of it, and
-    shard.grad its part of the summed gradient, in shard.grad_dtype. gradients: (N·k,), of which
-    every p.grad is a view. What a `start` sends or receives stays alive until its `finish`.
+    full: (N·k,), of which every parameter is a view. shard: (k,), this rank's part, a view too
+    (until keep_only_shards). shard.grad: of the summed gradient, in PyTorch's shard.grad_dtype.
+    gradients: (N·k,), of which every p.grad is a view. What a `start` sends lives until `finish`.
     """
 
     def __init__(self, parameters, group):
@@ -121,19 +121,19 @@ class Unit:
 
     def views(self, flat):
         """Views into a flat tensor, (N·k,), in the shapes of the parameters."""
-        flats = flat.split([*(p.numel() for p in self.parameters), self.padding])
-        return [flat.view(p.shape) for flat, p in zip(flats, self.parameters)]
+        pieces = flat.split([*(p.numel() for p in self.parameters), self.padding])
+        return [x.view(p.shape) for x, p in zip(pieces, self.parameters)]       # and not padding
 
     def free(self):
         """Give back the memory of `full`, and keep the tensor. Autograd has saved the parameters,
         views of it, for backward (a linear needs its weight), and they will show what the next
-        gather brings. Autograd counts how often a tensor is written to, and refuses one that was
-        since it was saved. But `p.data = view` leaves p its own count, which no gather changes."""
+        gather brings. Autograd counts the writes to a tensor, and backward fails if one came after
+        it was saved. But `p.data = view` leaves p a count of its own, which no gather changes."""
         self.full.untyped_storage().resize_(0)
 
     def start_gather(self):
         """Start an all_gather of the shards into new memory."""
-        self.full.untyped_storage().resize_(self.full.nbytes)
+        self.full.untyped_storage().resize_(self.full.nbytes)       # it still knows its shape
         self.gathering = common.all_gather(self.full, self.shard.data, self.group, async_op=True)
 
     def finish_gather(self):
@@ -193,6 +193,7 @@ def zero1_step(model, units, optimizer, micro_batches, valid, clip):
     valid targets of the whole global batch. Communication, of all stages: see `traffic`."""
     model.zero_grad()
     for unit in units:
+        unit.shard.grad = None                          # a part of the last step's gradients
         unit.make_room_for_gradients()
     total = 0
     for tokens, targets in micro_batches:               # (micro_batch, seq) each
@@ -238,14 +239,14 @@ def zero2_step(model, units, optimizer, micro_batches, valid, clip):
         loss.backward()
         total += loss.detach()
 
-        grad = logits.grad                              # of the output of the unit that comes next
+        grad = logits.grad                              # in the loop: of the output of module i
         for i in reversed(range(len(units))):
             units[i].make_room_for_gradients()
             x, out = graphs.pop()
             torch.autograd.backward(out, grad)
             grad = x.grad
             if i + 1 < len(units):
-                units[i + 1].finish_reduce()            # it was sent during this unit's backward
+                units[i + 1].finish_reduce()            # its sum travelled during this backward
             units[i].start_reduce()
         units[0].finish_reduce()
 
@@ -344,7 +345,7 @@ BLOCK = 256             # numbers that share a scale
 
 
 def quantize(x):
-    """(..., k) to int8 (..., k), and a float32 scale per block: its largest magnitude is 127."""
+    """(..., k) to int8 (..., k), and a float32 scale per block, whose largest becomes 127."""
     padding = -x.shape[-1] % BLOCK
     blocks = F.pad(x.float(), (0, padding)).unflatten(-1, (-1, BLOCK))          # (..., blocks, 256)
     scales = (blocks.abs().amax(-1) / 127).clamp(min=1e-30)                     # (..., blocks)
@@ -383,7 +384,7 @@ class ZeroPlusPlusUnit(Unit):
     def free(self):
         if self.node and not self.in_backward:
             self.secondary = self.full.chunk(self.node.size())[self.node.rank()].clone()
-        self.in_backward = self.node is not None and not self.in_backward
+        self.in_backward = self.node is not None and not self.in_backward       # in turn
         super().free()
 
     def start_reduce(self):
@@ -456,7 +457,7 @@ def train(run):
     the model, and those of a column hold the same shard. A DeviceMesh gives each a group."""
     args, n = run.args, run.args.shard_size
     mesh = run.mesh(replicate=run.world // n, shard=n) if run.world > n else run.mesh(shard=n)
-    model = run.draw(gpt(args.model, seed=None))
+    model = run.draw(gpt(args.model, seed=None))        # one that fits on no rank: unit by unit
     units = make_units(model, partial(Unit, group=mesh["shard"].get_group()))
     optimizer = make_optimizer(run, units)
     step = {"zero1": zero1_step, "zero2": zero2_step}.get(args.variant)
@@ -569,8 +570,7 @@ IDEAS = ("--quantized-weights", "--secondary-shard")
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3, "zeropp": 3}
 VARIANTS = {
     "zero3": (train, "--prefetch", "--keep-gathered", *BY_HAND),
-    "zero1": (train, *BY_HAND),
-    "zero2": (train, *BY_HAND),
+    **dict.fromkeys(("zero1", "zero2"), (train, *BY_HAND)),
     "hsdp": (train, "--prefetch", "--keep-gathered", "--shard-size", *BY_HAND),
     "zeropp": (train_zeropp, "--prefetch", "--shard-size", *IDEAS, *BY_HAND),
     "torch": (train_torch, "--stage"),

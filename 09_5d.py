@@ -43,7 +43,7 @@ decide. What does is how long compute waits, and on which links:
     ep      Four of rows, which wait for the busiest rank. Fast links help, but experts often need
             more ranks than a machine has. DeepSeek-V3 goes without tp, keeps a token's experts on 4
             machines, and computes with another micro-batch meanwhile.
-    cp      Two, of k numbers a token for each other rank: few with GQA, or under tp.
+    cp      Two, of 2k numbers a token for each other rank: few with GQA, or under tp.
     pp      One message for a whole stage, while another micro-batch computes.
     dp      Once a step, and most of it could hide behind backward (chapter 02).
 
@@ -475,18 +475,19 @@ def note_holders(parameters, holders):
 
 class Unit:
     """Parameters that the same ranks hold, as one flat tensor, of which each of these ranks updates
-    one shard. full: (N·k,), of which every parameter is a view. shard: (k,). grad: (k,), this
-    rank's part of the summed gradient. stage: 1 shards optimizer states, 2 gradients too, 3 all."""
+    one shard. full: (N·k,), of which every parameter is a view. shard: (k,), and shard.grad: of the
+    summed gradient. stage: 1 shards optimizer states, 2 gradients too, 3 all."""
 
     def __init__(self, parameters, stage):
         self.parameters, self.stage = parameters, stage
-        self.group, self.copies = parameters[0].holders, 1      # each number is in one shard
+        self.group = parameters[0].holders
         self.padding = -sum(p.numel() for p in parameters) % self.group.size()
         self.full = self.flatten([p.detach() for p in parameters])
         for p, view in zip(parameters, self.views(self.full)):
             p.data = view
         self.shard = nn.Parameter(self.full.chunk(self.group.size())[self.group.rank()])
         self.shard.flat = parameters, self.group.rank() * len(self.shard)   # for a checkpoint
+        self.shard.copies = 1                           # for the norm: each number is in one shard
         if stage == 3:
             self.shard.data = self.shard.data.clone()
             self.free()
@@ -511,13 +512,11 @@ class Unit:
         """After the last backward: a reduce_scatter of the gradients, in place."""
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         flat = self.flatten(grads)
-        self.grad = flat.chunk(self.group.size())[self.group.rank()]
-        common.reduce_scatter(self.grad, flat, group=self.group)
+        mine = flat.chunk(self.group.size())[self.group.rank()]
+        common.reduce_scatter(mine, flat, group=self.group)
         for p, view in zip(self.parameters, self.views(flat)):
             p.grad = view if self.stage == 1 else None
-        if self.stage > 1:
-            self.grad = self.grad.clone()               # so that all else can go
-        self.shard.grad = self.grad
+        self.shard.grad = mine if self.stage == 1 else mine.clone()         # so all else can go
 
 
 def make_units(model, stage):
@@ -718,7 +717,8 @@ def train_step(run_program, model, units, optimizer, micro_batches, valid, clip)
     run_program(micro_batches, valid): all of forward and backward; returns the loss. model: all
     that this rank holds. units: its ZeRO units, or none. micro_batches: pairs of tokens and
     targets, (b, s) each, of this rank's dp. valid: the valid targets of the whole batch."""
-    for p in (*model.parameters(), *units):
+    shards = [unit.shard for unit in units]
+    for p in (*model.parameters(), *shards):
         p.grad = None
     loss = run_program(micro_batches, valid)
 
@@ -726,7 +726,7 @@ def train_step(run_program, model, units, optimizer, micro_batches, valid, clip)
         unit.reduce()
     if not units:
         sum_partial_grads(model.parameters())
-    held = units or list(model.parameters())
+    held = shards or list(model.parameters())
     norm = grad_norm(held, dist.group.WORLD)            # of all ranks, each number once
     if clip:
         clip_grads_with_norm_(held, clip, norm)

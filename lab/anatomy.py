@@ -324,11 +324,15 @@ def gathered_peak(args, answer, width):
 
 
 def gradient_peak(args, answer, width):
-    """The most bytes of gradients at a time in stages 2 and 3 of chapter 03: those of a unit while
-    they are computed, those of the next one on their way, and shards. --reduce-fp32 makes a copy of
-    them to send."""
+    """The most bytes of gradients at a time in chapter 03. Stage 1: all, and in them the shards.
+    Later ones: those of a unit while they are computed, those of the next one on their way, and
+    shards. --reduce-fp32 makes a copy of a unit's to send."""
     width, sums = widths(args, width)
     units = [(-(-size // n) * n, -(-size // n)) for size, n, _ in flat_units(args.model, answer)]
+    if answer["zero"] == 1:
+        copies = [sums * (size + sum(shard for _, shard in units[:i])) if width != sums else 0
+                  for i, (size, _) in enumerate(units)]     # of a unit; shards have been copied
+        return width * sum(size for size, _ in units) + max(copies)
     is_first = args.batch // args.shares == args.micro_batch    # there are no sums of earlier ones
     peak = tied = 0
     for i, (size, shard) in enumerate(units):

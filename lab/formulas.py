@@ -119,7 +119,7 @@ def hold_states(run, answer):
         if kind == "optimizer states" and run.skipped == len(run.losses):
             size = None                                     # all steps skipped: there is none yet
         run.check(kind, nbytes(tensors), size)
-    if answer.get("zero", 1) > 1 and isinstance(answer["holders"], int):        # of chapter 03
+    if "zero" in answer and isinstance(answer["holders"], int):     # of chapter 03
         hold_peaks(run, answer)
     if "most gradients" in answer and not run.skipped:      # else there was no update to see
         most = max(gradients for _, _, gradients, *_ in run.memory.samples)
@@ -127,7 +127,7 @@ def hold_states(run, answer):
 
 
 def hold_peaks(run, answer):
-    """Of ZeRO-2 and 3, whose units come and go in the step."""
+    """Of ZeRO, whose units come and go in the step."""
     peaks = {"gradients": (run.comm.gradient_peak, anatomy.gradient_peak)}
     if answer["zero"] == 3:
         peaks["gathered parameters"] = run.comm.gathered, anatomy.gathered_peak

@@ -323,7 +323,7 @@ def bytes_per_rank(runs):
 def held_bytes(run):
     """{kind: bytes} of the model states that a run has measured."""
     return {kind: check["measured"] for check in run["checks"] for kind in KINDS
-            if check["name"].split(",")[0] == kind}
+            if check["name"] in (kind, f"{kind}, on the CPU")}
 
 
 # ------------------------------------------------------------------------- 04: who holds which part

@@ -183,11 +183,18 @@ def changed(argv, changes):
             kept += changes[word] or []
         else:
             kept.append(word)
-    put = [word for flag, values in changes.items()
-           if flag and flag.startswith("--") and flag != RANKS and values is not None
-           for word in (flag, *values)]
-    end = kept.index("--") if "--" in kept else len(kept)   # behind it there are no flags
-    return kept[:end] + put + kept[end:]
+    end = kept.index("--") if "--" in kept else len(kept)   # behind it, benchmarks have the flags
+    behind = {word.partition("=")[0] for word in argv[argv.index("--") + 1:]} if end < len(kept) \
+        else set()                                          # of their runs
+    for flag, values in changes.items():
+        if flag and flag.startswith("--") and flag != RANKS and values is not None:
+            put = [flag, *values]
+            if flag in behind:
+                kept += put
+            else:
+                kept[end:end] = put
+                end += len(put)
+    return kept
 
 
 def launched(changes):

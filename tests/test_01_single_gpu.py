@@ -500,8 +500,8 @@ def test_the_textbook_formula_differs_for_the_reasons_given(one, cfg):
     on_cuda = one.textbook_difference(cfg, 4, statistic=4)  # two norms' two numbers, in float32
     on_cpu = one.textbook_difference(cfg, 4)
     assert sum(on_cuda.values()) == sum(on_cpu.values()) - 2 * 2 * 2 * 4 * cfg.seq
-    args, _ = formulas(one, cfg, "--batch=4")
-    for device, more in (("cpu", 0), ("cuda", 2 * 2 * 2 * 4 * cfg.seq)):
+    for device, more in (("cpu", 0), ("cuda", 2 * 2 * 2 * 4 * cfg.seq)) if cfg in SHAPES else ():
+        args, _ = formulas(one, cfg, "--batch=4")  # which makes a model
         said, *_ = one.explanations(args, device)
         assert said.startswith(f"a block in 16 bits keeps {(block + more) / 1e6:.3f} MB; ")
     s, b, h, a = cfg.seq, 4, cfg.dim, cfg.heads

@@ -279,6 +279,8 @@ def test_by_default_those_of_a_machine(three, monkeypatch):
      "gradients"),
     ("hsdp --shard-size=1", "    if replicas:\n", "    if False:\n", "gradients"),
     ("zero1", "    model.zero_grad()\n    for unit", "    for unit", "gradients"),
+    ("zero1", "        unit.shard.grad = None                          # a part of",
+     "        # a part of", "gradients, at the peak"),
     ("zero1 --dtype=float32 --precision=bf16 --reduce-fp32",
      "unit.shard.grad = unit.shard.grad.clone()", "pass", "gradients: measured"),
     ("zeropp --no-quantized-weights", "if self.node and not self.in_backward:",
@@ -477,7 +479,7 @@ def test_gradients_are_reduced_in_backward_and_freed_at_once(ranks, stage):
 # ------------------------------------------------------------------------------- the formulas
 
 
-def test_the_table_of_the_lesson():
+def test_the_table_of_the_lesson(three):
     """P, G and O are 4, 4 and 8 bytes per parameter, and a stage divides them by N."""
     cfg, n = common.PRESETS["7b"], 64
     psi = cfg.parameters()
@@ -493,6 +495,10 @@ def test_the_table_of_the_lesson():
 
     for stage, values in expected.items():
         assert held(stage, n) == pytest.approx(values, rel=1e-5)
+    said = re.search(r"7 billion (\S+) GB. On 8 ranks\s+that becomes (\S+) GB .zero1., (\S+) GB "
+                     r".zero2. or (\S+) GB", three.__doc__).groups()
+    whole = [sum(held(stage, n)) / psi * 7 for stage, n in ((1, 1), (1, 8), (2, 8), (3, 8))]
+    assert [float(number) for number in said] == pytest.approx(whole, rel=1e-5)
     p, g, o = 2 * psi, 2 * psi, 12 * psi
     assert held(1, 1, precision="bf16") == pytest.approx((p, g, o), rel=1e-5)  # nobody to share
     assert held(3, n, precision="bf16") == pytest.approx((p / n, g / n, o / n), rel=1e-5)

@@ -377,8 +377,7 @@ TIED = "--preset=gpt2 --attention=plain"
      "p.copies = max(1, p.holders.size() // 2)", "gradient norm"),  # counts tp times
     ("--pp=2", "norm = grad_norm(held, dist.group.WORLD)",
      "norm = grad_norm(held, dist.new_subgroups(1)[0])", "gradient norm"),  # of one stage
-    ("--dp=2 --zero=1", "self.group, self.copies = parameters[0].holders, 1 ",
-     "self.group, self.copies = parameters[0].holders, 2 ", "gradient norm"),
+    ("--dp=2 --zero=1", "self.shard.copies = 1 ", "self.shard.copies = 2 ", "gradient norm"),
     ("--pp=2", "clip_grads_with_norm_(held, clip, norm)",
      "clip_grads_with_norm_(held, clip, grad_norm(held))",
      "gradients"),  # clipped by a local norm

@@ -36,7 +36,7 @@ LAYOUTS = {
     "03 offload": ("03_zero", 2, "--variant=zero2", "--offload"),
     "03 hsdp": ("03_zero", 4, "--variant=hsdp", "--shard-size=2"),
     "03 zeropp": ("03_zero", 4, "--variant=zeropp", "--no-quantized-weights",
-                  "--no-quantized-gradients", "--shard-size=2"),
+                  "--shard-size=2"),
     "03 torch": ("03_zero", 2, "--variant=torch", "--stage=3"),
     "03 torch 1": ("03_zero", 2, "--variant=torch", "--stage=1"),
     "04 megatron": ("04_tensor_parallel", 4, "--variant=megatron"),

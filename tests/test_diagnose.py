@@ -155,17 +155,18 @@ FAULTS = [
           "all parameters moved otherwise than on one GPU, although the gradients and their norm "
           "are right; before, 1 step matched: look at what the optimizer keeps from step to step"),
     fault("norms of shards are not summed", 2, THREE, "--variant=zero1 --clip=0.1",
-          "reduce_gradients(zero.units)\n\n    norm = grad_norm(zero.units, zero.group)",
-          "reduce_gradients(zero.units)\n\n    norm = grad_norm(zero.units)",
+          "grad_norm(shards, units[0].group)", "grad_norm(shards)",
           "the ranks have different gradient norms, whose squares add up to those of one GPU: "
           "they were not summed over the ranks; gradients were clipped by that"),
     fault("shards are not gathered", 2, THREE, "--variant=zero1 --steps=2",
-          "common.all_gather(unit.full, unit.shard.data, unit.group)",
-          "pass",
+          "norm = update(units, optimizer, clip)\n    for unit in units:\n        common.all_gather"
+          "(unit.full, unit.shard.data, unit.group)\n    return total, norm\n\n\n"
+          "def reduce_in_place",
+          "norm = update(units, optimizer, clip)\n    return total, norm\n\n\ndef reduce_in_place",
           "on rank 1, 52% of the weights that forward uses are still those that the run began "
           "with: the update did not reach them"),
     fault("a shard of the own gradients", 2, THREE, "--variant=zero1",
-          "common.reduce_scatter(unit.grad, sent, group=unit.group)",
+          "common.reduce_scatter(unit.shard.grad, sent, group=unit.group)",
           "pass",
           "all gradients are, in each number, those of one rank's sequences alone: they were not "
           "summed over the ranks"),
@@ -302,7 +303,7 @@ FAULTS = [
           "100% of the weights that forward uses are still those that the run began with: the "
           "update did not reach them"),
     fault("the loss scale is left in", 1, ONE, "--dtype=float32 --precision=fp16 --loss-scale=1024",
-          "masters.step(limit / factor)",
+          "masters.step(limit / loss_scale)",
           "masters.step(limit)",
           "all gradients are 1,024 times those of one GPU: 1,024 is the loss scale"),
     slow("a mean in bf16", 2, TWO, "--variant=naive --dtype=bfloat16",

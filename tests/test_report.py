@@ -313,7 +313,7 @@ def test_machines_that_cut_a_group(ranks):
 @pytest.mark.parametrize(("name", "flags"), [
     ("02_data_parallel", "--variant=torch --steps=1"),
     ("02_data_parallel", "--variant=torch --steps=2"),  # in which DDP makes its buckets anew
-    ("03_zero", "--variant=zeropp --no-quantized-weights --no-quantized-gradients --steps=1"),
+    ("03_zero", "--variant=zeropp --no-quantized-weights --steps=1"),
 ])
 def test_a_run_passes_whatever_step_is_metered(ranks, tmp_path, name, flags):
     """Of zeropp on one rank, even where nothing is on the wire that could be divided by."""
