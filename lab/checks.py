@@ -237,13 +237,13 @@ def short(text):
 
 # --------------------------------------------------------------------------------- in the overseer
 
-def oversee(parent, path, calls, more_paths, limit):
+def oversee(parent, folder, path, calls, more_paths, limit):
     """Run the calls, and send the Outcome. Only when the students' processes have ended, and call
     themselves right, it asks for what they are compared with, a call of lab/trusted.py: so they
     cannot find it."""
     outcome, world = None, len(calls)
     try:
-        processes, running = overseer.oversee(calls, path.parent, more_paths, limit, parent)
+        processes, running = overseer.oversee(calls, folder, more_paths, limit, parent)
         outcome = judge(processes, running, path)
         if outcome.right:
             parent.send(None)
@@ -354,7 +354,7 @@ def outcome(chapter, source, solution, check, folder=None, limit=LIMIT):
                 calls = [(evaluate, (path, check.expression))]
                 words = check.words or short(check.expression)
                 trusted = "of_a_value", path.stem, solution, check.expression, words
-            OUTCOMES[key] = play(path, calls, limit, trusted, more_paths)
+            OUTCOMES[key] = play(scratch, path, calls, limit, trusted, more_paths)
     return OUTCOMES[key]
 
 
@@ -366,12 +366,14 @@ def argv_of(check, chapter):
     return shlex.split(f"--device=cpu {model} {check.flags}")
 
 
-def play(path, calls, limit, trusted=None, more_paths=()):
+def play(folder, path, calls, limit, trusted=None, more_paths=()):
     """The Outcome of these calls, each in a process of its own: (function, what it takes besides a
-    function that tells). path: the file that they run, in a folder of their own. trusted: what
+    function that tells). path: the file that they run. folder: where they may write. trusted: what
     `compare` takes; None: they are believed."""
     ours, its = CONTEXT.Pipe()
-    process = CONTEXT.Process(target=oversee, args=(its, path, calls, [*more_paths], limit))
+    process = CONTEXT.Process(target=oversee, args=(its, folder, path, calls, [*more_paths],
+                                                    limit))
+    process.daemon, answer = True, None
     try:
         process.start()
         its.close()
@@ -379,16 +381,16 @@ def play(path, calls, limit, trusted=None, more_paths=()):
         if answer is None:
             ours.send(trusted)
             answer = received(ours, PATIENCE)
-        return answer
     except (EOFError, OSError) as error:                # by a signal of theirs, say
         why = "has no end" if isinstance(error, TimeoutError) else "was ended"
         return Outcome(False, (f"the process that oversees it {why}",), {}, {}, {}, len(calls))
     finally:
         ours.close()                                    # which ends it
-        if process.pid:
+        if process.pid and answer is None:
             process.join(PATIENCE / 4)
             process.kill()
             process.join()
+    return answer
 
 
 def received(connection, seconds):

@@ -16,7 +16,7 @@ import torch
 from conftest import ROOT
 from wrong_answers import WRONG
 
-from lab import checks, exercises, grade, holes
+from lab import checks, exercises, grade, holes, overseer
 from lab.exercises import Exercise, Run, Same
 
 TABLE = {exercise.number: (chapter, exercise)
@@ -200,12 +200,12 @@ def test_a_deadlock_is_told_from_a_long_run_and_says_which_rank_waits_where():
 
 
 def test_seconds_of_computing_are_known_without_proc_too(monkeypatch):
-    _, expected = checks.state_of(os.getpid())
+    _, expected = overseer.state_of(os.getpid())
     assert expected > 1 and abs(expected - time.process_time()) < 1
-    monkeypatch.setattr(checks, "PROC", Path("/nowhere"))
-    runs, seconds = checks.state_of(os.getpid())
+    monkeypatch.setattr(overseer, "PROC", Path("/nowhere"))
+    runs, seconds = overseer.state_of(os.getpid())
     assert isinstance(runs, bool) and abs(seconds - expected) <= 1.5        # ps: whole seconds
-    assert checks.state_of(2**30) == (False, 0)
+    assert overseer.state_of(2**30) == (False, 0)
 
 
 def test_a_wait_of_one_process_is_no_different():
