@@ -53,6 +53,14 @@ class Parser(argparse.ArgumentParser):
         raise Refused(f"{message.removeprefix('argument ')} (python {self.prog} --help lists the "
                       "flags)")
 
+    def parse_args(self, args=None, namespace=None):
+        found, stray = self.parse_known_args(args, namespace)
+        if stray:
+            raise Refused(f"unrecognized arguments: {' '.join(stray)} (python {self.prog} --help "
+                          "lists the flags)",
+                          "without " + shlex.join(word.partition("=")[0] for word in stray))
+        return found
+
     def _get_value(self, action, text):
         try:
             return super()._get_value(action, text)

@@ -53,15 +53,19 @@ class Teller:
             data = data[os.write(self.pipe, data):]
 
 
-def begin(stack, folder, more_paths):
-    """First of all in a process: no output, no terminal, and a group of processes of its own, so
-    that what it starts can be ended with it. stack: where it writes the lines at which it is."""
+def begin(tells, stack, folder, more_paths):
+    """First of all in a process: no output, no terminal, no file but two pipes, and a group of
+    processes of its own, so that what it starts can be ended with it. stack: where it writes the
+    lines at which it is."""
     os.setsid()
     prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
     signal.alarm(2000)                                  # should nobody be left to end it
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nowhere, number)
+    for number in set(map(int, os.listdir("/dev/fd"))) - {0, 1, 2, tells, stack}:
+        with contextlib.suppress(OSError):              # that of the folder itself is closed
+            os.close(number)
     sys.stdin, sys.stdout, sys.stderr = (open(os.devnull, mode) for mode in ("r", "w", "w"))
     faulthandler.enable(stack)                          # where a signal such as SIGSEGV ends it
     faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
@@ -77,7 +81,7 @@ class Followed:
     """A student's process, seen from the overseer: function(tell, *args), forked. status: its exit
     status, or None as long as it runs. said: its messages, once it has ended."""
 
-    def __init__(self, function, args, folder, more_paths, close):
+    def __init__(self, function, args, folder, more_paths):
         self.token, self.status, self.said = secrets.token_bytes(16), None, []
         (told, tells), (stack, writes) = os.pipe(), os.pipe()
         self.come = {told: bytearray(), stack: bytearray()}
@@ -85,9 +89,7 @@ class Followed:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                for pipe in (*close, told, stack):
-                    os.close(pipe)
-                begin(writes, folder, more_paths)
+                begin(tells, writes, folder, more_paths)
                 os._exit(function(Teller(tells, self.token).tell, *args))
             finally:                                    # Python's shutdown may wait for threads
                 os._exit(1)
@@ -141,8 +143,7 @@ def oversee(calls, folder, more_paths, limit, parent):
     processes = []
     try:
         for function, args in calls:
-            close = [parent.fileno(), *(pipe for process in processes for pipe in process.come)]
-            processes.append(Followed(function, args, folder, more_paths, close))
+            processes.append(Followed(function, args, folder, more_paths))
         has_end = follow(processes, limit, parent)
         return processes, [] if has_end else ask_where(processes)
     finally:

@@ -1,8 +1,8 @@
 """What is said of a command line that is refused: one line, status 2, and what would work instead.
 
 Whoever refuses raises common.Refused(why, change, ...). A change is text that a user could paste:
-"--dtype float32 --dim 64" puts these flags in place of those given, "without --ep" drops one, and
-"--nproc_per_node 4" starts so many ranks. What does the refusing, `accept(argv)`, is a function of
+"--dtype float32 --dim 64" puts these flags in place of those given, "without --ep" drops one (or a
+word that is no flag), and "--nproc_per_node 4" starts so many ranks. What does the refusing, `accept(argv)`, is a function of
 the arguments alone. So it can be asked what it says to the changed ones, and a change is printed
 only if it is accepted.
 """
@@ -138,7 +138,7 @@ def in_words(changes):
     """The reverse of `parsed`, the flags that are dropped at the end."""
     put = [shlex.join([flag, *values]) for flag, values in changes.items() if values is not None]
     dropped = [flag for flag, values in changes.items() if values is None]
-    return " ".join([*put, *["without"] * bool(dropped), *dropped])
+    return " ".join([*put, *["without"] * bool(dropped), *map(shlex.quote, dropped)])
 
 
 def changed(argv, changes):
@@ -151,7 +151,7 @@ def changed(argv, changes):
             kept += [] if flag in changes else [word]
         elif dropping:
             dropping = False                                # it was that flag's value
-        else:
+        elif word not in changes:                           # else it is dropped
             kept.append(word)
     for flag, values in changes.items():
         kept += [] if flag == RANKS or values is None else [flag, *values]
