@@ -68,9 +68,11 @@ fp8 is bf16, but the linears of the blocks multiply 8-bit numbers: kernels/fp8.p
 
 A run in 16 bits is compared with one GPU in fp32. The losses are means over many tokens, and agree
 to 1e-2 in fp8, 5e-3 in bf16 and 1e-3 in fp16. In a gradient the terms of the tokens cancel, and
-their rounding errors do not: it may be off by 0.4 (bf16, fp8) or 0.05 (fp16) of its largest
-element. After the first step the weights differ, so later only losses are compared. Under AdamW no
-parameters are: a tiny gradient moves one as far as a large one, and rounding may flip its sign.
+their rounding errors do not: it may be off by 1/8 (bf16), 0.05 (fp16) or 0.4 (fp8) of its largest
+element, or by 4 times what rounding does to it on one GPU. (On a CPU, LayerNorm's gradients are
+sums over the tokens in bf16, and of 4,096 ones they make 256.) After the first step the weights
+differ, so later only losses are compared. Under AdamW no parameters are: a tiny gradient moves one
+as far as a large one, and rounding may flip its sign.
 
 FLOPs: a matmul of (m, k) by (k, n) takes 2mkn, and its backward is two matmuls of that size. So a
 parameter takes 2 FLOPs for each token in forward, and about 6 in a step. Attention multiplies

@@ -27,7 +27,7 @@ Three things must be right.
     Order.    Every rank must start the same collectives in the same order, or they sum what does
               not belong together, or hang. But gradients need not come in the same order
               everywhere: a rank may not use a parameter at all (a branch not taken). So a bucket
-              waits for those before it.
+              waits for those before it, and one that never fills starts when backward has ended.
 
     Sum.      The gradients are summed, never averaged: each rank has already divided its loss by
               the valid targets of the whole batch. Suppose rank 0 has 100 valid targets and rank 1
@@ -63,9 +63,11 @@ and the parameters cancel. So the size of the model does not matter, only that a
     tokens  >=  g/2 · (N-1)/N · FLOP/s / bandwidth
 
 An H100 computes 989 TFLOP/s in bf16 and sends 450 GB/s over NVLink, 50 GB/s over InfiniBand. So on
-many ranks, 2-byte gradients need 2,200 tokens a rank over NVLink and 20,000 over InfiniBand. A
-fixed batch over more and more ranks leaves too few for each: there data parallelism stops paying.
-And it never helps a model that does not fit: see chapter 03.
+the 8 ranks of a machine, 2-byte gradients need 1,923 tokens a rank over NVLink. More ranks need
+several machines, and InfiniBand. There (N-1)/N grows towards 1, and the tokens towards a limit of
+g/2 · FLOP/s / bandwidth = 19,780. But a fixed batch over more and more ranks leaves ever fewer for
+each: there data parallelism stops paying. And it never helps a model that does not fit: see
+chapter 03.
 
 Run it:
     torchrun --nproc_per_node=4 02_data_parallel.py
@@ -74,14 +76,14 @@ Run it:
     torchrun --nproc_per_node=8 02_data_parallel.py --preset gpt2 --bucket-mb 25     (eight GPUs)
 
 Sources: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training (2020),
-section 3; Ultra-Scale Playbook, "Data Parallelism" and A3 (which leaves num_params standing on one
-side of the condition: read it as S, and divide by the parameters); How To Scale Your Model, part 5,
-"Data Parallelism" (where the condition is B/X > C/W: g = 2, many ranks).
+section 3; Ultra-Scale Playbook, "Data Parallelism" and A3 (where the condition begins with
+num_params / (2 · num_tokens): for num_params read g, the bytes of a gradient); How To Scale Your
+Model, part 5, "Data Parallelism" (where the condition is B/X > C/W: g = 2, at the limit).
 """
 
 import contextlib
 import inspect
-from functools import partial
+import math
 
 import torch
 import torch.distributed as dist
@@ -274,8 +276,9 @@ def communication_over_backward(gradient_bytes, parameters, tokens, ranks, flops
 
 
 def tokens_to_hide(bytes_per_gradient, ranks, flops, bandwidth):
-    """The tokens per rank from which on the all_reduce hides: where the ratio above is 1."""
-    return bytes_per_gradient / 2 * (ranks - 1) / ranks * flops / bandwidth
+    """The tokens per rank from which on the all_reduce hides: where the ratio above is 1. The limit
+    of many ranks is that of math.inf."""
+    return bytes_per_gradient / 2 * (1 - 1 / ranks) * flops / bandwidth
 
 
 # ------------------------------------------------------------------------------------------ the run
@@ -289,7 +292,9 @@ def replicate(variant, module, group, bucket_bytes):
 
 
 def train(run):
-    args, group = run.args, run.mesh(dp=run.world)["dp"].get_group()
+    args = run.args
+    mesh = run.mesh(dp=run.world)       # a DeviceMesh: the ranks on named axes, here all on one;
+    group = mesh["dp"].get_group()      # along each axis there is a process group
     model = run.draw(gpt(args.model, seed=None))
     replica = replicate(args.variant, model, group, 2**20 * args.bucket_mb)
     optimizer = run.optimizer(model.parameters())
@@ -322,22 +327,24 @@ def train_torch(run):
 
 def formulas(args, rank, ranks, model):
     """For lab/ alone (its keys: lab/formulas.py). Skip it when you read this for the first time."""
-    number = args.model.parameters()                    # how many
-    size = common.DTYPES[args.dtype].itemsize * number              # bytes of gradients
-    answer = {"parameters": number, "overlap": True}
+    parameters = args.model.parameters()                # how many numbers
+    gradient_bytes = common.DTYPES[args.dtype].itemsize * parameters
+    answer = {"parameters": parameters, "overlap": True}
     if args.variant == "torch":
-        return answer | {"beside": ("bucket", traffic(size, None, ranks))}
+        return answer | {"beside": ("bucket", traffic(gradient_bytes, None, ranks))}
 
-    parameters = list(model.parameters())[::-1]
+    messages = list(model.parameters())[::-1]
     if args.variant == "bucket":
-        parameters = fill_buckets(parameters, 2**20 * args.bucket_mb)
-    calls = len(parameters)
+        messages = fill_buckets(messages, 2**20 * args.bucket_mb)
     tokens = args.micro_batch * args.model.seq
-    hides = partial(communication_over_backward, size, number, tokens, ranks)
-    return answer | {"sent": traffic(size, calls, ranks), "machines": {
-        f"all_reduce over backward: {args.dtype} gradients, {tokens} tokens in bf16": hides,
-        "tokens in a rank's last backward that hide 2-byte gradients of many ranks":
-            partial(tokens_to_hide, 2, 10**6)}}
+    return answer | {"sent": traffic(gradient_bytes, len(messages), ranks), "machines": {
+        f"all_reduce over backward: {args.dtype} gradients, {tokens} tokens in bf16":
+            lambda *rates: communication_over_backward(gradient_bytes, parameters, tokens, ranks,
+                                                       *rates),
+        "tokens in a rank's last backward that hide 2-byte gradients of 8 ranks":
+            lambda *rates: tokens_to_hide(2, 8, *rates),
+        "the same of ever more ranks: the limit":
+            lambda *rates: tokens_to_hide(2, math.inf, *rates)}}
 
 
 def requires(args, ranks):

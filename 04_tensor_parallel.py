@@ -51,9 +51,9 @@ must count them once, and a cut matrix in all its parts.
 What a rank stores and sends (b sequences of s tokens in a micro-batch, h = dim, e bytes a number)
 
     parameters       1/t of every matrix, but never less than one kv head; LayerNorms in full
-    activations      A_in / t + A_out: of chapter 01's table 1/t of what is inside a sub-layer, and
-                     of the logits (A_in); in full what is outside, and the sub-layers' inputs
-                     (A_out), which is all that LayerNorms read and write. Chapter 05 cuts that too
+    activations      A_in / t + A_out. Of chapter 01's classes, A_in is `inside`, `core`, `keys and
+                     values` and `logits`; A_out is `outside` and `inputs`, which is all that
+                     LayerNorms read and write. Chapter 05 cuts A_out, too
     all_reduces      4 L + 2 a micro-batch, of b·s·h·e bytes: two forward and two backward in every
                      block, one for the embedding, one for the head; and the two small ones of the
                      loss. Once a step the norm, and the gradients of kv heads that ranks share
@@ -68,9 +68,10 @@ forward, on ranks that compute C FLOP/s and send W bytes/s:
     3.  Sending takes no longer than computing if    t  <=  1 + 8 h / e · W / C
 
 Batch and sequence are not in it, only h, e and the machine. An H100 has C = 989e12, and W = 450e9
-over NVLink, 50e9 over InfiniBand. With h = 8192 in bf16 (e = 2), that gives 15 ranks over NVLink
-and 2 over InfiniBand, and at that limit an MLP's forward takes twice its compute. Hence the rule:
-tensor parallelism inside a machine, and something else (chapters 02, 03 and 07) between machines.
+over NVLink, 50e9 over InfiniBand. With h = 8192 in bf16 (e = 2), the limit is 15 ranks over NVLink
+and 2 over InfiniBand. At the limit, sending takes as long as computing; on a machine's 8 ranks over
+NVLink, 0.47 times as long. Hence the rule: tensor parallelism inside a machine, and something else
+(chapters 02, 03 and 07) between machines.
 
 Run it:
     torchrun --nproc_per_node=4 04_tensor_parallel.py
@@ -80,7 +81,7 @@ Run it:
 Sources: Shoeybi et al., Megatron-LM (2019), section 3; Narayanan et al., Efficient Large-Scale
 Language Model Training on GPU Clusters (2021), sections 2.3 and 3; How To Scale Your Model, part 5,
 "Tensor Parallelism" (its condition, t < F·W/C with F = 4 h, has t for our t-1); Ultra-Scale
-Playbook, "Tensor Parallelism" and A3.
+Playbook, "Tensor Parallelism" and A3 (which counts a number as one byte).
 """
 
 import torch
@@ -158,17 +159,17 @@ class TensorParallel(nn.Module):
 
     def forward(self, x):                               # (batch, seq, dim), the same on every rank
         x = CopyIn.apply(x, self.group)
-        partial = self.inner(x)
-        return SumOut.apply(partial, self.group)
+        x = self.inner(x)                               # now a partial sum
+        return SumOut.apply(x, self.group)
 
 
-def share_kv_heads(attn, kv_heads, group, copies):
-    """Cut k and v by heads. With fewer heads than ranks, the ranks of `copies` hold the same one,
-    and each has the gradient of its own query heads alone: note that it must be summed."""
+def share_kv_heads(attn, kv_heads, group, holders):
+    """Cut k and v by heads. holders: where there are fewer heads than ranks, those that hold the
+    same one. Each has the gradient of its own query heads alone: note that it must be summed."""
     for linear in (attn.k, attn.v):
         keep_shard(linear, "weight", dim=0, group=group, parts=min(kv_heads, group.size()))
-        if copies.size() > 1:
-            linear.weight.partial = copies
+        if holders:
+            linear.weight.partial = holders
 
 
 # --------------------------------------------------------------- the vocabulary: embedding and head
@@ -208,7 +209,17 @@ class VocabParallelLoss(torch.autograd.Function):
     """Cross-entropy, summed over the valid targets, of logits that are cut by vocabulary.
 
     logits (batch, seq, ceil(vocab/t)), targets (batch, seq) with -100 where not valid; the same sum
-    on every rank. Communication: all_reduces of (batch, seq) and (2, batch, seq) in forward.
+    on every rank. Communication: all_reduces of (batch, seq) and (2, batch, seq) in forward. With a
+    vocabulary of 4 on two ranks, a target that is token 1 goes this way:
+
+                                   rank 0                 rank 1               all_reduce
+        logits                      1.00   2.00            3.00   0.00          largest: 3.00
+        less the largest           -2.00  -1.00            0.00  -3.00
+        sum of exponentials         0.14 + 0.37 = 0.50     1.00 + 0.05 = 1.05   sum: 1.55
+        the target's, if here      -1.00                   0.00                 sum: -1.00
+        loss                        log 1.55 - (-1.00) = 1.44, on both
+        exponentials / 1.55         0.09   0.24            0.64   0.03
+        gradient                    0.09  -0.76            0.64   0.03
     """
 
     @staticmethod
@@ -299,15 +310,16 @@ class OverlapHead(VocabParallelHead):
 
 def parallelize(model, cfg, group, variant):
     """Cut common.gpt(cfg, seed=None) over `group`, all ranks, before its weights are drawn."""
-    sub_layer, head = TensorParallel, VocabParallelHead
+    sub_layer, head, holders = TensorParallel, VocabParallelHead, None
     if variant == "overlap":
         sub_layer, head = OverlapTensorParallel, OverlapHead
-    copies, _ = dist.new_subgroups(max(group.size() // cfg.kv_heads, 1))    # of the same kv head
+    if group.size() > cfg.kv_heads:
+        holders, _ = dist.new_subgroups(group.size() // cfg.kv_heads)   # of the same kv head
 
     model.embedding = VocabParallelEmbedding(model.embedding, group)
     for block in model[1:-1]:
         attn, mlp = block.attn, block.mlp
-        share_kv_heads(attn, cfg.kv_heads, group, copies)
+        share_kv_heads(attn, cfg.kv_heads, group, holders)
         block.attn = sub_layer(attn, [attn.q, attn.k, attn.v], attn.o, group)
         block.mlp = sub_layer(mlp, [mlp.up], mlp.down, group)
     model.head.out = head(model.head.out, group)
@@ -373,9 +385,12 @@ def parameters_per_rank(cfg, t):
     return cfg.layers * matrices + norms + (1 if cfg.tie else 2) * table
 
 
-def kept(t):
-    """The shares of chapter 01's classes of activations that a rank keeps: A_in / t + A_out."""
-    return {"inside": 1 / t, "outside": 1, "inputs": 1, "logits": 1 / t, "masks": 1}
+def kept(cfg, t):
+    """The share of each of chapter 01's classes of activations that a rank keeps, A_in / t + A_out.
+    A vocabulary that is cut adds masks (lab/anatomy.py), and makes ids of its own."""
+    a_in = {"inside": 1 / t, "core": 1 / t, "keys and values": max(1 / t, 1 / cfg.kv_heads)}
+    a_out = {"outside": 1, "inputs": 1, "positions": 1, "ids": 1}
+    return a_in | a_out | {"logits": 1 / t, "vocabulary": "cut"}
 
 
 def traffic(cfg, micro_batches, batch, t, e):
@@ -388,10 +403,9 @@ def traffic(cfg, micro_batches, batch, t, e):
     wire = 2 * (t - 1) / t * payload
     if t > cfg.kv_heads:                                # k and v of a head that ranks share
         shared = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads) * e
-        copies = t // cfg.kv_heads
         calls += 1
         payload += shared
-        wire += 2 * (copies - 1) / copies * shared
+        wire += 2 * (1 - cfg.kv_heads / t) * shared     # among t / kv_heads of them
     return {"all_reduce": (calls, payload, wire)}
 
 
@@ -399,6 +413,11 @@ def ranks_that_pay(dim, width, flops, bandwidth):
     """Up to how many ranks an MLP's all_reduce takes no longer than its matmuls.
     width: bytes of a number. flops: FLOP/s of a rank. bandwidth: bytes/s that it sends."""
     return 1 + 8 * dim / width * bandwidth / flops
+
+
+def sending_over_computing(t, dim, width, flops, bandwidth):
+    """The time of that all_reduce over that of the matmuls: it is 1 at the limit above."""
+    return (t - 1) * width / (8 * dim) * flops / bandwidth
 
 
 # ------------------------------------------------------------------------------------------ the run
@@ -452,25 +471,27 @@ def formulas(args, rank, ranks, model):
     by_columns = matmul_by_columns(a, b, ranks) - a @ b
     by_rows = matmul_by_rows(a, b, ranks) - a @ b
     return {
-        "parameters": parameters_per_rank(cfg, ranks), "kept": kept(ranks), "sent": sent,
+        "parameters": parameters_per_rank(cfg, ranks), "kept": kept(cfg, ranks), "sent": sent,
         "checks": {"matmul_by_columns, off by": (by_columns.abs().max().item(), 0.0),
                    "matmul_by_rows, off by": (by_rows.abs().max().item(), 0.0)},
         "machines": {"ranks up to which an MLP's all_reduce pays (dim 8192, bf16)":
-                     lambda *rates: ranks_that_pay(8192, 2, *rates)}}
+                     lambda *rates: ranks_that_pay(8192, 2, *rates),
+                     "the time of that all_reduce on 8 ranks, over the time of the matmuls":
+                     lambda *rates: sending_over_computing(8, 8192, 2, *rates)}}
 
 
-def fits(cfg, t, shares):
-    """Whether t ranks get whole heads each. shares: a kv head may be on several ranks."""
-    return cfg.heads % t == 0 and (cfg.kv_heads % t == 0 or shares and t % cfg.kv_heads == 0)
+def fits(cfg, t, can_share):
+    """Whether t ranks get whole heads each. can_share: a kv head may be on several ranks."""
+    return cfg.heads % t == 0 and (cfg.kv_heads % t == 0 or can_share and t % cfg.kv_heads == 0)
 
 
 def requires(args, ranks):
     """Heads, and with them dim and 4·dim, must be a multiple of the ranks."""
     common.split_batch(args, 1)
-    cfg, shares = args.model, args.variant != "torch"
-    works = max(n for n in range(1, ranks + 1) if fits(cfg, n, shares))
+    cfg, can_share = args.model, args.variant != "torch"
+    works = max(n for n in range(1, ranks + 1) if fits(cfg, n, can_share))
     if works < ranks:
-        why = "" if shares else " (torch cannot share a kv head)"
+        why = "" if can_share else " (torch cannot share a kv head)"
         raise Refused(f"--heads {cfg.heads} and --kv-heads {cfg.kv_heads} do not fit "
                       f"{ranks} tensor-parallel ranks{why}", f"--nproc_per_node {works}")
 

@@ -27,7 +27,9 @@ in one bucket, before the gradient's norm is taken.
 
 Gathering again. For their weights' gradients, the linears behind f need their whole input in
 backward. If it is kept (`kept`), that is a full (b, s, h) for every sub-layer again. So `megatron`
-and `ring` gather it again, while its gradient is computed: half as many all_gathers more.
+and `ring` gather it again, while its gradient is computed: half as many all_gathers more. (On a
+GPU the gather's kernel must begin first: a matmul that has begun leaves no room for it. Megatron
+sets CUDA_DEVICE_MAX_CONNECTIONS=1, by which kernels of all streams begin in the order of launch.)
 
 What a rank keeps and sends (x = b·s·h·e bytes, L blocks, a micro-batch)
 
@@ -45,11 +47,14 @@ Collective matmul (`ring`). In the picture above, f must end before the first ma
 the matmul of one chunk of the sequence needs no other chunk. So the chunks travel around a ring:
 while a rank multiplies the one it has, the next arrives, and after t-1 hops it has seen all. For g
 the same backwards: a sum travels around the ring, each rank adds its part, and computes the next
-part while it travels. PyTorch calls it async TP. The bytes are those of `megatron`, in t-1 messages
-a gather. With chapter 04's C and W, a message of b·s/t · h · e bytes hides behind the matmul of a
-chunk with a matrix of h x n/t, which takes 2 · b·s/t · h · n/t FLOPs, if e·t/(2n) · C/W <= 1. For
-h = 8192 in bf16 on 8 H100s over NVLink the left side is 0.5 for an MLP's matrices (n = 4 h), 0.7
-for q, k and v together (n = 3 h), and 2.1 for o (n = h): all but the last hide.
+part while it travels. The bytes are those of `megatron`, in t-1 messages a gather. (PyTorch's async
+TP has no ring: each rank pulls a chunk from its owner, whose memory all GPUs of the machine can
+read, while it multiplies another.) With chapter 04's C and W, a message of b·s/t · h · e bytes
+hides behind the matmul of a chunk with a matrix of h x n/t, which takes 2 · b·s/t · h · n/t FLOPs,
+if e·t/(2n) · C/W <= 1. For h = 8192 in bf16 on 8 H100s over NVLink the left side is 0.5 for an
+MLP's matrices (n = 4 h) and 2.1 for o (n = h). For q, k and v together n is (1 + 2 · kv/heads) · h:
+of 64 heads, all with keys of their own, it is 0.7, and with 8 kv heads (GQA) 1.7. What is more than
+1 does not hide as a whole.
 
 When it pays: where chapter 04 does, for less memory, and with every LayerNorm computed once. It
 sends up to a quarter more, since it gathers twice, and the gradients of the tables once a step. It
@@ -62,7 +67,7 @@ Run it:
 
 Sources: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022),
 section 4; Wang et al., Overlap Communication with Dependent Computation via Decomposition (2023),
-for the ring; Ultra-Scale Playbook, "Sequence Parallelism" and A3.
+for the ring; Ultra-Scale Playbook, "Sequence Parallelism" and A3 (a number as one byte).
 """
 
 import torch
@@ -207,8 +212,8 @@ def ring_gather(chunk, group):
     yield (rank + 1) % t, chunk                         # the last one goes nowhere
 
 
-def ring_sum(partial, group):
-    """Every rank computes partial(owner) for the chunk of each rank. Returns the sum for this
+def ring_sum(part_of, group):
+    """Every rank computes part_of(owner) for the chunk of each rank. Returns the sum for this
     rank's own chunk, which has travelled around the ring to it. With three ranks:
 
               rank 0             rank 1             rank 2
@@ -217,10 +222,10 @@ def ring_sum(partial, group):
     hop 2     adds to chunk 0    adds to chunk 1    adds to chunk 2
     """
     rank, t = group.rank(), group.size()
-    total = partial((rank - 1) % t)
+    total = part_of((rank - 1) % t)
     for hop in range(1, t):
         arriving = send_on(total, group)
-        total = partial((rank - 1 - hop) % t)           # computed while the sum travels
+        total = part_of((rank - 1 - hop) % t)           # computed while the sum travels
         total += arriving.wait()
     return total
 
@@ -253,7 +258,7 @@ class RingColumns(torch.autograd.Function):
         dw = [torch.zeros_like(weight) for weight in weights]
         for owner, chunk in ring_gather(x, ctx.group):
             for total, of_weight in zip(dw, chunks):
-                total += of_weight[owner].flatten(0, 1).T @ chunk.flatten(0, 1)
+                total.addmm_(of_weight[owner].flatten(0, 1).T, chunk.flatten(0, 1))
         return dx, None, *dw
 
 
@@ -279,7 +284,7 @@ class RingRow(torch.autograd.Function):
         dx, dw = [None] * len(chunks), torch.zeros_like(weight)
         for owner, arrived in ring_gather(gradient, ctx.group):
             dx[owner] = arrived @ weight
-            dw += arrived.flatten(0, 1).T @ chunks[owner].flatten(0, 1)
+            dw.addmm_(arrived.flatten(0, 1).T, chunks[owner].flatten(0, 1))
         return torch.cat(dx, dim=1), None, dw
 
 
@@ -314,22 +319,24 @@ def sequence_parallel(inner, columns, row, group, f, g):
     row.forward = multiply_and_scatter                  # of this linear alone
 
 
-def share_kv_heads(attn, kv_heads, group, copies):
-    """Cut k and v by heads. With fewer heads than ranks, the ranks of `copies` hold the same one,
-    and each has the gradient of its own query heads alone: note that it must be summed."""
+def share_kv_heads(attn, kv_heads, group, holders):
+    """Cut k and v by heads. holders: where there are fewer heads than ranks, those that hold the
+    same one. Each has the gradient of its own query heads alone: note that it must be summed."""
     for linear in (attn.k, attn.v):
         keep_shard(linear, "weight", dim=0, group=group, parts=min(kv_heads, group.size()))
-        if copies.size() > 1:
-            linear.weight.partial = copies
+        if holders:
+            linear.weight.partial = holders
 
 
 def parallelize(model, cfg, group, variant):
     """Cut common.gpt(cfg, seed=None) over `group`, all ranks, before its weights are drawn."""
-    copies, _ = dist.new_subgroups(max(group.size() // cfg.kv_heads, 1))    # of the same kv head
+    holders = None
+    if group.size() > cfg.kv_heads:
+        holders, _ = dist.new_subgroups(group.size() // cfg.kv_heads)   # of the same kv head
     in_full = [model.embedding, model.head.norm, model.head.out]
     for block in model[1:-1]:
         attn, mlp = block.attn, block.mlp
-        share_kv_heads(attn, cfg.kv_heads, group, copies)
+        share_kv_heads(attn, cfg.kv_heads, group, holders)
         sequence_parallel(attn, [attn.q, attn.k, attn.v], attn.o, group, *SUB_LAYERS[variant])
         sequence_parallel(mlp, [mlp.up], mlp.down, group, *SUB_LAYERS[variant])
         in_full += block.norm1, block.norm2
@@ -399,10 +406,11 @@ def numbers_in_full(cfg):
     return (4 * cfg.layers + 2) * cfg.dim + (1 if cfg.tie else 2) * cfg.vocab * cfg.dim
 
 
-def kept(t, variant="megatron"):
-    """The shares of chapter 01's classes of activations that a rank keeps: (A_in + A_out) / t."""
-    inputs = 1 if variant == "kept" else 1 / t
-    return {"inside": 1 / t, "outside": 1 / t, "inputs": inputs, "logits": 1 / t, "ids": 1 / t}
+def kept(cfg, t, variant="megatron"):
+    """The share of each of chapter 01's classes that a rank keeps: (A_in + A_out) / t."""
+    cut = dict.fromkeys(("inside", "core", "logits", "outside", "ids"), 1 / t)
+    return cut | {"inputs": 1 if variant == "kept" else 1 / t, "positions": 1,
+                  "keys and values": max(1 / t, 1 / cfg.kv_heads)}
 
 
 def traffic(cfg, micro_batches, batch, t, e, variant="megatron"):
@@ -426,6 +434,11 @@ def traffic(cfg, micro_batches, batch, t, e, variant="megatron"):
         payload += shared
         wire += 2 * (1 - cfg.kv_heads / t) * shared     # among t / kv_heads of them
     return sent | {"all_reduce": (calls, payload, wire)}
+
+
+def columns_of_qkv(cfg, t):
+    """Of q, k and v on all t ranks together; each has one kv head at least."""
+    return (1 + 2 * max(cfg.kv_heads, t) / cfg.heads) * cfg.dim
 
 
 def hop_over_matmul(columns, t, width, flops, bandwidth):
@@ -488,7 +501,7 @@ def formulas(args, rank, ranks, model):
     sent = traffic(cfg, args.batch // args.micro_batch, args.micro_batch, ranks, width, variant)
     if args.variant == "torch":
         return {"kept": None, "beside": ("kept", sent)}
-    answer = {"parameters": parameters_per_rank(cfg, ranks), "kept": kept(ranks, variant)}
+    answer = {"parameters": parameters_per_rank(cfg, ranks), "kept": kept(cfg, ranks, variant)}
     if args.precision == "fp8":
         from kernels.fp8 import sent_in_fp8
         sent = sent_in_fp8(sent, cfg, args.batch // args.micro_batch, args.micro_batch, ranks)

@@ -54,8 +54,9 @@ A plain core computes the masked half of a rank's own block too. Then the last r
 N blocks, and every rank of a zig-zag takes (N+1)/2: the ring is 2N/(N+1) times as long. With a core
 that skips the masked half it is 2 - 1/N. The same can be had without a ring:
 
-    gather      all_gather keys and values, and mask by position. Llama 3 does this: kv heads are
-                few (GQA), any mask is a line. But nothing hides, and masked blocks cost as well.
+    gather      all_gather keys and values, and put them into the order of the sequence. Each of a
+                rank's two chunks meets all keys up to its own end. Llama 3 does this: kv heads are
+                few (GQA), and another mask is a line. But nothing hides.
     ulysses     all_to_all from tokens to heads: each rank gets whole sequences of heads/N heads,
                 takes any core, and sends them back. Limited to as many ranks as there are heads.
 
@@ -284,15 +285,38 @@ class GatherKeys(torch.autograd.Function):
         return mine, None
 
 
-def gathered_attention(q, k, v, group, mask, attention):
-    """Attention to the gathered keys. mask (s/N, s): 0, or -inf where a key comes after its query;
-    any other mask would do as well."""
-    k, v = GatherKeys.apply(torch.stack([k, v]), group)
-    if attention == "sdpa":
+def in_order(x, ranks, dim):
+    """What the ranks of a zig-zag hold, side by side, in the order of the sequence."""
+    chunks = x.chunk(2 * ranks, dim)                    # rank 0's front and back, rank 1's, ...
+    return torch.cat([*chunks[0::2], *chunks[::-2]], dim)
+
+
+def lower_right_attention(q, k, v, attention):
+    """Causal attention of the last tokens of a sequence, q (batch, heads, rows, head_dim), to all
+    of it, k and v (batch, kv_heads, keys, head_dim): the mask ends in the lower right corner of the
+    scores. Returns q's shape."""
+    rows, keys = q.shape[2], k.shape[2]
+    if attention == "sdpa" and q.is_cuda and q.itemsize == 2 and q.shape[3] in range(8, 257, 8):
+        # Flash attention's own mask ends there. (PyTorch's causal_lower_right calls it, too.)
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+
+    mask = q.new_full((rows, keys), -torch.inf).triu(1 + keys - rows)
+    if attention == "sdpa":                             # its is_causal begins in the upper left
         gqa = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=gqa)
-    weights = (scores_of(q, k) + mask).softmax(-1)      # (batch, heads, s/N, s)
+    weights = (scores_of(q, k) + mask).softmax(-1)      # (batch, heads, rows, keys)
     return (stacked(weights, k) @ v).view(q.shape)
+
+
+def gathered_attention(q, k, v, group, attention):
+    """Attention to the gathered keys, of a rank's front chunk and of its back chunk. Without flash
+    attention a layer keeps the masks of both: 1.1 GB in bf16, for 128k tokens on 16 ranks."""
+    rank, n, outputs = group.rank(), group.size(), []
+    k, v = in_order(GatherKeys.apply(torch.stack([k, v]), group), n, dim=3)
+    for queries, chunk in zip(q.chunk(2, dim=2), (rank, 2 * n - 1 - rank)):
+        end = (chunk + 1) * queries.shape[2]            # where the keys end that it may see
+        outputs.append(lower_right_attention(queries, k[:, :, :end], v[:, :, :end], attention))
+    return torch.cat(outputs, dim=2)
 
 
 class Exchange(torch.autograd.Function):
@@ -340,12 +364,9 @@ def context_parallel(model, args, group):
     """Put a variant's attention into common.gpt(args.model). Returns this rank's positions."""
     n, variant, weight = group.size(), args.variant, model.embedding.weight
     zigzag, core = variant in ("zigzag", "gather"), core_of(args, weight)   # gather: Llama 3's
-    everyones = [positions_of(r, n, args.model.seq, zigzag).to(weight.device) for r in range(n)]
-    positions = everyones[group.rank()]
+    positions = positions_of(group.rank(), n, args.model.seq, zigzag).to(weight.device)
     if variant == "gather":
-        comes_after = torch.cat(everyones) > positions[:, None]         # (s/N, s)
-        mask = torch.where(comes_after, -torch.inf, 0.0).to(weight.dtype)
-        attention = lambda q, k, v: gathered_attention(q, k, v, group, mask, args.attention)
+        attention = lambda q, k, v: gathered_attention(q, k, v, group, args.attention)
     elif variant == "ulysses":
         attention = lambda q, k, v: ulysses_attention(q, k, v, group, common.CORES[args.attention])
     else:
@@ -412,8 +433,8 @@ def kept(variant, cfg, n):
 def pairs(variant, rank, n, seq, diagonal=1):
     """How many pairs of a query and a key a rank computes. diagonal: the share of its own block
     that its core computes: all, or one half where it skips what is masked."""
-    blocks = {"zigzag": (n - 1) / 2 + diagonal, "ring": rank + diagonal,
-              "gather": n, "ulysses": diagonal * n}     # gather: masked ones, too
+    blocks = {"zigzag": (n - 1) / 2 + diagonal, "ring": rank + diagonal, "ulysses": diagonal * n,
+              "gather": (n - 1 / 2) / 2 + diagonal / 2}     # two chunks' own are half a block
     return blocks[variant] * (seq // n) ** 2
 
 

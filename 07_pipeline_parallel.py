@@ -87,13 +87,19 @@ The order of messages. Between two ranks, NCCL matches sends with receives by th
 they are posted, and a send may block until the other side has posted its receive. Suppose each rank
 receives what it needs right before an action, and sends the result right after. In 1f1b, rank 2
 then sends the second micro-batch down, while rank 3 sends the gradient of the first one up: both
-wait for ever. (gloo, which buffers messages, never shows it.) So all messages of a step are put
-into one order, by the time at which they are ready if F = B = W, and each rank posts its own in
-that order. Now take the first of them that is still missing. All that its two ranks have to do
-before it are actions, which need earlier messages alone, and these are there. So both ranks come to
-it, and it is exchanged; and then the next one. Before the first step, `check_rendezvous` tries it
-on the strictest network there is. (On NCCL, a message starts when the rank's one before has
-arrived. So where F, B and W take other times, one may wait for another that it does not need.)
+wait for ever. (Over gloo too, if they wait for each message that they send, as in chapter 00;
+`execute` does not.) So all messages of a step are put into one order, by the time at which they are
+ready if F = B = W, and each rank posts its own in that order. Now take the first of them that is
+still missing. All that its two ranks have to do before it are actions, which need earlier messages
+alone, and these are there. So both ranks come to it, and it is exchanged; and then the next one.
+Before the first step, `check_rendezvous` tries it on the strictest network there is. (On NCCL, a
+message starts when the rank's one before has arrived, and of those that are posted at once, none
+has arrived before all have. So where F, B and W take other times, an action may wait for messages
+that it does not need.)
+
+What a rank sends must stay in memory until it has left. But messages pass in the order of the
+posts: once one has come for which a rank waits, those that it has posted before have left. So in
+1f1b rank 0 has at most p-1 messages, and any other rank one, beside what its stage keeps.
 
 If embedding and head are tied, the first and the last stage each have a copy. Their gradients are
 summed, and the gradient norm counts them once. (In dualpipe-v, the same rank holds both ends.)
@@ -117,8 +123,8 @@ Clusters Using Megatron-LM (2021), sections 2.2 and 4.1; Lamy-Poirier, Breadth-F
 Parallelism (2022); Qi et al., Zero Bubble Pipeline Parallelism (2023), sections 2 and 4;
 DeepSeek-AI, DeepSeek-V3 Technical Report (2024), section 3.2.1, and DualPipe on GitHub (where B
 stands for our BW, and which owes the V to Sea AI Lab's "cut-in-half"); How To Scale Your Model,
-part 5; Ultra-Scale Playbook, "Pipeline Parallelism" and A3 (which leaves the bytes of a number out
-of the time of a message, and counts 32 where we count 24).
+part 5; Ultra-Scale Playbook, "Pipeline Parallelism" and A3 (which counts a number of a message as
+one byte, e = 1, and 32 FLOPs where we count 24).
 """
 
 import functools
@@ -253,15 +259,16 @@ def make_schedule(variant, p, m, v=1, breadth_first=False):
 # ------------------------------------------------------------------------- what follows from lists
 
 Message = namedtuple("Message", "output sender receiver")   # on its way to the rank that needs it
+TIMES = {"F": 1, "B": 1, "W": 1, "BW": 2}                   # of each kind of action
 
 
 def make_programs(schedule):
     """A program for each rank: its actions and, between them, its messages.
 
-    Lets time run: an action starts once its rank is free and what it needs is there; a BW takes two
-    units of time, the others one. It stands where it ends, and a message where its output is
-    computed: so one that arrives while the receiver works is posted before that work, and travels
-    meanwhile. Raises ValueError if ranks wait for each other.
+    Lets time run: an action starts once its rank is free and what it needs is there, and takes its
+    time of TIMES. It stands where it ends, and a message where its output is computed: so one that
+    arrives while the receiver works is posted before that work, and travels meanwhile. Raises
+    ValueError if ranks wait for each other.
     """
     left = [list(actions) for actions in schedule.actions]
     receivers = {need: rank for rank, actions in enumerate(left) for action in actions
@@ -270,7 +277,7 @@ def make_programs(schedule):
     while any(left) or running:
         for rank, actions in enumerate(left):
             if actions and rank not in running and done.issuperset(schedule.needs(actions[0])):
-                running[rank] = now + len(actions[0].kind), actions.pop(0)
+                running[rank] = now + TIMES[actions[0].kind], actions.pop(0)
         if not running:
             raise ValueError(f"ranks wait for each other; what is left: {left}")
 
@@ -373,11 +380,10 @@ class Stage:
             weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
 
 
-def post(messages, group, empty, outputs, arriving, leaving):
+def post(messages, group, empty, outputs, under_way):
     """Start some messages at once. group: all ranks. empty(): room for a message. outputs: {name:
-    tensor}, from which what is sent is taken, and to which what is received is added. arriving:
-    {name: handle}, to wait for before it is used. leaving: [(handle, tensor)]: what is being sent
-    must stay alive until it has left."""
+    tensor}, from which what is sent is taken, and to which what is received is added. under_way:
+    {name: (handle, tensor)}, in the order of the posts: what is sent must stay alive meanwhile."""
     operations = []
     for message in messages:
         if message.sender == group.rank():
@@ -389,37 +395,36 @@ def post(messages, group, empty, outputs, arriving, leaving):
     handles = dist.batch_isend_irecv(operations)
     if len(handles) < len(messages):                    # NCCL has one for all, gloo one for each,
         handles *= len(messages)                        # which must not be waited for twice
-    for message, operation, handle in zip(messages, operations, handles):
-        if message.sender == group.rank():
-            leaving.append((handle, operation.tensor))
-        else:
-            outputs[message.output], arriving[message.output] = operation.tensor, handle
+    for message, operation, handle in zip(messages, operations, handles, strict=True):
+        under_way[message.output] = handle, operation.tensor
+        if message.receiver == group.rank():
+            outputs[message.output] = operation.tensor
 
 
 def execute(program, stages, group, empty, span, micro_batches, valid):
-    """Walk through this rank's program. stages: {number: Stage}, its own. span(action, kept): a
-    context manager around each action. Returns the loss of the micro-batches that end here, a
-    scalar. Communication: the program's messages."""
-    outputs, arriving, leaving = {}, {}, []
+    """Walk through this rank's program. stages: {number: Stage}, its own. span(action, kept,
+    between): a context manager around each action. Returns the loss of the micro-batches that end
+    here, a scalar. Communication: the program's messages."""
+    outputs, under_way = {}, {}
     total = torch.zeros((), dtype=torch.float64, device=micro_batches[0][0].device)
 
     def take(name, otherwise):
         """What another stage has computed, or for the first and the last stage something else."""
-        if name in arriving:
-            arriving.pop(name).wait()
+        while name in under_way:                        # those posted before it have left, too
+            under_way.pop(next(iter(under_way)))[0].wait()
         return outputs.pop(name, otherwise)
 
     for what, steps in itertools.groupby(program, type):
         if what is Message:                             # at once: that blocks no more than in turn
-            leaving = [sent for sent in leaving if not sent[0].is_completed()]      # gloo: never
-            post(list(steps), group, empty, outputs, arriving, leaving)
+            post(list(steps), group, empty, outputs, under_way)
             continue
         for action in steps:
             kind, number, i = action
             stage, (tokens, targets) = stages[number], micro_batches[i]
             x = take(("F", number - 1, i), tokens) if kind == "F" else None
             gradient = take(("B", number + 1, i), None) if "B" in kind else None
-            with span(action, (stage.kept_for_backward, stage.kept_for_weights)):
+            kept, out = (stage.kept_for_backward, stage.kept_for_weights), None
+            with span(action, kept, (outputs, under_way)):
                 if kind == "F":
                     out = stage.forward(i, x, targets, valid)
                 if "B" in kind:
@@ -428,9 +433,9 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
                     stage.weight_gradients(i)
             if kind == "F" and stage.is_last:
                 total += out
-            elif kind != "W":
+            elif out is not None:                       # W has none, nor the first stage's B
                 outputs[action.output] = out
-    for handle, _ in leaving:
+    for handle, _ in under_way.values():                # NCCL: before another group sends anything
         handle.wait()
     return total
 
@@ -631,7 +636,8 @@ def formulas(args, rank, ranks, model):
     return {
         "parameters": {}, "modules": modules, "kept": {},
         "schedule": {"actions": actions, "slices": cuts, "of all ranks": schedule,
-                     "bubble": bubble(args.variant, ranks, m, v)},
+                     "bubble": bubble(args.variant, ranks, m, v), "needs": schedule.needs,
+                     "program": make_programs(schedule)[rank], "message": message},
         "sent": traffic(args.variant, rank, ranks, m, v, message, shared, e),
         "checks": {"micro-batches alive, at the most": (max(alive_over_time(actions)), most)},
         "machines": {"blocks in a stage from which on a message hides behind them, in bf16":

@@ -26,8 +26,9 @@ pick each:
     combine     the same way back. Each token weights what comes by its gates, and adds it up.
 
 This is the variant `dropless`, the default. Only the device knows how many rows each rank sends,
-but the host must name the sizes when it calls the next all_to_all. So the host waits for the
-device, once in every layer, and cannot run ahead of it. The other variants differ in this:
+but the host must name the sizes to `all_to_all_single`. So it waits for the device, once in every
+layer, and cannot run ahead of it. (On symmetric memory, `all_to_all_vdev_2d` reads them from the
+device; its output must have room for the most rows that may come.) The other variants differ here:
 
     capacity    Each expert has places for each sequence (of s tokens), factor · K·s/E, and every
                 all_to_all has the same size, so nobody waits. A pick that finds no place is
@@ -164,6 +165,25 @@ class AllToAll(torch.autograd.Function):
         return AllToAll.apply(gradient, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
+class Permute(torch.autograd.Function):
+    """rows[order] or, if back, what undoes that. The gradient goes the other way. (Indexing alone
+    would add it up, slowly, since it cannot know that no row is taken twice.)"""
+
+    @staticmethod
+    def forward(ctx, rows, order, back):
+        ctx.save_for_backward(order)
+        ctx.back = back
+        if back:                                        # by the inverse permutation
+            place = torch.arange(len(order), device=order.device)
+            order = torch.empty_like(order).scatter_(0, order, place)
+        return rows.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        [order] = ctx.saved_tensors
+        return Permute.apply(gradient, order, not ctx.back), None, None
+
+
 def best(scores, k):
     """Indices of the k largest of each row; of equal ones, the first, on every device."""
     in_order = scores.sort(dim=-1, descending=True, stable=True).indices
@@ -209,7 +229,7 @@ class MoE(nn.Module):
     def forward(self, x):                               # (batch, seq, dim)
         chosen, gates = self.route(x)
         self.load.index_add_(0, chosen.flatten(), self.load.new_ones(chosen.numel()))
-        out = self.through_experts(x, chosen, gates).to(x.dtype)
+        out = self.through_experts(x, chosen, gates)
         return out + self.shared(x) if self.shared else out
 
     def route(self, x):
@@ -232,27 +252,21 @@ class MoE(nn.Module):
         return chosen, gates
 
     def through_experts(self, x, chosen, gates):
-        """Send each token through its experts, and add up what they give, weighted by its gates.
-
-        x (batch, seq, dim); chosen and gates (batch, seq, k). Returns x's shape, in the gates'
-        dtype.
-        """
+        """Send each token through its experts, and add up what they give, weighted by its gates. x
+        (batch, seq, dim) to the same shape; chosen and gates (batch, seq, k)."""
         expert = chosen.flatten()                       # of each pick: k of a token, k of the next
         order = expert.argsort(stable=True)
         counts = torch.zeros(self.cfg.experts, dtype=torch.int64, device=x.device)
         counts.index_add_(0, expert, torch.ones_like(expert))
-        rows = x.flatten(0, 1)[order // self.cfg.top_k]             # pick i is of token i // k
-        out = self.exchange(rows, counts)
-        out = out[order.argsort()]                      # the inverse permutation: by token again
-        out = out.view(*chosen.shape, -1) * gates[..., None]        # (batch, seq, k, dim)
-        return out.sum(2)
+        rows = x.flatten(0, 1).repeat_interleave(self.cfg.top_k, dim=0)     # one for each pick
+        out = self.exchange(Permute.apply(rows, order, False), counts)      # sorted by expert
+        out = Permute.apply(out, order, True).view(*chosen.shape, -1)       # (batch, seq, k, dim)
+        return (out * gates.to(x.dtype)[..., None]).sum(2)      # added in float32, and then rounded
 
     def exchange(self, rows, counts):
-        """The rows travel to their experts, and what these give travels back.
-
-        rows (picks, dim), sorted by expert; counts (experts,): how many are for each. Returns rows'
-        shape. Communication: all_to_alls of the counts, of the rows, and of what comes back.
-        """
+        """The rows travel to their experts, and what these give travels back: (picks, dim), sorted
+        by expert, to the same shape. counts (experts,): how many are for each. Communication:
+        all_to_alls of the counts, of the rows, and of what comes back."""
         if self.ep is None:
             return run_experts(rows, self.up, self.down, counts.tolist())
         n = self.ep.size()
@@ -268,17 +282,14 @@ class MoE(nn.Module):
         expert = torch.arange(arriving.shape[1], device=rows.device).repeat(n)
         expert = expert.repeat_interleave(arriving.flatten(), output_size=sum(received))
         order = expert.argsort(stable=True)
-        out = run_experts(rows[order], self.up, self.down, own)
-        out = out[order.argsort()]                      # by rank again
-        return AllToAll.apply(out, received, sent, self.ep)
+        out = run_experts(Permute.apply(rows, order, False), self.up, self.down, own)
+        return AllToAll.apply(Permute.apply(out, order, True), received, sent, self.ep)
 
 
 class WithPlaces(MoE):
     """Each expert has `places` for the tokens of each sequence. First come the first choices of all
-    tokens, in order, then the second. A pick that finds no place is dropped.
-
-    dropped: the share of these in the last forward.
-    """
+    tokens, in order, then the second. A pick that finds no place is dropped. dropped: the share of
+    these in the last forward."""
 
     def through_experts(self, x, chosen, gates):
         batch, seq, k = chosen.shape
@@ -297,7 +308,7 @@ class WithPlaces(MoE):
         out = self.exchange_evenly(rows)
         out = out.unflatten(1, (batch, places)).transpose(0, 1).flatten(1, 2)
         out = F.pad(out, (0, 0, 0, 1)).gather(1, slot)              # zeros for the dropped
-        out = out * gates.transpose(1, 2).flatten(1)[..., None]
+        out = out * gates.to(x.dtype).transpose(1, 2).flatten(1)[..., None]
         return out.unflatten(1, (k, seq)).sum(1)
 
     def exchange_evenly(self, rows):
@@ -345,13 +356,16 @@ class Scatter(torch.autograd.Function):
 
 
 class CutExperts(MoE):
-    """Each rank of the process group `tp` has a part of every expert: all tokens come to all ranks,
-    and the partial results are added up on the rank that they came from."""
+    """Each rank of ep has a part of every expert: all tokens come to all ranks, and the partial
+    results are added up on the rank that they came from."""
 
     def through_experts(self, x, chosen, gates):
-        x, chosen, gates = [Gather.apply(each, self.tp) for each in (x, chosen, gates)]
-        partial = super().through_experts(x, chosen, gates)         # (tp·batch, seq, dim)
-        return Scatter.apply(partial, self.tp)
+        x, chosen, gates = [Gather.apply(each, self.ep) for each in (x, chosen, gates)]
+        partial_sum = super().through_experts(x, chosen, gates)     # (ep·batch, seq, dim)
+        return Scatter.apply(partial_sum, self.ep)
+
+    def exchange(self, rows, counts):
+        return run_experts(rows, self.up, self.down, counts.tolist())
 
 
 # ------------------------------------------------------------------------- a model of such mixtures
@@ -367,21 +381,19 @@ def mixture_gpt(cfg, seed=0, kind=None):
 
 
 def expert_parallel(model, groups):
-    """Share the experts of a mixture_gpt among ranks, and note whose gradients are summed.
-
-    groups: `world`, all ranks; `ep`, those that share the experts; `copies`, those with the same,
-    which are all ranks if each has every expert."""
+    """Share the experts of a mixture_gpt among ranks, and note whose gradients are summed. groups:
+    `world`, all ranks; `ep`, those that share the experts; `holders`, those that hold the same
+    ones, which are all ranks if each has every expert."""
     for p in model.parameters():
         p.partial = groups["world"]                     # all ranks have seen other tokens
     for block in model[1:-1]:
         moe, ep = block.mlp, groups["ep"]
+        moe.ep = ep
         if isinstance(moe, CutExperts):
-            moe.tp = ep
             keep_shard(moe, "up", 2, ep), keep_shard(moe, "down", 1, ep)    # some hidden units each
         else:
-            moe.ep = ep
             keep_shard(moe, "up", 0, ep), keep_shard(moe, "down", 0, ep)    # some experts each
-        moe.up.partial = moe.down.partial = groups["copies"]    # with the tokens of all of ep
+        moe.up.partial = moe.down.partial = groups["holders"]   # with the tokens of all of ep
     return model
 
 
@@ -400,10 +412,9 @@ def move_biases(model, group=None):
 
 def train_step(model, optimizer, micro_batches, valid, clip, world):
     """One step. Returns this rank's part of the loss, the norm, and the loads of the experts.
-
     micro_batches: pairs of tokens and targets, (b, s) each, of this rank. valid: the valid targets
     of the whole batch. Communication: that of the experts; an all_reduce of what all ranks hold,
-    one of the experts over their copies, one for the norm, and one of the loads."""
+    one of the experts over their holders, one for the norm, and one of the loads."""
     optimizer.zero_grad()
     for block in model[1:-1]:
         block.mlp.seen.clear()
@@ -430,30 +441,25 @@ def held_numbers(cfg, ep):
     return cfg.parameters() - (ep - 1) * experts, experts
 
 
-def even_bytes(cfg, tokens, e):
+def row_bytes(cfg, tokens, e, often):
     """Payload of a layer's rows, there and back, in both passes, from a rank with so many tokens,
-    if all experts are picked alike. e: bytes of a number."""
-    return 4 * cfg.top_k * tokens * cfg.dim * e
-
-
-def cut_bytes(cfg, tokens, e, ep):
-    """The same where every expert is cut: the rows of all ranks, and partial sums, which are in
-    float32 or better; without choices and gates, which are small beside them."""
-    return 2 * ep * tokens * cfg.dim * (e + max(e, 4))
+    which each go to so many places: to cfg.top_k, if all experts are picked alike; to all ranks of
+    ep, if every expert is cut (choices and gates are small beside them). e: bytes of a number."""
+    return 4 * often * tokens * cfg.dim * e
 
 
 def traffic(args, ranks, seen):
     """What a rank sends in a step: {op: (calls, bytes of payload, bytes on the wire)}. seen: its
     exchanges, pairs of how many rows were sent to each rank, and received from each."""
     cfg, ep, e = args.model, args.ep, common.DTYPES[args.dtype].itemsize
-    accurate, share = max(e, 4), (ep - 1) / ep
+    wide, share = max(e, 4), (ep - 1) / ep              # wide: of a gate, and of the norm
     sequences = args.batch // ranks                     # of this rank, in all micro-batches
     layers = sequences // args.micro_batch * cfg.layers             # passes through a mixture
 
     sent, copies = {}, ranks // ep
     numbers, experts = held_numbers(cfg, ep)
     if ranks > 1:
-        dense = e * (numbers - experts) + 4 * cfg.layers * cfg.experts + accurate   # loads; norm
+        dense = e * (numbers - experts) + 4 * cfg.layers * cfg.experts + wide   # loads; norm
         copied = e * experts if copies > 1 else 0
         wire = 2 * (ranks - 1) / ranks * dense + 2 * (copies - 1) / copies * copied
         sent["all_reduce"] = 3 + (1 < copies < ranks), dense + copied, wire
@@ -467,8 +473,7 @@ def traffic(args, ranks, seen):
     if args.variant == "tensor":                        # tokens, who is chosen, gates; gradients
         tokens = ep * cfg.layers * sequences * cfg.seq
         rows, picks = tokens * cfg.dim, tokens * cfg.top_k
-        gathered = rows * (e + accurate) + picks * (8 + accurate)
-        scattered = rows * (e + accurate) + picks * accurate
+        gathered, scattered = 2 * rows * e + picks * (8 + wide), 2 * rows * e + picks * wide
         sent["all_gather"] = 4 * layers, gathered, share * gathered
         sent["reduce_scatter"] = 3 * layers, scattered, share * scattered
     return sent
@@ -511,7 +516,7 @@ def formulas(args, rank, ranks, model):
     if n > 1:
         shape = cfg, args.micro_batch * cfg.seq, common.DTYPES[args.dtype].itemsize
         share = (n - 1) / n / 1e6                       # of that goes to other ranks, in MB
-        even, cut = share * even_bytes(*shape), share * cut_bytes(*shape, n)
+        even, cut = share * row_bytes(*shape, cfg.top_k), share * row_bytes(*shape, n)
         notes.append(f"a layer's rows, per rank and micro-batch, both passes: {even:.2f} MB if all "
                      f"experts are picked alike; {cut:.2f} MB with --variant tensor")
     if seen:
@@ -530,9 +535,9 @@ KINDS = {"dropless": MoE, "capacity": WithPlaces, "tensor": CutExperts}
 def make_groups(run):
     """The mesh, and the groups of `expert_parallel`; neighbours share the experts."""
     ep, world = run.args.ep, dist.group.WORLD
-    mesh = run.mesh(copies=run.world // ep, ep=ep)
-    copies = mesh["copies"].get_group() if ep > 1 else world
-    return mesh, {"world": world, "ep": mesh["ep"].get_group(), "copies": copies}
+    mesh = run.mesh(holders=run.world // ep, ep=ep)
+    holders = mesh["holders"].get_group() if ep > 1 else world
+    return mesh, {"world": world, "ep": mesh["ep"].get_group(), "holders": holders}
 
 
 def train(run):
@@ -566,13 +571,14 @@ class TorchMoE(MoE):
         expert = torch.arange(len(up), device=rows.device).repeat(n)
         expert = expert.repeat_interleave(arriving.flatten(), output_size=sum(received))
         order = expert.argsort(stable=True)
-        rows = rows[order]
+        rows = Permute.apply(rows, order, False)
         if rows.is_cuda and rows.dtype == torch.bfloat16:           # all experts in one kernel
             ends = arriving.sum(0).cumsum(0).to(torch.int32)
             out = F.grouped_mm(F.gelu(F.grouped_mm(rows, up, offs=ends)), down, offs=ends)
         else:
             out = run_experts(rows, up, down, arriving.sum(0).tolist())
-        return all_to_all_single_autograd(out[order.argsort()], sent, received, self.ep)
+        out = Permute.apply(out, order, True)
+        return all_to_all_single_autograd(out, sent, received, self.ep)
 
 
 def torch_step(model, optimizer, experts, others, micro_batches, valid, clip, groups):
@@ -584,9 +590,9 @@ def torch_step(model, optimizer, experts, others, micro_batches, valid, clip, gr
         loss.backward()
         total += loss.detach()
     own = [p.grad.to_local() for p in experts]
-    if groups["copies"].size() > 1:
+    if groups["holders"].size() > 1:
         for grad in own:
-            dist.all_reduce(grad, group=groups["copies"])
+            dist.all_reduce(grad, group=groups["holders"])
     for p in others:
         dist.all_reduce(p.grad, group=groups["world"])
 

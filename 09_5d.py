@@ -23,8 +23,8 @@ The mesh. Every rank has a place on each axis. With 8 ranks, --order pp,dp,cp,tp
 
 The axis that is named last has neighbours. A machine of 4 ranks would hold one stage here, and only
 what pp sends would leave it. To choose the order, see what a rank sends in a step, in numbers. (h:
-the model's dim, L: its layers, M: micro-batches, T = b·s/cp: tokens of one on all ranks of tp, K:
-experts of a token, k: the width of the keys that a rank holds.)
+the model's dim, L: its layers, M: micro-batches, T = b·s/cp: the tokens of one, which the ranks of
+tp have together, K: experts of a token, k: the width of the keys that a rank holds.)
 
     tp      M · L/pp · 8 · (tp-1)/tp · T·h     gathers and scatters around two sub-layers
     ep      M · L/pp · 4 · (ep-1)/ep · K·T·h   rows to their experts and back, if chosen alike
@@ -32,9 +32,11 @@ experts of a token, k: the width of the keys that a rank holds.)
     pp      M · T·h/tp                         an activation or a gradient, to each neighbour stage
     dp      2 · (n-1)/n · Ψ                    gradients of the Ψ parameters that n ranks hold alike
 
-The amount alone does not decide. For K = 2, ep sends as much as tp of the same degree. For the
-K = 8 and ep = 64 of DeepSeek-V3, it sends 31.5 T·h in a layer, and tp = 8 only 7. What decides is
-how long compute waits, and on which links:
+To compare tp with ep, take one batch and the same GPUs, with t tokens of the batch for each GPU.
+Under ep, a rank has M·T = t tokens, its own. Under tp, it has M·T = tp·t, those of its whole group.
+So in a layer a rank sends 56 t·h over tp = 8, and 31.5 t·h over ep = 64, with DeepSeek-V3's K = 8.
+With K = 2, tp sends n times as much as ep, if both have n ranks. But the amount alone does not
+decide. What does is how long compute waits, and on which links:
 
     tp      Eight messages in each layer, between matmuls that need them: nothing else can be
             computed meanwhile. Latency counts as much as bytes. So tp comes last, in a machine.
@@ -103,12 +105,12 @@ Scale Language Model Training on GPU Clusters (2021), sections 3 and 4.1; Llama 
 Herd of Models (2024), section 3.3, table 4; DeepSeek-V3 Technical Report (2024), section 3."""
 
 import contextlib
+import functools
 import itertools
 import logging
 import math
 from collections import defaultdict, deque, namedtuple
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -153,8 +155,7 @@ def make_groups(args, tied_stages):
         "cp and tp": lambda at: at._replace(cp=0, tp=0)}            # with the same sequences
     whole = "whole", lambda at: at.pp                   # all ranks of a stage
     same = {
-        "tables": whole,
-        "norms": whole,                                 # and the router
+        "tables": whole, "norms": whole,                # norms: and the router
         "queries": ("cut by tp", lambda at: (at.pp, at.tp)),
         "keys": ("kv heads", lambda at: (at.pp, at.tp * kv_heads // t)),    # t/kv_heads share one
         "mlp": ("experts", lambda at: (at.pp, at.tp, at.dp % ep))}          # each ep-th of dp
@@ -229,28 +230,35 @@ def positions_of(rank, ranks, seq):
     return torch.cat([chunks[rank], chunks[-1 - rank]]) if ranks > 1 else torch.arange(seq)
 
 
-class GatheredAttention(nn.Module):
+def lower_right_attention(q, k, v, attention):
+    """Causal attention of the last tokens of a sequence, q (batch, heads, rows, head_dim), to all
+    of it, k and v (batch, kv_heads, keys, head_dim). Returns q's shape."""
+    rows, keys = q.shape[2], k.shape[2]
+    if attention == "sdpa" and q.is_cuda and q.itemsize == 2 and q.shape[3] in range(8, 257, 8):
+        # Flash attention's own mask ends in the lower right corner of the scores.
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+
+    mask = q.new_full((rows, keys), -torch.inf).triu(1 + keys - rows)
+    if attention == "sdpa":                             # its is_causal begins in the upper left
+        gqa = q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=gqa)
+    by_key = (*k.shape[:2], -1)                         # the heads that share a key, stacked
+    scores = (q * q.shape[-1] ** -0.5).reshape(*by_key, q.shape[-1]) @ k.transpose(2, 3)
+    weights = (scores.view(*q.shape[:3], -1) + mask).softmax(-1)    # (batch, heads, rows, keys)
+    return (weights.view(*by_key, keys) @ v).view(q.shape)
+
+
+def gathered_attention(q, k, v, group, attention):
     """Causal attention of this rank's queries, (batch, heads, s/N, head_dim), to the keys and
-    values of all ranks, which are gathered: it is no ring, but it takes any mask."""
-
-    def __init__(self, cfg, group, dtype):
-        super().__init__()
-        self.group, self.fused = group, cfg.attention == "sdpa"
-        of_ranks = [positions_of(rank, group.size(), cfg.seq) for rank in range(group.size())]
-        comes_after = torch.cat(of_ranks) > of_ranks[group.rank()][:, None]         # (s/N, s)
-        mask = torch.where(comes_after, -torch.inf, 0.0).to(dtype)
-        self.register_buffer("mask", mask, persistent=False)
-
-    def forward(self, q, k, v):
-        both = torch.cat([k, v], dim=1).transpose(1, 2)             # (batch, s/N, ...)
-        k, v = GatherIn.apply(both, self.group).transpose(1, 2).chunk(2, dim=1)
-        if self.fused:
-            gqa = q.shape[1] != k.shape[1]
-            return F.scaled_dot_product_attention(q, k, v, self.mask, enable_gqa=gqa)
-        by_key = (*k.shape[:2], -1)                     # the heads that share a key, stacked
-        scores = (q * q.shape[-1] ** -0.5).reshape(*by_key, q.shape[-1]) @ k.transpose(2, 3)
-        weights = (scores.view(*q.shape[:3], -1) + self.mask).softmax(-1)           # (..., s/N, s)
-        return (weights.view(*by_key, weights.shape[-1]) @ v).view(q.shape)
+    values of all ranks, which are gathered: each of its two chunks meets all up to its own end."""
+    rank, n, outputs = group.rank(), group.size(), []
+    both = GatherIn.apply(torch.cat([k, v]).transpose(1, 2), group)     # (2·batch, s, ...)
+    chunks = both.transpose(1, 2).chunk(2 * n, dim=2)               # rank 0's two, rank 1's, ...
+    k, v = torch.cat([*chunks[0::2], *chunks[::-2]], dim=2).chunk(2)    # in the sequence's order
+    for queries, chunk in zip(q.chunk(2, dim=2), (rank, 2 * n - 1 - rank)):
+        end = (chunk + 1) * queries.shape[2]            # where the keys end that it may see
+        outputs.append(lower_right_attention(queries, k[:, :, :end], v[:, :, :end], attention))
+    return torch.cat(outputs, dim=2)
 
 
 # -------------------------------------------------------------- expert parallelism, from chapter 08
@@ -298,6 +306,25 @@ class AllToAll(torch.autograd.Function):
         return AllToAll.apply(gradient, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
+class Permute(torch.autograd.Function):
+    """rows[order] or, if back, what undoes that. The gradient goes the other way. (Indexing alone
+    would add it up, slowly, since it cannot know that no row is taken twice.)"""
+
+    @staticmethod
+    def forward(ctx, rows, order, back):
+        ctx.save_for_backward(order)
+        ctx.back = back
+        if back:                                        # by the inverse permutation
+            place = torch.arange(len(order), device=order.device)
+            order = torch.empty_like(order).scatter_(0, order, place)
+        return rows.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        [order] = ctx.saved_tensors
+        return Permute.apply(gradient, order, not ctx.back), None, None
+
+
 def best(scores, k):
     """Indices of the k largest of each row; of equal ones, the first, on every device."""
     in_order = scores.sort(dim=-1, descending=True, stable=True).indices
@@ -330,7 +357,7 @@ class MoE(nn.Module):
         chosen, gates = self.route(x)
         if self.tp:
             x, gates, chosen = (GatherIn.apply(y, self.tp) for y in (x, gates, chosen))
-        out = self.through_experts(x, chosen, gates).to(x.dtype)
+        out = self.through_experts(x, chosen, gates)
         return ScatterOut.apply(out, self.tp) if self.tp else out
 
     def route(self, x):
@@ -353,27 +380,21 @@ class MoE(nn.Module):
         return chosen, AddLoss.apply(gates, cfg.balance_weight / cfg.sequences * balance)
 
     def through_experts(self, x, chosen, gates):
-        """Send each token through its experts, and add up what they give, weighted by its gates.
-
-        x (batch, seq, dim); chosen and gates (batch, seq, k). Returns x's shape, in the gates'
-        dtype.
-        """
+        """Send each token through its experts, and add up what they give, weighted by its gates. x
+        (batch, seq, dim) to the same shape; chosen and gates (batch, seq, k)."""
         expert = chosen.flatten()                       # of each pick: k of a token, k of the next
         order = expert.argsort(stable=True)
         counts = torch.zeros(self.cfg.experts, dtype=torch.int64, device=x.device)
         counts.index_add_(0, expert, torch.ones_like(expert))
-        rows = x.flatten(0, 1)[order // self.cfg.top_k]             # pick i is of token i // k
-        out = self.exchange(rows, counts)
-        out = out[order.argsort()]                      # the inverse permutation: by token again
-        out = out.view(*chosen.shape, -1) * gates[..., None]        # (batch, seq, k, dim)
-        return out.sum(2)
+        rows = x.flatten(0, 1).repeat_interleave(self.cfg.top_k, dim=0)     # one for each pick
+        out = self.exchange(Permute.apply(rows, order, False), counts)      # sorted by expert
+        out = Permute.apply(out, order, True).view(*chosen.shape, -1)       # (batch, seq, k, dim)
+        return (out * gates.to(x.dtype)[..., None]).sum(2)      # added in float32, and then rounded
 
     def exchange(self, rows, counts):
-        """The rows travel to their experts, and what these give travels back.
-
-        rows (picks, dim), sorted by expert; counts (experts,): how many are for each. Returns rows'
-        shape. Communication: all_to_alls of the counts, of the rows, and of what comes back.
-        """
+        """The rows travel to their experts, and what these give travels back: (picks, dim), sorted
+        by expert, to the same shape. counts (experts,): how many are for each. Communication:
+        all_to_alls of the counts, of the rows, and of what comes back."""
         if self.ep is None:
             return run_experts(rows, self.up, self.down, counts.tolist())
         n = self.ep.size()
@@ -389,9 +410,8 @@ class MoE(nn.Module):
         expert = torch.arange(arriving.shape[1], device=rows.device).repeat(n)
         expert = expert.repeat_interleave(arriving.flatten(), output_size=sum(received))
         order = expert.argsort(stable=True)
-        out = run_experts(rows[order], self.up, self.down, own)
-        out = out[order.argsort()]                      # by rank again
-        return AllToAll.apply(out, received, sent, self.ep)
+        out = run_experts(Permute.apply(rows, order, False), self.up, self.down, own)
+        return AllToAll.apply(Permute.apply(out, order, True), received, sent, self.ep)
 
 
 def build(cfg, seed=None):
@@ -518,11 +538,10 @@ def make_units(model, stage):
 
 # ------------------------------------------------------------ pipeline parallelism, from chapter 07
 
-class Action(namedtuple("Action", "kind stage micro_batch")):   # kind: F or BW
-    output = property(lambda action: action)            # what it computes has the same name
-
-
+Action = namedtuple("Action", "kind stage micro_batch")     # kind: F or BW
+Action.output = property(lambda action: action)             # what it computes has the same name
 Message = namedtuple("Message", "output sender receiver")   # on its way to the rank that needs it
+TIMES = {"F": 1, "BW": 2}                               # of actions, in which B and W are one
 
 
 def one_forward_one_backward(rank, p, m, v, ahead, group):
@@ -578,15 +597,15 @@ def needs(action, depth):
 
 def make_programs(schedule, ranks):
     """A program for each rank: its actions and, between them, its messages. Lets time run: an
-    action starts once its rank is free and what it needs is there; a BW takes two units of time, an
-    F one. A message stands where its output is there: so one that comes while the receiver works is
-    posted before that work. Raises ValueError if ranks wait for each other."""
+    action starts once its rank is free and what it needs is there, and takes its TIMES. A message
+    stands where its output is there: so one that comes while the receiver works is posted before
+    that work. Raises ValueError if ranks wait for each other."""
     left, depth = [list(actions) for actions in schedule], len(ranks)
     programs, done, ends, now = [[] for _ in left], set(), {}, 0
     while any(left):
         for rank, actions in enumerate(left):
             if actions and rank not in ends and done.issuperset(needs(actions[0], depth)):
-                ends[rank] = now + len(actions[0].kind)
+                ends[rank] = now + TIMES[actions[0].kind]
         if not ends:
             raise ValueError(f"ranks wait for each other; what is left: {left}")
         now += 1
@@ -601,26 +620,6 @@ def make_programs(schedule, ranks):
                 message = Message(action, rank, ranks[to])
                 programs[rank].append(message), programs[ranks[to]].append(message)
     return programs
-
-
-def check_rendezvous(programs, needs):
-    """Raise ValueError if a rank would wait for ever on the strictest network there is, where a
-    message passes once it is computed and both of its ranks have come to it. needs(action): the
-    outputs that it takes."""
-    left, here = [list(program) for program in programs], [set() for _ in programs]
-    while any(left):
-        passing = []                                    # ranks that get beyond their next step
-        for rank, program in enumerate(left):
-            step = program[0] if program else None
-            if isinstance(step, Action) and here[rank].issuperset(needs(step)):
-                passing.append(rank)
-            if isinstance(step, Message) and step.output in here[step.sender]:
-                other = step.receiver if rank == step.sender else step.sender
-                passing += [rank] if left[other][:1] == [step] else []
-        if not passing:
-            raise ValueError(f"ranks wait for ever before {[program[:1] for program in left]}")
-        for rank in passing:
-            here[rank].add(left[rank].pop(0).output)
 
 
 @contextlib.contextmanager
@@ -673,40 +672,43 @@ class Stage:
 def execute(program, stages, group, empty, span, micro_batches, valid):
     """Walk through this rank's program. Returns the loss of the micro-batches that end here.
     stages: {number: Stage}, this rank's. group: all ranks of the pipeline. empty(): room for a
-    message. span(action, kept): a context manager around each action."""
-    outputs, arriving, leaving = {}, {}, []             # what is sent must stay alive meanwhile
+    message. span(action, kept, between): a context manager around each action."""
+    outputs, under_way = {}, {}                         # what is sent must stay alive meanwhile
     total = torch.zeros((), dtype=torch.float64, device=micro_batches[0][0].device)
 
     for step in program:
         if isinstance(step, Message):                   # (chapter 07 posts some at once)
-            is_mine = step.sender == group.rank()
-            tensor = outputs.pop(step.output) if is_mine else empty()
-            how, peer = (dist.isend, step.receiver) if is_mine else (dist.irecv, step.sender)
-            message = dist.P2POp(how, tensor, group=group, group_peer=peer)
-            [handle] = dist.batch_isend_irecv([message])
-            if is_mine:
-                leaving = [sent for sent in leaving if not sent[0].is_completed()]  # gloo: never
-                leaving.append((handle, tensor))
+            if step.sender == group.rank():
+                tensor, how, peer = outputs.pop(step.output), dist.isend, step.receiver
             else:
-                outputs[step.output], arriving[step.output] = tensor, handle
-            del tensor, message, handle                 # which would keep it alive for too long
+                tensor, how, peer = empty(), dist.irecv, step.sender
+                outputs[step.output] = tensor
+            operation = dist.P2POp(how, tensor, group=group, group_peer=peer)
+            # PyTorch asks to wait for what is under way in one group before another is used. Here a
+            # message travels while the rank goes on, with collectives over tp, too. On NCCL that is
+            # right if the device can run both at once, or takes them in the order in which they are
+            # posted (NCCL_LAUNCH_ORDER_IMPLICIT=1): all ranks of a stage post the same, and chapter
+            # 07 shows that nobody waits for ever, even if each message blocks its rank.
+            [handle] = dist.batch_isend_irecv([operation])
+            under_way[step.output] = handle, tensor
             continue
 
         kind, number, i = step
         stage, (tokens, targets) = stages[number], micro_batches[i]
         need = (kind, number - 1, i) if kind == "F" else (kind, number + 1, i)
-        if need in arriving:
-            arriving.pop(need).wait()
-        with span(step, stage.kept_for_backward):
+        while need in under_way:                        # those posted before it have left, too
+            under_way.pop(next(iter(under_way)))[0].wait()
+        with span(step, stage.kept_for_backward, (outputs, under_way)):
             if kind == "F":
                 out = stage.forward(i, outputs.pop(need, tokens), targets, valid)
             else:
                 out = stage.backward(i, outputs.pop(need, None))
         if kind == "F" and stage.is_last:
             total += out
-        else:
+        elif out is not None:                           # as the gradient of tokens
             outputs[step] = out
-    for handle, _ in leaving:
+        del out                                         # once it has left, nothing keeps it alive
+    for handle, _ in under_way.values():
         handle.wait()
     return total
 
@@ -744,6 +746,11 @@ def balanced(layers, depth):
     return list(zip([0, *ends], [*ends, layers + 2]))
 
 
+def sent_in_a_layer(tp, ep, top_k):
+    """What a rank sends in a step, over tp and over ep, in units of t·h: t tokens for each GPU."""
+    return 8 * (tp - 1), 4 * (ep - 1) / ep * top_k * tp         # M·T = tp·t
+
+
 def traffic(args, ranks, passes, rows, sends, e):
     """What a rank sends in a step, but for gradients: {axis: {op: (calls, bytes)}}. passes: of a
     micro-batch through a block. rows: sent to experts, and received, in all of them. sends:
@@ -777,6 +784,9 @@ def formulas(args, rank, ranks, model):
     stages = [stage for stage, owner in enumerate(owners) if owner == pp]
     cuts = [cut for cut in zip(owners, owners[1:]) if cut[0] != cut[1]]
     sends = m * sum(pp in cut for cut in cuts)          # an activation or a gradient over each
+    messages = {"program": make_programs(schedule, owners)[pp],
+                "needs": functools.partial(needs, depth=len(owners)),
+                "message": args.micro_batch * cfg.seq // (cp * t) * cfg.dim * e}
 
     # Rows through this rank's experts: of each block of a stage, for each micro-batch.
     seen = {stage: [getattr(block.mlp, "seen", []) for block in part
@@ -800,7 +810,7 @@ def formulas(args, rank, ranks, model):
                  "ids": 1 / (cp * t), "positions": 1 / cp, "how": "gathered" if cp > 1 else None},
         "rows": rows if cfg.experts else None,
         "ep": ep,
-        "schedule": {"actions": schedule[pp], "slices": slices},
+        "schedule": {"actions": schedule[pp], "slices": slices} | (messages if args.pp > 1 else {}),
         "sent": traffic(args, ranks, m * sum(map(len, seen.values())), travelled, sends, e),
         "record": {"order": args.order.split(","), "places": places_of_ranks(args),
                    "slices": slices, "stages": owners}}
@@ -810,13 +820,11 @@ def train(run):
     args, cfg, me = run.args, run.args.model, places_of_ranks(run.args)[run.rank]
     schedule, owners = make_schedule(args.schedule, args.pp, args.micro_batches)
     programs = make_programs(schedule, owners)
-    check_rendezvous(programs, partial(needs, depth=len(owners)))   # raises if any could block
 
-    # The groups, and what this rank holds of the model.
     axes, holders = make_groups(args, cfg.tie and owners[0] != owners[-1])
     if "pp" in axes:
         dist.barrier(axes["pp"])                        # NCCL: the first use of a group is by all
-    core = GatheredAttention(cfg, axes["cp"], run.dtype) if "cp" in axes else None
+    core = functools.partial(gathered_attention, group=axes.get("cp"), attention=cfg.attention)
     full, slices = build(cfg), balanced(cfg.layers, len(owners))
     parts = {stage: full[slice(*slices[stage])] for stage, owner in enumerate(owners)
              if owner == me.pp}
@@ -829,9 +837,10 @@ def train(run):
     units = make_units(model, args.zero) if args.zero else []
     positions = positions_of(me.cp, args.cp, cfg.seq).chunk(args.tp)[me.tp].to(run.device)
     stages = {stage: Stage(part, positions) for stage, part in parts.items()}
-    empty = partial(torch.empty, args.micro_batch, len(positions), cfg.dim, dtype=run.dtype,
-                    device=run.device)
-    run_program = partial(execute, programs[me.pp], stages, axes.get("pp"), empty, run.span)
+    shape = args.micro_batch, len(positions), cfg.dim   # of a message
+    empty = functools.partial(torch.empty, shape, dtype=run.dtype, device=run.device)
+    run_program = functools.partial(execute, programs[me.pp], stages, axes.get("pp"), empty,
+                                    run.span)
     optimizer = run.optimizer([unit.shard for unit in units] or model.parameters())
 
     for batch in run.batches(share=me.dp, build=build):         # 1/dp of the sequences

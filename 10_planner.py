@@ -53,10 +53,11 @@ Run it:
 Sources: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021);
 Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022); Qi et al.,
 Zero Bubble Pipeline Parallelism (2023); Dao, FlashAttention-2 (2023); Llama Team, The Llama 3 Herd
-of Models (2024); Ultra-Scale Playbook, "Finding the Best Training Configuration" and A3; How To
-Scale Your Model, 5.
+of Models (2024); Ultra-Scale Playbook, "Finding the Best Training Configuration" and A3 (where a
+number of ZeRO-3, tp and pp is one byte; here it is two); How To Scale Your Model, 5.
 """
 
+import functools
 import itertools
 import math
 import sys
@@ -133,6 +134,7 @@ class Cluster:
     per_node: int = 8
     alpha: float = 3.4e-6       # seconds of a message beside its bytes, to a GPU of the node
     nic_alpha: float = 14e-6    # and to another node
+    has_fp8: bool = False       # matmuls of numbers of a byte
 
 
 # Rates: data sheets. matmul: the best measured (stas00/ml-engineering, "MAMF"), on Hopper by 0.75,
@@ -140,9 +142,9 @@ class Cluster:
 # alpha: NCCL's own table (tuning.cc), of large messages; TPU: a guess.
 CLUSTERS = {
     "a100": Cluster(312e12, 0.869, 0.60, 2.039e12, 80e9, 300e9, 25e9),
-    "h100": Cluster(989e12, 0.803 * 0.75, 0.55, 3.35e12, 80e9, 450e9, 50e9),
-    "h200": Cluster(989e12, 0.803 * 0.75, 0.55, 4.8e12, 141e9, 450e9, 50e9),
-    "b200": Cluster(2250e12, 0.803 * 0.75, 0.55, 8e12, 180e9, 900e9, 50e9),
+    "h100": Cluster(989e12, 0.803 * 0.75, 0.55, 3.35e12, 80e9, 450e9, 50e9, has_fp8=True),
+    "h200": Cluster(989e12, 0.803 * 0.75, 0.55, 4.8e12, 141e9, 450e9, 50e9, has_fp8=True),
+    "b200": Cluster(2250e12, 0.803 * 0.75, 0.55, 8e12, 180e9, 900e9, 50e9, has_fp8=True),
     "tpu-v5p": Cluster(459e12, 0.803, 0.55, 2.765e12, 95e9, 180e9, 6.25e9, 8960, 1e-6),
 }
 HBM, NVLINK = 0.684, 0.595      # shares of those rates: fitted on table 1 (lab/published.py)
@@ -250,9 +252,8 @@ def parameters_of_gpu(model, layout, software):
     has a table, or both."""
     t, layers, whole = layout.tp, math.ceil(model.layers / layout.pp), layout.dp * layout.cp
     tables = 1 if model.tie or layout.pp > 1 and layout.schedule != "dualpipe-v" else 2
-    cuts = {"queries": t, "keys": min(t, model.kv_heads), "tables": t, "norms": 1,
-            "mlp": t * layout.ep if model.experts > 1 else t}
-    cuts["tables"] = 1 if software.whole_tables else t
+    cuts = {"queries": t, "keys": min(t, model.kv_heads), "mlp": t * layout.ep, "norms": 1,
+            "tables": 1 if software.whole_tables else t}
     numbers = {kind: layers * size for kind, size in model.matrices(model.experts).items()}
     numbers |= {"norms": layers * model.norms + 2 * model.dim,
                 "tables": tables * model.vocab * model.dim}
@@ -296,11 +297,12 @@ class Machine:
 
     def links(self, n, stride):
         """bytes/s of a ring over n ranks that lie `stride` apart. It leaves a node through the
-        network cards of all its members there."""
+        network cards of all its members there; the last node may have fewer of them."""
         cluster, within = self.cluster, self.cluster.nvlink * NVLINK
         if n * stride <= cluster.per_node:
             return within
-        members = 1 if self.software.one_card else max(1, min(n, cluster.per_node // stride))
+        most = max(1, cluster.per_node // stride)
+        members = 1 if self.software.one_card else n % most or most
         return min(within, members * cluster.nic * NIC)
 
     def link(self, ranks):
@@ -313,8 +315,8 @@ class Machine:
         """An all_gather or a reduce_scatter of `size` bytes, or some of as many bytes together. An
         all_reduce is both. Each call takes the time of its hops, too."""
         cluster, hops = self.cluster, n - 1
-        leaves = n * stride > cluster.per_node
-        far = min(hops, n * stride // cluster.per_node) if leaves else 0        # between nodes
+        nodes = math.ceil(n * stride / cluster.per_node)
+        far = min(hops, nodes) if nodes > 1 else 0      # between nodes
         waits = calls * (far * cluster.nic_alpha + (hops - far) * cluster.alpha)
         return waits + (hops / n * size / self.links(n, stride) if hops else 0)
 
@@ -482,7 +484,7 @@ def tokens_of_both(ffn, flops, bandwidth):
 def sending_over_computing(tokens, n, dim, layers, flops, bandwidth):
     """The playbook's A3, of layers with 16·dim² weights: {axis of n ranks: seconds of its messages
     over those of the compute that could hide them}. tokens: of a rank. layers: of a stage."""
-    ratio = flops / bandwidth
+    ratio = flops / bandwidth           # of numbers of 2 bytes; of 1 in A3, but for dp's: half
     return {"dp": (n - 1) / n * ratio / tokens,         # gradients, behind backward
             "zero-3": (n - 1) / n * ratio / tokens,     # a layer's weights, behind forward
             "tp": (n - 1) / dim * ratio,                # a gather, behind the next matrix
@@ -502,10 +504,11 @@ CHOICES = {"recompute": ("none", "selective", "full"), "zero": range(4),
 
 
 class Plan:
-    """A layout, its seconds and its bytes by cause. They are None where it does not divide: why."""
+    """A layout, its bytes and its seconds by cause; or why it does not divide, and no bytes."""
 
     def __init__(self, model, layout, cluster, software, gpus, batch):
         self.layout, self.why, self.memory = layout, misfit(model, layout, gpus, batch), None
+        self.asked = model, layout, cluster, software, batch
         if self.why:
             return
         m = batch // (layout.dp * layout.micro_batch)
@@ -513,8 +516,14 @@ class Plan:
         self.bytes = sum(self.memory.values())
         if self.bytes > ROOM * cluster.memory:
             self.why = f"needs {self.bytes / 1e9:.0f} GB of a GPU ({largest(self.memory, 2)})"
-        self.seconds = step_seconds(model, layout, cluster, software, batch)
-        self.total = sum(self.seconds.values())
+
+    @functools.cached_property
+    def seconds(self):                                  # of most layouts nobody asks
+        return step_seconds(*self.asked)
+
+    @functools.cached_property
+    def total(self):
+        return sum(self.seconds.values())
 
 
 ROOM = 0.92                     # of the memory: the rest is CUDA's, NCCL's, and fragments
@@ -553,27 +562,32 @@ def powers(limit):
     return [2**k for k in range(int(limit).bit_length())]
 
 
+def degrees(model, cluster, software, gpus, fixed, most):
+    """{degree: all that are tried}: powers of 2 (but pp's and v's), tp in a node; or `fixed`."""
+    stages = [pp for pp in range(1, model.layers + 1) if gpus % pp == 0]
+    slices = [v for v in range(1, 9) if any(-(-model.layers // pp) % v == 0 for pp in stages)]
+    again = ("none", "full") if software.flash else ("none", "selective", "full")
+    tried = {"tp": powers(min(8, cluster.per_node)), "cp": powers(max(1, model.seq // 4096)),
+             "pp": stages, "v": slices, "ep": powers(model.experts), "zero": range(4),
+             "micro_batch": powers(most), "recompute": again}
+    return tried | {name: [value] for name, value in fixed.items()}
+
+
 def search(model, cluster, software, gpus, batch, fixed, most=16):
     """Plans for all layouts, with the degrees of `fixed` as they are: those that fit, or else that
     may fit, fastest first; and the others. most: sequences of a micro-batch. Unless they are fixed,
-    degrees are powers of 2 (but pp's and v's), tp stays in a node, the schedule is 1f1b, ZeRO-3,
-    which would gather a stage for each micro-batch, has no pp, and cp no micro-batches of several.
-    """
-    stages = [pp for pp in range(1, model.layers + 1) if gpus % pp == 0]
-    again = ("none", "full") if software.flash else ("none", "selective", "full")
-    degrees = {"tp": powers(min(8, cluster.per_node)), "cp": powers(max(1, model.seq // 4096)),
-               "pp": stages, "v": range(1, 9), "ep": powers(model.experts), "zero": range(4),
-               "micro_batch": powers(most), "recompute": again}
-    degrees |= {name: [value] for name, value in fixed.items()}
+    the schedule is 1f1b, ZeRO-3, which would gather a stage for each micro-batch, has no pp, and cp
+    no micro-batches of several."""
+    tried = degrees(model, cluster, software, gpus, fixed, most)
     fit, others = [], []
-    for values in itertools.product(*degrees.values()):
-        degree = dict(zip(degrees, values))
-        degree = {"dp": gpus // (degree["tp"] * degree["cp"] * degree["pp"]),
+    for values in itertools.product(*tried.values()):
+        degree = dict(zip(tried, values))
+        degree = {"dp": gpus // (degree["tp"] * degree["cp"] * degree["pp"]) or 1,
                   "sp": degree["tp"] > 1} | degree
         alone = degree["dp"] * degree["cp"] == 1 and degree["zero"] and "zero" not in fixed
         twice = degree["cp"] > 1 < degree["micro_batch"] and not {"cp", "micro_batch"} & {*fixed}
         gathers = degree["zero"] == 3 and degree["pp"] > 1 and "zero" not in fixed
-        if degree["dp"] and not (alone or twice or gathers):
+        if not (alone or twice or gathers):
             found = Plan(model, Layout(**degree), cluster, software, gpus, batch)
             (others if found.why else fit).append(found)
     may = [found for found in others if found.memory and found.bytes < ERROR * cluster.memory]

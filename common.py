@@ -382,8 +382,9 @@ class Run:
             torch.cuda.synchronize()                        # the host is ahead of the GPU
         self.seconds.append(time.perf_counter() - start)
 
-    def span(self, action, kept):
-        """Around an action of a schedule. kept: tensors kept for backward outside of autograd."""
+    def span(self, action, kept, between=()):
+        """Around an action of a schedule. kept: tensors kept for backward outside of autograd;
+        between: those that go from stage to stage, until they are used or have left."""
         return contextlib.nullcontext()
 
     def log(self, batch, loss, norm, model, updated=None, skipped=False, **shown):

@@ -18,8 +18,8 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-CLASSES = {"outside", "inputs", "inside", "keys and values", "core", "logits", "ids", "masks",
-           "positions", "how", "recompute", "fp8"}      # of what is kept, and how
+CLASSES = {"outside", "inputs", "inside", "keys and values", "core", "logits", "ids", "positions",
+           "how", "vocabulary", "recompute", "fp8"}     # of what is kept, and how
 
 
 @functools.cache
@@ -48,7 +48,7 @@ def numbers_kept(cfg, batch, ffn=None):
 
 def share_of(kept, name):
     """The share of a class that a rank keeps, or what follows from the other shares."""
-    follows = {"core": share_of(kept, "inside") if name == "core" else 1, "ids": 0, "masks": 0}
+    follows = {"core": share_of(kept, "inside") if name == "core" else 1, "ids": 0}
     return kept.get(name, follows.get(name, 1))
 
 
@@ -72,16 +72,20 @@ def core_bytes(cfg, batch, e, kept):
     """What a core of attention keeps beside q, k and v: the weights; or its output, and a number
     for each row of scores. (The output is kept anyway where it is the input of o without a copy.)
 
-    kept["how"]: "blocks", where every core is a fused one; "gathered" keys; "exchanged" heads.
+    kept["how"]: "blocks", where every core is a fused one; "gathered" keys, with a mask for a fused
+    core on a CPU; "exchanged" heads.
     """
-    share, how = share_of(kept, "core"), kept.get("how")
+    share, how, positions = share_of(kept, "core"), kept.get("how"), share_of(kept, "positions")
     rows = part(share, batch * cfg.heads * cfg.seq)
+    # With gathered keys a front and a back chunk meet those up to their own ends: the mean of both.
+    met = 1 / 2 + positions / 4 if how == "gathered" else 1
     if cfg.attention == "plain" and how != "blocks":
-        return part(share, numbers_kept(cfg, batch)["core"] * e)
+        return part(share * met, numbers_kept(cfg, batch)["core"] * e)
     is_input_of_o = part(local_heads(kept), cfg.heads) == 1 or cfg.seq == 1 and how is None
-    if how == "exchanged" or "fp8" in kept:
+    if how in ("gathered", "exchanged") or "fp8" in kept:
         is_input_of_o = False
-    return rows * max(e, 4) + (0 if is_input_of_o else rows * cfg.dim // cfg.heads * e)
+    masks = part(positions * met, cfg.seq * cfg.seq * e) if how == "gathered" else 0
+    return rows * max(e, 4) + masks + (0 if is_input_of_o else rows * cfg.dim // cfg.heads * e)
 
 
 def saved_by_fp8(cfg, batch, e, kept):
@@ -99,13 +103,10 @@ def saved_by_fp8(cfg, batch, e, kept):
 
 
 def shared_bytes(cfg, e, kept):
-    """What all blocks keep together: RoPE's tables, and the mask of a fused core over gathered
-    keys."""
+    """What all blocks keep together: RoPE's tables."""
     if kept.get("recompute") == "full":
         return 0
-    tables = part(share_of(kept, "positions"), cfg.seq * cfg.dim // cfg.heads * e)
-    has_mask = kept.get("how") == "gathered" and cfg.attention != "plain"
-    return tables + (part(share_of(kept, "positions"), cfg.seq * cfg.seq * e) if has_mask else 0)
+    return part(share_of(kept, "positions"), cfg.seq * cfg.dim // cfg.heads * e)
 
 
 def kept_by_modules(cfg, batch, e, kept, rows=None, ep=1):
@@ -133,10 +134,10 @@ def kept_by_modules(cfg, batch, e, kept, rows=None, ep=1):
                      for n in rows]
 
     ids = of("ids", 8 * tokens)                             # int64
-    if "masks" in kept:                                     # a vocabulary that is cut, and padded
+    if kept.get("vocabulary") == "cut":                     # and padded
         columns = math.ceil(round(share_of(kept, "logits") * cfg.vocab, 6))
-        loss = tokens * columns * wide + (8 + 1 + 1) * tokens       # its targets, and two masks
-        ids += of("masks", (8 + 1) * tokens)                # rows of the table, and a mask
+        loss = tokens * columns * wide + ids + 2 * tokens   # whose targets: two masks
+        ids += tokens                                       # whose tokens: a mask
     else:
         loss = of("logits", tokens * cfg.vocab * wide) + wide + ids     # and a scalar
     return [ids, *block, of("outside", 2 * x + statistics) + loss]
@@ -155,11 +156,11 @@ def mixture_bytes(cfg, batch, e, kept, rows, ep):
     if cfg.top_k > 1:
         scores += (cfg.experts + cfg.top_k) * wide          # the same as logits; gates
     route = mine * scores + batch * cfg.experts * wide
-    sent = picks * (2 * 8 + cfg.dim * e)                    # orders; what comes back
-    if cut < 1 or cfg.top_k == 1:
-        sent += picks * wide                                # gates, gathered or not yet counted
-    orders = 2 * 8 if ep > 1 else 0
-    experts = rows * (cfg.dim * e + 2 * part(cut, 4 * cfg.dim) * e + orders)
+    sent = picks * (8 + cfg.dim * e)                        # their order; what comes back
+    if cut < 1 or cfg.top_k == 1 or e < 4:
+        sent += picks * e                                   # gates: gathered, not yet counted, cast
+    order = 8 if ep > 1 else 0
+    experts = rows * (cfg.dim * e + 2 * part(cut, 4 * cfg.dim) * e + order)
     return norm + weight + route + sent + experts
 
 
@@ -313,12 +314,47 @@ def gradient_traffic(cfg, answer, e):
     return sent
 
 
+def gathered_peak(args, answer, width):
+    """The most bytes of gathered parameters at a time in stage 3 of chapter 03: a unit's and those
+    of the next ones, or with --keep-gathered all."""
+    width, _ = widths(args, width)
+    units = [-(-size // n) * n for size, n, _ in flat_units(args.model, answer)]
+    at_once = len(units) if getattr(args, "keep_gathered", False) else args.prefetch + 1
+    return width * max(sum(units[i:i + at_once]) for i in range(len(units)))
+
+
+def gradient_peak(args, answer, width):
+    """The most bytes of gradients at a time in stages 2 and 3 of chapter 03: those of a unit while
+    they are computed, those of the next one on their way, and shards. --reduce-fp32 makes a copy of
+    them to send."""
+    width, sums = widths(args, width)
+    units = [(-(-size // n) * n, -(-size // n)) for size, n, _ in flat_units(args.model, answer)]
+    is_first = args.batch // args.shares == args.micro_batch    # there are no sums of earlier ones
+    peak = tied = 0
+    for i, (size, shard) in enumerate(units):
+        if args.model.tie:                                  # the head's gradient waits for unit 0
+            tied = width * args.model.vocab * args.model.dim * (i > 0)
+        later = units[i + 1:]                               # whose backward is over
+        shards = sum(shard for _, shard in (later if is_first else units))
+        arriving = sum(size + (0 if is_first else shard) for size, shard in later[:1])
+        copied = width * size if width != sums else 0
+        peak = max(peak, tied + width * size + sums * (arriving + shards),
+                   tied + copied + sums * (size + shard + shards))
+    return peak
+
+
+def widths(args, width):
+    """Bytes of a number: of parameters, and of their summed gradients."""
+    if getattr(args, "precision", None) != "bf16":
+        return width, width
+    return 2, 4 if getattr(args, "reduce_fp32", False) else 2
+
+
 def sharded_state_bytes(args, answer, width):
     """The same of flat units under ZeRO. Mixed precision and offload are chapter 03's."""
-    stage, half = answer["zero"], getattr(args, "precision", None) == "bf16"
-    offload, reduce_fp32 = getattr(args, "offload", False), getattr(args, "reduce_fp32", False)
+    stage, offload = answer["zero"], getattr(args, "offload", False)
     update = width                                          # of masters, moments
-    width, sums = (2, 4 if reduce_fp32 else 2) if half else (width, width)
+    width, sums = widths(args, width)
 
     units = flat_units(args.model, answer)
     shard = sum(-(-size // n) for size, n, _ in units)
@@ -326,9 +362,8 @@ def sharded_state_bytes(args, answer, width):
     secondary = whole // answer["secondary"] if answer.get("secondary") else 0
     gradients = width * whole if stage == 1 else 0
     gradients += sums * shard if stage > 1 or width != sums else 0
-    gradients += update * shard if offload else 0           # room for them on the CPU
     masters = update * shard if offload or width != update else 0
     states = masters + optimizer_state_bytes(args.optimizer, shard, len(units), update)
     return {"parameters": width * ((shard if stage == 3 else whole) + secondary),
-            "gradients" + (", also on the CPU" if offload else ""): gradients,
+            "gradients": gradients,
             "optimizer states" + (", on the CPU" if offload else ""): states}

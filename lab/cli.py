@@ -1,15 +1,9 @@
 """The command line, strict: ranges and fits of all flags, and one line for what is refused."""
 
 import argparse
-import contextlib
-import errno
-import io
 import math
 import os
 import shlex
-import signal
-import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +13,14 @@ import torch.distributed as dist
 import common
 from common import DTYPES, Refused, Text, divides, environment
 from lab.anatomy import optimizer_state_bytes, tensors
+from lab.commands import (  # noqa: F401  (steady, program, try_to_write: of this, for others)
+    Parser,
+    number,
+    output,
+    program,
+    steady,
+    try_to_write,
+)
 from lab.refusals import fail
 from lab.words import name_of_text
 
@@ -43,34 +45,6 @@ LIMITS = {              # the lowest value, the first one that is too high, and 
 }
 TRAIN_NO_MODEL = "00_collectives",
 COUNT = (1, 2**31)          # of all others, for which the default or the tiny preset's would work
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, which raises Refused in place of an error, and prints its help on one rank. Types
-    may raise Refused too, with values that would work in place of changes."""
-
-    def error(self, message):
-        raise Refused(f"{message.removeprefix('argument ')} (python {self.prog} --help lists the "
-                      "flags)")
-
-    def parse_args(self, args=None, namespace=None):
-        found, stray = self.parse_known_args(args, namespace)
-        if stray:
-            raise Refused(f"unrecognized arguments: {' '.join(stray)} (python {self.prog} --help "
-                          "lists the flags)",
-                          "without " + shlex.join(word.partition("=")[0] for word in stray))
-        return found
-
-    def _get_value(self, action, text):
-        try:
-            return super()._get_value(action, text)
-        except Refused as refused:
-            flag, (why, *values) = "/".join(action.option_strings) or action.dest, refused.args
-            raise Refused(f"{flag}: {why}", *(f"{flag} {value}" for value in values)) from None
-
-    def print_help(self, file=None):
-        if "RANK" not in os.environ or environment("LOCAL_RANK", 0) == 0:
-            super().print_help(file)
 
 
 def parse(file, doc, variants, flags, argv):
@@ -161,56 +135,6 @@ def parse_without_model(file, doc, variants, flags, argv):
     return args
 
 
-class Output(io.FileIO):
-    """Standard output that goes on when its reader has left (`| head`): a run is no filter, its
-    status and its files are still to come. A full disk ends the run, in one line."""
-
-    def write(self, data):
-        try:
-            return super().write(data)
-        except BrokenPipeError:
-            return len(data)
-        except OSError as error:
-            self.write = len                                # what is left in the buffer is lost
-            print(f"error: standard output: {error.strerror}", file=sys.stderr)
-            raise SystemExit(1) from None
-
-
-def steady(stdout):
-    """Standard output that ends no run, whoever stops reading it and whatever it cannot encode."""
-    if stdout is None:                                      # closed, by `>&-`
-        return open(os.devnull, "w")
-    buffer = io.BufferedWriter(Output(stdout.fileno(), "w", closefd=False))
-    return io.TextIOWrapper(buffer, stdout.encoding, "namereplace",     # a mark, by its name
-                            line_buffering=stdout.line_buffering)
-
-
-def program(main):
-    """Run a command's main as a program, and leave with its status; with 130 if Ctrl-C has ended
-    it, with 143 if SIGTERM has: by an exception, so that what was begun is put away."""
-    sys.stdout = steady(sys.stdout)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        fail("interrupted", 128 + signal.SIGINT)
-    finally:
-        sys.stdout.flush()                                  # which may find that the disk is full
-
-
-def number(kind, lowest, below, example):
-    """An argparse type: a `kind` (int or float) with lowest <= value < below. example: one."""
-
-    def convert(text):
-        with contextlib.suppress(ValueError):
-            if lowest <= kind(text) < below:
-                return kind(text)
-        what = "whole number" if kind is int else "number"
-        raise Refused(f"{text} is no {what} in [{lowest}, {below})", str(example))
-
-    return convert
-
-
 def refuse_launcher():
     """Ranks that no launcher sets: set by hand, or left behind."""
     names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
@@ -234,44 +158,6 @@ def refuse_lonely():
     port = os.environ["MASTER_PORT"]
     if not port.isdecimal() or not 0 < int(port) < 2**16:
         fail(f"MASTER_PORT {port} is no port; torchrun sets one that works")
-
-
-def output(example):
-    """An argparse type: a file to write, with the suffix of the example; or a folder, where that
-    has none. The folders above may be missing: they are made once nothing has been refused."""
-    is_file = bool(Path(example).suffix)
-
-    def convert(text):
-        path = Path(text)
-        try:
-            if not text or is_file and path.suffix != Path(example).suffix:
-                raise OSError
-            try_to_write(path, is_file)
-        except OSError as error:
-            why = f" ({error.strerror})" if error.strerror else ""
-            raise Refused(f"cannot write {text!r}{why}", example,
-                          str(Path(tempfile.gettempdir(), example))) from None
-        return path
-
-    return convert
-
-
-def try_to_write(path, is_file):
-    """As the run will do it hours later; raises OSError. Nothing of it stays."""
-    folder = path.parent if is_file else path
-    while not os.path.lexists(folder):
-        folder = folder.parent
-    longest = max((len(os.fsencode(part)) for part in path.parts), default=0)    # 0: of "."
-    room = 0 if is_file else 40                             # for what is written into a folder
-    if (longest > os.pathconf(folder, "PC_NAME_MAX")
-            or len(os.fsencode(path)) >= os.pathconf(folder, "PC_PATH_MAX") - room):
-        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-    if is_file and os.path.lexists(path):
-        if not path.is_file():                              # a pipe would let us wait
-            raise OSError(errno.EINVAL, "it is no file")
-        path.open("r+b").close()
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.write(bytes(4096))
 
 
 def input_folder(text):

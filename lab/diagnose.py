@@ -467,8 +467,29 @@ def off_somehow(found):
     so = ("; so is the loss, so look at forward first" if found.is_off("loss") else
           "; the loss is right, so look at backward, and at what follows it")
     if found.matched:
-        so = f"; before, {count(found.matched, 'step')} matched: look at what a step leaves behind"
+        where = (", and now the loss is off, too: look at what forward reads, beside the weights, "
+                 "that a step has changed" if found.is_off("loss") else
+                 ": look at what a step leaves behind")
+        so = f"; before, {count(found.matched, 'step')} matched{where}"
     return f"{gradients_of(found, names)} are off by no constant factor{others(found, names)}{so}"
+
+
+# ------------------------------------------------------------------------------- findings: the rate
+
+def rate_too_high(found):
+    """One GPU's run is lost as well: it matched at first, and its weights are no longer what they
+    were by then."""
+    if found.matched and not found.moved <= 1:
+        rate = "the learning rate" if found.args.lr is None else f"--lr {found.args.lr:g}"
+        return (f"in {count(found.matched, 'step')} that matched, one GPU's weights have moved by "
+                f"{found.moved:.2g} times their size: {rate} is too high, and makes any "
+                "difference of rounding large")
+
+
+def lost_by_the_rate(found):
+    """Nothing else can be told of numbers that are not finite."""
+    is_finite = all(map(math.isfinite, [*found.loss, *found.norm, found.loss_there]))
+    return None if is_finite else rate_too_high(found)
 
 
 # ------------------------------------------------------------------------------- findings: the norm
@@ -490,6 +511,18 @@ def norms_are(found, expected):
     """Whether the norms, by rank, are these."""
     within = max(found.tolerance["gradient norm"], 1e-9)
     return all(abs(norm - other) <= within * other for norm, other in zip(found.norm, expected))
+
+
+def read_too_early(found):
+    """The norm is of other gradients than those that are there after the step: so is the update, or
+    ranks have different norms of the same. (Clipping by a wrong norm makes a wrong update, too.)"""
+    clips = share_left(found.norm_there, found.args.clip) < 1
+    are_whole = all(copies_of(found, name) == found.world for name in found.names)
+    norms_differ = are_whole and not norms_are(found, found.norm[:1] * found.world)
+    if not found.wrong("gradients") and (norms_differ or found.wrong("parameters") and not clips):
+        what = "the norm and the update were" if found.wrong("parameters") else "the norm was"
+        return (f"the gradients are right after the step, but {what} made before they were "
+                "complete, as where nobody waits for a collective")
 
 
 def norm_of_own_parts(found):
@@ -597,8 +630,8 @@ def norm_off_somehow(found):
 
 
 HOW_THE_NORM_IS = [
-    norm_of_own_parts, norm_with_copies, norm_of_some, norms_that_add_up, norm_without_root,
-    norm_of_norms, norm_after_clipping]
+    read_too_early, norm_of_own_parts, norm_with_copies, norm_of_some, norms_that_add_up,
+    norm_without_root, norm_of_norms, norm_after_clipping]
 
 
 # ------------------------------------------------------------------------- findings: the parameters
@@ -696,9 +729,10 @@ def loss_off_somehow(found):
 # ------------------------------------------------------------------------------- what is to be said
 
 ABOUT_GRADIENTS = [
-    not_finite, stale_weights, all_alike, by_several_factors, from_some_place_on, ranks_disagree,
-    off_somehow]
-ABOUT_PARAMETERS = [not_updated, ranks_hold_others, moved_by_a_factor, updated_somehow]
+    not_finite, stale_weights, all_alike, by_several_factors, rate_too_high, from_some_place_on,
+    ranks_disagree, off_somehow]
+ABOUT_PARAMETERS = [
+    not_updated, ranks_hold_others, moved_by_a_factor, rate_too_high, updated_somehow]
 ABOUT_THE_LOSS = [loss_not_finite, loss_by_a_factor, loss_not_summed, loss_of_something_else,
                   losses_differ]
 
@@ -707,6 +741,8 @@ def diagnose(found):
     """The sentences that the evidence of a step allows."""
     first = lambda findings: next(filter(None, (says(found) for says in findings)), None)
     wrong, said = found.wrong("gradients"), []
+    if lost_by_the_rate(found):
+        return [lost_by_the_rate(found)]
     norm_is_off = found.is_off("gradient norm") and not is_of_ours(found)
     clips = share_left(found.norm_there, found.args.clip) < 1
     about_the_norm = first(HOW_THE_NORM_IS) if norm_is_off and (clips or not wrong) else None
@@ -721,7 +757,7 @@ def diagnose(found):
     elif found.wrong("parameters"):
         said.append(first(ABOUT_PARAMETERS))
     if found.is_off("loss") and not (said and "and the loss" in said[0]):
-        lossy = [] if wrong else [stale_weights]        # of which the loss alone is compared
+        lossy = [] if wrong else [stale_weights, rate_too_high]     # the loss alone is compared
         said.append(first([*lossy, *ABOUT_THE_LOSS, loss_off_somehow]))
     return [sentence for sentence in said if sentence]
 

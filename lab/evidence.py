@@ -51,7 +51,7 @@ class Evidence:
     args: object
     world: int
     rounding: str       # a key of ROUNDING
-    tolerance: dict     # by kind; None: not judged
+    tolerance: dict     # by kind; None: not judged; of loss and norm, shares of one GPU's
     step: int           # the first is 1
     matched: int        # how many steps before it matched
     valid: int          # targets of its batch
@@ -61,6 +61,7 @@ class Evidence:
     loss_there: float   # one GPU's
     norm: list
     norm_there: float
+    moved: float        # how far its weights have moved by then, as a share of what they began as
     parts: dict = field(default_factory=lambda: {   # {kind: {name: {rank: Part}}}
         "gradients": {}, "parameters": {}, "movement": {}})
     totals: dict = field(default_factory=dict)      # {name: Fit} of the gradients' sum over ranks
@@ -160,16 +161,20 @@ def collect(verifier, batch, here, there, scale):
     if verifier.steps >= verifier.tensor_steps:
         tolerance = dict.fromkeys(tolerance, None) | {"loss": tolerance["loss"]}
     tolerance = tolerance | {"movement": tolerance["parameters"]}
+    for kind, value in (("loss", loss_there), ("gradient norm", norm_there)):
+        if tolerance[kind] is not None:                 # there is one number of it to be off from
+            tolerance[kind] *= (scale[kind, ""] / (abs(value) or 1)).item()
     by_share = [int((targets != -100).sum()) for targets in batch.targets.chunk(args.shares)]
     found = Evidence(args, run.world, verifier.rounding, tolerance, batch.step + 1, verifier.steps,
                      batch.valid, by_share, names, everyones(run, loss), loss_there,
-                     everyones(run, norm), norm_there)
+                     everyones(run, norm), norm_there, moved=0.0)
 
     # The weights before the step: those after the one before, or those that were drawn.
     send = functools.partial(from_rank_0, verifier, {n: there["gradients", n].shape for n in names})
     _, drawn = send(lambda: (0.0, weights_of(first_model(run))))
     earlier = verifier.previous and {key: x.to(run.device) for key, x in verifier.previous.items()}
     before = {name: earlier["parameters", name] for name in names} if earlier else drawn
+    found.moved = share_moved(drawn, before)
 
     # What this rank has, beside one GPU's.
     ours, theirs, mine = {}, {}, {}
@@ -308,6 +313,13 @@ def sums_over_ranks(ours, theirs):
     dist.all_reduce(flat)
     totals = flat.split([full.numel() for full in theirs.values()])
     return {name: fit(total, full) for total, (name, full) in zip(totals, theirs.items())}
+
+
+def share_moved(drawn, now):
+    """How far all matrices have moved together, as a share of their size (a LayerNorm's weights of
+    1 would hide it)."""
+    size = lambda of: sum(of(name).square().sum() for name in drawn if drawn[name].ndim > 1)
+    return (size(lambda name: now[name] - drawn[name]) / size(drawn.get)).sqrt().item()
 
 
 def share_of_stale(model, drawn, now):

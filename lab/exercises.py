@@ -521,83 +521,83 @@ EXERCISES = {
     ],
     "03_zero": [
         Exercise(
-            "03.1", "Unit.flatten Unit.views", 1,
-            "`flatten` lays tensors end to end in a new one, with self.padding zeros behind them. "
-            "`views` gives views into such a tensor, in the shapes of self.parameters.",
+            "03.1", "Unit.views Unit.make_room_for_gradients", 1,
+            "`views` gives views into a flat tensor, in the shapes of self.parameters; the last "
+            "self.padding numbers belong to none. `make_room_for_gradients` makes every p.grad so "
+            "a view into self.gradients, a new flat tensor of zeros.",
             ("What is written into a parameter must be seen in the flat tensor, and the other way "
              "round. Which operations of a tensor give a view, and which a copy?",
-             "flatten: concatenate, with zeros of the tensors' own dtype. views: split it into the "
-             "numbers of each parameter and the padding, leave that one out, and view each piece "
-             "in its shape."),
-            (Run(3, "--layers 1 --batch 15 --micro-batch 1 --ignore 0.3"),),
-            "flatten and views",
+             "views: split the tensor into the numbers of each parameter and the padding, leave "
+             "that one out, and view each piece in its shape. Room: as many zeros as self.full has "
+             "numbers. A parameter that has a gradient already (a tied table) keeps its numbers."),
+            (Run(3, "--layers 1 --batch 15 --micro-batch 1 --ignore 0.3"),
+             Run(2, "--variant zero2 --preset gpt2 --layers 1 --dim 32 --heads 4 --kv-heads 2 "
+                    "--seq 16 --vocab 256 --attention plain --batch 4 --verify")),
+            "views and room",
         ),
         Exercise(
             "03.2", "Unit.start_reduce Unit.finish_reduce", 2,
-            "Start to sum the parameters' gradients over the ranks, in self.sum_dtype, so that "
-            "each rank gets its shard of the sum, and let go of the parameters' own. "
+            "Start to sum self.gradients over the ranks, in the dtype shard.grad_dtype, so that "
+            "each rank gets its shard of the sum; and let go of them, and of the parameters' own. "
             "`finish_reduce` waits, and adds what has come to the sum of the micro-batches before, "
-            "in self.grad.",
+            "in shard.grad.",
             ("What is sent, and what is received into, must live until the transfer has ended. "
-             "Where do you keep them meanwhile? And what is in self.grad before a step's first "
+             "Where do you keep them meanwhile? And what is in shard.grad before a step's first "
              "micro-batch?",
-             "self.flatten makes one tensor of all gradients. self.reduce_scatter (which ZeRO++ "
-             "replaces) takes where the sum goes, a new tensor in the shard's shape, what is sent, "
-             "group= and async_op=True, and gives a handle to wait for. self.grad is None, or a "
-             "sum that is added to. Afterwards nothing needs to be kept."),
+             "common.reduce_scatter takes where the sum goes, a new tensor in the shard's shape, "
+             "what is sent, group= and async_op=True, and gives a handle to wait for. shard.grad "
+             "is None, or a sum that is added to. Afterwards nothing needs to be kept."),
             (Run(4, "--variant zero2 --batch 12 --micro-batch 1 --ignore 0.3"),
              Run(3, "--variant zero2 --layers 1 --batch 15 --micro-batch 1 --dtype float32 "
                     "--precision bf16 --reduce-fp32 --offload")),
             "Unit: the reduction",
         ),
         Exercise(
-            "03.3", "Zero.gather", 1,
-            "Start the gathers of these units, but not of those that are gathered already or on "
-            "their way. Then wait for the first unit's.",
+            "03.3", "gather", 1,
+            "Start the gathers of the first of these units and of the next `ahead` ones, but not "
+            "of those that are gathered already or on their way. Then wait for the first unit's.",
             ("What tells a unit that is gathered, or about to be, from one that was freed?",
-             "free() leaves a unit no memory, and start_gather gives it all of it at once. Of the "
-             "first unit, finish_gather waits, if there is something to wait for."),
-            (Same("(lambda said: (Zero.gather(None, [argparse.Namespace(gathering=None, "
-                  "gathered_bytes=lambda i=i: 8 * (i == 1), start_gather=lambda backward, i=i: "
-                  "said.append(f'start {i}'), finish_gather=lambda i=i: said.append(f'wait {i}')) "
-                  "for i in range(3)], True), ', '.join(said))[1])([])",
-                  "what is called, if of units 0, 1 and 2 the middle one is gathered"),
+             "free() leaves `full` no memory, and start_gather gives it all of it at once: ask "
+             "its untyped_storage() for its nbytes(). Of the first unit, finish_gather waits, if "
+             "there is something to wait for."),
+            (Same("(lambda said: (gather([argparse.Namespace(full=torch.zeros(int(i == 1)), "
+                  "start_gather=lambda i=i: said.append(f'start {i}'), "
+                  "finish_gather=lambda i=i: said.append(f'wait {i}')) for i in range(4)], 2), "
+                  "', '.join(said))[1])([])",
+                  "what is called with ahead 2, if of units 0, 1, 2 and 3 unit 1 is gathered"),
              Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --prefetch 2")),
         ),
         Exercise(
-            "03.4", "Zero.update", 2,
-            "Update each unit's master with the summed gradient of its shard, and the shard from "
-            "the master. Units that are gathered now have old parameters: gather these again.",
-            ("Which tensor does the optimizer know, in which is the gradient, and which one is "
-             "gathered? Follow a number through all of them, with and without bf16.",
-             "A master's gradient is unit.grad in the master's dtype; with offload, copied into "
-             "unit.room first. A master that is not the shard itself is copied into it, which "
-             "rounds. When gathered_bytes() is not zero, an all_gather of the shard into `full` "
-             "follows. At the end a master has its `room` as gradient, or None."),
-            (Run(4, "--variant zero1 --batch 12 --micro-batch 1 --ignore 0.3"),
+            "03.4", "Masters.step", 2,
+            "Update the masters with the summed gradients of the shards, and the shards from the "
+            "masters.",
+            ("Which tensors does the optimizer know, and where are the gradients? Follow a number "
+             "through all of them, with bf16 and on the CPU.",
+             "A master's gradient is that of its shard, on the master's device and in its dtype. "
+             "After self.optimizer's step the masters need no gradients, and each is copied into "
+             "its shard, which rounds."),
+            (Run(4, "--variant zero1 --batch 12 --micro-batch 1 --ignore 0.3 --offload"),
              Run(3, "--variant zero2 --layers 1 --batch 15 --micro-batch 1 --dtype float32 "
                     "--precision bf16 --reduce-fp32 --offload"),
              Run(3, "--layers 1 --batch 15 --micro-batch 1 --dtype float32 --precision bf16")),
         ),
         Exercise(
-            "03.5", "train_step", 3,
-            "Take a step of stage 2 or 3: each unit is gathered for its forward and for its "
-            "backward, with the next ones under way, is freed in between (in stage 3, unless "
-            "keep_gathered), and is reduced after its backward. Give this rank's part of the loss, "
-            "and the norm of the whole gradient.",
+            "03.5", "zero3_step", 3,
+            "Take a step of stage 3: each unit is gathered for its forward and for its backward, "
+            "with the next ones under way, is freed in between (unless keep_gathered), and is "
+            "reduced after its backward. Give this rank's part of the loss, and the norm of the "
+            "whole gradient.",
             ("Each module computes from a detached input, so each has a graph of its own. What do "
              "you keep of every module in forward, and where does the gradient come from with "
-             "which its backward begins?",
+             "which its backward begins? zero2_step does the same without gathers.",
              "Keep each module's input and output; the tokens alone have no gradient. From the "
-             "loss to the logits, then down the list: the output's backward gives the input's "
-             "gradient, which is the next output's. Free a unit before you start to reduce it, and "
-             "finish that after the next unit's backward. Once a step: the replicas sum the "
-             "shards; then norm over zero.group, clipping, zero.update. (ZeRO++'s units with a "
-             "node gather only the next one ahead, before a reduction starts.)"),
+             "loss to the logits, then down the list: make room for the unit's gradients, and the "
+             "output's backward gives the input's gradient, which is the next output's. Free a "
+             "unit before you start to reduce it, and finish that after the next unit's backward. "
+             "Once a step the replicas sum shard.grad; then `update`."),
             (Run(3, "--layers 1 --batch 15 --micro-batch 1 --ignore 0.3"),
-             Run(4, "--variant hsdp --batch 12 --micro-batch 1 --ignore 0.3 --keep-gathered "
-                    "--clip 0.1"),
-             Run(4, "--variant zero2 --batch 12 --micro-batch 1 --ignore 0.3")),
+             Run(4, "--variant hsdp --shard-size 2 --batch 12 --micro-batch 1 --ignore 0.3 "
+                    "--keep-gathered --clip 0.1")),
         ),
         Exercise(
             "03.6", "quantize dequantize", 2,
@@ -770,7 +770,7 @@ EXERCISES = {
         ),
         Exercise(
             "05.4", "ring_sum", 2,
-            "Give the sum over the ranks of partial(owner) for this rank's own chunk, in t-1 hops. "
+            "Give the sum over the ranks of part_of(owner) for this rank's own chunk, in t-1 hops. "
             "Each part should be computed while the sum, to which it is added, travels.",
             ("A sum that is to end here after t-1 hops has begun at the next rank. So whose sum "
              "does this rank begin?",
@@ -789,7 +789,7 @@ EXERCISES = {
              "a sum over ranks?",
              "forward: for every weight a list of t outputs, filled at the owner's place, and "
              "concatenated along the sequence. backward: cut the gradients into chunks. "
-             "partial(owner) adds up gradient chunk @ weight over the linears; each weight's "
+             "part_of(owner) adds up gradient chunk @ weight over the linears; each weight's "
              "gradient adds up gradient chunkᵀ @ x chunk, as chunks of x come around again."),
             (Run(4, "--variant ring --batch 6 --micro-batch 2 --ignore 0.3"),),
             "RingColumns",
@@ -799,21 +799,23 @@ EXERCISES = {
             "Cut every block's attention and MLP with share_kv_heads and sequence_parallel (and "
             "SUB_LAYERS), and give each parameter whose gradient is a partial sum the group over "
             "which it is to be summed, as p.partial. The group for share_kv_heads, of ranks with "
-            "the same kv head, is made as in chapter 04.",
+            "the same kv head, is made as in chapter 04: if there are more ranks than kv heads.",
             ("A parameter's gradient is a partial sum if the rank holds all of the parameter, but "
              "sees a part of the tokens. Which parameters of the model are that?",
-             "dist.new_subgroups makes groups of neighbours: of t // kv_heads ranks, or of 1. Of "
+             "dist.new_subgroups makes groups of neighbours, here of t // kv_heads ranks. Of "
              "the LayerNorms (two in a block, and the last one), the embedding and the head, all "
              "parameters are partial: a LayerNorm has two."),
             (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),),
         ),
         Exercise(
             "05.7", "kept", 1,
-            "Which share of each class of activations does a rank keep? The classes are inside, "
-            "outside, inputs (of the sub-layers), logits and ids.",
+            "Which share of each of chapter 01's classes of activations does a rank keep? The "
+            "classes are inside, core, keys and values, outside, inputs (of the sub-layers), "
+            "positions (RoPE's tables), logits and ids.",
             ("Is there anything left that all ranks keep alike?",
-             "Only in the variant `kept`, and there only the inputs of the sub-layers."),
-            (Same("kept(4)"), Same("kept(4, 'kept')"), Same("kept(8, 'ring')")),
+             "RoPE's tables are whole, and in the variant `kept` the inputs of the sub-layers. Of "
+             "keys and values a rank has 1/t, but no less than one of the kv heads."),
+            (Same("kept(tiny, 4)"), Same("kept(tiny, 4, 'kept')"), Same("kept(tiny, 8, 'ring')")),
         ),
     ],
     "06_context_parallel": [
@@ -906,8 +908,9 @@ EXERCISES = {
             "variants? A block that is met in full has (s/N)² of them.",
             ("How many blocks does a rank compute at hop 0, and at each of the N-1 later hops?",
              "Its own block counts `diagonal`. A zig-zag adds half a block at each later hop, a "
-             "ring one for every earlier rank. With gathered keys a rank computes N blocks, masked "
-             "or not; in Ulysses it has 1/N of the heads over N² blocks, all on the diagonal."),
+             "ring one for every earlier rank. Two chunks that meet are a quarter of a block: with "
+             "gathered keys a rank's two meet 2N-1 earlier ones together, and themselves. In "
+             "Ulysses it has 1/N of the heads over N² blocks, all on the diagonal."),
             (Same("[pairs('zigzag', rank, 4, 32) for rank in range(4)]"),
              Same("[pairs('ring', rank, 4, 32) for rank in range(4)]"),
              Same("[pairs('gather', rank, 4, 32, 0.5) for rank in range(4)]"),
@@ -991,7 +994,7 @@ EXERCISES = {
              "before time begins to run?",
              "First {output: the rank that needs it}, from schedule.needs of every action, if "
              "schedule.ranks of the output's stage is another rank. Keep what is done, and for "
-             "each busy rank its action and when that ends: now + 1, or + 2 for BW. Each round: "
+             "each busy rank its action and when that ends: now and its time of TIMES. Each round: "
              "begin what can begin, let one unit pass, end what ends. Only after all of these come "
              "the messages."),
             (Same("(lambda named: {f'rank {rank}': [words for kind, part in itertools.groupby("
@@ -1131,11 +1134,11 @@ EXERCISES = {
             "self.seen. On one rank nothing is sent.",
             ("Follow the lesson's picture. In which order must the rows be sent, in which do they "
              "arrive, and in which do the experts want them? Every reordering has to be undone.",
-             "through_experts: argsort of the flat choices is the order; pick i is of token i // "
-             "k; argsort of an order undoes it. exchange: an all_to_all of counts; (ep, own "
-             "experts) is what arrives. Sums of both over own experts are sent and received. What "
-             "arrives is sorted by rank, then expert: say the expert of each row with "
-             "repeat_interleave, and sort by it, stably."),
+             "through_experts: each token k times gives a row for each pick; a stable argsort of "
+             "the flat choices is the order; Permute puts rows into it, and back. exchange: an "
+             "all_to_all of counts; (ep, own experts) is what arrives. Sums of both over own "
+             "experts are sent and received. What arrives is sorted by rank, then expert: say the "
+             "expert of each row with repeat_interleave, and sort by it, stably."),
             (Same("(lambda moe, x, chosen, gates: (out := moe.through_experts(x, chosen, gates), "
                   "(out * random(2, 5, 8)).sum().backward(), dict(out=out.detach(), x=x.grad, "
                   "gates=gates.grad, up=moe.up.grad, down=moe.down.grad))[2])(" + MIXTURE +
@@ -1170,12 +1173,12 @@ EXERCISES = {
         Exercise(
             "08.6", "expert_parallel", 2,
             "Give each rank its part of every mixture's experts: some of them or, of CutExperts, "
-            "some hidden units of each. Tell the mixture its group (ep or, of CutExperts, tp), and "
-            "every parameter, as p.partial, the group over which its gradient is to be summed.",
+            "some hidden units of each. Tell the mixture its group, ep, and every parameter, as "
+            "p.partial, the group over which its gradient is to be summed.",
             ("With 4 ranks and ep = 2, each expert is on two ranks. The tokens of which ranks are "
              "in its gradient before anything is summed?",
              "An expert has had the rows of all ranks of its ep: what is left to be summed over is "
-             "groups[\"copies\"]. All else is summed over the world. keep_shard cuts up and down "
+             "groups[\"holders\"]. All else is summed over the world. keep_shard cuts up and down "
              "along the experts, dimension 0; hidden units are dimension 2 of up and 1 of down."),
             (Run(4, "--ep 2 --batch 12 --micro-batch 1 --ignore 0.3"),
              Run(2, "--variant tensor --batch 4 --micro-batch 1")),
@@ -1340,25 +1343,26 @@ EXERCISES = {
         ),
         Exercise(
             "10.2", "Machine.links Machine.ring", 2,
-            "`links`: bytes/s that a ring of n ranks has, which lie `stride` apart. Inside a node "
-            "that is NVLink; a ring that leaves it does so through the network cards of all its "
-            "members there, but no faster than NVLink. `ring`: seconds of an all_gather or a "
+            "`links`: bytes/s of a ring of n ranks, `stride` apart. Inside a node that is NVLink; "
+            "it leaves one through its members' network cards there (in a last node perhaps "
+            "fewer), but no faster than NVLink. `ring`: seconds of an all_gather or a "
             "reduce_scatter of so many bytes, in so many calls, each of n-1 hops, which cost alpha "
-            "or between nodes (n·stride/per_node of them, or all) nic_alpha.",
+            "or between nodes (as many as there are nodes, or all) nic_alpha.",
             ("Of 16 ranks with stride 2, on nodes of 8 GPUs, how many share a node? And of 16 with "
              "stride 8?",
-             "cluster.per_node // stride of them, at least one, at most n; software.one_card: one. "
-             "NVLINK and NIC say which share of their rates they reach. A ring sends (n-1)/n of "
-             "the bytes, and one rank alone sends nothing."),
+             "cluster.per_node // stride of them, at least one; in a last node that is not full "
+             "what n leaves over; software.one_card: one. NVLINK and NIC say which share of their "
+             "rates they reach. A ring sends (n-1)/n of the bytes, and one rank alone sends "
+             "nothing."),
             (Same("(lambda machines: {f'{n} ranks, stride {stride}, {name}': machine.links(n, "
                   "stride) for name, machine in machines.items() for n, stride in ((8, 1), (2, 4), "
-                  "(4, 8), (8, 2), (16, 1), (64, 16))})({'all cards': Machine(CLUSTERS['a100'], "
-                  "Software()), 'one card': Machine(CLUSTERS['a100'], "
+                  "(4, 8), (8, 2), (12, 1), (16, 1), (64, 16))})({'all cards': "
+                  "Machine(CLUSTERS['a100'], Software()), 'one card': Machine(CLUSTERS['a100'], "
                   "Software(one_card=True))})", "bytes/s"),
              Same("(lambda machine: {f'{n} ranks': machine.ring(1e9, n, 2) for n in (1, 2, 4, 32)})"
                   "(Machine(CLUSTERS['a100'], Software()))", "seconds of a gigabyte"),
              Same("[Machine(replace(CLUSTERS['a100'], alpha=1.0, nic_alpha=9.0), Software()).ring("
-                  "1e9, n, stride, 3) for n, stride in ((4, 1), (16, 1), (4, 8))]",
+                  "1e9, n, stride, 3) for n, stride in ((4, 1), (12, 1), (16, 1), (4, 8))]",
                   "in 3 calls, alpha 1, nic_alpha 9")),
             "Machine: links and rings",
         ),
@@ -1420,10 +1424,10 @@ EXERCISES = {
                   "recompute in ('none', 'full')}", "FLOPs"),),
         ),
         Exercise(
-            "10.6", "search", 3,
-            "Plans for all layouts that divide, with the degrees of `fixed` as they are. Those "
-            "that fit come first, the fastest first; if none fits, those that may, within the "
-            "factor ERROR. As a second value, all others.",
+            "10.6", "degrees search", 3,
+            "`degrees`: which values of each are tried; of `fixed`, its own. `search`: plans for "
+            "all layouts that divide: those that fit, the fastest first, or if none does, those "
+            "that may, within the factor ERROR. As a second value, all others.",
             ("Which degrees are left to choose, once the number of GPUs and three of tp, cp, pp "
              "and dp are known? A Plan says itself why it does not divide or fit.",
              "itertools.product over lists: tp up to a node's GPUs, cp where sequences are long, "

@@ -9,9 +9,10 @@ metered step. All keys are optional:
                   be left out: it is the payload times the ring's factor for ranks[axis] ranks
     gradients     {kind: name of the group that sums it}: what lab/anatomy.py adds to sent; gathers
     kept          {class: share} of the activations; None: show them without a formula
-    schedule      a rank's actions, and the slices of the model that are its stages
+    schedule      a rank's actions, and the slices of the model that are its stages; its bubble; the
+                  program with messages, what an action needs, and the bytes of a message
     flops         {"all": number} or {"attention": number} of the metered step
-    gathered      the most bytes of gathered parameters at a time; most gradients: of gradients
+    most gradients                                          the most bytes of gradients at a time
     rows, ep      rows of each block's experts in each micro-batch, and how many ranks share them
     busiest       the rows that arrived in each exchange; rows sent: to each rank, in the first one
     checks        {name: (computed, formula)}, or with a unit behind them
@@ -30,14 +31,14 @@ import torch.distributed as dist
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from common import loss_sum
-from lab import anatomy, schedules
+from lab import anatomy, checkpoint, evidence, schedules
 from lab.machines import MACHINES, PEAK_FLOPS
 from lab.meters import COLLECTIVES, ActivationMeter, FlopMeter, hidden_share, nbytes
 from lab.words import count, printable, quantity
 
 WATCHED_STEPS = 3       # the memory of chapter 01's first steps is watched
-KEYS = {"parameters", "modules", "widths", "zero", "holders", "secondary", "gathered",
-        "most gradients", "sent", "ranks", "gradients", "gathers", "kept", "schedule", "rows",
+KEYS = {"parameters", "modules", "widths", "zero", "holders", "secondary", "most gradients",
+        "sent", "ranks", "gradients", "gathers", "kept", "schedule", "rows",
         "ep", "flops", "checks", "settings", "busiest", "rows sent", "beside", "overlap",
         "machines", "utilization", "notes", "sample", "record"}
 AMOUNTS = "calls", "payload", "on the wire"     # what is checked of each operator that sends
@@ -57,6 +58,8 @@ def hold(run):
         run.check(name, computed, formula, *(unit or [""]))
     if "bubble" in answer.get("schedule", {}):
         schedules.hold_bubble(run, answer["schedule"])
+    if "program" in answer.get("schedule", {}) and run.world > 1:
+        schedules.hold_messages(run, answer["schedule"])
     explain(run, answer)
 
 
@@ -81,9 +84,26 @@ def held(run):
     parameters, masters = [], []                            # of flat shards
     for unit in run.updated:
         parameters += [unit.full, unit.shard, getattr(unit, "secondary", None)]
-        gradients.append(unit.grad)
+        gradients.append(unit.shard.grad)
         masters += [p for p in (getattr(unit, "master", unit.shard),) if p is not unit.shard]
     return parameters, gradients, masters + states
+
+
+def hold_beginning(run):
+    """Before the first step, what the optimizers update is what one GPU begins with, to the last
+    bit: masters are no copies of rounded weights. Nothing else would show that, since gradients are
+    those of rounded weights in any case. It is in the report only if it is not so."""
+    drawn = evidence.weights_of(evidence.first_model(run))
+    unlike, widths = 0, evidence.NARROWER
+    for p in updated_parameters(run):
+        for name, _, offsets, mine in checkpoint.rectangles_of(p, p.detach()):
+            place = tuple(slice(at, at + n) for at, n in zip(offsets, mine.shape))
+            there = drawn[name][place].to(mine.device)
+            unlike += (mine != there).sum().item()
+            widths = [x for x in widths if torch.equal(mine, there.to(x).to(mine))]
+    if unlike:
+        how = f"rounded to {str(widths[0])[6:]}" if widths else "unlike one GPU's"
+        run.judge(f"numbers that the optimizer begins with, {how}", unlike, 0)
 
 
 def first_updated(run):
@@ -99,11 +119,20 @@ def hold_states(run, answer):
         if kind == "optimizer states" and run.skipped == len(run.losses):
             size = None                                     # all steps skipped: there is none yet
         run.check(kind, nbytes(tensors), size)
-    if "gathered" in answer:
-        run.check("gathered parameters, at the peak", run.comm.gathered, answer["gathered"])
+    if answer.get("zero", 1) > 1 and isinstance(answer["holders"], int):        # of chapter 03
+        hold_peaks(run, answer)
     if "most gradients" in answer and not run.skipped:      # else there was no update to see
         most = max(gradients for _, _, gradients, *_ in run.memory.samples)
         run.check("gradients, at the most", most, answer["most gradients"])
+
+
+def hold_peaks(run, answer):
+    """Of ZeRO-2 and 3, whose units come and go in the step."""
+    peaks = {"gradients": (run.comm.gradient_peak, anatomy.gradient_peak)}
+    if answer["zero"] == 3:
+        peaks["gathered parameters"] = run.comm.gathered, anatomy.gathered_peak
+    for name, (measured, formula) in peaks.items():
+        run.check(f"{name}, at the peak", measured, formula(run.args, answer, run.dtype.itemsize))
 
 
 # ------------------------------------------------------------------------------------- activations

@@ -59,11 +59,14 @@ class CommMeter(TorchDispatchMode):
     wire bytes, what one rank sends under the ring algorithm. Receives are not counted again.
     by_group[name][op]: the same of each process group.
     gathered: the most bytes behind the tensors of `watched` when something was sent.
+    gradient_peak: the most bytes behind the gradients of `sharded` parameters, and behind what
+    reduce_scatters of them send and receive, when something was sent or a gradient was ready.
     timeline(): when each of them ran, and when backward did.
     """
 
-    def __init__(self, cuda=False, watched=()):
+    def __init__(self, cuda=False, watched=(), sharded=()):
         super().__init__()
+        self.sharded, self.reduced, self.gradient_peak = sharded, [], 0
         self.total, self.by_group, self.clock = {}, {}, Clock(cuda)
         self.watched, self.gathered = list(watched), 0
         self.spans, self.backwards, self.gradients = [], {}, []
@@ -81,6 +84,7 @@ class CommMeter(TorchDispatchMode):
                     size = self.count(op, wire, func.namespace, args, result)
                     self.note_span(op, size, start, result)
                     self.gathered = max(self.gathered, nbytes(self.watched))
+                    self.note_gradients(args if op == "reduce_scatter" else ())
                     break
         return result
 
@@ -113,6 +117,14 @@ class CommMeter(TorchDispatchMode):
         """A hook for parameters."""
         self.gradients.append(self.clock.now())
         self.note_backward(self.gradients[-1])
+        self.note_gradients()
+
+    def note_gradients(self, reduced=()):
+        if self.sharded:
+            tensors = [x for x in tree_leaves(reduced) if torch.is_tensor(x)]
+            self.reduced += [weakref.ref(tensor) for tensor in tensors]
+            alive = [*(p.grad for p in self.sharded), *(tensor() for tensor in self.reduced)]
+            self.gradient_peak = max(self.gradient_peak, nbytes(alive))
 
     def timeline(self):
         """In seconds since the step began: when each backward began and ended, gradients were

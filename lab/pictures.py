@@ -337,7 +337,8 @@ def parts_of_matrices(runs):
     tensor = importlib.import_module("04_tensor_parallel")
     cfg, ranks = config_of(run), run["world_size"]
     micro_batches = run["config"]["batch"] // run["config"]["micro_batch"]
-    worlds = [n for n in range(1, 2 * few(ranks, "ranks") + 1) if tensor.fits(cfg, n, shares=True)]
+    worlds = [n for n in range(1, 2 * few(ranks, "ranks") + 1)
+              if tensor.fits(cfg, n, can_share=True)]
     sent = []
     for n in worlds:
         formula = tensor.traffic(cfg, micro_batches, run["config"]["micro_batch"], n, width_of(run))
@@ -403,12 +404,12 @@ def along_the_sequence(runs):
     run = shown[-1]
     worlds = [1, 2, 4, 8, 16]
     lines = [(f"{name} shape", cfg, 1, 2, worlds) for name, cfg in SHAPES.items()]
-    fitting = [n for n in worlds if tensor.fits(config_of(run), n, shares=True)
+    fitting = [n for n in worlds if tensor.fits(config_of(run), n, can_share=True)
                and config_of(run).seq % n == 0]
     lines.append(("this run", config_of(run), run["config"]["micro_batch"], width_of(run), fitting))
     for (name, cfg, batch, e, over), color in zip(lines, (BLUE, RED, PURPLE)):
         for what, chapter, style in (("TP", tensor, "--"), ("TP and SP", sequence, "-")):
-            kept = [anatomy.activation_bytes(cfg, batch, e, chapter.kept(n)) for n in over]
+            kept = [anatomy.activation_bytes(cfg, batch, e, chapter.kept(cfg, n)) for n in over]
             right.plot(over, kept, style, color=color, label=f"{name}, {what}")
     for run, mark in zip(shown, "x+1234"):
         right.plot(run["world_size"], run["recorded"]["activation_bytes"], f"k{mark}",

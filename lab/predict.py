@@ -267,7 +267,7 @@ def chapter_of(text):
     for name in CHAPTERS:
         if text in (name, f"{name}.py", name[:2], name[1:2]):
             return name
-    raise Refused(f"{text!r} is no chapter; {', '.join(name[:2] for name in CHAPTERS)} are")
+    raise Refused(f"{text!r} is no chapter; {', '.join(name[:2] for name in CHAPTERS)} are", "04")
 
 
 def parse(argv):

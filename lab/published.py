@@ -198,7 +198,8 @@ def overlap(ten):
     """The playbook's A3 for the 70b on H100s, and from which degree on messages cannot hide."""
     model, h100 = ten.MODELS["70b"], ten.CLUSTERS["h100"]
     yield ("4. The playbook's A3, for the 70b on H100s: seconds of messages over seconds of the "
-           "compute that could hide them, 8,192 tokens on a rank, 8 ranks, 10 layers in a stage.")
+           "compute that could hide them, 8,192 tokens on a rank, 8 ranks, 10 layers in a stage, 2 "
+           "bytes a number.")
     for name, bandwidth in (("NVLink", h100.nvlink), ("a network card", h100.nic)):
         ratios = ten.sending_over_computing(8192, 8, model.dim, 10, h100.peak, bandwidth)
         yield f"   over {name}: " + ", ".join(f"{axis} {x:.3f}" for axis, x in ratios.items())

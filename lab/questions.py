@@ -242,7 +242,7 @@ def zero(pick):
                 batch=ranks * m * b, micro_batch=b, variant="zero3", prefetch=ahead,
                 precision=pick("fp32", "bf16"))
     chapter, args, cfg = case.chapter, case.args, case.cfg
-    width, of_sum = chapter.widths(args)
+    width, of_sum = anatomy.widths(args, case.e)
     case.sizes |= {"e": width, "P": ahead, "u": len(chapter.padded_sizes(cfg, ranks))}
     states, masters = (8, "") if args.precision == "fp32" else (12, " and master weights")
     held = {(stage, n): case.states({"zero": stage, "holders": n}, case.e)
@@ -261,7 +261,7 @@ def zero(pick):
             "How many bytes of gathered parameters does a rank have at the peak, if P units are "
             "gathered ahead of the one that computes? (The blocks are the largest units.)",
             "(P + 1) * (10*h*h + 2*h*k + 4*h) * e",
-            chapter.gathered_peak(cfg, ranks, ahead, False, width), "B",
+            anatomy.gathered_peak(args, {"zero": 3, "holders": ranks}, case.e), "B",
             "P + 1 blocks: q, o, up and down; k and v; two LayerNorms",
             "gathered parameters, at the peak", also="N"),
         Question(
@@ -302,7 +302,7 @@ def tensor_parallel(pick):
     chapter, cfg, e = case.chapter, case.cfg, case.e
     whole_block(case)
     calls, _, wire = chapter.traffic(cfg, m, b, ranks, e)["all_reduce"]
-    block = {n: case.block(chapter.kept(n)) for n in (ranks, 2 * ranks)}
+    block = {n: case.block(chapter.kept(cfg, n)) for n in (ranks, 2 * ranks)}
     return case, [
         Question(
             "How many bytes does a rank send on the wire in a step, in all all_reduces?",
@@ -340,7 +340,7 @@ def sequence_parallel(pick):
     whole_block(case)
     sent = {n: chapter.traffic(cfg, m, b, n, e, variant) for n in (ranks, 2 * ranks)}
     wire = {n: on_the_wire(sent[n], "reduce_scatter", "all_gather") for n in sent}
-    block = case.block(chapter.kept(ranks, variant))
+    block = case.block(chapter.kept(cfg, ranks, variant))
     again, here, inputs = 10, "(A_out + A_in)/t", "the inputs too: they are gathered again"
     if variant == "kept":
         again, here = 8, "(A_out - 2*b*s*h + A_in)/t + 2*b*s*h"
@@ -362,7 +362,7 @@ def sequence_parallel(pick):
             f"(--variant {variant})", f"({here}) * e", block, "B", f"all is cut, {inputs}"),
         Question(
             "How many times as much does it keep on a rank of chapter 04?",
-            f"(A_out + A_in/t) / ({here})", case.block(before.kept(ranks)) / block, "times",
+            f"(A_out + A_in/t) / ({here})", case.block(before.kept(cfg, ranks)) / block, "times",
             "there A_out is whole"),
         Question(
             "Twice as many ranks: by what factor does that change the bytes of the first "
@@ -484,7 +484,7 @@ def expert_parallel(pick):
     wire = {n: on_the_wire(chapter.traffic(of.args, n, []), "all_to_all")
             for n, of in ((ranks, case), (2 * ranks, twice))}
     tokens = b * cfg.seq
-    cut = chapter.cut_bytes(cfg, tokens, e, ranks) / chapter.even_bytes(cfg, tokens, e)
+    spread, cut = (chapter.row_bytes(cfg, tokens, e, often) for often in (cfg.top_k, ranks))
     return case, [
         Question(
             "How many places has an expert for each sequence?", "f * K * s / E", cfg.places,
@@ -500,7 +500,7 @@ def expert_parallel(pick):
             "all but the experts of others: an expert has 8 h² numbers", "parameters"),
         Question(
             "How many times as much would --variant tensor send for its rows as dropless does, if "
-            "all experts are picked alike?", "N / K", cut, "times",
+            "all experts are picked alike?", "N / K", cut / spread, "times",
             "all tokens go to all ranks; dropless sends K rows for a token", also="E"),
         Question(
             "Twice as many ranks share the same experts and the same batch: by what factor does "

@@ -1,8 +1,9 @@
 """What is said of a command line that is refused: one line, status 2, and what would work instead.
 
-Whoever refuses raises common.Refused(why, change, ...). A change is text that a user could paste:
-"--dtype float32 --dim 64" puts these flags in place of those given, "without --ep" drops one (or a
-word that is no flag), and "--nproc_per_node 4" starts so many ranks. What does the refusing, `accept(argv)`, is a function of
+Whoever refuses raises common.Refused(why, change, ...). A change is text that a user could follow:
+"--dtype float32 --dim 64" puts these flags in place of those given, "without --ep" drops one, "1f1b
+in place of 1fb" puts one word for another, "with 1f1b" adds one, "without stray" drops one, and
+"--nproc_per_node 4" starts so many ranks. What does the refusing, `accept(argv)`, is a function of
 the arguments alone. So it can be asked what it says to the changed ones, and a change is printed
 only if it is accepted.
 """
@@ -16,11 +17,22 @@ import re
 import shlex
 import sys
 
-from common import Refused, environment
-
 RANKS = "--nproc_per_node"          # torchrun's flag, and not one of the program
 MOST = 50                           # tries
 DEAR = "--resume", "--save", "--data"       # without it, the run is not what somebody wants
+
+
+class Refused(Exception):
+    """As common's, for a program that does without torch, and so without common."""
+
+
+def refusal():
+    """The class of what is raised to refuse: common's, or ours where nobody has imported that."""
+    return getattr(sys.modules.get("common"), "Refused", Refused)
+
+
+def environment(name, default):                         # as common's
+    return int(os.environ.get(name, default))
 
 
 def one_line(text):
@@ -44,7 +56,7 @@ def accepted(accept, argv, alone=False):
     """accept(argv), or the end. alone: the program has no ranks, whatever the environment says."""
     try:
         return accept(argv)
-    except Refused as refused:
+    except refusal() as refused:
         complain(refused, accept, argv, alone)
 
 
@@ -63,20 +75,23 @@ def advice(refused, accept, argv):
         return [f"{in_words(changes)} would work"]
     if not named:
         return []
-    again = refusal(accept, argv, parsed(named[0]))
-    return [f"with {named[0]}, {again.args[0]}", "no change of a few flags was found to work"]
+    again = answer(accept, argv, parsed(named[0]))
+    change = named[0] if named[0].startswith("with") else f"with {named[0]}"
+    return [f"{change}, {again.args[0]}", "no change of a few flags was found to work"]
 
 
 def least_changes(refused, accept, argv):
     """The fewest changes that are accepted, as {flag: values}, or None; rather to put a flag than
     to drop one, and three others rather than to drop one that is DEAR. Tried are those that a
-    refusal names, and to drop the flags that it speaks of; because of the first refusal, any flag.
+    refusal names, and to drop the flags that it speaks of; because of the first refusal, any flag;
+    at last, to drop all of them.
     """
-    given = dict.fromkeys(word.partition("=")[0] for word in argv if word.startswith("--"))
+    given = dict.fromkeys(word.partition("=")[0] for word in argv
+                          if word.startswith("--") and word != "--")
     order, queue, tried = itertools.count(), [], []
 
     def go_on(refused, before, dropped):
-        for change in [*refused.args[1:], *(f"without {flag}" for flag in dropped)]:
+        for change in [*refused.args[1:], *(f"without {shlex.quote(flag)}" for flag in dropped)]:
             changes = before | {tuple(parsed(change)): change}      # a later value, same flags
             drops = sum(change.startswith("without") for change in changes.values())
             dear = sum(f"without {flag}" in changes.values() for flag in DEAR)
@@ -90,10 +105,16 @@ def least_changes(refused, accept, argv):
             *_, changes = heapq.heappop(queue)
             merged = {flag: values for change in changes.values()
                       for flag, values in parsed(change).items()}
-            again = refusal(accept, argv, merged)
+            again = answer(accept, argv, merged)
             if again is None:
                 return merged
             go_on(again, changes, [flag for flag in spoken_of(again) if flag in given])
+    merged = dict.fromkeys(given)
+    for _ in range(3 if given else 0):                      # without any, and what that is told
+        again = answer(accept, argv, merged)
+        if again is None:
+            return merged
+        merged |= parsed(again.args[1]) if again.args[1:] else {}
     return None
 
 
@@ -102,17 +123,17 @@ def spoken_of(refused):
     return re.findall(r"--[a-z][a-z_-]*", refused.args[0])
 
 
-def refusal(accept, argv, changes):
+def answer(accept, argv, changes):
     """With which Refused `accept` answers to the changed arguments; None: they are accepted."""
     silent, before = io.StringIO(), os.environ.copy()
     os.environ.update(launched(changes))
     try:
         with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
             accept(changed(argv, changes))
-    except Refused as refused:
+    except refusal() as refused:
         return refused
     except SystemExit as leaving:                           # 0: a run that has nothing left to do
-        return Refused("the program ends") if leaving.code else None
+        return refusal()("the program ends") if leaving.code else None
     finally:
         os.environ.clear()
         os.environ.update(before)
@@ -120,15 +141,19 @@ def refusal(accept, argv, changes):
 
 
 def parsed(change):
-    """{flag: its values, or None if it is dropped}, in place of what is given."""
-    words = shlex.split(change)
-    if words[0] == "without":
-        return dict.fromkeys(words[1:])
-    changes = {}
-    for word in words:
-        if word.startswith("--"):
-            flag = word
-            changes[flag] = []
+    """{flag: its values, or None if it is dropped}, in place of what is given; of a word that
+    stands for itself, {the word: [another one], or None}, and of a new one {None: [the word]}."""
+    words, changes, flag = shlex.split(change), {}, None
+    while words:
+        word, *words = words
+        if word == "without":
+            return changes | dict.fromkeys(words)
+        if word == "with":
+            changes[None], words = words[:1], words[1:]
+        elif words[:3] == ["in", "place", "of"]:
+            changes[words[3]], words = [word], words[4:]
+        elif word.startswith("--"):
+            flag, changes[word] = word, []
         else:
             changes[flag].append(word)
     return changes
@@ -136,26 +161,33 @@ def parsed(change):
 
 def in_words(changes):
     """The reverse of `parsed`, the flags that are dropped at the end."""
-    put = [shlex.join([flag, *values]) for flag, values in changes.items() if values is not None]
-    dropped = [flag for flag, values in changes.items() if values is None]
-    return " ".join([*put, *["without"] * bool(dropped), *map(shlex.quote, dropped)])
+    put = [f"with {shlex.join(values)}" if name is None else
+           shlex.join([name, *values]) if name.startswith("--") else
+           f"{shlex.join(values)} in place of {shlex.quote(name)}"
+           for name, values in changes.items() if values is not None]
+    dropped = [shlex.quote(name) for name, values in changes.items() if values is None]
+    return " ".join([*put, *["without"] * bool(dropped), *dropped])
 
 
 def changed(argv, changes):
     """The arguments with the changes."""
-    kept, dropping = [], False
+    kept, dropping = [*changes.get(None, [])], False
     for word in argv:
-        if word.startswith("--"):
+        if word.startswith("--") and word != "--":
             flag, equals, _ = word.partition("=")
             dropping = flag in changes and not equals
             kept += [] if flag in changes else [word]
         elif dropping:
             dropping = False                                # it was that flag's value
-        elif word not in changes:                           # else it is dropped
+        elif word in changes:
+            kept += changes[word] or []
+        else:
             kept.append(word)
-    for flag, values in changes.items():
-        kept += [] if flag == RANKS or values is None else [flag, *values]
-    return kept
+    put = [word for flag, values in changes.items()
+           if flag and flag.startswith("--") and flag != RANKS and values is not None
+           for word in (flag, *values)]
+    end = kept.index("--") if "--" in kept else len(kept)   # behind it there are no flags
+    return kept[:end] + put + kept[end:]
 
 
 def launched(changes):

@@ -30,12 +30,13 @@ from lab import (
     verify,
 )
 from lab.bench import Bench
-from lab.formulas import WATCHED_STEPS, held, hold, updated_parameters
+from lab.formulas import WATCHED_STEPS, held, hold, hold_beginning, updated_parameters
 from lab.meters import (
     ActivationMeter,
     CommMeter,
     FlopMeter,
     MemoryTimeline,
+    nbytes,
     shapes_of_a_block,
     shards_of,
 )
@@ -71,12 +72,13 @@ class Run(Bench):
         self.checks, self.notes, self.recorded = [], [], {}
         self.losses, self.grad_norms, self.references = [], [], []
         self.comm, self.kept, self.flops = CommMeter(self.on_cuda), None, None
-        self.memory, self.actions, self.flops_of = None, [], {}
+        self.memory, self.actions, self.messages, self.flops_of = None, [], 0, {}
         self.skipped, self.not_finite, self.stopped = 0, None, False
         self.diagnosis = []                             # filled in the end
         self.rounding, self.verified_steps = verify.rounding_of(args)
         tokens = args.batch * args.model.seq
-        self.tolerance = verify.tolerances(self.rounding, args.optimizer, tokens)
+        experts = getattr(args.model, "experts", 0)
+        self.tolerance = verify.tolerances(self.rounding, args.optimizer, tokens, experts)
         tensor_steps = 1 if self.rounding in verify.LOSSY else self.verified_steps
         self.verifier = (verify.Verifier(self, tensor_steps, self.tolerance)
                          if args.verify else None)
@@ -130,6 +132,8 @@ class Run(Bench):
             cli.refuse_above_vocabulary(self.args, self.text, int(batch.tokens.max()))
             cli.refuse_above_vocabulary(self.args, self.text, int(batch.targets.max()))
             self.batch = batch
+            if self.args.verify and batch.step == self.first_step:
+                hold_beginning(self)
             yield batch
 
     def header(self):
@@ -181,7 +185,8 @@ class Run(Bench):
     def meter(self, meters):
         """Enter the meters of the one step that is held to formulas."""
         flat = [p.flat[0][0] for p in updated_parameters(self) if hasattr(p, "flat")]
-        self.comm = CommMeter(self.on_cuda, watched=flat)           # its clock starts now
+        sharded = flat and list(self.model.parameters())
+        self.comm = CommMeter(self.on_cuda, flat, sharded)          # its clock starts now
         self.kept = ActivationMeter(tree_leaves(self.batch.micro_batches))
         self.flops = FlopMeter()
         for p in self.model.parameters():
@@ -195,8 +200,9 @@ class Run(Bench):
             meters.enter_context(meter)
 
     @contextlib.contextmanager
-    def span(self, action, kept):
-        """In the metered step, note when the action ran and what is kept for backward after it."""
+    def span(self, action, kept, between=()):
+        """In the metered step, note when the action ran, what is kept for backward after it, and
+        the most bytes of messages in one."""
         if not self.is_metered:
             yield
             return
@@ -205,6 +211,7 @@ class Run(Bench):
         end = self.comm.clock.now()
         self.kept.keep(kept)
         self.actions.append([*action, start, end, self.kept.bytes])
+        self.messages = max(self.messages, nbytes(between))
 
     def log(self, batch, loss, norm, model, updated=None, skipped=False, **shown):
         """After a step: compare it with one GPU and print its line."""
@@ -321,7 +328,7 @@ class Run(Bench):
         self.problems = [f"step {first[0]}, rank {first[2]}: {first[3]}"] if first else []
         if self.verifier and (self.verifier.steps or not self.stopped):
             lines, wrong = verify.verdict(self.verifier.worst, self.verifier.steps, self.rounding,
-                                          self.tolerance)
+                                          self.tolerance, self.verifier.rounds)
             for line in lines:
                 print(f"  {line}")
             self.problems += wrong

@@ -92,6 +92,33 @@ def hold_bubble(run, answer):
     run.record(simulated=timetable(schedule))
 
 
+def hold_messages(run, answer):
+    """Hold what a rank has of messages to its program."""
+    most = max(messages_over_time(answer["program"], answer["needs"]))
+    run.check("messages kept, at the most", run.messages, most * answer["message"])
+
+
+def messages_over_time(program, needs):
+    """How many messages a rank has in each of its actions: what has come, from a stage of its own,
+    too, and is not used yet; and what it has sent, until one that was posted later has come."""
+    used = {step: {need for need in needs(step) if need[1] != step.stage}
+            for step in program if hasattr(step, "kind")}
+    own, wanted = {action.output for action in used}, set().union(*used.values())
+    here, under_way, over_time = set(), [], []
+    for step in program:
+        if step not in used:
+            under_way.append(step.output)
+        elif used[step]:
+            *_, last = [0, *(1 + i for i, name in enumerate(under_way) if name in used[step])]
+            here -= own.intersection(under_way[:last]) | used[step]
+            del under_way[:last]
+        if step in used:
+            over_time.append(len(here))
+        if step not in used or step.output in wanted:
+            here.add(step.output)
+    return over_time
+
+
 def drawing(schedule):
     """For a terminal: two lines a rank, with the kinds (in lower case, if not of its first stage)
     and the last digit of the micro-batch."""
@@ -186,7 +213,7 @@ def now(device):
 
 
 @contextlib.contextmanager
-def watch(seen, since, device, action, kept):
+def watch(seen, since, device, action, *kept):
     """Around an action: note it, with its start and end in seconds."""
     start = now(device) - since
     yield

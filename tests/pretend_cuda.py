@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed import Work
+from torch.nn.utils import clip_grad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -440,6 +441,13 @@ def one_hot(indices, num_classes=-1):
     return (indices[..., None] == mark(torch.arange(classes), "device")).long()
 
 
+def flash_attention(q, k, v, dropout, causal):
+    """As on a device: a causal mask ends in the lower right corner. Returns the output alone."""
+    rows, keys = q.shape[2], k.shape[2]
+    mask = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril(keys - rows)
+    return [F.scaled_dot_product_attention(q, k, v, mask if causal else None, enable_gqa=True)]
+
+
 # --------------------------------------------------------------------------------------- all of it
 
 
@@ -491,7 +499,7 @@ def pretended_cuda():
     """All is put back at the end, by which somebody must have waited for every collective."""
     gpu, engine, wait = Gpu(), torch.autograd._engine_run_backward, Work.wait
     resize, measure, batch = torch.UntypedStorage.resize_, Run.measure, dist.batch_isend_irecv
-    make_group = dist.new_group
+    make_group, by_kind = dist.new_group, clip_grad._group_tensors_by_device_and_dtype
 
     def backward(*args, **kwargs):  # so that Python sees in it (in hooks, say) what it sees outside
         with Functions(gpu):
@@ -531,6 +539,10 @@ def pretended_cuda():
             gpu.steps.append(gpu.step)
             gpu.step = None
 
+    def by_mark(lists):  # when clipping: else the device is what C++ sees
+        return {(alike[0][0].device, dtype): (alike, indices)
+                for (_, dtype), (alike, indices) in by_kind(lists).items()}
+
     def device_of_objects(group=None):
         on_host = group is not None and group.group_name in gpu.on_host
         return torch.device("cpu") if on_host else gpu.device
@@ -541,12 +553,14 @@ def pretended_cuda():
     patches = [
         mock.patch("common.join_ranks", lambda *args: gpu.device),  # though the backend is gloo
         mock.patch("torch.autograd._engine_run_backward", backward),
+        mock.patch.object(torch.ops.aten, "_scaled_dot_product_flash_attention", flash_attention),
         mock.patch(objects, device_of_objects),  # what is pickled travels as all else
         mock.patch.dict(checks, default=lambda x: (x.shape, x.dtype)),  # no device: it asks in C++
         mock.patch.object(Work, "wait", wait_for),
         mock.patch.object(dist, "batch_isend_irecv", one_work),
         mock.patch.object(dist, "new_group", new_group),
         mock.patch.object(dist.distributed_c10d, "new_group", new_group),
+        mock.patch.object(clip_grad, "_group_tensors_by_device_and_dtype", by_mark),
         mock.patch.object(torch.UntypedStorage, "resize_", resize_),
         mock.patch.object(Run, "measure", measured),
         mock.patch.multiple(torch.cuda, **fake_cuda(gpu)),

@@ -1,6 +1,8 @@
 """Chapter 02: every way to sum the gradients gives one GPU's, and sends what the formulas say."""
 
+import copy
 import itertools
+import math
 from unittest import mock
 
 import pytest
@@ -107,30 +109,31 @@ class Odd(nn.Module):
 
 def gradients_of_an_odd_module(variant):
     two, rank, world = chapter(TWO), dist.get_rank(), dist.get_world_size()
-    module = Odd(seed=rank)  # starts different on each rank
-    replica = two.replicate(variant, module, dist.group.WORLD, bucket_bytes=200)
     inputs = torch.arange(24.0 * world, dtype=torch.float64).sin().view(world, 3, 2, 4)
     expected, results = Odd(seed=0), []
-    for _ in range(2):
-        replica.zero_grad()
-        for i, x in enumerate(inputs[rank]):
-            replica.sends = i == 2
-            replica(x, rank == 0 and i < 2).square().sum().backward()
-        replica.finish()
-        expected.zero_grad()
-        for r in range(world):
-            for i, x in enumerate(inputs[r]):
-                expected(x, r == 0 and i < 2).square().sum().backward()
-        pairs = zip(module.named_parameters(), expected.parameters())
-        results += [(name, p.grad, q.grad) for (name, p), q in pairs]
-    return replica.module is module, results
+    for bucket_bytes in (64, 200):  # `sometimes` has a bucket of its own, or one with others
+        module = Odd(seed=rank)  # starts different on each rank
+        replica = two.replicate(variant, module, dist.group.WORLD, bucket_bytes)
+        assert replica.module is module
+        for used_in in ({0, 1}, {0, 2}):  # by rank 0: only before the backward that sends; in it
+            replica.zero_grad()
+            for i, x in enumerate(inputs[rank]):
+                replica.sends = i == 2
+                replica(x, rank == 0 and i in used_in).square().sum().backward()
+            replica.finish()
+            expected.zero_grad()
+            for r in range(world):
+                for i, x in enumerate(inputs[r]):
+                    expected(x, r == 0 and i in used_in).square().sum().backward()
+            pairs = zip(module.named_parameters(), expected.parameters())
+            results += copy.deepcopy([(name, p.grad, q.grad) for (name, p), q in pairs])
+    return results
 
 
 @pytest.mark.parametrize("variant", VARIANTS[:3])
 @pytest.mark.parametrize("world", [1, 3])
 def test_any_module(ranks, variant, world):
-    kept, results = zip(*ranks(world)(gradients_of_an_odd_module, variant))
-    assert all(kept)
+    results = ranks(world)(gradients_of_an_odd_module, variant)
     for name, gradient, expected in itertools.chain(*results):
         if name.startswith("frozen"):
             assert gradient is None
@@ -294,7 +297,20 @@ def test_when_communication_hides(two):
         tokens = two.tokens_to_hide(g, 8, 989e12, 50e9)
         ratio = two.communication_over_backward(g * 1e9, 1e9, tokens, 8, 989e12, 50e9)
         assert ratio == pytest.approx(1)
-    needed = [two.tokens_to_hide(2, 10**9, *rates) for rates in MACHINES.values()]
-    assert needed == pytest.approx([1040, 12480, 2198, 19780, 2550], rel=1e-3)
+    limits = [two.tokens_to_hide(2, math.inf, *rates) for rates in MACHINES.values()]
+    assert limits == pytest.approx([1040, 12480, 2198, 19780, 2550], rel=1e-3)
     assert list(MACHINES)[-1].startswith("TPU v5p")  # the scaling book's 2550 for B/X > C/W
+
+
+def test_the_lessons_tokens(two):
+    """Of a machine, and of many: there the tokens grow with the ranks, up to the limit."""
+    in_a_machine = two.tokens_to_hide(2, 8, *MACHINES["H100, NVLink 4"])
+    needed = [two.tokens_to_hide(2, n, *MACHINES["H100, InfiniBand NDR"])
+              for n in (1, 16, 10**6, math.inf)]
+    assert needed == sorted(needed) and needed[0] == 0 and needed[2] == pytest.approx(needed[3])
+    for tokens in (in_a_machine, needed[3]):
+        assert f" {tokens:,.0f}" in two.__doc__
+
+
+def test_bytes_on_the_wire(two):
     assert two.wire_bytes(1000, 1) == 0 and two.wire_bytes(1000, 4) == 1500

@@ -153,7 +153,7 @@ G = """        return summed(x, group)
         (G, G.replace("summed(x, group)", "x.clone()"), "loss"),
         (G, G.replace("return gradient", "return gradient * 2"), "gradients"),
         # kv heads that ranks share, and the norm
-        ("linear.weight.partial = copies", "pass", "gradients"),
+        ("linear.weight.partial = holders", "pass", "gradients"),
         ("sum_partial_grads(model.parameters())", "pass", "gradients"),
         ("grad_norm(model.parameters(), group)", "grad_norm(model.parameters())", "gradient norm"),
         # the embedding
@@ -321,6 +321,40 @@ def test_loss_of_cut_logits(ranks, four, world, vocab):
             torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-12)
 
 
+def worked_example():
+    """Of VocabParallelLoss's docstring, on this rank of two: every number in it."""
+    group, logits = dist.group.WORLD, torch.tensor([[1.0, 2.0], [3.0, 0.0]])[dist.get_rank()]
+    mine = logits.view(1, 1, 2).requires_grad_()
+    loss = chapter(FOUR).VocabParallelLoss.apply(mine, torch.tensor([[1]]), 4, group)
+    loss.backward()
+    return loss.item(), mine.grad.flatten().tolist()
+
+
+def test_the_worked_example(ranks, four):
+    (loss, left), (same, right) = ranks(2)(worked_example)
+    logits = torch.tensor([1.0, 2.0, 3.0, 0.0])
+    shifted = logits - logits.max()
+    powers = shifted.exp()
+    sums = [powers[:2].sum(), powers[2:].sum()]
+    probabilities = powers / powers.sum()
+    assert loss == same == pytest.approx(-probabilities[1].log().item())
+    assert torch.tensor(left + right).allclose(probabilities - torch.tensor([0.0, 1, 0, 0]))
+
+    two = lambda values: [f"{float(value):.2f}" for value in values]
+    (a, b, c, d), (of_left, of_right, both) = two(powers), two([*sums, powers.sum()])
+    table = [line.split("  ") for line in four.VocabParallelLoss.__doc__.splitlines()]
+    rows = {words[0]: words[1:] for words in
+            ([word.strip() for word in line if word.strip()] for line in table) if words}
+    assert rows["logits"] == [*two(logits), "largest: 3.00"]
+    assert rows["less the largest"] == two(shifted)
+    assert rows["sum of exponentials"] == [
+        f"{a} + {b} = {of_left}", f"{c} + {d} = {of_right}", f"sum: {both}"]
+    assert rows["the target's, if here"] == [*two([shifted[1], 0]), f"sum: {shifted[1]:.2f}"]
+    assert rows["loss"] == [f"log {both} - ({shifted[1]:.2f}) = {loss:.2f}, on both"]
+    assert rows[f"exponentials / {both}"] == two(probabilities)
+    assert rows["gradient"] == two(left + right)
+
+
 def loss_of_bfloat16():
     logits = torch.randn(1, 4, 8, dtype=torch.bfloat16, requires_grad=True)
     targets = torch.zeros(1, 4, dtype=int)
@@ -421,10 +455,17 @@ def test_traffic_of_the_lesson(four):
     assert wire == pytest.approx(2 * 7 / 8 * payload, rel=1e-9)
 
 
+def classes_of_chapter_01():
+    """Of activations: a chapter says which share of each of them its ranks keep."""
+    tables = chapter("01_single_gpu").kept_for_backward(LARGE, 1)
+    return {kind for table in tables for *_, kind in table}
+
+
 def test_activations_of_the_lesson(four):
     """A_in / t + A_out: what is cut falls as 1/t, and the rest does not change."""
     cfg = common.PRESETS["7b"]
-    one, two, four_ranks = (activation_bytes(cfg, 1, 2, four.kept(t)) for t in (1, 2, 4))
+    assert classes_of_chapter_01() <= four.kept(cfg, 2).keys()
+    one, two, four_ranks = (activation_bytes(cfg, 1, 2, four.kept(cfg, t)) for t in (1, 2, 4))
     rope = cfg.seq * cfg.dim // cfg.heads * 2
     outside = (2 * cfg.layers + 1) * (2 * cfg.dim + 2) * cfg.seq * 2 + 19 * cfg.seq + rope
     assert (two - outside) * 2 == pytest.approx(one - outside, rel=1e-9)
@@ -442,6 +483,10 @@ def test_when_ranks_stop_paying(four):
             compute = 16 * h**2 / (t * flops)
             send = 2 * (t - 1) / t * h * e / bandwidth
             assert (send <= compute * (1 + 1e-12)) == (t <= pays)
+            ratio = four.sending_over_computing(t, h, e, flops, bandwidth)
+            assert ratio == pytest.approx(send / compute, abs=1e-15)
+    on_eight = four.sending_over_computing(8, h, e, *MACHINES["H100, NVLink 4"])
+    assert round(on_eight, 2) == 0.47
     # The scaling book's t < F·W/C, for TPU v5p (C/W = 2550): F = 30,000 is 4 h.
     assert four.ranks_that_pay(7500, 2, 2550, 1) == pytest.approx(1 + 11.76, abs=0.01)
 

@@ -18,6 +18,7 @@ from test_04_tensor_parallel import (
     SMALL_TRAINING,
     THREE,
     Log,
+    classes_of_chapter_01,
     covering,
     flags_of,
     hold_put_together,
@@ -91,7 +92,7 @@ ONE_STEP = (*FLOAT64, "--layers=1", "--batch=2", "--steps=1")
         ("megatron", "in_full += block.norm1, block.norm2", "in_full += [block.norm1]",
          "gradients"),
         ("megatron", "for p in module.parameters()", "for p in [module.weight]", "gradients"),
-        ("megatron", "linear.weight.partial = copies", "pass", "gradients"),
+        ("megatron", "linear.weight.partial = holders", "pass", "gradients"),
         ("megatron", "sum_partial_grads(model.parameters())", "pass", "gradients"),
         ("megatron", "grad_norm(model.parameters(), group)", "grad_norm(model.parameters())",
          "gradient norm"),
@@ -120,12 +121,12 @@ SEND_ON = """dist.isend, x, group=group, group_peer=(rank + 1) % t),
         (GATHER, GATHER.replace("hop)", "hop - 1)").replace("rank + 1", "rank"), "loss"),
         (GATHER, GATHER.replace("rank - hop", "rank + hop").replace("+ 1", "- 1"), "loss"),
         (GATHER, GATHER.replace("chunk = arriving", "arriving"), "loss"),
-        ("total = partial((rank - 1) % t)", "total = partial(rank)", "loss"),
-        ("partial((rank - 1 - hop) % t)", "partial((rank - hop) % t)", "loss"),
+        ("total = part_of((rank - 1) % t)", "total = part_of(rank)", "loss"),
+        ("part_of((rank - 1 - hop) % t)", "part_of((rank - hop) % t)", "loss"),
         ("total += arriving.wait()", "arriving.wait()", "loss"),
         (SEND_ON, SEND_ON.replace("1", "2"), "loss"),  # of three ranks, to the one before
-        ("total += of_weight[owner].flatten", "total += 2 * of_weight[owner].flatten", "gradients"),
-        ("dw += arrived.flatten(0, 1).T", "dw += 2 * arrived.flatten(0, 1).T", "gradients"),
+        ("total.addmm_(of_weight", "total.addmm_(2 * of_weight", "gradients"),
+        ("dw.addmm_(arrived", "dw.addmm_(2 * arrived", "gradients"),
         ("dx[owner] = arrived @ weight", "dx[-owner] = arrived @ weight", "gradients"),
     ],
 )
@@ -276,8 +277,9 @@ def test_one_sequence_is_not_copied_and_more_are_copied_once(ranks, five):
 
 def test_all_activations_are_cut(five):
     cfg = common.PRESETS["7b"]
+    assert classes_of_chapter_01() == five.kept(cfg, 2).keys()
     tokens, rope = cfg.seq, cfg.seq * cfg.dim // cfg.heads * 2
-    kept_by = lambda t, *variant, cfg=cfg: activation_bytes(cfg, 1, 2, five.kept(t, *variant))
+    kept_by = lambda t, *variant, cfg=cfg: activation_bytes(cfg, 1, 2, five.kept(cfg, t, *variant))
     uncut = rope + 4  # and the loss
     one = kept_by(1) - uncut
     for t in (2, 4, 8):
@@ -332,11 +334,26 @@ def test_when_a_hop_is_hidden(five):
     """The bytes of a chunk over the FLOPs of its matmul, step by step; the lesson's numbers."""
     tokens, dim, t, width = 4096, 8192, 8, 2
     flops, bandwidth = MACHINES["H100, NVLink 4"]
-    for columns, expected in ((4 * dim, 0.5), (3 * dim, 0.7), (dim, 2.1)):
+    own, gqa = (five.columns_of_qkv(common.Config(80, dim, 64, kv_heads, 4096, 256), t)
+                for kv_heads in (64, 8))
+    for columns, expected in ((4 * dim, 0.5), (dim, 2.1), (own, 0.7), (gqa, 1.7)):
         hop = tokens / t * dim * width / bandwidth
         matmul = 2 * tokens / t * dim * columns / t / flops
         ratio = five.hop_over_matmul(columns, t, width, flops, bandwidth)
         assert ratio == pytest.approx(hop / matmul) and round(ratio, 1) == expected
+        assert f" {expected}" in five.__doc__
+
+
+@pytest.mark.parametrize(("kv_heads", "t", "columns"), [(8, 4, 3 * 32), (2, 2, 48), (2, 8, 96)])
+def test_columns_of_qkv(five, kv_heads, t, columns):
+    """Of t ranks together, after the cut; more ranks than kv heads have a whole one each."""
+    cfg = common.Config(layers=1, dim=32, heads=8, kv_heads=kv_heads, seq=8, vocab=8)
+    group = mock.Mock(**{"rank.return_value": 0, "size.return_value": t})
+    attn = common.Attention(cfg)
+    five.share_kv_heads(attn, kv_heads, group, None)
+    common.keep_shard(attn.q, "weight", 0, group)
+    on_a_rank = sum(linear.weight.shape[0] for linear in (attn.q, attn.k, attn.v))
+    assert t * on_a_rank == five.columns_of_qkv(cfg, t) == columns
 
 
 @pytest.mark.parametrize(

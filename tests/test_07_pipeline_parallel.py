@@ -22,7 +22,7 @@ import common
 from common import Refused
 from lab import cli, report
 from lab.meters import FlopMeter
-from lab.schedules import drawing, simulate, simulated_bubble
+from lab.schedules import drawing, messages_over_time, simulate, simulated_bubble
 
 SEVEN = "07_pipeline_parallel"
 VARIANTS = ("1f1b", "naive", "afab", "interleaved", "zb-h1", "zb-h2", "dualpipe", "dualpipe-v")
@@ -139,15 +139,19 @@ def small_pipeline(variant, m, v, programs_of=None, tie=False):
     programs = (programs_of or seven.make_programs)(schedule)
     run_program = functools.partial(
         seven.execute, programs[dist.get_rank()], stages, dist.group.WORLD, empty,
-        lambda action, kept: contextlib.nullcontext())
+        lambda action, *kept: contextlib.nullcontext())
     tokens, targets, valid = common.Text(args).batch(0)
     return args, run_program, stages, model, list(zip(tokens.split(1), targets.split(1))), valid
 
 
 def same_bits(variant, v):
-    """Loss and gradients of a step, beside those of one GPU that accumulates micro-batches."""
+    """Loss and gradients of a step, beside those of one GPU that accumulates micro-batches; and
+    the outputs that nobody took."""
+    seven = chapter(SEVEN)
     args, run_program, stages, model, micro_batches, valid = small_pipeline(variant, 8, v)
-    loss = run_program(micro_batches, valid)
+    with mock.patch.object(seven, "post", wraps=seven.post) as post:
+        loss = run_program(micro_batches, valid)
+    _, _, _, outputs, _ = post.call_args.args
 
     one_gpu, total = common.gpt(args.model, args.seed, dtype=torch.float64), 0
     for tokens, targets in micro_batches:
@@ -157,13 +161,15 @@ def same_bits(variant, v):
     expected = dict(one_gpu.named_parameters())
     equal = all(p.grad.equal(expected[p.global_name].grad) for p in model.parameters())
     is_last = any(stage.is_last for stage in stages.values())
-    return equal, not is_last or loss.equal(total)
+    return equal, not is_last or loss.equal(total), outputs
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v != "dualpipe"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_gradients_add_up_in_the_same_order_as_on_one_gpu(ranks, variant):
-    """Bit for bit. (dualpipe's two copies each have half of the sum.)"""
-    assert ranks(2)(same_bits, variant, 2) == [(True, True)] * 2
+    """Bit for bit. (dualpipe's two copies each have half of the sum.) And nothing is left."""
+    results = ranks(2)(same_bits, variant, 2)
+    assert all(outputs == {} for *_, outputs in results)
+    assert variant == "dualpipe" or [same for *same, _ in results] == [[True, True]] * 2
 
 
 # ------------------------------------------------------------------------------- the lists
@@ -343,7 +349,7 @@ def test_what_chapter_09_has_too_is_the_same_text(seven):
 
     nine = chapter("09_5d")
     ours, theirs = sources(SEVEN), sources(nine.__name__)
-    for name in ("Message", "one_forward_one_backward", "check_rendezvous"):
+    for name in ("Message", "one_forward_one_backward"):
         assert ours[name] == theirs[name], name
 
 
@@ -397,6 +403,19 @@ def test_as_many_messages_are_sent_as_the_formula_says(seven):
             assert formula.get("send", (0,))[0] == len(sent), (variant, p, m, v, rank)
 
 
+def test_so_many_messages_are_in_memory(seven):
+    """As the lesson says of 1f1b; and in no schedule more if there are more micro-batches, but in
+    afab, whose first rank sends all before one comes, and whose last one gets all before."""
+    for variant, p in itertools.product(VARIANTS, (2, 4, 6)):
+        most = []
+        for m in (4 * p, 8 * p):
+            schedule = seven.make_schedule(variant, p, m, 3)
+            most.append([max(messages_over_time(program, schedule.needs))
+                         for program in seven.make_programs(schedule)])
+        assert variant == "afab" or most[0] == most[1], (variant, p, most)
+        assert variant != "1f1b" or most[0] == [p - 1] + (p - 1) * [1]
+
+
 def test_blocks_are_spread_by_cost(seven):
     """No other way to spread them makes the slowest stage faster."""
     for layers, depth, vocab in ((8, 4, 256), (9, 4, 4096), (7, 3, 65536), (5, 5, 256)):
@@ -426,6 +445,8 @@ def test_a_message_hides_behind_so_many_blocks(seven):
     cfg = common.Config(4, 8192, 64, 64, 1, 256)  # so short that only matrices count
     assert seven.blocks_to_hide(cfg, 2, 1e15, 1e11) == pytest.approx(
         2 * 1e15 / (24 * 8192 * 1e11), rel=1e-3)
+    a3 = 1e15 / (32 * 8192 * 1e11)  # the Playbook's
+    assert seven.blocks_to_hide(cfg, 1, 1e15, 1e11) == pytest.approx(a3 * 32 / 24, rel=1e-3)
 
 
 # ------------------------------------------------------------------------------- faults
@@ -467,6 +488,9 @@ TIED = ("--preset=gpt2", "--attention=plain")
          "self.kept_for_backward[i] = x, get_gradient_edge(out); "
          "self.all = [*getattr(self, 'all', []), self.kept_for_backward[i]]", "activations"),
         ("", '"kept": {}', '"kept": {"inside": 0.5}', "activations"),
+        ("", "outputs.pop(name, otherwise)", "outputs.get(name, otherwise)", "messages kept"),
+        ("", "            under_way.pop(next(iter(under_way)))[0].wait()",
+         "            under_way.pop(name)[0].wait()", "messages kept"),
         ("", '"modules": modules, "kept"', '"modules": [0], "kept"', "parameters"),
     ],
 )  # fmt: skip

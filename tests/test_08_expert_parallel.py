@@ -79,7 +79,7 @@ def test_bfloat16(ranks, tmp_path, variant):
 def shared_out(eight, cfg):
     """A model whose experts are shared by all ranks."""
     world = dist.group.WORLD
-    groups = {"world": world, "ep": world, "copies": dist.new_subgroups(1)[0]}
+    groups = {"world": world, "ep": world, "holders": dist.new_subgroups(1)[0]}
     model = eight.expert_parallel(eight.mixture_gpt(cfg, seed=None), groups)
     return common.draw_weights(model, 0, dtype=torch.float64)
 
@@ -227,7 +227,7 @@ def test_even_routing_sends_what_the_formula_says(ranks, eight):
     cfg = eight.Mixture(1, 16, 4, 4, 8, 64, top_k=8, sequences=4)
     for rows in ranks(2)(even_exchange):
         for e in (2, 8):
-            assert eight.even_bytes(cfg, 16, e) == 2 * sum(rows) * 16 * e
+            assert eight.row_bytes(cfg, 16, e, cfg.top_k) == 2 * sum(rows) * 16 * e
 
 
 def test_parameters_are_counted(eight):
@@ -245,10 +245,18 @@ def test_spreading_experts_sends_less_than_cutting_them_if_k_is_below_n(eight):
         cfg = eight.Mixture(1, 16, 4, 4, 8, 64, top_k=k)
         args = SimpleNamespace(variant="tensor", model=cfg, ep=n, batch=n, micro_batch=1,
                                dtype="float32")
-        rows, cut = eight.cut_bytes(cfg, 8, 4, n), eight.traffic(args, n, [])
+        spread, cut = (eight.row_bytes(cfg, 8, 4, often) for often in (k, n))
+        sent = eight.traffic(args, n, [])
         extra = n * 8 * k * (8 + 4 + 4)  # choices, gates and their gradients
-        assert cut["all_gather"][1] + cut["reduce_scatter"][1] == rows + extra
-        assert (eight.even_bytes(cfg, 8, 4) < rows) == (k < n)
+        assert sent["all_gather"][1] + sent["reduce_scatter"][1] == cut + extra
+        assert (spread < cut) == (k < n)
+
+
+def test_an_exchange_can_read_its_sizes_on_the_device():
+    """The lesson names the operator: its sizes are a tensor, where all_to_all_single has a list."""
+    schema = torch.ops.symm_mem.all_to_all_vdev_2d.default._schema
+    [splits] = [argument for argument in schema.arguments if argument.name == "in_splits"]
+    assert str(splits.type) == "Tensor"
 
 
 # ------------------------------------------------------------------------------- faults
@@ -259,8 +267,8 @@ FAULTY = (*FLOAT64, "--layers=1", "--steps=1", "--batch=4", "--micro-batch=1")
 
 @pytest.mark.parametrize(("flags", "right", "wrong", "named"), [
     # whose gradients
-    ("--ep=2", 'down.partial = groups["copies"]', 'down.partial = groups["world"]', "gradients"),
-    ("--ep=2", 'down.partial = groups["copies"]', 'down.partial = groups["ep"]', "gradients"),
+    ("--ep=2", 'down.partial = groups["holders"]', 'down.partial = groups["world"]', "gradients"),
+    ("--ep=2", 'down.partial = groups["holders"]', 'down.partial = groups["ep"]', "gradients"),
     ("--ep=2", "return AllToAll.apply(gradient, ctx.received, ctx.sent, ctx.group), None",
      "return 2 * AllToAll.apply(gradient, ctx.received, ctx.sent, ctx.group), None", "gradients"),
     ("--ep=2", "if p.partial.size() > 1)", "if p.partial.size() > 2)", "gradients"),
@@ -270,8 +278,11 @@ FAULTY = (*FLOAT64, "--layers=1", "--steps=1", "--batch=4", "--micro-batch=1")
     ("--ep=2", "norm = grad_norm(model.parameters(), world)",
      "norm = grad_norm(model.parameters())", "gradient norm"),
     # which rows, by which gates
-    ("", "= out[order.argsort()]                      # by rank", "= out[order]  #", "loss"),
-    ("", "ly(out, received, sent", "ly(out.flip(0), received, sent", "loss"),
+    ("", "Permute.apply(out, order, True), rec", "out, rec", "loss"),
+    ("", "Permute.apply(gradient, order, not ctx.back)", "Permute.apply(gradient, order, ctx.back)",
+     "gradients"),
+    ("", "ly(Permute.apply(out, order, True), rec",
+     "ly(Permute.apply(out, order, True).flip(0), rec", "loss"),
     ("--variant=capacity", "transpose(0, 1).flatten(0, 1)\n        return AllToAll",
      "flatten(0, 1)\n        return AllToAll", "loss"),
     ("--variant=tensor", "super().through_experts(x, chosen, gates)",

@@ -1,12 +1,15 @@
 """Chapter 09: every product of axes gives one GPU's numbers, and sends what the formulas say."""
 
-import functools
+import contextlib
 import itertools
 import math
 import random
 import re
+import weakref
+from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 from conftest import chapter, hold_to_one_gpu, run_main
 from test_04_tensor_parallel import TRAINING, covered
@@ -100,6 +103,18 @@ def test_more_ranks_along_an_axis(ranks, tmp_path, kept):
     hold(ranks, tmp_path, drawn(1, (world,), SETTINGS | few, **kept)[0])
 
 
+def test_an_odd_run_is_the_same_as_one_gpu(ranks, tmp_path):
+    """One kv head on two ranks; 3 and 6 ranks that share what they do not divide; more experts than
+    a rank has tokens, so that some get none; and machines of 4 ranks, of which the last has 2."""
+    flags = (*TRAINING, "--dtype=float64", "--dp=3", "--ep=3", "--tp=2", "--zero=3", "--kv-heads=1",
+             "--experts=24", "--top-k=1", "--vocab=131", "--layers=1", "--dim=32", "--heads=4",
+             "--seq=8", "--batch=6", "--micro-batch=1", "--node-size=4")  # fmt: skip
+    results = ranks(6, timeout=150)(run_main, NINE, flags, tmp_path)
+    hold_to_one_gpu(results, flags)
+    axes = results[0][1]["recorded"]["axes"]
+    assert [axis for axis in ("tp", "ep") if axes[axis]["leaves"]] == ["ep"]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("number", range(300))
 def test_any_axes_are_the_same_as_one_gpu(ranks, tmp_path, number):
@@ -170,6 +185,24 @@ def test_who_is_in_a_group(ranks):
                      "gradients, experts": [5], "gradients, tied": list(range(8))}
 
 
+def test_what_leaves_a_machine_is_what_the_lesson_says(ranks):
+    """Which ranks, not how many: groups that are strided send as much, but over slower links."""
+    cut = ("--pp=2", "--dp=2", "--tp=2")
+    mixture = ("--dp=4", "--tp=2", "--ep=2", "--experts=4")
+    of_ranks = ranks(8)(groups_of, cut, (*cut, "--order=tp,cp,dp,pp"), mixture)
+    usual, turned, experts = (leaving(groups, machine=4) for groups in zip(*of_ranks))
+    assert usual == {"pp", "gradients, tied"}  # a machine holds a stage
+    assert turned == {"tp", "cp and tp", "gradients, whole", "gradients, tied"}
+    assert experts == {"gradients, whole", "gradients, cut by tp", "gradients, experts"}
+    assert {tuple(groups["ep"]) for *_, groups in of_ranks} == {(0, 2), (1, 3), (4, 6), (5, 7)}
+
+
+def leaving(groups, machine):
+    """The names of those groups that some machine of so many ranks does not hold as a whole."""
+    return {name for of_rank in groups for name, members in of_rank.items()
+            if len({rank // machine for rank in members}) > 1}
+
+
 def test_ranks_that_share_a_kv_head_hold_the_same(ranks):
     of_ranks = ranks(4)(groups_of, ("--tp=4", "--kv-heads=2"))
     heads = [of_rank["gradients, kv heads"] for [of_rank] in of_ranks]
@@ -187,7 +220,7 @@ def test_schedules_are_those_of_chapter_07_and_nobody_blocks(nine, name):
                   for action in actions if action.kind != "W"] for actions in theirs.actions]
         assert ours == whole and owners == theirs.ranks
         programs = nine.make_programs(ours, owners)
-        nine.check_rendezvous(programs, functools.partial(nine.needs, depth=len(owners)))
+        seven.check_rendezvous(in_words_of_07(programs), theirs.needs)
         cuts = [cut for cut in zip(owners, owners[1:]) if cut[0] != cut[1]]
         for rank, program in enumerate(programs):
             assert [step for step in program if isinstance(step, nine.Action)] == ours[rank]
@@ -195,17 +228,118 @@ def test_schedules_are_those_of_chapter_07_and_nobody_blocks(nine, name):
             assert len(sent) == m * sum(rank in cut for cut in cuts)  # as `formulas` has it
 
 
+def in_words_of_07(programs):
+    """Its check tells a BW's output from the action: it may be a B's as well."""
+    seven = chapter("07_pipeline_parallel")
+    return [[seven.Action(*step) if hasattr(step, "kind") else
+             seven.Message(seven.Action(*step.output).output, step.sender, step.receiver)
+             for step in program] for program in programs]
+
+
+def is_done(nine, name, p, overtakes):
+    """Whether 2·p devices get through a step that run one operation at a time: messages, and two
+    collectives over tp in each action. overtakes(stage, tp): there a collective comes before the
+    message that was posted right before it, as streams may have it, unless it needs that."""
+    schedule, owners = nine.make_schedule(name, p, 4 * p)
+    left = {}
+    for (stage, program), tp in itertools.product(enumerate(nine.make_programs(schedule, owners)),
+                                                  range(2)):
+        queue = left[stage, tp] = []
+        for step in program:
+            queue += [(step, 0), (step, 1)] if isinstance(step, nine.Action) else [(step, tp)]
+        for i, ((first, _), (then, _)) in enumerate(itertools.pairwise(queue)):
+            if overtakes(stage, tp) and isinstance(first, nine.Message) and isinstance(
+                    then, nine.Action) and first.output not in nine.needs(then, len(owners)):
+                queue[i:i + 2] = queue[i:i + 2][::-1]
+    while any(left.values()):
+        ready = []
+        for (stage, tp), queue in left.items():
+            step, _ = queue[0] if queue else (None, None)
+            of = [(stage, 0), (stage, 1)]
+            if isinstance(step, nine.Message):
+                of = [(step.sender, tp), (step.receiver, tp)]
+            ready += [(stage, tp)] * (step is not None and all(
+                left[device][:1] == queue[:1] for device in of))
+        if not ready:
+            return False
+        for device in ready:
+            left[device].pop(0)
+    return True
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "dualpipe-v"])
+def test_messages_beside_tp_pass_on_nccl_in_the_order_of_the_posts(nine, name):
+    """As `execute` says; in another order, devices that run one at a time may wait for ever."""
+    for p in (2, 3, 4):
+        assert is_done(nine, name, p, lambda stage, tp: False)
+    if name != "1f1b":
+        assert not is_done(nine, name, 4, lambda stage, tp: (stage + tp) % 2)
+
+
 def test_a_schedule_in_which_ranks_wait_for_each_other_is_refused(nine):
     schedule, owners = nine.make_schedule("1f1b", 2, 2)
-    programs = nine.make_programs(schedule, owners)
     schedule[1].reverse()
     with pytest.raises(ValueError, match="ranks wait for each other"):
         nine.make_programs(schedule, owners)
-    messages = [i for i, step in enumerate(programs[1]) if isinstance(step, nine.Message)]
-    one, other = messages[:2]
-    programs[1][one], programs[1][other] = programs[1][other], programs[1][one]
-    with pytest.raises(ValueError, match="ranks wait for ever"):
-        nine.check_rendezvous(programs, functools.partial(nine.needs, depth=2))
+
+
+def test_tp_and_ep_send_what_the_lesson_compares(nine):
+    """The same tokens on the same GPUs, by the formula that runs are held to."""
+    assert nine.sent_in_a_layer(8, 1, 8)[0] == 56 and "56 t·h over tp = 8," in nine.__doc__
+    assert nine.sent_in_a_layer(1, 64, 8)[1] == 31.5 and "31.5 t·h over ep = 64," in nine.__doc__
+    h, tokens = 64, 32  # of a sequence; each GPU has one
+    for n in (2, 4, 8):
+        sent = {}
+        for axis, flags in (("tp", f"--tp={n}"), ("ep", f"--dp={n} --ep={n} --experts={n}")):
+            args = arguments_of([*flags.split(), f"--batch={n}", "--micro-batch=1", "--heads=8",
+                                 "--kv-heads=8", f"--dim={h}", f"--seq={tokens}"], n)
+            rows = 2 * 2 * tokens * args.micro_batches  # sent and received, to and from experts
+            on_axis = nine.traffic(args, n, args.micro_batches, rows, 0, 1)[axis].items()
+            share = (n - 1) / n
+            sent[axis] = share * sum(size - (op == "all_to_all") * 8 * n * args.micro_batches
+                                     for op, (_, size) in on_axis) / (tokens * h)
+        assert sent["tp"] == n * sent["ep"]  # "n times as much as ep", for K = 2
+        assert sent["tp"] == nine.sent_in_a_layer(n, 1, 2)[0]
+        assert sent["ep"] == nine.sent_in_a_layer(1, n, 2)[1]
+
+
+def messages_in_memory(micro_batches):
+    """Of a rank of 1f1b whose stage computes nothing: how many there are in any action, at the
+    most, beside the one that it takes; and after the step."""
+    nine, rank, p = chapter(NINE), dist.get_rank(), dist.get_world_size()
+    schedule, owners = nine.make_schedule("1f1b", p, micro_batches)
+    made, seen = [], []
+
+    def message():
+        tensor = torch.zeros(3)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    def alive(but=None):
+        return sum(tensor() is not None and tensor() is not but for tensor in made)
+
+    def forward(i, x, targets, valid):
+        seen.append(alive(but=x))
+        return torch.zeros(()) if stage.is_last else message()
+
+    def backward(i, gradient):
+        seen.append(alive(but=gradient))
+        return message() if rank else None
+
+    stage = SimpleNamespace(is_last=rank == p - 1, kept_for_backward={}, forward=forward,
+                            backward=backward)
+    program = nine.make_programs(schedule, owners)[rank]
+    nine.execute(program, {rank: stage}, dist.group.WORLD, message,
+                 lambda action, *kept: contextlib.nullcontext(),
+                 micro_batches * [(torch.zeros(1), None)], 1)
+    return max(seen), alive()
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_messages_do_not_pile_up_in_memory(ranks, p):
+    """What has been sent and used can go, before the step ends."""
+    for m in (2 * p, 5 * p):
+        assert ranks(p)(messages_in_memory, m) == [(p - 1, 0), *(p - 1) * [(1, 0)]]
 
 
 def test_stages_hold_all_of_the_model_in_order(nine):

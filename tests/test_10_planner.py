@@ -1,21 +1,29 @@
 """Chapter 10: held to what was published, to other chapters' formulas, and to its own search."""
 
+import contextlib
+import errno
+import io
 import itertools
 import json
 import math
+import os
+import random
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import trials
 from conftest import ROOT, chapter
 
 import common
-from lab import anatomy, planning, published
+from lab import anatomy, planning, published, refusals
 
 TEN = "10_planner"
 
@@ -97,6 +105,11 @@ def test_messages_over_compute_are_the_playbooks(ten):
     assert ratios["tp"] == pytest.approx(machine.ring(2 * tokens * 64, n, 1)
                                          / machine.matmul(tokens, 64, 64 / n))
     assert ratios["pp"] == pytest.approx(2 * tokens * 64 / 1e9 / forward)
+    # As A3 has them, where a number of all but dp's is one byte.
+    share, rate = (n - 1) / n, 1e12 / 1e9
+    theirs = {"zero-3": share / (2 * tokens), "tp": (n - 1) / (2 * 64), "pp": 1 / (32 * 64)}
+    for axis, ratio in theirs.items():
+        assert ratios[axis] == pytest.approx(2 * ratio * rate), axis
 
 
 def test_best_checkpoints_keep_least(ten):
@@ -122,16 +135,21 @@ def test_activations_are_korthikantis(ten):
     assert kept(recompute="full") == 2 * s * b * h
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_activations_are_those_of_chapters_04_and_05(ten, tp):
-    """But for the mean and the deviation of each token, 2 bytes each, that two LayerNorms keep."""
-    model = ten.gpt(3, 64, 4, seq=32, vocab=256, tie=False)
-    software, statistics = ten.Software(flash=False), 2 * 2 * 2 * 3 * 32
-    for sp, kept in ((False, chapter("04_tensor_parallel").kept(tp)),
-                     (True, chapter("05_sequence_parallel").kept(tp))):
-        measured = anatomy.kept_by_modules(config(model), 3, 2, kept)[1]
+@pytest.mark.parametrize("tp", [1, 2, 3, 6])
+@pytest.mark.parametrize("flash", [False, True])
+def test_activations_are_those_of_chapters_04_and_05(ten, tp, flash):
+    """Of an odd model: fewer kv heads than ranks, a vocabulary that does not divide. But for the
+    mean and the deviation of each token, 2 bytes each, that two LayerNorms keep; and for the output
+    of a flash kernel, which o reads as it is where a rank has one head, and else a copy of it."""
+    model = replace(ten.gpt(3, 48, 6, seq=30, vocab=250, tie=False), kv_heads=3)
+    software, statistics = ten.Software(flash=flash), 2 * 2 * 2 * 3 * 30
+    copy = 2 * 3 * 30 * 48 / tp if flash and tp < 6 else 0
+    cfg = replace(config(model), attention="sdpa" if flash else "plain")
+    for sp, name in ((False, "04_tensor_parallel"), (True, "05_sequence_parallel")):
+        shares = chapter(name).kept(cfg, tp)
+        measured = anatomy.kept_by_modules(cfg, 3, 2, shares)[1]
         ours = ten.kept_by_layer(model, ten.Layout(tp=tp, sp=sp, micro_batch=3), software)
-        assert ours + statistics / (tp if sp else 1) == measured
+        assert ours + statistics / (tp if sp else 1) + copy == measured
 
 
 def test_model_states_are_shared_out_as_in_chapter_03(ten):
@@ -295,6 +313,8 @@ def test_a_ring_leaves_a_node_through_the_cards_of_its_members(ten):
     assert machine.links(16, 1) == pytest.approx(8e9)           # eight cards, NVLink's at most
     one_card = ten.Machine(cluster, ten.Software(one_card=True))
     assert one_card.links(16, 1) == pytest.approx(1e9)
+    assert machine.links(12, 1) == pytest.approx(4e9)           # the last node has four
+    assert machine.links(9, 1) == machine.links(5, 2) == pytest.approx(1e9)
     assert machine.ring(12e9, 4, 8) == pytest.approx(9)         # 3/4 of 12 GB at 1 GB/s
     assert machine.ring(12e9, 1, 1) == 0
 
@@ -419,6 +439,7 @@ def test_hops_take_time_within_a_node_and_between_nodes(ten):
     ring = lambda n, stride: ten.Machine(cluster, ten.Software()).ring(0, n, stride)
     assert ring(8, 1) == 7 and ring(16, 1) == 2 * 100 + 13      # two of 15 hops leave a node
     assert ring(4, 8) == 300 and ring(1, 8) == 0
+    assert ring(12, 1) == 2 * 100 + 9                           # to the node of four, and back
     at = lambda n: ten.step_seconds(ten.MODELS["8b"], ten.Layout(n, zero=3), ten.CLUSTERS["h100"],
                                     ten.SOFTWARE["torchtitan"], n)["dp"]
     assert at(4096) > at(64)                                    # a ring of more ranks has more hops
@@ -620,35 +641,140 @@ def test_any_model_and_machine_can_be_given(ten, capsys):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ("--tp 3", "tp x cp x pp = 3; --tp"), ("--dp-hidden 2", "--dp-hidden: invalid share"),
+    ("--tp 3", "tp x cp x pp = 3; --tp"),
+    ("--dp-hidden 2", "--dp-hidden: 2 is no number from 0 to 1; --dp-hidden 0.5"),
     ("--gpus 100000 --batch 2048", "; --batch 100000 would work"),
-    ("--model 405b", "needs 919 GB of a GPU"),
-    ("--tp x", "--tp: invalid"), ("--gpus 0", "--gpus"), ("--model 9b", "--model"),
+    ("--model 405b", "needs 919 GB of a GPU"), ("--tp 16", "gpus = 8 is not a multiple of tp"),
+    ("--gpus 1 --tp 2", "gpus = 1 is not a multiple"), ("--tp x", "--tp: x is no whole number"),
+    ("--gpus 0", "--gpus"), ("--model 9b", "--model"), ("stray", "; without stray"),
     ("--seq 100 --cp 8", "seq = 100 is not a multiple of cp = 8"),
     ("--pp 64 --gpus 64", "layers = 32"),
     ("--heads 3 --model 8b", "dim = 4096 is not a multiple of"),
-    ("--heads 3", "--layers, --dim and --heads"), ("--matmul 5", "--matmul: invalid share"),
+    ("--heads 3", "--layers, --dim and --heads"), ("--matmul 0", "--matmul: 0 is no number from"),
+    ("--attention 0", "--attention"), ("--matmul 5", "--matmul: 5 is no number from 0.001 to 1"),
     ("--gpus 8 --batch 1 --pp 8 --v 4 --tp 1", "1 micro-batches for pp = 8, v = 4"),
     ("--kv-heads 64", "heads = 32 is not a multiple of kv-heads"), ("--top-k 2", "than experts"),
+    ("--kv-heads 5", "kv-heads = 5; without --kv-heads"),
     ("--pp 2 --schedule dualpipe-v --v 2", "dualpipe-v needs pp of 2 or more"),
-    ("--nic nan", "--nic"), ("--peak 1e99", "--peak"),
-    ("--json /no/such/folder/plan.json", "--json"), ("--layer 3", "--layer 3")])
-def test_a_bad_argument_costs_one_line(arguments, words):
-    ran = planner(arguments)
-    assert ran.returncode == 2 and not ran.stdout, ran
-    [line] = ran.stderr.splitlines()
-    assert line.startswith("error: ") and words in line
+    ("--nic nan", "--nic"), ("--peak 1e99", "--peak"), ("--memory 80", "--memory 80e9 would"),
+    ("--fp8 --cluster a100", "a100 has no matmuls in FP8; without --fp8"),
+    ("--json /proc/plan.json", "--json: cannot write"), ("--layer 3", "without --layer 3"),
+    ("--layers 1000000000000", "--layers"), ("--dim 99999999999", "--dim"),
+    ("--gpus 720720 --layers 90000 --dim 64 --heads 2 --seq 2000000 --experts 4096",
+     "34,744,320 layouts are more than")])
+def test_a_bad_argument_costs_one_line(ten, arguments, words):
+    status, output, line = told(ten, shlex.split(arguments))
+    assert status == 2 and not output
+    assert line.startswith("error: ") and words in line and line.count("\n") == 1
+    assert line.endswith(" would work\n")
+
+
+def told(ten, argv):
+    """(status, stdout, stderr) of the planner, called in this process."""
+    said, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(errors):
+        try:
+            status = planning.main(ten, argv)
+        except SystemExit as leaving:
+            status = leaving.code
+    return status, said.getvalue(), errors.getvalue()
+
+
+def follow(ten, argv, line):
+    """Each change that a refusal names works: something fits, for sure."""
+    for change in re.search("; ([^;]*) would work\n$", line)[1].split(" or "):
+        status, said, errors = told(ten, refusals.changed(argv, refusals.parsed(change)))
+        assert status == 0 and " may fit" not in said, (argv, line, change, errors)
 
 
 @pytest.mark.parametrize("arguments", [
-    "--tp 3", "--model 405b", "--pp 64 --gpus 64", "--model 70b --tp 1",
-    "--gpus 100000 --batch 2048"])
-def test_what_a_refusal_names_works(arguments):
-    line = planner(arguments).stderr
-    for change in line.rpartition("; ")[2].removesuffix(" would work\n").split(" or "):
-        assert change.startswith("--")
-        ran = planner(f"{arguments} {change}")
-        assert ran.returncode == 0 and "may" not in ran.stdout
+    "--tp 3", "--model 405b", "--pp 64 --gpus 64", "--model 70b --tp 1", "--gpus 1 --tp 2",
+    "--gpus 100000 --batch 2048", "--no-sp --tp 3", "--heads 3 stray --model 9b --layer=3",
+    "--model 1t --gpus 1 --memory 1e6 --batch 1",
+    "--gpus 8388608 --seq 200000000 --experts 32768 --top-k 2 --v 1 --micro-batch 1 --memory 1e6"])
+def test_what_a_refusal_names_works(ten, arguments):
+    argv = shlex.split(arguments)
+    follow(ten, argv, told(ten, argv)[2])
+
+
+ODD = {"int": ["-1", "0", "1", "2", "3", "5", "8", "12", "64", "1000", "x", "1.5", "", "--",
+               "65536", "9" * 20],
+       "float": ["0", "1e-9", "0.3", "1", "80", "1e12", "1e30", "nan", "inf", "-1", ""]}
+
+
+def drawn(rng, ten):
+    """A command line of one to five flags, of which some are bad, or do not fit each other."""
+    argv = []
+    flags = [action for action in planning.parser(ten)._actions if action.dest not in (
+        "help", "published", "problems", "json")]
+    for action in rng.sample(flags, rng.choice((1, 1, 2, 2, 3, 4, 5))):
+        flag = rng.choice(action.option_strings)
+        if action.nargs == 0:
+            argv.append(flag)
+        elif action.choices:
+            argv.append(f"{flag}={rng.choice([*action.choices, 'x'])}")
+        else:
+            kind = "int" if trials.kind_of(action) is int else "float"
+            argv.append(f"{flag}={rng.choice(ODD[kind])}")
+    return argv + ["stray"] * (rng.random() < 0.1)
+
+
+@pytest.mark.parametrize("seed", [
+    0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 10))])
+def test_every_odd_question_is_answered_or_refused_with_a_change_that_works(ten, seed):
+    rng, refused = random.Random(seed), 0
+    while refused < 30:
+        argv, begin = drawn(rng, ten), time.process_time()
+        status, said, line = told(ten, argv)
+        assert time.process_time() - begin < 15, argv
+        assert (status, line) == (0, "") and said or status == 2 and not said, (argv, line)
+        if status == 2:
+            refused += 1
+            assert line.startswith("error: ") and line.count("\n") == 1, (argv, line)
+            follow(ten, argv, line)
+
+
+def test_the_sizes_of_a_search_are_limited(ten, monkeypatch):
+    """As many layouts as are to be tried are counted before any is."""
+    asked = planning.question(ten, [])[1]
+    tried = []
+    monkeypatch.setattr(ten, "Plan", lambda model, layout, *others: tried.append(layout)
+                        or SimpleNamespace(why="", total=0, bytes=0))
+    asked.find(8, {"zero": 1, "cp": 1})
+    degrees = ten.degrees(asked.model, asked.cluster, asked.software, 8, {"zero": 1, "cp": 1}, 16)
+    assert len(tried) == math.prod(map(len, degrees.values())) <= planning.MOST
+    monkeypatch.setattr(planning, "MOST", len(tried) - 1)
+    with pytest.raises(common.Refused, match="layouts are more than"):
+        planning.question(ten, ["--zero=1", "--cp=1"])
+
+
+PROGRAM = trials.Command([ROOT / f"{TEN}.py"], lambda: planning.program(chapter(TEN)), ["--gpus=8"],
+                         writes={"--json": "plan.json"}, prints="layouts")
+
+
+def test_it_keeps_its_line_and_its_status_whatever_its_streams_and_files_are(tmp_path, monkeypatch):
+    """Closed, full or in ASCII; a pipe nobody reads, a folder, a full disk. Nothing is left."""
+    assert trials.closed_streams(PROGRAM) == []
+    assert trials.bad_places(PROGRAM) == []
+    monkeypatch.chdir(tmp_path)
+    assert told(chapter(TEN), ["--json=plan.json", "--tp=3"])[0] == 2 and os.listdir() == []
+
+    def full(path, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    errors = io.StringIO()
+    assert trials.call(PROGRAM, ["--json=plan.json"], {}, None, errors) == 1
+    assert errors.getvalue() == "error: cannot write all of a file: No space left on device\n"
+
+
+@pytest.mark.full
+def test_each_value_of_each_flag():
+    assert trials.bad_values(PROGRAM) == []
+
+
+def test_a_signal_ends_it_in_a_line():
+    assert trials.signals(PROGRAM) == []
 
 
 def test_where_nothing_fits_for_sure_it_says_so_and_what_would():

@@ -117,8 +117,15 @@ BAD = [  # flags, and what the line must say: the flag, the value, a value that 
      "--profile link/a.json is the file of --json too; --profile link/a-profile.json would work"),
     ("--json=nowhere/a.json --profile=nowhere/b/../a.json",
      "--profile nowhere/b/../a.json is the file of --json too; --profile nowhere/b/../a-profile"),
-    ("--stepz=3", "unrecognized arguments: --stepz=3"),
-    ("--step=3", "unrecognized arguments: --step=3"),
+    ("--stepz=3", "unrecognized arguments: --stepz=3 .*; without --stepz would work"),
+    ("--step=3", "unrecognized arguments: --step=3 .*; without --step would work"),
+    ("stray", "unrecognized arguments: stray .*; without stray would work"),
+    ("--stepz 3 -x", "unrecognized arguments: --stepz 3 -x .*; without --stepz 3 -x would work"),
+    ("--batch=--", "--batch: -- is no whole number in .*; --batch 8 would work"),
+    ("--batch= --", "--batch: '' is no whole number in .*; --batch 8 (without -- )?would work"),
+    ("--data=--", "--data -- is no readable file; without --data would work"),
+    ("--variant=--", "--variant: invalid choice: '--' .*; --variant bucket would work"),
+    ("--variant=torhc", "--variant: invalid choice: .*; --variant torch would work"),
 ]
 
 
@@ -164,6 +171,19 @@ def test_chapter_01_refuses_what_only_it_can(run_chapter):
     ):
         refused(lambda *flags, more=environment: run_chapter(*flags, **more), "01_single_gpu",
                 flags, line)
+
+
+@pytest.mark.parametrize(("words", "change"), [
+    ("", "with ring"), ("rnig", "ring in place of rnig"), ("ring --level x", "--level 1"),
+    ("ring --level 3", "--level 1"), ("--level 2 x y", "ring in place of x without y"),
+    ("--level -1 --far", "--level 1 with ring without --far")])
+def test_a_word_that_is_missing_or_wrong_has_one_that_works(capsys, words, change):
+    parser = cli.Parser("way.py")
+    parser.add_argument("way", choices=["ring", "tree"])
+    parser.add_argument("--level", type=int, choices=(1, 2))
+    with pytest.raises(SystemExit, match="2"):
+        refusals.accepted(parser.parse_args, words.split(), alone=True)
+    assert capsys.readouterr().err.endswith(f"; {change} would work\n")
 
 
 def test_a_refusal_stays_on_its_line(run_chapter):

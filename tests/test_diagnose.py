@@ -355,6 +355,22 @@ FAULTS = [
           "        clip_grads_with_norm_(model.parameters(), clip, norm)\n    norm = "
           "grad_norm(model.parameters())\n    optimizer.step()",
           "the gradient norm is that after clipping"),
+    fault("a norm before the gradients are complete", 2, TWO, "--variant=bucket",
+          "    replica.finish()\n\n    norm",
+          "    norm = grad_norm(replica.parameters())\n    replica.finish()\n    _",
+          "the gradients are right after the step, but the norm was made before they were "
+          "complete, as where nobody waits for a collective"),
+    fault("an update before the gradients are complete", 2, TWO, "--variant=bucket",
+          "    replica.finish()\n\n    norm",
+          "    norm, _ = grad_norm(replica.parameters()), optimizer.step()\n    "
+          "replica.finish()\n    optimizer.step = lambda: None\n    _",
+          "the gradients are right after the step, but the norm and the update were made before "
+          "they were complete, as where nobody waits for a collective"),
+    fault("gates with the bias", 2, EIGHT, "--experts=4 --balance=bias --bias-speed=0.05 --steps=2",
+          "gates = logits.gather(-1, chosen)",
+          "gates = (logits + self.bias).gather(-1, chosen)",
+          "all gradients are off by no constant factor; before, 1 step matched, and now the loss "
+          "is off, too: look at what forward reads, beside the weights, that a step has changed"),
     slow("a loss on no rank", 2, TWO, "--variant=naive",
           "dist.all_reduce(loss, group=group)              # for",
           "loss *= 1 + run.rank  # for",
@@ -390,6 +406,20 @@ def test_the_same_is_said_on_a_gpu(ranks, tmp_path, name):
     flags = [flag for flag in flags_of(chapter, flags) if flag != "--device=cpu"]
     (status, run, output), *_ = ranks(world)(run_on_cuda, chapter, flags, tmp_path, fault)
     assert " cuda, gloo " in output and run["diagnosis"] == said
+
+
+@pytest.mark.parametrize(("flags", "rate"), [
+    ("--dtype=float32 --optimizer=adamw --lr=1e9", r"--lr 1e\+09"),  # not finite
+    ("--dtype=float32 --optimizer=sgd --lr=30", "--lr 30"),  # the tensors
+    ("--dtype=bfloat16 --lr=1e9", r"--lr 1e\+09"),  # the loss
+])
+def test_where_one_gpu_is_lost_too_the_rate_is_to_blame(ranks, tmp_path, flags, rate):
+    flags = [*flags_of(TWO, flags), "--steps=5", "--variant=overlap"]
+    (status, run, output), _ = ranks(2)(run_main, TWO, flags, tmp_path)
+    assert status == 1 and len(run["diagnosis"]) == 1, output
+    assert re.fullmatch(rf"in \d steps? that matched, one GPU's weights have moved by \S+ times "
+                        rf"their size: {rate} is too high, and makes any difference of rounding "
+                        r"large", run["diagnosis"][0])  # fmt: skip
 
 
 # ------------------------------------------------------------------------- of right runs, nothing

@@ -319,13 +319,17 @@ def test_the_ten_best_are_the_planners(ten):
         assert (one["seconds"], one["bytes"]) == (plan.total, plan.bytes)
     nothing = answers.best({"model": "405b", "gpus": "8"})
     assert not nothing["fits"] and nothing["plans"] == []
+    assert answers.best({"gpus": "8", "tp": "16"})["why"].endswith("; --tp 1 would work")
+    with pytest.raises(Refused, match=r"^34,744,320 layouts are more than"):
+        answers.best({"gpus": "720720", "layers": "90000", "dim": "64", "heads": "2",
+                      "seq": "2000000", "experts": "4096"})
     assert "--gpus 128 would work" in nothing["why"]
 
 
 def test_a_search_has_a_time_limit():
     start = time.perf_counter()
     with pytest.raises(Refused, match="took more than 0.3 s, and was stopped"):
-        answers.searched(("--layers=1000000000", "--dim=64", "--heads=1", "--gpus=8"), 0.3)
+        answers.searched(("--model=deepseek-v3", "--gpus=2048", "--batch=15360"), 0.3)
     assert time.perf_counter() - start < 3
 
 
@@ -477,6 +481,8 @@ def test_what_else_it_refuses(running, monkeypatch, capsys):
     assert get(running, "/", Host="evil.example")[0] == 400      # a name that leads to 127.0.0.1
     assert get(running, "/" + "a" * 5000)[0] == 414
     assert get(running, "/", "POST")[0] == 501
+    for path in "http://[/", "x://]", "http://[::1":       # of which urlsplit makes nothing
+        assert get(running, path)[::2] == (400, b"this is no address\n")
     monkeypatch.setattr(reading.Course, "front", lambda self: 1 / 0)
     status, _, body = get(running, "/")
     assert status == 500 and b"terminal" in body and "ZeroDivisionError" in capsys.readouterr().err

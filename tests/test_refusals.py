@@ -52,6 +52,12 @@ def packed(argv):
         raise Refused("--straw is sold out", "--straw 2")
     if argv[0] == "stone":
         raise Refused("a stone is not packed", "--eggs 6")
+    if argv[0] == "straw":
+        raise Refused("straw is not packed", "fair in place of straw")
+    if argv[0] in ("lead", "gold") and argv[1:]:
+        raise Refused(f"{argv[0]} is packed as it is")
+    if argv[0] == "gold":
+        raise Refused("gold is not packed", "fair in place of gold")
 
 
 @pytest.mark.parametrize(("words", "advice"), [
@@ -63,6 +69,9 @@ def packed(argv):
     ("fair --straw 1 --eggs 7", "--eggs 12 without --straw would work"),
     ("stone --coins 7", "with --eggs 6, a stone is not packed; no change of a few "
      "flags was found to work"),
+    ("straw --coins 7", "fair in place of straw would work"),
+    ("lead --coins 7 --eggs 24", "without --coins --eggs would work"),
+    ("gold --coins 7 --eggs 24", "fair in place of gold without --coins --eggs would work"),
 ])  # fmt: skip
 def test_advice(words, advice):
     argv = words.split()
@@ -78,8 +87,15 @@ def test_a_change_is_put_in_place_of_what_is_given():
     assert changed("without --ep --ranks") == ["1f1b", "--deep", "--json", "a b"]
     assert changed("--json 'c d' --deep") == [*argv[:4], "--ep", "-5", "--json", "c d", "--deep"]
     assert changed("--nproc_per_node 4") == argv
-    assert refusals.in_words(refusals.parsed("--json 'c d' --deep")) == "--json 'c d' --deep"
-    assert refusals.in_words(refusals.parsed("without --a --b")) == "without --a --b"
+    assert changed("1f1 in place of 1f1b without --ep") == ["1f1", *argv[1:3], "--deep", *argv[-2:]]
+    assert changed("without 1f1b 3") == ["--ranks", *argv[3:]]
+    assert changed("with 'x y'") == ["x y", *argv]
+    assert refusals.changed(["", "x"], refusals.parsed("with y without ''")) == ["y", "x"]
+    for change in ("--json 'c d' --deep", "without --a --b", "with y",
+                   "--a 1 'x y' in place of z without b"):
+        assert refusals.in_words(refusals.parsed(change)) == change
+    flags_end = refusals.changed(["--ep=4", "--", "x"], refusals.parsed("--ep 2"))
+    assert flags_end == ["--ep", "2", "--", "x"]
 
 
 # ------------------------------------------------------------------------------- by chance

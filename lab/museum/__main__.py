@@ -3,6 +3,7 @@
     python -m lab.museum                        all exhibits, and the figure
     python -m lab.museum 06 torchtitan#596      those of a chapter, and of a thread
     python -m lab.museum kernels resume         those of the kernels, and of checkpoints
+    python -m lab.museum 02 --dtype bfloat16    in 16 bits, where fewer observables see a bug
 
 Each runs for 20 steps with SGD and with AdamW, with the bug and without. Columns: the first step
 whose loss is not that of the run without the bug; how far the loss is from it, at the first step
@@ -40,12 +41,12 @@ def chosen(words):
     return {room: those for room, those in found.items() if those}
 
 
-def play_all(rooms):
+def play_all(rooms, dtype=None):
     """Yield (room, exhibit, {optimizer: (Seen without the bug, Seen with it)}), in order."""
     from lab.museum import observe
 
     def play(exhibit):
-        return {optimizer: observe.play_both(exhibit, observe.flags_of(exhibit, optimizer))
+        return {optimizer: observe.play_both(exhibit, observe.flags_of(exhibit, optimizer, dtype))
                 for optimizer in ("sgd", "adamw")}
 
     names = [room.removeprefix("chapter_") for room, those in rooms.items() for _ in those]
@@ -56,8 +57,9 @@ def play_all(rooms):
         yield from zip(names, every, pool.map(play, every))
 
 
-def judge(room, exhibit, found):
-    """What the table and the figure say of an exhibit, as plain data."""
+def judge(room, exhibit, found, dtype=None):
+    """What the table and the figure say of an exhibit, as plain data. Its caught_by are those that
+    see it in its own dtype."""
     from lab.museum import observe
 
     clean, seen = found["sgd"]
@@ -69,7 +71,8 @@ def judge(room, exhibit, found):
             "first loss": first, "last loss": last, "last loss, AdamW": adamw,
             "AdamW hides it": hidden,
             "control": all(without.status == 0 for without, _ in found.values()),
-            "is caught": seen.status == 1 and {*exhibit.caught_by} <= {*seen.caught}}
+            "is caught": seen.status == 1 and bool(
+                dtype or {*exhibit.caught_by} <= {*seen.caught})}
 
 
 def line_of(told):
@@ -123,6 +126,7 @@ def draw(told, path):
 
 
 def arguments(argv):
+    from common import DTYPES
     from lab import cli
 
     parser = cli.Parser("-m lab.museum", description=__doc__,
@@ -130,6 +134,7 @@ def arguments(argv):
     parser.add_argument("exhibit", nargs="*", default=[], metavar="EXHIBIT", help="06, or a thread")
     parser.add_argument("--out", type=cli.output("museum.png"), help="draw exhibits by observables")
     parser.add_argument("--json", type=cli.output("museum.json"), help="write the table")
+    parser.add_argument("--dtype", choices=DTYPES, help="of all runs that do not need another")
     parser.add_argument("--stories", action="store_true", help="tell each exhibit's story as well")
     args = parser.parse_args(argv)
     args.rooms = chosen(args.exhibit)
@@ -143,8 +148,8 @@ def main(argv=None):
     args = refusals.accepted(arguments, sys.argv[1:] if argv is None else argv, alone=True)
     begin, told = time.monotonic(), []
     print(f"  {'':<38}step  loss 1 loss 20   AdamW            what sees it")
-    for room, exhibit, found in play_all(args.rooms):
-        told.append(judge(room, exhibit, found))
+    for room, exhibit, found in play_all(args.rooms, args.dtype):
+        told.append(judge(room, exhibit, found, args.dtype))
         print(line_of(told[-1]), flush=True)
         if args.stories:
             print(textwrap.indent(textwrap.fill(f"{exhibit.title}. {exhibit.story}", 92), "    "))

@@ -8,7 +8,7 @@ ZERO_1 = 3, "--batch 18 --micro-batch 2 --ignore 0.4 --clip 0.5 --variant zero1"
 ZERO_2 = 3, "--batch 18 --micro-batch 2 --ignore 0.4 --clip 0.5 --variant zero2"
 ZERO_3 = 3, "--batch 18 --micro-batch 2 --ignore 0.4 --clip 0.5 --variant zero3"
 HSDP = 4, "--batch 16 --micro-batch 2 --ignore 0.4 --clip 0.5 --variant hsdp --shard-size 2"
-ADD = "        self.grad = self.summed if self.grad is None else self.grad.add_(self.summed)\n"
+ADD = "        self.shard.grad = self.sum if before is None else before.add_(self.sum)\n"
 
 EXHIBITS = [
     Exhibit(
@@ -16,7 +16,7 @@ EXHIBITS = [
         "Accumulation was done by hand, and the library had been told that there is none. So it "
         "took each backward for the end of a step, and stage 2 began its sum anew every time. Only "
         "the last micro-batch reached the update. Stage 3 counts otherwise, and was right.",
-        FILE, ADD, "        self.grad = self.summed\n",
+        FILE, ADD, "        self.shard.grad = self.sum\n",
         *ZERO_2, ("loss", "gradients", "gradient norm", "parameters"),
         ("first loss", "sent", "kept"),
     ),
@@ -26,7 +26,7 @@ EXHIBITS = [
         "A flag that says that a reduction has begun was set by the first backward, and cleared in "
         "the optimizer's step alone. So later micro-batches were not reduced. It happened only "
         "where messages hide behind backward; else the reduction came in the step.",
-        FILE, ADD, "        self.grad = self.summed if self.grad is None else self.grad\n",
+        FILE, ADD, "        self.shard.grad = self.sum if before is None else before\n",
         *ZERO_3, ("loss", "gradients", "gradient norm", "parameters"),
         ("first loss", "sent", "kept"),
     ),
@@ -35,7 +35,7 @@ EXHIBITS = [
         "A reduction over one rank cannot multiply while it sums, so the factor was applied to the "
         "buffer itself, in every micro-batch. With accumulation, earlier gradients were multiplied "
         "again and again. A review found it.",
-        FILE, ADD, ADD + "        self.grad *= 0.9\n",
+        FILE, ADD, ADD + "        self.shard.grad *= 0.9\n",
         *ZERO_2, ("loss", "gradients", "gradient norm", "parameters"),
         ("first loss", "sent", "kept"),
     ),
@@ -45,11 +45,11 @@ EXHIBITS = [
         "in the place of its parameters, and each step updated the old ones. A tool that traces "
         "training noticed that no parameter changes. The loss was that of the first step, for "
         "ever.",
-        FILE, "        self.optimizer = make_optimizer([unit.master for unit in self.units])\n",
-        "        for unit in self.units:\n"
-        "            unit.old = nn.Parameter(unit.master.detach().clone())\n"
-        "            unit.old.flat = unit.master.flat\n"
-        "        self.optimizer = make_optimizer([unit.old for unit in self.units])\n",
+        FILE, "        return run.optimizer([unit.shard for unit in units])\n",
+        "        old = [nn.Parameter(unit.shard.detach().clone()) for unit in units]\n"
+        "        for p, unit in zip(old, units):\n"
+        "            p.flat = unit.shard.flat\n"
+        "        return run.optimizer(old)\n",
         *ZERO_2, ("loss", "gradients", "gradient norm", "parameters"),
         ("first loss", "sent", "kept"),
     ),
@@ -58,12 +58,11 @@ EXHIBITS = [
         "A matrix that does not divide by the ranks was padded on the last one, which made a copy "
         "of its shard. Updates went into the copy, and were lost. All other ranks updated theirs, "
         "so the model trained, but for these rows.",
-        FILE,
-        "            unit.master.grad = grad.to(unit.master)"
-        "     # that very tensor, if both are alike\n",
-        "            unit.master.grad = grad.to(unit.master)\n"
-        "            if unit.padding and unit.group.rank() == unit.group.size() - 1:\n"
-        "                unit.master.grad = torch.zeros_like(unit.master)\n",
+        FILE, "    optimizer.step()\n    return norm\n",
+        "    for unit in units:\n"
+        "        if unit.padding and unit.group.rank() == unit.group.size() - 1:\n"
+        "            unit.shard.grad = torch.zeros_like(unit.shard)\n"
+        "    optimizer.step()\n    return norm\n",
         *ZERO_2, ("loss", "gradients", "gradient norm", "parameters"),
         ("first loss", "sent", "kept"),
     ),
@@ -73,7 +72,7 @@ EXHIBITS = [
         "sum over the ranks is taken only where somebody asks for it, and logging did not. It was "
         "too small by about the square root of the number of shards, and was found because the "
         "same run placed in two ways told two norms.",
-        FILE, "    norm = grad_norm(units, zero.group)\n", "    norm = grad_norm(units)\n",
+        FILE, "    norm = grad_norm(shards, units[0].group) ", "    norm = grad_norm(shards) ",
         *ZERO_3, ("loss", "gradients", "gradient norm", "parameters", "sent"),
         ("first loss", "kept"),
     ),
@@ -82,9 +81,9 @@ EXHIBITS = [
         "Squares of norms were summed over the ranks for all parameters, also for those that each "
         "rank holds as a whole. These counted as often as there are ranks, so that clipping made "
         "updates too small. The fix came with a test that mixes both kinds.",
-        FILE, "    norm = grad_norm(units, zero.group)\n",
-        "    norm = grad_norm(units, zero.group)\n"
-        "    norm = norm * (dist.get_world_size() / zero.group.size()) ** 0.5\n",
+        FILE, "    norm = grad_norm(shards, units[0].group) ",
+        "    norm = grad_norm(shards, units[0].group)\n"
+        "    norm = norm * (dist.get_world_size() / units[0].group.size()) ** 0.5 ",
         *HSDP, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
     ),
     Exhibit(
@@ -92,8 +91,8 @@ EXHIBITS = [
         "On 96 GPUs a model trained well, and on 384 it was unstable. The reason was that its "
         "gradients were summed in bfloat16: each rank more costs low bits. With a reduction in "
         "float32 it trained again.",
-        FILE, "        self.sum_dtype = sum_dtype or self.full.dtype\n",
-        "        self.sum_dtype = sum_dtype or torch.bfloat16\n",
+        FILE, "        self.shard.cuts = (cut,) ",
+        "        self.shard.grad_dtype = torch.bfloat16\n        self.shard.cuts = (cut,) ",
         *ZERO_2, ("gradients", "gradient norm", "parameters", "sent", "states"),
         ("first loss", "loss", "kept"),
     ),
@@ -103,12 +102,12 @@ EXHIBITS = [
         "added to it. So that one stayed on its rank. Before a step two ranks had gradients of "
         "0.2206 and 0.2123, and curves of runs that should have been equal drifted apart.",
         FILE, "        loss = loss_sum(model(tokens), targets) / valid\n        loss.backward()\n"
-        "        total += loss.detach()\n    reduce_gradients(zero.units)\n",
+        "        total += loss.detach()\n\n    for unit in units:\n        reduce_in_place(unit)\n",
         "        loss = loss_sum(model(tokens), targets) / valid\n"
         "        if tokens is not micro_batches[-1][0]:\n            loss.backward()\n"
-        "        total += loss.detach()\n    reduce_gradients(zero.units)\n"
-        "    own = [unit.grad for unit in zero.units]\n    loss.backward()\n"
-        "    for unit, grad in zip(zero.units, own):\n        unit.grad = grad\n",
+        "        total += loss.detach()\n\n    for unit in units:\n        reduce_in_place(unit)\n"
+        "    own = [unit.shard.grad.clone() for unit in units]\n    loss.backward()\n"
+        "    for unit, grad in zip(units, own):\n        unit.shard.grad.copy_(grad)\n",
         *ZERO_1, ("loss", "gradients", "gradient norm", "parameters"),
         ("first loss", "sent", "kept"),
     ),
@@ -117,7 +116,7 @@ EXHIBITS = [
         "A schedule called the hooks of FSDP by hand, and missed the last one of a step. So the "
         "optimizer read gradients of which the sum was not complete. Sometimes it was complete by "
         "chance, as it is with all races.",
-        FILE, "    if zero.replicas:\n", "    if zero.replicas and False:\n",
+        FILE, "    if replicas:\n", "    if replicas and False:\n",
         *HSDP, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
     ),
 ]

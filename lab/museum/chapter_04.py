@@ -67,9 +67,9 @@ EXHIBITS = [
         "gradient of its own query heads. The sum of these forgot the biases, one of two "
         "optimizers forgot it altogether, and of several parts of a model only the first was "
         "visited. Its authors found it when they read their code again.",
-        FILE, "        if copies.size() > 1:\n            linear.weight.partial = copies\n",
-        "        if copies.size() > 1 and linear is attn.k:\n"
-        "            linear.weight.partial = copies\n",
+        FILE, "        if holders:\n            linear.weight.partial = holders\n",
+        "        if holders and linear is attn.k:\n"
+        "            linear.weight.partial = holders\n",
         *SHARED, ("loss", "gradients", "gradient norm", "parameters", "sent"),
         ("first loss", "kept"),
     ),

@@ -67,9 +67,9 @@ EXHIBITS = [
         "gradient on each, with sequence parallelism or without. It was summed only with it. So "
         "without it, copies differ after one update, and the next prediction is off. With it, the "
         "same check passes, and most tests have it.",
-        FILE, "        if copies.size() > 1:\n            linear.weight.partial = copies\n",
-        "        if 1 < copies.size() < group.size():\n"
-        "            linear.weight.partial = copies\n",
+        FILE, "        if holders:\n            linear.weight.partial = holders\n",
+        "        if holders and holders.size() < group.size():\n"
+        "            linear.weight.partial = holders\n",
         *SHARED, ("loss", "gradients", "gradient norm", "parameters", "sent"),
         ("first loss", "kept"),
     ),
@@ -79,8 +79,8 @@ EXHIBITS = [
         "own part. So every rank read the first one. Forward was exact, and on one rank so was "
         "backward: a test that looks at that rank alone passes. On the others gradients were off "
         "by about a tenth.",
-        FILE, "            dw += arrived.flatten(0, 1).T @ chunks[owner].flatten(0, 1)\n",
-        "            dw += arrived.flatten(0, 1).T @ chunks[0].flatten(0, 1)\n",
+        FILE, "            dw.addmm_(arrived.flatten(0, 1).T, chunks[owner].flatten(0, 1))\n",
+        "            dw.addmm_(arrived.flatten(0, 1).T, chunks[0].flatten(0, 1))\n",
         2, "--batch 6 --micro-batch 2 --ignore 0.4 --variant ring",
         ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
     ),

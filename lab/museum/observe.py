@@ -29,6 +29,7 @@ OBSERVABLES = ("first loss", "loss", "gradients", "gradient norm", "parameters",
                "states", "FLOPs", "values", "resume")
 MODEL = f"--layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=16 --steps={STEPS}"
 WORDS = {               # in the name of a check: what it is about; the first that is found
+    "begins with": "parameters",
     "PyTorch's gives": "values", "backward": "values", "heard of all": "values",
     "all_": "sent", "reduce": "sent", "send": "sent", "other groups": "sent",
     "activations": "kept", "kept": "kept", "FLOPs": "FLOPs", "computed": "FLOPs",
@@ -136,11 +137,14 @@ def trains(exhibit):
     return exhibit.ranks > 0 and not exhibit.file.startswith("00")
 
 
-def flags_of(exhibit, optimizer):
-    """With this optimizer, if the exhibit needs no other."""
-    if not trains(exhibit) or "--optimizer" in exhibit.flags:
-        return exhibit.flags
-    return f"{exhibit.flags} --optimizer={optimizer}"
+def flags_of(exhibit, optimizer, dtype=None):
+    """With this optimizer, and in this precision, if the exhibit needs no other."""
+    flags = exhibit.flags
+    if trains(exhibit) and "--optimizer" not in flags:
+        flags += f" --optimizer={optimizer}"
+    if dtype and trains(exhibit) and "--dtype" not in flags and "--precision" not in flags:
+        flags += f" --dtype={dtype}"
+    return flags
 
 
 def play_both(exhibit, flags):

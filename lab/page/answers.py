@@ -119,8 +119,8 @@ def flags_of(asked):
 def question(asked):
     try:
         return planning.Question(ten(), planning.arguments(ten(), flags_of(asked)))
-    except planning.Refused as refused:
-        raise Refused(str(refused).split("; python ")[0]) from None
+    except Refused as refused:                          # what it says of a terminal is not for here
+        raise Refused(refused.args[0].split(" (python ")[0]) from None
 
 
 def plan(asked):

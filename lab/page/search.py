@@ -11,6 +11,7 @@ import json
 import sys
 
 from lab import planning
+from lab.refusals import refusal
 
 SHOWN = 10
 
@@ -29,14 +30,14 @@ def plan_as_data(asked, plan):
 def main(argv):
     ten = importlib.import_module("10_planner")
     try:
-        asked = planning.Question(ten, planning.arguments(ten, argv))
-    except planning.Refused as refused:
-        print(refused, file=sys.stderr)
+        _, asked = planning.question(ten, argv)
+    except refusal() as refused:
+        print(refused.args[0], file=sys.stderr)
         return 2
     fit, others = asked.find(asked.gpus, asked.fixed)
     fits = bool(fit) and not fit[0].why
     json.dump({"count": len(fit), "fits": fits,
-               "why": None if fits else planning.advice(asked, fit or others),
+               "why": None if fits else planning.advice(asked, fit or others, argv),
                "plans": [plan_as_data(asked, plan) for plan in fit[:SHOWN]]}, sys.stdout)
     return 0
 

@@ -73,7 +73,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return HTTPStatus.BAD_REQUEST, plain, b"this server answers to its own address only\n"
         if len(self.path) > LONGEST:
             return HTTPStatus.REQUEST_URI_TOO_LONG, plain, b"this address is too long\n"
-        url = urlsplit(self.path)
+        try:
+            url = urlsplit(self.path)
+        except ValueError:                              # of http://[/
+            return HTTPStatus.BAD_REQUEST, plain, b"this is no address\n"
         if url.path.startswith("/api/"):
             status, data = answer(url.path.removeprefix("/api/"), url.query)
             return status, as_json, json.dumps(data).encode()
