@@ -258,8 +258,8 @@ def oversee(parent, folder, path, calls, more_paths, limit):
 
 
 def compare(processes, name, stem, source, *args):
-    """What is wrong with what the processes have told, in sentences: by a function of lab/trusted.py
-    of the solution's file and these arguments."""
+    """What is wrong with what the processes have told, in sentences: by a function of
+    lab/trusted.py of the solution's file and these arguments."""
     import torch
 
     from lab import trusted
@@ -309,8 +309,8 @@ def what_it_says(record):
     """A run's own verdict: sentences, none if it calls itself right; None: it says nothing."""
     try:
         said = record["diagnosis"] or record["problems"][:2]
-        said = said or [f"{check['name']}: measured {check['measured']}, formula {check['expected']}"
-                        for check in record["checks"]
+        said = said or [f"{check['name']}: measured {check['measured']}, formula "
+                        f"{check['expected']}" for check in record["checks"]
                         if check["expected"] not in (None, check["measured"])]
         steps = record["config"].get("steps", 0)        # none, where no model is trained
         taken = len(record.get("loss", ()))

@@ -346,7 +346,8 @@ def arguments(argv):
     parser = cli.Parser("-m lab.grade", description=__doc__,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("folder", metavar="FOLDER", nargs="?", help="exercises/, a copy of the course, or a folder of such")
+    add("folder", metavar="FOLDER", nargs="?",
+        help="exercises/, a copy of the course, or a folder of such")
     add("exercise", nargs="*", default=[], metavar="EXERCISE", help="04.2, or 04 for all of it")
     add("--level", type=int, choices=(1, 2, 3), help="exercises of this level alone")
     add("--limit", type=cli.number(int, 1, 101, checks.LIMIT), default=checks.LIMIT,

@@ -142,7 +142,7 @@ def arguments(argv):
             raise Refused(f"{file} is no file with a text in UTF-8; {writes}")
         args.text, args.hunt = text, hunt_of(text)
         if args.hunt is None:
-            raise Refused(f"{file} is no hunt: its last line does not say which one it is; {writes}")
+            raise Refused(f"{file} is no hunt: its last line does not say which it is; {writes}")
     return args
 
 

@@ -1,13 +1,13 @@
 """What the values of a student's functions are compared with, in a process that runs none of them.
 
 The value of an expression is compared with the solution's. Of a run, each rank has told its loss,
-its norm, and its parts of gradients and parameters in each step that is compared: they must be those
-of one GPU, which is trained here, and together they must be all of the model. Of chapter 00's run
-each rank has told its rounds, which must be those of the formulas.
+its norm, and its parts of gradients and parameters in each step that is compared: they must be
+those of one GPU, which is trained here, and together they must be all of the model. Of chapter 00's
+run each rank has told its rounds, which must be those of the formulas.
 
-So a student's process can forge no verdict, whatever it makes of `==` or of the report. What it can:
-know the right numbers otherwise, and hand them in. And what a run sends, keeps and computes was
-measured in the student's process, too: only that it equals the formulas is looked at here.
+So a student's process can forge no verdict, whatever it makes of `==` or of the report. What it
+can: know the right numbers otherwise, and hand them in. And what a run sends, keeps and computes
+was measured in the student's process, too: only that it equals the formulas is looked at here.
 """
 
 import torch
@@ -39,7 +39,8 @@ def of_a_run(path, told, argv):
         return of_collectives(module, args, told)
     run, steps = OneGpu(args, module, world), [{}] * world
     for rank, messages in enumerate(told):
-        steps[rank] = {message["step"]: message["held"] for message in messages if "step" in message}
+        steps[rank] = {message["step"]: message["held"] for message in messages
+                       if "step" in message}
     return list(wrong_steps(run, steps))[:2]
 
 
@@ -68,15 +69,18 @@ class OneGpu(common.Run):
         return oracle.take_place(super().draw(model)) if self.has_begun else model
 
     def batches(self, share=0, build=common.gpt, after_step=None):
-        self.build, self.after_step = build, oracle.move_biases if after_step else lambda model: None
+        self.build = build
+        self.after_step = oracle.move_biases if after_step else lambda model: None
         raise Begun
 
     def tensors(self, step):
-        """{(kind, name): tensor} of all that is compared after this step, which is taken now."""
-        tokens, targets, valid = self.text.batch(step)
-        loss, norm = self.one_gpu_step(common.Batch(step, tokens, targets, valid, []))
+        """{(kind, name): tensor} of all that is compared after this step, which is taken now, and
+        what rounding does to each."""
+        batch = common.Batch(step, *self.text.batch(step), [])
+        loss, norm = self.one_gpu_step(batch)
         found = verify.compared(loss, norm, verify.named_parameters(self.one_gpu))
-        return {key: tensor.detach().double() for key, (tensor, _) in found.items()}
+        rounded = self.verifier.rounded(batch, found)
+        return {key: tensor.detach().double() for key, (tensor, _) in found.items()}, rounded
 
 
 def wrong_steps(run, ranks):
@@ -84,8 +88,10 @@ def wrong_steps(run, ranks):
     [kind, name, tensor, cuts]."""
     args = run.args
     rounding, most = verify.rounding_of(args)
-    tolerance = verify.tolerances(rounding, args.optimizer, args.batch * args.model.seq)
+    tolerance = verify.tolerances(rounding, args.optimizer, args.batch * args.model.seq,
+                                  getattr(args.model, "experts", 0))
     tensor_steps = 1 if rounding in verify.LOSSY else most
+    run.verifier = verify.Verifier(run, tensor_steps, tolerance)
     steps, every = sorted(ranks[0]), list(range(min(args.steps, most)))
     may_skip = getattr(args, "precision", None) == "fp16"   # then no step is compared
     if any(sorted(rank) != steps for rank in ranks) or steps != every and not (may_skip and steps):
@@ -94,10 +100,10 @@ def wrong_steps(run, ranks):
 
     largest = {}
     for count, step in enumerate(steps):
-        there = run.tensors(step)
+        there, rounded = run.tensors(step)
         for key, full in there.items():
             largest[key] = max(largest.get(key, 0), full.abs().max())
-        scale = verify.scales(largest)
+        scale = verify.widened(verify.scales(largest), zip(there, rounded), tolerance)
         held = [{(kind, name): rest for kind, name, *rest in rank[step]} for rank in ranks]
         for key, full in there.items():
             kind, where = key[0], f"{' '.join(key).strip()} in step {step + 1}"

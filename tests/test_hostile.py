@@ -1,5 +1,5 @@
-"""The grader and students who attack it, or break what it reads: each costs himself an exercise, and
-nobody else anything; and no points are to be had for a number that is not right."""
+"""The grader and students who attack it, or break what it reads: each costs himself an exercise,
+and nobody else anything; and no points are to be had for a number that is not right."""
 
 import contextlib
 import json
@@ -116,7 +116,8 @@ def graded(tmp_path_factory):
     students = dict.fromkeys(["ada", odd, "zoe"], SOLUTION) | BROKEN
     for name, (exercise, body, _) in HOSTILE.items():
         assert SOLUTION.count(LINES[exercise]) == 1
-        students[name] = SOLUTION.replace(LINES[exercise], body.format(pids=folder / "pids", right=RIGHT))
+        body = body.format(pids=folder / "pids", right=RIGHT)
+        students[name] = SOLUTION.replace(LINES[exercise], body)
     for name, text in students.items():
         (folder / "class" / name).mkdir(parents=True)
         (folder / "class" / name / f"{CHAPTER}.py").write_text(text)

@@ -8,7 +8,6 @@ all its losses, with one that has not stopped.
 """
 
 import functools
-import json
 import math
 import os
 import shlex
