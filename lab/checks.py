@@ -309,9 +309,6 @@ def what_it_says(record):
     """A run's own verdict: sentences, none if it calls itself right; None: it says nothing."""
     try:
         said = record["diagnosis"] or record["problems"][:2]
-        said = said or [f"{check['name']}: measured {check['measured']}, formula "
-                        f"{check['expected']}" for check in record["checks"]
-                        if check["expected"] not in (None, check["measured"])]
         steps = record["config"].get("steps", 0)        # none, where no model is trained
         taken = len(record.get("loss", ()))
         if not said and taken < steps:

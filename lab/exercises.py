@@ -15,6 +15,7 @@ import argparse
 import difflib
 import hashlib
 import json
+import shlex
 import sys
 import textwrap
 from pathlib import Path
@@ -1790,8 +1791,8 @@ def chosen(words):
     for word in words:
         if word not in known:
             near = difflib.get_close_matches(word, sorted(known), 1, 0)[0]
-            raise Refused(f"there is no EXERCISE {word!r}; {near} would work, and `python -m "
-                          "lab.exercises` lists all")
+            raise Refused(f"there is no EXERCISE {word!r}; `python -m lab.exercises` lists all",
+                          f"{near} in place of {shlex.quote(word)}")
     found = {chapter: [e for e in exercises
                        if not words or e.number in words or short(chapter) in words]
              for chapter, exercises in EXERCISES.items()}

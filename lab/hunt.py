@@ -14,6 +14,7 @@ import argparse
 import difflib
 import random
 import re
+import shlex
 import sys
 import textwrap
 from pathlib import Path
@@ -128,14 +129,14 @@ def arguments(argv):
     file = args.grade or args.reveal
     writes = "`python -m lab.hunt 06` writes one, to hunts/06_context_parallel.py"
     if not file and not args.chapter:
-        raise Refused(f"a CHAPTER is missing, or --grade or --reveal and a file; {writes}")
+        raise Refused("a CHAPTER is missing, or --grade or --reveal and a file", "with 06")
     if file and args.chapter:
         raise Refused(f"CHAPTER {args.chapter} means nothing beside a file",
-                      f"without {chapter}")
+                      f"without {shlex.quote(chapter)}")
     if args.chapter and args.chapter not in huntable():
         near = difflib.get_close_matches(args.chapter, [*huntable()], 1, 0)[0]
-        raise Refused(f"CHAPTER {args.chapter} has no hunt; {near} would work, as would any of "
-                      f"{' '.join(huntable())}")
+        raise Refused(f"CHAPTER {args.chapter} has no hunt, as {' '.join(huntable())} have",
+                      f"{near} in place of {shlex.quote(chapter)}")
     if file:
         args.file, text = Path(file), read(Path(file))
         if text is None:

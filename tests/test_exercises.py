@@ -119,7 +119,8 @@ def test_questions_and_hints(capsys):
 
 
 @pytest.mark.parametrize(("words", "line"), [
-    (["04.99"], "there is no EXERCISE '04.99'; `python -m lab.exercises` lists all"),
+    (["04.99"], "there is no EXERCISE '04.99'; `python -m lab.exercises` lists all; 04.7 in place "
+                "of 04.99 would work"),
     (["--hint=1"], "--hint 1 means nothing without an EXERCISE; without --hint would work"),
     (["--force"], "--force means nothing without --write; --write exercises would work"),
     (["04", "--write=x"], "EXERCISE 04 means nothing beside --write, which writes all; "
@@ -139,4 +140,5 @@ def test_a_folder_in_the_place_of_a_chapter_is_named(tmp_path, two_chapters, cap
     with pytest.raises(SystemExit) as leaving:
         exercises.main([f"--write={tmp_path}"])
     assert leaving.value.code == 2
-    assert capsys.readouterr().err == f"error: cannot write {path}: Is a directory\n"
+    assert capsys.readouterr().err == (
+        f"error: cannot write {path}: Is a directory; --write with another folder would work\n")

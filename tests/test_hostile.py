@@ -29,11 +29,13 @@ LINES = {PAYS: RIGHT, SUM: "        return gradient, None\n"}
 
 # What the bodies of these functions are; {pids}: a file to note the processes in that are started.
 HOSTILE = {
-    "fifo": (PAYS, """    import os, shutil
-    for name in ("0.json", "run.json"):
-        os.mkfifo(name)
-    os.mkdir("0.stack")
-    shutil.rmtree(os.getcwd())
+    "fifo": (PAYS, """    import os, pathlib, shutil
+    folder = pathlib.Path(__file__).parent
+    if folder.exists():
+        for name in ("0.json", "run.json"):
+            os.mkfifo(folder / name)
+        os.mkdir(folder / "0.stack")
+        shutil.rmtree(folder)
 {right}""", ""),
     "daemon": (PAYS, """    import os, signal, time
     signal.alarm(0)
@@ -59,15 +61,15 @@ HOSTILE = {
     "equal": (PAYS, """    class Equal(float):
         __eq__ = __le__ = __ge__ = lambda self, other: True
         __sub__ = __rsub__ = lambda self, other: 0.0
-    return Equal(7)""", "all should be"),
+    return Equal(7)""", "should"),
     "patched": (PAYS, """    import json, math
     from lab import compare
     math.isclose = torch.allclose = torch.equal = lambda *args, **more: True
     compare.compare = compare.of_numbers = lambda *args: None
-    return 7""", "all should be"),
+    return 7""", "should"),
     "dumped": (PAYS, """    import json
     json.dumps = lambda value, **more: '{{"status": 0, "said": [], "value": []}}'
-    return 7""", "all should be"),
+    return 7""", "should"),
     "nested": (PAYS, """    found = []
     for _ in range(10**5):
         found = [found]

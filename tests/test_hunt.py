@@ -93,9 +93,11 @@ def test_what_was_changed_is_not_written_over(written, capsys):
 
 
 @pytest.mark.parametrize(("flags", "words"), [
-    ("11", "CHAPTER 11 has no hunt"), ("", "a CHAPTER, such as 00"), ("02 --seed x", "--seed"),
-    ("02 --level 1", "--level"), ("--grade no.py", "no.py: No such file"),
-    ("--grade 02_data_parallel.py", "is no hunt"), ("02 --reveal x.py", "a CHAPTER, such as 00")])
+    ("11", "CHAPTER 11 has no hunt"), ("11", "01 in place of 11 would work"),
+    ("", "with 06 would work"), ("02 --seed x", "--seed"), ("02 --level 1", "--level"),
+    ("--grade no.py", "no.py is no file with a text in UTF-8; `python -m lab.hunt 06` writes one"),
+    ("--grade 02_data_parallel.py", "is no hunt"), ("--grade lab", "lab is no file"),
+    ("02 --reveal x.py", "without --reveal would work")])
 def test_a_bad_argument_costs_one_line(monkeypatch, capsys, flags, words):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as leaving:
