@@ -284,6 +284,8 @@ def judge(processes, running, path):
              if process.status is not None and not answers[rank]}
     record = answers[0].get("record")
     said = [] if "value" in answers[0] else what_it_says(record)
+    if said is None and all(answer and "error" not in answer for answer in answers.values()):
+        said = ["the run's JSON is not there, or not as a run writes it"]
     all_ended = all(answer.get("status") == 0 for answer in answers.values())
     return Outcome(all_ended and not running and said == [], tuple(said or ()), errors, stuck,
                    ended, len(processes), record)

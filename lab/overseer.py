@@ -193,13 +193,15 @@ def follow(processes, limit, parent):
 
 
 def state_of(pid):
-    """Whether a process computes or wants to, and for how many seconds it has. Of one that has just
-    ended: nothing."""
+    """Whether a process computes or wants to, be it in the thread that brings gloo's messages, and
+    for how many seconds it has. Of one that has just ended: nothing."""
     try:
         if PROC.exists():
             words = (PROC / f"{pid}/stat").read_text().rpartition(") ")[2].split()
             ticks = int(words[11]) + int(words[12])
-            return words[0] in "RD", ticks / os.sysconf("SC_CLK_TCK")
+            threads = (PROC / f"{pid}/task").glob("*/stat")
+            states = [path.read_text().rpartition(") ")[2][0] for path in threads]
+            return bool({"R", "D"} & {*states}), ticks / os.sysconf("SC_CLK_TCK")
         command = ["ps", "-o", "stat=,time=", "-p", str(pid)]       # macOS
         state, clock = subprocess.run(command, capture_output=True, text=True).stdout.split()
         minutes, seconds = clock.split(":")[-2:]

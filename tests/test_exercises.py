@@ -118,6 +118,29 @@ def test_questions_and_hints(capsys):
     assert capsys.readouterr().out.count("\n04.") + 1 == len(EXERCISES["04_tensor_parallel"])
 
 
+def test_what_was_written_stays_known_when_the_writing_is_killed(tmp_path, two_chapters,
+                                                                 monkeypatch):
+    """After any of its files, and then with other holes."""
+    real, left = exercises.put, []
+
+    def put(path, data):
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        real(path, data)
+
+    for after in range(4):
+        folder = tmp_path / str(after)
+        assert exercises.write(folder) == []
+        left[:] = [None] * after
+        monkeypatch.setattr(exercises, "put", put)
+        if after < 3:
+            with pytest.raises(KeyboardInterrupt):
+                exercises.write(folder, level=1)
+        monkeypatch.setattr(exercises, "put", real)
+        assert exercises.write(folder) == [] == exercises.write(folder, level=2)
+
+
 @pytest.mark.parametrize(("words", "line"), [
     (["04.99"], "there is no EXERCISE '04.99'; `python -m lab.exercises` lists all; 04.7 in place "
                 "of 04.99 would work"),

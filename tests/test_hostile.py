@@ -54,10 +54,13 @@ HOSTILE = {
     open("0.json", "w").write('{{"status": 0, "said": []}}')
     for pipe in range(3, 99):
         try:
-            os.write(pipe, b'{{"status": 0, "said": [], "value": []}}')
+            os.write(pipe, b'\\xff{{"status": 0, "said": [], "value": []}}')
         except OSError:
             pass
     os._exit(0)""", "the process has ended with status 0"),
+    "regicide": (PAYS, """    import os, signal
+    os.kill(os.getppid(), signal.SIGKILL)
+{right}""", "the process that oversees it was ended"),
     "equal": (PAYS, """    class Equal(float):
         __eq__ = __le__ = __ge__ = lambda self, other: True
         __sub__ = __rsub__ = lambda self, other: 0.0
@@ -88,6 +91,10 @@ HOSTILE = {
         report.diagnose.of_run = lambda run: []
         return 2 * gradient, None
 """, "in step 1 is off by"),
+    "empty": (SUM, """        from lab import report
+        report.Run.as_json = lambda run: {{}}
+        return 2 * gradient, None
+""", "the run's JSON is not there, or not as"),
     "leaves": (SUM, """        from lab import report
         report.Run.log = lambda self, *args: self.losses.append(1.0)
         return 2 * gradient, None
@@ -181,6 +188,20 @@ def test_no_limit_of_time_is_outlived(monkeypatch):
     with pytest.raises(SystemExit):
         overseer.follow([process], 9, reads)
     os.close(reads)
+
+
+def test_a_process_is_not_idle_while_one_of_its_threads_computes():
+    """As gloo's, which brings the messages that the others wait for: late, on a busy machine."""
+    program = ("import threading, time\nthread = threading.Thread(target=lambda: [None for _ in "
+               "iter(time.monotonic, 0)], daemon=True)\nthread.start()\nprint()\ntime.sleep(60)")
+    process = subprocess.Popen([sys.executable, "-uc", program], stdout=subprocess.PIPE)
+    try:
+        process.stdout.readline()
+        time.sleep(0.2)
+        assert sum(overseer.state_of(process.pid)[0] for _ in range(10)) >= 5
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize("module", ["lab.grade", "lab.museum"])
