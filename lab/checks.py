@@ -15,6 +15,7 @@ many of them are too many, too (lab/overseer.py).
 """
 
 import ast
+import contextlib
 import json
 import json.decoder
 import multiprocessing
@@ -266,7 +267,9 @@ def compare(processes, name, stem, source, *args):
 
     torch.set_num_threads(1)                            # as theirs, which round alike then
     told = [[plain.unpack(message) for message in process.said] for process in processes]
-    with tempfile.TemporaryDirectory() as folder:       # Triton reads the file once more
+    with (tempfile.TemporaryDirectory() as folder,      # Triton reads the file once more
+          open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere),
+          contextlib.redirect_stderr(nowhere)):         # of what a kernel masks, NumPy warns
         path = Path(folder, f"{stem}.py")
         path.write_text(source, encoding="utf-8")
         return getattr(trusted, name)(path, told, *args)
