@@ -1,18 +1,21 @@
 """What checks an exercise, in processes of its own: whatever a student has written costs no more.
 
 An interpreter that has imported torch forks a process for each rank, so that a run takes a second
-and not five. A rank writes what became of it to a file, and what it prints goes nowhere. A run is
-right if every rank has come to its end with status 0, and the JSON of rank 0 has no problems.
+and not five. What a rank prints goes nowhere, and what became of it comes over a pipe.
+
+Nobody believes what a student's process says of itself. An expression's value comes as plain
+numbers, and of a run each rank's loss, gradients and parameters in each step. Where a run calls
+itself right, another process, which has not run a line of the student's, computes what they must be
+from the solution and one GPU, and compares (lab/trusted.py).
 
 A run that has no end is ended. It may be a deadlock: then no rank computes any more. Or an endless
 loop: then the ranks have computed for longer than a limit, one of them or all cores together. These
-are seconds of computing, since those of a clock say little on a machine that has other work.
+are seconds of computing, since those of a clock say little on a machine that has other work; only
+many of them are too many, too (lab/overseer.py).
 """
 
 import ast
 import contextlib
-import faulthandler
-import gc
 import json
 import json.decoder
 import multiprocessing
@@ -20,32 +23,28 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 import traceback
 import types
 from multiprocessing import forkserver
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NamedTuple
 
+from lab import overseer, plain
+from lab.overseer import CLOCK, LIMIT
+
 # Not torch, nor what imports it: the other interpreter does so while this one reads on.
 
-PROC = Path("/proc")
-ROOT = Path(__file__).resolve().parent.parent
 TEXT = json.decoder.__file__    # short, and the same whatever the course's files are
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ["torch._dynamo", "torch.distributed.tensor.parallel",       # an optimizer's first step
-           "triton.runtime.interpreter", "lab.report", "lab.compare", "lab.simulate"]
-LIMIT = 5                       # seconds of computing: a right run needs one or two
-IDLE = 2                        # seconds in which no rank computes: they wait for each other
-GRACE = 1                       # seconds for the other ranks to end, once one has failed
+           "triton.runtime.interpreter", "lab.report", "lab.compare", "lab.simulate", "lab.trusted"]
 LOST = "by peer", "Broken pipe", "remote process"       # what gloo says where another has ended
 WAITING = ("all_", "reduce", "gather", "scatter", "broadcast", "barrier", "monitored_barrier",
            "send", "recv", "isend", "irecv", "batch_isend_irecv", "new_")     # names begin so
 LONGEST = 300                   # letters of an exception's text
+PATIENCE = 120                  # seconds for what is not the students'
 
 
 class Outcome(NamedTuple):
@@ -56,6 +55,7 @@ class Outcome(NamedTuple):
     stuck: dict             # {rank: (the collective that it waits in or "", lines)}: without end
     ended: dict             # {rank: (exit status, lines)} of those that have ended without a word
     world: int
+    record: object = None   # a run's JSON, of which all but its form is the run's own word
 
 
 def warm_up():
@@ -68,36 +68,7 @@ def warm_up():
         del os.environ["TRITON_INTERPRET"]
 
 
-# ------------------------------------------------------------------------------ in a forked process
-
-def begin(scratch, rank, more_paths):
-    """First of all in a process: no output, no terminal, and a group of processes of its own, so
-    that what it starts can be ended with it."""
-    os.setsid()
-    signal.alarm(600)                                   # should nobody be left to end it
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):
-        os.dup2(nowhere, number)
-    sys.stdin, sys.stdout, sys.stderr = (open(os.devnull, mode) for mode in ("r", "w", "w"))
-    stack = open(scratch / f"{rank}.stack", "w")
-    faulthandler.enable(stack)                          # where a signal such as SIGSEGV ends it
-    faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
-    sys.path[:0] = [str(ROOT)]
-    sys.path += more_paths
-    os.chdir(scratch)
-    import torch
-
-    torch.set_num_threads(1)
-    gc.freeze()                                         # what is imported by now is no garbage
-
-
-def end(scratch, rank, answer):
-    """Write what became of it, and leave without Python's shutdown, which may wait for threads."""
-    part = scratch / f"{rank}.part"
-    part.write_text(json.dumps(answer))
-    part.rename(scratch / f"{rank}.json")
-    os._exit(0)
-
+# --------------------------------------------------------------------------- in a student's process
 
 def prefer(folder):
     """From now on, the course's modules are those of this folder, where it has them."""
@@ -154,27 +125,35 @@ class Nobody:
     stop = let_go
 
 
-def be_a_rank(scratch, path, rank, world, argv, more_paths, preferred=None):
-    """preferred: a folder whose modules take the place of the course's."""
-    begin(scratch, rank, more_paths)
-    if preferred:
-        prefer(preferred)
+def launched_as(rank, world, argv):
+    """The environment of a rank."""
     if "--kernels" not in argv:                         # in the interpreter, they take their time
         os.environ.pop("TRITON_INTERPRET", None)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
                    "LOCAL_WORLD_SIZE": str(world)}
+
+
+def be_a_rank(tell, path, rank, world, argv, preferred=None):
+    """preferred: a folder whose modules take the place of the course's."""
+    if preferred:
+        prefer(preferred)
+    launched_as(rank, world, argv)
     import torch.distributed as dist
 
     from lab import refusals, report
 
-    refused = []
+    refused, record = [], Path("run.json").absolute()
     refusals.say = refused.append
     report.meeting.Watch = Nobody
+    report.verify.Verifier = telling_verifier(tell)
+    report.collectives.Run = telling_collectives(tell)
     try:
-        dist.init_process_group("gloo", f"file://{scratch}/store", world_size=world, rank=rank)
+        dist.init_process_group("gloo", f"file://{record.with_name('store')}", world_size=world,
+                                rank=rank)
         module = load(path, path.stem)
         status = report.main(module.__file__, module.__doc__, module.VARIANTS, module.requires,
-                             getattr(module, "flags", None), module.formulas, argv)
+                             getattr(module, "flags", None), module.formulas,
+                             [*argv, f"--json={record}"])
         answer = {"status": status}
     except SystemExit as leaving:
         answer = told(leaving, path)
@@ -185,7 +164,41 @@ def be_a_rank(scratch, path, rank, world, argv, more_paths, preferred=None):
         answer["status"] = 1
     except BaseException as error:
         answer = {"status": 1} | told(error, path)
-    end(scratch, rank, answer)
+    if record.exists() and rank == 0:
+        answer["record"] = record.read_text()
+    tell(plain.pack(answer))
+    return answer["status"]
+
+
+def telling_verifier(tell):
+    """The one that holds a run to one GPU's; it also hands on what this rank holds in each step."""
+    from lab import verify
+
+    class Telling(verify.Verifier):
+        def compare(self, batch, loss, norm, parameters):
+            parameters = list(parameters)
+            here = verify.compared(loss, norm, parameters)
+            if self.steps >= self.tensor_steps:
+                here = {key: found for key, found in here.items() if key[0] == "loss"}
+            held = [[*key, tensor, [tuple(cut)[:3] for cut in getattr(owner, "cuts", ())]]
+                    for key, (tensor, owner) in here.items()]
+            tell(plain.pack({"step": batch.step, "held": held}))
+            return super().compare(batch, loss, norm, parameters)
+
+    return Telling
+
+
+def telling_collectives(tell):
+    """Chapter 00's run; it also hands on this rank's rounds."""
+    from lab import collectives
+
+    class Telling(collectives.Run):
+        def hold(self):
+            tell(plain.pack({"found": {found.name: [found.rounds, bool(found.equal)]
+                                       for found in self.found}}))
+            super().hold()
+
+    return Telling
 
 
 def leaves_itself(leaving, path):
@@ -193,36 +206,131 @@ def leaves_itself(leaving, path):
     return traceback.extract_tb(leaving.__traceback__)[-1].filename == str(path)
 
 
-def evaluate(scratch, solution, student, expression, words, more_paths):
-    """The expression in two files. words: what it is."""
-    begin(scratch, 0, more_paths)
+def evaluate(tell, path, expression):
+    """Tell the value of an expression in a student's file."""
+    try:
+        answer = {"status": 0, "value": value(path, "student", expression)}
+        tell(plain.pack(answer))
+    except BaseException as error:
+        answer = {"status": 1} | told(error, path)
+        tell(plain.pack(answer))
+    return answer["status"]
+
+
+def value(path, name, expression):
+    """Of an expression in the names of a file, and those that lab.exercises.Same lists."""
     import torch
 
     import common
     from lab import simulate
-    from lab.compare import compare
 
-    def value(path, name):
-        torch.manual_seed(0)
-        seeded = torch.Generator().manual_seed(0)
-        random = lambda *shape: torch.randn(*shape, generator=seeded, dtype=torch.float64)
-        tools = {"tiny": common.PRESETS["tiny"], "random": random, "simulate": simulate}
-        return eval(expression, vars(load(path, name)) | tools)
-
-    try:
-        right = value(solution, "solution")
-        finding = compare(value(student, "student"), right)
-        answer = {"status": 0, "said": [f"{words}: {finding}"] if finding else []}
-    except BaseException as error:
-        answer = {"status": 1} | told(error, student)
-        if not answer["lines"]:                         # of what the function has returned
-            answer["error"] = f"{words}: {answer['error']}"
-    end(scratch, 0, answer)
+    torch.manual_seed(0)
+    seeded = torch.Generator().manual_seed(0)
+    random = lambda *shape: torch.randn(*shape, generator=seeded, dtype=torch.float64)
+    tools = {"tiny": common.PRESETS["tiny"], "random": random, "simulate": simulate}
+    return eval(expression, vars(load(path, name)) | tools)
 
 
 def short(text):
     text = " ".join(text.split())
     return text if len(text) <= 72 else f"{text[:69]}..."
+
+
+# --------------------------------------------------------------------------------- in the overseer
+
+def oversee(parent, folder, path, calls, more_paths, limit):
+    """Run the calls, and send the Outcome. Only when the students' processes have ended, and call
+    themselves right, it asks for what they are compared with, a call of lab/trusted.py: so they
+    cannot find it."""
+    outcome, world = None, len(calls)
+    try:
+        processes, running = overseer.oversee(calls, folder, more_paths, limit, parent)
+        outcome = judge(processes, running, path)
+        if outcome.right:
+            parent.send(None)
+            trusted = parent.recv()
+            said = tuple(compare(processes, *trusted)) if trusted else ()
+            outcome = outcome._replace(right=not said, said=said)
+    except Exception as error:                          # whatever their messages have made of it
+        said = f"this cannot be judged: {type(error).__name__}: {error}"[:LONGEST]
+        outcome = Outcome(False, (said,), {}, {}, {}, world)
+    parent.send(outcome)
+    os._exit(0)
+
+
+def compare(processes, name, stem, source, *args):
+    """What is wrong with what the processes have told, in sentences: by a function of
+    lab/trusted.py of the solution's file and these arguments."""
+    import torch
+
+    from lab import trusted
+
+    torch.set_num_threads(1)                            # as theirs, which round alike then
+    told = [[plain.unpack(message) for message in process.said] for process in processes]
+    with (tempfile.TemporaryDirectory() as folder,      # Triton reads the file once more
+          open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere),
+          contextlib.redirect_stderr(nowhere)):         # of what a kernel masks, NumPy warns
+        path = Path(folder, f"{stem}.py")
+        path.write_text(source, encoding="utf-8")
+        return getattr(trusted, name)(path, told, *args)
+
+
+def judge(processes, running, path):
+    """What the processes say of themselves."""
+    ranks = dict(enumerate(processes))
+    answers = {rank: answer_of(process) for rank, process in ranks.items()}
+    errors = {rank: (answer["error"], answer["lines"]) for rank, answer in answers.items()
+              if "error" in answer and not any(words in answer["error"] for words in LOST)}
+    stuck = {rank: place(process.stack, path) for rank, process in ranks.items()
+             if process in running}
+    ended = {rank: (process.status, *place(process.stack, path)) for rank, process in ranks.items()
+             if process.status is not None and not answers[rank]}
+    record = answers[0].get("record")
+    said = [] if "value" in answers[0] else what_it_says(record)
+    if said is None and all(answer and "error" not in answer for answer in answers.values()):
+        said = ["the run's JSON is not there, or not as a run writes it"]
+    all_ended = all(answer.get("status") == 0 for answer in answers.values())
+    return Outcome(all_ended and not running and said == [], tuple(said or ()), errors, stuck,
+                   ended, len(processes), record)
+
+
+def answer_of(process):
+    """The last message of a process, if it says what became of it; else {}."""
+    try:
+        answer = plain.unpack(process.said[-1]) if process.said else {}
+        if "status" not in answer:
+            return {}
+        if "error" in answer:
+            answer["error"] = str(answer["error"])[: 2 * LONGEST]
+            answer["lines"] = [int(line) for line in answer["lines"]]
+        if "record" in answer:
+            answer["record"] = json.loads(answer["record"], parse_constant=lambda name: None)
+        return answer
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return {}
+
+
+def what_it_says(record):
+    """A run's own verdict: sentences, none if it calls itself right; None: it says nothing."""
+    try:
+        said = record["diagnosis"] or record["problems"][:2]
+        steps = record["config"].get("steps", 0)        # none, where no model is trained
+        taken = len(record.get("loss", ()))
+        if not said and taken < steps:
+            said = [f"only {taken} of {steps} steps were taken"]
+        return [str(words)[:2000] for words in said]
+    except (TypeError, LookupError, AttributeError):
+        return None
+
+
+def place(stack, path):
+    """From what faulthandler has written: the collective, or "", and the lines of the chapter."""
+    text = stack.decode(errors="replace")
+    frames = re.findall(r'^  File "(.*)", line (\d{1,9}) in (.*)$', text, re.MULTILINE)
+    collectives = [name for file, _, name in frames if file.endswith("/distributed_c10d.py")
+                   and name.startswith(WAITING)]
+    lines = [int(line) for file, line, _ in frames if file == str(path)]
+    return collectives[-1] if collectives else "", lines
 
 
 # --------------------------------------------------------------------------------- from the outside
@@ -236,150 +344,61 @@ def outcome(chapter, source, solution, check, folder=None, limit=LIMIT):
     more_paths = [str(Path(folder).resolve())] if folder and source != solution else []
     key = chapter, source, check, *more_paths
     if key not in OUTCOMES:
-        with tempfile.TemporaryDirectory() as scratch:
-            scratch = Path(scratch)
-            path = scratch / f"{Path(chapter).name}.py"
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+            path = Path(scratch, f"{Path(chapter).name}.py")
             path.write_text(source, encoding="utf-8")
             if hasattr(check, "ranks"):
-                calls = ranks_of(scratch, path, check, more_paths)
+                argv = argv_of(check, path.stem)
+                calls = [(be_a_rank, (path, rank, check.ranks, argv))
+                         for rank in range(check.ranks)]
+                trusted = "of_a_run", path.stem, solution, argv
             else:
-                beside = scratch / "solution.py"
-                beside.write_text(solution, encoding="utf-8")
+                calls = [(evaluate, (path, check.expression))]
                 words = check.words or short(check.expression)
-                calls = [(evaluate, (scratch, beside, path, check.expression, words, more_paths))]
-            OUTCOMES[key] = play(scratch, path, calls, limit)
+                trusted = "of_a_value", path.stem, solution, check.expression, words
+            OUTCOMES[key] = play(scratch, path, calls, limit, trusted, more_paths)
     return OUTCOMES[key]
 
 
-def ranks_of(scratch, path, check, more_paths):
+def argv_of(check, chapter):
     from lab.cli import TRAIN_NO_MODEL
     from lab.exercises import SMALL
 
-    model = "" if path.stem in TRAIN_NO_MODEL else f"--data={TEXT} {SMALL}"
-    argv = shlex.split(f"--device=cpu {model} {check.flags} --json={scratch}/run.json")
-    return [(be_a_rank, (scratch, path, rank, check.ranks, argv, more_paths))
-            for rank in range(check.ranks)]
+    model = "" if chapter in TRAIN_NO_MODEL else f"--data={TEXT} {SMALL}"
+    return shlex.split(f"--device=cpu {model} {check.flags}")
 
 
-def play(scratch, path, calls, limit):
-    """Run each call in a process, to their end or to ours."""
-    processes = [CONTEXT.Process(target=target, args=args, daemon=True) for target, args in calls]
+def play(folder, path, calls, limit, trusted=None, more_paths=()):
+    """The Outcome of these calls, each in a process of its own: (function, what it takes besides a
+    function that tells). path: the file that they run. folder: where they may write. trusted: what
+    `compare` takes; None: they are believed."""
+    ours, its = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=oversee, args=(its, folder, path, calls, [*more_paths],
+                                                    limit))
+    process.daemon, answer = True, None
     try:
-        for process in processes:
-            process.start()
-        stuck = {} if follow(processes, scratch, limit) else stacks(processes, scratch, path)
-        return judge(processes, scratch, path, stuck)
+        process.start()
+        its.close()
+        answer = received(ours, CLOCK * limit + PATIENCE)
+        if answer is None:
+            ours.send(trusted)
+            answer = received(ours, PATIENCE)
+    except (EOFError, OSError) as error:                # by a signal of theirs, say
+        why = "has no end" if isinstance(error, TimeoutError) else "was ended"
+        return Outcome(False, (f"the process that oversees it {why}",), {}, {}, {}, len(calls))
     finally:
-        for process in processes:
-            stop(process)
+        ours.close()                                    # which ends it
+        if process.pid and answer is None:
+            process.join(PATIENCE / 4)
+            process.kill()
+            process.join()
+    return answer
 
 
-def stop(process):
-    """With all that it has started."""
-    if process.pid:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.kill()                                  # it may have no group yet
-        process.join()
-
-
-def follow(processes, scratch, limit):
-    """Wait until all have ended, or one has failed and the others have had time to say why. False:
-    they would have no end."""
-    used, failed_at = {}, None
-    since, before, busy = time.monotonic(), 0, 0        # of the last seconds, to find a deadlock
-    while alive := [process for process in processes if process.is_alive()]:
-        wait([process.sentinel for process in alive], 0.1)
-        now = time.monotonic()
-        for process in alive:
-            computes, seconds = state_of(process.pid)
-            used[process.pid] = max(seconds, used.get(process.pid, 0))
-            busy += computes
-        total = sum(used.values())
-        if max(total / os.cpu_count(), *used.values()) > limit:
-            return False
-        if now > since + IDLE:
-            if total < before + 0.1 and busy <= 1:      # whoever polls computes a little
-                return False
-            since, before, busy = now, total, 0
-        if failed_at is None and has_failed(processes, scratch):
-            failed_at = now
-        if failed_at is not None and now > failed_at + GRACE:
-            return True
-    return True
-
-
-def state_of(pid):
-    """Whether a process computes or wants to, and for how many seconds it has. Of one that has just
-    ended: nothing."""
-    try:
-        if PROC.exists():
-            words = (PROC / f"{pid}/stat").read_text().rpartition(") ")[2].split()
-            ticks = int(words[11]) + int(words[12])
-            return words[0] in "RD", ticks / os.sysconf("SC_CLK_TCK")
-        command = ["ps", "-o", "stat=,time=", "-p", str(pid)]       # macOS
-        state, clock = subprocess.run(command, capture_output=True, text=True).stdout.split()
-        minutes, seconds = clock.split(":")[-2:]
-        return state[0] in "RU", 60 * int(minutes) + float(seconds)
-    except (FileNotFoundError, ProcessLookupError, ValueError):
-        return False, 0
-
-
-def has_failed(processes, scratch):
-    """Whether one has ended otherwise than with status 0."""
-    return any(answer_of(scratch, rank).get("status") != 0
-               for rank, process in enumerate(processes) if not process.is_alive())
-
-
-def answer_of(scratch, rank):
-    path = scratch / f"{rank}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-def stacks(processes, scratch, path):
-    """{rank: where it is} of those that are still there."""
-    files = {rank: scratch / f"{rank}.stack" for rank, process in enumerate(processes)
-             if process.is_alive()}
-    for rank in files:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(processes[rank].pid, signal.SIGUSR1)        # works even inside gloo
-    deadline = time.monotonic() + 2
-    while time.monotonic() < deadline and not all(map(is_written, files.values())):
-        time.sleep(0.02)
-    return {rank: place(file, path) for rank, file in files.items() if file.exists()}
-
-
-def is_written(file):
-    return file.exists() and file.read_text().endswith("\n")
-
-
-def place(file, path):
-    """From what faulthandler has written: the collective, or "", and the lines of the chapter."""
-    frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', file.read_text(), re.MULTILINE)
-    collectives = [name for file, _, name in frames if file.endswith("/distributed_c10d.py")
-                   and name.startswith(WAITING)]
-    lines = [int(line) for file, line, _ in frames if file == str(path)]
-    return collectives[-1] if collectives else "", lines
-
-
-def judge(processes, scratch, path, stuck):
-    answers = {rank: answer_of(scratch, rank) for rank in range(len(processes))}
-    errors = {rank: (answer["error"], answer["lines"]) for rank, answer in answers.items()
-              if "error" in answer and not any(words in answer["error"] for words in LOST)}
-    record, said = scratch / "run.json", answers[0].get("said")
-    if record.exists():
-        run = json.loads(record.read_text())
-        said = run["diagnosis"] or run["problems"][:2]
-        steps = run["config"].get("steps", 0)           # none, where no model is trained
-        taken = len(run.get("loss", ()))
-        if not said and taken < steps:
-            said = [f"only {taken} of {steps} steps were taken"]
-    ended = {rank: (process.exitcode, *place(scratch / f"{rank}.stack", path))
-             for rank, process in enumerate(processes)
-             if not process.is_alive() and not answers[rank]}
-    all_ended = all(answer.get("status") == 0 for answer in answers.values())
-    return Outcome(all_ended and said == [], tuple(said or ()), errors, stuck, ended,
-                   len(processes))
+def received(connection, seconds):
+    if not connection.poll(seconds):
+        raise TimeoutError
+    return connection.recv()
 
 
 # ----------------------------------------------------------------------------------------- in words
@@ -439,7 +458,8 @@ def end_of_a_process(outcome, where):
     rank, (status, collective, lines) = min(outcome.ended.items())
     how = f"with status {status}"
     if status < 0:
-        how = f"by {signal.Signals(-status).name}"
+        known = -status in [*map(int, signal.Signals)]
+        how = f"by {signal.Signals(-status).name if known else f'signal {-status}'}"
         if collective:
             how += (", since it got more or less than it expected: not all ranks call the same "
                     "collectives in the same order, with tensors of the same size")
@@ -453,6 +473,8 @@ def end_of_a_process(outcome, where):
 def place_in_words(lines, source, line_of_student):
     """The innermost of these lines that the student has written; or else the innermost one of the
     solution, with its text, since the student does not see its number."""
+    count = source.count("\n") + 1
+    lines = [line for line in lines if 0 < line <= count]       # what a student's process says
     if not lines:
         return ""
     theirs = [line for line in lines if line_of_student(line)]

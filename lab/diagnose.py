@@ -487,8 +487,8 @@ def rate_too_high(found):
 
 
 def lost_by_the_rate(found):
-    """Nothing else can be told of numbers that are not finite."""
-    is_finite = all(map(math.isfinite, [*found.loss, *found.norm, found.loss_there]))
+    """Nothing else can be told where one GPU's own numbers are not finite."""
+    is_finite = math.isfinite(found.loss_there) and math.isfinite(found.norm_there)
     return None if is_finite else rate_too_high(found)
 
 

@@ -12,8 +12,10 @@ chapter itself. Levels: 1 is a line or two, 2 a page that one has to think about
 """
 
 import argparse
+import difflib
 import hashlib
 import json
+import shlex
 import sys
 import textwrap
 from pathlib import Path
@@ -1790,7 +1792,9 @@ def chosen(words):
              for name in (short(chapter), *(exercise.number for exercise in exercises))}
     for word in words:
         if word not in known:
-            raise Refused(f"there is no EXERCISE {word!r}; `python -m lab.exercises` lists all")
+            near = difflib.get_close_matches(word, sorted(known), 1, 0)[0]
+            raise Refused(f"there is no EXERCISE {word!r}; `python -m lab.exercises` lists all",
+                          f"{near} in place of {shlex.quote(word)}")
     found = {chapter: [e for e in exercises
                        if not words or e.number in words or short(chapter) in words]
              for chapter, exercises in EXERCISES.items()}
@@ -1813,25 +1817,44 @@ def with_holes(chapter, level=None):
 
 def write(folder, level=None, force=False):
     """Write the chapters with holes, but not over a file that somebody has changed: those are
-    returned. What was written is noted in the folder, so that a change can be seen."""
-    note = folder / ".written.json"
-    try:
-        written = json.loads(note.read_text())
-    except (FileNotFoundError, ValueError):             # never written, or only in part
-        written = {}
-    kept = []
+    returned. What was ever written is noted in the folder, so that a change can be seen; it is
+    noted before it is written, and each file comes whole, so that a kill changes nothing of that.
+    """
+    note, kept, texts = folder / ".written.json", [], {}
+    written = noted(note)
     for chapter in EXERCISES:
         path, text = folder / f"{chapter}.py", with_holes(chapter, level).encode()
-        if path.exists() and not force:
-            there = path.read_bytes()
-            if there != text and digest(there) != written.get(chapter):
-                kept.append(path)
-                continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text)
-        written[chapter] = digest(text)
-    note.write_text(json.dumps(written, indent=1) + "\n")
+        is_ours = {digest(text), *written.get(chapter, [])}
+        if path.exists() and not force and digest(path.read_bytes()) not in is_ours:
+            kept.append(path)
+        else:
+            texts[path], written[chapter] = text, sorted(is_ours)
+    put(note, (json.dumps(written, indent=1) + "\n").encode())
+    for path, text in texts.items():
+        put(path, text)
     return kept
+
+
+def noted(note):
+    """{chapter: the digests of what was written there}; {} if there is no such note."""
+    try:
+        written = json.loads(note.read_text())
+        return {chapter: [found] if isinstance(found, str) else [*map(str, found)]
+                for chapter, found in written.items()}
+    except (FileNotFoundError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def put(path, data):
+    """Write a file as a whole, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(data)
+    try:
+        part.replace(path)
+    except OSError as error:                            # a folder is there, say
+        part.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def digest(data):
@@ -1841,7 +1864,7 @@ def digest(data):
 # --------------------------------------------------------------------------------- the command line
 
 def parse(argv):
-    parser = cli.Parser("python -m lab.exercises", description=__doc__,
+    parser = cli.Parser("-m lab.exercises", description=__doc__,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("exercise", nargs="*", metavar="EXERCISE", help="04.2, or 04 for all of it")
@@ -1881,7 +1904,8 @@ def write_all(args):
     try:
         kept = write(args.write, args.level, args.force)
     except OSError as error:
-        refusals.fail(f"cannot write {error.filename}: {error.strerror}")
+        refusals.fail(f"cannot write {error.filename}: {error.strerror}; --write with another "
+                      "folder would work")
     for path in kept:
         print(f"{path} was changed and stays as it is; --force (FORCE=1 make exercises) "
               "writes over it")

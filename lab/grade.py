@@ -8,13 +8,16 @@ Each function is put into the solution, alone, and the chapter runs on as many r
 says. It must match one GPU and its formulas. So one mistake does not sink the other functions. The
 exit status is 0 if all that was asked for is right, 1 if not, 2 for a bad argument.
 
-A student's code runs with the rights of whoever calls this: a grader belongs into a container.
+A student's code runs with the rights of whoever calls this: a grader belongs into a container. What
+a student's process says of itself is not believed, as far as lab/trusted.py can know better.
 """
 
 import argparse
 import ast
 import json
+import os
 import re
+import shlex
 import sys
 import textwrap
 import time
@@ -66,16 +69,16 @@ class File(NamedTuple):
 
 def read(folder, chapter):
     path = folder / f"{chapter}.py"
-    if not path.exists():
-        raise Unreadable("is not there")
-    if not path.is_file():                              # to open a pipe would take for ever
-        raise Unreadable("is no file")
-    if path.stat().st_size > LARGEST:
-        raise Unreadable(f"is larger than {LARGEST:,} bytes")
     try:
+        if not path.exists():
+            raise Unreadable("is not there")
+        if not path.is_file():                          # to open a pipe would take for ever
+            raise Unreadable("is no file")
+        if path.stat().st_size > LARGEST:
+            raise Unreadable(f"is larger than {LARGEST:,} bytes")
         with tokenize.open(path) as file:
             text = file.read()
-    except (SyntaxError, UnicodeDecodeError):
+    except (SyntaxError, UnicodeDecodeError, LookupError):      # the last: of `# coding: rot13`
         raise Unreadable("is no text in UTF-8") from None
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from None
@@ -154,14 +157,15 @@ def definition_above(lines, line, indent):
 
 def grade(folder, chosen, limit=checks.LIMIT):
     """Yields the Result of each exercise of a student, {chapter: exercises}, and after all of a
-    chapter that of the whole."""
+    chapter that of the whole. It comes to its end, whatever a student has written."""
     from lab.exercises import EXERCISES, short
 
     for chapter, exercises in chosen.items():
         results, is_whole = [], len(exercises) == len(EXERCISES[chapter])
         try:
             file = read(folder, chapter)
-        except Unreadable as why:
+        except Exception as error:                      # of what nobody has thought of, too
+            why = error if isinstance(error, Unreadable) else cannot(error)
             one = exercises[0]
             what = (one.number, one.what) if len(exercises) == 1 else (short(chapter), "all of it")
             points = sum(exercise.level for exercise in exercises) + is_whole
@@ -169,17 +173,30 @@ def grade(folder, chosen, limit=checks.LIMIT):
             continue
         for exercise in exercises:
             begin = time.monotonic()
-            mark, words = grade_exercise(exercise, file, limit)
+            mark, words = in_any_case(grade_exercise, exercise, file, limit)
             results.append(Result(exercise.number, exercise.what, mark, escaped(words),
                                   exercise.level, time.monotonic() - begin))
             yield results[-1]
         if is_whole:
             begin = time.monotonic()
-            mark, words = grade_whole(exercises, file, results, limit)
+            mark, words = in_any_case(grade_whole, exercises, file, results, limit)
             alike = [r.number for r in results if r.mark == WRONG and r.words == escaped(words)]
             words = f"as {alike[0]}" if alike else words
             yield Result(short(chapter), WHOLE, mark, escaped(words), 1,
                          time.monotonic() - begin, 0)
+
+
+def in_any_case(grading, *what):
+    """Its mark and words. A student's file on which the grader itself fails is not right, and the
+    next student's is graded."""
+    try:
+        return grading(*what)
+    except Exception as error:
+        return WRONG, cannot(error)
+
+
+def cannot(error):
+    return f"cannot be graded: {type(error).__name__}: {error}"
 
 
 def grade_exercise(exercise, file, limit=checks.LIMIT):
@@ -252,8 +269,11 @@ def summary(results, seconds):
 
 def as_json(students):
     """What Gradescope's autograder reads: results.json."""
+    from lab.refusals import one_line
+
     tests = []
     for student, results in students.items():
+        student = one_line(student)                     # a folder's name may be any bytes
         for r in results:
             name = f"{r.number} {r.what}"
             tests.append({"name": f"{student}: {name}" if len(students) > 1 else name,
@@ -267,8 +287,11 @@ def as_json(students):
 
 def as_junit(students):
     """JUnit's XML, which GitLab, Jenkins and others show: a suite for each student."""
+    from lab.refusals import one_line
+
     root = xml.Element("testsuites")
     for student, results in students.items():
+        student = one_line(student)                     # XML has no word for a control character
         marks = [r.mark for r in results]
         suite = xml.SubElement(root, "testsuite", name=student, tests=str(len(results)),
                                failures=str(marks.count(WRONG)), skipped=str(marks.count(OPEN)),
@@ -290,24 +313,30 @@ def students_in(folder):
     from common import Refused
     from lab.exercises import EXERCISES
 
-    has_chapters = lambda path: any((path / f"{chapter}.py").exists() for chapter in EXERCISES)
+    has_chapters = lambda path: any(os.path.exists(path / f"{chapter}.py") for chapter in EXERCISES)
+    writes = f"`python -m lab.exercises --write {shlex.quote(str(folder))}` writes them there"
     try:
         folders = {path.name: where_chapters_lie(path) for path in sorted(folder.iterdir())
-                   if path.is_dir() and not path.name.startswith(".")}
-        if has_chapters(where_chapters_lie(folder)):
-            return {folder.resolve().name: where_chapters_lie(folder)}
+                   if os.path.isdir(path) and not path.name.startswith(".")}
+    except FileNotFoundError:
+        raise Refused(f"FOLDER {str(folder)!r} is not there; {writes}") from None
     except OSError as error:
-        raise Refused(f"FOLDER {str(folder)!r}: {error.strerror}") from None
+        beside = folder.parent
+        works = str(beside) if has_chapters(where_chapters_lie(beside)) else "exercises/"
+        raise Refused(f"FOLDER {str(folder)!r}: {error.strerror}; {works} would work" + (
+                      ", after `make exercises`" * (works == "exercises/"))) from None
+    if has_chapters(where_chapters_lie(folder)):
+        return {folder.resolve().name: where_chapters_lie(folder)}
     if not any(map(has_chapters, folders.values())):
         raise Refused(f"FOLDER {str(folder)!r} has no exercise such as 04_tensor_parallel.py, nor "
-                      "has a folder in it; `make exercises` writes them to exercises/")
+                      f"has a folder in it; {writes}")
     return folders
 
 
 def where_chapters_lie(folder):
     """Of a student. Where the folder is a copy of the course, its own chapters are the solution."""
-    is_course = (folder / "lab" / "exercises.py").exists()
-    return folder / "exercises" if is_course or (folder / "exercises").is_dir() else folder
+    is_course = os.path.exists(folder / "lab" / "exercises.py")
+    return folder / "exercises" if is_course or os.path.isdir(folder / "exercises") else folder
 
 
 def arguments(argv):
@@ -317,7 +346,8 @@ def arguments(argv):
     parser = cli.Parser("-m lab.grade", description=__doc__,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("folder", metavar="FOLDER", help="exercises/, a copy of the course, or a folder of such")
+    add("folder", metavar="FOLDER", nargs="?",
+        help="exercises/, a copy of the course, or a folder of such")
     add("exercise", nargs="*", default=[], metavar="EXERCISE", help="04.2, or 04 for all of it")
     add("--level", type=int, choices=(1, 2, 3), help="exercises of this level alone")
     add("--limit", type=cli.number(int, 1, 101, checks.LIMIT), default=checks.LIMIT,
@@ -326,7 +356,7 @@ def arguments(argv):
     add("--junit", type=cli.output("results.xml"), help="write JUnit's XML")
     args = parser.parse_args(argv)
     if not args.folder:
-        raise Refused("FOLDER '' is no folder")
+        raise Refused("FOLDER is missing; `make exercises` writes exercises/, which would work")
     args.students = students_in(Path(args.folder))
     chosen = exercises.chosen(args.exercise)
     args.chosen = {chapter: [e for e in found if args.level in (None, e.level)]

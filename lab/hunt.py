@@ -11,8 +11,10 @@ all its exhibits. If it does not, the grader tells the bug that was planted from
 """
 
 import argparse
+import difflib
 import random
 import re
+import shlex
 import sys
 import textwrap
 from pathlib import Path
@@ -49,7 +51,7 @@ def text_of(exhibit, chapter, seed, level):
 
 def hunt_of(text):
     """(chapter, seed, level), as the last line of a hunt's file says; None: it is none."""
-    found = re.search(rf"^{MARK} (\d\d) (\d+) (easy|hard)$", text, re.MULTILINE)
+    found = re.search(rf"^{MARK} (\d\d) (\d{{1,9}}) (easy|hard)$", text, re.MULTILINE)
     return (found[1], int(found[2]), found[3]) if found and found[1] in huntable() else None
 
 
@@ -123,24 +125,34 @@ def arguments(argv):
     add("--grade", metavar="FILE", help="say whether it is mended")
     add("--reveal", metavar="FILE", help="tell the story, and the lines")
     args = parser.parse_args(argv)
-    args.chapter = args.chapter and args.chapter.zfill(2)
+    chapter, args.chapter = args.chapter, args.chapter and args.chapter.zfill(2)
     file = args.grade or args.reveal
-    if bool(file) == bool(args.chapter):
-        raise Refused(f"a CHAPTER, such as {next(iter(huntable()))}, or --grade or --reveal and a "
-                      "file")
+    writes = "`python -m lab.hunt 06` writes one, to hunts/06_context_parallel.py"
+    if not file and not args.chapter:
+        raise Refused("a CHAPTER is missing, or --grade or --reveal and a file", "with 06")
+    if file and args.chapter:
+        raise Refused(f"CHAPTER {args.chapter} means nothing beside a file",
+                      f"without {shlex.quote(chapter)}")
     if args.chapter and args.chapter not in huntable():
-        raise Refused(f"CHAPTER {args.chapter} has no hunt; these have: {' '.join(huntable())}")
+        near = difflib.get_close_matches(args.chapter, [*huntable()], 1, 0)[0]
+        raise Refused(f"CHAPTER {args.chapter} has no hunt, as {' '.join(huntable())} have",
+                      f"{near} in place of {shlex.quote(chapter)}")
     if file:
-        args.file = Path(file)
-        try:
-            args.text = args.file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "is no text in UTF-8"
-            raise Refused(f"{file}: {why}") from None
-        args.hunt = hunt_of(args.text)
+        args.file, text = Path(file), read(Path(file))
+        if text is None:
+            raise Refused(f"{file} is no file with a text in UTF-8; {writes}")
+        args.text, args.hunt = text, hunt_of(text)
         if args.hunt is None:
-            raise Refused(f"{file} is no hunt: its last line does not say which one it is")
+            raise Refused(f"{file} is no hunt: its last line does not say which it is; {writes}")
     return args
+
+
+def read(path):
+    """The text of a file; None: it has none, or is no file."""
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def write(args):
@@ -148,10 +160,14 @@ def write(args):
 
     exhibit = draw(args.chapter, args.seed)
     path, text = args.out / exhibit.file, text_of(exhibit, args.chapter, args.seed, args.level)
-    if path.exists() and not args.force and is_changed(path.read_text(encoding="utf-8")):
+    if path.exists() and not args.force and is_changed(read(path)):
         refusals.fail(f"{path} is there, and was changed; --force would write over it")
-    args.out.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        refusals.fail(f"cannot write {path}: {error.strerror}; --out with another folder would "
+                      "work")
     print(f"{path} has one bug. {noticed(exhibit)}")
     print(f"    {command_of(exhibit, path, args.level)}")
     print(f"    python -m lab.hunt --grade {path}")
@@ -159,9 +175,9 @@ def write(args):
 
 
 def is_changed(text):
-    """Whether a hunt is not as it was written."""
-    hunt = hunt_of(text)
-    return hunt is None or text != text_of(draw(*hunt[:2]), *hunt)
+    """Whether a hunt is not as it was written. text: None, where it is no text any more."""
+    hunt = text and hunt_of(text)
+    return not hunt or text != text_of(draw(*hunt[:2]), *hunt)
 
 
 def reveal(args):

@@ -144,10 +144,7 @@ class Verifier:
         fulls = dict(zip(self.shapes, tensors))
         for key, full in fulls.items():
             self.largest[key] = max(self.largest.get(key, 0), full.abs().max())
-        scale = scales(self.largest)
-        for key, off in zip(self.shapes, rounded):
-            if (self.tolerance or {}).get(key[0]):      # which is a share of the scale
-                scale[key] = max(scale[key], ROUNDED * off / self.tolerance[key[0]])
+        scale = widened(scales(self.largest), zip(self.shapes, rounded), self.tolerance)
         off = torch.full([len(fulls)], -1.0, dtype=torch.float64, device=run.device)
         for i, (key, full) in enumerate(fulls.items()):
             if key in here:                             # else it stays -1
@@ -247,6 +244,14 @@ def scales(largest):
     gradients = [key for key in largest if key[0] == "gradients"]
     least = SMALL * max(largest[key] for key in gradients)
     return largest | {key: max(largest[key], least) for key in gradients}
+
+
+def widened(scale, rounded, tolerance):
+    """The scales, larger where rounding is. rounded: (key, what it does to that tensor) pairs."""
+    for key, off in rounded:
+        if (tolerance or {}).get(key[0]):               # which is a share of the scale
+            scale[key] = max(scale[key], ROUNDED * off / tolerance[key[0]])
+    return scale
 
 
 def difference(tensor, reference, scale):

@@ -118,8 +118,32 @@ def test_questions_and_hints(capsys):
     assert capsys.readouterr().out.count("\n04.") + 1 == len(EXERCISES["04_tensor_parallel"])
 
 
+def test_what_was_written_stays_known_when_the_writing_is_killed(tmp_path, two_chapters,
+                                                                 monkeypatch):
+    """After any of its files, and then with other holes."""
+    real, left = exercises.put, []
+
+    def put(path, data):
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        real(path, data)
+
+    for after in range(4):
+        folder = tmp_path / str(after)
+        assert exercises.write(folder) == []
+        left[:] = [None] * after
+        monkeypatch.setattr(exercises, "put", put)
+        if after < 3:
+            with pytest.raises(KeyboardInterrupt):
+                exercises.write(folder, level=1)
+        monkeypatch.setattr(exercises, "put", real)
+        assert exercises.write(folder) == [] == exercises.write(folder, level=2)
+
+
 @pytest.mark.parametrize(("words", "line"), [
-    (["04.99"], "there is no EXERCISE '04.99'; `python -m lab.exercises` lists all"),
+    (["04.99"], "there is no EXERCISE '04.99'; `python -m lab.exercises` lists all; 04.7 in place "
+                "of 04.99 would work"),
     (["--hint=1"], "--hint 1 means nothing without an EXERCISE; without --hint would work"),
     (["--force"], "--force means nothing without --write; --write exercises would work"),
     (["04", "--write=x"], "EXERCISE 04 means nothing beside --write, which writes all; "
@@ -139,4 +163,5 @@ def test_a_folder_in_the_place_of_a_chapter_is_named(tmp_path, two_chapters, cap
     with pytest.raises(SystemExit) as leaving:
         exercises.main([f"--write={tmp_path}"])
     assert leaving.value.code == 2
-    assert capsys.readouterr().err == f"error: cannot write {path}: Is a directory\n"
+    assert capsys.readouterr().err == (
+        f"error: cannot write {path}: Is a directory; --write with another folder would work\n")

@@ -16,7 +16,7 @@ import torch
 from conftest import ROOT
 from wrong_answers import WRONG
 
-from lab import checks, exercises, grade, holes
+from lab import checks, exercises, grade, holes, overseer
 from lab.exercises import Exercise, Run, Same
 
 TABLE = {exercise.number: (chapter, exercise)
@@ -200,12 +200,12 @@ def test_a_deadlock_is_told_from_a_long_run_and_says_which_rank_waits_where():
 
 
 def test_seconds_of_computing_are_known_without_proc_too(monkeypatch):
-    _, expected = checks.state_of(os.getpid())
+    _, expected = overseer.state_of(os.getpid())
     assert expected > 1 and abs(expected - time.process_time()) < 1
-    monkeypatch.setattr(checks, "PROC", Path("/nowhere"))
-    runs, seconds = checks.state_of(os.getpid())
+    monkeypatch.setattr(overseer, "PROC", Path("/nowhere"))
+    runs, seconds = overseer.state_of(os.getpid())
     assert isinstance(runs, bool) and abs(seconds - expected) <= 1.5        # ps: whole seconds
-    assert checks.state_of(2**30) == (False, 0)
+    assert overseer.state_of(2**30) == (False, 0)
 
 
 def test_a_wait_of_one_process_is_no_different():
@@ -491,16 +491,19 @@ def test_long_words_go_on_below():
 
 
 @pytest.mark.parametrize(("words", "line"), [
-    (["nowhere"], "FOLDER 'nowhere': No such file or directory"),
-    ([""], "FOLDER '' is no folder"),
+    (["nowhere"], "FOLDER 'nowhere' is not there; `python -m lab.exercises --write nowhere` writes "
+                  "them there"),
+    ([""], "FOLDER is missing; `make exercises` writes exercises/, which would work"),
     (["empty"], "FOLDER 'empty' has no exercise such as 04_tensor_parallel.py, nor has a folder "
-                "in it; `make exercises` writes them to exercises/"),
-    (["ours", "04.99"], "there is no EXERCISE '04.99'; `python -m lab.exercises` lists all"),
+                "in it; `python -m lab.exercises --write empty` writes them there"),
+    (["ours", "04.99"], "there is no EXERCISE '04.99'; `python -m lab.exercises` lists all; 04.7 "
+                        "in place of 04.99 would work"),
     (["ours", "--limit=0"], "--limit: 0 is no whole number in [1, 101); --limit 5 would work"),
     (["ours", "04.7", "--level=1"], "--level 1: none of these exercises is of that level; without "
                                      "--level would work"),
     (["ours", "--json=x.xml"], "--json: cannot write 'x.xml'; --json results.json would work"),
-    ([f"ours/{CHAPTER}.py"], f"FOLDER 'ours/{CHAPTER}.py': Not a directory"),
+    ([f"ours/{CHAPTER}.py"], f"FOLDER 'ours/{CHAPTER}.py': Not a directory; ours would "
+                             "work"),
 ])
 def test_what_is_refused(words, line, tmp_path, short_table, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

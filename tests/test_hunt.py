@@ -92,10 +92,25 @@ def test_what_was_changed_is_not_written_over(written, capsys):
     assert hunt.main(["02", "--seed", "5", f"--out={path.parent}", "--force"]) == 0
 
 
+@pytest.mark.parametrize("data", [
+    b"\xff\x00", b"# hunt 02 " + b"9" * 5000 + b" easy\n", b"# hunt 77 1 easy\n"])
+def test_what_is_no_hunt_is_neither_graded_nor_revealed_nor_written_over(tmp_path, capsys, data):
+    path = tmp_path / "02_data_parallel.py"
+    path.write_bytes(data)
+    for flags in (["--grade", str(path)], ["--reveal", str(path)], ["02", f"--out={tmp_path}"]):
+        with pytest.raises(SystemExit) as leaving:
+            hunt.main(flags)
+        assert leaving.value.code == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert len(line) < 400 + len(str(path)) and path.read_bytes() == data
+
+
 @pytest.mark.parametrize(("flags", "words"), [
-    ("11", "CHAPTER 11 has no hunt"), ("", "a CHAPTER, such as 00"), ("02 --seed x", "--seed"),
-    ("02 --level 1", "--level"), ("--grade no.py", "no.py: No such file"),
-    ("--grade 02_data_parallel.py", "is no hunt"), ("02 --reveal x.py", "a CHAPTER, such as 00")])
+    ("11", "CHAPTER 11 has no hunt"), ("11", "01 in place of 11 would work"),
+    ("", "with 06 would work"), ("02 --seed x", "--seed"), ("02 --level 1", "--level"),
+    ("--grade no.py", "no.py is no file with a text in UTF-8; `python -m lab.hunt 06` writes one"),
+    ("--grade 02_data_parallel.py", "is no hunt"), ("--grade lab", "lab is no file"),
+    ("02 --reveal x.py", "without --reveal would work")])
 def test_a_bad_argument_costs_one_line(monkeypatch, capsys, flags, words):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as leaving:

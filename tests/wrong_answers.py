@@ -582,7 +582,7 @@ WRONG = {
         Wrong("balance / cfg.sequences", "balance / len(x)",
               "count the balance loss 6.00 times: 6 is the number of micro-batches of all ranks"),
         Wrong("logits.gather(-1, chosen).softmax(-1)", "scores.gather(-1, chosen)",
-              "gates has every row multiplied by a number of its own"),
+              "so is the loss, so look at forward first"),
         Wrong("logits.gather(-1, chosen).softmax(-1)",
               "(scores + self.bias).gather(-1, chosen)\n"
               "            gates = gates / gates.sum(-1, keepdim=True)",
@@ -619,7 +619,7 @@ WRONG = {
     "08.7": [
         Wrong("load.mean() - load", "load - load.mean()", "have the opposite sign"),
         Wrong("        dist.all_reduce(loads, group=group)\n", "        pass\n",
-              "before, 1 step matched: look at what a step leaves behind"),
+              "look at what forward reads, beside the weights, that a step has changed"),
     ],
     # 09
     "09.1": [

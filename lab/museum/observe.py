@@ -8,7 +8,6 @@ all its losses, with one that has not stopped.
 """
 
 import functools
-import json
 import math
 import os
 import shlex
@@ -100,16 +99,14 @@ def train(copy, chapter, ranks, flags):
         text = scratch / "text.bin"         # no letters: chapter 01 would write some in the end
         text.write_bytes(array("H", [*Path(checks.TEXT).read_bytes()]).tobytes())
         model = "" if chapter.startswith("00") else f"--data={text} {MODEL}"
-        argv = shlex.split(f"--device=cpu {model} {flags} --json={scratch}/run.json")
+        argv = shlex.split(f"--device=cpu {model} {flags}")
         preferred = None if path.is_relative_to(copy) else copy
-        calls = [(checks.be_a_rank, (scratch, path, rank, ranks, argv, [], preferred))
-                 for rank in range(ranks)]
+        calls = [(checks.be_a_rank, (path, rank, ranks, argv, preferred)) for rank in range(ranks)]
         outcome = checks.play(scratch, path, calls, limit=20)
-        record = scratch / "run.json"
-        if not record.exists():
+        run = outcome.record
+        if run is None:
             words = checks.in_words(outcome, path.read_text(encoding="utf-8"), lambda line: line)
             return Seen(None, (), [], tuple(words))
-        run = json.loads(record.read_text())
         said = tuple(run["diagnosis"] or run["problems"])
         return Seen(int(bool(run["problems"])), of_record(run), run.get("loss", []), said)
 
