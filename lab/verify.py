@@ -181,6 +181,7 @@ class Verifier:
             self.other.one_gpu = None
             is_bf16 = self.run.dtype == torch.bfloat16
             self.other.dtype = torch.float32 if is_bf16 else torch.bfloat16
+            self.other.optimizer = lambda params: states_as(self.run.optimizer(params))
         loss, norm = self.other.one_gpu_step(batch)
         again = compared(loss, norm, named_parameters(self.other.one_gpu))
         share = 1 / 8 if self.rounding == "float16" else 1
@@ -203,6 +204,13 @@ class Verifier:
             torch.cuda.synchronize()
             store.set(key, "computed")
         store.wait([key], timedelta(days=1))
+
+
+def states_as(optimizer):
+    """The same optimizer, with states (a checkpoint's) in the dtypes of its parameters."""
+    for p, state in optimizer.state.items():
+        state |= {key: x.to(p.dtype) for key, x in state.items() if x.ndim}     # no step count
+    return optimizer
 
 
 def named_parameters(module):
