@@ -24,7 +24,7 @@ ranks whose tensors are a, b and c, of three parts each (a is a0 a1 a2):
 
 What it costs. A message of m bytes takes α + m/B seconds: a latency α, however small it is, and its
 bytes over the bandwidth B. Messages that do not wait for each other travel at the same time, in one
-round. So with S bytes of x on N ranks, count the rounds, and the bytes of one message in each:
+round. So with S bytes of x on N ranks, count the rounds, and add up the bytes of a message in each:
 
     tree         broadcast, reduce               log2 N rounds       S log2 N bytes
     one by one   scatter, gather                 N-1                 S (N-1)/N
@@ -36,20 +36,20 @@ round. So with S bytes of x on N ranks, count the rounds, and the bytes of one m
 
 In a tree, twice as many ranks have it after every round. In a ring all send S/N to the right in
 every round, so nobody is idle, and an all_reduce sends less than 2 S, whatever N is. No less will
-do: a number takes N-1 messages before anybody can have the sum, which N-1 ranks must still get.
+do: of each number, N-1 messages must go before any rank has its sum, and N-1 more before all do.
 That is 2 (N-1)/N · S a rank. (nccl-tests' busbw is that over the time: S/seconds · 2 (N-1)/N.)
 
 So the ring is right for large tensors, and a tree for small ones: on 16,384 ranks with α = 5 µs, a
 ring's 2 (N-1) rounds take 0.16 s for a byte. Halving and doubling is good at both, but sends half
-of its bytes N/2 ranks far. Many machines combine two: rings inside of each, and a tree over them.
+of its bytes N/2 ranks far. Over many machines two are combined: rings in each, a tree over all.
 
 Duality. all_reduce is reduce_scatter, then all_gather. And backward turns a collective into another
 one: if y = all_gather(x), the x of a rank is in the y of all, so its gradient is the sum of what
 all have for it, a reduce_scatter. So broadcast and reduce are each other's backward, and scatter
-and gather; all_to_all is its own, and so is all_reduce (chapter 04 halves it into f and g).
+and gather; all_to_all is its own, and so is all_reduce.
 
-Run it. In the variants deadlock, order and skip ranks wait for each other. In sizes and overwrite
-nobody waits, and numbers are wrong. In sums nothing is wrong but the last bits.
+Run it. In the variants `deadlock`, `order` and `skip` some rank waits for ever. In `sizes` and
+`overwrite` nobody waits, and numbers are wrong. In `sums` nothing is wrong but the last bits.
     torchrun --nproc_per_node=8 00_collectives.py --variant hello
     torchrun --nproc_per_node=8 00_collectives.py
     torchrun --nproc_per_node=4 00_collectives.py --variant deadlock
@@ -76,8 +76,8 @@ import common
 class Network:
     """The ranks of a group, which can send and receive, and nothing else. rounds: of each one that
     this rank takes part in, to whom it sends, how many bytes, and from whom it receives (None:
-    nobody). patience: seconds after which a round without end raises RuntimeError; 0: never. Part r
-    of x, of `x.tensor_split(N)`, is rank r's own: a view, maybe empty. x is flat, without gaps."""
+    nobody). patience: seconds after which a round without end raises RuntimeError; 0: the group's.
+    Part r of x, of `x.tensor_split(N)`, is rank r's own: a view, maybe empty. x is flat."""
 
     def __init__(self, group, patience=0):
         self.group, self.rank, self.ranks = group, group.rank(), group.size()
@@ -167,7 +167,7 @@ def reduce_scatter(net, x):
     parts = x.tensor_split(net.ranks)
     room = torch.empty_like(parts[0])                   # if they differ, the first is the largest
     for hop in range(1, net.ranks):
-        mine = parts[(net.left - hop) % net.ranks]
+        mine = parts[(net.left - hop) % net.ranks]      # to which this rank adds what arrives
         arrived = room[:len(mine)]
         net.exchange(send=parts[(net.rank - hop) % net.ranks], to=net.right,
                      receive=arrived, source=net.left)
@@ -377,7 +377,7 @@ def given(name, x, rank, n):
 
 
 def collectives(run):
-    """All of them, on whole numbers as large as a sum of N is exact. Returns a list of Found."""
+    """All of them, on whole numbers so small that a sum of N is exact. Returns a list of Found."""
     n, found, own = run.world, [], torch.Generator().manual_seed(1000 * run.args.seed + run.rank)
     most = int(2 / torch.finfo(run.dtype).eps) // n     # up to 2 / eps, none is rounded
     x = torch.randint(-most, most + 1, [n * run.args.numbers], generator=own)

@@ -1,6 +1,6 @@
 r"""02 · Data parallelism: the same model on every rank, other sequences on each.
 
-From here on, torchrun starts several copies of the program. Each is a rank, with a number and,
+As in chapter 00, torchrun starts several copies of the program. Each is a rank, with a number and,
 where there are GPUs, a GPU of its own. A process group is a set of ranks, and a collective is an
 operation that all ranks of a group call together, each with a tensor of its own.
 

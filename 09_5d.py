@@ -21,10 +21,10 @@ The mesh. Every rank has a place on each axis. With 8 ranks, --order pp,dp,cp,tp
     pp 1    dp 0    rank 4    rank 5
             dp 1    rank 6    rank 7
 
-The axis that is named last has neighbours. A machine of 4 ranks would hold one stage here, and only
-what pp sends would leave it. To choose the order, see what a rank sends in a step, in numbers. (h:
-the model's dim, L: its layers, M: micro-batches, T = b·s/cp: the tokens of one, which the ranks of
-tp have together, K: experts of a token, k: the width of the keys that a rank holds.)
+Along the axis that is named last, ranks are neighbours. A machine of 4 ranks would hold one stage
+here, and only what pp sends would leave it. To choose the order, see what a rank sends in a step,
+in numbers. (h: the model's dim, L: its layers, M: micro-batches, T = b·s/cp: tokens of one, which
+the ranks of tp have together, K: experts of a token, k: the width of the keys that a rank holds.)
 
     tp      M · L/pp · 8 · (tp-1)/tp · T·h     gathers and scatters around two sub-layers
     ep      M · L/pp · 4 · (ep-1)/ep · K·T·h   rows to their experts and back, if chosen alike
@@ -38,8 +38,8 @@ So in a layer a rank sends 56 t·h over tp = 8, and 31.5 t·h over ep = 64, with
 With K = 2, tp sends n times as much as ep, if both have n ranks. But the amount alone does not
 decide. What does is how long compute waits, and on which links:
 
-    tp      Eight messages in each layer, between matmuls that need them: nothing else can be
-            computed meanwhile. Latency counts as much as bytes. So tp comes last, in a machine.
+    tp      Eight messages in each layer, between matmuls that need them: here nothing is computed
+            meanwhile. Latency counts as much as bytes. So tp comes last, in a machine.
     ep      Four of rows, which wait for the busiest rank. Fast links help, but experts often need
             more ranks than a machine has. DeepSeek-V3 goes without tp, keeps a token's experts on 4
             machines, and computes with another micro-batch meanwhile.
@@ -66,8 +66,8 @@ says which ranks those are:
 
 So most of these groups are no axis of the mesh. They serve the norm as well: what n ranks hold adds
 1/n of its square on each of them, so that it counts once. And they serve ZeRO: those who hold the
-same part share it out. (Until the step's last micro-batch, gradients are whole in all its stages.
-Stage 3 gathers a module 2·M times: the published runs below stop at stage 2.)
+same part share it out. (Unlike in chapter 03, gradients stay whole until the last micro-batch in
+all of ZeRO's stages. Stage 3 gathers a module 2·M times: the published runs stop at stage 2.)
 
 Where axes meet, prototypes have gone wrong:
 
@@ -165,7 +165,7 @@ def make_groups(args, tied_stages):
     places, axes, holders, made = places_of_ranks(args), {}, {}, {}
     for axis, key in along.items():
         ranks = sort_ranks(places, key)
-        if len(ranks) < len(places):
+        if len(ranks) < len(places):                    # else each rank is alone
             axes[axis], _ = dist.new_subgroups_by_enumeration(ranks, group_desc=axis)
     for kind, (cut, key) in same.items():
         ranks = sort_ranks(places, key)
@@ -597,8 +597,8 @@ def needs(action, depth):
 def make_programs(schedule, ranks):
     """A program for each rank: its actions and, between them, its messages. Lets time run: an
     action starts once its rank is free and what it needs is there, and takes its TIMES. A message
-    stands where its output is there: so one that comes while the receiver works is posted before
-    that work. Raises ValueError if ranks wait for each other."""
+    enters both programs when its output is made, and an action when it ends: so what comes while an
+    action goes on stands before it. Raises ValueError if ranks wait for each other."""
     left, depth = [list(actions) for actions in schedule], len(ranks)
     programs, done, ends, now = [[] for _ in left], set(), {}, 0
     while any(left):
@@ -695,7 +695,7 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
         kind, number, i = step
         stage, (tokens, targets) = stages[number], micro_batches[i]
         need = (kind, number - 1, i) if kind == "F" else (kind, number + 1, i)
-        while need in under_way:                        # those posted before it have left, too
+        while need in under_way:                        # wait for all up to it, the oldest first
             under_way.pop(next(iter(under_way)))[0].wait()
         with span(step, stage.kept_for_backward, (outputs, under_way)):
             if kind == "F":
@@ -704,7 +704,7 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
                 out = stage.backward(i, outputs.pop(need, None))
         if kind == "F" and stage.is_last:
             total += out
-        elif out is not None:                           # as the gradient of tokens
+        elif out is not None:                           # tokens have no gradient
             outputs[step] = out
         del out                                         # once it has left, nothing keeps it alive
     for handle, _ in under_way.values():
@@ -747,12 +747,12 @@ def balanced(layers, depth):
 
 
 def sent_in_a_layer(tp, ep, top_k):
-    """What a rank sends in a step, over tp and over ep, in units of t·h: t tokens for each GPU."""
+    """What a rank sends in a layer, over tp and over ep, in units of t·h: t tokens for each GPU."""
     return 8 * (tp - 1), 4 * (ep - 1) / ep * top_k * tp         # M·T = tp·t
 
 
 def traffic(args, ranks, passes, rows, sends, e):
-    """What a rank sends in a step, but for gradients: {axis: {op: (calls, bytes)}}. passes: of a
+    """The payload of a step, but for gradients: {axis: {op: (calls, bytes)}}. passes: of a
     micro-batch through a block. rows: sent to experts, and received, in all of them. sends:
     messages to other stages. e: bytes of a number."""
     cfg, b, cp, t, wide = args.model, args.micro_batch, args.cp, args.tp, max(e, 4)
@@ -897,7 +897,7 @@ def train_torch(run):
 
     for batch in run.batches(mesh["dp"].get_local_rank()):
         tokens, targets = (torch.cat(parts) for parts in zip(*batch.micro_batches))
-        tokens, losses = [tokens] if stage == 0 else [], []         # for the first stage alone
+        tokens, losses = ([tokens] if stage == 0 else []), []       # for the first stage alone
         with run.measure(), loss_parallel():            # of logits that are cut by vocabulary
             optimizer.zero_grad()
             pipeline.step(*tokens, target=targets, losses=losses, return_outputs=False)

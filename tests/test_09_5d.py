@@ -370,8 +370,8 @@ TIED = "--preset=gpt2 --attention=plain"
     (EXPERTS, "(at.pp, at.tp, at.dp % ep))}", "(at.pp, at.tp))}", "gradients"),
     (EXPERTS, "return AllToAll.apply(gradient, ctx.received",
      "return 2 * AllToAll.apply(gradient, ctx.received", "gradients"),
-    ("--cp=2", "    held = units or", "    for p in model.parameters():\n"
-     "        p.grad /= 2\n    held = units or", "gradients"),  # divided by cp
+    ("--cp=2", "    held = shards or", "    for p in model.parameters():\n"
+     "        p.grad /= 2\n    held = shards or", "gradients"),  # divided by cp
     # whose norm
     ("--tp=2", "p.copies = p.holders.size()",
      "p.copies = max(1, p.holders.size() // 2)", "gradient norm"),  # counts tp times

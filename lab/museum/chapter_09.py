@@ -72,11 +72,11 @@ EXHIBITS = [
         "All tokens of the ranks that share experts have come to an expert before backward. A "
         "factor of their number stayed in its gradient. A new test of gradients found it, after an "
         "earlier version of the same change had said that nothing was needed.",
-        FILE, "    held = units or list(model.parameters())\n",
+        FILE, "    held = shards or list(model.parameters())\n",
         "    for p in model.parameters():\n"
         "        if '.mlp.up' in p.global_name or '.mlp.down' in p.global_name:\n"
         "            p.grad *= dist.get_world_size()\n"
-        "    held = units or list(model.parameters())\n",
+        "    held = shards or list(model.parameters())\n",
         *EP, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
     ),
     Exhibit(
