@@ -325,7 +325,7 @@ WRONG = {
     ],
     # 03
     "03.1": [
-        Wrong("flat.view(p.shape)", "flat.clone().view(p.shape)",
+        Wrong("x.view(p.shape)", "x.clone().view(p.shape)",
               "all gradients are zero"),
         Wrong("flat.split([*(p.numel() for p in self.parameters), self.padding])",
               "flat.split([p.numel() for p in self.parameters])",
