@@ -447,7 +447,7 @@ def compiled(forward, batch):
 
 
 def formulas(args, rank, ranks, model):
-    """What lab/ holds the run to, by the keys that lab/formulas.py explains."""
+    """What lab/ holds the run to, by the keys that lab/bench/formulas.py explains."""
     cfg, n, width = args.model, args.model.parameters(), common.DTYPES[args.dtype].itemsize
     mixed = args.variant == "hand" and args.precision != "fp32"         # autocast keeps fp32
     computed = step_flops(cfg, args.batch, args.attention, args.recompute, early_stop=True)

@@ -326,7 +326,7 @@ def train_torch(run):
 
 
 def formulas(args, rank, ranks, model):
-    """For lab/ alone (its keys: lab/formulas.py). Skip it when you read this for the first time."""
+    """For lab/ alone (keys: lab/bench/formulas.py). Skip it when you read this the first time."""
     parameters = args.model.parameters()                # how many numbers
     gradient_bytes = common.DTYPES[args.dtype].itemsize * parameters
     answer = {"parameters": parameters, "overlap": True}

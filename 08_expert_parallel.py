@@ -491,7 +491,7 @@ def step_flops(cfg, tokens, rows):
 
 
 def formulas(args, rank, ranks, model):
-    """What a run is held to: see lab/formulas.py."""
+    """What a run is held to: see lab/bench/formulas.py."""
     cfg, n, sequences = args.model, args.ep, args.batch // ranks
     numbers, _ = held_numbers(cfg, n)
     if args.variant == "torch":

@@ -147,7 +147,7 @@ CLUSTERS = {
     "b200": Cluster(2250e12, 0.803 * 0.75, 0.55, 8e12, 180e9, 900e9, 50e9, has_fp8=True),
     "tpu-v5p": Cluster(459e12, 0.803, 0.55, 2.765e12, 95e9, 180e9, 6.25e9, 8960, 1e-6),
 }
-HBM, NVLINK = 0.684, 0.595      # shares of those rates: fitted on table 1 (lab/published.py)
+HBM, NVLINK = 0.684, 0.595      # shares of those rates: fitted on table 1 (lab.planner.published)
 NIC = 0.78                      # fitted on table 2's ZeRO-3 rows, as is the 0.5 below
 FP8 = 2 * 0.709 / 0.803         # times bf16's FLOP/s: the best measured of each (again MAMF)
 
@@ -650,6 +650,6 @@ def explain(model, cluster, software, gpus, batch, plan):
 
 
 if __name__ == "__main__":
-    from lab import planning  # noqa: TID251
+    from lab.planner import planning
 
     planning.program(sys.modules[__name__])

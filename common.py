@@ -354,7 +354,7 @@ Batch = namedtuple("Batch", "step tokens targets valid micro_batches")
 
 
 class Run:
-    """What a chapter trains with: bare here, with all instruments in lab/report.py. A chapter uses
+    """What a chapter trains with: bare here, with all instruments in lab/bench/. A chapter uses
     args, rank, world, device and dtype, and the methods mesh, draw, optimizer, batches, measure,
     span and log, and no other."""
 
@@ -450,10 +450,11 @@ def join_ranks(args, rank):
 def launch(file, doc, variants, requires, flags=lambda parser: None, formulas=None):
     """Run a chapter, with lab/ if that lies beside this file, and leave with its exit status.
     variants: {name: train(run)}, or of a tuple of that and the flags that not all of them know.
-    requires(args, ranks): raises Refused for what does not fit. formulas: see lab/formulas.py."""
+    requires(args, ranks): raises Refused for what does not fit. formulas: lab/bench/formulas.py."""
     if Path(__file__).with_name("lab").exists():
-        import lab.report
-        lab.report.launch(file, doc, variants, requires, flags, formulas)   # does not come back
+        import lab.bench.report
+        lab.bench.report.launch(file, doc, variants, requires, flags,
+                                formulas)     # does not come back
     args = parse(file, doc, variants, flags, argv=None)
     try:
         requires(args, environment("WORLD_SIZE", 1))

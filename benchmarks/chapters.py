@@ -50,7 +50,8 @@ import results  # noqa: E402  (after the path to it)
 
 import common  # noqa: E402
 from common import Refused  # noqa: E402
-from lab import cli, meters, refusals, report  # noqa: E402
+from lab.bench import meters, report  # noqa: E402
+from lab.cli import commands, refusals, strict  # noqa: E402
 
 SETUP_STEPS = 3         # the first steps allocate, and are metered
 # Shapes on a CPU (data parallel: a sequence per rank, and enough parameters for communication to be
@@ -153,7 +154,7 @@ class OperatorClock(TorchDispatchMode):
 
 def alternate(sides, clocked):
     """Run the chapter of each side with its flags, a thread for each, of which one at a time goes
-    on: until its next step begins. Returns the lab.report.Run of each side, the processor seconds
+    on: until its next step begins. Returns the Run of each side, the processor seconds
     of each one's steps and, if `clocked`, those of the first one's operators."""
     runs, finished, processor, operators = {}, set(), ([], []), []
     turns = [threading.Semaphore(1), threading.Semaphore(0)]
@@ -405,9 +406,10 @@ def against_dense(steps, flags):
 
 def accept(argv):
     """The arguments and the pairs that they choose; raises Refused where one of the runs would."""
-    parser = cli.Parser("benchmarks/chapters.py", description=__doc__, allow_abbrev=False,
+    parser = commands.Parser("benchmarks/chapters.py", description=__doc__, allow_abbrev=False,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=cli.number(int, SETUP_STEPS + 4, 2**31, 60), default=60,
+    parser.add_argument("--steps", type=commands.number(int, SETUP_STEPS + 4, 2**31, 60),
+                        default=60,
                         help="of each side")
     parser.add_argument("--only", default="", help="chapters whose name begins so")
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
@@ -431,7 +433,7 @@ def refuse_run(chapter, ranks, flags):
     """Raise Refused where the chapter on so many ranks would."""
     module = importlib.import_module(chapter)
     own = getattr(module, "flags", lambda parser: None)
-    args = cli.parse(module.__file__, "", module.VARIANTS, own, ["--no-verify", *flags])
+    args = strict.parse(module.__file__, "", module.VARIANTS, own, ["--no-verify", *flags])
     module.requires(args, ranks)
 
 
@@ -443,7 +445,7 @@ def main(argv=None):
         if dist.get_rank() == 0:
             print(json.dumps(answer), flush=True)
         dist.barrier()
-        os._exit(0)                                     # as lab.report.launch does, and why
+        os._exit(0)                                     # as lab.bench.report.launch does, and why
 
     lines = []
     more = [sleeping(args.flags)] if PIPELINE.startswith(args.only) else []
@@ -457,4 +459,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    cli.program(main)
+    commands.program(main)

@@ -1,6 +1,6 @@
 """Times checkpoints beside training: ours, and torch.save of what rank 0 has gathered.
 
-A run saves in both ways, in turn, with quiet steps between. Ours is lab/saving.py: training waits
+A run saves in both ways, in turn, with quiet steps between. Ours is lab/checkpoints: training waits
 for a copy, and a thread writes it while training goes on. The other way, the ranks send rank 0 what
 it does not hold, and all wait until torch.save has written the whole. Both are on the disk when it
 has confirmed that (fsync), and write to the same folder.
@@ -42,7 +42,9 @@ import results  # noqa: E402  (after the path to it)
 from chapters import on_ranks, refuse_run  # noqa: E402
 
 from common import Refused  # noqa: E402
-from lab import checkpoint, cli, refusals, report, saving, storage  # noqa: E402
+from lab.bench import report  # noqa: E402
+from lab.checkpoints import checkpoint, saving, storage  # noqa: E402
+from lab.cli import commands, refusals  # noqa: E402
 
 SETUP_STEPS = 3         # the first steps allocate, and are metered
 QUIET = 3               # steps that are timed before every save, after one that is not
@@ -263,9 +265,9 @@ def tables(runs, times, flags):
 
 def accept(argv):
     """The arguments and the runs that they choose; raises Refused where one of those would."""
-    parser = cli.Parser("benchmarks/checkpoints.py", description=__doc__, allow_abbrev=False,
+    parser = commands.Parser("benchmarks/checkpoints.py", description=__doc__, allow_abbrev=False,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--saves", type=cli.number(int, 2, 2**31, 6), default=6,
+    parser.add_argument("--saves", type=commands.number(int, 2, 2**31, 6), default=6,
                         help="of each way")
     parser.add_argument("--only", default="", help="chapters whose name begins so")
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
@@ -291,7 +293,7 @@ def main(argv=None):
         if dist.get_rank() == 0:
             print(json.dumps(answer), flush=True)
         dist.barrier()
-        os._exit(0)                                     # as lab.report.launch does, and why
+        os._exit(0)                                     # as lab.bench.report.launch does, and why
 
     lines = []
     for line in tables(args.runs, args.saves, args.flags):
@@ -302,4 +304,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    cli.program(main)
+    commands.program(main)

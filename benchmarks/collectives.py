@@ -36,7 +36,8 @@ from chapters import on_ranks  # noqa: E402
 
 import common  # noqa: E402
 from common import environment  # noqa: E402
-from lab import cli, refusals, speed  # noqa: E402
+from lab import speed  # noqa: E402
+from lab.cli import commands, refusals  # noqa: E402
 
 RANKS = 4
 SIZES = {2**20: 1, 2**26: 8}            # bytes of x, and which part of the calls there is time for
@@ -133,9 +134,9 @@ def middle(values):
 
 
 def accept(argv):
-    parser = cli.Parser("benchmarks/collectives.py", description=__doc__, allow_abbrev=False,
+    parser = commands.Parser("benchmarks/collectives.py", description=__doc__, allow_abbrev=False,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=cli.number(int, 4, 2**31, 120), default=120,
+    parser.add_argument("--calls", type=commands.number(int, 4, 2**31, 120), default=120,
                         help="of each side; default: 120")
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -163,4 +164,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    cli.program(main)
+    commands.program(main)

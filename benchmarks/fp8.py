@@ -21,7 +21,7 @@ sys.path[0] = str(ROOT)          # not the folder of this file, where `kernels` 
 
 import common  # noqa: E402  (after the path to it)
 from kernels import fp8  # noqa: E402
-from lab import cli, refusals  # noqa: E402
+from lab.cli import commands, refusals  # noqa: E402
 
 FEATURE, OUTLIER = 5, 2.0**18
 WINDOW = 20             # losses of so many steps are averaged
@@ -171,10 +171,10 @@ def draw(fp32, losses, x, path):
 
 
 def accept(argv):
-    parser = cli.Parser("benchmarks/fp8.py", description=__doc__, allow_abbrev=False,
+    parser = commands.Parser("benchmarks/fp8.py", description=__doc__, allow_abbrev=False,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=cli.number(int, 2 * WINDOW, 10**6, 200), default=200)
-    parser.add_argument("--out", type=cli.output("fp8.png"), default=ROOT / "figures/fp8.png")
+    parser.add_argument("--steps", type=commands.number(int, 2 * WINDOW, 10**6, 200), default=200)
+    parser.add_argument("--out", type=commands.output("fp8.png"), default=ROOT / "figures/fp8.png")
     return parser.parse_args(argv)
 
 
@@ -191,4 +191,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    cli.program(main)
+    commands.program(main)

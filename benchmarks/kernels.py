@@ -36,7 +36,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import results  # noqa: E402  (after the path to it)
 from common import Refused  # noqa: E402
-from lab import cli, refusals  # noqa: E402
+from lab.cli import commands, refusals  # noqa: E402
 
 DEVICE = "cuda"
 WIDTHS = 1024, 2048, 4096, 8192, 16384
@@ -255,9 +255,9 @@ def draw(rows, x, ways, unit, path):
 
 def accept(argv):
     """The arguments; raises Refused for those that do not fit."""
-    parser = cli.Parser("benchmarks/kernels.py", description=__doc__, allow_abbrev=False,
+    parser = commands.Parser("benchmarks/kernels.py", description=__doc__, allow_abbrev=False,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=cli.output("runs"), default=ROOT / "runs",
+    parser.add_argument("--out", type=commands.output("runs"), default=ROOT / "runs",
                         help="a folder for CSV and PNG")
     parser.add_argument("--record", action="store_true", help="write RESULTS.md and figures/ too")
     parser.add_argument("--tune", action="store_true", help="time other launches instead")
@@ -303,4 +303,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    cli.program(main)
+    commands.program(main)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from common import Refused
-from lab import cli
+from lab.cli import commands
 
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 TITLE = "# Measured\n\nMachines are noisy: trust the ratios, within the ranges, and not the rest."
@@ -22,7 +22,7 @@ def record(section, lines):
 def refuse_record():
     """Raise Refused where RESULTS.md cannot be written: before anything is measured."""
     try:
-        cli.try_to_write(RESULTS, is_file=True)
+        commands.try_to_write(RESULTS, is_file=True)
     except OSError as error:
         raise Refused(f"--record cannot write {RESULTS}: {error.strerror}",
                       "without --record") from None

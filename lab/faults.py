@@ -52,10 +52,11 @@ from typing import NamedTuple
 
 import torch
 
-from lab import checkpoint, cli, refusals, storage
-from lab.saving import LOG
+from lab import ROOT
+from lab.checkpoints import checkpoint, storage
+from lab.checkpoints.saving import LOG
+from lab.cli import commands, refusals
 
-ROOT = Path(__file__).resolve().parent.parent
 MODEL = ("--layers=2", "--dim=64", "--heads=4", "--kv-heads=2", "--seq=64", "--lr=0.002",
          "--dtype=float64", "--device=cpu", "--no-verify")  # fmt: skip
 SMALL, LARGE = "--batch=6", "--batch=64"                # short steps, and longer ones
@@ -309,13 +310,15 @@ def both_parts(folder, args, deadline):
 
 
 def main(argv=None):
-    parser = cli.Parser("-m lab.faults", description=__doc__,
+    parser = commands.Parser("-m lab.faults", description=__doc__,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--kills", type=cli.number(int, 1, 1000, 20), default=20, help="in one layout")
-    add("--seed", type=cli.number(int, 0, 2**31, 1), default=0, help="of training, and of faults")
-    add("--limit", type=cli.number(int, 1, 2**31, 900), default=900, help="seconds, then all ends")
-    add("--json", type=cli.output("faults.json"), help="for a figure by lab/pictures.py")
+    add("--kills", type=commands.number(int, 1, 1000, 20), default=20, help="in one layout")
+    add("--seed", type=commands.number(int, 0, 2**31, 1), default=0,
+        help="of training, and of faults")
+    add("--limit", type=commands.number(int, 1, 2**31, 900), default=900,
+        help="seconds, then all ends")
+    add("--json", type=commands.output("faults.json"), help="for a figure by lab/pictures.py")
     argv = sys.argv[1:] if argv is None else argv
     args = refusals.accepted(parser.parse_args, argv, alone=True)
     if not shutil.which("pgrep"):
@@ -346,4 +349,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    cli.program(main)
+    commands.program(main)

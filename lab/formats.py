@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 
 import common
-from lab import cli, refusals
+from lab.cli import commands, refusals
 
 FORMATS = {"float64": torch.float64, "float32": torch.float32, "TF32": "tf32",
            "bfloat16": torch.bfloat16, "float16": torch.float16, "E4M3": torch.float8_e4m3fn,
@@ -225,10 +225,10 @@ def draw(shares, losses, path):
 
 
 def arguments(argv):
-    parser = cli.Parser("-m lab.formats", description=__doc__,
+    parser = commands.Parser("-m lab.formats", description=__doc__,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=cli.output("formats.png"), help="draw it")
-    parser.add_argument("--steps", type=cli.number(int, 1, 10**6, 100), default=100,
+    parser.add_argument("--out", type=commands.output("formats.png"), help="draw it")
+    parser.add_argument("--steps", type=commands.number(int, 1, 10**6, 100), default=100,
                         help="of each of the four runs")
     return parser.parse_args(argv)
 
@@ -256,4 +256,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    cli.program(main)
+    commands.program(main)

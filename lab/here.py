@@ -27,12 +27,13 @@ import torch.distributed as dist
 
 import common
 from common import environment
-from lab import anatomy, cli, refusals, speed
-from lab.anatomy import planner
-from lab.formulas import WATCHED_STEPS
-from lab.words import count
+from lab import ROOT, speed
+from lab.bench import anatomy
+from lab.bench.anatomy import planner
+from lab.bench.formulas import WATCHED_STEPS
+from lab.cli import commands, refusals
+from lab.cli.words import count
 
-ROOT = Path(__file__).resolve().parent.parent
 MODEL = {"layers": 8, "dim": 384, "heads": 8, "kv-heads": 4, "seq": 128, "vocab": 1024}
 BATCH, MICRO_BATCH, STEPS = 8, 2, WATCHED_STEPS + 3
 SIZES = [4**k for k in range(1, 12)]                    # bytes of an all_reduce: 4 B to 4 MB
@@ -187,10 +188,10 @@ def row(chapter, ranks, layout, measured, predicted):
 
 
 def parse(argv):
-    parser = cli.Parser("-m lab.here", description=__doc__, allow_abbrev=False,
+    parser = commands.Parser("-m lab.here", description=__doc__, allow_abbrev=False,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, choices=(4, 8), default=4)
-    parser.add_argument("--json", type=cli.output("here.json"), help="write the table")
+    parser.add_argument("--json", type=commands.output("here.json"), help="write the table")
     return parser.parse_args(argv)
 
 
@@ -217,4 +218,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    cli.program(main)
+    commands.program(main)

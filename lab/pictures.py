@@ -19,10 +19,10 @@ import torch
 
 import common
 from common import PRESETS, Config
-from lab import anatomy, cli, schedules, simulate
-from lab.meters import hidden_share
-from lab.refusals import one_line, say
-from lab.runs import (
+from lab import schedules
+from lab.bench import anatomy
+from lab.bench.meters import hidden_share
+from lab.bench.runs import (
     LAST,
     alike_but_for_balance,
     arguments,
@@ -32,7 +32,10 @@ from lab.runs import (
     read_runs,
     was_measured,
 )
-from lab.words import quantity
+from lab.classroom import simulate
+from lab.cli import commands
+from lab.cli.refusals import one_line, say
+from lab.cli.words import quantity
 
 BLUE, PURPLE, RED, ORANGE = "#355070", "#6d597a", "#e56b6f", "#eaac8b"
 MOST = 4096             # ranks, layers or experts that a figure shows
@@ -1240,7 +1243,7 @@ def tell(why, status):
 
 def main(argv=None):
     args = arguments("-m lab.pictures", __doc__, argv, lambda parser: parser.add_argument(
-        "--out", type=cli.output("pictures"), default="runs", metavar="FOLDER",
+        "--out", type=commands.output("pictures"), default="runs", metavar="FOLDER",
         help="for the PNGs; default: runs"))
     runs = read_runs(args.runs)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -1248,4 +1251,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    cli.program(main)
+    commands.program(main)

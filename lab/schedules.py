@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import common
 from common import Refused, environment
-from lab import cli, refusals
+from lab.cli import commands, refusals
 
 CHAPTER = "07_pipeline_parallel"
 MOST = 2**15            # ranks x (ranks + micro-batches) that are drawn: some 200,000 letters
@@ -228,18 +228,19 @@ def milliseconds(args, schedule):
 # -------------------------------------------------------------------------------- the command line
 
 def parse(chapter, argv):
-    parser = cli.Parser("-m lab.schedules", description=__doc__, allow_abbrev=False,
+    parser = commands.Parser("-m lab.schedules", description=__doc__, allow_abbrev=False,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
-    add, count = parser.add_argument, cli.number(int, 1, 4097, 2)
+    add, count = parser.add_argument, commands.number(int, 1, 4097, 2)
     add("schedule", choices=[name for name in chapter.VARIANTS if name != "torch"])
-    add("--ranks", type=cli.number(int, 1, math.isqrt(MOST), 4), help="default: torchrun's, or 4")
+    add("--ranks", type=commands.number(int, 1, math.isqrt(MOST), 4),
+        help="default: torchrun's, or 4")
     add("--micro-batches", type=count, default=8, help="default: 8")
     add("--chunks", type=count, help="slices of the model on each rank; default: 2")
     add("--breadth-first", action="store_true", help="a slice takes all micro-batches in turn")
-    add("--sleep", type=cli.number(int, 1, 10_000, 10), metavar="MS",
+    add("--sleep", type=commands.number(int, 1, 10_000, 10), metavar="MS",
         help="under torchrun: execute it with stages that sleep in each F, B and W")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    add("--json", type=cli.output("run.json"), help="with --sleep: write when each action ran")
+    add("--json", type=commands.output("run.json"), help="with --sleep: write when each action ran")
     args = parser.parse_args(argv)
     refuse_misfits(chapter, args)
     return args
@@ -309,4 +310,4 @@ def report_sleep(args, schedule, measured, asleep):
 
 
 if __name__ == "__main__":
-    cli.program(main)
+    commands.program(main)

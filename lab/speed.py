@@ -26,9 +26,10 @@ import torch.distributed as dist
 
 import common
 from common import Refused, environment
-from lab import cli, meeting, refusals
-from lab.machines import LATENCY, MACHINES
-from lab.words import count, quantity
+from lab.bench import meeting
+from lab.bench.machines import LATENCY, MACHINES
+from lab.cli import commands, refusals, strict
+from lab.cli.words import count, quantity
 
 CHAPTER = "00_collectives"
 KINDS = "naive", "tree", "ring", "doubling"             # of all_reduce
@@ -267,22 +268,22 @@ def overtakes(crossovers):
 # --------------------------------------------------------------------------------- the command line
 
 def parse(argv):
-    parser = cli.Parser("-m lab.speed", description=__doc__, allow_abbrev=False,
+    parser = commands.Parser("-m lab.speed", description=__doc__, allow_abbrev=False,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--largest", type=cli.number(int, 1, 2**31, 2**24), default=2**24, metavar="BYTES",
+    add("--largest", type=commands.number(int, 1, 2**31, 2**24), default=2**24, metavar="BYTES",
         help="x has 1, 4, 16, ... bytes, up to this; default: 16,777,216")
-    add("--repeats", type=cli.number(int, 1, 1001, 5), default=5,
+    add("--repeats", type=commands.number(int, 1, 1001, 5), default=5,
         help="of which the best counts; default: 5")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    add("--json", type=cli.output("run.json"), help="write what was measured")
+    add("--json", type=commands.output("run.json"), help="write what was measured")
     args = parser.parse_args(argv)
     if argv and "RANK" not in os.environ:
         raise Refused(f"{argv[0].partition('=')[0]} means nothing without torchrun: nothing is "
                       "measured", f"--nproc_per_node {NODE}")
     if environment("WORLD_SIZE", NODE) == 1:
         raise Refused("one rank has nobody to send to", f"--nproc_per_node {NODE}")
-    cli.refuse_cuda(args)
+    strict.refuse_cuda(args)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     n = environment("WORLD_SIZE", 1)
     needed = n * (n + 3) * args.largest                 # the naive all_reduce has N times x
@@ -297,7 +298,7 @@ def main(argv=None):
     if "RANK" not in os.environ:
         print(*large_machines(), sep="\n")
         return 0
-    cli.refuse_lonely()
+    strict.refuse_lonely()
     meeting.join(args)
     device, n = common.join_ranks(args, environment("RANK", 0)), dist.get_world_size()
     found = measure([4**k for k in range(16) if 4**k <= args.largest], args.repeats, device)
@@ -309,7 +310,7 @@ def main(argv=None):
 
 
 def report(args, n, device, found, costs):
-    """Print what was measured and fitted, and write it as a run that lab/runs.py can read."""
+    """Print what was measured and fitted, and write it as a run that lab/bench/runs.py can read."""
     measured = found["by hand"]
     models = {how: model(measured, cost) for how, cost in costs.items()}
     crossed = [[*pair, measured_crossover(*pair, measured)] for pair in PAIRS]
@@ -332,4 +333,4 @@ def report(args, n, device, found, costs):
 
 
 if __name__ == "__main__":
-    cli.program(main)
+    commands.program(main)

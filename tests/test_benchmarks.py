@@ -10,13 +10,16 @@ import time
 import types
 from pathlib import Path
 
-import programs
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ROOT, TEXT, chapter, no_flags
 
-from lab import checkpoint, cli, meters, report, saving, schedules, storage
+from lab import schedules
+from lab.bench import meters, report
+from lab.checkpoints import checkpoint, saving, storage
+from lab.cli import strict
+from tests.conftest import ROOT, TEXT, chapter, no_flags
+from tests.support import programs
 
 sys.path.append(str(ROOT / "benchmarks"))
 import chapters  # noqa: E402  (after the path to it)
@@ -37,7 +40,7 @@ def test_the_chapters_take_the_flags_of_every_pair(monkeypatch, gpus):
         for side in sides:
             of_side, own = chapters.of_chapter(name, side)
             module, flags = chapter(of_side), ["--no-verify", *both.split(), *own]
-            args = cli.parse(module.__file__, "", module.VARIANTS,
+            args = strict.parse(module.__file__, "", module.VARIANTS,
                              getattr(module, "flags", no_flags), flags)
             module.requires(args, ranks)
             assert (args.model.dim == 1024) == (gpus >= ranks)
@@ -173,7 +176,7 @@ def test_of_experts_and_of_the_dense_model_a_token_takes_as_many_flops(monkeypat
         for name, flags in sides:
             module = chapter(name)
             own = getattr(module, "flags", no_flags)
-            runs.append(cli.parse(module.__file__, "", module.VARIANTS, own, flags))
+            runs.append(strict.parse(module.__file__, "", module.VARIANTS, own, flags))
             module.requires(runs[-1], ranks)
         return {"tokens": 1000, "ms": [[40, 50, 90], [20, 25, 30]],
                 "loads": [[[1.0, 3, 0, 1, 1, 1, 1, 0]], [[1.0] * 8]]}
@@ -234,7 +237,8 @@ def test_in_the_sleeping_table_every_rank_works_equally_long(monkeypatch):
 def test_the_chapters_take_the_flags_of_every_run_that_saves():
     for name, ranks, flags in checkpoints.RUNS:
         module = chapter(name)
-        args = cli.parse(module.__file__, "", module.VARIANTS, getattr(module, "flags", no_flags),
+        args = strict.parse(module.__file__, "", module.VARIANTS, getattr(module, "flags",
+                                                                          no_flags),
                          ["--device=cpu", "--no-verify", *flags.split()])
         module.requires(args, ranks)
 

@@ -17,7 +17,17 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import (
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.utils import clip_grads_with_norm_
+
+import common
+from common import PRESETS, Config, gpt, loss_sum
+from lab.bench import report
+from lab.bench.anatomy import optimizer_state_bytes, tensors
+from lab.bench.verify import named_parameters
+from lab.cli import strict
+from tests.conftest import (
     CHAPTERS,
     ROOT,
     SMALL,
@@ -27,15 +37,6 @@ from conftest import (
     no_flags,
     training_chapters,
 )
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.utils import clip_grads_with_norm_
-
-import common
-from common import PRESETS, Config, gpt, loss_sum
-from lab import cli, report
-from lab.anatomy import optimizer_state_bytes, tensors
-from lab.verify import named_parameters
 
 SHAPE = Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)  # what SMALL says
 
@@ -526,7 +527,7 @@ def test_flags_make_the_model_and_the_default_is_the_first_variant():
 def test_only_the_tiny_preset_is_verified_by_default():
     for flags, verified in (((), True), (("--no-verify",), False), (("--preset=1b",), False),
                             (("--preset=1b", "--verify"), True)):
-        assert arguments(*flags, parse=cli.parse).verify is verified
+        assert arguments(*flags, parse=strict.parse).verify is verified
 
 
 def test_a_chapter_adds_flags_of_its_own():
@@ -584,7 +585,7 @@ def test_the_device_follows_the_group_that_is_there(ranks):
 
 
 def matmul_precision(*flags):
-    report.Run(arguments(*flags, parse=cli.parse))
+    report.Run(arguments(*flags, parse=strict.parse))
     return torch.get_float32_matmul_precision()
 
 

@@ -4,10 +4,11 @@ import ast
 import inspect
 
 import pytest
-from conftest import CHAPTERS, ROOT, chapter, chapter_names, training_chapters
 
 import common
-from lab import cli, collectives, formulas, report
+from lab.bench import collectives, formulas, report
+from lab.cli import commands
+from tests.conftest import CHAPTERS, ROOT, chapter, chapter_names, training_chapters
 
 EVERY = pytest.mark.parametrize("name", chapter_names())
 LONGEST = {"common": 510, "00_collectives": 430, "01_single_gpu": 580, "02_data_parallel": 400,
@@ -113,7 +114,7 @@ def test_the_planner_needs_no_torch_and_of_ours_its_command_line_alone():
     path = CHAPTERS / "10_planner.py"
     if not path.exists():
         pytest.skip("there is no 10_planner.py")
-    names = imports(parsed(path)) | imports(parsed(ROOT / "lab/planning.py"))
+    names = imports(parsed(path)) | imports(parsed(ROOT / "lab/planner/planning.py"))
     assert ours(names) == {"lab"} and "torch" not in names
 
 
@@ -124,7 +125,7 @@ def test_chapter_01_compiles_nothing_while_lab_watches():
 @EVERY
 def test_the_bottom_of_a_chapter(name):
     """Every variant is a function of the run, and a flag that it knows is one of the chapter's."""
-    module, flags = chapter(name), cli.Parser()
+    module, flags = chapter(name), commands.Parser()
     if hasattr(module, "flags"):
         module.flags(flags)
     trains = name in training_chapters()
@@ -140,7 +141,7 @@ def test_the_bottom_of_a_chapter(name):
 
 
 def test_what_lab_teaches_is_short():
-    assert (ROOT / "lab/checkpoint.py").read_text().count("\n") <= 200
+    assert (ROOT / "lab/checkpoints/checkpoint.py").read_text().count("\n") <= 200
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")), ids=lambda path: path.stem)

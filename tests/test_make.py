@@ -6,9 +6,10 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import conftest
 import pytest
-from conftest import ROOT
+
+from tests import conftest
+from tests.conftest import ROOT
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lab import checks
+from lab.classroom import checks
 
 AT_ONCE = 3             # runs: of one, the ranks often wait for each other
 
@@ -127,13 +127,14 @@ def draw(told, path):
 
 def arguments(argv):
     from common import DTYPES
-    from lab import cli
+    from lab.cli import commands
 
-    parser = cli.Parser("-m lab.museum", description=__doc__,
+    parser = commands.Parser("-m lab.museum", description=__doc__,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("exhibit", nargs="*", default=[], metavar="EXHIBIT", help="06, or a thread")
-    parser.add_argument("--out", type=cli.output("museum.png"), help="draw exhibits by observables")
-    parser.add_argument("--json", type=cli.output("museum.json"), help="write the table")
+    parser.add_argument("--out", type=commands.output("museum.png"),
+                        help="draw exhibits by observables")
+    parser.add_argument("--json", type=commands.output("museum.json"), help="write the table")
     parser.add_argument("--dtype", choices=DTYPES, help="of all runs that do not need another")
     parser.add_argument("--stories", action="store_true", help="tell each exhibit's story as well")
     args = parser.parse_args(argv)
@@ -143,7 +144,7 @@ def arguments(argv):
 
 def main(argv=None):
     checks.warm_up()
-    from lab import refusals
+    from lab.cli import refusals
 
     args = refusals.accepted(arguments, sys.argv[1:] if argv is None else argv, alone=True)
     begin, told = time.monotonic(), []
@@ -168,6 +169,6 @@ def main(argv=None):
 
 if __name__ == "__main__":
     checks.warm_up()
-    from lab import cli
+    from lab.cli import commands
 
-    cli.program(main)
+    commands.program(main)

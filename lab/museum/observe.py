@@ -18,9 +18,9 @@ from array import array
 from pathlib import Path
 from typing import NamedTuple
 
-from lab import checks
+from lab import ROOT
+from lab.classroom import checks
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 STEPS = 20
 CLOSE = 1e-5            # relatively: losses of a run that went on, on another number of ranks
 VISIBLE = 1e-3          # a relative difference of the loss that a curve could show

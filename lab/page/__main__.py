@@ -12,15 +12,15 @@ import sys
 import threading
 
 from common import Refused
-from lab import cli, refusals
+from lab.cli import commands, refusals
 
 
 def parse(argv):
-    parser = cli.Parser("-m lab.page", description=__doc__, allow_abbrev=False,
+    parser = commands.Parser("-m lab.page", description=__doc__, allow_abbrev=False,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=cli.number(int, 0, 65536, 8000), default=8000,
+    parser.add_argument("--port", type=commands.number(int, 0, 65536, 8000), default=8000,
                         help="default: 8000; 0: any that is free")
-    parser.add_argument("--out", type=cli.output("site"), help="write files to this folder")
+    parser.add_argument("--out", type=commands.output("site"), help="write files to this folder")
     return parser.parse_args(argv)
 
 
@@ -57,4 +57,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    cli.program(main)
+    commands.program(main)

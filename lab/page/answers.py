@@ -23,9 +23,11 @@ from types import SimpleNamespace
 
 import common
 from common import Refused
-from lab import meters, planning, plans, schedules
+from lab import schedules
+from lab.bench import meters
+from lab.cli.refusals import one_line
 from lab.page.search import plan_as_data
-from lab.refusals import one_line
+from lab.planner import planning, plans
 
 SECONDS = 10                    # of a search
 SEARCHES = threading.Semaphore(2)       # at a time
@@ -243,7 +245,7 @@ class Axis:
 
 def cuts(asked):
     """Of each rank of a mesh: its place on each axis, its stage's layers, and {matrix: [full shape,
-    [[dim, index, parts], ...]]} as lab/meters.py records it of a run, of the tables and of the
+    [[dim, index, parts], ...]]} as the meters record it of a run, of the tables and of the
     first block of its stage. From `p.cuts`, after chapter 09 has cut the model: no rank runs."""
     known(asked, "pp", "dp", "cp", "tp", "ep", "experts", "layers", "kv_heads")
     nine = importlib.import_module("09_5d")
@@ -272,7 +274,7 @@ def held_at(nine, args, pp, tp, ep):
 
 
 def shards_of_stage(stage):
-    """What lab/meters.py records of a run, the stage's first block as if it were the model's."""
+    """What the meters record of a run, the stage's first block as if it were the model's."""
     first = next((name for name, _ in stage.named_children() if name.startswith("block")), "")
     for p in stage.parameters():
         p.global_name = p.global_name.replace(f"{first}.", "block1.", 1)

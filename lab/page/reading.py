@@ -9,11 +9,11 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from lab import museum, pictures, runs
-from lab.exercises import EXERCISES
+from lab import ROOT, museum, pictures
+from lab.bench import runs
+from lab.classroom.exercises import EXERCISES
 from lab.page.source import Source, before_and_now
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 FILES = Path(__file__).parent / "files"
 TOOLS = {"planner": "Planner", "schedules": "Schedules", "rings": "Rings", "cuts": "Cuts"}
 PLAYED = {"06_context_parallel": "rings", "07_pipeline_parallel": "schedules", "09_5d": "cuts",
@@ -27,7 +27,7 @@ def files_to_read():
     kernels = ["elu", "layernorm", "flash_attention", "fp8"]
     return {name: ROOT / f"{name}.py" for name in (
         chapters[0], "common", *chapters[1:], *(f"kernels/{kernel}" for kernel in kernels),
-        "lab/checkpoint")}
+        "lab/checkpoints/checkpoint")}
 
 
 def address_of(name):
@@ -188,7 +188,7 @@ class Course:
             reports=reports_of(name, self.folder), exercises=EXERCISES.get(name, ()),
             exhibits=self.exhibits(name), played=PLAYED.get(name), number=number,
             runs=number and number != "10",
-            room=number or {"lab/checkpoint": "resume"}.get(name, "kernels"),
+            room=number or {"lab/checkpoints/checkpoint": "resume"}.get(name, "kernels"),
             earlier=order[at - 1] if at else None,
             later=order[at + 1] if at + 1 < len(order) else None)
 
@@ -215,7 +215,7 @@ class Course:
         in_files = [one for room in rooms.values() for one in room if one.file == f"{name}.py"]
         read = {f"{one}.py" for one in self.sources}
         homeless = [one for one in rooms.get("resume", ()) if one.file not in read]
-        return in_files + (homeless if name == "lab/checkpoint" else [])
+        return in_files + (homeless if name == "lab/checkpoints/checkpoint" else [])
 
     def search(self):
         """What search looks through: [title, address, text] of lessons, functions, exercises and
@@ -270,7 +270,7 @@ def figures():
     alts = dict(re.findall(r"!\[([^\]]*)\]\(figures/(\w+)\.png\)", readme))
     alts = {file: alt for alt, file in alts.items()}
     files = {name: name for name in said} | {"10_planner": "10_planner", "kernels/fp8": "fp8",
-                                             "lab/checkpoint": "faults"}
+                                             "lab/checkpoints/checkpoint": "faults"}
     found = {}
     for name, file in files.items():
         if (ROOT / f"figures/{file}.png").exists():

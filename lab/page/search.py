@@ -10,8 +10,8 @@ import importlib
 import json
 import sys
 
-from lab import planning
-from lab.refusals import refusal
+from lab.cli.refusals import refusal
+from lab.planner import planning
 
 SHOWN = 10
 

@@ -12,9 +12,9 @@ from http import HTTPStatus
 from urllib.parse import parse_qsl, urlsplit
 
 from common import Refused
+from lab.cli.refusals import one_line
 from lab.page import answers
 from lab.page.reading import Course
-from lab.refusals import one_line
 
 HOST = "127.0.0.1"
 LONGEST = 4096          # of an address

@@ -1,0 +1,373 @@
+"""What the modules of a model hold and keep, to the byte, from the shares that a chapter names.
+
+Chapter 01 derives what a block keeps for backward, class by class; a later chapter says which share
+of each class its ranks keep. Here these shares become bytes, as PyTorch keeps them on a CPU. The
+same for parameters: how many numbers of each kind a rank holds, and what states they have.
+
+How many numbers a block has in each class, and of each kind, is what chapter 10 plans with: so each
+run of chapters 01 to 09 holds the planner to what it has measured. Here stands what is special.
+
+A model is a list of modules (embedding, block, ..., head), and so is what they cost: a stage of a
+pipeline is a slice of each list. Bytes: e is the width of a number, `wide` that of the loss and of
+other sums, which are in float32 or better.
+"""
+
+import functools
+import importlib.util
+import math
+from dataclasses import replace
+from pathlib import Path
+
+CLASSES = {"outside", "inputs", "inside", "keys and values", "core", "logits", "ids", "positions",
+           "how", "vocabulary", "recompute", "fp8"}     # of what is kept, and how
+
+
+@functools.cache
+def planner():
+    """Chapter 10, as it stands beside lab/, whatever a student has written of it elsewhere."""
+    path = Path(__file__).resolve().parent.parent.parent / "10_planner.py"
+    spec = importlib.util.spec_from_file_location("planner", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def as_planned(cfg, ffn=None):
+    """The same model for the planner. ffn: the hidden width of its MLPs, if not 4 times dim."""
+    ffn = 4 * cfg.dim if ffn is None else ffn
+    return planner().Model(cfg.layers, cfg.dim, cfg.heads, cfg.kv_heads, ffn, vocab=cfg.vocab,
+                           seq=cfg.seq, tie=cfg.tie)
+
+
+def numbers_kept(cfg, batch, ffn=None):
+    """{class: numbers} that a block keeps, by the planner, if its attention is plain."""
+    return planner().numbers_kept(as_planned(cfg, ffn), batch * cfg.seq, planner().SOFTWARE["ours"])
+
+
+# ------------------------------------------------------------------------- kept for backward, by F
+
+def share_of(kept, name):
+    """The share of a class that a rank keeps, or what follows from the other shares."""
+    follows = {"core": share_of(kept, "inside") if name == "core" else 1, "ids": 0}
+    return kept.get(name, follows.get(name, 1))
+
+
+def local_heads(kept):
+    """The share of the heads of a rank that has all positions: what cuts positions cuts no head."""
+    return share_of(kept, "core") / share_of(kept, "positions")
+
+
+def part(share, size):
+    """That share of a size, a whole number that divides."""
+    return round(share * size)
+
+
+def keys_and_values(cfg, kept):
+    """Their share; of one that is cut by heads, one head at least."""
+    given = kept.get("keys and values")
+    return max(share_of(kept, "inside"), 1 / cfg.kv_heads) if given is None else given
+
+
+def core_bytes(cfg, batch, e, kept):
+    """What a core of attention keeps beside q, k and v: the weights; or its output, and a number
+    for each row of scores. (The output is kept anyway where it is the input of o without a copy.)
+
+    kept["how"]: "blocks", where every core is a fused one; "gathered" keys, with a mask for a fused
+    core on a CPU; "exchanged" heads.
+    """
+    share, how, positions = share_of(kept, "core"), kept.get("how"), share_of(kept, "positions")
+    rows = part(share, batch * cfg.heads * cfg.seq)
+    # With gathered keys a front and a back chunk meet those up to their own ends: the mean of both.
+    met = 1 / 2 + positions / 4 if how == "gathered" else 1
+    if cfg.attention == "plain" and how != "blocks":
+        return part(share * met, numbers_kept(cfg, batch)["core"] * e)
+    is_input_of_o = part(local_heads(kept), cfg.heads) == 1 or cfg.seq == 1 and how is None
+    if how in ("gathered", "exchanged") or "fp8" in kept:
+        is_input_of_o = False
+    masks = part(positions * met, cfg.seq * cfg.seq * e) if how == "gathered" else 0
+    return rows * max(e, 4) + masks + (0 if is_input_of_o else rows * cfg.dim // cfg.heads * e)
+
+
+def saved_by_fp8(cfg, batch, e, kept):
+    """Bytes that a block keeps less where its linears keep their inputs in FP8, a byte a number,
+    and the scales of kept["fp8"], in float32."""
+    if "fp8" not in kept:
+        return 0
+    scales = {"tensor": lambda rows, columns: 1, "row": lambda rows, columns: rows,
+              "tile": lambda rows, columns: rows * math.ceil(columns / 128)}[kept["fp8"]]
+    tokens, inputs, inside = batch * cfg.seq, share_of(kept, "inputs"), share_of(kept, "inside")
+    of_inputs = part(inputs, tokens), cfg.dim               # of q, k and v together; of up
+    of_o, of_down = (tokens, part(inside, cfg.dim)), (tokens, part(inside, 4 * cfg.dim))
+    return sum((e - 1) * rows * columns - 4 * scales(rows, columns)
+               for rows, columns in (of_inputs, of_inputs, of_o, of_down))
+
+
+def shared_bytes(cfg, e, kept):
+    """What all blocks keep together: RoPE's tables."""
+    if kept.get("recompute") == "full":
+        return 0
+    return part(share_of(kept, "positions"), cfg.seq * cfg.dim // cfg.heads * e)
+
+
+def kept_by_modules(cfg, batch, e, kept, rows=None, ep=1):
+    """Bytes that each module keeps of a micro-batch of so many sequences, between F and B.
+
+    kept: {class: share}. rows: those that go through this rank's experts, in each block, if its
+    MLPs are mixtures; their experts lie on `ep` ranks.
+    """
+    tokens, wide = batch * cfg.seq, max(e, 4)
+    x = tokens * cfg.dim * e                                # one (batch, seq, dim)
+    statistics = 2 * tokens * e                             # mean and 1/std of each token
+    of = lambda name, size: part(share_of(kept, name), size)
+
+    if kept.get("recompute") == "full":
+        block = [x] * cfg.layers
+    else:
+        numbers = numbers_kept(cfg, batch, ffn=None if rows is None else 0)     # experts: below
+        of_norms = of("outside", numbers["outside"] * e + 2 * statistics)
+        of_norms += of("inputs", numbers["inputs"] * e)
+        kv = part(keys_and_values(cfg, kept), numbers["keys and values"] * e)
+        inside = of("inside", numbers["inside"] * e) + kv + core_bytes(cfg, batch, e, kept)
+        block = [of_norms + inside - saved_by_fp8(cfg, batch, e, kept)] * cfg.layers
+        if rows is not None:                                # the second norm is the mixture's
+            block = [of_norms // 2 + inside + mixture_bytes(cfg, batch, e, kept, n, ep)
+                     for n in rows]
+
+    ids = of("ids", 8 * tokens)                             # int64
+    if kept.get("vocabulary") == "cut":                     # and padded
+        columns = math.ceil(round(share_of(kept, "logits") * cfg.vocab, 6))
+        loss = tokens * columns * wide + ids + 2 * tokens   # whose targets: two masks
+        ids += tokens                                       # whose tokens: a mask
+    else:
+        loss = of("logits", tokens * cfg.vocab * wide) + wide + ids     # and a scalar
+    return [ids, *block, of("outside", 2 * x + statistics) + loss]
+
+
+def mixture_bytes(cfg, batch, e, kept, rows, ep):
+    """The same of a mixture of experts and of the LayerNorm before it."""
+    tokens, wide = batch * cfg.seq, max(e, 4)
+    mine = part(share_of(kept, "outside"), tokens)          # those that this rank routes
+    picks = part(share_of(kept, "inputs"), tokens) * cfg.top_k      # with those of its tp group
+    cut = local_heads(kept)
+
+    norm = mine * (cfg.dim * e + 2 * e + cfg.dim * wide)    # the output is the router's input
+    weight = cfg.experts * cfg.dim * 4 if e < 4 else 0      # the router's, in float32
+    scores = cfg.experts * wide + 8 * cfg.top_k             # of each expert; who is chosen
+    if cfg.top_k > 1:
+        scores += (cfg.experts + cfg.top_k) * wide          # the same as logits; gates
+    route = mine * scores + batch * cfg.experts * wide
+    sent = picks * (8 + cfg.dim * e)                        # their order; what comes back
+    if cut < 1 or cfg.top_k == 1 or e < 4:
+        sent += picks * e                                   # gates: gathered, not yet counted, cast
+    order = 8 if ep > 1 else 0
+    experts = rows * (cfg.dim * e + 2 * part(cut, 4 * cfg.dim) * e + order)
+    return norm + weight + route + sent + experts
+
+
+def activation_bytes(cfg, batch, e, kept):
+    """Bytes kept at the end of forward, by all modules and by the loss."""
+    return sum(kept_by_modules(cfg, batch, e, kept)) + shared_bytes(cfg, e, kept)
+
+
+# ------------------------------------------------------------------- over the actions of a schedule
+
+def waiting_by_modules(cfg, batch, e, kept):
+    """Bytes that each module keeps between B and W: inputs of linears, and gradients of their
+    outputs. (Experts have none: their weights' gradients come with B.)"""
+    x = batch * cfg.seq * cfg.dim * e
+    of = lambda name, size: part(share_of(kept, name), size)
+    kv = part(keys_and_values(cfg, kept) * share_of(kept, "positions"),     # of its own tokens
+              2 * x * cfg.kv_heads // cfg.heads)
+    inputs = of("inputs", x) + of("inside", x)              # of q, k and v together; of o
+    gradients = of("inside", x) + kv + of("inputs", x)      # of q; of k and v; of o
+    if not getattr(cfg, "experts", 0):
+        inputs += of("inputs", x) + of("inside", 4 * x)     # of up; of down
+        gradients += of("inside", 4 * x) + of("inputs", x)
+    logits = of("logits", batch * cfg.seq * cfg.vocab * e)
+    return [0, *[inputs + gradients] * cfg.layers, of("outside", x) + logits]
+
+
+def alive_over_time(cfg, batch, e, kept, schedule, rows=None, ep=1):
+    """Bytes kept after each of a rank's actions (kind, stage, micro-batch).
+
+    schedule: its `actions`, and `slices`, (start, end) of each stage in the list of modules; where
+    there are more stages than slices, they begin again. rows[stage]: for each of its blocks, the
+    rows of each micro-batch.
+    """
+    slices = [slice(*ends) for ends in schedule["slices"]]
+    waiting = waiting_by_modules(cfg, batch, e, kept)
+    now, over_time = shared_bytes(cfg, e, kept), []
+    for kind, stage, i in schedule["actions"]:
+        where = slices[stage % len(slices)]
+        of_blocks = None
+        if rows is not None:                                # of the blocks that are not here, none
+            before = [0] * max(0, where.start - 1)
+            here = [of_block[i] for of_block in rows[stage]]
+            of_blocks = [*before, *here, *[0] * (cfg.layers - len(before) - len(here))]
+        alive = sum(kept_by_modules(cfg, batch, e, kept, of_blocks, ep)[where])
+        rest = sum(waiting[where]) if kind != "BW" else 0
+        now += {"F": alive, "W": -rest}.get(kind, rest - alive)
+        over_time.append(now)
+    return over_time
+
+
+# ------------------------------------------------------------------------------------- model states
+
+KINDS = "queries", "keys", "mlp", "norms", "tables"         # of parameters
+
+
+def numbers_by_modules(cfg):
+    """{kind: (numbers, tensors)} of each module; a tied head has no table of its own."""
+    h, experts, model = cfg.dim, getattr(cfg, "experts", 0), as_planned(cfg)
+    shared = bool(getattr(cfg, "shared_expert", False))
+    tensors = {"queries": 2, "keys": 2, "mlp": 2 + 2 * shared}     # q and o; k and v; up and down
+    block = {kind: (numbers, tensors[kind])
+             for kind, numbers in model.matrices(max(experts, 1) + shared).items()}
+    block["norms"] = model.norms + experts * h, 4 + (experts > 0)   # two LayerNorms; the router
+    table = cfg.vocab * h, 1
+    return [{"tables": table}, *[block] * cfg.layers,
+            {"norms": (2 * h, 2)} | ({} if cfg.tie else {"tables": table})]
+
+
+def held_by_modules(cfg, shares, modules):
+    """The same of those modules that a rank holds, and of its share of each kind. (If the head is
+    tied to an embedding on another rank, it has a table, too, of the kind "tied".)"""
+    whole, held, last = numbers_by_modules(cfg), [], cfg.layers + 1
+    modules = range(last + 1) if modules is None else modules
+    apart = cfg.tie and (0 in modules) != (last in modules)
+    for module in modules:
+        kinds = {kind: (part(shares.get(kind, 1), numbers), tensors)
+                 for kind, (numbers, tensors) in whole[module].items()}
+        if apart and module in (0, last):
+            kinds.pop("tables", None)
+            kinds["tied"] = cfg.vocab * cfg.dim, 1
+        held.append(kinds)
+    return held
+
+
+def tensors(cfg):
+    """How many parameters the whole model has. (A list of all blocks may be too long.)"""
+    embedding, block, head = numbers_by_modules(replace(cfg, layers=1))
+    count = lambda kinds: sum(tensors for _, tensors in kinds.values())
+    return count(embedding) + cfg.layers * count(block) + count(head)
+
+
+def optimizer_state_bytes(optimizer, numbers, tensors, width):
+    """AdamW has two moments of `width` bytes for each number, and a step count for each tensor."""
+    adamw = 2 * width * numbers + 4 * tensors
+    return {"adamw": adamw, "momentum": width * numbers, "sgd": 0}[optimizer]
+
+
+def state_bytes(args, answer, width):
+    """Bytes of parameters, gradients and optimizer states on a rank, after a step, by the names of
+    the report. answer: what a chapter's `formulas` gave; width: bytes of a number in --dtype."""
+    if answer.get("zero"):
+        return sharded_state_bytes(args, answer, width)
+    numbers, count = answer["parameters"], None
+    if isinstance(numbers, dict):
+        kinds = [kind for module in held_by_modules(args.model, numbers, answer.get("modules"))
+                 for kind in module.values()]
+        numbers, count = sum(size for size, _ in kinds), sum(count for _, count in kinds)
+    of_parameter, of_gradient, of_master = answer.get("widths", (width, width, 0))
+    moments = optimizer_state_bytes(args.optimizer, numbers, count or tensors(args.model),
+                                    of_master or width)
+    return {"parameters": of_parameter * numbers, "gradients": of_gradient * numbers,
+            "optimizer states": of_master * numbers + moments}
+
+
+def flat_units(cfg, answer):
+    """(numbers, ranks that share them, who they are) of each flat unit. A module's parameters of
+    kinds that are cut into as many parts are one unit: the same ranks hold them."""
+    shares, holders, names = (answer.get(key, {}) for key in ("parameters", "holders", "gradients"))
+    units = []
+    for module in held_by_modules(cfg, shares, answer.get("modules")):
+        sizes = {}
+        for kind, (numbers, _) in module.items():
+            key = kind if kind == "tied" else shares.get(kind, 1)
+            n = holders if isinstance(holders, int) else holders[kind]
+            size, *_ = sizes.get(key, (0, n))
+            sizes[key] = size + numbers, n, names.get(kind)
+        units += sizes.values()
+    return units
+
+
+def gradient_traffic(cfg, answer, e):
+    """What a rank sends in a step for gradients and, under ZeRO, parameters, to those who hold the
+    same parts: {name of the group: {op: (calls, payload, wire)}}.
+
+    Without ZeRO one all_reduce for each group, of all its gradients; else for each unit a
+    reduce_scatter, and an all_gather, which stage 3 repeats answer["gathers"] times.
+    """
+    by_group, sent = {}, {}
+    for size, n, name in flat_units(cfg, answer):
+        by_group.setdefault((name, n), []).append(size)
+    for (name, n), sizes in by_group.items():
+        share, calls = (n - 1) / n, len(sizes)
+        if answer.get("zero"):
+            times = answer["gathers"] if answer["zero"] == 3 else 1
+            size = sum(-(-size // n) * n for size in sizes) * e
+            sent[name] = {"reduce_scatter": (calls, size, share * size),
+                          "all_gather": (times * calls, times * size, times * share * size)}
+        elif n > 1:
+            size = sum(sizes) * e
+            sent[name] = {"all_reduce": (1, size, 2 * share * size)}
+    return sent
+
+
+def gathered_peak(args, answer, width):
+    """The most bytes of gathered parameters at a time in stage 3 of chapter 03: a unit's and those
+    of the next ones, or with --keep-gathered all."""
+    width, _ = widths(args, width)
+    units = [-(-size // n) * n for size, n, _ in flat_units(args.model, answer)]
+    at_once = len(units) if getattr(args, "keep_gathered", False) else args.prefetch + 1
+    return width * max(sum(units[i:i + at_once]) for i in range(len(units)))
+
+
+def gradient_peak(args, answer, width):
+    """The most bytes of gradients at a time in chapter 03. Stage 1: all, and in them the shards.
+    Later ones: those of a unit while they are computed, those of the next one on their way, and
+    shards. --reduce-fp32 makes a copy of a unit's to send."""
+    width, sums = widths(args, width)
+    units = [(-(-size // n) * n, -(-size // n)) for size, n, _ in flat_units(args.model, answer)]
+    if answer["zero"] == 1:
+        copies = [sums * (size + sum(shard for _, shard in units[:i])) if width != sums else 0
+                  for i, (size, _) in enumerate(units)]     # of a unit; shards have been copied
+        return width * sum(size for size, _ in units) + max(copies)
+    is_first = args.batch // args.shares == args.micro_batch    # there are no sums of earlier ones
+    peak = tied = 0
+    for i, (size, shard) in enumerate(units):
+        if args.model.tie:                                  # the head's gradient waits for unit 0
+            tied = width * args.model.vocab * args.model.dim * (i > 0)
+        later = units[i + 1:]                               # whose backward is over
+        shards = sum(shard for _, shard in (later if is_first else units))
+        arriving = sum(size + (0 if is_first else shard) for size, shard in later[:1])
+        copied = width * size if width != sums else 0
+        peak = max(peak, tied + width * size + sums * (arriving + shards),
+                   tied + copied + sums * (size + shard + shards))
+    return peak
+
+
+def widths(args, width):
+    """Bytes of a number: of parameters, and of their summed gradients."""
+    if getattr(args, "precision", None) != "bf16":
+        return width, width
+    return 2, 4 if getattr(args, "reduce_fp32", False) else 2
+
+
+def sharded_state_bytes(args, answer, width):
+    """The same of flat units under ZeRO. Mixed precision and offload are chapter 03's."""
+    stage, offload = answer["zero"], getattr(args, "offload", False)
+    update = width                                          # of masters, moments
+    width, sums = widths(args, width)
+
+    units = flat_units(args.model, answer)
+    shard = sum(-(-size // n) for size, n, _ in units)
+    whole = sum(-(-size // n) * n for size, n, _ in units)     # with its padding
+    secondary = whole // answer["secondary"] if answer.get("secondary") else 0
+    gradients = width * whole if stage == 1 else 0
+    gradients += sums * shard if stage > 1 or width != sums else 0
+    masters = update * shard if offload or width != update else 0
+    states = masters + optimizer_state_bytes(args.optimizer, shard, len(units), update)
+    return {"parameters": width * ((shard if stage == 3 else whole) + secondary),
+            "gradients": gradients,
+            "optimizer states" + (", on the CPU" if offload else ""): states}

@@ -1,0 +1,469 @@
+"""What a run is held to: for each key of a chapter's `formulas`, an instrument and its rows.
+
+A chapter's formulas(args, rank, ranks, model) returns plain data, and is asked once, after the
+metered step. All keys are optional:
+
+    parameters    numbers on this rank, or {kind: share} of those of `modules` of the list; with
+                  widths, or zero, holders and secondary: see anatomy.py
+    sent          {op: (calls, payload, wire)}, or for each axis: {axis: {op: ...}}, whose wire may
+                  be left out: it is the payload times the ring's factor for ranks[axis] ranks
+    gradients     {kind: name of the group that sums it}: what anatomy.py adds to sent; gathers
+    kept          {class: share} of the activations; None: show them without a formula
+    schedule      a rank's actions, and the slices of the model that are its stages; its bubble; the
+                  program with messages, what an action needs, and the bytes of a message
+    flops         {"all": number} or {"attention": number} of the metered step
+    most gradients                                          the most bytes of gradients at a time
+    rows, ep      rows of each block's experts in each micro-batch, and how many ranks share them
+    busiest       the rows that arrived in each exchange; rows sent: to each rank, in the first one
+    checks        {name: (computed, formula)}, or with a unit behind them
+    settings      chapter 01's: {name: a forward, and what it keeps and computes}; sample: its own
+    beside, overlap, machines, utilization, notes, record               what explains the numbers
+
+States and traffic are always measured and shown, the others where a chapter names them.
+"""
+
+import functools
+import statistics
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import set_checkpoint_early_stop
+
+from common import loss_sum
+from lab import schedules
+from lab.bench import anatomy, evidence
+from lab.bench.machines import MACHINES, PEAK_FLOPS
+from lab.bench.meters import COLLECTIVES, ActivationMeter, FlopMeter, hidden_share, nbytes
+from lab.checkpoints import checkpoint
+from lab.cli.words import count, printable, quantity
+
+WATCHED_STEPS = 3       # the memory of chapter 01's first steps is watched
+KEYS = {"parameters", "modules", "widths", "zero", "holders", "secondary", "most gradients",
+        "sent", "ranks", "gradients", "gathers", "kept", "schedule", "rows",
+        "ep", "flops", "checks", "settings", "busiest", "rows sent", "beside", "overlap",
+        "machines", "utilization", "notes", "sample", "record"}
+AMOUNTS = "calls", "payload", "on the wire"     # what is checked of each operator that sends
+
+
+def hold(run):
+    """Hold a run to its chapter's formulas, at its end; fills its checks and notes."""
+    answer = run.answer or {}
+    unknown = [*(answer.keys() - KEYS), *((answer.get("kept") or {}).keys() - anatomy.CLASSES)]
+    if unknown:
+        raise ValueError(f"formulas() gives {unknown[0]!r}, which no instrument knows")
+    hold_states(run, answer)
+    hold_activations(run, answer)
+    hold_flops(run, answer)
+    hold_traffic(run, answer)
+    for name, (computed, formula, *unit) in answer.get("checks", {}).items():
+        run.check(name, computed, formula, *(unit or [""]))
+    if "bubble" in answer.get("schedule", {}):
+        schedules.hold_bubble(run, answer["schedule"])
+    if "program" in answer.get("schedule", {}) and run.world > 1:
+        schedules.hold_messages(run, answer["schedule"])
+    explain(run, answer)
+
+
+# ----------------------------------------------------------------------------------- model states
+
+def updated_parameters(run):
+    """Those that the run's optimizers update."""
+    return [p for optimizer in run.optimizers for group in optimizer.param_groups
+            for p in group["params"]]
+
+
+def held(run):
+    """The tensors that stay between two steps: parameters, gradients, optimizer states. What an
+    optimizer updates in place of the model's own parameters (masters) is a state of it."""
+    own, updated = list(run.model.parameters()), updated_parameters(run)
+    states = [list(optimizer.state.values()) for optimizer in run.optimizers]
+    gradients = [p.grad for p in (*own, *updated)]
+    if not hasattr(first_updated(run), "full"):
+        of_model = set(map(id, own))
+        return own, gradients, [p for p in updated if id(p) not in of_model] + states
+
+    parameters, masters = [], []                            # of flat shards
+    for unit in run.updated:
+        parameters += [unit.full, unit.shard, getattr(unit, "secondary", None)]
+        gradients.append(unit.shard.grad)
+        masters += [p for p in (getattr(unit, "master", unit.shard),) if p is not unit.shard]
+    return parameters, gradients, masters + states
+
+
+def hold_beginning(run):
+    """Before the first step, what the optimizers update is what one GPU begins with, to the last
+    bit: masters are no copies of rounded weights. Nothing else would show that, since gradients are
+    those of rounded weights in any case. It is in the report only if it is not so."""
+    drawn = evidence.weights_of(evidence.first_model(run))
+    unlike, widths = 0, evidence.NARROWER
+    for p in updated_parameters(run):
+        for name, _, offsets, mine in checkpoint.rectangles_of(p, p.detach()):
+            place = tuple(slice(at, at + n) for at, n in zip(offsets, mine.shape))
+            there = drawn[name][place].to(mine.device)
+            unlike += (mine != there).sum().item()
+            widths = [x for x in widths if torch.equal(mine, there.to(x).to(mine))]
+    if unlike:
+        how = f"rounded to {str(widths[0])[6:]}" if widths else "unlike one GPU's"
+        run.judge(f"numbers that the optimizer begins with, {how}", unlike, 0)
+
+
+def first_updated(run):
+    """A flat shard, if it is such that the run updates."""
+    return run.updated[0] if isinstance(run.updated, list) else None
+
+
+def hold_states(run, answer):
+    expected = dict.fromkeys(("parameters", "gradients", "optimizer states"))
+    if "parameters" in answer or answer.get("zero"):
+        expected = anatomy.state_bytes(run.args, answer, run.dtype.itemsize)
+    for (kind, size), tensors in zip(expected.items(), held(run)):
+        if kind == "optimizer states" and run.skipped == len(run.losses):
+            size = None                                     # all steps skipped: there is none yet
+        run.check(kind, nbytes(tensors), size)
+    if "zero" in answer and isinstance(answer["holders"], int):     # of chapter 03
+        hold_peaks(run, answer)
+    if "most gradients" in answer and not run.skipped:      # else there was no update to see
+        most = max(gradients for _, _, gradients, *_ in run.memory.samples)
+        run.check("gradients, at the most", most, answer["most gradients"])
+
+
+def hold_peaks(run, answer):
+    """Of ZeRO, whose units come and go in the step."""
+    peaks = {"gradients": (run.comm.gradient_peak, anatomy.gradient_peak)}
+    if answer["zero"] == 3:
+        peaks["gathered parameters"] = run.comm.gathered, anatomy.gathered_peak
+    for name, (measured, formula) in peaks.items():
+        run.check(f"{name}, at the peak", measured, formula(run.args, answer, run.dtype.itemsize))
+
+
+# ------------------------------------------------------------------------------------- activations
+
+def hold_activations(run, answer):
+    """What autograd keeps for backward in the metered step."""
+    args, shares = run.args, answer.get("kept")
+    if "settings" in answer:
+        return hold_settings(run, answer["settings"])
+    if "schedule" in answer:
+        return hold_alive(run, answer)
+    if "kept" in answer:
+        formula = None if shares is None else anatomy.activation_bytes(
+            args.model, args.micro_batch, run.dtype.itemsize, shares)
+        check_kept(run, "activations of a micro-batch", run.kept.most, formula)
+        run.record(activation_bytes=run.kept.most)
+
+
+def check_kept(run, name, measured, formula):
+    """Bytes kept for backward, beside the CPU's formula.
+
+    CUDA's kernels keep some small things otherwise (a LayerNorm its statistics in float32), so
+    there the formula need only be right to within 10%. What fused attention keeps depends on which
+    of its kernels runs, so of that there is no formula.
+    """
+    formula = None if attention_is_fused_on_cuda(run) else formula
+    run.check(name, measured, formula, within=0.1 if run.on_cuda else 0)
+    if run.on_cuda and formula not in (None, measured):
+        run.note("CUDA's kernels keep other tensors than the CPU's, which the formula is of: "
+                 f"{quantity(abs(measured - formula))} away")
+
+
+def attention_is_fused_on_cuda(run):
+    return run.on_cuda and run.args.attention != "plain"
+
+
+def hold_alive(run, answer):
+    """The same after each action of a schedule."""
+    over_time = [kept for *_, kept in run.actions]
+    formula = anatomy.alive_over_time(
+        run.args.model, run.args.micro_batch, run.dtype.itemsize, answer["kept"],
+        answer["schedule"], answer.get("rows"), answer.get("ep", 1))
+    check_kept(run, "activations, at the most", max(over_time), max(formula))
+    if not run.on_cuda:
+        right = sum(measured == expected for measured, expected in zip(over_time, formula))
+        run.check("actions after which that is as computed", right, len(formula), "")
+
+
+def hold_settings(run, settings):
+    """A forward and a backward with each of chapter 01's settings, on the first micro-batch.
+
+    settings: {name: a dictionary of `choose`, which prepares the model; `forward`, a function of
+    (model, tokens) to logits; `kept`, its shares, or None; `flops` of a step, and `early stop`, the
+    same where recomputing ends as soon as it has what backward reads, each None where it is not
+    counted}.
+    """
+    args, e = run.args, run.dtype.itemsize
+    tokens, targets = run.batch.micro_batches[0]
+    micro_batches = args.batch // args.micro_batch
+    cores = [block.attn.core for block in run.model[1:-1]]
+
+    def loss(forward):
+        return loss_sum(forward(run.model, tokens), targets)
+
+    def computed(forward, early_stop):
+        with set_checkpoint_early_stop(early_stop), FlopMeter() as meter:
+            loss(forward).backward()
+        return micro_batches * meter.all
+
+    for name, setting in settings.items():
+        formula, forward = None, setting["forward"]
+        setting["choose"](run.model)
+        if setting["kept"] is not None:
+            cfg = replace(args.model, attention=setting["attention"])
+            formula = anatomy.activation_bytes(cfg, args.micro_batch, setting.get("width", e),
+                                               setting["kept"])
+        meter = ActivationMeter([tokens, targets])
+        with meter:
+            loss(forward)
+        check_kept(run, f"kept per micro-batch: {name}", meter.most, formula)
+        for what, early_stop in (("flops", False), ("early stop", True)):
+            if setting[what] is not None:
+                suffix = ", early stop" if early_stop else ""
+                run.check(f"computed: {name}{suffix}", computed(forward, early_stop),
+                          None if attention_is_fused_on_cuda(run) else setting[what], "FLOP")
+    for block, core in zip(run.model[1:-1], cores):
+        block.attn.core = core
+    run.model.zero_grad()
+
+
+# ------------------------------------------------------------------------------------------- FLOPs
+
+def hold_flops(run, answer):
+    """FLOPs of the metered step. Of fused attention on CUDA there is no formula, as above."""
+    for what, formula in answer.get("flops", {}).items():
+        measured = getattr(run.flops, what)
+        name = "FLOPs of a step" + ("" if what == "all" else f", {what}")
+        run.flops_of[what] = measured
+        run.check(name, measured, None if attention_is_fused_on_cuda(run) else formula, "FLOP")
+
+
+# ----------------------------------------------------------------------------------------- traffic
+
+def hold_traffic(run, answer):
+    """What this rank sent in the metered step, by operator, or by axis and operator."""
+    sent, axes = answer.get("sent"), None
+    if "gradients" in answer:
+        sent = sent | anatomy.gradient_traffic(run.args.model, answer, run.dtype.itemsize)
+    if sent and all(isinstance(ops, dict) for ops in sent.values()):
+        sent = with_wire_bytes(sent, answer.get("ranks", {}))
+        axes = hold_axes(run, sent)
+    else:
+        for op, measured, expected in by_operator(run.comm.total, sent):
+            for what, *values in zip(AMOUNTS, measured, expected):
+                ok = run.judge(f"{op}, {what}", *values)
+                if what == "on the wire" and ok:        # both have the same factor: it was not
+                    ok = None                           # measured, so nothing says that it is right
+                run.row(f"{op}, {what}", *values, "" if what == "calls" else "B", ok)
+    if run.comm.total:
+        run.note("on the wire: not measured, but the payload times the ring algorithm's factor, "
+                 "such as 2(N-1)/N for an all_reduce")
+    run.record(timeline=run.comm.timeline())
+    if axes:
+        note_axes(run, axes)
+        flops = statistics.mean(of_all_ranks(run, run.flops.all))
+        if flops:
+            note_machines(run, time_on_axes(sent, flops))
+        note_speed(run, {"mfu": flops})
+
+
+def name_of(group):
+    """An axis of a mesh, or what the chapter called the group; all ranks are the world."""
+    if group is dist.group.WORLD:
+        return "world"
+    return group.group_desc.removeprefix("mesh_")
+
+
+def with_wire_bytes(sent, ranks):
+    """Of each axis (calls, payload, wire), where a chapter may leave wire to the ring's factor for
+    as many ranks as it says: ranks[axis]."""
+    factors, whole = dict(COLLECTIVES.values()), {}
+    for axis, ops in sent.items():
+        whole[axis] = {op: (calls, payload, *(wire or [factors[op](ranks[axis]) * payload]))
+                       for op, (calls, payload, *wire) in ops.items()}
+    return whole
+
+
+def hold_axes(run, sent):
+    """One line for each axis and operator; what was sent on any other group fails a check. Returns
+    {axis: (the ranks of its group, bytes that this rank sent there)}."""
+    seen_on, mine, others = {}, {}, []
+    for name, ops in run.comm.by_group.items():
+        group = dist.distributed_c10d._resolve_process_group(name)
+        if name_of(group) in sent and name_of(group) not in seen_on:
+            seen_on[name_of(group)] = group, ops
+        else:
+            others.append(ops)
+    for axis, formula in sent.items():
+        group, seen = seen_on.get(axis, (None, {}))
+        for op, measured, expected in by_operator(seen, formula):
+            oks = [run.judge(f"{axis}: {op}, {what}", *values)
+                   for what, *values in zip(AMOUNTS, measured, expected)]
+            run.row(f"{axis}: {op}, {count(measured[0], 'call')}", measured[1], expected[1], "B",
+                    False not in oks)
+        if group:
+            mine[axis] = sorted(dist.get_process_group_ranks(group)), wire_bytes(seen)
+    stray = round(sum(map(wire_bytes, others)))
+    if stray:
+        run.check("on other groups", stray, 0)
+    return mine
+
+
+def note_axes(run, mine):
+    """What goes on each axis, and whether it leaves a machine of args.node_size ranks.
+    Communication, after all measurements: an all_gather_object."""
+    size = run.args.node_size
+    everyones, recorded = of_all_ranks(run, mine), {}
+    leaves = lambda ranks: ranks[0] // size != ranks[-1] // size
+    for axis, (ranks, here) in mine.items():
+        groups, all_sent = zip(*(of_rank[axis] for of_rank in everyones if axis in of_rank))
+        where = "leaves the machine" if leaves(ranks) else "inside a machine"
+        few = ranks if len(ranks) <= 8 else [*ranks[:3], "...", ranks[-1]]
+        run.note(f"{axis}: ranks {' '.join(map(str, few))}, {quantity(round(here))} a step, "
+                 f"{where}")
+        recorded[axis] = {"groups": sorted(map(list, set(map(tuple, groups)))),
+                          "wire_bytes": round(here), "total": round(sum(all_sent)),
+                          "leaves": any(map(leaves, groups))}
+    run.record(axes=recorded)
+
+
+def time_on_axes(sent, flops_of_rank):
+    """What `note_machines` wants: for each axis, how long it takes to send what goes there, in
+    times of what the step computes. Gradients are summed over dp, by ranks that hold the same."""
+    wire = dict.fromkeys(("tp", "ep", "cp", "pp", "dp"), 0)
+    for axis, ops in sent.items():
+        axis = "dp" if axis.startswith("gradients") else axis
+        if axis in wire:
+            wire[axis] += sum(on_the_wire for _, _, on_the_wire in ops.values())
+
+    def over_compute(size, flops, bandwidth):
+        return size / bandwidth / (flops_of_rank / flops)
+
+    return {f"what goes on {axis}: time to send it, over time to compute":
+            functools.partial(over_compute, size) for axis, size in wire.items() if size}
+
+
+def by_operator(seen, formula):
+    """Yield every operator that was seen or is expected, its AMOUNTS, and those by the formula."""
+    nothing, unknown = {"calls": 0, "bytes": 0, "wire_bytes": 0}, (None, None, None)
+    for op in sorted({*(formula or {}), *seen}):
+        expected = unknown if formula is None else formula.get(op, (0, 0, 0))
+        yield (op, [round(value) for value in seen.get(op, nothing).values()],
+               [value if value is None else round(value) for value in expected])
+
+
+def wire_bytes(seen):
+    return sum(op["wire_bytes"] for op in seen.values())
+
+
+# --------------------------------------------------------------------- what explains the numbers
+
+def explain(run, answer):
+    if answer.get("overlap"):
+        note_overlap(run)
+    if "beside" in answer:
+        note_beside(run, *answer["beside"])
+    if "busiest" in answer:
+        note_busiest(run, answer["busiest"])
+    for line in answer.get("notes", []):
+        run.note(line)
+    if "machines" in answer:
+        note_machines(run, answer["machines"])
+    if "utilization" in answer:
+        note_speed(run, answer["utilization"])
+    if "loss_scale" in run.remembered and run.remembered["loss_scale"].state_dict():
+        scale = run.remembered["loss_scale"].state_dict()["scale"]
+        run.note(f"loss scale {scale:.0f} in the end; {run.skipped} steps skipped")
+    if "sample" in answer:
+        note_sample(run, answer["sample"])
+    run.record(**answer.get("record", {}))
+    if "rows sent" in answer:
+        run.record(rows=of_all_ranks(run, answer["rows sent"]))
+
+
+def note_overlap(run):
+    """How much of what was sent in the metered step hides behind its last backward."""
+    timeline = run.recorded["timeline"]
+    begin, end = timeline["backward"][-1]
+    run.note(f"{len(timeline['collectives'])} collectives, backward {1e3 * (end - begin):.1f} "
+             f"ms, hidden behind it: {hidden_share(timeline):.0%} of the communication")
+
+
+def note_beside(run, other, formula):
+    """What this run sent beside what another technique sends by its formula."""
+    here = wire_bytes(run.comm.total)
+    there = sum(wire for _, _, wire in formula.values())
+    share = f": {here / there:.0%}" if there else ""
+    run.note(f"on the wire {quantity(round(here))} in a step, and {other} sends "
+             f"{quantity(round(there))}{share}")
+
+
+def of_all_ranks(run, mine):
+    """Communication, after all measurements: an all_gather_object."""
+    everyones = [None] * run.world
+    dist.all_gather_object(everyones, mine)
+    return everyones
+
+
+def note_busiest(run, arrived):
+    """arrived: of each exchange of the metered step, the rows that came to this rank."""
+    ratios = []
+    for of_ranks in zip(*of_all_ranks(run, arrived)):
+        if sum(of_ranks):
+            ratios.append(max(of_ranks) * run.world / sum(of_ranks))
+    if ratios:
+        run.note(f"in that step, {statistics.mean(ratios):.2f} times as many rows come to the "
+                 "busiest rank of a mixture as to the mean of them: others wait for it")
+
+
+def note_machines(run, columns):
+    """What functions of (FLOP/s, bytes/s) give for well-known machines. columns: {what the value
+    is: the function}."""
+    for number, what in enumerate(columns, start=1):
+        run.note(f"({number}) {what}")
+    heads = "".join(f"{f'({number})':>12}" for number in range(1, len(columns) + 1))
+    run.note(f"  {'':<26}{heads}")
+    for machine, rates in MACHINES.items():
+        values = [function(*rates) for function in columns.values()]
+        values = "".join(f"{v:12,.2f}" if v < 100 else f"{v:12,.0f}" for v in values)
+        run.note(f"  {machine:<26}{values}")
+
+
+def note_speed(run, utilizations):
+    """Tokens per second; and where the GPU's peak is known, what share of it the FLOPs of a step
+    are, by name. The first steps, which are watched, do not count."""
+    if len(run.seconds) <= WATCHED_STEPS:
+        return
+    seconds = statistics.median(run.seconds[WATCHED_STEPS:])
+    run.note(f"{run.args.batch * run.args.model.seq / seconds:,.0f} tokens/s")
+    gpu = torch.cuda.get_device_name(run.device) if run.on_cuda else None
+    if gpu in PEAK_FLOPS:
+        peak = PEAK_FLOPS[gpu]
+        shares = ", ".join(f"{name.upper()} {flops / (seconds * peak):.1%}"
+                           for name, flops in utilizations.items())
+        run.note(f"{shares} of the {peak / 1e12:.0f} TFLOP/s of {gpu} in bf16")
+    elif gpu:
+        run.note(f"no MFU: lab/bench/machines.py has no peak of {gpu}")
+
+
+def note_sample(run, forward):
+    """The mean loss of the last steps and, where the text is bytes, how the model goes on with its
+    beginning. forward: tokens (1, seq) to logits (1, seq, vocab)."""
+    last = run.losses[-20:]
+    run.note(f"mean loss of the last {count(len(last), 'step')}: "
+             f"{statistics.mean(last):.3f} nats per token")
+    if run.text.tokens.itemsize == 1:
+        written = sample(forward, run.text.tokens[:8].tolist(), run.args.model.seq, run.device)
+        lines = printable(written).splitlines()
+        run.note("what it writes by now:" + "".join(f"\n    | {line}" for line in lines))
+
+
+@torch.no_grad()
+def sample(forward, prompt, seq, device="cpu", length=160, temperature=0.7):
+    """Let a model continue a text, token by token. Returns all tokens, the prompt's first."""
+    generator, tokens = torch.Generator().manual_seed(0), list(prompt)
+    for _ in range(length):
+        logits = forward(torch.tensor([tokens[-seq:]], device=device))[0, -1]
+        if not logits.isfinite().all():                         # the last step has overflowed
+            break
+        probabilities = (logits.float().cpu() / temperature).softmax(0)
+        tokens.append(torch.multinomial(probabilities, 1, generator=generator).item())
+    return tokens

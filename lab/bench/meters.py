@@ -1,0 +1,376 @@
+"""What a run sends, keeps, holds and computes, measured where it happens: in PyTorch's dispatcher.
+
+    CommMeter          collectives and sends: calls, bytes, when they ran, and when backward did
+    ActivationMeter    what autograd keeps for backward, and the most of it at a time
+    FlopMeter          FLOPs, by PyTorch's formulas
+    MemoryTimeline     bytes of each kind after every operator
+"""
+
+import contextlib
+import time
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Work
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from lab.bench.verify import named_parameters
+
+
+def local(tensor):
+    """The local part of a DTensor, and what its collectives fill; any other tensor as it is."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    return getattr(tensor, "elem", tensor)              # of an AsyncCollectiveTensor
+
+
+def nbytes(tensors):
+    """Bytes behind tensors, however nested; a storage that several of them share counts once.
+
+    For model states: the parameters, their gradients, `optimizer.state.values()`.
+    """
+    tensors = [t for t in tree_leaves(list(tensors)) if torch.is_tensor(t)]
+    storages = (local(t).untyped_storage() for t in tensors)
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+
+# ------------------------------------------------------------------------------------ communication
+
+COLLECTIVES = {  # what an operator's name contains: our name, wire bytes over payload by ring
+    "allreduce": ("all_reduce", lambda n: 2 * (n - 1) / n),
+    "allgather": ("all_gather", lambda n: (n - 1) / n),
+    "reducescatter": ("reduce_scatter", lambda n: (n - 1) / n),
+    "alltoall": ("all_to_all", lambda n: (n - 1) / n),
+    "broadcast": ("broadcast", lambda n: 1),
+    "send": ("send", lambda n: 1),
+    "scatter": ("scatter", lambda n: 1),
+    "gather": ("gather", lambda n: 1),
+    "reduce": ("reduce", lambda n: 1),
+}
+
+
+class CommMeter(TorchDispatchMode):
+    """Counts the collectives and sends issued while it is entered, by whomever.
+
+    total[op]: calls; payload bytes (the full tensor: all_gather's output, reduce_scatter's input);
+    wire bytes, what one rank sends under the ring algorithm. Receives are not counted again.
+    by_group[name][op]: the same of each process group.
+    gathered: the most bytes behind the tensors of `watched` when something was sent.
+    gradient_peak: the most bytes behind the gradients of `sharded` parameters, and behind what
+    reduce_scatters of them send and receive, when something was sent or a gradient was ready.
+    timeline(): when each of them ran, and when backward did.
+    """
+
+    def __init__(self, cuda=False, watched=(), sharded=()):
+        super().__init__()
+        self.sharded, self.reduced, self.gradient_peak = sharded, [], 0
+        self.total, self.by_group, self.clock = {}, {}, Clock(cuda)
+        self.watched, self.gathered = list(watched), 0
+        self.spans, self.backwards, self.gradients = [], {}, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(t.__name__ == "DTensor" for t in types):
+            return NotImplemented                       # until DTensor has made it local operators
+        start = self.clock.now()
+        result = func(*args, **(kwargs or {}))
+        self.note_backward(start)
+        if func.namespace in ("c10d", "_c10d_functional"):
+            name = func._schema.name.split("::")[1].replace("_", "")
+            for key, (op, wire) in COLLECTIVES.items():
+                if key in name:
+                    size = self.count(op, wire, func.namespace, args, result)
+                    self.note_span(op, size, start, result)
+                    self.gathered = max(self.gathered, nbytes(self.watched))
+                    self.note_gradients(args if op == "reduce_scatter" else ())
+                    break
+        return result
+
+    def count(self, op, wire, namespace, args, result):
+        sizes = [sum(t.nbytes for t in tree_leaves(x) if torch.is_tensor(t))
+                 for x in (*args, result)]
+        # An uneven all_to_all sends its input: c10d's second argument, the functional's first.
+        payload = sizes[namespace == "c10d"] if op == "all_to_all" else max(sizes)
+        group = group_of(args)
+        for counts in (self.total, self.by_group.setdefault(group.group_name, {})):
+            seen = counts.setdefault(op, {"calls": 0, "bytes": 0, "wire_bytes": 0})
+            seen["calls"] += 1
+            seen["bytes"] += payload
+            seen["wire_bytes"] += payload * wire(group.size())
+        return payload
+
+    def note_span(self, op, size, start, result):
+        """Note when a collective started, and have its end noted when it comes."""
+        handles = [x for x in tree_leaves(result) if isinstance(x, torch.ScriptObject)]
+        self.spans.append([op, size, start, None])
+        self.clock.at_end(Work.unbox(handles[0]) if handles else None, self.spans[-1])
+
+    def note_backward(self, since):
+        """Note that a backward goes on, if one does, and that it has since this moment at least."""
+        backward = torch._C._current_graph_task_id()    # -1 outside of any
+        if backward != -1:
+            self.backwards.setdefault(backward, [since, None])[1] = self.clock.now()
+
+    def gradient_is_ready(self, p):
+        """A hook for parameters."""
+        self.gradients.append(self.clock.now())
+        self.note_backward(self.gradients[-1])
+        self.note_gradients()
+
+    def note_gradients(self, reduced=()):
+        if self.sharded:
+            tensors = [x for x in tree_leaves(reduced) if torch.is_tensor(x)]
+            self.reduced += [weakref.ref(tensor) for tensor in tensors]
+            alive = [*(p.grad for p in self.sharded), *(tensor() for tensor in self.reduced)]
+            self.gradient_peak = max(self.gradient_peak, nbytes(alive))
+
+    def timeline(self):
+        """In seconds since the step began: when each backward began and ended, gradients were
+        ready, and [op, bytes, start, end] of each collective whose end is known."""
+        since = self.clock.since_start()
+        return {"backward": [[since(begin), since(end)] for begin, end in self.backwards.values()],
+                "gradients": [since(ready) for ready in self.gradients],
+                "collectives": [[op, size, since(start), since(end)]
+                                for op, size, start, end in self.spans if end]}
+
+
+class Clock:
+    """Moments of a step: on a CPU seconds, on CUDA events, which tell the GPU's time and not the
+    host's. A collective's end is an event on a stream that does nothing but wait for it."""
+
+    def __init__(self, cuda):
+        self.cuda, self.ends = cuda, []
+        self.side = torch.cuda.Stream() if cuda else None
+        self.start = self.now()
+
+    def now(self):
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def at_end(self, work, span):
+        """Note the end of this work in the span. NCCL has none to give where nobody may wait for
+        it: a synchronous collective runs on the current stream, and functional ones end later."""
+        if work is None:
+            return
+        if self.cuda:
+            with torch.cuda.stream(self.side):
+                work.wait()
+                span[-1] = self.now()
+        else:
+            note = lambda future: span.__setitem__(-1, time.perf_counter())
+            with contextlib.suppress(RuntimeError):     # gloo does not tell when sends and
+                self.ends.append(work.get_future().then(note))          # reduce_scatters end
+
+    def since_start(self):
+        """A function from moments to seconds since the start, once all have come."""
+        if self.cuda:
+            torch.cuda.synchronize()
+            return lambda moment: self.start.elapsed_time(moment) / 1e3
+        for end in self.ends:
+            end.wait()
+        return lambda moment: moment - self.start
+
+
+def group_of(args):
+    """The process group of a c10d operator, or of a functional one, whose last string names it."""
+    for x in args:
+        if isinstance(x, torch.ScriptObject) and x._type().name() == "ProcessGroup":
+            return dist.ProcessGroup.unbox(x)
+    return dist.distributed_c10d._resolve_process_group([x for x in args if isinstance(x, str)][-1])
+
+
+def hidden_share(timeline):
+    """Of the time in which some collective was under way, the share before backward's end."""
+    _, backward_end = timeline["backward"][-1]
+    total = hidden = reached = 0.0
+    for _, _, start, end in sorted(timeline["collectives"], key=lambda span: span[2]):
+        start, end = max(start, reached), max(end, reached)
+        total += end - start
+        hidden += max(0.0, min(end, backward_end) - start)
+        reached = end
+    return hidden / total if total else 0.0
+
+
+# -------------------------------------------------------------------------------------- activations
+
+class ActivationMeter(torch.autograd.graph.saved_tensors_hooks):
+    """Counts what autograd keeps for backward while it is entered, each storage once.
+
+    bytes: what is kept at the moment; most: the most of it at a time. Not counted are parameters,
+    however their memory comes and goes, and `known` tensors, which are there anyway (the batch).
+    `keep` adds tensors that are kept without autograd's knowing.
+    """
+
+    def __init__(self, known=()):
+        self.bytes = self.most = 0
+        self.counted, self.known = set(), {storage_of(t)._cdata for t in known}
+        super().__init__(self.pack, lambda tensor: tensor)
+
+    def pack(self, tensor):
+        storage = storage_of(tensor)
+        key, size = storage._cdata, storage.nbytes()
+        if is_parameter(tensor):
+            self.known.add(key)
+        if key not in self.known and key not in self.counted:
+            self.counted.add(key)
+            self.bytes += size
+            self.most = max(self.most, self.bytes)
+            weakref.finalize(storage, self.forget, key, size)
+        return tensor
+
+    def forget(self, key, size):
+        self.counted.remove(key)
+        self.bytes -= size
+
+    def keep(self, nested):
+        for tensor in tree_leaves(nested):
+            if torch.is_tensor(tensor):
+                self.pack(tensor)
+
+
+def storage_of(tensor):
+    return local(tensor).untyped_storage()
+
+
+def is_parameter(tensor):
+    """Whether it is one, or a view of one, such as the transpose that a linear keeps."""
+    return isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter)
+
+
+@contextlib.contextmanager
+def shapes_of_a_block(model):
+    """Fills the dictionary that it yields with the shapes (rows, columns), sequence by features, of
+    what the first block makes of its input: what comes out of its norms and sub-layers, and what
+    goes into the last linear of each (the heads, and the hidden units)."""
+    shapes, handles = {}, []
+    shape = lambda x: tuple(local(x).shape[1:])
+
+    for name, module in model.block1.named_modules():
+        if name in ("norm1", "attn", "norm2", "mlp"):
+            note = lambda module, inputs, output, name=name: shapes.update({name: shape(output)})
+            handles.append(module.register_forward_hook(note))
+        last = {"o": "heads", "down": "hidden units"}.get(name.rsplit(".")[-1])
+        if last:
+            note = lambda module, inputs, last=last: shapes.update({last: shape(inputs[0])})
+            handles.append(module.register_forward_pre_hook(note))
+    yield shapes
+    for handle in handles:
+        handle.remove()
+
+
+def shards_of(model):
+    """What this rank holds of the matrices outside of blocks and in the first one: {name: [full
+    shape, [[dim, index, parts], ...]]}."""
+    shards = {}
+    for name, p in named_parameters(model):
+        if p.ndim > 1 and name.startswith(("embedding", "block1.", "head.out")):
+            cuts = [list(cut[:3]) for cut in getattr(p, "cuts", ())]
+            if hasattr(p, "placements"):                        # a DTensor's
+                cuts = [[cut.dim, p.device_mesh.get_local_rank(axis), p.device_mesh.size(axis)]
+                        for axis, cut in enumerate(p.placements) if cut.is_shard()]
+            name = name.removesuffix(".weight").removeprefix("block1.")
+            shards[name] = [list(getattr(p, "full_shape", p.shape)), cuts]
+    return shards
+
+
+# ------------------------------------------------------------------------------------------- memory
+
+class MemoryTimeline(TorchDispatchMode):
+    """Adds up the storages that are alive, by kind, after every operator that changed their sum,
+    before every update, and at the end.
+
+    held() returns lists of tensors: parameters, gradients, optimizer states. samples: (seconds in
+    operators so far, bytes of each of the three, bytes of all else); all else is activations and
+    what an operator needs for a moment. The seconds are the host's: on CUDA it does not wait for an
+    operator, so there they tell how long the launches took.
+    """
+
+    def __init__(self, held):
+        super().__init__()
+        self.held, self.live, self.total, self.sampled = held, {}, 0, 0
+        self.samples, self.seconds = [], 0.0
+        self.watch(held())
+
+    def watch(self, tensors):
+        for tensor in tree_leaves(tensors):
+            if torch.is_tensor(tensor) and tensor.untyped_storage()._cdata not in self.live:
+                storage = tensor.untyped_storage()
+                self.live[storage._cdata] = storage.nbytes()
+                self.total += storage.nbytes()
+                weakref.finalize(storage, self.forget, storage._cdata)
+
+    def forget(self, key):
+        self.total -= self.live.pop(key)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        start = time.perf_counter()
+        result = func(*args, **(kwargs or {}))
+        self.seconds += time.perf_counter() - start
+        self.watch(result)
+        if self.total != self.sampled:
+            self.sample()
+        return result
+
+    def sample(self):
+        kinds = [nbytes(tensors) for tensors in self.held()]
+        self.samples.append((self.seconds, *kinds, self.total - sum(kinds)))
+        self.sampled = self.total
+
+    def __enter__(self):                    # before an update, all gradients are there
+        self.hook = register_optimizer_step_pre_hook(lambda *update: self.sample())
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        self.hook.remove()
+        self.sample()                       # the optimizer has filed its states by now
+        return super().__exit__(*exception)
+
+
+# -------------------------------------------------------------------------------------------- FLOPs
+
+class FlopMeter(TorchDispatchMode):
+    """Adds up FLOPs by PyTorch's own formulas: `matrices` are those of a linear, and `attention`
+    those of batched matmuls and of fused attention. Of kernels of our own it knows nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrices = self.attention = 0
+        self.formulas = dict(flop_registry)
+        for kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention",
+                       "cudnn_attention"):              # the first is not there in any version, and
+            for suffix, many in (("", 2), ("_backward", 5)):    # grouped queries not in 2.11
+                op = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{suffix}")
+                self.formulas[op] = fused(many, skip=len(suffix) > 0)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(t.__name__ == "DTensor" for t in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        op = func._overloadpacket
+        if op in self.formulas:
+            flops = self.formulas[op](*args, **(kwargs or {}), out_val=result)
+            if op in (torch.ops.aten.mm, torch.ops.aten.addmm):
+                self.matrices += flops
+            else:
+                self.attention += flops
+        return result
+
+    @property
+    def all(self):
+        return self.matrices + self.attention
+
+
+def fused(how_many, skip):
+    """The formula of a fused kernel that takes so many matmuls of queries with keys. skip: the
+    first argument is a gradient."""
+
+    def flops(*args, **more):
+        (batch, heads, rows, head_dim), columns = args[skip].shape, args[1 + skip].shape[2]
+        return how_many * 2 * batch * heads * rows * columns * head_dim
+
+    return flops

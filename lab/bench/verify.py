@@ -1,0 +1,290 @@
+"""The single-GPU run beside this one, and the tolerances.
+
+A run is compared with one GPU in its losses, gradients, gradient norms and parameters, not only in
+its losses: Adam divides a wrong gradient scale out, so the losses and parameters would not show it.
+
+A difference is relative to the largest magnitude that the reference tensor has had so far. (In a
+text of one repeated byte the loss and all gradients are soon zero in truth, and both runs have
+nothing but rounding noise there.) A gradient may be zero from the beginning, as k's is in that
+text. So its difference is relative to SMALL times the largest of all gradients, if that is more.
+
+In 16 bits there is a second measure, for which one GPU takes each step twice, in 16 bits and in 32.
+Of each tensor the two differ by what rounding does to it, and ROUNDED times that is tolerated. The
+largest number of a tensor does not tell it: addends may cancel, and a running sum may stop growing.
+On a CPU, the gradients of LayerNorms and of the embedding are such sums over the tokens, in bf16,
+which has 8 bits: of 4,096 ones they make 256.
+"""
+
+import copy
+import math
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from common import part
+from lab.bench import evidence
+
+STEPS = 5               # so many steps are compared: rounding differences grow in any training
+SMALL = 1e-4            # in 16 bits the gradients of q and k are no larger than five times that
+ROUNDED = 4             # times one GPU's own rounding is tolerated: honest runs stray by 2
+SENT_ELSEWHERE = 0.5    # of a gradient: what a token that goes to another expert may take along
+LOSSY = {               # twice what an honest run was seen to stray, or more
+    "bfloat16": {"loss": 5e-3, "gradient norm": 2e-2, "gradients": 1 / 8, "parameters": 1 / 8},
+    "float16": {"loss": 1e-3, "gradient norm": 5e-3, "gradients": 0.05, "parameters": 0.05},
+    "fp8": {"loss": 1e-2, "gradient norm": 5e-2, "gradients": 0.4, "parameters": 0.4},
+    "float32 and fp8": {"loss": 2e-3, "gradient norm": 5e-3, "gradients": 5e-2, "parameters": 5e-2},
+    "int8": {"loss": 1e-2, "gradient norm": 5e-2, "gradients": None, "parameters": None},
+}
+
+
+def rounding_of(args):
+    """What a run with these flags rounds to, a key of LOSSY or its --dtype; and how many steps are
+    compared. Chapter 03 sends as int8, and chapters 01 and 03 mix precisions. Chapter 05 in FP8 has
+    one GPU in FP8 beside it."""
+    if args.variant == "zeropp" and args.quantized_weights:
+        return "int8", 50
+    if getattr(args, "precision", None) == "fp8" and args.chapter.startswith("05"):
+        return {"float64": "float64", "float32": "float32 and fp8"}.get(args.dtype, "fp8"), STEPS
+    mixed = {"bf16": "bfloat16", "bf16-fp32grad": "bfloat16", "fp16": "float16", "fp8": "fp8"}
+    return mixed.get(getattr(args, "precision", None), args.dtype), STEPS
+
+
+def rounds_to_16_bits(run):
+    """Whether one GPU takes each step twice. Chapter 05 in float32 and FP8 has FP8 on both sides,
+    and nothing in 16 bits."""
+    rounding, _ = rounding_of(run.args)
+    return rounding in ("bfloat16", "float16", "fp8") or rounding == "int8" and (
+        run.dtype == torch.bfloat16 or run.args.precision == "bf16")
+
+
+def tolerances(dtype, optimizer, tokens=8 * 128, experts=0):
+    """The largest difference that passes. tokens: of a global batch, by default the tiny preset's.
+    experts: of a mixture.
+
+    In float32 a result is off by up to 2^-24 of itself, and n such errors add up to about sqrt(n)
+    of one. So gradients, which are sums over the tokens of what came out of sums over some 256
+    features, may be off by sqrt(256 · tokens) · 2^-24, which is 3e-5 by default. So may parameters,
+    since a LayerNorm's bias begins at zero and is nothing but gradient after SGD's first step.
+
+    Rounding to 16 bits puts the weights off after the first step, so tensors are compared in that
+    alone. AdamW then moves a parameter as far either way, however small its gradient: those are not
+    compared (None), nor are tensors that were sent as int8, where a small one may share the scale
+    of a large one. In float32 AdamW magnifies rounding likewise.
+
+    In a mixture, rounding in 16 bits may send a token to another expert, with its whole gradient:
+    with few valid tokens, that was seen to be 0.42 of the largest.
+
+    FP8 rounds by 2^-4 at most, 2.6% in the mean, so a sum of products is off by 3.7% of its size,
+    and what has gone through twelve of them by 13%, which may be a third where they cancel.
+    Beside a run that rounds to FP8 itself there is nothing of that, in float64; in float32 a number
+    that is 1e-7 from the middle of two of E4M3's may be rounded the other way, so a few of a
+    million are off by 6%.
+    """
+    kinds = "loss", "gradient norm", "gradients", "parameters"
+    exact = dict.fromkeys(kinds, 1e-10 if dtype == "float64" else 1e-5)
+    if dtype == "float32":
+        exact["gradients"] = exact["parameters"] = max(1e-5, (256 * tokens) ** 0.5 * 2**-24)
+    allowed = LOSSY.get(dtype, exact)
+    if experts and dtype == "bfloat16":
+        allowed = allowed | {"gradients": SENT_ELSEWHERE, "parameters": SENT_ELSEWHERE}
+    if optimizer == "adamw" and dtype != "float64":
+        allowed = allowed | {"parameters": None if dtype in LOSSY else 1e-3}
+    return allowed
+
+
+class Verifier:
+    """Holds a run to one GPU's, which rank 0 trains beside it on the same batches.
+
+    run: has one_gpu_step and one_gpu, as common.Run. steps: how many it has compared; beyond
+    `tensor_steps` of them only the loss counts. worst[kind]: the largest difference so far and
+    where it was. Communication per step, outside of all measurements: one broadcast of the
+    reference's tensors, one small all_reduce, and what DTensors send to become whole.
+
+    tolerance: of each kind; the first step that exceeds it is examined. evidence: of that step, for
+    diagnose.py, or None; there is none of a model that is too large for it. other: the run
+    whose one GPU takes each step once more, on rank 0, where it rounds_to_16_bits.
+    """
+
+    def __init__(self, run, tensor_steps, tolerance=None):
+        self.run, self.tensor_steps, self.tolerance = run, tensor_steps, tolerance
+        self.rounding, _ = rounding_of(run.args)
+        self.rounds, self.other = rounds_to_16_bits(run), None
+        self.steps, self.worst, self.shapes = 0, {}, None
+        self.previous, self.evidence = None, None       # previous: one GPU's tensors
+        self.largest = {}                               # (kind, name): magnitude so far
+        self.waits = 0                                  # of all ranks for rank 0
+
+    def compare(self, batch, loss, norm, parameters):
+        """Compare the step just taken, each rank what it holds. parameters: (global name,
+        parameter) pairs. Returns one GPU's loss and norm."""
+        run = self.run
+        if run.rank == 0:
+            loss_there, norm_there = run.one_gpu_step(batch)
+            there = compared(loss_there, norm_there, named_parameters(run.one_gpu))
+            rounded = self.rounded(batch, there)
+        if run.device.type == "cuda" and run.world > 1:
+            self.wait_for_rank_0()
+        if self.shapes is None:                         # of all that is compared, by kind and name
+            shapes = [None]
+            if run.rank == 0:
+                shapes = [{key: tensor.shape for key, (tensor, _) in there.items()}]
+            dist.broadcast_object_list(shapes, 0)
+            self.shapes = shapes[0]
+
+        sizes = [len(self.shapes), *(shape.numel() for shape in self.shapes.values())]
+        reference = torch.empty(sum(sizes), dtype=torch.float64, device=run.device)
+        if run.rank == 0:
+            flat = [tensor.detach().flatten().double() for tensor, _ in there.values()]
+            reference = torch.cat([torch.stack(rounded), *flat])
+        dist.broadcast(reference, 0)
+
+        here = compared(loss, norm, parameters)
+        rounded, *tensors = reference.split(sizes)
+        fulls = dict(zip(self.shapes, tensors))
+        for key, full in fulls.items():
+            self.largest[key] = max(self.largest.get(key, 0), full.abs().max())
+        scale = widened(scales(self.largest), zip(self.shapes, rounded), self.tolerance)
+        off = torch.full([len(fulls)], -1.0, dtype=torch.float64, device=run.device)
+        for i, (key, full) in enumerate(fulls.items()):
+            if key in here:                             # else it stays -1
+                tensor, owner = here[key]
+                expected = part(full.view(self.shapes[key]), getattr(owner, "cuts", ()))
+                off[i] = difference(tensor, expected, scale[key])
+        dist.all_reduce(off, dist.ReduceOp.MAX)
+
+        counted = {key: math.inf if value < 0 else value        # nobody has it
+                   for key, value in zip(self.shapes, off.tolist())
+                   if key[0] == "loss" or self.steps < self.tensor_steps}
+        for (kind, name), value in counted.items():
+            largest, _ = self.worst.get(kind, (-1, ""))
+            if value > largest:
+                where = f"{kind} {name}".strip() + f" in step {batch.step + 1}"
+                self.worst[kind] = value, where
+
+        there = {key: full.view(self.shapes[key]) for key, full in fulls.items()}
+        is_small = reference.numel() <= evidence.LARGEST
+        if self.exceeds(counted) and self.evidence is None and is_small:
+            self.evidence = evidence.collect(self, batch, here, there, scale)
+        self.previous = {key: x.cpu() for key, x in there.items() if key[1] and is_small}
+        self.steps += 1
+        return [fulls[kind, ""].item() for kind in ("loss", "gradient norm")]
+
+    def rounded(self, batch, there):
+        """What rounding does to each tensor of one GPU's step: how far it is from the same step in
+        float32, if the run is in bf16; or else from that in bf16, of which fp16 rounds an eighth.
+        On rank 0."""
+        if not self.rounds:
+            return [torch.zeros((), dtype=torch.float64, device=self.run.device) for _ in there]
+        if self.other is None:
+            self.other = copy.copy(self.run)
+            self.other.one_gpu = None
+            is_bf16 = self.run.dtype == torch.bfloat16
+            self.other.dtype = torch.float32 if is_bf16 else torch.bfloat16
+            self.other.optimizer = lambda params: states_as(self.run.optimizer(params))
+        loss, norm = self.other.one_gpu_step(batch)
+        again = compared(loss, norm, named_parameters(self.other.one_gpu))
+        share = 1 / 8 if self.rounding == "float16" else 1
+        off = [(again[key][0].detach().double() - tensor.detach().double()).abs().max()
+               for key, (tensor, _) in there.items()]
+        return [share * x.nan_to_num(0.0, posinf=0.0) for x in off]
+
+    def exceeds(self, off):
+        """Whether any of these {(kind, name): difference} is not tolerated: of all ranks alike."""
+        allowed = self.tolerance or {}
+        return any(allowed.get(kind) is not None and value > allowed[kind]
+                   for (kind, _), value in off.items())
+
+    def wait_for_rank_0(self):
+        """Until it has computed, wait at the store: ranks that wait for it in a collective
+        would be killed by NCCL's watchdog, if one GPU takes longer than that has patience."""
+        self.waits += 1
+        store, key = dist.distributed_c10d._get_default_store(), f"one GPU, {self.waits}"
+        if self.run.rank == 0:
+            torch.cuda.synchronize()
+            store.set(key, "computed")
+        store.wait([key], timedelta(days=1))
+
+
+def states_as(optimizer):
+    """The same optimizer, with states (a checkpoint's) in the dtypes of its parameters."""
+    for p, state in optimizer.state.items():
+        state |= {key: x.to(p.dtype) for key, x in state.items() if x.ndim}     # no step count
+    return optimizer
+
+
+def named_parameters(module):
+    """(global name, parameter) pairs: as gpt() named it, or as the module does."""
+    return [(getattr(p, "global_name", name), p) for name, p in module.named_parameters()]
+
+
+def compared(loss, norm, parameters):
+    """All that is compared: {(kind, name): (tensor, the parameter that says how it is cut)}."""
+    tensors = {("loss", ""): (loss, None), ("gradient norm", ""): (norm, None)}
+    for name, p in parameters:
+        tensors["gradients", name] = whole(torch.zeros_like(p) if p.grad is None else p.grad), p
+        tensors["parameters", name] = whole(p), p
+    return tensors
+
+
+def gathered(units):
+    """(global name, parameter) pairs of flat shards: the units of chapters 03 and 09, in the
+    precision of their updates, each cut as its parameter is. Communication: an all_gather per
+    unit."""
+    for unit in units:
+        master = unit.master if hasattr(unit, "master") else unit.shard                 # (k,)
+        mine = torch.stack([master.data, unit.shard.grad.to(master)]).to(unit.full.device)
+        everyones = [torch.empty_like(mine) for _ in range(unit.group.size())]          # (2, k)
+        dist.all_gather(everyones, mine, unit.group)
+        values, grads = map(unit.views, torch.cat(everyones, dim=1))
+        for p, value, grad in zip(unit.parameters, values, grads):
+            value.grad, value.cuts = grad, getattr(p, "cuts", ())
+            yield p.global_name, value
+
+
+def whole(tensor):
+    """All of a DTensor, by communication; any other tensor as it is."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def scales(largest):
+    """What differences are relative to. largest: the magnitudes so far, by (kind, name)."""
+    gradients = [key for key in largest if key[0] == "gradients"]
+    least = SMALL * max(largest[key] for key in gradients)
+    return largest | {key: max(largest[key], least) for key in gradients}
+
+
+def widened(scale, rounded, tolerance):
+    """The scales, larger where rounding is. rounded: (key, what it does to that tensor) pairs."""
+    for key, off in rounded:
+        if (tolerance or {}).get(key[0]):               # which is a share of the scale
+            scale[key] = max(scale[key], ROUNDED * off / tolerance[key[0]])
+    return scale
+
+
+def difference(tensor, reference, scale):
+    """max |tensor - reference| / scale; infinite if the shapes differ or anything is not finite."""
+    if tensor.shape != reference.shape:
+        return math.inf
+    distance = (tensor.detach().double() - reference).abs().max()
+    return (distance / (scale if scale > 0 else 1)).nan_to_num(math.inf, posinf=math.inf)
+
+
+def verdict(worst, steps, rounding, tolerance, rounds=False):
+    """What the comparison came to: a line for the report, and a line for each mismatch. rounds:
+    whether rounding has widened the scale of differences."""
+    if not worst:
+        return [], ["no step was compared with one GPU: all were skipped"]
+    judged = {kind: off for kind, off in worst.items() if tolerance[kind] is not None}
+    wrong = [f"{where} is off by {value:.1e}, tolerance {tolerance[kind]:.0e}"
+             for kind, (value, where) in judged.items() if value > tolerance[kind]]
+    lines = []
+    if rounding in LOSSY:
+        allowed = ", ".join(f"{kind} {tolerance[kind]:.0e}" for kind in judged)
+        more = f", or {ROUNDED} times what rounding does to one GPU's" if rounds else ""
+        lines.append(f"tolerances for {rounding}: {allowed}{more}; from step 2 on only the loss "
+                     "counts")
+    off = ", ".join(f"{kind} {value:.0e}" for kind, (value, _) in judged.items())
+    same, mark = ("NOT the same", "✗") if wrong else ("same", "✓")
+    over = f"{steps} step{'' if steps == 1 else 's'}"
+    return [*lines, f"{same} as one GPU over {over}: {off}   {mark}"], wrong

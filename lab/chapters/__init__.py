@@ -1,0 +1,45 @@
+"""The rooms: what belongs to one chapter and to nothing else lies in one folder, NN/.
+
+    exercises.py      EXERCISES: what students write, with questions, hints and checks
+    predictions.py    what lab.predict asks about a run
+    figure.py         what lab.pictures draws of a run's JSON
+    exhibits.py       EXHIBITS: the museum's silent bugs
+    about.py          limits of flags, variants that round, runs of the tour, what the page plays
+
+`kernels` and `checkpoints` are rooms as well. A room has what it needs, and no other room imports
+it: the rest of lab/ finds it here.
+"""
+
+import functools
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+from lab import ROOT
+
+NAMES = sorted(path.stem for path in ROOT.glob("[0-9][0-9]_*.py"))      # "00_collectives", ...
+ROOMS = [*(name[:2] for name in NAMES), "kernels", "checkpoints"]
+HERE = Path(__file__).parent
+
+
+@functools.cache
+def chapter(number):
+    """The module of a chapter, "04": loaded once, by its name, as it stands beside lab/, whatever a
+    student has written of it elsewhere."""
+    [name] = [name for name in NAMES if name.startswith(f"{number}_")]
+    path = ROOT / f"{name}.py"
+    known = sys.modules.get(name)
+    if known is not None and Path(known.__file__).resolve() == path:
+        return known
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rooms_with(what):
+    """{room: its module} of the rooms that have a file of this name: "exercises", "figure", ..."""
+    return {room: importlib.import_module(f"lab.chapters.{room}.{what}")
+            for room in ROOMS if (HERE / room / f"{what}.py").exists()}

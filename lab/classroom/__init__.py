@@ -1,0 +1,1 @@
+"""Exercises, their grading, predictions and hunts."""

@@ -1,0 +1,500 @@
+"""What checks an exercise, in processes of its own: whatever a student has written costs no more.
+
+An interpreter that has imported torch forks a process for each rank, so that a run takes a second
+and not five. What a rank prints goes nowhere, and what became of it comes over a pipe.
+
+Nobody believes what a student's process says of itself. An expression's value comes as plain
+numbers, and of a run each rank's loss, gradients and parameters in each step. Where a run calls
+itself right, another process, which has not run a line of the student's, computes what they must be
+from the solution and one GPU, and compares (lab/classroom/trusted.py).
+
+A run that has no end is ended. It may be a deadlock: then no rank computes any more. Or an endless
+loop: then the ranks have computed for longer than a limit, one of them or all cores together. These
+are seconds of computing, since those of a clock say little on a machine that has other work; only
+many of them are too many, too (lab/classroom/overseer.py).
+"""
+
+import ast
+import contextlib
+import importlib
+import json
+import json.decoder
+import multiprocessing
+import os
+import re
+import shlex
+import signal
+import sys
+import tempfile
+import traceback
+import types
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import NamedTuple
+
+from lab.classroom import overseer, plain
+from lab.classroom.overseer import CLOCK, LIMIT
+
+# Not torch, nor what imports it: the other interpreter does so while this one reads on.
+
+TEXT = json.decoder.__file__    # short, and the same whatever the course's files are
+CONTEXT = multiprocessing.get_context("forkserver")
+PRELOAD = ["torch._dynamo", "torch.distributed.tensor.parallel",       # an optimizer's first step
+           "triton.runtime.interpreter", "lab.bench.report", "lab.classroom.compare",
+           "lab.classroom.simulate", "lab.classroom.trusted"]
+LOST = "by peer", "Broken pipe", "remote process"       # what gloo says where another has ended
+WAITING = ("all_", "reduce", "gather", "scatter", "broadcast", "barrier", "monitored_barrier",
+           "send", "recv", "isend", "irecv", "batch_isend_irecv", "new_")     # names begin so
+LONGEST = 300                   # letters of an exception's text
+PATIENCE = 120                  # seconds for what is not the students'
+
+
+class Outcome(NamedTuple):
+    """What became of a check. Lines are those of the file that has run, the innermost first."""
+    right: bool
+    said: tuple             # the run's diagnosis, or its problems; how an expression differs
+    errors: dict            # {rank: (what it has raised, lines)}
+    stuck: dict             # {rank: (the collective that it waits in or "", lines)}: without end
+    ended: dict             # {rank: (exit status, lines)} of those that have ended without a word
+    world: int
+    record: object = None   # a run's JSON, of which all but its form is the run's own word
+
+
+def warm_up():
+    """Start the interpreter that forks. It imports while this one goes on."""
+    CONTEXT.set_forkserver_preload(PRELOAD)
+    was_set = "TRITON_INTERPRET" in os.environ
+    os.environ["TRITON_INTERPRET"] = "1"                # there, kernels too run on the CPU
+    forkserver.ensure_running()
+    if not was_set:
+        del os.environ["TRITON_INTERPRET"]
+
+
+# --------------------------------------------------------------------------- in a student's process
+
+def prefer(folder):
+    """From now on, the course's modules are those of this folder, where it has them."""
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("common", "kernels", "lab"):
+            del sys.modules[name]
+    sys.path[:0] = [str(folder)]
+    import lab
+
+    lab.__path__[:0] = [str(folder / "lab")]
+    for room in filter(Path.is_dir, (folder / "lab").glob("*")):
+        importlib.import_module(f"lab.{room.name}").__path__[:0] = [str(room)]
+
+
+def load(path, name):
+    """The module of a chapter's file. Triton reads the file once more."""
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
+    return module
+
+
+def told(error, path):
+    """What was raised, in one line, and the lines of the file that led there."""
+    lines = lines_in(error, path)
+    while type(error).__name__ == "InterpreterError" and error.__cause__:
+        error = error.__cause__                         # Triton's own, around what was raised
+        lines = lines_in(error, path) or lines
+    words = " ".join(str(error).split("\n\n")[0].split())
+    words = words if len(words) <= LONGEST else f"{words[:LONGEST]}..."
+    return {"error": f"{type(error).__name__}: {words}".removesuffix(": "), "lines": lines}
+
+
+def lines_in(error, path):
+    """Those of the file in what led to an error, the innermost first."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return [frame.lineno for frame in frames if frame.filename == str(path)]
+
+
+class Nobody:
+    """In place of the watch that names a lost rank: the grader sees what becomes of each."""
+
+    def __init__(self, run):
+        pass
+
+    def is_told_to_end(self):
+        return False
+
+    def leave(self, error):
+        pass
+
+    def let_go(self):
+        pass
+
+    stop = let_go
+
+
+def launched_as(rank, world, argv):
+    """The environment of a rank."""
+    if "--kernels" not in argv:                         # in the interpreter, they take their time
+        os.environ.pop("TRITON_INTERPRET", None)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
+                   "LOCAL_WORLD_SIZE": str(world)}
+
+
+def be_a_rank(tell, path, rank, world, argv, preferred=None):
+    """preferred: a folder whose modules take the place of the course's."""
+    if preferred:
+        prefer(preferred)
+    launched_as(rank, world, argv)
+    import torch.distributed as dist
+
+    from lab.bench import report
+    from lab.cli import refusals
+
+    refused, record = [], Path("run.json").absolute()
+    refusals.say = refused.append
+    report.meeting.Watch = Nobody
+    report.verify.Verifier = telling_verifier(tell)
+    report.collectives.Run = telling_collectives(tell)
+    try:
+        dist.init_process_group("gloo", f"file://{record.with_name('store')}", world_size=world,
+                                rank=rank)
+        module = load(path, path.stem)
+        status = report.main(module.__file__, module.__doc__, module.VARIANTS, module.requires,
+                             getattr(module, "flags", None), module.formulas,
+                             [*argv, f"--json={record}"])
+        answer = {"status": status}
+    except SystemExit as leaving:
+        answer = told(leaving, path)
+        if refused:
+            answer["error"] = refused[0]
+        elif not leaves_itself(leaving, path):          # a loss that is not finite, say
+            del answer["error"]
+        answer["status"] = 1
+    except BaseException as error:
+        answer = {"status": 1} | told(error, path)
+    if record.exists() and rank == 0:
+        answer["record"] = record.read_text()
+    tell(plain.pack(answer))
+    return answer["status"]
+
+
+def telling_verifier(tell):
+    """The one that holds a run to one GPU's; it also hands on what this rank holds in each step."""
+    from lab.bench import verify
+
+    class Telling(verify.Verifier):
+        def compare(self, batch, loss, norm, parameters):
+            parameters = list(parameters)
+            here = verify.compared(loss, norm, parameters)
+            if self.steps >= self.tensor_steps:
+                here = {key: found for key, found in here.items() if key[0] == "loss"}
+            held = [[*key, tensor, [tuple(cut)[:3] for cut in getattr(owner, "cuts", ())]]
+                    for key, (tensor, owner) in here.items()]
+            tell(plain.pack({"step": batch.step, "held": held}))
+            return super().compare(batch, loss, norm, parameters)
+
+    return Telling
+
+
+def telling_collectives(tell):
+    """Chapter 00's run; it also hands on this rank's rounds."""
+    from lab.bench import collectives
+
+    class Telling(collectives.Run):
+        def hold(self):
+            tell(plain.pack({"found": {found.name: [found.rounds, bool(found.equal)]
+                                       for found in self.found}}))
+            super().hold()
+
+    return Telling
+
+
+def leaves_itself(leaving, path):
+    """Whether it is the chapter that calls sys.exit."""
+    return traceback.extract_tb(leaving.__traceback__)[-1].filename == str(path)
+
+
+def evaluate(tell, path, expression):
+    """Tell the value of an expression in a student's file."""
+    try:
+        answer = {"status": 0, "value": value(path, "student", expression)}
+        tell(plain.pack(answer))
+    except BaseException as error:
+        answer = {"status": 1} | told(error, path)
+        tell(plain.pack(answer))
+    return answer["status"]
+
+
+def value(path, name, expression):
+    """Of an expression in the names of a file, and those that exercises.Same lists."""
+    import torch
+
+    import common
+    from lab.classroom import simulate
+
+    torch.manual_seed(0)
+    seeded = torch.Generator().manual_seed(0)
+    random = lambda *shape: torch.randn(*shape, generator=seeded, dtype=torch.float64)
+    tools = {"tiny": common.PRESETS["tiny"], "random": random, "simulate": simulate}
+    return eval(expression, vars(load(path, name)) | tools)
+
+
+def short(text):
+    text = " ".join(text.split())
+    return text if len(text) <= 72 else f"{text[:69]}..."
+
+
+# --------------------------------------------------------------------------------- in the overseer
+
+def oversee(parent, folder, path, calls, more_paths, limit):
+    """Run the calls, and send the Outcome. Only when the students' processes have ended, and call
+    themselves right, it asks for what they are compared with, a call of trusted.py: so they cannot
+    find it."""
+    outcome, world = None, len(calls)
+    try:
+        processes, running = overseer.oversee(calls, folder, more_paths, limit, parent)
+        outcome = judge(processes, running, path)
+        if outcome.right:
+            parent.send(None)
+            trusted = parent.recv()
+            said = tuple(compare(processes, *trusted)) if trusted else ()
+            outcome = outcome._replace(right=not said, said=said)
+    except Exception as error:                          # whatever their messages have made of it
+        said = f"this cannot be judged: {type(error).__name__}: {error}"[:LONGEST]
+        outcome = Outcome(False, (said,), {}, {}, {}, world)
+    parent.send(outcome)
+    os._exit(0)
+
+
+def compare(processes, name, stem, source, *args):
+    """What is wrong with what the processes have told, in sentences: by a function of
+    lab/classroom/trusted.py of the solution's file and these arguments."""
+    import torch
+
+    from lab.classroom import trusted
+
+    torch.set_num_threads(1)                            # as theirs, which round alike then
+    told = [[plain.unpack(message) for message in process.said] for process in processes]
+    with (tempfile.TemporaryDirectory() as folder,      # Triton reads the file once more
+          open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere),
+          contextlib.redirect_stderr(nowhere)):         # of what a kernel masks, NumPy warns
+        path = Path(folder, f"{stem}.py")
+        path.write_text(source, encoding="utf-8")
+        return getattr(trusted, name)(path, told, *args)
+
+
+def judge(processes, running, path):
+    """What the processes say of themselves."""
+    ranks = dict(enumerate(processes))
+    answers = {rank: answer_of(process) for rank, process in ranks.items()}
+    errors = {rank: (answer["error"], answer["lines"]) for rank, answer in answers.items()
+              if "error" in answer and not any(words in answer["error"] for words in LOST)}
+    stuck = {rank: place(process.stack, path) for rank, process in ranks.items()
+             if process in running}
+    ended = {rank: (process.status, *place(process.stack, path)) for rank, process in ranks.items()
+             if process.status is not None and not answers[rank]}
+    record = answers[0].get("record")
+    said = [] if "value" in answers[0] else what_it_says(record)
+    if said is None and all(answer and "error" not in answer for answer in answers.values()):
+        said = ["the run's JSON is not there, or not as a run writes it"]
+    all_ended = all(answer.get("status") == 0 for answer in answers.values())
+    return Outcome(all_ended and not running and said == [], tuple(said or ()), errors, stuck,
+                   ended, len(processes), record)
+
+
+def answer_of(process):
+    """The last message of a process, if it says what became of it; else {}."""
+    try:
+        answer = plain.unpack(process.said[-1]) if process.said else {}
+        if "status" not in answer:
+            return {}
+        if "error" in answer:
+            answer["error"] = str(answer["error"])[: 2 * LONGEST]
+            answer["lines"] = [int(line) for line in answer["lines"]]
+        if "record" in answer:
+            answer["record"] = json.loads(answer["record"], parse_constant=lambda name: None)
+        return answer
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return {}
+
+
+def what_it_says(record):
+    """A run's own verdict: sentences, none if it calls itself right; None: it says nothing."""
+    try:
+        said = record["diagnosis"] or record["problems"][:2]
+        steps = record["config"].get("steps", 0)        # none, where no model is trained
+        taken = len(record.get("loss", ()))
+        if not said and taken < steps:
+            said = [f"only {taken} of {steps} steps were taken"]
+        return [str(words)[:2000] for words in said]
+    except (TypeError, LookupError, AttributeError):
+        return None
+
+
+def place(stack, path):
+    """From what faulthandler has written: the collective, or "", and the lines of the chapter."""
+    text = stack.decode(errors="replace")
+    frames = re.findall(r'^  File "(.*)", line (\d{1,9}) in (.*)$', text, re.MULTILINE)
+    collectives = [name for file, _, name in frames if file.endswith("/distributed_c10d.py")
+                   and name.startswith(WAITING)]
+    lines = [int(line) for file, line, _ in frames if file == str(path)]
+    return collectives[-1] if collectives else "", lines
+
+
+# --------------------------------------------------------------------------------- from the outside
+
+OUTCOMES = {}           # of what was asked before: most functions are somebody else's as well
+
+
+def outcome(chapter, source, solution, check, folder=None, limit=LIMIT):
+    """What becomes of a Run or a Same (of exercises.py) of a chapter with this source. folder:
+    the student's, from which it may import."""
+    more_paths = [str(Path(folder).resolve())] if folder and source != solution else []
+    key = chapter, source, check, *more_paths
+    if key not in OUTCOMES:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+            path = Path(scratch, f"{Path(chapter).name}.py")
+            path.write_text(source, encoding="utf-8")
+            if hasattr(check, "ranks"):
+                argv = argv_of(check, path.stem)
+                calls = [(be_a_rank, (path, rank, check.ranks, argv))
+                         for rank in range(check.ranks)]
+                trusted = "of_a_run", path.stem, solution, argv
+            else:
+                calls = [(evaluate, (path, check.expression))]
+                words = check.words or short(check.expression)
+                trusted = "of_a_value", path.stem, solution, check.expression, words
+            OUTCOMES[key] = play(scratch, path, calls, limit, trusted, more_paths)
+    return OUTCOMES[key]
+
+
+def argv_of(check, chapter):
+    from lab.classroom.exercises import SMALL
+    from lab.cli.strict import TRAIN_NO_MODEL
+
+    model = "" if chapter in TRAIN_NO_MODEL else f"--data={TEXT} {SMALL}"
+    return shlex.split(f"--device=cpu {model} {check.flags}")
+
+
+def play(folder, path, calls, limit, trusted=None, more_paths=()):
+    """The Outcome of these calls, each in a process of its own: (function, what it takes besides a
+    function that tells). path: the file that they run. folder: where they may write. trusted: what
+    `compare` takes; None: they are believed."""
+    ours, its = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=oversee, args=(its, folder, path, calls, [*more_paths],
+                                                    limit))
+    process.daemon, answer = True, None
+    try:
+        process.start()
+        its.close()
+        answer = received(ours, CLOCK * limit + PATIENCE)
+        if answer is None:
+            ours.send(trusted)
+            answer = received(ours, PATIENCE)
+    except (EOFError, OSError) as error:                # by a signal of theirs, say
+        why = "has no end" if isinstance(error, TimeoutError) else "was ended"
+        return Outcome(False, (f"the process that oversees it {why}",), {}, {}, {}, len(calls))
+    finally:
+        ours.close()                                    # which ends it
+        if process.pid and answer is None:
+            process.join(PATIENCE / 4)
+            process.kill()
+            process.join()
+    return answer
+
+
+def received(connection, seconds):
+    if not connection.poll(seconds):
+        raise TimeoutError
+    return connection.recv()
+
+
+# ----------------------------------------------------------------------------------------- in words
+
+
+def in_words(outcome, source, line_of_student):
+    """Why it is not right, in sentences. line_of_student(line): where in the student's file a line
+    of this source is; None: it is not the student's."""
+    where = lambda lines: place_in_words(lines, source, line_of_student)
+    if outcome.stuck:
+        return [no_end(outcome, where)]
+    if outcome.errors:
+        return [what_was_raised(outcome, where)]
+    if outcome.said:
+        return list(outcome.said)
+    if outcome.ended:
+        return [end_of_a_process(outcome, where)]
+    return ["the ranks have lost each other"]
+
+
+def named(ranks, one="", more=""):
+    """`rank 2 is`, `ranks 1, 2 are`."""
+    words = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    return f"{words} {one if len(ranks) == 1 else more}".rstrip()
+
+
+def no_end(outcome, where):
+    """Which rank waits where."""
+    groups = {}
+    for rank, (collective, lines) in outcome.stuck.items():
+        place = where(lines) or "the end of the run"
+        groups.setdefault((collective, place), []).append(rank)
+    said = []
+    for (collective, place), ranks in groups.items():
+        if collective:
+            said.append(f"{named(ranks, 'waits', 'wait')} in {collective}, {place}")
+        else:
+            said.append(f"{named(ranks, 'is', 'are')} at {place}")
+    others = [rank for rank in range(outcome.world) if rank not in outcome.stuck]
+    if others:
+        said.append(named(others, "has ended", "have ended"))
+    return f"no end: {'; '.join(said)}"
+
+
+def what_was_raised(outcome, where):
+    """By the first rank, and by those that have raised such an error in the same place."""
+    text, lines = outcome.errors[min(outcome.errors)]
+    kind = text.split(":")[0]
+    ranks = [rank for rank, (other, there) in outcome.errors.items()
+             if there == lines and other.split(":")[0] == kind]
+    who = "" if len(ranks) == outcome.world else named(ranks)
+    place = ", ".join(filter(None, [who, where(lines)]))
+    return ": ".join(filter(None, [place, text]))
+
+
+def end_of_a_process(outcome, where):
+    rank, (status, collective, lines) = min(outcome.ended.items())
+    how = f"with status {status}"
+    if status < 0:
+        known = -status in [*map(int, signal.Signals)]
+        how = f"by {signal.Signals(-status).name if known else f'signal {-status}'}"
+        if collective:
+            how += (", since it got more or less than it expected: not all ranks call the same "
+                    "collectives in the same order, with tensors of the same size")
+        elif -status in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
+            how += ", as if it had used memory beyond the end of a tensor"
+    who = named([rank]) if outcome.world > 1 else ""
+    place = ", ".join(filter(None, [who, collective, where(lines)]))
+    return ": ".join(filter(None, [place, f"the process has ended {how}"]))
+
+
+def place_in_words(lines, source, line_of_student):
+    """The innermost of these lines that the student has written; or else the innermost one of the
+    solution, with its text, since the student does not see its number."""
+    count = source.count("\n") + 1
+    lines = [line for line in lines if 0 < line <= count]       # what a student's process says
+    if not lines:
+        return ""
+    theirs = [line for line in lines if line_of_student(line)]
+    line = (theirs or lines)[0]
+    function = function_of(ast.parse(source), line)
+    if theirs:
+        return f"line {line_of_student(line)}{' of ' * bool(function)}{function}"
+    return f"`{source.splitlines()[line - 1].strip()}` in the solution's {function}"
+
+
+def function_of(tree, line):
+    """The name of the function around a line: "SumOut.backward"; "": there is none."""
+    names = []
+    for node in ast.walk(tree):                         # from the outside
+        is_definition = isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        if is_definition and node.lineno <= line <= node.end_lineno:
+            names.append(node.name)
+    return ".".join(names)

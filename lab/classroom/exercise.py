@@ -1,0 +1,58 @@
+"""What an exercise is: functions that students write, and what checks them.
+
+A check of a Same is a function of the module that a student has written. It is called once more, of
+the solution's module, in another process: so it must give the same value whenever it is called.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+NUMBERS = torch.Generator()
+SMALL = ("--layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=16 --steps=3 --dtype=float64 "
+         "--optimizer=sgd")                             # what a Run's flags leave open
+
+
+class Run(NamedTuple):
+    """A check: the chapter runs on so many ranks with these flags, and must match its formulas and
+    one GPU (00: PyTorch) in all that is compared. What a model's flags leave open is in SMALL."""
+    ranks: int
+    flags: str = ""
+
+
+class Same(NamedTuple):
+    """A check: what function(chapter) gives of a student's module is what it gives of the
+    solution's. words: what is compared, as a student is told."""
+    function: Callable
+    words: str
+
+
+class Exercise(NamedTuple):
+    number: str             # "04.2"
+    names: str              # functions or methods of the chapter: "SumOut.forward SumOut.backward"
+    level: int
+    question: str           # one to three plain sentences
+    hints: tuple            # two, which open one after the other
+    checks: tuple           # Run and Same
+    title: str = ""         # if the names are not one
+
+    @property
+    def functions(self):
+        return self.names.split()
+
+    @property
+    def what(self):
+        return self.title or self.names
+
+
+def random(*shape):
+    """Numbers in float64, normally distributed. A check draws the same ones of both modules, since
+    it begins anew with `seed`."""
+    return torch.randn(*shape, generator=NUMBERS, dtype=torch.float64)
+
+
+def seed():
+    """Before a check: what `random` and PyTorch draw begins anew."""
+    torch.manual_seed(0)
+    NUMBERS.manual_seed(0)

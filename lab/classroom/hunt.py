@@ -1,0 +1,210 @@
+"""Hunts: a chapter with one silent bug of the museum, which somebody really had.
+
+    python -m lab.hunt 06 --seed 3                              write hunts/06_context_parallel.py
+    python -m lab.hunt --grade hunts/06_context_parallel.py     is it mended?
+    python -m lab.hunt --reveal hunts/06_context_parallel.py    the story, and the lines
+
+The seed draws the bug. What is printed is what a user would have noticed, and a run that shows it.
+With --level hard that run is not compared with one GPU: there are losses, memory and traffic alone.
+The last line of the file says which hunt it is. A hunt is mended if the chapter passes the runs of
+all its exhibits. If it does not, the grader tells the bug that was planted from another one.
+"""
+
+import argparse
+import difflib
+import random
+import re
+import shlex
+import sys
+import textwrap
+from pathlib import Path
+
+from lab.classroom import checks
+
+MARK = "# hunt"
+MENDED, SAME, OTHER = "✓ mended", "✗ the bug is still there", "✗ something else is wrong now"
+
+
+# -------------------------------------------------------------------------------- drawing, planting
+
+def huntable():
+    """{number of a chapter: its exhibits}, of those that run on ranks."""
+    from lab import museum
+
+    found = {room.removeprefix("chapter_"): [one for one in those if one.ranks]
+             for room, those in museum.exhibits().items() if room.startswith("chapter_")}
+    return {chapter: those for chapter, those in found.items() if those}
+
+
+def draw(chapter, seed):
+    """The exhibit of a hunt."""
+    return random.Random(f"{chapter} {seed}").choice(huntable()[chapter])
+
+
+def text_of(exhibit, chapter, seed, level):
+    """The file of a hunt."""
+    from lab.museum import observe
+
+    _, planted = observe.sources(exhibit)
+    return f"{planted.rstrip()}\n{MARK} {chapter} {seed} {level}\n"
+
+
+def hunt_of(text):
+    """(chapter, seed, level), as the last line of a hunt's file says; None: it is none."""
+    found = re.search(rf"^{MARK} (\d\d) (\d{{1,9}}) (easy|hard)$", text, re.MULTILINE)
+    return (found[1], int(found[2]), found[3]) if found and found[1] in huntable() else None
+
+
+def command_of(exhibit, path, level):
+    """The run that shows it."""
+    flags = f"{exhibit.flags} --optimizer sgd" if not exhibit.file.startswith("00") else ""
+    flags = flags or exhibit.flags
+    if level == "hard" and not exhibit.file.startswith("00"):
+        flags = f"{flags.replace(' --verify', '')} --no-verify"
+    return f"PYTHONPATH=. torchrun --standalone --nproc_per_node={exhibit.ranks} {path} {flags}"
+
+
+def noticed(exhibit):
+    """What a user would have noticed, in a sentence, and nothing more."""
+    caught = exhibit.caught_by
+    if exhibit.file.startswith("00"):
+        return ("Results are right, and they come late." if "values" not in caught else
+                "Once in a while a result is not what it should be.")
+    if "first loss" in caught:
+        said = "The loss falls, but from the first step on it is not that of one GPU."
+    elif "loss" in caught:
+        said = "The first loss is right to the last digit. Later ones are not those of one GPU."
+    else:
+        said = "The loss falls as it should. Some say that the models are a little worse."
+    return said + (" The network is not as busy as it was computed to be." if "sent" in caught else
+                   "")
+
+
+# ------------------------------------------------------------------------------------------ grading
+
+def runs_of(chapter):
+    """The distinct runs of a chapter's exhibits: (ranks, flags), with SGD."""
+    from lab.museum import observe
+
+    return list(dict.fromkeys((exhibit.ranks, observe.flags_of(exhibit, "sgd"))
+                              for exhibit in huntable()[chapter]))
+
+
+def grade(text, chapter, seed):
+    """(verdict, what a run says of it)."""
+    from lab.museum import observe
+
+    exhibit = draw(chapter, seed)
+    flags = observe.flags_of(exhibit, "sgd")
+    _, planted = observe.play_both(exhibit, flags)
+    seen = observe.play(exhibit.file, text, exhibit.ranks, flags)
+    if seen.status != 0:
+        is_same = seen.status == planted.status and seen.said == planted.said
+        return (SAME if is_same else OTHER), seen.said
+    for ranks, others in runs_of(chapter):
+        seen = observe.play(exhibit.file, text, ranks, others)
+        if seen.status != 0:
+            return OTHER, seen.said
+    return MENDED, ()
+
+
+# --------------------------------------------------------------------------------- the command line
+
+def arguments(argv):
+    from common import Refused
+    from lab.cli import commands
+
+    parser = commands.Parser("-m lab.hunt", description=__doc__,
+                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("chapter", nargs="?", metavar="CHAPTER", help="06")
+    add("--seed", type=commands.number(int, 0, 10**9, 3), default=0,
+        help="draws the bug; default: 0")
+    add("--level", choices=("easy", "hard"), default="easy", help="hard: a run without comparison")
+    add("--out", type=commands.output("hunts"), default=Path("hunts"), metavar="FOLDER")
+    add("--force", action="store_true", help="write over a hunt that was changed, too")
+    add("--grade", metavar="FILE", help="say whether it is mended")
+    add("--reveal", metavar="FILE", help="tell the story, and the lines")
+    args = parser.parse_args(argv)
+    chapter, args.chapter = args.chapter, args.chapter and args.chapter.zfill(2)
+    file = args.grade or args.reveal
+    writes = "`python -m lab.hunt 06` writes one, to hunts/06_context_parallel.py"
+    if not file and not args.chapter:
+        raise Refused("a CHAPTER is missing, or --grade or --reveal and a file", "with 06")
+    if file and args.chapter:
+        raise Refused(f"CHAPTER {args.chapter} means nothing beside a file",
+                      f"without {shlex.quote(chapter)}")
+    if args.chapter and args.chapter not in huntable():
+        near = difflib.get_close_matches(args.chapter, [*huntable()], 1, 0)[0]
+        raise Refused(f"CHAPTER {args.chapter} has no hunt, as {' '.join(huntable())} have",
+                      f"{near} in place of {shlex.quote(chapter)}")
+    if file:
+        args.file, text = Path(file), read(Path(file))
+        if text is None:
+            raise Refused(f"{file} is no file with a text in UTF-8; {writes}")
+        args.text, args.hunt = text, hunt_of(text)
+        if args.hunt is None:
+            raise Refused(f"{file} is no hunt: its last line does not say which it is; {writes}")
+    return args
+
+
+def read(path):
+    """The text of a file; None: it has none, or is no file."""
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def write(args):
+    from lab.cli import refusals
+
+    exhibit = draw(args.chapter, args.seed)
+    path, text = args.out / exhibit.file, text_of(exhibit, args.chapter, args.seed, args.level)
+    if path.exists() and not args.force and is_changed(read(path)):
+        refusals.fail(f"{path} is there, and was changed; --force would write over it")
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        refusals.fail(f"cannot write {path}: {error.strerror}; --out with another folder would "
+                      "work")
+    print(f"{path} has one bug. {noticed(exhibit)}")
+    print(f"    {command_of(exhibit, path, args.level)}")
+    print(f"    python -m lab.hunt --grade {path}")
+    return 0
+
+
+def is_changed(text):
+    """Whether a hunt is not as it was written. text: None, where it is no text any more."""
+    hunt = text and hunt_of(text)
+    return not hunt or text != text_of(draw(*hunt[:2]), *hunt)
+
+
+def reveal(args):
+    exhibit = draw(*args.hunt[:2])
+    print(f"{exhibit.number}: {exhibit.title}")
+    print(textwrap.fill(exhibit.story, 92, initial_indent="    ", subsequent_indent="    "))
+    for old, new in ((exhibit.old, exhibit.new), *exhibit.more):
+        for what, lines in (("- ", old), ("+ ", new)):
+            print(textwrap.indent(lines.rstrip("\n"), what, lambda line: True))
+    print(f"What sees it: {', '.join(exhibit.caught_by)}. What does not: "
+          f"{', '.join(exhibit.blind) or 'nothing that is looked at'}.")
+    return 0
+
+
+def main(argv=None):
+    checks.warm_up()
+    from lab.cli import refusals
+
+    args = refusals.accepted(arguments, sys.argv[1:] if argv is None else argv, alone=True)
+    if args.reveal:
+        return reveal(args)
+    if not args.grade:
+        return write(args)
+    verdict, said = grade(args.text, *args.hunt[:2])
+    print(f"{args.file.name}  {verdict}")
+    for words in said[:2]:
+        print(textwrap.fill(refusals.one_line(words), 92, initial_indent="    ",
+                            subsequent_indent="    "))
+    return 0 if verdict == MENDED else 1

@@ -1,0 +1,1 @@
+"""The command line: flags and their ranges, refusals in one line, the edges of every command."""

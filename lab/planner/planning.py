@@ -1,0 +1,294 @@
+"""The command line of chapter 10, which plans: its flags are the fields of the chapter's classes.
+
+    python 10_planner.py --help
+
+Like the chapter, it needs no torch: an answer takes a second. What is refused names a change that
+was tried.
+"""
+
+import argparse
+import functools
+import inspect
+import json
+import math
+import re
+import sys
+from dataclasses import asdict, fields, replace
+
+from lab.cli import commands, refusals
+from lab.cli.commands import number
+from lab.cli.refusals import refusal
+
+CAUSES = ("matmul", "attention", "elementwise", "weights", "tp", "cp", "ep", "pp", "dp", "bubble",
+          "optimizer")
+MOST = 300_000          # layouts of a search, which takes some seconds
+MOST_OF_A_TRY = 15_000  # of what would work instead
+LIMITS = {              # of whole numbers: the first one that is too high, and one that would work
+    "layers": (10**5, 32), "experts": (2**16, 8), "gpus": (2**24, 8),
+    "max_micro_batch": (2**16, 16), "gradient_bytes": (9, 4)}
+SHARES = {"matmul": 0.001, "attention": 0.001}          # from which on; all others from 0
+
+
+def whole(name):
+    """An argparse type: a whole number above 0."""
+    return number(int, 1, *LIMITS.get(name, (2**31, 1)))
+
+
+def share(lowest):
+    """An argparse type: up to 1."""
+    def convert(text):
+        try:
+            if lowest <= float(text) <= 1:
+                return float(text)
+        except ValueError:
+            pass
+        raise refusal()(f"{text or repr(text)} is no number from {lowest} to 1", "0.5")
+
+    return convert
+
+
+def large(text):
+    """An argparse type: FLOP/s, bytes or bytes/s, and not a number of GB."""
+    try:
+        if 1e6 <= float(text) <= 1e24:
+            return float(text)
+    except ValueError:
+        pass
+    raise refusal()(f"{text or repr(text)} is no number of FLOP/s, bytes or bytes/s from 1e6 to "
+                    "1e24", "80e9")
+
+
+@functools.cache
+def comments(kind):
+    """{field: what stands behind it in the chapter}, which --help says of its flag."""
+    file = inspect.getsource(sys.modules[kind.__module__])      # of the class, it would be parsed
+    _, rest = file.split(f"\nclass {kind.__name__}:\n")
+    return dict(re.findall(r"^    (\w+): .*?  # (.*)$", rest.split("\n\n\n")[0], re.MULTILINE))
+
+
+def parser(ten):
+    parser = commands.Parser("10_planner.py", description=ten.__doc__, allow_abbrev=False,
+                             formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", choices=ten.MODELS, help="default: 8b, or a GPT of the sizes that are given")
+    add("--cluster", choices=ten.CLUSTERS, default="h100")
+    add("--gpus", type=whole("gpus"), default=8)
+    add("--batch", type=whole("batch"), default=64, help="sequences of a step")
+    add("--software", choices=ten.SOFTWARE, default="megatron-2024")
+    groups = {ten.Model: "in place of the model's", ten.Layout: "else what is fastest",
+              ten.Cluster: "in place of the cluster's: FLOP/s, bytes, bytes/s, shares, seconds",
+              ten.Software: "in place of the software's"}
+    for kind, title in groups.items():
+        group = parser.add_argument_group(title)
+        for field in fields(kind):
+            if field.type is bool:
+                options = {"action": argparse.BooleanOptionalAction}
+            elif field.name in ten.CHOICES:
+                options = {"choices": ten.CHOICES[field.name], "type": field.type}
+            elif field.type is int:
+                options = {"type": whole(field.name)}
+            elif "hidden" in field.name or "alpha" in field.name or field.name in SHARES:
+                options = {"type": share(SHARES.get(field.name, 0))}
+            else:
+                options = {"type": large}
+            group.add_argument(as_flag(field.name), **options,
+                               help=comments(kind).get(field.name, "").replace("%", "%%"))
+    add("--untie", dest="tie", action="store_false", default=None, help="as --no-tie")
+    add("--no-pp", dest="pp", action="store_const", const=1, help="as --pp 1")
+    add("--max-micro-batch", type=whole("max_micro_batch"), default=16)
+    add("--explain", action="store_true", help="what limits the best, and what would change it")
+    add("--published", action="store_true", help="published tables, beside what is predicted")
+    add("--problems", action="store_true", help="the scaling book's worked problems")
+    add("--json", type=commands.output("plan.json"), help="write the best plan, and all that fit")
+    return parser
+
+
+def arguments(ten, argv):
+    return parser(ten).parse_args(argv)
+
+
+def given(args, kind):
+    """What the flags put in place of its fields."""
+    values = {field.name: getattr(args, field.name) for field in fields(kind)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def as_flag(name, value=None):
+    """The flag of a field; with a value, as it is typed."""
+    flag = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool):
+        return flag if value else flag.replace("--", "--no-", 1)
+    return flag if value is None else f"{flag} {value}"
+
+
+class Question:
+    """What the flags ask: model, cluster, software, gpus, batch, and the degrees that are fixed."""
+
+    def __init__(self, ten, args):
+        self.ten, self.name, self.gpus, self.batch = ten, args.model, args.gpus, args.batch
+        model, sizes = ten.MODELS[args.model or "8b"], (args.layers, args.dim, args.heads)
+        if all(sizes) and not args.model:
+            model = ten.gpt(*sizes)
+        elif any(sizes) and not args.model:
+            raise refusal()("a model of one's own has --layers, --dim and --heads; with --model "
+                            "they are put in place of its own", "--model 8b")
+        self.model = replace(model, **given(args, ten.Model))
+        self.cluster = replace(ten.CLUSTERS[args.cluster], **given(args, ten.Cluster))
+        self.software = replace(ten.SOFTWARE[args.software], **given(args, ten.Software))
+        self.fixed, self.most = given(args, ten.Layout), args.max_micro_batch
+        if self.software.fp8 and not self.cluster.has_fp8:
+            raise refusal()(f"--cluster {args.cluster} has no matmuls in FP8", "without --fp8")
+
+    def degrees(self, gpus, fixed):
+        return self.ten.degrees(self.model, self.cluster, self.software, gpus, fixed, self.most)
+
+    def layouts(self, gpus, fixed):
+        """How many a search tries."""
+        return math.prod(map(len, self.degrees(gpus, fixed).values()))
+
+    def refuse_long_searches(self):
+        degrees, layouts = self.degrees(self.gpus, self.fixed), self.layouts(self.gpus, self.fixed)
+        if layouts > MOST:
+            free = [name for name in degrees if name not in self.fixed]
+            free.sort(key=lambda name: -len(degrees[name]))
+            raise refusal()(f"{layouts:,} layouts are more than the {MOST:,} of a search",
+                            *(as_flag(name, degrees[name][0]) for name in free))
+
+    def caveats(self):
+        """What is to be known of the answer."""
+        if self.name == "deepseek-v3":
+            yield "without its latent attention, its shared expert and its three dense layers"
+        if self.model.experts > 1:
+            yield "the time of expert parallelism has been held to nothing: do not rely on it"
+        if self.software.fp8:
+            yield "MFU is of the peak in bf16: FP8 has twice that"
+
+    def find(self, gpus, fixed, batch=None):
+        """The plans that fit, and the others (see the chapter's `search`)."""
+        return self.ten.search(self.model, self.cluster, self.software, gpus, batch or self.batch,
+                               fixed, self.most)
+
+    def least(self, gpus=None, fixed=None, batch=None):
+        """A plan that fits, or None: if any does, one does with a sequence a micro-batch and a
+        slice a stage, which keep least. So there is less to search; where it is still too much for
+        one of many tries, None as well."""
+        gpus, fixed = gpus or self.gpus, self.fixed if fixed is None else fixed
+        fixed = {"micro_batch": 1, "v": 1} | fixed
+        if self.layouts(gpus, fixed) > MOST_OF_A_TRY:
+            return None
+        return best(self.find(gpus, fixed, batch))
+
+
+def question(ten, argv):
+    """The arguments, and what they ask."""
+    args = arguments(ten, argv)
+    asked = Question(ten, args)
+    asked.refuse_long_searches()
+    return args, asked
+
+
+def fits(ten, argv):
+    """Raises Refused for a question that no plan answers."""
+    args, asked = question(ten, argv)
+    if not (args.published or args.problems or asked.least()):
+        raise refusal()("nothing fits")
+
+
+def best(found):
+    """The fastest plan that fits, of what a search has found."""
+    fit, _ = found
+    return fit[0] if fit and not fit[0].why else None
+
+
+def one_change(asked, nearest):
+    """Changes of one flag, with each of which something fits. nearest: a plan that does not."""
+    batch = nearest.layout.dp * nearest.layout.micro_batch
+    if not nearest.memory and batch != asked.batch and asked.least(batch=batch):
+        return [f"--batch {batch}"]
+    changes = []
+    for name in asked.fixed:
+        other = asked.least(fixed={flag: asked.fixed[flag] for flag in asked.fixed if flag != name})
+        if other:
+            changes.append(as_flag(name, getattr(other.layout, name)))
+    if not changes:
+        most, _ = LIMITS["gpus"]
+        for gpus in (asked.gpus * 2**k for k in range(1, 12)):
+            if gpus < most and asked.layouts(gpus, asked.fixed) <= MOST and asked.least(gpus):
+                return [f"--gpus {gpus}"]
+    return changes
+
+
+def advice(asked, others, argv):
+    """Why there is no plan, and what would work."""
+    nearest = min(others, key=lambda plan: plan.bytes if plan.memory else math.inf)
+    why = f"{asked.ten.in_words(nearest.layout)}: {nearest.why}"
+    changes = one_change(asked, nearest)
+    if changes:
+        return f"{why}; {' or '.join(changes)} would work"
+    accept = functools.partial(fits, asked.ten)
+    return "; ".join([why, *refusals.advice(refusal()(why), accept, argv)])
+
+
+def as_json(asked, fit):
+    """What --json writes: of the best plan, and of all that fit. TFLOP/s and MFU count all scores
+    of attention; tflops_causal their half; tflops_hfu also what is computed twice."""
+    ten, model, batch = asked.ten, asked.model, asked.batch
+    best, rate = fit[0], 1 / fit[0].total / asked.gpus
+    flops = {scores: ten.step_flops(model, batch, scores) * rate for scores in ("all", "causal")}
+    hardware = ten.step_flops(model, batch, recompute=best.layout.recompute) * rate
+    return {"fits": not best.why, "seconds": best.total,
+            "tokens_per_second_per_gpu": batch * model.seq * rate,
+            "tflops": flops["all"] / 1e12, "tflops_causal": flops["causal"] / 1e12,
+            "tflops_hfu": hardware / 1e12, "mfu": flops["all"] / asked.cluster.peak,
+            "time": {cause: best.seconds.get(cause, 0) for cause in CAUSES},
+            "memory": best.memory | {"total": best.bytes},
+            "layout": asdict(best.layout),
+            "found": [{"seconds": plan.total, "fits": not plan.why, "layout": asdict(plan.layout)}
+                      for plan in fit]}
+
+
+def print_plans(asked, fit):
+    """The ten best: seconds, speed, memory, layout, causes, and why it loses to the best."""
+    ten = asked.ten
+    for plan in fit[:10]:
+        told = as_json(asked, [plan])
+        print(f"{plan.total:9.3f} s {told['tokens_per_second_per_gpu']:7.0f} tokens/s "
+              f"{told['tflops']:4.0f} TFLOP/s {told['mfu']:4.0%} {plan.bytes / 1e9:4.0f} GB  "
+              f"{ten.in_words(plan.layout)}: {ten.largest(plan.seconds, 3)}"
+              + (f"; {ten.difference(plan, fit[0])}" if plan.total > fit[0].total else "")
+              + (f"; {plan.why}: may not fit" if plan.why else ""))
+
+
+def program(ten):
+    """Chapter 10 as a program."""
+    commands.program(lambda: main(ten, sys.argv[1:]))
+
+
+def main(ten, argv):
+    """Answer the words `argv`; returns the exit status. ten: chapter 10, as a module."""
+    try:
+        args, asked = question(ten, argv)
+    except refusal() as refused:
+        refusals.complain(refused, functools.partial(fits, ten), argv, alone=True)
+    if args.published or args.problems:
+        from lab.planner import published
+
+        print(*published.tables() if args.published else published.problems(), sep="\n")
+        return 1 if args.published and published.beyond() else 0
+    model, gpus, batch = asked.model, asked.gpus, asked.batch
+    fit, others = asked.find(gpus, asked.fixed)
+    if not fit:
+        refusals.fail(advice(asked, others, argv))
+    print(f"{model.parameters() / 1e9:.1f} G parameters on {gpus} x {args.cluster}, "
+          f"{args.software}: {batch} sequences of {model.seq:,} a step; {len(fit)} layouts "
+          + ("may fit, and none does for sure" if fit[0].why else "fit"))
+    if fit[0].why:
+        print(f"({advice(asked, fit, argv)})")
+    print_plans(asked, fit)
+    print(*[f"({caveat})\n" for caveat in asked.caveats()], sep="", end="")
+    if args.explain:
+        print(*ten.explain(model, asked.cluster, asked.software, gpus, batch, fit[0]), sep="\n")
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(as_json(asked, fit), indent=1) + "\n")
+    return 0

@@ -1,0 +1,161 @@
+"""Draws chapter 10: which layouts are best, what they take, and how right that has been.
+
+    python -m lab.plans [--out figures/10_planner.png]
+
+Nothing is measured here: it is what the planner computes, in a minute. Four pictures: the fastest
+layout over model sizes and numbers of GPUs; bytes of a GPU as tp, pp and ZeRO share them out; the
+seconds of the ten best layouts; what was published, over what is predicted.
+"""
+
+import argparse
+import functools
+import importlib
+import sys
+from pathlib import Path
+
+from lab.cli import commands, refusals
+from lab.planner import published
+
+COLORS = ["#355070", "#6d597a", "#b56576", "#e56b6f", "#eaac8b", "#8d99ae", "#457b9d", "#2a9d8f",
+          "#cccccc", "#f4d35e", "#999999"]
+MODELS = ["1b", "8b", "70b", "405b"]
+GPUS = [8, 64, 512, 4096, 16384]
+CAUSES = ["matmul", "attention", "elementwise", "weights", "tp", "cp", "pp", "ep", "bubble", "dp",
+          "optimizer"]
+TOKENS = 16 * 2**20     # of a step, as Llama 3's
+
+
+@functools.cache
+def planner():
+    return importlib.import_module("10_planner")
+
+
+@functools.cache
+def best(model, gpus, cluster="h100", software="megatron-2024"):
+    """The plans of a model that fit, fastest first."""
+    ten = planner()
+    shape = ten.MODELS[model]
+    fit, _ = ten.search(shape, ten.CLUSTERS[cluster], ten.SOFTWARE[software], gpus,
+                        TOKENS // shape.seq, {}, most=4)
+    return [plan for plan in fit if not plan.why]
+
+
+def degrees(layout):
+    parts = [f"{axis} {getattr(layout, axis)}" for axis in ("tp", "cp", "pp")
+             if getattr(layout, axis) > 1]
+    again = [] if layout.recompute == "none" else ["recomputed"]
+    return "\n".join([*parts, f"ZeRO-{layout.zero}" if layout.zero else "dp", *again])
+
+
+def draw_best(axes):
+    """The MFU and the layout of the fastest plan, over model and GPUs."""
+    ten, h100 = planner(), planner().CLUSTERS["h100"]
+    mfu = []
+    for y, model in enumerate(MODELS):
+        row = []
+        for x, gpus in enumerate(GPUS):
+            plans = best(model, gpus)
+            if not plans:
+                row.append(float("nan"))
+                axes.text(x, y, "does\nnot fit", ha="center", va="center", fontsize=8, color="gray")
+                continue
+            flops = ten.step_flops(ten.MODELS[model], TOKENS // ten.MODELS[model].seq)
+            row.append(flops / plans[0].total / gpus / h100.peak)
+            axes.text(x, y, f"{row[-1]:.0%}\n{degrees(plans[0].layout)}", ha="center", va="center",
+                      fontsize=7.5, color="white" if row[-1] < 0.42 else "black")
+        mfu.append(row)
+    axes.imshow(mfu, aspect="auto", cmap="viridis", vmin=0.2, vmax=0.6)
+    axes.set_xticks(range(len(GPUS)), [f"{gpus:,}" for gpus in GPUS])
+    axes.set_yticks(range(len(MODELS)), MODELS)
+    axes.set(xlabel="H100s", ylabel="model")
+    axes.set_title("The fastest layout for 16 M tokens a step: MFU", loc="left", fontsize=10)
+
+
+def draw_memory(axes):
+    """Bytes of a GPU for the 70b on 512 H100s, as more and more is shared out."""
+    ten, model = planner(), planner().MODELS["70b"]
+    steps = {"dp alone": ten.Layout(512, sp=False), "tp 8": ten.Layout(64, 8, sp=False),
+             "+ sp": ten.Layout(64, 8), "+ pp 4": ten.Layout(16, 8, pp=4),
+             "+ ZeRO-1": ten.Layout(16, 8, pp=4, zero=1),
+             "ZeRO-3": ten.Layout(512, zero=3, sp=False),
+             "ZeRO-3,\nrecomputed": ten.Layout(512, zero=3, sp=False, recompute="full"),
+             "ZeRO-3,\ntp 8": ten.Layout(64, 8, zero=3)}
+    below = [0] * len(steps)
+    parts = [ten.memory(model, layout, ten.SOFTWARE["megatron-2024"], 1024 // layout.dp)
+             for layout in steps.values()]
+    for cause, color in zip(parts[0], COLORS):
+        heights = [part[cause] / 1e9 for part in parts]
+        axes.bar(list(steps), heights, bottom=below, color=color, label=cause)
+        below = [a + b for a, b in zip(below, heights)]
+    axes.axhline(80, color="black", linestyle="--", linewidth=1)
+    axes.text(len(steps) - 0.5, 84, "80 GB", ha="right", fontsize=8)
+    axes.set_ylim(0, 250)
+    for x, height in enumerate(below):
+        if height > 250:
+            axes.text(x, 252, f"{height:,.0f}", ha="center", fontsize=8)
+    axes.set_ylabel("GB of a GPU")
+    axes.tick_params(axis="x", labelsize=7.5)
+    axes.set_title("70b on 512 H100s, micro-batches of one sequence", loc="left", fontsize=10,
+                   pad=14)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def draw_seconds(axes):
+    """Where the seconds of the ten best plans of the 405b go."""
+    plans = best("405b", 4096, software="llama3")[:10]
+    names, left = [planner().in_words(plan.layout) for plan in plans], [0] * len(plans)
+    for cause, color in zip(CAUSES, COLORS):
+        widths = [plan.seconds.get(cause, 0) for plan in plans]
+        if any(widths):
+            axes.barh(range(len(plans)), widths, left=left, color=color, label=cause)
+            left = [a + b for a, b in zip(left, widths)]
+    for y, name in enumerate(names):
+        axes.text(0.2, y, name, va="center", fontsize=7.5, color="white")
+    axes.invert_yaxis()
+    axes.set_yticks([])
+    axes.set_xlabel("seconds of a step of 16 M tokens")
+    axes.set_title("The ten best layouts of the 405b on 4,096 H100s", loc="left", fontsize=10)
+    axes.legend(frameon=False, fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+
+
+def draw_published(axes):
+    """TFLOP/s of a GPU, published over predicted; seconds are turned into such."""
+    for name, color in zip(published.PUBLISHED, COLORS):
+        x, y = [], []
+        for _, told, ours, constant in published.rows(name):
+            in_seconds = name.startswith("table 5")
+            flops = constant * published.CONSTANT if in_seconds else None
+            x.append(flops / ours if in_seconds else ours)
+            y.append(flops / told if in_seconds else told)
+        paper = "Narayanan" if "table 5" not in name else "Korthikanti"
+        axes.plot(x, y, "o", color=color, label=f"{paper}, {name}", markersize=5)
+    ends = [35, 200]
+    axes.plot(ends, ends, color="gray", linewidth=1)
+    axes.fill_between(ends, [0.95 * end for end in ends], [1.05 * end for end in ends],
+                      color="lightgray", alpha=0.5, label="within 5%")
+    axes.set(xlabel="predicted TFLOP/s of an A100", ylabel="published")
+    axes.set_title("What was published, over what is predicted", loc="left", fontsize=10)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def draw(path):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(14, 10), layout="constrained")
+    for axes, part in zip(figure.subplots(2, 2).flat,
+                          (draw_best, draw_memory, draw_seconds, draw_published)):
+        part(axes)
+    figure.savefig(path, dpi=110)
+
+
+def main(argv=None):
+    parser = commands.Parser("-m lab.plans", description=__doc__,
+                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=commands.output("figures/10_planner.png"),
+                        default=Path("figures/10_planner.png"))
+    argv = sys.argv[1:] if argv is None else argv
+    args = refusals.accepted(parser.parse_args, argv, alone=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    draw(args.out)
+    print(args.out)
+    return 0

@@ -1,0 +1,515 @@
+"""Chapter 04: cut matrices give one GPU's numbers, and send what the formulas say."""
+
+import itertools
+import re
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import common
+from lab.bench.anatomy import activation_bytes
+from lab.bench.machines import MACHINES
+from lab.bench.report import quantity
+from tests.conftest import SMALL, TEXT, broken, chapter, hold_to_one_gpu, run_main
+
+FOUR = "04_tensor_parallel"
+VARIANTS = ("megatron", "overlap", "torch")
+TRAINING = ("--steps=3", "--ignore=0.5", f"--data={TEXT}", "--verify")
+SMALL_TRAINING = (*SMALL, *TRAINING, "--batch=4")
+FLOAT64 = (*SMALL_TRAINING, "--dtype=float64")
+OF_THREE = ("--layers=1", "--heads=6", "--dim=24", "--kv-heads=3", "--seq=15")
+# Of two ranks, which share a kv head; one step is enough for a fault to be seen.
+FAULTY = (*FLOAT64, "--layers=1", "--batch=2", "--kv-heads=1", "--vocab=257", "--steps=1")
+
+
+@pytest.fixture(scope="module")
+def four():
+    return chapter(FOUR)
+
+
+# ------------------------------------------------------------------------------- same as one GPU
+
+
+SETTINGS = {
+    "world": (1, 2, 3, 4),
+    "kv-heads": ("own", 2, 1),  # each rank has some of its own, or shares one
+    "preset": ("tiny", "gpt2"),  # gpt2 ties embedding and head
+    "vocab": (256, 257),
+    "micro-batch": (2, 1),
+    "optimizer": ("adamw", "sgd", "momentum"),
+    "clip": (None, 0.1),
+}
+
+
+EIGHT_RANKS = {  # four share each kv head; in full every variant has eight, too
+    "variant": "megatron", "world": 8, "kv-heads": 2, "preset": "gpt2", "vocab": 257,
+    "micro-batch": 1, "optimizer": "adamw", "clip": 0.1,
+}  # fmt: skip
+
+
+def fits(one):
+    own = one["kv-heads"] == "own" or one["kv-heads"] % one["world"] == 0
+    if one["variant"] == "torch":  # its first steps take long on each rank: three are enough
+        return own and one["world"] <= 3
+    return own or one["world"] % one["kv-heads"] == 0
+
+
+def covering(fits=fits, **settings):
+    """A few of all combinations, in which any two values that go together occur together."""
+    every = [dict(zip(settings, values)) for values in itertools.product(*settings.values())]
+    return covered([one for one in every if fits(one)])
+
+
+def covered(every):
+    """A few of these settings, in which any two values that occur together in all do so, too."""
+    bits, masks = {}, []  # a bit for each pair of values: 60,000 settings take no time
+    for one in every:
+        pairs = itertools.combinations(one.items(), 2)
+        masks.append(sum(1 << bits.setdefault(pair, len(bits)) for pair in pairs))
+    missing, chosen = (1 << len(bits)) - 1, []
+    while missing:
+        best = max(range(len(every)), key=lambda i: (masks[i] & missing).bit_count())
+        missing &= ~masks[best]
+        chosen.append(pytest.param(every[best], id="-".join(map(str, every[best].values()))))
+    return chosen
+
+
+def flags_of(one):
+    """The flags of one combination."""
+    world = one["world"]
+    heads = 6 if world == 3 else 8
+    given = {name: value for name, value in one.items() if name != "world" and value is not None}
+    given |= {"heads": heads, "dim": 48, "layers": 1 if world == 8 else 2, "seq": 48, "batch": 2}
+    if one["kv-heads"] == "own":
+        given["kv-heads"] = max(heads // 2, world)
+    return *TRAINING, "--dtype=float64", *(f"--{name}={value}" for name, value in given.items())
+
+
+def hold_shapes(results, outside, inside):
+    """Assert what a rank has of the first block: (rows, columns) outside of its sub-layers, and
+    the rows and the heads times head_dim inside."""
+    rows, columns = inside
+    expected = dict.fromkeys(("norm1", "attn", "norm2", "mlp"), list(outside))
+    expected |= {"heads": [rows, columns], "hidden units": [rows, 4 * columns]}
+    assert results[0][1]["recorded"]["shapes_of_a_block"] == expected
+
+
+@pytest.mark.parametrize("one", [*covering(variant=VARIANTS, **SETTINGS), EIGHT_RANKS])
+def test_same_as_one_gpu(ranks, tmp_path, one):
+    flags = flags_of(one)
+    results = ranks(one["world"])(run_main, FOUR, flags, tmp_path)
+    hold_to_one_gpu(results, flags)
+    hold_shapes(results, outside=(48, 48), inside=(48, 48 // one["world"]))
+
+
+WHOLE_KV_HEADS = [
+    (1, ("--micro-batch=2", "--clip=0.1")),
+    (2, ("--micro-batch=1", "--clip=0.1", "--optimizer=momentum", "--vocab=257")),
+    (3, ("--dim=48", "--heads=6", "--kv-heads=3", "--seq=15", "--optimizer=sgd", "--vocab=1000")),
+    (4, ("--kv-heads=4", "--micro-batch=2", "--vocab=257")),
+    (8, ("--layers=1", "--heads=8", "--kv-heads=8", "--clip=0.1", "--vocab=1000")),
+    (2, ("--preset=gpt2", "--vocab=257", "--clip=0.1", "--kv-heads=4")),
+]
+SHARED_KV_HEADS = [
+    (4, ("--clip=0.1", "--vocab=257")),  # two ranks for each kv head
+    (4, ("--kv-heads=1", "--micro-batch=1", "--optimizer=sgd", "--vocab=1000")),
+    (8, ("--layers=1", "--heads=8", "--clip=0.1", "--optimizer=momentum")),
+]
+
+
+def products(variants):
+    """All of those settings for each variant; PyTorch's cannot share kv heads."""
+    return [
+        *itertools.product(variants, WHOLE_KV_HEADS),
+        *itertools.product([v for v in variants if v != "torch"], SHARED_KV_HEADS),
+    ]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("variant", "setting"), products(VARIANTS))
+def test_same_as_one_gpu_in_full(ranks, tmp_path, variant, setting):
+    world, flags = setting
+    flags = (*FLOAT64, *flags, f"--variant={variant}")
+    hold_to_one_gpu(ranks(world)(run_main, FOUR, flags, tmp_path), flags)
+
+
+F = "        return summed(gradient, ctx.group), None"
+G = """        return summed(x, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "named"),
+    [
+        # f, and both halves of g
+        (F, "        return gradient, None", "gradients"),
+        (G, G.replace("summed(x, group)", "x.clone()"), "loss"),
+        (G, G.replace("return gradient", "return gradient * 2"), "gradients"),
+        # kv heads that ranks share, and the norm
+        ("linear.weight.partial = holders", "pass", "gradients"),
+        ("sum_partial_grads(model.parameters())", "pass", "gradients"),
+        ("grad_norm(model.parameters(), group)", "grad_norm(model.parameters())", "gradient norm"),
+        # the embedding
+        ("x.masked_fill(not_mine[..., None], 0)", "x", "loss"),
+        ("tokens - self.group.rank() * rows", "tokens", "loss"),
+        # the loss, forward
+        ("logits.masked_fill(is_padding, -torch.inf)", "logits", "loss"),
+        ("dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)", "pass", "loss"),
+        ("dist.all_reduce(sums, group=group)", "pass", "loss"),
+        (".masked_fill(~is_mine, 0)", "", "loss"),
+        ("target_logit) * is_valid)", "target_logit))", "loss"),
+        # the loss, backward
+        ("(gradient * is_valid)", "gradient.expand_as(is_valid)", "gradients"),
+        ("-scale * is_mine[..., None]", "-scale", "gradients"),
+        ("dlogits.scatter_add_(-1, local_target, -scale * is_mine[..., None])", "pass",
+         "gradients"),
+    ],
+)  # fmt: skip
+def test_a_broken_chapter_says_so(ranks, tmp_path, right, wrong, named):
+    """Faults that a student might make."""
+    (status, _, output), _ = ranks(2)(run_main, FOUR, FAULTY, tmp_path, (right, wrong))
+    assert status == 1 and f"✗ {named}" in output, output
+
+
+def test_a_broken_overlap_says_so(ranks, tmp_path):
+    fault = "handle = dist.all_reduce(dx,", "handle = dist.all_reduce(dx.clone(),"
+    flags = (*FAULTY, "--variant=overlap")
+    (status, _, output), _ = ranks(2)(run_main, FOUR, flags, tmp_path, fault)
+    assert status == 1 and "✗ gradients" in output, output
+
+
+def twice(name, flags, folder):
+    """The losses and norms of a run, and of another."""
+    runs = [run_main(name, flags, folder)[1] for _ in range(2)]
+    return dist.get_rank() == 0 and [(run["loss"], run["grad_norm"]) for run in runs]
+
+
+def test_the_same_run_gives_the_same_bits(ranks, tmp_path):
+    chapter(FOUR)
+    one, other = ranks(3)(twice, FOUR, (*SMALL_TRAINING, *OF_THREE), tmp_path)[0]
+    assert one == other
+
+
+@pytest.mark.parametrize("variant", ["megatron", "torch"])
+def test_bfloat16(ranks, four, tmp_path, variant):
+    """PyTorch's cuts alike, and sends more."""
+    flags = (*SMALL_TRAINING, "--dtype=bfloat16", f"--variant={variant}")
+    (status, run, output), _ = ranks(2)(run_main, FOUR, flags, tmp_path)
+    assert status == 0 and all(check["ok"] is not False for check in run["checks"]), output
+    for rank, shards in enumerate(run["recorded"]["shards"]):
+        assert shards["attn.q"] == [[32, 32], [[0, rank, 2]]]
+        assert shards["mlp.down"] == [[32, 128], [[1, rank, 2]]]
+    if variant == "torch":
+        cfg = common.Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)
+        _, _, ours = four.traffic(cfg, 1, 4, 2, 2)["all_reduce"]
+        assert sum(op["wire_bytes"] for op in run["comm"].values()) > 1.2 * ours
+        assert f"megatron sends {quantity(round(ours))}" in output
+
+
+# ------------------------------------------------------------------------------- after training
+
+
+LARGE = common.Config(layers=2, dim=32, heads=8, kv_heads=2, seq=8, vocab=37)
+THREE = common.Config(layers=1, dim=24, heads=6, kv_heads=3, seq=9, vocab=37)
+
+
+def gather_whole(tensor, p):
+    """The full tensor of which `tensor` is this rank's part: parameter `p`, or its gradient.
+    Communication: an all_gather for each cut of `p`."""
+    shapes = [getattr(p, "full_shape", p.shape)]  # before each cut
+    for cut in getattr(p, "cuts", ()):
+        shapes.append([-(-n // cut.parts) if i == cut.dim else n for i, n in enumerate(shapes[-1])])
+    tensor = tensor.detach()
+    for cut, shape in reversed(list(zip(getattr(p, "cuts", ()), shapes))):
+        tensor = tensor.contiguous()
+        shards = [torch.empty_like(tensor) for _ in range(cut.group.size())]
+        dist.all_gather(shards, tensor, group=cut.group)
+        parts = shards[:: cut.group.size() // cut.parts]  # one of those that are equal
+        tensor = torch.cat(parts, cut.dim).narrow(cut.dim, 0, shape[cut.dim])  # no padding
+    return tensor
+
+
+def trained(name, variant, *own):
+    """What a rank holds after three steps, put together, and beside it one GPU's; its LayerNorms.
+
+    own: what the chapter's train_step takes between the clipping and the group.
+    """
+    module, group, n = chapter(name), dist.group.WORLD, dist.get_world_size()
+    cfg = LARGE if n != 3 else THREE
+    model = module.parallelize(common.gpt(cfg, None), cfg, group, variant)
+    common.draw_weights(model, 0, dtype=torch.float64)
+    optimizer = common.OPTIMIZERS["adamw"](model.parameters(), None)
+    whole = common.gpt(cfg, 0, dtype=torch.float64)
+    plain = common.OPTIMIZERS["adamw"](whole.parameters(), None)
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        tokens = torch.randint(cfg.vocab, (2, cfg.seq + 1), generator=generator)
+        pair = tokens[:, :-1], tokens[:, 1:]
+        module.train_step(model, optimizer, [pair], 16, 0.5, *own, group)
+        plain.zero_grad()
+        (common.loss_sum(whole(pair[0]), pair[1]) / 16).backward()
+        nn.utils.clip_grad_norm_(whole.parameters(), 0.5)
+        plain.step()
+    put_together = {
+        p.global_name: (gather_whole(p, p), gather_whole(p.grad, p), q.detach(), q.grad)
+        for p, q in zip(model.parameters(), whole.parameters())
+    }
+    assert [name for name, _ in whole.named_parameters()] == list(put_together)
+    norms = [(p.global_name, p.detach()) for p in model.parameters() if "norm" in p.global_name]
+    return put_together, norms
+
+
+def hold_put_together(results):
+    for put_together, _ in results:
+        for name, (parameter, gradient, expected, expected_gradient) in put_together.items():
+            assert parameter.shape == expected.shape, name
+            torch.testing.assert_close(parameter, expected, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("variant", "world"), [("overlap", 3), ("megatron", 4)])
+def test_shards_put_together_are_one_gpus_parameters(ranks, variant, world):
+    """And LayerNorms stay equal bit for bit, though nobody sends them."""
+    results = ranks(world)(trained, FOUR, variant, (LARGE if world != 3 else THREE).vocab)
+    hold_put_together(results)
+    (_, norms), *others = results
+    assert len(norms) == (10 if world == 4 else 6)
+    for _, theirs in others:
+        for (name, mine), (_, other) in zip(norms, theirs):
+            assert mine.equal(other), name
+
+
+# ------------------------------------------------------------------------------- the loss
+
+
+def losses(vocab, scale):
+    group, rank, n = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
+    generator = torch.Generator().manual_seed(0)
+    full = torch.randn(2, 5, vocab, dtype=torch.float64, generator=generator).mul_(scale)
+    full[0, 0] -= 2 * scale * 10  # all of them far below zero
+    targets = torch.randint(vocab, (2, 5), generator=generator)
+    targets[1, :2] = -100
+    columns = -(-vocab // n)
+    part = lambda x: nn.functional.pad(x, (0, columns * n - vocab)).split(columns, -1)[rank]
+    mine = part(full).clone().requires_grad_()
+    full.requires_grad_()
+    loss = chapter(FOUR).VocabParallelLoss.apply(mine, targets, vocab, group)
+    (3 * loss).backward()
+    expected = nn.functional.cross_entropy(full.flatten(0, 1), targets.flatten(), reduction="sum")
+    (3 * expected).backward()
+    padding = mine.grad[..., max(0, vocab - rank * columns) :]
+    return loss.item(), expected.item(), mine.grad, part(full.grad), padding.any().item()
+
+
+def small_and_large(vocab):
+    return [losses(vocab, scale) for scale in (1, 1e4)]
+
+
+@pytest.mark.parametrize(("world", "vocab"), [(1, 5), (2, 8), (3, 7), (4, 5), (5, 3)])
+def test_loss_of_cut_logits(ranks, four, world, vocab):
+    """Logits of +-1e4 do not overflow; padding, up to whole ranks of it, has no probability."""
+    for both in ranks(world)(small_and_large, vocab):
+        for loss, expected, gradient, expected_gradient, padding in both:
+            assert loss == pytest.approx(expected, rel=1e-12) and not padding
+            torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-12)
+
+
+def worked_example():
+    """Of VocabParallelLoss's docstring, on this rank of two: every number in it."""
+    group, logits = dist.group.WORLD, torch.tensor([[1.0, 2.0], [3.0, 0.0]])[dist.get_rank()]
+    mine = logits.view(1, 1, 2).requires_grad_()
+    loss = chapter(FOUR).VocabParallelLoss.apply(mine, torch.tensor([[1]]), 4, group)
+    loss.backward()
+    return loss.item(), mine.grad.flatten().tolist()
+
+
+def test_the_worked_example(ranks, four):
+    (loss, left), (same, right) = ranks(2)(worked_example)
+    logits = torch.tensor([1.0, 2.0, 3.0, 0.0])
+    shifted = logits - logits.max()
+    powers = shifted.exp()
+    sums = [powers[:2].sum(), powers[2:].sum()]
+    probabilities = powers / powers.sum()
+    assert loss == same == pytest.approx(-probabilities[1].log().item())
+    assert torch.tensor(left + right).allclose(probabilities - torch.tensor([0.0, 1, 0, 0]))
+
+    two = lambda values: [f"{float(value):.2f}" for value in values]
+    (a, b, c, d), (of_left, of_right, both) = two(powers), two([*sums, powers.sum()])
+    table = [line.split("  ") for line in four.VocabParallelLoss.__doc__.splitlines()]
+    rows = {words[0]: words[1:] for words in
+            ([word.strip() for word in line if word.strip()] for line in table) if words}
+    assert rows["logits"] == [*two(logits), "largest: 3.00"]
+    assert rows["less the largest"] == two(shifted)
+    assert rows["sum of exponentials"] == [
+        f"{a} + {b} = {of_left}", f"{c} + {d} = {of_right}", f"sum: {both}"]
+    assert rows["the target's, if here"] == [*two([shifted[1], 0]), f"sum: {shifted[1]:.2f}"]
+    assert rows["loss"] == [f"log {both} - ({shifted[1]:.2f}) = {loss:.2f}, on both"]
+    assert rows[f"exponentials / {both}"] == two(probabilities)
+    assert rows["gradient"] == two(left + right)
+
+
+def loss_of_bfloat16():
+    logits = torch.randn(1, 4, 8, dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.zeros(1, 4, dtype=int)
+    loss = chapter(FOUR).VocabParallelLoss.apply(logits, targets, 8, dist.group.WORLD)
+    loss.backward()
+    off = (loss - common.loss_sum(logits, targets)).abs().item()
+    return loss.dtype, off, logits.grad.dtype
+
+
+def test_the_loss_of_16_bits_is_computed_in_32(ranks, four):
+    [(dtype, off, gradient)] = ranks(1)(loss_of_bfloat16)
+    assert dtype == torch.float32 and off < 1e-5 and gradient == torch.bfloat16
+
+
+def shape_of_logits():
+    head = chapter(FOUR).VocabParallelHead(nn.Linear(4, 7, bias=False), dist.group.WORLD)
+    return tuple(head(torch.ones(2, 3, 4)).shape)
+
+
+def test_the_full_logits_never_exist(ranks, four):
+    assert ranks(3)(shape_of_logits) == [(2, 3, 3)] * 3
+
+
+# ------------------------------------------------------------------------------- when it is sent
+
+
+class Log(TorchDispatchMode):
+    """Appends every matmul to `events`."""
+
+    def __init__(self, events):
+        super().__init__()
+        self.events = events
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "mm" in str(func):
+            self.events.append("matmul")
+        return func(*args, **(kwargs or {}))
+
+
+def order_in_backward(variant, fault=None):
+    """What the backwards of an MLP and of the head do, in order."""
+    four = broken(FOUR, *fault) if fault else chapter(FOUR)
+    group, send, orders = dist.group.WORLD, dist.all_reduce, []
+    model = four.parallelize(common.gpt(LARGE), LARGE, group, variant)
+
+    def all_reduce(tensor, async_op=False, **more):
+        assert tensor.is_contiguous()
+        events.append("start")
+        handle = send(tensor, async_op=True, **more)
+        wait = lambda: (events.append("wait"), handle.wait())
+        return mock.Mock(wait=wait) if async_op else wait()
+
+    for module in (model.block1.mlp, model.head.out):
+        out, events = module(torch.ones(2, 3, LARGE.dim, requires_grad=True)).sum(), []
+        with mock.patch.object(dist, "all_reduce", all_reduce), Log(events):
+            out.backward()
+        orders.append(events)
+    contiguous = four.summed(torch.ones(2, 3).t(), group).is_contiguous()
+    return *orders, contiguous
+
+
+def test_the_weight_gradient_is_computed_while_the_inputs_is_sent(ranks, four):
+    [(mlp, head, contiguous)] = ranks(1)(order_in_backward, "megatron")
+    assert mlp == ["matmul"] * 4 + ["start", "wait"] and contiguous
+    assert head == ["matmul"] * 2 + ["start", "wait"]
+    expected = ["matmul"] * 3 + ["start", "matmul", "wait"], ["matmul", "start", "matmul", "wait"]
+    [(*overlapped, _)] = ranks(1)(order_in_backward, "overlap")
+    assert tuple(overlapped) == expected
+    never = "        handle.wait()\n        return dx, None, *dw", "        return dx, None, *dw"
+    [(*faulty, _)] = ranks(1)(order_in_backward, "overlap", never)
+    assert tuple(faulty) != expected
+
+
+# ------------------------------------------------------------------------------- the formulas
+
+
+def test_the_two_identities(four):
+    a, b = torch.randn(2, 12, 12, dtype=torch.float64)
+    for t in (1, 2, 3):
+        torch.testing.assert_close(four.matmul_by_columns(a, b, t), a @ b)
+        torch.testing.assert_close(four.matmul_by_rows(a, b, t), a @ b)
+
+
+def test_parameters_per_rank(four):
+    cfg = common.Config(layers=2, dim=8, heads=4, kv_heads=2, seq=4, vocab=11)
+    assert four.parameters_per_rank(cfg, 1) == cfg.parameters()
+    head = 2 * 8  # one kv head
+    block = (10 * 64) // 4 + 2 * 8 * head // 8 + 4 * 8  # two ranks for each
+    assert four.parameters_per_rank(cfg, 4) == 2 * block + 2 * 8 + 2 * 3 * 8
+
+
+def test_traffic_of_the_lesson(four):
+    cfg, t = common.PRESETS["7b"], 8
+    calls, payload, wire = four.traffic(cfg, 3, 2, t, 2)["all_reduce"]
+    x = 2 * cfg.seq * cfg.dim * 2
+    assert calls == 3 * (4 * cfg.layers + 2 + 2) + 1
+    assert payload == pytest.approx(3 * (4 * cfg.layers + 2) * x, rel=1e-3)
+    assert wire == pytest.approx(2 * 7 / 8 * payload, rel=1e-9)
+
+
+def classes_of_chapter_01():
+    """Of activations: a chapter says which share of each of them its ranks keep."""
+    tables = chapter("01_single_gpu").kept_for_backward(LARGE, 1)
+    return {kind for table in tables for *_, kind in table}
+
+
+def test_activations_of_the_lesson(four):
+    """A_in / t + A_out: what is cut falls as 1/t, and the rest does not change."""
+    cfg = common.PRESETS["7b"]
+    assert classes_of_chapter_01() <= four.kept(cfg, 2).keys()
+    one, two, four_ranks = (activation_bytes(cfg, 1, 2, four.kept(cfg, t)) for t in (1, 2, 4))
+    rope = cfg.seq * cfg.dim // cfg.heads * 2
+    outside = (2 * cfg.layers + 1) * (2 * cfg.dim + 2) * cfg.seq * 2 + 19 * cfg.seq + rope
+    assert (two - outside) * 2 == pytest.approx(one - outside, rel=1e-9)
+    assert (four_ranks - outside) * 4 == pytest.approx(one - outside, rel=1e-9)
+
+
+def test_when_ranks_stop_paying(four):
+    """The three steps of the lesson, and the numbers in it."""
+    h, e = 8192, 2
+    for machine, most in (("H100, NVLink 4", 15), ("H100, InfiniBand NDR", 2)):
+        flops, bandwidth = MACHINES[machine]
+        pays = four.ranks_that_pay(h, e, flops, bandwidth)
+        assert int(pays) == most
+        for t in (1, 2, pays, 8, 16):
+            compute = 16 * h**2 / (t * flops)
+            send = 2 * (t - 1) / t * h * e / bandwidth
+            assert (send <= compute * (1 + 1e-12)) == (t <= pays)
+            ratio = four.sending_over_computing(t, h, e, flops, bandwidth)
+            assert ratio == pytest.approx(send / compute, abs=1e-15)
+    on_eight = four.sending_over_computing(8, h, e, *MACHINES["H100, NVLink 4"])
+    assert round(on_eight, 2) == 0.47
+    # The scaling book's t < F·W/C, for TPU v5p (C/W = 2550): F = 30,000 is 4 h.
+    assert four.ranks_that_pay(7500, 2, 2550, 1) == pytest.approx(1 + 11.76, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("flags", "world", "line"),
+    [
+        (("--heads=4",), 3, "--heads 4 and --kv-heads 4 do not fit 3 .*; --nproc_per_node 2 would"),
+        (("--heads=4",), 8, "--heads 4 and --kv-heads 4 do not fit 8 .*; --nproc_per_node 4 would"),
+        (
+            ("--dim=96", "--heads=12", "--kv-heads=4"),
+            6,
+            "--heads 12 and --kv-heads 4 do not fit 6 .* ranks; --nproc_per_node 4 would work",
+        ),
+        (
+            ("--variant=torch",),
+            8,
+            r"--heads 8 and --kv-heads 4 .* 8 .* \(torch cannot share a kv head\); .* 4 would work",
+        ),
+        (("--variant=torch", "--heads=8", "--kv-heads=2"), 5, "--heads 8 .* 2 would work"),
+        (("--micro-batch=3",), 2, "--batch 8 is not a multiple of .*; --batch 9 would work"),
+    ],
+)
+def test_refusals(run_chapter, flags, world, line):
+    status, output, errors = run_chapter(FOUR, *flags, WORLD_SIZE=world, RANK=0)
+    assert status == 2 and output == "" and re.match(f"error: {line}", errors), errors

@@ -1,0 +1,360 @@
+"""Chapter 08: experts on several ranks give one GPU's numbers; routing, balance and places, too."""
+
+import inspect
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import common
+from common import Refused
+from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covering
+from tests.conftest import TEXT, chapter, hold_to_one_gpu, run_main
+
+EIGHT = "08_expert_parallel"
+VARIANTS = ("dropless", "capacity", "tensor", "torch")
+
+
+@pytest.fixture(scope="module")
+def eight():
+    return chapter(EIGHT)
+
+
+# ------------------------------------------------------------------------------- same as one GPU
+
+
+SETTINGS = {
+    "variant": VARIANTS,
+    "ranks": ((1, 1), (2, 2), (2, 1), (3, 3), (4, 2), (8, 2)),  # all, and those that share experts
+    "top-k": (2, 1, 6),  # of 6 experts on three ranks, else of 8
+    "balance": ("loss", "bias --bias-speed=0.01 --z-loss=0.1", "none"),
+    "micro-batch": (1, 2),
+    # gpt2 ties embedding and head; tiny has half as many kv heads
+    "preset": ("tiny --kv-heads=2", "gpt2 --kv-heads=4 --attention=sdpa --shared-expert"),
+    "optimizer": ("adamw", "sgd --clip=0.1"),
+}
+
+
+def fits(one):
+    return one["ranks"] != (8, 2) or one["variant"] in ("dropless", "capacity")
+
+
+def flags_of(one):
+    world, ep = one["ranks"]
+    flags = [f"--ep={ep} --experts={6 if world == 3 else 8} --batch={2 * world} --layers=1 "
+             "--dim=24 --heads=4 --seq=8 --vocab=128 --dtype=float64"]
+    flags += [f"--{name}={value}" for name, value in one.items() if name != "ranks"]
+    if one["variant"] == "capacity":
+        flags.append(f"--capacity-factor={1 if one['top-k'] == 1 else 0.7}")
+    return [*TRAINING, *" ".join(flags).split()]
+
+
+@pytest.mark.parametrize("one", covering(fits, **SETTINGS))
+def test_same_as_one_gpu(ranks, tmp_path, one):
+    flags = flags_of(one)
+    hold_to_one_gpu(ranks(one["ranks"][0])(run_main, EIGHT, flags, tmp_path), flags)
+
+
+def test_what_a_run_records_is_for_its_picture(ranks, tmp_path):
+    """Rows from each rank to each, of the first exchange; and how often each expert is picked."""
+    flags = (*FLOAT64, "--ep=2", "--micro-batch=1")
+    (_, run, output), *_ = ranks(4)(run_main, EIGHT, flags, tmp_path)
+    rows = torch.tensor(run["recorded"]["rows"])
+    assert rows.sum(1).tolist() == 4 * [16 * 2]  # the picks of a sequence
+    assert rows[:2, 2:].sum() == rows[2:, :2].sum() == 0  # none leaves those who share experts
+    loads = torch.tensor(run["recorded"]["loads"])
+    assert loads.shape == (3, 2, 8) and (loads.sum(2) == 4 * 16 * 2).all()
+    assert "times as many rows come to the busiest rank" in output
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:3])
+def test_bfloat16(ranks, tmp_path, variant):
+    flags = (*FLOAT64, "--layers=1", "--dtype=bfloat16", f"--variant={variant}")
+    (status, run, output), *_ = ranks(2)(run_main, EIGHT, flags, tmp_path)
+    assert all(check["ok"] is not False for check in run["checks"]), output
+
+
+def shared_out(eight, cfg):
+    """A model whose experts are shared by all ranks."""
+    world = dist.group.WORLD
+    groups = {"world": world, "ep": world, "holders": dist.new_subgroups(1)[0]}
+    model = eight.expert_parallel(eight.mixture_gpt(cfg, seed=None), groups)
+    return common.draw_weights(model, 0, dtype=torch.float64)
+
+
+def lonely_experts(variant):
+    """With a bias that sends all tokens to the first two experts of eight: the size of the experts'
+    gradients, and how many rows came to this rank."""
+    eight, world = chapter(EIGHT), dist.group.WORLD
+    places = 4 if variant == "capacity" else None
+    cfg = eight.Mixture(1, 16, 4, 4, 8, 64, sequences=4, places=places)
+    model = shared_out(eight, cfg)
+    moe = model.block1.mlp
+    moe.bias[:2] += 10
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batch = [(torch.zeros(2, 8, dtype=torch.int64), torch.ones(2, 8, dtype=torch.int64))]
+    eight.train_step(model, optimizer, batch, 64, None, world)
+    assert moe.up.grad is not None and moe.router.weight.grad.abs().sum() > 0
+    return moe.up.grad.abs().sum().item(), [sum(received) for _, received in moe.seen]
+
+
+def test_a_rank_without_a_row_takes_part_and_has_gradients_of_zero(ranks):
+    (some, received), *others = ranks(4)(lonely_experts, "dropless")
+    assert some > 0 and received == [4 * 2 * 8 * 2]  # both picks of every token of every rank
+    assert others == [(0.0, [0])] * 3
+    (some, _), *others = ranks(4)(lonely_experts, "capacity")
+    assert some > 0 and [gradient for gradient, _ in others] == [0.0] * 3
+
+
+# ------------------------------------------------------------------------------- routing, alone
+
+
+@pytest.mark.parametrize(("k", "shared"), [(1, False), (2, True), (4, False)])
+def test_a_mixture_is_the_sum_of_its_experts_by_their_gates(eight, k, shared):
+    """Each computed for every token; a gate that comes before the nonlinearity would differ."""
+    cfg = eight.Mixture(1, 16, 4, 4, 8, 64, experts=4, top_k=k, shared_expert=shared)
+    moe = eight.mixture_gpt(cfg).double().block1.mlp
+    x = torch.randn(2, 5, 16, dtype=torch.float64)
+    chosen, gates = moe.route(x)
+    everyones = torch.stack([F.gelu(x @ up) @ down for up, down in zip(moe.up, moe.down)], dim=2)
+    picked = everyones.gather(2, chosen[..., None].expand(-1, -1, -1, 16))
+    expected = (picked * gates[..., None]).sum(2) + (moe.shared(x) if shared else 0)
+    torch.testing.assert_close(moe(x), expected)
+
+
+def test_the_best_of_equals_is_the_first(eight):
+    scores = torch.tensor([[0.2, 0.3, 0.3, 0.2], [0.25, 0.25, 0.25, 0.25]])
+    assert eight.best(scores, 3).tolist() == [[1, 2, 0], [0, 1, 2]]
+
+
+def test_a_single_gate_is_its_score_and_several_add_up_to_one(eight):
+    x = torch.randn(2, 5, 16)
+    for k in (1, 3):
+        moe = eight.mixture_gpt(eight.Mixture(1, 16, 4, 4, 8, 64, top_k=k)).block1.mlp
+        chosen, gates = moe.route(x)
+        scores = F.linear(x, moe.router.weight).softmax(-1).gather(-1, chosen)
+        expected = scores if k == 1 else scores / scores.sum(-1, keepdim=True)
+        torch.testing.assert_close(gates, expected)
+
+
+def test_a_bias_chooses_and_no_more(eight):
+    moe = eight.mixture_gpt(eight.Mixture(1, 16, 4, 4, 8, 64, top_k=1)).block1.mlp
+    moe.bias[3] = 2
+    x = torch.randn(2, 5, 16)
+    chosen, gates = moe.route(x)
+    assert (chosen == 3).all()
+    torch.testing.assert_close(gates[..., 0], F.linear(x, moe.router.weight).softmax(-1)[..., 3])
+
+
+def test_biases_move_by_the_sign_of_the_error_and_loads_are_counted_anew(eight):
+    model = eight.mixture_gpt(eight.Mixture(2, 16, 4, 4, 8, 64, experts=4, bias_speed=0.5))
+    model.block1.mlp.load += torch.tensor([4.0, 0, 2, 2])
+    model.block2.mlp.load += torch.tensor([1.0, 1, 1, 5])
+    assert eight.move_biases(model).tolist() == [[4, 0, 2, 2], [1, 1, 1, 5]]
+    assert model.block1.mlp.bias.tolist() == [-0.5, 0.5, 0, 0]
+    assert model.block2.mlp.bias.tolist() == [0.5, 0.5, 0.5, -0.5]
+    for _ in range(2):
+        model(torch.zeros(3, 8, dtype=torch.int64))
+        assert eight.move_biases(model).sum(1).tolist() == [48, 48]
+
+
+def test_balance_loss_is_one_for_each_sequence_if_all_are_alike(eight):
+    chosen = torch.arange(8).view(1, 4, 2).repeat(3, 1, 1)
+    even = torch.full((3, 4, 8), 1 / 8)
+    assert eight.balance_loss(even, chosen) == pytest.approx(3)
+    all_to_one = torch.eye(8)[torch.zeros(3, 4, dtype=torch.int64)]
+    assert eight.balance_loss(all_to_one, torch.zeros(3, 4, 1, dtype=torch.int64)) == 3 * 8
+
+
+def test_the_losses_of_the_router_reach_its_gradient(eight):
+    """As if they had been added to the loss: gradients of a model with and without them."""
+    tokens, gradients = torch.randint(64, (2, 8)), []
+    for weight in (0.0, 0.3):
+        cfg = eight.Mixture(1, 16, 4, 4, 8, 64, balance_weight=weight, z_loss=weight, sequences=2)
+        model = eight.mixture_gpt(cfg).double()
+        loss, moe = common.loss_sum(model(tokens), tokens), model.block1.mlp
+        loss.backward()
+        gradients.append(moe.router.weight.grad.clone())
+    moe.zero_grad()
+    kept = []
+    handle = moe.register_forward_pre_hook(lambda moe, inputs: kept.append(inputs[0].detach()))
+    model(tokens)
+    handle.remove()
+    logits = F.linear(kept[0], moe.router.weight)
+    scores = logits.softmax(-1)
+    z = logits.logsumexp(-1).square().mean(1).sum()
+    added = 0.3 * (eight.balance_loss(scores, eight.best(scores, 2)) + z) / 2
+    added.backward()
+    torch.testing.assert_close(gradients[1] - gradients[0], moe.router.weight.grad)
+
+
+def test_who_finds_no_place_is_dropped(eight):
+    """First choices before second ones, and earlier tokens first; each sequence for itself."""
+    cfg = eight.Mixture(1, 16, 4, 4, 3, 64, experts=3, places=2)
+    moe = eight.mixture_gpt(cfg).double().block1.mlp
+    x = torch.randn(2, 3, 16, dtype=torch.float64)
+    chosen = torch.tensor([[[0, 1], [0, 2], [1, 0]], [[0, 1], [1, 2], [2, 0]]])
+    gates = torch.rand(2, 3, 2, dtype=torch.float64)
+    kept = torch.ones_like(gates)
+    kept[0, 2, 1] = 0  # the third who wants expert 0 in the first sequence
+    everyone = moe.through_experts(x, chosen, gates)
+    without = eight.MoE.through_experts(moe, x, chosen, gates * kept)
+    torch.testing.assert_close(everyone, without)
+    assert moe.dropped == pytest.approx(1 / 12)
+
+
+def test_gates_are_finite_where_scores_have_vanished(eight):
+    """A bias may choose experts whose softmax is zero in float32."""
+    moe = eight.mixture_gpt(eight.Mixture(1, 16, 4, 4, 8, 64, top_k=2)).block1.mlp
+    moe.router.weight.data[0] = 1000
+    moe.bias[3:5] = 5
+    _, gates = moe.route(torch.ones(1, 1, 16))
+    assert gates.isfinite().all() and gates.sum().item() == pytest.approx(1)
+
+
+def even_exchange():
+    """Every token picks every expert: how many rows are sent and received in all."""
+    eight = chapter(EIGHT)
+    model = shared_out(eight, eight.Mixture(1, 16, 4, 4, 8, 64, top_k=8, sequences=4))
+    model(torch.arange(16).view(2, 8))
+    return [sum(rows) for rows in model.block1.mlp.seen[0]]
+
+
+def test_even_routing_sends_what_the_formula_says(ranks, eight):
+    """There and back, and their gradients: 16 numbers of each row, of e bytes."""
+    cfg = eight.Mixture(1, 16, 4, 4, 8, 64, top_k=8, sequences=4)
+    for rows in ranks(2)(even_exchange):
+        for e in (2, 8):
+            assert eight.row_bytes(cfg, 16, e, cfg.top_k) == 2 * sum(rows) * 16 * e
+
+
+def test_parameters_are_counted(eight):
+    for shared in (False, True):
+        cfg = eight.Mixture(3, 16, 4, 2, 8, 64, experts=4, top_k=1, shared_expert=shared)
+        model = eight.mixture_gpt(cfg)
+        assert sum(p.numel() for p in model.parameters()) == cfg.parameters()
+        unused = sum(p[1:].numel() for name, p in model.named_parameters()
+                     if name.endswith(("mlp.up", "mlp.down")) and "shared" not in name)
+        assert cfg.active() == cfg.parameters() - unused
+
+
+def test_spreading_experts_sends_less_than_cutting_them_if_k_is_below_n(eight):
+    for k, n in ((1, 2), (2, 2), (2, 4), (4, 2)):
+        cfg = eight.Mixture(1, 16, 4, 4, 8, 64, top_k=k)
+        args = SimpleNamespace(variant="tensor", model=cfg, ep=n, batch=n, micro_batch=1,
+                               dtype="float32")
+        spread, cut = (eight.row_bytes(cfg, 8, 4, often) for often in (k, n))
+        sent = eight.traffic(args, n, [])
+        extra = n * 8 * k * (8 + 4 + 4)  # choices, gates and their gradients
+        assert sent["all_gather"][1] + sent["reduce_scatter"][1] == cut + extra
+        assert (spread < cut) == (k < n)
+
+
+def test_an_exchange_can_read_its_sizes_on_the_device():
+    """The lesson names the operator: its sizes are a tensor, where all_to_all_single has a list."""
+    schema = torch.ops.symm_mem.all_to_all_vdev_2d.default._schema
+    [splits] = [argument for argument in schema.arguments if argument.name == "in_splits"]
+    assert str(splits.type) == "Tensor"
+
+
+# ------------------------------------------------------------------------------- faults
+
+
+FAULTY = (*FLOAT64, "--layers=1", "--steps=1", "--batch=4", "--micro-batch=1")
+
+
+@pytest.mark.parametrize(("flags", "right", "wrong", "named"), [
+    # whose gradients
+    ("--ep=2", 'down.partial = groups["holders"]', 'down.partial = groups["world"]', "gradients"),
+    ("--ep=2", 'down.partial = groups["holders"]', 'down.partial = groups["ep"]', "gradients"),
+    ("--ep=2", "return AllToAll.apply(gradient, ctx.received, ctx.sent, ctx.group), None",
+     "return 2 * AllToAll.apply(gradient, ctx.received, ctx.sent, ctx.group), None", "gradients"),
+    ("--ep=2", "if p.partial.size() > 1)", "if p.partial.size() > 2)", "gradients"),
+    ("--ep=2", "norm = grad_norm(model.parameters(), world)",
+     "norm = grad_norm([p for p in model.parameters() if p.shape[0] != 8], world)",
+     "gradient norm"),
+    ("--ep=2", "norm = grad_norm(model.parameters(), world)",
+     "norm = grad_norm(model.parameters())", "gradient norm"),
+    # which rows, by which gates
+    ("", "Permute.apply(out, order, True), rec", "out, rec", "loss"),
+    ("", "Permute.apply(gradient, order, not ctx.back)", "Permute.apply(gradient, order, ctx.back)",
+     "gradients"),
+    ("", "ly(Permute.apply(out, order, True), rec",
+     "ly(Permute.apply(out, order, True).flip(0), rec", "loss"),
+    ("--variant=capacity", "transpose(0, 1).flatten(0, 1)\n        return AllToAll",
+     "flatten(0, 1)\n        return AllToAll", "loss"),
+    ("--variant=tensor", "super().through_experts(x, chosen, gates)",
+     "super().through_experts(x, chosen, gates.detach())", "gradients"),
+    # routing itself, which the single-GPU run has from lab/bench/oracle.py
+    ("--top-k=1", "if cfg.top_k == 1:", "if cfg.top_k == 0:", "loss"),
+    ("", "best(scores.detach() + self.bias, cfg.top_k)", "best(-scores.detach(), cfg.top_k)",
+     "loss"),
+    ("", "gates = AddLoss.apply(gates, balance / cfg.sequences)",
+     "AddLoss.apply(gates, balance / cfg.sequences)", "gradients"),
+    ("", "out.append(F.gelu(part @ up) @ down)", "out.append(F.relu(part @ up) @ down)", "loss"),
+    # balance
+    ("", "gates = AddLoss.apply(gates, balance / cfg.sequences)",
+     "gates = AddLoss.apply(gates, balance / len(x))", "gradients"),
+    ("--micro-batch=2", "picks = F.one_hot(chosen.flatten(1), experts).to(scores.dtype).mean(1)",
+     "picks = F.one_hot(chosen.flatten(1), experts).to(scores.dtype).mean((0, 1))", "gradients"),
+    ("--z-loss=0.1 --micro-batch=2", "z = cfg.z_loss * logits.logsumexp(-1).square().mean(1).sum()",
+     "z = cfg.z_loss * logits.logsumexp(-1).square().mean()", "gradients"),
+    ("--balance=bias --bias-speed=0.5 --steps=2", "loads = move_biases(model, world)",
+     "loads = move_biases(model)", "loss"),
+    # formulas
+    ("", "return 6 * (tokens * dense + rows", "return 6 * (tokens * dense + 2 * rows", "FLOPs"),
+    ("", "2 * rows * cfg.dim * e", "4 * rows * cfg.dim * e", "all_to_all"),
+    ("--steps=2", "block.mlp.seen.clear()", "pass", "all_to_all"),
+])  # fmt: skip
+def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
+    """Faults that a student might make."""
+    flags, world = (*FAULTY, *flags.split()), 4 if flags.startswith("--ep=2") else 2
+    (status, _, output), *_ = ranks(world)(run_main, EIGHT, flags, tmp_path, (right, wrong))
+    assert status == 1 and any(named in line for line in output.splitlines() if "✗" in line), output
+
+
+# ------------------------------------------------------------------------------- beside chapter 09
+
+
+def test_what_09_takes_from_here_is_the_same_text(eight):
+    nine = chapter("09_5d")
+    for name in ("AddLoss", "AllToAll", "best", "run_experts"):
+        assert inspect.getsource(getattr(nine, name)) == inspect.getsource(getattr(eight, name))
+    for name in ("through_experts", "exchange"):
+        here, there = getattr(eight.MoE, name), getattr(nine.MoE, name)
+        assert inspect.getsource(there) == inspect.getsource(here)
+
+
+# ------------------------------------------------------------------------------- bad arguments
+
+
+@pytest.mark.parametrize("flag", ["--ep=-1", "--ep=0", "--top-k=0", "--experts=0"])
+def test_a_run_without_lab_refuses_what_is_below_one(eight, flag):
+    args = common.parse("", "", eight.VARIANTS, eight.flags, [flag])
+    with pytest.raises(Refused, match="are 1 or more"):
+        eight.requires(args, 2)
+
+
+@pytest.mark.parametrize(("world", "flags", "line"), [
+    (4, "--ep=3 --experts=6", "--ep 3 does not divide 4 ranks; --ep 1 would work"),
+    (4, "--ep=4 --experts=6", "--experts 6 is not a multiple of --ep = 4; --experts 8 would work"),
+    (3, "--variant=tensor --experts=6 --ep=3 --batch=3", "--dim 128 makes 512 hidden units, which "
+     "--ep 3 does not divide; --dim 384 would work"),
+    (2, "--top-k=9", "--top-k 9 is more than --experts = 8; --top-k 8 would work"),
+    (4, "--balance-weight=0.1 --balance=none",
+     "--balance-weight means nothing to --balance none; --balance loss would work"),
+    (4, "--bias-speed=0",
+     "--bias-speed means nothing to --balance loss; --balance bias would work"),
+    (2, "--variant=capacity --capacity-factor=0.01", "--capacity-factor 0.01 leaves an expert less "
+     "than one place in a sequence; --capacity-factor 1 would work"),
+    (2, "--capacity-factor=2",
+     "--capacity-factor means nothing to --variant dropless; --variant capacity would work"),
+    (4, "--batch=6", "--batch 6 is not a multiple of 4 data-parallel ranks x --micro-batch = 4; "
+     "--batch 8 would work"),
+])  # fmt: skip
+def test_refusals(run_chapter, world, flags, line):
+    flags = (*flags.split(), f"--data={TEXT}")
+    status, output, errors = run_chapter(EIGHT, *flags, WORLD_SIZE=world, RANK=0)
+    assert (status, output, errors) == (2, "", f"error: {line}\n")

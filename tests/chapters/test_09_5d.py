@@ -1,0 +1,490 @@
+"""Chapter 09: every product of axes gives one GPU's numbers, and sends what the formulas say."""
+
+import contextlib
+import itertools
+import math
+import random
+import re
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lab.cli import strict
+from tests.chapters.test_04_tensor_parallel import TRAINING, covered
+from tests.conftest import chapter, hold_to_one_gpu, run_main
+
+NINE = "09_5d"
+
+
+@pytest.fixture(scope="module")
+def nine():
+    return chapter(NINE)
+
+
+# ------------------------------------------------------------------------------- same as one GPU
+
+
+SETTINGS = {
+    "dp": (1, 2, 4),
+    "pp": (1, 2, 4),
+    "cp": (1, 2),
+    "tp": (1, 2, 4),
+    "ep": (1, "dp"),
+    "zero": (0, 1, 2, 3),
+    "schedule": ("1f1b", "interleaved", "dualpipe-v"),
+    "experts": (None, 4),
+    "preset": ("tiny", "gpt2"),  # gpt2 ties embedding and head
+    "kv-heads": (4, 2, 1),
+    "micro-batch": (1, 2),
+    "attention": ("plain", "sdpa"),
+    "order": ("pp,dp,cp,tp", "tp,cp,pp,dp"),
+    "optimizer": ("adamw", "sgd"),
+    "clip": (None, 0.1),
+}
+
+
+def world_of(one):
+    return one["dp"] * one["pp"] * one["cp"] * one["tp"]
+
+
+def fits(one, worlds):
+    tied_3 = one["preset"] != "tiny" and one["zero"] == 3
+    without_experts = one["ep"] == "dp" and (one["experts"] is None or one["dp"] == 1)
+    return world_of(one) in worlds and not tied_3 and not without_experts
+
+
+TWO_OF_EACH = SETTINGS | {axis: (1, 2) for axis in ("dp", "pp", "tp")}
+
+
+def drawn(number, worlds, settings=SETTINGS, **kept):
+    """So many settings that fit, by chance."""
+    rng, some = random.Random(0), []
+    while len(some) < number:
+        one = {name: rng.choice(values) for name, values in settings.items()} | kept
+        if fits(one, worlds):
+            some.append(one)
+    return some
+
+
+def flags_of(one):
+    one, slices = dict(one), 2 if one["schedule"] in ("interleaved", "dualpipe-v") else 1
+    depth = slices * one["pp"]
+    one["ep"] = one["dp"] if one["ep"] == "dp" else 1
+    given = [f"--{name}={value}" for name, value in one.items() if value is not None]
+    sequences = one["dp"] * 2 * one["pp"] * one["micro-batch"]
+    return [*TRAINING, "--dtype=float64", "--vocab=128", f"--layers={max(depth, 2)}", "--dim=32",
+            "--heads=4", "--seq=16", f"--batch={sequences}", *given]
+
+
+def hold(ranks, tmp_path, one):
+    flags = flags_of(one)
+    hold_to_one_gpu(ranks(world_of(one), timeout=150)(run_main, NINE, flags, tmp_path), flags)
+
+
+@pytest.mark.parametrize("one", covered(drawn(300, (1, 2, 4), TWO_OF_EACH)))
+def test_same_as_one_gpu(ranks, tmp_path, one):
+    """Any two settings together: four ranks have two axes."""
+    hold(ranks, tmp_path, one)
+
+
+@pytest.mark.parametrize("kept", [
+    {"dp": 2, "pp": 2, "tp": 2, "ep": "dp", "experts": 4, "zero": 1},  # four axes
+    pytest.param({"pp": 3, "schedule": "interleaved"}, marks=pytest.mark.full),  # two neighbours
+    {"pp": 3, "schedule": "dualpipe-v"},
+    pytest.param({"tp": 4, "kv-heads": 2, "zero": 0}, marks=pytest.mark.full),
+    {"tp": 4, "kv-heads": 2, "zero": 3, "experts": 4},
+], ids=str)  # fmt: skip
+def test_more_ranks_along_an_axis(ranks, tmp_path, kept):
+    few = {axis: (1,) for axis in ("dp", "pp", "cp", "tp", "ep")}
+    world = math.prod(kept.get(axis, 1) for axis in ("dp", "pp", "tp"))
+    hold(ranks, tmp_path, drawn(1, (world,), SETTINGS | few, **kept)[0])
+
+
+def test_an_odd_run_is_the_same_as_one_gpu(ranks, tmp_path):
+    """One kv head on two ranks; 3 and 6 ranks that share what they do not divide; more experts than
+    a rank has tokens, so that some get none; and machines of 4 ranks, of which the last has 2."""
+    flags = (*TRAINING, "--dtype=float64", "--dp=3", "--ep=3", "--tp=2", "--zero=3", "--kv-heads=1",
+             "--experts=24", "--top-k=1", "--vocab=131", "--layers=1", "--dim=32", "--heads=4",
+             "--seq=8", "--batch=6", "--micro-batch=1", "--node-size=4")  # fmt: skip
+    results = ranks(6, timeout=150)(run_main, NINE, flags, tmp_path)
+    hold_to_one_gpu(results, flags)
+    axes = results[0][1]["recorded"]["axes"]
+    assert [axis for axis in ("tp", "ep") if axes[axis]["leaves"]] == ["ep"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", range(300))
+def test_any_axes_are_the_same_as_one_gpu(ranks, tmp_path, number):
+    hold(ranks, tmp_path, drawn(number + 1, (1, 2, 4, 8))[number])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("one", [
+    one for dp, pp, cp, tp in ((2, 2, 2, 2), (4, 2, 1, 2), (2, 4, 2, 1), (4, 1, 2, 2), (1, 4, 2, 2))
+    for one in drawn(2, (16,), dp=dp, pp=pp, cp=cp, tp=tp)])  # fmt: skip
+def test_sixteen_ranks(ranks, tmp_path, one):
+    hold(ranks, tmp_path, one)
+
+
+FLOAT64 = (*TRAINING, "--dtype=float64", "--vocab=128", "--layers=2", "--dim=32", "--heads=4",
+           "--kv-heads=2", "--seq=16", "--batch=8", "--clip=0.1")  # fmt: skip
+
+
+@pytest.mark.parametrize(("world", "flags"), [
+    (4, "--pp=2 --tp=2 --zero=3"),
+    *(pytest.param(world, flags, marks=pytest.mark.full) for world, flags in (
+        (8, "--pp=2 --tp=2 --zero=3"), (4, "--tp=2 --optimizer=sgd"), (4, "--pp=2 --zero=3"),
+        (4, "--pp=4 --layers=5"), (8, "--pp=2 --tp=4 --kv-heads=4"))),
+])  # fmt: skip
+def test_pytorchs_own(ranks, tmp_path, world, flags):
+    flags = (*FLOAT64, "--variant=torch", *flags.split())
+    hold_to_one_gpu(ranks(world, timeout=150)(run_main, NINE, flags, tmp_path), flags)
+
+
+def test_bfloat16(ranks, tmp_path):
+    flags = (*FLOAT64, "--dtype=bfloat16", "--pp=2", "--tp=2", "--experts=4", "--zero=1",
+             "--schedule=dualpipe-v", "--layers=4", "--steps=1")
+    status, _, output = ranks(4)(run_main, NINE, flags, tmp_path)[0]
+    assert status == 0, output
+
+
+# ------------------------------------------------------------------------------------- the mesh
+
+
+def groups_of(*all_flags):
+    """For a rank, and each of these runs: the ranks of each of its groups, by name."""
+    return [named_groups(flags) for flags in all_flags]
+
+
+def named_groups(flags):
+    axes, holders = chapter(NINE).make_groups(arguments_of(flags, dist.get_world_size()), True)
+    groups = [*axes.values(), *holders.values()]
+    return {group.group_desc: dist.get_process_group_ranks(group) for group in groups}
+
+
+def arguments_of(flags, world):
+    nine = chapter(NINE)
+    args = strict.parse(nine.__file__, "", nine.VARIANTS, nine.flags, [*FLOAT64, *flags])
+    nine.requires(args, world)
+    return args
+
+
+def test_who_is_in_a_group(ranks):
+    """Of rank 5 of 8: pp 1, dp 0, tp 1; its neighbours along each axis, and who holds the same. An
+    axis of one rank has no group, and what is held alike is in one."""
+    flags = ("--dp=2", "--pp=2", "--tp=2", "--ep=2", "--experts=4", "--kv-heads=1")
+    five, other = ranks(8)(groups_of, flags, (*flags, "--order=tp,dp,cp,pp"))[5]
+    assert five == {"tp": [4, 5], "ep": [5, 7], "pp": [1, 5], "cp and tp": [4, 5],
+                    "gradients, whole": [4, 5, 6, 7], "gradients, cut by tp": [5, 7],
+                    "gradients, experts": [5], "gradients, tied": list(range(8))}
+    assert other == {"tp": [1, 5], "ep": [5, 7], "pp": [4, 5], "cp and tp": [1, 5],
+                     "gradients, whole": [1, 3, 5, 7], "gradients, cut by tp": [5, 7],
+                     "gradients, experts": [5], "gradients, tied": list(range(8))}
+
+
+def test_what_leaves_a_machine_is_what_the_lesson_says(ranks):
+    """Which ranks, not how many: groups that are strided send as much, but over slower links."""
+    cut = ("--pp=2", "--dp=2", "--tp=2")
+    mixture = ("--dp=4", "--tp=2", "--ep=2", "--experts=4")
+    of_ranks = ranks(8)(groups_of, cut, (*cut, "--order=tp,cp,dp,pp"), mixture)
+    usual, turned, experts = (leaving(groups, machine=4) for groups in zip(*of_ranks))
+    assert usual == {"pp", "gradients, tied"}  # a machine holds a stage
+    assert turned == {"tp", "cp and tp", "gradients, whole", "gradients, tied"}
+    assert experts == {"gradients, whole", "gradients, cut by tp", "gradients, experts"}
+    assert {tuple(groups["ep"]) for *_, groups in of_ranks} == {(0, 2), (1, 3), (4, 6), (5, 7)}
+
+
+def leaving(groups, machine):
+    """The names of those groups that some machine of so many ranks does not hold as a whole."""
+    return {name for of_rank in groups for name, members in of_rank.items()
+            if len({rank // machine for rank in members}) > 1}
+
+
+def test_ranks_that_share_a_kv_head_hold_the_same(ranks):
+    of_ranks = ranks(4)(groups_of, ("--tp=4", "--kv-heads=2"))
+    heads = [of_rank["gradients, kv heads"] for [of_rank] in of_ranks]
+    assert heads == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert all("cp" not in of_rank and "pp" not in of_rank for [of_rank] in of_ranks)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "dualpipe-v"])
+def test_schedules_are_those_of_chapter_07_and_nobody_blocks(nine, name):
+    seven = chapter("07_pipeline_parallel")
+    for p, more in itertools.product((1, 2, 3, 4), (0, 1, 3)):
+        m = 2 * p + (more * p if name == "interleaved" else more)
+        (ours, owners), theirs = nine.make_schedule(name, p, m), seven.make_schedule(name, p, m, 2)
+        whole = [[tuple(action._replace(kind="BW") if action.kind == "B" else action)
+                  for action in actions if action.kind != "W"] for actions in theirs.actions]
+        assert ours == whole and owners == theirs.ranks
+        programs = nine.make_programs(ours, owners)
+        seven.check_rendezvous(in_words_of_07(programs), theirs.needs)
+        cuts = [cut for cut in zip(owners, owners[1:]) if cut[0] != cut[1]]
+        for rank, program in enumerate(programs):
+            assert [step for step in program if isinstance(step, nine.Action)] == ours[rank]
+            sent = [step for step in program if getattr(step, "sender", None) == rank]
+            assert len(sent) == m * sum(rank in cut for cut in cuts)  # as `formulas` has it
+
+
+def in_words_of_07(programs):
+    """Its check tells a BW's output from the action: it may be a B's as well."""
+    seven = chapter("07_pipeline_parallel")
+    return [[seven.Action(*step) if hasattr(step, "kind") else
+             seven.Message(seven.Action(*step.output).output, step.sender, step.receiver)
+             for step in program] for program in programs]
+
+
+def is_done(nine, name, p, overtakes):
+    """Whether 2·p devices get through a step that run one operation at a time: messages, and two
+    collectives over tp in each action. overtakes(stage, tp): there a collective comes before the
+    message that was posted right before it, as streams may have it, unless it needs that."""
+    schedule, owners = nine.make_schedule(name, p, 4 * p)
+    left = {}
+    for (stage, program), tp in itertools.product(enumerate(nine.make_programs(schedule, owners)),
+                                                  range(2)):
+        queue = left[stage, tp] = []
+        for step in program:
+            queue += [(step, 0), (step, 1)] if isinstance(step, nine.Action) else [(step, tp)]
+        for i, ((first, _), (then, _)) in enumerate(itertools.pairwise(queue)):
+            if overtakes(stage, tp) and isinstance(first, nine.Message) and isinstance(
+                    then, nine.Action) and first.output not in nine.needs(then, len(owners)):
+                queue[i:i + 2] = queue[i:i + 2][::-1]
+    while any(left.values()):
+        ready = []
+        for (stage, tp), queue in left.items():
+            step, _ = queue[0] if queue else (None, None)
+            of = [(stage, 0), (stage, 1)]
+            if isinstance(step, nine.Message):
+                of = [(step.sender, tp), (step.receiver, tp)]
+            ready += [(stage, tp)] * (step is not None and all(
+                left[device][:1] == queue[:1] for device in of))
+        if not ready:
+            return False
+        for device in ready:
+            left[device].pop(0)
+    return True
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "dualpipe-v"])
+def test_messages_beside_tp_pass_on_nccl_in_the_order_of_the_posts(nine, name):
+    """As `execute` says; in another order, devices that run one at a time may wait for ever."""
+    for p in (2, 3, 4):
+        assert is_done(nine, name, p, lambda stage, tp: False)
+    if name != "1f1b":
+        assert not is_done(nine, name, 4, lambda stage, tp: (stage + tp) % 2)
+
+
+def test_a_schedule_in_which_ranks_wait_for_each_other_is_refused(nine):
+    schedule, owners = nine.make_schedule("1f1b", 2, 2)
+    schedule[1].reverse()
+    with pytest.raises(ValueError, match="ranks wait for each other"):
+        nine.make_programs(schedule, owners)
+
+
+def test_tp_and_ep_send_what_the_lesson_compares(nine):
+    """The same tokens on the same GPUs, by the formula that runs are held to."""
+    assert nine.sent_in_a_layer(8, 1, 8)[0] == 56 and "56 t·h over tp = 8," in nine.__doc__
+    assert nine.sent_in_a_layer(1, 64, 8)[1] == 31.5 and "31.5 t·h over ep = 64," in nine.__doc__
+    h, tokens = 64, 32  # of a sequence; each GPU has one
+    for n in (2, 4, 8):
+        sent = {}
+        for axis, flags in (("tp", f"--tp={n}"), ("ep", f"--dp={n} --ep={n} --experts={n}")):
+            args = arguments_of([*flags.split(), f"--batch={n}", "--micro-batch=1", "--heads=8",
+                                 "--kv-heads=8", f"--dim={h}", f"--seq={tokens}"], n)
+            rows = 2 * 2 * tokens * args.micro_batches  # sent and received, to and from experts
+            on_axis = nine.traffic(args, n, args.micro_batches, rows, 0, 1)[axis].items()
+            share = (n - 1) / n
+            sent[axis] = share * sum(size - (op == "all_to_all") * 8 * n * args.micro_batches
+                                     for op, (_, size) in on_axis) / (tokens * h)
+        assert sent["tp"] == n * sent["ep"]  # "n times as much as ep", for K = 2
+        assert sent["tp"] == nine.sent_in_a_layer(n, 1, 2)[0]
+        assert sent["ep"] == nine.sent_in_a_layer(1, n, 2)[1]
+
+
+def messages_in_memory(micro_batches):
+    """Of a rank of 1f1b whose stage computes nothing: how many there are in any action, at the
+    most, beside the one that it takes; and after the step."""
+    nine, rank, p = chapter(NINE), dist.get_rank(), dist.get_world_size()
+    schedule, owners = nine.make_schedule("1f1b", p, micro_batches)
+    made, seen = [], []
+
+    def message():
+        tensor = torch.zeros(3)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    def alive(but=None):
+        return sum(tensor() is not None and tensor() is not but for tensor in made)
+
+    def forward(i, x, targets, valid):
+        seen.append(alive(but=x))
+        return torch.zeros(()) if stage.is_last else message()
+
+    def backward(i, gradient):
+        seen.append(alive(but=gradient))
+        return message() if rank else None
+
+    stage = SimpleNamespace(is_last=rank == p - 1, kept_for_backward={}, forward=forward,
+                            backward=backward)
+    program = nine.make_programs(schedule, owners)[rank]
+    nine.execute(program, {rank: stage}, dist.group.WORLD, message,
+                 lambda action, *kept: contextlib.nullcontext(),
+                 micro_batches * [(torch.zeros(1), None)], 1)
+    return max(seen), alive()
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_messages_do_not_pile_up_in_memory(ranks, p):
+    """What has been sent and used can go, before the step ends."""
+    for m in (2 * p, 5 * p):
+        assert ranks(p)(messages_in_memory, m) == [(p - 1, 0), *(p - 1) * [(1, 0)]]
+
+
+def test_stages_hold_all_of_the_model_in_order(nine):
+    assert nine.balanced(5, 3) == [(0, 3), (3, 5), (5, 7)]
+    assert nine.balanced(2, 1) == [(0, 4)]
+
+
+def test_positions_are_a_zigzag(nine):
+    assert [nine.positions_of(rank, 2, 8).tolist() for rank in (0, 1)] == [[0, 1, 6, 7],
+                                                                          [2, 3, 4, 5]]
+
+
+def test_parameters_are_counted(nine):
+    for experts, tie in ((0, False), (4, False), (4, True)):
+        cfg = nine.Mixture(2, 32, 4, 2, 16, 128, tie=tie, experts=experts)
+        assert cfg.parameters() == sum(p.numel() for p in nine.build(cfg).parameters())
+
+
+# ------------------------------------------------------------------------------- faults
+
+
+EXPERTS = "--experts=4 --ep=2 --dp=2"
+TIED = "--preset=gpt2 --attention=plain"
+
+
+@pytest.mark.parametrize(("flags", "right", "wrong", "named"), [
+    # experts' gradients times ep: summed over all of dp, who hold other experts
+    (EXPERTS, "(at.pp, at.tp, at.dp % ep))}", "(at.pp, at.tp))}", "gradients"),
+    (EXPERTS, "return AllToAll.apply(gradient, ctx.received",
+     "return 2 * AllToAll.apply(gradient, ctx.received", "gradients"),
+    ("--cp=2", "    held = shards or", "    for p in model.parameters():\n"
+     "        p.grad /= 2\n    held = shards or", "gradients"),  # divided by cp
+    # whose norm
+    ("--tp=2", "p.copies = p.holders.size()",
+     "p.copies = max(1, p.holders.size() // 2)", "gradient norm"),  # counts tp times
+    ("--pp=2", "norm = grad_norm(held, dist.group.WORLD)",
+     "norm = grad_norm(held, dist.new_subgroups(1)[0])", "gradient norm"),  # of one stage
+    ("--dp=2 --zero=1", "self.shard.copies = 1 ", "self.shard.copies = 2 ", "gradient norm"),
+    ("--pp=2", "clip_grads_with_norm_(held, clip, norm)",
+     "clip_grads_with_norm_(held, clip, grad_norm(held))",
+     "gradients"),  # clipped by a local norm
+    # whose loss and whose gradients
+    ("--dp=2", "out = loss_sum(out, targets[:, self.positions]) / valid",
+     "out = loss_sum(out, targets) / (targets != -100).sum().clamp(min=1) / 8", "loss"),  # of means
+    ("--experts=4 --tp=2", "for y in (x, gates, chosen)",
+     "for y in (x, gates.detach(), chosen)", "gradients"),  # the router's is lost
+    ("--experts=4 --cp=2", "        if self.sequence: ", "        if False: ", "gradients"),
+    (f"{TIED} --pp=2", "lambda at: min(at.pp, args.pp - 1 - at.pp)", "lambda at: at.pp",
+     "gradients"),  # a tied matrix is summed at each end alone
+    (f"{TIED} --pp=2 --dp=2", "lambda at: min(at.pp, args.pp - 1 - at.pp)",
+     "lambda at: at._replace(pp=0)",
+     "gradients"),  # over the wrong group
+    ("--tp=2 --dp=2", "if p.copies > 1:", "if p.copies > 2:", "gradients"),  # one axis is left out
+    ("--tp=4 --kv-heads=2", "heads // t)),", "heads // t + at.tp)),",
+     "gradients"),  # a kv head's gradient from half of its queries
+    # parameters that are gathered, or not
+    ("--dp=2 --zero=1", "        if unit.stage < 3: ", "        if False: ",
+     "all_gather, calls"),
+    # who holds what, told without one GPU beside it
+    (f"{EXPERTS} --no-verify", "(at.pp, at.tp, at.dp % ep))}", "(at.pp, at.tp))}",
+     "gradients, whole: all_reduce, payload"),
+    # formulas
+    ("--tp=2", "4 * x + (8 + wide) * picks", "3 * x", "tp: all_gather, payload"),
+    ("--dp=2 --zero=3", '"gathers": 2 * m', '"gathers": m', "all_gather, calls"),
+    ("--tp=2", '"inputs": 1 / cp,', '"inputs": 1 / (cp * t),', "actions after which"),
+    ("--tp=4", '"keys": 1 / min(t, cfg.kv_heads)', '"keys": 1 / t', "optimizer states"),
+])  # fmt: skip
+def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
+    """Faults that frameworks and students have had, on as many ranks as show them."""
+    world = math.prod(map(int, re.findall(r"--[dpct]p=(\d)", flags)))
+    flags = (*FLOAT64, "--steps=1", *flags.split())
+    (status, _, output), *_ = ranks(world)(run_main, NINE, flags, tmp_path, (right, wrong))
+    assert status == 1 and any(named in line for line in output.splitlines() if "✗" in line), output
+
+
+# ------------------------------------------------------------------------------- bad arguments
+
+
+@pytest.mark.parametrize(("world", "flags", "line"), [
+    (8, "--pp=2 --dp=2", "--pp 2 x --dp 2 x --cp 1 x --tp 1 is 4 ranks, not 8; --dp 4 "
+     "would work"),
+    (4, "--tp=3", "--pp 1 x --dp 1 x --cp 1 x --tp 3 is 3 ranks, not 4; "
+     "without --tp would work"),
+    (3, "--tp=3", "--heads 4 is not a multiple of --tp = 3; "
+     "--batch 9 without --tp would work"),
+    (4, "--tp=4 --kv-heads=3 --heads=12 --dim=48", "--kv-heads 3 and --tp 4: neither "
+     "divides the other; --kv-heads 4 would work"),
+    (4, "--cp=2 --tp=2 --seq=10", "--seq 10 is not a multiple of what --cp and --tp cut it into = "
+     "4; --seq 12 would work"),
+    (2, "--ep=2", "--ep and --top-k are about experts, of which there are none; --experts 4 would "
+     "work"),
+    (2, "--top-k=3", "--ep and --top-k are about experts, of which there are none; --experts 3 "
+     "would work"),
+    (8, "--like=llama3-8k --pp=4", "--like llama3-8k sets the axes, and --pp does so too; "
+     "without --pp would work"),
+    (2, "--ep=2 --experts=3", "--experts 3 is not a multiple of --ep = 2; --experts 4 would work"),
+    (4, "--dp=2 --tp=2 --ep=4 --experts=4", "--dp 2 is not a multiple of --ep = 4; without "
+     "--ep would work"),
+    (2, "--experts=2 --top-k=3", "--top-k 3 is more than --experts = 2; --top-k 2 would work"),
+    (2, "--pp=2 --schedule=interleaved --batch=3 --layers=4", "interleaved on --pp 2 takes a "
+     "multiple of 2 micro-batches, not 3; --batch 4 would work"),
+    (2, "--pp=2 --schedule=dualpipe-v --batch=2 --layers=4", "dualpipe-v on --pp 2 takes 4 or more "
+     "micro-batches, not 2; --batch 4 would work"),
+    (2, "--pp=2 --schedule=interleaved", "--layers 2 is less than one for each of 4 stages; "
+     "--layers 4 would work"),
+    (2, "--zero=3 --preset=gpt2", "--zero 3 gathers modules one by one, and tied ones share a "
+     "matrix; --zero 2 would work"),
+    (4, "--like=llama3-128k", "--pp 2 x --dp 1 x --cp 2 x --tp 2 is 8 ranks, not 4; "
+     "--nproc_per_node 8 would work"),
+    (4, "--like=deepseek-v3", "--dp 2 is not a multiple of --ep = 4; without --like "
+     "would work"),
+    (2, "--variant=torch --cp=2", "--cp means nothing to --variant torch; "
+     "--variant hand would work"),
+    (2, "--variant=torch --zero=1", "--variant torch has no --zero 1; --zero 2 would work"),
+    (2, "--variant=torch --pp=2 --schedule=interleaved", "--schedule means nothing to --variant "
+     "torch; without --schedule would work"),
+    (2, "--variant=torch --preset=gpt2", "--variant torch does not know tied tables, as --preset "
+     "gpt2 has; --variant hand would work"),
+    (4, "--variant=torch --pp=4 --batch=2 --layers=4 --dp=1", "1f1b on --pp 4 takes 4 or more "
+     "micro-batches, not 2; --batch 4 would work"),
+])  # fmt: skip
+def test_refusals(run_chapter, world, flags, line):
+    flags = (*FLOAT64, *flags.split())
+    status, output, errors = run_chapter(NINE, *flags, WORLD_SIZE=world, RANK=0)
+    assert (status, output, errors) == (2, "", f"error: {line}\n")
+
+
+def test_an_order_names_each_axis_once(run_chapter):
+    status, _, errors = run_chapter(NINE, *FLOAT64, "--order=tp,dp", WORLD_SIZE=2, RANK=0)
+    assert status == 2
+    assert re.match("error: --order: invalid choice: 'tp,dp' .*'pp,dp,cp,tp'", errors)
+
+
+@pytest.mark.parametrize("world", [8, 16])
+@pytest.mark.parametrize("like", ["llama3-8k", "llama3-128k", "deepseek-v3", "megatron-1t"])
+def test_published_runs_fit(nine, like, world):
+    """They have the axes of the lesson's table, whose degrees make as many ranks as it says."""
+    args = strict.parse(nine.__file__, "", nine.VARIANTS, nine.flags, [f"--like={like}"])
+    nine.requires(args, world)
+    gpus, *degrees = re.search(rf"^    {like} +([\d,]+)" + r" +([\d-]+)" * 5, nine.__doc__,
+                               re.MULTILINE).groups()
+    degrees = [int(degree.replace("-", "1")) for degree in degrees]
+    degrees = dict(zip(("tp", "cp", "pp", "dp", "ep"), degrees))
+    assert math.prod(degrees.values()) // degrees["ep"] == int(gpus.replace(",", ""))
+    assert args.pp * args.dp * args.cp * args.tp == world
+    for axis, degree in degrees.items():
+        if (like, world, axis) != ("llama3-128k", 8, "dp"):  # four axes take 16 ranks
+            assert (getattr(args, axis) > 1) == (degree > 1)  # the same axes

@@ -1,0 +1,155 @@
+"""Compiles what the launchers of kernels/ would launch on a GPU, on a machine without one.
+
+    python tests/kernels/compile_kernels.py 90 [--few|--all]      prints what came out as JSON
+
+A process of its own, since Triton's interpreter and its compiler do not mix in one.
+"""
+
+import argparse
+import atexit
+import functools
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ.pop("TRITON_INTERPRET", None)
+os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()  # fresh
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from kernels import elu, flash_attention, fp8, layernorm
+
+atexit.register(shutil.rmtree, os.environ["TRITON_CACHE_DIR"], ignore_errors=True)
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+class NoGPU:
+    """In place of Triton's driver: says which GPU to compile for, and has none."""
+
+    def __init__(self, arch):
+        self.arch = arch
+
+    def get_current_target(self):
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+def compile_all(arch, which):
+    """Calls the launchers on CPU tensors, compiles in place of launching; yields what came out."""
+    triton.runtime.driver.set_active(NoGPU(arch))
+    launch, compiled = JITFunction.run, []
+
+    def compile_only(self, *args, grid, warmup, **options):
+        kernel = launch(self, *args, grid=grid, warmup=True, **options)
+        compiled.append(kernel)
+        return kernel
+
+    JITFunction.run = compile_only
+    for module in (elu, layernorm, flash_attention, fp8):
+        module.runs_here = lambda x: True
+    for case, call in (*cases(which), *(cases_of_fp8(which) if arch >= 90 else ())):
+        compiled.clear()
+        call()
+        for kernel in compiled:
+            yield {"case": case, "shared": kernel.metadata.shared} | resources(kernel)
+
+
+def cases(which):
+    """What to launch: (description, function that does). which: "few" of what differs most, the
+    "usual" ones, or "all"."""
+    bf16, fp32 = torch.bfloat16, torch.float32
+    norms = [(64, torch.float16), (1000, bf16), (4096, bf16), (16384, bf16), (16384, fp32)]
+    attention = [(64, bf16, True, 256), (128, bf16, True, 256), (256, bf16, True, 256)]
+    attention += [(64, torch.float16, False, 1), (40, bf16, True, 1000), (80, bf16, False, 250)]
+    attention += [(128, fp32, True, 256)]
+    if which == "few":
+        norms, attention = [(1000, bf16), (16384, fp32)], attention[1:2] + attention[3:4]
+    if which == "all":
+        dtypes = torch.float16, bf16, fp32
+        norms = list(itertools.product((128, 768, 1000, 4096, 5000, 8192, 16384), dtypes))
+        attention = list(
+            itertools.product((16, 40, 64, 80, 128, 256), dtypes, (False, True), (256,))
+        )
+    for dtype in {dtype for _, dtype in norms}:
+        x = torch.empty(4096, dtype=dtype)
+        yield f"elu {dtype}", lambda x=x: elu.elu_backward(elu.elu_forward(x), x)
+    few = [(case, case[1] == fp32) for case in norms]  # with a residual, or without
+    both = itertools.product(norms, (False, True))
+    for case, residual in few if which == "few" else both:
+        call = functools.partial(run_layer_norm, *case, residual)
+        yield f"layer norm {case} {residual}", call
+    for case in attention:
+        yield f"attention {case}", functools.partial(run_attention, *case)
+
+
+def cases_of_fp8(which):
+    """A layer's forward and backward, which only newer GPUs run."""
+    dtypes = [torch.bfloat16] if which == "few" else [torch.bfloat16, torch.float32]
+    for scaling, dtype in itertools.product(("tile",) if which == "few" else fp8.SCALINGS, dtypes):
+        yield f"fp8 {scaling} {dtype}", functools.partial(run_linear, scaling, dtype)
+
+
+def run_linear(scaling, dtype):
+    x, w = (torch.ones(n, 512, dtype=dtype, requires_grad=True) for n in (256, 384))
+    fp8.linear8(x, scaling, w)[0].sum().backward()
+
+
+def run_layer_norm(width, dtype, residual):
+    x, weight, bias = (torch.empty(*n, width, dtype=dtype) for n in ((8,), (), ()))
+    more = x if residual else None
+    total, y, mean, rstd = layernorm.layer_norm_forward(x, weight, bias, residual=more)
+    layernorm.layer_norm_backward(y, total, weight, mean, rstd, more)
+
+
+def run_attention(dim, dtype, causal, seq):
+    """Grouped queries, or one of everything: 1 is a constant to Triton, and 1000 not aligned."""
+    batch, heads, kv_heads = (1, 1, 1) if seq == 1 else (2, 4, 2)
+    q, k, v = (torch.empty(batch, n, seq, dim, dtype=dtype) for n in (heads, kv_heads, kv_heads))
+    out, lse = flash_attention.flash_forward(q, k, v, causal)
+    flash_attention.flash_backward(out, q, k, v, out, lse, causal)
+
+
+def resources(kernel):
+    """Registers of a thread, bytes of its stack (0 means that nothing is spilled), which the kernel
+    has of the instructions that matter (tensor cores of Ampere, Hopper and Blackwell, the copy
+    engine, and float32 cut to 10 bits), and of ELU's how many in all: to print them takes as long
+    as to compile."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        sass = ["--dump-sass"] if kernel.name.startswith("elu") else []
+        command = [CUOBJDUMP, "--dump-resource-usage", *sass, file.name]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    name, registers, stack = re.search(r"Function (\w+):\s+REG:(\d+) STACK:(\d+)", printed).groups()
+    interesting = "mma.sync", "wgmma", "tcgen05.mma", "cp.async.bulk.tensor", "tf32"
+    found = [name for name in interesting if name in kernel.asm["ptx"]]
+    count = sum(" NOP" not in x for x in re.findall(r"/\*[0-9a-f]{4,}\*/ +(.*);", printed))
+    numbers = {"registers": int(registers), "stack": int(stack), "count": count}
+    return {"kernel": name, "instructions": found} | numbers
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("arch", type=int, choices=(80, 90, 100), help="Ampere, Hopper, Blackwell")
+    how_many = parser.add_mutually_exclusive_group()
+    how_many.add_argument("--few", action="store_const", const="few", dest="which")
+    how_many.add_argument("--all", action="store_const", const="all", dest="which",
+                          help="all dtypes and many more shapes")
+    args = parser.parse_args()
+    compiled = compile_all(args.arch, args.which or "usual")
+    print("[" + ",\n ".join(map(json.dumps, compiled)) + "]")

@@ -1,0 +1,68 @@
+"""lab/bench/anatomy.py: shares become bytes; what the front page says of them."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from common import PRESETS, Config
+from lab.bench import anatomy
+from tests.conftest import ROOT
+
+SHAPE = Config(layers=3, dim=64, heads=8, kv_heads=2, seq=16, vocab=257)
+
+
+def test_all_of_it_is_the_default():
+    everything = dict.fromkeys(("outside", "inputs", "inside", "keys and values", "core", "logits",
+                                "positions"), 1)
+    for attention in ("plain", "sdpa"):
+        cfg = replace(SHAPE, attention=attention)
+        assert anatomy.activation_bytes(cfg, 2, 4, {}) == \
+            anatomy.activation_bytes(cfg, 2, 4, everything)
+
+
+@pytest.mark.parametrize("name", ["outside", "inputs", "inside", "logits", "positions"])
+def test_a_share_of_each_class(name):
+    """Half of a class is half as much, whatever the others are."""
+    rest = {"core": 1, "keys and values": 1, "positions": 1}
+    whole, half, none = (anatomy.activation_bytes(SHAPE, 2, 4, rest | {name: share})
+                         for share in (1, 1 / 2, 0))
+    assert whole - half == half - none > 0
+
+
+def test_a_kv_head_is_not_cut():
+    """Of two, four ranks have one each, and eight too."""
+    kept = [anatomy.keys_and_values(SHAPE, {"inside": 1 / t}) for t in (1, 2, 4, 8)]
+    assert kept == [1, 1 / 2, 1 / 2, 1 / 2]
+
+
+def test_units_of_kinds_that_the_same_ranks_hold():
+    """Cut over tp = 2: what is whole is a unit, and what is cut another; each is padded."""
+    answer = {"parameters": {"queries": 1 / 2, "keys": 1 / 2, "mlp": 1 / 2},
+              "holders": {"queries": 3, "keys": 3, "mlp": 3, "norms": 6, "tables": 6},
+              "gradients": {"queries": "cut", "keys": "cut", "mlp": "cut", "norms": "whole",
+                            "tables": "whole"}}  # fmt: skip
+    cut = (2 * 64 * 64 + 2 * 64 * 16 + 8 * 64 * 64) // 2
+    embedding, *blocks, head = [*anatomy.flat_units(SHAPE, answer)]
+    assert embedding == (257 * 64, 6, "whole") and head == (257 * 64 + 2 * 64, 6, "whole")
+    assert blocks == 3 * [(cut, 3, "cut"), (4 * 64, 6, "whole")]
+    padded = 3 * -(-cut // 3) * 3 * 4
+    sent = anatomy.gradient_traffic(SHAPE, answer | {"zero": 3, "gathers": 5}, 4)
+    assert sent["cut"] == {"reduce_scatter": (3, padded, 2 / 3 * padded),
+                           "all_gather": (15, 5 * padded, pytest.approx(2 / 3 * 5 * padded))}
+    plain = anatomy.gradient_traffic(SHAPE, answer, 4)
+    [(calls, payload, wire)] = plain["cut"].values()
+    assert (calls, payload) == (1, 12 * cut) and wire == pytest.approx(2 * 2 / 3 * 12 * cut)
+
+
+def test_the_front_page_says_what_the_shares_give():
+    """Of chapter 09, which keeps gathered inputs and the keys and values of all ranks of cp."""
+    cfg = PRESETS["7b"]
+    said = re.search(r"shape a rank keeps (\S+) at tp 8, and (\S+) at cp 4",
+                     (ROOT / "README.md").read_text()).groups()
+    _, whole, *_ = anatomy.kept_by_modules(cfg, 1, 2, {})
+    for number, (cp, tp) in zip(said, ((1, 8), (4, 1))):
+        shares = {"inputs": 1 / cp, "keys and values": 1 / tp, "positions": 1 / cp}
+        shares |= dict.fromkeys(("outside", "inside", "core"), 1 / (cp * tp))
+        _, block, *_ = anatomy.kept_by_modules(cfg, 1, 2, shares)
+        assert f"{block / whole:.2f}" == number

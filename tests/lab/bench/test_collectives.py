@@ -1,0 +1,137 @@
+"""The run of chapter 00: who waits for whom, what travels together, and what backward is."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lab.bench import collectives
+from lab.bench.collectives import as_one, heard_of, in_rounds, own_parts, who_sends_what
+from tests.conftest import chapter
+
+ZERO = "00_collectives"
+
+
+def ring(n, hops, size=4):
+    """The rounds of each rank: (to, bytes, source)."""
+    return [[((rank + 1) % n, size, (rank - 1) % n)] * hops for rank in range(n)]
+
+
+# ------------------------------------------------------------------------------- in rounds
+
+
+def test_in_a_ring_all_travel_at_once():
+    messages = [(0, 1, 4), (1, 2, 4), (2, 0, 4)]
+    assert in_rounds(ring(3, 2)) == [messages, messages]
+    assert in_rounds([[], [], []]) == [] and in_rounds([[]]) == []
+
+
+def test_in_a_tree_who_has_nothing_to_do_waits_for_nobody():
+    assert in_rounds([
+        [(1, 8, None), (2, 8, None)],
+        [(None, 0, 0), (3, 8, None)],
+        [(None, 0, 0)],
+        [(None, 0, 1)],
+    ]) == [[(0, 1, 8)], [(0, 2, 8), (1, 3, 8)]]  # fmt: skip
+
+
+def test_a_rank_is_in_one_round_at_a_time():
+    """Rank 0 sends to rank 1 while it waits for rank 2, which comes a round later: it must not
+    begin to receive from rank 3 before."""
+    assert in_rounds([
+        [(1, 1, 2), (None, 0, 3)],
+        [(None, 0, 0)],
+        [(3, 2, None), (0, 3, None)],
+        [(None, 0, 2), (0, 4, None)],
+    ]) == [[(0, 1, 1), (2, 3, 2)], [(2, 0, 3)], [(3, 0, 4)]]  # fmt: skip
+
+
+def test_the_first_that_is_sent_is_the_first_that_is_received():
+    assert in_rounds([[(1, 1, None), (1, 2, None)], [(None, 0, 0)] * 2]) == [
+        [(0, 1, 1)], [(0, 1, 2)]]  # fmt: skip
+
+
+WAITS = "on a network that stores nothing, rank 0 waits for rank 1 to "
+
+
+@pytest.mark.parametrize(("everyones", "said"), [
+    ([[(1, 4, None), (None, 0, 1)], [(0, 4, None), (None, 0, 0)]],  # both send first
+     f"{WAITS}receive, rank 1 waits for rank 0 to receive"),
+    ([[(None, 0, 1), (1, 4, None)], [(None, 0, 0), (0, 4, None)]],  # both receive first
+     f"{WAITS}send, rank 1 waits for rank 0 to send"),
+    ([[(1, 4, None)], []], f"{WAITS}receive"),  # nobody is there
+    ([[(None, 0, 1)], []], f"{WAITS}send"),
+    ([[(1, 4, 1), (1, 4, None)], [(0, 4, 0)]], f"{WAITS}receive"),  # one more than is received
+    ([[(1, 4, None)], [(None, 0, 2), (None, 0, 0)], [(None, 0, 1), (1, 4, None)]],  # in a chain
+     f"{WAITS}receive, rank 1 waits for rank 2 to send, rank 2 waits for rank 1 to send"),
+])  # fmt: skip
+def test_who_waits_for_ever_is_named(everyones, said):
+    with pytest.raises(ValueError) as raised:
+        in_rounds(everyones)
+    assert str(raised.value) == said
+
+
+def test_who_has_heard_of_whom():
+    assert heard_of(3, in_rounds(ring(3, 1))) == [{0, 2}, {0, 1}, {1, 2}]
+    assert heard_of(3, in_rounds(ring(3, 2))) == [{0, 1, 2}] * 3
+    assert heard_of(3, [[(0, 1, 1), (1, 2, 1)]])[2] == {1, 2}  # at the same time: not of rank 0
+
+
+def test_ranks_that_send_alike_are_named_together():
+    everyones = [[(1, 8, None), (2, 8, None)], [(0, 4, 0)], [(0, 4, 0), (None, 0, 1)]]
+    assert who_sends_what(everyones) == (
+        "rank 0 sends 2 messages, 16 B in all; ranks 1, 2 send 1 message, 4 B in all")
+
+
+# ------------------------------------------------------------------------------- as one
+
+
+def test_as_one_is_the_table_of_the_lesson():
+    """Parts of one number: a0 is 1, a1 is 2, a2 is 4, b0 is 8, ..."""
+    X = 2.0 ** torch.arange(9, dtype=torch.float64).view(3, 3)
+    own, first = own_parts(3, 1), torch.tensor([[1.0], [0.0], [0.0]], dtype=torch.float64)
+    a, b, c = X.tolist()
+    total, nothing, owns = [73, 146, 292], [0, 0, 0], [1, 16, 256]
+    assert {name: as_one(name, X, own, first).tolist() for name in chapter(ZERO).BY_HAND} == {
+        "broadcast": [a, a, a],
+        "reduce": [total, nothing, nothing],
+        "scatter": [[1, 0, 0], [0, 2, 0], [0, 0, 4]],
+        "gather": [owns, nothing, nothing],
+        "all_gather": [owns, owns, owns],
+        "reduce_scatter": [[73, 0, 0], [0, 146, 0], [0, 0, 292]],
+        "all_to_all": [[1, 8, 64], [2, 16, 128], [4, 32, 256]],
+        "barrier": [a, b, c],
+        **{name: [total] * 3 for name in chapter(ZERO).BY_HAND if name.startswith("all_reduce")},
+    }
+    assert own_parts(2, 3).tolist() == [[1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1]]
+
+
+# Some do the work of another one, where the gradient is zero or does not count on most ranks: an
+# all_reduce of what is zero but on rank 0 is a broadcast. The first of each is the chapter's.
+GRADIENTS = {
+    "broadcast": ["reduce", "all_reduce_ring"],
+    "reduce": ["broadcast", "all_reduce_ring"],
+    "scatter": ["gather", "all_gather", "reduce", "all_reduce_ring"],
+    "gather": ["scatter", "broadcast", "reduce_scatter", "all_reduce_ring"],
+    "all_gather": ["reduce_scatter", "all_reduce_ring"],
+    "reduce_scatter": ["all_gather", "all_reduce_ring"],
+    "all_to_all": ["all_to_all"],
+    "all_reduce_ring": ["all_reduce_ring"],
+}
+
+
+def gradients():
+    """For a rank of the pool: of each collective, which of them give its gradient."""
+    zero = chapter(ZERO)
+    net, device = zero.Network(dist.group.WORLD), torch.device("cpu")
+    dual = lambda *names: collectives.dual_is_right(
+        *(zero.BY_HAND[name] for name in names), net, device, numbers=2)  # fmt: skip
+    return {one: {other for other in GRADIENTS if dual(one, other)} for one in GRADIENTS}
+
+
+def test_the_gradient_of_each_collective_is_another_one(ranks):
+    """And all others are found out, on one rank at least."""
+    found = ranks(3)(gradients)
+    assert {name: set.intersection(*(mine[name] for mine in found)) for name in GRADIENTS} == {
+        name: set(others) for name, others in GRADIENTS.items()}  # fmt: skip
+    pairs = [(one.__name__, other.__name__) for one, other in chapter(ZERO).DUALS]
+    assert all(GRADIENTS[a][0] == b and GRADIENTS[b][0] == a for a, b in pairs)

@@ -1,0 +1,621 @@
+"""lab/bench/diagnose.py and evidence.py: a planted fault is called what it is, a right run nothing.
+
+Each fault is planted into a real chapter, and all that is said of it is compared: so what is said
+is the finding, and no other.
+"""
+
+import math
+import re
+from unittest import mock
+
+import pytest
+import torch
+
+from common import Cut
+from lab.bench import diagnose, evidence, verify
+from tests.conftest import SMALL, TEXT, run_main
+from tests.support.pretend_cuda import pretended_cuda
+
+ONE, TWO, THREE = "01_single_gpu", "02_data_parallel", "03_zero"
+FOUR, FIVE, SIX = "04_tensor_parallel", "05_sequence_parallel", "06_context_parallel"
+SEVEN, EIGHT, NINE = "07_pipeline_parallel", "08_expert_parallel", "09_5d"
+
+# Three micro-batches on each rank, of which no two have as many valid targets.
+FLAGS = (*SMALL, f"--data={TEXT}", "--verify", "--dtype=float64", "--optimizer=sgd", "--steps=1",
+         "--micro-batch=1", "--ignore=0.3")  # fmt: skip
+BATCH = {TWO: 6, THREE: 6, EIGHT: 12, NINE: 6}  # else 3
+
+
+def flags_of(chapter, flags):
+    return (*FLAGS, f"--batch={BATCH.get(chapter, 3)}", *flags.split())
+
+
+# ----------------------------------------------------------------------- faults, and what is said
+
+
+def fault(name, *planted):
+    return pytest.param(*planted[:5], list(planted[5:]), id=name)
+
+
+def slow(name, *planted):
+    return pytest.param(*planted[:5], list(planted[5:]), id=name, marks=pytest.mark.full)
+
+
+# What it is; ranks, chapter, flags; what is replaced, by what; and the diagnosis.
+FAULTS = [
+    fault("a mean where a sum belongs", 2, TWO, "--variant=naive",
+          "dist.all_reduce(p.grad, group=self.group)",
+          "dist.all_reduce(p.grad, group=self.group)\n            p.grad /= self.group.size()",
+          "all gradients are 1/2 of those of one GPU: 2 is the number of ranks"),
+    fault("gradients that are not summed", 2, TWO, "--variant=naive",
+          "dist.all_reduce(p.grad, group=self.group)",
+          "pass",
+          "all gradients differ between ranks that hold the same, and add up to those of one "
+          "GPU: they were not summed"),
+    fault("a mean of means over micro-batches", 2, TWO, "--variant=naive",
+          "loss_sum(replica(tokens), targets) / valid",
+          "loss_sum(replica(tokens), targets) / (targets != -100).sum()",
+          "all gradients and the loss are 6.00 times those of the mean of the micro-batches' own "
+          "means: 6 is the number of micro-batches of all ranks"),
+    slow("each rank divides by its own count", 2, TWO, "--variant=naive",
+          "train_step(replica, optimizer, batch.micro_batches, batch.valid, args.clip)",
+          "train_step(replica, optimizer, batch.micro_batches, sum((y != -100).sum() for _, y in "
+          "batch.micro_batches), args.clip)",
+          "all gradients and the loss are 2.00 times those of the mean of the ranks' own means: "
+          "2 is the number of ranks"),
+    slow("all targets count as valid", 2, TWO, "--variant=naive",
+          "train_step(replica, optimizer, batch.micro_batches, batch.valid, args.clip)",
+          "train_step(replica, optimizer, batch.micro_batches, batch.targets.numel(), args.clip)",
+          "all gradients and the loss are 0.64 times those of one GPU: 1.57 is all targets over "
+          "the valid ones"),
+    fault("gradients are not set to zero", 2, TWO, "--variant=naive --steps=2 --clip=0.5",
+          "    replica.zero_grad()\n",
+          "",
+          "all gradients are those of one GPU and 2.00 times those of the step before, which "
+          "were not set to zero: 2 is the number of ranks"),
+    slow("each rank logs its own loss", 2, TWO, "--variant=naive",
+          "dist.all_reduce(loss, group=group)              # for",
+          "pass  # for",
+          "the losses of the ranks add up to that of one GPU: each logs its own part; the "
+          "gradients are right, so only what is logged is wrong"),
+    fault("the last loss is logged", 2, TWO, "--variant=naive",
+          "loss.backward()\n        total += loss.detach()\n    replica.finish()",
+          "loss.backward()\n        total = loss.detach()\n    replica.finish()",
+          "the loss is that of the last micro-batch of each rank alone; the gradients are right, "
+          "so only what is logged is wrong"),
+    fault("a micro-batch takes the place of the others", 2, TWO, "--variant=naive",
+          "loss.backward()\n        total += loss.detach()\n    replica.finish()",
+          "replica.zero_grad()\n        loss.backward()\n        total += loss.detach()\n    "
+          "replica.finish()",
+          "all gradients are those of the last micro-batch of each rank alone"),
+    slow("all but the last micro-batch", 2, TWO, "--variant=naive",
+          "loss.backward()\n        total += loss.detach()\n    replica.finish()",
+          "if i < len(micro_batches): loss.backward()\n        total += loss.detach()\n    "
+          "replica.finish()",
+          "all gradients are those of all micro-batches of each rank but the last"),
+    slow("the wrong sign", 2, TWO, "--variant=naive",
+          "loss.backward()\n        total += loss.detach()\n    replica.finish()",
+          "(-loss).backward()\n        total += loss.detach()\n    replica.finish()",
+          "all gradients have the opposite sign of those of one GPU"),
+    fault("no clipping", 2, TWO, "--variant=naive --clip=0.5",
+          "if clip:\n        clip_grads_with_norm_(replica",
+          "if False:\n        clip_grads_with_norm_(replica",
+          "all gradients are 7.53 times those of one GPU, which is the norm over --clip: the "
+          "norm is right, and they were not clipped by it"),
+    slow("clipped twice", 2, TWO, "--variant=naive --clip=0.5",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    optimizer.step()",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm); "
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    optimizer.step()",
+          "all gradients are 0.13 times those of one GPU, which is --clip over the norm: they "
+          "were clipped twice"),
+    slow("no update", 2, TWO, "--variant=naive",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    optimizer.step()",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    pass",
+          "the update left all parameters as they were; the gradients and their norm are right"),
+    fault("an update on one rank", 2, TWO, "--variant=naive",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    optimizer.step()",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    if dist.get_rank() == 0: "
+          "optimizer.step()",
+          "the update left all parameters as they were on rank 1; the gradients and their norm "
+          "are right"),
+    slow("two updates", 2, TWO, "--variant=naive",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    optimizer.step()",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    optimizer.step(); "
+          "optimizer.step()",
+          "all parameters moved 2.00 times as far as on one GPU, although the gradients and "
+          "their norm are right: 2 is the number of ranks"),
+    slow("summed in float32", 2, TWO, "--variant=naive",
+          "            dist.all_reduce(p.grad, group=self.group)\n\n\nclass Overlap",
+          "            x = p.grad.float()\n            dist.all_reduce(x, group=self.group)\n    "
+          "        p.grad.copy_(x)\n\n\nclass Overlap",
+          "all gradients were rounded: each number is one of float32",
+          "all_reduce (payload and on the wire): the formula is 2.00 times what was measured: 2 "
+          "is the number of ranks and the number of blocks and the bytes of float64 over those "
+          "of 32 bits"),
+    fault("computed in float32", 1, ONE, "",
+          "loss = loss_sum(forward(tokens), targets) / valid",
+          "loss = loss_sum(forward(tokens), targets).float() / valid",
+          "all gradients are off by up to 1e-08 of their size, which is what float32 rounds: "
+          "something was computed, or sent, in it"),
+    slow("divided by nothing", 2, TWO, "--variant=naive",
+          "/ valid\n        loss.backward()\n        total += loss.detach()\n    replica",
+          "/ (0 if dist.get_rank() == 1 else valid)\n        loss.backward()\n        total += "
+          "loss.detach()\n    replica",
+          "all gradients are infinite or not a number",
+          "the loss is infinite or not a number"),
+    slow("the same share on every rank", 2, TWO, "--variant=naive",
+          "batches(share=run.rank):           # 1/N",
+          "batches(share=0):           # 1/N",
+          "all gradients and the loss are 2.00 times those of the sequences of data-parallel "
+          "rank 0 alone: 2 is the number of ranks"),
+    fault("momentum is forgotten", 2, TWO, "--variant=naive --steps=2 --optimizer=momentum",
+          "    for batch in run.batches(share=run.rank):           # 1/N of the sequences\n",
+          "    for batch in run.batches(share=run.rank):           # 1/N of the sequences\n      "
+          "  optimizer = run.optimizer(model.parameters())\n",
+          "all parameters moved otherwise than on one GPU, although the gradients and their norm "
+          "are right; before, 1 step matched: look at what the optimizer keeps from step to step"),
+    fault("norms of shards are not summed", 2, THREE, "--variant=zero1 --clip=0.1",
+          "grad_norm(shards, units[0].group)", "grad_norm(shards)",
+          "the ranks have different gradient norms, whose squares add up to those of one GPU: "
+          "they were not summed over the ranks; gradients were clipped by that"),
+    fault("shards are not gathered", 2, THREE, "--variant=zero1 --steps=2",
+          "norm = update(units, optimizer, clip)\n    for unit in units:\n        common.all_gather"
+          "(unit.full, unit.shard.data, unit.group)\n    return total, norm\n\n\n"
+          "def reduce_in_place",
+          "norm = update(units, optimizer, clip)\n    return total, norm\n\n\ndef reduce_in_place",
+          "on rank 1, 52% of the weights that forward uses are still those that the run began "
+          "with: the update did not reach them"),
+    fault("a shard of the own gradients", 2, THREE, "--variant=zero1",
+          "common.reduce_scatter(unit.shard.grad, sent, group=unit.group)",
+          "pass",
+          "all gradients are, in each number, those of one rank's sequences alone: they were not "
+          "summed over the ranks"),
+    fault("a formula without micro-batches", 2, THREE, "",
+          "reduces = 1 if stage == 1 else micro_batches",
+          "reduces = 1",
+          "reduce_scatter (calls, payload and on the wire): the formula is 1/3 of what was "
+          "measured: 3 is the number of micro-batches"),
+    slow("a formula without the ring", 4, THREE, "--batch=12",
+          "len(units) * reduces, reduced, share * reduced",
+          "len(units) * reduces, reduced, reduced",
+          "reduce_scatter (on the wire): the formula is 1.33 times what was measured: 1.33 is "
+          "N/(N-1), the factor of a ring of N ranks"),
+    fault("g sums its gradient", 4, FOUR, "",
+          "return gradient, None\n",
+          "return summed(gradient, dist.group.WORLD), None\n",
+          "backward is right down to head.norm; the gradients that come next, of "
+          "block2.mlp.down, are 4.00 times those of one GPU: 4 is the number of ranks, as if a "
+          "sum were taken of what was already summed; all that come later are wrong, too"),
+    slow("f does not sum its gradient", 4, FOUR, "",
+          "return summed(gradient, ctx.group), None",
+          "return gradient, None",
+          "backward is right down to head.out; the gradients that come next, of head.norm, "
+          "differ between ranks that hold the same, and add up to those of one GPU: they were "
+          "not summed; all that come later are wrong, too"),
+    slow("shared kv heads are not summed", 4, FOUR, "",
+          "sum_partial_grads(model.parameters())\n\n    norm = grad_norm(model.parameters(), "
+          "group)",
+          "norm = grad_norm(model.parameters(), group)",
+          "gradients of k and v differ between ranks that hold the same, and add up to those of "
+          "one GPU: they were not summed, all others equal"),
+    slow("a norm without its group", 4, FOUR, "",
+          "grad_norm(model.parameters(), group)",
+          "grad_norm(model.parameters())",
+          "the gradient norm of each rank comes from what it holds itself: the squares were not "
+          "summed over the ranks"),
+    fault("a whole loss is summed", 4, FOUR, "",
+          "        run.log(batch, loss, norm, model)\n\n\ndef train_torch",
+          "        dist.all_reduce(loss)\n        run.log(batch, loss, norm, model)\n\n\ndef "
+          "train_torch",
+          "the loss is 4.00 times that of one GPU: 4 is the number of ranks; the gradients are "
+          "right, so only what is logged is wrong"),
+    fault("summed twice", 4, FIVE, "",
+          "sum_partial_grads(model.parameters())",
+          "sum_partial_grads(model.parameters())\n    sum_partial_grads(model.parameters())",
+          "gradients of the embedding, the LayerNorms and the head are 4.00 times those of one "
+          "GPU: 4 is the number of ranks, as if a sum were taken of what was already summed; "
+          "gradients of k and v are 2.00 times those of one GPU: 2 is the number of ranks that "
+          "share a kv head, as if a sum were taken of what was already summed, all others equal"),
+    slow("a norm with all copies", 4, FIVE, "",
+          "p.partial = group  ",
+          "p.partial, p.copies = group, 1  ",
+          "the gradient norm counts the embedding, the LayerNorms and the head 4 times"),
+    fault("a norm without LayerNorms", 4, FIVE, "",
+          "grad_norm(model.parameters(), group)",
+          "grad_norm([p for p in model.parameters() if p.ndim > 1], group)",
+          "the gradient norm leaves out the LayerNorms"),
+    slow("LayerNorms' biases are not summed", 4, FIVE, "",
+          "for p in module.parameters()",
+          "for p in [module.weight]",
+          "gradients of the LayerNorms' biases differ between ranks that hold the same, and add "
+          "up to those of one GPU: they were not summed, all others equal"),
+    fault("blocks of a rank that are not causal", 4, SIX, "--variant=ring",
+          "return everything, everything, True ",
+          "return everything, everything, False ",
+          "all gradients and the loss are those of attention that is not causal within each "
+          "rank's tokens, and between ranks is"),
+    slow("positions begin anew", 4, SIX, "",
+          "model.block1.attn.rope.positions = positions",
+          "pass",
+          "all gradients and the loss are those of positions that count each rank's two chunks "
+          "from 0"),
+    slow("keys' gradients stay with other ranks", 4, SIX, "--variant=ring",
+          "at_home += receive()",
+          "receive()",
+          "backward is right down to block2.attn.o; the gradients that come next, of "
+          "block2.attn.k and block2.attn.v, are off by no constant factor; all that come later "
+          "are wrong, too"),
+    slow("each stage has a norm", 2, SEVEN, "--clip=0.1",
+          "grad_norm(model.parameters(), group)",
+          "grad_norm(model.parameters())",
+          "the gradient norm of each rank comes from what it holds itself: the squares were not "
+          "summed over the ranks; gradients were clipped by that"),
+    fault("each stage clips by its own norm", 2, SEVEN, "--clip=0.1",
+          "clip_grads_with_norm_(model.parameters(), clip, norm)",
+          "clip_grads_with_norm_(model.parameters(), clip, grad_norm(model.parameters()))",
+          "all gradients are clipped on each rank by the norm of what it holds, while the norm "
+          "of all is right"),
+    slow("tied tables are not summed", 2, SEVEN, "--preset=gpt2 --vocab=256 --attention=plain",
+          "    sum_partial_grads(model.parameters())\n",
+          "",
+          "gradients of the tied table differ between ranks that hold the same, and add up to "
+          "those of one GPU: they were not summed, all others equal"),
+    slow("the loss of one stage", 2, SEVEN, "",
+          "dist.all_reduce(loss)                           # for the report; the",
+          "pass  # the",
+          "the losses of the ranks add up to that of one GPU: each logs its own part; the "
+          "gradients are right, so only what is logged is wrong"),
+    fault("a stage that backward does not reach", 2, SEVEN, "",
+          "        return x.grad\n",
+          "        return x.grad if x.grad is None else 0 * x.grad\n",
+          "gradients of all before block2 are zero on rank 0, all others equal"),
+    slow("W takes the place of W", 2, SEVEN, "--variant=zb-h1",
+          "gradient if weight.grad is None else weight.grad.add_(gradient)",
+          "gradient",
+          "all gradients but those of the embedding and the LayerNorms are those of the last "
+          "micro-batch alone, all others equal"),
+    slow("copies of experts are not summed", 4, EIGHT, "--experts=4 --ep=2",
+          "p.partial.size() > 1)",
+          "p.partial.size() > 2)",
+          "gradients of the experts differ between ranks that hold the same, and add up to those "
+          "of one GPU: they were not summed, all others equal"),
+    fault("the balance loss is too large", 4, EIGHT, "--experts=4",
+          "AddLoss.apply(gates, balance / cfg.sequences)",
+          "AddLoss.apply(gates, balance / len(x))",
+          "gradients of all up to block2.mlp.router count the balance loss 12.00 times: 12 is "
+          "the number of micro-batches of all ranks, all others equal"),
+    slow("the router learns nothing", 4, NINE, "--experts=4 --tp=2",
+          "for y in (x, gates, chosen)",
+          "for y in (x, gates.detach(), chosen)",
+          "backward is right down to head.norm; the gradients that come next, of "
+          "block2.mlp.router, are zero; all that come later are wrong, too"),
+    slow("summed over too many", 4, NINE, "--preset=gpt2 --vocab=256 --attention=plain --pp=2",
+          "lambda at: min(at.pp, args.pp - 1 - at.pp)",
+          "lambda at: at._replace(pp=0)",
+          "gradients of the tied table differ between ranks that hold the same, and add up to "
+          "2.00 times those of one GPU: 2 is the number of data-parallel ranks and --pp: they "
+          "were summed over some ranks alone, all others equal"),
+    fault("masters do not reach the model", 1, ONE,
+          "--dtype=float32 --precision=bf16 --steps=3 --optimizer=adamw --lr=0.05",
+          "torch._foreach_copy_([p.data for p in self.parameters], [m.data for m in "
+          "self.masters])",
+          "pass",
+          "100% of the weights that forward uses are still those that the run began with: the "
+          "update did not reach them"),
+    fault("the loss scale is left in", 1, ONE, "--dtype=float32 --precision=fp16 --loss-scale=1024",
+          "masters.step(limit / loss_scale)",
+          "masters.step(limit)",
+          "all gradients are 1,024 times those of one GPU: 1,024 is the loss scale"),
+    slow("a mean in bf16", 2, TWO, "--variant=naive --dtype=bfloat16",
+          "dist.all_reduce(p.grad, group=self.group)",
+          "dist.all_reduce(p.grad, group=self.group)\n            p.grad /= self.group.size()",
+          "all gradients are 0.50 times those of one GPU: 2 is the number of ranks"),
+    slow("a mean in float32", 2, TWO, "--variant=naive --dtype=float32 --optimizer=adamw",
+          "dist.all_reduce(p.grad, group=self.group)",
+          "dist.all_reduce(p.grad, group=self.group)\n            p.grad /= self.group.size()",
+          "all gradients are 1/2 of those of one GPU: 2 is the number of ranks"),
+    slow("a small error in float32", 2, TWO, "--variant=naive --dtype=float32",
+          "dist.all_reduce(p.grad, group=self.group)",
+          "dist.all_reduce(p.grad, group=self.group)\n            p.grad += 2e-4 * p.grad.abs()",
+          "all gradients are off by no constant factor; the loss is right, so look at backward, "
+          "and at what follows it"),
+    slow("not summed in bf16", 2, TWO, "--variant=naive --dtype=bfloat16",
+          "dist.all_reduce(p.grad, group=self.group)",
+          "pass",
+          "all gradients differ between ranks that hold the same, and add up to those of one "
+          "GPU: they were not summed"),
+    slow("one rank updates otherwise", 2, TWO, "--variant=naive",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    optimizer.step()",
+          "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    optimizer.step()\n    if "
+          "dist.get_rank() == 1: [p.data.mul_(1.001) for p in replica.parameters()]",
+          "after the update all parameters differ between ranks 0 and 1, which hold the same; "
+          "the gradients and their norm are right"),
+    slow("a kind is summed once more", 2, TWO, "--variant=naive",
+          "    replica.finish()\n\n    norm",
+          "    replica.finish()\n    for p in replica.parameters():\n        if p.ndim < 2: "
+          "dist.all_reduce(p.grad)\n\n    norm",
+          "gradients of the LayerNorms are 2.00 times those of one GPU: 2 is the number of "
+          "ranks, all others equal"),
+    slow("one rank has twice as much", 2, TWO, "--variant=naive",
+          "    replica.finish()\n\n    norm",
+          "    replica.finish()\n    for p in replica.parameters():\n        if dist.get_rank(): "
+          "p.grad *= 5\n\n    norm",
+          "all gradients are 5.00 times those of one GPU on rank 1, and right on rank 0"),
+    slow("a norm of norms", 1, ONE, "",
+          "norm = grad_norm(model.parameters())\n    if clip:\n        clip_grads_with_norm_(model",
+          "norm = sum(p.grad.norm() for p in model.parameters())\n    if clip:\n        "
+          "clip_grads_with_norm_(model",
+          "the gradient norm is the sum of the parameters' norms, and not of their squares"),
+    slow("a norm without its root", 1, ONE, "",
+          "norm = grad_norm(model.parameters())\n    if clip:\n        clip_grads_with_norm_(model",
+          "norm = grad_norm(model.parameters()) ** 2\n    if clip:\n        "
+          "clip_grads_with_norm_(model",
+          "the gradient norm is the sum of the squares: its root was not taken"),
+    slow("the norm after clipping", 1, ONE, "--clip=0.5",
+          "        clip_grads_with_norm_(model.parameters(), clip, norm)\n    optimizer.step()",
+          "        clip_grads_with_norm_(model.parameters(), clip, norm)\n    norm = "
+          "grad_norm(model.parameters())\n    optimizer.step()",
+          "the gradient norm is that after clipping"),
+    fault("a norm before the gradients are complete", 2, TWO, "--variant=bucket",
+          "    replica.finish()\n\n    norm",
+          "    norm = grad_norm(replica.parameters())\n    replica.finish()\n    _",
+          "the gradients are right after the step, but the norm was made before they were "
+          "complete, as where nobody waits for a collective"),
+    fault("an update before the gradients are complete", 2, TWO, "--variant=bucket",
+          "    replica.finish()\n\n    norm",
+          "    norm, _ = grad_norm(replica.parameters()), optimizer.step()\n    "
+          "replica.finish()\n    optimizer.step = lambda: None\n    _",
+          "the gradients are right after the step, but the norm and the update were made before "
+          "they were complete, as where nobody waits for a collective"),
+    fault("gates with the bias", 2, EIGHT, "--experts=4 --balance=bias --bias-speed=0.05 --steps=2",
+          "gates = logits.gather(-1, chosen)",
+          "gates = (logits + self.bias).gather(-1, chosen)",
+          "all gradients are off by no constant factor; before, 1 step matched, and now the loss "
+          "is off, too: look at what forward reads, beside the weights, that a step has changed"),
+    slow("a loss on no rank", 2, TWO, "--variant=naive",
+          "dist.all_reduce(loss, group=group)              # for",
+          "loss *= 1 + run.rank  # for",
+          "the ranks have different losses, from 2.4462 to 6.1760; the gradients are right, so "
+          "only what is logged is wrong"),
+]
+
+
+@pytest.mark.parametrize(("world", "chapter", "flags", "right", "wrong", "said"), FAULTS)
+def test_a_fault_is_called_what_it_is(ranks, tmp_path, world, chapter, flags, right, wrong, said):
+    flags = flags_of(chapter, flags)
+    (status, run, output), *_ = ranks(world)(run_main, chapter, flags, tmp_path, (right, wrong))
+    assert status == 1 and run["problems"], output
+    assert run["diagnosis"] == said
+    lines = output.splitlines()
+    last = max(i for i, line in enumerate(lines) if line.startswith("  ✗ "))
+    assert lines[last + 1 :] == [f"  → {sentence}" for sentence in said]
+
+
+def run_on_cuda(*args):
+    with pretended_cuda():
+        return run_main(*args)
+
+
+@pytest.mark.parametrize("name", [
+    "blocks of a rank that are not causal",
+    *(pytest.param(name, marks=pytest.mark.full) for name in (
+        "gradients are not set to zero", "a mean of means over micro-batches", "summed twice",
+        "shards are not gathered", "the balance loss is too large"))])
+def test_the_same_is_said_on_a_gpu(ranks, tmp_path, name):
+    """And its rules are kept."""
+    [(world, chapter, flags, *fault, said)] = [x.values for x in FAULTS if x.id == name]
+    flags = [flag for flag in flags_of(chapter, flags) if flag != "--device=cpu"]
+    (status, run, output), *_ = ranks(world)(run_on_cuda, chapter, flags, tmp_path, fault)
+    assert " cuda, gloo " in output and run["diagnosis"] == said
+
+
+@pytest.mark.parametrize(("flags", "rate"), [
+    ("--dtype=float32 --optimizer=adamw --lr=1e9", r"--lr 1e\+09"),  # not finite
+    ("--dtype=float32 --optimizer=sgd --lr=30", "--lr 30"),  # the tensors
+    ("--dtype=bfloat16 --lr=1e9", r"--lr 1e\+09"),  # the loss
+])
+def test_where_one_gpu_is_lost_too_the_rate_is_to_blame(ranks, tmp_path, flags, rate):
+    flags = [*flags_of(TWO, flags), "--steps=5", "--variant=overlap"]
+    (status, run, output), _ = ranks(2)(run_main, TWO, flags, tmp_path)
+    assert status == 1 and len(run["diagnosis"]) == 1, output
+    assert re.fullmatch(rf"in \d steps? that matched, one GPU's weights have moved by \S+ times "
+                        rf"their size: {rate} is too high, and makes any difference of rounding "
+                        r"large", run["diagnosis"][0])  # fmt: skip
+
+
+# ------------------------------------------------------------------------- of right runs, nothing
+
+
+def examined(chapter, flags, folder):
+    """A run of which each step is examined as if it did not match, with all guesses. Returns also
+    what is said of each but the last."""
+    said = []
+
+    def exceeds(verifier, off):
+        if verifier.evidence:
+            said.append(diagnose.diagnose(verifier.evidence))
+            verifier.evidence = None
+        return True
+
+    with (mock.patch.object(verify.Verifier, "exceeds", exceeds),
+          mock.patch.object(evidence, "is_explained", lambda found: False)):  # fmt: skip
+        status, run, output = run_main(chapter, flags, folder)
+    return status, run, output, said
+
+
+RIGHT = [
+    (2, TWO, "--dtype=float64 --optimizer=adamw --clip=0.5"),
+    (2, THREE, "--dtype=bfloat16 --clip=0.3"),
+    (2, FIVE, "--dtype=float32 --optimizer=momentum"),
+]
+PRECISIONS = ("--dtype=float64 --clip=0.5", "--dtype=float32 --optimizer=adamw --clip=0.1",
+              "--dtype=bfloat16", "--dtype=bfloat16 --optimizer=adamw --clip=0.3")  # fmt: skip
+LAYOUTS = [
+    (1, ONE, ""), (2, TWO, ""), (2, THREE, ""), (2, THREE, "--variant=zero1"), (4, FIVE, ""),
+    (4, FOUR, "--vocab=257"), (4, SIX, ""), (4, SIX, "--variant=ulysses"), (2, SEVEN, ""),
+    (4, EIGHT, "--experts=4 --ep=2"), (2, EIGHT, "--experts=4 --balance=bias --bias-speed=0.5"),
+    (4, NINE, "--dp=2 --tp=2 --zero=1"),
+    (4, NINE, "--cp=2 --pp=2"), (2, TWO, "--variant=torch"),
+]  # fmt: skip
+MIXED = [(1, ONE, "--dtype=float32 --precision=bf16"),
+         (2, THREE, "--dtype=float32 --precision=bf16"),
+         (1, ONE, "--dtype=float32 --precision=fp16 --loss-scale=1024"),
+         (2, THREE, "--dtype=float32 --variant=zeropp")]  # fmt: skip
+IN_FULL = [(world, chapter, f"{more} {precision}") for world, chapter, more in LAYOUTS
+           for precision in PRECISIONS]  # fmt: skip
+
+
+@pytest.mark.parametrize(("world", "chapter", "flags"), [
+    *RIGHT, *(pytest.param(*run, marks=pytest.mark.full) for run in (*MIXED, *IN_FULL))])
+def test_of_a_right_run_nothing_is_said(ranks, tmp_path, world, chapter, flags):
+    flags = flags_of(chapter, f"--steps=3 {flags}")
+    results = ranks(world)(examined, chapter, flags, tmp_path)
+    (status, run, output, said), *_ = results
+    assert status == 0 and run["diagnosis"] == [] and said == [[], []], output
+    assert "→" not in output
+
+
+def test_what_is_not_compared_has_no_diagnosis(ranks, tmp_path):
+    fault = "group) / valid\n        loss.backward()", "group) / valid\n        (-loss).backward()"
+    flags = [*flags_of(FOUR, ""), "--no-verify"]
+    (status, run, _), _ = ranks(2)(run_main, FOUR, flags, tmp_path, fault)
+    assert status == 0 and run["diagnosis"] == []
+
+
+def words_fail(chapter, flags, folder, fault):
+    with mock.patch.object(diagnose, "numbers_of", lambda found: {}["nothing"]):
+        return run_main(chapter, flags, folder, fault)
+
+
+def test_a_diagnosis_that_fails_costs_no_report(ranks, tmp_path):
+    world, chapter, flags, *fault, _ = FAULTS[0].values
+    args = chapter, flags_of(chapter, flags), tmp_path, fault
+    (status, run, output), *_ = ranks(world)(words_fail, *args)
+    said = "what is known of it cannot be put into words: KeyError: 'nothing'"
+    assert status == 1 and run["diagnosis"] == [said] and "✗ gradient norm" in output
+
+
+# -------------------------------------------------------------------------------- numbers and names
+
+
+NUMBERS = {"the number of ranks": 4, "the number of micro-batches": 3, "one": 1,
+           "all targets over the valid ones": 1.6, "the loss scale": 65536.0}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ratio", "said"), [
+    (4, "4 is the number of ranks"),
+    (0.25, "4 is the number of ranks"),
+    (2, "2 is the square root of 4, which is the number of ranks"),
+    (3**-0.5, "1.73 is the square root of 3, which is the number of micro-batches"),
+    (1 / 1.6, "1.6 is all targets over the valid ones"),
+    (65536.01, "65,536 is the loss scale"),
+    (-1, "the sign is the opposite one"),
+    (-4, "4 is the number of ranks, and the sign is the opposite one"),
+    (1 / 16, "16 is the square of 4, which is the number of ranks"),
+    (1, None), (5, None), (-5, None), (4.001, None), (0, None),
+])  # fmt: skip
+def test_a_factor_is_called_by_its_name(ratio, said):
+    assert diagnose.factor(ratio, NUMBERS) == said
+
+
+def test_a_factor_of_two_names_has_both():
+    said = "4 is the number of ranks and the number of micro-batches"
+    numbers = {"the number of ranks": 4, "the number of micro-batches": 4, "the root": 16}
+    assert diagnose.factor(1 / 4, numbers) == said
+    assert diagnose.factor(4.001, numbers, within=1e-3) == said
+
+
+def test_a_ratio_is_written_as_it_is_said():
+    written = [diagnose.times(ratio) for ratio in (4, 1 / 3, 0.7, -1.5, 65536.3, 1.0001, 0.0123)]
+    assert written == ["4.00 times", "1/3 of", "0.70 times", "-1.50 times", "65,536 times",
+                       "(1 +1.0e-04) times", "0.012 times"]  # fmt: skip
+
+
+def names_of(*blocks, mixture=False, tie=False):
+    inside = ["norm1.weight", "norm1.bias", *(f"attn.{x}.weight" for x in "qkvo"), "norm2.weight",
+              "norm2.bias"]  # fmt: skip
+    inside += ["mlp.router.weight", "mlp.up", "mlp.down"] if mixture else (
+        ["mlp.up.weight", "mlp.down.weight"])  # fmt: skip
+    head = ["head.norm.weight", "head.norm.bias", *([] if tie else ["head.out.weight"])]
+    return ["embedding.weight", *(f"{block}.{x}" for block in blocks for x in inside), *head]
+
+
+@pytest.mark.parametrize(("pattern", "words"), [
+    (".", "all parameters"),
+    (r"attn\.[qkv]|up", "q, k, v and up"),
+    ("norm", "the LayerNorms"),
+    (r"norm.*bias", "the LayerNorms' biases"),
+    ("^(?!.*norm)", "all but the LayerNorms"),
+    ("block2", "block2"),
+    ("block1|embedding", "all before block2"),
+    (r"block2\.attn\.[qk]", "block2.attn.q and block2.attn.k"),
+    (r"block2\.attn\.[qkv]", "q, k and v of block2"),
+    (r"block2\.norm1", "block2.norm1"),
+    (r"embedding|block1|block2\.norm1", "all up to block2.norm1"),
+    (r"block1\.attn\.q|block2\.mlp\.up|head.out", "block1.attn.q, block2.mlp.up and head.out"),
+])  # fmt: skip
+def test_parameters_are_called_by_what_they_are(pattern, words):
+    every = names_of("block1", "block2")
+    names = [name for name in every if re.search(pattern, name)]
+    assert diagnose.in_words(names, every) == words
+    assert diagnose.in_words(names[::-1], every) == words
+
+
+def test_experts_and_tied_tables_have_names_of_their_own():
+    every = names_of("block1", "block2", mixture=True, tie=True)
+    of = lambda pattern: [name for name in every if re.search(pattern, name)]
+    assert diagnose.in_words(of("up|down"), every) == "the experts"
+    assert diagnose.in_words(of("up"), every) == "the experts' up"
+    assert diagnose.in_words(of("router|embedding"), every) == "the tied table and the router"
+
+
+# ------------------------------------------------------------------------------------- the evidence
+
+
+def test_a_fit_tells_a_multiple_from_another_tensor():
+    x, y = torch.tensor([1.0, 2, 3, 0]).double(), torch.tensor([0.0, 0, 0, 1]).double()
+    assert evidence.fit(-3 * x, x) == (pytest.approx(-3), pytest.approx(0, abs=1e-15))
+    assert evidence.fit(x + x.norm() * y, x) == (pytest.approx(1), pytest.approx(0.5**0.5))
+    assert evidence.fit(0 * x, x) == (0, 0) and evidence.fit(0 * x, 0 * x) is None
+    ratio, residue = evidence.fit(x, 0 * x)
+    assert math.isnan(ratio) and residue == math.inf
+
+
+def parts_of_a_table(whole):
+    """Each rank's rows of 7 that are cut into four, with padding at the end, and a vector of which
+    all have a part of the sum. whole: the table is nevertheless on every rank."""
+    group = torch.distributed.group.WORLD
+    full = {"table": torch.arange(14.0).view(7, 2).double(), "vector": torch.ones(3).double()}
+    table, vector = torch.nn.Parameter(full["table"]), torch.nn.Parameter(full["vector"])
+    if not whole:
+        table.cuts = (Cut(0, group.rank(), group.size(), group),)
+    mine = evidence.part(full["table"], getattr(table, "cuts", ()))
+    own = torch.tensor([1.0, 0, 0] if group.rank() else [-2.0, 1, 1]).double()
+    return evidence.sums_over_ranks({"table": (mine, table), "vector": (own, vector)}, full)
+
+
+def test_what_all_ranks_hold_is_added_up_in_its_place(ranks):
+    for whole, times in ((False, 1), (True, 4)):
+        for totals in ranks(4)(parts_of_a_table, whole):
+            assert totals["table"] == (pytest.approx(times), pytest.approx(0, abs=1e-15))
+            assert totals["vector"] == (pytest.approx(1), pytest.approx(0, abs=1e-15))
+
+
+def test_of_importances_those_that_leave_tokens_out_do_so_once():
+    """Each target counts once in all shares together, and in means each micro-batch alike."""
+    targets = torch.randint(256, (12, 16))
+    targets[torch.rand(targets.shape) < 0.4] = -100
+    valid = int((targets != -100).sum())
+    args = mock.Mock(batch=12, shares=2, micro_batch=2, cp=None, model=mock.Mock(seq=16))
+    batch = mock.Mock(targets=targets, valid=valid)
+    ways = {words: importance for words, importance, _ in evidence.importances(args, batch, 2)}
+    of = lambda start: sum(x for words, x in ways.items() if words.startswith(start))
+    ones = torch.ones(targets.shape).double()
+    assert torch.equal(of("the sequences of data-parallel rank"), ones)
+    for which in ("last", "first"):
+        assert torch.equal(of(f"all micro-batches of each rank but the {which}")
+                           + of(f"the {which} micro-batch of each rank"), ones)  # fmt: skip
+    means = of("the mean of the micro-batches' own means")
+    for rows in range(0, 12, 2):  # a sixth of the loss comes from each
+        share = (means * (targets != -100))[rows : rows + 2].sum() / valid
+        assert share.item() == pytest.approx(1 / 6)

@@ -1,0 +1,354 @@
+"""lab/bench/meters.py: what is sent, kept, held and computed, and when."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import common
+from common import Config, gpt, loss_sum
+from lab.bench import meters
+from lab.bench.anatomy import optimizer_state_bytes, tensors
+from lab.bench.meters import (
+    ActivationMeter,
+    CommMeter,
+    MemoryTimeline,
+    hidden_share,
+    nbytes,
+)
+
+SHAPE = Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)
+
+
+def test_nbytes_counts_a_storage_once():
+    x = torch.zeros(10)
+    doubles = [torch.zeros(2, dtype=torch.float64)]
+    assert nbytes([x, x[:3], x.view(2, 5), None, doubles]) == 56
+    assert nbytes([x[:3]]) == 40  # a view keeps all of its storage alive
+
+
+# ----------------------------------------------------------------------------------- communication
+
+
+def every_collective():
+    n, group = dist.get_world_size(), dist.group.WORLD
+    x, full = torch.ones(6), torch.ones(6 * n)
+    meter = CommMeter()
+    with meter:
+        dist.all_reduce(x.clone())
+        dist.all_reduce(x.clone(), async_op=True).wait()
+        functional.all_reduce(x, "sum", group) + 0
+        common.all_gather(full.clone(), x)
+        dist.all_gather([torch.empty(6) for _ in range(n)], x)
+        common.reduce_scatter(x.clone(), full)
+        dist.broadcast(x.clone(), 0)
+        dist.reduce(x.clone(), 0)
+        pieces = [torch.empty(6) for _ in range(n)] if dist.get_rank() == 0 else None
+        dist.gather(x, pieces, 0)
+        dist.scatter(x.clone(), pieces, 0)
+        dist.all_to_all_single(full.clone(), full)
+        functional.all_to_all_single(full, None, None, group) + 0
+        dist.barrier()
+        peer = dist.get_rank() ^ 1
+        if peer < n:
+            ops = [dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, torch.empty(6), peer)]
+            [work.wait() for work in dist.batch_isend_irecv(ops)]
+    before = {op: dict(seen) for op, seen in meter.total.items()}
+    dist.all_reduce(x)  # outside: not counted
+    return before == meter.total, meter.total, meter.timeline()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_comm_meter_counts_calls_payload_and_wire_bytes(ranks, n):
+    def row(calls, payload, wire):
+        return {"calls": calls, "bytes": payload, "wire_bytes": wire}
+
+    for rank, (unchanged, total, timeline) in enumerate(ranks(n)(every_collective)):
+        sends = {"send": row(1, 24, 24)} if rank ^ 1 < n else {}
+        at_root = row(1, 24 * n, 24 * n) if rank == 0 else row(1, 24, 24)  # others see their piece
+        assert unchanged and total == sends | {
+            "all_reduce": row(3, 3 * 24, 3 * 24 * 2 * (n - 1) / n),
+            "all_gather": row(2, 2 * 24 * n, 2 * 24 * (n - 1)),
+            "reduce_scatter": row(1, 24 * n, 24 * (n - 1)),
+            "broadcast": row(1, 24, 24),
+            "reduce": row(1, 24, 24),
+            "gather": at_root,
+            "scatter": at_root,
+            "all_to_all": row(2, 2 * 24 * n, 2 * 24 * (n - 1)),
+        }
+        spans = timeline["collectives"]
+        assert all(0 < start < end for _, _, start, end in spans)
+        assert [span[:2] for span in spans[:2]] == [["all_reduce", 24]] * 2
+        assert {"all_gather", "broadcast"} <= {op for op, *_ in spans}
+        assert timeline["backward"] == timeline["gradients"] == []
+
+
+def uneven_all_to_all():
+    rank = dist.get_rank()  # rank 0 sends 5 to rank 1, rank 1 sends 1 back
+    sends, receives = ([0, 5], [0, 1]) if rank == 0 else ([1, 0], [5, 0])
+    meter = CommMeter()
+    with meter:
+        dist.all_to_all_single(torch.empty(sum(receives)), torch.ones(sum(sends)), receives, sends)
+    return meter.total["all_to_all"]["bytes"]
+
+
+def test_an_uneven_all_to_all_counts_what_it_sends(ranks):
+    assert ranks(2)(uneven_all_to_all) == [20, 4]
+
+
+def comm_in_a_subgroup():
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    meter, x = CommMeter(), torch.ones(6)
+    with meter:
+        dist.all_reduce(x, group=pairs[dist.get_rank() // 2])
+        functional.all_reduce(x, "sum", pairs[dist.get_rank() // 2]) + 0
+        dist.all_reduce(x)
+    names = [pairs[dist.get_rank() // 2].group_name, dist.group.WORLD.group_name]
+    return meter.total, [meter.by_group.pop(name) for name in names], meter.by_group
+
+
+def test_wire_bytes_are_those_of_the_group(ranks):
+    pair = {"all_reduce": {"calls": 2, "bytes": 48, "wire_bytes": 48}}
+    world = {"all_reduce": {"calls": 1, "bytes": 24, "wire_bytes": 36}}
+    total = {"all_reduce": {"calls": 3, "bytes": 72, "wire_bytes": 84}}
+    assert ranks(4)(comm_in_a_subgroup) == [(total, [pair, world], {})] * 4
+
+
+def comm_of_ddp_and_dtensor():
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    meter = CommMeter()
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8, bias=False))
+    with meter:
+        model(torch.ones(2, 8)).sum().backward()
+    ddp, spans = dict(meter.total), meter.timeline()["collectives"]
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    sharded = distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])
+    meter = CommMeter()
+    with meter:
+        sharded.full_tensor()
+        sharded.softmax(0)  # over the cut dimension: DTensor gathers inside of the operator
+        sharded.sum().full_tensor()  # a partial sum: an all_reduce
+    return ddp, spans, meter.total, nbytes([sharded])
+
+
+def test_comm_meter_sees_ddp_and_dtensor(ranks):
+    for ddp, spans, dtensor, held in ranks(2)(comm_of_ddp_and_dtensor):
+        assert ddp == {"all_reduce": {"calls": 1, "bytes": 256, "wire_bytes": 256}}
+        assert [span[:2] for span in spans] == [["all_reduce", 256]]
+        assert dtensor["all_gather"] == {"calls": 2, "bytes": 512, "wire_bytes": 256}
+        assert dtensor["all_reduce"] == {"calls": 1, "bytes": 4, "wire_bytes": 4}
+        assert held == 128
+
+
+# ------------------------------------------------------------------------------------ when it ran
+
+
+def an_overlapped_step():
+    """Two backwards; in the second, each gradient's all_reduce starts when it is ready."""
+    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(3)))
+    meter, handles = CommMeter(), []
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(meter.gradient_is_ready)
+    with meter:
+        model(torch.ones(2, 8)).sum().backward()
+        for p in model.parameters():
+            start = lambda p: handles.append(dist.all_reduce(p.grad, async_op=True))
+            p.register_post_accumulate_grad_hook(start)
+        time.sleep(0.1)
+        model(torch.ones(2, 8)).sum().backward()
+        for handle in handles:
+            handle.wait()
+        time.sleep(0.1)
+        dist.all_reduce(torch.ones(2))
+    return meter.timeline()
+
+
+def test_the_timeline_says_when_backwards_ran_and_what_was_sent_in_them(ranks):
+    for timeline in ranks(2)(an_overlapped_step):
+        (begin, end), (second, its_end) = timeline["backward"]
+        assert 0 < begin < end < second < its_end and second - end > 0.09
+        gradients, spans = timeline["gradients"], timeline["collectives"]
+        assert len(gradients) == 6 and gradients == sorted(gradients)
+        assert begin < gradients[0] and gradients[2] < end
+        assert second < gradients[3] and gradients[5] < its_end
+        assert [span[:2] for span in spans] == [["all_reduce", 256]] * 3 + [["all_reduce", 8]]
+        assert all(start < stop for _, _, start, stop in spans)
+        assert all(second < start < its_end for _, _, start, _ in spans[:3])
+        assert spans[3][2] > its_end + 0.09
+
+
+def test_hidden_share():
+    def share(end, *spans):
+        """Under way between the moments of each span, when the last backward ended at `end`."""
+        spans = [["all_reduce", 4, *span] for span in spans]
+        return hidden_share({"backward": [[-9, 99], [-1, end]], "collectives": spans})
+
+    for end, expected in ((0, 0), (1, 1 / 4), (2.5, 2.5 / 4), (4, 3 / 4), (5.5, 3.5 / 4), (9, 1)):
+        assert share(end, (0, 2), (1, 3), (5, 6)) == pytest.approx(expected)  # 0 to 3, and 5 to 6
+        assert share(end, (5, 6), (1, 3), (0, 2)) == pytest.approx(expected)
+    assert share(1, (0, 4), (1, 2)) == pytest.approx(1 / 4)
+    assert share(1) == 0
+
+
+class PretendedStream:
+    """CUDA's stream, as far as the clock uses it: work on it is done at its own `time`."""
+
+    def __init__(self):
+        self.time = 0
+
+    def __enter__(self):
+        self.outer, PretendedStream.current = PretendedStream.current, self
+
+    def __exit__(self, *error):
+        PretendedStream.current = self.outer
+
+
+class PretendedEvent:
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.time = PretendedStream.current.time
+
+    def elapsed_time(self, later):
+        return later.time - self.time  # milliseconds
+
+
+def test_on_cuda_the_clock_reads_events_and_the_end_on_a_stream_that_waits(monkeypatch):
+    main, synchronized = PretendedStream(), []
+    monkeypatch.setattr(PretendedStream, "current", main, raising=False)
+    monkeypatch.setattr(torch.cuda, "Event", PretendedEvent)
+    monkeypatch.setattr(torch.cuda, "Stream", PretendedStream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: synchronized.append(True))
+
+    def wait():  # a collective that ends at 30 ms holds up the stream that waits for it
+        PretendedStream.current.time = 30
+
+    main.time = 5
+    clock = meters.Clock(cuda=True)
+    main.time = 12
+    start, span = clock.now(), [None]
+    clock.at_end(SimpleNamespace(wait=wait), span)
+    assert main.time == 12  # the main stream goes on
+    main.time = 20
+    end, since = clock.now(), clock.since_start()
+    assert [since(moment) for moment in (start, span[0], end)] == [0.007, 0.025, 0.015]
+    assert synchronized
+
+
+# ------------------------------------------------------------------------------------- activations
+
+
+def test_activation_meter_counts_each_storage_once_and_no_parameter():
+    linear, x = nn.Linear(8, 4, bias=False), torch.randn(2, 8)
+    gathered = nn.Parameter(torch.empty(4, 8))
+    gathered.data = linear.weight.detach().clone()  # as ZeRO-3 gathers a weight
+    meter = ActivationMeter([x])
+    with meter:
+        h = linear(x)  # saves x and weight.t(): both known
+        h = F.linear(x, gathered) + h
+        h = h.exp()  # saves its result, 2*4 floats
+        h = h * h  # saves it twice more
+        (h[:1] * h[1:]).sum()  # views of the same storage
+        (x + 1)[:1] * h[:1, :1].expand(1, 8)  # a view of another, which stays alive: 2*8 floats
+    assert meter.most == (2 * 4 + 2 * 8 + 2 * 4) * 4 > meter.bytes
+    h.sum().backward()
+    assert linear.weight.grad is not None
+
+
+def test_shapes_of_a_block():
+    model = gpt(SHAPE)
+    with meters.shapes_of_a_block(model) as shapes:
+        model(torch.zeros(2, 16, dtype=torch.int64))
+    whole = dict.fromkeys(("norm1", "attn", "norm2", "mlp", "heads"), (16, 32))
+    assert shapes == whole | {"hidden units": (16, 128)}
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_live_activations_fall_when_they_are_freed():
+    """Two micro-batches alive, then one, then what was told of alone, then none."""
+    linear, seen = nn.Linear(4, 4, bias=False), []
+    live = ActivationMeter()
+    with live:
+        losses = [linear(torch.ones(2, 4)).exp().sum() for _ in range(2)]  # inputs and exp: 64 B
+        seen.append(live.bytes)
+        losses.pop(0).backward()
+        seen.append(live.bytes)
+        kept = {"dy": [torch.ones(5)]}
+        live.keep(kept)
+        losses.pop().backward()
+        seen.append(live.bytes)
+        kept.clear()
+    assert [*seen, live.bytes, live.most] == [128, 64, 20, 0, 128]
+
+
+# ------------------------------------------------------------------------------------------ memory
+
+
+def test_the_memory_timeline_adds_up():
+    """Gradients come and go, optimizer states come once, activations peak and are gone again."""
+    model, tokens = gpt(SHAPE), torch.randint(256, (4, 16))
+    optimizer = common.OPTIMIZERS["adamw"](model.parameters(), None)
+    parameters, state = list(model.parameters()), optimizer.state
+    timeline = MemoryTimeline(
+        lambda: (parameters, [p.grad for p in parameters], list(state.values())))
+    kept = ActivationMeter([tokens])
+    with kept:
+        loss_sum(model(tokens), tokens)
+    ends = []
+    for _ in range(2):
+        with timeline:
+            optimizer.zero_grad()
+            loss_sum(model(tokens), tokens).backward()
+            optimizer.step()
+        ends.append(len(timeline.samples))
+
+    size = 4 * SHAPE.parameters()
+    states = optimizer_state_bytes("adamw", SHAPE.parameters(), tensors(SHAPE), 4)
+    first, second = timeline.samples[: ends[0]], timeline.samples[ends[0] :]
+    for samples in (first, second):
+        assert samples[-1][1:4] == (size, size, states)
+        assert min(grads for _, _, grads, _, _ in samples) == 0  # dropped when a step begins
+        peak = max(other for *_, other in samples)
+        assert kept.most < peak < 1.5 * kept.most
+        assert samples[-1][4] < 0.02 * peak  # all activations are gone again
+    assert first[0][3] == 0 and all(sample[3] == states for sample in second)
+    assert [s[0] for s in timeline.samples] == sorted(s[0] for s in timeline.samples)
+
+
+# ------------------------------------------------------------------------------------------- FLOPs
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_flops_of_matmuls_and_of_the_cpus_fused_attention(kv_heads):
+    """Forward has two matmuls of scores, backward four, and one more to compute them again."""
+    q, k, v = torch.randn(3, 4, 9, 8, requires_grad=True), *torch.randn(2, 3, kv_heads, 9, 8)
+    a, b = torch.randn(5, 6, requires_grad=True), torch.randn(6, 7)
+    scores = 2 * 3 * 4 * 9 * 9 * 8
+    attend = lambda: common.sdpa_attention(q, k, v).sum().backward()
+    with meters.FlopMeter() as meter:
+        attend()
+    assert (meter.attention, meter.matrices) == (7 * scores, 0)
+    with meter:
+        (a @ b).sum().backward()
+    assert meter.matrices == 2 * 2 * 5 * 6 * 7 and meter.all == meter.matrices + 7 * scores
+
+
+@pytest.mark.parametrize(("kernel", "kv_heads", "more"), [
+    ("flash", 2, (0.0, True)), ("efficient", 4, (None, True)), ("cudnn", 4, (None, True))])
+def test_flops_of_cudas_fused_attention(kernel, kv_heads, more):
+    """Their shapes alone, on the meta device, through the operators that SDPA calls on CUDA."""
+    operator = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")
+    q, k, v = (torch.empty(3, heads, 16, 8, device="meta", requires_grad=True)
+               for heads in (4, kv_heads, kv_heads))
+    with meters.FlopMeter() as meter:
+        operator(q, k, v, *more)[0].sum().backward()
+    assert meter.attention == 7 * 2 * 3 * 4 * 16 * 16 * 8

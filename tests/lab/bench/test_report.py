@@ -1,0 +1,648 @@
+"""A run on the house alone: what it measures, says and writes, and its verdict."""
+
+import contextlib
+import io
+import json
+import math
+import re
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.utils import clip_grads_with_norm_
+
+import common
+from common import gpt, loss_sum
+from lab.bench import anatomy, formulas, report, verify
+from lab.bench.machines import MACHINES, PEAK_FLOPS
+from lab.cli import strict
+from lab.cli.words import quantity
+from tests.conftest import SMALL, TEXT, arguments, run_main
+
+# ------------------------------------------------------------------------- a run on the house alone
+
+
+def train(flags, folder, plant=None):
+    """A small data-parallel run without a chapter; `plant` breaks it. Returns its status, its JSON
+    and its output."""
+    world, output = dist.get_world_size(), io.StringIO()
+    flags = [*flags, f"--json={folder}/run.json"]
+    with contextlib.redirect_stdout(output):
+
+        def expected(args, rank, ranks, model):
+            too_many = 1 if plant == "formula" and rank == 1 else 0
+            size = sum(p.nbytes for p in model.parameters())
+            wire = 2 * (world - 1) / world * size
+            size += 1 if plant == "traffic" else 0
+            return {"parameters": args.model.parameters() + too_many,
+                    "sent": {"all_reduce": (anatomy.tensors(args.model), size, wire)}}
+
+        run = report.Run(arguments(*flags, parse=strict.parse, shares=world), expected)
+        model = run.draw(gpt(run.args.model, seed=None))
+        optimizer = run.optimizer(model.parameters())
+        for batch in run.batches(share=run.rank):
+            with run.measure():
+                if batch.step < min(report.METERED_STEP, run.args.steps - 1):
+                    dist.all_reduce(torch.ones(1000))  # what only the first steps send
+                loss, norm = train_step(run, model, optimizer, batch, plant)
+            dist.all_reduce(loss)
+            if plant == "loss":
+                loss *= 1.001
+            held = [(name, p) for name, p in verify.named_parameters(model) if "mlp" not in name]
+            run.log(batch, loss, norm, model, held if plant == "missing" else None)
+        status = run.finish()
+    record = json.loads(run.args.json.read_text()) if run.rank == 0 else None
+    return status, record, output.getvalue()
+
+
+def train_step(run, model, optimizer, batch, plant):
+    optimizer.zero_grad()
+    loss = torch.zeros((), dtype=run.dtype)
+    for tokens, targets in batch.micro_batches:
+        valid = batch.valid
+        if plant == "local means":
+            valid = (targets != -100).sum() * run.world
+        part = loss_sum(model(tokens), targets) / valid
+        part.backward()
+        loss += part.detach()
+    for p in model.parameters():
+        if plant != "no all_reduce":
+            dist.all_reduce(p.grad)
+        if plant == "mean":
+            p.grad /= run.world
+    norm = common.grad_norm(model.parameters())
+    if plant == "norm counted twice":
+        norm *= 2**0.5
+    if run.args.clip:
+        clip_grads_with_norm_(model.parameters(), run.args.clip, norm)
+    optimizer.step()
+    if plant == "parameter" and run.rank == run.world - 1:
+        model.block2.mlp.up.weight.data[3, 3] += 1e-3
+    return loss, norm
+
+
+FLOAT64 = ("--dtype=float64", "--ignore=0.5")
+
+
+@pytest.mark.parametrize(("world", "flags"), [
+    (1, ()),
+    (2, ("--optimizer=sgd",)),
+    (3, ("--clip=0.1",)),
+    (4, ("--optimizer=momentum", "--clip=0.1")),
+    pytest.param(8, ("--optimizer=momentum", "--clip=0.1"), marks=pytest.mark.full),
+])
+def test_a_correct_run_is_the_same_as_one_gpu(ranks, tmp_path, world, flags):
+    flags = (*FLOAT64, f"--batch={4 * world}", "--micro-batch=2", *flags)
+    (status, run, output), *others = ranks(world)(train, flags, tmp_path)
+    assert status == 0 and [s for s, _, _ in others] == [0] * (world - 1), output
+    assert 0 < max(run["max_loss_diff"], run["max_grad_diff"], run["max_param_diff"]) < 1e-12
+    assert "same as one GPU over 3 steps" in output and "✗" not in output
+    assert [out for _, _, out in others] == [""] * (world - 1)  # rank 0 prints, and only rank 0
+    if "--clip=0.1" in flags:
+        assert min(run["grad_norm"]) > 0.1  # the clipping was at work
+
+
+@pytest.mark.parametrize(("plant", "named"), [
+    ("mean", r"gradients .* is off by .*e-01, tolerance 1e-10"),
+    ("no all_reduce", "gradients "),
+    ("local means", "loss in step"),
+    ("norm counted twice", "gradient norm in step"),
+    ("parameter", "parameters block2.mlp.up.weight in step"),
+    ("loss", r"loss in step . is off by 1.0e-03, tolerance 1e-10"),
+    ("missing", r"gradients block1.mlp.up.weight in step 1 is off by inf"),
+    ("formula", "rank 1: parameters: measured"),
+    ("traffic", "all_reduce, payload: measured"),
+])
+def test_a_planted_fault_is_caught_and_named(ranks, tmp_path, plant, named):
+    (status, run, output), (other, _, _) = ranks(2)(train, FLOAT64, tmp_path, plant)
+    assert status == 1 and other == 0
+    assert re.search(f"✗ {named}", output), output
+    failed = [check["name"] for check in run["checks"] if check["ok"] is False]
+    if plant == "formula":
+        assert failed == [f"rank 1: {x}" for x in ("parameters", "gradients", "optimizer states")]
+    elif plant == "traffic":
+        assert failed == ["all_reduce, payload", "rank 1: all_reduce, payload"]
+    else:
+        assert "NOT the same as one GPU over 3 steps" in output
+
+
+def test_a_run_of_one_step_is_metered_too(ranks, tmp_path):
+    (status, run, output), _ = ranks(2)(train, (*FLOAT64, "--steps=1"), tmp_path)
+    assert status == 0 and run["comm"]["all_reduce"]["calls"] == 24, output
+
+
+def test_adamw_hides_a_wrong_gradient_scale_from_all_but_the_gradients(ranks, tmp_path):
+    """Why the verifier looks at gradients: AdamW takes halved ones to the same parameters."""
+    (status, run, _), _ = ranks(2)(train, (), tmp_path, "mean")
+    assert status == 1 and run["max_loss_diff"] < 1e-3 and run["max_grad_diff"] > 0.4
+    assert run["tolerance"] == verify.tolerances("float32", "adamw", tokens=8 * 16)
+
+
+def test_without_verification_nothing_is_compared(ranks, tmp_path):
+    status, run, output = ranks(2)(train, ("--no-verify",), tmp_path, "mean")[0]
+    assert status == 0 and run["reference_loss"] == [] and run["max_loss_diff"] is None
+    assert "as one GPU" not in output and re.search(r"  1 +5\.\d{4} +- +- +\d", output)
+
+
+def test_json_has_every_field_of_the_contract(ranks, tmp_path):
+    (_, run, output), _ = ranks(2)(train, ("--steps=4", "--dtype=float64", "--seed=3"), tmp_path)
+    for key in ("loss", "grad_norm", "step_seconds", "reference_loss", "reference_grad_norm"):
+        assert len(run[key]) == 4 and all(x > 0 for x in run[key])
+    expected = {"chapter": "00_test", "variant": "test", "world_size": 2, "backend": "gloo",
+                "device": "cpu", "dtype": "float64"}
+    assert expected.items() <= run.items() and run["seconds"] > sum(run["step_seconds"])
+    config = {"layers": 2, "vocab": 256, "tie": False, "batch": 8, "micro_batch": 4, "seed": 3}
+    assert config.items() <= run["config"].items()
+    assert run["tolerance"] == verify.tolerances("float64", "adamw")
+    assert set(run["comm"]["all_reduce"]) == {"calls", "bytes", "wire_bytes"}
+    assert all({"name", "measured", "expected", "ok"} <= set(check) for check in run["checks"])
+    assert max(run["max_loss_diff"], run["max_grad_diff"], run["max_param_diff"]) < 1e-10
+    timeline = run["recorded"]["timeline"]
+    assert len(timeline["backward"]) == 1 and len(timeline["gradients"]) == 24
+    assert [op for op, *_ in timeline["collectives"]] == ["all_reduce"] * 24
+    lines = output.splitlines()
+    assert lines[0].startswith("00 test · test · 2 ranks · cpu, gloo (1 machine, ")
+    assert lines[1] == ("  2 layers, dim 32, 4 heads (2 kv), seq 16, batch 8 · 0.04 M parameters")
+    assert lines[4].split()[:3] == ["1", *(f"{run[key][0]:.4f}" for key in (
+        "loss", "reference_loss"))]
+
+
+# ------------------------------------------------------------------- what is measured and explained
+
+
+def bare(*flags):
+    """A run of one rank that has taken no step."""
+    return report.Run(arguments(*flags, parse=strict.parse))
+
+
+def a_run_that_sent(total, formula):
+    run = bare("--no-verify")
+    run.comm.total = {op: {"calls": calls, "bytes": payload, "wire_bytes": wire}
+                      for op, (calls, payload, wire) in total.items()}
+    formulas.hold_traffic(run, {"sent": formula})
+    explained = sum(note.startswith("on the wire: not measured") for note in run.notes)
+    formulas.note_beside(run, "ring", formula or {})
+    return {check["name"]: check["ok"] for check in run.checks}, explained, run.notes[-1].strip()
+
+
+def test_traffic_is_checked_both_ways(ranks):
+    whats = "calls", "payload", "on the wire"
+    seen = {"all_reduce": (2, 100, 99.9), "broadcast": (1, 8, 8)}
+    traffic = ranks(1)
+    [(checks, explained, note)] = traffic(
+        a_run_that_sent, seen, {"all_reduce": (2, 100, 100.1), "send": (None, 4, 300)})
+    assert checks == dict([(f"all_reduce, {what}", True) for what in whats]
+                          + [(f"broadcast, {what}", False) for what in whats]  # no formula has it
+                          + [("send, calls", None)]
+                          + [(f"send, {what}", False) for what in whats[1:]])  # it was not sent
+    assert explained == 1 and note == "on the wire 108 B in a step, and ring sends 400 B: 27%"
+    [(checks, explained, note)] = traffic(a_run_that_sent, seen, None)  # without a formula
+    assert len(checks) == 6 and set(checks.values()) == {None}
+    assert explained == 1 and note == "on the wire 108 B in a step, and ring sends 0 B"
+    assert traffic(a_run_that_sent, {}, {})[0][:2] == ({}, 0)
+
+
+def a_step_on_axes(off=None, stray=False, node_size=2):
+    """Four ranks as a mesh, dp=2 by tp=2. Each sends all_reduces of 24 bytes: two on dp,
+    one on tp, and one on all ranks. off: the axis, operator and amount whose formula is wrong by
+    one. stray: rank 1's pair sends on a group that no axis has, too."""
+    args = arguments("--no-verify", "--steps=1", f"--batch={dist.get_world_size()}",
+                     parse=strict.parse)
+    args.node_size = node_size
+    x, calls = torch.ones(6), {"dp": 2, "tp": 1, "world": 1}
+
+    def expected(args, rank, ranks, model):
+        wire = {axis: 2 * (group[axis].size() - 1) / group[axis].size() * 24 for axis in group}
+        sent = {axis: {"all_reduce": [n, 24 * n, wire[axis] * n]} for axis, n in calls.items()}
+        sent["cp"] = {}                                 # of a rank alone: it is not reported
+        if off:
+            axis, op, amount = off
+            sent[axis].setdefault(op, [0, 0, 0])[amount] += 1
+        return {"sent": sent}
+
+    run = report.Run(args, expected)
+    mesh = run.mesh(dp=2, tp=2)
+    group = {axis: mesh[axis].get_group() for axis in ("dp", "tp")} | {"world": dist.group.WORLD}
+    pairs = [dist.new_group(ranks) for ranks in ([0, 3], [1, 2])]
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        for batch in run.batches():
+            with run.measure():
+                for axis, number in calls.items():
+                    for _ in range(number if group[axis].size() > 1 else 0):
+                        dist.all_reduce(x.clone(), group=group[axis])
+                if stray and run.rank in (1, 2):
+                    dist.all_reduce(x.clone(), group=pairs[1])
+            run.log(batch, torch.ones(()), torch.ones(()), run.model)
+        status = run.finish()
+    recorded = json.loads(json.dumps(run.recorded))
+    checks = [check for check in run.checks if "all_" in check["name"] or "other" in check["name"]]
+    return status, checks, recorded, output.getvalue(), run.notes
+
+
+def test_what_is_sent_on_each_axis_is_checked(ranks):
+    (status, checks, recorded, output, _), (_, _, others, *_), *_ = ranks(4)(a_step_on_axes)
+    rows = [line for line in output.splitlines() if "all_reduce, " in line]
+    assert status == 0 and [row.split() for row in rows] == [
+        ["dp:", "all_reduce,", "2", "calls", "48", "B", "48", "B", "✓"],
+        ["tp:", "all_reduce,", "1", "call", "24", "B", "24", "B", "✓"],
+        ["world:", "all_reduce,", "1", "call", "24", "B", "24", "B", "✓"]]
+    assert [(check["name"].split(", ")[1], check["measured"]) for check in checks] == [
+        *zip(formulas.AMOUNTS, (2, 48, 48)), *zip(formulas.AMOUNTS, (1, 24, 24)),
+        *zip(formulas.AMOUNTS, (1, 24, 36))]
+    assert "other groups" not in output and len(recorded["timeline"]["collectives"]) == 4
+    explained, *notes = [line.strip() for line in output.splitlines() if " a step, " in line
+                         or "on the wire: not measured" in line]
+    assert explained.startswith("on the wire") and notes == [
+        "dp: ranks 0 2, 48 B a step, leaves the machine",
+        "tp: ranks 0 1, 24 B a step, inside a machine",
+        "world: ranks 0 1 2 3, 36 B a step, leaves the machine"]
+    axes = {"dp": {"groups": [[0, 2], [1, 3]], "wire_bytes": 48, "total": 192, "leaves": True},
+            "tp": {"groups": [[0, 1], [2, 3]], "wire_bytes": 24, "total": 96, "leaves": False},
+            "world": {"groups": [[0, 1, 2, 3]], "wire_bytes": 36, "total": 144, "leaves": True}}
+    assert recorded["axes"] == others["axes"] == axes
+
+
+@pytest.mark.parametrize(("off", "named"), [
+    (("tp", "all_reduce", 0), "tp: all_reduce, calls"),
+    (("dp", "all_reduce", 2), "dp: all_reduce, on the wire"),
+    (("world", "all_gather", 1), "world: all_gather, payload"),  # it was not sent
+])
+def test_a_wrong_formula_of_an_axis_is_named(ranks, off, named):
+    (status, checks, _, output, _), *_ = ranks(4)(a_step_on_axes, off)
+    failed = [check["name"] for check in checks if check["ok"] is False]
+    assert status == 1 and failed == [named] + [f"rank {rank}: {named}" for rank in (1, 2, 3)]
+    [row] = [line for line in output.splitlines() if line.endswith("   ✗")]
+    assert row.split(",")[0].strip() == named.split(",")[0] and f"✗ {named}: measured" in output
+
+
+def test_what_is_sent_on_no_axis_fails(ranks):
+    (status, checks, *_), *_ = ranks(4)(a_step_on_axes, None, True)
+    failed = [check for check in checks if check["ok"] is False]
+    assert status == 1 and [check["name"] for check in failed] == [
+        "rank 1: on other groups", "rank 2: on other groups"]
+    assert {(check["measured"], check["expected"]) for check in failed} == {(24, 0)}
+
+
+def an_unknown_key(key):
+    run = report.Run(arguments("--no-verify", "--steps=1", parse=strict.parse),
+                     lambda *asked: {"kept": {key: 1}} if key == "insides" else {key: 1})
+    with contextlib.redirect_stdout(io.StringIO()):
+        for batch in run.batches():
+            with run.measure():
+                pass
+            run.log(batch, torch.ones(()), torch.ones(()), run.model)
+        with pytest.raises(ValueError, match=f"'{key}', which no instrument knows"):
+            run.finish()
+
+
+@pytest.mark.parametrize("key", ["keeps", "insides"])
+def test_a_slip_of_the_pen_leaves_no_check_out(ranks, key):
+    ranks(1)(an_unknown_key, key)
+
+
+def test_machines_that_cut_a_group(ranks):
+    four = ranks(4)(a_step_on_axes, None, False, 3)
+    (status, _, recorded, _, notes), _, (*_, of_rank_2), _ = four
+    assert status == 0 and "tp: ranks 0 1, 24 B a step, inside a machine" in notes
+    assert "tp: ranks 2 3, 24 B a step, leaves the machine" in of_rank_2
+    assert recorded["axes"]["tp"]["leaves"]  # one of its groups does
+
+
+@pytest.mark.parametrize(("name", "flags"), [
+    ("02_data_parallel", "--variant=torch --steps=1"),
+    ("02_data_parallel", "--variant=torch --steps=2"),  # in which DDP makes its buckets anew
+    ("03_zero", "--variant=zeropp --no-quantized-weights --steps=1"),
+])
+def test_a_run_passes_whatever_step_is_metered(ranks, tmp_path, name, flags):
+    """Of zeropp on one rank, even where nothing is on the wire that could be divided by."""
+    flags = (*SMALL, f"--data={TEXT}", *flags.split())
+    for world in (1, 2):
+        (status, _, output), *_ = ranks(world)(run_main, name, flags, tmp_path)
+        assert status == 0, output
+
+
+def what_a_step_keeps_and_computes(on_cuda, attention, share=1.0, more=0):
+    """share: of what is kept, that its formula gives; more: FLOPs that theirs gives too many."""
+
+    def expected(args, rank, ranks, model):
+        return {"kept": {}, "flops": {"all": run.flops.all + more}}
+
+    args = arguments("--no-verify", "--batch=2", "--steps=1", f"--attention={attention}",
+                     parse=strict.parse)
+    run = report.Run(args, expected)
+    model = run.draw(gpt(args.model, seed=None))
+    exact = anatomy.activation_bytes
+    with (mock.patch.object(anatomy, "activation_bytes", lambda *all: share * exact(*all)),
+          contextlib.redirect_stdout(io.StringIO())):
+        for batch in run.batches():
+            with run.measure():
+                loss = loss_sum(model(batch.tokens), batch.targets)
+                loss.backward()
+            run.log(batch, loss.detach(), torch.ones(()), model)
+        with mock.patch.object(report.Run, "on_cuda", on_cuda):
+            formulas.hold(run)
+    ok = {check["name"]: check["ok"] for check in run.checks}
+    return (ok["activations of a micro-batch"], ok["FLOPs of a step"], run.kept.most,
+            run.recorded["shapes_of_a_block"], run.notes)
+
+
+def test_activations_and_flops_are_the_formulas_but_on_cuda(ranks):
+    """There what plain attention keeps is within 10%, and fused attention is not judged."""
+    step = lambda *args: ranks(1)(what_a_step_keeps_and_computes, *args)[0]
+    right, flops, kept, shapes, _ = step(False, "sdpa")
+    assert right and flops and kept > 1000
+    assert shapes["norm1"] == (16, 32) and shapes["hidden units"] == (16, 128)
+    assert step(False, "plain", 1.0, 1)[:2] == (True, False)
+    assert step(False, "plain", 1.09)[0] is False
+    for share, ok in ((1.09, True), (0.92, True), (1.12, False), (0.9, False)):
+        right, _, kept, _, notes = step(True, "plain", share)
+        assert right is ok
+        [note] = [note for note in notes if "away" in note]  # the difference is named
+        assert note.endswith(f"{quantity(abs(kept - share * kept))} away")
+    right, flops, _, _, notes = step(True, "sdpa", 1.12)
+    assert right is None and flops is None and not any("away" in note for note in notes)
+
+
+def notes_of_speed(seconds, gpu, on_cuda):
+    run = bare("--no-verify")
+    run.seconds = seconds
+    with (mock.patch.object(report.Run, "on_cuda", on_cuda),
+          mock.patch.object(torch.cuda, "get_device_name", lambda device: gpu)):
+        formulas.note_speed(run, {"mfu": 989e12, "hfu": 2 * 989e12})
+    return run.notes
+
+
+def test_speed_leaves_the_first_steps_out_and_knows_some_gpus(ranks):
+    notes = lambda *args: [note.strip() for note in ranks(1)(notes_of_speed, *args)[0]]
+    seconds = [99.0] * formulas.WATCHED_STEPS + [4.0, 2.0, 9.0]
+    speed = f"{8 * 16 / 4:,.0f} tokens/s"
+    shares = "MFU 25.0%, HFU 50.0% of the 989 TFLOP/s of NVIDIA H200 in bf16"
+    assert notes(seconds, "NVIDIA H200", True) == [speed, shares]
+    unknown = "no MFU: lab/bench/machines.py has no peak of NVIDIA T4"
+    assert notes(seconds, "NVIDIA T4", True) == [speed, unknown]
+    assert notes(seconds, "no GPU", False) == [speed]
+    assert notes(seconds[:3], "NVIDIA H200", True) == []
+    rates = {name.split()[1][:4]: rate for name, rate in PEAK_FLOPS.items()}
+    assert rates == {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
+
+
+def table_of_machines():
+    run = bare("--no-verify")
+    formulas.note_machines(run, {"the ratio": lambda flops, bandwidth: flops / bandwidth,
+                                 "petaflops": lambda flops, bandwidth: flops / 1e15})
+    return run.notes
+
+
+def test_a_row_for_every_machine(ranks):
+    [(ratio, petaflops, heads, *rows)] = ranks(1)(table_of_machines)
+    assert (ratio, petaflops, heads.split()) == ("(1) the ratio", "(2) petaflops", ["(1)", "(2)"])
+    assert len(rows) == len(MACHINES)
+    for row, (machine, (flops, bandwidth)) in zip(rows, MACHINES.items()):
+        assert row.strip().startswith(machine)
+        *_, ratio, petaflops = row.split()
+        assert float(ratio.replace(",", "")) == pytest.approx(flops / bandwidth, rel=1e-3)
+        assert float(petaflops) == pytest.approx(flops / 1e15, abs=0.005)
+
+
+def overlap_of(spans):
+    run = bare("--no-verify")
+    run.record(timeline={"backward": [[0.0, 9.0], [1.0, 1.5]], "gradients": [],
+                         "collectives": [["all_reduce", 4, *span] for span in spans]})
+    formulas.note_overlap(run)
+    return run.notes
+
+
+def test_how_much_is_hidden_behind_backward(ranks):
+    [[note]] = ranks(1)(overlap_of, [(1.0, 1.75)])
+    assert "backward 500.0 ms" in note and "67%" in note
+
+
+def memory_of_a_run():
+    run = bare("--no-verify", "--steps=5")
+    run.args.chapter = "01_single_gpu"  # whose memory is watched
+    run.model.x = torch.nn.Parameter(torch.ones(1000), requires_grad=False)
+    x = run.model.x.data
+    with contextlib.redirect_stdout(io.StringIO()):
+        for batch in run.batches():
+            with run.measure():
+                y = x + 1
+                del y
+                x[:1] + 1  # only an operator takes a sample
+            run.log(batch, torch.zeros(()), torch.zeros(()), run.model)
+        seen = len(run.memory.samples)
+        status = run.finish()
+    return seen, status, run.recorded["memory"]
+
+
+def test_the_memory_of_the_first_steps_is_recorded_by_kind(ranks):
+    [(seen, status, columns)] = ranks(1)(memory_of_a_run)
+    assert (status, len(columns)) == (0, 5) and {len(column) for column in columns} == {seen}
+    seconds, parameters, _, _, other = columns
+    assert seconds == sorted(seconds) and set(parameters) == {4000} and max(other) == 4000
+    assert sum(size == 4000 for size in other) == formulas.WATCHED_STEPS
+
+
+# ------------------------------------------------------------------------------------- what it says
+
+
+@pytest.mark.parametrize(("device", "gpus", "expected"), [
+    ("auto", 8, "cuda, nccl (2 machines, GPUs: 8, local ranks: 4)"),
+    ("cuda", 4, "cuda, nccl (2 machines, --device cuda)"),
+    ("cpu", 8, "cpu, gloo (2 machines, --device cpu)"),
+    ("auto", 3, "cpu, gloo (2 machines, GPUs: 3, local ranks: 4)"),
+    ("auto", 0, "cpu, gloo (2 machines, no GPU)"),
+])
+def test_the_first_line_says_where_and_why(monkeypatch, device, gpus, expected):
+    """Of eight ranks on two machines, without the machines."""
+    started = []
+    launched = {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4,
+                "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
+    for variable, value in launched.items():
+        monkeypatch.setenv(variable, str(value))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: started.append(backend))
+    monkeypatch.setattr(dist, "get_backend", lambda: started[-1])
+    for name in ("join", "Watch"):  # nobody is there to meet
+        monkeypatch.setattr(report.meeting, name, lambda *args: None)
+    monkeypatch.setattr(report, "CommMeter", lambda on_cuda: on_cuda)
+    run = report.Run(arguments(f"--device={device}", parse=strict.parse))
+    assert run.where() == expected and run.comm == (run.device.type == "cuda")
+
+
+def lines_of_steps(steps):
+    run, output = bare("--no-verify", f"--steps={steps}"), io.StringIO()
+    with contextlib.redirect_stdout(output):
+        for batch in run.batches():
+            run.seconds.append(0.5)
+            run.log(batch, torch.ones(()), torch.full((), math.inf), run.model, skipped=True)
+        run.finish()
+    lines = re.findall(r"^ +\d+ +\d.*", output.getvalue(), re.MULTILINE)
+    return lines, run.as_json()
+
+
+def test_the_first_steps_and_every_tenth_have_a_line(ranks):
+    [(lines, record)] = ranks(1)(lines_of_steps, 30)
+    assert [int(line.split()[0]) for line in lines] == [1, 2, 3, 4, 5, *range(6, 31, 3)]
+    assert lines[0].split() == ["1", "1.0000", "-", "-", "inf", "500", "skipped"]
+    assert record["grad_norm"] == [None] * 30  # what is not finite is null in JSON
+
+
+def run_of_numbers(Run, parse, numbers):
+    """A run whose steps come to these (loss, norm, skipped) on rank 0, and on the others."""
+    flags, steps = [f"--steps={len(numbers[0])}"], numbers[dist.get_rank()]
+    flags += ["--no-verify"] if Run is report.Run else []
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        run = Run(arguments(*flags, parse=parse))
+        try:
+            for batch, (loss, norm, skipped) in zip(run.batches(), steps):
+                run.seconds.append(0.5)
+                run.log(batch, torch.tensor(loss), torch.tensor(norm), torch.nn.Module(),
+                        skipped=skipped)
+            status = run.finish() if hasattr(run, "finish") else run.status
+        except SystemExit as leaving:  # lab's run ends with such a step, on all ranks
+            status = leaving.code
+    return status, [line.strip() for line in output.getvalue().splitlines() if "✗" in line]
+
+
+NAN, INF, GOOD = math.nan, math.inf, (5.0, 1.0, False)
+
+
+@pytest.mark.parametrize(("rank_0", "rank_1", "says"), [
+    ([GOOD, (5.0, INF, True)], [GOOD, (5.0, NAN, True)], None),  # fp16 skips those
+    ([GOOD, (NAN, INF, True)], [GOOD, GOOD], "step 2, rank 0: loss nan, gradient norm inf"),
+    ([GOOD, (5.0, INF, False)], [GOOD, GOOD], "step 2, rank 0: loss 5.0000, gradient norm inf"),
+    ([GOOD, (NAN, 1.0, False)], [(INF, 1.0, False)] * 2,
+     "step 1, rank 1: loss inf, gradient norm 1.0000"),
+])
+def test_what_is_not_finite_on_any_rank_fails_the_run(ranks, rank_0, rank_1, says):
+    two = ranks(2)
+    bad, expected = int(bool(says)), [f"✗ {says}"] if says else []
+    (status, lines), (other, _) = two(run_of_numbers, report.Run, strict.parse, (rank_0, rank_1))
+    assert (status, other, lines) == (bad, 0, expected)
+    statuses, _ = zip(*two(run_of_numbers, common.Run, common.parse, (rank_0, rank_1)))
+    assert max(statuses) == bad  # without lab, each rank speaks for itself
+
+
+def skipped_steps(skip):
+    args = arguments("--optimizer=momentum", "--steps=2", parse=strict.parse)
+    run = report.Run(args, lambda args, *rest: {"parameters": args.model.parameters()})
+    model = run.draw(gpt(run.args.model, seed=None))
+    optimizer, output = run.optimizer(model.parameters()), io.StringIO()
+    with contextlib.redirect_stdout(output):
+        for batch in run.batches():
+            with run.measure():
+                optimizer.zero_grad()
+                loss = loss_sum(model(batch.tokens), batch.targets) / batch.valid
+                loss.backward()
+                norm = common.grad_norm(model.parameters())
+                if batch.step not in skip:
+                    optimizer.step()
+            run.log(batch, loss.detach(), norm, model, skipped=batch.step in skip)
+        status = run.finish()
+    [states] = [check for check in run.checks if check["name"] == "optimizer states"]
+    return status, run.references, states, output.getvalue()
+
+
+def test_one_gpu_takes_no_step_that_was_skipped(ranks):
+    [(status, references, states, output)] = ranks(1)(skipped_steps, [0])
+    assert status == 0 and references[0] == (None, None) and references[1][0] > 5, output
+    assert states["ok"] and states["measured"] > 0
+    [(status, _, states, output)] = ranks(1)(skipped_steps, [0, 1])
+    assert status == 1 and "✗ no step was compared with one GPU" in output
+    assert output.count("✗") == 1 and states["measured"] == 0  # no states, and nothing wrong in it
+
+
+def rounded(rounding, steps):
+    with mock.patch.object(verify, "rounding_of", lambda args: (rounding, steps)):
+        run = bare("--optimizer=sgd", "--steps=4")
+    model = run.draw(gpt(run.args.model, seed=None))
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        for batch in run.batches():
+            with run.measure():
+                loss = loss_sum(model(batch.tokens), batch.targets) / batch.valid
+            run.log(batch, loss.detach(), torch.tensor(100.0 * batch.step), model)
+    return output.getvalue().split("\n")[0], run.verifier.steps, run.verifier.worst, run.tolerance
+
+
+def test_a_run_that_rounds_says_to_what_and_is_held_to_its_tolerances(ranks):
+    [(line, steps, worst, tolerance)] = ranks(1)(rounded, "bfloat16", 3)
+    assert line.endswith(" · bfloat16") and steps == 3
+    assert tolerance == verify.tolerances("bfloat16", "sgd")
+    assert worst["gradient norm"][1].endswith("in step 1")  # from the second on, the loss alone
+    assert worst["loss"][1] == "loss in step 3"
+
+
+def a_rare_high_token(file):
+    run = bare(f"--data={file}", "--batch=1", "--steps=2000")
+    with contextlib.redirect_stdout(io.StringIO()), pytest.raises(common.Refused) as refused:
+        list(run.batches())
+    return refused.value.args[0]
+
+
+def test_a_high_token_of_a_bin_is_refused_when_its_batch_is_made(ranks, tmp_path):
+    tokens = np.zeros(2000, "<u2")
+    tokens[1000] = 300
+    tokens.tofile(tmp_path / "rare.bin")
+    [why] = ranks(1)(a_rare_high_token, tmp_path / "rare.bin")
+    assert why.startswith("--vocab 256 is too small for token 300 of ")
+
+
+def test_quantity():
+    numbers = [(0, "B"), (999, "B"), (3154944, "B"), (5.44e9, "FLOP"), (None, "B"), (12345, "")]
+    expected = ["0 B", "999 B", "3.15 MB", "5.44 GFLOP", "-", "12345"]
+    assert [quantity(*x) for x in numbers] == expected
+
+
+# ------------------------------------------------------------------------------- what it leaves
+
+
+def run_that_writes(folder, target, how):
+    """A run that is to write all it can, with one function replaced. Returns its status, the lines
+    after its table, and the files that are new."""
+    files = {"--json": "run.json", "--plot": "figure.png", "--profile": "trace.json"}
+    (folder / "trace.json").write_text("{}")  # of an earlier run
+    run = bare("--no-verify", "--steps=1", *[f"{flag}={folder}/{files[flag]}" for flag in files])
+    draw = lambda runs, chapter, path: path.write_bytes((folder / "run.json").read_bytes())
+    with (contextlib.redirect_stdout(io.StringIO()) as output,
+          mock.patch("lab.pictures.draw", draw), mock.patch(target, **how)):
+        for batch in run.batches():
+            with run.measure():
+                torch.ones(3) + 1
+            run.log(batch, torch.ones(()), torch.ones(()), run.model)
+        status = run.finish()
+    _, lines = output.getvalue().split("formula\n")
+    written = [name for name in files.values()
+               if (folder / name).exists() and (folder / name).stat().st_size > 2]
+    return status, lines.splitlines(), written
+
+
+def cut_off(profiler, path):
+    Path(path).write_text('{"traceEvents": [')
+
+
+@pytest.mark.parametrize(("target", "how", "says", "written"), [
+    ("math.tau", {"new": 6.28}, None, "run.json figure.png trace.json"),  # nothing goes wrong
+    ("lab.pictures.draw", {"side_effect": ImportError("No module named 'matplotlib'")},
+     "--plot {}/figure.png is not written: ImportError: No module named 'matplotlib'",
+     "run.json trace.json"),
+    ("pathlib.Path.write_text", {"side_effect": OSError(28, "No space left on device")},
+     "--json {}/run.json is not written: OSError: [Errno 28] No space left on device",
+     "trace.json"),
+    ("torch.profiler.profile.export_chrome_trace", {"return_value": None},  # it fails quietly
+     "--profile {}/trace.json is not written: OSError: PyTorch has not written all of the trace",
+     "run.json figure.png"),
+    ("torch.profiler.profile.export_chrome_trace", {"new": cut_off},  # a full disk
+     "--profile {}/trace.json is not written: OSError: PyTorch has not written all of the trace",
+     "run.json figure.png trace.json"),
+])
+def test_what_cannot_be_written_costs_a_line_and_nothing_else(
+        ranks, tmp_path, target, how, says, written):
+    [(status, lines, files)] = ranks(1)(run_that_writes, tmp_path, target, how)
+    problems = [line.strip() for line in lines if "✗" in line]
+    assert status == int(bool(says)) and files == written.split()
+    assert problems[:1] == ([f"✗ {says.format(tmp_path)}"] if says else [])
+    assert lines[-1] == f"  picture: {tmp_path}/figure.png" or problems

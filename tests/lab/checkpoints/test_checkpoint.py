@@ -1,0 +1,335 @@
+"""Checkpoints: what a variant of any chapter saves, any other goes on from, as if never stopped."""
+
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+import common
+from lab.bench.anatomy import tensors
+from lab.checkpoints import checkpoint, saving, storage
+from lab.faults import tensors_of
+from tests.conftest import TEXT, chapter, chapter_names, main, run_main
+
+SMALL = ("--layers=4", "--dim=32", "--heads=8", "--kv-heads=2", "--seq=16", "--vocab=131",
+         "--batch=8", "--dtype=float64", "--clip=0.5", "--ignore=0.3",
+         "--device=cpu", f"--data={TEXT}", "--no-verify")  # fmt: skip
+FOUR = ("--micro-batch=2",)  # of them
+# Chapter, ranks, and flags of its own. The table's 131 rows are no multiple of any ranks, and four
+# that share a layer are more than there are kv heads.
+LAYOUTS = {
+    "01 hand": ("01_single_gpu", 1, "--variant=hand"),
+    "01 torch": ("01_single_gpu", 1, "--variant=torch"),
+    "02 bucket": ("02_data_parallel", 2, "--variant=bucket"),
+    "02 overlap": ("02_data_parallel", 2, "--variant=overlap"),
+    "02 naive": ("02_data_parallel", 2, "--variant=naive"),
+    "02 torch": ("02_data_parallel", 2, "--variant=torch"),
+    "03 zero3": ("03_zero", 4, "--variant=zero3"),
+    "03 zero1": ("03_zero", 2, "--variant=zero1"),
+    "03 zero2": ("03_zero", 2, "--variant=zero2"),
+    "03 offload": ("03_zero", 2, "--variant=zero2", "--offload"),
+    "03 hsdp": ("03_zero", 4, "--variant=hsdp", "--shard-size=2"),
+    "03 zeropp": ("03_zero", 4, "--variant=zeropp", "--no-quantized-weights",
+                  "--shard-size=2"),
+    "03 torch": ("03_zero", 2, "--variant=torch", "--stage=3"),
+    "03 torch 1": ("03_zero", 2, "--variant=torch", "--stage=1"),
+    "04 megatron": ("04_tensor_parallel", 4, "--variant=megatron"),
+    "04 overlap": ("04_tensor_parallel", 2, "--variant=overlap"),
+    "04 torch": ("04_tensor_parallel", 2, "--variant=torch"),
+    "05 megatron": ("05_sequence_parallel", 2, "--variant=megatron"),
+    "05 kept": ("05_sequence_parallel", 2, "--variant=kept"),
+    "05 ring": ("05_sequence_parallel", 2, "--variant=ring"),
+    "05 torch": ("05_sequence_parallel", 2, "--variant=torch"),
+    "06 zigzag": ("06_context_parallel", 2, "--variant=zigzag"),
+    "07 1f1b": ("07_pipeline_parallel", 3, *FOUR, "--variant=1f1b"),
+    "07 naive": ("07_pipeline_parallel", 2, *FOUR, "--variant=naive"),
+    "07 afab": ("07_pipeline_parallel", 2, *FOUR, "--variant=afab"),
+    "07 interleaved": ("07_pipeline_parallel", 2, *FOUR, "--variant=interleaved"),
+    "07 zb-h1": ("07_pipeline_parallel", 2, *FOUR, "--variant=zb-h1"),
+    "07 zb-h2": ("07_pipeline_parallel", 2, *FOUR, "--variant=zb-h2"),
+    "07 dualpipe": ("07_pipeline_parallel", 2, *FOUR, "--variant=dualpipe"),
+    "07 dualpipe-v": ("07_pipeline_parallel", 2, *FOUR, "--variant=dualpipe-v"),
+    "07 torch": ("07_pipeline_parallel", 2, *FOUR, "--variant=torch"),
+    "09 3d": ("09_5d", 8, "--pp=2", "--tp=2", "--zero=3", "--micro-batch=2"),
+    "09 zero1": ("09_5d", 4, "--dp=2", "--tp=2", "--zero=1"),
+    "09 cp": ("09_5d", 4, "--cp=2", "--pp=2", "--zero=2", *FOUR, "--schedule=dualpipe-v"),
+    "09 torch": ("09_5d", 4, "--variant=torch", "--dp=2", "--tp=2", "--zero=3"),
+    "09 torch pp": ("09_5d", 2, "--variant=torch", "--pp=2", *FOUR),
+}  # fmt: skip
+# These hold and save what another of their chapter does.
+ALIKE = ("01 torch", "02 overlap", "02 naive", "03 torch 1", "04 overlap", "04 torch", "05 kept",
+         "05 ring", "05 torch", "07 naive", "07 afab", "07 zb-h1", "07 zb-h2", "07 dualpipe",
+         "07 torch")
+MIXTURE = ("--experts=8", "--layers=2")
+MIXTURES = {
+    "08 dropless": ("08_expert_parallel", 4, *MIXTURE, "--variant=dropless"),
+    "08 copies": ("08_expert_parallel", 4, *MIXTURE, "--variant=dropless", "--ep=2"),
+    "08 capacity": ("08_expert_parallel", 2, *MIXTURE, "--variant=capacity",
+                    "--capacity-factor=100"),
+    "08 tensor": ("08_expert_parallel", 2, *MIXTURE, "--variant=tensor"),
+    "08 torch": ("08_expert_parallel", 2, *MIXTURE, "--variant=torch"),
+    "09 ep": ("09_5d", 8, *MIXTURE, "--dp=4", "--ep=2", "--tp=2", "--zero=1"),
+    "09 pp ep": ("09_5d", 4, *MIXTURE, "--dp=2", "--ep=2", "--pp=2", "--zero=3"),
+    "09 cp ep": ("09_5d", 4, *MIXTURE, "--dp=2", "--ep=2", "--cp=2", "--zero=3"),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def planted(fault):
+    """With one thing wrong in the lab."""
+    load_states, value = checkpoint.Checkpoint.load_states, checkpoint.Checkpoint.value
+    batch, rectangles = common.Text.batch, checkpoint.rectangles
+
+    def without_step_count(self, optimizer):
+        load_states(self, optimizer)
+        for state in optimizer.state.values():
+            state["step"].zero_()
+
+    def rounded(self, name, p):
+        saved = value(self, name, p)
+        return saved if saved is None else saved.bfloat16()
+
+    faults = {
+        "no step count": (checkpoint.Checkpoint, "load_states", without_step_count),
+        "data repeated": (common.Text, "batch", lambda self, step: batch(self, step - 1)),
+        "data skipped": (common.Text, "batch", lambda self, step: batch(self, step + 1)),
+        "rounded": (checkpoint.Checkpoint, "value", rounded),
+        "written twice": (checkpoint.SavePlanner, "_dedup_save_plans", lambda self, plans: plans),
+        "offset": (checkpoint, "rectangles", lambda shape, start, stop:
+                   rectangles(shape, start + 1, stop + 1)),
+    }  # fmt: skip
+    with mock.patch.object(*faults[fault]) if fault else contextlib.nullcontext():
+        yield
+
+
+def run(name, flags, fault=None):
+    """For a rank of the pool. Returns its status, which a refusal is, too."""
+    with planted(fault):
+        try:
+            return main(chapter(name), [*map(str, flags)])
+        except SystemExit as leaving:
+            return leaving.code
+
+
+def train(ranks, layout, *flags, fault=None):
+    """The status on rank 0."""
+    name, world, *own = (LAYOUTS | MIXTURES)[layout]
+    return ranks(world)(run, name, [*SMALL, *own, *flags], fault)[0]
+
+
+def difference(folder, other):
+    """The largest, relative to the largest number of each tensor."""
+    these, those = tensors_of(folder), tensors_of(other)
+    for name in these.keys() ^ those.keys():  # chapter 09 has no biases
+        assert name.endswith("mlp.bias") and not (these | those)[name].any()
+    return max(
+        float((these[name] - those[name]).abs().max() / those[name].abs().max().clamp(min=1e-30))
+        for name in these.keys() & those.keys()
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(pool, tmp_path_factory):
+    """saved(layout): a folder with its checkpoints after steps 2 and 3, which it makes once."""
+    folder = tmp_path_factory.mktemp("saved")
+
+    def save(layout):
+        if not (folder / layout).exists():
+            ranks = lambda world: lambda *call: pool.call(world, 45, *call)
+            save_to = f"--save={folder / layout}"
+            assert train(ranks, layout, "--steps=3", "--save-every=2", save_to) == 0, layout
+        return folder / layout
+
+    return save
+
+
+def off_after_going_on(ranks, saved, tmp_path, before, after, fault=None):
+    """Save with one layout, go on with another: how far from the first's unbroken run it ends."""
+    resume = f"--resume={saved(before) / 'step-000002'}"
+    assert train(ranks, after, "--steps=3", resume, f"--save={tmp_path}", fault=fault) == 0
+    return difference(tmp_path / "step-000003", saved(before) / "step-000003")
+
+
+@pytest.mark.parametrize("layouts", [LAYOUTS, MIXTURES], ids=["dense", "mixture"])
+def test_handed_from_layout_to_layout(ranks, tmp_path, layouts):
+    """Each goes on from the one before, takes a step, and saves for the next; a run that is never
+    stopped has the same parameters and optimizer states. They are compared now and then: what one
+    loses, none after it has."""
+    left_out = () if os.environ.get("FULL") else ALIKE
+    here = [layout for layout, (name, *_) in layouts.items()
+            if name in chapter_names() and layout not in left_out]
+    here = here[::5] + here[1::5] + here[2::5] + here[3::5] + here[4::5]  # so that chapters meet
+    quiet, handed = tmp_path / "quiet", tmp_path / "handed"
+    flags = [f"--steps={len(here)}", "--save-every=9", "--keep=99", f"--save={quiet}"]
+    assert train(ranks, min(layouts), *flags) == 0
+    for step, layout in enumerate(here, start=1):
+        resume = [f"--resume={handed}"] if step > 1 else []
+        assert train(ranks, layout, f"--steps={step}", *resume, f"--save={handed}") == 0, layout
+        name = f"step-{step:06}"
+        if (quiet / name).exists():
+            assert difference(handed / name, quiet / name) < 1e-10, here[max(0, step - 9) : step]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [pair for some in (LAYOUTS, MIXTURES) for pair in itertools.product(some, repeat=2)],
+)
+def test_every_pair(ranks, saved, tmp_path, before, after):
+    assert off_after_going_on(ranks, saved, tmp_path, before, after) < 1e-10
+
+
+# PyTorch's DDP sums in another order in its first step, in which it learns the order of gradients.
+SAME_BITS = "02 bucket", "03 zero3", "07 dualpipe-v", "09 cp", "08 copies"
+
+
+@pytest.mark.parametrize("layout", SAME_BITS)
+def test_the_same_bits_in_the_same_layout(ranks, saved, tmp_path, layout):
+    assert off_after_going_on(ranks, saved, tmp_path, layout, layout) == 0
+
+
+@pytest.mark.parametrize("fault", ["no step count", "data repeated", "data skipped", "rounded"])
+def test_a_fault_shows(ranks, saved, tmp_path, fault):
+    off = off_after_going_on(ranks, saved, tmp_path, "03 zero3", "04 megatron", fault)
+    assert off > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("fault", "layout"), [("written twice", "02 bucket"), ("offset", "03 zero3")]
+)
+def test_a_fault_stops_the_save(ranks, tmp_path, fault, layout):
+    """DCP sees rectangles that overlap or leave a hole: status 1, and no checkpoint."""
+    assert train(ranks, layout, "--steps=1", f"--save={tmp_path}", fault=fault) == 1
+    assert storage.checkpoints_in(tmp_path) == []
+
+
+# ------------------------------------------------------------------- parts, rectangles and files
+
+
+def test_rectangles_of_a_range():
+    """Those in the picture; and of any range of any shape: few, in order, each number once."""
+    assert list(checkpoint.rectangles((4, 6), 5, 23)) == [
+        ((0, 5), (1, 1)), ((1, 0), (2, 6)), ((3, 0), (1, 5))]  # fmt: skip
+    for shape in ((7,), (4, 6), (3, 1), (1, 5), (3, 2, 4)):
+        numbers = torch.arange(torch.Size(shape).numel()).view(shape)
+        for start, stop in itertools.combinations(range(numbers.numel() + 1), 2):
+            found = list(checkpoint.rectangles(shape, start, stop))
+            slices = [tuple(slice(at, at + size) for at, size in zip(*one)) for one in found]
+            assert torch.cat([numbers[one].flatten() for one in slices]).tolist() == [
+                *range(start, stop)]  # fmt: skip
+            assert len(found) <= 2 * len(shape) - 1
+
+
+@pytest.mark.parametrize("layout", ["02 overlap", "03 zero3", "09 3d"])
+def test_every_rank_writes_its_share_once(saved, layout):
+    """Nothing is gathered on one rank: the files are about as large, whoever holds how much; and
+    together as large as the formula says."""
+    folder, world = saved(layout) / "step-000003", LAYOUTS[layout][1]
+    sizes = [file.stat().st_size for file in folder.glob("*.bin")]
+    assert len(sizes) == world and max(sizes) < 1.5 * sum(sizes) / world
+    cfg = common.Config(4, 32, 8, 2, 16, 131)
+    assert sum(sizes) == saving.checkpoint_bytes(cfg, "adamw", 8)
+    assert saving.checkpoint_bytes(cfg, "adamw", 4) == 12 * cfg.parameters() + 4 * tensors(cfg)
+
+
+@contextlib.contextmanager
+def as_nobody():
+    """Without root's rights, if this is root."""
+    os.seteuid(65534 if os.geteuid() == 0 else os.geteuid())
+    try:
+        yield
+    finally:
+        os.seteuid(os.getuid())
+
+
+@pytest.mark.parametrize(("closed", "named"), [
+    ("0.bin", "0.bin"), (storage.INDEX, storage.INDEX), (".", storage.INDEX),
+])  # fmt: skip
+def test_what_may_not_be_read_is_named(saved, closed, named):
+    with tempfile.TemporaryDirectory() as folder:  # others may not enter those of pytest
+        os.chmod(folder, 0o755)
+        folder = Path(folder, "step-000003")
+        shutil.copytree(saved("02 bucket") / folder.name, folder)
+        (folder / closed).chmod(0)
+        with as_nobody(), pytest.raises(storage.Unusable) as why:
+            storage.read_index(folder)
+        assert str(why.value) == f"cannot be read: {named}: Permission denied"
+        folder.chmod(0o755)
+
+
+def is_synced_when_named(run_chapter, folder):
+    """Of a run's save: whether every file was on the disk, as long as it stays, when its folder was
+    given its name; and then the name was, too."""
+    done, fsync, rename = [], os.fsync, Path.rename
+
+    def note_sync(file):
+        stat = os.fstat(file)
+        done.append((stat.st_ino, stat.st_size))
+        fsync(file)
+
+    def note_rename(self, target):
+        files = [self, *self.iterdir()]
+        done.append({(file.stat().st_ino, file.stat().st_size) for file in files})
+        return rename(self, target)
+
+    with mock.patch("os.fsync", note_sync), mock.patch.object(Path, "rename", note_rename):
+        assert run_chapter("01_single_gpu", *SMALL, "--steps=1", f"--save={folder}")[0] == 0
+    [at] = [i for i, event in enumerate(done) if isinstance(event, set)]
+    assert len(done[at]) == 3
+    before, after = set(done[:at]), [inode for inode, _ in done[at + 1 :]]
+    return done[at] <= before and folder.stat().st_ino in after
+
+
+def test_synced_before_it_has_its_name(run_chapter, tmp_path):
+    assert is_synced_when_named(run_chapter, tmp_path / "right")
+    write_only = lambda path, data=None: data and path.write_bytes(data)
+    with mock.patch.object(storage, "synced", write_only):
+        assert not is_synced_when_named(run_chapter, tmp_path / "wrong")
+
+
+def test_verified_after_going_on(ranks, saved, tmp_path):
+    """One GPU's run goes on as well: it has the losses of the one that was never stopped."""
+    flags = [*SMALL, "--verify", "--steps=6"]
+    name, world, *own = LAYOUTS["09 zero1"]
+    quiet = ranks(1)(run_main, "01_single_gpu", flags, tmp_path)[0][1]
+    resume = f"--resume={saved('03 zero3') / 'step-000002'}"
+    status, run, _ = ranks(world)(run_main, name, [*flags, *own, resume], tmp_path)[0]
+    assert status == 0 and len(run["reference_loss"]) == 4
+    assert run["max_grad_diff"] < 1e-12 and run["max_param_diff"] < 1e-12
+    assert run["reference_loss"][:3] == pytest.approx(quiet["reference_loss"][2:], rel=1e-12)
+    assert run["loss"] == pytest.approx(quiet["loss"][2:], rel=1e-12)
+
+
+@pytest.mark.parametrize("layout", ["01 hand", "03 zero3", "03 offload"])
+def test_masters_are_saved_not_what_is_rounded(ranks, tmp_path, layout):
+    """With 16-bit parameters: the same bits as the run that was never stopped."""
+    flags = ["--dtype=float32", "--precision=bf16", "--layers=2"]
+    save = f"--save={tmp_path}"
+    assert train(ranks, layout, *flags, "--steps=3", "--save-every=2", save) == 0
+    resume = f"--resume={tmp_path / 'step-000002'}"
+    again = [*flags, "--steps=3", resume, f"--save={tmp_path / 'again'}"]
+    assert train(ranks, layout, *again) == 0
+    assert difference(tmp_path / "again/step-000003", tmp_path / "step-000003") == 0
+    for state in tensors_of(tmp_path / "step-000003").values():
+        assert state.dtype == torch.float32
+    again[-1] = f"--save={tmp_path / 'rounded'}"
+    assert train(ranks, layout, *again, fault="rounded") == 0
+    assert difference(tmp_path / "rounded/step-000003", tmp_path / "step-000003") > 1e-4
+
+
+def test_biases_of_experts(ranks, tmp_path):
+    """They have no gradient, but move: saved, and moved on, on other ranks."""
+    flags = ["--balance=bias", "--bias-speed=0.01"]
+    save = f"--save={tmp_path}"
+    assert train(ranks, "08 dropless", *flags, "--steps=3", "--save-every=2", save) == 0
+    biases = tensors_of(tmp_path / "step-000002")["block1.mlp.bias"]
+    assert len(biases) == 8 and biases.abs().max() > 0.015
+    resume = f"--resume={tmp_path / 'step-000002'}"
+    assert train(ranks, "08 tensor", *flags, "--steps=3", resume, f"--save={tmp_path / 'x'}") == 0
+    assert difference(tmp_path / "x/step-000003", tmp_path / "step-000003") < 1e-10

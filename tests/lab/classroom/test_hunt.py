@@ -1,0 +1,120 @@
+"""Hunts: written from a seed, told from what a user sees, and graded."""
+
+import shlex
+
+import pytest
+
+from lab.classroom import checks, hunt
+from lab.museum import observe
+from tests.conftest import ROOT
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    checks.warm_up()
+
+
+@pytest.fixture
+def written(tmp_path):
+    """written("06 --seed 3"): the file of that hunt."""
+
+    def write(flags):
+        assert hunt.main([*shlex.split(flags), f"--out={tmp_path}"]) == 0
+        [path] = tmp_path.glob("*.py")
+        return path
+
+    return write
+
+
+def test_a_seed_draws_and_all_exhibits_are_drawn(written):
+    path = written("06 --seed 3")
+    text = path.read_text()
+    assert hunt.hunt_of(text) == ("06", 3, "easy")
+    assert written("6 --seed 3").read_text() == text        # as it was: it may be written over
+    drawn = {hunt.draw("06", seed).number for seed in range(100)}
+    assert drawn == {exhibit.number for exhibit in hunt.huntable()["06"]}
+
+
+@pytest.mark.parametrize("chapter", hunt.huntable())
+def test_a_hunt_has_one_bug_and_does_not_tell_which(chapter, written, capsys):
+    exhibit, path = hunt.draw(chapter, 1), written(f"{chapter} --seed 1")
+    right, planted = observe.sources(exhibit)
+    text, said = path.read_text(), capsys.readouterr().out
+    assert text.startswith(planted.rstrip()) and text != right
+    assert exhibit.number not in text + said and exhibit.title not in text + said
+    assert f"--nproc_per_node={exhibit.ranks} {path} {exhibit.flags}" in said
+    hint, *_ = said.partition("    PYTHONPATH")
+    assert not any(word in hint for word in ("gradient", "norm", "sum", "clip"))
+
+
+def test_a_hard_one_is_not_compared(written, capsys):
+    written("09 --seed 2 --level hard")
+    assert capsys.readouterr().out.count("--no-verify") == 1
+
+
+def test_the_story_is_revealed(written, capsys):
+    path, exhibit = written("04 --seed 2"), hunt.draw("04", 2)
+    assert hunt.main(["--reveal", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert exhibit.number in said and exhibit.title in said
+    assert f"+ {exhibit.new.splitlines()[0]}" in said and "What sees it: " in said
+
+
+@pytest.mark.parametrize(("change", "verdict"), [
+    (lambda text, exhibit: text, hunt.SAME),
+    (lambda text, exhibit: text.replace(exhibit.new, exhibit.old), hunt.MENDED),
+    (lambda text, exhibit: text.replace(exhibit.new, exhibit.old).replace(
+        "loss_sum(forward(tokens), targets) / valid", "loss_sum(forward(tokens), targets)"),
+     hunt.OTHER),
+    (lambda text, exhibit: text.replace("def accumulate(", "def accumulated("), hunt.OTHER)])
+def test_a_mended_hunt_is_told_from_others(written, capsys, change, verdict):
+    path, exhibit = written("01 --seed 2"), hunt.draw("01", 2)
+    path.write_text(change(path.read_text(), exhibit))
+    assert hunt.main(["--grade", str(path)]) == (0 if verdict == hunt.MENDED else 1)
+    assert f"{path.name}  {verdict}" in capsys.readouterr().out
+
+
+def test_what_breaks_another_run_of_the_chapter_is_seen():
+    """The bug is gone; but gradients are never clipped, which its own run does not do."""
+    text = (ROOT / "01_single_gpu.py").read_text()
+    broken = text.replace("(clip / (norm + 1e-6))", "(2 * clip / norm)", 1)
+    assert broken != text and "--clip" not in hunt.draw("01", 2).flags
+    verdict, said = hunt.grade(broken, "01", 2)
+    assert verdict == hunt.OTHER and said
+
+
+def test_what_was_changed_is_not_written_over(written, capsys):
+    path = written("02")
+    path.write_text(path.read_text().replace("import torch\n", "import torch  # mine\n", 1))
+    with pytest.raises(SystemExit) as leaving:
+        hunt.main(["02", "--seed", "5", f"--out={path.parent}"])
+    assert leaving.value.code == 2 and "--force" in capsys.readouterr().err
+    assert hunt.main(["02", "--seed", "5", f"--out={path.parent}", "--force"]) == 0
+
+
+@pytest.mark.parametrize("data", [
+    b"\xff\x00", b"# hunt 02 " + b"9" * 5000 + b" easy\n", b"# hunt 77 1 easy\n"])
+def test_what_is_no_hunt_is_neither_graded_nor_revealed_nor_written_over(tmp_path, capsys, data):
+    path = tmp_path / "02_data_parallel.py"
+    path.write_bytes(data)
+    for flags in (["--grade", str(path)], ["--reveal", str(path)], ["02", f"--out={tmp_path}"]):
+        with pytest.raises(SystemExit) as leaving:
+            hunt.main(flags)
+        assert leaving.value.code == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert len(line) < 400 + len(str(path)) and path.read_bytes() == data
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    ("11", "CHAPTER 11 has no hunt"), ("11", "01 in place of 11 would work"),
+    ("", "with 06 would work"), ("02 --seed x", "--seed"), ("02 --level 1", "--level"),
+    ("--grade no.py", "no.py is no file with a text in UTF-8; `python -m lab.hunt 06` writes one"),
+    ("--grade 02_data_parallel.py", "is no hunt"), ("--grade lab", "lab is no file"),
+    ("02 --reveal x.py", "without --reveal would work")])
+def test_a_bad_argument_costs_one_line(monkeypatch, capsys, flags, words):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as leaving:
+        hunt.main(shlex.split(flags))
+    assert leaving.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert words in line

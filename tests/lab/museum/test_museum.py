@@ -1,0 +1,116 @@
+"""The museum: each plant applies once, is caught by what it names, and by nothing that is blind."""
+
+import json
+import re
+import subprocess
+
+import pytest
+
+from lab import museum
+from lab.classroom import checks
+from lab.museum import __main__ as command
+from lab.museum import observe
+from lab.museum.exhibit import Exhibit
+from tests.conftest import ROOT
+
+EXHIBITS = [exhibit for those in museum.exhibits().values() for exhibit in those]
+NAMES = [f"{room.removeprefix('chapter_')}-{exhibit.number}"
+         for room, those in museum.exhibits().items() for exhibit in those]
+
+
+def drawn(count):
+    """Some exhibits, others with each commit; the planner's, which are quick, are among them."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    seed = int(commit.stdout.strip()[:8] or "0", 16)
+    return {(seed + i * len(EXHIBITS) // count) % len(EXHIBITS) for i in range(count)}
+
+
+SAMPLE = drawn(5)
+SOME = pytest.mark.parametrize("exhibit", [
+    pytest.param(exhibit, marks=[] if i in SAMPLE else pytest.mark.full, id=NAMES[i])
+    for i, exhibit in enumerate(EXHIBITS)])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    checks.warm_up()
+
+
+def test_there_are_enough_of_each_chapter():
+    counts = {room: len(those) for room, those in museum.exhibits().items()}
+    assert [*counts] == museum.ROOMS and min(counts.values()) >= 5 and len(EXHIBITS) >= 80
+    assert len({(exhibit.file, exhibit.old, exhibit.new) for exhibit in EXHIBITS}) == len(EXHIBITS)
+
+
+@pytest.mark.parametrize("exhibit", EXHIBITS, ids=NAMES)
+def test_an_exhibit_is_told_and_applies(exhibit):
+    """Once; and the file with it is still Python."""
+    assert re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", exhibit.number)
+    assert 3 <= len(re.findall(r"[.?!](?: |$)", exhibit.story)) <= 6, exhibit.story
+    assert exhibit.caught_by and not {*exhibit.caught_by} & {*exhibit.blind}
+    right, planted = observe.sources(exhibit)
+    assert right != planted
+    compile(planted, exhibit.file, "exec")
+
+
+@SOME
+def test_an_exhibit_is_caught_by_what_it_names(exhibit):
+    flags = observe.flags_of(exhibit, "sgd")
+    if observe.trains(exhibit) and not exhibit.before:
+        flags += " --steps=5"                               # as many as are compared
+    right, planted = observe.play_both(exhibit, flags)
+    assert (right.status, right.caught) == (0, ()), right.said
+    assert planted.status == 1 and {*exhibit.caught_by} <= {*planted.caught}, planted
+    assert not {*exhibit.blind} & {*planted.caught}, planted
+
+
+def test_a_plant_that_does_not_apply_says_so():
+    exhibit = EXHIBITS[0]._replace(old="there is no such line")
+    with pytest.raises(ValueError, match="has 0 times: there is no such line"):
+        observe.sources(exhibit)
+
+
+def test_checks_belong_to_observables():
+    names = {"gather, ranks with what PyTorch's gives": "values", "tp: all_reduce, payload": "sent",
+             "gradients, cut by tp: reduce_scatter, calls": "sent", "on other groups": "sent",
+             "activations, at the most": "kept", "FLOPs of a step": "FLOPs",
+             "optimizer states": "states", "gradients": "states"}
+    assert {name: observe.observable_of(name) for name in names} == names
+
+
+def test_what_a_run_says_becomes_observables():
+    run = {"checks": [{"name": "send, payload", "ok": False}, {"name": "parameters", "ok": True}],
+           "tolerance": {"loss": 1e-5}, "loss": [1.0, 2.0, None], "reference_loss": [1.0, 2.1, 3.0],
+           "problems": ["gradient norm in step 1 is off by 1e-01", "gradients up in step 2 is off "
+                        "by 1e-01", "parameters: measured 3, formula 4"]}
+    assert observe.of_record(run) == ("loss", "gradients", "gradient norm", "sent")
+    clean, seen = (observe.Seen(0, (), losses, ()) for losses in ([4.0, 3.0, 2.0], [4.0, 3.3, 1.0]))
+    assert observe.first_step(clean, seen) == 2 and observe.first_step(clean, clean) is None
+    assert observe.silence(clean, seen) == (0, 0.5)
+    assert observe.silence(clean, seen._replace(loss=[4.0, None, 1.0])) == (None, None)
+
+
+def test_the_command_tells_of_an_exhibit_and_draws_it(tmp_path, capsys):
+    figure, file = tmp_path / "museum.png", tmp_path / "museum.json"
+    status = command.main(["unsloth-zoo#1023", f"--out={figure}", f"--json={file}", "--stories"])
+    said = capsys.readouterr().out
+    assert status == 0 and "✓ unslothai/unsloth-zoo#1023" in said and "hides it" in said
+    assert "1 of 1 caught; AdamW hides 1; without a bug nothing was found" in said
+    assert "divided by the tokens, and by the micro-batches" in said
+    [told] = json.loads(file.read_text())
+    assert told["first loss"] == 0 and told["step"] == 2 and figure.stat().st_size > 5000
+
+
+def test_an_exhibit_that_is_not_caught_fails_the_command(monkeypatch, capsys):
+    blind = EXHIBITS[2]._replace(new=EXHIBITS[2].old + "        pass\n")
+    monkeypatch.setattr(museum, "exhibits", lambda: {"chapter_01": [Exhibit(*blind)]})
+    assert command.main([]) == 1
+    assert "✗ NOT caught" in capsys.readouterr().out
+
+
+def test_an_exhibit_that_is_not_there_costs_one_line(capsys):
+    with pytest.raises(SystemExit) as leaving:
+        command.main(["11"])
+    assert leaving.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "EXHIBIT 11" in line

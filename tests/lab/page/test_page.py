@@ -1,0 +1,540 @@
+"""The page without a browser: it is complete, its links lead somewhere, and what it is asked it
+answers as the chapters' functions do. (tests/lab/page/page_in_browser.py opens it in one.)"""
+
+import http.client
+import importlib
+import json
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import pytest
+
+import common
+from common import Refused
+from lab import museum, schedules
+from lab.bench.meters import shards_of
+from lab.classroom.exercises import EXERCISES
+from lab.page import __main__ as program
+from lab.page import answers, reading, server
+from lab.page.source import HEADING, Source, before_and_now
+from lab.planner import planning
+from tests.conftest import ROOT, chapter
+
+VOID = {"meta", "link", "input", "img", "br", "hr"}
+
+
+class Page(HTMLParser):
+    """An HTML page: its ids, links, and the text of elements of a tag or a class. Raises where an
+    element is closed that is not open."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.ids, self.links, self.loaded, self.texts = [], [], [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        of = dict(attributes)
+        assert not {name for name in of if name.startswith("on") or name == "style"}, of
+        self.ids += [of["id"]] if "id" in of else []
+        self.links += [of["href"]] if tag == "a" else []
+        self.loaded += [of[name] for name in ("src", "href") if name in of and tag != "a"]
+        if tag not in VOID:
+            self.open.append((tag, of, []))
+
+    def handle_endtag(self, tag):
+        name, of, text = self.open.pop()
+        assert name == tag, (name, tag)
+        self.texts.append((tag, of.get("class", ""), of.get("id", ""), "".join(text)))
+
+    def handle_data(self, data):
+        for _, _, text in self.open:
+            text.append(data)
+
+    def of(self, tag, kind=""):
+        return [text for name, classes, _, text in self.texts
+                if name == tag and (not kind or kind in classes.split())]
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    return reading.Course(folder=tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def pages(course):
+    """{address: Page} of all HTML pages."""
+    return {address: Page(make()) for address, (kind, make) in course.site().items()
+            if kind.startswith("text/html")}
+
+
+# ----------------------------------------------------------------------------------------- reading
+
+def test_every_link_leads_somewhere(course, pages):
+    site = course.site()
+    for address, page in pages.items():
+        assert len(set(page.ids)) == len(page.ids), address
+        assert {link for link in page.loaded if link not in site} <= {"answers.js"}, address
+        for link in page.links:
+            where, _, place = link.partition("#")
+            if link.startswith("https://github.com/"):
+                continue
+            assert (where or address) in site, (address, link)
+            if place and where not in ("planner.html", "schedules.html", "rings.html", "cuts.html"):
+                assert place in pages[where or address].ids, (address, link)
+
+
+def test_every_line_of_every_file_is_there_once(course, pages):
+    """As code, or in what is said: a docstring; or as a heading."""
+    for name, source in course.sources.items():
+        page = pages[reading.address_of(name)]
+        shown = {}
+        for tag, kind, place, text in page.texts:
+            if tag == "span" and kind == "line":
+                assert place not in shown
+                shown[place] = text.removesuffix("\n")
+        silent = {n for piece in source.pieces for n in piece.silent}
+        first = source.tree.body[0].end_lineno if source.doc else 0
+        for number, line in enumerate(source.lines, start=1):
+            if f"L{number}" in shown:
+                assert shown[f"L{number}"] == f"{number}{line}"
+            else:
+                assert (not line.strip() or number <= first or number in silent
+                        or HEADING.match(line)), (name, number)
+        said = page.of("div", "said")
+        for piece in source.pieces:
+            assert not piece.said or any(plain(piece.said) in plain(text) for text in said)
+        titles = "".join(page.of("h1") + page.of("section", "lesson"))
+        assert plain(source.doc).removesuffix(".") in plain(titles).replace(
+            plain(course.titles()[name]), plain(source.doc.split("\n\n")[0]), 1), name
+
+
+def plain(text):
+    """Letters and figures: what stays when a text is typeset."""
+    return "".join(re.findall(r"\w+", text))
+
+
+def test_tables_and_drawings_stay_as_they_are(course, pages):
+    for name, source in course.sources.items():
+        shown = pages[reading.address_of(name)].of("pre")
+        for block in re.findall(r"(?:^    .*\n(?:\n(?=    ))?)+", source.doc + "\n", re.MULTILINE):
+            assert textwrap.dedent(block).rstrip("\n") in shown, block
+
+
+def test_what_is_said_is_typeset():
+    source = Source('def f():\n    """Does."""\n', "x.html")
+    html = reading.typeset("Heads. Call `f`, not `g`, for a < b and *never* in chapter 04:\n\n"
+                           "    a | b\n\n      - c\nThat is it, chapter 99.", source)
+    assert html == (
+        '<p><b>Heads.</b> Call <code><a href="x.html#f">f</a></code>, not <code>g</code>, for a '
+        '&lt; b and <em>never</em> in chapter <a href="04_tensor_parallel.html">04</a>:</p>\n'
+        "<pre tabindex=0>a | b\n\n  - c</pre>\n<p>That is it, chapter 99.</p>")
+
+
+TEXT = '''"""Title."""
+from common import part, other as another
+
+SIZE = 3
+
+
+# ------ the first
+
+# above it
+@decorated
+def f(part, x=SIZE):
+    """Says
+    something."""
+    return common.gpt(part(x)) + another + "é" + g(SIZE)
+
+
+class C:
+    """Is."""
+
+    def a(self):
+        return self.b() + f(1)
+
+    def b(self):
+        """Answers."""
+        f = lambda f: f
+        return f
+'''
+
+
+def test_a_file_in_pieces_with_links():
+    other = Source("\n".join(f"def {name}():\n    pass" for name in ("part", "other", "gpt")),
+                   "common.html")
+    source = Source(TEXT, "x.html", other)
+    assert [(piece.name, piece.heading, piece.said, piece.first, piece.last, piece.functions[1:])
+            for piece in source.pieces] == [
+        ("", "", "", 2, 4, []), ("f", "the first", "Says\nsomething.", 9, 14, []),
+        ("C", "", "Is.", 17, 21, ["C.a"]), ("C.b", "", "Answers.", 23, 26, [])]
+    links = re.findall(r'href="([^"]*)">(\w+)', "".join(map(source.line, range(1, 27))))
+    assert links == [("x.html#L4", "SIZE"), ("common.html#gpt", "gpt"),
+                     ("common.html#other", "another"), ("x.html#L4", "SIZE"), ("x.html#C.b", "b"),
+                     ("x.html#f", "f")]
+    assert source.line(4) == 'SIZE = <span class="number">3</span>'
+    assert dict(source.code(source.pieces[1])).keys() == {9, 10, 11, 14}
+
+
+def test_names_lead_to_their_definitions(course):
+    tensor = course.sources["04_tensor_parallel"]
+    code = "\n".join(tensor.line(number) for number in range(1, len(tensor.lines) + 1))
+    assert re.search(r'href="common.html#keep_shard">keep_shard</a>\(linear', code)
+    assert re.search(r'href="04_tensor_parallel.html#CopyIn">CopyIn</a>\.apply', code)
+    assert re.search(r'common\.<a class="name" href="common.html#\w+">', code)
+
+
+def test_before_and_now(course):
+    assert before_and_now(["a", "b", "c"], ["a", "x", "c"]) == [
+        ("a", "a", False), ("b", "x", True), ("c", "c", False)]
+    assert before_and_now(["a", "b"], ["a", "b", "c"])[-1] == (None, "c", True)
+    assert before_and_now(["a", "b", "c"], ["x", "y", "z"]) is None
+    before = course.before("05_sequence_parallel")
+    name, place, rows = before["train_step"]
+    assert name == "04_tensor_parallel" and place == "04_tensor_parallel.html#train_step"
+    assert [right for _, right, _ in rows if right is not None] == \
+        course.sources["05_sequence_parallel"].lines_of("train_step")
+    assert any(differs for *_, differs in rows) and not all(differs for *_, differs in rows)
+    assert not course.before("00_collectives") and not course.before("common")
+    same = [function for name in course.sources
+            for function, (_, _, rows) in course.before(name).items() if rows is None]
+    assert same                                         # blocks that are repeated on purpose
+
+
+def test_all_exercises_and_all_bugs_are_on_a_page(course, pages):
+    asked = [e for exercises in EXERCISES.values() for e in exercises]
+    everywhere = "".join("".join(page.of("section", "exercise")) for page in pages.values())
+    for exercise in asked:
+        assert plain(exercise.question) in plain(everywhere)
+        assert all(plain(hint) in plain(everywhere) for hint in exercise.hints)
+    assert sum(len(page.of("section", "exercise")) for page in pages.values()) == len(asked)
+    bugs = [one for room in museum.exhibits().values() for one in room]
+    shown = [text for page in pages.values() for text in page.of("section", "exhibit")]
+    assert len(shown) == len(bugs)
+    for bug in bugs:
+        [text] = [text for text in shown if bug.title in text and bug.number in text]
+        assert plain(bug.story) in plain(text) and plain(bug.new) in plain(text)
+
+
+RUN = {"chapter": "04_tensor_parallel", "variant": "megatron", "world_size": 4, "config": {},
+       "recorded": {"timeline": []}, "problems": [], "backend": "gloo", "device": "cpu",
+       "dtype": "float32", "seconds": 3.0, "loss": [5.5, 5.25], "reference_loss": [5.5],
+       "grad_norm": [1.5, 1.25], "step_seconds": [0.1, 0.2], "max_loss_diff": 1e-7,
+       "max_grad_diff": 1e-7, "max_param_diff": 1e-7,
+       "checks": [{"name": "parameters", "measured": 800000, "expected": 800000, "ok": True},
+                  {"name": "activations", "measured": 7, "expected": 8, "ok": False}]}
+
+
+def test_the_last_report(course, pages, tmp_path):
+    without = "".join(pages["04_tensor_parallel.html"].of("section"))
+    assert "make tour" in without and "--json runs/04_tensor_parallel.json" in without
+    assert "make tour" in "".join(pages["index.html"].of("section"))
+    (tmp_path / "04_tensor_parallel.json").write_text(json.dumps(RUN))
+    (tmp_path / "broken.json").write_text('{"chapter": 3}')
+    (tmp_path / "plan.json").write_text("[1]")
+    with_run = reading.Course(folder=tmp_path)
+    page = Page(with_run.chapter("04_tensor_parallel"))
+    cells = page.of("td")
+    at = cells.index("parameters")
+    assert cells[at:at + 4] == ["parameters", "800,000", "800,000", "✓"]
+    assert cells[cells.index("activations") + 3] == "✗"
+    first = cells.index("5.5000") - 1
+    assert ["1", "5.5000", "5.5000", "1.5000", "100"] == cells[first:first + 5]
+    assert ["2", "5.2500", "-", "1.2500", "200"] == cells[first + 5:first + 10]
+    [summary] = [text for text in page.of("summary") if text.startswith("megatron")]
+    assert "✗ activations" in summary and "4 ranks" in " ".join(summary.split())
+    assert "megatron" in "".join(Page(with_run.front()).of("pre"))
+    of_00 = {key: value for key, value in RUN.items() if "loss" not in key and "diff" not in key}
+    (tmp_path / "00.json").write_text(json.dumps(of_00 | {"chapter": "00_collectives"}))
+    assert "800,000" in Page(reading.Course(tmp_path).chapter("00_collectives")).of("td")
+
+
+def test_search_knows_every_function(course):
+    entries = json.loads(course.search().removeprefix("window.SEARCH = ").removesuffix(";\n"))
+    found = {title: (place, text) for title, place, text in entries}
+    place, text = found["06 · meeting"]
+    assert place == "06_context_parallel.html#meeting" and "def meeting(rank, other" in text
+    for name, source in course.sources.items():
+        for function in source.functions:
+            assert f"{reading.label_of(name)} · {function}" in found
+    assert {f"exercise {one.number} · {one.what}" for exercises in EXERCISES.values()
+            for one in exercises} <= found.keys()
+
+
+def test_scripts_share_no_name_and_ask_nobody_else(course):
+    """They are no modules, which a browser would not load from a file: so a name is everybody's."""
+    defines = re.compile(r"^(?:async )?(?:function|const|let) (\$?\w*)", re.MULTILINE)
+    names = {path.name: defines.findall(path.read_text()) for path in reading.FILES.glob("*.js")}
+    for tool in ("planner.js", "schedules.js", "rings.js", "cuts.js"):
+        assert names[tool] and not set(names[tool]) & set(names["page.js"]), tool
+    for path in reading.FILES.iterdir():
+        text = path.read_text().replace("http://www.w3.org", "")        # SVG's name, not an address
+        assert "innerHTML" not in text and not re.search(r"//\w+\.\w+", text), path
+
+
+# ----------------------------------------------------------------------------------------- answers
+
+@pytest.fixture(scope="module")
+def ten():
+    return chapter("10_planner")
+
+
+def test_a_plan_is_the_planners(ten):
+    told = answers.plan({"model": "70b", "cluster": "h100", "gpus": "512", "batch": "1024",
+                         "tp": "8", "zero": "2", "micro_batch": "2", "software": "llama3"})
+    plan = ten.Plan(ten.MODELS["70b"], ten.Layout(64, 8, zero=2, micro_batch=2),
+                    ten.CLUSTERS["h100"], ten.SOFTWARE["llama3"], 512, 1024)
+    assert told["memory"] == plan.memory and told["bytes"] == plan.bytes
+    assert told["seconds"] == plan.total == sum(told["time"].values())
+    assert told["layout"]["dp"] == 64 and told["layout"]["sp"]
+    assert told["why"] == plan.why and told["explain"]
+    assert told["command"].startswith("python 10_planner.py --model=70b --cluster=h100")
+    without = answers.plan({"gpus": "512", "tp": "8", "sp": "false", "flash": "false"})
+    assert not without["layout"]["sp"] and "--no-sp" in without["command"]
+    assert not answers.plan({"gpus": "8"})["layout"]["sp"]              # with tp alone
+    refused = answers.plan({"gpus": "8", "tp": "3"})
+    assert refused["memory"] is None and "not a multiple of tp" in refused["why"]
+    assert not told["caveats"] and "do not rely" in answers.plan({"model": "mixtral"})["caveats"][0]
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        answers.plan({"model": "405b", "gpus": "16384", "batch": "2048", "tp": "8", "pp": "16"})
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.1
+
+
+def test_the_ten_best_are_the_planners(ten):
+    question = {"model": "8b", "gpus": "64", "batch": "256", "tp": "2"}
+    told = answers.best(question)
+    asked = planning.Question(ten, planning.arguments(ten, answers.flags_of(question)))
+    fit, _ = asked.find(64, {"tp": 2})
+    assert told["fits"] and told["count"] == len(fit) and len(told["plans"]) == 10
+    for plan, one in zip(fit, told["plans"]):
+        assert one["layout"] == vars(plan.layout) and one["words"] == ten.in_words(plan.layout)
+        assert (one["seconds"], one["bytes"]) == (plan.total, plan.bytes)
+    nothing = answers.best({"model": "405b", "gpus": "8"})
+    assert not nothing["fits"] and nothing["plans"] == []
+    assert answers.best({"gpus": "8", "tp": "16"})["why"].endswith("; --tp 1 would work")
+    with pytest.raises(Refused, match=r"^34,744,320 layouts are more than"):
+        answers.best({"gpus": "720720", "layers": "90000", "dim": "64", "heads": "2",
+                      "seq": "2000000", "experts": "4096"})
+    assert "--gpus 128 would work" in nothing["why"]
+
+
+def test_a_search_has_a_time_limit():
+    start = time.perf_counter()
+    with pytest.raises(Refused, match="took more than 0.3 s, and was stopped"):
+        answers.searched(("--model=deepseek-v3", "--gpus=2048", "--batch=15360"), 0.3)
+    assert time.perf_counter() - start < 3
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-h1", "dualpipe-v"])
+def test_a_schedule_is_the_chapters(name):
+    seven = chapter("07_pipeline_parallel")
+    told = answers.schedule({"schedule": name, "ranks": "4", "micro_batches": "8", "F": "1",
+                             "B": "1.5", "W": "0.5"})
+    made = seven.make_schedule(name, 4, 8, 2 if name == "interleaved" else 1)
+    span = schedules.simulate(made, 1, 1.5, 0.5, as_one=name == "dualpipe-v")
+    assert told["actions"] == [[[*action, *span[action]] for action in actions]
+                               for actions in made.actions]
+    assert told["bubble"] == pytest.approx(told["formula"])
+    assert [max(alive) for alive in told["alive"]] == told["most_alive"]
+    assert told["drawing"] == schedules.drawing(made)
+    assert told["lists"][0].split()[0] == ("F0" if told["slices"] == 1 else "F0.0")
+    assert len(told["lists"][0].split()) == len(made.actions[0])
+
+
+@pytest.mark.parametrize("n", [1, 3, 4])
+def test_a_ring_is_the_chapters(n):
+    """Each pair of a query and a key that comes before it is computed once; and as many as `pairs`
+    says, in chunks of one token."""
+    told = answers.ring({"ranks": str(n)})
+    for variant in ("ring", "zigzag"):
+        hops, holds = told[variant]["hops"], told[variant]["holds"]
+        blocks = [(row, key) for hop in hops for one in hop for row, key, _ in one["blocks"]]
+        assert sorted(blocks) == [(row, key) for row in range(2 * n) for key in range(row + 1)]
+        for rank in range(n):
+            mine = [block for hop in hops for block in hop[rank]["blocks"]]
+            assert sum(share for *_, share in mine) == told[variant]["pairs"][rank]
+            assert {row for row, *_ in mine} == set(holds[rank])
+        for at, hop in enumerate(hops):
+            assert [one["keys"] for one in hop] == [(rank - at) % n for rank in range(n)]
+    works = {sum(share for *_, share in one["blocks"]) for hop in told["zigzag"]["hops"]
+             for one in hop}
+    assert len(works) == 1                              # nobody waits in a zig-zag
+
+
+MESH = {"pp": 1, "dp": 2, "cp": 1, "tp": 2, "ep": 2, "experts": 4}
+
+
+def of_a_rank(mesh):
+    """What a rank of a real mesh holds, cut with real groups."""
+    nine = importlib.import_module("09_5d")
+    cfg = nine.Mixture(layers=4, dim=64, heads=8, kv_heads=4, seq=64, vocab=256,
+                       experts=mesh["experts"], top_k=2)
+    args = SimpleNamespace(**mesh, order="pp,dp,cp,tp", model=cfg, micro_batches=1)
+    place = nine.places_of_ranks(args)[common.environment("RANK", 0)]
+    axes, _ = nine.make_groups(args, tied_stages=False)
+    start, end = nine.balanced(cfg.layers, args.pp)[place.pp]
+    stage = nine.build(cfg)[start:end]
+    nine.cut_stage(stage, args, axes, core=None)
+    return dict(place._asdict()), [name for name, _ in stage.named_children()], shards_of(stage)
+
+
+def test_cuts_are_those_of_real_ranks(ranks):
+    told = answers.cuts({axis: str(degree) for axis, degree in MESH.items()})["ranks"]
+    for shown, (place, items, shards) in zip(told, ranks(4)(of_a_rank, MESH), strict=True):
+        assert (shown["place"], shown["items"]) == (place | {"ep": place["dp"]}, items)
+        assert shown["shards"] == shards
+    halves = answers.cuts({axis: str(degree) for axis, degree in (MESH | {"pp": 2}).items()})
+    for whole, first, last in zip(told, halves["ranks"][:4], halves["ranks"][4:], strict=True):
+        assert last["place"] == whole["place"] | {"pp": 1}
+        assert first["items"] + last["items"] == whole["items"]
+        assert first["shards"] | last["shards"] == whole["shards"]       # of one block and another
+        assert first["shards"].keys() - last["shards"].keys() == {"embedding"}
+
+
+BAD = {
+    "plan?tp=x": "--tp", "plan?tp=0": "--tp", "plan?json=/tmp/x": "no parameter 'json'",
+    "plan?help=": "no parameter 'help'", "plan?sp=maybe": "sp = 'maybe' is none of true, false",
+    "plan?model=9b": "--model", "plan?tp=2&tp=4": "given twice", "plan?layers=4": "--layers, --dim",
+    "plan?gpus=" + "9" * 40: "--gpus", "best?cluster=x": "--cluster", "best?%00=1": "no parameter",
+    "schedule?ranks=0": "ranks = '0'", "schedule?ranks=65": "ranks", "schedule?F=nan": "F = 'nan'",
+    "schedule?ranks=%C2%B2": "ranks", "schedule?F=-1": "F = '-1'", "schedule?F=1e9": "F = '1e9'",
+    "schedule?schedule=torch": "schedule = 'torch'",
+    "schedule?schedule=dualpipe&ranks=3": "ranks=4 would work",
+    "schedule?schedule=dualpipe-v&micro_batches=3": "micro_batches=8 would work",
+    "schedule?ranks=64&micro_batches=1024": "actions", "ring?ranks=17": "ranks",
+    "ring?n=4": "no parameter", "cuts?tp=3": "heads are no multiple", "cuts?pp=8": "layers = 4",
+    "cuts?ep=2": "experts=8 would work", "cuts?dp=8&tp=8&pp=2": "more than 64",
+    "cuts?kv_heads=3": "kv_heads", "cuts?experts=4&ep=3&dp=3": "ep = 3",
+    "cuts?dp=3&ep=2&experts=4": "dp = 3", "cuts?experts=1": "experts = 1",
+    "cuts?cp=64": "64 tokens",
+    "nothing?": "no question", "../plan?": "no question", "ring?&&": "&&", "ring?ranks": "'ranks'",
+    "plan?" + "&".join(f"x{i}=1" for i in range(101)): "Max number"}
+
+
+@pytest.mark.parametrize("question", BAD)
+def test_a_bad_question_costs_one_line(question):
+    name, _, query = question.partition("?")
+    status, told = server.answer(name, query)
+    assert status == 400 and list(told) == ["error"]
+    assert BAD[question] in told["error"] and "\n" not in told["error"]
+
+
+# ------------------------------------------------------------------------------------------ serving
+
+@pytest.fixture(scope="module")
+def running(course):
+    with server.Server(0, lambda: course) as one:
+        threading.Thread(target=one.serve_forever, daemon=True).start()
+        yield one
+        one.shutdown()
+
+
+def get(running, path, method="GET", **headers):
+    """(status, headers, body) of a request as it stands: no client mends its path."""
+    connection = http.client.HTTPConnection(*running.server_address, timeout=20)
+    connection.putrequest(method, path, skip_host=True)
+    for name, value in ({"Host": f"127.0.0.1:{running.server_port}"} | headers).items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    response = connection.getresponse()
+    told = response.status, response.headers, response.read()
+    connection.close()
+    return told
+
+
+def test_it_serves_what_it_made(running, course):
+    assert running.server_address[0] == "127.0.0.1"     # and no other machine reaches it
+    status, headers, body = get(running, "/")
+    assert status == 200 and body.decode() == course.front()
+    assert headers["Content-Type"].startswith("text/html")
+    assert "default-src 'self'" in headers["Content-Security-Policy"]
+    status, headers, nothing = get(running, "/", "HEAD")
+    assert status == 200 and nothing == b"" and int(headers["Content-Length"]) == len(body)
+    for address, path in (("/figures/fp8.png", "figures/fp8.png"),
+                          ("/source/kernels/fp8.py", "kernels/fp8.py")):
+        assert get(running, address)[2] == (ROOT / path).read_bytes()
+    status, headers, body = get(running, "/api/ring?ranks=2")
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    assert json.loads(body) == answers.ring({"ranks": "2"})
+    status, _, body = get(running, "/api/ring?ranks=99")
+    assert status == 400 and json.loads(body)["error"].startswith("ranks = '99'")
+
+
+@pytest.mark.parametrize("path", [
+    "/../README.md", "/figures/../README.md", "/..%2fREADME.md", "//etc/passwd", "/etc/passwd",
+    "/source/../README.md", "/source/lab/page/server.py", "/figures/", "/.git/config", "/source",
+    "/%00", "/layout.html", "/README.md"])
+def test_no_path_reaches_outside(running, path):
+    status, _, body = get(running, path)
+    assert status == 404 and body == b"there is no such page; / has them all\n"
+
+
+def test_what_else_it_refuses(running, monkeypatch, capsys):
+    assert get(running, "/", Host="evil.example")[0] == 400      # a name that leads to 127.0.0.1
+    assert get(running, "/" + "a" * 5000)[0] == 414
+    assert get(running, "/", "POST")[0] == 501
+    for path in "http://[/", "x://]", "http://[::1":       # of which urlsplit makes nothing
+        assert get(running, path)[::2] == (400, b"this is no address\n")
+    monkeypatch.setattr(reading.Course, "front", lambda self: 1 / 0)
+    status, _, body = get(running, "/")
+    assert status == 500 and b"terminal" in body and "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_all_of_it_as_files(course, tmp_path, monkeypatch):
+    few = [("ring", {"ranks": "4"}), ("plan", {"model": "8b", "gpus": "8"})]
+    monkeypatch.setattr(answers, "examples", lambda: iter(few))
+    offline = reading.Course(folder=tmp_path / "none", computes=False)
+    count = server.write(tmp_path / "site", offline)
+    site = tmp_path / "site"
+    files = {str(path.relative_to(site)): path for path in site.rglob("*") if path.is_file()}
+    assert files.keys() == course.site().keys() | {"answers.js"} and len(files) == count
+    script = files["answers.js"].read_text()
+    told = json.loads(script.removeprefix("window.ANSWERS = ").removesuffix(";\n"))
+    assert told == {"ring?ranks=4": answers.ring({"ranks": "4"}),
+                    "plan?gpus=8&model=8b": answers.plan(dict(few[1][1]))}
+    assert "answers.js" in Page(files["rings.html"].read_text()).loaded
+
+
+def test_examples_are_what_the_scripts_ask():
+    """Every page has an answer when it is opened: the scripts' defaults are among the examples."""
+    examples = list(answers.examples_but_plans())
+    assert ("ring", {"ranks": "4"}) in examples
+    for script, name in (("schedules", "schedule"), ("cuts", "cuts")):
+        text = (reading.FILES / f"{script}.js").read_text()
+        [found] = re.findall(r"const defaults = \{(.*?)\};", text, re.DOTALL)
+        defaults = dict(re.findall(r'(\w+): "?([\w-]+)', found))
+        defaults.pop("rank", None)
+        assert (name, defaults) in examples, defaults
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    ("--port x", "--port"), ("--port 65536", "--port"), ("--out ''", "--out"), ("site", "site")])
+def test_a_bad_argument_costs_one_line(words, says, capsys):
+    with pytest.raises(SystemExit) as end:
+        program.main(words.replace("''", " ").split(" ") if "''" in words else words.split())
+    assert end.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and says in line
+
+
+def test_a_port_that_is_taken(running, capsys):
+    with pytest.raises(SystemExit) as end:
+        program.main(["--port", str(running.server_port)])
+    assert end.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "in use; --port 0 would work" in line
+
+
+def test_the_search_is_a_program_without_torch():
+    code = "import sys, lab.page.search; assert 'torch' not in sys.modules"
+    assert not subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True).stderr

@@ -1,0 +1,119 @@
+"""lab.schedules: what it draws, counts and refuses; sleeping stages take as long as simulated."""
+
+import contextlib
+import io
+import json
+
+import pytest
+import torch.distributed as dist
+
+from lab import pictures, schedules
+from tests.conftest import chapter
+
+
+def run(capsys, *flags):
+    """Exit status, stdout and stderr of the command."""
+    try:
+        status = schedules.main(list(flags))
+    except SystemExit as leaving:
+        status = leaving.code
+    return status, *capsys.readouterr()
+
+
+def test_a_schedule_is_drawn_and_counted(capsys):
+    flags = ("interleaved", "--ranks=8", "--micro-batches=16", "--chunks=2")
+    status, output, errors = run(capsys, *flags)
+    assert (status, errors) == (0, "")
+    lines = output.splitlines()
+    assert [line[:8] for line in lines[0:16:2]] == [f"rank {rank}  " for rank in range(8)]
+    assert lines[0][8:].startswith("FFFFFFFFffffffffFFFFFFF") and lines[1][8:16] == "01234567"
+    assert lines[-2].endswith("  23 21 19 17 15 13 11 9 / 23 21 19 17 15 13 11 9")
+    assert lines[-1].endswith("  0.21875 / 0.21875")
+
+
+@pytest.mark.parametrize(("flags", "alive", "bubble"), [
+    ("1f1b", "4 3 2 1 / 4 3 2 1", "0.375 / 0.375"),
+    ("interleaved --chunks=3 --breadth-first --ranks=2 --micro-batches=3", "9 9 / 9 9",
+     "0.111111 / 0.111111"),
+    ("zb-h2 --micro-batches=5", "5 5 5 5 / 5 5 5 5", "0.133333 / -"),  # too few for a closed form
+    ("dualpipe --ranks=2 --micro-batches=4", "3 3 / 3 3", "0 / 0"),
+])  # fmt: skip
+def test_what_it_costs(capsys, flags, alive, bubble):
+    status, output, _ = run(capsys, *flags.split())
+    *_, of_alive, of_bubble = output.splitlines()
+    assert status == 0 and of_alive.endswith(f"  {alive}") and of_bubble.endswith(f"  {bubble}")
+
+
+@pytest.mark.parametrize("variant", ["1f1b", "zb-h1", "interleaved", "dualpipe", "dualpipe-v"])
+def test_a_drawing_has_every_unit_of_time(variant):
+    """Rank by rank: one letter for each unit of an action, and dots for those in which it waits."""
+    schedule = chapter(schedules.CHAPTER).make_schedule(variant, 4, 8, 2)
+    lines = schedules.drawing(schedule).splitlines()
+    table = schedules.timetable(schedule)
+    for actions, kinds, digits in zip(table, lines[::2], lines[1::2], strict=True):
+        kinds, digits, end = kinds[8:], digits[8:], 0
+        assert [kind == "." for kind in kinds] == [digit == "." for digit in digits]
+        for kind, _, i, start, stop in actions:
+            assert set(kinds[end:start]) <= {"."} and kinds[start:stop].upper() == kind
+            assert digits[start:stop] == str(i) * (stop - start)
+            end = stop
+        assert len(kinds) == end
+
+
+@pytest.mark.parametrize(("world", "flags", "line"), [
+    (0, "1f1b --chunks=2", "--chunks means nothing to 1f1b; without --chunks would work"),
+    (0, "zb-h1 --breadth-first", "--breadth-first means nothing to zb-h1; "
+     "without --breadth-first would work"),
+    (0, "dualpipe --ranks=3", "dualpipe pairs ranks, and 3 is an odd number; --ranks 4 would work"),
+    (0, "interleaved --ranks=4 --micro-batches=6",
+     "interleaved on 4 ranks does not take 6 micro-batches; --micro-batches 8 would work"),
+    (0, "dualpipe-v --micro-batches=7",
+     "dualpipe-v on 4 ranks does not take 7 micro-batches; --micro-batches 8 would work"),
+    (0, "1f1b --ranks=128 --micro-batches=129", "--micro-batches 129 on 128 ranks is too much "
+     "to draw; --micro-batches 8 would work"),
+    (0, "naive --ranks=32 --micro-batches=64", "--micro-batches 64 on 32 ranks is too much to "
+     "draw; --micro-batches 8 would work"),
+    (0, "interleaved --chunks=4096", "--micro-batches 8 on 4 ranks is too much to draw; "
+     "without --chunks would work"),
+    (0, "1f1b --ranks=0", "--ranks: 0 is no whole number in [1, 181); --ranks 4 would work"),
+    (0, "1f1b --ranks=4 --sleep=10", "--ranks 4 is not what torchrun has started; "
+     "--nproc_per_node 4 would work"),
+    (2, "1f1b --ranks=4", "--ranks 4 is not what torchrun has started; "
+     "--nproc_per_node 4 would work"),
+    (0, "1f1b --json=run.json",
+     "--json run.json means nothing without --sleep; without --json would work"),
+    (4, "1f1b --json=run.json",
+     "--json run.json means nothing without --sleep; --sleep 10 would work"),
+])  # fmt: skip
+def test_refusals(capsys, monkeypatch, world, flags, line):
+    if world:
+        monkeypatch.setenv("WORLD_SIZE", str(world))
+    assert run(capsys, *flags.split()) == (2, "", f"error: {line}\n")
+
+
+def sleep_through(variant, flags, folder):
+    """On a rank of the pool: status, output, and on rank 0 the JSON."""
+    path, output = folder / "run.json", io.StringIO()
+    with contextlib.redirect_stdout(output):
+        status = schedules.main([variant, "--sleep=20", f"--json={path}", "--device=cpu", *flags])
+    assert not dist.is_initialized()
+    return status, output.getvalue(), json.loads(path.read_text()) if output.getvalue() else None
+
+
+@pytest.mark.parametrize(("variant", "world", "units"), [("1f1b", 4, 21), ("dualpipe-v", 2, 25)])
+def test_sleeping_stages_take_as_long_as_simulated(ranks, tmp_path, variant, world, units):
+    flags = ["--micro-batches=4"]
+    (status, output, record), *others = ranks(world)(sleep_through, variant, flags, tmp_path)
+    assert status == 0 and others == [(0, "", None)] * (world - 1), output
+    [check] = record["checks"]
+    assert check["expected"] == 20 * units and check["ok"]
+    assert check["measured"] >= check["expected"]
+    assert f"a step takes {check['measured']} ms, simulated {20 * units} ms   ✓" in output
+
+    [run] = pictures.read_runs([tmp_path / "run.json"])
+    asleep, simulated = (pictures.timeline(run, of) for of in ("asleep", "simulated"))
+    assert [[action[:3] for action in of_rank] for of_rank in asleep] == [
+        [action[:3] for action in of_rank] for of_rank in simulated]
+    for of_rank in asleep:
+        assert all(end - start >= 20 * len(kind) for kind, _, _, start, end in of_rank)
+    assert run["config"]["sleep"] == 20

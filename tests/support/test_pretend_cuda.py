@@ -1,0 +1,520 @@
+"""All chapters by a GPU's rules, on pretended CUDA; and the pretence, which catches faults."""
+
+import contextlib
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import common
+from lab.bench import verify
+from tests.conftest import SMALL, TEXT, chapter, run_main, training_chapters
+from tests.support.pretend_cuda import RuleBroken, Run, Work, pretended_cuda
+
+ZERO = "00_collectives"
+ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN, EIGHT, NINE = (
+    "01_single_gpu", "02_data_parallel", "03_zero", "04_tensor_parallel", "05_sequence_parallel",
+    "06_context_parallel", "07_pipeline_parallel", "08_expert_parallel", "09_5d")  # fmt: skip
+WORLD = {ONE: 1, NINE: 4}  # ranks; of all others: 2
+FLAGS = (*SMALL, "--vocab=256", "--batch=4", "--micro-batch=1", "--clip=0.1", "--ignore=0.5",
+         f"--data={TEXT}")  # fmt: skip
+TIED = "--preset=gpt2 --attention=plain --verify"
+
+
+def run_on_cuda(name, flags, folder, fault=None):
+    """For a rank of the pool: a chapter's run. Returns its status, its output, and the device."""
+    given = () if name == ZERO else FLAGS
+    with pretended_cuda() as gpu:
+        status, _, output = run_main(name, (*given, *flags), folder, fault)
+    return status, output, gpu.steps, gpu.operators
+
+
+# ------------------------------------------------------------------------------------ the chapters
+
+# Chapter 08 waits for the counts, in 2 layers of each of a rank's 2 micro-batches.
+COUNTS = 4 * ["tolist"]
+OFFLOADED = 4 * ["a copy to the host"] + 4 * ["a copy to the device"]  # of chapter 03's four units
+
+RUNS = {  # what is written by hand: where the host waits in each step, and what the device does
+    f"{ONE} --dtype=float64 --recompute=full": ([], "_fused_adamw_"),
+    f"{ONE} --precision=bf16 --attention=sdpa": ([], "_foreach_copy_"),
+    f"{ONE} --precision=fp16 --recompute=selective": (["_local_scalar_dense"], "_fused_adamw_"),
+    f"{ONE} --precision=fp8 --layers=1": ([], "_fused_adamw_"),
+    f"{TWO} --variant=naive --dtype=float64 --optimizer=momentum": ([], "_foreach_add_"),
+    f"{TWO} --variant=overlap --dtype=float64": ([], "allreduce_"),
+    f"{TWO} --variant=bucket --dtype=float64 --bucket-mb=0.02": ([], "allreduce_"),
+    f"{THREE} --variant=zero1 --dtype=float64": ([], "_reduce_scatter_base_"),
+    f"{THREE} --variant=zero2 --precision=bf16 --reduce-fp32": ([], "_reduce_scatter_base_"),
+    f"{THREE} --variant=zero3 --dtype=float64": ([], "_allgather_base_"),
+    f"{THREE} --variant=hsdp --dtype=float64 --prefetch=2": ([], "allreduce_"),
+    f"{THREE} --variant=zeropp --shard-size=2": ([], "_allgather_base_"),
+    f"{THREE} --variant=zero3 --precision=bf16 --offload": (OFFLOADED, "_fused_adamw_"),
+    f"{FOUR} --variant=megatron --dtype=float64": ([], "allreduce_"),
+    f"{FOUR} --variant=overlap --dtype=float64 --kv-heads=1": ([], "allreduce_"),
+    f"{FIVE} --variant=kept --dtype=float64": ([], "_allgather_base_"),
+    f"{FIVE} --variant=megatron --dtype=float64 --kv-heads=1": ([], "_reduce_scatter_base_"),
+    f"{FIVE} --variant=megatron --precision=fp8 --dtype=float64 --seq=64 --dim=64": (
+        [], "_allgather_base_"),
+    f"{FIVE} --variant=ring --dtype=float64": ([], "recv_"),
+    f"{SIX} --variant=zigzag --dtype=float64": ([], "recv_"),
+    f"{SIX} --variant=ring --dtype=bfloat16 --kv-heads=1": ([], "recv_"),
+    f"{SIX} --variant=gather --dtype=bfloat16 --attention=sdpa": ([], "_allgather_base_"),
+    f"{SIX} --variant=ulysses --dtype=float64 --kv-heads=1": ([], "alltoall_base_"),
+    f"{SEVEN} --variant=1f1b --dtype=float64 {TIED}": ([], "allreduce_"),
+    f"{SEVEN} --variant=naive --dtype=float64": ([], "recv_"),
+    f"{SEVEN} --variant=afab --dtype=bfloat16": ([], "recv_"),
+    f"{SEVEN} --variant=interleaved --dtype=float64 --layers=4": ([], "recv_"),
+    f"{SEVEN} --variant=zb-h1 --dtype=float64 {TIED}": ([], "allreduce_"),
+    f"{SEVEN} --variant=zb-h2 --dtype=float64": ([], "recv_"),
+    f"{SEVEN} --variant=dualpipe --dtype=float64": ([], "allreduce_"),
+    f"{SEVEN} --variant=dualpipe-v --dtype=float64 --layers=4": ([], "recv_"),
+    f"{EIGHT} --variant=dropless --dtype=float64 --shared-expert": (COUNTS, "alltoall_base_"),
+    f"{EIGHT} --variant=dropless --dtype=bfloat16 --ep=1 --z-loss=0.01": (COUNTS, "allreduce_"),
+    f"{EIGHT} --variant=capacity --dtype=float64 --balance=bias": ([], "alltoall_base_"),
+    f"{EIGHT} --variant=tensor --dtype=float64": (COUNTS, "_reduce_scatter_base_"),
+    f"{NINE} --pp=2 --tp=2 --schedule=interleaved --layers=4 --kv-heads=1 --dtype=float64": (
+        [], "recv_"),
+    f"{NINE} --pp=2 --dp=2 --zero=1 --dtype=float64 {TIED}": ([], "_allgather_base_"),
+    f"{NINE} --dp=2 --tp=2 --ep=2 --experts=4 --zero=2 --dtype=float64": (COUNTS, "alltoall_base_"),
+    f"{NINE} --cp=2 --tp=2 --zero=3 --dtype=bfloat16 --attention=sdpa": ([], "_allgather_base_"),
+    f"{NINE} --pp=2 --dp=2 --zero=3 --dtype=bfloat16": ([], "recv_"),
+    f"{NINE} --pp=2 --cp=2 --schedule=dualpipe-v --layers=4 --experts=4 --dtype=float64": (
+        8 * ["tolist"], "allreduce_"),  # 2 layers of a rank, 4 micro-batches
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", training_chapters())
+def test_all_that_is_written_by_hand_is_among_them(name):
+    words = [run.split() for run in RUNS if run.startswith(name)]
+    tried = {word.partition("=")[2] for run in words for word in run if "--variant" in word}
+    assert (tried or {"hand"}) == set(chapter(name).VARIANTS) - {"torch"}
+
+
+# These send and wait as another of their chapter does.
+ALIKE = ("=naive", "=afab", "=zb-h1", "=dualpipe --", "=ring --dtype=bfloat16", "=zero1",
+         "=megatron --dt", "=fp8 --layers")
+
+
+def marks_of(run):
+    return [pytest.mark.full] * any(alike in run for alike in ALIKE)
+
+
+@pytest.mark.parametrize("run", [pytest.param(run, marks=marks_of(run)) for run in RUNS])
+def test_a_run_keeps_the_rules_and_the_host_does_not_wait_in_a_step(ranks, tmp_path, run):
+    """And it is compared with one GPU, as ever."""
+    name, *flags = run.split()
+    chapter(name)  # or skip
+    waits, operator = RUNS[run]
+    few = ["--micro-batch=2"] * (name in (FOUR, FIVE, SIX))  # two, whose batch is not cut
+    flags = ("--steps=2", *few, *flags)
+    results = ranks(WORLD.get(name, 2))(run_on_cuda, name, flags, tmp_path)
+    for status, output, steps, operators in results:
+        assert status == 0, output
+        assert [[wait.split(",")[0] for wait in step] for step in steps] == 2 * [waits], steps
+        assert operators[operator]
+    assert " cuda, gloo " in results[0][1] and "same as one GPU" in results[0][1]
+
+
+@pytest.mark.parametrize(("world", "flags", "said"), [
+    (4, "--numbers=5", "4 ranks · cuda, gloo "),
+    (3, "--dtype=bfloat16", "3 ranks · cuda, gloo "),
+    (3, "--variant=sums", "3 ranks · cuda, gloo "),
+    (2, "--variant=hello", "rank 1 of 2: process "),
+])
+def test_chapter_00_keeps_the_rules(ranks, tmp_path, world, flags, said):
+    """Each collective by hand, and its run. (Its faults are on CPUs, also where there are GPUs.)"""
+    chapter(ZERO)  # or skip
+    results = ranks(world)(run_on_cuda, ZERO, flags.split(), tmp_path)
+    assert all(status == 0 for status, *_ in results), results[0][1]
+    assert said in results[0][1]
+
+
+@pytest.mark.parametrize("run", [
+    f"{THREE} --precision=bf16 --offload",
+    pytest.param(f"{EIGHT} --dtype=float64 --balance=bias", marks=pytest.mark.full),
+    f"{NINE} --dp=2 --tp=2 --zero=3 --dtype=float64"])
+def test_a_checkpoint_is_copied_to_the_host_and_back(ranks, tmp_path, run):
+    """In no step does the host wait for it; and the run goes on from it, compared with one GPU."""
+    name, *flags = run.split()
+    chapter(name)  # or skip
+    waits = {THREE: OFFLOADED, EIGHT: COUNTS}.get(name, [])
+    save = "--steps=2", "--save-every=1", f"--save={tmp_path / 'saved'}"
+    resume = "--steps=4", f"--resume={tmp_path / 'saved'}"
+    for more in (save, resume):
+        call = run_on_cuda, name, (*flags, *more), tmp_path
+        results = ranks(WORLD.get(name, 2))(*call)
+        for status, output, waited, _ in results:
+            assert status == 0, output
+            assert [[wait.split(",")[0] for wait in step] for step in waited] == 2 * [waits]
+        assert "same as one GPU" in results[0][1]
+
+
+# ------------------------------------------------------------------------------- faults in chapters
+
+
+def broken_rule(name, flags, folder, fault):
+    """The rule that a chapter breaks with this fault, or else its output and where it waited."""
+    try:
+        steps = ["--steps=1"] * (name != ZERO)
+        _, output, steps, _ = run_on_cuda(name, (*steps, *flags), folder, fault)
+    except (RuleBroken, ValueError) as broken:
+        return str(broken)
+    return f"{output}{steps}"
+
+
+@pytest.mark.parametrize(("name", "flags", "right", "wrong", "rule"), [
+    (ZERO, "", "dtype=torch.uint8, device=x.device)", "dtype=torch.uint8)",
+     "send of (1,), which is not on the device"),
+    (ZERO, "", "    net.exchange(send=give, to=partner, receive=arrived, source=partner)\n",
+     "    net.exchange(send=give, to=partner)\n"
+     "    net.exchange(receive=arrived, source=partner)\n",
+     "ranks wait for each other; rank 0: message from rank 0 to rank 1"),
+    (ZERO, "", "            handle.wait(timedelta(seconds=self.patience))\n", "            pass\n",
+     "touches what"),
+    (ONE, "", "    if args.kernels and use_kernels(model):\n",
+     "    for buffer in model.buffers(): buffer.data = buffer.cpu()\n"
+     "    if args.kernels and use_kernels(model):\n", "mul of tensors on two devices"),  # RoPE
+    (ONE, "", "x = model[0](tokens) ", "x = model[0](tokens.cpu()) ",
+     "embedding of tensors on two devices"),
+    (ONE, "", "total += loss.detach()", "total += loss.detach() + 0 * loss.item()",
+     "[['_local_scalar_dense, 01_single_gpu:"),
+    (TWO, "--variant=overlap", "            handle.wait()\n", "            pass\n",
+     "race: _foreach_norm touches what allreduce_ under way uses"),
+    (TWO, "--variant=naive", "    replica.finish()\n",
+     "    replica.finish()\n    if dist.get_rank(): dist.all_reduce(total)\n",  # as one to come
+     "ranks disagree; rank 0: allreduce_ over 2 ranks, 02_data_parallel:"),
+    (TWO, "--variant=naive", "    replica.finish()\n",
+     "    replica.finish()\n    if dist.get_rank(): raise ValueError('alone')\n", "alone"),
+    (THREE, "--variant=zero2 --offload",
+     "unit.shard.data.copy_(unit.master.data)",
+     "unit.shard.data = unit.master.data", "of (4096,), which is not on the device"),
+    (THREE, "", "            self.gathering.wait()\n", "",
+     "touches what _allgather_base_ under way uses"),
+    (THREE, "--variant=zeropp --shard-size=2",
+     "        if self.node:\n            self.reducing.wait()\n", "",
+     "_allgather_base_ while _reduce_scatter_base_ is under way in another group"),
+    (FIVE, "--variant=ring", "chunk = arriving.wait()", "chunk = arriving.received",
+     "touches what recv_ under way uses"),
+    (FIVE, "--variant=ring", "# computed while the sum travels", ".add_(total.zero_())",
+     "race: zero_ touches what send under way uses"),
+    (SIX, "", " kv = receive()", " kv = receive.__closure__[1].cell_contents",  # what is received
+     "touches what recv_ under way uses"),
+    (SIX, "", "at_home += receive()", "at_home += receive.__closure__[1].cell_contents",
+     "touches what recv_ under way uses"),
+    (SIX, "", "yield (rank - hop) % n, kv\n", "yield (rank - hop) % n, kv\n        kv.zero_()\n",
+     "race: zero_ touches what send under way uses"),
+    (SEVEN, "", "under_way.pop(next(iter(under_way)))[0].wait()",
+     "under_way.pop(next(iter(under_way)))", "touches what recv_ under way uses"),
+    (SEVEN, "", "        under_way[message.output] = handle, operation.tensor\n",
+     "        under_way[message.output] = handle, operation.tensor\n"
+     "        if message.sender == group.rank(): operation.tensor.zero_()\n",
+     "race: zero_ touches what send under way uses"),
+    (SEVEN, "", "in under_way.values():", "in ():", "nobody waited for ['send'"),
+    (SEVEN, "", "        handles *= len(messages) ", "        pass ",
+     "zip() argument 3 is shorter than arguments 1-2"),
+    (SEVEN, "", "    return loss, norm\n",
+     "    if dist.get_rank(): dist.all_reduce(norm)\n    return loss, norm\n",
+     "ranks disagree; rank 0: allreduce_ over 2 ranks, 07_pipeline_parallel:"),
+    (SEVEN, TIED, "        if is_dual or is_tied and", "        if run.rank and is_tied and",
+     "ranks wait for each other; rank 0: allreduce_ over 2 ranks, common:"),
+    (SEVEN, "", "outputs.pop(message.output), m", "outputs.pop(message.output).half(), m",
+     ", number 1, of [(1, 16, 32, 'torch.float16')]; rank "),
+    (EIGHT, "", "rows.contiguous(), received", "rows.T.contiguous().T, received",
+     "32), which is not contiguous"),
+    (EIGHT, "", "counts = torch.zeros(self.cfg.experts, dtype=torch.int64, device=x.device)",
+     "counts = torch.zeros(self.cfg.experts, dtype=torch.int64)",
+     "index_add_ of tensors on two devices"),
+    (EIGHT, "", "arriving = arriving.view(n, -1)", "arriving = counts.view(n, -1)",
+     "ranks disagree on [sent, received] rows; rank 0: [["),
+    (EIGHT, "", "        dist.all_to_all_single(out, rows.c",
+     "        if group.rank(): dist.all_to_all_single(out, rows.c",  # as where one has no rows
+     "ranks disagree; rank 0: alltoall_base_ over 2 ranks, 08_expert_parallel:"),
+    (EIGHT, "--variant=capacity", "        self.dropped =",
+     "        place.max().item()\n        self.dropped =",
+     "[['_local_scalar_dense, 08_expert_parallel:"),
+    (NINE, "--dp=2 --tp=2", "(ranks, group_desc=axis)",
+     "(ranks[:: -1 if dist.get_rank() == 3 else 1], group_desc=axis)",
+     "rank 2: a new group, number 1, of ranks [0, 1]; rank 3: a new group, number 1, of ranks [2,"),
+    (NINE, "--cp=2 --tp=2 --experts=2", "        if self.sequence: ",
+     "        if self.sequence and dist.get_rank(): ", "; rank 1: allreduce_ over 4 ranks, 09_5d:"),
+    (NINE, "--dp=2 --tp=2", "            total += out\n", "            total += out.item()\n",
+     "[['_local_scalar_dense, 09_5d:"),
+    (NINE, "--pp=2 --cp=2", "x.contiguous(), group=group", "x, group=group",
+     "_allgather_base_ of (2, 8, 2, 8), which is not contiguous"),
+])
+def test_a_fault_is_caught_on_every_rank(ranks, tmp_path, name, flags, right, wrong, rule):
+    chapter(name)  # or skip
+    results = ranks(WORLD.get(name, 2))(broken_rule, name, flags.split(), tmp_path, (right, wrong))
+    assert all(rule in result for result in results), results
+
+
+def verified_on_the_host(folder):
+    difference = verify.difference
+    with mock.patch.object(verify, "difference", lambda x, *more: difference(x.cpu(), *more)):
+        return broken_rule(TWO, (), folder, None)
+
+
+def test_a_verifier_on_the_host_is_caught(ranks, tmp_path):
+    assert all("sub of tensors on two devices" in rule
+               for rule in ranks(2)(verified_on_the_host, tmp_path))
+
+
+# ------------------------------------------------------------------------------- one rule at a time
+
+
+def test_tensors_say_where_they_are():
+    with pretended_cuda():
+        x, host = torch.ones(2, 2, device="cuda"), torch.ones(2, 2)
+        assert x.device.type == "cuda" and x.is_cuda and host.device.type == "cpu"
+        there = (host.to("cuda"), host.cuda(), host.to(x), host.to(x.device, torch.float64), x + 1,
+                 x.view(4)[1:], torch.zeros_like(x), x.new_empty(3), torch.arange(2, device="cuda"),
+                 torch.empty_like(host, device="cuda"), x.to(torch.bfloat16), x * torch.tensor(2.0))
+        here = (x.to("cpu"), x.cpu(), x.to(host), host + 1, torch.zeros_like(x, device="cpu"))
+        assert all(y.is_cuda for y in there) and not any(y.is_cuda for y in here)
+        assert there[3].dtype == torch.float64 and there[10].dtype == torch.bfloat16
+        assert x.to("cuda") is x and host.to("cpu") is host and x.to("cuda", copy=True) is not x
+        assert not host.is_pinned() and host.pin_memory().is_pinned()
+        assert torch.empty(2, pin_memory=True).is_pinned()
+        leaf = torch.ones(2, device="cuda", requires_grad=True)
+        leaf.sum().backward()
+        assert leaf.grad.is_cuda
+        x.copy_(host), host.copy_(x)
+        assert x.is_cuda and not host.is_cuda
+
+
+def all_reduce(x):
+    return dist.all_reduce(x, async_op=True)
+
+
+def wait_on_a_side_stream(x, host):
+    work = all_reduce(x)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        work.wait()
+    x.add_(1)
+
+
+def read_before_it_came(x, host):
+    host.copy_(x, non_blocking=True)
+    return host + 1
+
+
+def overwrite_before_it_left(x, host):
+    x.copy_(host, non_blocking=True)
+    host.zero_()
+
+
+def two_groups(x, host):
+    group = dist.new_group([0, 1])
+    work = all_reduce(x[:2])
+    dist.broadcast(x[2:], 0, group)
+    work.wait()
+
+
+def groups_in_another_order(x, host):
+    for ranks in ([0], [0, 1])[:: -1 if dist.get_rank() else 1]:
+        dist.new_group(ranks)
+
+
+def one_rank_alone(x, host):
+    if dist.get_rank() == 1:
+        dist.all_reduce(x)
+
+
+def one_group_each(x, host):
+    pair = dist.new_group([0, 1])
+    dist.all_reduce(x, group=pair if dist.get_rank() else None)
+
+
+def exchange(x, sent, received, tag=0):
+    """Both ranks send and receive so many rows, in a group of their own: what a fault leaves in it,
+    no other will meet."""
+    group, other = dist.new_group([0, 1]), 1 - dist.get_rank()
+    rooms = [x.new_empty(rows, 4) for rows in received]
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, x[:rows], group=group, group_peer=other, tag=tag) for rows in sent]
+        + [dist.P2POp(dist.irecv, room, group=group, group_peer=other) for room in rooms])
+    assert len(works) == 1 and not works[0].is_completed()  # one for all
+    [work.wait() for work in works + works]  # twice, which NCCL does not mind
+    assert all(room.sum() == room.numel() for room in rooms)
+
+
+def meanwhile(x, is_late):
+    """A message in a group of its own, under way during a collective; or rank 1 receives it later
+    than that, for which a device that runs one after the other would wait for ever."""
+    pair, rank = dist.new_group([0, 1]), dist.get_rank()
+    if is_late and rank:
+        dist.all_reduce(x[2:])
+    work = (dist.irecv if rank else dist.isend)(x[:2], 1 - rank, pair)
+    if not (is_late and rank):
+        dist.all_reduce(x[2:])
+    work.wait()
+
+
+def exchange_rows(x, sent, received):
+    """An all_to_all, in which this rank sends and expects so many rows of each rank."""
+    room = x.new_empty(sum(received), *x.shape[1:])
+    dist.all_to_all_single(room, x[: sum(sent)], received, sent)
+    assert room.sum() == room.numel()
+
+
+def receive(x, host, other_rank):
+    """Of a rank that does something else."""
+    group = dist.new_group([0, 1])
+    if dist.get_rank() == 0:
+        dist.recv(x, 1, group)
+    elif other_rank:
+        other_rank(x, host)
+
+
+def each_first(how):
+    """Send, or receive, as long as it takes, and only then the other one."""
+    return lambda x, host: how(x, 1 - dist.get_rank(), dist.new_group([0, 1]))
+
+
+FAULTS = {  # of x on the device and a pinned tensor of the host, (4, 4) both: what is said of them
+    "on the host": (lambda x, host: dist.all_reduce(host), "not on the device"),
+    "transposed": (lambda x, host: common.all_gather(x.new_empty(8, 4), x.T), "not contiguous"),
+    "sent twice": (lambda x, host: [all_reduce(x), dist.broadcast(x, 0)], "race: broadcast_ touch"),
+    "never waited for": (lambda x, host: all_reduce(x), "nobody waited for ['allreduce_']"),
+    "freed": (lambda x, host: [all_reduce(x), x.untyped_storage().resize_(0)], "race: resize_"),
+    "part of it": (lambda x, host: [all_reduce(x[:2]), x[1].add(1)], "race: add touches"),
+    "on a side stream": (wait_on_a_side_stream, "race: add_ touches"),
+    "read too early": (read_before_it_came, "race: add touches what a copy"),
+    "written too early": (overwrite_before_it_left, "race: zero_ touches what a copy"),
+    "same size": (lambda x, host: x.untyped_storage().resize_(64), "CUDA copies them all"),
+    "two devices": (lambda x, host: x + host, "add of tensors on two devices"),
+    "a host's scalar": (lambda x, host: torch.stack([x[0, 0], host[0, 0]]), "stack of tensors on"),
+    "into a host's scalar": (lambda x, host: host[0, 0].add_(x[0, 0]), "add_ of tensors on two"),
+    "numpy": (lambda x, host: x.numpy(), "numpy() of a tensor on the device"),
+    "pinned": (lambda x, host: x.pin_memory(), "pin_memory() of a tensor on the device"),
+    "two groups": (two_groups, "broadcast_ while allreduce_ is under way in another group"),
+    "other groups": (groups_in_another_order,
+                     "ranks disagree; rank 0: a new group, number 1, of ranks [0]; rank 1: a new"),
+    "rank 1 alone": (one_rank_alone, "rank 0: leaves in peace; rank 1: allreduce_"),
+    "one group each": (one_group_each, "ranks wait for each other; rank 0: allreduce_"),
+    "order": (lambda x, host: exchange(x, (4, 2), (2, 4)), "number 1, of [(4, 4, 'torch.float32')"),
+    "fewer": (lambda x, host: exchange(x, (4,), (4, 2)), "ranks wait for each other; rank 0: mess"),
+    "more rows": (lambda x, host: exchange_rows(x, [1, 2], [1, 2]),
+                  "ranks disagree on [sent, received] rows; rank 0: [["),
+    "wide rows": (lambda x, host: exchange_rows(x.view(4 << dist.get_rank(), -1), [1, 1], [1, 1]),
+                  "ranks disagree; rank 0: alltoall_base_"),
+    "too late": (lambda x, host: meanwhile(x, True), "ranks wait for each other; rank 0: message"),
+    "a tag": (lambda x, host: exchange(x, (4,), (4,), tag=1), "send with a tag"),
+    "it left": (lambda x, host: receive(x, host, None), "; rank 1: leaves in peace"),
+    "it broke": (lambda x, host: receive(x, host, torch.add), "add of tensors on two devices"),
+    "all send": (each_first(dist.send), "ranks wait for each other; rank 0: message from rank 0"),
+    "all receive": (each_first(dist.recv), "ranks wait for each other; rank 0: message from rank"),
+}  # fmt: skip
+NO_FAULTS = {
+    "waited for": lambda x, host: [all_reduce(x).wait(), x.add_(1)],
+    "another part": lambda x, host: [x[:2].add_(1), all_reduce(x[2:]).wait(), x[:2].add_(1)],
+    "read while it is sent": lambda x, host: [
+        work := dist.all_gather([torch.empty_like(x) for _ in range(2)], x, async_op=True),
+        x + 1, work.wait()],
+    "shape alone": lambda x, host: [work := all_reduce(x), torch.zeros_like(x), work.wait()],
+    "came": lambda x, host: [
+        host.copy_(x, non_blocking=True), torch.cuda.current_stream().synchronize(), host + 1],
+    "grown again": lambda x, host: [x.untyped_storage().resize_(n) for n in (0, 64)],
+    "in order": lambda x, host: [exchange(x, (4, 2), (4, 2)), exchange(x, (3, 3), (3, 3))],
+    "meanwhile": lambda x, host: meanwhile(x, False),
+    "rows": lambda x, host: exchange_rows(
+        x, *(([3, 1], [0, 1]) if dist.get_rank() else ([1, 0], [1, 3]))),
+    "alone": lambda x, host: dist.all_reduce(
+        x[dist.get_rank():], group=dist.new_subgroups_by_enumeration([[0], [1]])[0]),
+    "pickled": lambda x, host: dist.all_gather_object([None, None], {"rank": dist.get_rank()}),
+}  # fmt: skip
+
+
+def said_of(cases):
+    """For a rank of the pool: what is said of each case, in a pretence of its own."""
+    said = {}
+    for name in cases:
+        said[name] = ""
+        try:
+            with pretended_cuda():
+                (FAULTS[name][0] if name in FAULTS else NO_FAULTS[name])(
+                    torch.ones(4, 4, device="cuda"), torch.ones(4, 4).pin_memory())
+        except RuleBroken as broken:
+            said[name] = str(broken)
+    return said
+
+
+def test_each_rule(ranks):
+    for said in ranks(2)(said_of, [*FAULTS, *NO_FAULTS]):
+        for name, (_, rule) in FAULTS.items():
+            assert rule in said[name], name
+        assert not any(said[name] for name in NO_FAULTS), said
+
+
+def in_pairs(is_broken):
+    """Of four ranks, 0 and 3 have other collectives than 1 and 2. Rank 2 may break a rule while 1
+    waits for it, and 0 and 3 wait for both. Returns what is said of it."""
+    try:
+        with pretended_cuda():
+            x, rank = torch.ones(4, 4, device="cuda"), dist.get_rank()
+            pair, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])
+            for rows in (4,) if rank in (0, 3) else (1, 2):
+                dist.all_reduce(x[:rows], group=pair)
+            if is_broken and rank == 2:
+                x.numpy()
+            dist.all_reduce(x, group=pair if is_broken and rank == 1 else None)
+    except RuleBroken as broken:
+        return str(broken)
+
+
+def test_each_group_agrees_on_its_own(ranks):
+    assert ranks(4)(in_pairs, False) == 4 * [None]
+    assert all("numpy() of a tensor" in said for said in ranks(4)(in_pairs, True))
+
+
+WAITS = {  # of x and of a host's tensor, pinned or not: whether the host waits for the device
+    "item": (lambda x, pinned, host: x.sum().item(), 1),
+    "float": (lambda x, pinned, host: float(x[0]), 1),
+    "tolist": (lambda x, pinned, host: x.tolist(), 1),
+    "print": (lambda x, pinned, host: f"{x[0]:.3f}", 1),
+    "mask": (lambda x, pinned, host: x[x > 0], 1),
+    "nonzero": (lambda x, pinned, host: (x > 0).nonzero(), 1),
+    "repeat": (lambda x, pinned, host: x.repeat_interleave(x.long()), 1),
+    "so often": (lambda x, pinned, host: x.repeat_interleave(x.long(), output_size=4), 0),
+    "one_hot": (lambda x, pinned, host: F.one_hot(x.long()), 1),
+    "of two": (lambda x, pinned, host: F.one_hot(x.long(), 2), 0),
+    "cpu": (lambda x, pinned, host: x.cpu(), 1),
+    "cuda": (lambda x, pinned, host: host.cuda(), 1),
+    "copy": (lambda x, pinned, host: x.copy_(host), 1),
+    "not pinned": (lambda x, pinned, host: x.copy_(host, non_blocking=True), 1),
+    "pinned": (lambda x, pinned, host: x.copy_(pinned, non_blocking=True), 0),
+    "to": (lambda x, pinned, host: pinned.to("cuda", non_blocking=True), 0),
+    "foreach": (lambda x, pinned, host: torch._foreach_copy_([x, x], [host, x]), 1),
+    "a number": (lambda x, pinned, host: torch.tensor(1.0, device="cuda"), 1),
+    "full": (lambda x, pinned, host: torch.full((2,), 1.0, device="cuda"), 0),
+    "synchronize": (lambda x, pinned, host: torch.cuda.synchronize(), 1),
+    "the host's own": (lambda x, pinned, host: host.sum().item(), 0),
+}
+
+
+def test_what_the_host_waits_for():
+    for name, (function, waits) in WAITS.items():
+        with pretended_cuda() as gpu:
+            x, host = torch.ones(4, device="cuda"), torch.ones(4)
+            pinned, gpu.step = host.pin_memory(), []
+            function(x, pinned, host)
+            torch.cuda.Event().synchronize()
+        assert len(gpu.step) == waits + 1, (name, gpu.step)
+        assert all(", test_pretend_cuda:" in wait for wait in gpu.step)
+
+
+def test_all_is_put_back():
+    def patched():
+        places = (common, "join_ranks"), (Work, "wait"), (Run, "measure")
+        places += ((torch.UntypedStorage, "resize_"), (torch.autograd, "_engine_run_backward"))
+        places += ((dist, "batch_isend_irecv"),)
+        places += tuple((torch.cuda, name) for name in ("Event", "synchronize", "device_count"))
+        return [getattr(*place) for place in places]
+
+    before = patched()
+    with contextlib.suppress(ZeroDivisionError), pretended_cuda():
+        assert not any(now is then for now, then in zip(patched(), before))
+        raise ZeroDivisionError
+    assert patched() == before and torch.ones(2).device.type == "cpu"
