@@ -35,9 +35,9 @@ CHAPTERS = Path(os.environ.get("CHAPTERS", ROOT)).resolve()
 sys.path.insert(0, str(ROOT))  # common.py and lab/ are always ours: they judge
 TEXT = json.decoder.__file__  # a file that does not change with our own sources
 import common  # noqa: E402  (after the path to it)
+from lab import chapters  # noqa: E402
 from lab.bench import report  # noqa: E402
 from lab.classroom.checks import PRELOAD  # noqa: E402
-from lab.cli import strict  # noqa: E402
 
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
 
@@ -240,7 +240,7 @@ def chapter_names():
 
 def training_chapters():
     """Those whose run trains a model."""
-    return [name for name in chapter_names() if name not in strict.TRAIN_NO_MODEL]
+    return [name for name in chapter_names() if chapters.trains(name)]
 
 
 def pytest_configure(config):

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from common import part
+from lab import chapters
 from lab.bench import evidence
 
 STEPS = 5               # so many steps are compared: rounding differences grow in any training
@@ -40,14 +41,9 @@ LOSSY = {               # twice what an honest run was seen to stray, or more
 
 def rounding_of(args):
     """What a run with these flags rounds to, a key of LOSSY or its --dtype; and how many steps are
-    compared. Chapter 03 sends as int8, and chapters 01 and 03 mix precisions. Chapter 05 in FP8 has
-    one GPU in FP8 beside it."""
-    if args.variant == "zeropp" and args.quantized_weights:
-        return "int8", 50
-    if getattr(args, "precision", None) == "fp8" and args.chapter.startswith("05"):
-        return {"float64": "float64", "float32": "float32 and fp8"}.get(args.dtype, "fp8"), STEPS
-    mixed = {"bf16": "bfloat16", "bf16-fp32grad": "bfloat16", "fp16": "float16", "fp8": "fp8"}
-    return mixed.get(getattr(args, "precision", None), args.dtype), STEPS
+    compared: more of int8, which loses something in each."""
+    rounding = chapters.said(args.chapter, "rounding", lambda args: args.dtype)(args)
+    return rounding, 50 if rounding == "int8" else STEPS
 
 
 def rounds_to_16_bits(run):

@@ -4,7 +4,10 @@
     predictions.py    what lab.predict asks about a run
     figure.py         what lab.pictures draws of a run's JSON
     exhibits.py       EXHIBITS: the museum's silent bugs
-    about.py          limits of flags, variants that round, runs of the tour, what the page plays
+    about.py          what lab/ knows of it:
+        LIMITS            {flag: (its lowest value, the first too high, one that would work)}
+        rounding(args)    what a run rounds to: a --dtype, or a key of lab/bench/verify.py's LOSSY
+        TRAINS            False: it trains no model
 
 `kernels` and `checkpoints` are rooms as well. A room has what it needs, and no other room imports
 it: the rest of lab/ finds it here.
@@ -43,3 +46,15 @@ def rooms_with(what):
     """{room: its module} of the rooms that have a file of this name: "exercises", "figure", ..."""
     return {room: importlib.import_module(f"lab.chapters.{room}.{what}")
             for room in ROOMS if (HERE / room / f"{what}.py").exists()}
+
+
+def said(name, what, otherwise):
+    """What the about.py of a chapter, "03_zero", says under a name, or `otherwise`."""
+    if name not in NAMES or not (HERE / name[:2] / "about.py").exists():
+        return otherwise
+    return getattr(importlib.import_module(f"lab.chapters.{name[:2]}.about"), what, otherwise)
+
+
+def trains(name):
+    """Whether a chapter trains a model."""
+    return said(name, "TRAINS", True)

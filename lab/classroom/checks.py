@@ -366,10 +366,10 @@ def outcome(chapter, source, solution, check, folder=None, limit=LIMIT):
 
 
 def argv_of(check, chapter):
+    from lab import chapters
     from lab.classroom.exercises import SMALL
-    from lab.cli.strict import TRAIN_NO_MODEL
 
-    model = "" if chapter in TRAIN_NO_MODEL else f"--data={TEXT} {SMALL}"
+    model = f"--data={TEXT} {SMALL}" if chapters.trains(chapter) else ""
     return shlex.split(f"--device=cpu {model} {check.flags}")
 
 

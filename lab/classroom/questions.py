@@ -16,10 +16,10 @@ from torch import nn
 
 import common
 from common import DTYPES
+from lab import chapters
 from lab.bench import anatomy
 from lab.bench.formulas import with_wire_bytes
 from lab.bench.machines import MACHINES
-from lab.cli.strict import TRAIN_NO_MODEL
 from lab.cli.words import count
 
 # What the letters of the derivations stand for, as the lessons have them.
@@ -63,7 +63,7 @@ class Case:
         self.chapter = importlib.import_module(name)
         words = [f"--{flag.replace('_', '-')}={value}" for flag, value in flags.items()]
         start = f"torchrun --nproc_per_node={ranks}" if ranks > 1 else "python"
-        trains = name not in TRAIN_NO_MODEL
+        trains = chapters.trains(name)
         self.command = " ".join([start, f"{name}.py", *words, *["--steps=3"] * trains])
         own = getattr(self.chapter, "flags", lambda parser: None)
         args = common.parse(f"{name}.py", "", self.chapter.VARIANTS, own, [*words, "--device=cpu"])

@@ -12,38 +12,21 @@ import torch.distributed as dist
 
 import common
 from common import DTYPES, Refused, Text, divides, environment
+from lab import chapters
 from lab.bench.anatomy import optimizer_state_bytes, tensors
-from lab.cli.commands import (  # noqa: F401  (steady, program, try_to_write: of this, for others)
-    Parser,
-    number,
-    output,
-    program,
-    steady,
-    try_to_write,
-)
+from lab.cli.commands import Parser, number, output
 from lab.cli.refusals import fail
 from lab.cli.words import name_of_text
 
-LIMITS = {              # the lowest value, the first one that is too high, and one that would work
+LIMITS = {              # the lowest value, the first one that is too high, and one that would work;
+                        # those of a chapter's own flags are in its room
     "lr": (1e-12, 2**31, 0.001),
     "clip": (1e-12, 2**31, 1.0),
     "ignore": (0, 1, 0.3),
     "seed": (0, 2**31, 1),
     "keep": (1, 2**31, 2),
     "timeout": (1, 2**31, 60),
-    "numbers": (0, 2**20, 1000),                # chapter 00
-    "loss_scale": (1, 2**31, 65536),            # chapter 01
-    "bucket_mb": (0, 2**31, 25),                # chapter 02
-    "prefetch": (0, 3, 1),                      # chapter 03
-    "shard_size": (1, 2**31, 2),
-    "stage": (1, 4, 3),
-    "capacity_factor": (1e-6, 2**31, 1.25),     # chapter 08
-    "balance_weight": (0, 2**31, 0.01),
-    "bias_speed": (0, 2**31, 0.001),
-    "z_loss": (0, 2**31, 0.001),
-    "zero": (0, 4, 1),                          # chapter 09
 }
-TRAIN_NO_MODEL = "00_collectives",
 COUNT = (1, 2**31)          # of all others, for which the default or the tiny preset's would work
 
 
@@ -52,7 +35,7 @@ def parse(file, doc, variants, flags, argv):
 
     Adds the flags for what is written, and args.own: the chapter's own flags and their defaults.
     """
-    if Path(file).stem in TRAIN_NO_MODEL:
+    if not chapters.trains(Path(file).stem):
         return parse_without_model(file, doc, variants, flags, argv)
     own, given = {}, {}
 
@@ -72,7 +55,7 @@ def parse(file, doc, variants, flags, argv):
         add("--keep", type=int, help="how many checkpoints stay; default: 2")
         add("--resume", type=input_folder,
             help="go on from a folder's last checkpoint, in any layout")
-        limit_numbers(parser)
+        limit_numbers(parser, Path(file).stem)
         given.update(as_given(parser, argv))
 
     args = common.parse(file, doc, variants, all_flags, argv, Parser)
@@ -108,12 +91,13 @@ def flags_of_every_run(parser):
     add("--timeout", type=int, help="seconds after which a rank that hangs is named")
 
 
-def limit_numbers(parser):
+def limit_numbers(parser, chapter):
     """Let the types of its flags refuse numbers that are out of range."""
+    limits = LIMITS | chapters.said(chapter, "LIMITS", {})
     for action in parser._actions:
         if action.type in (int, float):
             usual = action.default or getattr(common.PRESETS["tiny"], action.dest, 1)
-            action.type = number(action.type, *LIMITS.get(action.dest, (*COUNT, usual)))
+            action.type = number(action.type, *limits.get(action.dest, (*COUNT, usual)))
 
 
 def parse_without_model(file, doc, variants, flags, argv):
@@ -127,7 +111,7 @@ def parse_without_model(file, doc, variants, flags, argv):
     add("--seed", type=int, default=0)
     flags(parser)
     flags_of_every_run(parser)
-    limit_numbers(parser)
+    limit_numbers(parser, Path(file).stem)
     args = parser.parse_args(argv)
     args.chapter, args.profile, args.save = Path(file).stem, None, None
     refuse_unknown_to_variant(args, variants, as_given(parser, argv))

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from lab import chapters
 from lab.classroom import predict, questions
-from lab.cli.strict import TRAIN_NO_MODEL
 from lab.planner import planning
 from tests.conftest import chapter, run_main
 
@@ -87,7 +87,7 @@ def test_a_run_of_these_sizes_measures_it(ranks, tmp_path, name):
         if case.ranks in (1, 4, 8 * (name == "09_5d")) and case.cfg.dim <= 64 and len(shown) > 1:
             break
     flags = [word for word in case.command.split() if re.match("--(?!nproc)", word)]
-    flags = [*flags, "--device=cpu", *["--no-verify"] * (name not in TRAIN_NO_MODEL)]
+    flags = [*flags, "--device=cpu", *["--no-verify"] * chapters.trains(name)]
     [(status, record, output), *_] = ranks(case.ranks)(run_main, name, flags, str(tmp_path))
     assert status == 0, output
     for question in shown:
