@@ -53,6 +53,7 @@ def arguments(*flags, parse=common.parse, shares=1):
     flags = [*SMALL, "--steps=3", f"--data={TEXT}", *map(str, flags)]
     args = parse("00_test.py", "", {"test": None}, no_flags, flags)
     common.split_batch(args, shares)
+    args.chapter = "00_test"
     return args
 
 

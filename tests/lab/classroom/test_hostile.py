@@ -85,17 +85,17 @@ HOSTILE = {
         found += [name for name, value in frame.f_locals.items() if "return 1 + 8 * " in str(value)]
         frame = frame.f_back
     raise ArithmeticError(f"nothing is found: {{found}}")""", "nothing is found: []"),
-    "judge": (SUM, """        from lab import report
+    "judge": (SUM, """        from lab.bench import report
         report.verify.verdict = lambda *args: ([], [])
         report.Run.check = lambda *args, **more: None
         report.diagnose.of_run = lambda run: []
         return 2 * gradient, None
 """, "in step 1 is off by"),
-    "empty": (SUM, """        from lab import report
+    "empty": (SUM, """        from lab.bench import report
         report.Run.as_json = lambda run: {{}}
         return 2 * gradient, None
 """, "the run's JSON is not there, or not as"),
-    "leaves": (SUM, """        from lab import report
+    "leaves": (SUM, """        from lab.bench import report
         report.Run.log = lambda self, *args: self.losses.append(1.0)
         return 2 * gradient, None
 """, "no step was compared with one GPU"),
@@ -214,7 +214,7 @@ def test_nothing_is_left_behind_by_who_is_killed(module, tmp_path):
     words = [str(tmp_path), "04.2", "--limit=99"]
     program = f"from lab.classroom.grade import main; main({words!r})"
     if module == "lab.museum":
-        program = ("from lab import checks; checks.warm_up(); from lab.museum import observe; "
+        program = ("from lab.classroom import checks; checks.warm_up(); from lab.museum import observe; "
                    f"source = open({str(tmp_path / CHAPTER)!r} + '.py').read(); "
                    f"observe.play('{CHAPTER}.py', source, 2, '')")
     process = subprocess.Popen([sys.executable, "-c", f"if __name__ == '__main__': {program}"],

@@ -475,7 +475,7 @@ def test_chapters_of_another_folder_are_graded(tmp_path):
     assert source.count(right) == 1
     (tmp_path / f"{TWO}.py").write_text(source.replace(right, "return payload"))
     (tmp_path / "common.py").write_text("raise SystemExit('a common.py of their own')")
-    tests = ROOT / f"tests/test_{TWO}.py"
+    tests = ROOT / f"tests/chapters/test_{TWO}.py"
     chosen = (f"{tests}::test_when_communication_hides",
               f"{tests}::test_buckets_are_in_order_full_and_of_one_dtype")
     graded = programs.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, cwd=ROOT,
