@@ -11,7 +11,9 @@ import shlex
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn, TextIO
 
 from lab.cli.refusals import environment, fail, refusal
 
@@ -67,15 +69,16 @@ class Parser(argparse.ArgumentParser):
             super().print_help(file)
 
 
-def put(action, value, given):
+def put(action: argparse.Action, value: object, given: str) -> str:
     """The change that gives the action this value."""
     value = shlex.quote(str(value))
     return (f"{action.option_strings[0]} {value}" if action.option_strings
             else f"{value} in place of {shlex.quote(str(given))}")
 
 
-def number(kind, lowest, below, example):
-    """An argparse type: a `kind` (int or float) with lowest <= value < below. example: one."""
+def number(kind: type, lowest: float, below: float, example: float) -> Callable[[str], float]:
+    """An argparse type: a `kind` (int or float) with lowest <= value < below. example: one. Raises
+    Refused for others."""
 
     def convert(text):
         with contextlib.suppress(ValueError):
@@ -87,9 +90,10 @@ def number(kind, lowest, below, example):
     return convert
 
 
-def output(example):
+def output(example: str) -> Callable[[str], Path]:
     """An argparse type: a file to write, with the suffix of the example; or a folder, where that
-    has none. The folders above may be missing: they are made once nothing has been refused."""
+    has none. The folders above may be missing: they are made once nothing has been refused. Raises
+    Refused where it could not be written."""
     is_file = bool(Path(example).suffix)
 
     def convert(text):
@@ -107,7 +111,7 @@ def output(example):
     return convert
 
 
-def try_to_write(path, is_file):
+def try_to_write(path: Path, is_file: bool) -> None:
     """As the run will do it hours later; raises OSError. Nothing of it stays."""
     folder = path.parent if is_file else path
     while not os.path.lexists(folder):
@@ -140,7 +144,7 @@ class Output(io.FileIO):
             raise SystemExit(1) from None
 
 
-def steady(stdout):
+def steady(stdout: TextIO | None) -> TextIO:
     """Standard output that ends no run, whoever stops reading it and whatever it cannot encode."""
     if stdout is None:                                      # closed, by `>&-`
         return open(os.devnull, "w")
@@ -149,7 +153,7 @@ def steady(stdout):
                             line_buffering=stdout.line_buffering)
 
 
-def program(main):
+def program(main: Callable[[], int | None]) -> NoReturn:
     """Run a command's main as a program, and leave with its status; with 130 if Ctrl-C has ended
     it, with 143 if SIGTERM has: by an exception, so that what was begun is put away; with 1 and a
     line if the disk is full."""

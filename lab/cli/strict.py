@@ -4,6 +4,7 @@ import argparse
 import math
 import os
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +31,8 @@ LIMITS = {              # the lowest value, the first one that is too high, and 
 COUNT = (1, 2**31)          # of all others, for which the default or the tiny preset's would work
 
 
-def parse(file, doc, variants, flags, argv):
+def parse(file: str, doc: str, variants: dict, flags: Callable | None,
+          argv: list[str] | None) -> argparse.Namespace:
     """Parse `argv` as common.parse does; raises Refused for what is out of range or does not fit.
 
     Adds the flags for what is written, and args.own: the chapter's own flags and their defaults.
@@ -119,8 +121,8 @@ def parse_without_model(file, doc, variants, flags, argv):
     return args
 
 
-def refuse_launcher():
-    """Ranks that no launcher sets: set by hand, or left behind."""
+def refuse_launcher() -> None:
+    """Ranks that no launcher sets: set by hand, or left behind. Ends with status 2."""
     names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
     found = {name: os.environ[name] for name in names if name in os.environ}
     fits = {"RANK", "WORLD_SIZE"} <= found.keys() and all(map(str.isdecimal, found.values()))
@@ -132,8 +134,8 @@ def refuse_launcher():
         fail(f"no launcher sets {found}; torchrun or `unset {' '.join(found)}` would work")
 
 
-def refuse_lonely():
-    """A rank that no other one could meet: it would wait for ever."""
+def refuse_lonely() -> None:
+    """A rank that no other one could meet would wait for ever. Ends with status 2."""
     if "RANK" not in os.environ or dist.is_initialized():
         return
     missing = sorted({"MASTER_ADDR", "MASTER_PORT"} - os.environ.keys())
@@ -217,7 +219,8 @@ def refuse_short(args, name, tokens):
                       f"{tokens}", *fits)
 
 
-def refuse_above_vocabulary(args, text, token):
+def refuse_above_vocabulary(args: argparse.Namespace, text: Text, token: int) -> None:
+    """The largest token of a text that the model has no row for. Raises Refused."""
     if token >= args.model.vocab:
         raise Refused(f"--vocab {args.model.vocab} is too small for token {token} of "
                       f"{name_of_text(args)}", f"--vocab {256**text.tokens.itemsize}")
@@ -268,8 +271,8 @@ def least_bytes(args, batch=None, micro_batch=None, experts=None, **sizes):
     return (states + logits + scores) * local_ranks // ranks + 16 * batch * cfg.seq * local_ranks
 
 
-def refuse_cuda(args):
-    """--device cuda without a GPU for each rank of this machine."""
+def refuse_cuda(args: argparse.Namespace) -> None:
+    """--device cuda without a GPU for each rank of this machine. Raises Refused."""
     if args.device == "cuda" and not common.on_cuda(args):
         gpus = torch.cuda.device_count()
         local_world = environment("LOCAL_WORLD_SIZE", environment("WORLD_SIZE", 1))
@@ -277,7 +280,7 @@ def refuse_cuda(args):
                       "--device cpu")
 
 
-def settings(args):
+def settings(args: argparse.Namespace) -> str:
     """The chapter's own flags in words, where they are not the default."""
     words = []
     for dest, default in args.own.items():
