@@ -14,7 +14,7 @@ from lab.bench.anatomy import optimizer_state_bytes, tensors
 from lab.bench.meters import nbytes
 from lab.checkpoints import checkpoint
 from lab.checkpoints.resuming import identity
-from lab.cli import strict
+from lab.cli import refusals
 from lab.cli.words import name_of_text
 
 LOG = "log.jsonl"
@@ -32,7 +32,8 @@ def make_folder(path):
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        strict.fail(f"--save {path} cannot be made: {error.strerror}; runs/checkpoints would work")
+        refusals.fail(f"--save {path} cannot be made: {error.strerror}; runs/checkpoints"
+                      " would work")
 
 
 def saved_buffers(model):

@@ -214,7 +214,8 @@ def test_nothing_is_left_behind_by_who_is_killed(module, tmp_path):
     words = [str(tmp_path), "04.2", "--limit=99"]
     program = f"from lab.classroom.grade import main; main({words!r})"
     if module == "lab.museum":
-        program = ("from lab.classroom import checks; checks.warm_up(); from lab.museum import observe; "
+        program = ("from lab.classroom import checks; checks.warm_up(); "
+                   "from lab.museum import observe; "
                    f"source = open({str(tmp_path / CHAPTER)!r} + '.py').read(); "
                    f"observe.play('{CHAPTER}.py', source, 2, '')")
     process = subprocess.Popen([sys.executable, "-c", f"if __name__ == '__main__': {program}"],
