@@ -9,6 +9,7 @@
 import contextlib
 import time
 import weakref
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,7 @@ def local(tensor):
     return getattr(tensor, "elem", tensor)              # of an AsyncCollectiveTensor
 
 
-def nbytes(tensors):
+def nbytes(tensors: Iterable) -> int:
     """Bytes behind tensors, however nested; a storage that several of them share counts once.
 
     For model states: the parameters, their gradients, `optimizer.state.values()`.
@@ -184,7 +185,7 @@ def group_of(args):
     return dist.distributed_c10d._resolve_process_group([x for x in args if isinstance(x, str)][-1])
 
 
-def hidden_share(timeline):
+def hidden_share(timeline: dict) -> float:
     """Of the time in which some collective was under way, the share before backward's end."""
     _, backward_end = timeline["backward"][-1]
     total = hidden = reached = 0.0
@@ -263,7 +264,7 @@ def shapes_of_a_block(model):
         handle.remove()
 
 
-def shards_of(model):
+def shards_of(model: torch.nn.Module) -> dict[str, list]:
     """What this rank holds of the matrices outside of blocks and in the first one: {name: [full
     shape, [[dim, index, parts], ...]]}."""
     shards = {}

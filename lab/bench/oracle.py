@@ -10,6 +10,7 @@ import functools
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 
 class WithLoss(torch.autograd.Function):
@@ -57,7 +58,7 @@ def forward(moe, x):
     return out + moe.shared(x) if getattr(moe, "shared", None) else out
 
 
-def move_biases(model):
+def move_biases(model: nn.Module) -> None:
     """After a step: each bias by its speed, towards experts that had less than the mean."""
     for module in model.modules():
         if getattr(module, "load", None) is not None:
@@ -66,8 +67,8 @@ def move_biases(model):
             module.load *= 0
 
 
-def take_place(model):
-    """In a single-GPU model, of each mixture that drops no tokens."""
+def take_place(model: nn.Module) -> nn.Module:
+    """In a single-GPU model, of each mixture that drops no tokens. Returns the model."""
     for module in model.modules():
         if hasattr(module, "router") and not getattr(module.cfg, "places", None):
             module.forward = functools.partial(forward, module)

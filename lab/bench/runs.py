@@ -12,6 +12,7 @@ import os
 import stat
 import statistics
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from lab.cli import commands
@@ -44,7 +45,7 @@ LAST = 20               # steps, of which the numbers that are compared are mean
 
 # ------------------------------------------------------------------------------------ reading them
 
-def read_runs(paths):
+def read_runs(paths: Iterable[str]) -> list[dict]:
     """The JSON objects of runs, each with the name of its "file"; ends with status 2 and one line
     at the first file that holds something else."""
     runs = []
@@ -64,8 +65,9 @@ def read_runs(paths):
     return runs
 
 
-def read(path):
-    """What a file holds. A pipe is refused: one that nobody writes to would never end."""
+def read(path: str) -> object:
+    """What a JSON file holds. A pipe is refused, since one that nobody writes to would never end.
+    Raises OSError and ValueError."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is no regular file")
@@ -87,7 +89,7 @@ def a_whole_number(text):
     return int(text)
 
 
-def misfits(run):
+def misfits(run: dict) -> Iterator[str]:
     """Yield in words what is not as the tables have it: the first is to be told, the others may
     follow from it."""
     yield from misfits_of(run, ALL_HAVE, "")
@@ -113,7 +115,7 @@ def misfits_of(value, shape, name):
                 yield f"it has no {inside}"
 
 
-def was_measured(run):
+def was_measured(run: dict) -> bool:
     """Whether a run of a chapter went on for long enough to be measured: one that came to a number
     that is not finite has stopped before. lab.schedules and lab.faults write what they measured."""
     is_of_a_chapter = {"loss", "device"} <= run.keys()
@@ -122,7 +124,7 @@ def was_measured(run):
 
 # ------------------------------------------------------------------------------- what they come to
 
-def summary(runs):
+def summary(runs: list[dict]) -> Iterator[str]:
     """Yield a header, and one line for each run."""
     row = "{:<24}{:<16}{:>5}  {:<8}{:>11}{:>14}{:>8}{:>9}  {}"
     yield row.format("chapter", "variant", "ranks", "backend", "final loss", "from one GPU",
@@ -137,7 +139,7 @@ def summary(runs):
                          f"{run['seconds']:.0f}" if "seconds" in run else "-", verdict(run))
 
 
-def variant_of(run):
+def variant_of(run: dict) -> str:
     """The variant, and what else runs of one differ in."""
     more = []
     if "balance" in run["config"]:                      # chapter 08
@@ -155,7 +157,8 @@ def final_loss(run):
     return "not finite" if run["loss"][-1] is None else f"{run['loss'][-1]:.4f}"
 
 
-def verdict(run):
+def verdict(run: dict) -> str:
+    """✓, or ✗ and the first thing that is wrong, or - where nothing was compared."""
     wrong = run["problems"] + [check["name"] for check in run["checks"] if check["ok"] is False]
     nothing = not run["checks"] and run.get("max_loss_diff") is None
     return f"✗ {wrong[0]}" if wrong else "-" if nothing else "✓"
@@ -183,14 +186,14 @@ def is_compared(run):
     return "loads" in run["recorded"] and run.get("loss") and None not in run["loss"]
 
 
-def alike_but_for_balance(run):
+def alike_but_for_balance(run: dict) -> tuple:
     """What two runs of which one is balanced otherwise have in common."""
     differs = {"balance", "balance_weight", "bias_speed", "json", "plot", "profile"}
     flags = [str(value) for flag, value in run["config"].items() if flag not in differs]
     return run["variant"], run["world_size"], *flags
 
 
-def largest_load(run):
+def largest_load(run: dict) -> float:
     """Largest over mean load of a layer in a step; the mean of it over the last steps' layers."""
     loads = [layer for step in run["recorded"]["loads"][-LAST:] for layer in step]
     return sum(max(layer) * len(layer) / sum(layer) for layer in loads) / len(loads)
@@ -198,8 +201,10 @@ def largest_load(run):
 
 # -------------------------------------------------------------------------------- the command line
 
-def arguments(name, doc, argv, more=lambda parser: None):
-    """Of a command that reads runs. more(parser): adds its own flags."""
+def arguments(name: str, doc: str, argv: list[str] | None,
+              more: Callable = lambda parser: None) -> argparse.Namespace:
+    """Of a command that reads runs. more(parser): adds its own flags. Ends with status 2 for what
+    does not fit."""
     parser = commands.Parser(name, description=doc, allow_abbrev=False,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", help="what --json has written")
@@ -207,7 +212,8 @@ def arguments(name, doc, argv, more=lambda parser: None):
     return accepted(parser.parse_args, sys.argv[1:] if argv is None else argv, alone=True)
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> int:
+    """Print the tables of the runs that are named. Returns the exit status."""
     runs = read_runs(arguments("-m lab.report", __doc__, argv).runs)
     try:
         lines = [*summary(runs), *costs_of_balance(runs)]
@@ -219,11 +225,12 @@ def main(argv=None):
     return 0
 
 
-def files_of(runs):
+def files_of(runs: Iterable[dict]) -> str:
+    """Their names, for a sentence."""
     return " or ".join(run["file"] for run in runs)
 
 
-def in_words(error):
+def in_words(error: Exception) -> str:
     """What stopped a comparison or a figure, on data that is not as a chapter records it."""
     if isinstance(error, KeyError):
         return f"it has no record of {error}"
