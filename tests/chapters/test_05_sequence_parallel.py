@@ -14,6 +14,7 @@ import common
 from lab.bench.anatomy import activation_bytes
 from lab.bench.machines import MACHINES
 from lab.bench.report import quantity
+from tests.chapters.test_04_formulas import Log, classes_of_chapter_01
 from tests.chapters.test_04_tensor_parallel import (
     EIGHT_RANKS,
     FLOAT64,
@@ -22,8 +23,6 @@ from tests.chapters.test_04_tensor_parallel import (
     SETTINGS,
     SMALL_TRAINING,
     THREE,
-    Log,
-    classes_of_chapter_01,
     covering,
     flags_of,
     hold_put_together,

@@ -2,29 +2,22 @@
 answers as the chapters' functions do. (tests/lab/page/page_in_browser.py opens it in one.)"""
 
 import http.client
-import importlib
 import json
 import re
 import subprocess
 import sys
 import textwrap
 import threading
-import time
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
 import pytest
 
-import common
-from common import Refused
-from lab import museum, schedules
-from lab.bench.meters import shards_of
+from lab import museum
 from lab.classroom.exercises import EXERCISES
 from lab.page import __main__ as program
 from lab.page import answers, reading, server
 from lab.page.source import HEADING, Source, before_and_now
-from lab.planner import planning
-from tests.conftest import ROOT, chapter
+from tests.conftest import ROOT
 
 VOID = {"meta", "link", "input", "img", "br", "hr"}
 
@@ -277,156 +270,6 @@ def test_scripts_share_no_name_and_ask_nobody_else(course):
     for path in reading.FILES.iterdir():
         text = path.read_text().replace("http://www.w3.org", "")        # SVG's name, not an address
         assert "innerHTML" not in text and not re.search(r"//\w+\.\w+", text), path
-
-
-# ----------------------------------------------------------------------------------------- answers
-
-@pytest.fixture(scope="module")
-def ten():
-    return chapter("10_planner")
-
-
-def test_a_plan_is_the_planners(ten):
-    told = answers.plan({"model": "70b", "cluster": "h100", "gpus": "512", "batch": "1024",
-                         "tp": "8", "zero": "2", "micro_batch": "2", "software": "llama3"})
-    plan = ten.Plan(ten.MODELS["70b"], ten.Layout(64, 8, zero=2, micro_batch=2),
-                    ten.CLUSTERS["h100"], ten.SOFTWARE["llama3"], 512, 1024)
-    assert told["memory"] == plan.memory and told["bytes"] == plan.bytes
-    assert told["seconds"] == plan.total == sum(told["time"].values())
-    assert told["layout"]["dp"] == 64 and told["layout"]["sp"]
-    assert told["why"] == plan.why and told["explain"]
-    assert told["command"].startswith("python 10_planner.py --model=70b --cluster=h100")
-    without = answers.plan({"gpus": "512", "tp": "8", "sp": "false", "flash": "false"})
-    assert not without["layout"]["sp"] and "--no-sp" in without["command"]
-    assert not answers.plan({"gpus": "8"})["layout"]["sp"]              # with tp alone
-    refused = answers.plan({"gpus": "8", "tp": "3"})
-    assert refused["memory"] is None and "not a multiple of tp" in refused["why"]
-    assert not told["caveats"] and "do not rely" in answers.plan({"model": "mixtral"})["caveats"][0]
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        answers.plan({"model": "405b", "gpus": "16384", "batch": "2048", "tp": "8", "pp": "16"})
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.1
-
-
-def test_the_ten_best_are_the_planners(ten):
-    question = {"model": "8b", "gpus": "64", "batch": "256", "tp": "2"}
-    told = answers.best(question)
-    asked = planning.Question(ten, planning.arguments(ten, answers.flags_of(question)))
-    fit, _ = asked.find(64, {"tp": 2})
-    assert told["fits"] and told["count"] == len(fit) and len(told["plans"]) == 10
-    for plan, one in zip(fit, told["plans"]):
-        assert one["layout"] == vars(plan.layout) and one["words"] == ten.in_words(plan.layout)
-        assert (one["seconds"], one["bytes"]) == (plan.total, plan.bytes)
-    nothing = answers.best({"model": "405b", "gpus": "8"})
-    assert not nothing["fits"] and nothing["plans"] == []
-    assert answers.best({"gpus": "8", "tp": "16"})["why"].endswith("; --tp 1 would work")
-    with pytest.raises(Refused, match=r"^34,744,320 layouts are more than"):
-        answers.best({"gpus": "720720", "layers": "90000", "dim": "64", "heads": "2",
-                      "seq": "2000000", "experts": "4096"})
-    assert "--gpus 128 would work" in nothing["why"]
-
-
-def test_a_search_has_a_time_limit():
-    start = time.perf_counter()
-    with pytest.raises(Refused, match="took more than 0.3 s, and was stopped"):
-        answers.searched(("--model=deepseek-v3", "--gpus=2048", "--batch=15360"), 0.3)
-    assert time.perf_counter() - start < 3
-
-
-@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-h1", "dualpipe-v"])
-def test_a_schedule_is_the_chapters(name):
-    seven = chapter("07_pipeline_parallel")
-    told = answers.schedule({"schedule": name, "ranks": "4", "micro_batches": "8", "F": "1",
-                             "B": "1.5", "W": "0.5"})
-    made = seven.make_schedule(name, 4, 8, 2 if name == "interleaved" else 1)
-    span = schedules.simulate(made, 1, 1.5, 0.5, as_one=name == "dualpipe-v")
-    assert told["actions"] == [[[*action, *span[action]] for action in actions]
-                               for actions in made.actions]
-    assert told["bubble"] == pytest.approx(told["formula"])
-    assert [max(alive) for alive in told["alive"]] == told["most_alive"]
-    assert told["drawing"] == schedules.drawing(made)
-    assert told["lists"][0].split()[0] == ("F0" if told["slices"] == 1 else "F0.0")
-    assert len(told["lists"][0].split()) == len(made.actions[0])
-
-
-@pytest.mark.parametrize("n", [1, 3, 4])
-def test_a_ring_is_the_chapters(n):
-    """Each pair of a query and a key that comes before it is computed once; and as many as `pairs`
-    says, in chunks of one token."""
-    told = answers.ring({"ranks": str(n)})
-    for variant in ("ring", "zigzag"):
-        hops, holds = told[variant]["hops"], told[variant]["holds"]
-        blocks = [(row, key) for hop in hops for one in hop for row, key, _ in one["blocks"]]
-        assert sorted(blocks) == [(row, key) for row in range(2 * n) for key in range(row + 1)]
-        for rank in range(n):
-            mine = [block for hop in hops for block in hop[rank]["blocks"]]
-            assert sum(share for *_, share in mine) == told[variant]["pairs"][rank]
-            assert {row for row, *_ in mine} == set(holds[rank])
-        for at, hop in enumerate(hops):
-            assert [one["keys"] for one in hop] == [(rank - at) % n for rank in range(n)]
-    works = {sum(share for *_, share in one["blocks"]) for hop in told["zigzag"]["hops"]
-             for one in hop}
-    assert len(works) == 1                              # nobody waits in a zig-zag
-
-
-MESH = {"pp": 1, "dp": 2, "cp": 1, "tp": 2, "ep": 2, "experts": 4}
-
-
-def of_a_rank(mesh):
-    """What a rank of a real mesh holds, cut with real groups."""
-    nine = importlib.import_module("09_5d")
-    cfg = nine.Mixture(layers=4, dim=64, heads=8, kv_heads=4, seq=64, vocab=256,
-                       experts=mesh["experts"], top_k=2)
-    args = SimpleNamespace(**mesh, order="pp,dp,cp,tp", model=cfg, micro_batches=1)
-    place = nine.places_of_ranks(args)[common.environment("RANK", 0)]
-    axes, _ = nine.make_groups(args, tied_stages=False)
-    start, end = nine.balanced(cfg.layers, args.pp)[place.pp]
-    stage = nine.build(cfg)[start:end]
-    nine.cut_stage(stage, args, axes, core=None)
-    return dict(place._asdict()), [name for name, _ in stage.named_children()], shards_of(stage)
-
-
-def test_cuts_are_those_of_real_ranks(ranks):
-    told = answers.cuts({axis: str(degree) for axis, degree in MESH.items()})["ranks"]
-    for shown, (place, items, shards) in zip(told, ranks(4)(of_a_rank, MESH), strict=True):
-        assert (shown["place"], shown["items"]) == (place | {"ep": place["dp"]}, items)
-        assert shown["shards"] == shards
-    halves = answers.cuts({axis: str(degree) for axis, degree in (MESH | {"pp": 2}).items()})
-    for whole, first, last in zip(told, halves["ranks"][:4], halves["ranks"][4:], strict=True):
-        assert last["place"] == whole["place"] | {"pp": 1}
-        assert first["items"] + last["items"] == whole["items"]
-        assert first["shards"] | last["shards"] == whole["shards"]       # of one block and another
-        assert first["shards"].keys() - last["shards"].keys() == {"embedding"}
-
-
-BAD = {
-    "plan?tp=x": "--tp", "plan?tp=0": "--tp", "plan?json=/tmp/x": "no parameter 'json'",
-    "plan?help=": "no parameter 'help'", "plan?sp=maybe": "sp = 'maybe' is none of true, false",
-    "plan?model=9b": "--model", "plan?tp=2&tp=4": "given twice", "plan?layers=4": "--layers, --dim",
-    "plan?gpus=" + "9" * 40: "--gpus", "best?cluster=x": "--cluster", "best?%00=1": "no parameter",
-    "schedule?ranks=0": "ranks = '0'", "schedule?ranks=65": "ranks", "schedule?F=nan": "F = 'nan'",
-    "schedule?ranks=%C2%B2": "ranks", "schedule?F=-1": "F = '-1'", "schedule?F=1e9": "F = '1e9'",
-    "schedule?schedule=torch": "schedule = 'torch'",
-    "schedule?schedule=dualpipe&ranks=3": "ranks=4 would work",
-    "schedule?schedule=dualpipe-v&micro_batches=3": "micro_batches=8 would work",
-    "schedule?ranks=64&micro_batches=1024": "actions", "ring?ranks=17": "ranks",
-    "ring?n=4": "no parameter", "cuts?tp=3": "heads are no multiple", "cuts?pp=8": "layers = 4",
-    "cuts?ep=2": "experts=8 would work", "cuts?dp=8&tp=8&pp=2": "more than 64",
-    "cuts?kv_heads=3": "kv_heads", "cuts?experts=4&ep=3&dp=3": "ep = 3",
-    "cuts?dp=3&ep=2&experts=4": "dp = 3", "cuts?experts=1": "experts = 1",
-    "cuts?cp=64": "64 tokens",
-    "nothing?": "no question", "../plan?": "no question", "ring?&&": "&&", "ring?ranks": "'ranks'",
-    "plan?" + "&".join(f"x{i}=1" for i in range(101)): "Max number"}
-
-
-@pytest.mark.parametrize("question", BAD)
-def test_a_bad_question_costs_one_line(question):
-    name, _, query = question.partition("?")
-    status, told = server.answer(name, query)
-    assert status == 400 and list(told) == ["error"]
-    assert BAD[question] in told["error"] and "\n" not in told["error"]
 
 
 # ------------------------------------------------------------------------------------------ serving

@@ -1,0 +1,257 @@
+"""The bare run: its flags, its steps, a chapter and common.py alone, and how it ends."""
+
+import argparse
+import contextlib
+import io
+import math
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import common
+from common import gpt
+from lab.bench import report
+from lab.cli import strict
+from tests.conftest import (
+    CHAPTERS,
+    ROOT,
+    SMALL,
+    TEXT,
+    arguments,
+    chapter,
+    training_chapters,
+)
+
+# ----------------------------------------------------------------------------------------- the run
+
+
+@pytest.mark.parametrize(("device", "gpus", "expected"), [
+    ("auto", 8, ("cuda:1", "nccl")),
+    ("cuda", 4, ("cuda:1", "nccl")),
+    ("cpu", 8, ("cpu", "gloo")),
+    ("auto", 3, ("cpu", "gloo")),
+    ("auto", 0, ("cpu", "gloo")),
+])
+def test_a_gpu_for_every_local_rank_or_the_cpu(monkeypatch, device, gpus, expected):
+    """The second of four ranks on the second of two machines, without the machines."""
+    started = []
+    for variable, value in dict(RANK=5, WORLD_SIZE=8, LOCAL_RANK=1, LOCAL_WORLD_SIZE=4).items():
+        monkeypatch.setenv(variable, str(value))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: started.append(device))
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: started.append(backend))
+    joined = common.join_ranks(argparse.Namespace(device=device), rank=5)
+    assert (str(joined), started[-1]) == expected
+    assert started[:-1] == ([joined] if joined.type == "cuda" else [])
+
+
+def device_in_the_group_of_the_test():
+    with mock.patch("torch.cuda.device_count", lambda: 8):
+        return str(common.join_ranks(argparse.Namespace(device="auto"), 0))
+
+
+def test_the_device_follows_the_group_that_is_there(ranks):
+    """Of gloo's ranks, here the pool's, none takes a GPU."""
+    assert ranks(1)(device_in_the_group_of_the_test) == ["cpu"]
+
+
+def matmul_precision(*flags):
+    report.Run(arguments(*flags, parse=strict.parse))
+    return torch.get_float32_matmul_precision()
+
+
+def test_float32_is_rounded_to_tf32_only_where_nothing_is_verified(ranks):
+    assert ranks(1)(matmul_precision) == ["highest"]
+    assert ranks(1)(matmul_precision, "--no-verify") == ["high"]
+    assert ranks(1)(matmul_precision, "--verify") == ["highest"]
+
+
+def shared_batches():
+    args = arguments("--batch=12", "--micro-batch=2", "--ignore=0.5", shares=3)
+    run = common.Run(args)
+    return list(run.batches()), list(run.batches(share=2))
+
+
+def test_a_share_of_each_batch_in_micro_batches(ranks):
+    [(first, last)] = ranks(1)(shared_batches)
+    text = common.Text(arguments("--batch=12", "--ignore=0.5"))
+    assert len(first) == len(last) == 3
+    for step, (a, b) in enumerate(zip(first, last)):
+        tokens, targets, valid = text.batch(step)
+        for batch, share in ((a, slice(0, 4)), (b, slice(8, 12))):
+            assert (batch.step, batch.valid, len(batch.micro_batches)) == (step, valid, 2)
+            assert batch.tokens.equal(tokens) and batch.targets.equal(targets)
+            for i, whole in enumerate((tokens, targets)):
+                assert torch.cat([pair[i] for pair in batch.micro_batches]).equal(whole[share])
+
+
+def one_gpu(optimizer, clip):
+    """Three steps on one GPU by common.py, and the same in PyTorch's words."""
+    run = common.Run(arguments("--dtype=float64", "--ignore=0.5", *optimizer, *clip))
+    kind = run.args.optimizer
+    model = gpt(run.args.model, run.args.seed, dtype=torch.float64)
+    theirs = {"adamw": lambda p: torch.optim.AdamW(p, 5e-4, (0.9, 0.95), eps=1e-6),
+              "sgd": lambda p: torch.optim.SGD(p, 0.3)}[kind](model.parameters())
+    norms, differences = [], []
+    for batch in run.batches():
+        loss, norm = run.one_gpu_step(batch)
+        theirs.zero_grad()
+        expected = nn.functional.cross_entropy(
+            model(batch.tokens).transpose(1, 2), batch.targets, ignore_index=-100)
+        expected.backward()
+        norms.append(norm.item())
+        largest = run.args.clip or math.inf
+        total = nn.utils.clip_grad_norm_(model.parameters(), largest)
+        theirs.step()
+        differences += [(loss - expected).item(), (norm - total).item()]
+    pairs = zip(run.one_gpu.parameters(), model.parameters())
+    return norms, max(map(abs, differences)), max((p - q).abs().max().item() for p, q in pairs)
+
+
+@pytest.mark.parametrize("optimizer", [(), ("--optimizer=sgd", "--lr=0.3")])
+@pytest.mark.parametrize("clip", [(), ("--clip=0.1",)])
+def test_one_gpus_step_is_pytorchs(ranks, optimizer, clip):
+    [(norms, scalars, parameters)] = ranks(1)(one_gpu, optimizer, clip)
+    assert min(norms) > 0.1 and scalars < 1e-12 and parameters < 1e-12
+
+
+def lines_of_a_bare_run():
+    run, output = common.Run(arguments("--steps=2")), io.StringIO()
+    with contextlib.redirect_stdout(output):
+        for batch in run.batches():
+            with run.measure(), run.span(("F", 0, 0), []):
+                pass
+            run.log(batch, torch.tensor(5.25), torch.tensor(0.5), None, loads=[1])
+    return output.getvalue(), run.status
+
+
+def test_a_bare_run_prints_a_line_per_step_on_one_rank(ranks):
+    (lines, status), (nothing, other) = ranks(2)(lines_of_a_bare_run)
+    line = r"step {}: loss 5\.2500, on one GPU 5\.\d+, gradient norm 0\.5000, \d+ ms\n"
+    assert re.fullmatch(line.format(1) + line.format(2), lines), lines
+    assert (nothing, status, other) == ("", 0, 0)
+
+
+# ------------------------------------------------------------------- a chapter and common.py, alone
+
+BARE = (*SMALL, "--layers=4", "--steps=2", f"--data={TEXT}", "--batch=4", "--dtype=float64")
+LINE = r"step (\d+): loss (\S+), on one GPU (\S+), gradient norm (\S+), \d+ ms"
+
+
+def copied(name, folder):
+    shutil.copy(CHAPTERS / f"{name}.py", folder)
+    shutil.copy(ROOT / "common.py", folder)
+
+
+def launch_alone(name, folder, flags):
+    """For a rank of the pool: launch a chapter beside a common.py in a folder without lab/. Returns
+    its status and output."""
+    output, ours, wrong = io.StringIO(), sys.modules["common"], io.StringIO()
+    with (contextlib.redirect_stdout(output), contextlib.redirect_stderr(wrong),
+          mock.patch.object(sys, "argv", [f"{name}.py", *flags]),
+          mock.patch.object(sys, "path", [str(folder), *sys.path])):
+        try:
+            del sys.modules["common"]
+            runpy.run_path(str(folder / f"{name}.py"), run_name="__main__")
+        except SystemExit as leaving:
+            status = leaving.code
+        finally:
+            sys.modules["common"] = ours
+    return status, output.getvalue(), wrong.getvalue()
+
+
+def hold_bare_run(output):
+    steps, losses, one_gpus, norms = zip(*re.findall(LINE, output))
+    assert steps == ("1", "2") and losses == one_gpus and len(set(losses)) == 2, output
+    assert all(5 < float(loss) < 6 for loss in losses) and all(float(norm) > 0 for norm in norms)
+    return losses, norms
+
+
+@pytest.mark.parametrize("name", training_chapters())
+def test_a_chapter_and_common_train_alone(ranks, tmp_path, name):
+    """Copied to an empty folder, on 1 rank and on 4: the losses are those of one GPU, and the same
+    for both, so that neither text nor weights nor a rate depend on the number of ranks."""
+    copied(name, tmp_path)
+    found = set()
+    for world in (1,) if name.startswith("01") else (1, 4):
+        (status, output, wrong), *others = ranks(world)(launch_alone, name, tmp_path, BARE)
+        assert status == 0 and not wrong and all(other == (0, "", "") for other in others), wrong
+        found.add(hold_bare_run(output))
+    assert len(found) == 1, found
+
+
+def test_chapter_00_and_common_alone(ranks, tmp_path):
+    """It trains nothing: it prints what it has found, and who waits for whom."""
+    name = "00_collectives"
+    chapter(name)  # or skip
+    copied(name, tmp_path)
+    for flags, last in (
+        ((), r"Found\(name='all_reduce_doubling', rounds=\[.*\], equal=True\)"),
+        (["--variant=hello"], "rank 2 of 3: process .*, tensors on cpu, sent over gloo"),
+        (["--variant=skip"], "rank 0 waits for rank 2 to send; rank 1 waits for .*end"),
+    ):
+        (status, output, wrong), *others = ranks(3)(launch_alone, name, tmp_path, flags)
+        assert (status, wrong) == (0, "") and all(other == (0, "", "") for other in others), wrong
+        assert re.fullmatch(last, output.splitlines()[-1]), output
+
+
+@pytest.mark.full
+def test_a_chapter_alone_under_torchrun(tmp_path):
+    """As a user would start it: nothing but its lines, and a clean end."""
+    copied("04_tensor_parallel", tmp_path)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    run = subprocess.run([*command, "04_tensor_parallel.py", *BARE], cwd=tmp_path,
+                         env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True,
+                         text=True, timeout=300)
+    assert (run.returncode, run.stderr) == (0, ""), run.stderr
+    hold_bare_run(run.stdout)
+
+
+# ------------------------------------------------------------------------------------------ leaving
+
+LEAVES = """
+import atexit
+import weakref
+
+import torch.distributed as dist
+
+import common
+
+class Cycle:
+    pass
+
+def train(run):
+    atexit.register(print, "Python shuts down, while the group's threads may run")
+    cycle = Cycle()
+    cycle.itself, cycle.mesh = cycle, run.mesh(dp=1)
+    gone, destroy = weakref.ref(cycle), dist.destroy_process_group
+    dist.destroy_process_group = lambda: (print("collected:", gone() is None), destroy())
+    {ending}
+
+common.launch(__file__, "", {{"test": train}}, lambda args, ranks: None)
+"""
+
+
+@pytest.mark.parametrize(("lab", "ending", "status"), [
+    (False, "run.status = 1", 1), (True, "run.finish = lambda: 1", 1),
+    (True, "raise common.Refused('no', '--steps 1')", 2)])
+def test_launch_leaves_cleanly_with_the_status_of_the_run(tmp_path, lab, ending, status):
+    shutil.copy(ROOT / "common.py", tmp_path)
+    if lab:
+        (tmp_path / "lab").symlink_to(ROOT / "lab")
+    (tmp_path / "leaves.py").write_text(LEAVES.format(ending=ending))
+    command = [sys.executable, tmp_path / "leaves.py", f"--data={TEXT}"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    shuts_down = "" if lab else "Python shuts down, while the group's threads may run\n"
+    assert (run.returncode, run.stdout) == (status, "collected: True\n" + shuts_down)
+    assert run.stderr == ("error: no; --steps 1 would work\n" if status == 2 else "")
