@@ -9,7 +9,6 @@ grows such features by itself, after more steps than these.) It takes some five 
 """
 
 import argparse
-import importlib
 import sys
 from pathlib import Path
 from unittest import mock
@@ -21,6 +20,7 @@ sys.path[0] = str(ROOT)          # not the folder of this file, where `kernels` 
 
 import common  # noqa: E402  (after the path to it)
 from kernels import fp8  # noqa: E402
+from lab import chapters  # noqa: E402
 from lab.cli import commands, refusals  # noqa: E402
 
 FEATURE, OUTLIER = 5, 2.0**18
@@ -49,7 +49,7 @@ class Losses(common.Run):
 
 def train(steps, precision="fp32", scaling=None, outlier=False):
     """A run of chapter 01 with these flags; on each machine the same."""
-    one = importlib.import_module("01_single_gpu")
+    one = chapters.chapter("01")
     flags = ["--device=cpu", f"--steps={steps}", f"--precision={precision}"]
     flags += [f"--scaling={scaling}"] if scaling else []
     args = common.parse(one.__file__, "", one.VARIANTS, one.flags, flags)
