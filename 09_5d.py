@@ -690,6 +690,7 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
             # 07 shows that nobody waits for ever, even if each message blocks its rank.
             [handle] = dist.batch_isend_irecv([operation])
             under_way[step.output] = handle, tensor
+            del operation, handle, tensor               # nothing else keeps the tensor alive
             continue
 
         kind, number, i = step

@@ -31,8 +31,8 @@ def huntable():
     """{number of a chapter: its exhibits}, of those that run on ranks."""
     from lab import museum
 
-    found = {room.removeprefix("chapter_"): [one for one in those if one.ranks]
-             for room, those in museum.exhibits().items() if room.startswith("chapter_")}
+    found = {room: [one for one in those if one.ranks]
+             for room, those in museum.exhibits().items() if room.isdigit()}
     return {chapter: those for chapter, those in found.items() if those}
 
 

@@ -2,7 +2,7 @@
 
     python -m lab.museum                        all exhibits, and the figure
     python -m lab.museum 06 torchtitan#596      those of a chapter, and of a thread
-    python -m lab.museum kernels resume         those of the kernels, and of checkpoints
+    python -m lab.museum kernels checkpoints    those of the kernels, and of checkpoints
     python -m lab.museum 02 --dtype bfloat16    in 16 bits, where fewer observables see a bug
 
 Each runs for 20 steps with SGD and with AdamW, with the bug and without. Columns: the first step
@@ -31,7 +31,7 @@ def chosen(words):
     from lab import museum
 
     is_meant = lambda room, exhibit: not words or any(
-        word == room.removeprefix("chapter_") or "#" in word and exhibit.number.endswith(word)
+        word == room or "#" in word and exhibit.number.endswith(word)
         for word in words)
     found = {room: [exhibit for exhibit in those if is_meant(room, exhibit)]
              for room, those in museum.exhibits().items()}
@@ -49,7 +49,7 @@ def play_all(rooms, dtype=None):
         return {optimizer: observe.play_both(exhibit, observe.flags_of(exhibit, optimizer, dtype))
                 for optimizer in ("sgd", "adamw")}
 
-    names = [room.removeprefix("chapter_") for room, those in rooms.items() for _ in those]
+    names = [room for room, those in rooms.items() for _ in those]
     every = [exhibit for those in rooms.values() for exhibit in those]
     firsts = {(exhibit.file, exhibit.flags): exhibit for exhibit in every}
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -190,7 +190,7 @@ class Course:
             reports=reports_of(name, self.folder), exercises=EXERCISES.get(name, ()),
             exhibits=self.exhibits(name), played=chapters.said(name, "PLAYS", None), number=number,
             runs=number and number != "10",
-            room=number or {"lab/checkpoints/checkpoint": "resume"}.get(name, "kernels"),
+            room=number or {"lab/checkpoints/checkpoint": "checkpoints"}.get(name, "kernels"),
             earlier=order[at - 1] if at else None,
             later=order[at + 1] if at + 1 < len(order) else None)
 
@@ -216,7 +216,7 @@ class Course:
         rooms = museum.exhibits()
         in_files = [one for room in rooms.values() for one in room if one.file == f"{name}.py"]
         read = {f"{one}.py" for one in self.sources}
-        homeless = [one for one in rooms.get("resume", ()) if one.file not in read]
+        homeless = [one for one in rooms["checkpoints"] if one.file not in read]
         return in_files + (homeless if name == "lab/checkpoints/checkpoint" else [])
 
     def search(self):

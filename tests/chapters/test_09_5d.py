@@ -144,6 +144,14 @@ def test_pytorchs_own(ranks, tmp_path, world, flags):
     hold_to_one_gpu(ranks(world, timeout=150)(run_main, NINE, flags, tmp_path), flags)
 
 
+def test_nothing_is_kept_of_the_only_micro_batch(ranks, tmp_path):
+    """After its backward a received activation is free, though no other message has come since."""
+    flags = (*FLOAT64, "--pp=2", "--batch=1", "--steps=1")
+    status, run, output = ranks(2)(run_main, NINE, flags, tmp_path)[0]
+    assert status == 0, output
+    assert "actions after which that is as computed" in {check["name"] for check in run["checks"]}
+
+
 def test_bfloat16(ranks, tmp_path):
     flags = (*FLOAT64, "--dtype=bfloat16", "--pp=2", "--tp=2", "--experts=4", "--zero=1",
              "--schedule=dualpipe-v", "--layers=4", "--steps=1")

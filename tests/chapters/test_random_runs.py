@@ -11,11 +11,13 @@ import itertools
 import math
 import os
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from common import Refused
+from kernels import fp8
 from lab.cli import strict
 from tests.conftest import CHAPTERS, TEXT, chapter, no_flags, run_main, training_chapters
 
@@ -93,6 +95,8 @@ def is_legal(module, world, flags):
             own = getattr(module, "flags", no_flags)
             args = strict.parse(module.__file__, "", module.VARIANTS, own, flags)
             module.requires(args, world)
+            if Path(module.__file__).name.startswith("05") and args.precision:
+                fp8.in_chapter_05(args, world, None, None)  # which is asked in train
         except (SystemExit, Refused):
             return False
     return True

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from lab import museum
+from lab import chapters, museum
 from lab.classroom import checks
 from lab.museum import __main__ as command
 from lab.museum import observe
@@ -14,7 +14,7 @@ from lab.museum.exhibit import Exhibit
 from tests.conftest import ROOT
 
 EXHIBITS = [exhibit for those in museum.exhibits().values() for exhibit in those]
-NAMES = [f"{room.removeprefix('chapter_')}-{exhibit.number}"
+NAMES = [f"{room}-{exhibit.number}"
          for room, those in museum.exhibits().items() for exhibit in those]
 
 
@@ -38,7 +38,7 @@ def warm():
 
 def test_there_are_enough_of_each_chapter():
     counts = {room: len(those) for room, those in museum.exhibits().items()}
-    assert [*counts] == museum.ROOMS and min(counts.values()) >= 5 and len(EXHIBITS) >= 80
+    assert [*counts] == chapters.ROOMS and min(counts.values()) >= 5 and len(EXHIBITS) >= 80
     assert len({(exhibit.file, exhibit.old, exhibit.new) for exhibit in EXHIBITS}) == len(EXHIBITS)
 
 
@@ -103,7 +103,7 @@ def test_the_command_tells_of_an_exhibit_and_draws_it(tmp_path, capsys):
 
 def test_an_exhibit_that_is_not_caught_fails_the_command(monkeypatch, capsys):
     blind = EXHIBITS[2]._replace(new=EXHIBITS[2].old + "        pass\n")
-    monkeypatch.setattr(museum, "exhibits", lambda: {"chapter_01": [Exhibit(*blind)]})
+    monkeypatch.setattr(museum, "exhibits", lambda: {"01": [Exhibit(*blind)]})
     assert command.main([]) == 1
     assert "✗ NOT caught" in capsys.readouterr().out
 
