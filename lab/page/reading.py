@@ -184,13 +184,13 @@ class Course:
         at = order.index(name)
         title, lesson = title_of(source.doc)
         number = label_of(name) if name[0].isdigit() else None
+        exhibits = self.exhibits(name)
         return self.render(
             "chapter.html", here=name, source=source, title=title, lesson=lesson,
             pieces=source.pieces, before=self.before(name), figure=figures().get(name),
             reports=reports_of(name, self.folder), exercises=EXERCISES.get(name, ()),
-            exhibits=self.exhibits(name), played=chapters.said(name, "PLAYS", None), number=number,
-            runs=number and number != "10",
-            room=number or {"lab/checkpoints/checkpoint": "checkpoints"}.get(name, "kernels"),
+            exhibits=exhibits, played=chapters.said(name, "PLAYS", None), number=number,
+            runs=number and number != "10", room=number or room_of(exhibits),
             earlier=order[at - 1] if at else None,
             later=order[at + 1] if at + 1 < len(order) else None)
 
@@ -240,6 +240,12 @@ class Course:
         from lab.page import answers
 
         return f"window.CHOICES = {json.dumps(answers.choices())};\n"
+
+
+def room_of(exhibits):
+    """Where the museum has the first of them."""
+    return next((room for room, those in museum.exhibits().items()
+                 if any(one in exhibits[:1] for one in those)), None)
 
 
 def title_of(doc):
