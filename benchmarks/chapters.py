@@ -22,7 +22,6 @@ import argparse
 import contextlib
 import datetime
 import functools
-import importlib
 import io
 import itertools
 import json
@@ -50,6 +49,7 @@ import results  # noqa: E402  (after the path to it)
 
 import common  # noqa: E402
 from common import Refused  # noqa: E402
+from lab import chapters as rooms  # noqa: E402
 from lab.bench import meters, report  # noqa: E402
 from lab.cli import commands, refusals, strict  # noqa: E402
 
@@ -179,7 +179,7 @@ def alternate(sides, clocked):
         turns[me].acquire()
         try:
             chapter, flags = sides[me]
-            module = importlib.import_module(chapter)
+            module = rooms.chapter(chapter[:2])
             own = getattr(module, "flags", lambda parser: None)
             report.main(module.__file__, module.__doc__, module.VARIANTS, module.requires, own,
                         module.formulas, flags)
@@ -346,7 +346,7 @@ def asleep(ranks, flags):
 
 def sleeping(flags):
     """Run every schedule of chapter 07 with stages that sleep; yields the lines of a table."""
-    module, ranks, m, first = importlib.import_module(PIPELINE), 4, 8, None
+    module, ranks, m, first = rooms.chapter("07"), 4, 8, None
     device = [flag for flag in flags if flag.startswith("--device=")]
     yield (f"\n{PIPELINE}, {ranks} ranks, {m} micro-batches, stages that sleep: {SLEEP_MS} ms for "
            f"an F, B or W of all that a rank holds, {SLEEP_MS // 2} for one of its two slices. "
@@ -431,7 +431,7 @@ def accept(argv):
 
 def refuse_run(chapter, ranks, flags):
     """Raise Refused where the chapter on so many ranks would."""
-    module = importlib.import_module(chapter)
+    module = rooms.chapter(chapter[:2])
     own = getattr(module, "flags", lambda parser: None)
     args = strict.parse(module.__file__, "", module.VARIANTS, own, ["--no-verify", *flags])
     module.requires(args, ranks)

@@ -20,7 +20,6 @@ way lets training wait, and after how long the checkpoint is on the disk.
 import argparse
 import contextlib
 import datetime
-import importlib
 import io
 import json
 import os
@@ -42,6 +41,7 @@ import results  # noqa: E402  (after the path to it)
 from chapters import on_ranks, refuse_run  # noqa: E402
 
 from common import Refused  # noqa: E402
+from lab import chapters as rooms  # noqa: E402
 from lab.bench import report  # noqa: E402
 from lab.checkpoints import checkpoint, saving, storage  # noqa: E402
 from lab.cli import commands, refusals  # noqa: E402
@@ -186,7 +186,7 @@ def play(chapter, times, flags):
     """For a rank: what `InTurn` has noted, in seconds, and of a checkpoint the bytes that are on
     the disk, and those of the formula."""
     saving.Saver, report.Run, InTurn.times = InTurn, SavesInTurn, times
-    module = importlib.import_module(chapter)
+    module = rooms.chapter(chapter[:2])
     own = getattr(module, "flags", lambda parser: None)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         status = report.main(module.__file__, module.__doc__, module.VARIANTS, module.requires,

@@ -16,7 +16,6 @@ own. Where ranks are more than processors, no call can take less than that over 
 
 import argparse
 import datetime
-import importlib
 import json
 import os
 import platform
@@ -36,7 +35,7 @@ from chapters import on_ranks  # noqa: E402
 
 import common  # noqa: E402
 from common import environment  # noqa: E402
-from lab import speed  # noqa: E402
+from lab import chapters, speed  # noqa: E402
 from lab.cli import commands, refusals  # noqa: E402
 
 RANKS = 4
@@ -50,7 +49,7 @@ RING, TORCH, MESSAGES, SUMS = "ring", "PyTorch's", "messages", "sums"
 
 def sides_on(x):
     """{side: function without arguments}."""
-    zero = importlib.import_module("00_collectives")
+    zero = chapters.chapter("00")
     net = zero.Network(dist.group.WORLD)
 
     def messages():

@@ -9,7 +9,6 @@ grows such features by itself, after more steps than these.) It takes some five 
 """
 
 import argparse
-import importlib
 import sys
 from pathlib import Path
 from unittest import mock
@@ -21,6 +20,8 @@ sys.path[0] = str(ROOT)          # not the folder of this file, where `kernels` 
 
 import common  # noqa: E402  (after the path to it)
 from kernels import fp8  # noqa: E402
+from lab import chapters  # noqa: E402
+from lab.bench.drawing import new_figure  # noqa: E402
 from lab.cli import commands, refusals  # noqa: E402
 
 FEATURE, OUTLIER = 5, 2.0**18
@@ -49,7 +50,7 @@ class Losses(common.Run):
 
 def train(steps, precision="fp32", scaling=None, outlier=False):
     """A run of chapter 01 with these flags; on each machine the same."""
-    one = importlib.import_module("01_single_gpu")
+    one = chapters.chapter("01")
     flags = ["--device=cpu", f"--steps={steps}", f"--precision={precision}"]
     flags += [f"--scaling={scaling}"] if scaling else []
     args = common.parse(one.__file__, "", one.VARIANTS, one.flags, flags)
@@ -117,20 +118,18 @@ def errors_by_length():
 
 
 def draw(fp32, losses, x, path):
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    loss, histogram, outliers, sums = figure.subplots(2, 2).flat
+    figure, panels = new_figure(11, 8, 2, 2)
+    loss, histogram, outliers, sums = panels.flat
 
     for name, values in losses.items():
         gap = [a - b for a, b in zip(smooth(values), smooth(fp32))]
         style = "--" if "outlier" in name else "-"
         loss.plot(range(WINDOW, WINDOW + len(gap)), gap, style, label=name, linewidth=1.2)
     loss.axhline(0, color="black", linewidth=0.5)
-    loss.set_title(f"loss above that of fp32 (means of {WINDOW} steps)", loc="left", fontsize=10)
+    loss.set_title(f"loss above that of fp32 (means of {WINDOW} steps)")
     loss.set_xlabel("step")
     loss.set_yscale("symlog", linthresh=0.01)
-    loss.legend(frameon=False, fontsize=8)
+    loss.legend(fontsize=8)
 
     planted = x.clone()
     planted[:, FEATURE] *= OUTLIER
@@ -144,29 +143,26 @@ def draw(fp32, losses, x, path):
         histogram.text(scale - 9.6, 0.94 if scaling == "tensor" else 0.84,
                        f"a {scaling}: zero left of this", color=color, fontsize=8,
                        transform=histogram.get_xaxis_transform())
-    histogram.set_title("what GELU gives, with an outlier, and what becomes zero", loc="left",
-                        fontsize=10)
+    histogram.set_title("what GELU gives, with an outlier, and what becomes zero")
     histogram.set_xlabel("log2 of the magnitude")
     histogram.set_ylabel("numbers")
 
     for scaling, errors in errors_by_outlier(x).items():
         outliers.plot(range(21), errors, "o-", markersize=3, label=f"a scale for a {scaling}")
     outliers.set_yscale("log")
-    outliers.set_title("error of all other features, as a share of their size", loc="left",
-                       fontsize=10)
+    outliers.set_title("error of all other features, as a share of their size")
     outliers.set_xlabel("log2 of the outlier's factor")
     outliers.set_xticks(range(0, 21, 4))
-    outliers.legend(frameon=False, fontsize=8)
+    outliers.legend(fontsize=8)
 
     names = {None: "14 bits for all of k", 128: "every 128 promoted to fp32"}
     for promote, errors in errors_by_length().items():
         sums.plot(*zip(*errors), "o-", markersize=3, label=names[promote])
     sums.set_xscale("log", base=2)
     sums.set_yscale("log")
-    sums.set_title("relative error of a sum of k products in Hopper's tensor cores", loc="left",
-                   fontsize=10)
+    sums.set_title("relative error of a sum of k products in Hopper's tensor cores")
     sums.set_xlabel("k")
-    sums.legend(frameon=False, fontsize=8)
+    sums.legend(fontsize=8)
     figure.savefig(path, dpi=120)
 
 

@@ -36,6 +36,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import results  # noqa: E402  (after the path to it)
 from common import Refused  # noqa: E402
+from lab.bench.drawing import new_figure  # noqa: E402
 from lab.cli import commands, refusals  # noqa: E402
 
 DEVICE = "cuda"
@@ -231,26 +232,23 @@ def write(rows, path):
 
 def draw(rows, x, ways, unit, path):
     """One panel for each kind of row: the speed of each way, against x."""
-    from matplotlib.figure import Figure
-
     panels = {}
     for row in rows:
         title = row["what"] + (f", head dim {row['head dim']}" if "head dim" in row else "")
         panels.setdefault(title, []).append(row)
     columns = (len(panels) + 1) // 2
-    figure = Figure(figsize=(4 * columns, 6), layout="constrained")
-    for axes, (title, group) in zip(figure.subplots(2, columns).flat, panels.items()):
+    figure, several = new_figure(4 * columns, 6, 2, columns)
+    for axes, (title, group) in zip(several.flat, panels.items()):
         for way in ways:
             axes.plot([row[x] for row in group], [row[way] for row in group], "o-", markersize=3,
                       label=way)
         axes.set_xscale("log", base=2)
         axes.set_ylim(bottom=0)
-        axes.set_title(title, loc="left", fontsize=9)
+        axes.set_title(title, fontsize=9)
     figure.supxlabel(x, fontsize=9)
     figure.supylabel(unit, fontsize=9)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=len(ways),
-                  frameon=False)
-    figure.savefig(path, dpi=130)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=len(ways))
+    figure.savefig(path)
 
 
 def accept(argv):

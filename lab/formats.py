@@ -32,6 +32,7 @@ from pathlib import Path
 import torch
 
 import common
+from lab.bench.drawing import new_figure
 from lab.cli import commands, refusals
 
 FORMATS = {"float64": torch.float64, "float32": torch.float32, "TF32": "tf32",
@@ -192,19 +193,16 @@ def train(way, steps, lr=LR, seen=None):
 # --------------------------------------------------------------------------------------- the figure
 
 def draw(shares, losses, path):
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
-    distances, bars, gaps = figure.subplots(1, 3)
+    figure, (distances, bars, gaps) = new_figure(13, 4.2, 1, 3)
 
     x = torch.logspace(-8, 5, 2000, dtype=torch.float64)
     for name in FORMATS:                                # TF32 lies on float16, where both exist
         distances.plot(x, spacing(x, name), label=name, linewidth=1.2)
     distances.set_xscale("log")
     distances.set_yscale("log")
-    distances.set_title("from a number to the next", loc="left", fontsize=10)
+    distances.set_title("from a number to the next")
     distances.set_xlabel("number")
-    distances.legend(frameon=False, fontsize=7)
+    distances.legend(fontsize=7)
 
     formats = next(iter(shares.values()))
     for i, kind in enumerate(shares):
@@ -212,15 +210,15 @@ def draw(shares, losses, path):
         bars.bar(places, [100 * share for share in shares[kind].values()], 0.25, label=kind)
     bars.set_xticks([j + 0.25 for j in range(len(formats))], formats)
     bars.set_ylim(0, 125)
-    bars.set_title("updates that round to nothing, %", loc="left", fontsize=10)
-    bars.legend(frameon=False, fontsize=8, ncols=3, loc="upper left")
+    bars.set_title("updates that round to nothing, %")
+    bars.legend(fontsize=8, ncols=3, loc="upper left")
 
     for way in WAYS[1:]:
         gaps.plot([a - b for a, b in zip(losses[way], losses["float32"])], label=way, linewidth=1.2)
     gaps.axhline(0, color="black", linewidth=0.5)
-    gaps.set_title("bfloat16 weights: loss above that of float32", loc="left", fontsize=10)
+    gaps.set_title("bfloat16 weights: loss above that of float32")
     gaps.set_xlabel("step")
-    gaps.legend(frameon=False, fontsize=8)
+    gaps.legend(fontsize=8)
     figure.savefig(path, dpi=120)
 
 

@@ -11,7 +11,6 @@ takes as long as simulated, and messages.
 import argparse
 import contextlib
 import functools
-import importlib
 import json
 import math
 import sys
@@ -22,6 +21,7 @@ import torch.distributed as dist
 
 import common
 from common import Refused, environment
+from lab import chapters
 from lab.cli import commands, refusals
 
 CHAPTER = "07_pipeline_parallel"
@@ -272,7 +272,7 @@ def refuse_misfits(chapter, args):
 
 
 def main(argv=None):
-    chapter = importlib.import_module(CHAPTER)
+    chapter = chapters.chapter("07")
     argv = sys.argv[1:] if argv is None else argv
     args = refusals.accepted(functools.partial(parse, chapter), argv)
     schedule = chapter.make_schedule(args.schedule, args.ranks, args.micro_batches, args.chunks,

@@ -12,24 +12,17 @@ pipeline is a slice of each list. Bytes: e is the width of a number, `wide` that
 other sums, which are in float32 or better.
 """
 
-import functools
-import importlib.util
 import math
 from dataclasses import replace
-from pathlib import Path
+
+from lab.chapters import chapter
 
 CLASSES = {"outside", "inputs", "inside", "keys and values", "core", "logits", "ids", "positions",
            "how", "vocabulary", "recompute", "fp8"}     # of what is kept, and how
 
 
-@functools.cache
 def planner():
-    """Chapter 10, as it stands beside lab/, whatever a student has written of it elsewhere."""
-    path = Path(__file__).resolve().parent.parent.parent / "10_planner.py"
-    spec = importlib.util.spec_from_file_location("planner", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return chapter("10")
 
 
 def as_planned(cfg, ffn=None):

@@ -21,7 +21,8 @@ import re
 import sys
 
 from common import Refused
-from lab.classroom.questions import CHAPTERS, LETTERS, questions
+from lab.chapters import NAMES
+from lab.classroom.questions import LETTERS, questions
 from lab.cli import commands, refusals
 from lab.cli.words import quantity
 
@@ -264,10 +265,10 @@ def ask(case, asked):
 
 def chapter_of(text):
     """An argparse type: 04, 4, or 04_tensor_parallel, with .py or without."""
-    for name in CHAPTERS:
+    for name in NAMES:
         if text in (name, f"{name}.py", name[:2], name[1:2]):
             return name
-    raise Refused(f"{text!r} is no chapter; {', '.join(name[:2] for name in CHAPTERS)} are", "04")
+    raise Refused(f"{text!r} is no chapter; {', '.join(name[:2] for name in NAMES)} are", "04")
 
 
 def parse(argv):

@@ -101,15 +101,14 @@ def seen_by(told):
 def draw(told, path):
     """Exhibits by observables: a dot where an observable sees one. The planner's, which train
     nothing, are left out."""
-    from matplotlib.figure import Figure
+    from lab.bench.drawing import BLUE, new_figure
 
     told = [one for one in told if one["room"] != "10"]
     rows = [seen_by(one) for one in told]
     names = [name for name in seen_by(told[0]) if any(row[name] for row in rows)] if told else []
-    figure = Figure(figsize=(10, 2 + 0.16 * len(told)), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = new_figure(10, 2 + 0.16 * len(told))
     for y, row in enumerate(rows):
-        colors = ["#355070" if row[name] else "#dddddd" for name in names]
+        colors = [BLUE if row[name] else "#dddddd" for name in names]
         axes.scatter(range(len(names)), [y] * len(names), c=colors, s=22)
     counts = [sum(row[name] for row in rows) for name in names]
     axes.set_xticks(range(len(names)), [f"{name}\n{count}" for name, count in zip(names, counts)],
@@ -118,7 +117,7 @@ def draw(told, path):
     axes.set_yticks(range(len(told)), [f"{one['room']}  {one['number']}" for one in told],
                     fontsize=6.5)
     axes.set_ylim(len(told) - 0.4, -0.6)
-    axes.set_title(f"{len(told)} silent bugs, and what sees each of them", loc="left", pad=12)
+    axes.set_title(f"{len(told)} silent bugs, and what sees each of them", fontsize=12, pad=12)
     for side in axes.spines.values():
         side.set_visible(False)
     axes.tick_params(length=0)

@@ -11,7 +11,6 @@ Raises Refused with one line for whatever cannot be answered.
 """
 
 import functools
-import importlib
 import itertools
 import json
 import shlex
@@ -25,9 +24,10 @@ import common
 from common import Refused
 from lab import schedules
 from lab.bench import meters
+from lab.chapters import chapter, rooms_with
 from lab.cli.refusals import one_line
 from lab.page.search import plan_as_data
-from lab.planner import planning, plans
+from lab.planner import planning
 
 SECONDS = 10                    # of a search
 SEARCHES = threading.Semaphore(2)       # at a time
@@ -36,12 +36,12 @@ ACTIONS = 6000                  # of a schedule
 
 
 def ten():
-    return plans.planner()
+    return chapter("10")
 
 
 def choices():
     """What may be asked, and from what the pages begin."""
-    first = ten()
+    first, figure = ten(), rooms_with("figure")["10"]
     return {
         "models": {name: {"seq": model.seq, "layers": model.layers, "experts": model.experts,
                           "parameters": model.parameters()}
@@ -50,7 +50,7 @@ def choices():
                      for name, cluster in first.CLUSTERS.items()},
         "software": list(first.SOFTWARE), "recompute": first.CHOICES["recompute"],
         "layout_schedules": first.CHOICES["schedule"], "causes": planning.CAUSES,
-        "map": {"models": plans.MODELS, "gpus": plans.GPUS, "tokens": plans.TOKENS},
+        "map": {"models": figure.MODELS, "gpus": figure.GPUS, "tokens": figure.TOKENS},
         "schedules": list(by_hand()),
     }
 
@@ -61,7 +61,7 @@ def by_hand():
 
 
 def seven():
-    return importlib.import_module(schedules.CHAPTER)
+    return chapter("07")
 
 
 # -------------------------------------------------------------------------------------- parameters
@@ -213,7 +213,7 @@ def ring(asked):
     that it computes. share: 1/2 on the diagonal, where a core that skips the masked half computes
     that much, else 1. pairs: a rank's blocks by the chapter's formula, in the same unit."""
     known(asked, "ranks")
-    n, six = whole(asked, "ranks", 4, 1, 16), importlib.import_module("06_context_parallel")
+    n, six = whole(asked, "ranks", 4, 1, 16), chapter("06")
     told = {"ranks": n}
     for variant in ("ring", "zigzag"):
         zigzag = variant == "zigzag"
@@ -248,7 +248,7 @@ def cuts(asked):
     [[dim, index, parts], ...]]} as the meters record it of a run, of the tables and of the
     first block of its stage. From `p.cuts`, after chapter 09 has cut the model: no rank runs."""
     known(asked, "pp", "dp", "cp", "tp", "ep", "experts", "layers", "kv_heads")
-    nine = importlib.import_module("09_5d")
+    nine = chapter("09")
     degrees = {axis: whole(asked, axis, 1, 1, RANKS) for axis in ("pp", "dp", "cp", "tp", "ep")}
     experts = whole(asked, "experts", 0, 0, 64)
     cfg = nine.Mixture(layers=whole(asked, "layers", 4, 1, 32), dim=64, heads=8,
@@ -317,9 +317,10 @@ def examples():
     """Yield (question, parameters) of what the pages ask when they are opened, and of a choice of
     what they can be asked: so much is answered where nobody computes. As the scripts ask it."""
     machine = {"cluster": "h100", "software": "megatron-2024"}
-    for model, gpus in itertools.product(plans.MODELS, plans.GPUS):
+    figure = rooms_with("figure")["10"]
+    for model, gpus in itertools.product(figure.MODELS, figure.GPUS):
         asked = machine | {"model": model, "gpus": str(gpus),
-                           "batch": str(plans.TOKENS // ten().MODELS[model].seq)}
+                           "batch": str(figure.TOKENS // ten().MODELS[model].seq)}
         yield "best", asked
         for found in best(asked)["plans"]:
             yield "plan", asked | {name: str(value).lower() for name, value

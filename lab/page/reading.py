@@ -9,25 +9,27 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from lab import ROOT, museum, pictures
+from lab import ROOT, chapters, museum, pictures
 from lab.bench import runs
 from lab.classroom.exercises import EXERCISES
 from lab.page.source import Source, before_and_now
 
 FILES = Path(__file__).parent / "files"
 TOOLS = {"planner": "Planner", "schedules": "Schedules", "rings": "Rings", "cuts": "Cuts"}
-PLAYED = {"06_context_parallel": "rings", "07_pipeline_parallel": "schedules", "09_5d": "cuts",
-          "10_planner": "planner"}          # chapters, and the pages that compute what they teach
 RUN_IN = re.compile(r"([A-Z][^.:?!\n]*[.:?])(?=\s)")     # "Heads.", at the beginning of a paragraph
 
 
 def files_to_read():
     """{name: path} of the course's files, in the order of reading."""
-    chapters = sorted(path.stem for path in ROOT.glob("[0-9][0-9]_*.py"))
-    kernels = ["elu", "layernorm", "flash_attention", "fp8"]
-    return {name: ROOT / f"{name}.py" for name in (
-        chapters[0], "common", *chapters[1:], *(f"kernels/{kernel}" for kernel in kernels),
-        "lab/checkpoints/checkpoint")}
+    first, *more = chapters.NAMES
+    return {name: ROOT / f"{name}.py" for name in (first, "common", *more, *beside_chapters())}
+
+
+@cache
+def beside_chapters():
+    """{name: (its room, its figure or None)} of the files that are read after the chapters."""
+    return {name: (room, figure) for room, about in chapters.rooms_with("about").items()
+            for name, figure in getattr(about, "FILES", {}).items()}
 
 
 def address_of(name):
@@ -182,13 +184,13 @@ class Course:
         at = order.index(name)
         title, lesson = title_of(source.doc)
         number = label_of(name) if name[0].isdigit() else None
+        exhibits = self.exhibits(name)
         return self.render(
             "chapter.html", here=name, source=source, title=title, lesson=lesson,
             pieces=source.pieces, before=self.before(name), figure=figures().get(name),
             reports=reports_of(name, self.folder), exercises=EXERCISES.get(name, ()),
-            exhibits=self.exhibits(name), played=PLAYED.get(name), number=number,
-            runs=number and number != "10",
-            room=number or {"lab/checkpoints/checkpoint": "checkpoints"}.get(name, "kernels"),
+            exhibits=exhibits, played=chapters.said(name, "PLAYS", None), number=number,
+            runs=number and number != "10", room=number or room_of(exhibits),
             earlier=order[at - 1] if at else None,
             later=order[at + 1] if at + 1 < len(order) else None)
 
@@ -240,6 +242,12 @@ class Course:
         return f"window.CHOICES = {json.dumps(answers.choices())};\n"
 
 
+def room_of(exhibits):
+    """Where the museum has the first of them."""
+    return next((room for room, those in museum.exhibits().items()
+                 if any(one in exhibits[:1] for one in those)), None)
+
+
 def title_of(doc):
     """(title, the rest) of a docstring. A long first paragraph is both, its beginning the title."""
     first, _, rest = doc.partition("\n\n")
@@ -264,13 +272,13 @@ def thread(exhibit):
 
 @cache
 def figures():
-    """{name: (file, what it shows)}: what lab/pictures.py says of it, or else the README."""
-    said = {name: draw.__doc__ for name, draw in pictures.FIGURES.items()}
+    """{name: (file, what it shows)}: what its figure.py says of it, or else the README."""
+    said = {name: figure.draw.__doc__ for name, figure in pictures.FIGURES.items()}
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     alts = dict(re.findall(r"!\[([^\]]*)\]\(figures/(\w+)\.png\)", readme))
     alts = {file: alt for alt, file in alts.items()}
-    files = {name: name for name in said} | {"10_planner": "10_planner", "kernels/fp8": "fp8",
-                                             "lab/checkpoints/checkpoint": "faults"}
+    files = {name: name for name in chapters.NAMES}
+    files |= {name: figure for name, (_, figure) in beside_chapters().items() if figure}
     found = {}
     for name, file in files.items():
         if (ROOT / f"figures/{file}.png").exists():

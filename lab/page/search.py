@@ -6,10 +6,10 @@ The flags are those of chapter 10. Prints JSON: how many layouts fit, or may fit
 if there is none, why, and what would work. A flag that is refused: status 2, and a line. No torch.
 """
 
-import importlib
 import json
 import sys
 
+from lab.chapters import chapter
 from lab.cli.refusals import refusal
 from lab.planner import planning
 
@@ -28,7 +28,7 @@ def plan_as_data(asked, plan):
 
 
 def main(argv):
-    ten = importlib.import_module("10_planner")
+    ten = chapter("10")
     try:
         _, asked = planning.question(ten, argv)
     except refusal() as refused:

@@ -10,9 +10,10 @@ published with it.
 """
 
 import functools
-import importlib
 import itertools
 from dataclasses import replace
+
+from lab.chapters import chapter
 
 CONSTANT = 146          # TFLOP/s: what fits table 1 best, if it were the same for all
 
@@ -71,14 +72,10 @@ PUBLISHED = {
 }
 
 
-def planner():
-    return importlib.import_module("10_planner")
-
-
 def rows(name, hbm=None, nvlink=None):
     """Yield (row, published, predicted, predicted by a constant rate), all in the table's unit.
     hbm, nvlink: in place of the planner's constants."""
-    ten = planner()
+    ten = chapter("10")
     _, table, stack, more = PUBLISHED[name]
     for line in table.strip().splitlines():
         *row, told = line.split()
@@ -170,7 +167,7 @@ def leave_one_out():
 def problems():
     """Yield the worked problems of the scaling book's part 5: LLaMA-2 13B, 4,096 chips of TPU v5p.
     The book's answers stand in brackets."""
-    ten = planner()
+    ten = chapter("10")
     model = ten.Model(40, 5120, 40, 40, 13824, True, 32000, 32768, False)
     chips, tokens, flops, link, hbm = 4096, 3e6, 4.59e14, 1.8e11, 96e9
     numbers, shards = model.parameters(), ten.best_data_parallel(tokens, chips, model.ffn)

@@ -7,7 +7,9 @@ import json
 import pytest
 import torch.distributed as dist
 
-from lab import pictures, schedules
+from lab import schedules
+from lab.bench.runs import read_runs
+from lab.chapters import rooms_with
 from tests.conftest import chapter
 
 
@@ -110,8 +112,9 @@ def test_sleeping_stages_take_as_long_as_simulated(ranks, tmp_path, variant, wor
     assert check["measured"] >= check["expected"]
     assert f"a step takes {check['measured']} ms, simulated {20 * units} ms   ✓" in output
 
-    [run] = pictures.read_runs([tmp_path / "run.json"])
-    asleep, simulated = (pictures.timeline(run, of) for of in ("asleep", "simulated"))
+    [run] = read_runs([tmp_path / "run.json"])
+    timeline = rooms_with("figure")["07"].timeline
+    asleep, simulated = (timeline(run, of) for of in ("asleep", "simulated"))
     assert [[action[:3] for action in of_rank] for of_rank in asleep] == [
         [action[:3] for action in of_rank] for of_rank in simulated]
     for of_rank in asleep:

@@ -16,7 +16,7 @@ from lab.planner import planning
 from tests.conftest import chapter, run_main
 
 PLANNER = "10_planner"  # which runs nothing
-EVERY = pytest.mark.parametrize("name", questions.CHAPTERS)
+EVERY = pytest.mark.parametrize("name", chapters.NAMES)
 
 
 def dialogue(monkeypatch, capsys, typed, *flags):
@@ -77,7 +77,7 @@ def measured(record, name):
 
 @pytest.mark.parametrize("name", [
     name if name[:2] in ("00", "02", "08") else pytest.param(name, marks=pytest.mark.full)
-    for name in questions.CHAPTERS if name != PLANNER
+    for name in chapters.NAMES if name != PLANNER
 ])  # fmt: skip
 def test_a_run_of_these_sizes_measures_it(ranks, tmp_path, name):
     """The command that is shown, of the first seed with small sizes; each row that is named."""
@@ -117,7 +117,7 @@ def test_the_planner_plans_what_its_questions_are_about(capsys, tmp_path):
 
 def test_the_lesson_of_chapter_10_by_hand():
     """Of Llama 3 405B: 18 bytes of each parameter do not fit 91 H100s."""
-    case = questions.Planned("405b", 16, tp=8, pp=16, v=2, m=32)
+    case = chapters.rooms_with("predictions")["10"].Planned("405b", 16, tp=8, pp=16, v=2, m=32)
     assert case.sizes["Ψ"] == pytest.approx(405.9e9, rel=1e-3) and case.sizes["G"] == 2048
     assert 91 < case.states(dp=1) / 80e9 < 92
     assert case.states(dp=2048, zero=1) == pytest.approx((6 + 12 / 2048) * 405.9e9, rel=1e-3)
@@ -243,7 +243,7 @@ def test_any_input_comes_to_an_end(monkeypatch, capsys):
     _, output, _ = dialogue(monkeypatch, capsys, "y\n" * 100, "07", "--seed=1")
     assert output.count("'y'") == 25 and "\n0 of 5. " in output
     rng = random.Random(0)
-    for name in questions.CHAPTERS:
+    for name in chapters.NAMES:
         junk = b"\n".join(rng.randbytes(rng.randrange(60)) for _ in range(30))
         status, output, errors = dialogue(monkeypatch, capsys, junk, name[:2], "--seed=3")
         assert (status, errors) == (0, "") and re.search(" of 5. What .*: ", output)

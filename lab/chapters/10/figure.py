@@ -1,21 +1,12 @@
-"""Draws chapter 10: which layouts are best, what they take, and how right that has been.
+"""The figure of chapter 10, of no run: which layouts are best, and how right that is."""
 
-    python -m lab.plans [--out figures/10_planner.png]
-
-Nothing is measured here: it is what the planner computes, in a minute. Four pictures: the fastest
-layout over model sizes and numbers of GPUs; bytes of a GPU as tp, pp and ZeRO share them out; the
-seconds of the ten best layouts; what was published, over what is predicted.
-"""
-
-import argparse
 import functools
-import importlib
-import sys
-from pathlib import Path
 
-from lab.cli import commands, refusals
+from lab.bench.drawing import blank
+from lab.chapters import chapter
 from lab.planner import published
 
+OF = None               # no run's
 COLORS = ["#355070", "#6d597a", "#b56576", "#e56b6f", "#eaac8b", "#8d99ae", "#457b9d", "#2a9d8f",
           "#cccccc", "#f4d35e", "#999999"]
 MODELS = ["1b", "8b", "70b", "405b"]
@@ -26,14 +17,9 @@ TOKENS = 16 * 2**20     # of a step, as Llama 3's
 
 
 @functools.cache
-def planner():
-    return importlib.import_module("10_planner")
-
-
-@functools.cache
 def best(model, gpus, cluster="h100", software="megatron-2024"):
     """The plans of a model that fit, fastest first."""
-    ten = planner()
+    ten = chapter("10")
     shape = ten.MODELS[model]
     fit, _ = ten.search(shape, ten.CLUSTERS[cluster], ten.SOFTWARE[software], gpus,
                         TOKENS // shape.seq, {}, most=4)
@@ -49,7 +35,7 @@ def degrees(layout):
 
 def draw_best(axes):
     """The MFU and the layout of the fastest plan, over model and GPUs."""
-    ten, h100 = planner(), planner().CLUSTERS["h100"]
+    ten, h100 = chapter("10"), chapter("10").CLUSTERS["h100"]
     mfu = []
     for y, model in enumerate(MODELS):
         row = []
@@ -68,12 +54,12 @@ def draw_best(axes):
     axes.set_xticks(range(len(GPUS)), [f"{gpus:,}" for gpus in GPUS])
     axes.set_yticks(range(len(MODELS)), MODELS)
     axes.set(xlabel="H100s", ylabel="model")
-    axes.set_title("The fastest layout for 16 M tokens a step: MFU", loc="left", fontsize=10)
+    axes.set_title("The fastest layout for 16 M tokens a step: MFU")
 
 
 def draw_memory(axes):
     """Bytes of a GPU for the 70b on 512 H100s, as more and more is shared out."""
-    ten, model = planner(), planner().MODELS["70b"]
+    ten, model = chapter("10"), chapter("10").MODELS["70b"]
     steps = {"dp alone": ten.Layout(512, sp=False), "tp 8": ten.Layout(64, 8, sp=False),
              "+ sp": ten.Layout(64, 8), "+ pp 4": ten.Layout(16, 8, pp=4),
              "+ ZeRO-1": ten.Layout(16, 8, pp=4, zero=1),
@@ -95,15 +81,15 @@ def draw_memory(axes):
             axes.text(x, 252, f"{height:,.0f}", ha="center", fontsize=8)
     axes.set_ylabel("GB of a GPU")
     axes.tick_params(axis="x", labelsize=7.5)
-    axes.set_title("70b on 512 H100s, micro-batches of one sequence", loc="left", fontsize=10,
+    axes.set_title("70b on 512 H100s, micro-batches of one sequence",
                    pad=14)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(fontsize=8)
 
 
 def draw_seconds(axes):
     """Where the seconds of the ten best plans of the 405b go."""
     plans = best("405b", 4096, software="llama3")[:10]
-    names, left = [planner().in_words(plan.layout) for plan in plans], [0] * len(plans)
+    names, left = [chapter("10").in_words(plan.layout) for plan in plans], [0] * len(plans)
     for cause, color in zip(CAUSES, COLORS):
         widths = [plan.seconds.get(cause, 0) for plan in plans]
         if any(widths):
@@ -114,8 +100,8 @@ def draw_seconds(axes):
     axes.invert_yaxis()
     axes.set_yticks([])
     axes.set_xlabel("seconds of a step of 16 M tokens")
-    axes.set_title("The ten best layouts of the 405b on 4,096 H100s", loc="left", fontsize=10)
-    axes.legend(frameon=False, fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+    axes.set_title("The ten best layouts of the 405b on 4,096 H100s")
+    axes.legend(fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.13))
 
 
 def draw_published(axes):
@@ -134,28 +120,14 @@ def draw_published(axes):
     axes.fill_between(ends, [0.95 * end for end in ends], [1.05 * end for end in ends],
                       color="lightgray", alpha=0.5, label="within 5%")
     axes.set(xlabel="predicted TFLOP/s of an A100", ylabel="published")
-    axes.set_title("What was published, over what is predicted", loc="left", fontsize=10)
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_title("What was published, over what is predicted")
+    axes.legend(fontsize=8)
 
 
-def draw(path):
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(14, 10), layout="constrained")
+def draw():
+    """Four pictures of what the planner computes, in a minute."""
+    figure = blank(14, 10)
     for axes, part in zip(figure.subplots(2, 2).flat,
                           (draw_best, draw_memory, draw_seconds, draw_published)):
         part(axes)
-    figure.savefig(path, dpi=110)
-
-
-def main(argv=None):
-    parser = commands.Parser("-m lab.plans", description=__doc__,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=commands.output("figures/10_planner.png"),
-                        default=Path("figures/10_planner.png"))
-    argv = sys.argv[1:] if argv is None else argv
-    args = refusals.accepted(parser.parse_args, argv, alone=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    draw(args.out)
-    print(args.out)
-    return 0
+    return figure

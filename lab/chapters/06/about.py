@@ -1,0 +1,3 @@
+"""What lab/ knows of chapter 06 alone."""
+
+PLAYS = "rings"

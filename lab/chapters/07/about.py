@@ -1,0 +1,3 @@
+"""What lab/ knows of chapter 07 alone."""
+
+PLAYS = "schedules"

@@ -1,0 +1,3 @@
+"""What lab/ knows of chapter 10 alone."""
+
+PLAYS = "planner"

@@ -1,0 +1,3 @@
+"""What lab/ knows of checkpoints alone."""
+
+FILES = {"lab/checkpoints/checkpoint": "faults"}

@@ -1,0 +1,466 @@
+"""lab/chapters/*/figure.py: what was measured is in its place."""
+
+import math
+from statistics import mean
+
+import pytest
+
+from lab import schedules
+from lab.bench import drawing
+from lab.chapters import rooms_with
+from lab.cli.words import quantity
+from tests.conftest import chapter
+from tests.lab.conftest import pipeline_run, put
+
+FIGURE = rooms_with("figure")
+
+
+def texts(figure):
+    """All that is written in a figure."""
+    import matplotlib.text
+
+    return [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
+
+
+def messages_of(n):
+    """What chapter 00's run records: a broadcast and a ring all_reduce on n ranks."""
+    tree = [[[0, 1, 8]], [[0, 2, 8], [1, 3, 8]]] if n == 4 else [[[0, 1, 8]], [[0, 2, 8]]]
+    ring = [[[rank, (rank + 1) % n, 8] for rank in range(n)] for _ in range(2 * (n - 1))]
+    return {"broadcast": tree, "all_reduce_ring": ring}
+
+
+def run_of_collectives(n, messages=None):
+    chapter("00_collectives")
+    return {"chapter": "00_collectives", "variant": "collectives", "world_size": n,
+            "recorded": {"messages": messages or messages_of(n)}}  # fmt: skip
+
+
+def run_of_speed():
+    """With α = 1 ms and B = 2 GB/s, and nothing off."""
+    sizes, kinds = (1, 10**6, 10**9), ("naive", "tree", "ring", "doubling")
+    curves = {f"all_reduce_{kind}": [[size, i * 1e-3 + size / 1e9 / i] for size in sizes]
+              for i, kind in enumerate(kinds, start=1)}
+    off = [[1.0, "all_reduce_tree", 1]]
+    models = {"rounds": {"alpha": 1e-3, "beta": 5e-10, "curves": curves, "off": off,
+                         "crossovers": [["doubling", "tree", 10**3]]}}
+    recorded = {"speed": {"by hand": curves, "PyTorch": {"all_reduce": curves["all_reduce_ring"]}},
+                "models": models, "crossovers": [["ring", "tree", 10**6], ["ring", "naive", None]]}
+    return {"chapter": "00_collectives", "variant": "speed", "world_size": 4, "recorded": recorded}
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_collectives_are_drawn_round_by_round_and_over_bytes(n):
+    figure = FIGURE["00"].draw([run_of_collectives(n), run_of_speed()])
+    images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+    assert len(images) == 2 * (n - 1) + 1
+    assert (images[0] == 1).all() and (images[-1] == n).all()
+    assert [images[n - 1][rank, rank] for rank in range(n)] == [n] * n  # each has its part's sum
+    for i, axes in enumerate([axes for axes in figure.axes if axes.images][1:], start=1):
+        corners = [box.get_xy() for box in axes.patches]  # around what has just come
+        assert sorted((y + 0.5, x + 0.5) for x, y in corners) == [
+            (rank, (rank - 1 - i) % n) for rank in range(n)]
+        arrows = [text for text in axes.texts if getattr(text, "arrow_patch", None)]
+        assert len(arrows) == n and all(text.xyann[0] == text.xy[0] for text in arrows)
+        numbers = [int(text.get_text()) for text in axes.texts if text.get_text()]
+        assert numbers == images[i].astype(int).flatten().tolist()
+    words = texts(figure)
+    assert words.count("round 2") >= 2 and " ring beats tree" in words
+    assert " doubling beats tree by the model" in words
+    [of_times] = [axes for axes in figure.axes if axes.get_xlabel() == "bytes"]
+    [ring] = [line for line in of_times.lines if line.get_label() == "ring"]
+    assert list(ring.get_ydata()) == pytest.approx([3, 3 + 1e3 / 3 * 1e-3, 3 + 1e3 / 3])
+    assert "α = 1000 µs, B = 2.00 GB/s" in of_times.get_title()
+
+
+def test_each_half_of_collectives_is_drawn_alone_and_other_messages_are_not():
+    assert any("A broadcast" in text for text in texts(FIGURE["00"].draw(
+        [run_of_collectives(4)])))
+    assert any("ring" == text for text in texts(FIGURE["00"].draw([run_of_speed()])))
+    with pytest.raises(ValueError, match="broadcast has sent other messages"):
+        FIGURE["00"].draw([run_of_collectives(4, messages_of(4) | {"broadcast": []})])
+
+
+def test_memory_stacks_what_was_recorded():
+    columns = [[0, 1], [1e6, 1e6], [2e6, 2e6], [3e6, 3e6], [4e6, 4e6]]
+    config = {"precision": "fp32", "dtype": "float64", "attention": "plain", "recompute": "none"}
+    run = {"chapter": "01_single_gpu", "variant": "hand", "config": config, "device": "cpu",
+           "recorded": {"memory": columns}}  # fmt: skip
+    [axes] = FIGURE["01"].draw([run]).axes
+    tops = {c.get_label().split(",")[0]: c.get_paths()[0].vertices[:, 1].max()
+            for c in axes.collections}  # fmt: skip
+    title = axes.get_title(loc="left")
+    assert "(float64, attention plain" in title  # fp32 is 01's word for --dtype
+    assert tops == {"parameters": 1, "optimizer states": 4, "gradients": 6, "activations": 10}
+    assert axes.get_xlabel() == "time in operators (ms)"
+    [axes] = FIGURE["01"].draw([run | {"device": "cuda:0"}]).axes  # where nobody waits for ends
+    assert axes.get_xlabel() == "time to launch operators (ms)"
+
+
+def test_overlap_has_a_row_for_each_variant_in_order(recorded):
+    runs = recorded("02_data_parallel")
+    figure = FIGURE["02"].draw(runs[::-1])
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert [title.split(":")[0] for title in titles] == ["naive", "overlap", "bucket"]
+    assert titles[0].split(": ")[1].startswith("24 all_reduces, 0% of their time hidden")
+    single = FIGURE["02"].draw(runs[:1])
+    assert len(single.axes) == 1 and "Rank 0 of 2, cpu" in texts(single)
+
+
+def test_lanes_do_not_overlap():
+    assert FIGURE["02"].lanes([(0, 2), (1, 3), (2, 4), (2.5, 5), (3, 4)]) == [0, 1, 0, 2, 1]
+
+
+def test_measured_bytes_stand_at_their_number_of_ranks(recorded):
+    runs = recorded("03_zero")
+    seven_b, _ = FIGURE["03"].draw(runs).axes
+    crosses = [line for line in seven_b.lines if line.get_marker() == "x"]
+    parameters = drawing.config_of(runs[0]).parameters()
+    for stage, (line, run) in enumerate(zip(crosses, runs), start=1):
+        held = sum(FIGURE["03"].held_bytes(run).values()) / parameters
+        x, y = line.get_xydata()[0]
+        assert x == pytest.approx(math.log2(2) + 0.2 * (stage - 1.5))
+        assert y == pytest.approx(held * FIGURE["03"].LARGE["7B"].parameters() / 1e9)
+    assert len(crosses) == 3 and held < 9  # zero3 on two ranks: about half of 16 bytes
+
+
+def test_each_part_of_a_matrix_bears_the_ranks_that_hold_it(recorded):
+    """Four ranks, two kv heads: neighbours share k and v."""
+    written = texts(FIGURE["04"].draw(recorded("04_tensor_parallel")))
+    assert written.count("0,1") == written.count("2,3") == 2
+    assert all(written.count(str(rank)) >= 6 for rank in range(4)) and "mlp.down" in written
+
+
+def test_what_is_cut_along_the_sequence_is_drawn_so(recorded):
+    left, right = FIGURE["05"].draw(recorded("05_sequence_parallel")).axes
+    drawn = [(p.get_width(), p.get_height()) for p in left.patches[1::2]]  # after each full one
+    rows = [drawn[i : i + 6] for i in range(0, len(drawn), 6)]
+    assert len(rows) == 3
+    for row, outside in zip(rows, (1, 1 / 4, 1 / 4)):
+        assert [height for _, height in row] == [outside, 1, outside, outside, 1, outside]
+        assert [width for width, _ in row] == [0.5, 0.5 / 4, 0.5, 0.5, 2 / 4, 0.5]
+    labels = [line.get_label() for line in right.lines]
+    assert labels[-3:] == [f"measured: {x}" for x in ("04 megatron", "05 kept", "05 megatron")]
+    kept = [line.get_ydata()[0] for line in right.lines[-3:]]
+    assert kept[0] > kept[1] > kept[2]
+
+
+def test_who_computes_which_block_is_drawn_as_the_lesson_has_it(recorded):
+    """The rows of the docstring's two triangles, hop by hop; and what each rank has computed."""
+    figure = FIGURE["06"].draw(recorded("06_context_parallel"))
+    for axes, rows in ((figure.axes[0], ["0", "00", "110", "1100", "22110", "221100"]),
+                       (figure.axes[1], ["0", "10", "210", "3210", "32100", "210330"])):
+        hops = {text.get_position(): text.get_text() for text in axes.texts}
+        for row, expected in enumerate(rows):
+            written = [hops.get((column + 0.5, row + 0.5)) for column in range(8)]
+            assert "".join(filter(None, written)) == expected
+    heights = [bar.get_height() for bar in figure.axes[2].patches]
+    ring, zigzag = heights[:4], heights[4:]
+    assert ring == pytest.approx([ring[0] * (rank + 1) for rank in range(4)])
+    assert len(set(zigzag)) == 1 and sum(zigzag) == pytest.approx(sum(ring))
+
+
+def read_back(axes):
+    """What is drawn of a schedule, as the chapter has it in a terminal: two lines for each rank."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    letters = {}
+    for kind, (color, _) in FIGURE["07"].ACTIONS.items():
+        lighter = to_hex([(1 + part) / 2 for part in to_rgb(color)])
+        letters |= {color: kind, lighter: kind.lower()}
+    numbers = {(round(2 * x), y): text.get_text() for text in axes.texts
+               for x, y in [text.get_position()]}  # fmt: skip
+    ticks = [tick.get_text() for tick in axes.get_yticklabels()]
+    top_down = sorted(range(len(ticks)), key=lambda y: -axes.transData.transform((0, y))[1])
+    end = round(max(box.get_x() + box.get_width() for box in axes.patches))
+    lines = []
+    for y in top_down:
+        kinds, digits = [], []
+        for box in axes.patches:  # what comes later lies on what came before
+            if not box.get_y() < y < box.get_y() + box.get_height():
+                continue
+            start, width = round(box.get_x()), round(box.get_width())
+            color = to_hex(box.get_facecolor())
+            if color == FIGURE["07"].IDLE:
+                assert (start, width) == (0, end)
+                kinds, digits = ["."] * end, ["."] * end
+            else:
+                kinds[start : start + width] = letters[color]
+                digits[start : start + width] = numbers[2 * start + width, y][-1] * width
+        lines += [f"{ticks[y]:<8}{''.join(kinds)}", f"{'':8}{''.join(digits)}"]
+    lines = [line.rstrip(".") for line in lines]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("variant", ["1f1b", "interleaved", "zb-h1", "dualpipe"])
+def test_a_schedule_is_drawn_as_the_chapter_has_it_in_a_terminal(variant):
+    """A real step's, too, whose times are in seconds; and one's that was slept through apart."""
+    run, schedule = pipeline_run(variant, 4, 8)
+    slept, _ = pipeline_run(variant, 4, 8)
+    simulated = run["recorded"]["simulated"]
+    slept["recorded"]["asleep"] = run["recorded"]["executed"] = [
+        [[*a, 1e-3 * start, 1e-3 * end, 1e6 * (i + rank)]
+         for i, (*a, start, end) in enumerate(of_rank)]
+        for rank, of_rank in enumerate(simulated)
+    ]  # fmt: skip
+    figure = FIGURE["07"].draw([run, slept])
+    *drawn, kept, _ = figure.axes
+    expected = schedules.drawing(schedule)
+    assert [read_back(axes) for axes in drawn] == [expected] * 3
+
+    kinds = [line[8:] for line in expected.splitlines()[::2]]
+    worked = sum(len(line) - line.count(".") for line in kinds)
+    idle = 4 * max(map(len, kinds)) / worked - 1
+    titles = [axes.get_title(loc="left") for axes in drawn]
+    for title in titles:
+        assert float(title.split("idle over work ")[1]) == pytest.approx(idle, abs=0.0051)
+    assert "simulated" in titles[0] and "sleeps for 10 ms" in titles[1] and "cpu" in titles[2]
+    for rank, (line, of_rank) in enumerate(zip(kept.lines, simulated, strict=True)):
+        assert line.get_drawstyle() == "steps-post" and line.get_label() == f"rank {rank}"
+        assert list(line.get_xdata()) == pytest.approx([end for *_, end in of_rank])
+        assert list(line.get_ydata()) == [i + rank for i in range(len(of_rank))]
+    halves = any("W" in line.replace("BW", "") for line in kinds)
+    lighter = any(line != line.upper() for line in kinds)
+    legend = [text.get_text().split(":")[0] for text in figure.legends[0].get_texts()]
+    assert ("W" in legend) == halves and ("lighter" in legend) == lighter
+
+
+def test_numbers_of_micro_batches_stay_within_their_boxes():
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    run, _ = pipeline_run("1f1b", 1, 64)
+    figure = FIGURE["07"].draw([run])
+    FigureCanvasAgg(figure).draw()
+    axes = figure.axes[0]
+    numbers = [int(text.get_text()) for text in axes.texts]
+    assert numbers == sorted([*range(64), *range(10)])  # an F is too narrow for two digits
+    _, *boxes = [box.get_window_extent() for box in axes.patches]
+    for text in axes.texts:
+        extent = text.get_window_extent()
+        assert any(box.x0 <= extent.x0 and extent.x1 <= box.x1 for box in boxes)
+
+
+def test_bubbles_of_all_schedules_are_there_without_a_schedule_to_draw():
+    """As the formulas have them: of PyTorch's run alone nothing else is known."""
+    pipeline = chapter("07_pipeline_parallel")
+    known, _ = pipeline_run("1f1b", 2, 2)
+    unknown = known | {"variant": "torch", "recorded": {}}
+    [axes] = FIGURE["07"].draw([unknown]).axes
+    assert len(FIGURE["07"].draw([unknown, known]).axes) == 2
+    assert len(FIGURE["07"].draw([known, unknown]).axes) == 2
+
+    lines = {line.get_label().split(",")[0].split(":")[0]: line for line in axes.lines}
+    assert {*lines, "torch"} == {*pipeline.VARIANTS}
+    assert lines.pop("naive").get_label().startswith("naive: 7,")
+    for variant, line in lines.items():
+        for m, ratio in line.get_xydata():
+            formula = pipeline.bubble(variant, 8, m, 2)
+            assert formula is None or ratio == pytest.approx(formula)
+        assert m == 64 and len(line.get_xdata()) > 7
+
+
+def test_a_recorded_step_is_drawn_action_by_action(recorded):
+    [run] = recorded("07_pipeline_parallel")
+    _, axes, kept, _ = FIGURE["07"].draw([run]).axes
+    executed = run["recorded"]["executed"]
+    boxes = {rank: [box for box in axes.patches if round(box.get_y() + 0.43) == rank][1:]
+             for rank in (0, 1)}  # fmt: skip
+    for rank, of_rank in enumerate(executed):
+        for box, (_, _, _, start, end, _) in zip(boxes[rank], of_rank, strict=True):
+            assert box.get_x() == pytest.approx(1e3 * start) and start > 0
+            assert box.get_width() == pytest.approx(1e3 * (end - start))
+    assert [line.get_ydata()[-1] for line in kept.lines] == [
+        of_rank[-1][-1] / 1e6 for of_rank in executed
+    ]
+
+
+def drawn_shares(axes, steps):
+    """For each step, the heights of the boxes that are stacked there, from the bottom."""
+    heights = []
+    for layer in axes.collections[:-1]:  # the last ones are the dotted lines
+        corners = layer.get_paths()[0].vertices.tolist()
+        level = [(x, x1, y) for (x, y), (x1, y1) in zip(corners, corners[1:]) if y == y1]
+        at = [[y for a, b, y in level if min(a, b) < step < max(a, b)] for step in steps]
+        heights.append([max(ys) - min(ys) for ys in at])
+    return [list(step) for step in zip(*heights)]
+
+
+def expert_run(balance, steps, tilt, **recorded):
+    """Two layers of four experts, of which the last ones are chosen more and more often."""
+    loads = [[[1, 1 + step % 2, 1, 1 + tilt * step], [1, 2, 3, 4 + step]] for step in range(steps)]
+    return {"chapter": "08_expert_parallel", "variant": "dropless", "world_size": 2,
+            "config": {"balance": balance}, "loss": [tilt + step % 3 for step in range(steps)],
+            "recorded": {"loads": loads, **recorded}}  # fmt: skip
+
+
+def test_what_each_balance_comes_to_is_drawn_as_recorded():
+    none, loss = expert_run("none", 200, 2), expert_run("loss", 30, 0, rows=[[50, 6], [0, 8]])
+    bias, older = expert_run("bias", 200, 1, rows=[[9, 2], [3, 4]]), expert_run("none", 3, 9)
+    loss["config"]["steps"] = 30  # so they are no runs to be compared
+    torch = bias | {"variant": "torch", "recorded": {}}
+    runs = [bias, older, none, loss, torch, {"chapter": "07_pipeline_parallel"}]
+    cells, *stacks, below = FIGURE["08"].draw(runs).axes
+
+    assert [text.get_text() for text in cells.texts] == ["50", "6", "0", "8"]  # of the last rows
+    assert [tick.get_text() for tick in cells.get_xticklabels()] == ["0\n50", "1\n14"]
+    assert cells.images[0].get_array().tolist() == [[50, 6], [0, 8]]
+    assert "balance: loss" in cells.get_title(loc="left")
+
+    for run, axes, line in zip((none, loss, bias), stacks, below.lines, strict=True):
+        name, title = run["config"]["balance"], axes.get_title(loc="left")
+        loads, losses = run["recorded"]["loads"], run["loss"]
+        ratio = mean(max(layer) / mean(layer) for step in loads[-20:] for layer in step)
+        assert title.startswith(f"balance: {name};") and title.endswith(f" 20 steps): {ratio:.2f}")
+        dotted = [start[1] for start, end in axes.collections[-1].get_segments()]
+        assert dotted == [0.25, 0.5, 0.75]
+
+        near = range(95, 106) if run is not loss else [17]  # 200 steps are smoothed, 30 are not
+        step = near[len(near) // 2]
+        shares = [[load / sum(loads[i][0]) for load in loads[i][0]] for i in near]
+        expected = list(map(mean, zip(*shares)))
+        assert drawn_shares(axes, [step + 1]) == [pytest.approx(expected)]
+        x, y = line.get_xydata()[step]
+        assert (x, y) == (step + 1, pytest.approx(mean(losses[i] for i in near)))
+        last = f"{mean(losses[-20:]):.4f}"
+        assert line.get_label() == f"{name}: {last} (mean of the last 20 steps)"
+
+
+def test_losses_are_drawn_as_differences_from_that_without_balance():
+    none, bias = (expert_run(name, 30, tilt, rows=[[tilt, 0], [0, 0]])
+                  for name, tilt in (("none", 2), ("bias", 1)))
+    bias["loss"] = [loss + 0.5 + step for step, loss in enumerate(none["loss"])]
+    cells, *_, below = FIGURE["08"].draw([none, bias]).axes
+    assert "balance: none" in cells.get_title(loc="left") and cells.texts[0].get_text() == "2"
+    flat, line = below.lines
+    assert set(flat.get_ydata()) == {0} and "minus that" in below.get_title(loc="left")
+    assert line.get_xydata().tolist() == [[step + 1, 0.5 + step] for step in range(30)]
+    assert line.get_label().startswith(f"bias: {mean(bias['loss'][-20:]):.4f} ")
+    other = bias | {"config": {"balance": "bias", "dim": 64}}  # which is not the same run
+    [_, line] = FIGURE["08"].draw([none, other]).axes[-1].lines
+    assert list(line.get_ydata()) == bias["loss"]
+
+
+def test_one_run_of_a_mixture_is_drawn_as_recorded(recorded):
+    [run] = recorded("08_expert_parallel")
+    cells, shares, losses = FIGURE["08"].draw([run]).axes
+    sent = [f"{count:.0f}" for row in run["recorded"]["rows"] for count in row]
+    assert [text.get_text() for text in cells.texts] == sent and len(sent) == 4
+    loads = [step[0] for step in run["recorded"]["loads"]]
+    expected = [pytest.approx([load / sum(step) for load in step]) for step in loads]
+    assert drawn_shares(shares, [1, 2, 3]) == expected
+    [line] = losses.lines
+    assert list(line.get_ydata()) == run["loss"] and "mean of the last 3 steps" in line.get_label()
+
+    torch = run | {"variant": "torch", "recorded": {}}
+    [losses] = FIGURE["08"].draw([torch]).axes  # nothing else is known of it alone
+    assert len(FIGURE["08"].draw([run, torch]).axes) == 3
+    capacity = run | {"recorded": run["recorded"] | {"rows": []}}
+    assert len(FIGURE["08"].draw([capacity]).axes) == 2
+
+
+def written(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def test_the_mesh_is_drawn_as_recorded(recorded):
+    """Ranks and places in cells, a link for each pair, and what is sent along them."""
+    from matplotlib.colors import to_hex
+    from matplotlib.patches import PathPatch
+
+    dense, mixture = recorded("09_5d")
+    panels = FIGURE["09"].draw([mixture, dense]).axes  # row by row; the dense one is on the left
+    places = [["pp 0", "tp 0"], ["pp 0", "tp 1"], ["pp 1", "tp 0"], ["pp 1", "tp 1"]]
+    cells = [part for rank, place in enumerate(places) for part in (str(rank), *place)]
+    assert written(panels[0]) == ["machine 0", "machine 1", *cells]
+    cells = [part.replace("pp", "dp") for part in cells]
+    for end, ep in ((3, "ep 0"), (7, "ep 0"), (11, "ep 1"), (15, "ep 1")):
+        cells.insert(end, ep)
+    assert written(panels[1]) == ["machine 0", *cells]
+
+    colors = {color.lower(): axis for axis, color in FIGURE["09"].AXES.items()}
+    of_mixture = [f"{axis} solid" for axis in ("dp", "ep", "tp") for _ in (0, 1)]
+    for axes, expected in ((panels[0], ["pp dashed"] * 2 + ["tp solid"] * 2),
+                           (panels[1], of_mixture)):
+        links = [patch for patch in axes.patches if isinstance(patch, PathPatch)]
+        drawn = [f"{colors[to_hex(link.get_edgecolor())]} "
+                 f"{'solid' if link.get_linestyle() == '-' else 'dashed'}" for link in links]
+        assert sorted(drawn) == expected
+
+    for axes, run in zip(panels[2:], (dense, mixture)):
+        sent = {name: on for name, on in run["recorded"]["axes"].items() if on["total"]}
+        assert written(axes)[::3] == list(sent)
+        assert written(axes)[1::3] == [quantity(round(on["total"] / 4)) for on in sent.values()]
+        for text, on in zip(written(axes)[2::3], sent.values()):
+            where = "between machines" if on["leaves"] else "inside a machine"
+            assert text == f"{len(on['groups'][0])} ranks, {where}"
+
+
+def test_who_has_what_is_drawn_as_recorded(recorded):
+    dense, mixture = recorded("09_5d")
+    layers, tokens, block = FIGURE["09"].draw([dense]).axes[-3:]
+    assert written(layers) == ["embedding", "1", "pp 0", "2", "head", "pp 1"]
+    assert [text for text in written(tokens) if text[0].isdigit()] == ["0 2", "1 3"]
+    assert block.get_title(loc="left").startswith("block 1, on ranks 0 1:")
+    sizes = [(patch.get_width(), patch.get_height()) for patch in block.patches]
+    q, o, k, v, up, down = [sizes[i : i + 2] for i in range(0, 12, 2)]
+    assert q == [(1, 0.5)] * 2 and o == [(0.5, 1)] * 2 and k == v == [(1, 0.25)] * 2
+    assert up == [(1, 2)] * 2 and down == [(2, 1)] * 2
+
+    tokens, block = FIGURE["09"].draw([mixture]).axes[-2:]
+    assert [text for text in written(tokens) if text[0].isdigit()] == ["0", "1", "2", "3"]
+    parts = [text for text in written(block) if text.startswith("ep")]
+    assert parts == 2 * [f"ep {ep}, tp {tp}" for ep in (0, 1) for tp in (0, 1) for _ in (0, 1)]
+    assert "zero 1" in written(block)[-1]
+    torch = dense | {"variant": "torch", "recorded": {}}  # of which no more is known
+    [axes] = FIGURE["09"].draw([torch]).axes
+    assert list(axes.lines[0].get_ydata()) == dense["loss"]
+
+
+def test_parts_of_experts_cover_them():
+    """Of three experts, (3, 2, 8) and (3, 8, 2), cut by ep or by tp: 3 boxes of 8/3 by 8 each."""
+    for shape, whole in (((3, 2, 8), (8, 8 / 3)), ((3, 8, 2), (8 / 3, 8))):
+        for dim in range(3):
+            of_tp = [FIGURE["09"].boxes_of(shape, [[dim, i, shape[dim]]], 1)
+                     for i in range(shape[dim])]
+            area = sum(wide * tall for boxes in of_tp for _, _, wide, tall in boxes)
+            assert area == pytest.approx(3 * whole[0] * whole[1])
+            assert len({tuple(box[:2]) for boxes in of_tp for box in boxes}) == sum(map(len, of_tp))
+        assert [tuple(box[2:]) for box in FIGURE["09"].boxes_of(shape, [], 1)] == [whole] * 3
+
+
+def test_faults_are_drawn_where_they_fell():
+    """Killed after step 3, of which step 2 was saved, and after step 4 of another layout, which was
+    saved: step 3 is lost once."""
+    start = lambda layout, seconds, steps: {"layout": layout, "seconds": seconds, "steps": steps,
+                                            "losses": [9 - step for step in steps]}
+    quiet = {"every": 2, "kills": [], "starts": [start("02, 4 ranks", [1, 2, 3, 4, 5, 6],
+                                                       [1, 2, 3, 4, 5, 6])]}
+    faulty = {"every": 2, "kills": [[4.5, False], [13, True]], "starts": [
+        start("02, 4 ranks", [2, 3, 4], [1, 2, 3]), start("04, 2 ranks", [11, 12], [3, 4]),
+        start("09, 4 ranks", [20, 21], [5, 6])]}
+    run = {"chapter": "faults", "variant": "", "recorded": {"quiet": quiet, "faulty": faulty}}
+    figure = FIGURE["checkpoints"].draw([run])
+    over_time, over_steps = figure.axes
+    lines = {}
+    for line in over_time.lines:
+        name = line.get_label() if line.get_label()[0] != "_" else line.get_color()
+        lines.setdefault(name, []).append(line.get_xydata().tolist())
+    assert lines["the quiet run (02, 4 ranks)"] == [[[t, 9 - t] for t in range(1, 7)]]
+    assert lines["02, 4 ranks"] == [[[2, 8], [3, 7]]] and lines["09, 4 ranks"] == [
+        [[20, 4], [21, 3]]]
+    assert lines["04, 2 ranks"] == [[[11, 6], [12, 5]]]
+    assert lines["steps that were lost, and computed again"] == [[[3, 7], [4, 6]]]
+    assert lines["a rank is killed"] == [[[4.5, 6]]]
+    assert [[13, 5]] in lines[drawing.RED]
+    assert [line.get_xydata().tolist() for line in over_steps.lines[1:]] == [
+        [[1, 8], [2, 7]], [[3, 6], [4, 5]], [[5, 4], [6, 3]]]
+    shown = [patch.get_x() for patch in over_time.patches]
+    assert shown == [0, 4, 12] and "2 faults and 3 layouts" in over_time.get_title(loc="left")
+    written = over_time.get_legend_handles_labels()[1]
+    assert len(written) == len(set(written)) == 7  # nothing is named twice
+
+
+def test_long_sequences_are_drawn_at_once(recorded):
+    """Whose positions are not compared each with each."""
+    dense, _ = recorded("09_5d")
+    *_, tokens, _ = FIGURE["09"].draw([put(dense, ["config", "seq"], 2**20)]).axes
+    assert [text for text in written(tokens) if text[0].isdigit()] == ["0 2", "1 3"]

@@ -1,0 +1,71 @@
+"""lab/chapters/__init__.py: each chapter is loaded once; and what its room says is there."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from lab import ROOT, chapters
+from lab.classroom import questions
+from lab.page.reading import FILES, TOOLS
+
+EVERYWHERE = """
+import importlib, sys
+from lab.bench import anatomy
+from lab.chapters import chapter
+from lab.classroom import questions
+from lab.page import answers
+
+case, _ = questions.questions("10_planner", 0)
+found = [chapter("10"), anatomy.planner(), answers.ten(), case.chapter]
+other = importlib.import_module("10_planner")
+assert all(module is found[0] for module in found)
+same = other is found[0]
+assert same != ("student" in sys.argv)
+assert (case.layout == other.Layout(**vars(case.layout))) == same
+"""
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+def test_a_chapter_is_the_same_from_everywhere(tmp_path, has_own):
+    """Its dataclasses compare equal; a student's of the same name is another one, and stays it."""
+    script = EVERYWHERE
+    if has_own:
+        shutil.copy(ROOT / "10_planner.py", tmp_path)
+        script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import importlib\n" \
+                 f"importlib.import_module('10_planner'); sys.path.pop(0){EVERYWHERE}"
+    ran = subprocess.run([sys.executable, "-c", script, *["student"] * has_own], cwd=ROOT,
+                         capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_published_tables_load_chapter_10_without_torch():
+    script = ("import sys; from lab.planner import published; next(published.rows('table 1')); "
+              "assert '10_planner' in sys.modules and 'torch' not in sys.modules")
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_every_chapter_has_predictions_and_a_figure():
+    for what in ("predictions", "figure"):
+        assert {name[:2] for name in chapters.NAMES} <= chapters.rooms_with(what).keys()
+    drawn = {room: figure.OF for room, figure in chapters.rooms_with("figure").items()}
+    names = {name[:2]: name for name in chapters.NAMES}
+    assert drawn == names | {"10": None, "checkpoints": "faults"}
+    assert all(figure.draw.__doc__ for figure in chapters.rooms_with("figure").values())
+
+
+def test_what_a_room_plays_and_reads_is_there():
+    played = {chapters.said(name, "PLAYS", None) for name in chapters.NAMES} - {None}
+    assert played == TOOLS.keys() and all((FILES / f"{tool}.html").exists() for tool in played)
+    for about in chapters.rooms_with("about").values():
+        for file, figure in getattr(about, "FILES", {}).items():
+            assert (ROOT / f"{file}.py").exists()
+            assert figure is None or (ROOT / f"figures/{figure}.png").exists()
+
+
+def test_a_question_is_asked_of_the_rooms_own_chapter():
+    for name in chapters.NAMES:
+        case, _ = questions.questions(name, 1)
+        assert case.chapter is chapters.chapter(name[:2]) and case.name == name
