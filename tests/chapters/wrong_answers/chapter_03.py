@@ -1,0 +1,72 @@
+"""Wrong answers to the exercises of chapter 03."""
+
+from tests.chapters.wrong_answers import Wrong
+
+WRONG = {
+    "03.1": [
+        Wrong("x.view(p.shape)", "x.clone().view(p.shape)",
+              "all gradients are zero"),
+        Wrong("flat.split([*(p.numel() for p in self.parameters), self.padding])",
+              "flat.split([p.numel() for p in self.parameters])",
+              "split_with_sizes expects split_sizes to sum exactly to"),
+        Wrong("            if p.grad is not None:                      # of a tied table, from the "
+              "head\n                view.copy_(p.grad)\n", "",
+              "gradients of the tied table are off by no constant factor"),
+    ],
+    "03.2": [
+        Wrong("self.sum if before is None else before.add_(self.sum)", "self.sum",
+              "those of the last micro-batch of each rank alone"),
+        Wrong("        self.reducing.wait()\n",
+              "        self.reducing.wait()\n        self.sum /= self.group.size()\n",
+              "4 is the number of ranks"),
+        Wrong("            p.grad = None", "            pass", "look at backward"),
+        Wrong(".to(self.shard.grad_dtype)", "", "attempting to assign a gradient with dtype"),
+    ],
+    "03.3": [
+        Wrong("units[:1 + ahead]", "units[:1]", "'start 0, wait 0'"),
+        Wrong("if not unit.full.untyped_storage().nbytes(): ", "if True: ",
+              "'start 0, start 1, start 2, wait 0'"),
+        Wrong("units[0].finish_gather()", "units[-1].finish_gather()",
+              "'start 0, start 2, wait 3'"),
+    ],
+    "03.4": [
+        Wrong("unit.shard.data.copy_(unit.master.data)", "pass",
+              "on rank 0, 100% of the weights that forward uses are still those"),
+        Wrong("unit.shard.grad.to(unit.master) ",
+              "unit.shard.grad.to(unit.master) / unit.group.size() ",
+              "moved 1/4 of as far as on one GPU"),
+        Wrong("            unit.master.grad = None\n", "", "gradients: the formula is"),
+        Wrong("        self.optimizer.step()\n", "",
+              "the update left all parameters as they were"),
+    ],
+    "03.5": [
+        Wrong("/ valid", "/ (targets != -100).sum() / len(micro_batches)",
+              "3.00 times those of the mean of the micro-batches' own means"),
+        Wrong("        unit.shard.grad = None\n", "        pass\n", "which were not set to zero"),
+        Wrong("dist.all_reduce(unit.shard.grad, group=replicas)", "pass",
+              "they were summed over some ranks alone"),
+        Wrong("                units[i].free()\n", "                pass\n",
+              "gathered parameters, at the peak"),
+        Wrong("gather(units[i:], ahead)", "gather(units[i:], 9)",
+              "gathered parameters, at the peak"),
+        Wrong("            units[i].make_room_for_gradients()\n", "",
+              "'Unit' object has no attribute 'gradients'"),
+        Wrong("    return total, update(units, optimizer, clip)",
+              "    return total, grad_norm([unit.shard for unit in units], units[0].group)",
+              "the update left all parameters as they were"),
+    ],
+    "03.6": [
+        Wrong(".round()", "", "numbers differs in 864 of 1,800 numbers"),
+        Wrong("blocks.abs().amax(-1)", "blocks.amax(-1)", "scales differs"),
+        Wrong(".clamp(min=1e-30)", "", "scales are above zero is False, and should be True"),
+        Wrong("[..., :x.shape[-1]].contiguous()", ".contiguous()", "has shape (3, 768)"),
+    ],
+    "03.7": [
+        Wrong("reduces = 1 if stage == 1 else micro_batches", "reduces = 1",
+              "stage 2, 4 ranks, 3 micro-batches: reduce_scatter[0] is 6, and should be 18"),
+        Wrong("(1 if keep_gathered else 2)", "(2 if keep_gathered else 3)", "is 54, and should be"),
+        Wrong("reduces * sum_width", "reduces * width", "reduce_scatter[1] is 7,887,450"),
+        Wrong("norm = max(sum_width, 4) if n > 1 else 0", "norm = max(sum_width, 4)",
+              "4 groups of 1 rank"),
+    ],
+}

@@ -1,0 +1,62 @@
+"""Wrong answers to the exercises of chapter 09."""
+
+from tests.chapters.wrong_answers import Wrong
+
+WRONG = {
+    "09.1": [
+        Wrong("Place(**dict(zip(order, indices)))", "Place(*indices)",
+              "--order tp,cp,dp,pp: item 1 is 'Place(pp=0, dp=0, cp=0, tp=1)', and should be"),
+        Wrong("for axis in order))", "for axis in Place._fields))",
+              "--order tp,cp,dp,pp: item 2 is 'Place(pp=2, dp=0, cp=0, tp=0)', and should be"),
+    ],
+    "09.2": [
+        Wrong("at._replace(dp=at.dp // ep)", "at._replace(dp=at.dp % ep)",
+              "axes.ep[0] is 1, and should be 5"),
+        Wrong("(at.pp, at.tp, at.dp % ep)", "(at.pp, at.tp)",
+              "holders.mlp has 4 items, and should have 2"),
+        Wrong("(at.pp, at.tp * kv_heads // t)", "(at.pp, at.tp)",
+              "holders.keys has 2 items, and should have 4"),
+        Wrong("min(at.pp, args.pp - 1 - at.pp)", "at.pp",
+              "holders.tied has 8 items, and should have 16"),
+        Wrong("        if str(ranks) not in made:", "        if True:", "groups_of_holders is 6"),
+    ],
+    "09.3": [
+        Wrong('mlp.tp, mlp.ep, mlp.sequence = tp, ep, axes.get("cp and tp")',
+              "mlp.tp, mlp.ep = tp, ep", "the gradients that come next, of block2.mlp.router, are"),
+        Wrong("core, positions_of(cp.rank(), cp.size(), cfg.seq)", "core, attn.rope.positions",
+              "are those of positions that count each rank's two chunks from 0"),
+        Wrong("attn.core, attn.rope.positions = core,", "attn.rope.positions =",
+              "are those of attention of each rank's two chunks to their own keys alone"),
+        Wrong("mlp.seen = deque(maxlen=args.micro_batches) ", "pass ",
+              "activations, at the most: measured"),
+    ],
+    "09.4": [
+        Wrong("p.copies = p.holders.size()", "p.copies = 1", "they were not summed"),
+        Wrong("p.copies = p.holders.size()", "p.copies = dist.get_world_size()",
+              "the gradient norm is 0.63 times that of one GPU"),
+        Wrong("p.partial = p.holders", "pass", "they were not summed"),
+        Wrong('            p.kind = "tied"\n', "            pass\n",
+              "embedding.weight.kind is 'tables', and should be 'tied'"),
+    ],
+    "09.5": [
+        Wrong("by_group[p.holders].append(p)", 'by_group[""].append(p)',
+              "gradients of q, k, v, o, up and down are off"),
+        Wrong("own if stage == 3 else []", "own", "in the solution's Stage.forward"),
+        Wrong("            if p not in seen:\n                by_group",
+              "            if True:\n                by_group", "gradients of the tied table are"),
+        Wrong("units += own", "units = own", "gradients of all before head are on no rank"),
+    ],
+    "09.6": [
+        Wrong("targets[:, self.positions]", "targets", "to match target batch_size"),
+        Wrong("x = x[:, self.positions]", "x = x[:, :len(self.positions)]",
+              "so is the loss, so look at forward first"),
+        Wrong(" / valid", " / (targets != -100).sum()",
+              "3.00 times those of the mean of the micro-batches' own means"),
+        Wrong("return x.detach()", "return x", "activations, at the most: measured"),
+    ],
+    "09.7": [
+        Wrong("(stage < layers % depth)", "(stage >= depth - layers % depth)",
+              "balanced(7, 3): item 0[1] and item 1[0] are 3, and should be 4"),
+        Wrong("layers + 2]", "layers + 1]", "balanced(8, 4): item 3[1] is 9, and should be 10"),
+    ],
+}
