@@ -248,7 +248,7 @@ def test_what_the_host_waits_for():
             function(x, pinned, host)
             torch.cuda.Event().synchronize()
         assert len(gpu.step) == waits + 1, (name, gpu.step)
-        assert all(", test_pretend_cuda:" in wait for wait in gpu.step)
+        assert all(", test_pretended_rules:" in wait for wait in gpu.step)
 
 
 def test_all_is_put_back():
