@@ -472,8 +472,8 @@ def formulas(args, rank, ranks, model):
     by_rows = matmul_by_rows(a, b, ranks) - a @ b
     return {
         "parameters": parameters_per_rank(cfg, ranks), "kept": kept(cfg, ranks), "sent": sent,
-        "checks": {"matmul_by_columns, off by": (by_columns.abs().max().item(), 0.0),
-                   "matmul_by_rows, off by": (by_rows.abs().max().item(), 0.0)},
+        "checks": {("values", "matmul_by_columns", "off by"): (by_columns.abs().max().item(), 0.0),
+                   ("values", "matmul_by_rows", "off by"): (by_rows.abs().max().item(), 0.0)},
         "machines": {"ranks up to which an MLP's all_reduce pays (dim 8192, bf16)":
                      lambda *rates: ranks_that_pay(8192, 2, *rates),
                      "the time of that all_reduce on 8 ranks, over the time of the matmuls":

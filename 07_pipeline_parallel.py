@@ -639,7 +639,8 @@ def formulas(args, rank, ranks, model):
                      "bubble": bubble(args.variant, ranks, m, v), "needs": schedule.needs,
                      "program": make_programs(schedule)[rank], "message": message},
         "sent": traffic(args.variant, rank, ranks, m, v, message, shared, e),
-        "checks": {"micro-batches alive, at the most": (max(alive_over_time(actions)), most)},
+        "checks": {("kept", "micro-batches alive", "at the most"):
+                   (max(alive_over_time(actions)), most)},
         "machines": {"blocks in a stage from which on a message hides behind them, in bf16":
                      functools.partial(blocks_to_hide, cfg, 2)},
         "notes": [f"the loss comes from the last stage, on rank {' and '.join(map(str, ends))}"]}

@@ -53,6 +53,7 @@ from typing import NamedTuple
 import torch
 
 from lab import ROOT
+from lab.bench.about import as_check
 from lab.checkpoints import checkpoint, storage
 from lab.checkpoints.saving import LOG
 from lab.cli import commands, refusals
@@ -268,8 +269,7 @@ def report(what, faulty, quiet, steps, tolerance):
     print(f"  {faulty['seconds']:.1f} s, quietly {quiet['seconds']:.1f} s; goodput {share:.1%}")
     checks = []
     for name, off in (("losses of all steps", of_losses), ("the last checkpoint", of_tensors)):
-        checks.append({"name": f"{what}: {name}", "measured": off, "expected": tolerance,
-                       "ok": off <= tolerance})
+        checks.append(as_check(("values", name, "", what), off, tolerance, off <= tolerance))
         how = "bit for bit" if off == 0 else f"to {off:.0e}"
         print(f"  {name}: {how} those of the quiet run   {'✓' if off <= tolerance else '✗'}")
     return checks

@@ -22,6 +22,7 @@ import torch.distributed as dist
 import common
 from common import Refused, environment
 from lab import chapters
+from lab.bench.about import as_check
 from lab.cli import commands, refusals
 
 CHAPTER = "07_pipeline_parallel"
@@ -86,7 +87,7 @@ def timetable(schedule):
 def hold_bubble(run, answer):
     """Hold the bubble of a run's schedule to the closed form that its chapter gave."""
     schedule, formula = answer["of all ranks"], answer["bubble"]
-    run.check("bubble over work if F = B = W, simulated",
+    run.check(("time", "bubble over work if F = B = W", "simulated"),
               round(simulated_bubble(schedule, run.args.variant), 6),
               None if formula is None else round(formula, 6), "")
     run.record(simulated=timetable(schedule))
@@ -95,7 +96,7 @@ def hold_bubble(run, answer):
 def hold_messages(run, answer):
     """Hold what a rank has of messages to its program."""
     most = max(messages_over_time(answer["program"], answer["needs"]))
-    run.check("messages kept, at the most", run.messages, most * answer["message"])
+    run.check(("kept", "messages kept", "at the most"), run.messages, most * answer["message"])
 
 
 def messages_over_time(program, needs):
@@ -297,8 +298,7 @@ def report_sleep(args, schedule, measured, asleep):
           f"sleep for {args.sleep} ms in each F, B and W:\n"
           f"a step takes {measured} ms, simulated {expected} ms   {'✓' if ok else '✗'}")
     if args.json:
-        check = {"name": "a step of sleeping stages, simulated", "measured": measured,
-                 "expected": expected, "ok": ok}
+        check = as_check(("time", "a step of sleeping stages", "simulated"), measured, expected, ok)
         record = {"chapter": CHAPTER, "variant": args.schedule, "world_size": args.ranks,
                   "device": "cuda" if common.on_cuda(args) else "cpu",
                   "config": {key: value for key, value in vars(args).items() if key != "json"},

@@ -363,4 +363,4 @@ def sharded_state_bytes(args, answer, width):
     states = masters + optimizer_state_bytes(args.optimizer, shard, len(units), update)
     return {"parameters": width * ((shard if stage == 3 else whole) + secondary),
             "gradients": gradients,
-            "optimizer states" + (", on the CPU" if offload else ""): states}
+            "optimizer states": states}

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import common
 from common import environment
 from lab.bench import meeting
+from lab.bench.about import as_check
 from lab.bench.bench import Bench
 from lab.bench.diagnose import on_ranks
 from lab.bench.meeting import named
@@ -219,27 +220,28 @@ class Run(Bench):
         self.recorded.setdefault("messages", {})[name] = passed
         messages, sent_by_formula = formula
         in_a_row = sum(max(size for _, _, size in together) for together in passed)
-        rounds = self.check(f"{name}, rounds", len(passed), len(messages))
-        row = self.check(f"{name}, bytes in a row", in_a_row, sum(messages))
-        size = self.check(f"{name}, bytes sent by all ranks", sent, sent_by_formula)
+        rounds = self.check(("sent", name, "rounds"), len(passed), len(messages))
+        row = self.check(("sent", name, "bytes in a row"), in_a_row, sum(messages))
+        size = self.check(("sent", name, "bytes sent by all ranks"), sent, sent_by_formula)
         if not rounds or not row or not size:
             wrong.append((MESSAGES, f"{name}: {len(passed)} rounds, {quantity(sent)}, and by the "
                           f"formulas {len(messages)}, {quantity(sent_by_formula)}; "
                           f"{who_sends_what(everyones)}"))
-        if not self.check(f"{name}, ranks with what PyTorch's gives", sum(equal), world):
+        about = "values", name, "ranks with what PyTorch's gives"
+        if not self.check(about, sum(equal), world):
             whose = simulate.what_is_wrong(by_hand, as_one, min(world, LETTERS))
             words = f"{name}: other numbers than PyTorch's{where_not(equal)}"
             wrong.append((NUMBERS, f"{words}; {whose}" if whose else words))
         heard = heard_of(world, passed)
         all_of = [len(ranks) == world for ranks in heard]
-        if name == "barrier" and not self.check(f"{name}, ranks that have heard of all",
-                                                sum(all_of), world):
+        about = "values", name, "ranks that have heard of all"
+        if name == "barrier" and not self.check(about, sum(all_of), world):
             rank = all_of.index(False)
             missing = sorted({*range(world)} - heard[rank])
             wrong.append((NUMBERS, f"{name}: rank {rank} goes on, and has not heard of "
                           f"{named(missing)}, which may not have come"))
-        if dual and not self.check(f"{name}, ranks where {dual} is its backward",
-                                   sum(dual_is_right), world):
+        about = "values", name, f"ranks where {dual} is its backward"
+        if dual and not self.check(about, sum(dual_is_right), world):
             wrong.append((BACKWARD, f"{name}: {dual} does not give its gradient"
                           f"{where_not(dual_is_right)}"))
         self.say(f"  {name:<20}{len(passed):>7}{len(messages):>8}{quantity(in_a_row):>12}"
@@ -248,10 +250,11 @@ class Run(Bench):
                  f"{dual or '':<15} {'✗' if wrong else '✓'}")
         return wrong
 
-    def check(self, name, measured, formula):
+    def check(self, about, measured, formula):
         ok = measured == formula
-        self.checks.append({"name": name, "measured": measured, "expected": formula, "ok": ok})
+        self.checks.append(as_check(about, measured, formula, ok))
         if not ok:
+            name = self.checks[-1]["name"]
             self.problems.append(f"{name}: measured {measured}, formula {formula}")
         return ok
 

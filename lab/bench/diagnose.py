@@ -12,8 +12,8 @@ compared: a cause is given where the numbers leave no other.
 """
 
 import math
-import re
 
+from lab.bench.about import AS_COMPUTED, about
 from lab.bench.evidence import ROUNDING, share_left
 from lab.cli.words import count
 
@@ -799,28 +799,26 @@ def of_formulas(run):
     for check in run.checks:
         measured, formula = check["measured"], check["expected"]
         if check["ok"] is False:
-            name = re.sub(r"^rank \d+: ", "", check["name"])
             ratio = formula / measured if measured and formula else math.nan
-            ratios.setdefault(name, set()).add(ratio)
-    for name, (ratio, *more) in ratios.items():
-        if more or math.isnan(ratio) or name.startswith("actions"):
+            ratios.setdefault(about(check), set()).add(ratio)
+    for one, (ratio, *more) in ratios.items():
+        if more or math.isnan(ratio) or one[:2] == AS_COMPUTED:
             continue
-        what, _, amount = name.rpartition(", ")
-        if amount == "calls" and ratios.get(f"{what}, payload") != {ratio}:
+        if one.amount == "calls" and ratios.get(one._replace(amount="payload")) != {ratio}:
             continue                                    # of few calls any ratio has a name
-        size_is_off = widths if what and f"{what}, calls" not in ratios else {}
-        on_the_wire = ring if amount == "on the wire" else {}
-        named = factor(ratio, numbers | size_is_off) or factor(ratio, on_the_wire)
+        calls_are_right = one.amount and one._replace(amount="calls") not in ratios
+        on_the_wire = ring if one.amount == "on the wire" else {}
+        named = (factor(ratio, numbers | (widths if calls_are_right else {}))
+                 or factor(ratio, on_the_wire))
         if named and "square" not in named:
             said.setdefault(f"the formula is {times(ratio)} what was measured: {named}",
-                            []).append(name)
-    return [f"{listed(amounts(names))}: {sentence}" for sentence, names in said.items()]
+                            []).append(one)
+    return [f"{listed(amounts(these))}: {sentence}" for sentence, these in said.items()]
 
 
-def amounts(names):
+def amounts(these):
     """What is checked of each operator, together: "all_reduce (calls and payload)"."""
     found = {}
-    for name in names:
-        what, _, amount = name.rpartition(", ")
-        found.setdefault(what or name, []).extend([amount] if what else [])
+    for one in these:
+        found.setdefault(one._replace(amount="").name, []).extend(filter(None, [one.amount]))
     return [f"{what} ({listed(of_it)})" if of_it else what for what, of_it in found.items()]

@@ -15,7 +15,7 @@ metered step. All keys are optional:
     most gradients                                          the most bytes of gradients at a time
     rows, ep      rows of each block's experts in each micro-batch, and how many ranks share them
     busiest       the rows that arrived in each exchange; rows sent: to each rank, in the first one
-    checks        {name: (computed, formula)}, or with a unit behind them
+    checks        {about: (computed, formula)}, or with a unit behind them; about: see about.py
     settings      chapter 01's: {name: a forward, and what it keeps and computes}; sample: its own
     beside, overlap, machines, utilization, notes, record               what explains the numbers
 
@@ -33,6 +33,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 from common import loss_sum
 from lab import schedules
 from lab.bench import anatomy, evidence
+from lab.bench.about import AS_COMPUTED
 from lab.bench.machines import MACHINES, PEAK_FLOPS
 from lab.bench.meters import COLLECTIVES, ActivationMeter, FlopMeter, hidden_share, nbytes
 from lab.checkpoints import checkpoint
@@ -56,8 +57,8 @@ def hold(run):
     hold_activations(run, answer)
     hold_flops(run, answer)
     hold_traffic(run, answer)
-    for name, (computed, formula, *unit) in answer.get("checks", {}).items():
-        run.check(name, computed, formula, *(unit or [""]))
+    for about, (computed, formula, *unit) in answer.get("checks", {}).items():
+        run.check(about, computed, formula, *(unit or [""]))
     if "bubble" in answer.get("schedule", {}):
         schedules.hold_bubble(run, answer["schedule"])
     if "program" in answer.get("schedule", {}) and run.world > 1:
@@ -105,7 +106,7 @@ def hold_beginning(run):
             widths = [x for x in widths if torch.equal(mine, there.to(x).to(mine))]
     if unlike:
         how = f"rounded to {str(widths[0])[6:]}" if widths else "unlike one GPU's"
-        run.judge(f"numbers that the optimizer begins with, {how}", unlike, 0)
+        run.judge(("parameters", "numbers that the optimizer begins with", how), unlike, 0)
 
 
 def first_updated(run):
@@ -120,12 +121,14 @@ def hold_states(run, answer):
     for (kind, size), tensors in zip(expected.items(), held(run)):
         if kind == "optimizer states" and run.skipped == len(run.losses):
             size = None                                     # all steps skipped: there is none yet
-        run.check(kind, nbytes(tensors), size)
+        where = "on the CPU" if kind == "optimizer states" and getattr(
+            run.args, "offload", False) else ""
+        run.check(("states", kind, where), nbytes(tensors), size)
     if "zero" in answer and isinstance(answer["holders"], int):     # of chapter 03
         hold_peaks(run, answer)
     if "most gradients" in answer and not run.skipped:      # else there was no update to see
         most = max(gradients for _, _, gradients, *_ in run.memory.samples)
-        run.check("gradients, at the most", most, answer["most gradients"])
+        run.check(("states", "gradients", "at the most"), most, answer["most gradients"])
 
 
 def hold_peaks(run, answer):
@@ -133,8 +136,9 @@ def hold_peaks(run, answer):
     peaks = {"gradients": (run.comm.gradient_peak, anatomy.gradient_peak)}
     if answer["zero"] == 3:
         peaks["gathered parameters"] = run.comm.gathered, anatomy.gathered_peak
-    for name, (measured, formula) in peaks.items():
-        run.check(f"{name}, at the peak", measured, formula(run.args, answer, run.dtype.itemsize))
+    for what, (measured, formula) in peaks.items():
+        run.check(("states", what, "at the peak"), measured,
+                  formula(run.args, answer, run.dtype.itemsize))
 
 
 # ------------------------------------------------------------------------------------- activations
@@ -149,19 +153,19 @@ def hold_activations(run, answer):
     if "kept" in answer:
         formula = None if shares is None else anatomy.activation_bytes(
             args.model, args.micro_batch, run.dtype.itemsize, shares)
-        check_kept(run, "activations of a micro-batch", run.kept.most, formula)
+        check_kept(run, ["activations of a micro-batch"], run.kept.most, formula)
         run.record(activation_bytes=run.kept.most)
 
 
-def check_kept(run, name, measured, formula):
-    """Bytes kept for backward, beside the CPU's formula.
+def check_kept(run, what, measured, formula):
+    """Bytes kept for backward, beside the CPU's formula. what: and of which amount.
 
     CUDA's kernels keep some small things otherwise (a LayerNorm its statistics in float32), so
     there the formula need only be right to within 10%. What fused attention keeps depends on which
     of its kernels runs, so of that there is no formula.
     """
     formula = None if attention_is_fused_on_cuda(run) else formula
-    run.check(name, measured, formula, within=0.1 if run.on_cuda else 0)
+    run.check(("kept", *what), measured, formula, within=0.1 if run.on_cuda else 0)
     if run.on_cuda and formula not in (None, measured):
         run.note("CUDA's kernels keep other tensors than the CPU's, which the formula is of: "
                  f"{quantity(abs(measured - formula))} away")
@@ -177,10 +181,10 @@ def hold_alive(run, answer):
     formula = anatomy.alive_over_time(
         run.args.model, run.args.micro_batch, run.dtype.itemsize, answer["kept"],
         answer["schedule"], answer.get("rows"), answer.get("ep", 1))
-    check_kept(run, "activations, at the most", max(over_time), max(formula))
+    check_kept(run, ["activations", "at the most"], max(over_time), max(formula))
     if not run.on_cuda:
         right = sum(measured == expected for measured, expected in zip(over_time, formula))
-        run.check("actions after which that is as computed", right, len(formula), "")
+        run.check(AS_COMPUTED, right, len(formula), "")
 
 
 def hold_settings(run, settings):
@@ -214,11 +218,11 @@ def hold_settings(run, settings):
         meter = ActivationMeter([tokens, targets])
         with meter:
             loss(forward)
-        check_kept(run, f"kept per micro-batch: {name}", meter.most, formula)
+        check_kept(run, [f"kept per micro-batch: {name}"], meter.most, formula)
         for what, early_stop in (("flops", False), ("early stop", True)):
             if setting[what] is not None:
-                suffix = ", early stop" if early_stop else ""
-                run.check(f"computed: {name}{suffix}", computed(forward, early_stop),
+                about = "FLOPs", f"computed: {name}", "early stop" if early_stop else ""
+                run.check(about, computed(forward, early_stop),
                           None if attention_is_fused_on_cuda(run) else setting[what], "FLOP")
     for block, core in zip(run.model[1:-1], cores):
         block.attn.core = core
@@ -231,9 +235,9 @@ def hold_flops(run, answer):
     """FLOPs of the metered step. Of fused attention on CUDA there is no formula, as above."""
     for what, formula in answer.get("flops", {}).items():
         measured = getattr(run.flops, what)
-        name = "FLOPs of a step" + ("" if what == "all" else f", {what}")
+        about = "FLOPs", "FLOPs of a step", "" if what == "all" else what
         run.flops_of[what] = measured
-        run.check(name, measured, None if attention_is_fused_on_cuda(run) else formula, "FLOP")
+        run.check(about, measured, None if attention_is_fused_on_cuda(run) else formula, "FLOP")
 
 
 # ----------------------------------------------------------------------------------------- traffic
@@ -249,7 +253,7 @@ def hold_traffic(run, answer):
     else:
         for op, measured, expected in by_operator(run.comm.total, sent):
             for what, *values in zip(AMOUNTS, measured, expected):
-                ok = run.judge(f"{op}, {what}", *values)
+                ok = run.judge(("sent", op, what), *values)
                 if what == "on the wire" and ok:        # both have the same factor: it was not
                     ok = None                           # measured, so nothing says that it is right
                 run.row(f"{op}, {what}", *values, "" if what == "calls" else "B", ok)
@@ -295,7 +299,7 @@ def hold_axes(run, sent):
     for axis, formula in sent.items():
         group, seen = seen_on.get(axis, (None, {}))
         for op, measured, expected in by_operator(seen, formula):
-            oks = [run.judge(f"{axis}: {op}, {what}", *values)
+            oks = [run.judge(("sent", op, what, axis), *values)
                    for what, *values in zip(AMOUNTS, measured, expected)]
             run.row(f"{axis}: {op}, {count(measured[0], 'call')}", measured[1], expected[1], "B",
                     False not in oks)
@@ -303,7 +307,7 @@ def hold_axes(run, sent):
             mine[axis] = sorted(dist.get_process_group_ranks(group)), wire_bytes(seen)
     stray = round(sum(map(wire_bytes, others)))
     if stray:
-        run.check("on other groups", stray, 0)
+        run.check(("sent", "on other groups"), stray, 0)
     return mine
 
 

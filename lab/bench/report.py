@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from common import Config, Refused, environment
 from lab.bench import collectives, diagnose, meeting, oracle, verify
+from lab.bench.about import About, as_check
 from lab.bench.bench import Bench
 from lab.bench.formulas import WATCHED_STEPS, held, hold, hold_beginning, updated_parameters
 from lab.bench.meters import (
@@ -65,7 +66,7 @@ class Run(Bench):
         self.comm, self.kept, self.flops = CommMeter(self.on_cuda), None, None
         self.memory, self.actions, self.messages, self.flops_of = None, [], 0, {}
         self.skipped, self.not_finite, self.stopped = 0, None, False
-        self.diagnosis = []                             # filled in the end
+        self.unlike, self.diagnosis = [], []            # filled in the end
         self.rounding, self.verified_steps = verify.rounding_of(args)
         tokens = args.batch * args.model.seq
         experts = getattr(args.model, "experts", 0)
@@ -253,15 +254,16 @@ class Run(Bench):
 
     # What was measured, beside its formula.
 
-    def check(self, name, measured, formula=None, unit="B", within=0):
+    def check(self, about, measured, formula=None, unit="B", within=0):
         """Record a measurement, beside its formula if it has one: they are to be equal, or no
-        further apart than `within`, a share of the formula."""
-        self.row(name, measured, formula, unit, self.judge(name, measured, formula, within))
+        further apart than `within`, a share of the formula. about: the fields of an About."""
+        ok = self.judge(about, measured, formula, within)
+        self.row(About(*about).name, measured, formula, unit, ok)
 
-    def judge(self, name, measured, formula=None, within=0):
+    def judge(self, about, measured, formula=None, within=0):
         """The same without a line in the report. Returns whether they are; None: no formula."""
         ok = None if formula is None else abs(measured - formula) <= within * formula
-        self.checks.append({"name": name, "measured": measured, "expected": formula, "ok": ok})
+        self.checks.append(as_check(about, measured, formula, ok))
         return ok
 
     def row(self, name, measured, formula, unit, ok):
@@ -296,7 +298,7 @@ class Run(Bench):
             self.saver.report()
         if self.on_cuda:
             beside = " (with one GPU's run)" if self.verifier and self.rank == 0 else ""
-            self.check(f"allocated at the peak{beside}", self.peak)
+            self.check(("kept", f"allocated at the peak{beside}"), self.peak)
         failed = [check for check in self.checks if check["ok"] is False]
         everyones, actions = [None] * self.world, self.in_seconds()
         dist.all_gather_object(everyones, (shards_of(self.model), self.flops_of, actions,
@@ -309,7 +311,7 @@ class Run(Bench):
         if any(actions):
             self.record(executed=list(actions))
         for rank, checks in enumerate(failed[1:], start=1):
-            self.checks += [c | {"name": f"rank {rank}: {c['name']}"} for c in checks]
+            self.checks += [c | {"name": f"rank {rank}: {c['name']}", "rank": rank} for c in checks]
         if self.notes or not self.stopped:
             print(f"  {'per rank and step':<40}{'measured':>12}{'formula':>15}")
         for note in self.notes:
@@ -322,7 +324,8 @@ class Run(Bench):
                                           self.tolerance, self.verifier.rounds)
             for line in lines:
                 print(f"  {line}")
-            self.problems += wrong
+            self.unlike = list(wrong)
+            self.problems += wrong.values()
         self.problems += [f"{c['name']}: measured {c['measured']}, formula {c['expected']}"
                           for c in self.checks if c["ok"] is False]
         if self.saver and self.saver.problem:
@@ -371,7 +374,8 @@ class Run(Bench):
             "max_loss_diff": off.get("loss"),
             "max_grad_diff": max(off["gradients"], off["gradient norm"]) if off else None,
             "max_param_diff": off.get("parameters"),
-            "tolerance": self.tolerance, "comm": self.comm.total, "checks": self.checks,
+            "tolerance": self.tolerance, "unlike": self.unlike, "comm": self.comm.total,
+            "checks": self.checks,
             "problems": self.problems, "diagnosis": self.diagnosis,
             "recorded": self.recorded,
         }

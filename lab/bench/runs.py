@@ -24,7 +24,8 @@ from lab.cli.words import count
 ALL_HAVE = {
     "chapter": "a string", "variant": "a string", "world_size": "a whole number",
     "config": "an object", "recorded": "an object", "problems": ["a string"],
-    "checks": [{"name": "a string", "measured": "a number or null", "expected": "a number or null",
+    "checks": [{"name": "a string", "kind": "a string", "what": "a string", "amount": "a string",
+                "measured": "a number or null", "expected": "a number or null",
                 "ok": "true, false or null"}],
 }
 SOME_HAVE = {

@@ -267,13 +267,13 @@ def difference(tensor, reference, scale):
 
 
 def verdict(worst, steps, rounding, tolerance, rounds=False):
-    """What the comparison came to: a line for the report, and a line for each mismatch. rounds:
-    whether rounding has widened the scale of differences."""
+    """What the comparison came to: lines for the report, and {kind: a line} of what does not match.
+    rounds: whether rounding has widened the scale of differences."""
     if not worst:
-        return [], ["no step was compared with one GPU: all were skipped"]
+        return [], {"loss": "no step was compared with one GPU: all were skipped"}
     judged = {kind: off for kind, off in worst.items() if tolerance[kind] is not None}
-    wrong = [f"{where} is off by {value:.1e}, tolerance {tolerance[kind]:.0e}"
-             for kind, (value, where) in judged.items() if value > tolerance[kind]]
+    wrong = {kind: f"{where} is off by {value:.1e}, tolerance {tolerance[kind]:.0e}"
+             for kind, (value, where) in judged.items() if value > tolerance[kind]}
     lines = []
     if rounding in LOSSY:
         allowed = ", ".join(f"{kind} {tolerance[kind]:.0e}" for kind in judged)

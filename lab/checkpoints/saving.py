@@ -142,7 +142,7 @@ class Saver:
         run = self.run
         if run.rank == 0 and not run.skipped:
             size = checkpoint_bytes(self.args.model, self.args.optimizer, run.dtype.itemsize)
-            run.check("a checkpoint", self.bytes, size + self.buffers)
+            run.check(("states", "a checkpoint"), self.bytes, size + self.buffers)
         ms = lambda seconds: f"{1e3 * statistics.median(seconds):.1f} ms"
         number = len(self.writes)
         run.note(f"{number} checkpoint{'s' * (number > 1)} in {self.args.save}: training stood "

@@ -2,9 +2,9 @@
 
 A run of 20 steps is compared with the same run without the bug, in its loss, and by its own report
 with one GPU and with the formulas. An observable is what a team could look at: the first loss, the
-loss after 20 steps, gradients, their norm, parameters, what is sent, what is kept. A check of the
-report belongs to one of them by its name. A run that goes on from a checkpoint is also compared, in
-all its losses, with one that has not stopped.
+loss after 20 steps, gradients, their norm, parameters, what is sent, what is kept. Each check of
+the report belongs to one, by its kind. A run that goes on from a checkpoint is also compared,
+in all its losses, with one that has not stopped.
 """
 
 import functools
@@ -25,15 +25,8 @@ STEPS = 20
 CLOSE = 1e-5            # relatively: losses of a run that went on, on another number of ranks
 VISIBLE = 1e-3          # a relative difference of the loss that a curve could show
 OBSERVABLES = ("first loss", "loss", "gradients", "gradient norm", "parameters", "sent", "kept",
-               "states", "FLOPs", "values", "resume")
+               "states", "FLOPs", "values", "time", "resume")
 MODEL = f"--layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=16 --steps={STEPS}"
-WORDS = {               # in the name of a check: what it is about; the first that is found
-    "begins with": "parameters",
-    "PyTorch's gives": "values", "backward": "values", "heard of all": "values",
-    "all_": "sent", "reduce": "sent", "send": "sent", "other groups": "sent",
-    "activations": "kept", "kept": "kept", "FLOPs": "FLOPs", "computed": "FLOPs",
-    "parameters": "states", "gradients": "states", "optimizer states": "states",
-}                       # and all others: "sent"
 
 
 class Seen(NamedTuple):
@@ -44,22 +37,14 @@ class Seen(NamedTuple):
     said: tuple             # the run's own words
 
 
-def observable_of(name):
-    """Of a check of the report."""
-    return next((what for words, what in WORDS.items() if words in name), "sent")
-
-
 def of_record(run):
     """The observables that saw something, of a run's JSON."""
-    caught = [observable_of(check["name"]) for check in run["checks"] if check["ok"] is False]
+    caught = [check["kind"] for check in run["checks"] if check["ok"] is False]
     if "tolerance" in run:
         losses, there, allowed = run["loss"], run["reference_loss"], run["tolerance"]["loss"]
         off = [abs(a - b) > allowed * abs(b) for a, b in zip(losses, there) if None not in (a, b)]
         caught += ["first loss"] * (off[:1] == [True]) + ["loss"] * any(off)
-        kinds = "gradient norm", "gradients", "parameters"
-        caught += [next(kind for kind in kinds if problem.startswith(kind))
-                   for problem in run["problems"] if problem.startswith(kinds) and " is off by "
-                   in problem]
+        caught += [kind for kind in run["unlike"] if kind != "loss"]
     return tuple(name for name in OBSERVABLES if name in caught)
 
 

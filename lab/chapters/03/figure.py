@@ -56,4 +56,4 @@ def draw(runs):
 def held_bytes(run):
     """{kind: bytes} of the model states that a run has measured."""
     return {kind: check["measured"] for check in run["checks"] for kind in KINDS
-            if check["name"] in (kind, f"{kind}, on the CPU")}
+            if check["what"] == kind and check["amount"] in ("", "on the CPU")}

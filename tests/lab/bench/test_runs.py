@@ -7,6 +7,7 @@ import pytest
 
 from lab import pictures
 from lab.bench import runs
+from lab.bench.about import as_check
 from tests.conftest import TEXT, chapter, run_main
 
 SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--batch=4")
@@ -137,7 +138,7 @@ def test_summary_of_several_runs(a_run, tmp_path, capsys):
 
 def test_what_lab_schedules_and_lab_faults_write_has_its_line_too(tmp_path, capsys):
     """What they have not measured is left open, and a check that failed is the verdict."""
-    check = {"name": "a step of sleeping stages", "measured": 90, "expected": 75, "ok": True}
+    check = as_check(("time", "a step of sleeping stages"), 90, 75, True)
     slept = {"chapter": "07_pipeline_parallel", "variant": "1f1b", "world_size": 2,
              "device": "cpu", "config": {"sleep": 5}, "checks": [check], "problems": [],
              "recorded": {"simulated": [], "asleep": []}}  # fmt: skip

@@ -331,9 +331,9 @@ def verdict(rounding, **worst):
 
 def test_the_verdict_names_what_is_off_and_by_how_much():
     off = {"loss": 1e-11, "gradient_norm": 1e-12, "gradients": 2e-10, "parameters": 0.0}
-    (line,), (wrong,) = verdict("float64", **off)
+    (line,), wrong = verdict("float64", **off)
     assert line.startswith("NOT the same as one GPU over 2 steps: loss 1e-11, gradient norm 1e-12")
-    assert wrong == "gradients of p is off by 2.0e-10, tolerance 1e-10"
+    assert wrong == {"gradients": "gradients of p is off by 2.0e-10, tolerance 1e-10"}
     (line,), wrong = verdict("float64", **off | {"gradients": 1e-10})
     assert line.startswith("same as one GPU") and line.endswith("parameters 0e+00   ✓")
     assert not wrong
@@ -345,15 +345,14 @@ def test_the_verdict_says_what_is_allowed_where_a_run_rounds():
     assert allowed.startswith("tolerances for bfloat16: loss 5e-03, gradient norm 2e-02, gradients")
     assert "parameters" not in allowed + line and line.startswith("same") and not wrong
     tolerances = verify.tolerances("int8", "sgd")
-
-
     (allowed, _), _ = verify.verdict({"loss": (0, "")}, 2, "int8", tolerances, rounds=True)
     assert allowed.endswith("loss 1e-02, or 4 times what rounding does to one GPU's; from step 2 "
                             "on only the loss counts")  # fmt: skip
 
 
 def test_a_run_of_which_nothing_was_compared_is_no_match():
-    assert verdict("float16") == ([], ["no step was compared with one GPU: all were skipped"])
+    why = "no step was compared with one GPU: all were skipped"
+    assert verdict("float16") == ([], {"loss": why})
 
 
 def when_the_others_go_on():

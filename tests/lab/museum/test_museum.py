@@ -3,10 +3,12 @@
 import json
 import re
 import subprocess
+from functools import partial
 
 import pytest
 
 from lab import chapters, museum
+from lab.bench.about import KINDS, as_check
 from lab.classroom import checks
 from lab.museum import __main__ as command
 from lab.museum import observe
@@ -70,19 +72,18 @@ def test_a_plant_that_does_not_apply_says_so():
         observe.sources(exhibit)
 
 
-def test_checks_belong_to_observables():
-    names = {"gather, ranks with what PyTorch's gives": "values", "tp: all_reduce, payload": "sent",
-             "gradients, cut by tp: reduce_scatter, calls": "sent", "on other groups": "sent",
-             "activations, at the most": "kept", "FLOPs of a step": "FLOPs",
-             "optimizer states": "states", "gradients": "states"}
-    assert {name: observe.observable_of(name) for name in names} == names
+def test_kinds_of_checks_are_observables():
+    assert {*KINDS} <= {*observe.OBSERVABLES}
+    with pytest.raises(ValueError, match="a check of tp: send, calls is of no kind 'sends'"):
+        as_check(("sends", "send", "calls", "tp"), 1, 2, False)
 
 
 def test_what_a_run_says_becomes_observables():
-    run = {"checks": [{"name": "send, payload", "ok": False}, {"name": "parameters", "ok": True}],
+    check = partial(as_check, measured=1, expected=2)
+    run = {"checks": [check(("sent", "send", "payload"), ok=False),
+                      check(("states", "parameters"), ok=True), check(("kept", "all"), ok=None)],
            "tolerance": {"loss": 1e-5}, "loss": [1.0, 2.0, None], "reference_loss": [1.0, 2.1, 3.0],
-           "problems": ["gradient norm in step 1 is off by 1e-01", "gradients up in step 2 is off "
-                        "by 1e-01", "parameters: measured 3, formula 4"]}
+           "unlike": ["loss", "gradient norm", "gradients"]}
     assert observe.of_record(run) == ("loss", "gradients", "gradient norm", "sent")
     clean, seen = (observe.Seen(0, (), losses, ()) for losses in ([4.0, 3.0, 2.0], [4.0, 3.3, 1.0]))
     assert observe.first_step(clean, seen) == 2 and observe.first_step(clean, clean) is None
