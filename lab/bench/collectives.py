@@ -19,7 +19,7 @@ from common import environment
 from lab.bench import meeting
 from lab.bench.about import as_check
 from lab.bench.bench import Bench
-from lab.bench.diagnose import on_ranks
+from lab.bench.findings.names import on_ranks
 from lab.bench.meeting import named
 from lab.classroom import simulate
 from lab.cli.words import count, quantity

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import torch
 
-from lab.bench import diagnose
+from lab.bench.findings import names
 
 # How far two right ways to compute the same are apart, relative to the largest number.
 ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -269,10 +269,10 @@ def by_a_factor(found, right, rounding):
     if math.isclose(ratio, -1, rel_tol=rounding):
         return "has the opposite sign"
     digits = 8 if abs(ratio - 1) < 0.01 else 3
-    name = diagnose.factor(
+    name = names.factor(
         ratio, {"log2(e)": math.log2(math.e)} | {f"the length of dimension {dim}": size
                                                for dim, size in enumerate(right.shape) if size > 4},
-        within=max(rounding, diagnose.CLOSE))
+        within=max(rounding, names.CLOSE))
     return f"is {ratio:.{digits}g} times what it should be" + (f": {name}" if name else "")
 
 

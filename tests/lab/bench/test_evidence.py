@@ -9,6 +9,7 @@ import torch
 
 from common import Cut
 from lab.bench import diagnose, evidence, verify
+from lab.bench.findings.names import factor, in_words, times
 from tests.conftest import run_main
 from tests.lab.bench.test_diagnose import (
     EIGHT,
@@ -84,7 +85,7 @@ def test_what_is_not_compared_has_no_diagnosis(ranks, tmp_path):
 
 
 def words_fail(chapter, flags, folder, fault):
-    with mock.patch.object(diagnose, "numbers_of", lambda found: {}["nothing"]):
+    with mock.patch("lab.bench.findings.names.numbers_of", lambda found: {}["nothing"]):
         return run_main(chapter, flags, folder, fault)
 
 
@@ -115,18 +116,18 @@ NUMBERS = {"the number of ranks": 4, "the number of micro-batches": 3, "one": 1,
     (1, None), (5, None), (-5, None), (4.001, None), (0, None),
 ])  # fmt: skip
 def test_a_factor_is_called_by_its_name(ratio, said):
-    assert diagnose.factor(ratio, NUMBERS) == said
+    assert factor(ratio, NUMBERS) == said
 
 
 def test_a_factor_of_two_names_has_both():
     said = "4 is the number of ranks and the number of micro-batches"
     numbers = {"the number of ranks": 4, "the number of micro-batches": 4, "the root": 16}
-    assert diagnose.factor(1 / 4, numbers) == said
-    assert diagnose.factor(4.001, numbers, within=1e-3) == said
+    assert factor(1 / 4, numbers) == said
+    assert factor(4.001, numbers, within=1e-3) == said
 
 
 def test_a_ratio_is_written_as_it_is_said():
-    written = [diagnose.times(ratio) for ratio in (4, 1 / 3, 0.7, -1.5, 65536.3, 1.0001, 0.0123)]
+    written = [times(ratio) for ratio in (4, 1 / 3, 0.7, -1.5, 65536.3, 1.0001, 0.0123)]
     assert written == ["4.00 times", "1/3 of", "0.70 times", "-1.50 times", "65,536 times",
                        "(1 +1.0e-04) times", "0.012 times"]  # fmt: skip
 
@@ -157,16 +158,16 @@ def names_of(*blocks, mixture=False, tie=False):
 def test_parameters_are_called_by_what_they_are(pattern, words):
     every = names_of("block1", "block2")
     names = [name for name in every if re.search(pattern, name)]
-    assert diagnose.in_words(names, every) == words
-    assert diagnose.in_words(names[::-1], every) == words
+    assert in_words(names, every) == words
+    assert in_words(names[::-1], every) == words
 
 
 def test_experts_and_tied_tables_have_names_of_their_own():
     every = names_of("block1", "block2", mixture=True, tie=True)
     of = lambda pattern: [name for name in every if re.search(pattern, name)]
-    assert diagnose.in_words(of("up|down"), every) == "the experts"
-    assert diagnose.in_words(of("up"), every) == "the experts' up"
-    assert diagnose.in_words(of("router|embedding"), every) == "the tied table and the router"
+    assert in_words(of("up|down"), every) == "the experts"
+    assert in_words(of("up"), every) == "the experts' up"
+    assert in_words(of("router|embedding"), every) == "the tied table and the router"
 
 
 # ------------------------------------------------------------------------------------- the evidence
