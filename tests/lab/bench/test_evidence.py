@@ -196,9 +196,9 @@ def parts_of_a_table(whole):
 
 
 def test_what_all_ranks_hold_is_added_up_in_its_place(ranks):
-    for whole, times in ((False, 1), (True, 4)):
+    for whole, n in ((False, 1), (True, 4)):
         for totals in ranks(4)(parts_of_a_table, whole):
-            assert totals["table"] == (pytest.approx(times), pytest.approx(0, abs=1e-15))
+            assert totals["table"] == (pytest.approx(n), pytest.approx(0, abs=1e-15))
             assert totals["vector"] == (pytest.approx(1), pytest.approx(0, abs=1e-15))
 
 
