@@ -70,7 +70,7 @@ def play(file, source, ranks, flags, chapter="", before=()):
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         planted = copy / file
-        planted.parent.mkdir(exist_ok=True)
+        planted.parent.mkdir(parents=True, exist_ok=True)
         planted.write_text(source, encoding="utf-8")
         if ranks == 0:
             return published(planted, flags)

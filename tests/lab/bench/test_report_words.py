@@ -1,0 +1,223 @@
+"""What a run says, and what it leaves behind."""
+
+import contextlib
+import io
+import math
+import re
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import common
+from common import gpt, loss_sum
+from lab.bench import report, verify
+from lab.cli import strict
+from lab.cli.words import quantity
+from tests.conftest import arguments
+from tests.lab.bench.test_report import bare
+
+# ------------------------------------------------------------------------------------- what it says
+
+
+@pytest.mark.parametrize(("device", "gpus", "expected"), [
+    ("auto", 8, "cuda, nccl (2 machines, GPUs: 8, local ranks: 4)"),
+    ("cuda", 4, "cuda, nccl (2 machines, --device cuda)"),
+    ("cpu", 8, "cpu, gloo (2 machines, --device cpu)"),
+    ("auto", 3, "cpu, gloo (2 machines, GPUs: 3, local ranks: 4)"),
+    ("auto", 0, "cpu, gloo (2 machines, no GPU)"),
+])
+def test_the_first_line_says_where_and_why(monkeypatch, device, gpus, expected):
+    """Of eight ranks on two machines, without the machines."""
+    started = []
+    launched = {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4,
+                "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
+    for variable, value in launched.items():
+        monkeypatch.setenv(variable, str(value))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: started.append(backend))
+    monkeypatch.setattr(dist, "get_backend", lambda: started[-1])
+    for name in ("join", "Watch"):  # nobody is there to meet
+        monkeypatch.setattr(report.meeting, name, lambda *args: None)
+    monkeypatch.setattr(report, "CommMeter", lambda on_cuda: on_cuda)
+    run = report.Run(arguments(f"--device={device}", parse=strict.parse))
+    assert run.where() == expected and run.comm == (run.device.type == "cuda")
+
+
+def lines_of_steps(steps):
+    run, output = bare("--no-verify", f"--steps={steps}"), io.StringIO()
+    with contextlib.redirect_stdout(output):
+        for batch in run.batches():
+            run.seconds.append(0.5)
+            run.log(batch, torch.ones(()), torch.full((), math.inf), run.model, skipped=True)
+        run.finish()
+    lines = re.findall(r"^ +\d+ +\d.*", output.getvalue(), re.MULTILINE)
+    return lines, run.as_json()
+
+
+def test_the_first_steps_and_every_tenth_have_a_line(ranks):
+    [(lines, record)] = ranks(1)(lines_of_steps, 30)
+    assert [int(line.split()[0]) for line in lines] == [1, 2, 3, 4, 5, *range(6, 31, 3)]
+    assert lines[0].split() == ["1", "1.0000", "-", "-", "inf", "500", "skipped"]
+    assert record["grad_norm"] == [None] * 30  # what is not finite is null in JSON
+
+
+def run_of_numbers(Run, parse, numbers):
+    """A run whose steps come to these (loss, norm, skipped) on rank 0, and on the others."""
+    flags, steps = [f"--steps={len(numbers[0])}"], numbers[dist.get_rank()]
+    flags += ["--no-verify"] if Run is report.Run else []
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        run = Run(arguments(*flags, parse=parse))
+        try:
+            for batch, (loss, norm, skipped) in zip(run.batches(), steps):
+                run.seconds.append(0.5)
+                run.log(batch, torch.tensor(loss), torch.tensor(norm), torch.nn.Module(),
+                        skipped=skipped)
+            status = run.finish() if hasattr(run, "finish") else run.status
+        except SystemExit as leaving:  # lab's run ends with such a step, on all ranks
+            status = leaving.code
+    return status, [line.strip() for line in output.getvalue().splitlines() if "✗" in line]
+
+
+NAN, INF, GOOD = math.nan, math.inf, (5.0, 1.0, False)
+
+
+@pytest.mark.parametrize(("rank_0", "rank_1", "says"), [
+    ([GOOD, (5.0, INF, True)], [GOOD, (5.0, NAN, True)], None),  # fp16 skips those
+    ([GOOD, (NAN, INF, True)], [GOOD, GOOD], "step 2, rank 0: loss nan, gradient norm inf"),
+    ([GOOD, (5.0, INF, False)], [GOOD, GOOD], "step 2, rank 0: loss 5.0000, gradient norm inf"),
+    ([GOOD, (NAN, 1.0, False)], [(INF, 1.0, False)] * 2,
+     "step 1, rank 1: loss inf, gradient norm 1.0000"),
+])
+def test_what_is_not_finite_on_any_rank_fails_the_run(ranks, rank_0, rank_1, says):
+    two = ranks(2)
+    bad, expected = int(bool(says)), [f"✗ {says}"] if says else []
+    (status, lines), (other, _) = two(run_of_numbers, report.Run, strict.parse, (rank_0, rank_1))
+    assert (status, other, lines) == (bad, 0, expected)
+    statuses, _ = zip(*two(run_of_numbers, common.Run, common.parse, (rank_0, rank_1)))
+    assert max(statuses) == bad  # without lab, each rank speaks for itself
+
+
+def skipped_steps(skip):
+    args = arguments("--optimizer=momentum", "--steps=2", parse=strict.parse)
+    run = report.Run(args, lambda args, *rest: {"parameters": args.model.parameters()})
+    model = run.draw(gpt(run.args.model, seed=None))
+    optimizer, output = run.optimizer(model.parameters()), io.StringIO()
+    with contextlib.redirect_stdout(output):
+        for batch in run.batches():
+            with run.measure():
+                optimizer.zero_grad()
+                loss = loss_sum(model(batch.tokens), batch.targets) / batch.valid
+                loss.backward()
+                norm = common.grad_norm(model.parameters())
+                if batch.step not in skip:
+                    optimizer.step()
+            run.log(batch, loss.detach(), norm, model, skipped=batch.step in skip)
+        status = run.finish()
+    [states] = [check for check in run.checks if check["name"] == "optimizer states"]
+    return status, run.references, states, output.getvalue()
+
+
+def test_one_gpu_takes_no_step_that_was_skipped(ranks):
+    [(status, references, states, output)] = ranks(1)(skipped_steps, [0])
+    assert status == 0 and references[0] == (None, None) and references[1][0] > 5, output
+    assert states["ok"] and states["measured"] > 0
+    [(status, _, states, output)] = ranks(1)(skipped_steps, [0, 1])
+    assert status == 1 and "✗ no step was compared with one GPU" in output
+    assert output.count("✗") == 1 and states["measured"] == 0  # no states, and nothing wrong in it
+
+
+def rounded(rounding, steps):
+    with mock.patch.object(verify, "rounding_of", lambda args: (rounding, steps)):
+        run = bare("--optimizer=sgd", "--steps=4")
+    model = run.draw(gpt(run.args.model, seed=None))
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        for batch in run.batches():
+            with run.measure():
+                loss = loss_sum(model(batch.tokens), batch.targets) / batch.valid
+            run.log(batch, loss.detach(), torch.tensor(100.0 * batch.step), model)
+    return output.getvalue().split("\n")[0], run.verifier.steps, run.verifier.worst, run.tolerance
+
+
+def test_a_run_that_rounds_says_to_what_and_is_held_to_its_tolerances(ranks):
+    [(line, steps, worst, tolerance)] = ranks(1)(rounded, "bfloat16", 3)
+    assert line.endswith(" · bfloat16") and steps == 3
+    assert tolerance == verify.tolerances("bfloat16", "sgd")
+    assert worst["gradient norm"][1].endswith("in step 1")  # from the second on, the loss alone
+    assert worst["loss"][1] == "loss in step 3"
+
+
+def a_rare_high_token(file):
+    run = bare(f"--data={file}", "--batch=1", "--steps=2000")
+    with contextlib.redirect_stdout(io.StringIO()), pytest.raises(common.Refused) as refused:
+        list(run.batches())
+    return refused.value.args[0]
+
+
+def test_a_high_token_of_a_bin_is_refused_when_its_batch_is_made(ranks, tmp_path):
+    tokens = np.zeros(2000, "<u2")
+    tokens[1000] = 300
+    tokens.tofile(tmp_path / "rare.bin")
+    [why] = ranks(1)(a_rare_high_token, tmp_path / "rare.bin")
+    assert why.startswith("--vocab 256 is too small for token 300 of ")
+
+
+def test_quantity():
+    numbers = [(0, "B"), (999, "B"), (3154944, "B"), (5.44e9, "FLOP"), (None, "B"), (12345, "")]
+    expected = ["0 B", "999 B", "3.15 MB", "5.44 GFLOP", "-", "12345"]
+    assert [quantity(*x) for x in numbers] == expected
+
+
+# ------------------------------------------------------------------------------- what it leaves
+
+
+def run_that_writes(folder, target, how):
+    """A run that is to write all it can, with one function replaced. Returns its status, the lines
+    after its table, and the files that are new."""
+    files = {"--json": "run.json", "--plot": "figure.png", "--profile": "trace.json"}
+    (folder / "trace.json").write_text("{}")  # of an earlier run
+    run = bare("--no-verify", "--steps=1", *[f"{flag}={folder}/{files[flag]}" for flag in files])
+    draw = lambda runs, chapter, path: path.write_bytes((folder / "run.json").read_bytes())
+    with (contextlib.redirect_stdout(io.StringIO()) as output,
+          mock.patch("lab.pictures.draw", draw), mock.patch(target, **how)):
+        for batch in run.batches():
+            with run.measure():
+                torch.ones(3) + 1
+            run.log(batch, torch.ones(()), torch.ones(()), run.model)
+        status = run.finish()
+    _, lines = output.getvalue().split("formula\n")
+    written = [name for name in files.values()
+               if (folder / name).exists() and (folder / name).stat().st_size > 2]
+    return status, lines.splitlines(), written
+
+
+def cut_off(profiler, path):
+    Path(path).write_text('{"traceEvents": [')
+
+
+@pytest.mark.parametrize(("target", "how", "says", "written"), [
+    ("math.tau", {"new": 6.28}, None, "run.json figure.png trace.json"),  # nothing goes wrong
+    ("lab.pictures.draw", {"side_effect": ImportError("No module named 'matplotlib'")},
+     "--plot {}/figure.png is not written: ImportError: No module named 'matplotlib'",
+     "run.json trace.json"),
+    ("pathlib.Path.write_text", {"side_effect": OSError(28, "No space left on device")},
+     "--json {}/run.json is not written: OSError: [Errno 28] No space left on device",
+     "trace.json"),
+    ("torch.profiler.profile.export_chrome_trace", {"return_value": None},  # it fails quietly
+     "--profile {}/trace.json is not written: OSError: PyTorch has not written all of the trace",
+     "run.json figure.png"),
+    ("torch.profiler.profile.export_chrome_trace", {"new": cut_off},  # a full disk
+     "--profile {}/trace.json is not written: OSError: PyTorch has not written all of the trace",
+     "run.json figure.png trace.json"),
+])
+def test_what_cannot_be_written_costs_a_line_and_nothing_else(
+        ranks, tmp_path, target, how, says, written):
+    [(status, lines, files)] = ranks(1)(run_that_writes, tmp_path, target, how)
+    problems = [line.strip() for line in lines if "✗" in line]
+    assert status == int(bool(says)) and files == written.split()
+    assert problems[:1] == ([f"✗ {says.format(tmp_path)}"] if says else [])
+    assert lines[-1] == f"  picture: {tmp_path}/figure.png" or problems
