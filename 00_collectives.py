@@ -36,8 +36,8 @@ round. So with S bytes of x on N ranks, count the rounds, and add up the bytes o
 
 In a tree, twice as many ranks have it after every round. In a ring all send S/N to the right in
 every round, so nobody is idle, and an all_reduce sends less than 2 S, whatever N is. No less will
-do: of each number, N-1 messages must go before any rank has its sum, and N-1 more before all do.
-That is 2 (N-1)/N · S a rank. (nccl-tests' busbw is that over the time: S/seconds · 2 (N-1)/N.)
+do, unless switches add (NVLink SHARP): of each number, N-1 messages must go before any rank has its
+sum, and N-1 more before all do. That is 2 (N-1)/N · S a rank, and over the time nccl-tests' busbw.
 
 So the ring is right for large tensors, and a tree for small ones: on 16,384 ranks with α = 5 µs, a
 ring's 2 (N-1) rounds take 0.16 s for a byte. Halving and doubling is good at both, but sends half
@@ -189,7 +189,7 @@ def all_to_all(net, x):
 def barrier(net, x):
     """Ends on no rank before it has begun on all. In round k, from 0, a rank tells the one 2^k to
     its right that it has come, and so have all of whom it knows: those are 1, 3, 7, ... to its left
-    after 1, 2, 3, ... rounds. It sends a byte, not x. (With NCCL streams wait, and not hosts.)"""
+    after 1, 2, 3, ... rounds. It sends a byte, not x. (With NCCL streams wait here.)"""
     token = torch.zeros(2, dtype=torch.uint8, device=x.device)
     for k in range((net.ranks - 1).bit_length()):
         net.exchange(send=token[:1], to=(net.rank + 2**k) % net.ranks,
@@ -321,7 +321,7 @@ def skip(net, x):
 
 
 def sizes(net, x):
-    """The last rank has a longer tensor. What arrives fills its beginning."""
+    """The last rank has a longer tensor: gloo fills its beginning, NCCL demands equal sizes."""
     x = torch.full([len(x) + 2 * (net.rank == net.ranks - 1)], float(net.rank))
     broadcast(net, x)
     return f"has {x.tolist()} after a broadcast of zeros" if x.any() else ""

@@ -33,8 +33,9 @@ keep 3 numbers each, and two of these 12 are such zeros:
 
 The optimizer does not notice where a parameter begins, since it treats every number by itself. Our
 model is a list, so a step walks it, unit by unit. While one unit's backward computes, the gradients
-of the one before are on their way: those of two are alive. PyTorch's FSDP does the same in hooks on
-modules (`--variant torch`: fully_shard, which is FSDP2, cuts each parameter by its rows).
+of the one before are on their way: those of two are alive (a tied table's wait for its second use).
+PyTorch's FSDP does the same in hooks (`--variant torch`: fully_shard, which is FSDP2, cuts each
+parameter by its rows; what it calls stage 2 here is zero3 --keep-gathered).
 
 What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; all times (N-1)/N)
 
@@ -53,8 +54,8 @@ micro-batch, not only the last: stage 3 wants large ones.
 
 What can be added:
 
-    --precision bf16   P + G + O is 2Ψ + 2Ψ + 12Ψ: chapter 01's fp32 master weights count as
-                       optimizer states. --reduce-fp32 sends and sums gradients in fp32 (4Ψ/N).
+    --precision bf16   P + G + O is 2Ψ + 2Ψ + 12Ψ, with chapter 01's fp32 masters. --reduce-fp32
+                       sends and sums gradients in fp32 (4Ψ/N; zero1's micro-batches in bf16).
     --offload          The CPU has O and master weights (4Ψ/N, in any case), and updates them.
     hsdp               Stage 3 in groups of --shard-size ranks, such as a machine's. Across these
                        groups, shards of gradients are summed once a step.
@@ -212,10 +213,9 @@ def zero1_step(model, units, optimizer, micro_batches, valid, clip):
 def reduce_in_place(unit):
     """A reduce_scatter of gradients that stay: the sum takes the place of this rank's own part."""
     sent = unit.gradients.to(unit.shard.grad_dtype)     # itself, but for --reduce-fp32
-    unit.shard.grad = part(sent, unit.shard.cuts)
+    in_place = sent is unit.gradients                   # else the rest of `sent` can go
+    unit.shard.grad = part(sent, unit.shard.cuts) if in_place else sent.new_empty(unit.shard.shape)
     common.reduce_scatter(unit.shard.grad, sent, group=unit.group)
-    if sent is not unit.gradients:
-        unit.shard.grad = unit.shard.grad.clone()       # so that the rest of `sent` can go
 
 
 # ---------------------------------------------------------------------------------------- stage 2
@@ -362,7 +362,7 @@ class ZeroPlusPlusUnit(Unit):
     a part of what forward has gathered, the secondary shard, for backward.
 
     Collectives of two groups at once can deadlock GPUs that start them in different orders. So with
-    a node, those of backward take turns: none of them is hidden."""
+    a node, those of backward take turns. Neither they nor gathers of int8 are hidden."""
 
     def __init__(self, parameters, group, node, quantized):
         super().__init__(parameters, group)
@@ -562,7 +562,7 @@ def flags(parser):
     add("--offload", action="store_true", help="keep masters and states on the CPU, update there")
     for idea in IDEAS:
         add(idea, action=argparse.BooleanOptionalAction, default=True, help="an idea of ZeRO++")
-    add("--stage", type=int, default=3, help="of torch")
+    add("--stage", type=int, default=3, help="of torch; its 2 is zero3 --keep-gathered")
 
 
 BY_HAND = ("--precision", "--reduce-fp32", "--offload")

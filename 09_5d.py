@@ -994,7 +994,7 @@ def flags(parser):
     add("--cp", type=int, default=1, help="ranks that share a sequence in attention")
     add("--tp", type=int, default=1, help="ranks that share each matrix, and the sequence outside")
     add("--ep", type=int, default=1, help="ranks, of those of dp, that share the experts")
-    add("--zero", type=int, choices=range(4), default=0, help="ZeRO's stage; torch: 2 or 3")
+    add("--zero", type=int, choices=range(4), default=0, help="ZeRO's stage; torch: 2, 3")
     add("--schedule", choices=("1f1b", "interleaved", "dualpipe-v"), default="1f1b")
     add("--experts", type=int, default=0, help="of a mixture in place of each MLP")
     add("--top-k", type=int, default=2, help="experts of a token")

@@ -323,8 +323,8 @@ def gradient_peak(args, answer, width):
     width, sums = widths(args, width)
     units = [(-(-size // n) * n, -(-size // n)) for size, n, _ in flat_units(args.model, answer)]
     if answer["zero"] == 1:
-        copies = [sums * (size + sum(shard for _, shard in units[:i])) if width != sums else 0
-                  for i, (size, _) in enumerate(units)]     # of a unit; shards have been copied
+        copies = [sums * (size + sum(shard for _, shard in units[:i + 1])) if width != sums else 0
+                  for i, (size, _) in enumerate(units)]     # of a unit, beside the shards so far
         return width * sum(size for size, _ in units) + max(copies)
     is_first = args.batch // args.shares == args.micro_batch    # there are no sums of earlier ones
     peak = tied = 0

@@ -129,11 +129,8 @@ def hold_states(run, answer):
 
 
 def hold_peaks(run, answer):
-    """Of ZeRO, whose units come and go in the step. Before the first step has ended nobody has told
-    which tensors are shards, so a run of one step has no peak of gradients."""
-    peaks = {}
-    if run.comm.sharded:
-        peaks["gradients"] = run.comm.gradient_peak, anatomy.gradient_peak
+    """Of ZeRO, whose units come and go in the step."""
+    peaks = {"gradients": (run.comm.gradient_peak, anatomy.gradient_peak)}
     if answer["zero"] == 3:
         peaks["gathered parameters"] = run.comm.gathered, anatomy.gathered_peak
     for name, (measured, formula) in peaks.items():

@@ -176,8 +176,7 @@ class Run(Bench):
     def meter(self, meters):
         """Enter the meters of the one step that is held to formulas."""
         flat = [p.flat[0][0] for p in updated_parameters(self) if hasattr(p, "flat")]
-        sharded = flat and self.updated and [*self.model.parameters(),
-                                             *(unit.shard for unit in self.updated)]
+        sharded = flat and [*self.model.parameters(), *(unit.shard for unit in self.updated or ())]
         self.comm = CommMeter(self.on_cuda, flat, sharded)          # its clock starts now
         self.kept = ActivationMeter(tree_leaves(self.batch.micro_batches))
         self.flops = FlopMeter()
