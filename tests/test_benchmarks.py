@@ -66,16 +66,19 @@ def test_what_a_run_would_refuse_is_refused_before_the_first(monkeypatch, capsys
 
 @pytest.fixture
 def warm(monkeypatch, tmp_path):
-    """Programs that benchmarks start are forked from an interpreter that knows torch."""
+    """Programs that benchmarks start are forked from an interpreter that knows torch. What a test
+    appends here is patched there."""
+    patches = []
 
     def popen(command, env, **pipes):
         assert command[0] == sys.executable and pipes.pop("text") and set(pipes.values()) == {-1}
         more = {name: value for name, value in env.items() if os.environ.get(name) != value}
-        [status], *said = programs.run(*command[1:], cwd=tmp_path, **more)
+        [status], *said = programs.run(*command[1:], cwd=tmp_path, patches={0: patches}, **more)
         run = types.SimpleNamespace(returncode=status, communicate=lambda: said)
         return contextlib.nullcontext(run)
 
     monkeypatch.setattr(chapters.subprocess, "Popen", popen)
+    return patches
 
 
 def test_a_pair_in_the_same_process(warm):
@@ -85,10 +88,10 @@ def test_a_pair_in_the_same_process(warm):
              for core in ("plain", "sdpa")]
     names = "08_expert_parallel", "02_data_parallel"
     measured = chapters.measure(1, *zip(names, sides), clocked=True)
-    assert [len(ms) for ms in measured["ms"]] == [2, 2] and measured["alone"] >= 0
+    assert [len(ms) for ms in measured["ms"]] == [2, 2]
     assert measured["tokens"] == 8 * 8
     sorting, matmuls = measured["operators"].values()           # a dense model sorts nothing
-    assert 0 < sorting and 0 < matmuls and sorting + matmuls < statistics.median(measured["ms"][0])
+    assert 0 < sorting and 0 < matmuls and sorting + matmuls < statistics.mean(measured["ms"][0])
 
 
 def play_pair(pair):
@@ -108,12 +111,13 @@ def test_a_pair_on_two_ranks(ranks):
 
 
 def test_the_measuring_thread_has_the_device_of_its_rank(monkeypatch):
-    """CUDA's current device is a thread's, and the runs of a pair had threads of their own."""
-    device, chosen = torch.device("cuda", 1), []
+    """CUDA's current device is a thread's, and the runs of a pair had threads of their own. By a
+    clock that ticks once a second whenever it is read."""
+    device, chosen, ticks = torch.device("cuda", 1), [], itertools.count()
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(dist, "barrier", lambda: None)
-    run = types.SimpleNamespace(device=device, world=2, rank=1, now=time.perf_counter)
-    assert chapters.communication_alone(run, {}) >= 0 and chosen == [device]
+    run = types.SimpleNamespace(device=device, world=2, rank=1, now=lambda: next(ticks))
+    assert chapters.communication_alone(run, {}) == 1000 and chosen == [device]
 
 
 def hops_of_a_pipeline():
@@ -205,11 +209,21 @@ def test_the_shares_of_operators_are_of_a_step_without_a_clock(monkeypatch):
     assert rows == [f"| {shape} --experts={experts} | 100.0 | 5% | 50% |" for experts in (8, 32)]
 
 
+def sleep(seconds, passed=[0.0]):  # noqa: B006 (its memory)
+    """Takes no time but that of `clock`."""
+    passed[0] += seconds
+    return passed[0]
+
+
+def clock():
+    return sleep(0)
+
+
 def test_the_milliseconds_of_a_sleeping_step_come_from_the_run(warm):
-    """On one rank, where nobody waits."""
+    """On one rank, where nobody waits, by a clock that only sleep sets forward."""
+    warm += [("time.sleep", sleep), ("time.perf_counter", clock)]
     flags = ["1f1b", "--micro-batches=2", "--sleep=50", "--device=cpu"]
-    executed, simulated = chapters.asleep(1, flags)
-    assert simulated == 2 * 3 * 50 <= executed < 1.3 * simulated
+    assert chapters.asleep(1, flags) == (2 * 3 * 50, 2 * 3 * 50)
     with pytest.raises(SystemExit, match="(?s)lab.schedules 2f2b .* failed:.*error: .*2f2b"):
         chapters.asleep(1, ["2f2b"])
 

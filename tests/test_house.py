@@ -1,6 +1,7 @@
 """The house: who imports whom, what a chapter may say to its run, and how long a file is."""
 
 import ast
+import functools
 import inspect
 
 import pytest
@@ -18,9 +19,22 @@ LONGEST = {"common": 510, "00_collectives": 430, "01_single_gpu": 580, "02_data_
 CONTRACT = {"args", "rank", "world", "device", "dtype", "mesh", "draw", "optimizer", "batches",
             "measure", "span", "log"}  # what a chapter may say to its run
 WITHOUT_MODEL = {"args", "rank", "world", "device", "dtype"}  # what one that trains none may say
-LAB = sorted((ROOT / "lab").glob("*.py"))
+LAB = sorted((ROOT / "lab").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+IMPORTS = {  # {room of lab/, or its commands: what it imports of the rest of lab/}
+    "cli": "bench.anatomy chapters",
+    "bench": "cli chapters checkpoints classroom.simulate pictures schedules",
+    "chapters": "bench classroom cli museum.exhibit planner schedules",
+    "checkpoints": "bench cli",
+    "classroom": "bench chapters cli museum",
+    "museum": "bench.drawing chapters classroom cli",
+    "page": "bench chapters classroom cli museum pictures planner schedules",
+    "planner": "chapters cli",
+    "commands": "bench chapters checkpoints classroom cli speed",
+}
 
 
+@functools.cache
 def parsed(path):
     return ast.parse(path.read_text())
 
@@ -67,19 +81,64 @@ def test_common_imports_lab_in_a_function_alone():
     assert ours(imports(tree)) == {"lab"} and not ours(imports(tree, inside_functions=False))
 
 
-@pytest.mark.parametrize("path", LAB, ids=lambda path: path.stem)
-def test_lab_imports_no_chapter_but_in_a_function(path):
-    """Their names begin with digits, so it takes lab.chapters; and lab.bench.drawing draws."""
+def within_lab(path):
+    return path.relative_to(ROOT / "lab").as_posix()
+
+
+def room_of(path):
+    """Of a file of lab/."""
+    first, *others = within_lab(path).split("/")
+    return first if others else "commands"
+
+
+@pytest.mark.parametrize("path", LAB, ids=within_lab)
+def test_lab_takes_chapters_from_their_registry(path):
+    """Their names begin with digits, so that nobody else can import them without importlib; what a
+    student has written is loaded by the classroom."""
     names = imports(parsed(path))
     assert ours(names) <= {"common", "lab"}
-    assert not {"importlib", "importlib.util", "runpy", "matplotlib"} & names
+    if within_lab(path) not in ("chapters/__init__.py", "classroom/checks.py"):
+        assert not {"importlib", "runpy"} & {name.split(".")[0] for name in names}
 
 
-def test_pictures_are_imported_where_they_are_drawn():
+@pytest.mark.parametrize("path", LAB, ids=within_lab)
+def test_a_room_imports_the_rooms_below_it(path):
+    names, room = imports(parsed(path)), room_of(path)
+    allowed = tuple(f"lab.{other}." for other in ["ROOT", room, *IMPORTS[room].split()])
+    for name in names:
+        is_parent = any(other.startswith(f"{name}.") for other in names)
+        if name.startswith("lab.") and not is_parent:
+            assert f"{name}.".startswith(allowed), f"{within_lab(path)} imports {name}"
+
+
+def test_a_room_of_a_chapter_is_imported_by_itself_alone():
+    for path in LAB:
+        for name in imports(parsed(path)):
+            if name.startswith("lab.chapters.") and name.count(".") > 2:
+                assert path.parent.name == name.split(".")[2], path
+
+
+@pytest.mark.parametrize("path", LAB, ids=within_lab)
+def test_matplotlib_is_imported_where_something_is_drawn(path):
+    tree = parsed(path)
+    libraries = {name.split(".")[0] for name in imports(tree)}
+    assert "matplotlib" not in {name.split(".")[0] for name in imports(tree, False)}
+    assert "matplotlib" not in libraries or path.name in ("drawing.py", "figure.py")
+
+
+def test_pictures_are_imported_by_the_page_and_where_a_run_is_drawn():
     for path in (ROOT / "common.py", *LAB, *CHAPTERS.glob("*.py"), *ROOT.glob("kernels/*.py")):
-        tree = parsed(path)
-        assert "lab.pictures" not in imports(tree, inside_functions=False), path
-        assert "lab.pictures" not in imports(tree) or path.stem == "bench", path
+        if "lab.pictures" in imports(tree := parsed(path)):
+            assert path.parent.name in ("bench", "page"), path
+            assert path.parent.name == "page" or "lab.pictures" not in imports(tree, False), path
+
+
+def test_lab_itself_has_commands_alone():
+    """And a room is one if it has a __main__.py; the page's search is a process of its own."""
+    for path in set(LAB) - {ROOT / "lab/page/search.py"}:
+        is_command = 'if __name__ == "__main__":' in path.read_text()
+        flat = path.parent == ROOT / "lab" and path.stem != "__init__"
+        assert is_command == (flat or path.stem == "__main__"), path
 
 
 @EVERY
@@ -142,3 +201,9 @@ def test_what_lab_teaches_is_short():
 @pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")), ids=lambda path: path.stem)
 def test_no_file_is_longer_than_a_sitting(path):
     assert path.read_text().count("\n") <= LONGEST[path.stem]
+
+
+def test_no_file_of_lab_or_of_the_tests_is_longer_than_500_lines():
+    lengths = {path.relative_to(ROOT).as_posix(): path.read_text().count("\n")
+               for path in (*LAB, *TESTS)}
+    assert {path: length for path, length in lengths.items() if length > 500} == {}

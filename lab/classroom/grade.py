@@ -357,7 +357,8 @@ def arguments(argv):
     add("--junit", type=commands.output("results.xml"), help="write JUnit's XML")
     args = parser.parse_args(argv)
     if not args.folder:
-        raise Refused("FOLDER is missing; `make exercises` writes exercises/, which would work")
+        what = "is missing" if args.folder is None else "'' is no name"
+        raise Refused(f"FOLDER {what}; `make exercises` writes exercises/, which would work")
     args.students = students_in(Path(args.folder))
     chosen = exercises.chosen(args.exercise)
     args.chosen = {chapter: [e for e in found if args.level in (None, e.level)]

@@ -131,6 +131,8 @@ def arguments(argv):
     writes = "`python -m lab.hunt 06` writes one, to hunts/06_context_parallel.py"
     if not file and not args.chapter:
         raise Refused("a CHAPTER is missing, or --grade or --reveal and a file", "with 06")
+    if args.grade and args.reveal:
+        raise Refused(f"--grade {args.grade} means nothing beside --reveal", "without --reveal")
     if file and args.chapter:
         raise Refused(f"CHAPTER {args.chapter} means nothing beside a file",
                       f"without {shlex.quote(chapter)}")

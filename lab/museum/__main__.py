@@ -36,8 +36,9 @@ def chosen(words):
     found = {room: [exhibit for exhibit in those if is_meant(room, exhibit)]
              for room, those in museum.exhibits().items()}
     if not any(found.values()):
-        raise Refused(f"EXHIBIT {' '.join(words)}: there is none of such a chapter or thread; 06 "
-                      "and torchtitan#596 would work")
+        said = " ".join(word or "''" for word in words)
+        raise Refused(f"EXHIBIT {said}: there is none of such a chapter or thread; 06 and "
+                      "torchtitan#596 would work")
     return {room: those for room, those in found.items() if those}
 
 

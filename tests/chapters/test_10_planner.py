@@ -25,7 +25,7 @@ from lab.bench import anatomy
 from lab.cli import refusals
 from lab.planner import planning, published
 from tests.conftest import ROOT, chapter
-from tests.support import trials
+from tests.support import every_command, trials
 
 TEN = "10_planner"
 
@@ -459,14 +459,8 @@ def test_the_sizes_of_a_search_are_limited(ten, monkeypatch):
         planning.question(ten, ["--zero=1", "--cp=1"])
 
 
-PROGRAM = trials.Command([ROOT / f"{TEN}.py"], lambda: planning.program(chapter(TEN)), ["--gpus=8"],
-                         writes={"--json": "plan.json"}, prints="layouts")
-
-
-def test_it_keeps_its_line_and_its_status_whatever_its_streams_and_files_are(tmp_path, monkeypatch):
-    """Closed, full or in ASCII; a pipe nobody reads, a folder, a full disk. Nothing is left."""
-    assert trials.closed_streams(PROGRAM) == []
-    assert trials.bad_places(PROGRAM) == []
+def test_a_refusal_and_a_full_disk_leave_nothing(tmp_path, monkeypatch):
+    """Other streams and files: tests/support/test_trials.py."""
     monkeypatch.chdir(tmp_path)
     assert told(chapter(TEN), ["--json=plan.json", "--tp=3"])[0] == 2 and os.listdir() == []
 
@@ -475,17 +469,8 @@ def test_it_keeps_its_line_and_its_status_whatever_its_streams_and_files_are(tmp
 
     monkeypatch.setattr(Path, "write_text", full)
     errors = io.StringIO()
-    assert trials.call(PROGRAM, ["--json=plan.json"], {}, None, errors) == 1
+    assert trials.call(every_command.PLANNER, ["--json=plan.json"], {}, None, errors) == 1
     assert errors.getvalue() == "error: cannot write all of a file: No space left on device\n"
-
-
-@pytest.mark.full
-def test_each_value_of_each_flag():
-    assert trials.bad_values(PROGRAM) == []
-
-
-def test_a_signal_ends_it_in_a_line():
-    assert trials.signals(PROGRAM) == []
 
 
 def test_where_nothing_fits_for_sure_it_says_so_and_what_would():

@@ -391,6 +391,9 @@ def test_the_benchmark_from_end_to_end(monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
     monkeypatch.setattr(bench, "milliseconds", lambda function: function() is None or 0.5)
+    drawn, new_figure = [], bench.new_figure
+    monkeypatch.setattr(bench, "new_figure", lambda *size: drawn.append(new_figure(*size))
+                        or drawn[-1])
     bench.main(["--out", str(tmp_path)])
     printed = capsys.readouterr().out
     assert "| LayerNorm backward | 256 |" in printed and "| causal backward | 16 | 32 |" in printed
@@ -399,8 +402,12 @@ def test_the_benchmark_from_end_to_end(monkeypatch, tmp_path, capsys):
     rows = list(csv.DictReader(open(tmp_path / "kernels_fp8.csv")))
     speeds = [str(n * 32**3 / ms / 1e9) for n, ms in ((2, 0.5), (6, 1))]
     assert [row["bf16"] for row in rows] == speeds
-    for name in ("pointwise", "attention", "fp8"):
-        assert (tmp_path / f"kernels_{name}.png").stat().st_size > 10_000
+    for (_, panels), name in zip(drawn, ("pointwise", "attention", "fp8")):
+        assert (tmp_path / f"kernels_{name}.png").read_bytes().startswith(b"\x89PNG")
+        rows = csv.DictReader(open(tmp_path / f"kernels_{name}.csv"))
+        speeds = [y for axes in panels.flat for line in axes.lines for y in line.get_ydata()
+                  if line.get_label() == "kernel"]
+        assert sorted(speeds) == sorted(float(row["kernel"]) for row in rows)
     monkeypatch.setattr(bench, "TRIED", {name: [(16, 16, 4, 1)] for name in bench.TRIED})
     bench.main(["--tune"])
     assert "head dim 16, full, dk_dv (16, 16, 4, 1): " in capsys.readouterr().out

@@ -109,11 +109,22 @@ def small(given):
 
 
 def test_the_program_prints_and_draws(tmp_path, monkeypatch, capsys):
+    """The figure has the numbers that are printed."""
+    drawn, new_figure = [], formats.new_figure
     monkeypatch.setattr(formats, "settings", lambda steps, given=formats.settings: small(given))
+    monkeypatch.setattr(formats, "new_figure", lambda *size: drawn.append(new_figure(*size))
+                        or drawn[-1])
     formats.main(["--steps=2", f"--out={tmp_path}/new/formats.png"])
-    said = capsys.readouterr().out
-    assert "E5M2" in said and "matrices" in said and "stochastic" in said
-    assert (tmp_path / "new/formats.png").stat().st_size > 10_000
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert (tmp_path / "new/formats.png").read_bytes().startswith(b"\x89PNG")
+    [(_, (distances, bars, gaps))] = drawn
+    assert [line.get_label() for line in distances.lines] == [*formats.FORMATS]
+    for kind in bars.containers:
+        [printed] = [words[2::2] for words in said if words[:1] == [kind.get_label()]]
+        assert [f"{bar.get_height():.0f}%" for bar in kind] == printed
+    for way, line in zip(formats.WAYS[1:], gaps.lines):
+        [printed] = [words[-1] for words in said if words[:1] == [way]]
+        assert f"{sum(line.get_ydata()) / 2:+.4f}" == printed
 
 
 def test_a_bad_argument_costs_one_line(capsys):

@@ -51,6 +51,7 @@ class Command:
     reads: dict = field(default_factory=dict)  # {flag or word: "text", or "ours": a run, say}
     writes: dict = field(default_factory=dict)  # {flag: an example; a folder if it has no suffix}
     prints: str | None = "\n"  # what it prints while it works; None: it works in other processes
+    starts: bool = True  # False: its work is too long, or not possible here, but with `work`
 
     @property
     def name(self):

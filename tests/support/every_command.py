@@ -1,0 +1,261 @@
+"""Every command of the project, as tests/support/trials.py tries it.
+
+A chapter's entry is made from its name. A command with work of its own, `python -m lab.NAME` or a
+file of benchmarks/, has its lines in the table below: what it calls once nothing is refused, what
+takes that place where it would take long, and what it reads and writes.
+"""
+
+import functools
+import gc
+import sys
+import types
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import torch.distributed as dist
+
+from lab import faults, formats, here, pictures, plans, schedules, speed
+from lab.bench import runs
+from lab.classroom import exercises, grade, hunt, predict
+from lab.cli import commands
+from lab.museum import __main__ as museum
+from lab.page import __main__ as page
+from lab.planner import planning
+from tests import conftest
+from tests.conftest import CHAPTERS, ROOT, SMALL, TEXT, chapter_names, training_chapters
+from tests.support import trials
+from tests.support.trials import Command
+
+sys.path.append(str(ROOT / "benchmarks"))
+import chapters  # noqa: E402  (after the path to it)
+import checkpoints  # noqa: E402
+import collectives  # noqa: E402
+
+sys.path.pop()  # or `kernels` would be benchmarks/kernels.py
+from benchmarks import fp8, kernels  # noqa: E402
+
+SHORT = *SMALL, "--steps=1", "--data=text", "--no-verify"
+FILES = {"text": Path(TEXT).read_bytes}
+
+
+def typed():
+    """The names of all commands that are here: what a reader types."""
+    lab = ROOT / "lab"
+    modules = [*(path.stem for path in lab.glob("*.py") if path.stem != "__init__"),
+               *(path.parent.name for path in lab.glob("*/__main__.py"))]
+    files = [*CHAPTERS.glob("[0-9][0-9]_*.py"),
+             *(path for path in ROOT.glob("benchmarks/*.py") if "__main__" in path.read_text())]
+    return sorted([*(f"python -m lab.{name}" for name in modules),
+                   *(f"python {path.name}" for path in files)])
+
+
+# ------------------------------------------------------------------------------------ the chapters
+
+
+def run_chapter(name):
+    """As a program."""
+    try:
+        return conftest.main(conftest.chapter(name), None)
+    finally:
+        if dist.is_initialized():
+            gc.collect()
+            dist.destroy_process_group()
+
+
+def of_chapter(name):
+    return Command(
+        (CHAPTERS / f"{name}.py",), partial(run_chapter, name), SHORT, files=FILES,
+        stops_at=["common.Run.__init__"], reads={"--data": "text", "--resume": "ours"},
+        writes={"--json": "run.json", "--plot": "figure.png", "--profile": "trace.json",
+                "--save": "checkpoints"}, prints="per rank and step")  # fmt: skip
+
+
+def without_model(name):
+    return Command(
+        (CHAPTERS / f"{name}.py",), partial(run_chapter, name), ["--numbers=3"],
+        stops_at=["lab.bench.bench.Bench.meet"], writes={"--json": "run.json",
+                                                         "--plot": "figure.png"},
+        prints="each rank's tensor")  # fmt: skip
+
+
+WITHOUT_MODEL = [name for name in chapter_names() if name not in training_chapters()]
+ON_RANKS = [*map(of_chapter, training_chapters()), *map(without_model, WITHOUT_MODEL)]
+PLANNER = Command(
+    [CHAPTERS / "10_planner.py"], lambda: planning.program(conftest.chapter("10_planner")),
+    ["--gpus=8"], stops_at=["lab.planner.planning.print_plans"],
+    writes={"--json": "plan.json"}, prints="layouts")  # fmt: skip
+
+
+@functools.cache
+def a_run():
+    """The JSON of one. Where CHAPTERS has no such chapter, the test is skipped here."""
+    name = "02_data_parallel"
+    command, _ = of_chapter(name), conftest.chapter(name)
+    with trials.working_folder(command):
+        status = trials.call(command, [*SHORT, "--json=run.json"], {}, None, None)
+        assert status == 0
+        return Path("run.json").read_bytes()
+
+
+# ------------------------------------------------------------------------ in place of their work
+
+
+def both_parts(folder, args, deadline):
+    """Of lab.faults, without a kill."""
+    print("in one layout: 240 steps ✓")
+    return [{"name": "losses", "measured": 0, "expected": 0, "ok": True}] * 2, {}
+
+
+def a_hunt():
+    """As lab.hunt writes it."""
+    return hunt.text_of(hunt.draw("06", 1), "06", 1, "easy").encode()
+
+
+def an_exercise():
+    """As lab.exercises writes it."""
+    return exercises.with_holes("04_tensor_parallel").encode()
+
+
+def chapters_on_this_machine(ranks, device):
+    return [("04_tensor_parallel", ranks, "tp 4", 1.0, {"matmuls": 1.0})]
+
+
+class NoServer:
+    """Of lab.page, which somebody ends at once."""
+
+    address = "http://127.0.0.1:1/"
+
+    def serve_forever(self):
+        raise KeyboardInterrupt
+
+
+def on_a_rank(main):
+    """A command that torchrun starts, as the first of two ranks."""
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    with mock.patch.dict("os.environ", ranks):
+        return commands.program(main)
+
+
+def measure_pair(ranks, *sides, **clocked):
+    """Of benchmarks/chapters.py."""
+    return {"ms": [[1, 2, 3]] * 2, "alone": 1, "longest": [1, 1]}
+
+
+def measure_saves(*what):
+    """Of benchmarks/checkpoints.py."""
+    save = {"before": [0.1], "during": [0.2], "waits": 0.1, "on disk": 0.2}
+    return {"ours": [save] * 2, "theirs": [0.2] * 2, "bytes": (1, 1), "parameters": 1}
+
+
+def measure_rings(args):
+    """Of benchmarks/collectives.py."""
+    calls = [[0.1, 0.1]] * (collectives.SETUP_CALLS + 2)
+    sides = collectives.RING, collectives.TORCH, collectives.MESSAGES, collectives.SUMS
+    return {"1024": dict.fromkeys(sides, calls)}
+
+
+def train_in_8_bits(steps, *run):
+    """Of benchmarks/fp8.py."""
+    return types.SimpleNamespace(losses=[1.0] * steps)
+
+
+ROWS = {
+    "pointwise": {"what": "ELU", "width": 64, "chain": 1.0, "eager": 1.0, "compile": 1.0,
+                  "copy": 1.0, "kernel": 1.0},
+    "attention": {"what": "full", "head dim": 16, "sequence": 64, "kernel": 1.0,
+                  **dict.fromkeys(kernels.BACKENDS, 1.0)},
+    "products": {"what": "product", "size": 64, "kernel": 1.0, "scaled_mm": 1.0, "bf16": 1.0},
+}  # fmt: skip
+
+
+def time_kernels():
+    """benchmarks/kernels.py, as if there were a GPU."""
+    with mock.patch.object(kernels, "DEVICE", "cpu"):
+        return commands.program(kernels.main)
+
+
+def figure_of_plans(what):
+    """The rooms' figures; that of chapter 10 takes half a minute."""
+    draw = lambda: types.SimpleNamespace(savefig=lambda path, dpi: None)
+    return {"10": types.SimpleNamespace(draw=draw)}
+
+
+# -------------------------------------------------------------------------------------- the table
+
+
+def lab(name, main, legal=(), words=(), **more):
+    return Command(["-m", f"lab.{name}"], partial(commands.program, main), legal, words, **more)
+
+
+def benchmark(module, legal, **more):
+    path = ROOT / "benchmarks" / Path(module.__file__).name
+    return Command([path], partial(commands.program, module.main), legal, **more)
+
+
+KERNELS = Command(
+    [ROOT / "benchmarks/kernels.py"], time_kernels, ["--out=runs/new"], writes={"--out": "runs"},
+    stops_at=["benchmarks.kernels.pointwise", "benchmarks.kernels.tune"],
+    work={f"benchmarks.kernels.{name}": partial(list, [row]) for name, row in ROWS.items()},
+    starts=False)
+SPEED_ON_RANKS = Command(
+    ["-m", "lab.speed"], partial(on_a_rank, speed.main), ["--device=cpu"],
+    stops_at=["lab.bench.meeting.join"], writes={"--json": "run.json"}, starts=False)
+OTHERS = [
+    lab("exercises", exercises.main, words=["04"]),
+    lab("exercises", exercises.main, ["--write=exercises"], writes={"--write": "exercises"},
+        stops_at=["lab.classroom.exercises.write"],
+        work={"lab.classroom.exercises.write": lambda *given: []}),
+    lab("faults", faults.main, ["--kills=1"], stops_at=["lab.faults.both_parts"],
+        work={"lab.faults.both_parts": both_parts}, writes={"--json": "run.json"}, prints=None),
+    lab("formats", formats.main, ["--steps=1"], stops_at=["lab.formats.train"],
+        work={"lab.formats.train": lambda *given, **seen: [1.0]}, writes={"--out": "formats.png"}),
+    lab("grade", grade.main, ["--limit=1"], ["."], files={"04_tensor_parallel.py": an_exercise},
+        stops_at=["lab.classroom.grade.grade"],
+        work={"lab.classroom.grade.grade": lambda *given: []}, reads={"folder": "ours"},
+        writes={"--json": "results.json", "--junit": "results.xml"}),
+    lab("here", here.main, ["--ranks=4"], stops_at=["lab.here.compare"],
+        work={"lab.here.compare": chapters_on_this_machine}, writes={"--json": "here.json"}),
+    lab("hunt", hunt.main, ["--seed=1"], ["06"], stops_at=["lab.classroom.hunt.write"],
+        work={"lab.classroom.hunt.noticed": lambda exhibit: ""}, writes={"--out": "hunts"}),
+    lab("hunt", hunt.main, ["--reveal=hunt.py"], files={"hunt.py": a_hunt},
+        stops_at=["lab.classroom.hunt.reveal"], reads={"--reveal": "ours"}),
+    lab("hunt", hunt.main, ["--grade=hunt.py"], files={"hunt.py": a_hunt},
+        stops_at=["lab.classroom.hunt.grade"], reads={"--grade": "ours"},
+        work={"lab.classroom.hunt.grade": lambda *given: (hunt.MENDED, [])}, starts=False),
+    lab("museum", museum.main, words=["06"], stops_at=["lab.museum.__main__.play_all"],
+        work={"lab.museum.__main__.play_all": lambda *given: []},
+        writes={"--json": "museum.json", "--out": "museum.png"}),
+    lab("page", page.main, ["--port=0"],
+        stops_at=["lab.page.__main__.listen", "lab.page.server.write"],
+        work={"lab.page.__main__.listen": lambda port: NoServer(),
+              "lab.page.answers.warm_up": lambda: None}),
+    lab("page", page.main, ["--out=site"], stops_at=["lab.page.server.write"],
+        work={"lab.page.server.write": lambda path: 1}, writes={"--out": "site"}, starts=False),
+    lab("pictures", pictures.main, words=["run.json"], files={"run.json": a_run},
+        stops_at=["lab.pictures.draw"], reads={"runs": "ours"}, writes={"--out": "figures"}),
+    lab("plans", plans.main, stops_at=["lab.plans.rooms_with"], writes={"--out": "plans.png"},
+        work={"lab.plans.rooms_with": figure_of_plans}, starts=False),
+    lab("predict", predict.main, ["--seed=1"], ["02"], stops_at=["lab.classroom.predict.ask"],
+        work={"lab.classroom.predict.ask": lambda case, asked: 0}),
+    lab("report", runs.main, words=["run.json"], files={"run.json": a_run}, reads={"runs": "ours"}),
+    lab("schedules", schedules.main, ["--ranks=2"], ["1f1b"],
+        stops_at=["lab.schedules.simulate"]),
+    lab("schedules", schedules.main, ["--ranks=1", "--sleep=10"], ["1f1b"],
+        stops_at=["lab.schedules.sleep_through"], writes={"--json": "run.json"},
+        work={"lab.schedules.sleep_through": lambda *given: (0, [])}),
+    lab("speed", speed.main),
+    SPEED_ON_RANKS,
+    benchmark(chapters, ["--only=01"], stops_at=["chapters.measure", "chapters.asleep"],
+              work={"chapters.measure": measure_pair}, prints=None),
+    benchmark(checkpoints, ["--only=09"], stops_at=["checkpoints.measure"],
+              work={"checkpoints.measure": measure_saves}, prints=None),
+    benchmark(collectives, ["--calls=4"], stops_at=["collectives.measure"],
+              work={"collectives.measure": measure_rings}, prints=None),
+    Command([ROOT / "benchmarks/fp8.py"], partial(commands.program, fp8.main), ["--steps=100"],
+            stops_at=["benchmarks.fp8.train"], writes={"--out": "fp8.png"},
+            work={"benchmarks.fp8.train": train_in_8_bits, "benchmarks.fp8.draw": lambda *given: 0,
+                  "benchmarks.fp8.input_of_down": lambda run: 0}),
+    KERNELS,
+]
