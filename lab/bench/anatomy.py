@@ -50,9 +50,12 @@ def local_heads(kept):
     return share_of(kept, "core") / share_of(kept, "positions")
 
 
-def part(share, size):
-    """That share of a size, a whole number that divides."""
-    return round(share * size)
+def part(share, size, what):
+    """That share of a size. Raises ValueError where it is no whole number: no rank keeps such."""
+    whole = round(share * size)
+    if abs(share * size - whole) > 1e-9 * size:
+        raise ValueError(f"a share of {share:g} of {what}, which are {size}, is no whole number")
+    return whole
 
 
 def keys_and_values(cfg, kept):
@@ -69,15 +72,16 @@ def core_bytes(cfg, batch, e, kept):
     core on a CPU; "exchanged" heads.
     """
     share, how, positions = share_of(kept, "core"), kept.get("how"), share_of(kept, "positions")
-    rows = part(share, batch * cfg.heads * cfg.seq)
+    rows = part(share, batch * cfg.heads * cfg.seq, "rows of scores")
     # With gathered keys a front and a back chunk meet those up to their own ends: the mean of both.
     met = 1 / 2 + positions / 4 if how == "gathered" else 1
     if cfg.attention == "plain" and how != "blocks":
-        return part(share * met, numbers_kept(cfg, batch)["core"] * e)
-    is_input_of_o = part(local_heads(kept), cfg.heads) == 1 or cfg.seq == 1 and how is None
+        return part(share * met, numbers_kept(cfg, batch)["core"] * e, "bytes of the core")
+    is_input_of_o = part(local_heads(kept), cfg.heads, "heads") == 1 or cfg.seq == 1 and how is None
     if how in ("gathered", "exchanged") or "fp8" in kept:
         is_input_of_o = False
-    masks = part(positions * met, cfg.seq * cfg.seq * e) if how == "gathered" else 0
+    gathered = how == "gathered"
+    masks = part(positions * met, cfg.seq * cfg.seq * e, "bytes of a mask") if gathered else 0
     return rows * max(e, 4) + masks + (0 if is_input_of_o else rows * cfg.dim // cfg.heads * e)
 
 
@@ -89,8 +93,9 @@ def saved_by_fp8(cfg, batch, e, kept):
     scales = {"tensor": lambda rows, columns: 1, "row": lambda rows, columns: rows,
               "tile": lambda rows, columns: rows * math.ceil(columns / 128)}[kept["fp8"]]
     tokens, inputs, inside = batch * cfg.seq, share_of(kept, "inputs"), share_of(kept, "inside")
-    of_inputs = part(inputs, tokens), cfg.dim               # of q, k and v together; of up
-    of_o, of_down = (tokens, part(inside, cfg.dim)), (tokens, part(inside, 4 * cfg.dim))
+    of_inputs = part(inputs, tokens, "inputs"), cfg.dim     # of q, k and v together; of up
+    of_o = tokens, part(inside, cfg.dim, "inside")
+    of_down = tokens, part(inside, 4 * cfg.dim, "inside")
     return sum((e - 1) * rows * columns - 4 * scales(rows, columns)
                for rows, columns in (of_inputs, of_inputs, of_o, of_down))
 
@@ -99,7 +104,7 @@ def shared_bytes(cfg, e, kept):
     """What all blocks keep together: RoPE's tables."""
     if kept.get("recompute") == "full":
         return 0
-    return part(share_of(kept, "positions"), cfg.seq * cfg.dim // cfg.heads * e)
+    return part(share_of(kept, "positions"), cfg.seq * cfg.dim // cfg.heads * e, "positions")
 
 
 def kept_by_modules(cfg, batch, e, kept, rows=None, ep=1):
@@ -111,7 +116,7 @@ def kept_by_modules(cfg, batch, e, kept, rows=None, ep=1):
     tokens, wide = batch * cfg.seq, max(e, 4)
     x = tokens * cfg.dim * e                                # one (batch, seq, dim)
     statistics = 2 * tokens * e                             # mean and 1/std of each token
-    of = lambda name, size: part(share_of(kept, name), size)
+    of = lambda name, size: part(share_of(kept, name), size, name)
 
     if kept.get("recompute") == "full":
         block = [x] * cfg.layers
@@ -119,7 +124,7 @@ def kept_by_modules(cfg, batch, e, kept, rows=None, ep=1):
         numbers = numbers_kept(cfg, batch, ffn=None if rows is None else 0)     # experts: below
         of_norms = of("outside", numbers["outside"] * e + 2 * statistics)
         of_norms += of("inputs", numbers["inputs"] * e)
-        kv = part(keys_and_values(cfg, kept), numbers["keys and values"] * e)
+        kv = part(keys_and_values(cfg, kept), numbers["keys and values"] * e, "keys and values")
         inside = of("inside", numbers["inside"] * e) + kv + core_bytes(cfg, batch, e, kept)
         block = [of_norms + inside - saved_by_fp8(cfg, batch, e, kept)] * cfg.layers
         if rows is not None:                                # the second norm is the mixture's
@@ -139,8 +144,9 @@ def kept_by_modules(cfg, batch, e, kept, rows=None, ep=1):
 def mixture_bytes(cfg, batch, e, kept, rows, ep):
     """The same of a mixture of experts and of the LayerNorm before it."""
     tokens, wide = batch * cfg.seq, max(e, 4)
-    mine = part(share_of(kept, "outside"), tokens)          # those that this rank routes
-    picks = part(share_of(kept, "inputs"), tokens) * cfg.top_k      # with those of its tp group
+    mine = part(share_of(kept, "outside"), tokens, "tokens")          # those that this rank routes
+    here = part(share_of(kept, "inputs"), tokens, "tokens")     # with those of its tp group
+    picks = here * cfg.top_k
     cut = local_heads(kept)
 
     norm = mine * (cfg.dim * e + 2 * e + cfg.dim * wide)    # the output is the router's input
@@ -153,7 +159,7 @@ def mixture_bytes(cfg, batch, e, kept, rows, ep):
     if cut < 1 or cfg.top_k == 1 or e < 4:
         sent += picks * e                                   # gates: gathered, not yet counted, cast
     order = 8 if ep > 1 else 0
-    experts = rows * (cfg.dim * e + 2 * part(cut, 4 * cfg.dim) * e + order)
+    experts = rows * (cfg.dim * e + 2 * part(cut, 4 * cfg.dim, "hidden units") * e + order)
     return norm + weight + route + sent + experts
 
 
@@ -168,9 +174,9 @@ def waiting_by_modules(cfg, batch, e, kept):
     """Bytes that each module keeps between B and W: inputs of linears, and gradients of their
     outputs. (Experts have none: their weights' gradients come with B.)"""
     x = batch * cfg.seq * cfg.dim * e
-    of = lambda name, size: part(share_of(kept, name), size)
+    of = lambda name, size: part(share_of(kept, name), size, name)
     kv = part(keys_and_values(cfg, kept) * share_of(kept, "positions"),     # of its own tokens
-              2 * x * cfg.kv_heads // cfg.heads)
+              2 * x * cfg.kv_heads // cfg.heads, "keys and values")
     inputs = of("inputs", x) + of("inside", x)              # of q, k and v together; of o
     gradients = of("inside", x) + kv + of("inputs", x)      # of q; of k and v; of o
     if not getattr(cfg, "experts", 0):
@@ -229,7 +235,7 @@ def held_by_modules(cfg, shares, modules):
     modules = range(last + 1) if modules is None else modules
     apart = cfg.tie and (0 in modules) != (last in modules)
     for module in modules:
-        kinds = {kind: (part(shares.get(kind, 1), numbers), tensors)
+        kinds = {kind: (part(shares.get(kind, 1), numbers, kind), tensors)
                  for kind, (numbers, tensors) in whole[module].items()}
         if apart and module in (0, last):
             kinds.pop("tables", None)

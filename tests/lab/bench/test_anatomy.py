@@ -66,3 +66,10 @@ def test_the_front_page_says_what_the_shares_give():
         shares |= dict.fromkeys(("outside", "inside", "core"), 1 / (cp * tp))
         _, block, *_ = anatomy.kept_by_modules(cfg, 1, 2, shares)
         assert f"{block / whole:.2f}" == number
+
+
+def test_a_share_that_no_rank_can_have_is_refused():
+    """Rounded away, a wrong share of few heads would give the right number of bytes."""
+    assert anatomy.part(1 / 3, 48, "inside") == 16
+    with pytest.raises(ValueError, match="a share of 0.3 of inside, which are 32, is no whole num"):
+        anatomy.part(0.3, 32, "inside")
