@@ -146,7 +146,7 @@ def tour(stops, folder, out, more=()):
     """Run the stops, then draw what they have left. more: programs besides, as words. Returns the
     exit status."""
     progress, done, failed = Progress(stops), [], []
-    ranks.warm_up("matplotlib.backends.backend_agg")
+    ranks.start_interpreter("matplotlib.backends.backend_agg")
     try:
         for stop in stops:
             progress.next()

@@ -41,7 +41,7 @@ CONTEXT.set_forkserver_preload(PRELOAD)
 NUMBER = itertools.count()
 
 
-def warm_up(*more):
+def start_interpreter(*more):
     """Start the interpreter that forks. It imports while this one goes on. more: modules that it
     is to import besides."""
     CONTEXT.set_forkserver_preload([*PRELOAD, *more])
@@ -205,9 +205,9 @@ def store():
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def run(*words, timeout=100, **more):
+def run(*words, timeout=100, launch=Ranks, **more):
     """A program to its end: (exit status of each rank, what they printed, and to stderr)."""
-    started = Ranks(*words, **more)
+    started = launch(*words, **more)
     try:
         return started.wait(timeout), started.out(), started.err()
     finally:
