@@ -125,8 +125,10 @@ def name_of(stop):
 
 def drawing(done, folder, out):
     """The programs that make the table and the figures of these runs, as words."""
-    files = lambda stops: sorted(f"{folder / stop.name}.json" for stop in stops if stop.name)
-    programs = [["-m", "lab.report", *files(done)]] if files(done) else []
+    done = sorted((stop for stop in done if stop.name), key=lambda stop: stop.name[:2])
+    files = lambda stops: [f"{folder / stop.name}.json" for stop in stops]
+    trained = files(stop for stop in done if not stop.words.startswith("-m"))
+    programs = [["-m", "lab.report", *trained]] if trained else []
     if drawn := files(stop for stop in done if stop.drawn_on is not None):
         programs.append(["-m", "lab.pictures", *drawn, f"--out={out}"])
     return programs

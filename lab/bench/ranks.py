@@ -36,7 +36,7 @@ if "forkserver" not in multiprocessing.get_all_start_methods():
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ["torch._dynamo", "torch.distributed.tensor.parallel",       # an optimizer's first step
            "triton.runtime.interpreter", "lab.bench.report", "lab.classroom.compare",
-           "lab.classroom.simulate", "lab.classroom.trusted"]
+           "lab.classroom.exercises", "lab.classroom.trusted"]
 CONTEXT.set_forkserver_preload(PRELOAD)
 NUMBER = itertools.count()
 

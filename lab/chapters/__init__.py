@@ -26,11 +26,17 @@ ROOMS = [*(name[:2] for name in NAMES), "kernels", "checkpoints"]
 HERE = Path(__file__).parent
 
 
+def name_of(number):
+    """Of a chapter: "04" to "04_tensor_parallel"."""
+    [name] = [name for name in NAMES if name.startswith(f"{number}_")]
+    return name
+
+
 @functools.cache
 def chapter(number):
     """The module of a chapter, "04": loaded once, by its name, as it stands beside lab/, whatever a
     student has written of it elsewhere."""
-    [name] = [name for name in NAMES if name.startswith(f"{number}_")]
+    name = name_of(number)
     path = ROOT / f"{name}.py"
     known = sys.modules.get(name)
     if known is not None and Path(known.__file__).resolve() == path:

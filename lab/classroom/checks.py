@@ -3,7 +3,7 @@
 An interpreter that has imported torch forks a process for each rank, so that a run takes a second
 and not five. What a rank prints goes nowhere, and what became of it comes over a pipe.
 
-Nobody believes what a student's process says of itself. An expression's value comes as plain
+Nobody believes what a student's process says of itself. A function's value comes as plain
 numbers, and of a run each rank's loss, gradients and parameters in each step. Where a run calls
 itself right, another process, which has not run a line of the student's, computes what they must be
 from the solution and one GPU, and compares (lab/classroom/trusted.py).
@@ -47,7 +47,7 @@ PATIENCE = 120                  # seconds for what is not the students'
 class Outcome(NamedTuple):
     """What became of a check. Lines are those of the file that has run, the innermost first."""
     right: bool
-    said: tuple             # the run's diagnosis, or its problems; how an expression differs
+    said: tuple             # the run's diagnosis, or its problems; how a value differs
     errors: dict            # {rank: (what it has raised, lines)}
     stuck: dict             # {rank: (the collective that it waits in or "", lines)}: without end
     ended: dict             # {rank: (exit status, lines)} of those that have ended without a word
@@ -205,34 +205,15 @@ def leaves_itself(leaving, path):
     return traceback.extract_tb(leaving.__traceback__)[-1].filename == str(path)
 
 
-def evaluate(tell, path, expression):
-    """Tell the value of an expression in a student's file."""
+def evaluate(tell, path, check):
+    """Tell what a Same gives of a student's file."""
     try:
-        answer = {"status": 0, "value": value(path, "student", expression)}
+        answer = {"status": 0, "value": check.value(load(path, "student"))}
         tell(plain.pack(answer))
     except BaseException as error:
         answer = {"status": 1} | told(error, path)
         tell(plain.pack(answer))
     return answer["status"]
-
-
-def value(path, name, expression):
-    """Of an expression in the names of a file, and those that exercises.Same lists."""
-    import torch
-
-    import common
-    from lab.classroom import simulate
-
-    torch.manual_seed(0)
-    seeded = torch.Generator().manual_seed(0)
-    random = lambda *shape: torch.randn(*shape, generator=seeded, dtype=torch.float64)
-    tools = {"tiny": common.PRESETS["tiny"], "random": random, "simulate": simulate}
-    return eval(expression, vars(load(path, name)) | tools)
-
-
-def short(text):
-    text = " ".join(text.split())
-    return text if len(text) <= 72 else f"{text[:69]}..."
 
 
 # --------------------------------------------------------------------------------- in the overseer
@@ -338,10 +319,10 @@ OUTCOMES = {}           # of what was asked before: most functions are somebody 
 
 
 def outcome(chapter, source, solution, check, folder=None, limit=LIMIT):
-    """What becomes of a Run or a Same (of exercises.py) of a chapter with this source. folder:
+    """What becomes of a Run or a Same (of exercise.py) of a chapter with this source. folder:
     the student's, from which it may import."""
     more_paths = [str(Path(folder).resolve())] if folder and source != solution else []
-    key = chapter, source, check, *more_paths
+    key = chapter, source, repr(check), *more_paths
     if key not in OUTCOMES:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
             path = Path(scratch, f"{Path(chapter).name}.py")
@@ -352,16 +333,15 @@ def outcome(chapter, source, solution, check, folder=None, limit=LIMIT):
                          for rank in range(check.ranks)]
                 trusted = "of_a_run", path.stem, solution, argv
             else:
-                calls = [(evaluate, (path, check.expression))]
-                words = check.words or short(check.expression)
-                trusted = "of_a_value", path.stem, solution, check.expression, words
+                calls = [(evaluate, (path, check))]
+                trusted = "of_a_value", path.stem, solution, check
             OUTCOMES[key] = play(scratch, path, calls, limit, trusted, more_paths)
     return OUTCOMES[key]
 
 
 def argv_of(check, chapter):
     from lab import chapters
-    from lab.classroom.exercises import SMALL
+    from lab.classroom.exercise import SMALL
 
     model = f"--data={TEXT} {SMALL}" if chapters.trains(chapter) else ""
     return shlex.split(f"--device=cpu {model} {check.flags}")

@@ -8,7 +8,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
+from common import PRESETS
+
+TINY = PRESETS["tiny"]
 NUMBERS = torch.Generator()
 SMALL = ("--layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=16 --steps=3 --dtype=float64 "
          "--optimizer=sgd")                             # what a Run's flags leave open
@@ -22,10 +26,17 @@ class Run(NamedTuple):
 
 
 class Same(NamedTuple):
-    """A check: what function(chapter) gives of a student's module is what it gives of the
+    """A check: what function(chapter, *sizes) gives of a student's module is what it gives of the
     solution's. words: what is compared, as a student is told."""
     function: Callable
     words: str
+    sizes: tuple = ()
+
+    def value(self, chapter):
+        """Of a chapter's module."""
+        torch.manual_seed(0)
+        NUMBERS.manual_seed(0)
+        return self.function(chapter, *self.sizes)
 
 
 class Exercise(NamedTuple):
@@ -47,12 +58,12 @@ class Exercise(NamedTuple):
 
 
 def random(*shape):
-    """Numbers in float64, normally distributed. A check draws the same ones of both modules, since
-    it begins anew with `seed`."""
+    """Numbers in float64, normally distributed: the same ones in each evaluation of a check."""
     return torch.randn(*shape, generator=NUMBERS, dtype=torch.float64)
 
 
-def seed():
-    """Before a check: what `random` and PyTorch draw begins anew."""
-    torch.manual_seed(0)
-    NUMBERS.manual_seed(0)
+def alone():
+    """A process group of one rank: what a rank shows of a chapter without a run."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return dist.group.WORLD

@@ -1,6 +1,6 @@
 """What the values of a student's functions are compared with, in a process that runs none of them.
 
-The value of an expression is compared with the solution's. Of a run, each rank has told its loss,
+The value of a check is compared with the solution's. Of a run, each rank has told its loss,
 its norm, and its parts of gradients and parameters in each step that is compared: they must be
 those of one GPU, which is trained here, and together they must be all of the model. Of chapter 00's
 run each rank has told its rounds, which must be those of the formulas.
@@ -22,11 +22,11 @@ from lab.classroom.compare import compare
 from lab.classroom.plain import pack, unpack
 
 
-def of_a_value(path, told, expression, words):
-    """How a student's value of an expression differs from the solution's: sentences."""
-    right = unpack(pack(checks.value(path, "solution", expression)))
+def of_a_value(path, told, check):
+    """How a student's value of a Same differs from the solution's: sentences."""
+    right = unpack(pack(check.value(checks.load(path, "solution"))))
     finding = compare(told[0][-1]["value"], right)
-    return [f"{words}: {finding}"] if finding else []
+    return [f"{check.words}: {finding}"] if finding else []
 
 
 def of_a_run(path, told, argv):

@@ -1,15 +1,32 @@
 """The table of exercises, and the chapters with holes that are written from it."""
 
 import ast
+import inspect
 import json
 import re
 
 import pytest
 
 from lab.classroom import exercises, holes
-from lab.classroom.exercises import EXERCISES, Run
+from lab.classroom.exercise import Run
+from lab.classroom.exercises import EXERCISES
 
 EVERY = pytest.mark.parametrize("chapter", EXERCISES)
+
+
+def names_in(function):
+    """What a check takes from the chapter's module."""
+    return re.findall(r"\bchapter\.(\w+)", inspect.getsource(function))
+
+
+def names_of(node):
+    """What a statement of a module defines."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {alias.asname or alias.name for alias in node.names}
+    if isinstance(node, ast.Assign):
+        return {name.id for target in node.targets for name in ast.walk(target)
+                if isinstance(name, ast.Name)}
+    return {getattr(node, "name", None)}
 
 
 @EVERY
@@ -19,6 +36,7 @@ def test_the_table_is_sound(chapter):
     assert [exercise.number for exercise in those] == numbers
     names = [name for exercise in those for name in exercise.functions]
     assert len(set(names)) == len(names) > 0
+    defined = {name for node in tree.body for name in names_of(node)}
     for name in names:
         assert isinstance(holes.find(tree, name), ast.FunctionDef), name
     for exercise in those:
@@ -31,7 +49,7 @@ def test_the_table_is_sound(chapter):
             if isinstance(check, Run):
                 assert 1 <= check.ranks <= 8 and not chapter.startswith("kernels")
             else:
-                ast.parse(check.expression, mode="eval")
+                assert check.words and set(names_in(check.function)) <= defined, check.words
 
 
 def test_there_are_enough():

@@ -16,14 +16,11 @@ import pytest
 import torch
 
 from lab.classroom import checks, exercises, grade, overseer, plain
-from lab.classroom.exercises import Exercise, Run, Same
+from lab.classroom.exercise import Exercise
 from tests.conftest import ROOT
+from tests.lab.classroom.two_exercises import CHAPTER, PAYS, SUM
 
-CHAPTER = "04_tensor_parallel"
 SOLUTION = exercises.solution(CHAPTER)
-PAYS = Exercise("04.7", "ranks_that_pay", 2, "?", ("", ""), (
-    Same("[ranks_that_pay(dim, 2, 989e12, 450e9) for dim in (1024, 8192)]"),), "who pays")
-SUM = Exercise("04.2", "SumOut.backward", 1, "?", ("", ""), (Run(2, "--steps=1 --layers=1"),))
 RIGHT = next(line for line in SOLUTION.splitlines() if "    return 1 + 8 * dim" in line)
 LINES = {PAYS: RIGHT, SUM: "        return gradient, None\n"}
 

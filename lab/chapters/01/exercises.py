@@ -1,0 +1,191 @@
+"""The exercises of chapter 01: recomputation, masters, loss scales, memory and FLOPs."""
+
+import torch
+
+from common import PRESETS, Config
+from lab.classroom.exercise import TINY, Exercise, Run, Same, random
+
+
+def loss_is_detached(chapter):
+    weights = random(3, 3).requires_grad_()
+    ones = torch.ones(1, 2, dtype=int)
+    loss = chapter.accumulate(lambda tokens: weights[tokens], 2 * [(ones, ones)], 4)
+    return {"requires_grad": loss.requires_grad}
+
+
+def scale_after_each(chapter, steps, patience):
+    """steps: a letter each, "g" of a good one, "o" of one that overflows."""
+    scale, values = chapter.LossScale(64.0, patience), {}
+    for number, letter in enumerate(steps, start=1):
+        scale.update(letter == "o")
+        values[f"step {number}"] = scale.value
+    return values
+
+
+def updated_as_the_scale_doubles(chapter):
+    model, batch = chapter.gpt(Config(1, 8, 2, 2, 8, 8)), 2 * [torch.arange(8)[None]]
+    masters = chapter.MasterWeights(model, lambda p: torch.optim.SGD(p, 9), torch.float16)
+    chapter.mixed_step(masters, chapter.LossScale(64.0, 1), model, [batch], 8, None)
+    return model.head.norm.bias
+
+
+def numbers_by_class(chapter, part):
+    """part: 0, what a block keeps; 1, what is kept around all of them."""
+    numbers = {}
+    for _, count, kind in chapter.kept_for_backward(TINY, 3)[part]:
+        numbers[kind] = numbers.get(kind, 0) + count
+    return numbers
+
+
+def numbers_of_7b(chapter):
+    return [sum(count for _, count, _ in part)
+            for part in chapter.kept_for_backward(PRESETS["7b"], 1)]
+
+
+def flops_of_parts(chapter):
+    """What the parts of a step take, as differences of steps that have more of one of them."""
+
+    def flops(layers, batch, seq):
+        cfg = Config(layers, 64, 8, 4, seq, 99 * (layers == 0))
+        return chapter.step_flops(cfg, batch, "plain", "none")
+
+    return {"the head": flops(0, 2, 16),
+            "what all linears take": 2 * flops(1, 2, 16) - flops(1, 1, 32),
+            "the core": flops(1, 1, 32) - flops(1, 2, 16)}
+
+
+def flops_recomputed(chapter):
+    return {again: chapter.step_flops(TINY, 3, "plain", again) for again in ("selective", "full")}
+
+
+def flops_of_attention(chapter):
+    return {attention: chapter.step_flops(TINY, 3, attention, "none")
+            for attention in ("plain", "sdpa", "triton")}
+
+
+def flops_with_early_stop(chapter):
+    return {f"{attention}, {again}": chapter.step_flops(TINY, 3, attention, again, True)
+            for attention in ("plain", "sdpa", "triton")
+            for again in ("none", "selective", "full")}
+
+
+EXERCISES = [
+    Exercise(
+        "01.1", "choose_core logits_of", 2,
+        "`choose_core`: put the attention that is asked for into each block, as its core; with "
+        "recompute \"selective\", nothing of a core is kept for backward but q, k and v. "
+        "`logits_of`: walk the tokens through the list of modules; with \"full\", nothing of a "
+        "block is kept but its input.",
+        ("`recomputed` keeps the inputs of a function, and calls it once more in backward. "
+         "Which function is that in each of the two cases?",
+         "In `full` it is the block, called on x. In `selective` it is the core: what is put "
+         "into block.attn.core then takes q, k and v, and hands them to the core by way of "
+         "`recomputed`."),
+        (Run(1, "--layers 1 --dim 16 --batch 6 --micro-batch 2 --recompute full"),
+         Run(1, "--layers 1 --dim 16 --batch 6 --micro-batch 2 --recompute selective")),
+        "the forward, with what is recomputed",
+    ),
+    Exercise(
+        "01.2", "accumulate", 1,
+        "Go forward and backward with each micro-batch, so that the gradients add up to that "
+        "of the mean loss over all valid targets of the batch. Give that mean loss, detached "
+        "from its graph.",
+        ("One micro-batch has 100 valid targets, another one has 50. By what must the sum of "
+         "each be divided, so that every target counts 1/150?",
+         "By `valid`, in all of them alike. Then the losses add up to that of the batch. The "
+         "gradients add up in p.grad by themselves, if each loss goes into `backward`."),
+        (Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --ignore 0.3"),
+         Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
+                "--precision fp16 --loss-scale 4096 --clip 0.1"),
+         Same(loss_is_detached, "the loss that is returned")),
+    ),
+    Exercise(
+        "01.3", "MasterWeights.accumulate MasterWeights.add_to_masters MasterWeights.step", 3,
+        "With fp32_grads, `accumulate` adds the gradients of a micro-batch to fp32 sums, which "
+        "are the masters', and sets them to zero. `step` updates the masters with `factor` "
+        "times the sums, and rounds them to the model's parameters. Without fp32_grads, "
+        "gradients exist in fp32 during `step` alone.",
+        ("There are two lists of parameters. Which of them does backward fill with gradients, "
+         "which does self.optimizer know, and which does forward read? Something must be "
+         "carried over each time.",
+         "add_to_masters gives a master an fp32 copy of the gradient, or adds to what it has. "
+         "The next backward would add to what is not set to zero. "
+         "Without fp32_grads, `step` begins with add_to_masters, and ends by taking the "
+         "masters' gradients away. Keep `factor` in self.factor, for named_masters; and some "
+         "parameters may have no gradient."),
+        (Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
+                "--precision bf16-fp32grad"),
+         Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
+                "--precision fp16 --loss-scale 4096 --clip 0.1")),
+        "MasterWeights: what a step does",
+    ),
+    Exercise(
+        "01.4", "LossScale.update", 1,
+        "An overflow halves the scale. `patience` good steps in a row double it, and as many "
+        "more double it again.",
+        ("What does an overflow do to the number of good steps in a row?",
+         "self.good counts them, and an overflow sets it back to zero. Zero is a multiple of "
+         "patience, too, but no reason to double."),
+        (Same(scale_after_each,
+              "64, patience 3, good (g) and overflowing (o) steps ggogggggg", ("ggogggggg", 3)),
+         Same(scale_after_each, "64, patience 2, steps goggog", ("goggog", 2))),
+    ),
+    Exercise(
+        "01.5", "mixed_step", 2,
+        "Take a step in which backward works on the loss times the scale, so that small "
+        "gradients survive 16 bits. The loss and the norm (before clipping) that are returned, "
+        "and the update, must not show the scale. If a gradient has overflowed, nothing is "
+        "updated, and the scale is told.",
+        ("`accumulate` takes a function that goes backward from a loss: what is to happen to "
+         "the loss before, and to the gradients after? And which of your numbers have the "
+         "scale in them?",
+         "Multiply the loss, go backward, and let the masters accumulate. masters.norm() is "
+         "too large by the scale. masters.step multiplies by one number: what is left after "
+         "clipping by the true norm, over the scale. A gradient has overflowed if the norm is "
+         "not finite. Without a scale (bf16) that is 1, and every step is taken."),
+        (Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
+                "--precision fp16 --loss-scale 4096 --clip 0.1"),
+         Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
+                "--precision fp16 --loss-scale 524288 --clip 2 --steps 6"),
+         Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
+                "--precision bf16-fp32grad"),
+         Same(updated_as_the_scale_doubles,
+              "the update of head.norm.bias in a step after which the scale doubles")),
+    ),
+    Exercise(
+        "01.6", "kept_for_backward", 2,
+        "List (words, how many numbers, class) of what a block keeps, in outside, inputs, "
+        "inside, keys and values, core. Then of what is kept around all blocks: RoPE's cos and "
+        "sin (positions), what the last norm reads and gives (outside), log-probabilities and "
+        "a scalar (logits), tokens and targets (ids). The words are yours.",
+        ("Walk through Block.forward, and ask of each operator what its backward reads. The "
+         "lesson says it of each of them. A sum reads nothing, and what two operators read is "
+         "kept once.",
+         "Let x be batch · seq · dim. A norm keeps x and two numbers for each token, outside; "
+         "what it gives is x, an input. Inside are q (turned by RoPE), the input of o, and "
+         "what goes into GELU and comes out, 4 x each. k and v have kv_heads / heads of x "
+         "each. The core keeps softmax's output: seq weights for each token and head. cos and "
+         "sin have half of head_dim for each position."),
+        (Same(numbers_by_class, "a block, by class", (0,)),
+         Same(numbers_by_class, "around the blocks, by class", (1,)),
+         Same(numbers_of_7b, "all of a block, and around the blocks")),
+    ),
+    Exercise(
+        "01.7", "step_flops", 2,
+        "Count a step's FLOPs: forward, backward, and what is recomputed. In backward, sdpa "
+        "computes q @ k.T once more, triton that and dout @ v.T. With early_stop, a recompute "
+        "leaves out its last matmul: down in full; weights @ v in selective, if attention is "
+        "plain.",
+        ("A matmul of (m, k) by (k, n) takes 2mkn. Which matmuls of a block multiply by "
+         "weights, and which multiply activations with each other?",
+         "The linears take 2 FLOPs per weight and token. The core has two matmuls of 2 · seq "
+         "· dim for each token, masked or not. Backward takes twice a forward's; of the core's "
+         "matmuls that are 4, sdpa's 5, triton's 7. Full adds a forward of the block, "
+         "selective one of the core. The head, outside of the blocks, takes a forward's three "
+         "times."),
+        (Same(flops_of_parts, "plain attention, nothing recomputed"),
+         Same(flops_recomputed, "plain attention"),
+         Same(flops_of_attention, "nothing recomputed"),
+         Same(flops_with_early_stop, "with early_stop")),
+    ),
+]

@@ -1,0 +1,111 @@
+"""The exercises of chapter 04: f and g, heads that are cut, a vocabulary that is cut."""
+
+from common import PRESETS
+from lab.classroom.exercise import TINY, Exercise, Run, Same
+
+
+def traffic(chapter, *sizes):
+    return chapter.traffic(TINY, *sizes)
+
+
+def traffic_of_7b(chapter):
+    return chapter.traffic(PRESETS["7b"], 3, 2, 8, 2)
+
+
+def ranks_that_pay(chapter, *machine):
+    return chapter.ranks_that_pay(*machine)
+
+
+EXERCISES = [
+    Exercise(
+        "04.1", "CopyIn.backward", 1,
+        "f has handed the same x to every rank, and each rank has a gradient from its own "
+        "heads or hidden units alone. Give the whole gradient of x, the same on every rank.",
+        ("If x goes into both y and z, how do the gradients of y and z become that of x?",
+         "`gradient` is this rank's part of a sum over the ranks of ctx.group. backward gives "
+         "one value for each argument of forward, and a group has no gradient."),
+        (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),),
+    ),
+    Exercise(
+        "04.2", "SumOut.backward", 1,
+        "Every rank has put a partial output into the sum. Which gradient does a rank's part "
+        "of a sum have, if the gradient of the sum is on every rank?",
+        ("If z = x + y, what are dz/dx and dz/dy?",
+         "The gradient of the sum is already on every rank: what is left to send?"),
+        (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),),
+    ),
+    Exercise(
+        "04.3", "VocabParallelLoss.forward VocabParallelLoss.backward", 3,
+        "Give the cross-entropy of logits of which each rank has its part of the vocabulary, "
+        "summed over the valid targets, and its gradient. No exponential may overflow, and "
+        "columns beyond `vocab` are padding. Bytes are counted too: send what the docstring "
+        "says, and keep for backward the probabilities, the targets' columns (int64) and two "
+        "masks (bool): which targets are this rank's, and which are valid.",
+        ("The loss of a target needs three numbers: the largest logit, the sum of the "
+         "exponentials, the target's logit. What does a rank know of each, and what must it "
+         "contribute where the target is another rank's?",
+         "Padding becomes -inf. One all_reduce finds the maximum, which is taken off the "
+         "logits. Another one sums each rank's sum of exponentials, stacked on the target's "
+         "logit, or on zero where the rank does not have it. The gradient is the probability, "
+         "less 1 in the target's column on the rank that has it, and zero where the target is "
+         "not valid."),
+        (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3 --vocab 402"),  # 101, the first of
+         Run(2, "--batch 2 --layers 1 --steps 2 --vocab 257 --lr 1e3")),    # a rank, is "e"
+        "the vocabulary's loss",
+    ),
+    Exercise(
+        "04.4", "CopyInColumns.backward", 2,
+        "x has gone into all of the linears, and to all ranks. Give its gradient, summed over "
+        "the ranks, and the gradient of each weight. The sum should be on its way while the "
+        "weights' gradients are computed (the grader sees the numbers, not the time).",
+        ("For y = x Wᵀ, the gradient of x is that of y times W, and the gradient of W is that "
+         "of y, transposed, times x. Which of the two does another rank wait for?",
+         "First add up gradient @ weight over the linears, and start the all_reduce with "
+         "async_op=True. Then each weight's gradient is a matmul over all tokens of the "
+         "batch. Wait for the handle before you return, None standing for the group."),
+        (Run(4, "--variant overlap --batch 6 --micro-batch 2 --ignore 0.3"),),
+    ),
+    Exercise(
+        "04.5", "train_step", 2,
+        "Take one step over all micro-batches: the gradient of the mean loss over the valid "
+        "targets of the whole batch, the norm of the whole model's gradient, clipping, the "
+        "update. Give the loss of the whole batch, detached, and the norm before clipping.",
+        ("Which gradients are still partial sums after the last backward, and which ranks "
+         "hold the gradient together, of which the norm is taken?",
+         "Each micro-batch divides its sum by `valid`, so the losses add up, and so do the "
+         "gradients. common.py then has sum_partial_grads, for kv heads that ranks share, "
+         "grad_norm, which needs the group; PyTorch has clip_grads_with_norm_."),
+        (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3 --kv-heads 4"),
+         Run(4, "--batch 6 --micro-batch 2 --ignore 0.3 --clip 0.1")),
+    ),
+    Exercise(
+        "04.6", "traffic", 2,
+        "Count what a rank sends in a step: the all_reduces of f and g, of the loss, of the "
+        "norm, and of the gradients of kv heads that ranks share. Losses and norms are in "
+        "float32 or better, whatever e is. An all_reduce of n bytes over t ranks puts "
+        "2 (t-1)/t · n on the wire.",
+        ("How many f and g are in a block, and how many outside of the blocks? And over how "
+         "many ranks are the gradients of a shared kv head summed?",
+         "4 L + 2 sums of batch · seq · dim numbers in each micro-batch; two all_reduces for "
+         "its loss, of one and of two numbers a token; once a step one number for the norm, "
+         "unless a rank is alone. If t > kv_heads, one more, of k's and v's gradients for one "
+         "head in every layer, over t / kv_heads ranks."),
+        (Same(traffic, "traffic(tiny, 3, 2, 2, 8)", (3, 2, 2, 8)),
+         Same(traffic, "traffic(tiny, 3, 2, 8, 4)", (3, 2, 8, 4)),
+         Same(traffic, "traffic(tiny, 1, 4, 4, 2)", (1, 4, 4, 2)),
+         Same(traffic, "traffic(tiny, 1, 4, 1, 2)", (1, 4, 1, 2)),
+         Same(traffic_of_7b, "traffic(common.PRESETS['7b'], 3, 2, 8, 2)")),
+    ),
+    Exercise(
+        "04.7", "ranks_that_pay", 1,
+        "Up to how many ranks does the all_reduce of an MLP's forward take no longer than its "
+        "two matrix multiplications?",
+        ("Write down both times for one token, and set them equal: the batch and the sequence "
+         "fall out.",
+         "They are 16 h² / (t·C) and 2 (t-1)/t · h·e / W seconds. Both are divided by t, so "
+         "t - 1 is what is left of it."),
+        (Same(ranks_that_pay, "ranks_that_pay(8192, 2, 989e12, 450e9)",
+              (8192, 2, 989e12, 450e9)),
+         Same(ranks_that_pay, "ranks_that_pay(4096, 4, 1e14, 5e10)", (4096, 4, 1e14, 5e10))),
+    ),
+]

@@ -1,0 +1,97 @@
+"""The exercises of chapter 05: what is gathered along the sequence, and what is kept."""
+
+from lab.classroom.exercise import TINY, Exercise, Run, Same
+
+
+def kept(chapter, *how):
+    return chapter.kept(TINY, *how)
+
+
+EXERCISES = [
+    Exercise(
+        "05.1", "GatherIn.backward ScatterOut.backward", 1,
+        "In forward, f gathers the sequence, and g sums it over the ranks and scatters it. "
+        "Give the gradients of what went in: for f this rank's part of the sequence, for g "
+        "all of it.",
+        ("A rank's part of the sequence has gone to all ranks through f, so all of them have a "
+         "gradient for it. Through g, a rank's partial output went into every rank's part.",
+         "The two are conjugates: each sends in backward what the other one sends in forward."),
+        (Run(4, "--variant kept --batch 6 --micro-batch 2 --ignore 0.3"),),
+        "the gradients of f and g",
+    ),
+    Exercise(
+        "05.2", "GatherInColumns.backward", 2,
+        "Give the gradients of this rank's part of x, and of each weight. Nothing but this "
+        "rank's part of x has been kept. Both transfers should be on their way while something "
+        "is computed (the grader sees the numbers, not the time).",
+        ("Which of the gradients needs the whole input, and which does without? What can be "
+         "computed while the one transfer, and then the other, is on its way?",
+         "Start to gather x; add up gradient @ weight over the linears; start to "
+         "reduce_scatter that sum. Now wait for x: each weight's gradient is a matmul over all "
+         "tokens of the batch. Wait for the other at the end."),
+        (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),),
+    ),
+    Exercise(
+        "05.3", "ring_gather", 2,
+        "Yield (rank, its chunk) for every rank of the group, beginning with this rank's own. "
+        "Between two of them, one hop of the ring: the next chunk should arrive while the "
+        "caller works with this one.",
+        ("A generator stands still at its yield, and the caller works meanwhile. So what must "
+         "have been started before the yield, and what is left for after it?",
+         "Start send_on, yield the chunk that is here, wait for the next. What comes is from "
+         "the rank before, so at hop h it is the chunk of rank - h, modulo t. The last chunk "
+         "is only yielded."),
+        (Run(4, "--variant ring --batch 6 --micro-batch 2 --ignore 0.3"),),
+    ),
+    Exercise(
+        "05.4", "ring_sum", 2,
+        "Give the sum over the ranks of part_of(owner) for this rank's own chunk, in t-1 hops. "
+        "Each part should be computed while the sum, to which it is added, travels.",
+        ("A sum that is to end here after t-1 hops has begun at the next rank. So whose sum "
+         "does this rank begin?",
+         "It begins that of the rank before it, and at hop h it adds to that of rank - 1 - h, "
+         "modulo t. In the last hop this is its own."),
+        (Run(4, "--variant ring --batch 6 --micro-batch 2 --ignore 0.3"),),
+    ),
+    Exercise(
+        "05.5", "RingColumns.forward RingColumns.backward", 3,
+        "Do what GatherInColumns does, with ring_gather and ring_sum in place of the "
+        "collectives: each chunk is multiplied while the next one arrives, and the gradient of "
+        "x is computed chunk by chunk while the sum travels. Keep x and the weights for "
+        "backward, nothing else.",
+        ("In forward, the outputs of a chunk have a place in the sequence: that of its owner. "
+         "In backward, which of the two gradients takes chunks of x as they come, and which is "
+         "a sum over ranks?",
+         "forward: for every weight a list of t outputs, filled at the owner's place, and "
+         "concatenated along the sequence. backward: cut the gradients into chunks. "
+         "part_of(owner) adds up gradient chunk @ weight over the linears; each weight's "
+         "gradient adds up gradient chunkᵀ @ x chunk, as chunks of x come around again."),
+        (Run(4, "--variant ring --batch 6 --micro-batch 2 --ignore 0.3"),),
+        "RingColumns",
+    ),
+    Exercise(
+        "05.6", "parallelize", 2,
+        "Cut every block's attention and MLP with share_kv_heads and sequence_parallel (and "
+        "SUB_LAYERS), and give each parameter whose gradient is a partial sum the group over "
+        "which it is to be summed, as p.partial. The group for share_kv_heads, of ranks with "
+        "the same kv head, is made as in chapter 04: if there are more ranks than kv heads.",
+        ("A parameter's gradient is a partial sum if the rank holds all of the parameter, but "
+         "sees a part of the tokens. Which parameters of the model are that?",
+         "dist.new_subgroups makes groups of neighbours, here of t // kv_heads ranks. Of "
+         "the LayerNorms (two in a block, and the last one), the embedding and the head, all "
+         "parameters are partial: a LayerNorm has two."),
+        (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),),
+    ),
+    Exercise(
+        "05.7", "kept", 1,
+        "Which share of each of chapter 01's classes of activations does a rank keep? The "
+        "classes are inside, core, keys and values, outside, inputs (of the sub-layers), "
+        "positions (RoPE's tables), logits and ids.",
+        ("Is there anything left that all ranks keep alike?",
+         "RoPE's tables are whole, and in the variant `kept` the inputs of the sub-layers. Of "
+         "keys and values a rank has 1/t, but no less than one of the kv heads."),
+        (Same(kept, "kept(tiny, 4)", (4,)),
+         Same(kept, "kept(tiny, 4, 'kept')", (4, "kept")),
+         Same(kept, "kept(tiny, 8, 'ring')", (8, "ring"))),
+    ),
+]

@@ -1,0 +1,195 @@
+"""The exercises of chapter 07: schedules as lists of actions, their messages, and the executor."""
+
+import itertools
+import unittest
+
+from lab.classroom.exercise import Exercise, Run, Same
+
+
+def needs(chapter, kinds, rank_of_stage, ranks, micro_batch, of):
+    """What each action has to wait for. of: the pipeline, in words."""
+    schedule = chapter.Schedule([], rank_of_stage, ranks)
+    return {f"{kind} in stage {stage}{of}":
+            sorted(schedule.needs(chapter.Action(kind, stage, micro_batch)))
+            for kind in kinds for stage in range(4)}
+
+
+def in_letters(actions):
+    return " ".join(f"{action.kind}{action.micro_batch}" for action in actions)
+
+
+def actions_of_1f1b(chapter):
+    actions = lambda rank: chapter.one_forward_one_backward(rank, 4, 6, 1, 3 - rank, 4)
+    return {f"rank {rank}": in_letters(actions(rank)) for rank in range(4)}
+
+
+def actions_with_stages(chapter, *schedule):
+    return [f"{action.kind} {action.micro_batch} in stage {action.stage}"
+            for action in chapter.one_forward_one_backward(*schedule)]
+
+
+def actions_of_zero_bubble(chapter, ranks, micro_batches, ahead):
+    return {f"rank {rank}": in_letters(chapter.zero_bubble(rank, ranks, micro_batches, ahead))
+            for rank in range(ranks)}
+
+
+def actions_of_one_rank(chapter):
+    return in_letters(chapter.zero_bubble(1, 4, 2, 2))
+
+
+def programs(chapter, name, ranks, in_stages):
+    """Each rank's actions and messages, where messages that stand side by side are sorted: they may
+    be in any order."""
+
+    def in_words(step):
+        if isinstance(step, chapter.Message):
+            return f"{step.output} from {step.sender} to {step.receiver}"
+        return f"{step.kind} {step.micro_batch}" + in_stages * f" in stage {step.stage}"
+
+    programs = {}
+    for rank, program in enumerate(chapter.make_programs(chapter.make_schedule(name, ranks, 4))):
+        programs[f"rank {rank}"] = words = []
+        for kind, steps in itertools.groupby(program, type):
+            said = [in_words(step) for step in steps]
+            words += sorted(said) if kind is chapter.Message else said
+    return programs
+
+
+def rendezvous(chapter):
+    """On a network that stores nothing."""
+    schedules = [chapter.make_schedule(name, 4, 8, 2)
+                 for name in ("1f1b", "interleaved", "zb-h1", "dualpipe")]
+    return [chapter.check_rendezvous(chapter.make_programs(schedule), schedule.needs)
+            for schedule in schedules]
+
+
+def backward_before_its_forward(chapter):
+    """That ValueError is raised; the check fails if it is not."""
+    F, BW = [[chapter.Action(kind, stage, 0) for stage in (0, 1)] for kind in ("F", "BW")]
+    schedule = chapter.Schedule([[F[0], BW[0]], [BW[1], F[1]]], [0, 1], 2)
+    unittest.TestCase().assertRaises(ValueError, chapter.make_programs, schedule)
+
+
+def alive(chapter, name, ranks, micro_batches, rank):
+    schedule = chapter.make_schedule(name, ranks, micro_batches)
+    return chapter.alive_over_time(schedule.actions[rank])
+
+
+EXERCISES = [
+    Exercise(
+        "07.1", "Schedule.needs", 1,
+        "What must have been computed before an action can start? Give the names of these "
+        "outputs, as Action.output has them: those of its own stage, and those that come from "
+        "another.",
+        ("A forward needs what the stage before has computed. What does a backward need "
+         "besides the gradient that comes from the stage after it?",
+         "F: the F of the stage before, unless the stage is the first of its pipeline. B and "
+         "BW: the F of the stage itself and, unless it is the last, the \"B\" of the stage "
+         "after it. W: the \"B\" of the stage itself. In dualpipe the second pipeline begins "
+         "at stage `depth`, so a remainder tells the first and the last."),
+        (Same(needs, "needs(action)", (("F", "B", "W", "BW"), [0, 1, 2, 3], 4, 5, " of 4")),
+         Same(needs, "needs(action) of two pipelines with 2 stages each",
+              (("F", "B", "BW"), [0, 1, 1, 0], 2, 3, ""))),
+    ),
+    Exercise(
+        "07.2", "one_forward_one_backward", 3,
+        "List a rank's actions, F and BW: `ahead` forwards, then a forward and a backward in "
+        "turn, as long as there are any. Forwards take the rank's slices from the first to the "
+        "last, backwards from the last to the first. Each slice takes `group` micro-batches, "
+        "and after all slices have done so, the next `group` of them begins.",
+        ("Write down all forwards of rank 1, for two ranks with two slices each, four "
+         "micro-batches and a group of 2: which stage, which micro-batch? Then all backwards. "
+         "How do the two lists become one?",
+         "Slice s of a rank is stage s · p + rank. Three loops give the order of one kind: "
+         "over the first micro-batch of each group, over the slices, over the micro-batches of "
+         "the group, of which the last one may be smaller. Then come forwards[:ahead] and, "
+         "with each backward, the next forward, if there is one."),
+        (Same(actions_of_1f1b, "1f1b, 4 ranks, 6 micro-batches"),
+         Same(actions_with_stages, "interleaved, rank 1 of 3, 6 micro-batches, 2 slices",
+              (1, 3, 6, 2, 5, 3)),
+         Same(actions_with_stages, "breadth first, rank 0 of 2, 3 micro-batches, 2 slices",
+              (0, 2, 3, 2, 6, 3)),
+         Run(2, "--variant interleaved --layers 4 --batch 4")),
+        "1f1b, interleaved or not",
+    ),
+    Exercise(
+        "07.3", "zero_bubble", 2,
+        "List a rank's actions, F, B and W, of each kind in the order of the micro-batches. "
+        "First come the forwards by which F is ahead. Then an F, a B and a W follow each "
+        "other, as long as there are any, but W begins only after as many rounds as it is "
+        "behind.",
+        ("Take the last of four ranks, with k = 1: how far is F ahead of B there, and how far "
+         "is W behind it? Compare with zb-h1 in the lesson.",
+         "There are m rounds with a B, and as many more as W is behind: m + k · rank. In round "
+         "i stand F number ahead + i, B number i and W number i - behind, each of them if "
+         "there is one."),
+        (Same(actions_of_zero_bubble, "zb-h1, 4 ranks, 6 micro-batches", (4, 6, 1)),
+         Same(actions_of_zero_bubble, "zb-h2, 3 ranks, 5 micro-batches", (3, 5, 2)),
+         Same(actions_of_one_rank, "zb-h2, rank 1 of 4, 2 micro-batches"),
+         Run(2, "--variant zb-h1 --batch 4")),
+    ),
+    Exercise(
+        "07.4", "make_programs", 3,
+        "Let time run over a schedule, and give each rank's program: its actions where they "
+        "end, and each message, on both of its ranks, behind all actions that end when its "
+        "output is there. Only what another rank needs is sent. Raise ValueError if actions "
+        "are left and no rank can begin one.",
+        ("What has to be known at a moment, to decide whether a rank can begin its next "
+         "action? And who needs an output of another rank: can that be read off the schedule "
+         "before time begins to run?",
+         "First {output: the rank that needs it}, from schedule.needs of every action, if "
+         "schedule.ranks of the output's stage is another rank. Keep what is done, and for "
+         "each busy rank its action and when that ends: now and its time of TIMES. Each round: "
+         "begin what can begin, let one unit pass, end what ends. Only after all of these come "
+         "the messages."),
+        (Same(programs, "1f1b, 3 ranks, 4 micro-batches, messages side by side in any order",
+              ("1f1b", 3, False)),
+         Same(programs,
+              "dualpipe-v, 2 ranks, 4 micro-batches, messages side by side in any order",
+              ("dualpipe-v", 2, True)),
+         Same(rendezvous, "on the strictest network"),
+         Same(backward_before_its_forward, "a BW that comes before its F"),
+         Run(2, "--variant zb-h1 --batch 4")),
+    ),
+    Exercise(
+        "07.5", "LinearInHalves.backward Stage.backward Stage.weight_gradients", 2,
+        "B gives the gradient of the stage's input, and leaves those of its linears' weights "
+        "for W, which computes them for one micro-batch and adds them up in weight.grad. "
+        "Between B and W, no more may be kept than the inputs of the linears and the gradients "
+        "of their outputs (bytes are counted).",
+        ("Which tensors does the gradient of a weight need, and what hangs on them? And "
+         "`later` is one list for all linears of a stage: which micro-batch's is in it when a "
+         "B ends?",
+         "LinearInHalves.backward appends (weight, x, dy), detached from the graph, and "
+         "returns dy @ weight; Nones for the other two. Stage.backward takes out what forward "
+         "kept, calls autograd.backward, moves what is in `later` to kept_for_weights[i] and "
+         "empties it. For W: dyᵀ @ x over all tokens, added to what weight.grad has."),
+        (Run(3, "--variant zb-h1 --layers 3 --batch 10 --micro-batch 2 --ignore 0.3"),
+         Run(2, "--batch 6 --micro-batch 2 --ignore 0.3")),
+        "B and W apart",
+    ),
+    Exercise(
+        "07.6", "train_step", 2,
+        "Take one step: forward and backward of all micro-batches, which is what run_program "
+        "does, the norm of the whole model's gradient, clipping, the update. Give this rank's "
+        "part of the loss, and the norm before clipping.",
+        ("A rank has the gradients of its own stages. Which of them are still partial sums, "
+         "and who has the rest of the norm?",
+         "common.py has sum_partial_grads, for what lies on two ranks (tied tables, the copies "
+         "of dualpipe), and grad_norm, which needs the group of all stages; PyTorch has "
+         "clip_grads_with_norm_. They follow in this order, and gradients begin as zero."),
+        (Run(3, "--layers 3 --batch 4 --ignore 0.3 --clip 0.1"),
+         Run(2, "--variant dualpipe --batch 6 --ignore 0.3")),
+    ),
+    Exercise(
+        "07.7", "alive_over_time", 1,
+        "How many micro-batches are alive in a rank's stages, after each of its actions?",
+        ("A micro-batch is alive from its F until backward needs nothing more of it. Which "
+         "kinds of action add one, which take one away, which leave the number as it is?",
+         "F adds one. BW and W take one away; B takes none, since W still needs what it "
+         "leaves. itertools.accumulate adds up as it goes."),
+        (Same(alive, "1f1b, rank 1 of 4, 6 micro-batches", ("1f1b", 4, 6, 1)),
+         Same(alive, "zb-h1, rank 2 of 4, 6 micro-batches", ("zb-h1", 4, 6, 2)),
+         Same(alive, "dualpipe-v, rank 0 of 2, 5 micro-batches", ("dualpipe-v", 2, 5, 0))),
+    ),
+]

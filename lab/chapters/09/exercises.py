@@ -1,0 +1,171 @@
+"""The exercises of chapter 09: places in the mesh, groups, who holds what, and whole steps."""
+
+from argparse import Namespace
+
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from lab.classroom.exercise import TINY, Exercise, Run, Same
+
+
+def places(chapter, pp, dp, cp, tp, order):
+    args = Namespace(pp=pp, dp=dp, cp=cp, tp=tp, order=order)
+    return [str(place) for place in chapter.places_of_ranks(args)]
+
+
+def ranks_by_pp_and_tp(chapter):
+    every = [chapter.Place(pp, dp, 0, tp)
+             for pp in range(2) for dp in range(2) for tp in range(2)]
+    return sorted(map(sorted, chapter.sort_ranks(every, lambda at: (at.pp, at.tp))))
+
+
+def groups_of_rank_5(chapter, pp, dp, cp, tp, ep, order):
+    """Of 16 ranks of which the others are not there."""
+    if not dist.is_initialized():
+        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=16)
+    args = Namespace(pp=pp, dp=dp, cp=cp, tp=tp, ep=ep, order=order, model=TINY)
+    axes, holders = chapter.make_groups(args, True)
+    ranks = dist.get_process_group_ranks
+    return {"axes": {axis: ranks(group) for axis, group in axes.items()},
+            "holders": {kind: ranks(group) for kind, group in holders.items()},
+            "groups_of_holders": len(set(holders.values()))}
+
+
+class Group:
+    """Of so many ranks, which are not there."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+    def size(self):
+        return self.ranks
+
+
+def notes_of_holders(chapter):
+    sizes = {"tables": 8, "norms": 8, "queries": 4, "keys": 6, "mlp": 1, "tied": 16}
+    holders = {kind: Group(ranks) for kind, ranks in sizes.items()}
+    mixture = chapter.Mixture(**vars(TINY) | {"layers": 1, "tie": True}, experts=4)
+    parameters = list(chapter.build(mixture).parameters())
+    chapter.note_holders(parameters, holders)
+    return {p.global_name: {"kind": p.kind, "copies": p.copies,
+                            "holders": p.holders is holders[p.kind],
+                            "partial": getattr(p, "partial", None) is p.holders}
+            for p in parameters}
+
+
+def balanced(chapter, layers, stages):
+    return chapter.balanced(layers, stages)
+
+
+EXERCISES = [
+    Exercise(
+        "09.1", "places_of_ranks sort_ranks", 1,
+        "Give the Place of every rank: along the axis that args.order names last, ranks are "
+        "neighbours. And sort ranks into lists: together are those for whose places key(place) "
+        "is the same.",
+        ("Of 8 ranks with --order pp,dp,cp,tp, which two differ in their place on pp alone? In "
+         "which order does itertools.product count?",
+         "product of a range for each axis, in the order of args.order: the last one runs "
+         "fastest. A Place takes its axes by name, whatever their order is. In sort_ranks, a "
+         "defaultdict(list) has the ranks of each key."),
+        (Same(places, "pp 2, dp 2, tp 2, in the usual order", (2, 2, 1, 2, "pp,dp,cp,tp")),
+         Same(places, "pp 2, cp 2, tp 3, --order tp,cp,dp,pp", (2, 1, 2, 3, "tp,cp,dp,pp")),
+         Same(ranks_by_pp_and_tp, "8 ranks, by pp and tp")),
+        "where each rank stands",
+    ),
+    Exercise(
+        "09.2", "make_groups", 3,
+        "Give this rank's group along tp, cp, pp, ep and \"cp and tp\" (a sequence's ranks), "
+        "if it has more than one rank; and for each kind of parameter (those of KINDS, norms, "
+        "and tied if tied_stages) the group of those who hold the same part. Kinds of the same "
+        "ranks share a group. The report knows a group by its group_desc: the axis, or a name "
+        "of its own.",
+        ("Two ranks are together on tp if all else of their places is the same. When do two "
+         "ranks hold the same part of q, of k, of an expert? The lesson's table says it.",
+         "Each group is a key for sort_ranks, whose lists go to dist."
+         "new_subgroups_by_enumeration. Along an axis, it is the place with that axis set to "
+         "0; for ep, with dp // ep. For tables and norms it is pp; for queries pp and tp; for "
+         "keys pp and tp · n // t, if t ranks of tp hold n different parts of them; for mlp "
+         "pp, tp and dp % ep; for tied pp or its mirror image, whichever is less."),
+        (Same(groups_of_rank_5, "the groups of rank 5 of 16, with pp 2, dp 4, tp 2, ep 2",
+              (2, 4, 1, 2, 2, "pp,dp,cp,tp")),
+         Same(groups_of_rank_5, "the groups of rank 5 of 16, with cp 2, tp 8, 4 kv heads, "
+              "--order tp,cp,dp,pp", (1, 1, 2, 8, 1, "tp,cp,dp,pp")),
+         Run(4, "--dp 2 --tp 2 --kv-heads 1 --experts 4 --ep 2 --batch 12 --micro-batch 2")),
+    ),
+    Exercise(
+        "09.3", "cut_stage", 3,
+        "Cut the blocks of a stage as the lesson's table says, and put SequenceParallel around "
+        "sub-layers that tp cuts; a mixture gathers itself, and is told tp, ep and its "
+        "sequence's group. Under cp, attention gets the core and the positions of this rank. "
+        "`seen` is to keep no more than a step's micro-batches.",
+        ("Take the parameters of a block one by one. Which axis cuts it, along which "
+         "dimension, into how many parts? What of this is needed only if that axis has more "
+         "than one rank?",
+         "keep_shard(module, name, dim, group, parts). tp cuts q and up along 0, o and down "
+         "along 1, k and v along 0 into no more parts than kv heads. Experts, (experts, dim, "
+         "hidden) and (experts, hidden, dim), are cut along 0 by ep, and by tp along their "
+         "hidden units. Rope reads attn.rope.positions. seen is a deque with a maxlen."),
+        (Run(4, "--cp 2 --tp 2 --batch 4 --micro-batch 2 --ignore 0.3"),
+         Run(4, "--dp 2 --tp 2 --kv-heads 1 --experts 4 --ep 2 --batch 12 --micro-batch 2")),
+    ),
+    Exercise(
+        "09.4", "note_holders", 2,
+        "Note on each parameter its kind (p.kind), the group of those who hold the same part "
+        "of it (p.holders), and for the norm how many they are (p.copies). If they are more "
+        "than one, p.partial tells sum_partial_grads that they sum their gradients.",
+        ("A parameter's global name says what it is. Which kind is left for what no word of "
+         "KINDS is in?",
+         "The kind is that of the word of KINDS that p.global_name contains, else norms. If "
+         "there are holders of tied, the embedding, which is the head as well, is of that "
+         "kind."),
+        (Run(4, "--pp 2 --tp 2 --batch 3 --ignore 0.3"),
+         Same(notes_of_holders, "a tied model with one mixture")),
+    ),
+    Exercise(
+        "09.5", "make_units", 2,
+        "Make a Unit for each module of the list and each group of holders. module.units are "
+        "those of a module that are gathered around its forward and backward, which is what "
+        "stage 3 does; in stages 1 and 2 there are none. What two modules share belongs to "
+        "the first.",
+        ("Why can the q and the norms of one block not be in the same unit, if tp is 2?",
+         "A unit is shared out among the ranks of one group, p.holders. Walk over the modules "
+         "of all stages (`model` is a list of lists), sort a module's parameters by p.holders, "
+         "and leave out those that were seen before."),
+        (Run(2, "--preset gpt2 --vocab 128 --dp 2 --zero 2 --batch 4 --micro-batch 1 "
+                "--verify"),
+         Run(4, "--dp 2 --tp 2 --zero 2 --batch 12 --micro-batch 2 --ignore 0.3"),
+         Run(2, "--pp 2 --zero 3 --batch 3 --layers 3 --schedule 1f1b")),
+    ),
+    Exercise(
+        "09.6", "Stage.forward Stage.backward", 2,
+        "Put a micro-batch through the stage's modules one by one, each with a detached input, "
+        "and keep what its backward needs, no more; then go back the same way. Tokens and "
+        "targets are those of whole sequences, of which this rank has self.positions. A "
+        "module's parameters may be there only between its gather and its free.",
+        ("Where does the graph of a module begin, and where does it end? What goes from one "
+         "module to the one before it in backward?",
+         "Around forward and backward of each module stands `with gathered(module):`. Keep x "
+         "and get_gradient_edge(out), which does not keep out alive. Tokens get no gradient. "
+         "The last stage ends with loss_sum over its targets / valid. Backward goes through "
+         "the modules in reverse: autograd.backward(edge, gradient), and x.grad is the next "
+         "gradient."),
+        (Run(4, "--pp 2 --cp 2 --zero 3 --batch 6 --micro-batch 2 --ignore 0.3"),),
+        "a stage, module by module",
+    ),
+    Exercise(
+        "09.7", "balanced", 1,
+        "Cut the model's list into slices (start, end), one for each stage: as many blocks in "
+        "each, the first ones one more if that does not divide. The first has the embedding, "
+        "too, and the last the head.",
+        ("With 7 blocks and 3 stages, which items of the list are in which stage? The list has "
+         "9 items, and the embedding is item 0.",
+         "A stage has layers // depth blocks, and the first layers % depth stages have one "
+         "more. Stage s ends where all blocks up to it end, plus 1 for the embedding; the last "
+         "one ends at layers + 2."),
+        (Same(balanced, "balanced(8, 4)", (8, 4)),
+         Same(balanced, "balanced(7, 3)", (7, 3)),
+         Same(balanced, "balanced(5, 1)", (5, 1)),
+         Same(balanced, "balanced(3, 3)", (3, 3))),
+    ),
+]

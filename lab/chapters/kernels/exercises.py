@@ -1,0 +1,12 @@
+"""The exercises of kernels/: a list for each file."""
+
+from lab.chapters.kernels import (
+    elu_exercises,
+    flash_attention_exercises,
+    fp8_exercises,
+    layernorm_exercises,
+)
+
+EXERCISES = {"elu": elu_exercises.EXERCISES, "layernorm": layernorm_exercises.EXERCISES,
+             "fp8": fp8_exercises.EXERCISES,
+             "flash_attention": flash_attention_exercises.EXERCISES}
