@@ -64,18 +64,20 @@ class Progress:
 
     def __init__(self, stops):
         self.seconds = [stop.seconds for stop in stops]
-        self.begun, self.at, self.on_terminal = time.monotonic(), 0, sys.stdout.isatty()
+        self.begun = self.since = time.monotonic()      # of the tour, and of the run that goes
+        self.at, self.on_terminal = 0, sys.stdout.isatty()
 
     def next(self):
-        self.at += 1
+        self.at, self.since = self.at + 1, time.monotonic()
         if not self.on_terminal:
             print(f"\n[{self}]", flush=True)
 
     def left(self):
         """Seconds, by those that runs take on a quiet machine, and what they have taken here."""
         done = sum(self.seconds[: self.at - 1])
-        pace = (5 + time.monotonic() - self.begun) / (5 + done + self.seconds[self.at - 1] / 2)
-        return TABLE_AND_FIGURES + pace * sum(self.seconds[self.at - 1:])
+        pace = (5 + self.since - self.begun) / (5 + done)
+        here = pace * self.seconds[self.at - 1] - (time.monotonic() - self.since)
+        return max(here, 0) + pace * sum(self.seconds[self.at:]) + TABLE_AND_FIGURES
 
     def __str__(self):
         left = self.left()
@@ -92,23 +94,23 @@ class Progress:
 
 
 def play(stop, words, progress):
-    """Run it, and print what it does. Returns its exit status."""
+    """Run it, and print what it does. Returns its exit status; None: it had no end."""
     for word in words:                  # a checkpoint of an earlier tour would be gone on from
         if word.startswith("--save="):
             shutil.rmtree(ROOT / word.removeprefix("--save="), ignore_errors=True)
     progress.print(f"\n# {stop.what}\n$ {ranks.typed(words, stop.ranks)}\n")
     launch = ranks.Launched if stop.by_torchrun else ranks.Ranks
-    started, shown, end = launch(*words, world=stop.ranks, buffering=1), 0, time.monotonic() + LIMIT
+    started = launch(*words, world=stop.ranks, cwd=ROOT, buffering=1)
+    shown, end = 0, time.monotonic() + LIMIT
     try:
         while None in (statuses := started.wait(0.2, grace=2)) and time.monotonic() < end:
             shown = show(started, shown, progress)
         show(started, shown, progress)
     finally:
         started.stop()
-    failed = [status for status in statuses if status != 0]
-    if failed:
+    if any(status != 0 for status in statuses):
         progress.print(started.err())
-    return "none, within its time" if None in failed else failed[0] if failed else 0
+    return None if None in statuses else max(statuses) or min(statuses)
 
 
 def show(started, shown, progress):
@@ -138,7 +140,7 @@ def draw(programs):
     """Make them. Returns the exit status."""
     status = 0
     for words in programs:
-        [found], printed, errors = ranks.run(*words, timeout=LIMIT)
+        [found], printed, errors = ranks.run(*words, cwd=ROOT, timeout=LIMIT)
         print(f"\n{printed}{errors}", end="", flush=True)
         status = status or found
     return status
@@ -153,9 +155,10 @@ def tour(stops, folder, out, more=()):
         for stop in stops:
             progress.next()
             status = play(stop, words_of(stop, folder), progress)
-            (failed if status else done).append(stop)
-            if status:
-                progress.print(f"{name_of(stop)} has failed: status {status}\n")
+            (done if status == 0 else failed).append(stop)
+            if status != 0:
+                how = f"failed: status {status}" if status else f"had no end within {LIMIT} s"
+                progress.print(f"{name_of(stop)} has {how}\n")
     except BaseException:
         progress.end()
         for words in drawing(done, folder, out):

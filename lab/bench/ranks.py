@@ -14,6 +14,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import math
 import multiprocessing
 import os
 import runpy
@@ -109,7 +110,7 @@ class Ranks:
     def __init__(self, *words, world=0, cwd=ROOT, stdout="", stderr="", encoding="utf-8",
                  buffering=-1, meet_at=None, first=None, **environment):
         words, launched = [str(word) for word in words], {}
-        self.outputs, self.processes = [], []
+        self.outputs, self.processes, self.failed = [], [], None    # failed: when the first has
         if world and meet_at is None:
             self.store = store()
             launched = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
@@ -131,17 +132,18 @@ class Ranks:
 
     def wait(self, timeout=100, grace=None):
         """The exit status of each; -9 of one that was killed, None of one that still runs.
-        timeout: seconds, or None. grace: seconds after which the others are ended once one has
-        failed, as torchrun does at once."""
-        end = time.monotonic() + timeout if timeout is not None else float("inf")
+        timeout: seconds, or None. grace: seconds after which the others are killed, too, once one
+        has failed."""
+        end = time.monotonic() + timeout if timeout is not None else math.inf
         while running := [process for process in self.processes if process.exitcode is None]:
-            left = end - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if self.failed is None and any(process.exitcode for process in self.processes):
+                self.failed = now
+            if grace is not None and self.failed is not None and now > self.failed + grace:
+                self.stop()
+            elif now >= end:
                 break
-            if grace is not None and any(process.exitcode for process in self.processes):
-                end, grace = min(end, time.monotonic() + grace), None
-                continue
-            connection.wait([process.sentinel for process in running], min(left, 1))
+            connection.wait([process.sentinel for process in running], min(end - now, 0.2))
         return [process.exitcode for process in self.processes]
 
     def read(self, kind, rank):
