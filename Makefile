@@ -7,10 +7,12 @@ READY := $(if $(PY),given-python,.venv/ready)
 LINT := check --quiet --output-format concise
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given-python tour quick test test-all lint bench faults figures exercises grade hunt \
-	museum page test-page
+.PHONY: help setup given-python tour quick test test-all lint bench faults figures exercises \
+	grade hunt museum page test-page
 
 help:  ## list the targets
+	@echo "Times are those of two cores with nothing else to do. The first target sets up .venv, which"
+	@echo "fetches torch: some minutes more, once."
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 	@echo "  PY=python3 make ... uses that interpreter instead of .venv and installs nothing"
 
@@ -32,7 +34,6 @@ given-python:
 	.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt
 	@touch $@
 
-# Two cores, with nothing else running; the first target also takes minutes to fetch torch.
 tour: $(READY)  ## 2 minutes: the course here, a table of all and the figures (ONLY="02 06")
 	@$(PYTHON) -m lab.tour $(ONLY)
 
@@ -70,7 +71,7 @@ define run_tests
 	fi
 endef
 
-test: lint  ## lint, then the tests (CHAPTERS=folder tests the chapters in there)
+test: lint  ## 8 minutes: lint, then the tests (CHAPTERS=folder: of the chapters in there)
 	$(run_tests)
 
 test-all: export FULL = 1
@@ -81,7 +82,7 @@ lint: $(READY)  ## check the style
 	@if $(PYTHON) -m ruff --version >/dev/null 2>&1; then echo "ruff $(LINT)"; $(PYTHON) -m ruff $(LINT); \
 	else echo "lint:" $(PYTHON) "has no ruff, so it is left out"; fi
 
-museum: $(READY)  ## plant each of the museum's silent bugs, and see what finds it
+museum: $(READY)  ## 6 minutes: plant each of the museum's silent bugs, and see what finds it
 	$(PYTHON) -m lab.museum --out figures/museum.png
 
 bench: $(READY)  ## time the chapters against PyTorch's own, checkpoints, collectives, GPU kernels
