@@ -39,7 +39,6 @@ import json
 import math
 import os
 import random
-import shutil
 import signal
 import statistics
 import subprocess
@@ -50,10 +49,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import torch
 
 from lab import ROOT
 from lab.bench.about import as_check
+from lab.bench.ranks import torchrun
 from lab.checkpoints import checkpoint, storage
 from lab.checkpoints.saving import LOG
 from lab.cli import commands, refusals
@@ -157,17 +158,18 @@ def strike(fault, folder, ranks, deadline, ended):
 
 def children(pid):
     """Of torchrun: its ranks, in order."""
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
-    return sorted(map(int, found.split()))
+    try:
+        return sorted(child.pid for child in psutil.Process(pid).children())
+    except psutil.NoSuchProcess:
+        return []
 
 
 def train(layout, folder, faults, deadline, *flags):
     """Run a chapter, and kill ranks of it. Returns for each fault when it was, how many steps were
     logged before the next start, and whether an incomplete checkpoint was left."""
     name, world, *own = layout
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               f"--nproc_per_node={world}", f"--max-restarts={len(faults)}", ROOT / f"{name}.py",
-               *MODEL, *own, f"--save={folder}", f"--resume={folder}", *flags]  # fmt: skip
+    command = torchrun([f"--max-restarts={len(faults)}", ROOT / f"{name}.py", *MODEL, *own,
+                        f"--save={folder}", f"--resume={folder}", *flags], world)
     since, kills, output = time.time(), [], folder.with_suffix(".txt")
     with output.open("a") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file,
@@ -321,8 +323,6 @@ def main(argv=None):
     add("--json", type=commands.output("faults.json"), help="for a figure by lab/pictures.py")
     argv = sys.argv[1:] if argv is None else argv
     args = refusals.accepted(parser.parse_args, argv, alone=True)
-    if not shutil.which("pgrep"):
-        refusals.fail("there is no pgrep, which finds the ranks; apt install procps would work")
     deadline = time.time() + args.limit
     with tempfile.TemporaryDirectory() as folder:
         try:

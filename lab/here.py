@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from dataclasses import replace
@@ -27,8 +26,8 @@ import torch.distributed as dist
 
 import common
 from common import environment
-from lab import ROOT, speed
-from lab.bench import anatomy
+from lab import speed
+from lab.bench import anatomy, ranks
 from lab.bench.anatomy import planner
 from lab.bench.formulas import WATCHED_STEPS
 from lab.cli import commands, refusals
@@ -105,15 +104,12 @@ def calibrate():
 
 # ------------------------------------------------------------------------------------- the chapters
 
-def torchrun(n, *command):
+def on_ranks(n, *command):
     """Run it on n ranks: what it has printed. Leaves with status 1 where it fails."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                f"--nproc_per_node={n}"]
-    ran = subprocess.run([*launcher, *command], cwd=ROOT, capture_output=True, text=True,
-                         env=os.environ | {"OMP_NUM_THREADS": "1"})
-    if ran.returncode:
-        refusals.fail(f"{' '.join(command)} has failed: {ran.stderr.strip()[-500:]}", status=1)
-    return ran.stdout
+    statuses, printed, errors = ranks.run(*command, world=n, timeout=None)
+    if any(statuses):
+        refusals.fail(f"{' '.join(command)} has failed: {errors.strip()[-500:]}", status=1)
+    return printed
 
 
 def flags_of(chapter, n, device):
@@ -128,7 +124,7 @@ def measured_seconds(chapter, n, device):
     """The median step of a run of the chapter, in seconds, without those that are watched."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.json"
-        torchrun(n, f"{chapter}.py", *flags_of(chapter, n, device), f"--json={file}")
+        on_ranks(n, f"{chapter}.py", *flags_of(chapter, n, device), f"--json={file}")
         return statistics.median(json.loads(file.read_text())["step_seconds"][WATCHED_STEPS:])
 
 
@@ -158,14 +154,14 @@ def compare(n, device):
     """Yield (chapter, ranks, layout in words, measured seconds, predicted {cause: seconds})."""
     clusters = {}
     for chapter in RUNS if device == "cpu" else ["01_single_gpu"]:
-        ranks = 1 if chapter.startswith("01") else n
-        if ranks not in clusters:
-            rates = json.loads(torchrun(ranks, "-m", "lab.here").splitlines()[-1])
-            clusters[ranks] = cluster_of(rates, ranks)
-            yield clusters[ranks]
-        layout = planned(chapter, ranks)[1]
-        yield (chapter, ranks, planner().in_words(layout), measured_seconds(chapter, ranks, device),
-               predicted_seconds(chapter, ranks, clusters[ranks]))
+        world = 1 if chapter.startswith("01") else n
+        if world not in clusters:
+            rates = json.loads(on_ranks(world, "-m", "lab.here").splitlines()[-1])
+            clusters[world] = cluster_of(rates, world)
+            yield clusters[world]
+        layout = planned(chapter, world)[1]
+        yield (chapter, world, planner().in_words(layout), measured_seconds(chapter, world, device),
+               predicted_seconds(chapter, world, clusters[world]))
 
 
 # --------------------------------------------------------------------------------- the command line

@@ -9,7 +9,6 @@ import importlib.util
 import io
 import json
 import json.decoder
-import multiprocessing
 import os
 import pickle
 import signal
@@ -37,7 +36,7 @@ TEXT = json.decoder.__file__  # a file that does not change with our own sources
 import common  # noqa: E402  (after the path to it)
 from lab import chapters  # noqa: E402
 from lab.bench import report  # noqa: E402
-from lab.classroom.checks import PRELOAD  # noqa: E402
+from lab.bench.ranks import CONTEXT  # noqa: E402
 
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
 
@@ -103,14 +102,12 @@ class Pool:
 
     def __init__(self, folder):
         self.folder, self.members = folder, []
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(PRELOAD)
 
     def grow(self, world):
         while len(self.members) < world:
             stacks = tempfile.mktemp(dir=self.folder)
-            pipe, theirs = self.context.Pipe()
-            process = self.context.Process(target=serve, args=(theirs, stacks), daemon=True)
+            pipe, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=serve, args=(theirs, stacks), daemon=True)
             process.start()
             theirs.close()  # so that its death closes the pipe
             self.members.append((process, pipe, stacks))

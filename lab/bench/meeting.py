@@ -22,16 +22,19 @@ Whoever is the first to know says it, in one line; the store tells the others th
 import os
 import signal
 import socket
-import subprocess
 import threading
 import time
 from concurrent.futures import Future
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+
+try:
+    import psutil
+except ImportError:                                         # then the store alone finds the lost
+    psutil = None
 
 import common
 from common import Refused, environment
@@ -167,14 +170,9 @@ def have_ended(ranks):
 def has_ended(pid):
     """A zombie has, too: its parent has not asked for its status yet."""
     try:
-        if Path("/proc/self/stat").exists():
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2]
-        else:                                               # macOS
-            state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True,
-                                   text=True).stdout.strip()
-    except (FileNotFoundError, ProcessLookupError):
-        state = ""
-    return not state or state[0] in "ZX"
+        return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return True
 
 
 class Watch:
@@ -188,7 +186,8 @@ class Watch:
         everyones, machine = [None] * run.world, socket.gethostname()
         dist.all_gather_object(everyones, (machine, os.getpid()))
         self.processes = {rank: pid for rank, (its_machine, pid) in enumerate(everyones)
-                          if its_machine == machine and rank != run.rank and not has_ended(pid)}
+                          if psutil and its_machine == machine and rank != run.rank
+                          and not has_ended(pid)}
         # Names of this run's own, where a launcher starts ranks again.
         self.store = dist.PrefixStore(f"run of {everyones[0]}", c10d._get_default_store())
         alone = run.world == 1 and not run.args.save        # SIGTERM ends it, as ever

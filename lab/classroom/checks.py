@@ -19,7 +19,6 @@ import contextlib
 import importlib
 import json
 import json.decoder
-import multiprocessing
 import os
 import re
 import shlex
@@ -28,20 +27,16 @@ import sys
 import tempfile
 import traceback
 import types
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.bench.ranks import CONTEXT, start_interpreter
 from lab.classroom import overseer, plain
 from lab.classroom.overseer import CLOCK, LIMIT
 
 # Not torch, nor what imports it: the other interpreter does so while this one reads on.
 
 TEXT = json.decoder.__file__    # short, and the same whatever the course's files are
-CONTEXT = multiprocessing.get_context("forkserver")
-PRELOAD = ["torch._dynamo", "torch.distributed.tensor.parallel",       # an optimizer's first step
-           "triton.runtime.interpreter", "lab.bench.report", "lab.classroom.compare",
-           "lab.classroom.exercises", "lab.classroom.trusted"]
 LOST = "by peer", "Broken pipe", "remote process"       # what gloo says where another has ended
 WAITING = ("all_", "reduce", "gather", "scatter", "broadcast", "barrier", "monitored_barrier",
            "send", "recv", "isend", "irecv", "batch_isend_irecv", "new_")     # names begin so
@@ -62,10 +57,9 @@ class Outcome(NamedTuple):
 
 def warm_up():
     """Start the interpreter that forks. It imports while this one goes on."""
-    CONTEXT.set_forkserver_preload(PRELOAD)
     was_set = "TRITON_INTERPRET" in os.environ
     os.environ["TRITON_INTERPRET"] = "1"                # there, kernels too run on the CPU
-    forkserver.ensure_running()
+    start_interpreter()
     if not was_set:
         del os.environ["TRITON_INTERPRET"]
 

@@ -17,10 +17,11 @@ import os
 import secrets
 import selectors
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+import psutil
 
 from lab import ROOT
 
@@ -195,19 +196,14 @@ def follow(processes, limit, parent):
 
 def state_of(pid):
     """Whether a process computes or wants to, be it in the thread that brings gloo's messages, and
-    for how many seconds it has. Of one that has just ended: nothing."""
+    for how many seconds it has. Of one that has just ended: nothing. psutil knows the state of no
+    thread: without Linux's /proc, a process computes only where its seconds say so."""
     try:
-        if PROC.exists():
-            words = (PROC / f"{pid}/stat").read_text().rpartition(") ")[2].split()
-            ticks = int(words[11]) + int(words[12])
-            threads = (PROC / f"{pid}/task").glob("*/stat")
-            states = [path.read_text().rpartition(") ")[2][0] for path in threads]
-            return bool({"R", "D"} & {*states}), ticks / os.sysconf("SC_CLK_TCK")
-        command = ["ps", "-o", "stat=,time=", "-p", str(pid)]       # macOS
-        state, clock = subprocess.run(command, capture_output=True, text=True).stdout.split()
-        minutes, seconds = clock.split(":")[-2:]
-        return state[0] in "RU", 60 * int(minutes) + float(seconds)
-    except (FileNotFoundError, ProcessLookupError, ValueError):
+        times = psutil.Process(pid).cpu_times()
+        threads = (PROC / f"{pid}/task").glob("*/stat")
+        states = [path.read_text().rpartition(") ")[2][0] for path in threads]
+        return bool({"R", "D"} & {*states}), times.user + times.system
+    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
         return False, 0
 
 
@@ -241,20 +237,7 @@ def end_all(processes):
         except ChildProcessError:                       # there is none any more
             break
         if not ended:
-            for pid in below(os.getpid()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             time.sleep(0.002)
-
-
-def below(pid):
-    """The processes that one has started, and those that they have."""
-    children = {}
-    for path in PROC.glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):              # it has just ended
-            parent = path.read_text(errors="replace").rpartition(") ")[2].split()[1]
-            children.setdefault(int(parent), []).append(int(path.parent.name))
-    found = children.get(pid, [])
-    for child in found:
-        found += children.get(child, [])
-    return found

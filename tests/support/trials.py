@@ -23,7 +23,6 @@ import functools
 import io
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +31,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
+
+import psutil
 
 from tests.support import programs
 
@@ -405,13 +406,12 @@ def print_and_wait(mark, *words, printed=print, waits=[True], **more):  # noqa: 
 
 def children_of(pid):
     """Of a process, once it has started another program."""
-    deadline, started = time.monotonic() + PATIENCE, lambda pid: Path(f"/proc/{pid}/cmdline")
+    deadline, process = time.monotonic() + PATIENCE, psutil.Process(pid)
     while time.monotonic() < deadline:
-        found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
-        children = list(map(int, found.split()))
-        if any(started(child).read_text() != started(pid).read_text() for child in children):
+        children = process.children()
+        if any(child.cmdline() != process.cmdline() for child in children):
             time.sleep(0.1)  # until it knows that it has
-            return children
+            return [child.pid for child in children]
         time.sleep(0.02)
     raise AssertionError(f"process {pid} has started no other")
 
@@ -419,9 +419,7 @@ def children_of(pid):
 def has_ended(pid):
     """Within two seconds."""
     for _ in range(100):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
+        if not psutil.pid_exists(pid):
             return True
         time.sleep(0.02)
     return False

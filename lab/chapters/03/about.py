@@ -1,5 +1,15 @@
 """What lab/ knows of chapter 03 alone."""
 
+from lab.bench.stop import Stop
+
+TOUR = (
+    Stop("03_zero.py --device=cpu --steps=5",
+         "parameters in shards", 5, name="03_zero"),
+    Stop("03_zero.py --device=cpu --steps=5 --variant=zero1",
+         "optimizer states in shards", 3, name="03_zero-zero1"),
+    Stop("03_zero.py --device=cpu --steps=5 --variant=zero2",
+         "gradients, too", 3, name="03_zero-zero2"),
+)
 LIMITS = {"prefetch": (0, 3, 1), "shard_size": (1, 2**31, 2), "stage": (1, 4, 3)}
 
 

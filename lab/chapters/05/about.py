@@ -1,5 +1,12 @@
 """What lab/ knows of chapter 05 alone."""
 
+from lab.bench.stop import Stop
+
+TOUR = (
+    Stop("05_sequence_parallel.py --device=cpu --steps=5",
+         "what tensor parallelism left whole, cut by tokens", 7, name="05_sequence_parallel"),
+)
+
 
 def rounding(args):
     """In FP8 it has one GPU in FP8 beside it, so that float64 is as exact as without."""

@@ -1,3 +1,11 @@
 """What lab/ knows of chapter 06 alone."""
 
+from lab.bench.stop import Stop
+
 PLAYS = "rings"
+TOUR = (
+    Stop("06_context_parallel.py --device=cpu --steps=5",
+         "a ring in zig-zag, whose ranks work alike", 4, name="06_context_parallel"),
+    Stop("06_context_parallel.py --device=cpu --steps=5 --variant=ring",
+         "a plain ring, whose last rank works most", 4, name="06_context_parallel-ring"),
+)

@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -66,23 +68,20 @@ def test_also_where_torchrun_ends_the_others_while_they_compute(start):
     assert ranks.err() == "error: step 5: rank 1 has ended\n"
 
 
-@pytest.mark.parametrize("state", ["R", "S", "T", "Z", "X", None])
-def test_a_zombie_has_ended(monkeypatch, state):
-    def read_text(path):
-        if state is None:
-            raise ProcessLookupError
-        return f"7 (a) Z b) {state} 1 7"
+def test_a_zombie_has_ended():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert not meeting.has_ended(process.pid)
+    process.stdin.close()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has, and nobody has asked
+    assert meeting.has_ended(process.pid)
+    process.wait()
+    assert meeting.has_ended(process.pid)  # now its number is free
 
-    monkeypatch.setattr(meeting.Path, "read_text", read_text)
-    assert meeting.has_ended(7) == (state in ("Z", "X", None))
 
-
-@pytest.mark.parametrize("state", ["S+", "Z+", ""])
-def test_without_proc_ps_is_asked(monkeypatch, state):
-    monkeypatch.setattr(meeting.Path, "exists", lambda path: False)
-    asked = lambda words, **more: meeting.subprocess.CompletedProcess(words, 0, f"{state}\n")
-    monkeypatch.setattr(meeting.subprocess, "run", asked)
-    assert meeting.has_ended(7) == (state != "S+")
+def test_without_psutil_no_process_is_watched(start):
+    run = start(*LONG[:1], *SMALL, "--steps=1", world=2,
+                patches=dict.fromkeys(range(2), [("lab.bench.meeting.psutil", None)]))
+    assert run.wait() == [0, 0], run.err()
 
 
 SOON = "lab.bench.meeting.Watch.PATIENCE", 0.5

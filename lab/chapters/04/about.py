@@ -1,0 +1,8 @@
+"""What lab/ knows of chapter 04 alone."""
+
+from lab.bench.stop import Stop
+
+TOUR = (
+    Stop("04_tensor_parallel.py --device=cpu --steps=5",
+         "every matrix cut", 5, name="04_tensor_parallel"),
+)

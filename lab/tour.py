@@ -1,0 +1,207 @@
+"""The tour: the course on this machine, chapter by chapter, then one table and the figures.
+
+    python -m lab.tour                  all of it; `make tour`
+    python -m lab.tour 02 06            these rooms of lab/chapters
+    python -m lab.tour 02 --first       of each room its first run alone; `make quick` is this one
+    python -m lab.tour --figures        what figures/ is drawn from, on 8 ranks; `make figures`
+
+Chapter 02 comes first. Each run is told as a reader types it; its ranks are forked from one
+interpreter that has imported torch (lab/bench/ranks.py), which saves seconds a run. One goes
+through torchrun itself. A run that fails is named, and the others go on. What a room shows is a
+list in its about.py.
+
+Exit status: 0; 1 if a run has failed, or a figure; 2 for a word that is no room; 130 after Ctrl-C:
+then what is done stays, and a line says what draws it.
+"""
+
+import argparse
+import difflib
+import shlex
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from lab import ROOT, chapters
+from lab.bench import ranks
+from lab.cli import commands, refusals
+
+# Not torch, nor what imports it: the other interpreter does so while this one reads on.
+
+FIRST = "02"                            # what a reader sees first
+LIMIT = 600                             # seconds of a run, which then hangs
+TABLE_AND_FIGURES = 6                   # seconds
+ERASE = "\r\x1b[K"                      # a terminal's line
+
+
+# -------------------------------------------------------------------------------- what there is
+
+def stops_of(room, figures=False):
+    """The runs of a room; figures: those that figures/ shows, as it does."""
+    stops = chapters.rooms_with("about")[room].TOUR
+    if figures:
+        stops = [stop._replace(words=stop.drawn_from or stop.words, ranks=stop.drawn_on)
+                 for stop in stops if stop.drawn_on is not None]
+    return stops
+
+
+def rooms():
+    """Those that have a run, in the order of the tour."""
+    found = [room for room, about in chapters.rooms_with("about").items() if hasattr(about, "TOUR")]
+    return sorted(found, key=lambda room: room != FIRST)
+
+
+def words_of(stop, folder):
+    """What is typed, with its JSON in the folder."""
+    return [*shlex.split(stop.words), *([f"--json={folder / stop.name}.json"] if stop.name else [])]
+
+
+# -------------------------------------------------------------------------------- how it goes
+
+class Progress:
+    """How far the tour is, in a line at the bottom of a terminal, or before each run where there
+    is none."""
+
+    def __init__(self, stops):
+        self.seconds = [stop.seconds for stop in stops]
+        self.begun = self.since = time.monotonic()      # of the tour, and of the run that goes
+        self.at, self.on_terminal = 0, sys.stdout.isatty()
+
+    def next(self):
+        self.at, self.since = self.at + 1, time.monotonic()
+        if not self.on_terminal:
+            print(f"\n[{self}]", flush=True)
+
+    def left(self):
+        """Seconds, by those that runs take on a quiet machine, and what they have taken here."""
+        done = sum(self.seconds[: self.at - 1])
+        pace = (5 + self.since - self.begun) / (5 + done)
+        here = pace * self.seconds[self.at - 1] - (time.monotonic() - self.since)
+        return max(here, 0) + pace * sum(self.seconds[self.at:]) + TABLE_AND_FIGURES
+
+    def __str__(self):
+        left = self.left()
+        about = f"{10 * round(left / 10) or 10} seconds" if left < 55 else (
+            f"{round(left / 60)} minute{'s' * (left >= 90)}")
+        return f"{self.at} of {len(self.seconds)}, about {about} left"
+
+    def print(self, lines=""):
+        """These, and on a terminal the line below them."""
+        print(f"{ERASE}{lines}{self}" if self.on_terminal else lines, end="", flush=True)
+
+    def end(self):
+        print(ERASE if self.on_terminal else "", end="", flush=True)
+
+
+def play(stop, words, progress):
+    """Run it, and print what it does. Returns its exit status; None: it had no end."""
+    for word in words:                  # a checkpoint of an earlier tour would be gone on from
+        if word.startswith("--save="):
+            shutil.rmtree(ROOT / word.removeprefix("--save="), ignore_errors=True)
+    progress.print(f"\n# {stop.what}\n$ {ranks.typed(words, stop.ranks)}\n")
+    launch = ranks.Launched if stop.by_torchrun else ranks.Ranks
+    started = launch(*words, world=stop.ranks, cwd=ROOT, buffering=1)
+    shown, end = 0, time.monotonic() + LIMIT
+    try:
+        while None in (statuses := started.wait(0.2, grace=2)) and time.monotonic() < end:
+            shown = show(started, shown, progress)
+        show(started, shown, progress)
+    finally:
+        started.stop()
+    if any(status != 0 for status in statuses):
+        progress.print(started.err())
+    return None if None in statuses else max(statuses) or min(statuses)
+
+
+def show(started, shown, progress):
+    """Print the lines of a program's output that are new. Returns how much of it is shown."""
+    text = started.out()
+    text = text[: text.rfind("\n") + 1]
+    progress.print(text[shown:])
+    return len(text)
+
+
+def name_of(stop):
+    return stop.name or stop.words
+
+
+def drawing(done, folder, out):
+    """The programs that make the table and the figures of these runs, as words."""
+    done = sorted((stop for stop in done if stop.name), key=lambda stop: stop.name[:2])
+    files = lambda stops: [f"{folder / stop.name}.json" for stop in stops]
+    trained = files(stop for stop in done if not stop.words.startswith("-m"))
+    programs = [["-m", "lab.report", *trained]] if trained else []
+    if drawn := files(stop for stop in done if stop.drawn_on is not None):
+        programs.append(["-m", "lab.pictures", *drawn, f"--out={out}"])
+    return programs
+
+
+def draw(programs):
+    """Make them. Returns the exit status."""
+    status = 0
+    for words in programs:
+        [found], printed, errors = ranks.run(*words, cwd=ROOT, timeout=LIMIT)
+        print(f"\n{printed}{errors}", end="", flush=True)
+        status = status or found
+    return status
+
+
+def tour(stops, folder, out, more=()):
+    """Run the stops, then draw what they have left. more: programs besides, as words. Returns the
+    exit status."""
+    progress, done, failed = Progress(stops), [], []
+    ranks.start_interpreter("matplotlib.backends.backend_agg")
+    try:
+        for stop in stops:
+            progress.next()
+            status = play(stop, words_of(stop, folder), progress)
+            (done if status == 0 else failed).append(stop)
+            if status != 0:
+                how = f"failed: status {status}" if status else f"had no end within {LIMIT} s"
+                progress.print(f"{name_of(stop)} has {how}\n")
+    except BaseException:
+        progress.end()
+        for words in drawing(done, folder, out):
+            print(f"what is done is drawn by: {ranks.typed(words)}", flush=True)
+        raise
+    progress.end()
+    status = draw([*drawing(done, folder, out), *more])
+    if failed:
+        print(f"\n{len(failed)} of {len(stops)} runs have failed: "
+              f"{', '.join(map(name_of, failed))}", flush=True)
+    return int(bool(status or failed))
+
+
+# ---------------------------------------------------------------------------- the command line
+
+def a_room(text):
+    """An argparse type: one of rooms()."""
+    if text not in rooms():
+        near = difflib.get_close_matches(text, rooms(), n=1, cutoff=0.3) or [FIRST]
+        raise refusals.refusal()(f"{text or repr(text)} is no stop of the tour, which has "
+                                 f"{' '.join(rooms())}", *near)
+    return text
+
+
+def parse(argv):
+    parser = commands.Parser("-m lab.tour", description=__doc__, allow_abbrev=False,
+                             formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("rooms", nargs="*", type=a_room, metavar="ROOM", help="such as 02; default: all")
+    add("--first", action="store_true", help="of each room its first run alone")
+    add("--figures", action="store_true", help="draw figures/, from runs on 8 ranks")
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    args = refusals.accepted(parse, sys.argv[1:] if argv is None else argv, alone=True)
+    chosen = [room for room in rooms() if room in args.rooms or not args.rooms]
+    stops = [stop for room in chosen for stop in stops_of(room, args.figures)[: args.first or None]]
+    if not args.figures:
+        return tour(stops, Path("runs"), "runs")
+    plans = [["-m", "lab.plans", "--out=figures/10_planner.png"]] if "10" in chosen else []
+    return tour(stops, Path("runs/figures"), "figures", plans)
+
+
+if __name__ == "__main__":
+    commands.program(main)
