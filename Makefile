@@ -57,18 +57,10 @@ hunt: $(READY)  ## write hunts/, a chapter with one silent bug (CHAPTER=06 SEED=
 	@$(PYTHON) -m lab.hunt "$(CHAPTER)" --seed "$(or $(SEED),0)" --level "$(or $(LEVEL),easy)" \
 		$(if $(FORCE),--force)
 
-# Ranks wait for each other half of the time, so two files are tested at once: by pytest-xdist, or
-# where that is not, by two pytests, of which the second one's report comes when both are done.
+# Ranks wait for each other half of the time, so two files are tested at once where pytest-xdist is.
 define run_tests
-	@if $(PYTHON) -c 'import xdist' 2>/dev/null; then \
-		$(PYTHON) -m pytest -q -n 2 --dist loadfile tests; \
-	else \
-		report=$$(mktemp); \
-		$(PYTHON) -m pytest -q --half=1 tests >"$$report" 2>&1 & \
-		$(PYTHON) -m pytest -q --half=0 tests; first=$$?; \
-		wait $$!; second=$$?; \
-		cat "$$report"; rm "$$report"; exit $$((first | second)); \
-	fi
+	@if $(PYTHON) -c 'import xdist' 2>/dev/null; then workers="-n 2 --dist loadfile"; fi; \
+	$(PYTHON) -m pytest -q $$workers --durations=25 tests
 endef
 
 test: lint  ## 8 minutes: lint, then the tests (CHAPTERS=folder: of the chapters in there)
@@ -87,10 +79,10 @@ museum: $(READY)  ## 6 minutes: plant each of the museum's silent bugs, and see 
 
 bench: $(READY)  ## time the chapters against PyTorch's own, checkpoints, collectives, GPU kernels
 	@if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
-	then $(PYTHON) benchmarks/kernels.py; else echo "no GPU: the kernels are not timed"; fi
-	$(PYTHON) benchmarks/chapters.py
-	$(PYTHON) benchmarks/checkpoints.py
-	$(PYTHON) benchmarks/collectives.py
+	then $(PYTHON) benchmarks/time_kernels.py; else echo "no GPU: the kernels are not timed"; fi
+	$(PYTHON) benchmarks/time_chapters.py
+	$(PYTHON) benchmarks/time_checkpoints.py
+	$(PYTHON) benchmarks/time_collectives.py
 
 faults: $(READY)  ## kill ranks of a run at random, and see that it costs time and no bit
 	$(PYTHON) -m lab.faults --json runs/faults.json

@@ -33,7 +33,6 @@ Approximation to the Optimum Checkpoint Interval (1974); Daly, A Higher Order Es
 Optimum Checkpoint Interval for Restart Dumps (2006).
 """
 
-import argparse
 import contextlib
 import json
 import math
@@ -312,8 +311,7 @@ def both_parts(folder, args, deadline):
 
 
 def main(argv=None):
-    parser = commands.Parser("-m lab.faults", description=__doc__,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("-m lab.faults", description=__doc__)
     add = parser.add_argument
     add("--kills", type=commands.number(int, 1, 1000, 20), default=20, help="in one layout")
     add("--seed", type=commands.number(int, 0, 2**31, 1), default=0,

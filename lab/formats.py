@@ -24,7 +24,6 @@ Sources: Micikevicius et al., FP8 Formats for Deep Learning (2022); OCP Microsca
 Specification 1.0 (2023); Ultra-Scale Playbook, "Mixed precision training".
 """
 
-import argparse
 import math
 import sys
 from pathlib import Path
@@ -223,8 +222,7 @@ def draw(shares, losses, path):
 
 
 def arguments(argv):
-    parser = commands.Parser("-m lab.formats", description=__doc__,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("-m lab.formats", description=__doc__)
     parser.add_argument("--out", type=commands.output("formats.png"), help="draw it")
     parser.add_argument("--steps", type=commands.number(int, 1, 10**6, 100), default=100,
                         help="of each of the four runs")

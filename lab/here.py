@@ -184,8 +184,7 @@ def row(chapter, ranks, layout, measured, predicted):
 
 
 def parse(argv):
-    parser = commands.Parser("-m lab.here", description=__doc__, allow_abbrev=False,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("-m lab.here", description=__doc__)
     parser.add_argument("--ranks", type=int, choices=(4, 8), default=4)
     parser.add_argument("--json", type=commands.output("here.json"), help="write the table")
     return parser.parse_args(argv)

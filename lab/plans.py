@@ -7,7 +7,6 @@ layout over model sizes and numbers of GPUs; bytes of a GPU as tp, pp and ZeRO s
 seconds of the ten best layouts; what was published, over what is predicted.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -16,8 +15,7 @@ from lab.cli import commands, refusals
 
 
 def main(argv=None):
-    parser = commands.Parser("-m lab.plans", description=__doc__,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("-m lab.plans", description=__doc__)
     parser.add_argument("--out", type=commands.output("figures/10_planner.png"),
                         default=Path("figures/10_planner.png"))
     argv = sys.argv[1:] if argv is None else argv

@@ -8,7 +8,6 @@ The second one executes it with stages that sleep in each F, B and W. That needs
 takes as long as simulated, and messages.
 """
 
-import argparse
 import contextlib
 import functools
 import json
@@ -229,8 +228,7 @@ def milliseconds(args, schedule):
 # -------------------------------------------------------------------------------- the command line
 
 def parse(chapter, argv):
-    parser = commands.Parser("-m lab.schedules", description=__doc__, allow_abbrev=False,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("-m lab.schedules", description=__doc__)
     add, count = parser.add_argument, commands.number(int, 1, 4097, 2)
     add("schedule", choices=[name for name in chapter.VARIANTS if name != "torch"])
     add("--ranks", type=commands.number(int, 1, math.isqrt(MOST), 4),

@@ -11,7 +11,6 @@ Bandwidths are those of nccl-tests. The algorithm bandwidth is S/t, for x of S b
 bus is what a link has really carried: for an all_reduce, 2 (N-1)/N times as much.
 """
 
-import argparse
 import functools
 import json
 import math
@@ -268,8 +267,7 @@ def overtakes(crossovers):
 # --------------------------------------------------------------------------------- the command line
 
 def parse(argv):
-    parser = commands.Parser("-m lab.speed", description=__doc__, allow_abbrev=False,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("-m lab.speed", description=__doc__)
     add = parser.add_argument
     add("--largest", type=commands.number(int, 1, 2**31, 2**24), default=2**24, metavar="BYTES",
         help="x has 1, 4, 16, ... bytes, up to this; default: 16,777,216")

@@ -14,7 +14,6 @@ Exit status: 0; 1 if a run has failed, or a figure; 2 for a word that is no room
 then what is done stays, and a line says what draws it.
 """
 
-import argparse
 import difflib
 import shlex
 import shutil
@@ -184,8 +183,7 @@ def a_room(text):
 
 
 def parse(argv):
-    parser = commands.Parser("-m lab.tour", description=__doc__, allow_abbrev=False,
-                             formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("-m lab.tour", description=__doc__)
     add = parser.add_argument
     add("rooms", nargs="*", type=a_room, metavar="ROOM", help="such as 02; default: all")
     add("--first", action="store_true", help="of each room its first run alone")

@@ -1,8 +1,7 @@
-"""The pool of rank processes, and the chapters under test, which CHAPTERS=folder replaces."""
+"""Fixtures, and the chapters under test, which CHAPTERS=folder replaces."""
 
 import contextlib
 import dataclasses
-import faulthandler
 import functools
 import gc
 import importlib.util
@@ -10,15 +9,9 @@ import io
 import json
 import json.decoder
 import os
-import pickle
 import signal
 import sys
-import tempfile
-import time
-import traceback
 import types
-from datetime import timedelta
-from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -36,7 +29,7 @@ TEXT = json.decoder.__file__  # a file that does not change with our own sources
 import common  # noqa: E402  (after the path to it)
 from lab import chapters  # noqa: E402
 from lab.bench import report  # noqa: E402
-from lab.bench.ranks import CONTEXT  # noqa: E402
+from tests.support.pool import Pool  # noqa: E402
 
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
 
@@ -62,115 +55,6 @@ def seeded():
     torch.manual_seed(0)
 
 
-# ------------------------------------------------------------------------------- the pool of ranks
-
-
-class Absent(str):
-    """Of a chapter that is not there: why its test is skipped."""
-
-
-def serve(pipe, stacks):
-    """One rank: for each call, join a new gloo group, run the function, send back its result."""
-    torch.set_num_threads(1)  # first of all: a fork after OpenMP ran can hang
-    gc.freeze()  # what is imported by now is no garbage: saves 0.1 s a call
-    faulthandler.register(signal.SIGUSR1, open(stacks, "w"), all_threads=True)
-    while True:
-        rank, world, store, call = pickle.loads(pipe.recv_bytes())
-        os.environ |= {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "LOCAL_WORLD_SIZE": str(world),
-        }
-        try:
-            dist.init_process_group("gloo", f"file://{store}", timedelta(minutes=5), world, rank)
-            dist.barrier()  # or one that sends nothing could leave while others still connect
-            function, args = pickle.loads(call)
-            answer = pickle.dumps((True, function(*args)))
-        except pytest.skip.Exception as skipped:
-            answer = pickle.dumps((True, Absent(skipped)))
-        except BaseException:  # a SystemExit too: the test wants to see it
-            answer = pickle.dumps((False, f"failed:\n{traceback.format_exc()}"))
-        gc.collect()
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        pipe.send_bytes(answer)
-
-
-class Pool:
-    """Rank processes that outlive a test; all are replaced when one fails, dies or hangs."""
-
-    def __init__(self, folder):
-        self.folder, self.members = folder, []
-
-    def grow(self, world):
-        while len(self.members) < world:
-            stacks = tempfile.mktemp(dir=self.folder)
-            pipe, theirs = CONTEXT.Pipe()
-            process = CONTEXT.Process(target=serve, args=(theirs, stacks), daemon=True)
-            process.start()
-            theirs.close()  # so that its death closes the pipe
-            self.members.append((process, pipe, stacks))
-
-    def call(self, world, timeout, function, *args):
-        """function(*args) on ranks 0 ... world-1: their results in order, or the test fails."""
-        self.grow(world)
-        pipes = {pipe: rank for rank, (_, pipe, _) in enumerate(self.members[:world])}
-        store = tempfile.mktemp(dir=self.folder)
-        for pipe, rank in pipes.items():
-            pipe.send_bytes(pickle.dumps((rank, world, store, pickle.dumps((function, args)))))
-
-        answers = {}  # rank: (whether it worked, result or report)
-        deadline = time.monotonic() + timeout
-        while len(answers) < world and all(worked for worked, _ in answers.values()):
-            waiting = [pipe for pipe, rank in pipes.items() if rank not in answers]
-            ready = wait(waiting, max(0, deadline - time.monotonic()))
-            answers |= {pipes[pipe]: self.receive(pipes[pipe]) for pipe in ready}
-            if not ready:
-                break
-        if len(answers) < world or not all(worked for worked, _ in answers.values()):
-            self.fail(pipes, answers)
-        if isinstance(answers[0][1], Absent):
-            pytest.skip(answers[0][1])
-        return [answers[rank][1] for rank in range(world)]
-
-    def fail(self, pipes, answers):
-        """Fail the test with what happened on each rank, and the stacks of those that hang."""
-        time.sleep(1)  # a rank that lost its peer notices soon
-        answers |= {
-            rank: self.receive(rank)
-            for pipe, rank in pipes.items()
-            if rank not in answers and pipe.poll()
-        }
-        hanging = [rank for rank in pipes.values() if rank not in answers]
-        for rank in hanging:
-            os.kill(self.members[rank][0].pid, signal.SIGUSR1)  # works even inside gloo
-        time.sleep(0.5)
-        answers |= {
-            rank: (False, f"hangs:\n{Path(self.members[rank][2]).read_text()}") for rank in hanging
-        }
-        self.stop()
-        reports = [
-            f"rank {rank} {what}" for rank, (worked, what) in sorted(answers.items()) if not worked
-        ]
-        pytest.fail("\n".join(reports), pytrace=False)
-
-    def receive(self, rank):
-        process, pipe, _ = self.members[rank]
-        try:
-            return pickle.loads(pipe.recv_bytes())
-        except (EOFError, ConnectionResetError):
-            process.join(5)
-            return False, f"died, exit code {process.exitcode}"
-
-    def stop(self):
-        for process, pipe, _ in self.members:
-            process.kill()
-            process.join()
-            pipe.close()
-        self.members = []
-
-
 @pytest.fixture(scope="session")
 def pool(tmp_path_factory):
     pool = Pool(tmp_path_factory.mktemp("pool"))
@@ -187,19 +71,12 @@ def ranks(pool):
 # ---------------------------------------------------------------------------------- what is tested
 
 
-def pytest_addoption(parser):
-    parser.addoption("--half", type=int, choices=(0, 1), help="half of the files, or the others")
-
-
 def pytest_collection_modifyitems(config, items):
     """Tests marked `full` run in `make test-all` alone, which sets FULL=1."""
-    files, half = sorted({item.path for item in items}), config.getoption("half")
-    if half is not None:
-        files = [file for i, file in enumerate(files) if (i + 1) // 2 % 2 == half]
     chosen, others = [], []
     for item in items:
         is_full = item.get_closest_marker("full") and not os.environ.get("FULL")
-        (chosen if item.path in files and not is_full else others).append(item)
+        (others if is_full else chosen).append(item)
     config.hook.pytest_deselected(items=others)
     items[:] = chosen
 
@@ -244,7 +121,6 @@ def training_chapters():
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "full: the full product of settings, for `make test-all`")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as behind a `&` in a shell's script
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not chapter_names():

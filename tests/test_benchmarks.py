@@ -1,4 +1,4 @@
-"""benchmarks/chapters.py: its pairs, on a CPU and on GPUs."""
+"""benchmarks/time_chapters.py: its pairs, on a CPU and on GPUs."""
 
 import contextlib
 import itertools
@@ -14,19 +14,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks import results, time_chapters, time_checkpoints
 from lab import schedules
 from lab.bench import meters, report
 from lab.checkpoints import checkpoint, saving, storage
 from lab.cli import strict
-from tests.conftest import ROOT, TEXT, chapter, no_flags
+from tests.conftest import TEXT, chapter, no_flags
 from tests.support import programs
-
-sys.path.append(str(ROOT / "benchmarks"))
-import chapters  # noqa: E402  (after the path to it)
-import checkpoints  # noqa: E402
-import results  # noqa: E402
-
-sys.path.pop()  # or `kernels` would be benchmarks/kernels.py
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 4, 8])
@@ -35,10 +29,11 @@ def test_the_chapters_take_the_flags_of_every_pair(monkeypatch, gpus):
     gpu = types.SimpleNamespace(total_memory=80 << 30)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    for name, ranks, both, *sides in (chapters.filled_in(*pair) for pair in chapters.PAIRS):
+    for pair in time_chapters.PAIRS:
+        name, ranks, both, *sides = time_chapters.filled_in(*pair)
         sizes = set()
         for side in sides:
-            of_side, own = chapters.of_chapter(name, side)
+            of_side, own = time_chapters.of_chapter(name, side)
             module, flags = chapter(of_side), ["--no-verify", *both.split(), *own]
             args = strict.parse(module.__file__, "", module.VARIANTS,
                              getattr(module, "flags", no_flags), flags)
@@ -49,11 +44,12 @@ def test_the_chapters_take_the_flags_of_every_pair(monkeypatch, gpus):
 
 
 @pytest.mark.parametrize(("benchmark", "flags", "line"), [
-    (chapters, "--only=99", "--only 99 begins the name of no chapter; --only 01 would work"),
-    (chapters, "--only=04 -- --dim=100",
+    (time_chapters, "--only=99", "--only 99 begins the name of no chapter; --only 01 would work"),
+    (time_chapters, "--only=04 -- --dim=100",
      "--dim 100 is not a multiple of 2 x --heads .* = 16; --dim 112 would work"),
-    (checkpoints, "--only=09 -- --batch=6", "--batch 6 is not a multiple of .* would work"),
-    (chapters, "--record", "--record cannot write /proc/version: .*; without --record would work"),
+    (time_checkpoints, "--only=09 -- --batch=6", "--batch 6 is not a multiple of .* would work"),
+    (time_chapters, "--record",
+     "--record cannot write /proc/version: .*; without --record would work"),
 ])  # fmt: skip
 def test_what_a_run_would_refuse_is_refused_before_the_first(monkeypatch, capsys, benchmark, flags,
                                                              line):  # fmt: skip
@@ -77,7 +73,7 @@ def warm(monkeypatch, tmp_path):
         run = types.SimpleNamespace(returncode=status, communicate=lambda: said)
         return contextlib.nullcontext(run)
 
-    monkeypatch.setattr(chapters.subprocess, "Popen", popen)
+    monkeypatch.setattr(time_chapters.subprocess, "Popen", popen)
     return patches
 
 
@@ -87,7 +83,7 @@ def test_a_pair_in_the_same_process(warm):
               "--no-verify", f"--data={TEXT}", "--device=cpu", f"--attention={core}"]
              for core in ("plain", "sdpa")]
     names = "08_expert_parallel", "02_data_parallel"
-    measured = chapters.measure(1, *zip(names, sides), clocked=True)
+    measured = time_chapters.measure(1, *zip(names, sides), clocked=True)
     assert [len(ms) for ms in measured["ms"]] == [2, 2]
     assert measured["tokens"] == 8 * 8
     sorting, matmuls = measured["operators"].values()           # a dense model sorts nothing
@@ -98,7 +94,7 @@ def play_pair(pair):
     """For a rank of the pool, whose other tests have their own Run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "Run", report.Run)
-        return chapters.play_pair(pair)
+        return time_chapters.play_pair(pair)
 
 
 def test_a_pair_on_two_ranks(ranks):
@@ -117,7 +113,7 @@ def test_the_measuring_thread_has_the_device_of_its_rank(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(dist, "barrier", lambda: None)
     run = types.SimpleNamespace(device=device, world=2, rank=1, now=lambda: next(ticks))
-    assert chapters.communication_alone(run, {}) == 1000 and chosen == [device]
+    assert time_chapters.communication_alone(run, {}) == 1000 and chosen == [device]
 
 
 def hops_of_a_pipeline():
@@ -130,10 +126,10 @@ def hops_of_a_pipeline():
         total["all_reduce"] = {"calls": 1, "wire_bytes": 4}
     everyones = [None] * 3
     dist.all_gather_object(everyones, total)
-    busiest = chapters.busiest(everyones)
+    busiest = time_chapters.busiest(everyones)
     run = types.SimpleNamespace(device=torch.device("cpu"), world=3, rank=rank,
                                 now=time.perf_counter)
-    return list(busiest.items()), chapters.communication_alone(run, busiest)
+    return list(busiest.items()), time_chapters.communication_alone(run, busiest)
 
 
 def test_ranks_that_send_unequally_send_as_the_busiest_when_nothing_else_runs(ranks):
@@ -153,7 +149,7 @@ def metered_alone(op):
     run = types.SimpleNamespace(device=torch.device("cpu"), world=2, rank=dist.get_rank(),
                                 now=time.perf_counter)
     with meters.CommMeter() as meter:
-        chapters.communication_alone(run, {op: (3, 2400)})
+        time_chapters.communication_alone(run, {op: (3, 2400)})
     return set(meter.total), meter.total[op]
 
 
@@ -161,7 +157,7 @@ def test_the_clock_of_operators(monkeypatch):
     """Forward and backward; rows that are joined, and neither heads nor gradients. A tick each."""
     rows = torch.ones(4, 3, requires_grad=True)
     ticks = itertools.count()
-    with chapters.OperatorClock(lambda: next(ticks)) as clock:
+    with time_chapters.OperatorClock(lambda: next(ticks)) as clock:
         order = torch.tensor([2, 0, 1, 3]).argsort(stable=True)                     # sort
         there = rows[order]                                                         # index
         torch.cat([there, there]).sum().backward()      # cat; and backward: new_zeros, index_put
@@ -185,8 +181,8 @@ def test_of_experts_and_of_the_dense_model_a_token_takes_as_many_flops(monkeypat
         return {"tokens": 1000, "ms": [[40, 50, 90], [20, 25, 30]],
                 "loads": [[[1.0, 3, 0, 1, 1, 1, 1, 0]], [[1.0] * 8]]}
 
-    monkeypatch.setattr(chapters, "measure", measure)
-    *_, default, random = chapters.against_dense(9, ["--no-verify"])
+    monkeypatch.setattr(time_chapters, "measure", measure)
+    *_, default, random = time_chapters.against_dense(9, ["--no-verify"])
     experts, dense, *_ = (args.model for args in runs)
     router = experts.layers * experts.experts * experts.dim
     assert experts.active() - router == dense.parameters() and runs[0].batch == runs[1].batch
@@ -202,9 +198,9 @@ def test_the_shares_of_operators_are_of_a_step_without_a_clock(monkeypatch):
                 "operators": {"sorting and copying": 5.0, "matmuls": 50.0}}
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(chapters, "measure", measure)
-    shape = chapters.SHAPES["cpu"]["experts"]
-    _, header, _, *rows = chapters.shares(9, [])
+    monkeypatch.setattr(time_chapters, "measure", measure)
+    shape = time_chapters.SHAPES["cpu"]["experts"]
+    _, header, _, *rows = time_chapters.shares(9, [])
     assert header == "| flags | a step, ms | sorting and copying | matmuls |"
     assert rows == [f"| {shape} --experts={experts} | 100.0 | 5% | 50% |" for experts in (8, 32)]
 
@@ -223,14 +219,14 @@ def test_the_milliseconds_of_a_sleeping_step_come_from_the_run(warm):
     """On one rank, where nobody waits, by a clock that only sleep sets forward."""
     warm += [("time.sleep", sleep), ("time.perf_counter", clock)]
     flags = ["1f1b", "--micro-batches=2", "--sleep=50", "--device=cpu"]
-    assert chapters.asleep(1, flags) == (2 * 3 * 50, 2 * 3 * 50)
+    assert time_chapters.asleep(1, flags) == (2 * 3 * 50, 2 * 3 * 50)
     with pytest.raises(SystemExit, match="(?s)lab.schedules 2f2b .* failed:.*error: .*2f2b"):
-        chapters.asleep(1, ["2f2b"])
+        time_chapters.asleep(1, ["2f2b"])
 
 
 def test_in_the_sleeping_table_every_rank_works_equally_long(monkeypatch):
     """Whatever the schedule; and its last columns are relative to 1f1b's step."""
-    module, seen = chapter(chapters.PIPELINE), []
+    module, seen = chapter(time_chapters.PIPELINE), []
 
     def asleep(ranks, flags):
         args = schedules.parse(module, [*flags, f"--ranks={ranks}"])
@@ -240,16 +236,16 @@ def test_in_the_sleeping_table_every_rank_works_equally_long(monkeypatch):
         return 300 + 30 * len(seen), 100 + 20 * len(seen)
 
     monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setattr(chapters, "asleep", asleep)
-    _, _, _, *rows = chapters.sleeping(["--device=cpu", "--seed=1"])
-    work = {8 * chapters.SLEEP_MS}
+    monkeypatch.setattr(time_chapters, "asleep", asleep)
+    _, _, _, *rows = time_chapters.sleeping(["--device=cpu", "--seed=1"])
+    work = {8 * time_chapters.SLEEP_MS}
     assert seen == [(variant, "cpu", work) for variant in module.VARIANTS if variant != "torch"]
     assert rows[:2] == ["| 1f1b | 330 | 120 | 2.75 | 1.00 | 1.00 |",
                         "| naive | 360 | 140 | 2.57 | 1.09 | 1.17 |"]
 
 
 def test_the_chapters_take_the_flags_of_every_run_that_saves():
-    for name, ranks, flags in checkpoints.RUNS:
+    for name, ranks, flags in time_checkpoints.RUNS:
         module = chapter(name)
         args = strict.parse(module.__file__, "", module.VARIANTS, getattr(module, "flags",
                                                                           no_flags),
@@ -263,14 +259,14 @@ def saves_in_turn(name, flags, folder):
     with pytest.MonkeyPatch.context() as patch:             # the pool's other tests have their own
         patch.setattr(saving, "Saver", saving.Saver)
         patch.setattr(report, "Run", report.Run)
-        measured = checkpoints.play(name, 2, [*flags, f"--save={folder / 'in turn'}"])
-    saver, path = checkpoints.InTurn.last, folder / "step-000001"
+        measured = time_checkpoints.play(name, 2, [*flags, f"--save={folder / 'in turn'}"])
+    saver, path = time_checkpoints.InTurn.last, folder / "step-000001"
     about = {"step": 1, "run": {}, "text": "", "biases": False, "remembered": {},
              "by": [name, "hand", 2]}
     state = checkpoint.state_of(saver.run.optimizers, {})
     checkpoint.save(path, state, about, 1, dist.group.WORLD)
-    parts = checkpoints.held(saver.run.optimizers)
-    whole = checkpoints.gathered(parts, checkpoints.who_sends(parts), dist.group.WORLD)
+    parts = time_checkpoints.held(saver.run.optimizers)
+    whole = time_checkpoints.gathered(parts, time_checkpoints.who_sends(parts), dist.group.WORLD)
     if dist.get_rank() > 0:
         return measured, whole, None
     saved = checkpoint.Checkpoint(path, storage.read_index(path))
@@ -290,7 +286,7 @@ def test_both_ways_of_saving_have_the_same_tensors(ranks, tmp_path, name, own):
         assert torch.equal(tensor, whole[name]), name
     assert len(measured["ours"]) == len(measured["theirs"]) == 2
     for save in measured["ours"]:
-        assert len(save["before"]) == checkpoints.QUIET and save["during"]
+        assert len(save["before"]) == time_checkpoints.QUIET and save["during"]
         assert 0 < save["waits"] < save["on disk"]
     assert measured["bytes"][0] == measured["bytes"][1] > 12 * measured["parameters"]
 
@@ -302,8 +298,9 @@ def test_the_tables_of_saves(monkeypatch):
             {"before": [0.2, 0.2, 0.2], "during": [0.3], "waits": 0.04, "on disk": 0.34}]
     measured = {"ours": ours, "theirs": [1.0, 1.12], "bytes": (700, 700), "parameters": 10}
     seen = []
-    monkeypatch.setattr(checkpoints, "measure", lambda *told: seen.append(told) or measured)
-    _, _, _, row, _, _, _, saves = checkpoints.tables([("03_zero", 2, "--dim=8")], 2, ["--seed=1"])
+    monkeypatch.setattr(time_checkpoints, "measure", lambda *told: seen.append(told) or measured)
+    runs = [("03_zero", 2, "--dim=8")]
+    _, _, _, row, _, _, _, saves = time_checkpoints.tables(runs, 2, ["--seed=1"])
     assert seen == [("03_zero", 2, 2, ["--dim=8", "--seed=1"])]
     assert row.endswith("| 200 (200 to 200) | 400 (350 to 450) | 2.00 | 280 (210 to 350) |")
     assert saves == ("| 03_zero | --dim=8 | 10 | 700 | 700 | 30 (25 to 35) | 1060 (1030 to 1090) "

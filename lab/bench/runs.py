@@ -206,8 +206,7 @@ def arguments(name: str, doc: str, argv: list[str] | None,
               more: Callable = lambda parser: None) -> argparse.Namespace:
     """Of a command that reads runs. more(parser): adds its own flags. Ends with status 2 for what
     does not fit."""
-    parser = commands.Parser(name, description=doc, allow_abbrev=False,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser(name, description=doc)
     parser.add_argument("runs", nargs="+", help="what --json has written")
     more(parser)
     return accepted(parser.parse_args, sys.argv[1:] if argv is None else argv, alone=True)

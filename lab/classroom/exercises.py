@@ -12,7 +12,6 @@ in the chapter itself. Levels: 1 is a line or two, 2 a page that one has to thin
 evening.
 """
 
-import argparse
 import difflib
 import hashlib
 import json
@@ -129,8 +128,7 @@ def digest(data):
 # --------------------------------------------------------------------------------- the command line
 
 def parse(argv):
-    parser = commands.Parser("-m lab.exercises", description=__doc__,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("-m lab.exercises", description=__doc__)
     add = parser.add_argument
     add("exercise", nargs="*", metavar="EXERCISE", help="04.2, or 04 for all of it")
     add("--hint", type=int, choices=(1, 2), help="open so many hints")

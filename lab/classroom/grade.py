@@ -12,7 +12,6 @@ A student's code runs with the rights of whoever calls this: a grader belongs in
 a student's process says of itself is not believed, as far as trusted.py can know better.
 """
 
-import argparse
 import ast
 import json
 import os
@@ -344,8 +343,7 @@ def arguments(argv):
     from lab.classroom import exercises
     from lab.cli import commands
 
-    parser = commands.Parser("-m lab.grade", description=__doc__,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("-m lab.grade", description=__doc__)
     add = parser.add_argument
     add("folder", metavar="FOLDER", nargs="?",
         help="exercises/, a copy of the course, or a folder of such")

@@ -10,7 +10,6 @@ The last line of the file says which hunt it is. A hunt is mended if the chapter
 all its exhibits. If it does not, the grader tells the bug that was planted from another one.
 """
 
-import argparse
 import difflib
 import random
 import re
@@ -114,8 +113,7 @@ def arguments(argv):
     from common import Refused
     from lab.cli import commands
 
-    parser = commands.Parser("-m lab.hunt", description=__doc__,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("-m lab.hunt", description=__doc__)
     add = parser.add_argument
     add("chapter", nargs="?", metavar="CHAPTER", help="06")
     add("--seed", type=commands.number(int, 0, 10**9, 3), default=0,

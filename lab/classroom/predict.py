@@ -12,7 +12,6 @@ The sizes are those of a run that the chapter takes. So afterwards its command s
 measured. Chapter 10 runs nothing: its command plans.
 """
 
-import argparse
 import ast
 import math
 import operator
@@ -272,8 +271,7 @@ def chapter_of(text):
 
 
 def parse(argv):
-    parser = commands.Parser("-m lab.predict", description=__doc__, allow_abbrev=False,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("-m lab.predict", description=__doc__)
     parser.add_argument("chapter", type=chapter_of, help="such as 04")
     parser.add_argument("--seed", type=commands.number(int, 0, 2**31, 1),
                         help="of the sizes; the same seed asks the same questions")

@@ -15,13 +15,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from lab.cli.refusals import environment, fail, refusal
+from lab.cli.refusals import SWITCHES, environment, fail, refusal
 
 
 class Parser(argparse.ArgumentParser):
     """argparse, which raises Refused in place of an error, with a change that may work, and prints
     its help on one rank. Types may raise Refused too, with values that would work in place of
-    changes."""
+    changes. Its help is a module's docstring, as it stands."""
+
+    def __init__(self, prog=None, **more):
+        told = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(prog, **told | more)
 
     def error(self, message, *changes):
         for action in self._actions:                        # a choice for a word that is missing
@@ -31,6 +35,9 @@ class Parser(argparse.ArgumentParser):
                         "flags)", *changes)
 
     def parse_known_args(self, args=None, namespace=None):
+        SWITCHES.clear()
+        SWITCHES.update(flag for action in self._actions if action.nargs == 0
+                        for flag in action.option_strings)
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             names = [word.partition("=")[0] if word.startswith("--") else word for word in unknown]

@@ -20,6 +20,7 @@ import sys
 RANKS = "--nproc_per_node"          # torchrun's flag, and not one of the program
 MOST = 50                           # tries
 DEAR = "--resume", "--save", "--data"       # without it, the run is not what somebody wants
+SWITCHES = set()                    # flags without a value, of the parser that has read last
 
 
 class Refused(Exception):
@@ -175,7 +176,7 @@ def changed(argv, changes):
     for word in argv:
         if word.startswith("--") and word != "--":
             flag, equals, _ = word.partition("=")
-            dropping = flag in changes and not equals
+            dropping = flag in changes and not equals and flag not in SWITCHES
             kept += [] if flag in changes else [word]
         elif dropping:
             dropping = False                                # it was that flag's value

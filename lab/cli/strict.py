@@ -104,8 +104,7 @@ def limit_numbers(parser, chapter):
 
 def parse_without_model(file, doc, variants, flags, argv):
     """The same for a chapter that trains no model: args has none, nor whatever belongs to one."""
-    parser = Parser(Path(file).name, description=doc, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(Path(file).name, description=doc)
     add = parser.add_argument
     add("--variant", choices=list(variants), default=next(iter(variants)))
     add("--dtype", choices=DTYPES, default="float32")

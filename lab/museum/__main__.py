@@ -12,7 +12,6 @@ hides it, so that after 20 steps a curve shows no difference (less than 0.1%) wh
 would; and the observables that see it with SGD.
 """
 
-import argparse
 import json
 import sys
 import textwrap
@@ -129,8 +128,7 @@ def arguments(argv):
     from common import DTYPES
     from lab.cli import commands
 
-    parser = commands.Parser("-m lab.museum", description=__doc__,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("-m lab.museum", description=__doc__)
     parser.add_argument("exhibit", nargs="*", default=[], metavar="EXHIBIT", help="06, or a thread")
     parser.add_argument("--out", type=commands.output("museum.png"),
                         help="draw exhibits by observables")

@@ -7,7 +7,6 @@ What is shown is made from the files as they are: save a chapter, and load its p
 of runs come from runs/, which `make tour` fills.
 """
 
-import argparse
 import sys
 import threading
 
@@ -16,8 +15,7 @@ from lab.cli import commands, refusals
 
 
 def parse(argv):
-    parser = commands.Parser("-m lab.page", description=__doc__, allow_abbrev=False,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("-m lab.page", description=__doc__)
     parser.add_argument("--port", type=commands.number(int, 0, 65536, 8000), default=8000,
                         help="default: 8000; 0: any that is free")
     parser.add_argument("--out", type=commands.output("site"), help="write files to this folder")

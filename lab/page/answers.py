@@ -13,18 +13,19 @@ Raises Refused with one line for whatever cannot be answered.
 import functools
 import itertools
 import json
+import math
 import shlex
 import subprocess
 import sys
 import threading
 from dataclasses import fields
-from types import SimpleNamespace
 
 import common
 from common import Refused
 from lab import schedules
 from lab.bench import meters
 from lab.chapters import chapter, rooms_with
+from lab.cli import strict
 from lab.cli.refusals import one_line
 from lab.page.search import plan_as_data
 from lab.planner import planning
@@ -243,24 +244,35 @@ class Axis:
         self.rank, self.size = lambda: rank, lambda: size
 
 
+MESH = {"pp": 1, "dp": 1, "cp": 1, "tp": 1, "ep": 1, "experts": 0, "kv_heads": 4, "layers": 4}
+
+
 def cuts(asked):
     """Of each rank of a mesh: its place on each axis, its stage's layers, and {matrix: [full shape,
     [[dim, index, parts], ...]]} as the meters record it of a run, of the tables and of the
     first block of its stage. From `p.cuts`, after chapter 09 has cut the model: no rank runs."""
-    known(asked, "pp", "dp", "cp", "tp", "ep", "experts", "layers", "kv_heads")
+    known(asked, *MESH)
+    mesh = {name: whole(asked, name, default, min(default, 1), RANKS)
+            for name, default in MESH.items()}
     nine = chapter("09")
-    degrees = {axis: whole(asked, axis, 1, 1, RANKS) for axis in ("pp", "dp", "cp", "tp", "ep")}
-    experts = whole(asked, "experts", 0, 0, 64)
-    cfg = nine.Mixture(layers=whole(asked, "layers", 4, 1, 32), dim=64, heads=8,
-                       kv_heads=whole(asked, "kv_heads", 4, 1, 8), seq=64, vocab=256,
-                       experts=experts, top_k=min(2, experts or 2))
-    args = SimpleNamespace(**degrees, order="pp,dp,cp,tp", model=cfg, micro_batches=1)
-    refuse_mesh(args)
+    args = of_mesh(nine, mesh)
     held = functools.cache(functools.partial(held_at, nine, args))
-    return {"degrees": degrees, "ranks": [
+    return {"degrees": {axis: mesh[axis] for axis in ("pp", "dp", "cp", "tp", "ep")}, "ranks": [
         {"rank": rank, "place": place._asdict() | {"ep": place.dp % args.ep}}
         | held(place.pp, place.tp, place.dp % args.ep)
         for rank, place in enumerate(nine.places_of_ranks(args))]}
+
+
+def of_mesh(nine, mesh):
+    """The arguments of chapter 09's run on a mesh, which it may refuse."""
+    ranks = math.prod(mesh[axis] for axis in ("pp", "dp", "cp", "tp"))
+    if ranks > RANKS:
+        raise Refused(f"pp x dp x cp x tp = {ranks} ranks are more than {RANKS} to show")
+    flags = [f"{planning.as_flag(name)}={value}" for name, value in mesh.items() if value]
+    flags += ["--dim=64", "--heads=8", "--seq=64", "--micro-batch=1", f"--batch={ranks}"]
+    args = strict.parse(nine.__file__, "", nine.VARIANTS, nine.flags, flags)
+    nine.requires(args, ranks)
+    return args
 
 
 def held_at(nine, args, pp, tp, ep):
@@ -279,29 +291,6 @@ def shards_of_stage(stage):
     for p in stage.parameters():
         p.global_name = p.global_name.replace(f"{first}.", "block1.", 1)
     return meters.shards_of(stage)
-
-
-def refuse_mesh(args):
-    """What chapter 09 would refuse as well, of a mesh alone."""
-    cfg, ranks = args.model, args.pp * args.dp * args.cp * args.tp
-    checks = [(ranks <= RANKS, f"pp x dp x cp x tp = {ranks} ranks are more than {RANKS} to show"),
-              (args.pp <= cfg.layers, f"layers = {cfg.layers} is less than pp = {args.pp}"),
-              (cfg.heads % args.tp == 0, f"{cfg.heads} heads are no multiple of tp = {args.tp}"),
-              (max(cfg.kv_heads, args.tp) % min(cfg.kv_heads, args.tp) == 0,
-               f"kv_heads = {cfg.kv_heads} and tp = {args.tp}: neither divides the other"),
-              (cfg.heads % cfg.kv_heads == 0,
-               f"{cfg.heads} heads are no multiple of kv_heads = {cfg.kv_heads}"),
-              (cfg.seq % (2 * args.cp * args.tp) == 0,
-               f"{cfg.seq} tokens are no multiple of 2 x cp x tp = {2 * args.cp * args.tp}"),
-              (args.ep == 1 or cfg.experts, "ep shares experts, and there are none; experts=8 "
-               "would work"),
-              (not cfg.experts or cfg.experts % args.ep == 0,
-               f"experts = {cfg.experts} is no multiple of ep = {args.ep}"),
-              (cfg.experts != 1, "experts = 1 has no second one for top-k = 2"),
-              (args.dp % args.ep == 0, f"dp = {args.dp} is no multiple of ep = {args.ep}")]
-    for fits, why in checks:
-        if not fits:
-            raise Refused(why)
 
 
 def warm_up():

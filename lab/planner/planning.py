@@ -67,8 +67,7 @@ def comments(kind):
 
 
 def parser(ten):
-    parser = commands.Parser("10_planner.py", description=ten.__doc__, allow_abbrev=False,
-                             formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("10_planner.py", description=ten.__doc__)
     add = parser.add_argument
     add("--model", choices=ten.MODELS, help="default: 8b, or a GPT of the sizes that are given")
     add("--cluster", choices=ten.CLUSTERS, default="h100")

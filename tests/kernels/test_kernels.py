@@ -383,7 +383,7 @@ def test_compiled_without_spills_for(compilers, arch):
 
 def test_the_benchmark_from_end_to_end(monkeypatch, tmp_path, capsys):
     """Not what it measures, which takes a GPU, but that it would."""
-    bench = importlib.import_module("benchmarks.kernels")
+    bench = importlib.import_module("benchmarks.time_kernels")
     sizes = {"WIDTHS": (64, 256), "NUMBERS": 1024, "SEQUENCES": (16, 32), "DIMS": (16,), "DIM": 32}
     sizes |= {"DEVICE": DEVICE, "TOKENS": 32, "BACKENDS": {"flash": SDPBackend.FLASH_ATTENTION}}
     sizes |= {"SIZES": (32,)}

@@ -4,21 +4,16 @@ import contextlib
 import io
 import json
 import math
-import sys
 import types
 
 import pytest
 import torch.distributed as dist
 
+from benchmarks import time_collectives
 from lab import speed
 from lab.bench.machines import LATENCY, MACHINES
 from lab.bench.runs import read_runs
-from tests.conftest import ROOT, chapter
-
-sys.path.append(str(ROOT / "benchmarks"))
-import collectives  # noqa: E402  (after the path to it)
-
-sys.path.pop()  # or `kernels` would be benchmarks/kernels.py
+from tests.conftest import chapter
 
 SIZES = [4**k for k in range(13)]
 ALPHA, BETA = 2e-4, 1 / 3e9
@@ -205,8 +200,8 @@ def test_refusals(capsys, monkeypatch, world, flags, line):
 
 
 def played():
-    collectives.SIZES = {64: 1, 256: 2}
-    return collectives.play(types.SimpleNamespace(device="cpu", calls=8))
+    time_collectives.SIZES = {64: 1, 256: 2}
+    return time_collectives.play(types.SimpleNamespace(device="cpu", calls=8))
 
 
 def test_the_ring_is_timed_beside_pytorchs_own(ranks, monkeypatch):
@@ -222,8 +217,8 @@ def test_the_ring_is_timed_beside_pytorchs_own(ranks, monkeypatch):
     calls = {"ring": 1.5, "PyTorch's": 1.25, "messages": 1, "sums": 0.5}
     made = {2**20: {side: [[100, 100]] * 2 + [[ms / 1e3, ms / 1e3]] * 4
                     for side, ms in calls.items()}}  # fmt: skip
-    monkeypatch.setattr(collectives, "measure", lambda args: made)
-    *_, line = collectives.table(types.SimpleNamespace(device="cpu", calls=4))
+    monkeypatch.setattr(time_collectives, "measure", lambda args: made)
+    *_, line = time_collectives.table(types.SimpleNamespace(device="cpu", calls=4))
     cells = line.strip("| ").split(" | ")
     assert cells[:7] == ["1,048,576", "1.5 (1.5 to 1.5)", "1.5", "1.2 (1.2 to 1.2)", "1.2", "1.20",
                          "1.20"]  # fmt: skip
@@ -231,9 +226,10 @@ def test_the_ring_is_timed_beside_pytorchs_own(ranks, monkeypatch):
 
 
 def test_ranks_of_the_benchmark_are_started(monkeypatch, capsys):
-    monkeypatch.setattr(collectives, "on_ranks", lambda ranks, *command: f"{{\"said\": {ranks}}}")
-    assert collectives.measure(types.SimpleNamespace(calls=4, device="cpu")) == {"said": 4}
+    on_ranks = lambda ranks, *command: f"{{\"said\": {ranks}}}"
+    monkeypatch.setattr(time_collectives, "on_ranks", on_ranks)
+    assert time_collectives.measure(types.SimpleNamespace(calls=4, device="cpu")) == {"said": 4}
     with pytest.raises(SystemExit, match="2"):
-        collectives.main(["--calls=3"])
+        time_collectives.main(["--calls=3"])
     assert capsys.readouterr().err == (
         "error: --calls: 3 is no whole number in [4, 2147483648); --calls 120 would work\n")

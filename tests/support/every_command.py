@@ -7,7 +7,6 @@ takes that place where it would take long, and what it reads and writes.
 
 import functools
 import gc
-import sys
 import types
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,13 @@ from unittest import mock
 
 import torch.distributed as dist
 
+from benchmarks import (
+    draw_fp8,
+    time_chapters,
+    time_checkpoints,
+    time_collectives,
+    time_kernels,
+)
 from lab import faults, formats, here, pictures, plans, schedules, speed
 from lab.bench import runs
 from lab.classroom import exercises, grade, hunt, predict
@@ -26,14 +32,6 @@ from tests import conftest
 from tests.conftest import CHAPTERS, ROOT, SMALL, TEXT, chapter_names, training_chapters
 from tests.support import trials
 from tests.support.trials import Command
-
-sys.path.append(str(ROOT / "benchmarks"))
-import chapters  # noqa: E402  (after the path to it)
-import checkpoints  # noqa: E402
-import collectives  # noqa: E402
-
-sys.path.pop()  # or `kernels` would be benchmarks/kernels.py
-from benchmarks import fp8, kernels  # noqa: E402
 
 SHORT = *SMALL, "--steps=1", "--data=text", "--no-verify"
 FILES = {"text": Path(TEXT).read_bytes}
@@ -139,25 +137,26 @@ def on_a_rank(main):
 
 
 def measure_pair(ranks, *sides, **clocked):
-    """Of benchmarks/chapters.py."""
+    """Of benchmarks/time_chapters.py."""
     return {"ms": [[1, 2, 3]] * 2, "alone": 1, "longest": [1, 1]}
 
 
 def measure_saves(*what):
-    """Of benchmarks/checkpoints.py."""
+    """Of benchmarks/time_checkpoints.py."""
     save = {"before": [0.1], "during": [0.2], "waits": 0.1, "on disk": 0.2}
     return {"ours": [save] * 2, "theirs": [0.2] * 2, "bytes": (1, 1), "parameters": 1}
 
 
 def measure_rings(args):
-    """Of benchmarks/collectives.py."""
-    calls = [[0.1, 0.1]] * (collectives.SETUP_CALLS + 2)
-    sides = collectives.RING, collectives.TORCH, collectives.MESSAGES, collectives.SUMS
+    """Of benchmarks/time_collectives.py."""
+    calls = [[0.1, 0.1]] * (time_collectives.SETUP_CALLS + 2)
+    sides = (time_collectives.RING, time_collectives.TORCH, time_collectives.MESSAGES,
+             time_collectives.SUMS)
     return {"1024": dict.fromkeys(sides, calls)}
 
 
 def train_in_8_bits(steps, *run):
-    """Of benchmarks/fp8.py."""
+    """Of benchmarks/draw_fp8.py."""
     return types.SimpleNamespace(losses=[1.0] * steps)
 
 
@@ -165,15 +164,15 @@ ROWS = {
     "pointwise": {"what": "ELU", "width": 64, "chain": 1.0, "eager": 1.0, "compile": 1.0,
                   "copy": 1.0, "kernel": 1.0},
     "attention": {"what": "full", "head dim": 16, "sequence": 64, "kernel": 1.0,
-                  **dict.fromkeys(kernels.BACKENDS, 1.0)},
+                  **dict.fromkeys(time_kernels.BACKENDS, 1.0)},
     "products": {"what": "product", "size": 64, "kernel": 1.0, "scaled_mm": 1.0, "bf16": 1.0},
 }  # fmt: skip
 
 
-def time_kernels():
-    """benchmarks/kernels.py, as if there were a GPU."""
-    with mock.patch.object(kernels, "DEVICE", "cpu"):
-        return commands.program(kernels.main)
+def kernels_without_a_gpu():
+    """benchmarks/time_kernels.py, as if there were one."""
+    with mock.patch.object(time_kernels, "DEVICE", "cpu"):
+        return commands.program(time_kernels.main)
 
 
 def figure_of_plans(what):
@@ -189,15 +188,19 @@ def lab(name, main, legal=(), words=(), **more):
     return Command(["-m", f"lab.{name}"], partial(commands.program, main), legal, words, **more)
 
 
-def benchmark(module, legal, **more):
-    path = ROOT / "benchmarks" / Path(module.__file__).name
-    return Command([path], partial(commands.program, module.main), legal, **more)
+def benchmark(module, legal, measure, stops_at="measure"):
+    """One that starts ranks and prints a table of what they have measured."""
+    path, name = ROOT / "benchmarks" / Path(module.__file__).name, module.__name__
+    return Command([path], partial(commands.program, module.main), legal, prints=None,
+                   stops_at=[f"{name}.measure", f"{name}.{stops_at}"],
+                   work={f"{name}.measure": measure})
 
 
 KERNELS = Command(
-    [ROOT / "benchmarks/kernels.py"], time_kernels, ["--out=runs/new"], writes={"--out": "runs"},
-    stops_at=["benchmarks.kernels.pointwise", "benchmarks.kernels.tune"],
-    work={f"benchmarks.kernels.{name}": partial(list, [row]) for name, row in ROWS.items()},
+    [ROOT / "benchmarks/time_kernels.py"], kernels_without_a_gpu, ["--out=runs/new"],
+    writes={"--out": "runs"},
+    stops_at=["benchmarks.time_kernels.pointwise", "benchmarks.time_kernels.tune"],
+    work={f"benchmarks.time_kernels.{name}": partial(list, [row]) for name, row in ROWS.items()},
     starts=False)
 SPEED_ON_RANKS = Command(
     ["-m", "lab.speed"], partial(on_a_rank, speed.main), ["--device=cpu"],
@@ -247,15 +250,13 @@ OTHERS = [
         work={"lab.schedules.sleep_through": lambda *given: (0, [])}),
     lab("speed", speed.main),
     SPEED_ON_RANKS,
-    benchmark(chapters, ["--only=01"], stops_at=["chapters.measure", "chapters.asleep"],
-              work={"chapters.measure": measure_pair}, prints=None),
-    benchmark(checkpoints, ["--only=09"], stops_at=["checkpoints.measure"],
-              work={"checkpoints.measure": measure_saves}, prints=None),
-    benchmark(collectives, ["--calls=4"], stops_at=["collectives.measure"],
-              work={"collectives.measure": measure_rings}, prints=None),
-    Command([ROOT / "benchmarks/fp8.py"], partial(commands.program, fp8.main), ["--steps=100"],
-            stops_at=["benchmarks.fp8.train"], writes={"--out": "fp8.png"},
-            work={"benchmarks.fp8.train": train_in_8_bits, "benchmarks.fp8.draw": lambda *given: 0,
-                  "benchmarks.fp8.input_of_down": lambda run: 0}),
+    benchmark(time_chapters, ["--only=01"], measure_pair, stops_at="asleep"),
+    benchmark(time_checkpoints, ["--only=09"], measure_saves),
+    benchmark(time_collectives, ["--calls=4"], measure_rings),
+    Command([ROOT / "benchmarks/draw_fp8.py"], partial(commands.program, draw_fp8.main),
+            ["--steps=100"], stops_at=["benchmarks.draw_fp8.train"], writes={"--out": "fp8.png"},
+            work={"benchmarks.draw_fp8.train": train_in_8_bits,
+                  "benchmarks.draw_fp8.draw": lambda *given: 0,
+                  "benchmarks.draw_fp8.input_of_down": lambda run: 0}),
     KERNELS,
 ]

@@ -16,6 +16,7 @@ import common
 from common import Refused
 from lab.bench import collectives, report
 from lab.cli import refusals
+from lab.cli.commands import Parser, number
 from tests.conftest import (
     CHAPTERS,
     SMALL,
@@ -97,6 +98,21 @@ def test_a_change_is_put_in_place_of_what_is_given():
         assert refusals.in_words(refusals.parsed(change)) == change
     flags_end = refusals.changed(["--ep=4", "--", "x"], refusals.parsed("--ep 2"))
     assert flags_end == ["--ep", "2", "--", "x"]
+
+
+def test_a_flag_without_a_value_goes_alone():
+    """The word behind it is no value of its."""
+    parser = Parser("-m lab.spam")
+    parser.add_argument("chapters", nargs="*")
+    parser.add_argument("--force", action="store_true")
+    parser.add_argument("--folder", type=number(int, 0, 9, 1))
+    argv = ["--force", "04", "--folder", "x", "05"]
+    with pytest.raises(Refused):
+        parser.parse_args(argv)
+    changed = lambda change: refusals.changed(argv, refusals.parsed(change))
+    assert changed("without --force") == argv[1:]
+    assert changed("--folder 1") == ["--force", "04", "05", "--folder", "1"]
+    assert changed("without --folder --force") == ["04", "05"]
 
 
 # ------------------------------------------------------------------------------- by chance

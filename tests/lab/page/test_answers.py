@@ -146,11 +146,11 @@ BAD = {
     "schedule?schedule=dualpipe&ranks=3": "ranks=4 would work",
     "schedule?schedule=dualpipe-v&micro_batches=3": "micro_batches=8 would work",
     "schedule?ranks=64&micro_batches=1024": "actions", "ring?ranks=17": "ranks",
-    "ring?n=4": "no parameter", "cuts?tp=3": "heads are no multiple", "cuts?pp=8": "layers = 4",
-    "cuts?ep=2": "experts=8 would work", "cuts?dp=8&tp=8&pp=2": "more than 64",
-    "cuts?kv_heads=3": "kv_heads", "cuts?experts=4&ep=3&dp=3": "ep = 3",
-    "cuts?dp=3&ep=2&experts=4": "dp = 3", "cuts?experts=1": "experts = 1",
-    "cuts?cp=64": "64 tokens",
+    "ring?n=4": "no parameter", "cuts?tp=3": "--heads 8 is not a multiple of --tp = 3",
+    "cuts?pp=8": "--layers 4", "cuts?ep=2": "of which there are none", "cuts?dp=8&tp=8&pp=2": "more than 64",
+    "cuts?kv_heads=3": "--kv-heads", "cuts?experts=4&ep=3&dp=3": "--ep = 3",
+    "cuts?dp=3&ep=2&experts=4": "--dp 3", "cuts?experts=1": "--experts = 1",
+    "cuts?cp=64": "--seq 64",
     "nothing?": "no question", "../plan?": "no question", "ring?&&": "&&", "ring?ranks": "'ranks'",
     "plan?" + "&".join(f"x{i}=1" for i in range(101)): "Max number"}
 

@@ -1,6 +1,6 @@
 """Draws what FP8 costs: the loss in each scaling, an outlier, and sums with few bits.
 
-    python benchmarks/fp8.py [--steps 200] [--out figures/fp8.png]
+    python benchmarks/draw_fp8.py [--steps 200] [--out figures/fp8.png]
 
 Chapter 01 trains the tiny preset in fp32, bf16 and FP8 with each scaling, on a CPU; and in FP8 once
 more with an outlier planted. For that, one feature of what GELU gives is multiplied by 2^18 before
@@ -8,7 +8,6 @@ it is rounded, and its weights are divided by that: without rounding, nothing wo
 grows such features by itself, after more steps than these.) It takes some five minutes.
 """
 
-import argparse
 import sys
 from pathlib import Path
 from unittest import mock
@@ -16,7 +15,7 @@ from unittest import mock
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[0] = str(ROOT)          # not the folder of this file, where `kernels` is another file
+sys.path.insert(0, str(ROOT))
 
 import common  # noqa: E402  (after the path to it)
 from kernels import fp8  # noqa: E402
@@ -167,8 +166,7 @@ def draw(fp32, losses, x, path):
 
 
 def accept(argv):
-    parser = commands.Parser("benchmarks/fp8.py", description=__doc__, allow_abbrev=False,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("benchmarks/draw_fp8.py", description=__doc__)
     parser.add_argument("--steps", type=commands.number(int, 2 * WINDOW, 10**6, 200), default=200)
     parser.add_argument("--out", type=commands.output("fp8.png"), default=ROOT / "figures/fp8.png")
     return parser.parse_args(argv)

@@ -12,7 +12,7 @@ waits, and what the steps that began with a save in flight took above those befo
 depend on how long a step is, as the ratio does. The second table is about saves: for how long each
 way lets training wait, and after how long the checkpoint is on the disk.
 
-    python benchmarks/checkpoints.py [--saves N] [--only 03] [--record] [-- flags for every run]
+    python benchmarks/time_checkpoints.py [--saves N] [--only 03] [--record] [-- flags for runs]
 
 --record writes the tables, with date, machine and versions, into benchmarks/RESULTS.md.
 """
@@ -37,9 +37,8 @@ import torch.distributed as dist
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import results  # noqa: E402  (after the path to it)
-from chapters import on_ranks, refuse_run  # noqa: E402
-
+from benchmarks import results  # noqa: E402  (after the path to it)
+from benchmarks.time_chapters import on_ranks, refuse_run  # noqa: E402
 from common import Refused  # noqa: E402
 from lab import chapters as rooms  # noqa: E402
 from lab.bench import report  # noqa: E402
@@ -265,8 +264,7 @@ def tables(runs, times, flags):
 
 def accept(argv):
     """The arguments and the runs that they choose; raises Refused where one of those would."""
-    parser = commands.Parser("benchmarks/checkpoints.py", description=__doc__, allow_abbrev=False,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("benchmarks/time_checkpoints.py", description=__doc__)
     parser.add_argument("--saves", type=commands.number(int, 2, 2**31, 6), default=6,
                         help="of each way")
     parser.add_argument("--only", default="", help="chapters whose name begins so")

@@ -1,7 +1,7 @@
 """Times the kernels on a GPU: against eager, torch.compile, a copy, SDPA, torch._scaled_mm.
 
-    python benchmarks/kernels.py [--out runs] [--record]
-    python benchmarks/kernels.py --tune
+    python benchmarks/time_kernels.py [--out runs] [--record]
+    python benchmarks/time_kernels.py --tune
 
 Prints three tables and writes kernels_pointwise.csv, kernels_attention.csv, kernels_fp8.csv and a
 figure of each into --out; --record puts the tables into benchmarks/RESULTS.md and the figures into
@@ -17,7 +17,6 @@ show where a kernel takes little.
 stages) and prints them, the fastest first, for whoever wants to change the choices in kernels/.
 """
 
-import argparse
 import csv
 import datetime
 import functools
@@ -253,8 +252,7 @@ def draw(rows, x, ways, unit, path):
 
 def accept(argv):
     """The arguments; raises Refused for those that do not fit."""
-    parser = commands.Parser("benchmarks/kernels.py", description=__doc__, allow_abbrev=False,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("benchmarks/time_kernels.py", description=__doc__)
     parser.add_argument("--out", type=commands.output("runs"), default=ROOT / "runs",
                         help="a folder for CSV and PNG")
     parser.add_argument("--record", action="store_true", help="write RESULTS.md and figures/ too")

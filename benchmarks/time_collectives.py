@@ -9,7 +9,7 @@ What the ring's time goes to: the same messages without sums (all_gather by hand
 without messages, and for how long it keeps processors busy, on all ranks together, beside PyTorch's
 own. Where ranks are more than processors, no call can take less than that over the processors.
 
-    python benchmarks/collectives.py [--calls N] [--record] [--device cpu]
+    python benchmarks/time_collectives.py [--calls N] [--record] [--device cpu]
 
 --record writes the table, with date, machine and versions, into benchmarks/RESULTS.md.
 """
@@ -30,10 +30,9 @@ import torch.distributed as dist
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import results  # noqa: E402  (after the path to it)
-from chapters import on_ranks  # noqa: E402
-
-import common  # noqa: E402
+import common  # noqa: E402  (after the path to it)
+from benchmarks import results  # noqa: E402
+from benchmarks.time_chapters import on_ranks  # noqa: E402
 from common import environment  # noqa: E402
 from lab import chapters, speed  # noqa: E402
 from lab.cli import commands, refusals  # noqa: E402
@@ -133,8 +132,7 @@ def middle(values):
 
 
 def accept(argv):
-    parser = commands.Parser("benchmarks/collectives.py", description=__doc__, allow_abbrev=False,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("benchmarks/time_collectives.py", description=__doc__)
     parser.add_argument("--calls", type=commands.number(int, 4, 2**31, 120), default=120,
                         help="of each side; default: 120")
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")

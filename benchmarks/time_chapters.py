@@ -13,7 +13,7 @@ simulation. Of chapter 08's step, two shares follow, sorting and copying and the
 tokens a second, beside those of a dense model with the same FLOPs for a token. Chapter 09's axes
 are each timed alone too, against the chapter that they come from.
 
-    python benchmarks/chapters.py [--steps N] [--only 01] [--record] [-- flags for every run]
+    python benchmarks/time_chapters.py [--steps N] [--only 01] [--record] [-- flags for every run]
 
 --record writes the table, with date, machine and versions, into benchmarks/RESULTS.md.
 """
@@ -45,9 +45,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import results  # noqa: E402  (after the path to it)
-
-import common  # noqa: E402
+import common  # noqa: E402  (after the path to it)
+from benchmarks import results  # noqa: E402
 from common import Refused  # noqa: E402
 from lab import chapters as rooms  # noqa: E402
 from lab.bench import meters, report  # noqa: E402
@@ -406,8 +405,7 @@ def against_dense(steps, flags):
 
 def accept(argv):
     """The arguments and the pairs that they choose; raises Refused where one of the runs would."""
-    parser = commands.Parser("benchmarks/chapters.py", description=__doc__, allow_abbrev=False,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.Parser("benchmarks/time_chapters.py", description=__doc__)
     parser.add_argument("--steps", type=commands.number(int, SETUP_STEPS + 4, 2**31, 60),
                         default=60,
                         help="of each side")

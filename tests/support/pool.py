@@ -1,0 +1,126 @@
+"""The pool of rank processes that tests call functions on."""
+
+import faulthandler
+import gc
+import itertools
+import os
+import pickle
+import signal
+import time
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lab.bench.ranks import CONTEXT
+
+
+class Absent(str):
+    """Of a chapter that is not there: why its test is skipped."""
+
+
+def serve(pipe, stacks):
+    """One rank: for each call, join a new gloo group, run the function, send back its result."""
+    torch.set_num_threads(1)  # first of all: a fork after OpenMP ran can hang
+    gc.freeze()  # what is imported by now is no garbage: saves 0.1 s a call
+    faulthandler.register(signal.SIGUSR1, open(stacks, "w"), all_threads=True)
+    while True:
+        rank, world, store, call = pickle.loads(pipe.recv_bytes())
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "LOCAL_WORLD_SIZE": str(world),
+        }
+        try:
+            dist.init_process_group("gloo", f"file://{store}", timedelta(minutes=5), world, rank)
+            dist.barrier()  # or one that sends nothing could leave while others still connect
+            function, args = pickle.loads(call)
+            answer = pickle.dumps((True, function(*args)))
+        except pytest.skip.Exception as skipped:
+            answer = pickle.dumps((True, Absent(skipped)))
+        except BaseException:  # a SystemExit too: the test wants to see it
+            answer = pickle.dumps((False, f"failed:\n{traceback.format_exc()}"))
+        gc.collect()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        pipe.send_bytes(answer)
+
+
+class Pool:
+    """Rank processes that outlive a test; all are replaced when one fails, dies or hangs."""
+
+    def __init__(self, folder):
+        self.folder, self.members = folder, []
+        self.number = itertools.count()
+
+    def grow(self, world):
+        while len(self.members) < world:
+            stacks = f"{self.folder}/{next(self.number)}.stacks"
+            pipe, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=serve, args=(theirs, stacks), daemon=True)
+            process.start()
+            theirs.close()  # so that its death closes the pipe
+            self.members.append((process, pipe, stacks))
+
+    def call(self, world, timeout, function, *args):
+        """function(*args) on ranks 0 ... world-1: their results in order, or the test fails."""
+        self.grow(world)
+        pipes = {pipe: rank for rank, (_, pipe, _) in enumerate(self.members[:world])}
+        store = f"{self.folder}/{next(self.number)}.store"
+        for pipe, rank in pipes.items():
+            pipe.send_bytes(pickle.dumps((rank, world, store, pickle.dumps((function, args)))))
+
+        answers = {}  # rank: (whether it worked, result or report)
+        deadline = time.monotonic() + timeout
+        while len(answers) < world and all(worked for worked, _ in answers.values()):
+            waiting = [pipe for pipe, rank in pipes.items() if rank not in answers]
+            ready = wait(waiting, max(0, deadline - time.monotonic()))
+            answers |= {pipes[pipe]: self.receive(pipes[pipe]) for pipe in ready}
+            if not ready:
+                break
+        if len(answers) < world or not all(worked for worked, _ in answers.values()):
+            self.fail(pipes, answers)
+        if isinstance(answers[0][1], Absent):
+            pytest.skip(answers[0][1])
+        return [answers[rank][1] for rank in range(world)]
+
+    def fail(self, pipes, answers):
+        """Fail the test with what happened on each rank, and the stacks of those that hang."""
+        time.sleep(1)  # a rank that lost its peer notices soon
+        answers |= {
+            rank: self.receive(rank)
+            for pipe, rank in pipes.items()
+            if rank not in answers and pipe.poll()
+        }
+        hanging = [rank for rank in pipes.values() if rank not in answers]
+        for rank in hanging:
+            os.kill(self.members[rank][0].pid, signal.SIGUSR1)  # works even inside gloo
+        time.sleep(0.5)
+        answers |= {
+            rank: (False, f"hangs:\n{Path(self.members[rank][2]).read_text()}") for rank in hanging
+        }
+        self.stop()
+        reports = [
+            f"rank {rank} {what}" for rank, (worked, what) in sorted(answers.items()) if not worked
+        ]
+        pytest.fail("\n".join(reports), pytrace=False)
+
+    def receive(self, rank):
+        process, pipe, _ = self.members[rank]
+        try:
+            return pickle.loads(pipe.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            process.join(5)
+            return False, f"died, exit code {process.exitcode}"
+
+    def stop(self):
+        for process, pipe, _ in self.members:
+            process.kill()
+            process.join()
+            pipe.close()
+        self.members = []
