@@ -53,7 +53,7 @@ grade: $(READY)  ## grade exercises/ (FOLDER=class: another; ONLY="04 05.2"; LEV
 	then $(PYTHON) -m lab.grade "$(FOLDER)" $(ONLY) $(LEVEL_OF_BOTH) || status=$$?; fi; \
 	for hunt in $(HUNTS); do $(PYTHON) -m lab.hunt --grade $$hunt || status=1; done; exit $$status
 
-hunt: $(READY)  ## write hunts/, a chapter with one silent bug (CHAPTER=06 SEED=3; LEVEL=hard; FORCE=1)
+hunt: $(READY)  ## write hunts/: a chapter with a silent bug (CHAPTER=06 SEED=3; LEVEL=hard; FORCE=1)
 	@$(PYTHON) -m lab.hunt "$(CHAPTER)" --seed "$(or $(SEED),0)" --level "$(or $(LEVEL),easy)" \
 		$(if $(FORCE),--force)
 

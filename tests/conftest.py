@@ -31,6 +31,14 @@ from lab import chapters  # noqa: E402
 from lab.bench import report  # noqa: E402
 from tests.support.pool import Pool  # noqa: E402
 
+try:  # test_drawn.py in each folder: pure functions, of what hypothesis draws
+    from hypothesis import settings
+except ImportError:
+    collect_ignore_glob = ["*test_drawn.py"]
+else:  # the same examples in every run, whatever the load
+    settings.register_profile("same", derandomize=True, deadline=None, max_examples=60)
+    settings.load_profile("same")
+
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
 
 SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--device=cpu")

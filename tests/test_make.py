@@ -5,11 +5,9 @@ import re
 import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-from tests import conftest
 from tests.conftest import ROOT
 
 
@@ -82,29 +80,11 @@ def test_exercises_are_written_and_graded(make, tmp_path):
         assert make(*words, python) == (0, "", f"{said}\n")
 
 
-@pytest.mark.parametrize("half", [0, 1])
-def test_two_files_are_tested_at_once_with_a_plugin_or_without(make, tmp_path, half):
+def test_two_files_are_tested_at_once_where_a_plugin_can(make, tmp_path):
     python = f"PY={interpreter(tmp_path, sys.executable)}"
     (tmp_path / "ruff.py").touch()
-    (tmp_path / "pytest.py").write_text(
-        f"import sys; print(*sys.argv[1:]); sys.exit('--half={half}' in sys.argv)")
-    (tmp_path / "xdist.py").touch()
-    status, output, _ = make("test", python)
-    assert (status, output.splitlines()[1:]) == (0, ["-q -n 2 --dist loadfile tests"])
-    (tmp_path / "xdist.py").write_text("raise ImportError")
-    status, output, _ = make("test", python)
-    assert (status, output.splitlines()[1:]) == (2, ["-q --half=0 tests", "-q --half=1 tests"])
-
-
-def test_every_file_is_in_one_half():
-    of_file = lambda number: SimpleNamespace(path=number, get_closest_marker=lambda name: None)
-    halves = []
-    for half in (0, 1):
-        items, others = [of_file(number) for number in range(9) for _ in range(3)], []
-        hook = SimpleNamespace(pytest_deselected=lambda items, to=others: to.extend(items))
-        config = SimpleNamespace(getoption={"half": half}.get, hook=hook)
-        conftest.pytest_collection_modifyitems(config, items)
-        assert len(items) + len(others) == 27
-        halves.append([item.path for item in items])
-    assert sorted(sum(halves, [])) == sorted([*range(9)] * 3) and abs(
-        len(halves[0]) - len(halves[1])) <= 3
+    (tmp_path / "pytest.py").write_text("import sys; sys.exit(' '.join(sys.argv[1:]))")
+    for xdist, words in (("", " -n 2 --dist loadfile"), ("raise ImportError", "")):
+        (tmp_path / "xdist.py").write_text(xdist)
+        status, _, errors = make("test", python)
+        assert (status, errors.splitlines()[0]) == (2, f"-q{words} --durations=25 tests")

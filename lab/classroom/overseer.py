@@ -32,6 +32,7 @@ LIMIT = 5                       # seconds of computing: a right run needs one or
 CLOCK = 12                      # seconds of the clock for each of these, on a busy machine
 IDLE = 2                        # seconds in which no rank computes: they wait for each other
 GRACE = 1                       # seconds for the other ranks to end, once one has failed
+LAST_LINES = b"in <module>\n", b"...\n"         # of a whole stack, which comes line by line
 LARGEST = 2**28                 # bytes of what a process sends
 SET_DEATH_SIGNAL, SET_SUBREAPER = 1, 36     # of Linux's prctl
 
@@ -217,7 +218,7 @@ def ask_where(processes):
         for process in running:
             for pipe in process.come:                   # who waits to tell something is woken
                 process.read(pipe)
-        if all(process.stack.endswith(b"\n") for process in running):
+        if all(process.stack.endswith(LAST_LINES) for process in running):
             break
         time.sleep(0.02)
     return running

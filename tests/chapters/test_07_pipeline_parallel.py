@@ -18,6 +18,7 @@ import torch.distributed as dist
 import common
 from common import Refused
 from lab.bench import report
+from lab.bench.ranks import CONTEXT, store
 from lab.cli import strict
 from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covering
 from tests.conftest import TEXT, arguments, chapter, hold_to_one_gpu, run_main
@@ -227,7 +228,7 @@ def die_in_the_second_step(rank, port, flags):
     """One of two ranks, in a process of its own and without a launcher; rank 1 is the one."""
     os.dup2(os.open(f"{rank}.txt", os.O_CREAT | os.O_WRONLY), 2)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
-                   "MASTER_PORT": port}
+                   "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     seven, forwards = chapter(SEVEN), []
     forward = seven.Stage.forward
 
@@ -243,12 +244,12 @@ def die_in_the_second_step(rank, port, flags):
                   seven.formulas)
 
 
-def test_when_a_rank_is_killed_the_others_end_with_a_line(seven, pool, tmp_path, monkeypatch):
+def test_when_a_rank_is_killed_the_others_end_with_a_line(seven, tmp_path, monkeypatch):
     """In the middle of a step; no launcher ends them."""
     monkeypatch.chdir(tmp_path)
     flags = ["--batch=4", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--device=cpu"]
-    start, port = time.monotonic(), str(20000 + os.getpid() % 10000)
-    members = [pool.context.Process(target=die_in_the_second_step, args=(rank, port, flags))
+    start, meeting = time.monotonic(), store()
+    members = [CONTEXT.Process(target=die_in_the_second_step, args=(rank, meeting.port, flags))
                for rank in range(2)]
     for member in members:
         member.start()

@@ -2,7 +2,6 @@
 
 import os
 import random
-import tempfile
 import time
 from datetime import timedelta
 from itertools import pairwise
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from lab import faults
 from lab.bench import report
+from lab.bench.ranks import CONTEXT
 from lab.faults import Fault
 from tests.conftest import TEXT, chapter, main, no_flags
 
@@ -48,8 +48,8 @@ def train(pool, folder, layout, kills, *flags):
     flags, undone = [*SMALL, *own, *flags, f"--save={folder}", f"--resume={folder}"], 0
     flags.append(f"--save-every={EVERY}")
     for restarts, fault in enumerate([*kills, None]):
-        store, output = tempfile.mktemp(dir=pool.folder), tempfile.mktemp(dir=pool.folder)
-        processes = [pool.context.Process(target=one_rank, args=(
+        store, output = pool.path("store"), pool.path("output")
+        processes = [CONTEXT.Process(target=one_rank, args=(
             rank, world, restarts, store, output, name, flags), daemon=True)
             for rank in range(world)]  # fmt: skip
         since = time.time()

@@ -21,7 +21,7 @@ from benchmarks import (
     time_collectives,
     time_kernels,
 )
-from lab import faults, formats, here, pictures, plans, schedules, speed
+from lab import faults, formats, here, pictures, plans, schedules, speed, tour
 from lab.bench import runs
 from lab.classroom import exercises, grade, hunt, predict
 from lab.cli import commands
@@ -249,6 +249,8 @@ OTHERS = [
         stops_at=["lab.schedules.sleep_through"], writes={"--json": "run.json"},
         work={"lab.schedules.sleep_through": lambda *given: (0, [])}),
     lab("speed", speed.main),
+    lab("tour", tour.main, ["--first"], ["02"], stops_at=["lab.tour.tour"],
+        work={"lab.tour.tour": lambda *given: print("done")}, starts=False),
     SPEED_ON_RANKS,
     benchmark(time_chapters, ["--only=01"], measure_pair, stops_at="asleep"),
     benchmark(time_checkpoints, ["--only=09"], measure_saves),
@@ -257,6 +259,6 @@ OTHERS = [
             ["--steps=100"], stops_at=["benchmarks.draw_fp8.train"], writes={"--out": "fp8.png"},
             work={"benchmarks.draw_fp8.train": train_in_8_bits,
                   "benchmarks.draw_fp8.draw": lambda *given: 0,
-                  "benchmarks.draw_fp8.input_of_down": lambda run: 0}),
+                  "benchmarks.draw_fp8.input_of_down": lambda run: 0}, starts=False),
     KERNELS,
 ]

@@ -58,9 +58,13 @@ class Pool:
         self.folder, self.members = folder, []
         self.number = itertools.count()
 
+    def path(self, kind):
+        """Of a new file."""
+        return f"{self.folder}/{next(self.number)}.{kind}"
+
     def grow(self, world):
         while len(self.members) < world:
-            stacks = f"{self.folder}/{next(self.number)}.stacks"
+            stacks = self.path("stacks")
             pipe, theirs = CONTEXT.Pipe()
             process = CONTEXT.Process(target=serve, args=(theirs, stacks), daemon=True)
             process.start()
@@ -71,7 +75,7 @@ class Pool:
         """function(*args) on ranks 0 ... world-1: their results in order, or the test fails."""
         self.grow(world)
         pipes = {pipe: rank for rank, (_, pipe, _) in enumerate(self.members[:world])}
-        store = f"{self.folder}/{next(self.number)}.store"
+        store = self.path("store")
         for pipe, rank in pipes.items():
             pipe.send_bytes(pickle.dumps((rank, world, store, pickle.dumps((function, args)))))
 

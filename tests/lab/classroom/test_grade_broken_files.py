@@ -230,7 +230,7 @@ def test_long_words_go_on_below():
 @pytest.mark.parametrize(("words", "line"), [
     (["nowhere"], "FOLDER 'nowhere' is not there; `python -m lab.exercises --write nowhere` writes "
                   "them there"),
-    ([""], "FOLDER is missing; `make exercises` writes exercises/, which would work"),
+    ([""], "FOLDER '' is no name; `make exercises` writes exercises/, which would work"),
     (["empty"], "FOLDER 'empty' has no exercise such as 04_tensor_parallel.py, nor has a folder "
                 "in it; `python -m lab.exercises --write empty` writes them there"),
     (["ours", "04.99"], "there is no EXERCISE '04.99'; `python -m lab.exercises` lists all; 04.7 "

@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 import pytest
 
 from lab import museum
+from lab.bench.about import as_check
 from lab.classroom.exercises import EXERCISES
 from lab.page import __main__ as program
 from lab.page import answers, reading, server
@@ -221,8 +222,8 @@ RUN = {"chapter": "04_tensor_parallel", "variant": "megatron", "world_size": 4, 
        "dtype": "float32", "seconds": 3.0, "loss": [5.5, 5.25], "reference_loss": [5.5],
        "grad_norm": [1.5, 1.25], "step_seconds": [0.1, 0.2], "max_loss_diff": 1e-7,
        "max_grad_diff": 1e-7, "max_param_diff": 1e-7,
-       "checks": [{"name": "parameters", "measured": 800000, "expected": 800000, "ok": True},
-                  {"name": "activations", "measured": 7, "expected": 8, "ok": False}]}
+       "checks": [as_check(("states", "parameters"), 800000, 800000, True),
+                  as_check(("kept", "activations"), 7, 8, False)]}
 
 
 def test_the_last_report(course, pages, tmp_path):
