@@ -20,17 +20,58 @@ NAMES = [f"{room}-{exhibit.number}"
          for room, those in museum.exhibits().items() for exhibit in those]
 
 
-def drawn(count):
-    """Some exhibits, others with each commit; the planner's, which are quick, are among them."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    seed = int(commit.stdout.strip()[:8] or "0", 16)
-    return {(seed + i * len(EXHIBITS) // count) % len(EXHIBITS) for i in range(count)}
+ALWAYS = "02", "04", "07", "10", "checkpoints"  # of these rooms the first exhibit
+MOST = 12  # of all rooms that a change touches, spread over them
 
 
-SAMPLE = drawn(5)
+def changed():
+    """The files that a change touches, as git knows it: since it left origin/main, or else since
+    the commit before, and what is not committed."""
+    git = lambda *words: subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True
+                                        ).stdout.split()  # fmt: skip
+    [head], base = git("rev-parse", "HEAD") or [""], git("merge-base", "HEAD", "origin/main")
+    since = base if base not in ([], [head]) else ["HEAD~1"]
+    return [*git("diff", "--name-only", *since), *git("ls-files", "--others", "--exclude-standard")]
+
+
+def room_of(file):
+    """Of a file: the room of lab/chapters that has exhibits of it; None if it has none of its own.
+    """
+    folder, _, rest = file.partition("/")
+    if file.startswith("lab/chapters/"):
+        return file.split("/")[2]
+    if file.startswith("lab/checkpoints/"):
+        return "checkpoints"
+    return "kernels" if folder == "kernels" else file[:2] if not rest else None
+
+
+def sampled(names, files):
+    """Those of `names` that `make test` plays: always the same, and some that these files touch."""
+    touched = {room_of(file) for file in files}
+    chosen = [name for name in names if name.partition("-")[0] in touched]
+    chosen = chosen[:: -(-len(chosen) // MOST) or 1]
+    return {*chosen, *(next(name for name in names if name.startswith(f"{room}-"))
+                       for room in ALWAYS)}  # fmt: skip
+
+
+SAMPLE = sampled(NAMES, changed())
 SOME = pytest.mark.parametrize("exhibit", [
-    pytest.param(exhibit, marks=[] if i in SAMPLE else pytest.mark.full, id=NAMES[i])
-    for i, exhibit in enumerate(EXHIBITS)])
+    pytest.param(exhibit, marks=[] if name in SAMPLE else pytest.mark.full, id=name)
+    for name, exhibit in zip(NAMES, EXHIBITS)])
+
+
+def test_what_a_change_touches_is_played():
+    """Of many exhibits a part, but of each room that is touched one; and the same ones always."""
+    least = sampled(NAMES, ["README.md", "common.py", "lab/bench/report.py"])
+    assert [name.partition("-")[0] for name in NAMES if name in least] == [*ALWAYS]
+    for files, room in ((["06_context_parallel.py"], "06"), (["lab/chapters/03/figure.py"], "03"),
+                        (["kernels/elu.py"], "kernels"),
+                        (["lab/checkpoints/saving.py"], "checkpoints")):  # fmt: skip
+        of_room = {name for name in NAMES if name.startswith(f"{room}-")}
+        assert len(of_room) <= MOST and sampled(NAMES, files) == least | of_room
+    every = sampled(NAMES, [f"lab/chapters/{room}/exhibits.py" for room in chapters.ROOMS])
+    assert least <= every and len(every) <= MOST + len(ALWAYS)
+    assert len({name.partition("-")[0] for name in every}) >= len(chapters.ROOMS) - 2
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,10 +79,20 @@ def warm():
     checks.warm_up()
 
 
-def test_there_are_enough_of_each_chapter():
+def test_there_are_as_many_of_each_room_as_is_said():
     counts = {room: len(those) for room, those in museum.exhibits().items()}
-    assert [*counts] == chapters.ROOMS and min(counts.values()) >= 5 and len(EXHIBITS) >= 80
+    assert [*counts] == chapters.ROOMS and min(counts.values()) >= 5
     assert len({(exhibit.file, exhibit.old, exhibit.new) for exhibit in EXHIBITS}) == len(EXHIBITS)
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"[`lab/museum/`](lab/museum) has {len(EXHIBITS)} such bugs" in readme
+
+
+def test_every_observable_sees_an_exhibit_and_is_blind_to_another():
+    """One that nothing needs, or that always cries, would teach nothing."""
+    for name in observe.OBSERVABLES:
+        assert any(name in exhibit.caught_by for exhibit in EXHIBITS), name
+    for name in {*observe.OBSERVABLES} - {"values", "time", "resume"}:
+        assert any(name in exhibit.blind for exhibit in EXHIBITS), name
 
 
 @pytest.mark.parametrize("exhibit", EXHIBITS, ids=NAMES)

@@ -1,0 +1,86 @@
+"""CONTRIBUTING.md: its examples are added to a copy, as it says, and hold there."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+BLOCK = re.compile(r"```python\n# (\S+), (above|last in) (\w+)\n(.*?)```", re.DOTALL)
+FINDS_ALL = """
+from lab import chapters, museum, tour
+from lab.classroom import exercises, questions
+from lab.page import reading
+
+assert chapters.NAMES[-1] == "11_copy" and "11" in chapters.ROOMS
+assert [one.number for one in exercises.EXERCISES["11_copy"]][0] == "11.1"
+assert museum.exhibits()["11"] and tour.stops_of("11") and "11" in tour.rooms()
+case, asked = questions.questions("11_copy", 0)
+assert case.name == "11_copy" and len(asked) == 5
+assert chapters.rooms_with("figure")["11"].OF == "11_copy"
+assert "11_copy.html" in reading.Course().site()
+"""
+
+
+def added(source, where, name, lines):
+    """The source with lines above the statement that begins with `name = `, or last in its list or
+    dictionary."""
+    begin = source.index(f"\n{name} = ") + 1
+    at = begin if where == "above" else re.compile(r"^[\])}]", re.MULTILINE).search(
+        source, begin).start()
+    return source[:at] + lines + ("\n\n" if where == "above" else "") + source[at:]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """The course with the examples."""
+    folder = tmp_path_factory.mktemp("copy") / "course"
+    ignored = shutil.ignore_patterns(".*", "runs", "figures", "__pycache__")
+    shutil.copytree(ROOT, folder, ignore=ignored)
+    blocks = BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text())
+    assert len(blocks) == 4
+    for file, where, name, lines in blocks:
+        path = folder / file
+        path.write_text(added(path.read_text(), where, name, lines))
+    return folder
+
+
+def run(folder, *words):
+    ran = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True)
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+def test_the_exercise_is_asked_and_its_answers_are_graded(copy):
+    status, said = run(copy, "-m", "lab.exercises", "02.8", "--hint=2")
+    assert status == 0 and "02.8" in said and "of the third number wire_bytes knows" in said
+    status, said = run(copy, "-m", "pytest", "-q", "tests/lab/classroom/test_exercises.py",
+                       "tests/lab/classroom/test_grade.py", "-k",
+                       "sound or parses or answer and 02.8")
+    assert status == 0 and "passed" in said, said
+
+
+def test_the_exhibit_is_caught(copy):
+    status, said = run(copy, "-m", "lab.museum", "torchtitan#2206")
+    assert status == 0 and "1 of 1 caught" in said, said
+
+
+def test_the_examples_have_our_style(copy):
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    if run(copy, "-m", "ruff", "--version")[0]:
+        pytest.skip("there is no ruff")
+    status, said = run(copy, "-m", "ruff", "check", "lab/chapters/02", "tests/chapters")
+    assert status == 0, said
+
+
+def test_a_chapter_is_found_by_its_file_and_its_folder(copy):
+    text = (copy / "02_data_parallel.py").read_text()
+    (copy / "11_copy.py").write_text(text)
+    shutil.copytree(copy / "lab/chapters/02", copy / "lab/chapters/11")
+    for path in (copy / "lab/chapters/11").glob("*.py"):
+        source = path.read_text().replace("02_data_parallel", "11_copy")
+        path.write_text(source.replace('"02.', '"11.'))
+    status, said = run(copy, "-c", FINDS_ALL)
+    assert status == 0, said
