@@ -111,6 +111,38 @@ def test_a_room_imports_the_rooms_below_it(path):
             assert f"{name}.".startswith(allowed), f"{within_lab(path)} imports {name}"
 
 
+def offered():
+    """What lab/bench and lab/cli offer to the other rooms: each (module, name) that one uses."""
+    found = set()
+    for path in (*LAB, *ROOT.glob("benchmarks/*.py")):
+        room, modules = room_of(path) if path.is_relative_to(ROOT / "lab") else None, {}
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ImportFrom) and node.module in ("lab.bench", "lab.cli"):
+                modules |= {alias.asname or alias.name: f"{node.module}.{alias.name}"
+                            for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module.startswith(
+                    ("lab.bench.", "lab.cli.")):
+                found |= {(node.module, alias.name, room) for alias in node.names}
+        found |= {(modules[node.value.id], node.attr, room) for node in ast.walk(parsed(path))
+                  if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+                  and node.value.id in modules}
+    return {(module, name) for module, name, room in found if module.split(".")[1] != room}
+
+
+def test_what_is_offered_to_other_rooms_says_what_it_takes_and_gives():
+    """Each function has a docstring, and a type for each of its arguments."""
+    seen = 0
+    for module, name in sorted(offered()):
+        path = ROOT / f"{module.replace('.', '/')}.py"
+        for node in parsed(path).body if path.exists() else ():
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                seen += 1
+                arguments = [*node.args.args, *node.args.kwonlyargs]
+                assert ast.get_docstring(node), f"{module}.{name}"
+                assert all(one.annotation for one in arguments), f"{module}.{name}"
+    assert seen > 50
+
+
 def test_a_room_of_a_chapter_is_imported_by_itself_alone():
     for path in LAB:
         for name in imports(parsed(path)):

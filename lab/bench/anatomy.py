@@ -12,21 +12,25 @@ pipeline is a slice of each list. Bytes: e is the width of a number, `wide` that
 other sums, which are in float32 or better.
 """
 
+import argparse
 import math
 from dataclasses import replace
+from types import ModuleType
 
+from common import Config
 from lab.chapters import chapter
 
 CLASSES = {"outside", "inputs", "inside", "keys and values", "core", "logits", "ids", "positions",
            "how", "vocabulary", "recompute", "fp8"}     # of what is kept, and how
 
 
-def planner():
+def planner() -> ModuleType:
+    """Chapter 10."""
     return chapter("10")
 
 
-def as_planned(cfg, ffn=None):
-    """The same model for the planner. ffn: the hidden width of its MLPs, if not 4 times dim."""
+def as_planned(cfg: Config, ffn: int | None = None):
+    """The same model as a Model of the planner. ffn: the hidden width of its MLPs, if not 4 dim."""
     ffn = 4 * cfg.dim if ffn is None else ffn
     return planner().Model(cfg.layers, cfg.dim, cfg.heads, cfg.kv_heads, ffn, vocab=cfg.vocab,
                            seq=cfg.seq, tie=cfg.tie)
@@ -107,7 +111,8 @@ def shared_bytes(cfg, e, kept):
     return part(share_of(kept, "positions"), cfg.seq * cfg.dim // cfg.heads * e, "positions")
 
 
-def kept_by_modules(cfg, batch, e, kept, rows=None, ep=1):
+def kept_by_modules(cfg: Config, batch: int, e: int, kept: dict, rows: list | None = None,
+                    ep: int = 1) -> list[int]:
     """Bytes that each module keeps of a micro-batch of so many sequences, between F and B.
 
     kept: {class: share}. rows: those that go through this rank's experts, in each block, if its
@@ -163,7 +168,7 @@ def mixture_bytes(cfg, batch, e, kept, rows, ep):
     return norm + weight + route + sent + experts
 
 
-def activation_bytes(cfg, batch, e, kept):
+def activation_bytes(cfg: Config, batch: int, e: int, kept: dict) -> int:
     """Bytes kept at the end of forward, by all modules and by the loss."""
     return sum(kept_by_modules(cfg, batch, e, kept)) + shared_bytes(cfg, e, kept)
 
@@ -244,20 +249,20 @@ def held_by_modules(cfg, shares, modules):
     return held
 
 
-def tensors(cfg):
+def tensors(cfg: Config) -> int:
     """How many parameters the whole model has. (A list of all blocks may be too long.)"""
     embedding, block, head = numbers_by_modules(replace(cfg, layers=1))
     count = lambda kinds: sum(tensors for _, tensors in kinds.values())
     return count(embedding) + cfg.layers * count(block) + count(head)
 
 
-def optimizer_state_bytes(optimizer, numbers, tensors, width):
+def optimizer_state_bytes(optimizer: str, numbers: int, tensors: int, width: int) -> int:
     """AdamW has two moments of `width` bytes for each number, and a step count for each tensor."""
     adamw = 2 * width * numbers + 4 * tensors
     return {"adamw": adamw, "momentum": width * numbers, "sgd": 0}[optimizer]
 
 
-def state_bytes(args, answer, width):
+def state_bytes(args: argparse.Namespace, answer: dict, width: int) -> dict[str, int]:
     """Bytes of parameters, gradients and optimizer states on a rank, after a step, by the names of
     the report. answer: what a chapter's `formulas` gave; width: bytes of a number in --dtype."""
     if answer.get("zero"):
@@ -290,7 +295,7 @@ def flat_units(cfg, answer):
     return units
 
 
-def gradient_traffic(cfg, answer, e):
+def gradient_traffic(cfg: Config, answer: dict, e: int) -> dict:
     """What a rank sends in a step for gradients and, under ZeRO, parameters, to those who hold the
     same parts: {name of the group: {op: (calls, payload, wire)}}.
 
@@ -313,7 +318,7 @@ def gradient_traffic(cfg, answer, e):
     return sent
 
 
-def gathered_peak(args, answer, width):
+def gathered_peak(args: argparse.Namespace, answer: dict, width: int) -> int:
     """The most bytes of gathered parameters at a time in stage 3 of chapter 03: a unit's and those
     of the next ones, or with --keep-gathered all."""
     width, _ = widths(args, width)
@@ -346,7 +351,7 @@ def gradient_peak(args, answer, width):
     return peak
 
 
-def widths(args, width):
+def widths(args: argparse.Namespace, width: int) -> tuple[int, int]:
     """Bytes of a number: of parameters, and of their summed gradients."""
     if getattr(args, "precision", None) != "bf16":
         return width, width

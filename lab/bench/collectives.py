@@ -7,9 +7,11 @@ network there is, one that stores nothing: a rank is in one round at a time, and
 when its sender and its receiver have both come to it.
 """
 
+import argparse
 import itertools
 import json
 from collections import namedtuple
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -151,7 +153,7 @@ class Run(Bench):
     """A run that trains nothing. found: what the variant has returned: lines, or a Found for each
     collective, which is then held to the formulas."""
 
-    def __init__(self, args, formulas):
+    def __init__(self, args: argparse.Namespace, formulas: Callable):
         self.args, self.formulas, self.dtype = args, formulas, common.DTYPES[args.dtype]
         self.rank, self.world = environment("RANK", 0), environment("WORLD_SIZE", 1)
         self.meet(args)
@@ -161,7 +163,7 @@ class Run(Bench):
         self.found, self.checks, self.problems, self.diagnosis, self.recorded = [], [], [], [], {}
         self.first_line(args.dtype)
 
-    def finish(self):
+    def finish(self) -> int:
         """Print what was found. Returns the exit status."""
         with self.guard():
             status = self.judge_and_report()

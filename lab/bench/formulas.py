@@ -276,9 +276,9 @@ def name_of(group):
     return group.group_desc.removeprefix("mesh_")
 
 
-def with_wire_bytes(sent, ranks):
-    """Of each axis (calls, payload, wire), where a chapter may leave wire to the ring's factor for
-    as many ranks as it says: ranks[axis]."""
+def with_wire_bytes(sent: dict, ranks: dict[str, int]) -> dict:
+    """Of each axis {op: (calls, payload, wire)}, in bytes, where a chapter may leave wire to the
+    ring's factor for as many ranks as it says: ranks[axis]."""
     factors, whole = dict(COLLECTIVES.values()), {}
     for axis, ops in sent.items():
         whole[axis] = {op: (calls, payload, *(wire or [factors[op](ranks[axis]) * payload]))

@@ -19,6 +19,7 @@ SIGTERM, maybe in the middle of a computation. So a thread of each waits for tha
 Whoever is the first to know says it, in one line; the store tells the others that it is said.
 """
 
+import argparse
 import os
 import signal
 import socket
@@ -78,7 +79,7 @@ def named(ranks):
 
 # --------------------------------------------------------------------------------------- they meet
 
-def join(args):
+def join(args: argparse.Namespace) -> None:
     """Make the group of all ranks that a launcher has started, or end with a line that says who has
     not come. Without a launcher: nothing, since common.join_ranks needs nobody else."""
     if "RANK" not in os.environ or dist.is_initialized():

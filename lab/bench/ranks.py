@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from multiprocessing import connection, forkserver
 from pathlib import Path
 
@@ -42,20 +43,20 @@ CONTEXT.set_forkserver_preload(PRELOAD)
 NUMBER = itertools.count()
 
 
-def start_interpreter(*more):
+def start_interpreter(*more: str) -> None:
     """Start the interpreter that forks. It imports while this one goes on. more: modules that it
     is to import besides."""
     CONTEXT.set_forkserver_preload([*PRELOAD, *more])
     forkserver.ensure_running()
 
 
-def typed(words, world=0):
+def typed(words: Iterable[str], world: int = 0) -> str:
     """The command that a reader types for the same; world=0: one process, without torchrun."""
     launcher = f"torchrun --standalone --nproc_per_node={world}" if world else "python"
     return " ".join([launcher, *words])
 
 
-def torchrun(words, world):
+def torchrun(words: Iterable, world: int) -> list[str]:
     """The same command for subprocess, with this interpreter."""
     return [sys.executable, "-m", "torch.distributed.run", "--standalone",
             f"--nproc_per_node={world}", *map(str, words)]
@@ -107,8 +108,9 @@ class Ranks:
     names: of the environment.
     """
 
-    def __init__(self, *words, world=0, cwd=ROOT, stdout="", stderr="", encoding="utf-8",
-                 buffering=-1, meet_at=None, first=None, **environment):
+    def __init__(self, *words, world: int = 0, cwd: Path = ROOT, stdout: Path | str | None = "",
+                 stderr: Path | str | None = "", encoding: str = "utf-8", buffering: int = -1,
+                 meet_at: int | None = None, first: dict | None = None, **environment):
         words, launched = [str(word) for word in words], {}
         self.outputs, self.processes, self.failed = [], [], None    # failed: when the first has
         if world and meet_at is None:
@@ -130,7 +132,7 @@ class Ranks:
             self.outputs.append(files)
             self.processes.append(process)
 
-    def wait(self, timeout=100, grace=None):
+    def wait(self, timeout: float | None = 100, grace: float | None = None) -> list[int | None]:
         """The exit status of each; -9 of one that was killed, None of one that still runs.
         timeout: seconds, or None. grace: seconds after which the others are killed, too, once one
         has failed."""
@@ -152,16 +154,20 @@ class Ranks:
         return "".join(path.read_text() for path in paths
                        if path.exists() and path.parent == Path(folder().name))
 
-    def out(self, rank=None):
+    def out(self, rank: int | None = None) -> str:
+        """What this one, or all of them, have printed so far."""
         return self.read(0, rank)
 
-    def err(self, rank=None):
+    def err(self, rank: int | None = None) -> str:
+        """The same of stderr."""
         return self.read(1, rank)
 
-    def send(self, number, rank):
+    def send(self, number: int, rank: int) -> None:
+        """A signal, to one rank."""
         os.kill(self.processes[rank].pid, number)
 
-    def stop(self):
+    def stop(self) -> None:
+        """Kill those that still run."""
         for process in self.processes:
             process.kill()              # one that is stopped by SIGSTOP as well
         for process in self.processes:
@@ -171,23 +177,23 @@ class Ranks:
 class Launched:
     """The same through torchrun itself: its exit status stands for those of its ranks."""
 
-    def __init__(self, *words, world, cwd=ROOT, buffering=-1):
+    def __init__(self, *words, world: int, cwd: Path = ROOT, buffering: int = -1):
         self.paths = [Path(f"{folder().name}/{next(NUMBER)}") for _ in range(2)]
         unbuffered = {"PYTHONUNBUFFERED": "1"} if buffering == 1 else {}
         with self.paths[0].open("w") as out, self.paths[1].open("w") as err:
             self.process = subprocess.Popen(torchrun(words, world), cwd=cwd, stdout=out, stderr=err,
                                             env=os.environ | {"OMP_NUM_THREADS": "1"} | unbuffered)
 
-    def wait(self, timeout=100, grace=None):
+    def wait(self, timeout: float | None = 100, grace: float | None = None) -> list[int | None]:
         """torchrun ends the others at once."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout)
         return [self.process.returncode]
 
-    def out(self):
+    def out(self) -> str:
         return self.paths[0].read_text()
 
-    def err(self):
+    def err(self) -> str:
         return self.paths[1].read_text()
 
     def stop(self):
@@ -207,7 +213,7 @@ def store():
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def run(*words, timeout=100, launch=Ranks, **more):
+def run(*words, timeout: float = 100, launch: type = Ranks, **more) -> tuple[list, str, str]:
     """A program to its end: (exit status of each rank, what they printed, and to stderr)."""
     started = launch(*words, **more)
     try:

@@ -1,5 +1,6 @@
 """The run with all instruments: it measures, compares with one GPU, reports and writes the JSON."""
 
+import argparse
 import contextlib
 import functools
 import gc
@@ -9,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from lab.bench.meters import (
     shards_of,
 )
 from lab.checkpoints import resuming, saving
+from lab.checkpoints.checkpoint import Checkpoint
 from lab.cli import commands, refusals, strict
 from lab.cli.words import count, name_of_text, quantity
 
@@ -44,7 +47,8 @@ class Run(Bench):
     `checks` are measurements, beside their formulas where there are any.
     """
 
-    def __init__(self, args, formulas=None, checkpoint=None):
+    def __init__(self, args: argparse.Namespace, formulas: Callable | None = None,
+                 checkpoint: Checkpoint | None = None):
         self.checkpoint = checkpoint                        # which the run goes on from, if any
         if args.save:
             saving.make_folder(args.save)
@@ -384,7 +388,8 @@ class Run(Bench):
 
 # ------------------------------------------------------------------------------- a run as a program
 
-def main(file, doc, variants, requires, flags, formulas=None, argv=None):
+def main(file: str, doc: str, variants: dict, requires: Callable, flags: Callable,
+         formulas: Callable | None = None, argv: list[str] | None = None) -> int:
     """Run a chapter: refuse what does not fit, train. Returns the exit status. argv: None where the
     chapter is the program, whose output is then made `steady`."""
     if argv is None:
@@ -404,7 +409,8 @@ def main(file, doc, variants, requires, flags, formulas=None, argv=None):
         refusals.complain(refused, accept, argv)
 
 
-def accepted(file, doc, variants, requires, flags, argv):
+def accepted(file: str, doc: str, variants: dict, requires: Callable, flags: Callable,
+             argv: list[str]) -> tuple:
     """The arguments of a run, and the checkpoint from which it goes on; raises Refused for those
     that do not fit. It changes nothing, so that other arguments can be tried."""
     args = strict.parse(file, doc, variants, flags, argv)

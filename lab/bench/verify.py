@@ -15,14 +15,17 @@ On a CPU, the gradients of LayerNorms and of the embedding are such sums over th
 which has 8 bits: of 4,096 ones they make 256.
 """
 
+import argparse
 import copy
 import math
+from collections.abc import Iterable
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from common import part
+from common import Batch, part
 from lab import chapters
 from lab.bench import evidence
 
@@ -39,7 +42,7 @@ LOSSY = {               # twice what an honest run was seen to stray, or more
 }
 
 
-def rounding_of(args):
+def rounding_of(args: argparse.Namespace) -> tuple[str, int]:
     """What a run with these flags rounds to, a key of LOSSY or its --dtype; and how many steps are
     compared: more of int8, which loses something in each."""
     rounding = chapters.said(args.chapter, "rounding", lambda args: args.dtype)(args)
@@ -54,9 +57,9 @@ def rounds_to_16_bits(run):
         run.dtype == torch.bfloat16 or run.args.precision == "bf16")
 
 
-def tolerances(dtype, optimizer, tokens=8 * 128, experts=0):
-    """The largest difference that passes. tokens: of a global batch, by default the tiny preset's.
-    experts: of a mixture.
+def tolerances(dtype: str, optimizer: str, tokens: int = 8 * 128, experts: int = 0) -> dict:
+    """{kind: the largest difference that passes; None: it is not compared}. tokens: of a global
+    batch, by default the tiny preset's. experts: of a mixture.
 
     In float32 a result is off by up to 2^-24 of itself, and n such errors add up to about sqrt(n)
     of one. So gradients, which are sums over the tokens of what came out of sums over some 256
@@ -102,7 +105,7 @@ class Verifier:
     whose one GPU takes each step once more, on rank 0, where it rounds_to_16_bits.
     """
 
-    def __init__(self, run, tensor_steps, tolerance=None):
+    def __init__(self, run, tensor_steps: int, tolerance: dict | None = None):
         self.run, self.tensor_steps, self.tolerance = run, tensor_steps, tolerance
         self.rounding, _ = rounding_of(run.args)
         self.rounds, self.other = rounds_to_16_bits(run), None
@@ -111,7 +114,8 @@ class Verifier:
         self.largest = {}                               # (kind, name): magnitude so far
         self.waits = 0                                  # of all ranks for rank 0
 
-    def compare(self, batch, loss, norm, parameters):
+    def compare(self, batch: Batch, loss: torch.Tensor, norm: torch.Tensor,
+                parameters: Iterable[tuple]) -> list[float]:
         """Compare the step just taken, each rank what it holds. parameters: (global name,
         parameter) pairs. Returns one GPU's loss and norm."""
         run = self.run
@@ -209,12 +213,12 @@ def states_as(optimizer):
     return optimizer
 
 
-def named_parameters(module):
+def named_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """(global name, parameter) pairs: as gpt() named it, or as the module does."""
     return [(getattr(p, "global_name", name), p) for name, p in module.named_parameters()]
 
 
-def compared(loss, norm, parameters):
+def compared(loss: torch.Tensor, norm: torch.Tensor, parameters: Iterable[tuple]) -> dict:
     """All that is compared: {(kind, name): (tensor, the parameter that says how it is cut)}."""
     tensors = {("loss", ""): (loss, None), ("gradient norm", ""): (norm, None)}
     for name, p in parameters:
@@ -243,14 +247,14 @@ def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def scales(largest):
+def scales(largest: dict) -> dict:
     """What differences are relative to. largest: the magnitudes so far, by (kind, name)."""
     gradients = [key for key in largest if key[0] == "gradients"]
     least = SMALL * max(largest[key] for key in gradients)
     return largest | {key: max(largest[key], least) for key in gradients}
 
 
-def widened(scale, rounded, tolerance):
+def widened(scale: dict, rounded: Iterable[tuple], tolerance: dict | None) -> dict:
     """The scales, larger where rounding is. rounded: (key, what it does to that tensor) pairs."""
     for key, off in rounded:
         if (tolerance or {}).get(key[0]):               # which is a share of the scale
@@ -258,7 +262,8 @@ def widened(scale, rounded, tolerance):
     return scale
 
 
-def difference(tensor, reference, scale):
+def difference(tensor: torch.Tensor, reference: torch.Tensor,
+               scale: torch.Tensor | float) -> torch.Tensor | float:
     """max |tensor - reference| / scale; infinite if the shapes differ or anything is not finite."""
     if tensor.shape != reference.shape:
         return math.inf

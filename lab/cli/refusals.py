@@ -16,6 +16,8 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Callable
+from typing import NoReturn
 
 RANKS = "--nproc_per_node"          # torchrun's flag, and not one of the program
 MOST = 50                           # tries
@@ -27,7 +29,7 @@ class Refused(Exception):
     """As common's, for a program that does without torch, and so without common."""
 
 
-def refusal():
+def refusal() -> type[Exception]:
     """The class of what is raised to refuse: common's, or ours where nobody has imported that."""
     return getattr(sys.modules.get("common"), "Refused", Refused)
 
@@ -36,39 +38,42 @@ def environment(name, default):                         # as common's
     return int(os.environ.get(name, default))
 
 
-def one_line(text):
+def one_line(text: str) -> str:
     """With whatever would break the line, or could change a terminal, escaped."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def say(message):
+def say(message: str) -> None:
     """One line on stderr, whether or not anybody reads it, on whatever rank this is."""
     with contextlib.suppress(OSError):
         if sys.stderr:                                      # it is None where it is closed
             print(f"error: {one_line(message)}", file=sys.stderr)
 
 
-def fail(message, status=2):
+def fail(message: str, status: int = 2) -> NoReturn:
+    """Say it, and end with this status."""
     say(message)
     raise SystemExit(status)
 
 
-def accepted(accept, argv, alone=False):
-    """accept(argv), or the end. alone: the program has no ranks, whatever the environment says."""
+def accepted(accept: Callable, argv: list[str], alone: bool = False):
+    """accept(argv), or the end, with one line and status 2. alone: the program has no ranks,
+    whatever the environment says."""
     try:
         return accept(argv)
     except refusal() as refused:
         complain(refused, accept, argv, alone)
 
 
-def complain(refused, accept, argv, alone=False):
+def complain(refused: Exception, accept: Callable, argv: list[str],
+             alone: bool = False) -> NoReturn:
     """End because of a refusal, which all ranks have found: local rank 0 says it, with status 2."""
     if not alone and environment("LOCAL_RANK", environment("RANK", 0)) > 0:
         raise SystemExit(0)
     fail("; ".join([refused.args[0], *advice(refused, accept, argv)]))
 
 
-def advice(refused, accept, argv):
+def advice(refused: Exception, accept: Callable, argv: list[str]) -> list[str]:
     """What would work instead; if nothing does, why not what the refusal names, if it does."""
     why, *named = refused.args
     changes = least_changes(refused, accept, argv)

@@ -272,8 +272,8 @@ def main(ten, argv):
     if args.published or args.problems:
         from lab.planner import published
 
-        print(*published.tables() if args.published else published.problems(), sep="\n")
-        return 1 if args.published and published.beyond() else 0
+        print(*(published.tables if args.published else published.problems)(ten), sep="\n")
+        return 1 if args.published and published.beyond(ten) else 0
     model, gpus, batch = asked.model, asked.gpus, asked.batch
     fit, others = asked.find(gpus, asked.fixed)
     if not fit:

@@ -6,14 +6,12 @@
 Rows: layers, dim, heads, tp, pp, v, GPUs, batch, micro-batch; then what was measured: TFLOP/s of a
 GPU, or seconds of a step. All models have sequences of 2,048 tokens, a vocabulary of 51,200 and
 dropout; all ran on A100s. Micro-batches and v of table 1 are those of the run scripts that were
-published with it.
+published with it. ten: chapter 10's module, whichever is held to them.
 """
 
 import functools
 import itertools
 from dataclasses import replace
-
-from lab.chapters import chapter
 
 CONSTANT = 146          # TFLOP/s: what fits table 1 best, if it were the same for all
 
@@ -72,10 +70,9 @@ PUBLISHED = {
 }
 
 
-def rows(name, hbm=None, nvlink=None):
+def rows(ten, name, hbm=None, nvlink=None):
     """Yield (row, published, predicted, predicted by a constant rate), all in the table's unit.
     hbm, nvlink: in place of the planner's constants."""
-    ten = chapter("10")
     _, table, stack, more = PUBLISHED[name]
     for line in table.strip().splitlines():
         *row, told = line.split()
@@ -113,19 +110,19 @@ def in_words(errors):
     return f"mean {mean:.1%}, largest {largest:.1%}"
 
 
-def beyond():
+def beyond(ten):
     """The tables of which the planner is further off than it may be."""
-    found = {name: mean_and_largest(errors(rows(name))[0]) for name in PUBLISHED}
+    found = {name: mean_and_largest(errors(rows(ten, name))[0]) for name in PUBLISHED}
     wrong = [name for name, (mean, largest) in found.items()
              if mean > GOALS[name][0] or largest > GOALS[name][1]]
-    left_out, _ = mean_and_largest(leave_one_out())
+    left_out, _ = mean_and_largest(leave_one_out(ten))
     return wrong + ["table 1, left out"] * (left_out > LEFT_OUT)
 
 
-def tables():
+def tables(ten):
     """Yield the lines of all tables."""
     for name, (source, *_) in PUBLISHED.items():
-        found = list(rows(name))
+        found = list(rows(ten, name))
         yield source
         yield f"  {'layers dim heads tp pp v GPUs batch micro':<42}{'published':>10}{'planner':>9}"
         for row, told, ours, _ in found:
@@ -135,16 +132,16 @@ def tables():
         yield (f"  errors: {in_words(ours)} (a constant rate: {in_words(constant)}); to be at most "
                f"{mean:.0%} and {largest:.0%}")
     yield (f"table 1, each row predicted by constants fitted on the other nine: "
-           f"{in_words(leave_one_out())}")
-    wrong = beyond()
+           f"{in_words(leave_one_out(ten))}")
+    wrong = beyond(ten)
     yield f"✗ further off than may be: {'; '.join(wrong)}" if wrong else "✓ as near as it must be"
 
 
-def fit(without=None, start=(0.685, 0.584)):
+def fit(ten, without=None, start=(0.685, 0.584)):
     """HBM and NVLINK with the least squares of table 1's errors, but for a row: by small steps.
     They are shares, from 0.1 to 1."""
     def squares(constants):
-        ours, _ = errors(rows("table 1", *constants))
+        ours, _ = errors(rows(ten, "table 1", *constants))
         return sum(error**2 for i, error in enumerate(ours) if i != without)
 
     best, step = list(start), 0.02
@@ -159,15 +156,14 @@ def fit(without=None, start=(0.685, 0.584)):
 
 
 @functools.cache
-def leave_one_out():
+def leave_one_out(ten):
     """The error of each row of table 1, if it had not been there for the fit."""
-    return [errors(rows("table 1", *fit(without=i)))[0][i] for i in range(10)]
+    return [errors(rows(ten, "table 1", *fit(ten, without=i)))[0][i] for i in range(10)]
 
 
-def problems():
+def problems(ten):
     """Yield the worked problems of the scaling book's part 5: LLaMA-2 13B, 4,096 chips of TPU v5p.
     The book's answers stand in brackets."""
-    ten = chapter("10")
     model = ten.Model(40, 5120, 40, 40, 13824, True, 32000, 32768, False)
     chips, tokens, flops, link, hbm = 4096, 3e6, 4.59e14, 1.8e11, 96e9
     numbers, shards = model.parameters(), ten.best_data_parallel(tokens, chips, model.ffn)

@@ -108,7 +108,7 @@ def draw_published(axes):
     """TFLOP/s of a GPU, published over predicted; seconds are turned into such."""
     for name, color in zip(published.PUBLISHED, COLORS):
         x, y = [], []
-        for _, told, ours, constant in published.rows(name):
+        for _, told, ours, constant in published.rows(chapter("10"), name):
             in_seconds = name.startswith("table 5")
             flops = constant * published.CONSTANT if in_seconds else None
             x.append(flops / ours if in_seconds else ours)

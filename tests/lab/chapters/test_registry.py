@@ -40,9 +40,9 @@ def test_a_chapter_is_the_same_from_everywhere(tmp_path, has_own):
     assert ran.returncode == 0, ran.stderr
 
 
-def test_published_tables_load_chapter_10_without_torch():
-    script = ("import sys; from lab.planner import published; next(published.rows('table 1')); "
-              "assert '10_planner' in sys.modules and 'torch' not in sys.modules")
+def test_published_tables_need_chapter_10_and_no_torch():
+    script = ("import sys; from lab.chapters import chapter; from lab.planner import published; "
+              "next(published.rows(chapter('10'), 'table 1')); assert 'torch' not in sys.modules")
     ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
 
