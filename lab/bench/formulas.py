@@ -44,6 +44,7 @@ KEYS = {"parameters", "modules", "widths", "zero", "holders", "secondary", "most
         "sent", "ranks", "gradients", "gathers", "kept", "schedule", "rows",
         "ep", "flops", "checks", "settings", "busiest", "rows sent", "beside", "overlap",
         "machines", "utilization", "notes", "sample", "record"}
+RECOMPUTED = {"none": {}, "selective": {"core": 0}, "full": {"recompute": "full"}}  # of kept
 AMOUNTS = "calls", "payload", "on the wire"     # what is checked of each operator that sends
 
 
@@ -88,7 +89,7 @@ def held(run):
     for unit in run.updated:
         parameters += [unit.full, unit.shard, getattr(unit, "secondary", None)]
         gradients.append(unit.shard.grad)
-        masters += [p for p in (getattr(unit, "master", unit.shard),) if p is not unit.shard]
+        masters += [unit.shard.master] if hasattr(unit.shard, "master") else []
     return parameters, gradients, masters + states
 
 
@@ -109,6 +110,16 @@ def hold_beginning(run):
         run.judge(("parameters", "numbers that the optimizer begins with", how), unlike, 0)
 
 
+def hold_masters(run):
+    """What computes is what the optimizer has updated, rounded: it is in the report only if it is
+    not so. The tensors that are compared with one GPU are the masters, which would not show it."""
+    shards = [unit.shard for unit in run.updated] if hasattr(first_updated(run), "full") else []
+    pairs = [(p, p.master) for p in shards or run.model.parameters() if hasattr(p, "master")]
+    unlike = sum((p != master.detach().to(p)).sum().item() for p, master in pairs)
+    if unlike:
+        run.judge(("parameters", "numbers that are not their master's", "rounded"), unlike, 0)
+
+
 def first_updated(run):
     """A flat shard, if it is such that the run updates."""
     return run.updated[0] if isinstance(run.updated, list) else None
@@ -124,6 +135,7 @@ def hold_states(run, answer):
         where = "on the CPU" if kind == "optimizer states" and getattr(
             run.args, "offload", False) else ""
         run.check(("states", kind, where), nbytes(tensors), size)
+    hold_masters(run)
     if "zero" in answer and isinstance(answer["holders"], int):     # of chapter 03
         hold_peaks(run, answer)
     if "most gradients" in answer and not run.skipped:      # else there was no update to see
@@ -145,14 +157,16 @@ def hold_peaks(run, answer):
 
 def hold_activations(run, answer):
     """What autograd keeps for backward in the metered step."""
-    args, shares = run.args, answer.get("kept")
+    args = run.args
     if "settings" in answer:
         return hold_settings(run, answer["settings"])
+    if answer.get("kept"):
+        answer["kept"] = answer["kept"] | RECOMPUTED[args.recompute]
     if "schedule" in answer:
         return hold_alive(run, answer)
     if "kept" in answer:
-        formula = None if shares is None else anatomy.activation_bytes(
-            args.model, args.micro_batch, run.dtype.itemsize, shares)
+        formula = None if answer["kept"] is None else anatomy.activation_bytes(
+            args.model, args.micro_batch, run.rounded.itemsize, answer["kept"])
         check_kept(run, ["activations of a micro-batch"], run.kept.most, formula)
         run.record(activation_bytes=run.kept.most)
 
@@ -179,7 +193,7 @@ def hold_alive(run, answer):
     """The same after each action of a schedule."""
     over_time = [kept for *_, kept in run.actions]
     formula = anatomy.alive_over_time(
-        run.args.model, run.args.micro_batch, run.dtype.itemsize, answer["kept"],
+        run.args.model, run.args.micro_batch, run.rounded.itemsize, answer["kept"],
         answer["schedule"], answer.get("rows"), answer.get("ep", 1))
     check_kept(run, ["activations", "at the most"], max(over_time), max(formula))
     if not run.on_cuda:
@@ -246,7 +260,8 @@ def hold_traffic(run, answer):
     """What this rank sent in the metered step, by operator, or by axis and operator."""
     sent, axes = answer.get("sent"), None
     if "gradients" in answer:
-        sent = sent | anatomy.gradient_traffic(run.args.model, answer, run.dtype.itemsize)
+        sent = sent | anatomy.gradient_traffic(run.args.model, answer, run.rounded.itemsize,
+                                               run.dtype.itemsize)
     if sent and all(isinstance(ops, dict) for ops in sent.values()):
         sent = with_wire_bytes(sent, answer.get("ranks", {}))
         axes = hold_axes(run, sent)

@@ -14,6 +14,7 @@ from lab.checkpoints import checkpoint, storage
 from lab.cli.words import name_of_text
 
 MODEL = "layers", "dim", "heads", "kv_heads", "seq", "vocab", "tie"
+BLOCK = "block", "hidden"           # of one that is not GPT's, with its own width
 MIXTURE = "experts", "top_k", "shared_expert"
 RUN = "seed", "batch", "ignore", "optimizer", "dtype"
 STATES = {"adamw": {"step", "exp_avg", "exp_avg_sq"}, "momentum": {"momentum_buffer"}, "sgd": set()}
@@ -23,6 +24,7 @@ def identity(args, text):
     """What a run must have in common with the one that it continues: {flag: value}."""
     cfg = args.model
     names = MODEL + (MIXTURE if getattr(cfg, "experts", 0) else ())
+    names += BLOCK if (cfg.block, cfg.ffn) != ("gpt", 0) else ()
     same = {name: getattr(cfg, name, False) for name in names}
     same["data"] = f"a text of {len(text.tokens):,} tokens with CRC-32 {crc32_of_text(text):08x}"
     return same | {name: getattr(args, name) for name in RUN}
@@ -132,6 +134,10 @@ def in_words(name, value):
         return f"{value:.80}" if isinstance(value, str) else "no text"
     if name == "tie":
         return "--preset gpt2" if value else "no tied tables"
+    if name == "hidden":
+        return f"--ffn {value}" if value else "no --ffn"
+    if name == "block" and value is None:
+        return "--block gpt"
     if value is None or value is False:
         return f"no {flag}"
     return flag if value is True else f"{flag} {value!s:.80}"
