@@ -53,10 +53,13 @@ class Config:                   # the shape of a model
     def mlp(self):              # parameters of one
         return (3 if self.gated else 2) * self.dim * self.hidden
 
+    def norm(self):             # the same: RMSNorm has no bias
+        return (1 if self.gated else 2) * self.dim
+
     def parameters(self):
-        kv_dim, norm = self.dim * self.kv_heads // self.heads, (1 if self.gated else 2) * self.dim
-        block = self.dim * (2 * self.dim + 2 * kv_dim) + self.mlp() + 2 * norm      # q, o; k, v
-        return self.layers * block + norm + (1 if self.tie else 2) * self.vocab * self.dim
+        kv_dim = self.dim * self.kv_heads // self.heads
+        block = self.dim * (2 * self.dim + 2 * kv_dim) + self.mlp() + 2 * self.norm()   # q, o; k, v
+        return self.layers * block + self.norm() + (1 if self.tie else 2) * self.vocab * self.dim
 
 
 PRESETS = {     # layers, dim, heads, kv_heads, seq, vocab (chapter 10's 1b and 7b are Llama's)
