@@ -141,8 +141,7 @@ NORMS = {"gpt": nn.LayerNorm, "llama": functools.partial(nn.RMSNorm, eps=1e-5)}
 class Rope(nn.Module):
     """Rotary position embedding: turns each pair (x[i], x[i + head_dim/2]) of a query or a key by
     the angle position · base^(-2i/head_dim), so that their product depends on how far apart they
-    are. positions: int64 (seq,), a buffer, 0, 1, ... as here all tokens are; where a rank has only
-    some of them (chapter 06), it puts theirs in its place."""
+    are. positions: int64 (seq,), a buffer: of all tokens, or of those that a rank has (06)."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -186,8 +185,7 @@ class Attention(nn.Module):
 
 
 def activate(up, gate=None):
-    """GELU of up; or, if there is a gate, up as far as that opens (SwiGLU)."""
-    return F.gelu(up) if gate is None else F.silu(gate) * up
+    return F.gelu(up) if gate is None else F.silu(gate) * up        # the second is SwiGLU
 
 
 class MLP(nn.Module):
@@ -220,11 +218,10 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
     """The model as a list, nn.Sequential(embedding, block1, ..., head): tokens (batch, seq) to
     logits (batch, seq, vocab). seed=None draws no weights: cut it, then let `run.draw` do that."""
     with torch.device("meta"):                              # shapes alone: no memory is touched
-        out = nn.Linear(cfg.dim, cfg.vocab, bias=False)
-        head = ("norm", NORMS[cfg.block](cfg.dim)), ("out", out)
-        modules = [("embedding", nn.Embedding(cfg.vocab, cfg.dim)),
-                   *[(f"block{i}", Block(cfg)) for i in range(1, cfg.layers + 1)],
-                   ("head", nn.Sequential(OrderedDict(head)))]
+        blocks = {f"block{i}": Block(cfg) for i in range(1, cfg.layers + 1)}
+        head = dict(norm=NORMS[cfg.block](cfg.dim), out=nn.Linear(cfg.dim, cfg.vocab, bias=False))
+        modules = {"embedding": nn.Embedding(cfg.vocab, cfg.dim), **blocks,
+                   "head": nn.Sequential(OrderedDict(head))}
     model = nn.Sequential(OrderedDict(modules)).to_empty(device="cpu")
     rope = Rope(cfg)
     for block in model[1:-1]:
@@ -236,8 +233,8 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
 
 
 def name_parameters(model):
-    """Note on each parameter its name in the whole model, which it keeps in a slice or a wrapper of
-    it, as p.global_name; and as p.cuts that it is whole: no cut."""
+    """p.global_name: its name in the whole model, which it keeps in a slice or a wrapper of it.
+    p.cuts: none, it is whole."""
     for name, p in model.named_parameters():
         p.global_name, p.cuts = name, ()
 
@@ -257,9 +254,8 @@ def draw_weights(model, seed, device="cpu", dtype=torch.float32):
 
 
 def recompute(model, how):
-    """--recompute: what backward reads is dropped after forward, and computed again in backward:
-    nothing ("none"); attention's scores ("selective"); all of a block but its input ("full"). What
-    a forward sends is then sent again, too."""
+    """Drop after forward what backward reads, and compute it again there, with what that sends:
+    attention's core ("selective"), or all of a block but its input ("full")."""
     again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     for module in model.modules():
         if how == "selective" and isinstance(module, Attention):
@@ -323,16 +319,16 @@ def sum_partial_grads(parameters):
 def grad_norm(parameters, group=None):
     """The norm of the whole model's gradient, a scalar in float32 or better. The ranks of `group`
     hold it together: an all_reduce adds up their squares. A part that p.copies ranks hold counts
-    1/copies on each of them. By default that is the group's size over the product of the cuts'
-    parts: of a matrix cut into 4, 8 ranks hold 2 copies, and of a vector that is not cut 8."""
-    ranks, grads, copies = group.size() if group else 1, [], []
+    1/copies on each of them; by default that is their number over that of the parts: of a matrix
+    cut into 4, 8 ranks hold 2 copies, and of a vector that is not cut 8."""
+    ranks, held, copies = group.size() if group else 1, [], []
     for p in parameters:
         if p.grad is not None:
-            grads.append(p.grad)
+            held.append(p.grad)
             by_cuts = ranks / math.prod(cut.parts for cut in getattr(p, "cuts", ()))
             copies.append(getattr(p, "copies", by_cuts))
-    wide = torch.promote_types(grads[0].dtype, torch.float32)
-    norms = torch._foreach_norm(grads, dtype=wide)          # foreach: one operator for all of them
+    wide = torch.promote_types(held[0].dtype, torch.float32)
+    norms = torch._foreach_norm(held, dtype=wide)           # foreach: one operator for all of them
     norms = torch._foreach_div(norms, [number**0.5 for number in copies])
     square = torch.stack(norms).square().sum()
     if ranks > 1:
@@ -341,10 +337,9 @@ def grad_norm(parameters, group=None):
 
 
 class Masters(torch.optim.Optimizer):
-    """Mixed precision: an optimizer of fp32 copies of the parameters, the masters, which a step
-    rounds to `dtype` for the parameters: bf16 alone would lose small updates. p.grad is fp32, too:
-    autograd widens what a micro-batch adds to it, and so it is summed over ranks. That is 2 + 4 +
-    12 bytes a parameter. device: where the masters are, if elsewhere."""
+    """Mixed precision: an optimizer of fp32 copies, the masters, which it rounds to `dtype` for the
+    parameters: bf16 alone would lose small updates. p.grad is fp32, too: autograd widens what a
+    micro-batch adds, and so ranks sum it. 2 + 4 + 12 bytes a parameter. device: of the masters."""
 
     def __init__(self, parameters, make_optimizer, dtype, device=None):
         super().__init__(parameters, {})                    # which zero_grad looks through
@@ -480,15 +475,13 @@ class Run:
         self.seconds.append(time.perf_counter() - start)
 
     def span(self, action, kept, between=()):
-        """Around an action of a schedule. kept: tensors kept for backward outside of autograd;
-        between: those that go from stage to stage, until they are used or have left."""
+        """Around an action of a schedule, for lab/: tensors kept for backward, or under way."""
         return contextlib.nullcontext()
 
     def log(self, batch, loss, norm, model, updated=None, skipped=False, **shown):
         """After a step: its line, and status 1 if a number is not finite. loss, norm: of the whole
-        batch and model. model: the module that this rank holds. updated: what the optimizer updates
-        in place of its parameters: flat shards, or (name, parameter) pairs. skipped: fp16 has
-        refused the step. shown: what else pictures are drawn from."""
+        batch and model. skipped: fp16 has refused the step. For lab/: the model and what is updated
+        in place of its parameters, flat shards or (name, parameter) pairs; what else is shown."""
         if self.rank == 0:
             one_gpu = f"{self.one_gpu_step(batch)[0]:.4f}" if self.args.verify else "-"
             print(f"step {batch.step + 1}: loss {loss:.4f}, on one GPU {one_gpu}, gradient norm "
@@ -539,9 +532,8 @@ def launch(file, doc, variants, requires, flags=lambda parser: None, formulas=No
     variants: {name: train(run)}, or of a tuple of that and the flags that not all of them know.
     requires(args, ranks): raises Refused for what does not fit. formulas: lab/bench/formulas.py."""
     if Path(__file__).with_name("lab").exists():
-        import lab.bench.report
-        lab.bench.report.launch(file, doc, variants, requires, flags,
-                                formulas)     # does not come back
+        from lab.bench import report
+        report.launch(file, doc, variants, requires, flags, formulas)       # does not come back
     args = parse(file, doc, variants, flags, argv=None)
     try:
         requires(args, environment("WORLD_SIZE", 1))
