@@ -118,6 +118,8 @@ def refuse_others(args, folder, index):
             continue
         there, here = in_words(name, saved.get(name)), in_words(name, mine.get(name))
         changes = [there] if there.startswith("--") else []
+        if name == "hidden" and not saved.get(name):
+            changes = ["without --ffn"]
         if name == "data":
             there, here = f"{there} ({index['text']:.80})", f"{here} ({name_of_text(args)})"
             changes = [shlex.join(["--data", index["text"]])]
