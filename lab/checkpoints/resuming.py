@@ -14,7 +14,6 @@ from lab.checkpoints import checkpoint, storage
 from lab.cli.words import name_of_text
 
 MODEL = "layers", "dim", "heads", "kv_heads", "seq", "vocab", "tie"
-BLOCK = "block", "hidden"           # of one that is not GPT's, with its own width
 MIXTURE = "experts", "top_k", "shared_expert"
 RUN = "seed", "batch", "ignore", "optimizer", "dtype"
 STATES = {"adamw": {"step", "exp_avg", "exp_avg_sq"}, "momentum": {"momentum_buffer"}, "sgd": set()}
@@ -24,7 +23,8 @@ def identity(args, text):
     """What a run must have in common with the one that it continues: {flag: value}."""
     cfg = args.model
     names = MODEL + (MIXTURE if getattr(cfg, "experts", 0) else ())
-    names += BLOCK if (cfg.block, cfg.ffn) != ("gpt", 0) else ()
+    names += ("block",) if cfg.gated else ()
+    names += ("hidden",) if cfg.ffn else ()
     same = {name: getattr(cfg, name, False) for name in names}
     same["data"] = f"a text of {len(text.tokens):,} tokens with CRC-32 {crc32_of_text(text):08x}"
     return same | {name: getattr(args, name) for name in RUN}
