@@ -11,9 +11,8 @@ are two ways to cut a product of activations and weights, A·B, into t parts:
 The first needs all of A on every rank and leaves the output cut. The second takes an input that is
 cut, and needs a sum at the end. So do the second after the first, and send nothing in between: the
 output of the first may stay cut, since GELU works on each hidden unit by itself (so does SwiGLU, if
-its gate is cut as up is), and attention on each head. (In the other order it would take a sum in
-between, since the GELU of a sum is not the sum of the GELUs.) That is Megatron's pair, and a
-transformer has it twice in every block:
+gate and up are cut alike), and attention on each head. (In the other order a sum lies in between:
+the GELU of a sum is not the sum of the GELUs.) A block has this pair of Megatron's twice:
 
                   by columns                       by rows
     attention     q, k, v: some heads each         o
@@ -58,8 +57,7 @@ What a rank stores and sends (b sequences of s tokens in a micro-batch, h = dim,
     all_reduces      4 L + 2 a micro-batch, of b·s·h·e bytes: two forward and two backward in every
                      block, one for the embedding, one for the head; and the two small ones of the
                      loss. Once a step the norm, and the gradients of kv heads that ranks share.
-                     With --recompute full L more: to compute a block again is to sum again what
-                     comes out of attention (nothing in backward reads what comes out of the MLP)
+                     With --recompute full L more: attention's sums (backward reads no MLP's)
 
 When it stops paying: what comes after an all_reduce needs the sum, so sending does not hide behind
 compute. (There is one exception: in backward, the weights' gradients can be computed while the
@@ -352,7 +350,7 @@ def train_step(model, optimizer, micro_batches, valid, clip, vocab, group):
     return total, norm
 
 
-def torch_step(model, optimizer, micro_batches, valid, clip):
+def torch_step(forward, optimizer, micro_batches, valid, clip):
     """The same with DTensors, and PyTorch's loss of logits that are cut by vocabulary. optimizer:
     of two groups, the DTensors and the other parameters, since no operator takes both at once."""
     from torch.distributed.tensor.parallel import loss_parallel
@@ -361,7 +359,7 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
     total = 0
     for tokens, targets in micro_batches:
         with loss_parallel():                           # backward must run in it too
-            loss = common.loss_sum(model(tokens), targets) / valid
+            loss = common.loss_sum(forward(tokens), targets) / valid
             loss.backward()
         total += loss.detach().full_tensor()
 
@@ -395,18 +393,18 @@ def kept(cfg, t):
     return a_in | a_out | {"logits": 1 / t, "vocabulary": "cut"}
 
 
-def traffic(cfg, micro_batches, batch, t, widths, recompute="none"):
-    """What is sent in a step: {op: (calls, bytes of payload, bytes on the wire)}. widths: bytes of
-    a number that computes, and of a summed gradient."""
-    (e, of_gradient), tokens = widths, batch * cfg.seq
-    wide, again = max(e, 4), cfg.layers if recompute == "full" else 0
-    sums = micro_batches * (4 * cfg.layers + 2 + again)     # of (batch, seq, dim)
+def traffic(cfg, micro_batches, batch, t, e, recompute="none", sums=None):
+    """What is sent in a step: {op: (calls, bytes of payload, bytes on the wire)}. e: bytes of a
+    number; sums: of a gradient that is summed, if those are wider."""
+    tokens, wide = batch * cfg.seq, max(e, 4)
+    again = cfg.layers if recompute == "full" else 0
+    of_x = micro_batches * (4 * cfg.layers + 2 + again)       # all_reduces of (batch, seq, dim)
     norms = 1 if t > 1 else 0                           # alone, nobody needs to be asked
-    calls = sums + micro_batches * 2 + norms            # the loss has two: 3 numbers a token
-    payload = sums * tokens * cfg.dim * e + (micro_batches * 3 * tokens + norms) * wide
+    calls = of_x + micro_batches * 2 + norms            # the loss has two: 3 numbers a token
+    payload = of_x * tokens * cfg.dim * e + (micro_batches * 3 * tokens + norms) * wide
     wire = 2 * (t - 1) / t * payload
     if t > cfg.kv_heads:                                # k and v of a head that ranks share
-        shared = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads) * of_gradient
+        shared = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads) * (sums or e)
         calls += 1
         payload += shared
         wire += 2 * (1 - cfg.kv_heads / t) * shared     # among t / kv_heads of them
@@ -448,27 +446,30 @@ def train_torch(run):
     columns, rows = parallel.ColwiseParallel(), parallel.RowwiseParallel()
     plan = {"embedding": parallel.RowwiseParallel(input_layouts=Replicate()),
             "head.out": parallel.ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
-            "block*.attn.[qkv]": columns, "block*.mlp.up": columns,
+            "block*.attn.[qkv]": columns, "block*.mlp.[ug]*": columns,      # up, gate
             "block*.attn.o": rows, "block*.mlp.down": rows}
     model = run.draw(gpt(cfg, seed=None))
     parallel.parallelize_module(model, run.mesh(tp=run.world), plan)
     if cfg.tie:
         model.head.out.weight = model.embedding.weight
     common.name_parameters(model)                       # DTensors by now
+    common.recompute(model, args.recompute)
+    to_bf16 = common.rounded(args) != run.dtype         # from parameters in fp32
+    forward = torch.autocast(run.device.type, torch.bfloat16, enabled=to_bf16)(model)
 
     cut = [p for p in model.parameters() if isinstance(p, DTensor)]
     whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
     optimizer = run.optimizer([{"params": cut}, {"params": whole}])
     for batch in run.batches():
         with run.measure():
-            loss, norm = torch_step(model, optimizer, batch.micro_batches, batch.valid, args.clip)
+            loss, norm = torch_step(forward, optimizer, batch.micro_batches, batch.valid, args.clip)
         run.log(batch, loss, norm, model)
 
 
 def formulas(args, rank, ranks, model):
-    cfg, micro_batches = args.model, args.batch // args.micro_batch
-    widths = common.rounded(args).itemsize, common.DTYPES[args.dtype].itemsize
-    sent = traffic(cfg, micro_batches, args.micro_batch, ranks, widths, args.recompute)
+    cfg, e, sums = args.model, common.rounded(args).itemsize, common.DTYPES[args.dtype].itemsize
+    sent = traffic(cfg, args.batch // args.micro_batch, args.micro_batch, ranks, e,
+                   args.recompute, sums)
     if args.variant == "torch":
         return {"kept": None, "beside": ("megatron", sent)}
 
@@ -499,8 +500,8 @@ def requires(args, ranks):
     works = max(n for n in range(1, ranks + 1) if fits(cfg, n, can_share))
     if works < ranks:
         why = "" if can_share else " (torch cannot share a kv head)"
-        raise Refused(f"--heads {cfg.heads} and --kv-heads {cfg.kv_heads} do not fit "
-                      f"{ranks} tensor-parallel ranks{why}", f"--nproc_per_node {works}")
+        raise Refused(f"--heads {cfg.heads}, --kv-heads {cfg.kv_heads} and --ffn {cfg.hidden} do "
+                      f"not fit {ranks} tensor-parallel ranks{why}", f"--nproc_per_node {works}")
 
 
 VARIANTS = {"megatron": train, "overlap": train, "torch": train_torch}

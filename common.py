@@ -452,7 +452,7 @@ class Run:
     def mixed(self, parameters, device=None):
         """The optimizer for --precision: of the parameters, or of their Masters."""
         self.is_mixed = True                                # and so is one GPU
-        if self.args.precision == "fp32" and device is None:
+        if self.args.precision != "bf16" and device is None:
             return self.optimizer(parameters)
         return Masters(parameters, self.optimizer, rounded(self.args), device)
 

@@ -134,19 +134,19 @@ def test_when_ranks_stop_paying(four):
 @pytest.mark.parametrize(
     ("flags", "world", "line"),
     [
-        (("--heads=4",), 3, "--heads 4 and --kv-heads 4 do not fit 3 .*; --nproc_per_node 2 would"),
-        (("--heads=4",), 8, "--heads 4 and --kv-heads 4 do not fit 8 .*; --nproc_per_node 4 would"),
+        (("--heads=4",), 3, "--heads 4, --kv-heads 4 .* do not fit 3 .*; --nproc_per_node 2 would"),
+        (("--heads=4",), 8, "--heads 4, --kv-heads 4 .* do not fit 8 .*; --nproc_per_node 4 would"),
         (
             ("--dim=96", "--heads=12", "--kv-heads=4"),
             6,
-            "--heads 12 and --kv-heads 4 do not fit 6 .* ranks; --nproc_per_node 4 would work",
+            "--heads 12, --kv-heads 4 and --ffn 384 do not fit 6 .*; --nproc_per_node 4 would work",
         ),
         (
             ("--variant=torch",),
             8,
-            r"--heads 8 and --kv-heads 4 .* 8 .* \(torch cannot share a kv head\); .* 4 would work",
+            r"--heads 8, --kv-heads 4 .* 8 .* \(torch cannot share a kv head\); .* 4 would work",
         ),
-        (("--variant=torch", "--heads=8", "--kv-heads=2"), 5, "--heads 8 .* 2 would work"),
+        (("--variant=torch", "--heads=8", "--kv-heads=2"), 5, "--heads 8, .* 2 would work"),
         (("--micro-batch=3",), 2, "--batch 8 is not a multiple of .*; --batch 9 would work"),
     ],
 )

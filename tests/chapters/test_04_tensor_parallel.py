@@ -37,12 +37,16 @@ SETTINGS = {
     "micro-batch": (2, 1),
     "optimizer": ("adamw", "sgd", "momentum"),
     "clip": (None, 0.1),
+    "block": ("gpt", "llama"),
+    "precision": ("fp32", "bf16"),  # masters in float64: the same numbers, by another path
+    "recompute": ("none", "selective", "full"),
 }
 
 
 EIGHT_RANKS = {  # four share each kv head; in full every variant has eight, too
     "variant": "megatron", "world": 8, "kv-heads": 2, "preset": "gpt2", "vocab": 257,
-    "micro-batch": 1, "optimizer": "adamw", "clip": 0.1,
+    "micro-batch": 1, "optimizer": "adamw", "clip": 0.1, "block": "llama", "precision": "bf16",
+    "recompute": "full",
 }  # fmt: skip
 
 
@@ -81,6 +85,8 @@ def flags_of(one):
     given |= {"heads": heads, "dim": 48, "layers": 1 if world == 8 else 2, "seq": 48, "batch": 2}
     if one["kv-heads"] == "own":
         given["kv-heads"] = max(heads // 2, world)
+    if one["block"] == "llama":
+        given["ffn"] = 72
     return *TRAINING, "--dtype=float64", *(f"--{name}={value}" for name, value in given.items())
 
 
@@ -89,8 +95,9 @@ def hold_shapes(results, outside, inside):
     the rows and the heads times head_dim inside."""
     rows, columns = inside
     expected = dict.fromkeys(("norm1", "attn", "norm2", "mlp"), list(outside))
-    expected |= {"heads": [rows, columns], "hidden units": [rows, 4 * columns]}
-    assert results[0][1]["recorded"]["shapes_of_a_block"] == expected
+    run, hidden = results[0][1], results[0][1]["config"]["ffn"] or 4 * 48
+    expected |= {"heads": [rows, columns], "hidden units": [rows, columns * hidden // 48]}
+    assert run["recorded"]["shapes_of_a_block"] == expected
 
 
 @pytest.mark.parametrize("one", [*covering(variant=VARIANTS, **SETTINGS), EIGHT_RANKS])

@@ -363,9 +363,10 @@ def test_columns_of_qkv(five, kv_heads, t, columns):
         (
             ("--dim=96", "--heads=12", "--kv-heads=4", "--seq=96"),
             6,
-            "--heads 12, --kv-heads 4 and --seq 96 do not fit 6 .* ranks; --nproc_per_node 4 would",
+            "--heads 12, --kv-heads 4, --ffn 384 and --seq 96 do not fit 6 .*; --nproc_per_node 4 ",
         ),
         (("--seq=126",), 4, ".* and --seq 126 do not fit 4 .*; --nproc_per_node 2 would work"),
+        (("--ffn=6",), 4, ".*, --ffn 6 and .* do not fit 4 .*; --nproc_per_node 2 would work"),
         (("--variant=torch",), 8, r".* fit 8 .* \(torch cannot share a kv head\); .* 4 would work"),
     ],
 )
