@@ -67,7 +67,8 @@ and again in backward, where a ring also sends the gradients of keys and values,
     ulysses         (N-1)/N · 2·b·(s/N)·(h + kv)        least if h + kv < N·kv
 
 Where kv heads are fewer than ranks, Ulysses repeats them: its kv is that of N heads. And once a
-step, as in chapter 02, the gradients of all parameters are summed over the ranks.
+step, as in chapter 02, the gradients of all parameters are summed over the ranks. What --recompute
+drops sends its forward again: a ring's core ("selective") has nothing large to drop, and does so.
 
 When it pays: for what does not fit, since all activations become 1/N (but for keys and values that
 are gathered or repeated). With F FLOP/s, B bytes/s and e bytes a number, a hop's bytes over B hide
@@ -402,22 +403,30 @@ def train_step(model, optimizer, micro_batches, positions, valid, clip):
 
 # ------------------------------------------------------------------------------------ the formulas
 
-def traffic(cfg, variant, micro_batches, batch, n, e):
-    """What a rank sends in a step: {op: (calls, payload, wire)}. batch: of a micro-batch."""
+def traffic(cfg, variant, micro_batches, batch, n, e, recompute="none", sums=None):
+    """What a rank sends in a step: {op: (calls, payload, wire)}. batch: of a micro-batch. e: bytes
+    of a number; sums: of a gradient that is summed, if those are wider."""
     share, layers = (n - 1) / n, micro_batches * cfg.layers
-    gradients = cfg.parameters() * e
+    again = 0 if recompute == "none" else 1             # a forward more
+    gradients = cfg.parameters() * (sums or e)
     sent = {"all_reduce": (1, gradients, 2 * share * gradients)}
     of_a_head = 2 * batch * cfg.seq * cfg.dim // cfg.heads  # of q and out, or of k and v
     if variant == "gather":
-        payload = layers * of_a_head * cfg.kv_heads * e
-        sent["all_gather"] = sent["reduce_scatter"] = layers, payload, share * payload
+        once = layers * of_a_head * cfg.kv_heads * e
+        gathered = (1 + again) * once
+        sent["all_gather"] = (1 + again) * layers, gathered, share * gathered
+        sent["reduce_scatter"] = layers, once, share * once
     elif variant == "ulysses":                          # of q, k, v and out, forward and backward
-        payload = 2 * layers * of_a_head // n * (cfg.heads + max(cfg.kv_heads, n)) * e
-        sent["all_to_all"] = 8 * layers, payload, share * payload
+        of_qkv_and_out = of_a_head // n * (cfg.heads + max(cfg.kv_heads, n))
+        payload = (2 + again) * layers * of_qkv_and_out * e
+        calls = (8 + 4 * again) * layers
+        if recompute == "selective":                    # whose last exchange, of out, nobody reads
+            calls, payload = calls - layers, payload - layers * of_a_head // n * cfg.heads // 2 * e
+        sent["all_to_all"] = calls, payload, share * payload
     elif n > 1:                                         # of k and v twice, of their gradients once
         hops = layers * (n - 1)
-        payload = hops * of_a_head // n * cfg.kv_heads * (2 * e + max(e, 4))
-        sent["send"] = 3 * hops, payload, payload
+        payload = hops * of_a_head // n * cfg.kv_heads * ((2 + again) * e + max(e, 4))
+        sent["send"] = (3 + again) * hops, payload, payload
     return sent
 
 
@@ -438,12 +447,16 @@ def pairs(variant, rank, n, seq, diagonal=1):
     return blocks[variant] * (seq // n) ** 2
 
 
-def attention_flops(cfg, variant, batch, rank, n):
+def attention_flops(cfg, variant, batch, rank, n, recompute="none"):
     """FLOPs of a layer's attention on a rank, as PyTorch counts them, all of its own block: 2
-    matmuls, 4 in backward, and one that computes scores again where they were not kept."""
+    matmuls, 4 in backward, and one that computes scores again where they were not kept; 2 more
+    where the core is computed again, or 1 for a plain core's last product, which nobody reads."""
     matmul = 2 * batch * cfg.dim * pairs(variant, rank, n, cfg.seq)
     scores_kept = variant in ("gather", "ulysses") and cfg.attention == "plain"
-    return (6 if scores_kept else 7) * matmul
+    again = 0 if recompute == "none" else 2
+    if recompute == "selective" and scores_kept:
+        again = 1 + ((rank + 1) / (2 * n + 1) if variant == "gather" else 0)    # its front chunk
+    return ((6 if scores_kept else 7) + again) * matmul
 
 
 def tokens_to_hide(cfg, e, flops, bandwidth):
@@ -456,14 +469,15 @@ def formulas(args, rank, ranks, model):
     cfg, variant, b, n = args.model, args.variant, args.micro_batch, ranks
     if variant == "torch":
         return {"parameters": cfg.parameters()}
-    micro_batches, weight = args.batch // b, model.embedding.weight
+    micro_batches, weight, again = args.batch // b, model.embedding.weight, args.recompute
     name = "tokens of a rank from which on a hop hides in forward, in bf16 (a zig-zag's: twice)"
     answer = {"parameters": cfg.parameters(),
               "kept": kept(variant, cfg, n),
-              "sent": traffic(cfg, variant, micro_batches, b, n, weight.itemsize),
+              "sent": traffic(cfg, variant, micro_batches, b, n, weight.itemsize, again,
+                              common.DTYPES[args.dtype].itemsize),    # of gradients
               "machines": {name: lambda *rates: tokens_to_hide(cfg, 2, *rates)}}
     if not args.kernels:                                # PyTorch's counter does not see Triton's
-        of_a_layer = attention_flops(cfg, variant, b, rank, n)
+        of_a_layer = attention_flops(cfg, variant, b, rank, n, again)
         answer["flops"] = {"attention": micro_batches * cfg.layers * of_a_layer}
     elif core_of(args, weight).forward in (plain_forward, flash_forward):
         answer["notes"] = ["--kernels: no GPU, or no Triton, for them here; attention is PyTorch's"]
@@ -476,7 +490,8 @@ def train(run):
     args, group = run.args, run.mesh(cp=run.world)["cp"].get_group()
     model = run.draw(gpt(args.model, seed=None))
     positions = context_parallel(model, args, group)
-    optimizer = run.optimizer(model.parameters())
+    common.recompute(model, args.recompute)
+    optimizer = run.mixed(model.parameters())
 
     for batch in run.batches():                         # every rank gets all of it
         with run.measure():
@@ -494,7 +509,8 @@ def train_torch(run):
     model = run.draw(gpt(cfg, seed=None))
     for p in model.parameters():
         p.partial = mesh.get_group()
-    optimizer = run.optimizer(model.parameters())
+    common.recompute(model, args.recompute)
+    optimizer = run.mixed(model.parameters())
 
     for batch in run.batches():
         buffers = [x.clone() for pair in batch.micro_batches for x in pair]

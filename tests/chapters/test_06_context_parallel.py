@@ -352,8 +352,8 @@ def test_activations_fall_with_the_ranks(six):
 @pytest.mark.parametrize(
     ("variant", "right", "wrong"),
     [
-        ("zigzag", 'sent["send"] = 3 *', 'sent["send"] = 2 *'),
-        ("ulysses", "max(cfg.kv_heads, n)) * e", "cfg.kv_heads) * e"),
+        ("zigzag", 'sent["send"] = (3 + ', 'sent["send"] = (2 + '),
+        ("ulysses", "(cfg.heads + max(cfg.kv_heads, n))", "(cfg.heads + cfg.kv_heads)"),
         ("gather", "{\"gather\": 1,", "{\"gather\": 1 / n,"),
         ("zigzag", 'fromkeys(classes, 1 / n)', 'fromkeys(classes[:3], 1 / n)'),
         ("zigzag", '"zigzag": (n - 1) / 2 +', '"zigzag": rank +'),
