@@ -128,7 +128,9 @@ def first_updated(run):
 def hold_states(run, answer):
     expected = dict.fromkeys(("parameters", "gradients", "optimizer states"))
     if "parameters" in answer or answer.get("zero"):
-        expected = anatomy.state_bytes(run.args, answer, run.dtype.itemsize)
+        width = run.dtype.itemsize
+        as_it_is = {} if run.is_mixed else {"widths": (width, width, 0)}    # under autocast
+        expected = anatomy.state_bytes(run.args, as_it_is | answer, width)
     for (kind, size), tensors in zip(expected.items(), held(run)):
         if kind == "optimizer states" and run.skipped == len(run.losses):
             size = None                                     # all steps skipped: there is none yet

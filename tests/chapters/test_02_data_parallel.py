@@ -35,11 +35,17 @@ SETTINGS = {
     "8 ranks": (8, "--layers=1 --batch=16 --micro-batch=1 --clip=0.1 --bucket-mb=0.02"),
     "tied": (2, "--preset=gpt2 --vocab=256 --verify --layers=1 --batch=4"),
 }
-COVERING = {  # each setting, and each variant with one micro-batch and with several
-    ("bucket", "1 rank"), ("overlap", "2 ranks"), ("torch", "2 ranks"), ("naive", "3 ranks"),
-    ("overlap", "3 ranks"), ("bucket", "3 ranks"), ("naive", "4 ranks"), ("torch", "4 ranks"),
-    ("bucket", "tied"), ("torch", "tied"),  # of 8 ranks, see chapter 03
-}
+LLAMA, BF16 = "--block=llama --ffn=24", "--precision=bf16"
+SELECTIVE, FULL = "--recompute=selective", "--recompute=full"
+COVERING = {  # each setting, and each variant with one micro-batch and with several; of 8 ranks,
+    # see chapter 03. And each two of variant, block, precision and recomputation once
+    ("bucket", "1 rank"): (LLAMA, BF16, FULL), ("bucket", "3 ranks"): (SELECTIVE,),
+    ("bucket", "tied"): (LLAMA,), ("overlap", "2 ranks"): (BF16,),
+    ("overlap", "3 ranks"): (LLAMA, FULL), ("overlap", "4 ranks"): (LLAMA, BF16, SELECTIVE),
+    ("naive", "2 ranks"): (), ("naive", "3 ranks"): (LLAMA, BF16, SELECTIVE),
+    ("naive", "4 ranks"): (FULL,), ("torch", "2 ranks"): (LLAMA, FULL),
+    ("torch", "4 ranks"): (BF16, SELECTIVE), ("torch", "tied"): (),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("variant", "setting"), [
@@ -47,6 +53,7 @@ COVERING = {  # each setting, and each variant with one micro-batch and with sev
     for pair in itertools.product(VARIANTS, SETTINGS)])
 def test_same_as_one_gpu(ranks, tmp_path, variant, setting):
     world, flags = SETTINGS[setting]
+    flags = " ".join([flags, *COVERING.get((variant, setting), ())])
     known = [flag for flag in flags.split()
              if variant in ("bucket", "torch") or not flag.startswith("--bucket-mb")]
     flags = (*FLOAT64, *known, f"--variant={variant}")
