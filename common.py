@@ -348,7 +348,8 @@ class Masters(torch.optim.Optimizer):
             master = nn.Parameter(p.detach().to(device or p.device, copy=True))
             vars(master).update(vars(p))                    # its name, and how it is cut
             p.master, p.grad_dtype, p.data = master, p.dtype, p.data.to(dtype)
-        self.optimizer = make_optimizer([p.master for p in self.parameters])
+        self.optimizer = make_optimizer([{"params": [p.master for p in group["params"]]}
+                                         for group in self.param_groups])
 
     def step(self):
         for p in self.parameters:
