@@ -347,7 +347,11 @@ class Masters(torch.optim.Optimizer):
         for p in self.parameters:
             master = nn.Parameter(p.detach().to(device or p.device, copy=True))
             vars(master).update(vars(p))                    # its name, and how it is cut
-            p.master, p.grad_dtype, p.data = master, p.dtype, p.data.to(dtype)
+            if hasattr(p, "to_local"):                      # a DTensor's data cannot be replaced
+                narrow = nn.Parameter(p.detach().to(dtype))
+                vars(narrow).update(vars(p))
+                torch.utils.swap_tensors(p, narrow)
+            p.master, p.grad_dtype, p.data = master, master.dtype, p.data.to(dtype)
         self.optimizer = make_optimizer([{"params": [p.master for p in group["params"]]}
                                          for group in self.param_groups])
 
