@@ -450,6 +450,8 @@ def train_torch(run):
             "head.out": parallel.ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
             "block*.attn.[qkv]": columns, "block*.mlp.up": columns,
             "block*.attn.o": rows, "block*.mlp.down": rows}
+    if cfg.gated:
+        plan["block*.mlp.gate"] = columns
     model = run.draw(gpt(cfg, seed=None))
     parallel.parallelize_module(model, run.mesh(tp=run.world), plan)
     if cfg.tie:
@@ -458,7 +460,8 @@ def train_torch(run):
 
     cut = [p for p in model.parameters() if isinstance(p, DTensor)]
     whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
-    optimizer = run.optimizer([{"params": cut}, {"params": whole}])
+    common.recompute(model, args.recompute)
+    optimizer = run.mixed([{"params": cut}, {"params": whole}])
     for batch in run.batches():
         with run.measure():
             loss, norm = torch_step(model, optimizer, batch.micro_batches, batch.valid, args.clip)
