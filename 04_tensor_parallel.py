@@ -448,10 +448,8 @@ def train_torch(run):
     columns, rows = parallel.ColwiseParallel(), parallel.RowwiseParallel()
     plan = {"embedding": parallel.RowwiseParallel(input_layouts=Replicate()),
             "head.out": parallel.ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
-            "block*.attn.[qkv]": columns, "block*.mlp.up": columns,
+            "block*.attn.[qkv]": columns, "block*.mlp.[ug]*": columns,      # up, gate
             "block*.attn.o": rows, "block*.mlp.down": rows}
-    if cfg.gated:
-        plan["block*.mlp.gate"] = columns
     model = run.draw(gpt(cfg, seed=None))
     parallel.parallelize_module(model, run.mesh(tp=run.world), plan)
     if cfg.tie:
@@ -502,7 +500,8 @@ def requires(args, ranks):
     works = max(n for n in range(1, ranks + 1) if fits(cfg, n, can_share))
     if works < ranks:
         why = "" if can_share else " (torch cannot share a kv head)"
-        raise Refused(f"--heads {cfg.heads} and --kv-heads {cfg.kv_heads} do not fit "
+        ffn = f"--ffn {cfg.ffn}, " if cfg.ffn else ""   # else 4·dim, which the heads divide
+        raise Refused(f"{ffn}--heads {cfg.heads} and --kv-heads {cfg.kv_heads} do not fit "
                       f"{ranks} tensor-parallel ranks{why}", f"--nproc_per_node {works}")
 
 
