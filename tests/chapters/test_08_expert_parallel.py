@@ -301,6 +301,8 @@ FAULTY = (*FLOAT64, "--layers=1", "--steps=1", "--batch=4", "--micro-batch=1")
     ("--block=llama", "common.activate(*[part @ matrix for matrix in column]) @ down",
      "common.activate(*[part @ matrix for matrix in column[::-1]]) @ down", "loss"),
     # what runs again in backward
+    ("--recompute=full", "        if not runs_again():\n            self.load",
+     "        if True:\n            self.load", "picks of a layer"),
     ("--recompute=full", "        if not runs_again():\n            self.seen",
      "        if True:\n            self.seen", "all_to_all"),
     ("--recompute=full", "(2 + again) * rows", "2 * rows", "all_to_all"),

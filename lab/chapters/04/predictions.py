@@ -9,7 +9,7 @@ def predictions(pick):
                 micro_batch=b, dtype=pick("float32", "float64"))
     chapter, cfg, e = case.chapter, case.cfg, case.e
     whole_block(case)
-    calls, _, wire = chapter.traffic(cfg, m, b, ranks, e)["all_reduce"]
+    calls, _, wire = chapter.traffic(cfg, m, b, ranks, (e, e))["all_reduce"]
     block = {n: case.block(chapter.kept(cfg, n)) for n in (ranks, 2 * ranks)}
     return case, [
         Question(
