@@ -195,8 +195,8 @@ def best(scores, k):
 
 def run_experts(rows, columns, downs, counts):
     """Each expert's MLP on its own rows: (picks, dim), sorted by expert, to the same shape.
-    columns: [ups] or, in a Llama, [ups, gates]; counts: how many rows are for each, a list. An
-    expert with no row has a gradient of zero, not None."""
+    columns: [ups], or [ups, gates]; counts: how many rows are for each expert, a list. An expert
+    with no row has a gradient of zero, not None."""
     out = []
     for part, column, down in zip(rows.split(counts), zip(*columns), downs, strict=True):
         out.append(common.activate(*[part @ matrix for matrix in column]) @ down)

@@ -227,15 +227,15 @@ EXERCISES = [
         "08.8", "traffic", 3,
         "Count what a rank sends in a step, for each variant written by hand: rows that go to "
         "experts and come back, what goes with them, gradients, loads and the norm. With "
-        "--recompute full, each block's forward runs again in backward, until it has all that backward reads. "
-        "held_numbers says how many parameters a rank holds.",
+        "--recompute full, each block's forward runs again in backward, until it has all that "
+        "backward reads. held_numbers says how many parameters a rank holds.",
         ("Write down what is sent in forward, in order, and then what its backward sends. Which of "
          "the first does a forward that runs again repeat: what does the product of outputs and "
          "gates need, and what comes behind it?",
          "dropless: counts (int64), rows, and results; back, two gradients. `seen` says how many "
          "rows went and came. capacity: the same without counts. tensor: x, chosen (int64) and "
-         "gates (float32 or better) are gathered, the sum is scattered; its gradient is gathered, and "
-         "those of x and gates are scattered. Running again repeats all of a forward but tensor's "
+         "gates (float32 or better) are gathered, the sum is scattered; its gradient is gathered, "
+         "and those of x and gates are scattered. Running again repeats all of a forward but tensor's "
          "reduce_scatter, and with a shared expert, which comes behind it, that as well."),
         (Same(traffic_of_rows, "of the rows", ("none",)),
          Same(traffic_of_rows, "of the rows, recomputed", ("full",)),
