@@ -235,8 +235,8 @@ EXERCISES = [
          "dropless: counts (int64), rows, and results; back, two gradients. `seen` says how many "
          "rows went and came. capacity: the same without counts. tensor: x, chosen (int64) and "
          "gates (float32 or better) are gathered, the sum is scattered; its gradient is gathered, "
-         "and those of x and gates are scattered. Running again repeats all of a forward but tensor's "
-         "reduce_scatter, and with a shared expert, which comes behind it, that as well."),
+         "and those of x and gates are scattered. To run again repeats all of a forward but "
+         "tensor's reduce_scatter, and with a shared expert, which comes behind it, that as well."),
         (Same(traffic_of_rows, "of the rows", ("none",)),
          Same(traffic_of_rows, "of the rows, recomputed", ("full",)),
          Same(traffic_with_places, "with places, recomputed", ("full",)),
