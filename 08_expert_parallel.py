@@ -5,7 +5,7 @@ one small matrix, gives each token a score for each expert: a softmax over E log
 the K experts of the highest scores. What they give is added up, each weighted by its gate: its
 score over the sum of the K scores. So the model has E times the parameters of the MLPs, and each
 token computes no more than in a model with K MLPs in a block. (`--shared-expert` adds an expert
-that every token takes.)
+that every token takes. With `--block llama` experts are gated, and a gate is cut as its up is.)
 
 The parameters must lie somewhere. Expert parallelism spreads them: N ranks share the experts, E/N
 each. (N is `--ep`, by default the most that divides both E and the number of ranks.) The ranks also
@@ -47,6 +47,13 @@ A rank with T tokens sends, forward in one layer, in numbers (h: the model's dim
 
 and backward the same again. So spreading experts is better than cutting them, if K < N. (How many
 rows there are differs from step to step. The report's table is about the third one.)
+
+With `--recompute full`, a block's forward runs again in backward, and all that it sends is sent
+again, so three passes go over the wire instead of two. The counts go again, too. (Only tensor's
+reduce_scatter is spared, if nothing comes after it: nothing in backward reads what it gives.) What
+counts must not count twice: a load that does so is right in proportion, and wrong in number. With
+`--precision bf16` rows travel in bf16, but a router computes in float32: where two scores are
+almost equal, rounding them would change who is chosen.
 
 Gradients. An expert's rows come from all N ranks that share the experts, so its gradient is a sum
 over their tokens from the start. If there are more than N ranks, each expert has world/N copies,
@@ -187,9 +194,9 @@ def best(scores, k):
 
 
 def run_experts(rows, columns, downs, counts):
-    """Each expert's MLP on its own rows: (picks, dim), sorted by expert, to the same shape; columns:
-    [ups], or [ups, gates]; counts: how many rows are for each expert, a list. An expert with no row
-    has a gradient of zero, not None."""
+    """Each expert's MLP on its own rows: (picks, dim), sorted by expert, to the same shape.
+    columns: [ups], or [ups, gates]; counts: how many rows are for each expert, a list. An expert
+    with no row has a gradient of zero, not None."""
     out = []
     for part, column, down in zip(rows.split(counts), zip(*columns), downs, strict=True):
         out.append(common.activate(*[part @ matrix for matrix in column]) @ down)
@@ -213,11 +220,11 @@ def balance_loss(scores, chosen):
 class MoE(nn.Module):
     """A mixture of experts, in place of a block's MLP: (batch, seq, dim) to the same shape.
 
-    router: a score for each token and expert. up (experts, dim, hidden), in a Llama gate of the same
-    shape, and down (experts, hidden, dim): the matrices of all experts, or of those of this rank.
-    ep: the process group that shares the experts; None: they all are here. load: how often each
-    expert was picked, in this step. seen: of each exchange of rows in this step, how many went to
-    each rank of ep, and came from it.
+    router: a score for each token and expert. up and, in a Llama, gate (experts, dim, hidden), and
+    down (experts, hidden, dim): the matrices of all experts, or of those of this rank. ep: the
+    process group that shares the experts; None: they all are here. load: how often each expert was
+    picked, in this step. seen: of each exchange of rows in this step, how many went to each rank of
+    ep, and came from it.
     """
 
     def __init__(self, cfg):
@@ -476,7 +483,8 @@ def traffic(args, ranks, seen):
     sent, copies = {}, ranks // ep
     numbers, experts = held_numbers(cfg, ep)
     if ranks > 1:
-        dense = of_gradient * (numbers - experts) + 4 * cfg.layers * cfg.experts + wide   # loads; norm
+        loads = 4 * cfg.layers * cfg.experts
+        dense = of_gradient * (numbers - experts) + loads + wide            # and the norm
         copied = of_gradient * experts if copies > 1 else 0
         wire = 2 * (ranks - 1) / ranks * dense + 2 * (copies - 1) / copies * copied
         sent["all_reduce"] = 3 + (1 < copies < ranks), dense + copied, wire
@@ -593,8 +601,8 @@ class TorchMoE(MoE):
         columns = [p.to_local() for p in self.columns]
         arriving = torch.empty_like(counts)
         dist.all_to_all_single(arriving, counts, group=self.ep)
-        arriving = arriving.view(n, -1)
-        sent = counts.view(n, -1).sum(1)
+        arriving = arriving.view(n, len(down))
+        sent = counts.view(n, len(down)).sum(1)
         sent, received = torch.stack([sent, arriving.sum(1)]).tolist()
 
         rows = all_to_all_single_autograd(rows, received, sent, self.ep)
@@ -612,12 +620,13 @@ class TorchMoE(MoE):
         return all_to_all_single_autograd(out, sent, received, self.ep)
 
 
-def torch_step(model, optimizer, experts, others, micro_batches, valid, clip, groups):
-    """experts: DTensors over groups["ep"]. others: plain parameters, the same on all ranks."""
+def torch_step(model, forward, optimizer, experts, others, micro_batches, valid, clip, groups):
+    """experts: DTensors over groups["ep"]. others: plain parameters, the same on all ranks.
+    forward: the model, under autocast if it is to compute in bf16 with fp32 parameters."""
     optimizer.zero_grad()
     total = 0
     for tokens, targets in micro_batches:
-        loss = loss_sum(model(tokens), targets) / valid
+        loss = loss_sum(forward(tokens), targets) / valid
         loss.backward()
         total += loss.detach()
     own = [p.grad.to_local() for p in experts]
@@ -653,11 +662,13 @@ def train_torch(run):
             experts.append(sharded)
     others = [p for p in model.parameters() if all(p is not expert for expert in experts)]
     common.recompute(model, args.recompute)
-    optimizer = run.mixed([{"params": others}, {"params": experts}])
+    forward = torch.autocast(run.device.type, torch.bfloat16,
+                             enabled=common.rounded(args) != run.dtype)(model)
+    optimizer = run.optimizer([{"params": others}, {"params": experts}])
 
     for batch in run.batches(share=run.rank, build=mixture_gpt, after_step=move_biases):
         with run.measure():
-            loss, norm = torch_step(model, optimizer, experts, others, batch.micro_batches,
+            loss, norm = torch_step(model, forward, optimizer, experts, others, batch.micro_batches,
                                     batch.valid, args.clip, groups)
         dist.all_reduce(loss)
         run.log(batch, loss, norm, model)

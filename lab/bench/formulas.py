@@ -57,6 +57,7 @@ def hold(run):
     hold_states(run, answer)
     hold_activations(run, answer)
     hold_flops(run, answer)
+    hold_loads(run)
     hold_traffic(run, answer)
     for about, (computed, formula, *unit) in answer.get("checks", {}).items():
         run.check(about, computed, formula, *(unit or [""]))
@@ -254,6 +255,16 @@ def hold_flops(run, answer):
         about = "FLOPs", "FLOPs of a step", "" if what == "all" else what
         run.flops_of[what] = measured
         run.check(about, measured, None if attention_is_fused_on_cuda(run) else formula, "FLOP")
+
+
+def hold_loads(run):
+    """How often all experts of a layer were picked in the last step: it is in the report only if it
+    is not so. Nothing else would show it, since a bias moves by a sign, which twice a load has."""
+    for load in run.recorded.get("loads", [])[-1:]:
+        counted, picks = max(map(sum, load)), run.args.batch * run.args.model.seq
+        picks *= run.args.model.top_k
+        if counted != picks:
+            run.judge(("values", "picks of a layer", "in a step"), counted, picks)
 
 
 # ----------------------------------------------------------------------------------------- traffic

@@ -46,7 +46,8 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{THREE} --variant=hsdp --dtype=float64 --prefetch=2": ([], "allreduce_"),
     f"{THREE} --variant=zeropp --shard-size=2": ([], "_allgather_base_"),
     f"{THREE} --variant=zero3 --precision=bf16 --offload": (OFFLOADED, "_fused_adamw_"),
-    f"{FOUR} --variant=megatron --dtype=float64": ([], "allreduce_"),
+    f"{FOUR} --variant=megatron --precision=bf16 --block=llama --recompute=full": (
+        [], "allreduce_"),
     f"{FOUR} --variant=overlap --dtype=float64 --kv-heads=1": ([], "allreduce_"),
     f"{FIVE} --variant=kept --dtype=float64": ([], "_allgather_base_"),
     f"{FIVE} --variant=megatron --dtype=float64 --kv-heads=1": ([], "_reduce_scatter_base_"),
@@ -66,8 +67,8 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{SEVEN} --variant=dualpipe --dtype=float64": ([], "allreduce_"),
     f"{SEVEN} --variant=dualpipe-v --dtype=float64 --layers=4": ([], "recv_"),
     f"{EIGHT} --variant=dropless --dtype=float64 --shared-expert": (COUNTS, "alltoall_base_"),
-    f"{EIGHT} --variant=dropless --dtype=bfloat16 --ep=1 --z-loss=0.01": (COUNTS, "allreduce_"),
-    f"{EIGHT} --variant=capacity --dtype=float64 --balance=bias": ([], "alltoall_base_"),
+    f"{EIGHT} --variant=dropless --precision=bf16 --ep=1 --z-loss=0.01": (COUNTS, "allreduce_"),
+    f"{EIGHT} --variant=capacity --block=llama --recompute=full": ([], "alltoall_base_"),
     f"{EIGHT} --variant=tensor --dtype=float64": (COUNTS, "_reduce_scatter_base_"),
     f"{NINE} --pp=2 --tp=2 --schedule=interleaved --layers=4 --kv-heads=1 --dtype=float64": (
         [], "recv_"),

@@ -4,6 +4,7 @@ from lab.museum.exhibit import Exhibit
 
 FILE = "04_tensor_parallel.py"
 TWO = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5"
+GATED = 2, "--block llama --batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5"
 # More ranks than kv heads: two ranks hold the same one.
 SHARED = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5 --kv-heads 1"
 SUM = ("    sum_partial_grads(model.parameters())\n\n"
@@ -93,6 +94,21 @@ EXHIBITS = [
         "    square = sum(p.grad.square().sum() for p in model.parameters())\n"
         "    dist.all_reduce(square, group=group)\n    norm = square.sqrt()\n",
         *TWO, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "bigscience-workshop/Megatron-DeepSpeed#338", "the gate of one hidden unit meets another's",
+        "A rank has its part of the gate above its part of up, in one matrix. To make one model of "
+        "four ranks', a script laid these matrices end to end: so half of what it took for the "
+        "gate was up, and units met the gates of others. With GELU the script was right, with "
+        "SwiGLU answers were as good as chance. The first reply was that sums of floating-point "
+        "numbers depend on their order.",
+        FILE, "        block.mlp = sub_layer(mlp, mlp.columns, mlp.down, group)\n",
+        "        block.mlp = sub_layer(mlp, mlp.columns, mlp.down, group)\n"
+        "        [cut] = mlp.gate.weight.cuts\n"
+        "        cut = cut._replace(index=group.size() - 1 - cut.index)\n"
+        "        mlp.gate.weight.cuts = [cut]\n",
+        *GATED, ("first loss", "loss", "gradients", "gradient norm", "parameters"),
+        ("sent", "kept"),
     ),
     Exhibit(
         "areal-project/AReaL#335", "the norm has used up what was to be clipped",
