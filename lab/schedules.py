@@ -77,19 +77,24 @@ def simulated_bubble(schedule, variant, F=1, B=1, W=1):
     return max(ratios)
 
 
-def timetable(schedule):
+def timetable(schedule, F=1, B=1, W=1):
     """For each rank [kind, stage, micro-batch, start, end] of its actions, as pictures want it."""
-    span = simulate(schedule)
+    span = simulate(schedule, F, B, W)
     return [[[*action, *span[action]] for action in actions] for actions in schedule.actions]
 
 
 def hold_bubble(run, answer):
     """Hold the bubble of a run's schedule to the closed form that its chapter gave."""
-    schedule, formula = answer["of all ranks"], answer["bubble"]
-    run.check(("time", "bubble over work if F = B = W", "simulated"),
-              round(simulated_bubble(schedule, run.args.variant), 6),
+    schedule, formula, times = answer["of all ranks"], answer["bubble"], answer["times"]
+    run.check(("time", f"bubble over work if {in_words(**times)}", "simulated"),
+              round(simulated_bubble(schedule, run.args.variant, **times), 6),
               None if formula is None else round(formula, 6), "")
-    run.record(simulated=timetable(schedule))
+    run.record(simulated=timetable(schedule, **times))
+
+
+def in_words(F, B, W):
+    """How long they take: with --recompute full, a B is twice as long."""
+    return "F = B = W" if F == B == W else f"F = W = B/{B}"
 
 
 def hold_messages(run, answer):

@@ -208,15 +208,27 @@ def waiting_by_modules(cfg, batch, e, kept):
     return [0, *[inputs + gradients] * cfg.layers, of("outside", x) + logits]
 
 
+def own_inputs(cfg, batch, e, kept, inputs):
+    """{module: bytes} of those inputs that a stage keeps to read their gradients from, of which no
+    module keeps the same tensor: RMSNorm keeps it in float32. (A block that is recomputed keeps its
+    input itself, and tokens have no gradient.)"""
+    if not cfg.gated or e >= 4:
+        return {}
+    as_it_is = {0, *range(1, cfg.layers + 1)} if kept.get("recompute") == "full" else {0}
+    x = part(share_of(kept, "outside"), batch * cfg.seq * cfg.dim * e, "outside")
+    return dict.fromkeys(set(inputs) - as_it_is, x)
+
+
 def alive_over_time(cfg, batch, e, kept, schedule, rows=None, ep=1):
     """Bytes kept after each of a rank's actions (kind, stage, micro-batch).
 
-    schedule: its `actions`, and `slices`, (start, end) of each stage in the list of modules; where
-    there are more stages than slices, they begin again. rows[stage]: for each of its blocks, the
-    rows of each micro-batch.
+    schedule: its `actions`; `slices`, (start, end) of each stage in the list of modules; where
+    there are more stages than slices, they begin again; and `inputs`, the modules whose inputs have
+    gradients of their own. rows[stage]: for each of its blocks, the rows of each micro-batch.
     """
     slices = [slice(*ends) for ends in schedule["slices"]]
     waiting = waiting_by_modules(cfg, batch, e, kept)
+    own = own_inputs(cfg, batch, e, kept, schedule["inputs"])
     now, over_time = shared_bytes(cfg, e, kept), []
     for kind, stage, i in schedule["actions"]:
         where = slices[stage % len(slices)]
@@ -226,6 +238,7 @@ def alive_over_time(cfg, batch, e, kept, schedule, rows=None, ep=1):
             here = [of_block[i] for of_block in rows[stage]]
             of_blocks = [*before, *here, *[0] * (cfg.layers - len(before) - len(here))]
         alive = sum(kept_by_modules(cfg, batch, e, kept, of_blocks, ep)[where])
+        alive += sum(own.get(module, 0) for module in range(where.start, where.stop))
         rest = sum(waiting[where]) if kind != "BW" else 0
         now += {"F": alive, "W": -rest}.get(kind, rest - alive)
         over_time.append(now)

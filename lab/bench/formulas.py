@@ -163,7 +163,7 @@ def hold_activations(run, answer):
     args = run.args
     if "settings" in answer:
         return hold_settings(run, answer["settings"])
-    if answer.get("kept"):
+    if answer.get("kept") is not None:
         answer["kept"] = answer["kept"] | RECOMPUTED[args.recompute]
     if "schedule" in answer:
         return hold_alive(run, answer)
