@@ -121,8 +121,7 @@ class Naive(nn.Module):
 
     def finish(self):
         for p in self.trained:
-            if p.grad is None:                          # grad_dtype: fp32 where masters are fp32
-                p.grad = torch.zeros_like(p, dtype=p.grad_dtype)
+            p.grad = torch.zeros_like(p, dtype=p.grad_dtype) if p.grad is None else p.grad
             dist.all_reduce(p.grad, group=self.group)
 
 
@@ -241,15 +240,14 @@ def train_step(replica, optimizer, micro_batches, valid, clip):
     return total, norm
 
 
-def torch_step(ddp, forward, optimizer, micro_batches, valid, clip):
-    """The same with DistributedDataParallel, which averages over ranks: hence the factor. forward:
-    that of ddp, under autocast if it is to compute in bf16 with fp32 parameters."""
+def torch_step(ddp, optimizer, micro_batches, valid, clip):
+    """The same with DistributedDataParallel, which averages over ranks: hence the factor."""
     optimizer.zero_grad()
     total = 0
     for i, (tokens, targets) in enumerate(micro_batches, start=1):
         sends = i == len(micro_batches)
         with contextlib.nullcontext() if sends else ddp.no_sync():
-            loss = loss_sum(forward(tokens), targets) / valid
+            loss = loss_sum(ddp(tokens), targets) / valid
             (dist.get_world_size() * loss).backward()
         total += loss.detach()
 
@@ -301,7 +299,7 @@ def train(run):
     model = run.draw(gpt(args.model, seed=None))
     common.recompute(model, args.recompute)
     replica = replicate(args.variant, model, group, 2**20 * args.bucket_mb)
-    optimizer = run.mixed(model.parameters())           # with --precision bf16, of fp32 masters
+    optimizer = run.mixed(model.parameters())           # with --precision bf16, p.grad stays fp32
 
     for batch in run.batches(share=run.rank):           # 1/N of the sequences
         with run.measure():
@@ -316,19 +314,19 @@ def train_torch(run):
     args, group = run.args, run.mesh(dp=run.world)["dp"].get_group()
     model = run.draw(gpt(args.model, seed=None))
     common.recompute(model, args.recompute)
+    rounded = common.rounded(args)                      # parameters stay in run.dtype
+    autocast = torch.autocast(run.device.type, rounded, enabled=rounded != run.dtype)
+    model.forward = autocast(model.forward)
     # Buffers need not be sent: our model's never change. (torch 2.13 has renamed the argument.)
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     ddp = DistributedDataParallel(
         model, process_group=group, bucket_cap_mb=args.bucket_mb, gradient_as_bucket_view=True,
         **{"forward_sync_buffers" if renamed else "broadcast_buffers": False})
-    forward = torch.autocast(run.device.type, torch.bfloat16,
-                             enabled=common.rounded(args) != run.dtype)(ddp)
     optimizer = run.optimizer(model.parameters())
 
     for batch in run.batches(share=run.rank):
         with run.measure():
-            loss, norm = torch_step(ddp, forward, optimizer, batch.micro_batches, batch.valid,
-                                    args.clip)
+            loss, norm = torch_step(ddp, optimizer, batch.micro_batches, batch.valid, args.clip)
         dist.all_reduce(loss, group=group)
         run.log(batch, loss, norm, model)
 
