@@ -350,7 +350,7 @@ def train_step(model, optimizer, micro_batches, valid, clip, vocab, group):
     return total, norm
 
 
-def torch_step(forward, optimizer, micro_batches, valid, clip):
+def torch_step(model, optimizer, micro_batches, valid, clip):
     """The same with DTensors, and PyTorch's loss of logits that are cut by vocabulary. optimizer:
     of two groups, the DTensors and the other parameters, since no operator takes both at once."""
     from torch.distributed.tensor.parallel import loss_parallel
@@ -359,7 +359,7 @@ def torch_step(forward, optimizer, micro_batches, valid, clip):
     total = 0
     for tokens, targets in micro_batches:
         with loss_parallel():                           # backward must run in it too
-            loss = common.loss_sum(forward(tokens), targets) / valid
+            loss = common.loss_sum(model(tokens), targets) / valid
             loss.backward()
         total += loss.detach().full_tensor()
 
@@ -454,15 +454,16 @@ def train_torch(run):
         model.head.out.weight = model.embedding.weight
     common.name_parameters(model)                       # DTensors by now
     common.recompute(model, args.recompute)
-    to_bf16 = common.rounded(args) != run.dtype         # from parameters in fp32
-    forward = torch.autocast(run.device.type, torch.bfloat16, enabled=to_bf16)(model)
+    rounded = common.rounded(args)                      # parameters stay in run.dtype
+    autocast = torch.autocast(run.device.type, rounded, enabled=rounded != run.dtype)
+    model.forward = autocast(model.forward)
 
     cut = [p for p in model.parameters() if isinstance(p, DTensor)]
     whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
     optimizer = run.optimizer([{"params": cut}, {"params": whole}])
     for batch in run.batches():
         with run.measure():
-            loss, norm = torch_step(forward, optimizer, batch.micro_batches, batch.valid, args.clip)
+            loss, norm = torch_step(model, optimizer, batch.micro_batches, batch.valid, args.clip)
         run.log(batch, loss, norm, model)
 
 

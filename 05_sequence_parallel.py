@@ -374,16 +374,15 @@ def train_step(model, optimizer, micro_batches, valid, clip, group):
     return total, norm
 
 
-def torch_step(model, forward, optimizer, micro_batches, valid, clip):
-    """The same with DTensors, and PyTorch's loss of logits that are cut by vocabulary. forward: the
-    model, under autocast if it is to compute in bf16 with parameters in fp32."""
+def torch_step(model, optimizer, micro_batches, valid, clip):
+    """The same with DTensors, and PyTorch's loss of logits that are cut by vocabulary."""
     from torch.distributed.tensor.parallel import loss_parallel
 
     optimizer.zero_grad()
     total = 0
     for tokens, targets in micro_batches:
         with loss_parallel():                           # backward must run in it too
-            loss = loss_sum(forward(tokens), targets) / valid
+            loss = loss_sum(model(tokens), targets) / valid
             loss.backward()
         total += loss.detach().full_tensor()
 
@@ -498,13 +497,13 @@ def train_torch(run):
     common.name_parameters(model)                       # DTensors by now
     common.recompute(model, args.recompute)
 
-    forward = torch.autocast(run.device.type, torch.bfloat16,
-                             enabled=common.rounded(args) != run.dtype)(model)
+    rounded = common.rounded(args)                      # parameters stay in run.dtype
+    autocast = torch.autocast(run.device.type, rounded, enabled=rounded != run.dtype)
+    model.forward = autocast(model.forward)
     optimizer = run.optimizer(model.parameters())
     for batch in run.batches():
         with run.measure():
-            loss, norm = torch_step(model, forward, optimizer, batch.micro_batches, batch.valid,
-                                    args.clip)
+            loss, norm = torch_step(model, optimizer, batch.micro_batches, batch.valid, args.clip)
         run.log(batch, loss, norm, model)
 
 

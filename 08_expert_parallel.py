@@ -620,13 +620,12 @@ class TorchMoE(MoE):
         return all_to_all_single_autograd(out, sent, received, self.ep)
 
 
-def torch_step(model, forward, optimizer, experts, others, micro_batches, valid, clip, groups):
-    """experts: DTensors over groups["ep"]. others: plain parameters, the same on all ranks.
-    forward: the model, under autocast if it is to compute in bf16 with fp32 parameters."""
+def torch_step(model, optimizer, experts, others, micro_batches, valid, clip, groups):
+    """experts: DTensors over groups["ep"]. others: plain parameters, the same on all ranks."""
     optimizer.zero_grad()
     total = 0
     for tokens, targets in micro_batches:
-        loss = loss_sum(forward(tokens), targets) / valid
+        loss = loss_sum(model(tokens), targets) / valid
         loss.backward()
         total += loss.detach()
     own = [p.grad.to_local() for p in experts]
@@ -662,13 +661,14 @@ def train_torch(run):
             experts.append(sharded)
     others = [p for p in model.parameters() if all(p is not expert for expert in experts)]
     common.recompute(model, args.recompute)
-    forward = torch.autocast(run.device.type, torch.bfloat16,
-                             enabled=common.rounded(args) != run.dtype)(model)
+    rounded = common.rounded(args)                      # parameters stay in run.dtype
+    autocast = torch.autocast(run.device.type, rounded, enabled=rounded != run.dtype)
+    model.forward = autocast(model.forward)
     optimizer = run.optimizer([{"params": others}, {"params": experts}])
 
     for batch in run.batches(share=run.rank, build=mixture_gpt, after_step=move_biases):
         with run.measure():
-            loss, norm = torch_step(model, forward, optimizer, experts, others, batch.micro_batches,
+            loss, norm = torch_step(model, optimizer, experts, others, batch.micro_batches,
                                     batch.valid, args.clip, groups)
         dist.all_reduce(loss)
         run.log(batch, loss, norm, model)
