@@ -233,7 +233,7 @@ def test_long_words_go_on_below():
     ([""], "FOLDER '' is no name; `make exercises` writes exercises/, which would work"),
     (["empty"], "FOLDER 'empty' has no exercise such as 04_tensor_parallel.py, nor has a folder "
                 "in it; `python -m lab.exercises --write empty` writes them there"),
-    (["ours", "04.99"], "there is no EXERCISE '04.99'; `python -m lab.exercises` lists all; 04.8 "
+    (["ours", "04.99"], "there is no EXERCISE '04.99'; `python -m lab.exercises` lists all; 04.7 "
                         "in place of 04.99 would work"),
     (["ours", "--limit=0"], "--limit: 0 is no whole number in [1, 101); --limit 5 would work"),
     (["ours", "04.7", "--level=1"], "--level 1: none of these exercises is of that level; without "
