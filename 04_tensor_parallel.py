@@ -32,8 +32,7 @@ of the sum. A wrapper puts both around a sub-layer, which does not know that it 
 attention reads its number of heads off the width of its projections.
 
 Heads. t must divide the heads. With fewer kv heads than ranks (GQA), neighbouring ranks hold the
-same kv head. Each sees the gradient of its own query heads alone, so the gradients of a kv head are
-summed over the ranks that hold it.
+same kv head. Each sees the gradient of its own query heads alone, so these ranks sum it up.
 
 Vocabulary. The embedding's table is cut by rows, so a rank holds the vectors of some tokens: it
 looks up those, has zeros for the others, and g adds the ranks up. (It needs no f: tokens have no

@@ -81,8 +81,8 @@ EXERCISES = [
     Exercise(
         "04.6", "traffic", 2,
         "Count what a rank sends in a step: the all_reduces of f and g, of the loss, of the "
-        "norm, and of the gradients of kv heads that ranks share. Losses and norms are in "
-        "float32 or better, whatever e is. An all_reduce of n bytes over t ranks puts "
+        "norm (these two in float32 or better, whatever e is), and of the gradients of kv heads "
+        "that ranks share. An all_reduce of n bytes over t ranks puts "
         "2 (t-1)/t · n on the wire. With recompute=\"full\", each block's forward runs again in "
         "backward, and stops once it has all that backward reads.",
         ("How many f and g are in a block, and how many outside of the blocks? Over how many "
