@@ -99,7 +99,7 @@ import torch.nn.functional as F
 from torch.nn.utils import clip_grads_with_norm_
 
 import common
-from common import Refused, gpt, grad_norm, loss_sum, sum_partial_grads
+from common import Refused, gpt, grad_norm, loss_sum, rounded, sum_partial_grads
 
 # --------------------------------------------------------------------------- who holds which tokens
 
@@ -533,11 +533,11 @@ def requires(args, ranks):
     if variant == "torch" and (args.attention == "plain" or not on_cuda):
         raise Refused("--variant torch needs --attention sdpa and a GPU for each rank",
                       "--variant zigzag")
-    is_flash = in_blocks and args.attention == "sdpa" and not args.kernels
-    if on_cuda and is_flash and (args.dtype != "bfloat16" or head_dim % 8):
-        raise Refused("--attention sdpa over ranks is flash attention, which on a GPU takes "
-                      f"16 bits in heads of 8, 16, 24, ..., not {args.dtype} in heads of "
-                      f"{head_dim}", f"--dtype bfloat16 --dim {64 * cfg.heads}")
+    is_flash, dtype = in_blocks and args.attention == "sdpa" and not args.kernels, rounded(args)
+    if on_cuda and is_flash and (dtype != torch.bfloat16 or head_dim % 8):
+        raise Refused("--attention sdpa over ranks is flash attention, which on a GPU takes 16 "
+                      f"bits in heads of 8, 16, 24, ..., not {str(dtype)[6:]} in heads of "
+                      f"{head_dim}", f"--dtype float32 --precision bf16 --dim {64 * cfg.heads}")
     if args.kernels and (args.dtype == "float64" or not 16 <= head_dim <= 256):
         raise Refused(f"--kernels take float32 or bfloat16 in heads of 16 to 256, not {args.dtype}"
                       f" in heads of {head_dim}", f"--dtype float32 --dim {64 * cfg.heads}")
