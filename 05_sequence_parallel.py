@@ -21,17 +21,18 @@ An all_reduce IS a reduce_scatter and an all_gather (chapter 03). Chapter 04 doe
 here g does the first half, the next f does the second half, and what lies between is cut, for the
 same bytes. Two things follow.
 
-Partial gradients. LayerNorms, embedding and head are on every rank in full, and each rank computes
-their gradients from its own tokens. So they are partial sums, and are added up over the ranks, all
-in one bucket, before the gradient's norm is taken.
+Partial gradients. Every rank has the norms, embedding and head in full, and their gradients from
+its own tokens alone. These are partial sums, and are added up in one bucket, before the norm.
 
 Gathering again. For their weights' gradients, the linears behind f need their whole input in
 backward. If it is kept (`kept`), that is a full (b, s, h) for every sub-layer again. So `megatron`
 and `ring` gather it again, while its gradient is computed: half as many all_gathers more. (On a
 GPU the gather's kernel must begin first: a matmul that has begun leaves no room for it. Megatron
 sets CUDA_DEVICE_MAX_CONNECTIONS=1, by which kernels of all streams begin in the order of launch.)
-With --recompute full a block's gathers are sent again, and the first of its two scatters: 3 L of x
-more. (The second one's sum is read by nobody in backward. In a ring it comes with a matmul: 4 L.)
+That trades bytes sent for bytes kept, as recomputation does. A micro-batch sends 10 L of x, `kept`
+8 L. With --recompute full it is 3 L more: of a block both gathers again, and attention's scatter.
+(Backward does not read the MLP's, which a ring sends with a matmul, so there it is 4 L.) Megatron
+advises --recompute selective: attention's core lies between f and g, so nothing is sent again.
 
 What a rank keeps and sends (x = b·s·h·e bytes, L blocks, a micro-batch)
 
@@ -49,14 +50,13 @@ Collective matmul (`ring`). In the picture above, f must end before the first ma
 the matmul of one chunk of the sequence needs no other chunk. So the chunks travel around a ring:
 while a rank multiplies the one it has, the next arrives, and after t-1 hops it has seen all. For g
 the same backwards: a sum travels around the ring, each rank adds its part, and computes the next
-part while it travels. The bytes are those of `megatron`, in t-1 messages a gather. (PyTorch's async
-TP has no ring: each rank pulls a chunk from its owner, whose memory all GPUs of the machine can
-read, while it multiplies another.) With chapter 04's C and W, a message of b·s/t · h · e bytes
-hides behind the matmul of a chunk with a matrix of h x n/t, which takes 2 · b·s/t · h · n/t FLOPs,
-if e·t/(2n) · C/W <= 1. For h = 8192 in bf16 on 8 H100s over NVLink the left side is 0.5 for an
-MLP's matrices (n = 4 h) and 2.1 for o (n = h). For q, k and v together n is (1 + 2 · kv/heads) · h:
-of 64 heads, all with keys of their own, it is 0.7, and with 8 kv heads (GQA) 1.7. What is more than
-1 does not hide as a whole.
+part while it travels. The bytes are those of `megatron`, in t-1 messages a gather. (In PyTorch's
+async TP each rank pulls chunks from their owners' memory instead.) With chapter 04's C and W, a
+message of b·s/t · h · e bytes hides behind the matmul of a chunk with a matrix of h x n/t, which
+takes 2 · b·s/t · h · n/t FLOPs, if e·t/(2n) · C/W <= 1. For h = 8192 in bf16 on 8 H100s over NVLink
+the left side is 0.5 for an MLP's matrices (n = 4 h) and 2.1 for o (n = h). For q, k and v together
+n is (1 + 2 · kv/heads) · h: of 64 heads, all with keys of their own, it is 0.7, and with 8 kv heads
+(GQA) 1.7. What is more than 1 does not hide as a whole.
 
 When it pays: where chapter 04 does, for less memory, and with every LayerNorm computed once. It
 sends up to a quarter more, since it gathers twice, and the gradients of the tables once a step. It
@@ -68,8 +68,8 @@ Run it:
     torchrun --nproc_per_node=4 05_sequence_parallel.py --precision fp8   (see kernels/fp8.py)
 
 Sources: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022),
-section 4; Wang et al., Overlap Communication with Dependent Computation via Decomposition (2023),
-for the ring; Ultra-Scale Playbook, "Sequence Parallelism" and A3 (a number as one byte).
+sections 4 and 5; Wang et al., Overlap Communication with Dependent Computation via Decomposition
+(2023), for the ring; Ultra-Scale Playbook, "Sequence Parallelism" and A3 (a number as one byte).
 """
 
 import torch
