@@ -32,6 +32,10 @@ the ranks of tp have together, K: experts of a token, k: the width of the keys t
     pp      M · T·h/tp                         an activation or a gradient, to each neighbour stage
     dp      2 · (n-1)/n · Ψ                    gradients of the Ψ parameters that n ranks hold alike
 
+With --recompute full, backward sends again what a block's forward has sent, but for what comes
+last: 11 in place of 8 over tp, 6 of 4 over ep and cp (cp: with selective, too). With --precision
+bf16, a number takes 2 bytes here, but a gradient 4: what dp sums is as wide as the masters.
+
 To compare tp with ep, take one batch and the same GPUs, with t tokens of the batch for each GPU.
 Under ep, a rank has M·T = t tokens, its own. Under tp, it has M·T = tp·t, those of its whole group.
 So in a layer a rank sends 56 t·h over tp = 8, and 31.5 t·h over ep = 64, with DeepSeek-V3's K = 8.
@@ -58,8 +62,8 @@ says which ranks those are:
 
                                    pp        tp         ep       held by, and summed over
     embedding, head                a stage   whole      whole    dp · cp · tp ranks
-    LayerNorms, router             a stage   whole      whole    dp · cp · tp
-    q, o, up, down                 a stage   cut        whole    dp · cp
+    norms, router                  a stage   whole      whole    dp · cp · tp
+    q, o, up, gate, down           a stage   cut        whole    dp · cp
     k, v                           a stage   kv heads   whole    dp · cp · (ranks of a kv head)
     experts                        a stage   cut        cut      dp/ep · cp
     embedding = head (tied)        2 stages  whole      whole    2 · dp · cp · tp

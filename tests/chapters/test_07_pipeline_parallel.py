@@ -54,7 +54,10 @@ def flags_of(one):
     layers = depth + (2 if one["stages"] == "uneven" else 0)
     flags = [f"--variant={variant}", f"--layers={layers}", f"--batch={m * one['micro-batch']}",
              "--dim=16", "--heads=4", "--seq=6", "--vocab=128"]
-    given = ("micro-batch", "kv-heads", "preset", "attention", "optimizer", "clip")
+    if one["block"] == "llama":
+        flags.append("--ffn=40")
+    given = ("micro-batch", "kv-heads", "preset", "attention", "optimizer", "clip", "block",
+             "precision", "recompute")
     flags += [f"--{name}={one[name]}" for name in given if one[name] is not None]
     return [*TRAINING, "--dtype=float64", *flags]
 
@@ -70,10 +73,14 @@ SETTINGS = {
     "attention": ("plain", "sdpa"),
     "optimizer": ("adamw", "sgd", "momentum"),
     "clip": (None, 0.1),
+    "block": ("gpt", "llama"),
+    "precision": ("fp32", "bf16"),  # masters in float64: the same numbers, by another path
+    "recompute": ("none", "selective", "full"),
 }
 
 
-ON_EIGHT = dict(zip(SETTINGS, ("dualpipe", 8, "few", "uneven", 1, 2, "gpt2", "plain", "sgd", 0.1)))
+ON_EIGHT = dict(zip(SETTINGS, ("dualpipe", 8, "few", "uneven", 1, 2, "gpt2", "plain", "sgd", 0.1,
+                               "llama", "bf16", "full")))
 
 
 @pytest.mark.parametrize("one", [*covering(fits, **SETTINGS), pytest.param(ON_EIGHT, id="8")])
@@ -84,7 +91,7 @@ def test_same_as_one_gpu(ranks, tmp_path, one):
 
 @pytest.mark.full
 @pytest.mark.parametrize("one", [
-    dict(zip(SETTINGS, (*some, 1, 2, preset, "plain", "adamw", 0.1)))
+    dict(zip(SETTINGS, (*some, 1, 2, preset, "plain", "adamw", 0.1, "llama", "bf16", "full")))
     for some in itertools.product(VARIANTS, (1, 2, 3, 4, 8), ("few", "many"), ("even", "uneven"))
     for preset in ("tiny", "gpt2") if fits({"variant": some[0], "world": some[1]})
 ])  # fmt: skip
@@ -103,12 +110,16 @@ def test_pytorchs_own(ranks, tmp_path, schedule, preset):
         pytest.skip("this PyTorch's V schedules send to their own rank: the chapter refuses them")
     flags = (*FLOAT64, "--variant=torch", f"--schedule={schedule}", "--layers=4", "--clip=0.1",
              f"--preset={preset}", "--attention=plain")
+    if preset == "gpt2":  # and each pair of the others
+        flags += ("--block=llama", "--ffn=96", "--precision=bf16", "--recompute=full")
     hold_to_one_gpu(ranks(2, timeout=90)(run_main, SEVEN, flags, tmp_path), flags)
 
 
 @pytest.mark.parametrize("variant", ["1f1b", "zb-h2", "dualpipe"])
 def test_bfloat16(ranks, tmp_path, variant):
-    flags = (*FLOAT64, "--dtype=bfloat16", f"--variant={variant}")
+    of_variant = {"1f1b": "--dtype=bfloat16", "dualpipe": "--dtype=float32 --precision=bf16",
+                  "zb-h2": "--dtype=float32 --precision=bf16 --block=llama --recompute=selective"}
+    flags = (*FLOAT64, *of_variant[variant].split(), f"--variant={variant}")
     status, _, output = ranks(2)(run_main, SEVEN, flags, tmp_path)[0]
     assert status == 0, output
     assert f"last stage, on rank {'0 and 1' if variant == 'dualpipe' else '1'}\n" in output

@@ -43,6 +43,9 @@ SETTINGS = {
     "order": ("pp,dp,cp,tp", "tp,cp,pp,dp"),
     "optimizer": ("adamw", "sgd"),
     "clip": (None, 0.1),
+    "block": ("gpt", "llama"),
+    "precision": ("fp32", "bf16"),  # masters in float64: the same numbers, by another path
+    "recompute": ("none", "selective", "full"),
 }
 
 
@@ -73,6 +76,7 @@ def flags_of(one):
     one, slices = dict(one), 2 if one["schedule"] in ("interleaved", "dualpipe-v") else 1
     depth = slices * one["pp"]
     one["ep"] = one["dp"] if one["ep"] == "dp" else 1
+    one["ffn"] = 96 if one["block"] == "llama" else None
     given = [f"--{name}={value}" for name, value in one.items() if value is not None]
     sequences = one["dp"] * 2 * one["pp"] * one["micro-batch"]
     return [*TRAINING, "--dtype=float64", "--vocab=128", f"--layers={max(depth, 2)}", "--dim=32",
@@ -134,7 +138,7 @@ FLOAT64 = (*TRAINING, "--dtype=float64", "--vocab=128", "--layers=2", "--dim=32"
 
 
 @pytest.mark.parametrize(("world", "flags"), [
-    (4, "--pp=2 --tp=2 --zero=3"),
+    (4, "--pp=2 --tp=2 --zero=3 --block=llama --ffn=96 --precision=bf16 --recompute=full"),
     *(pytest.param(world, flags, marks=pytest.mark.full) for world, flags in (
         (8, "--pp=2 --tp=2 --zero=3"), (4, "--tp=2 --optimizer=sgd"), (4, "--pp=2 --zero=3"),
         (4, "--pp=4 --layers=5"), (8, "--pp=2 --tp=4 --kv-heads=4"))),
@@ -153,8 +157,8 @@ def test_nothing_is_kept_of_the_only_micro_batch(ranks, tmp_path):
 
 
 def test_bfloat16(ranks, tmp_path):
-    flags = (*FLOAT64, "--dtype=bfloat16", "--pp=2", "--tp=2", "--experts=4", "--zero=1",
-             "--schedule=dualpipe-v", "--layers=4", "--steps=1")
+    flags = (*FLOAT64, "--dtype=float32", "--precision=bf16", "--block=llama", "--pp=2", "--tp=2",
+             "--experts=4", "--zero=1", "--schedule=dualpipe-v", "--layers=4", "--steps=1")
     status, _, output = ranks(4)(run_main, NINE, flags, tmp_path)[0]
     assert status == 0, output
 
@@ -311,6 +315,21 @@ def test_tp_and_ep_send_what_the_lesson_compares(nine):
         assert sent["ep"] == nine.sent_in_a_layer(1, n, 2)[1]
 
 
+def test_recomputation_sends_as_much_again_as_the_lesson_says(nine):
+    """In the units of its table: 8 over tp, 4 over ep and cp."""
+    assert "11 in place of 8 over tp, 6 of 4 over ep and cp" in nine.__doc__
+    for axis, flags, units, again in (("tp", "--tp=2", 8, 11), ("cp", "--cp=2", 4, 6),
+                                      ("ep", "--dp=2 --ep=2 --experts=4", 4, 6)):
+        sent = {}
+        for how in ("none", "selective", "full"):
+            args = arguments_of([*flags.split(), f"--recompute={how}"], 2)
+            on_axis = nine.traffic(args, 2, 1, 1000, 0, 4)[axis].values()
+            counts = (2 if how == "full" else 1) * 8 * args.experts * (axis == "ep")
+            sent[how] = sum(size for _, size in on_axis) - counts
+        assert sent["full"] / sent["none"] == again / units
+        assert sent["selective"] == sent["full" if axis == "cp" else "none"]
+
+
 def messages_in_memory(micro_batches):
     """Of a rank of 1f1b whose stage computes nothing: how many there are in any action, at the
     most, beside the one that it takes; and after the step."""
@@ -403,6 +422,13 @@ TIED = "--preset=gpt2 --attention=plain"
     ("--tp=2 --dp=2", "if p.copies > 1:", "if p.copies > 2:", "gradients"),  # one axis is left out
     ("--tp=4 --kv-heads=2", "heads // t)),", "heads // t + at.tp)),",
      "gradients"),  # a kv head's gradient from half of its queries
+    # masters, and what is computed again
+    ("--dp=2 --zero=1 --precision=bf16 --dtype=float32", "p.data, p.grad_dtype = view, "
+     "self.shard.grad_dtype", "p.data = view", "reduce_scatter, payload"),  # a sum in bf16
+    ("--dp=2 --zero=1 --precision=bf16 --dtype=float32", "        unit.hold(unit.full.to("
+     "common.rounded(args)))", "        unit.hold(unit.full)", "parameters"),
+    (f"{EXPERTS} --recompute=full --micro-batch=2", "if not runs_again():", "if True:",
+     "ep: all_to_all, payload"),  # its rows are counted again
     # parameters that are gathered, or not
     ("--dp=2 --zero=1", "        if unit.stage < 3: ", "        if False: ",
      "all_gather, calls"),
@@ -410,7 +436,7 @@ TIED = "--preset=gpt2 --attention=plain"
     (f"{EXPERTS} --no-verify", "(at.pp, at.tp, at.dp % ep))}", "(at.pp, at.tp))}",
      "gradients, whole: all_reduce, payload"),
     # formulas
-    ("--tp=2", "4 * x + (8 + wide) * picks", "3 * x", "tp: all_gather, payload"),
+    ("--tp=2", "gathers * x + (1 + again) * (8 + wide) * picks", "3 * x", "tp: all_gather, payload"),
     ("--dp=2 --zero=3", '"gathers": 2 * m', '"gathers": m', "all_gather, calls"),
     ("--tp=2", '"inputs": 1 / cp,', '"inputs": 1 / (cp * t),', "actions after which"),
     ("--tp=4", '"keys": 1 / min(t, cfg.kv_heads)', '"keys": 1 / t', "optimizer states"),
@@ -441,6 +467,7 @@ def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
      "work"),
     (2, "--top-k=3", "--ep and --top-k are about experts, of which there are none; --experts 3 "
      "would work"),
+    (2, "--tp=2 --ffn=97", "--ffn 97 is not a multiple of --tp = 2; --ffn 98 would work"),
     (8, "--like=llama3-8k --pp=4", "--like llama3-8k sets the axes, and --pp does so too; "
      "without --pp would work"),
     (2, "--ep=2 --experts=3", "--experts 3 is not a multiple of --ep = 2; --experts 4 would work"),
