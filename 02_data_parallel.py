@@ -39,7 +39,7 @@ Three things must be right.
     Once.     With several micro-batches, only the last backward sends. The gradients of the others
               wait in p.grad, and one sum over ranks serves for all.
 
-What a rank stores and sends (S bytes of gradients, N ranks)
+What a rank stores and sends (S bytes of gradients, 4 each with any --precision; N ranks)
 
     parameters, gradients, optimizer states     all of them, as on one GPU: nothing is saved
     all_reduce, payload                         S a step, however many micro-batches
@@ -334,10 +334,12 @@ def train_torch(run):
 def formulas(args, rank, ranks, model):
     """For lab/ alone (keys: lab/bench/formulas.py). Skip it when you read this the first time."""
     parameters = args.model.parameters()                # how many numbers
-    gradient_bytes = common.DTYPES[args.dtype].itemsize * parameters
-    answer = {"parameters": parameters, "overlap": True}
-    if args.variant == "torch":
-        return answer | {"beside": ("bucket", traffic(gradient_bytes, None, ranks))}
+    width = common.DTYPES[args.dtype].itemsize          # of a gradient, with any --precision
+    gradient_bytes = width * parameters
+    answer = {"parameters": parameters, "overlap": True, "kept": {"outside": 1}}    # all of it
+    if args.variant == "torch":                         # autocast has no masters
+        return answer | {"widths": (width, width, 0), "kept": None,
+                         "beside": ("bucket", traffic(gradient_bytes, None, ranks))}
 
     messages = list(model.parameters())[::-1]
     if args.variant == "bucket":

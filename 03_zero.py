@@ -514,7 +514,7 @@ def formulas(args, rank, ranks, model):
     n = ranks if args.variant == "zeropp" else args.shard_size
     m = args.batch // args.shares // args.micro_batch
     sent = traffic(cfg, stage, n, m, widths, args.keep_gathered, ranks // n)
-    answer = {"zero": stage, "holders": n, "sent": sent}
+    answer = {"zero": stage, "holders": n, "sent": sent, "kept": {"outside": 1}}    # as one GPU
     if args.variant == "zeropp":
         node = args.shard_size if args.secondary_shard else None
         less = zeropp_traffic(cfg, n, m, widths, node, args.quantized_weights)
