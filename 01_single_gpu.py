@@ -92,8 +92,9 @@ sections 4 and 5; Micikevicius et al., Mixed Precision Training (2018), section 
 PaLM (2022), appendix B (MFU); Ultra-Scale Playbook, "First Steps: Training on One GPU".
 """
 
+import contextlib
 import functools
-import itertools
+import math
 
 import torch
 from torch import nn
@@ -118,11 +119,30 @@ def choose_core(model, attention, recompute):
         block.attn.core = functools.partial(recomputed, core) if selective else core
 
 
-def logits_of(model, tokens, recompute):
+class Offload(torch.autograd.graph.saved_tensors_hooks):
+    """What autograd keeps waits in the host's memory, pinned, since a GPU copies no other."""
+
+    def __init__(self):
+        super().__init__(self.send, lambda kept: kept[0].to(kept[1], copy=True))
+
+    def send(self, x):
+        host = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=x.is_cuda)
+        return host.copy_(x), x.device
+
+
+def groups_of(blocks, k):
+    """The blocks, k at a time, each group a model of its own; the first has what is left over."""
+    ends = range(len(blocks), 0, -k)
+    return [blocks[max(0, end - k):end] for end in ends][::-1]
+
+
+def logits_of(model, tokens, recompute, k=1):
     """Tokens (batch, seq) to logits (batch, seq, vocab). The model is a list, so walk it."""
     x = model[0](tokens)                                        # (batch, seq, dim)
-    for block in model[1:-1]:
-        x = recomputed(block, x) if recompute == "full" else block(x)
+    again = KEPT[recompute].get("recompute")
+    for group in groups_of(model[1:-1], k):
+        with Offload() if recompute == "offload" else contextlib.nullcontext():
+            x = recomputed(group, x) if again else group(x)
     return model[-1](x)
 
 
@@ -297,22 +317,25 @@ def kept_for_backward(cfg, batch):
         ids               the tokens and targets themselves"""
     tokens = batch * cfg.seq
     x = tokens * cfg.dim                                        # one (batch, seq, dim)
-    kv = x * cfg.kv_heads // cfg.heads
+    kv, hidden = x * cfg.kv_heads // cfg.heads, tokens * cfg.hidden
+    statistics = (1 if cfg.gated else 2) * tokens               # 1/rms; mean and 1/std
     block = [
-        ("input of norm1, its mean and 1/std for each token", x + 2 * tokens, "outside"),
+        ("input of norm1, and its numbers for each token", x + statistics, "outside"),
         ("output of norm1, input of q, k and v", x, "inputs"),
         ("q, turned by RoPE", x, "inside"),
         ("k, turned by RoPE, and v", 2 * kv, "keys and values"),
         ("output of softmax, the weights", tokens * cfg.heads * cfg.seq, "core"),
         ("input of o", x, "inside"),
-        ("input of norm2, its mean and 1/std for each token", x + 2 * tokens, "outside"),
-        ("output of norm2, input of up", x, "inputs"),
-        ("output of up, input of GELU", 4 * x, "inside"),
-        ("output of GELU, input of down", 4 * x, "inside"),
+        ("input of norm2, and its numbers for each token", x + statistics, "outside"),
+        ("output of norm2, input of up, and of gate", x, "inputs"),
+        ("output of up, input of GELU or SwiGLU", hidden, "inside"),
+        ("output of GELU or SwiGLU, input of down", hidden, "inside"),
     ]
+    if cfg.gated:
+        block += [("output of gate", hidden, "inside"), ("silu(gate)", hidden, "inside")]
     around = [
         ("RoPE's cos and sin, for all blocks", cfg.seq * cfg.dim // cfg.heads, "positions"),
-        ("input and output of the last norm, its mean and 1/std", 2 * x + 2 * tokens, "outside"),
+        ("input and output of the last norm, and its numbers", 2 * x + statistics, "outside"),
         ("log-probabilities, in fp32 or better, and a scalar", tokens * cfg.vocab + 1, "logits"),
         ("tokens and targets, which are there anyway", 2 * tokens, "ids"),
     ]
@@ -320,7 +343,25 @@ def kept_for_backward(cfg, batch):
 
 
 # What --recompute keeps: a share of each class, 1 where none is said; or each block's input alone.
-KEPT = {"none": {}, "selective": {"core": 0}, "full": {"recompute": "full"}}
+KEPT = {"none": {}, "selective": {"core": 0}, "full": {"recompute": "full"},
+        "every": {"recompute": "full"}, "offload": {"recompute": "offload"}}
+
+
+def most_again(layers, k, of_input, of_layer):
+    """The most bytes kept in backward, while it computes the last k layers again: the inputs of the
+    groups, and what these layers keep, of which one is such an input. The known c·A_in +
+    (L/c)·A_layer of c groups counts it twice (Korthikanti et al., section 5)."""
+    return (math.ceil(layers / k) - 1) * of_input + k * of_layer
+
+
+def best_k(layers, of_input, of_layer):
+    """The k that keeps least then. (The FLOPs are the same.)"""
+    return min(range(1, layers + 1), key=lambda k: most_again(layers, k, of_input, of_layer))
+
+
+def offloaded(layers, of_input):
+    """Bytes of a micro-batch that go to the host, and as many that come back."""
+    return layers * of_input
 
 
 def textbook_activation_bytes(cfg, batch):
@@ -339,25 +380,26 @@ def textbook_difference(cfg, batch, statistic=2):
     }
 
 
-def step_flops(cfg, batch, attention, recompute, early_stop=False):
+def step_flops(cfg, batch, attention, recompute, early_stop=False, k=1):
     """FLOPs of a step over `batch` sequences; of causal attention, the masked half counts too.
     early_stop: PyTorch's checkpoint ends as soon as it has all that backward reads, so it does not
-    recompute the last matmul, whose output is not kept."""
+    recompute the last matmul, whose output is not kept. k: blocks of a checkpoint."""
     tokens, s, h = batch * cfg.seq, cfg.seq, cfg.dim
     kv = h * cfg.kv_heads // cfg.heads
-    linears = 2 * tokens * h * (2 * h + 2 * kv + 8 * h)         # q and o, k and v, up and down
+    linears = 2 * tokens * (h * (2 * h + 2 * kv) + cfg.mlp())   # q and o, k and v; of the MLP
     core = 2 * (2 * tokens * s * h)                             # q @ k.T and weights @ v
     head = 2 * tokens * h * cfg.vocab
 
     # Backward takes two matmuls for one; a fused core computes q @ k.T once more: 5 for 2. Ours,
     # in kernels/, is in two halves, which both compute that and dout @ v.T: 7 for 2.
     backward = 2 * linears + {"plain": 4, "sdpa": 5, "triton": 7}[attention] * core // 2
-    again = {"none": 0, "selective": core, "full": linears + core}[recompute]
-    if early_stop and recompute == "full":
-        again -= 2 * tokens * 4 * h * h                         # down
+    again = {"none": 0, "selective": core}.get(recompute, linears + core)
     if early_stop and recompute == "selective" and attention == "plain":
         again -= core // 2                                      # weights @ v
-    return cfg.layers * (linears + core + backward + again) + 3 * head
+    step = cfg.layers * (linears + core + backward + again) + 3 * head
+    if early_stop and KEPT[recompute].get("recompute"):
+        step -= math.ceil(cfg.layers / k) * 2 * tokens * h * cfg.hidden     # each group's last down
+    return step
 
 
 def model_flops(cfg, batch):
@@ -393,7 +435,7 @@ def build(run):
         if not args.fp8_kernels:
             print("  --precision fp8: no GPU with FP8, or no Triton, here: all in plain PyTorch")
     choose_core(model, args.attention, args.recompute)
-    return model, functools.partial(logits_of, model, recompute=args.recompute)
+    return model, functools.partial(logits_of, model, recompute=args.recompute, k=args.k)
 
 
 def train(run):
@@ -449,13 +491,17 @@ def compiled(forward, batch):
 def formulas(args, rank, ranks, model):
     """What lab/ holds the run to, by the keys that lab/bench/formulas.py explains."""
     cfg, n, width = args.model, args.model.parameters(), common.DTYPES[args.dtype].itemsize
-    mixed = args.variant == "hand" and args.precision != "fp32"         # autocast keeps fp32
-    computed = step_flops(cfg, args.batch, args.attention, args.recompute, early_stop=True)
+    half = HALF[args.precision]
+    mixed = args.variant == "hand" and half                             # autocast keeps fp32
+    computed = step_flops(cfg, args.batch, args.attention, args.recompute, True, args.k)
     return {
         "parameters": n,
         "widths": WIDTHS[args.precision] if mixed else (width, width, 0),
         "most gradients": n * (2 + 4 if mixed else width),
-        "settings": settings(args, model.embedding.weight.device.type),
+        "settings": {"choose": choose_core, "forward": logits_of, "kept": KEPT,
+                     "flops": step_flops, "most again": most_again, "best k": best_k,
+                     "offloaded": offloaded, "autocast": half if args.variant == "torch" else None,
+                     "width": half.itemsize if half else width},
         "sent": {},                                             # one GPU has nobody to send to
         "utilization": {"mfu": model_flops(cfg, args.batch), "hfu": computed},
         "notes": explanations(args, model.embedding.weight.device.type),
@@ -463,44 +509,19 @@ def formulas(args, rank, ranks, model):
     }
 
 
-def settings(args, device):
-    """Of each choice of attention and recomputation: how it is made, its forward, what it keeps and
-    a step's FLOPs. All are tried with the tiny preset on a CPU, and otherwise the run's own."""
-    half, choices = HALF[args.precision], [(args.attention, args.recompute)]
-    linears = {"fp8": args.scaling or "tile"} if args.precision == "fp8" else {}
-    width = (half or common.DTYPES[args.dtype]).itemsize
-    if args.preset == "tiny" and device == "cpu" and args.attention != "triton":
-        choices = itertools.product(CORES, KEPT)
-
-    answer = {}
-    for attention, recompute in choices:
-        chosen = functools.partial(logits_of, recompute=recompute)
-        kept = KEPT[recompute] | linears
-        if args.variant == "torch" and half:
-            chosen, kept = torch.autocast(device, half)(chosen), None   # it keeps several widths
-        whole = linears and recompute == "full"         # they keep their inputs when all is done
-        flops, stopped = (step_flops(args.model, args.batch, attention, recompute, stop)
-                          for stop in (False, not whole))
-        counted = attention != "triton" and not getattr(args, "fp8_kernels", False)
-        answer[f"{attention}, {recompute}"] = {
-            "choose": functools.partial(choose_core, attention=attention, recompute=recompute),
-            "forward": chosen, "attention": attention, "kept": kept, "width": width,
-            "flops": flops if counted else None,
-            "early stop": stopped if counted and stopped < flops else None}
-    return answer
-
-
 def explanations(args, device):
     """Lines that set this run's numbers beside well-known ones."""
     cfg, needed = args.model, model_flops(args.model, args.batch)
     difference = textbook_difference(cfg, args.micro_batch, 4 if device == "cuda" else 2)
     textbook = textbook_activation_bytes(cfg, args.micro_batch)
+    of_textbook = [] if cfg.gated else [
+        f"a block in 16 bits keeps {(textbook - sum(difference.values())) / 1e6:.3f} MB; the "
+        f"textbook's s·b·h·(34 + 5·a·s/h) is {textbook / 1e6:.3f} MB:",
+        *[f"  {size / 1e6:8.3f} MB {reason}" for reason, size in difference.items() if size]]
     full, stopped = (step_flops(cfg, args.batch, "plain", "full", stop) for stop in (False, True))
     embedding = "" if cfg.tie else "has the embedding, which multiplies nothing, and "
     return [
-        f"a block in 16 bits keeps {(textbook - sum(difference.values())) / 1e6:.3f} MB; the "
-        f"textbook's s·b·h·(34 + 5·a·s/h) is {textbook / 1e6:.3f} MB:",
-        *[f"  {size / 1e6:8.3f} MB {reason}" for reason, size in difference.items() if size],
+        *of_textbook,
         f"recomputing every block takes {full / needed:.2f} times the FLOPs, "
         f"{stopped / needed:.2f} times where the checkpoint stops early, as in training",
         f"6·N·tokens is {rule_of_thumb(cfg, args.batch) / needed:.2f} of the FLOPs: N "
@@ -515,6 +536,9 @@ def requires(args, ranks):
     if HALF[args.precision] and args.dtype != "float32":
         raise Refused(f"--precision {args.precision} rounds float32, and --dtype is {args.dtype}",
                       "--dtype float32")
+    if not 1 <= args.k <= args.model.layers or args.k > 1 and args.recompute != "every":
+        raise Refused(f"--k {args.k} is of --recompute every, and of --layers {args.model.layers}",
+                      "--k 1")
     if args.compile and args.steps <= WATCHED:
         raise Refused(f"--steps {args.steps} end before --compile begins", f"--steps {WATCHED + 1}")
     if args.variant == "torch" and args.precision in ("bf16-fp32grad", "fp8"):
@@ -534,6 +558,7 @@ def flags(parser):
     add = parser.add_argument
     add("--kernels", action="store_true", help="on a GPU: LayerNorm and attention of kernels/")
     add("--recompute", choices=KEPT, default="none")
+    add("--k", type=int, default=1, help="blocks that --recompute every computes again together")
     add("--precision", choices=HALF, default="fp32")
     add("--scaling", choices=("tensor", "row", "tile"), help="of fp8's scales; default: tile")
     add("--loss-scale", type=float, default=2.0**16, help="where fp16's loss scale starts")

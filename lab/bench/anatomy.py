@@ -21,7 +21,7 @@ from common import Config, rounded
 from lab.chapters import chapter
 
 CLASSES = {"outside", "inputs", "inside", "keys and values", "core", "logits", "ids", "positions",
-           "how", "vocabulary", "recompute", "fp8"}     # of what is kept, and how
+           "how", "vocabulary", "recompute", "every", "fp8"}        # of what is kept, and how
 
 
 def planner() -> ModuleType:
@@ -119,9 +119,15 @@ def norm_bytes(cfg, tokens, e):
     return e * (tokens * cfg.dim + 2 * tokens)
 
 
+def copied_input_bytes(cfg, batch, e):
+    """Of a block that is computed again, its input, where its first norm keeps another one: RMSNorm
+    on a CPU, of 16 bits, keeps that in float32."""
+    return batch * cfg.seq * cfg.dim * e if cfg.gated and e < 4 else 0
+
+
 def shared_bytes(cfg, e, kept):
     """What all blocks keep together: RoPE's tables."""
-    if kept.get("recompute") == "full":
+    if "recompute" in kept:
         return 0
     return part(share_of(kept, "positions"), cfg.seq * cfg.dim // cfg.heads * e, "positions")
 
@@ -138,8 +144,11 @@ def kept_by_modules(cfg: Config, batch: int, e: int, kept: dict, rows: list | No
     norm = norm_bytes(cfg, tokens, e)
     of = lambda name, size: part(share_of(kept, name), size, name)
 
-    if kept.get("recompute") == "full":
-        block = [of("outside", x)] * cfg.layers
+    if kept.get("recompute") == "offload":                  # to the host
+        block = [0] * cfg.layers
+    elif kept.get("recompute") == "full":                   # the input of every k, from the last
+        first = [i == 0 or (cfg.layers - i) % kept.get("every", 1) == 0 for i in range(cfg.layers)]
+        block = [of("outside", x) if inputs else 0 for inputs in first]
     else:
         numbers = numbers_kept(cfg, batch, ffn=None if rows is None else 0)     # experts: below
         of_norms = of("outside", numbers["outside"] * e + 2 * (norm - x))

@@ -16,7 +16,7 @@ metered step. All keys are optional:
     rows, ep      rows of each block's experts in each micro-batch, and how many ranks share them
     busiest       the rows that arrived in each exchange; rows sent: to each rank, in the first one
     checks        {about: (computed, formula)}, or with a unit behind them; about: see about.py
-    settings      chapter 01's: {name: a forward, and what it keeps and computes}; sample: its own
+    settings      chapter 01's, see settings.py; sample: its forward, which writes a text
     beside, overlap, machines, utilization, notes, record               what explains the numbers
 
 States and traffic are always measured and shown, the others where a chapter names them.
@@ -24,18 +24,16 @@ States and traffic are always measured and shown, the others where a chapter nam
 
 import functools
 import statistics
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from common import loss_sum
 from lab import schedules
-from lab.bench import anatomy, evidence
+from lab.bench import anatomy, evidence, settings
 from lab.bench.about import AS_COMPUTED
 from lab.bench.machines import MACHINES, PEAK_FLOPS
-from lab.bench.meters import COLLECTIVES, ActivationMeter, FlopMeter, hidden_share, nbytes
+from lab.bench.meters import COLLECTIVES, hidden_share, nbytes
+from lab.bench.settings import attention_is_fused_on_cuda, check_kept
 from lab.checkpoints import checkpoint
 from lab.cli.words import count, printable, quantity
 
@@ -162,7 +160,7 @@ def hold_activations(run, answer):
     """What autograd keeps for backward in the metered step."""
     args = run.args
     if "settings" in answer:
-        return hold_settings(run, answer["settings"])
+        return settings.hold(run, answer["settings"])
     if answer.get("kept") is not None:
         answer["kept"] = answer["kept"] | RECOMPUTED[args.recompute]
     if "schedule" in answer:
@@ -172,24 +170,6 @@ def hold_activations(run, answer):
             args.model, args.micro_batch, run.rounded.itemsize, answer["kept"])
         check_kept(run, ["activations of a micro-batch"], run.kept.most, formula)
         run.record(activation_bytes=run.kept.most)
-
-
-def check_kept(run, what, measured, formula):
-    """Bytes kept for backward, beside the CPU's formula. what: and of which amount.
-
-    CUDA's kernels keep some small things otherwise (a LayerNorm its statistics in float32), so
-    there the formula need only be right to within 10%. What fused attention keeps depends on which
-    of its kernels runs, so of that there is no formula.
-    """
-    formula = None if attention_is_fused_on_cuda(run) else formula
-    run.check(("kept", *what), measured, formula, within=0.1 if run.on_cuda else 0)
-    if run.on_cuda and formula not in (None, measured):
-        run.note("CUDA's kernels keep other tensors than the CPU's, which the formula is of: "
-                 f"{quantity(abs(measured - formula))} away")
-
-
-def attention_is_fused_on_cuda(run):
-    return run.on_cuda and run.args.attention != "plain"
 
 
 def hold_alive(run, answer):
@@ -202,48 +182,6 @@ def hold_alive(run, answer):
     if not run.on_cuda:
         right = sum(measured == expected for measured, expected in zip(over_time, formula))
         run.check(AS_COMPUTED, right, len(formula), "")
-
-
-def hold_settings(run, settings):
-    """A forward and a backward with each of chapter 01's settings, on the first micro-batch.
-
-    settings: {name: a dictionary of `choose`, which prepares the model; `forward`, a function of
-    (model, tokens) to logits; `kept`, its shares, or None; `flops` of a step, and `early stop`, the
-    same where recomputing ends as soon as it has what backward reads, each None where it is not
-    counted}.
-    """
-    args, e = run.args, run.dtype.itemsize
-    tokens, targets = run.batch.micro_batches[0]
-    micro_batches = args.batch // args.micro_batch
-    cores = [block.attn.core for block in run.model[1:-1]]
-
-    def loss(forward):
-        return loss_sum(forward(run.model, tokens), targets)
-
-    def computed(forward, early_stop):
-        with set_checkpoint_early_stop(early_stop), FlopMeter() as meter:
-            loss(forward).backward()
-        return micro_batches * meter.all
-
-    for name, setting in settings.items():
-        formula, forward = None, setting["forward"]
-        setting["choose"](run.model)
-        if setting["kept"] is not None:
-            cfg = replace(args.model, attention=setting["attention"])
-            formula = anatomy.activation_bytes(cfg, args.micro_batch, setting.get("width", e),
-                                               setting["kept"])
-        meter = ActivationMeter([tokens, targets])
-        with meter:
-            loss(forward)
-        check_kept(run, [f"kept per micro-batch: {name}"], meter.most, formula)
-        for what, early_stop in (("flops", False), ("early stop", True)):
-            if setting[what] is not None:
-                about = "FLOPs", f"computed: {name}", "early stop" if early_stop else ""
-                run.check(about, computed(forward, early_stop),
-                          None if attention_is_fused_on_cuda(run) else setting[what], "FLOP")
-    for block, core in zip(run.model[1:-1], cores):
-        block.attn.core = core
-    run.model.zero_grad()
 
 
 # ------------------------------------------------------------------------------------------- FLOPs

@@ -436,7 +436,8 @@ TIED = "--preset=gpt2 --attention=plain"
     (f"{EXPERTS} --no-verify", "(at.pp, at.tp, at.dp % ep))}", "(at.pp, at.tp))}",
      "gradients, whole: all_reduce, payload"),
     # formulas
-    ("--tp=2", "gathers * x + (1 + again) * (8 + wide) * picks", "3 * x", "tp: all_gather, payload"),
+    ("--tp=2", "gathers * x + (1 + again) * (8 + wide) * picks", "3 * x",
+     "tp: all_gather, payload"),
     ("--dp=2 --zero=3", '"gathers": 2 * m', '"gathers": m', "all_gather, calls"),
     ("--tp=2", '"inputs": 1 / cp,', '"inputs": 1 / (cp * t),', "actions after which"),
     ("--tp=4", '"keys": 1 / min(t, cfg.kv_heads)', '"keys": 1 / t', "optimizer states"),
