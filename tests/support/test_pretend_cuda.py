@@ -41,8 +41,10 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{TWO} --variant=overlap --dtype=float64 --block=llama --recompute=full": ([], "allreduce_"),
     f"{TWO} --variant=bucket --precision=bf16 --bucket-mb=0.02": ([], "allreduce_"),
     f"{THREE} --variant=zero1 --dtype=float64": ([], "_reduce_scatter_base_"),
-    f"{THREE} --variant=zero2 --precision=bf16 --recompute=selective": ([], "_reduce_scatter_base_"),
-    f"{THREE} --variant=zero3 --precision=bf16 --block=llama --recompute=full": ([], "_allgather_base_"),
+    f"{THREE} --variant=zero2 --precision=bf16 --recompute=selective": (
+        [], "_reduce_scatter_base_"),
+    f"{THREE} --variant=zero3 --precision=bf16 --block=llama --recompute=full": (
+        [], "_allgather_base_"),
     f"{THREE} --variant=hsdp --dtype=float64 --prefetch=2": ([], "allreduce_"),
     f"{THREE} --variant=zeropp --shard-size=2": ([], "_allgather_base_"),
     f"{THREE} --variant=zero3 --precision=bf16 --offload": (OFFLOADED, "_fused_adamw_"),
@@ -183,8 +185,8 @@ def broken_rule(name, flags, folder, fault):
     (TWO, "--variant=naive", "    replica.finish()\n",
      "    replica.finish()\n    if dist.get_rank(): raise ValueError('alone')\n", "alone"),
     (THREE, "--variant=zero2 --offload",
-     "unit.shard.data.copy_(unit.master.data)",
-     "unit.shard.data = unit.master.data", "of (4096,), which is not on the device"),
+     "unit.hold(unit.full.to(unit.shard.dtype))", "unit.hold(unit.full.to(unit.shard.master))",
+     "of (4096,), which is not on the device"),
     (THREE, "", "            self.gathering.wait()\n", "",
      "touches what _allgather_base_ under way uses"),
     (THREE, "--variant=zeropp --shard-size=2",
