@@ -39,7 +39,7 @@ Three things must be right.
     Once.     With several micro-batches, only the last backward sends. The gradients of the others
               wait in p.grad, and one sum over ranks serves for all.
 
-What a rank stores and sends (S bytes of gradients, 4 each with any --precision; N ranks)
+What a rank stores and sends (S bytes of gradients, in fp32 with any --precision; N ranks)
 
     parameters, gradients, optimizer states     all of them, as on one GPU: nothing is saved
     all_reduce, payload                         S a step, however many micro-batches
