@@ -52,14 +52,16 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
         [], "allreduce_"),
     f"{FOUR} --variant=overlap --dtype=float64 --kv-heads=1": ([], "allreduce_"),
     f"{FIVE} --variant=kept --dtype=float64": ([], "_allgather_base_"),
-    f"{FIVE} --variant=megatron --dtype=float64 --kv-heads=1": ([], "_reduce_scatter_base_"),
+    f"{FIVE} --variant=megatron --precision=bf16 --recompute=full --kv-heads=1": (
+        [], "_reduce_scatter_base_"),
     f"{FIVE} --variant=megatron --precision=fp8 --dtype=float64 --seq=64 --dim=64": (
         [], "_allgather_base_"),
     f"{FIVE} --variant=ring --dtype=float64": ([], "recv_"),
-    f"{SIX} --variant=zigzag --dtype=float64": ([], "recv_"),
+    f"{SIX} --variant=zigzag --precision=bf16 --block=llama": ([], "recv_"),
     f"{SIX} --variant=ring --dtype=bfloat16 --kv-heads=1": ([], "recv_"),
     f"{SIX} --variant=gather --dtype=bfloat16 --attention=sdpa": ([], "_allgather_base_"),
-    f"{SIX} --variant=ulysses --dtype=float64 --kv-heads=1": ([], "alltoall_base_"),
+    f"{SIX} --variant=ulysses --dtype=float64 --kv-heads=1 --recompute=selective": (
+        [], "alltoall_base_"),
     f"{SEVEN} --variant=1f1b --dtype=float64 {TIED}": ([], "allreduce_"),
     f"{SEVEN} --variant=naive --dtype=float64": ([], "recv_"),
     f"{SEVEN} --variant=afab --dtype=bfloat16": ([], "recv_"),
@@ -92,7 +94,7 @@ def test_all_that_is_written_by_hand_is_among_them(name):
 
 # These send and wait as another of their chapter does.
 ALIKE = ("=naive", "=afab", "=zb-h1", "=dualpipe --", "=ring --dtype=bfloat16", "=zero1",
-         "=megatron --dt", "=fp8 --layers")
+         "=megatron --dt", "=kept", "=fp8 --layers")
 
 
 def marks_of(run):
