@@ -422,9 +422,7 @@ TIED = "--preset=gpt2 --attention=plain"
     ("--tp=2 --dp=2", "if p.copies > 1:", "if p.copies > 2:", "gradients"),  # one axis is left out
     ("--tp=4 --kv-heads=2", "heads // t)),", "heads // t + at.tp)),",
      "gradients"),  # a kv head's gradient from half of its queries
-    # masters, and what is computed again
-    ("--dp=2 --zero=1 --precision=bf16 --dtype=float32", "p.data, p.grad_dtype = view, "
-     "self.shard.grad_dtype", "p.data = view", "reduce_scatter, payload"),  # a sum in bf16
+    # what is not rounded, and what is computed again
     ("--dp=2 --zero=1 --precision=bf16 --dtype=float32", "        unit.hold(unit.full.to("
      "common.rounded(args)))", "        unit.hold(unit.full)", "parameters"),
     (f"{EXPERTS} --recompute=full --micro-batch=2", "if not runs_again():", "if True:",
@@ -436,7 +434,8 @@ TIED = "--preset=gpt2 --attention=plain"
     (f"{EXPERTS} --no-verify", "(at.pp, at.tp, at.dp % ep))}", "(at.pp, at.tp))}",
      "gradients, whole: all_reduce, payload"),
     # formulas
-    ("--tp=2", "gathers * x + (1 + again) * (8 + wide) * picks", "3 * x", "tp: all_gather, payload"),
+    ("--tp=2", "gathers * x + (1 + again) * (8 + wide) * picks", "3 * x",
+     "tp: all_gather, payload"),
     ("--dp=2 --zero=3", '"gathers": 2 * m', '"gathers": m', "all_gather, calls"),
     ("--tp=2", '"inputs": 1 / cp,', '"inputs": 1 / (cp * t),', "actions after which"),
     ("--tp=4", '"keys": 1 / min(t, cfg.kv_heads)', '"keys": 1 / t', "optimizer states"),
