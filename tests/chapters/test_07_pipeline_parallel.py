@@ -111,7 +111,8 @@ def test_same_as_one_gpu_in_full(ranks, tmp_path, one):
 @pytest.mark.parametrize(("schedule", "preset"), [
     pytest.param(name, preset, marks=() if few else pytest.mark.full)
     for name in TORCH for preset in ("tiny", "gpt2")
-    for few in [(name, preset) in (("1F1B", "tiny"), ("InterleavedZeroBubble", "gpt2"))]
+    for few in [(name, preset) in (("1F1B", "tiny"), ("GPipe", "tiny"),
+                                   ("InterleavedZeroBubble", "gpt2"))]
 ])  # fmt: skip
 def test_pytorchs_own(ranks, tmp_path, schedule, preset):
     if torch.__version__ < "2.13" and schedule in ("ZBVZeroBubble", "DualPipeV"):
@@ -120,6 +121,8 @@ def test_pytorchs_own(ranks, tmp_path, schedule, preset):
              f"--preset={preset}", "--attention=plain")
     if preset == "gpt2":  # and each pair of the others
         flags += ("--block=llama", "--ffn=96", "--precision=bf16", "--recompute=full")
+    if schedule == "GPipe":
+        flags += ("--recompute=selective",)
     hold_to_one_gpu(ranks(2, timeout=90)(run_main, SEVEN, flags, tmp_path), flags)
 
 

@@ -139,6 +139,8 @@ FLOAT64 = (*TRAINING, "--dtype=float64", "--vocab=128", "--layers=2", "--dim=32"
 
 @pytest.mark.parametrize(("world", "flags"), [
     (4, "--pp=2 --tp=2 --zero=3 --block=llama --ffn=96 --precision=bf16 --recompute=full"),
+    (2, "--tp=2 --recompute=selective"),
+    (2, "--pp=2"),
     *(pytest.param(world, flags, marks=pytest.mark.full) for world, flags in (
         (8, "--pp=2 --tp=2 --zero=3"), (4, "--tp=2 --optimizer=sgd"), (4, "--pp=2 --zero=3"),
         (4, "--pp=4 --layers=5"), (8, "--pp=2 --tp=4 --kv-heads=4"))),
