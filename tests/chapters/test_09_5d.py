@@ -139,6 +139,8 @@ FLOAT64 = (*TRAINING, "--dtype=float64", "--vocab=128", "--layers=2", "--dim=32"
 
 @pytest.mark.parametrize(("world", "flags"), [
     (4, "--pp=2 --tp=2 --zero=3 --block=llama --ffn=96 --precision=bf16 --recompute=full"),
+    (2, "--tp=2 --recompute=selective"),
+    (2, "--pp=2"),
     *(pytest.param(world, flags, marks=pytest.mark.full) for world, flags in (
         (8, "--pp=2 --tp=2 --zero=3"), (4, "--tp=2 --optimizer=sgd"), (4, "--pp=2 --zero=3"),
         (4, "--pp=4 --layers=5"), (8, "--pp=2 --tp=4 --kv-heads=4"))),
@@ -422,9 +424,7 @@ TIED = "--preset=gpt2 --attention=plain"
     ("--tp=2 --dp=2", "if p.copies > 1:", "if p.copies > 2:", "gradients"),  # one axis is left out
     ("--tp=4 --kv-heads=2", "heads // t)),", "heads // t + at.tp)),",
      "gradients"),  # a kv head's gradient from half of its queries
-    # masters, and what is computed again
-    ("--dp=2 --zero=1 --precision=bf16 --dtype=float32", "p.data, p.grad_dtype = view, "
-     "self.shard.grad_dtype", "p.data = view", "reduce_scatter, payload"),  # a sum in bf16
+    # what is not rounded, and what is computed again
     ("--dp=2 --zero=1 --precision=bf16 --dtype=float32", "        unit.hold(unit.full.to("
      "common.rounded(args)))", "        unit.hold(unit.full)", "parameters"),
     (f"{EXPERTS} --recompute=full --micro-batch=2", "if not runs_again():", "if True:",

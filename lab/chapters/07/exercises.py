@@ -130,10 +130,10 @@ EXERCISES = [
     ),
     Exercise(
         "07.4", "make_programs", 3,
-        "Let time run over a schedule, in which an action takes F, B or W (and a BW B + W), and "
-        "give each rank's program: its actions where they end, and each message, on both of its "
-        "ranks, behind all actions that end when its output is there. Only what another rank "
-        "needs is sent. Raise ValueError if actions are left and no rank can begin one.",
+        "Let time run over a schedule, in which an action takes F, B or W (a BW: B + W), and give "
+        "each rank's program: its actions where they end, and each message, on both of its ranks, "
+        "behind all actions that end when its output is there. Only what another rank needs is "
+        "sent. Raise ValueError if actions are left and no rank can begin one.",
         ("What has to be known at a moment, to decide whether a rank can begin its next "
          "action? And who needs an output of another rank: can that be read off the schedule "
          "before time begins to run?",
