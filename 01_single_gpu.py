@@ -24,8 +24,14 @@ and a product of two activations needs both. A sum needs nothing. So a block of 
 much as 14 tensors of (batch, seq, dim), the keys and values, the weights of attention, (batch,
 heads, seq, seq), and both LayerNorms' two numbers. With 4 tokens, dim 8, 2 heads and 1 kv head that
 is 14 · 32 + 2 · 16 + 32 + 16 = 528 numbers, 2,112 bytes in fp32. `kept_for_backward` below lists
-them by class, because in later chapters a rank keeps a share of each class. On one GPU there are
-three ways to keep less:
+them by class, because in later chapters a rank keeps a share of each class.
+
+Today's block (--block llama) has RMSNorm, which keeps its input and one number a token, 1/rms; and
+SwiGLU, silu(gate) · up. A product needs both factors, so with gate, for silu, and the product, for
+down, that is four tensors of hidden features where GELU has two. (On a CPU, RMSNorm is no single
+operator, and keeps its output before the weight as well: lab/bench/anatomy.norm_bytes.)
+
+On one GPU there are three ways to keep less:
 
 Gradient accumulation (--micro-batch) cuts the batch into micro-batches, runs one after the other,
 and adds up their gradients. Activations shrink, and nothing else changes. There is one trap.
@@ -40,11 +46,17 @@ Recomputation (--recompute) drops activations, and computes them again in backwa
     selective   drops what grows with seq^2, the scores and weights of attention
     full        keeps only each block's input. Backward first runs the forward of a block again, so
                 one block's activations exist at a time. A step takes about 4/3 of the FLOPs
+    every       as full, of --k K blocks together: fewer inputs, but K blocks' activations at a time
+    offload     as full, and the inputs wait in the host's memory. The GPU keeps none
+
+With c = L/K groups, "every" keeps at the most c · A_in + K · A_layer, less an input that is in both
+(`most_again`). That is least for c = √(L · A_layer / A_in). A_layer is more than 14 A_in here, so K
+= 1 is best up to 30 layers (`best_k`). "offload" moves L · A_in to the host and back (`offloaded`).
 
 Fused attention (--attention sdpa) makes the selective choice inside its kernel. Of each row of
 scores it keeps one number, the logarithm of the sum of their exponentials, and computes the weights
 again from that. So with such a kernel, "selective" gains next to nothing. --kernels takes our own,
-kernels/flash_attention.py and kernels/layernorm.py, on a GPU.
+flash attention, norms and SwiGLU in kernels/, on a GPU.
 
 Model states, in bytes per parameter:
 
@@ -144,22 +156,6 @@ def logits_of(model, tokens, recompute, k=1):
         with Offload() if recompute == "offload" else contextlib.nullcontext():
             x = recomputed(group, x) if again else group(x)
     return model[-1](x)
-
-
-def use_kernels(model):
-    """Put our Triton LayerNorm into the model, and flash attention into CORES, as "triton". Returns
-    whether Triton can run there: on a GPU, or anywhere under TRITON_INTERPRET=1."""
-    from kernels.flash_attention import flash_attention
-    from kernels.layernorm import layer_norm, runs_here
-
-    if not runs_here(model.embedding.weight):
-        return False
-    CORES["triton"] = flash_attention
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.forward = functools.partial(
-                layer_norm, weight=module.weight, bias=module.bias, eps=module.eps)
-    return True
 
 
 # ---------------------------------------------------------------------------------------- the step
@@ -425,10 +421,12 @@ def build(run):
     """The model, and its forward from tokens to logits, as the flags choose it."""
     args = run.args
     model = run.draw(gpt(args.model, seed=None))
-    if args.kernels and use_kernels(model):
-        args.attention = "triton"
-    elif args.kernels:
-        print("  --kernels: no GPU, or no Triton, for them here; all kernels are PyTorch's")
+    if args.kernels:
+        from kernels.model import use_kernels
+        CORES["triton"] = use_kernels(model)
+        args.attention = "triton" if CORES["triton"] else args.attention
+        if not CORES["triton"]:
+            print("  --kernels: no GPU, or no Triton, for them here; all kernels are PyTorch's")
     if args.precision == "fp8":
         from kernels.fp8 import use_fp8
         args.fp8_kernels = use_fp8(model, args.scaling or "tile")
@@ -514,7 +512,7 @@ def explanations(args, device):
     cfg, needed = args.model, model_flops(args.model, args.batch)
     difference = textbook_difference(cfg, args.micro_batch, 4 if device == "cuda" else 2)
     textbook = textbook_activation_bytes(cfg, args.micro_batch)
-    of_textbook = [] if cfg.gated else [
+    of_textbook = [] if cfg.mlp() != 8 * cfg.dim**2 or cfg.gated else [
         f"a block in 16 bits keeps {(textbook - sum(difference.values())) / 1e6:.3f} MB; the "
         f"textbook's s·b·h·(34 + 5·a·s/h) is {textbook / 1e6:.3f} MB:",
         *[f"  {size / 1e6:8.3f} MB {reason}" for reason, size in difference.items() if size]]
@@ -537,8 +535,7 @@ def requires(args, ranks):
         raise Refused(f"--precision {args.precision} rounds float32, and --dtype is {args.dtype}",
                       "--dtype float32")
     if not 1 <= args.k <= args.model.layers or args.k > 1 and args.recompute != "every":
-        raise Refused(f"--k {args.k} is of --recompute every, and of --layers {args.model.layers}",
-                      "--k 1")
+        raise Refused(f"--k {args.k}: of --recompute every, 1 to {args.model.layers}", "--k 1")
     if args.compile and args.steps <= WATCHED:
         raise Refused(f"--steps {args.steps} end before --compile begins", f"--steps {WATCHED + 1}")
     if args.variant == "torch" and args.precision in ("bf16-fp32grad", "fp8"):
@@ -556,7 +553,7 @@ def requires(args, ranks):
 
 def flags(parser):
     add = parser.add_argument
-    add("--kernels", action="store_true", help="on a GPU: LayerNorm and attention of kernels/")
+    add("--kernels", action="store_true", help="on a GPU: norms, SwiGLU and attention of kernels/")
     add("--recompute", choices=KEPT, default="none")
     add("--k", type=int, default=1, help="blocks that --recompute every computes again together")
     add("--precision", choices=HALF, default="fp32")

@@ -37,8 +37,12 @@ def as_planned(cfg: Config, ffn: int | None = None):
 
 
 def numbers_kept(cfg, batch, ffn=None):
-    """{class: numbers} that a block keeps, by the planner, if its attention is plain."""
-    return planner().numbers_kept(as_planned(cfg, ffn), batch * cfg.seq, planner().SOFTWARE["ours"])
+    """{class: numbers} that a block keeps, by the planner, if its attention is plain. (Our kernel
+    for SwiGLU is there beside that for attention, "triton".)"""
+    software = planner().SOFTWARE["ours"]
+    if cfg.attention == "triton":
+        software = replace(software, fused_swiglu=True)
+    return planner().numbers_kept(as_planned(cfg, ffn), batch * cfg.seq, software)
 
 
 # ------------------------------------------------------------------------- kept for backward, by F
@@ -113,7 +117,10 @@ def saved_by_fp8(cfg, batch, e, kept):
 
 def norm_bytes(cfg, tokens, e):
     """What a norm keeps: its input, and of each token LayerNorm two numbers. RMSNorm has one, and
-    on a CPU, where it is no single operator, its output before the weight, all in float32."""
+    on a CPU, where it is no single operator, its output before the weight, all in float32. (Our
+    kernel, beside "triton" for attention, is a single one.)"""
+    if cfg.gated and cfg.attention == "triton":
+        return e * tokens * cfg.dim + 4 * tokens
     if cfg.gated:
         return max(e, 4) * (2 * tokens * cfg.dim + tokens)
     return e * (tokens * cfg.dim + 2 * tokens)
@@ -122,7 +129,8 @@ def norm_bytes(cfg, tokens, e):
 def copied_input_bytes(cfg, batch, e):
     """Of a block that is computed again, its input, where its first norm keeps another one: RMSNorm
     on a CPU, of 16 bits, keeps that in float32."""
-    return batch * cfg.seq * cfg.dim * e if cfg.gated and e < 4 else 0
+    copied = cfg.gated and e < 4 and cfg.attention != "triton"
+    return batch * cfg.seq * cfg.dim * e if copied else 0
 
 
 def shared_bytes(cfg, e, kept):
