@@ -70,9 +70,9 @@ Where kv heads are fewer than ranks, Ulysses repeats them: its kv is that of N h
 step, as in chapter 02, the gradients of all parameters are summed over the ranks.
 
 With --recompute, to compute attention again in backward is to send its forward again: a ring has
-gone round twice before the first gradient of keys and values leaves. All variants keep of keys and
-values their own 1/N then. (Ulysses sends q, k and v again. Its output too if that is `full`, where
-the weights of o read it; if it is `selective`, nothing in backward does.)
+gone round twice before it starts on the gradients. Then no variant keeps more of keys and values
+than its own 1/N. (Ulysses sends q, k and v again, and with `full` its output, which the gradient of
+o's weight reads. With `selective`, nothing in backward reads what comes out of the core.)
 
 When it pays: for what does not fit, since all activations become 1/N (but for keys and values that
 are gathered or repeated). With F FLOP/s, B bytes/s and e bytes a number, a hop's bytes over B hide

@@ -329,6 +329,16 @@ def test_as_many_bytes_as_chapter_04(five):
         assert sent["ring"]["send"][0] == 3 * 10 * cfg.layers * (t - 1)
 
 
+@pytest.mark.parametrize(("variant", "right", "wrong"), [
+    ("ring", '2 * blocks if variant == "ring" else blocks', "blocks"),
+    ("kept", '2 * blocks if variant == "ring" else blocks', "2 * blocks"),
+])  # fmt: skip
+def test_a_wrong_formula_of_what_is_sent_again_is_reported(ranks, tmp_path, variant, right, wrong):
+    flags = (*ONE_STEP, "--recompute=full", f"--variant={variant}")
+    (status, _, output), _ = ranks(2)(run_main, FIVE, flags, tmp_path, (right, wrong))
+    assert status == 1 and f"✗ {'send' if variant == 'ring' else 'reduce_scatter'}" in output
+
+
 def test_when_a_hop_is_hidden(five):
     """The bytes of a chunk over the FLOPs of its matmul, step by step; the lesson's numbers."""
     tokens, dim, t, width = 4096, 8192, 8, 2
