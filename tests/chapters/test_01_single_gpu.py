@@ -98,8 +98,8 @@ def test_accumulated_gradients_are_the_full_batchs(one, micro_batch, clip):
     "--heads=3 --kv-heads=1 --seq=17 --vocab=263 --layers=3",  # nothing divides
     "--micro-batch=4 --optimizer=sgd --recompute=selective --kv-heads=4",
     "--micro-batch=4 --preset=gpt2 --attention=sdpa --recompute=full --block=llama",  # tied
-    "--micro-batch=2 --variant=torch --clip=0.2 --block=llama --ffn=44 --recompute=every --layers=3 "
-    "--k=2",
+    "--micro-batch=2 --variant=torch --clip=0.2 --block=llama --ffn=44 --recompute=every "
+    "--layers=3 --k=2",
     "--micro-batch=4 --recompute=offload --optimizer=sgd",
 ])  # fmt: skip
 def test_every_way_is_the_same_as_the_plain_step(run_chapter, tmp_path, flags):
