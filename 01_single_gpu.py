@@ -151,7 +151,7 @@ def groups_of(blocks, k):
 def logits_of(model, tokens, recompute, k=1):
     """Tokens (batch, seq) to logits (batch, seq, vocab). The model is a list, so walk it."""
     x = model[0](tokens)                                        # (batch, seq, dim)
-    again = KEPT[recompute].get("recompute")
+    again = recompute not in ("none", "selective")
     for group in groups_of(model[1:-1], k):
         with Offload() if recompute == "offload" else contextlib.nullcontext():
             x = recomputed(group, x) if again else group(x)
@@ -393,7 +393,7 @@ def step_flops(cfg, batch, attention, recompute, early_stop=False, k=1):
     if early_stop and recompute == "selective" and attention == "plain":
         again -= core // 2                                      # weights @ v
     step = cfg.layers * (linears + core + backward + again) + 3 * head
-    if early_stop and KEPT[recompute].get("recompute"):
+    if early_stop and recompute not in ("none", "selective"):
         step -= math.ceil(cfg.layers / k) * 2 * tokens * h * cfg.hidden     # each group's last down
     return step
 

@@ -173,9 +173,9 @@ def broken_rule(name, flags, folder, fault):
      "ranks wait for each other; rank 0: message from rank 0 to rank 1"),
     (ZERO, "", "            handle.wait(timedelta(seconds=self.patience))\n", "            pass\n",
      "touches what"),
-    (ONE, "", "    if args.kernels and use_kernels(model):\n",
+    (ONE, "", "    if args.kernels:\n",
      "    for buffer in model.buffers(): buffer.data = buffer.cpu()\n"
-     "    if args.kernels and use_kernels(model):\n", "mul of tensors on two devices"),  # RoPE
+     "    if args.kernels:\n", "mul of tensors on two devices"),  # RoPE
     (ONE, "", "x = model[0](tokens) ", "x = model[0](tokens.cpu()) ",
      "embedding of tensors on two devices"),
     (ONE, "", "total += loss.detach()", "total += loss.detach() + 0 * loss.item()",

@@ -98,7 +98,7 @@ EXHIBITS = [
         "off should change nothing, and at step 150 the loss was 2.195 instead of 2.495. (Models "
         "here have no dropout: planted is a bit of noise, in the second run of a block alone.)",
         FILE, "            x = recomputed(group, x) if again else group(x)\n",
-        "            other = lambda x, group=group: group(x + 0.1 * torch.randn_like(x))\n"
+        "            other = lambda x, block=group: block(x + 0.1 * torch.randn_like(x))\n"
         "            twice = iter([group, other])\n"
         "            x = recomputed(lambda x, twice=twice: next(twice)(x), x)\n",
         1, "--batch 6 --micro-batch 2 --recompute full",
