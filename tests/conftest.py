@@ -31,13 +31,9 @@ from lab import chapters  # noqa: E402
 from lab.bench import report  # noqa: E402
 from tests.support.pool import Pool  # noqa: E402
 
-try:  # test_drawn.py in each folder: pure functions, of what hypothesis draws
-    from hypothesis import settings
-except ImportError:
-    collect_ignore_glob = ["*test_drawn.py"]
-else:  # the same examples in every run, whatever the load
-    settings.register_profile("same", derandomize=True, deadline=None, max_examples=60)
-    settings.load_profile("same")
+# test_drawn.py in each folder: pure functions, of what hypothesis draws
+HYPOTHESIS = importlib.util.find_spec("hypothesis")
+collect_ignore_glob = [] if HYPOTHESIS else ["*test_drawn.py"]
 
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
 
@@ -131,6 +127,12 @@ def training_chapters():
 def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as behind a `&` in a shell's script
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if HYPOTHESIS:  # not above, where each rank of the pool would import it
+        from hypothesis import settings
+
+        # the same examples in every run, whatever the load
+        settings.register_profile("same", derandomize=True, deadline=None, max_examples=60)
+        settings.load_profile("same")
     if not chapter_names():
         raise pytest.UsageError(f"there is no NN_*.py in CHAPTERS={CHAPTERS}")
 
