@@ -122,4 +122,17 @@ EXHIBITS = [
         "    return total, norm\n\n\ndef torch_step",
         *TWO, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
     ),
+    Exhibit(
+        "AMD-AGI/Primus#1046", "only the first micro-batch reaches the fp32 sums",
+        "Each backward adds its gradients to fp32 sums. A flag that says that they are there was "
+        "set by the first one and taken back once a step, so the later ones were dropped. The more "
+        "micro-batches, the less of the batch was trained on, and the loss fell all the same.",
+        FILE, "        loss.backward()\n        total += loss.detach()\n    sum_partial_grads",
+        "        first = [p.grad.clone() for p in model.parameters()] if total else []\n"
+        "        loss.backward()\n        total += loss.detach()\n"
+        "        for p, grad in zip(model.parameters(), first):\n            p.grad.copy_(grad)\n"
+        "    sum_partial_grads",
+        2, "--batch 6 --micro-batch 2 --ignore 0.4 --precision bf16 --dtype float64",
+        ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
 ]

@@ -99,4 +99,14 @@ EXHIBITS = [
         *GATED, ("first loss", "loss", "gradients", "gradient norm", "parameters"),
         ("sent", "kept"),
     ),
+    Exhibit(
+        "pytorch/pytorch#190626", "sums in fp32 are asked for, and half of them are in bf16",
+        "FSDP was told to reduce gradients in fp32, and so it did, over the ranks that share them. "
+        "Those of norms, which every tensor-parallel rank has, were summed over these first, and "
+        "still in bf16. Every run with both on defaults was such. Somebody compared bits.",
+        "common.py", "        dist.all_reduce(flat, group=group)\n",
+        "        flat = flat.to(torch.bfloat16)\n        dist.all_reduce(flat, group=group)\n",
+        *TWO, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
+        chapter="05_sequence_parallel.py",
+    ),
 ]
