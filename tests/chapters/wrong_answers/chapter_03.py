@@ -34,11 +34,6 @@ WRONG = {
         Wrong('"cpu" if run.args.offload else None', "None", "optimizer states"),
         Wrong("run.mixed(shards, device=", "run.mixed(shards) or dict(device=", "optimizer states"),
         Wrong("unit.hold(unit.full.to(unit.shard.dtype))", "pass", "dtype"),
-        Wrong("    shards = [unit.shard",
-              "    for unit in units:\n"
-              "        unit.shard.grad_dtype, dtype = unit.full.dtype, unit.full.dtype\n"
-              "        unit.hold(unit.full.bfloat16().to(dtype))\n    shards = [unit.shard",
-              "rounded to bfloat16"),
     ],
     "03.5": [
         Wrong("/ valid", "/ (targets != -100).sum() / len(micro_batches)",
