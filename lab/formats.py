@@ -17,6 +17,8 @@ rounded away, each time, and the weight never moves. Two things help. Master wei
 float32 which adds the updates up. Stochastic rounding goes up or down at random, more often to the
 nearer one, so that on average nothing is lost. Both are shown on the tiny preset, trained here.
 
+What recipes for FP8 keep of a parameter, and what small moments do, is in lab/recipes.py.
+
 All of the table comes from torch.finfo and from casts. TF32 is no dtype: it is a float32 of which a
 matmul reads 10 bits of mantissa, rounded here to the nearest.
 
@@ -31,6 +33,7 @@ from pathlib import Path
 import torch
 
 import common
+from lab import recipes
 from lab.bench.drawing import new_figure
 from lab.cli import commands, refusals
 
@@ -246,6 +249,7 @@ def main(argv=None):
     end = {way: sum(losses[way][-20:]) / len(losses[way][-20:]) for way in WAYS}
     for way in WAYS:
         print(f"  {way:12}{end[way]:8.4f} {end[way] - end['float32']:+8.4f}")
+    print("", *recipes.table(), "", *recipes.measured(settings(args.steps)), sep="\n")
     if args.out:
         Path(args.out).parent.mkdir(parents=True, exist_ok=True)
         draw(shares, losses, args.out)
