@@ -7,8 +7,7 @@ Prints three tables and writes kernels_pointwise.csv, kernels_attention.csv, ker
 figure of each into --out; --record puts the tables into benchmarks/RESULTS.md and the figures into
 figures/. Random bf16 inputs, L2 cold, medians by triton.testing.do_bench. What is pointwise, and
 norms, in GB/s of the bytes that one kernel has to move, beside those of a copy in the same run;
-attention and products in TFLOP/s. It takes a GPU and some minutes; products in FP8 take a Hopper or
-newer.
+attention and products in TFLOP/s. It takes a GPU and some minutes; FP8 takes a Hopper or newer.
 
 "eager" is PyTorch's own operator, which is fused too; "chain" is the same in simple operators,
 as the lessons have it. nan: a backend that refuses. All calls go through Python, whose own time can
