@@ -101,8 +101,8 @@ class Unit:
 
     full: (N·k,), of which every parameter is a view. shard: (k,), this rank's part, a view too
     (until keep_only_shards). shard.grad: of the summed gradient. gradients: (N·k,), of which every
-    p.grad is a view. Both have shard.grad_dtype, fp32 or better. What a `start` sends lives until
-    `finish`.
+    p.grad is a view. Both have shard.grad_dtype, with --precision bf16 fp32. What a `start` sends
+    lives until `finish`.
     """
 
     def __init__(self, parameters, group):
