@@ -108,10 +108,10 @@ EXHIBITS = [
     Exhibit(
         "pytorch/pytorch#193671", "what is kept is copied before it is filled",
         "An activation with noise in it keeps the noise for backward. It gave the tensor to "
-        "autograd first, and filled it after. Whoever copies at that moment, as a hook does that moves what "
-        "is kept to the host, or a checkpoint, has a copy of what was there before. Forward agreed "
-        "to the last bit, and gradients did not. (Nothing here has noise: planted is a copy of "
-        "zeros.)",
+        "autograd first, and filled it after. Whoever copies at that moment, as a hook does that "
+        "moves what is kept to the host, or a checkpoint, has a copy of what was there before. "
+        "Forward agreed to the last bit, and gradients did not. (Nothing here has noise: planted "
+        "is a copy of zeros.)",
         FILE, "        return host.copy_(x), x.device\n",
         "        return host.zero_(), x.device\n",
         1, "--batch 6 --micro-batch 2 --recompute offload",
