@@ -24,8 +24,14 @@ and a product of two activations needs both. A sum needs nothing. So a block of 
 much as 14 tensors of (batch, seq, dim), the keys and values, the weights of attention, (batch,
 heads, seq, seq), and both LayerNorms' two numbers. With 4 tokens, dim 8, 2 heads and 1 kv head that
 is 14 · 32 + 2 · 16 + 32 + 16 = 528 numbers, 2,112 bytes in fp32. `kept_for_backward` below lists
-them by class, because in later chapters a rank keeps a share of each class. On one GPU there are
-three ways to keep less:
+them by class, because in later chapters a rank keeps a share of each class.
+
+Today's block (--block llama) has RMSNorm, which keeps its input and one number a token, 1/rms; and
+SwiGLU, silu(gate) · up. A product needs both factors, so with gate, for silu, and the product, for
+down, that is four tensors of hidden features where GELU has two. (On a CPU, RMSNorm is no single
+operator, and keeps its output before the weight as well: lab/bench/anatomy.norm_bytes.)
+
+On one GPU there are three ways to keep less:
 
 Gradient accumulation (--micro-batch) cuts the batch into micro-batches, runs one after the other,
 and adds up their gradients. Activations shrink, and nothing else changes. There is one trap.
@@ -40,11 +46,17 @@ Recomputation (--recompute) drops activations, and computes them again in backwa
     selective   drops what grows with seq^2, the scores and weights of attention
     full        keeps only each block's input. Backward first runs the forward of a block again, so
                 one block's activations exist at a time. A step takes about 4/3 of the FLOPs
+    every       as full, of --k K blocks together: fewer inputs, but K blocks' activations at a time
+    offload     as full, and the inputs wait in the host's memory. The GPU keeps none
+
+With c = L/K groups, "every" keeps at the most c · A_in + K · A_layer, less an input that is in both
+(`most_again`). That is least for c = √(L · A_layer / A_in). A_layer is more than 14 A_in here, so K
+= 1 is best up to 30 layers (`best_k`). "offload" moves L · A_in to the host and back (`offloaded`).
 
 Fused attention (--attention sdpa) makes the selective choice inside its kernel. Of each row of
 scores it keeps one number, the logarithm of the sum of their exponentials, and computes the weights
 again from that. So with such a kernel, "selective" gains next to nothing. --kernels takes our own,
-kernels/flash_attention.py and kernels/layernorm.py, on a GPU.
+flash attention, norms and SwiGLU in kernels/, on a GPU.
 
 Model states, in bytes per parameter:
 
@@ -92,8 +104,9 @@ sections 4 and 5; Micikevicius et al., Mixed Precision Training (2018), section 
 PaLM (2022), appendix B (MFU); Ultra-Scale Playbook, "First Steps: Training on One GPU".
 """
 
+import contextlib
 import functools
-import itertools
+import math
 
 import torch
 from torch import nn
@@ -118,28 +131,31 @@ def choose_core(model, attention, recompute):
         block.attn.core = functools.partial(recomputed, core) if selective else core
 
 
-def logits_of(model, tokens, recompute):
+class Offload(torch.autograd.graph.saved_tensors_hooks):
+    """What autograd keeps waits in the host's memory, pinned, since a GPU copies no other."""
+
+    def __init__(self):
+        super().__init__(self.send, lambda kept: kept[0].to(kept[1], copy=True))
+
+    def send(self, x):
+        host = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=x.is_cuda)
+        return host.copy_(x), x.device
+
+
+def groups_of(blocks, k):
+    """The blocks, k at a time, each group a model of its own; the first has what is left over."""
+    ends = range(len(blocks), 0, -k)
+    return [blocks[max(0, end - k):end] for end in ends][::-1]
+
+
+def logits_of(model, tokens, recompute, k=1):
     """Tokens (batch, seq) to logits (batch, seq, vocab). The model is a list, so walk it."""
     x = model[0](tokens)                                        # (batch, seq, dim)
-    for block in model[1:-1]:
-        x = recomputed(block, x) if recompute == "full" else block(x)
+    again = recompute not in ("none", "selective")
+    for group in groups_of(model[1:-1], k):
+        with Offload() if recompute == "offload" else contextlib.nullcontext():
+            x = recomputed(group, x) if again else group(x)
     return model[-1](x)
-
-
-def use_kernels(model):
-    """Put our Triton LayerNorm into the model, and flash attention into CORES, as "triton". Returns
-    whether Triton can run there: on a GPU, or anywhere under TRITON_INTERPRET=1."""
-    from kernels.flash_attention import flash_attention
-    from kernels.layernorm import layer_norm, runs_here
-
-    if not runs_here(model.embedding.weight):
-        return False
-    CORES["triton"] = flash_attention
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.forward = functools.partial(
-                layer_norm, weight=module.weight, bias=module.bias, eps=module.eps)
-    return True
 
 
 # ---------------------------------------------------------------------------------------- the step
@@ -297,22 +313,25 @@ def kept_for_backward(cfg, batch):
         ids               the tokens and targets themselves"""
     tokens = batch * cfg.seq
     x = tokens * cfg.dim                                        # one (batch, seq, dim)
-    kv = x * cfg.kv_heads // cfg.heads
+    kv, hidden = x * cfg.kv_heads // cfg.heads, tokens * cfg.hidden
+    statistics = (1 if cfg.gated else 2) * tokens               # 1/rms; mean and 1/std
     block = [
-        ("input of norm1, its mean and 1/std for each token", x + 2 * tokens, "outside"),
+        ("input of norm1, and its numbers for each token", x + statistics, "outside"),
         ("output of norm1, input of q, k and v", x, "inputs"),
         ("q, turned by RoPE", x, "inside"),
         ("k, turned by RoPE, and v", 2 * kv, "keys and values"),
         ("output of softmax, the weights", tokens * cfg.heads * cfg.seq, "core"),
         ("input of o", x, "inside"),
-        ("input of norm2, its mean and 1/std for each token", x + 2 * tokens, "outside"),
-        ("output of norm2, input of up", x, "inputs"),
-        ("output of up, input of GELU", 4 * x, "inside"),
-        ("output of GELU, input of down", 4 * x, "inside"),
+        ("input of norm2, and its numbers for each token", x + statistics, "outside"),
+        ("output of norm2, input of up, and of gate", x, "inputs"),
+        ("output of up, input of GELU or SwiGLU", hidden, "inside"),
+        ("output of GELU or SwiGLU, input of down", hidden, "inside"),
     ]
+    if cfg.gated:
+        block += [("output of gate", hidden, "inside"), ("silu(gate)", hidden, "inside")]
     around = [
         ("RoPE's cos and sin, for all blocks", cfg.seq * cfg.dim // cfg.heads, "positions"),
-        ("input and output of the last norm, its mean and 1/std", 2 * x + 2 * tokens, "outside"),
+        ("input and output of the last norm, and its numbers", 2 * x + statistics, "outside"),
         ("log-probabilities, in fp32 or better, and a scalar", tokens * cfg.vocab + 1, "logits"),
         ("tokens and targets, which are there anyway", 2 * tokens, "ids"),
     ]
@@ -320,7 +339,25 @@ def kept_for_backward(cfg, batch):
 
 
 # What --recompute keeps: a share of each class, 1 where none is said; or each block's input alone.
-KEPT = {"none": {}, "selective": {"core": 0}, "full": {"recompute": "full"}}
+KEPT = {"none": {}, "selective": {"core": 0}, "full": {"recompute": "full"},
+        "every": {"recompute": "full"}, "offload": {"recompute": "offload"}}
+
+
+def most_again(layers, k, of_input, of_layer):
+    """The most bytes kept in backward, while it computes the last k layers again: the inputs of the
+    groups, and what these layers keep, of which one is such an input. The known c·A_in +
+    (L/c)·A_layer of c groups counts it twice (Korthikanti et al., section 5)."""
+    return (math.ceil(layers / k) - 1) * of_input + k * of_layer
+
+
+def best_k(layers, of_input, of_layer):
+    """The k that keeps least then. (The FLOPs are the same.)"""
+    return min(range(1, layers + 1), key=lambda k: most_again(layers, k, of_input, of_layer))
+
+
+def offloaded(layers, of_input):
+    """Bytes of a micro-batch that go to the host, and as many that come back."""
+    return layers * of_input
 
 
 def textbook_activation_bytes(cfg, batch):
@@ -339,25 +376,26 @@ def textbook_difference(cfg, batch, statistic=2):
     }
 
 
-def step_flops(cfg, batch, attention, recompute, early_stop=False):
+def step_flops(cfg, batch, attention, recompute, early_stop=False, k=1):
     """FLOPs of a step over `batch` sequences; of causal attention, the masked half counts too.
     early_stop: PyTorch's checkpoint ends as soon as it has all that backward reads, so it does not
-    recompute the last matmul, whose output is not kept."""
+    recompute the last matmul, whose output is not kept. k: blocks of a checkpoint."""
     tokens, s, h = batch * cfg.seq, cfg.seq, cfg.dim
     kv = h * cfg.kv_heads // cfg.heads
-    linears = 2 * tokens * h * (2 * h + 2 * kv + 8 * h)         # q and o, k and v, up and down
+    linears = 2 * tokens * (h * (2 * h + 2 * kv) + cfg.mlp())   # q and o, k and v; of the MLP
     core = 2 * (2 * tokens * s * h)                             # q @ k.T and weights @ v
     head = 2 * tokens * h * cfg.vocab
 
     # Backward takes two matmuls for one; a fused core computes q @ k.T once more: 5 for 2. Ours,
     # in kernels/, is in two halves, which both compute that and dout @ v.T: 7 for 2.
     backward = 2 * linears + {"plain": 4, "sdpa": 5, "triton": 7}[attention] * core // 2
-    again = {"none": 0, "selective": core, "full": linears + core}[recompute]
-    if early_stop and recompute == "full":
-        again -= 2 * tokens * 4 * h * h                         # down
+    again = {"none": 0, "selective": core}.get(recompute, linears + core)
     if early_stop and recompute == "selective" and attention == "plain":
         again -= core // 2                                      # weights @ v
-    return cfg.layers * (linears + core + backward + again) + 3 * head
+    step = cfg.layers * (linears + core + backward + again) + 3 * head
+    if early_stop and recompute not in ("none", "selective"):
+        step -= math.ceil(cfg.layers / k) * 2 * tokens * h * cfg.hidden     # each group's last down
+    return step
 
 
 def model_flops(cfg, batch):
@@ -383,17 +421,19 @@ def build(run):
     """The model, and its forward from tokens to logits, as the flags choose it."""
     args = run.args
     model = run.draw(gpt(args.model, seed=None))
-    if args.kernels and use_kernels(model):
-        args.attention = "triton"
-    elif args.kernels:
-        print("  --kernels: no GPU, or no Triton, for them here; all kernels are PyTorch's")
+    if args.kernels:
+        from kernels.model import use_kernels
+        CORES["triton"] = use_kernels(model)
+        args.attention = "triton" if CORES["triton"] else args.attention
+        if not CORES["triton"]:
+            print("  --kernels: no GPU, or no Triton, for them here; all kernels are PyTorch's")
     if args.precision == "fp8":
         from kernels.fp8 import use_fp8
         args.fp8_kernels = use_fp8(model, args.scaling or "tile")
         if not args.fp8_kernels:
             print("  --precision fp8: no GPU with FP8, or no Triton, here: all in plain PyTorch")
     choose_core(model, args.attention, args.recompute)
-    return model, functools.partial(logits_of, model, recompute=args.recompute)
+    return model, functools.partial(logits_of, model, recompute=args.recompute, k=args.k)
 
 
 def train(run):
@@ -449,13 +489,17 @@ def compiled(forward, batch):
 def formulas(args, rank, ranks, model):
     """What lab/ holds the run to, by the keys that lab/bench/formulas.py explains."""
     cfg, n, width = args.model, args.model.parameters(), common.DTYPES[args.dtype].itemsize
-    mixed = args.variant == "hand" and args.precision != "fp32"         # autocast keeps fp32
-    computed = step_flops(cfg, args.batch, args.attention, args.recompute, early_stop=True)
+    half = HALF[args.precision]
+    mixed = args.variant == "hand" and half                             # autocast keeps fp32
+    computed = step_flops(cfg, args.batch, args.attention, args.recompute, True, args.k)
     return {
         "parameters": n,
         "widths": WIDTHS[args.precision] if mixed else (width, width, 0),
         "most gradients": n * (2 + 4 if mixed else width),
-        "settings": settings(args, model.embedding.weight.device.type),
+        "settings": {"choose": choose_core, "forward": logits_of, "kept": KEPT,
+                     "flops": step_flops, "most again": most_again, "best k": best_k,
+                     "offloaded": offloaded, "autocast": half if args.variant == "torch" else None,
+                     "width": half.itemsize if half else width},
         "sent": {},                                             # one GPU has nobody to send to
         "utilization": {"mfu": model_flops(cfg, args.batch), "hfu": computed},
         "notes": explanations(args, model.embedding.weight.device.type),
@@ -463,44 +507,19 @@ def formulas(args, rank, ranks, model):
     }
 
 
-def settings(args, device):
-    """Of each choice of attention and recomputation: how it is made, its forward, what it keeps and
-    a step's FLOPs. All are tried with the tiny preset on a CPU, and otherwise the run's own."""
-    half, choices = HALF[args.precision], [(args.attention, args.recompute)]
-    linears = {"fp8": args.scaling or "tile"} if args.precision == "fp8" else {}
-    width = (half or common.DTYPES[args.dtype]).itemsize
-    if args.preset == "tiny" and device == "cpu" and args.attention != "triton":
-        choices = itertools.product(CORES, KEPT)
-
-    answer = {}
-    for attention, recompute in choices:
-        chosen = functools.partial(logits_of, recompute=recompute)
-        kept = KEPT[recompute] | linears
-        if args.variant == "torch" and half:
-            chosen, kept = torch.autocast(device, half)(chosen), None   # it keeps several widths
-        whole = linears and recompute == "full"         # they keep their inputs when all is done
-        flops, stopped = (step_flops(args.model, args.batch, attention, recompute, stop)
-                          for stop in (False, not whole))
-        counted = attention != "triton" and not getattr(args, "fp8_kernels", False)
-        answer[f"{attention}, {recompute}"] = {
-            "choose": functools.partial(choose_core, attention=attention, recompute=recompute),
-            "forward": chosen, "attention": attention, "kept": kept, "width": width,
-            "flops": flops if counted else None,
-            "early stop": stopped if counted and stopped < flops else None}
-    return answer
-
-
 def explanations(args, device):
     """Lines that set this run's numbers beside well-known ones."""
     cfg, needed = args.model, model_flops(args.model, args.batch)
     difference = textbook_difference(cfg, args.micro_batch, 4 if device == "cuda" else 2)
     textbook = textbook_activation_bytes(cfg, args.micro_batch)
+    of_textbook = [] if cfg.mlp() != 8 * cfg.dim**2 or cfg.gated else [
+        f"a block in 16 bits keeps {(textbook - sum(difference.values())) / 1e6:.3f} MB; the "
+        f"textbook's s·b·h·(34 + 5·a·s/h) is {textbook / 1e6:.3f} MB:",
+        *[f"  {size / 1e6:8.3f} MB {reason}" for reason, size in difference.items() if size]]
     full, stopped = (step_flops(cfg, args.batch, "plain", "full", stop) for stop in (False, True))
     embedding = "" if cfg.tie else "has the embedding, which multiplies nothing, and "
     return [
-        f"a block in 16 bits keeps {(textbook - sum(difference.values())) / 1e6:.3f} MB; the "
-        f"textbook's s·b·h·(34 + 5·a·s/h) is {textbook / 1e6:.3f} MB:",
-        *[f"  {size / 1e6:8.3f} MB {reason}" for reason, size in difference.items() if size],
+        *of_textbook,
         f"recomputing every block takes {full / needed:.2f} times the FLOPs, "
         f"{stopped / needed:.2f} times where the checkpoint stops early, as in training",
         f"6·N·tokens is {rule_of_thumb(cfg, args.batch) / needed:.2f} of the FLOPs: N "
@@ -515,6 +534,8 @@ def requires(args, ranks):
     if HALF[args.precision] and args.dtype != "float32":
         raise Refused(f"--precision {args.precision} rounds float32, and --dtype is {args.dtype}",
                       "--dtype float32")
+    if not 1 <= args.k <= args.model.layers or args.k > 1 and args.recompute != "every":
+        raise Refused(f"--k {args.k}: of --recompute every, 1 to {args.model.layers}", "--k 1")
     if args.compile and args.steps <= WATCHED:
         raise Refused(f"--steps {args.steps} end before --compile begins", f"--steps {WATCHED + 1}")
     if args.variant == "torch" and args.precision in ("bf16-fp32grad", "fp8"):
@@ -532,8 +553,9 @@ def requires(args, ranks):
 
 def flags(parser):
     add = parser.add_argument
-    add("--kernels", action="store_true", help="on a GPU: LayerNorm and attention of kernels/")
+    add("--kernels", action="store_true", help="on a GPU: norms, SwiGLU and attention of kernels/")
     add("--recompute", choices=KEPT, default="none")
+    add("--k", type=int, default=1, help="blocks that --recompute every computes again together")
     add("--precision", choices=HALF, default="fp32")
     add("--scaling", choices=("tensor", "row", "tile"), help="of fp8's scales; default: tile")
     add("--loss-scale", type=float, default=2.0**16, help="where fp16's loss scale starts")

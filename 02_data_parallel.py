@@ -39,7 +39,7 @@ Three things must be right.
     Once.     With several micro-batches, only the last backward sends. The gradients of the others
               wait in p.grad, and one sum over ranks serves for all.
 
-What a rank stores and sends (S bytes of gradients, N ranks)
+What a rank stores and sends (S bytes of gradients, in fp32 with any --precision; N ranks)
 
     parameters, gradients, optimizer states     all of them, as on one GPU: nothing is saved
     all_reduce, payload                         S a step, however many micro-batches
@@ -121,7 +121,7 @@ class Naive(nn.Module):
 
     def finish(self):
         for p in self.trained:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            p.grad = torch.zeros_like(p, dtype=p.grad_dtype) if p.grad is None else p.grad
             dist.all_reduce(p.grad, group=self.group)
 
 
@@ -155,7 +155,7 @@ class Overlap(Naive):
     def payload(self, i):
         """The one tensor that holds the gradients of bucket i."""
         [p] = self.buckets[i]                           # one each; Bucket has several
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        p.grad = torch.zeros_like(p, dtype=p.grad_dtype) if p.grad is None else p.grad
         return p.grad
 
     def finish(self):
@@ -167,12 +167,13 @@ class Overlap(Naive):
 
 
 def fill_buckets(parameters, capacity):
-    """Lists of parameters, in order: each of one dtype, and full once it has `capacity` bytes."""
+    """Lists of parameters, in order: each with gradients of one dtype, and full once these have
+    `capacity` bytes."""
     buckets = [[]]
     for p in parameters:
         last = buckets[-1]
-        full = last and sum(q.nbytes for q in last) >= capacity
-        if full or last and last[0].dtype != p.dtype:
+        full = last and sum(q.numel() * q.grad_dtype.itemsize for q in last) >= capacity
+        if full or last and last[0].grad_dtype != p.grad_dtype:
             buckets.append([p])
         else:
             last.append(p)
@@ -192,7 +193,7 @@ class Bucket(Overlap):
         self.flat, self.view = [], {}
         for bucket in self.buckets:
             sizes = [p.numel() for p in bucket]
-            flat = torch.zeros(sum(sizes), dtype=bucket[0].dtype, device=bucket[0].device)
+            flat = torch.zeros(sum(sizes), dtype=bucket[0].grad_dtype, device=bucket[0].device)
             self.flat.append(flat)
             for p, view in zip(bucket, flat.split(sizes)):
                 self.view[p] = view.view_as(p)
@@ -296,8 +297,9 @@ def train(run):
     mesh = run.mesh(dp=run.world)       # a DeviceMesh: the ranks on named axes, here all on one;
     group = mesh["dp"].get_group()      # along each axis there is a process group
     model = run.draw(gpt(args.model, seed=None))
+    common.recompute(model, args.recompute)
     replica = replicate(args.variant, model, group, 2**20 * args.bucket_mb)
-    optimizer = run.optimizer(model.parameters())
+    optimizer = run.mixed(model.parameters())           # with --precision bf16, p.grad stays fp32
 
     for batch in run.batches(share=run.rank):           # 1/N of the sequences
         with run.measure():
@@ -311,6 +313,10 @@ def train_torch(run):
 
     args, group = run.args, run.mesh(dp=run.world)["dp"].get_group()
     model = run.draw(gpt(args.model, seed=None))
+    common.recompute(model, args.recompute)
+    rounded = common.rounded(args)                      # parameters stay in run.dtype
+    autocast = torch.autocast(run.device.type, rounded, enabled=rounded != run.dtype)
+    model.forward = autocast(model.forward)
     # Buffers need not be sent: our model's never change. (torch 2.13 has renamed the argument.)
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     ddp = DistributedDataParallel(
@@ -328,10 +334,12 @@ def train_torch(run):
 def formulas(args, rank, ranks, model):
     """For lab/ alone (keys: lab/bench/formulas.py). Skip it when you read this the first time."""
     parameters = args.model.parameters()                # how many numbers
-    gradient_bytes = common.DTYPES[args.dtype].itemsize * parameters
-    answer = {"parameters": parameters, "overlap": True}
-    if args.variant == "torch":
-        return answer | {"beside": ("bucket", traffic(gradient_bytes, None, ranks))}
+    width = common.DTYPES[args.dtype].itemsize          # of a gradient, with any --precision
+    gradient_bytes = width * parameters
+    answer = {"parameters": parameters, "overlap": True, "kept": {"outside": 1}}    # all of it
+    if args.variant == "torch":                         # autocast has no masters
+        return answer | {"widths": (width, width, 0), "kept": None,
+                         "beside": ("bucket", traffic(gradient_bytes, None, ranks))}
 
     messages = list(model.parameters())[::-1]
     if args.variant == "bucket":

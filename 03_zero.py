@@ -12,7 +12,8 @@ computes. ZeRO cuts these three, and each cut is a stage:
     zero3                  P / N          G / N           O / N        and those, and gathered units
 
 Ψ parameters in fp32 under AdamW: P + G + O is 4Ψ + 4Ψ + 8Ψ bytes, for 7 billion 112 GB. On 8 ranks
-that becomes 63 GB (zero1), 38.5 GB (zero2) or 14 GB (zero3).
+that becomes 63 GB (zero1), 38.5 GB (zero2) or 14 GB (zero3). With --precision bf16 it is 2Ψ + 4Ψ +
+12Ψ: the masters are divided as the moments are, and gradients are summed in fp32. (See `held`.)
 
 Cutting is cheap, because an all_reduce is two steps already: a reduce_scatter, after which each
 rank has the sum of 1/N of the gradient, and an all_gather, after which every rank has all of it.
@@ -54,8 +55,6 @@ micro-batch, not only the last: stage 3 wants large ones.
 
 What can be added:
 
-    --precision bf16   P + G + O is 2Ψ + 2Ψ + 12Ψ, with chapter 01's fp32 masters. --reduce-fp32
-                       sends and sums gradients in fp32 (4Ψ/N; zero1's micro-batches in bf16).
     --offload          The CPU has O and master weights (4Ψ/N, in any case), and updates them.
     hsdp               Stage 3 in groups of --shard-size ranks, such as a machine's. Across these
                        groups, shards of gradients are summed once a step.
@@ -67,7 +66,7 @@ What can be added:
 
 Run it:
     torchrun --nproc_per_node=4 03_zero.py
-    torchrun --nproc_per_node=4 03_zero.py --variant zero2 --precision bf16 --reduce-fp32 --offload
+    torchrun --nproc_per_node=4 03_zero.py --variant zero2 --precision bf16 --offload
     torchrun --nproc_per_node=8 03_zero.py --variant hsdp --shard-size 4 --keep-gathered
     torchrun --nproc_per_node=8 03_zero.py --variant zeropp --shard-size 4 --steps 50
     torchrun --nproc_per_node=4 03_zero.py --variant torch --stage 2
@@ -99,8 +98,9 @@ class Unit:
     """The parameters of one module as one flat tensor, of which each rank of `group` has a shard.
 
     full: (N·k,), of which every parameter is a view. shard: (k,), this rank's part, a view too
-    (until keep_only_shards). shard.grad: of the summed gradient, in PyTorch's shard.grad_dtype.
-    gradients: (N·k,), of which every p.grad is a view. What a `start` sends lives until `finish`.
+    (until keep_only_shards). shard.grad: of the summed gradient. gradients: (N·k,), of which every
+    p.grad is a view. Both have shard.grad_dtype, fp32 or better. What a `start` sends lives until
+    `finish`.
     """
 
     def __init__(self, parameters, group):
@@ -108,17 +108,18 @@ class Unit:
         self.parameters, self.group, self.gathering = parameters, group, None
         self.padding = -sum(p.numel() for p in parameters) % group.size()
         zeros = parameters[0].new_zeros(self.padding)
-        self.hold(torch.cat([*(p.detach().flatten() for p in parameters), zeros]))
+        full = torch.cat([*(p.detach().flatten() for p in parameters), zeros])
+        cut = Cut(0, group.rank(), group.size(), group)
+        self.shard = nn.Parameter(part(full, [cut]))
+        self.shard.cuts = (cut,)                        # the norm counts every number once
+        self.shard.flat = parameters, cut.index * len(self.shard)       # for a checkpoint
+        self.hold(full)
 
     def hold(self, full):
         """Make the parameters views of `full`, and the shard this rank's part of it."""
-        self.full = full
+        self.full, self.shard.data = full, part(full, self.shard.cuts)
         for p, view in zip(self.parameters, self.views(full)):
-            p.data = view
-        cut = Cut(0, self.group.rank(), self.group.size(), self.group)
-        self.shard = nn.Parameter(part(full, [cut]))
-        self.shard.cuts = (cut,)                        # the norm counts every number once
-        self.shard.flat = self.parameters, cut.index * len(self.shard)      # for a checkpoint
+            p.grad_dtype, p.data = self.shard.grad_dtype, view
 
     def views(self, flat):
         """Views into a flat tensor, (N·k,), in the shapes of the parameters."""
@@ -145,7 +146,7 @@ class Unit:
     def make_room_for_gradients(self):
         """Each p.grad becomes a view into one tensor of zeros, to which backward adds. So nothing
         is copied before it is sent, and what a rank does not use counts as zero."""
-        self.gradients = torch.zeros_like(self.full)
+        self.gradients = torch.zeros_like(self.full, dtype=self.shard.grad_dtype)
         for p, view in zip(self.parameters, self.views(self.gradients)):
             if p.grad is not None:                      # of a tied table, from the head
                 view.copy_(p.grad)
@@ -153,10 +154,9 @@ class Unit:
 
     def start_reduce(self):
         """Start a reduce_scatter of the gradients, and let go of the parameters' own."""
-        self.sent = self.gradients.to(self.shard.grad_dtype)        # itself, but for --reduce-fp32
-        self.sum = self.sent.new_empty(self.shard.shape)
-        self.reducing = common.reduce_scatter(self.sum, self.sent, group=self.group, async_op=True)
-        self.gradients = None
+        self.sum = self.gradients.new_empty(self.shard.shape)
+        self.reducing = common.reduce_scatter(self.sum, self.gradients, group=self.group,
+                                              async_op=True)
         for p in self.parameters:
             p.grad = None
 
@@ -165,7 +165,7 @@ class Unit:
         self.reducing.wait()
         before = self.shard.grad
         self.shard.grad = self.sum if before is None else before.add_(self.sum)
-        self.reducing = self.sent = self.sum = None
+        self.reducing = self.gradients = self.sum = None
 
 
 def make_units(model, make_unit):
@@ -212,10 +212,8 @@ def zero1_step(model, units, optimizer, micro_batches, valid, clip):
 
 def reduce_in_place(unit):
     """A reduce_scatter of gradients that stay: the sum takes the place of this rank's own part."""
-    sent = unit.gradients.to(unit.shard.grad_dtype)     # itself, but for --reduce-fp32
-    in_place = sent is unit.gradients                   # else the rest of `sent` can go
-    unit.shard.grad = part(sent, unit.shard.cuts) if in_place else sent.new_empty(unit.shard.shape)
-    common.reduce_scatter(unit.shard.grad, sent, group=unit.group)
+    unit.shard.grad = part(unit.gradients, unit.shard.cuts)
+    common.reduce_scatter(unit.shard.grad, unit.gradients, group=unit.group)
 
 
 # ---------------------------------------------------------------------------------------- stage 2
@@ -315,30 +313,6 @@ def zero3_step(model, units, optimizer, micro_batches, valid, clip, ahead, keep_
     return total, update(units, optimizer, clip)
 
 
-# ------------------------------------------------------------------- --precision bf16 and --offload
-
-class Masters:
-    """An optimizer of copies of the shards, on `device`. A step updates the copies, and from them
-    the shards, which are rounded to `dtype`, and whose gradients are summed in `sum_dtype`."""
-
-    def __init__(self, units, make_optimizer, device, dtype, sum_dtype):
-        self.units = units
-        for unit in units:
-            unit.master = nn.Parameter(unit.shard.detach().to(device, copy=True))   # not rounded
-            unit.master.flat = unit.shard.flat
-            unit.hold(unit.full.to(dtype))
-            unit.shard.grad_dtype = sum_dtype
-        self.optimizer = make_optimizer([unit.master for unit in units])
-
-    def step(self):
-        for unit in self.units:
-            unit.master.grad = unit.shard.grad.to(unit.master)      # to fp32, or to the CPU
-        self.optimizer.step()
-        for unit in self.units:
-            unit.master.grad = None
-            unit.shard.data.copy_(unit.master.data)
-
-
 # ----------------------------------------------------------------------------------------- ZeRO++
 
 BLOCK = 256             # numbers that share a scale
@@ -395,17 +369,25 @@ class ZeroPlusPlusUnit(Unit):
 
 # ------------------------------------------------------------------------------------ the formulas
 
+def held(numbers, stage, n, precision="fp32"):
+    """Bytes that a rank keeps between steps: P, G and O of the lesson's table, under AdamW."""
+    p, g, o = (4, 4, 8) if precision == "fp32" else (2, 4, 12)
+    return (p * numbers / (n if stage == 3 else 1), g * numbers / (n if stage > 1 else 1),
+            o * numbers / n)
+
+
 def padded_sizes(cfg, n):
     """The numbers in each unit (embedding, blocks, head), with the padding for n shards."""
     table = cfg.vocab * cfg.dim
-    head = 2 * cfg.dim + (0 if cfg.tie else table)
+    head = cfg.norm() + (0 if cfg.tie else table)
     block = (cfg.parameters() - table - head) // cfg.layers
     return [-(-size // n) * n for size in (table, *[block] * cfg.layers, head)]
 
 
 def traffic(cfg, stage, n, micro_batches, widths=(4, 4), keep_gathered=False, replicas=1):
     """What a rank sends in a step: {op: (calls, payload bytes, wire bytes)}. n: ranks of a group,
-    which share one model, and sum one number for the norm. replicas: the number of groups."""
+    which share one model, and sum one number for the norm. widths: bytes of a parameter, and of a
+    gradient. replicas: the number of groups."""
     units, share = padded_sizes(cfg, n), (n - 1) / n
     width, sum_width = widths
     reduces = 1 if stage == 1 else micro_batches
@@ -444,12 +426,12 @@ def take_steps(run, step, model, units=None):
 
 
 def make_optimizer(run, units):
-    args = run.args
-    if args.precision == "fp32" and not args.offload:
-        return run.optimizer([unit.shard for unit in units])
-    dtype = torch.bfloat16 if args.precision == "bf16" else run.dtype
-    return Masters(units, run.optimizer, "cpu" if args.offload else run.device, dtype,
-                   torch.float32 if args.reduce_fp32 else dtype)
+    """Of the shards, or their masters, on the CPU with --offload. (Chapter 01 has the masters.)"""
+    shards = [unit.shard for unit in units]
+    optimizer = run.mixed(shards, device="cpu" if run.args.offload else None)   # rounds the shards
+    for unit in units:
+        unit.hold(unit.full.to(unit.shard.dtype))       # and this the other ranks' parts
+    return optimizer
 
 
 def train(run):
@@ -458,6 +440,7 @@ def train(run):
     args, n = run.args, run.args.shard_size
     mesh = run.mesh(replicate=run.world // n, shard=n) if run.world > n else run.mesh(shard=n)
     model = run.draw(gpt(args.model, seed=None))        # one that fits on no rank: unit by unit
+    common.recompute(model, args.recompute)             # in a unit's backward, while it is gathered
     units = make_units(model, partial(Unit, group=mesh["shard"].get_group()))
     optimizer = make_optimizer(run, units)
     step = {"zero1": zero1_step, "zero2": zero2_step}.get(args.variant)
@@ -472,6 +455,7 @@ def train_zeropp(run):
     args, group = run.args, run.mesh(shard=run.world).get_group()
     node = dist.new_subgroups(args.shard_size)[0] if args.secondary_shard else None
     model = run.draw(gpt(args.model, seed=None))
+    common.recompute(model, args.recompute)
     units = make_units(model, partial(ZeroPlusPlusUnit, group=group, node=node,
                                       quantized=args.quantized_weights))
     step = partial(zero3_step, model, units, make_optimizer(run, units), ahead=args.prefetch)
@@ -495,13 +479,17 @@ def torch_step(model, optimizer, micro_batches, valid, clip, no_sync=contextlib.
 
 
 def train_torch(run):
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
 
     args, mesh = run.args, run.mesh(shard=run.world)
     group, model = mesh.get_group(), run.draw(gpt(args.model, seed=None))
+    common.recompute(model, args.recompute)
+    rounded = common.rounded(args)                              # parameters stay in run.dtype
     if args.stage == 1:
+        autocast = torch.autocast(run.device.type, rounded, enabled=rounded != run.dtype)
+        model.forward = autocast(model.forward)
         # Buffers need not be sent, as in chapter 02. (torch 2.13 has renamed the argument.)
         renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
         no_buffers = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
@@ -511,7 +499,8 @@ def train_torch(run):
         step = partial(torch_step, ddp, optimizer, no_sync=ddp.no_sync)
         return take_steps(run, step, ddp)
     for unit in (*model, model):
-        fully_shard(unit, mesh=mesh, reshard_after_forward=args.stage == 3)
+        fully_shard(unit, mesh=mesh, reshard_after_forward=args.stage == 3,
+                    mp_policy=MixedPrecisionPolicy(rounded, reduce_dtype=run.dtype))
         unit.set_force_sum_reduction_for_comms(True)            # gloo has no average
     common.name_parameters(model)                               # DTensors by now
     take_steps(run, partial(torch_step, model, run.optimizer(model.parameters())), model)
@@ -520,26 +509,21 @@ def train_torch(run):
 def formulas(args, rank, ranks, model):
     if args.variant == "torch":
         return {}
-    cfg, stage, width = args.model, STAGES[args.variant], next(model.parameters()).itemsize
-    width = width, 4 if args.reduce_fp32 else width         # of parameters, and summed gradients
+    cfg, stage = args.model, STAGES[args.variant]
+    widths = common.rounded(args).itemsize, common.DTYPES[args.dtype].itemsize
     n = ranks if args.variant == "zeropp" else args.shard_size
     m = args.batch // args.shares // args.micro_batch
-    sent = traffic(cfg, stage, n, m, width, args.keep_gathered, ranks // n)
-    answer = {"zero": stage, "holders": n, "sent": sent}
+    sent = traffic(cfg, stage, n, m, widths, args.keep_gathered, ranks // n)
+    answer = {"zero": stage, "holders": n, "sent": sent, "kept": {"outside": 1}}    # as one GPU
     if args.variant == "zeropp":
         node = args.shard_size if args.secondary_shard else None
-        less = zeropp_traffic(cfg, n, m, width, node, args.quantized_weights)
+        less = zeropp_traffic(cfg, n, m, widths, node, args.quantized_weights)
         answer |= {"secondary": node, "sent": less, "beside": ("zero3", sent)}
     return answer
 
 
 def requires(args, ranks):
     common.split_batch(args, ranks)
-    if args.reduce_fp32 and args.precision != "bf16":
-        raise Refused("--reduce-fp32 is for 16-bit gradients", "--precision bf16")
-    if args.precision == "bf16" and args.dtype != "float32":
-        raise Refused(f"--precision bf16 rounds float32, and --dtype is {args.dtype}",
-                      "--dtype float32")
     whole = args.variant in ("zero1", "zero2") or args.variant == "torch" and args.stage == 1
     if args.model.tie and not whole:
         raise Refused(f"--preset {args.preset} ties embedding and head, which --variant "
@@ -557,22 +541,19 @@ def flags(parser):
     add("--prefetch", type=int, default=1, help="units to gather ahead of the one that computes")
     add("--keep-gathered", action="store_true", help="keep parameters from forward to backward")
     add("--shard-size", type=int, help="ranks of hsdp's or zeropp's groups; default: a machine's")
-    add("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: with fp32 masters")
-    add("--reduce-fp32", action="store_true", help="send and sum the gradients of bf16 in fp32")
     add("--offload", action="store_true", help="keep masters and states on the CPU, update there")
     for idea in IDEAS:
         add(idea, action=argparse.BooleanOptionalAction, default=True, help="an idea of ZeRO++")
     add("--stage", type=int, default=3, help="of torch; its 2 is zero3 --keep-gathered")
 
 
-BY_HAND = ("--precision", "--reduce-fp32", "--offload")
 IDEAS = ("--quantized-weights", "--secondary-shard")
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3, "zeropp": 3}
 VARIANTS = {
-    "zero3": (train, "--prefetch", "--keep-gathered", *BY_HAND),
-    **dict.fromkeys(("zero1", "zero2"), (train, *BY_HAND)),
-    "hsdp": (train, "--prefetch", "--keep-gathered", "--shard-size", *BY_HAND),
-    "zeropp": (train_zeropp, "--prefetch", "--shard-size", *IDEAS, *BY_HAND),
+    "zero3": (train, "--prefetch", "--keep-gathered", "--offload"),
+    **dict.fromkeys(("zero1", "zero2"), (train, "--offload")),
+    "hsdp": (train, "--prefetch", "--keep-gathered", "--shard-size", "--offload"),
+    "zeropp": (train_zeropp, "--prefetch", "--shard-size", *IDEAS, "--offload"),
     "torch": (train_torch, "--stage"),
 }
 

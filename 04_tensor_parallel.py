@@ -10,13 +10,13 @@ are two ways to cut a product of activations and weights, A·B, into t parts:
 
 The first needs all of A on every rank and leaves the output cut. The second takes an input that is
 cut, and needs a sum at the end. So do the second after the first, and send nothing in between: the
-output of the first may stay cut, since GELU works on each hidden unit by itself, and attention on
-each head. (In the other order it would take a sum in between, since the GELU of a sum is not the
-sum of the GELUs.) That is Megatron's pair, and a transformer has it twice in every block:
+output of the first may stay cut, since GELU works on each hidden unit by itself (so does SwiGLU, if
+gate and up are cut alike), and attention on each head. (In the other order a sum lies in between:
+the GELU of a sum is not the sum of the GELUs.) A block has this pair of Megatron's twice:
 
                   by columns                       by rows
     attention     q, k, v: some heads each         o
-    MLP           up: some hidden units each       down
+    MLP           up, gate: hidden units each      down
 
                    +-----------------------------------------+
     x, the same    |  rank 0:  q0 k0 v0 -> heads 0, 1 -> o0  |      sum, the same
@@ -32,8 +32,7 @@ of the sum. A wrapper puts both around a sub-layer, which does not know that it 
 attention reads its number of heads off the width of its projections.
 
 Heads. t must divide the heads. With fewer kv heads than ranks (GQA), neighbouring ranks hold the
-same kv head. Each sees the gradient of its own query heads alone, so the gradients of a kv head are
-summed over the ranks that hold it.
+same kv head. Each sees the gradient of its own query heads alone, so these ranks sum it up.
 
 Vocabulary. The embedding's table is cut by rows, so a rank holds the vectors of some tokens: it
 looks up those, has zeros for the others, and g adds the ranks up. (It needs no f: tokens have no
@@ -53,10 +52,11 @@ What a rank stores and sends (b sequences of s tokens in a micro-batch, h = dim,
     parameters       1/t of every matrix, but never less than one kv head; LayerNorms in full
     activations      A_in / t + A_out. Of chapter 01's classes, A_in is `inside`, `core`, `keys and
                      values` and `logits`; A_out is `outside` and `inputs`, which is all that
-                     LayerNorms read and write. Chapter 05 cuts A_out, too
+                     norms read and write. Chapter 05 cuts A_out, too
     all_reduces      4 L + 2 a micro-batch, of b·s·h·e bytes: two forward and two backward in every
                      block, one for the embedding, one for the head; and the two small ones of the
-                     loss. Once a step the norm, and the gradients of kv heads that ranks share
+                     loss. Once a step the norm, and the gradients of kv heads that ranks share.
+                     With --recompute full L more: attention's sums (backward reads no MLP's)
 
 When it stops paying: what comes after an all_reduce needs the sum, so sending does not hide behind
 compute. (There is one exception: in backward, the weights' gradients can be computed while the
@@ -291,8 +291,7 @@ class OverlapTensorParallel(TensorParallel):
         super().__init__(inner, columns, row, group)
 
         def project(x):
-            outputs = CopyInColumns.apply(x, group, *[linear.weight for linear in columns])
-            return outputs if len(columns) > 1 else outputs[0]
+            return CopyInColumns.apply(x, group, *[linear.weight for linear in columns])
 
         inner.project = project                         # in place of the method of that name
 
@@ -321,7 +320,7 @@ def parallelize(model, cfg, group, variant):
         attn, mlp = block.attn, block.mlp
         share_kv_heads(attn, cfg.kv_heads, group, holders)
         block.attn = sub_layer(attn, [attn.q, attn.k, attn.v], attn.o, group)
-        block.mlp = sub_layer(mlp, [mlp.up], mlp.down, group)
+        block.mlp = sub_layer(mlp, mlp.columns, mlp.down, group)
     model.head.out = head(model.head.out, group)
     return model
 
@@ -377,10 +376,10 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
 # ------------------------------------------------------------------------------------- the formulas
 
 def parameters_per_rank(cfg, t):
-    """Numbers on a rank: 1/t of every matrix, but one kv head at least, and all of a LayerNorm."""
+    """Numbers on a rank: 1/t of every matrix, but one kv head at least, and all of a norm."""
     kv_dim = cfg.dim // cfg.heads * max(cfg.kv_heads // t, 1)
-    matrices = 10 * cfg.dim**2 // t + 2 * cfg.dim * kv_dim          # q, o, up, down; k and v
-    norms = (4 * cfg.layers + 2) * cfg.dim                          # two in a block, and the last
+    matrices = (2 * cfg.dim**2 + cfg.mlp()) // t + 2 * cfg.dim * kv_dim     # q, o; MLP; k and v
+    norms = (2 * cfg.layers + 1) * cfg.norm()                       # two in a block, and the last
     table = -(-cfg.vocab // t) * cfg.dim                            # with its padding
     return cfg.layers * matrices + norms + (1 if cfg.tie else 2) * table
 
@@ -393,16 +392,18 @@ def kept(cfg, t):
     return a_in | a_out | {"logits": 1 / t, "vocabulary": "cut"}
 
 
-def traffic(cfg, micro_batches, batch, t, e):
-    """What is sent in a step: {op: (calls, bytes of payload, bytes on the wire)}."""
+def traffic(cfg, micro_batches, batch, t, e, recompute="none", sums=None):
+    """What is sent in a step: {op: (calls, bytes of payload, bytes on the wire)}. e: bytes of a
+    number; sums: of a gradient that is summed, if those are wider."""
     tokens, wide = batch * cfg.seq, max(e, 4)
-    sums = micro_batches * (4 * cfg.layers + 2)         # of (batch, seq, dim)
+    again = cfg.layers if recompute == "full" else 0
+    of_x = micro_batches * (4 * cfg.layers + 2 + again)       # all_reduces of (batch, seq, dim)
     norms = 1 if t > 1 else 0                           # alone, nobody needs to be asked
-    calls = sums + micro_batches * 2 + norms            # the loss has two: 3 numbers a token
-    payload = sums * tokens * cfg.dim * e + (micro_batches * 3 * tokens + norms) * wide
+    calls = of_x + micro_batches * 2 + norms            # the loss has two: 3 numbers a token
+    payload = of_x * tokens * cfg.dim * e + (micro_batches * 3 * tokens + norms) * wide
     wire = 2 * (t - 1) / t * payload
     if t > cfg.kv_heads:                                # k and v of a head that ranks share
-        shared = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads) * e
+        shared = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads) * (sums or e)
         calls += 1
         payload += shared
         wire += 2 * (1 - cfg.kv_heads / t) * shared     # among t / kv_heads of them
@@ -425,7 +426,8 @@ def sending_over_computing(t, dim, width, flops, bandwidth):
 def train(run):
     args, cfg, group = run.args, run.args.model, run.mesh(tp=run.world)["tp"].get_group()
     model = run.draw(parallelize(gpt(cfg, seed=None), cfg, group, args.variant))
-    optimizer = run.optimizer(model.parameters())
+    common.recompute(model, args.recompute)
+    optimizer = run.mixed(model.parameters())
 
     for batch in run.batches():                         # every rank takes all of it
         with run.measure():
@@ -443,13 +445,17 @@ def train_torch(run):
     columns, rows = parallel.ColwiseParallel(), parallel.RowwiseParallel()
     plan = {"embedding": parallel.RowwiseParallel(input_layouts=Replicate()),
             "head.out": parallel.ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
-            "block*.attn.[qkv]": columns, "block*.mlp.up": columns,
+            "block*.attn.[qkv]": columns, "block*.mlp.[ug]*": columns,      # up, gate
             "block*.attn.o": rows, "block*.mlp.down": rows}
     model = run.draw(gpt(cfg, seed=None))
     parallel.parallelize_module(model, run.mesh(tp=run.world), plan)
     if cfg.tie:
         model.head.out.weight = model.embedding.weight
     common.name_parameters(model)                       # DTensors by now
+    common.recompute(model, args.recompute)
+    rounded = common.rounded(args)                      # parameters stay in run.dtype
+    autocast = torch.autocast(run.device.type, rounded, enabled=rounded != run.dtype)
+    model.forward = autocast(model.forward)
 
     cut = [p for p in model.parameters() if isinstance(p, DTensor)]
     whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
@@ -461,8 +467,9 @@ def train_torch(run):
 
 
 def formulas(args, rank, ranks, model):
-    cfg, width = args.model, common.DTYPES[args.dtype].itemsize
-    sent = traffic(cfg, args.batch // args.micro_batch, args.micro_batch, ranks, width)
+    cfg, e, sums = args.model, common.rounded(args).itemsize, common.DTYPES[args.dtype].itemsize
+    sent = traffic(cfg, args.batch // args.micro_batch, args.micro_batch, ranks, e,
+                   args.recompute, sums)
     if args.variant == "torch":
         return {"kept": None, "beside": ("megatron", sent)}
 
@@ -482,18 +489,19 @@ def formulas(args, rank, ranks, model):
 
 def fits(cfg, t, can_share):
     """Whether t ranks get whole heads each. can_share: a kv head may be on several ranks."""
-    return cfg.heads % t == 0 and (cfg.kv_heads % t == 0 or can_share and t % cfg.kv_heads == 0)
+    has_heads = cfg.kv_heads % t == 0 or can_share and t % cfg.kv_heads == 0
+    return cfg.heads % t == 0 and cfg.hidden % t == 0 and has_heads
 
 
 def requires(args, ranks):
-    """Heads, and with them dim and 4·dim, must be a multiple of the ranks."""
+    """Heads, and with them dim, and the MLP's features must be a multiple of the ranks."""
     common.split_batch(args, 1)
     cfg, can_share = args.model, args.variant != "torch"
     works = max(n for n in range(1, ranks + 1) if fits(cfg, n, can_share))
     if works < ranks:
         why = "" if can_share else " (torch cannot share a kv head)"
-        raise Refused(f"--heads {cfg.heads} and --kv-heads {cfg.kv_heads} do not fit "
-                      f"{ranks} tensor-parallel ranks{why}", f"--nproc_per_node {works}")
+        raise Refused(f"--heads {cfg.heads}, --kv-heads {cfg.kv_heads} and --ffn {cfg.hidden} do "
+                      f"not fit {ranks} tensor-parallel ranks{why}", f"--nproc_per_node {works}")
 
 
 VARIANTS = {"megatron": train, "overlap": train, "torch": train_torch}

@@ -21,15 +21,18 @@ An all_reduce IS a reduce_scatter and an all_gather (chapter 03). Chapter 04 doe
 here g does the first half, the next f does the second half, and what lies between is cut, for the
 same bytes. Two things follow.
 
-Partial gradients. LayerNorms, embedding and head are on every rank in full, and each rank computes
-their gradients from its own tokens. So they are partial sums, and are added up over the ranks, all
-in one bucket, before the gradient's norm is taken.
+Partial gradients. Every rank has the norms, embedding and head in full, and their gradients from
+its own tokens alone. These are partial sums, and are added up in one bucket, before the norm.
 
 Gathering again. For their weights' gradients, the linears behind f need their whole input in
 backward. If it is kept (`kept`), that is a full (b, s, h) for every sub-layer again. So `megatron`
 and `ring` gather it again, while its gradient is computed: half as many all_gathers more. (On a
 GPU the gather's kernel must begin first: a matmul that has begun leaves no room for it. Megatron
 sets CUDA_DEVICE_MAX_CONNECTIONS=1, by which kernels of all streams begin in the order of launch.)
+That trades bytes sent for bytes kept, as recomputation does. A micro-batch sends 10 L of x, `kept`
+8 L. With --recompute full it is 3 L more: of a block both gathers again, and attention's scatter.
+(Backward does not read the MLP's, which a ring sends with a matmul, so there it is 4 L.) Megatron
+advises --recompute selective: attention's core lies between f and g, so nothing is sent again.
 
 What a rank keeps and sends (x = b·s·h·e bytes, L blocks, a micro-batch)
 
@@ -47,14 +50,13 @@ Collective matmul (`ring`). In the picture above, f must end before the first ma
 the matmul of one chunk of the sequence needs no other chunk. So the chunks travel around a ring:
 while a rank multiplies the one it has, the next arrives, and after t-1 hops it has seen all. For g
 the same backwards: a sum travels around the ring, each rank adds its part, and computes the next
-part while it travels. The bytes are those of `megatron`, in t-1 messages a gather. (PyTorch's async
-TP has no ring: each rank pulls a chunk from its owner, whose memory all GPUs of the machine can
-read, while it multiplies another.) With chapter 04's C and W, a message of b·s/t · h · e bytes
-hides behind the matmul of a chunk with a matrix of h x n/t, which takes 2 · b·s/t · h · n/t FLOPs,
-if e·t/(2n) · C/W <= 1. For h = 8192 in bf16 on 8 H100s over NVLink the left side is 0.5 for an
-MLP's matrices (n = 4 h) and 2.1 for o (n = h). For q, k and v together n is (1 + 2 · kv/heads) · h:
-of 64 heads, all with keys of their own, it is 0.7, and with 8 kv heads (GQA) 1.7. What is more than
-1 does not hide as a whole.
+part while it travels. The bytes are those of `megatron`, in t-1 messages a gather. (In PyTorch's
+async TP each rank pulls chunks from their owners' memory instead.) With chapter 04's C and W, a
+message of b·s/t · h · e bytes hides behind the matmul of a chunk with a matrix of h x n/t, which
+takes 2 · b·s/t · h · n/t FLOPs, if e·t/(2n) · C/W <= 1. For h = 8192 in bf16 on 8 H100s over NVLink
+the left side is 0.5 for an MLP's matrices (n = 4 h) and 2.1 for o (n = h). For q, k and v together
+n is (1 + 2 · kv/heads) · h: of 64 heads, all with keys of their own, it is 0.7, and with 8 kv heads
+(GQA) 1.7. What is more than 1 does not hide as a whole.
 
 When it pays: where chapter 04 does, for less memory, and with every LayerNorm computed once. It
 sends up to a quarter more, since it gathers twice, and the gradients of the tables once a step. It
@@ -66,8 +68,8 @@ Run it:
     torchrun --nproc_per_node=4 05_sequence_parallel.py --precision fp8   (see kernels/fp8.py)
 
 Sources: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022),
-section 4; Wang et al., Overlap Communication with Dependent Computation via Decomposition (2023),
-for the ring; Ultra-Scale Playbook, "Sequence Parallelism" and A3 (a number as one byte).
+sections 4 and 5; Wang et al., Overlap Communication with Dependent Computation via Decomposition
+(2023), for the ring; Ultra-Scale Playbook, "Sequence Parallelism" and A3 (a number as one byte).
 """
 
 import torch
@@ -309,8 +311,7 @@ def sequence_parallel(inner, columns, row, group, f, g):
     keep_shard(row, "weight", dim=1, group=group)        # split the inputs: a partial sum each
 
     def project(x):                                     # (batch, seq/t, dim)
-        outputs = f(x, group, *[linear.weight for linear in columns])
-        return outputs if len(outputs) > 1 else outputs[0]
+        return f(x, group, *[linear.weight for linear in columns])
 
     def multiply_and_scatter(x):                        # (batch, seq, width/t)
         return g(x, group, row.weight)
@@ -338,7 +339,7 @@ def parallelize(model, cfg, group, variant):
         attn, mlp = block.attn, block.mlp
         share_kv_heads(attn, cfg.kv_heads, group, holders)
         sequence_parallel(attn, [attn.q, attn.k, attn.v], attn.o, group, *SUB_LAYERS[variant])
-        sequence_parallel(mlp, [mlp.up], mlp.down, group, *SUB_LAYERS[variant])
+        sequence_parallel(mlp, mlp.columns, mlp.down, group, *SUB_LAYERS[variant])
         in_full += block.norm1, block.norm2
     for module in in_full:
         for p in module.parameters():
@@ -397,13 +398,13 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
 def parameters_per_rank(cfg, t):
     """Numbers on a rank: 1/t of the blocks' matrices, but one kv head at least, and the rest."""
     kv_dim = cfg.dim // cfg.heads * max(cfg.kv_heads // t, 1)
-    matrices = 10 * cfg.dim**2 // t + 2 * cfg.dim * kv_dim          # q, o, up, down; k and v
+    matrices = (2 * cfg.dim**2 + cfg.mlp()) // t + 2 * cfg.dim * kv_dim     # q, o; MLP; k and v
     return cfg.layers * matrices + numbers_in_full(cfg)
 
 
 def numbers_in_full(cfg):
-    """Those that every rank holds: of the LayerNorms, the embedding and the head."""
-    return (4 * cfg.layers + 2) * cfg.dim + (1 if cfg.tie else 2) * cfg.vocab * cfg.dim
+    """Those that every rank holds: of the norms, the embedding and the head."""
+    return (2 * cfg.layers + 1) * cfg.norm() + (1 if cfg.tie else 2) * cfg.vocab * cfg.dim
 
 
 def kept(cfg, t, variant="megatron"):
@@ -413,11 +414,17 @@ def kept(cfg, t, variant="megatron"):
                   "keys and values": max(1 / t, 1 / cfg.kv_heads)}
 
 
-def traffic(cfg, micro_batches, batch, t, e, variant="megatron"):
-    """What is sent in a step: {op: (calls, bytes of payload, bytes on the wire)}."""
+def traffic(cfg, micro_batches, batch, t, e, variant="megatron", recompute="none", sums=None):
+    """What is sent in a step: {op: (calls, bytes of payload, bytes on the wire)}. e: bytes of a
+    number; sums: of a gradient that is summed, if those are wider."""
     x, wide, share = batch * cfg.seq * cfg.dim * e, max(e, 4), (t - 1) / t
-    scatters = micro_batches * 4 * cfg.layers           # forward and backward of each sub-layer
-    gathers = scatters if variant == "kept" else scatters + micro_batches * 2 * cfg.layers
+    blocks = micro_batches * cfg.layers
+    scatters = gathers = 4 * blocks                     # forward and backward of each sub-layer
+    if variant in ("megatron", "ring"):
+        gathers += 2 * blocks
+    if recompute == "full":
+        scatters += 2 * blocks if variant == "ring" else blocks
+        gathers += 2 * blocks
     sent = {"reduce_scatter": (scatters, scatters * x, share * scatters * x),
             "all_gather": (gathers, gathers * x, share * gathers * x)}
     if variant == "ring":
@@ -426,10 +433,10 @@ def traffic(cfg, micro_batches, batch, t, e, variant="megatron"):
 
     norms = 1 if t > 1 else 0                           # alone, nobody needs to be asked
     calls = 1 + norms
-    payload = numbers_in_full(cfg) * e + norms * wide
+    payload = numbers_in_full(cfg) * (sums or e) + norms * wide
     wire = 2 * share * payload
     if t > cfg.kv_heads:                                # k and v of a head that ranks share
-        shared = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads) * e
+        shared = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads) * (sums or e)
         calls += 1
         payload += shared
         wire += 2 * (1 - cfg.kv_heads / t) * shared     # among t / kv_heads of them
@@ -451,12 +458,13 @@ def hop_over_matmul(columns, t, width, flops, bandwidth):
 
 def train(run):
     args, cfg, group = run.args, run.args.model, run.mesh(tp=run.world)["tp"].get_group()
-    way, build = args.precision or args.variant, gpt
+    way, build = args.variant if args.precision != "fp8" else "fp8", gpt
     if way == "fp8":
         from kernels.fp8 import in_chapter_05
         SUB_LAYERS[way], build = in_chapter_05(args, run.world, all_gather, reduce_scatter)
     model = run.draw(parallelize(gpt(cfg, seed=None), cfg, group, way))
-    optimizer = run.optimizer(model.parameters())
+    common.recompute(model, args.recompute)
+    optimizer = run.mixed(model.parameters())
 
     for batch in run.batches(build=build):              # every rank knows all of it
         with run.measure():
@@ -480,14 +488,18 @@ def train_torch(run):
     look_up = parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
     plan = {"embedding": look_up, "head.norm": norm, "head.out": logits,
             "block*.norm[12]": norm, "block*.attn": gather, "block*.mlp": gather,
-            "block*.attn.[qkv]": columns, "block*.mlp.up": columns,
+            "block*.attn.[qkv]": columns, "block*.mlp.[ug]*": columns,      # up, gate
             "block*.attn.o": scatter, "block*.mlp.down": scatter}
     model = run.draw(gpt(cfg, seed=None))
     parallel.parallelize_module(model, run.mesh(tp=run.world), plan)
     if cfg.tie:
         model.head.out.weight = model.embedding.weight
     common.name_parameters(model)                       # DTensors by now
+    common.recompute(model, args.recompute)
 
+    rounded = common.rounded(args)                      # parameters stay in run.dtype
+    autocast = torch.autocast(run.device.type, rounded, enabled=rounded != run.dtype)
+    model.forward = autocast(model.forward)
     optimizer = run.optimizer(model.parameters())
     for batch in run.batches():
         with run.measure():
@@ -496,15 +508,15 @@ def train_torch(run):
 
 
 def formulas(args, rank, ranks, model):
-    cfg, width = args.model, common.DTYPES[args.dtype].itemsize
-    variant = "kept" if args.variant == "torch" else args.variant
-    sent = traffic(cfg, args.batch // args.micro_batch, args.micro_batch, ranks, width, variant)
-    if args.variant == "torch":
+    cfg, e, sums = args.model, common.rounded(args).itemsize, common.DTYPES[args.dtype].itemsize
+    variant, micro_batches = args.variant, args.batch // args.micro_batch
+    sent = traffic(cfg, micro_batches, args.micro_batch, ranks, e, variant, args.recompute, sums)
+    if variant == "torch":
         return {"kept": None, "beside": ("kept", sent)}
     answer = {"parameters": parameters_per_rank(cfg, ranks), "kept": kept(cfg, ranks, variant)}
     if args.precision == "fp8":
         from kernels.fp8 import sent_in_fp8
-        sent = sent_in_fp8(sent, cfg, args.batch // args.micro_batch, args.micro_batch, ranks)
+        sent = sent_in_fp8(sent, cfg, micro_batches, args.micro_batch, ranks)
         answer["kept"]["fp8"] = "tile"
     return answer | {"sent": sent, "machines": {
         "a hop of the ring, in times of the matmul with o (8 ranks, dim 8192, bf16)":
@@ -512,23 +524,26 @@ def formulas(args, rank, ranks, model):
 
 
 def requires(args, ranks):
-    """Heads, and with them dim and 4·dim, and the sequence must be a multiple of the ranks."""
+    """Heads, the MLP's features and the sequence must be a multiple of the ranks."""
     common.split_batch(args, 1)
-    cfg, way = args.model, args.precision or args.variant
+    cfg, way = args.model, "fp8" if args.precision == "fp8" else args.variant
     alone = way in ("torch", "fp8")                     # a kv head is one rank's
-    fits = lambda t: not (cfg.heads % t or cfg.seq % t
+    fits = lambda t: not (cfg.heads % t or cfg.seq % t or cfg.hidden % t
                           or cfg.kv_heads % t and (alone or t % cfg.kv_heads))
     works = max(t for t in range(1, ranks + 1) if fits(t))
     if works < ranks:
         why = f" ({way} cannot share a kv head)" if alone else ""
-        raise Refused(f"--heads {cfg.heads}, --kv-heads {cfg.kv_heads} and --seq {cfg.seq} "
-                      f"do not fit {ranks} tensor-parallel ranks{why}", f"--nproc_per_node {works}")
-    if args.precision and args.variant != "megatron":
-        raise Refused(f"--precision fp8 is not of --variant {args.variant}", "--variant megatron")
+        raise Refused(f"--heads {cfg.heads}, --kv-heads {cfg.kv_heads}, --ffn {cfg.hidden} and "
+                      f"--seq {cfg.seq} do not fit {ranks} tensor-parallel ranks{why}",
+                      f"--nproc_per_node {works}")
+    if args.precision == "fp8" and (args.variant, args.recompute) != ("megatron", "none"):
+        raise Refused(f"--precision fp8 is not of --variant {args.variant} --recompute "
+                      f"{args.recompute}", "--variant megatron --recompute none")
 
 
 VARIANTS = {"megatron": train, "kept": train, "ring": train, "torch": train_torch}
-flags = lambda parser: parser.add_argument("--precision", choices=["fp8"], help="of all gathers")
+flags = lambda parser: parser.add_argument(
+    "--precision", choices=("fp32", "bf16", "fp8"), default="fp32", help="fp8: of all gathers")
 
 if __name__ == "__main__":
     common.launch(__file__, __doc__, VARIANTS, requires, flags, formulas)

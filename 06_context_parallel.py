@@ -69,6 +69,11 @@ and again in backward, where a ring also sends the gradients of keys and values,
 Where kv heads are fewer than ranks, Ulysses repeats them: its kv is that of N heads. And once a
 step, as in chapter 02, the gradients of all parameters are summed over the ranks.
 
+With --recompute, to compute attention again in backward is to send its forward again: a ring has
+gone round twice before it starts on the gradients. Then no variant keeps more of keys and values
+than its own 1/N. (Ulysses sends q, k and v again, and with `full` its output, which the gradient of
+o's weight reads. With `selective`, nothing in backward reads what comes out of the core.)
+
 When it pays: for what does not fit, since all activations become 1/N (but for keys and values that
 are gathered or repeated). With F FLOP/s, B bytes/s and e bytes a number, a hop's bytes over B hide
 behind its block's FLOPs over F if 2·b·(s/N)·kv·e / B <= 4·b·(s/N)²·h / F: from s/N = kv/h · e/2 ·
@@ -94,7 +99,7 @@ import torch.nn.functional as F
 from torch.nn.utils import clip_grads_with_norm_
 
 import common
-from common import Refused, gpt, grad_norm, loss_sum, sum_partial_grads
+from common import Refused, gpt, grad_norm, loss_sum, rounded, sum_partial_grads
 
 # --------------------------------------------------------------------------- who holds which tokens
 
@@ -402,22 +407,28 @@ def train_step(model, optimizer, micro_batches, positions, valid, clip):
 
 # ------------------------------------------------------------------------------------ the formulas
 
-def traffic(cfg, variant, micro_batches, batch, n, e):
-    """What a rank sends in a step: {op: (calls, payload, wire)}. batch: of a micro-batch."""
+def traffic(cfg, variant, micro_batches, batch, n, e, recompute="none", sums=None):
+    """What a rank sends in a step: {op: (calls, payload, wire)}. batch: of a micro-batch. e: bytes
+    of a number; sums: of a gradient that is summed over the ranks, if those are wider."""
     share, layers = (n - 1) / n, micro_batches * cfg.layers
-    gradients = cfg.parameters() * e
+    forwards = 1 if recompute == "none" else 2
+    gradients = cfg.parameters() * (sums or e)
     sent = {"all_reduce": (1, gradients, 2 * share * gradients)}
-    of_a_head = 2 * batch * cfg.seq * cfg.dim // cfg.heads  # of q and out, or of k and v
+    of_a_head = batch * cfg.seq * cfg.dim // cfg.heads  # of q, k, v or out
     if variant == "gather":
-        payload = layers * of_a_head * cfg.kv_heads * e
-        sent["all_gather"] = sent["reduce_scatter"] = layers, payload, share * payload
-    elif variant == "ulysses":                          # of q, k, v and out, forward and backward
-        payload = 2 * layers * of_a_head // n * (cfg.heads + max(cfg.kv_heads, n)) * e
-        sent["all_to_all"] = 8 * layers, payload, share * payload
-    elif n > 1:                                         # of k and v twice, of their gradients once
+        payload = layers * 2 * of_a_head * cfg.kv_heads * e
+        sent["reduce_scatter"] = layers, payload, share * payload
+        sent["all_gather"] = forwards * layers, forwards * payload, share * forwards * payload
+    elif variant == "ulysses":
+        outs = 2 if recompute == "selective" else 1 + forwards      # of out, and of its gradient
+        heads = (1 + forwards + outs) * cfg.heads               # of q; of out
+        heads += (1 + forwards) * 2 * max(cfg.kv_heads, n)      # of k and v
+        payload = layers * of_a_head // n * heads * e
+        sent["all_to_all"] = (3 * (1 + forwards) + outs) * layers, payload, share * payload
+    elif n > 1:                                         # k and v once more, and their gradients
         hops = layers * (n - 1)
-        payload = hops * of_a_head // n * cfg.kv_heads * (2 * e + max(e, 4))
-        sent["send"] = 3 * hops, payload, payload
+        payload = hops * 2 * of_a_head // n * cfg.kv_heads * ((1 + forwards) * e + max(e, 4))
+        sent["send"] = (2 + forwards) * hops, payload, payload
     return sent
 
 
@@ -438,12 +449,16 @@ def pairs(variant, rank, n, seq, diagonal=1):
     return blocks[variant] * (seq // n) ** 2
 
 
-def attention_flops(cfg, variant, batch, rank, n):
+def attention_flops(cfg, variant, batch, rank, n, recompute="none"):
     """FLOPs of a layer's attention on a rank, as PyTorch counts them, all of its own block: 2
-    matmuls, 4 in backward, and one that computes scores again where they were not kept."""
+    matmuls, 4 in backward, and one that computes scores again where they were not kept. And with
+    `recompute` the 2 again; of a plain core alone not its last one, whose output nobody reads."""
     matmul = 2 * batch * cfg.dim * pairs(variant, rank, n, cfg.seq)
     scores_kept = variant in ("gather", "ulysses") and cfg.attention == "plain"
-    return (6 if scores_kept else 7) * matmul
+    flops = (6 if scores_kept else 7) * matmul + (0 if recompute == "none" else 2 * matmul)
+    if scores_kept and recompute == "selective":        # gather's last one is of its back chunk
+        flops -= matmul * (2 * n - rank) // (2 * n + 1) if variant == "gather" else matmul
+    return flops
 
 
 def tokens_to_hide(cfg, e, flops, bandwidth):
@@ -460,10 +475,11 @@ def formulas(args, rank, ranks, model):
     name = "tokens of a rank from which on a hop hides in forward, in bf16 (a zig-zag's: twice)"
     answer = {"parameters": cfg.parameters(),
               "kept": kept(variant, cfg, n),
-              "sent": traffic(cfg, variant, micro_batches, b, n, weight.itemsize),
+              "sent": traffic(cfg, variant, micro_batches, b, n, weight.itemsize,
+                              args.recompute, common.DTYPES[args.dtype].itemsize),
               "machines": {name: lambda *rates: tokens_to_hide(cfg, 2, *rates)}}
     if not args.kernels:                                # PyTorch's counter does not see Triton's
-        of_a_layer = attention_flops(cfg, variant, b, rank, n)
+        of_a_layer = attention_flops(cfg, variant, b, rank, n, args.recompute)
         answer["flops"] = {"attention": micro_batches * cfg.layers * of_a_layer}
     elif core_of(args, weight).forward in (plain_forward, flash_forward):
         answer["notes"] = ["--kernels: no GPU, or no Triton, for them here; attention is PyTorch's"]
@@ -476,7 +492,8 @@ def train(run):
     args, group = run.args, run.mesh(cp=run.world)["cp"].get_group()
     model = run.draw(gpt(args.model, seed=None))
     positions = context_parallel(model, args, group)
-    optimizer = run.optimizer(model.parameters())
+    common.recompute(model, args.recompute)
+    optimizer = run.mixed(model.parameters())
 
     for batch in run.batches():                         # every rank gets all of it
         with run.measure():
@@ -494,7 +511,8 @@ def train_torch(run):
     model = run.draw(gpt(cfg, seed=None))
     for p in model.parameters():
         p.partial = mesh.get_group()
-    optimizer = run.optimizer(model.parameters())
+    common.recompute(model, args.recompute)
+    optimizer = run.mixed(model.parameters())
 
     for batch in run.batches():
         buffers = [x.clone() for pair in batch.micro_batches for x in pair]
@@ -515,11 +533,11 @@ def requires(args, ranks):
     if variant == "torch" and (args.attention == "plain" or not on_cuda):
         raise Refused("--variant torch needs --attention sdpa and a GPU for each rank",
                       "--variant zigzag")
-    is_flash = in_blocks and args.attention == "sdpa" and not args.kernels
-    if on_cuda and is_flash and (args.dtype != "bfloat16" or head_dim % 8):
-        raise Refused("--attention sdpa over ranks is flash attention, which on a GPU takes "
-                      f"16 bits in heads of 8, 16, 24, ..., not {args.dtype} in heads of "
-                      f"{head_dim}", f"--dtype bfloat16 --dim {64 * cfg.heads}")
+    is_flash, dtype = in_blocks and args.attention == "sdpa" and not args.kernels, rounded(args)
+    if on_cuda and is_flash and (dtype != torch.bfloat16 or head_dim % 8):
+        raise Refused("--attention sdpa over ranks is flash attention, which on a GPU takes 16 "
+                      f"bits in heads of 8, 16, 24, ..., not {str(dtype)[6:]} in heads of "
+                      f"{head_dim}", f"--dtype float32 --precision bf16 --dim {64 * cfg.heads}")
     if args.kernels and (args.dtype == "float64" or not 16 <= head_dim <= 256):
         raise Refused(f"--kernels take float32 or bfloat16 in heads of 16 to 256, not {args.dtype}"
                       f" in heads of {head_dim}", f"--dtype float32 --dim {64 * cfg.heads}")

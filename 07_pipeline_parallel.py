@@ -74,6 +74,11 @@ through the r ranks before it. In zb-h1 it goes through r B's, and rank r meanwh
 that it has put off, r more than rank 0 has: r (F+B-W) is left. (Other ranks wait as long, but in
 between.) At most p-r of rank r's micro-batches wait for B then, and r for W.
 
+With --recompute full, a B computes its F again before it begins, so if F = W = 1, it takes 2. On 4
+ranks with 8 micro-batches the bubble of 1f1b is still 3/8 of the work, which is 4/3 as long now;
+but that of zb-h1 grows from 1/8 to 3/16. (The orders above stay the same. What W needs, B has
+computed again, and from there on it is kept.)
+
 In interleaved, a micro-batch has 2(p-1-r) hops to go from rank r to the last one and back. Each
 takes a round (an F and a BW): what a rank computes in one, its neighbour uses in the next. So
 rank r must be that many forwards ahead, besides p micro-batches in each of its v-1 earlier slices,
@@ -109,8 +114,8 @@ When it pays: a message, e bytes a number, hides behind the forward of a stage o
     b·s·h·e / bandwidth  <=  24·b·s·h²·k / FLOP/s
 
 So k must be at least e/(24h) · FLOP/s / bandwidth, whatever the batch and the sequence. (24 is for
-the matrices; the report counts attention's scores too.) It stops paying where the batch is not many
-more than p micro-batches: with m = p, 1f1b is idle for nearly half of the step.
+a GPT's matrices; the report counts attention's scores too.) It stops paying where the batch is not
+many more than p micro-batches: with m = p, 1f1b is idle for nearly half of the step.
 
 Run it:
     torchrun --nproc_per_node=4 07_pipeline_parallel.py --variant interleaved --layers 8
@@ -259,17 +264,17 @@ def make_schedule(variant, p, m, v=1, breadth_first=False):
 # ------------------------------------------------------------------------- what follows from lists
 
 Message = namedtuple("Message", "output sender receiver")   # on its way to the rank that needs it
-TIMES = {"F": 1, "B": 1, "W": 1, "BW": 2}                   # of each kind of action
 
 
-def make_programs(schedule):
+def make_programs(schedule, F=1, B=1, W=1):
     """A program for each rank: its actions and, between them, its messages.
 
     Lets time run: an action starts once its rank is free and what it needs is there, and takes its
-    time of TIMES. It stands where it ends, and a message where its output is computed: so one that
-    arrives while the receiver works is posted before that work, and travels meanwhile. Raises
+    time, F, B or W. It stands where it ends, and a message where its output is computed: so one
+    that arrives while the receiver works is posted before that work, and travels meanwhile. Raises
     ValueError if ranks wait for each other.
     """
+    times = {"F": F, "B": B, "W": W, "BW": B + W}
     left = [list(actions) for actions in schedule.actions]
     receivers = {need: rank for rank, actions in enumerate(left) for action in actions
                  for need in schedule.needs(action) if schedule.ranks[need[1]] != rank}
@@ -277,7 +282,7 @@ def make_programs(schedule):
     while any(left) or running:
         for rank, actions in enumerate(left):
             if actions and rank not in running and done.issuperset(schedule.needs(actions[0])):
-                running[rank] = now + TIMES[actions[0].kind], actions.pop(0)
+                running[rank] = now + times[actions[0].kind], actions.pop(0)
         if not running:
             raise ValueError(f"ranks wait for each other; what is left: {left}")
 
@@ -376,7 +381,7 @@ class Stage:
 
     def weight_gradients(self, i):
         for weight, x, dy in self.kept_for_weights.pop(i):
-            gradient = dy.flatten(0, -2).T @ x.flatten(0, -2)
+            gradient = (dy.flatten(0, -2).T @ x.flatten(0, -2)).to(weight.grad_dtype)
             weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
 
 
@@ -464,7 +469,7 @@ def train_step(run_program, model, optimizer, group, micro_batches, valid, clip)
 def forward_flops(cfg):
     """FLOPs of each module of the list for a token: none to look it up, the blocks, the head."""
     h, kv = cfg.dim, cfg.dim * cfg.kv_heads // cfg.heads
-    block = 2 * (2 * h * h + 2 * h * kv + 8 * h * h) + 4 * cfg.seq * h      # matrices, and scores
+    block = 2 * (2 * h * h + 2 * h * kv + cfg.mlp()) + 4 * cfg.seq * h      # matrices, and scores
     return [0, *[block] * cfg.layers, 2 * cfg.vocab * h]
 
 
@@ -486,17 +491,23 @@ def cut(cfg, depth):
     return list(zip([0, *ends], [*ends, cfg.layers + 2]))
 
 
-def traffic(variant, rank, p, m, v, message, shared, e):
+def traffic(variant, rank, p, m, v, message, shared, sums):
     """What a rank sends in a step: {op: (calls, bytes of payload, bytes on the wire)}. message: its
-    bytes. shared: parameters that lie on another rank too. e: bytes of a number."""
+    bytes. shared: parameters that lie on another rank too. sums: bytes of a number of gradients."""
     if p == 1:
         return {}
     neighbours = (rank > 0) + (rank < p - 1)            # an F goes to one, a B to the other
     sends = {"interleaved": 2 * (v - 1) + neighbours, "dualpipe-v": 2 * neighbours}
     sends = m * sends.get(variant, neighbours)
-    norm, shared = max(e, 4), shared * e                # the norm is one number
+    norm, shared = max(sums, 4), shared * sums          # the norm is one number
     return {"send": (sends, sends * message, sends * message),
             "all_reduce": (2 if shared else 1, norm + shared, 2 * (p - 1) / p * norm + shared)}
+
+
+def times(recompute="none"):
+    """How long F, B and W take. With --recompute full, a B computes its F again before it begins.
+    (Of selective, which repeats the core of attention alone, the small part is not counted.)"""
+    return {"F": 1, "B": 2 if recompute == "full" else 1, "W": 1}
 
 
 def alive_over_time(actions):
@@ -559,18 +570,19 @@ def take_slices(run, schedule, cuts):
 
 def train(run):
     args, (schedule, cuts) = run.args, plan(run.args, run.world)
-    programs = make_programs(schedule)
+    programs = make_programs(schedule, **times(args.recompute))
     check_rendezvous(programs, schedule.needs)          # raises if anything could block
 
     group = run.mesh(pp=run.world)["pp"].get_group()
     dist.barrier(group)                                 # NCCL: the first use of a group is by all
     slices, model = take_slices(run, schedule, cuts)
+    common.recompute(model, args.recompute)
     in_halves = args.variant.startswith(("zb", "dualpipe"))
     stages = {stage: Stage(part, in_halves) for stage, part in slices.items()}
     empty = functools.partial(torch.empty, args.micro_batch, args.model.seq, args.model.dim,
-                              dtype=run.dtype, device=run.device)
+                              dtype=common.rounded(args), device=run.device)
     run_program = functools.partial(execute, programs[run.rank], stages, group, empty, run.span)
-    optimizer = run.optimizer(model.parameters())
+    optimizer = run.mixed(model.parameters())
 
     for batch in run.batches():                         # all of it on every rank
         with run.measure():
@@ -587,7 +599,8 @@ def train_torch(run):
     args, (schedule, cuts) = run.args, plan(run.args, run.world)
     group = run.mesh(pp=run.world)["pp"].get_group()
     slices, model = take_slices(run, schedule, cuts)
-    optimizer = run.optimizer(model.parameters())
+    common.recompute(model, args.recompute)
+    optimizer = run.mixed(model.parameters())
     stages = [PipelineStage(part, stage, len(cuts), run.device, group=group)
               for stage, part in slices.items()]
     kind = schedules.get_schedule_class(args.schedule)
@@ -619,7 +632,8 @@ ALIKE = {                                               # whose stages lie where
 
 def formulas(args, rank, ranks, model):
     """What lab/ holds a run to."""
-    cfg, e, (schedule, cuts) = args.model, common.DTYPES[args.dtype].itemsize, plan(args, ranks)
+    cfg, (schedule, cuts), takes = args.model, plan(args, ranks), times(args.recompute)
+    e, sums = common.rounded(args).itemsize, common.DTYPES[args.dtype].itemsize
     mine = [stage for stage, owner in enumerate(schedule.ranks) if owner == rank]
     modules = [module for stage in mine for module in range(*cuts[stage % schedule.depth])]
     if args.variant == "torch":
@@ -636,9 +650,11 @@ def formulas(args, rank, ranks, model):
     return {
         "parameters": {}, "modules": modules, "kept": {},
         "schedule": {"actions": actions, "slices": cuts, "of all ranks": schedule,
-                     "bubble": bubble(args.variant, ranks, m, v), "needs": schedule.needs,
-                     "program": make_programs(schedule)[rank], "message": message},
-        "sent": traffic(args.variant, rank, ranks, m, v, message, shared, e),
+                     "inputs": [start for start, _ in cuts],        # which a stage detaches
+                     "times": takes, "bubble": bubble(args.variant, ranks, m, v, **takes),
+                     "needs": schedule.needs, "message": message,
+                     "program": make_programs(schedule, **takes)[rank]},
+        "sent": traffic(args.variant, rank, ranks, m, v, message, shared, sums),
         "checks": {("kept", "micro-batches alive", "at the most"):
                    (max(alive_over_time(actions)), most)},
         "machines": {"blocks in a stage from which on a message hides behind them, in bf16":

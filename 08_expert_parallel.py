@@ -5,7 +5,7 @@ one small matrix, gives each token a score for each expert: a softmax over E log
 the K experts of the highest scores. What they give is added up, each weighted by its gate: its
 score over the sum of the K scores. So the model has E times the parameters of the MLPs, and each
 token computes no more than in a model with K MLPs in a block. (`--shared-expert` adds an expert
-that every token takes.)
+that every token takes. With `--block llama` experts are gated, and a gate is cut as its up is.)
 
 The parameters must lie somewhere. Expert parallelism spreads them: N ranks share the experts, E/N
 each. (N is `--ep`, by default the most that divides both E and the number of ranks.) The ranks also
@@ -47,6 +47,13 @@ A rank with T tokens sends, forward in one layer, in numbers (h: the model's dim
 
 and backward the same again. So spreading experts is better than cutting them, if K < N. (How many
 rows there are differs from step to step. The report's table is about the third one.)
+
+With `--recompute full`, a block's forward runs again in backward, and all that it sends is sent
+again, so three passes go over the wire instead of two. The counts go again, too. (Only tensor's
+reduce_scatter is spared, if nothing comes after it: nothing in backward reads what it gives.) What
+counts must not count twice: a load that does so is right in proportion, and wrong in number. With
+`--precision bf16` rows travel in bf16, but a router computes in float32: where two scores are
+almost equal, rounding them would change who is chosen.
 
 Gradients. An expert's rows come from all N ranks that share the experts, so its gradient is a sum
 over their tokens from the start. If there are more than N ranks, each expert has world/N copies,
@@ -122,18 +129,14 @@ class Mixture(common.Config):
     sequences: int = 1              # of the whole batch: routers' losses are means over them
     places: int | None = None       # of an expert for a sequence; None: as many as come
 
-    def expert(self):
-        """Parameters of one: as many as the MLP's."""
-        return 8 * self.dim**2
-
     def parameters(self):
         """In place of the MLP: all experts, the router, and an expert that all tokens take."""
-        mlp = (self.experts + self.shared_expert) * self.expert() + self.experts * self.dim
-        return super().parameters() + self.layers * (mlp - self.expert())
+        mlp = (self.experts + self.shared_expert) * self.mlp() + self.experts * self.dim
+        return super().parameters() + self.layers * (mlp - self.mlp())
 
     def active(self):
         """Parameters that take part in the computation of one token."""
-        return self.parameters() - self.layers * (self.experts - self.top_k) * self.expert()
+        return self.parameters() - self.layers * (self.experts - self.top_k) * self.mlp()
 
 
 class AddLoss(torch.autograd.Function):
@@ -190,13 +193,20 @@ def best(scores, k):
     return in_order[..., :k].clone()                    # the rest can go
 
 
-def run_experts(rows, ups, downs, counts):
-    """Each expert's MLP on its own rows: (picks, dim), sorted by expert, to the same shape; counts:
-    how many are for each, a list. An expert with no row has a gradient of zero, not None."""
+def run_experts(rows, columns, downs, counts):
+    """Each expert's MLP on its own rows: (picks, dim), sorted by expert, to the same shape.
+    columns: [ups], or [ups, gates]; counts: how many rows are for each expert, a list. An expert
+    with no row has a gradient of zero, not None."""
     out = []
-    for part, up, down in zip(rows.split(counts), ups, downs, strict=True):
-        out.append(F.gelu(part @ up) @ down)
+    for part, column, down in zip(rows.split(counts), zip(*columns), downs, strict=True):
+        out.append(common.activate(*[part @ matrix for matrix in column]) @ down)
     return torch.cat(out)
+
+
+def runs_again():
+    """Whether this is a forward in a backward, which --recompute full has: what counts has counted
+    it before. (PyTorch's own checkpoint asks so.)"""
+    return torch._C._current_graph_task_id() != -1
 
 
 def balance_loss(scores, chosen):
@@ -210,25 +220,32 @@ def balance_loss(scores, chosen):
 class MoE(nn.Module):
     """A mixture of experts, in place of a block's MLP: (batch, seq, dim) to the same shape.
 
-    router: a score for each token and expert. up (experts, dim, hidden) and down (experts, hidden,
-    dim): the matrices of all experts, or of those of this rank. ep: the process group that shares
-    the experts; None: they all are here. load: how often each expert was picked, in this step.
-    seen: of each exchange of rows in this step, how many went to each rank of ep, and came from it.
+    router: a score for each token and expert. up and, in a Llama, gate (experts, dim, hidden), and
+    down (experts, hidden, dim): the matrices of all experts, or of those of this rank. ep: the
+    process group that shares the experts; None: they all are here. load: how often each expert was
+    picked, in this step. seen: of each exchange of rows in this step, how many went to each rank of
+    ep, and came from it.
     """
 
     def __init__(self, cfg):
         super().__init__()
         self.cfg, self.ep, self.seen = cfg, None, []
         self.router = nn.Linear(cfg.dim, cfg.experts, bias=False)
-        self.up = nn.Parameter(torch.empty(cfg.experts, cfg.dim, 4 * cfg.dim))
-        self.down = nn.Parameter(torch.empty(cfg.experts, 4 * cfg.dim, cfg.dim))
+        self.up = nn.Parameter(torch.empty(cfg.experts, cfg.dim, cfg.hidden))
+        self.gate = nn.Parameter(torch.empty_like(self.up)) if cfg.gated else None
+        self.down = nn.Parameter(torch.empty(cfg.experts, cfg.hidden, cfg.dim))
         self.shared = common.MLP(cfg) if cfg.shared_expert else None
         self.register_buffer("bias", torch.zeros(cfg.experts))
         self.register_buffer("load", torch.zeros(cfg.experts), persistent=False)
 
+    @property
+    def columns(self):                                  # they read the rows, as in common.MLP
+        return [self.up, self.gate] if self.cfg.gated else [self.up]
+
     def forward(self, x):                               # (batch, seq, dim)
         chosen, gates = self.route(x)
-        self.load.index_add_(0, chosen.flatten(), self.load.new_ones(chosen.numel()))
+        if not runs_again():
+            self.load.index_add_(0, chosen.flatten(), self.load.new_ones(chosen.numel()))
         out = self.through_experts(x, chosen, gates)
         return out + self.shared(x) if self.shared else out
 
@@ -268,7 +285,7 @@ class MoE(nn.Module):
         by expert, to the same shape. counts (experts,): how many are for each. Communication:
         all_to_alls of the counts, of the rows, and of what comes back."""
         if self.ep is None:
-            return run_experts(rows, self.up, self.down, counts.tolist())
+            return run_experts(rows, self.columns, self.down, counts.tolist())
         n = self.ep.size()
         arriving = torch.empty_like(counts)
         dist.all_to_all_single(arriving, counts, group=self.ep)
@@ -276,13 +293,14 @@ class MoE(nn.Module):
         sizes = torch.cat([counts.view(n, -1).sum(1), arriving.sum(1), arriving.sum(0)])
         sizes = sizes.tolist()                          # here the host waits for the device
         sent, received, own = sizes[:n], sizes[n:2 * n], sizes[2 * n:]
-        self.seen.append((sent, received))
+        if not runs_again():
+            self.seen.append((sent, received))
 
         rows = AllToAll.apply(rows, sent, received, self.ep)        # by rank, and then by expert
         expert = torch.arange(arriving.shape[1], device=rows.device).repeat(n)
         expert = expert.repeat_interleave(arriving.flatten(), output_size=sum(received))
         order = expert.argsort(stable=True)
-        out = run_experts(Permute.apply(rows, order, False), self.up, self.down, own)
+        out = run_experts(Permute.apply(rows, order, False), self.columns, self.down, own)
         return AllToAll.apply(Permute.apply(out, order, True), received, sent, self.ep)
 
 
@@ -315,14 +333,18 @@ class WithPlaces(MoE):
         """As `exchange`, with as many rows for each expert, so that nobody has to know how many:
         (experts, batch·places, dim). Communication: all_to_alls of rows, and of what comes back."""
         if self.ep is None:
-            return F.gelu(rows @ self.up) @ self.down
+            return self.run_evenly(rows)
         n, (experts, places, _) = self.ep.size(), rows.shape
         even = [experts // n] * n
         rows = AllToAll.apply(rows, even, even, self.ep)    # (n · own experts, batch·places, dim)
         rows = rows.unflatten(0, (n, -1)).transpose(0, 1).flatten(1, 2)
-        out = F.gelu(rows @ self.up) @ self.down        # (own experts, n · batch·places, dim)
+        out = self.run_evenly(rows)                     # (own experts, n · batch·places, dim)
         out = out.unflatten(1, (n, places)).transpose(0, 1).flatten(0, 1)
         return AllToAll.apply(out, even, even, self.ep)
+
+    def run_evenly(self, rows):
+        """The experts that are here, each on its rows: (experts, rows, dim) to the same shape."""
+        return common.activate(*[rows @ matrix for matrix in self.columns]) @ self.down
 
 
 class Gather(torch.autograd.Function):
@@ -365,7 +387,7 @@ class CutExperts(MoE):
         return Scatter.apply(partial_sum, self.ep)
 
     def exchange(self, rows, counts):
-        return run_experts(rows, self.up, self.down, counts.tolist())
+        return run_experts(rows, self.columns, self.down, counts.tolist())
 
 
 # ------------------------------------------------------------------------- a model of such mixtures
@@ -389,11 +411,12 @@ def expert_parallel(model, groups):
     for block in model[1:-1]:
         moe, ep = block.mlp, groups["ep"]
         moe.ep = ep
-        if isinstance(moe, CutExperts):
-            keep_shard(moe, "up", 2, ep), keep_shard(moe, "down", 1, ep)    # some hidden units each
-        else:
-            keep_shard(moe, "up", 0, ep), keep_shard(moe, "down", 0, ep)    # some experts each
-        moe.up.partial = moe.down.partial = groups["holders"]   # with the tokens of all of ep
+        for name, p in moe.named_parameters(recurse=False):     # up, gate, down
+            dim = 0                                     # some experts each
+            if isinstance(moe, CutExperts):             # or some hidden units of each expert
+                dim = 1 if name == "down" else 2
+            keep_shard(moe, name, dim, ep)
+            p.partial = groups["holders"]               # it is with the tokens of all of ep
     return model
 
 
@@ -437,7 +460,7 @@ def train_step(model, optimizer, micro_batches, valid, clip, world):
 
 def held_numbers(cfg, ep):
     """Parameters of a rank, and how many of them are its experts'."""
-    experts = cfg.layers * cfg.experts * cfg.expert() // ep
+    experts = cfg.layers * cfg.experts * cfg.mlp() // ep
     return cfg.parameters() - (ep - 1) * experts, experts
 
 
@@ -451,7 +474,8 @@ def row_bytes(cfg, tokens, e, often):
 def traffic(args, ranks, seen):
     """What a rank sends in a step: {op: (calls, bytes of payload, bytes on the wire)}. seen: its
     exchanges, pairs of how many rows were sent to each rank, and received from each."""
-    cfg, ep, e = args.model, args.ep, common.DTYPES[args.dtype].itemsize
+    cfg, ep, of_gradient = args.model, args.ep, common.DTYPES[args.dtype].itemsize
+    e, again = common.rounded(args).itemsize, 1 if args.recompute == "full" else 0
     wide, share = max(e, 4), (ep - 1) / ep              # wide: of a gate, and of the norm
     sequences = args.batch // ranks                     # of this rank, in all micro-batches
     layers = sequences // args.micro_batch * cfg.layers             # passes through a mixture
@@ -459,35 +483,47 @@ def traffic(args, ranks, seen):
     sent, copies = {}, ranks // ep
     numbers, experts = held_numbers(cfg, ep)
     if ranks > 1:
-        dense = e * (numbers - experts) + 4 * cfg.layers * cfg.experts + wide   # loads; norm
-        copied = e * experts if copies > 1 else 0
+        loads = 4 * cfg.layers * cfg.experts
+        dense = of_gradient * (numbers - experts) + loads + wide            # and the norm
+        copied = of_gradient * experts if copies > 1 else 0
         wire = 2 * (ranks - 1) / ranks * dense + 2 * (copies - 1) / copies * copied
         sent["all_reduce"] = 3 + (1 < copies < ranks), dense + copied, wire
     if args.variant == "dropless":                      # counts; rows, what comes back, gradients
         rows = sum(sum(there) + sum(here) for there, here in seen)
-        payload = 8 * cfg.experts * layers + 2 * rows * cfg.dim * e
-        sent["all_to_all"] = 5 * layers, payload, share * payload
+        payload = (1 + again) * 8 * cfg.experts * layers + (2 + again) * rows * cfg.dim * e
+        sent["all_to_all"] = (5 + 3 * again) * layers, payload, share * payload
     if args.variant == "capacity":
-        payload = 4 * cfg.layers * sequences * cfg.experts * cfg.places * cfg.dim * e
-        sent["all_to_all"] = 4 * layers, payload, share * payload
+        rows = cfg.layers * sequences * cfg.experts * cfg.places
+        payload = (4 + 2 * again) * rows * cfg.dim * e
+        sent["all_to_all"] = (4 + 2 * again) * layers, payload, share * payload
     if args.variant == "tensor":                        # tokens, who is chosen, gates; gradients
         tokens = ep * cfg.layers * sequences * cfg.seq
         rows, picks = tokens * cfg.dim, tokens * cfg.top_k
-        gathered, scattered = 2 * rows * e + picks * (8 + wide), 2 * rows * e + picks * wide
-        sent["all_gather"] = 4 * layers, gathered, share * gathered
-        sent["reduce_scatter"] = 3 * layers, scattered, share * scattered
+        forward = rows * e + picks * (8 + wide)
+        gathered = (1 + again) * forward + rows * e
+        sums = 1 + again * cfg.shared_expert            # what comes last is not computed again
+        scattered = (sums + 1) * rows * e + picks * wide
+        sent["all_gather"] = (4 + 3 * again) * layers, gathered, share * gathered
+        sent["reduce_scatter"] = (sums + 2) * layers, scattered, share * scattered
     return sent
 
 
-def step_flops(cfg, tokens, rows):
+def step_flops(cfg, tokens, rows, recompute="none"):
     """FLOPs of a step on a rank that has so many tokens, and whose experts take so many rows, in
-    all layers. As in chapter 01, a number that multiplies a row takes 2 forward and 4 backward."""
-    kv = cfg.dim * cfg.kv_heads // cfg.heads
-    dense = cfg.layers * cfg.dim * (2 * cfg.dim + 2 * kv + cfg.experts) + cfg.dim * cfg.vocab
-    rows += cfg.layers * tokens * cfg.shared_expert
+    all layers. As in chapter 01, a number that multiplies a row takes 2 forward and 4 backward, and
+    2 more where it is computed again."""
+    kv, shared = cfg.dim * cfg.kv_heads // cfg.heads, cfg.layers * tokens * cfg.shared_expert
+    blocks = cfg.layers * tokens * cfg.dim * (2 * cfg.dim + 2 * kv + cfg.experts)
+    blocks += (rows + shared) * cfg.mlp()
     # Attention's core: two matmuls, and four backward, or five where scores are computed again.
-    core = 2 * tokens * cfg.seq * cfg.dim * (6 if cfg.attention == "plain" else 7)
-    return 6 * (tokens * dense + rows * cfg.expert()) + cfg.layers * core
+    plain, matmuls = cfg.attention == "plain", 6 if cfg.attention == "plain" else 7
+    again = 0
+    if recompute == "selective":            # the output that ends a plain core is not read again
+        matmuls += 1 if plain else 2
+    if recompute == "full":
+        again, matmuls = blocks - shared * cfg.dim * cfg.hidden, matmuls + 2    # nor a shared down
+    core = cfg.layers * 2 * tokens * cfg.seq * cfg.dim * matmuls
+    return 6 * (blocks + tokens * cfg.dim * cfg.vocab) + 2 * again + core
 
 
 def formulas(args, rank, ranks, model):
@@ -505,7 +541,7 @@ def formulas(args, rank, ranks, model):
     if args.variant == "dropless":
         rows = sum(sum(received) for _, received in seen)
     answer = {"parameters": numbers, "sent": traffic(args, ranks, seen),
-              "flops": {"all": step_flops(cfg, sequences * cfg.seq, rows)}}
+              "flops": {"all": step_flops(cfg, sequences * cfg.seq, rows, args.recompute)}}
 
     notes = answer["notes"] = [f"parameters: {cfg.parameters():,}, of which a token meets "
                                f"{cfg.active():,} and a rank holds {numbers:,}"]
@@ -514,7 +550,7 @@ def formulas(args, rank, ranks, model):
         notes.append(f"{cfg.places} places for each expert and sequence: {dropped:.1%} of the last "
                      "micro-batch's picks are dropped")
     if n > 1:
-        shape = cfg, args.micro_batch * cfg.seq, common.DTYPES[args.dtype].itemsize
+        shape = cfg, args.micro_batch * cfg.seq, common.rounded(args).itemsize
         share = (n - 1) / n / 1e6                       # of that goes to other ranks, in MB
         even, cut = share * row_bytes(*shape, cfg.top_k), share * row_bytes(*shape, n)
         notes.append(f"a layer's rows, per rank and micro-batch, both passes: {even:.2f} MB if all "
@@ -544,7 +580,8 @@ def train(run):
     args, (_, groups) = run.args, make_groups(run)
     model = mixture_gpt(args.model, seed=None, kind=KINDS[args.variant])
     model = run.draw(expert_parallel(model, groups))
-    optimizer = run.optimizer(model.parameters())
+    common.recompute(model, args.recompute)
+    optimizer = run.mixed(model.parameters())
 
     for batch in run.batches(share=run.rank, build=mixture_gpt, after_step=move_biases):
         with run.measure():
@@ -560,23 +597,25 @@ class TorchMoE(MoE):
     def exchange(self, rows, counts):
         from torch.distributed._functional_collectives import all_to_all_single_autograd
 
-        n, up, down = self.ep.size(), self.up.to_local(), self.down.to_local()
+        n, down = self.ep.size(), self.down.to_local()
+        columns = [p.to_local() for p in self.columns]
         arriving = torch.empty_like(counts)
         dist.all_to_all_single(arriving, counts, group=self.ep)
-        arriving = arriving.view(n, len(up))
-        sent = counts.view(n, len(up)).sum(1)
+        arriving = arriving.view(n, len(down))
+        sent = counts.view(n, len(down)).sum(1)
         sent, received = torch.stack([sent, arriving.sum(1)]).tolist()
 
         rows = all_to_all_single_autograd(rows, received, sent, self.ep)
-        expert = torch.arange(len(up), device=rows.device).repeat(n)
+        expert = torch.arange(len(down), device=rows.device).repeat(n)
         expert = expert.repeat_interleave(arriving.flatten(), output_size=sum(received))
         order = expert.argsort(stable=True)
         rows = Permute.apply(rows, order, False)
         if rows.is_cuda and rows.dtype == torch.bfloat16:           # all experts in one kernel
             ends = arriving.sum(0).cumsum(0).to(torch.int32)
-            out = F.grouped_mm(F.gelu(F.grouped_mm(rows, up, offs=ends)), down, offs=ends)
+            hidden = [F.grouped_mm(rows, matrices, offs=ends) for matrices in columns]
+            out = F.grouped_mm(common.activate(*hidden), down, offs=ends)
         else:
-            out = run_experts(rows, up, down, arriving.sum(0).tolist())
+            out = run_experts(rows, columns, down, arriving.sum(0).tolist())
         out = Permute.apply(out, order, True)
         return all_to_all_single_autograd(out, sent, received, self.ep)
 
@@ -615,13 +654,16 @@ def train_torch(run):
     experts = []
     for block in model[1:-1]:
         block.mlp.ep = groups["ep"]
-        for name in ("up", "down"):
-            full = getattr(block.mlp, name)
+        for name, full in list(block.mlp.named_parameters(recurse=False)):
             sharded = nn.Parameter(distribute_tensor(full.data, mesh["ep"], [Shard(0)]))
             sharded.global_name = full.global_name
             setattr(block.mlp, name, sharded)
             experts.append(sharded)
     others = [p for p in model.parameters() if all(p is not expert for expert in experts)]
+    common.recompute(model, args.recompute)
+    rounded = common.rounded(args)                      # parameters stay in run.dtype
+    autocast = torch.autocast(run.device.type, rounded, enabled=rounded != run.dtype)
+    model.forward = autocast(model.forward)
     optimizer = run.optimizer([{"params": others}, {"params": experts}])
 
     for batch in run.batches(share=run.rank, build=mixture_gpt, after_step=move_biases):
@@ -643,10 +685,8 @@ def requires(args, ranks):
     common.divides("--experts", experts, "--ep", ep)
     if k > experts:
         raise Refused(f"--top-k {k} is more than --experts = {experts}", f"--top-k {experts}")
-    dim = args.model.dim
-    if args.variant == "tensor" and 4 * dim % ep:
-        raise Refused(f"--dim {dim} makes {4 * dim} hidden units, which --ep {ep} does not "
-                      "divide", f"--dim {math.lcm(dim, ep)}")
+    if args.variant == "tensor":
+        common.divides("--ffn", args.model.hidden, "--ep", ep)
     even = k * args.model.seq / experts                 # picks of an expert in a sequence
     if args.variant == "capacity" and args.capacity_factor * even < 1:
         raise Refused(f"--capacity-factor {args.capacity_factor:g} leaves an expert less "

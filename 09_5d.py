@@ -32,6 +32,10 @@ the ranks of tp have together, K: experts of a token, k: the width of the keys t
     pp      M · T·h/tp                         an activation or a gradient, to each neighbour stage
     dp      2 · (n-1)/n · Ψ                    gradients of the Ψ parameters that n ranks hold alike
 
+With --recompute full, backward sends again what a block's forward has sent, but for what comes
+last: 11 in place of 8 over tp, 6 of 4 over ep and cp (cp: with selective, too). With --precision
+bf16, a number takes 2 bytes here, but a gradient 4: what dp sums is as wide as the masters.
+
 To compare tp with ep, take one batch and the same GPUs, with t tokens of the batch for each GPU.
 Under ep, a rank has M·T = t tokens, its own. Under tp, it has M·T = tp·t, those of its whole group.
 So in a layer a rank sends 56 t·h over tp = 8, and 31.5 t·h over ep = 64, with DeepSeek-V3's K = 8.
@@ -58,8 +62,8 @@ says which ranks those are:
 
                                    pp        tp         ep       held by, and summed over
     embedding, head                a stage   whole      whole    dp · cp · tp ranks
-    LayerNorms, router             a stage   whole      whole    dp · cp · tp
-    q, o, up, down                 a stage   cut        whole    dp · cp
+    norms, router                  a stage   whole      whole    dp · cp · tp
+    q, o, up, gate, down           a stage   cut        whole    dp · cp
     k, v                           a stage   kv heads   whole    dp · cp · (ranks of a kv head)
     experts                        a stage   cut        cut      dp/ep · cp
     embedding = head (tied)        2 stages  whole      whole    2 · dp · cp · tp
@@ -273,7 +277,7 @@ class Mixture(common.Config):
     sequences: int = 1              # of the whole batch: the balance loss is a mean over them
 
     def parameters(self):           # in place of the MLP, a router and experts of the same size
-        more = self.experts * (8 * self.dim + 1) * self.dim - 8 * self.dim**2
+        more = self.experts * (self.mlp() + self.dim) - self.mlp()
         return super().parameters() + (self.layers * more if self.experts else 0)
 
 
@@ -331,13 +335,20 @@ def best(scores, k):
     return in_order[..., :k].clone()                    # the rest can go
 
 
-def run_experts(rows, ups, downs, counts):
-    """Each expert's MLP on its own rows: (picks, dim), sorted by expert, to the same shape; counts:
-    how many are for each, a list. An expert with no row has a gradient of zero, not None."""
+def run_experts(rows, columns, downs, counts):
+    """Each expert's MLP on its own rows: (picks, dim), sorted by expert, to the same shape.
+    columns: [ups], or [ups, gates]; counts: how many rows are for each expert, a list. An expert
+    with no row has a gradient of zero, not None."""
     out = []
-    for part, up, down in zip(rows.split(counts), ups, downs, strict=True):
-        out.append(F.gelu(part @ up) @ down)
+    for part, column, down in zip(rows.split(counts), zip(*columns), downs, strict=True):
+        out.append(common.activate(*[part @ matrix for matrix in column]) @ down)
     return torch.cat(out)
+
+
+def runs_again():
+    """Whether this is a forward in a backward, which --recompute full has: what counts has counted
+    it before. (PyTorch's own checkpoint asks so.)"""
+    return torch._C._current_graph_task_id() != -1
 
 
 class MoE(nn.Module):
@@ -350,8 +361,13 @@ class MoE(nn.Module):
         super().__init__()
         self.cfg, self.tp, self.ep, self.sequence, self.seen = cfg, None, None, None, []
         self.router = nn.Linear(cfg.dim, cfg.experts, bias=False)
-        self.up = nn.Parameter(torch.empty(cfg.experts, cfg.dim, 4 * cfg.dim))
-        self.down = nn.Parameter(torch.empty(cfg.experts, 4 * cfg.dim, cfg.dim))
+        self.up = nn.Parameter(torch.empty(cfg.experts, cfg.dim, cfg.hidden))
+        self.gate = nn.Parameter(torch.empty_like(self.up)) if cfg.gated else None
+        self.down = nn.Parameter(torch.empty(cfg.experts, cfg.hidden, cfg.dim))
+
+    @property
+    def columns(self):                                  # they read the rows, as in common.MLP
+        return [self.up, self.gate] if self.cfg.gated else [self.up]
 
     def forward(self, x):                               # (batch, seq/(cp·tp), dim)
         chosen, gates = self.route(x)
@@ -396,7 +412,7 @@ class MoE(nn.Module):
         by expert, to the same shape. counts (experts,): how many are for each. Communication:
         all_to_alls of the counts, of the rows, and of what comes back."""
         if self.ep is None:
-            return run_experts(rows, self.up, self.down, counts.tolist())
+            return run_experts(rows, self.columns, self.down, counts.tolist())
         n = self.ep.size()
         arriving = torch.empty_like(counts)
         dist.all_to_all_single(arriving, counts, group=self.ep)
@@ -404,13 +420,14 @@ class MoE(nn.Module):
         sizes = torch.cat([counts.view(n, -1).sum(1), arriving.sum(1), arriving.sum(0)])
         sizes = sizes.tolist()                          # here the host waits for the device
         sent, received, own = sizes[:n], sizes[n:2 * n], sizes[2 * n:]
-        self.seen.append((sent, received))
+        if not runs_again():
+            self.seen.append((sent, received))
 
         rows = AllToAll.apply(rows, sent, received, self.ep)        # by rank, and then by expert
         expert = torch.arange(arriving.shape[1], device=rows.device).repeat(n)
         expert = expert.repeat_interleave(arriving.flatten(), output_size=sum(received))
         order = expert.argsort(stable=True)
-        out = run_experts(Permute.apply(rows, order, False), self.up, self.down, own)
+        out = run_experts(Permute.apply(rows, order, False), self.columns, self.down, own)
         return AllToAll.apply(Permute.apply(out, order, True), received, sent, self.ep)
 
 
@@ -433,10 +450,11 @@ def cut_stage(stage, args, axes, core):
         if not isinstance(block, common.Block):
             continue
         attn, mlp = block.attn, block.mlp
+        experts = dict(mlp.named_parameters(recurse=False))         # up, gate, down; or none
         if cp:
             attn.core, attn.rope.positions = core, positions_of(cp.rank(), cp.size(), cfg.seq)
-        if ep:                                          # some of the experts
-            keep_shard(mlp, "up", 0, ep), keep_shard(mlp, "down", 0, ep)
+        for name in experts if ep else []:              # some of the experts
+            keep_shard(mlp, name, 0, ep)
         if cfg.experts:
             mlp.tp, mlp.ep, mlp.sequence = tp, ep, axes.get("cp and tp")
             mlp.seen = deque(maxlen=args.micro_batches)         # of the last step
@@ -446,15 +464,18 @@ def cut_stage(stage, args, axes, core):
             keep_shard(linear, "weight", 0, tp, parts=min(tp.size(), cfg.kv_heads))
         keep_shard(attn.q, "weight", 0, tp), keep_shard(attn.o, "weight", 1, tp)
         block.attn = SequenceParallel(attn, tp)
-        if cfg.experts:                                 # a part of each; the mixture gathers itself
-            keep_shard(mlp, "up", 2, tp), keep_shard(mlp, "down", 1, tp)
-        else:
-            keep_shard(mlp.up, "weight", 0, tp), keep_shard(mlp.down, "weight", 1, tp)
+        for name in experts:                            # a part of each; the mixture gathers itself
+            keep_shard(mlp, name, 1 if name == "down" else 2, tp)
+        if not cfg.experts:
+            for linear in mlp.columns:
+                keep_shard(linear, "weight", 0, tp)
+            keep_shard(mlp.down, "weight", 1, tp)
             block.mlp = SequenceParallel(mlp, tp)
 
 
 KINDS = {"embedding": "tables", "head.out": "tables", "attn.q": "queries", "attn.o": "queries",
-         "attn.k": "keys", "attn.v": "keys", "mlp.up": "mlp", "mlp.down": "mlp"}    # else: norms
+         "attn.k": "keys", "attn.v": "keys", "mlp.up": "mlp", "mlp.gate": "mlp",
+         "mlp.down": "mlp"}                             # else: norms
 
 
 def note_holders(parameters, holders):
@@ -462,7 +483,7 @@ def note_holders(parameters, holders):
     summed, and for the norm they are its copies."""
     for p in parameters:
         kinds = [kind for name, kind in KINDS.items() if name in p.global_name]
-        p.kind = kinds[0] if kinds else "norms"         # LayerNorms, and the router
+        p.kind = kinds[0] if kinds else "norms"         # and the router
         if "tied" in holders and p.global_name == "embedding.weight":
             p.kind = "tied"
         p.holders = holders[p.kind]
@@ -483,14 +504,22 @@ class Unit:
         self.group = parameters[0].holders
         self.padding = -sum(p.numel() for p in parameters) % self.group.size()
         self.full = self.flatten([p.detach() for p in parameters])
-        for p, view in zip(parameters, self.views(self.full)):
-            p.data = view
-        self.shard = nn.Parameter(self.full.chunk(self.group.size())[self.group.rank()])
+        self.shard = nn.Parameter(self.mine(self.full))
         self.shard.flat = parameters, self.group.rank() * len(self.shard)   # for a checkpoint
         self.shard.copies = 1                           # for the norm: each number is in one shard
-        if stage == 3:
+
+    def hold(self, full):
+        """Before the first step: the parameters, and the shard, become views of `full`, which may
+        be rounded. Gradients are as wide as what the optimizer updates."""
+        self.full, self.shard.data = full, self.mine(full)
+        for p, view in zip(self.parameters, self.views(full)):
+            p.data, p.grad_dtype = view, self.shard.grad_dtype
+        if self.stage == 3:
             self.shard.data = self.shard.data.clone()
             self.free()
+
+    def mine(self, flat):                               # this rank's part of it
+        return flat.chunk(self.group.size())[self.group.rank()]
 
     def flatten(self, tensors):                         # in the shapes of the parameters
         return torch.cat([*(t.flatten() for t in tensors), tensors[0].new_zeros(self.padding)])
@@ -510,9 +539,9 @@ class Unit:
 
     def reduce(self):
         """After the last backward: a reduce_scatter of the gradients, in place."""
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        flat = self.flatten(grads)
-        mine = flat.chunk(self.group.size())[self.group.rank()]
+        flat = self.flatten([torch.zeros_like(p, dtype=p.grad_dtype) if p.grad is None else p.grad
+                             for p in self.parameters])
+        mine = self.mine(flat)
         common.reduce_scatter(mine, flat, group=self.group)
         for p, view in zip(self.parameters, self.views(flat)):
             p.grad = view if self.stage == 1 else None
@@ -540,7 +569,6 @@ def make_units(model, stage):
 Action = namedtuple("Action", "kind stage micro_batch")     # kind: F or BW
 Action.output = property(lambda action: action)             # what it computes has the same name
 Message = namedtuple("Message", "output sender receiver")   # on its way to the rank that needs it
-TIMES = {"F": 1, "BW": 2}                               # of actions, in which B and W are one
 
 
 def one_forward_one_backward(rank, p, m, v, ahead, group):
@@ -594,17 +622,18 @@ def needs(action, depth):
     return [("F", stage, i)] + ([("BW", stage + 1, i)] if stage + 1 < depth else [])
 
 
-def make_programs(schedule, ranks):
+def make_programs(schedule, ranks, recompute="none"):
     """A program for each rank: its actions and, between them, its messages. Lets time run: an
-    action starts once its rank is free and what it needs is there, and takes its TIMES. A message
+    action starts once its rank is free and what it needs is there, and takes its time. A message
     enters both programs when its output is made, and an action when it ends: so what comes while an
     action goes on stands before it. Raises ValueError if ranks wait for each other."""
     left, depth = [list(actions) for actions in schedule], len(ranks)
+    times = {"F": 1, "BW": 3 if recompute == "full" else 2}         # B and W, after F again
     programs, done, ends, now = [[] for _ in left], set(), {}, 0
     while any(left):
         for rank, actions in enumerate(left):
             if actions and rank not in ends and done.issuperset(needs(actions[0], depth)):
-                ends[rank] = now + TIMES[actions[0].kind]
+                ends[rank] = now + times[actions[0].kind]
         if not ends:
             raise ValueError(f"ranks wait for each other; what is left: {left}")
         now += 1
@@ -757,18 +786,24 @@ def traffic(args, ranks, passes, rows, sends, e):
     micro-batch through a block. rows: sent to experts, and received, in all of them. sends:
     messages to other stages. e: bytes of a number."""
     cfg, b, cp, t, wide = args.model, args.micro_batch, args.cp, args.tp, max(e, 4)
+    again = 1 if args.recompute == "full" else 0        # all but what comes last in a block
+    keys = 1 if args.recompute == "none" else 2         # how often they are gathered
     mixtures, both = (passes, cp * t) if cfg.experts else (0, 1)
     tokens, h = b * cfg.seq // cp, cfg.dim              # of a micro-batch
     x, picks = passes * tokens * h * e, mixtures * tokens * args.top_k
     kv = 2 * cp * x // cfg.heads * max(cfg.kv_heads // t, 1)
+    often = (1 + again) * mixtures                      # a mixture's forward
+    gathers, scatters = 4 + 2 * again, 4 + again
     sent = {
         # Around two sub-layers, forward and backward; around mixtures also choices and gates.
-        "tp": (t, {"all_gather": (4 * passes + 2 * mixtures, 4 * x + (8 + wide) * picks),
-                   "reduce_scatter": (4 * passes + mixtures, 4 * x + wide * picks)}),
-        "cp": (cp, {"all_gather": (passes, kv), "reduce_scatter": (passes, kv)}),
-        "cp and tp": (both, {"all_reduce": (mixtures, mixtures * b * cfg.experts * wide)}),
+        "tp": (t, {"all_gather": (gathers * passes + 2 * often,
+                                  gathers * x + (1 + again) * (8 + wide) * picks),
+                   "reduce_scatter": (scatters * passes + mixtures, scatters * x + wide * picks)}),
+        "cp": (cp, {"all_gather": (keys * passes, keys * kv), "reduce_scatter": (passes, kv)}),
+        "cp and tp": (both, {"all_reduce": (often, often * b * cfg.experts * wide)}),
         # Counts; rows there and back, and their gradients.
-        "ep": (args.ep, {"all_to_all": (5 * passes, 8 * cfg.experts * passes + 2 * rows * h * e)}),
+        "ep": (args.ep, {"all_to_all": (2 * mixtures + 3 * often, 8 * cfg.experts * often
+                                        + (2 + again) * rows * h * e)}),
         "pp": (args.pp, {"send": (sends, sends * tokens // t * h * e)}),
         "world": (ranks, {"all_reduce": (1, wide)})}    # the norm
     return {axis: ops for axis, (n, ops) in sent.items() if n > 1}
@@ -778,14 +813,14 @@ def formulas(args, rank, ranks, model):
     """model: a list of this rank's stages, each a list of modules."""
     if args.variant == "torch":
         return {}
-    cfg, e, cp, t, ep = args.model, common.DTYPES[args.dtype].itemsize, args.cp, args.tp, args.ep
+    cfg, e, cp, t, ep = args.model, common.rounded(args).itemsize, args.cp, args.tp, args.ep
     m, pp, whole = args.micro_batches, places_of_ranks(args)[rank].pp, ranks // args.pp
     schedule, owners = make_schedule(args.schedule, args.pp, m)
     slices = balanced(cfg.layers, len(owners))
     stages = [stage for stage, owner in enumerate(owners) if owner == pp]
     cuts = [cut for cut in zip(owners, owners[1:]) if cut[0] != cut[1]]
     sends = m * sum(pp in cut for cut in cuts)          # an activation or a gradient over each
-    messages = {"program": make_programs(schedule, owners)[pp],
+    messages = {"program": make_programs(schedule, owners, args.recompute)[pp],
                 "needs": functools.partial(needs, depth=len(owners)),
                 "message": args.micro_batch * cfg.seq // (cp * t) * cfg.dim * e}
 
@@ -811,7 +846,8 @@ def formulas(args, rank, ranks, model):
                  "ids": 1 / (cp * t), "positions": 1 / cp, "how": "gathered" if cp > 1 else None},
         "rows": rows if cfg.experts else None,
         "ep": ep,
-        "schedule": {"actions": schedule[pp], "slices": slices} | (messages if args.pp > 1 else {}),
+        "schedule": {"actions": schedule[pp], "slices": slices, "inputs": range(cfg.layers + 2)}
+        | (messages if args.pp > 1 else {}),            # inputs: every module detaches its own
         "sent": traffic(args, ranks, m * sum(map(len, seen.values())), travelled, sends, e),
         "record": {"order": args.order.split(","), "places": places_of_ranks(args),
                    "slices": slices, "stages": owners}}
@@ -820,7 +856,7 @@ def formulas(args, rank, ranks, model):
 def train(run):
     args, cfg, me = run.args, run.args.model, places_of_ranks(run.args)[run.rank]
     schedule, owners = make_schedule(args.schedule, args.pp, args.micro_batches)
-    programs = make_programs(schedule, owners)
+    programs = make_programs(schedule, owners, args.recompute)
 
     axes, holders = make_groups(args, cfg.tie and owners[0] != owners[-1])
     if "pp" in axes:
@@ -834,15 +870,18 @@ def train(run):
         cut_stage(part, args, axes, core)
     model = run.draw(nn.ModuleList(parts.values()))
     note_holders(model.parameters(), holders)
+    common.recompute(model, args.recompute)
 
     units = make_units(model, args.zero) if args.zero else []
     positions = positions_of(me.cp, args.cp, cfg.seq).chunk(args.tp)[me.tp].to(run.device)
     stages = {stage: Stage(part, positions) for stage, part in parts.items()}
     shape = args.micro_batch, len(positions), cfg.dim   # of a message
-    empty = functools.partial(torch.empty, shape, dtype=run.dtype, device=run.device)
+    empty = functools.partial(torch.empty, shape, dtype=common.rounded(args), device=run.device)
     run_program = functools.partial(execute, programs[me.pp], stages, axes.get("pp"), empty,
                                     run.span)
-    optimizer = run.optimizer([unit.shard for unit in units] or model.parameters())
+    optimizer = run.mixed([unit.shard for unit in units] or model.parameters())
+    for unit in units:
+        unit.hold(unit.full.to(common.rounded(args)))
 
     for batch in run.batches(share=me.dp, build=build):         # 1/dp of the sequences
         with run.measure():
@@ -852,17 +891,17 @@ def train(run):
         run.log(batch, loss, norm, model, units or None)
 
 
-def torch_parallelize(stage, mesh, zero):
+def torch_parallelize(stage, mesh, args):
     """Chapter 05's plan over `tp`, then chapter 03's units over `dp`: every parameter becomes a
     DTensor of both. stage: a slice of the model; (batch, seq/tp, dim) goes in and comes out."""
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import Replicate, Shard, parallel
 
     norm, columns = parallel.SequenceParallel(), parallel.ColwiseParallel()
     gather = parallel.PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
     scatter = parallel.RowwiseParallel(output_layouts=Shard(1))
     plan = {"block*.norm[12]": norm, "block*.attn": gather, "block*.mlp": gather,
-            "block*.attn.[qkv]": columns, "block*.mlp.up": columns,
+            "block*.attn.[qkv]": columns, "block*.mlp.[ug]*": columns,      # up, gate
             "block*.attn.o": scatter, "block*.mlp.down": scatter}
     if hasattr(stage, "embedding"):                     # PyTorch warns of a name that is not there
         plan["embedding"] = parallel.RowwiseParallel(input_layouts=Replicate(),
@@ -872,9 +911,10 @@ def torch_parallelize(stage, mesh, zero):
             input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)}
     parallel.parallelize_module(stage, mesh["tp"], plan)
 
+    policy = MixedPrecisionPolicy(common.rounded(args), reduce_dtype=common.DTYPES[args.dtype])
     # The embedding is in the stage's own unit: its output is a view, of which fully_shard warns.
     for unit in (*(unit for unit in stage if not isinstance(unit, nn.Embedding)), stage):
-        fully_shard(unit, mesh=mesh["dp"], reshard_after_forward=zero == 3)
+        fully_shard(unit, mesh=mesh["dp"], reshard_after_forward=args.zero == 3, mp_policy=policy)
         unit.set_force_sum_reduction_for_comms(True)    # gloo has no average,
         unit.set_gradient_divide_factor(1)              # and the loss is divided already
     common.name_parameters(stage)                       # DTensors by now
@@ -890,7 +930,8 @@ def train_torch(run):
     mesh = run.mesh(pp=args.pp, dp=args.dp, tp=args.tp)
     stage, group = mesh["pp"].get_local_rank(), mesh["pp"].get_group()
     model = run.draw(gpt(cfg, seed=None)[slice(*balanced(cfg.layers, args.pp)[stage])])
-    torch_parallelize(model, mesh, args.zero)
+    common.recompute(model, args.recompute)
+    torch_parallelize(model, mesh, args)
     optimizer = run.optimizer(model.parameters())
     pipeline = Schedule1F1B(PipelineStage(model, stage, args.pp, run.device, group=group),
                             args.micro_batches, scale_grads=False, loss_fn=lambda logits, targets:
@@ -956,6 +997,7 @@ def requires(args, ranks):
            f"ranks, not {ranks}", fits)
     common.split_batch(args, dp)
     common.divides("--heads", cfg.heads, "--tp", tp)
+    common.divides("--ffn", cfg.hidden, "--tp", tp)
     demand(max(cfg.kv_heads, tp) % min(cfg.kv_heads, tp) == 0, f"--kv-heads {cfg.kv_heads} and "
            f"--tp {tp}: neither divides the other", f"--kv-heads {tp}")
     chunks = 2 if cp > 1 else 1                         # of the sequence, for each rank of cp

@@ -93,13 +93,18 @@ class Model:
         return sum(self.matrices(experts).values())
 
     @property
+    def norm(self):
+        """RMSNorm has a weight; LayerNorm, a bias too."""
+        return (1 if self.gated else 2) * self.dim
+
+    @property
     def norms(self):
-        """Of a layer: two norms, of a weight and a bias each, and the router."""
-        return 4 * self.dim + (self.experts * self.dim if self.experts > 1 else 0)
+        """Of a layer: two norms, and the router."""
+        return 2 * self.norm + (self.experts * self.dim if self.experts > 1 else 0)
 
     def parameters(self):
         layers = self.layers * (self.weights(self.experts) + self.norms)
-        return layers + 2 * self.dim + (1 if self.tie else 2) * self.vocab * self.dim
+        return layers + self.norm + (1 if self.tie else 2) * self.vocab * self.dim
 
 
 def gpt(layers, dim, heads, **more):
@@ -158,6 +163,7 @@ class Software:
     dropout: bool = False
     fp8: bool = False           # a layer's matmuls
     fused_gradients: bool = True        # a matmul adds its weight gradient to the sum
+    fused_swiglu: bool = True   # keeps gate and up alone; else silu(gate), too
     keeps_gathered: bool = False        # what sp gathers; else it is gathered again in backward
     whole_tables: bool = False          # tp does not cut embedding and head
     ring: bool = False          # cp's keys go round behind attention; else they are gathered
@@ -178,8 +184,8 @@ SOFTWARE = {
     "megatron-2024": Software(ring=True, tp_hidden=0.9, tp_hidden_backward=0.9),
     "torchtitan": Software(fused_gradients=False, keeps_gathered=True),
     "llama3": Software(tp_hidden_backward=0.5),
-    "ours": Software(flash=False, fused_gradients=False, keeps_gathered=True, whole_tables=True,
-                     dp_hidden=0),
+    "ours": Software(flash=False, fused_gradients=False, fused_swiglu=False, keeps_gathered=True,
+                     whole_tables=True, dp_hidden=0),
 }
 
 
@@ -220,9 +226,10 @@ def numbers_kept(model, tokens, software):
     x, kv, hidden = tokens * model.dim, tokens * model.kv_dim, tokens * model.ffn * model.top_k
     scores = tokens * model.heads * model.seq
     core = scores * 5 / 2 if software.dropout else scores       # weights, dropped, a mask of a byte
+    of_mlp = (3 if software.fused_swiglu else 4) if model.gated else 2      # of its hidden features
     return {"outside": 2 * x + (x if software.dropout else 0),  # of norms; two masks of a byte
             "inputs": 2 * x,                            # the norms' outputs, which matrices read
-            "inside": 2 * x + hidden * (3 if model.gated else 2),       # q, o's input; the MLP's
+            "inside": 2 * x + of_mlp * hidden,          # q, o's input; the MLP's
             "keys and values": 2 * kv,
             "core": 2 * tokens * model.heads if software.flash else core}   # log-sum-exps
 
@@ -255,7 +262,7 @@ def parameters_of_gpu(model, layout, software):
     cuts = {"queries": t, "keys": min(t, model.kv_heads), "mlp": t * layout.ep, "norms": 1,
             "tables": 1 if software.whole_tables else t}
     numbers = {kind: layers * size for kind, size in model.matrices(model.experts).items()}
-    numbers |= {"norms": layers * model.norms + 2 * model.dim,
+    numbers |= {"norms": layers * model.norms + model.norm,
                 "tables": tables * model.vocab * model.dim}
     return {kind: (size / cuts[kind], whole * t // cuts[kind]) for kind, size in numbers.items()}
 

@@ -4,6 +4,7 @@ folder lab/, the same run is also measured, reported, and held to one GPU tensor
 
 import argparse
 import contextlib
+import functools
 import gc
 import math
 import os
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.utils import clip_grads_with_norm_
+from torch.utils.checkpoint import checkpoint
 
 # torch 2.13 renames these two, and warns about the old names; 2.11 knows only the old ones.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -37,18 +39,37 @@ class Config:                   # the shape of a model
     vocab: int
     tie: bool = False           # embedding and head share one matrix
     attention: str = "plain"
+    block: str = "gpt"          # or "llama", today's: RMSNorm, and an MLP with a gate (SwiGLU)
+    ffn: int = 0                # hidden features of the MLP; 0: 4·dim
+
+    @property
+    def gated(self):
+        return self.block == "llama"
+
+    @property
+    def hidden(self):
+        return self.ffn or 4 * self.dim
+
+    def mlp(self):              # parameters of one
+        return (3 if self.gated else 2) * self.dim * self.hidden
+
+    def norm(self):             # the same: RMSNorm has no bias
+        return (1 if self.gated else 2) * self.dim
 
     def parameters(self):
         kv_dim = self.dim * self.kv_heads // self.heads
-        block = self.dim * (2 * self.dim + 2 * kv_dim + 8 * self.dim + 4)   # q, o; k, v; MLP; norms
-        return self.layers * block + 2 * self.dim + (1 if self.tie else 2) * self.vocab * self.dim
+        block = self.dim * (2 * self.dim + 2 * kv_dim) + self.mlp() + 2 * self.norm()   # q, o; k, v
+        return self.layers * block + self.norm() + (1 if self.tie else 2) * self.vocab * self.dim
 
 
 PRESETS = {     # layers, dim, heads, kv_heads, seq, vocab (chapter 10's 1b and 7b are Llama's)
     "tiny": Config(4, 128, 8, 4, 128, 256),
+    "tiny-llama": Config(4, 128, 8, 4, 128, 256, block="llama", ffn=352),
     "gpt2": Config(12, 768, 12, 12, 1024, 50304, tie=True, attention="sdpa"),
     "1b": Config(16, 2048, 8, 8, 2048, 50304, attention="sdpa"),        # Pythia-1B
     "7b": Config(32, 4096, 32, 32, 2048, 50432, attention="sdpa"),      # Pythia-6.9B
+    "llama-1b": Config(16, 2048, 32, 8, 8192, 128256, True, "sdpa", "llama", 8192),
+    "llama-8b": Config(32, 4096, 32, 8, 8192, 128256, False, "sdpa", "llama", 14336),
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 OPTIMIZERS = {  # higher rates or a smaller eps magnify rounding differences and learn no better
@@ -114,17 +135,18 @@ def sdpa_attention(q, k, v):
 
 
 CORES = {"plain": plain_attention, "sdpa": sdpa_attention}
+NORMS = {"gpt": nn.LayerNorm, "llama": functools.partial(nn.RMSNorm, eps=1e-5)}
 
 
 class Rope(nn.Module):
     """Rotary position embedding: turns each pair (x[i], x[i + head_dim/2]) of a query or a key by
-    the angle position · 10000^(-2i/head_dim), so that their product depends on how far apart they
-    are. positions: int64 (seq,), a buffer, 0, 1, ... as here all tokens are; where a rank has only
-    some of them (chapter 06), it puts theirs in its place."""
+    the angle position · base^(-2i/head_dim), so that their product depends on how far apart they
+    are. positions: int64 (seq,), a buffer: of all tokens, or of those that a rank has (06)."""
 
     def __init__(self, cfg):
         super().__init__()
         self.register_buffer("positions", torch.arange(cfg.seq), persistent=False)
+        self.base = 500_000.0 if cfg.gated else 10_000.0        # Llama 3's, for longer sequences
         self.made_for = None
 
     def forward(self, x):                                   # (batch, heads, seq, head_dim)
@@ -133,7 +155,7 @@ class Rope(nn.Module):
             # Once for all blocks, from angles in float32 or better.
             position = self.positions[:, None].to(torch.promote_types(x.dtype, torch.float32))
             i = torch.arange(a.shape[-1], device=x.device, dtype=position.dtype)
-            angle = position * 10000.0 ** (-i / len(i))     # (seq, head_dim/2)
+            angle = position * self.base ** (-i / len(i))    # (seq, head_dim/2)
             self.cos, self.sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
             self.made_for = self.positions
         cos, sin = self.cos[: x.shape[2]], self.sin[: x.shape[2]]
@@ -162,24 +184,30 @@ class Attention(nn.Module):
         return self.o(out.transpose(1, 2).flatten(2))       # (batch, seq, dim)
 
 
+def activate(up, gate=None):
+    return F.gelu(up) if gate is None else F.silu(gate) * up        # the second is SwiGLU
+
+
 class MLP(nn.Module):
     def __init__(self, cfg):
         super().__init__()
-        self.up = nn.Linear(cfg.dim, 4 * cfg.dim, bias=False)
-        self.down = nn.Linear(4 * cfg.dim, cfg.dim, bias=False)
+        self.up = nn.Linear(cfg.dim, cfg.hidden, bias=False)
+        self.down = nn.Linear(cfg.hidden, cfg.dim, bias=False)
+        self.gate = nn.Linear(cfg.dim, cfg.hidden, bias=False) if cfg.gated else None
+        self.columns = [self.up, self.gate] if cfg.gated else [self.up]     # they read its input
 
     def project(self, x):
-        return self.up(x)
+        return [linear(x) for linear in self.columns]
 
     def forward(self, x):
-        return self.down(F.gelu(self.project(x)))
+        return self.down(activate(*self.project(x)))
 
 
 class Block(nn.Module):
     def __init__(self, cfg):
         super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(cfg.dim), Attention(cfg)
-        self.norm2, self.mlp = nn.LayerNorm(cfg.dim), MLP(cfg)
+        self.norm1, self.attn = NORMS[cfg.block](cfg.dim), Attention(cfg)
+        self.norm2, self.mlp = NORMS[cfg.block](cfg.dim), MLP(cfg)
 
     def forward(self, x):
         x = x + self.attn(self.norm1(x))
@@ -190,10 +218,10 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
     """The model as a list, nn.Sequential(embedding, block1, ..., head): tokens (batch, seq) to
     logits (batch, seq, vocab). seed=None draws no weights: cut it, then let `run.draw` do that."""
     with torch.device("meta"):                              # shapes alone: no memory is touched
-        head = ("norm", nn.LayerNorm(cfg.dim)), ("out", nn.Linear(cfg.dim, cfg.vocab, bias=False))
-        modules = [("embedding", nn.Embedding(cfg.vocab, cfg.dim)),
-                   *[(f"block{i}", Block(cfg)) for i in range(1, cfg.layers + 1)],
-                   ("head", nn.Sequential(OrderedDict(head)))]
+        blocks = {f"block{i}": Block(cfg) for i in range(1, cfg.layers + 1)}
+        head = dict(norm=NORMS[cfg.block](cfg.dim), out=nn.Linear(cfg.dim, cfg.vocab, bias=False))
+        modules = {"embedding": nn.Embedding(cfg.vocab, cfg.dim), **blocks,
+                   "head": nn.Sequential(OrderedDict(head))}
     model = nn.Sequential(OrderedDict(modules)).to_empty(device="cpu")
     rope = Rope(cfg)
     for block in model[1:-1]:
@@ -205,14 +233,14 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
 
 
 def name_parameters(model):
-    """Note on each parameter its name in the whole model, which it keeps in a slice or a wrapper of
-    it, as p.global_name; and as p.cuts that it is whole: no cut."""
+    """p.global_name: its name in the whole model, which it keeps in a slice or a wrapper of it.
+    p.cuts: none, it is whole."""
     for name, p in model.named_parameters():
         p.global_name, p.cuts = name, ()
 
 
 def draw_weights(model, seed, device="cpu", dtype=torch.float32):
-    """Give every parameter its first value: N(0, 0.02) for matrices, 1 and 0 for LayerNorm. It
+    """Give every parameter its first value: N(0, 0.02) for matrices, 1 and 0 for norms. It
     depends on the seed, the name and the full shape alone, whatever part of it a rank keeps."""
     for p in model.parameters():
         full = torch.zeros(getattr(p, "full_shape", p.shape))
@@ -223,6 +251,17 @@ def draw_weights(model, seed, device="cpu", dtype=torch.float32):
             full.fill_(1)
         p.data = part(full, p.cuts).to(device, dtype, copy=True)    # not a view into all of it
     return model.to(device)                                         # the buffers are still to move
+
+
+def recompute(model, how):
+    """Drop after forward what backward reads, and compute it again there, with what that sends:
+    attention's core ("selective"), or all of a block but its input ("full")."""
+    again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    for module in model.modules():
+        if how == "selective" and isinstance(module, Attention):
+            module.core = functools.partial(again, module.core)
+        if how == "full" and isinstance(module, Block):
+            module.forward = functools.partial(again, module.forward)
 
 
 def loss_sum(logits, targets):
@@ -268,7 +307,7 @@ def sum_partial_grads(parameters):
     buckets = {}
     for p in parameters:
         if hasattr(p, "partial"):                       # a rank without a gradient adds zero
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            p.grad = torch.zeros_like(p, dtype=p.grad_dtype) if p.grad is None else p.grad
             buckets.setdefault(p.partial, []).append(p.grad)
     for group, grads in buckets.items():
         flat = torch.cat([grad.flatten() for grad in grads])
@@ -280,16 +319,16 @@ def sum_partial_grads(parameters):
 def grad_norm(parameters, group=None):
     """The norm of the whole model's gradient, a scalar in float32 or better. The ranks of `group`
     hold it together: an all_reduce adds up their squares. A part that p.copies ranks hold counts
-    1/copies on each of them. By default that is the group's size over the product of the cuts'
-    parts: of a matrix cut into 4, 8 ranks hold 2 copies, and of a vector that is not cut 8."""
-    ranks, grads, copies = group.size() if group else 1, [], []
+    1/copies on each of them; by default that is their number over that of the parts: of a matrix
+    cut into 4, 8 ranks hold 2 copies, and of a vector that is not cut 8."""
+    ranks, held, copies = group.size() if group else 1, [], []
     for p in parameters:
         if p.grad is not None:
-            grads.append(p.grad)
+            held.append(p.grad)
             by_cuts = ranks / math.prod(cut.parts for cut in getattr(p, "cuts", ()))
             copies.append(getattr(p, "copies", by_cuts))
-    wide = torch.promote_types(grads[0].dtype, torch.float32)
-    norms = torch._foreach_norm(grads, dtype=wide)          # foreach: one operator for all of them
+    wide = torch.promote_types(held[0].dtype, torch.float32)
+    norms = torch._foreach_norm(held, dtype=wide)           # foreach: one operator for all of them
     norms = torch._foreach_div(norms, [number**0.5 for number in copies])
     square = torch.stack(norms).square().sum()
     if ranks > 1:
@@ -297,15 +336,40 @@ def grad_norm(parameters, group=None):
     return square.sqrt()
 
 
+class Masters(torch.optim.Optimizer):
+    """Mixed precision: an optimizer of fp32 copies, the masters, which it rounds to `dtype` for the
+    parameters: bf16 alone would lose small updates. p.grad is fp32, too: autograd widens what a
+    micro-batch adds, and so ranks sum it. 2 + 4 + 12 bytes a parameter. device: of the masters."""
+
+    def __init__(self, parameters, make_optimizer, dtype, device=None):
+        super().__init__(parameters, {})                    # which zero_grad looks through
+        self.parameters = [p for group in self.param_groups for p in group["params"]]
+        for p in self.parameters:
+            master = nn.Parameter(p.detach().to(device or p.device, copy=True))
+            vars(master).update(vars(p))                    # its name, and how it is cut
+            p.master, p.grad_dtype, p.data = master, p.dtype, p.data.to(dtype)
+        self.optimizer = make_optimizer([p.master for p in self.parameters])
+
+    def step(self):
+        for p in self.parameters:
+            p.master.grad = None if p.grad is None else p.grad.to(p.master.device)
+        self.optimizer.step()
+        for p in self.parameters:
+            p.master.grad = None                            # p keeps it
+            p.data.copy_(p.master.data)
+
+
 def parse(file, doc, variants, flags, argv, Parser=argparse.ArgumentParser):
     """The command line of a chapter; args.model is the Config of its model."""
     parser = Parser(Path(file).name, description=doc, allow_abbrev=False,
+                    conflict_handler="resolve",         # chapter 01 has other precisions
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--variant", choices=list(variants), default=next(iter(variants)))
     add("--steps", type=int, default=20, help="optimizer steps")
     add("--preset", choices=PRESETS, default="tiny", help="shape of the model")
-    for name in ("layers", "dim", "heads", "kv-heads", "seq", "vocab"):
+    add("--block", choices=("gpt", "llama"), help="in place of the preset's")
+    for name in ("layers", "dim", "heads", "kv-heads", "seq", "vocab", "ffn"):
         add(f"--{name}", type=int, help="in place of the preset's")
     add("--attention", choices=CORES, help="in place of the preset's; sdpa is PyTorch's fused one")
     add("--batch", type=int, default=8, help="sequences in the whole global batch")
@@ -314,6 +378,8 @@ def parse(file, doc, variants, flags, argv, Parser=argparse.ArgumentParser):
     add("--lr", type=float, help="learning rate")
     add("--clip", type=float, help="largest gradient norm")
     add("--dtype", choices=DTYPES, default="float32")
+    add("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: with fp32 masters")
+    add("--recompute", choices=("none", "selective", "full"), default="none")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--data", help="any text, or a .bin of uint16 tokens; default: Python's source")
     add("--ignore", type=float, default=0.0, help="share of the targets to mark as not valid")
@@ -323,8 +389,15 @@ def parse(file, doc, variants, flags, argv, Parser=argparse.ArgumentParser):
     shape = {f.name: getattr(args, f.name, None) or getattr(PRESETS[args.preset], f.name)
              for f in fields(Config)}
     args.model, args.attention = Config(**shape), shape["attention"]
-    args.verify = args.preset == "tiny"                     # beside one GPU's run
+    args.verify = args.preset.startswith("tiny")            # beside one GPU's run
     return args
+
+
+def rounded(args):
+    """What parameters and activations are rounded to. (Masters and gradients have --dtype; float64
+    is not rounded, so that the code of --precision bf16 can be held to one GPU exactly.)"""
+    mixed = args.precision == "bf16" and args.dtype == "float32"
+    return torch.bfloat16 if mixed else DTYPES[args.dtype]
 
 
 def environment(name, default):
@@ -355,14 +428,15 @@ Batch = namedtuple("Batch", "step tokens targets valid micro_batches")
 
 class Run:
     """What a chapter trains with: bare here, with all instruments in lab/bench/. A chapter uses
-    args, rank, world, device and dtype, and the methods mesh, draw, optimizer, batches, measure,
-    span and log, and no other."""
+    args, rank, world, device and dtype, and the methods mesh, draw, optimizer, mixed, batches,
+    measure, span and log, and no other."""
 
     def __init__(self, args):
         self.args, self.text, self.dtype = args, Text(args), DTYPES[args.dtype]
         self.rank, self.world = environment("RANK", 0), environment("WORLD_SIZE", 1)
         self.device = join_ranks(args, self.rank)
         self.one_gpu, self.first_step, self.seconds, self.status = None, 0, [], 0
+        self.is_mixed = False
 
     def mesh(self, **axes):
         """A DeviceMesh with named axes; along the last one, ranks are neighbours."""
@@ -374,6 +448,13 @@ class Run:
     def optimizer(self, parameters, **remembered):
         """remembered: what else changes from step to step, by name, for lab/'s checkpoints."""
         return OPTIMIZERS[self.args.optimizer](parameters, self.args.lr)
+
+    def mixed(self, parameters, device=None):
+        """The optimizer for --precision: of the parameters, or of their Masters."""
+        self.is_mixed = True                                # and so is one GPU
+        if self.args.precision != "bf16" and device is None:
+            return self.optimizer(parameters)
+        return Masters(parameters, self.optimizer, rounded(self.args), device)
 
     def batches(self, share=0, build=gpt, after_step=lambda model: None):
         """Yield a Batch for each step, of which this rank takes one of args.shares parts.
@@ -394,15 +475,13 @@ class Run:
         self.seconds.append(time.perf_counter() - start)
 
     def span(self, action, kept, between=()):
-        """Around an action of a schedule. kept: tensors kept for backward outside of autograd;
-        between: those that go from stage to stage, until they are used or have left."""
+        """Around an action of a schedule, for lab/: tensors kept for backward, or under way."""
         return contextlib.nullcontext()
 
     def log(self, batch, loss, norm, model, updated=None, skipped=False, **shown):
         """After a step: its line, and status 1 if a number is not finite. loss, norm: of the whole
-        batch and model. model: the module that this rank holds. updated: what the optimizer updates
-        in place of its parameters: flat shards, or (name, parameter) pairs. skipped: fp16 has
-        refused the step. shown: what else pictures are drawn from."""
+        batch and model. skipped: fp16 has refused the step. For lab/: the model and what is updated
+        in place of its parameters, flat shards or (name, parameter) pairs; what else is shown."""
         if self.rank == 0:
             one_gpu = f"{self.one_gpu_step(batch)[0]:.4f}" if self.args.verify else "-"
             print(f"step {batch.step + 1}: loss {loss:.4f}, on one GPU {one_gpu}, gradient norm "
@@ -414,7 +493,8 @@ class Run:
         """The plain step that every variant must equal. Returns loss, norm."""
         if self.one_gpu is None:
             self.one_gpu = self.draw(self.build(self.args.model, seed=None))
-            self.one_gpu_optimizer = self.optimizer(self.one_gpu.parameters())
+            optimizer = self.mixed if self.is_mixed else self.optimizer
+            self.one_gpu_optimizer = optimizer(self.one_gpu.parameters())
         self.one_gpu_optimizer.zero_grad()
         logits = self.one_gpu(batch.tokens.to(self.device))
         loss = loss_sum(logits, batch.targets.to(self.device)) / batch.valid
@@ -452,9 +532,8 @@ def launch(file, doc, variants, requires, flags=lambda parser: None, formulas=No
     variants: {name: train(run)}, or of a tuple of that and the flags that not all of them know.
     requires(args, ranks): raises Refused for what does not fit. formulas: lab/bench/formulas.py."""
     if Path(__file__).with_name("lab").exists():
-        import lab.bench.report
-        lab.bench.report.launch(file, doc, variants, requires, flags,
-                                formulas)     # does not come back
+        from lab.bench import report
+        report.launch(file, doc, variants, requires, flags, formulas)       # does not come back
     args = parse(file, doc, variants, flags, argv=None)
     try:
         requires(args, environment("WORLD_SIZE", 1))

@@ -89,6 +89,7 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, [anothe
     ("05_sequence_parallel", 4, "{cut}", "--variant=megatron", "--variant=torch"),
     ("05_sequence_parallel", 4, "{cut}", "--variant=kept", "--variant=torch"),
     ("05_sequence_parallel", 4, "{cut}", "--variant=ring", "--variant=torch"),
+    ("05_sequence_parallel", 4, "{cut} --precision=bf16", "--variant=megatron", "--variant=torch"),
     ("06_context_parallel", 4, "{long}", "--variant=zigzag", "--variant=ring"),
     ("06_context_parallel", 4, "{long}", "--variant=zigzag", "--variant=gather"),
     ("06_context_parallel", 4, "{long}", "--variant=zigzag", "--variant=ulysses"),

@@ -5,9 +5,9 @@
 
 Prints three tables and writes kernels_pointwise.csv, kernels_attention.csv, kernels_fp8.csv and a
 figure of each into --out; --record puts the tables into benchmarks/RESULTS.md and the figures into
-figures/. Random bf16 inputs, L2 cold, medians by triton.testing.do_bench. ELU and LayerNorm in GB/s
-of the bytes that one kernel has to move, beside those of a copy in the same run; attention and
-products in TFLOP/s. It takes a GPU and some minutes; products in FP8 take a Hopper or newer.
+figures/. Random bf16 inputs, L2 cold, medians by triton.testing.do_bench. What is pointwise, and
+norms, in GB/s of the bytes that one kernel has to move, beside those of a copy in the same run;
+attention and products in TFLOP/s. It takes a GPU and some minutes; FP8 takes a Hopper or newer.
 
 "eager" is PyTorch's own operator, which is fused too; "chain" is the same in simple operators,
 as the lessons have it. nan: a backend that refuses. All calls go through Python, whose own time can
@@ -74,11 +74,17 @@ def chain_norm(x, weight, bias):
     return centered * (centered.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight + bias
 
 
+def chain_rms_norm(x, weight):
+    return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+
+
 def pointwise():
-    """Rows of the table of ELU and LayerNorm: what, width, and GB/s of each way."""
-    from kernels import elu, layernorm
+    """Rows of the table of ELU, SwiGLU and the norms: what, width, and GB/s of each way. (SwiGLU
+    has no operator of PyTorch's own: eager is the chain.)"""
+    from kernels import elu, layernorm, rmsnorm, swiglu
 
     eager_norm = lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b)
+    eager_rms = lambda x, w: F.rms_norm(x, x.shape[-1:], w, 1e-5)
     for width in WIDTHS:
         x, weight, bias = random(NUMBERS // width, width), random(width), random(width)
         target = torch.empty_like(x)
@@ -89,15 +95,23 @@ def pointwise():
                 "compile": compiled(F.elu)}
         norms = {"kernel": layernorm.layer_norm, "chain": chain_norm, "eager": eager_norm,
                  "compile": compiled(eager_norm)}
-        for name, inputs, functions in (("ELU", (x,), elus),
-                                        ("LayerNorm", (x, weight, bias), norms)):
+        rms_norms = {"kernel": rmsnorm.rms_norm, "chain": chain_rms_norm, "eager": eager_rms,
+                     "compile": compiled(eager_rms)}
+        chain = swiglu.swiglu_reference
+        swiglus = {"kernel": swiglu.swiglu, "chain": chain, "eager": chain,
+                   "compile": compiled(chain)}
+        gate = random(NUMBERS // width, width)
+        for name, inputs, functions, moved in (     # moved: forward, backward, in sizes of x
+                ("ELU", (x,), elus, (2, 3)), ("SwiGLU", (x, gate), swiglus, (3, 5)),
+                ("LayerNorm", (x, weight, bias), norms, (2, 3)),
+                ("RMSNorm", (x, weight), rms_norms, (2, 3))):
             forward, backward = {}, {}
             for way, function in functions.items():
                 with torch.no_grad():
                     ms = milliseconds(functools.partial(function, *inputs))
-                forward[way] = 2 * x.nbytes / ms / 1e6          # reads x, writes y
+                forward[way] = moved[0] * x.nbytes / ms / 1e6       # x, y, and SwiGLU's gate
                 ms = milliseconds(backward_of(function, *inputs))
-                backward[way] = 3 * x.nbytes / ms / 1e6         # reads x and dy, writes dx
+                backward[way] = moved[1] * x.nbytes / ms / 1e6      # x, dy, dx, and two of gate
             for direction, speeds in (("forward", forward), ("backward", backward)):
                 yield {"what": f"{name} {direction}", "width": width} | speeds | {"copy": copy}
 

@@ -392,15 +392,14 @@ def use_fp8(model, scaling):
 
     def multiply(inner, columns, row):
         def project(x):
-            outputs = linear8(x, scaling, *[linear.weight for linear in columns])
-            return outputs if len(outputs) > 1 else outputs[0]
+            return linear8(x, scaling, *[linear.weight for linear in columns])
 
         inner.project = project                             # in place of the method of that name
         row.forward = lambda x: linear8(x, scaling, row.weight)[0]
 
     for block in model[1:-1]:
         multiply(block.attn, [block.attn.q, block.attn.k, block.attn.v], block.attn.o)
-        multiply(block.mlp, [block.mlp.up], block.mlp.down)
+        multiply(block.mlp, block.mlp.columns, block.mlp.down)
     return runs_here(model.embedding.weight)
 
 
@@ -503,7 +502,7 @@ def in_chapter_05(args, t, all_gather, reduce_scatter):
                              f"of {tokens} tokens, which share tiles of {TILE}",
                              f"--seq {-(-cfg.seq // TILE) * TILE}")
     kv = cfg.dim // cfg.heads * cfg.kv_heads
-    for cut in (cfg.dim, kv):
+    for cut in (cfg.dim, kv, cfg.hidden):
         if cut % t or cut // t % TILE and TILE % (cut // t):
             raise common.Refused(f"--precision fp8 cuts {cut} features into tiles of {TILE}, and "
                                  f"--nproc_per_node {t} cuts tiles in two", "--nproc_per_node 1")
@@ -524,7 +523,8 @@ def agreements(cfg, tokens, t):
     numbers of float32. Of each matrix the weight, twice, and the activation or gradient that is cut
     with it."""
     calls, numbers, kv = 0, 0, cfg.dim // cfg.heads * cfg.kv_heads
-    for cut in (cfg.dim, kv, kv, 4 * cfg.dim, cfg.dim, 4 * cfg.dim):    # q, k, v, up; o, down
+    of_mlp = (3 if cfg.gated else 2) * [cfg.hidden]         # up, gate, down
+    for cut in (cfg.dim, kv, kv, cfg.dim, *of_mlp):         # q, k, v, o
         if cut // t % TILE:
             calls += 3
             numbers += math.ceil(cut / TILE) * (2 * math.ceil(cfg.dim / TILE) + tokens)

@@ -77,19 +77,24 @@ def simulated_bubble(schedule, variant, F=1, B=1, W=1):
     return max(ratios)
 
 
-def timetable(schedule):
+def timetable(schedule, F=1, B=1, W=1):
     """For each rank [kind, stage, micro-batch, start, end] of its actions, as pictures want it."""
-    span = simulate(schedule)
+    span = simulate(schedule, F, B, W)
     return [[[*action, *span[action]] for action in actions] for actions in schedule.actions]
 
 
 def hold_bubble(run, answer):
     """Hold the bubble of a run's schedule to the closed form that its chapter gave."""
-    schedule, formula = answer["of all ranks"], answer["bubble"]
-    run.check(("time", "bubble over work if F = B = W", "simulated"),
-              round(simulated_bubble(schedule, run.args.variant), 6),
+    schedule, formula, times = answer["of all ranks"], answer["bubble"], answer["times"]
+    run.check(("time", f"bubble over work if {in_words(**times)}", "simulated"),
+              round(simulated_bubble(schedule, run.args.variant, **times), 6),
               None if formula is None else round(formula, 6), "")
-    run.record(simulated=timetable(schedule))
+    run.record(simulated=timetable(schedule, **times))
+
+
+def in_words(F, B, W):
+    """How long they take: with --recompute full, a B is twice as long."""
+    return "F = B = W" if F == B == W else f"F = W = B/{B}"
 
 
 def hold_messages(run, answer):
@@ -119,14 +124,15 @@ def messages_over_time(program, needs):
     return over_time
 
 
-def drawing(schedule):
+def drawing(schedule, **times):
     """For a terminal: two lines a rank, with the kinds (in lower case, if not of its first stage)
     and the last digit of the micro-batch."""
     lines = []
-    for rank, actions in enumerate(timetable(schedule)):
+    for rank, actions in enumerate(timetable(schedule, **times)):
         kinds = digits = ""
-        for kind, stage, i, start, _ in actions:
-            kind = kind if stage == rank else kind.lower()
+        for kind, stage, i, start, end in actions:
+            again = (end - start - len(kind)) * "r"     # in B, the forward that is computed again
+            kind = again + (kind if stage == rank else kind.lower())
             kinds = kinds.ljust(start, ".") + kind
             digits = digits.ljust(start, ".") + str(i % 10) * len(kind)
         lines += [f"rank {rank:<3}{kinds}", f"{'':8}{digits}"]
@@ -140,11 +146,12 @@ def costs(chapter, args, schedule):
     alive = [max(chapter.alive_over_time(actions)) for actions in schedule.actions]
     most = [chapter.most_alive(args.schedule, rank, p, m, v, args.breadth_first)
             for rank in range(p)]
-    simulated = simulated_bubble(schedule, args.schedule)
-    formula = chapter.bubble(args.schedule, p, m, v)
+    times = chapter.times(args.recompute)
+    simulated = simulated_bubble(schedule, args.schedule, **times)
+    formula = chapter.bubble(args.schedule, p, m, v, **times)
     return [("micro-batches alive, at the most", " ".join(map(str, alive)),
              " ".join(map(str, most))),
-            ("bubble over work if F = B = W", f"{simulated:.6g}",
+            (f"bubble over work if {in_words(**times)}", f"{simulated:.6g}",
              "-" if formula is None else f"{formula:.6g}")]
 
 
@@ -236,6 +243,7 @@ def parse(chapter, argv):
     add("--micro-batches", type=count, default=8, help="default: 8")
     add("--chunks", type=count, help="slices of the model on each rank; default: 2")
     add("--breadth-first", action="store_true", help="a slice takes all micro-batches in turn")
+    add("--recompute", choices=("none", "full"), default="none", help="full: B computes F again")
     add("--sleep", type=commands.number(int, 1, 10_000, 10), metavar="MS",
         help="under torchrun: execute it with stages that sleep in each F, B and W")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -256,6 +264,9 @@ def refuse_misfits(chapter, args):
     if (args.sleep or world) and p != (world or 1):
         raise Refused(f"--ranks {p} is not what torchrun has started",
                       f"--nproc_per_node {p}")
+    if args.sleep and args.recompute == "full":
+        raise Refused("--recompute full is drawn, and stages sleep as long in each F, B and W",
+                      "without --recompute")
     if args.json and not args.sleep:
         raise Refused(f"--json {args.json} means nothing without --sleep", "--sleep 10")
     m, in_turn = args.micro_batches, p if name == "naive" else 1
@@ -279,7 +290,7 @@ def main(argv=None):
     if args.sleep:
         return report_sleep(args, schedule, *sleep_through(chapter, args, schedule))
     if environment("RANK", 0) == 0:
-        print(drawing(schedule))
+        print(drawing(schedule, **chapter.times(args.recompute)))
         print(f"\n{'':<34}from the lists / by the closed form")
         for what, computed, formula in costs(chapter, args, schedule):
             print(f"{what:<34}{computed} / {formula}")

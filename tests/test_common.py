@@ -30,11 +30,13 @@ SHAPE = Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)  # what
 def test_numbers_of_parameters_and_tensors(cfg):
     with torch.device("meta"):  # the large ones have no place here
         blocks = nn.ModuleList([common.Block(cfg) for _ in range(cfg.layers)])
-    matrix, norm = cfg.vocab * cfg.dim, 2 * cfg.dim
+    matrix, last = cfg.vocab * cfg.dim, [p.numel() for p in blocks[0].norm1.parameters()]
     tables = [matrix] if cfg.tie else [matrix, matrix]
-    sizes = [p.numel() for p in blocks.parameters()]
-    assert cfg.parameters() == sum(sizes) + norm + sum(tables)
-    assert tensors(cfg) == len(sizes) + 2 + len(tables)
+    sizes = [*last, *(p.numel() for p in blocks.parameters())]
+    assert cfg.parameters() == sum(sizes) + sum(tables)
+    assert tensors(cfg) == len(sizes) + len(tables)
+    assert cfg.norm() == sum(last)
+    assert cfg.mlp() == sum(p.numel() for p in blocks[0].mlp.parameters())
 
 
 @pytest.mark.parametrize("tie", [False, True])
@@ -45,7 +47,8 @@ def test_the_model_has_the_parameters_of_its_config(tie):
 
 
 def test_presets_have_their_published_sizes():
-    published = {"tiny": 0.79e6, "gpt2": 124e6, "1b": 1.01e9, "7b": 6.9e9}
+    published = {"tiny": 0.79e6, "tiny-llama": 0.80e6, "gpt2": 124e6, "1b": 1.01e9, "7b": 6.9e9,
+                 "llama-1b": 1.236e9, "llama-8b": 8.03e9}  # fmt: skip
     assert {n: cfg.parameters() for n, cfg in PRESETS.items()} == pytest.approx(published, rel=0.01)
     of_pythia = {"1b": (1011781632, 805736448), "7b": (6857302016, 6444163072)}
     for name, (total, without_embedding) in of_pythia.items():  # and head: the padded vocabulary
@@ -119,7 +122,7 @@ def test_projections_are_a_seam():
     expected = block(x)
     attn, mlp = block.attn, block.mlp
     attn.project = lambda x: [x @ linear.weight.T for linear in (attn.q, attn.k, attn.v)]
-    mlp.project = lambda x: x @ mlp.up.weight.T
+    mlp.project = lambda x: [x @ mlp.up.weight.T]
     for linear in (attn.q, attn.k, attn.v, mlp.up):
         linear.forward = None
     torch.testing.assert_close(block(x), expected)
@@ -147,7 +150,7 @@ def test_all_blocks_share_ropes_tables():
 def test_the_core_is_the_flags_or_else_the_presets(preset):
     parse = lambda *flags: arguments(f"--preset={preset}", "--vocab=256", *flags)
     default = parse()
-    assert default.attention == ("plain" if preset == "tiny" else "sdpa")
+    assert default.attention == ("plain" if preset.startswith("tiny") else "sdpa")
     for args in (default, parse("--attention=plain"), parse("--attention=sdpa")):
         [core] = {block.attn.core for block in gpt(args.model)[1:-1]}
         assert core is {"plain": common.plain_attention, "sdpa": common.sdpa_attention}[
@@ -192,19 +195,23 @@ def test_shorter_and_moved_positions():
     assert not torch.allclose(model(tokens), whole)
 
 
-def test_the_model_computes_what_its_lesson_says():
+@pytest.mark.parametrize(("block", "base"), [("gpt", 10000.0), ("llama", 500000.0)])
+def test_the_model_computes_what_its_lesson_says(block, base):
     """The whole forward once more, spelled out for one kv head per two heads, in float64."""
-    model = gpt(SHAPE, seed=5, dtype=torch.float64)
+    is_gpt = block == "gpt"
+    model = gpt(dataclasses.replace(SHAPE, block=block, ffn=44), seed=5, dtype=torch.float64)
     for p in model.parameters():
-        p.data += 0.1 * torch.randn(p.shape, dtype=p.dtype)  # LayerNorms of all ones hide mistakes
+        p.data += 0.1 * torch.randn(p.shape, dtype=p.dtype)  # norms of all ones hide mistakes
     tokens = torch.randint(256, (2, 16))
 
     def norm(x, layer):
+        if not is_gpt:
+            return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.weight
         x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
         return x * layer.weight + layer.bias
 
-    def turned(x):  # pairs (i, i + 4) as complex numbers, turned by position * 10000^(-i/4)
-        speed = 10000.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
+    def turned(x):  # pairs (i, i + 4) as complex numbers, turned by position * base^(-i/4)
+        speed = base ** (-torch.arange(4, dtype=torch.float64) / 4)
         angle = torch.outer(torch.arange(16.0), speed)
         turn = torch.polar(torch.ones(16, 4, dtype=torch.float64), angle)
         z = torch.complex(x[..., :4].contiguous(), x[..., 4:].contiguous()) * turn
@@ -222,8 +229,14 @@ def test_the_model_computes_what_its_lesson_says():
             past = torch.ones(16, 16, dtype=bool).tril()
             outputs.append(scores.masked_fill(~past, -math.inf).softmax(-1) @ v)
         x = x + torch.cat(outputs, -1) @ block.attn.o.weight.T
-        up = norm(x, block.norm2) @ block.mlp.up.weight.T
-        x = x + (up * (1 + torch.erf(up / math.sqrt(2))) / 2) @ block.mlp.down.weight.T
+        y = norm(x, block.norm2)
+        up = y @ block.mlp.up.weight.T
+        if is_gpt:
+            hidden = up * (1 + torch.erf(up / math.sqrt(2))) / 2
+        else:
+            gate = y @ block.mlp.gate.weight.T
+            hidden = gate / (1 + (-gate).exp()) * up
+        x = x + hidden @ block.mlp.down.weight.T
     logits = norm(x, model.head.norm) @ model.head.out.weight.T
     torch.testing.assert_close(model(tokens), logits)
 
@@ -328,10 +341,14 @@ def test_flags_make_the_model_and_the_default_is_the_first_variant():
     assert parse().model == PRESETS["tiny"] and parse().variant == "a"
     gpt2 = Config(12, 768, 12, 12, 8, 50304, True, "sdpa")
     assert parse("--preset=gpt2", "--seq=8").model == gpt2
+    llama = dataclasses.replace(PRESETS["tiny"], block="llama", ffn=96)
+    assert parse("--block=llama", "--ffn=96").model == llama
+    assert (llama.hidden, PRESETS["tiny"].hidden) == (96, 512)
 
 
-def test_only_the_tiny_preset_is_verified_by_default():
+def test_only_the_tiny_presets_are_verified_by_default():
     for flags, verified in (((), True), (("--no-verify",), False), (("--preset=1b",), False),
+                            (("--preset=tiny-llama",), True),
                             (("--preset=1b", "--verify"), True)):
         assert arguments(*flags, parse=strict.parse).verify is verified
 

@@ -17,11 +17,11 @@ import math
 from dataclasses import replace
 from types import ModuleType
 
-from common import Config
+from common import Config, rounded
 from lab.chapters import chapter
 
 CLASSES = {"outside", "inputs", "inside", "keys and values", "core", "logits", "ids", "positions",
-           "how", "vocabulary", "recompute", "fp8"}     # of what is kept, and how
+           "how", "vocabulary", "recompute", "every", "fp8"}        # of what is kept, and how
 
 
 def planner() -> ModuleType:
@@ -30,15 +30,19 @@ def planner() -> ModuleType:
 
 
 def as_planned(cfg: Config, ffn: int | None = None):
-    """The same model as a Model of the planner. ffn: the hidden width of its MLPs, if not 4 dim."""
-    ffn = 4 * cfg.dim if ffn is None else ffn
-    return planner().Model(cfg.layers, cfg.dim, cfg.heads, cfg.kv_heads, ffn, vocab=cfg.vocab,
-                           seq=cfg.seq, tie=cfg.tie)
+    """The same model as a Model of the planner. ffn: the hidden width of its MLPs, if another."""
+    ffn = cfg.hidden if ffn is None else ffn
+    return planner().Model(cfg.layers, cfg.dim, cfg.heads, cfg.kv_heads, ffn, cfg.gated, cfg.vocab,
+                           cfg.seq, cfg.tie)
 
 
 def numbers_kept(cfg, batch, ffn=None):
-    """{class: numbers} that a block keeps, by the planner, if its attention is plain."""
-    return planner().numbers_kept(as_planned(cfg, ffn), batch * cfg.seq, planner().SOFTWARE["ours"])
+    """{class: numbers} that a block keeps, by the planner, if its attention is plain. (Our kernel
+    for SwiGLU is there beside that for attention, "triton".)"""
+    software = planner().SOFTWARE["ours"]
+    if cfg.attention == "triton":
+        software = replace(software, fused_swiglu=True)
+    return planner().numbers_kept(as_planned(cfg, ffn), batch * cfg.seq, software)
 
 
 # ------------------------------------------------------------------------- kept for backward, by F
@@ -51,7 +55,7 @@ def share_of(kept, name):
 
 def local_heads(kept):
     """The share of the heads of a rank that has all positions: what cuts positions cuts no head."""
-    return share_of(kept, "core") / share_of(kept, "positions")
+    return share_of(kept, "inside") / share_of(kept, "positions")
 
 
 def part(share, size, what):
@@ -63,9 +67,14 @@ def part(share, size, what):
 
 
 def keys_and_values(cfg, kept):
-    """Their share; of one that is cut by heads, one head at least."""
+    """Their share; of one that is cut by heads, one head at least. A core that is recomputed
+    gathers or exchanges them again: then only those of this rank's own tokens are kept."""
     given = kept.get("keys and values")
-    return max(share_of(kept, "inside"), 1 / cfg.kv_heads) if given is None else given
+    given = max(share_of(kept, "inside"), 1 / cfg.kv_heads) if given is None else given
+    if share_of(kept, "core") == 0 and kept.get("how") in ("gathered", "exchanged"):
+        own = share_of(kept, "positions")
+        return own if kept["how"] == "exchanged" else own * given
+    return given
 
 
 def core_bytes(cfg, batch, e, kept):
@@ -76,6 +85,8 @@ def core_bytes(cfg, batch, e, kept):
     core on a CPU; "exchanged" heads.
     """
     share, how, positions = share_of(kept, "core"), kept.get("how"), share_of(kept, "positions")
+    if not share:                                           # it is recomputed
+        return 0
     rows = part(share, batch * cfg.heads * cfg.seq, "rows of scores")
     # With gathered keys a front and a back chunk meet those up to their own ends: the mean of both.
     met = 1 / 2 + positions / 4 if how == "gathered" else 1
@@ -99,14 +110,32 @@ def saved_by_fp8(cfg, batch, e, kept):
     tokens, inputs, inside = batch * cfg.seq, share_of(kept, "inputs"), share_of(kept, "inside")
     of_inputs = part(inputs, tokens, "inputs"), cfg.dim     # of q, k and v together; of up
     of_o = tokens, part(inside, cfg.dim, "inside")
-    of_down = tokens, part(inside, 4 * cfg.dim, "inside")
+    of_down = tokens, part(inside, cfg.hidden, "inside")
     return sum((e - 1) * rows * columns - 4 * scales(rows, columns)
                for rows, columns in (of_inputs, of_inputs, of_o, of_down))
 
 
+def norm_bytes(cfg, tokens, e):
+    """What a norm keeps: its input, and of each token LayerNorm two numbers. RMSNorm has one, and
+    on a CPU, where it is no single operator, its output before the weight, all in float32. (Our
+    kernel, beside "triton" for attention, is a single one.)"""
+    if cfg.gated and cfg.attention == "triton":
+        return e * tokens * cfg.dim + 4 * tokens
+    if cfg.gated:
+        return max(e, 4) * (2 * tokens * cfg.dim + tokens)
+    return e * (tokens * cfg.dim + 2 * tokens)
+
+
+def copied_input_bytes(cfg, batch, e):
+    """Of a block that is computed again, its input, where its first norm keeps another one: RMSNorm
+    on a CPU, of 16 bits, keeps that in float32."""
+    copied = cfg.gated and e < 4 and cfg.attention != "triton"
+    return batch * cfg.seq * cfg.dim * e if copied else 0
+
+
 def shared_bytes(cfg, e, kept):
     """What all blocks keep together: RoPE's tables."""
-    if kept.get("recompute") == "full":
+    if "recompute" in kept:
         return 0
     return part(share_of(kept, "positions"), cfg.seq * cfg.dim // cfg.heads * e, "positions")
 
@@ -120,14 +149,17 @@ def kept_by_modules(cfg: Config, batch: int, e: int, kept: dict, rows: list | No
     """
     tokens, wide = batch * cfg.seq, max(e, 4)
     x = tokens * cfg.dim * e                                # one (batch, seq, dim)
-    statistics = 2 * tokens * e                             # mean and 1/std of each token
+    norm = norm_bytes(cfg, tokens, e)
     of = lambda name, size: part(share_of(kept, name), size, name)
 
-    if kept.get("recompute") == "full":
-        block = [x] * cfg.layers
+    if kept.get("recompute") == "offload":                  # to the host
+        block = [0] * cfg.layers
+    elif kept.get("recompute") == "full":                   # the input of every k, from the last
+        first = [i == 0 or (cfg.layers - i) % kept.get("every", 1) == 0 for i in range(cfg.layers)]
+        block = [of("outside", x) if inputs else 0 for inputs in first]
     else:
         numbers = numbers_kept(cfg, batch, ffn=None if rows is None else 0)     # experts: below
-        of_norms = of("outside", numbers["outside"] * e + 2 * statistics)
+        of_norms = of("outside", numbers["outside"] * e + 2 * (norm - x))
         of_norms += of("inputs", numbers["inputs"] * e)
         kv = part(keys_and_values(cfg, kept), numbers["keys and values"] * e, "keys and values")
         inside = of("inside", numbers["inside"] * e) + kv + core_bytes(cfg, batch, e, kept)
@@ -143,18 +175,18 @@ def kept_by_modules(cfg: Config, batch: int, e: int, kept: dict, rows: list | No
         ids += tokens                                       # whose tokens: a mask
     else:
         loss = of("logits", tokens * cfg.vocab * wide) + wide + ids     # and a scalar
-    return [ids, *block, of("outside", 2 * x + statistics) + loss]
+    return [ids, *block, of("outside", norm + x) + loss]
 
 
 def mixture_bytes(cfg, batch, e, kept, rows, ep):
-    """The same of a mixture of experts and of the LayerNorm before it."""
+    """The same of a mixture of experts and of the norm before it."""
     tokens, wide = batch * cfg.seq, max(e, 4)
     mine = part(share_of(kept, "outside"), tokens, "tokens")          # those that this rank routes
     here = part(share_of(kept, "inputs"), tokens, "tokens")     # with those of its tp group
     picks = here * cfg.top_k
     cut = local_heads(kept)
 
-    norm = mine * (cfg.dim * e + 2 * e + cfg.dim * wide)    # the output is the router's input
+    norm = norm_bytes(cfg, mine, e) + mine * cfg.dim * wide     # the output is the router's input
     weight = cfg.experts * cfg.dim * 4 if e < 4 else 0      # the router's, in float32
     scores = cfg.experts * wide + 8 * cfg.top_k             # of each expert; who is chosen
     if cfg.top_k > 1:
@@ -164,7 +196,8 @@ def mixture_bytes(cfg, batch, e, kept, rows, ep):
     if cut < 1 or cfg.top_k == 1 or e < 4:
         sent += picks * e                                   # gates: gathered, not yet counted, cast
     order = 8 if ep > 1 else 0
-    experts = rows * (cfg.dim * e + 2 * part(cut, 4 * cfg.dim, "hidden units") * e + order)
+    of_mlp = 4 if cfg.gated else 2                          # gate, silu(gate), up, their product
+    experts = rows * (cfg.dim * e + of_mlp * part(cut, cfg.hidden, "hidden units") * e + order)
     return norm + weight + route + sent + experts
 
 
@@ -185,21 +218,34 @@ def waiting_by_modules(cfg, batch, e, kept):
     inputs = of("inputs", x) + of("inside", x)              # of q, k and v together; of o
     gradients = of("inside", x) + kv + of("inputs", x)      # of q; of k and v; of o
     if not getattr(cfg, "experts", 0):
-        inputs += of("inputs", x) + of("inside", 4 * x)     # of up; of down
-        gradients += of("inside", 4 * x) + of("inputs", x)
+        hidden = of("inside", batch * cfg.seq * cfg.hidden * e)
+        inputs += of("inputs", x) + hidden                  # of up, and of a gate; of down
+        gradients += (2 if cfg.gated else 1) * hidden + of("inputs", x)
     logits = of("logits", batch * cfg.seq * cfg.vocab * e)
     return [0, *[inputs + gradients] * cfg.layers, of("outside", x) + logits]
+
+
+def own_inputs(cfg, batch, e, kept, inputs):
+    """{module: bytes} of those inputs that a stage keeps to read their gradients from, of which no
+    module keeps the same tensor: RMSNorm keeps it in float32. (A block that is recomputed keeps its
+    input itself, and tokens have no gradient.)"""
+    if not cfg.gated or e >= 4:
+        return {}
+    as_it_is = {0, *range(1, cfg.layers + 1)} if kept.get("recompute") == "full" else {0}
+    x = part(share_of(kept, "outside"), batch * cfg.seq * cfg.dim * e, "outside")
+    return dict.fromkeys(set(inputs) - as_it_is, x)
 
 
 def alive_over_time(cfg, batch, e, kept, schedule, rows=None, ep=1):
     """Bytes kept after each of a rank's actions (kind, stage, micro-batch).
 
-    schedule: its `actions`, and `slices`, (start, end) of each stage in the list of modules; where
-    there are more stages than slices, they begin again. rows[stage]: for each of its blocks, the
-    rows of each micro-batch.
+    schedule: its `actions`; `slices`, (start, end) of each stage in the list of modules; where
+    there are more stages than slices, they begin again; and `inputs`, the modules whose inputs have
+    gradients of their own. rows[stage]: for each of its blocks, the rows of each micro-batch.
     """
     slices = [slice(*ends) for ends in schedule["slices"]]
     waiting = waiting_by_modules(cfg, batch, e, kept)
+    own = own_inputs(cfg, batch, e, kept, schedule["inputs"])
     now, over_time = shared_bytes(cfg, e, kept), []
     for kind, stage, i in schedule["actions"]:
         where = slices[stage % len(slices)]
@@ -209,6 +255,7 @@ def alive_over_time(cfg, batch, e, kept, schedule, rows=None, ep=1):
             here = [of_block[i] for of_block in rows[stage]]
             of_blocks = [*before, *here, *[0] * (cfg.layers - len(before) - len(here))]
         alive = sum(kept_by_modules(cfg, batch, e, kept, of_blocks, ep)[where])
+        alive += sum(own.get(module, 0) for module in range(where.start, where.stop))
         rest = sum(waiting[where]) if kind != "BW" else 0
         now += {"F": alive, "W": -rest}.get(kind, rest - alive)
         over_time.append(now)
@@ -224,13 +271,14 @@ def numbers_by_modules(cfg):
     """{kind: (numbers, tensors)} of each module; a tied head has no table of its own."""
     h, experts, model = cfg.dim, getattr(cfg, "experts", 0), as_planned(cfg)
     shared = bool(getattr(cfg, "shared_expert", False))
-    tensors = {"queries": 2, "keys": 2, "mlp": 2 + 2 * shared}     # q and o; k and v; up and down
+    of_mlp, of_norm = (3, 1) if cfg.gated else (2, 2)       # up, down, gate; weight, bias
+    tensors = {"queries": 2, "keys": 2, "mlp": of_mlp * (1 + shared)}       # q and o; k and v
     block = {kind: (numbers, tensors[kind])
              for kind, numbers in model.matrices(max(experts, 1) + shared).items()}
-    block["norms"] = model.norms + experts * h, 4 + (experts > 0)   # two LayerNorms; the router
+    block["norms"] = model.norms + experts * h, 2 * of_norm + (experts > 0)     # and the router
     table = cfg.vocab * h, 1
     return [{"tables": table}, *[block] * cfg.layers,
-            {"norms": (2 * h, 2)} | ({} if cfg.tie else {"tables": table})]
+            {"norms": (model.norm, of_norm)} | ({} if cfg.tie else {"tables": table})]
 
 
 def held_by_modules(cfg, shares, modules):
@@ -272,7 +320,9 @@ def state_bytes(args: argparse.Namespace, answer: dict, width: int) -> dict[str,
         kinds = [kind for module in held_by_modules(args.model, numbers, answer.get("modules"))
                  for kind in module.values()]
         numbers, count = sum(size for size, _ in kinds), sum(count for _, count in kinds)
-    of_parameter, of_gradient, of_master = answer.get("widths", (width, width, 0))
+    of_master = width if args.precision == "bf16" else 0
+    of_parameter, of_gradient, of_master = answer.get(
+        "widths", (rounded(args).itemsize, width, of_master))
     moments = optimizer_state_bytes(args.optimizer, numbers, count or tensors(args.model),
                                     of_master or width)
     return {"parameters": of_parameter * numbers, "gradients": of_gradient * numbers,
@@ -295,9 +345,10 @@ def flat_units(cfg, answer):
     return units
 
 
-def gradient_traffic(cfg: Config, answer: dict, e: int) -> dict:
+def gradient_traffic(cfg: Config, answer: dict, e: int, sums: int) -> dict:
     """What a rank sends in a step for gradients and, under ZeRO, parameters, to those who hold the
-    same parts: {name of the group: {op: (calls, payload, wire)}}.
+    same parts: {name of the group: {op: (calls, payload, wire)}}. e, sums: bytes of a number of
+    parameters, and of summed gradients.
 
     Without ZeRO one all_reduce for each group, of all its gradients; else for each unit a
     reduce_scatter, and an all_gather, which stage 3 repeats answer["gathers"] times.
@@ -309,11 +360,12 @@ def gradient_traffic(cfg: Config, answer: dict, e: int) -> dict:
         share, calls = (n - 1) / n, len(sizes)
         if answer.get("zero"):
             times = answer["gathers"] if answer["zero"] == 3 else 1
-            size = sum(-(-size // n) * n for size in sizes) * e
-            sent[name] = {"reduce_scatter": (calls, size, share * size),
-                          "all_gather": (times * calls, times * size, times * share * size)}
+            padded = sum(-(-size // n) * n for size in sizes)
+            reduced, gathered = sums * padded, times * e * padded
+            sent[name] = {"reduce_scatter": (calls, reduced, share * reduced),
+                          "all_gather": (times * calls, gathered, share * gathered)}
         elif n > 1:
-            size = sum(sizes) * e
+            size = sum(sizes) * sums
             sent[name] = {"all_reduce": (1, size, 2 * share * size)}
     return sent
 
@@ -321,57 +373,41 @@ def gradient_traffic(cfg: Config, answer: dict, e: int) -> dict:
 def gathered_peak(args: argparse.Namespace, answer: dict, width: int) -> int:
     """The most bytes of gathered parameters at a time in stage 3 of chapter 03: a unit's and those
     of the next ones, or with --keep-gathered all."""
-    width, _ = widths(args, width)
     units = [-(-size // n) * n for size, n, _ in flat_units(args.model, answer)]
     at_once = len(units) if getattr(args, "keep_gathered", False) else args.prefetch + 1
-    return width * max(sum(units[i:i + at_once]) for i in range(len(units)))
+    return rounded(args).itemsize * max(sum(units[i:i + at_once]) for i in range(len(units)))
 
 
 def gradient_peak(args, answer, width):
     """The most bytes of gradients at a time in chapter 03. Stage 1: all, and in them the shards.
     Later ones: those of a unit while they are computed, those of the next one on their way, and
-    shards. --reduce-fp32 makes a copy of a unit's to send."""
-    width, sums = widths(args, width)
+    shards."""
     units = [(-(-size // n) * n, -(-size // n)) for size, n, _ in flat_units(args.model, answer)]
     if answer["zero"] == 1:
-        copies = [sums * (size + sum(shard for _, shard in units[:i + 1])) if width != sums else 0
-                  for i, (size, _) in enumerate(units)]     # of a unit, beside the shards so far
-        return width * sum(size for size, _ in units) + max(copies)
+        return width * sum(size for size, _ in units)
     is_first = args.batch // args.shares == args.micro_batch    # there are no sums of earlier ones
     peak = tied = 0
     for i, (size, shard) in enumerate(units):
         if args.model.tie:                                  # the head's gradient waits for unit 0
-            tied = width * args.model.vocab * args.model.dim * (i > 0)
+            tied = args.model.vocab * args.model.dim * (i > 0)
         later = units[i + 1:]                               # whose backward is over
         shards = sum(shard for _, shard in (later if is_first else units))
         arriving = sum(size + (0 if is_first else shard) for size, shard in later[:1])
-        copied = width * size if width != sums else 0
-        peak = max(peak, tied + width * size + sums * (arriving + shards),
-                   tied + copied + sums * (size + shard + shards))
-    return peak
-
-
-def widths(args: argparse.Namespace, width: int) -> tuple[int, int]:
-    """Bytes of a number: of parameters, and of their summed gradients."""
-    if getattr(args, "precision", None) != "bf16":
-        return width, width
-    return 2, 4 if getattr(args, "reduce_fp32", False) else 2
+        peak = max(peak, tied + size + arriving + shards, tied + size + shard + shards)
+    return width * peak
 
 
 def sharded_state_bytes(args, answer, width):
-    """The same of flat units under ZeRO. Mixed precision and offload are chapter 03's."""
-    stage, offload = answer["zero"], getattr(args, "offload", False)
-    update = width                                          # of masters, moments
-    width, sums = widths(args, width)
+    """The same of flat units under ZeRO."""
+    stage, e = answer["zero"], rounded(args).itemsize
+    has_masters = args.precision == "bf16" or getattr(args, "offload", False)
 
     units = flat_units(args.model, answer)
     shard = sum(-(-size // n) for size, n, _ in units)
     whole = sum(-(-size // n) * n for size, n, _ in units)     # with its padding
     secondary = whole // answer["secondary"] if answer.get("secondary") else 0
-    gradients = width * whole if stage == 1 else 0
-    gradients += sums * shard if stage > 1 or width != sums else 0
-    masters = update * shard if offload or width != update else 0
-    states = masters + optimizer_state_bytes(args.optimizer, shard, len(units), update)
-    return {"parameters": width * ((shard if stage == 3 else whole) + secondary),
-            "gradients": gradients,
+    masters = width * shard if has_masters else 0
+    states = masters + optimizer_state_bytes(args.optimizer, shard, len(units), width)
+    return {"parameters": e * ((shard if stage == 3 else whole) + secondary),
+            "gradients": width * (whole if stage == 1 else shard),
             "optimizer states": states}

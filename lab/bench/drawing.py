@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import common
 
@@ -49,3 +50,9 @@ def config_of(run: dict) -> common.Config:
 def width_of(run: dict) -> int:
     """Bytes of a number."""
     return common.DTYPES[run["dtype"]].itemsize
+
+
+def widths_of(run: dict) -> tuple[int, int]:
+    """Bytes of a number that computes, and of a gradient."""
+    args = SimpleNamespace(dtype=run["dtype"], precision=run["config"].get("precision", "fp32"))
+    return common.rounded(args).itemsize, width_of(run)

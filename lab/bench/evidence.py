@@ -223,7 +223,7 @@ def collect(verifier, batch, here, there, scale):
 def in_forward_order(names):
     """As forward meets them; a module lists what it holds itself before what is in its own."""
     order = ("embedding", "norm1", "attn.q", "attn.k", "attn.v", "attn.o", "norm2", "router",
-             "mlp.up", "mlp.down", "mlp.shared", "head.norm", "head.out")
+             "mlp.up", "mlp.gate", "mlp.down", "mlp.shared", "head.norm", "head.out")
     modules = list(dict.fromkeys(name.split(".")[0] for name in names))
     place = lambda name: next((i for i, words in enumerate(order) if words in name), len(order))
     return sorted(names, key=lambda name: (modules.index(name.split(".")[0]), place(name)))

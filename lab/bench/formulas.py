@@ -16,7 +16,7 @@ metered step. All keys are optional:
     rows, ep      rows of each block's experts in each micro-batch, and how many ranks share them
     busiest       the rows that arrived in each exchange; rows sent: to each rank, in the first one
     checks        {about: (computed, formula)}, or with a unit behind them; about: see about.py
-    settings      chapter 01's: {name: a forward, and what it keeps and computes}; sample: its own
+    settings      chapter 01's, see settings.py; sample: its forward, which writes a text
     beside, overlap, machines, utilization, notes, record               what explains the numbers
 
 States and traffic are always measured and shown, the others where a chapter names them.
@@ -24,18 +24,16 @@ States and traffic are always measured and shown, the others where a chapter nam
 
 import functools
 import statistics
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from common import loss_sum
 from lab import schedules
-from lab.bench import anatomy, evidence
+from lab.bench import anatomy, evidence, settings
 from lab.bench.about import AS_COMPUTED
 from lab.bench.machines import MACHINES, PEAK_FLOPS
-from lab.bench.meters import COLLECTIVES, ActivationMeter, FlopMeter, hidden_share, nbytes
+from lab.bench.meters import COLLECTIVES, hidden_share, nbytes
+from lab.bench.settings import attention_is_fused_on_cuda, check_kept
 from lab.checkpoints import checkpoint
 from lab.cli.words import count, printable, quantity
 
@@ -44,6 +42,7 @@ KEYS = {"parameters", "modules", "widths", "zero", "holders", "secondary", "most
         "sent", "ranks", "gradients", "gathers", "kept", "schedule", "rows",
         "ep", "flops", "checks", "settings", "busiest", "rows sent", "beside", "overlap",
         "machines", "utilization", "notes", "sample", "record"}
+RECOMPUTED = {"none": {}, "selective": {"core": 0}, "full": {"recompute": "full"}}  # of kept
 AMOUNTS = "calls", "payload", "on the wire"     # what is checked of each operator that sends
 
 
@@ -56,6 +55,7 @@ def hold(run):
     hold_states(run, answer)
     hold_activations(run, answer)
     hold_flops(run, answer)
+    hold_loads(run)
     hold_traffic(run, answer)
     for about, (computed, formula, *unit) in answer.get("checks", {}).items():
         run.check(about, computed, formula, *(unit or [""]))
@@ -88,7 +88,7 @@ def held(run):
     for unit in run.updated:
         parameters += [unit.full, unit.shard, getattr(unit, "secondary", None)]
         gradients.append(unit.shard.grad)
-        masters += [p for p in (getattr(unit, "master", unit.shard),) if p is not unit.shard]
+        masters += [unit.shard.master] if hasattr(unit.shard, "master") else []
     return parameters, gradients, masters + states
 
 
@@ -109,6 +109,16 @@ def hold_beginning(run):
         run.judge(("parameters", "numbers that the optimizer begins with", how), unlike, 0)
 
 
+def hold_masters(run):
+    """What computes is what the optimizer has updated, rounded: it is in the report only if it is
+    not so. The tensors that are compared with one GPU are the masters, which would not show it."""
+    shards = [unit.shard for unit in run.updated] if hasattr(first_updated(run), "full") else []
+    pairs = [(p, p.master) for p in shards or run.model.parameters() if hasattr(p, "master")]
+    unlike = sum((p != master.detach().to(p)).sum().item() for p, master in pairs)
+    if unlike:
+        run.judge(("parameters", "numbers that are not their master's", "rounded"), unlike, 0)
+
+
 def first_updated(run):
     """A flat shard, if it is such that the run updates."""
     return run.updated[0] if isinstance(run.updated, list) else None
@@ -117,13 +127,16 @@ def first_updated(run):
 def hold_states(run, answer):
     expected = dict.fromkeys(("parameters", "gradients", "optimizer states"))
     if "parameters" in answer or answer.get("zero"):
-        expected = anatomy.state_bytes(run.args, answer, run.dtype.itemsize)
+        width = run.dtype.itemsize
+        as_it_is = {} if run.is_mixed else {"widths": (width, width, 0)}    # under autocast
+        expected = anatomy.state_bytes(run.args, as_it_is | answer, width)
     for (kind, size), tensors in zip(expected.items(), held(run)):
         if kind == "optimizer states" and run.skipped == len(run.losses):
             size = None                                     # all steps skipped: there is none yet
         where = "on the CPU" if kind == "optimizer states" and getattr(
             run.args, "offload", False) else ""
         run.check(("states", kind, where), nbytes(tensors), size)
+    hold_masters(run)
     if "zero" in answer and isinstance(answer["holders"], int):     # of chapter 03
         hold_peaks(run, answer)
     if "most gradients" in answer and not run.skipped:      # else there was no update to see
@@ -145,88 +158,30 @@ def hold_peaks(run, answer):
 
 def hold_activations(run, answer):
     """What autograd keeps for backward in the metered step."""
-    args, shares = run.args, answer.get("kept")
+    args = run.args
     if "settings" in answer:
-        return hold_settings(run, answer["settings"])
+        return settings.hold(run, answer["settings"])
+    if answer.get("kept") is not None:
+        answer["kept"] = answer["kept"] | RECOMPUTED[args.recompute]
     if "schedule" in answer:
         return hold_alive(run, answer)
     if "kept" in answer:
-        formula = None if shares is None else anatomy.activation_bytes(
-            args.model, args.micro_batch, run.dtype.itemsize, shares)
+        formula = None if answer["kept"] is None else anatomy.activation_bytes(
+            args.model, args.micro_batch, run.rounded.itemsize, answer["kept"])
         check_kept(run, ["activations of a micro-batch"], run.kept.most, formula)
         run.record(activation_bytes=run.kept.most)
-
-
-def check_kept(run, what, measured, formula):
-    """Bytes kept for backward, beside the CPU's formula. what: and of which amount.
-
-    CUDA's kernels keep some small things otherwise (a LayerNorm its statistics in float32), so
-    there the formula need only be right to within 10%. What fused attention keeps depends on which
-    of its kernels runs, so of that there is no formula.
-    """
-    formula = None if attention_is_fused_on_cuda(run) else formula
-    run.check(("kept", *what), measured, formula, within=0.1 if run.on_cuda else 0)
-    if run.on_cuda and formula not in (None, measured):
-        run.note("CUDA's kernels keep other tensors than the CPU's, which the formula is of: "
-                 f"{quantity(abs(measured - formula))} away")
-
-
-def attention_is_fused_on_cuda(run):
-    return run.on_cuda and run.args.attention != "plain"
 
 
 def hold_alive(run, answer):
     """The same after each action of a schedule."""
     over_time = [kept for *_, kept in run.actions]
     formula = anatomy.alive_over_time(
-        run.args.model, run.args.micro_batch, run.dtype.itemsize, answer["kept"],
+        run.args.model, run.args.micro_batch, run.rounded.itemsize, answer["kept"],
         answer["schedule"], answer.get("rows"), answer.get("ep", 1))
     check_kept(run, ["activations", "at the most"], max(over_time), max(formula))
     if not run.on_cuda:
         right = sum(measured == expected for measured, expected in zip(over_time, formula))
         run.check(AS_COMPUTED, right, len(formula), "")
-
-
-def hold_settings(run, settings):
-    """A forward and a backward with each of chapter 01's settings, on the first micro-batch.
-
-    settings: {name: a dictionary of `choose`, which prepares the model; `forward`, a function of
-    (model, tokens) to logits; `kept`, its shares, or None; `flops` of a step, and `early stop`, the
-    same where recomputing ends as soon as it has what backward reads, each None where it is not
-    counted}.
-    """
-    args, e = run.args, run.dtype.itemsize
-    tokens, targets = run.batch.micro_batches[0]
-    micro_batches = args.batch // args.micro_batch
-    cores = [block.attn.core for block in run.model[1:-1]]
-
-    def loss(forward):
-        return loss_sum(forward(run.model, tokens), targets)
-
-    def computed(forward, early_stop):
-        with set_checkpoint_early_stop(early_stop), FlopMeter() as meter:
-            loss(forward).backward()
-        return micro_batches * meter.all
-
-    for name, setting in settings.items():
-        formula, forward = None, setting["forward"]
-        setting["choose"](run.model)
-        if setting["kept"] is not None:
-            cfg = replace(args.model, attention=setting["attention"])
-            formula = anatomy.activation_bytes(cfg, args.micro_batch, setting.get("width", e),
-                                               setting["kept"])
-        meter = ActivationMeter([tokens, targets])
-        with meter:
-            loss(forward)
-        check_kept(run, [f"kept per micro-batch: {name}"], meter.most, formula)
-        for what, early_stop in (("flops", False), ("early stop", True)):
-            if setting[what] is not None:
-                about = "FLOPs", f"computed: {name}", "early stop" if early_stop else ""
-                run.check(about, computed(forward, early_stop),
-                          None if attention_is_fused_on_cuda(run) else setting[what], "FLOP")
-    for block, core in zip(run.model[1:-1], cores):
-        block.attn.core = core
-    run.model.zero_grad()
 
 
 # ------------------------------------------------------------------------------------------- FLOPs
@@ -240,13 +195,24 @@ def hold_flops(run, answer):
         run.check(about, measured, None if attention_is_fused_on_cuda(run) else formula, "FLOP")
 
 
+def hold_loads(run):
+    """How often all experts of a layer were picked in the last step: it is in the report only if it
+    is not so. Nothing else would show it, since a bias moves by a sign, which twice a load has."""
+    for load in run.recorded.get("loads", [])[-1:]:
+        counted, picks = max(map(sum, load)), run.args.batch * run.args.model.seq
+        picks *= run.args.model.top_k
+        if counted != picks:
+            run.judge(("values", "picks of a layer", "in a step"), counted, picks)
+
+
 # ----------------------------------------------------------------------------------------- traffic
 
 def hold_traffic(run, answer):
     """What this rank sent in the metered step, by operator, or by axis and operator."""
     sent, axes = answer.get("sent"), None
     if "gradients" in answer:
-        sent = sent | anatomy.gradient_traffic(run.args.model, answer, run.dtype.itemsize)
+        sent = sent | anatomy.gradient_traffic(run.args.model, answer, run.rounded.itemsize,
+                                               run.dtype.itemsize)
     if sent and all(isinstance(ops, dict) for ops in sent.values()):
         sent = with_wire_bytes(sent, answer.get("ranks", {}))
         axes = hold_axes(run, sent)

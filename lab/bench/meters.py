@@ -10,6 +10,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import Iterable
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -232,6 +233,52 @@ class ActivationMeter(torch.autograd.graph.saved_tensors_hooks):
         for tensor in tree_leaves(nested):
             if torch.is_tensor(tensor):
                 self.pack(tensor)
+
+
+class CheckpointMeter(ActivationMeter):
+    """Also counts what is kept in backward, which a checkpoint computes again, and what hooks move
+    to the host and back (sent, fetched). Of several hooks PyTorch asks the innermost alone: so all
+    that are made while this is entered tell it."""
+
+    def __init__(self, known=()):
+        super().__init__(known)
+        self.sent = self.fetched = 0
+
+    def __enter__(self):
+        meter, hooks = self, torch.autograd.graph.saved_tensors_hooks
+        begin = hooks.__init__
+
+        def begin_and_tell(self, pack, unpack):
+            begin(self, lambda x: meter.packed(pack, x), lambda kept: meter.unpacked(unpack, kept))
+
+        self.patch = mock.patch.object(hooks, "__init__", begin_and_tell)
+        self.patch.start()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception):
+        self.patch.stop()
+        return super().__exit__(*exception)
+
+    def packed(self, pack, x):
+        try:
+            kept = pack(x)
+        except BaseException:                   # so a checkpoint ends, when it has got the last one
+            self.pack(x)
+            raise
+        for tensor in filter(torch.is_tensor, tree_leaves(kept)):
+            if storage_of(tensor)._cdata == storage_of(x)._cdata:
+                self.pack(x)
+            else:
+                self.sent += tensor.nbytes
+        return kept
+
+    def unpacked(self, unpack, kept):
+        x = unpack(kept)
+        tensors = list(filter(torch.is_tensor, tree_leaves(kept)))
+        if tensors and all(storage_of(x)._cdata != storage_of(t)._cdata for t in tensors):
+            self.fetched += x.nbytes
+        return x
 
 
 def storage_of(tensor):

@@ -52,8 +52,10 @@ def forward(moe, x):
     if cfg.top_k > 1:
         gates = gates / gates.sum(-1, keepdim=True)
     gates = WithLoss.apply(gates, losses_of_router(cfg, logits, scores, taken))
-    out = sum(F.gelu(x @ up) @ down * gates[..., e, None]
-              for e, (up, down) in enumerate(zip(moe.up, moe.down)))
+    out = 0
+    for e, down in enumerate(moe.down):
+        hidden = F.silu(x @ moe.gate[e]) * (x @ moe.up[e]) if cfg.gated else F.gelu(x @ moe.up[e])
+        out = out + hidden @ down * gates[..., e, None]
     out = out.to(x.dtype)
     return out + moe.shared(x) if getattr(moe, "shared", None) else out
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-from common import Config, Refused, environment
+from common import Config, Refused, environment, rounded
 from lab.bench import collectives, diagnose, meeting, oracle, verify
 from lab.bench.about import About, as_check
 from lab.bench.bench import Bench
@@ -88,6 +88,11 @@ class Run(Bench):
         done = self.first_step + len(self.losses)
         return f"after step {done}" if done else "before the first step"
 
+    @property
+    def rounded(self):
+        """The dtype of parameters and activations."""
+        return rounded(self.args) if self.is_mixed else self.dtype
+
     # Before the first step.
 
     def draw(self, model):
@@ -134,11 +139,13 @@ class Run(Bench):
 
     def header(self):
         args, m, own = self.args, self.args.model, strict.settings(self.args)
+        block = f" · RMSNorm, SwiGLU of {m.hidden}" if m.gated else ""
         tf32 = " (matmuls in TF32)" if self.on_cuda and not args.verify else ""
         tf32 = tf32 if self.rounding == "float32" else ""
-        self.first_line(f"{self.rounding}{tf32}")
+        masters = f", masters in {args.dtype}" if self.is_mixed and args.precision == "bf16" else ""
+        self.first_line(f"{self.rounding}{masters}{tf32}")
         self.say(f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq "
-                 f"{m.seq}, batch {args.batch} · {m.parameters() / 1e6:.2f} M parameters")
+                 f"{m.seq}, batch {args.batch}{block} · {m.parameters() / 1e6:.2f} M parameters")
         self.say(f"  {args.optimizer}, {args.attention} attention{own and ', ' + own} · text: "
                  f"{name_of_text(args)}, {len(self.text.tokens):,} tokens")
         if self.checkpoint is not None:

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common import Batch, part
+from common import Batch, part, rounded
 from lab import chapters
 from lab.bench import evidence
 
@@ -45,16 +45,21 @@ LOSSY = {               # twice what an honest run was seen to stray, or more
 def rounding_of(args: argparse.Namespace) -> tuple[str, int]:
     """What a run with these flags rounds to, a key of LOSSY or its --dtype; and how many steps are
     compared: more of int8, which loses something in each."""
-    rounding = chapters.said(args.chapter, "rounding", lambda args: args.dtype)(args)
+    rounding = chapters.said(args.chapter, "rounding", name_of_rounded)(args)
     return rounding, 50 if rounding == "int8" else STEPS
+
+
+def name_of_rounded(args: argparse.Namespace) -> str:
+    """What --dtype and --precision round parameters and activations to."""
+    return str(rounded(args)).removeprefix("torch.")
 
 
 def rounds_to_16_bits(run):
     """Whether one GPU takes each step twice. Chapter 05 in float32 and FP8 has FP8 on both sides,
     and nothing in 16 bits."""
     rounding, _ = rounding_of(run.args)
-    return rounding in ("bfloat16", "float16", "fp8") or rounding == "int8" and (
-        run.dtype == torch.bfloat16 or run.args.precision == "bf16")
+    return rounding in ("bfloat16", "float16", "fp8") or (
+        rounding == "int8" and rounded(run.args) == torch.bfloat16)
 
 
 def tolerances(dtype: str, optimizer: str, tokens: int = 8 * 128, experts: int = 0) -> dict:
@@ -179,8 +184,9 @@ class Verifier:
         if self.other is None:
             self.other = copy.copy(self.run)
             self.other.one_gpu = None
-            is_bf16 = self.run.dtype == torch.bfloat16
+            is_bf16 = self.run.rounded == torch.bfloat16    # is one GPU's, too
             self.other.dtype = torch.float32 if is_bf16 else torch.bfloat16
+            self.other.is_mixed = False
             self.other.optimizer = lambda params: states_as(self.run.optimizer(params))
         loss, norm = self.other.one_gpu_step(batch)
         again = compared(loss, norm, named_parameters(self.other.one_gpu))
@@ -222,8 +228,10 @@ def compared(loss: torch.Tensor, norm: torch.Tensor, parameters: Iterable[tuple]
     """All that is compared: {(kind, name): (tensor, the parameter that says how it is cut)}."""
     tensors = {("loss", ""): (loss, None), ("gradient norm", ""): (norm, None)}
     for name, p in parameters:
-        tensors["gradients", name] = whole(torch.zeros_like(p) if p.grad is None else p.grad), p
-        tensors["parameters", name] = whole(p), p
+        updated = getattr(p, "master", p)               # what the optimizer updates
+        gradient = torch.zeros_like(updated) if p.grad is None else p.grad
+        tensors["gradients", name], tensors["parameters", name] = (whole(gradient), p), (
+            whole(updated), p)
     return tensors
 
 
@@ -232,7 +240,7 @@ def gathered(units):
     precision of their updates, each cut as its parameter is. Communication: an all_gather per
     unit."""
     for unit in units:
-        master = unit.master if hasattr(unit, "master") else unit.shard                 # (k,)
+        master = getattr(unit.shard, "master", unit.shard)                              # (k,)
         mine = torch.stack([master.data, unit.shard.grad.to(master)]).to(unit.full.device)
         everyones = [torch.empty_like(mine) for _ in range(unit.group.size())]          # (2, k)
         dist.all_gather(everyones, mine, unit.group)

@@ -6,6 +6,7 @@
                       and of those that are BESIDE them; OF = None: draw(), for lab.plans
     exhibits.py       EXHIBITS: the museum's silent bugs
     about.py          what lab/ knows of it:
+        TOUR              its runs in the tour, Stops of lab/bench/stop.py
         LIMITS            {flag: (its lowest value, the first too high, one that would work)}
         rounding(args)    what a run rounds to: a --dtype, or a key of lab/bench/verify.py's LOSSY
         TRAINS            False: it trains no model

@@ -23,6 +23,8 @@ def identity(args, text):
     """What a run must have in common with the one that it continues: {flag: value}."""
     cfg = args.model
     names = MODEL + (MIXTURE if getattr(cfg, "experts", 0) else ())
+    names += ("block",) if cfg.gated else ()
+    names += ("hidden",) if cfg.ffn else ()
     same = {name: getattr(cfg, name, False) for name in names}
     same["data"] = f"a text of {len(text.tokens):,} tokens with CRC-32 {crc32_of_text(text):08x}"
     return same | {name: getattr(args, name) for name in RUN}
@@ -116,6 +118,8 @@ def refuse_others(args, folder, index):
             continue
         there, here = in_words(name, saved.get(name)), in_words(name, mine.get(name))
         changes = [there] if there.startswith("--") else []
+        if name == "hidden" and not saved.get(name):
+            changes = ["without --ffn"]
         if name == "data":
             there, here = f"{there} ({index['text']:.80})", f"{here} ({name_of_text(args)})"
             changes = [shlex.join(["--data", index["text"]])]
@@ -132,6 +136,10 @@ def in_words(name, value):
         return f"{value:.80}" if isinstance(value, str) else "no text"
     if name == "tie":
         return "--preset gpt2" if value else "no tied tables"
+    if name == "hidden":
+        return f"--ffn {value}" if value else "no --ffn"
+    if name == "block" and value is None:
+        return "--block gpt"
     if value is None or value is False:
         return f"no {flag}"
     return flag if value is True else f"{flag} {value!s:.80}"

@@ -58,13 +58,17 @@ class OneGpu(common.Run):
     def __init__(self, args, module, world):
         self.args, self.text, self.dtype = args, common.Text(args), common.DTYPES[args.dtype]
         self.rank, self.world, self.device = 0, world, torch.device("cpu")
-        self.one_gpu, self.first_step, self.has_begun = None, 0, False
+        self.one_gpu, self.first_step, self.has_begun, self.is_mixed = None, 0, False, False
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
         train = module.VARIANTS[args.variant]
         try:
             (train[0] if isinstance(train, tuple) else train)(self)
         except Begun:
             self.has_begun = True
+
+    @property
+    def rounded(self):
+        return common.rounded(self.args) if self.is_mixed else self.dtype
 
     def draw(self, model):
         return oracle.take_place(super().draw(model)) if self.has_begun else model

@@ -26,6 +26,7 @@ LIMITS = {              # the lowest value, the first one that is too high, and 
     "ignore": (0, 1, 0.3),
     "seed": (0, 2**31, 1),
     "keep": (1, 2**31, 2),
+    "ffn": (1, 2**31, 512),
     "timeout": (1, 2**31, 60),
 }
 COUNT = (1, 2**31)          # of all others, for which the default or the tiny preset's would work
@@ -46,6 +47,7 @@ def parse(file: str, doc: str, variants: dict, flags: Callable | None,
         if flags:
             flags(parser)
         own.update({action.dest: action.default for action in parser._actions[everyones:]})
+        own.update({dest: parser.get_default(dest) for dest in ("precision", "recompute")})
         add = parser.add_argument
         add("--verify", action=argparse.BooleanOptionalAction,
             help="compare with one GPU; by default with the tiny preset only")
@@ -74,6 +76,9 @@ def parse(file: str, doc: str, variants: dict, flags: Callable | None,
     refuse_unknown_to_variant(args, variants, given)
     refuse_one_file_for_two(args)
     refuse_shapes(args)
+    if args.precision == "bf16" and args.dtype == "bfloat16":
+        raise Refused("--precision bf16 rounds wider masters, and --dtype is bfloat16",
+                      "--dtype float32")
     refuse_sizes(args, given)
     refuse_text(args)
     refuse_vocabulary(args)
@@ -256,7 +261,7 @@ def least_bytes(args, batch=None, micro_batch=None, experts=None, **sizes):
     cfg, batch = replace(args.model, **sizes), batch or args.batch
     numbers, width = cfg.parameters(), DTYPES[args.dtype].itemsize
     experts = experts or getattr(args, "experts", None) or 1    # each as large as an MLP
-    numbers += (experts - 1) * cfg.layers * 8 * cfg.dim**2
+    numbers += (experts - 1) * cfg.layers * cfg.mlp()
     in_turn = 1 if getattr(args, "pp", 1) > 1 else batch        # chapter 09's own default
     rows = (micro_batch or args.micro_batch or in_turn) * cfg.seq
     ranks = environment("WORLD_SIZE", 1)

@@ -150,8 +150,7 @@ def test_compile_where_it_works(run_chapter, monkeypatch, works):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU takes the kernels")
 def test_without_a_gpu_the_kernels_are_pytorchs(run_chapter, monkeypatch):
-    for name in ("flash_attention", "layernorm"):  # to be interpreted, for other tests
-        importlib.import_module(f"kernels.{name}")
+    importlib.import_module("kernels.model")  # and all others: to be interpreted, for other tests
     monkeypatch.delenv("TRITON_INTERPRET")
     fits = "--kernels", "--dim=32", "--heads=2"
     status, output, _ = run_chapter(ONE, *ONE_SETTING, *fits, "--steps=1")
@@ -169,9 +168,11 @@ def test_a_run_with_our_kernels(run_chapter, monkeypatch):
     monkeypatch.setattr(chapter(ONE), "CORES", dict(chapter(ONE).CORES))
     monkeypatch.setattr(instruments, "sample", lambda *args: [65])
     fits = "--kernels", "--dim=32", "--heads=2", "--kv-heads=1", "--batch=2"
-    status, output, _ = run_chapter(ONE, *FLAGS, *fits, "--steps=1")
-    assert status == 0 and "triton attention" in output and "no GPU" not in output.split("\n", 1)[1]
-    assert "kept per micro-batch: triton, none" in output and "computed: triton" not in output
+    for block, more in (("gpt", ()), ("llama", ("--ffn=44", "--recompute=every"))):
+        status, output, _ = run_chapter(ONE, *FLAGS, *fits, f"--block={block}", *more, "--steps=1")
+        assert status == 0 and "triton attention" in output, output
+        assert "no GPU" not in output.split("\n", 1)[1] and "computed: triton" not in output
+        assert ("kept per micro-batch: triton, " + ("every 1" if more else "none")) in output
 
 
 def test_flops_of_our_kernels_are_two_matmuls_more_than_a_fused_cores(one):
@@ -187,11 +188,11 @@ def test_the_model_with_our_kernels(one, monkeypatch):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     cfg = Config(layers=1, dim=32, heads=2, kv_heads=1, seq=16, vocab=64)
     plain, fused = gpt(cfg, device=device), gpt(cfg, device=device)
-    kernels, calls = importlib.import_module("kernels.layernorm"), []
+    kernels, calls = importlib.import_module("kernels.model"), []
     layer_norm = kernels.layer_norm
     counted = lambda *args, **more: calls.append(1) or layer_norm(*args, **more)
     monkeypatch.setattr(kernels, "layer_norm", counted)
-    one.use_kernels(fused)
+    one.CORES["triton"] = kernels.use_kernels(fused)
     tokens = torch.arange(32, device=device).view(2, 16)
     for model, core in ((plain, "plain"), (fused, "triton")):
         loss_sum(plain_forward(one, model, core)(tokens), tokens).backward()

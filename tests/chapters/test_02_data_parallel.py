@@ -35,10 +35,18 @@ SETTINGS = {
     "8 ranks": (8, "--layers=1 --batch=16 --micro-batch=1 --clip=0.1 --bucket-mb=0.02"),
     "tied": (2, "--preset=gpt2 --vocab=256 --verify --layers=1 --batch=4"),
 }
-COVERING = {  # each setting, and each variant with one micro-batch and with several
-    ("bucket", "1 rank"), ("overlap", "2 ranks"), ("torch", "2 ranks"), ("naive", "3 ranks"),
-    ("overlap", "3 ranks"), ("bucket", "3 ranks"), ("naive", "4 ranks"), ("torch", "4 ranks"),
-    ("bucket", "tied"), ("torch", "tied"),  # of 8 ranks, see chapter 03
+COVERING = {  # each setting, and each variant with one micro-batch and with several. With the
+    # timelines below, each pair of variant, block, precision and recomputation. Of 8 ranks, see 03.
+    ("bucket", "1 rank"): "--block=llama --precision=bf16 --recompute=full",
+    ("overlap", "2 ranks"): "--precision=bf16 --recompute=selective",
+    ("torch", "2 ranks"): "--block=llama --precision=bf16 --recompute=full",
+    ("naive", "3 ranks"): "--block=llama",
+    ("overlap", "3 ranks"): "--block=llama --recompute=full",
+    ("bucket", "3 ranks"): "",
+    ("naive", "4 ranks"): "--block=llama --precision=bf16 --recompute=selective",
+    ("torch", "4 ranks"): "--recompute=selective",
+    ("bucket", "tied"): "--block=llama --precision=bf16 --recompute=selective",
+    ("torch", "tied"): "--precision=bf16",
 }
 
 
@@ -49,7 +57,8 @@ def test_same_as_one_gpu(ranks, tmp_path, variant, setting):
     world, flags = SETTINGS[setting]
     known = [flag for flag in flags.split()
              if variant in ("bucket", "torch") or not flag.startswith("--bucket-mb")]
-    flags = (*FLOAT64, *known, f"--variant={variant}")
+    more = COVERING.get((variant, setting), "").split()
+    flags = (*FLOAT64, *known, *more, f"--variant={variant}")
     hold_to_one_gpu(ranks(world)(run_main, TWO, flags, tmp_path), flags)
 
 
@@ -101,6 +110,8 @@ class Odd(nn.Module):
         self.single = nn.Parameter(torch.ones(4))
         self.double()
         self.single.data = self.single.data.float()  # a dtype of its own
+        self.unused.bias.grad_dtype = torch.float32  # its gradient's
+        self.unused.bias.data = self.unused.bias.data.bfloat16()
 
     def forward(self, x, sometimes):
         x = self.frozen(self.tied(self.first(self.norm(x)).tanh())) * self.single
@@ -242,15 +253,18 @@ def test_buckets_are_in_order_full_and_of_one_dtype(two):
     for capacity in (0, 1, 100, 1000, 10**9):
         sizes = torch.randint(1, 100, (40,), generator=generator).tolist()
         dtypes = [torch.float32 if size % 7 else torch.float64 for size in sizes]
-        parameters = [torch.empty(size, dtype=dtype) for size, dtype in zip(sizes, dtypes)]
+        parameters = [torch.empty(size, dtype=torch.bfloat16) for size in sizes]
+        for p, dtype in zip(parameters, dtypes):
+            p.grad_dtype = dtype  # whose bytes are sent
+        nbytes = lambda ps: sum(p.numel() * p.grad_dtype.itemsize for p in ps)
         buckets = two.fill_buckets(parameters, capacity)
         assert all(p is q for p, q in zip(parameters, sum(buckets, [])))
         assert sum(map(len, buckets)) == 40
         for bucket, following in zip(buckets, [*buckets[1:], None]):
-            assert len({p.dtype for p in bucket}) == 1
-            assert sum(p.nbytes for p in bucket[:-1]) < max(capacity, 1)  # not full before its last
-            if following and following[0].dtype == bucket[0].dtype:
-                assert sum(p.nbytes for p in bucket) >= capacity
+            assert len({p.grad_dtype for p in bucket}) == 1
+            assert nbytes(bucket[:-1]) < max(capacity, 1)  # not full before its last
+            if following and following[0].grad_dtype == bucket[0].grad_dtype:
+                assert nbytes(bucket) >= capacity
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -259,6 +273,9 @@ def test_the_timeline_shows_what_hides_behind_backward(ranks, tmp_path, variant)
     bucketed = variant in ("bucket", "torch")
     flags = (*SMALL, "--steps=3", f"--data={TEXT}", f"--variant={variant}", "--batch=6")
     flags = (*flags, "--bucket-mb=0.05") if bucketed else flags
+    if variant != "overlap":  # gradients are sent in fp32
+        flags = (*flags, "--precision=bf16")
+    flags = (*flags, "--recompute=full") if variant == "naive" else flags
     n = 3 if variant == "overlap" else 2
     (status, run, output), *_ = ranks(n)(run_main, TWO, flags, tmp_path)
     timeline, size = run["recorded"]["timeline"], 4 * CONFIG.parameters()

@@ -127,7 +127,7 @@ def test_what_cannot_work_is_refused(ranks):
     ("--preset=gpt2 --variant=torch --stage=2", 1, "--preset gpt2 ties .*; without --preset"),
     ("--variant=hsdp --shard-size=3", 8, "--shard-size 3 does not divide 8 .*; --shard-size 1"),
     ("--variant=hsdp --shard-size=6", 8, "--shard-size 6 does not divide 8 .*; --shard-size 2"),
-    ("--precision=bf16 --dtype=float64", 1, "--precision bf16 .*; --dtype float32 would"),
+    ("--precision=bf16 --dtype=bfloat16", 1, "--precision bf16 rounds .*--dtype float32 would"),
     ("--variant=torch --offload", 1, "--offload means nothing .*; --variant zero3 would"),
     ("--variant=zeropp --keep-gathered", 1, "--keep-gathered means .*; --variant zero3 would"),
     ("--variant=zero1 --prefetch=2", 1, "--prefetch means nothing .*; --variant zero3 would"),
@@ -135,7 +135,6 @@ def test_what_cannot_work_is_refused(ranks):
     ("--variant=zero3 --stage=2", 1, "--stage means nothing .*; --variant torch would"),
     ("--no-quantized-weights", 1, "--quantized-weights means nothing .*; --variant zeropp"),
     ("--variant=zeropp --no-quantized-gradients", 1, ".*--no-quantized-gradients"),
-    ("--reduce-fp32", 1, "--reduce-fp32 is for 16-bit gradients; --precision bf16 would"),
     ("--prefetch=3", 1, r"--prefetch: 3 is no whole number in \[0, 3\); --prefetch 1 would"),
     ("--stage=0", 1, r"--stage: 0 is no whole number in \[1, 4\); "),
 ])
@@ -216,9 +215,12 @@ def test_the_table_of_the_lesson(three):
         3: (4 * psi / n, 4 * psi / n, 8 * psi / n),
     }
 
-    def held(stage, n, **more):
-        args = Namespace(model=cfg, optimizer="adamw", **more)
-        return list(anatomy.state_bytes(args, {"zero": stage, "holders": n}, 4).values())
+    def held(stage, n, precision="fp32", **more):
+        args = Namespace(model=cfg, optimizer="adamw", dtype="float32", precision=precision, **more)
+        found = list(anatomy.state_bytes(args, {"zero": stage, "holders": n}, 4).values())
+        if not more:
+            assert three.held(psi, stage, n, precision) == pytest.approx(found, rel=1e-5)
+        return found
 
     for stage, values in expected.items():
         assert held(stage, n) == pytest.approx(values, rel=1e-5)
@@ -226,11 +228,10 @@ def test_the_table_of_the_lesson(three):
                      r".zero2. or (\S+) GB", three.__doc__).groups()
     whole = [sum(held(stage, n)) / psi * 7 for stage, n in ((1, 1), (1, 8), (2, 8), (3, 8))]
     assert [float(number) for number in said] == pytest.approx(whole, rel=1e-5)
-    p, g, o = 2 * psi, 2 * psi, 12 * psi
+    p, g, o = 2 * psi, 4 * psi, 12 * psi
     assert held(1, 1, precision="bf16") == pytest.approx((p, g, o), rel=1e-5)  # nobody to share
     assert held(3, n, precision="bf16") == pytest.approx((p / n, g / n, o / n), rel=1e-5)
-    sums = held(2, n, precision="bf16", reduce_fp32=True)
-    assert sums == pytest.approx((p, 4 * psi / n, o / n), rel=1e-5)
+    assert held(2, n, precision="bf16") == pytest.approx((p, g / n, o / n), rel=1e-5)
     assert held(2, n, offload=True) == pytest.approx((4 * psi, 4 * psi / n, o / n), rel=1e-5)
 
 
@@ -257,7 +258,8 @@ def test_sizes_with_padding(three):
     assert three.padded_sizes(cfg, 7) == [91, 742, 742, 105]
 
     def peak(n=1, batch=1, **more):
-        args = Namespace(model=cfg, shares=1, micro_batch=1, batch=batch, **more)
+        args = Namespace(model=cfg, shares=1, micro_batch=1, batch=batch, dtype="float32",
+                         precision="fp32", **more)
         formula = anatomy.gathered_peak if more else anatomy.gradient_peak
         return formula(args, {"zero": 3, "holders": n}, 4) / 4
 
@@ -292,14 +294,19 @@ def test_the_unit_of_the_lesson(ranks, three):
         assert f"rank {rank}    {' '.join(names[3 * rank:3 * rank + 3])}" in three.__doc__
 
 
-def masters_of_rounded_shards(device):
-    three, p = chapter(THREE), nn.Parameter(torch.tensor([1.0, 1 + 2**-10]))
-    unit = three.Unit([p], dist.group.WORLD)
+def masters_of_rounded_shards(offload):
+    """A shard that is rounded stays the unit's, and a view of what is gathered."""
+    p, args = nn.Parameter(torch.tensor([1.0, 1 + 2**-10])), Namespace(offload=offload)
+    unit = chapter(THREE).Unit([p], dist.group.WORLD)
     sgd = lambda masters: torch.optim.SGD(masters, 1.0)
-    three.Masters([unit], sgd, device, torch.bfloat16, torch.float32)
-    return unit.master.tolist(), unit.shard.tolist(), p.tolist(), unit.shard.grad_dtype
+    mixed = lambda shards, device: common.Masters(shards, sgd, torch.bfloat16, device)
+    chapter(THREE).make_optimizer(Namespace(args=args, mixed=mixed), [unit])
+    unit.full[0] = 2
+    dtypes = {p.grad_dtype, unit.shard.grad_dtype, unit.shard.master.dtype}
+    return unit.shard.master.tolist(), unit.shard.tolist(), p.tolist(), p.dtype, dtypes
 
 
-def test_masters_are_made_of_what_is_not_rounded(ranks):
-    [found] = ranks(1)(masters_of_rounded_shards, "cpu")
-    assert found == ([1, 1 + 2**-10], [1, 1], [1, 1], torch.float32)
+@pytest.mark.parametrize("offload", [False, True])
+def test_masters_are_made_of_what_is_not_rounded(ranks, offload):
+    [found] = ranks(1)(masters_of_rounded_shards, offload)
+    assert found == ([1, 1 + 2**-10], [2, 1], [2, 1], torch.bfloat16, {torch.float32})

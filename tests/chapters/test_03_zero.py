@@ -1,6 +1,8 @@
 """Chapter 03: every stage gives one GPU's numbers, and holds and sends what the formulas say."""
 
+import dataclasses
 import itertools
+from argparse import Namespace
 from unittest import mock
 
 import pytest
@@ -40,18 +42,23 @@ SETTINGS = {  # of 3 and 8 ranks, some units have padding
     8: "--layers=1 --batch=16 --micro-batch=1 --clip=0.1 --vocab=259",
 }
 STAGES = ("zero1", "zero2", "zero3", "hsdp", *(f"torch --stage={stage}" for stage in (1, 2, 3)))
+BF16 = "--precision=bf16"  # masters in float64: the same numbers, by another path
 MORE = [
     (2, "zero3 --prefetch=0"),
-    (2, "zero3 --keep-gathered"),
-    (2, "zero3 --prefetch=2 --offload"),
-    (4, "hsdp --shard-size=1 --keep-gathered"),
-    (2, "zero1 --offload"),
-    (2, "zero2 --offload"),
-    (8, "hsdp --shard-size=4 --prefetch=2 --offload"),
+    (2, f"zero3 --keep-gathered {BF16} --block=llama --recompute=full"),
+    (2, f"zero3 --prefetch=2 --offload {BF16} --recompute=selective"),
+    (4, "hsdp --shard-size=1 --keep-gathered --block=llama --recompute=selective"),
+    (2, f"zero1 --offload --block=llama {BF16} --recompute=full"),
+    (2, "zero2 --offload --block=llama --recompute=full"),
+    (8, f"hsdp --shard-size=4 --prefetch=2 --offload {BF16} --recompute=full"),
+    (1, f"zero2 --recompute=selective {BF16}"),
+    (2, "torch --stage=1 --block=llama --recompute=selective"),
+    (2, f"torch --stage=3 {BF16} --recompute=full"),
+    (3, "zero1 --recompute=selective"),
 ]
-COVERING = {  # every world, and every stage by hand with one micro-batch and with several
-    *MORE, (1, "zero2"), (1, "zero3"), (2, "torch --stage=1"), (2, "torch --stage=3"),
-    (3, "zero1"), (3, "zero2"), (3, "zero3"),
+COVERING = {  # every world, every stage by hand with one micro-batch and with several, and with
+    # each block, precision and recomputation
+    *MORE, (1, "zero3"), (3, "zero2"), (3, "zero3"),
 }  # fmt: skip
 
 
@@ -63,8 +70,8 @@ def test_same_as_one_gpu(ranks, tmp_path, world, variant):
     results = ranks(world)(run_main, THREE, flags, tmp_path)
     hold_to_one_gpu(results, flags)
     checks = results[0][1]["checks"]
-    if variant == "zero3":  # three kinds of bytes, two peaks, and three numbers of each collective
-        assert len(checks) == 5 + 3 * 3 and all(check["ok"] for check in checks)
+    if variant == "zero3":  # four kinds of bytes, two peaks, and three numbers of each collective
+        assert len(checks) == 6 + 3 * 3 and all(check["ok"] for check in checks)
     if "--offload" in flags:
         [states] = [c for c in checks if c["name"] == "optimizer states, on the CPU"]
         assert states["measured"] == states["expected"] > 0
@@ -72,50 +79,62 @@ def test_same_as_one_gpu(ranks, tmp_path, world, variant):
 
 @pytest.mark.parametrize("variant", ["zero1", "zero2"])
 def test_tied_embedding_and_head(ranks, tmp_path, variant):
-    flags = (*FLOAT64, "--preset=gpt2", "--vocab=256", "--verify", f"--variant={variant}")
+    more = ["--block=llama", BF16, "--recompute=full"] if variant == "zero2" else []
+    flags = (*FLOAT64, *more, "--preset=gpt2", "--vocab=256", "--verify", f"--variant={variant}")
     (status, run, output), _ = ranks(2)(run_main, THREE, (*flags, "--batch=4"), tmp_path)
     assert status == 0 and run["max_grad_diff"] < 1e-12, output
 
 
 @pytest.mark.parametrize("flags", [
-    "zero1 --reduce-fp32 --micro-batch=1",
+    "zero1 --micro-batch=1 --block=llama",
     full("zero1 --optimizer=sgd"),
-    "zero2 --optimizer=sgd --micro-batch=1",
+    "zero2 --optimizer=sgd --micro-batch=1 --recompute=full",
     full("zero3 --micro-batch=1 --clip=0.5 --optimizer=sgd"),
-    "hsdp --reduce-fp32 --offload --micro-batch=1 --clip=0.5",
-    "zeropp --micro-batch=1",
+    "hsdp --offload --micro-batch=1 --clip=0.5 --block=llama --recompute=selective",
+    "zeropp --micro-batch=1 --recompute=full",
+    "torch --stage=1 --micro-batch=1",
+    "torch --stage=3 --micro-batch=1 --block=llama",
 ])
 def test_bf16_with_master_shards(ranks, tmp_path, flags):
     world = 4 if flags.startswith("hsdp") else 2
     more = ("--precision=bf16", "--steps=2", f"--batch={2 * world}")
     flags = (*TRAINING, *more, *f"--variant={flags}".split())
     (status, run, output), *_ = ranks(world)(run_main, THREE, flags, tmp_path)
-    assert status == 0 and all(check["ok"] for check in run["checks"]), output
-    rounding = "int8" if "--variant=zeropp" in flags else "bfloat16"
+    variant = run["variant"]
+    assert status == 0, output
+    assert variant == "torch" or all(check["ok"] for check in run["checks"]), output
+    rounding = "int8" if variant == "zeropp" else "bfloat16"
     assert run["tolerance"] == verify.tolerances(rounding, run["config"]["optimizer"])
-    [parameters] = [c["measured"] for c in run["checks"] if c["name"] == "parameters"]
-    if run["variant"] in ("zero1", "zero2"):  # whole, and 2 bytes each
-        assert parameters == 2 * CONFIG.parameters()
+    measured = {c["name"]: c["measured"] for c in run["checks"]}
+    numbers = dataclasses.replace(CONFIG, block=run["config"]["block"]).parameters()
+    if variant in ("zero1", "zero2"):  # whole, and 2 bytes each; sent as fp32
+        assert measured["parameters"] == 2 * numbers
+        assert measured["reduce_scatter, payload"] == 4 * numbers * (2 if variant == "zero2" else 1)
 
 
-def fp32_sums(reduce_fp32):
-    """512 times 1 on rank 0 and 1 on rank 1, in two micro-batches: bf16 has 8 bits for the sums."""
+def sums_of_bf16(stage):
+    """512, 1 and 1 in three micro-batches of rank 0, and 1 in rank 1's: 8 bits are too few."""
     three, p = chapter(THREE), nn.Parameter(torch.ones(1))
     unit = three.Unit([p], dist.group.WORLD)
-    sums = torch.float32 if reduce_fp32 else torch.bfloat16
     sgd = lambda masters: torch.optim.SGD(masters, 1.0)
-    three.Masters([unit], sgd, "cpu", torch.bfloat16, sums)
-    for gradient in (512.0, 1.0):
-        unit.make_room_for_gradients()
-        p.grad += gradient if dist.get_rank() == 0 else 1.0
-        unit.start_reduce()
-        unit.finish_reduce()
+    mixed = lambda shards, device: common.Masters(shards, sgd, torch.bfloat16, device)
+    three.make_optimizer(Namespace(args=Namespace(offload=False), mixed=mixed), [unit])
+    for i, gradient in enumerate((512.0, 1.0, 1.0)):
+        if stage > 1 or i == 0:
+            unit.make_room_for_gradients()
+        (p * (gradient if dist.get_rank() == 0 else 1.0)).sum().backward()
+        if stage > 1:
+            unit.start_reduce()
+            unit.finish_reduce()
+    if stage == 1:
+        three.reduce_in_place(unit)
     return common.grad_norm([unit.shard], dist.group.WORLD).item()
 
 
-def test_reduce_fp32_keeps_what_bf16_loses(ranks):
-    assert ranks(2)(fp32_sums, True) == [515.0] * 2
-    assert ranks(2)(fp32_sums, False)[0] != 515.0
+@pytest.mark.parametrize("stage", [1, 2])
+def test_fp32_sums_keep_what_bf16_loses(ranks, stage):
+    """Over micro-batches, and over ranks."""
+    assert ranks(2)(sums_of_bf16, stage) == [517.0] * 2
 
 
 @pytest.mark.parametrize("world", [full(2), 3])
@@ -138,6 +157,8 @@ def test_stages_agree_bit_for_bit(ranks, tmp_path, world):
     (1, 1, 2), full(2, 1, 2), (3, 3, 2), (4, 2, 1), full(8, 4, 2)])
 def test_secondary_shards_change_no_number(ranks, tmp_path, world, size, micro_batch):
     off = ("--no-quantized-weights", f"--shard-size={size}")
+    if world == 4:
+        off = (*off, "--block=llama", BF16, "--recompute=selective")
     batch = (f"--batch={2 * world}", f"--micro-batch={micro_batch}", "--layers=1")
     flags = (*FLOAT64, "--variant=zeropp", *off, *batch)
     hold_to_one_gpu(ranks(world)(run_main, THREE, flags, tmp_path), flags)
@@ -254,8 +275,8 @@ def test_by_default_those_of_a_machine(three, monkeypatch):
 
 
 @pytest.mark.parametrize(("flags", "right", "wrong", "named"), [
-    ("zero3", "common.reduce_scatter(self.sum, self.sent, group",
-     "common.reduce_scatter(self.sum, self.sent, dist.ReduceOp.MAX, group", "gradients"),
+    ("zero3", "common.reduce_scatter(self.sum, self.gradients, group",
+     "common.reduce_scatter(self.sum, self.gradients, dist.ReduceOp.MAX, group", "gradients"),
     ("zero3", "self.sum if before is None else before.add_(self.sum)", "self.sum", "gradients"),
     ("zero3", "grad = x.grad\n            units[i].free()",
      "grad = i and x.grad / 2\n            units[i].free()", "gradients"),
@@ -265,7 +286,8 @@ def test_by_default_those_of_a_machine(three, monkeypatch):
     ("zero3", "for unit in units[:1 + ahead]:", "for unit in units[:1]:",
      "gathered parameters, at the peak"),
     ("zero3", "norm, model, units)", "norm, model, units[1:])", "gradients"),
-    ("zero3 --offload", "            unit.shard.data.copy_(unit.master.data)\n", "", "loss"),
+    ("zero3 --dtype=float32 --precision=bf16", "unit.hold(unit.full.to(unit.shard.dtype))",
+     "unit.hold(unit.full)", "parameters: measured"),
     ("zero2", "        for p in self.parameters:\n            p.grad = None\n", "",
      "gradients, at the peak"),
     ("zero2", "finish_reduce()\n\n    norm = update(units, optimizer, clip)\n    for unit in units",
@@ -275,8 +297,8 @@ def test_by_default_those_of_a_machine(three, monkeypatch):
     ("zero1", "    model.zero_grad()\n    for unit", "    for unit", "gradients"),
     ("zero1", "        unit.shard.grad = None                          # a part of",
      "        # a part of", "gradients, at the peak"),
-    ("zero1 --dtype=float32 --precision=bf16 --reduce-fp32",
-     "if in_place else", "if True else", "gradients: measured"),
+    ("zero1 --dtype=float32 --precision=bf16", "common.DTYPES[args.dtype].itemsize",
+     "common.rounded(args).itemsize", "reduce_scatter, payload"),
     ("zeropp --no-quantized-weights", "if self.node and not self.in_backward:",
      "if self.node and not hasattr(self, 'secondary'):", "gradients"),
     ("torch --stage=1", "(dist.get_world_size() * loss)", "loss", "gradients"),

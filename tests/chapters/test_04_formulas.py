@@ -1,6 +1,7 @@
 """Chapter 04: when what is sent, and the formulas."""
 
 import re
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -84,15 +85,21 @@ def test_parameters_per_rank(four):
     head = 2 * 8  # one kv head
     block = (10 * 64) // 4 + 2 * 8 * head // 8 + 4 * 8  # two ranks for each
     assert four.parameters_per_rank(cfg, 4) == 2 * block + 2 * 8 + 2 * 3 * 8
+    llama = replace(cfg, block="llama", ffn=20)
+    block = (2 * 64 + 3 * 8 * 20) // 4 + 2 * 8 * head // 8 + 2 * 8  # a gate, too; no biases
+    assert four.parameters_per_rank(llama, 4) == 2 * block + 8 + 2 * 3 * 8
 
 
 def test_traffic_of_the_lesson(four):
     cfg, t = common.PRESETS["7b"], 8
-    calls, payload, wire = four.traffic(cfg, 3, 2, t, 2)["all_reduce"]
+    calls, payload, wire = four.traffic(cfg, 3, 2, t, 2, sums=4)["all_reduce"]
     x = 2 * cfg.seq * cfg.dim * 2
     assert calls == 3 * (4 * cfg.layers + 2 + 2) + 1
     assert payload == pytest.approx(3 * (4 * cfg.layers + 2) * x, rel=1e-3)
     assert wire == pytest.approx(2 * 7 / 8 * payload, rel=1e-9)
+    again, more, _ = four.traffic(cfg, 3, 2, t, 2, "full", 4)["all_reduce"]
+    assert (again - calls, more - payload) == (3 * cfg.layers, 3 * cfg.layers * x)
+    assert four.traffic(cfg, 3, 2, t, 2, "selective", 4)["all_reduce"][0] == calls
 
 
 def classes_of_chapter_01():
@@ -134,19 +141,20 @@ def test_when_ranks_stop_paying(four):
 @pytest.mark.parametrize(
     ("flags", "world", "line"),
     [
-        (("--heads=4",), 3, "--heads 4 and --kv-heads 4 do not fit 3 .*; --nproc_per_node 2 would"),
-        (("--heads=4",), 8, "--heads 4 and --kv-heads 4 do not fit 8 .*; --nproc_per_node 4 would"),
+        (("--heads=4",), 3, "--heads 4, --kv-heads 4 .* do not fit 3 .*; --nproc_per_node 2 would"),
+        (("--heads=4",), 8, "--heads 4, --kv-heads 4 .* do not fit 8 .*; --nproc_per_node 4 would"),
         (
             ("--dim=96", "--heads=12", "--kv-heads=4"),
             6,
-            "--heads 12 and --kv-heads 4 do not fit 6 .* ranks; --nproc_per_node 4 would work",
+            "--heads 12, --kv-heads 4 and --ffn 384 do not fit 6 .*; --nproc_per_node 4 would work",
         ),
         (
             ("--variant=torch",),
             8,
-            r"--heads 8 and --kv-heads 4 .* 8 .* \(torch cannot share a kv head\); .* 4 would work",
+            r"--heads 8, --kv-heads 4 .* 8 .* \(torch cannot share a kv head\); .* 4 would work",
         ),
-        (("--variant=torch", "--heads=8", "--kv-heads=2"), 5, "--heads 8 .* 2 would work"),
+        (("--variant=torch", "--heads=8", "--kv-heads=2"), 5, "--heads 8, .* 2 would work"),
+        (("--ffn=30",), 4, "--heads 8, .* --ffn 30 do not fit 4 .*; --nproc_per_node 2 would work"),
         (("--micro-batch=3",), 2, "--batch 8 is not a multiple of .*; --batch 9 would work"),
     ],
 )

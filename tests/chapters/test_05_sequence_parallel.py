@@ -329,6 +329,16 @@ def test_as_many_bytes_as_chapter_04(five):
         assert sent["ring"]["send"][0] == 3 * 10 * cfg.layers * (t - 1)
 
 
+@pytest.mark.parametrize(("variant", "right", "wrong"), [
+    ("ring", '2 * blocks if variant == "ring" else blocks', "blocks"),
+    ("kept", '2 * blocks if variant == "ring" else blocks', "2 * blocks"),
+])  # fmt: skip
+def test_a_wrong_formula_of_what_is_sent_again_is_reported(ranks, tmp_path, variant, right, wrong):
+    flags = (*ONE_STEP, "--recompute=full", f"--variant={variant}")
+    (status, _, output), _ = ranks(2)(run_main, FIVE, flags, tmp_path, (right, wrong))
+    assert status == 1 and f"✗ {'send' if variant == 'ring' else 'reduce_scatter'}" in output
+
+
 def test_when_a_hop_is_hidden(five):
     """The bytes of a chunk over the FLOPs of its matmul, step by step; the lesson's numbers."""
     tokens, dim, t, width = 4096, 8192, 8, 2
@@ -363,9 +373,10 @@ def test_columns_of_qkv(five, kv_heads, t, columns):
         (
             ("--dim=96", "--heads=12", "--kv-heads=4", "--seq=96"),
             6,
-            "--heads 12, --kv-heads 4 and --seq 96 do not fit 6 .* ranks; --nproc_per_node 4 would",
+            "--heads 12, --kv-heads 4, --ffn 384 and --seq 96 do not fit 6 .*; --nproc_per_node 4 ",
         ),
         (("--seq=126",), 4, ".* and --seq 126 do not fit 4 .*; --nproc_per_node 2 would work"),
+        (("--ffn=6",), 4, ".*, --ffn 6 and .* do not fit 4 .*; --nproc_per_node 2 would work"),
         (("--variant=torch",), 8, r".* fit 8 .* \(torch cannot share a kv head\); .* 4 would work"),
     ],
 )

@@ -352,17 +352,23 @@ def test_activations_fall_with_the_ranks(six):
 @pytest.mark.parametrize(
     ("variant", "right", "wrong"),
     [
-        ("zigzag", 'sent["send"] = 3 *', 'sent["send"] = 2 *'),
-        ("ulysses", "max(cfg.kv_heads, n)) * e", "cfg.kv_heads) * e"),
+        ("zigzag", 'sent["send"] = (2 +', 'sent["send"] = (1 +'),
+        ("ulysses", "(1 + forwards) * 2 * max(cfg.kv_heads, n)",
+         "(1 + forwards) * 2 * cfg.kv_heads"),
         ("gather", "{\"gather\": 1,", "{\"gather\": 1 / n,"),
         ("zigzag", 'fromkeys(classes, 1 / n)', 'fromkeys(classes[:3], 1 / n)'),
         ("zigzag", '"zigzag": (n - 1) / 2 +', '"zigzag": rank +'),
         ("gather", "(6 if scores_kept else 7)", "7"),
+        # what is sent and computed again, and no more
+        ("ring --recompute=full", 'forwards = 1 if recompute == "none" else 2', "forwards = 1"),
+        ("ulysses --recompute=selective", "outs = 2 if recompute", "outs = 3 if recompute"),
+        ("gather --recompute=selective", "matmul * (2 * n - rank) // (2 * n + 1) if", "matmul if"),
+        ("gather --recompute=selective", '{"gather": "gathered", ', "{"),  # all keys are kept
     ],
 )  # fmt: skip
 def test_a_wrong_formula_is_reported(ranks, tmp_path, variant, right, wrong):
     """Of what is sent, kept and computed."""
-    flags = (*FAULTY, f"--variant={variant}")
+    flags = (*FAULTY, *f"--variant={variant}".split())
     status, _, output = ranks(2)(run_main, SIX, flags, tmp_path, (right, wrong))[0]
     assert status == 1 and "✗" in output
 
@@ -403,13 +409,14 @@ def test_refusals(run_chapter, world, flags, line):
     [
         ("--attention=sdpa",
          "--attention sdpa over ranks is flash attention, which on a GPU takes 16 bits in heads of "
-         "8, 16, 24, ..., not float32 in heads of 16; --dtype bfloat16 --dim 512"),
+         "8, 16, 24, ..., not float32 in heads of 16; --dtype float32 --precision bf16 --dim 512"),
         ("--attention=sdpa --dtype=bfloat16 --heads=32",
          "--attention sdpa over ranks is flash attention, which on a GPU takes 16 bits in heads of "
-         "8, 16, 24, ..., not bfloat16 in heads of 4; --dtype bfloat16 --dim 2048"),
+         "8, 16, 24, ..., not bfloat16 in heads of 4; --dtype float32 --precision bf16 --dim 2048"),
         ("--variant=torch", "--variant torch needs --attention sdpa and a GPU for each rank; "
          "--variant zigzag"),
         ("--variant=torch --attention=sdpa --dtype=bfloat16", None),
+        ("--attention=sdpa --precision=bf16", None),
     ],
 )  # fmt: skip
 def test_refusals_on_gpus(six, monkeypatch, flags, line):

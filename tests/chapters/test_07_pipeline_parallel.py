@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import random
 import signal
 import sys
 import time
@@ -20,7 +21,7 @@ from common import Refused
 from lab.bench import report
 from lab.bench.ranks import CONTEXT, store
 from lab.cli import strict
-from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covering
+from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covered
 from tests.conftest import TEXT, arguments, chapter, hold_to_one_gpu, run_main
 
 SEVEN = "07_pipeline_parallel"
@@ -54,7 +55,10 @@ def flags_of(one):
     layers = depth + (2 if one["stages"] == "uneven" else 0)
     flags = [f"--variant={variant}", f"--layers={layers}", f"--batch={m * one['micro-batch']}",
              "--dim=16", "--heads=4", "--seq=6", "--vocab=128"]
-    given = ("micro-batch", "kv-heads", "preset", "attention", "optimizer", "clip")
+    if one["block"] == "llama":
+        flags.append("--ffn=40")
+    given = ("micro-batch", "kv-heads", "preset", "attention", "optimizer", "clip", "block",
+             "precision", "recompute")
     flags += [f"--{name}={one[name]}" for name in given if one[name] is not None]
     return [*TRAINING, "--dtype=float64", *flags]
 
@@ -70,13 +74,24 @@ SETTINGS = {
     "attention": ("plain", "sdpa"),
     "optimizer": ("adamw", "sgd", "momentum"),
     "clip": (None, 0.1),
+    "block": ("gpt", "llama"),
+    "precision": ("fp32", "bf16"),  # masters in float64: the same numbers, by another path
+    "recompute": ("none", "selective", "full"),
 }
 
 
-ON_EIGHT = dict(zip(SETTINGS, ("dualpipe", 8, "few", "uneven", 1, 2, "gpt2", "plain", "sgd", 0.1)))
+ON_EIGHT = dict(zip(SETTINGS, ("dualpipe", 8, "few", "uneven", 1, 2, "gpt2", "plain", "sgd", 0.1,
+                               "llama", "bf16", "full")))
 
 
-@pytest.mark.parametrize("one", [*covering(fits, **SETTINGS), pytest.param(ON_EIGHT, id="8")])
+def drawn(number):
+    """So many settings that fit, by chance: all of them are too many to choose from."""
+    rng = random.Random(0)
+    some = [{name: rng.choice(values) for name, values in SETTINGS.items()} for _ in range(number)]
+    return [one for one in some if fits(one)]
+
+
+@pytest.mark.parametrize("one", [*covered(drawn(3000)), pytest.param(ON_EIGHT, id="8")])
 def test_same_as_one_gpu(ranks, tmp_path, one):
     flags = flags_of(one)
     hold_to_one_gpu(ranks(one["world"])(run_main, SEVEN, flags, tmp_path), flags)
@@ -84,7 +99,7 @@ def test_same_as_one_gpu(ranks, tmp_path, one):
 
 @pytest.mark.full
 @pytest.mark.parametrize("one", [
-    dict(zip(SETTINGS, (*some, 1, 2, preset, "plain", "adamw", 0.1)))
+    dict(zip(SETTINGS, (*some, 1, 2, preset, "plain", "adamw", 0.1, "llama", "bf16", "full")))
     for some in itertools.product(VARIANTS, (1, 2, 3, 4, 8), ("few", "many"), ("even", "uneven"))
     for preset in ("tiny", "gpt2") if fits({"variant": some[0], "world": some[1]})
 ])  # fmt: skip
@@ -96,19 +111,26 @@ def test_same_as_one_gpu_in_full(ranks, tmp_path, one):
 @pytest.mark.parametrize(("schedule", "preset"), [
     pytest.param(name, preset, marks=() if few else pytest.mark.full)
     for name in TORCH for preset in ("tiny", "gpt2")
-    for few in [(name, preset) in (("1F1B", "tiny"), ("InterleavedZeroBubble", "gpt2"))]
+    for few in [(name, preset) in (("1F1B", "tiny"), ("GPipe", "tiny"),
+                                   ("InterleavedZeroBubble", "gpt2"))]
 ])  # fmt: skip
 def test_pytorchs_own(ranks, tmp_path, schedule, preset):
     if torch.__version__ < "2.13" and schedule in ("ZBVZeroBubble", "DualPipeV"):
         pytest.skip("this PyTorch's V schedules send to their own rank: the chapter refuses them")
     flags = (*FLOAT64, "--variant=torch", f"--schedule={schedule}", "--layers=4", "--clip=0.1",
              f"--preset={preset}", "--attention=plain")
+    if preset == "gpt2":  # and each pair of the others
+        flags += ("--block=llama", "--ffn=96", "--precision=bf16", "--recompute=full")
+    if schedule == "GPipe":
+        flags += ("--recompute=selective",)
     hold_to_one_gpu(ranks(2, timeout=90)(run_main, SEVEN, flags, tmp_path), flags)
 
 
 @pytest.mark.parametrize("variant", ["1f1b", "zb-h2", "dualpipe"])
 def test_bfloat16(ranks, tmp_path, variant):
-    flags = (*FLOAT64, "--dtype=bfloat16", f"--variant={variant}")
+    of_variant = {"1f1b": "--dtype=bfloat16", "dualpipe": "--dtype=float32 --precision=bf16",
+                  "zb-h2": "--dtype=float32 --precision=bf16 --block=llama --recompute=selective"}
+    flags = (*FLOAT64, *of_variant[variant].split(), f"--variant={variant}")
     status, _, output = ranks(2)(run_main, SEVEN, flags, tmp_path)[0]
     assert status == 0, output
     assert f"last stage, on rank {'0 and 1' if variant == 'dualpipe' else '1'}\n" in output

@@ -55,17 +55,18 @@ def test_every_schedule_is_complete_and_its_messages_meet(seven):
         assert sorted(done) == sorted(expected), (variant, p, m, v)
         for rank, actions in enumerate(schedule.actions):
             assert all(schedule.ranks[stage] == rank for _, stage, _ in actions)
-        programs = seven.make_programs(schedule)
-        seven.check_rendezvous(programs, schedule.needs)
-        assert_in_order_of_time(seven, schedule, programs)
+        for times in seven.times("none"), seven.times("full"):
+            programs = seven.make_programs(schedule, **times)
+            seven.check_rendezvous(programs, schedule.needs)
+            assert_in_order_of_time(seven, schedule, programs, times)
         seen += 1
     assert seen > 250
 
 
-def assert_in_order_of_time(seven, schedule, programs):
+def assert_in_order_of_time(seven, schedule, programs, times):
     """In each program, an action stands where it ends, and a message right behind whatever has
     ended when its output is there: so it travels during the receiver's next action."""
-    span = simulate(schedule)
+    span = simulate(schedule, **times)
     ready = {action.output: end for action, (_, end) in span.items() if action.kind != "W"}
     for actions, program in zip(schedule.actions, programs):
         assert [step for step in program if isinstance(step, seven.Action)] == actions
@@ -86,7 +87,7 @@ def test_what_an_action_needs(seven):
         ("W", 2): [("B", 2, 5)], ("W", 3): [("B", 3, 5)]}  # fmt: skip
 
 
-def lazy_programs(schedule):
+def lazy_programs(schedule, **times):
     """What a rank needs it receives right before an action, and sends right after: the order that
     gloo forgives."""
     seven, programs = chapter(SEVEN), []
@@ -208,7 +209,7 @@ def test_what_chapter_09_has_too_is_the_same_text(seven):
 # ------------------------------------------------------------------------------- the formulas
 
 COSTS = ({}, {"F": 3, "B": 4, "W": 2}, {"F": 10, "B": 12, "W": 8}, {"F": 2, "B": 1, "W": 2},
-         {"F": 2, "B": 1, "W": 1}, {"F": 1, "B": 1, "W": 2})
+         {"F": 2, "B": 1, "W": 1}, {"F": 1, "B": 1, "W": 2}, {"F": 1, "B": 2, "W": 1})
 
 
 def test_bubbles_are_those_of_the_closed_forms(seven):
@@ -230,6 +231,12 @@ def test_bubbles_are_the_literatures(seven):
         assert seven.bubble("naive", p, m, 1) == p - 1
         assert seven.bubble("zb-h1", p, m, 1) == pytest.approx((p - 1) / m / 3)
         assert seven.bubble("zb-h2", p, m, 1) == 0
+    full = seven.times("full")
+    assert full == {"F": 1, "B": 2, "W": 1}
+    assert seven.bubble("1f1b", 4, 8, 1) == seven.bubble("1f1b", 4, 8, 1, **full) == 3 / 8
+    assert seven.bubble("zb-h1", 4, 8, 1) == 1 / 8
+    assert seven.bubble("zb-h1", 4, 8, 1, **full) == 3 / 16
+    assert "of zb-h1 grows from 1/8 to 3/16" in seven.__doc__
     assert seven.bubble("zb-h1", 2, 4, 1, 1, 1, 2) is None is seven.bubble("dualpipe", 4, 8, 1, 2)
     assert seven.bubble("zb-h2", 4, 6, 1) is None and seven.bubble("zb-h1", 4, 3, 1) is None
 

@@ -34,6 +34,9 @@ SETTINGS = {
     # gpt2 ties embedding and head; tiny has half as many kv heads
     "preset": ("tiny --kv-heads=2", "gpt2 --kv-heads=4 --attention=sdpa --shared-expert"),
     "optimizer": ("adamw", "sgd --clip=0.1"),
+    "block": ("gpt", "llama --ffn=24"),
+    "precision": ("fp32", "bf16"),
+    "recompute": ("none", "selective", "full"),
 }
 
 
@@ -59,7 +62,7 @@ def test_same_as_one_gpu(ranks, tmp_path, one):
 
 def test_what_a_run_records_is_for_its_picture(ranks, tmp_path):
     """Rows from each rank to each, of the first exchange; and how often each expert is picked."""
-    flags = (*FLOAT64, "--ep=2", "--micro-batch=1")
+    flags = (*FLOAT64, "--ep=2", "--micro-batch=1", "--recompute=full")  # no pick is counted again
     (_, run, output), *_ = ranks(4)(run_main, EIGHT, flags, tmp_path)
     rows = torch.tensor(run["recorded"]["rows"])
     assert rows.sum(1).tolist() == 4 * [16 * 2]  # the picks of a sequence
@@ -244,7 +247,7 @@ def test_spreading_experts_sends_less_than_cutting_them_if_k_is_below_n(eight):
     for k, n in ((1, 2), (2, 2), (2, 4), (4, 2)):
         cfg = eight.Mixture(1, 16, 4, 4, 8, 64, top_k=k)
         args = SimpleNamespace(variant="tensor", model=cfg, ep=n, batch=n, micro_batch=1,
-                               dtype="float32")
+                               dtype="float32", precision="fp32", recompute="none")
         spread, cut = (eight.row_bytes(cfg, 8, 4, often) for often in (k, n))
         sent = eight.traffic(args, n, [])
         extra = n * 8 * k * (8 + 4 + 4)  # choices, gates and their gradients
@@ -267,8 +270,8 @@ FAULTY = (*FLOAT64, "--layers=1", "--steps=1", "--batch=4", "--micro-batch=1")
 
 @pytest.mark.parametrize(("flags", "right", "wrong", "named"), [
     # whose gradients
-    ("--ep=2", 'down.partial = groups["holders"]', 'down.partial = groups["world"]', "gradients"),
-    ("--ep=2", 'down.partial = groups["holders"]', 'down.partial = groups["ep"]', "gradients"),
+    ("--ep=2", 'p.partial = groups["holders"]', 'p.partial = groups["world"]', "gradients"),
+    ("--ep=2", 'p.partial = groups["holders"]', 'p.partial = groups["ep"]', "gradients"),
     ("--ep=2", "return AllToAll.apply(gradient, ctx.received, ctx.sent, ctx.group), None",
      "return 2 * AllToAll.apply(gradient, ctx.received, ctx.sent, ctx.group), None", "gradients"),
     ("--ep=2", "if p.partial.size() > 1)", "if p.partial.size() > 2)", "gradients"),
@@ -293,7 +296,22 @@ FAULTY = (*FLOAT64, "--layers=1", "--steps=1", "--batch=4", "--micro-batch=1")
      "loss"),
     ("", "gates = AddLoss.apply(gates, balance / cfg.sequences)",
      "AddLoss.apply(gates, balance / cfg.sequences)", "gradients"),
-    ("", "out.append(F.gelu(part @ up) @ down)", "out.append(F.relu(part @ up) @ down)", "loss"),
+    ("", "common.activate(*[part @ matrix for matrix in column]) @ down",
+     "F.relu(part @ column[0]) @ down", "loss"),
+    ("--block=llama", "common.activate(*[part @ matrix for matrix in column]) @ down",
+     "common.activate(*[part @ matrix for matrix in column[::-1]]) @ down", "loss"),
+    # what runs again in backward
+    ("--recompute=full", "        if not runs_again():\n            self.load",
+     "        if True:\n            self.load", "picks of a layer"),
+    ("--recompute=full", "        if not runs_again():\n            self.seen",
+     "        if True:\n            self.seen", "all_to_all"),
+    ("--recompute=full", "(2 + again) * rows", "2 * rows", "all_to_all"),
+    ("--recompute=full --variant=capacity", "(4 + 2 * again) * layers", "4 * layers", "all_to_all"),
+    ("--recompute=full --variant=tensor --shared-expert", "1 + again * cfg.shared_expert", "1",
+     "reduce_scatter"),
+    ("--recompute=full --shared-expert", "blocks - shared * cfg.dim * cfg.hidden", "blocks",
+     "FLOPs"),
+    ("--precision=bf16 --dtype=float32", "dense = of_gradient *", "dense = e *", "all_reduce"),
     # balance
     ("", "gates = AddLoss.apply(gates, balance / cfg.sequences)",
      "gates = AddLoss.apply(gates, balance / len(x))", "gradients"),
@@ -304,8 +322,7 @@ FAULTY = (*FLOAT64, "--layers=1", "--steps=1", "--batch=4", "--micro-batch=1")
     ("--balance=bias --bias-speed=0.5 --steps=2", "loads = move_biases(model, world)",
      "loads = move_biases(model)", "loss"),
     # formulas
-    ("", "return 6 * (tokens * dense + rows", "return 6 * (tokens * dense + 2 * rows", "FLOPs"),
-    ("", "2 * rows * cfg.dim * e", "4 * rows * cfg.dim * e", "all_to_all"),
+    ("", "blocks += (rows + shared)", "blocks += (2 * rows + shared)", "FLOPs"),
     ("--steps=2", "block.mlp.seen.clear()", "pass", "all_to_all"),
 ])  # fmt: skip
 def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
@@ -320,7 +337,7 @@ def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
 
 def test_what_09_takes_from_here_is_the_same_text(eight):
     nine = chapter("09_5d")
-    for name in ("AddLoss", "AllToAll", "best", "run_experts"):
+    for name in ("AddLoss", "AllToAll", "best", "run_experts", "runs_again"):
         assert inspect.getsource(getattr(nine, name)) == inspect.getsource(getattr(eight, name))
     for name in ("through_experts", "exchange"):
         here, there = getattr(eight.MoE, name), getattr(nine.MoE, name)
@@ -340,8 +357,8 @@ def test_a_run_without_lab_refuses_what_is_below_one(eight, flag):
 @pytest.mark.parametrize(("world", "flags", "line"), [
     (4, "--ep=3 --experts=6", "--ep 3 does not divide 4 ranks; --ep 1 would work"),
     (4, "--ep=4 --experts=6", "--experts 6 is not a multiple of --ep = 4; --experts 8 would work"),
-    (3, "--variant=tensor --experts=6 --ep=3 --batch=3", "--dim 128 makes 512 hidden units, which "
-     "--ep 3 does not divide; --dim 384 would work"),
+    (3, "--variant=tensor --experts=6 --ep=3 --batch=3",
+     "--ffn 512 is not a multiple of --ep = 3; --ffn 513 would work"),
     (2, "--top-k=9", "--top-k 9 is more than --experts = 8; --top-k 8 would work"),
     (4, "--balance-weight=0.1 --balance=none",
      "--balance-weight means nothing to --balance none; --balance loss would work"),

@@ -1,15 +1,10 @@
 """Chapter 09: every product of axes gives one GPU's numbers, and sends what the formulas say."""
 
-import contextlib
-import itertools
 import math
 import random
 import re
-import weakref
-from types import SimpleNamespace
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from lab.cli import strict
@@ -43,6 +38,9 @@ SETTINGS = {
     "order": ("pp,dp,cp,tp", "tp,cp,pp,dp"),
     "optimizer": ("adamw", "sgd"),
     "clip": (None, 0.1),
+    "block": ("gpt", "llama"),
+    "precision": ("fp32", "bf16"),  # masters in float64: the same numbers, by another path
+    "recompute": ("none", "selective", "full"),
 }
 
 
@@ -73,6 +71,7 @@ def flags_of(one):
     one, slices = dict(one), 2 if one["schedule"] in ("interleaved", "dualpipe-v") else 1
     depth = slices * one["pp"]
     one["ep"] = one["dp"] if one["ep"] == "dp" else 1
+    one["ffn"] = 96 if one["block"] == "llama" else None
     given = [f"--{name}={value}" for name, value in one.items() if value is not None]
     sequences = one["dp"] * 2 * one["pp"] * one["micro-batch"]
     return [*TRAINING, "--dtype=float64", "--vocab=128", f"--layers={max(depth, 2)}", "--dim=32",
@@ -134,7 +133,9 @@ FLOAT64 = (*TRAINING, "--dtype=float64", "--vocab=128", "--layers=2", "--dim=32"
 
 
 @pytest.mark.parametrize(("world", "flags"), [
-    (4, "--pp=2 --tp=2 --zero=3"),
+    (4, "--pp=2 --tp=2 --zero=3 --block=llama --ffn=96 --precision=bf16 --recompute=full"),
+    (2, "--tp=2 --recompute=selective"),
+    (2, "--pp=2"),
     *(pytest.param(world, flags, marks=pytest.mark.full) for world, flags in (
         (8, "--pp=2 --tp=2 --zero=3"), (4, "--tp=2 --optimizer=sgd"), (4, "--pp=2 --zero=3"),
         (4, "--pp=4 --layers=5"), (8, "--pp=2 --tp=4 --kv-heads=4"))),
@@ -153,8 +154,8 @@ def test_nothing_is_kept_of_the_only_micro_batch(ranks, tmp_path):
 
 
 def test_bfloat16(ranks, tmp_path):
-    flags = (*FLOAT64, "--dtype=bfloat16", "--pp=2", "--tp=2", "--experts=4", "--zero=1",
-             "--schedule=dualpipe-v", "--layers=4", "--steps=1")
+    flags = (*FLOAT64, "--dtype=float32", "--precision=bf16", "--block=llama", "--pp=2", "--tp=2",
+             "--experts=4", "--zero=1", "--schedule=dualpipe-v", "--layers=4", "--steps=1")
     status, _, output = ranks(4)(run_main, NINE, flags, tmp_path)[0]
     assert status == 0, output
 
@@ -218,79 +219,6 @@ def test_ranks_that_share_a_kv_head_hold_the_same(ranks):
     assert all("cp" not in of_rank and "pp" not in of_rank for [of_rank] in of_ranks)
 
 
-@pytest.mark.parametrize("name", ["1f1b", "interleaved", "dualpipe-v"])
-def test_schedules_are_those_of_chapter_07_and_nobody_blocks(nine, name):
-    seven = chapter("07_pipeline_parallel")
-    for p, more in itertools.product((1, 2, 3, 4), (0, 1, 3)):
-        m = 2 * p + (more * p if name == "interleaved" else more)
-        (ours, owners), theirs = nine.make_schedule(name, p, m), seven.make_schedule(name, p, m, 2)
-        whole = [[tuple(action._replace(kind="BW") if action.kind == "B" else action)
-                  for action in actions if action.kind != "W"] for actions in theirs.actions]
-        assert ours == whole and owners == theirs.ranks
-        programs = nine.make_programs(ours, owners)
-        seven.check_rendezvous(in_words_of_07(programs), theirs.needs)
-        cuts = [cut for cut in zip(owners, owners[1:]) if cut[0] != cut[1]]
-        for rank, program in enumerate(programs):
-            assert [step for step in program if isinstance(step, nine.Action)] == ours[rank]
-            sent = [step for step in program if getattr(step, "sender", None) == rank]
-            assert len(sent) == m * sum(rank in cut for cut in cuts)  # as `formulas` has it
-
-
-def in_words_of_07(programs):
-    """Its check tells a BW's output from the action: it may be a B's as well."""
-    seven = chapter("07_pipeline_parallel")
-    return [[seven.Action(*step) if hasattr(step, "kind") else
-             seven.Message(seven.Action(*step.output).output, step.sender, step.receiver)
-             for step in program] for program in programs]
-
-
-def is_done(nine, name, p, overtakes):
-    """Whether 2·p devices get through a step that run one operation at a time: messages, and two
-    collectives over tp in each action. overtakes(stage, tp): there a collective comes before the
-    message that was posted right before it, as streams may have it, unless it needs that."""
-    schedule, owners = nine.make_schedule(name, p, 4 * p)
-    left = {}
-    for (stage, program), tp in itertools.product(enumerate(nine.make_programs(schedule, owners)),
-                                                  range(2)):
-        queue = left[stage, tp] = []
-        for step in program:
-            queue += [(step, 0), (step, 1)] if isinstance(step, nine.Action) else [(step, tp)]
-        for i, ((first, _), (then, _)) in enumerate(itertools.pairwise(queue)):
-            if overtakes(stage, tp) and isinstance(first, nine.Message) and isinstance(
-                    then, nine.Action) and first.output not in nine.needs(then, len(owners)):
-                queue[i:i + 2] = queue[i:i + 2][::-1]
-    while any(left.values()):
-        ready = []
-        for (stage, tp), queue in left.items():
-            step, _ = queue[0] if queue else (None, None)
-            of = [(stage, 0), (stage, 1)]
-            if isinstance(step, nine.Message):
-                of = [(step.sender, tp), (step.receiver, tp)]
-            ready += [(stage, tp)] * (step is not None and all(
-                left[device][:1] == queue[:1] for device in of))
-        if not ready:
-            return False
-        for device in ready:
-            left[device].pop(0)
-    return True
-
-
-@pytest.mark.parametrize("name", ["1f1b", "interleaved", "dualpipe-v"])
-def test_messages_beside_tp_pass_on_nccl_in_the_order_of_the_posts(nine, name):
-    """As `execute` says; in another order, devices that run one at a time may wait for ever."""
-    for p in (2, 3, 4):
-        assert is_done(nine, name, p, lambda stage, tp: False)
-    if name != "1f1b":
-        assert not is_done(nine, name, 4, lambda stage, tp: (stage + tp) % 2)
-
-
-def test_a_schedule_in_which_ranks_wait_for_each_other_is_refused(nine):
-    schedule, owners = nine.make_schedule("1f1b", 2, 2)
-    schedule[1].reverse()
-    with pytest.raises(ValueError, match="ranks wait for each other"):
-        nine.make_programs(schedule, owners)
-
-
 def test_tp_and_ep_send_what_the_lesson_compares(nine):
     """The same tokens on the same GPUs, by the formula that runs are held to."""
     assert nine.sent_in_a_layer(8, 1, 8)[0] == 56 and "56 t·h over tp = 8," in nine.__doc__
@@ -311,43 +239,19 @@ def test_tp_and_ep_send_what_the_lesson_compares(nine):
         assert sent["ep"] == nine.sent_in_a_layer(1, n, 2)[1]
 
 
-def messages_in_memory(micro_batches):
-    """Of a rank of 1f1b whose stage computes nothing: how many there are in any action, at the
-    most, beside the one that it takes; and after the step."""
-    nine, rank, p = chapter(NINE), dist.get_rank(), dist.get_world_size()
-    schedule, owners = nine.make_schedule("1f1b", p, micro_batches)
-    made, seen = [], []
-
-    def message():
-        tensor = torch.zeros(3)
-        made.append(weakref.ref(tensor))
-        return tensor
-
-    def alive(but=None):
-        return sum(tensor() is not None and tensor() is not but for tensor in made)
-
-    def forward(i, x, targets, valid):
-        seen.append(alive(but=x))
-        return torch.zeros(()) if stage.is_last else message()
-
-    def backward(i, gradient):
-        seen.append(alive(but=gradient))
-        return message() if rank else None
-
-    stage = SimpleNamespace(is_last=rank == p - 1, kept_for_backward={}, forward=forward,
-                            backward=backward)
-    program = nine.make_programs(schedule, owners)[rank]
-    nine.execute(program, {rank: stage}, dist.group.WORLD, message,
-                 lambda action, *kept: contextlib.nullcontext(),
-                 micro_batches * [(torch.zeros(1), None)], 1)
-    return max(seen), alive()
-
-
-@pytest.mark.parametrize("p", [2, 4])
-def test_messages_do_not_pile_up_in_memory(ranks, p):
-    """What has been sent and used can go, before the step ends."""
-    for m in (2 * p, 5 * p):
-        assert ranks(p)(messages_in_memory, m) == [(p - 1, 0), *(p - 1) * [(1, 0)]]
+def test_recomputation_sends_as_much_again_as_the_lesson_says(nine):
+    """In the units of its table: 8 over tp, 4 over ep and cp."""
+    assert "11 in place of 8 over tp, 6 of 4 over ep and cp" in nine.__doc__
+    for axis, flags, units, again in (("tp", "--tp=2", 8, 11), ("cp", "--cp=2", 4, 6),
+                                      ("ep", "--dp=2 --ep=2 --experts=4", 4, 6)):
+        sent = {}
+        for how in ("none", "selective", "full"):
+            args = arguments_of([*flags.split(), f"--recompute={how}"], 2)
+            on_axis = nine.traffic(args, 2, 1, 1000, 0, 4)[axis].values()
+            counts = (2 if how == "full" else 1) * 8 * args.experts * (axis == "ep")
+            sent[how] = sum(size for _, size in on_axis) - counts
+        assert sent["full"] / sent["none"] == again / units
+        assert sent["selective"] == sent["full" if axis == "cp" else "none"]
 
 
 def test_stages_hold_all_of_the_model_in_order(nine):
@@ -403,6 +307,11 @@ TIED = "--preset=gpt2 --attention=plain"
     ("--tp=2 --dp=2", "if p.copies > 1:", "if p.copies > 2:", "gradients"),  # one axis is left out
     ("--tp=4 --kv-heads=2", "heads // t)),", "heads // t + at.tp)),",
      "gradients"),  # a kv head's gradient from half of its queries
+    # what is not rounded, and what is computed again
+    ("--dp=2 --zero=1 --precision=bf16 --dtype=float32", "        unit.hold(unit.full.to("
+     "common.rounded(args)))", "        unit.hold(unit.full)", "parameters"),
+    (f"{EXPERTS} --recompute=full --micro-batch=2", "if not runs_again():", "if True:",
+     "ep: all_to_all, payload"),  # its rows are counted again
     # parameters that are gathered, or not
     ("--dp=2 --zero=1", "        if unit.stage < 3: ", "        if False: ",
      "all_gather, calls"),
@@ -410,7 +319,8 @@ TIED = "--preset=gpt2 --attention=plain"
     (f"{EXPERTS} --no-verify", "(at.pp, at.tp, at.dp % ep))}", "(at.pp, at.tp))}",
      "gradients, whole: all_reduce, payload"),
     # formulas
-    ("--tp=2", "4 * x + (8 + wide) * picks", "3 * x", "tp: all_gather, payload"),
+    ("--tp=2", "gathers * x + (1 + again) * (8 + wide) * picks", "3 * x",
+     "tp: all_gather, payload"),
     ("--dp=2 --zero=3", '"gathers": 2 * m', '"gathers": m', "all_gather, calls"),
     ("--tp=2", '"inputs": 1 / cp,', '"inputs": 1 / (cp * t),', "actions after which"),
     ("--tp=4", '"keys": 1 / min(t, cfg.kv_heads)', '"keys": 1 / t', "optimizer states"),
@@ -441,6 +351,7 @@ def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
      "work"),
     (2, "--top-k=3", "--ep and --top-k are about experts, of which there are none; --experts 3 "
      "would work"),
+    (2, "--tp=2 --ffn=97", "--ffn 97 is not a multiple of --tp = 2; --ffn 98 would work"),
     (8, "--like=llama3-8k --pp=4", "--like llama3-8k sets the axes, and --pp does so too; "
      "without --pp would work"),
     (2, "--ep=2 --experts=3", "--experts 3 is not a multiple of --ep = 2; --experts 4 would work"),

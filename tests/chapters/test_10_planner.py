@@ -38,7 +38,8 @@ def ten():
 def config(model):
     """The same model, as chapters 01 to 09 train it."""
     return common.Config(model.layers, model.dim, model.heads, model.kv_heads, model.seq,
-                         model.vocab, model.tie, "plain")
+                         model.vocab, model.tie, "plain", "llama" if model.gated else "gpt",
+                         model.ffn)
 
 
 # ------------------------------------------------------------------------------- what was published
@@ -137,16 +138,27 @@ def test_activations_are_korthikantis(ten):
     assert kept(recompute="full") == 2 * s * b * h
 
 
+@pytest.mark.parametrize(("name", "preset"), [("8b", "llama-8b"), ("1b", "llama-1b")])
+def test_what_is_planned_as_a_llama_is_trained_as_one(ten, name, preset):
+    """So that what chapters 01 to 09 measure of tiny-llama holds the planner's Llamas, too."""
+    cfg = common.PRESETS[preset]
+    assert anatomy.as_planned(cfg) == ten.MODELS[name]
+    assert cfg.parameters() == ten.MODELS[name].parameters()
+
+
 @pytest.mark.parametrize("tp", [1, 2, 3, 6])
-@pytest.mark.parametrize("flash", [False, True])
-def test_activations_are_those_of_chapters_04_and_05(ten, tp, flash):
-    """Of an odd model: fewer kv heads than ranks, a vocabulary that does not divide. But for the
-    mean and the deviation of each token, 2 bytes each, that two LayerNorms keep; and for the output
-    of a flash kernel, which o reads as it is where a rank has one head, and else a copy of it."""
-    model = replace(ten.gpt(3, 48, 6, seq=30, vocab=250, tie=False), kv_heads=3)
-    software, statistics = ten.Software(flash=flash), 2 * 2 * 2 * 3 * 30
+@pytest.mark.parametrize(("flash", "gated"), [(False, False), (True, False), (True, True)])
+def test_activations_are_those_of_chapters_04_and_05(ten, tp, flash, gated):
+    """Of an odd model: fewer kv heads than ranks, a vocabulary that does not divide. But for what
+    norms keep beside their inputs (LayerNorm the mean and the deviation of each token, 2 bytes
+    each); and for the output of a flash kernel, which o reads as it is where a rank has one head,
+    and else a copy of it."""
+    model = replace(ten.gpt(3, 48, 6, seq=30, vocab=250, tie=False), kv_heads=3, gated=gated)
+    software, of_inputs = ten.Software(flash=flash, fused_swiglu=False), 2 * 2 * 3 * 30 * 48
     copy = 2 * 3 * 30 * 48 / tp if flash and tp < 6 else 0
     cfg = replace(config(model), attention="sdpa" if flash else "plain")
+    statistics = 2 * anatomy.norm_bytes(cfg, 3 * 30, 2) - of_inputs
+    assert gated or statistics == 2 * 2 * 2 * 3 * 30
     for sp, name in ((False, "04_tensor_parallel"), (True, "05_sequence_parallel")):
         shares = chapter(name).kept(cfg, tp)
         measured = anatomy.kept_by_modules(cfg, 3, 2, shares)[1]
@@ -180,7 +192,8 @@ def test_model_states_are_shared_out_as_in_chapter_03(ten):
 
 def test_parameters_and_flops_are_chapter_01s(ten):
     one = chapter("01_single_gpu")
-    for model in (ten.gpt(3, 64, 4, seq=32, vocab=256), ten.gpt(3, 64, 4, tie=False, vocab=500)):
+    for model in (ten.gpt(3, 64, 4, seq=32, vocab=256), ten.gpt(3, 64, 4, tie=False, vocab=500),
+                  ten.llama(3, 64, 4, 2, 96, 500, 32)):
         cfg = config(model)
         assert model.parameters() == cfg.parameters()
         assert ten.step_flops(model, 5) == one.model_flops(cfg, 5)
@@ -269,9 +282,11 @@ def nine_runs():
     nine = chapter("09_5d")
 
     def run(pp, cp, tp, schedule, zero):
-        cfg = common.Config(16, 16, 8, 2, 32, 64, False, "plain")
+        block = "llama" if zero == 1 else "gpt"
+        cfg = common.Config(16, 16, 8, 2, 32, 64, False, "plain", block, 48)
         args = SimpleNamespace(
-            variant="hand", dtype="float32", model=cfg, batch=128, micro_batch=1, pp=pp, cp=cp,
+            variant="hand", dtype="float32", precision="fp32", recompute="none", model=cfg,
+            batch=128, micro_batch=1, pp=pp, cp=cp,
             tp=tp, ep=1, dp=None, zero=zero, schedule=schedule, experts=0, top_k=2, like=None,
             order="pp,dp,cp,tp", node_size=8)
         nine.requires(args, 8)

@@ -29,7 +29,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from kernels import elu, flash_attention, fp8, layernorm
+from kernels import elu, flash_attention, fp8, layernorm, rmsnorm, swiglu
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -61,16 +61,16 @@ def compile_all(arch, which):
         return kernel
 
     JITFunction.run = compile_only
-    for module in (elu, layernorm, flash_attention, fp8):
+    for module in (elu, layernorm, rmsnorm, swiglu, flash_attention, fp8):
         module.runs_here = lambda x: True
-    for case, call in (*cases(which, arch), *(cases_of_fp8(which) if arch >= 90 else ())):
+    for case, call in (*cases(which), *(cases_of_fp8(which) if arch >= 90 else ())):
         compiled.clear()
         call()
         for kernel in compiled:
             yield {"case": case, "shared": kernel.metadata.shared} | resources(kernel)
 
 
-def cases(which, arch):
+def cases(which):
     """What to launch: (description, function that does). which: "few" of what differs most, the
     "usual" ones, or "all"."""
     bf16, fp32 = torch.bfloat16, torch.float32
@@ -79,8 +79,7 @@ def cases(which, arch):
     attention += [(64, torch.float16, False, 1), (40, bf16, True, 1000), (80, bf16, False, 250)]
     attention += [(128, fp32, True, 256)]
     if which == "few":
-        norms = [(1000, bf16), (16384, fp32)][arch >= 90 :]  # newer chips: of what spills first
-        attention = attention[1:2] + attention[3:4] * (arch < 100)
+        norms, attention = [(1000, bf16), (16384, fp32)], attention[1:2] + attention[3:4]
     if which == "all":
         dtypes = torch.float16, bf16, fp32
         norms = list(itertools.product((128, 768, 1000, 4096, 5000, 8192, 16384), dtypes))
@@ -90,11 +89,17 @@ def cases(which, arch):
     for dtype in {dtype for _, dtype in norms}:
         x = torch.empty(4096, dtype=dtype)
         yield f"elu {dtype}", lambda x=x: elu.elu_backward(elu.elu_forward(x), x)
+        if which != "few" or dtype == bf16:
+            yield f"swiglu {dtype}", lambda x=x: swiglu.swiglu_backward(
+                swiglu.swiglu_forward(x, x), x, x)
     few = [(case, case[1] == fp32) for case in norms]  # with a residual, or without
     both = itertools.product(norms, (False, True))
     for case, residual in few if which == "few" else both:
         call = functools.partial(run_layer_norm, *case, residual)
         yield f"layer norm {case} {residual}", call
+    both = itertools.product(norms, (False, True))
+    for case, residual in [((16384, fp32), True)] if which == "few" else both:
+        yield f"rms norm {case} {residual}", functools.partial(run_rms_norm, *case, residual)
     for case in attention:
         yield f"attention {case}", functools.partial(run_attention, *case)
 
@@ -116,6 +121,13 @@ def run_layer_norm(width, dtype, residual):
     more = x if residual else None
     total, y, mean, rstd = layernorm.layer_norm_forward(x, weight, bias, residual=more)
     layernorm.layer_norm_backward(y, total, weight, mean, rstd, more)
+
+
+def run_rms_norm(width, dtype, residual):
+    x, weight = (torch.empty(*n, width, dtype=dtype) for n in ((8,), ()))
+    more = x if residual else None
+    total, y, rrms = rmsnorm.rms_norm_forward(x, weight, residual=more)
+    rmsnorm.rms_norm_backward(y, total, weight, rrms, more)
 
 
 def run_attention(dim, dtype, causal, seq):

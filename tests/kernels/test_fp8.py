@@ -298,7 +298,7 @@ def test_a_tile_that_is_cut_has_one_scale(ranks, dim, size, is_cut):
 
 
 @pytest.mark.parametrize(("world", "flags"), [
-    (2, ["--dim=64", "--heads=4", "--kv-heads=2", "--clip=0.1"]),           # tiles are cut
+    (2, ["--dim=64", "--heads=4", "--kv-heads=2", "--clip=0.1", "--block=llama"]),  # cut tiles
     (4, ["--dim=128", "--heads=4", "--kv-heads=4", "--layers=1", "--seq=64", "--micro-batch=2"]),
     (2, ["--dim=256", "--heads=2", "--kv-heads=2", "--layers=1"]),          # and none is
 ])
@@ -328,7 +328,8 @@ def test_ranks_that_do_not_agree_are_seen(ranks, tmp_path):
      "tiles of 128, and --nproc_per_node 4 cuts tiles in two; --nproc_per_node 1 would work"),
     (4, ["--heads=4", "--kv-heads=2"], "(fp8 cannot share a kv head); --nproc_per_node 2 would"),
     (2, ["--micro-batch=1"], "of 16 tokens, which share tiles of 128; --seq 128 would work"),
-    (2, ["--variant=ring"], "error: --precision fp8 is not of --variant ring; --variant megatron"),
+    (2, ["--variant=ring"], "error: --precision fp8 is not of --variant ring --recompute none; "
+     "--variant megatron --recompute none would work"),
 ])
 def test_what_does_not_fit(ranks, tmp_path, world, flags, says):
     (_, _, errors), *_ = ranks(world)(refused, (*IN_FLOAT64, *flags), tmp_path)

@@ -364,7 +364,7 @@ def test_compiled_without_spills_for(compilers, arch):
     assert compilers[arch].returncode == 0, errors[-2000:]
     compiled = json.loads(output)
     names = {(kernel["case"].split()[0], kernel["kernel"]) for kernel in compiled}
-    assert len(names) == (7 if arch == 80 else 9) and len(compiled) > 13, names
+    assert len(names) == (11 if arch == 80 else 13) and len(compiled) > 17, names
     for kernel in compiled:
         # float32 has no tensor cores: many registers, and a few too many by some compilers
         allowed = 16 if "attention" in kernel["case"] and "float32" in kernel["case"] else 0
@@ -400,7 +400,9 @@ def test_the_benchmark_from_end_to_end(monkeypatch, tmp_path, capsys):
                         or drawn[-1])
     bench.main(["--out", str(tmp_path)])
     printed = capsys.readouterr().out
-    assert "| LayerNorm backward | 256 |" in printed and "| causal backward | 16 | 32 |" in printed
+    for name in ("ELU", "SwiGLU", "LayerNorm", "RMSNorm"):
+        assert f"| {name} backward | 256 |" in printed
+    assert "| LayerNorm forward | 64 |" in printed and "| causal backward | 16 | 32 |" in printed
     rows = list(csv.DictReader(open(tmp_path / "kernels_attention.csv")))
     assert len(rows) == 8 and float(rows[0]["kernel"]) == 2 * flash.flops(2, 2, 16, 16, 16, 0) / 1e9
     rows = list(csv.DictReader(open(tmp_path / "kernels_fp8.csv")))

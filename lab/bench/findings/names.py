@@ -96,8 +96,8 @@ def named_factor(found, ratio):
 ROLES = {               # what a global name contains: what it is called
     "embedding.": "the embedding", "norm": "the LayerNorms", "attn.q.": "q", "attn.k.": "k",
     "attn.v.": "v", "attn.o.": "o", "router": "the router", "mlp.shared": "the shared expert",
-    "mlp.up.": "up", "mlp.down.": "down", "mlp.up": "the experts' up",
-    "mlp.down": "the experts' down", "head.out": "the head"}
+    "mlp.up.": "up", "mlp.gate.": "gate", "mlp.down.": "down", "mlp.up": "the experts' up",
+    "mlp.gate": "the experts' gate", "mlp.down": "the experts' down", "head.out": "the head"}
 
 
 def role(name):

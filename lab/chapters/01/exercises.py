@@ -54,6 +54,17 @@ def flops_of_parts(chapter):
             "the core": flops(1, 1, 32) - flops(1, 2, 16)}
 
 
+def most_of_groups(chapter):
+    return {f"{layers} layers, k = {k}": chapter.most_again(layers, k, 1000, 14500)
+            for layers in (7, 36) for k in (1, 2, 3, 7)}
+
+
+def best_of_groups(chapter):
+    """In units of a layer's input: a GPT's layer, one with long sequences, a small one."""
+    return {f"{layers} layers, {of_layer} inputs each": chapter.best_k(layers, 1, of_layer)
+            for layers in (4, 36, 96) for of_layer in (3, 14.5, 60)}
+
+
 def flops_recomputed(chapter):
     return {again: chapter.step_flops(TINY, 3, "plain", again) for again in ("selective", "full")}
 
@@ -75,13 +86,16 @@ EXERCISES = [
         "`choose_core`: put the attention that is asked for into each block, as its core; with "
         "recompute \"selective\", nothing of a core is kept for backward but q, k and v. "
         "`logits_of`: walk the tokens through the list of modules; with \"full\", nothing of a "
-        "block is kept but its input.",
+        "block is kept but its input, and with \"every\" nothing of k blocks together "
+        "(`groups_of`). With \"offload\" it is as with \"full\", within an `Offload()`.",
         ("`recomputed` keeps the inputs of a function, and calls it once more in backward. "
          "Which function is that in each of the two cases?",
-         "In `full` it is the block, called on x. In `selective` it is the core: what is put "
-         "into block.attn.core then takes q, k and v, and hands them to the core by way of "
-         "`recomputed`."),
+         "In `full` it is the block, which is a group of k = 1, called on x. In `selective` it is "
+         "the core: what is put into block.attn.core then takes q, k and v, and hands them to the "
+         "core by way of `recomputed`."),
         (Run(1, "--layers 1 --dim 16 --batch 6 --micro-batch 2 --recompute full"),
+         Run(1, "--layers 3 --dim 16 --seq 8 --batch 2 --recompute every --k 2"),
+         Run(1, "--layers 1 --dim 16 --seq 8 --batch 2 --recompute offload"),
          Run(1, "--layers 1 --dim 16 --batch 6 --micro-batch 2 --recompute selective")),
         "the forward, with what is recomputed",
     ),
@@ -187,5 +201,17 @@ EXERCISES = [
          Same(flops_recomputed, "plain attention"),
          Same(flops_of_attention, "nothing recomputed"),
          Same(flops_with_early_stop, "with early_stop")),
+    ),
+    Exercise(
+        "01.8", "most_again best_k", 1,
+        "Blocks are computed again in groups of k, the last group first. `most_again`: the most "
+        "bytes that are kept in backward for that. `best_k`: the k, from 1 to layers, with which "
+        "that is least; of several the smallest.",
+        ("While the last group is computed again, what is there of all other groups, and what of "
+         "this one? Later in backward there is less.",
+         "There are ceil(layers / k) groups (the first has what is left over). Of each but the "
+         "last only its input is there, and of the last all that its k layers keep, in which its "
+         "input is counted already."),
+        (Same(most_of_groups, "the most bytes"), Same(best_of_groups, "the best k")),
     ),
 ]

@@ -97,12 +97,25 @@ EXHIBITS = [
         "dropout, and then gradients belonged to another mask than the loss. To turn checkpointing "
         "off should change nothing, and at step 150 the loss was 2.195 instead of 2.495. (Models "
         "here have no dropout: planted is a bit of noise, in the second run of a block alone.)",
-        FILE, '        x = recomputed(block, x) if recompute == "full" else block(x)\n',
-        "        other = lambda x, block=block: block(x + 0.1 * torch.randn_like(x))\n"
-        "        twice = iter([block, other])\n"
-        "        x = recomputed(lambda x, twice=twice: next(twice)(x), x)\n",
+        FILE, "            x = recomputed(group, x) if again else group(x)\n",
+        "            other = lambda x, block=group: block(x + 0.1 * torch.randn_like(x))\n"
+        "            twice = iter([group, other])\n"
+        "            x = recomputed(lambda x, twice=twice: next(twice)(x), x)\n",
         1, "--batch 6 --micro-batch 2 --recompute full",
         ("loss", "gradients", "gradient norm", "parameters", "kept", "FLOPs"),
         ("first loss", "sent"),
+    ),
+    Exhibit(
+        "pytorch/pytorch#193671", "what is kept is copied before it is filled",
+        "An activation with noise in it keeps the noise for backward. It gave the tensor to "
+        "autograd first, and filled it after. Whoever copies at that moment, as a hook does that "
+        "moves what is kept to the host, or a checkpoint, has a copy of what was there before. "
+        "Forward agreed to the last bit, and gradients did not. (Nothing here has noise: planted "
+        "is a copy of zeros.)",
+        FILE, "        return host.copy_(x), x.device\n",
+        "        return host.zero_(), x.device\n",
+        1, "--batch 6 --micro-batch 2 --recompute offload",
+        ("loss", "gradients", "gradient norm", "parameters"),
+        ("first loss", "sent", "kept"),
     ),
 ]

@@ -25,7 +25,8 @@ EXHIBITS = [
         "then the ranks' gradients were averaged. So tokens of a rank with few of them still "
         "weighed more than others, and data parallelism was still not the same as one process.",
         FILE, LOSS,
-        "        here = sum((t >= 0).sum() for _, t in micro_batches) * dist.get_world_size()\n"
+        "        here = sum((t >= 0).sum().item() for _, t in micro_batches)\n"
+        "        here *= dist.get_world_size()\n"
         "        loss = loss_sum(replica(tokens), targets) / here\n        loss.backward()\n",
         *NAIVE, ("first loss", "loss", "gradients", "gradient norm", "parameters"),
         ("sent", "kept"),

@@ -1,6 +1,7 @@
 """What lab/ knows of chapter 03 alone."""
 
 from lab.bench.stop import Stop
+from lab.bench.verify import name_of_rounded
 
 TOUR = (
     Stop("03_zero.py --device=cpu --steps=5",
@@ -17,4 +18,4 @@ def rounding(args):
     """ZeRO++ may gather its weights as int8."""
     if args.variant == "zeropp" and args.quantized_weights:
         return "int8"
-    return "bfloat16" if args.precision == "bf16" else args.dtype
+    return name_of_rounded(args)

@@ -56,7 +56,7 @@ EXERCISES = [
         "03.1", "Unit.views Unit.make_room_for_gradients", 1,
         "`views` gives views into a flat tensor, in the shapes of self.parameters; the last "
         "self.padding numbers belong to none. `make_room_for_gradients` makes every p.grad so "
-        "a view into self.gradients, a new flat tensor of zeros.",
+        "a view into self.gradients, a new flat tensor of zeros in shard.grad_dtype.",
         ("What is written into a parameter must be seen in the flat tensor, and the other way "
          "round. Which operations of a tensor give a view, and which a copy?",
          "views: split the tensor into the numbers of each parameter and the padding, leave "
@@ -69,10 +69,9 @@ EXERCISES = [
     ),
     Exercise(
         "03.2", "Unit.start_reduce Unit.finish_reduce", 2,
-        "Start to sum self.gradients over the ranks, in the dtype shard.grad_dtype, so that "
-        "each rank gets its shard of the sum; and let go of them, and of the parameters' own. "
-        "`finish_reduce` waits, and adds what has come to the sum of the micro-batches before, "
-        "in shard.grad.",
+        "Start to sum self.gradients over the ranks, so that each rank gets its shard of the "
+        "sum, and let go of the parameters' own. `finish_reduce` waits, lets go of the rest, and "
+        "adds what has come to the sum of the micro-batches before, in shard.grad.",
         ("What is sent, and what is received into, must live until the transfer has ended. "
          "Where do you keep them meanwhile? And what is in shard.grad before a step's first "
          "micro-batch?",
@@ -81,7 +80,7 @@ EXERCISES = [
          "is None, or a sum that is added to. Afterwards nothing needs to be kept."),
         (Run(4, "--variant zero2 --batch 12 --micro-batch 1 --ignore 0.3"),
          Run(3, "--variant zero2 --layers 1 --batch 15 --micro-batch 1 --dtype float32 "
-                "--precision bf16 --reduce-fp32 --offload")),
+                "--precision bf16 --offload")),
         "Unit: the reduction",
     ),
     Exercise(
@@ -97,17 +96,18 @@ EXERCISES = [
          Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --prefetch 2")),
     ),
     Exercise(
-        "03.4", "Masters.step", 2,
-        "Update the masters with the summed gradients of the shards, and the shards from the "
-        "masters.",
-        ("Which tensors does the optimizer know, and where are the gradients? Follow a number "
-         "through all of them, with bf16 and on the CPU.",
-         "A master's gradient is that of its shard, on the master's device and in its dtype. "
-         "After self.optimizer's step the masters need no gradients, and each is copied into "
-         "its shard, which rounds."),
+        "03.4", "make_optimizer", 2,
+        "Give an optimizer of the units' shards: with --precision bf16 of their fp32 masters, and "
+        "with --offload of masters on the CPU. Afterwards all numbers of a unit are rounded as "
+        "its shard is.",
+        ("run.mixed gives masters to the parameters it is given, and rounds these. Which numbers "
+         "of a unit has it not seen? And of what must a master be made?",
+         "run.mixed takes the shards as they were drawn, and device=, which is None for masters "
+         "beside the shards. After it, `hold` gives a unit another flat tensor: its old one, in "
+         "the dtype that the shard has by now."),
         (Run(4, "--variant zero1 --batch 12 --micro-batch 1 --ignore 0.3 --offload"),
          Run(3, "--variant zero2 --layers 1 --batch 15 --micro-batch 1 --dtype float32 "
-                "--precision bf16 --reduce-fp32 --offload"),
+                "--precision bf16 --offload"),
          Run(3, "--layers 1 --batch 15 --micro-batch 1 --dtype float32 --precision bf16")),
     ),
     Exercise(

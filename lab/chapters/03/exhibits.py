@@ -45,11 +45,11 @@ EXHIBITS = [
         "in the place of its parameters, and each step updated the old ones. A tool that traces "
         "training noticed that no parameter changes. The loss was that of the first step, for "
         "ever.",
-        FILE, "        return run.optimizer([unit.shard for unit in units])\n",
-        "        old = [nn.Parameter(unit.shard.detach().clone()) for unit in units]\n"
-        "        for p, unit in zip(old, units):\n"
-        "            p.flat = unit.shard.flat\n"
-        "        return run.optimizer(old)\n",
+        FILE, "    shards = [unit.shard for unit in units]\n    optimizer",
+        "    shards = [nn.Parameter(unit.shard.detach().clone()) for unit in units]\n"
+        "    for p, unit in zip(shards, units):\n"
+        "        p.flat = unit.shard.flat\n"
+        "    optimizer",
         *ZERO_2, ("loss", "gradients", "gradient norm", "parameters"),
         ("first loss", "sent", "kept"),
     ),

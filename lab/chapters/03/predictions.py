@@ -1,5 +1,6 @@
 """Predictions about chapter 03: what each stage keeps and sends."""
 
+import common
 from lab.bench import anatomy
 from lab.classroom.questions import Case, Question, on_the_wire, shape
 
@@ -11,8 +12,8 @@ def predictions(pick):
                 batch=ranks * m * b, micro_batch=b, variant="zero3", prefetch=ahead,
                 precision=pick("fp32", "bf16"))
     chapter, args, cfg = case.chapter, case.args, case.cfg
-    width, of_sum = anatomy.widths(args, case.e)
-    case.sizes |= {"e": width, "P": ahead, "u": len(chapter.padded_sizes(cfg, ranks))}
+    width, of_sum = common.rounded(args).itemsize, case.e
+    case.sizes |= {"e": width, "g": of_sum, "P": ahead, "u": len(chapter.padded_sizes(cfg, ranks))}
     states, masters = (8, "") if args.precision == "fp32" else (12, " and master weights")
     held = {(stage, n): case.states({"zero": stage, "holders": n}, case.e)
             for stage in (1, 3) for n in (ranks, 2 * ranks)}
@@ -35,12 +36,13 @@ def predictions(pick):
             "gathered parameters, at the peak", also="N"),
         Question(
             "How many bytes does a rank send on the wire in a step at stage 3, in all_gathers and "
-            "reduce_scatters together?", "3 * M * (N-1)/N * Ψ * e", wire[3], "B",
-            "each micro-batch gathers for forward, gathers for backward, and reduces",
+            "reduce_scatters together?", "M * (2*e + g) * (N-1)/N * Ψ", wire[3], "B",
+            "each micro-batch gathers for forward, gathers for backward, and reduces gradients, "
+            "which are fp32 with any --precision",
             "all_gather, on the wire + reduce_scatter, on the wire"),
         Question(
-            "How many times as much is that as at stage 1?", "3 * M / 2", wire[3] / wire[1],
-            "times", "stage 1 reduces and gathers once a step", also="N"),
+            "How many times as much is that as at stage 1?", "M * (2*e + g) / (e + g)",
+            wire[3] / wire[1], "times", "stage 1 reduces and gathers once a step", also="N"),
         Question(
             f"At stage 1, with --precision {args.precision}, twice as many ranks share the model. "
             "By what factor does that change the bytes that a rank keeps, of parameters, "

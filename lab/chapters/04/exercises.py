@@ -9,7 +9,7 @@ def traffic(chapter, *sizes):
 
 
 def traffic_of_7b(chapter):
-    return chapter.traffic(PRESETS["7b"], 3, 2, 8, 2)
+    return chapter.traffic(PRESETS["7b"], 3, 2, 8, 2, sums=4)
 
 
 def ranks_that_pay(chapter, *machine):
@@ -81,20 +81,25 @@ EXERCISES = [
     Exercise(
         "04.6", "traffic", 2,
         "Count what a rank sends in a step: the all_reduces of f and g, of the loss, of the "
-        "norm, and of the gradients of kv heads that ranks share. Losses and norms are in "
-        "float32 or better, whatever e is. An all_reduce of n bytes over t ranks puts "
-        "2 (t-1)/t · n on the wire.",
-        ("How many f and g are in a block, and how many outside of the blocks? And over how "
-         "many ranks are the gradients of a shared kv head summed?",
+        "norm (these two in float32 or better, whatever e is), and of the gradients of kv heads "
+        "that ranks share. An all_reduce of n bytes over t ranks puts "
+        "2 (t-1)/t · n on the wire. With recompute=\"full\", each block's forward runs again in "
+        "backward, and stops once it has all that backward reads.",
+        ("How many f and g are in a block, and how many outside of the blocks? Over how many "
+         "ranks are the gradients of a shared kv head summed? And which of the sums in a block's "
+         "forward does anything in its backward depend on?",
          "4 L + 2 sums of batch · seq · dim numbers in each micro-batch; two all_reduces for "
          "its loss, of one and of two numbers a token; once a step one number for the norm, "
          "unless a rank is alone. If t > kv_heads, one more, of k's and v's gradients for one "
-         "head in every layer, over t / kv_heads ranks."),
+         "head in every layer, over t / kv_heads ranks. Recomputing in full makes L more sums: "
+         "the second norm reads what comes out of attention, and nobody reads what comes out of "
+         "the MLP."),
         (Same(traffic, "traffic(tiny, 3, 2, 2, 8)", (3, 2, 2, 8)),
-         Same(traffic, "traffic(tiny, 3, 2, 8, 4)", (3, 2, 8, 4)),
+         Same(traffic, "traffic(tiny, 3, 2, 8, 2, \"none\", 4)", (3, 2, 8, 2, "none", 4)),
          Same(traffic, "traffic(tiny, 1, 4, 4, 2)", (1, 4, 4, 2)),
          Same(traffic, "traffic(tiny, 1, 4, 1, 2)", (1, 4, 1, 2)),
-         Same(traffic_of_7b, "traffic(common.PRESETS['7b'], 3, 2, 8, 2)")),
+         Same(traffic, "traffic(tiny, 3, 2, 2, 8, \"full\")", (3, 2, 2, 8, "full")),
+         Same(traffic_of_7b, "traffic(common.PRESETS['7b'], 3, 2, 8, 2, sums=4)")),
     ),
     Exercise(
         "04.7", "ranks_that_pay", 1,
@@ -107,5 +112,21 @@ EXERCISES = [
         (Same(ranks_that_pay, "ranks_that_pay(8192, 2, 989e12, 450e9)",
               (8192, 2, 989e12, 450e9)),
          Same(ranks_that_pay, "ranks_that_pay(4096, 4, 1e14, 5e10)", (4096, 4, 1e14, 5e10))),
+    ),
+    Exercise(
+        "04.8", "parallelize", 2,
+        "Cut the whole model: embedding, attention and MLP of each block, head. An MLP may have a "
+        "gate, and more ranks than kv heads share them. Take the classes of the variant, and give "
+        "the model back.",
+        ("SwiGLU multiplies each unit of up by the same unit of the gate. Which part of the gate "
+         "must a rank have, then, and which part of down?",
+         "k and v are cut first, by share_kv_heads; if there are more ranks than kv heads, "
+         "dist.new_subgroups makes the groups that hold the same head. q, k and v are the columns "
+         "of attention and o its row; mlp.columns are those of an MLP, with a gate or without, and "
+         "down its row. head.out is what VocabParallelHead replaces."),
+        (Run(2, "--block llama --batch 2 --ignore 0.3"),
+         Run(4, "--block llama --ffn 40 --variant overlap --batch 4 --micro-batch 2"),
+         Run(4, "--kv-heads 4 --batch 2 --recompute full")),
+        "the whole model, with a gated MLP",
     ),
 ]

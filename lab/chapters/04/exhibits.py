@@ -4,6 +4,7 @@ from lab.museum.exhibit import Exhibit
 
 FILE = "04_tensor_parallel.py"
 TWO = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5"
+GATED = 2, "--block llama --batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5"
 # More ranks than kv heads: two ranks hold the same one.
 SHARED = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5 --kv-heads 1"
 SUM = ("    sum_partial_grads(model.parameters())\n\n"
@@ -95,6 +96,21 @@ EXHIBITS = [
         *TWO, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
     ),
     Exhibit(
+        "bigscience-workshop/Megatron-DeepSpeed#338", "the gate of one hidden unit meets another's",
+        "A rank has its part of the gate above its part of up, in one matrix. To make one model of "
+        "four ranks', a script laid these matrices end to end: so half of what it took for the "
+        "gate was up, and units met the gates of others. With GELU the script was right, with "
+        "SwiGLU answers were as good as chance. The first reply was that sums of floating-point "
+        "numbers depend on their order.",
+        FILE, "        block.mlp = sub_layer(mlp, mlp.columns, mlp.down, group)\n",
+        "        block.mlp = sub_layer(mlp, mlp.columns, mlp.down, group)\n"
+        "        [cut] = mlp.gate.weight.cuts\n"
+        "        cut = cut._replace(index=group.size() - 1 - cut.index)\n"
+        "        mlp.gate.weight.cuts = [cut]\n",
+        *GATED, ("first loss", "loss", "gradients", "gradient norm", "parameters"),
+        ("sent", "kept"),
+    ),
+    Exhibit(
         "areal-project/AReaL#335", "the norm has used up what was to be clipped",
         "The parameters were handed over as a generator. The norm walked through it, and for the "
         "clipping after it nothing was left. So gradients were never clipped, although the norm "
@@ -105,5 +121,18 @@ EXHIBITS = [
         "        pass\n    optimizer.step()\n"
         "    return total, norm\n\n\ndef torch_step",
         *TWO, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "AMD-AGI/Primus#1046", "only the first micro-batch reaches the fp32 sums",
+        "Each backward adds its gradients to fp32 sums. A flag that says that they are there was "
+        "set by the first one and taken back once a step, so the later ones were dropped. The more "
+        "micro-batches, the less of the batch was trained on, and the loss fell all the same.",
+        FILE, "        loss.backward()\n        total += loss.detach()\n    sum_partial_grads",
+        "        first = [p.grad.clone() for p in model.parameters()] if total else []\n"
+        "        loss.backward()\n        total += loss.detach()\n"
+        "        for p, grad in zip(model.parameters(), first):\n            p.grad.copy_(grad)\n"
+        "    sum_partial_grads",
+        2, "--batch 6 --micro-batch 2 --ignore 0.4 --precision bf16 --dtype float64",
+        ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
     ),
 ]

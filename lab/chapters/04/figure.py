@@ -1,6 +1,6 @@
 """The figure of chapter 04: who holds which part."""
 
-from lab.bench.drawing import BLUE, config_of, few, new_figure, runs_of, width_of
+from lab.bench.drawing import BLUE, config_of, few, new_figure, runs_of, widths_of
 from lab.chapters import chapter
 
 OF = "04_tensor_parallel"
@@ -18,8 +18,10 @@ def draw(runs):
     worlds = [n for n in range(1, 2 * few(ranks, "ranks") + 1)
               if tensor.fits(cfg, n, can_share=True)]
     sent = []
+    recompute, (e, sums) = run["config"].get("recompute", "none"), widths_of(run)
     for n in worlds:
-        formula = tensor.traffic(cfg, micro_batches, run["config"]["micro_batch"], n, width_of(run))
+        formula = tensor.traffic(cfg, micro_batches, run["config"]["micro_batch"], n,
+                                 e, recompute, sums)
         sent.append(sum(wire for _, _, wire in formula.values()) / 1e6)
     measured = sum(op["wire_bytes"] for op in run["comm"].values()) / 1e6
     right.plot(worlds, sent, "o-", color=BLUE, markersize=3, label="formula for megatron")

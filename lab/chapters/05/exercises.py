@@ -7,6 +7,10 @@ def kept(chapter, *how):
     return chapter.kept(TINY, *how)
 
 
+def traffic(chapter, *sizes):
+    return chapter.traffic(TINY, *sizes)
+
+
 EXERCISES = [
     Exercise(
         "05.1", "GatherIn.backward ScatterOut.backward", 1,
@@ -93,5 +97,25 @@ EXERCISES = [
         (Same(kept, "kept(tiny, 4)", (4,)),
          Same(kept, "kept(tiny, 4, 'kept')", (4, "kept")),
          Same(kept, "kept(tiny, 8, 'ring')", (8, "ring"))),
+    ),
+    Exercise(
+        "05.8", "traffic", 2,
+        "Count what a rank sends in a step: all_gathers and reduce_scatters of f and g (in a ring "
+        "sends, in their place), and all_reduces of partial gradients, of the norm, and of the "
+        "gradients of kv heads that ranks share. With --recompute full, what is computed again is "
+        "sent again, up to the last tensor that backward reads.",
+        ("A block has two sub-layers, each with an f and a g. Which of the four does backward "
+         "need again if nothing but the block's input was kept? Whose output does it never read?",
+         "4 gathers and 4 scatters a block and micro-batch; 2 gathers more if the input of the "
+         "linears is not kept. Recomputed, 2 gathers and 1 scatter more: the MLP's scatter ends "
+         "the block, and the residual sum behind it keeps nothing. A ring sums while it "
+         "multiplies, and the multiplication's inputs are kept, so there it is 2."),
+        (Same(traffic, "traffic(tiny, 3, 2, 4, 8)", (3, 2, 4, 8)),
+         Same(traffic, "traffic(tiny, 3, 2, 8, 2, 'kept', 'full', 4)",
+              (3, 2, 8, 2, "kept", "full", 4)),
+         Same(traffic, "traffic(tiny, 1, 4, 4, 4, 'ring', 'full')",
+              (1, 4, 4, 4, "ring", "full")),
+         Same(traffic, "traffic(tiny, 1, 4, 2, 4, 'megatron', 'selective')",
+              (1, 4, 2, 4, "megatron", "selective"))),
     ),
 ]

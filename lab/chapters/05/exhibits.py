@@ -6,6 +6,8 @@ FILE = "05_sequence_parallel.py"
 TWO = 2, "--batch 6 --micro-batch 2 --ignore 0.4"
 CLIPPED = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5"
 SHARED = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5 --kv-heads 1"
+GATED = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --block llama"
+MLP = "        sequence_parallel(mlp, mlp.columns, mlp.down, group, *SUB_LAYERS[variant])\n"
 NORMS = "        in_full += block.norm1, block.norm2\n"
 SUM = ("    sum_partial_grads(model.parameters())\n\n"
        "    norm = grad_norm(model.parameters(), group)\n")
@@ -83,5 +85,28 @@ EXHIBITS = [
         "            dw.addmm_(arrived.flatten(0, 1).T, chunks[0].flatten(0, 1))\n",
         2, "--batch 6 --micro-batch 2 --ignore 0.4 --variant ring",
         ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "bigscience-workshop/Megatron-DeepSpeed#338", "the gate is cut otherwise than up",
+        "A gated MLP multiplies each hidden unit by its gate, so a rank needs both of the same "
+        "units. Parts of gate and up, rank after rank, were put together for one rank as if all "
+        "gates came first. With GELU the conversion was right, with SwiGLU the accuracy was that "
+        "of chance. The first answer was that floating point rounds. The issue is open.",
+        FILE, MLP,
+        MLP + "        cut, = mlp.columns[-1].weight.cuts\n"
+        "        theirs = cut._replace(index=cut.parts - 1 - cut.index)\n"
+        "        mlp.columns[-1].weight.cuts = (theirs,)\n",
+        *GATED, ("first loss", "loss", "gradients", "gradient norm", "parameters"),
+        ("sent", "kept"),
+    ),
+    Exhibit(
+        "pytorch/pytorch#190626", "sums in fp32 are asked for, and half of them are in bf16",
+        "FSDP was told to reduce gradients in fp32, and so it did, over the ranks that share them. "
+        "Those of norms, which every tensor-parallel rank has, were summed over these first, and "
+        "still in bf16. Every run with both on defaults was such. Somebody compared bits.",
+        "common.py", "        dist.all_reduce(flat, group=group)\n",
+        "        flat = flat.to(torch.bfloat16)\n        dist.all_reduce(flat, group=group)\n",
+        *TWO, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
+        chapter="05_sequence_parallel.py",
     ),
 ]

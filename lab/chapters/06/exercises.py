@@ -2,7 +2,7 @@
 
 import torch
 
-from lab.classroom.exercise import Exercise, Run, Same, random
+from lab.classroom.exercise import TINY, Exercise, Run, Same, random
 
 
 def positions_of(chapter, *which):
@@ -31,6 +31,10 @@ def merged(chapter, above=0):
 
 def pairs_of_each_rank(chapter, variant, *more):
     return [chapter.pairs(variant, rank, 4, 32, *more) for rank in range(4)]
+
+
+def flops_of_each_rank(chapter, variant, recompute):
+    return [chapter.attention_flops(TINY, variant, 2, rank, 4, recompute) for rank in range(4)]
 
 
 def pairs_of_a_micro_batch(chapter):
@@ -141,5 +145,27 @@ EXERCISES = [
          Same(pairs_of_each_rank, "[pairs('ulysses', rank, 4, 32, 0.5) for rank in range(4)]",
               ("ulysses", 0.5)),
          Same(pairs_of_a_micro_batch, "pairs('zigzag', 1, 8, 64, 0.5)")),
+    ),
+    Exercise(
+        "06.8", "attention_flops", 2,
+        "Give the FLOPs of a layer's attention on a rank, forward and backward, with all of its "
+        "own block. A recompute ends as soon as it has what backward reads.",
+        ("How many matmuls are in forward and in backward, and which one computes scores again "
+         "where a variant has kept lse in their place? Of the 2 that are recomputed: does "
+         "backward read the output of the last one?",
+         "2 and 4, and 1 where the scores were not kept. A recompute adds 2. With plain scores "
+         "the last matmul's output is nobody's in backward, if the core alone is computed "
+         "again. In `gather` that is the matmul of the back chunk, which meets 2N - rank of the "
+         "2N + 1 chunks that the rank's two meet together."),
+        (Same(flops_of_each_rank, "attention_flops(tiny, 'ring', 2, rank, 4, 'selective')",
+              ("ring", "selective")),
+         Same(flops_of_each_rank, "attention_flops(tiny, 'ulysses', 2, rank, 4, 'selective')",
+              ("ulysses", "selective")),
+         Same(flops_of_each_rank, "attention_flops(tiny, 'gather', 2, rank, 4, 'selective')",
+              ("gather", "selective")),
+         Same(flops_of_each_rank, "attention_flops(tiny, 'gather', 2, rank, 4, 'full')",
+              ("gather", "full")),
+         Same(flops_of_each_rank, "attention_flops(tiny, 'zigzag', 2, rank, 4, 'none')",
+              ("zigzag", "none"))),
     ),
 ]

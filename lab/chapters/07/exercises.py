@@ -130,16 +130,16 @@ EXERCISES = [
     ),
     Exercise(
         "07.4", "make_programs", 3,
-        "Let time run over a schedule, and give each rank's program: its actions where they "
-        "end, and each message, on both of its ranks, behind all actions that end when its "
-        "output is there. Only what another rank needs is sent. Raise ValueError if actions "
-        "are left and no rank can begin one.",
+        "Let time run over a schedule, in which an action takes F, B or W (a BW: B + W), and give "
+        "each rank's program: its actions where they end, and each message, on both of its ranks, "
+        "behind all actions that end when its output is there. Only what another rank needs is "
+        "sent. Raise ValueError if actions are left and no rank can begin one.",
         ("What has to be known at a moment, to decide whether a rank can begin its next "
          "action? And who needs an output of another rank: can that be read off the schedule "
          "before time begins to run?",
          "First {output: the rank that needs it}, from schedule.needs of every action, if "
          "schedule.ranks of the output's stage is another rank. Keep what is done, and for "
-         "each busy rank its action and when that ends: now and its time of TIMES. Each round: "
+         "each busy rank its action and when that ends: now and its time. Each round: "
          "begin what can begin, let one unit pass, end what ends. Only after all of these come "
          "the messages."),
         (Same(programs, "1f1b, 3 ranks, 4 micro-batches, messages side by side in any order",

@@ -60,7 +60,8 @@ def title_of(run, of, actions):
     end = max(action[4] for of_rank in actions for action in of_rank)
     work = sum(action[4] - action[3] for of_rank in actions for action in of_rank)
     turns = ", where ranks take turns if cores are fewer" if run["device"] == "cpu" else ""
-    what = {"simulated": f"{run['variant']}, p = {len(actions)}, m = {m}, as simulated, F = B = W",
+    times = schedules.in_words(**chapter("07").times(run["config"].get("recompute", "none")))
+    what = {"simulated": f"{run['variant']}, p = {len(actions)}, m = {m}, as simulated, {times}",
             "asleep": f"the same in ms, if each F, B and W sleeps for {run.get('sleep')} ms",
             "executed": f"the same in ms, as computed on {run['device']}{turns}"}
     return f"{what[of]}: idle over work {len(actions) * end / work - 1:.2f}"

@@ -1,5 +1,7 @@
 """The exercises of chapter 08: routing, balance, dispatch and return, places of experts."""
 
+from types import SimpleNamespace
+
 import torch
 
 from lab.classroom.exercise import TINY, Exercise, Run, Same, random
@@ -92,6 +94,26 @@ def moved_biases(chapter):
             "counts": [moe.load for moe in mixtures]}
 
 
+def traffic(chapter, variant, ranks, recompute="none", **more):
+    """Of two ranks that share experts, and two micro-batches on each."""
+    cfg = chapter.Mixture(**vars(TINY) | {"layers": 2, "places": 40} | more)
+    args = SimpleNamespace(model=cfg, variant=variant, ep=2, batch=4 * ranks, micro_batch=2,
+                           dtype="float32", precision="bf16", recompute=recompute)
+    return chapter.traffic(args, ranks, [([300, 212], [280, 300])] * 4)
+
+
+def traffic_of_rows(chapter, recompute):
+    return traffic(chapter, "dropless", 4, recompute)
+
+
+def traffic_with_places(chapter, recompute):
+    return traffic(chapter, "capacity", 2, recompute)
+
+
+def traffic_of_cut_experts(chapter, recompute, shared):
+    return traffic(chapter, "tensor", 2, recompute, shared_expert=shared)
+
+
 EXERCISES = [
     Exercise(
         "08.1", "AllToAll.backward", 1,
@@ -143,7 +165,7 @@ EXERCISES = [
         "Dispatch and combine: send each token's row to its k experts, which may be on other "
         "ranks, and add up what they give, weighted by the gates. The counts go first, so that "
         "every rank knows what comes; append (sent, received), in rows for each rank of ep, to "
-        "self.seen. On one rank nothing is sent.",
+        "self.seen, unless a block is recomputed (runs_again()). On one rank nothing is sent.",
         ("Follow the lesson's picture. In which order must the rows be sent, in which do they "
          "arrive, and in which do the experts want them? Every reordering has to be undone.",
          "through_experts: each token k times gives a row for each pick; a stable argsort of "
@@ -154,7 +176,7 @@ EXERCISES = [
         (Same(on_one_rank, "on one rank, 10 tokens, 2 of 4 experts each, and nobody picks the "
               "last one"),
          Run(4, "--ep 2 --batch 12 --micro-batch 1 --ignore 0.3"),
-         Run(3, "--layers 1 --batch 6 --micro-batch 1 --experts 6 --top-k 1")),
+         Run(3, "--layers 1 --batch 6 --micro-batch 1 --experts 6 --top-k 1 --recompute full")),
         "dispatch and combine",
     ),
     Exercise(
@@ -182,10 +204,11 @@ EXERCISES = [
         ("With 4 ranks and ep = 2, each expert is on two ranks. The tokens of which ranks are "
          "in its gradient before anything is summed?",
          "An expert has had the rows of all ranks of its ep: what is left to be summed over is "
-         "groups[\"holders\"]. All else is summed over the world. keep_shard cuts up and down "
-         "along the experts, dimension 0; hidden units are dimension 2 of up and 1 of down."),
+         "groups[\"holders\"]. All else is summed over the world. keep_shard cuts up, down and, in "
+         "a Llama, gate along the experts, dimension 0; hidden units are dimension 2 of up and "
+         "gate, and 1 of down."),
         (Run(4, "--ep 2 --batch 12 --micro-batch 1 --ignore 0.3"),
-         Run(2, "--variant tensor --batch 4 --micro-batch 1")),
+         Run(2, "--variant tensor --block llama --batch 4 --micro-batch 1")),
     ),
     Exercise(
         "08.7", "move_biases", 1,
@@ -199,5 +222,27 @@ EXERCISES = [
          "anew."),
         (Same(moved_biases, "2 layers, loads 5, 1, 0, 2 and 6, 2, 1, 3"),
          Run(2, "--balance bias --bias-speed 0.1 --batch 8 --micro-batch 2")),
+    ),
+    Exercise(
+        "08.8", "traffic", 3,
+        "Count what a rank sends in a step, for each variant written by hand: rows that go to "
+        "experts and come back, what goes with them, gradients, loads and the norm. With "
+        "--recompute full, each block's forward runs again in backward, until it has all that "
+        "backward reads. held_numbers says how many parameters a rank holds.",
+        ("Write down what is sent in forward, in order, and then what its backward sends. Which of "
+         "the first does a forward that runs again repeat: what does the product of outputs and "
+         "gates need, and what comes behind it?",
+         "dropless: counts (int64), rows, and results; back, two gradients. `seen` says how many "
+         "rows went and came. capacity: the same without counts. tensor: x, chosen (int64) and "
+         "gates (float32 or better) are gathered, the sum is scattered; its gradient is gathered, "
+         "and those of x and gates are scattered. To run again repeats all of a forward but "
+         "tensor's reduce_scatter, and with a shared expert, which comes behind it, that as well."),
+        (Same(traffic_of_rows, "of the rows", ("none",)),
+         Same(traffic_of_rows, "of the rows, recomputed", ("full",)),
+         Same(traffic_with_places, "with places, recomputed", ("full",)),
+         Same(traffic_of_cut_experts, "of cut experts, recomputed", ("full", False)),
+         Same(traffic_of_cut_experts, "of those and a shared one, recomputed", ("full", True)),
+         Run(2, "--batch 4 --micro-batch 1 --recompute full")),
+        "what is sent, and sent again",
     ),
 ]

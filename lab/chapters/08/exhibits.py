@@ -90,6 +90,19 @@ EXHIBITS = [
         ("first loss", "sent", "kept"),
     ),
     Exhibit(
+        "pytorch/torchtitan#1593", "recomputation counts the picks of each expert twice",
+        "How often each expert is picked is counted in forward. With all of a block recomputed, "
+        "forward runs again in backward, and counts again. A bias that moves by a sign does not "
+        "notice it, but whoever looks at the use of experts sees twice the number of tokens, and "
+        "an update in proportion to it would be twice as large. It came up in a review of faster "
+        "updates.",
+        FILE, "        if not runs_again():\n            self.load",
+        "        if True:\n            self.load",
+        2, "--batch 12 --micro-batch 2 --ignore 0.4 --experts 4 --balance bias --recompute full",
+        ("values",),
+        ("first loss", "loss", "gradients", "gradient norm", "parameters", "sent", "kept"),
+    ),
+    Exhibit(
         "jingyaogong/minimind#858", "the router of one expert a token learns nothing",
         "A token's gates are divided by their sum. With one expert that is always 1, so the loss "
         "does not reach the router, and only the balance loss trains it, towards chance. A mixture "

@@ -102,11 +102,12 @@ EXERCISES = [
         ("Take the parameters of a block one by one. Which axis cuts it, along which "
          "dimension, into how many parts? What of this is needed only if that axis has more "
          "than one rank?",
-         "keep_shard(module, name, dim, group, parts). tp cuts q and up along 0, o and down "
-         "along 1, k and v along 0 into no more parts than kv heads. Experts, (experts, dim, "
-         "hidden) and (experts, hidden, dim), are cut along 0 by ep, and by tp along their "
-         "hidden units. Rope reads attn.rope.positions. seen is a deque with a maxlen."),
-        (Run(4, "--cp 2 --tp 2 --batch 4 --micro-batch 2 --ignore 0.3"),
+         "keep_shard(module, name, dim, group, parts). tp cuts q, up and gate along 0, o and "
+         "down along 1, k and v along 0 into no more parts than kv heads. mlp.columns are up "
+         "and, if there is one, gate. Experts, (experts, dim, hidden) and (experts, hidden, "
+         "dim), are cut along 0 by ep, and by tp along their hidden units. Rope reads "
+         "attn.rope.positions. seen is a deque with a maxlen."),
+        (Run(4, "--cp 2 --tp 2 --batch 4 --micro-batch 2 --ignore 0.3 --block llama --ffn 96"),
          Run(4, "--dp 2 --tp 2 --kv-heads 1 --experts 4 --ep 2 --batch 12 --micro-batch 2")),
     ),
     Exercise(

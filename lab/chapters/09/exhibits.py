@@ -122,4 +122,19 @@ EXHIBITS = [
         "        pass\n",
         *DP, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
     ),
+    Exhibit(
+        "NVIDIA/Megatron-LM#2769", "a gate cut as if other ranks shared it",
+        "Gate and up lie in one matrix, and a loader cut it into the parts that the ranks hold, "
+        "gate by up. It took the number of parts from the data-parallel ranks as well. So a rank "
+        "had the gates of other units than it had ups. The losses agreed again once both were cut "
+        "as one.",
+        FILE,
+        '                keep_shard(linear, "weight", 0, tp)\n            keep_shard(mlp.down',
+        '                keep_shard(linear, "weight", 0, tp)\n'
+        "            [cut] = mlp.gate.weight.cuts\n"
+        "            cut = cut._replace(index=dist.get_rank() // tp.size())\n"
+        "            mlp.gate.weight.cuts = [cut]\n            keep_shard(mlp.down",
+        4, "--batch 8 --micro-batch 2 --ignore 0.4 --dp 2 --tp 2 --block llama",
+        ("first loss", "loss", "gradients", "gradient norm", "parameters"), ("sent", "kept"),
+    ),
 ]

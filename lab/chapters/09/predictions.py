@@ -24,7 +24,7 @@ def predictions(pick):
     tp = on_the_wire(sent["tp"], "all_gather", "reduce_scatter")
     cut = "queries", "keys", "mlp"
     names = {kind: "cut by tp" if kind in cut else "whole" for kind in answer["holders"]}
-    gradients = anatomy.gradient_traffic(cfg, answer | {"gradients": names}, e)["cut by tp"]
+    gradients = anatomy.gradient_traffic(cfg, answer | {"gradients": names}, e, e)["cut by tp"]
     pipeline = chapters.chapter("07")
     on_axis = pick(
         Question(

@@ -110,4 +110,17 @@ EXHIBITS = [
         2, "--kv-heads 4 --vocab 256", ("first loss", "loss", "resume"), ("sent", "kept"),
         chapter="04_tensor_parallel.py", before=((4, 10),),
     ),
+    Exhibit(
+        "stanford-futuredata/Megatron-LM#5", "the optimizer goes on from what was drawn",
+        "Weights in bf16 were loaded, and the optimizer was not told to take its fp32 masters from "
+        "them. It had copied them before, from weights drawn at random. So training that was to go "
+        "on began anew, with the first step. The same mistake had been mended in another fork.",
+        "common.py",
+        "            vars(master).update(vars(p))     ",
+        "            vars(master).update(vars(p))\n"
+        "            draw_weights(nn.ParameterList([master]), 0, p.device, p.dtype)     ",
+        2, "--precision bf16 --dtype float64", ("parameters", "resume"),
+        ("first loss", "loss", "gradients", "gradient norm", "sent", "kept"),
+        chapter="02_data_parallel.py", before=((2, 10),),
+    ),
 ]

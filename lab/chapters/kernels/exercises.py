@@ -5,8 +5,9 @@ from lab.chapters.kernels import (
     flash_attention_exercises,
     fp8_exercises,
     layernorm_exercises,
+    swiglu_exercises,
 )
 
 EXERCISES = {"elu": elu_exercises.EXERCISES, "layernorm": layernorm_exercises.EXERCISES,
-             "fp8": fp8_exercises.EXERCISES,
+             "swiglu": swiglu_exercises.EXERCISES, "fp8": fp8_exercises.EXERCISES,
              "flash_attention": flash_attention_exercises.EXERCISES}

@@ -5,10 +5,12 @@ from functools import partial
 
 from lab.museum.exhibit import Exhibit
 
+RMS = "kernels/rmsnorm.py"
 NORM, ATTENTION, FP8 = "kernels/layernorm.py", "kernels/flash_attention.py", "kernels/fp8.py"
 # As few programs as show it, since the interpreter takes a while for each. Of a LayerNorm there is
 # one a row, and in backward two that share the rows; of attention one for each sequence.
 RUN = 1, "--kernels --layers 1 --heads 1 --kv-heads 1 --dim 16 --seq 4 --batch 2"
+LLAMA = 1, f"{RUN[1]} --block llama --ffn 16"
 SHARED = 1, "--kernels --layers 1 --heads 1 --kv-heads 1 --dim 256 --seq 9 --batch 2"
 BACKWARD = ("gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept")
 Kernel = partial(Exhibit, chapter="01_single_gpu.py")
@@ -23,8 +25,8 @@ EXHIBITS = [
         "kernel had been written for adapters, where norms do not train, and there it is right. "
         "With full fine-tuning all norms stayed as they were, and the model became another one "
         "than without the kernel. It was found in the gradients, of which some were None.",
-        NORM, "        return dx, dweight, dbias, None, dx if ctx.residual else None\n",
-        "        return dx, None, None, None, dx if ctx.residual else None\n", *RUN, *BACKWARD,
+        RMS, "        return dx, dweight, None, dx if ctx.residual else None\n",
+        "        return dx, None, None, dx if ctx.residual else None\n", *LLAMA, *BACKWARD,
     ),
     Kernel(
         "fla-org/flash-linear-attention#955", "each program's row has everyone's sum",

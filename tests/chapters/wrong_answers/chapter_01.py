@@ -4,11 +4,11 @@ from tests.chapters.wrong_answers import Wrong
 
 WRONG = {
     "01.1": [
-        Wrong('recomputed(block, x) if recompute == "full" else block(x)', "block(x)",
+        Wrong("recomputed(group, x) if again else group(x)", "group(x)",
               "kept per micro-batch: plain, full: measured 153608, formula 78344"),
         Wrong("functools.partial(recomputed, core) if selective else core", "core",
               "kept per micro-batch: plain, selective"),
-        Wrong("recomputed(block, x)", "recomputed(block, x.detach())",
+        Wrong("recomputed(group, x)", "recomputed(group, x.detach())",
               "gradients of the embedding are missing"),
     ],
     "01.2": [
@@ -69,6 +69,14 @@ WRONG = {
               "what all linears take is 5,767,168, and should be 8,650,752: 2/3"),
         Wrong("core = 2 * (2 * tokens * s * h)", "core = 2 * tokens * s * h", "the core is"),
         Wrong("+ 3 * head", "+ head", "the head is 405,504, and should be 1,216,512: 1/3"),
-        Wrong('"full": linears + core}', '"full": linears}', "full is 2,592,079,872"),
+        Wrong(".get(recompute, linears + core)", ".get(recompute, linears)",
+              "full is 2,592,079,872"),
+    ],
+    "01.8": [
+        Wrong("(math.ceil(layers / k) - 1) * of_input", "math.ceil(layers / k) * of_input",
+              "7 layers, k = 1 is 21,500, and should be 20,500"),
+        Wrong("math.ceil(layers / k) - 1", "layers // k - 1", "7 layers, k = 2 is 31,000"),
+        Wrong("k * of_layer", "layers / k * of_layer", "7 layers, k = 1 is 107,500"),
+        Wrong("min(range", "max(range", "should be 1"),
     ],
 }

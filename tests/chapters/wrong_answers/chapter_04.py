@@ -49,6 +49,15 @@ WRONG = {
     "04.6": [
         Wrong("4 * cfg.layers + 2", "2 * cfg.layers + 2", "is 37, and should be 61"),
         Wrong("1 - cfg.kv_heads / t", "1 - 1 / t", "all_reduce[2] is"),
+        Wrong('cfg.layers if recompute == "full" else 0', '0 * len(recompute)', "should be 73"),
+        Wrong("(cfg.dim // cfg.heads) * (sums or e)", "(cfg.dim // cfg.heads) * e",
+              "all_reduce[1] is"),
     ],
     "04.7": [Wrong("1 + 8 * dim", "4 * dim", "should be 15.9")],
+    "04.8": [
+        Wrong("sub_layer(mlp, mlp.columns, mlp.down, group)",
+              "sub_layer(mlp, [mlp.up], mlp.down, group)", "size of tensor"),
+        Wrong("dist.new_subgroups(group.size() // cfg.kv_heads)",
+              "dist.new_subgroups(group.size())", "k and v"),
+    ],
 }

@@ -42,4 +42,8 @@ WRONG = {
               "gradients of the LayerNorms' biases differ between ranks"),
     ],
     "05.7": [Wrong('1 if variant == "kept" else 1 / t', "1", "inputs is 1, and should be 0.25")],
+    "05.8": [
+        Wrong('2 * blocks if variant == "ring" else blocks', "2 * blocks", "reduce_scatter"),
+        Wrong("(sums or e) + norms * wide", "e + norms * wide", "all_reduce"),
+    ],
 }

@@ -36,4 +36,9 @@ WRONG = {
         Wrong("ctx.join, ctx.split", "ctx.split, ctx.join", "returned an invalid gradient"),
     ],
     "06.7": [Wrong("(n - 1) / 2 + diagonal", "n - 1 + diagonal", "are 256, and should be 160")],
+    "06.8": [
+        Wrong('if scores_kept and recompute == "selective":', 'if recompute == "selective":',
+              "item"),
+        Wrong("(2 * n - rank) // (2 * n + 1)", "n // (2 * n)", "item"),
+    ],
 }

@@ -24,7 +24,7 @@ WRONG = {
         Wrong("range(m + behind)", "range(m)", "B5 W4', and should be"),
     ],
     "07.4": [
-        Wrong("now + TIMES[actions[0].kind]", "now + 1", "dualpipe-v, 2 ranks, 4 micro-batches"),
+        Wrong("now + times[actions[0].kind]", "now + 1", "dualpipe-v, 2 ranks, 4 micro-batches"),
         Wrong("                programs[message.receiver].append(message)\n", "",
               "rank 1 has 16 items, and should have 24"),
         Wrong('raise ValueError(f"ranks wait for each other; what is left: {left}")', "break",

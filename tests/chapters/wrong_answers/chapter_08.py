@@ -36,10 +36,11 @@ WRONG = {
               "2 of 4 experts each, and nobody picks the last one: out differs"),
         Wrong("Permute.apply(out, order, True), received", "out, received",
               "so is the loss, so look at forward first"),
-        Wrong("run_experts(Permute.apply(rows, order, False), self.up",
-              "run_experts(rows, self.up", "so is the loss, so look at forward first"),
+        Wrong("run_experts(Permute.apply(rows, order, False), self.columns",
+              "run_experts(rows, self.columns", "so is the loss, so look at forward first"),
         Wrong("rows = AllToAll.apply(rows, sent", "rows = AllToAll.apply(rows.detach(), sent",
               "the gradients that come next, of block2.norm2, are off"),
+        Wrong("if not runs_again():", "if True:", "all_to_all, payload"),
     ],
     "08.5": [
         Wrong("chosen.transpose(1, 2).flatten(1)", "chosen.flatten(1)", "2 places, 2 picks: out"),
@@ -58,5 +59,11 @@ WRONG = {
         Wrong("load.mean() - load", "load - load.mean()", "have the opposite sign"),
         Wrong("        dist.all_reduce(loads, group=group)\n", "        pass\n",
               "look at what forward reads, beside the weights, that a step has changed"),
+    ],
+    "08.8": [
+        Wrong("(5 + 3 * again)", "5", "of the rows, recomputed: all_to_all[0] is"),
+        Wrong("(1 + again) * 8 * cfg.experts", "8 * cfg.experts", "recomputed: all_to_all[1] is"),
+        Wrong("1 + again * cfg.shared_expert", "1 + again", "reduce_scatter[0] is"),
+        Wrong("of_gradient * (numbers - experts)", "e * (numbers - experts)", "all_reduce[1] is"),
     ],
 }

@@ -190,4 +190,11 @@ WRONG = {
         Wrong("head, start = kv_head * group, low", "head, start = kv_head, low",
               "wrong in [:, 1] and right elsewhere"),
     ],
+    "swiglu.1": [
+        Wrong("s * (1 + gate * (1 - s))", "s * (1 - s)", "the gradient of gate"),
+        Wrong("dy * gate * s, mask", "dy * s, mask", "the gradient of up"),
+        Wrong("dgate_ptr + here, dy * up * s * (1 + gate * (1 - s)), mask=inside",
+              "dgate_ptr + here, dy * up * s * (1 + gate * (1 - s))",
+              "the gradient of gate is wrong in [40:48]"),
+    ],
 }

@@ -47,10 +47,11 @@ def test_units_of_kinds_that_the_same_ranks_hold():
     assert embedding == (257 * 64, 6, "whole") and head == (257 * 64 + 2 * 64, 6, "whole")
     assert blocks == 3 * [(cut, 3, "cut"), (4 * 64, 6, "whole")]
     padded = 3 * -(-cut // 3) * 3 * 4
-    sent = anatomy.gradient_traffic(SHAPE, answer | {"zero": 3, "gathers": 5}, 4)
+    sent = anatomy.gradient_traffic(SHAPE, answer | {"zero": 3, "gathers": 5}, 2, 4)
+    gathered = 5 * padded / 2  # numbers of two bytes, and gradients of four
     assert sent["cut"] == {"reduce_scatter": (3, padded, 2 / 3 * padded),
-                           "all_gather": (15, 5 * padded, pytest.approx(2 / 3 * 5 * padded))}
-    plain = anatomy.gradient_traffic(SHAPE, answer, 4)
+                           "all_gather": (15, gathered, pytest.approx(2 / 3 * gathered))}
+    plain = anatomy.gradient_traffic(SHAPE, answer, 2, 4)
     [(calls, payload, wire)] = plain["cut"].values()
     assert (calls, payload) == (1, 12 * cut) and wire == pytest.approx(2 * 2 / 3 * 12 * cut)
 

@@ -111,6 +111,7 @@ def test_no_flipped_byte_is_accepted(origin, saved):
     ("--kv-heads=2", "--kv-heads 1", "--kv-heads 2"),
     ("--seq=8", "--seq 16", "--seq 8"),
     ("--vocab=257", "--vocab 256", "--vocab 257"),
+    ("--block=llama", "--block gpt", "--block llama"),
     ("--seed=1", "--seed 0", "--seed 1"),
     ("--batch=8", "--batch 4", "--batch 8"),
     ("--ignore=0.5", "--ignore 0.0", "--ignore 0.5"),
@@ -125,8 +126,10 @@ def test_another_run(refused, origin, flag, there, here):
     )
 
 
-def test_a_model_with_tied_tables_or_experts(refused, origin):
+def test_a_model_with_tied_tables_or_experts_or_another_mlp(refused, origin):
     resume = f"--resume={origin / 'saved'}"
+    wide = refused(resume, "--ffn=48")
+    assert wide.endswith("with no --ffn, and this has --ffn 48; without --ffn would work")
     tied = refused(resume, "--preset=gpt2", "--vocab=256", "--attention=plain")
     assert "with no tied tables, and this has --preset gpt2" in tied
     says = refused(resume, "--experts=8", name="08_expert_parallel")

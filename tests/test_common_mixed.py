@@ -1,0 +1,148 @@
+"""common.py's masters, and what it computes again in backward."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import common
+from common import Config, Masters, gpt, loss_sum
+from lab.bench.meters import ActivationMeter
+from tests.conftest import arguments
+
+SHAPE = Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)
+SGD = functools.partial(torch.optim.SGD, lr=1.0)
+
+# ----------------------------------------------------------------------------------------- masters
+
+
+def masters_of(*values, make_optimizer=SGD, **more):
+    """A parameter for each value, of one number, and the optimizer of their masters."""
+    parameters = [nn.Parameter(torch.tensor([value])) for value in values]
+    return parameters, Masters(parameters, make_optimizer, torch.bfloat16, **more)
+
+
+def test_small_updates_are_kept_by_masters_and_reach_the_parameters():
+    """1 - 1/512 is no bf16; eight such updates are one."""
+    [p], optimizer = masters_of(1.0)
+    for step in range(1, 9):
+        p.grad = torch.full((1,), 1 / 1024)
+        optimizer.step()
+        assert p.master.item() == 1 - step / 1024
+        assert p.item() == torch.tensor(1 - step / 1024).bfloat16().item()
+    assert p.dtype == torch.bfloat16 and p.item() < 1
+
+
+def test_gradients_of_micro_batches_add_up_in_float32():
+    """In bf16, 256 + 1 is 256."""
+    [p], optimizer = masters_of(1.0)
+    for slope in (256.0, 1.0, 1.0):
+        (slope * p).sum().backward()
+    assert p.grad.dtype == torch.float32 and p.grad.item() == 258
+    optimizer.zero_grad()
+    assert p.grad is None
+
+
+def test_a_master_is_not_rounded_and_has_what_is_noted_of_its_parameter():
+    p = nn.Parameter(torch.tensor([1 + 2**-20]))
+    p.global_name, p.cuts = "name", ("a cut",)
+    Masters([p], SGD, torch.bfloat16)
+    assert p.item() == 1 and p.master.item() == 1 + 2**-20
+    assert (p.master.global_name, p.master.cuts) == ("name", ("a cut",))
+
+
+def test_a_parameter_without_a_gradient_stays_and_no_master_keeps_one():
+    (used, unused), optimizer = masters_of(1.0, 2.0)
+    used.grad = torch.ones(1)
+    optimizer.step()
+    assert (used.item(), unused.item()) == (0, 2)
+    assert used.grad is not None and used.master.grad is None
+
+
+def test_in_float64_masters_change_nothing():
+    """So that a chapter's --precision bf16 can be held to one GPU to the last digit."""
+    runs = []
+    for precision in ("fp32", "bf16"):
+        run = bare_run("--dtype=float64", f"--precision={precision}", "--clip=0.1")
+        runs.append([torch.stack(run.one_gpu_step(batch)) for batch in run.batches()])
+    assert torch.equal(torch.stack(runs[0]), torch.stack(runs[1]))
+
+
+def bare_run(*flags):
+    run = object.__new__(common.Run)
+    args = arguments(*flags)
+    run.args, run.text, run.dtype = args, common.Text(args), common.DTYPES[args.dtype]
+    run.device, run.one_gpu, run.first_step = torch.device("cpu"), None, 0
+    run.is_mixed = args.precision == "bf16"
+    return run
+
+
+def test_one_gpu_is_in_the_same_precision():
+    run = bare_run("--precision=bf16")
+    losses = [run.one_gpu_step(batch)[0].item() for batch in run.batches()]
+    assert {p.dtype for p in run.one_gpu.parameters()} == {torch.bfloat16}
+    assert {p.grad.dtype for p in run.one_gpu.parameters()} == {torch.float32}
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(("dtype", "precision", "expected"), [
+    ("float32", "fp32", torch.float32), ("float32", "bf16", torch.bfloat16),
+    ("float64", "bf16", torch.float64), ("bfloat16", "fp32", torch.bfloat16)])  # fmt: skip
+def test_what_is_rounded(dtype, precision, expected):
+    args = arguments(f"--dtype={dtype}", f"--precision={precision}")
+    assert common.rounded(args) == expected
+
+
+def partial_gradients(rank_that_has_none):
+    """For a rank of two: the sum of 1/3 and nothing, of bf16 parameters with fp32 gradients."""
+    group = torch.distributed.group.WORLD
+    [p], _ = masters_of(1.0)
+    p.partial = group
+    if group.rank() != rank_that_has_none:
+        p.grad = torch.tensor([1 / 3])
+    common.sum_partial_grads([p])
+    return p.grad.dtype, p.grad.item()
+
+
+def test_ranks_sum_gradients_in_float32(ranks):
+    third = torch.tensor(1 / 3).item()
+    assert ranks(2)(partial_gradients, 1) == 2 * [(torch.float32, third)]
+    assert ranks(2)(partial_gradients, None) == 2 * [(torch.float32, 2 * third)]
+
+
+# ------------------------------------------------------------------------------------- recomputing
+
+
+@functools.cache
+def gradients(block, how):
+    """Of a step in float64, what is kept at the end of its forward, and how often a core ran."""
+    model = gpt(dataclasses.replace(SHAPE, block=block), dtype=torch.float64)
+    tokens = torch.arange(32).view(2, 16)
+    meter, calls = ActivationMeter([tokens]), []
+    for attn in (model.block1.attn, model.block2.attn):
+        attn.core = counted(attn.core, calls)
+    common.recompute(model, how)
+    with meter:
+        loss = loss_sum(model(tokens), tokens)
+    loss.backward()
+    return [p.grad for p in model.parameters()], meter.most, len(calls)
+
+
+def counted(core, calls):
+    return lambda *inputs: calls.append(1) or core(*inputs)
+
+
+@pytest.mark.parametrize("block", ["gpt", "llama"])
+@pytest.mark.parametrize("how", ["selective", "full"])
+def test_recomputing_changes_no_gradient_and_keeps_less(block, how):
+    whole, kept, calls = gradients(block, "none")
+    again, kept_then, calls_then = gradients(block, how)
+    assert all(map(torch.equal, whole, again))
+    assert calls == 2 and calls_then == 4  # each core once more
+    scores, block_inputs = 8 * 2 * 2 * 4 * 16 * 16, 8 * 2 * 2 * 16 * 32  # bytes, of two blocks
+    if how == "selective":
+        assert kept - kept_then == scores
+    else:
+        assert block_inputs < kept_then < kept - scores
