@@ -19,7 +19,9 @@ import tempfile
 from pathlib import Path
 
 os.environ.pop("TRITON_INTERPRET", None)
-os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()  # fresh
+if "TRITON_CACHE_DIR" not in os.environ:
+    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()  # fresh
+    atexit.register(shutil.rmtree, os.environ["TRITON_CACHE_DIR"], ignore_errors=True)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 import torch
@@ -29,7 +31,6 @@ from triton.runtime.jit import JITFunction
 
 from kernels import elu, flash_attention, fp8, layernorm, rmsnorm, swiglu
 
-atexit.register(shutil.rmtree, os.environ["TRITON_CACHE_DIR"], ignore_errors=True)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 

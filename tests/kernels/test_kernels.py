@@ -339,15 +339,19 @@ def compilers(request, tmp_path_factory):
     if not any(item.name.startswith("test_compiled") for item in request.session.items):
         yield
         return
+    cache = getattr(request.config, "cache", None)
+    known = {"TRITON_CACHE_DIR": str(cache.mkdir("triton"))} if cache else {}
     with contextlib.ExitStack() as stack:
-        yield {arch: stack.enter_context(compiler(arch, tmp_path_factory)) for arch in SHARED}
+        yield {arch: stack.enter_context(compiler(arch, known, tmp_path_factory))
+               for arch in SHARED}
 
 
 @contextlib.contextmanager
-def compiler(arch, tmp_path_factory):
+def compiler(arch, known, tmp_path_factory):
+    """known: where Triton finds again what it has compiled, by a hash of all that it comes from."""
     few = [] if os.environ.get("FULL") else ["--few"]
     command = ["nice", sys.executable, ROOT / "tests/kernels/compile_kernels.py", str(arch), *few]
-    environment = os.environ | {"TMPDIR": str(tmp_path_factory.mktemp("compiler"))}
+    environment = os.environ | known | {"TMPDIR": str(tmp_path_factory.mktemp("compiler"))}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as process:
         yield process
