@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))  # common.py and lab/ are always ours: they judge
 TEXT = json.decoder.__file__  # a file that does not change with our own sources
 import common  # noqa: E402  (after the path to it)
 from lab import chapters  # noqa: E402
+from lab.bench import formulas as instruments  # noqa: E402
 from lab.bench import report  # noqa: E402
 from tests.support.pool import Pool  # noqa: E402
 
@@ -35,6 +36,9 @@ from tests.support.pool import Pool  # noqa: E402
 HYPOTHESIS = importlib.util.find_spec("hypothesis")
 collect_ignore_glob = [] if HYPOTHESIS else ["*test_drawn.py"]
 
+# A run of chapter 01 ends with a text of 160 tokens, a forward each. Here it has fewer, and still
+# more than the 16 that most models of the tests see at once.
+instruments.sample.__defaults__ = ("cpu", 20, 0.7)
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
 
 SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--device=cpu")
