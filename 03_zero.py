@@ -45,6 +45,8 @@ What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; 
     zero3                      3 M Ψ'        gathered for forward, and again for backward
     zero3 --keep-gathered      2 M Ψ'        kept from forward to backward, for more memory
 
+With --precision bf16 a reduction sends as much as in fp32, and a gather half of it.
+
 When it pays. Stage 1 holds less than chapter 02 and sends as much: it pays in memory. (In time it
 may not: chapter 02 hides its messages, and here stage 1 hides none.) Stage 2 sends (M + 1)/2 times
 as much, which is no more if M is 1. Stage 3 sends 3M/2 times as much, but prefetching (--prefetch)
@@ -99,8 +101,8 @@ class Unit:
 
     full: (N·k,), of which every parameter is a view. shard: (k,), this rank's part, a view too
     (until keep_only_shards). shard.grad: of the summed gradient. gradients: (N·k,), of which every
-    p.grad is a view. Both have shard.grad_dtype, fp32 or better. What a `start` sends lives until
-    `finish`.
+    p.grad is a view. Both have shard.grad_dtype, with --precision bf16 fp32. What a `start` sends
+    lives until `finish`.
     """
 
     def __init__(self, parameters, group):

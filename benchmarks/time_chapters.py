@@ -83,6 +83,7 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, [anothe
     ("03_zero", 4, "{cut}", "--variant=zero1", "--variant=torch --stage=1"),
     ("03_zero", 4, "{cut}", "--variant=zero2", "--variant=torch --stage=2"),
     ("03_zero", 4, "{cut}", "--variant=zero3", "--variant=torch --stage=3"),
+    ("03_zero", 4, "{cut} --precision=bf16", "--variant=zero3", "--variant=torch --stage=3"),
     ("04_tensor_parallel", 4, "{cut}", "--variant=megatron", "--variant=torch"),
     ("04_tensor_parallel", 4, "{cut}", "--variant=overlap", "--variant=torch"),
     ("04_tensor_parallel", 4, "{cut}", "--variant=overlap", "--variant=megatron"),

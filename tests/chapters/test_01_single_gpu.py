@@ -14,7 +14,7 @@ import common
 from common import Config, gpt, loss_sum
 from lab.bench import anatomy
 from lab.bench.machines import PEAK_FLOPS
-from lab.bench.meters import ActivationMeter, FlopMeter
+from lab.bench.meters import ActivationMeter, CheckpointMeter, FlopMeter
 from tests.conftest import TEXT, chapter
 
 ONE = "01_single_gpu"
@@ -219,18 +219,38 @@ def test_the_textbook_formula_differs_for_the_reasons_given(one, cfg):
     assert one.textbook_activation_bytes(cfg, 4) == s * b * h * (34 + 5 * a * s / h)
 
 
+def test_the_best_k_is_that_of_the_formula(one, run_chapter):
+    """Of 36 small layers it pays to compute two again at once."""
+    cfg = Config(36, 8, 2, 2, 4, 16)
+    tokens, targets, _ = batch_of(cfg, 1)
+    model, most = gpt(cfg), {}
+    of_layer = anatomy.kept_by_modules(cfg, 1, 4, {})[1]
+    of_input = 4 * 4 * 8
+    for k in (1, 2, 3, 4, 5, 36):
+        with CheckpointMeter([tokens, targets]) as meter:
+            loss = loss_sum(one.logits_of(model, tokens, "every", k), targets)
+            meter.most = 0
+            loss.backward()
+        most[k] = meter.most - anatomy.shared_bytes(cfg, 4, {})
+        assert most[k] == one.most_again(36, k, of_input, of_layer)
+    assert min(most, key=most.get) == one.best_k(36, of_input, of_layer) == 2
+    assert run_chapter(ONE, *FLAGS, "--k=2")[0] == 2
+    status, _, errors = run_chapter(ONE, *FLAGS, "--recompute=every", "--k=2")
+    assert status == 2 and errors.startswith("error: --k 2: of --recompute every, 1 to 1; --k 1 ")
+
+
 @pytest.mark.parametrize("attention", ["plain", "sdpa"])
 def test_gradients_are_bit_for_bit_the_same_whatever_is_recomputed(one, attention):
     tokens, targets, valid = batch_of(SMALL, 4)
     gradients = []
-    for recompute in ("none", "selective", "full"):
+    for recompute in ("none", "selective", "full", "offload"):
         model = gpt(SMALL)
         (
             loss_sum(plain_forward(one, model, attention, recompute)(tokens), targets) / valid
         ).backward()
         gradients.append([p.grad for p in model.parameters()])
-    for none, selective, full in zip(*gradients):
-        assert none.equal(selective) and none.equal(full)
+    for none, *others in zip(*gradients):
+        assert all(none.equal(other) for other in others)
 
 
 # ------------------------------------------------------------------------------- 4. FLOPs

@@ -51,6 +51,10 @@ def traffic_of_replicas(chapter, stage, ranks, widths, replicas):
     return chapter.traffic(TINY, stage, ranks, 1, widths, replicas=replicas)
 
 
+def held_bytes(chapter, *table):
+    return dict(zip("PGO", chapter.held(*table)))
+
+
 EXERCISES = [
     Exercise(
         "03.1", "Unit.views Unit.make_room_for_gradients", 1,
@@ -164,5 +168,18 @@ EXERCISES = [
               "stage 2, 2 groups of 8 ranks, 1 micro-batch, widths (2, 2)", (2, 8, (2, 2), 2)),
          Same(traffic_of_replicas,
               "stage 3, 4 groups of 1 rank, 1 micro-batch, widths (8, 8)", (3, 1, (8, 8), 4))),
+    ),
+    Exercise(
+        "03.8", "held", 1,
+        "How many bytes of parameters, gradients and optimizer states does a rank keep between "
+        "two steps, under AdamW, in each stage of ZeRO? numbers: of the whole model; n: ranks that "
+        "share it; precision: fp32, or bf16 with fp32 masters and gradients.",
+        ("What has 4 bytes a number in either precision? And which of the three does each stage "
+         "divide by n?",
+         "In fp32 it is 4, 4 and 8 bytes, in bf16 2, 4 and 12: the masters are a state of the "
+         "optimizer. Every stage divides the states, the second gradients too, and the third all."),
+        (Same(held_bytes, "held(1200, 1, 4, 'fp32')", (1200, 1, 4, "fp32")),
+         Same(held_bytes, "held(1200, 2, 4, 'bf16')", (1200, 2, 4, "bf16")),
+         Same(held_bytes, "held(1200, 3, 6, 'bf16')", (1200, 3, 6, "bf16"))),
     ),
 ]

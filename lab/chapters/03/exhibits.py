@@ -119,4 +119,29 @@ EXHIBITS = [
         FILE, "    if replicas:\n", "    if replicas and False:\n",
         *HSDP, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
     ),
+    Exhibit(
+        "pytorch/pytorch#190626", "of two sums, one is in fp32",
+        "Gradients were to be summed in float32, and on two axes one after the other. The setting "
+        "reached the first sum alone. The second, over ranks that hold the same, took gradients "
+        "as they came, in bfloat16, and nothing said so. (There that axis is tensor parallelism; "
+        "here it goes across groups of shards.)",
+        FILE, "            dist.all_reduce(unit.shard.grad, group=replicas)\n",
+        "            half = unit.shard.grad.bfloat16()\n"
+        "            dist.all_reduce(half, group=replicas)\n"
+        "            unit.shard.grad.copy_(half)\n",
+        *HSDP, ("gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
+    ),
+    Exhibit(
+        "stanford-futuredata/Megatron-LM#5", "masters of another model",
+        "A pretrained model was loaded to be trained further in bfloat16. Its masters were made "
+        "anew from what was loaded if training was in fp16, and in bfloat16 that was forgotten. So "
+        "the first forward used the loaded weights, and the first step put the masters' own in "
+        "their place, which were still the random ones. Training began from scratch.",
+        FILE, "    return optimizer\n",
+        "    for p in shards:\n"
+        "        p.master.data.normal_(0, 0.02, generator=torch.Generator().manual_seed(1))\n"
+        "    return optimizer\n",
+        3, f"{ZERO_3[1]} --precision bf16", ("loss", "parameters"),
+        ("first loss", "gradients", "gradient norm", "sent", "kept"),
+    ),
 ]

@@ -123,7 +123,7 @@ EXHIBITS = [
         *TWO, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
     ),
     Exhibit(
-        "AMD-AGI/Primus#1046", "only the first micro-batch reaches the fp32 sums",
+        "AMD-AGI/Primus#1046", "later micro-batches are not added to the fp32 sums",
         "Each backward adds its gradients to fp32 sums. A flag that says that they are there was "
         "set by the first one and taken back once a step, so the later ones were dropped. The more "
         "micro-batches, the less of the batch was trained on, and the loss fell all the same.",

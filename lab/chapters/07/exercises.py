@@ -75,6 +75,11 @@ def alive(chapter, name, ranks, micro_batches, rank):
     return chapter.alive_over_time(schedule.actions[rank])
 
 
+def times_and_bubble(chapter, recompute):
+    times = chapter.times(recompute)
+    return {**times, "bubble of zb-h1": chapter.bubble("zb-h1", 4, 8, 1, **times)}
+
+
 EXERCISES = [
     Exercise(
         "07.1", "Schedule.needs", 1,
@@ -191,5 +196,17 @@ EXERCISES = [
         (Same(alive, "1f1b, rank 1 of 4, 6 micro-batches", ("1f1b", 4, 6, 1)),
          Same(alive, "zb-h1, rank 2 of 4, 6 micro-batches", ("zb-h1", 4, 6, 2)),
          Same(alive, "dualpipe-v, rank 0 of 2, 5 micro-batches", ("dualpipe-v", 2, 5, 0))),
+    ),
+    Exercise(
+        "07.8", "times", 1,
+        'How long do F, B and W take, as {"F": ..., "B": ..., "W": ...}, if one is a third of what '
+        "a micro-batch takes in a stage that keeps everything? And with --recompute full? (Of "
+        "selective, what it repeats is small, and does not count.)",
+        ("Who waits for what is computed again, B or W?",
+         "B does: it begins with the F of the same micro-batch. What W needs has been computed "
+         "again by then."),
+        (Same(times_and_bubble, "nothing is recomputed", ("none",)),
+         Same(times_and_bubble, "every block is recomputed", ("full",)),
+         Same(times_and_bubble, "attention is recomputed", ("selective",))),
     ),
 ]

@@ -65,4 +65,8 @@ WRONG = {
         Wrong("norm = max(sum_width, 4) if n > 1 else 0", "norm = max(sum_width, 4)",
               "4 groups of 1 rank"),
     ],
+    "03.8": [
+        Wrong("(2, 4, 12)", "(2, 2, 12)", "should be"),
+        Wrong("if stage == 3 else 1", "if stage > 1 else 1", "should be"),
+    ],
 }

@@ -53,4 +53,8 @@ WRONG = {
               "the loss is 3.00 times that of one GPU: 3 is the number of ranks"),
     ],
     "07.7": [Wrong('"B": 0, "W": -1', '"B": -1, "W": 0', "item 2 is 1, and should be 2")],
+    "07.8": [
+        Wrong('2 if recompute == "full" else 1', "1", "should be 2"),
+        Wrong('recompute == "full"', 'recompute != "none"', "should be 1"),
+    ],
 }

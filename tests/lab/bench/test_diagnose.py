@@ -161,7 +161,7 @@ FAULTS = [
           "on rank 1, 52% of the weights that forward uses are still those that the run began "
           "with: the update did not reach them"),
     fault("a shard of the own gradients", 2, THREE, "--variant=zero1",
-          "common.reduce_scatter(unit.shard.grad, sent, group=unit.group)",
+          "common.reduce_scatter(unit.shard.grad, unit.gradients, group=unit.group)",
           "pass",
           "all gradients are, in each number, those of one rank's sequences alone: they were not "
           "summed over the ranks"),

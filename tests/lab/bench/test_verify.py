@@ -89,9 +89,9 @@ def flat_shards_of_cut_parameters(forgotten):
     views = lambda flat: [flat[:6].view(2, 3), flat[6:]]
     if forgotten:
         del linear.weight.cuts
-    master = nn.Parameter(shard)
-    unit = types.SimpleNamespace(master=master, full=shard, group=group, views=views,
-                                 shard=types.SimpleNamespace(grad=-shard), parameters=parameters)
+    held = types.SimpleNamespace(master=nn.Parameter(shard), grad=-shard)
+    unit = types.SimpleNamespace(full=shard, group=group, views=views, shard=held,
+                                 parameters=parameters)
 
     there = {"weight": nn.Parameter(torch.arange(12.0).double().view(4, 3)), "bias": bias}
     for p in there.values():
