@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))  # common.py and lab/ are always ours: they judge
 TEXT = json.decoder.__file__  # a file that does not change with our own sources
 import common  # noqa: E402  (after the path to it)
 from lab import chapters  # noqa: E402
+from lab.bench import formulas as instruments  # noqa: E402
 from lab.bench import report  # noqa: E402
 from tests.support.pool import Pool  # noqa: E402
 
@@ -35,6 +36,9 @@ from tests.support.pool import Pool  # noqa: E402
 HYPOTHESIS = importlib.util.find_spec("hypothesis")
 collect_ignore_glob = [] if HYPOTHESIS else ["*test_drawn.py"]
 
+# A run of chapter 01 ends with a text of 160 tokens, a forward each. Here it has fewer, and still
+# more than the 16 that most models of the tests see at once.
+instruments.sample.__defaults__ = ("cpu", 20, 0.7)
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
 
 SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--device=cpu")
@@ -75,8 +79,18 @@ def ranks(pool):
 # ---------------------------------------------------------------------------------- what is tested
 
 
+# Files that take long, the longest first. pytest-xdist hands out files in this order: one of these
+# as the last would have one process work while the others have nothing left.
+LONGEST = ("test_pretend_cuda", "test_grade", "test_checkpoint", "test_kernels", "test_cli",
+           "test_contributing", "test_trials", "test_museum", "test_hunt", "test_tour", "test_ends",
+           "test_fp8", "test_flash_attention", "test_09_5d", "test_pictures", "test_figures",
+           "test_common_run", "test_kernel_answers", "test_faults", "test_meeting")
+
+
 def pytest_collection_modifyitems(config, items):
     """Tests marked `full` run in `make test-all` alone, which sets FULL=1."""
+    place = {name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
     chosen, others = [], []
     for item in items:
         is_full = item.get_closest_marker("full") and not os.environ.get("FULL")
@@ -133,6 +147,7 @@ def pytest_configure(config):
         # the same examples in every run, whatever the load
         settings.register_profile("same", derandomize=True, deadline=None, max_examples=60)
         settings.load_profile("same")
+    config.option.loadscopereorder = False  # of pytest-xdist: not by the number of tests
     if not chapter_names():
         raise pytest.UsageError(f"there is no NN_*.py in CHAPTERS={CHAPTERS}")
 

@@ -63,7 +63,7 @@ def test_trace_and_sample_are_written(run_chapter, tmp_path):
     events = json.loads((tmp_path / "b/trace.json").read_text())["traceEvents"]
     assert {"aten::mm", "Optimizer.step#AdamW.step"} <= {event["name"] for event in events}
     written = output.split("what it writes by now:\n")[1].splitlines()
-    assert sum(map(len, written[:-1])) > 50 and "same as one GPU" in written[-1]  # verdict is last
+    assert sum(map(len, written[:-1])) > 25 and "same as one GPU" in written[-1]  # verdict is last
 
 
 def written_by(one, model, prompt, length):

@@ -74,11 +74,12 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{EIGHT} --variant=dropless --precision=bf16 --ep=1 --z-loss=0.01": (COUNTS, "allreduce_"),
     f"{EIGHT} --variant=capacity --block=llama --recompute=full": ([], "alltoall_base_"),
     f"{EIGHT} --variant=tensor --dtype=float64": (COUNTS, "_reduce_scatter_base_"),
-    f"{NINE} --pp=2 --tp=2 --schedule=interleaved --layers=4 --kv-heads=1 --dtype=float64": (
-        [], "recv_"),
+    f"{NINE} --pp=2 --tp=2 --schedule=interleaved --layers=4 --kv-heads=1 --dtype=float64 "
+    "--micro-batch=2": ([], "recv_"),
     f"{NINE} --pp=2 --dp=2 --zero=1 --dtype=float64 {TIED}": ([], "_allgather_base_"),
     f"{NINE} --dp=2 --tp=2 --ep=2 --experts=4 --zero=2 --dtype=float64": (COUNTS, "alltoall_base_"),
-    f"{NINE} --cp=2 --tp=2 --zero=3 --dtype=bfloat16 --attention=sdpa": ([], "_allgather_base_"),
+    f"{NINE} --cp=2 --tp=2 --zero=3 --dtype=bfloat16 --attention=sdpa --micro-batch=2": (
+        [], "_allgather_base_"),
     f"{NINE} --pp=2 --dp=2 --zero=3 --dtype=bfloat16": ([], "recv_"),
     f"{NINE} --pp=2 --cp=2 --schedule=dualpipe-v --layers=4 --experts=4 --dtype=float64": (
         8 * ["tolist"], "allreduce_"),  # 2 layers of a rank, 4 micro-batches
@@ -134,7 +135,7 @@ def test_chapter_00_keeps_the_rules(ranks, tmp_path, world, flags, said):
 @pytest.mark.parametrize("run", [
     f"{THREE} --precision=bf16 --offload",
     pytest.param(f"{EIGHT} --dtype=float64 --balance=bias", marks=pytest.mark.full),
-    f"{NINE} --dp=2 --tp=2 --zero=3 --dtype=float64"])
+    f"{NINE} --dp=2 --tp=2 --zero=3 --dtype=float64 --layers=1"])
 def test_a_checkpoint_is_copied_to_the_host_and_back(ranks, tmp_path, run):
     """In no step does the host wait for it; and the run goes on from it, compared with one GPU."""
     name, *flags = run.split()

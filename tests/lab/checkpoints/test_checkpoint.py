@@ -196,7 +196,7 @@ def test_the_same_bits_in_the_same_layout(ranks, saved, tmp_path, layout):
 
 @pytest.mark.parametrize("fault", ["no step count", "data repeated", "data skipped", "rounded"])
 def test_a_fault_shows(ranks, saved, tmp_path, fault):
-    off = off_after_going_on(ranks, saved, tmp_path, "03 zero3", "04 megatron", fault)
+    off = off_after_going_on(ranks, saved, tmp_path, "03 zero3", "05 megatron", fault)
     assert off > 1e-6
 
 
@@ -226,7 +226,7 @@ def test_rectangles_of_a_range():
             assert len(found) <= 2 * len(shape) - 1
 
 
-@pytest.mark.parametrize("layout", ["02 overlap", "03 zero3", "09 3d"])
+@pytest.mark.parametrize("layout", ["02 bucket", "03 zero3", "09 cp"])
 def test_every_rank_writes_its_share_once(saved, layout):
     """Nothing is gathered on one rank: the files are about as large, whoever holds how much; and
     together as large as the formula says."""
@@ -295,14 +295,14 @@ def test_synced_before_it_has_its_name(run_chapter, tmp_path):
 
 def test_verified_after_going_on(ranks, saved, tmp_path):
     """One GPU's run goes on as well: it has the losses of the one that was never stopped."""
-    flags = [*SMALL, "--verify", "--steps=6"]
-    name, world, *own = LAYOUTS["09 zero1"]
+    flags = [*SMALL, "--verify", "--steps=4"]
+    name, world, *own = LAYOUTS["04 overlap"]
     quiet = ranks(1)(run_main, "01_single_gpu", flags, tmp_path)[0][1]
     resume = f"--resume={saved('03 zero3') / 'step-000002'}"
     status, run, _ = ranks(world)(run_main, name, [*flags, *own, resume], tmp_path)[0]
-    assert status == 0 and len(run["reference_loss"]) == 4
+    assert status == 0 and len(run["reference_loss"]) == 2
     assert run["max_grad_diff"] < 1e-12 and run["max_param_diff"] < 1e-12
-    assert run["reference_loss"][:3] == pytest.approx(quiet["reference_loss"][2:], rel=1e-12)
+    assert run["reference_loss"] == pytest.approx(quiet["reference_loss"][2:], rel=1e-12)
     assert run["loss"] == pytest.approx(quiet["loss"][2:], rel=1e-12)
 
 
