@@ -147,9 +147,9 @@ def pytest_configure(config):
         # the same examples in every run, whatever the load
         settings.register_profile("same", derandomize=True, deadline=None, max_examples=60)
         settings.load_profile("same")
-    config.option.loadscopereorder = False  # of pytest-xdist: not by the number of tests
     if not chapter_names():
         raise pytest.UsageError(f"there is no NN_*.py in CHAPTERS={CHAPTERS}")
+    config.option.loadscopereorder = False  # of pytest-xdist: not by the number of tests
 
 
 def main(module, flags):
