@@ -64,7 +64,7 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
         [], "alltoall_base_"),
     f"{SEVEN} --variant=1f1b --dtype=float64 {TIED}": ([], "allreduce_"),
     f"{SEVEN} --variant=naive --dtype=float64": ([], "recv_"),
-    f"{SEVEN} --variant=afab --dtype=bfloat16": ([], "recv_"),
+    f"{SEVEN} --variant=afab --precision=bf16": ([], "recv_"),
     f"{SEVEN} --variant=interleaved --dtype=float64 --layers=4": ([], "recv_"),
     f"{SEVEN} --variant=zb-h1 --dtype=float64 {TIED}": ([], "allreduce_"),
     f"{SEVEN} --variant=zb-h2 --dtype=float64": ([], "recv_"),
@@ -80,7 +80,7 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{NINE} --dp=2 --tp=2 --ep=2 --experts=4 --zero=2 --dtype=float64": (COUNTS, "alltoall_base_"),
     f"{NINE} --cp=2 --tp=2 --zero=3 --dtype=bfloat16 --attention=sdpa --micro-batch=2": (
         [], "_allgather_base_"),
-    f"{NINE} --pp=2 --dp=2 --zero=3 --dtype=bfloat16": ([], "recv_"),
+    f"{NINE} --pp=2 --dp=2 --zero=3 --precision=bf16": ([], "recv_"),
     f"{NINE} --pp=2 --cp=2 --schedule=dualpipe-v --layers=4 --experts=4 --dtype=float64": (
         8 * ["tolist"], "allreduce_"),  # 2 layers of a rank, 4 micro-batches
 }  # fmt: skip
