@@ -46,7 +46,6 @@ def serve(pipe, stacks):
         except BaseException:  # a SystemExit too: the test wants to see it
             answer = pickle.dumps((False, f"failed:\n{traceback.format_exc()}"))
         gc.collect()
-        gc.freeze()  # nor is what is left, as modules imported since: 0.05 s a call
         if dist.is_initialized():
             dist.destroy_process_group()
         pipe.send_bytes(answer)
