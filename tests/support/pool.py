@@ -12,11 +12,14 @@ from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
 from lab.bench.ranks import CONTEXT
+
+MOST_THREADS = 40  # of a rank between two calls; a group has three
 
 
 class Absent(str):
@@ -62,18 +65,27 @@ class Pool:
         """Of a new file."""
         return f"{self.folder}/{next(self.number)}.{kind}"
 
-    def grow(self, world):
+    def member(self):
+        stacks = self.path("stacks")
+        pipe, theirs = CONTEXT.Pipe()
+        process = CONTEXT.Process(target=serve, args=(theirs, stacks), daemon=True)
+        process.start()
+        theirs.close()  # so that its death closes the pipe
+        return process, pipe, stacks
+
+    def renew(self, world):
+        """So many members. One in which PyTorch has kept old groups, in caches of DTensor or hooks
+        of autograd, is replaced: the threads of a group wake up all the time."""
+        for i, (process, pipe, _) in enumerate(self.members):
+            if psutil.Process(process.pid).num_threads() > MOST_THREADS:
+                end(process, pipe)
+                self.members[i] = self.member()
         while len(self.members) < world:
-            stacks = self.path("stacks")
-            pipe, theirs = CONTEXT.Pipe()
-            process = CONTEXT.Process(target=serve, args=(theirs, stacks), daemon=True)
-            process.start()
-            theirs.close()  # so that its death closes the pipe
-            self.members.append((process, pipe, stacks))
+            self.members.append(self.member())
 
     def call(self, world, timeout, function, *args):
         """function(*args) on ranks 0 ... world-1: their results in order, or the test fails."""
-        self.grow(world)
+        self.renew(world)
         pipes = {pipe: rank for rank, (_, pipe, _) in enumerate(self.members[:world])}
         store = self.path("store")
         for pipe, rank in pipes.items():
@@ -124,7 +136,11 @@ class Pool:
 
     def stop(self):
         for process, pipe, _ in self.members:
-            process.kill()
-            process.join()
-            pipe.close()
+            end(process, pipe)
         self.members = []
+
+
+def end(process, pipe):
+    process.kill()
+    process.join()
+    pipe.close()
