@@ -381,7 +381,7 @@ def held(numbers, stage, n, precision="fp32"):
 def padded_sizes(cfg, n):
     """The numbers in each unit (embedding, blocks, head), with the padding for n shards."""
     table = cfg.vocab * cfg.dim
-    head = cfg.norm() + (0 if cfg.tie else table)
+    head = (1 if cfg.gated else 2) * cfg.dim + (0 if cfg.tie else table)
     block = (cfg.parameters() - table - head) // cfg.layers
     return [-(-size // n) * n for size in (table, *[block] * cfg.layers, head)]
 

@@ -379,7 +379,7 @@ def parameters_per_rank(cfg, t):
     """Numbers on a rank: 1/t of every matrix, but one kv head at least, and all of a norm."""
     kv_dim = cfg.dim // cfg.heads * max(cfg.kv_heads // t, 1)
     matrices = (2 * cfg.dim**2 + cfg.mlp()) // t + 2 * cfg.dim * kv_dim     # q, o; MLP; k and v
-    norms = (2 * cfg.layers + 1) * cfg.norm()                       # two in a block, and the last
+    norms = (2 * cfg.layers + 1) * (1 if cfg.gated else 2) * cfg.dim        # RMSNorm has no bias
     table = -(-cfg.vocab // t) * cfg.dim                            # with its padding
     return cfg.layers * matrices + norms + (1 if cfg.tie else 2) * table
 

@@ -404,7 +404,8 @@ def parameters_per_rank(cfg, t):
 
 def numbers_in_full(cfg):
     """Those that every rank holds: of the norms, the embedding and the head."""
-    return (2 * cfg.layers + 1) * cfg.norm() + (1 if cfg.tie else 2) * cfg.vocab * cfg.dim
+    norms = (2 * cfg.layers + 1) * (1 if cfg.gated else 2)                  # RMSNorm has no bias
+    return (norms + (1 if cfg.tie else 2) * cfg.vocab) * cfg.dim
 
 
 def kept(cfg, t, variant="megatron"):

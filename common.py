@@ -1,6 +1,6 @@
-"""What the chapters share: shapes, text, the model and its seams, the record of who holds which
-part, the command line, and a bare run. A chapter and this file, copied anywhere, train. Beside the
-folder lab/, the same run is also measured, reported, and held to one GPU tensor by tensor."""
+"""What the chapters share: text, the model and its seams, who holds which part, the command line,
+and a bare run. A chapter and this file, copied anywhere, train; a single rank prints the losses and
+norms that all others must equal. Beside lab/, each tensor of a run is measured and held to that."""
 
 import argparse
 import contextlib
@@ -21,7 +21,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.utils import clip_grads_with_norm_
 from torch.utils.checkpoint import checkpoint
 
 # torch 2.13 renames these two, and warns about the old names; 2.11 knows only the old ones.
@@ -39,12 +38,8 @@ class Config:                   # the shape of a model
     vocab: int
     tie: bool = False           # embedding and head share one matrix
     attention: str = "plain"
-    block: str = "gpt"          # or "llama", today's: RMSNorm, and an MLP with a gate (SwiGLU)
+    gated: bool = False         # --block llama, today's: RMSNorm, and an MLP with a gate (SwiGLU)
     ffn: int = 0                # hidden features of the MLP; 0: 4·dim
-
-    @property
-    def gated(self):
-        return self.block == "llama"
 
     @property
     def hidden(self):
@@ -53,23 +48,20 @@ class Config:                   # the shape of a model
     def mlp(self):              # parameters of one
         return (3 if self.gated else 2) * self.dim * self.hidden
 
-    def norm(self):             # the same: RMSNorm has no bias
-        return (1 if self.gated else 2) * self.dim
-
     def parameters(self):
-        kv_dim = self.dim * self.kv_heads // self.heads
-        block = self.dim * (2 * self.dim + 2 * kv_dim) + self.mlp() + 2 * self.norm()   # q, o; k, v
-        return self.layers * block + self.norm() + (1 if self.tie else 2) * self.vocab * self.dim
+        kv_dim, norm = self.dim * self.kv_heads // self.heads, (1 if self.gated else 2) * self.dim
+        block = self.dim * (2 * self.dim + 2 * kv_dim) + self.mlp() + 2 * norm      # q, o; k, v
+        return self.layers * block + norm + (1 if self.tie else 2) * self.vocab * self.dim
 
 
 PRESETS = {     # layers, dim, heads, kv_heads, seq, vocab (chapter 10's 1b and 7b are Llama's)
     "tiny": Config(4, 128, 8, 4, 128, 256),
-    "tiny-llama": Config(4, 128, 8, 4, 128, 256, block="llama", ffn=352),
+    "tiny-llama": Config(4, 128, 8, 4, 128, 256, gated=True, ffn=352),
     "gpt2": Config(12, 768, 12, 12, 1024, 50304, tie=True, attention="sdpa"),
     "1b": Config(16, 2048, 8, 8, 2048, 50304, attention="sdpa"),        # Pythia-1B
     "7b": Config(32, 4096, 32, 32, 2048, 50432, attention="sdpa"),      # Pythia-6.9B
-    "llama-1b": Config(16, 2048, 32, 8, 8192, 128256, True, "sdpa", "llama", 8192),
-    "llama-8b": Config(32, 4096, 32, 8, 8192, 128256, False, "sdpa", "llama", 14336),
+    "llama-1b": Config(16, 2048, 32, 8, 8192, 128256, True, "sdpa", True, 8192),
+    "llama-8b": Config(32, 4096, 32, 8, 8192, 128256, False, "sdpa", True, 14336),
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 OPTIMIZERS = {  # higher rates or a smaller eps magnify rounding differences and learn no better
@@ -88,9 +80,8 @@ class Text:
         if args.data is None:
             self.tokens = np.frombuffer(standard_library(), np.uint8)
         else:
-            kind = np.dtype("<u2" if args.data.endswith(".bin") else "u1")
-            whole_tokens = os.stat(args.data).st_size // kind.itemsize
-            self.tokens = np.memmap(args.data, kind, "r", shape=whole_tokens)
+            data, is_bin = np.memmap(args.data, mode="r"), args.data.endswith(".bin")
+            self.tokens = data[: len(data) // 2 * 2].view("<u2") if is_bin else data
 
     def batch(self, step):
         """The whole global batch of a step, a function of (seed, step) alone: tokens and targets,
@@ -128,20 +119,16 @@ def plain_attention(q, k, v):
     return (weights.view(batch, k.shape[1], -1, seq) @ v).view(q.shape)
 
 
-def sdpa_attention(q, k, v):
-    """The same through PyTorch's fused kernels, which never materialise the scores."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True,
-                                          enable_gqa=q.shape[1] != k.shape[1])
-
-
-CORES = {"plain": plain_attention, "sdpa": sdpa_attention}
-NORMS = {"gpt": nn.LayerNorm, "llama": functools.partial(nn.RMSNorm, eps=1e-5)}
+CORES = {"plain": plain_attention,      # sdpa: PyTorch's fused kernels never materialise the scores
+         "sdpa": lambda q, k, v: F.scaled_dot_product_attention(
+             q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])}
+NORMS = {False: nn.LayerNorm, True: functools.partial(nn.RMSNorm, eps=1e-5)}    # by cfg.gated
 
 
 class Rope(nn.Module):
     """Rotary position embedding: turns each pair (x[i], x[i + head_dim/2]) of a query or a key by
-    the angle position · base^(-2i/head_dim), so that their product depends on how far apart they
-    are. positions: int64 (seq,), a buffer: of all tokens, or of those that a rank has (06)."""
+    the angle position · base^(-2i/head_dim): their product tells how far apart they are.
+    positions: int64 (seq,), a buffer: of all tokens, or of those that a rank has (06)."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -206,8 +193,8 @@ class MLP(nn.Module):
 class Block(nn.Module):
     def __init__(self, cfg):
         super().__init__()
-        self.norm1, self.attn = NORMS[cfg.block](cfg.dim), Attention(cfg)
-        self.norm2, self.mlp = NORMS[cfg.block](cfg.dim), MLP(cfg)
+        self.norm1, self.attn = NORMS[cfg.gated](cfg.dim), Attention(cfg)
+        self.norm2, self.mlp = NORMS[cfg.gated](cfg.dim), MLP(cfg)
 
     def forward(self, x):
         x = x + self.attn(self.norm1(x))
@@ -219,7 +206,7 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
     logits (batch, seq, vocab). seed=None draws no weights: cut it, then let `run.draw` do that."""
     with torch.device("meta"):                              # shapes alone: no memory is touched
         blocks = {f"block{i}": Block(cfg) for i in range(1, cfg.layers + 1)}
-        head = dict(norm=NORMS[cfg.block](cfg.dim), out=nn.Linear(cfg.dim, cfg.vocab, bias=False))
+        head = dict(norm=NORMS[cfg.gated](cfg.dim), out=nn.Linear(cfg.dim, cfg.vocab, bias=False))
         modules = {"embedding": nn.Embedding(cfg.vocab, cfg.dim), **blocks,
                    "head": nn.Sequential(OrderedDict(head))}
     model = nn.Sequential(OrderedDict(modules)).to_empty(device="cpu")
@@ -233,8 +220,7 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
 
 
 def name_parameters(model):
-    """p.global_name: its name in the whole model, which it keeps in a slice or a wrapper of it.
-    p.cuts: none, it is whole."""
+    """p.global_name: its name in the whole model, also in a slice of it. p.cuts: it is whole."""
     for name, p in model.named_parameters():
         p.global_name, p.cuts = name, ()
 
@@ -317,18 +303,14 @@ def sum_partial_grads(parameters):
 
 
 def grad_norm(parameters, group=None):
-    """The norm of the whole model's gradient, a scalar in float32 or better. The ranks of `group`
-    hold it together: an all_reduce adds up their squares. A part that p.copies ranks hold counts
-    1/copies on each of them; by default that is their number over that of the parts: of a matrix
-    cut into 4, 8 ranks hold 2 copies, and of a vector that is not cut 8."""
-    ranks, held, copies = group.size() if group else 1, [], []
-    for p in parameters:
-        if p.grad is not None:
-            held.append(p.grad)
-            by_cuts = ranks / math.prod(cut.parts for cut in getattr(p, "cuts", ()))
-            copies.append(getattr(p, "copies", by_cuts))
-    wide = torch.promote_types(held[0].dtype, torch.float32)
-    norms = torch._foreach_norm(held, dtype=wide)           # foreach: one operator for all of them
+    """The norm of the whole model's gradient, a scalar in float32 or better: an all_reduce adds up
+    the squares of the ranks of `group`. What p.copies of them hold counts 1/copies on each; by
+    default, of a matrix cut into 4, 8 ranks hold 2 copies, and of a vector that is not cut 8."""
+    held, ranks = [p for p in parameters if p.grad is not None], group.size() if group else 1
+    parts = [math.prod(cut.parts for cut in getattr(p, "cuts", ())) for p in held]
+    copies = [getattr(p, "copies", ranks / n) for p, n in zip(held, parts)]
+    wide = torch.promote_types(held[0].grad.dtype, torch.float32)
+    norms = torch._foreach_norm([p.grad for p in held], dtype=wide)     # one operator for them all
     norms = torch._foreach_div(norms, [number**0.5 for number in copies])
     square = torch.stack(norms).square().sum()
     if ranks > 1:
@@ -388,8 +370,8 @@ def parse(file, doc, variants, flags, argv, Parser=argparse.ArgumentParser):
     args = parser.parse_args(argv)
     shape = {f.name: getattr(args, f.name, None) or getattr(PRESETS[args.preset], f.name)
              for f in fields(Config)}
+    shape["gated"] = args.block == "llama" if args.block else shape["gated"]
     args.model, args.attention = Config(**shape), shape["attention"]
-    args.verify = args.preset.startswith("tiny")            # beside one GPU's run
     return args
 
 
@@ -415,8 +397,7 @@ def divides(flag, value, what, by):
 
 
 def split_batch(args, shares):
-    """Refuse a batch that does not divide into `shares`, one for each data-parallel rank, and these
-    into micro-batches; fill in args.micro_batch."""
+    """Refuse a batch that has no `shares` of whole micro-batches: one a data-parallel rank."""
     divides("--batch", args.batch, f"{shares} data-parallel ranks x --micro-batch",
             shares * (args.micro_batch or 1))
     args.shares, args.micro_batch = shares, args.micro_batch or args.batch // shares
@@ -435,8 +416,7 @@ class Run:
         self.args, self.text, self.dtype = args, Text(args), DTYPES[args.dtype]
         self.rank, self.world = environment("RANK", 0), environment("WORLD_SIZE", 1)
         self.device = join_ranks(args, self.rank)
-        self.one_gpu, self.first_step, self.seconds, self.status = None, 0, [], 0
-        self.is_mixed = False
+        self.first_step, self.seconds, self.status = 0, [], 0
 
     def mesh(self, **axes):
         """A DeviceMesh with named axes; along the last one, ranks are neighbours."""
@@ -451,15 +431,13 @@ class Run:
 
     def mixed(self, parameters, device=None):
         """The optimizer for --precision: of the parameters, or of their Masters."""
-        self.is_mixed = True                                # and so is one GPU
         if self.args.precision != "bf16" and device is None:
             return self.optimizer(parameters)
         return Masters(parameters, self.optimizer, rounded(self.args), device)
 
-    def batches(self, share=0, build=gpt, after_step=lambda model: None):
-        """Yield a Batch for each step, of which this rank takes one of args.shares parts.
-        build(cfg, seed): the model that one GPU trains; after_step(model): what follows a step."""
-        self.build, self.after_step = build, after_step
+    def batches(self, share=0, build=gpt, after_step=None):
+        """Yield a Batch for each step, of which this rank takes one of args.shares parts. For lab/:
+        build(cfg, seed), the model that one GPU trains; after_step(model), what follows a step."""
         for step in range(self.first_step, self.args.steps):
             tokens, targets, valid = self.text.batch(step)
             mine = [x.chunk(self.args.shares)[share].to(self.device) for x in (tokens, targets)]
@@ -479,31 +457,13 @@ class Run:
         return contextlib.nullcontext()
 
     def log(self, batch, loss, norm, model, updated=None, skipped=False, **shown):
-        """After a step: its line, and status 1 if a number is not finite. loss, norm: of the whole
-        batch and model. skipped: fp16 has refused the step. For lab/: the model and what is updated
-        in place of its parameters, flat shards or (name, parameter) pairs; what else is shown."""
+        """After a step: its line. loss, norm: of the whole batch and model. skipped: fp16 refused
+        it. For lab/: model; updated, flat shards or (name, parameter) pairs in place of its own."""
         if self.rank == 0:
-            one_gpu = f"{self.one_gpu_step(batch)[0]:.4f}" if self.args.verify else "-"
-            print(f"step {batch.step + 1}: loss {loss:.4f}, on one GPU {one_gpu}, gradient norm "
-                  f"{norm:.4f}, {1e3 * self.seconds[-1]:.0f} ms", flush=True)
+            print(f"step {batch.step + 1}: loss {loss:.4f}, gradient norm {norm:.4f}, "
+                  f"{1e3 * self.seconds[-1]:.0f} ms", flush=True)
         if not (math.isfinite(loss) and (skipped or math.isfinite(norm))):
             self.status = 1
-
-    def one_gpu_step(self, batch):
-        """The plain step that every variant must equal. Returns loss, norm."""
-        if self.one_gpu is None:
-            self.one_gpu = self.draw(self.build(self.args.model, seed=None))
-            optimizer = self.mixed if self.is_mixed else self.optimizer
-            self.one_gpu_optimizer = optimizer(self.one_gpu.parameters())
-        self.one_gpu_optimizer.zero_grad()
-        logits = self.one_gpu(batch.tokens.to(self.device))
-        loss = loss_sum(logits, batch.targets.to(self.device)) / batch.valid
-        loss.backward()
-        norm = grad_norm(self.one_gpu.parameters())
-        clip_grads_with_norm_(self.one_gpu.parameters(), self.args.clip or math.inf, norm)
-        self.one_gpu_optimizer.step()
-        self.after_step(self.one_gpu)
-        return loss.detach(), norm
 
 
 def on_cuda(args):
@@ -514,8 +474,7 @@ def on_cuda(args):
 
 def join_ranks(args, rank):
     """Make the group of all ranks; returns this one's device. They meet in a store, a dictionary
-    that all can reach: torchrun has one, and has put its address into the environment. A rank that
-    is alone, without torchrun, has a HashStore, which is one in its own memory."""
+    whose address torchrun has put into the environment; that of a rank alone is in its memory."""
     on_gpus = dist.get_backend() == "nccl" if dist.is_initialized() else on_cuda(args)
     device = torch.device(f"cuda:{environment('LOCAL_RANK', rank)}" if on_gpus else "cpu")
     if on_gpus:

@@ -10,6 +10,7 @@ from torch import nn
 import common
 from common import Config, Masters, gpt, loss_sum
 from lab.bench.meters import ActivationMeter
+from lab.bench.one_gpu import BesideOneGpu
 from tests.conftest import arguments
 
 SHAPE = Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)
@@ -71,10 +72,10 @@ def test_in_float64_masters_change_nothing():
 
 
 def bare_run(*flags):
-    run = object.__new__(common.Run)
+    run = object.__new__(BesideOneGpu)
     args = arguments(*flags)
     run.args, run.text, run.dtype = args, common.Text(args), common.DTYPES[args.dtype]
-    run.device, run.one_gpu, run.first_step = torch.device("cpu"), None, 0
+    run.device, run.first_step = torch.device("cpu"), 0
     run.is_mixed = args.precision == "bf16"
     return run
 
@@ -116,9 +117,9 @@ def test_ranks_sum_gradients_in_float32(ranks):
 
 
 @functools.cache
-def gradients(block, how):
+def gradients(gated, how):
     """Of a step in float64, what is kept at the end of its forward, and how often a core ran."""
-    model = gpt(dataclasses.replace(SHAPE, block=block), dtype=torch.float64)
+    model = gpt(dataclasses.replace(SHAPE, gated=gated), dtype=torch.float64)
     tokens = torch.arange(32).view(2, 16)
     meter, calls = ActivationMeter([tokens]), []
     for attn in (model.block1.attn, model.block2.attn):
@@ -134,11 +135,11 @@ def counted(core, calls):
     return lambda *inputs: calls.append(1) or core(*inputs)
 
 
-@pytest.mark.parametrize("block", ["gpt", "llama"])
+@pytest.mark.parametrize("gated", [False, True], ids=["gpt", "llama"])
 @pytest.mark.parametrize("how", ["selective", "full"])
-def test_recomputing_changes_no_gradient_and_keeps_less(block, how):
-    whole, kept, calls = gradients(block, "none")
-    again, kept_then, calls_then = gradients(block, how)
+def test_recomputing_changes_no_gradient_and_keeps_less(gated, how):
+    whole, kept, calls = gradients(gated, "none")
+    again, kept_then, calls_then = gradients(gated, how)
     assert all(map(torch.equal, whole, again))
     assert calls == 2 and calls_then == 4  # each core once more
     scores, block_inputs = 8 * 2 * 2 * 4 * 16 * 16, 8 * 2 * 2 * 16 * 32  # bytes, of two blocks

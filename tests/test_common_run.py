@@ -20,6 +20,7 @@ from torch import nn
 import common
 from common import gpt
 from lab.bench import report
+from lab.bench.one_gpu import BesideOneGpu
 from lab.cli import strict
 from tests.conftest import (
     CHAPTERS,
@@ -95,8 +96,8 @@ def test_a_share_of_each_batch_in_micro_batches(ranks):
 
 
 def one_gpu(optimizer, clip):
-    """Three steps on one GPU by common.py, and the same in PyTorch's words."""
-    run = common.Run(arguments("--dtype=float64", "--ignore=0.5", *optimizer, *clip))
+    """Three steps of one GPU's run, and the same in PyTorch's words."""
+    run = BesideOneGpu(arguments("--dtype=float64", "--ignore=0.5", *optimizer, *clip))
     kind = run.args.optimizer
     model = gpt(run.args.model, run.args.seed, dtype=torch.float64)
     theirs = {"adamw": lambda p: torch.optim.AdamW(p, 5e-4, (0.9, 0.95), eps=1e-6),
@@ -136,7 +137,7 @@ def lines_of_a_bare_run():
 
 def test_a_bare_run_prints_a_line_per_step_on_one_rank(ranks):
     (lines, status), (nothing, other) = ranks(2)(lines_of_a_bare_run)
-    line = r"step {}: loss 5\.2500, on one GPU 5\.\d+, gradient norm 0\.5000, \d+ ms\n"
+    line = r"step {}: loss 5\.2500, gradient norm 0\.5000, \d+ ms\n"
     assert re.fullmatch(line.format(1) + line.format(2), lines), lines
     assert (nothing, status, other) == ("", 0, 0)
 
@@ -144,7 +145,7 @@ def test_a_bare_run_prints_a_line_per_step_on_one_rank(ranks):
 # ------------------------------------------------------------------- a chapter and common.py, alone
 
 BARE = (*SMALL, "--layers=4", "--steps=2", f"--data={TEXT}", "--batch=4", "--dtype=float64")
-LINE = r"step (\d+): loss (\S+), on one GPU (\S+), gradient norm (\S+), \d+ ms"
+LINE = r"step (\d+): loss (\S+), gradient norm (\S+), \d+ ms"
 
 
 def copied(name, folder):
@@ -170,16 +171,16 @@ def launch_alone(name, folder, flags):
 
 
 def hold_bare_run(output):
-    steps, losses, one_gpus, norms = zip(*re.findall(LINE, output))
-    assert steps == ("1", "2") and losses == one_gpus and len(set(losses)) == 2, output
+    steps, losses, norms = zip(*re.findall(LINE, output))
+    assert steps == ("1", "2") and len(set(losses)) == 2, output
     assert all(5 < float(loss) < 6 for loss in losses) and all(float(norm) > 0 for norm in norms)
     return losses, norms
 
 
 @pytest.mark.parametrize("name", training_chapters())
 def test_a_chapter_and_common_train_alone(ranks, tmp_path, name):
-    """Copied to an empty folder, on 1 rank and on 4: the losses are those of one GPU, and the same
-    for both, so that neither text nor weights nor a rate depend on the number of ranks."""
+    """Copied to an empty folder, on 1 rank and on 4: both print the same losses and norms, so that
+    neither text nor weights nor a rate depend on the number of ranks."""
     copied(name, tmp_path)
     found = set()
     for world in (1,) if name.startswith("01") else (1, 4):

@@ -32,6 +32,7 @@ from lab.bench.meters import (
     shapes_of_a_block,
     shards_of,
 )
+from lab.bench.one_gpu import BesideOneGpu
 from lab.checkpoints import resuming, saving
 from lab.checkpoints.checkpoint import Checkpoint
 from lab.cli import commands, refusals, strict
@@ -40,7 +41,7 @@ from lab.cli.words import count, name_of_text, quantity
 METERED_STEP = 2        # the third step is metered, or the last if there are fewer
 
 
-class Run(Bench):
+class Run(BesideOneGpu, Bench):
     """One run of a chapter: times and meters its steps, compares them with one GPU, and reports.
 
     answer: what the chapter's `formulas` gave, once a step was metered.

@@ -100,7 +100,7 @@ def tolerances(dtype: str, optimizer: str, tokens: int = 8 * 128, experts: int =
 class Verifier:
     """Holds a run to one GPU's, which rank 0 trains beside it on the same batches.
 
-    run: has one_gpu_step and one_gpu, as common.Run. steps: how many it has compared; beyond
+    run: has one_gpu_step and one_gpu (one_gpu.py). steps: how many it has compared; beyond
     `tensor_steps` of them only the loss counts. worst[kind]: the largest difference so far and
     where it was. Communication per step, outside of all measurements: one broadcast of the
     reference's tensors, one small all_reduce, and what DTensors send to become whole.

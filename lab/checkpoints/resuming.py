@@ -23,7 +23,7 @@ def identity(args, text):
     """What a run must have in common with the one that it continues: {flag: value}."""
     cfg = args.model
     names = MODEL + (MIXTURE if getattr(cfg, "experts", 0) else ())
-    names += ("block",) if cfg.gated else ()
+    names += ("gated",) if cfg.gated else ()
     names += ("hidden",) if cfg.ffn else ()
     same = {name: getattr(cfg, name, False) for name in names}
     same["data"] = f"a text of {len(text.tokens):,} tokens with CRC-32 {crc32_of_text(text):08x}"
@@ -138,8 +138,8 @@ def in_words(name, value):
         return "--preset gpt2" if value else "no tied tables"
     if name == "hidden":
         return f"--ffn {value}" if value else "no --ffn"
-    if name == "block" and value is None:
-        return "--block gpt"
+    if name == "gated":
+        return "--block llama" if value else "--block gpt"
     if value is None or value is False:
         return f"no {flag}"
     return flag if value is True else f"{flag} {value!s:.80}"

@@ -17,6 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import common
 from common import part
 from lab.bench import collectives, oracle, report, verify
+from lab.bench.one_gpu import BesideOneGpu
 from lab.classroom import checks
 from lab.classroom.compare import compare
 from lab.classroom.plain import pack, unpack
@@ -51,14 +52,14 @@ class Begun(Exception):
     """A run has come to its first batch."""
 
 
-class OneGpu(common.Run):
+class OneGpu(BesideOneGpu):
     """One GPU's training, of the model that the chapter's own run names at its first batch. Until
     there it runs as rank 0 of ranks that are not there."""
 
     def __init__(self, args, module, world):
         self.args, self.text, self.dtype = args, common.Text(args), common.DTYPES[args.dtype]
         self.rank, self.world, self.device = 0, world, torch.device("cpu")
-        self.one_gpu, self.first_step, self.has_begun, self.is_mixed = None, 0, False, False
+        self.first_step, self.has_begun = 0, False
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
         train = module.VARIANTS[args.variant]
         try:
@@ -74,8 +75,7 @@ class OneGpu(common.Run):
         return oracle.take_place(super().draw(model)) if self.has_begun else model
 
     def batches(self, share=0, build=common.gpt, after_step=None):
-        self.build = build
-        self.after_step = oracle.move_biases if after_step else lambda model: None
+        self.build, self.after_step = build, after_step and oracle.move_biases
         raise Begun
 
     def tensors(self, step):

@@ -64,7 +64,8 @@ def parse(file: str, doc: str, variants: dict, flags: Callable | None,
 
     args = common.parse(file, doc, variants, all_flags, argv, Parser)
     args.own, args.chapter = own, Path(file).stem
-    args.verify = args.verify if given["verify"] is None else given["verify"]
+    is_small = args.preset.startswith("tiny")           # a model for one GPU's run beside it
+    args.verify = is_small if given["verify"] is None else given["verify"]
     for flag in ("save_every", "keep"):
         if given[flag] and not args.save:
             raise Refused(f"--{flag.replace('_', '-')} {given[flag]} means nothing without --save",

@@ -31,7 +31,7 @@ FLAGS = (
 # Of the settings of attention and recomputation, the tiny preset tries all, and others the run's.
 ONE_SETTING = (*FLAGS, "--preset=1b", "--vocab=256", "--attention=plain", "--verify")
 GPTS = [SMALL, Config(3, 48, 4, 4, 20, 100), Config(1, 48, 8, 1, 24, 300, tie=True)]
-LLAMA = Config(2, 32, 4, 2, 16, 256, block="llama", ffn=44)
+LLAMA = Config(2, 32, 4, 2, 16, 256, gated=True, ffn=44)
 SHAPES = [*GPTS, LLAMA]
 SMALLEST = [  # one head; one token; two numbers a head
     Config(1, 16, 1, 1, 8, 50),

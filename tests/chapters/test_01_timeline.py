@@ -215,7 +215,7 @@ def test_the_report_is_of_this_run(run_chapter, tmp_path, monkeypatch):
     chosen = ("--attention=sdpa", "--recompute=full", "--json=run.json")
     status, output, _ = run_chapter(ONE, *FLAGS, *flags, *chosen)
     run = json.loads((tmp_path / "run.json").read_text())
-    assert status == 0 and cores == [common.sdpa_attention]
+    assert status == 0 and cores == [common.CORES["sdpa"]]
     names = [check["name"] for check in run["checks"] if ":" in check["name"]]
     combination = "sdpa, full"
     assert names == [

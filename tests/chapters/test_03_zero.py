@@ -106,7 +106,7 @@ def test_bf16_with_master_shards(ranks, tmp_path, flags):
     rounding = "int8" if variant == "zeropp" else "bfloat16"
     assert run["tolerance"] == verify.tolerances(rounding, run["config"]["optimizer"])
     measured = {c["name"]: c["measured"] for c in run["checks"]}
-    numbers = dataclasses.replace(CONFIG, block=run["config"]["block"]).parameters()
+    numbers = dataclasses.replace(CONFIG, gated=run["config"]["gated"]).parameters()
     if variant in ("zero1", "zero2"):  # whole, and 2 bytes each; sent as fp32
         assert measured["parameters"] == 2 * numbers
         assert measured["reduce_scatter, payload"] == 4 * numbers * (2 if variant == "zero2" else 1)

@@ -85,7 +85,7 @@ def test_parameters_per_rank(four):
     head = 2 * 8  # one kv head
     block = (10 * 64) // 4 + 2 * 8 * head // 8 + 4 * 8  # two ranks for each
     assert four.parameters_per_rank(cfg, 4) == 2 * block + 2 * 8 + 2 * 3 * 8
-    llama = replace(cfg, block="llama", ffn=20)
+    llama = replace(cfg, gated=True, ffn=20)
     block = (2 * 64 + 3 * 8 * 20) // 4 + 2 * 8 * head // 8 + 2 * 8  # a gate, too; no biases
     assert four.parameters_per_rank(llama, 4) == 2 * block + 8 + 2 * 3 * 8
 

@@ -186,7 +186,7 @@ def test_swiglu_refuses_what_does_not_fit():
 
 def test_a_llama_takes_the_kernels():
     model_of_kernels = importlib.import_module("kernels.model")
-    cfg = common.Config(1, 32, 2, 1, 8, 32, block="llama", ffn=44)
+    cfg = common.Config(1, 32, 2, 1, 8, 32, gated=True, ffn=44)
     plain, fused = (common.gpt(cfg, device=DEVICE) for _ in range(2))
     fused.block1.attn.core = model_of_kernels.use_kernels(fused)
     tokens = torch.arange(16, device=DEVICE).view(2, 8)

@@ -333,7 +333,7 @@ def test_flops_of_matmuls_and_of_the_cpus_fused_attention(kv_heads):
     q, k, v = torch.randn(3, 4, 9, 8, requires_grad=True), *torch.randn(2, 3, kv_heads, 9, 8)
     a, b = torch.randn(5, 6, requires_grad=True), torch.randn(6, 7)
     scores = 2 * 3 * 4 * 9 * 9 * 8
-    attend = lambda: common.sdpa_attention(q, k, v).sum().backward()
+    attend = lambda: common.CORES["sdpa"](q, k, v).sum().backward()
     with meters.FlopMeter() as meter:
         attend()
     assert (meter.attention, meter.matrices) == (7 * scores, 0)

@@ -14,12 +14,13 @@ from torch import nn
 import common
 from common import gpt, loss_sum
 from lab.bench import report, verify
+from lab.bench.one_gpu import BesideOneGpu
 from lab.bench.verify import Verifier, named_parameters
 from tests.conftest import SMALL, TEXT, arguments, run_main
 
 
 def float64_run(*flags):
-    return common.Run(arguments("--dtype=float64", "--optimizer=sgd", *flags))
+    return BesideOneGpu(arguments("--dtype=float64", "--optimizer=sgd", *flags))
 
 
 # ---------------------------------------------------------------------------------------- the parts
@@ -357,7 +358,7 @@ def test_a_run_of_which_nothing_was_compared_is_no_match():
 
 def when_the_others_go_on():
     """Seconds that this rank waits, where rank 0 takes a second for its step on one GPU."""
-    run = common.Run(arguments("--batch=2"))
+    run = BesideOneGpu(arguments("--batch=2"))
     verifier, start = Verifier(run, 1), time.monotonic()
     with mock.patch.object(torch.cuda, "synchronize"):
         for _ in range(2):  # each step has a key of its own

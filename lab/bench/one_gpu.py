@@ -1,0 +1,44 @@
+"""The run on one GPU that every other must equal: a plain step, on the whole batch at once."""
+
+import math
+
+import torch
+from torch.nn.utils import clip_grads_with_norm_
+
+import common
+from common import Batch
+
+
+class BesideOneGpu(common.Run):
+    """A run that can train the same model on one GPU, in the same precision, on the same batches.
+
+    one_gpu: its model, once a step was taken. is_mixed: whether --precision is that of the run's
+    optimizer, and so of one GPU's; a variant of PyTorch's has its own, over parameters in --dtype.
+    """
+
+    one_gpu, is_mixed = None, False
+
+    def mixed(self, parameters, device=None):
+        self.is_mixed = True
+        return super().mixed(parameters, device)
+
+    def batches(self, share=0, build=common.gpt, after_step=None):
+        self.build, self.after_step = build, after_step
+        return super().batches(share)
+
+    def one_gpu_step(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take the step of this batch on one GPU. Returns its loss and norm. No communication."""
+        if self.one_gpu is None:
+            self.one_gpu = self.draw(self.build(self.args.model, seed=None))
+            optimizer = self.mixed if self.is_mixed else self.optimizer
+            self.one_gpu_optimizer = optimizer(self.one_gpu.parameters())
+        self.one_gpu_optimizer.zero_grad()
+        logits = self.one_gpu(batch.tokens.to(self.device))
+        loss = common.loss_sum(logits, batch.targets.to(self.device)) / batch.valid
+        loss.backward()
+        norm = common.grad_norm(self.one_gpu.parameters())
+        clip_grads_with_norm_(self.one_gpu.parameters(), self.args.clip or math.inf, norm)
+        self.one_gpu_optimizer.step()
+        if self.after_step:
+            self.after_step(self.one_gpu)
+        return loss.detach(), norm
