@@ -57,14 +57,16 @@ SETUP_STEPS = 3         # the first steps allocate, and are metered
 # a third of the step or more), and where every rank has a GPU.
 ON_GPUS = "--layers=12 --dim=1024 --heads=16 --kv-heads=16 --seq=1024 --vocab=50304 --batch=16"
 SHAPES = {
-    "cpu": {"one": "", "data_parallel": "--dim=256 --seq=16 --batch=4", "buckets": "--bucket-mb=4",
+    "cpu": {"one": "", "matmuls": "--dim=512 --batch=4 --attention=sdpa",
+            "data_parallel": "--dim=256 --seq=16 --batch=4", "buckets": "--bucket-mb=4",
             "cut": "--dim=256 --seq=64 --batch=4",
             "long": "--layers=1 --dim=64 --seq=1024 --batch=1",     # attention is most of the step
             "pipeline": "--layers=8 --batch=8",         # two slices and two micro-batches for each
             "experts": "--layers=2 --dim=128 --seq=128 --batch=8",
             "dense": "--layers=2 --dim=512 --seq=128 --batch=32",
             "three_axes": "--dim=256 --seq=64 --batch=8"},
-    "cuda": {"one": ON_GPUS, "data_parallel": ON_GPUS, "buckets": "--bucket-mb=25", "cut": ON_GPUS,
+    "cuda": {"one": ON_GPUS, "matmuls": f"{ON_GPUS} --attention=sdpa", "data_parallel": ON_GPUS,
+             "buckets": "--bucket-mb=25", "cut": ON_GPUS,
              "long": f"{ON_GPUS} --seq=32768 --batch=1 --dtype=bfloat16 --attention=sdpa",
              "pipeline": f"{ON_GPUS} --layers=16",
              "experts": f"{ON_GPUS} --dtype=bfloat16 --attention=sdpa",
@@ -77,6 +79,7 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, [anothe
      "--variant=hand", "--variant=torch"),
     ("01_single_gpu", 1, "{one}", "--attention=sdpa", "--attention=plain"),
     ("01_single_gpu", 1, "{one}", "--recompute=full", "--recompute=none"),
+    ("01_single_gpu", 1, "{matmuls}", "--recompute=full", "--recompute=none"),
     ("02_data_parallel", 4, "{data_parallel} {buckets}", "--variant=bucket", "--variant=torch"),
     ("02_data_parallel", 4, "{data_parallel}", "--variant=overlap", "--variant=torch {buckets}"),
     ("02_data_parallel", 4, "{data_parallel}", "--variant=naive", "--variant=torch {buckets}"),
@@ -87,6 +90,7 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, [anothe
     ("04_tensor_parallel", 4, "{cut}", "--variant=megatron", "--variant=torch"),
     ("04_tensor_parallel", 4, "{cut}", "--variant=overlap", "--variant=torch"),
     ("04_tensor_parallel", 4, "{cut}", "--variant=overlap", "--variant=megatron"),
+    ("04_tensor_parallel", 4, "{cut} --precision=bf16", "--variant=megatron", "--variant=torch"),
     ("05_sequence_parallel", 4, "{cut}", "--variant=megatron", "--variant=torch"),
     ("05_sequence_parallel", 4, "{cut}", "--variant=kept", "--variant=torch"),
     ("05_sequence_parallel", 4, "{cut}", "--variant=ring", "--variant=torch"),

@@ -38,8 +38,7 @@ def ten():
 def config(model):
     """The same model, as chapters 01 to 09 train it."""
     return common.Config(model.layers, model.dim, model.heads, model.kv_heads, model.seq,
-                         model.vocab, model.tie, "plain", "llama" if model.gated else "gpt",
-                         model.ffn)
+                         model.vocab, model.tie, "plain", model.gated, model.ffn)
 
 
 # ------------------------------------------------------------------------------- what was published
@@ -282,8 +281,7 @@ def nine_runs():
     nine = chapter("09_5d")
 
     def run(pp, cp, tp, schedule, zero):
-        block = "llama" if zero == 1 else "gpt"
-        cfg = common.Config(16, 16, 8, 2, 32, 64, False, "plain", block, 48)
+        cfg = common.Config(16, 16, 8, 2, 32, 64, False, "plain", zero == 1, 48)
         args = SimpleNamespace(
             variant="hand", dtype="float32", precision="fp32", recompute="none", model=cfg,
             batch=128, micro_batch=1, pp=pp, cp=cp,

@@ -30,7 +30,9 @@ def serve(pipe, stacks):
     """One rank: for each call, join a new gloo group, run the function, send back its result."""
     torch.set_num_threads(1)  # first of all: a fork after OpenMP ran can hang
     gc.freeze()  # what is imported by now is no garbage: saves 0.1 s a call
-    faulthandler.register(signal.SIGUSR1, open(stacks, "w"), all_threads=True)
+    stacks = open(stacks, "w")
+    faulthandler.enable(stacks)  # where it dies of a signal
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
     while True:
         rank, world, store, call = pickle.loads(pipe.recv_bytes())
         os.environ |= {
@@ -127,12 +129,12 @@ class Pool:
         pytest.fail("\n".join(reports), pytrace=False)
 
     def receive(self, rank):
-        process, pipe, _ = self.members[rank]
+        process, pipe, stacks = self.members[rank]
         try:
             return pickle.loads(pipe.recv_bytes())
         except (EOFError, ConnectionResetError):
             process.join(5)
-            return False, f"died, exit code {process.exitcode}"
+            return False, f"died, exit code {process.exitcode}\n{Path(stacks).read_text()}".strip()
 
     def stop(self):
         for process, pipe, _ in self.members:
