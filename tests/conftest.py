@@ -99,6 +99,16 @@ def pytest_collection_modifyitems(config, items):
     items[:] = chosen
 
 
+def some(cases, every=2):
+    """Of faults that are planted each `every`-th in `make test`, and all in `make test-all`."""
+    chosen = []
+    for i, case in enumerate(cases):
+        case = case if hasattr(case, "marks") else pytest.param(*case)
+        marks = [*case.marks, *[pytest.mark.full] * (i % every > 0)]
+        chosen.append(pytest.param(*case.values, marks=marks, id=case.id))
+    return chosen
+
+
 def needs_triton():
     """Skip a test of kernels/ where Triton is missing, or cannot interpret with this NumPy."""
     triton = pytest.importorskip("triton")

@@ -13,7 +13,7 @@ from torch import nn
 import common
 from common import Config
 from lab.bench import meters, verify
-from tests.conftest import SMALL, TEXT, chapter, hold_to_one_gpu, run_main
+from tests.conftest import SMALL, TEXT, chapter, hold_to_one_gpu, run_main, some
 from tests.support.pretend_cuda import RuleBroken, pretended_cuda
 
 THREE = "03_zero"
@@ -274,7 +274,7 @@ def test_by_default_those_of_a_machine(three, monkeypatch):
 # ------------------------------------------------------------------------------- a faulty chapter
 
 
-@pytest.mark.parametrize(("flags", "right", "wrong", "named"), [
+@pytest.mark.parametrize(("flags", "right", "wrong", "named"), some([
     ("zero3", "common.reduce_scatter(self.sum, self.gradients, group",
      "common.reduce_scatter(self.sum, self.gradients, dist.ReduceOp.MAX, group", "gradients"),
     ("zero3", "self.sum if before is None else before.add_(self.sum)", "self.sum", "gradients"),
@@ -302,7 +302,7 @@ def test_by_default_those_of_a_machine(three, monkeypatch):
     ("zeropp --no-quantized-weights", "if self.node and not self.in_backward:",
      "if self.node and not hasattr(self, 'secondary'):", "gradients"),
     ("torch --stage=1", "(dist.get_world_size() * loss)", "loss", "gradients"),
-])
+]))
 def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
     small = ("--layers=1", "--steps=2", "--batch=4", "--micro-batch=1")
     flags = (*FLOAT64, *small, *f"--variant={flags}".split())

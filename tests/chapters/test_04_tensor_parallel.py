@@ -9,7 +9,7 @@ from torch import nn
 
 import common
 from lab.bench.report import quantity
-from tests.conftest import SMALL, TEXT, chapter, hold_to_one_gpu, run_main
+from tests.conftest import SMALL, TEXT, chapter, hold_to_one_gpu, run_main, some
 
 FOUR = "04_tensor_parallel"
 VARIANTS = ("megatron", "overlap", "torch")
@@ -153,7 +153,7 @@ GATE = """block.mlp = sub_layer(mlp, mlp.columns, mlp.down, group)
 
 @pytest.mark.parametrize(
     ("right", "wrong", "named"),
-    [
+    some([
         # f, and both halves of g
         (F, "        return gradient, None", "gradients"),
         (G, G.replace("summed(x, group)", "x.clone()"), "loss"),
@@ -178,7 +178,7 @@ GATE = """block.mlp = sub_layer(mlp, mlp.columns, mlp.down, group)
         ("-scale * is_mine[..., None]", "-scale", "gradients"),
         ("dlogits.scatter_add_(-1, local_target, -scale * is_mine[..., None])", "pass",
          "gradients"),
-    ],
+    ]),
 )  # fmt: skip
 def test_a_broken_chapter_says_so(ranks, tmp_path, right, wrong, named):
     """Faults that a student might make."""

@@ -31,7 +31,7 @@ from tests.chapters.test_04_tensor_parallel import (
     trained,
     twice,
 )
-from tests.conftest import chapter, hold_to_one_gpu, run_main
+from tests.conftest import chapter, hold_to_one_gpu, run_main, some
 
 FIVE = "05_sequence_parallel"
 VARIANTS = ("megatron", "kept", "ring", "torch")
@@ -73,7 +73,7 @@ ONE_STEP = (*FLOAT64, "--layers=1", "--batch=2", "--steps=1")
 
 @pytest.mark.parametrize(
     ("variant", "right", "wrong", "named"),
-    [
+    some([
         # g forward and backward; f's backward alone, and with the linears behind it
         ("megatron", "return reduce_scatter(x, group)", f"return {MINE}", "loss"),
         ("megatron", "return all_gather(gradient, ctx.group)",
@@ -98,7 +98,7 @@ ONE_STEP = (*FLOAT64, "--layers=1", "--batch=2", "--steps=1")
         # whose tokens
         ("megatron", "[group.rank()].clone()", "[group.rank() - 1].clone()", "loss"),
         ("megatron", "dist.all_reduce(loss, group=group)", "pass", "loss"),
-    ],
+    ]),
 )  # fmt: skip
 def test_a_broken_chapter_says_so(ranks, tmp_path, variant, right, wrong, named):
     """Faults that a student might make, on two ranks that share a kv head."""
@@ -116,7 +116,7 @@ SEND_ON = """dist.isend, x, group=group, group_peer=(rank + 1) % t),
 
 @pytest.mark.parametrize(
     ("right", "wrong", "named"),
-    [
+    some([
         (GATHER, GATHER.replace("hop)", "hop - 1)").replace("rank + 1", "rank"), "loss"),
         (GATHER, GATHER.replace("rank - hop", "rank + hop").replace("+ 1", "- 1"), "loss"),
         (GATHER, GATHER.replace("chunk = arriving", "arriving"), "loss"),
@@ -127,7 +127,7 @@ SEND_ON = """dist.isend, x, group=group, group_peer=(rank + 1) % t),
         ("total.addmm_(of_weight", "total.addmm_(2 * of_weight", "gradients"),
         ("dw.addmm_(arrived", "dw.addmm_(2 * arrived", "gradients"),
         ("dx[owner] = arrived @ weight", "dx[-owner] = arrived @ weight", "gradients"),
-    ],
+    ]),
 )
 def test_a_broken_ring_says_so(ranks, tmp_path, right, wrong, named):
     flags = (*ONE_STEP, *OF_THREE, "--variant=ring")

@@ -16,7 +16,7 @@ from lab.bench import anatomy
 from lab.bench.machines import MACHINES
 from lab.cli import strict
 from tests.chapters.test_04_tensor_parallel import FLOAT64, SETTINGS, covering, flags_of
-from tests.conftest import TEXT, chapter, hold_to_one_gpu, needs_triton, run_main
+from tests.conftest import TEXT, chapter, hold_to_one_gpu, needs_triton, run_main, some
 from tests.support.pretend_cuda import pretended_cuda
 
 SIX = "06_context_parallel"
@@ -87,7 +87,7 @@ SEND_ON = """dist.isend, x, group=group, group_peer=(rank + 1) % n),
 
 @pytest.mark.parametrize(
     ("variant", "right", "wrong", "named"),
-    [
+    some([
         # whose tokens, and where they are
         ("zigzag", "model.block1.attn.rope.positions = positions", "pass", "loss"),
         ("zigzag", "parts[-1 - rank]", "parts[ranks + rank]", "loss"),
@@ -131,7 +131,7 @@ SEND_ON = """dist.isend, x, group=group, group_peer=(rank + 1) % n),
          "\n\n    norm = grad_norm", "gradients"),
         ("zigzag", "norm = grad_norm(model.parameters())",
          "norm = grad_norm(model.parameters()) * 1.001", "gradient norm"),
-    ],
+    ]),
 )  # fmt: skip
 def test_a_broken_chapter_says_so(ranks, tmp_path, variant, right, wrong, named):
     """Faults that a student might make, on three ranks (Ulysses on four, which share kv heads)."""

@@ -22,7 +22,7 @@ from lab.bench import report
 from lab.bench.ranks import CONTEXT, store
 from lab.cli import strict
 from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covered
-from tests.conftest import TEXT, arguments, chapter, hold_to_one_gpu, run_main
+from tests.conftest import TEXT, arguments, chapter, hold_to_one_gpu, run_main, some
 
 SEVEN = "07_pipeline_parallel"
 VARIANTS = ("1f1b", "naive", "afab", "interleaved", "zb-h1", "zb-h2", "dualpipe", "dualpipe-v")
@@ -200,7 +200,7 @@ TIED = ("--preset=gpt2", "--attention=plain")
 
 @pytest.mark.parametrize(
     ("flags", "right", "wrong", "named"),
-    [
+    some([
         # whose gradients, and divided by what
         ("", "micro_batches[i]\n", "(micro_batches[i][0], micro_batches[i - 1][1])\n", "loss"),
         ("", "x, edge = self.kept_for_backward.pop(i)",
@@ -235,7 +235,7 @@ TIED = ("--preset=gpt2", "--attention=plain")
         ("", "            under_way.pop(next(iter(under_way)))[0].wait()",
          "            under_way.pop(name)[0].wait()", "messages kept"),
         ("", '"modules": modules, "kept"', '"modules": [0], "kept"', "parameters"),
-    ],
+    ]),
 )  # fmt: skip
 def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
     """Faults that a student might make."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import common
 from common import Refused
 from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covering
-from tests.conftest import TEXT, chapter, hold_to_one_gpu, run_main
+from tests.conftest import TEXT, chapter, hold_to_one_gpu, run_main, some
 
 EIGHT = "08_expert_parallel"
 VARIANTS = ("dropless", "capacity", "tensor", "torch")
@@ -268,7 +268,7 @@ def test_an_exchange_can_read_its_sizes_on_the_device():
 FAULTY = (*FLOAT64, "--layers=1", "--steps=1", "--batch=4", "--micro-batch=1")
 
 
-@pytest.mark.parametrize(("flags", "right", "wrong", "named"), [
+@pytest.mark.parametrize(("flags", "right", "wrong", "named"), some([
     # whose gradients
     ("--ep=2", 'p.partial = groups["holders"]', 'p.partial = groups["world"]', "gradients"),
     ("--ep=2", 'p.partial = groups["holders"]', 'p.partial = groups["ep"]', "gradients"),
@@ -324,7 +324,7 @@ FAULTY = (*FLOAT64, "--layers=1", "--steps=1", "--batch=4", "--micro-batch=1")
     # formulas
     ("", "blocks += (rows + shared)", "blocks += (2 * rows + shared)", "FLOPs"),
     ("--steps=2", "block.mlp.seen.clear()", "pass", "all_to_all"),
-])  # fmt: skip
+]))  # fmt: skip
 def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
     """Faults that a student might make."""
     flags, world = (*FAULTY, *flags.split()), 4 if flags.startswith("--ep=2") else 2

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from lab.cli import strict
 from tests.chapters.test_04_tensor_parallel import TRAINING, covered
-from tests.conftest import chapter, hold_to_one_gpu, run_main
+from tests.conftest import chapter, hold_to_one_gpu, run_main, some
 
 NINE = "09_5d"
 
@@ -277,7 +277,7 @@ EXPERTS = "--experts=4 --ep=2 --dp=2"
 TIED = "--preset=gpt2 --attention=plain"
 
 
-@pytest.mark.parametrize(("flags", "right", "wrong", "named"), [
+@pytest.mark.parametrize(("flags", "right", "wrong", "named"), some([
     # experts' gradients times ep: summed over all of dp, who hold other experts
     (EXPERTS, "(at.pp, at.tp, at.dp % ep))}", "(at.pp, at.tp))}", "gradients"),
     (EXPERTS, "return AllToAll.apply(gradient, ctx.received",
@@ -324,7 +324,7 @@ TIED = "--preset=gpt2 --attention=plain"
     ("--dp=2 --zero=3", '"gathers": 2 * m', '"gathers": m', "all_gather, calls"),
     ("--tp=2", '"inputs": 1 / cp,', '"inputs": 1 / (cp * t),', "actions after which"),
     ("--tp=4", '"keys": 1 / min(t, cfg.kv_heads)', '"keys": 1 / t', "optimizer states"),
-])  # fmt: skip
+]))  # fmt: skip
 def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
     """Faults that frameworks and students have had, on as many ranks as show them."""
     world = math.prod(map(int, re.findall(r"--[dpct]p=(\d)", flags)))

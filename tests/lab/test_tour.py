@@ -123,8 +123,8 @@ def test_the_table_and_the_figures_are_of_what_is_done():
     assert tour.drawing(tour.stops_of("10"), Path("runs"), "out") == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("by_torchrun", [False, True])
+@pytest.mark.parametrize(("number", "by_torchrun"), [
+    (signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_nothing_is_left_running(tmp_path, number, by_torchrun):
     (tmp_path / "runs").mkdir()
     (tmp_path / "done.py").write_text("")

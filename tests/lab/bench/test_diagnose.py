@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from tests.conftest import SMALL, TEXT, run_main
+from tests.conftest import SMALL, TEXT, run_main, some
 from tests.support.pretend_cuda import pretended_cuda
 
 ONE, TWO, THREE = "01_single_gpu", "02_data_parallel", "03_zero"
@@ -375,7 +375,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("world", "chapter", "flags", "right", "wrong", "said"), FAULTS)
+@pytest.mark.parametrize(("world", "chapter", "flags", "right", "wrong", "said"), some(FAULTS))
 def test_a_fault_is_called_what_it_is(ranks, tmp_path, world, chapter, flags, right, wrong, said):
     flags = flags_of(chapter, flags)
     (status, run, output), *_ = ranks(world)(run_main, chapter, flags, tmp_path, (right, wrong))
