@@ -100,7 +100,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def some(cases, every=2):
-    """Of faults that are planted each `every`-th in `make test`, and all in `make test-all`."""
+    """parametrize's cases: each `every`-th in `make test`, and all of them in `make test-all`."""
     chosen = []
     for i, case in enumerate(cases):
         case = case if hasattr(case, "marks") else pytest.param(*case)

@@ -95,7 +95,8 @@ def test_all_that_is_written_by_hand_is_among_them(name):
 
 # These send and wait as another of their chapter does.
 ALIKE = ("=naive", "=afab", "=zb-h1", "=dualpipe --", "=ring --dtype=bfloat16", "=zero1",
-         "=megatron --dt", "=kept", "=fp8 --layers")
+         "=megatron --dt", "=kept", "=fp8 --layers", "01_single_gpu --dtype=float64", "--zero=1",
+         "--ep=1", "=dualpipe-v --layers=4 --experts")
 
 
 def marks_of(run):

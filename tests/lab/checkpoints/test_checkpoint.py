@@ -65,7 +65,7 @@ LAYOUTS = {
 # These hold and save what another of their chapter does.
 ALIKE = ("01 torch", "02 overlap", "02 naive", "03 torch 1", "04 overlap", "04 torch", "05 kept",
          "05 ring", "05 torch", "07 naive", "07 afab", "07 interleaved", "07 zb-h1", "07 zb-h2",
-         "07 dualpipe", "07 torch", "03 zero2", "09 torch pp")
+         "07 dualpipe", "07 torch", "03 zero1", "03 zero2", "03 offload", "09 zero1", "09 torch pp")
 MIXTURE = ("--experts=8", "--layers=2")
 MIXTURES = {
     "08 dropless": ("08_expert_parallel", 4, *MIXTURE, "--variant=dropless"),

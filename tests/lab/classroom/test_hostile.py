@@ -201,7 +201,8 @@ def test_a_process_is_not_idle_while_one_of_its_threads_computes():
         process.communicate()
 
 
-@pytest.mark.parametrize("module", ["lab.classroom.grade", "lab.museum"])
+@pytest.mark.parametrize("module", [
+    "lab.classroom.grade", pytest.param("lab.museum", marks=pytest.mark.full)])
 def test_nothing_is_left_behind_by_who_is_killed(module, tmp_path):
     """By SIGKILL, which nobody can handle."""
     pids = tmp_path / "pids"
