@@ -57,9 +57,9 @@ hunt: $(READY)  ## write hunts/: a chapter with a silent bug (CHAPTER=06 SEED=3;
 	@$(PYTHON) -m lab.hunt "$(CHAPTER)" --seed "$(or $(SEED),0)" --level "$(or $(LEVEL),easy)" \
 		$(if $(FORCE),--force)
 
-# Ranks wait for each other a third of the time, so two files are tested at once where pytest-xdist is.
+# Ranks wait for each other, so that three files at once keep two cores busy, where pytest-xdist is.
 define run_tests
-	@if $(PYTHON) -c 'import xdist' 2>/dev/null; then workers="-n 2 --dist loadfile"; fi; \
+	@if $(PYTHON) -c 'import xdist' 2>/dev/null; then workers="-n 3 --dist loadfile"; fi; \
 	$(PYTHON) -m pytest -q $$workers --durations=25 tests
 endef
 

@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -66,14 +67,17 @@ def covering(fits=fits, **settings):
 
 def covered(every):
     """A few of these settings, in which any two values that occur together in all do so, too."""
-    bits, masks = {}, []  # a bit for each pair of values: 60,000 settings take no time
-    for one in every:
-        pairs = itertools.combinations(one.items(), 2)
-        masks.append(sum(1 << bits.setdefault(pair, len(bits)) for pair in pairs))
-    missing, chosen = (1 << len(bits)) - 1, []
-    while missing:
-        best = max(range(len(every)), key=lambda i: (masks[i] & missing).bit_count())
-        missing &= ~masks[best]
+    columns = []  # of each setting, the numbers of its values
+    for values in zip(*(one.values() for one in every)):
+        number = {value: i for i, value in enumerate(dict.fromkeys(values))}
+        columns.append(np.array([number[value] for value in values]))
+    both = [a * (b.max() + 1) + b for a, b in itertools.combinations(columns, 2)]
+    has = np.concatenate([pair[:, None] == np.unique(pair) for pair in both], 1, dtype="float32")
+
+    missing, chosen = np.ones(has.shape[1], "float32"), []
+    while missing.any():
+        best = (has @ missing).argmax()
+        missing *= 1 - has[best]
         chosen.append(pytest.param(every[best], id="-".join(map(str, every[best].values()))))
     return chosen
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from lab.bench.ranks import CONTEXT
 
-MOST_THREADS = 40  # of a rank between two calls; a group has three
+MOST_THREADS = 16  # of a rank between two calls; a group has three
 
 
 class Absent(str):
