@@ -84,7 +84,7 @@ def test_two_files_are_tested_at_once_where_a_plugin_can(make, tmp_path):
     python = f"PY={interpreter(tmp_path, sys.executable)}"
     (tmp_path / "ruff.py").touch()
     (tmp_path / "pytest.py").write_text("import sys; sys.exit(' '.join(sys.argv[1:]))")
-    for xdist, words in (("", " -n 2 --dist loadfile"), ("raise ImportError", "")):
+    for xdist, words in (("", " -n 3 --dist loadfile"), ("raise ImportError", "")):
         (tmp_path / "xdist.py").write_text(xdist)
         status, _, errors = make("test", python)
         assert (status, errors.splitlines()[0]) == (2, f"-q{words} --durations=25 tests")
