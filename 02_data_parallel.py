@@ -39,7 +39,7 @@ Three things must be right.
     Once.     With several micro-batches, only the last backward sends. The gradients of the others
               wait in p.grad, and one sum over ranks serves for all.
 
-What a rank stores and sends (S bytes of gradients, in fp32 with any --precision; N ranks)
+What a rank stores and sends (S bytes of gradients, in --dtype with any --precision; N ranks)
 
     parameters, gradients, optimizer states     all of them, as on one GPU: nothing is saved
     all_reduce, payload                         S a step, however many micro-batches
@@ -63,9 +63,9 @@ and the parameters cancel. So the size of the model does not matter, only that a
     tokens  >=  g/2 · (N-1)/N · FLOP/s / bandwidth
 
 An H100 computes 989 TFLOP/s in bf16 and sends 450 GB/s over NVLink, 50 GB/s over InfiniBand. So on
-the 8 ranks of a machine, 2-byte gradients need 1,923 tokens a rank over NVLink. More ranks need
+the 8 ranks of a machine, fp32 gradients need 3,846 tokens a rank over NVLink. More ranks need
 several machines, and InfiniBand. There (N-1)/N grows towards 1, and the tokens towards a limit of
-g/2 · FLOP/s / bandwidth = 19,780. But a fixed batch over more and more ranks leaves ever fewer for
+g/2 · FLOP/s / bandwidth = 39,560. But a fixed batch over more and more ranks leaves ever fewer for
 each: there data parallelism stops paying. And it never helps a model that does not fit: see
 chapter 03.
 
@@ -349,10 +349,10 @@ def formulas(args, rank, ranks, model):
         f"all_reduce over backward: {args.dtype} gradients, {tokens} tokens in bf16":
             lambda *rates: communication_over_backward(gradient_bytes, parameters, tokens, ranks,
                                                        *rates),
-        "tokens in a rank's last backward that hide 2-byte gradients of 8 ranks":
-            lambda *rates: tokens_to_hide(2, 8, *rates),
+        "tokens in a rank's last backward that hide fp32 gradients of 8 ranks":
+            lambda *rates: tokens_to_hide(4, 8, *rates),
         "the same of ever more ranks: the limit":
-            lambda *rates: tokens_to_hide(2, math.inf, *rates)}}
+            lambda *rates: tokens_to_hide(4, math.inf, *rates)}}
 
 
 def requires(args, ranks):

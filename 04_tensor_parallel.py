@@ -43,13 +43,13 @@ all_reduce finds m, the maximum, and another one the sum and the target's own lo
 has all it needs, and the full logits never exist. If t does not divide the vocabulary, it is padded
 with rows of zeros, whose logits are set to -inf, so that they get no probability.
 
-LayerNorm. Its weights are on all ranks, and nothing is sent to keep them equal: with the same x
+Norms. Their weights are on all ranks, and nothing is sent to keep them equal: with the same x
 (after g) and the same gradient (after f), every rank computes the same update. The gradient norm
 must count them once, and a cut matrix in all its parts.
 
 What a rank stores and sends (b sequences of s tokens in a micro-batch, h = dim, e bytes a number)
 
-    parameters       1/t of every matrix, but never less than one kv head; LayerNorms in full
+    parameters       1/t of every matrix, but never less than one kv head; norms in full
     activations      A_in / t + A_out. Of chapter 01's classes, A_in is `inside`, `core`, `keys and
                      values` and `logits`; A_out is `outside` and `inputs`, which is all that
                      norms read and write. Chapter 05 cuts A_out, too
@@ -67,11 +67,11 @@ forward, on ranks that compute C FLOP/s and send W bytes/s:
     2.  It sends one all_reduce of h numbers:        2 (t-1)/t · h·e bytes a token, over W
     3.  Sending takes no longer than computing if    t  <=  1 + 8 h / e · W / C
 
-Batch and sequence are not in it, only h, e and the machine. An H100 has C = 989e12, and W = 450e9
-over NVLink, 50e9 over InfiniBand. With h = 8192 in bf16 (e = 2), the limit is 15 ranks over NVLink
-and 2 over InfiniBand. At the limit, sending takes as long as computing; on a machine's 8 ranks over
-NVLink, 0.47 times as long. Hence the rule: tensor parallelism inside a machine, and something else
-(chapters 02, 03 and 07) between machines.
+(With SwiGLU 3 · ffn takes 8 h's place.) Batch and sequence are not in it. An H100 has C = 989e12,
+and W = 450e9 over NVLink, 50e9 over InfiniBand. With h = 8192 in bf16 (e = 2), the limit is 15
+ranks over NVLink and 2 over InfiniBand. At the limit, sending takes as long as computing; on a
+machine's 8 ranks over NVLink, 0.47 times as long. Hence the rule: tensor parallelism inside a
+machine, and something else (chapters 02, 03 and 07) between machines.
 
 Run it:
     torchrun --nproc_per_node=4 04_tensor_parallel.py

@@ -1,8 +1,8 @@
 r"""05 · Sequence parallelism: what tensor parallelism left whole is cut too, along the sequence.
 
-In chapter 04 every rank holds the residual stream and computes every LayerNorm in full: t ranks
-keep and compute the same thing t times. But outside of the sub-layers (in the embedding, LayerNorm,
-the residual sums, the head and the loss) a token needs no other token. So let a rank have 1/t of
+In chapter 04 every rank holds the residual stream and computes every norm in full: t ranks keep
+and compute the same thing t times. But outside of the sub-layers (in the embedding, the norms, the
+residual sums, the head and the loss) a token needs no other token. So let a rank have 1/t of
 the sequence there; and inside a sub-layer, as before, all of the sequence and 1/t of the heads:
 
             +--------------------------------------------------------------+
@@ -36,7 +36,7 @@ advises --recompute selective: attention's core lies between f and g, so nothing
 
 What a rank keeps and sends (x = b·s·h·e bytes, L blocks, a micro-batch)
 
-    parameters       1/t of the blocks' matrices; embedding, head and LayerNorms in full
+    parameters       1/t of the blocks' matrices; embedding, head and norms in full
     activations      (A_in + A_out) / t, where chapter 04 has A_in / t + A_out. (In `kept` the 2 L
                      inputs of sub-layers are whole, x each. RoPE's tables are whole in all)
     reduce_scatter   4 L of x: forward and backward of each sub-layer
@@ -54,11 +54,11 @@ part while it travels. The bytes are those of `megatron`, in t-1 messages a gath
 async TP each rank pulls chunks from their owners' memory instead.) With chapter 04's C and W, a
 message of b·s/t · h · e bytes hides behind the matmul of a chunk with a matrix of h x n/t, which
 takes 2 · b·s/t · h · n/t FLOPs, if e·t/(2n) · C/W <= 1. For h = 8192 in bf16 on 8 H100s over NVLink
-the left side is 0.5 for an MLP's matrices (n = 4 h) and 2.1 for o (n = h). For q, k and v together
-n is (1 + 2 · kv/heads) · h: of 64 heads, all with keys of their own, it is 0.7, and with 8 kv heads
-(GQA) 1.7. What is more than 1 does not hide as a whole.
+the left side is 0.5 for a GPT's MLP (n = 4 h), 0.3 for Llama's up and gate together (n = 7 h), 2.1
+for o (n = h), and for q, k and v together, where n = (1 + 2 · kv/heads) · h, 0.7 if each of 64
+heads has its own keys, 1.7 with 8 kv heads (GQA). What is more than 1 does not hide as a whole.
 
-When it pays: where chapter 04 does, for less memory, and with every LayerNorm computed once. It
+When it pays: where chapter 04 does, for less memory, and with every norm computed once. It
 sends up to a quarter more, since it gathers twice, and the gradients of the tables once a step. It
 cannot cut the s x s scores, nor a head's k and v: chapter 06 cuts attention's own sequence.
 
@@ -386,7 +386,7 @@ def torch_step(model, optimizer, micro_batches, valid, clip):
             loss.backward()
         total += loss.detach().full_tensor()
 
-    for p in model.parameters():                        # a LayerNorm's is a partial sum so far
+    for p in model.parameters():                        # a norm's is a partial sum so far
         p.grad = p.grad.redistribute(placements=p.placements)
     norm = nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf")).full_tensor()
     optimizer.step()
@@ -477,7 +477,7 @@ def train(run):
 
 def train_torch(run):
     """The same through PyTorch, with the vocabulary cut as in chapter 04: all weights become
-    DTensors, and the LayerNorms take sequences in parts."""
+    DTensors, and the norms take sequences in parts."""
     from torch.distributed.tensor import Replicate, Shard, parallel
 
     args, cfg = run.args, run.args.model

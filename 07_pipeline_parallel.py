@@ -85,8 +85,9 @@ rank r must be that many forwards ahead, besides p micro-batches in each of its 
 and the forward of its round is one more. No rank has more alive than there are: v·m.
 
 A micro-batch that waits for W keeps the inputs of all linears and the gradients of their outputs.
-In a block that is as much as before B, but for what the core of attention and LayerNorm's
-statistics took: all else that B has freed is as large as the gradients that it has computed.
+In a GPT's block that is as much as before B, but for what the core of attention and the norms'
+statistics took: all else that B has freed is as large as the gradients that it has computed. With
+SwiGLU it is one tensor of hidden features less: no matrix needs silu(gate).
 
 The order of messages. Between two ranks, NCCL matches sends with receives by the order in which
 they are posted, and a send may block until the other side has posted its receive. Suppose each rank
@@ -346,7 +347,7 @@ class LinearInHalves(torch.autograd.Function):
 class Stage:
     """A slice of the model, and what it keeps of each micro-batch from one action to the next.
 
-    in_halves: B and W come apart. LayerNorms' and the embedding's gradients, which cost little, are
+    in_halves: B and W come apart. The norms' and the embedding's gradients, which cost little, are
     computed in B.
     """
 

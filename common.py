@@ -1,6 +1,6 @@
 """What the chapters share: text, the model and its seams, who holds which part, the command line,
-and a bare run. A chapter and this file, copied anywhere, train; a single rank prints the losses and
-norms that all others must equal. Beside lab/, each tensor of a run is measured and held to that."""
+and a bare run. A chapter and this file, copied anywhere, train; one rank is one GPU, whose losses
+and norms all others must print. Beside lab/, a run is measured, and each tensor held to that."""
 
 import argparse
 import contextlib
@@ -344,7 +344,7 @@ class Masters(torch.optim.Optimizer):
 def parse(file, doc, variants, flags, argv, Parser=argparse.ArgumentParser):
     """The command line of a chapter; args.model is the Config of its model."""
     parser = Parser(Path(file).name, description=doc, allow_abbrev=False,
-                    conflict_handler="resolve",         # chapter 01 has other precisions
+                    conflict_handler="resolve",         # 01 and 05 have more precisions
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--variant", choices=list(variants), default=next(iter(variants)))
@@ -360,7 +360,7 @@ def parse(file, doc, variants, flags, argv, Parser=argparse.ArgumentParser):
     add("--lr", type=float, help="learning rate")
     add("--clip", type=float, help="largest gradient norm")
     add("--dtype", choices=DTYPES, default="float32")
-    add("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: with fp32 masters")
+    add("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: masters in --dtype")
     add("--recompute", choices=("none", "selective", "full"), default="none")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--data", help="any text, or a .bin of uint16 tokens; default: Python's source")

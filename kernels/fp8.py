@@ -35,10 +35,11 @@ scale shifts the exponent, and no significant bit is lost (unless a number becom
 `quantize_kernel` does both for dy in one pass over memory. A block of 128 x 128 is the same either
 way round.
 
-What stays as it was, and why: LayerNorms, GELU, softmax and the residual stream are no products, so
-there is nothing to gain; attention's scores have the widest range of all; the embedding is a table,
-and the head's errors would reach the loss undamped; gradients are sums of many small numbers, and
-the optimizer's masters keep what is below an update's last bit (python -m lab.formats shows that).
+What stays as it was, and why: norms, GELU or SwiGLU, softmax and the residual stream are no
+products, so there is nothing to gain; attention's scores have the widest range of all; the
+embedding is a table, and the head's errors would reach the loss undamped; gradients are sums of
+many small numbers, and the optimizer's masters keep what is below an update's last bit (python -m
+lab.formats shows that).
 
 Several ranks (chapter 05). What is gathered is gathered in FP8, with its scales behind it: a token
 has its own. But where ranks share features, they may share a tile: of 128 features each has 32.
@@ -504,8 +505,9 @@ def in_chapter_05(args, t, all_gather, reduce_scatter):
     kv = cfg.dim // cfg.heads * cfg.kv_heads
     for cut in (cfg.dim, kv, cfg.hidden):
         if cut % t or cut // t % TILE and TILE % (cut // t):
+            works = f"--ffn {TILE * t}" if cut == cfg.hidden else "--nproc_per_node 1"
             raise common.Refused(f"--precision fp8 cuts {cut} features into tiles of {TILE}, and "
-                                 f"--nproc_per_node {t} cuts tiles in two", "--nproc_per_node 1")
+                                 f"--nproc_per_node {t} cuts tiles in two", works)
     ways = all_gather, reduce_scatter
     pair = (lambda x, group, *weights: GatherColumns8.apply(x, group, ways, *weights),
             lambda x, group, weight: RowScatter8.apply(x, group, ways, weight))

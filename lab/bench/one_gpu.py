@@ -12,8 +12,9 @@ from common import Batch
 class BesideOneGpu(common.Run):
     """A run that can train the same model on one GPU, in the same precision, on the same batches.
 
-    one_gpu: its model, once a step was taken. is_mixed: whether --precision is that of the run's
-    optimizer, and so of one GPU's; a variant of PyTorch's has its own, over parameters in --dtype.
+    one_gpu: its model, once a step was taken. build, after_step: as `batches` was given them.
+    is_mixed: whether --precision is that of the run's optimizer, and so of one GPU's; a variant of
+    PyTorch's has its own, over parameters in --dtype. One GPU's masters are never offloaded.
     """
 
     one_gpu, is_mixed = None, False

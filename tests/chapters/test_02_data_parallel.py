@@ -321,8 +321,8 @@ def test_when_communication_hides(two):
 
 def test_the_lessons_tokens(two):
     """Of a machine, and of many: there the tokens grow with the ranks, up to the limit."""
-    in_a_machine = two.tokens_to_hide(2, 8, *MACHINES["H100, NVLink 4"])
-    needed = [two.tokens_to_hide(2, n, *MACHINES["H100, InfiniBand NDR"])
+    in_a_machine = two.tokens_to_hide(4, 8, *MACHINES["H100, NVLink 4"])
+    needed = [two.tokens_to_hide(4, n, *MACHINES["H100, InfiniBand NDR"])
               for n in (1, 16, 10**6, math.inf)]
     assert needed == sorted(needed) and needed[0] == 0 and needed[2] == pytest.approx(needed[3])
     for tokens in (in_a_machine, needed[3]):

@@ -62,7 +62,12 @@ def drawn(rng, module, variant):
         "vocab": rng.randint(128, 300), "attention": rng.choice(("plain", "sdpa")),
         "batch": rng.choice((1, world, 2 * world, 3 * world)), "steps": rng.randint(1, 4),
         "ignore": rng.choice((0, 0.3, 0.9)), "optimizer": rng.choice(("adamw", "sgd", "momentum")),
-        "seed": rng.randint(0, 99)}
+        "seed": rng.randint(0, 99), "block": rng.choice(("gpt", "llama")),
+        "ffn": 2 * tp * world * rng.randint(1, 9)}
+    own = {name for action in actions for name in action.option_strings}
+    flags |= {} if "--precision" in own else {"precision": rng.choice(("fp32", "bf16"))}
+    flags |= {} if "--recompute" in own else {
+        "recompute": rng.choice(("none", "selective", "full"))}
     flags |= {"micro-batch": rng.randint(1, 3)} if rng.random() < 0.7 else {}
     flags |= {"clip": rng.choice((0.01, 0.5, 100))} if rng.random() < 0.5 else {}
     if has_axes:
@@ -95,7 +100,7 @@ def is_legal(module, world, flags):
             own = getattr(module, "flags", no_flags)
             args = strict.parse(module.__file__, "", module.VARIANTS, own, flags)
             module.requires(args, world)
-            if Path(module.__file__).name.startswith("05") and args.precision:
+            if Path(module.__file__).name.startswith("05") and args.precision == "fp8":
                 fp8.in_chapter_05(args, world, None, None)  # which is asked in train
         except (SystemExit, Refused):
             return False

@@ -39,9 +39,9 @@ EXHIBITS = [
         "A function that takes a step in parts scaled the gradients, summed them over the data-"
         "parallel ranks, and updated. The sum of norms' gradients over the tensor-parallel ranks "
         "was in another function, which only the usual way calls. Copies diverge a step at a time: "
-        "nothing crashes, and nothing is NaN.",
+        "nothing crashes, and nothing is NaN. (Here those of RMSNorms.)",
         FILE, SUM, "    norm = grad_norm(model.parameters(), group)\n",
-        *CLIPPED, ("loss", "gradients", "gradient norm", "parameters", "sent"),
+        *GATED, ("loss", "gradients", "gradient norm", "parameters", "sent"),
         ("first loss", "kept"),
     ),
     Exhibit(

@@ -1,0 +1,38 @@
+"""Today's step whole, in each chapter: a Llama's block in bf16 with masters, recomputed in full, of
+several micro-batches with ignored targets, clipped."""
+
+import pytest
+
+from tests.conftest import SMALL, TEXT, chapter, run_main
+
+TODAY = ("--block=llama", "--precision=bf16", "--recompute=full", "--ignore=0.3", "--clip=0.1",
+         "--ffn=96", "--heads=8", "--kv-heads=4", "--steps=2")  # fmt: skip
+RUNS = {  # chapter: what it needs besides, by the number of ranks
+    "02_data_parallel": {4: (), 8: ()},
+    "03_zero": {4: ("--variant=zero2",), 8: ("--variant=zero3",)},
+    "04_tensor_parallel": {4: (), 8: ()},
+    "05_sequence_parallel": {4: (), 8: ("--variant=kept",)},
+    "06_context_parallel": {4: (), 8: ("--variant=ulysses", "--kv-heads=8")},
+    "07_pipeline_parallel": {4: ("--variant=1f1b", "--layers=4"), 8: ("--layers=8",)},
+    "08_expert_parallel": {4: (), 8: ("--ep=4",)},
+    "09_5d": {4: ("--tp=2", "--pp=2", "--zero=1"),
+              8: ("--dp=2", "--tp=2", "--pp=2", "--zero=3")},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.full)])
+@pytest.mark.parametrize(("name", "world"), [
+    pytest.param(name, world, marks=pytest.mark.full if world == 8 else ())
+    for name, worlds in RUNS.items() for world in worlds])
+def test_todays_step_is_one_gpus(ranks, tmp_path, name, world, dtype):
+    """And all bytes are those of the formulas."""
+    chapter(name)
+    shares = 1 if name[:2] in ("04", "05", "06", "07") else world  # at most, of the batch
+    flags = [*SMALL, f"--data={TEXT}", f"--dtype={dtype}", *TODAY, f"--batch={2 * shares}",
+             "--micro-batch=1", *RUNS[name][world]]  # fmt: skip
+    (status, run, output), *_ = ranks(world, timeout=120)(run_main, name, flags, tmp_path)
+    assert status == 0 and not run["problems"], output
+    assert all(check["ok"] is not False for check in run["checks"]), output
+    assert f"masters in {dtype}" in output
+    if dtype == "float64":
+        assert max(run["max_loss_diff"], run["max_grad_diff"], run["max_param_diff"]) < 1e-10
