@@ -67,11 +67,11 @@ forward, on ranks that compute C FLOP/s and send W bytes/s:
     2.  It sends one all_reduce of h numbers:        2 (t-1)/t · h·e bytes a token, over W
     3.  Sending takes no longer than computing if    t  <=  1 + 8 h / e · W / C
 
-(With SwiGLU 3 · ffn takes 8 h's place.) Batch and sequence are not in it. An H100 has C = 989e12,
-and W = 450e9 over NVLink, 50e9 over InfiniBand. With h = 8192 in bf16 (e = 2), the limit is 15
-ranks over NVLink and 2 over InfiniBand. At the limit, sending takes as long as computing; on a
-machine's 8 ranks over NVLink, 0.47 times as long. Hence the rule: tensor parallelism inside a
-machine, and something else (chapters 02, 03 and 07) between machines.
+(SwiGLU has three matrices, so 3 · ffn takes the place of 8 h.) Batch and sequence are not in it. An
+H100 has C = 989e12, and W = 450e9 over NVLink, 50e9 over InfiniBand. With h = 8192 in bf16 (e = 2),
+the limit is 15 ranks over NVLink and 2 over InfiniBand. At the limit, sending takes as long as
+computing; on a machine's 8 ranks over NVLink, 0.47 times as long. Hence the rule: tensor
+parallelism inside a machine, and something else (chapters 02, 03 and 07) between machines.
 
 Run it:
     torchrun --nproc_per_node=4 04_tensor_parallel.py

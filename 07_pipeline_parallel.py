@@ -87,7 +87,8 @@ and the forward of its round is one more. No rank has more alive than there are:
 A micro-batch that waits for W keeps the inputs of all linears and the gradients of their outputs.
 In a GPT's block that is as much as before B, but for what the core of attention and the norms'
 statistics took: all else that B has freed is as large as the gradients that it has computed. With
-SwiGLU it is one tensor of hidden features less: no matrix needs silu(gate).
+SwiGLU it is one tensor of hidden features less: B frees gate, silu(gate) and up, and computes the
+gradients of gate and up.
 
 The order of messages. Between two ranks, NCCL matches sends with receives by the order in which
 they are posted, and a send may block until the other side has posted its receive. Suppose each rank

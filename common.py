@@ -1,6 +1,6 @@
 """What the chapters share: text, the model and its seams, who holds which part, the command line,
-and a bare run. A chapter and this file, copied anywhere, train; one rank is one GPU, whose losses
-and norms all others must print. Beside lab/, a run is measured, and each tensor held to that."""
+and a bare run. A chapter and this file, copied anywhere, train; one rank is one GPU, and more print
+the same losses and norms. Beside lab/, a run is also measured, and each tensor held to one GPU."""
 
 import argparse
 import contextlib
@@ -49,9 +49,10 @@ class Config:                   # the shape of a model
         return (3 if self.gated else 2) * self.dim * self.hidden
 
     def parameters(self):
-        kv_dim, norm = self.dim * self.kv_heads // self.heads, (1 if self.gated else 2) * self.dim
-        block = self.dim * (2 * self.dim + 2 * kv_dim) + self.mlp() + 2 * norm      # q, o; k, v
-        return self.layers * block + norm + (1 if self.tie else 2) * self.vocab * self.dim
+        kv_dim = self.dim * self.kv_heads // self.heads
+        block = self.dim * (2 * self.dim + 2 * kv_dim) + self.mlp()         # q, o; k, v; the MLP
+        norms = (2 * self.layers + 1) * (1 if self.gated else 2)            # RMSNorm has no bias
+        return self.layers * block + (norms + (1 if self.tie else 2) * self.vocab) * self.dim
 
 
 PRESETS = {     # layers, dim, heads, kv_heads, seq, vocab (chapter 10's 1b and 7b are Llama's)
@@ -80,8 +81,9 @@ class Text:
         if args.data is None:
             self.tokens = np.frombuffer(standard_library(), np.uint8)
         else:
-            data, is_bin = np.memmap(args.data, mode="r"), args.data.endswith(".bin")
-            self.tokens = data[: len(data) // 2 * 2].view("<u2") if is_bin else data
+            kind = np.dtype("<u2" if args.data.endswith(".bin") else "u1")
+            whole_tokens = os.stat(args.data).st_size // kind.itemsize
+            self.tokens = np.memmap(args.data, kind, "r", shape=whole_tokens)
 
     def batch(self, step):
         """The whole global batch of a step, a function of (seed, step) alone: tokens and targets,
@@ -220,7 +222,7 @@ def gpt(cfg, seed=0, device="cpu", dtype=torch.float32):
 
 
 def name_parameters(model):
-    """p.global_name: its name in the whole model, also in a slice of it. p.cuts: it is whole."""
+    """p.global_name: its name in the whole model, also in a slice. p.cuts: none, it is whole."""
     for name, p in model.named_parameters():
         p.global_name, p.cuts = name, ()
 
@@ -397,7 +399,7 @@ def divides(flag, value, what, by):
 
 
 def split_batch(args, shares):
-    """Refuse a batch that has no `shares` of whole micro-batches: one a data-parallel rank."""
+    """Refuse a batch that does not divide into `shares` (data-parallel ranks) of micro-batches."""
     divides("--batch", args.batch, f"{shares} data-parallel ranks x --micro-batch",
             shares * (args.micro_batch or 1))
     args.shares, args.micro_batch = shares, args.micro_batch or args.batch // shares
@@ -408,9 +410,8 @@ Batch = namedtuple("Batch", "step tokens targets valid micro_batches")
 
 
 class Run:
-    """What a chapter trains with: bare here, with all instruments in lab/bench/. A chapter uses
-    args, rank, world, device and dtype, and the methods mesh, draw, optimizer, mixed, batches,
-    measure, span and log, and no other."""
+    """What a chapter trains with, bare; lab/bench/ adds all instruments. A chapter uses args, rank,
+    world, device, dtype, mesh, draw, optimizer, mixed, batches, measure, span and log alone."""
 
     def __init__(self, args):
         self.args, self.text, self.dtype = args, Text(args), DTYPES[args.dtype]
@@ -457,8 +458,8 @@ class Run:
         return contextlib.nullcontext()
 
     def log(self, batch, loss, norm, model, updated=None, skipped=False, **shown):
-        """After a step: its line. loss, norm: of the whole batch and model. skipped: fp16 refused
-        it. For lab/: model; updated, flat shards or (name, parameter) pairs in place of its own."""
+        """Print a step's line. loss, norm: of the whole batch and model. skipped: fp16 refused it.
+        The rest is for lab/; updated: flat shards or (name, parameter) pairs, not model's own."""
         if self.rank == 0:
             print(f"step {batch.step + 1}: loss {loss:.4f}, gradient norm {norm:.4f}, "
                   f"{1e3 * self.seconds[-1]:.0f} ms", flush=True)
@@ -488,8 +489,7 @@ def join_ranks(args, rank):
 
 def launch(file, doc, variants, requires, flags=lambda parser: None, formulas=None):
     """Run a chapter, with lab/ if that lies beside this file, and leave with its exit status.
-    variants: {name: train(run)}, or of a tuple of that and the flags that not all of them know.
-    requires(args, ranks): raises Refused for what does not fit. formulas: lab/bench/formulas.py."""
+    variants: {name: train(run) or (train, its own flags)}. requires(args, ranks) raises Refused."""
     if Path(__file__).with_name("lab").exists():
         from lab.bench import report
         report.launch(file, doc, variants, requires, flags, formulas)       # does not come back

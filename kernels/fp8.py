@@ -503,9 +503,9 @@ def in_chapter_05(args, t, all_gather, reduce_scatter):
                              f"of {tokens} tokens, which share tiles of {TILE}",
                              f"--seq {-(-cfg.seq // TILE) * TILE}")
     kv = cfg.dim // cfg.heads * cfg.kv_heads
-    for cut in (cfg.dim, kv, cfg.hidden):
+    alone = "--nproc_per_node 1"
+    for cut, works in (cfg.dim, alone), (kv, alone), (cfg.hidden, f"--ffn {TILE * t}"):
         if cut % t or cut // t % TILE and TILE % (cut // t):
-            works = f"--ffn {TILE * t}" if cut == cfg.hidden else "--nproc_per_node 1"
             raise common.Refused(f"--precision fp8 cuts {cut} features into tiles of {TILE}, and "
                                  f"--nproc_per_node {t} cuts tiles in two", works)
     ways = all_gather, reduce_scatter

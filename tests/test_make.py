@@ -80,7 +80,7 @@ def test_exercises_are_written_and_graded(make, tmp_path):
         assert make(*words, python) == (0, "", f"{said}\n")
 
 
-def test_two_files_are_tested_at_once_where_a_plugin_can(make, tmp_path):
+def test_three_files_are_tested_at_once_where_a_plugin_can(make, tmp_path):
     python = f"PY={interpreter(tmp_path, sys.executable)}"
     (tmp_path / "ruff.py").touch()
     (tmp_path / "pytest.py").write_text("import sys; sys.exit(' '.join(sys.argv[1:]))")

@@ -132,6 +132,10 @@ def test_when_ranks_stop_paying(four):
             assert (send <= compute * (1 + 1e-12)) == (t <= pays)
             ratio = four.sending_over_computing(t, h, e, flops, bandwidth)
             assert ratio == pytest.approx(send / compute, abs=1e-15)
+        ffn = 28672  # Llama 3's 70B: up, gate and down
+        pays = four.ranks_that_pay(3 * ffn / 8, e, flops, bandwidth)
+        compute = 3 * 2 * h * ffn / (pays * flops)
+        assert compute == pytest.approx(2 * (pays - 1) / pays * h * e / bandwidth)
     on_eight = four.sending_over_computing(8, h, e, *MACHINES["H100, NVLink 4"])
     assert round(on_eight, 2) == 0.47
     # The scaling book's t < F·W/C, for TPU v5p (C/W = 2550): F = 30,000 is 4 h.

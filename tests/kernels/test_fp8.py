@@ -326,6 +326,8 @@ def test_ranks_that_do_not_agree_are_seen(ranks, tmp_path):
 @pytest.mark.parametrize(("world", "flags", "says"), [
     (4, ["--dim=192", "--heads=4", "--kv-heads=4"], "error: --precision fp8 cuts 192 features into "
      "tiles of 128, and --nproc_per_node 4 cuts tiles in two; --nproc_per_node 1 would work"),
+    (2, ["--dim=64", "--heads=4", "--kv-heads=4", "--ffn=352"], "cuts 352 features into tiles of "
+     "128, and --nproc_per_node 2 cuts tiles in two; --ffn 256 would work"),
     (4, ["--heads=4", "--kv-heads=2"], "(fp8 cannot share a kv head); --nproc_per_node 2 would"),
     (2, ["--micro-batch=1"], "of 16 tokens, which share tiles of 128; --seq 128 would work"),
     (2, ["--variant=ring"], "error: --precision fp8 is not of --variant ring --recompute none; "

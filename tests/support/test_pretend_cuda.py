@@ -62,16 +62,16 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{SIX} --variant=gather --dtype=bfloat16 --attention=sdpa": ([], "_allgather_base_"),
     f"{SIX} --variant=ulysses --dtype=float64 --kv-heads=1 --recompute=selective": (
         [], "alltoall_base_"),
-    f"{SEVEN} --variant=1f1b --dtype=float64 {TIED}": ([], "allreduce_"),
+    f"{SEVEN} --variant=1f1b --precision=bf16 {TIED}": ([], "allreduce_"),
     f"{SEVEN} --variant=naive --dtype=float64": ([], "recv_"),
-    f"{SEVEN} --variant=afab --precision=bf16": ([], "recv_"),
+    f"{SEVEN} --variant=afab --dtype=float64": ([], "recv_"),
     f"{SEVEN} --variant=interleaved --dtype=float64 --layers=4": ([], "recv_"),
     f"{SEVEN} --variant=zb-h1 --dtype=float64 {TIED}": ([], "allreduce_"),
     f"{SEVEN} --variant=zb-h2 --dtype=float64": ([], "recv_"),
     f"{SEVEN} --variant=dualpipe --dtype=float64": ([], "allreduce_"),
     f"{SEVEN} --variant=dualpipe-v --dtype=float64 --layers=4": ([], "recv_"),
-    f"{EIGHT} --variant=dropless --dtype=float64 --shared-expert": (COUNTS, "alltoall_base_"),
-    f"{EIGHT} --variant=dropless --precision=bf16 --ep=1 --z-loss=0.01": (COUNTS, "allreduce_"),
+    f"{EIGHT} --variant=dropless --precision=bf16 --shared-expert": (COUNTS, "alltoall_base_"),
+    f"{EIGHT} --variant=dropless --dtype=float64 --ep=1 --z-loss=0.01": (COUNTS, "allreduce_"),
     f"{EIGHT} --variant=capacity --block=llama --recompute=full": ([], "alltoall_base_"),
     f"{EIGHT} --variant=tensor --dtype=float64": (COUNTS, "_reduce_scatter_base_"),
     f"{NINE} --pp=2 --tp=2 --schedule=interleaved --layers=4 --kv-heads=1 --dtype=float64 "
@@ -101,6 +101,14 @@ ALIKE = ("=naive", "=afab", "=zb-h1", "=dualpipe --", "=ring --dtype=bfloat16", 
 
 def marks_of(run):
     return [pytest.mark.full] * any(alike in run for alike in ALIKE)
+
+
+@pytest.mark.parametrize("name", training_chapters())
+def test_every_chapters_default_is_among_them_in_bf16(name):
+    default = next(iter(chapter(name).VARIANTS))
+    named = f"--variant={default}" if default != "hand" else ""
+    assert any(run.startswith(name) and named in run and "--precision=bf16" in run
+               and not marks_of(run) for run in RUNS)
 
 
 @pytest.mark.parametrize("run", [pytest.param(run, marks=marks_of(run)) for run in RUNS])
