@@ -1,6 +1,8 @@
 """The pool of ranks itself: it reports a rank that fails, dies or hangs, and goes on."""
 
 import os
+import signal
+import threading
 import time
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests.conftest import chapter
+from tests.support.pool import MOST_THREADS
 
 
 def total():
@@ -21,6 +24,13 @@ def die():
     if dist.get_rank() == 1:
         time.sleep(0.5)  # by now the other one is in the collective
         os._exit(3)
+    total()
+
+
+def crash():
+    total()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSEGV)
     total()
 
 
@@ -51,6 +61,20 @@ def test_of_a_chapter_that_is_not_there_a_test_is_skipped(ranks):
         ranks(2)(absent)
 
 
+def keeps_threads():
+    """On rank 1 as many as make it too many. Returns who it was."""
+    for _ in range(MOST_THREADS * dist.get_rank()):
+        threading.Thread(target=time.sleep, args=[1000], daemon=True).start()
+    return os.getpid()
+
+
+def test_a_rank_that_has_collected_threads_is_replaced(ranks):
+    first, second = ranks(2)(keeps_threads)
+    assert ranks(2)(total) == [(0, 2), (1, 2)]
+    found = ranks(2)(os.getpid)
+    assert found[0] == first and found[1] != second
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 def test_every_rank_answers_in_order(ranks, world):
     assert ranks(world)(total) == [(rank, world) for rank in range(world)]
@@ -59,7 +83,8 @@ def test_every_rank_answers_in_order(ranks, world):
 @pytest.mark.parametrize(
     ("function", "report"),
     [
-        (die, "rank 0 .*all_reduce.*rank 1 died, exit code 3"),
+        pytest.param(die, "rank 0 .*all_reduce.*rank 1 died, exit code 3", marks=pytest.mark.full),
+        (crash, "rank 0 .*all_reduce.*rank 1 died, exit code -11.*Segmentation fault.*in crash"),
         (hang, "rank 0 hangs.*all_reduce.*rank 1 hangs.*in hang"),
         pytest.param(answers_nonsense, "rank 1 failed.*pickle", marks=pytest.mark.full),
         (fail, "rank 0 .*all_reduce.*rank 1 failed.*one and one is three"),
