@@ -336,7 +336,11 @@ def formulas(args, rank, ranks, model):
     parameters = args.model.parameters()                # how many numbers
     width = common.DTYPES[args.dtype].itemsize          # of a gradient, with any --precision
     gradient_bytes = width * parameters
-    answer = {"parameters": parameters, "overlap": True, "kept": {"outside": 1}}    # all of it
+    tokens = args.micro_batch * args.model.seq
+    over_backward = lambda *rates: communication_over_backward(
+        gradient_bytes, parameters, tokens, ranks, *rates)
+    answer = {"parameters": parameters, "kept": {"outside": 1},     # all of it
+              "overlap": {"all_reduce": over_backward}}
     if args.variant == "torch":                         # autocast has no masters
         return answer | {"widths": (width, width, 0), "kept": None,
                          "beside": ("bucket", traffic(gradient_bytes, None, ranks))}
@@ -344,11 +348,8 @@ def formulas(args, rank, ranks, model):
     messages = list(model.parameters())[::-1]
     if args.variant == "bucket":
         messages = fill_buckets(messages, 2**20 * args.bucket_mb)
-    tokens = args.micro_batch * args.model.seq
     return answer | {"sent": traffic(gradient_bytes, len(messages), ranks), "machines": {
-        f"all_reduce over backward: {args.dtype} gradients, {tokens} tokens in bf16":
-            lambda *rates: communication_over_backward(gradient_bytes, parameters, tokens, ranks,
-                                                       *rates),
+        f"all_reduce over backward: {args.dtype} gradients, {tokens} tokens in bf16": over_backward,
         "tokens in a rank's last backward that hide fp32 gradients of 8 ranks":
             lambda *rates: tokens_to_hide(4, 8, *rates),
         "the same of ever more ranks: the limit":
