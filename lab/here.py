@@ -14,12 +14,14 @@ leaves its processor to others, which on a GPU it does not. With a GPU, chapter 
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,8 +35,20 @@ from lab.bench.formulas import WATCHED_STEPS
 from lab.cli import commands, refusals
 from lab.cli.words import count
 
-MODEL = {"layers": 8, "dim": 384, "heads": 8, "kv-heads": 4, "seq": 128, "vocab": 1024}
-BATCH, MICRO_BATCH, STEPS = 8, 2, WATCHED_STEPS + 3
+
+class Task(NamedTuple):
+    """What chapters train: flags of the model, the sequences of a step and, at the most, of a
+    micro-batch; chapter 08's experts."""
+
+    model: dict
+    batch: int
+    micro_batch: int
+    experts: int
+
+
+TASK = Task({"layers": 8, "dim": 384, "heads": 8, "kv-heads": 4, "seq": 128, "vocab": 1024},
+            batch=8, micro_batch=2, experts=4)
+STEPS = WATCHED_STEPS + 3
 SIZES = [4**k for k in range(1, 12)]                    # bytes of an all_reduce: 4 B to 4 MB
 BYTES = 4 / 2                                           # of a number here, over the planner's
 
@@ -47,7 +61,7 @@ RUNS = {
     "05_sequence_parallel": ("--variant kept", lambda n: {"tp": n}),
     "06_context_parallel": ("--variant gather", lambda n: {"cp": n}),
     "07_pipeline_parallel": ("--variant 1f1b", lambda n: {"pp": n}),
-    "08_expert_parallel": ("--experts 4 --top-k 2", lambda n: {"dp": n, "ep": n}),
+    "08_expert_parallel": ("--experts {experts} --top-k 2", lambda n: {"dp": n, "ep": n}),
     "09_5d": ("--dp 2 --tp 2 --pp {rest}", lambda n: {"dp": 2, "tp": 2, "pp": n // 4}),
 }
 
@@ -90,6 +104,11 @@ def cluster_of(rates, n):
         memory=1e30, nvlink=link / BYTES / ten.NVLINK, nic=1, per_node=n, alpha=alpha)
 
 
+def calibrated(n):
+    """The cluster of n ranks that calibrate at the same time."""
+    return cluster_of(json.loads(on_ranks(n, "-m", "lab.here").splitlines()[-1]), n)
+
+
 def calibrate():
     """The program of a calibrating rank: rank 0 prints the rates as JSON."""
     torch.set_num_threads(1)
@@ -112,42 +131,54 @@ def on_ranks(n, *command):
     return printed
 
 
-def flags_of(chapter, n, device):
+def flags_of(chapter, n, device, task=TASK):
     """What the chapter runs with, on n ranks."""
-    flags = RUNS[chapter][0].format(rest=n // 4).split()
-    model = [f"--{name}={value}" for name, value in MODEL.items()]
-    return [*flags, *model, f"--batch={BATCH}", f"--micro-batch={micro_batch(chapter, n)}",
-            f"--steps={STEPS}", "--no-verify", f"--device={device}"]
+    flags = RUNS[chapter][0].format(rest=n // 4, experts=task.experts).split()
+    model = [f"--{name}={value}" for name, value in task.model.items()]
+    sequences = [f"--batch={task.batch}", f"--micro-batch={micro_batch(chapter, n, task)}"]
+    return [*flags, *model, *sequences, f"--steps={STEPS}", "--no-verify", f"--device={device}"]
 
 
-def measured_seconds(chapter, n, device):
-    """The median step of a run of the chapter, in seconds, without those that are watched."""
+def recorded(chapter, n, device, task=TASK):
+    """The JSON of a run of the chapter on n ranks."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.json"
-        on_ranks(n, f"{chapter}.py", *flags_of(chapter, n, device), f"--json={file}")
-        return statistics.median(json.loads(file.read_text())["step_seconds"][WATCHED_STEPS:])
+        on_ranks(n, f"{chapter}.py", *flags_of(chapter, n, device, task), f"--json={file}")
+        return json.loads(file.read_text())
 
 
-def micro_batch(chapter, n):
-    """Sequences of a micro-batch: one where a pipeline is to be full, or where ranks share them."""
+def seconds_of_a_step(run):
+    """The median of a run's steps, without those that are watched."""
+    return statistics.median(run["step_seconds"][WATCHED_STEPS:])
+
+
+def layout_of(chapter, n, task=TASK):
+    """The degrees of the planner's layout. No rank has less than an expert."""
     layout = RUNS[chapter][1](n)
-    return 1 if "pp" in layout or BATCH // layout.get("dp", 1) < MICRO_BATCH else MICRO_BATCH
+    return layout | {"ep": math.gcd(n, task.experts)} if "ep" in layout else layout
 
 
-def planned(chapter, n):
+def micro_batch(chapter, n, task=TASK):
+    """Sequences of a micro-batch: one where a pipeline is to be full, or where ranks share them."""
+    layout = layout_of(chapter, n, task)
+    return 1 if "pp" in layout else max(1, min(task.micro_batch, task.batch // layout.get("dp", 1)))
+
+
+def planned(chapter, n, task=TASK):
     """The model, the layout and the software of that run, as the planner knows them."""
-    ten, shape = planner(), {name.replace("-", "_"): value for name, value in MODEL.items()}
+    ten = planner()
+    shape = {name.replace("-", "_"): value for name, value in task.model.items()}
     model = anatomy.as_planned(common.Config(**shape, tie=False, attention="plain"))
     if chapter.startswith("08"):
-        model = replace(model, experts=4, top_k=2)
-    layout = ten.Layout(micro_batch=micro_batch(chapter, n), **RUNS[chapter][1](n))
+        model = replace(model, experts=task.experts, top_k=2)
+    layout = ten.Layout(micro_batch=micro_batch(chapter, n, task), **layout_of(chapter, n, task))
     return model, layout, replace(ten.SOFTWARE["ours"], gradient_bytes=2)      # one number, as here
 
 
-def predicted_seconds(chapter, n, cluster):
+def predicted_seconds(chapter, n, cluster, task=TASK):
     """{cause: seconds} of a step."""
-    model, layout, software = planned(chapter, n)
-    return planner().step_seconds(model, layout, cluster, software, BATCH)
+    model, layout, software = planned(chapter, n, task)
+    return planner().step_seconds(model, layout, cluster, software, task.batch)
 
 
 def compare(n, device):
@@ -156,11 +187,11 @@ def compare(n, device):
     for chapter in RUNS if device == "cpu" else ["01_single_gpu"]:
         world = 1 if chapter.startswith("01") else n
         if world not in clusters:
-            rates = json.loads(on_ranks(world, "-m", "lab.here").splitlines()[-1])
-            clusters[world] = cluster_of(rates, world)
+            clusters[world] = calibrated(world)
             yield clusters[world]
         layout = planned(chapter, world)[1]
-        yield (chapter, world, planner().in_words(layout), measured_seconds(chapter, world, device),
+        measured = seconds_of_a_step(recorded(chapter, world, device))
+        yield (chapter, world, planner().in_words(layout), measured,
                predicted_seconds(chapter, world, clusters[world]))
 
 
@@ -195,8 +226,8 @@ def main(argv=None):
         return calibrate()
     args = refusals.accepted(parse, sys.argv[1:] if argv is None else argv, alone=True)
     device, rows = "cuda" if torch.cuda.is_available() else "cpu", []
-    shape = ", ".join(f"{name} {value}" for name, value in MODEL.items())
-    print(f"{shape}, batch {BATCH}, float32, AdamW, on {device}")
+    shape = ", ".join(f"{name} {value}" for name, value in TASK.model.items())
+    print(f"{shape}, batch {TASK.batch}, float32, AdamW, on {device}")
     for found in compare(args.ranks, device):
         if isinstance(found, tuple):
             rows.append(found)

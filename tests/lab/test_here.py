@@ -39,7 +39,7 @@ def test_a_run_is_planned_as_it_runs(name, n):
     module.requires(args, n)
     model, layout, software = here.planned(name, n)
     assert layout.dp * layout.tp * layout.cp * layout.pp == n
-    assert here.BATCH % (layout.dp * layout.micro_batch) == 0
+    assert here.TASK.batch % (layout.dp * layout.micro_batch) == 0
     if "experts" not in vars(args) or not args.experts:
         assert model.parameters() == args.model.parameters()
     seconds = here.predicted_seconds(name, n, here.cluster_of(
@@ -62,3 +62,24 @@ def test_a_bad_argument_costs_one_line(capsys, flags, words):
     assert leaving.value.code == 2 and not output.out
     [line] = output.err.splitlines()
     assert words in line
+
+
+def test_no_rank_is_planned_with_less_than_an_expert():
+    for n, ep in ((1, 1), (2, 2), (8, 4)):
+        layout = here.planned("08_expert_parallel", n)[1]
+        assert (layout.dp, layout.ep) == (n, ep)
+
+
+def test_another_task_is_planned_as_it_runs():
+    """A micro-batch has no more sequences than a rank of chapter 02 has."""
+    task = here.TASK._replace(batch=12, micro_batch=4, experts=8)
+    assert [here.micro_batch("02_data_parallel", n, task) for n in (1, 2, 4, 6)] == [4, 4, 3, 2]
+    assert "--batch=12" in here.flags_of("02_data_parallel", 4, "cpu", task)
+    assert "--experts" not in here.flags_of("02_data_parallel", 4, "cpu", task)
+    flags = here.flags_of("08_expert_parallel", 4, "cpu", task)
+    assert flags[flags.index("--experts") + 1] == "8"
+    assert here.planned("08_expert_parallel", 4, task)[0].experts == 8
+
+
+def test_steps_that_are_watched_do_not_count():
+    assert here.seconds_of_a_step({"step_seconds": [9.0, 9.0, 9.0, 1.0, 3.0, 2.0]}) == 2.0
