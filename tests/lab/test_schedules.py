@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -86,11 +88,35 @@ def test_a_drawing_has_every_unit_of_time(variant):
      "--json run.json means nothing without --sleep; without --json would work"),
     (4, "1f1b --json=run.json",
      "--json run.json means nothing without --sleep; --sleep 10 would work"),
+    (4, "1f1b --slow=2=15", "--slow 2=15 means nothing without --sleep; --sleep 10 would work"),
+    (4, "1f1b --sleep=10 --slow=0=15 --slow=4=15",
+     "--slow 4=15: 1f1b on 4 ranks has stages 0 to 3; --slow 3=15 would work"),
+    (2, "interleaved --chunks=3 --sleep=10 --slow=6=15",
+     "--slow 6=15: interleaved on 2 ranks has stages 0 to 5; --slow 5=15 would work"),
+    (4, "dualpipe --sleep=10 --slow=8=15",
+     "--slow 8=15: dualpipe on 4 ranks has stages 0 to 7; --slow 7=15 would work"),
+    *((4, f"1f1b --sleep=10 --slow={wrong}", f"--slow: {wrong} is no STAGE=MS, whole numbers, of "
+       "ms in [1, 10000); --slow 0=15 would work") for wrong in ("2=x", "2", "2=0", "-1=15")),
 ])  # fmt: skip
 def test_refusals(capsys, monkeypatch, world, flags, line):
     if world:
         monkeypatch.setenv("WORLD_SIZE", str(world))
     assert run(capsys, *flags.split()) == (2, "", f"error: {line}\n")
+
+
+@pytest.mark.parametrize("name", ["naive", "afab", "1f1b"])
+def test_the_closed_form_of_a_step_with_slow_stages_is_simulated(name):
+    """From a stage that is hardly slow to one that nobody waits for, and several of them."""
+    makes, known = chapter(schedules.CHAPTER).make_schedule, 0
+    for p, m in ((1, 1), (2, 2), (3, 8), (4, 4), (4, 9)):
+        slow = [{stage: ms} for stage in range(p) for ms in (10, 11, 15, 20, 29, 50)]
+        for stages in [{}, *slow, {0: 15, p - 1: 17}]:
+            args = SimpleNamespace(schedule=name, ranks=p, micro_batches=m, sleep=10, slow=stages)
+            formula = schedules.milliseconds_by_formula(args)
+            if formula is not None:
+                assert formula == schedules.milliseconds(args, makes(name, p, m), stages), args
+                known += 1
+    assert known == sum(6 * p + 2 for p in (1, 2, 3, 4, 4)) - (name == "1f1b") * 9
 
 
 def sleep_through(variant, flags, folder):
@@ -120,3 +146,34 @@ def test_sleeping_stages_take_as_long_as_simulated(ranks, tmp_path, variant, wor
     for of_rank in asleep:
         assert all(end - start >= 20 * len(kind) for kind, _, _, start, end in of_rank)
     assert run["config"]["sleep"] == 20
+
+
+@pytest.mark.parametrize(("variant", "slow", "times", "even", "closed"), [
+    ("1f1b", {1: 40}, {1: 2}, 21, 29),
+    ("dualpipe-v", {0: 30, 3: 30}, {0: 1.5, 3: 1.5}, 25, None),
+])  # fmt: skip
+def test_a_straggler_sets_the_pace(ranks, tmp_path, variant, slow, times, even, closed):
+    """Its actions are slow and no others, and the step is compared with one of even stages."""
+    world = 4 if variant == "1f1b" else 2
+    flags = ["--micro-batches=4", *(f"--slow={stage}={ms}" for stage, ms in slow.items())]
+    (status, output, record), *_ = ranks(world)(sleep_through, variant, flags, tmp_path)
+    assert status == 0, output
+
+    step, ratio = record["checks"]
+    schedule = chapter(schedules.CHAPTER).make_schedule(variant, world, 4)
+    table = schedules.timetable(schedule, slow=times)
+    units = max(end for of_rank in table for *_, end in of_rank)
+    assert units > even and closed in (None, units)
+    assert step["expected"] == 20 * units <= step["measured"]
+    assert ratio["expected"] == units / even and 1 < ratio["measured"] < 1.3 * units / even
+    assert ("no closed form" if closed is None else f"closed form {units / even:.3f}") in output
+
+    assert record["recorded"]["simulated"] == [[list(action) for action in of] for of in table]
+    shortest = {}
+    for kind, stage, _, start, end in itertools.chain(*record["recorded"]["asleep"]):
+        ms = 1e3 * (end - start) / len(kind)
+        shortest[stage] = min(shortest.get(stage, ms), ms)
+    assert sorted(shortest) == list(range(len(schedule.ranks)))
+    for stage, ms in shortest.items():
+        assert 0 <= ms - slow.get(stage, 20) < 9
+    assert record["config"]["slow"] == " ".join(f"{stage}={ms}" for stage, ms in slow.items())

@@ -24,8 +24,9 @@ def draw(runs):
     for other in known:                                 # lab.schedules has slept through the same
         same = other["recorded"]["simulated"] == run["recorded"]["simulated"]
         if "asleep" in other["recorded"] and same:
-            asleep = {"asleep": other["recorded"]["asleep"]}
-            run = run | {"recorded": run["recorded"] | asleep, "sleep": other["config"]["sleep"]}
+            asleep, slow = {"asleep": other["recorded"]["asleep"]}, other["config"].get("slow")
+            sleep = f"{other['config']['sleep']} ms" + f", but in stage {slow} ms" * bool(slow)
+            run = run | {"recorded": run["recorded"] | asleep, "sleep": sleep}
     shown = [of for of in ("simulated", "asleep", "executed") if of in run["recorded"]]
     p = len(run["recorded"].get("simulated", []))
     inches = {of: 0.7 + 0.3 * p for of in shown}
@@ -62,7 +63,7 @@ def title_of(run, of, actions):
     turns = ", where ranks take turns if cores are fewer" if run["device"] == "cpu" else ""
     times = schedules.in_words(**chapter("07").times(run["config"].get("recompute", "none")))
     what = {"simulated": f"{run['variant']}, p = {len(actions)}, m = {m}, as simulated, {times}",
-            "asleep": f"the same in ms, if each F, B and W sleeps for {run.get('sleep')} ms",
+            "asleep": f"the same in ms, if each F, B and W sleeps for {run.get('sleep')}",
             "executed": f"the same in ms, as computed on {run['device']}{turns}"}
     return f"{what[of]}: idle over work {len(actions) * end / work - 1:.2f}"
 
