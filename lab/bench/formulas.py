@@ -17,7 +17,11 @@ metered step. All keys are optional:
     busiest       the rows that arrived in each exchange; rows sent: to each rank, in the first one
     checks        {about: (computed, formula)}, or with a unit behind them; about: see about.py
     settings      chapter 01's, see settings.py; sample: its forward, which writes a text
-    beside, overlap, machines, utilization, notes, record               what explains the numbers
+    overlap       {op: function(flops, bandwidth)}, the time to send it over that of the compute
+                  that it can hide behind, at FLOP/s and bytes/s: what is at most 1 can hide. With
+                  several conditions of an op: {(op, "the matmul with o"): function, ...}; where
+                  sent is by axis, op is "dp: all_gather". What is not sent is left out
+    beside, machines, utilization, notes, record                        what explains the numbers
 
 States and traffic are always measured and shown, the others where a chapter names them.
 """
@@ -32,7 +36,8 @@ from lab import schedules
 from lab.bench import anatomy, evidence, settings
 from lab.bench.about import AS_COMPUTED
 from lab.bench.machines import MACHINES, PEAK_FLOPS
-from lab.bench.meters import COLLECTIVES, hidden_share, nbytes
+from lab.bench.meters import COLLECTIVES, name_of, nbytes
+from lab.bench.overlap import hold_overlap
 from lab.bench.settings import attention_is_fused_on_cuda, check_kept
 from lab.checkpoints import checkpoint
 from lab.cli.words import count, printable, quantity
@@ -213,7 +218,8 @@ def hold_traffic(run, answer):
     if "gradients" in answer:
         sent = sent | anatomy.gradient_traffic(run.args.model, answer, run.rounded.itemsize,
                                                run.dtype.itemsize)
-    if sent and all(isinstance(ops, dict) for ops in sent.values()):
+    by_axis = bool(sent) and all(isinstance(ops, dict) for ops in sent.values())
+    if by_axis:
         sent = with_wire_bytes(sent, answer.get("ranks", {}))
         axes = hold_axes(run, sent)
     else:
@@ -227,19 +233,13 @@ def hold_traffic(run, answer):
         run.note("on the wire: not measured, but the payload times the ring algorithm's factor, "
                  "such as 2(N-1)/N for an all_reduce")
     run.record(timeline=run.comm.timeline())
+    hold_overlap(run, answer.get("overlap", {}), by_axis)
     if axes:
         note_axes(run, axes)
         flops = statistics.mean(of_all_ranks(run, run.flops.all))
         if flops:
             note_machines(run, time_on_axes(sent, flops))
         note_speed(run, {"mfu": flops})
-
-
-def name_of(group):
-    """An axis of a mesh, or what the chapter called the group; all ranks are the world."""
-    if group is dist.group.WORLD:
-        return "world"
-    return group.group_desc.removeprefix("mesh_")
 
 
 def with_wire_bytes(sent: dict, ranks: dict[str, int]) -> dict:
@@ -327,8 +327,6 @@ def wire_bytes(seen):
 # --------------------------------------------------------------------- what explains the numbers
 
 def explain(run, answer):
-    if answer.get("overlap"):
-        note_overlap(run)
     if "beside" in answer:
         note_beside(run, *answer["beside"])
     if "busiest" in answer:
@@ -347,14 +345,6 @@ def explain(run, answer):
     run.record(**answer.get("record", {}))
     if "rows sent" in answer:
         run.record(rows=of_all_ranks(run, answer["rows sent"]))
-
-
-def note_overlap(run):
-    """How much of what was sent in the metered step hides behind its last backward."""
-    timeline = run.recorded["timeline"]
-    begin, end = timeline["backward"][-1]
-    run.note(f"{len(timeline['collectives'])} collectives, backward {1e3 * (end - begin):.1f} "
-             f"ms, hidden behind it: {hidden_share(timeline):.0%} of the communication")
 
 
 def note_beside(run, other, formula):

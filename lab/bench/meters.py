@@ -1,6 +1,7 @@
 """What a run sends, keeps, holds and computes, measured where it happens: in PyTorch's dispatcher.
 
-    CommMeter          collectives and sends: calls, bytes, when they ran, and when backward did
+    CommMeter          collectives and sends: calls, bytes, when they ran, when backward did, and
+                       when this rank waited
     ActivationMeter    what autograd keeps for backward, and the most of it at a time
     FlopMeter          FLOPs, by PyTorch's formulas
     MemoryTimeline     bytes of each kind after every operator
@@ -14,7 +15,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Work
+from torch.distributed import ProcessGroup, Work
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -63,7 +64,7 @@ class CommMeter(TorchDispatchMode):
     gathered: the most bytes behind the tensors of `watched` when something was sent.
     gradient_peak: the most bytes behind the gradients of `sharded` parameters, and behind what
     reduce_scatters of them send and receive, when something was sent or a gradient was ready.
-    timeline(): when each of them ran, and when backward did.
+    timeline(): when each of them ran, when backward did, and when this rank waited.
     """
 
     def __init__(self, cuda=False, watched=(), sharded=()):
@@ -72,27 +73,67 @@ class CommMeter(TorchDispatchMode):
         self.total, self.by_group, self.clock = {}, {}, Clock(cuda)
         self.watched, self.gathered = list(watched), 0
         self.spans, self.backwards, self.gradients = [], {}, []
+        self.calls, self.waits = [], []     # [start, end] of each call that sends, and of each wait
+        self.under_way, self.batch = {}, None       # spans, by what is waited for; NCCL's batch
+        self.end = self.clock.start
+
+    def __enter__(self):
+        meter, wait = self, Work.wait
+        begin, close = ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
+
+        def wait_and_tell(work, *timeout):
+            start = meter.clock.now()
+            done = wait(work, *timeout)
+            meter.note_wait(work, start)
+            return done
+
+        def begin_and_tell(*group_and_device):
+            meter.batch = []
+            begin(*group_and_device)
+
+        def close_and_tell(*group_and_device):
+            work = close(*group_and_device)
+            for span in meter.batch:
+                meter.note_end(span, work)
+            meter.batch = None
+            return work
+
+        self.told = contextlib.ExitStack()
+        for kind, name, tell in ((Work, "wait", wait_and_tell),
+                                 (ProcessGroup, "_start_coalescing", begin_and_tell),
+                                 (ProcessGroup, "_end_coalescing", close_and_tell)):
+            self.told.enter_context(mock.patch.object(kind, name, tell))
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        self.told.close()
+        self.end = self.clock.now()
+        self.under_way.clear()
+        return super().__exit__(*exception)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(t.__name__ == "DTensor" for t in types):
-            return NotImplemented                       # until DTensor has made it local operators
+        if any(t.__name__ in ("DTensor", "AsyncCollectiveTensor") for t in types):
+            return NotImplemented                       # until these have made it local operators
         start = self.clock.now()
         result = func(*args, **(kwargs or {}))
         self.note_backward(start)
         if func.namespace in ("c10d", "_c10d_functional"):
             name = func._schema.name.split("::")[1].replace("_", "")
+            if name == "waittensor":
+                self.note_wait(storage_of(args[0])._cdata, start)
+            elif "recv" in name:
+                self.note_span("receive", max(sizes_of(args)), func.namespace, args, result, start)
             for key, (op, wire) in COLLECTIVES.items():
                 if key in name:
                     size = self.count(op, wire, func.namespace, args, result)
-                    self.note_span(op, size, start, result)
                     self.gathered = max(self.gathered, nbytes(self.watched))
                     self.note_gradients(args if op == "reduce_scatter" else ())
+                    self.note_span(op, size, func.namespace, args, result, start)
                     break
         return result
 
     def count(self, op, wire, namespace, args, result):
-        sizes = [sum(t.nbytes for t in tree_leaves(x) if torch.is_tensor(t))
-                 for x in (*args, result)]
+        sizes = sizes_of((*args, result))
         # An uneven all_to_all sends its input: c10d's second argument, the functional's first.
         payload = sizes[namespace == "c10d"] if op == "all_to_all" else max(sizes)
         group = group_of(args)
@@ -103,11 +144,37 @@ class CommMeter(TorchDispatchMode):
             seen["wire_bytes"] += payload * wire(group.size())
         return payload
 
-    def note_span(self, op, size, start, result):
-        """Note when a collective started, and have its end noted when it comes."""
+    def note_span(self, op, size, namespace, args, result, start):
+        """Note when a collective started, and have its end noted when it comes. A rank that calls
+        one does not compute meanwhile, which counts as waiting."""
+        span = [op, size, name_of(group_of(args)), start, None]
+        self.spans.append(span)
         handles = [x for x in tree_leaves(result) if isinstance(x, torch.ScriptObject)]
-        self.spans.append([op, size, start, None])
-        self.clock.at_end(Work.unbox(handles[0]) if handles else None, self.spans[-1])
+        work = Work.unbox(handles[0]) if handles else None
+        call = [start, self.clock.now()]
+        self.calls.append(call)
+        if work is not None:
+            self.note_end(span, work)
+        elif namespace != "c10d":                       # functional: until wait_tensor
+            for tensor in filter(torch.is_tensor, tree_leaves(result)):
+                self.under_way[storage_of(tensor)._cdata] = [span]
+        elif self.batch is not None:
+            self.batch.append(span)
+        else:                                           # synchronous, on CUDA's current stream: it
+            span[-1] = call[1]                          # is its own wait
+            self.waits.append(call)
+
+    def note_end(self, span, work):
+        self.under_way.setdefault(work, []).append(span)
+        self.clock.at_end(work, span)
+
+    def note_wait(self, awaited, start):
+        """Note a wait for a Work, or for a functional one's storage. gloo does not tell when sends,
+        receives and reduce_scatters end: then they end here."""
+        wait = [start, self.clock.now()]
+        self.waits.append(wait)
+        for span in self.under_way.pop(awaited, ()):
+            span[-1] = span[-1] or wait[1]
 
     def note_backward(self, since):
         """Note that a backward goes on, if one does, and that it has since this moment at least."""
@@ -129,22 +196,31 @@ class CommMeter(TorchDispatchMode):
             self.gradient_peak = max(self.gradient_peak, nbytes(alive))
 
     def timeline(self):
-        """In seconds since the step began: when each backward began and ended, gradients were
-        ready, and [op, bytes, start, end] of each collective whose end is known."""
+        """In seconds since the step began: when it ended; when each backward began and ended, and
+        gradients were ready; [op, bytes, start, end, name of the group] of each collective whose
+        end is known; and [start, end] of each time that this rank waited, or called one. DDP waits
+        in C++, unseen, for what is under way after the last gradient."""
         since = self.clock.since_start()
-        return {"backward": [[since(begin), since(end)] for begin, end in self.backwards.values()],
-                "gradients": [since(ready) for ready in self.gradients],
-                "collectives": [[op, size, since(start), since(end)]
-                                for op, size, start, end in self.spans if end]}
+        seconds = lambda pairs: [[since(start), since(end)] for start, end in pairs]
+        sent = [[op, size, since(start), since(end), name]
+                for op, size, name, start, end in self.spans if end]
+        gradients = [since(ready) for ready in self.gradients]
+        waits = seconds([*self.calls, *self.waits])
+        if sent and gradients and not self.waits:
+            waits.append([gradients[-1], max(gradients[-1], *(end for *_, end, _ in sent))])
+        return {"seconds": since(self.end), "backward": seconds(self.backwards.values()),
+                "gradients": gradients, "collectives": sent, "waits": sorted(waits)}
 
 
 class Clock:
     """Moments of a step: on a CPU seconds, on CUDA events, which tell the GPU's time and not the
-    host's. A collective's end is an event on a stream that does nothing but wait for it."""
+    host's. A collective's end is an event on a stream that does nothing but wait for it, and a wait
+    is between events on the stream that it holds up."""
 
     def __init__(self, cuda):
         self.cuda, self.ends = cuda, []
         self.side = torch.cuda.Stream() if cuda else None
+        self.wait = Work.wait                           # as it is before a meter is told of waits
         self.start = self.now()
 
     def now(self):
@@ -155,18 +231,15 @@ class Clock:
         return event
 
     def at_end(self, work, span):
-        """Note the end of this work in the span. NCCL has none to give where nobody may wait for
-        it: a synchronous collective runs on the current stream, and functional ones end later."""
-        if work is None:
-            return
+        """Note the end of this work in the span, if the backend tells it."""
         if self.cuda:
             with torch.cuda.stream(self.side):
-                work.wait()
+                self.wait(work)
                 span[-1] = self.now()
         else:
-            note = lambda future: span.__setitem__(-1, time.perf_counter())
-            with contextlib.suppress(RuntimeError):     # gloo does not tell when sends and
-                self.ends.append(work.get_future().then(note))          # reduce_scatters end
+            note = lambda future: span.__setitem__(-1, span[-1] or time.perf_counter())
+            with contextlib.suppress(RuntimeError):     # gloo does not tell when sends, receives
+                self.ends.append(work.get_future().then(note))      # and reduce_scatters end
 
     def since_start(self):
         """A function from moments to seconds since the start, once all have come."""
@@ -178,6 +251,11 @@ class Clock:
         return lambda moment: moment - self.start
 
 
+def sizes_of(values):
+    """Of each of them, the bytes of the tensors in it."""
+    return [sum(t.nbytes for t in tree_leaves(x) if torch.is_tensor(t)) for x in values]
+
+
 def group_of(args):
     """The process group of a c10d operator, or of a functional one, whose last string names it."""
     for x in args:
@@ -186,16 +264,11 @@ def group_of(args):
     return dist.distributed_c10d._resolve_process_group([x for x in args if isinstance(x, str)][-1])
 
 
-def hidden_share(timeline: dict) -> float:
-    """Of the time in which some collective was under way, the share before backward's end."""
-    _, backward_end = timeline["backward"][-1]
-    total = hidden = reached = 0.0
-    for _, _, start, end in sorted(timeline["collectives"], key=lambda span: span[2]):
-        start, end = max(start, reached), max(end, reached)
-        total += end - start
-        hidden += max(0.0, min(end, backward_end) - start)
-        reached = end
-    return hidden / total if total else 0.0
+def name_of(group):
+    """An axis of a mesh, or what the chapter called the group; all ranks are the world."""
+    if group is dist.group.WORLD:
+        return "world"
+    return group.group_desc.removeprefix("mesh_")
 
 
 # -------------------------------------------------------------------------------------- activations

@@ -282,16 +282,22 @@ def test_the_timeline_shows_what_hides_behind_backward(ranks, tmp_path, variant)
     [(begin, end)], gradients = timeline["backward"], timeline["gradients"]
     assert status == 0 and len(gradients) == 24 and gradients == sorted(gradients)
     assert 0 < begin < gradients[0] and gradients[-1] < end
-    ops, sizes, starts, ends = zip(*timeline["collectives"])
+    ops, sizes, starts, ends, _ = zip(*timeline["collectives"])
     assert set(ops) == {"all_reduce"} and sum(sizes) == size
     assert all(start < stop for start, stop in zip(starts, ends))
+    overlap = run["recorded"]["overlap"]["all_reduce"]
     if variant == "naive":
-        assert min(starts) > end and "hidden behind it: 0% of" in output
+        assert min(starts) > end and overlap["hidden"] < 0.1
     else:
         assert begin < starts[0] < end  # it starts while backward goes on
     assert ("bucket mb 0.05" in output) == bucketed and ("bucket mb" in output) == bucketed
     if variant == "overlap":
         check_against_the_formulas(run, size)
+        wire, tokens = 4 / 3 * size, 2 * CONFIG.seq
+        assert overlap["bandwidth"] == pytest.approx(wire / overlap["under way"])
+        seconds = 4 * tokens * CONFIG.parameters() / overlap["flops"]
+        assert overlap["ratio"] == pytest.approx(overlap["under way"] / seconds)
+        assert f"to send it takes {overlap['ratio']:.2f} of the time to compute (at" in output
 
 
 # ------------------------------------------------------------------------------- the formulas

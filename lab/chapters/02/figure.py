@@ -1,7 +1,7 @@
 """The figure of chapter 02: what overlaps with backward."""
 
 from lab.bench.drawing import BLUE, ORANGE, RED, new_figure, runs_of
-from lab.bench.meters import hidden_share
+from lab.bench.overlap import hidden_share
 
 OF = "02_data_parallel"
 
@@ -16,7 +16,7 @@ def draw(runs):
         begin, end = timeline["backward"][-1]
         since = lambda t, begin=begin: 1e3 * (t - begin)
         ready = [since(t) for t in timeline["gradients"] if t >= begin]
-        sent = [(since(a), since(b)) for _, _, a, b in timeline["collectives"]]
+        sent = [(since(a), since(b)) for _, _, a, b, _ in timeline["collectives"]]
         axes.barh(0.5, since(end), height=0.8, left=0, color=BLUE, label="backward")
         axes.vlines(ready, 0.1, 0.9, color=ORANGE, linewidth=0.8, label="a gradient is ready")
         lane = lanes(sent)

@@ -1,7 +1,8 @@
 """lab/bench/meters.py: what is sent, kept, held and computed, and when."""
 
 import time
-from types import SimpleNamespace
+import weakref
+from collections import Counter
 
 import pytest
 import torch
@@ -19,9 +20,9 @@ from lab.bench.meters import (
     ActivationMeter,
     CommMeter,
     MemoryTimeline,
-    hidden_share,
     nbytes,
 )
+from lab.bench.overlap import hidden_share, seconds_of, under_way
 
 SHAPE = Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)
 
@@ -83,10 +84,14 @@ def test_comm_meter_counts_calls_payload_and_wire_bytes(ranks, n):
             "all_to_all": row(2, 2 * 24 * n, 2 * 24 * (n - 1)),
         }
         spans = timeline["collectives"]
-        assert all(0 < start < end for _, _, start, end in spans)
-        assert [span[:2] for span in spans[:2]] == [["all_reduce", 24]] * 2
-        assert {"all_gather", "broadcast"} <= {op for op, *_ in spans}
+        assert all(0 < start < end and group == "world" for _, _, start, end, group in spans)
+        ops = [op for op, *_ in spans]  # a receive has a span, and is not counted as sent
+        calls = {op: of["calls"] for op, of in total.items()}
+        assert Counter(ops) == calls | ({"receive": 1} if sends else {})
         assert timeline["backward"] == timeline["gradients"] == []
+        waits = timeline["waits"]  # a call and a wait of each, and the wait of a barrier
+        assert len(waits) == 2 * len(ops) + 1 and waits == sorted(waits)
+        assert all(0 < start < end < timeline["seconds"] for start, end in waits)
 
 
 def uneven_all_to_all():
@@ -125,9 +130,10 @@ def comm_of_ddp_and_dtensor():
 
     meter = CommMeter()
     model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8, bias=False))
+    model.module.weight.register_post_accumulate_grad_hook(meter.gradient_is_ready)
     with meter:
         model(torch.ones(2, 8)).sum().backward()
-    ddp, spans = dict(meter.total), meter.timeline()["collectives"]
+    ddp, timeline = dict(meter.total), meter.timeline()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     sharded = distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])
     meter = CommMeter()
@@ -135,13 +141,16 @@ def comm_of_ddp_and_dtensor():
         sharded.full_tensor()
         sharded.softmax(0)  # over the cut dimension: DTensor gathers inside of the operator
         sharded.sum().full_tensor()  # a partial sum: an all_reduce
-    return ddp, spans, meter.total, nbytes([sharded])
+    return ddp, timeline, meter.total, nbytes([sharded])
 
 
 def test_comm_meter_sees_ddp_and_dtensor(ranks):
-    for ddp, spans, dtensor, held in ranks(2)(comm_of_ddp_and_dtensor):
+    for ddp, timeline, dtensor, held in ranks(2)(comm_of_ddp_and_dtensor):
         assert ddp == {"all_reduce": {"calls": 1, "bytes": 256, "wire_bytes": 256}}
-        assert [span[:2] for span in spans] == [["all_reduce", 256]]
+        [(op, size, start, end, _)], [ready] = timeline["collectives"], timeline["gradients"]
+        call, unseen = sorted(timeline["waits"], key=lambda wait: wait[1])
+        assert (op, size) == ("all_reduce", 256) and call[0] == start
+        assert unseen == [ready, end]  # DDP waits in C++
         assert dtensor["all_gather"] == {"calls": 2, "bytes": 512, "wire_bytes": 256}
         assert dtensor["all_reduce"] == {"calls": 1, "bytes": 4, "wire_bytes": 4}
         assert held == 128
@@ -179,22 +188,56 @@ def test_the_timeline_says_when_backwards_ran_and_what_was_sent_in_them(ranks):
         assert begin < gradients[0] and gradients[2] < end
         assert second < gradients[3] and gradients[5] < its_end
         assert [span[:2] for span in spans] == [["all_reduce", 256]] * 3 + [["all_reduce", 8]]
-        assert all(start < stop for _, _, start, stop in spans)
-        assert all(second < start < its_end for _, _, start, _ in spans[:3])
+        assert all(start < stop for _, _, start, stop, _ in spans)
+        assert all(second < start < its_end for _, _, start, _, _ in spans[:3])
         assert spans[3][2] > its_end + 0.09
 
 
-def test_hidden_share():
-    def share(end, *spans):
-        """Under way between the moments of each span, when the last backward ended at `end`."""
-        spans = [["all_reduce", 4, *span] for span in spans]
-        return hidden_share({"backward": [[-9, 99], [-1, end]], "collectives": spans})
+def late(seconds):
+    """Rank 1 comes so much later; rank 0 works for half of that, and then waits for it."""
+    x, full, me = torch.ones(2), torch.ones(4), dist.get_rank()
+    group, parts, kept = dist.group.WORLD, torch.empty(4), []
 
-    for end, expected in ((0, 0), (1, 1 / 4), (2.5, 2.5 / 4), (4, 3 / 4), (5.5, 3.5 / 4), (9, 1)):
-        assert share(end, (0, 2), (1, 3), (5, 6)) == pytest.approx(expected)  # 0 to 3, and 5 to 6
-        assert share(end, (5, 6), (1, 3), (0, 2)) == pytest.approx(expected)
-    assert share(1, (0, 4), (1, 2)) == pytest.approx(1 / 4)
-    assert share(1) == 0
+    def messages():
+        ops = [dist.P2POp(dist.isend, x, 1 - me), dist.P2POp(dist.irecv, torch.empty(2), 1 - me)]
+        return dist.batch_isend_irecv(ops)
+
+    starts = {"all_reduce": lambda: [dist.all_reduce(x, async_op=True)],  # gloo tells its end
+              "reduce_scatter": lambda: [common.reduce_scatter(x, full, async_op=True)],
+              "send": messages,
+              "all_gather": lambda: functional.all_gather_tensor(x, 0, group)}
+    meter = CommMeter()
+    with meter:
+        for op, start in starts.items():
+            dist.barrier()
+            time.sleep(me * seconds)
+            handles = start()
+            time.sleep((1 - me) * seconds / 2)
+            if op == "all_gather":
+                handles + 0
+            for handle in handles if op != "all_gather" else ():
+                handle.wait()
+                kept.append(weakref.ref(handle))
+            handle = handles = None
+        alive = sum(work() is not None for work in kept)
+        dist.barrier()
+        time.sleep(me * seconds)
+        common.all_gather(parts, x)  # which waits at once
+    shares = {op: hidden_share(meter.timeline(), op) for op in starts if op != "all_gather"}
+    gathers = [span for span in meter.timeline()["collectives"] if span[0] == "all_gather"]
+    shares |= {f"all_gather {i}": hidden_share(meter.timeline() | {"collectives": [span]})
+               for i, span in enumerate(gathers)}
+    return shares, seconds_of(under_way(meter.timeline(), "send")), alive
+
+
+def test_what_is_under_way_while_a_rank_does_not_wait_is_hidden(ranks):
+    """Whether gloo tells its end or not, one for one or in a batch, functional or not."""
+    (shares, under_way, alive), _ = ranks(2)(late, 0.1)
+    assert alive == 0  # the meter keeps none
+    assert shares.pop("all_gather 1") < 0.1
+    assert shares == {op: pytest.approx(0.5, abs=0.2) for op in (
+        "all_reduce", "reduce_scatter", "send", "all_gather 0")}
+    assert under_way == pytest.approx(0.1, abs=0.04)
 
 
 class PretendedStream:
@@ -221,27 +264,69 @@ class PretendedEvent:
         return later.time - self.time  # milliseconds
 
 
-def test_on_cuda_the_clock_reads_events_and_the_end_on_a_stream_that_waits(monkeypatch):
-    main, synchronized = PretendedStream(), []
+def pretended_streams(monkeypatch):
+    """The current one."""
+    main = PretendedStream()
     monkeypatch.setattr(PretendedStream, "current", main, raising=False)
     monkeypatch.setattr(torch.cuda, "Event", PretendedEvent)
     monkeypatch.setattr(torch.cuda, "Stream", PretendedStream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return main
+
+
+def test_on_cuda_the_clock_reads_events_and_the_end_on_a_stream_that_waits(monkeypatch):
+    main, synchronized = pretended_streams(monkeypatch), []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: synchronized.append(True))
 
-    def wait():  # a collective that ends at 30 ms holds up the stream that waits for it
+    def wait(work):  # a collective that ends at 30 ms holds up the stream that waits for it
         PretendedStream.current.time = 30
 
     main.time = 5
+    monkeypatch.setattr(meters.Work, "wait", wait)
     clock = meters.Clock(cuda=True)
     main.time = 12
     start, span = clock.now(), [None]
-    clock.at_end(SimpleNamespace(wait=wait), span)
+    clock.at_end(None, span)
     assert main.time == 12  # the main stream goes on
     main.time = 20
     end, since = clock.now(), clock.since_start()
     assert [since(moment) for moment in (start, span[0], end)] == [0.007, 0.025, 0.015]
     assert synchronized
+
+
+def test_nccls_synchronous_collective_is_its_own_wait_and_a_batch_has_one_end(monkeypatch):
+    """NCCL gives a Work for neither; that of a batch comes when it is closed."""
+    main, work = pretended_streams(monkeypatch), object()
+
+    def wait(work):  # until 30 ms
+        stream = PretendedStream.current
+        stream.time = max(stream.time, 30)
+
+    monkeypatch.setattr(meters, "group_of", lambda args: None)
+    monkeypatch.setattr(meters, "name_of", lambda group: "cp")
+    monkeypatch.setattr(meters.Work, "wait", wait)
+    monkeypatch.setattr(dist.ProcessGroup, "_start_coalescing", lambda *args: None)
+    monkeypatch.setattr(dist.ProcessGroup, "_end_coalescing", lambda *args: work)
+    meter = CommMeter(cuda=True)
+    with meter:
+        start, main.time = meter.clock.now(), 10
+        meter.note_span("all_reduce", 8, "c10d", (), (), start)
+        dist.ProcessGroup._start_coalescing(None)
+        for op in ("send", "receive"):
+            meter.note_span(op, 4, "c10d", (), (), meter.clock.now())
+        assert dist.ProcessGroup._end_coalescing(None) is work
+        main.time = 20  # what is computed meanwhile
+        meters.Work.wait(work)
+        main.time += 2
+    timeline = meter.timeline()
+    assert timeline["seconds"] == 0.032
+    assert timeline["collectives"] == [["all_reduce", 8, 0, 0.01, "cp"],
+                                       ["send", 4, 0.01, 0.03, "cp"],
+                                       ["receive", 4, 0.01, 0.03, "cp"]]
+    assert timeline["waits"] == [[0, 0.01]] * 2 + [[0.01, 0.01]] * 2 + [[0.02, 0.03]]
+    assert hidden_share(timeline) == pytest.approx(1 / 3)
+    assert hidden_share(timeline, "cp: send") == pytest.approx(1 / 2)
 
 
 # ------------------------------------------------------------------------------------- activations

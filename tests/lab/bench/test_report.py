@@ -404,19 +404,6 @@ def test_a_row_for_every_machine(ranks):
         assert float(petaflops) == pytest.approx(flops / 1e15, abs=0.005)
 
 
-def overlap_of(spans):
-    run = bare("--no-verify")
-    run.record(timeline={"backward": [[0.0, 9.0], [1.0, 1.5]], "gradients": [],
-                         "collectives": [["all_reduce", 4, *span] for span in spans]})
-    formulas.note_overlap(run)
-    return run.notes
-
-
-def test_how_much_is_hidden_behind_backward(ranks):
-    [[note]] = ranks(1)(overlap_of, [(1.0, 1.75)])
-    assert "backward 500.0 ms" in note and "67%" in note
-
-
 def memory_of_a_run():
     run = bare("--no-verify", "--steps=5")
     run.args.chapter = "01_single_gpu"  # whose memory is watched

@@ -1,0 +1,107 @@
+"""What hides behind what: how much of what is sent is under way while the rank computes.
+
+A timeline is what CommMeter gives: [op, bytes, start, end, axis] of each collective, and [start,
+end] of each time that the rank waited. What is under way while it does not wait is hidden.
+
+The instrument of `overlap` in a chapter's formulas calls the lesson's conditions with this run's
+own rates: FLOPs of the metered step over the seconds in which the rank did not wait, and what an
+operator sends over the seconds in which it was under way.
+"""
+
+import torch.distributed as dist
+
+from lab.bench.meters import name_of
+from lab.cli.words import quantity
+
+
+def union(intervals: list) -> list:
+    """The same moments in order, as intervals [start, end] that do not touch."""
+    merged = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], end)
+        elif start < end:
+            merged.append([start, end])
+    return merged
+
+
+def both(some: list, others: list) -> list:
+    """The moments that are in both of two unions, as such a union."""
+    found = []
+    for start, end in some:
+        found += [[max(start, a), min(end, b)] for a, b in others if a < end and start < b]
+    return found
+
+
+def without(some: list, others: list) -> list:
+    """The moments of one union that are not in another, as such a union."""
+    ends = [-float("inf"), *(moment for pair in others for moment in pair), float("inf")]
+    return both(some, [list(pair) for pair in zip(ends[::2], ends[1::2])])
+
+
+def seconds_of(intervals: list) -> float:
+    return sum(end - start for start, end in intervals)
+
+
+def under_way(timeline: dict, op: str | None = None) -> list:
+    """When some collective was under way, as a union: any, or those of "all_gather", or of
+    "dp: all_gather" on one axis. A receive belongs to the sends."""
+    return union([start, end] for name, _, start, end, axis in timeline["collectives"]
+                 if op in (None, *names_of(name, axis)))
+
+
+def names_of(op, axis):
+    """Without the axis, and with it."""
+    op = "send" if op == "receive" else op
+    return op, f"{axis}: {op}"
+
+
+def hidden_share(timeline: dict, op: str | None = None) -> float:
+    """Of the time in which some collective (of this op) was under way, the share in which the rank
+    did not wait."""
+    spans = under_way(timeline, op)
+    hidden = without(spans, union(timeline["waits"]))
+    return seconds_of(hidden) / seconds_of(spans) if spans else 0.0
+
+
+# ----------------------------------------------------------------------------------- the instrument
+
+def hold_overlap(run, conditions: dict, by_axis: bool):
+    """Record how much of each operator hides, and where the chapter states a condition what that
+    comes to in this run; then also say so. conditions: see lab/bench/formulas.py."""
+    timeline, recorded = run.recorded["timeline"], {}
+    computing = timeline["seconds"] - seconds_of(union(timeline["waits"]))
+    flops = run.flops.all / computing if run.flops else 0
+    for op in dict.fromkeys(names_of(op, axis)[by_axis]
+                            for op, *_, axis in timeline["collectives"]):
+        seconds, share = seconds_of(under_way(timeline, op)), hidden_share(timeline, op)
+        bandwidth = wire_bytes_of(run, op) / seconds if seconds else 0
+        ratios = {of: function(flops, bandwidth) for of, function in conditions_of(op, conditions)
+                  if flops and bandwidth}
+        recorded[op] = {"hidden": share, "under way": seconds, "flops": flops,
+                        "bandwidth": bandwidth, "ratio": max(ratios.values(), default=None)}
+        if conditions:
+            run.note(f"{op}: under way for {1e3 * seconds:.1f} ms, of which {share:.0%} is hidden "
+                     "behind compute")
+        for of, ratio in ratios.items():
+            run.note(f"  to send it takes {ratio:.2f} of the time to compute{of and ' '}{of} (at "
+                     f"most 1 can hide), at {quantity(round(flops), 'FLOP/s')} and "
+                     f"{quantity(round(bandwidth), 'B/s')} here")
+    run.record(overlap=recorded)
+
+
+def conditions_of(op, conditions):
+    """Yield (what it can hide behind, in words or "", the function) of each condition of an op."""
+    for key, function in conditions.items():
+        name, of = key if isinstance(key, tuple) else (key, "")
+        if name == op:
+            yield of, function
+
+
+def wire_bytes_of(run, op):
+    """What this rank sent in the metered step with an operator, or with that of one axis."""
+    total = 0
+    for group, ops in run.comm.by_group.items():
+        axis = name_of(dist.distributed_c10d._resolve_process_group(group))
+        total += sum(seen["wire_bytes"] for name, seen in ops.items() if op in names_of(name, axis))
+    return total
