@@ -519,9 +519,9 @@ def formulas(args, rank, ranks, model):
         from kernels.fp8 import sent_in_fp8
         sent = sent_in_fp8(sent, cfg, micro_batches, args.micro_batch, ranks)
         answer["kept"]["fp8"] = "tile"
-    return answer | {"sent": sent, "machines": {
-        "a hop of the ring, in times of the matmul with o (8 ranks, dim 8192, bf16)":
-            lambda *rates: hop_over_matmul(8192, 8, 2, *rates)}}
+    hop = lambda *rates: hop_over_matmul(cfg.dim, ranks, e, *rates)     # the matmul with o
+    return answer | {"sent": sent, "machines": {"a hop over this run's matmul with o": hop},
+                     "overlap": dict.fromkeys(("send", "all_gather", "reduce_scatter"), hop)}
 
 
 def requires(args, ranks):

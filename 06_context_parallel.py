@@ -467,6 +467,12 @@ def tokens_to_hide(cfg, e, flops, bandwidth):
     return cfg.kv_heads / cfg.heads * e / 2 * flops / bandwidth
 
 
+def hop_over_block(cfg, variant, n, e, flops, bandwidth):
+    """How long a ring's hop takes, in times of the block that it hides behind in forward."""
+    blocks = 1 / 2 if variant == "zigzag" else 1        # that a rank computes in a hop
+    return tokens_to_hide(cfg, e, flops, bandwidth) / (cfg.seq / n * blocks)
+
+
 def formulas(args, rank, ranks, model):
     cfg, variant, b, n = args.model, args.variant, args.micro_batch, ranks
     if variant == "torch":
@@ -480,7 +486,17 @@ def formulas(args, rank, ranks, model):
               "machines": {name: lambda *rates: tokens_to_hide(cfg, 2, *rates)}}
     if not args.kernels:                                # PyTorch's counter does not see Triton's
         of_a_layer = attention_flops(cfg, variant, b, rank, n, args.recompute)
-        answer["flops"] = {"attention": micro_batches * cfg.layers * of_a_layer}
+        attention = micro_batches * cfg.layers * of_a_layer
+        answer["flops"] = {"attention": attention}
+        op = {"gather": "all_gather", "ulysses": "all_to_all"}.get(variant, "send")
+
+        def sending_over_attention(flops, bandwidth):   # of a hop; without a ring, of all of it
+            if op == "send":
+                return hop_over_block(cfg, variant, n, weight.itemsize, flops, bandwidth)
+            _, _, wire = answer["sent"][op]
+            return wire / bandwidth / (attention / flops)
+
+        answer["overlap"] = {(op, "attention"): sending_over_attention}
     elif core_of(args, weight).forward in (plain_forward, flash_forward):
         answer["notes"] = ["--kernels: no GPU, or no Triton, for them here; attention is PyTorch's"]
     return answer
