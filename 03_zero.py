@@ -19,11 +19,11 @@ Cutting is cheap, because an all_reduce is two steps already: a reduce_scatter, 
 rank has the sum of 1/N of the gradient, and an all_gather, after which every rank has all of it.
 ZeRO puts the update in between, and gathers parameters in place of gradients:
 
-    02       backward | all_reduce gradients                      | update all of it
-    zero1    backward | reduce_scatter gradients | update 1/N     | all_gather parameters
-    zero2    backward, reduce_scatter unit by unit  | update 1/N  | all_gather parameters
-    zero3    gather U1 | forward U1 | free U1, gather U2 | ... | forward Un | free Un
-             gather Un | backward Un | free Un, reduce_scatter Un | ... | backward U1 | update 1/N
+    02       forward | backward, all_reduce gradients                 | update all of it
+    zero1    gather, forward | backward, reduce_scatter in the last   | update 1/N
+    zero2    gather, forward | backward, reduce_scatter in every one  | update 1/N
+    zero3    gather U1 | forward U1 | free U1, gather U2 | ... | gather Un | forward Un
+             backward Un | free Un, reduce_scatter Un | gather Un-1 | ... | backward U1 | update 1/N
 
 A unit is a module whose parameters are gathered together: here the embedding, each block, and the
 head. Their numbers become one flat tensor, with zeros at its end until N divides its length, and
@@ -35,6 +35,8 @@ keep 3 numbers each, and two of these 12 are such zeros:
 The optimizer does not notice where a parameter begins, since it treats every number by itself. Our
 model is a list, so a step walks it, unit by unit. While one unit's backward computes, the gradients
 of the one before are on their way: those of two are alive (a tied table's wait for its second use).
+And zero1 and zero2 gather what an update has changed when the next step begins: first the unit that
+comes first, which computes while the others travel. (The head stays: its backward comes at once.)
 PyTorch's FSDP does the same in hooks (`--variant torch`: fully_shard, which is FSDP2, cuts each
 parameter by its rows; what it calls stage 2 here is zero3 --keep-gathered).
 
@@ -42,18 +44,22 @@ What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; 
 
     zero1                      2 Ψ'          as much as the all_reduce of chapter 02
     zero2                      (M + 1) Ψ'    after every backward: the full gradient is not kept
-    zero3                      3 M Ψ'        gathered for forward, and again for backward
+    zero3                      3 M Ψ'        gathered for forward, and (not the head) for backward
     zero3 --keep-gathered      2 M Ψ'        kept from forward to backward, for more memory
 
 With --precision bf16 a reduction sends as much as in fp32, and a gather half of it.
 
-When it pays. Stage 1 holds less than chapter 02 and sends as much: it pays in memory. (In time it
-may not: chapter 02 hides its messages, and here stage 1 hides none.) Stage 2 sends (M + 1)/2 times
-as much, which is no more if M is 1. Stage 3 sends 3M/2 times as much, but prefetching (--prefetch)
-hides its gathers, for more memory: while a unit computes, those of the next ones are under way. A
-backward has as much to hide as in chapter 02, a gather and a reduce_scatter. A forward has half of
-that, a gather, and computes half as much. So chapter 02's condition holds for both, and for every
-micro-batch, not only the last: stage 3 wants large ones.
+When it pays. Stage 1 holds less than chapter 02 and sends as much: its gather hides behind the next
+forward, and its reduce_scatter behind the last backward. Stage 2 sends (M + 1)/2 times as much,
+which is no more if M is 1. Stage 3 sends 3M/2 times as much; prefetching (--prefetch) hides its
+gathers, for more memory: while a unit computes, those of the next ones are under way. A forward
+has to hide p bytes of each number, and computes 2 FLOPs with it for each token. A backward has g
+bytes, of the gradient, and in stage 3 also p; it computes 4. So, as in chapter 02, a micro-batch of
+
+    forward     tokens  >=       p / 2 · (N-1)/N · FLOP/s / bandwidth
+    backward    tokens  >=       g / 4 · (N-1)/N · FLOP/s / bandwidth       stage 3: (g + p) / 4
+
+hides them: in bf16 with fp32 gradients on 8 H100s over NVLink, 1,923 and, in stage 3, 2,885.
 
 What can be added:
 
@@ -107,7 +113,8 @@ class Unit:
 
     def __init__(self, parameters, group):
         assert len({p.dtype for p in parameters}) == 1, "a unit needs parameters of one dtype"
-        self.parameters, self.group, self.gathering = parameters, group, None
+        self.parameters, self.group = parameters, group
+        self.gathering = self.gradients = None
         self.padding = -sum(p.numel() for p in parameters) % group.size()
         zeros = parameters[0].new_zeros(self.padding)
         full = torch.cat([*(p.detach().flatten() for p in parameters), zeros])
@@ -128,7 +135,7 @@ class Unit:
         pieces = flat.split([*(p.numel() for p in self.parameters), self.padding])
         return [x.view(p.shape) for x, p in zip(pieces, self.parameters)]       # and not padding
 
-    def free(self):
+    def free(self, until_backward=False):
         """Give back the memory of `full`, and keep the tensor. Autograd has saved the parameters,
         views of it, for backward (a linear needs its weight), and they will show what the next
         gather brings. Autograd counts the writes to a tensor, and backward fails if one came after
@@ -148,19 +155,24 @@ class Unit:
     def make_room_for_gradients(self):
         """Each p.grad becomes a view into one tensor of zeros, to which backward adds. So nothing
         is copied before it is sent, and what a rank does not use counts as zero."""
+        if self.gradients is not None:                  # of earlier micro-batches
+            return
         self.gradients = torch.zeros_like(self.full, dtype=self.shard.grad_dtype)
         for p, view in zip(self.parameters, self.views(self.gradients)):
             if p.grad is not None:                      # of a tied table, from the head
                 view.copy_(p.grad)
             p.grad = view
 
-    def start_reduce(self):
-        """Start a reduce_scatter of the gradients, and let go of the parameters' own."""
-        self.sum = self.gradients.new_empty(self.shard.shape)
+    def start_reduce(self, in_place=False):
+        """Start a reduce_scatter of the gradients, and let go of the parameters' own. in_place:
+        these stay, and the sum takes the place of this rank's part of them."""
+        self.sum = part(self.gradients, self.shard.cuts)
+        if not in_place:
+            self.sum = torch.empty_like(self.sum)
         self.reducing = common.reduce_scatter(self.sum, self.gradients, group=self.group,
                                               async_op=True)
         for p in self.parameters:
-            p.grad = None
+            p.grad = p.grad if in_place else None
 
     def finish_reduce(self):
         """Add the sum to that of the micro-batches before."""
@@ -189,47 +201,23 @@ def update(units, optimizer, clip):
     return norm
 
 
-# ---------------------------------------------------------------------------------------- stage 1
+# --------------------------------------------------------------------------------- stages 1 and 2
 
-def zero1_step(model, units, optimizer, micro_batches, valid, clip):
+def zero1_step(model, units, optimizer, micro_batches, valid, clip, stage=1):
     """One step on this rank's micro-batches. Returns its part of the loss, and the norm. valid: the
-    valid targets of the whole global batch. Communication, of all stages: see `traffic`."""
+    valid targets of the whole global batch. stage: 1 reduces gradients in the last backward, and 2
+    in each one. To this end every module reads a detached input. So it has an autograd graph of its
+    own, and its backward, from its output to its input, is ours to call. Communication, of all
+    stages: see `traffic`."""
     model.zero_grad()
     for unit in units:
         unit.shard.grad = None                          # a part of the last step's gradients
-        unit.make_room_for_gradients()
+        unit.start_gather()                             # first what forward needs first
     total = 0
-    for tokens, targets in micro_batches:               # (micro_batch, seq) each
-        loss = loss_sum(model(tokens), targets) / valid
-        loss.backward()
-        total += loss.detach()
-
-    for unit in units:
-        reduce_in_place(unit)
-    norm = update(units, optimizer, clip)
-    for unit in units:
-        common.all_gather(unit.full, unit.shard.data, unit.group)
-    return total, norm
-
-
-def reduce_in_place(unit):
-    """A reduce_scatter of gradients that stay: the sum takes the place of this rank's own part."""
-    unit.shard.grad = part(unit.gradients, unit.shard.cuts)
-    common.reduce_scatter(unit.shard.grad, unit.gradients, group=unit.group)
-
-
-# ---------------------------------------------------------------------------------------- stage 2
-
-def zero2_step(model, units, optimizer, micro_batches, valid, clip):
-    """The same, but a unit's gradients are reduced as soon as they are there. To this end every
-    module reads a detached input. So it has an autograd graph of its own, and its backward, from
-    its output to its input, is ours to call."""
-    for unit in units:
-        unit.shard.grad = None
-    total = 0
-    for tokens, targets in micro_batches:
+    for count, (tokens, targets) in enumerate(micro_batches, start=1):
         out, graphs = tokens, []
-        for module in model:
+        for unit, module in zip(units, model):
+            unit.finish_gather()
             x = out.detach().requires_grad_(out.is_floating_point())    # tokens have no gradient
             out = module(x)                             # (micro_batch, seq, dim); logits at the end
             graphs.append((x, out))
@@ -240,20 +228,19 @@ def zero2_step(model, units, optimizer, micro_batches, valid, clip):
         total += loss.detach()
 
         grad = logits.grad                              # in the loop: of the output of module i
+        sends = stage == 2 or count == len(micro_batches)
         for i in reversed(range(len(units))):
             units[i].make_room_for_gradients()
             x, out = graphs.pop()
             torch.autograd.backward(out, grad)
             grad = x.grad
-            if i + 1 < len(units):
+            if sends and i + 1 < len(units):
                 units[i + 1].finish_reduce()            # its sum travelled during this backward
-            units[i].start_reduce()
-        units[0].finish_reduce()
-
-    norm = update(units, optimizer, clip)
-    for unit in units:
-        common.all_gather(unit.full, unit.shard.data, unit.group)
-    return total, norm
+            if sends:
+                units[i].start_reduce(in_place=stage == 1)
+        if sends:
+            units[0].finish_reduce()
+    return total, update(units, optimizer, clip)
 
 
 # ---------------------------------------------------------------------------------------- stage 3
@@ -288,8 +275,8 @@ def zero3_step(model, units, optimizer, micro_batches, valid, clip, ahead, keep_
             x = out.detach().requires_grad_(out.is_floating_point())
             out = module(x)
             graphs.append((x, out))
-            if not keep_gathered:
-                units[i].free()
+            if i + 1 < len(units) and not keep_gathered:    # backward needs the last one at once
+                units[i].free(until_backward=True)
 
         logits = out.detach().requires_grad_()
         loss = loss_sum(logits, targets) / valid
@@ -357,10 +344,10 @@ class ZeroPlusPlusUnit(Unit):
                 common.all_gather(everyones[-1], mine, self.group)
             self.full.copy_(dequantize(*everyones).flatten())
 
-    def free(self):
-        if self.node and not self.in_backward:
+    def free(self, until_backward=False):
+        self.in_backward = until_backward and self.node is not None
+        if self.in_backward:
             self.secondary = self.full.chunk(self.node.size())[self.node.rank()].clone()
-        self.in_backward = self.node is not None and not self.in_backward       # in turn
         super().free()
 
     def start_reduce(self):
@@ -393,28 +380,38 @@ def traffic(cfg, stage, n, micro_batches, widths=(4, 4), keep_gathered=False, re
     units, share = padded_sizes(cfg, n), (n - 1) / n
     width, sum_width = widths
     reduces = 1 if stage == 1 else micro_batches
-    gathers = micro_batches * (1 if keep_gathered else 2) if stage == 3 else 1
-    reduced, gathered = reduces * sum_width * sum(units), gathers * width * sum(units)
+    again = [] if keep_gathered else units[:-1]                     # for backward, without the head
+    gathers = micro_batches * [*units, *again] if stage == 3 else units
+    reduced, gathered = reduces * sum_width * sum(units), width * sum(gathers)
     norm = max(sum_width, 4) if n > 1 else 0                        # in float32 or better
     shards = sum_width * sum(units) // n if replicas > 1 else 0     # gradients, across groups
     calls = (n > 1) + len(units) * (replicas > 1)
     wire = 2 * share * norm + 2 * (replicas - 1) / replicas * shards
     return {"reduce_scatter": (len(units) * reduces, reduced, share * reduced),
-            "all_gather": (len(units) * gathers, gathered, share * gathered),
+            "all_gather": (len(gathers), gathered, share * gathered),
             "all_reduce": (calls, norm + shards, wire)}
 
 
 def zeropp_traffic(cfg, n, micro_batches, widths, node, quantized):
     """The same for ZeRO++. node: its number of ranks if there are secondary shards, else None.
     quantized: whether a weight is sent in a byte, and the scale of a block in 4."""
-    units, share = padded_sizes(cfg, n), (n - 1) / n
-    plain = widths[0] * sum(units)
-    int8 = sum(unit + 4 * n * -(-unit // n // BLOCK) for unit in units)
-    forward = (2 * len(units), int8, share * int8) if quantized else (
-        len(units), plain, share * plain)
-    backward = (len(units), plain, (node - 1) / node * plain) if node else forward
-    gathers = [micro_batches * (x + y) for x, y in zip(forward, backward)]
-    return traffic(cfg, 3, n, micro_batches, widths) | {"all_gather": gathers}
+    def gathers(units, ranks, in_int8):
+        size = widths[0] * sum(units)
+        if in_int8:
+            size = sum(unit + 4 * n * -(-unit // n // BLOCK) for unit in units)
+        return (1 + in_int8) * len(units), size, (ranks - 1) / ranks * size
+
+    units = padded_sizes(cfg, n)
+    forward = gathers(units, n, quantized)
+    backward = gathers(units[:-1], node or n, quantized and not node)
+    both = [micro_batches * (x + y) for x, y in zip(forward, backward)]
+    return traffic(cfg, 3, n, micro_batches, widths) | {"all_gather": both}
+
+
+def tokens_to_hide(bytes_sent, matmuls, n, flops, bandwidth):
+    """The tokens of a micro-batch from which on so many bytes of each parameter hide behind its
+    matmuls, 1 in forward and 2 in backward. flops: FLOP/s. bandwidth: bytes/s."""
+    return bytes_sent * (n - 1) / n / bandwidth / (2 * matmuls / flops)
 
 
 # ----------------------------------------------------------------------------------------- the run
@@ -445,8 +442,8 @@ def train(run):
     common.recompute(model, args.recompute)             # in a unit's backward, while it is gathered
     units = make_units(model, partial(Unit, group=mesh["shard"].get_group()))
     optimizer = make_optimizer(run, units)
-    step = {"zero1": zero1_step, "zero2": zero2_step}.get(args.variant)
-    if not step:
+    step = partial(zero1_step, stage=STAGES[args.variant])
+    if STAGES[args.variant] == 3:
         step = partial(zero3_step, ahead=args.prefetch, keep_gathered=args.keep_gathered,
                        replicas=mesh["replicate"].get_group() if run.world > n else None)
         keep_only_shards(units)
@@ -517,6 +514,17 @@ def formulas(args, rank, ranks, model):
     m = args.batch // args.shares // args.micro_batch
     sent = traffic(cfg, stage, n, m, widths, args.keep_gathered, ranks // n)
     answer = {"zero": stage, "holders": n, "sent": sent, "kept": {"outside": 1}}    # as one GPU
+    p, g = widths
+    in_backward = p + g if stage == 3 and not args.keep_gathered else g
+    tokens = args.micro_batch * cfg.seq
+    answer["overlap"] = {
+        "all_gather": lambda *rates: tokens_to_hide(p, 1, n, *rates) / tokens,
+        "reduce_scatter": lambda *rates: tokens_to_hide(in_backward, 2, n, *rates) / tokens}
+    answer["machines"] = {
+        "tokens of a micro-batch that hide in forward what 8 ranks send of bf16 parameters":
+            lambda *rates: tokens_to_hide(2, 1, 8, *rates),
+        "in backward, with fp32 gradients, in stage 3":
+            lambda *rates: tokens_to_hide(2 + 4, 2, 8, *rates)}
     if args.variant == "zeropp":
         node = args.shard_size if args.secondary_shard else None
         less = zeropp_traffic(cfg, n, m, widths, node, args.quantized_weights)

@@ -55,8 +55,8 @@ What a rank stores and sends (b sequences of s tokens in a micro-batch, h = dim,
                      norms read and write. Chapter 05 cuts A_out, too
     all_reduces      4 L + 2 a micro-batch, of b·s·h·e bytes: two forward and two backward in every
                      block, one for the embedding, one for the head; and the two small ones of the
-                     loss. Once a step the norm, and the gradients of kv heads that ranks share.
-                     With --recompute full L more: attention's sums (backward reads no MLP's)
+                     loss. Once a step the norm, and in each block the gradients of kv heads that
+                     ranks share. With --recompute full L more: attention's sums, not an MLP's
 
 When it stops paying: what comes after an all_reduce needs the sum, so sending does not hide behind
 compute. (There is one exception: in backward, the weights' gradients can be computed while the
@@ -91,7 +91,7 @@ from torch import nn
 from torch.nn.utils import clip_grads_with_norm_
 
 import common
-from common import Refused, gpt, grad_norm, keep_shard, sum_partial_grads
+from common import PartialSums, Refused, gpt, grad_norm, keep_shard
 
 # ---------------------------------------------------------------------------- two matrix identities
 
@@ -328,19 +328,19 @@ def parallelize(model, cfg, group, variant):
 # ----------------------------------------------------------------------------------------- the step
 
 def train_step(model, optimizer, micro_batches, valid, clip, vocab, group):
-    """One step, in which every rank sees every sequence. Returns the loss and the norm.
-
-    micro_batches: pairs of tokens and targets, (micro_batch, seq) each. valid: the valid targets of
-    the whole batch. Communication: 4 L + 4 all_reduces a micro-batch; then one of the gradients of
-    shared kv heads, if there are any, and one of the norm.
-    """
+    """One step, in which every rank sees every sequence. Returns the loss and the norm. valid: the
+    valid targets of the whole batch. micro_batches: pairs of tokens and targets, (micro_batch, seq)
+    each. Communication: 4 L + 4 all_reduces for each; in the last backward those of the gradients
+    of kv heads that ranks share, if there are any; then one of the norm."""
     optimizer.zero_grad()
     total = 0
-    for tokens, targets in micro_batches:
+    for i, (tokens, targets) in enumerate(micro_batches, start=1):
         loss = VocabParallelLoss.apply(model(tokens), targets, vocab, group) / valid
+        if i == len(micro_batches):
+            sums = PartialSums(model.parameters())      # they start in this backward
         loss.backward()
         total += loss.detach()
-    sum_partial_grads(model.parameters())
+    sums.finish()
 
     norm = grad_norm(model.parameters(), group)
     if clip:
@@ -404,7 +404,7 @@ def traffic(cfg, micro_batches, batch, t, e, recompute="none", sums=None):
     wire = 2 * (t - 1) / t * payload
     if t > cfg.kv_heads:                                # k and v of a head that ranks share
         shared = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads) * (sums or e)
-        calls += 1
+        calls += cfg.layers
         payload += shared
         wire += 2 * (1 - cfg.kv_heads / t) * shared     # among t / kv_heads of them
     return {"all_reduce": (calls, payload, wire)}

@@ -22,7 +22,7 @@ here g does the first half, the next f does the second half, and what lies betwe
 same bytes. Two things follow.
 
 Partial gradients. Every rank has the norms, embedding and head in full, and their gradients from
-its own tokens alone. These are partial sums, and are added up in one bucket, before the norm.
+its own tokens alone. These are partial sums, and are added up while the last backward goes on.
 
 Gathering again. For their weights' gradients, the linears behind f need their whole input in
 backward. If it is kept (`kept`), that is a full (b, s, h) for every sub-layer again. So `megatron`
@@ -79,7 +79,7 @@ from torch import nn
 from torch.nn.utils import clip_grads_with_norm_
 
 import common
-from common import Refused, gpt, grad_norm, keep_shard, loss_sum, sum_partial_grads
+from common import PartialSums, Refused, gpt, grad_norm, keep_shard, loss_sum
 
 # -------------------------------------------------------------- the collectives, along the sequence
 
@@ -356,16 +356,17 @@ def my_tokens(x, group):
 
 def train_step(model, optimizer, micro_batches, valid, clip, group):
     """One step; every rank gets the same whole sequences, as in chapter 04. Returns this rank's
-    part of the loss, and the norm. Communication: that of the sub-layers; then all_reduces of the
-    partial gradients, and one of the norm."""
+    part of the loss, and the norm. Communication: the sub-layers', partial gradients, the norm."""
     optimizer.zero_grad()
     total = 0
-    for tokens, targets in micro_batches:
-        logits = model(my_tokens(tokens, group))        # (micro_batch, seq/t, vocab)
-        loss = loss_sum(logits, my_tokens(targets, group)) / valid
+    for i, (tokens, targets) in enumerate(micro_batches, start=1):
+        tokens, targets = my_tokens(tokens, group), my_tokens(targets, group)   # (b, seq/t)
+        loss = loss_sum(model(tokens), targets) / valid
+        if i == len(micro_batches):
+            sums = PartialSums(model.parameters())      # they start in this backward
         loss.backward()
         total += loss.detach()
-    sum_partial_grads(model.parameters())
+    sums.finish()
 
     norm = grad_norm(model.parameters(), group)
     if clip:
@@ -432,13 +433,12 @@ def traffic(cfg, micro_batches, batch, t, e, variant="megatron", recompute="none
         hops = (scatters + gathers) * (t - 1)
         sent = {"send": (hops, hops * x // t, hops * x // t)}
 
-    norms = 1 if t > 1 else 0                           # alone, nobody needs to be asked
-    calls = 1 + norms
-    payload = numbers_in_full(cfg) * (sums or e) + norms * wide
+    calls = cfg.layers + 2 + (t > 1)                    # each module's gradients; the norm
+    payload = numbers_in_full(cfg) * (sums or e) + (t > 1) * wide
     wire = 2 * share * payload
     if t > cfg.kv_heads:                                # k and v of a head that ranks share
         shared = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads) * (sums or e)
-        calls += 1
+        calls += cfg.layers
         payload += shared
         wire += 2 * (1 - cfg.kv_heads / t) * shared     # among t / kv_heads of them
     return sent | {"all_reduce": (calls, payload, wire)}

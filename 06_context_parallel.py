@@ -99,7 +99,7 @@ import torch.nn.functional as F
 from torch.nn.utils import clip_grads_with_norm_
 
 import common
-from common import Refused, gpt, grad_norm, loss_sum, rounded, sum_partial_grads
+from common import PartialSums, Refused, gpt, grad_norm, loss_sum, rounded
 
 # --------------------------------------------------------------------------- who holds which tokens
 
@@ -387,16 +387,18 @@ def context_parallel(model, args, group):
 
 def train_step(model, optimizer, micro_batches, positions, valid, clip):
     """One step on the tokens at this rank's positions. valid: the valid targets of the whole batch.
-    Returns this rank's part of the loss, and the norm. Communication: that of attention; then one
-    all_reduce of all gradients."""
+    Returns this rank's part of the loss, and the norm. Communication: that of attention; in the
+    last backward an all_reduce of each module's gradients."""
     optimizer.zero_grad()
     total = 0
-    for tokens, targets in micro_batches:
+    for i, (tokens, targets) in enumerate(micro_batches, start=1):
         tokens, targets = tokens[:, positions], targets[:, positions]   # (micro_batch, s/N)
         loss = loss_sum(model(tokens), targets) / valid
+        if i == len(micro_batches):
+            sums = PartialSums(model.parameters())      # they start in this backward
         loss.backward()
         total += loss.detach()
-    sum_partial_grads(model.parameters())
+    sums.finish()
 
     norm = grad_norm(model.parameters())                # every rank has all of it: nothing to send
     if clip:
@@ -413,7 +415,7 @@ def traffic(cfg, variant, micro_batches, batch, n, e, recompute="none", sums=Non
     share, layers = (n - 1) / n, micro_batches * cfg.layers
     forwards = 1 if recompute == "none" else 2
     gradients = cfg.parameters() * (sums or e)
-    sent = {"all_reduce": (1, gradients, 2 * share * gradients)}
+    sent = {"all_reduce": (cfg.layers + 2, gradients, 2 * share * gradients)}
     of_a_head = batch * cfg.seq * cfg.dim // cfg.heads  # of q, k, v or out
     if variant == "gather":
         payload = layers * 2 * of_a_head * cfg.kv_heads * e

@@ -146,7 +146,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.utils import clip_grads_with_norm_
 
 import common
-from common import Refused, gpt, grad_norm, loss_sum, sum_partial_grads
+from common import PartialSums, Refused, gpt, grad_norm, loss_sum
 
 # ------------------------------------------------------------------------------ schedules are lists
 
@@ -457,7 +457,7 @@ def train_step(run_program, model, optimizer, group, micro_batches, valid, clip)
     """
     optimizer.zero_grad()
     loss = run_program(micro_batches, valid)
-    sum_partial_grads(model.parameters())
+    PartialSums(model.parameters()).finish()
 
     norm = grad_norm(model.parameters(), group)         # of all stages, not of this one
     if clip:
@@ -493,9 +493,10 @@ def cut(cfg, depth):
     return list(zip([0, *ends], [*ends, cfg.layers + 2]))
 
 
-def traffic(variant, rank, p, m, v, message, shared, sums):
+def traffic(variant, rank, p, m, v, message, shared, sums, modules=0):
     """What a rank sends in a step: {op: (calls, bytes of payload, bytes on the wire)}. message: its
-    bytes. shared: parameters that lie on another rank too. sums: bytes of a number of gradients."""
+    bytes. shared: parameters that lie on another rank too, in so many modules. sums: bytes of a
+    number of gradients."""
     if p == 1:
         return {}
     neighbours = (rank > 0) + (rank < p - 1)            # an F goes to one, a B to the other
@@ -503,7 +504,7 @@ def traffic(variant, rank, p, m, v, message, shared, sums):
     sends = m * sends.get(variant, neighbours)
     norm, shared = max(sums, 4), shared * sums          # the norm is one number
     return {"send": (sends, sends * message, sends * message),
-            "all_reduce": (2 if shared else 1, norm + shared, 2 * (p - 1) / p * norm + shared)}
+            "all_reduce": (1 + modules, norm + shared, 2 * (p - 1) / p * norm + shared)}
 
 
 def times(recompute="none"):
@@ -642,11 +643,11 @@ def formulas(args, rank, ranks, model):
         return {"parameters": {}, "modules": modules}
 
     m, v, actions = args.batch // args.micro_batch, len(mine), schedule.actions[rank]
-    message, shared = args.micro_batch * cfg.seq * cfg.dim * e, 0
+    message, shared, both = args.micro_batch * cfg.seq * cfg.dim * e, 0, 0
     if args.variant == "dualpipe":                      # all that this rank holds
-        shared = sum(p.numel() for p in model.parameters())
+        shared, both = sum(p.numel() for p in model.parameters()), len(modules)
     elif cfg.tie and (0 in modules) != (cfg.layers + 1 in modules):
-        shared = cfg.vocab * cfg.dim
+        shared, both = cfg.vocab * cfg.dim, 1
     ends = sorted({schedule.ranks[schedule.depth - 1], schedule.ranks[-1]})
     most = most_alive(args.variant, rank, ranks, m, v, args.breadth_first)
     return {
@@ -656,7 +657,7 @@ def formulas(args, rank, ranks, model):
                      "times": takes, "bubble": bubble(args.variant, ranks, m, v, **takes),
                      "needs": schedule.needs, "message": message,
                      "program": make_programs(schedule, **takes)[rank]},
-        "sent": traffic(args.variant, rank, ranks, m, v, message, shared, sums),
+        "sent": traffic(args.variant, rank, ranks, m, v, message, shared, sums, both),
         "checks": {("kept", "micro-batches alive", "at the most"):
                    (max(alive_over_time(actions)), most)},
         "machines": {"blocks in a stage from which on a message hides behind them, in bf16":

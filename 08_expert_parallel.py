@@ -112,7 +112,7 @@ from torch import nn
 from torch.nn.utils import clip_grads_with_norm_
 
 import common
-from common import Refused, gpt, grad_norm, keep_shard, loss_sum, sum_partial_grads
+from common import PartialSums, Refused, gpt, grad_norm, keep_shard, loss_sum
 
 # ----------------------------------------------------------------------------- a mixture of experts
 
@@ -436,17 +436,20 @@ def move_biases(model, group=None):
 def train_step(model, optimizer, micro_batches, valid, clip, world):
     """One step. Returns this rank's part of the loss, the norm, and the loads of the experts.
     micro_batches: pairs of tokens and targets, (b, s) each, of this rank. valid: the valid targets
-    of the whole batch. Communication: that of the experts; an all_reduce of what all ranks hold,
-    one of the experts over their holders, one for the norm, and one of the loads."""
+    of the whole batch. Communication: that of the experts; in the last backward, of each module, an
+    all_reduce of what all ranks hold, and one of the experts over their holders; then one for the
+    norm, and one of the loads."""
     optimizer.zero_grad()
     for block in model[1:-1]:
         block.mlp.seen.clear()
     total = 0
-    for tokens, targets in micro_batches:
+    for i, (tokens, targets) in enumerate(micro_batches, start=1):
         loss = loss_sum(model(tokens), targets) / valid
+        if i == len(micro_batches):                     # they start in this backward
+            sums = PartialSums(p for p in model.parameters() if p.partial.size() > 1)
         loss.backward()
         total += loss.detach()
-    sum_partial_grads(p for p in model.parameters() if p.partial.size() > 1)
+    sums.finish()
 
     norm = grad_norm(model.parameters(), world)
     if clip:
@@ -487,7 +490,8 @@ def traffic(args, ranks, seen):
         dense = of_gradient * (numbers - experts) + loads + wide            # and the norm
         copied = of_gradient * experts if copies > 1 else 0
         wire = 2 * (ranks - 1) / ranks * dense + 2 * (copies - 1) / copies * copied
-        sent["all_reduce"] = 3 + (1 < copies < ranks), dense + copied, wire
+        calls = 4 + cfg.layers * (2 if 1 < copies < ranks else 1)   # with the loads and the norm
+        sent["all_reduce"] = calls, dense + copied, wire
     if args.variant == "dropless":                      # counts; rows, what comes back, gradients
         rows = sum(sum(there) + sum(here) for there, here in seen)
         payload = (1 + again) * 8 * cfg.experts * layers + (2 + again) * rows * cfg.dim * e

@@ -49,7 +49,7 @@ decide. What does is how long compute waits, and on which links:
             machines, and computes with another micro-batch meanwhile.
     cp      Two, of 2k numbers a token for each other rank: few with GQA, or under tp.
     pp      One message for a whole stage, while another micro-batch computes.
-    dp      Once a step, and most of it could hide behind backward (chapter 02).
+    dp      Once a step, and most of it hides behind the last backward (chapter 02).
 
 So pp and dp are the outer axes: Megatron puts pp outermost, and Llama 3 dp. Try `--order
 tp,cp,dp,pp` with `--node-size 4`: it trains the same, and in the report tp leaves the machines.
@@ -70,25 +70,27 @@ says which ranks those are:
 
 So most of these groups are no axis of the mesh. They serve the norm as well: what n ranks hold adds
 1/n of its square on each of them, so that it counts once. And they serve ZeRO: those who hold the
-same part share it out. (Unlike in chapter 03, gradients stay whole until the last micro-batch in
-all of ZeRO's stages. Stage 3 gathers a module 2·M times: the published runs stop at stage 2.)
+same part share it out.
+
+In a stage's last backward, a module's gradients leave while those before it compute, and the last
+ones in the pipeline's bubble. ZeRO-2 and 3 send after every backward, M times as much, so that 1/n
+of them stays. ZeRO-1 and 2 gather parameters while the first forwards compute; ZeRO-3 2·M times or,
+with --keep-gathered, once, for as much memory as ZeRO-2 has in a step.
 
 Where axes meet, prototypes have gone wrong:
 
     tp and experts   The router is whole on each rank of tp, and sees that rank's tokens alone.
                      Tokens, choices and gates are gathered after it, and every rank of tp has a
                      slice of each expert. So each of them sends all T tokens through ep, which is
-                     tp times what it must be. Megatron sends T/tp through ep, and gathers what has
-                     arrived over tp: K times as many rows, but inside a machine.
+                     tp times what it must be.
     cp and balance   The balance loss is about a sequence, which lies on cp · tp ranks. So they sum
                      how often each expert was picked, before that is multiplied by the scores.
     pp and tp        Each rank of tp sends its own tokens to the next stage, 1/tp of the activation.
     pp and ties      The first and the last stage hold one matrix: both are in its sum, unless they
                      lie on one rank, as in dualpipe-v.
 
-How to choose. First make it fit, then make it fast. Take tp up to the size of a machine. If the
-model still does not fit, take pp, or ZeRO-3; for long sequences cp, for experts ep. All other ranks
-go to dp, until the batch is as large as it may be. Published runs did about this:
+How to choose. First make it fit: tp up to the size of a machine, then pp, or ZeRO-3; for long
+sequences cp, for experts ep. All other ranks go to dp, up to the batch that may be. Published runs:
 
                     GPUs     tp   cp   pp   dp    ep
     llama3-8k       8,192    8    1    16   64    -     parameters stay gathered after forward
@@ -108,7 +110,6 @@ Sources: Ultra-Scale Playbook, "5D Parallelism in a Nutshell"; Narayanan et al.,
 Scale Language Model Training on GPU Clusters (2021), sections 3 and 4.1; Llama Team, The Llama 3
 Herd of Models (2024), section 3.3, table 4; DeepSeek-V3 Technical Report (2024), section 3."""
 
-import contextlib
 import functools
 import itertools
 import logging
@@ -124,7 +125,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.utils import clip_grads_with_norm_
 
 import common
-from common import Refused, gpt, grad_norm, keep_shard, loss_sum, sum_partial_grads
+from common import Refused, gpt, grad_norm, keep_shard, loss_sum
 
 # ----------------------------------------------------------------------------------------- the mesh
 
@@ -310,29 +311,9 @@ class AllToAll(torch.autograd.Function):
         return AllToAll.apply(gradient, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
-class Permute(torch.autograd.Function):
-    """rows[order] or, if back, what undoes that. The gradient goes the other way. (Indexing alone
-    would add it up, slowly, since it cannot know that no row is taken twice.)"""
-
-    @staticmethod
-    def forward(ctx, rows, order, back):
-        ctx.save_for_backward(order)
-        ctx.back = back
-        if back:                                        # by the inverse permutation
-            place = torch.arange(len(order), device=order.device)
-            order = torch.empty_like(order).scatter_(0, order, place)
-        return rows.index_select(0, order)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        [order] = ctx.saved_tensors
-        return Permute.apply(gradient, order, not ctx.back), None, None
-
-
-def best(scores, k):
-    """Indices of the k largest of each row; of equal ones, the first, on every device."""
-    in_order = scores.sort(dim=-1, descending=True, stable=True).indices
-    return in_order[..., :k].clone()                    # the rest can go
+def unsorted(rows, order):
+    """What undoes rows.index_select(0, order)."""
+    return torch.empty_like(rows).scatter(0, order[:, None].expand_as(rows), rows)
 
 
 def run_experts(rows, columns, downs, counts):
@@ -364,10 +345,7 @@ class MoE(nn.Module):
         self.up = nn.Parameter(torch.empty(cfg.experts, cfg.dim, cfg.hidden))
         self.gate = nn.Parameter(torch.empty_like(self.up)) if cfg.gated else None
         self.down = nn.Parameter(torch.empty(cfg.experts, cfg.hidden, cfg.dim))
-
-    @property
-    def columns(self):                                  # they read the rows, as in common.MLP
-        return [self.up, self.gate] if self.cfg.gated else [self.up]
+        self.columns = [self.up, self.gate] if cfg.gated else [self.up]     # they read the rows
 
     def forward(self, x):                               # (batch, seq/(cp·tp), dim)
         chosen, gates = self.route(x)
@@ -381,7 +359,7 @@ class MoE(nn.Module):
         cfg, precise = self.cfg, torch.promote_types(x.dtype, torch.float32)
         logits = F.linear(x.to(precise), self.router.weight.to(precise))    # (batch, seq, experts)
         scores = logits.softmax(-1)
-        chosen = best(scores.detach(), cfg.top_k)
+        chosen = scores.detach().topk(cfg.top_k).indices
         if cfg.top_k == 1:              # over their sum it would be 1, and the router learn nothing
             gates = scores.gather(-1, chosen)
         else:                           # equals scores over their sum, but for 0/0
@@ -403,8 +381,8 @@ class MoE(nn.Module):
         counts = torch.zeros(self.cfg.experts, dtype=torch.int64, device=x.device)
         counts.index_add_(0, expert, torch.ones_like(expert))
         rows = x.flatten(0, 1).repeat_interleave(self.cfg.top_k, dim=0)     # one for each pick
-        out = self.exchange(Permute.apply(rows, order, False), counts)      # sorted by expert
-        out = Permute.apply(out, order, True).view(*chosen.shape, -1)       # (batch, seq, k, dim)
+        out = unsorted(self.exchange(rows.index_select(0, order), counts), order)
+        out = out.view(*chosen.shape, -1)               # (batch, seq, k, dim)
         return (out * gates.to(x.dtype)[..., None]).sum(2)      # added in float32, and then rounded
 
     def exchange(self, rows, counts):
@@ -427,8 +405,8 @@ class MoE(nn.Module):
         expert = torch.arange(arriving.shape[1], device=rows.device).repeat(n)
         expert = expert.repeat_interleave(arriving.flatten(), output_size=sum(received))
         order = expert.argsort(stable=True)
-        out = run_experts(Permute.apply(rows, order, False), self.columns, self.down, own)
-        return AllToAll.apply(Permute.apply(out, order, True), received, sent, self.ep)
+        out = run_experts(rows.index_select(0, order), self.columns, self.down, own)
+        return AllToAll.apply(unsorted(out, order), received, sent, self.ep)
 
 
 def build(cfg, seed=None):
@@ -488,25 +466,25 @@ def note_holders(parameters, holders):
             p.kind = "tied"
         p.holders = holders[p.kind]
         p.copies = p.holders.size()
-        if p.copies > 1:
-            p.partial = p.holders
 
 
 # ---------------------------------------------------------------------------- ZeRO, from chapter 03
 
 class Unit:
-    """Parameters that the same ranks hold, as one flat tensor, of which each of these ranks updates
-    one shard. full: (N·k,), of which every parameter is a view. shard: (k,), and shard.grad: of the
-    summed gradient. stage: 1 shards optimizer states, 2 gradients too, 3 all."""
+    """Parameters of a module that the same ranks hold. stage: 0 sums their gradients. From 1 on,
+    they are one flat tensor, of which each of these ranks updates one shard; 2 shards gradients,
+    too, and 3 all. full: (N·k,), of which every parameter is a view. shard: (k,), and shard.grad:
+    of the summed gradient. kept: gathered once a step, until its last backward."""
 
-    def __init__(self, parameters, stage):
-        self.parameters, self.stage = parameters, stage
-        self.group = parameters[0].holders
-        self.padding = -sum(p.numel() for p in parameters) % self.group.size()
-        self.full = self.flatten([p.detach() for p in parameters])
-        self.shard = nn.Parameter(self.mine(self.full))
-        self.shard.flat = parameters, self.group.rank() * len(self.shard)   # for a checkpoint
-        self.shard.copies = 1                           # for the norm: each number is in one shard
+    def __init__(self, parameters, stage, keep_gathered):
+        self.parameters, self.stage, self.group = parameters, stage, parameters[0].holders
+        self.kept, self.gathering, self.reducing = stage in (1, 2) or keep_gathered, None, None
+        self.padding = -sum(p.numel() for p in parameters) % self.group.size() if stage else 0
+        if stage:
+            self.full = self.flatten([p.detach() for p in parameters])
+            self.shard = nn.Parameter(self.mine(self.full))
+            self.shard.flat = parameters, self.group.rank() * len(self.shard)   # for a checkpoint
+            self.shard.copies = 1                       # for the norm: each number is in one shard
 
     def hold(self, full):
         """Before the first step: the parameters, and the shard, become views of `full`, which may
@@ -516,7 +494,7 @@ class Unit:
             p.data, p.grad_dtype = view, self.shard.grad_dtype
         if self.stage == 3:
             self.shard.data = self.shard.data.clone()
-            self.free()
+            self.free(last=True)
 
     def mine(self, flat):                               # this rank's part of it
         return flat.chunk(self.group.size())[self.group.rank()]
@@ -528,40 +506,61 @@ class Unit:
         flats = flat.split([*(p.numel() for p in self.parameters), self.padding])
         return [flat.view(p.shape) for flat, p in zip(flats, self.parameters)]
 
-    def gather(self):
+    def start_gather(self):
         """An all_gather of the shards, into memory that was freed if this is stage 3."""
-        if self.stage == 3:
-            self.full.untyped_storage().resize_(self.full.nbytes)
-        common.all_gather(self.full, self.shard.data, group=self.group)
+        self.full.untyped_storage().resize_(self.full.nbytes)
+        self.gathering = common.all_gather(self.full, self.shard.data, self.group, async_op=True)
 
-    def free(self):                                     # what autograd has saved of it will show
-        self.full.untyped_storage().resize_(0)          # what the next gather brings
+    def free(self, last=False):
+        """Under stage 3, after a forward or a backward; what is kept, after the last of a step."""
+        if self.stage == 3 and (last or not self.kept):
+            self.full.untyped_storage().resize_(0)      # what autograd has saved of it will show
 
-    def reduce(self):
-        """After the last backward: a reduce_scatter of the gradients, in place."""
-        flat = self.flatten([torch.zeros_like(p, dtype=p.grad_dtype) if p.grad is None else p.grad
+    def start_reduce(self):
+        """Sum the gradients of the micro-batches so far: an all_reduce, or a reduce_scatter."""
+        flat = self.flatten([torch.zeros_like(p) if p.grad is None else p.grad
                              for p in self.parameters])
-        mine = self.mine(flat)
-        common.reduce_scatter(mine, flat, group=self.group)
+        self.sum = flat.new_empty(self.shard.shape) if self.stage > 1 else self.mine(flat)
+        if self.stage == 0:
+            handle = dist.all_reduce(flat, group=self.group, async_op=True)
+        else:
+            handle = common.reduce_scatter(self.sum, flat, group=self.group, async_op=True)
         for p, view in zip(self.parameters, self.views(flat)):
-            p.grad = view if self.stage == 1 else None
-        self.shard.grad = mine if self.stage == 1 else mine.clone()         # so all else can go
+            p.grad = view if self.stage < 2 else None
+        self.reducing = handle, flat                    # which must live until it has left
+
+    def finish_reduce(self):
+        if self.reducing:
+            self.reducing[0].wait()
+            if self.stage:                              # add it to that of earlier micro-batches
+                before = self.shard.grad
+                self.shard.grad = self.sum if before is None else before.add_(self.sum)
+            self.reducing = self.sum = None
 
 
-def make_units(model, stage):
-    """A unit for each module of the list and group of holders; module.units are those to gather
-    under stage 3. What two modules share belongs to the first."""
+def make_units(model, stage, keep_gathered=False):
+    """A unit for each module of the list and group of holders, as module.units. What two modules
+    share belongs to the first. Stage 0 has none for what one rank holds."""
     units, seen = [], set()
     for module in itertools.chain(*model):
         by_group = defaultdict(list)
         for p in module.parameters():
-            if p not in seen:
+            if p not in seen and (stage or p.copies > 1):
                 by_group[p.holders].append(p)
         seen.update(module.parameters())
-        own = [Unit(parameters, stage) for parameters in by_group.values()]
-        module.units = own if stage == 3 else []
-        units += own
+        module.units = [Unit(own, stage, keep_gathered) for own in by_group.values()]
+        units += module.units
     return units
+
+
+def gather(modules):
+    """Wait for the parameters of the first module. Under stage 3 the next one's are under way."""
+    for unit in [unit for module in modules[:2] for unit in module.units]:
+        if unit.stage == 3 and not unit.full.untyped_storage().nbytes():
+            unit.start_gather()
+    for unit in modules[0].units:
+        if unit.gathering:
+            unit.gathering.wait()
 
 
 # ------------------------------------------------------------ pipeline parallelism, from chapter 07
@@ -623,10 +622,9 @@ def needs(action, depth):
 
 
 def make_programs(schedule, ranks, recompute="none"):
-    """A program for each rank: its actions and, between them, its messages. Lets time run: an
-    action starts once its rank is free and what it needs is there, and takes its time. A message
-    enters both programs when its output is made, and an action when it ends: so what comes while an
-    action goes on stands before it. Raises ValueError if ranks wait for each other."""
+    """A program for each rank: its actions and, between them, messages. Lets time run: an action
+    starts once its rank is free and what it needs is there. A message enters both programs when its
+    output is made, and an action when it ends. Raises ValueError if ranks wait for each other."""
     left, depth = [list(actions) for actions in schedule], len(ranks)
     times = {"F": 1, "BW": 3 if recompute == "full" else 2}         # B and W, after F again
     programs, done, ends, now = [[] for _ in left], set(), {}, 0
@@ -650,24 +648,14 @@ def make_programs(schedule, ranks, recompute="none"):
     return programs
 
 
-@contextlib.contextmanager
-def gathered(module):
-    """Around the forward or backward of a module that ZeRO-3 shards."""
-    for unit in getattr(module, "units", []):
-        unit.gather()
-    yield
-    for unit in getattr(module, "units", []):
-        unit.free()
-
-
 class Stage:
     """A slice of the model, and what it keeps of each micro-batch from F to BW. Every module of it
     reads a detached input, so that its backward is ours to call: under ZeRO-3, between a gather and
-    a free. positions: of this rank's tokens in a sequence."""
+    a free; then its gradients are sent. positions: of this rank's tokens in a sequence."""
 
     def __init__(self, modules, positions):
-        self.modules, self.positions, self.kept_for_backward = modules, positions, {}
-        self.is_last = hasattr(modules, "head")
+        self.modules, self.positions, self.kept_for_backward = list(modules), positions, {}
+        self.is_last, self.reducing = hasattr(modules, "head"), []      # units, the latest ones
 
     def forward(self, i, x, targets, valid):
         """x: tokens (b, s), or activations (b, s/(cp·tp), h). Returns activations, or in the last
@@ -675,10 +663,12 @@ class Stage:
         graphs = []
         if not x.is_floating_point():
             x = x[:, self.positions]
-        for module in self.modules:
+        for k, module in enumerate(self.modules):
             x = x.detach().requires_grad_(x.is_floating_point())
-            with gathered(module):
-                out = module(x)
+            gather(self.modules[k:])
+            out = module(x)
+            for unit in module.units:
+                unit.free()
             if self.is_last and module is self.modules[-1]:
                 out = loss_sum(out, targets[:, self.positions]) / valid
             graphs.append((x, get_gradient_edge(out)))  # an edge does not keep out itself
@@ -686,15 +676,30 @@ class Stage:
         self.kept_for_backward[i] = graphs
         return x.detach()
 
-    def backward(self, i, gradient):
-        """gradient: of the output, or None for the loss. Returns that of the input."""
+    def backward(self, i, gradient, last):
+        """gradient: of the output, or None for the loss. last: whether no other micro-batch comes
+        after this one. Returns the gradient of the input."""
         graphs = self.kept_for_backward.pop(i)
-        for module in reversed(self.modules):
-            x, edge = graphs.pop()
-            with gathered(module):
-                torch.autograd.backward(edge, gradient)
+        for k in reversed(range(len(self.modules))):
+            module, (x, edge) = self.modules[k], graphs.pop()
+            gather(self.modules[k::-1])
+            torch.autograd.backward(edge, gradient)
+            for unit in module.units:
+                unit.free(last)
+            self.reduce(module.units, last)
             gradient = x.grad
         return gradient
+
+    def reduce(self, units, last):
+        """Start to sum a module's gradients: in the last backward; ZeRO's stages 2 and 3 in each,
+        once the sums of the module before have come, so that two modules' full ones are alive."""
+        units = [unit for unit in units if unit.stage > 1 or last]
+        for unit in self.reducing:
+            if unit.stage > 1:
+                unit.finish_reduce()
+        self.reducing = [unit for unit in units if unit.parameters[0].kind != "tied"]
+        for unit in self.reducing:
+            unit.start_reduce()
 
 
 def execute(program, stages, group, empty, span, micro_batches, valid):
@@ -712,11 +717,9 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
                 tensor, how, peer = empty(), dist.irecv, step.sender
                 outputs[step.output] = tensor
             operation = dist.P2POp(how, tensor, group=group, group_peer=peer)
-            # PyTorch asks to wait for what is under way in one group before another is used. Here a
-            # message travels while the rank goes on, with collectives over tp, too. On NCCL that is
-            # right if the device can run both at once, or takes them in the order in which they are
-            # posted (NCCL_LAUNCH_ORDER_IMPLICIT=1): all ranks of a stage post the same, and chapter
-            # 07 shows that nobody waits for ever, even if each message blocks its rank.
+            # PyTorch asks to wait for what is under way in one group before another is used. Here
+            # messages travel beside collectives: right on NCCL if the device runs both at once, or
+            # in the order in which all ranks post them (NCCL_LAUNCH_ORDER_IMPLICIT=1).
             [handle] = dist.batch_isend_irecv([operation])
             under_way[step.output] = handle, tensor
             del operation, handle, tensor               # nothing else keeps the tensor alive
@@ -731,7 +734,7 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
             if kind == "F":
                 out = stage.forward(i, outputs.pop(need, tokens), targets, valid)
             else:
-                out = stage.backward(i, outputs.pop(need, None))
+                out = stage.backward(i, outputs.pop(need, None), i + 1 == len(micro_batches))
         if kind == "F" and stage.is_last:
             total += out
         elif out is not None:                           # tokens have no gradient
@@ -745,26 +748,25 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
 def train_step(run_program, model, units, optimizer, micro_batches, valid, clip):
     """One step. Returns this rank's part of the loss, and the norm over all ranks.
     run_program(micro_batches, valid): all of forward and backward; returns the loss. model: all
-    that this rank holds. units: its ZeRO units, or none. micro_batches: pairs of tokens and
+    that this rank holds. units: make_units(model, ...). micro_batches: pairs of tokens and
     targets, (b, s) each, of this rank's dp. valid: the valid targets of the whole batch."""
-    shards = [unit.shard for unit in units]
+    shards = [unit.shard for unit in units if unit.stage]
     for p in (*model.parameters(), *shards):
         p.grad = None
-    loss = run_program(micro_batches, valid)
-
+    for unit in [unit for unit in units if unit.kept]:
+        unit.start_gather()                             # first what forward needs first
+    loss = run_program(micro_batches, valid)            # and gradients are summed
     for unit in units:
-        unit.reduce()
-    if not units:
-        sum_partial_grads(model.parameters())
+        if unit.parameters[0].kind == "tied":           # it has waited for the other stage
+            unit.start_reduce()
+        unit.finish_reduce()
+
     held = shards or list(model.parameters())
     norm = grad_norm(held, dist.group.WORLD)            # of all ranks, each number once
     if clip:
         clip_grads_with_norm_(held, clip, norm)
 
     optimizer.step()
-    for unit in units:
-        if unit.stage < 3:                              # others are gathered where they are used
-            unit.gather()
     return loss, norm
 
 
@@ -840,7 +842,8 @@ def formulas(args, rank, ranks, model):
                     "keys": whole // min(t, cfg.kv_heads), "mlp": whole // (t * ep)},
         "ranks": {"tp": t, "cp": cp, "cp and tp": cp * t, "ep": ep, "pp": args.pp, "world": ranks},
         "gradients": {p.kind: p.holders.group_desc for p in model.parameters()},
-        "gathers": 2 * m if args.zero == 3 else 1,      # of a module, in a step
+        "gathers": 2 * m if args.zero == 3 and not args.keep_gathered else 1,   # of a module
+        "reduces": m if args.zero > 1 else 1,           # of its gradients
         "kept": {"outside": 1 / (cp * t), "inputs": 1 / cp, "inside": 1 / (cp * t),
                  "keys and values": max(1 / t, 1 / cfg.kv_heads), "logits": 1 / (cp * t),
                  "ids": 1 / (cp * t), "positions": 1 / cp, "how": "gathered" if cp > 1 else None},
@@ -872,15 +875,16 @@ def train(run):
     note_holders(model.parameters(), holders)
     common.recompute(model, args.recompute)
 
-    units = make_units(model, args.zero) if args.zero else []
+    units = make_units(model, args.zero, args.keep_gathered)
     positions = positions_of(me.cp, args.cp, cfg.seq).chunk(args.tp)[me.tp].to(run.device)
     stages = {stage: Stage(part, positions) for stage, part in parts.items()}
     shape = args.micro_batch, len(positions), cfg.dim   # of a message
     empty = functools.partial(torch.empty, shape, dtype=common.rounded(args), device=run.device)
     run_program = functools.partial(execute, programs[me.pp], stages, axes.get("pp"), empty,
                                     run.span)
-    optimizer = run.mixed([unit.shard for unit in units] or model.parameters())
-    for unit in units:
+    sharded = units if args.zero else []
+    optimizer = run.mixed([unit.shard for unit in sharded] or model.parameters())
+    for unit in sharded:
         unit.hold(unit.full.to(common.rounded(args)))
 
     for batch in run.batches(share=me.dp, build=build):         # 1/dp of the sequences
@@ -888,7 +892,7 @@ def train(run):
             loss, norm = train_step(run_program, model, units, optimizer, batch.micro_batches,
                                     batch.valid, args.clip)
         dist.all_reduce(loss)                           # for the report
-        run.log(batch, loss, norm, model, units or None)
+        run.log(batch, loss, norm, model, sharded or None)
 
 
 def torch_parallelize(stage, mesh, args):
@@ -1022,6 +1026,8 @@ def requires(args, ranks):
            "stages", f"--layers {depth}")
     demand(args.zero < 3 or not cfg.tie, "--zero 3 gathers modules one by one, and tied ones share "
            "a matrix", "--zero 2")
+    demand(args.zero == 3 or not args.keep_gathered, f"--keep-gathered: --zero {args.zero} keeps "
+           "parameters in any case", "--zero 3")
     if is_torch:
         demand(args.zero > 1, f"--variant torch has no --zero {args.zero}", "--zero 2")
         common.divides("--kv-heads", cfg.kv_heads, "--variant torch's --tp", tp)
@@ -1037,6 +1043,7 @@ def flags(parser):
     add("--tp", type=int, default=1, help="ranks that share each matrix, and the sequence outside")
     add("--ep", type=int, default=1, help="ranks, of those of dp, that share the experts")
     add("--zero", type=int, choices=range(4), default=0, help="ZeRO's stage; torch: 2, 3")
+    add("--keep-gathered", action="store_true", help="gather once a step, under --zero 3")
     add("--schedule", choices=("1f1b", "interleaved", "dualpipe-v"), default="1f1b")
     add("--experts", type=int, default=0, help="of a mixture in place of each MLP")
     add("--top-k", type=int, default=2, help="experts of a token")
@@ -1047,7 +1054,7 @@ def flags(parser):
 
 
 VARIANTS = {"hand": (train, "--cp", "--ep", "--schedule", "--experts", "--top-k", "--order",
-                     "--node-size", "--like"), "torch": train_torch}
+                     "--node-size", "--like", "--keep-gathered"), "torch": train_torch}
 
 if __name__ == "__main__":
     common.launch(__file__, __doc__, VARIANTS, requires, flags, formulas)

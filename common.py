@@ -9,7 +9,6 @@ import gc
 import math
 import os
 import sys
-import time
 import zlib
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, fields
@@ -82,8 +81,8 @@ class Text:
             self.tokens = np.frombuffer(standard_library(), np.uint8)
         else:
             kind = np.dtype("<u2" if args.data.endswith(".bin") else "u1")
-            whole_tokens = os.stat(args.data).st_size // kind.itemsize
-            self.tokens = np.memmap(args.data, kind, "r", shape=whole_tokens)
+            size = os.stat(args.data).st_size // kind.itemsize
+            self.tokens = np.memmap(args.data, kind, "r", shape=size)
 
     def batch(self, step):
         """The whole global batch of a step, a function of (seed, step) alone: tokens and targets,
@@ -140,11 +139,10 @@ class Rope(nn.Module):
 
     def forward(self, x):                                   # (batch, heads, seq, head_dim)
         a, b = x.chunk(2, dim=-1)
-        if self.made_for is not self.positions or self.cos.dtype != x.dtype:
-            # Once for all blocks, from angles in float32 or better.
+        if self.made_for is not self.positions or self.cos.dtype != x.dtype:   # for all blocks
             position = self.positions[:, None].to(torch.promote_types(x.dtype, torch.float32))
             i = torch.arange(a.shape[-1], device=x.device, dtype=position.dtype)
-            angle = position * self.base ** (-i / len(i))    # (seq, head_dim/2)
+            angle = position * self.base ** (-i / len(i))   # (seq, head_dim/2), float32 or better
             self.cos, self.sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
             self.made_for = self.positions
         cos, sin = self.cos[: x.shape[2]], self.sin[: x.shape[2]]
@@ -263,14 +261,9 @@ Cut = namedtuple("Cut", "dim index parts group")
 
 
 def keep_shard(module, name, dim, group, parts=None):
-    """Replace a parameter by this rank's part along `dim` among the ranks of `group`, and
-    note the cut in `p.cuts`. parts: fewer than ranks, where neighbours hold the same (kv heads). A
-    parameter that two modules share is cut once. Nothing is sent. Of a weight (4, 6) of 0 to 23:
-
-        keep_shard(linear, "weight", 0, rows)       rank 1 of 2 keeps 12 to 23, which is (2, 6)
-        keep_shard(linear, "weight", 1, columns)    rank 2 of 3 keeps [[16, 17], [22, 23]]
-        linear.weight.cuts                          (0, 1, 2, rows), (1, 2, 3, columns)
-    """
+    """Replace a parameter by this rank's part along `dim` among the ranks of `group`, and note the
+    cut in p.cuts: of (4, 6) along 0, rank 1 of 2 keeps the rows 2 and 3. parts: fewer than ranks,
+    where neighbours hold the same (kv heads). What two modules share is cut once. Sends nothing."""
     p, parts = getattr(module, name), parts or group.size()
     cuts = getattr(p, "cuts", ())
     if all(cut.group != group for cut in cuts):
@@ -289,28 +282,43 @@ def part(full, cuts):
     return full
 
 
-def sum_partial_grads(parameters):
-    """Sum p.grad over p.partial, where a parameter has that: a group of ranks that hold it all, and
-    of whose gradients each is a part of the sum. One all_reduce per group."""
-    buckets = {}
-    for p in parameters:
-        if hasattr(p, "partial"):                       # a rank without a gradient adds zero
-            p.grad = torch.zeros_like(p, dtype=p.grad_dtype) if p.grad is None else p.grad
-            buckets.setdefault(p.partial, []).append(p.grad)
-    for group, grads in buckets.items():
-        flat = torch.cat([grad.flatten() for grad in grads])
-        dist.all_reduce(flat, group=group)
-        for grad, total in zip(grads, flat.split([grad.numel() for grad in grads])):
-            grad.copy_(total.view_as(grad))
+class PartialSums:
+    """Sums p.grad over p.partial, where a parameter has that: a group of ranks which hold it all,
+    and each have a part of its gradient. To be made before a step's last backward: there, as in
+    chapter 02, the gradients of each module are sent, in one bucket, once they all have come."""
+
+    def __init__(self, parameters):
+        self.partial = [p for p in parameters if hasattr(p, "partial")]
+        self.buckets, self.ready, self.handles = {}, set(), []
+        for p in reversed(self.partial):                # the order in which backward meets them
+            self.buckets.setdefault((p.global_name.split(".")[0], p.partial), []).append(p)
+        self.hooks = [p.register_post_accumulate_grad_hook(self.are_ready) for p in self.partial]
+
+    def are_ready(self, *parameters):
+        self.ready.update(parameters)
+        for (_, group), bucket in list(self.buckets.items())[len(self.handles):]:
+            if not self.ready.issuperset(bucket):
+                return                                  # all ranks start them in the same order
+            flat = torch.cat([torch.zeros_like(p, dtype=p.grad_dtype).flatten() if p.grad is None
+                              else p.grad.flatten() for p in bucket])
+            for p, view in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = view.view_as(p)                # the sum needs no unpacking
+            self.handles.append(dist.all_reduce(flat, group=group, async_op=True))
+
+    def finish(self):
+        self.are_ready(*self.partial)                   # what was not used will not come any more
+        for handle in self.handles:
+            handle.wait()
+        for hook in self.hooks:
+            hook.remove()
 
 
 def grad_norm(parameters, group=None):
     """The norm of the whole model's gradient, a scalar in float32 or better: an all_reduce adds up
-    the squares of the ranks of `group`. What p.copies of them hold counts 1/copies on each; by
-    default, of a matrix cut into 4, 8 ranks hold 2 copies, and of a vector that is not cut 8."""
+    the squares of the ranks of `group`. What p.copies of them hold counts 1/copies on each."""
     held, ranks = [p for p in parameters if p.grad is not None], group.size() if group else 1
     parts = [math.prod(cut.parts for cut in getattr(p, "cuts", ())) for p in held]
-    copies = [getattr(p, "copies", ranks / n) for p, n in zip(held, parts)]
+    copies = [getattr(p, "copies", ranks / n) for p, n in zip(held, parts)]     # 8 hold 4 parts: 2
     wide = torch.promote_types(held[0].grad.dtype, torch.float32)
     norms = torch._foreach_norm([p.grad for p in held], dtype=wide)     # one operator for them all
     norms = torch._foreach_div(norms, [number**0.5 for number in copies])
@@ -417,7 +425,7 @@ class Run:
         self.args, self.text, self.dtype = args, Text(args), DTYPES[args.dtype]
         self.rank, self.world = environment("RANK", 0), environment("WORLD_SIZE", 1)
         self.device = join_ranks(args, self.rank)
-        self.first_step, self.seconds, self.status = 0, [], 0
+        self.first_step, self.status = 0, 0
 
     def mesh(self, **axes):
         """A DeviceMesh with named axes; along the last one, ranks are neighbours."""
@@ -445,26 +453,18 @@ class Run:
             pairs = zip(*(x.split(self.args.micro_batch) for x in mine))
             yield Batch(step, tokens, targets, valid, list(pairs))
 
-    @contextlib.contextmanager
-    def measure(self):
-        start = time.perf_counter()
-        yield
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()                        # the host is ahead of the GPU
-        self.seconds.append(time.perf_counter() - start)
-
-    def span(self, action, kept, between=()):
-        """Around an action of a schedule, for lab/: tensors kept for backward, or under way."""
+    def span(self, *about):
+        """For lab/, around an action of a schedule: the action, what is kept, what is under way."""
         return contextlib.nullcontext()
+
+    measure = span                                          # around a step: nothing to tell
 
     def log(self, batch, loss, norm, model, updated=None, skipped=False, **shown):
         """Print a step's line. loss, norm: of the whole batch and model. skipped: fp16 refused it.
         The rest is for lab/; updated: flat shards or (name, parameter) pairs, not model's own."""
         if self.rank == 0:
-            print(f"step {batch.step + 1}: loss {loss:.4f}, gradient norm {norm:.4f}, "
-                  f"{1e3 * self.seconds[-1]:.0f} ms", flush=True)
-        if not (math.isfinite(loss) and (skipped or math.isfinite(norm))):
-            self.status = 1
+            print(f"step {batch.step + 1}: loss {loss:.4f}, gradient norm {norm:.4f}", flush=True)
+        self.status |= not math.isfinite(loss)
 
 
 def on_cuda(args):

@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_
 
 import common
 from common import Config, gpt
+from lab.bench.meters import MemoryTimeline
 from tests.test_common import SHAPE
 
 
@@ -52,10 +53,8 @@ def test_the_worked_shard_is_what_is_kept():
     common.keep_shard(linear, "weight", 0, rows)
     assert linear.weight.tolist() == [[*range(12, 18)], [*range(18, 24)]]
     common.keep_shard(linear, "weight", 1, columns)
-    assert str(linear.weight.int().tolist()) in common.keep_shard.__doc__
+    assert linear.weight.tolist() == [[16, 17], [22, 23]]
     assert linear.weight.cuts == ((0, 1, 2, rows), (1, 2, 3, columns))
-    told = common.keep_shard.__doc__.replace("rows", "0").replace("columns", "0")
-    assert ", ".join(str((*cut[:3], 0)) for cut in linear.weight.cuts) in told
     assert tuple(linear.weight.full_shape) == (4, 6)
 
 
@@ -134,12 +133,13 @@ def norms_in_groups_of_two():
     """Two models of two ranks each: the rows of the mesh are models, the columns their parts."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     module = nn.LayerNorm(4)
+    common.name_parameters(module)
     common.keep_shard(module, "weight", 0, mesh["tp"].get_group())
     for p in module.parameters():
         p.grad = torch.full_like(p, 1.0 + mesh["dp"].get_local_rank())
     module.bias.partial = mesh["tp"].get_group()
     norm = common.grad_norm(module.parameters(), mesh["tp"].get_group()).item()
-    common.sum_partial_grads(module.parameters())
+    common.PartialSums(module.parameters()).finish()
     return norm, module.bias.grad.tolist(), module.weight.untyped_storage().nbytes()
 
 
@@ -176,11 +176,12 @@ def test_clipping_is_pytorchs(largest):
 
 def partial_gradients():
     norm, half = nn.LayerNorm(4), nn.LayerNorm(2).half()
+    common.name_parameters(nn.ModuleDict({"block1": norm, "block2": half}))
     norm.weight.partial = dist.group.WORLD
     half.bias.partial = dist.group.WORLD
     norm.weight.grad = torch.full((4,), dist.get_rank() + 1.0) if dist.get_rank() else None
     norm.bias.grad, half.bias.grad = torch.ones(4), torch.ones(2, dtype=torch.float16)
-    common.sum_partial_grads([*norm.parameters(), *half.parameters()])
+    common.PartialSums([*norm.parameters(), *half.parameters()]).finish()
     return norm.weight.grad.tolist(), norm.bias.grad.tolist(), half.bias.grad.tolist()
 
 
@@ -188,3 +189,74 @@ def test_partial_gradients_are_summed_and_whole_ones_left_alone(ranks):
     """Where a rank has no gradient, it is zero: every rank must join in the same all_reduce."""
     expected = [0.0 + 2 + 3 + 4] * 4, [1.0] * 4, [4.0] * 2
     assert ranks(4)(partial_gradients) == [expected] * 4
+
+
+def sums_in_backward(skipped, turned):
+    """Gradients of a small GPT, summed over all ranks in the second backward of two: largest
+    difference from what the two backwards give on all ranks, added up afterwards; and what was
+    sent: how many numbers each time, and after how many gradients of the last backward. A rank of
+    `skipped` leaves out the first block; one of `turned` uses the blocks in the other order."""
+    rank, group = dist.get_rank(), dist.group.WORLD
+    model = common.gpt(common.Config(3, 8, 2, 2, 4, 16), dtype=torch.float64)
+    blocks = model[2:-1] if rank in skipped else model[1:-1]
+    blocks = list(blocks)[::-1] if rank in turned else blocks
+    losses = [nn.Sequential(model[0], *blocks, model[-1])(
+        torch.arange(4).view(1, 4) * (rank + 2 + i) % 16).square().sum() for i in range(2)]
+    expected = torch.autograd.grad(sum(losses), list(model.parameters()), retain_graph=True,
+                                   allow_unused=True, materialize_grads=True)
+    for grad in expected:
+        dist.all_reduce(grad)
+
+    ready, sent = [], []
+    for p in model.parameters():
+        p.partial = group
+        p.register_post_accumulate_grad_hook(ready.append)      # before that of the sums
+    losses[0].backward()
+    ready.clear()
+    sums, all_reduce = common.PartialSums(model.parameters()), dist.all_reduce
+
+    def noted(flat, **more):
+        sent.append((len(flat), len(ready)))
+        return all_reduce(flat, **more)
+
+    with mock.patch.object(dist, "all_reduce", noted):
+        losses[1].backward()
+        sums.finish()
+    off = max((p.grad - grad).abs().max().item() for p, grad in zip(model.parameters(), expected))
+    return off, sent, sum(len(p._post_accumulate_grad_hooks) for p in model.parameters())
+
+
+@pytest.mark.parametrize(("skipped", "turned"), [((), ()), ((1,), ()), ((), (1,)), ((0,), (1,))])
+def test_partial_sums_start_in_backward_in_one_order(ranks, skipped, turned):
+    """Whatever the order in which a rank's gradients come, and whether it has all of them."""
+    results = ranks(2)(sums_in_backward, skipped, turned)
+    sizes = [sent for _, sent, _ in results]
+    assert max(off for off, *_ in results) < 1e-12
+    assert [size for size, _ in sizes[0]] == [size for size, _ in sizes[1]]
+    assert len(sizes[0]) == 5                           # the head, three blocks, the embedding
+    for rank, (_, sent, hooks) in enumerate(results):
+        assert hooks == 34                              # those of this test: ours are gone
+        when = [after for _, after in sent]
+        if rank not in (*skipped, *turned):
+            assert when == [3, 13, 23, 33, 34]          # a module's last gradient, each time
+        assert when[0] == 3                             # while the rest is still to come
+
+
+def memory_of_sums():
+    """The most bytes beside parameters and gradients, those of the largest module, and of all."""
+    model = common.gpt(common.Config(8, 64, 2, 2, 4, 16))
+    for p in model.parameters():
+        p.grad, p.partial = torch.ones_like(p), dist.group.WORLD
+    parameters = list(model.parameters())
+    watch = MemoryTimeline(lambda: (parameters, [p.grad for p in parameters], []))
+    with watch:
+        common.PartialSums(model.parameters()).finish()
+    largest = max(sum(p.numel() for p in module.parameters()) for module in model) * 4
+    everything = sum(p.numel() for p in model.parameters()) * 4
+    return max(rest for *_, rest in watch.samples), largest, everything
+
+
+def test_partial_sums_copy_a_module_at_a_time(ranks):
+    """A copy of all gradients would be as large as they are."""
+    [(most, largest, everything)] = ranks(1)(memory_of_sums)
+    assert 0 < most <= 1.01 * largest < everything / 4

@@ -350,8 +350,8 @@ def gradient_traffic(cfg: Config, answer: dict, e: int, sums: int) -> dict:
     same parts: {name of the group: {op: (calls, payload, wire)}}. e, sums: bytes of a number of
     parameters, and of summed gradients.
 
-    Without ZeRO one all_reduce for each group, of all its gradients; else for each unit a
-    reduce_scatter, and an all_gather, which stage 3 repeats answer["gathers"] times.
+    Without ZeRO an all_reduce for each unit; else a reduce_scatter, answer["reduces"] times (once
+    if it waits for another stage: a tied table's), and an all_gather, answer["gathers"] times.
     """
     by_group, sent = {}, {}
     for size, n, name in flat_units(cfg, answer):
@@ -359,14 +359,15 @@ def gradient_traffic(cfg: Config, answer: dict, e: int, sums: int) -> dict:
     for (name, n), sizes in by_group.items():
         share, calls = (n - 1) / n, len(sizes)
         if answer.get("zero"):
-            times = answer["gathers"] if answer["zero"] == 3 else 1
+            is_tied = name == answer["gradients"].get("tied")
+            reduces, gathers = 1 if is_tied else answer["reduces"], answer["gathers"]
             padded = sum(-(-size // n) * n for size in sizes)
-            reduced, gathered = sums * padded, times * e * padded
-            sent[name] = {"reduce_scatter": (calls, reduced, share * reduced),
-                          "all_gather": (times * calls, gathered, share * gathered)}
+            reduced, gathered = reduces * sums * padded, gathers * e * padded
+            sent[name] = {"reduce_scatter": (reduces * calls, reduced, share * reduced),
+                          "all_gather": (gathers * calls, gathered, share * gathered)}
         elif n > 1:
             size = sum(sizes) * sums
-            sent[name] = {"all_reduce": (1, size, 2 * share * size)}
+            sent[name] = {"all_reduce": (calls, size, 2 * share * size)}
     return sent
 
 
@@ -405,7 +406,9 @@ def sharded_state_bytes(args, answer, width):
     units = flat_units(args.model, answer)
     shard = sum(-(-size // n) for size, n, _ in units)
     whole = sum(-(-size // n) * n for size, n, _ in units)     # with its padding
-    secondary = whole // answer["secondary"] if answer.get("secondary") else 0
+    *_, (head, n, _) = units                            # has none: its backward comes at once
+    blocks = whole - -(-head // n) * n
+    secondary = blocks // answer["secondary"] if answer.get("secondary") else 0
     masters = width * shard if has_masters else 0
     states = masters + optimizer_state_bytes(args.optimizer, shard, len(units), width)
     return {"parameters": e * ((shard if stage == 3 else whole) + secondary),

@@ -67,7 +67,7 @@ class Run(BesideOneGpu, Bench):
         torch.set_float32_matmul_precision("highest" if args.verify else "high")    # TF32 on a GPU
         self.started, self.batch, self.profiler, self.peak = time.perf_counter(), None, None, 0
         self.checks, self.notes, self.recorded = [], [], {}
-        self.losses, self.grad_norms, self.references = [], [], []
+        self.losses, self.grad_norms, self.references, self.seconds = [], [], [], []
         self.comm, self.kept, self.flops = CommMeter(self.on_cuda), None, None
         self.memory, self.actions, self.messages, self.flops_of = None, [], 0, {}
         self.skipped, self.not_finite, self.stopped = 0, None, False

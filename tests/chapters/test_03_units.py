@@ -60,7 +60,9 @@ def any_optimizer(name):
             unit.make_room_for_gradients()
         model(inputs[rank]).square().sum().backward()
         for unit in units:
-            three.reduce_in_place(unit)
+            unit.shard.grad = None
+            unit.start_reduce(in_place=True)
+            unit.finish_reduce()
         three.update(units, ours, clip=None)
         for unit in units:
             common.all_gather(unit.full, unit.shard.data, unit.group)
@@ -99,7 +101,9 @@ def frozen_and_unused():
         x1 = model[1](model[0](x))
         (x1 if dist.get_rank() else model[2](x1)).sum().backward()
         for unit in units:
-            three.reduce_in_place(unit)
+            unit.shard.grad = None
+            unit.start_reduce(in_place=True)
+            unit.finish_reduce()
         results.append([common.grad_norm([unit.shard], unit.group).item() for unit in units])
     three.update(units, decay, clip=None)
     used, sometimes, unused = results[0]
@@ -166,7 +170,7 @@ def watched(stage, prefetch, keep):
         module.register_forward_pre_hook(lambda module, inputs, i=i: note(f"f{i}"))
         module.register_full_backward_pre_hook(lambda module, gradient, i=i: note(f"b{i}"))
     tokens = torch.tensor([[0, 1, 2]])
-    step = three.zero2_step
+    step = functools.partial(three.zero1_step, stage=2)
     if stage == 3:
         step = functools.partial(three.zero3_step, ahead=prefetch, keep_gathered=keep)
         three.keep_only_shards(units)
@@ -245,10 +249,21 @@ def test_traffic_of_the_lesson(three):
 
     assert wire(1) == pytest.approx(2, rel=1e-5)
     assert wire(2) == pytest.approx(m + 1, rel=1e-5)
-    assert wire(3) == pytest.approx(3 * m, rel=1e-5)
+    head = 4 * (cfg.vocab + 2) * cfg.dim
+    assert wire(3) == pytest.approx((3 - head / size) * m, rel=1e-5)
     assert wire(3, keep_gathered=True) == pytest.approx(2 * m, rel=1e-5)
     hybrid = three.traffic(cfg, 3, n, m, replicas=4)["all_reduce"]
     assert hybrid[2] == pytest.approx(2 * 3 / 4 * size / n, rel=1e-5)
+
+
+def test_tokens_to_hide_of_the_lesson(three):
+    """A number's p bytes behind 2 FLOPs a token, and g bytes, or g and p, behind 4."""
+    rates = 989e12, 450e9
+    forward, backward = (three.tokens_to_hide(*sent, 8, *rates) for sent in ((2, 1), (6, 2)))
+    assert f"NVLink, {forward:,.0f} and, in stage 3, {backward:,.0f}." in three.__doc__
+    numbers, n = 10**6, 8
+    sending = 6 * numbers * (n - 1) / n / rates[1]
+    assert sending == pytest.approx(4 * numbers * backward / rates[0])
 
 
 def test_sizes_with_padding(three):

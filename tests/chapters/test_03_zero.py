@@ -119,15 +119,15 @@ def sums_of_bf16(stage):
     sgd = lambda masters: torch.optim.SGD(masters, 1.0)
     mixed = lambda shards, device: common.Masters(shards, sgd, torch.bfloat16, device)
     three.make_optimizer(Namespace(args=Namespace(offload=False), mixed=mixed), [unit])
-    for i, gradient in enumerate((512.0, 1.0, 1.0)):
-        if stage > 1 or i == 0:
-            unit.make_room_for_gradients()
+    for gradient in (512.0, 1.0, 1.0):
+        unit.make_room_for_gradients()
         (p * (gradient if dist.get_rank() == 0 else 1.0)).sum().backward()
         if stage > 1:
             unit.start_reduce()
             unit.finish_reduce()
     if stage == 1:
-        three.reduce_in_place(unit)
+        unit.start_reduce(in_place=True)
+        unit.finish_reduce()
     return common.grad_norm([unit.shard], dist.group.WORLD).item()
 
 
@@ -281,26 +281,28 @@ def test_by_default_those_of_a_machine(three, monkeypatch):
     ("zero3", "grad = x.grad\n            units[i].free()",
      "grad = i and x.grad / 2\n            units[i].free()", "gradients"),
     ("zero3", "grad_norm(shards, units[0].group)", "grad_norm(shards)", "gradient norm"),
-    ("zero3", "            if not keep_gathered:\n", "            if False:\n",
+    ("zero3", "            if i + 1 < len(units) and not keep_gathered: ", "            if False: ",
      "gathered parameters, at the peak"),
     ("zero3", "for unit in units[:1 + ahead]:", "for unit in units[:1]:",
      "gathered parameters, at the peak"),
     ("zero3", "norm, model, units)", "norm, model, units[1:])", "gradients"),
     ("zero3 --dtype=float32 --precision=bf16", "unit.hold(unit.full.to(unit.shard.dtype))",
      "unit.hold(unit.full)", "parameters: measured"),
-    ("zero2", "        for p in self.parameters:\n            p.grad = None\n", "",
+    ("zero2", "p.grad if in_place else None", "p.grad",
      "gradients, at the peak"),
-    ("zero2", "finish_reduce()\n\n    norm = update(units, optimizer, clip)\n    for unit in units",
-     "finish_reduce()\n\n    norm = update(units, optimizer, clip)\n    for unit in []",
-     "gradients"),
+    ("zero2", "        unit.start_gather()                             # first",
+     "        # first", "gradients"),  # of parameters that are a step old
+    ("zero1", "count == len(micro_batches)", "count == 1", "gradients"),  # sent too early
+    ("zero1", "count == len(micro_batches)", "count > 0", "gradients"),  # and too often
     ("hsdp --shard-size=1", "    if replicas:\n", "    if False:\n", "gradients"),
     ("zero1", "    model.zero_grad()\n    for unit", "    for unit", "gradients"),
     ("zero1", "        unit.shard.grad = None                          # a part of",
-     "        # a part of", "gradients, at the peak"),
+     "        # a part of", "gradients"),
     ("zero1 --dtype=float32 --precision=bf16", "common.DTYPES[args.dtype].itemsize",
      "common.rounded(args).itemsize", "reduce_scatter, payload"),
-    ("zeropp --no-quantized-weights", "if self.node and not self.in_backward:",
-     "if self.node and not hasattr(self, 'secondary'):", "gradients"),
+    ("zeropp --no-quantized-weights", "        if self.in_backward:\n            self.secondary",
+     "        if self.in_backward and not hasattr(self, 'secondary'):\n            self.secondary",
+     "gradients"),
     ("torch --stage=1", "(dist.get_world_size() * loss)", "loss", "gradients"),
 ]))
 def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):

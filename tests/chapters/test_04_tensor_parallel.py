@@ -164,7 +164,7 @@ GATE = """block.mlp = sub_layer(mlp, mlp.columns, mlp.down, group)
         (G, G.replace("return gradient", "return gradient * 2"), "gradients"),
         # kv heads that ranks share, and the norm
         ("linear.weight.partial = holders", "pass", "gradients"),
-        ("sum_partial_grads(model.parameters())", "pass", "gradients"),
+        ("PartialSums(model.parameters())", "PartialSums([])", "gradients"),
         ("grad_norm(model.parameters(), group)", "grad_norm(model.parameters())", "gradient norm"),
         # an MLP's gate, cut otherwise than its up
         ("block.mlp = sub_layer(mlp, mlp.columns, mlp.down, group)", GATE, "loss"),

@@ -215,7 +215,7 @@ TIED = ("--preset=gpt2", "--attention=plain")
         ("--variant=zb-h1", "x, dy = x.detach(), dy", "dy = dy", "activations"),
         ("--variant=zb-h1", 'if "W" in kind:', 'if "W" in kind and i:', "gradients"),
         # what lies on two ranks
-        ("tied", "    sum_partial_grads(model.parameters())\n\n    norm", "    norm",
+        ("tied", "PartialSums(model.parameters())", "PartialSums([])",
          "gradients embedding.weight"),
         ("tied", "parameter.copies, parameter.partial = 2, pair", "parameter.partial = pair",
          "gradient norm"),

@@ -28,7 +28,7 @@ SETTINGS = {
     "cp": (1, 2),
     "tp": (1, 2, 4),
     "ep": (1, "dp"),
-    "zero": (0, 1, 2, 3),
+    "zero": (0, 1, 2, 3, "3 --keep-gathered"),
     "schedule": ("1f1b", "interleaved", "dualpipe-v"),
     "experts": (None, 4),
     "preset": ("tiny", "gpt2"),  # gpt2 ties embedding and head
@@ -49,7 +49,7 @@ def world_of(one):
 
 
 def fits(one, worlds):
-    tied_3 = one["preset"] != "tiny" and one["zero"] == 3
+    tied_3 = one["preset"] != "tiny" and one["zero"] in SETTINGS["zero"][3:]
     without_experts = one["ep"] == "dp" and (one["experts"] is None or one["dp"] == 1)
     return world_of(one) in worlds and not tied_3 and not without_experts
 
@@ -72,7 +72,8 @@ def flags_of(one):
     depth = slices * one["pp"]
     one["ep"] = one["dp"] if one["ep"] == "dp" else 1
     one["ffn"] = 96 if one["block"] == "llama" else None
-    given = [f"--{name}={value}" for name, value in one.items() if value is not None]
+    given = [flag for name, value in one.items() if value is not None
+             for flag in f"--{name}={value}".split()]
     sequences = one["dp"] * 2 * one["pp"] * one["micro-batch"]
     return [*TRAINING, "--dtype=float64", "--vocab=128", f"--layers={max(depth, 2)}", "--dim=32",
             "--heads=4", "--seq=16", f"--batch={sequences}", *given]
@@ -304,7 +305,7 @@ TIED = "--preset=gpt2 --attention=plain"
     (f"{TIED} --pp=2 --dp=2", "lambda at: min(at.pp, args.pp - 1 - at.pp)",
      "lambda at: at._replace(pp=0)",
      "gradients"),  # over the wrong group
-    ("--tp=2 --dp=2", "if p.copies > 1:", "if p.copies > 2:", "gradients"),  # one axis is left out
+    ("--tp=2 --dp=2", "p.copies > 1)", "p.copies > 2)", "gradients"),  # one axis is left out
     ("--tp=4 --kv-heads=2", "heads // t)),", "heads // t + at.tp)),",
      "gradients"),  # a kv head's gradient from half of its queries
     # what is not rounded, and what is computed again
@@ -313,8 +314,15 @@ TIED = "--preset=gpt2 --attention=plain"
     (f"{EXPERTS} --recompute=full --micro-batch=2", "if not runs_again():", "if True:",
      "ep: all_to_all, payload"),  # its rows are counted again
     # parameters that are gathered, or not
-    ("--dp=2 --zero=1", "        if unit.stage < 3: ", "        if False: ",
-     "all_gather, calls"),
+    ("--dp=2 --zero=1", "in [unit for unit in units if unit.kept]", "in []", "all_gather, calls"),
+    ("--dp=2 --zero=3 --keep-gathered", "(last or not self.kept)", "True", "all_gather, calls"),
+    # gradients that leave too early, or twice, or are forgotten
+    ("--dp=2 --micro-batch=2", "i + 1 == len(micro_batches))", "i == 0)", "gradients"),
+    ("--pp=2 --dp=2 --zero=1 --micro-batch=2 --schedule=interleaved --layers=4",
+     "i + 1 == len(micro_batches))", "number < 2)", "gradients"),
+    ("--dp=2", "reducing:\n            unit.start_reduce()\n", "reducing:\n            "
+     "unit.start_reduce(), unit.finish_reduce(), unit.start_reduce()\n", "gradients"),
+    ("--dp=2 --zero=2 --micro-batch=2", "before.add_(self.sum)", "self.sum", "gradients"),
     # who holds what, told without one GPU beside it
     (f"{EXPERTS} --no-verify", "(at.pp, at.tp, at.dp % ep))}", "(at.pp, at.tp))}",
      "gradients, whole: all_reduce, payload"),

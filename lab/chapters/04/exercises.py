@@ -73,8 +73,9 @@ EXERCISES = [
         ("Which gradients are still partial sums after the last backward, and which ranks "
          "hold the gradient together, of which the norm is taken?",
          "Each micro-batch divides its sum by `valid`, so the losses add up, and so do the "
-         "gradients. common.py then has sum_partial_grads, for kv heads that ranks share, "
-         "grad_norm, which needs the group; PyTorch has clip_grads_with_norm_."),
+         "gradients. common.py has PartialSums, for kv heads that ranks share (make it before "
+         "the last backward, and finish it after that), and grad_norm, which needs the group; "
+         "PyTorch has clip_grads_with_norm_."),
         (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3 --kv-heads 4"),
          Run(4, "--batch 6 --micro-batch 2 --ignore 0.3 --clip 0.1")),
     ),
@@ -90,8 +91,8 @@ EXERCISES = [
          "forward does anything in its backward depend on?",
          "4 L + 2 sums of batch · seq · dim numbers in each micro-batch; two all_reduces for "
          "its loss, of one and of two numbers a token; once a step one number for the norm, "
-         "unless a rank is alone. If t > kv_heads, one more, of k's and v's gradients for one "
-         "head in every layer, over t / kv_heads ranks. Recomputing in full makes L more sums: "
+         "unless a rank is alone. If t > kv_heads, one more in every layer, of k's and v's "
+         "gradients for one head, over t / kv_heads ranks. Recomputing in full makes L more sums: "
          "the second norm reads what comes out of attention, and nobody reads what comes out of "
          "the MLP."),
         (Same(traffic, "traffic(tiny, 3, 2, 2, 8)", (3, 2, 2, 8)),

@@ -7,7 +7,7 @@ TWO = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5"
 GATED = 2, "--block llama --batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5"
 # More ranks than kv heads: two ranks hold the same one.
 SHARED = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5 --kv-heads 1"
-SUM = ("    sum_partial_grads(model.parameters())\n\n"
+SUM = ("    sums.finish()\n\n"
        "    norm = grad_norm(model.parameters(), group)\n")
 COPY_IN = "        return summed(gradient, ctx.group), None\n"
 
@@ -80,7 +80,7 @@ EXHIBITS = [
         "at the start nor after updates. It showed by a checkpoint. To save one of the copies, "
         "and to load it everywhere, changed the model. The repair sums those gradients of which "
         "each rank has the part of its own heads.",
-        FILE, SUM, "    norm = grad_norm(model.parameters(), group)\n",
+        FILE, "PartialSums(model.parameters())", "PartialSums([])",
         *SHARED, ("loss", "gradients", "gradient norm", "parameters", "sent"),
         ("first loss", "kept"),
     ),
@@ -90,7 +90,7 @@ EXHIBITS = [
         "lie. So LayerNorms, which every rank has as a whole, counted as often as there are ranks. "
         "In a measured run the loss agreed in all digits at step 1, and the norm did not.",
         FILE, SUM,
-        "    sum_partial_grads(model.parameters())\n\n"
+        "    sums.finish()\n\n"
         "    square = sum(p.grad.square().sum() for p in model.parameters())\n"
         "    dist.all_reduce(square, group=group)\n    norm = square.sqrt()\n",
         *TWO, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
@@ -127,11 +127,11 @@ EXHIBITS = [
         "Each backward adds its gradients to fp32 sums. A flag that says that they are there was "
         "set by the first one and taken back once a step, so the later ones were dropped. The more "
         "micro-batches, the less of the batch was trained on, and the loss fell all the same.",
-        FILE, "        loss.backward()\n        total += loss.detach()\n    sum_partial_grads",
+        FILE, "        loss.backward()\n        total += loss.detach()\n    sums.finish()",
         "        first = [p.grad.clone() for p in model.parameters()] if total else []\n"
         "        loss.backward()\n        total += loss.detach()\n"
         "        for p, grad in zip(model.parameters(), first):\n            p.grad.copy_(grad)\n"
-        "    sum_partial_grads",
+        "    sums.finish()",
         2, "--batch 6 --micro-batch 2 --ignore 0.4 --precision bf16 --dtype float64",
         ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
     ),

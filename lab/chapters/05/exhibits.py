@@ -9,8 +9,8 @@ SHARED = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5 --kv-heads 1"
 GATED = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --block llama"
 MLP = "        sequence_parallel(mlp, mlp.columns, mlp.down, group, *SUB_LAYERS[variant])\n"
 NORMS = "        in_full += block.norm1, block.norm2\n"
-SUM = ("    sum_partial_grads(model.parameters())\n\n"
-       "    norm = grad_norm(model.parameters(), group)\n")
+SUM = "    sums.finish()\n"
+SEND = "            self.handles.append(dist.all_reduce(flat, group=group, async_op=True))\n"
 
 EXHIBITS = [
     Exhibit(
@@ -28,10 +28,9 @@ EXHIBITS = [
         "slowly, by the number of ranks. That replicas are equal does not mean that they are "
         "right.",
         FILE, SUM,
-        "    sum_partial_grads(model.parameters())\n"
+        "    sums.finish()\n"
         "    for name, p in model.named_parameters():\n"
-        "        if 'norm' in name:\n            p.grad /= group.size()\n\n"
-        "    norm = grad_norm(model.parameters(), group)\n",
+        "        if 'norm' in name:\n            p.grad /= group.size()\n",
         *TWO, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
     ),
     Exhibit(
@@ -40,7 +39,7 @@ EXHIBITS = [
         "parallel ranks, and updated. The sum of norms' gradients over the tensor-parallel ranks "
         "was in another function, which only the usual way calls. Copies diverge a step at a time: "
         "nothing crashes, and nothing is NaN. (Here those of RMSNorms.)",
-        FILE, SUM, "    norm = grad_norm(model.parameters(), group)\n",
+        FILE, "PartialSums(model.parameters())", "PartialSums([])",
         *GATED, ("loss", "gradients", "gradient norm", "parameters", "sent"),
         ("first loss", "kept"),
     ),
@@ -104,8 +103,9 @@ EXHIBITS = [
         "FSDP was told to reduce gradients in fp32, and so it did, over the ranks that share them. "
         "Those of norms, which every tensor-parallel rank has, were summed over these first, and "
         "still in bf16. Every run with both on defaults was such. Somebody compared bits.",
-        "common.py", "        dist.all_reduce(flat, group=group)\n",
-        "        flat = flat.to(torch.bfloat16)\n        dist.all_reduce(flat, group=group)\n",
+        "common.py", SEND,
+        SEND.replace("all_reduce(flat", "all_reduce(narrow := flat.to(torch.bfloat16)")
+        + "            self.handles[-1].wait(), flat.copy_(narrow)\n",
         *TWO, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
         chapter="05_sequence_parallel.py",
     ),

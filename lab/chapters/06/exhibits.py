@@ -8,7 +8,6 @@ FOUR = 4, "--batch 3 --micro-batch 1 --ignore 0.4 --clip 0.5"
 RING = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --variant ring"
 GATHER = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --variant gather"
 LOSS = "        loss = loss_sum(model(tokens), targets) / valid\n"
-SUM = "    sum_partial_grads(model.parameters())\n\n    norm = grad_norm(model.parameters())"
 
 EXHIBITS = [
     Exhibit(
@@ -62,7 +61,7 @@ EXHIBITS = [
         "sequence's ranks are not. If all ranks share a sequence, that group has one member, and "
         "the sum does nothing. Each rank kept the gradient of its own part. All other places had "
         "used the right group.",
-        FILE, SUM, "    norm = grad_norm(model.parameters())",
+        FILE, "PartialSums(model.parameters())", "PartialSums([])",
         *ZIGZAG, ("loss", "gradients", "gradient norm", "parameters", "sent"),
         ("first loss", "kept"),
     ),

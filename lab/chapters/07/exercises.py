@@ -180,7 +180,7 @@ EXERCISES = [
         "part of the loss, and the norm before clipping.",
         ("A rank has the gradients of its own stages. Which of them are still partial sums, "
          "and who has the rest of the norm?",
-         "common.py has sum_partial_grads, for what lies on two ranks (tied tables, the copies "
+         "common.py has PartialSums, for what lies on two ranks (tied tables, the copies "
          "of dualpipe), and grad_norm, which needs the group of all stages; PyTorch has "
          "clip_grads_with_norm_. They follow in this order, and gradients begin as zero."),
         (Run(3, "--layers 3 --batch 4 --ignore 0.3 --clip 0.1"),

@@ -7,7 +7,7 @@ PIPELINE = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5"
 UNCLIPPED = 2, "--batch 6 --micro-batch 2 --ignore 0.4"
 HALVES = 2, "--batch 6 --micro-batch 1 --ignore 0.4 --variant zb-h1"
 TIED = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --preset gpt2 --vocab 256 --verify"
-SUM = "    sum_partial_grads(model.parameters())\n\n"
+SUM = "    PartialSums(model.parameters()).finish()\n\n"
 BEGIN = "        if x.is_floating_point():\n            x = x.detach().requires_grad_()"
 NORM = "    norm = grad_norm(model.parameters(), group)         # of all stages, not of this one\n"
 

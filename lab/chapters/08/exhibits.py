@@ -6,7 +6,7 @@ FILE = "08_expert_parallel.py"
 TWO = 2, "--batch 12 --micro-batch 2 --ignore 0.4 --experts 4"
 CLIPPED = 2, "--batch 12 --micro-batch 2 --ignore 0.4 --experts 4 --clip 0.5"
 BIASES = 2, "--batch 12 --micro-batch 2 --ignore 0.4 --experts 4 --balance bias"
-SUM = "    sum_partial_grads(p for p in model.parameters() if p.partial.size() > 1)\n"
+SUM = "    sums.finish()\n"
 NORM = "    norm = grad_norm(model.parameters(), world)\n"
 
 EXHIBITS = [
@@ -53,8 +53,8 @@ EXHIBITS = [
         "Where the tokens for routing are split among ranks, each has a part of the router's "
         "gradient. It was taken for the whole one, so nobody summed it. A user noticed that the "
         "weights of the routers were not the same on all ranks.",
-        FILE, SUM,
-        "    sum_partial_grads(p for p in model.parameters() if 'router' not in p.global_name)\n",
+        FILE, "PartialSums(p for p in model.parameters() if p.partial.size() > 1)",
+        "PartialSums(p for p in model.parameters() if 'router' not in p.global_name)",
         *TWO, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
     ),
     Exhibit(

@@ -48,8 +48,7 @@ def notes_of_holders(chapter):
     parameters = list(chapter.build(mixture).parameters())
     chapter.note_holders(parameters, holders)
     return {p.global_name: {"kind": p.kind, "copies": p.copies,
-                            "holders": p.holders is holders[p.kind],
-                            "partial": getattr(p, "partial", None) is p.holders}
+                            "holders": p.holders is holders[p.kind]}
             for p in parameters}
 
 
@@ -113,8 +112,7 @@ EXERCISES = [
     Exercise(
         "09.4", "note_holders", 2,
         "Note on each parameter its kind (p.kind), the group of those who hold the same part "
-        "of it (p.holders), and for the norm how many they are (p.copies). If they are more "
-        "than one, p.partial tells sum_partial_grads that they sum their gradients.",
+        "of it (p.holders), and for the norm how many they are (p.copies).",
         ("A parameter's global name says what it is. Which kind is left for what no word of "
          "KINDS is in?",
          "The kind is that of the word of KINDS that p.global_name contains, else norms. If "
@@ -125,10 +123,9 @@ EXERCISES = [
     ),
     Exercise(
         "09.5", "make_units", 2,
-        "Make a Unit for each module of the list and each group of holders. module.units are "
-        "those of a module that are gathered around its forward and backward, which is what "
-        "stage 3 does; in stages 1 and 2 there are none. What two modules share belongs to "
-        "the first.",
+        "Make a Unit for each module of the list and each group of holders; module.units are "
+        "those of a module. What two modules share belongs to the first. Stage 0 only sums "
+        "gradients, and has no unit for what one rank holds alone.",
         ("Why can the q and the norms of one block not be in the same unit, if tp is 2?",
          "A unit is shared out among the ranks of one group, p.holders. Walk over the modules "
          "of all stages (`model` is a list of lists), sort a module's parameters by p.holders, "
@@ -142,15 +139,17 @@ EXERCISES = [
         "09.6", "Stage.forward Stage.backward", 2,
         "Put a micro-batch through the stage's modules one by one, each with a detached input, "
         "and keep what its backward needs, no more; then go back the same way. Tokens and "
-        "targets are those of whole sequences, of which this rank has self.positions. A "
-        "module's parameters may be there only between its gather and its free.",
+        "targets are those of whole sequences, of which this rank has self.positions. Under "
+        "stage 3, a module's parameters may be there only between its gather and the free of its "
+        "units. After its backward, self.reduce starts to sum its gradients.",
         ("Where does the graph of a module begin, and where does it end? What goes from one "
          "module to the one before it in backward?",
-         "Around forward and backward of each module stands `with gathered(module):`. Keep x "
-         "and get_gradient_edge(out), which does not keep out alive. Tokens get no gradient. "
-         "The last stage ends with loss_sum over its targets / valid. Backward goes through "
-         "the modules in reverse: autograd.backward(edge, gradient), and x.grad is the next "
-         "gradient."),
+         "Before forward and backward of module k, gather(self.modules[k:]), or [k::-1] on the "
+         "way back; after them each of module.units has its free(), in backward with `last`. "
+         "Keep x and get_gradient_edge(out), which does not keep out alive. Tokens get no "
+         "gradient. The last stage ends with loss_sum over its targets / valid. Backward goes "
+         "through the modules in reverse: autograd.backward(edge, gradient), and x.grad is the "
+         "next gradient."),
         (Run(4, "--pp 2 --cp 2 --zero 3 --batch 6 --micro-batch 2 --ignore 0.3"),),
         "a stage, module by module",
     ),

@@ -11,7 +11,6 @@ TIED = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --pp 2 --preset gpt2 --vocab 2
 EP = 2, "--batch 12 --micro-batch 2 --ignore 0.4 --dp 2 --ep 2 --experts 4"
 MESH = 4, "--batch 8 --micro-batch 2 --ignore 0.4 --dp 2 --tp 2"
 NORM = "    norm = grad_norm(held, dist.group.WORLD)            # of all ranks, each number once\n"
-SUM = "    if not units:\n        sum_partial_grads(model.parameters())\n"
 
 EXHIBITS = [
     Exhibit(
@@ -46,8 +45,7 @@ EXHIBITS = [
         "The embedding on the first stage and the head on the last one are the same matrix. Their "
         "gradients were never added up. Each stage updated its copy by its own part, and the model "
         "was no longer tied.",
-        FILE, "        sum_partial_grads(model.parameters())\n    held",
-        "        sum_partial_grads(p for p in model.parameters() if p.kind != 'tied')\n    held",
+        FILE, '        if unit.parameters[0].kind == "tied": ', "        if False: ",
         *TIED, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
     ),
     Exhibit(
@@ -55,7 +53,7 @@ EXHIBITS = [
         "Ranks that share a sequence have parts of all gradients. The group that summed them was "
         "the data-parallel one, and with dp 1 that is nobody. Every call but this one had used the "
         "group of both.",
-        FILE, SUM, "",
+        FILE, "        for unit in self.reducing:\n            unit.start_reduce()\n", "",
         *CP, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
     ),
     Exhibit(
@@ -115,11 +113,8 @@ EXHIBITS = [
         "The optimizer held other tensors than the model used. A step changed numbers that nobody "
         "reads, and the model stayed as it was drawn. A tool that compares parameters before and "
         "after a step found it.",
-        FILE,
-        "        if unit.stage < 3:"
-        "                              # others are gathered where they are used\n"
-        "            unit.gather()\n",
-        "        pass\n",
+        FILE, "    for unit in [unit for unit in units if unit.kept]:\n",
+        "    for unit in []:\n",
         *DP, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
     ),
     Exhibit(

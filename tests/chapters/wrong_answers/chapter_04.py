@@ -30,7 +30,7 @@ WRONG = {
         Wrong("dx += gradient @ weight", "dx = gradient @ weight", "of block2.norm1, are off"),
     ],
     "04.5": [
-        Wrong("sum_partial_grads(model.parameters())", "",
+        Wrong("PartialSums(model.parameters())", "PartialSums([])",
               "gradients of k and v differ between ranks that hold the same, and add up to"),
         Wrong("/ valid", "/ (targets != -100).sum()",
               "the mean of the micro-batches' own means"),
@@ -42,8 +42,9 @@ WRONG = {
               "they were not clipped by it"),
         Wrong("/ valid", "/ valid / len(micro_batches)", "3 is the number of micro-batches"),
         Wrong("optimizer.zero_grad()", "", "which were not set to zero"),
-        Wrong("for tokens, targets in micro_batches:",
-              "for tokens, targets in micro_batches:\n        optimizer.zero_grad()",
+        Wrong("for i, (tokens, targets) in enumerate(micro_batches, start=1):",
+              "for i, (tokens, targets) in enumerate(micro_batches, start=1):\n"
+              "        optimizer.zero_grad()",
               "those of the last micro-batch"),
     ],
     "04.6": [

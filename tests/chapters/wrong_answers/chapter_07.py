@@ -45,7 +45,7 @@ WRONG = {
     "07.6": [
         Wrong("grad_norm(model.parameters(), group)", "grad_norm(model.parameters())",
               "the squares were not summed over the ranks"),
-        Wrong("    sum_partial_grads(model.parameters())\n", "",
+        Wrong("PartialSums(model.parameters())", "PartialSums([])",
               "all gradients differ between ranks that hold the same, and add up to"),
         Wrong("clip_grads_with_norm_(model.parameters(), clip, norm)", "pass",
               "they were not clipped by it"),

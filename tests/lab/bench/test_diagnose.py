@@ -188,9 +188,8 @@ FAULTS = [
           "differ between ranks that hold the same, and add up to those of one GPU: they were "
           "not summed; all that come later are wrong, too"),
     slow("shared kv heads are not summed", 4, FOUR, "",
-          "sum_partial_grads(model.parameters())\n\n    norm = grad_norm(model.parameters(), "
-          "group)",
-          "norm = grad_norm(model.parameters(), group)",
+          "PartialSums(model.parameters())",
+          "PartialSums([])",
           "gradients of k and v differ between ranks that hold the same, and add up to those of "
           "one GPU: they were not summed, all others equal"),
     slow("a norm without its group", 4, FOUR, "",
@@ -205,8 +204,8 @@ FAULTS = [
           "the loss is 4.00 times that of one GPU: 4 is the number of ranks; the gradients are "
           "right, so only what is logged is wrong"),
     fault("summed twice", 4, FIVE, "",
-          "sum_partial_grads(model.parameters())",
-          "sum_partial_grads(model.parameters())\n    sum_partial_grads(model.parameters())",
+          "    sums.finish()",
+          "    sums.finish()\n    PartialSums(model.parameters()).finish()",
           "gradients of the embedding, the LayerNorms and the head are 4.00 times those of one "
           "GPU: 4 is the number of ranks, as if a sum were taken of what was already summed; "
           "gradients of k and v are 2.00 times those of one GPU: 2 is the number of ranks that "
@@ -251,8 +250,8 @@ FAULTS = [
           "all gradients are clipped on each rank by the norm of what it holds, while the norm "
           "of all is right"),
     slow("tied tables are not summed", 2, SEVEN, "--preset=gpt2 --vocab=256 --attention=plain",
-          "    sum_partial_grads(model.parameters())\n",
-          "",
+          "PartialSums(model.parameters())",
+          "PartialSums([])",
           "gradients of the tied table differ between ranks that hold the same, and add up to "
           "those of one GPU: they were not summed, all others equal"),
     slow("the loss of one stage", 2, SEVEN, "",
