@@ -7,7 +7,8 @@ metered step. All keys are optional:
                   widths, or zero, holders and secondary: see anatomy.py
     sent          {op: (calls, payload, wire)}, or for each axis: {axis: {op: ...}}, whose wire may
                   be left out: it is the payload times the ring's factor for ranks[axis] ranks
-    gradients     {kind: name of the group that sums it}: what anatomy.py adds to sent; gathers
+    gradients     {kind: name of the group that sums it}: what anatomy.py adds to sent; gathers,
+                  reduces: how often of a module
     kept          {class: share} of the activations; None: show them without a formula
     schedule      a rank's actions, and the slices of the model that are its stages; its bubble; the
                   program with messages, what an action needs, and the bytes of a message
@@ -44,7 +45,7 @@ from lab.cli.words import count, printable, quantity
 
 WATCHED_STEPS = 3       # the memory of chapter 01's first steps is watched
 KEYS = {"parameters", "modules", "widths", "zero", "holders", "secondary", "most gradients",
-        "sent", "ranks", "gradients", "gathers", "kept", "schedule", "rows",
+        "sent", "ranks", "gradients", "gathers", "reduces", "kept", "schedule", "rows",
         "ep", "flops", "checks", "settings", "busiest", "rows sent", "beside", "overlap",
         "machines", "utilization", "notes", "sample", "record"}
 RECOMPUTED = {"none": {}, "selective": {"core": 0}, "full": {"recompute": "full"}}  # of kept
