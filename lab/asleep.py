@@ -14,6 +14,8 @@ and backward b, and all messages one after the other:
     overlap, bucket    L (f + b) + what of the messages is left when backward ends: each starts when
                        its gradients are there and the one before has arrived
 
+Chapter 03's stages wait where a layer computes that has not arrived, and at the end for the sums.
+
 Exit status: 0; 1 if a step takes more than 15% more or less than its formula says, or the losses
 differ.
 """
@@ -107,9 +109,13 @@ class Link:
     def __init__(self, alpha, bandwidth):
         self.alpha, self.bandwidth, self.free = alpha, bandwidth, 0
 
+    def seconds(self, sent):
+        """Of a message of so many bytes on the wire."""
+        return self.alpha + sent / self.bandwidth
+
     def arrival(self, now, sent):
-        """When a message of so many bytes on the wire, that is to start now, has arrived."""
-        self.free = max(self.free, now) + self.alpha + sent / self.bandwidth
+        """When such a message, that is to start now, has arrived."""
+        self.free = max(self.free, now) + self.seconds(sent)
         return self.free
 
 
@@ -162,10 +168,19 @@ def share(ranks):
     return (ranks - 1) / ranks
 
 
+def messages(variant, plan, link, ranks):
+    """Seconds of all that a step sends, one after the other."""
+    layers, m, one = plan.layers, plan.micro_batches, share(ranks) * plan.nbytes
+    if variant.startswith("02"):
+        together = plan.in_bucket if variant == "02 bucket" else 1
+        return layers / together * link.seconds(2 * together * one)
+    calls = {"1": 2 * layers, "2": layers + m * layers, "3": m * (3 * layers - 1)}
+    return calls[variant[len("03 zero")]] * link.seconds(one) + plan.alpha      # and the norm
+
+
 def naive(plan, link, ranks):
     """Seconds of a step in which all that is sent is waited for."""
-    message = link.arrival(0, 2 * share(ranks) * plan.nbytes)
-    return plan.micro_batches * plan.whole + plan.layers * message
+    return plan.micro_batches * plan.whole + messages("02 naive", plan, link, ranks)
 
 
 def overlap(plan, link, ranks, together=1):
@@ -178,26 +193,28 @@ def overlap(plan, link, ranks, together=1):
     return max(now, arrival)
 
 
-def zero1(plan, link, ranks):
-    """The same with a reduce_scatter of each layer, the norm, and an all_gather of each."""
-    message = link.arrival(0, share(ranks) * plan.nbytes)
-    return plan.micro_batches * plan.whole + 2 * plan.layers * message + plan.alpha
+def zero(plan, link, ranks, stage, ahead=0):
+    """If stages 1 and 2 start all gathers at once, and stage 3 gathers `ahead` of the layer that
+    computes, for forward and again for backward, but for the last layer; and if the sum of a layer
+    travels during the backward of the next one. At the end, the norm's one number."""
+    now, sent, layers = 0, share(ranks) * plan.nbytes, plan.layers
+    for k in range(1, plan.micro_batches + 1):
+        there = []                                      # when each layer has arrived
+        if stage < 3:
+            there = [link.arrival(0, sent) if k == 1 else 0 for _ in range(layers)]
+        for i in range(layers):
+            while len(there) < min(layers, i + 1 + ahead):
+                there.append(link.arrival(now, sent))
+            now = max(now, there[i]) + plan.forward
 
-
-def zero3(plan, link, ranks, ahead):
-    """If each layer is gathered for forward and for backward, `ahead` of the one that computes, and
-    its sum travels during the next one's backward. At the end, the norm's one number."""
-    now, sent = 0, share(ranks) * plan.nbytes
-    for _ in range(plan.micro_batches):
-        for seconds in (plan.forward, plan.backward):
-            there, reduced = [], 0                      # when layers and a sum have arrived
-            for i in range(plan.layers):
-                while len(there) < min(plan.layers, i + 1 + ahead):
-                    there.append(link.arrival(now, sent))
-                now = max(now, there[i]) + seconds
-                if seconds == plan.backward:
-                    now = max(now, reduced)
-                    reduced = link.arrival(now, sent)
+        there, reduced = [0] * (layers if stage < 3 else 1), 0
+        for i in range(layers):
+            while len(there) < min(layers, i + 1 + ahead):
+                there.append(link.arrival(now, sent))
+            now = max(now, there[i]) + plan.backward
+            if stage > 1 or k == plan.micro_batches:
+                now = max(now, reduced)                 # of the layer before
+                reduced = link.arrival(now, sent)
         now = max(now, reduced)
     return now + plan.alpha
 
@@ -206,9 +223,10 @@ FORMULAS = {
     "02 naive": naive,
     "02 overlap": overlap,
     "02 bucket": lambda plan, link, ranks: overlap(plan, link, ranks, plan.in_bucket),
-    "03 zero1": zero1,
-    "03 zero3, --prefetch 0": lambda plan, link, ranks: zero3(plan, link, ranks, 0),
-    "03 zero3, --prefetch 1": lambda plan, link, ranks: zero3(plan, link, ranks, 1),
+    "03 zero1": partial(zero, stage=1),
+    "03 zero2": partial(zero, stage=2),
+    "03 zero3 --prefetch 0": partial(zero, stage=3, ahead=0),
+    "03 zero3 --prefetch 1": partial(zero, stage=3, ahead=1),
 }
 
 
@@ -231,10 +249,12 @@ def step_of(variant, plan, group):
         return partial(two.train_step, replica, optimizer, clip=None)
     three = chapter("03")
     units = three.make_units(model, partial(three.Unit, group=group))
-    step = partial(three.zero1_step, model, units)
-    if variant.startswith("03 zero3"):
+    name, *prefetch = variant.removeprefix("03 ").split(" --prefetch ")
+    if prefetch:
         three.keep_only_shards(units)
-        step = partial(three.zero3_step, model, units, ahead=int(variant.split()[-1]))
+        step = partial(three.zero3_step, model, units, ahead=int(*prefetch))
+    else:
+        step = partial(three.zero1_step, model, units, stage=three.STAGES[name])
     shards = torch.optim.SGD([unit.shard for unit in units], rate)
     return partial(step, optimizer=shards, clip=None)
 
@@ -270,12 +290,15 @@ def fits(measured, expected):
 
 
 def compare(plan, ratios, group):
-    """Yield for each ratio and variant {ratio, variant, measured, expected: seconds, losses}."""
+    """Yield for each ratio and variant {ratio, variant, measured, expected: seconds, messages:
+    seconds of all of them, losses}."""
+    ranks = group.size()
     for ratio in ratios:
         for variant in FORMULAS:
             measured, losses = measure(variant, plan, ratio, group)
             yield {"ratio": ratio, "variant": variant, "measured": measured, "losses": losses,
-                   "expected": formula(variant, plan, ratio, group.size())}
+                   "expected": formula(variant, plan, ratio, ranks),
+                   "messages": messages(variant, plan, link_of(plan, ratio, ranks), ranks)}
 
 
 def curves(plan, ranks):
@@ -302,21 +325,20 @@ def checks_of(rows, ranks):
 
 
 def lines_of(plan, rows, ranks):
-    """Yield the table. gain: how many times as long the chapter's first variant takes."""
+    """Yield the table. gain: if the step waited for each message, it would take so many times as
+    long."""
+    work = plan.micro_batches * plan.whole
     yield (f"{count(ranks, 'rank')} · {plan.layers} layers that sleep {1e3 * plan.forward:g} ms in "
            f"forward, {1e3 * plan.backward:g} ms in backward · {plan.micro_batches} micro-batches: "
-           f"{1e3 * plan.micro_batches * plan.whole:.0f} ms")
+           f"{1e3 * work:.0f} ms")
     yield (f"a link of known speed: a message takes {1e3 * plan.alpha:g} ms and its bytes' time; "
            "gradients are real, and summed")
-    yield f"  {'communication over backward':<53}{'measured':>9}{'formula':>10}{'gain':>13}"
-    firsts = {}
+    yield "  all_reduce over backward        messages     a step    formula             gain"
     for row in rows:
-        ratio, variant, measured, expected = (row[key] for key in (
-            "ratio", "variant", "measured", "expected"))
-        first = firsts.setdefault((ratio, variant[:2], "zero3" in variant), measured)
-        mark = "✓" if fits(measured, expected) else "✗"
-        yield (f"  {ratio:<27g}{variant:<26}{1e3 * measured:>6.0f} ms{1e3 * expected:>7.0f} ms"
-               f"{measured / expected - 1:>+5.0%} {mark}{first / measured:>6.2f}")
+        sent, measured, expected = (row[key] for key in ("messages", "measured", "expected"))
+        yield (f"  {row['ratio']:<5g}{row['variant']:<24}{1e3 * sent:>6.0f} ms"
+               f"{1e3 * measured:>8.0f} ms{1e3 * expected:>8.0f} ms{measured / expected - 1:>+5.0%} "
+               f"{'✓' if fits(measured, expected) else '✗'}{(work + sent) / measured:>9.2f}")
 
 
 def parse(argv):
