@@ -143,8 +143,9 @@ class Unit:
         self.full.untyped_storage().resize_(0)
 
     def start_gather(self):
-        """Start an all_gather of the shards into new memory."""
-        self.full.untyped_storage().resize_(self.full.nbytes)       # it still knows its shape
+        """Start an all_gather of the shards, into new memory where `full` has been freed."""
+        if not self.full.untyped_storage().nbytes():
+            self.full.untyped_storage().resize_(self.full.nbytes)   # it still knows its shape
         self.gathering = common.all_gather(self.full, self.shard.data, self.group, async_op=True)
 
     def finish_gather(self):
@@ -321,11 +322,10 @@ def dequantize(numbers, scales):
 
 
 class ZeroPlusPlusUnit(Unit):
-    """quantized: whether shards are sent as int8. node: the ranks of a machine, or None; each keeps
-    a part of what forward has gathered, the secondary shard, for backward.
-
-    Collectives of two groups at once can deadlock GPUs that start them in different orders. So with
-    a node, those of backward take turns. Neither they nor gathers of int8 are hidden."""
+    """quantized: whether shards are sent as int8; these gathers do not hide. node: the ranks of a
+    machine, or None; each keeps a part of what forward has gathered, the secondary shard, for
+    backward. (Two groups are then in use at once: with NCCL, their collectives must start in the
+    same order on all ranks, as here.)"""
 
     def __init__(self, parameters, group, node, quantized):
         super().__init__(parameters, group)
@@ -336,7 +336,7 @@ class ZeroPlusPlusUnit(Unit):
             return super().start_gather()
         self.full.untyped_storage().resize_(self.full.nbytes)
         if self.in_backward:
-            common.all_gather(self.full, self.secondary, self.node)
+            self.gathering = common.all_gather(self.full, self.secondary, self.node, async_op=True)
         else:
             everyones = []
             for mine in quantize(self.shard.data[None]):            # (1, k) and (1, blocks)
@@ -349,11 +349,6 @@ class ZeroPlusPlusUnit(Unit):
         if self.in_backward:
             self.secondary = self.full.chunk(self.node.size())[self.node.rank()].clone()
         super().free()
-
-    def start_reduce(self):
-        super().start_reduce()
-        if self.node:
-            self.reducing.wait()
 
 
 # ------------------------------------------------------------------------------------ the formulas

@@ -56,9 +56,8 @@ tp,cp,dp,pp` with `--node-size 4`: it trains the same, and in the report tp leav
 
 One rule for gradients. Every rank divides its loss by the valid targets of the whole batch. Then
 a gradient is summed over all ranks that hold the same part of the parameter, and nothing is divided
-after that. Each of them has computed a part of the sum: from other tokens; or, where tp ranks share
-a kv head, from the same tokens, but with other query heads (chapter 05). How a parameter is cut
-says which ranks those are:
+after that. Each has computed a part of the sum: from other tokens or, where tp ranks share a kv
+head, from the same ones with other query heads (chapter 05). The cut of a parameter says who:
 
                                    pp        tp         ep       held by, and summed over
     embedding, head                a stage   whole      whole    dp · cp · tp ranks
@@ -508,7 +507,8 @@ class Unit:
 
     def start_gather(self):
         """An all_gather of the shards, into memory that was freed if this is stage 3."""
-        self.full.untyped_storage().resize_(self.full.nbytes)
+        if self.stage == 3:
+            self.full.untyped_storage().resize_(self.full.nbytes)
         self.gathering = common.all_gather(self.full, self.shard.data, self.group, async_op=True)
 
     def free(self, last=False):

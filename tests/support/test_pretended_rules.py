@@ -52,10 +52,11 @@ def overwrite_before_it_left(x, host):
 
 
 def two_groups(x, host):
+    """Both under way at once; rank 1 starts them in the other order."""
     group = dist.new_group([0, 1])
-    work = all_reduce(x[:2])
-    dist.broadcast(x[2:], 0, group)
-    work.wait()
+    starts = [lambda: all_reduce(x[:2]), lambda: dist.broadcast(x[2:], 0, group, async_op=True)]
+    for work in [start() for start in starts[:: -1 if dist.get_rank() else 1]]:
+        work.wait()
 
 
 def groups_in_another_order(x, host):
@@ -135,7 +136,7 @@ FAULTS = {  # of x on the device and a pinned tensor of the host, (4, 4) both: w
     "into a host's scalar": (lambda x, host: host[0, 0].add_(x[0, 0]), "add_ of tensors on two"),
     "numpy": (lambda x, host: x.numpy(), "numpy() of a tensor on the device"),
     "pinned": (lambda x, host: x.pin_memory(), "pin_memory() of a tensor on the device"),
-    "two groups": (two_groups, "broadcast_ while allreduce_ is under way in another group"),
+    "two groups": (two_groups, "ranks wait for each other; rank 0: allreduce_"),
     "other groups": (groups_in_another_order,
                      "ranks disagree; rank 0: a new group, number 1, of ranks [0]; rank 1: a new"),
     "rank 1 alone": (one_rank_alone, "rank 0: leaves in peace; rank 1: allreduce_"),

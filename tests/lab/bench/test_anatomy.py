@@ -47,13 +47,13 @@ def test_units_of_kinds_that_the_same_ranks_hold():
     assert embedding == (257 * 64, 6, "whole") and head == (257 * 64 + 2 * 64, 6, "whole")
     assert blocks == 3 * [(cut, 3, "cut"), (4 * 64, 6, "whole")]
     padded = 3 * -(-cut // 3) * 3 * 4
-    sent = anatomy.gradient_traffic(SHAPE, answer | {"zero": 3, "gathers": 5}, 2, 4)
+    sent = anatomy.gradient_traffic(SHAPE, answer | {"zero": 3, "gathers": 5, "reduces": 1}, 2, 4)
     gathered = 5 * padded / 2  # numbers of two bytes, and gradients of four
     assert sent["cut"] == {"reduce_scatter": (3, padded, 2 / 3 * padded),
                            "all_gather": (15, gathered, pytest.approx(2 / 3 * gathered))}
     plain = anatomy.gradient_traffic(SHAPE, answer, 2, 4)
     [(calls, payload, wire)] = plain["cut"].values()
-    assert (calls, payload) == (1, 12 * cut) and wire == pytest.approx(2 * 2 / 3 * 12 * cut)
+    assert (calls, payload) == (3, 12 * cut) and wire == pytest.approx(2 * 2 / 3 * 12 * cut)
 
 
 def test_the_front_page_says_what_the_shares_give():

@@ -154,15 +154,12 @@ FAULTS = [
           "the ranks have different gradient norms, whose squares add up to those of one GPU: "
           "they were not summed over the ranks; gradients were clipped by that"),
     fault("shards are not gathered", 2, THREE, "--variant=zero1 --steps=2",
-          "norm = update(units, optimizer, clip)\n    for unit in units:\n        common.all_gather"
-          "(unit.full, unit.shard.data, unit.group)\n    return total, norm\n\n\n"
-          "def reduce_in_place",
-          "norm = update(units, optimizer, clip)\n    return total, norm\n\n\ndef reduce_in_place",
+          "        unit.start_gather()                             # first", "        # first",
           "on rank 1, 52% of the weights that forward uses are still those that the run began "
           "with: the update did not reach them"),
     fault("a shard of the own gradients", 2, THREE, "--variant=zero1",
-          "common.reduce_scatter(unit.shard.grad, unit.gradients, group=unit.group)",
-          "pass",
+          "common.reduce_scatter(self.sum, self.gradients, group=self.group,",
+          "dist.all_reduce(self.gradients.new_zeros(1), group=self.group,",
           "all gradients are, in each number, those of one rank's sequences alone: they were not "
           "summed over the ranks"),
     fault("a formula without micro-batches", 2, THREE, "",

@@ -78,7 +78,8 @@ def test_of_a_right_run_nothing_is_said(ranks, tmp_path, world, chapter, flags):
 
 
 def test_what_is_not_compared_has_no_diagnosis(ranks, tmp_path):
-    fault = "group) / valid\n        loss.backward()", "group) / valid\n        (-loss).backward()"
+    fault = "        loss.backward()\n        total += loss.detach()\n    sums", (
+        "        (-loss).backward()\n        total += loss.detach()\n    sums")
     flags = [*flags_of(FOUR, ""), "--no-verify"]
     (status, run, _), _ = ranks(2)(run_main, FOUR, flags, tmp_path, fault)
     assert status == 0 and run["diagnosis"] == []
