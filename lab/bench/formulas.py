@@ -38,7 +38,7 @@ from lab.bench import anatomy, evidence, settings
 from lab.bench.about import AS_COMPUTED
 from lab.bench.machines import MACHINES, PEAK_FLOPS
 from lab.bench.meters import COLLECTIVES, name_of, nbytes
-from lab.bench.overlap import hold_overlap
+from lab.bench.overlap import conditions_of_axes, hold_overlap, over_compute
 from lab.bench.settings import attention_is_fused_on_cuda, check_kept
 from lab.checkpoints import checkpoint
 from lab.cli.words import count, printable, quantity
@@ -234,7 +234,10 @@ def hold_traffic(run, answer):
         run.note("on the wire: not measured, but the payload times the ring algorithm's factor, "
                  "such as 2(N-1)/N for an all_reduce")
     run.record(timeline=run.comm.timeline())
-    hold_overlap(run, answer.get("overlap", {}), by_axis)
+    conditions = answer.get("overlap", {})
+    if axes and run.flops.all:
+        conditions = conditions_of_axes(answer, sent, run.flops.all, run.args.micro_batches)
+    hold_overlap(run, conditions, by_axis)
     if axes:
         note_axes(run, axes)
         flops = statistics.mean(of_all_ranks(run, run.flops.all))
@@ -305,11 +308,9 @@ def time_on_axes(sent, flops_of_rank):
         if axis in wire:
             wire[axis] += sum(on_the_wire for _, _, on_the_wire in ops.values())
 
-    def over_compute(size, flops, bandwidth):
-        return size / bandwidth / (flops_of_rank / flops)
-
     return {f"what goes on {axis}: time to send it, over time to compute":
-            functools.partial(over_compute, size) for axis, size in wire.items() if size}
+            functools.partial(over_compute, size, flops_of_rank)
+            for axis, size in wire.items() if size}
 
 
 def by_operator(seen, formula):

@@ -8,6 +8,8 @@ own rates: FLOPs of the metered step over the seconds in which the rank did not 
 operator sends over the seconds in which it was under way.
 """
 
+import functools
+
 import torch.distributed as dist
 
 from lab.bench.meters import name_of
@@ -88,6 +90,28 @@ def hold_overlap(run, conditions: dict, by_axis: bool):
                      f"most 1 can hide), at {quantity(round(flops), 'FLOP/s')} and "
                      f"{quantity(round(bandwidth), 'B/s')} here")
     run.record(overlap=recorded)
+
+
+def conditions_of_axes(answer, sent, flops_of_rank, micro_batches):
+    """Where a chapter has axes, these conditions: for each axis and operator, the time to send over
+    that of what can hide it, the whole step. But gradients wait for backward, of the last
+    micro-batch if they are reduced once, and parameters that are gathered once, for a forward."""
+    conditions = {}
+    for axis, ops in sent.items():
+        for op, (_, _, wire) in ops.items():
+            share = 1.0
+            if axis.startswith("gradients"):
+                once = answer["gathers" if op == "all_gather" else "reduces"] == 1
+                share = 2 / 3 if op != "all_gather" else 1 / 3 if once else 1
+                share /= micro_batches if once else 1
+            conditions[f"{axis}: {op}"] = functools.partial(over_compute, wire,
+                                                            share * flops_of_rank)
+    return conditions
+
+
+def over_compute(sent, computed, flops, bandwidth):
+    """The time to send so many bytes, over the time of so many FLOPs."""
+    return sent / bandwidth / (computed / flops)
 
 
 def conditions_of(op, conditions):
