@@ -37,7 +37,11 @@ device; its output must have room for the most rows that may come.) The other va
     tensor      Every expert is cut over the N ranks, as chapter 04 cuts an MLP. Then all tokens
                 must come to all ranks, and partial results are summed. All sizes are even, but the
                 host waits as well, to learn how many rows each expert takes.
-    torch       `dropless` by PyTorch's differentiable all_to_all, with experts that are DTensors.
+    overlapped  `dropless`, but two micro-batches take turns: while the rows of one travel, the
+                attention or the experts of the other compute; in backward, too. The activations of
+                both are alive. The host still waits for the counts, which come after the other's
+                rows. (DeepSeek-V3 trains so: its two are a forward and a backward.)
+    torch       `dropless` by PyTorch's differentiable all_to_all and grouped matmul.
 
 A rank with T tokens sends, forward in one layer, in numbers (h: the model's dim)
 
@@ -46,7 +50,13 @@ A rank with T tokens sends, forward in one layer, in numbers (h: the model's dim
     tensor      (N-1)/N · 2·N·T·h       all_gather and reduce_scatter
 
 and backward the same again. So spreading experts is better than cutting them, if K < N. (How many
-rows there are differs from step to step. The report's table is about the third one.)
+rows there are differs from step to step. The report's table is about the third one.) With
+`overlapped`, a forward hides them if they take no longer than attention and K experts of Ψ numbers,
+
+    (N-1)/N · 2·K·h·e / bandwidth  <=  (4·h·(h + h_kv) + 4·s·h + 2·K·Ψ) / FLOP/s
+
+for a token, e bytes a number. Backward computes twice as much, and sends the same. More tokens do
+not help, only a wider model and wider experts: in a GPT, Ψ = 8 h².
 
 With `--recompute full`, a block's forward runs again in backward, and all that it sends is sent
 again, so three passes go over the wire instead of two. The counts go again, too. (Only tensor's
@@ -92,14 +102,15 @@ Run it:
     torchrun --nproc_per_node=4 08_expert_parallel.py
     torchrun --nproc_per_node=4 08_expert_parallel.py --variant capacity --capacity-factor 1
     torchrun --nproc_per_node=4 08_expert_parallel.py --variant tensor     # or torch
+    torchrun --nproc_per_node=4 08_expert_parallel.py --variant overlapped --micro-batch 1
     torchrun --nproc_per_node=4 08_expert_parallel.py --balance bias --steps 100
 
 Sources: Lepikhin et al., GShard (2020), section 2.2 (capacity, top-2); Fedus et al., Switch
 Transformers (2021), section 2.2 (the loss; top-1, whose gate is the score itself); Zoph et al.,
 ST-MoE (2022), section 3 (z-loss; the router in float32); Gale et al., MegaBlocks (2022) (dropless);
-DeepSeek-AI, DeepSeek-V3 Technical Report (2024), sections 2.1.2 and 3.2.2 (bias, per-sequence loss,
-limited nodes); Ultra-Scale Playbook, "Expert Parallelism". The factor N: databricks/megablocks #20,
-deepspeedai/DeepSpeed #6545, pytorch/pytorch #160285.
+DeepSeek-AI, DeepSeek-V3 Technical Report (2024), sections 2.1.2, 3.2 and 3.4 (bias, per-sequence
+loss, limited nodes, two micro-batches at a time); Ultra-Scale Playbook, "Expert Parallelism". The
+factor N: databricks/megablocks #20, deepspeedai/DeepSpeed #6545, pytorch/pytorch #160285.
 """
 
 import math
@@ -286,22 +297,26 @@ class MoE(nn.Module):
         all_to_alls of the counts, of the rows, and of what comes back."""
         if self.ep is None:
             return run_experts(rows, self.columns, self.down, counts.tolist())
-        n = self.ep.size()
-        arriving = torch.empty_like(counts)
-        dist.all_to_all_single(arriving, counts, group=self.ep)
-        arriving = arriving.view(n, -1)                 # from each rank, for each expert here
-        sizes = torch.cat([counts.view(n, -1).sum(1), arriving.sum(1), arriving.sum(0)])
-        sizes = sizes.tolist()                          # here the host waits for the device
-        sent, received, own = sizes[:n], sizes[n:2 * n], sizes[2 * n:]
-        if not runs_again():
-            self.seen.append((sent, received))
-
+        sent, received, own, _, order = self.announce(counts)
         rows = AllToAll.apply(rows, sent, received, self.ep)        # by rank, and then by expert
-        expert = torch.arange(arriving.shape[1], device=rows.device).repeat(n)
-        expert = expert.repeat_interleave(arriving.flatten(), output_size=sum(received))
-        order = expert.argsort(stable=True)
         out = run_experts(Permute.apply(rows, order, False), self.columns, self.down, own)
         return AllToAll.apply(Permute.apply(out, order, True), received, sent, self.ep)
+
+    def announce(self, counts):
+        """Say how many rows will come. Returns how many go to each rank, come from each, and are
+        for each expert here, as lists; where an expert's rows end, on the device, if they are in
+        order; and that order. Communication: an all_to_all of the counts."""
+        n, arriving = self.ep.size(), torch.empty_like(counts)
+        dist.all_to_all_single(arriving, counts, group=self.ep)
+        both = torch.stack([counts, arriving]).view(2, n, -1)   # for each rank, or from each rank,
+        there, here = both.tolist()                     # of each expert; the host waits for them
+        sent, received = [sum(of_rank) for of_rank in there], [sum(of_rank) for of_rank in here]
+        own = [sum(of_expert) for of_expert in zip(*here)]
+        if not runs_again():
+            self.seen.append((sent, received))
+        expert = torch.arange(len(own), device=counts.device).repeat(n)
+        expert = expert.repeat_interleave(arriving, output_size=sum(own))
+        return sent, received, own, both[1].sum(0).cumsum(0), expert.argsort(stable=True)
 
 
 class WithPlaces(MoE):
@@ -348,33 +363,19 @@ class WithPlaces(MoE):
 
 
 class Gather(torch.autograd.Function):
-    """all_gather along the first dimension; the gradient is reduce_scattered."""
+    """all_gather along the first dimension; if back, reduce_scatter. Gradients: the other one."""
 
     @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        out = x.new_empty(group.size() * x.shape[0], *x.shape[1:])
-        common.all_gather(out, x.contiguous(), group=group)
+    def forward(ctx, x, group, back):
+        ctx.group, ctx.back, n = group, back, group.size()
+        out = x.new_empty(len(x) // n if back else n * len(x), *x.shape[1:])
+        collective = common.reduce_scatter if back else common.all_gather
+        collective(out, x.contiguous(), group=group)
         return out
 
     @staticmethod
     def backward(ctx, gradient):
-        return Scatter.apply(gradient, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    """reduce_scatter along the first dimension; the gradient is all_gathered."""
-
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        out = x.new_empty(x.shape[0] // group.size(), *x.shape[1:])
-        common.reduce_scatter(out, x.contiguous(), group=group)
-        return out
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return Gather.apply(gradient, ctx.group), None
+        return Gather.apply(gradient, ctx.group, not ctx.back), None, None
 
 
 class CutExperts(MoE):
@@ -382,12 +383,94 @@ class CutExperts(MoE):
     results are added up on the rank that they came from."""
 
     def through_experts(self, x, chosen, gates):
-        x, chosen, gates = [Gather.apply(each, self.ep) for each in (x, chosen, gates)]
+        x, chosen, gates = [Gather.apply(each, self.ep, False) for each in (x, chosen, gates)]
         partial_sum = super().through_experts(x, chosen, gates)     # (ep·batch, seq, dim)
-        return Scatter.apply(partial_sum, self.ep)
+        return Gather.apply(partial_sum, self.ep, True)
 
     def exchange(self, rows, counts):
         return run_experts(rows, self.columns, self.down, counts.tolist())
+
+
+class Depart(torch.autograd.Function):
+    """AllToAll, which is under way until Arrive. trip: its other arguments and an empty list, the
+    same for both. In backward the gradient sets out in Arrive, and is waited for here."""
+
+    @staticmethod
+    def forward(ctx, rows, *trip):
+        ctx.under_way = trip[-1]
+        return start(rows, *trip)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return wait(ctx.under_way), None, None, None, None
+
+
+class Arrive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, *trip):
+        ctx.trip = trip
+        return wait(trip[-1]).view_as(rows)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        sent, received, group, under_way = ctx.trip
+        start(gradient, received, sent, group, under_way)
+        return gradient, None, None, None, None         # of this shape; Depart has what comes
+
+
+def start(rows, sent, received, group, under_way):
+    out, rows = rows.new_empty(sum(received), *rows.shape[1:]), rows.contiguous()
+    handle = dist.all_to_all_single(out, rows, received, sent, group=group, async_op=True)
+    under_way.append((handle, out, rows))               # what is sent must stay, and as it is
+    return out
+
+
+def wait(under_way):
+    handle, out, _ = under_way.pop()
+    handle.wait()
+    return out
+
+
+class Overlapped(MoE):
+    """MoE in three parts, between which it is another micro-batch's turn."""
+
+    def in_turns(self, x):
+        """As forward, but a generator, whose rows are under way at each yield."""
+        chosen, gates = self.route(x)
+        order = chosen.flatten().argsort(stable=True)
+        counts = F.one_hot(chosen, self.cfg.experts).sum((0, 1, 2))
+        self.load += counts
+        rows = x.flatten(0, 1).repeat_interleave(self.cfg.top_k, dim=0)
+        sent, received, own, _, by_expert = self.announce(counts)
+        there, back = (sent, received, self.ep, []), (received, sent, self.ep, [])
+
+        rows = Depart.apply(Permute.apply(rows, order, False), *there)
+        yield
+        rows = Permute.apply(Arrive.apply(rows, *there), by_expert, False)
+        out = run_experts(rows, self.columns, self.down, own)
+        out = Depart.apply(Permute.apply(out, by_expert, True), *back)
+        yield
+        out = Permute.apply(Arrive.apply(out, *back), order, True).view(*chosen.shape, -1)
+        out = (out * gates.to(x.dtype)[..., None]).sum(2)
+        return out + self.shared(x) if self.shared else out
+
+
+class TorchMoE(MoE):
+    """`dropless` by PyTorch's differentiable all_to_all and, on a GPU, its grouped matmul."""
+
+    def exchange(self, rows, counts):
+        from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+        sent, received, own, ends, order = self.announce(counts)
+        rows = all_to_all_single_autograd(rows, received, sent, self.ep)
+        rows = Permute.apply(rows, order, False)
+        if rows.is_cuda and rows.dtype == torch.bfloat16:           # all experts in one kernel
+            ends = ends.to(torch.int32)
+            hidden = [F.grouped_mm(rows, matrices, offs=ends) for matrices in self.columns]
+            out = F.grouped_mm(common.activate(*hidden), self.down, offs=ends)
+        else:
+            out = run_experts(rows, self.columns, self.down, own)
+        return all_to_all_single_autograd(Permute.apply(out, order, True), sent, received, self.ep)
 
 
 # ------------------------------------------------------------------------- a model of such mixtures
@@ -433,19 +516,35 @@ def move_biases(model, group=None):
     return loads
 
 
-def train_step(model, optimizer, micro_batches, valid, clip, world):
+def in_turns(model, tokens, targets):
+    """The forward of a micro-batch, a generator that at last gives the sum of its losses. One
+    backward of two mirrors their turns: autograd runs nodes, whatever graph they are of, in the
+    opposite order of their creation. So all ranks start the same all_to_alls in the same order."""
+    x = model[0](tokens)
+    for block in model[1:-1]:
+        x = x + block.attn(block.norm1(x))
+        x = x + (yield from block.mlp.in_turns(block.norm2(x)))
+    yield loss_sum(model[-1](x), targets)
+
+
+def train_step(model, optimizer, micro_batches, valid, clip, world, at_once=1):
     """One step. Returns this rank's part of the loss, the norm, and the loads of the experts.
     micro_batches: pairs of tokens and targets, (b, s) each, of this rank. valid: the valid targets
-    of the whole batch. Communication: that of the experts; in the last backward, of each module, an
-    all_reduce of what all ranks hold, and one of the experts over their holders; then one for the
-    norm, and one of the loads."""
+    of the whole batch. at_once: 2, if two take turns. Communication: that of the experts; in the
+    last backward, of each module, an all_reduce of what all ranks hold, and one of the experts over
+    their holders; then one for the norm, and one of the loads."""
     optimizer.zero_grad()
     for block in model[1:-1]:
         block.mlp.seen.clear()
     total = 0
-    for i, (tokens, targets) in enumerate(micro_batches, start=1):
-        loss = loss_sum(model(tokens), targets) / valid
-        if i == len(micro_batches):                     # they start in this backward
+    for i in range(0, len(micro_batches), at_once):
+        if at_once == 1:
+            tokens, targets = micro_batches[i]
+            loss = loss_sum(model(tokens), targets) / valid
+        else:                                           # an odd one at the end is alone
+            *_, losses = zip(*(in_turns(model, *pair) for pair in micro_batches[i:i + at_once]))
+            loss = sum(losses) / valid
+        if i + at_once >= len(micro_batches):           # they start in this backward
             sums = PartialSums(p for p in model.parameters() if p.partial.size() > 1)
         loss.backward()
         total += loss.detach()
@@ -474,6 +573,16 @@ def row_bytes(cfg, tokens, e, often):
     return 4 * often * tokens * cfg.dim * e
 
 
+def travel_over_compute(cfg, n, e, flops, bandwidth):
+    """In a layer's forward, the time in which a token's rows travel, there and back, over that of
+    attention, router and experts: where it is at most 1, all can hide, but the first and the last
+    trip. n: ranks that share experts. e: bytes of a number. flops: FLOP/s. bandwidth: bytes/s."""
+    h, kv = cfg.dim, cfg.dim * cfg.kv_heads // cfg.heads
+    numbers = h * (2 * h + 2 * kv + cfg.experts) + (cfg.top_k + cfg.shared_expert) * cfg.mlp()
+    rows = (n - 1) / n * row_bytes(cfg, 1, e, cfg.top_k) / 2
+    return rows / bandwidth / ((2 * numbers + 4 * cfg.seq * h) / flops)
+
+
 def traffic(args, ranks, seen):
     """What a rank sends in a step: {op: (calls, bytes of payload, bytes on the wire)}. seen: its
     exchanges, pairs of how many rows were sent to each rank, and received from each."""
@@ -492,7 +601,7 @@ def traffic(args, ranks, seen):
         wire = 2 * (ranks - 1) / ranks * dense + 2 * (copies - 1) / copies * copied
         calls = 4 + cfg.layers * (2 if 1 < copies < ranks else 1)   # with the loads and the norm
         sent["all_reduce"] = calls, dense + copied, wire
-    if args.variant == "dropless":                      # counts; rows, what comes back, gradients
+    if args.variant in DROPLESS:                        # counts; rows, what comes back, gradients
         rows = sum(sum(there) + sum(here) for there, here in seen)
         payload = (1 + again) * 8 * cfg.experts * layers + (2 + again) * rows * cfg.dim * e
         sent["all_to_all"] = (5 + 3 * again) * layers, payload, share * payload
@@ -534,19 +643,19 @@ def formulas(args, rank, ranks, model):
     """What a run is held to: see lab/bench/formulas.py."""
     cfg, n, sequences = args.model, args.ep, args.batch // ranks
     numbers, _ = held_numbers(cfg, n)
-    if args.variant == "torch":
-        return {"parameters": numbers}
-
     mixtures = [block.mlp for block in model[1:-1]]
     seen = [exchange for moe in mixtures for exchange in moe.seen]
     rows = sequences * cfg.seq * cfg.top_k * cfg.layers     # tensor: n times as many, of 1/n expert
     if args.variant == "capacity":
         rows = sequences * cfg.places * cfg.experts * cfg.layers
-    if args.variant == "dropless":
+    if args.variant in DROPLESS:
         rows = sum(sum(received) for _, received in seen)
     answer = {"parameters": numbers, "sent": traffic(args, ranks, seen),
               "flops": {"all": step_flops(cfg, sequences * cfg.seq, rows, args.recompute)}}
 
+    if args.variant == "overlapped":
+        answer["overlap"] = {"all_to_all": lambda *rates: travel_over_compute(
+            cfg, n, common.rounded(args).itemsize, *rates)}
     notes = answer["notes"] = [f"parameters: {cfg.parameters():,}, of which a token meets "
                                f"{cfg.active():,} and a rank holds {numbers:,}"]
     if cfg.places:
@@ -569,113 +678,28 @@ def formulas(args, rank, ranks, model):
 
 # ----------------------------------------------------------------------------------------- the run
 
-KINDS = {"dropless": MoE, "capacity": WithPlaces, "tensor": CutExperts}
-
-
-def make_groups(run):
-    """The mesh, and the groups of `expert_parallel`; neighbours share the experts."""
-    ep, world = run.args.ep, dist.group.WORLD
-    mesh = run.mesh(holders=run.world // ep, ep=ep)
-    holders = mesh["holders"].get_group() if ep > 1 else world
-    return mesh, {"world": world, "ep": mesh["ep"].get_group(), "holders": holders}
+KINDS = {"dropless": MoE, "overlapped": Overlapped, "capacity": WithPlaces,
+         "tensor": CutExperts, "torch": TorchMoE}
+DROPLESS = "dropless", "overlapped", "torch"
 
 
 def train(run):
-    args, (_, groups) = run.args, make_groups(run)
+    args, world = run.args, dist.group.WORLD
+    mesh = run.mesh(holders=run.world // args.ep, ep=args.ep)       # neighbours share the experts
+    holders = mesh["holders"].get_group() if args.ep > 1 else world
+    groups = {"world": world, "ep": mesh["ep"].get_group(), "holders": holders}
     model = mixture_gpt(args.model, seed=None, kind=KINDS[args.variant])
     model = run.draw(expert_parallel(model, groups))
     common.recompute(model, args.recompute)
     optimizer = run.mixed(model.parameters())
 
+    at_once = 2 if args.variant == "overlapped" else 1
     for batch in run.batches(share=run.rank, build=mixture_gpt, after_step=move_biases):
         with run.measure():
             loss, norm, loads = train_step(model, optimizer, batch.micro_batches, batch.valid,
-                                           args.clip, groups["world"])
+                                           args.clip, world, at_once)
         dist.all_reduce(loss)                           # to show that of the whole batch
         run.log(batch, loss, norm, model, loads=loads)
-
-
-class TorchMoE(MoE):
-    """The same with PyTorch's differentiable all_to_all, and experts that are DTensors."""
-
-    def exchange(self, rows, counts):
-        from torch.distributed._functional_collectives import all_to_all_single_autograd
-
-        n, down = self.ep.size(), self.down.to_local()
-        columns = [p.to_local() for p in self.columns]
-        arriving = torch.empty_like(counts)
-        dist.all_to_all_single(arriving, counts, group=self.ep)
-        arriving = arriving.view(n, len(down))
-        sent = counts.view(n, len(down)).sum(1)
-        sent, received = torch.stack([sent, arriving.sum(1)]).tolist()
-
-        rows = all_to_all_single_autograd(rows, received, sent, self.ep)
-        expert = torch.arange(len(down), device=rows.device).repeat(n)
-        expert = expert.repeat_interleave(arriving.flatten(), output_size=sum(received))
-        order = expert.argsort(stable=True)
-        rows = Permute.apply(rows, order, False)
-        if rows.is_cuda and rows.dtype == torch.bfloat16:           # all experts in one kernel
-            ends = arriving.sum(0).cumsum(0).to(torch.int32)
-            hidden = [F.grouped_mm(rows, matrices, offs=ends) for matrices in columns]
-            out = F.grouped_mm(common.activate(*hidden), down, offs=ends)
-        else:
-            out = run_experts(rows, columns, down, arriving.sum(0).tolist())
-        out = Permute.apply(out, order, True)
-        return all_to_all_single_autograd(out, sent, received, self.ep)
-
-
-def torch_step(model, optimizer, experts, others, micro_batches, valid, clip, groups):
-    """experts: DTensors over groups["ep"]. others: plain parameters, the same on all ranks."""
-    optimizer.zero_grad()
-    total = 0
-    for tokens, targets in micro_batches:
-        loss = loss_sum(model(tokens), targets) / valid
-        loss.backward()
-        total += loss.detach()
-    own = [p.grad.to_local() for p in experts]
-    if groups["holders"].size() > 1:
-        for grad in own:
-            dist.all_reduce(grad, group=groups["holders"])
-    for p in others:
-        dist.all_reduce(p.grad, group=groups["world"])
-
-    square = nn.utils.get_total_norm(own) ** 2
-    dist.all_reduce(square, group=groups["ep"])
-    norm = (square + nn.utils.get_total_norm([p.grad for p in others]) ** 2).sqrt()
-    if clip:
-        scale = (clip / (norm + 1e-6)).clamp(max=1)
-        torch._foreach_mul_([*own, *(p.grad for p in others)], scale)
-    optimizer.step()
-    move_biases(model, groups["world"])
-    return total, norm
-
-
-def train_torch(run):
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    args, (mesh, groups) = run.args, make_groups(run)
-    model = run.draw(mixture_gpt(args.model, seed=None, kind=TorchMoE))
-    experts = []
-    for block in model[1:-1]:
-        block.mlp.ep = groups["ep"]
-        for name, full in list(block.mlp.named_parameters(recurse=False)):
-            sharded = nn.Parameter(distribute_tensor(full.data, mesh["ep"], [Shard(0)]))
-            sharded.global_name = full.global_name
-            setattr(block.mlp, name, sharded)
-            experts.append(sharded)
-    others = [p for p in model.parameters() if all(p is not expert for expert in experts)]
-    common.recompute(model, args.recompute)
-    rounded = common.rounded(args)                      # parameters stay in run.dtype
-    autocast = torch.autocast(run.device.type, rounded, enabled=rounded != run.dtype)
-    model.forward = autocast(model.forward)
-    optimizer = run.optimizer([{"params": others}, {"params": experts}])
-
-    for batch in run.batches(share=run.rank, build=mixture_gpt, after_step=move_biases):
-        with run.measure():
-            loss, norm = torch_step(model, optimizer, experts, others, batch.micro_batches,
-                                    batch.valid, args.clip, groups)
-        dist.all_reduce(loss)
-        run.log(batch, loss, norm, model)
 
 
 def requires(args, ranks):
@@ -689,6 +713,12 @@ def requires(args, ranks):
     common.divides("--experts", experts, "--ep", ep)
     if k > experts:
         raise Refused(f"--top-k {k} is more than --experts = {experts}", f"--top-k {experts}")
+    if args.variant == "overlapped" and args.batch == ranks * args.micro_batch:
+        raise Refused("overlapped: two micro-batches take turns, and a rank has one",
+                      f"--batch {max(args.batch, 2 * ranks)} --micro-batch 1")
+    if args.variant == "overlapped" and args.recompute == "full":
+        raise Refused("--recompute full runs a whole block again, which overlapped takes apart",
+                      "--recompute selective")
     if args.variant == "tensor":
         common.divides("--ffn", args.model.hidden, "--ep", ep)
     even = k * args.model.seq / experts                 # picks of an expert in a sequence
@@ -723,8 +753,7 @@ def flags(parser):
     add("--z-loss", type=float, default=0.0, help="weight of the router's z-loss")
 
 
-VARIANTS = {"dropless": train, "capacity": (train, "--capacity-factor"), "tensor": train,
-            "torch": train_torch}
+VARIANTS = dict.fromkeys(KINDS, train) | {"capacity": (train, "--capacity-factor")}
 
 if __name__ == "__main__":
     common.launch(__file__, __doc__, VARIANTS, requires, flags, formulas)

@@ -14,7 +14,7 @@ from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covering
 from tests.conftest import TEXT, chapter, hold_to_one_gpu, run_main, some
 
 EIGHT = "08_expert_parallel"
-VARIANTS = ("dropless", "capacity", "tensor", "torch")
+VARIANTS = ("dropless", "capacity", "tensor", "overlapped", "torch")
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +41,17 @@ SETTINGS = {
 
 
 def fits(one):
+    if one["variant"] == "overlapped" and one["recompute"] == "full":
+        return False
     return one["ranks"] != (8, 2) or one["variant"] in ("dropless", "capacity")
 
 
 def flags_of(one):
     world, ep = one["ranks"]
-    flags = [f"--ep={ep} --experts={6 if world == 3 else 8} --batch={2 * world} --layers=1 "
+    sequences = 2 * world
+    if one["variant"] == "overlapped":  # two micro-batches of two, or three of one: the last alone
+        sequences = (2 + one["micro-batch"]) * world
+    flags = [f"--ep={ep} --experts={6 if world == 3 else 8} --batch={sequences} --layers=1 "
              "--dim=24 --heads=4 --seq=8 --vocab=128 --dtype=float64"]
     flags += [f"--{name}={value}" for name, value in one.items() if name != "ranks"]
     if one["variant"] == "capacity":
@@ -72,18 +77,18 @@ def test_what_a_run_records_is_for_its_picture(ranks, tmp_path):
     assert "times as many rows come to the busiest rank" in output
 
 
-@pytest.mark.parametrize("variant", VARIANTS[:3])
+@pytest.mark.parametrize("variant", VARIANTS[:4])
 def test_bfloat16(ranks, tmp_path, variant):
-    flags = (*FLOAT64, "--layers=1", "--dtype=bfloat16", f"--variant={variant}")
+    flags = (*FLOAT64, "--layers=1", "--dtype=bfloat16", "--micro-batch=1", f"--variant={variant}")
     (status, run, output), *_ = ranks(2)(run_main, EIGHT, flags, tmp_path)
     assert all(check["ok"] is not False for check in run["checks"]), output
 
 
-def shared_out(eight, cfg):
+def shared_out(eight, cfg, kind=None):
     """A model whose experts are shared by all ranks."""
     world = dist.group.WORLD
     groups = {"world": world, "ep": world, "holders": dist.new_subgroups(1)[0]}
-    model = eight.expert_parallel(eight.mixture_gpt(cfg, seed=None), groups)
+    model = eight.expert_parallel(eight.mixture_gpt(cfg, seed=None, kind=kind), groups)
     return common.draw_weights(model, 0, dtype=torch.float64)
 
 
@@ -367,6 +372,12 @@ def test_a_run_without_lab_refuses_what_is_below_one(eight, flag):
      "--capacity-factor means nothing to --variant dropless; --variant capacity would work"),
     (4, "--batch=6", "--batch 6 is not a multiple of 4 data-parallel ranks x --micro-batch = 4; "
      "--batch 8 would work"),
+    (4, "--variant=overlapped", "overlapped: two micro-batches take turns, and a rank has one; "
+     "--batch 8 --micro-batch 1 would work"),
+    (4, "--variant=overlapped --batch=4 --micro-batch=1", "overlapped: two micro-batches take "
+     "turns, and a rank has one; --batch 8 --micro-batch 1 would work"),
+    (2, "--variant=overlapped --micro-batch=1 --recompute=full", "--recompute full runs a whole "
+     "block again, which overlapped takes apart; --recompute selective would work"),
 ])  # fmt: skip
 def test_refusals(run_chapter, world, flags, line):
     flags = (*flags.split(), f"--data={TEXT}")

@@ -74,6 +74,7 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{EIGHT} --variant=dropless --dtype=float64 --ep=1 --z-loss=0.01": (COUNTS, "allreduce_"),
     f"{EIGHT} --variant=capacity --block=llama --recompute=full": ([], "alltoall_base_"),
     f"{EIGHT} --variant=tensor --dtype=float64": (COUNTS, "_reduce_scatter_base_"),
+    f"{EIGHT} --variant=overlapped --precision=bf16 --shared-expert": (COUNTS, "alltoall_base_"),
     f"{NINE} --pp=2 --tp=2 --schedule=interleaved --layers=4 --kv-heads=1 --dtype=float64 "
     "--micro-batch=2": ([], "recv_"),
     f"{NINE} --pp=2 --dp=2 --zero=1 --dtype=float64 {TIED}": ([], "_allgather_base_"),
@@ -236,11 +237,22 @@ def broken_rule(name, flags, folder, fault):
     (EIGHT, "", "counts = torch.zeros(self.cfg.experts, dtype=torch.int64, device=x.device)",
      "counts = torch.zeros(self.cfg.experts, dtype=torch.int64)",
      "index_add_ of tensors on two devices"),
-    (EIGHT, "", "arriving = arriving.view(n, -1)", "arriving = counts.view(n, -1)",
+    (EIGHT, "", "[sum(of_rank) for of_rank in here]", "[sum(of_rank) for of_rank in there]",
      "ranks disagree on [sent, received] rows; rank 0: [["),
     (EIGHT, "", "        dist.all_to_all_single(out, rows.c",
      "        if group.rank(): dist.all_to_all_single(out, rows.c",  # as where one has no rows
      "ranks disagree; rank 0: alltoall_base_ over 2 ranks, 08_expert_parallel:"),
+    (EIGHT, "--variant=overlapped", "return wait(trip[-1]).view_as(rows)",
+     "return rows.view_as(rows)", "race: index_select touches what alltoall_base_ under way uses"),
+    (EIGHT, "--variant=overlapped", "return wait(ctx.under_way), None",
+     "return ctx.under_way.pop()[1], None", "race: index_select touches what "
+     "alltoall_base_ under way uses"),
+    (EIGHT, "--variant=overlapped", "    under_way.append((handle, out, rows)) ",
+     "    rows.zero_(), under_way.append((handle, out, rows)) ",
+     "race: zero_ touches what alltoall_base_ under way uses"),
+    (EIGHT, "--variant=overlapped", "        yield\n        rows = Permute",
+     "        if not dist.get_rank(): yield\n        rows = Permute",  # one has its turns too late
+     "ranks disagree"),
     (EIGHT, "--variant=capacity", "        self.dropped =",
      "        place.max().item()\n        self.dropped =",
      "[['_local_scalar_dense, 08_expert_parallel:"),
