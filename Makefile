@@ -7,8 +7,8 @@ READY := $(if $(PY),given-python,.venv/ready)
 LINT := check --quiet --output-format concise
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given-python tour quick test test-all lint bench faults figures exercises \
-	grade hunt museum page test-page
+.PHONY: help setup given-python tour quick test test-all lint bench faults scaling figures \
+	exercises grade hunt museum page test-page
 
 help:  ## list the targets
 	@echo "Times are those of two cores with nothing else to do. The first target sets up .venv, which"
@@ -87,6 +87,10 @@ bench: $(READY)  ## time the chapters against PyTorch's own, checkpoints, collec
 faults: $(READY)  ## kill ranks of a run at random, and see that it costs time and no bit
 	$(PYTHON) -m lab.faults --json runs/faults.json
 	$(PYTHON) -m lab.pictures runs/faults.json
+
+scaling: $(READY)  ## 6 minutes: tokens/s over ranks, and overlap, beside predictions (ONLY="dp pp")
+	@status=0; $(PYTHON) -m lab.scaling $(if $(ONLY),--only $(ONLY)) || status=$$?; \
+	$(PYTHON) -m lab.pictures runs/scaling.json --out figures || status=$$?; exit $$status
 
 figures: $(READY)  ## 5 minutes: draw figures/ anew (ONLY="02 06")
 	@$(PYTHON) -m lab.tour --figures $(ONLY)

@@ -310,7 +310,7 @@ def curves(plan, ranks):
 
 # -------------------------------------------------------------------------------- the command line
 
-def checks_of(rows, ranks):
+def checks_of(rows):
     """Of each row its step's time; and whether all have the same losses, to float32's rounding."""
     checks = []
     for row in rows:
@@ -336,9 +336,10 @@ def lines_of(plan, rows, ranks):
     yield "  all_reduce over backward        messages     a step    formula             gain"
     for row in rows:
         sent, measured, expected = (row[key] for key in ("messages", "measured", "expected"))
+        mark, gain = "✓" if fits(measured, expected) else "✗", (work + sent) / measured
         yield (f"  {row['ratio']:<5g}{row['variant']:<24}{1e3 * sent:>6.0f} ms"
-               f"{1e3 * measured:>8.0f} ms{1e3 * expected:>8.0f} ms{measured / expected - 1:>+5.0%} "
-               f"{'✓' if fits(measured, expected) else '✗'}{(work + sent) / measured:>9.2f}")
+               f"{1e3 * measured:>8.0f} ms{1e3 * expected:>8.0f} ms"
+               f"{measured / expected - 1:>+5.0%} {mark}{gain:>9.2f}")
 
 
 def parse(argv):
@@ -358,7 +359,7 @@ def main(argv=None, plan=PLAN, ratios=RATIOS):
     torch.set_num_threads(1)
     common.join_ranks(args, environment("RANK", 0))
     ranks, rows = dist.get_world_size(), [*compare(plan, ratios, dist.group.WORLD)]
-    checks = checks_of(rows, ranks)
+    checks = checks_of(rows)
     if dist.get_rank() == 0:
         print(*lines_of(plan, rows, ranks), sep="\n")
         same = checks[-1]

@@ -280,12 +280,11 @@ def lines_of_sizes(sizes, p):
 
 def pipelines(text):
     """An argparse type: of [[micro-batches, seconds, seconds], ...] in JSON."""
-    try:
-        found = json.loads(text)
-        if all(m >= 1 and min(of_stage) >= 0 for m, *of_stage in found):
-            return [[int(m), forward, backward] for m, forward, backward in found]
-    except (TypeError, ValueError):
-        pass
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        found = [[m, float(forward), float(backward)] for m, forward, backward in json.loads(text)]
+        if found and all(isinstance(m, int) and 0 < m <= 4096 and min(seconds) >= 0
+                         and max(seconds) < 60 for m, *seconds in found):
+            return found
     raise Refused(f"{text} is no JSON of [[micro-batches, seconds, seconds], ...]",
                   "[[4, 0.01, 0.02]]")
 

@@ -41,8 +41,8 @@ def interpreter(folder, command):
 
 
 @pytest.mark.parametrize("target", [
-    "setup", "tour", "quick", "test", "test-all", "lint", "bench", "faults", "figures", "exercises",
-    "grade", "page"])
+    "setup", "tour", "quick", "test", "test-all", "lint", "bench", "faults", "scaling", "figures",
+    "exercises", "grade", "page"])
 def test_no_target_goes_on_without_the_python_it_was_given(make, tmp_path, target):
     bare = interpreter(tmp_path, f"{sys.executable} -I -S")  # sees neither our torch nor another
     for python, fault in (("/nope", "does not start a Python 3.11 or newer; PY=python3 may"),
@@ -65,7 +65,7 @@ def test_bare_make_says_what_each_target_does_and_how_long_it_takes(make):
     status, output, errors = make()
     lines = {line.split()[1]: line for line in output.splitlines() if line.startswith("  make ")}
     assert (status, errors) == (0, "") and max(map(len, lines.values())) <= 100
-    for target in ("tour", "quick", "test", "figures", "museum"):
+    for target in ("tour", "quick", "test", "scaling", "figures", "museum"):
         assert re.search(r"minute|second", lines[target]), lines[target]
 
 

@@ -21,7 +21,7 @@ from benchmarks import (
     time_collectives,
     time_kernels,
 )
-from lab import faults, formats, here, pictures, plans, schedules, speed, tour
+from lab import asleep, faults, formats, here, pictures, plans, scaling, schedules, speed, tour
 from lab.bench import runs
 from lab.classroom import exercises, grade, hunt, predict
 from lab.cli import commands
@@ -205,6 +205,9 @@ KERNELS = Command(
 SPEED_ON_RANKS = Command(
     ["-m", "lab.speed"], partial(on_a_rank, speed.main), ["--device=cpu"],
     stops_at=["lab.bench.meeting.join"], writes={"--json": "run.json"}, starts=False)
+ASLEEP_ON_RANKS = Command(
+    ["-m", "lab.asleep"], partial(on_a_rank, asleep.main), stops_at=["lab.bench.meeting.join"],
+    writes={"--json": "run.json"}, starts=False)
 OTHERS = [
     lab("exercises", exercises.main, words=["04"]),
     lab("exercises", exercises.main, ["--write=exercises"], writes={"--write": "exercises"},
@@ -244,6 +247,9 @@ OTHERS = [
     lab("predict", predict.main, ["--seed=1"], ["02"], stops_at=["lab.classroom.predict.ask"],
         work={"lab.classroom.predict.ask": lambda case, asked: 0}),
     lab("report", runs.main, words=["run.json"], files={"run.json": a_run}, reads={"runs": "ours"}),
+    lab("scaling", scaling.main, ["--ranks=2"], stops_at=["lab.scaling.measure"],
+        work={"lab.scaling.measure": lambda *given: (print("asleep ✓"), ({}, []))[1]},
+        writes={"--json": "scaling.json"}),
     lab("schedules", schedules.main, ["--ranks=2"], ["1f1b"],
         stops_at=["lab.schedules.simulate"]),
     lab("schedules", schedules.main, ["--ranks=1", "--sleep=10"], ["1f1b"],
@@ -253,6 +259,7 @@ OTHERS = [
     lab("tour", tour.main, ["--first"], ["02"], stops_at=["lab.tour.tour"],
         work={"lab.tour.tour": lambda *given: print("done")}, starts=False),
     SPEED_ON_RANKS,
+    ASLEEP_ON_RANKS,
     benchmark(time_chapters, ["--only=01"], measure_pair, stops_at="asleep"),
     benchmark(time_checkpoints, ["--only=09"], measure_saves),
     benchmark(time_collectives, ["--calls=4"], measure_rings),

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.support import every_command, trials
-from tests.support.every_command import KERNELS, ON_RANKS, OTHERS, PLANNER, SPEED_ON_RANKS
+from tests.support.every_command import (
+    ASLEEP_ON_RANKS,
+    KERNELS,
+    ON_RANKS,
+    OTHERS,
+    PLANNER,
+    SPEED_ON_RANKS,
+)
 from tests.support.trials import Command
 
 HERE = [*OTHERS, *[PLANNER] * PLANNER.program[0].exists()]
@@ -66,7 +73,8 @@ def test_bad_places(command):
     hold(trials.bad_places(command))
 
 
-@in_turn(list(trials.STREAMS), [other for other in HERE if other != SPEED_ON_RANKS])
+@in_turn(list(trials.STREAMS), [other for other in HERE
+                                if other not in (SPEED_ON_RANKS, ASLEEP_ON_RANKS)])
 def test_closed_streams(command, kinds):
     hold(trials.closed_streams(command, *kinds))
 
