@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from lab.bench.clock import Clock
 from lab.bench.verify import named_parameters
 
 
@@ -74,6 +75,7 @@ class CommMeter(TorchDispatchMode):
         self.watched, self.gathered = list(watched), 0
         self.spans, self.backwards, self.gradients = [], {}, []
         self.calls, self.waits = [], []     # [start, end] of each call that sends, and of each wait
+        self.idle = None                    # the end of the last of them, until the next operator
         self.under_way, self.batch = {}, None       # spans, by what is waited for; NCCL's batch
         self.end = self.clock.start
 
@@ -130,6 +132,8 @@ class CommMeter(TorchDispatchMode):
                     self.note_gradients(args if op == "reduce_scatter" else ())
                     self.note_span(op, size, func.namespace, args, result, start)
                     break
+        else:
+            self.idle = None
         return result
 
     def count(self, op, wire, namespace, args, result):
@@ -146,13 +150,15 @@ class CommMeter(TorchDispatchMode):
 
     def note_span(self, op, size, namespace, args, result, start):
         """Note when a collective started, and have its end noted when it comes. A rank that calls
-        one does not compute meanwhile, which counts as waiting."""
+        one does not compute meanwhile, nor from there to a wait before the next operator: that
+        counts as waiting."""
         span = [op, size, name_of(group_of(args)), start, None]
         self.spans.append(span)
         handles = [x for x in tree_leaves(result) if isinstance(x, torch.ScriptObject)]
         work = Work.unbox(handles[0]) if handles else None
-        call = [start, self.clock.now()]
+        call = [self.idle or start, self.clock.now()]
         self.calls.append(call)
+        self.idle = call[1]
         if work is not None:
             self.note_end(span, work)
         elif namespace != "c10d":                       # functional: until wait_tensor
@@ -171,8 +177,9 @@ class CommMeter(TorchDispatchMode):
     def note_wait(self, awaited, start):
         """Note a wait for a Work, or for a functional one's storage. gloo does not tell when sends,
         receives and reduce_scatters end: then they end here."""
-        wait = [start, self.clock.now()]
+        wait = [self.idle or start, self.clock.now()]
         self.waits.append(wait)
+        self.idle = wait[1]
         for span in self.under_way.pop(awaited, ()):
             span[-1] = span[-1] or wait[1]
 
@@ -210,45 +217,6 @@ class CommMeter(TorchDispatchMode):
             waits.append([gradients[-1], max(gradients[-1], *(end for *_, end, _ in sent))])
         return {"seconds": since(self.end), "backward": seconds(self.backwards.values()),
                 "gradients": gradients, "collectives": sent, "waits": sorted(waits)}
-
-
-class Clock:
-    """Moments of a step: on a CPU seconds, on CUDA events, which tell the GPU's time and not the
-    host's. A collective's end is an event on a stream that does nothing but wait for it, and a wait
-    is between events on the stream that it holds up."""
-
-    def __init__(self, cuda):
-        self.cuda, self.ends = cuda, []
-        self.side = torch.cuda.Stream() if cuda else None
-        self.wait = Work.wait                           # as it is before a meter is told of waits
-        self.start = self.now()
-
-    def now(self):
-        if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def at_end(self, work, span):
-        """Note the end of this work in the span, if the backend tells it."""
-        if self.cuda:
-            with torch.cuda.stream(self.side):
-                self.wait(work)
-                span[-1] = self.now()
-        else:
-            note = lambda future: span.__setitem__(-1, span[-1] or time.perf_counter())
-            with contextlib.suppress(RuntimeError):     # gloo does not tell when sends, receives
-                self.ends.append(work.get_future().then(note))      # and reduce_scatters end
-
-    def since_start(self):
-        """A function from moments to seconds since the start, once all have come."""
-        if self.cuda:
-            torch.cuda.synchronize()
-            return lambda moment: self.start.elapsed_time(moment) / 1e3
-        for end in self.ends:
-            end.wait()
-        return lambda moment: moment - self.start
 
 
 def sizes_of(values):

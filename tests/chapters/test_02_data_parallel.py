@@ -287,7 +287,7 @@ def test_the_timeline_shows_what_hides_behind_backward(ranks, tmp_path, variant)
     assert all(start < stop for start, stop in zip(starts, ends))
     overlap = run["recorded"]["overlap"]["all_reduce"]
     if variant == "naive":
-        assert min(starts) > end and overlap["hidden"] < 0.1
+        assert min(starts) > end and overlap["hidden"] < 0.01
     else:
         assert begin < starts[0] < end  # it starts while backward goes on
     assert ("bucket mb 0.05" in output) == bucketed and ("bucket mb" in output) == bucketed

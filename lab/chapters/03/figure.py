@@ -1,11 +1,12 @@
-"""The figure of chapter 03: bytes per rank."""
+"""The figure of chapter 03: bytes per rank, and what hides behind what."""
 
 import argparse
 import math
 
 from common import PRESETS, Config
 from lab.bench import anatomy
-from lab.bench.drawing import BLUE, PURPLE, RED, config_of, new_figure, runs_of, width_of
+from lab.bench.drawing import BLUE, PURPLE, RED, above_overlap, config_of, runs_of, width_of
+from lab.chapters import chapter
 
 OF = "03_zero"
 LARGE = {"7B": PRESETS["7b"],
@@ -15,12 +16,13 @@ KINDS = {"parameters": BLUE, "gradients": RED, "optimizer states": PURPLE}
 
 def draw(runs):
     """By formula, for two shapes and up to 1024 ranks; with what runs of zero1, zero2 and zero3
-    held per parameter, at the size of each shape."""
+    held per parameter, at the size of each shape. Below, of each run, what hides behind what."""
     measured = runs_of(runs, OF, "zero1", "zero2", "zero3")
     run = next(iter(runs_of(runs, OF).values()))
     config = run["config"]
     precision = "bf16" if config["precision"] == "bf16" else config["dtype"]
-    figure, rows = new_figure(11, 7, 2, sharex=True)
+    figure, upper = above_overlap(11, 7, runs_of(runs, OF, *chapter("03").VARIANTS))
+    rows = upper.subplots(2, sharex=True)
     worlds = [2**i for i in range(11)]
     for axes, (name, cfg) in zip(rows, LARGE.items()):
         for stage in range(4):
@@ -49,7 +51,7 @@ def draw(runs):
         axes.set_title(f"{what}; from left: data parallel, zero1, zero2, zero3", fontsize=9)
     axes.set_xticks(range(len(worlds)), worlds)
     axes.set_xlabel("ranks")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=4)
+    upper.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=4)
     return figure
 
 

@@ -1,8 +1,8 @@
-"""The figure of chapter 05: what is cut along the sequence."""
+"""The figure of chapter 05: what is cut along the sequence, and what hides behind what."""
 
 from common import PRESETS, Config
 from lab.bench import anatomy
-from lab.bench.drawing import BLUE, PURPLE, RED, config_of, new_figure, runs_of, width_of
+from lab.bench.drawing import BLUE, PURPLE, RED, above_overlap, config_of, runs_of, width_of
 from lab.chapters import chapter
 
 OF = "05_sequence_parallel"
@@ -13,12 +13,14 @@ SHAPES = {"7B": PRESETS["7b"],
 
 
 def draw(runs):
-    """Left: what rank 0 has of each tensor of a block. Right: activation bytes against ranks."""
+    """Left: what rank 0 has of each tensor of a block. Right: activation bytes against ranks.
+    Below, of each run, what hides behind what."""
     tensor = chapter("04")
     sequence = chapter("05")
     shown = [*runs_of(runs, BESIDE, "megatron").values(),
              *runs_of(runs, OF).values()]
-    figure, (left, right) = new_figure(14, 4.5, 1, 2, width_ratios=(3, 2))
+    figure, upper = above_overlap(14, 4.5, runs_of(runs, OF, *sequence.VARIANTS))
+    left, right = upper.subplots(1, 2, width_ratios=(3, 2))
     draw_cuts(left, shown)
 
     run = shown[-1]

@@ -1,4 +1,4 @@
-"""The figure of chapter 06: who computes which block."""
+"""The figure of chapter 06: who computes which block, and what hides behind what."""
 
 from dataclasses import replace
 
@@ -9,9 +9,9 @@ from lab.bench.drawing import (
     ORANGE,
     PURPLE,
     RED,
+    above_overlap,
     config_of,
     few,
-    new_figure,
     runs_of,
     width_of,
 )
@@ -22,14 +22,16 @@ OF = "06_context_parallel"
 
 def draw(runs):
     """Above: the causal matrix of a ring and of a zig-zag, each block with the rank that computes
-    it and the hop. Below: FLOPs of each rank as measured, and activation bytes by formula."""
+    it and the hop. Below: FLOPs of each rank as measured, and activation bytes by formula; and of
+    each run, what hides behind what."""
     context = chapter("06")
     shown = runs_of(runs, OF, "ring", "zigzag")
     shown = shown or runs_of(runs, OF)
     *_, run = shown.values()
     n = few(run["world_size"], "ranks")
 
-    figure, ((left, right), (flops, lines)) = new_figure(11, 10, 2, 2, height_ratios=(5, 3))
+    figure, upper = above_overlap(11, 10, runs_of(runs, OF, *context.VARIANTS))
+    (left, right), (flops, lines) = upper.subplots(2, 2, height_ratios=(5, 3))
     for axes, zigzag in ((left, False), (right, True)):
         draw_blocks(axes, context, min(n, 8), zigzag)
     for i, (variant, measured) in enumerate(shown.items()):

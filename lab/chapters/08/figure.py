@@ -1,6 +1,6 @@
-"""The figure of chapter 08: who is chosen."""
+"""The figure of chapter 08: who is chosen, and what hides behind what."""
 
-from lab.bench.drawing import BLUE, ORANGE, PURPLE, RED, blank, few
+from lab.bench.drawing import BLUE, ORANGE, PURPLE, RED, above_overlap, few
 from lab.bench.runs import LAST, alike_but_for_balance, largest_load
 
 OF = "08_expert_parallel"
@@ -10,8 +10,10 @@ BALANCES = {"none": (ORANGE, 5), "loss": (BLUE, 2.2), "bias": (RED, 1)}
 def draw(runs):
     """Left: how many rows each rank sends to each, if possible without balance. Right, of the last
     run of each balance: every expert's share of the picks over the steps; and below, the training
-    losses, or what they differ by from the one without balance."""
+    losses, or what they differ by from the one without balance; and of the last run of each
+    variant, what hides behind what."""
     runs = [run for run in runs if run["chapter"] == OF]
+    variants = {run["variant"]: run for run in runs}
     runs.sort(key=lambda run: "loads" in run["recorded"])           # rather one that has loads
     last = {run["config"]["balance"]: run for run in runs}
     shown = {balance: last[balance] for balance in BALANCES if balance in last}
@@ -21,9 +23,9 @@ def draw(runs):
 
     left = ["rows"] if with_rows else []
     widths = [5.0] * len(left) + [10 / max(len(columns), 2)] * len(columns)
-    figure = blank(sum(widths), 3 if columns == ["losses"] else 6.4)
-    panels = figure.subplot_mosaic([left + columns, left + ["losses"] * len(columns)],
-                                   width_ratios=widths, height_ratios=(3, 2))
+    figure, upper = above_overlap(sum(widths), 3 if columns == ["losses"] else 6.4, variants)
+    panels = upper.subplot_mosaic([left + columns, left + ["losses"] * len(columns)],
+                                  width_ratios=widths, height_ratios=(3, 2))
     for run in with_rows[-1:]:
         draw_rows(panels["rows"], run)
     for balance in columns:

@@ -1,8 +1,8 @@
-"""The figure of chapter 09: who is where, and has what."""
+"""The figure of chapter 09: who is where, and has what; and what hides behind what."""
 
 import math
 
-from lab.bench.drawing import BLUE, RED, blank, few, new_figure
+from lab.bench.drawing import BLUE, RED, above_overlap, few, new_figure
 from lab.chapters import chapter
 from lab.cli.words import quantity
 
@@ -14,7 +14,7 @@ CELL, GAP, BETWEEN = (1.0, 0.62), (0.42, 0.75), 0.3     # of the mesh; between b
 
 def draw(runs):
     """Of the last dense run, and of the last mixture: the mesh and what is sent on it; who has
-    which layers, which tokens, and which part of a block's matrices."""
+    which layers, which tokens, and which part of a block's matrices; what hides behind what."""
     runs = [run for run in runs if run["chapter"] == OF]
     last = {run["config"]["experts"] > 0: run for run in runs if "places" in run["recorded"]}
     if not last:                                        # of PyTorch's run alone no more is known
@@ -28,10 +28,11 @@ def draw(runs):
     most_sent = max(len(sent_on(run)) for run in shown)
     heights = [0.4 + max(tall * min(1.1, width / wide) for wide, tall in map(size_of_mesh, shown)),
                0.4 + 0.19 * most_sent, 0.75, 3.3]
-    figure = blank(width * len(shown), sum(heights))
+    names = {"mixture" if run["config"]["experts"] else "dense": run for run in shown}
+    figure, upper = above_overlap(width * len(shown), sum(heights), names)
     rows = [[f"{name}{i}" for i in range(len(shown)) for name in row] for row in (
         ("mesh", "mesh"), ("sent", "sent"), ("layers", "layers"), ("tokens", "block"))]
-    panels = figure.subplot_mosaic(rows, height_ratios=heights, width_ratios=(2, 3) * len(shown))
+    panels = upper.subplot_mosaic(rows, height_ratios=heights, width_ratios=(2, 3) * len(shown))
     for i, run in enumerate(shown):
         draw_mesh(panels[f"mesh{i}"], run)
         draw_sent(panels[f"sent{i}"], run, most_sent)

@@ -10,12 +10,14 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed import Work
 from torch.distributed.device_mesh import init_device_mesh
 
 import common
 from common import Config, gpt, loss_sum
 from lab.bench import meters
 from lab.bench.anatomy import optimizer_state_bytes, tensors
+from lab.bench.clock import Clock
 from lab.bench.meters import (
     ActivationMeter,
     CommMeter,
@@ -196,48 +198,53 @@ def test_the_timeline_says_when_backwards_ran_and_what_was_sent_in_them(ranks):
 def late(seconds):
     """Rank 1 comes so much later; rank 0 works for half of that, and then waits for it."""
     x, full, me = torch.ones(2), torch.ones(4), dist.get_rank()
-    group, parts, kept = dist.group.WORLD, torch.empty(4), []
+    group, meter, kept, expected = dist.group.WORLD, CommMeter(), [], {}
 
-    def messages():
-        ops = [dist.P2POp(dist.isend, x, 1 - me), dist.P2POp(dist.irecv, torch.empty(2), 1 - me)]
-        return dist.batch_isend_irecv(ops)
+    def messages():  # nothing is computed between two calls without an operator
+        receiving = dist.irecv(torch.empty(2), 1 - me)
+        time.sleep((1 - me) * 0.3 * seconds)
+        return [receiving, dist.isend(x, 1 - me)]
 
     starts = {"all_reduce": lambda: [dist.all_reduce(x, async_op=True)],  # gloo tells its end
               "reduce_scatter": lambda: [common.reduce_scatter(x, full, async_op=True)],
               "send": messages,
-              "all_gather": lambda: functional.all_gather_tensor(x, 0, group)}
-    meter = CommMeter()
+              "all_to_all": lambda: [functional.all_to_all_single(full, None, None, group)]}
     with meter:
         for op, start in starts.items():
             dist.barrier()
             time.sleep(me * seconds)
+            begin = time.perf_counter()
             handles = start()
+            torch.ones(1)  # an operator: what comes now is no longer the call
+            called = time.perf_counter()
             time.sleep((1 - me) * seconds / 2)
-            if op == "all_gather":
-                handles + 0
-            for handle in handles if op != "all_gather" else ():
-                handle.wait()
-                kept.append(weakref.ref(handle))
+            waits = time.perf_counter()
+            for handle in handles:
+                handle + 0 if torch.is_tensor(handle) else handle.wait()
+            expected[op] = (waits - called) / (time.perf_counter() - begin)
+            kept += map(weakref.ref, handles)
             handle = handles = None
-        alive = sum(work() is not None for work in kept)
+        alive = [handle() is not None for handle in kept]
         dist.barrier()
         time.sleep(me * seconds)
-        common.all_gather(parts, x)  # which waits at once
-    shares = {op: hidden_share(meter.timeline(), op) for op in starts if op != "all_gather"}
-    gathers = [span for span in meter.timeline()["collectives"] if span[0] == "all_gather"]
-    shares |= {f"all_gather {i}": hidden_share(meter.timeline() | {"collectives": [span]})
-               for i, span in enumerate(gathers)}
-    return shares, seconds_of(under_way(meter.timeline(), "send")), alive
+        unknown = dist.broadcast(torch.ones(2), 0, async_op=True)  # it is waited for too late
+        handle = common.all_gather(full.clone(), x, async_op=True)
+        time.sleep((1 - me) * seconds / 2)  # without an operator nothing is computed
+        handle.wait()
+    unknown.wait()
+    unknown, reference = None, weakref.ref(unknown)
+    shares = {op: hidden_share(meter.timeline(), op) for op in (*starts, "all_gather")}
+    alive.append(reference() is not None)
+    return shares, expected, seconds_of(under_way(meter.timeline(), "send")), alive
 
 
 def test_what_is_under_way_while_a_rank_does_not_wait_is_hidden(ranks):
-    """Whether gloo tells its end or not, one for one or in a batch, functional or not."""
-    (shares, under_way, alive), _ = ranks(2)(late, 0.1)
-    assert alive == 0  # the meter keeps none
-    assert shares.pop("all_gather 1") < 0.1
-    assert shares == {op: pytest.approx(0.5, abs=0.2) for op in (
-        "all_reduce", "reduce_scatter", "send", "all_gather 0")}
-    assert under_way == pytest.approx(0.1, abs=0.04)
+    """Whether gloo tells its end or not, and functional or not."""
+    (shares, expected, under_way, alive), _ = ranks(2)(late, 0.2)
+    assert alive == 6 * [False]  # the meter keeps none
+    assert shares.pop("all_gather") == 0
+    assert shares == pytest.approx(expected, abs=0.1) and len(shares) == 4
+    assert under_way > 0.15
 
 
 class PretendedStream:
@@ -283,8 +290,8 @@ def test_on_cuda_the_clock_reads_events_and_the_end_on_a_stream_that_waits(monke
         PretendedStream.current.time = 30
 
     main.time = 5
-    monkeypatch.setattr(meters.Work, "wait", wait)
-    clock = meters.Clock(cuda=True)
+    monkeypatch.setattr(Work, "wait", wait)
+    clock = Clock(cuda=True)
     main.time = 12
     start, span = clock.now(), [None]
     clock.at_end(None, span)
@@ -305,7 +312,7 @@ def test_nccls_synchronous_collective_is_its_own_wait_and_a_batch_has_one_end(mo
 
     monkeypatch.setattr(meters, "group_of", lambda args: None)
     monkeypatch.setattr(meters, "name_of", lambda group: "cp")
-    monkeypatch.setattr(meters.Work, "wait", wait)
+    monkeypatch.setattr(Work, "wait", wait)
     monkeypatch.setattr(dist.ProcessGroup, "_start_coalescing", lambda *args: None)
     monkeypatch.setattr(dist.ProcessGroup, "_end_coalescing", lambda *args: work)
     meter = CommMeter(cuda=True)
@@ -316,8 +323,9 @@ def test_nccls_synchronous_collective_is_its_own_wait_and_a_batch_has_one_end(mo
         for op in ("send", "receive"):
             meter.note_span(op, 4, "c10d", (), (), meter.clock.now())
         assert dist.ProcessGroup._end_coalescing(None) is work
+        torch.ones(1)
         main.time = 20  # what is computed meanwhile
-        meters.Work.wait(work)
+        Work.wait(work)
         main.time += 2
     timeline = meter.timeline()
     assert timeline["seconds"] == 0.032
