@@ -11,7 +11,8 @@ whom, stages sleep in place of computing, which needs no core:
 
     pp              chapter 07's 1f1b. The stages sleep for as long as the model's forward and
                     backward take on one rank, over the number of ranks
-    bubble          1f1b's efficiency, m / (m + p - 1), with as few micro-batches as p - 1, and 32
+    bubble          1f1b's efficiency, m / (m + p - 1). With p - 1 micro-batches half of the step is
+                    bubble, on however many stages; with 32 it is little on few of them
     micro-batch     the size b that is best for a pipeline of p stages and B sequences. Larger ones
                     have better matmuls, and there are fewer to fill the pipeline with: a step takes
                     (B/b + p - 1) (t_f(b) + t_b(b)). The times of a stage are measured, awake
@@ -153,7 +154,7 @@ def measure_axes(axes, worlds):
     """Yield for each number of ranks its cluster as calibrated, None if all is asleep, and then
     {axis, scaling: ..., and its point}. A step that is the same in both scalings is measured once.
     """
-    times = stage_seconds(TASK.model, 1, 0, EACH) if "pp" in axes else None
+    times = stage_seconds(TASK.model, 1, 0, [EACH])[EACH] if "pp" in axes else None
     for n in worlds:
         cluster, known = here.calibrated(n) if {*axes} - {"pp"} else None, {}
         yield cluster
@@ -187,30 +188,32 @@ def measure_bubbles(worlds):
                    "measured": m * 3 * NAP / seconds, "predicted": m / (m + p - 1)}
 
 
-def stage_seconds(model, stages, stage, b):
-    """Seconds of forward and of backward of b sequences in a stage of this model, awake: the best
-    of some, since others that keep a core busy only make it longer."""
+def stage_seconds(model, stages, stage, sizes):
+    """{b: seconds of forward, and of backward} of b sequences in a stage of this model, awake. All
+    sizes in turns, the best of some: others that keep a core busy only make it longer."""
     seven = chapter("07")
     cfg = common.Config(**{name.replace("-", "_"): value for name, value in model.items()})
-    part = seven.Stage(common.gpt(cfg)[slice(*seven.cut(cfg, stages)[stage])], in_halves=False)
-    tokens, x = torch.zeros(b, cfg.seq, dtype=torch.int64), torch.randn(b, cfg.seq, cfg.dim)
-    found = []
-    for _ in range(2 + 2 * STEPS):                      # the first ones allocate
-        begin = time.perf_counter()
-        out = part.forward(0, x if stage else tokens, tokens, 1)
-        middle = time.perf_counter()
-        part.backward(0, None if part.is_last else torch.ones_like(out))
-        part.weight_gradients(0)
-        found.append((middle - begin, time.perf_counter() - middle))
-    return tuple(map(min, zip(*found)))
+    modules = common.gpt(cfg, seed=None)[slice(*seven.cut(cfg, stages)[stage])]
+    part = seven.Stage(common.draw_weights(modules, seed=0), in_halves=False)
+    found = {b: [] for b in sizes}
+    for _ in range(2 + 3 * STEPS):                      # the first ones allocate
+        for b in sizes:
+            tokens, x = torch.zeros(b, cfg.seq, dtype=torch.int64), torch.randn(b, cfg.seq, cfg.dim)
+            begin = time.perf_counter()
+            out = part.forward(0, x if stage else tokens, tokens, 1)
+            middle = time.perf_counter()
+            part.backward(0, None if part.is_last else torch.ones_like(out))
+            part.weight_gradients(0)
+            found[b].append((middle - begin, time.perf_counter() - middle))
+    return {b: tuple(map(min, zip(*seconds))) for b, seconds in found.items()}
 
 
 def measure_sizes(p):
     """For each size b of a micro-batch its stage's times, and a step's seconds: by the formula, and
     asleep in p stages for such times."""
     sizes = [2**k for k in range(SEQUENCES.bit_length() - 1)]
-    times = [stage_seconds(TASK.model | THIN, p, p // 2, b) for b in sizes]
-    pipelines = [[SEQUENCES // b, *of_b] for b, of_b in zip(sizes, times)]
+    times = stage_seconds(TASK.model | THIN, p, p // 2, sizes)
+    pipelines = [[SEQUENCES // b, *times[b]] for b in sizes]
     return [{"b": b, "forward": pipeline[1], "backward": pipeline[2], "seconds": seconds,
              "predicted": pipeline_seconds(p, *pipeline)}
             for b, pipeline, seconds in zip(sizes, pipelines, asleep(p, pipelines))]
@@ -250,7 +253,7 @@ def row(point):
 
 def lines_of_bubbles(bubbles):
     """Yield the table of 1f1b's efficiency."""
-    yield "\n1f1b, asleep: work over the time of a step, and m / (m + p - 1)"
+    yield "\n1f1b, asleep. Efficiency: work over the time of a step / m / (m + p - 1)"
     for bubble in bubbles:
         p, m = bubble["ranks"], bubble["micro_batches"]
         yield (f"  p = {p}, m = {m:<4} bubble over work {(p - 1) / m:>7.1%}   efficiency "

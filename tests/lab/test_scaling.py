@@ -88,7 +88,7 @@ def test_a_wrong_number_of_tokens_is_seen(on_the_pool, monkeypatch, fault):
 def test_pipelines_sleep_for_their_share_of_the_model(on_the_pool, monkeypatch):
     """In strong scaling 4 micro-batches, of (0.02 + 0.04) / p s each: 5 of them on 2 ranks."""
     chapter("07_pipeline_parallel")  # or skip
-    monkeypatch.setattr(scaling, "stage_seconds", lambda *what: (0.02, 0.04))
+    monkeypatch.setattr(scaling, "stage_seconds", lambda *what: {2: (0.02, 0.04)})
     points = measured(["pp"])
     hold_batches(points)
     predicted = [sum(point["predicted"].values()) for point in points]
@@ -154,8 +154,8 @@ def test_a_stage_is_timed_forward_and_backward(monkeypatch):
 
     monkeypatch.setattr(seven, "Stage", Stage)
     for stages, stage in ((1, 0), (2, 0), (2, 1)):
-        forward, backward = scaling.stage_seconds(SMALL.model, stages, stage, 2)
-        assert 0.01 < forward < 0.03 < backward < 0.06
+        for forward, backward in scaling.stage_seconds(SMALL.model, stages, stage, [1, 2]).values():
+            assert 0.01 < forward < 0.03 < backward < 0.06
     assert slices == [["embedding", "block1", "block2", "head"], ["embedding", "block1"],
                       ["block2", "head"]]  # fmt: skip
 
@@ -180,7 +180,8 @@ def test_bubbles_are_measured_with_few_and_with_many_micro_batches(monkeypatch):
 def test_the_best_micro_batch_is_found(monkeypatch, late, said):
     """A stage takes 2 + b for a micro-batch: (32/b + 3) (2 + b) is 105, 76, 66, 70 and 90. late:
     how many times as long a step of 4 takes."""
-    monkeypatch.setattr(scaling, "stage_seconds", lambda model, p, stage, b: (1, 1 + b))
+    monkeypatch.setattr(scaling, "stage_seconds", lambda model, p, stage, sizes: {
+        b: (1, 1 + b) for b in sizes})
     monkeypatch.setattr(scaling, "asleep", lambda p, pipelines: [
         (late if m == 8 else 1.1) * scaling.pipeline_seconds(p, m, *times)
         for m, *times in pipelines])  # fmt: skip
