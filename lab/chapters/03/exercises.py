@@ -55,6 +55,10 @@ def held_bytes(chapter, *table):
     return dict(zip("PGO", chapter.held(*table)))
 
 
+def tokens(chapter, *rates):
+    return chapter.tokens_to_hide(*rates)
+
+
 EXERCISES = [
     Exercise(
         "03.1", "Unit.views Unit.make_room_for_gradients", 1,
@@ -74,7 +78,8 @@ EXERCISES = [
     Exercise(
         "03.2", "Unit.start_reduce Unit.finish_reduce", 2,
         "Start to sum self.gradients over the ranks, so that each rank gets its shard of the "
-        "sum, and let go of the parameters' own. `finish_reduce` waits, lets go of the rest, and "
+        "sum, and let go of the parameters' own (in_place: keep them, and put the sum where this "
+        "rank's part of them is). `finish_reduce` waits, lets go of the rest, and "
         "adds what has come to the sum of the micro-batches before, in shard.grad.",
         ("What is sent, and what is received into, must live until the transfer has ended. "
          "Where do you keep them meanwhile? And what is in shard.grad before a step's first "
@@ -83,6 +88,7 @@ EXERCISES = [
          "what is sent, group= and async_op=True, and gives a handle to wait for. shard.grad "
          "is None, or a sum that is added to. Afterwards nothing needs to be kept."),
         (Run(4, "--variant zero2 --batch 12 --micro-batch 1 --ignore 0.3"),
+         Run(4, "--variant zero1 --batch 12 --micro-batch 1 --ignore 0.3"),
          Run(3, "--variant zero2 --layers 1 --batch 15 --micro-batch 1 --dtype float32 "
                 "--precision bf16 --offload")),
         "Unit: the reduction",
@@ -117,12 +123,12 @@ EXERCISES = [
     Exercise(
         "03.5", "zero3_step", 3,
         "Take a step of stage 3: each unit is gathered for its forward and for its backward, "
-        "with the next ones under way, is freed in between (unless keep_gathered), and is "
-        "reduced after its backward. Give this rank's part of the loss, and the norm of the "
-        "whole gradient.",
+        "with the next ones under way, is freed in between (unless keep_gathered, and but for the "
+        "last one, whose backward comes at once), and is reduced after its backward. "
+        "Give this rank's part of the loss, and the norm of the whole gradient.",
         ("Each module computes from a detached input, so each has a graph of its own. What do "
          "you keep of every module in forward, and where does the gradient come from with "
-         "which its backward begins? zero2_step does the same without gathers.",
+         "which its backward begins? zero1_step does the same without freeing anything.",
          "Keep each module's input and output; the tokens alone have no gradient. From the "
          "loss to the logits, then down the list: make room for the unit's gradients, and the "
          "output's backward gives the input's gradient, which is the next output's. Free a "
@@ -155,10 +161,11 @@ EXERCISES = [
         "alone, and with replicas an all_reduce of each unit's shard of gradients.",
         ("How often in a step does each stage reduce a unit, and how often does it gather one? "
          "The lesson's table has the sums.",
-         "Stage 1 reduces once, the others after every backward. Stages 1 and 2 gather once, "
-         "after the update; stage 3 twice in each micro-batch, or once if it keeps what it "
-         "has. Gathers send parameters, of widths[0] bytes, reductions gradients, of "
-         "widths[1]. On the wire it is (n-1)/n of the payload, twice that for an all_reduce."),
+         "Stage 1 reduces once, the others after every backward. Stages 1 and 2 gather once; "
+         "stage 3 twice in each micro-batch, or once what it keeps: the last unit, the head, and "
+         "with keep_gathered all. Gathers send parameters, of widths[0] bytes, reductions "
+         "gradients, of widths[1]. On the wire it is (n-1)/n of the payload, twice that for an "
+         "all_reduce."),
         (Same(traffic, "stage 1, 4 ranks, 3 micro-batches", (1, 4, 3)),
          Same(traffic, "stage 2, 4 ranks, 3 micro-batches", (2, 4, 3)),
          Same(traffic, "stage 3, 4 ranks, 3 micro-batches", (3, 4, 3)),
@@ -181,5 +188,33 @@ EXERCISES = [
         (Same(held_bytes, "held(1200, 1, 4, 'fp32')", (1200, 1, 4, "fp32")),
          Same(held_bytes, "held(1200, 2, 4, 'bf16')", (1200, 2, 4, "bf16")),
          Same(held_bytes, "held(1200, 3, 6, 'bf16')", (1200, 3, 6, "bf16"))),
+    ),
+    Exercise(
+        "03.9", "zero1_step", 3,
+        "Take a step of stage 1 or 2. What the last update has changed is gathered first, and "
+        "hides behind forward; gradients are reduced, unit by unit, in the last backward (stage "
+        "1, in place) or in each one (stage 2), and hide behind the backward of the next unit. "
+        "Give this rank's part of the loss, and the norm of the whole gradient.",
+        ("Forward needs the first unit first. When do you wait for which gather? And how long "
+         "may a unit's reduction be under way, if at most two units' gradients are to be alive?",
+         "Start all gathers, in the order of the list, and before each module wait for its own. "
+         "Each module reads a detached input, as in zero3_step. Make room for a unit's gradients "
+         "before its backward. If they are to be sent, finish the reduction of the unit before "
+         "this one (its index is one higher), then start this one's. The first unit's is finished "
+         "last; then `update`."),
+        (Run(3, "--variant zero1 --layers 1 --batch 15 --micro-batch 1 --ignore 0.3"),
+         Run(4, "--variant zero2 --batch 12 --micro-batch 1 --ignore 0.3 --clip 0.1")),
+    ),
+    Exercise(
+        "03.10", "tokens_to_hide", 1,
+        "From how many tokens of a micro-batch on do bytes_sent bytes of each parameter hide "
+        "behind its matmuls, 1 in forward and 2 in backward, if n ranks of so many FLOP/s send so "
+        "many bytes/s?",
+        ("How many FLOPs is one matmul with one parameter and one token? Which share of what is "
+         "sent goes over the wire?",
+         "A parameter takes (n-1)/n · bytes_sent / bandwidth seconds to send, and 2 · matmuls / "
+         "flops to compute with, for each token."),
+        (Same(tokens, "tokens_to_hide(2, 1, 8, 1e15, 5e11)", (2, 1, 8, 1e15, 5e11)),
+         Same(tokens, "tokens_to_hide(6, 2, 4, 1e15, 5e10)", (6, 2, 4, 1e15, 5e10))),
     ),
 ]

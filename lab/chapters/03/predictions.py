@@ -2,6 +2,7 @@
 
 import common
 from lab.bench import anatomy
+from lab.bench.machines import MACHINES
 from lab.classroom.questions import Case, Question, on_the_wire, shape
 
 
@@ -14,12 +15,25 @@ def predictions(pick):
     chapter, args, cfg = case.chapter, case.args, case.cfg
     width, of_sum = common.rounded(args).itemsize, case.e
     case.sizes |= {"e": width, "g": of_sum, "P": ahead, "u": len(chapter.padded_sizes(cfg, ranks))}
+    case.sizes["C"], case.sizes["W"] = MACHINES["H100, NVLink 4"]
     states, masters = (8, "") if args.precision == "fp32" else (12, " and master weights")
     held = {(stage, n): case.states({"zero": stage, "holders": n}, case.e)
             for stage in (1, 3) for n in (ranks, 2 * ranks)}
     wire = {stage: on_the_wire(chapter.traffic(cfg, stage, ranks, m, (width, of_sum)),
                                "reduce_scatter", "all_gather") for stage in (1, 3)}
     at_stage_1 = f"({width} + {of_sum}) * Ψ + {states} * Ψ/{{}} + 4*u"
+    last = pick(
+        Question(
+            "How many times as much is that as at stage 1?",
+            "M * ((2*e + g) * Ψ - e * (V*h + 2*h)) / ((e + g) * Ψ)",
+            wire[3] / wire[1], "times", "stage 1 reduces and gathers once a step", also="N"),
+        Question(
+            "From how many tokens of a micro-batch on could stage 3 hide what it sends in a "
+            "backward, on GPUs that compute C FLOP/s and send W bytes/s?",
+            "(e + g)/4 * (N-1)/N * C / W",
+            chapter.tokens_to_hide(width + of_sum, 2, ranks, case.sizes["C"], case.sizes["W"]),
+            "tokens", "a gather and a reduce_scatter of each number, behind 4 FLOPs a token",
+            also="Ψ"))
     return case, [
         Question(
             f"How many bytes does a rank keep at stage 3, with --precision {args.precision}: "
@@ -36,13 +50,11 @@ def predictions(pick):
             "gathered parameters, at the peak", also="N"),
         Question(
             "How many bytes does a rank send on the wire in a step at stage 3, in all_gathers and "
-            "reduce_scatters together?", "M * (2*e + g) * (N-1)/N * Ψ", wire[3], "B",
-            "each micro-batch gathers for forward, gathers for backward, and reduces gradients, "
-            "which are fp32 with any --precision",
+            "reduce_scatters together?", "M * ((2*e + g) * Ψ - e * (V*h + 2*h)) * (N-1)/N", wire[3],
+            "B", "each micro-batch gathers for forward, and again for backward all but the head, "
+            "and reduces gradients, which are fp32 with any --precision",
             "all_gather, on the wire + reduce_scatter, on the wire"),
-        Question(
-            "How many times as much is that as at stage 1?", "M * (2*e + g) / (e + g)",
-            wire[3] / wire[1], "times", "stage 1 reduces and gathers once a step", also="N"),
+        last,
         Question(
             f"At stage 1, with --precision {args.precision}, twice as many ranks share the model. "
             "By what factor does that change the bytes that a rank keeps, of parameters, "

@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 
+import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -54,6 +55,32 @@ def notes_of_holders(chapter):
 
 def balanced(chapter, layers, stages):
     return chapter.balanced(layers, stages)
+
+
+class Unit:
+    """In place of chapter 09's: it notes what is called. freed: it has no memory for numbers."""
+
+    def __init__(self, number, stage, freed, said):
+        self.number, self.stage, self.said, self.gathering = number, stage, said, None
+        self.full = torch.zeros(0 if freed else 1)
+
+    def start_gather(self):
+        self.said.append(f"start {self.number}")
+        self.gathering = self
+
+    def wait(self):
+        self.said.append(f"wait {self.number}")
+
+
+def gathers_of_three_modules(chapter, stage, freed):
+    """The second module has two units; of what is there already, the first is under way."""
+    said = []
+    units = [Unit(number, stage, number in freed, said) for number in range(4)]
+    if 0 not in freed:
+        units[0].gathering = units[0]
+    modules = [Namespace(units=own) for own in (units[:1], units[1:3], units[3:])]
+    chapter.gather(modules)
+    return ", ".join(said)
 
 
 EXERCISES = [
@@ -167,5 +194,37 @@ EXERCISES = [
          Same(balanced, "balanced(7, 3)", (7, 3)),
          Same(balanced, "balanced(5, 1)", (5, 1)),
          Same(balanced, "balanced(3, 3)", (3, 3))),
+    ),
+    Exercise(
+        "09.8", "gather", 2,
+        "Wait for the parameters of the first of these modules, if they are under way. Under "
+        "stage 3, see to it that those of the next module are under way then, too; what is not "
+        "freed is there already, or on its way.",
+        ("What tells a unit that was freed from one that was not? And which modules may begin to "
+         "travel, if memory is to hold two at a time?",
+         "Of the first two modules, a unit of stage 3 whose full.untyped_storage() has no bytes "
+         "is to be started. Then the first module's units wait for what is in unit.gathering."),
+        (Same(gathers_of_three_modules, "stage 3, all units are freed", (3, (0, 1, 2, 3))),
+         Same(gathers_of_three_modules, "stage 3, the second module is freed", (3, (1, 2))),
+         Same(gathers_of_three_modules, "stage 2, none is freed", (2, ())),
+         Run(4, "--dp 2 --pp 2 --zero 3 --batch 8 --micro-batch 1 --ignore 0.3")),
+    ),
+    Exercise(
+        "09.9", "Unit.start_reduce Unit.finish_reduce", 2,
+        "Start to sum the gradients that the unit's parameters have by now, over its group: in "
+        "stage 0 all of them, in later ones so that each rank gets its shard of the sum. In "
+        "stages 0 and 1 the parameters keep gradients, as views of what was sent; else they have "
+        "none. `finish_reduce` waits, if something is under way, and in stages 1 to 3 adds what "
+        "has come to shard.grad.",
+        ("Which of the four stages reduce more than once in a step, and what must shard.grad be "
+         "then? And what has to live until the transfer has ended?",
+         "flatten gives one tensor of the gradients, in which a parameter without one counts as "
+         "zero. Stage 0 is an all_reduce of it; else common.reduce_scatter takes where the sum "
+         "goes (self.mine(flat), or from stage 2 on a new tensor of the shard's shape) and what "
+         "is sent. Keep the handle with what is sent. shard.grad is None, or a sum to add to."),
+        (Run(4, "--dp 2 --tp 2 --batch 8 --micro-batch 2 --ignore 0.3"),
+         Run(2, "--pp 1 --dp 2 --zero 1 --batch 8 --micro-batch 2 --layers 3"),
+         Run(4, "--dp 2 --pp 2 --zero 2 --batch 8 --micro-batch 2 --ignore 0.3")),
+        "Unit: how it sums gradients",
     ),
 ]

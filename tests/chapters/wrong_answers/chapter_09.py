@@ -39,7 +39,7 @@ WRONG = {
     ],
     "09.5": [
         Wrong("by_group[p.holders].append(p)", 'by_group[""].append(p)',
-              "gradients of q, k, v, o, up and down are off"),
+              "all gradients are off by no constant factor"),
         Wrong("if p not in seen and (stage or p.copies > 1):", "if stage or p.copies > 1:",
               "gradients of the tied table are"),
         Wrong("units += module.units", "units = module.units",
@@ -57,5 +57,19 @@ WRONG = {
         Wrong("(stage < layers % depth)", "(stage >= depth - layers % depth)",
               "balanced(7, 3): item 0[1] and item 1[0] are 3, and should be 4"),
         Wrong("layers + 2]", "layers + 1]", "balanced(8, 4): item 3[1] is 9, and should be 10"),
+    ],
+    "09.8": [
+        Wrong("modules[:2]", "modules[:1]", "'start 0, wait 0'"),
+        Wrong("unit.stage == 3 and not unit.full.untyped_storage().nbytes()", "unit.stage == 3",
+              "'start 0, start 1, start 2, wait 0'"),
+        Wrong("for unit in modules[0].units:", "for unit in modules[1].units:", "wait 1"),
+    ],
+    "09.9": [
+        Wrong("self.sum if before is None else before.add_(self.sum)", "self.sum",
+              "those of the last micro-batch"),
+        Wrong("view if self.stage < 2 else None", "view", "gradients"),
+        Wrong("            self.reducing[0].wait()\n",
+              "            self.reducing[0].wait()\n            self.sum /= self.group.size()\n",
+              "all gradients differ between ranks 0 and 1"),
     ],
 }
