@@ -1,6 +1,7 @@
 """The exercises of chapter 08: routing, balance, dispatch and return, places of experts."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 
@@ -114,6 +115,27 @@ def traffic_of_cut_experts(chapter, recompute, shared):
     return traffic(chapter, "tensor", 2, recompute, shared_expert=shared)
 
 
+def crossing(chapter):
+    """Two all_to_alls, of which b sets out before a arrives: what starts and is waited for when, in
+    forward and then in backward, and the gradients."""
+    said, rows = [], {name: random(2, 4).requires_grad_() for name in "ab"}
+
+    def start(given, sent, received, name, under_way):
+        said.append(f"{name} starts with {len(given)} rows")
+        handle = SimpleNamespace(wait=lambda: said.append(f"{name} is waited for"))
+        out = given.new_full((sum(received), 4), given.sum().item())
+        under_way.append((handle, out, given))
+        return out
+
+    trips = {name: ([2], [3], name, []) for name in rows}
+    with mock.patch.object(chapter, "start", start):
+        out = {name: chapter.Depart.apply(rows[name], *trips[name]) for name in rows}
+        out = {name: chapter.Arrive.apply(out[name], *trips[name]) for name in rows}
+        said.append("backward")
+        torch.autograd.backward([each.square().sum() for each in out.values()])
+    return {"order": said} | {f"gradient of {name}": rows[name].grad for name in rows}
+
+
 EXERCISES = [
     Exercise(
         "08.1", "AllToAll.backward", 1,
@@ -161,7 +183,7 @@ EXERCISES = [
          Same(dtypes_in_bfloat16, "dtypes, if all else is in bfloat16")),
     ),
     Exercise(
-        "08.4", "MoE.through_experts MoE.exchange", 3,
+        "08.4", "MoE.through_experts MoE.exchange MoE.announce", 3,
         "Dispatch and combine: send each token's row to its k experts, which may be on other "
         "ranks, and add up what they give, weighted by the gates. The counts go first, so that "
         "every rank knows what comes; append (sent, received), in rows for each rank of ep, to "
@@ -172,7 +194,8 @@ EXERCISES = [
          "the flat choices is the order; Permute puts rows into it, and back. exchange: an "
          "all_to_all of counts; (ep, own experts) is what arrives. Sums of both over own "
          "experts are sent and received. What arrives is sorted by rank, then expert: say the "
-         "expert of each row with repeat_interleave, and sort by it, stably."),
+         "expert of each row with repeat_interleave, and sort by it, stably; so far, it is "
+         "announce."),
         (Same(on_one_rank, "on one rank, 10 tokens, 2 of 4 experts each, and nobody picks the "
               "last one"),
          Run(4, "--ep 2 --batch 12 --micro-batch 1 --ignore 0.3"),
@@ -244,5 +267,18 @@ EXERCISES = [
          Same(traffic_of_cut_experts, "of those and a shared one, recomputed", ("full", True)),
          Run(2, "--batch 4 --micro-batch 1 --recompute full")),
         "what is sent, and sent again",
+    ),
+    Exercise(
+        "08.9", "Depart.backward Arrive.backward", 2,
+        "Rows set out in Depart and have come in Arrive: what runs between these two hides their "
+        "travel. Give both backwards, so that the gradient travels while the backward of just that "
+        "runs. start and wait are there; trip is (sent, received, group, under_way).",
+        ("Backward comes to Arrive first. Who has to start the gradient's trip, and who to wait? "
+         "And what must a gradient have the shape of?",
+         "Arrive starts it, with sent and received exchanged, and must give something of the shape "
+         "of its own input: the gradient that it was given will do. Depart gives what wait gives."),
+        (Same(crossing, "two that cross: the order of starts and waits, and the gradients"),
+         Run(2, "--variant overlapped --batch 12 --micro-batch 2 --ignore 0.3")),
+        "the two halves of an all_to_all",
     ),
 ]

@@ -1,5 +1,6 @@
 """Predictions about chapter 08: what experts send and hold."""
 
+from lab.bench.machines import MACHINES
 from lab.classroom.questions import Case, Question, on_the_wire, shape
 
 
@@ -10,9 +11,8 @@ def predictions(pick):
                 capacity_factor=pick(1, 1.25, 1.5, 2), dtype=pick("float32", "float64"))
     chapter, args, cfg, e = case.chapter, case.args, case.cfg, case.e
     case.sizes |= {"E": cfg.experts, "K": cfg.top_k, "f": args.capacity_factor}
-    twice = case.changed(2 * ranks)
-    wire = {n: on_the_wire(chapter.traffic(of.args, n, []), "all_to_all")
-            for n, of in ((ranks, case), (2 * ranks, twice))}
+    case.sizes["C"], case.sizes["W"] = rates = MACHINES["H100, InfiniBand NDR"]
+    wire = on_the_wire(chapter.traffic(case.args, ranks, []), "all_to_all")
     tokens = b * cfg.seq
     spread, cut = (chapter.row_bytes(cfg, tokens, e, often) for often in (cfg.top_k, ranks))
     return case, [
@@ -21,7 +21,7 @@ def predictions(pick):
             "places", "the mean number of picks, times the factor", also="N"),
         Question(
             "How many bytes does a rank send on the wire in a step, in all all_to_alls of "
-            "--variant capacity?", "(N-1)/N * 4*L * B/N * f*K*s * h * e", wire[ranks], "B",
+            "--variant capacity?", "(N-1)/N * 4*L * B/N * f*K*s * h * e", wire, "B",
             "f·K·s rows of each sequence, there and back, and the same in backward; the rank's "
             "own part stays", "all_to_all, on the wire"),
         Question(
@@ -33,8 +33,10 @@ def predictions(pick):
             "all experts are picked alike?", "N / K", cut / spread, "times",
             "all tokens go to all ranks; dropless sends K rows for a token", also="E"),
         Question(
-            "Twice as many ranks share the same experts and the same batch: by what factor does "
-            "that change the bytes of the second question?",
-            "(2*N-1)/(2*N) * B/(2*N) / ((N-1)/N * B/N)", wire[2 * ranks] / wire[ranks], "times",
-            "a rank has half of the sequences, and keeps a smaller part of their rows"),
+            "On GPUs that compute C FLOP/s and send W bytes/s: over the time of attention, router "
+            "and experts in a forward, how long do the rows of --variant overlapped travel?",
+            "(N-1)/N * 2*K*h*e / W / ((4*h*(h + k) + 2*h*E + 4*s*h + 16*K*h*h) / C)",
+            chapter.travel_over_compute(cfg, ranks, e, *rates), "times",
+            "K rows there and back, over two FLOPs for each number of the matrices and 4·s·h for "
+            "the scores: more tokens do not change it, only wider models do", also="B"),
     ]  # fmt: skip

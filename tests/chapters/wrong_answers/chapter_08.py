@@ -66,4 +66,14 @@ WRONG = {
         Wrong("1 + again * cfg.shared_expert", "1 + again", "reduce_scatter[0] is"),
         Wrong("of_gradient * (numbers - experts)", "e * (numbers - experts)", "all_reduce[1] is"),
     ],
+    "08.9": [
+        Wrong("start(gradient, received, sent,", "start(gradient, sent, received,",
+              "got [3, 4] but expected"),
+        Wrong("start(gradient, received, sent, group, under_way)\n",
+              "start(gradient, received, sent, group, under_way)\n"
+              "        under_way[-1][0].wait()\n",      # it hides nothing
+              "order has 11 items, and should"),
+        Wrong("return wait(ctx.under_way), None", "wait(ctx.under_way)\n"
+              "        return gradient, None", "got [3, 4] but expected"),
+    ],
 }
