@@ -30,7 +30,7 @@ IMPORTS = {  # {room of lab/, or its commands: what it imports of the rest of la
     "museum": "bench.drawing chapters classroom cli",
     "page": "bench chapters classroom cli museum pictures planner schedules",
     "planner": "chapters cli",
-    "commands": "asleep bench chapters checkpoints classroom cli here schedules speed",
+    "commands": "bench chapters checkpoints classroom cli here schedules speed",
 }
 
 

@@ -253,7 +253,7 @@ def test_the_program_measures_what_it_is_asked_for(tmp_path, monkeypatch, capsys
     run = {"recorded": recorded()["overlap"], "checks": [check]}
     monkeypatch.setattr(scaling, "measure_axes", lambda axes, worlds: iter(
         [None, *points[:2]] if (axes, worlds) == (["pp"], [1, 2, 4]) else []))
-    monkeypatch.setattr(scaling, "measure_overlap", lambda n: (f"on {n} ranks\n", run, 0))
+    monkeypatch.setattr(scaling, "measure_overlap", lambda n: (f"on {n} ranks\n", run))
     monkeypatch.setattr(scaling, "cores_here", lambda: 2)
     flags = f"--only overlap pp --ranks 4 --json={tmp_path}/a/run.json"
     assert scaling.main(shlex.split(flags)) == int(not ok)
@@ -267,7 +267,7 @@ def test_the_program_measures_what_it_is_asked_for(tmp_path, monkeypatch, capsys
 
 def test_more_ranks_than_cores_are_marked():
     assert "share cores" not in scaling.header(2, 2, None)
-    assert scaling.header(4, 2, None) == "\n4 ranks, more than nproc = 2: they share cores"
+    assert scaling.header(4, 2, None) == "\n4 ranks\nmore than nproc = 2: they share cores"
     assert "all_reduce α" in scaling.header(2, 2, CLUSTER)
 
 
