@@ -89,3 +89,17 @@ def flops_and_bytes(flops, bandwidth):
 
 def half(flops, bandwidth):
     return 0.5
+
+
+@pytest.mark.parametrize(("chapter", "which", "op", "left"), [
+    ("05_sequence_parallel", 1, "all_gather", 4 * 4 / (2 * 32)),  # e·t/(2n), with n = h, of o
+    ("05_sequence_parallel", 2, "reduce_scatter", 4 * 4 / (2 * 32)),
+    ("06_context_parallel", 0, "send", 2 / 4 * 4 / 2 / (16 / 4)),  # kv/h · e/2, of s/N tokens
+    ("06_context_parallel", 1, "send", 2 / 4 * 4 / 2 / (16 / 8))])
+def test_chapters_state_their_lessons_conditions(recorded, chapter, which, op, left):
+    """left: the lesson's left side without FLOP/s over bytes/s, of dim 32, 2 of 4 heads, 16 tokens
+    on 4 ranks in fp32."""
+    found = recorded(chapter)[which]["recorded"]["overlap"]
+    of = found[op]
+    assert of["ratio"] == pytest.approx(left * of["flops"] / of["bandwidth"])
+    assert found["all_reduce"]["ratio"] is None  # gradients and the norm have no condition
