@@ -153,6 +153,7 @@ def test_a_stage_is_timed_forward_and_backward(monkeypatch):
             return super().backward(*given)
 
     monkeypatch.setattr(seven, "Stage", Stage)
+    monkeypatch.setattr(scaling, "STEPS", 1)
     for stages, stage in ((1, 0), (2, 0), (2, 1)):
         for forward, backward in scaling.stage_seconds(SMALL.model, stages, stage, [1, 2]).values():
             assert 0.01 < forward < 0.03 < backward < 0.06
