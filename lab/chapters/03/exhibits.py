@@ -102,7 +102,7 @@ EXHIBITS = [
         "added to it. So that one stayed on its rank. Before a step two ranks had gradients of "
         "0.2206 and 0.2123, and curves of runs that should have been equal drifted apart.",
         FILE, "count == len(micro_batches)\n", "count == len(micro_batches) - 1\n",
-        *ZERO_1, ("loss", "gradients", "gradient norm", "parameters"),
+        *ZERO_1, ("loss", "gradients", "gradient norm", "parameters", "states"),
         ("first loss", "sent", "kept"),
     ),
     Exhibit(

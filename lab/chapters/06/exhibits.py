@@ -107,4 +107,15 @@ EXHIBITS = [
         *GATHER, ("first loss", "loss", "gradients", "gradient norm", "parameters"),
         ("sent", "kept"),
     ),
+    Exhibit(
+        "NVIDIA/Megatron-LM#775", "every bucket is sent twice",
+        "Where gradients are not sent in backward, the call that finishes a bucket starts it, and "
+        "it was called after it had been started. There each sum was divided by the ranks, so the "
+        "second one changed nothing but the time. Where nothing is divided, as here, all gradients "
+        "are too large by the number of ranks.",
+        FILE, "    sums.finish()\n",
+        "    sums.finish()\n    PartialSums(model.parameters()).finish()\n",
+        *ZIGZAG, ("loss", "gradients", "gradient norm", "parameters", "sent"),
+        ("first loss", "kept"),
+    ),
 ]

@@ -109,12 +109,12 @@ EXHIBITS = [
         *DP, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
     ),
     Exhibit(
-        "huggingface/accelerate#3256", "gathered before the update",
-        "The optimizer held other tensors than the model used. A step changed numbers that nobody "
-        "reads, and the model stayed as it was drawn. A tool that compares parameters before and "
-        "after a step found it.",
+        "NVIDIA/Megatron-LM#950", "forward comes to a unit before its gather",
+        "What an update has changed is gathered bucket by bucket, while forward goes on. The order "
+        "of the buckets was not that in which the model uses them. So forward came to a bucket "
+        "whose gather had not begun, found nothing to wait for, and used the weights of before.",
         FILE, "    for unit in [unit for unit in units if unit.kept]:\n",
-        "    for unit in []:\n",
+        "    for unit in [unit for unit in units[1:] if unit.kept]:\n",
         *DP, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
     ),
     Exhibit(
@@ -131,5 +131,26 @@ EXHIBITS = [
         "            mlp.gate.weight.cuts = [cut]\n            keep_shard(mlp.down",
         4, "--batch 8 --micro-batch 2 --ignore 0.4 --dp 2 --tp 2 --block llama",
         ("first loss", "loss", "gradients", "gradient norm", "parameters"), ("sent", "kept"),
+    ),
+    Exhibit(
+        "huggingface/picotron#5", "the last stage never comes to its last backward",
+        "Gradients are to be sent in a stage's last backward. The flag for it was set where the "
+        "pipeline drains, after all forwards. But the last stage's backwards all come before that, "
+        "so its ranks never summed their gradients, and their copies drifted apart.",
+        FILE, "outputs.pop(need, None), i + 1 == len(micro_batches))\n",
+        "outputs.pop(need, None),\n"
+        "                                     i + 1 == len(micro_batches) and not stage.is_last)\n",
+        4, "--batch 8 --micro-batch 2 --ignore 0.4 --dp 2 --pp 2",
+        ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
+    ),
+    Exhibit(
+        "NVIDIA/Megatron-LM#1012", "the embedding's gradient comes after its reduction",
+        "To fill a bubble, the embedding's weight gradient is computed later. But gradients were "
+        "summed over the data-parallel ranks before that. So each of them kept its own late part. "
+        "(Here the table is the head's as well, and is sent once the head is through.)",
+        FILE, "    for module in itertools.chain(*model):\n",
+        "    for module in reversed([*itertools.chain(*model)]):\n",
+        2, "--batch 8 --micro-batch 2 --ignore 0.4 --dp 2 --preset gpt2 --vocab 256 --verify",
+        ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
     ),
 ]
