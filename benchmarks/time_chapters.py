@@ -114,6 +114,8 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, [anothe
     *(("08_expert_parallel", 4, f"{{experts}} --experts={experts}",
        "--variant=dropless", f"--variant={other}")
       for experts in (8, 32) for other in ("torch", "capacity", "tensor")),
+    ("08_expert_parallel", 4, "{experts} --experts=8 --micro-batch=1",
+     "--variant=overlapped", "--variant=dropless"),
     ("09_5d", 8, "{three_axes} --dp=2 --pp=2 --tp=2 --zero=2",
      "--variant=hand", "--variant=torch"),
     ("09_5d", 4, "{data_parallel}", "--dp=4", "02_data_parallel --variant=bucket {buckets}"),
