@@ -71,7 +71,7 @@ def hidden_share(timeline: dict, op: str | None = None) -> float:
 def hold_overlap(run, conditions: dict, by_axis: bool):
     """Record how much of each operator hides, and where the chapter states a condition what that
     comes to in this run; then also say so. conditions: see lab/bench/formulas.py."""
-    timeline, recorded = run.recorded["timeline"], {}
+    timeline, recorded, rows = run.recorded["timeline"], {}, []
     computing = timeline["seconds"] - seconds_of(union(timeline["waits"]))
     flops = run.flops.all / computing if run.flops else 0
     for op in dict.fromkeys(names_of(op, axis)[by_axis]
@@ -82,14 +82,16 @@ def hold_overlap(run, conditions: dict, by_axis: bool):
                   if flops and bandwidth}
         recorded[op] = {"hidden": share, "under way": seconds, "flops": flops,
                         "bandwidth": bandwidth, "ratio": max(ratios.values(), default=None)}
-        if conditions:
-            run.note(f"{op}: under way for {1e3 * seconds:.1f} ms, of which {share:.0%} is hidden "
-                     "behind compute")
-        for of, ratio in ratios.items():
-            run.note(f"  to send it takes {ratio:.2f} of the time to compute{of and ' '}{of} (at "
-                     f"most 1 can hide), at {quantity(round(flops), 'FLOP/s')} and "
-                     f"{quantity(round(bandwidth), 'B/s')} here")
+        beside = [f"{ratio:.2f}{of and ' of '}{of}" for of, ratio in ratios.items()]
+        rows.append(f"  {op:<34}{1e3 * seconds:>7.1f} ms{share:>9.0%}"
+                    f"{quantity(round(bandwidth), 'B/s'):>14}   {', '.join(beside)}")
     run.record(overlap=recorded)
+    if conditions:
+        run.note(f"what is under way while the rank computes, at {quantity(round(flops), 'FLOP/s')} "
+                 "(ratio: time to send over time to compute, at most 1 can hide)")
+        run.note(f"  {'':<34}{'under way':>10}{'hidden':>9}{'sent at':>14}   ratio")
+        for row in rows:
+            run.note(row)
 
 
 def conditions_of_axes(answer, sent, flops_of_rank, micro_batches):

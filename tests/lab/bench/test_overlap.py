@@ -65,16 +65,17 @@ def test_conditions_are_called_with_this_runs_rates(ranks):
                       "ratio": flops_and_bytes(2e9, 6e5)}
     assert reduce == gather | {"hidden": 0, "bandwidth": 0, "ratio": None}
     assert notes == [
-        "all_gather: under way for 5000.0 ms, of which 80% is hidden behind compute",
-        "  to send it takes 8.00 of the time to compute (at most 1 can hide), at 2.00 GFLOP/s and "
-        "600.00 kB/s here",
-        "all_reduce: under way for 5000.0 ms, of which 0% is hidden behind compute"]
+        "what is under way while the rank computes, at 2.00 GFLOP/s (ratio: time to send over time "
+        "to compute, at most 1 can hide)",
+        f"  {'':<34} under way   hidden       sent at   ratio",
+        f"  {'all_gather':<34} 5000.0 ms      80%   600.00 kB/s   8.00",
+        f"  {'all_reduce':<34} 5000.0 ms       0%         0 B/s   "]
 
     several = {("dp: all_gather", "o"): half, ("dp: all_gather", "the MLP"): flops_and_bytes}
     [(found, notes)] = ranks(1)(instrument, True, several)
     assert found.keys() == {"dp: all_gather", "tp: all_reduce"}
     assert found["dp: all_gather"]["ratio"] == 8
-    assert "takes 0.50 of the time to compute o (at" in notes[1] and "the MLP (at" in notes[2]
+    assert "   0.50 of o, 8.00 of the MLP" in notes[2]
 
 
 def test_without_a_condition_the_shares_are_recorded_and_nothing_is_said(ranks):
