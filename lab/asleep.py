@@ -43,7 +43,7 @@ from lab.cli.words import count
 
 RATIOS = 0.5, 1.0, 2.0      # of the seconds of an all_reduce of all gradients over a backward's
 STEPS, WITHIN = 3, 0.15     # the best of so many; off by such a share at the most
-TRIES = 3                   # times so many, where others keep the machine busy
+TRIES = 6                   # times so many, where others keep the machine busy
 
 
 class Plan(NamedTuple):

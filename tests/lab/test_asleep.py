@@ -72,7 +72,7 @@ def test_messages_of_a_link_wait_for_each_other():
 
 def steps(ratio, variants, fault=None):
     """On a rank of the pool: {variant: (seconds, losses)}. fault: of a chapter."""
-    whole = asleep.chapter
+    whole, asleep.TRIES = asleep.chapter, 2
     if fault:
         name, *lines = fault
         module = broken(name, *lines)
@@ -132,7 +132,7 @@ def losses_of_naive(faults):
 
 def of_main(folder, plan):
     """On a rank of the pool: the status and the output."""
-    output = io.StringIO()
+    output, asleep.TRIES = io.StringIO(), 2
     with contextlib.redirect_stdout(output):
         status = asleep.main([f"--json={folder}/run.json"], plan, [2.0])
     assert not dist.is_initialized()
