@@ -13,6 +13,8 @@ simulation. Of chapter 08's step, two shares follow, sorting and copying and the
 tokens a second, beside those of a dense model with the same FLOPs for a token. Chapter 09's axes
 are each timed alone too, against the chapter that they come from.
 
+A side with --serial waits for each collective when it starts it, so that nothing hides.
+
     python benchmarks/time_chapters.py [--steps N] [--only 01] [--record] [-- flags for every run]
 
 --record writes the table, with date, machine and versions, into benchmarks/RESULTS.md.
@@ -36,6 +38,8 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import torch
@@ -84,8 +88,10 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, [anothe
     ("02_data_parallel", 4, "{data_parallel}", "--variant=overlap", "--variant=torch {buckets}"),
     ("02_data_parallel", 4, "{data_parallel}", "--variant=naive", "--variant=torch {buckets}"),
     ("03_zero", 4, "{cut}", "--variant=zero1", "--variant=torch --stage=1"),
+    ("03_zero", 4, "{cut}", "--variant=zero1", "--variant=zero1 --serial"),
     ("03_zero", 4, "{cut}", "--variant=zero2", "--variant=torch --stage=2"),
     ("03_zero", 4, "{cut}", "--variant=zero3", "--variant=torch --stage=3"),
+    ("03_zero", 4, "{cut}", "--variant=zero3", "--variant=zero3 --serial"),
     ("03_zero", 4, "{cut} --precision=bf16", "--variant=zero3", "--variant=torch --stage=3"),
     ("04_tensor_parallel", 4, "{cut}", "--variant=megatron", "--variant=torch"),
     ("04_tensor_parallel", 4, "{cut}", "--variant=overlap", "--variant=torch"),
@@ -118,6 +124,8 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, [anothe
      "--variant=overlapped", "--variant=dropless"),
     ("09_5d", 8, "{three_axes} --dp=2 --pp=2 --tp=2 --zero=2",
      "--variant=hand", "--variant=torch"),
+    ("09_5d", 8, "{three_axes} --dp=2 --pp=2 --tp=2 --zero=1", "--variant=hand",
+     "--variant=hand --serial"),
     ("09_5d", 4, "{data_parallel}", "--dp=4", "02_data_parallel --variant=bucket {buckets}"),
     ("09_5d", 4, "{cut}", "--dp=4 --zero=1", "03_zero --variant=zero1"),
     ("09_5d", 4, "{cut}", "--dp=4 --zero=2", "03_zero --variant=zero2"),
@@ -165,6 +173,7 @@ def alternate(sides, clocked):
     of each one's steps and, if `clocked`, those of the first one's operators."""
     runs, finished, processor, operators = {}, set(), ([], []), []
     turns = [threading.Semaphore(1), threading.Semaphore(0)]
+    serial, current = ["--serial" in flags for _, flags in sides], [0]
 
     class TakesTurns(report.Run):
         @contextlib.contextmanager
@@ -174,6 +183,7 @@ def alternate(sides, clocked):
             if 1 - me not in finished:
                 turns[1 - me].release()
                 turns[me].acquire()
+            current[0] = me
             clock = OperatorClock(self.now) if clocked and me == 0 else contextlib.nullcontext()
             start = time.thread_time()                  # what waits takes none
             with super().measure(), clock as entered:
@@ -185,7 +195,7 @@ def alternate(sides, clocked):
     def play(me):
         turns[me].acquire()
         try:
-            chapter, flags = sides[me]
+            chapter, flags = sides[me][0], [flag for flag in sides[me][1] if flag != "--serial"]
             module = rooms.chapter(chapter[:2])
             own = getattr(module, "flags", lambda parser: None)
             report.main(module.__file__, module.__doc__, module.VARIANTS, module.requires, own,
@@ -196,7 +206,11 @@ def alternate(sides, clocked):
         finished.add(me)
         turns[1 - me].release()
 
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.ExitStack() as patches:
+        for owner, name in ((dist, "all_reduce"), (dist, "all_to_all_single"),
+                            (common, "all_gather"), (common, "reduce_scatter")):
+            waits = waited_for(getattr(owner, name), lambda: serial[current[0]])
+            patches.enter_context(mock.patch.object(owner, name, waits))
         report.Run = TakesTurns
         threads = [threading.Thread(target=play, args=(i,), name=str(i)) for i in range(2)]
         for thread in threads:
@@ -204,6 +218,18 @@ def alternate(sides, clocked):
         for thread in threads:
             thread.join()
     return (runs[0], runs[1]), processor, operators
+
+
+def waited_for(collective, is_serial):
+    """The same, which is over when the call returns, where is_serial() says so."""
+    def call(*args, **more):
+        handle = collective(*args, **more)
+        if handle is None or not is_serial():
+            return handle
+        handle.wait()
+        return SimpleNamespace(wait=lambda: None)       # who waits again has nothing to wait for
+
+    return call
 
 
 def busiest(totals):
@@ -439,7 +465,8 @@ def refuse_run(chapter, ranks, flags):
     """Raise Refused where the chapter on so many ranks would."""
     module = rooms.chapter(chapter[:2])
     own = getattr(module, "flags", lambda parser: None)
-    args = strict.parse(module.__file__, "", module.VARIANTS, own, ["--no-verify", *flags])
+    flags = ["--no-verify", *(flag for flag in flags if flag != "--serial")]
+    args = strict.parse(module.__file__, "", module.VARIANTS, own, flags)
     module.requires(args, ranks)
 
 

@@ -136,7 +136,7 @@ def explain_overlap(figure: object, axes: object, runs: Iterable[dict]):
                   loc="outside upper right", ncols=4, fontsize=8)
     ratios = [of["ratio"] for run in runs for of in run["recorded"]["overlap"].values()]
     axes.set_xlabel("ms since the step began, on rank 0" + (
-        "   (ratio: time to send over time to compute, at a run's own rates; at most 1 can hide)"
+        "\nratio: time to send over time to compute, at this run's rates; at most 1 can hide"
         if any(ratio is not None for ratio in ratios) else ""))
 
 
