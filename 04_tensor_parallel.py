@@ -55,8 +55,8 @@ What a rank stores and sends (b sequences of s tokens in a micro-batch, h = dim,
                      norms read and write. Chapter 05 cuts A_out, too
     all_reduces      4 L + 2 a micro-batch, of b·s·h·e bytes: two forward and two backward in every
                      block, one for the embedding, one for the head; and the two small ones of the
-                     loss. Once a step the norm, and in each block the gradients of kv heads that
-                     ranks share. With --recompute full L more: attention's sums, not an MLP's
+                     loss. Once a step the norm, and the gradients of kv heads that ranks share.
+                     With --recompute full L more: attention's sums (backward reads no MLP's)
 
 When it stops paying: what comes after an all_reduce needs the sum, so sending does not hide behind
 compute. (There is one exception: in backward, the weights' gradients can be computed while the
@@ -403,10 +403,10 @@ def traffic(cfg, micro_batches, batch, t, e, recompute="none", sums=None):
     payload = of_x * tokens * cfg.dim * e + (micro_batches * 3 * tokens + norms) * wide
     wire = 2 * (t - 1) / t * payload
     if t > cfg.kv_heads:                                # k and v of a head that ranks share
-        shared = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads) * (sums or e)
-        calls += cfg.layers
-        payload += shared
-        wire += 2 * (1 - cfg.kv_heads / t) * shared     # among t / kv_heads of them
+        shared = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads)
+        calls += cfg.layers if shared > common.ONE_BUCKET else 1
+        payload += shared * (sums or e)                 # among t / kv_heads of them
+        wire += 2 * (1 - cfg.kv_heads / t) * shared * (sums or e)
     return {"all_reduce": (calls, payload, wire)}
 
 

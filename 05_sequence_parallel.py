@@ -431,14 +431,15 @@ def traffic(cfg, micro_batches, batch, t, e, variant="megatron", recompute="none
         hops = (scatters + gathers) * (t - 1)
         sent = {"send": (hops, hops * x // t, hops * x // t)}
 
-    calls = cfg.layers + 2 + (t > 1)                    # each module's gradients; the norm
+    of_kv = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads) * (t > cfg.kv_heads)
+    each = numbers_in_full(cfg) + of_kv > common.ONE_BUCKET         # module's gradients are sent
+    calls = (cfg.layers + 2 if each else 1) + (t > 1)               # and the norm
     payload = numbers_in_full(cfg) * (sums or e) + (t > 1) * wide
     wire = 2 * share * payload
-    if t > cfg.kv_heads:                                # k and v of a head that ranks share
-        shared = cfg.layers * 2 * cfg.dim * (cfg.dim // cfg.heads) * (sums or e)
-        calls += cfg.layers
-        payload += shared
-        wire += 2 * (1 - cfg.kv_heads / t) * shared     # among t / kv_heads of them
+    if of_kv:                                           # of a head that t / kv_heads ranks share
+        calls += cfg.layers if each else 1
+        payload += of_kv * (sums or e)
+        wire += 2 * (1 - cfg.kv_heads / t) * of_kv * (sums or e)
     return sent | {"all_reduce": (calls, payload, wire)}
 
 
@@ -520,8 +521,7 @@ def formulas(args, rank, ranks, model):
     hop = lambda *matmul: lambda *rates: hop_over_matmul(*matmul, *rates)       # with o
     here = dict.fromkeys(("send", "all_gather", "reduce_scatter"), hop(cfg.dim, ranks, e))
     return answer | {"sent": sent, "overlap": here, "machines": {
-        "a hop of the ring, in times of the matmul with o (8 ranks, dim 8192, bf16)":
-            hop(8192, 8, 2)}}
+        "a hop of the ring over the matmul with o (8 ranks, dim 8192, bf16)": hop(8192, 8, 2)}}
 
 
 def requires(args, ranks):

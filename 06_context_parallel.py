@@ -388,7 +388,7 @@ def context_parallel(model, args, group):
 def train_step(model, optimizer, micro_batches, positions, valid, clip):
     """One step on the tokens at this rank's positions. valid: the valid targets of the whole batch.
     Returns this rank's part of the loss, and the norm. Communication: that of attention; in the
-    last backward an all_reduce of each module's gradients."""
+    last backward all_reduces of all gradients."""
     optimizer.zero_grad()
     total = 0
     for i, (tokens, targets) in enumerate(micro_batches, start=1):
@@ -415,7 +415,8 @@ def traffic(cfg, variant, micro_batches, batch, n, e, recompute="none", sums=Non
     share, layers = (n - 1) / n, micro_batches * cfg.layers
     forwards = 1 if recompute == "none" else 2
     gradients = cfg.parameters() * (sums or e)
-    sent = {"all_reduce": (cfg.layers + 2, gradients, 2 * share * gradients)}
+    calls = cfg.layers + 2 if cfg.parameters() > common.ONE_BUCKET else 1
+    sent = {"all_reduce": (calls, gradients, 2 * share * gradients)}
     of_a_head = batch * cfg.seq * cfg.dim // cfg.heads  # of q, k, v or out
     if variant == "gather":
         payload = layers * 2 * of_a_head * cfg.kv_heads * e

@@ -645,7 +645,8 @@ def formulas(args, rank, ranks, model):
     m, v, actions = args.batch // args.micro_batch, len(mine), schedule.actions[rank]
     message, shared, both = args.micro_batch * cfg.seq * cfg.dim * e, 0, 0
     if args.variant == "dualpipe":                      # all that this rank holds
-        shared, both = sum(p.numel() for p in model.parameters()), len(modules)
+        shared = sum(p.numel() for p in model.parameters())
+        both = len(modules) if shared > common.ONE_BUCKET else 1
     elif cfg.tie and (0 in modules) != (cfg.layers + 1 in modules):
         shared, both = cfg.vocab * cfg.dim, 1
     ends = sorted({schedule.ranks[schedule.depth - 1], schedule.ranks[-1]})

@@ -599,7 +599,9 @@ def traffic(args, ranks, seen):
         dense = of_gradient * (numbers - experts) + loads + wide            # and the norm
         copied = of_gradient * experts if copies > 1 else 0
         wire = 2 * (ranks - 1) / ranks * dense + 2 * (copies - 1) / copies * copied
-        calls = 4 + cfg.layers * (2 if 1 < copies < ranks else 1)   # with the loads and the norm
+        each = numbers - (copies == 1) * experts > common.ONE_BUCKET        # module sends its own
+        calls = (cfg.layers + 2, cfg.layers) if each else (1, 1)            # to all; to holders
+        calls = calls[0] + calls[1] * (1 < copies < ranks) + 2              # the loads, the norm
         sent["all_reduce"] = calls, dense + copied, wire
     if args.variant in DROPLESS:                        # counts; rows, what comes back, gradients
         rows = sum(sum(there) + sum(here) for there, here in seen)

@@ -63,6 +63,7 @@ PRESETS = {     # layers, dim, heads, kv_heads, seq, vocab (chapter 10's 1b and 
     "llama-1b": Config(16, 2048, 32, 8, 8192, 128256, True, "sdpa", True, 8192),
     "llama-8b": Config(32, 4096, 32, 8, 8192, 128256, False, "sdpa", True, 14336),
 }
+ONE_BUCKET = 2**22              # so few gradients are one message; else a message for each module
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 OPTIMIZERS = {  # higher rates or a smaller eps magnify rounding differences and learn no better
     "adamw": lambda params, lr: torch.optim.AdamW(
@@ -285,13 +286,15 @@ def part(full, cuts):
 class PartialSums:
     """Sums p.grad over p.partial, where a parameter has that: a group of ranks which hold it all,
     and each have a part of its gradient. To be made before a step's last backward: there, as in
-    chapter 02, the gradients of each module are sent, in one bucket, once they all have come."""
+    chapter 02, the gradients of a module are one bucket, which is sent once they all have come."""
 
     def __init__(self, parameters):
         self.partial = [p for p in parameters if hasattr(p, "partial")]
         self.buckets, self.ready, self.handles = {}, set(), []
+        is_small = sum(p.numel() for p in self.partial) <= ONE_BUCKET
         for p in reversed(self.partial):                # the order in which backward meets them
-            self.buckets.setdefault((p.global_name.split(".")[0], p.partial), []).append(p)
+            module = "all" if is_small else p.global_name.split(".")[0]
+            self.buckets.setdefault((module, p.partial), []).append(p)
         self.hooks = [p.register_post_accumulate_grad_hook(self.are_ready) for p in self.partial]
 
     def are_ready(self, *parameters):
@@ -453,11 +456,8 @@ class Run:
             pairs = zip(*(x.split(self.args.micro_batch) for x in mine))
             yield Batch(step, tokens, targets, valid, list(pairs))
 
-    def span(self, *about):
-        """For lab/, around an action of a schedule: the action, what is kept, what is under way."""
-        return contextlib.nullcontext()
-
-    measure = span                                          # around a step: nothing to tell
+    # For lab/: around a step; and around an action of a schedule, what is kept, and under way.
+    measure = span = lambda self, *about: contextlib.nullcontext()
 
     def log(self, batch, loss, norm, model, updated=None, skipped=False, **shown):
         """Print a step's line. loss, norm: of the whole batch and model. skipped: fp16 refused it.

@@ -175,12 +175,12 @@ def test_clipping_is_pytorchs(largest):
 
 
 def partial_gradients():
-    norm, half = nn.LayerNorm(4), nn.LayerNorm(2).half()
+    norm, half = nn.LayerNorm(4), nn.LayerNorm(2)
     common.name_parameters(nn.ModuleDict({"block1": norm, "block2": half}))
     norm.weight.partial = dist.group.WORLD
     half.bias.partial = dist.group.WORLD
     norm.weight.grad = torch.full((4,), dist.get_rank() + 1.0) if dist.get_rank() else None
-    norm.bias.grad, half.bias.grad = torch.ones(4), torch.ones(2, dtype=torch.float16)
+    norm.bias.grad, half.bias.grad = torch.ones(4), torch.ones(2)
     common.PartialSums([*norm.parameters(), *half.parameters()]).finish()
     return norm.weight.grad.tolist(), norm.bias.grad.tolist(), half.bias.grad.tolist()
 
@@ -191,11 +191,12 @@ def test_partial_gradients_are_summed_and_whole_ones_left_alone(ranks):
     assert ranks(4)(partial_gradients) == [expected] * 4
 
 
-def sums_in_backward(skipped, turned):
+def sums_in_backward(skipped, turned, limit):
     """Gradients of a small GPT, summed over all ranks in the second backward of two: largest
     difference from what the two backwards give on all ranks, added up afterwards; and what was
     sent: how many numbers each time, and after how many gradients of the last backward. A rank of
-    `skipped` leaves out the first block; one of `turned` uses the blocks in the other order."""
+    `skipped` leaves out the first block; one of `turned` uses the blocks in the other order.
+    limit: of numbers in one bucket."""
     rank, group = dist.get_rank(), dist.group.WORLD
     model = common.gpt(common.Config(3, 8, 2, 2, 4, 16), dtype=torch.float64)
     blocks = model[2:-1] if rank in skipped else model[1:-1]
@@ -213,7 +214,8 @@ def sums_in_backward(skipped, turned):
         p.register_post_accumulate_grad_hook(ready.append)      # before that of the sums
     losses[0].backward()
     ready.clear()
-    sums, all_reduce = common.PartialSums(model.parameters()), dist.all_reduce
+    with mock.patch.object(common, "ONE_BUCKET", limit):
+        sums, all_reduce = common.PartialSums(model.parameters()), dist.all_reduce
 
     def noted(flat, **more):
         sent.append((len(flat), len(ready)))
@@ -229,7 +231,7 @@ def sums_in_backward(skipped, turned):
 @pytest.mark.parametrize(("skipped", "turned"), [((), ()), ((1,), ()), ((), (1,)), ((0,), (1,))])
 def test_partial_sums_start_in_backward_in_one_order(ranks, skipped, turned):
     """Whatever the order in which a rank's gradients come, and whether it has all of them."""
-    results = ranks(2)(sums_in_backward, skipped, turned)
+    results = ranks(2)(sums_in_backward, skipped, turned, 100)
     sizes = [sent for _, sent, _ in results]
     assert max(off for off, *_ in results) < 1e-12
     assert [size for size, _ in sizes[0]] == [size for size, _ in sizes[1]]
@@ -242,6 +244,12 @@ def test_partial_sums_start_in_backward_in_one_order(ranks, skipped, turned):
         assert when[0] == 3                             # while the rest is still to come
 
 
+def test_few_gradients_are_one_message(ranks):
+    """A message costs its latency, however small it is."""
+    for off, sent, _ in ranks(2)(sums_in_backward, (), (), common.ONE_BUCKET):
+        assert off < 1e-12 and [when for _, when in sent] == [34]
+
+
 def memory_of_sums():
     """The most bytes beside parameters and gradients, those of the largest module, and of all."""
     model = common.gpt(common.Config(8, 64, 2, 2, 4, 16))
@@ -249,8 +257,8 @@ def memory_of_sums():
         p.grad, p.partial = torch.ones_like(p), dist.group.WORLD
     parameters = list(model.parameters())
     watch = MemoryTimeline(lambda: (parameters, [p.grad for p in parameters], []))
-    with watch:
-        common.PartialSums(model.parameters()).finish()
+    with mock.patch.object(common, "ONE_BUCKET", 100), watch:
+        common.PartialSums(parameters).finish()
     largest = max(sum(p.numel() for p in module.parameters()) for module in model) * 4
     everything = sum(p.numel() for p in model.parameters()) * 4
     return max(rest for *_, rest in watch.samples), largest, everything

@@ -87,8 +87,9 @@ def hold_overlap(run, conditions: dict, by_axis: bool):
                     f"{quantity(round(bandwidth), 'B/s'):>14}   {', '.join(beside)}")
     run.record(overlap=recorded)
     if conditions:
-        run.note(f"what is under way while the rank computes, at {quantity(round(flops), 'FLOP/s')} "
-                 "(ratio: time to send over time to compute, at most 1 can hide)")
+        run.note("what is under way while the rank computes, at "
+                 f"{quantity(round(flops), 'FLOP/s')} (ratio: time to send over time to compute, "
+                 "at most 1 can hide)")
         run.note(f"  {'':<34}{'under way':>10}{'hidden':>9}{'sent at':>14}   ratio")
         for row in rows:
             run.note(row)

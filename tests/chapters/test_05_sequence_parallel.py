@@ -317,7 +317,7 @@ def test_as_many_bytes_as_chapter_04(five):
         theirs -= 2 * ring * (3 * (2 * x + 3 * 2 * cfg.seq * 4) + norm)
         ours = five.traffic(cfg, 3, 2, t, 2, "kept")
         calls, _, apart = ours.pop("all_reduce")
-        assert calls == cfg.layers + 2 + (t > 1)
+        assert calls == (34 if t == 1 else 35)  # of so large a model, each module's
         assert apart == pytest.approx(2 * ring * (five.numbers_in_full(cfg) * 2 + norm))
         assert sum(wire for _, _, wire in ours.values()) == pytest.approx(theirs, rel=1e-12)
 

@@ -286,7 +286,7 @@ def nine_runs():
             variant="hand", dtype="float32", precision="fp32", recompute="none", model=cfg,
             batch=128, micro_batch=1, pp=pp, cp=cp,
             tp=tp, ep=1, dp=None, zero=zero, schedule=schedule, experts=0, top_k=2, like=None,
-            order="pp,dp,cp,tp", node_size=8)
+            order="pp,dp,cp,tp", node_size=8, keep_gathered=False)
         nine.requires(args, 8)
         full = nine.build(args.model)
         schedules, owners = nine.make_schedule(schedule, pp, args.micro_batches)

@@ -91,8 +91,9 @@ EXERCISES = [
          "forward does anything in its backward depend on?",
          "4 L + 2 sums of batch · seq · dim numbers in each micro-batch; two all_reduces for "
          "its loss, of one and of two numbers a token; once a step one number for the norm, "
-         "unless a rank is alone. If t > kv_heads, one more in every layer, of k's and v's "
-         "gradients for one head, over t / kv_heads ranks. Recomputing in full makes L more sums: "
+         "unless a rank is alone. If t > kv_heads, one more, of k's and v's gradients for one "
+         "head in every layer, over t / kv_heads ranks (or one in each layer, if they are more "
+         "than common.ONE_BUCKET). Recomputing in full makes L more sums: "
          "the second norm reads what comes out of attention, and nobody reads what comes out of "
          "the MLP."),
         (Same(traffic, "traffic(tiny, 3, 2, 2, 8)", (3, 2, 2, 8)),

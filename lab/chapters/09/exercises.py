@@ -164,11 +164,10 @@ EXERCISES = [
     ),
     Exercise(
         "09.6", "Stage.forward Stage.backward", 2,
-        "Put a micro-batch through the stage's modules one by one, each with a detached input, "
-        "and keep what its backward needs, no more; then go back the same way. Tokens and "
-        "targets are those of whole sequences, of which this rank has self.positions. Under "
-        "stage 3, a module's parameters may be there only between its gather and the free of its "
-        "units. After its backward, self.reduce starts to sum its gradients.",
+        "Put a micro-batch through the stage's modules, each with a detached input, and keep what "
+        "its backward needs, no more; then go back the same way. Tokens and targets are those of "
+        "whole sequences, of which this rank has self.positions. Parameters are there from a "
+        "module's gather until its units are freed; after its backward, self.reduce.",
         ("Where does the graph of a module begin, and where does it end? What goes from one "
          "module to the one before it in backward?",
          "Before forward and backward of module k, gather(self.modules[k:]), or [k::-1] on the "

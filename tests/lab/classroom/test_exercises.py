@@ -160,7 +160,7 @@ def test_what_was_written_stays_known_when_the_writing_is_killed(tmp_path, two_c
 
 
 @pytest.mark.parametrize(("words", "line"), [
-    (["04.99"], "there is no EXERCISE '04.99'; `python -m lab.exercises` lists all; 04.8 in place "
+    (["04.99"], "there is no EXERCISE '04.99'; `python -m lab.exercises` lists all; 09.9 in place "
                 "of 04.99 would work"),
     (["--hint=1"], "--hint 1 means nothing without an EXERCISE; without --hint would work"),
     (["--force"], "--force means nothing without --write; --write exercises would work"),
