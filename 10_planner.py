@@ -185,7 +185,7 @@ SOFTWARE = {
     "torchtitan": Software(fused_gradients=False, keeps_gathered=True),
     "llama3": Software(tp_hidden_backward=0.5),
     "ours": Software(flash=False, fused_gradients=False, fused_swiglu=False, keeps_gathered=True,
-                     whole_tables=True, dp_hidden=0),
+                     whole_tables=True),
 }
 
 

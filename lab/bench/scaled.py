@@ -8,7 +8,7 @@ from lab.bench.drawing import BLUE, ORANGE, PURPLE, RED, blank, few, runs_of
 
 OF = "scaling"
 GREY, SHARED = "#8a8a8a", "#f1f1f1"
-NAMES = {"dp": "dp, naive (02)", "zero3": "zero3 (03)", "tp": "tp (04)", "sp": "tp with sp (05)",
+NAMES = {"dp": "dp (02)", "zero3": "zero3 (03)", "tp": "tp (04)", "sp": "tp with sp (05)",
          "cp": "cp (06)", "ep": "ep (08)", "pp": "pp (07), asleep"}
 COLORS = {"02 naive": GREY, "02 overlap": BLUE, "02 bucket": ORANGE, "03 zero1": BLUE,
           "03 zero2": ORANGE, "03 zero3 --prefetch 0": GREY, "03 zero3 --prefetch 1": PURPLE}

@@ -31,7 +31,8 @@ def test_a_ring_leaves_a_node_through_the_cards_of_its_members(ten):
 
 
 def test_each_cause_is_there_when_its_axis_is(ten):
-    model, h100, software = ten.MODELS["8b"], ten.CLUSTERS["h100"], ten.SOFTWARE["ours"]
+    model, h100 = ten.MODELS["8b"], ten.CLUSTERS["h100"]
+    software = replace(ten.SOFTWARE["ours"], dp_hidden=0)
     seconds = lambda **layout: ten.step_seconds(model, ten.Layout(**layout), h100, software, 64)
     alone = seconds()
     assert not any(alone.get(cause, 0) for cause in ("tp", "cp", "ep", "pp", "bubble", "dp"))

@@ -81,7 +81,7 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{NINE} --dp=2 --tp=2 --ep=2 --experts=4 --zero=2 --dtype=float64": (COUNTS, "alltoall_base_"),
     f"{NINE} --cp=2 --tp=2 --zero=3 --dtype=bfloat16 --attention=sdpa --micro-batch=2": (
         [], "_allgather_base_"),
-    f"{NINE} --pp=2 --dp=2 --zero=3 --precision=bf16": ([], "recv_"),
+    f"{NINE} --pp=2 --dp=2 --zero=3 --keep-gathered --precision=bf16": ([], "recv_"),
     f"{NINE} --pp=2 --cp=2 --schedule=dualpipe-v --layers=4 --experts=4 --dtype=float64": (
         8 * ["tolist"], "allreduce_"),  # 2 layers of a rank, 4 micro-batches
 }  # fmt: skip
@@ -204,6 +204,14 @@ def broken_rule(name, flags, folder, fault):
      "of (4096,), which is not on the device"),
     (THREE, "", "            self.gathering.wait()\n", "",
      "touches what _allgather_base_ under way uses"),
+    (THREE, "--variant=zero1", "        self.reducing.wait()\n", "",
+     "touches what _reduce_scatter_base_ under way uses"),
+    (THREE, "--variant=zero2", "            if sends and i + 1 < len(units):\n",
+     "            if sends and i + 1 < len(units):\n                units[i + 1].gradients.zero_()\n",
+     "zero_ touches what _reduce_scatter_base_ under way uses"),
+    (NINE, "--dp=2 --tp=2", "            self.reducing[0].wait()\n", "",
+     "touches what allreduce_ under way uses"),
+    (SIX, "", "    sums.finish()\n", "", "touches what allreduce_ under way uses"),
     (THREE, "--variant=zeropp --shard-size=2", "units[:1 + ahead]:",
      "units[:1 + ahead][:: 1 if units[0].group.rank() else -1]:", "ranks disagree; rank 0: "),
     (FIVE, "--variant=ring", "chunk = arriving.wait()", "chunk = arriving.received",
