@@ -207,7 +207,8 @@ def broken_rule(name, flags, folder, fault):
     (THREE, "--variant=zero1", "        self.reducing.wait()\n", "",
      "touches what _reduce_scatter_base_ under way uses"),
     (THREE, "--variant=zero2", "            if sends and i + 1 < len(units):\n",
-     "            if sends and i + 1 < len(units):\n                units[i + 1].gradients.zero_()\n",
+     "            if sends and i + 1 < len(units):\n"
+     "                units[i + 1].gradients.zero_()\n",
      "zero_ touches what _reduce_scatter_base_ under way uses"),
     (NINE, "--dp=2 --tp=2", "            self.reducing[0].wait()\n", "",
      "touches what allreduce_ under way uses"),
