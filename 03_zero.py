@@ -19,9 +19,9 @@ Cutting is cheap, because an all_reduce is two steps already: a reduce_scatter, 
 rank has the sum of 1/N of the gradient, and an all_gather, after which every rank has all of it.
 ZeRO puts the update in between, and gathers parameters in place of gradients:
 
-    02       forward | backward, all_reduce gradients                 | update all of it
-    zero1    gather, forward | backward, reduce_scatter in the last   | update 1/N
-    zero2    gather, forward | backward, reduce_scatter in every one  | update 1/N
+    02       forward                          | last backward, all_reduce       | update all of it
+    zero1    gather what was updated, forward | last backward, reduce_scatter   | update 1/N
+    zero2    gather what was updated, forward | every backward, reduce_scatter  | update 1/N
     zero3    gather U1 | forward U1 | free U1, gather U2 | ... | gather Un | forward Un
              backward Un | free Un, reduce_scatter Un | gather Un-1 | ... | backward U1 | update 1/N
 
@@ -36,7 +36,8 @@ The optimizer does not notice where a parameter begins, since it treats every nu
 model is a list, so a step walks it, unit by unit. While one unit's backward computes, the gradients
 of the one before are on their way: those of two are alive (a tied table's wait for its second use).
 And zero1 and zero2 gather what an update has changed when the next step begins: first the unit that
-comes first, which computes while the others travel. (The head stays: its backward comes at once.)
+comes first, which computes while the others travel. (After the last step, gather once more before
+you evaluate or save the model.) In zero3 the head stays gathered, since its backward comes at once.
 PyTorch's FSDP does the same in hooks (`--variant torch`: fully_shard, which is FSDP2, cuts each
 parameter by its rows; what it calls stage 2 here is zero3 --keep-gathered).
 
@@ -44,7 +45,7 @@ What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; 
 
     zero1                      2 Ψ'          as much as the all_reduce of chapter 02
     zero2                      (M + 1) Ψ'    after every backward: the full gradient is not kept
-    zero3                      3 M Ψ'        gathered for forward, and (not the head) for backward
+    zero3                      3 M Ψ'        less M heads: those are not gathered for backward again
     zero3 --keep-gathered      2 M Ψ'        kept from forward to backward, for more memory
 
 With --precision bf16 a reduction sends as much as in fp32, and a gather half of it.

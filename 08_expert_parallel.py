@@ -51,12 +51,13 @@ A rank with T tokens sends, forward in one layer, in numbers (h: the model's dim
 
 and backward the same again. So spreading experts is better than cutting them, if K < N. (How many
 rows there are differs from step to step. The report's table is about the third one.) With
-`overlapped`, a forward hides them if they take no longer than attention and K experts of Ψ numbers,
+`overlapped`, a forward can hide them if they take no longer than attention, the router and K
+experts of Ψ numbers (one trip behind the first two, and one behind the experts),
 
-    (N-1)/N · 2·K·h·e / bandwidth  <=  (4·h·(h + h_kv) + 4·s·h + 2·K·Ψ) / FLOP/s
+    (N-1)/N · 2·K·h·e / bandwidth  <=  (4·h·(h + h_kv) + 4·s·h + 2·h·E + 2·K·Ψ) / FLOP/s
 
-for a token, e bytes a number. Backward computes twice as much, and sends the same. More tokens do
-not help, only a wider model and wider experts: in a GPT, Ψ = 8 h².
+for a token, e bytes a number. Backward computes twice as much, and sends the same. A larger batch
+does not help; longer sequences do, and a wider model and wider experts: in a GPT, Ψ = 8 h².
 
 With `--recompute full`, a block's forward runs again in backward, and all that it sends is sent
 again, so three passes go over the wire instead of two. The counts go again, too. (Only tensor's
@@ -406,6 +407,8 @@ class Depart(torch.autograd.Function):
 
 
 class Arrive(torch.autograd.Function):
+    """Wait for the rows that set out in Depart. In backward, their gradient sets out here."""
+
     @staticmethod
     def forward(ctx, rows, *trip):
         ctx.trip = trip
@@ -516,7 +519,7 @@ def move_biases(model, group=None):
     return loads
 
 
-def in_turns(model, tokens, targets):
+def forward_in_turns(model, tokens, targets):
     """The forward of a micro-batch, a generator that at last gives the sum of its losses. One
     backward of two mirrors their turns: autograd runs nodes, whatever graph they are of, in the
     opposite order of their creation. So all ranks start the same all_to_alls in the same order."""
@@ -542,7 +545,8 @@ def train_step(model, optimizer, micro_batches, valid, clip, world, at_once=1):
             tokens, targets = micro_batches[i]
             loss = loss_sum(model(tokens), targets) / valid
         else:                                           # an odd one at the end is alone
-            *_, losses = zip(*(in_turns(model, *pair) for pair in micro_batches[i:i + at_once]))
+            both = [forward_in_turns(model, *pair) for pair in micro_batches[i:i + at_once]]
+            *_, losses = zip(*both)                     # in turn, each goes on to its next yield
             loss = sum(losses) / valid
         if i + at_once >= len(micro_batches):           # they start in this backward
             sums = PartialSums(p for p in model.parameters() if p.partial.size() > 1)

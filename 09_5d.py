@@ -44,12 +44,11 @@ decide. What does is how long compute waits, and on which links:
 
     tp      Eight messages in each layer, between matmuls that need them: here nothing is computed
             meanwhile. Latency counts as much as bytes. So tp comes last, in a machine.
-    ep      Four of rows, which wait for the busiest rank. Fast links help, but experts often need
-            more ranks than a machine has. DeepSeek-V3 goes without tp, keeps a token's experts on 4
-            machines, and computes with another micro-batch meanwhile.
+    ep      Four of rows, which wait for the busiest rank. Experts often need more ranks than a
+            machine has. DeepSeek-V3 computes with another micro-batch meanwhile (chapter 08).
     cp      Two, of 2k numbers a token for each other rank: few with GQA, or under tp.
     pp      One message for a whole stage, while another micro-batch computes.
-    dp      Once a step, and most of it hides behind the last backward (chapter 02).
+    dp      Once a step, or M times: most of it hides behind backward (chapters 02 and 03).
 
 So pp and dp are the outer axes: Megatron puts pp outermost, and Llama 3 dp. Try `--order
 tp,cp,dp,pp` with `--node-size 4`: it trains the same, and in the report tp leaves the machines.
@@ -71,10 +70,10 @@ So most of these groups are no axis of the mesh. They serve the norm as well: wh
 1/n of its square on each of them, so that it counts once. And they serve ZeRO: those who hold the
 same part share it out.
 
-In a stage's last backward, a module's gradients leave while those before it compute, and the last
-ones in the pipeline's bubble. ZeRO-2 and 3 send after every backward, M times as much, so that 1/n
-of them stays. ZeRO-1 and 2 gather parameters while the first forwards compute; ZeRO-3 2·M times or,
-with --keep-gathered, once, for as much memory as ZeRO-2 has in a step.
+In a stage's last backward, a module's gradients leave while those before it compute; the first
+module's wait, or leave in the bubble at the end. ZeRO-2 and 3 send after every backward, M times as
+much, so that 1/n of them stays. ZeRO-1 and 2 gather while the first forwards compute; ZeRO-3 2·M
+times or, with --keep-gathered, once, for as much memory as ZeRO-2 has in a step.
 
 Where axes meet, prototypes have gone wrong:
 
@@ -518,12 +517,12 @@ class Unit:
 
     def start_reduce(self):
         """Sum the gradients of the micro-batches so far: an all_reduce, or a reduce_scatter."""
-        flat = self.flatten([torch.zeros_like(p) if p.grad is None else p.grad
+        flat = self.flatten([torch.zeros_like(p, dtype=p.grad_dtype) if p.grad is None else p.grad
                              for p in self.parameters])
-        self.sum = flat.new_empty(self.shard.shape) if self.stage > 1 else self.mine(flat)
         if self.stage == 0:
             handle = dist.all_reduce(flat, group=self.group, async_op=True)
         else:
+            self.sum = flat.new_empty(self.shard.shape) if self.stage > 1 else self.mine(flat)
             handle = common.reduce_scatter(self.sum, flat, group=self.group, async_op=True)
         for p, view in zip(self.parameters, self.views(flat)):
             p.grad = view if self.stage < 2 else None
@@ -540,17 +539,18 @@ class Unit:
 
 def make_units(model, stage, keep_gathered=False):
     """A unit for each module of the list and group of holders, as module.units. What two modules
-    share belongs to the first. Stage 0 has none for what one rank holds."""
-    units, seen = [], set()
-    for module in itertools.chain(*model):
-        by_group = defaultdict(list)
+    share belongs to the first, and in stage 0 all, if it is few. It has none for one rank's own."""
+    modules, seen, parts = list(itertools.chain(*model)), set(), defaultdict(list)
+    few = not stage and sum(p.numel() for p in model.parameters()) <= common.ONE_BUCKET
+    for module in modules:
         for p in module.parameters():
             if p not in seen and (stage or p.copies > 1):
-                by_group[p.holders].append(p)
+                parts[modules[0] if few else module, p.holders].append(p)
         seen.update(module.parameters())
-        module.units = [Unit(own, stage, keep_gathered) for own in by_group.values()]
-        units += module.units
-    return units
+        module.units = []
+    for (module, _), own in parts.items():
+        module.units.append(Unit(own, stage, keep_gathered))
+    return [unit for module in modules for unit in module.units]
 
 
 def gather(modules):

@@ -286,7 +286,7 @@ def part(full, cuts):
 class PartialSums:
     """Sums p.grad over p.partial, where a parameter has that: a group of ranks which hold it all,
     and each have a part of its gradient. To be made before a step's last backward: there, as in
-    chapter 02, the gradients of a module are one bucket, which is sent once they all have come."""
+    chapter 02, a bucket is sent once all of it has come: a module's gradients or, if few, all."""
 
     def __init__(self, parameters):
         self.partial = [p for p in parameters if hasattr(p, "partial")]
@@ -295,9 +295,9 @@ class PartialSums:
         for p in reversed(self.partial):                # the order in which backward meets them
             module = "all" if is_small else p.global_name.split(".")[0]
             self.buckets.setdefault((module, p.partial), []).append(p)
-        self.hooks = [p.register_post_accumulate_grad_hook(self.are_ready) for p in self.partial]
+        self.hooks = [p.register_post_accumulate_grad_hook(self.note_ready) for p in self.partial]
 
-    def are_ready(self, *parameters):
+    def note_ready(self, *parameters):
         self.ready.update(parameters)
         for (_, group), bucket in list(self.buckets.items())[len(self.handles):]:
             if not self.ready.issuperset(bucket):
@@ -309,7 +309,7 @@ class PartialSums:
             self.handles.append(dist.all_reduce(flat, group=group, async_op=True))
 
     def finish(self):
-        self.are_ready(*self.partial)                   # what was not used will not come any more
+        self.note_ready(*self.partial)                   # what was not used will not come any more
         for handle in self.handles:
             handle.wait()
         for hook in self.hooks:

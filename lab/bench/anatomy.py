@@ -17,6 +17,7 @@ import math
 from dataclasses import replace
 from types import ModuleType
 
+import common
 from common import Config, rounded
 from lab.chapters import chapter
 
@@ -350,8 +351,9 @@ def gradient_traffic(cfg: Config, answer: dict, e: int, sums: int) -> dict:
     same parts: {name of the group: {op: (calls, payload, wire)}}. e, sums: bytes of a number of
     parameters, and of summed gradients.
 
-    Without ZeRO an all_reduce for each unit; else a reduce_scatter, answer["reduces"] times (once
-    if it waits for another stage: a tied table's), and an all_gather, answer["gathers"] times.
+    Without ZeRO an all_reduce for each unit, or of all, if they are few; else a reduce_scatter,
+    answer["reduces"] times (once if it waits for another stage: a tied table's), and an all_gather,
+    answer["gathers"] times.
     """
     by_group, sent = {}, {}
     for size, n, name in flat_units(cfg, answer):
@@ -367,7 +369,8 @@ def gradient_traffic(cfg: Config, answer: dict, e: int, sums: int) -> dict:
                           "all_gather": (gathers * calls, gathered, share * gathered)}
         elif n > 1:
             size = sum(sizes) * sums
-            sent[name] = {"all_reduce": (calls, size, 2 * share * size)}
+            few = sum(size for size, *_ in flat_units(cfg, answer)) <= common.ONE_BUCKET
+            sent[name] = {"all_reduce": (1 if few else calls, size, 2 * share * size)}
     return sent
 
 

@@ -96,14 +96,16 @@ def hold_overlap(run, conditions: dict, by_axis: bool):
 
 
 def conditions_of_axes(answer, sent, flops_of_rank, micro_batches):
-    """Where a chapter has axes, these conditions: for each axis and operator, the time to send over
-    that of what can hide it, the whole step. But gradients wait for backward, of the last
-    micro-batch if they are reduced once, and parameters that are gathered once, for a forward."""
+    """Where a chapter has axes, these conditions: of what no matmul waits for, the time to send
+    over that of what can hide it. A pipeline's messages have the whole step; gradients a backward,
+    of the last micro-batch if they are reduced once; and what is gathered once a forward."""
     conditions = {}
     for axis, ops in sent.items():
         for op, (_, _, wire) in ops.items():
+            if axis != "pp" and not axis.startswith("gradients"):
+                continue                                # a matmul waits for it
             share = 1.0
-            if axis.startswith("gradients"):
+            if axis != "pp":
                 once = answer["gathers" if op == "all_gather" else "reduces"] == 1
                 share = 2 / 3 if op != "all_gather" else 1 / 3 if once else 1
                 share /= micro_batches if once else 1

@@ -82,7 +82,8 @@ def turns(layers):
     cfg = eight.Mixture(layers, 16, 4, 4, 8, 64, sequences=8, balance_weight=0.01)
     model, said = shared_out(eight, cfg, eight.Overlapped), []
     with (notes := Notes(eight)).of_trips():
-        *_, losses = zip(*(eight.in_turns(model, *pair) for pair in pair_of(dist.get_rank())))
+        pairs = pair_of(dist.get_rank())
+        *_, losses = zip(*(eight.forward_in_turns(model, *pair) for pair in pairs))
         said.append(notes.said.copy())
         notes.said.clear()
         sum(losses).backward()
@@ -121,7 +122,7 @@ def kept_for_backward(model, micro_batches):
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        *_, losses = zip(*(eight.in_turns(model, *pair) for pair in micro_batches))
+        *_, losses = zip(*(eight.forward_in_turns(model, *pair) for pair in micro_batches))
     return sum(kept.nbytes() for name, kept in storages.items() if name not in own)
 
 

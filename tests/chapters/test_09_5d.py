@@ -5,6 +5,7 @@ import random
 import re
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from lab.cli import strict
@@ -113,6 +114,23 @@ def test_an_odd_run_is_the_same_as_one_gpu(ranks, tmp_path):
     hold_to_one_gpu(results, flags)
     axes = results[0][1]["recorded"]["axes"]
     assert [axis for axis in ("tp", "ep") if axes[axis]["leaves"]] == ["ep"]
+
+
+def sum_of_eight_numbers(stage):
+    """On six ranks, which do not divide them."""
+    nine, p = chapter(NINE), torch.nn.Parameter(torch.zeros(8))
+    p.holders, p.kind, p.grad = dist.group.WORLD, "norms", torch.arange(8.0)
+    unit = nine.Unit([p], stage, False)
+    unit.start_reduce()
+    unit.finish_reduce()
+    return p.grad.tolist() if stage == 0 else unit.shard.grad.tolist()
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_ranks_need_not_divide_what_they_hold(ranks, stage):
+    whole = [6.0 * i for i in range(8)] + [0.0] * 4
+    for rank, found in enumerate(ranks(6)(sum_of_eight_numbers, stage)):
+        assert found == (whole[:8] if stage == 0 else whole[2 * rank:2 * rank + 2])
 
 
 @pytest.mark.full

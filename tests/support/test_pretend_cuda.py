@@ -3,7 +3,10 @@
 from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
 
+import common
 from lab.bench import verify
 from tests.conftest import SMALL, TEXT, chapter, run_main, training_chapters
 from tests.support.pretend_cuda import RuleBroken, pretended_cuda
@@ -18,10 +21,11 @@ FLAGS = (*SMALL, "--vocab=256", "--batch=4", "--micro-batch=1", "--clip=0.1", "-
 TIED = "--preset=gpt2 --attention=plain --verify"
 
 
-def run_on_cuda(name, flags, folder, fault=None):
-    """For a rank of the pool: a chapter's run. Returns its status, its output, and the device."""
+def run_on_cuda(name, flags, folder, fault=None, few=common.ONE_BUCKET):
+    """For a rank of the pool: a chapter's run. Returns its status, its output, and the device.
+    few: so many gradients are one message."""
     given = () if name == ZERO else FLAGS
-    with pretended_cuda() as gpu:
+    with mock.patch.object(common, "ONE_BUCKET", few), pretended_cuda() as gpu:
         status, _, output = run_main(name, (*given, *flags), folder, fault)
     return status, output, gpu.steps, gpu.operators
 
@@ -126,6 +130,51 @@ def test_a_run_keeps_the_rules_and_the_host_does_not_wait_in_a_step(ranks, tmp_p
         assert [[wait.split(",")[0] for wait in step] for step in steps] == 2 * [waits], steps
         assert operators[operator]
     assert " cuda, gloo " in results[0][1] and "same as one GPU" in results[0][1]
+
+
+@pytest.mark.parametrize("run", [
+    f"{FIVE} --variant=ring --micro-batch=2", f"{SIX} --kv-heads=1 --micro-batch=2",
+    f"{EIGHT} --variant=overlapped", f"{NINE} --pp=2 --dp=2 --block=llama"])
+def test_gradients_of_large_models_are_under_way_module_by_module(ranks, tmp_path, run):
+    """As in all models of more than 2^22 numbers."""
+    name, *flags = run.split()
+    for status, output, *_ in ranks(WORLD.get(name, 2))(
+            run_on_cuda, name, ("--steps=2", "--dtype=float64", *flags), tmp_path, None, 100):
+        assert status == 0 and "✗" not in output, output
+
+
+def buckets_by_arrival(in_order):
+    """Two buckets, of which rank 0 has the second one's gradients first, and rank 1 the other's."""
+
+    class ByArrival(common.PartialSums):
+        def note_ready(self, *parameters):
+            for p in parameters:
+                if p not in self.ready:
+                    self.ready.add(p)
+                    self.handles.append(dist.all_reduce(p.grad, group=p.partial, async_op=True))
+
+    with mock.patch.object(common, "ONE_BUCKET", 1), pretended_cuda():
+        parameters = [torch.nn.Parameter(torch.ones(size, device="cuda")) for size in (2, 3)]
+        for i, p in enumerate(parameters):
+            p.global_name, p.partial, p.grad = f"block{i}.", dist.group.WORLD, torch.ones_like(p)
+        sums = (common.PartialSums if in_order else ByArrival)(parameters)
+        for p in parameters[:: 1 if dist.get_rank() else -1]:
+            sums.note_ready(p)
+        sums.finish()
+        return [p.grad.tolist() for p in parameters]
+
+
+def what_is_said(*arguments):
+    try:
+        return buckets_by_arrival(*arguments)
+    except RuleBroken as broken:
+        return str(broken)
+
+
+def test_buckets_are_sent_in_one_order_whatever_comes_first(ranks):
+    assert ranks(2)(what_is_said, True) == 2 * [[[2.0] * 2, [2.0] * 3]]
+    for said in ranks(2)(what_is_said, False):
+        assert "ranks disagree; rank 0: allreduce_" in said
 
 
 @pytest.mark.parametrize(("world", "flags", "said"), [

@@ -48,8 +48,8 @@ EXHIBITS = [
         "The hook that sums a norm's gradient over the ranks was registered for its bias alone. A "
         "reviewer asked where the weight's had gone. One parameter of two is easily missed, and "
         "the loss does not tell.",
-        FILE, "        for p in module.parameters():\n            p.partial = group",
-        "        for p in list(module.parameters())[-1:]:\n            p.partial = group",
+        FILE, "        for p in module.parameters():\n            p.partial = dist",
+        "        for p in list(module.parameters())[-1:]:\n            p.partial = dist",
         *TWO, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
     ),
     Exhibit(

@@ -38,5 +38,5 @@ def predictions(pick):
             "(N-1)/N * 2*K*h*e / W / ((4*h*(h + k) + 2*h*E + 4*s*h + 16*K*h*h) / C)",
             chapter.travel_over_compute(cfg, ranks, e, *rates), "times",
             "K rows there and back, over two FLOPs for each number of the matrices and 4·s·h for "
-            "the scores: more tokens do not change it, only wider models do", also="B"),
+            "the scores: a larger batch does not change it", also="B"),
     ]  # fmt: skip

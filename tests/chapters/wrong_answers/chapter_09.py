@@ -42,7 +42,7 @@ WRONG = {
               "all gradients are off by no constant factor"),
         Wrong("if p not in seen and (stage or p.copies > 1):", "if stage or p.copies > 1:",
               "gradients of the tied table are"),
-        Wrong("units += module.units", "units = module.units",
+        Wrong("for module in modules for unit in module.units]", "for unit in module.units]",
               "gradients of all before head are on no rank"),
     ],
     "09.6": [

@@ -208,7 +208,7 @@ FAULTS = [
           "gradients of k and v are 2.00 times those of one GPU: 2 is the number of ranks that "
           "share a kv head, as if a sum were taken of what was already summed, all others equal"),
     slow("a norm with all copies", 4, FIVE, "",
-          "p.partial = group  ",
+          "p.partial = dist.group.WORLD  ",
           "p.partial, p.copies = group, 1  ",
           "the gradient norm counts the embedding, the LayerNorms and the head 4 times"),
     fault("a norm without LayerNorms", 4, FIVE, "",
