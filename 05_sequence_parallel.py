@@ -22,7 +22,7 @@ here g does the first half, the next f does the second half, and what lies betwe
 same bytes. Two things follow.
 
 Partial gradients. Every rank has the norms, embedding and head in full, and their gradients from
-its own tokens alone: partial sums, to be added up in the last backward (few ones at its end).
+its own tokens alone: partial sums, added up in the last backward (at its end, if they are few).
 
 Gathering again. For their weights' gradients, the linears behind f need their whole input in
 backward. If it is kept (`kept`), that is a full (b, s, h) for every sub-layer again. So `megatron`
@@ -341,7 +341,7 @@ def parallelize(model, cfg, group, variant):
         in_full += block.norm1, block.norm2
     for module in in_full:
         for p in module.parameters():
-            p.partial = dist.group.WORLD                # not `group`, whose gathers would wait
+            p.partial = dist.group.WORLD                # not `group`: its gathers would queue
     return model
 
 

@@ -381,7 +381,7 @@ def context_parallel(model, args, group):
         block.attn.core = attention
     model.block1.attn.rope.positions = positions        # all blocks share this one
     for p in model.parameters():
-        p.partial = dist.group.WORLD    # ranks with other tokens; not `group`: its hops would wait
+        p.partial = dist.group.WORLD    # ranks with other tokens; not `group`: hops would queue
     return positions
 
 

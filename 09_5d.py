@@ -539,7 +539,7 @@ class Unit:
 
 def make_units(model, stage, keep_gathered=False):
     """A unit for each module of the list and group of holders, as module.units. What two modules
-    share belongs to the first, and in stage 0 all, if it is few. It has none for one rank's own."""
+    share belongs to the first. Stage 0: few numbers do, too; what one rank holds is in no unit."""
     modules, seen, parts = list(itertools.chain(*model)), set(), defaultdict(list)
     few = not stage and sum(p.numel() for p in model.parameters()) <= common.ONE_BUCKET
     for module in modules:

@@ -309,7 +309,7 @@ class PartialSums:
             self.handles.append(dist.all_reduce(flat, group=group, async_op=True))
 
     def finish(self):
-        self.note_ready(*self.partial)                   # what was not used will not come any more
+        self.note_ready(*self.partial)                  # what was not used will not come any more
         for handle in self.handles:
             handle.wait()
         for hook in self.hooks:
