@@ -27,6 +27,10 @@ Where the seconds of a micro-batch of b sequences of s tokens go, on a stage of 
     tp            4 all_reduces of b·s·h a layer. Compute waits for what the software does not hide,
                   or for more, where compute is shorter. (Each hop of any message takes time, too.)
     cp            Keys and values, gathered before attention, or in a ring that hides behind it.
+    ep            2·K·b·s·h/tp: the rows of a rank's own tokens, to K experts each and back. In two
+                  hops a row goes to a machine once: DeepSeek-V3's 8 experts, on 8 machines, make 7
+                  journeys to others, or 4.6; or 3.2, if a token may go to 4 machines. What hides
+                  behind another micro-batch takes a part of the GPU's multiprocessors.
     pp            a message of b·s·h/tp to the next stage, and one back.
     bubble        (p-1)/v times a stage's time for a micro-batch, without a head: until the first
                   has arrived, and the last has returned (v: slices of each stage; chapter 07).
@@ -42,19 +46,21 @@ of the model (MFU).
 
 How right is it? Two numbers are fitted, on ten rows of a table of 2021: the shares of their makers'
 bandwidth that an A100's HBM and NVLink reach. Two more, on six rows, are about ZeRO-3. What they
-say of other tables, `--published` prints. No table has experts in it: do not trust the time of ep,
-which some software hides. The search takes any ZeRO, whether the software has it or not.
+say of other tables, `--published` prints. Of 29 rows with experts, nothing is fitted on which, 22
+are within 20%. Others are too fast: up to 3 times, where matrices are so small that what starts
+them takes longer than they do. The search takes any ZeRO, whether the software has it or not.
 
 Run it:
     python 10_planner.py --model 70b --cluster h100 --gpus 512 --batch 1024
     python 10_planner.py --model 405b --gpus 8192 --batch 2048 --tp 8 --pp 16 --zero 1 --explain
+    python 10_planner.py --model deepseek-v3 --cluster h800 --gpus 2048 --batch 15360 --ep 64
     python 10_planner.py --published                (or --problems: the scaling book's)
 
 Sources: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021);
 Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022); Qi et al.,
 Zero Bubble Pipeline Parallelism (2023); Dao, FlashAttention-2 (2023); Llama Team, The Llama 3 Herd
-of Models (2024); Ultra-Scale Playbook, "Finding the Best Training Configuration" and A3 (where a
-number of ZeRO-3, tp and pp is one byte; here it is two); How To Scale Your Model, 5.
+of Models (2024); DeepSeek-AI, DeepSeek-V3 Technical Report (2024), 3; Yan et al., Scalable Training
+of Mixture-of-Experts Models with Megatron Core (2026).
 """
 
 import functools
@@ -62,7 +68,7 @@ import itertools
 import math
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 # ------------------------------------------------------------------------------ models and machines
 
@@ -72,25 +78,71 @@ class Model:
     dim: int
     heads: int
     kv_heads: int
-    ffn: int                    # hidden width of an MLP
+    ffn: int                    # hidden width of an MLP, or of an expert
     gated: bool = False         # SwiGLU, of three matrices; else GELU, of two
     vocab: int = 51200
     seq: int = 2048
     tie: bool = True            # embedding and head are one matrix
     experts: int = 1            # of each layer
     top_k: int = 1              # experts of a token
+    shared: int = 0             # experts of every token, beside those
+    node_limit: int = 0         # machines that a token's experts may lie on; 0: all
+    dense_layers: int = 0       # the first layers, which have an MLP in place of experts
+    dense_ffn: int = 0          # hidden width of that MLP
+    head_dim: int = 0           # of a head; 0: dim / heads
+    rope_dim: int = 0           # by which queries and keys are wider than values
+    q_latent: int = 0           # width of what queries are made from; 0: dim
+    kv_latent: int = 0          # and of what keys and values are made from (latent attention)
 
     @property
-    def kv_dim(self):
-        return self.dim * self.kv_heads // self.heads
+    def head(self):
+        return self.head_dim or self.dim // self.heads
+
+    @property
+    def queries(self):
+        """Numbers of a token: its queries; below keys and values; what o reads; the latents."""
+        return self.heads * (self.head + self.rope_dim)
+
+    @property
+    def keys(self):
+        return self.kv_heads * (2 * self.head + self.rope_dim)
+
+    @property
+    def values(self):
+        return self.heads * self.head
+
+    @property
+    def latents(self):          # the keys' rope_dim is one for all heads
+        return self.q_latent + (self.kv_latent and self.kv_latent + self.rope_dim)
+
+    @property
+    def projections(self):
+        """(rows, columns) of the matrices that make queries, and keys and values."""
+        keys = self.keys - (self.kv_heads * self.rope_dim if self.kv_latent else 0)
+        return (self.q_latent or self.dim, self.queries), (self.kv_latent or self.dim, keys)
+
+    @property
+    def dense(self):
+        """The model, if all of its layers were dense ones."""
+        return replace(self, experts=1, top_k=1, shared=0, ffn=self.dense_ffn or self.ffn)
 
     def matrices(self, experts):
         """The weights of a layer, of which so many experts count, by how they are cut."""
-        return {"queries": 2 * self.dim**2, "keys": 2 * self.dim * self.kv_dim,     # and o; and v
-                "mlp": experts * (3 if self.gated else 2) * self.dim * self.ffn}
+        (q, queries), (kv, keys) = self.projections
+        mlp, mixture = (3 if self.gated else 2) * self.dim * self.ffn, self.experts > 1
+        kinds = {"queries": q * queries + self.values * self.dim,       # and o
+                 "keys": kv * keys, "latents": self.dim * self.latents,
+                 "mlp": mlp * (self.shared if mixture else experts),
+                 "experts": mlp * experts if mixture else 0}
+        return {kind: size for kind, size in kinds.items() if size}
 
     def weights(self, experts):
         return sum(self.matrices(experts).values())
+
+    def weights_of_layers(self, experts):
+        """Of all layers."""
+        return (self.layers - self.dense_layers) * self.weights(experts) + (
+            self.dense_layers * self.dense.weights(1))
 
     @property
     def norm(self):
@@ -99,11 +151,15 @@ class Model:
 
     @property
     def norms(self):
-        """Of a layer: two norms, and the router."""
-        return 2 * self.norm + (self.experts * self.dim if self.experts > 1 else 0)
+        """Of a layer: two norms, those of latents, and the router."""
+        router = self.experts * self.dim if self.experts > 1 else 0
+        return 2 * self.norm + self.q_latent + self.kv_latent + router
 
-    def parameters(self):
-        layers = self.layers * (self.weights(self.experts) + self.norms)
+    def parameters(self, experts=None):
+        """Of which so many experts of a layer count: all of them, or the top_k that a token has."""
+        mixtures = self.layers - self.dense_layers
+        layers = self.weights_of_layers(experts or self.experts)
+        layers += mixtures * self.norms + self.dense_layers * self.dense.norms
         return layers + self.norm + (1 if self.tie else 2) * self.vocab * self.dim
 
 
@@ -121,9 +177,13 @@ MODELS = {
     "8b": llama(32, 4096, 32, 8, 14336), "70b": llama(80, 8192, 64, 8, 28672),
     "405b": llama(126, 16384, 128, 8, 53248), "gpt3": gpt(96, 12288, 96),
     "22b": gpt(48, 6144, 64), "175b": gpt(96, 12288, 96), "530b": gpt(105, 20480, 128),
-    "1t": gpt(128, 25600, 160), "mixtral": llama(32, 4096, 32, 8, 14336, 32000, experts=8, top_k=2),
-    # Without its latent attention, its shared expert (top_k is 9 for it) and its dense layers.
-    "deepseek-v3": llama(61, 7168, 128, 128, 2048, 129280, 4096, experts=256, top_k=9),
+    "1t": gpt(128, 25600, 160),
+    "mixtral": llama(32, 4096, 32, 8, 14336, 32000, 4096, experts=8, top_k=2),
+    "qwen3-235b": llama(94, 4096, 64, 4, 1536, 151936, 4096, experts=128, top_k=8, head_dim=128),
+    # Without the module that predicts one token more.
+    "deepseek-v3": llama(61, 7168, 128, 128, 2048, 129280, 4096, experts=256, top_k=8, shared=1,
+                         node_limit=4, dense_layers=3, dense_ffn=18432, head_dim=128, rope_dim=64,
+                         q_latent=1536, kv_latent=512),
 }
 
 
@@ -149,7 +209,10 @@ CLUSTERS = {
     "a100": Cluster(312e12, 0.869, 0.60, 2.039e12, 80e9, 300e9, 25e9),
     "h100": Cluster(989e12, 0.803 * 0.75, 0.55, 3.35e12, 80e9, 450e9, 50e9, has_fp8=True),
     "h200": Cluster(989e12, 0.803 * 0.75, 0.55, 4.8e12, 141e9, 450e9, 50e9, has_fp8=True),
+    "h800": Cluster(989e12, 0.803 * 0.75, 0.55, 3.35e12, 80e9, 200e9, 50e9, has_fp8=True),
     "b200": Cluster(2250e12, 0.803 * 0.75, 0.55, 8e12, 180e9, 900e9, 50e9, has_fp8=True),
+    "gb200": Cluster(2500e12, 0.803 * 0.75, 0.55, 8e12, 186e9, 900e9, 50e9, 72, has_fp8=True),
+    "gb300": Cluster(2500e12, 0.803 * 0.75, 0.55, 8e12, 279e9, 900e9, 100e9, 72, has_fp8=True),
     "tpu-v5p": Cluster(459e12, 0.803, 0.55, 2.765e12, 95e9, 180e9, 6.25e9, 8960, 1e-6),
 }
 HBM, NVLINK = 0.684, 0.595      # shares of those rates: fitted on table 1 (lab.planner.published)
@@ -169,6 +232,9 @@ class Software:
     ring: bool = False          # cp's keys go round behind attention; else they are gathered
     tp_hidden: float = 0        # the share of tp's messages behind compute: forward,
     tp_hidden_backward: float = 0       # and backward
+    ep_hidden: float = 0        # of ep's, behind another micro-batch, which goes the other way
+    ep_units: float = 20 / 132  # of a GPU's multiprocessors, those that are busy with that
+    two_hops: bool = False      # a row goes to a machine once, and is copied there to its experts
     dp_hidden: float = 0.9      # the share of a backward that dp's messages can hide behind
     gradient_bytes: int = 4     # of what dp sends
     one_card: bool = False      # a ring uses one network card of a node
@@ -182,6 +248,10 @@ SOFTWARE = {
     # Backward's messages of column-parallel layers run beside the weight gradient's matmul.
     "megatron-2022": replace(PAPER, fused_gradients=True, tp_hidden_backward=1),
     "megatron-2024": Software(ring=True, tp_hidden=0.9, tp_hidden_backward=0.9),
+    # 93% is what the report on it measures; DeepSeek calls what is left "near zero".
+    "megatron-moe": Software(ring=True, tp_hidden=0.9, tp_hidden_backward=0.9, ep_hidden=0.93,
+                             two_hops=True),
+    "deepseek-v3": Software(fp8=True, ep_hidden=1, two_hops=True),
     "torchtitan": Software(fused_gradients=False, keeps_gathered=True),
     "llama3": Software(tp_hidden_backward=0.5),
     "ours": Software(flash=False, fused_gradients=False, fused_swiglu=False, keeps_gathered=True,
@@ -196,7 +266,7 @@ class Layout:
     cp: int = 1
     pp: int = 1
     v: int = 1                  # slices of the model on each stage
-    ep: int = 1                 # of the dp ranks, those that share the experts
+    ep: int = 1                 # of a stage's dp x cp x tp ranks, those that share the experts
     zero: int = 0
     sp: bool = True             # sequence parallelism, where tp > 1
     micro_batch: int = 1
@@ -204,8 +274,8 @@ class Layout:
     schedule: str = "1f1b"      # which v > 1 interleaves; or zero-bubble, dualpipe-v
 
     @property
-    def sharers(self):
-        return self.dp * self.cp                        # who hold the same, but for experts
+    def stage(self):
+        return self.dp * self.cp * self.tp              # ranks of a stage
 
     def tokens(self, model):
         return self.micro_batch * model.seq / self.cp   # of a micro-batch, on a rank
@@ -218,19 +288,26 @@ class Layout:
                 "inside": cut, "keys and values": keys / self.cp if software.ring else keys,
                 "core": cut}
 
+    def cuts(self, model, software):
+        """In how many parts each kind of parameter is. (Each expert is whole on a GPU.)"""
+        return {"queries": self.tp, "keys": min(self.tp, model.kv_heads), "latents": 1,
+                "mlp": self.tp, "experts": self.ep, "norms": 1,
+                "tables": 1 if software.whole_tables else self.tp}
+
 
 # --------------------------------------------------------------------------------------- the memory
 
 def numbers_kept(model, tokens, software):
     """{class: numbers} of 16 bits that a layer keeps of so many tokens (chapter 01)."""
-    x, kv, hidden = tokens * model.dim, tokens * model.kv_dim, tokens * model.ffn * model.top_k
+    x, hidden = tokens * model.dim, tokens * model.ffn * (model.top_k + model.shared)
+    rows = x * model.top_k if model.experts > 1 else 0          # that experts read
     scores = tokens * model.heads * model.seq
     core = scores * 5 / 2 if software.dropout else scores       # weights, dropped, a mask of a byte
     of_mlp = (3 if software.fused_swiglu else 4) if model.gated else 2      # of its hidden features
     return {"outside": 2 * x + (x if software.dropout else 0),  # of norms; two masks of a byte
-            "inputs": 2 * x,                            # the norms' outputs, which matrices read
-            "inside": 2 * x + of_mlp * hidden,          # q, o's input; the MLP's
-            "keys and values": 2 * kv,
+            "inputs": 2 * (x + tokens * (model.q_latent + model.kv_latent)),    # norms' outputs
+            "inside": tokens * (model.queries + model.values) + of_mlp * hidden + rows,
+            "keys and values": tokens * model.keys,
             "core": 2 * tokens * model.heads if software.flash else core}   # log-sum-exps
 
 
@@ -254,17 +331,29 @@ def micro_batches_alive(layout, m, stage=0):
     return min(m, alive[layout.schedule])
 
 
+def layers_of_stage(model, layers, first=False):
+    """[(model, how many)] of the layers on the last stage, or the first: dense ones come first."""
+    dense = min(layers, model.dense_layers) if first else layers + model.dense_layers - model.layers
+    return [(model, layers - max(0, dense))] + [(model.dense, dense)] * (dense > 0)
+
+
+def layer_of_gpu(model, layout, software):
+    """Weights of a layer's matrices that a GPU has."""
+    cuts, matrices = layout.cuts(model, software), model.matrices(model.experts)
+    return sum(size / cuts[kind] for kind, size in matrices.items())
+
+
 def parameters_of_gpu(model, layout, software):
-    """{kind: (numbers, GPUs that hold the same)} on the fullest GPU, which is the last stage's: it
-    has a table, or both."""
-    t, layers, whole = layout.tp, math.ceil(model.layers / layout.pp), layout.dp * layout.cp
+    """{kind: (numbers, GPUs that hold the same)} on the fullest GPU, of the last stage or of the
+    first: it has a table, or both."""
+    layers, cuts = math.ceil(model.layers / layout.pp), layout.cuts(model, software)
     tables = 1 if model.tie or layout.pp > 1 and layout.schedule != "dualpipe-v" else 2
-    cuts = {"queries": t, "keys": min(t, model.kv_heads), "mlp": t * layout.ep, "norms": 1,
-            "tables": 1 if software.whole_tables else t}
-    numbers = {kind: layers * size for kind, size in model.matrices(model.experts).items()}
-    numbers |= {"norms": layers * model.norms + model.norm,
-                "tables": tables * model.vocab * model.dim}
-    return {kind: (size / cuts[kind], whole * t // cuts[kind]) for kind, size in numbers.items()}
+    stages = [add(*[(kind.matrices(kind.experts) | {"norms": kind.norms}, count)
+                    for kind, count in layers_of_stage(model, layers, first)])
+              for first in (False, True)]
+    numbers = max(stages, key=lambda stage: sum(stage[kind] / cuts[kind] for kind in stage))
+    numbers.update(norms=model.norm, tables=tables * model.vocab * model.dim)
+    return {kind: (size / cuts[kind], layout.stage // cuts[kind]) for kind, size in numbers.items()}
 
 
 def memory(model, layout, software, m):
@@ -274,8 +363,8 @@ def memory(model, layout, software, m):
     states = {cause: width * sum(size / (n if layout.zero >= stage else 1) for size, n in held)
               for cause, (width, stage) in widths.items()}
     if layout.zero == 3:                                # two layers are whole at a time, or a table
-        layer = model.weights(model.experts / layout.ep)
-        states["weights"] += 2 * max(2 * layer, model.vocab * model.dim) / layout.tp
+        layer = layer_of_gpu(model, layout, software)
+        states["weights"] += 2 * max(2 * layer, model.vocab * model.dim / layout.tp)
 
     alive = [micro_batches_alive(layout, m, stage) for stage in (0, layout.pp - 1)]
     kept = kept_by_layer(model, layout, software)
@@ -338,42 +427,74 @@ def add(*parts):
 
 def messages(model, layout):
     """{axis: (numbers, ranks, stride, calls)}: what rings over an axis gather and scatter in a
-    layer's forward, of a micro-batch. In backward it is as much."""
-    t, cp, tokens = layout.tp, layout.cp, layout.tokens(model)
-    keys = 2 * tokens * cp * model.kv_dim * max(1 / t, 1 / model.kv_heads)
-    return {"tp": (4 * tokens * model.dim, t, 1, 4), "cp": (keys, cp, t, 1),
-            "ep": (2 * tokens * model.top_k * model.dim, layout.ep, t * cp, 2)}
+    layer's forward, of a micro-batch; over ep, where each sends to all, rows of its own tokens go
+    to their experts and back. In backward it is as much. tp gathers latents where there are some,
+    and has nothing to send around experts, but for shared ones."""
+    t, cp, tokens, h = layout.tp, layout.cp, layout.tokens(model), model.dim
+    keys = tokens * cp * model.keys * max(1 / t, 1 / model.kv_heads)
+    ep, mlp = (layout.ep, 2 if model.shared else 0) if model.experts > 1 else (1, 2)
+    return {"tp": (tokens * ((model.latents or h) + h + mlp * h), t, 1, 2 + mlp),
+            "cp": (keys, cp, t, 1), "ep": (2 * tokens / t * model.top_k * h, ep, 1, 2)}
+
+
+def machines_of_token(model, machines):
+    """On how many of so many machines the top_k experts of a token lie, if all that may be are
+    chosen alike: of n experts, k are none of m in C(n - m, k) of C(n, k) cases."""
+    m, k = math.ceil(model.experts / machines), model.top_k
+    allowed = max(min(model.node_limit or machines, machines), math.ceil(k / m))
+    return allowed * (1 - math.comb(allowed * m - m, k) / math.comb(allowed * m, k))
+
+
+def seconds_of_rows(model, layout, machine):
+    """Over ep, forward. What leaves a machine goes beside what stays on NVLink."""
+    cluster, k = machine.cluster, model.top_k
+    numbers, ep, _, calls = messages(model, layout)["ep"]
+    machines = math.ceil(ep / cluster.per_node)
+    far, near = k * (1 - 1 / machines), k * (1 / machines - 1 / ep)     # rows of a token
+    if machine.software.two_hops:
+        far, near = machines_of_token(model, machines) * (1 - 1 / machines), k * (1 - machines / ep)
+    seconds = max(far / (cluster.nic * NIC), near / (cluster.nvlink * NVLINK)) * 2 * numbers / k
+    return seconds + (calls * (cluster.nic_alpha if far else cluster.alpha) if ep > 1 else 0)
 
 
 def layer_seconds(model, layout, machine):
     """{cause: seconds} of a layer for a micro-batch: forward, backward."""
     software, t, tokens = machine.software, layout.tp, layout.tokens(model)
-    h, kv, f, x = model.dim, model.kv_dim, model.ffn, tokens * model.dim
-    routed, fp8 = tokens * model.top_k, software.fp8    # rows that go through experts
-    own = model.experts / layout.ep                     # each has as many of the rows
-    keys = 2 * kv * max(1 / t, 1 / model.kv_heads)      # no head of keys is cut
-    matrices = [(tokens, h, h / t + keys, 1), (tokens, h / t, h, 1),
-                (routed / own, h, f * (2 if model.gated else 1) / t, own),
-                (routed / own, f / t, h, own)]
+    h, f, fp8, gates = model.dim, model.ffn, software.fp8, 2 if model.gated else 1
+    (q, queries), (kv, keys) = model.projections
+    keys *= max(1 / t, 1 / model.kv_heads)              # no head of keys is cut
+    matrices = [(tokens, h, queries / t + keys, 1), (tokens, model.values / t, h, 1)]
+    if model.latents:                                   # each rank makes those of its own tokens
+        matrices[:1] = [(tokens / t, h, model.latents, 1), (tokens, q, queries / t, 1),
+                        (tokens, kv, keys, 1)]
+    routed, wide = 0, f                                 # rows that go through experts; MLP's width
+    if model.experts > 1:
+        routed, wide, own = tokens / t * model.top_k, f * model.shared, model.experts / layout.ep
+        matrices += [(routed / own, h, gates * f, own), (routed / own, f, h, own)]
+    if wide:
+        matrices += [(tokens, h, gates * wide / t, 1), (tokens, wide / t, h, 1)]
     forward = {"matmul": sum(machine.matmul(*shape, fp8) for shape in matrices)}
     backward = {"matmul": sum(machine.matmul(m, n, k, times, fp8)
                               + machine.matmul(k, m, n, times, fp8) for m, k, n, times in matrices)}
 
     # Two products forward. Backward four, and in a flash kernel the scores once more.
-    heads, rows, d = layout.micro_batch * model.heads / t, model.seq / layout.cp, h / model.heads
-    products = (machine.matmul(rows, d, model.seq, heads)
+    heads, rows, d = layout.micro_batch * model.heads / t, model.seq / layout.cp, model.head
+    products = (machine.matmul(rows, d + model.rope_dim, model.seq, heads)
                 + machine.matmul(rows, model.seq, d, heads))
     score = heads * rows * model.seq / machine.bandwidth        # a byte of each
     dropout = 5 if software.dropout else 0
     forward["attention"] = products + (4 + dropout) * score
     backward["attention"] = 2 * products + (6 + dropout) * score
     if software.flash:                                  # half of a product's FLOPs
-        product = heads * rows * model.seq * d / (machine.cluster.peak * machine.cluster.attention)
-        forward["attention"], backward["attention"] = 2 * product, 5 * product
+        rate = machine.cluster.peak * machine.cluster.attention / (heads * rows * model.seq)
+        forward["attention"] = (2 * d + model.rope_dim) / rate
+        backward["attention"] = (5 * d + 3 * model.rope_dim) / rate
 
-    # Bytes of a number. Of the width: a norm 4 and 6, a residual 6 and 6, with dropout 7 and 11.
-    width, hidden = x / t if layout.sp else x, routed * f / t
-    rope = 4 * (x + tokens * kv) / t if model.gated else 0
+    # Bytes of a number. Of the width: a norm 4 and 6, a residual 6 and 6, with dropout 7 and 11. A
+    # row is sorted by its expert, and back, before it travels, too: 4 each time.
+    width, hidden = tokens * h / t if layout.sp else tokens * h, routed * f + tokens * wide / t
+    rope = 4 * tokens * (model.queries + model.keys / 2) / t if model.gated else 0
+    rope += (8 if layout.ep == 1 else 16) * routed * h
     passes = [(10, 6 if model.gated else 4), (12, 10 if model.gated else 6)]
     if software.dropout:
         passes = [(11, passes[0][1]), (17, passes[1][1])]
@@ -385,14 +506,15 @@ def layer_seconds(model, layout, machine):
         forward["elementwise"] += 4 * sum(inputs) / machine.bandwidth
         backward["elementwise"] += 4 * sum(outputs) / machine.bandwidth
     if not software.fused_gradients:
-        weights = model.weights(model.experts / layout.ep) / t
-        backward["weights"] = 8 * weights / machine.bandwidth
+        backward["weights"] = 8 * layer_of_gpu(model, layout, software) / machine.bandwidth
 
-    sent = {axis: machine.ring(2 * numbers, *ring)
-            for axis, (numbers, *ring) in messages(model, layout).items()}
-    if layout.ep > 1:                                   # no ring: each GPU sends to all others
-        spread = layout.ep * t * layout.cp
-        sent["ep"] *= machine.links(layout.ep, t * layout.cp) / machine.link(spread)
+    rings, rows = messages(model, layout), seconds_of_rows(model, layout, machine)
+    for part in (forward, backward) if rows and software.ep_hidden else ():
+        for cause in ("matmul", "attention"):
+            part[cause] /= 1 - software.ep_units
+    other = (sum(forward.values()) + sum(backward.values())) / 2        # of another micro-batch
+    sent = {axis: machine.ring(2 * rings[axis][0], *rings[axis][1:]) for axis in ("tp", "cp")}
+    sent["ep"] = rows - min(software.ep_hidden * rows, other)
     hidden = software.tp_hidden_backward                # with sp all_gathers are left, half of all
     hidden = min(hidden, 0.5) if layout.sp and not software.tp_hidden else hidden
     for part, share in ((forward, software.tp_hidden), (backward, hidden)):
@@ -416,7 +538,9 @@ def step_seconds(model, layout, cluster, software, batch):
     last one, which has the head, unless layers do not divide and it has one less than others."""
     machine, t, p = Machine(cluster, software), layout.tp, layout.pp
     m, layers = batch // (layout.dp * layout.micro_batch), math.ceil(model.layers / p)
-    forward, backward = layer_seconds(model, layout, machine)
+    kinds = layers_of_stage(model, layers)
+    forward, backward = (add(*zip(parts, (count for _, count in kinds))) for parts in zip(*(
+        layer_seconds(kind, layout, machine) for kind, _ in kinds)))
     tokens, columns = layout.tokens(model), model.vocab / t
     head = {"matmul": 3 * machine.matmul(tokens, model.dim, columns),
             "elementwise": 20 * tokens * columns / machine.bandwidth}   # loss, in float32
@@ -424,33 +548,33 @@ def step_seconds(model, layout, cluster, software, batch):
         head["weights"] = 8 * model.dim * columns / machine.bandwidth
     again = {"none": {}, "full": forward,               # computed once more, in backward
              "selective": {} if software.flash else {"attention": forward["attention"]}}
-    layer = add((forward, 1), (backward, 1), (again[layout.recompute], 1))
-    last, usual = add((layer, model.layers // p), (head, 1)), add((layer, layers))
+    usual = add((forward, 1), (backward, 1), (again[layout.recompute], 1))
+    last = add((usual, model.layers // p / layers), (head, 1))
     stage = max(last, usual, key=lambda part: sum(part.values()))
     if p > 1:
         size = 2 * tokens * model.dim
-        message = size / t / machine.link(p * t * layout.sharers)
+        message = size / t / machine.link(p * layout.stage)
         message += 0 if layout.sp else machine.ring(size, t, 1)     # scattered over tp, gathered
         stage["pp"] = usual["pp"] = 2 * layout.v * message
 
     # Bytes of a parameter, in every micro-batch and once a step: gradients g, weights 2.
     held, g = parameters_of_gpu(model, layout, software).values(), software.gradient_bytes
-    calls, there = layers / len(held), layers * sum(forward.values())
+    calls, there = layers / len(held), sum(forward.values())
     back = sum(usual.values()) - there
 
     def waits(compute, *widths):
         """For rings of so many bytes of each parameter, if this compute does not hide them."""
-        sent = sum(machine.ring(width * size, n, layout.sharers * t // n, calls)
+        sent = sum(machine.ring(width * size, n, layout.stage // n, calls)
                    for size, n in held for width in widths)
         return max(0, sent - software.dp_hidden * compute)
 
     stage["dp"] = usual["dp"] = {2: waits(back, g), 3: waits(there, 2) + waits(back, 2, g)}.get(
         layout.zero, 0)
     seconds = add((stage, m))
-    W = layers * backward["matmul"] / 2
+    W = backward["matmul"] / 2
     seconds["bubble"] = bubble(layout, there, sum(usual.values()) - there - W, W)   # no head
     once = [(g, g), (g, 2), (2,), ()][layout.zero]
-    seconds["dp"] += waits(layers * sum(backward.values()), *once)
+    seconds["dp"] += waits(sum(backward.values()), *once)
     updated = sum(size / (n if layout.zero else 1) for size, n in held)
     seconds["optimizer"] = 60 * updated / machine.bandwidth
     return seconds
@@ -458,56 +582,23 @@ def step_seconds(model, layout, cluster, software, batch):
 
 def step_flops(model, batch, scores="all", recompute="none"):
     """FLOPs of a step by a convention. scores: "all" of attention, or the "causal" half."""
-    weights, passes = model.layers * model.weights(model.top_k), 4 if recompute == "full" else 3
-    attention = 4 * model.seq * model.dim * model.layers * (0.5 if scores == "causal" else 1)
+    weights, passes = model.weights_of_layers(model.top_k), 4 if recompute == "full" else 3
+    columns = model.queries + model.values              # of both products
+    attention = 2 * model.seq * columns * model.layers * (0.5 if scores == "causal" else 1)
     head = 2 * model.vocab * model.dim                  # never recomputed
     return batch * model.seq * (passes * (2 * weights + attention) + 3 * head)
-
-
-# --------------------------------------------- rooflines: the scaling book's, and the playbook's A3
-
-def tokens_of_data_parallel(flops, bandwidth):
-    """Tokens of a chip below which dp or ZeRO-3 wait: 8·D·F bytes of a layer's messages take longer
-    than the 8·D·F·tokens FLOPs of its backward."""
-    return flops / bandwidth
-
-
-def largest_tensor_parallel(ffn, flops, bandwidth):
-    """The degree from which on tp waits: messages of 4·B·D bytes for 4·B·D·F/tp FLOPs."""
-    return ffn * bandwidth / flops
-
-
-def best_data_parallel(tokens, chips, ffn, axes=(2, 1)):
-    """How many of the chips ZeRO-3 should have, and tp the others: both send equally long then.
-    axes: of the torus, that each of the two has."""
-    return math.sqrt(tokens / ffn * axes[0] / axes[1] * chips)
-
-
-def tokens_of_both(ffn, flops, bandwidth):
-    """Tokens of a chip below which ZeRO-3 and tp, at their best, wait together."""
-    return (flops / bandwidth) ** 2 / (2 * ffn)
-
-
-def sending_over_computing(tokens, n, dim, layers, flops, bandwidth):
-    """The playbook's A3, of layers with 16·dim² weights: {axis of n ranks: seconds of its messages
-    over those of the compute that could hide them}. tokens: of a rank. layers: of a stage."""
-    ratio = flops / bandwidth           # of numbers of 2 bytes; of 1 in A3, but for dp's: half
-    return {"dp": (n - 1) / n * ratio / tokens,         # gradients, behind backward
-            "zero-3": (n - 1) / n * ratio / tokens,     # a layer's weights, behind forward
-            "tp": (n - 1) / dim * ratio,                # a gather, behind the next matrix
-            "pp": ratio / (16 * dim * layers)}          # a message, behind the next stage
-
-
-def best_checkpoints(layers, kept_by_input, kept_by_layer):
-    """Megatron's trade: with c checkpoints, a stage keeps c inputs, and the layers of one part
-    while they are computed again. This c keeps least; if it is above layers, each is its own."""
-    return math.sqrt(layers * kept_by_layer / kept_by_input)
 
 
 # --------------------------------------------------------------------------------------- the search
 
 CHOICES = {"recompute": ("none", "selective", "full"), "zero": range(4),
            "schedule": ("1f1b", "zero-bubble", "dualpipe-v")}
+
+
+def largest(part, count=4):
+    """The largest causes, as shares of all."""
+    first = sorted(part, key=part.get, reverse=True)[:count]
+    return ", ".join(f"{cause} {part[cause] / sum(part.values()):.0%}" for cause in first)
 
 
 class Plan:
@@ -541,9 +632,11 @@ def misfit(model, layout, gpus, batch):
     """Why a layout does not divide; None: it does."""
     ranks, layers = layout.tp * layout.cp * layout.pp, math.ceil(model.layers / layout.pp)
     divides = [("gpus", gpus, "tp x cp x pp", ranks), ("heads", model.heads, "tp", layout.tp),
-               ("ffn", model.ffn, "tp", layout.tp), ("seq", model.seq, "cp", layout.cp),
+               ("ffn", 0 if model.experts > 1 and not model.shared else model.ffn, "tp", layout.tp),
+               ("dense-ffn", model.dense_ffn, "tp", layout.tp), ("seq", model.seq, "cp", layout.cp),
                ("batch", batch, "dp x micro-batch", layout.dp * layout.micro_batch),
-               ("dim", model.dim, "heads", model.heads), ("dp", layout.dp, "ep", layout.ep),
+               ("dim", 0 if model.head_dim else model.dim, "heads", model.heads),
+               ("dp x cp x tp", layout.stage, "ep", layout.ep),
                ("heads", model.heads, "kv-heads", model.kv_heads),
                ("experts", model.experts, "ep", layout.ep), ("a stage", layers, "v", layout.v)]
     for what, size, by, degree in divides:
@@ -575,7 +668,7 @@ def degrees(model, cluster, software, gpus, fixed, most):
     slices = [v for v in range(1, 9) if any(-(-model.layers // pp) % v == 0 for pp in stages)]
     again = ("none", "full") if software.flash else ("none", "selective", "full")
     tried = {"tp": powers(min(8, cluster.per_node)), "cp": powers(max(1, model.seq // 4096)),
-             "pp": stages, "v": slices, "ep": powers(model.experts), "zero": range(4),
+             "pp": stages, "v": slices, "ep": powers(min(model.experts, gpus)), "zero": range(4),
              "micro_batch": powers(most), "recompute": again}
     return tried | {name: [value] for name, value in fixed.items()}
 
@@ -599,61 +692,6 @@ def search(model, cluster, software, gpus, batch, fixed, most=16):
             (others if found.why else fit).append(found)
     may = [found for found in others if found.memory and found.bytes < ERROR * cluster.memory]
     return sorted(fit or may, key=lambda found: (found.total, found.bytes)), others
-
-
-# ----------------------------------------------------------------------------------------- in words
-
-def in_words(layout):
-    """The degrees that are not 1, and what else differs from a Layout()."""
-    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in asdict(layout).items()
-                     if value != getattr(Layout(), name) and name != "sp") or "nothing is shared"
-
-
-def largest(part, count=4):
-    """The largest causes, as shares of all."""
-    first = sorted(part, key=part.get, reverse=True)[:count]
-    return ", ".join(f"{cause} {part[cause] / sum(part.values()):.0%}" for cause in first)
-
-
-def difference(plan, other):
-    """In which cause a plan differs most from another one, in seconds."""
-    seconds = {cause: plan.seconds.get(cause, 0) - other.seconds.get(cause, 0)
-               for cause in plan.seconds | other.seconds}
-    cause = max(seconds, key=lambda cause: abs(seconds[cause]))
-    return f"{cause} {seconds[cause]:+.2g} s"
-
-
-def neighbours(layout, software):
-    """Yield what could be otherwise: ("tp 4", the layout with dp as it was), and so on."""
-    for axis in ("tp", "cp", "pp", "v", "micro_batch") if layout.pp > 1 else (
-            "tp", "cp", "pp", "micro_batch"):
-        now = getattr(layout, axis)
-        for degree in [now // 2] * (now > 1) + [now * 2]:
-            other = replace(layout, **{axis: degree})
-            if axis == "pp":                            # a slice has as many layers as it had
-                other = replace(other, v=max(1, layout.v * now // degree) if degree > 1 else 1)
-            yield f"{axis.replace('_', '-')} {degree}", other
-    for name in ("zero", "recompute"):
-        for choice in CHOICES[name]:
-            if choice != getattr(layout, name) and not (choice == "selective" and software.flash):
-                yield f"{name} {choice}", replace(layout, **{name: choice})
-
-
-def explain(model, cluster, software, gpus, batch, plan):
-    """Yield what limits a plan, and what the next degrees of each axis would change."""
-    yield f"{in_words(plan.layout)}: its {plan.total:.3g} s are {largest(plan.seconds)}."
-    yield f"Its {plan.bytes / 1e9:.0f} GB of a GPU are {largest(plan.memory)}."
-    for name, layout in neighbours(plan.layout, software):
-        layout = replace(layout, dp=gpus // (layout.tp * layout.cp * layout.pp) or 1,
-                         sp=layout.tp > 1 and (layout.sp or plan.layout.tp == 1))
-        other = Plan(model, layout, cluster, software, gpus, batch)
-        if not other.memory:
-            yield f"  with {name}: {other.why}"
-            continue
-        change = other.total / plan.total - 1
-        time = f"{abs(change):.0%} {'more' if change > 0 else 'less'} time"
-        room = f"but it {other.why}" if other.why else f"and {other.bytes / 1e9:.0f} GB"
-        yield f"  with {name} it would take {time} (mostly {difference(other, plan)}), {room}"
 
 
 if __name__ == "__main__":

@@ -191,9 +191,11 @@ def compare(n, device):
         if world not in clusters:
             clusters[world] = calibrated(world)
             yield clusters[world]
-        layout = planned(chapter, world)[1]
+        degrees = layout_of(chapter, world) | {"micro-batch": micro_batch(chapter, world)}
+        layout = ", ".join(f"{axis} {degree}" for axis, degree in degrees.items()
+                           if axis != "sp" and degree > 1)
         measured = seconds_of_a_step(recorded(chapter, world, device))
-        yield (chapter, world, planner().in_words(layout), measured,
+        yield (chapter, world, layout, measured,
                predicted_seconds(chapter, world, clusters[world]))
 
 

@@ -45,11 +45,14 @@ def choices():
     first, figure = ten(), rooms_with("figure")["10"]
     return {
         "models": {name: {"seq": model.seq, "layers": model.layers, "experts": model.experts,
+                          "shared": model.shared, "node_limit": model.node_limit,
                           "parameters": model.parameters()}
                    for name, model in first.MODELS.items()},
         "clusters": {name: {"memory": cluster.memory, "per_node": cluster.per_node}
                      for name, cluster in first.CLUSTERS.items()},
-        "software": list(first.SOFTWARE), "recompute": first.CHOICES["recompute"],
+        "software": list(first.SOFTWARE),
+        "two_hops": {name: software.two_hops for name, software in first.SOFTWARE.items()},
+        "recompute": first.CHOICES["recompute"],
         "layout_schedules": first.CHOICES["schedule"], "causes": planning.CAUSES,
         "map": {"models": figure.MODELS, "gpus": figure.GPUS, "tokens": figure.TOKENS},
         "schedules": list(by_hand()),
@@ -135,8 +138,9 @@ def plan(asked):
     try:
         found = first.Plan(of.model, layout, of.cluster, of.software, of.gpus, of.batch)
         told = plan_as_data(of, found)
-        told["explain"] = list(first.explain(of.model, of.cluster, of.software, of.gpus, of.batch,
-                                             found)) if found.memory else []
+        told["explain"] = list(planning.explain(
+            first, of.model, of.cluster, of.software, of.gpus, of.batch, found)
+        ) if found.memory else []
     except (OverflowError, ZeroDivisionError):
         raise Refused("these numbers are too large to compute with") from None
     return told | {

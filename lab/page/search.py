@@ -18,8 +18,8 @@ SHOWN = 10
 
 def plan_as_data(asked, plan):
     """A plan, as the page shows it; without bytes and seconds where the layout does not divide."""
-    told = {"layout": vars(plan.layout), "words": asked.ten.in_words(plan.layout), "why": plan.why,
-            "memory": plan.memory}
+    told = {"layout": vars(plan.layout), "words": planning.in_words(asked.ten, plan.layout),
+            "why": plan.why, "memory": plan.memory}
     if plan.memory:
         speed = planning.as_json(asked, [plan])
         told |= {key: speed[key] for key in ("time", "tokens_per_second_per_gpu", "tflops", "mfu")}

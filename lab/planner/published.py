@@ -1,7 +1,6 @@
-"""What was published, beside what chapter 10 predicts; and worked problems.
+"""What was published, beside what chapter 10 predicts.
 
     python 10_planner.py --published
-    python 10_planner.py --problems
 
 Rows: layers, dim, heads, tp, pp, v, GPUs, batch, micro-batch; then what was measured: TFLOP/s of a
 GPU, or seconds of a step. All models have sequences of 2,048 tokens, a vocabulary of 51,200 and
@@ -12,6 +11,8 @@ published with it. ten: chapter 10's module, whichever is held to them.
 import functools
 import itertools
 from dataclasses import replace
+
+from lab.planner import mixtures
 
 CONSTANT = 146          # TFLOP/s: what fits table 1 best, if it were the same for all
 
@@ -113,8 +114,10 @@ def in_words(errors):
 def beyond(ten):
     """The tables of which the planner is further off than it may be."""
     found = {name: mean_and_largest(errors(rows(ten, name))[0]) for name in PUBLISHED}
+    found |= {name: mean_and_largest(mixtures.errors(ten, name)) for name in mixtures.PUBLISHED}
+    goals = GOALS | mixtures.GOALS
     wrong = [name for name, (mean, largest) in found.items()
-             if mean > GOALS[name][0] or largest > GOALS[name][1]]
+             if mean > goals[name][0] or largest > goals[name][1]]
     left_out, _ = mean_and_largest(leave_one_out(ten))
     return wrong + ["table 1, left out"] * (left_out > LEFT_OUT)
 
@@ -133,6 +136,17 @@ def tables(ten):
                f"{mean:.0%} and {largest:.0%}")
     yield (f"table 1, each row predicted by constants fitted on the other nine: "
            f"{in_words(leave_one_out(ten))}")
+    yield "\nmixtures of experts: nothing is fitted on these"
+    for name, (source, *_) in mixtures.PUBLISHED.items():
+        yield source
+        yield f"  {mixtures.HEAD:<58}{'published':>10}{'planner':>9}"
+        for row, told, ours in mixtures.rows(ten, name):
+            yield f"  {row:<58}{told:10.4g}{ours:9.4g}{ours / told - 1:+8.1%}"
+        mean, largest = mixtures.GOALS[name]
+        yield (f"  errors: {in_words(mixtures.errors(ten, name))}; to be at most {mean:.0%} and "
+               f"{largest:.0%}")
+    every = [error for name in mixtures.PUBLISHED for error in mixtures.errors(ten, name)]
+    yield f"{sum(abs(error) <= 0.2 for error in every)} of {len(every)} rows are within 20%"
     wrong = beyond(ten)
     yield f"✗ further off than may be: {'; '.join(wrong)}" if wrong else "✓ as near as it must be"
 
@@ -159,70 +173,3 @@ def fit(ten, without=None, start=(0.685, 0.584)):
 def leave_one_out(ten):
     """The error of each row of table 1, if it had not been there for the fit."""
     return [errors(rows(ten, "table 1", *fit(ten, without=i)))[0][i] for i in range(10)]
-
-
-def problems(ten):
-    """Yield the worked problems of the scaling book's part 5: LLaMA-2 13B, 4,096 chips of TPU v5p.
-    The book's answers stand in brackets."""
-    model = ten.Model(40, 5120, 40, 40, 13824, True, 32000, 32768, False)
-    chips, tokens, flops, link, hbm = 4096, 3e6, 4.59e14, 1.8e11, 96e9
-    numbers, shards = model.parameters(), ten.best_data_parallel(tokens, chips, model.ffn)
-    states, kept = 10 * numbers, 2 * model.layers * (model.dim + 2 * model.ffn)     # a token
-    dp, both = (ten.tokens_of_data_parallel(flops, 3 * link),
-                ten.tokens_of_both(model.ffn, flops, link))
-    yield f"1. It has {numbers / 1e9:.1f} G parameters (13.0)."
-    yield (f"2. With 16 M tokens, states take {states / 1e9:.0f} GB (130) and three activations "
-           f"of a layer {16e6 * kept / 1e12:.0f} TB (42).")
-    yield (f"3. With 3 M tokens: dp alone does not fit, {states / 1e9:.0f} GB on a chip of "
-           f"{hbm / 1e9:.0f} GB. ZeRO-3 fits, {(states + tokens * kept) / 1e12:.0f} TB (8) of "
-           f"{chips * hbm / 1e12:.0f} TB (393), but over three axes it waits below {dp:.0f} tokens "
-           f"of a chip (850), and there are {tokens / chips:.0f}. With tp, it waits below "
-           f"{both:.0f} (235): so ZeRO-3 over {shards:.0f} chips (1333), say 1,024, and tp over "
-           f"4. A step takes "
-           f"{6 * tokens * numbers / (chips * flops * 0.4):.2f} s at 40% (0.3).")
-    tp = ten.largest_tensor_parallel(model.ffn, flops, link)
-    yield f"   tp alone waits beyond {tp:.1f} chips for each axis of the torus."
-    yield from overlap(ten)
-    yield from micro_batches(ten)
-    yield from recomputation(ten)
-
-
-def overlap(ten):
-    """The playbook's A3 for the 70b on H100s, and from which degree on messages cannot hide."""
-    model, h100 = ten.MODELS["70b"], ten.CLUSTERS["h100"]
-    yield ("4. The playbook's A3, for the 70b on H100s: seconds of messages over seconds of the "
-           "compute that could hide them, 8,192 tokens on a rank, 8 ranks, 10 layers in a stage, 2 "
-           "bytes a number.")
-    for name, bandwidth in (("NVLink", h100.nvlink), ("a network card", h100.nic)):
-        ratios = ten.sending_over_computing(8192, 8, model.dim, 10, h100.peak, bandwidth)
-        yield f"   over {name}: " + ", ".join(f"{axis} {x:.3f}" for axis, x in ratios.items())
-
-
-def micro_batches(ten):
-    """Megatron's figure 16: which micro-batch is fastest."""
-    model, layout = ten.gpt(32, 15360, 120), ten.Layout(1, 8, pp=8, sp=False, recompute="full")
-    seconds = {b: sum(ten.step_seconds(model, replace(layout, micro_batch=b), ten.CLUSTERS["a100"],
-                                       ten.SOFTWARE["megatron-2021"], 128).values())
-               for b in (1, 2, 4, 8)}
-    best = min(seconds, key=seconds.get)
-    yield ("5. Megatron's micro-batch, 91 G parameters, tp 8, pp 8, a batch of 128: "
-           + ", ".join(f"{b}: {s:.1f} s" for b, s in seconds.items())
-           + f". {best} is best (2): smaller ones have thin matmuls, larger ones a long bubble.")
-
-
-def recomputation(ten):
-    """Megatron's trade: 145 G parameters, tp 8, pp 16: time, memory, and how many checkpoints."""
-    model, software = ten.gpt(80, 12288, 96), ten.SOFTWARE["megatron-2021"]
-    layouts = {again: ten.Layout(1, 8, pp=16, sp=False, recompute=again)
-               for again in ("none", "full")}
-    seconds = {again: sum(ten.step_seconds(model, layout, ten.CLUSTERS["a100"], software,
-                                           64).values()) for again, layout in layouts.items()}
-    bytes_of = {again: ten.memory(model, layout, software, 64)["activations"] / 1e9
-                for again, layout in layouts.items()}
-    kept = {again: ten.kept_by_layer(model, layout, software) for again, layout in layouts.items()}
-    best = ten.best_checkpoints(80 // 16, kept["full"], kept["none"])
-    yield (f"6. Recomputation, 145 G parameters on 128 A100s: it costs "
-           f"{1 - seconds['none'] / seconds['full']:.0%} of the speed (up to 33%), and leaves "
-           f"{bytes_of['full']:.0f} of {bytes_of['none']:.0f} GB of activations. {best:.0f} "
-           f"checkpoints would keep least, in a stage of {80 // 16} layers: so each layer is one "
-           "(every 1 or 2).")

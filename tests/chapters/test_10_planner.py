@@ -23,7 +23,7 @@ import pytest
 import common
 from lab.bench import anatomy
 from lab.cli import refusals
-from lab.planner import planning, published
+from lab.planner import planning, problems, published
 from tests.conftest import ROOT, chapter, some
 from tests.support import every_command, trials
 
@@ -86,7 +86,7 @@ def test_micro_batch_of_two_is_best_where_megatron_found_it_best(ten):
 
 
 def test_worked_problems_have_the_books_answers(ten):
-    text = " ".join(published.problems(ten))
+    text = " ".join(problems.problems(ten))
     for answer in ("13.0 G parameters (13.0)", "130 GB (130)", "42 TB (42)", "8 TB (8)",
                    "393 TB (393)", "850 tokens of a chip (850)", "below 235 (235)",
                    "over 1333 chips (1333)", "0.31 s", "2 is best (2)", "24% of the speed",
@@ -99,7 +99,7 @@ def test_messages_over_compute_are_the_playbooks(ten):
     model, n, tokens = ten.Model(1, 64, 4, 4, 256, True, seq=32, vocab=1), 4, 32
     cluster = ten.Cluster(1e12, 1, 1, 1e30, 1, nvlink=1e9 / ten.NVLINK, nic=1, alpha=0)
     machine, weights = ten.Machine(cluster, ten.Software()), 16 * 64**2
-    ratios = ten.sending_over_computing(tokens, n, 64, 1, 1e12, 1e9)
+    ratios = problems.sending_over_computing(tokens, n, 64, 1, 1e12, 1e9)
     forward = 2 * tokens * weights / 1e12
     assert model.weights(1) == weights
     assert ratios["zero-3"] == pytest.approx(machine.ring(2 * weights, n, 1) / forward)
@@ -114,10 +114,10 @@ def test_messages_over_compute_are_the_playbooks(ten):
         assert ratios[axis] == pytest.approx(2 * ratio * rate), axis
 
 
-def test_best_checkpoints_keep_least(ten):
+def test_best_checkpoints_keep_least():
     layers, of_input, of_layer = 36, 1.0, 4.0
     kept = {c: c * of_input + layers / c * of_layer for c in range(1, layers + 1)}
-    assert ten.best_checkpoints(layers, of_input, of_layer) == min(kept, key=kept.get) == 12
+    assert problems.best_checkpoints(layers, of_input, of_layer) == min(kept, key=kept.get) == 12
 
 
 # ----------------------------------------------------------------------- other chapters' formulas
@@ -179,7 +179,7 @@ def test_model_states_are_shared_out_as_in_chapter_03(ten):
 
     mixture = replace(model, experts=8)
     parts = held(mixture, ten.Layout(n, ep=2))
-    experts, holders = parts["mlp"]
+    experts, holders = parts["experts"]
     assert experts == 4 * 8 * 2 * 64 * 256 / 2 and holders == 2
     assert sum(size for size, _ in parts.values()) == mixture.parameters() - experts
     needed = ten.memory(mixture, ten.Layout(n, ep=2, zero=1), ten.Software(), 1)
@@ -286,7 +286,8 @@ def nine_runs():
             variant="hand", dtype="float32", precision="fp32", recompute="none", model=cfg,
             batch=128, micro_batch=1, pp=pp, cp=cp,
             tp=tp, ep=1, dp=None, zero=zero, schedule=schedule, experts=0, top_k=2, like=None,
-            order="pp,dp,cp,tp", node_size=8, keep_gathered=False)
+            order="pp,dp,cp,tp", node_size=8, keep_gathered=False,
+            shared_expert=False)
         nine.requires(args, 8)
         full = nine.build(args.model)
         schedules, owners = nine.make_schedule(schedule, pp, args.micro_batches)
@@ -306,12 +307,12 @@ class Parts(list):
         return []
 
 
-def test_rooflines_are_those_of_chapters_02_and_04(ten):
+def test_rooflines_are_those_of_chapters_02_and_04():
     flops, bandwidth = 989e12, 450e9
     tokens = chapter("02_data_parallel").tokens_to_hide(2, 10**9, flops, bandwidth)
-    assert ten.tokens_of_data_parallel(flops, bandwidth) == pytest.approx(tokens)
+    assert problems.tokens_of_data_parallel(flops, bandwidth) == pytest.approx(tokens)
     ranks = chapter("04_tensor_parallel").ranks_that_pay(4096, 2, flops, bandwidth)
-    assert ten.largest_tensor_parallel(4 * 4096, flops, bandwidth) == pytest.approx(ranks - 1)
+    assert problems.largest_tensor_parallel(4 * 4096, flops, bandwidth) == pytest.approx(ranks - 1)
 
 
 # ------------------------------------------------------------------------------- the command line

@@ -1,5 +1,6 @@
 """The exercises of chapter 10: seconds of a matmul and a message, memory, bubbles, search."""
 
+import itertools
 from dataclasses import replace
 
 from lab.classroom.exercise import Exercise, Same
@@ -39,7 +40,8 @@ def seconds_with_latency(chapter):
 
 
 def numbers_kept(chapter):
-    models = {"gpt": chapter.gpt(4, 64, 4, seq=32), "mixtral": chapter.MODELS["mixtral"]}
+    models = {name: chapter.MODELS[name] for name in ("mixtral", "deepseek-v3")}
+    models["gpt"] = chapter.gpt(4, 64, 4, seq=32)
     every = chapter.Software(), chapter.Software(flash=False), chapter.Software(False, True)
     return {f"{name} {software}": chapter.numbers_kept(model, 96, software)
             for name, model in models.items() for software in every}
@@ -73,7 +75,7 @@ def bubbles(chapter):
 def flops(chapter):
     return {f"{name} {scores} {recompute}":
             chapter.step_flops(chapter.MODELS[name], 3, scores, recompute)
-            for name in ("gpt3", "70b", "mixtral") for scores in ("all", "causal")
+            for name in ("gpt3", "70b", "mixtral", "deepseek-v3") for scores in ("all", "causal")
             for recompute in ("none", "full")}
 
 
@@ -88,6 +90,33 @@ def all_with_tp_2(chapter):
     plans, *_ = chapter.search(chapter.gpt(8, 1024, 16), chapter.CLUSTERS["a100"],
                                chapter.SOFTWARE["megatron-2021"], 4, 12, {"tp": 2}, 4)
     return [(plan.layout, plan.total) for plan in plans]
+
+
+def machines_of_a_token(chapter):
+    models = {"8 experts": chapter.MODELS["mixtral"], "256": chapter.MODELS["deepseek-v3"]}
+    return {f"{name}, limit {limit}, {machines} machines":
+            chapter.machines_of_token(replace(model, node_limit=limit), machines)
+            for name, model in models.items() for limit in (0, 1, 4) for machines in (1, 4, 8)}
+
+
+def rows_that_travel(chapter):
+    """There and back; with links of which one takes no time, and all the time of a call."""
+    model, layouts = chapter.MODELS["deepseek-v3"], {}
+    for (tp, ep), two_hops in itertools.product(((1, 8), (1, 64), (4, 64)), (False, True)):
+        for name, rates in (("network", {"nvlink": 1e30}), ("NVLink", {"nic": 1e30}),
+                            ("both", {"alpha": 1.0, "nic_alpha": 9.0})):
+            cluster = replace(chapter.CLUSTERS["h100"], **rates)
+            machine = chapter.Machine(cluster, chapter.Software(two_hops=two_hops))
+            layouts[f"tp {tp}, ep {ep}, {1 + two_hops} hops, {name}"] = chapter.seconds_of_rows(
+                model, chapter.Layout(64, tp, ep=ep), machine)
+    return layouts
+
+
+def parts_of_mixtures(chapter):
+    software, model = chapter.SOFTWARE["megatron-moe"], chapter.MODELS["deepseek-v3"]
+    return {f"{layout}": chapter.parameters_of_gpu(model, layout, software)
+            for layout in (chapter.Layout(64, pp=2, ep=64), chapter.Layout(4, 4, 2, ep=8),
+                           chapter.Layout(64, 2, pp=4, ep=128))}
 
 
 EXERCISES = [
@@ -130,8 +159,9 @@ EXERCISES = [
         ("For a GPT with dropout and without flash, all classes together come to "
          "s·b·h·(34 + 5·a·s/h) bytes. Which tensors are the 34, and in which class is each?",
          "Outside: the inputs of two norms, and two masks of a byte. Inputs: the outputs of "
-         "the norms. Inside: q, the input of o, and of the MLP two (with SwiGLU three) tensors "
-         "of ffn·top_k columns. Of the core 5 bytes a score with dropout, 2 without, and with "
+         "the norms, and latents before and behind theirs. Inside: q, the input of o, of the MLP "
+         "two (with SwiGLU three) tensors of ffn columns for each expert of a token, and the rows "
+         "that its top_k read. Of the core 5 bytes a score with dropout, 2 without, and with "
          "flash 4 bytes a row. Shares: 1/(tp·cp), but 1/cp where sp or keeps_gathered say so, "
          "and of the keys at least 1/kv_heads."),
         (Same(numbers_kept, "numbers of a layer"),
@@ -161,8 +191,8 @@ EXERCISES = [
         "are counted or the causal half. The embedding multiplies nothing.",
         ("How many FLOPs does a weight cost for a token, and how many the scores of a token "
          "with s others, of h columns in all heads?",
-         "2 for each weight that a token meets (weights(top_k) of each layer, and the head's); "
-         "4·s·h a layer for the scores. The head, "
+         "2 for each weight that a token meets (weights_of_layers(top_k), and the head's); "
+         "2·s·(queries + values) a layer for the scores, 4·s·h in most models. The head, "
          "2·vocab·h, is never recomputed: 3 passes, where all else has 4."),
         (Same(flops, "FLOPs"),),
     ),
@@ -179,5 +209,23 @@ EXERCISES = [
          "by (total, bytes)."),
         (Same(best_of_8b, "the five best of the 8b on 16 GPUs"),
          Same(all_with_tp_2, "all with tp 2 on 4 GPUs")),
+    ),
+    Exercise(
+        "10.7", "machines_of_token seconds_of_rows parameters_of_gpu", 3,
+        "`machines_of_token`: on how many of so many machines a token's top_k experts lie, if all "
+        "that node_limit allows are chosen alike. `seconds_of_rows`: how long it takes forward "
+        "until rows have gone to their experts and come back, by one hop or two. "
+        "`parameters_of_gpu`: what the fullest GPU has of each kind, and how many GPUs have the "
+        "same.",
+        ("Of 8 experts on 4 machines, 2 are chosen. How likely is it that neither lies on the "
+         "first machine, and what has that to do with how many machines there are on average?",
+         "Each machine is missed with C(n - m, k) / C(n, k). Of the machines of ep ranks one is a "
+         "token's own: 1 - 1/machines of its rows leave it, or of the machines by two hops, which "
+         "copy each row over NVLink, too. Both links are busy at once. Experts are held by "
+         "stage/ep GPUs, all else as layout.cuts says; dense layers lie on the first stage."),
+        (Same(machines_of_a_token, "machines of a token"),
+         Same(rows_that_travel, "seconds of rows"),
+         Same(parts_of_mixtures, "what a GPU has")),
+        "the way to experts, and who holds them",
     ),
 ]

@@ -34,8 +34,8 @@ EXHIBITS = [
         "layers do not divide by the stages, one stage has a layer more than the mean, too. For a "
         "32B model that decodes in eight stages, that made it a speedup of 8, which is 6.65.",
         "10_planner.py",
-        "last, usual = add((layer, model.layers // p), (head, 1)), add((layer, layers))\n",
-        "last = usual = add((layer, model.layers / p), (head, 1 / p))\n",
+        "    last = add((usual, model.layers // p / layers), (head, 1))\n",
+        "    last = usual = add((usual, model.layers / p / layers), (head, 1 / p))\n",
         *PUBLISHED, ("table 1", "table 5, selective"), ("table 2, PTD",),
     ),
     Exhibit(

@@ -4,7 +4,7 @@ import functools
 
 from lab.bench.drawing import blank
 from lab.chapters import chapter
-from lab.planner import published
+from lab.planner import planning, published
 
 OF = None               # no run's
 COLORS = ["#355070", "#6d597a", "#b56576", "#e56b6f", "#eaac8b", "#8d99ae", "#457b9d", "#2a9d8f",
@@ -89,7 +89,8 @@ def draw_memory(axes):
 def draw_seconds(axes):
     """Where the seconds of the ten best plans of the 405b go."""
     plans = best("405b", 4096, software="llama3")[:10]
-    names, left = [chapter("10").in_words(plan.layout) for plan in plans], [0] * len(plans)
+    ten, left = chapter("10"), [0] * len(plans)
+    names = [planning.in_words(ten, plan.layout) for plan in plans]
     for cause, color in zip(CAUSES, COLORS):
         widths = [plan.seconds.get(cause, 0) for plan in plans]
         if any(widths):

@@ -2,7 +2,8 @@
 "use strict";
 
 const LAYOUT = ["tp", "cp", "pp", "v", "ep", "zero", "micro_batch", "recompute", "schedule", "sp"];
-const QUESTION = ["model", "cluster", "software", "gpus", "batch", "seq"];
+const MIXTURE = ["shared", "node_limit", "two_hops"];    // in place of the model's and the software's
+const QUESTION = ["model", "cluster", "software", "gpus", "batch", "seq", ...MIXTURE];
 
 const choices = window.CHOICES;
 const defaults = { model: "70b", cluster: "h100", software: "megatron-2024", gpus: 512 };
@@ -15,7 +16,8 @@ const batchOf = (name, seq) => Math.max(1, Math.floor(choices.map.tokens / seq))
 function completed(link) {                              // what a link leaves out
   const found = { ...defaults, ...link };
   if (!choices.models[found.model]) found.model = defaults.model;
-  for (const name of ["gpus", "batch", "seq", "tp", "cp", "pp", "v", "ep", "zero", "micro_batch"]) {
+  for (const name of ["gpus", "batch", "seq", "tp", "cp", "pp", "v", "ep", "zero", "micro_batch", "shared",
+                      "node_limit"]) {
     if (name in found) found[name] = Math.max(0, Math.floor(Number(found[name]) || 0));
   }
   found.seq ||= choices.models[found.model].seq;
@@ -26,6 +28,7 @@ function completed(link) {                              // what a link leaves ou
 function asked(names) {                                 // the parameters of a question
   const question = {};
   for (const name of names) if (name in state) question[name] = state[name];
+  if (model().experts === 1) for (const name of MIXTURE) delete question[name];
   if (question.seq === model().seq) delete question.seq;
   return question;
 }
@@ -51,6 +54,9 @@ function setUp() {
   controls.gpus = number("gpus", () => change("gpus"));
   controls.batch = number("batch", () => change("batch"));
   controls.seq = slider("seq", powers(2 ** 20, 1024), state.seq, () => change("seq"));
+  controls.shared = slider("shared", [0], 0, () => change("shared"));
+  controls.node_limit = slider("node_limit", [0], 0, () => change("node_limit"));
+  controls.two_hops = selector("two_hops", ["true", "false"], "false", () => change("two_hops"));
   $("#question").append(...QUESTION.map(name => controls[name]));
   for (const name of LAYOUT) {
     const values = { recompute: choices.recompute, schedule: choices.layout_schedules,
@@ -70,8 +76,9 @@ function forget() {                                     // the layout: the best 
 
 function change(name) {
   const value = controls[name].value, before = state[name];
-  state[name] = ["model", "cluster", "software", "recompute", "schedule", "sp"].includes(name)
-    ? value : Math.max(name === "zero" ? 0 : 1, Math.floor(Number(value) || 1));
+  state[name] = ["model", "cluster", "software", "recompute", "schedule", "sp", "two_hops"].includes(name)
+    ? value : Math.max(["zero", ...MIXTURE].includes(name) ? 0 : 1, Math.floor(Number(value) || 0));
+  if (["model", "software"].includes(name)) for (const other of MIXTURE) delete state[other];
   if (name === "model") state.seq = model().seq;
   if (["model", "seq"].includes(name)) state.batch = batchOf(state.model, state.seq);
   if (QUESTION.includes(name)) forget();
@@ -92,9 +99,15 @@ function show() {                                       // the state, on the con
                    pp: divisors(gpus, Math.min(layers, 256)), micro_batch: powers(16),
                    v: state.pp > 1 ? divisors(Math.ceil(layers / state.pp), 8) : [1],
                    ep: experts > 1 ? powers(experts) : [1] };
+  const own = { shared: model().shared, node_limit: model().node_limit,
+                two_hops: String(choices.two_hops[state.software]) };
+  for (const name of MIXTURE) {
+    controls[name].hidden = experts === 1;
+    controls[name].set(upTo(16, 0), state[name] ?? own[name]);
+  }
   for (const name of [...QUESTION, ...LAYOUT]) {
     const control = controls[name];
-    if (name in state) control.set(values[name], state[name]);
+    if (name in state && !(name in own)) control.set(values[name], state[name]);
   }
 }
 

@@ -42,4 +42,16 @@ WRONG = {
         Wrong("(others if found.why else fit)", "(fit if found.memory else others)",
               "the five best"),
     ],
+    "10.7": [
+        Wrong("math.comb(allowed * m - m, k)", "math.comb(allowed * m - k, m)",
+              "machines of a token"),
+        Wrong("min(model.node_limit or machines, machines)", "machines", "machines of a token"),
+        Wrong("max(far / (cluster.nic * NIC), near / (cluster.nvlink * NVLINK))",
+              "(far / (cluster.nic * NIC) + near / (cluster.nvlink * NVLINK))", "seconds of rows"),
+        Wrong("k * (1 / machines - 1 / ep)", "k * (1 - 1 / ep)", "seconds of rows"),
+        Wrong("machines_of_token(model, machines) * (1 - 1 / machines)",
+              "machines_of_token(model, machines)", "seconds of rows"),
+        Wrong("layout.stage // cuts[kind]", "layout.dp * layout.cp", "what a GPU has"),
+        Wrong("for first in (False, True)]", "for first in (False,)]", "what a GPU has"),
+    ],
 }

@@ -35,7 +35,8 @@ def test_a_plan_is_the_planners(ten):
     assert not answers.plan({"gpus": "8"})["layout"]["sp"]              # with tp alone
     refused = answers.plan({"gpus": "8", "tp": "3"})
     assert refused["memory"] is None and "not a multiple of tp" in refused["why"]
-    assert not told["caveats"] and "do not rely" in answers.plan({"model": "mixtral"})["caveats"][0]
+    assert not told["caveats"]
+    assert "22 are within 20%" in answers.plan({"model": "mixtral"})["caveats"][0]
     times = []
     for _ in range(5):
         start = time.perf_counter()
@@ -51,7 +52,8 @@ def test_the_ten_best_are_the_planners(ten):
     fit, _ = asked.find(64, {"tp": 2})
     assert told["fits"] and told["count"] == len(fit) and len(told["plans"]) == 10
     for plan, one in zip(fit, told["plans"]):
-        assert one["layout"] == vars(plan.layout) and one["words"] == ten.in_words(plan.layout)
+        assert one["layout"] == vars(plan.layout)
+        assert one["words"] == planning.in_words(ten, plan.layout)
         assert (one["seconds"], one["bytes"]) == (plan.total, plan.bytes)
     nothing = answers.best({"model": "405b", "gpus": "8"})
     assert not nothing["fits"] and nothing["plans"] == []

@@ -1,0 +1,116 @@
+"""Worked problems, and the rooflines of the scaling book and the playbook.
+
+    python 10_planner.py --problems
+
+ten: chapter 10's module, whichever is held to them.
+"""
+
+import math
+from dataclasses import replace
+
+# --------------------------------------------- rooflines: the scaling book's, and the playbook's A3
+
+def tokens_of_data_parallel(flops, bandwidth):
+    """Tokens of a chip below which dp or ZeRO-3 wait: 8·D·F bytes of a layer's messages take longer
+    than the 8·D·F·tokens FLOPs of its backward."""
+    return flops / bandwidth
+
+
+def largest_tensor_parallel(ffn, flops, bandwidth):
+    """The degree from which on tp waits: messages of 4·B·D bytes for 4·B·D·F/tp FLOPs."""
+    return ffn * bandwidth / flops
+
+
+def best_data_parallel(tokens, chips, ffn, axes=(2, 1)):
+    """How many of the chips ZeRO-3 should have, and tp the others: both send equally long then.
+    axes: of the torus, that each of the two has."""
+    return math.sqrt(tokens / ffn * axes[0] / axes[1] * chips)
+
+
+def tokens_of_both(ffn, flops, bandwidth):
+    """Tokens of a chip below which ZeRO-3 and tp, at their best, wait together."""
+    return (flops / bandwidth) ** 2 / (2 * ffn)
+
+
+def sending_over_computing(tokens, n, dim, layers, flops, bandwidth):
+    """The playbook's A3, of layers with 16·dim² weights: {axis of n ranks: seconds of its messages
+    over those of the compute that could hide them}. tokens: of a rank. layers: of a stage."""
+    ratio = flops / bandwidth           # of numbers of 2 bytes; of 1 in A3, but for dp's: half
+    return {"dp": (n - 1) / n * ratio / tokens,         # gradients, behind backward
+            "zero-3": (n - 1) / n * ratio / tokens,     # a layer's weights, behind forward
+            "tp": (n - 1) / dim * ratio,                # a gather, behind the next matrix
+            "pp": ratio / (16 * dim * layers)}          # a message, behind the next stage
+
+
+def best_checkpoints(layers, kept_by_input, kept_by_layer):
+    """Megatron's trade: with c checkpoints, a stage keeps c inputs, and the layers of one part
+    while they are computed again. This c keeps least; if it is above layers, each is its own."""
+    return math.sqrt(layers * kept_by_layer / kept_by_input)
+
+
+# ------------------------------------------------------------------------------------- the problems
+
+def problems(ten):
+    """Yield the worked problems of the scaling book's part 5: LLaMA-2 13B, 4,096 chips of TPU v5p.
+    The book's answers stand in brackets."""
+    model = ten.Model(40, 5120, 40, 40, 13824, True, 32000, 32768, False)
+    chips, tokens, flops, link, hbm = 4096, 3e6, 4.59e14, 1.8e11, 96e9
+    numbers, shards = model.parameters(), best_data_parallel(tokens, chips, model.ffn)
+    states, kept = 10 * numbers, 2 * model.layers * (model.dim + 2 * model.ffn)     # a token
+    dp, both = tokens_of_data_parallel(flops, 3 * link), tokens_of_both(model.ffn, flops, link)
+    yield f"1. It has {numbers / 1e9:.1f} G parameters (13.0)."
+    yield (f"2. With 16 M tokens, states take {states / 1e9:.0f} GB (130) and three activations "
+           f"of a layer {16e6 * kept / 1e12:.0f} TB (42).")
+    yield (f"3. With 3 M tokens: dp alone does not fit, {states / 1e9:.0f} GB on a chip of "
+           f"{hbm / 1e9:.0f} GB. ZeRO-3 fits, {(states + tokens * kept) / 1e12:.0f} TB (8) of "
+           f"{chips * hbm / 1e12:.0f} TB (393), but over three axes it waits below {dp:.0f} tokens "
+           f"of a chip (850), and there are {tokens / chips:.0f}. With tp, it waits below "
+           f"{both:.0f} (235): so ZeRO-3 over {shards:.0f} chips (1333), say 1,024, and tp over "
+           f"4. A step takes "
+           f"{6 * tokens * numbers / (chips * flops * 0.4):.2f} s at 40% (0.3).")
+    tp = largest_tensor_parallel(model.ffn, flops, link)
+    yield f"   tp alone waits beyond {tp:.1f} chips for each axis of the torus."
+    yield from overlap(ten)
+    yield from micro_batches(ten)
+    yield from recomputation(ten)
+
+
+def overlap(ten):
+    """The playbook's A3 for the 70b on H100s, and from which degree on messages cannot hide."""
+    model, h100 = ten.MODELS["70b"], ten.CLUSTERS["h100"]
+    yield ("4. The playbook's A3, for the 70b on H100s: seconds of messages over seconds of the "
+           "compute that could hide them, 8,192 tokens on a rank, 8 ranks, 10 layers in a stage, 2 "
+           "bytes a number.")
+    for name, bandwidth in (("NVLink", h100.nvlink), ("a network card", h100.nic)):
+        ratios = sending_over_computing(8192, 8, model.dim, 10, h100.peak, bandwidth)
+        yield f"   over {name}: " + ", ".join(f"{axis} {x:.3f}" for axis, x in ratios.items())
+
+
+def micro_batches(ten):
+    """Megatron's figure 16: which micro-batch is fastest."""
+    model, layout = ten.gpt(32, 15360, 120), ten.Layout(1, 8, pp=8, sp=False, recompute="full")
+    seconds = {b: sum(ten.step_seconds(model, replace(layout, micro_batch=b), ten.CLUSTERS["a100"],
+                                       ten.SOFTWARE["megatron-2021"], 128).values())
+               for b in (1, 2, 4, 8)}
+    best = min(seconds, key=seconds.get)
+    yield ("5. Megatron's micro-batch, 91 G parameters, tp 8, pp 8, a batch of 128: "
+           + ", ".join(f"{b}: {s:.1f} s" for b, s in seconds.items())
+           + f". {best} is best (2): smaller ones have thin matmuls, larger ones a long bubble.")
+
+
+def recomputation(ten):
+    """Megatron's trade: 145 G parameters, tp 8, pp 16: time, memory, and how many checkpoints."""
+    model, software = ten.gpt(80, 12288, 96), ten.SOFTWARE["megatron-2021"]
+    layouts = {again: ten.Layout(1, 8, pp=16, sp=False, recompute=again)
+               for again in ("none", "full")}
+    seconds = {again: sum(ten.step_seconds(model, layout, ten.CLUSTERS["a100"], software,
+                                           64).values()) for again, layout in layouts.items()}
+    bytes_of = {again: ten.memory(model, layout, software, 64)["activations"] / 1e9
+                for again, layout in layouts.items()}
+    kept = {again: ten.kept_by_layer(model, layout, software) for again, layout in layouts.items()}
+    best = best_checkpoints(80 // 16, kept["full"], kept["none"])
+    yield (f"6. Recomputation, 145 G parameters on 128 A100s: it costs "
+           f"{1 - seconds['none'] / seconds['full']:.0%} of the speed (up to 33%), and leaves "
+           f"{bytes_of['full']:.0f} of {bytes_of['none']:.0f} GB of activations. {best:.0f} "
+           f"checkpoints would keep least, in a stage of {80 // 16} layers: so each layer is one "
+           "(every 1 or 2).")
