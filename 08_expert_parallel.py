@@ -1,11 +1,12 @@
 r"""08 · Expert parallelism: many experts, of which a token takes a few, spread over the ranks.
 
 In a mixture of experts (MoE), the MLP of a block becomes E of them, the experts. A router, which is
-one small matrix, gives each token a score for each expert: a softmax over E logits. The token picks
-the K experts of the highest scores. What they give is added up, each weighted by its gate: its
-score over the sum of the K scores. So the model has E times the parameters of the MLPs, and each
-token computes no more than in a model with K MLPs in a block. (`--shared-expert` adds an expert
-that every token takes. With `--block llama` experts are gated, and a gate is cut as its up is.)
+one small matrix, gives each token a score for each expert: a softmax over E logits or, as in
+DeepSeek-V3, the sigmoid of each (`--router`). The token picks the K experts of the highest scores.
+What they give is added up, each weighted by its gate: its score over the sum of the K scores. So
+the model has E times the parameters of the MLPs, and each token computes no more than in a model
+with K MLPs in a block. (Today's experts are many and narrow: `--expert-dim`. `--shared-expert` adds
+one that every token takes.)
 
 The parameters must lie somewhere. Expert parallelism spreads them: N ranks share the experts, E/N
 each. (N is `--ep`, by default the most that divides both E and the number of ranks.) The ranks also
@@ -27,91 +28,79 @@ pick each:
 
 This is the variant `dropless`, the default. Only the device knows how many rows each rank sends,
 but the host must name the sizes to `all_to_all_single`. So it waits for the device, once in every
-layer, and cannot run ahead of it. (On symmetric memory, `all_to_all_vdev_2d` reads them from the
-device; its output must have room for the most rows that may come.) The other variants differ here:
+layer. With `--matmul grouped`, one kernel takes the rows of all experts, and reads on the device
+where each one's end (kernels/grouped_matmul.py). The other variants differ here:
 
+    overlapped  Two micro-batches take turns: while the rows of one travel, the attention or the
+                experts of the other compute; in backward, too. The activations of both are alive.
+                (DeepSeek-V3 trains so: its two are a forward and a backward.)
+    two-hops    A row crosses to each machine once, to the rank of the same number there. From there
+                it is copied to the ranks of its experts; they weight it, and what they give is
+                added up in the machine before it crosses back. (DeepEP and HybridEP do so.)
     capacity    Each expert has places for each sequence (of s tokens), factor · K·s/E, and every
                 all_to_all has the same size, so nobody waits. A pick that finds no place is
-                dropped, and its gate with it; a token that loses all its picks goes on by its
-                residual. (Since each sequence has its own places, the same are dropped on one GPU.)
-    tensor      Every expert is cut over the N ranks, as chapter 04 cuts an MLP. Then all tokens
-                must come to all ranks, and partial results are summed. All sizes are even, but the
-                host waits as well, to learn how many rows each expert takes.
-    overlapped  `dropless`, but two micro-batches take turns: while the rows of one travel, the
-                attention or the experts of the other compute; in backward, too. The activations of
-                both are alive. The host still waits for the counts, which come after the other's
-                rows. (DeepSeek-V3 trains so: its two are a forward and a backward.)
+                dropped; a token that loses all its picks goes on by its residual.
     torch       `dropless` by PyTorch's differentiable all_to_all and grouped matmul.
 
-A rank with T tokens sends, forward in one layer, in numbers (h: the model's dim)
+A rank with T tokens sends, forward in one layer, (N-1)/N · 2·K·T·h numbers (h: the model's dim), if
+all experts are picked alike, with capacity as many times its factor; and backward the same again.
+(How many rows there are differs from step to step. The report's table is about the third one.) If
+every rank had a part of each expert instead, as chapter 04 cuts an MLP, all tokens would go to all
+ranks: N in place of K. So it pays while an expert's N·K·T/E rows still are a large matmul, however
+large E is. But rows that leave a machine travel slowly. With `--nodes M`, experts lie on M
+machines, and K·(M-1)/M of a token's rows leave its own. DeepSeek-V3, with K = 8 on M = 8, has two
+remedies: a token may go to `--node-limit` 4 of them, whose best scores sum to the most; and with
+two hops, no more than 4·7/8 = 3.5 rows cross then, where 7 did.
 
-    dropless    (N-1)/N · 2·K·T·h       there and back, if all experts are picked alike
-    capacity    the same, times the factor
-    tensor      (N-1)/N · 2·N·T·h       all_gather and reduce_scatter
-
-and backward the same again. So spreading experts is better than cutting them, if K < N. (How many
-rows there are differs from step to step. The report's table is about the third one.) With
-`overlapped`, a forward can hide them if they take no longer than attention, the router and K
-experts of Ψ numbers (one trip behind the first two, and one behind the experts),
+With `overlapped`, a forward can hide its rows if they take no longer than attention, the router and
+K experts of Ψ numbers (one trip behind the first two, and one behind the experts),
 
     (N-1)/N · 2·K·h·e / bandwidth  <=  (4·h·(h + h_kv) + 4·s·h + 2·h·E + 2·K·Ψ) / FLOP/s
 
 for a token, e bytes a number. Backward computes twice as much, and sends the same. A larger batch
 does not help; longer sequences do, and a wider model and wider experts: in a GPT, Ψ = 8 h².
 
-With `--recompute full`, a block's forward runs again in backward, and all that it sends is sent
-again, so three passes go over the wire instead of two. The counts go again, too. (Only tensor's
-reduce_scatter is spared, if nothing comes after it: nothing in backward reads what it gives.) What
-counts must not count twice: a load that does so is right in proportion, and wrong in number. With
-`--precision bf16` rows travel in bf16, but a router computes in float32: where two scores are
-almost equal, rounding them would change who is chosen.
+With `--recompute full`, all that a block's forward sends is sent again in backward. With
+`--precision bf16` rows travel in bf16, but a router computes in float32: rounding two scores that
+are almost equal would change who is chosen. `--z-loss` keeps its logits small: the mean square of
+their logsumexp joins the loss.
 
 Gradients. An expert's rows come from all N ranks that share the experts, so its gradient is a sum
 over their tokens from the start. If there are more than N ranks, each expert has world/N copies,
 each with the tokens of other ranks, and its gradient is summed over these copies alone. All else is
 summed over all ranks, as in chapter 02. Nothing is divided, since the loss was. (Who averages over
-all ranks, but an expert over its copies, gets its gradient N times too large. That hardly shows in
-the loss, since AdamW divides it out. It was found in MegaBlocks, DeepSpeed and a copy of
-torchtitan's layer: see the sources.) An expert that nobody has picked has a gradient of zero, and
-its rank still takes part in every collective.
+all ranks, but an expert over its copies, gets its gradient N times too large: see the sources.) An
+expert that nobody has picked has a gradient of zero, and its rank takes part in all collectives.
 
 Balance. A router may send everything to a few experts: they learn faster, so they are picked more
-often, and the ranks that hold the others wait. There are two remedies (`--balance`):
+often. All wait for the busiest rank, of which the report tells. The remedies (`--balance`):
 
     loss    E · sum over experts of (share of picks · mean score), which is 1 if all are picked
             alike, is added to the loss with a small weight. The share is counted and so has no
             gradient; but it is what the gradient of the score is multiplied by. So the scores that
-            are pushed down most are those of the experts that are picked most, and the others,
-            since all scores of a token add up to 1, rise. The sum is computed for each sequence:
-            over a rank's whole batch it would depend on how the batch is cut. (It is in the
-            gradients; the loss that is printed is cross-entropy alone.)
+            are pushed down most are those of the experts that are picked most. (Sigmoids are
+            divided by their sum first.) It is computed for each sequence: over a rank's whole batch
+            it would depend on how the batch is cut. The loss that is printed is without it.
+    loss-of-batch       The same, with shares of the whole batch, which all ranks add up in each
+            forward. Then a sequence may want few experts, such as those for code.
     bias    A bias on each score is used for choosing, not for the gates. After each step it goes up
             by a little for experts with less than the mean load, and down for the others. The load
             is that of all ranks. No gradient disturbs the model. (DeepSeek-V3 does so to sigmoids.
             A softmax has a mean of 1/E: the same speed moves more, if E is large.)
 
-`--z-loss` keeps the router's logits small: the square of their logsumexp, times a weight, joins the
-loss, as a mean over the tokens of a sequence and over the sequences.
-
-When it pays: when E/N experts with K·T·N/E rows each still are large matmuls. It costs the same
-bytes for every token, however large E is. It needs all_to_alls on the critical path, which wait for
-the busiest rank: the report says how many times as many rows come to it as to the mean. Between
-nodes the network is slower. So DeepSeek-V3, where a token picks 8 of 256 experts, lets them lie on
-at most 4 of 8 nodes, and sends the row to each of these once. (This chapter does not.)
-
 Run it:
-    torchrun --nproc_per_node=4 08_expert_parallel.py
-    torchrun --nproc_per_node=4 08_expert_parallel.py --variant capacity --capacity-factor 1
-    torchrun --nproc_per_node=4 08_expert_parallel.py --variant tensor     # or torch
+    torchrun --nproc_per_node=4 08_expert_parallel.py --matmul grouped     # or --variant torch
+    torchrun --nproc_per_node=4 08_expert_parallel.py --variant two-hops --nodes 2
     torchrun --nproc_per_node=4 08_expert_parallel.py --variant overlapped --micro-batch 1
-    torchrun --nproc_per_node=4 08_expert_parallel.py --balance bias --steps 100
+    torchrun --nproc_per_node=4 08_expert_parallel.py --router sigmoid --balance bias --steps 100
 
 Sources: Lepikhin et al., GShard (2020), section 2.2 (capacity, top-2); Fedus et al., Switch
 Transformers (2021), section 2.2 (the loss; top-1, whose gate is the score itself); Zoph et al.,
 ST-MoE (2022), section 3 (z-loss; the router in float32); Gale et al., MegaBlocks (2022) (dropless);
-DeepSeek-AI, DeepSeek-V3 Technical Report (2024), sections 2.1.2, 3.2 and 3.4 (bias, per-sequence
-loss, limited nodes, two micro-batches at a time); Ultra-Scale Playbook, "Expert Parallelism". The
-factor N: databricks/megablocks #20, deepspeedai/DeepSpeed #6545, pytorch/pytorch #160285.
+DeepSeek-AI, DeepSeek-V3 Technical Report (2024), sections 2.1.2, 3.2 and 3.4 (sigmoids, bias,
+limited nodes, two hops, two micro-batches at a time); Qiu et al., Demons in the Detail (2025)
+(shares of the whole batch); Ultra-Scale Playbook, "Expert Parallelism". The factor N:
+databricks/megablocks #20, deepspeedai/DeepSpeed #6545, pytorch/pytorch #160285.
 """
 
 import math
@@ -134,12 +123,17 @@ class Mixture(common.Config):
 
     experts: int = 8
     top_k: int = 2
+    router: str = "softmax"         # or sigmoid
     shared_expert: bool = False
     balance_weight: float = 0.0     # of the loss that balances
+    over_batch: bool = False        # shares of the whole batch in it, not of each sequence
     bias_speed: float = 0.0         # what a bias moves by after a step
     z_loss: float = 0.0
     sequences: int = 1              # of the whole batch: routers' losses are means over them
     places: int | None = None       # of an expert for a sequence; None: as many as come
+    nodes: int = 1                  # machines, which have as many experts each
+    node_limit: int = 1             # to so many of them goes a token
+    grouped: bool = False           # one matmul for all experts, or one for each
 
     def parameters(self):
         """In place of the MLP: all experts, the router, and an expert that all tokens take."""
@@ -180,29 +174,23 @@ class AllToAll(torch.autograd.Function):
         return AllToAll.apply(gradient, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
-class Permute(torch.autograd.Function):
-    """rows[order] or, if back, what undoes that. The gradient goes the other way. (Indexing alone
-    would add it up, slowly, since it cannot know that no row is taken twice.)"""
-
-    @staticmethod
-    def forward(ctx, rows, order, back):
-        ctx.save_for_backward(order)
-        ctx.back = back
-        if back:                                        # by the inverse permutation
-            place = torch.arange(len(order), device=order.device)
-            order = torch.empty_like(order).scatter_(0, order, place)
-        return rows.index_select(0, order)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        [order] = ctx.saved_tensors
-        return Permute.apply(gradient, order, not ctx.back), None, None
+def add_up(rows, places, n):
+    """(n, dim): at each place, the sum of its rows. Added in float32, and then rounded."""
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    total = torch.zeros(n, rows.shape[1], dtype=wide, device=rows.device)
+    return total.index_add(0, places, rows.to(wide)).to(rows.dtype)
 
 
-def best(scores, k):
-    """Indices of the k largest of each row; of equal ones, the first, on every device."""
-    in_order = scores.sort(dim=-1, descending=True, stable=True).indices
-    return in_order[..., :k].clone()                    # the rest can go
+def choose(scores, cfg):
+    """The experts of the top_k scores of each token, (..., experts) to (..., k); with a node_limit,
+    of those on its best machines. How good one is: the sum of its best k/limit scores there."""
+    if cfg.node_limit < cfg.nodes:
+        by_node = scores.unflatten(-1, (cfg.nodes, -1))
+        how_good = by_node.topk(math.ceil(cfg.top_k / cfg.node_limit)).values.sum(-1)
+        best = how_good.topk(cfg.node_limit).indices
+        others = torch.ones_like(how_good, dtype=torch.bool).scatter(-1, best, False)
+        scores = by_node.masked_fill(others[..., None], -math.inf).flatten(-2)
+    return scores.topk(cfg.top_k).indices
 
 
 def run_experts(rows, columns, downs, counts):
@@ -221,11 +209,17 @@ def runs_again():
     return torch._C._current_graph_task_id() != -1
 
 
-def balance_loss(scores, chosen):
-    """scores (batch, seq, experts), chosen (batch, seq, k). For each sequence: experts · the sum
-    over experts of (their share of its picks · their mean score); summed over the sequences."""
+def balance_loss(scores, chosen, over_batch=False, group=None):
+    """scores (batch, seq, experts), of which a token's add up to 1; chosen (batch, seq, k). For
+    each sequence: experts · the sum over experts of (their share of its picks · their mean score);
+    summed over the sequences. over_batch: with shares of all picks of `group`, by an all_reduce."""
     experts = scores.shape[-1]
     picks = F.one_hot(chosen.flatten(1), experts).to(scores.dtype).mean(1)
+    if over_batch:
+        picks = picks.mean(0)
+        if group and group.size() > 1:
+            dist.all_reduce(picks, group=group)
+            picks /= group.size()
     return experts * (picks * scores.mean(1)).sum()
 
 
@@ -234,30 +228,27 @@ class MoE(nn.Module):
 
     router: a score for each token and expert. up and, in a Llama, gate (experts, dim, hidden), and
     down (experts, hidden, dim): the matrices of all experts, or of those of this rank. ep: the
-    process group that shares the experts; None: they all are here. load: how often each expert was
-    picked, in this step. seen: of each exchange of rows in this step, how many went to each rank of
-    ep, and came from it.
+    group that shares the experts, and ranks, how many it has; None: they all are here. load: how
+    often each expert was picked, in this step; chosen: by whom, in the last forward. seen: of each
+    exchange of rows in this step, how many went to each rank of ep, and came from it; crossed: the
+    same of TwoHops, between machines.
     """
 
     def __init__(self, cfg):
         super().__init__()
-        self.cfg, self.ep, self.seen = cfg, None, []
+        self.cfg, self.ep, self.ranks, self.world = cfg, None, 1, None
+        self.seen, self.crossed = [], []
         self.router = nn.Linear(cfg.dim, cfg.experts, bias=False)
         self.up = nn.Parameter(torch.empty(cfg.experts, cfg.dim, cfg.hidden))
         self.gate = nn.Parameter(torch.empty_like(self.up)) if cfg.gated else None
         self.down = nn.Parameter(torch.empty(cfg.experts, cfg.hidden, cfg.dim))
+        self.columns = [self.up, self.gate] if cfg.gated else [self.up]     # they read the rows
         self.shared = common.MLP(cfg) if cfg.shared_expert else None
         self.register_buffer("bias", torch.zeros(cfg.experts))
         self.register_buffer("load", torch.zeros(cfg.experts), persistent=False)
 
-    @property
-    def columns(self):                                  # they read the rows, as in common.MLP
-        return [self.up, self.gate] if self.cfg.gated else [self.up]
-
     def forward(self, x):                               # (batch, seq, dim)
         chosen, gates = self.route(x)
-        if not runs_again():
-            self.load.index_add_(0, chosen.flatten(), self.load.new_ones(chosen.numel()))
         out = self.through_experts(x, chosen, gates)
         return out + self.shared(x) if self.shared else out
 
@@ -265,16 +256,23 @@ class MoE(nn.Module):
         """The experts of each token and their gates, (batch, seq, k) each; in float32 or better."""
         cfg, precise = self.cfg, torch.promote_types(x.dtype, torch.float32)
         logits = F.linear(x.to(precise), self.router.weight.to(precise))    # (batch, seq, experts)
-        scores = logits.softmax(-1)
-        chosen = best(scores.detach() + self.bias, cfg.top_k)   # the bias is for choosing alone
+        log_scores = F.logsigmoid(logits) if cfg.router == "sigmoid" else logits.log_softmax(-1)
+        scores = log_scores.exp()
+        chosen = choose(scores.detach() + self.bias, cfg)   # the bias is for choosing alone
+        if not runs_again():
+            self.load.index_add_(0, chosen.flatten(), self.load.new_ones(chosen.numel()))
+            self.chosen = chosen
+
+        gates = log_scores.gather(-1, chosen)
         if cfg.top_k == 1:              # over their sum it would be 1, and the router learn nothing
-            gates = scores.gather(-1, chosen)
+            gates = gates.exp()
         else:                           # equals scores over their sum, but for 0/0
-            gates = logits.gather(-1, chosen).softmax(-1)
+            gates = gates.softmax(-1)
 
         if cfg.balance_weight:
-            balance = cfg.balance_weight * balance_loss(scores, chosen)
-            gates = AddLoss.apply(gates, balance / cfg.sequences)
+            shares = scores / scores.sum(-1, keepdim=True)
+            balance = balance_loss(shares, chosen, cfg.over_batch, self.world)
+            gates = AddLoss.apply(gates, cfg.balance_weight * balance / cfg.sequences)
         if cfg.z_loss:
             z = cfg.z_loss * logits.logsumexp(-1).square().mean(1).sum()
             gates = AddLoss.apply(gates, z / cfg.sequences)
@@ -283,38 +281,57 @@ class MoE(nn.Module):
     def through_experts(self, x, chosen, gates):
         """Send each token through its experts, and add up what they give, weighted by its gates. x
         (batch, seq, dim) to the same shape; chosen and gates (batch, seq, k)."""
-        expert = chosen.flatten()                       # of each pick: k of a token, k of the next
+        rows = x.flatten(0, 1)
+        token = torch.arange(len(rows), device=x.device).repeat(self.cfg.top_k)     # all first
+        expert, gates = (each.flatten(0, 1).T.flatten() for each in (chosen, gates))    # choices,
+        return self.send_picks(rows, token, expert, gates).view_as(x)       # then all second ones
+
+    def send_picks(self, rows, token, expert, gates):
+        """rows (tokens, dim) to the same shape. Of each pick, in any order, its token, its expert
+        and its gate: (picks,) each."""
         order = expert.argsort(stable=True)
-        counts = torch.zeros(self.cfg.experts, dtype=torch.int64, device=x.device)
+        token, gates = token[order], gates.index_select(0, order).to(rows.dtype)
+        counts = torch.zeros(self.ranks * len(self.down), dtype=torch.int64, device=rows.device)
         counts.index_add_(0, expert, torch.ones_like(expert))
-        rows = x.flatten(0, 1).repeat_interleave(self.cfg.top_k, dim=0)     # one for each pick
-        out = self.exchange(Permute.apply(rows, order, False), counts)      # sorted by expert
-        out = Permute.apply(out, order, True).view(*chosen.shape, -1)       # (batch, seq, k, dim)
-        return (out * gates.to(x.dtype)[..., None]).sum(2)      # added in float32, and then rounded
+        out = self.exchange(rows.index_select(0, token), counts)    # a row for each pick
+        return add_up(out * gates[:, None], token, len(rows))
 
     def exchange(self, rows, counts):
         """The rows travel to their experts, and what these give travels back: (picks, dim), sorted
         by expert, to the same shape. counts (experts,): how many are for each. Communication:
         all_to_alls of the counts, of the rows, and of what comes back."""
+        sent, received, own, ends, order = self.announce(counts)
+        if not runs_again():
+            self.seen.append((sent, received))
         if self.ep is None:
-            return run_experts(rows, self.columns, self.down, counts.tolist())
-        sent, received, own, _, order = self.announce(counts)
-        rows = AllToAll.apply(rows, sent, received, self.ep)        # by rank, and then by expert
-        out = run_experts(Permute.apply(rows, order, False), self.columns, self.down, own)
-        return AllToAll.apply(Permute.apply(out, order, True), received, sent, self.ep)
+            return self.run(rows, own, ends)
+        rows = self.travel(rows, sent, received)        # they arrive by rank, and then by expert
+        out = self.run(rows.index_select(0, order), own, ends)
+        return self.travel(out.index_select(0, order.argsort()), received, sent)
+
+    def travel(self, rows, sent, received):
+        return AllToAll.apply(rows, sent, received, self.ep)
+
+    def run(self, rows, own, ends):
+        """The experts that are here, on rows that are sorted by them. own: how many each has, a
+        list; ends: where they end, on the device."""
+        if self.cfg.grouped:
+            from kernels import grouped_matmul
+            return grouped_matmul.run_experts(rows, self.columns, self.down, ends, common.activate)
+        return run_experts(rows, self.columns, self.down, own)
 
     def announce(self, counts):
         """Say how many rows will come. Returns how many go to each rank, come from each, and are
         for each expert here, as lists; where an expert's rows end, on the device, if they are in
         order; and that order. Communication: an all_to_all of the counts."""
-        n, arriving = self.ep.size(), torch.empty_like(counts)
-        dist.all_to_all_single(arriving, counts, group=self.ep)
+        n, arriving = self.ranks, counts
+        if self.ep:
+            arriving = torch.empty_like(counts)
+            dist.all_to_all_single(arriving, counts, group=self.ep)
         both = torch.stack([counts, arriving]).view(2, n, -1)   # for each rank, or from each rank,
         there, here = both.tolist()                     # of each expert; the host waits for them
         sent, received = [sum(of_rank) for of_rank in there], [sum(of_rank) for of_rank in here]
         own = [sum(of_expert) for of_expert in zip(*here)]
-        if not runs_again():
-            self.seen.append((sent, received))
         expert = torch.arange(len(own), device=counts.device).repeat(n)
         expert = expert.repeat_interleave(arriving, output_size=sum(own))
         return sent, received, own, both[1].sum(0).cumsum(0), expert.argsort(stable=True)
@@ -323,73 +340,63 @@ class MoE(nn.Module):
 class WithPlaces(MoE):
     """Each expert has `places` for the tokens of each sequence. First come the first choices of all
     tokens, in order, then the second. A pick that finds no place is dropped. dropped: the share of
-    these in the last forward."""
+    these in the last forward; lost: the share of tokens whose picks all were."""
+
+    def send_picks(self, rows, token, expert, gates):
+        places, batch = self.cfg.places, len(rows) // self.cfg.seq
+        line, order = (expert * batch + token // self.cfg.seq).sort(stable=True)
+        token, gates = token[order], gates.index_select(0, order).to(rows.dtype)
+        waiting = torch.zeros(self.cfg.experts * batch, dtype=torch.int64, device=rows.device)
+        waiting.index_add_(0, line, torch.ones_like(line))      # for an expert, of a sequence
+        before = waiting.cumsum(0) - waiting
+        place = torch.arange(len(line), device=rows.device) - before[line]
+        is_in = place < places                          # the others are dropped
+        self.dropped = 1 - is_in.double().mean()
+        self.lost = (add_up(is_in[:, None].double(), token, len(rows)) == 0).double().mean()
+
+        slots = len(waiting) * places
+        slot = (line * places + place).where(is_in, slots)      # the last one is nobody's
+        filled = rows.new_zeros(slots + 1, rows.shape[1])
+        filled = filled.index_add(0, slot, rows.index_select(0, token))[:-1]
+        out = F.pad(self.exchange(filled, batch * places), (0, 0, 0, 1))    # zeros for the dropped
+        return add_up(out.index_select(0, slot) * gates[:, None], token, len(rows))
+
+    def announce(self, each):
+        """As many rows for each expert, from each rank: nobody has to be told, or to wait."""
+        n, own, device = self.ranks, len(self.down), self.down.device
+        ends = torch.arange(1, own + 1, device=device) * n * each
+        order = torch.arange(n * own * each, device=device).view(n, own, each).transpose(0, 1)
+        return n * [own * each], n * [own * each], own * [n * each], ends, order.flatten()
+
+
+class TwoHops(MoE):
+    """First a row crosses, once to each machine that has experts of its token: to the rank of the
+    same number there, with all of the token's choices and gates. From there it goes to the experts
+    in that machine, as in MoE, and what they give is added up before it crosses back. across: the
+    ranks of the same number of all machines; ep: those of this machine."""
 
     def through_experts(self, x, chosen, gates):
-        batch, seq, k = chosen.shape
-        experts, places = self.cfg.experts, self.cfg.places
-        slots = experts * places
-        expert = chosen.transpose(1, 2).flatten(1)      # (batch, k·seq)
-        line = F.one_hot(expert, experts).cumsum(1)     # at each expert, up to this pick
-        place = line.gather(-1, expert[..., None])[..., 0] - 1
-        slot = torch.where(place < places, expert * places + place, slots)  # or nowhere
-        self.dropped = (place >= places).to(torch.float32).mean()
+        x_rows, chosen, gates = (each.flatten(0, 1) for each in (x, chosen, gates))
+        n, each = self.across.size(), self.cfg.experts // self.across.size()    # of a machine
+        picks = F.one_hot(chosen // each, n).sum(1)     # (tokens, n): how many lie on each
+        wanted = picks > 0
+        there = torch.stack([wanted.sum(0), picks.sum(0)], dim=1)   # rows and picks, (n, 2)
+        here = torch.empty_like(there)
+        dist.all_to_all_single(here, there, group=self.across)
+        there, here = torch.stack([there, here]).tolist()           # the host waits
+        sent, received = [rows for rows, _ in there], [rows for rows, _ in here]
+        if not runs_again():
+            self.crossed.append((sent, received))
 
-        slot = slot[..., None].expand(-1, -1, x.shape[-1])          # (batch, k·seq, dim)
-        rows = x.new_zeros(batch, slots + 1, x.shape[-1]).scatter(1, slot, x.repeat(1, k, 1))
-        rows = rows[:, :-1].unflatten(1, (experts, places))
-        rows = rows.transpose(0, 1).flatten(1, 2)       # (experts, batch·places, dim)
-        out = self.exchange_evenly(rows)
-        out = out.unflatten(1, (batch, places)).transpose(0, 1).flatten(1, 2)
-        out = F.pad(out, (0, 0, 0, 1)).gather(1, slot)              # zeros for the dropped
-        out = out * gates.to(x.dtype).transpose(1, 2).flatten(1)[..., None]
-        return out.unflatten(1, (k, seq)).sum(1)
-
-    def exchange_evenly(self, rows):
-        """As `exchange`, with as many rows for each expert, so that nobody has to know how many:
-        (experts, batch·places, dim). Communication: all_to_alls of rows, and of what comes back."""
-        if self.ep is None:
-            return self.run_evenly(rows)
-        n, (experts, places, _) = self.ep.size(), rows.shape
-        even = [experts // n] * n
-        rows = AllToAll.apply(rows, even, even, self.ep)    # (n · own experts, batch·places, dim)
-        rows = rows.unflatten(0, (n, -1)).transpose(0, 1).flatten(1, 2)
-        out = self.run_evenly(rows)                     # (own experts, n · batch·places, dim)
-        out = out.unflatten(1, (n, places)).transpose(0, 1).flatten(0, 1)
-        return AllToAll.apply(out, even, even, self.ep)
-
-    def run_evenly(self, rows):
-        """The experts that are here, each on its rows: (experts, rows, dim) to the same shape."""
-        return common.activate(*[rows @ matrix for matrix in self.columns]) @ self.down
-
-
-class Gather(torch.autograd.Function):
-    """all_gather along the first dimension; if back, reduce_scatter. Gradients: the other one."""
-
-    @staticmethod
-    def forward(ctx, x, group, back):
-        ctx.group, ctx.back, n = group, back, group.size()
-        out = x.new_empty(len(x) // n if back else n * len(x), *x.shape[1:])
-        collective = common.reduce_scatter if back else common.all_gather
-        collective(out, x.contiguous(), group=group)
-        return out
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return Gather.apply(gradient, ctx.group, not ctx.back), None, None
-
-
-class CutExperts(MoE):
-    """Each rank of ep has a part of every expert: all tokens come to all ranks, and the partial
-    results are added up on the rank that they came from."""
-
-    def through_experts(self, x, chosen, gates):
-        x, chosen, gates = [Gather.apply(each, self.ep, False) for each in (x, chosen, gates)]
-        partial_sum = super().through_experts(x, chosen, gates)     # (ep·batch, seq, dim)
-        return Gather.apply(partial_sum, self.ep, True)
-
-    def exchange(self, rows, counts):
-        return run_experts(rows, self.columns, self.down, counts.tolist())
+        # Where the answer's size is known, the host need not wait to find what is true.
+        token = torch.nonzero_static(wanted.T, size=sum(sent))[:, 1]            # by machine
+        rows, chosen, gates = (AllToAll.apply(some.index_select(0, token), sent, received,
+                                              self.across) for some in (x_rows, chosen, gates))
+        mine = chosen // each == self.across.rank()
+        row, pick = torch.nonzero_static(mine, size=sum(picks for _, picks in here)).T
+        out = self.send_picks(rows, row, chosen[row, pick] % each, gates[row, pick])
+        out = AllToAll.apply(out, received, sent, self.across)
+        return add_up(out, token, len(x_rows)).view_as(x)
 
 
 class Depart(torch.autograd.Function):
@@ -440,40 +447,37 @@ class Overlapped(MoE):
     def in_turns(self, x):
         """As forward, but a generator, whose rows are under way at each yield."""
         chosen, gates = self.route(x)
-        order = chosen.flatten().argsort(stable=True)
         counts = F.one_hot(chosen, self.cfg.experts).sum((0, 1, 2))
-        self.load += counts
-        rows = x.flatten(0, 1).repeat_interleave(self.cfg.top_k, dim=0)
-        sent, received, own, _, by_expert = self.announce(counts)
+        sent, received, own, ends, by_expert = self.announce(counts)
+        self.seen.append((sent, received))
         there, back = (sent, received, self.ep, []), (received, sent, self.ep, [])
+        order = chosen.flatten().argsort(stable=True)
+        token, gates = order // self.cfg.top_k, gates.flatten().index_select(0, order).to(x.dtype)
 
-        rows = Depart.apply(Permute.apply(rows, order, False), *there)
+        rows = Depart.apply(x.flatten(0, 1).index_select(0, token), *there)
         yield
-        rows = Permute.apply(Arrive.apply(rows, *there), by_expert, False)
-        out = run_experts(rows, self.columns, self.down, own)
-        out = Depart.apply(Permute.apply(out, by_expert, True), *back)
+        rows = Arrive.apply(rows, *there)
+        out = self.run(rows.index_select(0, by_expert), own, ends)
+        out = Depart.apply(out.index_select(0, by_expert.argsort()), *back)
         yield
-        out = Permute.apply(Arrive.apply(out, *back), order, True).view(*chosen.shape, -1)
-        out = (out * gates.to(x.dtype)[..., None]).sum(2)
+        out = Arrive.apply(out, *back) * gates[:, None]
+        out = add_up(out, token, x[..., 0].numel()).view_as(x)
         return out + self.shared(x) if self.shared else out
 
 
 class TorchMoE(MoE):
-    """`dropless` by PyTorch's differentiable all_to_all and, on a GPU, its grouped matmul."""
+    """`dropless` by PyTorch's differentiable all_to_all and its grouped matmul."""
 
-    def exchange(self, rows, counts):
+    def travel(self, rows, sent, received):
         from torch.distributed._functional_collectives import all_to_all_single_autograd
+        return all_to_all_single_autograd(rows, received, sent, self.ep)
 
-        sent, received, own, ends, order = self.announce(counts)
-        rows = all_to_all_single_autograd(rows, received, sent, self.ep)
-        rows = Permute.apply(rows, order, False)
-        if rows.is_cuda and rows.dtype == torch.bfloat16:           # all experts in one kernel
-            ends = ends.to(torch.int32)
-            hidden = [F.grouped_mm(rows, matrices, offs=ends) for matrices in self.columns]
-            out = F.grouped_mm(common.activate(*hidden), self.down, offs=ends)
-        else:
-            out = run_experts(rows, self.columns, self.down, own)
-        return all_to_all_single_autograd(Permute.apply(out, order, True), sent, received, self.ep)
+    def run(self, rows, own, ends):
+        if rows.dtype == torch.float64:                 # which it does not take
+            return super().run(rows, own, ends)
+        ends = ends.to(torch.int32)
+        hidden = [F.grouped_mm(rows, matrices, offs=ends) for matrices in self.columns]
+        return F.grouped_mm(common.activate(*hidden), self.down, offs=ends)
 
 
 # ------------------------------------------------------------------------- a model of such mixtures
@@ -491,18 +495,17 @@ def mixture_gpt(cfg, seed=0, kind=None):
 def expert_parallel(model, groups):
     """Share the experts of a mixture_gpt among ranks, and note whose gradients are summed. groups:
     `world`, all ranks; `ep`, those that share the experts; `holders`, those that hold the same
-    ones, which are all ranks if each has every expert."""
+    ones, which are all ranks if each has every expert; for TwoHops, ep is `across` times `inside`.
+    """
     for p in model.parameters():
         p.partial = groups["world"]                     # all ranks have seen other tokens
     for block in model[1:-1]:
-        moe, ep = block.mlp, groups["ep"]
-        moe.ep = ep
+        moe, moe.world = block.mlp, groups["world"]
+        moe.across, moe.ep = groups.get("across"), groups.get("inside", groups["ep"])
+        moe.ranks = moe.ep.size()
         for name, p in moe.named_parameters(recurse=False):     # up, gate, down
-            dim = 0                                     # some experts each
-            if isinstance(moe, CutExperts):             # or some hidden units of each expert
-                dim = 1 if name == "down" else 2
-            keep_shard(moe, name, dim, ep)
-            p.partial = groups["holders"]               # it is with the tokens of all of ep
+            keep_shard(moe, name, 0, groups["ep"])      # some experts each,
+            p.partial = groups["holders"]               # with the tokens of all of ep
     return model
 
 
@@ -538,7 +541,7 @@ def train_step(model, optimizer, micro_batches, valid, clip, world, at_once=1):
     their holders; then one for the norm, and one of the loads."""
     optimizer.zero_grad()
     for block in model[1:-1]:
-        block.mlp.seen.clear()
+        block.mlp.seen.clear(), block.mlp.crossed.clear()
     total = 0
     for i in range(0, len(micro_batches), at_once):
         if at_once == 1:
@@ -570,11 +573,19 @@ def held_numbers(cfg, ep):
     return cfg.parameters() - (ep - 1) * experts, experts
 
 
-def row_bytes(cfg, tokens, e, often):
+def row_bytes(cfg, tokens, e):
     """Payload of a layer's rows, there and back, in both passes, from a rank with so many tokens,
-    which each go to so many places: to cfg.top_k, if all experts are picked alike; to all ranks of
-    ep, if every expert is cut (choices and gates are small beside them). e: bytes of a number."""
-    return 4 * often * tokens * cfg.dim * e
+    if all experts are picked alike. e: bytes of a number."""
+    return 4 * cfg.top_k * tokens * cfg.dim * e
+
+
+def crossings(cfg):
+    """How many rows of a token leave its machine by one hop, and by two, if machines and experts
+    are chosen alike. Of n experts, k are none of m in C(n - m, k) of C(n, k) cases."""
+    m, k = cfg.experts // cfg.nodes, cfg.top_k
+    n = cfg.node_limit * m
+    nodes = cfg.node_limit * (1 - math.comb(n - m, k) / math.comb(n, k))
+    return k * (1 - 1 / cfg.nodes), nodes * (1 - 1 / cfg.nodes)
 
 
 def travel_over_compute(cfg, n, e, flops, bandwidth):
@@ -583,110 +594,78 @@ def travel_over_compute(cfg, n, e, flops, bandwidth):
     trip. n: ranks that share experts. e: bytes of a number. flops: FLOP/s. bandwidth: bytes/s."""
     h, kv = cfg.dim, cfg.dim * cfg.kv_heads // cfg.heads
     numbers = h * (2 * h + 2 * kv + cfg.experts) + (cfg.top_k + cfg.shared_expert) * cfg.mlp()
-    rows = (n - 1) / n * row_bytes(cfg, 1, e, cfg.top_k) / 2
+    rows = (n - 1) / n * row_bytes(cfg, 1, e) / 2
     return rows / bandwidth / ((2 * numbers + 4 * cfg.seq * h) / flops)
 
 
-def traffic(args, ranks, seen):
+def traffic(args, ranks, seen, crossed=()):
     """What a rank sends in a step: {op: (calls, bytes of payload, bytes on the wire)}. seen: its
-    exchanges, pairs of how many rows were sent to each rank, and received from each."""
-    cfg, ep, of_gradient = args.model, args.ep, common.DTYPES[args.dtype].itemsize
+    exchanges, pairs of how many rows were sent to each rank, and received from each. crossed: the
+    same of those between machines."""
+    cfg, of_gradient = args.model, common.DTYPES[args.dtype].itemsize
     e, again = common.rounded(args).itemsize, 1 if args.recompute == "full" else 0
-    wide, share = max(e, 4), (ep - 1) / ep              # wide: of a gate, and of the norm
-    sequences = args.batch // ranks                     # of this rank, in all micro-batches
-    layers = sequences // args.micro_batch * cfg.layers             # passes through a mixture
+    wide = max(e, 4)                                    # of a gate, and of the norm
+    layers = args.batch // ranks // args.micro_batch * cfg.layers   # passes through a mixture
+    forwards, copies = (1 + again) * layers, ranks // args.ep       # copies: of an expert
 
-    sent, copies = {}, ranks // ep
-    numbers, experts = held_numbers(cfg, ep)
-    if ranks > 1:
-        loads = 4 * cfg.layers * cfg.experts
-        dense = of_gradient * (numbers - experts) + loads + wide            # and the norm
-        copied = of_gradient * experts if copies > 1 else 0
-        wire = 2 * (ranks - 1) / ranks * dense + 2 * (copies - 1) / copies * copied
-        each = numbers - (copies == 1) * experts > common.ONE_BUCKET        # module sends its own
-        calls = (cfg.layers + 2, cfg.layers) if each else (1, 1)            # to all; to holders
-        calls = calls[0] + calls[1] * (1 < copies < ranks) + 2              # the loads, the norm
-        sent["all_reduce"] = calls, dense + copied, wire
-    if args.variant in DROPLESS:                        # counts; rows, what comes back, gradients
-        rows = sum(sum(there) + sum(here) for there, here in seen)
-        payload = (1 + again) * 8 * cfg.experts * layers + (2 + again) * rows * cfg.dim * e
-        sent["all_to_all"] = (5 + 3 * again) * layers, payload, share * payload
-    if args.variant == "capacity":
-        rows = cfg.layers * sequences * cfg.experts * cfg.places
-        payload = (4 + 2 * again) * rows * cfg.dim * e
-        sent["all_to_all"] = (4 + 2 * again) * layers, payload, share * payload
-    if args.variant == "tensor":                        # tokens, who is chosen, gates; gradients
-        tokens = ep * cfg.layers * sequences * cfg.seq
-        rows, picks = tokens * cfg.dim, tokens * cfg.top_k
-        forward = rows * e + picks * (8 + wide)
-        gathered = (1 + again) * forward + rows * e
-        sums = 1 + again * cfg.shared_expert            # what comes last is not computed again
-        scattered = (sums + 1) * rows * e + picks * wide
-        sent["all_gather"] = (4 + 3 * again) * layers, gathered, share * gathered
-        sent["reduce_scatter"] = (sums + 2) * layers, scattered, share * scattered
+    numbers, experts = held_numbers(cfg, args.ep)
+    alone = numbers - (copies == 1) * experts <= common.ONE_BUCKET  # else: of each module
+    messages = [                                        # operator, ranks, calls, payload
+        ("all_reduce", ranks, 1 if alone else cfg.layers + 2, of_gradient * (numbers - experts)),
+        ("all_reduce", copies, (copies < ranks) * (1 if alone else cfg.layers),
+         of_gradient * experts),
+        ("all_reduce", ranks, 2, 4 * cfg.layers * cfg.experts + wide)]          # loads; the norm
+    if cfg.over_batch:
+        messages.append(("all_reduce", ranks, forwards, forwards * cfg.experts * wide))
+    nodes = args.nodes if args.variant == "two-hops" else 1
+    told = 0 if args.variant == "capacity" else forwards            # how many rows will come
+    rows = sum(sum(there) + sum(back) for there, back in seen)
+    messages.append(("all_to_all", args.ep // nodes, 2 * layers + 2 * forwards + told,
+                     told * 8 * cfg.experts // nodes + (2 + again) * rows * cfg.dim * e))
+    if args.variant == "two-hops":                      # with a row, its choices and gates
+        there, back = (sum(map(sum, way)) for way in zip(*crossed))
+        gates = ((1 + again) * there + back) * cfg.top_k * wide
+        others = forwards * 16 * nodes + (1 + again) * there * cfg.top_k * 8
+        messages.append(("all_to_all", nodes, 3 * layers + 5 * forwards,
+                         gates + others + (2 + again) * (there + back) * cfg.dim * e))
+
+    sent = {}
+    for op, n, calls, payload in messages:
+        if n > 1 or op == "all_to_all":
+            factor = (2 if op == "all_reduce" else 1) * (n - 1) / n
+            before = sent.get(op, (0, 0, 0))
+            sent[op] = before[0] + calls, before[1] + payload, before[2] + factor * payload
     return sent
-
-
-def step_flops(cfg, tokens, rows, recompute="none"):
-    """FLOPs of a step on a rank that has so many tokens, and whose experts take so many rows, in
-    all layers. As in chapter 01, a number that multiplies a row takes 2 forward and 4 backward, and
-    2 more where it is computed again."""
-    kv, shared = cfg.dim * cfg.kv_heads // cfg.heads, cfg.layers * tokens * cfg.shared_expert
-    blocks = cfg.layers * tokens * cfg.dim * (2 * cfg.dim + 2 * kv + cfg.experts)
-    blocks += (rows + shared) * cfg.mlp()
-    # Attention's core: two matmuls, and four backward, or five where scores are computed again.
-    plain, matmuls = cfg.attention == "plain", 6 if cfg.attention == "plain" else 7
-    again = 0
-    if recompute == "selective":            # the output that ends a plain core is not read again
-        matmuls += 1 if plain else 2
-    if recompute == "full":
-        again, matmuls = blocks - shared * cfg.dim * cfg.hidden, matmuls + 2    # nor a shared down
-    core = cfg.layers * 2 * tokens * cfg.seq * cfg.dim * matmuls
-    return 6 * (blocks + tokens * cfg.dim * cfg.vocab) + 2 * again + core
 
 
 def formulas(args, rank, ranks, model):
     """What a run is held to: see lab/bench/formulas.py."""
-    cfg, n, sequences = args.model, args.ep, args.batch // ranks
+    cfg, n, e = args.model, args.ep, common.rounded(args).itemsize
     numbers, _ = held_numbers(cfg, n)
     mixtures = [block.mlp for block in model[1:-1]]
     seen = [exchange for moe in mixtures for exchange in moe.seen]
-    rows = sequences * cfg.seq * cfg.top_k * cfg.layers     # tensor: n times as many, of 1/n expert
-    if args.variant == "capacity":
-        rows = sequences * cfg.places * cfg.experts * cfg.layers
-    if args.variant in DROPLESS:
-        rows = sum(sum(received) for _, received in seen)
-    answer = {"parameters": numbers, "sent": traffic(args, ranks, seen),
-              "flops": {"all": step_flops(cfg, sequences * cfg.seq, rows, args.recompute)}}
+    crossed = [exchange for moe in mixtures for exchange in moe.crossed]
+    answer = {"parameters": numbers, "sent": traffic(args, ranks, seen, crossed), "mixtures": {
+        "seen": seen, "chosen": [moe.chosen for moe in mixtures],
+        "dropped": [(moe.dropped.item(), moe.lost.item()) for moe in mixtures if cfg.places],
+        "crossings": crossings(cfg)}}
 
     if args.variant == "overlapped":
-        answer["overlap"] = {"all_to_all": lambda *rates: travel_over_compute(
-            cfg, n, common.rounded(args).itemsize, *rates)}
+        answer["overlap"] = {
+            "all_to_all": lambda *rates: travel_over_compute(cfg, n, e, *rates)}
     notes = answer["notes"] = [f"parameters: {cfg.parameters():,}, of which a token meets "
                                f"{cfg.active():,} and a rank holds {numbers:,}"]
-    if cfg.places:
-        dropped = sum(moe.dropped.item() for moe in mixtures) / cfg.layers
-        notes.append(f"{cfg.places} places for each expert and sequence: {dropped:.1%} of the last "
-                     "micro-batch's picks are dropped")
     if n > 1:
-        shape = cfg, args.micro_batch * cfg.seq, common.rounded(args).itemsize
-        share = (n - 1) / n / 1e6                       # of that goes to other ranks, in MB
-        even, cut = share * row_bytes(*shape, cfg.top_k), share * row_bytes(*shape, n)
-        notes.append(f"a layer's rows, per rank and micro-batch, both passes: {even:.2f} MB if all "
-                     f"experts are picked alike; {cut:.2f} MB with --variant tensor")
-    if seen:
-        before = rank // n * n                          # the ranks before those of ep
-        answer["rows sent"] = [0] * before + seen[0][0] + [0] * (ranks - before - n)
-    if seen and n > 1:
-        answer["busiest"] = [sum(received) for _, received in seen]
+        even = (n - 1) / n * row_bytes(cfg, args.micro_batch * cfg.seq, e) / 1e6
+        notes.append(f"a layer's rows, per rank and micro-batch, both passes: {even:.2f} MB go to "
+                     "other ranks, if all experts are picked alike")
     return answer
 
 
 # ----------------------------------------------------------------------------------------- the run
 
-KINDS = {"dropless": MoE, "overlapped": Overlapped, "capacity": WithPlaces,
-         "tensor": CutExperts, "torch": TorchMoE}
-DROPLESS = "dropless", "overlapped", "torch"
+KINDS = {"dropless": MoE, "overlapped": Overlapped, "two-hops": TwoHops, "capacity": WithPlaces,
+         "torch": TorchMoE}
 
 
 def train(run):
@@ -694,6 +673,10 @@ def train(run):
     mesh = run.mesh(holders=run.world // args.ep, ep=args.ep)       # neighbours share the experts
     holders = mesh["holders"].get_group() if args.ep > 1 else world
     groups = {"world": world, "ep": mesh["ep"].get_group(), "holders": holders}
+    if args.variant == "two-hops":
+        mesh = run.mesh(holders=run.world // args.ep, across=args.nodes,
+                        inside=args.ep // args.nodes)
+        groups |= {axis: mesh[axis].get_group() for axis in ("across", "inside")}
     model = mixture_gpt(args.model, seed=None, kind=KINDS[args.variant])
     model = run.draw(expert_parallel(model, groups))
     common.recompute(model, args.recompute)
@@ -708,42 +691,59 @@ def train(run):
         run.log(batch, loss, norm, model, loads=loads)
 
 
+def demand(fits, otherwise, change):
+    if not fits:
+        raise Refused(otherwise, change)
+
+
 def requires(args, ranks):
     common.split_batch(args, ranks)
-    experts, k = args.experts, args.top_k
+    experts, k, nodes, variant = args.experts, args.top_k, args.nodes, args.variant
     ep = args.ep = math.gcd(ranks, experts) if args.ep is None else args.ep
-    if min(experts, k, ep) < 1:
-        raise Refused("--experts, --top-k and --ep are 1 or more", "--experts 8")
-    if ranks % ep:
-        raise Refused(f"--ep {ep} does not divide {ranks} ranks", f"--ep {math.gcd(ep, ranks)}")
+    limit, several = args.node_limit or nodes, args.batch > ranks * args.micro_batch
+    demand(min(experts, k, ep, nodes, limit) > 0, "--experts, --top-k, --ep, --nodes and "
+           "--node-limit are 1 or more", "--experts 8")
+    demand(ranks % ep == 0, f"--ep {ep} does not divide {ranks} ranks",
+           f"--ep {math.gcd(ep, ranks)}")
     common.divides("--experts", experts, "--ep", ep)
-    if k > experts:
-        raise Refused(f"--top-k {k} is more than --experts = {experts}", f"--top-k {experts}")
-    if args.variant == "overlapped" and args.batch == ranks * args.micro_batch:
-        raise Refused("overlapped: two micro-batches take turns, and a rank has one",
-                      f"--batch {max(args.batch, 2 * ranks)} --micro-batch 1")
-    if args.variant == "overlapped" and args.recompute == "full":
-        raise Refused("--recompute full runs a whole block again, which overlapped takes apart",
-                      "--recompute selective")
-    if args.variant == "tensor":
-        common.divides("--ffn", args.model.hidden, "--ep", ep)
+    common.divides("--experts", experts, "--nodes", nodes)
+    demand(limit <= nodes, f"--node-limit {limit} is more than --nodes = {nodes}",
+           f"--node-limit {nodes}")
+    most = limit * experts // nodes
+    demand(k <= most, f"--top-k {k} is more than the {most} experts that a token can go to",
+           f"--top-k {most}")
+    demand(variant != "two-hops" or 1 < nodes and ep % nodes == 0, f"two-hops: --nodes {nodes} are "
+           f"not several machines with as many each of --ep = {ep} ranks", f"--nodes {ep}")
+    demand(variant != "overlapped" or several, "overlapped: two micro-batches take turns, and a "
+           "rank has one", f"--batch {max(args.batch, 2 * ranks)} --micro-batch 1")
+    demand(variant != "overlapped" or args.recompute != "full", "--recompute full runs a whole "
+           "block again, which overlapped takes apart", "--recompute selective")
+    demand(args.balance != "loss-of-batch" or not several, "--balance loss-of-batch needs all "
+           "picks of the batch in one forward, and ranks have several", "--balance loss")
+    shape = asdict(args.model) | {"ffn": args.expert_dim or args.model.ffn}
+    if args.dtype != "float64" and (args.matmul == "grouped" or variant == "torch"):
+        multiple = 16 // common.rounded(args).itemsize  # rows begin at 16 bytes
+        for flag, size in (("--dim", args.model.dim), ("--expert-dim", shape["ffn"])):
+            common.divides(flag, size, "what a grouped matmul takes", multiple)
+
     even = k * args.model.seq / experts                 # picks of an expert in a sequence
-    if args.variant == "capacity" and args.capacity_factor * even < 1:
-        raise Refused(f"--capacity-factor {args.capacity_factor:g} leaves an expert less "
-                      "than one place in a sequence", f"--capacity-factor {math.ceil(1 / even)}")
+    demand(variant != "capacity" or args.capacity_factor * even >= 1, "--capacity-factor "
+           f"{args.capacity_factor:g} leaves an expert less than one place in a sequence",
+           f"--capacity-factor {math.ceil(1 / even)}")
     places = min(math.ceil(args.capacity_factor * even), args.model.seq)    # no more can come
     strengths = {}
     for name, balance, default in (("balance_weight", "loss", 0.01), ("bias_speed", "bias", 0.001)):
         given = getattr(args, name)
-        if args.balance == balance:
+        if args.balance.startswith(balance):
             strengths[name] = default if given is None else given
-        elif given is not None:
-            raise Refused(f"--{name.replace('_', '-')} means nothing to --balance "
-                          f"{args.balance}", f"--balance {balance}")
+        else:
+            demand(given is None, f"--{name.replace('_', '-')} means nothing to --balance "
+                   f"{args.balance}", f"--balance {balance}")
     args.model = Mixture(
-        **asdict(args.model), **strengths, experts=experts, top_k=k, z_loss=args.z_loss,
-        shared_expert=args.shared_expert, sequences=args.batch,
-        places=places if args.variant == "capacity" else None)
+        **shape, **strengths, experts=experts, top_k=k, router=args.router, z_loss=args.z_loss,
+        shared_expert=args.shared_expert, sequences=args.batch, nodes=nodes, node_limit=limit,
+        over_batch=args.balance == "loss-of-batch", grouped=args.matmul == "grouped",
+        places=places if variant == "capacity" else None)
 
 
 def flags(parser):
@@ -751,9 +751,14 @@ def flags(parser):
     add("--experts", type=int, default=8, help="of each mixture")
     add("--top-k", type=int, default=2, help="experts of a token")
     add("--ep", type=int, help="ranks that share the experts; default: all that can")
+    add("--expert-dim", type=int, help="hidden units of an expert; default: as an MLP's, --ffn")
     add("--shared-expert", action="store_true", help="and one that every token takes")
+    add("--router", choices=("softmax", "sigmoid"), default="softmax")
+    add("--nodes", type=int, default=1, help="machines, which share the experts")
+    add("--node-limit", type=int, help="to how many of them a token goes; default: all")
+    add("--matmul", choices=("loop", "grouped"), default="loop", help="of experts: each, or all")
     add("--capacity-factor", type=float, default=1.25, help="places of an expert over mean picks")
-    add("--balance", choices=("loss", "bias", "none"), default="loss")
+    add("--balance", choices=("loss", "loss-of-batch", "bias", "none"), default="loss")
     add("--balance-weight", type=float, help="of the loss; default: 0.01")
     add("--bias-speed", type=float, help="of the bias, in a step; default: 0.001")
     add("--z-loss", type=float, default=0.0, help="weight of the router's z-loss")

@@ -15,7 +15,7 @@ metered step. All keys are optional:
     flops         {"all": number} or {"attention": number} of the metered step
     most gradients                                          the most bytes of gradients at a time
     rows, ep      rows of each block's experts in each micro-batch, and how many ranks share them
-    busiest       the rows that arrived in each exchange; rows sent: to each rank, in the first one
+    mixtures      chapter 08's, see mixtures.py
     checks        {about: (computed, formula)}, or with a unit behind them; about: see about.py
     settings      chapter 01's, see settings.py; sample: its forward, which writes a text
     overlap       {op: function(flops, bandwidth)}, the time to send it over that of the compute
@@ -34,10 +34,11 @@ import torch
 import torch.distributed as dist
 
 from lab import schedules
-from lab.bench import anatomy, evidence, settings
+from lab.bench import anatomy, evidence, mixtures, settings
 from lab.bench.about import AS_COMPUTED
 from lab.bench.machines import MACHINES, PEAK_FLOPS
 from lab.bench.meters import COLLECTIVES, name_of, nbytes
+from lab.bench.mixtures import of_all_ranks
 from lab.bench.overlap import conditions_of_axes, hold_overlap, over_compute
 from lab.bench.settings import attention_is_fused_on_cuda, check_kept
 from lab.checkpoints import checkpoint
@@ -46,7 +47,7 @@ from lab.cli.words import count, printable, quantity
 WATCHED_STEPS = 3       # the memory of chapter 01's first steps is watched
 KEYS = {"parameters", "modules", "widths", "zero", "holders", "secondary", "most gradients",
         "sent", "ranks", "gradients", "gathers", "reduces", "kept", "schedule", "rows",
-        "ep", "flops", "checks", "settings", "busiest", "rows sent", "beside", "overlap",
+        "ep", "flops", "checks", "settings", "mixtures", "beside", "overlap",
         "machines", "utilization", "notes", "sample", "record"}
 RECOMPUTED = {"none": {}, "selective": {"core": 0}, "full": {"recompute": "full"}}  # of kept
 AMOUNTS = "calls", "payload", "on the wire"     # what is checked of each operator that sends
@@ -61,7 +62,7 @@ def hold(run):
     hold_states(run, answer)
     hold_activations(run, answer)
     hold_flops(run, answer)
-    hold_loads(run)
+    mixtures.hold_loads(run)
     hold_traffic(run, answer)
     for about, (computed, formula, *unit) in answer.get("checks", {}).items():
         run.check(about, computed, formula, *(unit or [""]))
@@ -194,21 +195,14 @@ def hold_alive(run, answer):
 
 def hold_flops(run, answer):
     """FLOPs of the metered step. Of fused attention on CUDA there is no formula, as above."""
-    for what, formula in answer.get("flops", {}).items():
+    known = answer.get("flops", {})
+    if "mixtures" in answer:
+        known = {"all": mixtures.flops(run, answer["mixtures"])}
+    for what, formula in known.items():
         measured = getattr(run.flops, what)
         about = "FLOPs", "FLOPs of a step", "" if what == "all" else what
         run.flops_of[what] = measured
         run.check(about, measured, None if attention_is_fused_on_cuda(run) else formula, "FLOP")
-
-
-def hold_loads(run):
-    """How often all experts of a layer were picked in the last step: it is in the report only if it
-    is not so. Nothing else would show it, since a bias moves by a sign, which twice a load has."""
-    for load in run.recorded.get("loads", [])[-1:]:
-        counted, picks = max(map(sum, load)), run.args.batch * run.args.model.seq
-        picks *= run.args.model.top_k
-        if counted != picks:
-            run.judge(("values", "picks of a layer", "in a step"), counted, picks)
 
 
 # ----------------------------------------------------------------------------------------- traffic
@@ -331,8 +325,8 @@ def wire_bytes(seen):
 def explain(run, answer):
     if "beside" in answer:
         note_beside(run, *answer["beside"])
-    if "busiest" in answer:
-        note_busiest(run, answer["busiest"])
+    if "mixtures" in answer:
+        mixtures.explain(run, answer["mixtures"])
     for line in answer.get("notes", []):
         run.note(line)
     if "machines" in answer:
@@ -345,8 +339,6 @@ def explain(run, answer):
     if "sample" in answer:
         note_sample(run, answer["sample"])
     run.record(**answer.get("record", {}))
-    if "rows sent" in answer:
-        run.record(rows=of_all_ranks(run, answer["rows sent"]))
 
 
 def note_beside(run, other, formula):
@@ -356,24 +348,6 @@ def note_beside(run, other, formula):
     share = f": {here / there:.0%}" if there else ""
     run.note(f"on the wire {quantity(round(here))} in a step, and {other} sends "
              f"{quantity(round(there))}{share}")
-
-
-def of_all_ranks(run, mine):
-    """Communication, after all measurements: an all_gather_object."""
-    everyones = [None] * run.world
-    dist.all_gather_object(everyones, mine)
-    return everyones
-
-
-def note_busiest(run, arrived):
-    """arrived: of each exchange of the metered step, the rows that came to this rank."""
-    ratios = []
-    for of_ranks in zip(*of_all_ranks(run, arrived)):
-        if sum(of_ranks):
-            ratios.append(max(of_ranks) * run.world / sum(of_ranks))
-    if ratios:
-        run.note(f"in that step, {statistics.mean(ratios):.2f} times as many rows come to the "
-                 "busiest rank of a mixture as to the mean of them: others wait for it")
 
 
 def note_machines(run, columns):

@@ -435,6 +435,7 @@ class FlopMeter(TorchDispatchMode):
             for suffix, many in (("", 2), ("_backward", 5)):    # grouped queries not in 2.11
                 op = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{suffix}")
                 self.formulas[op] = fused(many, skip=len(suffix) > 0)
+        self.formulas[torch.ops.aten._grouped_mm] = grouped
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(t.__name__ == "DTensor" for t in types):
@@ -452,6 +453,11 @@ class FlopMeter(TorchDispatchMode):
     @property
     def all(self):
         return self.matrices + self.attention
+
+
+def grouped(a, b, *rest, **more):
+    """The formula of a matmul for each group of rows, or of columns that are summed over."""
+    return 2 * a.shape[0] * a.shape[1] * b.shape[-1]
 
 
 def fused(how_many, skip):

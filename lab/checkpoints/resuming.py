@@ -25,6 +25,9 @@ def identity(args, text):
     names = MODEL + (MIXTURE if getattr(cfg, "experts", 0) else ())
     names += ("gated",) if cfg.gated else ()
     names += ("hidden",) if cfg.ffn else ()
+    names += ("router",) if getattr(cfg, "router", "softmax") != "softmax" else ()
+    is_limited = getattr(cfg, "node_limit", 1) < getattr(cfg, "nodes", 1)
+    names += ("nodes", "node_limit") if is_limited else ()
     same = {name: getattr(cfg, name, False) for name in names}
     same["data"] = f"a text of {len(text.tokens):,} tokens with CRC-32 {crc32_of_text(text):08x}"
     return same | {name: getattr(args, name) for name in RUN}

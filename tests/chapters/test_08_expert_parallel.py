@@ -1,7 +1,9 @@
 """Chapter 08: experts on several ranks give one GPU's numbers; routing, balance and places, too."""
 
 import inspect
-from types import SimpleNamespace
+import itertools
+import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +12,12 @@ import torch.nn.functional as F
 
 import common
 from common import Refused
+from lab.bench import mixtures
 from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covering
 from tests.conftest import TEXT, chapter, hold_to_one_gpu, run_main, some
 
 EIGHT = "08_expert_parallel"
-VARIANTS = ("dropless", "capacity", "tensor", "overlapped", "torch")
+VARIANTS = ("dropless", "capacity", "two-hops", "overlapped", "torch")
 
 
 @pytest.fixture(scope="module")
@@ -27,23 +30,40 @@ def eight():
 
 SETTINGS = {
     "variant": VARIANTS,
-    "ranks": ((1, 1), (2, 2), (2, 1), (3, 3), (4, 2), (8, 2)),  # all, and those that share experts
+    "ranks": ((1, 1), (2, 2), (2, 1), (3, 3), (4, 4), (8, 4)),  # all, and those that share experts
+    "nodes": ("all", "one", "any"),  # machines: one; several, of which a token goes to one, or any
     "top-k": (2, 1, 6),  # of 6 experts on three ranks, else of 8
-    "balance": ("loss", "bias --bias-speed=0.01 --z-loss=0.1", "none"),
+    "router": ("softmax", "sigmoid"),
+    "balance": ("loss", "loss-of-batch", "bias --bias-speed=0.01 --z-loss=0.1", "none"),
+    "matmul": ("loop", "grouped"),
     "micro-batch": (1, 2),
     # gpt2 ties embedding and head; tiny has half as many kv heads
     "preset": ("tiny --kv-heads=2", "gpt2 --kv-heads=4 --attention=sdpa --shared-expert"),
     "optimizer": ("adamw", "sgd --clip=0.1"),
-    "block": ("gpt", "llama --ffn=24"),
+    "block": ("gpt --expert-dim=12", "llama --ffn=24"),
     "precision": ("fp32", "bf16"),
     "recompute": ("none", "selective", "full"),
 }
 
 
+def machines(one):
+    """How many there are, and how many experts a token may choose from."""
+    world = one["ranks"][0]
+    nodes = 1 if one["nodes"] == "all" else 3 if world == 3 else 2
+    experts = 6 if world == 3 else 8
+    return nodes, experts // nodes if one["nodes"] == "one" else experts
+
+
 def fits(one):
-    if one["variant"] == "overlapped" and one["recompute"] == "full":
+    nodes, choice = machines(one)
+    if one["variant"] == "overlapped" and (
+            one["recompute"] == "full" or one["balance"] == "loss-of-batch"):
         return False
-    return one["ranks"] != (8, 2) or one["variant"] in ("dropless", "capacity")
+    if one["variant"] == "two-hops" and (nodes == 1 or one["ranks"][1] == 1):
+        return False
+    if one["balance"] == "loss-of-batch" and one["micro-batch"] == 1 or one["top-k"] > choice:
+        return False
+    return one["ranks"] != (8, 4) or one["variant"] in ("dropless", "capacity", "two-hops")
 
 
 def flags_of(one):
@@ -53,7 +73,8 @@ def flags_of(one):
         sequences = (2 + one["micro-batch"]) * world
     flags = [f"--ep={ep} --experts={6 if world == 3 else 8} --batch={sequences} --layers=1 "
              "--dim=24 --heads=4 --seq=8 --vocab=128 --dtype=float64"]
-    flags += [f"--{name}={value}" for name, value in one.items() if name != "ranks"]
+    flags += [f"--{name}={value}" for name, value in one.items() if name not in ("ranks", "nodes")]
+    flags.append(f"--nodes={machines(one)[0]}" + " --node-limit=1" * (one["nodes"] == "one"))
     if one["variant"] == "capacity":
         flags.append(f"--capacity-factor={1 if one['top-k'] == 1 else 0.7}")
     return [*TRAINING, *" ".join(flags).split()]
@@ -79,7 +100,8 @@ def test_what_a_run_records_is_for_its_picture(ranks, tmp_path):
 
 @pytest.mark.parametrize("variant", VARIANTS[:4])
 def test_bfloat16(ranks, tmp_path, variant):
-    flags = (*FLOAT64, "--layers=1", "--dtype=bfloat16", "--micro-batch=1", f"--variant={variant}")
+    flags = (*FLOAT64, "--layers=1", "--dtype=bfloat16", "--micro-batch=1", f"--variant={variant}",
+             "--nodes=2", "--matmul=grouped")
     (status, run, output), *_ = ranks(2)(run_main, EIGHT, flags, tmp_path)
     assert all(check["ok"] is not False for check in run["checks"]), output
 
@@ -88,6 +110,10 @@ def shared_out(eight, cfg, kind=None):
     """A model whose experts are shared by all ranks."""
     world = dist.group.WORLD
     groups = {"world": world, "ep": world, "holders": dist.new_subgroups(1)[0]}
+    if kind is eight.TwoHops:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (cfg.nodes, world.size() // cfg.nodes),
+                                                 mesh_dim_names=("across", "inside"))
+        groups |= {axis: mesh[axis].get_group() for axis in ("across", "inside")}
     model = eight.expert_parallel(eight.mixture_gpt(cfg, seed=None, kind=kind), groups)
     return common.draw_weights(model, 0, dtype=torch.float64)
 
@@ -132,9 +158,25 @@ def test_a_mixture_is_the_sum_of_its_experts_by_their_gates(eight, k, shared):
     torch.testing.assert_close(moe(x), expected)
 
 
-def test_the_best_of_equals_is_the_first(eight):
-    scores = torch.tensor([[0.2, 0.3, 0.3, 0.2], [0.25, 0.25, 0.25, 0.25]])
-    assert eight.best(scores, 3).tolist() == [[1, 2, 0], [0, 1, 2]]
+def test_a_token_goes_to_the_machines_whose_best_scores_sum_to_the_most(eight):
+    """Of two of four machines of two experts, four picks, so two of each: not the machine with the
+    single best score, if its other one is low."""
+    cfg = eight.Mixture(1, 16, 4, 4, 8, 64, top_k=4, nodes=4, node_limit=2)
+    scores = torch.tensor([[0.9, 0.0, 0.5, 0.5, 0.2, 0.6, 0.3, 0.6]])
+    assert sorted(eight.choose(scores, cfg)[0].tolist()) == [2, 3, 6, 7]
+    free = replace(cfg, node_limit=4)
+    assert eight.choose(scores, free)[0, 0] == 0 and sorted(eight.choose(scores, free)[0].tolist()
+                                                            ) != [2, 3, 6, 7]
+
+
+def test_a_sigmoid_router_has_gates_of_its_scores_over_their_sum(eight):
+    x = torch.randn(2, 5, 16)
+    for k in (1, 3):
+        cfg = eight.Mixture(1, 16, 4, 4, 8, 64, top_k=k, router="sigmoid")
+        moe = eight.mixture_gpt(cfg).block1.mlp
+        chosen, gates = moe.route(x)
+        scores = F.linear(x, moe.router.weight).sigmoid().gather(-1, chosen)
+        torch.testing.assert_close(gates, scores if k == 1 else scores / scores.sum(-1, True))
 
 
 def test_a_single_gate_is_its_score_and_several_add_up_to_one(eight):
@@ -193,7 +235,7 @@ def test_the_losses_of_the_router_reach_its_gradient(eight):
     logits = F.linear(kept[0], moe.router.weight)
     scores = logits.softmax(-1)
     z = logits.logsumexp(-1).square().mean(1).sum()
-    added = 0.3 * (eight.balance_loss(scores, eight.best(scores, 2)) + z) / 2
+    added = 0.3 * (eight.balance_loss(scores, scores.topk(2).indices) + z) / 2
     added.backward()
     torch.testing.assert_close(gradients[1] - gradients[0], moe.router.weight.grad)
 
@@ -208,9 +250,11 @@ def test_who_finds_no_place_is_dropped(eight):
     kept = torch.ones_like(gates)
     kept[0, 2, 1] = 0  # the third who wants expert 0 in the first sequence
     everyone = moe.through_experts(x, chosen, gates)
-    without = eight.MoE.through_experts(moe, x, chosen, gates * kept)
-    torch.testing.assert_close(everyone, without)
-    assert moe.dropped == pytest.approx(1 / 12)
+    whole = eight.mixture_gpt(replace(cfg, places=None)).double().block1.mlp
+    torch.testing.assert_close(everyone, whole.through_experts(x, chosen, gates * kept))
+    assert moe.dropped == pytest.approx(1 / 12) and moe.lost == 0
+    moe.through_experts(x, torch.ones(2, 3, 2, dtype=torch.int64).cumsum(2) % 2, gates)
+    assert moe.dropped == pytest.approx(1 / 3) and moe.lost == pytest.approx(1 / 3)  # the third
 
 
 def test_gates_are_finite_where_scores_have_vanished(eight):
@@ -235,7 +279,67 @@ def test_even_routing_sends_what_the_formula_says(ranks, eight):
     cfg = eight.Mixture(1, 16, 4, 4, 8, 64, top_k=8, sequences=4)
     for rows in ranks(2)(even_exchange):
         for e in (2, 8):
-            assert eight.row_bytes(cfg, 16, e, cfg.top_k) == 2 * sum(rows) * 16 * e
+            assert eight.row_bytes(cfg, 16, e) == 2 * sum(rows) * 16 * e
+
+
+def hops(cfg):
+    """Of random choices: by one hop, how many rows leave this rank's machine; by two, how many
+    cross, and the difference of what comes out, of gradients and of x's gradient."""
+    eight, found = chapter(EIGHT), []
+    rank, nodes = dist.get_rank(), cfg.nodes
+    drawn = torch.Generator().manual_seed(rank)
+    x = torch.randn(2, 8, 16, dtype=torch.float64, generator=drawn)
+    chosen = torch.rand(2, 8, cfg.experts, generator=drawn).topk(cfg.top_k).indices
+    gates = torch.rand(2, 8, cfg.top_k, dtype=torch.float64, generator=drawn)
+    for kind in (eight.MoE, eight.TwoHops):
+        moe = shared_out(eight, cfg, kind).block1.mlp
+        given = [x.clone().requires_grad_(), gates.clone().requires_grad_()]
+        out = moe.through_experts(given[0], chosen, given[1])
+        (out * x).sum().backward()
+        found.append([out, *(each.grad for each in given), moe.up.grad, moe.down.grad])
+        if kind is eight.MoE:
+            [(sent, _)] = moe.seen
+            each = len(sent) // nodes
+            machine = rank // each
+            one = sum(sent) - sum(sent[machine * each:(machine + 1) * each])
+        else:
+            [(sent, _)] = moe.crossed
+            two = sum(sent) - sent[rank // (dist.get_world_size() // nodes)]
+    counted = mixtures.crossings(chosen, cfg, rank // (dist.get_world_size() // nodes))
+    far = max(((a - b).abs().max() / a.abs().max()).item() for a, b in zip(*found))
+    return far, (one, two), [16 * rows for rows in counted]
+
+
+@pytest.mark.parametrize(("world", "nodes", "k"), [(4, 2, 3), (6, 3, 2), (4, 4, 2)])
+def test_two_hops_give_what_one_gives_and_cross_less(ranks, eight, world, nodes, k):
+    cfg = eight.Mixture(1, 16, 4, 4, 8, 64, experts=12, top_k=k, nodes=nodes, node_limit=nodes)
+    for far, (one, two), counted in ranks(world)(hops, cfg):
+        assert far < 1e-12 and two < one
+        assert counted == [pytest.approx(one), pytest.approx(two)]
+
+
+@pytest.mark.parametrize(("experts", "k", "nodes", "limit"), [(6, 2, 3, 3), (8, 3, 4, 2),
+                                                              (6, 3, 2, 1), (4, 1, 2, 2)])
+def test_crossings_are_the_mean_over_all_choices(eight, experts, k, nodes, limit):
+    """All sets of machines, and in each all sets of experts, one after the other."""
+    cfg = eight.Mixture(1, 16, 4, 4, 8, 64, experts=experts, top_k=k, nodes=nodes, node_limit=limit)
+    each, ones, twos = experts // nodes, [], []
+    for machines in itertools.combinations(range(nodes), limit):
+        open = [expert for expert in range(experts) if expert // each in machines]
+        for chosen in itertools.combinations(open, k):
+            for own in range(nodes):
+                others = [expert // each for expert in chosen if expert // each != own]
+                ones.append(len(others))
+                twos.append(len(set(others)))
+    assert eight.crossings(cfg) == (pytest.approx(statistics.mean(ones)),
+                                    pytest.approx(statistics.mean(twos)))
+
+
+def test_deepseeks_rows_cross_half_as_often_by_two_hops(eight):
+    """The lesson: of 8 picks on 8 machines 7 leave the token's own; on 4 of them, 3.5 at most."""
+    cfg = eight.Mixture(1, 16, 4, 4, 8, 64, experts=256, top_k=8, nodes=8, node_limit=4)
+    one, two = eight.crossings(cfg)
+    assert one == 7 and 3.1 < two < 3.5
 
 
 def test_parameters_are_counted(eight):
@@ -246,18 +350,6 @@ def test_parameters_are_counted(eight):
         unused = sum(p[1:].numel() for name, p in model.named_parameters()
                      if name.endswith(("mlp.up", "mlp.down")) and "shared" not in name)
         assert cfg.active() == cfg.parameters() - unused
-
-
-def test_spreading_experts_sends_less_than_cutting_them_if_k_is_below_n(eight):
-    for k, n in ((1, 2), (2, 2), (2, 4), (4, 2)):
-        cfg = eight.Mixture(1, 16, 4, 4, 8, 64, top_k=k)
-        args = SimpleNamespace(variant="tensor", model=cfg, ep=n, batch=n, micro_batch=1,
-                               dtype="float32", precision="fp32", recompute="none")
-        spread, cut = (eight.row_bytes(cfg, 8, 4, often) for often in (k, n))
-        sent = eight.traffic(args, n, [])
-        extra = n * 8 * k * (8 + 4 + 4)  # choices, gates and their gradients
-        assert sent["all_gather"][1] + sent["reduce_scatter"][1] == cut + extra
-        assert (spread < cut) == (k < n)
 
 
 def test_an_exchange_can_read_its_sizes_on_the_device():
@@ -286,21 +378,33 @@ FAULTY = (*FLOAT64, "--layers=1", "--steps=1", "--batch=4", "--micro-batch=1")
     ("--ep=2", "norm = grad_norm(model.parameters(), world)",
      "norm = grad_norm(model.parameters())", "gradient norm"),
     # which rows, by which gates
-    ("", "Permute.apply(out, order, True), rec", "out, rec", "loss"),
-    ("", "Permute.apply(gradient, order, not ctx.back)", "Permute.apply(gradient, order, ctx.back)",
-     "gradients"),
-    ("", "ly(Permute.apply(out, order, True), rec",
-     "ly(Permute.apply(out, order, True).flip(0), rec", "loss"),
-    ("--variant=capacity", "transpose(0, 1).flatten(0, 1)\n        return AllToAll",
-     "flatten(0, 1)\n        return AllToAll", "loss"),
-    ("--variant=tensor", "super().through_experts(x, chosen, gates)",
-     "super().through_experts(x, chosen, gates.detach())", "gradients"),
+    ("", "travel(out.index_select(0, order.argsort()), rec", "travel(out, rec", "loss"),
+    ("", "travel(out.index_select(0, order.argsort()), rec",
+     "travel(out.index_select(0, order), rec", "loss"),
+    ("--top-k=3", "each.flatten(0, 1).T.flatten() for each", "each.flatten() for each", "loss"),
+    ("--variant=capacity", ".view(n, own, each).transpose(0, 1)", ".view(n, own, each)", "loss"),
+    ("--variant=capacity", "expert * batch + token // self.cfg.seq",
+     "expert * batch + token % batch", "loss"),
+    # two hops
+    ("--variant=two-hops --nodes=2", "chosen[row, pick] % each, gates[row, pick]",
+     "chosen[row, pick] % each, gates[row, pick].detach()", "gradients"),
+    ("--variant=two-hops --nodes=2", "return add_up(out, token, len(x_rows))",
+     "return add_up(out.detach() / 2 + out / 2, token, len(x_rows))", "gradients"),
+    ("--ep=2 --variant=two-hops --nodes=2", "keep_shard(moe, name, 0, groups[\"ep\"])",
+     "keep_shard(moe, name, 0, groups.get(\"inside\", groups[\"ep\"]))", "parameters"),
+    ("--variant=two-hops --nodes=2 --recompute=full",
+     "        if not runs_again():\n            self.crossed",
+     "        if True:\n            self.crossed", "all_to_all"),
     # routing itself, which the single-GPU run has from lab/bench/oracle.py
     ("--top-k=1", "if cfg.top_k == 1:", "if cfg.top_k == 0:", "loss"),
-    ("", "best(scores.detach() + self.bias, cfg.top_k)", "best(-scores.detach(), cfg.top_k)",
-     "loss"),
-    ("", "gates = AddLoss.apply(gates, balance / cfg.sequences)",
-     "AddLoss.apply(gates, balance / cfg.sequences)", "gradients"),
+    ("", "choose(scores.detach() + self.bias, cfg)", "choose(-scores.detach(), cfg)", "loss"),
+    ("--nodes=2 --node-limit=1", "values.sum(-1)", "values.amin(-1)", "loss"),
+    ("--nodes=2 --node-limit=1", "math.ceil(cfg.top_k / cfg.node_limit)", "1", "loss"),
+    ("--router=sigmoid", "F.logsigmoid(logits)", "F.logsigmoid(-logits)", "loss"),
+    ("--router=sigmoid", "shares = scores / scores.sum(-1, keepdim=True)", "shares = scores",
+     "gradients"),
+    ("", "gates = AddLoss.apply(gates, cfg.balance_weight * balance / cfg.sequences)",
+     "AddLoss.apply(gates, cfg.balance_weight * balance / cfg.sequences)", "gradients"),
     ("", "common.activate(*[part @ matrix for matrix in column]) @ down",
      "F.relu(part @ column[0]) @ down", "loss"),
     ("--block=llama", "common.activate(*[part @ matrix for matrix in column]) @ down",
@@ -311,15 +415,17 @@ FAULTY = (*FLOAT64, "--layers=1", "--steps=1", "--batch=4", "--micro-batch=1")
     ("--recompute=full", "        if not runs_again():\n            self.seen",
      "        if True:\n            self.seen", "all_to_all"),
     ("--recompute=full", "(2 + again) * rows", "2 * rows", "all_to_all"),
-    ("--recompute=full --variant=capacity", "(4 + 2 * again) * layers", "4 * layers", "all_to_all"),
-    ("--recompute=full --variant=tensor --shared-expert", "1 + again * cfg.shared_expert", "1",
-     "reduce_scatter"),
-    ("--recompute=full --shared-expert", "blocks - shared * cfg.dim * cfg.hidden", "blocks",
-     "FLOPs"),
-    ("--precision=bf16 --dtype=float32", "dense = of_gradient *", "dense = e *", "all_reduce"),
+    ("--recompute=full --variant=capacity", "2 * layers + 2 * forwards", "4 * layers",
+     "all_to_all"),
+    ("--precision=bf16 --dtype=float32", "of_gradient * (numbers - experts)",
+     "e * (numbers - experts)", "all_reduce"),
     # balance
-    ("", "gates = AddLoss.apply(gates, balance / cfg.sequences)",
-     "gates = AddLoss.apply(gates, balance / len(x))", "gradients"),
+    ("", "AddLoss.apply(gates, cfg.balance_weight * balance / cfg.sequences)",
+     "AddLoss.apply(gates, cfg.balance_weight * balance / len(x))", "gradients"),
+    ("--balance=loss-of-batch --micro-batch=2", "dist.all_reduce(picks, group=group)", "pass",
+     "gradients"),
+    ("--balance=loss-of-batch --micro-batch=2 --recompute=full", "forwards * cfg.experts * wide",
+     "layers * cfg.experts * wide", "all_reduce"),
     ("--micro-batch=2", "picks = F.one_hot(chosen.flatten(1), experts).to(scores.dtype).mean(1)",
      "picks = F.one_hot(chosen.flatten(1), experts).to(scores.dtype).mean((0, 1))", "gradients"),
     ("--z-loss=0.1 --micro-batch=2", "z = cfg.z_loss * logits.logsumexp(-1).square().mean(1).sum()",
@@ -327,8 +433,7 @@ FAULTY = (*FLOAT64, "--layers=1", "--steps=1", "--batch=4", "--micro-batch=1")
     ("--balance=bias --bias-speed=0.5 --steps=2", "loads = move_biases(model, world)",
      "loads = move_biases(model)", "loss"),
     # formulas
-    ("", "blocks += (rows + shared)", "blocks += (2 * rows + shared)", "FLOPs"),
-    ("--steps=2", "block.mlp.seen.clear()", "pass", "all_to_all"),
+    ("--steps=2", "block.mlp.seen.clear()", "pass", "FLOPs"),
 ]))  # fmt: skip
 def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
     """Faults that a student might make."""
@@ -359,9 +464,18 @@ def test_a_run_without_lab_refuses_what_is_below_one(eight, flag):
 @pytest.mark.parametrize(("world", "flags", "line"), [
     (4, "--ep=3 --experts=6", "--ep 3 does not divide 4 ranks; --ep 1 would work"),
     (4, "--ep=4 --experts=6", "--experts 6 is not a multiple of --ep = 4; --experts 8 would work"),
-    (3, "--variant=tensor --experts=6 --ep=3 --batch=3",
-     "--ffn 512 is not a multiple of --ep = 3; --ffn 513 would work"),
-    (2, "--top-k=9", "--top-k 9 is more than --experts = 8; --top-k 8 would work"),
+    (2, "--top-k=9", "--top-k 9 is more than the 8 experts that a token can go to; --top-k 8 would "
+     "work"),
+    (2, "--top-k=5 --nodes=2 --node-limit=1", "--top-k 5 is more than the 4 experts that a token "
+     "can go to; --top-k 4 would work"),
+    (2, "--nodes=2 --node-limit=3",
+     "--node-limit 3 is more than --nodes = 2; --node-limit 2 would work"),
+    (4, "--variant=two-hops", "two-hops: --nodes 1 are not several machines with as many each of "
+     "--ep = 4 ranks; --nodes 4 would work"),
+    (2, "--balance=loss-of-batch --micro-batch=1", "--balance loss-of-batch needs all picks of the "
+     "batch in one forward, and ranks have several; --balance loss would work"),
+    (2, "--matmul=grouped --expert-dim=30", "--expert-dim 30 is not a multiple of what a grouped "
+     "matmul takes = 4; --expert-dim 32 would work"),
     (4, "--balance-weight=0.1 --balance=none",
      "--balance-weight means nothing to --balance none; --balance loss would work"),
     (4, "--bias-speed=0",
