@@ -47,8 +47,8 @@ of the model (MFU).
 How right is it? Two numbers are fitted, on ten rows of a table of 2021: the shares of their makers'
 bandwidth that an A100's HBM and NVLink reach. Two more, on six rows, are about ZeRO-3. What they
 say of other tables, `--published` prints. Of 29 rows with experts, nothing is fitted on which, 22
-are within 20%. Others are too fast: up to 3 times, where matrices are so small that what starts
-them takes longer than they do. The search takes any ZeRO, whether the software has it or not.
+are within 20%. Six of the others are too fast, up to 3 times, where matrices are small: what starts
+a kernel takes time, too. The search takes any ZeRO, whether the software has it or not.
 
 Run it:
     python 10_planner.py --model 70b --cluster h100 --gpus 512 --batch 1024
