@@ -132,7 +132,7 @@ class Model:
         mlp, mixture = (3 if self.gated else 2) * self.dim * self.ffn, self.experts > 1
         kinds = {"queries": q * queries + self.values * self.dim,       # and o
                  "keys": kv * keys, "latents": self.dim * self.latents,
-                 "mlp": mlp * (self.shared if mixture else experts),
+                 "mlp": 0 if mixture else mlp * experts, "shared": mlp * self.shared,
                  "experts": mlp * experts if mixture else 0}
         return {kind: size for kind, size in kinds.items() if size}
 
@@ -291,7 +291,7 @@ class Layout:
     def cuts(self, model, software):
         """In how many parts each kind of parameter is. (Each expert is whole on a GPU.)"""
         return {"queries": self.tp, "keys": min(self.tp, model.kv_heads), "latents": 1,
-                "mlp": self.tp, "experts": self.ep, "norms": 1,
+                "mlp": self.tp, "shared": 1, "experts": self.ep, "norms": 1,
                 "tables": 1 if software.whole_tables else self.tp}
 
 
@@ -429,10 +429,10 @@ def messages(model, layout):
     """{axis: (numbers, ranks, stride, calls)}: what rings over an axis gather and scatter in a
     layer's forward, of a micro-batch; over ep, where each sends to all, rows of its own tokens go
     to their experts and back. In backward it is as much. tp gathers latents where there are some,
-    and has nothing to send around experts, but for shared ones."""
+    and sends nothing around experts: they, and shared ones, take each rank's own tokens."""
     t, cp, tokens, h = layout.tp, layout.cp, layout.tokens(model), model.dim
     keys = tokens * cp * model.keys * max(1 / t, 1 / model.kv_heads)
-    ep, mlp = (layout.ep, 2 if model.shared else 0) if model.experts > 1 else (1, 2)
+    ep, mlp = (layout.ep, 0) if model.experts > 1 else (1, 2)
     return {"tp": (tokens * ((model.latents or h) + h + mlp * h), t, 1, 2 + mlp),
             "cp": (keys, cp, t, 1), "ep": (2 * tokens / t * model.top_k * h, ep, 1, 2)}
 
@@ -467,12 +467,12 @@ def layer_seconds(model, layout, machine):
     if model.latents:                                   # each rank makes those of its own tokens
         matrices[:1] = [(tokens / t, h, model.latents, 1), (tokens, q, queries / t, 1),
                         (tokens, kv, keys, 1)]
-    routed, wide = 0, f                                 # rows that go through experts; MLP's width
+    routed, mine, wide = 0, tokens, f / t       # rows of experts; of an MLP, and how wide that is
     if model.experts > 1:
-        routed, wide, own = tokens / t * model.top_k, f * model.shared, model.experts / layout.ep
+        routed, mine, wide = tokens / t * model.top_k, tokens / t, f * model.shared
+        own = model.experts / layout.ep
         matrices += [(routed / own, h, gates * f, own), (routed / own, f, h, own)]
-    if wide:
-        matrices += [(tokens, h, gates * wide / t, 1), (tokens, wide / t, h, 1)]
+    matrices += [(mine, h, gates * wide, 1), (mine, wide, h, 1)] if wide else []
     forward = {"matmul": sum(machine.matmul(*shape, fp8) for shape in matrices)}
     backward = {"matmul": sum(machine.matmul(m, n, k, times, fp8)
                               + machine.matmul(k, m, n, times, fp8) for m, k, n, times in matrices)}
@@ -492,7 +492,7 @@ def layer_seconds(model, layout, machine):
 
     # Bytes of a number. Of the width: a norm 4 and 6, a residual 6 and 6, with dropout 7 and 11. A
     # row is sorted by its expert, and back, before it travels, too: 4 each time.
-    width, hidden = tokens * h / t if layout.sp else tokens * h, routed * f + tokens * wide / t
+    width, hidden = tokens * h / t if layout.sp else tokens * h, routed * f + mine * wide
     rope = 4 * tokens * (model.queries + model.keys / 2) / t if model.gated else 0
     rope += (8 if layout.ep == 1 else 16) * routed * h
     passes = [(10, 6 if model.gated else 4), (12, 10 if model.gated else 6)]
@@ -632,7 +632,7 @@ def misfit(model, layout, gpus, batch):
     """Why a layout does not divide; None: it does."""
     ranks, layers = layout.tp * layout.cp * layout.pp, math.ceil(model.layers / layout.pp)
     divides = [("gpus", gpus, "tp x cp x pp", ranks), ("heads", model.heads, "tp", layout.tp),
-               ("ffn", 0 if model.experts > 1 and not model.shared else model.ffn, "tp", layout.tp),
+               ("ffn", 0 if model.experts > 1 else model.ffn, "tp", layout.tp),
                ("dense-ffn", model.dense_ffn, "tp", layout.tp), ("seq", model.seq, "cp", layout.cp),
                ("batch", batch, "dp x micro-batch", layout.dp * layout.micro_batch),
                ("dim", 0 if model.head_dim else model.dim, "heads", model.heads),

@@ -13,6 +13,7 @@ What is not published, or not planned:
     reports say by names and not by time, under 5%; here nothing is.
   - DeepSeek-V3 with its module for one token more ("MTP", in all rows but four of Megatron-Bridge):
     4% more FLOPs, which stand in the published TFLOP/s, and not in those that are predicted.
+  - Megatron's shared expert is cut by tp; here each rank has it whole, as in chapter 09.
   - v, the micro-batch and the convention of the paper of 2025: here a layer a slice, one sequence
     and all scores. Its software sends rows in one hop, and hides nothing.
 Read, but not planned, since a layout or a number is missing: pytorch/torchtitan#2107 (DeepSeek-V3,

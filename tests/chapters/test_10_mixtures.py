@@ -94,7 +94,10 @@ def test_folded_experts_are_held_and_sent_to_as_if_they_were_placed(ten, dp, tp,
         assert 2 * h * rows == sent * (ep - 1) / ep         # there and back
     of_tp, *_ = ten.messages(model, layout)["tp"]
     assert of_tp == 2 * model.seq / cp * h                  # attention's alone
-    assert ten.messages(replace(model, shared=1), layout)["tp"][0] == 2 * of_tp
+    assert ten.messages(replace(model, shared=1), layout)["tp"][0] == of_tp
+    assert ten.messages(replace(model, experts=1), layout)["tp"][0] == 2 * of_tp
+    assert ten.parameters_of_gpu(replace(model, shared=2), layout, software)["shared"] == (
+        model.layers * 2 * 3 * h * 24, dp * tp * cp)        # whole on each rank of tp
     kept = ten.numbers_kept(model, model.seq, software)["inside"]
     dense = ten.numbers_kept(replace(model, experts=1, top_k=1), model.seq, software)["inside"]
     assert kept - dense == model.seq * (4 * 24 + 2 * h)     # one more expert's, and the rows
@@ -201,8 +204,9 @@ def test_dense_layers_come_first_and_the_last_stage_has_what_is_left(ten):
     numbers = lambda ep: {kind: size for kind, (size, _) in ten.parameters_of_gpu(
         model, ten.Layout(64, pp=2, ep=ep), software).items()}
     mlp, expert = 3 * 7168 * 18432, 3 * 7168 * 2048
-    assert numbers(64)["mlp"] == 3 * mlp + expert and numbers(64)["experts"] == 4 * expert
-    assert numbers(8)["mlp"] == 4 * expert and numbers(8)["experts"] == 4 * 32 * expert
+    assert numbers(64)["mlp"] == 3 * mlp and numbers(64)["experts"] == 4 * expert
+    assert numbers(64)["shared"] == expert and "mlp" not in numbers(8)
+    assert numbers(8)["shared"] == 4 * expert and numbers(8)["experts"] == 4 * 32 * expert
 
 
 def test_latents_are_whole_on_each_rank_and_what_they_make_is_cut(ten):
@@ -310,7 +314,8 @@ def test_the_search_folds_experts_over_ranks_of_tp(ten):
     ("--ep-units 1", "--ep-units: 1 is no number from 0 to 0.9"),
     ("--node-limit -1", "--node-limit"),
     ("--software deepseek-v3 --cluster a100", "--no-fp8 would"),
-    ("--model mixtral --gpus 64 --batch 64 --ffn 3 --shared 1 --tp 2", "ffn = 3 is not a")])
+    ("--model mixtral --gpus 64 --batch 64 --dense-layers 1 --dense-ffn 3 --tp 2",
+     "dense-ffn = 3 is not a multiple of tp = 2")])
 def test_a_bad_mixture_costs_one_line(ten, arguments, words):
     status, said, line = told(ten, arguments.split())
     assert status == 2 and not said and line.count("\n") == 1
@@ -333,13 +338,17 @@ def test_a_mixture_of_ones_own_is_planned_and_printed(ten, capsys, tmp_path):
 
 FAULTS = {
     "experts are cut by tp as well": (
-        '"mlp": self.tp, "experts": self.ep', '"mlp": self.tp, "experts": self.ep * self.tp',
+        '"shared": 1, "experts": self.ep', '"shared": 1, "experts": self.ep * self.tp',
         "test_folded_experts"),
     "all ranks of tp send all tokens": (
         "2 * tokens / t * model.top_k * h", "2 * tokens * model.top_k * h", "test_folded_experts"),
     "tp sends around experts, too": (
-        "2 if model.shared else 0) if model.experts > 1", "2) if model.experts > 1",
+        "(layout.ep, 0) if model.experts > 1", "(layout.ep, 2) if model.experts > 1",
         "test_folded_experts"),
+    "the shared expert is cut": ('"shared": 1,', '"shared": self.tp,', "test_folded_experts"),
+    "the shared expert takes all tokens": (
+        "model.top_k, tokens / t, f * model.shared", "model.top_k, tokens, f * model.shared",
+        "test_matmuls_of_all_ranks"),
     "dense layers send rows": (
         "else (1, 2)\n", "else (layout.ep, 2)\n", "test_dense_layers"),
     "rows are not kept": ("of_mlp * hidden + rows", "of_mlp * hidden", "test_folded_experts"),
@@ -364,8 +373,7 @@ FAULTS = {
     "values have the keys' width": ("return self.heads * self.head\n",
                                     "return self.heads * (self.head + self.rope_dim)\n",
                                     "test_deepseek_v3_has"),
-    "the shared expert has no weights": ("mlp * (self.shared if mixture else experts)",
-                                         "mlp * (0 if mixture else experts)",
+    "the shared expert has no weights": ('"shared": mlp * self.shared', '"shared": 0',
                                          "test_deepseek_v3_has"),
     "a token meets all experts": (
         "model.weights_of_layers(model.top_k)", "model.weights_of_layers(model.experts)",
