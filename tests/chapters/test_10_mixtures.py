@@ -12,8 +12,9 @@ from types import ModuleType
 
 import pytest
 
+from lab.bench import anatomy
 from lab.planner import mixtures, planning, published
-from tests.chapters.test_10_planner import ten, told  # noqa: F401  (fixtures)
+from tests.chapters.test_10_planner import nine_runs, numbers_of, ten, told  # noqa: F401
 from tests.conftest import ROOT
 
 LAYOUTS = [(dp, tp, cp, ep) for dp, tp, cp in itertools.product((1, 2), repeat=3)
@@ -102,6 +103,28 @@ def test_folded_experts_are_held_and_sent_to_as_if_they_were_placed(ten, dp, tp,
     dense = ten.numbers_kept(replace(model, experts=1, top_k=1), model.seq, software)["inside"]
     assert kept - dense == model.seq * (4 * 24 + 2 * h)     # one more expert's, and the rows
     assert layout.shares(model, software)["inside"] == 1 / (tp * cp)
+
+
+@pytest.mark.parametrize(("pp", "cp", "tp", "ep", "shared"), [
+    (1, 1, 1, 8, 0), (1, 2, 2, 4, 1), (1, 2, 2, 8, 0), (1, 1, 4, 2, 1), (2, 2, 1, 4, 0),
+    (4, 1, 2, 2, 0)])
+def test_experts_are_held_and_sent_to_as_in_chapter_09(ten, nine_runs, pp, cp, tp, ep, shared):
+    args, answers, e = nine_runs(pp, cp, tp, "1f1b", 1, ep, 8, bool(shared))
+    model = replace(anatomy.as_planned(args.model), experts=8, top_k=2, shared=shared)
+    layout = ten.Layout(args.dp, tp, cp, pp, ep=ep, zero=1, micro_batch=1)
+    planned = ten.parameters_of_gpu(model, layout, ten.SOFTWARE["ours"])
+    planned["mlp"], (whole, n) = planned.pop("experts"), planned["norms"]
+    more, same = planned.pop("shared", (0, n))          # which is whole there, as norms are
+    planned["norms"] = whole + more, n
+    fullest = max(answers, key=lambda answer: sum(numbers_of(args, answer).values()))
+    assert same == n and planned == {
+        kind: (size, fullest["holders"][kind]) for kind, size in numbers_of(args, fullest).items()}
+
+    passes = args.micro_batches * model.layers // pp
+    for axis, (numbers, n, *_) in ten.messages(model, layout).items():
+        sent = sum(part[1] for part in fullest["sent"].get(axis, {}).values())
+        counts = 8 * 8 * passes if axis == "ep" else 0          # how many rows, to each expert
+        assert sent == (2 * passes * e * numbers + counts if n > 1 else 0), axis
 
 
 @pytest.mark.parametrize(("experts", "machines", "k", "limit"), [

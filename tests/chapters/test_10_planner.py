@@ -280,20 +280,24 @@ def nine_runs():
     and the bytes of a number."""
     nine = chapter("09_5d")
 
-    def run(pp, cp, tp, schedule, zero):
+    def run(pp, cp, tp, schedule, zero, ep=1, experts=0, shared_expert=False):
         cfg = common.Config(16, 16, 8, 2, 32, 64, False, "plain", zero == 1, 48)
         args = SimpleNamespace(
             variant="hand", dtype="float32", precision="fp32", recompute="none", model=cfg,
             batch=128, micro_batch=1, pp=pp, cp=cp,
-            tp=tp, ep=1, dp=None, zero=zero, schedule=schedule, experts=0, top_k=2, like=None,
-            order="pp,dp,cp,tp", node_size=8, keep_gathered=False,
-            shared_expert=False)
+            tp=tp, ep=ep, dp=None, zero=zero, schedule=schedule, experts=experts, top_k=2,
+            like=None, order="pp,dp,cp,tp", node_size=8, keep_gathered=False,
+            shared_expert=shared_expert)
         nine.requires(args, 8)
         full = nine.build(args.model)
         schedules, owners = nine.make_schedule(schedule, pp, args.micro_batches)
         slices, answers = nine.balanced(cfg.layers, len(owners)), []
         for stage in range(pp):
             parts = [full[slice(*slices[i])] for i, owner in enumerate(owners) if owner == stage]
+            for block in (block for part in parts for block in part if experts and hasattr(
+                    block, "mlp")):                     # all experts are chosen alike
+                rows = [args.micro_batch * 32 // (cp * tp) * 2 // ep] * ep
+                block.mlp.seen = [(rows, rows)] * args.micro_batches
             answers.append(nine.formulas(args, stage * (8 // pp), 8, Parts(parts)))
         return args, answers, 4
 
