@@ -204,7 +204,7 @@ class Cluster:
 
 # Rates: data sheets. matmul: the best measured (stas00/ml-engineering, "MAMF"), on Hopper by 0.75,
 # which mixes power and software. attention: FlashAttention-2; on Hopper -3, or cuDNN. B200: as it.
-# alpha: NCCL's own table (tuning.cc), of large messages; TPU: a guess.
+# alpha: NCCL's own table (tuning.cc), of large messages; TPU: a guess. A rack of 72 is one node.
 CLUSTERS = {
     "a100": Cluster(312e12, 0.869, 0.60, 2.039e12, 80e9, 300e9, 25e9),
     "h100": Cluster(989e12, 0.803 * 0.75, 0.55, 3.35e12, 80e9, 450e9, 50e9, has_fp8=True),

@@ -208,7 +208,8 @@ def test_what_hides_where(ten):
 def test_links_are_slower_the_further_they_go(ten):
     for name, cluster in ten.CLUSTERS.items():
         assert cluster.nic < cluster.nvlink < cluster.hbm, name
-    bits = {"a100": (600e9, 200e9), "h100": (900e9, 400e9), "b200": (1800e9, 400e9)}
+    bits = {"a100": (600e9, 200e9), "h100": (900e9, 400e9), "b200": (1800e9, 400e9),
+            "h800": (400e9, 400e9), "gb200": (1800e9, 400e9), "gb300": (1800e9, 800e9)}
     for name, (both_ways, bits_per_second) in bits.items():     # as data sheets give them
         assert ten.CLUSTERS[name].nvlink == both_ways / 2
         assert ten.CLUSTERS[name].nic == bits_per_second / 8
