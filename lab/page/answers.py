@@ -18,6 +18,7 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections import Counter
 from dataclasses import fields
 
 import common
@@ -261,10 +262,14 @@ def cuts(asked):
     nine = chapter("09")
     args = of_mesh(nine, mesh)
     held = functools.cache(functools.partial(held_at, nine, args))
-    return {"degrees": {axis: mesh[axis] for axis in ("pp", "dp", "cp", "tp", "ep")}, "ranks": [
-        {"rank": rank, "place": place._asdict() | {"ep": place.dp % args.ep}}
-        | held(place.pp, place.tp, place.dp % args.ep)
-        for rank, place in enumerate(nine.places_of_ranks(args))]}
+    told, of_stage = [], Counter()
+    for rank, place in enumerate(nine.places_of_ranks(args)):
+        ep = of_stage[place.pp] % args.ep               # neighbours of a stage share the experts
+        of_stage[place.pp] += 1
+        told.append({"rank": rank, "place": place._asdict() | {"ep": ep}}
+                    | held(place.pp, place.tp, ep))
+    return {"degrees": {axis: mesh[axis] for axis in ("pp", "dp", "cp", "tp", "ep")},
+            "ranks": told}
 
 
 def of_mesh(nine, mesh):
@@ -280,7 +285,7 @@ def of_mesh(nine, mesh):
 
 
 def held_at(nine, args, pp, tp, ep):
-    """What a rank at this place holds: the others of its dp and cp hold the same."""
+    """What a rank at this place holds: others at the same pp, tp and ep hold the same."""
     axes = {"tp": Axis(tp, args.tp), "ep": Axis(ep, args.ep)}
     start, end = nine.balanced(args.model.layers, args.pp)[pp]
     stage = nine.build(args.model)[start:end]
