@@ -1,1 +1,1 @@
-"""Chapter 10's command line, what was published beside it, and its drawings."""
+"""Chapter 10's command line, worked problems, and what was published beside what it predicts."""
