@@ -8,10 +8,10 @@ This chapter trains one model with all of them, and switches each by its degree:
     --cp    other parts of each sequence, in attention too (chapter 06, with gathered keys)
     --tp    other heads and hidden units (chapter 04); outside of the sub-layers, other tokens
             (sequence parallelism, chapter 05's variant `kept`)
-    --ep    of the ranks of dp, those that share the experts of a mixture (chapter 08)
+    --ep    of a stage's ranks, those that share the experts of a mixture (chapter 08)
 
-The number of ranks is pp · dp · cp · tp; ep divides dp. What the earlier chapters built stands here
-once more in its plainest form. What is new is how it fits together.
+The number of ranks is pp · dp · cp · tp; ep divides dp · cp · tp. What the earlier chapters built
+stands here once more in its plainest form. What is new is how it fits together.
 
 The mesh. Every rank has a place on each axis. With 8 ranks, --order pp,dp,cp,tp, and cp of 1:
 
@@ -26,26 +26,39 @@ here, and only what pp sends would leave it. To choose the order, see what a ran
 in numbers. (h: the model's dim, L: its layers, M: micro-batches, T = b·s/cp: tokens of one, which
 the ranks of tp have together, K: experts of a token, k: the width of the keys that a rank holds.)
 
-    tp      M · L/pp · 8 · (tp-1)/tp · T·h     gathers and scatters around two sub-layers
-    ep      M · L/pp · 4 · (ep-1)/ep · K·T·h   rows to their experts and back, if chosen alike
-    cp      M · L/pp · 4 · (cp-1) · T·k        keys and values, and their gradients
-    pp      M · T·h/tp                         an activation or a gradient, to each neighbour stage
-    dp      2 · (n-1)/n · Ψ                    gradients of the Ψ parameters that n ranks hold alike
+    tp      M · L/pp · 8 · (tp-1)/tp · T·h        4 gathers and scatters of attention, 4 of an MLP
+    ep      M · L/pp · 4 · (ep-1)/ep · K·T·h/tp   rows to their experts and back, if chosen alike
+    cp      M · L/pp · 4 · (cp-1) · T·k           keys and values, and their gradients
+    pp      M · T·h/tp                            an activation or a gradient, to a neighbour stage
+    dp      2 · (n-1)/n · Ψ                       gradients of Ψ parameters that n ranks hold alike
 
 With --recompute full, backward sends again what a block's forward has sent, but for what comes
-last: 11 in place of 8 over tp, 6 of 4 over ep and cp (cp: with selective, too). With --precision
-bf16, a number takes 2 bytes here, but a gradient 4: what dp sums is as wide as the masters.
+last: 11 in place of 8 over tp (with mixtures 6 of 4), 6 of 4 over ep and cp (cp: with selective,
+too). With --precision bf16, a number takes 2 bytes here, a gradient 4: it is as wide as masters.
 
-To compare tp with ep, take one batch and the same GPUs, with t tokens of the batch for each GPU.
-Under ep, a rank has M·T = t tokens, its own. Under tp, it has M·T = tp·t, those of its whole group.
-So in a layer a rank sends 56 t·h over tp = 8, and 31.5 t·h over ep = 64, with DeepSeek-V3's K = 8.
-With K = 2, tp sends n times as much as ep, if both have n ranks. But the amount alone does not
-decide. What does is how long compute waits, and on which links:
+Experts are folded over the mesh. Between sub-layers each rank of tp has tokens of its own, and a
+mixture asks for no others. So a rank routes and sends just these, and its experts do not see tp or
+cp: of a stage's dp · cp · tp ranks, each ep neighbours have all experts, each whole on one rank.
+Here of a stage with dp 2, cp 2, tp 2, and ep 4:
+
+    rank                0     1     2     3     4     5     6     7
+    part of experts     0     1     2     3     0     1     2     3     (rows stay in 0-3, and 4-7)
+
+Frameworks used to cut each expert over tp, like an MLP. Then a rank of tp needs all tokens of its
+group, gathered behind the router, and sends all through ep: tp times what it must. And its matmuls
+are narrow. torchtitan gave it up in 2026. In a layer, in units of t·h (t: tokens of the batch for
+each GPU), with ep GPUs that have all experts together:
+
+                                                               tp 8, ep 64 and DeepSeek-V3's K 8
+    cut by tp    over tp 8·(tp-1), over ep 4·(ep-tp)/ep·K·tp   56 (as in a dense layer) and 224
+    folded       over tp 4·(tp-1), over ep 4·(ep-1)/ep·K       28 and 31.5
+
+But the amount alone does not decide. What does is how long compute waits, and on which links:
 
     tp      Eight messages in each layer, between matmuls that need them: here nothing is computed
             meanwhile. Latency counts as much as bytes. So tp comes last, in a machine.
-    ep      Four of rows, which wait for the busiest rank. Experts often need more ranks than a
-            machine has. DeepSeek-V3 computes with another micro-batch meanwhile (chapter 08).
+    ep      Four of rows, which wait for the busiest rank; chapter 08 computes meanwhile. Experts
+            often need more ranks than a machine has. Their neighbours on tp come first.
     cp      Two, of 2k numbers a token for each other rank: few with GQA, or under tp.
     pp      One message for a whole stage, while another micro-batch computes.
     dp      Once a step, or M times: most of it hides behind backward (chapters 02 and 03).
@@ -60,30 +73,23 @@ head, from the same ones with other query heads (chapter 05). The cut of a param
 
                                    pp        tp         ep       held by, and summed over
     embedding, head                a stage   whole      whole    dp · cp · tp ranks
-    norms, router                  a stage   whole      whole    dp · cp · tp
+    norms, router, shared expert   a stage   whole      whole    dp · cp · tp
     q, o, up, gate, down           a stage   cut        whole    dp · cp
     k, v                           a stage   kv heads   whole    dp · cp · (ranks of a kv head)
-    experts                        a stage   cut        cut      dp/ep · cp
+    experts                        a stage   whole      cut      dp · cp · tp/ep
     embedding = head (tied)        2 stages  whole      whole    2 · dp · cp · tp
 
-So most of these groups are no axis of the mesh. They serve the norm as well: what n ranks hold adds
-1/n of its square on each of them, so that it counts once. And they serve ZeRO: those who hold the
-same part share it out.
+So most of these groups are no axis of the mesh. They serve the norm as well, to which each of n
+copies adds 1/n of its square; and ZeRO, under which those who hold the same part share it out.
 
 In a stage's last backward, a module's gradients leave while those before it compute; the first
 module's wait, or leave in the bubble at the end. ZeRO-2 and 3 send after every backward, M times as
-much, so that 1/n of them stays. ZeRO-1 and 2 gather while the first forwards compute; ZeRO-3 2·M
-times or, with --keep-gathered, once, for as much memory as ZeRO-2 has in a step.
+much, so that 1/n of them stays. ZeRO-1 and 2 gather in the first forwards, and ZeRO-3 2·M times.
 
 Where axes meet, prototypes have gone wrong:
 
-    tp and experts   The router is whole on each rank of tp, and sees that rank's tokens alone.
-                     Tokens, choices and gates are gathered after it, and every rank of tp has a
-                     slice of each expert. So each of them sends all T tokens through ep, which is
-                     tp times what it must be.
     cp and balance   The balance loss is about a sequence, which lies on cp · tp ranks. So they sum
                      how often each expert was picked, before that is multiplied by the scores.
-    pp and tp        Each rank of tp sends its own tokens to the next stage, 1/tp of the activation.
     pp and ties      The first and the last stage hold one matrix: both are in its sum, unless they
                      lie on one rank, as in dualpipe-v.
 
@@ -97,16 +103,17 @@ sequences cp, for experts ep. All other ranks go to dp, up to the batch that may
     megatron-1t     3,072    8    1    64   6     -     interleaved
 
 `--like` runs their axes on 8 ranks or 16, not their models: DeepSeek-V3 routes by sigmoids, with a
-shared expert and a bias, and its pipeline is no V; Megatron's had no sequence parallelism yet.
+bias and a shared expert, and its pipeline is no V; Megatron's had no sequence parallelism yet.
 
 Run it:
     torchrun --nproc_per_node=8 09_5d.py --dp 2 --pp 2 --tp 2                # or --variant torch
     torchrun --nproc_per_node=8 09_5d.py --pp 2 --cp 2 --tp 2 --schedule dualpipe-v --zero 3
-    torchrun --nproc_per_node=8 09_5d.py --dp 4 --ep 4 --pp 2 --experts 8    # or --like deepseek-v3
+    torchrun --nproc_per_node=8 09_5d.py --dp 4 --tp 2 --ep 8 --experts 8   # or --like deepseek-v3
 
 Sources: Ultra-Scale Playbook, "5D Parallelism in a Nutshell"; Narayanan et al., Efficient Large-
 Scale Language Model Training on GPU Clusters (2021), sections 3 and 4.1; Llama Team, The Llama 3
-Herd of Models (2024), section 3.3, table 4; DeepSeek-V3 Technical Report (2024), section 3."""
+Herd of Models (2024), section 3.3, table 4; DeepSeek-V3 Technical Report (2024), section 3; Liu et
+al., MoE Parallel Folding (2025)."""
 
 import functools
 import itertools
@@ -149,29 +156,29 @@ def make_groups(args, tied_stages):
     """Returns this rank's {axis: group}, without axes of one rank, and {kind of parameter: group of
     those who hold the same part}. Every rank makes all groups, in the same order, or NCCL would
     hang. tied_stages: the first and the last stage, on two ranks of pp, hold one matrix."""
-    ep, t, kv_heads = args.ep, args.tp, min(args.tp, args.model.kv_heads)
+    places, ep, t, kv_heads = places_of_ranks(args), args.ep, args.tp, args.model.kv_heads
+    together = functools.partial(sort_ranks, places)
+    stages, parts = together(lambda at: at.pp), min(t, kv_heads)    # of k and v
     along = {
-        "tp": lambda at: at._replace(tp=0),             # all else is the same
-        "cp": lambda at: at._replace(cp=0),
-        "pp": lambda at: at._replace(pp=0),
-        "ep": lambda at: at._replace(dp=at.dp // ep),   # neighbours, among those of dp
-        "cp and tp": lambda at: at._replace(cp=0, tp=0)}            # with the same sequences
-    whole = "whole", lambda at: at.pp                   # all ranks of a stage
+        "tp": together(lambda at: at._replace(tp=0)),   # all else is the same
+        "cp": together(lambda at: at._replace(cp=0)),
+        "pp": together(lambda at: at._replace(pp=0)),
+        "ep": [stage[i:i + ep] for stage in stages for i in range(0, len(stage), ep)],
+        "cp and tp": together(lambda at: at._replace(cp=0, tp=0))}      # with the same sequences
+    whole, by_tp = ("whole", stages), ("cut by tp", together(lambda at: (at.pp, at.tp)))
+    experts = "experts", [stage[i::ep] for stage in stages for i in range(ep)]
     same = {
-        "tables": whole, "norms": whole,                # norms: and the router
-        "queries": ("cut by tp", lambda at: (at.pp, at.tp)),
-        "keys": ("kv heads", lambda at: (at.pp, at.tp * kv_heads // t)),    # t/kv_heads share one
-        "mlp": ("experts", lambda at: (at.pp, at.tp, at.dp % ep))}          # each ep-th of dp
+        "tables": whole, "norms": whole, "queries": by_tp,      # norms: and the router
+        "keys": ("kv heads", together(lambda at: (at.pp, at.tp * parts // t))),     # t/parts share
+        "mlp": experts if args.experts else by_tp}
     if tied_stages:
-        same["tied"] = "tied", lambda at: min(at.pp, args.pp - 1 - at.pp)
+        same["tied"] = "tied", together(lambda at: min(at.pp, args.pp - 1 - at.pp))
 
-    places, axes, holders, made = places_of_ranks(args), {}, {}, {}
-    for axis, key in along.items():
-        ranks = sort_ranks(places, key)
+    axes, holders, made = {}, {}, {}
+    for axis, ranks in along.items():
         if len(ranks) < len(places):                    # else each rank is alone
             axes[axis], _ = dist.new_subgroups_by_enumeration(ranks, group_desc=axis)
-    for kind, (cut, key) in same.items():
-        ranks = sort_ranks(places, key)
+    for kind, (cut, ranks) in same.items():
         if str(ranks) not in made:                      # else it is held like a kind before
             name = f"gradients, {cut}"
             made[str(ranks)], _ = dist.new_subgroups_by_enumeration(ranks, group_desc=name)
@@ -274,9 +281,10 @@ class Mixture(common.Config):
     top_k: int = 2
     balance_weight: float = 0.01
     sequences: int = 1              # of the whole batch: the balance loss is a mean over them
+    shared_expert: bool = False
 
     def parameters(self):           # in place of the MLP, a router and experts of the same size
-        more = self.experts * (self.mlp() + self.dim) - self.mlp()
+        more = self.experts * (self.mlp() + self.dim) - (not self.shared_expert) * self.mlp()
         return super().parameters() + (self.layers * more if self.experts else 0)
 
 
@@ -324,33 +332,33 @@ def run_experts(rows, columns, downs, counts):
     return torch.cat(out)
 
 
-def runs_again():
-    """Whether this is a forward in a backward, which --recompute full has: what counts has counted
-    it before. (PyTorch's own checkpoint asks so.)"""
-    return torch._C._current_graph_task_id() != -1
-
-
 class MoE(nn.Module):
-    """A mixture of experts in place of the MLP: (batch, seq, dim) to the same shape.
-    tp, ep, sequence: process groups, or None for one rank. The router sees this rank's tokens;
-    under tp they are gathered behind it, for experts of which each rank has a part. seen: of each
-    micro-batch of a step, the rows sent to the ranks of ep, and received."""
+    """A mixture of experts in place of the MLP, for the tokens that a rank has between sub-layers:
+    (batch, seq, dim) to the same shape. ep, sequence: process groups, or None for one rank. shared:
+    an expert that every token takes, whole on each rank. seen: of each micro-batch of a step, the
+    rows sent to the ranks of ep, and received."""
 
     def __init__(self, cfg):
         super().__init__()
-        self.cfg, self.tp, self.ep, self.sequence, self.seen = cfg, None, None, None, []
+        self.cfg, self.ep, self.sequence, self.seen = cfg, None, None, []
         self.router = nn.Linear(cfg.dim, cfg.experts, bias=False)
         self.up = nn.Parameter(torch.empty(cfg.experts, cfg.dim, cfg.hidden))
         self.gate = nn.Parameter(torch.empty_like(self.up)) if cfg.gated else None
         self.down = nn.Parameter(torch.empty(cfg.experts, cfg.hidden, cfg.dim))
         self.columns = [self.up, self.gate] if cfg.gated else [self.up]     # they read the rows
+        self.shared = common.MLP(cfg) if cfg.shared_expert else None
 
     def forward(self, x):                               # (batch, seq/(cp·tp), dim)
         chosen, gates = self.route(x)
-        if self.tp:
-            x, gates, chosen = (GatherIn.apply(y, self.tp) for y in (x, gates, chosen))
-        out = self.through_experts(x, chosen, gates)
-        return ScatterOut.apply(out, self.tp) if self.tp else out
+        expert = chosen.flatten()                       # of each pick: k of a token, k of the next
+        order = expert.argsort(stable=True)
+        counts = torch.zeros(self.cfg.experts, dtype=torch.int64, device=x.device)
+        counts.index_add_(0, expert, torch.ones_like(expert))
+        rows = x.flatten(0, 1).repeat_interleave(self.cfg.top_k, dim=0)     # one for each pick
+        out = unsorted(self.exchange(rows.index_select(0, order), counts), order)
+        out = out.view(*chosen.shape, -1)               # (batch, seq, k, dim)
+        out = (out * gates.to(x.dtype)[..., None]).sum(2)       # added in float32, and then rounded
+        return out + self.shared(x) if self.shared else out
 
     def route(self, x):
         """The experts of each token and their gates, (batch, seq, k) each; in float32 or better."""
@@ -371,18 +379,6 @@ class MoE(nn.Module):
         balance = cfg.experts / cfg.seq * (share * scores.sum(1)).sum()
         return chosen, AddLoss.apply(gates, cfg.balance_weight / cfg.sequences * balance)
 
-    def through_experts(self, x, chosen, gates):
-        """Send each token through its experts, and add up what they give, weighted by its gates. x
-        (batch, seq, dim) to the same shape; chosen and gates (batch, seq, k)."""
-        expert = chosen.flatten()                       # of each pick: k of a token, k of the next
-        order = expert.argsort(stable=True)
-        counts = torch.zeros(self.cfg.experts, dtype=torch.int64, device=x.device)
-        counts.index_add_(0, expert, torch.ones_like(expert))
-        rows = x.flatten(0, 1).repeat_interleave(self.cfg.top_k, dim=0)     # one for each pick
-        out = unsorted(self.exchange(rows.index_select(0, order), counts), order)
-        out = out.view(*chosen.shape, -1)               # (batch, seq, k, dim)
-        return (out * gates.to(x.dtype)[..., None]).sum(2)      # added in float32, and then rounded
-
     def exchange(self, rows, counts):
         """The rows travel to their experts, and what these give travels back: (picks, dim), sorted
         by expert, to the same shape. counts (experts,): how many are for each. Communication:
@@ -396,7 +392,7 @@ class MoE(nn.Module):
         sizes = torch.cat([counts.view(n, -1).sum(1), arriving.sum(1), arriving.sum(0)])
         sizes = sizes.tolist()                          # here the host waits for the device
         sent, received, own = sizes[:n], sizes[n:2 * n], sizes[2 * n:]
-        if not runs_again():
+        if torch._C._current_graph_task_id() == -1:     # else it is computed again
             self.seen.append((sent, received))
 
         rows = AllToAll.apply(rows, sent, received, self.ep)        # by rank, and then by expert
@@ -422,26 +418,21 @@ def cut_stage(stage, args, axes, core):
     """Cut the blocks of a pipeline stage over tp and ep, and put in what cp, tp and ep need; the
     embedding and the head are whole everywhere. core: of attention, under cp."""
     cfg, (tp, cp, ep) = args.model, (axes.get(axis) for axis in ("tp", "cp", "ep"))
-    for block in stage:
-        if not isinstance(block, common.Block):
-            continue
+    for block in [module for module in stage if isinstance(module, common.Block)]:
         attn, mlp = block.attn, block.mlp
-        experts = dict(mlp.named_parameters(recurse=False))         # up, gate, down; or none
         if cp:
             attn.core, attn.rope.positions = core, positions_of(cp.rank(), cp.size(), cfg.seq)
-        for name in experts if ep else []:              # some of the experts
-            keep_shard(mlp, name, 0, ep)
         if cfg.experts:
-            mlp.tp, mlp.ep, mlp.sequence = tp, ep, axes.get("cp and tp")
+            mlp.ep, mlp.sequence = ep, axes.get("cp and tp")
             mlp.seen = deque(maxlen=args.micro_batches)         # of the last step
+            for name, _ in mlp.named_parameters(recurse=False) if ep else []:
+                keep_shard(mlp, name, 0, ep)            # some of the experts, and these whole
         if not tp:
             continue
         for linear in (attn.k, attn.v):
             keep_shard(linear, "weight", 0, tp, parts=min(tp.size(), cfg.kv_heads))
         keep_shard(attn.q, "weight", 0, tp), keep_shard(attn.o, "weight", 1, tp)
         block.attn = SequenceParallel(attn, tp)
-        for name in experts:                            # a part of each; the mixture gathers itself
-            keep_shard(mlp, name, 1 if name == "down" else 2, tp)
         if not cfg.experts:
             for linear in mlp.columns:
                 keep_shard(linear, "weight", 0, tp)
@@ -459,7 +450,7 @@ def note_holders(parameters, holders):
     summed, and for the norm they are its copies."""
     for p in parameters:
         kinds = [kind for name, kind in KINDS.items() if name in p.global_name]
-        p.kind = kinds[0] if kinds else "norms"         # and the router
+        p.kind = kinds[0] if kinds else "norms"         # and the router, and a shared expert
         if "tied" in holders and p.global_name == "embedding.weight":
             p.kind = "tied"
         p.holders = holders[p.kind]
@@ -472,11 +463,11 @@ class Unit:
     """Parameters of a module that the same ranks hold. stage: 0 sums their gradients. From 1 on,
     they are one flat tensor, of which each of these ranks updates one shard; 2 shards gradients,
     too, and 3 all. full: (N·k,), of which every parameter is a view. shard: (k,), and shard.grad:
-    of the summed gradient. kept: gathered once a step, until its last backward."""
+    of the summed gradient."""
 
-    def __init__(self, parameters, stage, keep_gathered):
+    def __init__(self, parameters, stage):
         self.parameters, self.stage, self.group = parameters, stage, parameters[0].holders
-        self.kept, self.gathering, self.reducing = stage in (1, 2) or keep_gathered, None, None
+        self.gathering = self.reducing = None
         self.padding = -sum(p.numel() for p in parameters) % self.group.size() if stage else 0
         if stage:
             self.full = self.flatten([p.detach() for p in parameters])
@@ -492,7 +483,7 @@ class Unit:
             p.data, p.grad_dtype = view, self.shard.grad_dtype
         if self.stage == 3:
             self.shard.data = self.shard.data.clone()
-            self.free(last=True)
+            self.free()
 
     def mine(self, flat):                               # this rank's part of it
         return flat.chunk(self.group.size())[self.group.rank()]
@@ -510,9 +501,9 @@ class Unit:
             self.full.untyped_storage().resize_(self.full.nbytes)
         self.gathering = common.all_gather(self.full, self.shard.data, self.group, async_op=True)
 
-    def free(self, last=False):
-        """Under stage 3, after a forward or a backward; what is kept, after the last of a step."""
-        if self.stage == 3 and (last or not self.kept):
+    def free(self):
+        """Under stage 3, after a forward or a backward."""
+        if self.stage == 3:
             self.full.untyped_storage().resize_(0)      # what autograd has saved of it will show
 
     def start_reduce(self):
@@ -537,7 +528,7 @@ class Unit:
             self.reducing = self.sum = None
 
 
-def make_units(model, stage, keep_gathered=False):
+def make_units(model, stage):
     """A unit for each module of the list and group of holders, as module.units. What two modules
     share belongs to the first. Stage 0: few numbers do, too; what one rank holds is in no unit."""
     modules, seen, parts = list(itertools.chain(*model)), set(), defaultdict(list)
@@ -549,7 +540,7 @@ def make_units(model, stage, keep_gathered=False):
         seen.update(module.parameters())
         module.units = []
     for (module, _), own in parts.items():
-        module.units.append(Unit(own, stage, keep_gathered))
+        module.units.append(Unit(own, stage))
     return [unit for module in modules for unit in module.units]
 
 
@@ -685,7 +676,7 @@ class Stage:
             gather(self.modules[k::-1])
             torch.autograd.backward(edge, gradient)
             for unit in module.units:
-                unit.free(last)
+                unit.free()
             self.reduce(module.units, last)
             gradient = x.grad
         return gradient
@@ -753,7 +744,7 @@ def train_step(run_program, model, units, optimizer, micro_batches, valid, clip)
     shards = [unit.shard for unit in units if unit.stage]
     for p in (*model.parameters(), *shards):
         p.grad = None
-    for unit in [unit for unit in units if unit.kept]:
+    for unit in [unit for unit in units if unit.stage in (1, 2)]:
         unit.start_gather()                             # first what forward needs first
     loss = run_program(micro_batches, valid)            # and gradients are summed
     for unit in units:
@@ -778,9 +769,13 @@ def balanced(layers, depth):
     return list(zip([0, *ends], [*ends, layers + 2]))
 
 
-def sent_in_a_layer(tp, ep, top_k):
-    """What a rank sends in a layer, over tp and over ep, in units of t·h: t tokens for each GPU."""
-    return 8 * (tp - 1), 4 * (ep - 1) / ep * top_k * tp         # M·T = tp·t
+def sent_in_a_layer(tp, ep, top_k, cut=False):
+    """What a rank sends in a layer with a mixture, over tp and over ep, in units of t·h: t tokens
+    for each GPU. ep GPUs have all experts together. cut: over tp, as a dense MLP is (which is one
+    expert, with ep = tp); then ep/tp ranks share experts, and each sends all tp·t tokens."""
+    if cut:
+        return 8 * (tp - 1), 4 * (ep - tp) / ep * top_k * tp
+    return 4 * (tp - 1), 4 * (ep - 1) / ep * top_k
 
 
 def traffic(args, ranks, passes, rows, sends, e):
@@ -792,15 +787,14 @@ def traffic(args, ranks, passes, rows, sends, e):
     keys = 1 if args.recompute == "none" else 2         # how often they are gathered
     mixtures, both = (passes, cp * t) if cfg.experts else (0, 1)
     tokens, h = b * cfg.seq // cp, cfg.dim              # of a micro-batch
-    x, picks = passes * tokens * h * e, mixtures * tokens * args.top_k
+    x = passes * tokens * h * e
     kv = 2 * cp * x // cfg.heads * max(cfg.kv_heads // t, 1)
     often = (1 + again) * mixtures                      # a mixture's forward
-    gathers, scatters = 4 + 2 * again, 4 + again
+    # Around attention, forward and backward; around the MLP, too, if it is no mixture.
+    gathers, scatters = (2 + again,) * 2 if cfg.experts else (4 + 2 * again, 4 + again)
     sent = {
-        # Around two sub-layers, forward and backward; around mixtures also choices and gates.
-        "tp": (t, {"all_gather": (gathers * passes + 2 * often,
-                                  gathers * x + (1 + again) * (8 + wide) * picks),
-                   "reduce_scatter": (scatters * passes + mixtures, scatters * x + wide * picks)}),
+        "tp": (t, {"all_gather": (gathers * passes, gathers * x),
+                   "reduce_scatter": (scatters * passes, scatters * x)}),
         "cp": (cp, {"all_gather": (keys * passes, keys * kv), "reduce_scatter": (passes, kv)}),
         "cp and tp": (both, {"all_reduce": (often, often * b * cfg.experts * wide)}),
         # Counts; rows there and back, and their gradients.
@@ -820,8 +814,7 @@ def formulas(args, rank, ranks, model):
     schedule, owners = make_schedule(args.schedule, args.pp, m)
     slices = balanced(cfg.layers, len(owners))
     stages = [stage for stage, owner in enumerate(owners) if owner == pp]
-    cuts = [cut for cut in zip(owners, owners[1:]) if cut[0] != cut[1]]
-    sends = m * sum(pp in cut for cut in cuts)          # an activation or a gradient over each
+    sends = m * sum(pp in cut and len({*cut}) > 1 for cut in zip(owners, owners[1:]))
     messages = {"program": make_programs(schedule, owners, args.recompute)[pp],
                 "needs": functools.partial(needs, depth=len(owners)),
                 "message": args.micro_batch * cfg.seq // (cp * t) * cfg.dim * e}
@@ -829,20 +822,26 @@ def formulas(args, rank, ranks, model):
     # Rows through this rank's experts: of each block of a stage, for each micro-batch.
     seen = {stage: [getattr(block.mlp, "seen", []) for block in part
                     if isinstance(block, common.Block)] for stage, part in zip(stages, model)}
-    every_pick = m * [args.micro_batch * cfg.seq // cp * args.top_k]            # without ep
+    every_pick = m * [args.micro_batch * cfg.seq // (cp * t) * args.top_k]      # without ep
     rows = {stage: [[sum(received) for _, received in of_block] or every_pick
                     for of_block in of_stage] for stage, of_stage in seen.items()}
     travelled = sum(sum(sent) + sum(received) for of_stage in seen.values()
                     for of_block in of_stage for sent, received in of_block)
+    passes = m * sum(map(len, seen.values()))
+    of_mlp = ep if cfg.experts else t                   # parts of it
+    beside = [passes * messages["message"] / 1e6 * units for cut in (False, True)
+              for units in sent_in_a_layer(t, ep, args.top_k, cut)]
+    note = ("{:.2f} MB over tp, and {:.2f} over ep if all are chosen alike; if tp cut each expert, "
+            "{:.2f} and {:.2f}")
     return {
-        "parameters": {"queries": 1 / t, "keys": 1 / min(t, cfg.kv_heads), "mlp": 1 / (t * ep)},
+        "parameters": {"queries": 1 / t, "keys": 1 / min(t, cfg.kv_heads), "mlp": 1 / of_mlp},
         "modules": [module for stage in stages for module in range(*slices[stage])],
         "zero": args.zero,
         "holders": {"tables": whole, "norms": whole, "queries": whole // t, "tied": 2 * whole,
-                    "keys": whole // min(t, cfg.kv_heads), "mlp": whole // (t * ep)},
+                    "keys": whole // min(t, cfg.kv_heads), "mlp": whole // of_mlp},
         "ranks": {"tp": t, "cp": cp, "cp and tp": cp * t, "ep": ep, "pp": args.pp, "world": ranks},
         "gradients": {p.kind: p.holders.group_desc for p in model.parameters()},
-        "gathers": 2 * m if args.zero == 3 and not args.keep_gathered else 1,   # of a module
+        "gathers": 2 * m if args.zero == 3 else 1,      # of a module
         "reduces": m if args.zero > 1 else 1,           # of its gradients
         "kept": {"outside": 1 / (cp * t), "inputs": 1 / cp, "inside": 1 / (cp * t),
                  "keys and values": max(1 / t, 1 / cfg.kv_heads), "logits": 1 / (cp * t),
@@ -851,7 +850,8 @@ def formulas(args, rank, ranks, model):
         "ep": ep,
         "schedule": {"actions": schedule[pp], "slices": slices, "inputs": range(cfg.layers + 2)}
         | (messages if args.pp > 1 else {}),            # inputs: every module detaches its own
-        "sent": traffic(args, ranks, m * sum(map(len, seen.values())), travelled, sends, e),
+        "sent": traffic(args, ranks, passes, travelled, sends, e),
+        "notes": [note.format(*beside)] if cfg.experts and t > 1 and ep % t == 0 else [],
         "record": {"order": args.order.split(","), "places": places_of_ranks(args),
                    "slices": slices, "stages": owners}}
 
@@ -875,7 +875,7 @@ def train(run):
     note_holders(model.parameters(), holders)
     common.recompute(model, args.recompute)
 
-    units = make_units(model, args.zero, args.keep_gathered)
+    units = make_units(model, args.zero)
     positions = positions_of(me.cp, args.cp, cfg.seq).chunk(args.tp)[me.tp].to(run.device)
     stages = {stage: Stage(part, positions) for stage, part in parts.items()}
     shape = args.micro_batch, len(positions), cfg.dim   # of a message
@@ -989,7 +989,7 @@ def fill_in(args, ranks):
     if args.pp > 1:
         args.micro_batch = args.micro_batch or 1        # as many micro-batches as there can be
     args.model = Mixture(**asdict(args.model), experts=args.experts, top_k=args.top_k,
-                         sequences=args.batch)
+                         sequences=args.batch, shared_expert=args.shared_expert)
 
 
 def requires(args, ranks):
@@ -1001,15 +1001,17 @@ def requires(args, ranks):
            f"ranks, not {ranks}", fits)
     common.split_batch(args, dp)
     common.divides("--heads", cfg.heads, "--tp", tp)
-    common.divides("--ffn", cfg.hidden, "--tp", tp)
+    common.divides("--ffn", cfg.hidden, "--tp", 1 if args.experts else tp)
     demand(max(cfg.kv_heads, tp) % min(cfg.kv_heads, tp) == 0, f"--kv-heads {cfg.kv_heads} and "
            f"--tp {tp}: neither divides the other", f"--kv-heads {tp}")
     chunks = 2 if cp > 1 else 1                         # of the sequence, for each rank of cp
     common.divides("--seq", cfg.seq, "what --cp and --tp cut it into", cp * math.lcm(chunks, tp))
-    demand(args.experts or ep == 1 and args.top_k == 2, "--ep and --top-k are about experts, of "
-           "which there are none", f"--experts {ep * args.top_k}")
+    demand(args.experts or ep == 1 and args.top_k == 2 and not args.shared_expert, "--ep, --top-k "
+           "and --shared-expert are about experts, of which there are none",
+           f"--experts {ep * args.top_k}")
     common.divides("--experts", args.experts, "--ep", ep)
-    common.divides("--dp", dp, "--ep", ep)
+    demand(dp * cp * tp % ep == 0, f"--dp {dp} x --cp {cp} x --tp {tp} is no multiple of --ep = "
+           f"{ep}", f"--ep {math.gcd(ep, dp * cp * tp)}")
     demand(not args.experts or args.top_k <= args.experts, f"--top-k {args.top_k} is more than "
            f"--experts = {args.experts}", f"--top-k {args.experts}")
 
@@ -1026,8 +1028,6 @@ def requires(args, ranks):
            "stages", f"--layers {depth}")
     demand(args.zero < 3 or not cfg.tie, "--zero 3 gathers modules one by one, and tied ones share "
            "a matrix", "--zero 2")
-    demand(args.zero == 3 or not args.keep_gathered, f"--keep-gathered: --zero {args.zero} keeps "
-           "parameters in any case", "--zero 3")
     if is_torch:
         demand(args.zero > 1, f"--variant torch has no --zero {args.zero}", "--zero 2")
         common.divides("--kv-heads", cfg.kv_heads, "--variant torch's --tp", tp)
@@ -1041,20 +1041,20 @@ def flags(parser):
     add("--pp", type=int, default=1, help="ranks that share the layers")
     add("--cp", type=int, default=1, help="ranks that share a sequence in attention")
     add("--tp", type=int, default=1, help="ranks that share each matrix, and the sequence outside")
-    add("--ep", type=int, default=1, help="ranks, of those of dp, that share the experts")
+    add("--ep", type=int, default=1, help="ranks of dp x cp x tp that share the experts")
     add("--zero", type=int, choices=range(4), default=0, help="ZeRO's stage; torch: 2, 3")
-    add("--keep-gathered", action="store_true", help="gather once a step, under --zero 3")
     add("--schedule", choices=("1f1b", "interleaved", "dualpipe-v"), default="1f1b")
     add("--experts", type=int, default=0, help="of a mixture in place of each MLP")
     add("--top-k", type=int, default=2, help="experts of a token")
+    add("--shared-expert", action="store_true", help="and one that every token takes")
     add("--order", choices=[",".join(order) for order in orders], default="pp,dp,cp,tp",
         metavar="PP,DP,CP,TP", help="the axes, in any order; along the last, ranks are neighbours")
     add("--node-size", type=int, help="ranks of a machine, for the report; default: as it is, or 8")
     add("--like", choices=LIKE, help="the axes of a published run, on 8 ranks or more")
 
 
-VARIANTS = {"hand": (train, "--cp", "--ep", "--schedule", "--experts", "--top-k", "--order",
-                     "--node-size", "--like", "--keep-gathered"), "torch": train_torch}
+VARIANTS = {"hand": (train, "--cp", "--ep", "--schedule", "--experts", "--top-k",
+                     "--shared-expert", "--order", "--node-size", "--like"), "torch": train_torch}
 
 if __name__ == "__main__":
     common.launch(__file__, __doc__, VARIANTS, requires, flags, formulas)

@@ -181,11 +181,9 @@ def kept_by_modules(cfg: Config, batch: int, e: int, kept: dict, rows: list | No
 
 def mixture_bytes(cfg, batch, e, kept, rows, ep):
     """The same of a mixture of experts and of the norm before it."""
-    tokens, wide = batch * cfg.seq, max(e, 4)
-    mine = part(share_of(kept, "outside"), tokens, "tokens")          # those that this rank routes
-    here = part(share_of(kept, "inputs"), tokens, "tokens")     # with those of its tp group
-    picks = here * cfg.top_k
-    cut = local_heads(kept)
+    wide = max(e, 4)
+    mine = part(share_of(kept, "outside"), batch * cfg.seq, "tokens")   # those that this rank has
+    picks = mine * cfg.top_k
 
     norm = norm_bytes(cfg, mine, e) + mine * cfg.dim * wide     # the output is the router's input
     weight = cfg.experts * cfg.dim * 4 if e < 4 else 0      # the router's, in float32
@@ -194,11 +192,13 @@ def mixture_bytes(cfg, batch, e, kept, rows, ep):
         scores += (cfg.experts + cfg.top_k) * wide          # the same as logits; gates
     route = mine * scores + batch * cfg.experts * wide
     sent = picks * (8 + cfg.dim * e)                        # their order; what comes back
-    if cut < 1 or cfg.top_k == 1 or e < 4:
-        sent += picks * e                                   # gates: gathered, not yet counted, cast
+    if cfg.top_k == 1 or e < 4:
+        sent += picks * e                                   # gates: not yet counted, cast
     order = 8 if ep > 1 else 0
-    of_mlp = 4 if cfg.gated else 2                          # gate, silu(gate), up, their product
-    experts = rows * (cfg.dim * e + of_mlp * part(cut, cfg.hidden, "hidden units") * e + order)
+    of_mlp = (4 if cfg.gated else 2) * cfg.hidden * e       # gate, silu(gate), up, their product
+    experts = rows * (cfg.dim * e + of_mlp + order)
+    if cfg.shared_expert:                                   # and its input, unless the router's is
+        experts += mine * (of_mlp + (cfg.dim * e if e < 4 else 0))
     return norm + weight + route + sent + experts
 
 
@@ -273,10 +273,12 @@ def numbers_by_modules(cfg):
     h, experts, model = cfg.dim, getattr(cfg, "experts", 0), as_planned(cfg)
     shared = bool(getattr(cfg, "shared_expert", False))
     of_mlp, of_norm = (3, 1) if cfg.gated else (2, 2)       # up, down, gate; weight, bias
-    tensors = {"queries": 2, "keys": 2, "mlp": of_mlp * (1 + shared)}       # q and o; k and v
+    tensors = {"queries": 2, "keys": 2, "mlp": of_mlp}      # q and o; k and v
     block = {kind: (numbers, tensors[kind])
-             for kind, numbers in model.matrices(max(experts, 1) + shared).items()}
-    block["norms"] = model.norms + experts * h, 2 * of_norm + (experts > 0)     # and the router
+             for kind, numbers in model.matrices(max(experts, 1)).items()}
+    # And what is whole wherever norms are: the router, and a shared expert.
+    block["norms"] = (model.norms + experts * h + shared * cfg.mlp(),
+                      2 * of_norm + (experts > 0) + shared * of_mlp)
     table = cfg.vocab * h, 1
     return [{"tables": table}, *[block] * cfg.layers,
             {"norms": (model.norm, of_norm)} | ({} if cfg.tie else {"tables": table})]
@@ -331,14 +333,14 @@ def state_bytes(args: argparse.Namespace, answer: dict, width: int) -> dict[str,
 
 
 def flat_units(cfg, answer):
-    """(numbers, ranks that share them, who they are) of each flat unit. A module's parameters of
-    kinds that are cut into as many parts are one unit: the same ranks hold them."""
+    """(numbers, ranks that share them, who they are) of each flat unit: a module's parameters that
+    the same ranks hold. Where nobody is named, those are kinds that are cut into as many parts."""
     shares, holders, names = (answer.get(key, {}) for key in ("parameters", "holders", "gradients"))
     units = []
     for module in held_by_modules(cfg, shares, answer.get("modules")):
         sizes = {}
         for kind, (numbers, _) in module.items():
-            key = kind if kind == "tied" else shares.get(kind, 1)
+            key = names.get(kind, shares.get(kind, 1))
             n = holders if isinstance(holders, int) else holders[kind]
             size, *_ = sizes.get(key, (0, n))
             sizes[key] = size + numbers, n, names.get(kind)
