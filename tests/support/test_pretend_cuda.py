@@ -74,10 +74,12 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{SEVEN} --variant=zb-h2 --dtype=float64": ([], "recv_"),
     f"{SEVEN} --variant=dualpipe --dtype=float64": ([], "allreduce_"),
     f"{SEVEN} --variant=dualpipe-v --dtype=float64 --layers=4": ([], "recv_"),
-    f"{EIGHT} --variant=dropless --precision=bf16 --shared-expert": (COUNTS, "alltoall_base_"),
+    f"{EIGHT} --variant=dropless --precision=bf16 --shared-expert --matmul=grouped": (
+        COUNTS, "alltoall_base_"),
     f"{EIGHT} --variant=dropless --dtype=float64 --ep=1 --z-loss=0.01": (COUNTS, "allreduce_"),
     f"{EIGHT} --variant=capacity --block=llama --recompute=full": ([], "alltoall_base_"),
-    f"{EIGHT} --variant=tensor --dtype=float64": (COUNTS, "_reduce_scatter_base_"),
+    f"{EIGHT} --variant=two-hops --nodes=2 --router=sigmoid --balance=loss-of-batch "
+    "--micro-batch=2": (2 * COUNTS, "alltoall_base_"),
     f"{EIGHT} --variant=overlapped --precision=bf16 --shared-expert": (COUNTS, "alltoall_base_"),
     f"{NINE} --pp=2 --tp=2 --schedule=interleaved --layers=4 --kv-heads=1 --dtype=float64 "
     "--micro-batch=2": ([], "recv_"),
@@ -293,8 +295,8 @@ def broken_rule(name, flags, folder, fault):
      ", number 1, of [(1, 16, 32, 'torch.float16')]; rank "),
     (EIGHT, "", "rows.contiguous(), received", "rows.T.contiguous().T, received",
      "32), which is not contiguous"),
-    (EIGHT, "", "counts = torch.zeros(self.cfg.experts, dtype=torch.int64, device=x.device)",
-     "counts = torch.zeros(self.cfg.experts, dtype=torch.int64)",
+    (EIGHT, "", "len(self.down), dtype=torch.int64, device=rows.device)",
+     "len(self.down), dtype=torch.int64)",
      "index_add_ of tensors on two devices"),
     (EIGHT, "", "[sum(of_rank) for of_rank in here]", "[sum(of_rank) for of_rank in there]",
      "ranks disagree on [sent, received] rows; rank 0: [["),
@@ -304,13 +306,13 @@ def broken_rule(name, flags, folder, fault):
     (EIGHT, "--variant=overlapped", "return wait(trip[-1]).view_as(rows)",
      "return rows.view_as(rows)", "race: index_select touches what alltoall_base_ under way uses"),
     (EIGHT, "--variant=overlapped", "return wait(ctx.under_way), None",
-     "return ctx.under_way.pop()[1], None", "race: index_select touches what "
+     "return ctx.under_way.pop()[1], None", "race: index_add touches what "
      "alltoall_base_ under way uses"),
     (EIGHT, "--variant=overlapped", "    under_way.append((handle, out, rows)) ",
      "    rows.zero_(), under_way.append((handle, out, rows)) ",
      "race: zero_ touches what alltoall_base_ under way uses"),
-    (EIGHT, "--variant=overlapped", "        yield\n        rows = Permute",
-     "        if not dist.get_rank(): yield\n        rows = Permute",  # one has its turns too late
+    (EIGHT, "--variant=overlapped", "        yield\n        rows = Arrive",
+     "        if not dist.get_rank(): yield\n        rows = Arrive",  # one has its turns too late
      "ranks disagree"),
     (EIGHT, "--variant=capacity", "        self.dropped =",
      "        place.max().item()\n        self.dropped =",

@@ -72,7 +72,7 @@ MIXTURES = {
     "08 copies": ("08_expert_parallel", 4, *MIXTURE, "--variant=dropless", "--ep=2"),
     "08 capacity": ("08_expert_parallel", 2, *MIXTURE, "--variant=capacity",
                     "--capacity-factor=100"),
-    "08 tensor": ("08_expert_parallel", 2, *MIXTURE, "--variant=tensor"),
+    "08 two hops": ("08_expert_parallel", 2, *MIXTURE, "--variant=two-hops", "--nodes=2"),
     "08 torch": ("08_expert_parallel", 2, *MIXTURE, "--variant=torch"),
     "09 ep": ("09_5d", 8, *MIXTURE, "--dp=4", "--ep=2", "--tp=2", "--zero=1"),
     "09 pp ep": ("09_5d", 4, *MIXTURE, "--dp=2", "--ep=2", "--pp=2", "--zero=3"),
@@ -331,5 +331,5 @@ def test_biases_of_experts(ranks, tmp_path):
     biases = tensors_of(tmp_path / "step-000002")["block1.mlp.bias"]
     assert len(biases) == 8 and biases.abs().max() > 0.015
     resume = f"--resume={tmp_path / 'step-000002'}"
-    assert train(ranks, "08 tensor", *flags, "--steps=3", resume, f"--save={tmp_path / 'x'}") == 0
+    assert train(ranks, "08 two hops", *flags, "--steps=3", resume, f"--save={tmp_path / 'x'}") == 0
     assert difference(tmp_path / "x/step-000003", tmp_path / "step-000003") < 1e-10
