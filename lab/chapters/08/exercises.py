@@ -24,12 +24,12 @@ def balance_of_equal_picks(chapter):
 
 def balance_loss(chapter):
     scores = random(3, 5, 4).softmax(-1)
-    return chapter.balance_loss(scores, chapter.best(random(3, 5, 4), 2))
+    return chapter.balance_loss(scores, random(3, 5, 4).topk(2).indices)
 
 
 def gradient_of_balance(chapter):
     scores = random(3, 5, 4).softmax(-1).requires_grad_()
-    loss = chapter.balance_loss(scores, chapter.best(random(3, 5, 4), 2))
+    loss = chapter.balance_loss(scores, random(3, 5, 4).topk(2).indices)
     return torch.autograd.grad(loss, scores)[0]
 
 
@@ -42,6 +42,10 @@ def route(chapter, k, **more):
 
 def route_without_balance(chapter):
     return route(chapter, 2, balance_weight=0.0)
+
+
+def route_by_sigmoids(chapter):
+    return route(chapter, 2, router="sigmoid", balance_weight=0.5, sequences=6)
 
 
 def route_with_balance(chapter):
@@ -73,16 +77,16 @@ def through_experts(moe, x, chosen, gates):
 
 def on_one_rank(chapter):
     moe, x = mixture(chapter, chapter.MoE, top_k=2), random(2, 5, 8).requires_grad_()
-    chosen = chapter.best(random(2, 5, 3), 2)           # nobody picks the last one
+    chosen = random(2, 5, 3).topk(2).indices            # nobody picks the last one
     return through_experts(moe, x, chosen, random(2, 5, 2).requires_grad_())
 
 
 def with_places(chapter):
-    moe = mixture(chapter, chapter.WithPlaces, top_k=2, places=2)
+    moe = mixture(chapter, chapter.WithPlaces, top_k=2, places=2, seq=5)
     x = random(3, 5, 8).requires_grad_()
-    chosen = chapter.best(random(3, 5, 4), 2)
+    chosen = random(3, 5, 4).topk(2).indices
     found = through_experts(moe, x, chosen, random(3, 5, 2).requires_grad_())
-    return found | {"dropped": moe.dropped}
+    return found | {"dropped": moe.dropped, "lost": moe.lost}
 
 
 def moved_biases(chapter):
@@ -95,12 +99,12 @@ def moved_biases(chapter):
             "counts": [moe.load for moe in mixtures]}
 
 
-def traffic(chapter, variant, ranks, recompute="none", **more):
+def traffic(chapter, variant, ranks, recompute="none", crossed=(), **more):
     """Of two ranks that share experts, and two micro-batches on each."""
     cfg = chapter.Mixture(**vars(TINY) | {"layers": 2, "places": 40} | more)
     args = SimpleNamespace(model=cfg, variant=variant, ep=2, batch=4 * ranks, micro_batch=2,
-                           dtype="float32", precision="bf16", recompute=recompute)
-    return chapter.traffic(args, ranks, [([300, 212], [280, 300])] * 4)
+                           nodes=2, dtype="float32", precision="bf16", recompute=recompute)
+    return chapter.traffic(args, ranks, [([300, 212], [280, 300])] * 4, crossed)
 
 
 def traffic_of_rows(chapter, recompute):
@@ -111,8 +115,20 @@ def traffic_with_places(chapter, recompute):
     return traffic(chapter, "capacity", 2, recompute)
 
 
-def traffic_of_cut_experts(chapter, recompute, shared):
-    return traffic(chapter, "tensor", 2, recompute, shared_expert=shared)
+def traffic_of_shares(chapter, recompute):
+    return traffic(chapter, "dropless", 2, recompute, over_batch=True)
+
+
+def best_machines(chapter, k, limit):
+    """Of 4 machines with 3 experts each, by scores of a softmax plus a bias."""
+    cfg = SimpleNamespace(top_k=k, nodes=4, node_limit=limit, experts=12)
+    return chapter.choose(random(3, 5, 12).softmax(-1) + random(12) / 8, cfg)
+
+
+def crossings(chapter, *sizes):
+    experts, k, nodes, limit = sizes
+    return chapter.crossings(SimpleNamespace(experts=experts, top_k=k, nodes=nodes,
+                                             node_limit=limit))
 
 
 def crossing(chapter):
@@ -164,38 +180,39 @@ EXERCISES = [
     ),
     Exercise(
         "08.3", "MoE.route", 2,
-        "Give the k experts of each token, and their gates: their scores over the sum of these "
-        "k scores; if k is 1, the score itself. The bias has a say in the choice alone. With "
-        "balance_weight or z_loss, add these losses, so that micro-batches and ranks add up to "
-        "their mean over the sequences of the whole batch.",
+        "Give the k experts of each token, and their gates: their scores over the sum of these k; "
+        "if k is 1, the score itself. Count who is chosen in self.load and keep it as self.chosen, "
+        "but not if runs_again(); the bias has a say in the choice alone. With balance_weight or "
+        "z_loss, add these losses, as means over the sequences of the whole batch.",
         ("Which of all these numbers must have a gradient, and which must not? And what is the "
          "sum of the micro-batches' losses to be divided by?",
-         "Compute logits and scores in float32 or better. best() takes scores + bias, "
-         "detached; gather takes what was chosen, out of the logits: their softmax is the "
-         "gates. The losses go into the graph by AddLoss.apply(gates, loss). Both are sums "
-         "over this micro-batch's sequences, over cfg.sequences; z is, for a sequence, the "
-         "mean of logsumexp² over its tokens."),
+         "Compute logits and scores in float32 or better. choose() takes scores + bias, detached; "
+         "gather takes what was chosen, out of the logarithms of scores: their softmax is the "
+         "gates. The losses go into the graph by AddLoss.apply(gates, loss). Both are sums over "
+         "this micro-batch's sequences, over cfg.sequences; balance_loss takes scores that add up "
+         "to 1, and z is, for a sequence, the mean of logsumexp² over its tokens."),
         (Run(2, "--batch 12 --micro-batch 2 --balance-weight 1"),
          Same(route_without_balance, "k = 2, no loss"),
          Same(route_with_bias, "k = 2, a bias of 1 and -1"),
          Same(route_with_balance, "k = 1, with the balance loss"),
+         Same(route_by_sigmoids, "k = 2, by sigmoids, with the balance loss"),
          Same(gradient_of_z_loss, "the router's gradient, with the z-loss"),
          Same(dtypes_in_bfloat16, "dtypes, if all else is in bfloat16")),
     ),
     Exercise(
-        "08.4", "MoE.through_experts MoE.exchange MoE.announce", 3,
+        "08.4", "MoE.send_picks MoE.exchange MoE.announce", 3,
         "Dispatch and combine: send each token's row to its k experts, which may be on other "
         "ranks, and add up what they give, weighted by the gates. The counts go first, so that "
         "every rank knows what comes; append (sent, received), in rows for each rank of ep, to "
         "self.seen, unless a block is recomputed (runs_again()). On one rank nothing is sent.",
         ("Follow the lesson's picture. In which order must the rows be sent, in which do they "
          "arrive, and in which do the experts want them? Every reordering has to be undone.",
-         "through_experts: each token k times gives a row for each pick; a stable argsort of "
-         "the flat choices is the order; Permute puts rows into it, and back. exchange: an "
-         "all_to_all of counts; (ep, own experts) is what arrives. Sums of both over own "
-         "experts are sent and received. What arrives is sorted by rank, then expert: say the "
-         "expert of each row with repeat_interleave, and sort by it, stably; so far, it is "
-         "announce."),
+         "send_picks: a stable argsort of expert is the order; index_select takes a row for each "
+         "pick, and add_up adds up what comes for a token. exchange: an all_to_all of counts; "
+         "(ranks, own experts) is what arrives. Sums of both over own experts are sent and "
+         "received. What arrives is sorted by rank, then expert: say the expert of each row with "
+         "repeat_interleave, and sort by it, stably; so far, it is announce. What undoes an order "
+         "is its argsort."),
         (Same(on_one_rank, "on one rank, 10 tokens, 2 of 4 experts each, and nobody picks the "
               "last one"),
          Run(4, "--ep 2 --batch 12 --micro-batch 1 --ignore 0.3"),
@@ -203,17 +220,17 @@ EXERCISES = [
         "dispatch and combine",
     ),
     Exercise(
-        "08.5", "WithPlaces.through_experts", 3,
-        "As MoE.through_experts, but each expert has `places` for each sequence, so that every "
-        "exchange has one size. Places are taken in the order of the docstring, and a pick "
-        "that finds none adds nothing. exchange_evenly takes rows (experts, batch · places, "
-        "dim), zero where a place is empty.",
-        ("Line the picks of a sequence up: all first choices, then all second ones. At which "
-         "place of its expert's line does each pick stand, and which of all slots is that?",
-         "A cumsum of one_hot along the line counts each expert's picks so far. Slot = expert "
-         "· places + place, or one slot more, which is nobody's, for what is dropped. scatter "
-         "puts x into the slots; behind the exchange, gather takes each pick's row out, and "
-         "zero for the dropped. Weight by the gates, and sum over k."),
+        "08.5", "WithPlaces.send_picks", 3,
+        "As MoE.send_picks, but each expert has `places` for each sequence, so that every exchange "
+        "has one size. The picks come in the order in which they take places, and one that finds "
+        "none adds nothing. exchange takes rows (experts · batch · places, dim), zero where a "
+        "place is empty, and batch · places.",
+        ("Each expert has a line for each sequence. Which picks stand in it, and at which place "
+         "does each stand?",
+         "Sort the picks by expert · batch + sequence, stably. A pick's place is its index minus "
+         "how many stand in the lines before its own: a cumsum of counts. Slot = line · places + "
+         "place, or one slot more, which is nobody's, for what is dropped. index_add puts rows "
+         "into slots; behind the exchange, index_select takes them out, and zero for the dropped."),
         (Same(with_places, "on one rank, 3 sequences of 5 tokens, 4 experts of 2 places, "
               "2 picks"),
          Run(2, "--variant capacity --capacity-factor 1 --batch 8 --micro-batch 2")),
@@ -221,17 +238,16 @@ EXERCISES = [
     ),
     Exercise(
         "08.6", "expert_parallel", 2,
-        "Give each rank its part of every mixture's experts: some of them or, of CutExperts, "
-        "some hidden units of each. Tell the mixture its group, ep, and every parameter, as "
-        "p.partial, the group over which its gradient is to be summed.",
+        "Give each rank some of every mixture's experts. Tell the mixture its groups, and how many "
+        "ranks ep has: with two hops, ep is `inside` alone. Tell every parameter, as p.partial, "
+        "the group over which its gradient is to be summed.",
         ("With 4 ranks and ep = 2, each expert is on two ranks. The tokens of which ranks are "
          "in its gradient before anything is summed?",
          "An expert has had the rows of all ranks of its ep: what is left to be summed over is "
          "groups[\"holders\"]. All else is summed over the world. keep_shard cuts up, down and, in "
-         "a Llama, gate along the experts, dimension 0; hidden units are dimension 2 of up and "
-         "gate, and 1 of down."),
+         "a Llama, gate along the experts, dimension 0, over all that share them: groups[\"ep\"]."),
         (Run(4, "--ep 2 --batch 12 --micro-batch 1 --ignore 0.3"),
-         Run(2, "--variant tensor --block llama --batch 4 --micro-batch 1")),
+         Run(4, "--variant two-hops --nodes 2 --block llama --batch 4 --micro-batch 1")),
     ),
     Exercise(
         "08.7", "move_biases", 1,
@@ -248,24 +264,23 @@ EXERCISES = [
     ),
     Exercise(
         "08.8", "traffic", 3,
-        "Count what a rank sends in a step, for each variant written by hand: rows that go to "
-        "experts and come back, what goes with them, gradients, loads and the norm. With "
-        "--recompute full, each block's forward runs again in backward, until it has all that "
-        "backward reads. held_numbers says how many parameters a rank holds.",
+        "Count what a rank sends in a step, for each variant: rows to experts and back, what goes "
+        "with them, gradients, loads and the norm. With --recompute full, each block's forward "
+        "runs again in backward. held_numbers says how many parameters a rank holds.",
         ("Write down what is sent in forward, in order, and then what its backward sends. Which of "
          "the first does a forward that runs again repeat: what does the product of outputs and "
          "gates need, and what comes behind it?",
          "dropless: counts (int64), rows, and results; back, two gradients. `seen` says how many "
-         "rows went and came. capacity: the same without counts. tensor: x, chosen (int64) and "
-         "gates (float32 or better) are gathered, the sum is scattered; its gradient is gathered, "
-         "and those of x and gates are scattered. To run again repeats all of a forward but "
-         "tensor's reduce_scatter, and with a shared expert, which comes behind it, that as well."),
+         "rows went and came. capacity: the same without counts. two-hops: the same within a "
+         "machine; and across, pairs of counts (int64), rows with their k choices (int64) and "
+         "gates (float32 or better), and results; gradients of all but the choices. over_batch: an "
+         "all_reduce of each expert's share in each forward."),
         (Same(traffic_of_rows, "of the rows", ("none",)),
          Same(traffic_of_rows, "of the rows, recomputed", ("full",)),
          Same(traffic_with_places, "with places, recomputed", ("full",)),
-         Same(traffic_of_cut_experts, "of cut experts, recomputed", ("full", False)),
-         Same(traffic_of_cut_experts, "of those and a shared one, recomputed", ("full", True)),
-         Run(2, "--batch 4 --micro-batch 1 --recompute full")),
+         Same(traffic_of_shares, "with shares of the whole batch, recomputed", ("full",)),
+         Run(2, "--batch 4 --micro-batch 1 --recompute full"),
+         Run(4, "--variant two-hops --nodes 2 --batch 8 --micro-batch 1 --recompute full")),
         "what is sent, and sent again",
     ),
     Exercise(
@@ -280,5 +295,50 @@ EXERCISES = [
         (Same(crossing, "two that cross: the order of starts and waits, and the gradients"),
          Run(2, "--variant overlapped --batch 12 --micro-batch 2 --ignore 0.3")),
         "the two halves of an all_to_all",
+    ),
+    Exercise(
+        "08.10", "choose", 2,
+        "Give each token's top_k experts, by score. With node_limit below nodes they lie on so "
+        "many machines at most: those whose ceil(k / limit) best scores have the largest sums. "
+        "Machines have as many experts each, neighbours.",
+        ("Which machines are left to a token? And what must happen to the scores of all others, so "
+         "that topk cannot take them?",
+         "unflatten the last dimension to (nodes, experts of one); topk there, and a sum, is how "
+         "good each machine is; topk of that says which stay. masked_fill the others with -inf, "
+         "flatten, and take the topk."),
+        (Same(best_machines, "2 of 4 machines, 4 picks", (4, 2)),
+         Same(best_machines, "one machine, 2 picks", (2, 1)),
+         Same(best_machines, "no limit", (3, 4)),
+         Run(2, "--nodes 4 --node-limit 2 --router sigmoid --batch 4 --micro-batch 1")),
+        "limited nodes",
+    ),
+    Exercise(
+        "08.11", "crossings", 2,
+        "How many rows of a token leave its machine by one hop, which sends one for each pick, and "
+        "by two, which send one to each other machine? Take it that each node_limit of the nodes "
+        "are chosen alike, and so is each top_k of the experts there.",
+        ("A machine is spared if none of the k picks lies on it. Of how many cases is that, and in "
+         "how many is it so?",
+         "math.comb(n, k) cases for the n experts that may be chosen, and math.comb(n - m, k) of "
+         "them without the m of one machine. Of what is chosen, 1 - 1/nodes lies elsewhere."),
+        (Same(crossings, "6 experts, 2 picks, 3 machines", (6, 2, 3, 3)),
+         Same(crossings, "256 experts, 8 picks, 4 of 8 machines", (256, 8, 8, 4)),
+         Run(4, "--variant two-hops --nodes 2 --batch 4 --micro-batch 1")),
+        "what two hops save",
+    ),
+    Exercise(
+        "08.12", "TwoHops.through_experts", 3,
+        "Send each row once to each machine of its token's experts, with all choices and gates; "
+        "hand what arrives, and its picks here, to send_picks; send back and add up. Append (sent, "
+        "received) to self.crossed, unless runs_again(). The host may wait once.",
+        ("Which pairs of a token and a machine are there, and in which order must they be sent? "
+         "How does the other side know which of the k picks are its own?",
+         "one_hot(chosen // experts of a machine) summed over k says how many picks lie where. "
+         "Counts of rows and of picks go first, together. nonzero_static(wanted.T, size=...) gives "
+         "tokens by machine. What arrives has picks here where chosen // each is "
+         "across.rank(); send_picks takes experts from 0 on."),
+        (Run(4, "--variant two-hops --nodes 2 --batch 12 --micro-batch 1 --ignore 0.3"),
+         Run(4, "--variant two-hops --nodes 4 --top-k 3 --batch 8 --micro-batch 2")),
+        "two hops",
     ),
 ]

@@ -35,8 +35,8 @@ EXHIBITS = [
         "took it. So its backward never ran, and the router had no gradient of it. In the same "
         "place the coefficient was only true or false, and a factor was wrong: with the first "
         "mistake alone mended, it would have been 180,000 times too strong.",
-        FILE, "            gates = AddLoss.apply(gates, balance / cfg.sequences)\n",
-        "            AddLoss.apply(gates, balance / cfg.sequences)\n",
+        FILE, "            gates = AddLoss.apply(gates, cfg.balance", "            "
+        "AddLoss.apply(gates, cfg.balance",
         *TWO, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
     ),
     Exhibit(
@@ -44,8 +44,8 @@ EXHIBITS = [
         "The loss was divided by the tokens of all micro-batches, and the balance loss of each "
         "micro-batch was added as it was. With more micro-batches it weighs more. The repair was "
         "held to a reference run of another framework.",
-        FILE, "            gates = AddLoss.apply(gates, balance / cfg.sequences)\n",
-        "            gates = AddLoss.apply(gates, balance / len(x))\n",
+        FILE, "cfg.balance_weight * balance / cfg.sequences",
+        "cfg.balance_weight * balance / len(x)",
         *TWO, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
     ),
     Exhibit(
@@ -113,5 +113,45 @@ EXHIBITS = [
         2, "--batch 12 --micro-batch 2 --ignore 0.4 --experts 4 --top-k 1",
         ("first loss", "loss", "gradients", "gradient norm", "parameters"),
         ("sent", "kept"),
+    ),
+    Exhibit(
+        "tjake/Jlama#201", "experts are added up without their gates",
+        "The gates decided which experts a token takes, and what these gave was added up as it "
+        "was. The router has no part in the output then, so the loss does not reach it. It was "
+        "found in an engine that serves models: its text was fluent, and its facts were wrong.",
+        FILE, "return add_up(out * gates[:, None], token, len(rows))\n\n    def exchange",
+        "return add_up(out + 0 * gates[:, None], token, len(rows))\n\n    def exchange",
+        *TWO, ("first loss", "loss", "gradients", "gradient norm", "parameters"), ("sent", "kept"),
+    ),
+    Exhibit(
+        "huggingface/transformers#28505", "padding has a say in the balance loss",
+        "The balance loss counted the picks and scores of all tokens, and those were padding, too, "
+        "where sequences of a batch are filled up to one length. Padding is alike, so it all goes "
+        "to the same experts, and drives real tokens away from these. The loss now takes a mask.",
+        FILE, "            balance = balance_loss(shares, chosen, cfg.over_batch, self.world)\n",
+        "            padding = x.shape[1] // 4\n"
+        "            shares, few = (F.pad(y, (0, 0, 0, padding)) for y in (shares, chosen))\n"
+        "            balance = balance_loss(shares, few, cfg.over_batch, self.world)\n",
+        *TWO, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "Xilinx/brevitas#757", "each rank moves a bias by what it has seen",
+        "A bias that is no parameter was corrected by what each rank had measured on its own data. "
+        "So the replicas came apart, with nothing in any gradient to show it: only the outputs of "
+        "ranks differ. There it was the bias of quantized layers; here, that of experts.",
+        FILE, "    loads = move_biases(model, world)\n",
+        "    loads = move_biases(model)\n    dist.all_reduce(loads, group=world)\n",
+        2, "--batch 12 --micro-batch 2 --ignore 0.4 --experts 4 --balance bias --bias-speed 0.02",
+        ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "InternLM/xtuner#2048", "the router has no gradient where blocks are recomputed",
+        "A module that is recomputed was handed detached inputs alone. Its checkpoint then saw "
+        "nothing that needs a gradient, and never ran it again: the loss was there, and parameters "
+        "had none. There it was a head that predicts further tokens; here it is the router.",
+        FILE, "        gates = log_scores.gather(-1, chosen)\n",
+        "        gates = log_scores.detach().gather(-1, chosen)\n",
+        2, "--batch 12 --micro-batch 2 --ignore 0.4 --experts 4 --recompute full",
+        ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
     ),
 ]

@@ -1,5 +1,7 @@
 """Predictions about chapter 08: what experts send and hold."""
 
+from dataclasses import replace
+
 from lab.bench.machines import MACHINES
 from lab.classroom.questions import Case, Question, on_the_wire, shape
 
@@ -12,9 +14,12 @@ def predictions(pick):
     chapter, args, cfg, e = case.chapter, case.args, case.cfg, case.e
     case.sizes |= {"E": cfg.experts, "K": cfg.top_k, "f": args.capacity_factor}
     case.sizes["C"], case.sizes["W"] = rates = MACHINES["H100, InfiniBand NDR"]
-    wire = on_the_wire(chapter.traffic(case.args, ranks, []), "all_to_all")
-    tokens = b * cfg.seq
-    spread, cut = (chapter.row_bytes(cfg, tokens, e, often) for often in (cfg.top_k, ranks))
+    tokens, micro_batches = b * cfg.seq, 2
+    to_each = [cfg.experts // ranks * b * cfg.places] * ranks           # rows, and as many come
+    seen = micro_batches * cfg.layers * [(to_each, to_each)]
+    wire = on_the_wire(chapter.traffic(case.args, ranks, seen), "all_to_all")
+    spread, cut = (chapter.row_bytes(replace(cfg, top_k=often), tokens, e)
+                   for often in (cfg.top_k, ranks))
     return case, [
         Question(
             "How many places has an expert for each sequence?", "f * K * s / E", cfg.places,
@@ -29,9 +34,9 @@ def predictions(pick):
             "(Ψ - (N-1)/N * L*E * 8*h*h) * e", e * chapter.held_numbers(cfg, ranks)[0], "B",
             "all but the experts of others: an expert has 8 h² numbers", "parameters"),
         Question(
-            "How many times as much would --variant tensor send for its rows as dropless does, if "
-            "all experts are picked alike?", "N / K", cut / spread, "times",
-            "all tokens go to all ranks; dropless sends K rows for a token", also="E"),
+            "If each rank had a part of every expert, so that all tokens went to all ranks: how "
+            "many times as much would it send for rows as dropless does, if all are picked alike?",
+            "N / K", cut / spread, "times", "N rows for a token; dropless sends K", also="E"),
         Question(
             "On GPUs that compute C FLOP/s and send W bytes/s: over the time of attention, router "
             "and experts in a forward, how long do the rows of --variant overlapped travel?",

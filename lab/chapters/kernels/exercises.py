@@ -4,10 +4,12 @@ from lab.chapters.kernels import (
     elu_exercises,
     flash_attention_exercises,
     fp8_exercises,
+    grouped_matmul_exercises,
     layernorm_exercises,
     swiglu_exercises,
 )
 
 EXERCISES = {"elu": elu_exercises.EXERCISES, "layernorm": layernorm_exercises.EXERCISES,
              "swiglu": swiglu_exercises.EXERCISES, "fp8": fp8_exercises.EXERCISES,
-             "flash_attention": flash_attention_exercises.EXERCISES}
+             "flash_attention": flash_attention_exercises.EXERCISES,
+             "grouped_matmul": grouped_matmul_exercises.EXERCISES}
