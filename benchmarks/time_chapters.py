@@ -118,8 +118,10 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, [anothe
     ("07_pipeline_parallel", 4, "{pipeline}", "--variant=zb-h2", "--variant=1f1b"),
     ("07_pipeline_parallel", 4, "{pipeline}", "--variant=dualpipe", "--variant=1f1b"),
     *(("08_expert_parallel", 4, f"{{experts}} --experts={experts}",
-       "--variant=dropless", f"--variant={other}")
-      for experts in (8, 32) for other in ("torch", "capacity", "tensor")),
+       "--variant=dropless --matmul=grouped", other)
+      for experts in (4, 16, 64) for other in ("--variant=dropless", "--variant=torch")),
+    ("08_expert_parallel", 4, "{experts}", "--variant=dropless", "--variant=capacity"),
+    ("08_expert_parallel", 4, "{experts} --nodes=2", "--variant=two-hops", "--variant=dropless"),
     ("08_expert_parallel", 4, "{experts} --experts=8 --micro-batch=1",
      "--variant=overlapped", "--variant=dropless"),
     ("09_5d", 8, "{three_axes} --dp=2 --pp=2 --tp=2 --zero=2",
@@ -142,7 +144,7 @@ OPERATORS = {           # of a step of chapter 08; the router sorts too
     "sorting and copying": {"sort", "repeat_interleave", "index", "index_put", "index_add",
                             "index_add_", "index_select", "index_copy", "zeros_like", "new_zeros",
                             "cat", "split_with_sizes", "stack"},
-    "matmuls": {"mm", "bmm"},
+    "matmuls": {"mm", "bmm", "_grouped_mm"},
 }
 
 # ------------------------------------------------------------------------------ on every rank

@@ -68,7 +68,8 @@ def explain(run, found):
         counted = [crossings(chosen, run.args.model, machine) for chosen in found["chosen"]]
         (one, two), (even_one, even_two) = mean_of_all(run, counted), found["crossings"]
         run.note(f"of a token of the last micro-batch, {one:.2f} rows leave its machine by one "
-                 f"hop, {two:.2f} by two ({even_one:.2f} and {even_two:.2f} if all are chosen alike)")
+                 f"hop, {two:.2f} by two ({even_one:.2f} and {even_two:.2f} if experts are chosen "
+                 "alike)")
     sent, _ = found["seen"][0]
     before = run.rank // len(sent) * len(sent)          # the ranks before those that share
     mine = [0] * before + sent + [0] * (run.world - before - len(sent))
