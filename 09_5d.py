@@ -45,9 +45,8 @@ Here of a stage with dp 2, cp 2, tp 2, and ep 4:
     part of experts     0     1     2     3     0     1     2     3     (rows stay in 0-3, and 4-7)
 
 Frameworks used to cut each expert over tp, like an MLP. Then a rank of tp needs all tokens of its
-group, gathered behind the router, and sends all through ep: tp times what it must. And its matmuls
-are narrow. torchtitan gave it up in 2026. In a layer, in units of t·h (t: tokens of the batch for
-each GPU), with ep GPUs that have all experts together:
+group, gathered behind the router, and sends all through ep: tp times what it must. In a layer, in
+units of t·h (t: tokens of the batch for each GPU), with ep GPUs that have all experts together:
 
                                                                tp 8, ep 64 and DeepSeek-V3's K 8
     cut by tp    over tp 8·(tp-1), over ep 4·(ep-tp)/ep·K·tp   56 (as in a dense layer) and 224
@@ -84,14 +83,12 @@ copies adds 1/n of its square; and ZeRO, under which those who hold the same par
 
 In a stage's last backward, a module's gradients leave while those before it compute; the first
 module's wait, or leave in the bubble at the end. ZeRO-2 and 3 send after every backward, M times as
-much, so that 1/n of them stays. ZeRO-1 and 2 gather in the first forwards, and ZeRO-3 2·M times.
+much, so that 1/n of them stays. ZeRO-1 and 2 gather in the first forwards; ZeRO-3 2·M times or,
+with --keep-gathered, once, for as much memory as ZeRO-2 has in a step.
 
-Where axes meet, prototypes have gone wrong:
-
-    cp and balance   The balance loss is about a sequence, which lies on cp · tp ranks. So they sum
-                     how often each expert was picked, before that is multiplied by the scores.
-    pp and ties      The first and the last stage hold one matrix: both are in its sum, unless they
-                     lie on one rank, as in dualpipe-v.
+Where axes meet, prototypes have gone wrong. The balance loss is about a sequence, which lies on
+cp · tp ranks: so they sum how often each expert was picked, before that meets the scores. And the
+two stages of a tied matrix are both in its sum, unless they lie on one rank (as in dualpipe-v).
 
 How to choose. First make it fit: tp up to the size of a machine, then pp, or ZeRO-3; for long
 sequences cp, for experts ep. All other ranks go to dp, up to the batch that may be. Published runs:
@@ -335,8 +332,8 @@ def run_experts(rows, columns, downs, counts):
 class MoE(nn.Module):
     """A mixture of experts in place of the MLP, for the tokens that a rank has between sub-layers:
     (batch, seq, dim) to the same shape. ep, sequence: process groups, or None for one rank. shared:
-    an expert that every token takes, whole on each rank. seen: of each micro-batch of a step, the
-    rows sent to the ranks of ep, and received."""
+    an expert, whole on each rank. seen: of each micro-batch of a step, the rows sent to the ranks
+    of ep, and received."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -463,11 +460,11 @@ class Unit:
     """Parameters of a module that the same ranks hold. stage: 0 sums their gradients. From 1 on,
     they are one flat tensor, of which each of these ranks updates one shard; 2 shards gradients,
     too, and 3 all. full: (N·k,), of which every parameter is a view. shard: (k,), and shard.grad:
-    of the summed gradient."""
+    of the summed gradient. kept: gathered once a step, until its last backward."""
 
-    def __init__(self, parameters, stage):
+    def __init__(self, parameters, stage, keep_gathered):
         self.parameters, self.stage, self.group = parameters, stage, parameters[0].holders
-        self.gathering = self.reducing = None
+        self.kept, self.gathering, self.reducing = stage in (1, 2) or keep_gathered, None, None
         self.padding = -sum(p.numel() for p in parameters) % self.group.size() if stage else 0
         if stage:
             self.full = self.flatten([p.detach() for p in parameters])
@@ -483,7 +480,7 @@ class Unit:
             p.data, p.grad_dtype = view, self.shard.grad_dtype
         if self.stage == 3:
             self.shard.data = self.shard.data.clone()
-            self.free()
+            self.free(last=True)
 
     def mine(self, flat):                               # this rank's part of it
         return flat.chunk(self.group.size())[self.group.rank()]
@@ -501,9 +498,9 @@ class Unit:
             self.full.untyped_storage().resize_(self.full.nbytes)
         self.gathering = common.all_gather(self.full, self.shard.data, self.group, async_op=True)
 
-    def free(self):
-        """Under stage 3, after a forward or a backward."""
-        if self.stage == 3:
+    def free(self, last=False):
+        """Under stage 3, after a forward or a backward; what is kept, after the last of a step."""
+        if self.stage == 3 and (last or not self.kept):
             self.full.untyped_storage().resize_(0)      # what autograd has saved of it will show
 
     def start_reduce(self):
@@ -528,7 +525,7 @@ class Unit:
             self.reducing = self.sum = None
 
 
-def make_units(model, stage):
+def make_units(model, stage, keep_gathered=False):
     """A unit for each module of the list and group of holders, as module.units. What two modules
     share belongs to the first. Stage 0: few numbers do, too; what one rank holds is in no unit."""
     modules, seen, parts = list(itertools.chain(*model)), set(), defaultdict(list)
@@ -540,7 +537,7 @@ def make_units(model, stage):
         seen.update(module.parameters())
         module.units = []
     for (module, _), own in parts.items():
-        module.units.append(Unit(own, stage))
+        module.units.append(Unit(own, stage, keep_gathered))
     return [unit for module in modules for unit in module.units]
 
 
@@ -676,7 +673,7 @@ class Stage:
             gather(self.modules[k::-1])
             torch.autograd.backward(edge, gradient)
             for unit in module.units:
-                unit.free()
+                unit.free(last)
             self.reduce(module.units, last)
             gradient = x.grad
         return gradient
@@ -744,7 +741,7 @@ def train_step(run_program, model, units, optimizer, micro_batches, valid, clip)
     shards = [unit.shard for unit in units if unit.stage]
     for p in (*model.parameters(), *shards):
         p.grad = None
-    for unit in [unit for unit in units if unit.stage in (1, 2)]:
+    for unit in [unit for unit in units if unit.kept]:
         unit.start_gather()                             # first what forward needs first
     loss = run_program(micro_batches, valid)            # and gradients are summed
     for unit in units:
@@ -790,9 +787,9 @@ def traffic(args, ranks, passes, rows, sends, e):
     x = passes * tokens * h * e
     kv = 2 * cp * x // cfg.heads * max(cfg.kv_heads // t, 1)
     often = (1 + again) * mixtures                      # a mixture's forward
-    # Around attention, forward and backward; around the MLP, too, if it is no mixture.
     gathers, scatters = (2 + again,) * 2 if cfg.experts else (4 + 2 * again, 4 + again)
     sent = {
+        # Around attention, forward and backward, and around an MLP.
         "tp": (t, {"all_gather": (gathers * passes, gathers * x),
                    "reduce_scatter": (scatters * passes, scatters * x)}),
         "cp": (cp, {"all_gather": (keys * passes, keys * kv), "reduce_scatter": (passes, kv)}),
@@ -841,7 +838,7 @@ def formulas(args, rank, ranks, model):
                     "keys": whole // min(t, cfg.kv_heads), "mlp": whole // of_mlp},
         "ranks": {"tp": t, "cp": cp, "cp and tp": cp * t, "ep": ep, "pp": args.pp, "world": ranks},
         "gradients": {p.kind: p.holders.group_desc for p in model.parameters()},
-        "gathers": 2 * m if args.zero == 3 else 1,      # of a module
+        "gathers": 2 * m if args.zero == 3 and not args.keep_gathered else 1,   # of a module
         "reduces": m if args.zero > 1 else 1,           # of its gradients
         "kept": {"outside": 1 / (cp * t), "inputs": 1 / cp, "inside": 1 / (cp * t),
                  "keys and values": max(1 / t, 1 / cfg.kv_heads), "logits": 1 / (cp * t),
@@ -875,7 +872,7 @@ def train(run):
     note_holders(model.parameters(), holders)
     common.recompute(model, args.recompute)
 
-    units = make_units(model, args.zero)
+    units = make_units(model, args.zero, args.keep_gathered)
     positions = positions_of(me.cp, args.cp, cfg.seq).chunk(args.tp)[me.tp].to(run.device)
     stages = {stage: Stage(part, positions) for stage, part in parts.items()}
     shape = args.micro_batch, len(positions), cfg.dim   # of a message
@@ -1028,6 +1025,7 @@ def requires(args, ranks):
            "stages", f"--layers {depth}")
     demand(args.zero < 3 or not cfg.tie, "--zero 3 gathers modules one by one, and tied ones share "
            "a matrix", "--zero 2")
+    demand(args.zero == 3 or not args.keep_gathered, "--keep-gathered is of --zero 3", "--zero 3")
     if is_torch:
         demand(args.zero > 1, f"--variant torch has no --zero {args.zero}", "--zero 2")
         common.divides("--kv-heads", cfg.kv_heads, "--variant torch's --tp", tp)
@@ -1043,6 +1041,7 @@ def flags(parser):
     add("--tp", type=int, default=1, help="ranks that share each matrix, and the sequence outside")
     add("--ep", type=int, default=1, help="ranks of dp x cp x tp that share the experts")
     add("--zero", type=int, choices=range(4), default=0, help="ZeRO's stage; torch: 2, 3")
+    add("--keep-gathered", action="store_true", help="gather once a step, under --zero 3")
     add("--schedule", choices=("1f1b", "interleaved", "dualpipe-v"), default="1f1b")
     add("--experts", type=int, default=0, help="of a mixture in place of each MLP")
     add("--top-k", type=int, default=2, help="experts of a token")
@@ -1054,7 +1053,8 @@ def flags(parser):
 
 
 VARIANTS = {"hand": (train, "--cp", "--ep", "--schedule", "--experts", "--top-k",
-                     "--shared-expert", "--order", "--node-size", "--like"), "torch": train_torch}
+                     "--shared-expert", "--order", "--node-size", "--like", "--keep-gathered"),
+            "torch": train_torch}
 
 if __name__ == "__main__":
     common.launch(__file__, __doc__, VARIANTS, requires, flags, formulas)

@@ -28,10 +28,10 @@ SETTINGS = {
     "pp": (1, 2, 4),
     "cp": (1, 2),
     "tp": (1, 2, 4),
-    "ep": (1, "dp"),
+    "ep": (1, 2, "all"),  # of a stage
     "zero": (0, 1, 2, 3, "3 --keep-gathered"),
     "schedule": ("1f1b", "interleaved", "dualpipe-v"),
-    "experts": (None, 4),
+    "experts": (None, 8, "8 --shared-expert"),
     "preset": ("tiny", "gpt2"),  # gpt2 ties embedding and head
     "kv-heads": (4, 2, 1),
     "micro-batch": (1, 2),
@@ -51,8 +51,14 @@ def world_of(one):
 
 def fits(one, worlds):
     tied_3 = one["preset"] != "tiny" and one["zero"] in SETTINGS["zero"][3:]
-    without_experts = one["ep"] == "dp" and (one["experts"] is None or one["dp"] == 1)
-    return world_of(one) in worlds and not tied_3 and not without_experts
+    stage, ep = one["dp"] * one["cp"] * one["tp"], sharers(one)
+    folds = ep == 1 or one["experts"] and 1 < ep <= 8 and stage % ep == 0
+    return world_of(one) in worlds and not tied_3 and folds
+
+
+def sharers(one):
+    """How many ranks of a stage share the experts."""
+    return one["dp"] * one["cp"] * one["tp"] if one["ep"] == "all" else one["ep"]
 
 
 TWO_OF_EACH = SETTINGS | {axis: (1, 2) for axis in ("dp", "pp", "tp")}
@@ -71,7 +77,7 @@ def drawn(number, worlds, settings=SETTINGS, **kept):
 def flags_of(one):
     one, slices = dict(one), 2 if one["schedule"] in ("interleaved", "dualpipe-v") else 1
     depth = slices * one["pp"]
-    one["ep"] = one["dp"] if one["ep"] == "dp" else 1
+    one["ep"] = sharers(one)
     one["ffn"] = 96 if one["block"] == "llama" else None
     given = [flag for name, value in one.items() if value is not None
              for flag in f"--{name}={value}".split()]
@@ -92,15 +98,15 @@ def test_same_as_one_gpu(ranks, tmp_path, one):
 
 
 @pytest.mark.parametrize("kept", [
-    {"dp": 2, "pp": 2, "tp": 2, "ep": "dp", "experts": 4, "zero": 1},  # four axes
+    {"dp": 2, "cp": 2, "tp": 2, "ep": 4, "experts": 8, "zero": 1},  # held as nothing else is
     pytest.param({"pp": 3, "schedule": "interleaved"}, marks=pytest.mark.full),  # two neighbours
     {"pp": 3, "schedule": "dualpipe-v"},
     pytest.param({"tp": 4, "kv-heads": 2, "zero": 0}, marks=pytest.mark.full),
-    {"tp": 4, "kv-heads": 2, "zero": 3, "experts": 4},
+    {"tp": 4, "kv-heads": 2, "zero": 3, "experts": 8, "ep": 2},
 ], ids=str)  # fmt: skip
 def test_more_ranks_along_an_axis(ranks, tmp_path, kept):
     few = {axis: (1,) for axis in ("dp", "pp", "cp", "tp", "ep")}
-    world = math.prod(kept.get(axis, 1) for axis in ("dp", "pp", "tp"))
+    world = math.prod(kept.get(axis, 1) for axis in ("dp", "pp", "cp", "tp"))
     hold(ranks, tmp_path, drawn(1, (world,), SETTINGS | few, **kept)[0])
 
 
@@ -142,7 +148,9 @@ def test_any_axes_are_the_same_as_one_gpu(ranks, tmp_path, number):
 @pytest.mark.full
 @pytest.mark.parametrize("one", [
     one for dp, pp, cp, tp in ((2, 2, 2, 2), (4, 2, 1, 2), (2, 4, 2, 1), (4, 1, 2, 2), (1, 4, 2, 2))
-    for one in drawn(2, (16,), dp=dp, pp=pp, cp=cp, tp=tp)])  # fmt: skip
+    for more in ({}, {"experts": 8, "ep": 4}, {"experts": 8, "ep": 8})
+    if more.get("ep", 1) <= dp * cp * tp
+    for one in drawn(2, (16,), dp=dp, pp=pp, cp=cp, tp=tp, **more)])  # fmt: skip
 def test_sixteen_ranks(ranks, tmp_path, one):
     hold(ranks, tmp_path, one)
 
@@ -203,26 +211,39 @@ def arguments_of(flags, world):
 def test_who_is_in_a_group(ranks):
     """Of rank 5 of 8: pp 1, dp 0, tp 1; its neighbours along each axis, and who holds the same. An
     axis of one rank has no group, and what is held alike is in one."""
-    flags = ("--dp=2", "--pp=2", "--tp=2", "--ep=2", "--experts=4", "--kv-heads=1")
-    five, other = ranks(8)(groups_of, flags, (*flags, "--order=tp,dp,cp,pp"))[5]
-    assert five == {"tp": [4, 5], "ep": [5, 7], "pp": [1, 5], "cp and tp": [4, 5],
+    flags = ("--dp=2", "--pp=2", "--tp=2", "--experts=4", "--kv-heads=1")
+    five, other = ranks(8)(groups_of, (*flags, "--ep=4"),
+                           (*flags, "--ep=2", "--order=tp,dp,cp,pp"))[5]
+    assert five == {"tp": [4, 5], "ep": [4, 5, 6, 7], "pp": [1, 5], "cp and tp": [4, 5],
                     "gradients, whole": [4, 5, 6, 7], "gradients, cut by tp": [5, 7],
                     "gradients, experts": [5], "gradients, tied": list(range(8))}
     assert other == {"tp": [1, 5], "ep": [5, 7], "pp": [4, 5], "cp and tp": [1, 5],
                      "gradients, whole": [1, 3, 5, 7], "gradients, cut by tp": [5, 7],
-                     "gradients, experts": [5], "gradients, tied": list(range(8))}
+                     "gradients, experts": [1, 5], "gradients, tied": list(range(8))}
+
+
+def test_experts_lie_on_the_ranks_that_the_lesson_shows(ranks):
+    """With dp 2, cp 2, tp 2 and ep 4; and ep may be any number that divides a stage's ranks."""
+    axes = ("--dp=2", "--cp=2", "--tp=2", "--experts=8")
+    of_ranks = ranks(8)(groups_of, (*axes, "--ep=4"), (*axes, "--ep=8"))
+    parts = re.search(r"part of experts((?: +\d){8})", chapter(NINE).__doc__)[1].split()
+    for rank, (four, eight) in enumerate(of_ranks):
+        assert four["ep"] == ([0, 1, 2, 3] if rank < 4 else [4, 5, 6, 7])
+        assert four["gradients, experts"] == [
+            other for other in range(8) if parts[other] == parts[rank]]
+        assert eight["ep"] == list(range(8)) and eight["gradients, experts"] == [rank]
 
 
 def test_what_leaves_a_machine_is_what_the_lesson_says(ranks):
     """Which ranks, not how many: groups that are strided send as much, but over slower links."""
     cut = ("--pp=2", "--dp=2", "--tp=2")
-    mixture = ("--dp=4", "--tp=2", "--ep=2", "--experts=4")
+    mixture = ("--dp=4", "--tp=2", "--ep=4", "--experts=4")
     of_ranks = ranks(8)(groups_of, cut, (*cut, "--order=tp,cp,dp,pp"), mixture)
     usual, turned, experts = (leaving(groups, machine=4) for groups in zip(*of_ranks))
     assert usual == {"pp", "gradients, tied"}  # a machine holds a stage
     assert turned == {"tp", "cp and tp", "gradients, whole", "gradients, tied"}
     assert experts == {"gradients, whole", "gradients, cut by tp", "gradients, experts"}
-    assert {tuple(groups["ep"]) for *_, groups in of_ranks} == {(0, 2), (1, 3), (4, 6), (5, 7)}
+    assert {tuple(groups["ep"]) for *_, groups in of_ranks} == {(0, 1, 2, 3), (4, 5, 6, 7)}
 
 
 def leaving(groups, machine):
@@ -238,30 +259,48 @@ def test_ranks_that_share_a_kv_head_hold_the_same(ranks):
     assert all("cp" not in of_rank and "pp" not in of_rank for [of_rank] in of_ranks)
 
 
-def test_tp_and_ep_send_what_the_lesson_compares(nine):
+def test_a_layer_sends_what_the_lesson_compares(nine):
     """The same tokens on the same GPUs, by the formula that runs are held to."""
-    assert nine.sent_in_a_layer(8, 1, 8)[0] == 56 and "56 t·h over tp = 8," in nine.__doc__
-    assert nine.sent_in_a_layer(1, 64, 8)[1] == 31.5 and "31.5 t·h over ep = 64," in nine.__doc__
-    h, tokens = 64, 32  # of a sequence; each GPU has one
-    for n in (2, 4, 8):
-        sent = {}
-        for axis, flags in (("tp", f"--tp={n}"), ("ep", f"--dp={n} --ep={n} --experts={n}")):
-            args = arguments_of([*flags.split(), f"--batch={n}", "--micro-batch=1", "--heads=8",
-                                 "--kv-heads=8", f"--dim={h}", f"--seq={tokens}"], n)
-            rows = 2 * 2 * tokens * args.micro_batches  # sent and received, to and from experts
-            on_axis = nine.traffic(args, n, args.micro_batches, rows, 0, 1)[axis].items()
-            share = (n - 1) / n
-            sent[axis] = share * sum(size - (op == "all_to_all") * 8 * n * args.micro_batches
-                                     for op, (_, size) in on_axis) / (tokens * h)
-        assert sent["tp"] == n * sent["ep"]  # "n times as much as ep", for K = 2
-        assert sent["tp"] == nine.sent_in_a_layer(n, 1, 2)[0]
-        assert sent["ep"] == nine.sent_in_a_layer(1, n, 2)[1]
+    assert nine.sent_in_a_layer(8, 64, 8, cut=True) == (56, 224)
+    assert nine.sent_in_a_layer(8, 64, 8) == (28, 31.5)
+    assert re.search(r"cut by tp .* 56 \(as in a dense layer\) and 224\n", nine.__doc__)
+    assert re.search(r"folded .* 28 and 31.5\n", nine.__doc__)
+    for tp, dp, ep in ((8, 1, 8), (2, 4, 8), (2, 4, 2), (4, 2, 4), (1, 8, 8)):
+        found = on_the_wire(nine, f"--tp={tp} --dp={dp} --ep={ep} --experts=8")
+        assert (found["tp"], found["ep"]) == nine.sent_in_a_layer(tp, ep, 2)
+        assert on_the_wire(nine, f"--tp={tp} --dp={dp}")["tp"] == nine.sent_in_a_layer(
+            tp, tp, 2, cut=True)[0]
+
+
+def on_the_wire(nine, flags, h=64, tokens=32):
+    """{axis: what a rank sends} in a layer, of a batch with so many tokens for each of 8 GPUs, in
+    units of tokens · h. Counts of rows are left out."""
+    args = arguments_of([*flags.split(), "--batch=8", "--micro-batch=1", "--heads=8",
+                         "--kv-heads=8", f"--dim={h}", f"--seq={tokens}"], 8)  # fmt: skip
+    m, each = args.micro_batches, {"tp": args.tp, "ep": args.ep}
+    rows = 2 * 2 * tokens * m // args.tp  # sent and received, to and from experts; top-k is 2
+    sent, found = nine.traffic(args, 8, m, rows, 0, 1), {"tp": 0, "ep": 0}
+    for axis in sent.keys() & found.keys():
+        size = sum(size - (op == "all_to_all") * 8 * args.experts * m
+                   for op, (_, size) in sent[axis].items())
+        found[axis] = (each[axis] - 1) / each[axis] * size / (tokens * h)
+    return found
+
+
+def test_what_was_sent_when_tp_cut_each_expert(nine):
+    """Once more from the beginning: of a layer in which a rank of tp has the tokens of all."""
+    for tp, groups, k in ((2, 4, 1), (4, 2, 2), (8, 8, 8)):  # groups of tp that share the experts
+        gathered = tp  # in units of t·h: what all ranks of tp have
+        wire = (tp - 1) / tp * gathered  # of a gather or a scatter
+        rows = gathered * k * (groups - 1) / groups  # that leave for other groups
+        assert nine.sent_in_a_layer(tp, tp * groups, k, cut=True) == (8 * wire, 4 * rows)
 
 
 def test_recomputation_sends_as_much_again_as_the_lesson_says(nine):
-    """In the units of its table: 8 over tp, 4 over ep and cp."""
-    assert "11 in place of 8 over tp, 6 of 4 over ep and cp" in nine.__doc__
+    """In the units of its table: 8 over tp, or 4 with mixtures, and 4 over ep and cp."""
+    assert "11 in place of 8 over tp (with mixtures 6 of 4), 6 of 4 over ep and cp" in nine.__doc__
     for axis, flags, units, again in (("tp", "--tp=2", 8, 11), ("cp", "--cp=2", 4, 6),
+                                      ("tp", "--tp=2 --experts=4", 4, 6),
                                       ("ep", "--dp=2 --ep=2 --experts=4", 4, 6)):
         sent = {}
         for how in ("none", "selective", "full"):
@@ -285,7 +324,7 @@ def test_positions_are_a_zigzag(nine):
 
 def test_parameters_are_counted(nine):
     for experts, tie in ((0, False), (4, False), (4, True)):
-        cfg = nine.Mixture(2, 32, 4, 2, 16, 128, tie=tie, experts=experts)
+        cfg = nine.Mixture(2, 32, 4, 2, 16, 128, tie=tie, experts=experts, shared_expert=tie)
         assert cfg.parameters() == sum(p.numel() for p in nine.build(cfg).parameters())
 
 
@@ -293,12 +332,21 @@ def test_parameters_are_counted(nine):
 
 
 EXPERTS = "--experts=4 --ep=2 --dp=2"
+FOLDED = f"{EXPERTS} --tp=2"
+HELD = "[stage[i::ep] for stage in stages for i in range(ep)]"
 TIED = "--preset=gpt2 --attention=plain"
 
 
 @pytest.mark.parametrize(("flags", "right", "wrong", "named"), some([
-    # experts' gradients times ep: summed over all of dp, who hold other experts
-    (EXPERTS, "(at.pp, at.tp, at.dp % ep))}", "(at.pp, at.tp))}", "gradients"),
+    # experts' gradients times ep: summed over all of a stage, who hold other experts
+    (EXPERTS, HELD, "stages", "gradients"),
+    (FOLDED, HELD, "together(lambda at: (at.pp, at.tp, at.dp % ep))", "gradients"),  # as if tp cut
+    (FOLDED, "[stage[i:i + ep] for stage in stages for i in range(0, len(stage), ep)]",
+     "[stage[i::len(stage) // ep] for stage in stages for i in range(len(stage) // ep)]",
+     "gradients"),  # those who share are no neighbours, and hold the same
+    (FOLDED, "        block.attn = SequenceParallel(attn, tp)\n",
+     "        block.attn = SequenceParallel(attn, tp)\n"
+     "        block.mlp = SequenceParallel(mlp, tp) if cfg.experts else mlp\n", "loss"),
     (EXPERTS, "return AllToAll.apply(gradient, ctx.received",
      "return 2 * AllToAll.apply(gradient, ctx.received", "gradients"),
     ("--cp=2", "    held = shards or", "    for p in model.parameters():\n"
@@ -315,21 +363,25 @@ TIED = "--preset=gpt2 --attention=plain"
     # whose loss and whose gradients
     ("--dp=2", "out = loss_sum(out, targets[:, self.positions]) / valid",
      "out = loss_sum(out, targets) / (targets != -100).sum().clamp(min=1) / 8", "loss"),  # of means
-    ("--experts=4 --tp=2", "for y in (x, gates, chosen)",
-     "for y in (x, gates.detach(), chosen)", "gradients"),  # the router's is lost
+    ("--experts=4 --tp=2", "(out * gates.to", "(out * gates.detach().to",
+     "gradients"),  # the router's is lost
     ("--experts=4 --cp=2", "        if self.sequence: ", "        if False: ", "gradients"),
+    ("--experts=4 --tp=2", "        if self.sequence: ", "        if False: ", "gradients"),
+    ("--experts=4 --tp=2 --shared-expert", "out + self.shared(x)", "out + 2 * self.shared(x)",
+     "loss"),
     (f"{TIED} --pp=2", "lambda at: min(at.pp, args.pp - 1 - at.pp)", "lambda at: at.pp",
      "gradients"),  # a tied matrix is summed at each end alone
     (f"{TIED} --pp=2 --dp=2", "lambda at: min(at.pp, args.pp - 1 - at.pp)",
      "lambda at: at._replace(pp=0)",
      "gradients"),  # over the wrong group
     ("--tp=2 --dp=2", "p.copies > 1)", "p.copies > 2)", "gradients"),  # one axis is left out
-    ("--tp=4 --kv-heads=2", "heads // t)),", "heads // t + at.tp)),",
+    ("--tp=4 --kv-heads=2", "parts // t))", "parts // t + at.tp))",
      "gradients"),  # a kv head's gradient from half of its queries
     # what is not rounded, and what is computed again
     ("--dp=2 --zero=1 --precision=bf16 --dtype=float32", "        unit.hold(unit.full.to("
      "common.rounded(args)))", "        unit.hold(unit.full)", "parameters"),
-    (f"{EXPERTS} --recompute=full --micro-batch=2", "if not runs_again():", "if True:",
+    (f"{EXPERTS} --recompute=full --micro-batch=2",
+     "if torch._C._current_graph_task_id() == -1:", "if True:",
      "ep: all_to_all, payload"),  # its rows are counted again
     # parameters that are gathered, or not
     ("--dp=2 --zero=1", "in [unit for unit in units if unit.kept]", "in []", "all_gather, calls"),
@@ -337,15 +389,16 @@ TIED = "--preset=gpt2 --attention=plain"
     # gradients that leave too early, or twice, or are forgotten
     ("--dp=2 --micro-batch=2", "i + 1 == len(micro_batches))", "i == 0)", "gradients"),
     ("--pp=2 --dp=2 --zero=1 --micro-batch=2 --schedule=interleaved --layers=4",
-     "i + 1 == len(micro_batches))", "number < 2)", "gradients"),
+     "i + 1 == len(micro_batches))", "number < 2 or i + 1 == len(micro_batches))", "gradients"),
     ("--dp=2", "reducing:\n            unit.start_reduce()\n", "reducing:\n            "
      "unit.start_reduce(), unit.finish_reduce(), unit.start_reduce()\n", "gradients"),
     ("--dp=2 --zero=2 --micro-batch=2", "before.add_(self.sum)", "self.sum", "gradients"),
     # who holds what, told without one GPU beside it
-    (f"{EXPERTS} --no-verify", "(at.pp, at.tp, at.dp % ep))}", "(at.pp, at.tp))}",
-     "gradients, whole: all_reduce, payload"),
+    (f"{EXPERTS} --no-verify", HELD, "stages", "gradients, whole: all_reduce, payload"),
     # formulas
-    ("--tp=2", "gathers * x + (1 + again) * (8 + wide) * picks", "3 * x",
+    ("--tp=2", "(gathers * passes, gathers * x)", "(gathers * passes, 3 * x)",
+     "tp: all_gather, payload"),
+    ("--tp=2 --experts=4", "(2 + again,) * 2 if cfg.experts", "(4, 4) if cfg.experts",
      "tp: all_gather, payload"),
     ("--dp=2 --zero=3", '"gathers": 2 * m', '"gathers": m', "all_gather, calls"),
     ("--tp=2", '"inputs": 1 / cp,', '"inputs": 1 / (cp * t),', "actions after which"),
@@ -373,16 +426,17 @@ def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
      "divides the other; --kv-heads 4 would work"),
     (4, "--cp=2 --tp=2 --seq=10", "--seq 10 is not a multiple of what --cp and --tp cut it into = "
      "4; --seq 12 would work"),
-    (2, "--ep=2", "--ep and --top-k are about experts, of which there are none; --experts 4 would "
-     "work"),
-    (2, "--top-k=3", "--ep and --top-k are about experts, of which there are none; --experts 3 "
-     "would work"),
+    (2, "--ep=2", "--ep, --top-k and --shared-expert are about experts, of which there are none; "
+     "--experts 4 would work"),
+    (2, "--shared-expert", "--ep, --top-k and --shared-expert are about experts, of which there "
+     "are none; --experts 2 would work"),
+    (2, "--zero=2 --keep-gathered", "--keep-gathered is of --zero 3; --zero 3 would work"),
     (2, "--tp=2 --ffn=97", "--ffn 97 is not a multiple of --tp = 2; --ffn 98 would work"),
     (8, "--like=llama3-8k --pp=4", "--like llama3-8k sets the axes, and --pp does so too; "
      "without --pp would work"),
     (2, "--ep=2 --experts=3", "--experts 3 is not a multiple of --ep = 2; --experts 4 would work"),
-    (4, "--dp=2 --tp=2 --ep=4 --experts=4", "--dp 2 is not a multiple of --ep = 4; without "
-     "--ep would work"),
+    (4, "--dp=2 --tp=2 --ep=8 --experts=8", "--dp 2 x --cp 1 x --tp 2 is no multiple of --ep = 8; "
+     "--ep 4 would work"),
     (2, "--experts=2 --top-k=3", "--top-k 3 is more than --experts = 2; --top-k 2 would work"),
     (2, "--pp=2 --schedule=interleaved --batch=3 --layers=4", "interleaved on --pp 2 takes a "
      "multiple of 2 micro-batches, not 3; --batch 4 would work"),
@@ -394,7 +448,7 @@ def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
      "matrix; --zero 2 would work"),
     (4, "--like=llama3-128k", "--pp 2 x --dp 1 x --cp 2 x --tp 2 is 8 ranks, not 4; "
      "--nproc_per_node 8 would work"),
-    (4, "--like=deepseek-v3", "--dp 2 is not a multiple of --ep = 4; without --like "
+    (4, "--like=deepseek-v3", "--dp 2 x --cp 1 x --tp 1 is no multiple of --ep = 4; without --like "
      "would work"),
     (2, "--variant=torch --cp=2", "--cp means nothing to --variant torch; "
      "--variant hand would work"),
