@@ -340,8 +340,8 @@ def flat_units(cfg, answer):
     for module in held_by_modules(cfg, shares, answer.get("modules")):
         sizes = {}
         for kind, (numbers, _) in module.items():
-            key = names.get(kind, shares.get(kind, 1))
             n = holders if isinstance(holders, int) else holders[kind]
+            key = names.get(kind, shares.get(kind, 1)), n
             size, *_ = sizes.get(key, (0, n))
             sizes[key] = size + numbers, n, names.get(kind)
         units += sizes.values()
