@@ -34,9 +34,9 @@ where each one's end (kernels/grouped_matmul.py). The other variants differ here
     overlapped  Two micro-batches take turns: while the rows of one travel, the attention or the
                 experts of the other compute; in backward, too. The activations of both are alive.
                 (DeepSeek-V3 trains so: its two are a forward and a backward.)
-    two-hops    A row crosses to each machine once, to the rank of the same number there. From there
-                it is copied to the ranks of its experts; they weight it, and what they give is
-                added up in the machine before it crosses back. (DeepEP and HybridEP do so.)
+    two-hops    A row crosses to each machine once, to the rank of the same number there. That one
+                sends it on to the experts in its machine, weights what they give, and adds it up,
+                so that one row crosses back. (DeepEP and HybridEP do so.)
     capacity    Each expert has places for each sequence (of s tokens), factor · K·s/E, and every
                 all_to_all has the same size, so nobody waits. A pick that finds no place is
                 dropped; a token that loses all its picks goes on by its residual.

@@ -352,13 +352,6 @@ def test_parameters_are_counted(eight):
         assert cfg.active() == cfg.parameters() - unused
 
 
-def test_an_exchange_can_read_its_sizes_on_the_device():
-    """The lesson names the operator: its sizes are a tensor, where all_to_all_single has a list."""
-    schema = torch.ops.symm_mem.all_to_all_vdev_2d.default._schema
-    [splits] = [argument for argument in schema.arguments if argument.name == "in_splits"]
-    assert str(splits.type) == "Tensor"
-
-
 # ------------------------------------------------------------------------------- faults
 
 
