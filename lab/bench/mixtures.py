@@ -12,6 +12,8 @@ import statistics
 import torch
 import torch.distributed as dist
 
+from lab.cli.words import quantity
+
 
 def of_all_ranks(run, mine):
     """Communication, after all measurements: an all_gather_object."""
@@ -67,9 +69,10 @@ def explain(run, found):
         machine = run.rank % n * run.args.nodes // n
         counted = [crossings(chosen, run.args.model, machine) for chosen in found["chosen"]]
         (one, two), (even_one, even_two) = mean_of_all(run, counted), found["crossings"]
-        run.note(f"of a token of the last micro-batch, {one:.2f} rows leave its machine by one "
-                 f"hop, {two:.2f} by two ({even_one:.2f} and {even_two:.2f} if experts are chosen "
-                 "alike)")
+        row = quantity(run.args.model.dim * run.rounded.itemsize)
+        run.note(f"of a token of the last micro-batch, {one:.2f} rows of {row} leave its machine "
+                 f"by one hop, {two:.2f} by two ({even_one:.2f} and {even_two:.2f} if experts are "
+                 "chosen alike)")
     sent, _ = found["seen"][0]
     before = run.rank // len(sent) * len(sent)          # the ranks before those that share
     mine = [0] * before + sent + [0] * (run.world - before - len(sent))
