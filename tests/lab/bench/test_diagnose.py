@@ -359,8 +359,8 @@ FAULTS = [
           "the gradients are right after the step, but the norm and the update were made before "
           "they were complete, as where nobody waits for a collective"),
     fault("gates with the bias", 2, EIGHT, "--experts=4 --balance=bias --bias-speed=0.05 --steps=2",
-          "gates = logits.gather(-1, chosen)",
-          "gates = (logits + self.bias).gather(-1, chosen)",
+          "gates = log_scores.gather(-1, chosen)",
+          "gates = (log_scores + self.bias).gather(-1, chosen)",
           "all gradients are off by no constant factor; before, 1 step matched, and now the loss "
           "is off, too: look at what forward reads, beside the weights, that a step has changed"),
     slow("a loss on no rank", 2, TWO, "--variant=naive",
