@@ -130,7 +130,8 @@ def draw_mesh(axes, run):
             axes.text(left - 0.08, bottom + height + 0.06, f"machine {first // node}", va="top",
                       fontsize=0.85 * small, color="gray")
     for axis, one, other in neighbours(run):
-        draw_link(axes, run, axis, corners[one], corners[other], one // node != other // node)
+        draw_link(axes, axis, slot_of(run, one, other), corners[one], corners[other],
+                  one // node != other // node)
     for rank, ((x, y), place) in enumerate(zip(corners, with_experts(run))):
         rounded(x, y, width, height, "white", "black", 3)
         axes.text(x + 0.17, y + height / 2, rank, ha="center", va="center", fontsize=1.6 * small,
@@ -144,7 +145,7 @@ def draw_mesh(axes, run):
     axes.set_aspect("equal", anchor="NW")
     degrees = " × ".join(f"{axis} {count}" for axis, count in degrees_of(places_of(run)).items())
     ep = run["config"]["ep"]
-    axes.set_title(f"the mesh: {degrees or 'one rank'}{f', and in dp: ep {ep}' * (ep > 1)}\n"
+    axes.set_title(f"the mesh: {degrees or 'one rank'}{f', and of a stage: ep {ep}' * (ep > 1)}\n"
                    "(a link: neighbours along an axis; dashed: it leaves the machine)")
 
 
@@ -170,14 +171,19 @@ def neighbours(run):
                     for pair in zip(group, group[1:])]
 
 
-def draw_link(axes, run, axis, start, end, leaves):
+def slot_of(run, one, other):
+    """Which axis these ranks differ on, counted from the last; of several, the outermost."""
+    here, there = (places_of(run)[rank] for rank in (one, other))
+    return max(slot for slot, axis in enumerate(reversed(here)) if here[axis] != there[axis])
+
+
+def draw_link(axes, axis, slot, start, end, leaves):
     """Straight between cells beside each other; in a bow over those between."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Line
 
     (width, height), aside = CELL, {"ep": 0.1}.get(axis, 0)
     (x, y), (x1, y1) = start, end
-    slot = [*places_of(run)[0]][::-1].index("dp" if axis == "ep" else axis)
     if slot == 0:
         line = [(x + width, y + height / 2 + aside), (x1, y + height / 2 + aside)]
     elif slot == 1:
@@ -298,7 +304,8 @@ def draw_block(axes, run):
             parts = {str(shards[name][1]): shards[name][1] for shards in held.values()}
             for cuts in parts.values():
                 ranks = [rank for rank, shards in held.items() if shards[name][1] == cuts]
-                place, text = who_has(run, ranks, list(held))
+                axis = "ep" if len(shape) > 2 else "tp"     # of experts: matrices one by one
+                place, text = who_has(run, ranks, list(held), axis)
                 color = tint_of(place, degrees_of(with_experts(run)))
                 for left, top, wide, tall in boxes_of(shape, cuts, unit):
                     upright = tall > wide and wide * points < 4 * len(text)
@@ -320,16 +327,14 @@ def draw_block(axes, run):
     axes.set_title(f"block 1, on ranks {listed(list(held))}: who has which part")
 
 
-def who_has(run, ranks, everyone):
+def who_has(run, ranks, everyone, axis):
     """Which of all ranks that have something have this, as {axis: index} and in words."""
-    places, place, words = with_experts(run), {}, []
-    for axis in ("ep", "tp"):
-        theirs, all_of_them = ({places[rank].get(axis, 0) for rank in some}
-                               for some in (ranks, everyone))
-        if theirs != all_of_them:
-            place[axis] = min(theirs)
-            words.append(f"{axis} {listed(sorted(theirs))}")
-    return place, ", ".join(words) or "all"
+    places = with_experts(run)
+    theirs, all_of_them = ({places[rank].get(axis, 0) for rank in some}
+                           for some in (ranks, everyone))
+    if theirs == all_of_them:
+        return {}, "all"
+    return {axis: min(theirs)}, f"{axis} {listed(sorted(theirs))}"
 
 
 def boxes_of(shape, cuts, unit):
