@@ -117,9 +117,9 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, [anothe
      "--variant=dualpipe-v", "--variant=torch --schedule=DualPipeV"),
     ("07_pipeline_parallel", 4, "{pipeline}", "--variant=zb-h2", "--variant=1f1b"),
     ("07_pipeline_parallel", 4, "{pipeline}", "--variant=dualpipe", "--variant=1f1b"),
-    *(("08_expert_parallel", 4, f"{{experts}} --experts={experts}",
-       "--variant=dropless --matmul=grouped", other)
-      for experts in (4, 16, 64) for other in ("--variant=dropless", "--variant=torch")),
+    *(("08_expert_parallel", 4, f"{{experts}} --experts={experts}", *sides)     # in either order
+      for experts in (4, 16, 64) for other in ("--variant=dropless", "--variant=torch")
+      for sides in itertools.permutations(("--variant=dropless --matmul=grouped", other))),
     ("08_expert_parallel", 4, "{experts}", "--variant=dropless", "--variant=capacity"),
     ("08_expert_parallel", 4, "{experts} --nodes=2", "--variant=two-hops", "--variant=dropless"),
     ("08_expert_parallel", 4, "{experts} --experts=8 --micro-batch=1",
