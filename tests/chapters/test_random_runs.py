@@ -71,9 +71,10 @@ def drawn(rng, module, variant):
     flags |= {"micro-batch": rng.randint(1, 3)} if rng.random() < 0.7 else {}
     flags |= {"clip": rng.choice((0.01, 0.5, 100))} if rng.random() < 0.5 else {}
     if has_axes:
-        ep = rng.choice([ep for ep in range(1, dp + 1) if dp % ep == 0])
+        stage = dp * cp * tp  # over which experts are folded
+        ep = rng.choice([ep for ep in range(1, stage + 1) if stage % ep == 0])
         flags |= {"pp": pp, "dp": dp, "cp": cp, "tp": tp, "ep": ep}
-        flags |= {"experts": ep * rng.randint(1, 4)} if ep > 1 else {}
+        flags |= {"experts": ep * rng.randint(1, 4)} if ep > 1 or rng.random() < 0.3 else {}
     words = [f"--{name}={value}" for name, value in flags.items()]
 
     for action in actions:

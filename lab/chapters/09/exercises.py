@@ -24,7 +24,8 @@ def groups_of_rank_5(chapter, pp, dp, cp, tp, ep, order):
     """Of 16 ranks of which the others are not there."""
     if not dist.is_initialized():
         dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=16)
-    args = Namespace(pp=pp, dp=dp, cp=cp, tp=tp, ep=ep, order=order, model=TINY)
+    args = Namespace(pp=pp, dp=dp, cp=cp, tp=tp, ep=ep, order=order, model=TINY,
+                     experts=8 if ep > 1 else 0)
     axes, holders = chapter.make_groups(args, True)
     ranks = dist.get_process_group_ranks
     return {"axes": {axis: ranks(group) for axis, group in axes.items()},
@@ -83,6 +84,18 @@ def gathers_of_three_modules(chapter, stage, freed):
     return ", ".join(said)
 
 
+def sent_in_a_layer(chapter, *sizes):
+    return chapter.sent_in_a_layer(*sizes)
+
+
+def traffic(chapter, experts, recompute, cp, tp, ep, pp):
+    """Of a rank of 8, two blocks and three micro-batches, whose rows come from all alike."""
+    args = Namespace(cp=cp, tp=tp, ep=ep, pp=pp, micro_batch=2, top_k=2, recompute=recompute,
+                     model=chapter.Mixture(**vars(TINY) | {"experts": experts}))
+    rows = 6 * 2 * TINY.seq * 2 * 2 // (args.cp * args.tp) if experts else 0
+    return chapter.traffic(args, 8, 6, rows, 3, 4)
+
+
 EXERCISES = [
     Exercise(
         "09.1", "places_of_ranks sort_ranks", 1,
@@ -110,11 +123,12 @@ EXERCISES = [
          "ranks hold the same part of q, of k, of an expert? The lesson's table says it.",
          "Each group is a key for sort_ranks, whose lists go to dist."
          "new_subgroups_by_enumeration. Along an axis, it is the place with that axis set to "
-         "0; for ep, with dp // ep. For tables and norms it is pp; for queries pp and tp; for "
-         "keys pp and tp · n // t, if t ranks of tp hold n different parts of them; for mlp "
-         "pp, tp and dp % ep; for tied pp or its mirror image, whichever is less."),
-        (Same(groups_of_rank_5, "the groups of rank 5 of 16, with pp 2, dp 4, tp 2, ep 2",
-              (2, 4, 1, 2, 2, "pp,dp,cp,tp")),
+         "0; for ep, each ep neighbours of a stage. For tables and norms it is pp; for queries pp "
+         "and tp; for keys pp and tp · n // t, if t ranks of tp hold n different parts of them; "
+         "for mlp as for queries or, if there are experts, each ep-th rank of a stage; for tied pp "
+         "or its mirror image, whichever is less."),
+        (Same(groups_of_rank_5, "the groups of rank 5 of 16, with pp 2, dp 4, tp 2, ep 4",
+              (2, 4, 1, 2, 4, "pp,dp,cp,tp")),
          Same(groups_of_rank_5, "the groups of rank 5 of 16, with cp 2, tp 8, 4 kv heads, "
               "--order tp,cp,dp,pp", (1, 1, 2, 8, 1, "tp,cp,dp,pp")),
          Run(4, "--dp 2 --tp 2 --kv-heads 1 --experts 4 --ep 2 --batch 12 --micro-batch 2")),
@@ -122,7 +136,7 @@ EXERCISES = [
     Exercise(
         "09.3", "cut_stage", 3,
         "Cut the blocks of a stage as the lesson's table says, and put SequenceParallel around "
-        "sub-layers that tp cuts; a mixture gathers itself, and is told tp, ep and its "
+        "sub-layers that tp cuts; a mixture takes the rank's own tokens, and is told ep and its "
         "sequence's group. Under cp, attention gets the core and the positions of this rank. "
         "`seen` is to keep no more than a step's micro-batches.",
         ("Take the parameters of a block one by one. Which axis cuts it, along which "
@@ -131,8 +145,8 @@ EXERCISES = [
          "keep_shard(module, name, dim, group, parts). tp cuts q, up and gate along 0, o and "
          "down along 1, k and v along 0 into no more parts than kv heads. mlp.columns are up "
          "and, if there is one, gate. Experts, (experts, dim, hidden) and (experts, hidden, "
-         "dim), are cut along 0 by ep, and by tp along their hidden units. Rope reads "
-         "attn.rope.positions. seen is a deque with a maxlen."),
+         "dim), are cut along 0 by ep, and each is whole. Rope reads attn.rope.positions. seen is "
+         "a deque with a maxlen."),
         (Run(4, "--cp 2 --tp 2 --batch 4 --micro-batch 2 --ignore 0.3 --block llama --ffn 96"),
          Run(4, "--dp 2 --tp 2 --kv-heads 1 --experts 4 --ep 2 --batch 12 --micro-batch 2")),
     ),
@@ -225,5 +239,39 @@ EXERCISES = [
          Run(2, "--pp 1 --dp 2 --zero 1 --batch 8 --micro-batch 2 --layers 3"),
          Run(4, "--dp 2 --pp 2 --zero 2 --batch 8 --micro-batch 2 --ignore 0.3")),
         "Unit: how it sums gradients",
+    ),
+    Exercise(
+        "09.10", "sent_in_a_layer", 1,
+        "What does a rank send in a layer, over tp and over ep, if there are t tokens for each "
+        "GPU: in units of t · h, forward and backward? With `cut`, tp cuts each expert as it cuts "
+        "an MLP; else each is whole, and a rank routes its own tokens.",
+        ("How many tokens does a rank send through ep in each layout, if those of its tp group "
+         "have tp · t together? And around which sub-layers are gathers and scatters left?",
+         "A gather or scatter of tp · t tokens sends (tp - 1) · t · h; there are four of "
+         "attention, and four of an MLP that is cut. Rows go there and back, twice: 4 · K for a "
+         "token, of which (n - 1)/n leave, with n = ep ranks, or n = ep/tp if tp cuts experts."),
+        (Same(sent_in_a_layer, "tp 8, ep 64, K 8", (8, 64, 8)),
+         Same(sent_in_a_layer, "the same, cut", (8, 64, 8, True)),
+         Same(sent_in_a_layer, "tp 2, ep 2, K 1, cut", (2, 2, 1, True)),
+         Run(4, "--dp 2 --tp 2 --ep 4 --experts 4 --batch 4 --micro-batch 2")),
+        "what folding saves",
+    ),
+    Exercise(
+        "09.11", "traffic", 3,
+        "Count what a rank sends in a step on each axis with more than one rank, but for "
+        "gradients: {axis: {op: (calls, bytes)}}. Around a mixture tp sends nothing; on \"cp and "
+        "tp\" it adds up b · experts counts for its balance.",
+        ("Which of the gathers and scatters of forward and backward are left if the MLP is a "
+         "mixture? What does a forward that runs again send again, and what comes last in it?",
+         "tp: attention gathers and scatters forward, and scatters and gathers backward, and so "
+         "does an MLP. cp: keys and values are gathered, their gradients scattered. ep: counts "
+         "(int64), rows there and back, and gradients of both; `rows` are those sent and received. "
+         "The norm is one number on \"world\"."),
+        (Same(traffic, "dense, tp 2, cp 2", (0, "none", 2, 2, 1, 1)),
+         Same(traffic, "dense, tp 2, recomputed", (0, "full", 1, 2, 1, 1)),
+         Same(traffic, "8 experts, tp 2, cp 2, ep 4", (8, "none", 2, 2, 4, 1)),
+         Same(traffic, "8 experts, tp 2, ep 8, pp 2, recomputed", (8, "full", 1, 2, 8, 2)),
+         Run(4, "--dp 2 --tp 2 --ep 2 --experts 4 --batch 4 --micro-batch 1 --recompute full")),
+        "bytes of every axis",
     ),
 ]

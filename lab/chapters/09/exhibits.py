@@ -152,4 +152,43 @@ EXHIBITS = [
         2, "--batch 8 --micro-batch 2 --ignore 0.4 --dp 2 --preset gpt2 --vocab 256 --verify",
         ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
     ),
+    Exhibit(
+        "tenstorrent/tt-metal#45060", "a shared expert is summed over ranks that all have it",
+        "The shared expert was treated as any other, on every rank as a whole, and its output went "
+        "through the sum over ranks that the cut ones need. So it came out as many times too large "
+        "as there are ranks. It was told as a silly thing that an author had done.",
+        FILE, "        block.attn = SequenceParallel(attn, tp)\n",
+        "        block.attn = SequenceParallel(attn, tp)\n"
+        "        if cfg.shared_expert:\n"
+        "            mlp.shared = SequenceParallel(mlp.shared, tp)\n",
+        2, "--batch 6 --micro-batch 2 --ignore 0.4 --tp 2 --experts 4 --shared-expert",
+        ("first loss", "loss", "gradients", "gradient norm", "parameters", "sent", "kept"),
+        (),
+    ),
+    Exhibit(
+        "databricks/megablocks#20", "experts are averaged over their copies alone",
+        "Gradients were averaged over the ranks that hold the same: all ranks, but for an expert "
+        "those few that have a copy. The tokens of all had come to it, so its gradient was as many "
+        "times too large as ranks share the experts. A scale of one over the ranks mends it.",
+        FILE, "    held = shards or list(model.parameters())\n",
+        "    held = shards or list(model.parameters())\n"
+        "    for p in model.parameters():\n"
+        "        p.grad *= model[0][1].mlp.ep.size() if p.kind == 'mlp' else 1\n",
+        4, "--batch 8 --micro-batch 2 --ignore 0.4 --dp 2 --tp 2 --ep 2 --experts 4",
+        ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "deepspeedai/DeepSpeed#2074", "each rank of tp sends the same tokens to the experts",
+        "The ranks of tp all have a token, and each of them sent it to the experts. What came back "
+        "was right on each, so the loss was as well; but an expert saw every token tp times, and "
+        "so was its gradient. Duplicates are dropped now before they are sent, and gathered after.",
+        FILE, "        block.attn = SequenceParallel(attn, tp)\n",
+        "        block.attn = SequenceParallel(attn, tp)\n"
+        "        def duplicated(x, mixture=mlp.forward):\n"
+        "            out = ScatterOut.apply(mixture(GatherIn.apply(x, tp)), tp)\n"
+        "            return out + (1 / tp.size() - 1) * out.detach()\n"
+        "        mlp.forward = duplicated if cfg.experts else mlp.forward\n",
+        4, "--batch 8 --micro-batch 2 --ignore 0.4 --dp 2 --tp 2 --ep 2 --experts 4",
+        ("loss", "gradients", "gradient norm", "parameters", "sent", "kept"), ("first loss",),
+    ),
 ]
