@@ -74,7 +74,7 @@ MIXTURES = {
                     "--capacity-factor=100"),
     "08 two hops": ("08_expert_parallel", 2, *MIXTURE, "--variant=two-hops", "--nodes=2"),
     "08 torch": ("08_expert_parallel", 2, *MIXTURE, "--variant=torch"),
-    "09 ep": ("09_5d", 8, *MIXTURE, "--dp=4", "--ep=2", "--tp=2", "--zero=1"),
+    "09 ep": ("09_5d", 8, *MIXTURE, "--dp=4", "--ep=4", "--tp=2", "--zero=1"),
     "09 pp ep": ("09_5d", 4, *MIXTURE, "--dp=2", "--ep=2", "--pp=2", "--zero=3"),
     "09 cp ep": ("09_5d", 4, *MIXTURE, "--dp=2", "--ep=2", "--cp=2", "--zero=3"),
 }  # fmt: skip
