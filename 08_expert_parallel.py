@@ -36,7 +36,7 @@ where each one's end (kernels/grouped_matmul.py). The other variants differ here
                 (DeepSeek-V3 trains so: its two are a forward and a backward.)
     two-hops    A row crosses to each machine once, to the rank of the same number there. That one
                 sends it on to the experts in its machine, weights what they give, and adds it up,
-                so that one row crosses back. (DeepEP and HybridEP do so.)
+                so one row crosses back. (DeepEP and HybridEP do so. The host waits twice.)
     capacity    Each expert has places for each sequence (of s tokens), factor · K·s/E, and every
                 all_to_all has the same size, so nobody waits. A pick that finds no place is
                 dropped; a token that loses all its picks goes on by its residual.
@@ -44,7 +44,7 @@ where each one's end (kernels/grouped_matmul.py). The other variants differ here
 
 A rank with T tokens sends, forward in one layer, (N-1)/N · 2·K·T·h numbers (h: the model's dim), if
 all experts are picked alike, with capacity as many times its factor; and backward the same again.
-(How many rows there are differs from step to step. The report's table is about the third one.) If
+(How many rows there are differs from step to step. The report's table is that of step 3.) If
 every rank had a part of each expert instead, as chapter 04 cuts an MLP, all tokens would go to all
 ranks: N in place of K. So it pays while an expert's N·K·T/E rows still are a large matmul, however
 large E is. But rows that leave a machine travel slowly. With `--nodes M`, experts lie on M
@@ -82,7 +82,7 @@ often. All wait for the busiest rank, of which the report tells. The remedies (`
             divided by their sum first.) It is computed for each sequence: over a rank's whole batch
             it would depend on how the batch is cut. The loss that is printed is without it.
     loss-of-batch       The same, with shares of the whole batch, which all ranks add up in each
-            forward. Then a sequence may want few experts, such as those for code.
+            forward, of one micro-batch a rank. Then a sequence may want few experts.
     bias    A bias on each score is used for choosing, not for the gates. After each step it goes up
             by a little for experts with less than the mean load, and down for the others. The load
             is that of all ranks. No gradient disturbs the model. (DeepSeek-V3 does so to sigmoids.
@@ -655,7 +655,7 @@ def formulas(args, rank, ranks, model):
             "all_to_all": lambda *rates: travel_over_compute(cfg, n, e, *rates)}
     notes = answer["notes"] = [f"parameters: {cfg.parameters():,}, of which a token meets "
                                f"{cfg.active():,} and a rank holds {numbers:,}"]
-    if n > 1:
+    if n > 1 and not cfg.places and args.variant != "two-hops":
         even = (n - 1) / n * row_bytes(cfg, args.micro_batch * cfg.seq, e) / 1e6
         notes.append(f"a layer's rows, per rank and micro-batch, both passes: {even:.2f} MB go to "
                      "other ranks, if all experts are picked alike")
@@ -712,8 +712,8 @@ def requires(args, ranks):
     most = limit * experts // nodes
     demand(k <= most, f"--top-k {k} is more than the {most} experts that a token can go to",
            f"--top-k {most}")
-    demand(variant != "two-hops" or 1 < nodes and ep % nodes == 0, f"two-hops: --nodes {nodes} are "
-           f"not several machines with as many each of --ep = {ep} ranks", f"--nodes {ep}")
+    demand(variant != "two-hops" or 1 < nodes and ep % nodes == 0, f"two-hops: --nodes {nodes} is "
+           f"less than 2, or does not divide --ep = {ep}", f"--nodes {ep}")
     demand(variant != "overlapped" or several, "overlapped: two micro-batches take turns, and a "
            "rank has one", f"--batch {max(args.batch, 2 * ranks)} --micro-batch 1")
     demand(variant != "overlapped" or args.recompute != "full", "--recompute full runs a whole "

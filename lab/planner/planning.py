@@ -141,6 +141,15 @@ class Question:
         if self.model.dense_layers > self.model.layers:
             raise refusal()(f"--dense-layers {self.model.dense_layers} are more than --layers = "
                             f"{self.model.layers}", f"--dense-layers {self.model.layers}")
+        experts, top_k = self.model.experts, self.model.top_k
+        about = {"--shared": self.model.shared, "--node-limit": self.model.node_limit}
+        for flag, value in about.items():
+            if experts == 1 and value:
+                raise refusal()(f"{flag} {value} is about experts, of which there are none",
+                                "--experts 8")
+        if top_k > experts:
+            raise refusal()(f"--top-k {top_k} is more than --experts = {experts}",
+                            f"--top-k {experts}")
 
     def degrees(self, gpus, fixed):
         return self.ten.degrees(self.model, self.cluster, self.software, gpus, fixed, self.most)

@@ -463,8 +463,8 @@ def test_a_run_without_lab_refuses_what_is_below_one(eight, flag):
      "can go to; --top-k 4 would work"),
     (2, "--nodes=2 --node-limit=3",
      "--node-limit 3 is more than --nodes = 2; --node-limit 2 would work"),
-    (4, "--variant=two-hops", "two-hops: --nodes 1 are not several machines with as many each of "
-     "--ep = 4 ranks; --nodes 4 would work"),
+    (4, "--variant=two-hops", "two-hops: --nodes 1 is less than 2, or does not divide --ep = 4; "
+     "--nodes 4 would work"),
     (2, "--balance=loss-of-batch --micro-batch=1", "--balance loss-of-batch needs all picks of the "
      "batch in one forward, and ranks have several; --balance loss would work"),
     (2, "--matmul=grouped --expert-dim=30", "--expert-dim 30 is not a multiple of what a grouped "
