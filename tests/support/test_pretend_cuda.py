@@ -84,7 +84,8 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{NINE} --pp=2 --tp=2 --schedule=interleaved --layers=4 --kv-heads=1 --dtype=float64 "
     "--micro-batch=2": ([], "recv_"),
     f"{NINE} --pp=2 --dp=2 --zero=1 --dtype=float64 {TIED}": ([], "_allgather_base_"),
-    f"{NINE} --dp=2 --tp=2 --ep=2 --experts=4 --zero=2 --dtype=float64": (COUNTS, "alltoall_base_"),
+    f"{NINE} --dp=2 --tp=2 --ep=4 --experts=4 --shared-expert --zero=2 --dtype=float64": (
+        COUNTS, "alltoall_base_"),
     f"{NINE} --cp=2 --tp=2 --zero=3 --dtype=bfloat16 --attention=sdpa --micro-batch=2": (
         [], "_allgather_base_"),
     f"{NINE} --pp=2 --dp=2 --zero=3 --keep-gathered --precision=bf16": ([], "recv_"),

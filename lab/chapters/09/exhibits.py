@@ -153,10 +153,11 @@ EXHIBITS = [
         ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
     ),
     Exhibit(
-        "tenstorrent/tt-metal#45060", "a shared expert is summed over ranks that all have it",
-        "The shared expert was treated as any other, on every rank as a whole, and its output went "
-        "through the sum over ranks that the cut ones need. So it came out as many times too large "
-        "as there are ranks. It was told as a silly thing that an author had done.",
+        "sgl-project/sglang#26845", "a shared expert is summed over ranks that all have it",
+        "Each rank had the shared expert as a whole, and added its output to that of its own "
+        "experts, before the sum over the ranks. So it came out as many times too large as there "
+        "are ranks. With two, a model gave 11 % of right answers in place of 94, and with four 1. "
+        "With tensor parallelism alone it had been right.",
         FILE, "        block.attn = SequenceParallel(attn, tp)\n",
         "        block.attn = SequenceParallel(attn, tp)\n"
         "        if cfg.shared_expert:\n"
@@ -166,16 +167,14 @@ EXHIBITS = [
         (),
     ),
     Exhibit(
-        "databricks/megablocks#20", "experts are averaged over their copies alone",
-        "Gradients were averaged over the ranks that hold the same: all ranks, but for an expert "
-        "those few that have a copy. The tokens of all had come to it, so its gradient was as many "
-        "times too large as ranks share the experts. A scale of one over the ranks mends it.",
-        FILE, "    held = shards or list(model.parameters())\n",
-        "    held = shards or list(model.parameters())\n"
-        "    for p in model.parameters():\n"
-        "        p.grad *= model[0][1].mlp.ep.size() if p.kind == 'mlp' else 1\n",
-        4, "--batch 8 --micro-batch 2 --ignore 0.4 --dp 2 --tp 2 --ep 2 --experts 4",
-        ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+        "NVIDIA/Megatron-LM#6080", "experts are summed over the ranks of the dense layers",
+        "A mark on a parameter says that the ranks which hold the same are others for experts than "
+        "for attention. In an odd layout it was not set, and their gradients were summed over "
+        "those of attention, which hold other parts: they were scrambled. A test shows it in which "
+        "all gradients are 1, so that the norm is known.",
+        FILE, '        "mlp": experts if args.experts else by_tp}\n', '        "mlp": by_tp}\n',
+        4, "--batch 8 --micro-batch 2 --ignore 0.4 --dp 2 --tp 2 --ep 4 --experts 4",
+        ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
     ),
     Exhibit(
         "deepspeedai/DeepSpeed#2074", "each rank of tp sends the same tokens to the experts",
