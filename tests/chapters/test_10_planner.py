@@ -382,7 +382,7 @@ def test_any_model_and_machine_can_be_given(ten, capsys):
     ("--heads 3", "--layers, --dim and --heads"), ("--matmul 0", "--matmul: 0 is no number from"),
     ("--attention 0", "--attention"), ("--matmul 5", "--matmul: 5 is no number from 0.001 to 1"),
     ("--gpus 8 --batch 1 --pp 8 --v 4 --tp 1", "1 micro-batches for pp = 8, v = 4"),
-    ("--kv-heads 64", "heads = 32 is not a multiple of kv-heads"), ("--top-k 2", "than experts"),
+    ("--kv-heads 64", "heads = 32 is not a multiple of kv-heads"), ("--top-k 2", "than --experts = 1; --top-k 1 would work"),
     ("--kv-heads 5", "kv-heads = 5; without --kv-heads"),
     ("--pp 2 --schedule dualpipe-v --v 2", "dualpipe-v needs pp of 2 or more"),
     ("--nic nan", "--nic"), ("--peak 1e99", "--peak"), ("--memory 80", "--memory 80e9 would"),
