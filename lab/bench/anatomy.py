@@ -214,8 +214,9 @@ def waiting_by_modules(cfg, batch, e, kept):
     outputs. (Experts have none: their weights' gradients come with B.)"""
     x = batch * cfg.seq * cfg.dim * e
     of = lambda name, size: part(share_of(kept, name), size, name)
-    kv = part(keys_and_values(cfg, kept) * share_of(kept, "positions"),     # of its own tokens
-              2 * x * cfg.kv_heads // cfg.heads, "keys and values")
+    heads = keys_and_values(cfg, kept | {"how": None})      # their share, for its own tokens:
+    kv = part(heads * share_of(kept, "positions"), 2 * x * cfg.kv_heads // cfg.heads,
+              "keys and values")
     inputs = of("inputs", x) + of("inside", x)              # of q, k and v together; of o
     gradients = of("inside", x) + kv + of("inputs", x)      # of q; of k and v; of o
     if not getattr(cfg, "experts", 0):

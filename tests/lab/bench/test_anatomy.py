@@ -36,6 +36,16 @@ def test_a_kv_head_is_not_cut():
     assert kept == [1, 1 / 2, 1 / 2, 1 / 2]
 
 
+def test_what_waits_for_w_is_of_own_tokens():
+    """Of three ranks with gathered keys, whether these are gathered again (core is 0) or not."""
+    cfg = replace(SHAPE, seq=18)
+    third = dict.fromkeys(("outside", "inputs", "inside", "logits", "positions"), 1 / 3)
+    third |= {"keys and values": 1, "how": "gathered"}
+    alone, *of_three = (anatomy.waiting_by_modules(cfg, 2, 4, kept)
+                        for kept in ({}, third, third | {"core": 0}))
+    assert of_three == 2 * [[size // 3 for size in alone]]
+
+
 def test_units_of_kinds_that_the_same_ranks_hold():
     """Cut over tp = 2: what is whole is a unit, and what is cut another; each is padded."""
     answer = {"parameters": {"queries": 1 / 2, "keys": 1 / 2, "mlp": 1 / 2},
