@@ -53,7 +53,7 @@ remedies: a token may go to `--node-limit` 4 of them, whose best scores sum to t
 two hops, no more than 4·7/8 = 3.5 rows cross then, where 7 did.
 
 With `overlapped`, a forward can hide its rows if they take no longer than attention, the router and
-K experts of Ψ numbers (one trip behind the first two, and one behind the experts),
+K experts (with a shared one, K + 1) of Ψ numbers, one trip behind the first two, one behind these:
 
     (N-1)/N · 2·K·h·e / bandwidth  <=  (4·h·(h + h_kv) + 4·s·h + 2·h·E + 2·K·Ψ) / FLOP/s
 
@@ -270,7 +270,7 @@ class MoE(nn.Module):
             gates = gates.softmax(-1)
 
         if cfg.balance_weight:
-            shares = scores / scores.sum(-1, keepdim=True)
+            shares = scores / scores.sum(-1, keepdim=True)      # of a softmax, the same
             balance = balance_loss(shares, chosen, cfg.over_batch, self.world)
             gates = AddLoss.apply(gates, cfg.balance_weight * balance / cfg.sequences)
         if cfg.z_loss:
@@ -282,13 +282,13 @@ class MoE(nn.Module):
         """Send each token through its experts, and add up what they give, weighted by its gates. x
         (batch, seq, dim) to the same shape; chosen and gates (batch, seq, k)."""
         rows = x.flatten(0, 1)
-        token = torch.arange(len(rows), device=x.device).repeat(self.cfg.top_k)     # all first
-        expert, gates = (each.flatten(0, 1).T.flatten() for each in (chosen, gates))    # choices,
-        return self.send_picks(rows, token, expert, gates).view_as(x)       # then all second ones
+        token = torch.arange(len(rows), device=x.device).repeat(self.cfg.top_k)  # choice by choice
+        expert, gates = (each.flatten(0, 1).T.flatten() for each in (chosen, gates))
+        return self.send_picks(rows, token, expert, gates).view_as(x)
 
     def send_picks(self, rows, token, expert, gates):
-        """rows (tokens, dim) to the same shape. Of each pick, in any order, its token, its expert
-        and its gate: (picks,) each."""
+        """rows (tokens, dim) to the same shape. Of each pick, its token, its expert and its gate:
+        (picks,) each."""
         order = expert.argsort(stable=True)
         token, gates = token[order], gates.index_select(0, order).to(rows.dtype)
         counts = torch.zeros(self.ranks * len(self.down), dtype=torch.int64, device=rows.device)
@@ -317,7 +317,7 @@ class MoE(nn.Module):
         list; ends: where they end, on the device."""
         if self.cfg.grouped:
             from kernels import grouped_matmul
-            return grouped_matmul.run_experts(rows, self.columns, self.down, ends, common.activate)
+            return grouped_matmul.run_experts(rows, self.columns, self.down, ends)
         return run_experts(rows, self.columns, self.down, own)
 
     def announce(self, counts):
@@ -377,8 +377,8 @@ class TwoHops(MoE):
 
     def through_experts(self, x, chosen, gates):
         x_rows, chosen, gates = (each.flatten(0, 1) for each in (x, chosen, gates))
-        n, each = self.across.size(), self.cfg.experts // self.across.size()    # of a machine
-        picks = F.one_hot(chosen // each, n).sum(1)     # (tokens, n): how many lie on each
+        n, experts = self.across.size(), self.cfg.experts // self.across.size()  # of a machine
+        picks = F.one_hot(chosen // experts, n).sum(1)  # (tokens, n): how many lie on each
         wanted = picks > 0
         there = torch.stack([wanted.sum(0), picks.sum(0)], dim=1)   # rows and picks, (n, 2)
         here = torch.empty_like(there)
@@ -392,9 +392,9 @@ class TwoHops(MoE):
         token = torch.nonzero_static(wanted.T, size=sum(sent))[:, 1]            # by machine
         rows, chosen, gates = (AllToAll.apply(some.index_select(0, token), sent, received,
                                               self.across) for some in (x_rows, chosen, gates))
-        mine = chosen // each == self.across.rank()
+        mine = chosen // experts == self.across.rank()
         row, pick = torch.nonzero_static(mine, size=sum(picks for _, picks in here)).T
-        out = self.send_picks(rows, row, chosen[row, pick] % each, gates[row, pick])
+        out = self.send_picks(rows, row, chosen[row, pick] % experts, gates[row, pick])
         out = AllToAll.apply(out, received, sent, self.across)
         return add_up(out, token, len(x_rows)).view_as(x)
 
@@ -580,8 +580,8 @@ def row_bytes(cfg, tokens, e):
 
 
 def crossings(cfg):
-    """How many rows of a token leave its machine by one hop, and by two, if machines and experts
-    are chosen alike. Of n experts, k are none of m in C(n - m, k) of C(n, k) cases."""
+    """How many rows of a token leave its machine by one hop, and by two, if all choices are equally
+    likely. Of n experts, k are none of a machine's m in C(n - m, k) of C(n, k) choices."""
     m, k = cfg.experts // cfg.nodes, cfg.top_k
     n = cfg.node_limit * m
     nodes = cfg.node_limit * (1 - math.comb(n - m, k) / math.comb(n, k))
@@ -651,8 +651,7 @@ def formulas(args, rank, ranks, model):
         "crossings": crossings(cfg)}}
 
     if args.variant == "overlapped":
-        answer["overlap"] = {
-            "all_to_all": lambda *rates: travel_over_compute(cfg, n, e, *rates)}
+        answer["overlap"] = {"all_to_all": lambda *rates: travel_over_compute(cfg, n, e, *rates)}
     notes = answer["notes"] = [f"parameters: {cfg.parameters():,}, of which a token meets "
                                f"{cfg.active():,} and a rank holds {numbers:,}"]
     if n > 1 and not cfg.places and args.variant != "two-hops":
@@ -756,7 +755,7 @@ def flags(parser):
     add("--router", choices=("softmax", "sigmoid"), default="softmax")
     add("--nodes", type=int, default=1, help="machines, which share the experts")
     add("--node-limit", type=int, help="to how many of them a token goes; default: all")
-    add("--matmul", choices=("loop", "grouped"), default="loop", help="of experts: each, or all")
+    add("--matmul", choices=("loop", "grouped"), default="loop", help="one each, or one for all")
     add("--capacity-factor", type=float, default=1.25, help="places of an expert over mean picks")
     add("--balance", choices=("loss", "loss-of-batch", "bias", "none"), default="loss")
     add("--balance-weight", type=float, help="of the loss; default: 0.01")
@@ -764,7 +763,8 @@ def flags(parser):
     add("--z-loss", type=float, default=0.0, help="weight of the router's z-loss")
 
 
-VARIANTS = dict.fromkeys(KINDS, train) | {"capacity": (train, "--capacity-factor")}
+VARIANTS = dict.fromkeys(KINDS, (train, "--matmul")) | {
+    "capacity": (train, "--matmul", "--capacity-factor"), "torch": train}
 
 if __name__ == "__main__":
     common.launch(__file__, __doc__, VARIANTS, requires, flags, formulas)

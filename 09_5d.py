@@ -38,7 +38,7 @@ too). With --precision bf16, a number takes 2 bytes here, a gradient 4: it is as
 
 Experts are folded over the mesh. Between sub-layers each rank of tp has tokens of its own, and a
 mixture asks for no others. So a rank routes and sends just these, and its experts do not see tp or
-cp: of a stage's dp · cp · tp ranks, each ep neighbours have all experts, each whole on one rank.
+cp: of a stage's dp · cp · tp ranks, every ep neighbours have all experts, each whole on one rank.
 Here of a stage with dp 2, cp 2, tp 2, and ep 4:
 
     rank                0     1     2     3     4     5     6     7
@@ -54,10 +54,10 @@ units of t·h (t: tokens of the batch for each GPU), with ep GPUs that have all 
 
 But the amount alone does not decide. What does is how long compute waits, and on which links:
 
-    tp      Eight messages in each layer, between matmuls that need them: here nothing is computed
-            meanwhile. Latency counts as much as bytes. So tp comes last, in a machine.
+    tp      Eight messages in each layer, four with a mixture, between matmuls that need them: none
+            of it hides here. Latency counts as much as bytes. So tp comes last, in a machine.
     ep      Four of rows, which wait for the busiest rank; chapter 08 computes meanwhile. Experts
-            often need more ranks than a machine has. Their neighbours on tp come first.
+            often need more ranks than a machine has.
     cp      Two, of 2k numbers a token for each other rank: few with GQA, or under tp.
     pp      One message for a whole stage, while another micro-batch computes.
     dp      Once a step, or M times: most of it hides behind backward (chapters 02 and 03).
@@ -87,7 +87,7 @@ much, so that 1/n of them stays. ZeRO-1 and 2 gather in the first forwards; ZeRO
 with --keep-gathered, once, for as much memory as ZeRO-2 has in a step.
 
 Where axes meet, prototypes have gone wrong. The balance loss is about a sequence, which lies on
-cp · tp ranks: so they sum how often each expert was picked, before that meets the scores. And the
+cp · tp ranks: so these sum how often each expert was picked (in the report: "cp and tp"). And the
 two stages of a tied matrix are both in its sum, unless they lie on one rank (as in dualpipe-v).
 
 How to choose. First make it fit: tp up to the size of a machine, then pp, or ZeRO-3; for long

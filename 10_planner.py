@@ -24,8 +24,8 @@ Where the seconds of a micro-batch of b sequences of s tokens go, on a stage of 
     elementwise   norms and residuals of the whole width, GELU or SwiGLU of its tp-th part: bytes.
     weights       the gradient of a micro-batch is written, and added to the sum: 8 bytes a weight,
                   unless the matmul itself adds to the sum (fused).
-    tp            4 all_reduces of b·s·h a layer. Compute waits for what the software does not hide,
-                  or for more, where compute is shorter. (Each hop of any message takes time, too.)
+    tp            4 all_reduces of b·s·h a layer, 2 if it has experts. Compute waits for what the
+                  software does not hide, or for more, where it is shorter. (Each hop takes time.)
     cp            Keys and values, gathered before attention, or in a ring that hides behind it.
     ep            2·K·b·s·h/tp: the rows of a rank's own tokens, to K experts each and back. In two
                   hops a row goes to a machine once: DeepSeek-V3's 8 experts, on 8 machines, make 7
@@ -46,9 +46,9 @@ of the model (MFU).
 
 How right is it? Two numbers are fitted, on ten rows of a table of 2021: the shares of their makers'
 bandwidth that an A100's HBM and NVLink reach. Two more, on six rows, are about ZeRO-3. What they
-say of other tables, `--published` prints. Of 29 rows with experts, nothing is fitted on which, 22
-are within 20%. Six of the others are too fast, up to 3 times, where matrices are small: what starts
-a kernel takes time, too. The search takes any ZeRO, whether the software has it or not.
+say of other tables, `--published` prints. Of 29 rows with experts, on which no number is fitted, 22
+are within 20%. Six of the others ran slower than planned, up to 3 times, where matrices are small:
+what starts a kernel takes time, too. The search takes any ZeRO, whether the software has it or not.
 
 Run it:
     python 10_planner.py --model 70b --cluster h100 --gpus 512 --batch 1024
@@ -233,7 +233,7 @@ class Software:
     tp_hidden: float = 0        # the share of tp's messages behind compute: forward,
     tp_hidden_backward: float = 0       # and backward
     ep_hidden: float = 0        # of ep's, behind another micro-batch, which goes the other way
-    ep_units: float = 20 / 132  # of a GPU's multiprocessors, those that are busy with that
+    ep_units: float = 20 / 132  # of a GPU's multiprocessors, those that this takes, if any hides
     two_hops: bool = False      # a row goes to a machine once, and is copied there to its experts
     dp_hidden: float = 0.9      # the share of a backward that dp's messages can hide behind
     gradient_bytes: int = 4     # of what dp sends
@@ -494,12 +494,12 @@ def layer_seconds(model, layout, machine):
     # row is sorted by its expert, and back, before it travels, too: 4 each time.
     width, hidden = tokens * h / t if layout.sp else tokens * h, routed * f + mine * wide
     rope = 4 * tokens * (model.queries + model.keys / 2) / t if model.gated else 0
-    rope += (8 if layout.ep == 1 else 16) * routed * h
+    sorting = (8 if layout.ep == 1 else 16) * routed * h
     passes = [(10, 6 if model.gated else 4), (12, 10 if model.gated else 6)]
     if software.dropout:
         passes = [(11, passes[0][1]), (17, passes[1][1])]
     for part, (of_width, of_hidden) in zip((forward, backward), passes):
-        moved = 2 * of_width * width + of_hidden * hidden + rope
+        moved = 2 * of_width * width + of_hidden * hidden + rope + sorting
         part["elementwise"] = moved / machine.bandwidth
     if fp8:                                             # casts: read 2, write 1 in each direction
         inputs, outputs = zip(*((m * k * times, m * n * times) for m, k, n, times in matrices))

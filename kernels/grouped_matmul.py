@@ -19,6 +19,8 @@ Source: Gale et al., MegaBlocks (2022), section 3 (its block-sparse kernels; the
 import torch
 import torch.nn.functional as F
 
+import common
+
 
 class GroupedMatmul(torch.autograd.Function):
     """The rows of each expert times its matrix. rows (picks, in), sorted by expert; matrices
@@ -49,9 +51,9 @@ def grouped_mm(a, b, ends):
     return torch.stack([x @ y for x, y in zip(a.split(sizes, dim=1), b.split(sizes))])
 
 
-def run_experts(rows, columns, downs, ends, activate):
-    """Chapter 08's experts: as its loop, of the same arguments but for `ends`. columns: [ups], or
-    [ups, gates], (experts, dim, hidden) each; downs (experts, hidden, dim)."""
+def run_experts(rows, columns, downs, ends):
+    """As chapter 08's loop over the experts, which takes how many rows each has, in place of ends.
+    columns: [ups], or [ups, gates], (experts, dim, hidden) each; downs (experts, hidden, dim)."""
     ends = ends.to(torch.int32)
     hidden = [GroupedMatmul.apply(rows, matrices, ends) for matrices in columns]
-    return GroupedMatmul.apply(activate(*hidden), downs, ends)
+    return GroupedMatmul.apply(common.activate(*hidden), downs, ends)

@@ -69,10 +69,13 @@ def explain(run, found):
         machine = run.rank % n * run.args.nodes // n
         counted = [crossings(chosen, run.args.model, machine) for chosen in found["chosen"]]
         (one, two), (even_one, even_two) = mean_of_all(run, counted), found["crossings"]
-        row = quantity(run.args.model.dim * run.rounded.itemsize)
-        run.note(f"of a token of the last micro-batch, {one:.2f} rows of {row} leave its machine "
-                 f"by one hop, {two:.2f} by two ({even_one:.2f} and {even_two:.2f} if experts are "
-                 "chosen alike)")
+        e, k = run.rounded.itemsize, run.args.top_k
+        row = run.args.model.dim * e
+        beside = k * (8 + max(e, 4))                        # choices and gates
+        run.note(f"of a token of the last micro-batch, {one:.2f} rows leave its machine by one "
+                 f"hop ({quantity(round(one * row))}), {two:.2f} by two, with choices and gates "
+                 f"({quantity(round(two * (row + beside)))}); if all choices are equally likely, "
+                 f"{even_one:.2f} and {even_two:.2f}")
     sent, _ = found["seen"][0]
     before = run.rank // len(sent) * len(sent)          # the ranks before those that share
     mine = [0] * before + sent + [0] * (run.world - before - len(sent))

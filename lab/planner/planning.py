@@ -172,7 +172,7 @@ class Question:
             yield "without the module that predicts one token more, 4% of its FLOPs"
         if self.model.experts > 1:
             yield ("of 29 published speeds of mixtures, 22 are within 20% of what is planned, "
-                   "and 6 are slower: --published")
+                   "and 6 ran slower, by up to 3 times: --published")
         if self.software.fp8:
             yield "MFU is of the peak in bf16: FP8 has twice that"
 

@@ -73,7 +73,8 @@ def flags_of(one):
         sequences = (2 + one["micro-batch"]) * world
     flags = [f"--ep={ep} --experts={6 if world == 3 else 8} --batch={sequences} --layers=1 "
              "--dim=24 --heads=4 --seq=8 --vocab=128 --dtype=float64"]
-    flags += [f"--{name}={value}" for name, value in one.items() if name not in ("ranks", "nodes")]
+    others = {"ranks", "nodes"} | ({"matmul"} if one["variant"] == "torch" else set())
+    flags += [f"--{name}={value}" for name, value in one.items() if name not in others]
     flags.append(f"--nodes={machines(one)[0]}" + " --node-limit=1" * (one["nodes"] == "one"))
     if one["variant"] == "capacity":
         flags.append(f"--capacity-factor={1 if one['top-k'] == 1 else 0.7}")
@@ -379,8 +380,8 @@ FAULTY = (*FLOAT64, "--layers=1", "--steps=1", "--batch=4", "--micro-batch=1")
     ("--variant=capacity", "expert * batch + token // self.cfg.seq",
      "expert * batch + token % batch", "loss"),
     # two hops
-    ("--variant=two-hops --nodes=2", "chosen[row, pick] % each, gates[row, pick]",
-     "chosen[row, pick] % each, gates[row, pick].detach()", "gradients"),
+    ("--variant=two-hops --nodes=2", "% experts, gates[row, pick]",
+     "% experts, gates[row, pick].detach()", "gradients"),
     ("--variant=two-hops --nodes=2", "return add_up(out, token, len(x_rows))",
      "return add_up(out.detach() / 2 + out / 2, token, len(x_rows))", "gradients"),
     ("--ep=2 --variant=two-hops --nodes=2", "keep_shard(moe, name, 0, groups[\"ep\"])",
@@ -467,6 +468,8 @@ def test_a_run_without_lab_refuses_what_is_below_one(eight, flag):
      "--nodes 4 would work"),
     (2, "--balance=loss-of-batch --micro-batch=1", "--balance loss-of-batch needs all picks of the "
      "batch in one forward, and ranks have several; --balance loss would work"),
+    (2, "--variant=torch --matmul=loop",
+     "--matmul means nothing to --variant torch; --variant dropless would work"),
     (2, "--matmul=grouped --expert-dim=30", "--expert-dim 30 is not a multiple of what a grouped "
      "matmul takes = 4; --expert-dim 32 would work"),
     (4, "--balance-weight=0.1 --balance=none",

@@ -99,6 +99,8 @@ def test_same_as_one_gpu(ranks, tmp_path, one):
 
 @pytest.mark.parametrize("kept", [
     {"dp": 2, "cp": 2, "tp": 2, "ep": 4, "experts": 8, "zero": 1},  # held as nothing else is
+    *(pytest.param({"dp": 2, "cp": 2, "tp": 2, "ep": ep, "experts": 8}, marks=pytest.mark.full)
+      for ep in (2, 8)),
     pytest.param({"pp": 3, "schedule": "interleaved"}, marks=pytest.mark.full),  # two neighbours
     {"pp": 3, "schedule": "dualpipe-v"},
     pytest.param({"tp": 4, "kv-heads": 2, "zero": 0}, marks=pytest.mark.full),
@@ -148,7 +150,7 @@ def test_any_axes_are_the_same_as_one_gpu(ranks, tmp_path, number):
 @pytest.mark.full
 @pytest.mark.parametrize("one", [
     one for dp, pp, cp, tp in ((2, 2, 2, 2), (4, 2, 1, 2), (2, 4, 2, 1), (4, 1, 2, 2), (1, 4, 2, 2))
-    for more in ({}, {"experts": 8, "ep": 4}, {"experts": 8, "ep": 8})
+    for more in ({}, *({"experts": 8, "ep": ep} for ep in (2, 4, 8)))
     if more.get("ep", 1) <= dp * cp * tp
     for one in drawn(2, (16,), dp=dp, pp=pp, cp=cp, tp=tp, **more)])  # fmt: skip
 def test_sixteen_ranks(ranks, tmp_path, one):

@@ -262,10 +262,10 @@ def test_published_mixtures_are_predicted_as_well_as_is_said(ten):
     assert published.beyond(ten) == []
     every = [error for name in mixtures.PUBLISHED for error in mixtures.errors(ten, name)]
     near = sum(abs(error) <= 0.2 for error in every)
-    assert "Of 29 rows with experts, nothing is fitted on which, 22\nare within 20%" in ten.__doc__
+    assert "Of 29 rows with experts, on which no number is fitted, 22\nare within 20%" in ten.__doc__
     assert (near, len(every)) == (22, 29) and max(every) < 2
     assert sum(error > 0.2 for error in every) == 6
-    assert "Six of the others are too fast" in ten.__doc__
+    assert "Six of the others ran slower than planned" in ten.__doc__
     said = " ".join(planning.question(ten, ["--model=deepseek-v3"])[1].caveats())
     assert f"of {len(every)} published speeds of mixtures, {near} are within 20%" in said
     assert "and 6 are slower" in said
@@ -424,6 +424,6 @@ def test_each_deliberate_fault_fails_the_test_that_guards_it(ten, fault):
 def fails(test, ten, values):
     try:
         test(ten, *(values if isinstance(values, tuple) else (values,)))
-    except Exception:
+    except (AssertionError, KeyError):      # a number that is wrong, or is not there
         return True
     return False

@@ -315,8 +315,8 @@ EXERCISES = [
     Exercise(
         "08.11", "crossings", 2,
         "How many rows of a token leave its machine by one hop, which sends one for each pick, and "
-        "by two, which send one to each other machine? Take it that each node_limit of the nodes "
-        "are chosen alike, and so is each top_k of the experts there.",
+        "by two, which send one to each other machine? Every choice of node_limit machines is "
+        "equally likely, and so is every choice of top_k experts on them.",
         ("A machine is spared if none of the k picks lies on it. Of how many cases is that, and in "
          "how many is it so?",
          "math.comb(n, k) cases for the n experts that may be chosen, and math.comb(n - m, k) of "
@@ -335,7 +335,7 @@ EXERCISES = [
          "How does the other side know which of the k picks are its own?",
          "one_hot(chosen // experts of a machine) summed over k says how many picks lie where. "
          "Counts of rows and of picks go first, together. nonzero_static(wanted.T, size=...) gives "
-         "tokens by machine. What arrives has picks here where chosen // each is "
+         "tokens by machine. What arrives has picks here where chosen // experts is "
          "across.rank(); send_picks takes experts from 0 on."),
         (Run(4, "--variant two-hops --nodes 2 --batch 12 --micro-batch 1 --ignore 0.3"),
          Run(4, "--variant two-hops --nodes 4 --top-k 3 --batch 8 --micro-batch 2")),

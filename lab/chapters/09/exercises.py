@@ -249,7 +249,7 @@ EXERCISES = [
          "have tp · t together? And around which sub-layers are gathers and scatters left?",
          "A gather or scatter of tp · t tokens sends (tp - 1) · t · h; there are four of "
          "attention, and four of an MLP that is cut. Rows go there and back, twice: 4 · K for a "
-         "token, of which (n - 1)/n leave, with n = ep ranks, or n = ep/tp if tp cuts experts."),
+         "token, of which (n - 1)/n leave: n is ep or, where tp cuts each expert, ep/tp."),
         (Same(sent_in_a_layer, "tp 8, ep 64, K 8", (8, 64, 8)),
          Same(sent_in_a_layer, "the same, cut", (8, 64, 8, True)),
          Same(sent_in_a_layer, "tp 2, ep 2, K 1, cut", (2, 2, 1, True)),

@@ -97,8 +97,8 @@ WRONG = {
         Wrong("n = cfg.node_limit * m", "n = cfg.experts", "4 of 8 machines: item 1 is"),
     ],
     "08.12": [
-        Wrong("chosen[row, pick] % each", "chosen[row, pick]", "Error"),
-        Wrong("mine = chosen // each == self.across.rank()", "mine = chosen // each == 0",
+        Wrong("chosen[row, pick] % experts", "chosen[row, pick]", "Error"),
+        Wrong("mine = chosen // experts == self.across.rank()", "mine = chosen // experts == 0",
               "of TwoHops.through_experts: IndexError"),
         Wrong("return add_up(out, token, len(x_rows)).view_as(x)",
               "return add_up(out / n, token, len(x_rows)).view_as(x)",
