@@ -438,8 +438,8 @@ def messages(model, layout):
 
 
 def machines_of_token(model, machines):
-    """On how many of so many machines the top_k experts of a token lie, if all that may be are
-    chosen alike: of n experts, k are none of m in C(n - m, k) of C(n, k) cases."""
+    """On how many of so many machines the top_k experts of a token lie, if all choices are equally
+    likely: of n experts, k are none of a machine's m in C(n - m, k) of C(n, k) choices."""
     m, k = math.ceil(model.experts / machines), model.top_k
     allowed = max(min(model.node_limit or machines, machines), math.ceil(k / m))
     return allowed * (1 - math.comb(allowed * m - m, k) / math.comb(allowed * m, k))
@@ -538,9 +538,9 @@ def step_seconds(model, layout, cluster, software, batch):
     last one, which has the head, unless layers do not divide and it has one less than others."""
     machine, t, p = Machine(cluster, software), layout.tp, layout.pp
     m, layers = batch // (layout.dp * layout.micro_batch), math.ceil(model.layers / p)
-    kinds = layers_of_stage(model, layers)
-    forward, backward = (add(*zip(parts, (count for _, count in kinds))) for parts in zip(*(
-        layer_seconds(kind, layout, machine) for kind, _ in kinds)))
+    kinds, counts = zip(*layers_of_stage(model, layers))            # dense ones, and mixtures
+    parts = zip(*[layer_seconds(kind, layout, machine) for kind in kinds])
+    forward, backward = (add(*zip(part, counts)) for part in parts)
     tokens, columns = layout.tokens(model), model.vocab / t
     head = {"matmul": 3 * machine.matmul(tokens, model.dim, columns),
             "elementwise": 20 * tokens * columns / machine.bandwidth}   # loss, in float32
