@@ -755,7 +755,7 @@ def flags(parser):
     add("--router", choices=("softmax", "sigmoid"), default="softmax")
     add("--nodes", type=int, default=1, help="machines, which share the experts")
     add("--node-limit", type=int, help="to how many of them a token goes; default: all")
-    add("--matmul", choices=("loop", "grouped"), default="loop", help="one each, or one for all")
+    add("--matmul", choices=("loop", "grouped"), default="loop", help="for each expert, or all")
     add("--capacity-factor", type=float, default=1.25, help="places of an expert over mean picks")
     add("--balance", choices=("loss", "loss-of-batch", "bias", "none"), default="loss")
     add("--balance-weight", type=float, help="of the loss; default: 0.01")
