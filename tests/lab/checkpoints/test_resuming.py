@@ -141,9 +141,10 @@ def test_biases_of_experts(refused, run_chapter, tmp_path, monkeypatch):
     assert run_chapter("08_expert_parallel", *SMALL, *balanced, "--steps=1")[0] == 0
     says = refused(f"--resume={tmp_path / 'moe'}", name="08_expert_parallel")
     assert says.endswith("with biases; --balance bias would work")
-    for flag in ("--experts=4", "--top-k=1", "--shared-expert"):
-        says = refused(f"--resume={tmp_path / 'moe'}", flag, name="08_expert_parallel")
-        assert flag.partition("=")[0] in says
+    for flags in (["--experts=4"], ["--top-k=1"], ["--shared-expert"], ["--router=sigmoid"],
+                  ["--nodes=2", "--node-limit=1"]):  # fmt: skip
+        says = refused(f"--resume={tmp_path / 'moe'}", *flags, name="08_expert_parallel")
+        assert flags[0].partition("=")[0] in says
 
 
 @pytest.mark.parametrize("length", [17, 40, 500, 70_000])
