@@ -173,6 +173,8 @@ class Question:
         if self.model.experts > 1:
             yield ("of 29 published speeds of mixtures, 22 are within 20% of what is planned, "
                    "and 6 ran slower, by up to 3 times: --published")
+        if self.model.node_limit and not self.software.two_hops:
+            yield "--node-limit counts only with --two-hops: else a row goes to each expert"
         if self.software.fp8:
             yield "MFU is of the peak in bf16: FP8 has twice that"
 

@@ -268,7 +268,9 @@ def test_published_mixtures_are_predicted_as_well_as_is_said(ten):
     assert "Six of the others ran slower than planned" in ten.__doc__
     said = " ".join(planning.question(ten, ["--model=deepseek-v3"])[1].caveats())
     assert f"of {len(every)} published speeds of mixtures, {near} are within 20%" in said
-    assert "and 6 ran slower" in said
+    assert "and 6 ran slower" in said and "--node-limit counts only with --two-hops" in said
+    hops = planning.question(ten, ["--model=deepseek-v3", "--two-hops"])[1].caveats()
+    assert not any("--node-limit" in caveat for caveat in hops)
     flops = [ten.step_flops(model, 1, "causal") for model in (
         ten.MODELS["deepseek-v3"], replace(ten.MODELS["deepseek-v3"], layers=62))]
     head = 3 * 2 * 129280 * 7168 * 4096                 # the module has a layer, and the head again
