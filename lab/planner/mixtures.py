@@ -19,6 +19,7 @@ What is not published, or not planned:
   - DeepSeek-V3 with its module for one token more ("MTP", in all rows but four of Megatron-Bridge):
     4% more FLOPs, which NVIDIA's TFLOP/s count, and neither the planner nor the last row here.
   - Megatron's shared expert is cut by tp; here each rank has it whole, as in chapter 09.
+  - rows that go to their experts in FP8 (DeepSeek-V3's): here a number has 2 bytes both ways.
   - v, the micro-batch and the convention of the paper of 2025: here a layer a slice, one sequence
     and all scores. Its software sends rows in one hop, and hides nothing.
 Read, but not planned, since a layout or a number is missing: pytorch/torchtitan#2107 (DeepSeek-V3,
