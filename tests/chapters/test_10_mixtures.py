@@ -406,6 +406,15 @@ FAULTS = {
 }
 
 
+@pytest.mark.parametrize("flag", ["--shared", "--node-limit"])
+def test_what_is_about_experts_is_refused_without_them(ten, flag):
+    """A shared expert of a dense model would be in its FLOPs and not in its time."""
+    status, output, line = told(ten, [flag, "2"])
+    assert (status, output) == (2, "")
+    assert line == (f"error: {flag} 2 is about experts, of which there are none; without {flag} "
+                    "would work\n")
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_deliberate_fault_fails_the_test_that_guards_it(ten, fault):
     right, wrong, guard = FAULTS[fault]

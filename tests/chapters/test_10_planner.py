@@ -384,8 +384,6 @@ def test_any_model_and_machine_can_be_given(ten, capsys):
     ("--gpus 8 --batch 1 --pp 8 --v 4 --tp 1", "1 micro-batches for pp = 8, v = 4"),
     ("--kv-heads 64", "heads = 32 is not a multiple of kv-heads"),
     ("--top-k 2", "than --experts = 1; --top-k 1 would work"),
-    ("--shared 1", "--shared 1 is about experts, of which there are none; without --shared would"),
-    ("--node-limit 4", "--node-limit 4 is about experts, of which there are none; without"),
     ("--kv-heads 5", "kv-heads = 5; without --kv-heads"),
     ("--pp 2 --schedule dualpipe-v --v 2", "dualpipe-v needs pp of 2 or more"),
     ("--nic nan", "--nic"), ("--peak 1e99", "--peak"), ("--memory 80", "--memory 80e9 would"),
