@@ -91,7 +91,9 @@ section 3; Llama Team, The Llama 3 Herd of Models (2024), section 3.3.2 (2N chun
 Ultra-Scale Playbook, "Context Parallelism".
 """
 
+import math
 from collections import namedtuple
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -103,31 +105,87 @@ from common import PartialSums, Refused, gpt, grad_norm, loss_sum, rounded
 
 # --------------------------------------------------------------------------- who holds which tokens
 
-def positions_of(rank, ranks, seq, zigzag):
-    """The positions of a rank's tokens, int64 (seq/N,), in ascending order: a contiguous part, or
-    the rank-th chunk of 2N from the front and from the back."""
-    parts = torch.arange(seq).chunk(2 * ranks if zigzag else ranks)
-    return torch.cat([parts[rank], parts[-1 - rank]]) if zigzag else parts[rank]
+def with_room(starts, multiple):
+    """Pad documents, so that the length of each is a multiple. starts: int64 (seq,), where each
+    token's document begins. Returns for each place which token it holds, -1 for none; and where
+    documents begin now."""
+    begins, lengths = starts.unique_consecutive(return_counts=True)
+    room = -(-lengths // multiple) * multiple
+    now = (room.cumsum(0) - room).repeat_interleave(room)
+    token = torch.arange(len(now)) - now                # of its document
+    source = begins.repeat_interleave(room) + token
+    return source.where(token < lengths.repeat_interleave(room), -1), now
 
 
-def meeting(rank, other, length, zigzag):
-    """Which queries of `rank` meet which keys of `other`, and whether only those up to their own
-    position: (rows, keys, causal), or None. length: tokens of a rank."""
-    everything, front, back = slice(None), slice(length // 2), slice(length // 2, None)
-    if other == rank:
-        return everything, everything, True             # both in ascending order of position
-    if zigzag and other < rank:
-        return everything, front, False                 # its back chunk comes after all of ours
+def runs_of(part, parts, starts, zigzag, by_document=False, window=None):
+    """The positions that one of `parts` holds, as runs: neighbours in the sequence, in a document,
+    and no more than a window. A contiguous part of the sequence; or in a zig-zag the part-th chunk
+    of 2N from the front and from the back, of the sequence or of each document. Returns a list of
+    int64 tensors, ascending."""
+    everything, begins = torch.arange(len(starts)), starts.unique_consecutive()
+    whole = everything.tensor_split(begins[1:]) if by_document else [everything]
     if zigzag:
-        return back, everything, False                  # our back chunk comes after all of its
-    return (everything, everything, False) if other < rank else None
+        chunks = [x.chunk(2 * parts)[i] for x in whole for i in (part, -1 - part)]
+    else:
+        chunks = [everything.chunk(parts)[part]]
+    runs = []
+    for chunk in chunks:
+        borders = starts[chunk].diff().nonzero().flatten() + 1
+        for run in chunk.tensor_split(borders):
+            runs += run.split(window or len(run))
+    return runs
+
+
+# Of a block: the rows of its queries and of its keys, as slices. causal: the last query is at the
+# last key, and none sees a later one. low: the first key that each query sees; None: all from 0 on.
+Block = namedtuple("Block", "rows keys causal low")
+
+
+def meeting(runs, keys, first):
+    """The blocks in which queries meet the keys that they see. runs: of the queries; keys: where
+    they are, ascending. first: of every position, the first that it sees."""
+    blocks, row = [], 0
+    for run in runs:
+        low, high = torch.searchsorted(keys, torch.stack([first[run[0]], run[-1] + 1])).tolist()
+        if low < high:                                  # else they see none of these
+            run_low = torch.searchsorted(keys[low:high], first[run])
+            seeing = int((run_low < high - low).sum())  # the later ones may see none of them
+            run_low = run_low[:seeing] if run_low[seeing - 1] else None
+            causal = bool(keys[high - 1] == run[-1])
+            blocks.append(Block(slice(row, row + seeing), slice(low, high), causal, run_low))
+        row += len(run)
+    return blocks
+
+
+class Layout:
+    """Who holds and meets what in the sequences of one step: the same in all of them. part: this
+    rank's, of `parts`. starts: int64 (seq,), where each token's document begins. source: of each
+    place the token that it holds, -1 for padding. positions: the places of each part. blocks[hop]:
+    in which this part's queries meet keys."""
+
+    def __init__(self, args, part, parts, starts):
+        by_document, window = args.cut == "document", args.window
+        self.source = torch.arange(len(starts))
+        if by_document:                                 # for two chunks of each part, of all ranks
+            self.source, starts = with_room(starts, 2 * parts * args.inner)
+        zigzag, places = args.variant in ("zigzag", "gather"), torch.arange(len(starts))
+        self.starts, self.first = starts, starts.maximum(places - (window or len(starts)) + 1)
+        self.runs = [runs_of(i, parts, starts, zigzag, by_document, window) for i in range(parts)]
+        self.positions = [torch.cat(runs) for runs in self.runs]
+        if args.variant in ("gather", "ulysses"):       # all keys are here
+            self.blocks = [meeting(self.runs[part], places, self.first)]
+        else:
+            at = lambda rank, hop: meeting(self.runs[rank], self.positions[rank - hop], self.first)
+            hops = max(hop for hop in range(parts) if any(at(rank, hop) for rank in range(parts)))
+            self.blocks = [at(part, hop) for hop in range(hops + 1)]    # nobody needs more hops
 
 
 # -------------------------------------------------------------------------- a block of attention
 
-# A block of attention is two functions: forward(q, k, v, causal) gives out and lse; backward(dout,
-# q, k, v, out, lse, causal), with out and lse of all keys, gives dq, dk, dv. q (batch, heads, rows,
-# head_dim); k, v (batch, kv_heads, keys, head_dim); lse (batch, heads, rows), float32 or better.
+# A block of attention is two functions: forward(q, k, v, causal, low) gives out and lse; backward
+# (dout, q, k, v, out, lse, causal, low), with out and lse of all keys, gives dq, dk, dv. q (batch,
+# heads, rows, head_dim); k, v (batch, kv_heads, keys, head_dim); lse (batch, heads, rows), float32
+# or better. causal, low: of a Block.
 BlockCore = namedtuple("BlockCore", ("forward", "backward"))
 
 
@@ -141,27 +199,34 @@ def stacked(x, like):
     return x.reshape(x.shape[0], like.shape[1], -1, x.shape[-1])
 
 
-def scores_of(q, k, causal=False):
-    """(batch, heads, rows, keys); if causal, with -inf where a key comes after its query."""
+def mask_of(q, k, causal, low):
+    """(rows, keys), to be added to scores: -inf where a query does not see a key."""
+    rows, keys = q.shape[2], k.shape[2]
+    mask = q.new_full((rows, keys), -torch.inf).triu(1 + keys - rows if causal else keys)
+    if low is not None:
+        mask.masked_fill_(torch.arange(keys, device=q.device) < low.to(q.device)[:, None], -torch.inf)
+    return mask
+
+
+def scores_of(q, k, causal=False, low=None):
+    """(batch, heads, rows, keys), -inf where a query does not see a key."""
     scores = (stacked(q * q.shape[-1] ** -0.5, k) @ k.transpose(2, 3)).view(*q.shape[:3], -1)
-    if causal:
-        scores = scores + scores.new_full(scores.shape[2:], -torch.inf).triu(1)
-    return scores
+    return scores + mask_of(q, k, causal, low) if causal or low is not None else scores
 
 
-def plain_forward(q, k, v, causal):
+def plain_forward(q, k, v, causal, low):
     """With its scores in sight."""
     q, k, v = wide(q), wide(k), wide(v)
-    scores = scores_of(q, k, causal)
+    scores = scores_of(q, k, causal, low)
     lse = scores.logsumexp(-1)                          # (batch, heads, rows)
     weights = (scores - lse[..., None]).exp()
     return (stacked(weights, k) @ v).view(q.shape), lse
 
 
-def plain_backward(dout, q, k, v, out, lse, causal):
+def plain_backward(dout, q, k, v, out, lse, causal, low):
     """The lesson's dS, scaled as q is, from lse and out of all keys; then dq, dk, dv of a block."""
     dout, q, k, v, out = (wide(x) for x in (dout, q, k, v, out))
-    weights = (scores_of(q, k, causal) - lse[..., None]).exp()
+    weights = (scores_of(q, k, causal, low) - lse[..., None]).exp()
     dv = stacked(weights, k).transpose(2, 3) @ stacked(dout, k)
     dweights = (stacked(dout, k) @ v.transpose(2, 3)).view(weights.shape)
     dscores = weights * (dweights - (out * dout).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
@@ -170,17 +235,28 @@ def plain_backward(dout, q, k, v, out, lse, causal):
     return dq, dk, dv
 
 
-def flash_forward(q, k, v, causal):
-    """With PyTorch's own flash kernels, which never write the scores."""
+def flash_forward(q, k, v, causal, low):
+    """With PyTorch's own flash kernels, which never write the scores. On a GPU they take no mask
+    (`requires`), and a causal one ends in the lower right corner; on a CPU, in the upper left."""
     if q.is_cuda:
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    is_causal, mask = mask_on_a_cpu(q, k, causal, low)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, is_causal, attn_mask=mask)
 
 
-def flash_backward(dout, q, k, v, out, lse, causal):
+def mask_on_a_cpu(q, k, causal, low):
+    """is_causal, where there are as many queries as keys, or a mask."""
+    if low is None and (not causal or q.shape[2] == k.shape[2]):
+        return causal, None
+    return False, mask_of(q, k, causal, low)
+
+
+def flash_backward(dout, q, k, v, out, lse, causal, low):
     if not q.is_cuda:
+        is_causal, mask = mask_on_a_cpu(q, k, causal, low)
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            dout, q, k, v, out, lse, 0.0, causal)
+            dout, q, k, v, out, lse, 0.0, is_causal, attn_mask=mask)
     seed = torch.empty(2, dtype=torch.uint64, device=q.device)      # of a dropout that is not there
     return torch.ops.aten._scaled_dot_product_flash_attention_backward(
         dout, q, k, v, out, lse.contiguous(), None, None, q.shape[2], k.shape[2], 0.0, causal,
@@ -197,13 +273,13 @@ def merge(out, lse, block_out, block_lse):
 
 # ---------------------------------------------------------------------------------- around the ring
 
-def send_on(x, group):
-    """Start to send x to the next rank, and to receive one like it from the rank before. Returns a
-    function that waits for both, and gives what has come."""
+def send_on(x, group, by=1):
+    """Start to send x to the rank that is `by` ahead, the next one, and to receive one like it from
+    as far behind. Returns a function that waits for both, and gives what has come."""
     rank, n, received = group.rank(), group.size(), torch.empty_like(x)
     handles = dist.batch_isend_irecv([
-        dist.P2POp(dist.isend, x, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % n),
+        dist.P2POp(dist.isend, x, group=group, group_peer=(rank + by) % n),
+        dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - by) % n),
     ])
 
     def receive(sent=x):                                # which must live until it has left
@@ -214,56 +290,55 @@ def send_on(x, group):
     return receive
 
 
-def around_the_ring(kv, group):
-    """Yield (rank, its kv): this rank's, then those of ranks before it, which come meanwhile."""
-    rank, n = group.rank(), group.size()
-    for hop in range(n - 1):
+def around_the_ring(kv, group, hops):
+    """Yield each hop and the kv that is here: this rank's, then those of ranks before it, which
+    come meanwhile."""
+    for hop in range(hops):
         receive = send_on(kv, group)
-        yield (rank - hop) % n, kv
+        yield hop, kv
         kv = receive()
-    yield (rank + 1) % n, kv                            # these go nowhere
+    yield hops, kv                                      # these go nowhere
 
 
 class RingAttention(torch.autograd.Function):
     """Causal attention of this rank's queries, q (batch, heads, s/N, head_dim), to the keys of all
-    ranks, k and v (batch, kv_heads, s/N, head_dim) on each. Returns q's shape. Communication: N-1
-    sends of k and v in forward, and in backward, and there N-1 of their gradients in float32."""
+    ranks, k and v (batch, kv_heads, s/N, head_dim) on each. Returns q's shape. blocks[hop]: to be
+    computed at each hop, of which there are H = len(blocks) - 1, N - 1 at the most. Communication:
+    H sends of k and v in forward, and in backward, and there H of their gradients in float32."""
 
     @staticmethod
-    def forward(ctx, q, k, v, group, core, zigzag):
+    def forward(ctx, q, k, v, group, core, blocks):
         out = torch.zeros_like(wide(q))
         lse = out.new_full(q.shape[:3], -torch.inf)     # nothing seen so far
 
-        for other, (k_here, v_here) in around_the_ring(torch.stack([k, v]), group):
-            if met := meeting(group.rank(), other, q.shape[2], zigzag):
-                rows, keys, causal = met
-                block = core.forward(q[:, :, rows], k_here[:, :, keys], v_here[:, :, keys], causal)
+        for hop, (k_here, v_here) in around_the_ring(torch.stack([k, v]), group, len(blocks) - 1):
+            for rows, keys, *mask in blocks[hop]:
+                block = core.forward(q[:, :, rows], k_here[:, :, keys], v_here[:, :, keys], *mask)
                 merge(out[:, :, rows], lse[:, :, rows], *block)
 
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.group, ctx.core, ctx.zigzag = group, core, zigzag
+        ctx.group, ctx.core, ctx.blocks = group, core, blocks
         return out
 
     @staticmethod
     def backward(ctx, dout):
-        (q, k, v, out, lse), group = ctx.saved_tensors, ctx.group
+        (q, k, v, out, lse), group, hops = ctx.saved_tensors, ctx.group, len(ctx.blocks) - 1
         dq, receive = torch.zeros_like(wide(q)), lambda: 0       # nothing has been sent yet
 
-        for other, (k_here, v_here) in around_the_ring(torch.stack([k, v]), group):
+        for hop, (k_here, v_here) in around_the_ring(torch.stack([k, v]), group, hops):
             dkv = dq.new_zeros(2, *k.shape)             # of the keys that are here
-            if met := meeting(group.rank(), other, q.shape[2], ctx.zigzag):
-                rows, keys, causal = met
+            for rows, keys, *mask in ctx.blocks[hop]:
                 dq_block, *dkv_block = ctx.core.backward(
                     dout[:, :, rows], q[:, :, rows], k_here[:, :, keys], v_here[:, :, keys],
-                    out[:, :, rows], lse[:, :, rows], causal)
+                    out[:, :, rows], lse[:, :, rows], *mask)
                 dq[:, :, rows] += dq_block
                 dkv[:, :, :, keys] += torch.stack(dkv_block)
-            if other == group.rank():
-                at_home = dkv                           # the first: it waits here for the others
+            if hop == 0:
+                at_home = dkv                           # it waits here for the others
             else:
                 dkv += receive()                        # the sum of the ranks where they have been
-                receive = send_on(dkv, group)           # one hop behind their keys
+                receive = send_on(dkv, group, 1 if hop < hops else -hop)    # on; in the end, home
         at_home += receive()
         dk, dv = at_home.to(k.dtype)
         return dq.to(q.dtype), dk, dv, None, None, None
@@ -290,38 +365,11 @@ class GatherKeys(torch.autograd.Function):
         return mine, None
 
 
-def in_order(x, ranks, dim):
-    """What the ranks of a zig-zag hold, side by side, in the order of the sequence."""
-    chunks = x.chunk(2 * ranks, dim)                    # rank 0's front and back, rank 1's, ...
-    return torch.cat([*chunks[0::2], *chunks[::-2]], dim)
-
-
-def lower_right_attention(q, k, v, attention):
-    """Causal attention of the last tokens of a sequence, q (batch, heads, rows, head_dim), to all
-    of it, k and v (batch, kv_heads, keys, head_dim): the mask ends in the lower right corner of the
-    scores. Returns q's shape."""
-    rows, keys = q.shape[2], k.shape[2]
-    if attention == "sdpa" and q.is_cuda and q.itemsize == 2 and q.shape[3] in range(8, 257, 8):
-        # Flash attention's own mask ends there. (PyTorch's causal_lower_right calls it, too.)
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
-
-    mask = q.new_full((rows, keys), -torch.inf).triu(1 + keys - rows)
-    if attention == "sdpa":                             # its is_causal begins in the upper left
-        gqa = q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=gqa)
-    weights = (scores_of(q, k) + mask).softmax(-1)      # (batch, heads, rows, keys)
-    return (stacked(weights, k) @ v).view(q.shape)
-
-
-def gathered_attention(q, k, v, group, attention):
-    """Attention to the gathered keys, of a rank's front chunk and of its back chunk. Without flash
-    attention a layer keeps the masks of both: 1.1 GB in bf16, for 128k tokens on 16 ranks."""
-    rank, n, outputs = group.rank(), group.size(), []
-    k, v = in_order(GatherKeys.apply(torch.stack([k, v]), group), n, dim=3)
-    for queries, chunk in zip(q.chunk(2, dim=2), (rank, 2 * n - 1 - rank)):
-        end = (chunk + 1) * queries.shape[2]            # where the keys end that it may see
-        outputs.append(lower_right_attention(queries, k[:, :, :end], v[:, :, :end], attention))
-    return torch.cat(outputs, dim=2)
+def in_order(x, runs, dim):
+    """What the parts of a sequence hold, side by side, in the order of the sequence."""
+    runs = [run for of_part in runs for run in of_part]
+    pieces = x.split([len(run) for run in runs], dim)
+    return torch.cat([pieces[i] for i in sorted(range(len(runs)), key=lambda i: runs[i][0])], dim)
 
 
 class Exchange(torch.autograd.Function):
@@ -341,9 +389,9 @@ class Exchange(torch.autograd.Function):
         return Exchange.apply(gradient, ctx.join, ctx.split, ctx.group), None, None, None
 
 
-def ulysses_attention(q, k, v, group, core):
-    """Causal attention of heads/N heads over the whole sequence, by one of common.CORES. q, k, v
-    (batch, heads, s/N, head_dim); returns q's shape."""
+def exchanged_attention(q, k, v, group, core):
+    """By core(q, k, v) of heads/N heads, over the tokens of all ranks of the group. q, k, v (batch,
+    heads, s/N, head_dim); returns q's shape."""
     copies = max(group.size() // k.shape[1], 1)         # a kv head for every rank, at least
     k, v = (x.repeat_interleave(copies, dim=1) for x in (k, v))
     q, k, v = (Exchange.apply(x, 1, 2, group) for x in (q, k, v))   # (batch, heads/N, s, head_dim)
@@ -365,34 +413,44 @@ def core_of(args, like):
     return BlockCore(plain_forward, plain_backward)
 
 
-def context_parallel(model, args, group):
-    """Put a variant's attention into common.gpt(args.model). Returns this rank's positions."""
-    n, variant, weight = group.size(), args.variant, model.embedding.weight
-    zigzag, core = variant in ("zigzag", "gather"), core_of(args, weight)   # gather: Llama 3's
-    positions = positions_of(group.rank(), n, args.model.seq, zigzag).to(weight.device)
-    if variant == "gather":
-        attention = lambda q, k, v: gathered_attention(q, k, v, group, args.attention)
-    elif variant == "ulysses":
-        attention = lambda q, k, v: ulysses_attention(q, k, v, group, common.CORES[args.attention])
-    else:
-        attention = lambda q, k, v: RingAttention.apply(q, k, v, group, core, zigzag)
+def context_parallel(model, args, mesh):
+    """Put a variant's attention into common.gpt(args.model). mesh: the axes "ring" and "heads", of
+    which each may be of one rank. Returns lay_out(starts), to be called for each step: it gives the
+    tokens that this rank holds of a sequence, int64, -1 for padding. Sends nothing."""
+    ring, heads = mesh["ring"].get_group(), mesh["heads"].get_group()
+    weight, rope = model.embedding.weight, model.block1.attn.rope       # all blocks share this one
+    core = core_of(args, weight)
+
+    def attention(q, k, v):
+        if args.variant == "gather":
+            k, v = in_order(GatherKeys.apply(torch.stack([k, v]), ring), model.layout.runs, dim=3)
+        return RingAttention.apply(q, k, v, ring, core, model.layout.blocks)
+
+    def lay_out(starts):
+        layout = Layout(args, ring.rank(), ring.size(), starts)
+        mine = layout.positions[ring.rank()].chunk(heads.size())[heads.rank()]
+        rope.positions = (mine - layout.starts[mine]).to(weight.device)
+        model.layout = layout
+        return layout.source[mine].to(weight.device)
 
     for block in model[1:-1]:
         block.attn.core = attention
-    model.block1.attn.rope.positions = positions        # all blocks share this one
+        if heads.size() > 1:
+            block.attn.core = lambda q, k, v: exchanged_attention(q, k, v, heads, attention)
     for p in model.parameters():
-        p.partial = dist.group.WORLD    # ranks with other tokens; not `group`: hops would queue
-    return positions
+        p.partial = dist.group.WORLD    # ranks with other tokens; not `ring`: hops would queue
+    return lay_out
 
 
-def train_step(model, optimizer, micro_batches, positions, valid, clip):
-    """One step on the tokens at this rank's positions. valid: the valid targets of the whole batch.
-    Returns this rank's part of the loss, and the norm. Communication: that of attention; in the
-    last backward all_reduces of all gradients."""
+def train_step(model, optimizer, micro_batches, mine, valid, clip):
+    """One step on this rank's tokens, `mine`; -1: padding. valid: the valid targets of the whole
+    batch. Returns this rank's part of the loss, and the norm. Communication: that of attention; in
+    the last backward all_reduces of all gradients."""
     optimizer.zero_grad()
     total = 0
     for i, (tokens, targets) in enumerate(micro_batches, start=1):
-        tokens, targets = tokens[:, positions], targets[:, positions]   # (micro_batch, s/N)
+        tokens = F.pad(tokens, (0, 1))[:, mine]         # (micro_batch, s/N); the last one is -1's
+        targets = F.pad(targets, (0, 1), value=-100)[:, mine]
         loss = loss_sum(model(tokens), targets) / valid
         if i == len(micro_batches):
             sums = PartialSums(model.parameters())      # they start in this backward
@@ -409,59 +467,61 @@ def train_step(model, optimizer, micro_batches, positions, valid, clip):
 
 # ------------------------------------------------------------------------------------ the formulas
 
-def traffic(cfg, variant, micro_batches, batch, n, e, recompute="none", sums=None):
+def hops_needed(variant, n, seq, window=None):
+    """How far keys and values travel around a ring, of one document in each sequence. (In a zig-zag
+    the chunk before a rank's own is on one neighbour in front, and on the other at the back.)"""
+    window = window or seq
+    contiguous = math.ceil((window - 1) / (seq // n))   # parts that a window reaches back to
+    return min(n - 1, contiguous if variant == "ring" else (window - 1) * n)
+
+
+def traffic(cfg, variant, micro_batches, batch, n, e, recompute="none", sums=None, inner=1,
+            hops=None):
     """What a rank sends in a step: {op: (calls, payload, wire)}. batch: of a micro-batch. e: bytes
-    of a number; sums: of a gradient that is summed over the ranks, if those are wider."""
-    share, layers = (n - 1) / n, micro_batches * cfg.layers
+    of a number; sums: of a gradient that is summed over the ranks, if those are wider. inner: ranks
+    that exchange heads."""
+    inner = n if variant == "ulysses" else inner
+    parts, layers, share = n // inner, micro_batches * cfg.layers, lambda ranks: (ranks - 1) / ranks
     forwards = 1 if recompute == "none" else 2
     gradients = cfg.parameters() * (sums or e)
     calls = cfg.layers + 2 if cfg.parameters() > common.ONE_BUCKET else 1
-    sent = {"all_reduce": (calls, gradients, 2 * share * gradients)}
-    of_a_head = batch * cfg.seq * cfg.dim // cfg.heads  # of q, k, v or out
-    if variant == "gather":
-        payload = layers * 2 * of_a_head * cfg.kv_heads * e
-        sent["reduce_scatter"] = layers, payload, share * payload
-        sent["all_gather"] = forwards * layers, forwards * payload, share * forwards * payload
-    elif variant == "ulysses":
+    sent = {"all_reduce": (calls, gradients, 2 * share(n) * gradients)}
+    of_a_head = layers * batch * cfg.seq // n * cfg.dim // cfg.heads        # of q, k, v or out
+    kv_heads = max(cfg.kv_heads, inner)                 # repeated, so that each rank has one
+    if inner > 1:
         outs = 2 if recompute == "selective" else 1 + forwards      # of out, and of its gradient
-        heads = (1 + forwards + outs) * cfg.heads               # of q; of out
-        heads += (1 + forwards) * 2 * max(cfg.kv_heads, n)      # of k and v
-        payload = layers * of_a_head // n * heads * e
-        sent["all_to_all"] = (3 * (1 + forwards) + outs) * layers, payload, share * payload
-    elif n > 1:                                         # k and v once more, and their gradients
-        hops = layers * (n - 1)
-        payload = hops * 2 * of_a_head // n * cfg.kv_heads * ((1 + forwards) * e + max(e, 4))
-        sent["send"] = (2 + forwards) * hops, payload, payload
-    return sent
+        heads = (1 + forwards + outs) * cfg.heads + (1 + forwards) * 2 * kv_heads       # q, out; k, v
+        payload = of_a_head * heads * e
+        sent["all_to_all"] = ((3 * (1 + forwards) + outs) * layers, payload, share(inner) * payload)
+    payload = parts * of_a_head * 2 * kv_heads * e      # of all keys and values of these heads
+    if variant == "gather":
+        sent["reduce_scatter"] = layers, payload, share(parts) * payload
+        sent["all_gather"] = forwards * layers, forwards * payload, share(parts) * forwards * payload
+    elif parts > 1:                                     # k and v once more, and their gradients
+        hops = parts - 1 if hops is None else hops
+        payload = hops * of_a_head * 2 * kv_heads * ((1 + forwards) * e + max(e, 4))
+        sent["send"] = (2 + forwards) * hops * layers, payload, payload
+    return {op: amounts for op, amounts in sent.items() if op == "all_reduce" or amounts[0]}
 
 
-def kept(variant, cfg, n):
+def kept(variant, cfg, n, inner=1, room=1):
     """The share of each class of activations that a rank keeps for backward: 1/N, but for keys and
-    values that are gathered, or repeated until each rank has a head. how: what attention keeps."""
-    classes = "outside", "inputs", "inside", "core", "logits", "ids", "positions"
-    keys = {"gather": 1, "ulysses": max(cfg.kv_heads, n) / cfg.kv_heads / n}.get(variant, 1 / n)
-    how = {"gather": "gathered", "ulysses": "exchanged"}.get(variant, "blocks")
-    return dict.fromkeys(classes, 1 / n) | {"keys and values": keys, "how": how}
+    values that are gathered, or repeated until each rank has a head. how: what attention keeps.
+    room: the sequence with padded documents, over the sequence."""
+    classes = "outside", "inputs", "inside", "core", "logits", "ids", "positions", "own keys"
+    heads = max(cfg.kv_heads, inner) / cfg.kv_heads
+    how = "blocks" if inner == 1 else "apart"
+    return dict.fromkeys(classes, room / n) | {"how": how, "keys and values": room * heads / (
+        inner if variant == "gather" else n)}
 
 
-def pairs(variant, rank, n, seq, diagonal=1):
-    """How many pairs of a query and a key a rank computes. diagonal: the share of its own block
-    that its core computes: all, or one half where it skips what is masked."""
-    blocks = {"zigzag": (n - 1) / 2 + diagonal, "ring": rank + diagonal, "ulysses": diagonal * n,
-              "gather": (n - 1 / 2) / 2 + diagonal / 2}     # two chunks' own are half a block
-    return blocks[variant] * (seq // n) ** 2
-
-
-def attention_flops(cfg, variant, batch, rank, n, recompute="none"):
-    """FLOPs of a layer's attention on a rank, as PyTorch counts them, all of its own block: 2
-    matmuls, 4 in backward, and one that computes scores again where they were not kept. And with
-    `recompute` the 2 again; of a plain core alone not its last one, whose output nobody reads."""
-    matmul = 2 * batch * cfg.dim * pairs(variant, rank, n, cfg.seq)
-    scores_kept = variant in ("gather", "ulysses") and cfg.attention == "plain"
-    flops = (6 if scores_kept else 7) * matmul + (0 if recompute == "none" else 2 * matmul)
-    if scores_kept and recompute == "selective":        # gather's last one is of its back chunk
-        flops -= matmul * (2 * n - rank) // (2 * n + 1) if variant == "gather" else matmul
-    return flops
+def pairs(variant, part, parts, seq, diagonal=1, documents=1):
+    """How many pairs of a query and a key a part of the sequence computes, of equal documents, each
+    on parts/documents of them. diagonal: the share that a core computes of a run and itself: all,
+    or one half where it skips what is masked."""
+    span = parts // documents
+    blocks = {"ring": part % span + diagonal, "ulysses": diagonal / documents}
+    return blocks.get(variant, (2 * span - 1 + 2 * diagonal) / 4) * (seq // parts) ** 2
 
 
 def tokens_to_hide(cfg, e, flops, bandwidth):
@@ -470,55 +530,42 @@ def tokens_to_hide(cfg, e, flops, bandwidth):
     return cfg.kv_heads / cfg.heads * e / 2 * flops / bandwidth
 
 
-def hop_over_block(cfg, variant, n, e, flops, bandwidth):
-    """How long a ring's hop takes, in times of the block that it hides behind in forward."""
-    blocks = 1 / 2 if variant == "zigzag" else 1        # that a rank computes in a hop
-    return tokens_to_hide(cfg, e, flops, bandwidth) / (cfg.seq / n * blocks)
-
-
 def formulas(args, rank, ranks, model):
-    cfg, variant, b, n = args.model, args.variant, args.micro_batch, ranks
+    cfg, variant, micro_batches = args.model, args.variant, args.batch // args.micro_batch
     if variant == "torch":
         return {"parameters": cfg.parameters()}
-    micro_batches, weight = args.batch // b, model.embedding.weight
+    layout, inner = model.layout, ranks if variant == "ulysses" else args.inner
+    padded, parts = replace(cfg, seq=len(layout.starts)), ranks // inner
+    hops = hops_needed(variant, parts, cfg.seq, args.window)
+    if args.documents:                                  # whose lengths no formula knows
+        hops = len(layout.blocks) - 1
     name = "tokens of a rank from which on a hop hides in forward, in bf16 (a zig-zag's: twice)"
-    answer = {"parameters": cfg.parameters(),
-              "kept": kept(variant, cfg, n),
-              "sent": traffic(cfg, variant, micro_batches, b, n, weight.itemsize,
-                              args.recompute, common.DTYPES[args.dtype].itemsize),
-              "machines": {name: lambda *rates: tokens_to_hide(cfg, 2, *rates)}}
-    if not args.kernels:                                # PyTorch's counter does not see Triton's
-        of_a_layer = attention_flops(cfg, variant, b, rank, n, args.recompute)
-        attention = micro_batches * cfg.layers * of_a_layer
-        answer["flops"] = {"attention": attention}
-        op = {"gather": "all_gather", "ulysses": "all_to_all"}.get(variant, "send")
-
-        def sending_over_attention(flops, bandwidth):   # of a hop; without a ring, of all of it
-            if op == "send":
-                return hop_over_block(cfg, variant, n, weight.itemsize, flops, bandwidth)
-            _, _, wire = answer["sent"][op]
-            return wire / bandwidth / (attention / flops)
-
-        answer["overlap"] = {(op, "attention"): sending_over_attention}
-    elif core_of(args, weight).forward in (plain_forward, flash_forward):
-        answer["notes"] = ["--kernels: no GPU, or no Triton, for them here; attention is PyTorch's"]
-    return answer
+    return {"parameters": cfg.parameters(),
+            "kept": kept(variant, cfg, ranks, inner, padded.seq / cfg.seq),
+            "sent": traffic(padded, variant, micro_batches, args.micro_batch, ranks,
+                            model.embedding.weight.itemsize, args.recompute,
+                            common.DTYPES[args.dtype].itemsize, inner, hops),
+            "machines": {name: lambda *rates: tokens_to_hide(cfg, 2, *rates)},
+            "contexts": {"layout": layout, "parts": parts, "inner": inner, "make": Layout,
+                         "core": core_of(args, model.embedding.weight)}}
 
 
 # ----------------------------------------------------------------------------------------- the run
 
 def train(run):
-    args, group = run.args, run.mesh(cp=run.world)["cp"].get_group()
-    model = run.draw(gpt(args.model, seed=None))
-    positions = context_parallel(model, args, group)
+    args, inner = run.args, run.world if run.args.variant == "ulysses" else run.args.inner
+    model, packed = run.draw(gpt(args.model, seed=None)), args.documents
+    lay_out = context_parallel(model, args, run.mesh(ring=run.world // inner, heads=inner))
     common.recompute(model, args.recompute)
-    optimizer = run.mixed(model.parameters())
+    optimizer, mine = run.mixed(model.parameters()), None
 
     for batch in run.batches():                         # every rank gets all of it
+        if packed or mine is None:
+            mine = lay_out(batch.starts)
         with run.measure():
             loss, norm = train_step(
-                model, optimizer, batch.micro_batches, positions, batch.valid, args.clip)
-        dist.all_reduce(loss, group=group)              # for the report, which shows the whole loss
+                model, optimizer, batch.micro_batches, mine, batch.valid, args.clip)
+        dist.all_reduce(loss)                           # for the report, which shows the whole loss
         run.log(batch, loss, norm, model)
 
 
@@ -539,41 +586,56 @@ def train_torch(run):
         with run.measure(), theirs(mesh, buffers=buffers, buffer_seq_dims=[1] * len(buffers)):
             mine = list(zip(buffers[0:-1:2], buffers[1:-1:2]))
             model.block1.attn.rope.positions = buffers[-1][0].clone()   # another tensor: new tables
-            loss, norm = train_step(model, optimizer, mine, slice(None), batch.valid, args.clip)
+            loss, norm = train_step(model, optimizer, mine, slice(cfg.seq // run.world), batch.valid, args.clip)
         dist.all_reduce(loss)
         run.log(batch, loss, norm, model)
 
 
 def requires(args, ranks):
     common.split_batch(args, 1)
-    cfg, variant, on_cuda = args.model, args.variant, common.on_cuda(args)
-    head_dim, in_blocks = cfg.dim // cfg.heads, variant in ("zigzag", "ring", "torch")
+    cfg, variant, on_cuda, dtype = args.model, args.variant, common.on_cuda(args), rounded(args)
+    head_dim, inner = cfg.dim // cfg.heads, ranks if variant == "ulysses" else args.inner
 
     if variant == "torch" and (args.attention == "plain" or not on_cuda):
         raise Refused("--variant torch needs --attention sdpa and a GPU for each rank",
                       "--variant zigzag")
-    is_flash, dtype = in_blocks and args.attention == "sdpa" and not args.kernels, rounded(args)
-    if on_cuda and is_flash and (dtype != torch.bfloat16 or head_dim % 8):
+    is_flash = on_cuda and args.attention == "sdpa" and not args.kernels
+    if is_flash and (dtype != torch.bfloat16 or head_dim % 8):
         raise Refused("--attention sdpa over ranks is flash attention, which on a GPU takes 16 "
                       f"bits in heads of 8, 16, 24, ..., not {str(dtype)[6:]} in heads of "
                       f"{head_dim}", f"--dtype float32 --precision bf16 --dim {64 * cfg.heads}")
+    if is_flash and args.window:
+        raise Refused("--attention sdpa on a GPU takes blocks without a --window", "--kernels")
     if args.kernels and (args.dtype == "float64" or not 16 <= head_dim <= 256):
         raise Refused(f"--kernels take float32 or bfloat16 in heads of 16 to 256, not {args.dtype}"
                       f" in heads of {head_dim}", f"--dtype float32 --dim {64 * cfg.heads}")
 
+    if args.documents and args.documents > cfg.seq:
+        raise Refused(f"--documents {args.documents} are longer than --seq = {cfg.seq}",
+                      f"--documents {cfg.seq}")
+    if ranks % inner:
+        raise Refused(f"--inner {inner} does not divide {ranks} ranks",
+                      f"--inner {math.gcd(inner, ranks)}")
     common.divides("--seq", cfg.seq, "two chunks for each rank", 2 * ranks)
-    shared = cfg.heads % ranks == 0 and (cfg.kv_heads % ranks == 0 or ranks % cfg.kv_heads == 0)
-    if variant == "ulysses" and not shared:
-        raise Refused(f"--heads {cfg.heads} and --kv-heads {cfg.kv_heads} cannot be shared "
-                      f"by {ranks} ranks", "--variant zigzag")
+    shared = cfg.heads % inner == 0 and (cfg.kv_heads % inner == 0 or inner % cfg.kv_heads == 0)
+    if not shared:
+        raise Refused(f"--heads {cfg.heads} and --kv-heads {cfg.kv_heads} cannot be shared by "
+                      f"{inner} ranks", "--inner 1" if inner == args.inner else "--variant zigzag")
 
 
 def flags(parser):
-    parser.add_argument("--kernels", action="store_true", help="our own flash attention, on a GPU")
+    add = parser.add_argument
+    add("--documents", type=int, metavar="MEAN", help="tokens of a packed document, in the mean")
+    add("--cut", choices=("sequence", "document"), default="sequence", help="in a zig-zag")
+    add("--window", type=int, help="tokens that a token sees, itself among them; default: all")
+    add("--inner", type=int, default=1, help="neighbours that exchange heads; rings are around them")
+    add("--kernels", action="store_true", help="our own flash attention, on a GPU")
 
 
-VARIANTS = {"zigzag": (train, "--kernels"), "ring": (train, "--kernels"),
-            "gather": train, "ulysses": train, "torch": train_torch}
+OWN = "--documents", "--window", "--kernels"
+VARIANTS = {"zigzag": (train, "--cut", "--inner", *OWN), "ring": (train, "--inner", *OWN),
+            "gather": (train, "--cut", "--inner", *OWN), "ulysses": (train, *OWN),
+            "torch": train_torch}
 
 if __name__ == "__main__":
     common.launch(__file__, __doc__, VARIANTS, requires, flags, formulas)

@@ -85,14 +85,25 @@ class Text:
             size = os.stat(args.data).st_size // kind.itemsize
             self.tokens = np.memmap(args.data, kind, "r", shape=size)
 
+    def starts(self, step):
+        """Where the document of each token begins, int64 (seq,), in all sequences of a step. The
+        next document begins at any token alike, so that lengths are random; the mean is given."""
+        seq, mean = self.args.model.seq, self.args.documents or math.inf
+        begins = np.random.default_rng([self.args.seed, step, 1]).random(seq) < 1 / mean
+        begins[1:2] = False                             # the first one has a token to predict
+        return torch.from_numpy(np.maximum.accumulate(begins * np.arange(seq)))
+
     def batch(self, step):
         """The whole global batch of a step, a function of (seed, step) alone: tokens and targets,
         int64 (batch, seq) on the CPU, and how many targets are valid."""
-        args, seq = self.args, self.args.model.seq
+        args, seq, starts = self.args, self.args.model.seq, self.starts(step).numpy()
         rng = np.random.default_rng([args.seed, step])
-        starts = rng.integers(len(self.tokens) - seq, size=(args.batch, 1))
-        windows = torch.from_numpy(self.tokens[starts + np.arange(seq + 1)].astype(np.int64))
-        tokens, targets = windows[:, :-1].clone(), windows[:, 1:].clone()
+        begins, document = np.unique(starts, return_inverse=True)       # of each token, which one
+        texts = rng.integers(len(self.tokens) - seq, size=(args.batch, len(begins)))
+        places = texts[:, document] + np.arange(seq) - starts           # of its text
+        tokens, targets = (torch.from_numpy(self.tokens[places + i].astype(np.int64))
+                           for i in (0, 1))
+        targets[:, begins[1:] - 1] = -100               # a document does not predict the next one
         if args.ignore:                                 # of each sequence another share
             share = rng.random((args.batch, 1)) ** (1 / args.ignore - 1)    # their mean is P
             ignored = torch.from_numpy(rng.random((args.batch, seq)) < share)
@@ -109,34 +120,49 @@ def standard_library():
     return b"".join((root / path).read_bytes() for path in files)
 
 
-def plain_attention(q, k, v):
+def mask_of(q, first=None):
+    """Added to scores, (seq, seq): -inf for keys after their query, or before first[query]."""
+    token = torch.arange(q.shape[2], device=q.device)
+    hidden = token > token[:, None]
+    if first is not None:
+        hidden |= token < first[:, None]
+    return q.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)
+
+
+def plain_attention(q, k, v, first=None):
     """Causal attention with its scores in sight; a group of query heads shares a k and a v (GQA).
-    q (batch, heads, seq, head_dim); k, v (batch, kv_heads, seq, head_dim). Returns q's shape."""
+    q (batch, heads, seq, head_dim); k, v (batch, kv_heads, seq, head_dim). Returns q's shape.
+    first: int64 (seq,), the first key that each query sees (`pack`)."""
     batch, heads, seq, head_dim = q.shape
     # The heads of a group meet the same keys: one matmul serves their queries, head below head.
     stacked = (q * head_dim**-0.5).reshape(batch, k.shape[1], -1, head_dim)
     scores = (stacked @ k.transpose(2, 3)).view(batch, heads, seq, seq)
-    future = torch.full((seq, seq), -math.inf, dtype=q.dtype, device=q.device).triu(1)
-    weights = (scores + future).softmax(-1)                 # (batch, heads, seq, seq)
+    weights = (scores + mask_of(q, first)).softmax(-1)      # (batch, heads, seq, seq)
     return (weights.view(batch, k.shape[1], -1, seq) @ v).view(q.shape)
 
 
-CORES = {"plain": plain_attention,      # sdpa: PyTorch's fused kernels never materialise the scores
-         "sdpa": lambda q, k, v: F.scaled_dot_product_attention(
-             q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])}
+def fused_attention(q, k, v, first=None):
+    """The same by PyTorch's fused kernels, which never materialise the scores."""
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=None if first is None else mask_of(q, first), is_causal=first is None,
+        enable_gqa=q.shape[1] != k.shape[1])
+
+
+CORES = {"plain": plain_attention, "sdpa": fused_attention}
 NORMS = {False: nn.LayerNorm, True: functools.partial(nn.RMSNorm, eps=1e-5)}    # by cfg.gated
 
 
 class Rope(nn.Module):
     """Rotary position embedding: turns each pair (x[i], x[i + head_dim/2]) of a query or a key by
     the angle position · base^(-2i/head_dim): their product tells how far apart they are.
-    positions: int64 (seq,), a buffer: of all tokens, or of those that a rank has (06)."""
+    positions: int64 (seq,), a buffer: of all tokens, or of those that a rank has (06). seen: what
+    else attention's core is given (`pack`)."""
 
     def __init__(self, cfg):
         super().__init__()
         self.register_buffer("positions", torch.arange(cfg.seq), persistent=False)
         self.base = 500_000.0 if cfg.gated else 10_000.0        # Llama 3's, for longer sequences
-        self.made_for = None
+        self.made_for, self.seen = None, ()
 
     def forward(self, x):                                   # (batch, heads, seq, head_dim)
         a, b = x.chunk(2, dim=-1)
@@ -168,7 +194,7 @@ class Attention(nn.Module):
     def forward(self, x):
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
                    for y in self.project(x))                # (batch, heads, seq, head_dim)
-        out = self.core(self.rope(q), self.rope(k), v)
+        out = self.core(self.rope(q), self.rope(k), v, *self.rope.seen)
         return self.o(out.transpose(1, 2).flatten(2))       # (batch, seq, dim)
 
 
@@ -238,6 +264,15 @@ def draw_weights(model, seed, device="cpu", dtype=torch.float32):
             full.fill_(1)
         p.data = part(full, p.cuts).to(device, dtype, copy=True)    # not a view into all of it
     return model.to(device)                                         # the buffers are still to move
+
+
+def pack(model, starts, window=None):
+    """Let each token of the next sequences see its own document alone, and of that the last
+    `window` tokens. starts: int64 (seq,), where its document begins; there its position is 0."""
+    token = torch.arange(len(starts), device=starts.device)
+    rope = model.block1.attn.rope                           # all blocks share it
+    rope.positions = token - starts
+    rope.seen = (starts.maximum(token - (window or len(starts)) + 1),)
 
 
 def recompute(model, how):
@@ -379,6 +414,7 @@ def parse(file, doc, variants, flags, argv, Parser=argparse.ArgumentParser):
     add("--data", help="any text, or a .bin of uint16 tokens; default: Python's source")
     add("--ignore", type=float, default=0.0, help="share of the targets to mark as not valid")
     add("--seed", type=int, default=0)
+    parser.set_defaults(documents=None, window=None)        # which 06 and 09 have
     flags(parser)
     args = parser.parse_args(argv)
     shape = {f.name: getattr(args, f.name, None) or getattr(PRESETS[args.preset], f.name)
@@ -417,7 +453,7 @@ def split_batch(args, shares):
 
 
 # The whole batch on the CPU and its number of valid targets; this rank's (micro_batch, seq) pairs.
-Batch = namedtuple("Batch", "step tokens targets valid micro_batches")
+Batch = namedtuple("Batch", "step tokens targets valid micro_batches starts", defaults=[None])
 
 
 class Run:
@@ -454,7 +490,7 @@ class Run:
             tokens, targets, valid = self.text.batch(step)
             mine = [x.chunk(self.args.shares)[share].to(self.device) for x in (tokens, targets)]
             pairs = zip(*(x.split(self.args.micro_batch) for x in mine))
-            yield Batch(step, tokens, targets, valid, list(pairs))
+            yield Batch(step, tokens, targets, valid, list(pairs), self.text.starts(step))
 
     # For lab/: around a step; and around an action of a schedule, what is kept, and under way.
     measure = span = lambda self, *about: contextlib.nullcontext()

@@ -210,18 +210,20 @@ def run_main(name, flags, folder, fault=None):
 
 
 @functools.cache
-def losses_without_ranks(shape, data, batch, steps, seed, ignore, optimizer, lr, clip):
+def losses_without_ranks(shape, data, batch, steps, seed, ignore, optimizer, lr, clip, packed):
     """Of one GPU, in float64, in this process, which is no rank. What both sides of a run share is
     not seen by comparing them: text, weights or a rate that depend on the number of ranks."""
     assert "WORLD_SIZE" not in os.environ
     cfg = common.Config(*shape)
     text = common.Text(types.SimpleNamespace(
-        model=cfg, data=data, batch=batch, seed=seed, ignore=ignore))  # fmt: skip
+        model=cfg, data=data, batch=batch, seed=seed, ignore=ignore, documents=packed[0]))
     model, losses = common.gpt(cfg, seed, dtype=torch.float64), []
     update = common.OPTIMIZERS[optimizer](model.parameters(), lr)
     for step in range(steps):
         update.zero_grad()
         tokens, targets, valid = text.batch(step)
+        if any(packed):
+            common.pack(model, text.starts(step), packed[1])
         loss = common.loss_sum(model(tokens), targets) / valid
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf"))
@@ -237,7 +239,8 @@ def hold_to_the_run_without_ranks(run):
         return
     shape = tuple(config[field.name] for field in dataclasses.fields(common.Config))
     names = "data", "batch", "steps", "seed", "ignore", "optimizer", "lr", "clip"
-    expected = losses_without_ranks(shape, *(config[name] for name in names))
+    packed = config["documents"], config["window"]
+    expected = losses_without_ranks(shape, *(config[name] for name in names), packed)
     assert run["loss"] == pytest.approx(expected, rel=1e-10), run["world_size"]
 
 

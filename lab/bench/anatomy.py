@@ -22,7 +22,7 @@ from common import Config, rounded
 from lab.chapters import chapter
 
 CLASSES = {"outside", "inputs", "inside", "keys and values", "core", "logits", "ids", "positions",
-           "how", "vocabulary", "recompute", "every", "fp8"}        # of what is kept, and how
+           "own keys", "how", "vocabulary", "recompute", "every", "fp8"}        # of what is kept, and how
 
 
 def planner() -> ModuleType:
@@ -72,33 +72,26 @@ def keys_and_values(cfg, kept):
     gathers or exchanges them again: then only those of this rank's own tokens are kept."""
     given = kept.get("keys and values")
     given = max(share_of(kept, "inside"), 1 / cfg.kv_heads) if given is None else given
-    if share_of(kept, "core") == 0 and kept.get("how") in ("gathered", "exchanged"):
-        own = share_of(kept, "positions")
-        return own if kept["how"] == "exchanged" else own * given
-    return given
+    return kept.get("own keys", given) if share_of(kept, "core") == 0 else given
 
 
 def core_bytes(cfg, batch, e, kept):
     """What a core of attention keeps beside q, k and v: the weights; or its output, and a number
     for each row of scores. (The output is kept anyway where it is the input of o without a copy.)
 
-    kept["how"]: "blocks", where every core is a fused one; "gathered" keys, with a mask for a fused
-    core on a CPU; "exchanged" heads.
+    kept["how"]: "blocks", where every core is a fused one; or "apart", where its output is
+    moved, too, before o has it.
     """
-    share, how, positions = share_of(kept, "core"), kept.get("how"), share_of(kept, "positions")
+    share, how = share_of(kept, "core"), kept.get("how")
     if not share:                                           # it is recomputed
         return 0
     rows = part(share, batch * cfg.heads * cfg.seq, "rows of scores")
-    # With gathered keys a front and a back chunk meet those up to their own ends: the mean of both.
-    met = 1 / 2 + positions / 4 if how == "gathered" else 1
-    if cfg.attention == "plain" and how != "blocks":
-        return part(share * met, numbers_kept(cfg, batch)["core"] * e, "bytes of the core")
+    if cfg.attention == "plain" and not how:
+        return part(share, numbers_kept(cfg, batch)["core"] * e, "bytes of the core")
     is_input_of_o = part(local_heads(kept), cfg.heads, "heads") == 1 or cfg.seq == 1 and how is None
-    if how in ("gathered", "exchanged") or "fp8" in kept:
+    if how == "apart" or "fp8" in kept:
         is_input_of_o = False
-    gathered = how == "gathered"
-    masks = part(positions * met, cfg.seq * cfg.seq * e, "bytes of a mask") if gathered else 0
-    return rows * max(e, 4) + masks + (0 if is_input_of_o else rows * cfg.dim // cfg.heads * e)
+    return rows * max(e, 4) + (0 if is_input_of_o else rows * cfg.dim // cfg.heads * e)
 
 
 def saved_by_fp8(cfg, batch, e, kept):

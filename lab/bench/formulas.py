@@ -16,6 +16,7 @@ metered step. All keys are optional:
     most gradients                                          the most bytes of gradients at a time
     rows, ep      rows of each block's experts in each micro-batch, and how many ranks share them
     mixtures      chapter 08's, see mixtures.py
+    contexts      chapter 06's, see contexts.py
     checks        {about: (computed, formula)}, or with a unit behind them; about: see about.py
     settings      chapter 01's, see settings.py; sample: its forward, which writes a text
     overlap       {op: function(flops, bandwidth)}, the time to send it over that of the compute
@@ -34,7 +35,7 @@ import torch
 import torch.distributed as dist
 
 from lab import schedules
-from lab.bench import anatomy, evidence, mixtures, settings
+from lab.bench import anatomy, contexts, evidence, mixtures, settings
 from lab.bench.about import AS_COMPUTED
 from lab.bench.machines import MACHINES, PEAK_FLOPS
 from lab.bench.meters import COLLECTIVES, name_of, nbytes
@@ -47,7 +48,7 @@ from lab.cli.words import count, printable, quantity
 WATCHED_STEPS = 3       # the memory of chapter 01's first steps is watched
 KEYS = {"parameters", "modules", "widths", "zero", "holders", "secondary", "most gradients",
         "sent", "ranks", "gradients", "gathers", "reduces", "kept", "schedule", "rows",
-        "ep", "flops", "checks", "settings", "mixtures", "beside", "overlap",
+        "ep", "flops", "checks", "settings", "mixtures", "contexts", "beside", "overlap",
         "machines", "utilization", "notes", "sample", "record"}
 RECOMPUTED = {"none": {}, "selective": {"core": 0}, "full": {"recompute": "full"}}  # of kept
 AMOUNTS = "calls", "payload", "on the wire"     # what is checked of each operator that sends
@@ -198,6 +199,8 @@ def hold_flops(run, answer):
     known = answer.get("flops", {})
     if "mixtures" in answer:
         known = {"all": mixtures.flops(run, answer["mixtures"])}
+    if "contexts" in answer:
+        known = {"attention": contexts.flops(run, answer["contexts"])}
     for what, formula in known.items():
         measured = getattr(run.flops, what)
         about = "FLOPs", "FLOPs of a step", "" if what == "all" else what
@@ -229,6 +232,8 @@ def hold_traffic(run, answer):
                  "such as 2(N-1)/N for an all_reduce")
     run.record(timeline=run.comm.timeline())
     conditions = answer.get("overlap", {})
+    if "contexts" in answer and "attention" in run.flops_of:
+        conditions = contexts.conditions(run.flops_of["attention"], sent)
     if axes and run.flops.all:
         conditions = conditions_of_axes(answer, sent, run.flops.all, run.args.micro_batches)
     hold_overlap(run, conditions, by_axis)
@@ -327,6 +332,8 @@ def explain(run, answer):
         note_beside(run, *answer["beside"])
     if "mixtures" in answer:
         mixtures.explain(run, answer["mixtures"])
+    if "contexts" in answer:
+        contexts.explain(run, answer["contexts"])
     for line in answer.get("notes", []):
         run.note(line)
     if "machines" in answer:

@@ -3,6 +3,7 @@
 from lab.bench.stop import Stop
 
 PLAYS = "rings"
+LIMITS = {"documents": (1, 2**31, 32), "window": (1, 2**31, 32)}
 TOUR = (
     Stop("06_context_parallel.py --device=cpu --steps=5",
          "a ring in zig-zag, whose ranks work alike", 4, name="06_context_parallel"),

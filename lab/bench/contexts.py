@@ -1,0 +1,85 @@
+"""What chapter 06 is held to beside all chapters: the FLOPs of its attention, and who works most.
+
+Of formulas()["contexts"]: layout, of the metered step; parts of its sequences around a ring; make,
+which lays a step out; core, of its blocks; inner, how many ranks exchange heads.
+"""
+
+import copy
+
+from lab.cli.words import count
+
+MATMULS = 7             # two forward; four backward, and one that computes scores again
+
+
+def pairs_of(blocks):
+    """How many pairs of a query and a key a core computes that takes blocks as they are."""
+    return sum((rows.stop - rows.start) * (keys.stop - keys.start) for rows, keys, *_ in blocks)
+
+
+def attention_flops(cfg, batch, pairs, inner=1, recompute="none"):
+    """FLOPs of a layer's attention on a rank, as PyTorch counts them; with `recompute`, the two of
+    forward again."""
+    matmuls = MATMULS + (0 if recompute == "none" else 2)
+    return matmuls * 2 * batch * cfg.dim // inner * pairs
+
+
+def flops(run, about):
+    """Of a step; None where PyTorch's counter does not see our kernels."""
+    args = run.args
+    if args.kernels:
+        return None
+    pairs = sum(map(pairs_of, about["layout"].blocks))
+    of_a_layer = attention_flops(args.model, args.micro_batch, pairs, about["inner"],
+                                 args.recompute)
+    return args.batch // args.micro_batch * args.model.layers * of_a_layer
+
+
+def conditions(attention, sent):
+    """What `overlap` is in formulas(): of each operator that attention sends by, the time that it
+    takes, over that of attention's FLOPs."""
+    def over_attention(op, flops, bandwidth):
+        _, _, wire = sent[op]
+        return wire / bandwidth / (attention / flops)
+
+    ops = [op for op in ("send", "all_gather", "all_to_all") if op in sent]
+    return {(op, "attention"): lambda *rates, op=op: over_attention(op, *rates) for op in ops}
+
+
+def work(layout):
+    """How many pairs of a query and a key that it sees each part of the sequences has."""
+    return [int((mine - layout.first[mine] + 1).sum()) for mine in layout.positions]
+
+
+def imbalance(layout):
+    """The work of the busiest part over the mean."""
+    of_parts = work(layout)
+    return max(of_parts) * len(of_parts) / sum(of_parts)
+
+
+def explain(run, about):
+    """Notes about kernels, hops and balance, and what the runs are drawn from."""
+    args, layout, parts = run.args, about["layout"], about["parts"]
+    if args.kernels and "kernels" not in about["core"].forward.__module__:
+        run.note("--kernels: no GPU, or no Triton, for them here; attention is PyTorch's")
+    hops = len(layout.blocks) - 1
+    if parts > 1 and args.variant in ("zigzag", "ring") and hops < parts - 1:
+        run.note(f"{count(hops, 'hop')} of {parts - 1}: from further away no rank needs keys")
+    if args.documents:
+        starts = run.text.starts(args.steps - 1)
+        both = {cut: about["make"](with_cut(args, cut), 0, parts, starts)
+                for cut in ("sequence", "document")}
+        padding = len(both["document"].starts) / len(starts) - 1
+        run.note(f"work of the busiest rank over the mean, in the last step: "
+                 f"{imbalance(both['sequence']):.2f} if the sequence is cut, "
+                 f"{imbalance(both['document']):.2f} if each document is (which pads it by "
+                 f"{padding:.0%})")
+    run.record(documents={"starts": layout.starts.tolist(), "first": layout.first.tolist(),
+                          "positions": [part.tolist() for part in layout.positions],
+                          "work": work(layout)})
+
+
+def with_cut(args, cut):
+    """The same flags with another --cut; a plain ring cuts no document."""
+    other = copy.copy(args)
+    other.cut, other.variant = cut, "zigzag" if cut == "document" else args.variant
+    return other
