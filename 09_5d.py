@@ -230,11 +230,25 @@ class SequenceParallel(nn.Module):
 
 # ------------------------------------------------------------- context parallelism, from chapter 06
 
-def positions_of(rank, ranks, seq):
-    """Of 2N chunks of the sequence, a rank has one from the front and one from the back: then all
-    ranks have as many pairs of a query and a key that it may see. Ascending, int64 (seq/N,)."""
-    chunks = torch.arange(seq).chunk(2 * ranks)
-    return torch.cat([chunks[rank], chunks[-1 - rank]]) if ranks > 1 else torch.arange(seq)
+def runs_of(rank, ranks, starts):
+    """The positions of a rank, ascending, as runs: neighbours of one document. Of 2N chunks of the
+    sequence it has one from the front and one from the back: then all ranks have as many pairs of a
+    query and a key, but for documents. starts: (seq,), where each token's document begins."""
+    everything = torch.arange(len(starts))
+    chunks = everything.chunk(2 * ranks)
+    return [run for chunk in ([chunks[rank], chunks[-1 - rank]] if ranks > 1 else [everything])
+            for run in chunk.tensor_split(starts[chunk].diff().nonzero().flatten() + 1)]
+
+
+def lay_out(starts, rope, blocks, rank, ranks):
+    """Set RoPE and `blocks`, what attention computes, for a step whose documents begin there: of
+    each run, how many queries, and where the keys begin and end that they may see. Returns which
+    tokens of a sequence this rank of cp has."""
+    runs = runs_of(rank, ranks, starts)
+    blocks[:] = [(len(run), int(starts[run[0]]), int(run[-1]) + 1) for run in runs]
+    mine = torch.cat(runs)
+    rope.positions = (mine - starts[mine]).to(rope.positions.device)
+    return mine
 
 
 def lower_right_attention(q, k, v, attention):
@@ -255,16 +269,18 @@ def lower_right_attention(q, k, v, attention):
     return (weights.view(*by_key, keys) @ v).view(q.shape)
 
 
-def gathered_attention(q, k, v, group, attention):
+def gathered_attention(q, k, v, group, attention, blocks):
     """Causal attention of this rank's queries, (batch, heads, s/N, head_dim), to the keys and
-    values of all ranks, which are gathered: each of its two chunks meets all up to its own end."""
-    rank, n, outputs = group.rank(), group.size(), []
-    both = GatherIn.apply(torch.cat([k, v]).transpose(1, 2), group)     # (2·batch, s, ...)
-    chunks = both.transpose(1, 2).chunk(2 * n, dim=2)               # rank 0's two, rank 1's, ...
-    k, v = torch.cat([*chunks[0::2], *chunks[::-2]], dim=2).chunk(2)    # in the sequence's order
-    for queries, chunk in zip(q.chunk(2, dim=2), (rank, 2 * n - 1 - rank)):
-        end = (chunk + 1) * queries.shape[2]            # where the keys end that it may see
-        outputs.append(lower_right_attention(queries, k[:, :, :end], v[:, :, :end], attention))
+    values of all ranks, which are gathered. blocks: as `lay_out` sets them."""
+    if group:
+        n = group.size()
+        both = GatherIn.apply(torch.cat([k, v]).transpose(1, 2), group)     # (2·batch, s, ...)
+        chunks = both.transpose(1, 2).chunk(2 * n, dim=2)           # rank 0's two, rank 1's, ...
+        k, v = torch.cat([*chunks[0::2], *chunks[::-2]], dim=2).chunk(2)    # in the right order
+    outputs = []
+    for queries, (_, begin, end) in zip(q.split([rows for rows, *_ in blocks], dim=2), blocks):
+        outputs.append(lower_right_attention(
+            queries, k[:, :, begin:end], v[:, :, begin:end], attention))
     return torch.cat(outputs, dim=2)
 
 
@@ -417,8 +433,8 @@ def cut_stage(stage, args, axes, core):
     cfg, (tp, cp, ep) = args.model, (axes.get(axis) for axis in ("tp", "cp", "ep"))
     for block in [module for module in stage if isinstance(module, common.Block)]:
         attn, mlp = block.attn, block.mlp
-        if cp:
-            attn.core, attn.rope.positions = core, positions_of(cp.rank(), cp.size(), cfg.seq)
+        if cp or args.documents:
+            attn.core = core
         if cfg.experts:
             mlp.ep, mlp.sequence = ep, axes.get("cp and tp")
             mlp.seen = deque(maxlen=args.micro_batches)         # of the last step
@@ -828,6 +844,7 @@ def formulas(args, rank, ranks, model):
     of_mlp = ep if cfg.experts else t                   # parts of it
     beside = [passes * messages["message"] / 1e6 * units for cut in (False, True)
               for units in sent_in_a_layer(t, ep, args.top_k, cut)]
+    met = sum(rows * (end - begin) for rows, begin, end in model.blocks) / (cfg.seq**2 / cp)
     note = ("{:.2f} MB over tp, and {:.2f} over ep if all are chosen alike; if tp cut each expert, "
             "{:.2f} and {:.2f}")
     return {
@@ -842,7 +859,10 @@ def formulas(args, rank, ranks, model):
         "reduces": m if args.zero > 1 else 1,           # of its gradients
         "kept": {"outside": 1 / (cp * t), "inputs": 1 / cp, "inside": 1 / (cp * t),
                  "keys and values": max(1 / t, 1 / cfg.kv_heads), "logits": 1 / (cp * t),
-                 "ids": 1 / (cp * t), "positions": 1 / cp, "how": "gathered" if cp > 1 else None},
+                 "ids": 1 / (cp * t), "positions": 1 / cp,
+                 "own keys": max(1 / t, 1 / cfg.kv_heads) / cp} | (
+            {"how": "gathered", "met": met} if cp > 1 or args.documents else {}),
+        "contexts": {"blocks": [*model.blocks], "passes": passes, "parts": cp, "runs_of": runs_of},
         "rows": rows if cfg.experts else None,
         "ep": ep,
         "schedule": {"actions": schedule[pp], "slices": slices, "inputs": range(cfg.layers + 2)}
@@ -861,10 +881,13 @@ def train(run):
     axes, holders = make_groups(args, cfg.tie and owners[0] != owners[-1])
     if "pp" in axes:
         dist.barrier(axes["pp"])                        # NCCL: the first use of a group is by all
-    core = functools.partial(gathered_attention, group=axes.get("cp"), attention=cfg.attention)
+    blocks = []                                         # of attention, in this step
+    core = functools.partial(gathered_attention, group=axes.get("cp"), attention=cfg.attention,
+                             blocks=blocks)
     full, slices = build(cfg), balanced(cfg.layers, len(owners))
     parts = {stage: full[slice(*slices[stage])] for stage, owner in enumerate(owners)
              if owner == me.pp}
+    place = full.block1.attn.rope, blocks, me.cp, args.cp       # all blocks share RoPE
     del full                                            # and with it the other stages
     for part in parts.values():
         cut_stage(part, args, axes, core)
@@ -873,7 +896,8 @@ def train(run):
     common.recompute(model, args.recompute)
 
     units = make_units(model, args.zero, args.keep_gathered)
-    positions = positions_of(me.cp, args.cp, cfg.seq).chunk(args.tp)[me.tp].to(run.device)
+    positions = lay_out(torch.zeros(cfg.seq, dtype=torch.int64), *place)
+    positions = positions.chunk(args.tp)[me.tp].to(run.device)
     stages = {stage: Stage(part, positions) for stage, part in parts.items()}
     shape = args.micro_batch, len(positions), cfg.dim   # of a message
     empty = functools.partial(torch.empty, shape, dtype=common.rounded(args), device=run.device)
@@ -884,7 +908,10 @@ def train(run):
     for unit in sharded:
         unit.hold(unit.full.to(common.rounded(args)))
 
+    model.blocks = blocks
     for batch in run.batches(share=me.dp, build=build):         # 1/dp of the sequences
+        if args.documents:
+            lay_out(batch.starts, *place)
         with run.measure():
             loss, norm = train_step(run_program, model, units, optimizer, batch.micro_batches,
                                     batch.valid, args.clip)
@@ -1001,6 +1028,8 @@ def requires(args, ranks):
     common.divides("--ffn", cfg.hidden, "--tp", 1 if args.experts else tp)
     demand(max(cfg.kv_heads, tp) % min(cfg.kv_heads, tp) == 0, f"--kv-heads {cfg.kv_heads} and "
            f"--tp {tp}: neither divides the other", f"--kv-heads {tp}")
+    demand((args.documents or 1) <= cfg.seq, f"--documents {args.documents} are longer than --seq "
+           f"= {cfg.seq}", f"--documents {cfg.seq}")
     chunks = 2 if cp > 1 else 1                         # of the sequence, for each rank of cp
     common.divides("--seq", cfg.seq, "what --cp and --tp cut it into", cp * math.lcm(chunks, tp))
     demand(args.experts or ep == 1 and args.top_k == 2 and not args.shared_expert, "--ep, --top-k "
@@ -1046,6 +1075,7 @@ def flags(parser):
     add("--experts", type=int, default=0, help="of a mixture in place of each MLP")
     add("--top-k", type=int, default=2, help="experts of a token")
     add("--shared-expert", action="store_true", help="and one that every token takes")
+    add("--documents", type=int, metavar="MEAN", help="tokens of a packed document, in the mean")
     add("--order", choices=[",".join(order) for order in orders], default="pp,dp,cp,tp",
         metavar="PP,DP,CP,TP", help="the axes, in any order; along the last, ranks are neighbours")
     add("--node-size", type=int, help="ranks of a machine, for the report; default: as it is, or 8")
@@ -1053,7 +1083,7 @@ def flags(parser):
 
 
 VARIANTS = {"hand": (train, "--cp", "--ep", "--schedule", "--experts", "--top-k",
-                     "--shared-expert", "--order", "--node-size", "--like", "--keep-gathered"),
+                     "--shared-expert", "--order", "--node-size", "--like", "--keep-gathered", "--documents"),
             "torch": train_torch}
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from common import Config, rounded
 from lab.chapters import chapter
 
 CLASSES = {"outside", "inputs", "inside", "keys and values", "core", "logits", "ids", "positions",
-           "own keys", "how", "vocabulary", "recompute", "every", "fp8"}        # of what is kept, and how
+           "own keys", "met", "how", "vocabulary", "recompute", "every", "fp8"}        # of what is kept, and how
 
 
 def planner() -> ModuleType:
@@ -79,19 +79,23 @@ def core_bytes(cfg, batch, e, kept):
     """What a core of attention keeps beside q, k and v: the weights; or its output, and a number
     for each row of scores. (The output is kept anyway where it is the input of o without a copy.)
 
-    kept["how"]: "blocks", where every core is a fused one; or "apart", where its output is
-    moved, too, before o has it.
+    kept["how"]: "blocks", where every core is a fused one; "apart", where its output is moved, too,
+    before o has it; or "gathered" keys, of which its queries meet a share, "met", and a fused core
+    on a CPU has a mask.
     """
     share, how = share_of(kept, "core"), kept.get("how")
     if not share:                                           # it is recomputed
         return 0
     rows = part(share, batch * cfg.heads * cfg.seq, "rows of scores")
-    if cfg.attention == "plain" and not how:
-        return part(share, numbers_kept(cfg, batch)["core"] * e, "bytes of the core")
+    met = kept.get("met", 1)
+    if cfg.attention == "plain" and how in (None, "gathered"):
+        return part(share * met, numbers_kept(cfg, batch)["core"] * e, "bytes of the core")
     is_input_of_o = part(local_heads(kept), cfg.heads, "heads") == 1 or cfg.seq == 1 and how is None
-    if how == "apart" or "fp8" in kept:
+    if how in ("apart", "gathered") or "fp8" in kept:
         is_input_of_o = False
-    return rows * max(e, 4) + (0 if is_input_of_o else rows * cfg.dim // cfg.heads * e)
+    masks = part(share_of(kept, "positions") * met, cfg.seq * cfg.seq * e, "bytes of a mask")
+    masks = masks if how == "gathered" else 0
+    return rows * max(e, 4) + masks + (0 if is_input_of_o else rows * cfg.dim // cfg.heads * e)
 
 
 def saved_by_fp8(cfg, batch, e, kept):

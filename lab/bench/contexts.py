@@ -1,7 +1,9 @@
-"""What chapter 06 is held to beside all chapters: the FLOPs of its attention, and who works most.
+"""What chapters 06 and 09 are held to beside all: FLOPs of attention, and who works most.
 
-Of formulas()["contexts"]: layout, of the metered step; parts of its sequences around a ring; make,
-which lays a step out; core, of its blocks; inner, how many ranks exchange heads.
+Of formulas()["contexts"] in 06: layout, of the metered step; parts of its sequences around a ring;
+make, which lays a step out; core, of its blocks; inner, how many ranks exchange heads. In 09:
+blocks, of each run its queries, and where its keys begin and end; passes of a micro-batch through a
+block; parts; and runs_of(part, parts, starts).
 """
 
 import copy
@@ -23,9 +25,22 @@ def attention_flops(cfg, batch, pairs, inner=1, recompute="none"):
     return matmuls * 2 * batch * cfg.dim // inner * pairs
 
 
+def gathered_flops(args, about):
+    """FLOPs of a step's attention where autograd has it: six matmuls if scores are kept, which the
+    plain core does. Of that alone, the last matmul is not computed again: nobody reads it."""
+    pairs = [rows * (end - begin) for rows, begin, end in about["blocks"]]
+    is_plain, again = args.model.attention == "plain", 0 if args.recompute == "none" else 2
+    computed = ((MATMULS - is_plain) + again) * sum(pairs)
+    if is_plain and args.recompute == "selective":
+        computed -= pairs[-1]
+    return about["passes"] * 2 * args.micro_batch * args.model.dim // args.tp * computed
+
+
 def flops(run, about):
     """Of a step; None where PyTorch's counter does not see our kernels."""
     args = run.args
+    if "blocks" in about:
+        return gathered_flops(args, about)
     if args.kernels:
         return None
     pairs = sum(map(pairs_of, about["layout"].blocks))
@@ -58,6 +73,8 @@ def imbalance(layout):
 
 def explain(run, about):
     """Notes about kernels, hops and balance, and what the runs are drawn from."""
+    if "blocks" in about:
+        return explain_gathered(run, about)
     args, layout, parts = run.args, about["layout"], about["parts"]
     if args.kernels and "kernels" not in about["core"].forward.__module__:
         run.note("--kernels: no GPU, or no Triton, for them here; attention is PyTorch's")
@@ -76,6 +93,15 @@ def explain(run, about):
     run.record(documents={"starts": layout.starts.tolist(), "first": layout.first.tolist(),
                           "positions": [part.tolist() for part in layout.positions],
                           "work": work(layout)})
+
+
+def explain_gathered(run, about):
+    if run.args.documents and about["parts"] > 1:
+        starts, parts = run.text.starts(run.args.steps - 1), about["parts"]
+        of_parts = [sum(int((mine - starts[mine] + 1).sum()) for mine in about["runs_of"](
+            part, parts, starts)) for part in range(parts)]
+        run.note(f"work of the busiest rank of cp over the mean, in the last step: "
+                 f"{max(of_parts) * parts / sum(of_parts):.2f}")
 
 
 def with_cut(args, cut):

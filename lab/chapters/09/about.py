@@ -9,4 +9,4 @@ TOUR = (
     Stop("09_5d.py --device=cpu --steps=5 --pp=2 --cp=2 --ep=2 --experts=8",
          "a mixture of experts on four axes", 5, name="09_5d-experts", ranks=8),
 )
-LIMITS = {"zero": (0, 4, 1)}
+LIMITS = {"zero": (0, 4, 1), "documents": (1, 2**31, 32)}
