@@ -41,7 +41,7 @@ above an H100's ridge point of 295 (see elu.py) from 600 tokens on, in 16 bits, 
 is the default here, from 1,200 on. (`plain_bytes`, `flash_bytes`, `flops` below.)
 
 What keeps the tensor cores busy: most blocks are seen whole by every row and are walked over
-without a mask; only those on the diagonal or over the edge take one (the loop over MASKED is
+without a mask; only those on the diagonal or over the edge take one (the loop over PART is
 unrolled, so each kernel has both). exp is exp2, with the scale folded in. Of a head, the programs
 with most to do start first. The kernel of dk and dv has its scores transposed, (keys, queries): so
 they come out of one matmul in the registers from which the next takes them. And from Hopper on, a
@@ -53,9 +53,20 @@ first i + 1 + keys - queries of them (torch.nn.attention.bias.causal_lower_right
 nothing has out = 0 and lse = -inf. And since backward takes `lse` as an argument, a piece of
 attention can be computed with the lse of the whole: that is ring attention.
 
+Documents packed into one sequence (`lengths`) and     documents of 2 and 3    a window of 2
+a sliding window (`window`) are one idea: a query      ██                      ██
+sees an interval of keys, from `since` to its own      ████                    ████
+place, and neither end ever goes back. So a block's        ██                    ████
+first row says where its walk begins, and its last         ████                    ████
+one from where on no row needs that mask; `until`,         ██████                    ████
+the rows before which each key is seen, says it to
+a block of keys. A block that nobody sees is not loaded: s² / 2 scores become the sum of n² / 2 of
+documents of n tokens, and s · W of a window.
+
 Sources: Dao et al., FlashAttention (2022), algorithms 1 and 4; Dao, FlashAttention-2 (2023),
-section 3; Milakov and Gimelshein, Online normalizer calculation for softmax (2018); Ultra-Scale
-Playbook, "FlashAttention".
+section 3, and its flash_attn_varlen_func; Milakov and Gimelshein, Online normalizer calculation for
+softmax (2018); windows: Beltagy et al., Longformer (2020), Jiang et al., Mistral 7B (2023); masks
+as intervals: Wang et al., FlashMask (2024); Ultra-Scale Playbook, "FlashAttention".
 """
 
 from __future__ import annotations  # tl.constexpr below is then read by Triton alone
@@ -82,30 +93,46 @@ DTYPES = torch.float32, torch.float16, torch.bfloat16
 # ----------------------------------------------------------------------------------- the references
 
 
-def reference_scores(q, k, causal):
+def seen_from(queries, keys, lengths, window, device):
+    """[the first key that each query sees], (queries,) in int32 and never descending; or [], where
+    that is always key 0: without documents and window."""
+    if lengths is None and window is None:
+        return []
+    rows = torch.arange(queries, device=device)
+    since = (rows + keys - queries + 1 - (window or keys)).clamp(min=0)
+    if lengths is not None:             # of the documents that have begun, the last one's first
+        starts = lengths.to(rows).contiguous()
+        since = since.maximum(starts[torch.searchsorted(starts, rows, right=True) - 1])
+    return [since.int()]
+
+
+def reference_scores(q, k, causal, lengths=None, window=None):
     """Scaled scores (batch, kv_heads, group, queries, keys), -inf where a query may not look."""
     q = q.unflatten(1, (k.shape[1], -1))
     scores = q @ k[:, :, None].transpose(-1, -2) * q.shape[-1] ** -0.5
     if causal:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
         scores = scores.masked_fill(future.triu(1 + k.shape[2] - q.shape[3]), -math.inf)
+    for since in seen_from(*scores.shape[-2:], lengths, window, q.device):
+        past = torch.arange(k.shape[2], device=q.device) < since[:, None]
+        scores = scores.masked_fill(past, -math.inf)
     return scores
 
 
-def reference_forward(q, k, v, causal=False):
+def reference_forward(q, k, v, causal=False, lengths=None, window=None):
     """`flash_forward` in plain PyTorch, with all scores in memory."""
-    scores = reference_scores(q, k, causal)
+    scores = reference_scores(q, k, causal, lengths, window)
     lse = scores.logsumexp(-1)                                      # (batch, kv, group, queries)
     weights = (scores - lse.nan_to_num(neginf=0)[..., None]).exp()
     out = (weights @ v[:, :, None]).flatten(1, 2)
     return out, lse.flatten(1, 2).to(torch.promote_types(lse.dtype, torch.float32))
 
 
-def reference_backward(dout, q, k, v, out, lse, causal=False):
+def reference_backward(dout, q, k, v, out, lse, causal=False, lengths=None, window=None):
     """`flash_backward` in plain PyTorch."""
     group = q.shape[1] // k.shape[1]
     lse = lse.nan_to_num(neginf=math.inf).unflatten(1, (-1, group)).to(q.dtype)
-    weights = (reference_scores(q, k, causal) - lse[..., None]).exp()
+    weights = (reference_scores(q, k, causal, lengths, window) - lse[..., None]).exp()
     by_group = lambda x: x.unflatten(1, (-1, group))                # (batch, kv, group, queries, d)
     dout, out, grouped = by_group(dout), by_group(out), by_group(q)
     dv = (weights.transpose(-1, -2) @ dout).sum(2)
@@ -129,11 +156,13 @@ def flash_bytes(queries, keys, dim, width):
     return (2 * queries * dim + 2 * keys * dim) * width + 4 * queries
 
 
-def flops(batch, heads, queries, keys, dim, causal, backward=False):
+def flops(batch, heads, queries, keys, dim, causal, backward=False, pairs=None):
     """FLOPs of the matmuls: two forward, five backward (four, and the scores once more: so all
-    kernels are compared, though ours does seven); half of each if causal."""
+    kernels are compared, though ours does seven); half of each if causal. pairs: how often a query
+    of one head sees a key, if it is not that: in documents of n tokens the sum of n² / 2."""
     matmuls = 5 if backward else 2
-    return matmuls * 2 * batch * heads * queries * keys * dim * (0.5 if causal else 1)
+    pairs = queries * keys * (0.5 if causal else 1) if pairs is None else pairs
+    return matmuls * 2 * batch * heads * pairs * dim
 
 
 # -------------------------------------------------------------------------------------- the kernels
@@ -178,6 +207,22 @@ def walk_over_keys(first, seq_q, seq_k, CAUSAL: tl.constexpr, BLOCK_Q: tl.conste
 
 
 @jit
+def walk_within(since_ptr, rows, first, seq_q, seq_k, CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr,
+                BLOCK_K: tl.constexpr):
+    """The first key that each row sees, and the ends of three parts of the keys: those that some
+    rows do not see any more, those that all see, those that some do not see yet."""
+    whole, end = walk_over_keys(first, seq_q, seq_k, CAUSAL, BLOCK_Q, BLOCK_K)
+    since, begin, recent = 0, 0, 0
+    if since_ptr is not None:
+        since = tl.load(since_ptr + rows, mask=rows < seq_q, other=0)
+        begin = tl.load(since_ptr + first) // BLOCK_K * BLOCK_K
+        recent = tl.load(since_ptr + tl.minimum(first + BLOCK_Q, seq_q) - 1)
+        recent = tl.cdiv(recent, BLOCK_K) * BLOCK_K
+        whole = tl.maximum(whole, recent)
+    return since, (begin, recent, whole, end)
+
+
+@jit
 def visible(rows, keys, seq_q, seq_k, CAUSAL: tl.constexpr):
     """Whether each row sees each key, of numbers (rows, 1) and (1, keys) or the other way round."""
     return (keys < seq_k) & (keys <= rows + seq_k - seq_q if CAUSAL else True)
@@ -186,7 +231,8 @@ def visible(rows, keys, seq_q, seq_k, CAUSAL: tl.constexpr):
 @jit
 def forward_kernel(q_all, k_all, v_all, out_all, lse_ptr, scale, heads, group, seq_q, seq_k,
                    CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-                   DIM: tl.constexpr, WIDE: tl.constexpr):
+                   DIM: tl.constexpr, WIDE: tl.constexpr, since_ptr=None):
+    PACKED: tl.constexpr = since_ptr is not None        # documents or a window
     blocks = tl.cdiv(seq_q, BLOCK_Q)
     which = tl.program_id(0) // blocks
     batch, head = which // heads, which % heads
@@ -197,15 +243,17 @@ def forward_kernel(q_all, k_all, v_all, out_all, lse_ptr, scale, heads, group, s
     total = tl.zeros((BLOCK_Q,), tl.float32)
     out = tl.zeros((BLOCK_Q, DIM), tl.float32)
 
-    # First the keys that each row sees, then with a mask those that some do.
-    whole, end = walk_over_keys(first, seq_q, seq_k, CAUSAL, BLOCK_Q, BLOCK_K)
-    for MASKED in tl.static_range(2):
-        for start in range(whole if MASKED else 0, end if MASKED else whole, BLOCK_K):
+    # The keys that all rows see take no mask; those before them (if PACKED) and after them do.
+    since, ends = walk_within(since_ptr, rows, first, seq_q, seq_k, CAUSAL, BLOCK_Q, BLOCK_K)
+    for PART in tl.static_range(0 if PACKED else 1, 3):
+        for start in range(ends[PART], ends[PART + 1], BLOCK_K):
             k = load(k_all, batch, head // group, start, BLOCK_K, DIM, WIDE)
             scores = tl.dot(q, k.T, input_precision="ieee")
-            if MASKED:
+            if PART != 1:
                 keys = (start + tl.arange(0, BLOCK_K))[None, :]
                 seen = visible(rows[:, None], keys, seq_q, seq_k, CAUSAL)
+                if PACKED:
+                    seen &= since[:, None] <= keys
                 scores = tl.where(seen, scores, -float("inf"))
             larger = tl.maximum(largest, tl.max(scores, 1) * scale)
             base = tl.where(larger == -float("inf"), 0, larger)     # nothing seen: no inf - inf
@@ -227,7 +275,8 @@ def forward_kernel(q_all, k_all, v_all, out_all, lse_ptr, scale, heads, group, s
 def dq_kernel(dout_all, q_all, out_all, k_all, v_all, lse_ptr, dq_all, log2_ptr, delta_ptr,
               seq_padded, scale, heads, group, seq_q, seq_k,
               CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-              DIM: tl.constexpr, WIDE: tl.constexpr):
+              DIM: tl.constexpr, WIDE: tl.constexpr, since_ptr=None):
+    PACKED: tl.constexpr = since_ptr is not None
     blocks = tl.cdiv(seq_q, BLOCK_Q)
     which = tl.program_id(0) // blocks
     batch, head = which // heads, which % heads
@@ -246,17 +295,19 @@ def dq_kernel(dout_all, q_all, out_all, k_all, v_all, lse_ptr, dq_all, log2_ptr,
     tl.store(delta_ptr + which * seq_padded + rows, delta)
 
     dq = tl.zeros((BLOCK_Q, DIM), tl.float32)
-    # First the keys that each row sees, then with a mask those that some do.
-    whole, end = walk_over_keys(first, seq_q, seq_k, CAUSAL, BLOCK_Q, BLOCK_K)
-    for MASKED in tl.static_range(2):
-        for start in range(whole if MASKED else 0, end if MASKED else whole, BLOCK_K):
+    # The keys that all rows see take no mask; those before them (if PACKED) and after them do.
+    since, ends = walk_within(since_ptr, rows, first, seq_q, seq_k, CAUSAL, BLOCK_Q, BLOCK_K)
+    for PART in tl.static_range(0 if PACKED else 1, 3):
+        for start in range(ends[PART], ends[PART + 1], BLOCK_K):
             k = load(k_all, batch, head // group, start, BLOCK_K, DIM, WIDE)
             v = load(v_all, batch, head // group, start, BLOCK_K, DIM, WIDE)
             scores = tl.dot(q, k.T, input_precision="ieee")
             weights = tl.exp2(scores * scale - lse[:, None])
-            if MASKED:
+            if PART != 1:
                 keys = (start + tl.arange(0, BLOCK_K))[None, :]
                 seen = visible(rows[:, None], keys, seq_q, seq_k, CAUSAL)
+                if PACKED:
+                    seen &= since[:, None] <= keys
                 weights = tl.where(seen, weights, 0)
             dweights = tl.dot(dout, v.T, input_precision="ieee")
             dscores = weights * (dweights - delta[:, None])
@@ -268,7 +319,8 @@ def dq_kernel(dout_all, q_all, out_all, k_all, v_all, lse_ptr, dq_all, log2_ptr,
 def dk_dv_kernel(dout_all, q_all, k_all, v_all, dk_all, dv_all, log2_ptr, delta_ptr, seq_padded,
                  scale, heads, group, seq_q, seq_k,
                  CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-                 DIM: tl.constexpr, WIDE: tl.constexpr):
+                 DIM: tl.constexpr, WIDE: tl.constexpr, until_ptr=None):
+    PACKED: tl.constexpr = until_ptr is not None
     blocks, kv_heads = tl.cdiv(seq_k, BLOCK_K), heads // group
     which = tl.program_id(0) // blocks
     batch, kv_head = which // kv_heads, which % kv_heads
@@ -280,14 +332,20 @@ def dk_dv_kernel(dout_all, q_all, k_all, v_all, dk_all, dv_all, log2_ptr, delta_
 
     # Rows before `begin` see none of these keys, and from `whole` on they see them all. Walk over
     # them for all heads that share k and v, in one loop: two would take more registers.
-    begin, whole = 0, 0
+    begin, whole, recent, end = 0, 0, seq_q, seq_q
     if CAUSAL:
         begin = tl.maximum(0, first + seq_q - seq_k) // BLOCK_Q * BLOCK_Q
         whole = tl.cdiv(tl.maximum(0, first + BLOCK_K - 1 + seq_q - seq_k), BLOCK_Q) * BLOCK_Q
         whole = tl.minimum(whole, tl.cdiv(seq_q, BLOCK_Q) * BLOCK_Q)
+    if PACKED:              # from `recent` on some rows do not see all any more, from `end` on none
+        keys = first + tl.arange(0, BLOCK_K)
+        until = tl.load(until_ptr + keys, mask=keys < seq_k, other=0)
+        end = tl.load(until_ptr + tl.minimum(first + BLOCK_K, seq_k) - 1)
+        whole = tl.minimum(whole, end)
+        recent = tl.maximum(whole, tl.load(until_ptr + first) // BLOCK_Q * BLOCK_Q)
     first_rows = first + tl.arange(0, BLOCK_K) + seq_q - seq_k      # that see each key
-    for MASKED in tl.static_range(2):
-        low, high = begin if MASKED else whole, whole if MASKED else seq_q
+    for PART in tl.static_range(3 if PACKED else 2):
+        low, high = (whole, begin, recent)[PART], (recent, whole, end)[PART]
         head, start = kv_head * group, low
         for _ in range(group * tl.cdiv(high - low, BLOCK_Q)):
             rows = start + tl.arange(0, BLOCK_Q)
@@ -297,8 +355,10 @@ def dk_dv_kernel(dout_all, q_all, k_all, v_all, dk_all, dv_all, log2_ptr, delta_
             lse, delta = tl.load(log2_ptr + stats + rows), tl.load(delta_ptr + stats + rows)
             scores = tl.dot(k, q.T, input_precision="ieee")         # (keys, rows): transposed
             weights = tl.exp2(scores * scale - lse[None, :])
-            if MASKED:
+            if PART != 0:
                 weights = tl.where(first_rows[:, None] <= rows[None, :], weights, 0)
+                if PACKED:
+                    weights = tl.where(rows[None, :] < until[:, None], weights, 0)
             dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision="ieee")
             dweights = tl.dot(v, dout.T, input_precision="ieee")
             dscores = weights * (dweights - delta[None, :])
@@ -326,6 +386,7 @@ BLOCKS = {
           "dk_dv": {64: (128, 64, 8, 3), 128: (128, 64, 4, 2), 256: (64, 16, 8, 2)},
           "dq": {64: (128, 64, 8, 3), 128: (128, 64, 4, 2), 256: (128, 32, 8, 2)}},
 }
+PACKED = {(90, "forward"): {64: (128, 64, 4, 3)}}       # where one more mask would spill
 
 
 def interpreted():
@@ -339,17 +400,15 @@ def generation(x):
     return {90: 90, 100: 100, 103: 100}.get(arch, 80) if x.element_size() == 2 else 80
 
 
-def blocks(gpu, kernel, x):
-    """(held, walked, num_warps, num_stages, dim as the kernel has it): a line of BLOCKS for x."""
+def blocks(gpu, kernel, x, packed):
+    """(held, walked, dim as the kernel has it, the launch's options): a line of BLOCKS for x."""
     block_d = max(16, triton.next_power_of_2(x.shape[-1]))
     if x.dtype == torch.float32:                # no tensor cores: they would round to 10 bits
-        return 16, 16, 8, 2, block_d
-    return *next(sizes for dim, sizes in BLOCKS[gpu][kernel].items() if block_d <= dim), block_d
-
-
-def scale_in_log2(dim):
-    """Of the scores, for exp2. The kernels have it from here: one register less."""
-    return dim**-0.5 * LOG2_E.value
+        choices = {256: (16, 16, 8, 2)}
+    else:
+        choices = BLOCKS[gpu][kernel] | (PACKED.get((gpu, kernel), {}) if packed else {})
+    held, walked, warps, stages = next(choices[dim] for dim in choices if block_d <= dim)
+    return held, walked, block_d, {"num_warps": warps, "num_stages": stages}
 
 
 def as_argument(x, gpu, rows, dim):
@@ -378,98 +437,106 @@ def readable(x):
     return x.new_empty(*shape, math.ceil(dim / unit) * unit)[..., :dim].copy_(x)
 
 
-def flash_forward(q, k, v, causal=False):
+def flash_forward(q, k, v, causal=False, lengths=None, window=None):
     """Attention, and the log-sum-exp of its scores. Raises ValueError for what does not fit.
 
     q (batch, heads, queries, dim); k, v (batch, kv_heads, keys, dim), of any strides. Returns out,
-    of q's shape, and lse (batch, heads, queries) in float32.
+    of q's shape, and lse (batch, heads, queries) in float32. `lengths`, `window`: flash_attention.
     """
-    check(q, k, v)
+    check(q, k, v, causal, lengths, window)
     if not runs_here(q):
-        return reference_forward(q, k, v, causal)
+        return reference_forward(q, k, v, causal, lengths, window)
     q, k, v = map(readable, (q, k, v))
     batch, heads, seq_q, dim = q.shape
+    since = seen_from(seq_q, k.shape[2], lengths, window, q.device)
     out = torch.empty_like(q)
     lse = torch.empty(batch, heads, seq_q, device=q.device, dtype=torch.float32)
     with torch.cuda.device_of(q):
         gpu = generation(q)
-        held, walked, warps, stages, block_d = blocks(gpu, "forward", q)
+        held, walked, block_d, options = blocks(gpu, "forward", q, since)
         if q.numel():
             forward_kernel[(triton.cdiv(seq_q, held) * batch * heads,)](
                 as_argument(q, gpu, held, block_d), as_argument(k, gpu, walked, block_d),
                 as_argument(v, gpu, walked, block_d), as_pointer(out), lse,
-                scale_in_log2(dim), heads, heads // k.shape[1], seq_q, k.shape[2],
-                causal, held, walked, block_d, interpreted(), num_warps=warps, num_stages=stages)
+                dim**-0.5 * LOG2_E.value, heads, heads // k.shape[1], seq_q, k.shape[2],
+                causal, held, walked, block_d, interpreted(), *since, **options)
     return out, lse
 
 
-def flash_backward(dout, q, k, v, out, lse, causal=False):
+def flash_backward(dout, q, k, v, out, lse, causal=False, lengths=None, window=None):
     """Gradients of (q, k, v), from that of out. Raises ValueError for what does not fit.
 
     dout and out of q's shape and dtype, of any strides; lse (batch, heads, queries) in float32.
     `out` and `lse` may be those of more keys than `k` has: then this is the part that these keys
     contribute (ring attention).
     """
-    check(q, k, v)
+    check(q, k, v, causal, lengths, window)
     of_lse = q.shape[:3], torch.promote_types(q.dtype, torch.float32)
     for name, x, (shape, dtype) in (("dout", dout, (q.shape, q.dtype)),
                                     ("out", out, (q.shape, q.dtype)), ("lse", lse, of_lse)):
-        if x.shape != shape or x.dtype != dtype or x.device != q.device:
-            raise ValueError(f"flash_backward: {name} of shape {tuple(x.shape)} is {x.dtype} on "
-                             f"{x.device}; expected {tuple(shape)}, {dtype} on {q.device}")
+        expect(x.shape == shape and x.dtype == dtype and x.device == q.device, name, x,
+               f"{tuple(shape)}, {dtype} on {q.device}")
     if not runs_here(q):
-        return reference_backward(dout, q, k, v, out, lse, causal)
+        return reference_backward(dout, q, k, v, out, lse, causal, lengths, window)
     dout, q, k, v, out = map(readable, (dout, q, k, v, out))
     lse = lse.contiguous()
     batch, heads, seq_q, dim = q.shape
     kv_heads, seq_k = k.shape[1:3]
+    since = seen_from(seq_q, seq_k, lengths, window, q.device)
+    keys = torch.arange(seq_k, device=q.device, dtype=torch.int32)  # rows before `until` see each
+    until = [torch.searchsorted(x, keys, right=True, out_int32=True) for x in since]
     dq, dk, dv = map(torch.empty_like, (q, k, v))       # laid out in memory as they are
 
     with torch.cuda.device_of(q):
         gpu = generation(q)
-        held, walked, warps, stages, block_d = blocks(gpu, "dq", q)
+        held, walked, block_d, options = blocks(gpu, "dq", q, since)
         seq_padded = triton.cdiv(seq_q, held) * held    # whole blocks, for dk_dv_kernel to read
         log2, delta = torch.empty(2, batch * heads * seq_padded, device=q.device,
                                   dtype=torch.float32)
-        numbers = seq_padded, scale_in_log2(dim), heads, heads // kv_heads, seq_q, seq_k
+        numbers = (seq_padded, dim**-0.5 * LOG2_E.value, heads, heads // kv_heads, seq_q, seq_k)
         if q.numel():
             of_queries = [as_argument(x, gpu, held, block_d) for x in (dout, q, out)]
             of_keys = [as_argument(x, gpu, walked, block_d) for x in (k, v)]
             dq_kernel[(triton.cdiv(seq_q, held) * batch * heads,)](
                 *of_queries, *of_keys, lse, as_pointer(dq), log2, delta, *numbers,
-                causal, held, walked, block_d, interpreted(), num_warps=warps, num_stages=stages)
-        held, walked, warps, stages, block_d = blocks(gpu, "dk_dv", q)
+                causal, held, walked, block_d, interpreted(), *since, **options)
+        held, walked, block_d, options = blocks(gpu, "dk_dv", q, since)
         if k.numel():
             of_queries = [as_argument(x, gpu, walked, block_d) for x in (dout, q)]
             of_keys = [as_argument(x, gpu, held, block_d) for x in (k, v)]
             dk_dv_kernel[(triton.cdiv(seq_k, held) * batch * kv_heads,)](
                 *of_queries, *of_keys, as_pointer(dk), as_pointer(dv), log2, delta, *numbers,
-                causal, walked, held, block_d, interpreted(), num_warps=warps, num_stages=stages)
+                causal, walked, held, block_d, interpreted(), *until, **options)
     return dq, dk, dv
 
 
 class FlashAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, causal):
-        out, lse = flash_forward(q, k, v, causal)
+    def forward(ctx, q, k, v, causal, lengths, window):
+        out, lse = flash_forward(q, k, v, causal, lengths, window)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.causal = causal
+        ctx.seen = causal, lengths, window
         return out
 
     @staticmethod
     @once_differentiable                # its own gradient would be left out
     def backward(ctx, dout):
-        return *flash_backward(dout, *ctx.saved_tensors, ctx.causal), None
+        return *flash_backward(dout, *ctx.saved_tensors, *ctx.seen), None, None, None
 
 
-def flash_attention(q, k, v, causal=True):
+def flash_attention(q, k, v, causal=True, lengths=None, window=None):
     """Attention, differentiable; causal unless told otherwise, as a model's core is. (PyTorch's
     scaled_dot_product_attention has the other default: there it is is_causal=False.)
 
     q (batch, heads, queries, dim); k, v (batch, kv_heads, keys, dim), of any strides; returns q's
     shape. Raises ValueError for what does not fit.
+
+    lengths: the cumulative lengths of the documents in the sequence, from 0 to seq, integers
+    (documents + 1,); no token sees another document. window: a query sees so many keys, of which
+    its own is the last. Both want causal, and lengths as many keys as queries. Values of lengths
+    are checked only if it is on the CPU, from where it is copied: a GPU would be waited for.
     """
-    return FlashAttention.apply(q, k, v, causal)
+    return FlashAttention.apply(q, k, v, causal, lengths, window)
 
 
 def runs_here(x):
@@ -477,27 +544,34 @@ def runs_here(x):
     return triton is not None and x.dtype in DTYPES and (x.is_cuda or interpreted())
 
 
-def check(q, k, v):
-    """Raise ValueError, with the shape and what was expected, for tensors that do not fit."""
-    shapes = {name: tuple(x.shape) for name, x in (("q", q), ("k", k), ("v", v))}
+def expect(fits, name, x, expected):
+    """Raise ValueError, with the shape and what was expected, unless x fits."""
+    if not fits:
+        raise ValueError(f"flash_attention: {name} of shape {tuple(x.shape)} is {x.dtype} on "
+                         f"{x.device}; expected {expected}")
+
+
+def check(q, k, v, causal, lengths, window):
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim != 4:
-            raise ValueError(f"flash_attention: {name} has shape {shapes[name]}; expected (batch, "
-                             "heads, seq, dim)")
-        if x.dtype != q.dtype or x.device != q.device:
-            raise ValueError(f"flash_attention: {name} of shape {shapes[name]} is {x.dtype} on "
-                             f"{x.device}; expected {q.dtype} on {q.device}, as q")
-    batch, heads, _, dim = q.shape
-    if q.dtype not in (*DTYPES, torch.float64):
-        raise ValueError(f"flash_attention: q of shape {shapes['q']} is {q.dtype}; expected "
-                         "float32, float16 or bfloat16")
-    if not 16 <= dim <= 256:
-        raise ValueError(f"flash_attention: q has shape {shapes['q']}; expected a dim of 16 to "
-                         "256")
-    if k.shape[0] != batch or k.shape[3] != dim or heads * k.shape[1] == 0 \
-            or heads % k.shape[1]:
-        raise ValueError(f"flash_attention: k has shape {shapes['k']}; expected ({batch}, a "
-                         f"divisor of {heads}, keys, {dim}), as q has shape {shapes['q']}")
-    if v.shape != k.shape:
-        raise ValueError(f"flash_attention: v has shape {shapes['v']}; expected {shapes['k']}, as "
-                         "k")
+        expect(x.ndim == 4 and x.dtype == q.dtype and x.device == q.device, name, x,
+               f"(batch, heads, seq, dim), {q.dtype} on {q.device}")
+    (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
+    expect(q.dtype in (*DTYPES, torch.float64) and 16 <= dim <= 256, "q", q,
+           "float32, float16 or bfloat16, and a dim of 16 to 256")
+    expect(k.shape == (batch, kv_heads, keys, dim) and heads * kv_heads and not heads % kv_heads,
+           "k", k, f"({batch}, a divisor of {heads}, keys, {dim}), as q is {tuple(q.shape)}")
+    expect(v.shape == k.shape, "v", v, f"{tuple(k.shape)}, as k")
+    if window is not None and not (causal and window >= 1):
+        raise ValueError(f"flash_attention: window is {window} and causal {causal}; expected 1 key "
+                         "or more, and causal")
+    if lengths is None:
+        return
+    expect(causal and keys == queries, "lengths", lengths,
+           f"causal and {queries} keys, as there are queries, not causal {causal} and {keys} keys")
+    expect(lengths.ndim == 1 and len(lengths) > 1 and lengths.dtype in (torch.int32, torch.int64)
+           and lengths.device in (torch.device("cpu"), q.device), "lengths", lengths,
+           f"(documents + 1,), int32 or int64, on cpu or {q.device}")
+    if lengths.device.type == "cpu":
+        first, *between, last = lengths.tolist()
+        expect([first, *between, last] == sorted([0, *between, queries]), "lengths", lengths,
+               f"to ascend from 0 to {queries}, not from {first} to {last}")

@@ -102,6 +102,10 @@ def cases(which):
         yield f"rms norm {case} {residual}", functools.partial(run_rms_norm, *case, residual)
     for case in attention:
         yield f"attention {case}", functools.partial(run_attention, *case)
+    for dim, dtype, causal, seq in attention:
+        if causal:
+            call = functools.partial(run_attention, dim, dtype, True, seq, [0, seq // 3, seq])
+            yield f"attention in documents {dim, dtype, seq}", call
 
 
 def cases_of_fp8(which):
@@ -130,12 +134,13 @@ def run_rms_norm(width, dtype, residual):
     rmsnorm.rms_norm_backward(y, total, weight, rrms, more)
 
 
-def run_attention(dim, dtype, causal, seq):
+def run_attention(dim, dtype, causal, seq, lengths=None):
     """Grouped queries, or one of everything: 1 is a constant to Triton, and 1000 not aligned."""
     batch, heads, kv_heads = (1, 1, 1) if seq == 1 else (2, 4, 2)
     q, k, v = (torch.empty(batch, n, seq, dim, dtype=dtype) for n in (heads, kv_heads, kv_heads))
-    out, lse = flash_attention.flash_forward(q, k, v, causal)
-    flash_attention.flash_backward(out, q, k, v, out, lse, causal)
+    seen = causal, lengths and torch.tensor(lengths)
+    out, lse = flash_attention.flash_forward(q, k, v, *seen)
+    flash_attention.flash_backward(out, q, k, v, out, lse, *seen)
 
 
 def resources(kernel):
