@@ -54,7 +54,7 @@ Run it:
     python 10_planner.py --model 70b --cluster h100 --gpus 512 --batch 1024
     python 10_planner.py --model 405b --gpus 8192 --batch 2048 --tp 8 --pp 16 --zero 1 --explain
     python 10_planner.py --model deepseek-v3 --cluster h800 --gpus 2048 --batch 15360 --ep 64
-    python 10_planner.py --published                (or --problems: the scaling book's)
+    python 10_planner.py --published                (or --problems, or --contexts: long ones)
 
 Sources: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021);
 Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022); Qi et al.,

@@ -98,6 +98,8 @@ def parser(ten):
     add("--explain", action="store_true", help="what limits the best, and what would change it")
     add("--published", action="store_true", help="published tables, beside what is predicted")
     add("--problems", action="store_true", help="the scaling book's worked problems")
+    add("--contexts", action="store_true",
+        help="long sequences on many ranks: what a ring, Ulysses, and both take on this cluster")
     add("--json", type=commands.output("plan.json"), help="write the best plan, and all that fit")
     return parser
 
@@ -194,6 +196,11 @@ class Question:
         return best(self.find(gpus, fixed, batch))
 
 
+def has_tables(args):
+    """Whether tables are asked for, and no plan."""
+    return args.published or args.problems or args.contexts
+
+
 def question(ten, argv):
     """The arguments, and what they ask."""
     args = arguments(ten, argv)
@@ -205,7 +212,7 @@ def question(ten, argv):
 def fits(ten, argv):
     """Raises Refused for a question that no plan answers."""
     args, asked = question(ten, argv)
-    if not (args.published or args.problems or asked.least()):
+    if not (has_tables(args) or asked.least()):
         raise refusal()("nothing fits")
 
 
@@ -336,10 +343,11 @@ def main(ten, argv):
         args, asked = question(ten, argv)
     except refusal() as refused:
         refusals.complain(refused, functools.partial(fits, ten), argv, alone=True)
-    if args.published or args.problems:
-        from lab.planner import problems, published
+    if has_tables(args):
+        from lab.planner import contexts, problems, published
 
-        print(*(published.tables if args.published else problems.problems)(ten), sep="\n")
+        print(*(published.tables(ten) if args.published else problems.problems(ten)
+                if args.problems else contexts.tables(ten, asked.cluster)), sep="\n")
         return 1 if args.published and published.beyond(ten) else 0
     model, gpus, batch = asked.model, asked.gpus, asked.batch
     fit, others = asked.find(gpus, asked.fixed)

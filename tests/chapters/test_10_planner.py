@@ -436,7 +436,7 @@ def drawn(rng, ten):
     """A command line of one to five flags, of which some are bad, or do not fit each other."""
     argv = []
     flags = [action for action in planning.parser(ten)._actions if action.dest not in (
-        "help", "published", "problems", "json")]
+        "help", "published", "problems", "contexts", "json")]
     for action in rng.sample(flags, rng.choice((1, 1, 2, 2, 3, 4, 5))):
         flag = rng.choice(action.option_strings)
         if action.nargs == 0:
