@@ -58,9 +58,7 @@ PRESETS = {     # layers, dim, heads, kv_heads, seq, vocab (chapter 10's 1b and 
     "tiny": Config(4, 128, 8, 4, 128, 256),
     "tiny-llama": Config(4, 128, 8, 4, 128, 256, gated=True, ffn=352),
     "gpt2": Config(12, 768, 12, 12, 1024, 50304, tie=True, attention="sdpa"),
-    "1b": Config(16, 2048, 8, 8, 2048, 50304, attention="sdpa"),        # Pythia-1B
     "7b": Config(32, 4096, 32, 32, 2048, 50432, attention="sdpa"),      # Pythia-6.9B
-    "llama-1b": Config(16, 2048, 32, 8, 8192, 128256, True, "sdpa", True, 8192),
     "llama-8b": Config(32, 4096, 32, 8, 8192, 128256, False, "sdpa", True, 14336),
 }
 ONE_BUCKET = 2**22              # so few gradients are one message; else a message for each module
@@ -86,11 +84,10 @@ class Text:
             self.tokens = np.memmap(args.data, kind, "r", shape=size)
 
     def starts(self, step):
-        """Where the document of each token begins, int64 (seq,), in all sequences of a step. The
-        next document begins at any token alike, so that lengths are random; the mean is given."""
+        """Where each token's document begins, int64 (seq,), in all sequences of a step alike."""
         seq, mean = self.args.model.seq, self.args.documents or math.inf
         begins = np.random.default_rng([self.args.seed, step, 1]).random(seq) < 1 / mean
-        begins[1:2] = False                             # the first one has a token to predict
+        begins[1:2] = False                             # the first one has a target
         return torch.from_numpy(np.maximum.accumulate(begins * np.arange(seq)))
 
     def batch(self, step):
@@ -98,12 +95,11 @@ class Text:
         int64 (batch, seq) on the CPU, and how many targets are valid."""
         args, seq, starts = self.args, self.args.model.seq, self.starts(step).numpy()
         rng = np.random.default_rng([args.seed, step])
-        begins, document = np.unique(starts, return_inverse=True)       # of each token, which one
-        texts = rng.integers(len(self.tokens) - seq, size=(args.batch, len(begins)))
-        places = texts[:, document] + np.arange(seq) - starts           # of its text
-        tokens, targets = (torch.from_numpy(self.tokens[places + i].astype(np.int64))
-                           for i in (0, 1))
-        targets[:, begins[1:] - 1] = -100               # a document does not predict the next one
+        places = rng.integers(len(self.tokens) - seq, size=(args.batch, starts[-1] + 1))
+        places = places[:, starts] + np.arange(seq) - starts    # of each document, from anywhere
+        tokens = torch.from_numpy(self.tokens[places].astype(np.int64))
+        targets = torch.from_numpy(self.tokens[places + 1].astype(np.int64))
+        targets[:, np.flatnonzero(np.diff(starts))] = -100      # the next document's first tokens
         if args.ignore:                                 # of each sequence another share
             share = rng.random((args.batch, 1)) ** (1 / args.ignore - 1)    # their mean is P
             ignored = torch.from_numpy(rng.random((args.batch, seq)) < share)
@@ -115,54 +111,50 @@ class Text:
 def standard_library():
     root = Path(os.__file__).parent
     leave_out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-    files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py")
-                   if leave_out.isdisjoint(path.relative_to(root).parts))
-    return b"".join((root / path).read_bytes() for path in files)
+    files = [path for path in root.rglob("*.py")
+             if leave_out.isdisjoint(path.relative_to(root).parts)]
+    return b"".join(path.read_bytes() for path in sorted(files, key=Path.as_posix))
 
 
-def mask_of(q, first=None):
-    """Added to scores, (seq, seq): -inf for keys after their query, or before first[query]."""
-    token = torch.arange(q.shape[2], device=q.device)
-    hidden = token > token[:, None]
-    if first is not None:
-        hidden |= token < first[:, None]
-    return q.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)
-
-
-def plain_attention(q, k, v, first=None):
+def plain_attention(q, k, v, seen=None):
     """Causal attention with its scores in sight; a group of query heads shares a k and a v (GQA).
-    q (batch, heads, seq, head_dim); k, v (batch, kv_heads, seq, head_dim). Returns q's shape.
-    first: int64 (seq,), the first key that each query sees (`pack`)."""
+    q (batch, heads, seq, head_dim); k, v (batch, kv_heads, seq, head_dim). Returns q's shape. seen:
+    bool (seq, seq), which keys (across) a query (down) sees, if not all up to itself."""
     batch, heads, seq, head_dim = q.shape
     # The heads of a group meet the same keys: one matmul serves their queries, head below head.
     stacked = (q * head_dim**-0.5).reshape(batch, k.shape[1], -1, head_dim)
     scores = (stacked @ k.transpose(2, 3)).view(batch, heads, seq, seq)
-    weights = (scores + mask_of(q, first)).softmax(-1)      # (batch, heads, seq, seq)
+    if seen is None:
+        seen = torch.ones(seq, seq, dtype=torch.bool, device=q.device).tril()
+    hidden = q.new_zeros(seq, seq).masked_fill_(~seen, -math.inf)
+    weights = (scores + hidden).softmax(-1)                 # (batch, heads, seq, seq)
     return (weights.view(batch, k.shape[1], -1, seq) @ v).view(q.shape)
 
 
-def fused_attention(q, k, v, first=None):
-    """The same by PyTorch's fused kernels, which never materialise the scores."""
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=None if first is None else mask_of(q, first), is_causal=first is None,
-        enable_gqa=q.shape[1] != k.shape[1])
-
-
-CORES = {"plain": plain_attention, "sdpa": fused_attention}
+CORES = {"plain": plain_attention,      # sdpa: PyTorch's fused kernels never materialise the scores
+         "sdpa": lambda q, k, v, seen=None: F.scaled_dot_product_attention(
+             q, k, v, seen, is_causal=seen is None, enable_gqa=q.shape[1] != k.shape[1])}
 NORMS = {False: nn.LayerNorm, True: functools.partial(nn.RMSNorm, eps=1e-5)}    # by cfg.gated
 
 
 class Rope(nn.Module):
     """Rotary position embedding: turns each pair (x[i], x[i + head_dim/2]) of a query or a key by
     the angle position · base^(-2i/head_dim): their product tells how far apart they are.
-    positions: int64 (seq,), a buffer: of all tokens, or of those that a rank has (06). seen: what
-    else attention's core is given (`pack`)."""
+    positions: int64 (seq,), a buffer: of all tokens, or of those that a rank has (06)."""
 
     def __init__(self, cfg):
         super().__init__()
         self.register_buffer("positions", torch.arange(cfg.seq), persistent=False)
         self.base = 500_000.0 if cfg.gated else 10_000.0        # Llama 3's, for longer sequences
-        self.made_for, self.seen = None, ()
+        self.made_for, self.seen = None, ()                     # seen: what a core is given, too
+
+    def pack(self, starts, window=None):
+        """Let each token see its own document alone, from starts[token] on, and its last `window`.
+        starts: int64 (seq,). Positions begin anew in each document."""
+        key = torch.arange(len(starts), device=starts.device)
+        query, self.positions = key[:, None], key - starts
+        first = starts[:, None].maximum(query - (window or len(starts)) + 1)
+        self.seen = ((first <= key) & (key <= query),)          # blocks along the diagonal
 
     def forward(self, x):                                   # (batch, heads, seq, head_dim)
         a, b = x.chunk(2, dim=-1)
@@ -266,24 +258,14 @@ def draw_weights(model, seed, device="cpu", dtype=torch.float32):
     return model.to(device)                                         # the buffers are still to move
 
 
-def pack(model, starts, window=None):
-    """Let each token of the next sequences see its own document alone, and of that the last
-    `window` tokens. starts: int64 (seq,), where its document begins; there its position is 0."""
-    token = torch.arange(len(starts), device=starts.device)
-    rope = model.block1.attn.rope                           # all blocks share it
-    rope.positions = token - starts
-    rope.seen = (starts.maximum(token - (window or len(starts)) + 1),)
-
-
 def recompute(model, how):
     """Drop after forward what backward reads, and compute it again there, with what that sends:
     attention's core ("selective"), or all of a block but its input ("full")."""
     again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    kind, name = {"selective": (Attention, "core"), "full": (Block, "forward")}.get(how, ((), ""))
     for module in model.modules():
-        if how == "selective" and isinstance(module, Attention):
-            module.core = functools.partial(again, module.core)
-        if how == "full" and isinstance(module, Block):
-            module.forward = functools.partial(again, module.forward)
+        if isinstance(module, kind):
+            setattr(module, name, functools.partial(again, getattr(module, name)))
 
 
 def loss_sum(logits, targets):
@@ -297,14 +279,12 @@ Cut = namedtuple("Cut", "dim index parts group")
 
 
 def keep_shard(module, name, dim, group, parts=None):
-    """Replace a parameter by this rank's part along `dim` among the ranks of `group`, and note the
-    cut in p.cuts: of (4, 6) along 0, rank 1 of 2 keeps the rows 2 and 3. parts: fewer than ranks,
-    where neighbours hold the same (kv heads). What two modules share is cut once. Sends nothing."""
+    """Keep this rank's part of a parameter along `dim` among the ranks of `group`, and note that in
+    p.cuts. parts: fewer, where neighbours hold the same (kv heads). What modules share is cut once."""
     p, parts = getattr(module, name), parts or group.size()
-    cuts = getattr(p, "cuts", ())
-    if all(cut.group != group for cut in cuts):
+    if all(cut.group != group for cut in p.cuts):
         cut = Cut(dim, group.rank() * parts // group.size(), parts, group)
-        p.full_shape, p.cuts = getattr(p, "full_shape", p.shape), (*cuts, cut)
+        p.full_shape, p.cuts = getattr(p, "full_shape", p.shape), (*p.cuts, cut)
         p.data = part(p.data, [cut]).clone()
 
 
@@ -427,8 +407,8 @@ def parse(file, doc, variants, flags, argv, Parser=argparse.ArgumentParser):
 def rounded(args):
     """What parameters and activations are rounded to. (Masters and gradients have --dtype; float64
     is not rounded, so that the code of --precision bf16 can be held to one GPU exactly.)"""
-    mixed = args.precision == "bf16" and args.dtype == "float32"
-    return torch.bfloat16 if mixed else DTYPES[args.dtype]
+    is_mixed = args.precision == "bf16" and args.dtype == "float32"
+    return torch.bfloat16 if is_mixed else DTYPES[args.dtype]
 
 
 def environment(name, default):

@@ -223,7 +223,7 @@ def losses_without_ranks(shape, data, batch, steps, seed, ignore, optimizer, lr,
         update.zero_grad()
         tokens, targets, valid = text.batch(step)
         if any(packed):
-            common.pack(model, text.starts(step), packed[1])
+            model.block1.attn.rope.pack(text.starts(step), packed[1])
         loss = common.loss_sum(model(tokens), targets) / valid
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf"))

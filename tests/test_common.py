@@ -345,9 +345,9 @@ def test_flags_make_the_model_and_the_default_is_the_first_variant():
 
 
 def test_only_the_tiny_presets_are_verified_by_default():
-    for flags, verified in (((), True), (("--no-verify",), False), (("--preset=1b",), False),
+    for flags, verified in (((), True), (("--no-verify",), False), (("--preset=7b",), False),
                             (("--preset=tiny-llama",), True),
-                            (("--preset=1b", "--verify"), True)):
+                            (("--preset=7b", "--verify"), True)):
         assert arguments(*flags, parse=strict.parse).verify is verified
 
 

@@ -34,7 +34,8 @@ class BesideOneGpu(common.Run):
             optimizer = self.mixed if self.is_mixed else self.optimizer
             self.one_gpu_optimizer = optimizer(self.one_gpu.parameters())
         if self.args.documents or self.args.window:
-            common.pack(self.one_gpu, batch.starts.to(self.device), self.args.window)
+            rope = self.one_gpu.block1.attn.rope
+            rope.pack(batch.starts.to(self.device), self.args.window)
         self.one_gpu_optimizer.zero_grad()
         logits = self.one_gpu(batch.tokens.to(self.device))
         loss = common.loss_sum(logits, batch.targets.to(self.device)) / batch.valid

@@ -4,9 +4,10 @@ import math
 from statistics import mean
 
 import pytest
+import torch
 
 from lab import schedules
-from lab.bench import drawing
+from lab.bench import contexts, drawing
 from lab.chapters import rooms_with
 from lab.cli.words import quantity
 from tests.conftest import chapter
@@ -151,7 +152,8 @@ def test_what_is_cut_along_the_sequence_is_drawn_so(recorded):
 
 def test_who_computes_which_block_is_drawn_as_the_lesson_has_it(recorded):
     """The rows of the docstring's two triangles, hop by hop; and what each rank has computed."""
-    ring, zigzag, flops, _ = above(FIGURE["06"].draw(recorded("06_context_parallel")))
+    figure = FIGURE["06"].draw(recorded("06_context_parallel"))
+    ring, zigzag, flops, _ = above(figure.subfigs[0])
     for axes, rows in ((ring, ["0", "00", "110", "1100", "22110", "221100"]),
                        (zigzag, ["0", "10", "210", "3210", "32100", "210330"])):
         hops = {text.get_position(): text.get_text() for text in axes.texts}
@@ -161,7 +163,28 @@ def test_who_computes_which_block_is_drawn_as_the_lesson_has_it(recorded):
     heights = [bar.get_height() for bar in flops.patches]
     ring, zigzag = heights[:4], heights[4:]
     assert ring == pytest.approx([ring[0] * (rank + 1) for rank in range(4)])
-    assert len(set(zigzag)) == 1 and sum(zigzag) == pytest.approx(sum(ring))
+    assert zigzag == pytest.approx([ring[0] * 9 / 4] * 4)  # 7 chunks by a chunk, and 2 diagonals
+
+
+@pytest.mark.parametrize("cut", ["sequence", "document"])
+def test_each_pair_of_a_document_is_drawn_once_as_its_rank_computes_it(recorded, cut):
+    """Whichever cut was recorded; and the bars are the work that was."""
+    run, figure = recorded("06_context_parallel")[-1], FIGURE["06"]
+    starts = torch.tensor([0] * 3 + [3] * 6 + [9] * 6 + [15])  # those of the metered step
+    layouts = [figure.layout_of("zigzag", of, 4, starts, 4) for of in ("sequence", "document")]
+    run = put(run, ["config"], run["config"] | {"documents": 5, "cut": cut, "window": 4})
+    run = put(run, ["recorded", "documents", "starts"], layouts[cut == "document"].starts.tolist())
+    axes = above(figure.draw([run]).subfigs[0])
+    for layout, matrix, bars in zip(layouts, axes[:2], axes[2:]):
+        shapes = [box for box in matrix.patches if hasattr(box, "get_closed")]  # no rectangles
+        places, work = range(len(layout.starts)), contexts.work(layout)
+        for query, first in enumerate(layout.first.tolist()):
+            [rank] = [i for i, mine in enumerate(layout.positions) if query in mine]
+            drawn = [[one.get_facecolor()[:3] for one in shapes if one.get_path().contains_point(
+                (key + 0.25, query + 0.75))] for key in places]
+            assert drawn == [[figure.color_of(rank)] * (first <= key <= query) for key in places]
+        assert work == [sum(bar.get_width() for bar in bars.patches[i::4]) for i in range(4)]
+        assert f"has {max(work) * 4 / sum(work):.2f} times" in bars.get_title(loc="left")
 
 
 def read_back(axes):
