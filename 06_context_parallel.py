@@ -36,8 +36,8 @@ the sum comes home. On three ranks, with keys a, b and c, and a₁ for rank 1's 
 Who has to compute? A block of later keys is masked, so nobody computes it. With contiguous parts
 (`--variant ring`) rank 0 computes one block, its own, and the last rank all N, which all wait for.
 So a zig-zag (the default) cuts the sequence into 2N chunks, and rank r holds chunk r from the front
-and chunk r from the back. Then every rank computes its own block at hop 0, and half a block at each
-later hop. For 4 ranks, who computes what, and at which hop:
+and chunk r from the back. Then at hop 0 every rank has three quarters of a block to compute, and
+half a block at each later hop. For 4 ranks, who computes what, and at which hop:
 
     ring        keys of                     zigzag      keys of chunk
     queries     r0   r1   r2   r3           queries      0   1   2   3   4   5   6   7
@@ -50,15 +50,15 @@ later hop. For 4 ranks, who computes what, and at which hop:
                                              r1    6     1   0   3   2   2   3   0
                                              r0    7     0   3   2   1   1   2   3   0
 
-A plain core computes the masked half of a rank's own block too. Then the last rank of a ring takes
-N blocks, and every rank of a zig-zag takes (N+1)/2: the ring is 2N/(N+1) times as long. With a core
-that skips the masked half it is 2 - 1/N. The same can be had without a ring:
+A plain core computes the masked half of what is on the diagonal, too: N blocks on the last rank of
+a ring, (2N+1)/4 on all of a zig-zag: the ring is 4N/(2N+1) times as long. With a core that skips
+that half it is 2 - 1/N. The same can be had without a ring:
 
     gather      all_gather keys and values, and put them into the order of the sequence. Each of a
                 rank's two chunks meets all keys up to its own end. Llama 3 does this: kv heads are
-                few (GQA), and another mask is a line. But nothing hides.
+                few (GQA). But nothing hides, and keys are kept for backward.
     ulysses     all_to_all from tokens to heads: each rank gets whole sequences of heads/N heads,
-                takes any core, and sends them back. Limited to as many ranks as there are heads.
+                and sends what they give back. Limited to as many ranks as there are heads.
 
 What a rank sends in a layer's forward, in numbers (b sequences; h and kv: the widths of q and k),
 and again in backward, where a ring also sends the gradients of keys and values, in fp32:
@@ -67,12 +67,28 @@ and again in backward, where a ring also sends the gradients of keys and values,
     ulysses         (N-1)/N · 2·b·(s/N)·(h + kv)        least if h + kv < N·kv
 
 Where kv heads are fewer than ranks, Ulysses repeats them: its kv is that of N heads. And once a
-step, as in chapter 02, the gradients of all parameters are summed over the ranks.
+step, as in chapter 02, the gradients of all parameters are summed over the ranks. With --recompute,
+backward sends attention's forward again. (With `selective`, it does not need what comes out.)
 
-With --recompute, to compute attention again in backward is to send its forward again: a ring has
-gone round twice before it starts on the gradients. Then no variant keeps more of keys and values
-than its own 1/N. (Ulysses sends q, k and v again, and with `full` its output, which the gradient of
-o's weight reads. With `selective`, nothing in backward reads what comes out of the core.)
+Documents. A sequence that is trained on is packed from many texts, and no token may see another
+text (`--documents`, their mean length). A query meets keys from its document's first token on; a
+document's last token has no target, since another text comes next; positions begin anew. (RoPE only
+tells distances: it would be right without, but for large angles, which are rounded more.) Here a
+rank's queries are taken in runs, of neighbours in one document. A run meets an interval of keys, so
+that a block which no document spans is skipped, and so is a hop at which no rank meets any. Of D
+equal documents, a rank computes 1/D of the pairs. If they are not equal, a zig-zag of the sequence
+is no longer fair: the ranks with a part of the longest one work most. `--cut document` makes a zig-
+zag of each document, so that all ranks have the same to do; each is padded to a multiple of 2N
+tokens, and keys of all ranks meet.
+
+A window (`--window W`) lets a query see the last W keys. Then contiguous parts are fair, and keys
+go ceil((W-1)/(s/N)) hops of N-1; from there one message brings their gradients home. A zig-zag's
+neighbours lie on both sides in the ring: it needs all hops, and gains nothing.
+
+Two levels (`--inner U`). U neighbours, a machine, exchange heads as in Ulysses, and N/U of them are
+a ring, which takes 1/U of the heads around. So of a ring's N-1 hops only N/U-1 are left, of as many
+numbers; inside, U takes the place of N in Ulysses' line. Neither the heads nor the slow links limit
+the number of ranks. @@PLANNER@@
 
 When it pays: for what does not fit, since all activations become 1/N (but for keys and values that
 are gathered or repeated). With F FLOP/s, B bytes/s and e bytes a number, a hop's bytes over B hide
@@ -83,12 +99,14 @@ sends three times the bytes, in bf16, for 2.5 times the FLOPs: 1.2 times as many
 Run it:
     torchrun --nproc_per_node=4 06_context_parallel.py
     torchrun --nproc_per_node=4 06_context_parallel.py --variant ring --seq 512 --batch 2
-    torchrun --nproc_per_node=4 06_context_parallel.py --variant ulysses --attention sdpa
+    torchrun --nproc_per_node=4 06_context_parallel.py --documents 32 --cut document
+    torchrun --nproc_per_node=4 06_context_parallel.py --inner 2 --attention sdpa
 
 Sources: Liu et al., Ring Attention with Blockwise Transformers (2023), section 3; Brandon et al.,
 Striped Attention (2023), section 3 (the imbalance); Jacobs et al., DeepSpeed Ulysses (2023),
-section 3; Llama Team, The Llama 3 Herd of Models (2024), section 3.3.2 (2N chunks, gathered keys);
-Ultra-Scale Playbook, "Context Parallelism".
+section 3; Llama Team, The Llama 3 Herd of Models (2024), section 3.3.2 (2N chunks, gathered keys,
+documents); Fang and Zhao, USP (2024), and Gu et al., LoongTrain (2024) (two levels);
+TransformerEngine, attention with context parallelism (a zig-zag of each document).
 """
 
 import math
@@ -118,17 +136,14 @@ def with_room(starts, multiple):
 
 
 def runs_of(part, parts, starts, zigzag, by_document=False, window=None):
-    """The positions that one of `parts` holds, as runs: neighbours in the sequence, in a document,
-    and no more than a window. A contiguous part of the sequence; or in a zig-zag the part-th chunk
-    of 2N from the front and from the back, of the sequence or of each document. Returns a list of
-    int64 tensors, ascending."""
-    everything, begins = torch.arange(len(starts)), starts.unique_consecutive()
-    whole = everything.tensor_split(begins[1:]) if by_document else [everything]
+    """The places of one of `parts`, int64, ascending, as runs: neighbours in the sequence, in one
+    document, and no more than a window. It is a contiguous part of the sequence; or in a zig-zag
+    the part-th chunk of 2N from the front and from the back, of the sequence or each document."""
+    places, begins = torch.arange(len(starts)), starts.unique_consecutive()
+    chunks, runs = [places.chunk(parts)[part]], []
     if zigzag:
+        whole = places.tensor_split(begins[1:]) if by_document else [places]
         chunks = [x.chunk(2 * parts)[i] for x in whole for i in (part, -1 - part)]
-    else:
-        chunks = [everything.chunk(parts)[part]]
-    runs = []
     for chunk in chunks:
         borders = starts[chunk].diff().nonzero().flatten() + 1
         for run in chunk.tensor_split(borders):
@@ -136,23 +151,25 @@ def runs_of(part, parts, starts, zigzag, by_document=False, window=None):
     return runs
 
 
-# Of a block: the rows of its queries and of its keys, as slices. causal: the last query is at the
-# last key, and none sees a later one. low: the first key that each query sees; None: all from 0 on.
+# Of a block: the rows of its queries and of its keys, as slices. causal: a run meets itself, and
+# none of it sees a later one. low: the first key that each query sees; None: they see them all.
 Block = namedtuple("Block", "rows keys causal low")
 
 
-def meeting(runs, keys, first):
-    """The blocks in which queries meet the keys that they see. runs: of the queries; keys: where
-    they are, ascending. first: of every position, the first that it sees."""
+def meeting(runs, keys, first, device="cpu"):
+    """The blocks in which queries meet the keys that they see. runs: of the queries; keys: their
+    places, ascending. first: of every place, the first that it sees."""
     blocks, row = [], 0
     for run in runs:
-        low, high = torch.searchsorted(keys, torch.stack([first[run[0]], run[-1] + 1])).tolist()
-        if low < high:                                  # else they see none of these
-            run_low = torch.searchsorted(keys[low:high], first[run])
-            seeing = int((run_low < high - low).sum())  # the later ones may see none of them
-            run_low = run_low[:seeing] if run_low[seeing - 1] else None
-            causal = bool(keys[high - 1] == run[-1])
-            blocks.append(Block(slice(row, row + seeing), slice(low, high), causal, run_low))
+        bounds = torch.stack([first[run[0]], run[0], run[-1] + 1])
+        begin, own, end = torch.searchsorted(keys, bounds).tolist()
+        if begin < own:                                 # keys before the run, at any distance
+            low = torch.searchsorted(keys[begin:own], first[run])
+            seeing = int((low < own - begin).sum())     # the last queries may see none of them
+            low = low[:seeing].to(device) if low[seeing - 1] else None
+            blocks.append(Block(slice(row, row + seeing), slice(begin, own), False, low))
+        if own < end:
+            blocks.append(Block(slice(row, row + len(run)), slice(own, end), True, None))
         row += len(run)
     return blocks
 
@@ -161,23 +178,22 @@ class Layout:
     """Who holds and meets what in the sequences of one step: the same in all of them. part: this
     rank's, of `parts`. starts: int64 (seq,), where each token's document begins. source: of each
     place the token that it holds, -1 for padding. positions: the places of each part. blocks[hop]:
-    in which this part's queries meet keys."""
+    in which this part's queries meet keys. All on the CPU, but for a Block's low."""
 
-    def __init__(self, args, part, parts, starts):
+    def __init__(self, args, part, parts, starts, device="cpu"):
         by_document, window = args.cut == "document", args.window
         self.source = torch.arange(len(starts))
-        if by_document:                                 # for two chunks of each part, of all ranks
+        if by_document:                                 # two chunks for each part, of all its ranks
             self.source, starts = with_room(starts, 2 * parts * args.inner)
         zigzag, places = args.variant in ("zigzag", "gather"), torch.arange(len(starts))
         self.starts, self.first = starts, starts.maximum(places - (window or len(starts)) + 1)
         self.runs = [runs_of(i, parts, starts, zigzag, by_document, window) for i in range(parts)]
         self.positions = [torch.cat(runs) for runs in self.runs]
-        if args.variant in ("gather", "ulysses"):       # all keys are here
-            self.blocks = [meeting(self.runs[part], places, self.first)]
-        else:
-            at = lambda rank, hop: meeting(self.runs[rank], self.positions[rank - hop], self.first)
-            hops = max(hop for hop in range(parts) if any(at(rank, hop) for rank in range(parts)))
-            self.blocks = [at(part, hop) for hop in range(hops + 1)]    # nobody needs more hops
+        here = self.positions if args.variant in ("zigzag", "ring") else [places]   # all the keys
+        at = lambda part, hop: meeting(
+            self.runs[part], here[(part - hop) % len(here)], self.first, device)
+        hops = max(hop for hop in range(len(here)) if any(at(other, hop) for other in range(parts)))
+        self.blocks = [at(part, hop) for hop in range(hops + 1)]    # no part needs more of them
 
 
 # -------------------------------------------------------------------------- a block of attention
@@ -201,11 +217,9 @@ def stacked(x, like):
 
 def mask_of(q, k, causal, low):
     """(rows, keys), to be added to scores: -inf where a query does not see a key."""
-    rows, keys = q.shape[2], k.shape[2]
-    mask = q.new_full((rows, keys), -torch.inf).triu(1 + keys - rows if causal else keys)
-    if low is not None:
-        mask.masked_fill_(torch.arange(keys, device=q.device) < low.to(q.device)[:, None], -torch.inf)
-    return mask
+    mask, key = q.new_zeros(q.shape[2], k.shape[2]), torch.arange(k.shape[2], device=q.device)
+    hidden = key > key[:, None] if causal else key < low[:, None]
+    return mask.masked_fill_(hidden, -torch.inf)
 
 
 def scores_of(q, k, causal=False, low=None):
@@ -236,27 +250,18 @@ def plain_backward(dout, q, k, v, out, lse, causal, low):
 
 
 def flash_forward(q, k, v, causal, low):
-    """With PyTorch's own flash kernels, which never write the scores. On a GPU they take no mask
-    (`requires`), and a causal one ends in the lower right corner; on a CPU, in the upper left."""
+    """With PyTorch's own flash kernels, which never write the scores. (`low` on a CPU alone.)"""
     if q.is_cuda:
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
-    is_causal, mask = mask_on_a_cpu(q, k, causal, low)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, is_causal, attn_mask=mask)
-
-
-def mask_on_a_cpu(q, k, causal, low):
-    """is_causal, where there are as many queries as keys, or a mask."""
-    if low is None and (not causal or q.shape[2] == k.shape[2]):
-        return causal, None
-    return False, mask_of(q, k, causal, low)
+        q, k, v, 0.0, causal, attn_mask=None if low is None else mask_of(q, k, causal, low))
 
 
 def flash_backward(dout, q, k, v, out, lse, causal, low):
     if not q.is_cuda:
-        is_causal, mask = mask_on_a_cpu(q, k, causal, low)
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            dout, q, k, v, out, lse, 0.0, is_causal, attn_mask=mask)
+            dout, q, k, v, out, lse, 0.0, causal,
+            attn_mask=None if low is None else mask_of(q, k, causal, low))
     seed = torch.empty(2, dtype=torch.uint64, device=q.device)      # of a dropout that is not there
     return torch.ops.aten._scaled_dot_product_flash_attention_backward(
         dout, q, k, v, out, lse.contiguous(), None, None, q.shape[2], k.shape[2], 0.0, causal,
@@ -427,7 +432,7 @@ def context_parallel(model, args, mesh):
         return RingAttention.apply(q, k, v, ring, core, model.layout.blocks)
 
     def lay_out(starts):
-        layout = Layout(args, ring.rank(), ring.size(), starts)
+        layout = Layout(args, ring.rank(), ring.size(), starts, weight.device)
         mine = layout.positions[ring.rank()].chunk(heads.size())[heads.rank()]
         rope.positions = (mine - layout.starts[mine]).to(weight.device)
         model.layout = layout
@@ -479,29 +484,27 @@ def traffic(cfg, variant, micro_batches, batch, n, e, recompute="none", sums=Non
             hops=None):
     """What a rank sends in a step: {op: (calls, payload, wire)}. batch: of a micro-batch. e: bytes
     of a number; sums: of a gradient that is summed over the ranks, if those are wider. inner: ranks
-    that exchange heads."""
+    that exchange heads. hops: if not all."""
     inner = n if variant == "ulysses" else inner
     parts, layers, share = n // inner, micro_batches * cfg.layers, lambda ranks: (ranks - 1) / ranks
-    forwards = 1 if recompute == "none" else 2
-    gradients = cfg.parameters() * (sums or e)
+    forwards, gradients = 1 if recompute == "none" else 2, cfg.parameters() * (sums or e)
     calls = cfg.layers + 2 if cfg.parameters() > common.ONE_BUCKET else 1
     sent = {"all_reduce": (calls, gradients, 2 * share(n) * gradients)}
-    of_a_head = layers * batch * cfg.seq // n * cfg.dim // cfg.heads        # of q, k, v or out
-    kv_heads = max(cfg.kv_heads, inner)                 # repeated, so that each rank has one
+    queries = layers * batch * cfg.seq // n * cfg.dim               # of this rank; or out
+    keys = 2 * queries // cfg.heads * max(cfg.kv_heads, inner)      # and values, a head for each
     if inner > 1:
         outs = 2 if recompute == "selective" else 1 + forwards      # of out, and of its gradient
-        heads = (1 + forwards + outs) * cfg.heads + (1 + forwards) * 2 * kv_heads       # q, out; k, v
-        payload = of_a_head * heads * e
-        sent["all_to_all"] = ((3 * (1 + forwards) + outs) * layers, payload, share(inner) * payload)
-    payload = parts * of_a_head * 2 * kv_heads * e      # of all keys and values of these heads
+        payload = e * ((1 + forwards) * (queries + keys) + outs * queries)
+        sent["all_to_all"] = (3 * (1 + forwards) + outs) * layers, payload, share(inner) * payload
     if variant == "gather":
-        sent["reduce_scatter"] = layers, payload, share(parts) * payload
-        sent["all_gather"] = forwards * layers, forwards * payload, share(parts) * forwards * payload
-    elif parts > 1:                                     # k and v once more, and their gradients
-        hops = parts - 1 if hops is None else hops
-        payload = hops * of_a_head * 2 * kv_heads * ((1 + forwards) * e + max(e, 4))
+        whole = parts * keys * e
+        sent["reduce_scatter"] = layers, whole, share(parts) * whole
+        sent["all_gather"] = forwards * layers, forwards * whole, share(parts) * forwards * whole
+    hops = parts - 1 if hops is None else hops
+    if hops and variant in ("zigzag", "ring"):          # k and v once more, and their gradients
+        payload = hops * keys * ((1 + forwards) * e + max(e, 4))
         sent["send"] = (2 + forwards) * hops * layers, payload, payload
-    return {op: amounts for op, amounts in sent.items() if op == "all_reduce" or amounts[0]}
+    return sent
 
 
 def kept(variant, cfg, n, inner=1, room=1):
@@ -509,10 +512,9 @@ def kept(variant, cfg, n, inner=1, room=1):
     values that are gathered, or repeated until each rank has a head. how: what attention keeps.
     room: the sequence with padded documents, over the sequence."""
     classes = "outside", "inputs", "inside", "core", "logits", "ids", "positions", "own keys"
-    heads = max(cfg.kv_heads, inner) / cfg.kv_heads
+    keys = room / (inner if variant == "gather" else n) * max(cfg.kv_heads, inner) / cfg.kv_heads
     how = "blocks" if inner == 1 else "apart"
-    return dict.fromkeys(classes, room / n) | {"how": how, "keys and values": room * heads / (
-        inner if variant == "gather" else n)}
+    return dict.fromkeys(classes, room / n) | {"keys and values": keys, "how": how}
 
 
 def pairs(variant, part, parts, seq, diagonal=1, documents=1):
@@ -531,36 +533,35 @@ def tokens_to_hide(cfg, e, flops, bandwidth):
 
 
 def formulas(args, rank, ranks, model):
-    cfg, variant, micro_batches = args.model, args.variant, args.batch // args.micro_batch
+    cfg, variant, inner = args.model, args.variant, args.inner
     if variant == "torch":
         return {"parameters": cfg.parameters()}
-    layout, inner = model.layout, ranks if variant == "ulysses" else args.inner
-    padded, parts = replace(cfg, seq=len(layout.starts)), ranks // inner
-    hops = hops_needed(variant, parts, cfg.seq, args.window)
-    if args.documents:                                  # whose lengths no formula knows
-        hops = len(layout.blocks) - 1
+    layout, parts, weight = model.layout, ranks // inner, model.embedding.weight
+    padded = replace(cfg, seq=len(layout.starts))
+    hops = len(layout.blocks) - 1 if args.documents else hops_needed(   # they have any lengths
+        variant, parts, cfg.seq, args.window)
     name = "tokens of a rank from which on a hop hides in forward, in bf16 (a zig-zag's: twice)"
     return {"parameters": cfg.parameters(),
             "kept": kept(variant, cfg, ranks, inner, padded.seq / cfg.seq),
-            "sent": traffic(padded, variant, micro_batches, args.micro_batch, ranks,
-                            model.embedding.weight.itemsize, args.recompute,
+            "sent": traffic(padded, variant, args.batch // args.micro_batch, args.micro_batch,
+                            ranks, weight.itemsize, args.recompute,
                             common.DTYPES[args.dtype].itemsize, inner, hops),
             "machines": {name: lambda *rates: tokens_to_hide(cfg, 2, *rates)},
             "contexts": {"layout": layout, "parts": parts, "inner": inner, "make": Layout,
-                         "core": core_of(args, model.embedding.weight)}}
+                         "core": core_of(args, weight)}}
 
 
 # ----------------------------------------------------------------------------------------- the run
 
 def train(run):
-    args, inner = run.args, run.world if run.args.variant == "ulysses" else run.args.inner
-    model, packed = run.draw(gpt(args.model, seed=None)), args.documents
-    lay_out = context_parallel(model, args, run.mesh(ring=run.world // inner, heads=inner))
+    args, mine = run.args, None
+    model = run.draw(gpt(args.model, seed=None))
+    lay_out = context_parallel(model, args, run.mesh(ring=run.world // args.inner, heads=args.inner))
     common.recompute(model, args.recompute)
-    optimizer, mine = run.mixed(model.parameters()), None
+    optimizer = run.mixed(model.parameters())
 
     for batch in run.batches():                         # every rank gets all of it
-        if packed or mine is None:
+        if args.documents or mine is None:
             mine = lay_out(batch.starts)
         with run.measure():
             loss, norm = train_step(
@@ -586,7 +587,8 @@ def train_torch(run):
         with run.measure(), theirs(mesh, buffers=buffers, buffer_seq_dims=[1] * len(buffers)):
             mine = list(zip(buffers[0:-1:2], buffers[1:-1:2]))
             model.block1.attn.rope.positions = buffers[-1][0].clone()   # another tensor: new tables
-            loss, norm = train_step(model, optimizer, mine, slice(cfg.seq // run.world), batch.valid, args.clip)
+            all_here = torch.arange(cfg.seq // run.world, device=run.device)
+            loss, norm = train_step(model, optimizer, mine, all_here, batch.valid, args.clip)
         dist.all_reduce(loss)
         run.log(batch, loss, norm, model)
 
@@ -594,18 +596,16 @@ def train_torch(run):
 def requires(args, ranks):
     common.split_batch(args, 1)
     cfg, variant, on_cuda, dtype = args.model, args.variant, common.on_cuda(args), rounded(args)
-    head_dim, inner = cfg.dim // cfg.heads, ranks if variant == "ulysses" else args.inner
+    head_dim = cfg.dim // cfg.heads
+    inner = args.inner = ranks if variant == "ulysses" else args.inner
 
     if variant == "torch" and (args.attention == "plain" or not on_cuda):
         raise Refused("--variant torch needs --attention sdpa and a GPU for each rank",
                       "--variant zigzag")
-    is_flash = on_cuda and args.attention == "sdpa" and not args.kernels
-    if is_flash and (dtype != torch.bfloat16 or head_dim % 8):
-        raise Refused("--attention sdpa over ranks is flash attention, which on a GPU takes 16 "
-                      f"bits in heads of 8, 16, 24, ..., not {str(dtype)[6:]} in heads of "
-                      f"{head_dim}", f"--dtype float32 --precision bf16 --dim {64 * cfg.heads}")
-    if is_flash and args.window:
-        raise Refused("--attention sdpa on a GPU takes blocks without a --window", "--kernels")
+    fits = dtype == torch.bfloat16 and head_dim % 8 == 0 and not args.window
+    if on_cuda and args.attention == "sdpa" and not args.kernels and not fits:
+        raise Refused("--attention sdpa is flash attention here, which on a GPU takes 16 bits in "
+                      "heads of 8, 16, 24, ... and no --window", "--attention plain")
     if args.kernels and (args.dtype == "float64" or not 16 <= head_dim <= 256):
         raise Refused(f"--kernels take float32 or bfloat16 in heads of 16 to 256, not {args.dtype}"
                       f" in heads of {head_dim}", f"--dtype float32 --dim {64 * cfg.heads}")
@@ -613,14 +613,14 @@ def requires(args, ranks):
     if args.documents and args.documents > cfg.seq:
         raise Refused(f"--documents {args.documents} are longer than --seq = {cfg.seq}",
                       f"--documents {cfg.seq}")
+    common.divides("--seq", cfg.seq, "two chunks for each rank", 2 * ranks)
     if ranks % inner:
         raise Refused(f"--inner {inner} does not divide {ranks} ranks",
                       f"--inner {math.gcd(inner, ranks)}")
-    common.divides("--seq", cfg.seq, "two chunks for each rank", 2 * ranks)
     shared = cfg.heads % inner == 0 and (cfg.kv_heads % inner == 0 or inner % cfg.kv_heads == 0)
     if not shared:
         raise Refused(f"--heads {cfg.heads} and --kv-heads {cfg.kv_heads} cannot be shared by "
-                      f"{inner} ranks", "--inner 1" if inner == args.inner else "--variant zigzag")
+                      f"{inner} ranks", "--variant zigzag --inner 1")
 
 
 def flags(parser):
