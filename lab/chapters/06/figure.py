@@ -1,9 +1,14 @@
-"""The figure of chapter 06: who computes which block, and what hides behind what."""
+"""The figure of chapter 06: who computes which block, of one document or of several, and what hides
+behind what."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
-from common import PRESETS
+import torch
+
+from common import PRESETS, Text
 from lab.bench import anatomy
+from lab.bench.contexts import imbalance
 from lab.bench.drawing import (
     BLUE,
     ORANGE,
@@ -18,22 +23,127 @@ from lab.bench.drawing import (
 from lab.chapters import chapter
 
 OF = "06_context_parallel"
+LONGEST = 2**13         # tokens of a sequence whose documents are drawn
+MOST = 16               # ranks around a ring that are drawn, and hops
 
 
 def draw(runs):
+    """Of runs whose sequences are one document, draw_one; of the last one with several, or with a
+    window, draw_several; and of each run, what hides behind what."""
+    runs = [run for run in runs if run["chapter"] == OF]
+    several = [run for run in runs if is_several(run)][-1:]
+    one = runs_of([run for run in runs if not is_several(run)], OF, *chapter("06").VARIANTS)
+    names = one | {f"{run['variant']}, documents {run['config']['documents'] or 1}": run
+                   for run in several}
+    heights = [10] * bool(one) + [7.5] * len(several)
+    figure, upper = above_overlap(11, sum(heights), names)
+    parts = [*upper.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).flat]
+    if one:
+        draw_one(parts[0], one)
+    for run in several:
+        draw_several(parts[-1], run)
+    return figure
+
+
+def is_several(run):
+    """PyTorch's runs have no such flags."""
+    return run["variant"] != "torch" and bool(run["config"]["documents"] or run["config"]["window"])
+
+
+# ------------------------------------------------------------------------------ of a laid out step
+
+def layout_of(variant, cut, parts, starts, window=None, inner=1):
+    """Chapter 06's Layout, as the first of `parts` has it."""
+    args = SimpleNamespace(variant=variant, cut=cut, window=window, inner=inner)
+    return chapter("06").Layout(args, 0, parts, starts)
+
+
+def shapes_by_hop(layout):
+    """Of each hop, and each part of the sequence, the shapes that it computes: see shapes_of. No
+    more hops than anybody needs."""
+    parts, meeting = range(len(layout.runs)), chapter("06").meeting
+    return [[[shape for block in meeting(layout.runs[part], layout.positions[part - hop],
+                                         layout.first)
+              for shape in shapes_of(block, layout.positions[part], layout.positions[part - hop])]
+             for part in parts] for hop in range(len(layout.blocks))]
+
+
+def shapes_of(block, queries, keys):
+    """What a block computes, in the matrix of queries (down) and keys (across): for each piece of
+    neighbouring keys (corners [(x, y), ...], pairs of a query and a key, where its middle is).
+    queries, keys: the places of all that are there. A diagonal is a straight line."""
+    queries, keys, shapes, at = queries[block.rows], keys[block.keys], [], 0
+    row = torch.arange(len(queries))
+    begin = torch.zeros_like(row) if block.low is None else block.low
+    end = row + 1 + len(keys) - len(row) if block.causal else torch.full_like(row, len(keys))
+    for piece in neighbours(keys):
+        left, right = (x.clamp(at, at + len(piece)) - at + piece[0] for x in (begin, end))
+        seen = left < right
+        at += len(piece)
+        if seen.any():
+            shapes.append(shape(*(x[seen].tolist() for x in (queries, left, right))))
+    return shapes
+
+
+def shape(rows, left, right):
+    """Of neighbouring rows, each from left to right."""
+    lines, wide = [*zip(rows, left, right)], [b - a for a, b in zip(left, right)]
+    pairs = sum(wide)
+    middle = (sum((a + b) / 2 * (b - a) for _, a, b in lines) / pairs,
+              sum((row + 0.5) * many for row, many in zip(rows, wide)) / pairs)
+    down, up = [], []
+    for top, bottom, a, b, a_step, b_step in bands(lines):
+        down += [(b - b_step, top), (b - b_step + b_step * (bottom - top), bottom)]
+        up += [(a - a_step, top), (a - a_step + a_step * (bottom - top), bottom)]
+    return down + up[::-1], pairs, middle
+
+
+def bands(lines):
+    """Neighbouring rows whose ends move alike: [top, bottom, left and right of the first row, and
+    by how much these move from row to row, 0 or 1]."""
+    found = []
+    for row, left, right in lines:
+        if found:
+            top, bottom, a, b, *step = found[-1]
+            rows = bottom - top
+            moved = [left - a - step[0] * (rows - 1), right - b - step[1] * (rows - 1)]
+            if rows == 1 or moved == step:
+                found[-1] = [top, bottom + 1, a, b, *moved]
+                continue
+        found.append([row, row + 1, left, right, 0, 0])
+    return found
+
+
+def neighbours(places):
+    """Ascending places, in pieces without a gap."""
+    return places.tensor_split((places.diff() > 1).nonzero().flatten() + 1)
+
+
+def documents_of(layout):
+    """[[begin, end], ...] of each document, its padding included."""
+    begins = layout.starts.unique_consecutive().tolist()
+    return [[*pair] for pair in zip(begins, [*begins[1:], len(layout.starts)])]
+
+
+def padding_of(layout):
+    """The same of what holds no token."""
+    places = (layout.source < 0).nonzero().flatten()
+    return [[int(piece[0]), int(piece[-1]) + 1] for piece in neighbours(places) if len(piece)]
+
+
+# ---------------------------------------------------------------------------------- one document
+
+def draw_one(figure, runs):
     """Above: the causal matrix of a ring and of a zig-zag, each block with the rank that computes
-    it and the hop. Below: FLOPs of each rank as measured, and activation bytes by formula; and of
-    each run, what hides behind what."""
+    it and the hop. Below: FLOPs of each rank as measured, and activation bytes by formula."""
     context = chapter("06")
-    shown = runs_of(runs, OF, "ring", "zigzag")
-    shown = shown or runs_of(runs, OF)
+    shown = {name: runs[name] for name in ("ring", "zigzag") if name in runs} or runs
     *_, run = shown.values()
     n = few(run["world_size"], "ranks")
 
-    figure, upper = above_overlap(11, 10, runs_of(runs, OF, *context.VARIANTS))
-    (left, right), (flops, lines) = upper.subplots(2, 2, height_ratios=(5, 3))
-    for axes, zigzag in ((left, False), (right, True)):
-        draw_blocks(axes, context, min(n, 8), zigzag)
+    (left, right), (flops, lines) = figure.subplots(2, 2, height_ratios=(5, 3))
+    draw_blocks(left, min(n, 8), "ring")
+    draw_blocks(right, min(n, 8), "zigzag")
     for i, (variant, measured) in enumerate(shown.items()):
         ranks = [rank + 0.4 * i for rank in range(n)]
         attention = [sum(of_rank.values()) / 1e6 for of_rank in measured["recorded"]["flops"]]
@@ -51,46 +161,135 @@ def draw(runs):
         lines.plot(sequences, kept, color=color, label=f"7B shape, ranks: {ranks}")
     cfg, batch = config_of(run), run["config"]["micro_batch"]
     around = [2 * n * k for k in (1, 4, 16, 64, 256, 1024)]
-    kept = [anatomy.activation_bytes(replace(cfg, seq=seq), batch, width_of(run),
-                                     context.kept(run["variant"], cfg, n)) for seq in around]
-    lines.plot(around, kept,
-               color=ORANGE, label=f"this run's shape, ranks: {n}")
+    share = context.kept(run["variant"], cfg, n, run["config"]["inner"])
+    kept = [anatomy.activation_bytes(replace(cfg, seq=seq), batch, width_of(run), share)
+            for seq in around]
+    lines.plot(around, kept, color=ORANGE, label=f"this run's shape, ranks: {n}")
     lines.plot(cfg.seq, run["recorded"]["activation_bytes"], "k+", label="measured")
     lines.set_xscale("log", base=2)
     lines.set_yscale("log")
     lines.set_xlabel("tokens of a sequence")
     lines.set_title("bytes of activations per rank")
     lines.legend(fontsize=8)
-    return figure
 
 
-def draw_blocks(axes, context, n, zigzag):
-    """Rows: queries, columns: keys, in 2n chunks each; coloured by rank, numbered by hop."""
+def color_of(rank):
     import matplotlib
+
+    return matplotlib.colormaps["tab10"].colors[rank % 10]
+
+
+def draw_blocks(axes, n, variant):
+    """Rows: queries, columns: keys, in 2n chunks each; coloured by rank, numbered by hop."""
     from matplotlib.patches import Rectangle
 
-    colors = matplotlib.colormaps["tab10"].colors
-    for rank in range(n):
-        queries = context.positions_of(rank, n, 2 * n, zigzag).tolist()
-        for hop in range(n):
-            other = (rank - hop) % n
-            keys = context.positions_of(other, n, 2 * n, zigzag).tolist()
-            rows, columns, causal = context.meeting(rank, other, 2, zigzag) or ((), (), False)
-            if not rows:
-                continue
-            for row in queries[rows]:
-                for column in keys[columns]:
-                    if not causal or column <= row:
-                        axes.add_patch(Rectangle((column, row), 1, 1, facecolor=colors[rank],
+    layout = layout_of(variant, "sequence", n, torch.zeros(2 * n, dtype=torch.int64))
+    for rank, queries in enumerate(layout.positions):
+        for row in queries.tolist():
+            axes.text(-0.2, row + 0.5, f"rank {rank}", ha="right", va="center", fontsize=7)
+            for hop in range(len(layout.blocks)):
+                for column in layout.positions[rank - hop].tolist():
+                    if column <= row:
+                        axes.add_patch(Rectangle((column, row), 1, 1, facecolor=color_of(rank),
                                                  edgecolor="white"))
                         axes.text(column + 0.5, row + 0.5, hop, ha="center", va="center",
                                   color="white", fontsize=8)
-        for row in queries:
-            axes.text(-0.2, row + 0.5, f"rank {rank}", ha="right", va="center", fontsize=7)
     axes.set_xlim(-2, 2 * n)
     axes.set_ylim(2 * n, 0)
     axes.set_aspect("equal")
     axes.axis("off")
-    name = "zig-zag" if zigzag else "ring"
+    name = "zig-zag" if variant == "zigzag" else "ring"
     axes.set_title(f"{name}: which rank computes a block of queries (down)\n"
                    "and keys (across), and at which hop")
+
+
+# ------------------------------------------------------------------------------ several documents
+
+def draw_several(figure, run):
+    """The matrix of a step's queries and keys with its documents, as the sequence is cut, and as
+    each document is; below, how much each rank computes, hop by hop."""
+    starts, config = starts_of(run), run["config"]
+    parts = few(len(run["recorded"]["documents"]["positions"]), "ranks around a ring", MOST)
+    variant = "ring" if run["variant"] == "ring" else "zigzag"
+    cuts = {f"{variant.replace('zag', '-zag')} of the sequence": (variant, "sequence"),
+            "zig-zag of each document": ("zigzag", "document")}
+    matrices, works = figure.subplots(2, 2, height_ratios=(5, 1.1), sharex="row",
+                                      sharey="row")
+    for matrix, work, (name, cut) in zip(matrices, works, cuts.items()):
+        layout = layout_of(*cut, parts, starts, config["window"], config["inner"])
+        hops = shapes_by_hop(layout)
+        draw_matrix(matrix, layout, hops)
+        room = len(layout.starts)
+        padded = f", {room / len(starts) - 1:.0%} of it padding (pale)" * (room > len(starts))
+        matrix.set_title(f"{name}: {room} tokens{padded}\nqueries down, keys across; coloured by "
+                         "rank, numbered by hop")
+        draw_work(work, hops)
+        work.set_title(f"pairs of a query and a key: the busiest rank has {imbalance(layout):.2f} "
+                       "times the mean", fontsize=9)
+
+
+def starts_of(run):
+    """Where each token's document begins in the step that was metered, before any padding. Raises
+    ValueError if no step of this run's has the documents that it recorded."""
+    config, recorded = run["config"], run["recorded"]["documents"]
+    few(len(recorded["starts"]), "tokens of documents", LONGEST)
+    shape = SimpleNamespace(seq=few(config["seq"], "tokens of documents", LONGEST))
+    text = SimpleNamespace(args=SimpleNamespace(
+        model=shape, documents=config["documents"], seed=config["seed"]))
+    multiple = 2 * few(len(recorded["positions"]), "ranks around a ring", MOST) * config["inner"]
+    for step in range(few(config["steps"], "steps")):
+        starts, now = Text.starts(text, step), recorded["starts"]
+        padded = chapter("06").with_room(starts, multiple)[1]
+        if now == (padded if config["cut"] == "document" else starts).tolist():
+            return starts
+    raise ValueError("no step of this run's has such documents")
+
+
+def draw_matrix(axes, layout, hops):
+    """A strip of who holds which queries, what each rank computes at which hop, and a frame around
+    each document."""
+    from matplotlib.patches import Polygon, Rectangle
+
+    seq = len(layout.starts)
+    points, strip = 330 / seq, 0.025 * seq              # of a token; of the tokens, as wide
+    for rank, queries in enumerate(layout.positions):
+        for piece in neighbours(queries):
+            top, bottom = int(piece[0]), int(piece[-1]) + 1
+            axes.add_patch(Rectangle((-1.4 * strip, top), strip, bottom - top, linewidth=0,
+                                     facecolor=color_of(rank)))
+    for hop, of_hop in enumerate(hops):
+        for rank, shapes in enumerate(of_hop):
+            for corners, pairs, middle in shapes:
+                axes.add_patch(Polygon(corners, facecolor=color_of(rank), edgecolor="white",
+                                       linewidth=min(0.7, points / 4)))
+                tall, wide = (max(of) - min(of) for of in zip(*corners))
+                size = min(7, 0.6 * points * min(tall, wide, 1.4 * pairs / max(tall, wide)))
+                if size >= 5:
+                    axes.text(*middle, hop, ha="center", va="center", color="white", fontsize=size)
+    for top, bottom in padding_of(layout):
+        axes.add_patch(Rectangle((0, top), bottom, bottom - top, facecolor="white", alpha=0.6))
+    for begin, end in documents_of(layout):
+        axes.add_patch(Rectangle((begin, begin), end - begin, end - begin, facecolor="none",
+                                 edgecolor="black", linewidth=0.8))
+    axes.set_xlim(-1.5 * strip, seq + 0.5)              # the later one of two is the longer one
+    axes.set_ylim(seq + 0.5, -0.5)
+    axes.set_aspect("equal")
+    axes.axis("off")
+
+
+def draw_work(axes, hops):
+    """A bar for each rank, of the pairs that it computes at each hop, and the mean."""
+    parts = len(hops[0])
+    done = [[sum(pairs for _, pairs, _ in of_hop[rank]) for of_hop in hops]
+            for rank in range(parts)]
+    colors = [color_of(rank) for rank in range(parts)]
+    for hop in range(len(hops)):
+        begins = [sum(of_rank[:hop]) for of_rank in done]
+        axes.barh(range(parts), [of_rank[hop] for of_rank in done], 0.8, begins, color=colors,
+                  edgecolor="white")
+    axes.axvline(sum(map(sum, done)) / parts, color="black", linestyle=":", linewidth=1)
+    axes.set_yticks(range(parts), [f"rank {rank}" for rank in range(parts)],
+                    fontsize=min(7, 45 / parts))
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(parts - 0.5, -0.5)
+    axes.set_xlabel("pairs, hop by hop from the left (dotted: the mean)", fontsize=8)

@@ -171,8 +171,8 @@ def test_each_pair_of_a_document_is_drawn_once_as_its_rank_computes_it(recorded,
     """Whichever cut was recorded; and the bars are the work that was."""
     run, figure = recorded("06_context_parallel")[-1], FIGURE["06"]
     starts = torch.tensor([0] * 3 + [3] * 6 + [9] * 6 + [15])  # those of the metered step
-    layouts = [figure.layout_of("zigzag", of, 4, starts, 4) for of in ("sequence", "document")]
-    run = put(run, ["config"], run["config"] | {"documents": 5, "cut": cut, "window": 4})
+    layouts = [figure.layout_of("zigzag", of, 4, starts, 3) for of in ("sequence", "document")]
+    run = put(run, ["config"], run["config"] | {"documents": 5, "cut": cut, "window": 3})
     run = put(run, ["recorded", "documents", "starts"], layouts[cut == "document"].starts.tolist())
     axes = above(figure.draw([run]).subfigs[0])
     for layout, matrix, bars in zip(layouts, axes[:2], axes[2:]):
