@@ -106,9 +106,11 @@ EXHIBITS = [
         "the last of them. A library changed from one to the other, and for as many of both "
         "nothing changed. Elsewhere the outputs differed by 0.24 in the mean, and some rows were "
         "zeros.",
-        FILE, ".triu(1 + keys - rows if causal else keys)\n", ".triu(1 if causal else keys)\n",
+        FILE, "slice(own, end), True, None", "slice(begin, end), True, None",
         *GATHER, ("first loss", "loss", "gradients", "gradient norm", "parameters"),
         ("sent", "kept"),
+        (("        if begin < own: ", "        if begin < own == end: "),
+         ("key > key[:, None]", "key > key[: q.shape[2], None]")),
     ),
     Exhibit(
         "NVIDIA/Megatron-LM#775", "every bucket is sent twice",
@@ -206,7 +208,7 @@ EXHIBITS = [
         "a merge that is a key with a score of 0 and no value: all other weights become smaller. "
         "There it was one of the parts that a long row of keys was split into; here it is a block "
         "of the ring, and a window ends in it.",
-        FILE, "seeing = int((run_low < high - low).sum())", "seeing = len(run)",
+        FILE, "seeing = int((low < own - begin).sum())", "seeing = len(run)",
         *WINDOW, ("loss", "gradients", "gradient norm", "parameters"),
         ("sent", "kept"),
         (("    lse = scores.logsumexp(-1)                          # (batch, heads, rows)\n",
@@ -242,8 +244,7 @@ EXHIBITS = [
         "attention by another name went on with the old one: each rank's queries met the keys of "
         "its own part, and nothing else. Outputs differed from those of one rank, though queries, "
         "keys and values were the same. No hop was made, and that is quick to see.",
-        FILE, "            blocks = [at(part, hop) for hop in range(hops + 1)]     # nobody needs "
-        "more hops\n", "            blocks = [at(part, 0)]\n",
+        FILE, "at(part, hop) for hop in range(hops + 1)", "at(part, hop) for hop in range(1)",
         *ZIGZAG, ("first loss", "loss", "gradients", "gradient norm", "parameters", "sent"),
         ("kept",),
     ),
