@@ -40,33 +40,30 @@ So the arithmetic intensity grows with s, to s / B FLOPs a byte, and to s / 2 B 
 above an H100's ridge point of 295 (see elu.py) from 600 tokens on, in 16 bits, and if causal, which
 is the default here, from 1,200 on. (`plain_bytes`, `flash_bytes`, `flops` below.)
 
-What keeps the tensor cores busy: most blocks are seen whole by every row and are walked over
-without a mask; only those on the diagonal or over the edge take one (the loop over PART is
-unrolled, so each kernel has both). exp is exp2, with the scale folded in. Of a head, the programs
-with most to do start first. The kernel of dk and dv has its scores transposed, (keys, queries): so
-they come out of one matmul in the registers from which the next takes them. And from Hopper on, a
-copy engine loads the blocks (`as_argument`).
+What keeps the tensor cores busy: most blocks are seen whole by every row and take no mask; only
+those on the diagonal or over the edge do (the loop over PART is unrolled, so each kernel has both).
+exp is exp2, with the scale folded in. Of a head, the programs with most to do start first. The
+kernel of dk and dv has its scores transposed, (keys, queries): so they come out of one matmul in
+the registers from which the next takes them. And from Hopper on, a copy engine loads the blocks.
 
 Grouped queries share a k and v: a program of queries reads its group's; a program of keys adds up
 over all heads of its group. Causal is aligned at the end: the last query sees all keys, query i the
 first i + 1 + keys - queries of them (torch.nn.attention.bias.causal_lower_right). A row that sees
-nothing has out = 0 and lse = -inf. And since backward takes `lse` as an argument, a piece of
-attention can be computed with the lse of the whole: that is ring attention.
+nothing has out = 0 and lse = -inf. Backward is given `lse`, so that a piece of attention can have
+that of the whole: this is ring attention.
 
-Documents packed into one sequence (`lengths`) and     documents of 2 and 3    a window of 2
-a sliding window (`window`) are one idea: a query      ██                      ██
-sees an interval of keys, from `since` to its own      ████                    ████
-place, and neither end ever goes back. So a block's        ██                    ████
-first row says where its walk begins, and its last         ████                    ████
-one from where on no row needs that mask; `until`,         ██████                    ████
-the rows before which each key is seen, says it to
-a block of keys. A block that nobody sees is not loaded: s² / 2 scores become the sum of n² / 2 of
-documents of n tokens, and s · W of a window.
+Documents packed into one sequence (`lengths`) and      documents of 2 and 3    a window of 2
+a sliding window (`window`) are one idea: a query       ██                      ██
+sees an interval of keys, from `since` to its own       ████                    ████
+place, and neither end ever goes back. So a block's         ██                    ████
+first row says where its walk begins, its last one          ████                    ████
+from where on no row needs that mask; and `until`,          ██████                    ████
+the rows before which each key is seen, does so for a block of keys. What no row sees is not loaded.
 
 Sources: Dao et al., FlashAttention (2022), algorithms 1 and 4; Dao, FlashAttention-2 (2023),
-section 3, and its flash_attn_varlen_func; Milakov and Gimelshein, Online normalizer calculation for
-softmax (2018); windows: Beltagy et al., Longformer (2020), Jiang et al., Mistral 7B (2023); masks
-as intervals: Wang et al., FlashMask (2024); Ultra-Scale Playbook, "FlashAttention".
+section 3 (its code has `flash_attn_varlen_func`); Milakov and Gimelshein, Online normalizer
+calculation for softmax (2018); Ultra-Scale Playbook, "FlashAttention". Windows: Longformer (2020),
+Mistral 7B (2023). Masks as intervals: Wang et al., FlashMask (2024).
 """
 
 from __future__ import annotations  # tl.constexpr below is then read by Triton alone
@@ -158,11 +155,10 @@ def flash_bytes(queries, keys, dim, width):
 
 def flops(batch, heads, queries, keys, dim, causal, backward=False, pairs=None):
     """FLOPs of the matmuls: two forward, five backward (four, and the scores once more: so all
-    kernels are compared, though ours does seven); half of each if causal. pairs: how often a query
-    of one head sees a key, if it is not that: in documents of n tokens the sum of n² / 2."""
-    matmuls = 5 if backward else 2
+    kernels are compared, though ours does seven); half of each if causal. Or of so many `pairs` in
+    a head of a query and a key that it sees: in documents of n tokens, the sum of n² / 2."""
     pairs = queries * keys * (0.5 if causal else 1) if pairs is None else pairs
-    return matmuls * 2 * batch * heads * pairs * dim
+    return (5 if backward else 2) * 2 * batch * heads * pairs * dim
 
 
 # -------------------------------------------------------------------------------------- the kernels
@@ -232,7 +228,6 @@ def visible(rows, keys, seq_q, seq_k, CAUSAL: tl.constexpr):
 def forward_kernel(q_all, k_all, v_all, out_all, lse_ptr, scale, heads, group, seq_q, seq_k,
                    CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
                    DIM: tl.constexpr, WIDE: tl.constexpr, since_ptr=None):
-    PACKED: tl.constexpr = since_ptr is not None        # documents or a window
     blocks = tl.cdiv(seq_q, BLOCK_Q)
     which = tl.program_id(0) // blocks
     batch, head = which // heads, which % heads
@@ -243,16 +238,16 @@ def forward_kernel(q_all, k_all, v_all, out_all, lse_ptr, scale, heads, group, s
     total = tl.zeros((BLOCK_Q,), tl.float32)
     out = tl.zeros((BLOCK_Q, DIM), tl.float32)
 
-    # The keys that all rows see take no mask; those before them (if PACKED) and after them do.
+    # The keys that all rows see take no mask. Those before them, of documents, and after them do.
     since, ends = walk_within(since_ptr, rows, first, seq_q, seq_k, CAUSAL, BLOCK_Q, BLOCK_K)
-    for PART in tl.static_range(0 if PACKED else 1, 3):
+    for PART in tl.static_range(1 if since_ptr is None else 0, 3):
         for start in range(ends[PART], ends[PART + 1], BLOCK_K):
             k = load(k_all, batch, head // group, start, BLOCK_K, DIM, WIDE)
             scores = tl.dot(q, k.T, input_precision="ieee")
             if PART != 1:
                 keys = (start + tl.arange(0, BLOCK_K))[None, :]
                 seen = visible(rows[:, None], keys, seq_q, seq_k, CAUSAL)
-                if PACKED:
+                if since_ptr is not None:
                     seen &= since[:, None] <= keys
                 scores = tl.where(seen, scores, -float("inf"))
             larger = tl.maximum(largest, tl.max(scores, 1) * scale)
@@ -276,7 +271,6 @@ def dq_kernel(dout_all, q_all, out_all, k_all, v_all, lse_ptr, dq_all, log2_ptr,
               seq_padded, scale, heads, group, seq_q, seq_k,
               CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
               DIM: tl.constexpr, WIDE: tl.constexpr, since_ptr=None):
-    PACKED: tl.constexpr = since_ptr is not None
     blocks = tl.cdiv(seq_q, BLOCK_Q)
     which = tl.program_id(0) // blocks
     batch, head = which // heads, which % heads
@@ -295,9 +289,9 @@ def dq_kernel(dout_all, q_all, out_all, k_all, v_all, lse_ptr, dq_all, log2_ptr,
     tl.store(delta_ptr + which * seq_padded + rows, delta)
 
     dq = tl.zeros((BLOCK_Q, DIM), tl.float32)
-    # The keys that all rows see take no mask; those before them (if PACKED) and after them do.
+    # The keys that all rows see take no mask. Those before them, of documents, and after them do.
     since, ends = walk_within(since_ptr, rows, first, seq_q, seq_k, CAUSAL, BLOCK_Q, BLOCK_K)
-    for PART in tl.static_range(0 if PACKED else 1, 3):
+    for PART in tl.static_range(1 if since_ptr is None else 0, 3):
         for start in range(ends[PART], ends[PART + 1], BLOCK_K):
             k = load(k_all, batch, head // group, start, BLOCK_K, DIM, WIDE)
             v = load(v_all, batch, head // group, start, BLOCK_K, DIM, WIDE)
@@ -306,7 +300,7 @@ def dq_kernel(dout_all, q_all, out_all, k_all, v_all, lse_ptr, dq_all, log2_ptr,
             if PART != 1:
                 keys = (start + tl.arange(0, BLOCK_K))[None, :]
                 seen = visible(rows[:, None], keys, seq_q, seq_k, CAUSAL)
-                if PACKED:
+                if since_ptr is not None:
                     seen &= since[:, None] <= keys
                 weights = tl.where(seen, weights, 0)
             dweights = tl.dot(dout, v.T, input_precision="ieee")
@@ -320,7 +314,6 @@ def dk_dv_kernel(dout_all, q_all, k_all, v_all, dk_all, dv_all, log2_ptr, delta_
                  scale, heads, group, seq_q, seq_k,
                  CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
                  DIM: tl.constexpr, WIDE: tl.constexpr, until_ptr=None):
-    PACKED: tl.constexpr = until_ptr is not None
     blocks, kv_heads = tl.cdiv(seq_k, BLOCK_K), heads // group
     which = tl.program_id(0) // blocks
     batch, kv_head = which // kv_heads, which % kv_heads
@@ -337,14 +330,13 @@ def dk_dv_kernel(dout_all, q_all, k_all, v_all, dk_all, dv_all, log2_ptr, delta_
         begin = tl.maximum(0, first + seq_q - seq_k) // BLOCK_Q * BLOCK_Q
         whole = tl.cdiv(tl.maximum(0, first + BLOCK_K - 1 + seq_q - seq_k), BLOCK_Q) * BLOCK_Q
         whole = tl.minimum(whole, tl.cdiv(seq_q, BLOCK_Q) * BLOCK_Q)
-    if PACKED:              # from `recent` on some rows do not see all any more, from `end` on none
+    if until_ptr is not None:   # rows from `recent` on no longer see all, and from `end` on none
         keys = first + tl.arange(0, BLOCK_K)
         until = tl.load(until_ptr + keys, mask=keys < seq_k, other=0)
         end = tl.load(until_ptr + tl.minimum(first + BLOCK_K, seq_k) - 1)
-        whole = tl.minimum(whole, end)
         recent = tl.maximum(whole, tl.load(until_ptr + first) // BLOCK_Q * BLOCK_Q)
     first_rows = first + tl.arange(0, BLOCK_K) + seq_q - seq_k      # that see each key
-    for PART in tl.static_range(3 if PACKED else 2):
+    for PART in tl.static_range(2 if until_ptr is None else 3):
         low, high = (whole, begin, recent)[PART], (recent, whole, end)[PART]
         head, start = kv_head * group, low
         for _ in range(group * tl.cdiv(high - low, BLOCK_Q)):
@@ -357,7 +349,7 @@ def dk_dv_kernel(dout_all, q_all, k_all, v_all, dk_all, dv_all, log2_ptr, delta_
             weights = tl.exp2(scores * scale - lse[None, :])
             if PART != 0:
                 weights = tl.where(first_rows[:, None] <= rows[None, :], weights, 0)
-                if PACKED:
+                if until_ptr is not None:
                     weights = tl.where(rows[None, :] < until[:, None], weights, 0)
             dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision="ieee")
             dweights = tl.dot(v, dout.T, input_precision="ieee")
@@ -386,7 +378,7 @@ BLOCKS = {
           "dk_dv": {64: (128, 64, 8, 3), 128: (128, 64, 4, 2), 256: (64, 16, 8, 2)},
           "dq": {64: (128, 64, 8, 3), 128: (128, 64, 4, 2), 256: (128, 32, 8, 2)}},
 }
-PACKED = {(90, "forward"): {64: (128, 64, 4, 3)}}       # where one more mask would spill
+PACKED = {(90, "forward"): {64: (128, 64, 4, 3)}}       # with documents, whose mask would spill
 
 
 def interpreted():
@@ -403,20 +395,17 @@ def generation(x):
 def blocks(gpu, kernel, x, packed):
     """(held, walked, dim as the kernel has it, the launch's options): a line of BLOCKS for x."""
     block_d = max(16, triton.next_power_of_2(x.shape[-1]))
+    choices = BLOCKS[gpu][kernel] | (PACKED.get((gpu, kernel), {}) if packed else {})
     if x.dtype == torch.float32:                # no tensor cores: they would round to 10 bits
         choices = {256: (16, 16, 8, 2)}
-    else:
-        choices = BLOCKS[gpu][kernel] | (PACKED.get((gpu, kernel), {}) if packed else {})
     held, walked, warps, stages = next(choices[dim] for dim in choices if block_d <= dim)
     return held, walked, block_d, {"num_warps": warps, "num_stages": stages}
 
 
 def as_argument(x, gpu, rows, dim):
-    """x (batch, heads, seq, dim) as a kernel takes it, to load blocks of (rows, dim).
-
-    For the copy engine, a descriptor: one thread asks for the block by its coordinates, and no
-    thread computes an address. Without one, pointer, strides and lengths.
-    """
+    """x (batch, heads, seq, dim) as a kernel takes it, to load blocks of (rows, dim). For the copy
+    engine a descriptor: one thread asks for the block by its coordinates, and no thread computes an
+    address. Without one, pointer, strides and lengths."""
     if gpu == 80 or not x.numel():
         return as_pointer(x)
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, dim])
@@ -427,8 +416,7 @@ def as_pointer(x):
 
 
 def readable(x):
-    """x, if its rows are dense and all its steps in memory are of 16 bytes, as in any model. Else
-    a copy that is so."""
+    """x, if its rows are dense and its steps all of 16 bytes, as in any model. Else such a copy."""
     unit = 16 // x.element_size()
     if x.stride(-1) == 1 and all(step > 0 and step % unit == 0 for step in x.stride()[:3]) \
             and x.data_ptr() % 16 == 0:
@@ -450,7 +438,7 @@ def flash_forward(q, k, v, causal=False, lengths=None, window=None):
     batch, heads, seq_q, dim = q.shape
     since = seen_from(seq_q, k.shape[2], lengths, window, q.device)
     out = torch.empty_like(q)
-    lse = torch.empty(batch, heads, seq_q, device=q.device, dtype=torch.float32)
+    lse = q.new_empty(batch, heads, seq_q, dtype=torch.float32)
     with torch.cuda.device_of(q):
         gpu = generation(q)
         held, walked, block_d, options = blocks(gpu, "forward", q, since)
@@ -480,8 +468,7 @@ def flash_backward(dout, q, k, v, out, lse, causal=False, lengths=None, window=N
         return reference_backward(dout, q, k, v, out, lse, causal, lengths, window)
     dout, q, k, v, out = map(readable, (dout, q, k, v, out))
     lse = lse.contiguous()
-    batch, heads, seq_q, dim = q.shape
-    kv_heads, seq_k = k.shape[1:3]
+    (batch, heads, seq_q, dim), (kv_heads, seq_k) = q.shape, k.shape[1:3]
     since = seen_from(seq_q, seq_k, lengths, window, q.device)
     keys = torch.arange(seq_k, device=q.device, dtype=torch.int32)  # rows before `until` see each
     until = [torch.searchsorted(x, keys, right=True, out_int32=True) for x in since]
@@ -491,8 +478,7 @@ def flash_backward(dout, q, k, v, out, lse, causal=False, lengths=None, window=N
         gpu = generation(q)
         held, walked, block_d, options = blocks(gpu, "dq", q, since)
         seq_padded = triton.cdiv(seq_q, held) * held    # whole blocks, for dk_dv_kernel to read
-        log2, delta = torch.empty(2, batch * heads * seq_padded, device=q.device,
-                                  dtype=torch.float32)
+        log2, delta = q.new_empty(2, batch * heads * seq_padded, dtype=torch.float32)
         numbers = (seq_padded, dim**-0.5 * LOG2_E.value, heads, heads // kv_heads, seq_q, seq_k)
         if q.numel():
             of_queries = [as_argument(x, gpu, held, block_d) for x in (dout, q, out)]
@@ -525,16 +511,13 @@ class FlashAttention(torch.autograd.Function):
 
 
 def flash_attention(q, k, v, causal=True, lengths=None, window=None):
-    """Attention, differentiable; causal unless told otherwise, as a model's core is. (PyTorch's
-    scaled_dot_product_attention has the other default: there it is is_causal=False.)
+    """Attention, differentiable; causal unless told otherwise, as a model's core is.
 
     q (batch, heads, queries, dim); k, v (batch, kv_heads, keys, dim), of any strides; returns q's
-    shape. Raises ValueError for what does not fit.
-
-    lengths: the cumulative lengths of the documents in the sequence, from 0 to seq, integers
-    (documents + 1,); no token sees another document. window: a query sees so many keys, of which
-    its own is the last. Both want causal, and lengths as many keys as queries. Values of lengths
-    are checked only if it is on the CPU, from where it is copied: a GPU would be waited for.
+    shape. lengths: cumulative, from 0 to seq, of the documents in the sequence: integers (documents
+    + 1,). No token sees another document. window: a query sees so many keys, its own the last. Both
+    want causal, and lengths as many keys as queries. Raises ValueError for what does not fit; but
+    for numbers in `lengths` only on the CPU, from where they are copied: a GPU would be waited for.
     """
     return FlashAttention.apply(q, k, v, causal, lengths, window)
 
@@ -567,7 +550,7 @@ def check(q, k, v, causal, lengths, window):
     if lengths is None:
         return
     expect(causal and keys == queries, "lengths", lengths,
-           f"causal and {queries} keys, as there are queries, not causal {causal} and {keys} keys")
+           f"causal and {queries} keys, one a query, not causal {causal} and {keys} keys")
     expect(lengths.ndim == 1 and len(lengths) > 1 and lengths.dtype in (torch.int32, torch.int64)
            and lengths.device in (torch.device("cpu"), q.device), "lengths", lengths,
            f"(documents + 1,), int32 or int64, on cpu or {q.device}")

@@ -170,7 +170,7 @@ def blocks_of(mask, size=16):
 
 
 @IN_INTERPRETER
-@pytest.mark.parametrize(("shape", "lengths", "window"), CASES[2::2], ids=str)
+@pytest.mark.parametrize(("shape", "lengths", "window"), [*CASES[2::2], CASES[7]], ids=str)
 def test_blocks_that_nobody_sees_are_not_multiplied(monkeypatch, shape, lengths, window):
     """Two matmuls a block forward, three for dq, and four for dk and dv. And of queries, a mask
     only for blocks that are seen in part."""

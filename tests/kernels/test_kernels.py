@@ -367,7 +367,7 @@ def test_compiled_without_spills_for(compilers, arch):
     assert len(names) == (11 if arch == 80 else 13) and len(compiled) > 17, names
     for kernel in compiled:
         # float32 has no tensor cores: many registers, and a few too many by some compilers
-        allowed = 16 if "attention" in kernel["case"] and "float32" in kernel["case"] else 0
+        allowed = 32 if "attention" in kernel["case"] and "float32" in kernel["case"] else 0
         version = importlib.metadata.version("triton").split(".")
         if tuple(map(int, version[:2])) >= (3, 7):  # older compilers spill here and there
             assert kernel["stack"] <= allowed, kernel
