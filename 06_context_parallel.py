@@ -521,8 +521,8 @@ def pairs(variant, part, parts, seq, diagonal=1, documents=1):
     """How many pairs of a query and a key a part of the sequence computes, of equal documents, each
     on parts/documents of them. diagonal: the share that a core computes of a run and itself: all,
     or one half where it skips what is masked."""
-    span = parts // documents
-    blocks = {"ring": part % span + diagonal, "ulysses": diagonal / documents}
+    span = parts / documents
+    blocks = {"ring": part % span + diagonal, "ulysses": diagonal * span}       # that is one part
     return blocks.get(variant, (2 * span - 1 + 2 * diagonal) / 4) * (seq // parts) ** 2
 
 

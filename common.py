@@ -282,9 +282,10 @@ def keep_shard(module, name, dim, group, parts=None):
     """Keep this rank's part of a parameter along `dim` among the ranks of `group`, and note that in
     p.cuts. parts: fewer, where neighbours hold the same (kv heads). What modules share is cut once."""
     p, parts = getattr(module, name), parts or group.size()
-    if all(cut.group != group for cut in p.cuts):
+    cuts = getattr(p, "cuts", ())
+    if all(cut.group != group for cut in cuts):
         cut = Cut(dim, group.rank() * parts // group.size(), parts, group)
-        p.full_shape, p.cuts = getattr(p, "full_shape", p.shape), (*p.cuts, cut)
+        p.full_shape, p.cuts = getattr(p, "full_shape", p.shape), (*cuts, cut)
         p.data = part(p.data, [cut]).clone()
 
 

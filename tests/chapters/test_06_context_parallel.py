@@ -12,10 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import common
 from common import Refused
-from lab.bench import anatomy
+from lab.bench import anatomy, contexts
 from lab.bench.machines import MACHINES
 from lab.cli import strict
-from tests.chapters.test_04_tensor_parallel import FLOAT64, SETTINGS, covering, flags_of
+from tests.chapters.test_04_tensor_parallel import (
+    FLOAT64, SETTINGS, TRAINING, covering, flags_of)
 from tests.conftest import TEXT, chapter, hold_to_one_gpu, needs_triton, run_main, some
 from tests.support.pretend_cuda import pretended_cuda
 
@@ -45,6 +46,27 @@ FEW = SETTINGS | {"world": (1, 2, 3, 4)}  # up to 6 in full: 8 meet no other blo
                                          **FEW))  # fmt: skip
 def test_same_as_one_gpu(ranks, tmp_path, one):
     flags = flags_of(one)
+    hold_to_one_gpu(ranks(one["world"])(run_main, SIX, flags, tmp_path), flags)
+
+
+def packed_fits(one):
+    inner = one["world"] if one["variant"] == "ulysses" else one["inner"]
+    is_cut = one["cut"] == "sequence" or one["variant"] in ("zigzag", "gather")
+    kv_heads = one["kv-heads"]
+    return (is_cut and one["world"] % inner == 0 and (one["variant"] != "ulysses" or one["inner"] == 1)
+            and (kv_heads % inner == 0 or inner % kv_heads == 0))  # fmt: skip
+
+
+@pytest.mark.parametrize("one", covering(
+    packed_fits, variant=VARIANTS, world=(2, 3, 4, 8), documents=(None, 1, 7, 40),
+    window=(None, 1, 5, 30), cut=("sequence", "document"), inner=(1, 2, 4),
+    attention=("plain", "sdpa"), **{"kv-heads": (1, 3, 8)}))  # fmt: skip
+def test_packed_the_same_as_one_gpu(ranks, tmp_path, one):
+    given = {name: value for name, value in one.items() if name != "world" and value is not None}
+    given = given if one["cut"] == "document" else given | {"cut": None}
+    given = given if one["inner"] > 1 else given | {"inner": None}
+    flags = (*TRAINING, "--dtype=float64", "--heads=24", "--dim=48", "--seq=48", "--layers=1",
+             "--batch=2", *(f"--{name}={value}" for name, value in given.items() if value))
     hold_to_one_gpu(ranks(one["world"])(run_main, SIX, flags, tmp_path), flags)
 
 
@@ -81,45 +103,46 @@ def test_bfloat16(ranks, tmp_path, variant):
 
 
 FAULTY = (*FLOAT64, "--steps=1", "--kv-heads=1", "--layers=1", "--batch=2")
-SEND_ON = """dist.isend, x, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % n)"""
-
-
 @pytest.mark.parametrize(
     ("variant", "right", "wrong", "named"),
     some([
         # whose tokens, and where they are
-        ("zigzag", "model.block1.attn.rope.positions = positions", "pass", "loss"),
-        ("zigzag", "parts[-1 - rank]", "parts[ranks + rank]", "loss"),
-        ("gather", "model.block1.attn.rope.positions = positions", "pass", "loss"),
-        ("gather", ".triu(1 + keys - rows)", ".triu(2 + keys - rows)", "loss"),
-        ("gather", "*chunks[::-2]]", "*chunks[1::2]]", "loss"),
-        ("gather", "zip(q.chunk(2, dim=2), (rank, 2 * n - 1 - rank))",
-         "zip(q.chunk(2, dim=2), (rank + 1, 2 * n - 1 - rank))", "loss"),
-        ("zigzag", "dist.all_reduce(loss, group=group)", "pass", "loss"),
-        # whom it meets, and with what
-        ("ring", "if other < rank else None", "if other <= rank + 1 else None", "loss"),
-        ("ring", "if other < rank else None", "if other < rank - 1 else None", "loss"),
-        ("zigzag", "return everything, front, False", "return everything, back, False", "loss"),
-        ("zigzag", "return back, everything", "return front, everything", "loss"),
-        ("zigzag", "return everything, everything, True", "return everything, everything, False",
+        ("zigzag", "rope.positions = (mine", "unused = (mine", "loss"),
+        ("zigzag", "(part, -1 - part)]", "(part, parts + part)]", "loss"),
+        ("gather", "key=lambda i: runs[i][0])", "key=lambda i: runs[i][-1] % 9)", "loss"),
+        ("zigzag", "dist.all_reduce(loss)                           # for the report, which", "pass  #",
          "loss"),
-        ("zigzag", ".triu(1)", ".triu(2)", "loss"),
+        ("zigzag --documents=7", "rope.positions = (mine - layout.starts[mine])",
+         "rope.positions = (mine - mine[0])", "loss"),
+        ("zigzag --documents=7 --cut=document", "value=-100)[:, mine]", "value=0)[:, mine]", "loss"),
+        ("gather --documents=7 --cut=document", "source.where(token <", "source.where(token <=",
+         "loss"),
+        ("gather --documents=7", "borders = starts[chunk].diff()", "borders = chunk.diff()", "loss"),
+        # whom it meets, and with what
+        ("ring", "run[-1] + 1])", "run[-1] + 9])", "loss"),
+        ("ring", "first[run[0]], run[0]", "first[run[0]] + 1, run[0]", "loss"),
+        ("ring --window=5", "key < low[:, None]", "key <= low[:, None]", "loss"),
+        ("ring --window=5", "(window or len(starts)) + 1)", "(window or len(starts)))", "loss"),
+        ("zigzag --window=3", "seeing = int((low < own - begin).sum())", "seeing = len(run)", "loss"),
+        ("zigzag", "slice(own, end), True", "slice(own, end), False", "loss"),
+        ("zigzag", "key > key[:, None]", "key > key[:, None] + 1", "loss"),
         # the merge, and the lse of the whole
         ("ring", "lse.copy_(total)", "pass", "loss"),
         ("ring", "(lse - total).exp()", "(total - total).exp()", "loss"),
-        ("ring", "out[:, :, rows], lse[:, :, rows], causal)", "out[:, :, rows], scores_of(q, "
-         "k_here).logsumexp(-1), causal)", "gradients"),
+        ("ring", "lse[:, :, rows], *mask)", "scores_of(q, k_here).logsumexp(-1)[:, :, rows], *mask)",
+         "gradients"),
         # around the ring, and home
-        ("ring", "group.rank(), other, q.shape[2], zigzag)", "group.rank(), (other + 1) % 3, "
-         "q.shape[2], zigzag)", "loss"),
-        ("ring", SEND_ON, SEND_ON.replace("1", "2"), "loss"),  # of three ranks, to the one before
+        ("ring", "here[(part - hop)", "here[(part + hop)", "loss"),
+        ("ring", "send_on(x, group, by=1)", "send_on(x, group, by=2)", "loss"),  # the one before
+        ("ring --window=5", "1 if hop < hops else -hop)", "1)", "gradients"),
         ("ring", " kv = receive()", " receive()", "loss"),
         ("ring", "dkv += receive()", "receive()", "gradients"),
         ("ring", "at_home += receive()", "receive()", "gradients"),
         ("zigzag", "dkv[:, :, :, keys] += torch",
          "dkv[:, :, :, -k_here[:, :, keys].shape[2] :] += torch", "gradients"),
         ("zigzag", "dq[:, :, rows] += dq_block", "dq[:, :, rows] = dq_block", "gradients"),
+        ("zigzag --inner=3", "Exchange.apply(x, 1, 2, group) for x in (q, k, v))",
+         "Exchange.apply(x, 1, 2, group).roll(1, 2) for x in (q, k, v))", "loss"),
         # without a ring
         ("gather", "mine, parts.flatten(0, 1), group=ctx.group)", "mine, parts.flatten(0, 1), "
          "group=ctx.group); mine = parts[ctx.group.rank()]", "gradients"),
@@ -137,7 +160,7 @@ def test_a_broken_chapter_says_so(ranks, tmp_path, variant, right, wrong, named)
     world, shape = 3, ("--heads=3", "--dim=12", "--seq=24")
     if variant == "ulysses":
         world, shape = 4, ("--kv-heads=2", "--seq=16")
-    flags = (*FAULTY, *shape, f"--variant={variant}")
+    flags = (*FAULTY, *shape, *f"--variant={variant}".split())
     (status, _, output), *_ = ranks(world)(run_main, SIX, flags, tmp_path, (right, wrong))
     assert status == 1 and f"✗ {named}" in output, output
 
@@ -159,19 +182,22 @@ def core_of(six, attention):
 
 
 @pytest.mark.parametrize("core", ["plain", "sdpa"])
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("kind", ["causal", "all", "low"])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (3, 1)])
-def test_a_block_is_attention(six, core, causal, heads, kv_heads):
-    """Out, lse and all gradients, against PyTorch's autograd."""
+def test_a_block_is_attention(six, core, kind, heads, kv_heads):
+    """Out, lse and all gradients, against PyTorch's autograd. low: as under a window."""
+    causal, low = kind == "causal", torch.tensor([0, 0, 2, 5, 7, 8]) if kind == "low" else None
     q, k, v = (x.requires_grad_() for x in qkv(heads, kv_heads, 6, 6 if causal else 9))
-    expected = full_attention(q, k, v, causal)
+    seen = torch.arange(9) >= low[:, None] if kind == "low" else None
+    expected = F.scaled_dot_product_attention(
+        q, k, v, seen, is_causal=causal, enable_gqa=heads != kv_heads)
     dout = torch.randn_like(expected)
     expected.backward(dout)
     with torch.no_grad():
         forward, backward = core_of(six, core)
-        out, lse = forward(q, k, v, causal)
-        gradients = backward(dout, q, k, v, out, lse, causal)
-        exact = six.scores_of(q, k, causal).logsumexp(-1)
+        out, lse = forward(q, k, v, causal, low)
+        gradients = backward(dout, q, k, v, out, lse, causal, low)
+        exact = six.scores_of(q, k, causal, low).logsumexp(-1)
     torch.testing.assert_close(out, expected.detach())
     torch.testing.assert_close(lse, exact)
     for gradient, x in zip(gradients, (q, k, v)):
@@ -183,7 +209,7 @@ def merged(six, q, k, v, blocks, precision):
     out = torch.zeros(q.shape, dtype=precision)
     lse = torch.full(q.shape[:3], -torch.inf, dtype=precision)
     for keys in torch.arange(k.shape[2]).chunk(blocks):
-        block = six.plain_forward(q, k[:, :, keys], v[:, :, keys], causal=False)
+        block = six.plain_forward(q, k[:, :, keys], v[:, :, keys], causal=False, low=None)
         six.merge(out, lse, *(x.to(precision) for x in block))
     return out.to(q.dtype)
 
@@ -198,6 +224,10 @@ def test_blocks_are_merged_in_float32(six):
     assert error(merged(six, q, k, v, 16, torch.bfloat16)) > 2 * theirs
 
 
+def flags_alone(variant, cut="sequence", window=None, inner=1):
+    return SimpleNamespace(variant=variant, cut=cut, window=window, inner=inner)
+
+
 def ring_alone(seed):
     """Ring attention and its gradients on this rank's rows: the largest differences from full
     attention, for shapes that depend on the seed."""
@@ -206,18 +236,27 @@ def ring_alone(seed):
     torch.manual_seed(seed)
     kv_heads, group_size, chunk = (int(torch.randint(1, 4, ())) for _ in range(3))
     zigzag, core = bool(seed % 2), core_of(six, ("plain", "sdpa")[seed // 2 % 2])
-    seq = 2 * n * chunk
+    window = (None, 1, 3, seq := 2 * n * chunk)[seed % 4]
+    token = torch.arange(seq)
+    starts = torch.where(torch.rand(seq) < 0.2, token, 0).cummax(0).values
+    variant, how = ("ring", "zigzag")[zigzag], ("sequence", "document")[zigzag and seed // 4 % 2]
+    layout = six.Layout(flags_alone(variant, how, window), rank, n, starts)
     q, k, v = (x.requires_grad_() for x in qkv(kv_heads * group_size, kv_heads, seq, seq))
-    expected, dout = full_attention(q, k, v), torch.randn_like(q)
+    back = token[:, None] - token
+    seen = (0 <= back) & (back < (window or seq)) & (starts[:, None] <= token)
+    expected = F.scaled_dot_product_attention(q, k, v, seen, enable_gqa=group_size > 1)
+    dout = torch.randn_like(q)
     expected.backward(dout)
 
-    mine = six.positions_of(rank, n, seq, zigzag)
-    parts = [x.detach()[:, :, mine].requires_grad_() for x in (q, k, v)]
-    out = six.RingAttention.apply(*parts, group, core, zigzag)
-    out.backward(dout[:, :, mine])
+    mine = layout.source[layout.positions[rank]]  # -1: padding, whose numbers are to be of no account
+    held = lambda x: torch.where(mine[:, None] < 0, 9, x[:, :, mine])
+    parts = [held(x.detach()).requires_grad_() for x in (q, k, v)]
+    out = six.RingAttention.apply(*parts, group, core, layout.blocks)
+    out.backward(torch.where(mine[:, None] < 0, 0, dout[:, :, mine]))
+    here, real = (out, *(part.grad for part in parts)), mine >= 0
     there = (expected, q.grad, k.grad, v.grad)
-    here = (out, *(part.grad for part in parts))
-    return [(x[:, :, mine] - y).abs().max().item() for x, y in zip(there, here)]
+    return [(x[:, :, mine] - y)[:, :, real].abs().max().item() if real.any() else 0
+            for x, y in zip(there, here)]
 
 
 def rings_alone(seeds):
@@ -226,64 +265,78 @@ def rings_alone(seeds):
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_ring_attention_is_full_attention(ranks, world):
-    for differences in ranks(world)(rings_alone, 4):
+    for differences in ranks(world)(rings_alone, 8):
         assert max(differences.values()) < 1e-12, differences
 
 
-def test_who_meets_whom(six):
-    """By position: every query sees exactly the keys up to its own, for both layouts; and a rank
-    computes as many pairs as the formula says, with all of its own block."""
-    for zigzag, n, length in itertools.product((False, True), (1, 2, 3, 4), (2, 6)):
-        seq = n * length
-        seen, computed = torch.zeros(seq, seq, dtype=torch.int64), [0] * n
-        for rank, other in itertools.product(range(n), repeat=2):
-            queries = six.positions_of(rank, n, seq, zigzag)
-            keys = six.positions_of(other, n, seq, zigzag)
-            met = six.meeting(rank, other, length, zigzag)
-            if met:
-                rows, columns, causal = queries[met[0]], keys[met[1]], met[2]
-                block = torch.ones(len(rows), len(columns), dtype=torch.int64)
-                seen[rows[:, None], columns] += block.tril() if causal else block
-                computed[rank] += block.numel()
-        assert seen.equal(torch.ones(seq, seq, dtype=torch.int64).tril())
-        variant = "zigzag" if zigzag else "ring"
-        assert computed == [six.pairs(variant, rank, n, seq) for rank in range(n)]
+LENGTHS = (24,), (1, 1, 22), (5, 19), (7, 1, 8, 8), (3,) * 8, (1,) * 24
 
 
-def test_gathered_keys_meet_whom_they_may(six):
-    """In the order of the sequence; and what the two chunks compute is what the formula counts."""
-    for n, length in itertools.product((1, 2, 3, 4), (2, 6)):
-        seq, half = n * length, length // 2
-        positions = [six.positions_of(rank, n, seq, zigzag=True) for rank in range(n)]
-        assert six.in_order(torch.cat(positions), n, 0).equal(torch.arange(seq))
-        for rank, mine in enumerate(positions):
-            ends = [chunk[-1].item() + 1 for chunk in mine.chunk(2)]
-            assert sum(half * end for end in ends) == six.pairs("gather", rank, n, seq)
+def starts_of(lengths):
+    return torch.tensor([sum(lengths[:i]) for i, n in enumerate(lengths) for _ in range(n)])
 
 
-@pytest.mark.parametrize(("rows", "keys"), [(6, 6), (6, 18)])
-def test_flash_attention_needs_no_mask(six, rows, keys):
-    """On pretended CUDA: numbers as with a mask, and nothing as large as one is made."""
-    made = []
+@pytest.mark.parametrize("window", [None, 1, 4, 11])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_who_meets_whom(six, lengths, window):
+    """By place: every token is held once, every query sees exactly the keys of its document and of
+    its window, and at a hop at which no rank does, nobody sends."""
+    for variant, how, n in itertools.product(VARIANTS, ("sequence", "document"), (1, 2, 3, 4)):
+        if how == "document" and variant in ("ring", "ulysses"):
+            continue
+        parts = 1 if variant == "ulysses" else n
+        flags = flags_alone(variant, how, window)
+        layouts = [six.Layout(flags, part, parts, starts_of(lengths)) for part in range(parts)]
+        places = len(layouts[0].starts)
+        assert torch.cat(layouts[0].positions).sort().values.equal(torch.arange(places))
+        assert layouts[0].source[layouts[0].source >= 0].equal(torch.arange(24))
+        seen = torch.zeros(places, places, dtype=torch.int64)
+        for part, layout in enumerate(layouts):
+            queries, ends = layout.positions[part], len(layout.blocks)
+            assert ends == len(layouts[0].blocks) <= max(1, parts)
+            for hop, blocks in enumerate(layout.blocks):
+                here = layout.positions[part - hop]
+                here = torch.arange(places) if variant in ("gather", "ulysses") else here
+                for rows, keys, causal, low in blocks:
+                    block = torch.ones(rows.stop - rows.start, keys.stop - keys.start).long()
+                    block = block.tril() if causal else block
+                    if low is not None:
+                        block[torch.arange(block.shape[1]) < low[:, None]] = 0
+                    assert block.any(1).all() and block.any(0).all()  # nothing is met in vain
+                    seen[queries[rows, None], here[keys]] += block
+        starts, token = layouts[0].starts, torch.arange(places)
+        back = token[:, None] - token
+        wanted = (0 <= back) & (back < (window or places)) & (starts[:, None] <= token)
+        assert seen.equal(wanted.long()), (variant, how, n)
+        work = contexts.work(layouts[0])
+        assert sum(work) == wanted.sum() and contexts.imbalance(layouts[0]) >= 1
+        if how == "document" and window is None:
+            assert len(set(work)) == 1  # and so is the work of each document
 
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            made.append(getattr(result, "shape", ())[-2:])
-            return result
 
-    q, k, v = qkv(4, 2, rows, keys, dtype=torch.bfloat16)
-    expected = six.lower_right_attention(q, k, v, "sdpa")
-    with pretended_cuda():
-        q, k, v = (x.to("cuda") for x in (q, k, v))
-        unseen = lambda q, *args: [torch.empty_like(q)]  # what a kernel does inside
-        flash = mock.patch.object(
-            torch.ops.aten, "_scaled_dot_product_flash_attention", unseen)
-        with Sizes(), flash:
-            six.lower_right_attention(q, k, v, "sdpa")
-        out = six.lower_right_attention(q, k, v, "sdpa").cpu()
-    torch.testing.assert_close(out, expected)
-    assert (rows, keys) not in made
+def test_pairs_by_the_formula(six):
+    """Of equal documents, all blocks as a plain core computes them."""
+    for variant, n, documents in itertools.product(VARIANTS, (1, 2, 4), (1, 2, 4)):
+        if n % documents == 0:
+            parts, starts = 1 if variant == "ulysses" else n, starts_of((48 // documents,) * documents)
+            for part in range(parts):
+                layout = six.Layout(flags_alone(variant), part, parts, starts)
+                computed = sum(map(contexts.pairs_of, layout.blocks))
+                assert computed == six.pairs(variant, part, parts, 48, documents=documents)
+
+
+def test_hops_that_a_window_needs(six):
+    """By the formula, as the layout finds them; with gradients that go home at once."""
+    for variant, n, window in itertools.product(RINGS, (1, 2, 3, 4), (None, *range(1, 50, 3))):
+        layout = six.Layout(flags_alone(variant, window=window), 0, n, starts_of((24 * n,)))
+        assert len(layout.blocks) - 1 == six.hops_needed(variant, n, 24 * n, window)
+
+
+def test_documents_are_padded(six):
+    """To two chunks for each part, of as many tokens for each rank of it."""
+    source, starts = six.with_room(starts_of((1, 5, 4)), 4)
+    assert source.tolist() == [0, -1, -1, -1, 1, 2, 3, 4, 5, -1, -1, -1, 6, 7, 8, 9]
+    assert starts.tolist() == [0] * 4 + [4] * 8 + [12] * 4
 
 
 def test_kernels_as_the_core_of_a_block(ranks, tmp_path):
@@ -299,13 +352,14 @@ def test_kernels_as_the_core_of_a_block(ranks, tmp_path):
 
 
 def test_ring_over_zigzag(six):
-    """2N/(N+1), or 2 - 1/N; and a zig-zag's ranks all compute as much."""
+    """4N/(2N+1), or 2 - 1/N; and a zig-zag's ranks all compute as much."""
     for n in (2, 4, 8, 64):
-        for diagonal, longer in ((1, 2 * n / (n + 1)), (0.5, 2 - 1 / n)):
+        for diagonal, longer in ((1, 4 * n / (2 * n + 1)), (0.5, 2 - 1 / n)):
             ring, zigzag = ([six.pairs(variant, rank, n, 4 * n, diagonal) for rank in range(n)]
                             for variant in RINGS[::-1])  # fmt: skip
             assert max(ring) / max(zigzag) == pytest.approx(longer)
-            assert len(set(zigzag)) == 1 and sum(ring) == sum(zigzag)
+            assert len(set(zigzag)) == 1
+            assert diagonal == 1 or sum(ring) == sum(zigzag)
 
 
 def test_who_sends_least(six):
@@ -332,37 +386,32 @@ def test_when_a_hop_hides(six):
 
 
 def test_activations_fall_with_the_ranks(six):
-    """All of them, but for a loss and, with gathered keys, those and each layer's masks, which a
-    CPU needs: for 128k tokens on 16 ranks 1.1 GB, as the chapter says."""
+    """All of them, but for a loss and for gathered keys."""
     cfg = common.Config(4, 64, 8, 8, 64, 256, attention="sdpa")
     keys = 4 * 2 * 2 * 64 * 64 * 4
 
     def bytes_kept(variant, n):
-        return anatomy.activation_bytes(cfg, 2, 4, six.kept(variant, cfg, n)) - 4
+        inner = n if variant == "ulysses" else 1
+        return anatomy.activation_bytes(cfg, 2, 4, six.kept(variant, cfg, n, inner)) - 4
 
-    for variant, n in itertools.product(("zigzag", "ring", "ulysses"), (2, 4, 8)):
-        assert n * bytes_kept(variant, n) == bytes_kept(variant, 1)
-        masks = 4 * 4 * six.pairs("gather", 0, n, 64)  # of 4 layers
-        rest = bytes_kept("gather", n) - keys - masks
-        assert n * rest == bytes_kept("zigzag", 1) - keys
-    assert 2 * six.pairs("gather", 0, 16, 2**17) == pytest.approx(1.1e9, rel=0.01)
+    for n in (2, 4, 8):
+        assert n * bytes_kept("zigzag", n) == bytes_kept("zigzag", 1)
+        assert n * (bytes_kept("gather", n) - keys) == bytes_kept("zigzag", 1) - keys
+        assert n * bytes_kept("ulysses", n) == bytes_kept("zigzag", 1)
 
 
 @pytest.mark.parametrize(
     ("variant", "right", "wrong"),
     [
         ("zigzag", 'sent["send"] = (2 +', 'sent["send"] = (1 +'),
-        ("ulysses", "(1 + forwards) * 2 * max(cfg.kv_heads, n)",
-         "(1 + forwards) * 2 * cfg.kv_heads"),
-        ("gather", "{\"gather\": 1,", "{\"gather\": 1 / n,"),
-        ("zigzag", 'fromkeys(classes, 1 / n)', 'fromkeys(classes[:3], 1 / n)'),
-        ("zigzag", '"zigzag": (n - 1) / 2 +', '"zigzag": rank +'),
-        ("gather", "(6 if scores_kept else 7)", "7"),
+        ("ulysses --kv-heads=1", "* max(cfg.kv_heads, inner)      #", "* cfg.kv_heads      #"),
+        ("gather", "(inner if variant == \"gather\" else n)", "n"),
+        ("zigzag", "fromkeys(classes, room / n)", "fromkeys(classes[:3], room / n)"),
+        ("zigzag --documents=3 --cut=document", "padded.seq / cfg.seq)", "1)"),
+        ("ring --window=1", "math.ceil((window - 1) /", "math.ceil(window /"),
         # what is sent and computed again, and no more
-        ("ring --recompute=full", 'forwards = 1 if recompute == "none" else 2', "forwards = 1"),
+        ("ring --recompute=full", "else 2, cfg.parameters()", "else 1, cfg.parameters()"),
         ("ulysses --recompute=selective", "outs = 2 if recompute", "outs = 3 if recompute"),
-        ("gather --recompute=selective", "matmul * (2 * n - rank) // (2 * n + 1) if", "matmul if"),
-        ("gather --recompute=selective", '{"gather": "gathered", ', "{"),  # all keys are kept
     ],
 )  # fmt: skip
 def test_a_wrong_formula_is_reported(ranks, tmp_path, variant, right, wrong):
@@ -385,13 +434,26 @@ def test_a_wrong_formula_is_reported(ranks, tmp_path, variant, right, wrong):
         (1, "--seq=1 --variant=gather",
          "--seq 1 is not a multiple of two chunks for each rank = 2; --seq 2 would work"),
         (3, "--seq=48 --variant=ulysses",
-         "--heads 8 and --kv-heads 4 cannot be shared by 3 ranks; --variant zigzag would work"),
+         "--heads 8 and --kv-heads 4 cannot be shared by 3 ranks; --variant zigzag --inner 1 "
+         "would work"),
         (2, "--kv-heads=1 --heads=1 --variant=ulysses",
-         "--heads 1 and --kv-heads 1 cannot be shared by 2 ranks; --variant zigzag would work"),
+         "--heads 1 and --kv-heads 1 cannot be shared by 2 ranks; --variant zigzag --inner 1 "
+         "would work"),
+        (4, "--inner=3", "--inner 3 does not divide 4 ranks; --inner 1 would work"),
+        (4, "--inner=6", "--inner 6 does not divide 4 ranks; --inner 2 would work"),
+        (4, "--inner=4 --heads=2 --kv-heads=1", "--heads 2 and --kv-heads 1 cannot be shared by 4 "
+         "ranks; --variant zigzag --inner 1 would work"),
+        (2, "--documents=129", "--documents 129 are longer than --seq = 128; --documents 128 would "
+         "work"),
+        (2, "--window=0", "--window: 0 is no whole number in [1, 2147483648); --window 32 would work"),
+        (2, "--documents=0", "--documents: 0 is no whole number in [1, 2147483648); --documents 32 would "
+         "work"),
+        (2, "--variant=ring --cut=document",
+         "--cut means nothing to --variant ring; --variant zigzag would work"),
         (2, "--variant=torch --attention=sdpa --device=cpu", "--variant torch needs --attention "
          "sdpa and a GPU for each rank; --variant zigzag would work"),
-        (2, "--variant=gather --kernels",
-         "--kernels means nothing to --variant gather; --variant zigzag would work"),
+        (2, "--variant=torch --documents=9",
+         "--documents means nothing to --variant torch; --variant zigzag would work"),
         (2, "--kernels --dtype=float64",
          "--kernels take float32 or bfloat16 in heads of 16 to 256, "
          "not float64 in heads of 16; --dtype float32 --dim 512 would work"),
@@ -406,12 +468,9 @@ def test_refusals(run_chapter, world, flags, line):
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ("--attention=sdpa",
-         "--attention sdpa over ranks is flash attention, which on a GPU takes 16 bits in heads of "
-         "8, 16, 24, ..., not float32 in heads of 16; --dtype float32 --precision bf16 --dim 512"),
-        ("--attention=sdpa --dtype=bfloat16 --heads=32",
-         "--attention sdpa over ranks is flash attention, which on a GPU takes 16 bits in heads of "
-         "8, 16, 24, ..., not bfloat16 in heads of 4; --dtype float32 --precision bf16 --dim 2048"),
+        *((f"--attention=sdpa {more}", "--attention sdpa is flash attention here, which on a GPU "
+           "takes 16 bits in heads of 8, 16, 24, ... and no --window; --attention plain")
+          for more in ("", "--dtype=bfloat16 --heads=32", "--precision=bf16 --window=9")),
         ("--variant=torch", "--variant torch needs --attention sdpa and a GPU for each rank; "
          "--variant zigzag"),
         ("--variant=torch --attention=sdpa --dtype=bfloat16", None),
