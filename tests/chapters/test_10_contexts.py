@@ -86,6 +86,8 @@ def test_u_rings_have_u_cards(ten):
     alone, two = (contexts.inside_and_between(model, 2**17, Cut(64, inner), 8) for inner in (1, 8))
     assert alone[2] == 63 * hop * (2 + 2 + 4) and two[1] == two[2] == 7 * hop * (2 + 2 + 4)
     assert 8 * two[1] / alone[2] == pytest.approx(8 / 9)
+    gathered = contexts.inside_and_between(model, 2**17, Cut(64, gathers=True), 8)
+    assert gathered[2] == 63 * hop * (2 + 2) / 8        # NCCL's rings have all cards
     assert two[0] == pytest.approx(2 * 7 / 8 * 2048 * (2 * 4096 + 2 * 1024) * 2)
 
 
