@@ -99,8 +99,8 @@ sequences cp, for experts ep. All other ranks go to dp, up to the batch that may
     deepseek-v3     2,048    1    1    16   128   64    ZeRO-1, DualPipe
     megatron-1t     3,072    8    1    64   6     -     interleaved
 
-`--like` runs their axes on 8 ranks or 16, not their models: DeepSeek-V3 routes by sigmoids, with a
-bias and a shared expert, and its pipeline is no V; Megatron's had no sequence parallelism yet.
+`--like` runs their axes on 8 ranks or 16, not their models and schedules. With --documents, texts
+are packed as in chapter 06: attention takes keys run by run, and what cp sends stays as it is.
 
 Run it:
     torchrun --nproc_per_node=8 09_5d.py --dp 2 --pp 2 --tp 2                # or --variant torch
@@ -231,56 +231,41 @@ class SequenceParallel(nn.Module):
 # ------------------------------------------------------------- context parallelism, from chapter 06
 
 def runs_of(rank, ranks, starts):
-    """The positions of a rank, ascending, as runs: neighbours of one document. Of 2N chunks of the
-    sequence it has one from the front and one from the back: then all ranks have as many pairs of a
-    query and a key, but for documents. starts: (seq,), where each token's document begins."""
-    everything = torch.arange(len(starts))
-    chunks = everything.chunk(2 * ranks)
-    return [run for chunk in ([chunks[rank], chunks[-1 - rank]] if ranks > 1 else [everything])
+    """The tokens of a rank, int64, ascending, as runs: neighbours of one document. Of 2N chunks of
+    the sequence it has one from the front and one from the back: then all ranks have as many pairs
+    of a query and a key, but for documents. starts: (seq,), where each token's document begins."""
+    chunks = torch.arange(len(starts)).chunk(2 * ranks if ranks > 1 else 1)
+    mine = [chunks[rank], chunks[-1 - rank]] if ranks > 1 else chunks
+    return [run for chunk in mine
             for run in chunk.tensor_split(starts[chunk].diff().nonzero().flatten() + 1)]
 
 
 def lay_out(starts, rope, blocks, rank, ranks):
-    """Set RoPE and `blocks`, what attention computes, for a step whose documents begin there: of
-    each run, how many queries, and where the keys begin and end that they may see. Returns which
-    tokens of a sequence this rank of cp has."""
+    """Set RoPE and `blocks` for a step: of each run, how many queries it has, and where the keys
+    begin and end that they may see. Returns which tokens of a sequence this rank of cp has."""
     runs = runs_of(rank, ranks, starts)
     blocks[:] = [(len(run), int(starts[run[0]]), int(run[-1]) + 1) for run in runs]
-    mine = torch.cat(runs)
-    rope.positions = (mine - starts[mine]).to(rope.positions.device)
-    return mine
-
-
-def lower_right_attention(q, k, v, attention):
-    """Causal attention of the last tokens of a sequence, q (batch, heads, rows, head_dim), to all
-    of it, k and v (batch, kv_heads, keys, head_dim). Returns q's shape."""
-    rows, keys = q.shape[2], k.shape[2]
-    if attention == "sdpa" and q.is_cuda and q.itemsize == 2 and q.shape[3] in range(8, 257, 8):
-        # Flash attention's own mask ends in the lower right corner of the scores.
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
-
-    mask = q.new_full((rows, keys), -torch.inf).triu(1 + keys - rows)
-    if attention == "sdpa":                             # its is_causal begins in the upper left
-        gqa = q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=gqa)
-    by_key = (*k.shape[:2], -1)                         # the heads that share a key, stacked
-    scores = (q * q.shape[-1] ** -0.5).reshape(*by_key, q.shape[-1]) @ k.transpose(2, 3)
-    weights = (scores.view(*q.shape[:3], -1) + mask).softmax(-1)    # (batch, heads, rows, keys)
-    return (weights.view(*by_key, keys) @ v).view(q.shape)
+    tokens = torch.cat(runs)
+    rope.positions = (tokens - starts[tokens]).to(rope.positions.device)
+    return tokens
 
 
 def gathered_attention(q, k, v, group, attention, blocks):
     """Causal attention of this rank's queries, (batch, heads, s/N, head_dim), to the keys and
     values of all ranks, which are gathered. blocks: as `lay_out` sets them."""
     if group:
-        n = group.size()
         both = GatherIn.apply(torch.cat([k, v]).transpose(1, 2), group)     # (2·batch, s, ...)
-        chunks = both.transpose(1, 2).chunk(2 * n, dim=2)           # rank 0's two, rank 1's, ...
+        chunks = both.transpose(1, 2).chunk(2 * group.size(), dim=2)    # rank 0's two, rank 1's, ...
         k, v = torch.cat([*chunks[0::2], *chunks[::-2]], dim=2).chunk(2)    # in the right order
-    outputs = []
-    for queries, (_, begin, end) in zip(q.split([rows for rows, *_ in blocks], dim=2), blocks):
-        outputs.append(lower_right_attention(
-            queries, k[:, :, begin:end], v[:, :, begin:end], attention))
+    outputs, is_flash = [], attention == "sdpa" and q.is_cuda and q.itemsize == 2
+    for queries, (rows, begin, end) in zip(q.split([rows for rows, *_ in blocks], dim=2), blocks):
+        block = queries, k[:, :, begin:end], v[:, :, begin:end]
+        if is_flash and q.shape[3] in range(8, 257, 8):     # its mask ends in the lower right, too
+            out = torch.ops.aten._scaled_dot_product_flash_attention(*block, 0.0, True)[0]
+        else:
+            seen = torch.ones(rows, end - begin, dtype=torch.bool, device=q.device)
+            out = common.CORES[attention](*block, seen.tril(end - begin - rows))
+        outputs.append(out)
     return torch.cat(outputs, dim=2)
 
 
@@ -750,10 +735,9 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
 
 
 def train_step(run_program, model, units, optimizer, micro_batches, valid, clip):
-    """One step. Returns this rank's part of the loss, and the norm over all ranks.
-    run_program(micro_batches, valid): all of forward and backward; returns the loss. model: all
-    that this rank holds. units: make_units(model, ...). micro_batches: pairs of tokens and
-    targets, (b, s) each, of this rank's dp. valid: the valid targets of the whole batch."""
+    """One step. Returns this rank's part of the loss, and the norm over all ranks. run_program:
+    all of forward and backward; returns the loss. units: those of model. micro_batches: pairs of
+    tokens and targets, (b, s) each. valid: the valid targets of the whole batch."""
     shards = [unit.shard for unit in units if unit.stage]
     for p in (*model.parameters(), *shards):
         p.grad = None
@@ -832,21 +816,14 @@ def formulas(args, rank, ranks, model):
                 "needs": functools.partial(needs, depth=len(owners)),
                 "message": args.micro_batch * cfg.seq // (cp * t) * cfg.dim * e}
 
-    # Rows through this rank's experts: of each block of a stage, for each micro-batch.
-    seen = {stage: [getattr(block.mlp, "seen", []) for block in part
+    # Rows that were sent to this rank's experts, and from it: of each block, and micro-batch.
+    seen = {stage: [[*getattr(block.mlp, "seen", [])] for block in part
                     if isinstance(block, common.Block)] for stage, part in zip(stages, model)}
-    every_pick = m * [args.micro_batch * cfg.seq // (cp * t) * args.top_k]      # without ep
-    rows = {stage: [[sum(received) for _, received in of_block] or every_pick
-                    for of_block in of_stage] for stage, of_stage in seen.items()}
     travelled = sum(sum(sent) + sum(received) for of_stage in seen.values()
                     for of_block in of_stage for sent, received in of_block)
     passes = m * sum(map(len, seen.values()))
     of_mlp = ep if cfg.experts else t                   # parts of it
-    beside = [passes * messages["message"] / 1e6 * units for cut in (False, True)
-              for units in sent_in_a_layer(t, ep, args.top_k, cut)]
     met = sum(rows * (end - begin) for rows, begin, end in model.blocks) / (cfg.seq**2 / cp)
-    note = ("{:.2f} MB over tp, and {:.2f} over ep if all are chosen alike; if tp cut each expert, "
-            "{:.2f} and {:.2f}")
     return {
         "parameters": {"queries": 1 / t, "keys": 1 / min(t, cfg.kv_heads), "mlp": 1 / of_mlp},
         "modules": [module for stage in stages for module in range(*slices[stage])],
@@ -863,12 +840,10 @@ def formulas(args, rank, ranks, model):
                  "own keys": max(1 / t, 1 / cfg.kv_heads) / cp} | (
             {"how": "gathered", "met": met} if cp > 1 or args.documents else {}),
         "contexts": {"blocks": [*model.blocks], "passes": passes, "parts": cp, "runs_of": runs_of},
-        "rows": rows if cfg.experts else None,
-        "ep": ep,
+        "experts": {"seen": seen, "sent": sent_in_a_layer} if cfg.experts else None,
         "schedule": {"actions": schedule[pp], "slices": slices, "inputs": range(cfg.layers + 2)}
         | (messages if args.pp > 1 else {}),            # inputs: every module detaches its own
         "sent": traffic(args, ranks, passes, travelled, sends, e),
-        "notes": [note.format(*beside)] if cfg.experts and t > 1 and ep % t == 0 else [],
         "record": {"order": args.order.split(","), "places": places_of_ranks(args),
                    "slices": slices, "stages": owners}}
 
@@ -881,9 +856,8 @@ def train(run):
     axes, holders = make_groups(args, cfg.tie and owners[0] != owners[-1])
     if "pp" in axes:
         dist.barrier(axes["pp"])                        # NCCL: the first use of a group is by all
-    blocks = []                                         # of attention, in this step
-    core = functools.partial(gathered_attention, group=axes.get("cp"), attention=cfg.attention,
-                             blocks=blocks)
+    blocks, cp = [], axes.get("cp")                     # of attention, in this step
+    core = lambda q, k, v: gathered_attention(q, k, v, cp, cfg.attention, blocks)
     full, slices = build(cfg), balanced(cfg.layers, len(owners))
     parts = {stage: full[slice(*slices[stage])] for stage, owner in enumerate(owners)
              if owner == me.pp}
@@ -896,8 +870,8 @@ def train(run):
     common.recompute(model, args.recompute)
 
     units = make_units(model, args.zero, args.keep_gathered)
-    positions = lay_out(torch.zeros(cfg.seq, dtype=torch.int64), *place)
-    positions = positions.chunk(args.tp)[me.tp].to(run.device)
+    tokens = lay_out(torch.zeros(cfg.seq, dtype=torch.int64), *place)
+    positions = tokens.chunk(args.tp)[me.tp].to(run.device)
     stages = {stage: Stage(part, positions) for stage, part in parts.items()}
     shape = args.micro_batch, len(positions), cfg.dim   # of a message
     empty = functools.partial(torch.empty, shape, dtype=common.rounded(args), device=run.device)

@@ -118,17 +118,17 @@ def standard_library():
 
 def plain_attention(q, k, v, seen=None):
     """Causal attention with its scores in sight; a group of query heads shares a k and a v (GQA).
-    q (batch, heads, seq, head_dim); k, v (batch, kv_heads, seq, head_dim). Returns q's shape. seen:
-    bool (seq, seq), which keys (across) a query (down) sees, if not all up to itself."""
+    q (batch, heads, seq, head_dim); k, v (batch, kv_heads, seq, head_dim). Returns q's shape.
+    seen: bool (queries, keys), which keys a query sees, if not all up to itself."""
     batch, heads, seq, head_dim = q.shape
     # The heads of a group meet the same keys: one matmul serves their queries, head below head.
     stacked = (q * head_dim**-0.5).reshape(batch, k.shape[1], -1, head_dim)
-    scores = (stacked @ k.transpose(2, 3)).view(batch, heads, seq, seq)
+    scores = (stacked @ k.transpose(2, 3)).view(batch, heads, seq, -1)
     if seen is None:
         seen = torch.ones(seq, seq, dtype=torch.bool, device=q.device).tril()
-    hidden = q.new_zeros(seq, seq).masked_fill_(~seen, -math.inf)
-    weights = (scores + hidden).softmax(-1)                 # (batch, heads, seq, seq)
-    return (weights.view(batch, k.shape[1], -1, seq) @ v).view(q.shape)
+    hidden = q.new_zeros(seen.shape).masked_fill_(~seen, -math.inf)
+    weights = (scores + hidden).softmax(-1)                 # (batch, heads, queries, keys)
+    return (weights.view(*k.shape[:2], -1, k.shape[2]) @ v).view(q.shape)
 
 
 CORES = {"plain": plain_attention,      # sdpa: PyTorch's fused kernels never materialise the scores

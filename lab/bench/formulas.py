@@ -14,7 +14,7 @@ metered step. All keys are optional:
                   program with messages, what an action needs, and the bytes of a message
     flops         {"all": number} or {"attention": number} of the metered step
     most gradients                                          the most bytes of gradients at a time
-    rows, ep      rows of each block's experts in each micro-batch, and how many ranks share them
+    experts       chapter 09's, see mixtures.py
     mixtures      chapter 08's, see mixtures.py
     contexts      chapter 06's, see contexts.py
     checks        {about: (computed, formula)}, or with a unit behind them; about: see about.py
@@ -47,8 +47,8 @@ from lab.cli.words import count, printable, quantity
 
 WATCHED_STEPS = 3       # the memory of chapter 01's first steps is watched
 KEYS = {"parameters", "modules", "widths", "zero", "holders", "secondary", "most gradients",
-        "sent", "ranks", "gradients", "gathers", "reduces", "kept", "schedule", "rows",
-        "ep", "flops", "checks", "settings", "mixtures", "contexts", "beside", "overlap",
+        "sent", "ranks", "gradients", "gathers", "reduces", "kept", "schedule",
+        "experts", "flops", "checks", "settings", "mixtures", "contexts", "beside", "overlap",
         "machines", "utilization", "notes", "sample", "record"}
 RECOMPUTED = {"none": {}, "selective": {"core": 0}, "full": {"recompute": "full"}}  # of kept
 AMOUNTS = "calls", "payload", "on the wire"     # what is checked of each operator that sends
@@ -183,9 +183,10 @@ def hold_activations(run, answer):
 def hold_alive(run, answer):
     """The same after each action of a schedule."""
     over_time = [kept for *_, kept in run.actions]
+    rows = mixtures.rows_of(run.args, answer["experts"]) if answer.get("experts") else None
     formula = anatomy.alive_over_time(
         run.args.model, run.args.micro_batch, run.rounded.itemsize, answer["kept"],
-        answer["schedule"], answer.get("rows"), answer.get("ep", 1))
+        answer["schedule"], rows, getattr(run.args, "ep", 1))
     check_kept(run, ["activations", "at the most"], max(over_time), max(formula))
     if not run.on_cuda:
         right = sum(measured == expected for measured, expected in zip(over_time, formula))
@@ -334,6 +335,8 @@ def explain(run, answer):
         mixtures.explain(run, answer["mixtures"])
     if "contexts" in answer:
         contexts.explain(run, answer["contexts"])
+    if answer.get("experts"):
+        mixtures.note_folded(run, answer["experts"])
     for line in answer.get("notes", []):
         run.note(line)
     if "machines" in answer:

@@ -5,6 +5,10 @@ each rank of ep and received from it; chosen, a tensor for each layer, the exper
 micro-batch's tokens; crossings, rows of a token that leave its machine by one hop and by two, if
 all are chosen alike; dropped, of each layer which share of the picks found no place, and which of
 the tokens lost all.
+
+Of formulas()["experts"], chapter 09's: seen, of each stage and block, for each micro-batch of the
+metered step, the rows sent to the ranks of ep and received; sent(tp, ep, top_k, cut), what a layer
+sends in units of a message between sub-layers.
 """
 
 import statistics
@@ -38,6 +42,28 @@ def step_flops(cfg, tokens, rows, recompute="none"):
         again, matmuls = blocks - shared * cfg.dim * cfg.hidden, matmuls + 2    # nor a shared down
     core = cfg.layers * 2 * tokens * cfg.seq * cfg.dim * matmuls
     return 6 * (blocks + tokens * cfg.dim * cfg.vocab) + 2 * again + core
+
+
+def rows_of(args, found):
+    """{stage: [rows of each micro-batch through this rank's experts, for each block]}."""
+    tokens = args.micro_batch * args.model.seq // (args.cp * args.tp)
+    every_pick = args.micro_batches * [tokens * args.top_k]         # without ep
+    return {stage: [[sum(received) for _, received in of_block] or every_pick
+                    for of_block in of_stage] for stage, of_stage in found["seen"].items()}
+
+
+def note_folded(run, found):
+    """Of chapter 09: what experts that are folded send, beside those that tp cuts."""
+    args = run.args
+    if args.tp == 1 or args.ep % args.tp:
+        return
+    message = args.micro_batch * args.model.seq // (args.cp * args.tp) * args.model.dim
+    passes = args.micro_batches * sum(map(len, found["seen"].values()))
+    size = passes * message * run.rounded.itemsize / 1e6
+    beside = [size * units for cut in (False, True)
+              for units in found["sent"](args.tp, args.ep, args.top_k, cut)]
+    run.note("{:.2f} MB over tp, and {:.2f} over ep if all are chosen alike; if tp cut each "
+             "expert, {:.2f} and {:.2f}".format(*beside))
 
 
 def flops(run, found):
