@@ -255,7 +255,7 @@ def gathered_attention(q, k, v, group, attention, blocks):
     values of all ranks, which are gathered. blocks: as `lay_out` sets them."""
     if group:
         both = GatherIn.apply(torch.cat([k, v]).transpose(1, 2), group)     # (2·batch, s, ...)
-        chunks = both.transpose(1, 2).chunk(2 * group.size(), dim=2)    # rank 0's two, rank 1's, ...
+        chunks = both.transpose(1, 2).chunk(2 * group.size(), dim=2)    # rank 0's two, rank 1's
         k, v = torch.cat([*chunks[0::2], *chunks[::-2]], dim=2).chunk(2)    # in the right order
     outputs, is_flash = [], attention == "sdpa" and q.is_cuda and q.itemsize == 2
     for queries, (rows, begin, end) in zip(q.split([rows for rows, *_ in blocks], dim=2), blocks):
@@ -459,9 +459,8 @@ def note_holders(parameters, holders):
 
 class Unit:
     """Parameters of a module that the same ranks hold. stage: 0 sums their gradients. From 1 on,
-    they are one flat tensor, of which each of these ranks updates one shard; 2 shards gradients,
-    too, and 3 all. full: (N·k,), of which every parameter is a view. shard: (k,), and shard.grad:
-    of the summed gradient. kept: gathered once a step, until its last backward."""
+    they are views of one flat tensor, `full`, (N·k,), of which each of these ranks updates a shard,
+    (k,); 2 shards gradients, too, and 3 all. kept: gathered once a step, till its last backward."""
 
     def __init__(self, parameters, stage, keep_gathered):
         self.parameters, self.stage, self.group = parameters, stage, parameters[0].holders
@@ -822,23 +821,20 @@ def formulas(args, rank, ranks, model):
     travelled = sum(sum(sent) + sum(received) for of_stage in seen.values()
                     for of_block in of_stage for sent, received in of_block)
     passes = m * sum(map(len, seen.values()))
-    of_mlp = ep if cfg.experts else t                   # parts of it
+    of_mlp, kv = ep if cfg.experts else t, 1 / min(t, cfg.kv_heads)     # its parts; a share
     met = sum(rows * (end - begin) for rows, begin, end in model.blocks) / (cfg.seq**2 / cp)
     return {
         "parameters": {"queries": 1 / t, "keys": 1 / min(t, cfg.kv_heads), "mlp": 1 / of_mlp},
         "modules": [module for stage in stages for module in range(*slices[stage])],
-        "zero": args.zero,
         "holders": {"tables": whole, "norms": whole, "queries": whole // t, "tied": 2 * whole,
                     "keys": whole // min(t, cfg.kv_heads), "mlp": whole // of_mlp},
         "ranks": {"tp": t, "cp": cp, "cp and tp": cp * t, "ep": ep, "pp": args.pp, "world": ranks},
         "gradients": {p.kind: p.holders.group_desc for p in model.parameters()},
         "gathers": 2 * m if args.zero == 3 and not args.keep_gathered else 1,   # of a module
-        "reduces": m if args.zero > 1 else 1,           # of its gradients
-        "kept": {"outside": 1 / (cp * t), "inputs": 1 / cp, "inside": 1 / (cp * t),
-                 "keys and values": max(1 / t, 1 / cfg.kv_heads), "logits": 1 / (cp * t),
-                 "ids": 1 / (cp * t), "positions": 1 / cp,
-                 "own keys": max(1 / t, 1 / cfg.kv_heads) / cp} | (
-            {"how": "gathered", "met": met} if cp > 1 or args.documents else {}),
+        "zero": args.zero, "reduces": m if args.zero > 1 else 1,        # of its gradients
+        "kept": dict.fromkeys(("outside", "inside", "logits", "ids"), 1 / (cp * t)) | {
+            "inputs": 1 / cp, "positions": 1 / cp, "keys and values": kv, "own keys": kv / cp,
+            "how": "gathered" if cp > 1 or args.documents else None, "met": met},
         "contexts": {"blocks": [*model.blocks], "passes": passes, "parts": cp, "runs_of": runs_of},
         "experts": {"seen": seen, "sent": sent_in_a_layer} if cfg.experts else None,
         "schedule": {"actions": schedule[pp], "slices": slices, "inputs": range(cfg.layers + 2)}
@@ -1056,9 +1052,9 @@ def flags(parser):
     add("--like", choices=LIKE, help="the axes of a published run, on 8 ranks or more")
 
 
-VARIANTS = {"hand": (train, "--cp", "--ep", "--schedule", "--experts", "--top-k",
-                     "--shared-expert", "--order", "--node-size", "--like", "--keep-gathered", "--documents"),
-            "torch": train_torch}
+OWN = ("--cp", "--ep", "--schedule", "--experts", "--top-k", "--shared-expert", "--order",
+       "--node-size", "--like", "--keep-gathered", "--documents")
+VARIANTS = {"hand": (train, *OWN), "torch": train_torch}
 
 if __name__ == "__main__":
     common.launch(__file__, __doc__, VARIANTS, requires, flags, formulas)

@@ -280,7 +280,7 @@ Cut = namedtuple("Cut", "dim index parts group")
 
 def keep_shard(module, name, dim, group, parts=None):
     """Keep this rank's part of a parameter along `dim` among the ranks of `group`, and note that in
-    p.cuts. parts: fewer, where neighbours hold the same (kv heads). What modules share is cut once."""
+    p.cuts. parts: fewer, if neighbours hold the same (kv heads). What modules share is cut once."""
     p, parts = getattr(module, name), parts or group.size()
     cuts = getattr(p, "cuts", ())
     if all(cut.group != group for cut in cuts):
