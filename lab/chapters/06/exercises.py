@@ -181,8 +181,8 @@ EXERCISES = [
          "what is N of a document that lies on fewer parts?",
          "Its own block counts `diagonal`. A zig-zag adds half a block at each later hop, a "
          "ring one for every earlier part of its document. Two chunks that meet are a quarter of "
-         "a block, and with gathered keys they are as many. In Ulysses a rank has 1/N of the "
-         "heads, over N² blocks, all on the diagonal; of each document, (N/documents)²."),
+         "a block, and with gathered keys they are as many. In Ulysses the sequence is one "
+         "part, of a rank's own heads: each document is a square on the diagonal."),
         (Same(pairs_of_each_part, "[pairs('zigzag', part, 4, 32) for part in range(4)]",
               ("zigzag",)),
          Same(pairs_of_each_part, "[pairs('ring', part, 4, 32) for part in range(4)]",
@@ -193,8 +193,7 @@ EXERCISES = [
               ("ring", 8, 0.5, 2)),
          Same(pairs_of_each_part, "[pairs('zigzag', part, 8, 64, 1, 4) for part in range(8)]",
               ("zigzag", 8, 1, 4)),
-         Same(pairs_of_each_part, "[pairs('ulysses', part, 8, 64, 0.5, 2) for part in range(8)]",
-              ("ulysses", 8, 0.5, 2))),
+         Same(pairs_of_each_part, "[pairs('ulysses', 0, 1, 8, 0.5, 2)]", ("ulysses", 1, 0.5, 2))),
     ),
     Exercise(
         "06.8", "hops_needed", 1,

@@ -8,12 +8,14 @@ WRONG = {
         Wrong("starts[chunk].diff()", "starts[: len(chunk)].diff()",
               "has 2 items, and should have 4"),
         Wrong("run.split(window or len(run))", "[run]", "has 1 items, and should have 3"),
+        Wrong("    if zigzag:\n", "    if True:\n", "has 2 items, and should have 1"),
     ],
     "06.2": [
         Wrong("[first[run[0]], run[0],", "[run[0] * 0, run[0],", "items, and should have 1"),
         Wrong("int((low < own - begin).sum())", "len(run)", "item 0.rows and item 0.low have 3"),
         Wrong("        row += len(run)\n", "            row += len(run)\n", "item 1.rows[0] is 0"),
         Wrong("slice(own, end), True, None", "slice(begin, end), True, None", ".keys"),
+        Wrong("own < end", "own <= end", "has 4 items, and should have 2"),
     ],
     "06.3": [
         Wrong(" * q.shape[-1] ** -0.5", "",
@@ -45,7 +47,8 @@ WRONG = {
         Wrong("2 * span - 1 + 2 * diagonal", "4 * span - 4 + 4 * diagonal",
               "are 256, and should be 144: 16/9 of that"),
         Wrong("part % span", "part", "item 4 is 288, and should be 32"),
-        Wrong("diagonal / documents", "diagonal", "are 32, and should be 16: 2 times that"),
+        Wrong("diagonal * span", "diagonal", "item 0 is 32, and should be 16: 2 times that"),
+        Wrong("part % span + diagonal", "span - 1 - part % span + diagonal", "item 0 is 256"),
     ],
     "06.8": [
         Wrong("(window - 1) / (seq // n)", "window / (seq // n)", "one too many"),
@@ -59,6 +62,8 @@ WRONG = {
               "source[4] is 4, and should be 3"),
         Wrong("source.where(token < lengths.repeat_interleave(room), -1), now", "source, now",
               "source[3] is 3, and should be -1"),
+        Wrong("-(-lengths // multiple) * multiple", "(lengths // multiple + 1) * multiple",
+              "source and starts have 24 items, and should have 16"),
     ],
     "06.10": [
         Wrong("key > key[:, None]", "key >= key[:, None]", "item 0[0]"),
@@ -89,5 +94,7 @@ WRONG = {
         Wrong("2 if recompute == \"selective\" else 1 + forwards", "1 + forwards",
               "all_to_all[0] is 96, and should be 88"),
         Wrong("parts * keys", "n * keys", "reduce_scatter[1]"),
+        Wrong("hops and variant in", "variant in", "send"),
+        Wrong("(1 + forwards) * e + max(e, 4)", "2 * (1 + forwards) * e", "send[1]"),
     ],
 }
