@@ -2,8 +2,8 @@ r"""06 · Context parallelism: one sequence on several ranks, in attention too.
 
 Chapter 05 puts the sequence together again inside of the sub-layers, so that none can be longer
 than what fits on one rank. Here it stays cut: each of N ranks holds s/N of its s tokens, and all
-parameters. Norms, linears and the loss treat each token by itself; RoPE must know its position in
-the whole sequence. And attention is causal: a query meets the keys of all tokens up to its own.
+parameters. Norms, linears and the loss treat each token by itself, RoPE must know its position. But
+in attention, which is causal, a query meets the keys of all tokens up to its own.
 
 Ring attention. The queries stay, and keys and values travel around a ring of ranks. At each hop a
 rank computes a block of attention, of its queries to the keys that have arrived, while the next
@@ -37,28 +37,24 @@ Who has to compute? A block of later keys is masked, so nobody computes it. With
 (`--variant ring`) rank 0 computes one block, its own, and the last rank all N, which all wait for.
 So a zig-zag (the default) cuts the sequence into 2N chunks, and rank r holds chunk r from the front
 and chunk r from the back. Then at hop 0 every rank has three quarters of a block to compute, and
-half a block at each later hop. For 4 ranks, who computes what, and at which hop:
+half a block at each later hop. For 2 ranks, who computes what, and at which hop:
 
-    ring        keys of                     zigzag      keys of chunk
-    queries     r0   r1   r2   r3           queries      0   1   2   3   4   5   6   7
-         r0     0                            r0    0     0
-         r1     1    0                       r1    1     1   0
-         r2     2    1    0                  r2    2     2   1   0
-         r3     3    2    1    0             r3    3     3   2   1   0
-                                             r3    4     3   2   1   0   0
-                                             r2    5     2   1   0   3   3   0
-                                             r1    6     1   0   3   2   2   3   0
-                                             r0    7     0   3   2   1   1   2   3   0
+    ring        keys of           zigzag      keys of chunk
+    queries     r0   r1           queries      0   1   2   3
+         r0     0                      r0 0    0
+         r1     1    0                 r1 1    1   0
+                                       r1 2    1   0   0
+                                       r0 3    0   1   1   0
 
 A plain core computes the masked half of what is on the diagonal, too: N blocks on the last rank of
 a ring, (2N+1)/4 on all of a zig-zag: the ring is 4N/(2N+1) times as long. With a core that skips
 that half it is 2 - 1/N. The same can be had without a ring:
 
-    gather      all_gather keys and values, and put them into the order of the sequence. Each of a
-                rank's two chunks meets all keys up to its own end. Llama 3 does this: kv heads are
-                few (GQA). But nothing hides, and keys are kept for backward.
+    gather      all_gather keys and values, in the order of the sequence. Each of a rank's chunks
+                meets all up to its own end. So does Llama 3, whose kv heads are few (GQA). But
+                nothing hides, and all keys are kept.
     ulysses     all_to_all from tokens to heads: each rank gets whole sequences of heads/N heads,
-                and sends what they give back. Limited to as many ranks as there are heads.
+                and sends back what they give. Limited to as many ranks as there are heads.
 
 What a rank sends in a layer's forward, in numbers (b sequences; h and kv: the widths of q and k),
 and again in backward, where a ring also sends the gradients of keys and values, in fp32:
@@ -66,39 +62,38 @@ and again in backward, where a ring also sends the gradients of keys and values,
     rings, gather   (N-1)/N · 2·b·s·kv
     ulysses         (N-1)/N · 2·b·(s/N)·(h + kv)        least if h + kv < N·kv
 
-Where kv heads are fewer than ranks, Ulysses repeats them: its kv is that of N heads. And once a
-step, as in chapter 02, the gradients of all parameters are summed over the ranks. With --recompute,
-backward sends attention's forward again. (With `selective`, it does not need what comes out.)
+Where kv heads are fewer than ranks, Ulysses repeats them: its kv is that of N heads. Once a step,
+gradients of all parameters are summed. With --recompute, backward sends forward's messages again.
 
 Documents. A sequence that is trained on is packed from many texts, and no token may see another
-text (`--documents`, their mean length). A query meets keys from its document's first token on; a
-document's last token has no target, since another text comes next; positions begin anew. (RoPE only
-tells distances: it would be right without, but for large angles, which are rounded more.) Here a
-rank's queries are taken in runs, of neighbours in one document. A run meets an interval of keys, so
-that a block which no document spans is skipped, and so is a hop at which no rank meets any. Of D
-equal documents, a rank computes 1/D of the pairs. If they are not equal, a zig-zag of the sequence
-is no longer fair: the ranks with a part of the longest one work most. `--cut document` makes a zig-
-zag of each document, so that all ranks have the same to do; each is padded to a multiple of 2N
-tokens, and keys of all ranks meet.
+text (`--documents`, their mean length). A query meets keys from its document's first token on, the
+last token has no target, and positions begin anew. (RoPE tells distances alone: without that, only
+rounding would be worse.) A rank takes its queries in runs, of neighbours in one document. A run
+meets an interval of the keys: so a block that no document spans is skipped, and a hop at which no
+rank has any, too. Of D equal documents, a rank computes 1/D of the pairs. Of unequal ones, the rank
+with most of the longest has most to do. `--cut document` makes a zig-zag of each document: then all
+have the same to do, each document is padded to a multiple of 2N tokens, and all hops are needed.
 
 A window (`--window W`) lets a query see the last W keys. Then contiguous parts are fair, and keys
-go ceil((W-1)/(s/N)) hops of N-1; from there one message brings their gradients home. A zig-zag's
-neighbours lie on both sides in the ring: it needs all hops, and gains nothing.
+go ceil((W-1)/(s/N)) of N-1 hops, from where one message brings their gradients home. The neighbours
+of a zig-zag's chunks lie on both sides: it needs all hops.
 
-Two levels (`--inner U`). U neighbours, a machine, exchange heads as in Ulysses, and N/U of them are
-a ring, which takes 1/U of the heads around. So of a ring's N-1 hops only N/U-1 are left, of as many
-numbers; inside, U takes the place of N in Ulysses' line. Neither the heads nor the slow links limit
-the number of ranks. @@PLANNER@@
+Two levels (`--inner U`). U neighbours, a machine, exchange heads as Ulysses does (its line above,
+with U for N), and N/U of them are a ring for 1/U of the heads: N/U-1 hops of as many numbers, each
+behind U times the FLOPs. By chapter 10 (`--contexts`), a layer of Llama 3 8B with 128k tokens on 64
+H100 takes 62 ms with a ring, whose hops outlast their blocks, 21 with two levels of U = 8, and the
+32 heads are too few for Ulysses; 458 and 239 ms with 1M tokens on 256. (Latent attention could send
+the latent that a token's keys and values are made from: 576 numbers in place of DeepSeek-V3's
+40,960, but each rank expands them anew: the same table has it.)
 
 When it pays: for what does not fit, since all activations become 1/N (but for keys and values that
 are gathered or repeated). With F FLOP/s, B bytes/s and e bytes a number, a hop's bytes over B hide
 behind its block's FLOPs over F if 2·b·(s/N)·kv·e / B <= 4·b·(s/N)²·h / F: from s/N = kv/h · e/2 ·
-F/B tokens on. A zig-zag's hop sends as much for half a block: it needs twice as many. (Backward
-sends three times the bytes, in bf16, for 2.5 times the FLOPs: 1.2 times as many.)
+F/B tokens on. A zig-zag's hop sends as much for half a block: it needs twice as many.
 
 Run it:
     torchrun --nproc_per_node=4 06_context_parallel.py
-    torchrun --nproc_per_node=4 06_context_parallel.py --variant ring --seq 512 --batch 2
+    torchrun --nproc_per_node=4 06_context_parallel.py --variant ring --window 40
     torchrun --nproc_per_node=4 06_context_parallel.py --documents 32 --cut document
     torchrun --nproc_per_node=4 06_context_parallel.py --inner 2 --attention sdpa
 
@@ -123,32 +118,33 @@ from common import PartialSums, Refused, gpt, grad_norm, loss_sum, rounded
 
 # --------------------------------------------------------------------------- who holds which tokens
 
+def by_document(places, starts):
+    """Places in a sequence, ascending, cut where another document begins. starts: int64 (seq,),
+    where the document of each token begins."""
+    return places.tensor_split(starts[places].diff().nonzero().flatten() + 1)
+
+
 def with_room(starts, multiple):
-    """Pad documents, so that the length of each is a multiple. starts: int64 (seq,), where each
-    token's document begins. Returns for each place which token it holds, -1 for none; and where
-    documents begin now."""
-    begins, lengths = starts.unique_consecutive(return_counts=True)
-    room = -(-lengths // multiple) * multiple
-    now = (room.cumsum(0) - room).repeat_interleave(room)
-    token = torch.arange(len(now)) - now                # of its document
-    source = begins.repeat_interleave(room) + token
-    return source.where(token < lengths.repeat_interleave(room), -1), now
+    """Pad documents, so that the length of each is a multiple. Returns for each place which token
+    it holds, or -1 for none; and where documents begin now."""
+    source, now = [], []
+    for document in by_document(torch.arange(len(starts)), starts):
+        source.append(F.pad(document, (0, -len(document) % multiple), value=-1))
+        now += [len(now)] * len(source[-1])
+    return torch.cat(source), torch.tensor(now)
 
 
-def runs_of(part, parts, starts, zigzag, by_document=False, window=None):
-    """The places of one of `parts`, int64, ascending, as runs: neighbours in the sequence, in one
-    document, and no more than a window. It is a contiguous part of the sequence; or in a zig-zag
-    the part-th chunk of 2N from the front and from the back, of the sequence or each document."""
-    places, begins = torch.arange(len(starts)), starts.unique_consecutive()
-    chunks, runs = [places.chunk(parts)[part]], []
+def runs_of(part, parts, starts, zigzag, each_document=False, window=None):
+    """The places of one of `parts`, int64, ascending, as runs: neighbours in one document, no more
+    than a window. It is a contiguous part of the sequence; or in a zig-zag the part-th chunk of 2N
+    from the front and from the back, of the sequence or each document."""
+    places = torch.arange(len(starts))
+    chunks = [places.chunk(parts)[part]]
     if zigzag:
-        whole = places.tensor_split(begins[1:]) if by_document else [places]
+        whole = by_document(places, starts) if each_document else [places]
         chunks = [x.chunk(2 * parts)[i] for x in whole for i in (part, -1 - part)]
-    for chunk in chunks:
-        borders = starts[chunk].diff().nonzero().flatten() + 1
-        for run in chunk.tensor_split(borders):
-            runs += run.split(window or len(run))
-    return runs
+    runs = [run for chunk in chunks for run in by_document(chunk, starts)]
+    return [piece for run in runs for piece in run.split(window or len(run))]
 
 
 # Of a block: the rows of its queries and of its keys, as slices. causal: a run meets itself, and
@@ -181,13 +177,13 @@ class Layout:
     in which this part's queries meet keys. All on the CPU, but for a Block's low."""
 
     def __init__(self, args, part, parts, starts, device="cpu"):
-        by_document, window = args.cut == "document", args.window
-        self.source = torch.arange(len(starts))
-        if by_document:                                 # two chunks for each part, of all its ranks
+        self.source, window = torch.arange(len(starts)), args.window
+        if args.cut == "document":                      # two chunks for each part, of all its ranks
             self.source, starts = with_room(starts, 2 * parts * args.inner)
         zigzag, places = args.variant in ("zigzag", "gather"), torch.arange(len(starts))
         self.starts, self.first = starts, starts.maximum(places - (window or len(starts)) + 1)
-        self.runs = [runs_of(i, parts, starts, zigzag, by_document, window) for i in range(parts)]
+        self.runs = [runs_of(other, parts, starts, zigzag, args.cut == "document", window)
+                     for other in range(parts)]
         self.positions = [torch.cat(runs) for runs in self.runs]
         here = self.positions if args.variant in ("zigzag", "ring") else [places]   # all the keys
         at = lambda part, hop: meeting(
@@ -216,16 +212,18 @@ def stacked(x, like):
 
 
 def mask_of(q, k, causal, low):
-    """(rows, keys), to be added to scores: -inf where a query does not see a key."""
+    """(rows, keys), to be added to scores: -inf where a query does not see a key. Or None."""
     mask, key = q.new_zeros(q.shape[2], k.shape[2]), torch.arange(k.shape[2], device=q.device)
-    hidden = key > key[:, None] if causal else key < low[:, None]
-    return mask.masked_fill_(hidden, -torch.inf)
+    if causal:
+        return mask.masked_fill_(key > key[:, None], -torch.inf)
+    return None if low is None else mask.masked_fill_(key < low[:, None], -torch.inf)
 
 
 def scores_of(q, k, causal=False, low=None):
     """(batch, heads, rows, keys), -inf where a query does not see a key."""
     scores = (stacked(q * q.shape[-1] ** -0.5, k) @ k.transpose(2, 3)).view(*q.shape[:3], -1)
-    return scores + mask_of(q, k, causal, low) if causal or low is not None else scores
+    mask = mask_of(q, k, causal, low)
+    return scores if mask is None else scores + mask
 
 
 def plain_forward(q, k, v, causal, low):
@@ -254,14 +252,13 @@ def flash_forward(q, k, v, causal, low):
     if q.is_cuda:
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, causal, attn_mask=None if low is None else mask_of(q, k, causal, low))
+        q, k, v, 0.0, causal, attn_mask=mask_of(q, k, False, low))
 
 
 def flash_backward(dout, q, k, v, out, lse, causal, low):
     if not q.is_cuda:
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            dout, q, k, v, out, lse, 0.0, causal,
-            attn_mask=None if low is None else mask_of(q, k, causal, low))
+            dout, q, k, v, out, lse, 0.0, causal, attn_mask=mask_of(q, k, False, low))
     seed = torch.empty(2, dtype=torch.uint64, device=q.device)      # of a dropout that is not there
     return torch.ops.aten._scaled_dot_product_flash_attention_backward(
         dout, q, k, v, out, lse.contiguous(), None, None, q.shape[2], k.shape[2], 0.0, causal,
@@ -413,15 +410,14 @@ def core_of(args, like):
 
         if ours.runs_here(like):
             return BlockCore(ours.flash_forward, ours.flash_backward)
-    if args.attention == "sdpa":
-        return BlockCore(flash_forward, flash_backward)
-    return BlockCore(plain_forward, plain_backward)
+    fused = flash_forward, flash_backward
+    return BlockCore(*fused if args.attention == "sdpa" else (plain_forward, plain_backward))
 
 
 def context_parallel(model, args, mesh):
-    """Put a variant's attention into common.gpt(args.model). mesh: the axes "ring" and "heads", of
-    which each may be of one rank. Returns lay_out(starts), to be called for each step: it gives the
-    tokens that this rank holds of a sequence, int64, -1 for padding. Sends nothing."""
+    """Put a variant's attention into common.gpt(args.model). mesh: axes "ring" and "heads". Returns
+    lay_out(starts), which begins a step, and gives the tokens of a sequence that this rank holds,
+    int64, -1 for padding. Sends nothing."""
     ring, heads = mesh["ring"].get_group(), mesh["heads"].get_group()
     weight, rope = model.embedding.weight, model.block1.attn.rope       # all blocks share this one
     core = core_of(args, weight)
@@ -483,8 +479,7 @@ def hops_needed(variant, n, seq, window=None):
 def traffic(cfg, variant, micro_batches, batch, n, e, recompute="none", sums=None, inner=1,
             hops=None):
     """What a rank sends in a step: {op: (calls, payload, wire)}. batch: of a micro-batch. e: bytes
-    of a number; sums: of a gradient that is summed over the ranks, if those are wider. inner: ranks
-    that exchange heads. hops: if not all."""
+    of a number; sums: of a gradient that is summed, if wider. inner: ranks that exchange heads."""
     inner = n if variant == "ulysses" else inner
     parts, layers, share = n // inner, micro_batches * cfg.layers, lambda ranks: (ranks - 1) / ranks
     forwards, gradients = 1 if recompute == "none" else 2, cfg.parameters() * (sums or e)
@@ -509,8 +504,8 @@ def traffic(cfg, variant, micro_batches, batch, n, e, recompute="none", sums=Non
 
 def kept(variant, cfg, n, inner=1, room=1):
     """The share of each class of activations that a rank keeps for backward: 1/N, but for keys and
-    values that are gathered, or repeated until each rank has a head. how: what attention keeps.
-    room: the sequence with padded documents, over the sequence."""
+    values that are gathered, or repeated until each rank has a head. room: padded over real tokens.
+    """
     classes = "outside", "inputs", "inside", "core", "logits", "ids", "positions", "own keys"
     keys = room / (inner if variant == "gather" else n) * max(cfg.kv_heads, inner) / cfg.kv_heads
     how = "blocks" if inner == 1 else "apart"
@@ -526,12 +521,6 @@ def pairs(variant, part, parts, seq, diagonal=1, documents=1):
     return blocks.get(variant, (2 * span - 1 + 2 * diagonal) / 4) * (seq // parts) ** 2
 
 
-def tokens_to_hide(cfg, e, flops, bandwidth):
-    """Tokens of a rank from which on a ring's hop hides behind its block. e: bytes of a number.
-    flops: FLOP/s. bandwidth: bytes/s."""
-    return cfg.kv_heads / cfg.heads * e / 2 * flops / bandwidth
-
-
 def formulas(args, rank, ranks, model):
     cfg, variant, inner = args.model, args.variant, args.inner
     if variant == "torch":
@@ -540,13 +529,14 @@ def formulas(args, rank, ranks, model):
     padded = replace(cfg, seq=len(layout.starts))
     hops = len(layout.blocks) - 1 if args.documents else hops_needed(   # they have any lengths
         variant, parts, cfg.seq, args.window)
+    to_hide = lambda flops, bandwidth: cfg.kv_heads / cfg.heads * flops / bandwidth    # e is 2
     name = "tokens of a rank from which on a hop hides in forward, in bf16 (a zig-zag's: twice)"
     return {"parameters": cfg.parameters(),
             "kept": kept(variant, cfg, ranks, inner, padded.seq / cfg.seq),
             "sent": traffic(padded, variant, args.batch // args.micro_batch, args.micro_batch,
                             ranks, weight.itemsize, args.recompute,
                             common.DTYPES[args.dtype].itemsize, inner, hops),
-            "machines": {name: lambda *rates: tokens_to_hide(cfg, 2, *rates)},
+            "machines": {name: to_hide},
             "contexts": {"layout": layout, "parts": parts, "inner": inner, "make": Layout,
                          "core": core_of(args, weight)}}
 
@@ -556,7 +546,8 @@ def formulas(args, rank, ranks, model):
 def train(run):
     args, mine = run.args, None
     model = run.draw(gpt(args.model, seed=None))
-    lay_out = context_parallel(model, args, run.mesh(ring=run.world // args.inner, heads=args.inner))
+    mesh = run.mesh(ring=run.world // args.inner, heads=args.inner)
+    lay_out = context_parallel(model, args, mesh)
     common.recompute(model, args.recompute)
     optimizer = run.mixed(model.parameters())
 
@@ -595,14 +586,14 @@ def train_torch(run):
 
 def requires(args, ranks):
     common.split_batch(args, 1)
-    cfg, variant, on_cuda, dtype = args.model, args.variant, common.on_cuda(args), rounded(args)
-    head_dim = cfg.dim // cfg.heads
-    inner = args.inner = ranks if variant == "ulysses" else args.inner
+    cfg, variant, on_cuda = args.model, args.variant, common.on_cuda(args)
+    head_dim, inner = cfg.dim // cfg.heads, ranks if variant == "ulysses" else args.inner
+    args.inner = inner                                  # Ulysses is the second level alone
 
     if variant == "torch" and (args.attention == "plain" or not on_cuda):
         raise Refused("--variant torch needs --attention sdpa and a GPU for each rank",
                       "--variant zigzag")
-    fits = dtype == torch.bfloat16 and head_dim % 8 == 0 and not args.window
+    fits = rounded(args) == torch.bfloat16 and head_dim % 8 == 0 and not args.window
     if on_cuda and args.attention == "sdpa" and not args.kernels and not fits:
         raise Refused("--attention sdpa is flash attention here, which on a GPU takes 16 bits in "
                       "heads of 8, 16, 24, ... and no --window", "--attention plain")
@@ -617,8 +608,7 @@ def requires(args, ranks):
     if ranks % inner:
         raise Refused(f"--inner {inner} does not divide {ranks} ranks",
                       f"--inner {math.gcd(inner, ranks)}")
-    shared = cfg.heads % inner == 0 and (cfg.kv_heads % inner == 0 or inner % cfg.kv_heads == 0)
-    if not shared:
+    if cfg.heads % inner or (cfg.kv_heads % inner and inner % cfg.kv_heads):
         raise Refused(f"--heads {cfg.heads} and --kv-heads {cfg.kv_heads} cannot be shared by "
                       f"{inner} ranks", "--variant zigzag --inner 1")
 
@@ -628,7 +618,7 @@ def flags(parser):
     add("--documents", type=int, metavar="MEAN", help="tokens of a packed document, in the mean")
     add("--cut", choices=("sequence", "document"), default="sequence", help="in a zig-zag")
     add("--window", type=int, help="tokens that a token sees, itself among them; default: all")
-    add("--inner", type=int, default=1, help="neighbours that exchange heads; rings are around them")
+    add("--inner", type=int, default=1, help="neighbours that exchange heads, inside of rings")
     add("--kernels", action="store_true", help="our own flash attention, on a GPU")
 
 
