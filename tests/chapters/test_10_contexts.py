@@ -155,11 +155,11 @@ def test_one_is_the_ring_and_all_is_ulysses_and_the_best_is_no_worse(ten, h100, 
 
 
 def test_a_hop_hides_from_so_many_tokens_on(ten, h100):
-    """Chapter 06's formula, twice for a zig-zag; and from there on forward waits for no hop."""
-    six, model, network = chapter("06_context_parallel"), ten.MODELS["8b"], 50e9 * ten.NIC
-    flops, cfg = h100.peak * h100.attention, common.PRESETS["llama-8b"]
+    """kv/h · e/2 · F/B of chapter 06's lesson, twice for a zig-zag; and from there on forward waits
+    for no hop."""
+    model, network, flops = ten.MODELS["8b"], 50e9 * ten.NIC, h100.peak * h100.attention
     tokens = contexts.tokens_to_hide(model, flops, network)
-    assert tokens == pytest.approx(2 * six.tokens_to_hide(cfg, 2, flops, network))
+    assert tokens == pytest.approx(2 * 1024 / 4096 * 2 / 2 * flops / network)
     instant = replace(h100, alpha=0, nic_alpha=0)
     for inner, ranks in itertools.product((1, 2, 8), (16, 64)):
         least = contexts.tokens_to_hide(model, flops, network, inner)
