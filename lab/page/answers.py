@@ -4,7 +4,7 @@ the chapters themselves: there is no second copy of a formula, here or in a scri
     /api/plan?model=70b&gpus=512&tp=8       one layout: its bytes and its seconds, by cause
     /api/best?model=70b&gpus=512            the ten best, of a search that may take so many SECONDS
     /api/schedule?schedule=1f1b&ranks=4     when each action of a pipeline starts and ends
-    /api/ring?ranks=4                       who meets whose keys at which hop, ring and zig-zag
+    /api/ring?ranks=4&documents=32          who meets whose keys at which hop, ring and zig-zag
     /api/cuts?tp=2&pp=2                     which part of each matrix each rank of a mesh holds
 
 Raises Refused with one line for whatever cannot be answered.
@@ -20,11 +20,12 @@ import sys
 import threading
 from collections import Counter
 from dataclasses import fields
+from types import SimpleNamespace
 
 import common
 from common import Refused
 from lab import schedules
-from lab.bench import meters
+from lab.bench import contexts, meters
 from lab.chapters import chapter, rooms_with
 from lab.cli import strict
 from lab.cli.refusals import one_line
@@ -35,6 +36,10 @@ SECONDS = 10                    # of a search
 SEARCHES = threading.Semaphore(2)       # at a time
 RANKS = 64                      # of a mesh, and of a pipeline
 ACTIONS = 6000                  # of a schedule
+TOKENS = 256                    # of a sequence around a ring, or as many as its ranks share
+FEWEST = 8                      # of a document in the mean, and of a window
+CUTS = "sequence", "document"
+PACKED = 41                     # the step whose documents are as many as their mean lets expect
 
 
 def ten():
@@ -214,30 +219,46 @@ def schedule(asked):
 # ------------------------------------------------------------------------------------- 06: the ring
 
 def ring(asked):
-    """For ring and zigzag, in chunks of which there are 2N: `holds`, the chunks of each rank; and
-    of each hop and rank whose keys are there, and the blocks [queries' chunk, keys' chunk, share]
-    that it computes. share: 1/2 on the diagonal, where a core that skips the masked half computes
-    that much, else 1. pairs: a rank's blocks by the chapter's formula, in the same unit."""
-    known(asked, "ranks")
-    n, six = whole(asked, "ranks", 4, 1, 16), chapter("06")
-    told = {"ranks": n}
-    for variant in ("ring", "zigzag"):
-        zigzag = variant == "zigzag"
-        holds = [six.positions_of(rank, n, 2 * n, zigzag).tolist() for rank in range(n)]
-        hops = [[of_hop(six, rank, (rank - hop) % n, holds, zigzag) for rank in range(n)]
-                for hop in range(n)]
-        told[variant] = {"holds": holds, "hops": hops,
-                         "pairs": [six.pairs(variant, rank, n, 2 * n, diagonal=1 / 2)
-                                   for rank in range(n)]}
-    return told
+    """For a ring, and a zig-zag of the sequence or of each document: `holds`, the runs of places of
+    each rank; of each hop and rank whose keys are there, and the shapes [corners, pairs of a query
+    and a key, middle] that it computes; `work`, the pairs of each rank. No more hops than anybody
+    needs. busiest: the work of the busiest rank over the mean, for both cuts. documents: how long
+    they are in the mean, 0: one; window: 0: all."""
+    known(asked, "ranks", "documents", "cut", "window")
+    n, cut = whole(asked, "ranks", 4, 1, 16), one_of(asked, "cut", "sequence", CUTS)
+    documents, window = (at_least_or_none(asked, name) for name in ("documents", "window"))
+    if cut == "document" and 0 < documents < 2 * n:
+        raise Refused(f"documents = {documents} tokens in the mean are less than the {2 * n} chunks"
+                      f" that each is cut into; documents={2 * n} would work")
+    drawn, seq = rooms_with("figure")["06"], TOKENS // (2 * n) * 2 * n
+    starts = common.Text.starts(SimpleNamespace(args=SimpleNamespace(
+        model=SimpleNamespace(seq=seq), documents=documents, seed=0)), PACKED)
+    of = {"ring": drawn.layout_of("ring", "sequence", n, starts, window)} | {
+        each: drawn.layout_of("zigzag", each, n, starts, window) for each in CUTS}
+    return {
+        "ranks": n, "tokens": seq, "padding": len(of["document"].starts) / seq - 1,
+        "busiest": {name: contexts.imbalance(layout) for name, layout in of.items()},
+        "ring": laid_out(drawn, of["ring"]), "zigzag": laid_out(drawn, of[cut])}
 
 
-def of_hop(six, rank, other, holds, zigzag):
-    rows, keys, causal = six.meeting(rank, other, 2, zigzag) or ((), (), False)
-    blocks = [[row, key, 0.5 if row == key else 1]
-              for row in (holds[rank][rows] if rows else ()) for key in holds[other][keys]
-              if not causal or key <= row]
-    return {"keys": other, "blocks": blocks}
+def at_least_or_none(asked, name):
+    """So many tokens, or 0."""
+    tokens = whole(asked, name, 0, 0, TOKENS)
+    if 0 < tokens < FEWEST:
+        raise Refused(f"{name} = {tokens} tokens are too few to see; {name}={FEWEST} would work")
+    return tokens
+
+
+def laid_out(drawn, layout):
+    n = len(layout.positions)
+    hops = [[{"keys": (rank - hop) % n,
+              "shapes": [[[[*corner] for corner in corners], pairs, [round(x, 2) for x in middle]]
+                         for corners, pairs, middle in shapes]}
+             for rank, shapes in enumerate(of_hop)]
+            for hop, of_hop in enumerate(drawn.shapes_by_hop(layout))]
+    return {"places": len(layout.starts), "documents": drawn.documents_of(layout),
+            "padding": drawn.padding_of(layout), "holds": drawn.holds_of(layout), "hops": hops,
+            "work": contexts.work(layout)}
 
 
 # ------------------------------------------------------------------------------------- 09: the cuts
@@ -330,8 +351,11 @@ def examples_but_plans():
     for name, (p, m) in itertools.product(by_hand(), ((2, 4), (4, 8), (4, 16), (8, 16))):
         yield "schedule", {"schedule": name, "ranks": str(p), "micro_batches": str(m),
                            "chunks": "2", "breadth_first": "false", "F": "1", "B": "1", "W": "1"}
-    for n in range(2, 17):
-        yield "ring", {"ranks": str(n)}
+    for n, documents, cut, window in (
+            *((n, 0, "sequence", 0) for n in range(2, 17)),
+            *itertools.product((4, 8), (16, 32, 64, 128), CUTS, (0, 64))):
+        yield "ring", {"ranks": str(n), "documents": str(documents), "cut": cut,
+                       "window": str(window)}
     for pp, dp, cp, tp in itertools.product((1, 2), (1, 2), (1, 2), (1, 2, 4, 8)):
         mesh = {"pp": pp, "dp": dp, "cp": cp, "tp": tp, "ep": 1, "experts": 0, "kv_heads": 4,
                 "layers": 4}

@@ -127,7 +127,15 @@ def documents_of(layout):
 
 def padding_of(layout):
     """The same of what holds no token."""
-    places = (layout.source < 0).nonzero().flatten()
+    return ends((layout.source < 0).nonzero().flatten())
+
+
+def holds_of(layout):
+    """The same of what each part holds."""
+    return [ends(mine) for mine in layout.positions]
+
+
+def ends(places):
     return [[int(piece[0]), int(piece[-1]) + 1] for piece in neighbours(places) if len(piece)]
 
 
@@ -252,9 +260,8 @@ def draw_matrix(axes, layout, hops):
 
     seq = len(layout.starts)
     points, strip = 330 / seq, 0.025 * seq              # of a token; of the tokens, as wide
-    for rank, queries in enumerate(layout.positions):
-        for piece in neighbours(queries):
-            top, bottom = int(piece[0]), int(piece[-1]) + 1
+    for rank, held in enumerate(holds_of(layout)):
+        for top, bottom in held:
             axes.add_patch(Rectangle((-1.4 * strip, top), strip, bottom - top, linewidth=0,
                                      facecolor=color_of(rank)))
     for hop, of_hop in enumerate(hops):

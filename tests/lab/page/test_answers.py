@@ -9,6 +9,7 @@ import pytest
 import common
 from common import Refused
 from lab import schedules
+from lab.bench import contexts
 from lab.bench.meters import shards_of
 from lab.page import answers, server
 from lab.planner import planning
@@ -87,24 +88,46 @@ def test_a_schedule_is_the_chapters(name):
     assert len(told["lists"][0].split()) == len(made.actions[0])
 
 
-@pytest.mark.parametrize("n", [1, 3, 4])
-def test_a_ring_is_the_chapters(n):
-    """Each pair of a query and a key that comes before it is computed once; and as many as `pairs`
-    says, in chunks of one token."""
-    told = answers.ring({"ranks": str(n)})
-    for variant in ("ring", "zigzag"):
-        hops, holds = told[variant]["hops"], told[variant]["holds"]
-        blocks = [(row, key) for hop in hops for one in hop for row, key, _ in one["blocks"]]
-        assert sorted(blocks) == [(row, key) for row in range(2 * n) for key in range(row + 1)]
-        for rank in range(n):
-            mine = [block for hop in hops for block in hop[rank]["blocks"]]
-            assert sum(share for *_, share in mine) == told[variant]["pairs"][rank]
-            assert {row for row, *_ in mine} == set(holds[rank])
-        for at, hop in enumerate(hops):
-            assert [one["keys"] for one in hop] == [(rank - at) % n for rank in range(n)]
-    works = {sum(share for *_, share in one["blocks"]) for hop in told["zigzag"]["hops"]
-             for one in hop}
-    assert len(works) == 1                              # nobody waits in a zig-zag
+@pytest.mark.parametrize(("n", "documents", "cut", "window"), [
+    (1, 0, "sequence", 0), (3, 0, "document", 0), (4, 32, "sequence", 0), (4, 32, "document", 0),
+    (3, 64, "sequence", 16), (8, 16, "document", 40)])
+def test_a_ring_is_the_chapters(n, documents, cut, window):
+    """At each hop a rank computes each pair of its queries and of the keys that are there which the
+    chapter's Layout lets it see; of one document as many as `pairs` says."""
+    six, told = chapter("06_context_parallel"), answers.ring({
+        "ranks": str(n), "documents": str(documents), "cut": cut, "window": str(window)})
+    seq = told["tokens"]
+    starts = common.Text.starts(SimpleNamespace(args=SimpleNamespace(
+        model=SimpleNamespace(seq=seq), documents=documents, seed=0)), answers.PACKED)
+    count = 256 // documents if documents else 0
+    assert 0 <= len(starts.unique()) - count <= 1 and 240 < seq <= 256
+
+    def laid_out(variant, cut):
+        return six.Layout(SimpleNamespace(variant=variant, cut=cut, window=window or None, inner=1),
+                          0, n, starts)
+
+    for variant, its_cut in (("ring", "sequence"), ("zigzag", cut)):
+        of, layout = told[variant], laid_out(variant, its_cut)
+        for rank, mine in enumerate(layout.positions):
+            held = [place for begin, end in of["holds"][rank] for place in range(begin, end)]
+            assert held == mine.tolist()
+            for hop in range(n):
+                keys, queries = layout.positions[rank - hop], mine[:, None]
+                sees = int(((layout.first[queries] <= keys) & (keys <= queries)).sum())
+                if hop < len(of["hops"]):
+                    one = of["hops"][hop][rank]
+                    assert one["keys"] == (rank - hop) % n
+                    assert sum(pairs for _, pairs, _ in one["shapes"]) == sees
+                assert sees == 0 or hop < len(of["hops"]) == len(layout.blocks)
+            if not documents:
+                run = len(mine) // (2 if variant == "zigzag" else 1)
+                assert of["work"][rank] == six.pairs(variant, rank, n, seq, (run + 1) / (2 * run))
+        assert of["work"] == contexts.work(layout)
+        assert {begin for begin, _ in of["documents"]} == {*layout.starts.tolist()}
+        padding = [place for begin, end in of["padding"] for place in range(begin, end)]
+        assert padding == (layout.source < 0).nonzero().flatten().tolist()
+    assert told["busiest"] == {"ring": contexts.imbalance(laid_out("ring", "sequence"))} | {
+        cut: contexts.imbalance(laid_out("zigzag", cut)) for cut in answers.CUTS}
 
 
 MESH = {"pp": 1, "dp": 2, "cp": 1, "tp": 2, "ep": 2, "experts": 4}
@@ -115,7 +138,7 @@ def of_a_rank(mesh):
     nine = importlib.import_module("09_5d")
     cfg = nine.Mixture(layers=4, dim=64, heads=8, kv_heads=4, seq=64, vocab=256,
                        experts=mesh["experts"], top_k=2)
-    args = SimpleNamespace(**mesh, order="pp,dp,cp,tp", model=cfg, micro_batches=1)
+    args = SimpleNamespace(**mesh, order="pp,dp,cp,tp", model=cfg, micro_batches=1, documents=None)
     place = nine.places_of_ranks(args)[common.environment("RANK", 0)]
     axes, _ = nine.make_groups(args, tied_stages=False)
     start, end = nine.balanced(cfg.layers, args.pp)[place.pp]
@@ -149,7 +172,10 @@ BAD = {
     "schedule?schedule=dualpipe&ranks=3": "ranks=4 would work",
     "schedule?schedule=dualpipe-v&micro_batches=3": "micro_batches=8 would work",
     "schedule?ranks=64&micro_batches=1024": "actions", "ring?ranks=17": "ranks",
-    "ring?n=4": "no parameter", "cuts?tp=3": "--heads 8 is not a multiple of --tp = 3",
+    "ring?n=4": "no parameter", "ring?window=3": "window=8 would work",
+    "ring?documents=257": "documents = '257'", "ring?cut=x": "cut = 'x' is none of sequence, doc",
+    "ring?ranks=16&documents=16&cut=document": "32 chunks that each is cut into; documents=32 w",
+    "cuts?tp=3": "--heads 8 is not a multiple of --tp = 3",
     "cuts?pp=8": "--layers 4", "cuts?ep=2": "of which there are none",
     "cuts?dp=8&tp=8&pp=2": "more than 64",
     "cuts?kv_heads=3": "--kv-heads", "cuts?experts=4&ep=3&dp=3": "--ep = 3",
