@@ -69,22 +69,21 @@ Documents. A sequence that is trained on is packed from many texts, and no token
 text (`--documents`, their mean length). A query meets keys from its document's first token on, the
 last token has no target, and positions begin anew. (RoPE tells distances alone: without that, only
 rounding would be worse.) A rank takes its queries in runs, of neighbours in one document. A run
-meets an interval of the keys: so a block that no document spans is skipped, and a hop at which no
-rank has any, too. Of D equal documents, a rank computes 1/D of the pairs. Of unequal ones, the rank
-with most of the longest has most to do. `--cut document` makes a zig-zag of each document: then all
-have the same to do, each document is padded to a multiple of 2N tokens, and all hops are needed.
+meets an interval of the keys: what no document spans is skipped, be it a block or a hop of all. Of
+D equal documents, a rank computes 1/D of the pairs. Of unequal ones, the rank with most of the
+longest has most to do. So `--cut document` makes a zig-zag of each: then all have as much to do,
+each document is padded to a multiple of 2N tokens, and all hops are needed.
 
 A window (`--window W`) lets a query see the last W keys. Then contiguous parts are fair, and keys
-go ceil((W-1)/(s/N)) of N-1 hops, from where one message brings their gradients home. The neighbours
-of a zig-zag's chunks lie on both sides: it needs all hops.
+go ceil((W-1)/(s/N)) of N-1 hops, from where one message brings their gradients home. In a zig-zag
+neighbours lie on both sides, so that it needs all hops.
 
 Two levels (`--inner U`). U neighbours, a machine, exchange heads as Ulysses does (its line above,
 with U for N), and N/U of them are a ring for 1/U of the heads: N/U-1 hops of as many numbers, each
 behind U times the FLOPs. By chapter 10 (`--contexts`), a layer of Llama 3 8B with 128k tokens on 64
-H100 takes 62 ms with a ring, whose hops outlast their blocks, 21 with two levels of U = 8, and the
-32 heads are too few for Ulysses; 458 and 239 ms with 1M tokens on 256. (Latent attention could send
-the latent that a token's keys and values are made from: 576 numbers in place of DeepSeek-V3's
-40,960, but each rank expands them anew: the same table has it.)
+H100 takes 62 ms with a ring, whose hops outlast their blocks, and 21 with U = 8; for Ulysses its 32
+heads are too few. (Of DeepSeek-V3's latent attention one could send 576 numbers of a token, not the
+keys and values made of them, 40,960; but each rank has to make them anew.)
 
 When it pays: for what does not fit, since all activations become 1/N (but for keys and values that
 are gathered or repeated). With F FLOP/s, B bytes/s and e bytes a number, a hop's bytes over B hide
@@ -92,7 +91,6 @@ behind its block's FLOPs over F if 2·b·(s/N)·kv·e / B <= 4·b·(s/N)²·h / 
 F/B tokens on. A zig-zag's hop sends as much for half a block: it needs twice as many.
 
 Run it:
-    torchrun --nproc_per_node=4 06_context_parallel.py
     torchrun --nproc_per_node=4 06_context_parallel.py --variant ring --window 40
     torchrun --nproc_per_node=4 06_context_parallel.py --documents 32 --cut document
     torchrun --nproc_per_node=4 06_context_parallel.py --inner 2 --attention sdpa
@@ -100,8 +98,7 @@ Run it:
 Sources: Liu et al., Ring Attention with Blockwise Transformers (2023), section 3; Brandon et al.,
 Striped Attention (2023), section 3 (the imbalance); Jacobs et al., DeepSpeed Ulysses (2023),
 section 3; Llama Team, The Llama 3 Herd of Models (2024), section 3.3.2 (2N chunks, gathered keys,
-documents); Fang and Zhao, USP (2024), and Gu et al., LoongTrain (2024) (two levels);
-TransformerEngine, attention with context parallelism (a zig-zag of each document).
+documents); Fang and Zhao, USP (2024); TransformerEngine (a zig-zag of each document).
 """
 
 import math
@@ -119,8 +116,7 @@ from common import PartialSums, Refused, gpt, grad_norm, loss_sum, rounded
 # --------------------------------------------------------------------------- who holds which tokens
 
 def by_document(places, starts):
-    """Places in a sequence, ascending, cut where another document begins. starts: int64 (seq,),
-    where the document of each token begins."""
+    """Ascending places, cut where another document begins: at starts[place], int64 (seq,)."""
     return places.tensor_split(starts[places].diff().nonzero().flatten() + 1)
 
 
@@ -171,10 +167,9 @@ def meeting(runs, keys, first, device="cpu"):
 
 
 class Layout:
-    """Who holds and meets what in the sequences of one step: the same in all of them. part: this
-    rank's, of `parts`. starts: int64 (seq,), where each token's document begins. source: of each
-    place the token that it holds, -1 for padding. positions: the places of each part. blocks[hop]:
-    in which this part's queries meet keys. All on the CPU, but for a Block's low."""
+    """Who holds and meets what in a step's sequences, all alike. part: this rank's, of `parts`.
+    source: of each place the token that it holds, -1 for padding. positions: the places of each
+    part. blocks[hop]: in which this part's queries meet keys. On the CPU, but for a Block's low."""
 
     def __init__(self, args, part, parts, starts, device="cpu"):
         self.source, window = torch.arange(len(starts)), args.window
@@ -194,10 +189,9 @@ class Layout:
 
 # -------------------------------------------------------------------------- a block of attention
 
-# A block of attention is two functions: forward(q, k, v, causal, low) gives out and lse; backward
-# (dout, q, k, v, out, lse, causal, low), with out and lse of all keys, gives dq, dk, dv. q (batch,
-# heads, rows, head_dim); k, v (batch, kv_heads, keys, head_dim); lse (batch, heads, rows), float32
-# or better. causal, low: of a Block.
+# forward(q, k, v, causal, low) gives out and lse; backward(dout, q, k, v, out, lse, causal, low),
+# with out and lse of all keys, gives dq, dk, dv. q (batch, heads, rows, head_dim); k, v (batch,
+# kv_heads, keys, head_dim); lse (batch, heads, rows), float32 or better. causal, low: of a Block.
 BlockCore = namedtuple("BlockCore", ("forward", "backward"))
 
 
@@ -293,8 +287,7 @@ def send_on(x, group, by=1):
 
 
 def around_the_ring(kv, group, hops):
-    """Yield each hop and the kv that is here: this rank's, then those of ranks before it, which
-    come meanwhile."""
+    """Yield each hop and the kv that is here: this rank's, then those of ranks before it."""
     for hop in range(hops):
         receive = send_on(kv, group)
         yield hop, kv
@@ -403,8 +396,7 @@ def exchanged_attention(q, k, v, group, core):
 # ------------------------------------------------------------------------------------ the whole GPT
 
 def core_of(args, like):
-    """The core that --attention names, or with --kernels our Triton flash attention, where it can
-    work on such tensors: on a GPU, or anywhere under TRITON_INTERPRET=1."""
+    """As --attention says; or our Triton flash attention, on a GPU or under TRITON_INTERPRET=1."""
     if args.kernels:
         from kernels import flash_attention as ours
 
@@ -504,8 +496,7 @@ def traffic(cfg, variant, micro_batches, batch, n, e, recompute="none", sums=Non
 
 def kept(variant, cfg, n, inner=1, room=1):
     """The share of each class of activations that a rank keeps for backward: 1/N, but for keys and
-    values that are gathered, or repeated until each rank has a head. room: padded over real tokens.
-    """
+    values that are gathered, or repeated until each rank has a head. room: padding's factor."""
     classes = "outside", "inputs", "inside", "core", "logits", "ids", "positions", "own keys"
     keys = room / (inner if variant == "gather" else n) * max(cfg.kv_heads, inner) / cfg.kv_heads
     how = "blocks" if inner == 1 else "apart"
@@ -529,14 +520,13 @@ def formulas(args, rank, ranks, model):
     padded = replace(cfg, seq=len(layout.starts))
     hops = len(layout.blocks) - 1 if args.documents else hops_needed(   # they have any lengths
         variant, parts, cfg.seq, args.window)
-    to_hide = lambda flops, bandwidth: cfg.kv_heads / cfg.heads * flops / bandwidth    # e is 2
-    name = "tokens of a rank from which on a hop hides in forward, in bf16 (a zig-zag's: twice)"
+    to_hide = lambda flops, bandwidth: cfg.kv_heads / cfg.heads * flops / bandwidth     # e is 2
     return {"parameters": cfg.parameters(),
             "kept": kept(variant, cfg, ranks, inner, padded.seq / cfg.seq),
             "sent": traffic(padded, variant, args.batch // args.micro_batch, args.micro_batch,
                             ranks, weight.itemsize, args.recompute,
                             common.DTYPES[args.dtype].itemsize, inner, hops),
-            "machines": {name: to_hide},
+            "machines": {"tokens of a rank that hide a hop in bf16 (zig-zag: twice)": to_hide},
             "contexts": {"layout": layout, "parts": parts, "inner": inner, "make": Layout,
                          "core": core_of(args, weight)}}
 
@@ -623,9 +613,9 @@ def flags(parser):
 
 
 OWN = "--documents", "--window", "--kernels"
-VARIANTS = {"zigzag": (train, "--cut", "--inner", *OWN), "ring": (train, "--inner", *OWN),
-            "gather": (train, "--cut", "--inner", *OWN), "ulysses": (train, *OWN),
-            "torch": train_torch}
+ZIGZAG = train, "--cut", "--inner", *OWN
+VARIANTS = {"zigzag": ZIGZAG, "ring": (train, "--inner", *OWN), "gather": ZIGZAG,
+            "ulysses": (train, *OWN), "torch": train_torch}
 
 if __name__ == "__main__":
     common.launch(__file__, __doc__, VARIANTS, requires, flags, formulas)
