@@ -139,8 +139,8 @@ def runs_of(part, parts, starts, zigzag, each_document=False, window=None):
     if zigzag:
         whole = by_document(places, starts) if each_document else [places]
         chunks = [x.chunk(2 * parts)[i] for x in whole for i in (part, -1 - part)]
-    runs = [run for chunk in chunks for run in by_document(chunk, starts)]
-    return [piece for run in runs for piece in run.split(window or len(run))]
+    whole = [text for chunk in chunks for text in by_document(chunk, starts)]
+    return [run for text in whole for run in text.split(window or len(text))]
 
 
 # Of a block: the rows of its queries and of its keys, as slices. causal: a run meets itself, and
@@ -420,10 +420,9 @@ def context_parallel(model, args, mesh):
         return RingAttention.apply(q, k, v, ring, core, model.layout.blocks)
 
     def lay_out(starts):
-        layout = Layout(args, ring.rank(), ring.size(), starts, weight.device)
+        layout = model.layout = Layout(args, ring.rank(), ring.size(), starts, weight.device)
         mine = layout.positions[ring.rank()].chunk(heads.size())[heads.rank()]
         rope.positions = (mine - layout.starts[mine]).to(weight.device)
-        model.layout = layout
         return layout.source[mine].to(weight.device)
 
     for block in model[1:-1]:

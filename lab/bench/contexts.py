@@ -60,13 +60,13 @@ def conditions(attention, sent):
     return {(op, "attention"): lambda *rates, op=op: over_attention(op, *rates) for op in ops}
 
 
-def work(layout):
+def work(layout: object) -> list[int]:
     """How many pairs of a query and a key that it sees each part of the sequences has."""
     return [int((mine - layout.first[mine] + 1).sum()) for mine in layout.positions]
 
 
-def imbalance(layout):
-    """The work of the busiest part over the mean."""
+def imbalance(layout: object) -> float:
+    """The work of the busiest part of a chapter 06's Layout over the mean."""
     of_parts = work(layout)
     return max(of_parts) * len(of_parts) / sum(of_parts)
 
