@@ -77,9 +77,9 @@ EXERCISES = [
         "run is ascending, lies in one document, and is no longer than the window.",
         ("Into how many chunks does a zig-zag cut the sequence, and which two are part 0's? "
          "Where in a chunk does `starts` change?",
-         "Of 2N chunks, a part has the one at `part`, and the one as far from the end; with "
-         "by_document, of the positions of each document in turn. tensor_split cuts at borders, "
-         "diff() of starts finds them, and split() makes pieces of a window's length."),
+         "Of 2N chunks, a part has the one at `part`, and the one as far from the end; or those of "
+         "each document in turn. by_document cuts places at borders, whether these are all places "
+         "or those of a chunk, and split() makes pieces of a window's length."),
         (Same(runs, "runs_of(2, 4, starts of one document of 16, True)", (2, 4, (16,), True)),
          Same(runs, "runs_of(2, 4, starts of one document of 16, False)", (2, 4, (16,), False)),
          Same(runs, "runs_of(1, 2, starts of documents of 5, 1 and 10, True)",
@@ -215,12 +215,11 @@ EXERCISES = [
         "06.9", "with_room", 2,
         "Pad documents at their ends, so that the length of each is a multiple of `multiple`. For "
         "each place give the token that it holds, -1 for none, and where its document begins now.",
-        ("Of documents of 3 and 5 tokens and a multiple of 4: write down both results. Which of "
-         "a place's numbers follow from its document's old begin, and which from its new one?",
-         "unique_consecutive with return_counts gives begins and lengths. Rounded up, these are "
-         "the room, whose cumsum gives the new begins; repeat_interleave spreads a document's "
-         "number over its places. A place's token is its document's old begin and how far the "
-         "place is from the new one, unless that is the old length or more."),
+        ("Of documents of 3 and 5 tokens and a multiple of 4: write down both results. How many "
+         "places are missing behind a document, and where does the next one begin now?",
+         "by_document gives the places of each document, which are its tokens. -len(document) % "
+         "multiple are missing behind them: F.pad with -1. All of these places have the same begin "
+         "now, which is how many places there are before."),
         (Same(with_room, "with_room(starts of documents of 3 and 5, 4)", ((3, 5), 4)),
          Same(with_room, "with_room(starts of documents of 5, 1 and 10, 4)", (LENGTHS, 4)),
          Same(with_room, "with_room(starts of documents of 4 and 12, 4)", ((4, 12), 4)),

@@ -171,8 +171,9 @@ EXHIBITS = [
         "was computed from what one rank has: of 7 tokens, 7 // 2 on each of two ranks, and so 6 "
         "in all. Attention took the seventh for padding, without a word. A script of ten tokens "
         "showed it. Here that token is gone for all of the model, and its target with it.",
-        FILE, "token < lengths.repeat_interleave(room), -1), now\n",
-        "token < (lengths // 2 * 2).repeat_interleave(room), -1), now\n",
+        FILE, "        source.append(F.pad(document, ",
+        "        counts = torch.arange(len(document)) < len(document) // 2 * 2\n"
+        "        source.append(F.pad(document.where(counts, -1), ",
         *PADDED, ("first loss", "loss", "gradients", "gradient norm", "parameters"),
         ("sent", "kept"),
     ),
@@ -193,8 +194,8 @@ EXHIBITS = [
         "looked into that layout with the boundaries from before the padding. So it took tokens of "
         "one document for another's, or failed with an error for very short ones. A test with odd "
         "lengths was added. There it was the prediction of a second token; here it is attention.",
-        FILE, "        self.source = torch.arange(len(starts))\n",
-        "        self.source, before = torch.arange(len(starts)), starts\n",
+        FILE, "        self.source, window = torch.arange(len(starts)), args.window\n",
+        "        self.source, window, before = torch.arange(len(starts)), args.window, starts\n",
         *PADDED, ("first loss", "loss", "gradients", "gradient norm", "parameters"),
         ("sent", "kept"),
         ((FIRST, "        missing = len(starts) - len(before)\n"

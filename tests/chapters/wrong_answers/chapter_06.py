@@ -5,7 +5,7 @@ from tests.chapters.wrong_answers import Wrong
 WRONG = {
     "06.1": [
         Wrong("(part, -1 - part)", "(part, parts + part)", "item 1[0] is 12, and should be 10"),
-        Wrong("starts[chunk].diff()", "starts[: len(chunk)].diff()",
+        Wrong("run in by_document(chunk, starts)", "run in [chunk]",
               "has 2 items, and should have 4"),
         Wrong("run.split(window or len(run))", "[run]", "has 1 items, and should have 3"),
         Wrong("    if zigzag:\n", "    if True:\n", "has 2 items, and should have 1"),
@@ -56,14 +56,10 @@ WRONG = {
               "item 1 is 2, and should be 3: one too few"),
     ],
     "06.9": [
-        Wrong("-(-lengths // multiple) * multiple", "lengths // multiple * multiple",
-              "source and starts have 4 items, and should have 12"),
-        Wrong("begins.repeat_interleave(room) + token", "now + token",
-              "source[4] is 4, and should be 3"),
-        Wrong("source.where(token < lengths.repeat_interleave(room), -1), now", "source, now",
-              "source[3] is 3, and should be -1"),
-        Wrong("-(-lengths // multiple) * multiple", "(lengths // multiple + 1) * multiple",
+        Wrong("-len(document) % multiple", "multiple - len(document) % multiple",
               "source and starts have 24 items, and should have 16"),
+        Wrong("value=-1", "value=0", "source[11] are 0, and should be -1"),
+        Wrong("[len(now)]", "[int(document[0])]", "starts[11] are 3, and should be 4: one too few"),
     ],
     "06.10": [
         Wrong("key > key[:, None]", "key >= key[:, None]", "item 0[0]"),

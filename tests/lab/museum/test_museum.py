@@ -67,8 +67,9 @@ def test_what_a_change_touches_is_played():
     for files, room in ((["06_context_parallel.py"], "06"), (["lab/chapters/03/figure.py"], "03"),
                         (["kernels/elu.py"], "kernels"),
                         (["lab/checkpoints/saving.py"], "checkpoints")):  # fmt: skip
-        of_room = {name for name in NAMES if name.startswith(f"{room}-")}
-        assert len(of_room) <= MOST and sampled(NAMES, files) == least | of_room
+        of_room = [name for name in NAMES if name.startswith(f"{room}-")]
+        part = of_room[::2] if len(of_room) > MOST else of_room     # 06 has more than that
+        assert len(part) <= MOST and sampled(NAMES, files) == least | {*part}
     every = sampled(NAMES, [f"lab/chapters/{room}/exhibits.py" for room in chapters.ROOMS])
     assert least <= every and len(every) <= MOST + len(ALWAYS)
     assert len({name.partition("-")[0] for name in every}) >= len(chapters.ROOMS) - 2
