@@ -118,8 +118,8 @@ def standard_library():
 
 def plain_attention(q, k, v, seen=None):
     """Causal attention with its scores in sight; a group of query heads shares a k and a v (GQA).
-    q (batch, heads, seq, head_dim); k, v (batch, kv_heads, seq, head_dim). Returns q's shape.
-    seen: bool (queries, keys), which keys a query sees, if not all up to itself."""
+    q (batch, heads, seq, head_dim); k, v (batch, kv_heads, seq, head_dim); seen, if not all keys up
+    to each query: bool (queries, keys). Returns q's shape."""
     batch, heads, seq, head_dim = q.shape
     # The heads of a group meet the same keys: one matmul serves their queries, head below head.
     stacked = (q * head_dim**-0.5).reshape(batch, k.shape[1], -1, head_dim)
@@ -149,8 +149,7 @@ class Rope(nn.Module):
         self.made_for, self.seen = None, ()                     # seen: what a core is given, too
 
     def pack(self, starts, window=None):
-        """Let each token see its own document alone, from starts[token] on, and its last `window`.
-        starts: int64 (seq,). Positions begin anew in each document."""
+        """Let each token see the last `window` of its own document, which begins at its start."""
         key = torch.arange(len(starts), device=starts.device)
         query, self.positions = key[:, None], key - starts
         first = starts[:, None].maximum(query - (window or len(starts)) + 1)
@@ -406,8 +405,7 @@ def parse(file, doc, variants, flags, argv, Parser=argparse.ArgumentParser):
 
 
 def rounded(args):
-    """What parameters and activations are rounded to. (Masters and gradients have --dtype; float64
-    is not rounded, so that the code of --precision bf16 can be held to one GPU exactly.)"""
+    """What parameters and activations are rounded to; not float64, which is held to one GPU."""
     is_mixed = args.precision == "bf16" and args.dtype == "float32"
     return torch.bfloat16 if is_mixed else DTYPES[args.dtype]
 
