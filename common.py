@@ -96,7 +96,7 @@ class Text:
         args, seq, starts = self.args, self.args.model.seq, self.starts(step).numpy()
         rng = np.random.default_rng([args.seed, step])
         places = rng.integers(len(self.tokens) - seq, size=(args.batch, starts[-1] + 1))
-        places = places[:, starts] + np.arange(seq) - starts    # of each document, from anywhere
+        places = places.take(starts, axis=1) + np.arange(seq) - starts      # a text from anywhere
         tokens = torch.from_numpy(self.tokens[places].astype(np.int64))
         targets = torch.from_numpy(self.tokens[places + 1].astype(np.int64))
         targets[:, np.flatnonzero(np.diff(starts))] = -100      # the next document's first tokens

@@ -81,7 +81,7 @@ class OneGpu(BesideOneGpu):
     def tensors(self, step):
         """{(kind, name): tensor} of all that is compared after this step, which is taken now, and
         what rounding does to each."""
-        batch = common.Batch(step, *self.text.batch(step), [])
+        batch = common.Batch(step, *self.text.batch(step), [], self.text.starts(step))
         loss, norm = self.one_gpu_step(batch)
         found = verify.compared(loss, norm, verify.named_parameters(self.one_gpu))
         rounded = self.verifier.rounded(batch, found)
