@@ -156,7 +156,7 @@ def meeting(runs, keys, first, device="cpu"):
         bounds = torch.stack([first[run[0]], run[0], run[-1] + 1])
         begin, own, end = torch.searchsorted(keys, bounds).tolist()
         if begin < own:                                 # keys before the run, at any distance
-            low = torch.searchsorted(keys[begin:own], first[run])
+            low = torch.searchsorted(keys[begin:own], first[run], out_int32=True)
             seeing = int((low < own - begin).sum())     # the last queries may see none of them
             low = low[:seeing].to(device) if low[seeing - 1] else None
             blocks.append(Block(slice(row, row + seeing), slice(begin, own), False, low))

@@ -90,46 +90,33 @@ DTYPES = torch.float32, torch.float16, torch.bfloat16
 # ----------------------------------------------------------------------------------- the references
 
 
-def seen_from(queries, keys, lengths, window, device):
-    """[the first key that each query sees], (queries,) in int32 and never descending; or [], where
-    that is always key 0: without documents and window."""
-    if lengths is None and window is None:
-        return []
-    rows = torch.arange(queries, device=device)
-    since = (rows + keys - queries + 1 - (window or keys)).clamp(min=0)
-    if lengths is not None:             # of the documents that have begun, the last one's first
-        starts = lengths.to(rows).contiguous()
-        since = since.maximum(starts[torch.searchsorted(starts, rows, right=True) - 1])
-    return [since.int()]
-
-
-def reference_scores(q, k, causal, lengths=None, window=None):
+def reference_scores(q, k, causal, since=None):
     """Scaled scores (batch, kv_heads, group, queries, keys), -inf where a query may not look."""
     q = q.unflatten(1, (k.shape[1], -1))
     scores = q @ k[:, :, None].transpose(-1, -2) * q.shape[-1] ** -0.5
     if causal:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
         scores = scores.masked_fill(future.triu(1 + k.shape[2] - q.shape[3]), -math.inf)
-    for since in seen_from(*scores.shape[-2:], lengths, window, q.device):
+    if since is not None:
         past = torch.arange(k.shape[2], device=q.device) < since[:, None]
         scores = scores.masked_fill(past, -math.inf)
     return scores
 
 
-def reference_forward(q, k, v, causal=False, lengths=None, window=None):
+def reference_forward(q, k, v, causal=False, since=None):
     """`flash_forward` in plain PyTorch, with all scores in memory."""
-    scores = reference_scores(q, k, causal, lengths, window)
+    scores = reference_scores(q, k, causal, since)
     lse = scores.logsumexp(-1)                                      # (batch, kv, group, queries)
     weights = (scores - lse.nan_to_num(neginf=0)[..., None]).exp()
     out = (weights @ v[:, :, None]).flatten(1, 2)
     return out, lse.flatten(1, 2).to(torch.promote_types(lse.dtype, torch.float32))
 
 
-def reference_backward(dout, q, k, v, out, lse, causal=False, lengths=None, window=None):
+def reference_backward(dout, q, k, v, out, lse, causal=False, since=None):
     """`flash_backward` in plain PyTorch."""
     group = q.shape[1] // k.shape[1]
     lse = lse.nan_to_num(neginf=math.inf).unflatten(1, (-1, group)).to(q.dtype)
-    weights = (reference_scores(q, k, causal, lengths, window) - lse[..., None]).exp()
+    weights = (reference_scores(q, k, causal, since) - lse[..., None]).exp()
     by_group = lambda x: x.unflatten(1, (-1, group))                # (batch, kv, group, queries, d)
     dout, out, grouped = by_group(dout), by_group(out), by_group(q)
     dv = (weights.transpose(-1, -2) @ dout).sum(2)
@@ -425,19 +412,18 @@ def readable(x):
     return x.new_empty(*shape, math.ceil(dim / unit) * unit)[..., :dim].copy_(x)
 
 
-def flash_forward(q, k, v, causal=False, lengths=None, window=None):
+def flash_forward(q, k, v, causal=False, since=None):
     """Attention, and the log-sum-exp of its scores. Raises ValueError for what does not fit.
 
     q (batch, heads, queries, dim); k, v (batch, kv_heads, keys, dim), of any strides. Returns out,
-    of q's shape, and lse (batch, heads, queries) in float32. `lengths`, `window`: flash_attention.
+    of q's shape, and lse (batch, heads, queries) in float32. since: as `seen_from` gives it.
     """
-    check(q, k, v, causal, lengths, window)
+    check(q, k, v)
     if not runs_here(q):
-        return reference_forward(q, k, v, causal, lengths, window)
+        return reference_forward(q, k, v, causal, since)
     q, k, v = map(readable, (q, k, v))
     batch, heads, seq_q, dim = q.shape
-    since = seen_from(seq_q, k.shape[2], lengths, window, q.device)
-    out = torch.empty_like(q)
+    out, since = torch.empty_like(q), () if since is None else (since,)
     lse = q.new_empty(batch, heads, seq_q, dtype=torch.float32)
     with torch.cuda.device_of(q):
         gpu = generation(q)
@@ -451,26 +437,26 @@ def flash_forward(q, k, v, causal=False, lengths=None, window=None):
     return out, lse
 
 
-def flash_backward(dout, q, k, v, out, lse, causal=False, lengths=None, window=None):
+def flash_backward(dout, q, k, v, out, lse, causal=False, since=None):
     """Gradients of (q, k, v), from that of out. Raises ValueError for what does not fit.
 
     dout and out of q's shape and dtype, of any strides; lse (batch, heads, queries) in float32.
     `out` and `lse` may be those of more keys than `k` has: then this is the part that these keys
     contribute (ring attention).
     """
-    check(q, k, v, causal, lengths, window)
+    check(q, k, v)
     of_lse = q.shape[:3], torch.promote_types(q.dtype, torch.float32)
     for name, x, (shape, dtype) in (("dout", dout, (q.shape, q.dtype)),
                                     ("out", out, (q.shape, q.dtype)), ("lse", lse, of_lse)):
         expect(x.shape == shape and x.dtype == dtype and x.device == q.device, name, x,
                f"{tuple(shape)}, {dtype} on {q.device}")
     if not runs_here(q):
-        return reference_backward(dout, q, k, v, out, lse, causal, lengths, window)
+        return reference_backward(dout, q, k, v, out, lse, causal, since)
     dout, q, k, v, out = map(readable, (dout, q, k, v, out))
     lse = lse.contiguous()
     (batch, heads, seq_q, dim), (kv_heads, seq_k) = q.shape, k.shape[1:3]
-    since = seen_from(seq_q, seq_k, lengths, window, q.device)
     keys = torch.arange(seq_k, device=q.device, dtype=torch.int32)  # rows before `until` see each
+    since = () if since is None else (since,)
     until = [torch.searchsorted(x, keys, right=True, out_int32=True) for x in since]
     dq, dk, dv = map(torch.empty_like, (q, k, v))       # laid out in memory as they are
 
@@ -498,16 +484,16 @@ def flash_backward(dout, q, k, v, out, lse, causal=False, lengths=None, window=N
 
 class FlashAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, causal, lengths, window):
-        out, lse = flash_forward(q, k, v, causal, lengths, window)
+    def forward(ctx, q, k, v, causal, since):
+        out, lse = flash_forward(q, k, v, causal, since)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.seen = causal, lengths, window
+        ctx.seen = causal, since
         return out
 
     @staticmethod
     @once_differentiable                # its own gradient would be left out
     def backward(ctx, dout):
-        return *flash_backward(dout, *ctx.saved_tensors, *ctx.seen), None, None, None
+        return *flash_backward(dout, *ctx.saved_tensors, *ctx.seen), None, None
 
 
 def flash_attention(q, k, v, causal=True, lengths=None, window=None):
@@ -519,7 +505,8 @@ def flash_attention(q, k, v, causal=True, lengths=None, window=None):
     want causal, and lengths as many keys as queries. Raises ValueError for what does not fit; but
     for numbers in `lengths` only on the CPU, from where they are copied: a GPU would be waited for.
     """
-    return FlashAttention.apply(q, k, v, causal, lengths, window)
+    check(q, k, v)
+    return FlashAttention.apply(q, k, v, causal, seen_from(q, k, causal, lengths, window))
 
 
 def runs_here(x):
@@ -534,21 +521,29 @@ def expect(fits, name, x, expected):
                          f"{x.device}; expected {expected}")
 
 
-def check(q, k, v, causal, lengths, window):
+def check(q, k, v):
     for name, x in (("q", q), ("k", k), ("v", v)):
         expect(x.ndim == 4 and x.dtype == q.dtype and x.device == q.device, name, x,
                f"(batch, heads, seq, dim), {q.dtype} on {q.device}")
-    (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
+    (batch, heads, _, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
     expect(q.dtype in (*DTYPES, torch.float64) and 16 <= dim <= 256, "q", q,
            "float32, float16 or bfloat16, and a dim of 16 to 256")
     expect(k.shape == (batch, kv_heads, keys, dim) and heads * kv_heads and not heads % kv_heads,
            "k", k, f"({batch}, a divisor of {heads}, keys, {dim}), as q is {tuple(q.shape)}")
     expect(v.shape == k.shape, "v", v, f"{tuple(k.shape)}, as k")
+
+
+def seen_from(q, k, causal, lengths=None, window=None):
+    """The first key that each query sees, (queries,) in int32, never descending; or None, where
+    that is always key 0: without documents and window. Raises ValueError for what does not fit."""
+    queries, keys = q.shape[2], k.shape[2]
     if window is not None and not (causal and window >= 1):
         raise ValueError(f"flash_attention: window is {window} and causal {causal}; expected 1 key "
                          "or more, and causal")
+    rows = torch.arange(queries, device=q.device)
+    since = (rows + keys - queries + 1 - (window or keys)).clamp(min=0)
     if lengths is None:
-        return
+        return since.int() if window else None
     expect(causal and keys == queries, "lengths", lengths,
            f"causal and {queries} keys, one a query, not causal {causal} and {keys} keys")
     expect(lengths.ndim == 1 and len(lengths) > 1 and lengths.dtype in (torch.int32, torch.int64)
@@ -558,3 +553,5 @@ def check(q, k, v, causal, lengths, window):
         first, *between, last = lengths.tolist()
         expect([first, *between, last] == sorted([0, *between, queries]), "lengths", lengths,
                f"to ascend from 0 to {queries}, not from {first} to {last}")
+    starts = lengths.to(rows).contiguous()  # of the documents that have begun, the last one's first
+    return since.maximum(starts[torch.searchsorted(starts, rows, right=True) - 1]).int()

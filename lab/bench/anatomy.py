@@ -22,7 +22,7 @@ from common import Config, rounded
 from lab.chapters import chapter
 
 CLASSES = {"outside", "inputs", "inside", "keys and values", "core", "logits", "ids", "positions",
-           "own keys", "met", "how", "vocabulary", "recompute", "every", "fp8"}     # of what is kept
+           "own keys", "met", "how", "vocabulary", "recompute", "every", "fp8"}    # of what is kept
 
 
 def planner() -> ModuleType:

@@ -233,7 +233,7 @@ def hold_traffic(run, answer):
                  "such as 2(N-1)/N for an all_reduce")
     run.record(timeline=run.comm.timeline())
     conditions = answer.get("overlap", {})
-    if "layout" in answer.get("contexts", {}) and "attention" in run.flops_of:
+    if "layout" in answer.get("contexts", {}) and run.flops_of.get("attention"):
         conditions = contexts.conditions(run.flops_of["attention"], sent)
     if axes and run.flops.all:
         conditions = conditions_of_axes(answer, sent, run.flops.all, run.args.micro_batches)

@@ -2,23 +2,19 @@
 
 import itertools
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import common
 from common import Refused
 from lab.bench import anatomy, contexts
 from lab.bench.machines import MACHINES
 from lab.cli import strict
-from tests.chapters.test_04_tensor_parallel import (
-    FLOAT64, SETTINGS, TRAINING, covering, flags_of)
+from tests.chapters.test_04_tensor_parallel import FLOAT64, SETTINGS, TRAINING, covering, flags_of
 from tests.conftest import TEXT, chapter, hold_to_one_gpu, needs_triton, run_main, some
-from tests.support.pretend_cuda import pretended_cuda
 
 SIX = "06_context_parallel"
 VARIANTS = ("zigzag", "ring", "gather", "ulysses")
@@ -343,7 +339,7 @@ def test_kernels_as_the_core_of_a_block(ranks, tmp_path):
     """On a GPU, or here in Triton's interpreter; where neither is, the report says so."""
     needs_triton()
     flags = (*FLOAT64, "--dtype=float32", "--kernels", "--steps=1", "--dim=64", "--layers=1",
-             "--batch=1")  # fmt: skip
+             "--batch=1", "--window=11", "--documents=30")  # fmt: skip
     status, _, output = ranks(2)(run_main, SIX, flags, tmp_path)[0]
     assert status == 0 and "--kernels: no GPU" not in output, output
 

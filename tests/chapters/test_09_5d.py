@@ -319,11 +319,6 @@ def test_stages_hold_all_of_the_model_in_order(nine):
     assert nine.balanced(2, 1) == [(0, 4)]
 
 
-def test_positions_are_a_zigzag(nine):
-    assert [nine.positions_of(rank, 2, 8).tolist() for rank in (0, 1)] == [[0, 1, 6, 7],
-                                                                          [2, 3, 4, 5]]
-
-
 def test_parameters_are_counted(nine):
     for experts, tie in ((0, False), (4, False), (4, True)):
         cfg = nine.Mixture(2, 32, 4, 2, 16, 128, tie=tie, experts=experts, shared_expert=tie)

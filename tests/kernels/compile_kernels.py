@@ -138,7 +138,8 @@ def run_attention(dim, dtype, causal, seq, lengths=None):
     """Grouped queries, or one of everything: 1 is a constant to Triton, and 1000 not aligned."""
     batch, heads, kv_heads = (1, 1, 1) if seq == 1 else (2, 4, 2)
     q, k, v = (torch.empty(batch, n, seq, dim, dtype=dtype) for n in (heads, kv_heads, kv_heads))
-    seen = causal, lengths and torch.tensor(lengths)
+    lengths = lengths and torch.tensor(lengths)
+    seen = causal, flash_attention.seen_from(q, k, causal, lengths)
     out, lse = flash_attention.flash_forward(q, k, v, *seen)
     flash_attention.flash_backward(out, q, k, v, out, lse, *seen)
 

@@ -265,8 +265,9 @@ def test_memory_is_linear_in_the_sequence(window):
         q, k, v = (x.detach() for x in qkv(1, 1, seq, seq, 16, torch.float16))
         lengths = torch.tensor([0, seq // 3, seq], device=DEVICE) if window else None
         with Allocated(q, k, v) as allocated:
-            out, lse = flash.flash_forward(q, k, v, True, lengths, window)
-            flash.flash_backward(out, q, k, v, out, lse, True, lengths, window)
+            since = flash.seen_from(q, k, True, lengths, window)
+            out, lse = flash.flash_forward(q, k, v, True, since)
+            flash.flash_backward(out, q, k, v, out, lse, True, since)
         totals[seq] = allocated.total
     results = 4 * 256 * 16 * 2 + 256 * 4  # out, dq, dk, dv; lse
     assert results < totals[256] < 2 * 256 * 256  # the scores in 16 bits would be more

@@ -102,11 +102,12 @@ EXHIBITS = [
         "random numbers of the first time. So with dropout the gradients belonged to another mask "
         "than the loss, which diverged. Without dropout all was well. (Here there is none: planted "
         "is a bit of noise, in the second run alone.)",
-        "common.py", "            module.forward = functools.partial(again, module.forward)\n",
-        "            def other(x, forward=module.forward):\n"
+        "common.py",
+        "            setattr(module, name, functools.partial(again, getattr(module, name)))\n",
+        "            def other(x, forward=getattr(module, name)):\n"
         "                in_backward = torch._C._current_graph_task_id() != -1\n"
         "                return forward(x + 0.1 * in_backward * torch.randn_like(x))\n\n"
-        "            module.forward = functools.partial(again, other)\n",
+        "            setattr(module, name, functools.partial(again, other))\n",
         2, "--batch 6 --micro-batch 2 --ignore 0.4 --recompute full",
         ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
         chapter="07_pipeline_parallel.py",

@@ -2,6 +2,8 @@
 
 import math
 
+import torch
+
 from lab.bench.drawing import BLUE, RED, above_overlap, few, new_figure
 from lab.chapters import chapter
 from lab.cli.words import quantity
@@ -253,7 +255,8 @@ def draw_tokens(axes, run):
     count, places = {axis: config[axis] for axis in ("dp", "cp", "tp")}, places_of(run)
     few(config["seq"], "positions", 2**22)
     for rank, (_, dp, cp, tp) in enumerate(run["recorded"]["places"]):
-        mine = five.positions_of(cp, count["cp"], config["seq"]).chunk(count["tp"])[tp]
+        runs = five.runs_of(cp, count["cp"], torch.zeros(config["seq"], dtype=torch.int64))
+        mine = torch.cat(runs).chunk(count["tp"])[tp]
         gaps = (mine.diff() > 1).nonzero().flatten() + 1
         for span in mine.tensor_split(gaps):
             start, end = span[0].item(), span[-1].item() + 1

@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from torch import nn
 
 from lab import chapters
@@ -67,7 +68,10 @@ def predictions(pick):
 def of_first_rank(case):
     """What chapter 09's formulas give for rank 0, and what it sends on each axis."""
     args, chapter = case.args, case.chapter
-    answer = chapter.formulas(args, 0, case.ranks, nn.ModuleList())    # not built
+    model, places = nn.ModuleList(), torch.zeros(case.cfg.seq, dtype=torch.int64)  # it is not built
+    model.blocks = [(len(run), 0, int(run[-1]) + 1)
+                    for run in chapter.runs_of(0, args.cp, places)]
+    answer = chapter.formulas(args, 0, case.ranks, model)
     passes = args.micro_batches * sum(0 < module <= case.cfg.layers for module in answer["modules"])
     sends = answer["sent"]["pp"]["send"][0]
     sent = chapter.traffic(args, case.ranks, passes, 0, sends, case.e)

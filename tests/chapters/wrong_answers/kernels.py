@@ -115,8 +115,8 @@ WRONG = {
         Wrong("(weights.transpose(-1, -2) @ dout).sum(2)",
               "(weights.transpose(-1, -2) @ dout).mean(2)",
               "dv is 0.5 times what it should be; all else is right"),
-        Wrong("(reference_scores(q, k, causal) - lse[..., None]).exp()",
-              "reference_scores(q, k, causal).softmax(-1).nan_to_num()",
+        Wrong("(reference_scores(q, k, causal, since) - lse[..., None]).exp()",
+              "reference_scores(q, k, causal, since).softmax(-1).nan_to_num()",
               "dq has every row multiplied by a number of its own"),
     ],
     "flash_attention.2": [
