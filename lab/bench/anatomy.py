@@ -21,8 +21,9 @@ import common
 from common import Config, rounded
 from lab.chapters import chapter
 
+# Of what is kept, and how.
 CLASSES = {"outside", "inputs", "inside", "keys and values", "core", "logits", "ids", "positions",
-           "own keys", "met", "how", "vocabulary", "recompute", "every", "fp8"}    # of what is kept
+           "own keys", "met", "how", "vocabulary", "recompute", "every", "fp8"}
 
 
 def planner() -> ModuleType:

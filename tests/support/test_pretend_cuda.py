@@ -61,9 +61,11 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{FIVE} --variant=megatron --precision=fp8 --dtype=float64 --seq=64 --dim=64": (
         [], "_allgather_base_"),
     f"{FIVE} --variant=ring --dtype=float64": ([], "recv_"),
-    f"{SIX} --variant=zigzag --precision=bf16 --block=llama": ([], "recv_"),
-    f"{SIX} --variant=ring --dtype=bfloat16 --kv-heads=1": ([], "recv_"),
-    f"{SIX} --variant=gather --dtype=bfloat16 --attention=sdpa": ([], "_allgather_base_"),
+    f"{SIX} --variant=zigzag --precision=bf16 --block=llama --documents=9 --cut=document": (
+        [], "recv_"),
+    f"{SIX} --variant=ring --dtype=bfloat16 --kv-heads=1 --window=11": ([], "recv_"),
+    f"{SIX} --variant=gather --dtype=bfloat16 --documents=9": ([], "_allgather_base_"),
+    f"{SIX} --variant=zigzag --inner=2 --window=5 --documents=9": ([], "alltoall_base_"),
     f"{SIX} --variant=ulysses --dtype=float64 --kv-heads=1 --recompute=selective": (
         [], "alltoall_base_"),
     f"{SEVEN} --variant=1f1b --precision=bf16 {TIED}": ([], "allreduce_"),
@@ -86,8 +88,8 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{NINE} --pp=2 --dp=2 --zero=1 --dtype=float64 {TIED}": ([], "_allgather_base_"),
     f"{NINE} --dp=2 --tp=2 --ep=4 --experts=4 --shared-expert --zero=2 --dtype=float64": (
         COUNTS, "alltoall_base_"),
-    f"{NINE} --cp=2 --tp=2 --zero=3 --dtype=bfloat16 --attention=sdpa --micro-batch=2": (
-        [], "_allgather_base_"),
+    f"{NINE} --cp=2 --tp=2 --zero=3 --dtype=bfloat16 --attention=sdpa --micro-batch=2 "
+    "--documents=5": ([], "_allgather_base_"),
     f"{NINE} --pp=2 --dp=2 --zero=3 --keep-gathered --precision=bf16": ([], "recv_"),
     f"{NINE} --pp=2 --cp=2 --schedule=dualpipe-v --layers=4 --experts=4 --dtype=float64": (
         8 * ["tolist"], "allreduce_"),  # 2 layers of a rank, 4 micro-batches
@@ -127,7 +129,8 @@ def test_a_run_keeps_the_rules_and_the_host_does_not_wait_in_a_step(ranks, tmp_p
     waits, operator = RUNS[run]
     few = ["--micro-batch=2"] * (name in (FOUR, FIVE, SIX))  # two, whose batch is not cut
     flags = ("--steps=2", *few, *flags)
-    results = ranks(WORLD.get(name, 2))(run_on_cuda, name, flags, tmp_path)
+    world = 4 if "--inner=2" in flags else WORLD.get(name, 2)
+    results = ranks(world)(run_on_cuda, name, flags, tmp_path)
     for status, output, steps, operators in results:
         assert status == 0, output
         assert [[wait.split(",")[0] for wait in step] for step in steps] == 2 * [waits], steps
@@ -276,7 +279,7 @@ def broken_rule(name, flags, folder, fault):
      "touches what recv_ under way uses"),
     (SIX, "", "at_home += receive()", "at_home += receive.__closure__[1].cell_contents",
      "touches what recv_ under way uses"),
-    (SIX, "", "yield (rank - hop) % n, kv\n", "yield (rank - hop) % n, kv\n        kv.zero_()\n",
+    (SIX, "", "yield hop, kv\n", "yield hop, kv\n        kv.zero_()\n",
      "race: zero_ touches what send under way uses"),
     (SEVEN, "", "under_way.pop(next(iter(under_way)))[0].wait()",
      "under_way.pop(next(iter(under_way)))", "touches what recv_ under way uses"),
