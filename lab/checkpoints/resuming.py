@@ -16,6 +16,7 @@ from lab.cli.words import name_of_text
 MODEL = "layers", "dim", "heads", "kv_heads", "seq", "vocab", "tie"
 MIXTURE = "experts", "top_k", "shared_expert"
 RUN = "seed", "batch", "ignore", "optimizer", "dtype"
+PACKED = "documents", "window"
 STATES = {"adamw": {"step", "exp_avg", "exp_avg_sq"}, "momentum": {"momentum_buffer"}, "sgd": set()}
 
 
@@ -29,6 +30,7 @@ def identity(args, text):
     is_limited = getattr(cfg, "node_limit", 1) < getattr(cfg, "nodes", 1)
     names += ("nodes", "node_limit") if is_limited else ()
     same = {name: getattr(cfg, name, False) for name in names}
+    same |= {name: getattr(args, name) for name in PACKED if getattr(args, name)}
     same["data"] = f"a text of {len(text.tokens):,} tokens with CRC-32 {crc32_of_text(text):08x}"
     return same | {name: getattr(args, name) for name in RUN}
 

@@ -185,6 +185,22 @@ def test_every_pair(ranks, saved, tmp_path, before, after):
     assert off_after_going_on(ranks, saved, tmp_path, before, after) < 1e-10
 
 
+# Documents are a function of seed and step: any layout finds those of the step at which it goes on.
+PACKED = {"06 packed": ("06_context_parallel", 2, "--documents=6", "--cut=document"),
+          "06 levels": ("06_context_parallel", 4, "--documents=6", "--variant=ring", "--inner=2"),
+          "09 packed": ("09_5d", 4, "--documents=6", "--cp=2", "--pp=2", "--zero=1",
+                        "--micro-batch=2")}  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    ("06 packed", "06 packed"), ("06 packed", "09 packed"), ("09 packed", "06 levels"),
+])  # fmt: skip
+def test_packed_documents_go_on(ranks, saved, tmp_path, before, after):
+    with mock.patch.dict(LAYOUTS, PACKED):
+        off = off_after_going_on(ranks, saved, tmp_path, before, after)
+    assert off == 0 if before == after else off < 1e-10
+
+
 # PyTorch's DDP sums in another order in its first step, in which it learns the order of gradients.
 SAME_BITS = "02 bucket", "03 zero3", "07 dualpipe-v", "09 cp", "08 copies"
 

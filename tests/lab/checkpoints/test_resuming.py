@@ -147,6 +147,18 @@ def test_biases_of_experts(refused, run_chapter, tmp_path, monkeypatch):
         assert flags[0].partition("=")[0] in says
 
 
+def test_documents_and_windows_stay_as_they_are(refused, run_chapter, tmp_path):
+    """A run does not go on with other ones, or without; one without does not begin to pack."""
+    six, folder = "06_context_parallel", tmp_path / "packed"
+    packed = "--documents=6", "--window=9", f"--save={folder}"
+    assert run_chapter(six, *SMALL, *packed, "--steps=1")[0] == 0
+    says = refused(f"--resume={folder}", "--documents=6", "--window=8", name=six)
+    assert says.endswith("with --window 9, and this has --window 8; --window 9 would work")
+    says = refused(f"--resume={folder}", "--window=9", name=six)
+    assert says.endswith("with --documents 6, and this has no --documents; --documents 6 would "
+                         "work")
+
+
 @pytest.mark.parametrize("length", [17, 40, 500, 70_000])
 def test_another_text_of_the_same_length(refused, run_chapter, monkeypatch, tmp_path, length):
     for name, kind in (("a.txt", np.uint8), ("b.bin", np.uint16)):
