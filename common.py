@@ -58,7 +58,9 @@ PRESETS = {     # layers, dim, heads, kv_heads, seq, vocab (chapter 10's 1b and 
     "tiny": Config(4, 128, 8, 4, 128, 256),
     "tiny-llama": Config(4, 128, 8, 4, 128, 256, gated=True, ffn=352),
     "gpt2": Config(12, 768, 12, 12, 1024, 50304, tie=True, attention="sdpa"),
+    "1b": Config(16, 2048, 8, 8, 2048, 50304, attention="sdpa"),        # Pythia-1B
     "7b": Config(32, 4096, 32, 32, 2048, 50432, attention="sdpa"),      # Pythia-6.9B
+    "llama-1b": Config(16, 2048, 32, 8, 8192, 128256, True, "sdpa", True, 8192),
     "llama-8b": Config(32, 4096, 32, 8, 8192, 128256, False, "sdpa", True, 14336),
 }
 ONE_BUCKET = 2**22              # so few gradients are one message; else a message for each module
@@ -124,9 +126,9 @@ def plain_attention(q, k, v, seen=None):
     # The heads of a group meet the same keys: one matmul serves their queries, head below head.
     stacked = (q * head_dim**-0.5).reshape(batch, k.shape[1], -1, head_dim)
     scores = (stacked @ k.transpose(2, 3)).view(batch, heads, seq, -1)
-    if seen is None:
-        seen = torch.ones(seq, seq, dtype=torch.bool, device=q.device).tril()
-    hidden = q.new_zeros(seen.shape).masked_fill_(~seen, -math.inf)
+    hidden = q.new_full((seq, seq), -math.inf).triu(1)      # the future
+    if seen is not None:
+        hidden = q.new_zeros(seen.shape).masked_fill_(~seen, -math.inf)
     weights = (scores + hidden).softmax(-1)                 # (batch, heads, queries, keys)
     return (weights.view(*k.shape[:2], -1, k.shape[2]) @ v).view(q.shape)
 

@@ -335,7 +335,8 @@ def dk_dv_kernel(dout_all, q_all, k_all, v_all, dk_all, dv_all, log2_ptr, delta_
             scores = tl.dot(k, q.T, input_precision="ieee")         # (keys, rows): transposed
             weights = tl.exp2(scores * scale - lse[None, :])
             if PART != 0:
-                weights = tl.where(first_rows[:, None] <= rows[None, :], weights, 0)
+                if CAUSAL:
+                    weights = tl.where(first_rows[:, None] <= rows[None, :], weights, 0)
                 if until_ptr is not None:
                     weights = tl.where(rows[None, :] < until[:, None], weights, 0)
             dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision="ieee")

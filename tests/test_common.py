@@ -46,11 +46,13 @@ def test_the_model_has_the_parameters_of_its_config(tie):
 
 
 def test_presets_have_their_published_sizes():
-    published = {"tiny": 0.79e6, "tiny-llama": 0.80e6, "gpt2": 124e6, "7b": 6.9e9,
-                 "llama-8b": 8.03e9}  # fmt: skip
+    published = {"tiny": 0.79e6, "tiny-llama": 0.80e6, "gpt2": 124e6, "1b": 1.01e9, "7b": 6.9e9,
+                 "llama-1b": 1.236e9, "llama-8b": 8.03e9}  # fmt: skip
     assert {n: cfg.parameters() for n, cfg in PRESETS.items()} == pytest.approx(published, rel=0.01)
-    pythia, without_embedding = 6857302016, 6444163072  # and head: the padded vocabulary
-    assert 2 * PRESETS["7b"].vocab * PRESETS["7b"].dim == pythia - without_embedding
+    of_pythia = {"1b": (1011781632, 805736448), "7b": (6857302016, 6444163072)}
+    for name, (total, without_embedding) in of_pythia.items():  # and head: the padded vocabulary
+        cfg = PRESETS[name]
+        assert 2 * cfg.vocab * cfg.dim == total - without_embedding, name
 
 
 def test_parameters_keep_their_global_names_wherever_they_go():
@@ -343,9 +345,9 @@ def test_flags_make_the_model_and_the_default_is_the_first_variant():
 
 
 def test_only_the_tiny_presets_are_verified_by_default():
-    for flags, verified in (((), True), (("--no-verify",), False), (("--preset=7b",), False),
+    for flags, verified in (((), True), (("--no-verify",), False), (("--preset=1b",), False),
                             (("--preset=tiny-llama",), True),
-                            (("--preset=7b", "--verify"), True)):
+                            (("--preset=1b", "--verify"), True)):
         assert arguments(*flags, parse=strict.parse).verify is verified
 
 

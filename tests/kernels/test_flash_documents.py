@@ -196,6 +196,23 @@ def test_blocks_that_nobody_sees_are_not_multiplied(monkeypatch, shape, lengths,
     assert len(dots) == 9 * heads * some.sum() and len(masks) == 2 * heads * partly.sum()
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(35, 50), (50, 35), (16, 16)])
+def test_keys_from_since_on_without_a_diagonal(queries, keys):
+    """As a block of ring attention under a window is: later queries see fewer of its keys."""
+    q, k, v = (x.detach() for x in qkv(2, 1, queries, keys, 16))
+    since = (torch.arange(queries, device=DEVICE) * keys // queries).int()
+    mask = torch.arange(keys, device=DEVICE) >= since[:, None]
+    dout = random(*q.shape, seed=9).detach()
+    wide = [exact(x) for x in (q, k, v, dout)]
+    (out64, lse64), gradients64 = by_definition(*wide, mask)
+    out, lse = flash.flash_forward(q, k, v, False, since)
+    assert_close(out, out64, q.dtype)
+    assert_close(lse, lse64, torch.float32)
+    for found, expected in zip(flash.flash_backward(dout, q, k, v, out, lse, False, since),
+                               gradients64):  # fmt: skip
+        assert_close(found, expected, q.dtype, smallest=1)
+
+
 @pytest.mark.parametrize("broken", [slice(0, 30), slice(66, 100)])
 def test_what_is_not_a_number_stays_in_its_document(broken):
     """If it shares no block with another one."""

@@ -221,13 +221,13 @@ FAULTS = [
           "gradients of the LayerNorms' biases differ between ranks that hold the same, and add "
           "up to those of one GPU: they were not summed, all others equal"),
     fault("blocks of a rank that are not causal", 4, SIX, "--variant=ring",
-          "return everything, everything, True ",
-          "return everything, everything, False ",
+          "slice(own, end), True",
+          "slice(own, end), False",
           "all gradients and the loss are those of attention that is not causal within each "
           "rank's tokens, and between ranks is"),
     slow("positions begin anew", 4, SIX, "",
-          "model.block1.attn.rope.positions = positions",
-          "pass",
+          "rope.positions = (mine - layout.starts[mine])",
+          "unused = (mine - layout.starts[mine])",
           "all gradients and the loss are those of positions that count each rank's two chunks "
           "from 0"),
     slow("keys' gradients stay with other ranks", 4, SIX, "--variant=ring",

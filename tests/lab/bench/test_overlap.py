@@ -95,8 +95,9 @@ def half(flops, bandwidth):
 @pytest.mark.parametrize(("chapter", "which", "op", "left"), [
     ("05_sequence_parallel", 1, "all_gather", 4 * 4 / (2 * 32)),  # e·t/(2n), with n = h, of o
     ("05_sequence_parallel", 2, "reduce_scatter", 4 * 4 / (2 * 32)),
-    ("06_context_parallel", 0, "send", 2 / 4 * 4 / 2 / (16 / 4)),  # kv/h · e/2, of s/N tokens
-    ("06_context_parallel", 1, "send", 2 / 4 * 4 / 2 / (16 / 8))])
+    # 3 hops of 2 · 4 · kv numbers of 3 e bytes, over 7 matmuls of 1 or 9/4 blocks of 4 · 4 pairs
+    ("06_context_parallel", 0, "send", 2 / 4 * 3 * 2 * 4 * 12 / (7 * 2 * 16)),
+    ("06_context_parallel", 1, "send", 2 / 4 * 3 * 2 * 4 * 12 / (7 * 2 * 36))])
 def test_chapters_state_their_lessons_conditions(recorded, chapter, which, op, left):
     """left: the lesson's left side without FLOP/s over bytes/s, of dim 32, 2 of 4 heads, 16 tokens
     on 4 ranks in fp32."""
