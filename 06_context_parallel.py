@@ -66,29 +66,31 @@ Where kv heads are fewer than ranks, Ulysses repeats them: its kv is that of N h
 gradients of all parameters are summed. With --recompute, backward sends forward's messages again.
 
 Documents. A sequence that is trained on is packed from many texts, and no token may see another
-text (`--documents`, their mean length). A query meets keys from its document's first token on, the
-last token has no target, and positions begin anew. (RoPE tells distances alone: without that, only
-rounding would be worse.) A rank takes its queries in runs, of neighbours in one document. A run
-meets an interval of the keys: what no document spans is skipped, be it a block or a hop of all. Of
-D equal documents, a rank computes 1/D of the pairs. Of unequal ones, the rank with most of the
-longest has most to do. So `--cut document` makes a zig-zag of each: then all have as much to do,
-each document is padded to a multiple of 2N tokens, and all hops are needed.
+text (`--documents`, their mean length; here all sequences of a step have the same borders, in flash
+attention's words one `cu_seqlens`). The mask is block-diagonal, a document's last token has no
+target, and positions begin anew (though RoPE tells distances alone). A rank cuts its queries into
+runs, neighbours in one document. A run meets an interval of the keys, so that blocks which no
+document spans are skipped, and hops at which no rank has any. Of the pairs that are seen, D equal
+documents leave 1/D. Of unequal ones, the rank with most of the longest has most to do. `--cut
+document` makes a zig-zag of each: then all have as much to do. But each is padded to a multiple of
+2N tokens, which pays if documents are much longer than that.
 
-A window (`--window W`) lets a query see the last W keys. Then contiguous parts are fair, and keys
-go ceil((W-1)/(s/N)) of N-1 hops, from where one message brings their gradients home. In a zig-zag
-neighbours lie on both sides, so that it needs all hops.
+A window (`--window W`) lets a query see the last W keys. While W is no more than s/N, contiguous
+parts are nearly fair, and keys go ceil((W-1)/(s/N)) of N-1 hops, from where one message brings
+their gradients home. A zig-zag's neighbours lie on both sides: it needs all hops.
 
-Two levels (`--inner U`). U neighbours, a machine, exchange heads as Ulysses does (its line above,
-with U for N), and N/U of them are a ring for 1/U of the heads: N/U-1 hops of as many numbers, each
-behind U times the FLOPs. By chapter 10 (`--contexts`), a layer of Llama 3 8B with 128k tokens on 64
-H100 takes 62 ms with a ring, whose hops outlast their blocks, and 21 with U = 8; for Ulysses its 32
-heads are too few. (Of DeepSeek-V3's latent attention one could send 576 numbers of a token, not the
-keys and values made of them, 40,960; but each rank has to make them anew.)
+Two levels (`--inner U`). U neighbours, a machine, exchange heads: (U-1)/U · 2·b·(s/N)·(h + kv). And
+N/U of them are a ring for 1/U of the heads: N/U-1 hops of as many numbers, each behind U times the
+FLOPs. By chapter 10 (`--contexts`), a layer of Llama 3 8B with 128k tokens on 64 H100 takes 62 ms
+with a ring, whose hops outlast their blocks, and 21 with U = 8; for Ulysses its 32 heads are too
+few. (Latent attention could send the 576 numbers that DeepSeek-V3 keeps of a token, in place of the
+40,960 of its keys and values; but each rank would have to make these anew.)
 
 When it pays: for what does not fit, since all activations become 1/N (but for keys and values that
 are gathered or repeated). With F FLOP/s, B bytes/s and e bytes a number, a hop's bytes over B hide
 behind its block's FLOPs over F if 2·b·(s/N)·kv·e / B <= 4·b·(s/N)²·h / F: from s/N = kv/h · e/2 ·
-F/B tokens on. A zig-zag's hop sends as much for half a block: it needs twice as many.
+F/B tokens on. A zig-zag's hop sends as much for half a block: it needs twice as many. Documents
+make blocks smaller, and no message: D of them need D times as many.
 
 Run it:
     torchrun --nproc_per_node=4 06_context_parallel.py --variant ring --window 40
@@ -97,8 +99,8 @@ Run it:
 
 Sources: Liu et al., Ring Attention with Blockwise Transformers (2023), section 3; Brandon et al.,
 Striped Attention (2023), section 3 (the imbalance); Jacobs et al., DeepSpeed Ulysses (2023),
-section 3; Llama Team, The Llama 3 Herd of Models (2024), section 3.3.2 (2N chunks, gathered keys,
-documents); Fang and Zhao, USP (2024); TransformerEngine (a zig-zag of each document).
+section 3; Llama Team, The Llama 3 Herd of Models (2024), section 3.3.2; Fang and Zhao, USP (2024);
+TransformerEngine (a zig-zag of each document).
 """
 
 import math
@@ -183,15 +185,15 @@ class Layout:
         here = self.positions if args.variant in ("zigzag", "ring") else [places]   # all the keys
         at = lambda part, hop: meeting(
             self.runs[part], here[(part - hop) % len(here)], self.first, device)
-        hops = max(hop for hop in range(len(here)) if any(at(other, hop) for other in range(parts)))
+        hops = next(hop for hop in reversed(range(len(here)))
+                    if any(at(other, hop) for other in range(parts)))
         self.blocks = [at(part, hop) for hop in range(hops + 1)]    # no part needs more of them
 
 
 # -------------------------------------------------------------------------- a block of attention
 
-# forward(q, k, v, causal, low) gives out and lse; backward(dout, q, k, v, out, lse, causal, low),
-# with out and lse of all keys, gives dq, dk, dv. q (batch, heads, rows, head_dim); k, v (batch,
-# kv_heads, keys, head_dim); lse (batch, heads, rows), float32 or better. causal, low: of a Block.
+# forward(q, k, v, causal, low) gives out, and lse (batch, heads, rows) in float32 or better;
+# backward(dout, q, k, v, out, lse, causal, low), with out and lse of all keys, dq, dk and dv.
 BlockCore = namedtuple("BlockCore", ("forward", "backward"))
 
 
@@ -207,10 +209,11 @@ def stacked(x, like):
 
 def mask_of(q, k, causal, low):
     """(rows, keys), to be added to scores: -inf where a query does not see a key. Or None."""
-    mask, key = q.new_zeros(q.shape[2], k.shape[2]), torch.arange(k.shape[2], device=q.device)
-    if causal:
-        return mask.masked_fill_(key > key[:, None], -torch.inf)
-    return None if low is None else mask.masked_fill_(key < low[:, None], -torch.inf)
+    if low is None and not causal:
+        return None
+    key = torch.arange(k.shape[2], device=q.device)
+    hidden = key > key[:, None] if causal else key < low[:, None]
+    return q.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
 
 
 def scores_of(q, k, causal=False, low=None):
@@ -260,8 +263,7 @@ def flash_backward(dout, q, k, v, out, lse, causal, low):
 
 
 def merge(out, lse, block_out, block_lse):
-    """Add a block to what the queries have met so far, in place, and in float32 or better: in bf16
-    N merges would be N roundings."""
+    """Add a block to what queries have met, in place, in float32: else N merges are N roundings."""
     total = torch.logaddexp(lse, block_lse)
     out.mul_((lse - total).exp()[..., None]).add_(block_out * (block_lse - total).exp()[..., None])
     lse.copy_(total)
@@ -297,9 +299,8 @@ def around_the_ring(kv, group, hops):
 
 class RingAttention(torch.autograd.Function):
     """Causal attention of this rank's queries, q (batch, heads, s/N, head_dim), to the keys of all
-    ranks, k and v (batch, kv_heads, s/N, head_dim) on each. Returns q's shape. blocks[hop]: to be
-    computed at each hop, of which there are H = len(blocks) - 1, N - 1 at the most. Communication:
-    H sends of k and v in forward, and in backward, and there H of their gradients in float32."""
+    ranks, k and v (batch, kv_heads, s/N, head_dim) on each; of q's shape. blocks: a Layout's, of H
+    hops. Communication: H sends of k and v, in backward too, and of their float32 gradients."""
 
     @staticmethod
     def forward(ctx, q, k, v, group, core, blocks):
@@ -408,8 +409,7 @@ def core_of(args, like):
 
 def context_parallel(model, args, mesh):
     """Put a variant's attention into common.gpt(args.model). mesh: axes "ring" and "heads". Returns
-    lay_out(starts), which begins a step, and gives the tokens of a sequence that this rank holds,
-    int64, -1 for padding. Sends nothing."""
+    lay_out(starts), which begins a step: it gives this rank's tokens, int64, -1 for padding."""
     ring, heads = mesh["ring"].get_group(), mesh["heads"].get_group()
     weight, rope = model.embedding.weight, model.block1.attn.rope       # all blocks share this one
     core = core_of(args, weight)
@@ -462,9 +462,8 @@ def train_step(model, optimizer, micro_batches, mine, valid, clip):
 def hops_needed(variant, n, seq, window=None):
     """How far keys and values travel around a ring, of one document in each sequence. (In a zig-zag
     the chunk before a rank's own is on one neighbour in front, and on the other at the back.)"""
-    window = window or seq
-    contiguous = math.ceil((window - 1) / (seq // n))   # parts that a window reaches back to
-    return min(n - 1, contiguous if variant == "ring" else (window - 1) * n)
+    reaches = math.ceil(((window or seq) - 1) / (seq // n))     # so many parts back
+    return min(n - 1, reaches) if variant == "ring" else (n - 1) * (window != 1)
 
 
 def traffic(cfg, variant, micro_batches, batch, n, e, recompute="none", sums=None, inner=1,
@@ -503,12 +502,13 @@ def kept(variant, cfg, n, inner=1, room=1):
 
 
 def pairs(variant, part, parts, seq, diagonal=1, documents=1):
-    """How many pairs of a query and a key a part of the sequence computes, of equal documents, each
-    on parts/documents of them. diagonal: the share that a core computes of a run and itself: all,
-    or one half where it skips what is masked."""
-    span = parts / documents
-    blocks = {"ring": part % span + diagonal, "ulysses": diagonal * span}       # that is one part
-    return blocks.get(variant, (2 * span - 1 + 2 * diagonal) / 4) * (seq // parts) ** 2
+    """How many pairs of a query and a key a part of the sequence computes, of equal documents.
+    Ulysses has one part. diagonal: the share that a core computes of a run and itself: all, or one
+    half where it skips what is masked."""
+    chunks = 2 if variant in ("zigzag", "gather") else 1        # of a part
+    span = chunks * parts / documents                           # so many of them a document has
+    met = part % span + diagonal if chunks == 1 else span - 1 + 2 * diagonal
+    return (met if span >= 1 else chunks * diagonal * span) * (seq / (chunks * parts)) ** 2
 
 
 def formulas(args, rank, ranks, model):
@@ -519,13 +519,11 @@ def formulas(args, rank, ranks, model):
     padded = replace(cfg, seq=len(layout.starts))
     hops = len(layout.blocks) - 1 if args.documents else hops_needed(   # they have any lengths
         variant, parts, cfg.seq, args.window)
-    to_hide = lambda flops, bandwidth: cfg.kv_heads / cfg.heads * flops / bandwidth     # e is 2
     return {"parameters": cfg.parameters(),
             "kept": kept(variant, cfg, ranks, inner, padded.seq / cfg.seq),
             "sent": traffic(padded, variant, args.batch // args.micro_batch, args.micro_batch,
                             ranks, weight.itemsize, args.recompute,
                             common.DTYPES[args.dtype].itemsize, inner, hops),
-            "machines": {"tokens of a rank that hide a hop in bf16 (zig-zag: twice)": to_hide},
             "contexts": {"layout": layout, "parts": parts, "inner": inner, "make": Layout,
                          "core": core_of(args, weight)}}
 
@@ -541,9 +539,9 @@ def train(run):
     optimizer = run.mixed(model.parameters())
 
     for batch in run.batches():                         # every rank gets all of it
-        if args.documents or mine is None:
-            mine = lay_out(batch.starts)
         with run.measure():
+            if args.documents or mine is None:
+                mine = lay_out(batch.starts)
             loss, norm = train_step(
                 model, optimizer, batch.micro_batches, mine, batch.valid, args.clip)
         dist.all_reduce(loss)                           # for the report, which shows the whole loss
@@ -576,8 +574,8 @@ def train_torch(run):
 def requires(args, ranks):
     common.split_batch(args, 1)
     cfg, variant, on_cuda = args.model, args.variant, common.on_cuda(args)
-    head_dim, inner = cfg.dim // cfg.heads, ranks if variant == "ulysses" else args.inner
-    args.inner = inner                                  # Ulysses is the second level alone
+    head_dim = cfg.dim // cfg.heads
+    inner = args.inner = ranks if variant == "ulysses" else args.inner      # a level alone
 
     if variant == "torch" and (args.attention == "plain" or not on_cuda):
         raise Refused("--variant torch needs --attention sdpa and a GPU for each rank",
@@ -590,6 +588,8 @@ def requires(args, ranks):
         raise Refused(f"--kernels take float32 or bfloat16 in heads of 16 to 256, not {args.dtype}"
                       f" in heads of {head_dim}", f"--dtype float32 --dim {64 * cfg.heads}")
 
+    if args.cut == "document" and not args.documents:
+        raise Refused("--cut document means nothing without --documents", f"--documents {cfg.seq}")
     if args.documents and args.documents > cfg.seq:
         raise Refused(f"--documents {args.documents} are longer than --seq = {cfg.seq}",
                       f"--documents {cfg.seq}")

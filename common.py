@@ -126,8 +126,9 @@ def plain_attention(q, k, v, seen=None):
     # The heads of a group meet the same keys: one matmul serves their queries, head below head.
     stacked = (q * head_dim**-0.5).reshape(batch, k.shape[1], -1, head_dim)
     scores = (stacked @ k.transpose(2, 3)).view(batch, heads, seq, -1)
-    hidden = q.new_full((seq, seq), -math.inf).triu(1)      # the future
-    if seen is not None:
+    if seen is None:
+        hidden = q.new_full((seq, seq), -math.inf).triu(1)  # the future
+    else:
         hidden = q.new_zeros(seen.shape).masked_fill_(~seen, -math.inf)
     weights = (scores + hidden).softmax(-1)                 # (batch, heads, queries, keys)
     return (weights.view(*k.shape[:2], -1, k.shape[2]) @ v).view(q.shape)

@@ -8,6 +8,8 @@ block; parts; and runs_of(part, parts, starts).
 
 import copy
 
+import torch
+
 from lab.cli.words import count
 
 MATMULS = 7             # two forward; four backward, and one that computes scores again
@@ -66,9 +68,38 @@ def work(layout: object) -> list[int]:
 
 
 def imbalance(layout: object) -> float:
-    """The work of the busiest part of a chapter 06's Layout over the mean."""
-    of_parts = work(layout)
-    return max(of_parts) * len(of_parts) / sum(of_parts)
+    """The work of the busiest part of a chapter 06's Layout over the mean of what is not padding:
+    a token of a document is seen by the later ones, wherever its padding lies."""
+    of_parts, token = work(layout), layout.source >= 0
+    real = (torch.arange(len(token)) - layout.first + 1)[token].sum().item()
+    return max(of_parts) * len(of_parts) / real
+
+
+def hops_of(variant: str, parts: int, starts: torch.Tensor, window: int | None) -> int:
+    """From how many hops away at the most a part of the sequence needs keys: chunk by chunk (of
+    which a part has two in a zig-zag of the sequence) from what a token sees up to itself."""
+    chunks = 2 * parts if variant == "zigzag" else parts
+    chunk = torch.arange(len(starts)) * chunks // len(starts)
+    first = starts.maximum(torch.arange(len(starts)) - (window or len(starts)) + 1)
+    owner = [min(i, chunks - 1 - i) if variant == "zigzag" else i for i in range(chunks)]
+    seen = set(zip(chunk[first].tolist(), chunk.tolist()))
+    return max((owner[last] - owner[between]) % parts
+               for begin, last in seen for between in range(begin, last + 1))
+
+
+def hold_hops(run, about):
+    """The hops of a ring beside those that the documents of the step ask for: it is in the report
+    only if they are not the same."""
+    args, layout = run.args, about["layout"]
+    if args.variant in ("zigzag", "ring"):
+        variant = "ring" if args.cut == "document" else args.variant
+        starts = layout.starts
+        expected = hops_of(variant, about["parts"], starts, args.window)
+        if args.cut == "document":                      # each lies on all of them
+            expected = about["parts"] - 1 if args.window != 1 and len(starts) > 1 else 0
+        found = len(layout.blocks) - 1
+        if found != expected:
+            run.judge(("sent", "send", "hops"), found, expected)
 
 
 def explain(run, about):
@@ -81,15 +112,15 @@ def explain(run, about):
     hops = len(layout.blocks) - 1
     if parts > 1 and args.variant in ("zigzag", "ring") and hops < parts - 1:
         run.note(f"{count(hops, 'hop')} of {parts - 1}: from further away no rank needs keys")
-    if args.documents:
+    if args.documents and parts > 1:
         starts = run.text.starts(args.steps - 1)
         both = {cut: about["make"](with_cut(args, cut), 0, parts, starts)
                 for cut in ("sequence", "document")}
         padding = len(both["document"].starts) / len(starts) - 1
         run.note(f"work of the busiest rank over the mean, in the last step: "
                  f"{imbalance(both['sequence']):.2f} if the sequence is cut, "
-                 f"{imbalance(both['document']):.2f} if each document is (which pads it by "
-                 f"{padding:.0%})")
+                 f"{imbalance(both['document']):.2f} if each document is cut in a zig-zag (with "
+                 f"{padding:.0%} of padding)")
     run.record(documents={"starts": layout.starts.tolist(), "first": layout.first.tolist(),
                           "positions": [part.tolist() for part in layout.positions],
                           "work": work(layout)})

@@ -202,6 +202,8 @@ def hold_flops(run, answer):
         known = {"all": mixtures.flops(run, answer["mixtures"])}
     if "contexts" in answer:
         known = {"attention": contexts.flops(run, answer["contexts"])}
+        if "layout" in answer["contexts"]:
+            contexts.hold_hops(run, answer["contexts"])
     for what, formula in known.items():
         measured = getattr(run.flops, what)
         about = "FLOPs", "FLOPs of a step", "" if what == "all" else what
