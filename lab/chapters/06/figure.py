@@ -231,7 +231,7 @@ def draw_several(figure, run):
         padded = f", {room / len(starts) - 1:.0%} of it padding (pale)" * (room > len(starts))
         matrix.set_title(f"{name}: {room} tokens{padded}\nqueries down, keys across; coloured by "
                          "rank, numbered by hop")
-        draw_work(work, hops)
+        draw_work(work, hops, imbalance(layout))
         work.set_title(f"pairs of a query and a key: the busiest rank has {imbalance(layout):.2f} "
                        "times the mean", fontsize=9)
 
@@ -284,8 +284,9 @@ def draw_matrix(axes, layout, hops):
     axes.axis("off")
 
 
-def draw_work(axes, hops):
-    """A bar for each rank, of the pairs that it computes at each hop, and the mean."""
+def draw_work(axes, hops, busiest):
+    """A bar for each rank, of the pairs that it computes at each hop; and the mean without those of
+    padding, of which the busiest rank has so many times as many."""
     parts = len(hops[0])
     done = [[sum(pairs for _, pairs, _ in of_hop[rank]) for of_hop in hops]
             for rank in range(parts)]
@@ -294,9 +295,10 @@ def draw_work(axes, hops):
         begins = [sum(of_rank[:hop]) for of_rank in done]
         axes.barh(range(parts), [of_rank[hop] for of_rank in done], 0.8, begins, color=colors,
                   edgecolor="white")
-    axes.axvline(sum(map(sum, done)) / parts, color="black", linestyle=":", linewidth=1)
+    axes.axvline(max(map(sum, done)) / busiest, color="black", linestyle=":", linewidth=1)
     axes.set_yticks(range(parts), [f"rank {rank}" for rank in range(parts)],
                     fontsize=min(7, 45 / parts))
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(parts - 0.5, -0.5)
-    axes.set_xlabel("pairs, hop by hop from the left (dotted: the mean)", fontsize=8)
+    axes.set_xlabel("pairs, hop by hop from the left (dotted: the mean of what is not padding)",
+                    fontsize=8)
