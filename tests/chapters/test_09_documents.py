@@ -30,8 +30,8 @@ def test_tokens_of_a_rank_are_a_zigzag_in_runs(nine):
 
 
 AXES = [  # of 4 or 8 ranks
-    ("--cp=4",), ("--tp=2", "--dp=2"), ("--pp=2", "--cp=2"),
-    ("--cp=2", "--tp=2", "--ep=4", "--experts=4")]  # fmt: skip
+    ("--tp=2", "--dp=2"), ("--pp=2", "--cp=2"), ("--cp=2", "--tp=2", "--ep=4", "--experts=4"),
+]  # fmt: skip
 EVERY = [
     {"axes": axes, "documents": documents, "attention": attention, "recompute": recompute,
      "schedule": schedule, "block": block}
