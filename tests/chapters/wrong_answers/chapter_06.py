@@ -5,9 +5,9 @@ from tests.chapters.wrong_answers import Wrong
 WRONG = {
     "06.1": [
         Wrong("(part, -1 - part)", "(part, parts + part)", "item 1[0] is 12, and should be 10"),
-        Wrong("run in by_document(chunk, starts)", "run in [chunk]",
+        Wrong("text in by_document(chunk, starts)", "text in [chunk]",
               "has 2 items, and should have 4"),
-        Wrong("run.split(window or len(run))", "[run]", "has 1 items, and should have 3"),
+        Wrong("text.split(window or len(text))", "[text]", "has 1 items, and should have 3"),
         Wrong("    if zigzag:\n", "    if True:\n", "has 2 items, and should have 1"),
     ],
     "06.2": [
@@ -44,15 +44,16 @@ WRONG = {
         Wrong("ctx.join, ctx.split", "ctx.split, ctx.join", "returned an invalid gradient"),
     ],
     "06.7": [
-        Wrong("2 * span - 1 + 2 * diagonal", "4 * span - 4 + 4 * diagonal",
+        Wrong("span - 1 + 2 * diagonal", "2 * (span - 2 + 2 * diagonal)",
               "are 256, and should be 144: 16/9 of that"),
         Wrong("part % span", "part", "item 4 is 288, and should be 32"),
         Wrong("diagonal * span", "diagonal", "item 0 is 32, and should be 16: 2 times that"),
         Wrong("part % span + diagonal", "span - 1 - part % span + diagonal", "item 0 is 256"),
     ],
     "06.8": [
-        Wrong("(window - 1) / (seq // n)", "window / (seq // n)", "one too many"),
-        Wrong("contiguous if variant == \"ring\" else (window - 1) * n", "contiguous",
+        Wrong("((window or seq) - 1) /", "(window or seq) /", "one too many"),
+        Wrong("min(n - 1, reaches) if variant == \"ring\" else (n - 1) * (window != 1)",
+              "min(n - 1, reaches)",
               "item 1 is 2, and should be 3: one too few"),
     ],
     "06.9": [
