@@ -69,8 +69,8 @@ Documents. A sequence that is trained on is packed from many texts, and no token
 text (`--documents`, their mean length; here all sequences of a step have the same borders, in flash
 attention's words one `cu_seqlens`). The mask is block-diagonal, a document's last token has no
 target, and positions begin anew (though RoPE tells distances alone). A rank cuts its queries into
-runs, neighbours in one document. A run meets an interval of the keys, so that blocks which no
-document spans are skipped, and hops at which no rank has any. Of the pairs that are seen, D equal
+runs: neighbours in one document. A run meets an interval of the keys. So a block is skipped if no
+document reaches into it, and a hop if that is so on all ranks. Of the pairs that are seen, D equal
 documents leave 1/D. Of unequal ones, the rank with most of the longest has most to do. `--cut
 document` makes a zig-zag of each: then all have as much to do. But each is padded to a multiple of
 2N tokens, which pays if documents are much longer than that.
@@ -141,8 +141,8 @@ def runs_of(part, parts, starts, zigzag, each_document=False, window=None):
     if zigzag:
         whole = by_document(places, starts) if each_document else [places]
         chunks = [x.chunk(2 * parts)[i] for x in whole for i in (part, -1 - part)]
-    whole = [text for chunk in chunks for text in by_document(chunk, starts)]
-    return [run for text in whole for run in text.split(window or len(text))]
+    texts = [text for chunk in chunks for text in by_document(chunk, starts)]
+    return [run for text in texts for run in text.split(window or len(text))]
 
 
 # Of a block: the rows of its queries and of its keys, as slices. causal: a run meets itself, and

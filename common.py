@@ -152,7 +152,7 @@ class Rope(nn.Module):
         self.made_for, self.seen = None, ()                     # seen: what a core is given, too
 
     def pack(self, starts, window=None):
-        """Let each token see the last `window` of its own document, which begins at its start."""
+        """Each token is to see its own document, from starts[token] on: the last `window` of it."""
         key = torch.arange(len(starts), device=starts.device)
         query, self.positions = key[:, None], key - starts
         first = starts[:, None].maximum(query - (window or len(starts)) + 1)
