@@ -605,9 +605,9 @@ def requires(args, ranks):
 def flags(parser):
     add = parser.add_argument
     add("--documents", type=int, metavar="MEAN", help="tokens of a packed document, in the mean")
-    add("--cut", choices=("sequence", "document"), default="sequence", help="in a zig-zag")
+    add("--cut", choices=("sequence", "document"), default="sequence", help="by a zig-zag")
     add("--window", type=int, help="tokens that a token sees, itself among them; default: all")
-    add("--inner", type=int, default=1, help="neighbours that exchange heads, inside of rings")
+    add("--inner", type=int, default=1, help="neighbours that exchange heads")
     add("--kernels", action="store_true", help="our own flash attention, on a GPU")
 
 
