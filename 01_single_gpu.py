@@ -195,7 +195,7 @@ class MasterWeights:
         self.parameters = list(model.parameters())
         self.masters = [nn.Parameter(p.detach().clone()) for p in self.parameters]  # 4 bytes each
         for p, master in zip(self.parameters, self.masters):
-            master.global_name = p.global_name
+            master.global_name, master.rounded = p.global_name, dtype
             p.data = p.data.to(dtype)                                               # 2
         self.optimizer = make_optimizer(self.masters)                               # 8 for AdamW
         self.fp32_grads = fp32_grads

@@ -122,7 +122,7 @@ class Unit:
         cut = Cut(0, group.rank(), group.size(), group)
         self.shard = nn.Parameter(part(full, [cut]))
         self.shard.cuts = (cut,)                        # the norm counts every number once
-        self.shard.flat = parameters, cut.index * len(self.shard)       # for a checkpoint
+        self.shard.flat = parameters, cut.index * len(self.shard), group    # for a checkpoint
         self.hold(full)
 
     def hold(self, full):

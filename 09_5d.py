@@ -469,7 +469,7 @@ class Unit:
         if stage:
             self.full = self.flatten([p.detach() for p in parameters])
             self.shard = nn.Parameter(self.mine(self.full))
-            self.shard.flat = parameters, self.group.rank() * len(self.shard)   # for a checkpoint
+            self.shard.flat = parameters, self.group.rank() * len(self.shard), self.group
             self.shard.copies = 1                       # for the norm: each number is in one shard
 
     def hold(self, full):

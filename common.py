@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import functools
 import gc
+import importlib
 import math
 import os
 import sys
@@ -71,6 +72,8 @@ OPTIMIZERS = {  # higher rates or a smaller eps magnify rounding differences and
     "sgd": lambda params, lr: torch.optim.SGD(params, lr or 0.1),
     "momentum": lambda params, lr: torch.optim.SGD(params, lr or 0.02, momentum=0.9),
 }
+if Path(__file__).with_name("11_muon.py").exists():
+    OPTIMIZERS["muon"] = lambda *args: importlib.import_module("11_muon").ShardedMuon(*args)
 
 
 class Text:
@@ -359,7 +362,7 @@ class Masters(torch.optim.Optimizer):
         self.parameters = [p for group in self.param_groups for p in group["params"]]
         for p in self.parameters:
             master = nn.Parameter(p.detach().to(device or p.device, copy=True))
-            vars(master).update(vars(p))                    # its name, and how it is cut
+            vars(master).update(vars(p), rounded=dtype)     # its name, and how it is cut
             p.master, p.grad_dtype, p.data = master, p.dtype, p.data.to(dtype)
         self.optimizer = make_optimizer([p.master for p in self.parameters])
 

@@ -306,10 +306,20 @@ def tensors(cfg: Config) -> int:
     return count(embedding) + cfg.layers * count(block) + count(head)
 
 
-def optimizer_state_bytes(optimizer: str, numbers: int, tensors: int, width: int) -> int:
-    """AdamW has two moments of `width` bytes for each number, and a step count for each tensor."""
+def optimizer_state_bytes(optimizer: str, numbers: int, tensors: int, width: int,
+                          matrices: tuple[int, int] = (0, 0)) -> int:
+    """AdamW has two moments of `width` bytes for each number, and a step count for each tensor.
+    Muon has a momentum for each number of its matrices: (numbers, tensors), among all these."""
     adamw = 2 * width * numbers + 4 * tensors
-    return {"adamw": adamw, "momentum": width * numbers, "sgd": 0}[optimizer]
+    muon = adamw - width * matrices[0] - 4 * matrices[1]
+    return {"adamw": adamw, "muon": muon, "momentum": width * numbers, "sgd": 0}[optimizer]
+
+
+def matrices_of_blocks(cfg: Config) -> tuple[int, int]:
+    """Those that Muon updates: all numbers and tensors but tables and gains of norms."""
+    norms, tables = (2 * cfg.layers + 1) * (1 if cfg.gated else 2), 1 if cfg.tie else 2
+    others = norms * cfg.dim + tables * cfg.vocab * cfg.dim
+    return cfg.parameters() - others, tensors(cfg) - norms - tables
 
 
 def state_bytes(args: argparse.Namespace, answer: dict, width: int) -> dict[str, int]:
@@ -325,8 +335,8 @@ def state_bytes(args: argparse.Namespace, answer: dict, width: int) -> dict[str,
     of_master = width if args.precision == "bf16" else 0
     of_parameter, of_gradient, of_master = answer.get(
         "widths", (rounded(args).itemsize, width, of_master))
-    moments = optimizer_state_bytes(args.optimizer, numbers, count or tensors(args.model),
-                                    of_master or width)
+    moments = answer.get("moments") or optimizer_state_bytes(
+        args.optimizer, numbers, count or tensors(args.model), of_master or width)
     return {"parameters": of_parameter * numbers, "gradients": of_gradient * numbers,
             "optimizer states": of_master * numbers + moments}
 
@@ -414,7 +424,8 @@ def sharded_state_bytes(args, answer, width):
     blocks = whole - -(-head // n) * n
     secondary = blocks // answer["secondary"] if answer.get("secondary") else 0
     masters = width * shard if has_masters else 0
-    states = masters + optimizer_state_bytes(args.optimizer, shard, len(units), width)
+    moments = answer.get("moments") or optimizer_state_bytes(args.optimizer, shard, len(units),
+                                                             width)
     return {"parameters": e * ((shard if stage == 3 else whole) + secondary),
             "gradients": width * (whole if stage == 1 else shard),
-            "optimizer states": states}
+            "optimizer states": masters + moments}

@@ -5,6 +5,7 @@ metered step. All keys are optional:
 
     parameters    numbers on this rank, or {kind: share} of those of `modules` of the list; with
                   widths, or zero, holders and secondary: see anatomy.py
+    states        chapter 11's bytes of parameters, gradients and masters
     sent          {op: (calls, payload, wire)}, or for each axis: {axis: {op: ...}}, whose wire may
                   be left out: it is the payload times the ring's factor for ranks[axis] ranks
     gradients     {kind: name of the group that sums it}: what anatomy.py adds to sent; gathers,
@@ -35,7 +36,7 @@ import torch
 import torch.distributed as dist
 
 from lab import schedules
-from lab.bench import anatomy, contexts, evidence, mixtures, settings
+from lab.bench import anatomy, contexts, evidence, mixtures, muon, settings
 from lab.bench.about import AS_COMPUTED
 from lab.bench.machines import MACHINES, PEAK_FLOPS
 from lab.bench.meters import COLLECTIVES, name_of, nbytes
@@ -47,7 +48,7 @@ from lab.cli.words import count, printable, quantity
 
 WATCHED_STEPS = 3       # the memory of chapter 01's first steps is watched
 KEYS = {"parameters", "modules", "widths", "zero", "holders", "secondary", "most gradients",
-        "sent", "ranks", "gradients", "gathers", "reduces", "kept", "schedule",
+        "states", "sent", "ranks", "gradients", "gathers", "reduces", "kept", "schedule",
         "experts", "flops", "checks", "settings", "mixtures", "contexts", "beside", "overlap",
         "machines", "utilization", "notes", "sample", "record"}
 RECOMPUTED = {"none": {}, "selective": {"core": 0}, "full": {"recompute": "full"}}  # of kept
@@ -78,8 +79,7 @@ def hold(run):
 
 def updated_parameters(run):
     """Those that the run's optimizers update."""
-    return [p for optimizer in run.optimizers for group in optimizer.param_groups
-            for p in group["params"]]
+    return [p for optimizer in run.optimizers for p in checkpoint.trained(optimizer)]
 
 
 def held(run):
@@ -136,8 +136,13 @@ def hold_states(run, answer):
     expected = dict.fromkeys(("parameters", "gradients", "optimizer states"))
     if "parameters" in answer or answer.get("zero"):
         width = run.dtype.itemsize
+        if muon.is_ours(run):
+            answer = answer | {"moments": muon.state_bytes(run)}
         as_it_is = {} if run.is_mixed else {"widths": (width, width, 0)}    # under autocast
         expected = anatomy.state_bytes(run.args, as_it_is | answer, width)
+    if "states" in answer:
+        masters = answer["states"].pop("masters")
+        expected = answer["states"] | {"optimizer states": masters + muon.state_bytes(run)}
     for (kind, size), tensors in zip(expected.items(), held(run)):
         if kind == "optimizer states" and run.skipped == len(run.losses):
             size = None                                     # all steps skipped: there is none yet
@@ -204,6 +209,8 @@ def hold_flops(run, answer):
         known = {"attention": contexts.flops(run, answer["contexts"])}
         if "layout" in answer["contexts"]:
             contexts.hold_hops(run, answer["contexts"])
+    if muon.is_ours(run):
+        muon.hold_flops(run)
     for what, formula in known.items():
         measured = getattr(run.flops, what)
         about = "FLOPs", "FLOPs of a step", "" if what == "all" else what
@@ -220,6 +227,8 @@ def hold_traffic(run, answer):
         sent = sent | anatomy.gradient_traffic(run.args.model, answer, run.rounded.itemsize,
                                                run.dtype.itemsize)
     by_axis = bool(sent) and all(isinstance(ops, dict) for ops in sent.values())
+    if sent is not None and muon.is_ours(run):
+        muon.add_traffic(run, sent, by_axis)
     if by_axis:
         sent = with_wire_bytes(sent, answer.get("ranks", {}))
         axes = hold_axes(run, sent)

@@ -16,7 +16,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -424,11 +427,13 @@ class MemoryTimeline(TorchDispatchMode):
 
 class FlopMeter(TorchDispatchMode):
     """Adds up FLOPs by PyTorch's own formulas: `matrices` are those of a linear, and `attention`
-    those of batched matmuls and of fused attention. Of kernels of our own it knows nothing."""
+    those of batched matmuls and of fused attention; `optimizer` those of its step, which are in
+    none of the two. Of kernels of our own it knows nothing."""
 
     def __init__(self):
         super().__init__()
-        self.matrices = self.attention = 0
+        self.matrices = self.attention = self.optimizer = 0
+        self.updating = 0                               # optimizers that step: one may call another
         self.formulas = dict(flop_registry)
         for kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention",
                        "cudnn_attention"):              # the first is not there in any version, and
@@ -444,11 +449,28 @@ class FlopMeter(TorchDispatchMode):
         op = func._overloadpacket
         if op in self.formulas:
             flops = self.formulas[op](*args, **(kwargs or {}), out_val=result)
-            if op in (torch.ops.aten.mm, torch.ops.aten.addmm):
+            if self.updating:
+                self.optimizer += flops
+            elif op in (torch.ops.aten.mm, torch.ops.aten.addmm):
                 self.matrices += flops
             else:
                 self.attention += flops
         return result
+
+    def __enter__(self):
+        def note(change):
+            def hook(*update):
+                self.updating += change
+            return hook
+
+        self.hooks = [register_optimizer_step_pre_hook(note(1)),
+                      register_optimizer_step_post_hook(note(-1))]
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        for hook in self.hooks:
+            hook.remove()
+        return super().__exit__(*exception)
 
     @property
     def all(self):

@@ -23,6 +23,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
 from common import Batch, part, rounded
@@ -72,9 +73,10 @@ def tolerances(dtype: str, optimizer: str, tokens: int = 8 * 128, experts: int =
     since a LayerNorm's bias begins at zero and is nothing but gradient after SGD's first step.
 
     Rounding to 16 bits puts the weights off after the first step, so tensors are compared in that
-    alone. AdamW then moves a parameter as far either way, however small its gradient: those are not
-    compared (None), nor are tensors that were sent as int8, where a small one may share the scale
-    of a large one. In float32 AdamW magnifies rounding likewise.
+    alone. AdamW then moves a parameter as far either way, however small its gradient, and Muon a
+    matrix along all its directions: those are not compared (None), nor are tensors that were sent
+    as int8, where a small one may share the scale of a large one. In float32 both magnify rounding
+    likewise.
 
     In a mixture, rounding in 16 bits may send a token to another expert, with its whole gradient:
     with few valid tokens, that was seen to be 0.42 of the largest.
@@ -92,7 +94,7 @@ def tolerances(dtype: str, optimizer: str, tokens: int = 8 * 128, experts: int =
     allowed = LOSSY.get(dtype, exact)
     if experts and dtype == "bfloat16":
         allowed = allowed | {"gradients": SENT_ELSEWHERE, "parameters": SENT_ELSEWHERE}
-    if optimizer == "adamw" and dtype != "float64":
+    if optimizer in ("adamw", "muon") and dtype != "float64":
         allowed = allowed | {"parameters": None if dtype in LOSSY else 1e-3}
     return allowed
 
@@ -236,14 +238,17 @@ def compared(loss: torch.Tensor, norm: torch.Tensor, parameters: Iterable[tuple]
 
 
 def gathered(units):
-    """(global name, parameter) pairs of flat shards: the units of chapters 03 and 09, in the
+    """(global name, parameter) pairs of flat shards: the units of chapters 03, 09 and 11, in the
     precision of their updates, each cut as its parameter is. Communication: an all_gather per
     unit."""
     for unit in units:
         master = getattr(unit.shard, "master", unit.shard)                              # (k,)
         mine = torch.stack([master.data, unit.shard.grad.to(master)]).to(unit.full.device)
-        everyones = [torch.empty_like(mine) for _ in range(unit.group.size())]          # (2, k)
+        sizes = getattr(unit, "sizes", [len(master)] * unit.group.size())   # unlike, of owners
+        mine = F.pad(mine, (0, max(sizes) - len(master)))
+        everyones = [torch.empty_like(mine) for _ in sizes]                             # (2, k)
         dist.all_gather(everyones, mine, unit.group)
+        everyones = [x[:, :size] for x, size in zip(everyones, sizes)]
         values, grads = map(unit.views, torch.cat(everyones, dim=1))
         for p, value, grad in zip(unit.parameters, values, grads):
             value.grad, value.cuts = grad, getattr(p, "cuts", ())

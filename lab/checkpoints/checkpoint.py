@@ -85,7 +85,7 @@ def rectangles_of(p, tensor):
         for name, *_ in rectangles_of(p, p.detach()):
             yield name, (), torch.Size(), tensor
     elif hasattr(p, "flat"):                            # a shard of several, one after the other
-        parameters, start = p.flat
+        parameters, start, _ = p.flat
         at = 0
         for q in parameters:
             stop = min(q.numel(), start + len(tensor) - at)
@@ -135,6 +135,8 @@ class LoadPlanner(dcp.DefaultLoadPlanner):
 # --------------------------------------------------------------------------------- what a run needs
 
 def trained(optimizer):
+    if hasattr(optimizer, "look"):                      # chapter 11's: at pieces of ZeRO's shards
+        optimizer.look()
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
@@ -191,7 +193,9 @@ class Checkpoint:
         for p in trained(optimizer):
             names = [name for name, *_ in rectangles_of(p, p.detach())]
             for key in keys if names else ():
-                saved = self.index["tensors"][f"{names[0]}/{key}"]
+                saved = self.index["tensors"].get(f"{names[0]}/{key}")
+                if saved is None:                       # Muon's have others than AdamW's
+                    continue
                 like = p.detach() if saved["shape"] else torch.empty((), device=p.device)
                 tensor = torch.zeros_like(like, dtype=DTYPES[saved["dtype"]])
                 for name, shape, at, view in rectangles_of(p, tensor):

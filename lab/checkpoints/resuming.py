@@ -170,11 +170,19 @@ def check_tensors(args, tensors, may_skip):
     if (len(shapes), numbers) != (anatomy.tensors(cfg), cfg.parameters()):
         wrong += ["others"]
     for name, kind in shapes.items() if states or not may_skip else ():
-        fits = {key: ("float32", []) if key == "step" else kind for key in STATES[args.optimizer]}
+        keys = STATES[states_of(args.optimizer, name, kind[1])]
+        fits = {key: ("float32", []) if key == "step" else kind for key in keys}
         wrong += [] if states.get(name, {}) == fits else [f"the states of {name}"]
     wrong += sorted(states.keys() - shapes.keys())
     if wrong:
         raise storage.Unusable(f"has other tensors than this run: {wrong[0]:.80}")
+
+
+def states_of(optimizer, name, shape):
+    """Which optimizer's states a parameter has: Muon leaves all but matrices of blocks to AdamW."""
+    if optimizer != "muon":
+        return optimizer
+    return "momentum" if name.startswith("block") and len(shape) > 1 else "adamw"
 
 
 def refuse_overwriting(args, mine, step=0):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from lab.bench.anatomy import optimizer_state_bytes, tensors
+from lab.bench.anatomy import matrices_of_blocks, optimizer_state_bytes, tensors
 from lab.bench.meters import nbytes
 from lab.checkpoints import checkpoint
 from lab.checkpoints.resuming import identity
@@ -24,7 +24,8 @@ def checkpoint_bytes(cfg, optimizer, width):
     """Parameters and their optimizer states, numbers of `width` bytes: 12 Ψ in fp32 under AdamW,
     and 4 bytes for the step count of each tensor."""
     numbers = cfg.parameters()
-    return width * numbers + optimizer_state_bytes(optimizer, numbers, tensors(cfg), width)
+    return width * numbers + optimizer_state_bytes(optimizer, numbers, tensors(cfg), width,
+                                                   matrices_of_blocks(cfg))
 
 
 def make_folder(path):

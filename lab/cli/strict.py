@@ -14,7 +14,7 @@ import torch.distributed as dist
 import common
 from common import DTYPES, Refused, Text, divides, environment
 from lab import chapters
-from lab.bench.anatomy import optimizer_state_bytes, tensors
+from lab.bench.anatomy import matrices_of_blocks, optimizer_state_bytes, tensors
 from lab.cli.commands import Parser, number, output
 from lab.cli.refusals import fail
 from lab.cli.words import name_of_text
@@ -29,6 +29,7 @@ LIMITS = {              # the lowest value, the first one that is too high, and 
     "ffn": (1, 2**31, 512),
     "timeout": (1, 2**31, 60),
 }
+WHOLE = "01", "02", "11"  # chapters whose --variant torch updates whole parameters
 COUNT = (1, 2**31)          # of all others, for which the default or the tiny preset's would work
 
 
@@ -80,6 +81,9 @@ def parse(file: str, doc: str, variants: dict, flags: Callable | None,
     if args.precision == "bf16" and args.dtype == "bfloat16":
         raise Refused("--precision bf16 rounds wider masters, and --dtype is bfloat16",
                       "--dtype float32")
+    if args.optimizer == "muon" and args.variant == "torch" and args.chapter[:2] not in WHOLE:
+        raise Refused("--variant torch has --optimizer muon in 11_muon.py alone",
+                      "--optimizer adamw")
     refuse_sizes(args, given)
     refuse_text(args)
     refuse_vocabulary(args)
@@ -269,7 +273,8 @@ def least_bytes(args, batch=None, micro_batch=None, experts=None, **sizes):
     local_ranks = environment("LOCAL_WORLD_SIZE", ranks)
 
     states = 2 * width * numbers
-    states += optimizer_state_bytes(args.optimizer, numbers, tensors(cfg), width)
+    states += optimizer_state_bytes(args.optimizer, numbers, tensors(cfg), width,
+                                    matrices_of_blocks(cfg))
     logits, scores = 4 * rows * cfg.vocab, 0                # in float32 or better
     if cfg.attention == "plain" and not getattr(args, "kernels", False):
         scores = 2 * rows * cfg.heads * cfg.seq // ranks    # 16 bits; a ring has 1/ranks at a time

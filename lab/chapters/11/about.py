@@ -1,0 +1,13 @@
+"""What lab/ knows of chapter 11 alone."""
+
+from lab.bench.stop import Stop
+from lab.bench.verify import name_of_rounded
+
+TOUR = (
+    Stop("11_muon.py --device=cpu --steps=5", "matrices dealt to ranks", 4, name="11_muon"),
+)
+
+
+def rounding(args):
+    """PyTorch's Muon computes in bf16 always."""
+    return "bfloat16" if args.variant == "torch" else name_of_rounded(args)
