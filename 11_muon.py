@@ -90,16 +90,16 @@ from common import OPTIMIZERS, Refused, gpt, grad_norm, loss_sum, part
 # ------------------------------------------------------------------------------------ on one GPU
 
 def orthogonalize(x, steps=5):
-    """Newton-Schulz: matrices U S V^T, (count, m, n), to about U V^T."""
+    """Newton-Schulz: a matrix U S V^T, (m, n), to about U V^T."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    is_tall = x.shape[1] > x.shape[2]
-    x = x.mT if is_tall else x                          # so that x·x^T is the smaller product
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)    # no singular value is above 1
+    is_tall = x.shape[0] > x.shape[1]
+    x = x.T if is_tall else x                           # so that x·x^T is the smaller product
+    x = x / x.norm().clamp(min=1e-7)                    # no singular value is above 1
     for _ in range(steps):
-        gram = x @ x.mT
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, polynomial, x, beta=a)
-    return x.mT if is_tall else x
+        gram = x @ x.T
+        polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.addmm(x, polynomial, x, beta=a)
+    return x.T if is_tall else x
 
 
 class Muon(torch.optim.Optimizer):
@@ -120,7 +120,9 @@ class Muon(torch.optim.Optimizer):
         group, updates = self.param_groups[0], []
         lr, mu, matrices = group["lr"], group["momentum"], group["params"]
         for p in matrices:
-            momentum = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+            if p not in self.state:
+                self.state[p] = {"momentum_buffer": torch.zeros_like(p)}
+            momentum = self.state[p]["momentum_buffer"]
             momentum.lerp_(p.grad, 1 - mu)
             updates.append(narrow(p, p.grad.lerp(momentum, mu)))        # Nesterov's
         for p, update in zip(matrices, self.orthogonal(matrices, updates)):
@@ -133,7 +135,7 @@ class Muon(torch.optim.Optimizer):
 
 def orthogonal(x):
     """Of a matrix, or of each expert's, (experts, m, n)."""
-    return orthogonalize(x.view(-1, *x.shape[-2:])).view(x.shape)
+    return orthogonalize(x) if x.ndim == 2 else torch.stack([*map(orthogonalize, x)])
 
 
 def parameter_of(p):
