@@ -258,7 +258,7 @@ def deal(shards, updates):
     Communication: an all_to_all there and one back, of all matrices of these shards together."""
     group, matrices = shards[0].flat[2], matrices_of(shards, updates)
     ranks, me = range(group.size()), group.rank()
-    owners = share_out([work(matrix.shape) for matrix in matrices], len(ranks))
+    owners = share_out([work(whole_shape(matrix.p)) for matrix in matrices], len(ranks))
     hands = [[x for x, owner in zip(matrices, owners) if owner == rank] for rank in ranks]
 
     def exchange(tensors, sent, received):              # numbers to each rank, and from each

@@ -1,6 +1,7 @@
 """Random legal runs of each chapter that trains, and variant, held to one GPU: `make test-all`.
 
-What is drawn depends on the chapter, the variant and a number alone. RUNS=100 draws more of them.
+What is drawn depends on the chapter, the variant and a number alone. RUNS=100 draws more of them,
+and OPTIMIZERS=muon (or several, with spaces) of these alone.
 In 16 bits there are 200 of any chapter, of which the first few are a part of `make test`.
 """
 
@@ -22,6 +23,7 @@ from lab.cli import strict
 from tests.conftest import CHAPTERS, TEXT, chapter, no_flags, run_main, training_chapters
 
 RUNS = int(os.environ.get("RUNS", 6))  # of each variant
+OPTIMIZERS = os.environ.get("OPTIMIZERS", "adamw sgd momentum muon").split()
 MORE = {("09_5d", "hand"): 300}  # where far more can be combined
 TRIES = 1000  # until one is legal
 IN_16_BITS, OF_MAKE_TEST = 200, 3
@@ -61,7 +63,7 @@ def drawn(rng, module, variant):
         "dim": 2 * heads * rng.randint(1, 6), "seq": chunks * rng.randint(1, 24 // chunks),
         "vocab": rng.randint(128, 300), "attention": rng.choice(("plain", "sdpa")),
         "batch": rng.choice((1, world, 2 * world, 3 * world)), "steps": rng.randint(1, 4),
-        "ignore": rng.choice((0, 0.3, 0.9)), "optimizer": rng.choice(("adamw", "sgd", "momentum")),
+        "ignore": rng.choice((0, 0.3, 0.9)), "optimizer": rng.choice(OPTIMIZERS),
         "seed": rng.randint(0, 99), "block": rng.choice(("gpt", "llama")),
         "ffn": 2 * tp * world * rng.randint(1, 9)}
     own = {name for action in actions for name in action.option_strings}
