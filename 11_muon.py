@@ -328,18 +328,18 @@ class ShardedMuon(Muon):
             shared = [p for shard in shards for p in shard.flat[0] if has_copies(p)]
             WAYS["gather" if shared else self.way](shards, flats)
             for shard, flat in zip(shards, flats):
+                flat = flat.to(shard.device)
                 found |= {piece: flat[where] for piece, where in self.pieces[shard]}
-        return [found[p].to(p.device) if hasattr(p, "flat") else orthogonal_part(p, found[p])
+        return [found[p] if hasattr(p, "flat") else orthogonal_part(p, found[p])
                 for p in matrices]
 
     def flat(self, shard, found):
         """The updates of its pieces, on the device of its parameters; zeros, where it has none."""
-        flat = torch.zeros(len(shard), device=shard.flat[0][0].device, dtype=shard.dtype)
-        flat = narrow(shard, flat)
+        flat = narrow(shard, torch.zeros_like(shard))
         for piece, where in self.pieces[shard]:
             if piece in found:
                 flat[where] = found[piece]
-        return flat
+        return flat.to(shard.flat[0][0].device)
 
 
 # ------------------------------------------------------------------------ units, from chapter 03
@@ -400,7 +400,8 @@ class Unit:
 
     def gather(self):
         """All that was updated, to all ranks: from equal shards, or from each owner."""
-        self.full.untyped_storage().resize_(self.full.nbytes)
+        if self.stage == 3:
+            self.full.untyped_storage().resize_(self.full.nbytes)
         if len(set(self.sizes)) == 1:
             return common.all_gather(self.full, self.shard.data, self.group)
         self.mine(self.full).copy_(self.shard.data)

@@ -15,6 +15,7 @@ ZERO = "00_collectives"
 ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN, EIGHT, NINE = (
     "01_single_gpu", "02_data_parallel", "03_zero", "04_tensor_parallel", "05_sequence_parallel",
     "06_context_parallel", "07_pipeline_parallel", "08_expert_parallel", "09_5d")  # fmt: skip
+ELEVEN = "11_muon"
 WORLD = {ONE: 1, NINE: 4}  # ranks; of all others: 2
 FLAGS = (*SMALL, "--vocab=256", "--batch=4", "--micro-batch=1", "--clip=0.1", "--ignore=0.5",
          f"--data={TEXT}")  # fmt: skip
@@ -93,6 +94,15 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{NINE} --pp=2 --dp=2 --zero=3 --keep-gathered --precision=bf16": ([], "recv_"),
     f"{NINE} --pp=2 --cp=2 --schedule=dualpipe-v --layers=4 --experts=4 --dtype=float64": (
         8 * ["tolist"], "allreduce_"),  # 2 layers of a rank, 4 micro-batches
+    f"{ELEVEN} --variant=deal --precision=bf16 --zero=2": ([], "alltoall_base_"),
+    f"{ELEVEN} --variant=gather --dtype=float64 --zero=3 --block=llama": ([], "_allgather_base_"),
+    f"{ELEVEN} --variant=owner --dtype=float64 --recompute=full": ([], "broadcast_"),
+    f"{THREE} --variant=zero2 --optimizer=muon --precision=bf16 --offload": (
+        OFFLOADED[:4] + 2 * ["a copy to the device"] + 2 * ["a copy to the host"] + OFFLOADED[4:],
+        "alltoall_base_"),  # two units have matrices
+    f"{NINE} --dp=2 --tp=2 --zero=1 --optimizer=muon --precision=bf16": ([], "alltoall_base_"),
+    f"{NINE} --dp=2 --tp=2 --zero=3 --optimizer=muon --dtype=float64 --kv-heads=1 --block=llama": (
+        [], "_allgather_base_"),  # where ranks hold the same kv head, they gather
 }  # fmt: skip
 
 
