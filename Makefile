@@ -83,6 +83,7 @@ bench: $(READY)  ## time the chapters against PyTorch's own, checkpoints, collec
 	$(PYTHON) benchmarks/time_chapters.py
 	$(PYTHON) benchmarks/time_checkpoints.py
 	$(PYTHON) benchmarks/time_collectives.py
+	$(PYTHON) benchmarks/time_muon.py
 
 faults: $(READY)  ## kill ranks of a run at random, and see that it costs time and no bit
 	$(PYTHON) -m lab.faults --json runs/faults.json

@@ -129,6 +129,7 @@ def hold_flops(run):
     after all measurements: an all_gather_object."""
     flops = cost_of_step(run).flops
     run.check(("FLOPs", "FLOPs of a step", "Newton-Schulz"), run.flops.optimizer, flops, "FLOP")
+    run.flops_of["Newton-Schulz"] = run.flops.optimizer
     everyones = of_all_ranks(run, flops)
     if max(everyones) > 0 and len(everyones) > 1:
         mean = sum(everyones) / len(everyones)

@@ -19,6 +19,7 @@ from benchmarks import (
     time_chapters,
     time_checkpoints,
     time_collectives,
+    time_muon,
     time_kernels,
 )
 from lab import asleep, faults, formats, here, pictures, plans, scaling, schedules, speed, tour
@@ -155,6 +156,11 @@ def measure_rings(args):
     return {"1024": dict.fromkeys(sides, calls)}
 
 
+def measure_muons(*what):
+    """Of benchmarks/time_muon.py."""
+    return dict.fromkeys(("in bf16", "in fp32", "PyTorch's"), [1.0, 2.0])
+
+
 def train_in_8_bits(steps, *run):
     """Of benchmarks/draw_fp8.py."""
     return types.SimpleNamespace(losses=[1.0] * steps)
@@ -263,6 +269,7 @@ OTHERS = [
     benchmark(time_chapters, ["--only=01"], measure_pair, stops_at="asleep"),
     benchmark(time_checkpoints, ["--only=09"], measure_saves),
     benchmark(time_collectives, ["--calls=4"], measure_rings),
+    benchmark(time_muon, ["--steps=4"], measure_muons),
     Command([ROOT / "benchmarks/draw_fp8.py"], partial(commands.program, draw_fp8.main),
             ["--steps=100"], stops_at=["benchmarks.draw_fp8.train"], writes={"--out": "fp8.png"},
             work={"benchmarks.draw_fp8.train": train_in_8_bits,

@@ -154,7 +154,7 @@ def draw_one(figure, runs):
     draw_blocks(right, min(n, 8), "zigzag")
     for i, (variant, measured) in enumerate(shown.items()):
         ranks = [rank + 0.4 * i for rank in range(n)]
-        attention = [sum(of_rank.values()) / 1e6 for of_rank in measured["recorded"]["flops"]]
+        attention = [of_rank["attention"] / 1e6 for of_rank in measured["recorded"]["flops"]]
         flops.bar(ranks, attention, 0.4, color=(RED, BLUE)[i % 2], label=variant)
     flops.set_title("MFLOP of a step's attention on each rank, measured")
     flops.set_xticks([rank + 0.2 * (len(shown) - 1) for rank in range(n)], range(n))

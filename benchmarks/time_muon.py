@@ -1,0 +1,182 @@
+"""Times chapter 11's Muon against torch.optim.Muon, and finds the learning rates of Muon and AdamW.
+
+    python benchmarks/time_muon.py [--steps 20] [--device cpu] [--record]
+    python benchmarks/time_muon.py --rates [--train 300] [--seeds 2] [--record]
+
+Steps: both optimizers update models with the same gradients, a step of one in turn with a step of
+the other, on one device; the AdamW of tables and norms is in both. PyTorch's always computes in
+bf16, so the ratio is that of ours in bf16. At 1.00 or less, it is no slower.
+
+Rates: chapter 01 is trained anew with each optimizer, learning rate and seed, without a warm-up and
+without a decay; what counts is the mean loss of the last 20 steps. Half an hour on two cores. The
+runs' JSON is kept in runs/rates, and is not made again.
+
+--record writes the table, with date, machine and versions, into benchmarks/RESULTS.md.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import common  # noqa: E402  (after the path to it)
+from benchmarks import results  # noqa: E402
+from lab import chapters  # noqa: E402
+from lab.cli import commands, refusals  # noqa: E402
+
+SETUP_STEPS = 3                         # the first ones allocate
+RATES = [1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2]
+LAST = 20                               # steps, whose mean loss counts
+
+
+def shapes_on(device):
+    """{name: Config}, of models whose matrices are updated."""
+    presets = common.PRESETS
+    small = common.Config(4, 512, 8, 8, 128, 256)
+    large = common.Config(4, 2048, 32, 8, 8192, 128256, True, "sdpa", True, 8192)
+    return ({"tiny": presets["tiny"], "4 layers of dim 512": small} if device == "cpu" else
+            {"gpt2": presets["gpt2"], "4 layers of llama-1b": large})
+
+
+# ------------------------------------------------------------------------------------ the steps
+
+
+class Theirs:
+    """torch.optim.Muon for what is ours' matrices, and the same AdamW for the rest."""
+
+    def __init__(self, parameters):
+        is_matrix = chapters.chapter("11").is_matrix
+        self.muon = torch.optim.Muon([p for p in parameters if is_matrix(p)], 5e-4,
+                                     weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+        self.adamw = common.OPTIMIZERS["adamw"]([p for p in parameters if not is_matrix(p)], None)
+
+    def step(self):
+        self.muon.step()
+        self.adamw.step()
+
+
+def parameters_of(cfg, device, rounded):
+    """With gradients, of the model's parameters, or of masters of rounded ones."""
+    found = []
+    for p in common.gpt(cfg, seed=None).parameters():
+        mine = nn.Parameter(torch.empty(p.shape, device=device).normal_(0, 0.02))
+        vars(mine).update(vars(p), rounded=rounded)
+        mine.grad = torch.randn_like(mine)
+        found.append(mine)
+    return found
+
+
+def measure(cfg, device, steps):
+    """{side: [ms of each step]}."""
+    ours = chapters.chapter("11").ShardedMuon
+    sides = {"in bf16": ours(parameters_of(cfg, device, torch.bfloat16)),
+             "in fp32": ours(parameters_of(cfg, device, torch.float32)),
+             "PyTorch's": Theirs(parameters_of(cfg, device, torch.float32))}
+    found = {side: [] for side in sides}
+    for _ in range(steps + SETUP_STEPS):
+        for side, optimizer in sides.items():
+            start = now(device)
+            optimizer.step()
+            found[side].append(1e3 * (now(device) - start))
+    return {side: ms[SETUP_STEPS:] for side, ms in found.items()}
+
+
+def now(device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def table_of_steps(args):
+    yield (f"{machine()}, {args.steps} steps of each side in turn. Milliseconds of an optimizer's "
+           "step: medians, with the range of the middle half.\n")
+    yield "| matrices of | by hand, in bf16 | by hand, in fp32 | torch.optim.Muon | ratio in bf16 |"
+    yield "|" + " --- |" * 5
+    for name, cfg in shapes_on(args.device).items():
+        ms = measure(cfg, args.device, args.steps)
+        ratio = statistics.median(ms["in bf16"]) / statistics.median(ms["PyTorch's"])
+        yield f"| {name} | {' | '.join(map(middle, ms.values()))} | {ratio:.2f} |"
+
+
+def middle(values):
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return f"{median:.2f} ({low:.2f} to {high:.2f})"
+
+
+def machine():
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return (f"{datetime.date.today()}, {os.cpu_count()} CPU cores{gpu}, torch {torch.__version__}, "
+            f"Python {platform.python_version()}")
+
+
+# ------------------------------------------------------------------------------------ the rates
+
+
+def trained(args, optimizer, rate, seed):
+    """The mean loss of the last steps of chapter 01; NaN of a run that stopped."""
+    path = ROOT / "runs" / "rates" / f"{optimizer}-{rate:g}-{seed}-{args.train}.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([sys.executable, ROOT / "01_single_gpu.py", "--no-verify",
+                        f"--steps={args.train}", f"--device={args.device}", f"--json={path}",
+                        f"--optimizer={optimizer}", f"--lr={rate}", f"--seed={seed}"],
+                       stdout=subprocess.DEVNULL, check=False)
+    losses = json.loads(path.read_text())["loss"]
+    return statistics.mean(losses[-LAST:]) if len(losses) == args.train else float("nan")
+
+
+def table_of_rates(args):
+    yield (f"{machine()}: `01_single_gpu.py --steps {args.train}`, mean loss of the last {LAST} "
+           f"steps, {args.seeds} seeds; neither warm-up nor decay.\n")
+    yield "| optimizer | " + " | ".join(f"{rate:g}" for rate in RATES) + " |"
+    yield "|" + " --- |" * (1 + len(RATES))
+    for optimizer in ("adamw", "muon"):
+        cells = [", ".join(f"{trained(args, optimizer, rate, seed):.2f}"
+                           for seed in range(args.seeds)) for rate in RATES]
+        yield f"| {optimizer} | {' | '.join(cells)} |"
+
+
+# ------------------------------------------------------------------------------ the command line
+
+
+def accept(argv):
+    parser = commands.Parser("benchmarks/time_muon.py", description=__doc__,
+                             formatter_class=argparse.RawDescriptionHelpFormatter)
+    number = lambda usual: {"type": commands.number(int, 1, 2**31, usual), "default": usual}
+    parser.add_argument("--steps", **number(20), help="of each side; default: 20")
+    parser.add_argument("--device", choices=("cpu", "cuda"),
+                        default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rates", action="store_true", help="train with each learning rate")
+    parser.add_argument("--train", **number(300), help="steps of a run of --rates")
+    parser.add_argument("--seeds", **number(2), help="runs of --rates with each learning rate")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
+    args = parser.parse_args(argv)
+    if args.record:
+        results.refuse_record()
+    return args
+
+
+def main(argv=None):
+    args = refusals.accepted(accept, sys.argv[1:] if argv is None else argv, alone=True)
+    lines = []
+    for line in (table_of_rates if args.rates else table_of_steps)(args):
+        print(line, flush=True)
+        lines.append(line)
+    if args.record:
+        results.record("learning rates of Muon" if args.rates else "Muon", lines)
+
+
+if __name__ == "__main__":
+    commands.program(main)
