@@ -19,8 +19,8 @@ from benchmarks import (
     time_chapters,
     time_checkpoints,
     time_collectives,
-    time_muon,
     time_kernels,
+    time_muon,
 )
 from lab import asleep, faults, formats, here, pictures, plans, scaling, schedules, speed, tour
 from lab.bench import runs
