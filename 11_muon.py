@@ -109,8 +109,9 @@ class Muon(torch.optim.Optimizer):
         kinds = {True: [], False: []}
         for p in parameters:
             kinds[is_matrix(p)].append(p)
+        lr = lr or 4e-3
         super().__init__([{"params": kinds[True]}, {"params": kinds[False]}],
-                         {"lr": lr or 5e-4, "momentum": momentum, "weight_decay": weight_decay})
+                         {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.adamw = OPTIMIZERS["adamw"](self.param_groups[1:], lr)
         self.adamw.state = self.state
 
@@ -524,6 +525,7 @@ def train_torch(run):
     optimizer = run.optimizer(model.parameters())
     theirs = torch.optim.Muon(optimizer.param_groups[0]["params"], optimizer.defaults["lr"],
                               weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    theirs.state = optimizer.state                      # which a checkpoint has
     ddp = DistributedDataParallel(model)
     for batch in run.batches(share=run.rank):
         with run.measure():
