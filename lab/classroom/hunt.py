@@ -27,10 +27,10 @@ MENDED, SAME, OTHER = "✓ mended", "✗ the bug is still there", "✗ something
 # -------------------------------------------------------------------------------- drawing, planting
 
 def huntable():
-    """{number of a chapter: its exhibits}, of those that run on ranks."""
+    """{number of a chapter: its exhibits}, of those that run on ranks, in its own file."""
     from lab import museum
 
-    found = {room: [one for one in those if one.ranks]
+    found = {room: [one for one in those if one.ranks and one.file.startswith(room)]
              for room, those in museum.exhibits().items() if room.isdigit()}
     return {chapter: those for chapter, those in found.items() if those}
 
@@ -55,12 +55,16 @@ def hunt_of(text):
 
 
 def command_of(exhibit, path, level):
-    """The run that shows it."""
-    flags = f"{exhibit.flags} --optimizer sgd" if not exhibit.file.startswith("00") else ""
-    flags = flags or exhibit.flags
+    """The run that shows it: of the file, or of another chapter, which imports it. That one finds
+    what lies beside itself first, if Python is not told to leave that out (PYTHONSAFEPATH)."""
+    from lab.museum import observe
+
+    flags = observe.flags_of(exhibit, "sgd")
     if level == "hard" and not exhibit.file.startswith("00"):
         flags = f"{flags.replace(' --verify', '')} --no-verify"
-    return f"PYTHONPATH=. torchrun --standalone --nproc_per_node={exhibit.ranks} {path} {flags}"
+    found = f"PYTHONSAFEPATH=1 PYTHONPATH={path.parent}:." if exhibit.chapter else "PYTHONPATH=."
+    return (f"{found} torchrun --standalone --nproc_per_node={exhibit.ranks} "
+            f"{exhibit.chapter or path} {flags}")
 
 
 def noticed(exhibit):
@@ -82,10 +86,11 @@ def noticed(exhibit):
 # ------------------------------------------------------------------------------------------ grading
 
 def runs_of(chapter):
-    """The distinct runs of a chapter's exhibits: (ranks, flags), with SGD."""
+    """The distinct runs of a chapter's exhibits, with SGD if they need no other optimizer: (ranks,
+    flags, the chapter that is run, if it is another)."""
     from lab.museum import observe
 
-    return list(dict.fromkeys((exhibit.ranks, observe.flags_of(exhibit, "sgd"))
+    return list(dict.fromkeys((exhibit.ranks, observe.flags_of(exhibit, "sgd"), exhibit.chapter)
                               for exhibit in huntable()[chapter]))
 
 
@@ -96,12 +101,12 @@ def grade(text, chapter, seed):
     exhibit = draw(chapter, seed)
     flags = observe.flags_of(exhibit, "sgd")
     _, planted = observe.play_both(exhibit, flags)
-    seen = observe.play(exhibit.file, text, exhibit.ranks, flags)
+    seen = observe.play(exhibit.file, text, exhibit.ranks, flags, exhibit.chapter)
     if seen.status != 0:
         is_same = seen.status == planted.status and seen.said == planted.said
         return (SAME if is_same else OTHER), seen.said
-    for ranks, others in runs_of(chapter):
-        seen = observe.play(exhibit.file, text, ranks, others)
+    for run in runs_of(chapter):
+        seen = observe.play(exhibit.file, text, *run)
         if seen.status != 0:
             return OTHER, seen.said
     return MENDED, ()

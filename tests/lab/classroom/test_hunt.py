@@ -42,9 +42,23 @@ def test_a_hunt_has_one_bug_and_does_not_tell_which(chapter, written, capsys):
     text, said = path.read_text(), capsys.readouterr().out
     assert text.startswith(planted.rstrip()) and text != right
     assert exhibit.number not in text + said and exhibit.title not in text + said
-    assert f"--nproc_per_node={exhibit.ranks} {path} {exhibit.flags}" in said
+    assert f"--nproc_per_node={exhibit.ranks} {exhibit.chapter or path} {exhibit.flags}" in said
+    assert said.count("--optimizer") == (chapter != "00")
     hint, *_ = said.partition("    PYTHONPATH")
     assert not any(word in hint for word in ("gradient", "norm", "sum", "clip"))
+
+
+def test_what_another_chapter_shows_is_run_by_that(written, capsys):
+    """A hunt is in its chapter's file, and the one that is run imports it from the hunts."""
+    assert all(exhibit.file.startswith(chapter) for chapter, those in hunt.huntable().items()
+               for exhibit in those)
+    seed = next(seed for seed in range(99) if hunt.draw("11", seed).chapter)
+    path, exhibit = written(f"11 --seed {seed}"), hunt.draw("11", seed)
+    assert f"PYTHONSAFEPATH=1 PYTHONPATH={path.parent}:. torchrun" in capsys.readouterr().out
+    assert hunt.main(["--grade", str(path)]) == 1
+    assert f"{path.name}  {hunt.SAME}" in capsys.readouterr().out
+    path.write_text(path.read_text().replace(exhibit.new, exhibit.old))
+    assert hunt.main(["--grade", str(path)]) == 0
 
 
 def test_a_hard_one_is_not_compared(written, capsys):
@@ -106,7 +120,7 @@ def test_what_is_no_hunt_is_neither_graded_nor_revealed_nor_written_over(tmp_pat
 
 
 @pytest.mark.parametrize(("flags", "words"), [
-    ("11", "CHAPTER 11 has no hunt"), ("11", "01 in place of 11 would work"),
+    ("12", "CHAPTER 12 has no hunt"), ("12", "11 in place of 12 would work"),
     ("", "with 06 would work"), ("02 --seed x", "--seed"), ("02 --level 1", "--level"),
     ("--grade no.py", "no.py is no file with a text in UTF-8; `python -m lab.hunt 06` writes one"),
     ("--grade 02_data_parallel.py", "is no hunt"), ("--grade lab", "lab is no file"),

@@ -161,7 +161,7 @@ def test_an_exhibit_that_is_not_caught_fails_the_command(monkeypatch, capsys):
 
 def test_an_exhibit_that_is_not_there_costs_one_line(capsys):
     with pytest.raises(SystemExit) as leaving:
-        command.main(["11"])
+        command.main(["12"])
     assert leaving.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert "EXHIBIT 11" in line
+    assert "EXHIBIT 12" in line
