@@ -33,18 +33,27 @@ def moved_by_a_factor(found):
         return None
     is_whole = found.close(ratios[0], round(ratios[0]))     # 2 is the root of 4, and means nothing
     name = named_factor(found, ratios[0])
+    shape = "; look at the shape by which Muon scales" if are_muons(found, names) else ""
     return (f"{in_words(names, found.names)} moved {times(ratios[0])} as far as on one GPU"
             f"{others(found, names, 'are right')}, although the gradients and their norm are right"
-            f"{'' if is_whole and 'square' in name else name}")
+            f"{'' if is_whole and 'square' in name else name}{shape}")
 
 
 def updated_somehow(found):
     names = found.wrong("parameters")
+    update = ("the matrices that Muon orthogonalizes, which are to be whole"
+              if are_muons(found, names) else "the update")
     before = (f"; before, {count(found.matched, 'step')} matched: look at what the optimizer keeps "
-              "from step to step" if found.matched else "; look at the update")
+              "from step to step" if found.matched else f"; look at {update}")
     return (f"{in_words(names, found.names)} moved otherwise than on one GPU"
             f"{others(found, names, 'are right')}, although the gradients and their norm are right"
             f"{before}")
+
+
+def are_muons(found, names):
+    """Whether Muon updates all of them, the matrices of blocks, and not AdamW."""
+    return found.args.optimizer == "muon" and all(
+        name.startswith("block") and "norm" not in name for name in names)
 
 
 # ------------------------------------------------------------------------------- findings: the loss

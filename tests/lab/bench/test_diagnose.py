@@ -14,11 +14,12 @@ from tests.support.pretend_cuda import pretended_cuda
 ONE, TWO, THREE = "01_single_gpu", "02_data_parallel", "03_zero"
 FOUR, FIVE, SIX = "04_tensor_parallel", "05_sequence_parallel", "06_context_parallel"
 SEVEN, EIGHT, NINE = "07_pipeline_parallel", "08_expert_parallel", "09_5d"
+ELEVEN = "11_muon"
 
 # Three micro-batches on each rank, of which no two have as many valid targets.
 FLAGS = (*SMALL, f"--data={TEXT}", "--verify", "--dtype=float64", "--optimizer=sgd", "--steps=1",
          "--micro-batch=1", "--ignore=0.3")  # fmt: skip
-BATCH = {TWO: 6, THREE: 6, EIGHT: 12, NINE: 6}  # else 3
+BATCH = {TWO: 6, THREE: 6, EIGHT: 12, NINE: 6, ELEVEN: 6}  # else 3
 
 
 def flags_of(chapter, flags):
@@ -286,6 +287,20 @@ FAULTS = [
           "gradients of the tied table differ between ranks that hold the same, and add up to "
           "2.00 times those of one GPU: 2 is the number of data-parallel ranks and --pp: they "
           "were summed over some ranks alone, all others equal"),
+    fault("nothing is orthogonalized", 2, ELEVEN, "--variant=owner --optimizer=muon",
+          "optimizer).way = args.variant ",
+          "optimizer).way = args.variant; optimizer.orthogonal = lambda matrices, x: x ",
+          "q, k, v, o, up and down moved otherwise than on one GPU, all others are right, although "
+          "the gradients and their norm are right; look at the matrices that Muon orthogonalizes, "
+          "which are to be whole"),
+    slow("Muon scales by something else", 2, ELEVEN,
+          "--optimizer=muon --dtype=float32 --lr=0.02",
+          "optimizer).way = args.variant ",
+          "optimizer).way = args.variant; found = optimizer.orthogonal; optimizer.orthogonal = "
+          "lambda *both: [0.9 * x for x in found(*both)] ",
+          "q, k, v, o, up and down moved 0.90 times as far as on one GPU, all others are right, "
+          "although the gradients and their norm are right; look at the shape by which Muon "
+          "scales"),
     fault("masters do not reach the model", 1, ONE,
           "--dtype=float32 --precision=bf16 --steps=3 --optimizer=adamw --lr=0.05",
           "torch._foreach_copy_([p.data for p in self.parameters], [m.data for m in "
