@@ -116,8 +116,8 @@ EXHIBITS = [
         "them. It had copied them before, from weights drawn at random. So training that was to go "
         "on began anew, with the first step. The same mistake had been mended in another fork.",
         "common.py",
-        "            vars(master).update(vars(p))     ",
-        "            vars(master).update(vars(p))\n"
+        "            vars(master).update(vars(p), rounded=dtype)     ",
+        "            vars(master).update(vars(p), rounded=dtype)\n"
         "            draw_weights(nn.ParameterList([master]), 0, p.device, p.dtype)     ",
         2, "--precision bf16 --dtype float64", ("parameters", "resume"),
         ("first loss", "loss", "gradients", "gradient norm", "sent", "kept"),
