@@ -65,7 +65,8 @@ LAYOUTS = {
 # These hold and save what another of their chapter does.
 ALIKE = ("01 torch", "02 overlap", "02 naive", "03 torch 1", "04 overlap", "04 torch", "05 kept",
          "05 ring", "05 torch", "07 naive", "07 afab", "07 interleaved", "07 zb-h1", "07 zb-h2",
-         "07 dualpipe", "07 torch", "03 zero1", "03 zero2", "03 offload", "09 zero1", "09 torch pp")
+         "07 dualpipe", "07 torch", "03 zero1", "03 zero2", "03 offload", "09 zero1", "09 torch pp",
+         "muon 03 offload", "muon 04 megatron", "muon 09 3d", "muon deal")
 MIXTURE = ("--experts=8", "--layers=2")
 MIXTURES = {
     "08 dropless": ("08_expert_parallel", 4, *MIXTURE, "--variant=dropless"),
@@ -78,6 +79,12 @@ MIXTURES = {
     "09 pp ep": ("09_5d", 4, *MIXTURE, "--dp=2", "--ep=2", "--pp=2", "--zero=3"),
     "09 cp ep": ("09_5d", 4, *MIXTURE, "--dp=2", "--ep=2", "--cp=2", "--zero=3"),
 }  # fmt: skip
+# Of matrices a momentum, of all else what AdamW has; shards end where they will, or with a matrix.
+MUON = {f"muon {layout}": (*LAYOUTS[layout], "--optimizer=muon") for layout in (
+    "03 zero3", "09 zero1", "01 hand", "03 offload", "04 megatron", "09 3d")}  # fmt: skip
+MUON |= {"muon owner": ("11_muon", 4, "--variant=owner"),
+         "muon deal": ("11_muon", 2, "--variant=deal", "--zero=3")}
+ROUNDED = {"muon torch": ("11_muon", 1, "--variant=torch")}  # in bf16, so like no other
 
 
 @contextlib.contextmanager
@@ -91,12 +98,18 @@ def planted(fault):
         for state in optimizer.state.values():
             state["step"].zero_()
 
+    def without_momentum(self, optimizer):
+        load_states(self, optimizer)
+        for state in optimizer.state.values():
+            state.get("momentum_buffer", torch.zeros(())).zero_()
+
     def rounded(self, name, p):
         saved = value(self, name, p)
         return saved if saved is None else saved.bfloat16()
 
     faults = {
         "no step count": (checkpoint.Checkpoint, "load_states", without_step_count),
+        "no momentum": (checkpoint.Checkpoint, "load_states", without_momentum),
         "data repeated": (common.Text, "batch", lambda self, step: batch(self, step - 1)),
         "data skipped": (common.Text, "batch", lambda self, step: batch(self, step + 1)),
         "rounded": (checkpoint.Checkpoint, "value", rounded),
@@ -119,7 +132,7 @@ def run(name, flags, fault=None):
 
 def train(ranks, layout, *flags, fault=None):
     """The status on rank 0."""
-    name, world, *own = (LAYOUTS | MIXTURES)[layout]
+    name, world, *own = (LAYOUTS | MIXTURES | MUON | ROUNDED)[layout]
     return ranks(world)(run, name, [*SMALL, *own, *flags], fault)[0]
 
 
@@ -156,7 +169,7 @@ def off_after_going_on(ranks, saved, tmp_path, before, after, fault=None):
     return difference(tmp_path / "step-000003", saved(before) / "step-000003")
 
 
-@pytest.mark.parametrize("layouts", [LAYOUTS, MIXTURES], ids=["dense", "mixture"])
+@pytest.mark.parametrize("layouts", [LAYOUTS, MIXTURES, MUON], ids=["dense", "mixture", "muon"])
 def test_handed_from_layout_to_layout(ranks, tmp_path, layouts):
     """Each goes on from the one before, takes a step, and saves for the next; a run that is never
     stopped has the same parameters and optimizer states. They are compared now and then: what one
@@ -179,7 +192,7 @@ def test_handed_from_layout_to_layout(ranks, tmp_path, layouts):
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("before", "after"),
-    [pair for some in (LAYOUTS, MIXTURES) for pair in itertools.product(some, repeat=2)],
+    [pair for some in (LAYOUTS, MIXTURES, MUON) for pair in itertools.product(some, repeat=2)],
 )
 def test_every_pair(ranks, saved, tmp_path, before, after):
     assert off_after_going_on(ranks, saved, tmp_path, before, after) < 1e-10
@@ -202,7 +215,8 @@ def test_packed_documents_go_on(ranks, saved, tmp_path, before, after):
 
 
 # PyTorch's DDP sums in another order in its first step, in which it learns the order of gradients.
-SAME_BITS = "02 bucket", "03 zero3", "07 dualpipe-v", "09 cp", "08 copies"
+SAME_BITS = ("02 bucket", "03 zero3", "07 dualpipe-v", "09 cp", "08 copies", "muon owner",
+             "muon torch", pytest.param("muon 09 zero1", marks=pytest.mark.full))
 
 
 @pytest.mark.parametrize("layout", SAME_BITS)
@@ -214,6 +228,12 @@ def test_the_same_bits_in_the_same_layout(ranks, saved, tmp_path, layout):
 def test_a_fault_shows(ranks, saved, tmp_path, fault):
     off = off_after_going_on(ranks, saved, tmp_path, "03 zero3", "05 megatron", fault)
     assert off > 1e-6
+
+
+def test_a_momentum_that_is_lost_shows(ranks, saved, tmp_path):
+    """As where a shard's pieces do not know their parameters."""
+    off = off_after_going_on(ranks, saved, tmp_path, "muon owner", "muon deal", "no momentum")
+    assert off > 1e-3
 
 
 @pytest.mark.parametrize(

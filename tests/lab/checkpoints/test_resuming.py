@@ -116,6 +116,7 @@ def test_no_flipped_byte_is_accepted(origin, saved):
     ("--batch=8", "--batch 4", "--batch 8"),
     ("--ignore=0.5", "--ignore 0.0", "--ignore 0.5"),
     ("--optimizer=sgd", "--optimizer adamw", "--optimizer sgd"),
+    ("--optimizer=muon", "--optimizer adamw", "--optimizer muon"),
     ("--dtype=float32", "--dtype float64", "--dtype float32"),
 ])  # fmt: skip
 def test_another_run(refused, origin, flag, there, here):
@@ -134,6 +135,28 @@ def test_a_model_with_tied_tables_or_experts_or_another_mlp(refused, origin):
     assert "with no tied tables, and this has --preset gpt2" in tied
     says = refused(resume, "--experts=8", name="08_expert_parallel")
     assert "with no --experts, and this has --experts 8" in says
+
+
+def test_one_of_muon(refused, run_chapter, tmp_path):
+    """Another optimizer does not go on from it; nor does Muon, where a matrix has other states."""
+    muon, folder = "--optimizer=muon", tmp_path / "muon"
+    flags = [*SMALL, muon, "--no-verify", "--steps=1"]
+    assert run_chapter(QUICK, *flags, f"--save={folder}")[0] == 0
+    for other in ("adamw", "momentum"):
+        says = refused(f"--resume={folder}", f"--optimizer={other}")
+        assert says.endswith(f"with --optimizer muon, and this has --optimizer {other}; "
+                             "--optimizer muon would work")
+    step, name = folder / "step-000001", "block1.attn.q.weight/momentum_buffer"
+    whole = (step / storage.INDEX).read_bytes()
+    for change in (lambda tensors: tensors.pop(name),
+                   lambda tensors: tensors.update({"block1.attn.q.weight/exp_avg":
+                                                   tensors.pop(name)}),
+                   lambda tensors: tensors.update({"block1.norm1.weight/momentum_buffer":
+                                                   tensors["block1.norm1.weight/exp_avg"]})):
+        forge(step, lambda index, change=change: change(index["tensors"]) and None)
+        assert "has other tensors than this run: the states of block1." in refused(
+            f"--resume={folder}", muon)
+        (step / storage.INDEX).write_bytes(whole)
 
 
 def test_biases_of_experts(refused, run_chapter, tmp_path, monkeypatch):
