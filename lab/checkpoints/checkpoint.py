@@ -113,7 +113,6 @@ class Parts(dict):
         return [meta.ChunkStorageMetadata(torch.Size(at), part.shape) for at, part in self.items()]
 
     def __create_write_items__(self, name, parts):
-        """A WriteItem for each."""
         for chunk, part in zip(self.__create_chunk_list__(), self.values()):
             data = TensorWriteData(chunk, meta.TensorProperties(part.dtype), self.shape)
             index = meta.MetadataIndex(name, chunk.offsets)
@@ -135,17 +134,15 @@ class LoadPlanner(dcp.DefaultLoadPlanner):
 # --------------------------------------------------------------------------------- what a run needs
 
 def trained(optimizer):
-    if hasattr(optimizer, "look"):                      # chapter 11's: at pieces of ZeRO's shards
-        optimizer.look()
+    getattr(optimizer, "look", list)()                  # chapter 11's: at pieces of ZeRO's shards
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def state_of(optimizers, buffers):
     """{name: Parts} on the CPU, copied: what this rank holds of the parameters and their states,
     and of buffers, {name: tensor}."""
-    state = {}
-    for name, buffer in buffers.items():
-        state[name] = Parts(buffer.shape, {torch.Size([0] * buffer.ndim): buffer.cpu().clone()})
+    state = {name: Parts(buffer.shape, {torch.Size([0] * buffer.ndim): buffer.cpu().clone()})
+             for name, buffer in buffers.items()}
     for optimizer in optimizers:
         for p in trained(optimizer):
             for key, tensor in {"": p.detach(), **optimizer.state.get(p, {})}.items():
@@ -192,10 +189,9 @@ class Checkpoint:
         state = {}
         for p in trained(optimizer):
             names = [name for name, *_ in rectangles_of(p, p.detach())]
-            for key in keys if names else ():
-                saved = self.index["tensors"].get(f"{names[0]}/{key}")
-                if saved is None:                       # Muon's have others than AdamW's
-                    continue
+            own = [key for key in keys if names and f"{names[0]}/{key}" in self.index["tensors"]]
+            for key in own:                             # Muon's matrices have others than AdamW's
+                saved = self.index["tensors"][f"{names[0]}/{key}"]
                 like = p.detach() if saved["shape"] else torch.empty((), device=p.device)
                 tensor = torch.zeros_like(like, dtype=DTYPES[saved["dtype"]])
                 for name, shape, at, view in rectangles_of(p, tensor):
