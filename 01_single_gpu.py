@@ -65,6 +65,8 @@ Model states, in bytes per parameter:
     bf16, fp16, fp8      2           2      4 + 4 + 4      master weights  16 (in the update 20)
     bf16-fp32grad        2         2 + 4    4 + 4 + 4                      20
 
+Muon (--optimizer muon, chapter 11) has one moment of a matrix, 4 bytes less.
+
 Mixed precision saves nothing in this table. It buys fast 16-bit matmuls, and it halves the
 activations that the blocks keep. (The loss stays in fp32, and with a large vocabulary that is
 much.) It needs the master weights, a copy in fp32, because bf16 keeps 8 bits of a number: an update

@@ -32,7 +32,8 @@ keep 3 numbers each, and two of these 12 are such zeros:
 
     rank 0    w00 w01 w02    rank 1    w10 w11 w12    rank 2    b0 b1 b2    rank 3    b3 0 0
 
-The optimizer does not notice where a parameter begins, since it treats every number by itself. Our
+The optimizer does not notice where a parameter begins, since it treats every number by itself.
+(Muon does not: `--optimizer muon` brings matrices together for its update, see chapter 11.) Our
 model is a list, so a step walks it, unit by unit. While one unit's backward computes, the gradients
 of the one before are on their way: those of two are alive (a tied table's wait for its second use).
 And zero1 and zero2 gather what an update has changed when the next step begins: first the unit that
