@@ -273,7 +273,7 @@ def test_a_seed_asks_the_same_again(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("flags", "said"), [
-    (["12"], "chapter: '12' is no chapter; 00, 01, 02, 03, 04, 05, 06, 07, 08, 09, 10 are"),
+    (["12"], "chapter: '12' is no chapter; 00, 01, 02, 03, 04, 05, 06, 07, 08, 09, 10, 11 are"),
     (["\x1b"], r"chapter: '\x1b' is no chapter"),
     ([], "the following arguments are required: chapter"),
     (["04", "--seed=-1"], "--seed: -1 is no whole number in [0, 2147483648); --seed 1 would work"),
