@@ -37,7 +37,7 @@ Where the seconds of a micro-batch of b sequences of s tokens go, on a stage of 
     dp            gradients once a step, or what of that does not hide behind the last backward.
                   With ZeRO-2 in *every* micro-batch, and with ZeRO-3 the weights twice as well.
     optimizer     60 bytes a weight: gradients to fp32, unscaled, checked, their norm, clipped (32);
-                  weight and moments in and out (28).
+                  weight and moments in and out (28). Muon's matmuls: lab/planner/muon.py.
 
 FLOP/s mean nothing without their convention. All count 6 FLOPs a weight and token. Megatron adds
 all scores of attention (12·s·h a token and layer), Llama 3 their causal half, and the paper of 2021
@@ -69,6 +69,8 @@ import math
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
+
+from lab.planner import muon
 
 # ------------------------------------------------------------------------------ models and machines
 
@@ -140,7 +142,6 @@ class Model:
         return sum(self.matrices(experts).values())
 
     def weights_of_layers(self, experts):
-        """Of all layers."""
         return (self.layers - self.dense_layers) * self.weights(experts) + (
             self.dense_layers * self.dense.weights(1))
 
@@ -180,7 +181,6 @@ MODELS = {
     "1t": gpt(128, 25600, 160),
     "mixtral": llama(32, 4096, 32, 8, 14336, 32000, 4096, experts=8, top_k=2),
     "qwen3-235b": llama(94, 4096, 64, 4, 1536, 151936, 4096, experts=128, top_k=8, head_dim=128),
-    # Without the module that predicts one token more.
     "deepseek-v3": llama(61, 7168, 128, 128, 2048, 129280, 4096, experts=256, top_k=8, shared=1,
                          node_limit=4, dense_layers=3, dense_ffn=18432, head_dim=128, rope_dim=64,
                          q_latent=1536, kv_latent=512),
@@ -238,6 +238,7 @@ class Software:
     dp_hidden: float = 0.9      # the share of a backward that dp's messages can hide behind
     gradient_bytes: int = 4     # of what dp sends
     one_card: bool = False      # a ring uses one network card of a node
+    optimizer: str = "adamw"    # muon updates the matrices of blocks, and AdamW all else
 
 
 PAPER = Software(flash=False, dropout=True, fused_gradients=False, dp_hidden=0, gradient_bytes=2)
@@ -358,10 +359,12 @@ def parameters_of_gpu(model, layout, software):
 
 def memory(model, layout, software, m):
     """{cause: bytes} on the fullest GPU. m: micro-batches of a step."""
-    held = parameters_of_gpu(model, layout, software).values()
+    held = parameters_of_gpu(model, layout, software)
     widths = {"weights": (2, 3), "gradients": (4, 2), "optimizer": (12, 1)}
-    states = {cause: width * sum(size / (n if layout.zero >= stage else 1) for size, n in held)
+    states = {cause: width * sum(size / (n if layout.zero >= stage else 1)
+                                 for size, n in held.values())
               for cause, (width, stage) in widths.items()}
+    states["optimizer"] -= 4 * muon.numbers(model, layout, software, held)
     if layout.zero == 3:                                # two layers are whole at a time, or a table
         layer = layer_of_gpu(model, layout, software)
         states["weights"] += 2 * max(2 * layer, model.vocab * model.dim / layout.tp)
@@ -402,8 +405,7 @@ class Machine:
         return min(within, members * cluster.nic * NIC)
 
     def link(self, ranks):
-        """bytes/s of a GPU to one of others that are so many together: by its own network card, if
-        that leaves the node."""
+        """bytes/s of a GPU to one of so many in a row: by its own network card, out of a node."""
         within = ranks <= self.cluster.per_node
         return self.cluster.nvlink * NVLINK if within else self.cluster.nic * NIC
 
@@ -526,8 +528,7 @@ def layer_seconds(model, layout, machine):
 
 
 def bubble(layout, F, B, W):
-    """The longest wait of a stage whose micro-batch takes so long: forward, and backward for inputs
-    and for weights (chapter 07)."""
+    """The longest wait of a stage, if F, B and W take so long of a micro-batch (chapter 07)."""
     p, v = layout.pp, layout.v
     return {"1f1b": (p - 1) / v * (F + B + W), "zero-bubble": (p - 1) * (F + B - W),
             "dualpipe-v": (p - 1) / 2 * (F + 2 * B - W)}[layout.schedule]
@@ -577,6 +578,7 @@ def step_seconds(model, layout, cluster, software, batch):
     seconds["dp"] += waits(sum(backward.values()), *once)
     updated = sum(size / (n if layout.zero else 1) for size, n in held)
     seconds["optimizer"] = 60 * updated / machine.bandwidth
+    seconds["optimizer"] += muon.seconds([*zip(kinds, counts)], layout, machine)
     return seconds
 
 
@@ -592,7 +594,9 @@ def step_flops(model, batch, scores="all", recompute="none"):
 # --------------------------------------------------------------------------------------- the search
 
 CHOICES = {"recompute": ("none", "selective", "full"), "zero": range(4),
-           "schedule": ("1f1b", "zero-bubble", "dualpipe-v")}
+           "schedule": ("1f1b", "zero-bubble", "dualpipe-v"), "optimizer": ("adamw", "muon")}
+ROOM = 0.92                     # of the memory: the rest is CUDA's, NCCL's, and fragments
+ERROR = 1.25                    # the bytes are known within such a factor
 
 
 def largest(part, count=4):
@@ -622,10 +626,6 @@ class Plan:
     @functools.cached_property
     def total(self):
         return sum(self.seconds.values())
-
-
-ROOM = 0.92                     # of the memory: the rest is CUDA's, NCCL's, and fragments
-ERROR = 1.25                    # the bytes are known within such a factor
 
 
 def misfit(model, layout, gpus, batch):

@@ -18,6 +18,7 @@ from dataclasses import asdict, fields, replace
 from lab.cli import commands, refusals
 from lab.cli.commands import number
 from lab.cli.refusals import refusal
+from lab.planner import muon
 
 CAUSES = ("matmul", "attention", "elementwise", "weights", "tp", "cp", "ep", "pp", "dp", "bubble",
           "optimizer")
@@ -319,6 +320,9 @@ def explain(ten, model, cluster, software, gpus, batch, plan):
     """Yield what limits a plan, and what the next degrees of each axis would change."""
     yield f"{in_words(ten, plan.layout)}: its {plan.total:.3g} s are {ten.largest(plan.seconds)}."
     yield f"Its {plan.bytes / 1e9:.0f} GB of a GPU are {ten.largest(plan.memory)}."
+    if software.optimizer == "muon":
+        layers = ten.layers_of_stage(model, math.ceil(model.layers / plan.layout.pp))
+        yield from muon.explain(layers, plan.layout, ten.Machine(cluster, software), plan.total)
     for name, layout in neighbours(ten, model, plan.layout, software):
         layout = replace(layout, dp=gpus // (layout.tp * layout.cp * layout.pp) or 1,
                          sp=layout.tp > 1 and (layout.sp or plan.layout.tp == 1))
