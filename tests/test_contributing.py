@@ -16,13 +16,13 @@ from lab import chapters, museum, tour
 from lab.classroom import exercises, questions
 from lab.page import reading
 
-assert chapters.NAMES[-1] == "11_copy" and "11" in chapters.ROOMS
-assert [one.number for one in exercises.EXERCISES["11_copy"]][0] == "11.1"
-assert museum.exhibits()["11"] and tour.stops_of("11") and "11" in tour.rooms()
-case, asked = questions.questions("11_copy", 0)
-assert case.name == "11_copy" and len(asked) == 5
-assert chapters.rooms_with("figure")["11"].OF == "11_copy"
-assert "11_copy.html" in reading.Course().site()
+assert chapters.NAMES[-1] == "12_copy" and "12" in chapters.ROOMS
+assert [one.number for one in exercises.EXERCISES["12_copy"]][0] == "12.1"
+assert museum.exhibits()["12"] and tour.stops_of("12") and "12" in tour.rooms()
+case, asked = questions.questions("12_copy", 0)
+assert case.name == "12_copy" and len(asked) == 5
+assert chapters.rooms_with("figure")["12"].OF == "12_copy"
+assert "12_copy.html" in reading.Course().site()
 """
 
 
@@ -80,10 +80,10 @@ def test_the_examples_have_our_style(copy):
 
 def test_a_chapter_is_found_by_its_file_and_its_folder(copy):
     text = (copy / "02_data_parallel.py").read_text()
-    (copy / "11_copy.py").write_text(text)
-    shutil.copytree(copy / "lab/chapters/02", copy / "lab/chapters/11")
-    for path in (copy / "lab/chapters/11").glob("*.py"):
-        source = path.read_text().replace("02_data_parallel", "11_copy")
-        path.write_text(source.replace('"02.', '"11.'))
+    (copy / "12_copy.py").write_text(text)
+    shutil.copytree(copy / "lab/chapters/02", copy / "lab/chapters/12")
+    for path in (copy / "lab/chapters/12").glob("*.py"):
+        source = path.read_text().replace("02_data_parallel", "12_copy")
+        path.write_text(source.replace('"02.', '"12.'))
     status, said = run(copy, "-c", FINDS_ALL)
     assert status == 0, said
