@@ -56,7 +56,7 @@ def choices():
                    for name, model in first.MODELS.items()},
         "clusters": {name: {"memory": cluster.memory, "per_node": cluster.per_node}
                      for name, cluster in first.CLUSTERS.items()},
-        "software": list(first.SOFTWARE),
+        "software": list(first.SOFTWARE), "optimizer": first.CHOICES["optimizer"],
         "two_hops": {name: software.two_hops for name, software in first.SOFTWARE.items()},
         "recompute": first.CHOICES["recompute"],
         "layout_schedules": first.CHOICES["schedule"], "causes": planning.CAUSES,

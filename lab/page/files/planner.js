@@ -2,11 +2,13 @@
 "use strict";
 
 const LAYOUT = ["tp", "cp", "pp", "v", "ep", "zero", "micro_batch", "recompute", "schedule", "sp"];
+const WORDS = ["model", "cluster", "software", "optimizer"];   // and no numbers
 const MIXTURE = ["shared", "node_limit", "two_hops"];    // in place of the model's and the software's
-const QUESTION = ["model", "cluster", "software", "gpus", "batch", "seq", ...MIXTURE];
+const QUESTION = [...WORDS, "gpus", "batch", "seq", ...MIXTURE];
 
 const choices = window.CHOICES;
-const defaults = { model: "70b", cluster: "h100", software: "megatron-2024", gpus: 512 };
+const defaults = { model: "70b", cluster: "h100", software: "megatron-2024", optimizer: "adamw",
+                   gpus: 512 };
 const state = {};                                       // what the link holds; without tp: the best
 const controls = {};
 
@@ -30,6 +32,7 @@ function asked(names) {                                 // the parameters of a q
   for (const name of names) if (name in state) question[name] = state[name];
   if (model().experts === 1) for (const name of MIXTURE) delete question[name];
   if (question.seq === model().seq) delete question.seq;
+  if (question.optimizer === defaults.optimizer) delete question.optimizer;
   return question;
 }
 
@@ -47,8 +50,8 @@ function number(name, changed) {                        // a range of powers of 
 }
 
 function setUp() {
-  for (const name of ["model", "cluster", "software"]) {
-    const all = name === "software" ? choices.software : Object.keys(choices[`${name}s`]);
+  for (const name of WORDS) {
+    const all = choices[name] || Object.keys(choices[`${name}s`]);
     controls[name] = selector(name, all, state[name], () => change(name));
   }
   controls.gpus = number("gpus", () => change("gpus"));
@@ -76,7 +79,7 @@ function forget() {                                     // the layout: the best 
 
 function change(name) {
   const value = controls[name].value, before = state[name];
-  state[name] = ["model", "cluster", "software", "recompute", "schedule", "sp", "two_hops"].includes(name)
+  state[name] = [...WORDS, "recompute", "schedule", "sp", "two_hops"].includes(name)
     ? value : Math.max(["zero", ...MIXTURE].includes(name) ? 0 : 1, Math.floor(Number(value) || 0));
   if (["model", "software"].includes(name)) for (const other of MIXTURE) delete state[other];
   if (name === "model") state.seq = model().seq;
@@ -238,7 +241,7 @@ function leastMemory() {
 let mapped = "";                                        // for which machine the map was drawn
 
 async function showMap(isLatest) {
-  const machine = asked(["cluster", "software"]);
+  const machine = asked(["cluster", "software", "optimizer"]);
   if (mapped === JSON.stringify(machine)) return;
   const head = make("tr"), cells = [];
   head.append(make("th", {}, "GPUs"), ...choices.map.gpus.map(

@@ -31,6 +31,9 @@ def test_a_plan_is_the_planners(ten):
     assert told["layout"]["dp"] == 64 and told["layout"]["sp"]
     assert told["why"] == plan.why and told["explain"]
     assert told["command"].startswith("python 10_planner.py --model=70b --cluster=h100")
+    muon = answers.plan({"gpus": "8", "optimizer": "muon", "zero": "1"})
+    assert "ms computing" in "".join(muon["explain"]) and "--optimizer=muon" in muon["command"]
+    assert answers.choices()["optimizer"] == ten.CHOICES["optimizer"]
     without = answers.plan({"gpus": "512", "tp": "8", "sp": "false", "flash": "false"})
     assert not without["layout"]["sp"] and "--no-sp" in without["command"]
     assert not answers.plan({"gpus": "8"})["layout"]["sp"]              # with tp alone
