@@ -165,8 +165,8 @@ def work_of_three_steps(chapter):
     return chapter.work((4, 6), steps=3)
 
 
-def owners(chapter, *each):
-    return chapter.share_out(*each)
+def owners(chapter, work, n):
+    return chapter.share_out([*work], n)
 
 
 def dealt(chapter, n):
@@ -262,10 +262,10 @@ EXERCISES = [
         (Same(works, "[work(shape) for shape in ((4, 6), (6, 4), (5, 5), (8, 2, 3))]",
               ((4, 6), (6, 4), (5, 5), (8, 2, 3))),
          Same(work_of_three_steps, "work((4, 6), steps=3)"),
-         Same(owners, "share_out([2, 3, 7, 5, 4, 4], 3)", ([2, 3, 7, 5, 4, 4], 3)),
-         Same(owners, "share_out([1, 1, 1, 1, 1], 2)", ([1] * 5, 2)),
-         Same(owners, "share_out([1, 9], 4)", ([1, 9], 4)),
-         Same(owners, "share_out([], 2)", ([], 2))),
+         Same(owners, "share_out([2, 3, 7, 5, 4, 4], 3)", ((2, 3, 7, 5, 4, 4), 3)),
+         Same(owners, "share_out([1, 1, 1, 1, 1], 2)", ((1, 1, 1, 1, 1), 2)),
+         Same(owners, "share_out([1, 9], 4)", ((1, 9), 4)),
+         Same(owners, "share_out([], 2)", ((), 2))),
         "FLOPs, and owners",
     ),
     Exercise(

@@ -122,6 +122,13 @@ def test_who_solves_one_exercise_has_begun_no_other(chapter, no_runs):
     assert no_runs
 
 
+@pytest.mark.parametrize("chapter", exercises.EXERCISES)
+def test_a_whole_chapter_can_be_graded(chapter, no_runs):
+    """By each distinct check of its exercises, be it of lists."""
+    file, those = file_of(exercises.solution(chapter), chapter), exercises.EXERCISES[chapter]
+    assert grade.grade_whole(those, file, [], checks.LIMIT) == (grade.RIGHT, "") and no_runs
+
+
 # ------------------------------------------------------------------------------ what students write
 
 def said(answer, limit=checks.LIMIT):
