@@ -8,6 +8,7 @@ TOUR = (
     Stop("11_muon.py --device=cpu --steps=5 --variant=owner", "each on one rank", 4,
          name="11_muon-owner"),
 )
+LIMITS = {"zero": (1, 4, 2)}
 
 
 def rounding(args):
