@@ -13,7 +13,7 @@ from torch import nn
 
 import common
 from common import PRESETS, Config, gpt, loss_sum
-from lab.bench.anatomy import optimizer_state_bytes, tensors
+from lab.bench.anatomy import matrices_of_blocks, optimizer_state_bytes, tensors
 from lab.bench.verify import named_parameters
 from lab.cli import strict
 from tests.conftest import (
@@ -258,7 +258,8 @@ def test_optimizer_states_are_as_large_as_their_formula_says(name):
     model(torch.zeros(1, 16, dtype=torch.int64)).sum().backward()
     optimizer.step()
     states = [x for state in optimizer.state.values() for x in state.values() if x is not None]
-    expected = optimizer_state_bytes(name, SHAPE.parameters(), tensors(SHAPE), 8)
+    expected = optimizer_state_bytes(name, SHAPE.parameters(), tensors(SHAPE), 8,
+                                     matrices_of_blocks(SHAPE))
     assert sum(x.nbytes for x in states) == expected
 
 

@@ -157,25 +157,26 @@ def copied(name, folder):
 def launch_alone(name, folder, flags):
     """For a rank of the pool: launch a chapter beside a common.py in a folder without lab/. Returns
     its status and output."""
-    output, ours, wrong = io.StringIO(), sys.modules["common"], io.StringIO()
+    output, wrong = io.StringIO(), io.StringIO()
+    ours = {module: sys.modules.pop(module, None) for module in ("common", name)}
     with (contextlib.redirect_stdout(output), contextlib.redirect_stderr(wrong),
           mock.patch.object(sys, "argv", [f"{name}.py", *flags]),
           mock.patch.object(sys, "path", [str(folder), *sys.path])):
         try:
-            del sys.modules["common"]
             runpy.run_path(str(folder / f"{name}.py"), run_name="__main__")
         except SystemExit as leaving:
             status = leaving.code
         finally:
-            sys.modules["common"] = ours
+            sys.modules.pop(name, None)                 # 11 is imported by its common.py
+            sys.modules.update({module: its for module, its in ours.items() if its})
     return status, output.getvalue(), wrong.getvalue()
 
 
 @functools.cache
-def one_gpus_lines():
+def one_gpus_lines(optimizer):
     """The losses and norms that a bare run would print of one GPU's steps."""
     run = object.__new__(BesideOneGpu)
-    run.args = args = arguments(*BARE)
+    run.args = args = arguments(*BARE, f"--optimizer={optimizer}")
     run.text, run.dtype, run.device = common.Text(args), torch.float64, torch.device("cpu")
     run.first_step = 0
     steps = [run.one_gpu_step(batch) for batch in run.batches()]
@@ -195,7 +196,8 @@ def test_a_chapter_and_common_train_alone(ranks, tmp_path, name):
     neither text nor weights nor a rate depend on the number of ranks. They are those of one GPU's
     run in lab/ (but for 08's, whose model is another one)."""
     copied(name, tmp_path)
-    found = set() if name.startswith("08") else {one_gpus_lines()}
+    found = set() if name.startswith("08") else {
+        one_gpus_lines("muon" if name.startswith("11") else "adamw")}
     for world in (1,) if name.startswith("01") else (1, 4):
         (status, output, wrong), *others = ranks(world)(launch_alone, name, tmp_path, BARE)
         assert status == 0 and not wrong and all(other == (0, "", "") for other in others), wrong
