@@ -5,6 +5,8 @@ from lab.bench.verify import name_of_rounded
 
 TOUR = (
     Stop("11_muon.py --device=cpu --steps=5", "matrices dealt to ranks", 4, name="11_muon"),
+    Stop("11_muon.py --device=cpu --steps=5 --variant=gather", "gathered by all", 4,
+         name="11_muon-gather"),
     Stop("11_muon.py --device=cpu --steps=5 --variant=owner", "each on one rank", 4,
          name="11_muon-owner"),
 )
