@@ -100,7 +100,7 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{THREE} --variant=zero2 --optimizer=muon --precision=bf16 --offload": (
         OFFLOADED[:4] + 2 * ["a copy to the device"] + 2 * ["a copy to the host"] + OFFLOADED[4:],
         "alltoall_base_"),  # two units have matrices
-    f"{NINE} --dp=2 --tp=2 --zero=1 --optimizer=muon --precision=bf16": ([], "alltoall_base_"),
+    f"{NINE} --dp=2 --tp=2 --zero=2 --optimizer=muon --precision=bf16": ([], "alltoall_base_"),
     f"{NINE} --dp=2 --tp=2 --zero=3 --optimizer=muon --dtype=float64 --kv-heads=1 --block=llama": (
         [], "_allgather_base_"),  # where ranks hold the same kv head, they gather
 }  # fmt: skip
@@ -116,7 +116,7 @@ def test_all_that_is_written_by_hand_is_among_them(name):
 # These send and wait as another of their chapter does.
 ALIKE = ("=naive", "=afab", "=zb-h1", "=dualpipe --", "=ring --dtype=bfloat16", "=zero1",
          "=megatron --dt", "=kept", "=fp8 --layers", "01_single_gpu --dtype=float64", "--zero=1",
-         "--ep=1", "=dualpipe-v --layers=4 --experts")
+         "--ep=1", "=dualpipe-v --layers=4 --experts", "--zero=3 --optimizer=muon")
 
 
 def marks_of(run):
@@ -340,6 +340,11 @@ def broken_rule(name, flags, folder, fault):
      "[['_local_scalar_dense, 09_5d:"),
     (NINE, "--pp=2 --cp=2", "x.contiguous(), group=group", "x, group=group",
      "_allgather_base_ of (2, 8, 2, 8), which is not contiguous"),
+    (ELEVEN, "--variant=owner", "        if self.stage == 3:\n            self.full.untyped",
+     "        if True:\n            self.full.untyped", "resize_ to the "),
+    (ELEVEN, "--variant=owner", "            if len(own):\n                dist.broadcast(",
+     "            if len(own) and (rank != 1 or self.group.rank()):\n"
+     "                dist.broadcast(", "ranks disagree; rank 0: "),
 ])
 def test_a_fault_is_caught_on_every_rank(ranks, tmp_path, name, flags, right, wrong, rule):
     chapter(name)  # or skip
