@@ -194,10 +194,10 @@ def lab(name, main, legal=(), words=(), **more):
     return Command(["-m", f"lab.{name}"], partial(commands.program, main), legal, words, **more)
 
 
-def benchmark(module, legal, measure, stops_at="measure"):
-    """One that starts ranks and prints a table of what they have measured."""
+def benchmark(module, legal, measure, stops_at="measure", prints=None):
+    """One that prints a table of what it has measured: on ranks, unless it prints before."""
     path, name = ROOT / "benchmarks" / Path(module.__file__).name, module.__name__
-    return Command([path], partial(commands.program, module.main), legal, prints=None,
+    return Command([path], partial(commands.program, module.main), legal, prints=prints,
                    stops_at=[f"{name}.measure", f"{name}.{stops_at}"],
                    work={f"{name}.measure": measure})
 
@@ -269,7 +269,7 @@ OTHERS = [
     benchmark(time_chapters, ["--only=01"], measure_pair, stops_at="asleep"),
     benchmark(time_checkpoints, ["--only=09"], measure_saves),
     benchmark(time_collectives, ["--calls=4"], measure_rings),
-    benchmark(time_muon, ["--steps=4"], measure_muons),
+    benchmark(time_muon, ["--steps=4"], measure_muons, prints="\n"),
     Command([ROOT / "benchmarks/draw_fp8.py"], partial(commands.program, draw_fp8.main),
             ["--steps=100"], stops_at=["benchmarks.draw_fp8.train"], writes={"--out": "fp8.png"},
             work={"benchmarks.draw_fp8.train": train_in_8_bits,
