@@ -118,15 +118,18 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         self.adamw.step()
-        group, updates = self.param_groups[0], []
+        group = self.param_groups[0]
         lr, mu, matrices = group["lr"], group["momentum"], group["params"]
-        for p in matrices:
-            if p not in self.state:
-                self.state[p] = {"momentum_buffer": torch.zeros_like(p)}
-            momentum = self.state[p]["momentum_buffer"]
-            momentum.lerp_(p.grad, 1 - mu)
-            updates.append(narrow(p, p.grad.lerp(momentum, mu)))        # Nesterov's
-        for p, update in zip(matrices, self.orthogonal(matrices, updates)):
+
+        def updates():                                  # one at a time: no other is in memory
+            for p in matrices:
+                if p not in self.state:
+                    self.state[p] = {"momentum_buffer": torch.zeros_like(p)}
+                momentum = self.state[p]["momentum_buffer"]
+                momentum.lerp_(p.grad, 1 - mu)
+                yield narrow(p, p.grad.lerp(momentum, mu))      # Nesterov's
+
+        for p, update in zip(matrices, self.orthogonal(matrices, updates())):
             p.mul_(1 - lr * group["weight_decay"])
             p.sub_(update, alpha=lr * 0.2 * max(whole_shape(p)) ** 0.5)
 
@@ -297,13 +300,13 @@ WAYS = {"deal": deal, "gather": gather, "owner": owner}
 
 
 class ShardedMuon(Muon):
-    """For parameters that may be cut (p.cuts), and for flat shards (shard.flat). way: of WAYS."""
+    """For parameters that may be cut (p.cuts), or for flat shards (shard.flat). way: of WAYS."""
 
     def __init__(self, parameters, lr=None, way="deal"):
         parameters, self.way = list(parameters), way
         self.pieces = {p: pieces_of(p) for p in parameters if hasattr(p, "flat")}
         runs = [piece for own in self.pieces.values() for piece, _ in own]
-        super().__init__([*(p for p in parameters if p not in self.pieces), *runs], lr)
+        super().__init__(runs if self.pieces else parameters, lr)
 
     def look(self):
         """Let the pieces be views of their shards, whose memory may have moved."""
@@ -320,6 +323,8 @@ class ShardedMuon(Muon):
                 piece.grad = None                       # the shard keeps it
 
     def orthogonal(self, matrices, updates):
+        if not self.pieces:
+            return map(orthogonal_part, matrices, updates)
         found, together = dict(zip(matrices, updates)), {}
         for shard in self.pieces:
             if any(map(is_matrix, shard.flat[0])):
@@ -331,8 +336,7 @@ class ShardedMuon(Muon):
             for shard, flat in zip(shards, flats):
                 flat = flat.to(shard.device)
                 found |= {piece: flat[where] for piece, where in self.pieces[shard]}
-        return [found[p] if hasattr(p, "flat") else orthogonal_part(p, found[p])
-                for p in matrices]
+        return [found[p] for p in matrices]
 
     def flat(self, shard, found):
         """The updates of its pieces, on the device of its parameters; zeros, where it has none."""

@@ -14,15 +14,18 @@ SHARED = 2, f"{BASE} --batch 6 --micro-batch 2 --kv-heads 1"
 TIED = 2, f"{BASE} --batch 6 --micro-batch 2 --pp 2 --preset gpt2 --vocab 256 --verify"
 
 MOMENTUM = (
-    "            momentum.lerp_(p.grad, 1 - mu)\n"
-    "            updates.append(narrow(p, p.grad.lerp(momentum, mu)))        # Nesterov's\n"
-    "        for p, update in zip(matrices, self.orthogonal(matrices, updates)):\n")
+    "                momentum.lerp_(p.grad, 1 - mu)\n"
+    "                yield narrow(p, p.grad.lerp(momentum, mu))      # Nesterov's\n"
+    "\n"
+    "        for p, update in zip(matrices, self.orthogonal(matrices, updates())):\n")
 AFTER_EACH = (
-    "            updates.append([])\n"
-    '            for grad in getattr(p, "parts", [p.grad]):\n'
-    "                momentum.lerp_(grad, 1 - mu)\n"
-    "                updates[-1].append(narrow(p, grad.lerp(momentum, mu)))\n"
-    "        done = [self.orthogonal(matrices, own) for own in zip(*updates)]\n"
+    "                own = []\n"
+    '                for grad in getattr(p, "parts", [p.grad]):\n'
+    "                    momentum.lerp_(grad, 1 - mu)\n"
+    "                    own.append(narrow(p, grad.lerp(momentum, mu)))\n"
+    "                yield own\n"
+    "\n"
+    "        done = [self.orthogonal(matrices, own) for own in zip(*updates())]\n"
     "        for p, update in zip(matrices, map(sum, zip(*done))):\n")
 ONE_BY_ONE = (
     "    for i, x in enumerate(hands[me]):\n"
@@ -72,7 +75,8 @@ EXHIBITS = [
         "it is given the gradient. So whoever asked for Muon, and for nothing else, trained with "
         "SGD. No error, no warning, and the loss fell. It was found by counting how often "
         "Newton-Schulz was called.",
-        FILE, " else orthogonal_part(p, found[p])\n", " else found[p]\n",
+        FILE, "            return map(orthogonal_part, matrices, updates)\n",
+        "            return updates\n",
         2, f"{BASE} --batch 8 --micro-batch 2", ("FLOPs",),
         ("first loss", "loss", "gradients", "gradient norm", "parameters", "sent", "kept"),
         chapter="02_data_parallel.py",

@@ -40,7 +40,7 @@ WRONG = {
               "the second step, with a decay of 0.5: what is added to block1.a differs"),
         Wrong("narrow(p, p.grad.lerp(momentum, mu))", "p.grad.lerp(momentum, mu)",
               "item 0 is 'torch.float32', and should be 'torch.bfloat16'"),
-        Wrong("self.orthogonal(matrices, updates)", "map(orthogonal, updates)",
+        Wrong("self.orthogonal(matrices, updates())", "map(orthogonal, updates())",
               "what self.orthogonal is given, of a master of bf16 weights: the result has 0 items"),
         Wrong("p.sub_(update,", "p.add_(update,", "have the opposite sign"),
     ],
