@@ -38,11 +38,10 @@ F FLOPs for them, each of N ranks
 
 gather. Every rank gathers the updates of all, and orthogonalizes every matrix. It is the simplest.
 
-owner. Shards end where matrices end. Then the rank that updates a matrix, its owner, has all of it:
-the summed gradient, the momentum, the update. Gradients are reduced to owners, in place of a
-reduce_scatter, and what they updated is broadcast, in place of an all_gather. That is as many
-bytes, but each message enters or leaves one rank. And with few matrices for many ranks, some hold
-more than 1/N, and others wait. (torchtitan#3502; nanochat.)
+owner. Shards end where matrices end, so that one rank has all of a matrix. Gradients are reduced to
+this owner in place of a reduce_scatter, and what it updated is broadcast in place of an all_gather:
+as many bytes, but each message enters or leaves one rank. With few matrices for many ranks, some
+hold more than 1/N, and others wait. (torchtitan#3502; nanochat.)
 
 deal. Shards stay as they are. For the update alone, an all_to_all brings each matrix to one rank,
 which orthogonalizes it, and another one brings its parts back. That is N/2 times less than to
@@ -50,26 +49,23 @@ gather. As it asks nothing of the shards, `--optimizer muon` does it in chapters
 (torchtitan#4060; Dion.)
 
 Who gets which matrix? The one with the most FLOPs first, each goes to the rank with the least so
-far (`share_out`). The busiest rank's FLOPs over the mean are the unbalance, which a run reports. No
-rank can have less than the largest matrix.
+far (`share_out`). A run reports the busiest rank's FLOPs over the mean.
 
 Under tensor parallelism (chapters 04, 05, 09) a rank has some rows of a matrix, or some columns.
 `whole` gathers the update along each cut, all t ranks compute the same, and each keeps its part.
-That sends (t-1)/t · m·n. One could sum the Gram matrices of the parts instead, if the longer side n
-is cut: X·X^T is their sum, Newton-Schulz needs nothing else, and what it multiplies X with in the
-end fits each part. That sends 2·(t-1)/t · m², which is less if n > 2·m: half, for an MLP of 4·h
-hidden features, and twice as much for q. (It begins with squares of singular values, so rounding
-drowns more of the small ones.) Experts (chapters 08, 09) are not cut, so only ZeRO sends for them.
+That sends (t-1)/t · m·n. If the longer side n is cut, one could sum X·X^T over the parts instead,
+from which alone comes what each part is multiplied with in the end. That sends 2·(t-1)/t · m², less
+if n > 2·m: half, for an MLP of 4·h hidden features, and twice as much for q. (But it squares
+singular values, and rounding drowns the small ones.) Experts (chapters 08, 09) are not cut.
 
 Rounding. With --precision bf16 updates are rounded to bf16 before they are sent, and Newton-Schulz
-is bf16 matmuls, as PyTorch's own always is. Of a matrix whose singular values are alike, entries
-are then off by 2.5% of the largest at most. Where they are zero, what rounding leaves there is
-lifted like all else: of a (512, 128) of rank 20, entries are off by half of the largest.
+is bf16 matmuls, as PyTorch's own always is. Of random numbers, entries are then off by 2.5% of the
+largest at most. Where singular values are zero, what rounding leaves there is lifted like all else:
+of a (512, 128) of rank 20, entries are off by half of the largest.
 
 Run it:
     torchrun --nproc_per_node=4 11_muon.py                                  # or --variant owner
     torchrun --nproc_per_node=3 11_muon.py --variant gather --zero 3 --batch 6
-    python 01_single_gpu.py --optimizer muon --lr 2e-3
     torchrun --nproc_per_node=8 09_5d.py --dp 2 --pp 2 --tp 2 --zero 1 --optimizer muon
 
 Sources: Jordan et al., Muon (2024); Liu et al., Muon is Scalable for LLM Training (2025), parts
