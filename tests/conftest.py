@@ -83,6 +83,7 @@ def ranks(pool):
 # as the last would have one process work while the others have nothing left.
 LONGEST = ("test_pretend_cuda", "test_grade", "test_checkpoint", "test_kernels", "test_cli",
            "test_contributing", "test_trials", "test_museum", "test_hunt", "test_tour", "test_ends",
+           "test_09_documents", "test_08_expert_parallel", "test_06_context_parallel",
            "test_fp8", "test_flash_attention", "test_09_5d", "test_pictures", "test_figures",
            "test_common_run", "test_kernel_answers", "test_faults", "test_meeting")
 
