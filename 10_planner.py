@@ -405,7 +405,7 @@ class Machine:
         return min(within, members * cluster.nic * NIC)
 
     def link(self, ranks):
-        """bytes/s of a GPU to one of so many in a row: by its own network card, out of a node."""
+        """bytes/s of a GPU to one of so many ranks, by its network card if they leave a node."""
         within = ranks <= self.cluster.per_node
         return self.cluster.nvlink * NVLINK if within else self.cluster.nic * NIC
 
@@ -528,7 +528,7 @@ def layer_seconds(model, layout, machine):
 
 
 def bubble(layout, F, B, W):
-    """The longest wait of a stage, if F, B and W take so long of a micro-batch (chapter 07)."""
+    """The longest wait of a stage whose F, B and W of a micro-batch take so long (chapter 07)."""
     p, v = layout.pp, layout.v
     return {"1f1b": (p - 1) / v * (F + B + W), "zero-bubble": (p - 1) * (F + B - W),
             "dualpipe-v": (p - 1) / 2 * (F + 2 * B - W)}[layout.schedule]

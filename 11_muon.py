@@ -14,9 +14,9 @@ step: five bring all from 0.002 on to between 0.68 and 1.21, and nearer to 1 the
     W  <-  (1 - lr · decay) · W  -  lr · 0.2 · sqrt(max(m, n)) · U V^T                  W: (m, n)
 
 The root mean square of U V^T is 1/sqrt(max(m, n)), so that of an update is 0.2, about AdamW's. Then
-one learning rate serves both, as it must: Muon updates the matrices of blocks, and AdamW the
-tables, the head, and norms. q, k, v and o are one matrix each, with all their heads; so are up,
-gate and down, each expert's, and a router.
+one learning rate can serve both: Muon's, for the matrices of blocks, and AdamW's, for the tables,
+the head, and norms. q, k, v and o are one matrix each, with all their heads, as in PyTorch's; so
+are up, gate and down, each expert's, and a router.
 
     optimizer states, in fp32     AdamW 4 + 4 bytes a number      Muon 4, the momentum
     FLOPs of an (m, n), m <= n    AdamW some m·n                  Muon 5 · (4·m²·n + 2·m³)
@@ -40,8 +40,8 @@ gather. Every rank gathers the updates of all, and orthogonalizes every matrix. 
 
 owner. Shards end where matrices end, so that one rank has all of a matrix. Gradients are reduced to
 this owner in place of a reduce_scatter, and what it updated is broadcast in place of an all_gather:
-as many bytes, but each message enters or leaves one rank. With few matrices for many ranks, some
-hold more than 1/N, and others wait. (torchtitan#3502; nanochat.)
+as many bytes, N ranks together (a report counts each message in full). With few matrices for many
+ranks, some hold more than 1/N, and others wait. (torchtitan#3502; nanochat.)
 
 deal. Shards stay as they are. For the update alone, an all_to_all brings each matrix to one rank,
 which orthogonalizes it, and another one brings its parts back. That is N/2 times less than to
@@ -53,8 +53,8 @@ far (`share_out`). A run reports the busiest rank's FLOPs over the mean.
 
 Under tensor parallelism (chapters 04, 05, 09) a rank has some rows of a matrix, or some columns.
 `whole` gathers the update along each cut, all t ranks compute the same, and each keeps its part.
-That sends (t-1)/t · m·n. If the longer side n is cut, one could sum X·X^T over the parts instead,
-from which alone comes what each part is multiplied with in the end. That sends 2·(t-1)/t · m², less
+That sends (t-1)/t · m·n. If the longer side n is cut, one could sum X·X^T over the parts instead:
+it gives an (m, m), by which each rank multiplies its own part. That sends 2·(t-1)/t · m², less
 if n > 2·m: half, for an MLP of 4·h hidden features, and twice as much for q. (But it squares
 singular values, and rounding drowns the small ones.) Experts (chapters 08, 09) are not cut.
 
@@ -99,13 +99,13 @@ def orthogonalize(x, steps=5):
 
 
 class Muon(torch.optim.Optimizer):
-    """For the matrices of blocks; AdamW for all else. Its states are theirs together."""
+    """For the matrices of blocks (by p.global_name), and AdamW for all else, in one state."""
 
     def __init__(self, parameters, lr=None, momentum=0.95, weight_decay=0.01):
         kinds = {True: [], False: []}
         for p in parameters:
             kinds[is_matrix(p)].append(p)
-        lr = lr or 4e-3
+        lr = lr or 4e-3                                 # README has what others give
         super().__init__([{"params": kinds[True]}, {"params": kinds[False]}],
                          {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.adamw = OPTIMIZERS["adamw"](self.param_groups[1:], lr)
@@ -113,9 +113,11 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self):
+        self.adamw.param_groups, self.adamw.state = self.param_groups[1:], self.state
         self.adamw.step()
         group = self.param_groups[0]
-        lr, mu, matrices = group["lr"], group["momentum"], group["params"]
+        lr, mu = group["lr"], group["momentum"]
+        matrices = [p for p in group["params"] if p.grad is not None]
 
         def updates():                                  # one at a time: no other is in memory
             for p in matrices:
@@ -139,7 +141,7 @@ def orthogonal(x):
 
 
 def parameter_of(p):
-    """Of which p is a piece (`pieces_of`), or p itself."""
+    """The parameter of which p is a piece (`pieces_of`), or p."""
     return p.flat[0][0] if hasattr(p, "flat") else p
 
 
@@ -214,6 +216,7 @@ class Matrix(namedtuple("Matrix", "p update begin shape")):
 
 
 def matrices_of(shards, updates):
+    """Every Matrix of these shards' units, in the same order on all ranks that share them."""
     found = []
     for shard, update in zip(shards, updates):
         at = 0
@@ -226,7 +229,8 @@ def matrices_of(shards, updates):
 
 
 def gather(shards, updates):
-    """Every rank gathers all updates, and orthogonalizes every matrix. In place."""
+    """Every rank gathers all updates, (k,) of a shard, and orthogonalizes every matrix. In place.
+    Communication: an all_gather for each shard."""
     for shard, update in zip(shards, updates):
         group = shard.flat[2]
         full = update.new_empty(group.size() * len(update))
@@ -301,46 +305,40 @@ class ShardedMuon(Muon):
     def __init__(self, parameters, lr=None, way="deal"):
         parameters, self.way = list(parameters), way
         self.pieces = {p: pieces_of(p) for p in parameters if hasattr(p, "flat")}
-        runs = [piece for own in self.pieces.values() for piece, _ in own]
-        super().__init__(runs if self.pieces else parameters, lr)
+        self.places = {piece: (shard, where) for shard, own in self.pieces.items()
+                       for piece, where in own}
+        super().__init__(self.places if self.pieces else parameters, lr)
 
     def look(self):
         """Let the pieces be views of their shards, whose memory may have moved."""
-        for shard, own in self.pieces.items():
-            for piece, where in own:
-                piece.data = shard.data[where]
-                piece.grad = None if shard.grad is None else shard.grad[where]
+        for piece, (shard, where) in self.places.items():
+            piece.data = shard.data[where]
+            piece.grad = None if shard.grad is None else shard.grad[where]
 
     def step(self):
         self.look()
         super().step()
-        for own in self.pieces.values():
-            for piece, _ in own:
-                piece.grad = None                       # the shard keeps it
+        for piece in self.places:
+            piece.grad = None                           # the shard keeps it
 
     def orthogonal(self, matrices, updates):
         if not self.pieces:
             return map(orthogonal_part, matrices, updates)
-        found, together = dict(zip(matrices, updates)), {}
+        rooms, together = {}, {}                        # for a shard's updates; by who shares it
         for shard in self.pieces:
             if any(map(is_matrix, shard.flat[0])):
+                rooms[shard] = narrow(shard, shard.new_empty(0)).new_zeros(len(shard))
                 together.setdefault(shard.flat[2], []).append(shard)
-        for shards in together.values():                # which the same ranks share
-            flats = [self.flat(shard, found) for shard in shards]
+        for p, update in zip(matrices, updates):
+            shard, where = self.places[p]
+            rooms[shard][where] = update
+        for shards in together.values():
+            flats = [rooms[shard].to(shard.flat[0][0].device) for shard in shards]  # if offloaded
+            # The owner of a kv head's copy would wait for its tp neighbours, who have another one.
             shared = [p for shard in shards for p in shard.flat[0] if has_copies(p)]
             WAYS["gather" if shared else self.way](shards, flats)
-            for shard, flat in zip(shards, flats):
-                flat = flat.to(shard.device)
-                found |= {piece: flat[where] for piece, where in self.pieces[shard]}
-        return [found[p] for p in matrices]
-
-    def flat(self, shard, found):
-        """The updates of its pieces, on the device of its parameters; zeros, where it has none."""
-        flat = narrow(shard, torch.zeros_like(shard))
-        for piece, where in self.pieces[shard]:
-            if piece in found:
-                flat[where] = found[piece]
-        return flat.to(shard.flat[0][0].device)
+            rooms |= {shard: flat.to(shard.device) for shard, flat in zip(shards, flats)}
+        return [rooms[shard][where] for shard, where in map(self.places.get, matrices)]
 
 
 # ------------------------------------------------------------------------ units, from chapter 03
@@ -551,8 +549,9 @@ def formulas(args, rank, ranks, model):
     whole, own = sum(sum(sizes) for _, sizes in units), sum(sizes[rank] for _, sizes in units)
     shapes = [q.shape for q in model.parameters() if is_matrix(q)]
     costs = step_costs(shapes, ranks)
-    notes = [f"{way:<8}{sent * min(p, g) / 1e6:9.3f} MB more than under AdamW{flops / 1e9:9.3f} "
-             "GFLOP on the busiest rank" for way, (sent, flops) in costs.items()]
+    notes = ["each way, by formula, for the matrices alone:", *(
+        f"  {way:<8}{sent * min(p, g) / 1e6:9.3f} MB more than under AdamW{flops / 1e9:9.3f} "
+             "GFLOP on the busiest rank" for way, (sent, flops) in costs.items())]
     m = args.batch // args.shares // args.micro_batch
     return {"sent": traffic(units, zero, ranks, m, (p, g)),
             "states": {"parameters": p * (own if zero == 3 else whole), "gradients": g * own,
@@ -577,4 +576,5 @@ def flags(parser):
 VARIANTS = {**dict.fromkeys(("deal", "gather", "owner"), (train, "--zero")), "torch": train_torch}
 
 if __name__ == "__main__":
+    OPTIMIZERS["muon"] = ShardedMuon                    # this file's, whatever it is called
     common.launch(__file__, __doc__, VARIANTS, requires, flags, formulas)

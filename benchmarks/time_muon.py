@@ -126,13 +126,14 @@ def machine():
 
 def trained(args, optimizer, rate, seed):
     """The mean loss of the last steps of chapter 01; NaN of a run that stopped."""
-    path = ROOT / "runs" / "rates" / f"{optimizer}-{rate:g}-{seed}-{args.train}.json"
+    name = f"{optimizer}-{rate:g}-{seed}-{args.train}-{args.device}-{torch.__version__}.json"
+    path = ROOT / "runs" / "rates" / name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run([sys.executable, ROOT / "01_single_gpu.py", "--no-verify",
                         f"--steps={args.train}", f"--device={args.device}", f"--json={path}",
                         f"--optimizer={optimizer}", f"--lr={rate}", f"--seed={seed}"],
-                       stdout=subprocess.DEVNULL, check=False)
+                       stdout=subprocess.DEVNULL, check=False)      # 1: it was not finite
     losses = json.loads(path.read_text())["loss"]
     return statistics.mean(losses[-LAST:]) if len(losses) == args.train else float("nan")
 

@@ -82,7 +82,7 @@ def parse(file: str, doc: str, variants: dict, flags: Callable | None,
         raise Refused("--precision bf16 rounds wider masters, and --dtype is bfloat16",
                       "--dtype float32")
     if args.optimizer == "muon" and args.variant == "torch" and args.chapter[:2] not in WHOLE:
-        raise Refused("--variant torch has --optimizer muon in 11_muon.py alone",
+        raise Refused("--variant torch has --optimizer muon in chapters 01, 02 and 11 alone",
                       "--optimizer adamw")
     refuse_sizes(args, given)
     refuse_text(args)

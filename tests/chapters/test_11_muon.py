@@ -408,13 +408,47 @@ def test_whole_of_parts(ranks):
     (ELEVEN, "--variant=torch --zero=2", "--zero"),
     (ELEVEN, "--zero=4", "--zero"),
     ("03_zero", "--variant=torch --optimizer=muon",
-     "--variant torch has --optimizer muon in 11_muon.py alone; --optimizer adamw would work"),
-    ("09_5d", "--variant=torch --optimizer=muon",
-     "--variant torch has --optimizer muon in 11_muon.py alone; --optimizer adamw would work"),
+     "--variant torch has --optimizer muon in chapters 01, 02 and 11 alone; --optimizer adamw "
+     "would work"),
+    ("09_5d", "--variant=torch --optimizer=muon", "in chapters 01, 02 and 11 alone"),
 ])
 def test_refusals(run_chapter, name, flags, says):
     status, out, err = run_chapter(name, *SMALL, f"--data={TEXT}", *flags.split())
     assert status == 2 and out == "" and says in err and err.count("\n") == 1, err
+
+
+def test_a_state_dict_goes_on_and_a_rate_is_both_halves(eleven):
+    """And a parameter without a gradient stays as it is, as in PyTorch's."""
+    def made():
+        torch.manual_seed(0)
+        found = [torch.nn.Parameter(torch.randn(4, 6)) for _ in range(3)]
+        for name, p in zip(("block1.a", "embedding.weight", "block1.frozen"), found):
+            p.global_name = name
+        return found, eleven.ShardedMuon(found, 0.1)
+
+    def steps(parameters, optimizer, count):
+        for _ in range(count):
+            for p in parameters[:2]:
+                p.grad = torch.randn(4, 6)
+            optimizer.step()
+
+    (quiet, unbroken), (others, fresh) = made(), made()
+    steps(quiet, unbroken, 2)
+    for p, other in zip(quiet, others):
+        other.data.copy_(p.data)
+    fresh.load_state_dict(copy.deepcopy(unbroken.state_dict()))
+    for group in (*unbroken.param_groups, *fresh.param_groups):
+        group["lr"] = 0.05
+    for parameters, optimizer in ((quiet, unbroken), (others, fresh)):
+        torch.manual_seed(1)
+        steps(parameters, optimizer, 2)
+    for p, other, start in zip(quiet, others, made()[0]):
+        assert torch.equal(p, other)
+        assert torch.equal(p, start) == (p.global_name == "block1.frozen")
+    fresh.param_groups[1]["lr"] = 0.0
+    before = others[1].detach().clone()
+    steps(others, fresh, 1)
+    assert torch.equal(others[1], before) and not torch.equal(others[0], quiet[0])
 
 
 # ------------------------------------------------------------------------------- other chapters

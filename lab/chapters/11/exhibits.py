@@ -99,10 +99,10 @@ EXHIBITS = [
                "        before = self.shard.grad                        "),
               ("        unit.shard.grad = None\n        if stage < 3:\n",
                "        unit.shard.grad, unit.shard.parts = None, []\n        if stage < 3:\n"),
-              ("                piece.grad = None if shard.grad is None else shard.grad[where]\n",
-               "                piece.grad = None if shard.grad is None else shard.grad[where]\n"
-               '                if getattr(shard, "parts", ()):\n'
-               "                    piece.parts = [grad[where] for grad in shard.parts]\n")),
+              ("            piece.grad = None if shard.grad is None else shard.grad[where]\n",
+               "            piece.grad = None if shard.grad is None else shard.grad[where]\n"
+               '            if getattr(shard, "parts", ()):\n'
+               "                piece.parts = [grad[where] for grad in shard.parts]\n")),
     ),
     Exhibit(
         "deepspeedai/DeepSpeed#8438", "what is flat looks as if it were no matrix",
