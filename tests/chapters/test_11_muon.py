@@ -73,12 +73,25 @@ def test_a_matrix_of_zeros_stays_one(eleven):
     assert not eleven.orthogonal(torch.zeros(2, 3, 4)).any()
 
 
-def test_its_root_mean_square_is_that_of_the_lesson(eleven):
-    """0.2 · sqrt(max(m, n)) · U V^T has 0.2."""
-    for m, n in ((64, 64), (32, 96), (96, 32)):
-        u, v, _ = with_values(torch.ones(min(m, n), dtype=torch.float64), m, n)
-        update = 0.2 * max(m, n) ** 0.5 * u @ v
-        assert update.square().mean().sqrt().item() == pytest.approx(0.2)
+@pytest.mark.parametrize("shape", [(64, 64), (32, 96), (96, 32)])
+def test_an_updates_root_mean_square_is_that_of_the_lesson(eleven, shape):
+    """0.2, times singular values of 0.68 to 1.21."""
+    p = nn.Parameter(torch.zeros(shape))
+    p.global_name, p.grad = "block1.a", torch.randn(shape)
+    eleven.Muon([p], 1.0, weight_decay=0.0).step()
+    assert 0.2 * 0.68 < p.detach().square().mean().sqrt() < 0.2 * 1.21
+
+
+def test_a_sum_of_gram_matrices_would_do_under_tp(eleven):
+    """As the lesson says: it gives what each rank multiplies its own part of the longer side by."""
+    x = torch.randn(6, 24, dtype=torch.float64)
+    parts, one = (x / x.norm()).chunk(4, dim=1), torch.eye(6, dtype=torch.float64)
+    gram, product = sum(part @ part.T for part in parts), one   # the sum is an all_reduce
+    for _ in range(5):
+        step = 3.4445 * one - 4.7750 * gram + 2.0315 * gram @ gram
+        product, gram = step @ product, step @ gram @ step
+    found = torch.cat([product @ part for part in parts], dim=1)
+    assert torch.allclose(found, eleven.orthogonalize(x), rtol=0, atol=1e-12)
 
 
 def of_rank(rank, m, n):
