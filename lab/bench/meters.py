@@ -41,7 +41,7 @@ def nbytes(tensors: Iterable) -> int:
     """
     tensors = [t for t in tree_leaves(list(tensors)) if torch.is_tensor(t)]
     storages = (local(t).untyped_storage() for t in tensors)
-    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+    return sum({s._cdata: s.nbytes() for s in storages}.values())
 
 
 # ------------------------------------------------------------------------------------ communication

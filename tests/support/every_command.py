@@ -22,7 +22,19 @@ from benchmarks import (
     time_kernels,
     time_muon,
 )
-from lab import asleep, faults, formats, here, pictures, plans, scaling, schedules, speed, tour
+from lab import (
+    asleep,
+    faults,
+    formats,
+    here,
+    pictures,
+    plans,
+    rehearse,
+    scaling,
+    schedules,
+    speed,
+    tour,
+)
 from lab.bench import runs
 from lab.classroom import exercises, grade, hunt, predict
 from lab.cli import commands
@@ -252,6 +264,8 @@ OTHERS = [
         work={"lab.plans.rooms_with": figure_of_plans}, starts=False),
     lab("predict", predict.main, ["--seed=1"], ["02"], stops_at=["lab.classroom.predict.ask"],
         work={"lab.classroom.predict.ask": lambda case, asked: 0}),
+    lab("rehearse", rehearse.main, ["--ranks=2", *SMALL, "--data=text"], ["02_data_parallel.py"],
+        files=FILES, stops_at=["lab.bench.rehearsal.rehearse"], writes={"--json": "run.json"}),
     lab("report", runs.main, words=["run.json"], files={"run.json": a_run}, reads={"runs": "ours"}),
     lab("scaling", scaling.main, ["--ranks=2"], stops_at=["lab.scaling.measure"],
         work={"lab.scaling.measure": lambda *given: (print("asleep ✓"), ({}, []))[1]},

@@ -1,0 +1,183 @@
+"""A run of a chapter as one rank of a cluster that is not there: see fakes.py.
+
+It takes two steps, and what lab/ meters in a run is metered in the second: states, what is kept for
+backward, traffic, FLOPs, each beside the chapter's formula. And every storage is followed: how many
+bytes are alive at the peak, what they are, and which lines have made them.
+"""
+
+import argparse
+import contextlib
+import linecache
+import math
+import os
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    unset_fake_temporarily,
+)
+from torch.utils._pytree import tree_leaves
+
+import common
+from lab.bench import fakes, formulas, meeting, muon, report
+from lab.cli.words import count, quantity
+
+STEPS = 2               # the first makes the optimizer's states
+LINES = 5               # of the largest at the peak
+
+
+class NeedsValues(Exception):
+    """A chapter asks a tensor for its value, which a rehearsal has not: where, and in which line
+    of the source."""
+
+
+class Run(report.Run):
+    """peak: {class: bytes alive at the peak of the metered step}; lines: [bytes, tensors, where,
+    source] of the lines that have made most of them."""
+
+    def __init__(self, args, train, formulas):
+        with mock.patch.object(meeting, "Watch"):           # there are no others to watch
+            super().__init__(args, formulas)
+        self.kinds, self.packed, self.peak, self.lines = {}, {}, {}, []
+        self.live = fakes.LiveMeter({file_of(train), common.__file__})
+
+    def meet(self, args):
+        """They have met."""
+
+    def mesh(self, **axes):
+        with unset_fake_temporarily():                      # it computes with ranks
+            return super().mesh(**axes)
+
+    def batches(self, share=0, build=common.gpt, after_step=None):
+        args, seq = self.args, self.args.model.seq
+        shape = args.batch // args.shares, seq
+        for step in range(STEPS):
+            self.step = step + 1
+            mine = [torch.zeros(shape, dtype=torch.int64) for _ in range(2)]
+            pairs = list(zip(*(x.split(args.micro_batch) for x in mine)))
+            self.batch = common.Batch(step, None, None, args.batch * seq, pairs,
+                                      self.text.starts(step))
+            yield self.batch
+
+    @contextlib.contextmanager
+    def measure(self):
+        if not self.is_metered:
+            yield
+            return
+        with contextlib.ExitStack() as meters:
+            self.live.begin()
+            self.meter(meters)
+            self.kept.counted = fakes.Noted(self.note_packed)
+            for p in self.model.parameters():
+                hook = p.register_post_accumulate_grad_hook(self.note_gradient)
+                meters.callback(hook.remove)
+            yield
+
+    def note_packed(self, key):
+        """When a storage is kept for backward."""
+        self.packed.setdefault(self.live.names.get(key), len(self.live.events))
+
+    def note_gradient(self, p):
+        if p.grad is not None:
+            self.kinds[self.live.name(p.grad)] = "gradients"
+
+    def log(self, batch, loss, norm, model, updated=None, skipped=False, **shown):
+        self.model, self.updated = model, updated
+        self.losses.append(None)
+        names = "parameters", "gradients", "optimizer states"
+        for name, tensors in zip(names, formulas.held(self)):
+            self.kinds |= {self.live.name(x): name for x in tree_leaves(tensors)
+                           if torch.is_tensor(x)}
+        if self.is_metered:
+            self.weigh()
+            unknown = mock.patch.object(FakeTensor, "item", lambda x: math.nan)
+            with unset_fake_temporarily(), unknown:         # what they say of values is not shown
+                self.answer = self.formulas(self.args, self.rank, self.world, model)
+
+    def weigh(self):
+        """What is alive at the peak, by class and by line."""
+        classes, lines = {}, {}
+        for size, line, name in self.live.at_peak():
+            is_kept = self.packed.get(name, self.live.peak_at + 1) <= self.live.peak_at
+            kind = self.kinds.get(name, "kept for backward" if is_kept else "all else")
+            classes[kind] = classes.get(kind, 0) + size
+            before, tensors = lines.get(line, (0, 0))
+            lines[line] = before + size, tensors + 1
+        self.peak = classes
+        largest = sorted(((*seen, line) for line, seen in lines.items() if line), reverse=True)
+        self.lines = [[size, tensors, f"{Path(file).name}:{number}",
+                       linecache.getline(file, number).partition("  # ")[0].strip()]
+                      for size, tensors, (file, number) in largest[:LINES]]
+
+    def hold(self):
+        """Hold what was metered to the chapter's formulas, and tell what is alive at the peak."""
+        alone = lambda run, mine: [mine]
+        with contextlib.ExitStack() as stack:
+            for module, name, other in (
+                    (formulas, "of_all_ranks", alone), (muon, "of_all_ranks", alone),
+                    (formulas, "hold_masters", lambda run: None),       # there are no values,
+                    (formulas, "hold_overlap", lambda *given: None),    # no seconds,
+                    (formulas, "explain", lambda *given: None)):        # and no other ranks
+                stack.enter_context(mock.patch.object(module, name, other))
+            formulas.hold(self)
+        for name in ("axes", "timeline"):
+            self.recorded.pop(name, None)
+        if all(check["name"] != "FLOPs of a step" for check in self.checks):
+            self.check(("FLOPs", "FLOPs of a step"), self.flops.all, unit="FLOP")
+        self.check(("states", "all that is alive", "at the peak"), self.live.peak)
+        for kind, size in sorted(self.peak.items(), key=lambda pair: -pair[1]):
+            self.note(f"  {quantity(size):>10}  {kind}")
+        self.note("made by these lines, the largest first")
+        for size, tensors, where, source in self.lines:
+            self.note(f"  {quantity(size):>10}  {count(tensors, 'tensor')}, {where}: {source}")
+        self.record(peak=self.peak, lines=self.lines)
+        self.problems = [f"{c['name']}: measured {c['measured']}, formula {c['expected']}"
+                         for c in self.checks if c["ok"] is False]
+        self.data = super().as_json()
+
+    def as_json(self):
+        return self.data                                # the group has gone by now
+
+    def tell(self):
+        args, m = self.args, self.args.model
+        print(f"{args.chapter.replace('_', ' ')} · {args.variant} · rank {self.rank:,} of "
+              f"{self.world:,}, rehearsed: no numbers, true shapes · {self.rounding}")
+        print(f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq {m.seq}, "
+              f"batch {args.batch} · {m.parameters() / 1e6:,.2f} M parameters")
+        print(f"  {'in the second step of this rank':<40}{'measured':>12}{'formula':>15}")
+        for line in [*self.notes, *(f"✗ {problem}" for problem in self.problems)]:
+            print(f"  {line}".rstrip())
+
+
+def rehearse(module: ModuleType, args: argparse.Namespace) -> Run:
+    """Take the chapter's steps as rank args.rank of args.ranks. Raises NeedsValues."""
+    train = module.VARIANTS[args.variant]
+    train = train[0] if isinstance(train, tuple) else train
+    with (mock.patch.dict(os.environ, fakes.place(args.rank, args.ranks)), fakes.cluster()):
+        run = Run(args, train, module.formulas)
+        try:
+            with run.live:
+                train(run)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise NeedsValues(*asked_in(error, file_of(train))) from error
+        run.hold()
+    return run
+
+
+def file_of(train):
+    return train.__code__.co_filename
+
+
+def asked_in(error, file):
+    """The innermost line of the file in which an error was raised, and its source."""
+    number, trace = 0, error.__traceback__
+    while trace:
+        if trace.tb_frame.f_code.co_filename == file:
+            number = trace.tb_lineno
+        trace = trace.tb_next
+    return f"{Path(file).name}:{number}", linecache.getline(file, number).strip()
