@@ -63,7 +63,8 @@ LAYOUTS = {
     "09 torch pp": ("09_5d", 2, "--variant=torch", "--pp=2", *FOUR),
 }  # fmt: skip
 # These hold and save what another of their chapter does.
-ALIKE = ("01 torch", "02 overlap", "02 naive", "03 torch 1", "04 overlap", "04 torch", "05 kept",
+ALIKE = ("01 torch", "02 overlap", "02 naive", "02 torch", "03 hsdp", "03 torch 1", "04 overlap",
+         "04 torch", "05 kept",
          "05 ring", "05 torch", "07 naive", "07 afab", "07 interleaved", "07 zb-h1", "07 zb-h2",
          "07 dualpipe", "07 torch", "03 zero1", "03 zero2", "03 offload", "09 zero1", "09 torch pp",
          "muon 03 offload", "muon 04 megatron", "muon 09 3d", "muon deal")
