@@ -37,6 +37,7 @@ F FLOPs for them, each of N ranks
     --variant deal        2 · (N-1)/N · Ψ/N              F/N or more
 
 gather. Every rank gathers the updates of all, and orthogonalizes every matrix. It is the simplest.
+(Shards travel as they are, with what they have of norms.)
 
 owner. Shards end where matrices end, so that one rank has all of a matrix. Gradients are reduced to
 this owner in place of a reduce_scatter, and what it updated is broadcast in place of an all_gather:
@@ -109,7 +110,6 @@ class Muon(torch.optim.Optimizer):
         super().__init__([{"params": kinds[True]}, {"params": kinds[False]}],
                          {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.adamw = OPTIMIZERS["adamw"](self.param_groups[1:], lr)
-        self.adamw.state = self.state
 
     @torch.no_grad()
     def step(self):
@@ -304,10 +304,10 @@ class ShardedMuon(Muon):
 
     def __init__(self, parameters, lr=None, way="deal"):
         parameters, self.way = list(parameters), way
-        self.pieces = {p: pieces_of(p) for p in parameters if hasattr(p, "flat")}
-        self.places = {piece: (shard, where) for shard, own in self.pieces.items()
-                       for piece, where in own}
-        super().__init__(self.places if self.pieces else parameters, lr)
+        self.shards = [p for p in parameters if hasattr(p, "flat")]
+        self.places = {piece: (shard, where) for shard in self.shards
+                       for piece, where in pieces_of(shard)}
+        super().__init__(self.places if self.shards else parameters, lr)
 
     def look(self):
         """Let the pieces be views of their shards, whose memory may have moved."""
@@ -322,10 +322,10 @@ class ShardedMuon(Muon):
             piece.grad = None                           # the shard keeps it
 
     def orthogonal(self, matrices, updates):
-        if not self.pieces:
+        if not self.shards:
             return map(orthogonal_part, matrices, updates)
         rooms, together = {}, {}                        # for a shard's updates; by who shares it
-        for shard in self.pieces:
+        for shard in self.shards:
             if any(map(is_matrix, shard.flat[0])):
                 rooms[shard] = narrow(shard, shard.new_empty(0)).new_zeros(len(shard))
                 together.setdefault(shard.flat[2], []).append(shard)
@@ -523,7 +523,7 @@ def train_torch(run):
     optimizer = run.optimizer(model.parameters())
     theirs = torch.optim.Muon(optimizer.param_groups[0]["params"], optimizer.defaults["lr"],
                               weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
-    theirs.state = optimizer.state                      # which a checkpoint has
+    theirs.state = optimizer.adamw.state = optimizer.state      # which a checkpoint has
     ddp = DistributedDataParallel(model)
     for batch in run.batches(share=run.rank):
         with run.measure():
@@ -551,7 +551,7 @@ def formulas(args, rank, ranks, model):
     costs = step_costs(shapes, ranks)
     notes = ["each way, by formula, for the matrices alone:", *(
         f"  {way:<8}{sent * min(p, g) / 1e6:9.3f} MB more than under AdamW{flops / 1e9:9.3f} "
-             "GFLOP on the busiest rank" for way, (sent, flops) in costs.items())]
+        "GFLOP on the busiest rank" for way, (sent, flops) in costs.items())]
     m = args.batch // args.shares // args.micro_batch
     return {"sent": traffic(units, zero, ranks, m, (p, g)),
             "states": {"parameters": p * (own if zero == 3 else whole), "gradients": g * own,

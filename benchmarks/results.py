@@ -19,6 +19,16 @@ def record(section, lines):
     RESULTS.write_text(f"{TITLE}\n\n{body}")
 
 
+def tell(lines, section, is_recorded):
+    """Print each line as it comes; then record all, if they are to be."""
+    told = []
+    for line in lines:
+        print(line, flush=True)
+        told.append(line)
+    if is_recorded:
+        record(section, told)
+
+
 def refuse_record():
     """Raise Refused where RESULTS.md cannot be written: before anything is measured."""
     try:

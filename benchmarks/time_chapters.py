@@ -484,15 +484,11 @@ def main(argv=None):
         dist.barrier()
         os._exit(0)                                     # as lab.bench.report.launch does, and why
 
-    lines = []
     more = [sleeping(args.flags)] if PIPELINE.startswith(args.only) else []
     if EXPERTS.startswith(args.only):
         more += [shares(args.steps, args.flags), against_dense(args.steps, args.flags)]
-    for line in itertools.chain(table(args.pairs, args.steps, args.flags), *more):
-        print(line, flush=True)
-        lines.append(line)
-    if args.record:
-        results.record(f"chapter {args.only}" if args.only else "chapters", lines)
+    results.tell(itertools.chain(table(args.pairs, args.steps, args.flags), *more),
+                 f"chapter {args.only}" if args.only else "chapters", args.record)
 
 
 if __name__ == "__main__":

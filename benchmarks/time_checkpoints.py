@@ -293,12 +293,8 @@ def main(argv=None):
         dist.barrier()
         os._exit(0)                                     # as lab.bench.report.launch does, and why
 
-    lines = []
-    for line in tables(args.runs, args.saves, args.flags):
-        print(line, flush=True)
-        lines.append(line)
-    if args.record:
-        results.record("checkpoints" + f" of {args.only}" * bool(args.only), lines)
+    results.tell(tables(args.runs, args.saves, args.flags),
+                 "checkpoints" + f" of {args.only}" * bool(args.only), args.record)
 
 
 if __name__ == "__main__":

@@ -152,12 +152,7 @@ def main(argv=None):
             print(json.dumps(answer), flush=True)
         dist.destroy_process_group()
         return
-    lines = []
-    for line in table(args):
-        print(line, flush=True)
-        lines.append(line)
-    if args.record:
-        results.record("collectives", lines)
+    results.tell(table(args), "collectives", args.record)
 
 
 if __name__ == "__main__":

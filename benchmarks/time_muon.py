@@ -171,12 +171,10 @@ def accept(argv):
 
 def main(argv=None):
     args = refusals.accepted(accept, sys.argv[1:] if argv is None else argv, alone=True)
-    lines = []
-    for line in (table_of_rates if args.rates else table_of_steps)(args):
-        print(line, flush=True)
-        lines.append(line)
-    if args.record:
-        results.record("learning rates of Muon" if args.rates else "Muon", lines)
+    if args.rates:
+        results.tell(table_of_rates(args), "learning rates of Muon", args.record)
+    else:
+        results.tell(table_of_steps(args), "Muon", args.record)
 
 
 if __name__ == "__main__":

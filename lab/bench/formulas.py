@@ -141,8 +141,8 @@ def hold_states(run, answer):
         as_it_is = {} if run.is_mixed else {"widths": (width, width, 0)}    # under autocast
         expected = anatomy.state_bytes(run.args, as_it_is | answer, width)
     if "states" in answer:
-        masters = answer["states"].pop("masters")
-        expected = answer["states"] | {"optimizer states": masters + muon.state_bytes(run)}
+        expected = dict(answer["states"])
+        expected["optimizer states"] = expected.pop("masters") + muon.state_bytes(run)
     for (kind, size), tensors in zip(expected.items(), held(run)):
         if kind == "optimizer states" and run.skipped == len(run.losses):
             size = None                                     # all steps skipped: there is none yet

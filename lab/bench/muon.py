@@ -89,7 +89,7 @@ def cost_of_step(run):
     found, eleven = Cost(min(run.rounded.itemsize, run.dtype.itemsize)), chapters.chapter("11")
     for optimizer in run.optimizers:
         together = {}
-        for shard in optimizer.pieces:
+        for shard in optimizer.shards:
             if matrices(shard):
                 together.setdefault(shard.flat[2], []).append(shard)
         for group, shards in together.items():

@@ -92,6 +92,7 @@ def test_a_sum_of_gram_matrices_would_do_under_tp(eleven):
         product, gram = step @ product, step @ gram @ step
     found = torch.cat([product @ part for part in parts], dim=1)
     assert torch.allclose(found, eleven.orthogonalize(x), rtol=0, atol=1e-12)
+    assert 2 * gram.numel() == x.numel() / 2  # what an MLP of 4·h sends: half of a gather
 
 
 def of_rank(rank, m, n):
@@ -305,6 +306,7 @@ def test_work_and_what_a_step_costs(eleven):
     assert eleven.work((2, 3)) == eleven.work((3, 2)) == 5 * (4 * 4 * 3 + 2 * 8)
     assert eleven.work((4, 2, 3)) == eleven.work((2, 3))            # of one of four experts
     assert eleven.work((2, 3), steps=1) == 64
+    assert eleven.work((4096, 4096)) / (6 * 4e6 * 4096**2) == pytest.approx(0.65 / 128, rel=0.01)
     shapes = [(2, 2), (4, 2), (2, 4)]           # 4, 8, 8 numbers; 5 · (48, 80, 80) FLOPs
     assert eleven.step_costs(shapes, 2) == {
         "gather": (10, 1040), "owner": (0, 640), "deal": (10, 640)}
