@@ -44,8 +44,10 @@ def flags(chapter, parser):
     """The chapter's, and those of a rehearsal."""
     add = parser.add_argument
     add("file", choices=[*files()], help="the chapter")
-    add("--ranks", type=commands.number(int, 1, 2**20, 8), default=8, help="default: 8")
-    add("--rank", type=commands.number(int, 0, 2**20, 0), default=0, help="default: 0")
+    add("--ranks", type=commands.number(int, 1, 2**20, 8), default=8,
+        help="of the cluster; default: 8")
+    add("--rank", type=commands.number(int, 0, 2**20, 0), default=0,
+        help="the one of them that is rehearsed; default: 0")
     getattr(chapter, "flags", lambda parser: None)(parser)
 
 

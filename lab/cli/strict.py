@@ -29,7 +29,7 @@ LIMITS = {              # the lowest value, the first one that is too high, and 
     "ffn": (1, 2**31, 512),
     "timeout": (1, 2**31, 60),
 }
-WHOLE = "01", "02", "11"  # chapters whose --variant torch updates whole parameters
+WHOLE = "01", "02", "11"    # chapters whose --variant torch updates whole parameters
 COUNT = (1, 2**31)          # of all others, for which the default or the tiny preset's would work
 
 
