@@ -22,8 +22,7 @@ Where the seconds of a micro-batch of b sequences of s tokens go, on a stage of 
                   bytes forward (softmax 4, dropout 5) and in 11 backward. A flash kernel has them
                   in SRAM, and leaves out the half that the causal mask forbids.
     elementwise   norms and residuals of the whole width, GELU or SwiGLU of its tp-th part: bytes.
-    weights       the gradient of a micro-batch is written, and added to the sum: 8 bytes a weight,
-                  unless the matmul itself adds to the sum (fused).
+    weights       8 bytes each: a gradient is added to their sum, unless the matmul does so (fused).
     tp            4 all_reduces of b·s·h a layer, 2 if it has experts. Compute waits for what the
                   software does not hide, or for more, where it is shorter. (Each hop takes time.)
     cp            Keys and values, gathered before attention, or in a ring that hides behind it.
@@ -32,23 +31,20 @@ Where the seconds of a micro-batch of b sequences of s tokens go, on a stage of 
                   journeys to others, or 4.6; or 3.2, if a token may go to 4 machines. What hides
                   behind another micro-batch takes a part of the GPU's multiprocessors.
     pp            a message of b·s·h/tp to the next stage, and one back.
-    bubble        (p-1)/v times a stage's time for a micro-batch, without a head: until the first
-                  has arrived, and the last has returned (v: slices of each stage; chapter 07).
+    bubble        (p-1)/v times a stage's time for a micro-batch, without a head (chapter 07).
     dp            gradients once a step, or what of that does not hide behind the last backward.
-                  With ZeRO-2 in *every* micro-batch, and with ZeRO-3 the weights twice as well.
+                  With ZeRO-2 in *every* micro-batch (Llama 3: pp of them), ZeRO-3: weights twice.
     optimizer     60 bytes a weight: gradients to fp32, unscaled, checked, their norm, clipped (32);
                   weight and moments in and out (28). Muon's matmuls: lab/planner/muon.py.
 
 FLOP/s mean nothing without their convention. All count 6 FLOPs a weight and token. Megatron adds
 all scores of attention (12·s·h a token and layer), Llama 3 their causal half, and the paper of 2021
-also counts what is computed twice under recomputation (8, not 6): FLOPs of the hardware (HFU), not
-of the model (MFU).
+what is recomputed as well (8, not 6): FLOPs of the hardware (HFU), not of the model (MFU).
 
 How right is it? Two numbers are fitted, on ten rows of a table of 2021: the shares of their makers'
 bandwidth that an A100's HBM and NVLink reach. Two more, on six rows, are about ZeRO-3. What they
 say of other tables, `--published` prints. Of 29 rows with experts, on which no number is fitted, 22
-are within 20%. Six of the others ran slower than planned, up to 3 times, where matrices are small:
-what starts a kernel takes time, too. The search takes any ZeRO, whether the software has it or not.
+are within 20%. The search takes any ZeRO, whether the software has it or not.
 
 Run it:
     python 10_planner.py --model 70b --cluster h100 --gpus 512 --batch 1024
@@ -176,9 +172,8 @@ MODELS = {
     "1b": llama(16, 2048, 32, 8, 8192, tie=True),
     "7b": llama(32, 4096, 32, 32, 11008, 32000, 4096),
     "8b": llama(32, 4096, 32, 8, 14336), "70b": llama(80, 8192, 64, 8, 28672),
-    "405b": llama(126, 16384, 128, 8, 53248), "gpt3": gpt(96, 12288, 96),
-    "22b": gpt(48, 6144, 64), "175b": gpt(96, 12288, 96), "530b": gpt(105, 20480, 128),
-    "1t": gpt(128, 25600, 160),
+    "405b": llama(126, 16384, 128, 8, 53248), "gpt3": gpt(96, 12288, 96), "22b": gpt(48, 6144, 64),
+    "175b": gpt(96, 12288, 96), "530b": gpt(105, 20480, 128), "1t": gpt(128, 25600, 160),
     "mixtral": llama(32, 4096, 32, 8, 14336, 32000, 4096, experts=8, top_k=2),
     "qwen3-235b": llama(94, 4096, 64, 4, 1536, 151936, 4096, experts=128, top_k=8, head_dim=128),
     "deepseek-v3": llama(61, 7168, 128, 128, 2048, 129280, 4096, experts=256, top_k=8, shared=1,
@@ -226,7 +221,7 @@ class Software:
     dropout: bool = False
     fp8: bool = False           # a layer's matmuls
     fused_gradients: bool = True        # a matmul adds its weight gradient to the sum
-    fused_swiglu: bool = True   # keeps gate and up alone; else silu(gate), too
+    swiglu_kept: int = 3        # of a feature: gate, up, product; 4: silu(gate), too; 2: no product
     keeps_gathered: bool = False        # what sp gathers; else it is gathered again in backward
     whole_tables: bool = False          # tp does not cut embedding and head
     ring: bool = False          # cp's keys go round behind attention; else they are gathered
@@ -236,6 +231,7 @@ class Software:
     ep_units: float = 20 / 132  # of a GPU's multiprocessors, those that this takes, if any hides
     two_hops: bool = False      # a row goes to a machine once, and is copied there to its experts
     dp_hidden: float = 0.9      # the share of a backward that dp's messages can hide behind
+    sums_runs: bool = False     # ZeRO-2 sends a slice's gradients of pp micro-batches as one sum
     gradient_bytes: int = 4     # of what dp sends
     one_card: bool = False      # a ring uses one network card of a node
     optimizer: str = "adamw"    # muon updates the matrices of blocks, and AdamW all else
@@ -254,8 +250,9 @@ SOFTWARE = {
                              two_hops=True),
     "deepseek-v3": Software(fp8=True, ep_hidden=1, two_hops=True),
     "torchtitan": Software(fused_gradients=False, keeps_gathered=True),
-    "llama3": Software(tp_hidden_backward=0.5),
-    "ours": Software(flash=False, fused_gradients=False, fused_swiglu=False, keeps_gathered=True,
+    # Its report frees tensors, and does not say which: here the product, as xFormers' SwiGLU does.
+    "llama3": Software(tp_hidden_backward=0.5, swiglu_kept=2, sums_runs=True),
+    "ours": Software(flash=False, fused_gradients=False, swiglu_kept=4, keeps_gathered=True,
                      whole_tables=True),
 }
 
@@ -304,7 +301,7 @@ def numbers_kept(model, tokens, software):
     rows = x * model.top_k if model.experts > 1 else 0          # that experts read
     scores = tokens * model.heads * model.seq
     core = scores * 5 / 2 if software.dropout else scores       # weights, dropped, a mask of a byte
-    of_mlp = (3 if software.fused_swiglu else 4) if model.gated else 2      # of its hidden features
+    of_mlp = software.swiglu_kept if model.gated else 2             # of its hidden features
     return {"outside": 2 * x + (x if software.dropout else 0),  # of norms; two masks of a byte
             "inputs": 2 * (x + tokens * (model.q_latent + model.kv_latent)),    # norms' outputs
             "inside": tokens * (model.queries + model.values) + of_mlp * hidden + rows,
@@ -365,9 +362,11 @@ def memory(model, layout, software, m):
                                  for size, n in held.values())
               for cause, (width, stage) in widths.items()}
     states["optimizer"] -= 4 * muon.numbers(model, layout, software, held)
+    layer = layer_of_gpu(model, layout, software)
     if layout.zero == 3:                                # two layers are whole at a time, or a table
-        layer = layer_of_gpu(model, layout, software)
         states["weights"] += 2 * max(2 * layer, model.vocab * model.dim / layout.tp)
+    if layout.zero == 2 and layout.v > 1 and software.sums_runs:    # those of a slice are whole
+        states["gradients"] += 4 * layer * math.ceil(model.layers / layout.pp) / layout.v
 
     alive = [micro_batches_alive(layout, m, stage) for stage in (0, layout.pp - 1)]
     kept = kept_by_layer(model, layout, software)
@@ -569,8 +568,9 @@ def step_seconds(model, layout, cluster, software, batch):
                    for size, n in held for width in widths)
         return max(0, sent - software.dp_hidden * compute)
 
-    stage["dp"] = usual["dp"] = {2: waits(back, g), 3: waits(there, 2) + waits(back, 2, g)}.get(
-        layout.zero, 0)
+    run = p if layout.v > 1 and software.sums_runs else 1   # of micro-batches, which send one sum
+    stage["dp"] = usual["dp"] = {2: waits(run * back, g) / run,
+                                 3: waits(there, 2) + waits(back, 2, g)}.get(layout.zero, 0)
     seconds = add((stage, m))
     W = backward["matmul"] / 2
     seconds["bubble"] = bubble(layout, there, sum(usual.values()) - there - W, W)   # no head
@@ -593,7 +593,7 @@ def step_flops(model, batch, scores="all", recompute="none"):
 
 # --------------------------------------------------------------------------------------- the search
 
-CHOICES = {"recompute": ("none", "selective", "full"), "zero": range(4),
+CHOICES = {"recompute": ("none", "selective", "full"), "zero": range(4), "swiglu_kept": (2, 3, 4),
            "schedule": ("1f1b", "zero-bubble", "dualpipe-v"), "optimizer": ("adamw", "muon")}
 ROOM = 0.92                     # of the memory: the rest is CUDA's, NCCL's, and fragments
 ERROR = 1.25                    # the bytes are known within such a factor

@@ -43,7 +43,7 @@ def numbers_kept(cfg, batch, ffn=None):
     for SwiGLU is there beside that for attention, "triton".)"""
     software = planner().SOFTWARE["ours"]
     if cfg.attention == "triton":
-        software = replace(software, fused_swiglu=True)
+        software = replace(software, swiglu_kept=3)
     return planner().numbers_kept(as_planned(cfg, ffn), batch * cfg.seq, software)
 
 

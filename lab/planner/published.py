@@ -52,10 +52,21 @@ TABLE_5_SELECTIVE = """
     105 20480 128 8 35 3 280 280 1 37.83
     128 25600 160 8 64 1 512 512 1 71.49"""
 
+# GPUs, batch, sequence, cp: then TFLOP/s of a GPU, with the causal half of attention's scores. All
+# have tp 8, pp 16, FSDP that shards gradients, no recomputation, and must fit on 80 GB. Not
+# published: v (here slices are layers, as its first is the embedding alone), which tensors are freed,
+# and how often gradients are sent. They are sums of several micro-batches in float32 (3.3.2), and its
+# schedule has runs of micro-batches for a slice: so here each run sends its sum (`sums_runs`).
+LLAMA_3 = """
+    8192 2048 8192 1 430
+    16384 2048 8192 1 400
+    16384 128 131072 16 380"""
+
 # Where they are from, what of the planner was fitted on them, the software, the rest of the layout.
 # And how far off the planner may be, in the mean and at most.
 GOALS = {"table 1": (0.02, 0.05), "table 2, PTD": (0.04, 0.10), "table 2, ZeRO-3": (0.07, 0.15),
-         "table 5, full": (0.04, 0.10), "table 5, selective": (0.04, 0.10)}
+         "table 5, full": (0.04, 0.10), "table 5, selective": (0.04, 0.10),
+         "Llama 3": (0.02, 0.04)}
 LEFT_OUT = 0.025        # the mean of table 1, each row left out of the fit
 PUBLISHED = {
     "table 1": ("Narayanan et al. 2021, table 1: HBM and NVLINK are fitted on it", TABLE_1,
@@ -94,6 +105,18 @@ def rows(ten, name, hbm=None, nvlink=None):
             yield " ".join(row), float(told), tflop / seconds, CONSTANT
 
 
+def llama_3(ten, software=None, zero=2):
+    """Yield (row, published, predicted, GB of a GPU), of a Llama of 405 G parameters."""
+    h100, software = ten.CLUSTERS["h100"], software or ten.SOFTWARE["llama3"]
+    for line in LLAMA_3.strip().splitlines():
+        gpus, batch, seq, cp, told = map(int, line.split())
+        model = replace(ten.MODELS["405b"], seq=seq)
+        layout = ten.Layout(gpus // (8 * 16 * cp), 8, cp, 16, 8, zero=zero)
+        plan = ten.Plan(model, layout, h100, software, gpus, batch)
+        rate = ten.step_flops(model, batch, "causal") / plan.total / gpus
+        yield line.rpartition(" ")[0].strip(), told, rate / 1e12, plan.bytes / 1e9
+
+
 def errors(rows):
     """Of the predictions, and of the constant rate, as shares of what was published."""
     rows = list(rows)
@@ -115,9 +138,12 @@ def beyond(ten):
     """The tables of which the planner is further off than it may be."""
     found = {name: mean_and_largest(errors(rows(ten, name))[0]) for name in PUBLISHED}
     found |= {name: mean_and_largest(mixtures.errors(ten, name)) for name in mixtures.PUBLISHED}
+    llamas = [*llama_3(ten)]
+    found["Llama 3"] = mean_and_largest([ours / told - 1 for _, told, ours, _ in llamas])
     goals = GOALS | mixtures.GOALS
     wrong = [name for name, (mean, largest) in found.items()
              if mean > goals[name][0] or largest > goals[name][1]]
+    wrong += ["Llama 3, bytes"] * any(size > 80 * ten.ROOM for *_, size in llamas)
     left_out, _ = mean_and_largest(leave_one_out(ten))
     return wrong + ["table 1, left out"] * (left_out > LEFT_OUT)
 
@@ -136,6 +162,12 @@ def tables(ten):
                f"{mean:.0%} and {largest:.0%}")
     yield (f"table 1, each row predicted by constants fitted on the other nine: "
            f"{in_words(leave_one_out(ten))}")
+    yield "Llama Team 2024, table 4: nothing is fitted"
+    yield f"  {'GPUs batch sequence cp':<42}{'published':>10}{'planner':>9}"
+    for row, told, ours, size in llama_3(ten):
+        yield f"  {row:<42}{told:10.4g}{ours:9.4g}{ours / told - 1:+8.1%}{size:7.0f} GB of 80"
+    mean, largest = GOALS["Llama 3"]
+    yield f"  errors: to be at most {mean:.0%} and {largest:.0%}"
     yield "\nmixtures of experts: nothing is fitted on these"
     for name, (source, *_) in mixtures.PUBLISHED.items():
         yield source

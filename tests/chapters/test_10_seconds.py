@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from lab.planner import planning
+from lab.planner import planning, published
 from tests.chapters.test_10_planner import ten  # noqa: F401  (fixtures)
 from tests.conftest import chapter
 
@@ -281,6 +281,22 @@ def test_the_search_finds_what_trying_all_finds(ten):
                                                       32).values()))
     assert fit[0].total == best
     assert [plan.total for plan in fit] == sorted(plan.total for plan in fit)
+
+
+def test_the_layouts_of_llama_3_fit_by_what_its_software_frees(ten):
+    """Table 4's: each of the three needs both. A run of pp micro-batches sends one sum, and has the
+    gradients of a slice as a whole."""
+    llama, h100 = ten.SOFTWARE["llama3"], ten.CLUSTERS["h100"]
+    layout, model = ten.Layout(64, 8, 1, 16, 8, zero=2), ten.MODELS["405b"]
+    sums, none = (ten.Plan(model, layout, h100, software, 8192, 2048)
+                  for software in (llama, replace(llama, sums_runs=False)))
+    slice_of_gpu = ten.layer_of_gpu(model, layout, llama)
+    assert sums.memory["gradients"] == none.memory["gradients"] + 4 * slice_of_gpu
+    assert none.total > 1.3 * sums.total
+    fits = lambda software, zero: [size < 80 * ten.ROOM for *_, size in published.llama_3(
+        ten, software, zero)]
+    assert fits(llama, 2) == [True] * 3 and fits(llama, 1) == [False] * 3
+    assert fits(replace(llama, swiglu_kept=3), 2) == [False, False, False]
 
 
 def test_the_search_keeps_to_what_is_given_and_is_quick(ten):

@@ -5,7 +5,7 @@ from lab.bench.stop import Stop
 PLAYS = "planner"
 
 # What it says of published layouts.
-LLAMA_3 = ("10_planner.py --model 405b --software llama3 --tp 8 --pp 16 --v 8 --zero 1 "
+LLAMA_3 = ("10_planner.py --model 405b --software llama3 --tp 8 --pp 16 --v 8 --zero 2 "
            "--recompute none")
 TOUR = (
     Stop(f"{LLAMA_3} --gpus 8192 --batch 2048 --cp 1 --micro-batch 1",
