@@ -54,9 +54,10 @@ TABLE_5_SELECTIVE = """
 
 # GPUs, batch, sequence, cp: then TFLOP/s of a GPU, with the causal half of attention's scores. All
 # have tp 8, pp 16, FSDP that shards gradients, no recomputation, and must fit on 80 GB. Not
-# published: v (here slices are layers, as its first is the embedding alone), which tensors are freed,
-# and how often gradients are sent. They are sums of several micro-batches in float32 (3.3.2), and its
-# schedule has runs of micro-batches for a slice: so here each run sends its sum (`sums_runs`).
+# published: v (here a slice is a layer, as its first is the embedding alone), which tensors are
+# freed, and how often gradients are sent. These are sums of several micro-batches in float32, as
+# 3.3.2 says, and its schedule has runs of micro-batches for a slice: here each run sends its sum
+# (`sums_runs`).
 LLAMA_3 = """
     8192 2048 8192 1 430
     16384 2048 8192 1 400

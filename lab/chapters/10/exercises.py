@@ -160,10 +160,10 @@ EXERCISES = [
          "s·b·h·(34 + 5·a·s/h) bytes. Which tensors are the 34, and in which class is each?",
          "Outside: the inputs of two norms, and two masks of a byte. Inputs: the outputs of "
          "the norms, and latents before and behind theirs. Inside: q, the input of o, of the MLP "
-         "two (with SwiGLU three) tensors of ffn columns for each expert of a token, and the rows "
-         "that its top_k read. Of the core 5 bytes a score with dropout, 2 without, and with "
-         "flash 4 bytes a row. Shares: 1/(tp·cp), but 1/cp where sp or keeps_gathered say so, "
-         "and of the keys at least 1/kv_heads."),
+         "two (with SwiGLU swiglu_kept) tensors of ffn columns for each expert of a token, and "
+         "the rows that its top_k read. Of the core 5 bytes a score with dropout, 2 without, and "
+         "with flash 4 bytes a row. Shares: 1/(tp·cp), but 1/cp where sp or keeps_gathered say "
+         "so, and of the keys at least 1/kv_heads."),
         (Same(numbers_kept, "numbers of a layer"),
          Same(shares, "shares")),
         "what a layer keeps, and who keeps it",

@@ -22,8 +22,8 @@ WRONG = {
         Wrong("members * cluster.nic * NIC", "cluster.nic * NIC", "bytes/s"),
     ],
     "10.3": [
-        Wrong("2 * kv,", "kv,", "numbers of a layer"),
-        Wrong("hidden * (3 if model.gated else 2)", "2 * hidden", "numbers of a layer"),
+        Wrong("tokens * model.keys,", "tokens * model.values,", "numbers of a layer"),
+        Wrong("of_mlp * hidden", "2 * hidden", "numbers of a layer"),
         Wrong("outside = cut if self.sp else 1 / self.cp", "outside = cut", "shares"),
         Wrong("max(1 / self.tp, 1 / model.kv_heads)", "1 / self.tp", "shares"),
     ],
