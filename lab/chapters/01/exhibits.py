@@ -118,4 +118,20 @@ EXHIBITS = [
         ("loss", "gradients", "gradient norm", "parameters"),
         ("first loss", "sent", "kept"),
     ),
+    Exhibit(
+        "NVIDIA/Megatron-LM#290", "each block of a group has the group's input",
+        "Blocks can be recomputed in groups: a group keeps its input alone, and runs again in "
+        "backward. In the loop over a group's blocks each was given that input, and not what the "
+        "block before had made of it. So only the last block of a group counted, and the others "
+        "had no gradient. With groups of one block, which is the usual number, all was right.",
+        FILE, "            x = recomputed(group, x) if again else group(x)\n",
+        "            def run(x, group=group):\n"
+        "                for block in group:\n"
+        "                    out = block(x)\n"
+        "                return out\n\n"
+        "            x = recomputed(run, x) if again else group(x)\n",
+        1, "--batch 6 --micro-batch 2 --recompute every --k 2",
+        ("first loss", "loss", "gradients", "gradient norm", "parameters", "kept", "FLOPs"),
+        ("sent",),
+    ),
 ]

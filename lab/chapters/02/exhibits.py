@@ -102,4 +102,21 @@ EXHIBITS = [
         (('        assert p not in self.ready, "finish() must come after a backward that sends"\n',
           ""),),
     ),
+    Exhibit(
+        "pytorch/pytorch#104336", "the hooks are on parameters that the model no longer has",
+        "A model was moved to the CPU, to make room on its GPU for a while, and back. The hooks "
+        "that start the sums were on what its parameters had been before. From then on each rank "
+        "trained a model of its own, with no error and no warning. DDP should support this, the "
+        "reporter wrote, or say that it does not. (Here zeros are summed in the gradients' place, "
+        "so that as many bytes are sent as ever.)",
+        FILE, "            p.register_post_accumulate_grad_hook(self.gradient_is_ready)\n",
+        "            p.register_post_accumulate_grad_hook(self.gradient_is_ready)\n"
+        "        for part in module.modules():\n"
+        "            for name, p in part.named_parameters(recurse=False):\n"
+        "                moved = nn.Parameter(p.detach().clone())\n"
+        "                vars(moved).update(vars(p))\n"
+        "                setattr(part, name, moved)\n",
+        3, "--batch 18 --micro-batch 2 --ignore 0.4 --variant overlap",
+        ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
 ]

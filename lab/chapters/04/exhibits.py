@@ -135,4 +135,18 @@ EXHIBITS = [
         2, "--batch 6 --micro-batch 2 --ignore 0.4 --precision bf16 --dtype float64",
         ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
     ),
+    Exhibit(
+        "deepspeedai/DeepSpeed#1801", "what all ranks hold is clipped on the first one alone",
+        "One function gave the gradients for the norm and those to be clipped. For the norm it "
+        "leaves out copies on all ranks but the first, and so the other ranks' LayerNorms were "
+        "never clipped. BLOOM, a model of 176 B parameters, was trained with it: loss and norm "
+        "were as they should be, and the copies drifted apart. It was noticed by chance, when the "
+        "checkpoints of several ranks were to become one.",
+        FILE, "        clip_grads_with_norm_(model.parameters(), clip, norm)\n"
+        "    optimizer.step()\n    return total, norm\n\n\ndef torch_step",
+        "        mine = [p for p in model.parameters() if group.rank() == 0 or p.cuts]\n"
+        "        clip_grads_with_norm_(mine, clip, norm)\n"
+        "    optimizer.step()\n    return total, norm\n\n\ndef torch_step",
+        *TWO, ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
 ]

@@ -109,4 +109,14 @@ EXHIBITS = [
         *TWO, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
         chapter="05_sequence_parallel.py",
     ),
+    Exhibit(
+        "NVIDIA/Megatron-LM#1446", "the last norm is not summed, all others are",
+        "With tensor and sequence parallelism, the gradient of the final LayerNorm was another one "
+        "on each rank before the update: 0.0030 on three of them and 0.0019 on the fourth, for one "
+        "number. Each had that of its own tokens, and nobody added them up. A norm that lies "
+        "outside of all blocks is easily left out of a list.",
+        FILE, "    in_full = [model.embedding, model.head.norm, model.head.out]\n",
+        "    in_full = [model.embedding, model.head.out]\n",
+        *TWO, ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
+    ),
 ]

@@ -112,4 +112,17 @@ EXHIBITS = [
         ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
         chapter="07_pipeline_parallel.py",
     ),
+    Exhibit(
+        "pytorch/pytorch#84803", "zeros arrive",
+        "A tensor that was copied from one GPU to another was zeros there. There was no error and "
+        "no warning. It was so for all sizes, it stayed after a restart, and it did not go away "
+        "with the NVLinks. By way of the CPU the copy was right. (Here the gradient of one "
+        "micro-batch's activations arrives as zeros. It has its size, so no byte is missed.)",
+        FILE, "            outputs[message.output] = operation.tensor\n",
+        "            outputs[message.output] = operation.tensor\n"
+        "            if message.output[0] != 'F' and message.output[2] == 1:\n"
+        "                outputs[message.output] = torch.zeros_like(operation.tensor)\n",
+        *UNCLIPPED, ("loss", "gradients", "gradient norm", "parameters"),
+        ("first loss", "sent", "kept"),
+    ),
 ]

@@ -154,4 +154,16 @@ EXHIBITS = [
         2, "--batch 12 --micro-batch 2 --ignore 0.4 --experts 4 --recompute full",
         ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
     ),
+    Exhibit(
+        "deepspeedai/DeepSpeed#6772", "an attribute that two programs use",
+        "Experts had an attribute id, which said whose GPU they go to. ZeRO-3 numbers all modules, "
+        "kept its numbers in an attribute of the same name, and did not look whether there was "
+        "one. So experts came to GPUs that they were not meant for. (Here rank 1's experts are on "
+        "rank 0, and tokens go where they should be.)",
+        FILE, '            keep_shard(moe, name, 0, groups["ep"]) ',
+        '            keep_shard(moe, name, 0, groups["ep"])\n'
+        "            [cut] = p.cuts\n"
+        "            p.cuts = [cut._replace(index=cut.parts - 1 - cut.index)] ",
+        *TWO, ("first loss", "loss", "gradients", "gradient norm", "parameters"), ("sent", "kept"),
+    ),
 ]

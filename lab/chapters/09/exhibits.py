@@ -190,4 +190,30 @@ EXHIBITS = [
         4, "--batch 8 --micro-batch 2 --ignore 0.4 --dp 2 --tp 2 --ep 2 --experts 4",
         ("loss", "gradients", "gradient norm", "parameters", "sent", "kept"), ("first loss",),
     ),
+    Exhibit(
+        "NVIDIA/Megatron-LM#599", "routers are not summed over tp",
+        "A mixture's router is a plain linear layer, which each rank of tp has as a whole. Under "
+        "sequence parallelism each routes its own tokens, and so has a part of the router's "
+        "gradient. Nobody summed these, and the copies came apart. It was noticed when a model "
+        "could not be exported, since ranks had different routers. The mend is one mark on the "
+        "weight.",
+        FILE, "        p.copies = p.holders.size()\n",
+        "        p.copies = p.holders.size()\n"
+        "        p.holders = holders['queries'] if 'router' in p.global_name else p.holders\n",
+        2, "--batch 6 --micro-batch 2 --ignore 0.4 --tp 2 --experts 4",
+        ("loss", "gradients", "gradient norm", "parameters", "sent"), ("first loss", "kept"),
+    ),
+    Exhibit(
+        "NVIDIA/Megatron-LM#1528", "two axes together, and each alone is right",
+        "With tensor and context parallelism together, and FP8, the gradient of a norm's weight "
+        "was as many times too large as tensor-parallel ranks. With either alone it was that of a "
+        "single device. So a test of each axis by itself passes. It was found by comparing with "
+        "one device. (Here nothing is in FP8.)",
+        FILE, "        p.copies = p.holders.size()\n",
+        "        p.copies = p.holders.size()\n"
+        "        if p.kind == 'norms' and p.copies > holders['queries'].size() > 1:\n"
+        "            p.register_hook(lambda grad: grad * 2)\n",
+        4, "--batch 6 --micro-batch 2 --ignore 0.4 --tp 2 --cp 2",
+        ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
 ]
