@@ -22,7 +22,7 @@ import torch
 import common
 from common import Config, Refused
 from lab import chapters
-from lab.bench import rehearsal
+from lab.bench import anatomy, rehearsal
 from lab.cli import commands, refusals, strict
 
 PRESETS = {             # as published
@@ -48,6 +48,12 @@ def flags(chapter, parser):
         help="of the cluster; default: 8")
     add("--rank", type=commands.number(int, 0, 2**20, 0), default=0,
         help="the one of them that is rehearsed; default: 0")
+    add("--operators", choices=("gpu", "cpu"), default="gpu",
+        help="whose: of a GPU RMSNorm is one, which keeps less for backward; default: gpu")
+    add("--cluster", choices=anatomy.planner().CLUSTERS, default="h100",
+        help="whose rates and memory the planner takes; default: h100")
+    add("--software", choices=anatomy.planner().SOFTWARE,
+        help="say what this one frees that ours keeps, by the planner")
     getattr(chapter, "flags", lambda parser: None)(parser)
 
 
@@ -75,7 +81,7 @@ def parse(chapter, argv):
         why, *changes = refused.args
         raise Refused(why, *(change.replace(refusals.RANKS, "--ranks") for change in changes)
                       ) from None
-    args.verify, args.steps = False, rehearsal.STEPS
+    args.verify, args.steps, args.planned = False, rehearsal.STEPS, {}
     return args
 
 

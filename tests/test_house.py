@@ -23,7 +23,7 @@ LAB = sorted((ROOT / "lab").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 IMPORTS = {  # {room of lab/, or its commands: what it imports of the rest of lab/}
     "cli": "bench.anatomy chapters",
-    "bench": "cli chapters checkpoints classroom.simulate pictures schedules",
+    "bench": "cli chapters checkpoints classroom.simulate pictures planner schedules",
     "chapters": "bench classroom cli museum.exhibit planner schedules",
     "checkpoints": "bench cli",
     "classroom": "bench chapters cli museum",

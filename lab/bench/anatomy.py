@@ -114,11 +114,15 @@ def saved_by_fp8(cfg, batch, e, kept):
                for rows, columns in (of_inputs, of_inputs, of_o, of_down))
 
 
+def norm_is_fused(cfg):
+    """Whether RMSNorm is one operator: on a CPU our kernel alone, beside "triton" for attention."""
+    return cfg.attention == "triton"
+
+
 def norm_bytes(cfg, tokens, e):
     """What a norm keeps: its input, and of each token LayerNorm two numbers. RMSNorm has one, and
-    on a CPU, where it is no single operator, its output before the weight, all in float32. (Our
-    kernel, beside "triton" for attention, is a single one.)"""
-    if cfg.gated and cfg.attention == "triton":
+    where it is no single operator its output before the weight, all in float32."""
+    if cfg.gated and norm_is_fused(cfg):
         return e * tokens * cfg.dim + 4 * tokens
     if cfg.gated:
         return max(e, 4) * (2 * tokens * cfg.dim + tokens)
@@ -128,7 +132,7 @@ def norm_bytes(cfg, tokens, e):
 def copied_input_bytes(cfg, batch, e):
     """Of a block that is computed again, its input, where its first norm keeps another one: RMSNorm
     on a CPU, of 16 bits, keeps that in float32."""
-    copied = cfg.gated and e < 4 and cfg.attention != "triton"
+    copied = cfg.gated and e < 4 and not norm_is_fused(cfg)
     return batch * cfg.seq * cfg.dim * e if copied else 0
 
 
@@ -227,9 +231,9 @@ def waiting_by_modules(cfg, batch, e, kept):
 
 def own_inputs(cfg, batch, e, kept, inputs):
     """{module: bytes} of those inputs that a stage keeps to read their gradients from, of which no
-    module keeps the same tensor: RMSNorm keeps it in float32. (A block that is recomputed keeps its
-    input itself, and tokens have no gradient.)"""
-    if not cfg.gated or e >= 4:
+    module keeps the same tensor: RMSNorm may keep it in float32. (A block that is recomputed keeps
+    its input itself, and tokens have no gradient.)"""
+    if not cfg.gated or e >= 4 or norm_is_fused(cfg):
         return {}
     as_it_is = {0, *range(1, cfg.layers + 1)} if kept.get("recompute") == "full" else {0}
     x = part(share_of(kept, "outside"), batch * cfg.seq * cfg.dim * e, "outside")

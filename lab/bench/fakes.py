@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 import common
 from common import environment
+from lab.bench import anatomy
 from lab.bench.meters import storage_of
 
 
@@ -83,6 +84,21 @@ def fused_attention(q, k, v, seen=None):
     return kernel(q, k, v, 0.0, seen is None, attn_mask=mask)[0]
 
 
+class FusedNorm(torch.autograd.Function):
+    """RMSNorm as one operator, as a GPU has it: it keeps its input, and a number of each token in
+    float32. On a CPU PyTorch makes it of several, which keep input and output in float32."""
+
+    @staticmethod
+    def forward(ctx, x, shape, weight, eps):
+        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), None, torch.empty_like(weight), None
+
+
 def place(rank: int, ranks: int, machine: int = 8) -> dict[str, str]:
     """What torchrun would set in the environment of this rank, on machines of so many."""
     local = min(machine, ranks)
@@ -91,8 +107,9 @@ def place(rank: int, ranks: int, machine: int = 8) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[None]:
-    """Be the rank of the environment in a cluster that is not there, and make fake tensors."""
+def cluster(operators: str) -> Iterator[None]:
+    """Be the rank of the environment in a cluster that is not there, and make fake tensors.
+    operators: those of a "gpu", or of a "cpu", which has RMSNorm of several."""
     rank, ranks = environment("RANK", 0), environment("WORLD_SIZE", 1)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     try:
@@ -100,6 +117,10 @@ def cluster() -> Iterator[None]:
             stack.enter_context(mock.patch.dict(common.CORES, sdpa=fused_attention))
             for name, function in (("_apply", apply), ("to_empty", to_empty)):
                 stack.enter_context(mock.patch.object(torch.nn.Module, name, function))
+            if operators == "gpu":
+                stack.enter_context(mock.patch.object(
+                    torch.nn.functional, "rms_norm", FusedNorm.apply))
+                stack.enter_context(mock.patch.object(anatomy, "norm_is_fused", lambda cfg: True))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(Integers())
             yield

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves
 
 import common
-from lab.bench import fakes, formulas, meeting, muon, report
+from lab.bench import fakes, formulas, meeting, muon, planned, report
 from lab.cli.words import count, quantity
 
 STEPS = 2               # the first makes the optimizer's states
@@ -136,9 +136,21 @@ class Run(report.Run):
         for size, tensors, where, source in self.lines:
             self.note(f"  {quantity(size):>10}  {count(tensors, 'tensor')}, {where}: {source}")
         self.record(peak=self.peak, lines=self.lines)
+        self.set_beside_the_planner()
         self.problems = [f"{c['name']}: measured {c['measured']}, formula {c['expected']}"
                          for c in self.checks if c["ok"] is False]
         self.data = super().as_json()
+
+    def set_beside_the_planner(self):
+        args, plan = self.args, planned.plan_of(self.args, self.world)
+        if plan is None:
+            return self.note("no planner beside: it plans --precision bf16, and not every variant")
+        self.notes += planned.notes(self, plan)
+        self.record(planner={what: [measured, planned] for what, measured, planned
+                             in planned.rows(self, plan)},
+                    seconds={cause: plan.seconds.get(cause, 0) for cause in plan.seconds})
+        if args.software:
+            self.notes += planned.notes_of_software(plan, args.software, args.planned)
 
     def as_json(self):
         return self.data                                # the group has gone by now
@@ -158,7 +170,8 @@ def rehearse(module: ModuleType, args: argparse.Namespace) -> Run:
     """Take the chapter's steps as rank args.rank of args.ranks. Raises NeedsValues."""
     train = module.VARIANTS[args.variant]
     train = train[0] if isinstance(train, tuple) else train
-    with (mock.patch.dict(os.environ, fakes.place(args.rank, args.ranks)), fakes.cluster()):
+    with (mock.patch.dict(os.environ, fakes.place(args.rank, args.ranks)),
+          fakes.cluster(args.operators)):
         run = Run(args, train, module.formulas)
         try:
             with run.live:

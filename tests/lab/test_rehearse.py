@@ -74,7 +74,8 @@ def measure_on_ranks(name, flags, folder):
 def rehearsed(name, world, rank, *flags, module=None):
     """The Run."""
     module = module or chapter(name)
-    argv = [f"{name}.py", f"--ranks={world}", f"--rank={rank}", *SMALL, f"--data={TEXT}", *flags]
+    argv = [f"{name}.py", f"--ranks={world}", f"--rank={rank}", "--operators=cpu", *SMALL,
+            f"--data={TEXT}", *flags]
     return rehearsal.rehearse(module, rehearse.parse(module, argv))
 
 
