@@ -4,6 +4,8 @@
     python -m lab.museum 06 torchtitan#596      those of a chapter, and of a thread
     python -m lab.museum kernels checkpoints    those of the kernels, and of checkpoints
     python -m lab.museum 02 --dtype bfloat16    in 16 bits, where fewer observables see a bug
+    python -m lab.museum --published            bugs that TrainCheck and TTrace have published: how
+                                                they see each, and what sees it here; plays nothing
 
 Each runs for 20 steps with SGD and with AdamW, with the bug and without. Columns: the first step
 whose loss is not that of the run without the bug; how far the loss is from it, at the first step
@@ -13,6 +15,7 @@ would; and the observables that see it with SGD.
 """
 
 import json
+import shlex
 import sys
 import textwrap
 import time
@@ -135,9 +138,26 @@ def arguments(argv):
     parser.add_argument("--json", type=commands.output("museum.json"), help="write the table")
     parser.add_argument("--dtype", choices=DTYPES, help="of all runs that do not need another")
     parser.add_argument("--stories", action="store_true", help="tell each exhibit's story as well")
+    parser.add_argument("--published", action="store_true", help="print other catalogues, beside")
     args = parser.parse_args(argv)
+    if args.published:
+        alone(args)
     args.rooms = chosen(args.exhibit)
     return args
+
+
+def alone(args):
+    """Refuse what means nothing beside --published."""
+    from common import Refused
+
+    for word in args.exhibit:
+        word = shlex.quote(word)
+        raise Refused(f"EXHIBIT {word} means nothing beside --published, which plays none",
+                      f"without {word}")
+    for flag in ("--out", "--json", "--dtype", "--stories"):
+        if getattr(args, flag[2:]):
+            raise Refused(f"{flag} means nothing beside --published, which plays no exhibit",
+                          f"without {flag}")
 
 
 def main(argv=None):
@@ -145,6 +165,11 @@ def main(argv=None):
     from lab.cli import refusals
 
     args = refusals.accepted(arguments, sys.argv[1:] if argv is None else argv, alone=True)
+    if args.published:
+        from lab import museum
+        from lab.museum import published
+        print("\n".join(published.table(museum.exhibits())))
+        return 0
     begin, told = time.monotonic(), []
     print(f"  {'':<38}step  loss 1 loss 20   AdamW            what sees it")
     for room, exhibit, found in play_all(args.rooms, args.dtype):
