@@ -1,0 +1,269 @@
+"""What a rehearsal sees, and no small run: findings, each a sentence with a line and a number.
+
+    Watch       integers that do not fit into int32, and scores of a core that is to make none
+    Counts      how often lines run in a step, what they make, and the process groups of a rank
+
+Integers are real in a rehearsal. So whatever makes an int32 is computed in int64 once more.
+
+What grows with the ranks is not told from one rehearsal: a line may run for each micro-batch, block
+and parameter, and that can be as often as there are ranks. So the same rank's work is rehearsed
+in half the cluster as well: half the ranks, all of them on the data-parallel axis, with half the
+batch. Then no line of a step has more to do, and one that runs more often by as many ranks as have
+come loops over ranks.
+"""
+
+import collections
+import contextlib
+import copy
+import functools
+import itertools
+import linecache
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+import common
+from common import Refused
+from lab.cli.words import quantity
+
+MOST = 2**31 - 1        # what an int32 holds
+MANY = 1024             # ranks from which on a loop over them is felt in a step
+LARGE = 2**20           # bytes; less does not matter, whatever it grows with
+MAKERS = ((dist, "new_group"), (dist, "new_subgroups"), (dist, "new_subgroups_by_enumeration"),
+          (common, "init_device_mesh"))
+
+
+class Found(Exception):
+    """A rehearsal has ended by an error, behind these findings."""
+
+
+def line_in(files):
+    """(file, number) of the innermost line of these files that runs; None: there is none."""
+    frame = sys._getframe(1)
+    while frame and frame.f_code.co_filename not in files:
+        frame = frame.f_back
+    return (frame.f_code.co_filename, frame.f_lineno) if frame else None
+
+
+def named(line):
+    """As in "09_5d.py:194"."""
+    return f"{Path(line[0]).name}:{line[1]}"
+
+
+def source_of(line):
+    return linecache.getline(*line).partition("  # ")[0].strip()
+
+
+# ------------------------------------------------------------------------ integers, and scores
+
+class Watch(TorchDispatchMode):
+    """Sees every operator of a rehearsal. found: {(kind, line): sentence}.
+
+    files: of the sources, in whose lines it is. core: what --attention says; sdpa keeps no scores.
+    Scores are a tensor of four dimensions or more in an Attention's forward, whose last two are
+    both as long as a run of its tokens: (batch, heads, queries, keys).
+    """
+
+    def __init__(self, files, core):
+        super().__init__()
+        self.files, self.is_fused, self.found = set(files), core == "sdpa", {}
+        self.attention = []                             # (tokens, head_dim) of those that run
+
+    def __enter__(self):
+        watch, forward = self, common.Attention.forward
+
+        def forward_and_tell(attention, x):
+            watch.attention.append((x.shape[1], attention.head_dim))
+            try:
+                return forward(attention, x)
+            finally:
+                watch.attention.pop()
+
+        self.patch = mock.patch.object(common.Attention, "forward", forward_and_tell)
+        self.patch.start()
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        self.patch.stop()
+        return super().__exit__(*exception)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        true = wide(func, args, kwargs)                 # before func writes to what it is given
+        result = func(*args, **kwargs)
+        tensors = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        for x, y in zip(tensors, true):
+            if x.dtype == torch.int32 and y.numel():
+                farthest = max(y.max().item(), -y.min().item() - 1)
+                if farthest > MOST:
+                    self.find("int32", f"an int32 holds {MOST:,} at the most, and this is "
+                              f"{farthest:,}")
+        if self.attention and self.is_fused:
+            for x in tensors:
+                self.look_for_scores(x)
+        return result
+
+    def look_for_scores(self, x):
+        tokens, head_dim = self.attention[-1]
+        if x.is_floating_point() and x.ndim > 3:
+            a_run = tokens // 2                         # of two, in a zig-zag
+            last = x.shape[-2:]
+            if min(last) >= max(a_run, 2) and not {head_dim, head_dim // 2} & {*last}:
+                shape = " x ".join(map(str, x.shape))
+                size = quantity(x.numel() * x.element_size())
+                self.find("scores", f"scores of {shape}, {size}, are in memory, and --attention "
+                          "sdpa is to make none")
+
+    def find(self, kind, what):
+        line = line_in(self.files)
+        if line:                                        # the first time tells enough
+            self.found.setdefault((kind, line), f"{named(line)}: {what}: {source_of(line)}")
+
+
+def wide(func, args, kwargs):
+    """The tensors that an operator gives if each int32 of its arguments is an int64. None of them,
+    if there is none, or what it gives does not depend on its arguments' values alone."""
+    leaves = tree_leaves((args, kwargs))
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+    is_narrow = any(x is torch.int32 for x in leaves) or any(
+        x.dtype == torch.int32 for x in tensors)
+    is_other = (func.namespace == "c10d" or "empty" in func._schema.name
+                or torch.Tag.nondeterministic_seeded in func.tags)
+    if not is_narrow or is_other or any(isinstance(x, FakeTensor) for x in tensors):
+        return []
+
+    def widen(x):
+        if isinstance(x, torch.Tensor) and x.dtype == torch.int32:
+            return x.to(torch.int64)
+        return torch.int64 if x is torch.int32 else x
+
+    args, kwargs = tree_map(widen, (args, kwargs))
+    return [x for x in tree_leaves(func(*args, **kwargs)) if isinstance(x, torch.Tensor)]
+
+
+# ------------------------------------------------------------------------- what grows with ranks
+
+class Groups:
+    """While it is entered, the process groups that are made: how many, the seconds that takes, and
+    `own`, {line of the sources: those that this rank is in}."""
+
+    def __init__(self, files):
+        self.files, self.made, self.seconds, self.depth = set(files), 0, 0.0, 0
+        self.own = collections.Counter()
+
+    def __enter__(self):
+        self.patches = contextlib.ExitStack()
+        for module, name in MAKERS:
+            maker = functools.partial(self.make, getattr(module, name))
+            self.patches.enter_context(mock.patch.object(module, name, maker))
+        return self
+
+    def __exit__(self, *exception):
+        self.patches.close()
+
+    def make(self, maker, *args, **kwargs):
+        world = dist.distributed_c10d._world
+        before, own, start = world.group_count, len(world.pg_map), time.perf_counter()
+        self.depth += 1
+        try:
+            return maker(*args, **kwargs)
+        finally:
+            self.depth -= 1
+            if not self.depth:                          # one maker may call another
+                self.seconds += time.perf_counter() - start
+                self.made += world.group_count - before
+                self.own[line_in(self.files)] += len(world.pg_map) - own
+
+
+class Counts:
+    """Of one step: times and size, how often each line of the sources runs, and the bytes of what
+    it makes; groups: Groups. What Python's own tracer sees."""
+
+    def __init__(self, files):
+        self.files, self.groups = set(files), Groups(files)
+        self.times, self.size = collections.Counter(), collections.Counter()
+
+    @contextlib.contextmanager
+    def of_step(self, live):
+        """Around a step, from what runs it. live: a LiveMeter."""
+        first, before, frame = len(live.made), sys.gettrace(), sys._getframe(2)
+        while frame:                                    # those that run already
+            if frame.f_code.co_filename in self.files:
+                frame.f_trace = self.line
+            frame = frame.f_back
+        sys.settrace(self.call)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+        for size, line, _ in live.made[first:]:
+            self.size[line] += size
+
+    def call(self, frame, event, arg):
+        return self.line if frame.f_code.co_filename in self.files else None
+
+    def line(self, frame, event, arg):
+        if event == "line":
+            self.times[frame.f_code.co_filename, frame.f_lineno] += 1
+        return self.line
+
+
+def halved(chapter: ModuleType, args, argv: list[str], parse: Callable):
+    """The arguments of the same rank's work in half the cluster, by parse(chapter, argv); None, if
+    that is small, or its ranks are not data-parallel, or they would not do the same."""
+    shares, places = args.shares, getattr(chapter, "places_of_ranks", None)
+    if args.ranks < MANY or shares < 4 or shares % 2 or args.batch % 2:
+        return None
+    rank, axis = args.rank // 2, []
+    if places:                                          # chapter 09, whose ranks have other axes
+        there, axis = copy.copy(args), [f"--dp={shares // 2}"]
+        there.dp = shares // 2
+        at = places(args)[args.rank]
+        rank = places(there).index(at._replace(dp=at.dp // 2))
+    try:
+        half = parse(chapter, [*argv, f"--ranks={args.ranks // 2}", f"--rank={rank}", *axis,
+                               f"--batch={args.batch // 2}"])
+    except Refused:
+        return None
+    same = all(getattr(half, name, None) == getattr(args, name, None)
+               for name in ("micro_batch", "ep", "shard_size"))
+    return half if same and 2 * half.shares == shares else None
+
+
+def grown(full: Counts, half: Counts, args, fewer) -> list[str]:
+    """Findings: what a step does or makes more of, and in how many groups more a rank is, of
+    args.ranks than of fewer.ranks."""
+    both = f"with {args.ranks:,} ranks, and {{}} with {fewer.ranks:,}"
+    more, found = args.shares - fewer.shares, []
+    loops = [line for line in full.times if full.times[line] - half.times[line] >= more]
+    for block in blocks_of(loops):
+        line = max(block, key=lambda line: full.times[line] - half.times[line])
+        found.append(f"{named(line)} runs {full.times[line]:,} times in a step "
+                     f"{both.format(f'{half.times[line]:,}')}: {source_of(line)}")
+    for line, size in full.size.items():
+        before = half.size[line]
+        if line and line not in loops and size - before >= max(LARGE, size / 4):
+            found.append(f"{named(line)} makes {quantity(size)} in a step "
+                         f"{both.format(quantity(before))}: {source_of(line)}")
+    for line, own in full.groups.own.items():
+        if own - half.groups.own[line] >= more:
+            found.append(f"{named(line)} makes {own:,} groups that this rank is in "
+                         f"{both.format(f'{half.groups.own[line]:,}')}: {source_of(line)}")
+    return found
+
+
+def blocks_of(lines):
+    """Lists of lines, (file, number), that follow each other."""
+    lines = sorted(lines)
+    starts = [i for i, (file, number) in enumerate(lines)
+              if not i or lines[i - 1][0] != file or number - lines[i - 1][1] > 2]
+    return [lines[i:j] for i, j in itertools.pairwise([*starts, len(lines)])]
