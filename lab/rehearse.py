@@ -3,18 +3,25 @@ r"""A chapter's run, rehearsed: as one rank of a cluster that is not there, at i
     python -m lab.rehearse 09_5d.py --ranks 16384 --rank 5 --preset llama-405b --tp 8 --pp 16 \
         --zero 1 --precision bf16 --batch 2048
     python -m lab.rehearse 03_zero.py --ranks 64 --preset llama-8b --variant zero3 --batch 64
+    python -m lab.rehearse 09_5d.py --published llama3-8192 --all-stages --plot memory.png
 
 The chapter's own code takes two steps. No weight is drawn and no number computed: each tensor has
 its shape, and no memory. So a report says what this rank would hold, keep, send and compute, beside
-the chapter's formulas; how many bytes are alive at the peak, what they are, and which lines have
-made them. A mixture chooses its experts in turn. What a machine's seconds are, it cannot say.
+the chapter's formulas and the planner's; how many bytes are alive at the peak, what they are, and
+which lines have made them. What the seconds of a machine are, it cannot say: those are the
+planner's.
 
-Behind the chapter come its own flags, and --ranks, --rank and --json; further presets are
-llama-70b and llama-405b.
+Behind the chapter come its own flags, and those of a rehearsal. Further presets are llama-70b,
+llama-405b and deepseek-v3. --published sets all flags of a run that was published; others may come
+behind it.
 """
 
 import functools
+import json
+import multiprocessing
+import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from unittest import mock
 
 import torch
@@ -22,16 +29,36 @@ import torch
 import common
 from common import Config, Refused
 from lab import chapters
-from lab.bench import anatomy, rehearsal
+from lab.bench import anatomy, rehearsal, rehearsed
+from lab.bench.bench import wrote
 from lab.cli import commands, refusals, strict
 
 PRESETS = {             # as published
     "llama-70b": Config(80, 8192, 64, 8, 8192, 128256, False, "sdpa", True, 28672),
     "llama-405b": Config(126, 16384, 128, 8, 8192, 128256, False, "sdpa", True, 53248),
+    # Its attention has whole heads here, of 56 numbers, and no latents.
+    "deepseek-v3": Config(61, 7168, 128, 128, 4096, 129280, False, "sdpa", True, 2048),
+}
+LLAMA = ("--preset llama-405b --tp 8 --pp 16 --zero 2 --schedule interleaved --order dp,pp,cp,tp "
+         "--precision bf16 --software llama3")
+PUBLISHED = {           # flags of 09_5d.py; what the planner's layout has besides
+    "llama3-8192": (f"{LLAMA} --ranks 8192 --dp 64 --batch 2048", {"v": 8}),
+    "llama3-16384": (f"{LLAMA} --ranks 16384 --dp 128 --batch 2048", {"v": 8}),
+    "llama3-128k": (f"{LLAMA} --ranks 16384 --dp 8 --cp 16 --batch 128 --seq 131072", {"v": 8}),
+    "deepseek-v3": ("--preset deepseek-v3 --ranks 2048 --dp 128 --pp 16 --ep 64 --experts 256 "
+                    "--top-k 8 --shared-expert --zero 1 --schedule dualpipe-v --batch 15360 "
+                    "--recompute full --precision bf16 --software deepseek-v3", {}),
+}
+UNLIKE = {              # what chapter 09 cannot do of them
+    "llama3": "a stage has two slices here, and not each layer for one; the first and the last "
+              "stage have no layer less; documents are not packed",
+    "deepseek-v3": "attention has no latents; all layers have experts, the first three, too; "
+                   "experts are picked by softmax, from all machines; no FP8; no module that "
+                   "predicts one token more",
 }
 WITHOUT = "01", "10"    # one GPU's, and the planner
-MEANINGLESS = ("--steps", "--verify", "--no-verify", "--plot", "--profile", "--save",
-               "--save-every", "--keep", "--resume", "--timeout")
+MEANINGLESS = ("--steps", "--verify", "--no-verify", "--profile", "--save", "--save-every",
+               "--keep", "--resume", "--timeout")
 
 
 def files():
@@ -54,11 +81,15 @@ def flags(chapter, parser):
         help="whose rates and memory the planner takes; default: h100")
     add("--software", choices=anatomy.planner().SOFTWARE,
         help="say what this one frees that ours keeps, by the planner")
+    add("--published", choices=PUBLISHED, help="the flags of this run")
+    add("--all-stages", action="store_true", help="a rank of each stage of the pipeline; --plot "
+        "alone takes the first, the middle and the last")
     getattr(chapter, "flags", lambda parser: None)(parser)
 
 
 def accepted(argv):
     """(A chapter's module, the arguments of its rehearsal); raises Refused."""
+    argv = with_published(argv)
     typed = [word for word in argv if word in files()]
     if not typed:                                       # which says what is missing
         parser = commands.Parser("-m lab.rehearse", description=__doc__)
@@ -67,6 +98,16 @@ def accepted(argv):
         parser.parse_args(argv)
     chapter = chapters.chapter(files()[typed[0]])
     return chapter, parse(chapter, argv)
+
+
+def with_published(argv):
+    """The words, with the flags of a published run before them."""
+    for word, following in zip(argv, [*argv[1:], ""]):
+        name = following if word == "--published" else word.removeprefix("--published=")
+        if name in PUBLISHED and word != name:
+            flags, _ = PUBLISHED[name]
+            return [*flags.split(), *argv]
+    return argv
 
 
 def parse(chapter, argv):
@@ -81,7 +122,8 @@ def parse(chapter, argv):
         why, *changes = refused.args
         raise Refused(why, *(change.replace(refusals.RANKS, "--ranks") for change in changes)
                       ) from None
-    args.verify, args.steps, args.planned = False, rehearsal.STEPS, {}
+    args.verify, args.steps = False, rehearsal.STEPS
+    _, args.planned = PUBLISHED.get(args.published, ("", {}))
     return args
 
 
@@ -92,6 +134,8 @@ def refuse_misfits(chapter, args, given):
     if args.rank >= args.ranks:
         raise Refused(f"--rank {args.rank} is not below --ranks = {args.ranks}",
                       f"--rank {args.ranks - 1}", f"--ranks {args.rank + 1}")
+    if args.published and not args.chapter.startswith("09"):
+        raise Refused(f"--published {args.published} is a run of 09_5d.py", "without --published")
     if args.variant == "torch":
         raise Refused("--variant torch is PyTorch's code, and a rehearsal is of a chapter's own",
                       f"--variant {next(iter(chapter.VARIANTS))}")
@@ -104,19 +148,60 @@ def refuse_misfits(chapter, args, given):
                       "alone", "--precision bf16", "--matmul loop")
 
 
+def ranks_of(chapter, args):
+    """The ranks that are rehearsed, by their stage: those beside --rank that differ from it in
+    their stage alone."""
+    stages = [args.rank]
+    if args.chapter.startswith("07"):
+        stages = [*range(args.ranks)]
+    if args.chapter.startswith("09"):
+        places = chapter.places_of_ranks(args)
+        mine = [(place.pp, rank) for rank, place in enumerate(places)
+                if place._replace(pp=0) == places[args.rank]._replace(pp=0)]
+        stages = [rank for _, rank in sorted(mine)]
+    if args.all_stages:
+        return stages
+    shown = {stages[0], stages[len(stages) // 2], stages[-1]} if args.plot else {}
+    return [rank for rank in stages if rank in shown or rank == args.rank]
+
+
+def rehearse(argv, rank=None):
+    """The lines and the record of one rank; None: the one of the flags. Raises NeedsValues."""
+    chapter, args = accepted(argv)
+    args.rank = args.rank if rank is None else rank
+    run = rehearsal.rehearse(chapter, args)
+    return run.told(), run.as_json()
+
+
+def rehearse_all(argv, ranks):
+    """The same of several, at once on all cores."""
+    workers = min(len(ranks), os.cpu_count())
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        return [*pool.map(functools.partial(rehearse, argv), ranks)]
+
+
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     chapter, args = refusals.accepted(accepted, argv, alone=True)
+    ranks = ranks_of(chapter, args)
     try:
-        run = rehearsal.rehearse(chapter, args)
+        told = [rehearse(argv)] if ranks == [args.rank] else rehearse_all(argv, ranks)
     except rehearsal.NeedsValues as error:
         where, source = error.args
         refusals.fail(f"{where} asks a tensor for its value, and a rehearsal has no numbers: "
                       f"{source}", status=1)
-    run.tell()
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-    return 0 if run.wrote("json", run.write_json) and not run.problems else 1
+    lines, record = told[ranks.index(args.rank)]
+    records = [record for _, record in told]
+    if len(ranks) > 1:
+        lines += ["", *rehearsed.table(records)]
+        record = record | {"stages": records}
+    if args.published:
+        lines.append(f"  unlike the published run: {UNLIKE[args.software]}")
+    print("\n".join(lines))
+    outputs = {"json": lambda path: path.write_text(json.dumps(record, indent=1)),
+               "plot": lambda path: rehearsed.draw(records).savefig(path)}
+    written = [wrote(args, flag, write) for flag, write in outputs.items()]
+    return int(not all(written) or any(record["problems"] for record in records))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """What every run beside lab/ has, whether it trains a model or not: ranks that meet, and say why
 they end; a first line that says what runs where; the files that it is asked for."""
 
+import argparse
 import contextlib
 import json
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -66,17 +68,7 @@ class Bench(common.Run):
             print(f"  → {sentence}", flush=True)
 
     def wrote(self, flag, write):
-        """Whether write(path) has worked, if the flag names a path. By now the verdict is printed,
-        so what stops it, be it a full disk or a matplotlib that is missing, costs a line."""
-        path = getattr(self.args, flag)
-        try:
-            if path:
-                write(path)
-        except Exception as error:
-            why = (str(error).splitlines() or [""])[0]
-            print(f"  ✗ --{flag} {path} is not written: {type(error).__name__}: {why}", flush=True)
-            return False
-        return True
+        return wrote(self.args, flag, write)
 
     def write_json(self, path):
         path.write_text(json.dumps(self.as_json(), indent=1) + "\n")
@@ -86,3 +78,17 @@ class Bench(common.Run):
 
         draw([self.as_json()], self.args.chapter, path)
         print(f"  picture: {path}", flush=True)
+
+
+def wrote(args: argparse.Namespace, flag: str, write: Callable) -> bool:
+    """Whether write(path) has worked, if the flag names a path. By now the verdict is printed, so
+    what stops it, be it a full disk or a matplotlib that is missing, costs a line."""
+    path = getattr(args, flag)
+    try:
+        if path:
+            write(path)
+    except Exception as error:
+        why = (str(error).splitlines() or [""])[0]
+        print(f"  ✗ --{flag} {path} is not written: {type(error).__name__}: {why}", flush=True)
+        return False
+    return True

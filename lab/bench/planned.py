@@ -47,7 +47,7 @@ def layout_of(args, ranks):
     software = replace(
         ten.SOFTWARE["ours"], flash=cfg.attention == "sdpa", optimizer=args.optimizer,
         keeps_gathered=(number, variant) != ("05", "megatron"),
-        whole_tables=number not in ("04", "05"), ring=variant in ("zigzag", "ring"))
+        whole_tables=number != "04", ring=variant in ("zigzag", "ring"))
     recompute = "none" if args.recompute == "selective" and software.flash else args.recompute
     return model, ten.Layout(micro_batch=args.micro_batch, recompute=recompute, **degrees), software
 
@@ -77,8 +77,7 @@ def rows(run, plan):
     states = {check["name"]: check["measured"] for check in run.checks}
     for cause, name in STATES.items():
         yield name, states[name], round(plan.memory[cause])
-    kept = max((after for *_, after in run.actions), default=run.kept.most)
-    yield "activations", kept, round(plan.memory["activations"])
+    yield "activations", run.recorded["activations"], round(plan.memory["activations"])
     if run.args.chapter.startswith("09"):               # whose report has axes
         sent = measured_on_axes(run)
         passes = run.args.micro_batches * -(-model.layers // layout.pp)
@@ -86,6 +85,30 @@ def rows(run, plan):
             for axis, (numbers, n, *_) in anatomy.planner().messages(model, layout).items():
                 if n > 1 and axis in sent:
                     yield f"sent over {axis}", sent[axis], round(2 * passes * 2 * numbers)
+
+
+def left_out(run, plan):
+    """Bytes of activations that the planner does not count, if the first stage has the most: ids of
+    tokens, RoPE's tables, what norms keep of a token, and a copy of the output of fused attention,
+    which o reads. None: of a mixture, whose rows are picked."""
+    ten, (model, layout, _, software, batch) = anatomy.planner(), plan.asked
+    if model.experts > 1 or run.answer.get("kept") is None:
+        return None
+    kept = run.answer["kept"]
+    ids, block, *_ = anatomy.kept_by_modules(run.args.model, layout.micro_batch, 2, kept)
+    alive = ten.micro_batches_alive(layout, batch // (layout.dp * layout.micro_batch))
+    layers = alive * -(-model.layers // layout.pp)
+    return (layers * (block - ten.kept_by_layer(model, layout, software))
+            + with_ids(run) * ids + anatomy.shared_bytes(run.args.model, 2, kept))
+
+
+def with_ids(run):
+    """Micro-batches that are alive on the first stage of all, when most is kept."""
+    alive = found = 0
+    for kind, stage, *_, kept, _ in run.spans:
+        alive += {"F": 1, "W": 0}.get(kind, -1) if stage == 0 else 0
+        found = alive if kept == run.recorded["activations"] else found
+    return found if run.spans else 1
 
 
 def notes(run, plan):
@@ -97,6 +120,9 @@ def notes(run, plan):
         is_much = abs(off) > 5e-4 * planned
         by = f"{quantity(abs(off))} {'more' if off > 0 else 'less'}" if off else "✓"
         by += f", {off / planned:+.1%}" if is_much else ""
+        if off and what == "activations":
+            is_known = off == left_out(run, plan)
+            by += ": what it leaves out ✓" if is_known else "; it has the logits' gradient"
         yield f"    {what:<38}{quantity(measured):>12}{quantity(planned):>15}   {by}"
     seconds = {cause: plan.seconds.get(cause, 0) for cause in planning.CAUSES}
     ten, (model, *_, batch) = anatomy.planner(), plan.asked

@@ -6,10 +6,12 @@ bytes are alive at the peak, what they are, and which lines have made them.
 """
 
 import argparse
+import collections
 import contextlib
 import linecache
 import math
 import os
+import textwrap
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
@@ -29,6 +31,8 @@ from lab.cli.words import count, quantity
 
 STEPS = 2               # the first makes the optimizer's states
 LINES = 5               # of the largest at the peak
+MOMENTS = 400           # of the step, for its picture
+CLASSES = "parameters", "gradients", "optimizer states", "kept for backward", "all else"
 
 
 class NeedsValues(Exception):
@@ -43,7 +47,7 @@ class Run(report.Run):
     def __init__(self, args, train, formulas):
         with mock.patch.object(meeting, "Watch"):           # there are no others to watch
             super().__init__(args, formulas)
-        self.kinds, self.packed, self.peak, self.lines = {}, {}, {}, []
+        self.kinds, self.packed, self.peak, self.lines, self.spans = {}, {}, {}, [], []
         self.live = fakes.LiveMeter({file_of(train), common.__file__})
 
     def meet(self, args):
@@ -78,6 +82,15 @@ class Run(report.Run):
                 meters.callback(hook.remove)
             yield
 
+    @contextlib.contextmanager
+    def span(self, action, kept, between=()):
+        begin = len(self.live.events)
+        with super().span(action, kept, between):
+            yield
+        if self.is_metered:
+            self.spans.append([*action, begin, len(self.live.events), self.kept.bytes,
+                               self.live.live])
+
     def note_packed(self, key):
         """When a storage is kept for backward."""
         self.packed.setdefault(self.live.names.get(key), len(self.live.events))
@@ -103,8 +116,7 @@ class Run(report.Run):
         """What is alive at the peak, by class and by line."""
         classes, lines = {}, {}
         for size, line, name in self.live.at_peak():
-            is_kept = self.packed.get(name, self.live.peak_at + 1) <= self.live.peak_at
-            kind = self.kinds.get(name, "kept for backward" if is_kept else "all else")
+            kind = self.kind(name, self.live.peak_at)
             classes[kind] = classes.get(kind, 0) + size
             before, tensors = lines.get(line, (0, 0))
             lines[line] = before + size, tensors + 1
@@ -113,6 +125,39 @@ class Run(report.Run):
         self.lines = [[size, tensors, f"{Path(file).name}:{number}",
                        linecache.getline(file, number).partition("  # ")[0].strip()]
                       for size, tensors, (file, number) in largest[:LINES]]
+
+    def kind(self, name, event):
+        """The class of what has that name, after so many events."""
+        is_kept = self.packed.get(name, event + 1) <= event
+        return self.kinds.get(name, "kept for backward" if is_kept else "all else")
+
+    def over_time(self):
+        """Columns: of each part of the step the event after which most was alive, and the bytes of
+        each of CLASSES then."""
+        made, events, kinds, now = self.live.made, self.live.events, {}, dict.fromkeys(CLASSES, 0)
+        packed, names, most = collections.defaultdict(list), {}, {}
+        for name, event in self.packed.items():
+            packed[event].append(name)
+
+        def move(number, kind):
+            size, _, name = made[number]
+            if number in kinds:
+                now[kinds.pop(number)] -= size
+                del names[name]
+            if kind:
+                kinds[number], names[name] = kind, number
+                now[kind] += size
+
+        for number in self.live.before:
+            move(number, self.kind(made[number][2], 0))
+        for event, (number, is_born) in enumerate(events, start=1):
+            move(number, self.kind(made[number][2], event) if is_born else None)
+            for name in filter(names.get, packed[event]):       # from now on it is kept
+                move(names[name], self.kind(name, event))
+            part = event * MOMENTS // (len(events) + 1)
+            if sum(now.values()) >= most.get(part, [-1])[0]:
+                most[part] = [sum(now.values()), event, *now.values()]
+        return [list(column) for column in zip(*(row[1:] for row in most.values()))]
 
     def hold(self):
         """Hold what was metered to the chapter's formulas, and tell what is alive at the peak."""
@@ -135,11 +180,26 @@ class Run(report.Run):
         self.note("made by these lines, the largest first")
         for size, tensors, where, source in self.lines:
             self.note(f"  {quantity(size):>10}  {count(tensors, 'tensor')}, {where}: {source}")
-        self.record(peak=self.peak, lines=self.lines)
+        self.note_actions()
+        kept = max((kept for *_, kept, _ in self.spans), default=self.kept.most)
+        self.record(peak=self.peak, lines=self.lines, activations=kept, actions=self.spans,
+                    over_time=self.over_time())
         self.set_beside_the_planner()
         self.problems = [f"{c['name']}: measured {c['measured']}, formula {c['expected']}"
                          for c in self.checks if c["ok"] is False]
-        self.data = super().as_json()
+        memory = planned.anatomy.planner().CLUSTERS[self.args.cluster].memory
+        self.data = super().as_json() | {"rank": self.rank, "memory": memory}
+
+    def note_actions(self):
+        """What is kept for backward after each action of a schedule."""
+        words, before = [], None
+        for kind, *_, kept, _ in self.spans:
+            words += [kind] * (kind != before) + [f"{kept / 1e9:.3g}"]
+            before = kind
+        if words:
+            self.note("GB kept for backward after each action")
+            self.notes += textwrap.wrap(" ".join(words), 90, initial_indent="  ",
+                                        subsequent_indent="  ")
 
     def set_beside_the_planner(self):
         args, plan = self.args, planned.plan_of(self.args, self.world)
@@ -155,15 +215,16 @@ class Run(report.Run):
     def as_json(self):
         return self.data                                # the group has gone by now
 
-    def tell(self):
+    def told(self):
+        """The lines of the report."""
         args, m = self.args, self.args.model
-        print(f"{args.chapter.replace('_', ' ')} · {args.variant} · rank {self.rank:,} of "
-              f"{self.world:,}, rehearsed: no numbers, true shapes · {self.rounding}")
-        print(f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq {m.seq}, "
-              f"batch {args.batch} · {m.parameters() / 1e6:,.2f} M parameters")
-        print(f"  {'in the second step of this rank':<40}{'measured':>12}{'formula':>15}")
-        for line in [*self.notes, *(f"✗ {problem}" for problem in self.problems)]:
-            print(f"  {line}".rstrip())
+        lines = [*self.notes, *(f"✗ {problem}" for problem in self.problems)]
+        return [f"{args.chapter.replace('_', ' ')} · {args.variant} · rank {self.rank:,} of "
+                f"{self.world:,}, rehearsed: no numbers, true shapes · {self.rounding}",
+                f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq "
+                f"{m.seq}, batch {args.batch} · {m.parameters() / 1e6:,.2f} M parameters",
+                f"  {'in the second step of this rank':<40}{'measured':>12}{'formula':>15}",
+                *(f"  {line}".rstrip() for line in lines)]
 
 
 def rehearse(module: ModuleType, args: argparse.Namespace) -> Run:
