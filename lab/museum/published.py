@@ -4,7 +4,7 @@ TrainCheck: its artifact has 18 of the 20 errors of the paper, those that it det
 a thread and an invariant for most. Its authors have opened further threads under a name of their
 own, traincheck-team. TTrace finds 14 bugs of Megatron-LM, 11 known ones and 3 new, which its table
 1 lists. That table could not be read for this list: two of its threads are known from another list
-that cites it, and 12 bugs are missing.
+that cites it, and 12 bugs are missing. The paper's first author has opened a third one.
 
 `theirs` is what the artifact or a thread says of how they see a bug; "" if nothing does. What sees
 it here is not written down a second time: it is the exhibit's caught_by, which the tests hold to
@@ -118,6 +118,9 @@ TTRACE = [
     Published("of table 1", "NVIDIA/Megatron-LM#1446",
               "the final LayerNorm is not summed over tp under sequence parallelism", REFERENCE,
               ("05", "NVIDIA/Megatron-LM#1446")),
+    Published("its first author's thread", "NVIDIA/Megatron-LM#1464",
+              "gradients of attention under context parallelism", f"{REFERENCE}, by up to 300 ε",
+              ("06", "NVIDIA/Megatron-LM#1464")),
 ]
 CATALOGUES = {"TrainCheck, OSDI 2025, arXiv 2506.14813": TRAINCHECK,
               "TTrace, arXiv 2506.09280": TTRACE}
