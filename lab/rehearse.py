@@ -29,7 +29,7 @@ import torch
 import common
 from common import Config, Refused
 from lab import chapters
-from lab.bench import anatomy, rehearsal, rehearsed
+from lab.bench import anatomy, growth, rehearsal, rehearsed
 from lab.bench.bench import wrote
 from lab.cli import commands, refusals, strict
 
@@ -81,6 +81,8 @@ def flags(chapter, parser):
         help="whose rates and memory the planner takes; default: h100")
     add("--software", choices=anatomy.planner().SOFTWARE,
         help="say what this one frees that ours keeps, by the planner")
+    add("--routing", choices=("balanced", "zipf"), default="balanced",
+        help="how experts are picked: in turn, or drawn by Zipf's law, the first one most often")
     add("--published", choices=PUBLISHED, help="the flags of this run")
     add("--all-stages", action="store_true", help="a rank of each stage of the pipeline; --plot "
         "alone takes the first, the middle and the last")
@@ -139,6 +141,12 @@ def refuse_misfits(chapter, args, given):
     if args.variant == "torch":
         raise Refused("--variant torch is PyTorch's code, and a rehearsal is of a chapter's own",
                       f"--variant {next(iter(chapter.VARIANTS))}")
+    if args.routing == "zipf" and not getattr(args, "experts", 0):
+        raise Refused("--routing zipf is about experts, of which there are none",
+                      "--experts 8" if hasattr(args, "experts") else "without --routing")
+    if args.routing == "zipf" and getattr(args, "node_limit", None):
+        raise Refused("--routing zipf draws from the experts of all machines, and --node-limit "
+                      f"{args.node_limit} would not show", "--routing balanced")
     if args.device == "cuda":
         raise Refused("--device cuda: a rehearsal needs no device", "--device cpu")
     if getattr(args, "kernels", False):
@@ -166,10 +174,12 @@ def ranks_of(chapter, args):
 
 
 def rehearse(argv, rank=None):
-    """The lines and the record of one rank; None: the one of the flags. Raises NeedsValues."""
+    """The lines and the record of one rank; None: the one of the flags, whose step is counted in
+    half the cluster as well. Raises NeedsValues, or growth.Found."""
     chapter, args = accepted(argv)
+    half = growth.halved(chapter, args, with_published(argv), parse) if rank is None else None
     args.rank = args.rank if rank is None else rank
-    run = rehearsal.rehearse(chapter, args)
+    run = rehearsal.rehearse(chapter, args, half)
     return run.told(), run.as_json()
 
 
@@ -190,6 +200,9 @@ def main(argv=None):
         where, source = error.args
         refusals.fail(f"{where} asks a tensor for its value, and a rehearsal has no numbers: "
                       f"{source}", status=1)
+    except growth.Found as found:                       # before an error
+        print(*(f"  ✗ {sentence}" for sentence in found.args), sep="\n")
+        return 1
     lines, record = told[ranks.index(args.rank)]
     records = [record for _, record in told]
     if len(ranks) > 1:

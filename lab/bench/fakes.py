@@ -2,15 +2,17 @@
 
 Every tensor of numbers is a FakeTensor: a shape, a dtype and a storage that has a size and no
 memory. Integers that do not come from such tensors are real: positions, layouts, and how many rows
-go to an expert. A choice of experts, which depends on numbers, is a balanced one instead. Nothing
-is sent: PyTorch's `fake` process group has any number of ranks, and every collective returns at
-once. Real integers of an all_to_all come back as they left, as among ranks that are all alike.
+go to an expert. A choice of experts, which depends on numbers, is a balanced one instead, or drawn.
+Nothing is sent: PyTorch's `fake` process group has any number of ranks, and every collective
+returns at once. Of an all_to_all's real integers, each rank sends to this one what this one sends
+to itself: all ranks choose alike. So if experts are drawn, the rows that a rank sends are those of
+its draw, and each of its own experts gets so many from each rank as from itself.
 """
 
 import contextlib
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import torch
@@ -23,32 +25,64 @@ from torch.utils._pytree import tree_leaves
 import common
 from common import environment
 from lab.bench import anatomy
-from lab.bench.meters import storage_of
+from lab.bench.meters import group_of, storage_of
 
 
 class Integers(TorchDispatchMode):
-    """Over a FakeTensorMode: computes integers of which no input is fake, and balances picks."""
+    """Over a FakeTensorMode: computes integers of which no input is fake, and what topk picks by
+    pick(its values, scores)."""
+
+    def __init__(self, pick):
+        super().__init__()
+        self.pick = pick
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, func._schema.name
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         if any(isinstance(x, FakeTensor) for x in tensors):
             result = func(*args, **kwargs)
-            return (result[0], balanced(result[0], args[0])) if name == "aten::topk" else result
+            return (result[0], self.pick(result[0], args[0])) if name == "aten::topk" else result
         dtype = kwargs.get("dtype")
         is_integer = dtype is not None and not dtype.is_floating_point
         if not (tensors or is_integer or name == "aten::arange"):
             return func(*args, **kwargs)
-        if name.startswith("c10d::alltoall_base_"):
-            args[0].copy_(args[1])
         with unset_fake_temporarily():
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if name.startswith("c10d::alltoall_base_"):
+                arrive(*args[:2], group_of(args), args[4])
+            return result
 
 
 def balanced(values, scores):
     """Picks in the shape of topk's values: each expert in turn."""
     with unset_fake_temporarily():
         return (torch.arange(values.numel()) % scores.shape[-1]).view(values.shape)
+
+
+class Zipf:
+    """Picks in the same shape, drawn: of each token different experts, the i-th with a probability
+    that is proportional to 1/i. So the first rank of those that share them gets the most rows. A
+    rank draws once, for all layers and micro-batches, and for a forward that is run again."""
+
+    def __init__(self, seed):
+        self.seed, self.drawn = seed, {}
+
+    def __call__(self, values, scores):
+        shape, experts = values.shape, scores.shape[-1]
+        with unset_fake_temporarily():
+            if (shape, experts) not in self.drawn:
+                generator = torch.Generator().manual_seed(self.seed)
+                law = (1 / torch.arange(1, experts + 1)).expand(shape[:-1].numel(), -1)
+                picks = law.multinomial(shape[-1], generator=generator)
+                self.drawn[shape, experts] = picks.view(shape)
+            return self.drawn[shape, experts].clone()
+
+
+def arrive(out, sent, group, sizes):
+    """Fill `out` with what comes of an all_to_all among ranks that are all alike: from each, what
+    this one sends to itself. sizes: what it sends to each; none: as much to all."""
+    parts = sent.split(sizes) if sizes else sent.chunk(group.size())
+    out.copy_(torch.cat(group.size() * [parts[group.rank()]]))
 
 
 def apply(module, fn, recurse=True):
@@ -107,9 +141,9 @@ def place(rank: int, ranks: int, machine: int = 8) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def cluster(operators: str) -> Iterator[None]:
+def cluster(operators: str, pick: Callable = balanced) -> Iterator[None]:
     """Be the rank of the environment in a cluster that is not there, and make fake tensors.
-    operators: those of a "gpu", or of a "cpu", which has RMSNorm of several."""
+    operators: those of a "gpu", or of a "cpu", which has RMSNorm of several. pick: of experts."""
     rank, ranks = environment("RANK", 0), environment("WORLD_SIZE", 1)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     try:
@@ -122,7 +156,7 @@ def cluster(operators: str) -> Iterator[None]:
                     torch.nn.functional, "rms_norm", FusedNorm.apply))
                 stack.enter_context(mock.patch.object(anatomy, "norm_is_fused", lambda cfg: True))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            stack.enter_context(Integers())
+            stack.enter_context(Integers(pick))
             yield
     finally:
         dist.destroy_process_group()

@@ -66,7 +66,7 @@ def source_of(line):
 # ------------------------------------------------------------------------ integers, and scores
 
 class Watch(TorchDispatchMode):
-    """Sees every operator of a rehearsal. found: {(kind, line): sentence}.
+    """Sees every operator of a rehearsal. found: {"scores" or the line: sentence}.
 
     files: of the sources, in whose lines it is. core: what --attention says; sdpa keeps no scores.
     Scores are a tensor of four dimensions or more in an Attention's forward, whose last two are
@@ -103,14 +103,16 @@ class Watch(TorchDispatchMode):
         tensors = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
         for x, y in zip(tensors, true):
             if x.dtype == torch.int32 and y.numel():
-                farthest = max(y.max().item(), -y.min().item() - 1)
-                if farthest > MOST:
-                    self.find("int32", f"an int32 holds {MOST:,} at the most, and this is "
-                              f"{farthest:,}")
-        if self.attention and self.is_fused:
-            for x in tensors:
-                self.look_for_scores(x)
+                self.look_beyond(y)
+        for x in tensors if self.attention and self.is_fused else []:
+            self.look_for_scores(x)
         return result
+
+    def look_beyond(self, integers):
+        largest = max(integers.max().item(), -1 - integers.min().item())
+        if largest > MOST:
+            self.find(line_in(self.files),
+                      f"an int32 holds {MOST:,} at the most, and this is {largest:,}")
 
     def look_for_scores(self, x):
         tokens, head_dim = self.attention[-1]
@@ -123,10 +125,10 @@ class Watch(TorchDispatchMode):
                 self.find("scores", f"scores of {shape}, {size}, are in memory, and --attention "
                           "sdpa is to make none")
 
-    def find(self, kind, what):
+    def find(self, key, what):
         line = line_in(self.files)
         if line:                                        # the first time tells enough
-            self.found.setdefault((kind, line), f"{named(line)}: {what}: {source_of(line)}")
+            self.found.setdefault(key, f"{named(line)}: {what}: {source_of(line)}")
 
 
 def wide(func, args, kwargs):
@@ -185,11 +187,11 @@ class Groups:
 
 
 class Counts:
-    """Of one step: times and size, how often each line of the sources runs, and the bytes of what
-    it makes; groups: Groups. What Python's own tracer sees."""
+    """Of one step: how often each line of the sources runs, which Python's own tracer sees; and
+    `size`, the bytes of what it makes."""
 
     def __init__(self, files):
-        self.files, self.groups = set(files), Groups(files)
+        self.files = set(files)
         self.times, self.size = collections.Counter(), collections.Counter()
 
     @contextlib.contextmanager
@@ -217,6 +219,12 @@ class Counts:
         return self.line
 
 
+def counted(run, step):
+    """Around a step of a rehearsal: the first one is counted, if any is."""
+    is_counted = run.counts is not None and step == 0
+    return run.counts.of_step(run.live) if is_counted else contextlib.nullcontext()
+
+
 def halved(chapter: ModuleType, args, argv: list[str], parse: Callable):
     """The arguments of the same rank's work in half the cluster, by parse(chapter, argv); None, if
     that is small, or its ranks are not data-parallel, or they would not do the same."""
@@ -235,16 +243,25 @@ def halved(chapter: ModuleType, args, argv: list[str], parse: Callable):
     except Refused:
         return None
     same = all(getattr(half, name, None) == getattr(args, name, None)
-               for name in ("micro_batch", "ep", "shard_size"))
+               for name in ("micro_batch", "ep"))
     return half if same and 2 * half.shares == shares else None
 
 
-def grown(full: Counts, half: Counts, args, fewer) -> list[str]:
-    """Findings: what a step does or makes more of, and in how many groups more a rank is, of
-    args.ranks than of fewer.ranks."""
-    both = f"with {args.ranks:,} ranks, and {{}} with {fewer.ranks:,}"
-    more, found = args.shares - fewer.shares, []
+def hold(run, fewer=None):
+    """Note what making groups took; and find, beside the rehearsal in half the cluster, what a step
+    runs or makes more of, and in how many groups more a rank is."""
+    own, groups = run.groups.own, run.groups
+    mine = sum(own.values())
+    run.note(f"process groups: {mine:,} of this rank, of {groups.made:,} that were made in "
+             f"{groups.seconds:.2f} s")
+    run.record(groups={"own": mine, "made": groups.made, "seconds": groups.seconds})
+    if fewer is None:
+        return
+    more = run.args.shares - fewer.args.shares          # ranks on the axis that was halved
+    both = f"with {run.world:,} ranks, and {{}} with {fewer.world:,}"
+    full, half = run.counts, fewer.counts
     loops = [line for line in full.times if full.times[line] - half.times[line] >= more]
+    found = []
     for block in blocks_of(loops):
         line = max(block, key=lambda line: full.times[line] - half.times[line])
         found.append(f"{named(line)} runs {full.times[line]:,} times in a step "
@@ -254,11 +271,14 @@ def grown(full: Counts, half: Counts, args, fewer) -> list[str]:
         if line and line not in loops and size - before >= max(LARGE, size / 4):
             found.append(f"{named(line)} makes {quantity(size)} in a step "
                          f"{both.format(quantity(before))}: {source_of(line)}")
-    for line, own in full.groups.own.items():
-        if own - half.groups.own[line] >= more:
-            found.append(f"{named(line)} makes {own:,} groups that this rank is in "
-                         f"{both.format(f'{half.groups.own[line]:,}')}: {source_of(line)}")
-    return found
+    for line, number in own.items():
+        if number - fewer.groups.own[line] >= more:
+            found.append(f"{named(line)} puts this rank into {number:,} groups "
+                         f"{both.format(f'{fewer.groups.own[line]:,}')}: {source_of(line)}")
+    run.found += found
+    if not found:
+        run.note(f"beside {fewer.world:,} ranks: no line runs more often, or makes more, and this "
+                 "rank is in as many groups")
 
 
 def blocks_of(lines):

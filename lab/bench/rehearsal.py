@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves
 
 import common
-from lab.bench import fakes, formulas, meeting, muon, planned, report
+from lab.bench import fakes, formulas, growth, meeting, muon, planned, report
 from lab.cli.words import count, quantity
 
 STEPS = 2               # the first makes the optimizer's states
@@ -42,13 +42,15 @@ class NeedsValues(Exception):
 
 class Run(report.Run):
     """peak: {class: bytes alive at the peak of the metered step}; lines: [bytes, tensors, where,
-    source] of the lines that have made most of them."""
+    source] of the lines that have made most of them. counts, groups, found: see growth.py."""
 
-    def __init__(self, args, train, formulas):
+    def __init__(self, args, train, formulas, steps=STEPS, counts=None):
         with mock.patch.object(meeting, "Watch"):           # there are no others to watch
             super().__init__(args, formulas)
         self.kinds, self.packed, self.peak, self.lines, self.spans = {}, {}, {}, [], []
-        self.live = fakes.LiveMeter({file_of(train), common.__file__})
+        files = {file_of(train), common.__file__}
+        self.live, self.groups = fakes.LiveMeter(files), growth.Groups(files)
+        self.steps, self.counts, self.found = steps, counts, []
 
     def meet(self, args):
         """They have met."""
@@ -60,13 +62,14 @@ class Run(report.Run):
     def batches(self, share=0, build=common.gpt, after_step=None):
         args, seq = self.args, self.args.model.seq
         shape = args.batch // args.shares, seq
-        for step in range(STEPS):
+        for step in range(self.steps):
             self.step = step + 1
             mine = [torch.zeros(shape, dtype=torch.int64) for _ in range(2)]
             pairs = list(zip(*(x.split(args.micro_batch) for x in mine)))
             self.batch = common.Batch(step, None, None, args.batch * seq, pairs,
                                       self.text.starts(step))
-            yield self.batch
+            with growth.counted(self, step):
+                yield self.batch
 
     @contextlib.contextmanager
     def measure(self):
@@ -159,8 +162,9 @@ class Run(report.Run):
                 most[part] = [sum(now.values()), event, *now.values()]
         return [list(column) for column in zip(*(row[1:] for row in most.values()))]
 
-    def hold(self):
-        """Hold what was metered to the chapter's formulas, and tell what is alive at the peak."""
+    def hold(self, fewer=None):
+        """Hold what was metered to the chapter's formulas, and tell what is alive at the peak.
+        fewer: the Run in half the cluster, if there is one."""
         alone = lambda run, mine: [mine]
         with contextlib.ExitStack() as stack:
             for module, name, other in (
@@ -185,8 +189,9 @@ class Run(report.Run):
         self.record(peak=self.peak, lines=self.lines, activations=kept, actions=self.spans,
                     over_time=self.over_time())
         self.set_beside_the_planner()
+        growth.hold(self, fewer)
         self.problems = [f"{c['name']}: measured {c['measured']}, formula {c['expected']}"
-                         for c in self.checks if c["ok"] is False]
+                         for c in self.checks if c["ok"] is False] + self.found
         memory = planned.anatomy.planner().CLUSTERS[self.args.cluster].memory
         self.data = super().as_json() | {"rank": self.rank, "memory": memory}
 
@@ -227,20 +232,47 @@ class Run(report.Run):
                 *(f"  {line}".rstrip() for line in lines)]
 
 
-def rehearse(module: ModuleType, args: argparse.Namespace) -> Run:
-    """Take the chapter's steps as rank args.rank of args.ranks. Raises NeedsValues."""
+@contextlib.contextmanager
+def taken(module, args, steps=STEPS, is_counted=False):
+    """The Run after its steps, in its cluster. Raises NeedsValues, or growth.Found."""
     train = module.VARIANTS[args.variant]
     train = train[0] if isinstance(train, tuple) else train
+    files = {file_of(train), common.__file__}
+    watch, counts = growth.Watch(files, args.attention), growth.Counts(files)
     with (mock.patch.dict(os.environ, fakes.place(args.rank, args.ranks)),
-          fakes.cluster(args.operators)):
-        run = Run(args, train, module.formulas)
+          fakes.cluster(args.operators, pick_of(args))):
+        run = Run(args, train, module.formulas, steps, counts if is_counted else None)
         try:
-            with run.live:
+            with run.groups, watch, run.live:
                 train(run)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise NeedsValues(*asked_in(error, file_of(train))) from error
-        run.hold()
+        except Exception as error:
+            if watch.found:
+                raise growth.Found(*watch.found.values()) from error
+            if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+                raise NeedsValues(*asked_in(error, file_of(train))) from error
+            raise
+        run.found += watch.found.values()
+        yield run
+
+
+def rehearse(module: ModuleType, args: argparse.Namespace,
+             half: argparse.Namespace | None = None) -> Run:
+    """Take the chapter's steps as rank args.rank of args.ranks; before, if `half` says how, one of
+    the same work in half the cluster. Raises NeedsValues, or growth.Found."""
+    fewer = None
+    with contextlib.suppress(NeedsValues, growth.Found):    # of which the whole one tells
+        if half:
+            with taken(module, half, 1, is_counted=True) as fewer:
+                pass
+    with taken(module, args, is_counted=fewer is not None) as run:
+        run.hold(fewer)
     return run
+
+
+def pick_of(args):
+    """How a mixture picks its experts."""
+    zipf = fakes.Zipf(2**20 * args.seed + args.rank)
+    return zipf if args.routing == "zipf" else fakes.balanced
 
 
 def file_of(train):
