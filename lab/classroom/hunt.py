@@ -27,10 +27,12 @@ MENDED, SAME, OTHER = "✓ mended", "✗ the bug is still there", "✗ something
 # -------------------------------------------------------------------------------- drawing, planting
 
 def huntable():
-    """{number of a chapter: its exhibits}, of those that run on ranks, in its own file."""
+    """{number of a chapter: its exhibits}, of those that show in a run on ranks, in its own
+    file."""
     from lab import museum
 
-    found = {room: [one for one in those if one.ranks and one.file.startswith(room)]
+    found = {room: [one for one in those
+                    if one.ranks and one.file.startswith(room) and not one.rehearsal]
              for room, those in museum.exhibits().items() if room.isdigit()}
     return {chapter: those for chapter, those in found.items() if those}
 

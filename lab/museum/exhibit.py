@@ -2,6 +2,9 @@
 
 from typing import NamedTuple
 
+AT_FULL_SIZE = ("rehearsal",), ("first loss", "loss", "gradients", "gradient norm", "parameters",
+                                "sent", "kept", "states")      # caught_by, and blind
+
 
 class Exhibit(NamedTuple):
     number: str             # the thread that tells of it: "pytorch/pytorch#158903"
@@ -17,6 +20,7 @@ class Exhibit(NamedTuple):
     more: tuple = ()        # further (old, new), such as a check of ours that would say so at once
     chapter: str = ""       # that is run, where `file` is none
     before: tuple = ()      # runs that stopped before, which it goes on from: (ranks, steps)
+    rehearsal: str = ""     # flags of the rehearsal at full size that sees it, where no run does
 
     def plant(self, source):
         """The file's source, with the bug. Raises ValueError if its lines are not there once."""

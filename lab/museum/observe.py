@@ -4,10 +4,12 @@ A run of 20 steps is compared with the same run without the bug, in its loss, an
 with one GPU and with the formulas. An observable is what a team could look at: the first loss, the
 loss after 20 steps, gradients, their norm, parameters, what is sent, what is kept. Each check of
 the report belongs to one, by its kind. A run that goes on from a checkpoint is also compared,
-in all its losses, with one that has not stopped.
+in all its losses, with one that has not stopped. What shows at full size alone is rehearsed there,
+behind its run.
 """
 
 import functools
+import json
 import math
 import os
 import shlex
@@ -19,13 +21,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab import ROOT
-from lab.classroom import checks
+from lab.classroom import checks, plain
 
 STEPS = 20
 CLOSE = 1e-5            # relatively: losses of a run that went on, on another number of ranks
 VISIBLE = 1e-3          # a relative difference of the loss that a curve could show
 OBSERVABLES = ("first loss", "loss", "gradients", "gradient norm", "parameters", "sent", "kept",
-               "states", "FLOPs", "values", "time", "resume")
+               "states", "FLOPs", "values", "time", "resume", "rehearsal")
 MODEL = f"--layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=16 --steps={STEPS}"
 
 
@@ -49,9 +51,9 @@ def of_record(run):
 
 
 @functools.lru_cache(maxsize=None)
-def play(file, source, ranks, flags, chapter="", before=()):
+def play(file, source, ranks, flags, chapter="", before=(), rehearsal=""):
     """Run a chapter in a copy of the course whose `file` has this source: what was Seen. It ends,
-    whatever the source does. chapter, before: as of an Exhibit."""
+    whatever the source does. chapter, before, rehearsal: as of an Exhibit."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         planted = copy / file
@@ -67,6 +69,8 @@ def play(file, source, ranks, flags, chapter="", before=()):
                 return seen
             losses, goes_on = losses + seen.loss, f"--resume={copy}/saved"
         seen = train(copy, chapter or file, ranks, f"{flags} {goes_on}")
+        if rehearsal and seen.status is not None:
+            seen = rehearse(planted, rehearsal, seen)
     if not before or seen.status is None:
         return seen
     never_stopped = play(file, source, ranks, flags, chapter).loss
@@ -94,6 +98,35 @@ def train(copy, chapter, ranks, flags):
             return Seen(None, (), [], tuple(words))
         said = tuple(run["diagnosis"] or run["problems"])
         return Seen(int(bool(run["problems"])), of_record(run), run.get("loss", []), said)
+
+
+def rehearse(path, flags, seen):
+    """What was Seen, and what a rehearsal of a chapter's file finds as well."""
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [path.name, *shlex.split(flags)]
+        outcome = checks.play(Path(folder), path, [(be_rehearsed, (path, argv))], limit=60)
+    if outcome.record is None:
+        return seen._replace(status=None, said=tuple(error for error, _ in outcome.errors.values()))
+    found = tuple(outcome.record["problems"])
+    return Seen(max(seen.status, int(bool(found))), seen.caught + ("rehearsal",) * bool(found),
+                seen.loss, seen.said + found)
+
+
+def be_rehearsed(tell, path, argv):
+    """In a process of its own: tell what a rehearsal finds."""
+    from lab import rehearse
+    from lab.bench import growth, rehearsal
+
+    module = checks.load(path, path.stem)
+    args = rehearse.parse(module, argv)
+    try:
+        half = growth.halved(module, args, argv, rehearse.parse)
+        problems = rehearsal.rehearse(module, args, half).problems
+    except growth.Found as found:
+        problems = [*found.args]
+    record = {"problems": problems, "diagnosis": [], "config": {}}
+    tell(plain.pack({"status": int(bool(problems)), "record": json.dumps(record)}))
+    return int(bool(problems))
 
 
 def agree(losses, others, bitwise):
@@ -133,7 +166,8 @@ def flags_of(exhibit, optimizer, dtype=None):
 
 def play_both(exhibit, flags):
     """What was Seen without the bug, and with it."""
-    return tuple(play(exhibit.file, source, exhibit.ranks, flags, exhibit.chapter, exhibit.before)
+    return tuple(play(exhibit.file, source, exhibit.ranks, flags, exhibit.chapter, exhibit.before,
+                      exhibit.rehearsal)
                  for source in sources(exhibit))
 
 

@@ -1,6 +1,6 @@
 """The exhibits of chapter 02: who sums gradients, when, and divided by what."""
 
-from lab.museum.exhibit import Exhibit
+from lab.museum.exhibit import AT_FULL_SIZE, Exhibit
 
 FILE = "02_data_parallel.py"
 # Three micro-batches on each rank; ranks with other numbers of valid targets; clipping is active.
@@ -118,5 +118,34 @@ EXHIBITS = [
         "                setattr(part, name, moved)\n",
         3, "--batch 18 --micro-batch 2 --ignore 0.4 --variant overlap",
         ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "NVIDIA/Megatron-LM#6378", "each rank gathers the tokens of all ranks",
+        "To balance sequences over the data-parallel ranks, a change gathered the samples of all "
+        "of them into one buffer. A review counted: with 64 ranks it takes 128 MiB for the tokens "
+        "alone, as much again for each further key, and it grows with the ranks. Nothing in a run "
+        "on two shows that.",
+        FILE, "        with run.measure():\n            loss, norm = train_step(",
+        "        mine = torch.cat([tokens for tokens, _ in batch.micro_batches])\n"
+        "        everyones = mine.new_empty(run.world, *mine.shape)\n"
+        "        common.all_gather(everyones.flatten(0, 1), mine, group=group)\n"
+        "        with run.measure():\n            loss, norm = train_step(",
+        2, "--batch 8 --micro-batch 2 --ignore 0.4",
+        *AT_FULL_SIZE,
+        rehearsal="--ranks 1024 --batch 1024 --layers 1 --seq 4096 --attention sdpa",
+    ),
+    Exhibit(
+        "horovod/horovod#445", "the numbers of all ranks are gathered in each step",
+        "Behind the all_reduces of every batch there was an all_gather, whose time grew with the "
+        "number of nodes, so that training did not scale. Here it is of the losses, for the "
+        "report: a list of as many tensors as there are ranks, which are added up one by one. On "
+        "a few ranks nobody feels it, and the loss is the same.",
+        FILE, "        dist.all_reduce(loss, group=group)              # for the report, which "
+        "shows the whole loss\n",
+        "        losses = [torch.zeros_like(loss) for _ in range(run.world)]\n"
+        "        dist.all_gather(losses, loss, group=group)\n        loss = sum(losses)\n",
+        2, "--batch 8 --micro-batch 2 --ignore 0.4",
+        *AT_FULL_SIZE,
+        rehearsal="--ranks 1024 --batch 1024 --layers 1",
     ),
 ]

@@ -1,6 +1,6 @@
 """The exhibits of chapter 03: shards that are summed, updated and gathered, or not."""
 
-from lab.museum.exhibit import Exhibit
+from lab.museum.exhibit import AT_FULL_SIZE, Exhibit
 
 FILE = "03_zero.py"
 # Three micro-batches on each rank; units that do not divide by three ranks; clipping is active.
@@ -137,5 +137,22 @@ EXHIBITS = [
         "    return optimizer\n",
         3, f"{ZERO_3[1]} --precision bf16", ("loss", "parameters"),
         ("first loss", "gradients", "gradient norm", "sent", "kept"),
+    ),
+    Exhibit(
+        "deepspeedai/DeepSpeed#7640", "a flat unit has more numbers than an int32 counts",
+        "A fused Adam held the size of each tensor in an int. A model of 2.4 G parameters on one "
+        "GPU was one flat tensor, its size became negative, and nothing was ever updated. The "
+        "steps seemed normal. On two GPUs the shards were small enough, and all was right. Here it "
+        "is where each parameter ends in a unit: one block of 405B is 3.2 G numbers.",
+        FILE, "        pieces = flat.split([*(p.numel() for p in self.parameters), self.padding])\n"
+        "        return [x.view(p.shape) for x, p in zip(pieces, self.parameters)]       "
+        "# and not padding\n",
+        "        sizes = torch.tensor([p.numel() for p in self.parameters])\n"
+        "        ends = sizes.cumsum(0, dtype=torch.int32).tolist()\n"
+        "        return [flat[end - p.numel():end].view(p.shape) for p, end in "
+        "zip(self.parameters, ends)]\n",
+        2, "--batch 8 --micro-batch 2 --ignore 0.4 --variant zero2",
+        *AT_FULL_SIZE,
+        rehearsal="--variant zero2 --ranks 64 --batch 64 --preset llama-405b --layers 2",
     ),
 ]

@@ -1,7 +1,7 @@
 """The exhibits of chapter 06: keys that travel, sums that are merged, sequences that are cut, and
 documents and windows, which a cut must not lose."""
 
-from lab.museum.exhibit import Exhibit
+from lab.museum.exhibit import AT_FULL_SIZE, Exhibit
 
 FILE = "06_context_parallel.py"
 ZIGZAG = 2, "--batch 6 --micro-batch 2 --ignore 0.4"
@@ -248,5 +248,31 @@ EXHIBITS = [
         FILE, "at(part, hop) for hop in range(hops + 1)", "at(part, hop) for hop in range(1)",
         *ZIGZAG, ("first loss", "loss", "gradients", "gradient norm", "parameters", "sent"),
         ("kept",),
+    ),
+    Exhibit(
+        "huggingface/transformers#46960", "the fused core is not taken, and nobody says so",
+        "PyTorch's fused kernels did not take grouped heads of that width, so attention fell back "
+        "to the one that has all scores in memory. It gives the same, so no number shows it, and "
+        "there was no warning. With long sequences it ran out of memory.",
+        FILE, '    return BlockCore(*fused if args.attention == "sdpa" else',
+        '    return BlockCore(*fused if args.attention == "sdpa" and args.model.kv_heads == '
+        "args.model.heads else",
+        2, "--batch 6 --micro-batch 2 --ignore 0.4 --attention sdpa",
+        *AT_FULL_SIZE,
+        rehearsal="--ranks 16 --batch 1 --preset llama-8b --layers 1 --seq 131072",
+    ),
+    Exhibit(
+        "Dao-AILab/flash-attention#2611", "where a document begins does not fit into an int32",
+        "A kernel computed where a document begins from its cumulative length and the stride of a "
+        "row, in 32 bits. In a real step token 225,304 with rows of 9,728 numbers lay at 2.19 G, "
+        "which became negative. So gradients were silently wrong, or the address was none. Shorter "
+        "sequences are right.",
+        FILE, "        rope.positions = (mine - layout.starts[mine]).to(weight.device)\n",
+        "        begin = layout.starts[mine].to(torch.int32) * weight.shape[1]\n"
+        "        rope.positions = (mine - begin // weight.shape[1]).to(weight.device)\n",
+        2, "--batch 6 --micro-batch 2 --ignore 0.4 --documents 6",
+        *AT_FULL_SIZE,
+        rehearsal="--ranks 16 --batch 1 --preset llama-405b --layers 1 --seq 262144 "
+                  "--documents 65536",
     ),
 ]

@@ -1,6 +1,6 @@
 """The exhibits of chapter 08: sums of what is already a sum, routers, and norms of experts."""
 
-from lab.museum.exhibit import Exhibit
+from lab.museum.exhibit import AT_FULL_SIZE, Exhibit
 
 FILE = "08_expert_parallel.py"
 TWO = 2, "--batch 12 --micro-batch 2 --ignore 0.4 --experts 4"
@@ -165,5 +165,21 @@ EXHIBITS = [
         "            [cut] = p.cuts\n"
         "            p.cuts = [cut._replace(index=cut.parts - 1 - cut.index)] ",
         *TWO, ("first loss", "loss", "gradients", "gradient norm", "parameters"), ("sent", "kept"),
+    ),
+    Exhibit(
+        "NVIDIA/TransformerEngine#2908", "where a row begins does not fit into an int32",
+        "The kernels that sort tokens by expert multiplied the number of a row by its width, both "
+        "of them ints. With rows of 7,168 numbers and 8 experts a token that is too much once a "
+        "rank has a few hundred thousand of them. Then they read and write elsewhere: silently, or "
+        "at an illegal address. It had been so since August 2024, and was found in April 2026.",
+        FILE, "        token, gates = token[order], gates.index_select(0, order).to(rows.dtype)\n"
+        "        counts",
+        "        token, gates = token[order], gates.index_select(0, order).to(rows.dtype)\n"
+        "        begin = token.to(torch.int32) * rows.shape[1]\n"
+        "        token = (begin // rows.shape[1]).long()\n        counts",
+        *TWO,
+        *AT_FULL_SIZE,
+        rehearsal="--ranks 8 --experts 8 --batch 512 --preset llama-8b --layers 1 --dim 7168 "
+                  "--heads 56 --expert-dim 2048",
     ),
 ]

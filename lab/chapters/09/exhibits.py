@@ -1,6 +1,6 @@
 """The exhibits of chapter 09: whom a parameter is summed with, and how often it counts."""
 
-from lab.museum.exhibit import Exhibit
+from lab.museum.exhibit import AT_FULL_SIZE, Exhibit
 
 FILE = "09_5d.py"
 TP = 2, "--batch 6 --micro-batch 2 --ignore 0.4 --clip 0.5 --tp 2"
@@ -215,5 +215,31 @@ EXHIBITS = [
         "            p.register_hook(lambda grad: grad * 2)\n",
         4, "--batch 6 --micro-batch 2 --ignore 0.4 --tp 2 --cp 2",
         ("loss", "gradients", "gradient norm", "parameters"), ("first loss", "sent", "kept"),
+    ),
+    Exhibit(
+        "NVIDIA/Megatron-LM#5255", "a range for each rank, of which a rank needs its own",
+        "For every bucket, the optimizer of each rank made the ranges of all data-parallel ranks, "
+        "and kept one of them. With thousands of ranks these are millions of objects, on all of "
+        "them. There it was at the start, and when a checkpoint was written; here it is in each "
+        "step.",
+        FILE, "        return flat.chunk(self.group.size())[self.group.rank()]\n",
+        "        size = len(flat) // self.group.size()\n"
+        "        ranges = [slice(i * size, i * size + size) for i in range(self.group.size())]\n"
+        "        return flat[ranges[self.group.rank()]]\n",
+        *DP,
+        *AT_FULL_SIZE,
+        rehearsal="--ranks 2048 --tp 2 --zero 1 --batch 1024 --layers 1",
+    ),
+    Exhibit(
+        "NVIDIA/nccl#534", "each rank makes as many groups as there are ranks",
+        "A communicator for each rank took 16 seconds on 8 ranks, and 130 on 32, since each of "
+        "them has to be set up by all: it grows with the square of their number. A maintainer did "
+        "not see why a program needs so many. On 4 ranks nobody would notice.",
+        FILE, '    if "pp" in axes:\n        dist.barrier',
+        "    roots = [dist.new_group() for _ in range(run.world)]\n"
+        '    if "pp" in axes:\n        dist.barrier',
+        *MESH,
+        *AT_FULL_SIZE,
+        rehearsal="--ranks 1024 --tp 2 --batch 512 --layers 1",
     ),
 ]

@@ -9,7 +9,7 @@ import pytest
 
 from lab import chapters, museum
 from lab.bench.about import KINDS, as_check
-from lab.classroom import checks
+from lab.classroom import checks, hunt
 from lab.museum import __main__ as command
 from lab.museum import observe
 from lab.museum.exhibit import Exhibit
@@ -100,6 +100,7 @@ def test_an_exhibit_is_told_and_applies(exhibit):
     assert re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", exhibit.number)
     assert 3 <= len(re.findall(r"[.?!](?: |$)", exhibit.story)) <= 6, exhibit.story
     assert exhibit.caught_by and not {*exhibit.caught_by} & {*exhibit.blind}
+    assert bool(exhibit.rehearsal) == ("rehearsal" in exhibit.caught_by)
     right, planted = observe.sources(exhibit)
     assert right != planted
     compile(planted, exhibit.file, "exec")
@@ -114,6 +115,14 @@ def test_an_exhibit_is_caught_by_what_it_names(exhibit):
     assert (right.status, right.caught) == (0, ()), right.said
     assert planted.status == 1 and {*exhibit.caught_by} <= {*planted.caught}, planted
     assert not {*exhibit.blind} & {*planted.caught}, planted
+
+
+def test_what_shows_at_full_size_alone_is_in_no_hunt():
+    """A hunt's file is run, and would call itself right."""
+    at_full_size = {exhibit for exhibit in EXHIBITS if exhibit.rehearsal}
+    assert len(at_full_size) >= 5
+    assert all(exhibit.caught_by == ("rehearsal",) for exhibit in at_full_size)
+    assert not any(at_full_size & {*those} for those in hunt.huntable().values())
 
 
 def test_a_plant_that_does_not_apply_says_so():
