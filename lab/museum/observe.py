@@ -69,8 +69,8 @@ def play(file, source, ranks, flags, chapter="", before=(), rehearsal=""):
                 return seen
             losses, goes_on = losses + seen.loss, f"--resume={copy}/saved"
         seen = train(copy, chapter or file, ranks, f"{flags} {goes_on}")
-        if rehearsal and seen.status is not None:
-            seen = rehearse(planted, rehearsal, seen)
+    if rehearsal and seen.status is not None:
+        seen = seen_at_full_size(seen, rehearse(file, source, rehearsal))
     if not before or seen.status is None:
         return seen
     never_stopped = play(file, source, ranks, flags, chapter).loss
@@ -100,11 +100,17 @@ def train(copy, chapter, ranks, flags):
         return Seen(int(bool(run["problems"])), of_record(run), run.get("loss", []), said)
 
 
-def rehearse(path, flags, seen):
-    """What was Seen, and what a rehearsal of a chapter's file finds as well."""
+@functools.lru_cache(maxsize=None)
+def rehearse(file, source, flags):
+    """The Outcome of a rehearsal of a chapter with this source."""
     with tempfile.TemporaryDirectory() as folder:
-        argv = [path.name, *shlex.split(flags)]
-        outcome = checks.play(Path(folder), path, [(be_rehearsed, (path, argv))], limit=60)
+        path, argv = Path(folder, file), [file, *shlex.split(flags)]
+        path.write_text(source, encoding="utf-8")
+        return checks.play(path.parent, path, [(be_rehearsed, (path, argv))], limit=60)
+
+
+def seen_at_full_size(seen, outcome):
+    """What was Seen of a run, and of its rehearsal."""
     if outcome.record is None:
         return seen._replace(status=None, said=tuple(error for error, _ in outcome.errors.values()))
     found = tuple(outcome.record["problems"])
