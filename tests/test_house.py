@@ -24,13 +24,14 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 IMPORTS = {  # {room of lab/, or its commands: what it imports of the rest of lab/}
     "cli": "bench.anatomy chapters",
     "bench": "cli chapters checkpoints classroom.simulate pictures planner schedules",
-    "chapters": "bench classroom cli museum.exhibit planner schedules",
+    "chapters": "bench classroom cli museum.exhibit planner schedules typecheck",
     "checkpoints": "bench cli",
     "classroom": "bench chapters cli museum",
     "museum": "bench.drawing chapters classroom cli",
     "page": "bench chapters classroom cli museum pictures planner schedules",
     "planner": "chapters cli",
-    "commands": "bench chapters checkpoints classroom cli here schedules speed",
+    "typecheck": "bench.fakes chapters cli museum",
+    "commands": "bench chapters checkpoints classroom cli here schedules speed typecheck",
 }
 
 
