@@ -107,6 +107,8 @@ def with_published(argv):
     for word, following in zip(argv, [*argv[1:], ""]):
         name = following if word == "--published" else word.removeprefix("--published=")
         if name in PUBLISHED and word != name:
+            if "09_5d.py" not in argv and {*files()} & {*argv}:
+                raise Refused(f"--published {name} is a run of 09_5d.py", "without --published")
             flags, _ = PUBLISHED[name]
             return [*flags.split(), *argv]
     return argv
@@ -136,8 +138,6 @@ def refuse_misfits(chapter, args, given):
     if args.rank >= args.ranks:
         raise Refused(f"--rank {args.rank} is not below --ranks = {args.ranks}",
                       f"--rank {args.ranks - 1}", f"--ranks {args.rank + 1}")
-    if args.published and not args.chapter.startswith("09"):
-        raise Refused(f"--published {args.published} is a run of 09_5d.py", "without --published")
     if args.variant == "torch":
         raise Refused("--variant torch is PyTorch's code, and a rehearsal is of a chapter's own",
                       f"--variant {next(iter(chapter.VARIANTS))}")

@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import common
 from common import environment
@@ -38,12 +37,12 @@ class Integers(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, func._schema.name
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
         if any(isinstance(x, FakeTensor) for x in tensors):
             result = func(*args, **kwargs)
             return (result[0], self.pick(result[0], args[0])) if name == "aten::topk" else result
         dtype = kwargs.get("dtype")
-        is_integer = dtype is not None and not dtype.is_floating_point
+        is_integer = dtype not in (None, torch.bool) and not dtype.is_floating_point     # no mask
         if not (tensors or is_integer or name == "aten::arange"):
             return func(*args, **kwargs)
         with unset_fake_temporarily():
@@ -51,6 +50,15 @@ class Integers(TorchDispatchMode):
             if name.startswith("c10d::alltoall_base_"):
                 arrive(*args[:2], group_of(args), args[4])
             return result
+
+
+def tensors_in(values):
+    """Of an operator's arguments or results: they, or lists of them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
 
 
 def balanced(values, scores):
@@ -211,8 +219,8 @@ class LiveMeter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
+        for tensor in tensors_in([result]):
+            if tensor.device.type != "meta":
                 storage = storage_of(tensor)
                 if storage._cdata not in self.names:
                     self.names[storage._cdata] = len(self.made)

@@ -121,7 +121,7 @@ def notes(run, plan):
         by = f"{quantity(abs(off))} {'more' if off > 0 else 'less'}" if off else "✓"
         by += f", {off / planned:+.1%}" if is_much else ""
         if off and what == "activations":
-            is_known = off == left_out(run, plan)
+            is_known = off == run.recorded["left_out"]
             by += ": what it leaves out ✓" if is_known else "; it has the logits' gradient"
         yield f"    {what:<38}{quantity(measured):>12}{quantity(planned):>15}   {by}"
     seconds = {cause: plan.seconds.get(cause, 0) for cause in planning.CAUSES}

@@ -210,6 +210,7 @@ class Run(report.Run):
         args, plan = self.args, planned.plan_of(self.args, self.world)
         if plan is None:
             return self.note("no planner beside: it plans --precision bf16, and not every variant")
+        self.record(left_out=planned.left_out(self, plan))
         self.notes += planned.notes(self, plan)
         self.record(planner={what: [measured, planned] for what, measured, planned
                              in planned.rows(self, plan)},
