@@ -132,8 +132,8 @@ class Watch(TorchDispatchMode):
 
 
 def wide(func, args, kwargs):
-    """The tensors that an operator gives if each int32 of its arguments is an int64. None of them,
-    if there is none, or what it gives does not depend on its arguments' values alone."""
+    """The tensors that an operator gives if each int32 of its arguments is an int64: none, if there
+    is no int32, or its values are unknown, or do not depend on its arguments alone."""
     leaves = tree_leaves((args, kwargs))
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     is_narrow = any(x is torch.int32 for x in leaves) or any(
@@ -149,7 +149,8 @@ def wide(func, args, kwargs):
         return torch.int64 if x is torch.int32 else x
 
     args, kwargs = tree_map(widen, (args, kwargs))
-    return [x for x in tree_leaves(func(*args, **kwargs)) if isinstance(x, torch.Tensor)]
+    given = [x for x in tree_leaves(func(*args, **kwargs)) if isinstance(x, torch.Tensor)]
+    return [] if any(isinstance(x, FakeTensor) for x in given) else given
 
 
 # ------------------------------------------------------------------------- what grows with ranks

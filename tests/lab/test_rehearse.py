@@ -2,39 +2,78 @@
 
 import importlib.util
 import json
+import math
 from unittest import mock
 
 import pytest
+import torch
 
 from lab import chapters, rehearse
 from lab.bench import fakes, rehearsal, report
 from tests.conftest import CHAPTERS, SMALL, TEXT, chapter, run_main
 
-FULL = pytest.mark.full
-LAYOUTS = [  # chapter, ranks, flags
-    pytest.param("02_data_parallel", 2, "--variant=bucket", marks=FULL),
-    pytest.param("02_data_parallel", 4, "--variant=naive --precision=bf16", marks=FULL),
-    pytest.param("03_zero", 2, "--variant=zero1", marks=FULL),
-    pytest.param("03_zero", 4, "--variant=zero2 --precision=bf16", marks=FULL),
-    ("03_zero", 2, "--variant=zero3"),
-    pytest.param("04_tensor_parallel", 2, "", marks=FULL),
-    pytest.param("04_tensor_parallel", 4, "--variant=overlap --block=llama", marks=FULL),
-    pytest.param("05_sequence_parallel", 2, "--variant=megatron", marks=FULL),
-    pytest.param("05_sequence_parallel", 4, "--variant=kept --recompute=full", marks=FULL),
-    pytest.param("06_context_parallel", 2, "--variant=zigzag --attention=sdpa", marks=FULL),
-    pytest.param("06_context_parallel", 4, "--variant=ulysses --kv-heads=4", marks=FULL),
-    pytest.param("06_context_parallel", 2, "--variant=gather --documents=6", marks=FULL),
-    pytest.param("07_pipeline_parallel", 2, "--variant=1f1b", marks=FULL),
-    pytest.param("07_pipeline_parallel", 2, "--variant=dualpipe-v --layers=4", marks=FULL),
-    pytest.param("07_pipeline_parallel", 2, "--variant=zb-h1 --precision=bf16", marks=FULL),
-    pytest.param("08_expert_parallel", 2, "--variant=capacity", marks=FULL),
-    pytest.param("09_5d", 4, "--pp=2 --tp=2 --attention=sdpa --recompute=selective", marks=FULL),
-    ("09_5d", 4, "--dp=2 --pp=2 --zero=1 --precision=bf16 --attention=sdpa"),
-    pytest.param("09_5d", 4, "--cp=2 --tp=2 --zero=3 --documents=6", marks=FULL),
-    pytest.param("09_5d", 8, "--pp=2 --cp=2 --tp=2 --schedule=dualpipe-v --layers=4", marks=FULL),
-    pytest.param("09_5d", 8, "--dp=2 --pp=2 --tp=2 --zero=2 --block=llama", marks=FULL),
-    pytest.param("11_muon", 2, "", marks=FULL),
-]  # fmt: skip
+LAYOUTS = {  # of each chapter: ranks, and flags
+    "02_data_parallel": """
+        2 --variant=bucket
+        4 --variant=naive --precision=bf16
+        8 --variant=overlap --recompute=selective
+        4 --variant=bucket --block=llama --attention=sdpa --optimizer=muon""",
+    "03_zero": """
+        2 --variant=zero3
+        2 --variant=zero1
+        4 --variant=zero2 --precision=bf16
+        8 --variant=zero1 --optimizer=muon
+        2 --variant=zero2 --block=llama --recompute=full
+        2 --variant=zero3 --keep-gathered --precision=bf16
+        4 --variant=hsdp --shard-size=2
+        4 --variant=zeropp --shard-size=2""",
+    "04_tensor_parallel": """
+        2
+        4 --variant=overlap --block=llama
+        2 --precision=bf16 --recompute=full
+        4 --optimizer=muon --attention=sdpa""",
+    "05_sequence_parallel": """
+        2 --variant=megatron
+        4 --variant=kept --recompute=full
+        2 --variant=ring
+        4 --variant=megatron --block=llama --attention=sdpa --precision=bf16""",
+    "06_context_parallel": """
+        2 --variant=zigzag --attention=sdpa
+        4 --variant=ulysses --kv-heads=4
+        2 --variant=gather --documents=6
+        4 --variant=ring --window=5
+        8 --variant=zigzag --inner=2
+        4 --variant=zigzag --documents=6 --cut=document
+        2 --variant=ring --precision=bf16 --recompute=full""",
+    "07_pipeline_parallel": """
+        2 --variant=1f1b
+        2 --variant=dualpipe-v --layers=4
+        2 --variant=zb-h1 --precision=bf16
+        2 --variant=interleaved --layers=4
+        4 --variant=1f1b --layers=4 --recompute=full""",
+    "08_expert_parallel": """
+        2 --variant=capacity
+        4 --variant=capacity --recompute=full --block=llama
+        2 --variant=capacity --precision=bf16 --shared-expert --balance=bias""",
+    "09_5d": """
+        4 --dp=2 --pp=2 --zero=1 --precision=bf16 --attention=sdpa
+        4 --pp=2 --tp=2 --attention=sdpa --recompute=selective
+        4 --cp=2 --tp=2 --zero=3 --documents=6
+        8 --pp=2 --cp=2 --tp=2 --schedule=dualpipe-v --layers=4
+        8 --dp=2 --pp=2 --tp=2 --zero=2 --block=llama
+        8 --dp=2 --cp=2 --tp=2 --zero=3 --keep-gathered
+        8 --dp=2 --pp=2 --cp=2 --zero=1 --schedule=interleaved --layers=4
+        4 --dp=4 --zero=2 --recompute=full --attention=sdpa
+        8 --dp=2 --pp=2 --tp=2 --order=tp,cp,dp,pp --zero=1 --optimizer=muon
+        2 --pp=2 --preset=gpt2 --vocab=256""",
+    "11_muon": """
+        2
+        4 --variant=owner
+        2 --variant=gather""",
+}
+EVERY = [pytest.param(name, int(line.split()[0]), " ".join(line.split()[1:]),
+                      marks=[] if i == 0 and name in ("03_zero", "09_5d") else pytest.mark.full)
+         for name, lines in LAYOUTS.items() for i, line in enumerate(lines.split("\n")[1:])]
 
 
 def measured(run):
@@ -79,14 +118,20 @@ def rehearsed(name, world, rank, *flags, module=None):
     return rehearsal.rehearse(module, rehearse.parse(module, argv))
 
 
-@pytest.mark.parametrize(("name", "world", "flags"), LAYOUTS)
+@pytest.mark.parametrize(("name", "world", "flags"), EVERY)
 def test_a_rank_measures_what_it_does_in_a_real_run(name, world, flags, pool, tmp_path):
-    """States, what is kept, traffic and FLOPs of every rank, to the byte."""
+    """States, what is kept, traffic and FLOPs of every rank, and the most that is alive, to the
+    byte. (gloo's thread may hold a message a little longer: the least of three tries counts.)"""
     flags = ["--batch=8", *flags.split()]
     real = [*SMALL, f"--data={TEXT}", "--steps=2", "--no-verify", *flags]
-    of_ranks = pool.call(world, 60, measure_on_ranks, name, real, tmp_path)
-    for rank, (expected, peak) in enumerate(of_ranks):
-        run = rehearsed(name, world, rank, *flags)
+    runs = [rehearsed(name, world, rank, *flags) for rank in range(world)]
+    least = world * [math.inf]
+    for _ in range(3):
+        of_ranks = pool.call(world, 60, measure_on_ranks, name, real, tmp_path)
+        least = [min(peak, before) for (_, peak), before in zip(of_ranks, least)]
+        if least <= [run.live.peak for run in runs] or "reduce_scatter" in runs[0].comm.total:
+            break
+    for run, (expected, _), peak in zip(runs, of_ranks, least):
         seen = measured(run)
         assert {key: seen[key] for key in expected} == expected
         assert run.problems == []
@@ -105,6 +150,39 @@ def test_a_mixture_chooses_its_experts_in_turn():
     for of_block in of_stage:
         for sent, received in of_block:
             assert sent == received == [2 * tokens // 4] * 4
+
+
+def test_experts_that_are_drawn_leave_ranks_unlike():
+    """By Zipf's law: the first rank of those that share them gets most. The formulas hold."""
+    rows = []
+    for rank in (0, 3):
+        run = rehearsed("09_5d", 4, rank, "--batch=8", "--dp=2", "--tp=2", "--ep=4", "--experts=8",
+                        "--routing=zipf", "--recompute=full")
+        assert run.problems == []
+        [of_stage] = run.answer["experts"]["seen"].values()
+        assert len({str(of_block) for of_block in of_stage}) == 1       # one draw for all
+        [(sent, received)] = of_stage[0]
+        assert sum(sent) == 2 * 4 * 16 // 2 and received == 4 * [sent[rank]]
+        rows.append(sum(received))
+    assert rows[0] > 2 * rows[1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("flags", ["", "--variant=overlapped --micro-batch=1",
+                                   "--variant=two-hops --nodes=2", "--variant=capacity"])
+def test_each_exchange_takes_experts_that_are_drawn(flags):
+    for rank in (0, 3):
+        run = rehearsed("08_expert_parallel", 4, rank, "--batch=8", "--experts=8",
+                        "--routing=zipf", *flags.split())
+        assert run.problems == [] and len(run.checks) > 5
+
+
+def test_zipf_draws_a_tokens_experts_without_putting_back():
+    draws = [fakes.Zipf(seed)(torch.empty(64, 32, 3), torch.empty(64, 32, 8)) for seed in (1, 1, 2)]
+    assert torch.equal(*draws[:2]) and not torch.equal(*draws[1:])
+    assert all(len({*token}) == 3 for token in draws[0].flatten(0, 1).tolist())
+    counts = draws[0].flatten().bincount(minlength=8).tolist()
+    assert counts == sorted(counts, reverse=True) and counts[0] > 3 * counts[-1]
 
 
 # ------------------------------------------------------------------------------------- the command
@@ -185,6 +263,9 @@ def test_scores_are_seen_where_a_core_makes_them(capsys):
     ("04_tensor_parallel.py --ranks=2 --variant=torch", "--variant megatron would work"),
     ("04_tensor_parallel.py --ranks=2 --device=cuda", "--device cpu would work"),
     ("08_expert_parallel.py --matmul=grouped", "--precision bf16 would work"),
+    ("04_tensor_parallel.py --routing=zipf", "without --routing would work"),
+    ("09_5d.py --routing=zipf", "--experts 8 would work"),
+    ("08_expert_parallel.py --routing=zipf --nodes=2 --node-limit=1", "--routing balanced would"),
     ("06_context_parallel.py --kernels", "without --kernels would work"),
 ])  # fmt: skip
 def test_what_is_refused(capsys, flags, why):

@@ -1,0 +1,162 @@
+"""What a rehearsal sees, and no small run: each finding names its line, and nothing else is one."""
+
+import re
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import common
+from lab import rehearse
+from lab.bench import growth
+from tests.conftest import SMALL, TEXT, chapter
+from tests.lab.test_rehearse import planted, rehearsed, run
+
+BILLION = 10**9
+
+
+def found_by(make, core="plain"):
+    """The sentences that a Watch finds while make() runs, which is in this file."""
+    with growth.Watch({__file__}, core) as watch:
+        make()
+    return [*watch.found.values()]
+
+
+# ------------------------------------------------------------------------ integers, and scores
+
+BEYOND = {
+    "cumsum": lambda: torch.tensor([BILLION] * 3).cumsum(0, dtype=torch.int32),
+    "cast": lambda: torch.tensor([3 * BILLION]).to(torch.int32),
+    "mul": lambda: torch.tensor([BILLION], dtype=torch.int32) * 3,
+    "in place": lambda: torch.tensor([BILLION], dtype=torch.int32).mul_(3),
+    "negative": lambda: torch.tensor([-BILLION], dtype=torch.int32) * 3,
+    "copy": lambda: torch.zeros(1, dtype=torch.int32).copy_(torch.tensor([3 * BILLION])),
+    "sum": lambda: torch.tensor([BILLION] * 3, dtype=torch.int32).sum(dtype=torch.int32),
+}
+WITHIN = {
+    "largest": lambda: torch.tensor([2**30 - 1, 2**30]).cumsum(0, dtype=torch.int32),
+    "smallest": lambda: torch.tensor([-(2**30)] * 2).cumsum(0, dtype=torch.int32),
+    "int64": lambda: torch.tensor([BILLION]) * 3,
+    "widened first": lambda: torch.tensor([BILLION], dtype=torch.int32).long() * 3,
+    "of no values": lambda: torch.empty(0, dtype=torch.int32) * 3,
+    "not filled": lambda: [torch.full((999,), 2**40).sum(), torch.empty(999, dtype=torch.int32)],
+    "drawn": lambda: torch.zeros(9, dtype=torch.int32).random_(),
+}
+
+
+@pytest.mark.parametrize("make", BEYOND.values(), ids=BEYOND)
+def test_an_integer_beyond_int32_is_found_where_it_is_made(make):
+    [sentence] = found_by(make)
+    assert re.match(r"test_growth.py:\d+: an int32 holds 2,147,483,647 at the most, and this is "
+                    r"(3,000,000,000|2,999,999,999): ", sentence), sentence  # fmt: skip
+
+
+@pytest.mark.parametrize("make", WITHIN.values(), ids=WITHIN)
+def test_one_that_fits_is_not(make):
+    assert found_by(make) == []
+
+
+def test_a_fake_tensor_has_no_integers():
+    with FakeTensorMode():
+        assert found_by(lambda: torch.ones(3, dtype=torch.int32) * 10**9 * 3) == []
+
+
+@pytest.mark.parametrize(("made_by", "core", "number"), [
+    ("plain", "plain", 0), ("plain", "sdpa", 1), ("sdpa", "sdpa", 0)])  # fmt: skip
+def test_scores_are_found_if_the_core_is_to_make_none(made_by, core, number):
+    cfg = common.Config(1, 64, 4, 2, 32, 256, attention=made_by)
+    model = common.gpt(cfg)
+    model(torch.zeros(2, 32, dtype=torch.int64))  # is not looked at
+    with growth.Watch({common.__file__}, core) as watch:
+        model(torch.zeros(2, 32, dtype=torch.int64))
+    assert len(watch.found) == number
+    assert all("scores of 2 x" in sentence and "--attention sdpa is to make none: "
+               in sentence for sentence in watch.found.values())  # fmt: skip
+
+
+# ------------------------------------------------------------------------- what grows with ranks
+
+ARGV = f"--ranks=2048 --rank=5 --batch=2048 --data={TEXT}".split()
+
+
+def half_of(name, *flags):
+    argv = [f"{name}.py", *SMALL, *ARGV, *flags]
+    module = chapter(name)
+    args = rehearse.parse(module, argv)
+    return args, growth.halved(module, args, argv, rehearse.parse)
+
+
+@pytest.mark.parametrize(("name", "flags"), [
+    ("02_data_parallel", ""), ("03_zero", "--variant=zero1"), ("08_expert_parallel", "--experts=8"),
+    ("09_5d", "--tp=2 --pp=2"), ("09_5d", "--tp=2 --order=tp,dp,cp,pp --dp=1024")])  # fmt: skip
+def test_half_the_cluster_has_the_same_work_for_a_rank(name, flags):
+    args, half = half_of(name, *flags.split())
+    assert (half.ranks, half.batch, 2 * half.shares) == (1024, 1024, args.shares)
+    assert half.micro_batch == args.micro_batch
+    if name == "09_5d":
+        at, there = (chapter(name).places_of_ranks(x)[x.rank] for x in (args, half))
+        assert at._replace(dp=0) == there._replace(dp=0)
+
+
+@pytest.mark.parametrize(("name", "flags"), [
+    ("02_data_parallel", "--ranks=512"),  # too few to matter
+    ("02_data_parallel", "--ranks=1025 --batch=1025"),  # has no half
+    ("06_context_parallel", "--ranks=1024 --seq=2048 --batch=1"),  # a half has other work
+    ("08_expert_parallel", "--experts=2048 --top-k=1"),  # and other experts
+    ("09_5d", "--cp=1024 --seq=2048 --dp=2")])  # fmt: skip
+def test_no_half_where_that_would_be_another_run(name, flags):
+    assert half_of(name, *flags.split())[1] is None
+
+
+LOSS = ("        dist.all_reduce(loss, group=group)              # for the report, which shows the "
+        "whole loss\n")  # fmt: skip
+MADE = "    replica = replicate(args.variant, model, group, 2**20 * args.bucket_mb)\n"
+GROWING = {  # in 02_data_parallel.py: before which line, what is put, and what is found
+    "a loop": (LOSS, "        for other in range(run.world):\n            pass\n",
+               r"\d+ runs [\d,]+ times in a step with 1,024 ranks, and 51\d with 512: (for|pass)"),
+    "a list": (LOSS, "        sizes = [loss for _ in range(run.world)]\n",
+               r"\d+ runs 1,02\d times in a step with 1,024 ranks, and 51\d with 512: sizes"),
+    "bytes": (LOSS, "        loss.new_empty(run.world, 512)\n",
+              r"\d+ makes 2.10 MB in a step with 1,024 ranks, and 1.05 MB with 512: loss"),
+    "groups": (MADE, "    groups = [dist.new_group() for _ in range(run.world)]\n",
+               r"\d+ puts this rank into 1,024 groups with 1,024 ranks, and 512 with 512: groups"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", [
+    "a loop", *[pytest.param(what, marks=pytest.mark.full) for what in [*GROWING][1:]]])
+def test_what_grows_is_named_by_its_line(what, capsys, tmp_path):
+    before, line, sentence = GROWING[what]
+    flags = "02_data_parallel.py", "--ranks=1024", "--batch=1024"
+    module = planted(tmp_path, "02_data_parallel", before, line + before)
+    status, output, _ = run(capsys, *flags, module=module)
+    found = re.findall("✗ (.*)", output)
+    assert status == 1 and found
+    assert any(re.match(f"02_data_parallel.py:{sentence}", one) for one in found), found
+
+
+def test_nothing_grows_in_a_chapter_as_it_is(capsys):
+    chapter("02_data_parallel")  # or skip
+    status, output, _ = run(capsys, "02_data_parallel.py", "--ranks=1024", "--batch=1024")
+    assert status == 0 and "beside 512 ranks: no line runs more often" in output
+
+
+def test_groups_are_counted_where_they_are_made():
+    counted = rehearsed("09_5d", 16384, 5, "--pp=4", "--cp=4", "--tp=4", "--ep=64", "--experts=64",
+                        "--batch=256", "--layers=4", "--seq=64").recorded["groups"]  # fmt: skip
+    tp = pp = 16384 // 4
+    cp, both, ep, whole, keys, experts = 16384 // 4, 16384 // 16, 16384 // 64, 4, 4 * 2, 4 * 64
+    assert counted["made"] == tp + pp + cp + both + ep + whole + 4 * 4 + keys + experts
+    assert counted["own"] == 9 and counted["seconds"] < 30
+
+
+def test_an_error_behind_a_finding_costs_no_traceback(capsys, tmp_path):
+    right = "        pieces = flat.split([*(p.numel() for p in self.parameters), self.padding])\n"
+    wrong = ("        ends = torch.tensor([p.numel() for p in self.parameters]).cumsum(0, dtype="
+             "torch.int32)\n        pieces = flat.tensor_split(ends.tolist())\n")  # fmt: skip
+    module = planted(tmp_path, "03_zero", right, wrong)
+    flags = "03_zero.py", "--ranks=2", "--variant=zero1"
+    assert run(capsys, *flags, module=module)[0] == 0
+    status, output, errors = run(capsys, *flags, "--layers=1", "--dim=16384", module=module)
+    assert (status, errors) == (1, "") and output.count("\n") == 1
+    assert re.match(r"  ✗ 03_zero.py:\d+: an int32 holds .*: ends = ", output)
