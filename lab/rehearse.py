@@ -91,7 +91,6 @@ def flags(chapter, parser):
 
 def accepted(argv):
     """(A chapter's module, the arguments of its rehearsal); raises Refused."""
-    argv = with_published(argv)
     typed = [word for word in argv if word in files()]
     if not typed:                                       # which says what is missing
         parser = commands.Parser("-m lab.rehearse", description=__doc__)
@@ -99,7 +98,7 @@ def accepted(argv):
         parser.add_argument("--json", type=commands.output("run.json"), help="write the rehearsal")
         parser.parse_args(argv)
     chapter = chapters.chapter(files()[typed[0]])
-    return chapter, parse(chapter, argv)
+    return chapter, parse(chapter, with_published(argv))
 
 
 def with_published(argv):
@@ -107,7 +106,7 @@ def with_published(argv):
     for word, following in zip(argv, [*argv[1:], ""]):
         name = following if word == "--published" else word.removeprefix("--published=")
         if name in PUBLISHED and word != name:
-            if "09_5d.py" not in argv and {*files()} & {*argv}:
+            if "09_5d.py" not in argv:
                 raise Refused(f"--published {name} is a run of 09_5d.py", "without --published")
             flags, _ = PUBLISHED[name]
             return [*flags.split(), *argv]
