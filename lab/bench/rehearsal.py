@@ -138,9 +138,9 @@ class Run(report.Run):
         """Columns: of each part of the step the event after which most was alive, and the bytes of
         each of CLASSES then."""
         made, events, kinds, now = self.live.made, self.live.events, {}, dict.fromkeys(CLASSES, 0)
-        packed, names, most = collections.defaultdict(list), {}, {}
+        packed, names, most = collections.defaultdict(set), {}, {}
         for name, event in self.packed.items():
-            packed[event].append(name)
+            packed[event].add(name)
 
         def move(number, kind):
             size, _, name = made[number]
@@ -155,7 +155,7 @@ class Run(report.Run):
             move(number, self.kind(made[number][2], 0))
         for event, (number, is_born) in enumerate(events, start=1):
             move(number, self.kind(made[number][2], event) if is_born else None)
-            for name in filter(names.get, packed[event]):       # from now on it is kept
+            for name in names.keys() & packed[event]:           # from now on they are kept
                 move(names[name], self.kind(name, event))
             part = event * MOMENTS // (len(events) + 1)
             if sum(now.values()) >= most.get(part, [-1])[0]:
