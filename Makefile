@@ -8,7 +8,7 @@ LINT := check --quiet --output-format concise
 
 .DEFAULT_GOAL := help
 .PHONY: help setup given-python tour quick test test-all lint bench faults scaling figures \
-	exercises grade hunt museum page test-page
+	exercises grade hunt museum types page test-page
 
 help:  ## list the targets
 	@echo "Times are those of two cores with nothing else to do. The first target sets up .venv, which"
@@ -75,7 +75,12 @@ lint: $(READY)  ## check the style
 	else echo "lint:" $(PYTHON) "has no ruff, so it is left out"; fi
 
 museum: $(READY)  ## 7 minutes: plant each of the museum's silent bugs, and see what finds it
-	$(PYTHON) -m lab.museum --out figures/museum.png
+	@if $(PYTHON) -c 'import spmd_types' 2>/dev/null; then types=--types; fi; \
+	$(PYTHON) -m lab.museum $$types --out figures/museum.png
+
+CHAPTERS_WITH_TYPES = $(wildcard $(addsuffix _*.py,02 04 05 06 08 09))
+types: $(READY)  ## 10 seconds: typecheck chapters as programs of many ranks, with no number
+	@$(PYTHON) -m lab.types $(CHAPTERS_WITH_TYPES)
 
 bench: $(READY)  ## time the chapters against PyTorch's own, checkpoints, collectives, GPU kernels
 	@if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \

@@ -1,6 +1,7 @@
 """The rooms: what belongs to one chapter and to nothing else lies in one folder, NN/.
 
-    exercises.py      EXERCISES: what students write, with questions, hints and checks
+    exercises.py      EXERCISES: what students write, with questions, hints and checks;
+                      BESIDE: {another file: its exercises}
     predictions.py    predictions(pick), what lab.predict asks: a run, and five questions about it
     figure.py         draw(runs), what lab.pictures draws of the JSON of runs whose "chapter" is OF,
                       and of those that are BESIDE them; OF = None: draw(), for lab.plans
@@ -17,7 +18,7 @@
         rounding(args)    what a run rounds to: a --dtype, or a key of lab/bench/verify.py's LOSSY
         TRAINS            False: it trains no model
         PLAYS             the page that computes what it teaches: lab/page/files/NAME.html
-        FILES             of a room without a chapter, {file that is read: its figure, or None}
+        FILES             {file that is read beside the chapters: its figure, or None}
 
 `kernels` and `checkpoints` are rooms as well. A room has what it needs, and no other room imports
 it: the rest of lab/ finds it here.

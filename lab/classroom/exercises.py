@@ -27,13 +27,14 @@ from lab.cli import commands, refusals
 
 def gathered():
     """{file without .py: its exercises} of all rooms."""
-    found = {}
+    found, beside = {}, {}
     for room, module in chapters.rooms_with("exercises").items():
         if room == "kernels":
             found |= {f"kernels/{name}": these for name, these in module.EXERCISES.items()}
         else:
             found[chapters.name_of(room)] = module.EXERCISES
-    return found
+        beside |= getattr(module, "BESIDE", {})
+    return found | beside
 
 
 EXERCISES = gathered()

@@ -20,6 +20,7 @@ from torch.overrides import handle_torch_function
 from torch.utils._pytree import tree_leaves
 
 from lab.typecheck import fault
+from lab.typecheck.duality import misfit
 from lab.typecheck.fault import Fault
 from lab.typecheck.mesh import DUAL, LETTERS, SAME, WORDS, P, V
 
@@ -147,15 +148,6 @@ def hold_backward(cls, checker, returned, inputs, needed):
                     axis, (found, DUAL[kind]), f"{cls.__name__}.backward gives a gradient of "
                     f"{name} that is {WORDS[found]} over {axis}; {name} is {WORDS[kind]}, so its "
                     f"gradient must be {WORDS[DUAL[kind]]}: {why}"))
-
-
-def misfit(found, wanted):
-    """Why a gradient of the type `found` is none of the type `wanted`, or None."""
-    if wanted in SAME and found not in SAME or wanted is V and found is P:
-        return "its sum is missing"
-    if wanted is P and found in SAME:
-        return "whoever sums it counts it once for each rank"
-    return None
 
 
 def at_the_end(function, told):

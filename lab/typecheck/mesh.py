@@ -6,10 +6,12 @@ from typing import NamedTuple
 import torch.distributed as dist
 from spmd_types import I, MeshAxis, P, R, V
 
+from lab.typecheck.duality import dual
+
 WORDS = {R: "replicated", V: "varying", P: "partial", I: "invariant"}
 LETTERS = {R: "R", V: "V", P: "P", I: "I"}
 SAME = R, I             # on all ranks of the axis; they differ in what their gradient is
-DUAL = {R: P, P: R, V: V, I: I}
+DUAL = {kind: dual(kind) for kind in WORDS}
 
 
 class Mesh(NamedTuple):

@@ -31,7 +31,8 @@ def seen(checker):
     with contextlib.ExitStack() as stack:
         for module, name, rule in (
                 (dist, "all_reduce", all_reduce), (dist, "broadcast", broadcast),
-                (dist, "all_to_all_single", all_to_all), (dist, "batch_isend_irecv", messages),
+                (dist, "all_gather", all_gather_list), (dist, "all_to_all_single", all_to_all),
+                (dist, "batch_isend_irecv", messages),
                 (common, "all_gather", all_gather), (common, "reduce_scatter", reduce_scatter)):
             stack.enter_context(
                 mock.patch.object(module, name, with_rule(rule, getattr(module, name), checker)))
@@ -92,6 +93,14 @@ def all_gather(checker, out, x, group=None, async_op=False):
                         "copies of the same together")
     checker.become(out, checker.type_of(x))
     checker.change(out, names, R)
+
+
+def all_gather_list(checker, outs, x, group=None, async_op=False):
+    """A tensor of each rank, apart from each other: of parts, whoever has them can add them up."""
+    names = axes_of(checker, group)
+    for out in outs:
+        checker.become(out, checker.type_of(x))
+        checker.change(out, names, R)
 
 
 def reduce_scatter(checker, out, x, op=dist.ReduceOp.SUM, group=None, async_op=False):

@@ -1,31 +1,14 @@
-"""What several chapters' typing rules say."""
+"""What several chapters' typing rules say, beside those of duality.py."""
 
-from spmd_types import (
-    P,
-    R,
-    S,
-    SpmdTypeError,
-    V,
-    get_axis_local_type,
-    get_local_type,
-    normalize_axis,
-    rules,
-)
+from spmd_types import R, S, SpmdTypeError, V, get_local_type, normalize_axis, rules
 from spmd_types._checker import _resolve_collective_axes
+
+from lab.typecheck.duality import parts
 
 
 def summed(x, group, dst):
     """An all_reduce: of what is partial, or of what is varying, which it takes for parts."""
     return rules.all_reduce(x, group, src=parts(x, group), dst=dst)
-
-
-def scattered(x, group, dst):
-    """A reduce_scatter, of the same."""
-    return rules.reduce_scatter(x, group, src=parts(x, group), dst=dst)
-
-
-def parts(x, group):
-    return V if group.size() > 1 and get_axis_local_type(x, group) is V else P
 
 
 def exchanged(rows, group):
@@ -37,13 +20,17 @@ def exchanged(rows, group):
     return rows
 
 
-def added(x, loss):
+def add_loss(*, x, loss):
     """x, and a loss that is tied to it. Its gradient is 1 on each rank, so each has a part."""
     for axis, kind in get_local_type(loss).items():
         if kind is R:
             raise SpmdTypeError(f"expects its loss to be P on axis {axis}, but it is R")
     rules.ignore(loss)
     return rules.einsum("...->...", x, linear_in=(0,))
+
+
+def all_to_all(*, rows, sent, received, group):
+    return exchanged(rows, group)
 
 
 def by_messages(rule):
@@ -60,5 +47,3 @@ def varying(*names):
         return part
 
     return mark
-
-

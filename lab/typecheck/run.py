@@ -9,6 +9,7 @@ import contextlib
 import functools
 import linecache
 import os
+import sys
 from types import ModuleType
 from unittest import mock
 
@@ -324,7 +325,9 @@ def check(module, room, args):
     train = train[0] if isinstance(train, tuple) else train
     fault.FILES.clear()
     fault.FILES.update({module.__file__: f"{module.__name__}.py", common.__file__: "common.py"})
-    with (mock.patch.dict(os.environ, fakes.place(args.rank, args.ranks)), fakes.cluster("cpu")):
+    with (mock.patch.dict(os.environ, fakes.place(args.rank, args.ranks)),
+          mock.patch.object(sys, "excepthook", sys.excepthook),     # which a group replaces
+          fakes.cluster("cpu")):
         run = Run(args, room, module)
         try:
             with run.hooks():

@@ -1,4 +1,7 @@
-"""The exercises of chapter 04: f and g, heads that are cut, a vocabulary that is cut."""
+"""The exercises of chapter 04: f and g, heads that are cut, a vocabulary that is cut; and the types
+of f and g, in lab/typecheck/duality.py."""
+
+import torch
 
 from common import PRESETS
 from lab.classroom.exercise import TINY, Exercise, Run, Same
@@ -14,6 +17,35 @@ def traffic_of_7b(chapter):
 
 def ranks_that_pay(chapter, *machine):
     return chapter.ranks_that_pay(*machine)
+
+
+def duals(types):
+    return {repr(kind): repr(types.dual(kind)) for kind in (types.R, types.V, types.P, types.I)}
+
+
+def of_rule(types, name):
+    """{type that goes in: the one that comes out}, along an axis of two ranks."""
+    from spmd_types import MeshAxis, SpmdTypeError, assert_type, get_local_type
+
+    axis, found = MeshAxis.of(2, 1), {}
+    for kind in (types.R, types.V, types.P, types.I):
+        x = torch.zeros(2, 4, 2, requires_grad=True)
+        assert_type(x, {axis: kind})
+        try:
+            found[repr(kind)] = repr(get_local_type(getattr(types, name)(x=x, group=axis))[axis])
+        except SpmdTypeError:
+            found[repr(kind)] = "refused"
+    return found
+
+
+def errors(types):
+    every = types.R, types.V, types.P, types.I
+    return {f"{found!r} for {wanted!r}": types.misfit(found, wanted) is not None
+            for found in every for wanted in every}
+
+
+def goes_in(rule):
+    return Same(of_rule, f"what {rule} gives of R, V, P and I", (rule,))
 
 
 EXERCISES = [
@@ -132,3 +164,56 @@ EXERCISES = [
         "the whole model, with a gated MLP",
     ),
 ]
+
+BESIDE = {"lab/typecheck/duality": [
+    Exercise(
+        "duality.1", "dual", 1,
+        "Which type has the gradient of a tensor that is R, P, V or I? The types of a tensor and "
+        "of its gradient are each other's dual.",
+        ("If all ranks have the same x, and each multiplies it by a matrix of its own: what of the "
+         "whole gradient of x does one rank compute?",
+         "R and P are each other's. What differs from rank to rank has a gradient that does, and "
+         "of I all ranks compute the same gradient."),
+        (Same(duals, "the duals of R, V, P and I"),),
+    ),
+    Exercise(
+        "duality.2", "copy_in", 1,
+        "Annotate f: with rules.convert(x, group, src=..., dst=...), say which type goes in and "
+        "which comes out. In backward it is to be an all_reduce, from P to I.",
+        ("Before f all ranks compute the same, and behind it each has its own heads. So what is x "
+         "before it, and what behind it?",
+         "The dual of what comes out goes into backward, which is P. The dual of what goes in "
+         "comes out of backward, which is I."),
+        (goes_in("copy_in"),),
+    ),
+    Exercise(
+        "duality.3", "sum_out", 1,
+        "Annotate g: rules.all_reduce(x, group, src=..., dst=...). Behind it all ranks are to go "
+        "on alike, and backward has nothing to send. parts(x, group) says whether x is P or V.",
+        ("What comes out is the same on all ranks in either case. Which of R and I makes backward "
+         "send something?",
+         "If R came out, its gradient would be P, and somebody would have to sum it. Of I it is "
+         "whole already."),
+        (goes_in("sum_out"),),
+    ),
+    Exercise(
+        "duality.4", "gather_in scatter_out", 1,
+        "Annotate f and g of chapter 05: rules.all_gather and rules.reduce_scatter. S(1) is V with "
+        "a word more: ranks have other tokens along dimension 1.",
+        ("What does a rank have of the tokens between the sub-layers, and what inside of one?",
+         "f gathers S(1), and each rank uses all tokens with its own heads: R. g takes parts of a "
+         "sum to S(1)."),
+        (goes_in("gather_in"), goes_in("scatter_out")),
+        "f and g along the sequence",
+    ),
+    Exercise(
+        "duality.5", "misfit", 2,
+        "Find the type error: a gradient is of the type `found`, and should be of the type "
+        "`wanted`. Give None if it fits, and else a sentence that says what is wrong.",
+        ("A gradient that is the same on all ranks can stand where ranks may differ. What of P can "
+         "stand anywhere else?",
+         "What should be whole must not be V or P: its sum is missing, and of P that is so for V, "
+         "too. What somebody is to sum must not be whole: it would be counted once for each rank."),
+        (Same(errors, "for which pairs of types misfit gives a sentence"),),
+    ),
+]}

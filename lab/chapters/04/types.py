@@ -1,22 +1,15 @@
 """The types of chapter 04: f and g, and the loss of a vocabulary that is cut. See lab/types.py."""
 
-from spmd_types import I, R, rules
+from spmd_types import I, rules
 
+from lab.typecheck.duality import copy_in, sum_out
 from lab.typecheck.rules import summed
 
 TOKENS = ()             # all ranks have the same ones
 
 
-def copy_in(*, x, group):
-    return rules.convert(x, group, src=I, dst=R)
-
-
-def sum_out(*, x, group):
-    return summed(x, group, I)
-
-
 def copy_in_columns(*, x, group, weights):
-    x = rules.convert(x, group, src=I, dst=R)
+    x = copy_in(x=x, group=group)
     return tuple(rules.einsum("...k,nk->...n", x, weight) for weight in weights)
 
 

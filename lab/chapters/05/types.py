@@ -1,24 +1,17 @@
 """The types of chapter 05: f and g along the sequence, with the linears that they are fused with.
 See lab/types.py."""
 
-from spmd_types import R, S, rules
+from spmd_types import rules
 
-from lab.typecheck.rules import by_messages, scattered, varying
+from lab.typecheck.duality import gather_in, scatter_out
+from lab.typecheck.rules import by_messages, varying
 
 TOKENS = ()             # all ranks have the same ones, and take their part of them:
 MARKS = {"my_tokens": varying("tp")}
 
 
-def gather_in(*, x, group):
-    return rules.all_gather(x, group, src=S(1), dst=R)
-
-
-def scatter_out(*, x, group):
-    return scattered(x, group, S(1))
-
-
 def gather_in_columns(*, x, group, weights):
-    whole = rules.all_gather(x, group, src=S(1), dst=R)
+    whole = gather_in(x=x, group=group)
     return tuple(rules.einsum("bsk,nk->bsn", whole, weight) for weight in weights)
 
 
@@ -29,7 +22,7 @@ def ring_columns(*, x, group, weights):
 
 @by_messages
 def ring_row(*, x, group, weight):
-    return scattered(rules.einsum("bsk,nk->bsn", x, weight), group, S(1))
+    return scatter_out(x=rules.einsum("bsk,nk->bsn", x, weight), group=group)
 
 
 RULES = {"GatherIn": gather_in, "ScatterOut": scatter_out, "GatherInColumns": gather_in_columns,

@@ -3,18 +3,10 @@ See lab/types.py."""
 
 from spmd_types import rules
 
-from lab.typecheck.rules import added, exchanged
+from lab.typecheck.rules import add_loss, all_to_all, exchanged
 
 USUAL = 4, "--ep=2"     # ranks, and flags
 TOKENS = "holders", "ep", "across", "inside"
-
-
-def add_loss(*, x, loss):
-    return added(x, loss)
-
-
-def all_to_all(*, rows, sent, received, group):
-    return exchanged(rows, group)
 
 
 def depart(*, rows, trip):

@@ -1,9 +1,8 @@
 """The types of chapter 09, which makes its groups itself. See lab/types.py."""
 
-from spmd_types import R, S, rules
-
+from lab.typecheck.duality import gather_in, scatter_out
 from lab.typecheck.mesh import V
-from lab.typecheck.rules import added, exchanged, scattered
+from lab.typecheck.rules import add_loss, all_to_all
 
 USUAL = 8, "--dp=2 --cp=2 --tp=2"
 TOKENS = "dp",          # along which ranks have other tokens,
@@ -29,22 +28,6 @@ def edge(checker, function, out):
 
 
 MARKS = {"Stage.forward": stage, "get_gradient_edge": edge}
-
-
-def gather_in(*, x, group):
-    return rules.all_gather(x, group, src=S(1), dst=R)
-
-
-def scatter_out(*, x, group):
-    return scattered(x, group, S(1))
-
-
-def add_loss(*, x, loss):
-    return added(x, loss)
-
-
-def all_to_all(*, rows, sent, received, group):
-    return exchanged(rows, group)
 
 
 RULES = {"GatherIn": gather_in, "ScatterOut": scatter_out, "AddLoss": add_loss,
