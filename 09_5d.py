@@ -483,7 +483,7 @@ class Unit:
             self.free(last=True)
 
     def mine(self, flat):                               # this rank's part of it
-        return flat.chunk(self.group.size())[self.group.rank()]
+        return flat.view(self.group.size(), -1)[self.group.rank()]
 
     def flatten(self, tensors):                         # in the shapes of the parameters
         return torch.cat([*(t.flatten() for t in tensors), tensors[0].new_zeros(self.padding)])

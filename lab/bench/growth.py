@@ -38,6 +38,7 @@ from lab.cli.words import quantity
 MOST = 2**31 - 1        # what an int32 holds
 MANY = 1024             # ranks from which on a loop over them is felt in a step
 LARGE = 2**20           # bytes; less does not matter, whatever it grows with
+SEVERAL = 64            # tensors that an operator gives: one for each rank, it may be
 MAKERS = ((dist, "new_group"), (dist, "new_subgroups"), (dist, "new_subgroups_by_enumeration"),
           (common, "init_device_mesh"))
 
@@ -69,13 +70,15 @@ class Watch(TorchDispatchMode):
     """Sees every operator of a rehearsal. found: {"scores" or the line: sentence}.
 
     files: of the sources, in whose lines it is. core: what --attention says; sdpa keeps no scores.
+    counts: told of operators that give many tensors.
     Scores are a tensor of four dimensions or more in an Attention's forward, whose last two are
     both as long as a run of its tokens: (batch, heads, queries, keys).
     """
 
-    def __init__(self, files, core):
+    def __init__(self, files, core, counts=None):
         super().__init__()
         self.files, self.is_fused, self.found = set(files), core == "sdpa", {}
+        self.counts = counts
         self.attention = []                             # (tokens, head_dim) of those that run
 
     def __enter__(self):
@@ -106,6 +109,8 @@ class Watch(TorchDispatchMode):
                 self.look_beyond(y)
         for x in tensors if self.attention and self.is_fused else []:
             self.look_for_scores(x)
+        if self.counts and self.counts.is_on and len(tensors) >= SEVERAL:
+            self.counts.tensors[line_in(self.files)] += len(tensors)
         return result
 
     def look_beyond(self, integers):
@@ -188,12 +193,12 @@ class Groups:
 
 
 class Counts:
-    """Of one step: how often each line of the sources runs, which Python's own tracer sees; and
-    `size`, the bytes of what it makes."""
+    """Of one step, for each line of the sources: times, how often it runs, which Python's own
+    tracer sees; tensors, which its operators give by the dozen; size, the bytes that it makes."""
 
     def __init__(self, files):
-        self.files = set(files)
-        self.times, self.size = collections.Counter(), collections.Counter()
+        self.files, self.is_on = set(files), False
+        self.times, self.tensors, self.size = (collections.Counter() for _ in range(3))
 
     @contextlib.contextmanager
     def of_step(self, live):
@@ -203,11 +208,13 @@ class Counts:
             if frame.f_code.co_filename in self.files:
                 frame.f_trace = self.line
             frame = frame.f_back
+        self.is_on = True
         sys.settrace(self.call)
         try:
             yield
         finally:
             sys.settrace(before)
+            self.is_on = False
         for size, line, _ in live.made[first:]:
             self.size[line] += size
 
@@ -230,7 +237,7 @@ def halved(chapter: ModuleType, args, argv: list[str], parse: Callable):
     """The arguments of the same rank's work in half the cluster, by parse(chapter, argv); None, if
     that is small, or its ranks are not data-parallel, or they would not do the same."""
     shares, places = args.shares, getattr(chapter, "places_of_ranks", None)
-    if args.ranks < MANY or shares < 4 or shares % 2 or args.batch % 2:
+    if args.ranks < MANY or shares < 4 or shares % 2 or args.batch % 2 or args.routing == "zipf":
         return None
     rank, axis = args.rank // 2, []
     if places:                                          # chapter 09, whose ranks have other axes
@@ -267,6 +274,10 @@ def hold(run, fewer=None):
         line = max(block, key=lambda line: full.times[line] - half.times[line])
         found.append(f"{named(line)} runs {full.times[line]:,} times in a step "
                      f"{both.format(f'{half.times[line]:,}')}: {source_of(line)}")
+    for line, tensors in full.tensors.items():
+        if line not in loops and tensors - half.tensors[line] >= more:
+            found.append(f"{named(line)} makes {tensors:,} tensors in a step "
+                         f"{both.format(f'{half.tensors[line]:,}')}: {source_of(line)}")
     for line, size in full.size.items():
         before = half.size[line]
         if line and line not in loops and size - before >= max(LARGE, size / 4):

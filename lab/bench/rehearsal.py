@@ -239,10 +239,11 @@ def taken(module, args, steps=STEPS, is_counted=False):
     train = module.VARIANTS[args.variant]
     train = train[0] if isinstance(train, tuple) else train
     files = {file_of(train), common.__file__}
-    watch, counts = growth.Watch(files, args.attention), growth.Counts(files)
+    counts = growth.Counts(files) if is_counted else None
+    watch = growth.Watch(files, args.attention, counts)
     with (mock.patch.dict(os.environ, fakes.place(args.rank, args.ranks)),
           fakes.cluster(args.operators, pick_of(args))):
-        run = Run(args, train, module.formulas, steps, counts if is_counted else None)
+        run = Run(args, train, module.formulas, steps, counts)
         try:
             with run.groups, watch, run.live:
                 train(run)

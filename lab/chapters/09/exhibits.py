@@ -222,7 +222,7 @@ EXHIBITS = [
         "and kept one of them. With thousands of ranks these are millions of objects, on all of "
         "them. There it was at the start, and when a checkpoint was written; here it is in each "
         "step.",
-        FILE, "        return flat.chunk(self.group.size())[self.group.rank()]\n",
+        FILE, "        return flat.view(self.group.size(), -1)[self.group.rank()]\n",
         "        size = len(flat) // self.group.size()\n"
         "        ranges = [slice(i * size, i * size + size) for i in range(self.group.size())]\n"
         "        return flat[ranges[self.group.rank()]]\n",

@@ -103,6 +103,7 @@ def test_half_the_cluster_has_the_same_work_for_a_rank(name, flags):
     ("02_data_parallel", "--ranks=1025 --batch=1025"),  # has no half
     ("06_context_parallel", "--ranks=1024 --seq=2048 --batch=1"),  # a half has other work
     ("08_expert_parallel", "--experts=2048 --top-k=1"),  # and other experts
+    ("08_expert_parallel", "--experts=8 --routing=zipf"),  # or another draw
     ("09_5d", "--cp=1024 --seq=2048 --dp=2")])  # fmt: skip
 def test_no_half_where_that_would_be_another_run(name, flags):
     assert half_of(name, *flags.split())[1] is None
@@ -116,6 +117,8 @@ GROWING = {  # in 02_data_parallel.py: before which line, what is put, and what 
                r"\d+ runs [\d,]+ times in a step with 1,024 ranks, and 51\d with 512: (for|pass)"),
     "a list": (LOSS, "        sizes = [loss for _ in range(run.world)]\n",
                r"\d+ runs 1,02\d times in a step with 1,024 ranks, and 51\d with 512: sizes"),
+    "tensors": (LOSS, "        loss.expand(run.world).chunk(run.world)\n",
+                r"\d+ makes 1,024 tensors in a step with 1,024 ranks, and 512 with 512: loss"),
     "bytes": (LOSS, "        loss.new_empty(run.world, 512)\n",
               r"\d+ makes 2.10 MB in a step with 1,024 ranks, and 1.05 MB with 512: loss"),
     "groups": (MADE, "    groups = [dist.new_group() for _ in range(run.world)]\n",
