@@ -10,6 +10,7 @@ import functools
 import linecache
 import os
 import sys
+import traceback
 from types import ModuleType
 from unittest import mock
 
@@ -319,6 +320,14 @@ def load(path, source):
     return module
 
 
+def line_of(error):
+    """The innermost line of the chapter, or of common, that an error came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    found = [f"{fault.FILES[frame.filename]}:{frame.lineno}" for frame in frames
+             if frame.filename in fault.FILES]
+    return found[-1] if found else "a line"
+
+
 def check(module, room, args):
     """Take the chapter's steps. Returns the Run. Raises Fault, or Untold."""
     train = module.VARIANTS[args.variant]
@@ -332,8 +341,13 @@ def check(module, room, args):
         try:
             with run.hooks():
                 train(run)
+        except Fault:
+            raise
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise Untold(f"it asks a tensor for its value: {error}") from error
+            raise Untold(f"{line_of(error)} asks a tensor for its value") from error
+        except Exception as error:
+            words = f"{type(error).__name__}: {error}".split("\n")[0]
+            raise Untold(f"{line_of(error)} raises {words}") from error
         finally:
             run.stack.close()
     return run

@@ -1,0 +1,354 @@
+"""lab.types: chapters are well typed, what is wrong is said by line, axis and types, and the rules
+are held to numbers."""
+
+import json
+import zlib
+from unittest import mock
+
+import pytest
+import spmd_types
+import torch
+import torch.distributed as dist
+from spmd_types import S, rulecheck
+
+from lab import ROOT, chapters, museum, types
+from lab.museum import __main__ as exhibition
+from lab.typecheck import plan, run, seen
+from lab.typecheck.fault import Fault
+from lab.typecheck.rules import exchanged
+from tests.conftest import chapter
+
+FULL = pytest.mark.full
+SMALL = "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--batch=8", "--micro-batch=2"
+ROOMS = plan.rooms()
+
+
+def check(number, *flags, old="", new="", file=None):
+    """The Run of a chapter, in which `old` is `new`; raises Fault."""
+    path = plan.of_chapter(number)
+    source = path.read_text()
+    assert source.count(old) == 1 or not old
+    source = source.replace(old, new) if old else source
+    return run.check(*plan.plan(path, [*SMALL, *flags], source))
+
+
+# ---------------------------------------------------------------------------- what is well typed
+
+@pytest.mark.parametrize(("number", "flags"), [
+    ("02", ["--clip=1"]),
+    ("04", ["--clip=1"]),
+    ("05", []),
+    ("06", []),
+    ("08", ["--ranks=4", "--ep=2", "--experts=4"]),
+    ("09", ["--ranks=8", "--dp=2", "--cp=2", "--tp=2", "--batch=8"]),
+    pytest.param("02", ["--variant=overlap", "--ranks=4"], marks=FULL),
+    pytest.param("04", ["--variant=overlap", "--kv-heads=1", "--recompute=full"], marks=FULL),
+    pytest.param("04", ["--block=llama", "--precision=bf16"], marks=FULL),
+    pytest.param("05", ["--variant=kept", "--kv-heads=1", "--clip=1"], marks=FULL),
+    pytest.param("05", ["--variant=ring", "--block=llama"], marks=FULL),
+    pytest.param("05", ["--kv-heads=1", "--recompute=selective"], marks=FULL),
+    pytest.param("06", ["--variant=gather", "--documents=6"], marks=FULL),
+    pytest.param("06", ["--variant=ring", "--window=3"], marks=FULL),
+    pytest.param("06", ["--ranks=4", "--inner=2"], marks=FULL),
+    pytest.param("06", ["--variant=ulysses", "--attention=sdpa"], marks=FULL),
+    pytest.param("08", ["--variant=capacity", "--balance=bias"], marks=FULL),
+    pytest.param("08", ["--variant=overlapped"], marks=FULL),
+    pytest.param("08", ["--variant=two-hops", "--nodes=2", "--ranks=4"], marks=FULL),
+    pytest.param("09", ["--ranks=2", "--pp=2", "--rank=1"], marks=FULL),
+    pytest.param("09", ["--ranks=4", "--dp=2", "--tp=2", "--zero=1"], marks=FULL),
+    pytest.param("09", ["--ranks=2", "--dp=2", "--zero=3", "--clip=1"], marks=FULL),
+    pytest.param("09", ["--ranks=4", "--dp=2", "--tp=2", "--ep=4", "--experts=4"], marks=FULL),
+])  # fmt: skip
+def test_a_chapter_is_well_typed(number, flags):
+    found = check(number, *flags)
+    whole = {"R", "I"}
+    assert all({*kinds.values()} <= whole for kinds in found.reported.values())
+    assert found.reported.keys() == {"loss", "norm"} and len(found.gradients) > 10
+    for name, (kind, taken) in found.gradients.items():
+        for axis in kind:
+            assert (kind[axis] in whole) == (taken[axis] in whole), name
+    loss = found.loss_type()
+    assert loss is None or {*loss.values()} <= {"P", "I"}
+
+
+def test_f_and_g_have_the_types_of_the_lesson():
+    found = check("04")
+    of = {name: [kinds and kinds["tp"] for kinds in both] for name, both in found.seams.items()}
+    assert of["block1.attn"] == of["block1.mlp"] == ["I", "I"]
+    assert of["block1.attn.inner"] == of["block1.mlp.inner"] == ["R", "P"]
+    assert of["block1.attn.inner.q"] == ["R", "V"] and of["block1.norm1"] == ["I", "I"]
+    assert found.gradients["block1.attn.q.weight"] == ({"tp": "V"}, {"tp": "V"})
+    assert found.gradients["head.norm.weight"][0] == found.loss_type() == {"tp": "I"}
+
+
+def test_along_three_axes_each_has_its_own_type():
+    found = check("09", "--ranks=8", "--dp=2", "--cp=2", "--tp=2")
+    assert found.seams["0.block1.attn.inner"] == [
+        {"dp": "V", "cp": "V", "tp": "R"}, {"dp": "V", "cp": "V", "tp": "P"}]
+    assert found.gradients["block1.attn.q.weight"][0] == {"dp": "R", "cp": "R", "tp": "V"}
+    assert found.loss_type() == {"dp": "P", "cp": "P", "tp": "P"}
+
+
+# ----------------------------------------------------------------------------- what is not
+
+FAULTS = [  # chapter, flags, line, what stands there instead, axis, types, and words that are said
+    ("02", ("--variant=naive",), "    replica.finish()\n\n", "\n", "dp", "P",
+     "the norm is taken of the gradient of embedding.weight, which is partial over dp: its sum is "
+     "missing"),
+    ("02", (), "        dist.all_reduce(loss, group=group)              # for the report, which "
+     "shows the whole loss\n        run.log(batch, loss, norm, model)\n\n\ndef train_torch",
+     "        run.log(batch, loss, norm, model)\n\n\ndef train_torch", "dp", "P",
+     "the loss that is reported is partial over dp: its sum is missing"),
+    ("04", (), "        return SumOut.apply(x, self.group)\n\n\ndef share_kv_heads",
+     "        return x\n\n\ndef share_kv_heads", "tp", "IP",
+     "the output of block1.attn is partial over tp, and x (the output of embedding) is invariant: "
+     "its sum is missing"),
+    ("04", (), "return summed(gradient, ctx.group), None\n", "return gradient, None\n", "tp", "PI",
+     "CopyIn.backward gives a gradient of x that is partial over tp; x is invariant, so its "
+     "gradient must be invariant: its sum is missing"),
+    ("04", (), "        x = CopyIn.apply(x, self.group)\n", "", "tp", "IV",
+     "x (the output of block1.norm1) is invariant over tp, so that each rank must have its whole "
+     "gradient; block1.attn.q.weight is varying, so that each has a part. Their sum is missing"),
+    ("04", (), "        dist.all_reduce(sums, group=group)\n", "", "tp", "VI",
+     "VocabParallelLoss.forward gives what is varying over tp, and should be invariant"),
+    ("04", ("--clip=1",), "    norm = grad_norm(model.parameters(), group)\n",
+     "    norm = grad_norm(model.parameters())\n", "tp", "VI",
+     "the optimizer takes the gradient of block1.norm1.weight, which is varying over tp"),
+    ("05", (), "        return all_gather(gradient, ctx.group), None\n",
+     "        return gradient.repeat(1, ctx.group.size(), 1), None\n", "tp", "VR",
+     "ScatterOut.backward gives a gradient of x that is varying over tp; x is partial"),
+    ("05", (), "        in_full += block.norm1, block.norm2\n", "", "tp", "VI",
+     "Nobody sums these: no p.partial of it names tp"),
+    ("06", (), "    sums.finish()\n", "    sums.finish()\n"
+     "    PartialSums(model.parameters()).finish()\n", "ring", "R",
+     "all ranks have the same already, and it is counted once for each of them"),
+    ("06", (), "        loss = loss_sum(model(tokens), targets) / valid\n",
+     "        loss = loss_sum(model(tokens), targets) / (targets >= 0).sum()\n", "ring", "PV",
+     "is partial over ring, and an operand is varying: its sum is missing"),
+    ("08", ("--ranks=2", "--ep=2", "--balance=bias"), "    loads = move_biases(model, world)\n",
+     "    loads = move_biases(model)\n", "ep", "RV",
+     "block1.mlp.bias was the same on all ranks of ep, and is varying after the step"),
+    ("09", ("--ranks=4", "--dp=2", "--tp=2"), "        p.holders = holders[p.kind]\n",
+     "        p.holders = holders['queries' if p.kind == 'norms' else p.kind]\n", "tp", "VI",
+     "block1.norm1.weight is invariant over tp"),
+]
+
+
+@pytest.mark.parametrize("case", FAULTS, ids=lambda case: f"{case[0]}-{FAULTS.index(case)}")
+def test_a_fault_is_said_by_line_axis_and_types(case):
+    number, flags, old, new, axis, letters, words = case
+    with pytest.raises(Fault) as raised:
+        check(number, *flags, old=old, new=new)
+    fault = raised.value
+    assert words in fault.sentence
+    assert (fault.axis, sorted(fault.types)) == (axis, sorted(letters))
+    file, line = fault.where.split(":")
+    assert file in (f"{chapters.name_of(number)}.py", "common.py") and int(line) > 0
+    assert fault.source
+
+
+def test_what_autograd_adds_to_a_whole_gradient_is_seen():
+    old = "        replica.sends = i == len(micro_batches)\n"
+    with pytest.raises(Fault, match="is added to one that has been summed already"):
+        check("02", "--variant=naive", old=old, new=old + "        i > 1 and replica.finish()\n")
+
+
+def test_gradients_of_different_parts_are_not_summed():
+    old = "    norm = grad_norm(model.parameters(), world)\n"
+    new = "    dist.all_reduce(model.block1.mlp.up.grad)\n" + old
+    with pytest.raises(Fault, match="gradients of different parts have been summed"):
+        check("08", "--ranks=2", "--ep=2", old=old, new=new)
+
+
+def test_a_collective_beside_the_axes_cannot_be_told():
+    old = "    sums.finish()\n"
+    new = old + "    dist.all_reduce(total, group=dist.new_subgroups(2)[0])\n"
+    with pytest.raises(Fault, match="which are no axis of the mesh"):
+        check("05", "--ranks=4", "--kv-heads=4", old=old, new=new)
+
+
+# ----------------------------------------------------------------- the rules, held to numbers
+
+def random(*shape):
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def noise(like, *key):
+    """In place of spmd_types' own, whose operator a CPU may not have: it depends on key alone."""
+    seeded = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
+    return torch.randn(like.shape, dtype=like.dtype, generator=seeded)
+
+
+def with_one_weight(function, rule):
+    """The same with one weight in place of *weights: rulecheck takes no tensors in a tuple."""
+    class One(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, group, weight):
+            return function.forward(ctx, x, group, weight)
+
+        @staticmethod
+        def spmd_typecheck(*, x, group, weight):
+            return rule(x=x, group=group, weights=(weight,))
+
+    return One
+
+
+def there_and_back(function):
+    """Rows that travel to their experts and back are those that they were."""
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, rows, group):
+            sizes = [len(rows) // group.size()] * group.size()
+            return function.forward(
+                ctx, function.forward(ctx, rows, sizes, sizes, group), sizes, sizes, group)
+
+        @staticmethod
+        def spmd_typecheck(*, rows, group):
+            return exchanged(exchanged(rows, group), group)
+
+    return Both
+
+
+def held_to_numbers(number, name, args):
+    """What rulecheck has checked: {argument: type} for each placement that the rule takes."""
+    function, rule = getattr(chapter(chapters.name_of(number)), name), ROOMS[number].RULES[name]
+    real_rank, real_get = dist.ProcessGroup.rank, dist.get_rank
+    of_each = lambda group: (real_rank(group) if dist.get_rank is real_get  # of the only rank
+                             else dist.get_rank(group))                     # of each simulated one
+    if name == "AllToAll":
+        function = there_and_back(function)
+    elif "Columns" in name:
+        function = with_one_weight(function, rule)
+    else:
+        function = type(name, (function,), {"spmd_typecheck": staticmethod(rule)})
+    with (mock.patch.object(dist.ProcessGroup, "rank", of_each),
+          mock.patch.object(rulecheck, "_seeded_noise", noise)):
+        report = rulecheck.rulecheck(function, args, mesh={"tp": 2}, local_tensor_mode=True)
+    return [{name: repr(kind["tp"]) for name, kind in placed.items()} for placed in report.checked]
+
+
+@pytest.mark.parametrize(("number", "name", "args", "taken"), [
+    ("04", "CopyIn", (random(2, 4, 4), "tp"), {"x": "I"}),
+    ("04", "SumOut", (random(2, 4, 4), "tp"), {"x": "P"}),
+    ("04", "CopyInColumns", (random(2, 4, 4), "tp", random(6, 4)), {"x": "R", "weight": "S(0)"}),
+    ("04", "VocabParallelLoss", (random(2, 4, 8), torch.arange(8).view(2, 4), 8, "tp"),
+     {"logits": "S(2)", "targets": "R"}),
+    ("05", "GatherIn", (random(2, 4, 4), "tp"), {"x": "S(1)"}),
+    ("05", "ScatterOut", (random(2, 4, 4), "tp"), {"x": "P"}),
+    ("05", "GatherInColumns", (random(2, 4, 4), "tp", random(6, 4)), {"x": "S(1)", "weight": "R"}),
+    ("06", "GatherKeys", (random(2, 2, 2, 4, 4), "tp"), {"kv": "S(3)"}),
+    ("06", "Exchange", (random(2, 4, 4, 3), 1, 2, "tp"), {"x": "S(2)"}),
+    ("08", "AddLoss", (random(4, 4), random()), {"x": "P", "loss": "P"}),
+    ("08", "AllToAll", (random(8, 3), "tp"), {"rows": "S(0)"}),
+    ("09", "GatherIn", (random(2, 4, 4), "tp"), {"x": "S(1)"}),
+    ("09", "ScatterOut", (random(2, 4, 4), "tp"), {"x": "P"}),
+    ("09", "AllToAll", (random(8, 3), "tp"), {"rows": "S(0)"}),
+])  # fmt: skip
+def test_a_rule_says_what_the_numbers_do(number, name, args, taken):
+    assert taken in held_to_numbers(number, name, args)
+
+
+def test_a_wrong_rule_does_not_pass():
+    wrong = mock.patch.dict(ROOMS["05"].RULES, GatherIn=lambda *, x, group: spmd_types.rules.
+                            all_gather(x, group, src=S(2), dst=spmd_types.R))  # fmt: skip
+    with wrong, pytest.raises(rulecheck.RuleCheckError):
+        try:
+            held_to_numbers("05", "GatherIn", (random(2, 4, 4), "tp"))
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+# ------------------------------------------------------------------------------------ the command
+
+def command(*argv):
+    return types.main([str(ROOT / argv[0]), *argv[1:]] if argv[0].endswith(".py") else [*argv])
+
+
+def test_a_right_chapter_has_a_table(capsys, tmp_path):
+    file = tmp_path / "types.json"
+    assert command("04_tensor_parallel.py", *SMALL, f"--json={file}") == 0
+    said = capsys.readouterr().out
+    assert "04 tensor parallel · megatron · tp 2 · well typed, and no number computed" in said
+    rows = {words[0]: words[1:] for words in map(str.split, said.splitlines()) if words}
+    assert rows["CopyIn"] == ["I", "R", "P", "I"] and rows["block1.attn.inner"] == ["R", "P"]
+    assert said.count("the loss that is reported") == said.count("the norm that is reported") == 1
+    told = json.loads(file.read_text())
+    assert told["axes"] == {"tp": 2} and told["fault"] is None
+    assert told["functions"]["SumOut"] == [{"tp": "V"}, {"tp": "I"}]  # first that of the embedding
+
+
+def test_a_students_file_is_checked_where_it_lies(capsys, tmp_path):
+    path, file = tmp_path / "04_tensor_parallel.py", tmp_path / "types.json"
+    right = (ROOT / path.name).read_text()
+    old, new = "return summed(gradient, ctx.group), None\n", "return gradient, None\n"
+    path.write_text(right.replace(old, new))
+    assert types.main([str(path), *SMALL, f"--json={file}"]) == 1
+    where = f"{path.name}:{right[: right.index(old)].count(chr(10)) + 1}"
+    assert f"✗ {where}: CopyIn.backward gives a gradient of x" in capsys.readouterr().out
+    found = json.loads(file.read_text())["fault"]
+    assert (found["where"], found["axis"], found["source"]) == (where, "tp", new.strip())
+
+    path.write_text(right.replace(old, "raise KeyError(3)\n"))
+    with pytest.raises(SystemExit) as leaving:
+        types.main([str(path), *SMALL])
+    [line] = capsys.readouterr().err.splitlines()
+    assert leaving.value.code == 2 and f"{where} raises KeyError: 3" in line
+
+
+def test_without_spmd_types_one_line_says_what_installs_it(monkeypatch, capsys):
+    monkeypatch.setitem(types.sys.modules, "spmd_types", None)
+    with pytest.raises(SystemExit) as leaving:
+        command("04_tensor_parallel.py")
+    [line] = capsys.readouterr().err.splitlines()
+    assert leaving.value.code == 2 and "make types installs it" in line
+
+
+@pytest.mark.parametrize(("argv", "change"), [
+    ([], "with 04_tensor_parallel.py"),
+    (["07_pipeline_parallel.py"], "04_tensor_parallel.py in place of"),
+    (["04_tensor_parallel.py", "--ranks=3"], "--ranks 2"),
+    (["04_tensor_parallel.py", "--rank=2"], "--rank 1"),
+    (["04_tensor_parallel.py", "--ranks=1"], "--ranks 2"),
+    (["04_tensor_parallel.py", "--variant=torch"], "--variant megatron"),
+    (["04_tensor_parallel.py", "--steps=3"], "without --steps"),
+    (["05_sequence_parallel.py", "--precision=fp8"], "--precision fp32"),
+    (["06_context_parallel.py", "--kernels"], "without --kernels"),
+    (["--museum", "--ranks=2"], "without --ranks"),
+    (["--museum", "99"], "06 and torchtitan#596"),
+])  # fmt: skip
+def test_a_bad_argument_costs_one_line_with_a_change(argv, change, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        types.main([str(ROOT / word) if word.endswith(".py") else word for word in argv])
+    [line] = capsys.readouterr().err.splitlines()
+    assert leaving.value.code == 2 and change in line and line.endswith("would work")
+
+
+# ------------------------------------------------------------------------------------- the museum
+
+def test_the_museum_is_told_what_types_see(capsys, tmp_path):
+    file = tmp_path / "types.json"
+    assert types.main(["--museum", "torchtitan#1805", "RL#3788", "torchtitan#280",
+                       f"--json={file}"]) == 0
+    said, told = capsys.readouterr().out, json.loads(file.read_text())
+    assert [(one["typed"], bool(one["sentence"])) for one in told] == [
+        (True, True), (True, False), (False, False)]
+    assert "✓ 04          pytorch/torchtitan#1805" in said and "not typechecked" in said
+    assert "of 3 exhibits 2 are of chapters that are typechecked; types see 1 of these" in said
+    assert "the first loss sees 0 of them: both 0, types alone 1, the first loss alone 0" in said
+
+
+def test_the_figure_has_a_column_for_types():
+    [exhibit] = [one for one in museum.exhibits()["04"] if one.number.endswith("#1805")]
+    told = {"caught": [], "last loss": None, "last loss, AdamW": None}
+    column = lambda **more: exhibition.seen_by(told | more)["types, no\nnumber"]
+    assert column(types=seen.seen_by_types(exhibit)["sentence"]) and not column(types=None)
+    assert not column()                                 # where nobody has asked them
+
+
+@FULL
+@pytest.mark.parametrize("exhibit", [
+    exhibit for room in ROOMS for exhibit in museum.exhibits()[room]],
+    ids=lambda exhibit: exhibit.number)
+def test_a_chapter_is_well_typed_with_the_flags_of_its_exhibits(exhibit):
+    assert seen.seen_by_types(exhibit)["typed"]
