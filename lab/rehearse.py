@@ -9,7 +9,11 @@ The chapter's own code takes two steps. No weight is drawn and no number compute
 its shape, and no memory. So a report says what this rank would hold, keep, send and compute, beside
 the chapter's formulas and the planner's; how many bytes are alive at the peak, what they are, and
 which lines have made them. What the seconds of a machine are, it cannot say: those are the
-planner's.
+planner's. Experts are picked in turn or, with --routing zipf, a few of them most often.
+
+A ✗ names the line of what no small run shows (lab/bench/growth.py): an integer too large for its
+int32; scores in memory, where --attention sdpa is to make none; and, from 1,024 ranks on, what a
+step has more of with more ranks. For this one step is rehearsed with half of them as well.
 
 Behind the chapter come its own flags, and those of a rehearsal. Further presets are llama-70b,
 llama-405b and deepseek-v3. --published sets all flags of a run that was published; others may come
