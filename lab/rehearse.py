@@ -33,7 +33,7 @@ import torch
 import common
 from common import Config, Refused
 from lab import chapters
-from lab.bench import anatomy, growth, rehearsal, rehearsed
+from lab.bench import anatomy, fakes, growth, rehearsal, rehearsed
 from lab.bench.bench import wrote
 from lab.cli import commands, refusals, strict
 
@@ -124,7 +124,8 @@ def parse(chapter, argv):
                             functools.partial(flags, chapter), argv)
     refuse_misfits(chapter, args, {word.partition("=")[0] for word in argv})
     try:
-        chapter.requires(args, args.ranks)
+        with mock.patch.dict(os.environ, fakes.place(args.rank, args.ranks)):   # a machine's ranks
+            chapter.requires(args, args.ranks)
     except Refused as refused:                          # torchrun's flag, by the name it has here
         why, *changes = refused.args
         raise Refused(why, *(change.replace(refusals.RANKS, "--ranks") for change in changes)

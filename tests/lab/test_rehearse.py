@@ -227,6 +227,12 @@ def test_a_rank_is_reported(capsys, tmp_path):
     assert all(":" in where for _, _, where, _ in record["recorded"]["lines"])
 
 
+def test_a_machine_of_the_cluster_has_eight_ranks():
+    """Which is what hsdp shards over, if nothing else is asked for."""
+    argv = ["03_zero.py", "--ranks=64", "--batch=64", "--variant=hsdp"]
+    assert rehearse.parse(chapter("03_zero"), argv).shard_size == 8
+
+
 def test_a_line_that_asks_for_a_value_is_named(capsys, tmp_path):
     inner = "        x = self.inner(x)                               # now a partial sum\n"
     asks = f"{inner}        if x.abs().max() > 1e4:\n            x = x / 2\n"
