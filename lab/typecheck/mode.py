@@ -55,7 +55,7 @@ class Checker(TorchFunctionMode):
     def __init__(self, mesh):
         super().__init__()
         self.mesh, self.types, self.is_off, self.loss = mesh, {}, False, None
-        self.calls = {}
+        self.calls, self.cuts = {}, {}                  # cuts: of parameters, where they lie
         self.applies = False                            # a Function, which comes next
         self.last = None                                # the latest Call of an autograd Function
 
@@ -103,6 +103,7 @@ class Checker(TorchFunctionMode):
         tensor._local_type = local_type
         key = address(tensor)
         if isinstance(tensor, torch.nn.Parameter):
+            self.cuts[key, tensor.shape] = getattr(tensor, "cuts", ())
             return                                      # others that lie there are not like it
         if key not in self.types:
             weakref.finalize(tensor.untyped_storage(), self.types.pop, key, None)
@@ -199,7 +200,7 @@ class Checker(TorchFunctionMode):
             self.put(x, {**known})
             x._is_zero = func in (torch.zeros,)
         if name in PRODUCTS and len(args) > 1:
-            for cut in getattr(args[1], "cuts", ()):
+            for cut in self.cuts.get((address(args[1]), args[1].shape), ()):
                 for axis in self.mesh.names(cut.group) or () if cut.dim == PRODUCTS[name] else ():
                     if cut.parts == cut.group.size() and self.kind(x, axis) is V:
                         self.change(x, [axis], P)

@@ -263,7 +263,8 @@ class Run(common.Run):
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             if p.grad is None or not hasattr(p, "_local_type"):
                 continue
-            name = getattr(p, "global_name", "a shard")
+            name = (p.global_name if hasattr(p, "global_name") else
+                    f"the shard with {p.flat[0][0].global_name}")
             of_p, of_gradient = self.told(p), self.told(p.grad)
             self.gradients.setdefault(name, (of_p, of_gradient))
             for axis, kind in of_gradient.items():

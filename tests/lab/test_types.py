@@ -52,7 +52,7 @@ def check(number, *flags, old="", new="", file=None):
     pytest.param("06", ["--ranks=4", "--inner=2"], marks=FULL),
     pytest.param("06", ["--variant=ulysses", "--attention=sdpa"], marks=FULL),
     pytest.param("08", ["--variant=capacity", "--balance=bias"], marks=FULL),
-    pytest.param("08", ["--variant=overlapped"], marks=FULL),
+    pytest.param("08", ["--variant=overlapped", "--micro-batch=1"], marks=FULL),
     pytest.param("08", ["--variant=two-hops", "--nodes=2", "--ranks=4"], marks=FULL),
     pytest.param("09", ["--ranks=2", "--pp=2", "--rank=1"], marks=FULL),
     pytest.param("09", ["--ranks=4", "--dp=2", "--tp=2", "--zero=1"], marks=FULL),
@@ -63,7 +63,7 @@ def test_a_chapter_is_well_typed(number, flags):
     found = check(number, *flags)
     whole = {"R", "I"}
     assert all({*kinds.values()} <= whole for kinds in found.reported.values())
-    assert found.reported.keys() == {"loss", "norm"} and len(found.gradients) > 10
+    assert found.reported.keys() == {"loss", "norm"} and len(found.gradients) > 3
     for name, (kind, taken) in found.gradients.items():
         for axis in kind:
             assert (kind[axis] in whole) == (taken[axis] in whole), name
@@ -346,9 +346,11 @@ def test_the_figure_has_a_column_for_types():
     assert not column()                                 # where nobody has asked them
 
 
+RUNS = {(room, one.file, one.ranks, one.flags) for room in ROOMS for one in museum.exhibits()[room]}
+
+
 @FULL
-@pytest.mark.parametrize("exhibit", [
-    exhibit for room in ROOMS for exhibit in museum.exhibits()[room]],
-    ids=lambda exhibit: exhibit.number)
-def test_a_chapter_is_well_typed_with_the_flags_of_its_exhibits(exhibit):
-    assert seen.seen_by_types(exhibit)["typed"]
+@pytest.mark.parametrize("run", sorted(RUNS), ids=lambda run: f"{run[0]}{run[3]}")
+def test_a_chapter_is_well_typed_with_the_flags_of_its_exhibits(run):
+    room, file, ranks, flags = run
+    assert seen.fault_of(room, file, None, ranks, flags) is None
