@@ -187,6 +187,16 @@ def rehearse(argv, rank=None):
     return run.told(), run.as_json()
 
 
+def problems_of(chapter, argv):
+    """What is found in a chapter's module, whose flags these are, in sentences."""
+    args = parse(chapter, argv)
+    try:
+        return rehearsal.rehearse(chapter, args,
+                                  growth.halved(chapter, args, argv, parse)).problems
+    except growth.Found as found:
+        return [*found.args]
+
+
 def rehearse_all(argv, ranks):
     """The same of several, at once on all cores."""
     workers = min(len(ranks), os.cpu_count())

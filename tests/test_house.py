@@ -27,7 +27,7 @@ IMPORTS = {  # {room of lab/, or its commands: what it imports of the rest of la
     "chapters": "bench classroom cli museum.exhibit planner schedules typecheck",
     "checkpoints": "bench cli",
     "classroom": "bench chapters cli museum",
-    "museum": "bench.drawing chapters classroom cli",
+    "museum": "bench.drawing chapters classroom cli rehearse",
     "page": "bench chapters classroom cli museum pictures planner schedules",
     "planner": "chapters cli",
     "typecheck": "bench.fakes chapters cli museum",

@@ -12,6 +12,7 @@ batch. Then no line of a step has more to do, and one that runs more often by as
 come loops over ranks.
 """
 
+import argparse
 import collections
 import contextlib
 import copy
@@ -233,7 +234,8 @@ def counted(run, step):
     return run.counts.of_step(run.live) if is_counted else contextlib.nullcontext()
 
 
-def halved(chapter: ModuleType, args, argv: list[str], parse: Callable):
+def halved(chapter: ModuleType, args: argparse.Namespace, argv: list[str],
+           parse: Callable) -> argparse.Namespace | None:
     """The arguments of the same rank's work in half the cluster, by parse(chapter, argv); None, if
     that is small, or its ranks are not data-parallel, or they would not do the same."""
     shares, places = args.shares, getattr(chapter, "places_of_ranks", None)

@@ -121,15 +121,8 @@ def seen_at_full_size(seen, outcome):
 def be_rehearsed(tell, path, argv):
     """In a process of its own: tell what a rehearsal finds."""
     from lab import rehearse
-    from lab.bench import growth, rehearsal
 
-    module = checks.load(path, path.stem)
-    args = rehearse.parse(module, argv)
-    try:
-        half = growth.halved(module, args, argv, rehearse.parse)
-        problems = rehearsal.rehearse(module, args, half).problems
-    except growth.Found as found:
-        problems = [*found.args]
+    problems = rehearse.problems_of(checks.load(path, path.stem), argv)
     record = {"problems": problems, "diagnosis": [], "config": {}}
     tell(plain.pack({"status": int(bool(problems)), "record": json.dumps(record)}))
     return int(bool(problems))
