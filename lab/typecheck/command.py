@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 from common import Refused
+from lab import ROOT
 from lab.cli import commands, refusals
 from lab.museum import __main__ as exhibition
 from lab.typecheck import told
@@ -48,12 +49,16 @@ def accepted(argv):
     flags = [word for word in argv if not word.endswith(".py")]
     if not files:
         raise Refused("no chapter's file is given", "with 04_tensor_parallel.py")
-    for word in files:
-        if Path(word).name[:2] not in rooms() or not Path(word).is_file():
-            usual = "04_tensor_parallel.py"
-            raise Refused(f"{word!r} is no file of chapter {', '.join(rooms())}",
-                          f"{usual} in place of {shlex.quote(word)}")
-    return [plan(Path(word), flags) for word in files]
+    return [plan(found(word), flags) for word in files]
+
+
+def found(word):
+    """The path of a chapter's file: where it is said to be, or in the course."""
+    paths = [path for path in (Path(word), ROOT / word) if path.is_file()]
+    if not paths or Path(word).name[:2] not in rooms():
+        raise Refused(f"{word!r} is no file of chapter {', '.join(rooms())}",
+                      f"04_tensor_parallel.py in place of {shlex.quote(word)}")
+    return paths[0]
 
 
 def typecheck(one):

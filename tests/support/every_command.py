@@ -35,6 +35,7 @@ from lab import (
     speed,
     tour,
 )
+from lab import types as lab_types
 from lab.bench import runs
 from lab.classroom import exercises, grade, hunt, predict
 from lab.cli import commands
@@ -277,6 +278,8 @@ OTHERS = [
         stops_at=["lab.schedules.sleep_through"], writes={"--json": "run.json"},
         work={"lab.schedules.sleep_through": lambda *given: (0, [])}),
     lab("speed", speed.main),
+    lab("types", lab_types.main, ["--ranks=2", *SMALL, "--data=text"], ["02_data_parallel.py"],
+        files=FILES, stops_at=["lab.typecheck.command.check"], writes={"--json": "types.json"}),
     lab("tour", tour.main, ["--first"], ["02"], stops_at=["lab.tour.tour"],
         work={"lab.tour.tour": lambda *given: print("done")}, starts=False),
     SPEED_ON_RANKS,
