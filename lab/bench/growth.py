@@ -237,7 +237,7 @@ def counted(run, step):
 def halved(chapter: ModuleType, args: argparse.Namespace, argv: list[str],
            parse: Callable) -> argparse.Namespace | None:
     """The arguments of the same rank's work in half the cluster, by parse(chapter, argv); None, if
-    that is small, or its ranks are not data-parallel, or they would not do the same."""
+    that is small, or its ranks are not data-parallel, or they would do other work."""
     shares, places = args.shares, getattr(chapter, "places_of_ranks", None)
     if args.ranks < MANY or shares < 4 or shares % 2 or args.batch % 2 or args.routing == "zipf":
         return None
@@ -266,29 +266,29 @@ def hold(run, fewer=None):
              f"{groups.seconds:.2f} s")
     run.record(groups={"own": mine, "made": groups.made, "seconds": groups.seconds})
     if fewer is None:
+        if run.world >= MANY:
+            run.note("what grows with the ranks was not looked at: no half of the cluster is beside")
         return
     more = run.args.shares - fewer.args.shares          # ranks on the axis that was halved
-    both = f"with {run.world:,} ranks, and {{}} with {fewer.world:,}"
-    full, half = run.counts, fewer.counts
-    loops = [line for line in full.times if full.times[line] - half.times[line] >= more]
-    found = []
-    for block in blocks_of(loops):
-        line = max(block, key=lambda line: full.times[line] - half.times[line])
-        found.append(f"{named(line)} runs {full.times[line]:,} times in a step "
-                     f"{both.format(f'{half.times[line]:,}')}: {source_of(line)}")
-    for line, tensors in full.tensors.items():
-        if line not in loops and tensors - half.tensors[line] >= more:
-            found.append(f"{named(line)} makes {tensors:,} tensors in a step "
-                         f"{both.format(f'{half.tensors[line]:,}')}: {source_of(line)}")
-    for line, size in full.size.items():
-        before = half.size[line]
-        if line and line not in loops and size - before >= max(LARGE, size / 4):
-            found.append(f"{named(line)} makes {quantity(size)} in a step "
-                         f"{both.format(quantity(before))}: {source_of(line)}")
-    for line, number in own.items():
-        if number - fewer.groups.own[line] >= more:
-            found.append(f"{named(line)} puts this rank into {number:,} groups "
-                         f"{both.format(f'{fewer.groups.own[line]:,}')}: {source_of(line)}")
+    full, half, found = run.counts, fewer.counts, []
+
+    def look(words, now, before, grows, say="{:,}".format):
+        for line in now:
+            if line and grows(now[line], before[line]):
+                words_now = words.format(say(now[line]))
+                found.append(f"{named(line)} {words_now} with {run.world:,} ranks, and "
+                             f"{say(before[line])} with {fewer.world:,}: {source_of(line)}")
+
+    by_many = lambda now, before: now - before >= more
+    loops = [line for line in full.times if by_many(full.times[line], half.times[line])]
+    other = lambda counted: {line: n for line, n in counted.items() if line not in loops}
+    rises = lambda line: full.times[line] - half.times[line]
+    most = [max(block, key=rises) for block in blocks_of(loops)]
+    look("runs {} times in a step", {line: full.times[line] for line in most}, half.times, by_many)
+    look("makes {} tensors in a step", other(full.tensors), half.tensors, by_many)
+    look("makes {} in a step", other(full.size), half.size,
+         lambda now, before: now - before >= max(LARGE, now / 4), quantity)
+    look("puts this rank into {} groups", own, fewer.groups.own, by_many)
     run.found += found
     if not found:
         run.note(f"beside {fewer.world:,} ranks: no line runs more often, or makes more, and this "

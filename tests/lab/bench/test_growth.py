@@ -144,6 +144,12 @@ def test_nothing_grows_in_a_chapter_as_it_is(capsys):
     assert status == 0 and "beside 512 ranks: no line runs more often" in output
 
 
+def test_what_was_not_looked_at_is_said(capsys):
+    chapter("02_data_parallel")  # or skip
+    status, output, _ = run(capsys, "02_data_parallel.py", "--ranks=1025", "--batch=1025")
+    assert status == 0 and "what grows with the ranks was not looked at" in output
+
+
 def test_groups_are_counted_where_they_are_made():
     counted = rehearsed("09_5d", 16384, 5, "--pp=4", "--cp=4", "--tp=4", "--ep=64", "--experts=64",
                         "--batch=256", "--layers=4", "--seq=64").recorded["groups"]  # fmt: skip
