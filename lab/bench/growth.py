@@ -267,7 +267,7 @@ def hold(run, fewer=None):
     run.record(groups={"own": mine, "made": groups.made, "seconds": groups.seconds})
     if fewer is None:
         if run.world >= MANY:
-            run.note("what grows with the ranks was not looked at: no half of the cluster is beside")
+            run.note("what grows with the ranks was not looked at: no half of them is beside")
         return
     more = run.args.shares - fewer.args.shares          # ranks on the axis that was halved
     full, half, found = run.counts, fewer.counts, []
