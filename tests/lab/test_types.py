@@ -328,14 +328,14 @@ def test_a_bad_argument_costs_one_line_with_a_change(argv, change, capsys):
 
 def test_the_museum_is_told_what_types_see(capsys, tmp_path):
     file = tmp_path / "types.json"
-    assert types.main(["--museum", "torchtitan#1805", "RL#3788", "torchtitan#280",
-                       f"--json={file}"]) == 0
+    assert types.main(["--museum", "torchtitan#1805", "RL#3788", "picotron#5", "torchtitan#280",
+                       f"--json={file}"]) == 0          # the third one is the last stage's
     said, told = capsys.readouterr().out, json.loads(file.read_text())
     assert [(one["typed"], bool(one["sentence"])) for one in told] == [
-        (True, True), (True, False), (False, False)]
+        (True, True), (True, False), (True, True), (False, False)]
     assert "✓ 04          pytorch/torchtitan#1805" in said and "not typechecked" in said
-    assert "of 3 exhibits 2 are of chapters that are typechecked; types see 1 of these" in said
-    assert "the first loss sees 0 of them: both 0, types alone 1, the first loss alone 0" in said
+    assert "of 4 exhibits 3 are of chapters that are typechecked; types see 2 of these" in said
+    assert "the first loss sees 0 of them: both 0, types alone 2, the first loss alone 0" in said
 
 
 def test_the_figure_has_a_column_for_types():
