@@ -32,6 +32,14 @@ def blank(width: float, height: float):
     return Figure(figsize=(width, height))
 
 
+def legend(figure: object, colors: dict[str, object], columns: int, where: str = "upper right"):
+    """What each color means, outside of all axes."""
+    from matplotlib.patches import Patch
+
+    boxes = [Patch(color=color, label=label) for label, color in colors.items()]
+    figure.legend(handles=boxes, loc=f"outside {where}", ncols=columns, fontsize=8)
+
+
 def runs_of(runs: list[dict], chapter: str, *variants: str) -> dict[str, dict]:
     """The last run of each of these variants (or of all) of a chapter, by variant."""
     found = {run["variant"]: run for run in runs if run["chapter"] == chapter}
@@ -128,12 +136,8 @@ def paler(color):
 
 def explain_overlap(figure: object, axes: object, runs: Iterable[dict]):
     """The legend of a figure, and what lies along its lowest axes."""
-    from matplotlib.patches import Patch
-
-    colors = {"backward": BLUE, "forward, update": paler(BLUE), "sent, hidden": GRAY,
-              "sent, and waited for": paler(GRAY)}
-    figure.legend(handles=[Patch(color=color, label=label) for label, color in colors.items()],
-                  loc="outside upper right", ncols=4, fontsize=8)
+    legend(figure, {"backward": BLUE, "forward, update": paler(BLUE), "sent, hidden": GRAY,
+                    "sent, and waited for": paler(GRAY)}, 4)
     ratios = [of["ratio"] for run in runs for of in run["recorded"]["overlap"].values()]
     axes.set_xlabel("ms since the step began, on rank 0" + (
         "\nratio: time to send over time to compute, at this run's rates; at most 1 can hide"

@@ -1,6 +1,8 @@
 """What the rehearsed ranks of a run say together: a table of them, and memory over the step."""
 
-from lab.bench.drawing import BLUE, GRAY, ORANGE, PURPLE, RED, new_figure
+from collections.abc import Iterator
+
+from lab.bench.drawing import BLUE, GRAY, ORANGE, PURPLE, RED, legend, new_figure
 from lab.cli.words import quantity
 
 # Of what is alive, from the bottom; and of a schedule's actions.
@@ -11,7 +13,7 @@ ACTIONS = {"F": ("#81a88d", "forward"), "B": ("#d9822b", "backward, input"),
 COLUMNS = "parameters", "gradients", "optimizer states", "activations", "all that is alive"
 
 
-def table(records):
+def table(records: list[dict]) -> Iterator[str]:
     """Yield a line for each rank, the most of each column, and what the planner says."""
     rows = {f"{record['rank']:,}": bytes_of(record) for record in records}
     rows["most"] = [max(column) for column in zip(*rows.values())]
@@ -31,7 +33,7 @@ def bytes_of(record):
             sum(recorded["peak"].values())]
 
 
-def draw(records):
+def draw(records: list[dict]) -> object:
     """For each rank, what is alive over the metered step, by class, and below it the actions."""
     figure, panels = new_figure(11, 0.9 + 2.3 * len(records), len(records), squeeze=False,
                                 sharey=True)
@@ -42,7 +44,9 @@ def draw(records):
         draw_actions(axes, record["recorded"]["actions"], top / 14)
     axes.set_ylim(-top / 14, top)
     axes.set_xlabel("allocations and releases of the step, in their order", fontsize=9)
-    draw_legend(figure, records)
+    there = {kind for record in records for kind, *_ in record["recorded"]["actions"]}
+    colors = {words: color for kind, (color, words) in ACTIONS.items() if kind in there}
+    legend(figure, CLASSES | colors, 5, "upper center")
     return figure
 
 
@@ -63,12 +67,3 @@ def draw_actions(axes, actions, height):
     for kind, _, _, begin, end, *_ in actions:
         axes.broken_barh([(begin, end - begin)], (-height, height), facecolor=ACTIONS[kind][0],
                          edgecolor="white", linewidth=0.3)
-
-
-def draw_legend(figure, records):
-    from matplotlib.patches import Patch
-
-    there = {kind for record in records for kind, *_ in record["recorded"]["actions"]}
-    colors = CLASSES | {words: color for kind, (color, words) in ACTIONS.items() if kind in there}
-    figure.legend(handles=[Patch(color=color, label=label) for label, color in colors.items()],
-                  loc="outside upper center", ncols=5, fontsize=8)
