@@ -74,7 +74,7 @@ lint: $(READY)  ## check the style
 	@if $(PYTHON) -m ruff --version >/dev/null 2>&1; then echo "ruff $(LINT)"; $(PYTHON) -m ruff $(LINT); \
 	else echo "lint:" $(PYTHON) "has no ruff, so it is left out"; fi
 
-museum: $(READY)  ## 7 minutes: plant each of the museum's silent bugs, and see what finds it
+museum: $(READY)  ## 11 minutes: plant each of the museum's silent bugs, and see what finds it
 	@if $(PYTHON) -c 'import spmd_types' 2>/dev/null; then types=--types; fi; \
 	$(PYTHON) -m lab.museum $$types --out figures/museum.png
 
