@@ -33,7 +33,7 @@ Where the seconds of a micro-batch of b sequences of s tokens go, on a stage of 
     pp            a message of b·s·h/tp to the next stage, and one back.
     bubble        (p-1)/v times a stage's time for a micro-batch, without a head (chapter 07).
     dp            gradients once a step, or what of that does not hide behind the last backward.
-                  With ZeRO-2 in *every* micro-batch (Llama 3: pp of them), ZeRO-3: weights twice.
+                  ZeRO-2: in *every* micro-batch, or every pp (sums_runs). ZeRO-3: weights twice, too.
     optimizer     60 bytes a weight: gradients to fp32, unscaled, checked, their norm, clipped (32);
                   weight and moments in and out (28). Muon's matmuls: lab/planner/muon.py.
 
@@ -44,7 +44,8 @@ what is recomputed as well (8, not 6): FLOPs of the hardware (HFU), not of the m
 How right is it? Two numbers are fitted, on ten rows of a table of 2021: the shares of their makers'
 bandwidth that an A100's HBM and NVLink reach. Two more, on six rows, are about ZeRO-3. What they
 say of other tables, `--published` prints. Of 29 rows with experts, on which no number is fitted, 22
-are within 20%. The search takes any ZeRO, whether the software has it or not.
+are within 20%. Six others ran slower, up to 3 times, where matrices are small: kernels take time to
+start. The search takes any ZeRO, whether the software has it or not.
 
 Run it:
     python 10_planner.py --model 70b --cluster h100 --gpus 512 --batch 1024
@@ -496,10 +497,9 @@ def layer_seconds(model, layout, machine):
     width, hidden = tokens * h / t if layout.sp else tokens * h, routed * f + mine * wide
     rope = 4 * tokens * (model.queries + model.keys / 2) / t if model.gated else 0
     sorting = (8 if layout.ep == 1 else 16) * routed * h
-    passes = [(10, 6 if model.gated else 4), (12, 10 if model.gated else 6)]
-    if software.dropout:
-        passes = [(11, passes[0][1]), (17, passes[1][1])]
-    for part, (of_width, of_hidden) in zip((forward, backward), passes):
+    of_mlp = (6, 12 if software.swiglu_kept == 2 else 10) if model.gated else (4, 6)    # 2 again
+    passes = (11, 17) if software.dropout else (10, 12)
+    for part, of_width, of_hidden in zip((forward, backward), passes, of_mlp):
         moved = 2 * of_width * width + of_hidden * hidden + rope + sorting
         part["elementwise"] = moved / machine.bandwidth
     if fp8:                                             # casts: read 2, write 1 in each direction

@@ -3,7 +3,7 @@ r"""A chapter's run, rehearsed: as one rank of a cluster that is not there, at i
     python -m lab.rehearse 09_5d.py --ranks 16384 --rank 5 --preset llama-405b --tp 8 --pp 16 \
         --zero 1 --precision bf16 --batch 2048
     python -m lab.rehearse 03_zero.py --ranks 64 --preset llama-8b --variant zero3 --batch 64
-    python -m lab.rehearse 09_5d.py --published llama3-8192 --all-stages --plot memory.png
+    python -m lab.rehearse 09_5d.py --published llama3-8192 --plot memory.png
 
 The chapter's own code takes two steps. No weight is drawn and no number computed: each tensor has
 its shape, and no memory. So a report says what this rank would hold, keep, send and compute, beside
@@ -26,6 +26,7 @@ import multiprocessing
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -53,10 +54,10 @@ PUBLISHED = {           # flags of 09_5d.py; what the planner's layout has besid
                     "--top-k 8 --shared-expert --zero 1 --schedule dualpipe-v --batch 15360 "
                     "--recompute full --precision bf16 --software deepseek-v3", {}),
 }
-UNLIKE = {              # what chapter 09 cannot do of them
+UNLIKE = {              # what chapter 09 cannot do of them, by how their names begin
     "llama3": "a stage has two slices here, and not each layer for one; the first and the last "
               "stage have no layer less; documents are not packed",
-    "deepseek-v3": "attention has no latents; all layers have experts, the first three, too; "
+    "deepseek": "attention has no latents; all layers have experts, the first three, too; "
                    "experts are picked by softmax, from all machines; no FP8; no module that "
                    "predicts one token more",
 }
@@ -74,6 +75,8 @@ def files():
 def flags(chapter, parser):
     """The chapter's, and those of a rehearsal."""
     add = parser.add_argument
+    if chapter:
+        parser.prog = f"-m lab.rehearse {Path(chapter.__file__).name}"
     add("file", choices=[*files()], help="the chapter")
     add("--ranks", type=commands.number(int, 1, 2**20, 8), default=8,
         help="of the cluster; default: 8")
@@ -88,8 +91,8 @@ def flags(chapter, parser):
     add("--routing", choices=("balanced", "zipf"), default="balanced",
         help="how experts are picked: in turn, or drawn by Zipf's law, the first one most often")
     add("--published", choices=PUBLISHED, help="the flags of this run")
-    add("--all-stages", action="store_true", help="a rank of each stage of the pipeline; --plot "
-        "alone takes the first, the middle and the last")
+    add("--all-stages", action="store_true", help="a rank of each stage of the pipeline, which "
+        "takes as many times as long; --plot alone takes the first, the middle and the last")
     getattr(chapter, "flags", lambda parser: None)(parser)
 
 
@@ -136,6 +139,13 @@ def parse(chapter, argv):
 
 
 def refuse_misfits(chapter, args, given):
+    if args.all_stages and not args.chapter.startswith(("07", "09")):
+        raise Refused(f"--all-stages are a pipeline's, and {args.chapter[:2]} has none",
+                      "without --all-stages")
+    for flag in ("--software", "--cluster"):            # of the planner
+        if flag in given and args.precision != "bf16":
+            raise Refused(f"{flag} is the planner's, which plans --precision bf16",
+                          "--precision bf16", f"without {flag}")
     for flag in MEANINGLESS:
         if flag in given:
             raise Refused(f"{flag} means nothing to a rehearsal", f"without {flag}")
@@ -198,7 +208,7 @@ def problems_of(chapter, argv):
 
 
 def rehearse_all(argv, ranks):
-    """The same of several, at once on all cores."""
+    """The same of several, at once on all cores. ranks: None is the one of the flags."""
     workers = min(len(ranks), os.cpu_count())
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         return [*pool.map(functools.partial(rehearse, argv), ranks)]
@@ -207,9 +217,11 @@ def rehearse_all(argv, ranks):
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     chapter, args = refusals.accepted(accepted, argv, alone=True)
-    ranks = ranks_of(chapter, args)
+    for path in filter(None, (args.json, args.plot)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    ranks = [None if rank == args.rank else rank for rank in ranks_of(chapter, args)]
     try:
-        told = [rehearse(argv)] if ranks == [args.rank] else rehearse_all(argv, ranks)
+        told = [rehearse(argv)] if ranks == [None] else rehearse_all(argv, ranks)
     except rehearsal.NeedsValues as error:
         where, source = error.args
         refusals.fail(f"{where} asks a tensor for its value, and a rehearsal has no numbers: "
@@ -217,13 +229,13 @@ def main(argv=None):
     except growth.Found as found:                       # before an error
         print(*(f"  ✗ {sentence}" for sentence in found.args), sep="\n")
         return 1
-    lines, record = told[ranks.index(args.rank)]
+    lines, record = told[ranks.index(None)]
     records = [record for _, record in told]
     if len(ranks) > 1:
         lines += ["", *rehearsed.table(records)]
         record = record | {"stages": records}
     if args.published:
-        lines.append(f"  unlike the published run: {UNLIKE[args.software]}")
+        lines.append(f"  unlike the published run: {UNLIKE[args.published.partition('-')[0]]}")
     print("\n".join(lines))
     outputs = {"json": lambda path: path.write_text(json.dumps(record, indent=1)),
                "plot": lambda path: rehearsed.draw(records).savefig(path)}

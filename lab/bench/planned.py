@@ -1,8 +1,8 @@
 """What chapter 10 plans for the layout of a run, beside what the run has measured.
 
 The planner speaks of the fullest GPU, of whole micro-batches, and of numbers alone: 2 bytes of a
-weight and of what is kept, 4 of a gradient, 12 of AdamW. It knows no step counts of tensors, no
-tables of RoPE, and nothing that is alive for a moment.
+weight and of what is kept, 4 of a gradient, 12 of AdamW. Of what is alive for a moment it knows the
+gradient of logits alone, which it counts as an activation of the last stage.
 """
 
 from dataclasses import fields, replace
@@ -14,6 +14,7 @@ from lab.bench.meters import name_of
 from lab.cli.words import quantity
 from lab.planner import planning
 
+ALIVE = "all of these, and what lives shortly"
 STATES = {"weights": "parameters", "gradients": "gradients", "optimizer": "optimizer states"}
 
 
@@ -78,6 +79,7 @@ def rows(run, plan):
     for cause, name in STATES.items():
         yield name, states[name], round(plan.memory[cause])
     yield "activations", run.recorded["activations"], round(plan.memory["activations"])
+    yield ALIVE, sum(run.peak.values()), round(plan.bytes)
     if run.args.chapter.startswith("09"):               # whose report has axes
         sent = measured_on_axes(run)
         passes = run.args.micro_batches * -(-model.layers // layout.pp)
@@ -120,15 +122,17 @@ def notes(run, plan):
         is_much = abs(off) > 5e-4 * planned
         by = f"{quantity(abs(off))} {'more' if off > 0 else 'less'}" if off else "✓"
         by += f", {off / planned:+.1%}" if is_much else ""
-        if off and what == "activations":
-            is_known = off == run.recorded["left_out"]
-            by += ": what it leaves out ✓" if is_known else "; it has the logits' gradient"
+        if off and what == "activations" and off == run.recorded["left_out"]:
+            by += ": what it leaves out ✓"
         yield f"    {what:<38}{quantity(measured):>12}{quantity(planned):>15}   {by}"
     seconds = {cause: plan.seconds.get(cause, 0) for cause in planning.CAUSES}
     ten, (model, *_, batch) = anatomy.planner(), plan.asked
+    alive, memory = sum(run.peak.values()), ten.CLUSTERS[cluster].memory
+    if alive > memory:
+        yield f"  does not fit: {quantity(alive)} alive, and a GPU has {quantity(round(memory))}"
     rate = ten.step_flops(model, batch, "causal") / plan.total / run.world / 1e12
-    yield (f"  a step on {run.world:,} x {cluster} would take {plan.total:.2f} s, "
-           f"{rate:.0f} TFLOP/s of a GPU: {ten.largest(seconds)}")
+    yield (f"  {'if it fitted, ' * (alive > memory)}a step on {run.world:,} x {cluster} would take "
+           f"{plan.total:.2f} s, {rate:.0f} TFLOP/s of a GPU: {ten.largest(seconds)}")
 
 
 def freed(plan, theirs, more):
@@ -165,4 +169,5 @@ def notes_of_software(plan, name, more):
         why = explained.get(flag.split()[0].removeprefix("--no-").strip("-").replace("-", "_"), "")
         yield f"    {'-' if size >= 0 else '+'}{quantity(abs(round(size))):>11}  {flag:<22} {why}"
     verdict = "fits" if left <= ten.ROOM * cluster.memory else "does not fit"
-    yield f"    {quantity(round(left)):>12}  {name}: {verdict} on {quantity(round(cluster.memory))}"
+    yield (f"    {quantity(round(left)):>12}  {name}, without what lives shortly: {verdict} on "
+           f"{quantity(round(cluster.memory))}, of which {1 - ten.ROOM:.0%} are others'")

@@ -26,13 +26,13 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves
 
 import common
-from lab.bench import fakes, formulas, growth, meeting, muon, planned, report
+from lab.bench import fakes, formulas, growth, meeting, muon, planned, rehearsed, report
 from lab.cli.words import count, quantity
 
 STEPS = 2               # the first makes the optimizer's states
 LINES = 5               # of the largest at the peak
 MOMENTS = 400           # of the step, for its picture
-CLASSES = "parameters", "gradients", "optimizer states", "kept for backward", "all else"
+CLASSES = tuple(rehearsed.CLASSES)
 
 
 class NeedsValues(Exception):

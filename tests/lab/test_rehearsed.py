@@ -64,7 +64,9 @@ def test_a_gathered_tensor_that_is_not_kept_is_what_another_software_frees():
                         ten.SOFTWARE["llama3"], run.args.micro_batches)
     assert plan.bytes - sum(freed.values()) == sum(theirs.values())
     told = "\n".join(run.told())
-    assert "llama3 frees what ours keeps" in told and "llama3: fits on 80.00 GB" in told
+    assert "llama3 frees what ours keeps" in told
+    assert "llama3, without what lives shortly: fits on 80.00 GB" in told
+    assert "does not fit" not in told and "  a step on 8 x h100 would take" in told
 
 
 @pytest.mark.parametrize("name", [
@@ -116,7 +118,7 @@ def one_after_the_other(argv, ranks):
 
 def test_all_stages_are_told_and_drawn(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(rehearse, "rehearse_all", one_after_the_other)
-    path, picture = tmp_path / "run.json", tmp_path / "memory.png"
+    path, picture = tmp_path / "new/run.json", tmp_path / "newer/memory.png"
     status, output, errors = command(
         capsys, "09_5d.py", "--ranks=4", "--rank=3", *SMALL, f"--data={TEXT}", *BF16, "--pp=2",
         "--tp=2", "--batch=2", "--all-stages", f"--json={path}", f"--plot={picture}")
@@ -137,6 +139,13 @@ def test_all_stages_are_told_and_drawn(capsys, tmp_path, monkeypatch):
         f"rank {rank} of 4" for rank in (1, 3)]
 
 
+def test_what_does_not_fit_is_said(capsys):
+    status, output, _ = command(capsys, "02_data_parallel.py", "--ranks=2", "--preset=llama-8b",
+                                "--layers=8", "--precision=bf16", "--batch=8")
+    assert status == 0 and "alive, and a GPU has 80.00 GB" in output
+    assert "  if it fitted, a step on 2 x h100 would take" in output
+
+
 def test_a_picture_alone_takes_the_first_the_middle_and_the_last_stage():
     module, args = rehearse.accepted(["09_5d.py", "--ranks=16", "--rank=1", "--pp=8", "--tp=2",
                                       "--layers=8", "--batch=8", "--plot=x.png"])
@@ -154,6 +163,8 @@ def test_several_ranks_are_rehearsed_at_once(capsys):
 
 @pytest.mark.parametrize(("flags", "why"), [
     ("04_tensor_parallel.py --published=llama3-8192", "is a run of 09_5d.py; without --published"),
+    ("04_tensor_parallel.py --all-stages", "a pipeline's, and 04 has none; without --all-stages"),
+    ("04_tensor_parallel.py --ranks=2 --software=llama3", "--precision bf16 would work"),
     ("09_5d.py --published=llama4", "invalid choice: 'llama4'"),
     ("09_5d.py --published", "--published"),
     ("09_5d.py --ranks=4 --software=mine", "invalid choice: 'mine'"),
