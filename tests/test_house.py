@@ -30,7 +30,7 @@ IMPORTS = {  # {room of lab/, or its commands: what it imports of the rest of la
     "museum": "bench.drawing chapters classroom cli rehearse",
     "page": "bench chapters classroom cli museum pictures planner schedules",
     "planner": "chapters cli",
-    "typecheck": "bench.fakes chapters cli museum",
+    "typecheck": "bench.fakes bench.lines chapters cli museum",
     "commands": "bench chapters checkpoints classroom cli here schedules speed typecheck",
 }
 

@@ -10,9 +10,8 @@ its draw, and each of its own experts gets so many from each rank as from itself
 """
 
 import contextlib
-import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from unittest import mock
 
 import torch
@@ -24,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import common
 from common import environment
 from lab.bench import anatomy
+from lab.bench.lines import line_in
 from lab.bench.meters import group_of, storage_of
 
 
@@ -52,7 +52,7 @@ class Integers(TorchDispatchMode):
             return result
 
 
-def tensors_in(values):
+def tensors_in(values: Iterable) -> Iterator[torch.Tensor]:
     """Of an operator's arguments or results: they, or lists of them."""
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -236,7 +236,7 @@ class LiveMeter(TorchDispatchMode):
     def begins(self, storage):
         key, size = storage._cdata, storage.nbytes()
         number = self.numbers[key] = len(self.made)
-        self.made.append((size, self.line(), self.names[key]))
+        self.made.append((size, line_in(self.files), self.names[key]))
         self.events.append((number, True))
         self.live += size
 
@@ -254,13 +254,6 @@ class LiveMeter(TorchDispatchMode):
     def forget(self, key):
         self.ends(key)
         del self.names[key]
-
-    def line(self):
-        """(file, number) of the innermost line of the sources that runs."""
-        frame = sys._getframe(2)
-        while frame and frame.f_code.co_filename not in self.files:
-            frame = frame.f_back
-        return (frame.f_code.co_filename, frame.f_lineno) if frame else None
 
     def name(self, tensor):
         """Of its storage, whatever size that has; None if it was made unseen."""

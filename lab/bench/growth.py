@@ -18,11 +18,9 @@ import contextlib
 import copy
 import functools
 import itertools
-import linecache
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
@@ -34,6 +32,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import common
 from common import Refused
+from lab.bench.lines import line_in, named, source_of
 from lab.cli.words import quantity
 
 MOST = 2**31 - 1        # what an int32 holds
@@ -46,23 +45,6 @@ MAKERS = ((dist, "new_group"), (dist, "new_subgroups"), (dist, "new_subgroups_by
 
 class Found(Exception):
     """A rehearsal has ended by an error, behind these findings."""
-
-
-def line_in(files):
-    """(file, number) of the innermost line of these files that runs; None: there is none."""
-    frame = sys._getframe(1)
-    while frame and frame.f_code.co_filename not in files:
-        frame = frame.f_back
-    return (frame.f_code.co_filename, frame.f_lineno) if frame else None
-
-
-def named(line):
-    """As in "09_5d.py:194"."""
-    return f"{Path(line[0]).name}:{line[1]}"
-
-
-def source_of(line):
-    return linecache.getline(*line).partition("  # ")[0].strip()
 
 
 # ------------------------------------------------------------------------ integers, and scores

@@ -1,10 +1,8 @@
 """A fault of types, and the sentence that says it: line, axis and types."""
 
-import linecache
-import sys
-
 import torch
 
+from lab.bench.lines import frame_in, source_of
 from lab.typecheck.mesh import LETTERS, SAME, WORDS, I, P, V
 
 FILES = {}              # {path: the name it is told by} of the sources in which a fault can lie
@@ -20,28 +18,20 @@ class Fault(Exception):
         self.axis, self.sentence = axis, sentence
         self.types = [LETTERS.get(kind, kind) for kind in kinds]
         self.where = self.source = ""
-        frame = the_frame()
+        frame = frame_in(FILES)
         if frame:
             self.place(frame.f_code.co_filename, frame.f_lineno)
 
     def place(self, path, line):
         self.where = f"{FILES[path]}:{line}"
-        self.source = linecache.getline(path, line).partition("  # ")[0].strip()
-
-
-def the_frame():
-    """The innermost one in a line of the FILES."""
-    frame = sys._getframe(1)
-    while frame and frame.f_code.co_filename not in FILES:
-        frame = frame.f_back
-    return frame
+        self.source = source_of((path, line))
 
 
 def name_of(tensor, otherwise="an operand"):
     """What a sentence calls it: a parameter, an output of a module, or a variable."""
     if hasattr(tensor, "global_name"):
         return tensor.global_name
-    said, frame = getattr(tensor, "_said", None), the_frame()
+    said, frame = getattr(tensor, "_said", None), frame_in(FILES)
     local = [name for name, value in frame.f_locals.items() if value is tensor] if frame else []
     return f"{local[0]} ({said})" if said and local else said or (local or [otherwise])[0]
 
