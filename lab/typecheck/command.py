@@ -1,7 +1,9 @@
 """python -m lab.types: what it takes, checks and prints."""
 
 import json
+import os
 import shlex
+import traceback
 from pathlib import Path
 
 from common import Refused
@@ -10,7 +12,7 @@ from lab.cli import commands, refusals
 from lab.museum import __main__ as exhibition
 from lab.typecheck import told
 from lab.typecheck.fault import Fault
-from lab.typecheck.plan import plan, rooms
+from lab.typecheck.plan import NoChapter, of_chapter, plan, rooms
 from lab.typecheck.run import Untold, check
 from lab.typecheck.seen import seen_by_types
 
@@ -49,7 +51,29 @@ def accepted(argv):
     flags = [word for word in argv if not word.endswith(".py")]
     if not files:
         raise Refused("no chapter's file is given", "with 04_tensor_parallel.py")
-    return [plan(found(word), flags) for word in files]
+    return [planned(word, flags) for word in files]
+
+
+def planned(word, flags):
+    """The Plan of a file. Raises Refused, for one that does not run as well."""
+    path = found(word)
+    change = f"{shlex.quote(os.path.relpath(of_chapter(path.name[:2])))} in place of " \
+             f"{shlex.quote(word)}"
+    try:
+        return plan(path, flags)
+    except NoChapter as why:
+        raise Refused(str(why), change) from None
+    except UnicodeDecodeError:
+        raise Refused(f"{path.name} is no text in UTF-8", change) from None
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
+                 if frame.filename == str(path)]
+        if isinstance(error, SyntaxError):
+            lines.append(error.lineno or 1)             # none, of a null byte
+        if not lines:                                   # then it is not the file's
+            raise
+        words = f"{type(error).__name__}: {getattr(error, 'msg', error)}".split("\n")[0]
+        raise Refused(f"{path.name}:{lines[-1]} raises {words}", change) from None
 
 
 def found(word):

@@ -16,6 +16,10 @@ MEANINGLESS = ("--steps", "--verify", "--no-verify", "--plot", "--profile", "--s
 SMALL = "--layers=2",   # one block is typed like the other
 
 
+class NoChapter(Exception):
+    """A file lacks what makes it a chapter: what."""
+
+
 class Plan(NamedTuple):
     """module: the chapter's, made anew; room: its lab/chapters/NN/types.py."""
     module: object
@@ -30,9 +34,12 @@ def rooms() -> dict:
 
 def plan(path: Path, argv: list[str], source: str | None = None) -> Plan:
     """path: of a chapter, or of a student's file of its name; source: in place of what is there;
-    argv: the chapter's flags, and --ranks and --rank. Raises Refused."""
+    argv: the chapter's flags, and --ranks and --rank. Raises Refused, NoChapter, and whatever the
+    file does."""
     room = rooms()[path.name[:2]]
     module = load(path, path.read_text(encoding="utf-8") if source is None else source)
+    if not getattr(module, "VARIANTS", None) or not hasattr(module, "requires"):
+        raise NoChapter(f"{path.name} has no VARIANTS or no requires, as chapters have")
     is_small = not any(word.startswith(("--layers", "--preset", "--pp", "--like")) for word in argv)
     return Plan(module, room, parse(module, room, [*SMALL * is_small, *argv]))
 
@@ -63,6 +70,7 @@ def parse(module, room, argv):
             raise Refused(f"{flag} means nothing where no number is computed", f"without {flag}")
     try:
         module.requires(args, args.ranks)
+        getattr(room, "requires", lambda args: None)(args)
     except Refused as refused:                          # torchrun's flag, by the name it has here
         why, *changes = refused.args
         raise Refused(why, *(change.replace(refusals.RANKS, "--ranks") for change in changes)

@@ -3,6 +3,7 @@
 from spmd_types import R, S, SpmdTypeError, V, get_local_type, normalize_axis, rules
 from spmd_types._checker import _resolve_collective_axes
 
+from common import Refused
 from lab.typecheck.duality import parts
 
 
@@ -31,6 +32,16 @@ def add_loss(*, x, loss):
 
 def all_to_all(*, rows, sent, received, group):
     return exchanged(rows, group)
+
+
+def refuse_parts_of_tp(args, ranks):
+    """Refuse kv heads that several of these tensor-parallel ranks hold, and not all: they lie along
+    a part of the axis, and there are no types along that."""
+    heads = args.model.kv_heads
+    if 1 < heads < ranks:
+        raise Refused(f"each of --kv-heads {heads} is on {ranks // heads} of {ranks} "
+                      "tensor-parallel ranks, which are no axis", f"--kv-heads {ranks}",
+                      "--kv-heads 1")
 
 
 def by_messages(rule):

@@ -342,7 +342,7 @@ def check(module, room, args):
         try:
             with run.hooks():
                 train(run)
-        except Fault:
+        except (Fault, Untold):
             raise
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise Untold(f"{line_of(error)} asks a tensor for its value") from error

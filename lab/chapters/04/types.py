@@ -3,9 +3,13 @@
 from spmd_types import I, rules
 
 from lab.typecheck.duality import copy_in, sum_out
-from lab.typecheck.rules import summed
+from lab.typecheck.rules import refuse_parts_of_tp, summed
 
 TOKENS = ()             # all ranks have the same ones
+
+
+def requires(args):
+    refuse_parts_of_tp(args, args.ranks)
 
 
 def copy_in_columns(*, x, group, weights):

@@ -4,10 +4,14 @@ See lab/types.py."""
 from spmd_types import rules
 
 from lab.typecheck.duality import gather_in, scatter_out
-from lab.typecheck.rules import by_messages, varying
+from lab.typecheck.rules import by_messages, refuse_parts_of_tp, varying
 
 TOKENS = ()             # all ranks have the same ones, and take their part of them:
 MARKS = {"my_tokens": varying("tp")}
+
+
+def requires(args):
+    refuse_parts_of_tp(args, args.ranks)
 
 
 def gather_in_columns(*, x, group, weights):
