@@ -20,8 +20,10 @@ is still P where the norm or the optimizer takes it; and if the loss and the nor
 whole. If one is not, a sentence says the line, the axis and the types, and the status is 1.
 
 The types of operators are those of `spmd_types` (`make types` installs it); the rules of chapters'
-own autograd Functions are in lab/chapters/NN/types.py. What types cannot see: factors, which rows
-of a tensor, in which order, which rank of an axis, and whatever is decided by numbers.
+own autograd Functions are in lab/chapters/NN/types.py, and their bodies are held to them. What
+types cannot see: factors, which rows of a tensor, in which order, which rank of an axis, whatever
+is decided by numbers, and a sum that is made by sending messages. So of RingColumns and RingRow in
+chapter 05, the rule is believed, and their rows of the table have a *.
 
 Behind a single chapter come its own flags, and --ranks and --rank. --museum plants each exhibit of
 lab/museum, and says which ones types see.

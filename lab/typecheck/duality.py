@@ -29,7 +29,9 @@ parameter is I where all ranks compute its whole gradient, and R where each has 
 somebody must sum it before the optimizer takes it. That is what `p.partial` notes.
 
 What types cannot see: a factor (the mean in place of the sum), the wrong rows or the wrong order,
-another rank of the right axis, and what numbers decide.
+another rank of the right axis, what numbers decide, and a sum that ranks make by sending each other
+messages. Those of chapter 05's variant `ring` do so: there the types of a fused f or g are a rule
+that is believed, and no bug in its body is seen. Its row in the table has a *.
 
     python -m lab.types 04_tensor_parallel.py       # a type for each tensor of the step
     python -m lab.hunt 04 --seed 1                  # a chapter with a bug: do types see it?

@@ -1,10 +1,14 @@
 """The chapters' autograd Functions: each is held to its rule, in forward and in backward.
 
 A rule (lab/chapters/NN/types.py) says the types of the outputs, given those of the inputs. It is
-spmd_types' own: `spmd_typecheck`, with the names of forward's arguments. What it says is not taken
-on trust: the body of forward is checked line by line, and where the rule says that all ranks have
-the same, the body must come to that. Backward's body is given gradients of the dual types of the
-outputs, and must return those of the dual types of the inputs.
+spmd_types' own: `spmd_typecheck`, with the names of forward's arguments. The body of forward is
+checked line by line, and where the rule says that all ranks have the same, the body must come to
+that. Backward's body is given gradients of the dual types of the outputs, and must return those of
+the dual types of the inputs.
+
+A body that sums by send and receive comes to nothing like it: types know no sum of messages. So
+for a rule that is marked `by_messages` (of RingColumns and RingRow in chapter 05) the rule is taken
+on trust, in both passes, and a table says so. Inside of the body each operator is still checked.
 """
 
 import contextlib
@@ -118,7 +122,7 @@ def apply(checker, func, args):
         call.outputs.append({**get_local_type(out)})
         if not is_by_messages(cls):
             hold_forward(cls, checker, call.outputs[-1], found)
-    checker.calls.setdefault(cls.__name__, (call.inputs[0], call.outputs[0]))
+    checker.calls.append((cls.__name__, is_by_messages(cls), call.inputs[0], call.outputs[0]))
     return result
 
 

@@ -20,8 +20,8 @@ from spmd_types._checker import (
 )
 from spmd_types.checker import typecheck
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
-from torch.utils._pytree import tree_leaves
 
+from lab.bench.fakes import tensors_in
 from lab.typecheck import fault, functions
 from lab.typecheck.fault import Fault
 from lab.typecheck.mesh import DUAL, SAME, WORDS, I, P, R, V
@@ -43,19 +43,15 @@ GET, SET = "__get__", "__set__"
 GRAD, DATA = torch.Tensor.grad.__get__, torch.Tensor.data.__get__
 
 
-def tensors_in(*values):
-    return [x for x in tree_leaves(values) if isinstance(x, torch.Tensor)]
-
-
 class Checker(TorchFunctionMode):
     """mesh: a Mesh. types: {address of a storage: its type}, for tensors that autograd has made
-    anew. loss: the type of what `backward` was called on. calls: {autograd Function: the types of
-    its first input and of its first output}, of its first call."""
+    anew. loss: the type of what `backward` was called on. calls: (autograd Function, whether by its
+    rule alone, the types of its first input and of its first output), call by call."""
 
     def __init__(self, mesh):
         super().__init__()
         self.mesh, self.types, self.is_off, self.loss = mesh, {}, False, None
-        self.calls, self.cuts = {}, {}                  # cuts: of parameters, where they lie
+        self.calls, self.cuts = [], {}                  # cuts: of parameters, where they lie
         self.applies = False                            # a Function, which comes next
         self.last = None                                # the latest Call of an autograd Function
 
@@ -147,7 +143,7 @@ class Checker(TorchFunctionMode):
         return self.run(func, name, args, kwargs)
 
     def run(self, func, name, args, kwargs):
-        operands = tensors_in(args, kwargs)
+        operands = [*tensors_in([*args, *kwargs.values()])]
         shared = {address(x): self.type_of(x) for x in operands}
         self.let_zeros_be(name, operands)
         if name.endswith("_") and operands and not operands[0].requires_grad:
@@ -179,7 +175,7 @@ class Checker(TorchFunctionMode):
             result = func(*args, **kwargs)
         except SpmdTypeError as error:
             raise self.explained(func, args, kwargs, error) from None
-        for x in tensors_in(result):
+        for x in tensors_in([result]):
             self.note_result(func, name, x, args, shared)
         return result
 
@@ -246,7 +242,7 @@ class Checker(TorchFunctionMode):
 
     def each(self, func, name, args, kwargs):
         """An operator on lists, such as those of the norm: each element by itself."""
-        lists = [x for x in args if isinstance(x, (list, tuple)) and tensors_in(x)]
+        lists = [x for x in args if isinstance(x, (list, tuple)) and [*tensors_in(x)]]
         single = [x for x in args if isinstance(x, torch.Tensor)]
         linear = (OpLinearity.MULTILINEAR if "mul" in name or "div" in name
                   else LINEAR if "add" in name else OpLinearity.NONLINEAR)
@@ -295,7 +291,8 @@ class Checker(TorchFunctionMode):
 
     def explained(self, func, args, kwargs, error):
         """A Fault in place of the error of spmd_types, for the first axis that does not fit."""
-        operands, spec = tensors_in(args, kwargs), _OP_REGISTRY.get(func)
+        operands = [*tensors_in([*args, *kwargs.values()])]
+        spec = _OP_REGISTRY.get(func)
         linearity = spec.linearity if spec else OpLinearity.NONLINEAR
         for name, axis in self.mesh.axes.items():
             kinds = [self.type_of(x)[axis] for x in operands]

@@ -24,10 +24,17 @@ def seams_of(run: Run) -> dict[str, list]:
     return found
 
 
-def calls_of(run: Run) -> dict[str, tuple]:
-    """{autograd Function: (type of its first input, of its first output)}."""
-    return {name: tuple(run.checker.mesh.told(kind) for kind in both)
-            for name, both in run.checker.calls.items()}
+def calls_of(run: Run) -> list[dict]:
+    """[{"name": of an autograd Function, "in": the type of its first input, "out": of its first
+    output, "by_rule_alone": whether its body is not held to that}]: a row for each way of calling
+    it, since what is varying may be a sum that is still to come, like what is partial."""
+    found = []
+    for name, by_rule_alone, *kinds in run.checker.calls:
+        before, after = map(run.checker.mesh.told, kinds)
+        row = {"name": name, "in": before, "out": after, "by_rule_alone": by_rule_alone}
+        if row not in found:
+            found.append(row)
+    return found
 
 
 def dual_of(kinds):
@@ -61,10 +68,13 @@ def table(run: Run) -> list[str]:
     if run.checker.calls:
         lines += ["", f"  {'autograd Functions':<34}{'goes in':>10}{'comes out':>12}"
                   f"{'gradient: goes in':>20}{'comes out':>12}"]
-    for name, (before, after) in calls_of(run).items():
-        back = [in_order(run, dual_of(one)) for one in (after, before)]
-        lines.append(f"  {name:<34}{in_order(run, before):>10}{in_order(run, after):>12}"
-                     f"{back[0]:>20}{back[1]:>12}")
+    for row in calls_of(run):
+        name = f"{row['name']}{' *' * row['by_rule_alone']}"
+        before, after = (in_order(run, row[key]) for key in ("in", "out"))
+        back = [in_order(run, dual_of(row[key])) for key in ("out", "in")]
+        lines.append(f"  {name:<34}{before:>10}{after:>12}{back[0]:>20}{back[1]:>12}")
+    if any(row["by_rule_alone"] for row in calls_of(run)):
+        lines.append("  * by its rule alone: its body sums by messages, which types cannot see")
     lines += ["", f"  {'parameters':<34}{'type':>10}{'gradient':>12}{'in the optimizer':>20}"]
     for (kind, dual, taken), names in gradients_of(run).items():
         first, *others = folded(names)
