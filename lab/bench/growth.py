@@ -10,6 +10,12 @@ and parameter, and that can be as often as there are ranks. So the same rank's w
 in half the cluster as well: half the ranks, all of them on the data-parallel axis, with half the
 batch. Then no line of a step has more to do, and one that runs more often by as many ranks as have
 come loops over ranks.
+
+So this sees what grows with data-parallel ranks, and nothing that grows with others. Of these it
+sees, in the first step and in the lines of the chapter and of common: a line that runs, or gives
+tensors by the dozen, more often by at least the ranks that have come; and one that makes LARGE
+bytes more, and a quarter of all it makes. It does not see what rises by less, what other code does,
+nor what is done before the steps and after them, but for the groups that are made there.
 """
 
 import argparse
@@ -244,8 +250,9 @@ def hold(run, fewer=None):
     runs or makes more of, and in how many groups more a rank is."""
     own, groups = run.groups.own, run.groups
     mine = sum(own.values())
-    run.note(f"process groups: {mine:,} of this rank, of {groups.made:,} that were made in "
-             f"{groups.seconds:.2f} s")
+    run.note(f"process groups, beside that of all ranks: {mine:,} of this rank, of {groups.made:,} "
+             f"that each rank makes; PyTorch's bookkeeping for them took {groups.seconds:.2f} s "
+             "here, where none is connected as NCCL has to")
     run.record(groups={"own": mine, "made": groups.made, "seconds": groups.seconds})
     if fewer is None:
         if run.world >= MANY:
@@ -273,8 +280,10 @@ def hold(run, fewer=None):
     look("puts this rank into {} groups", own, fewer.groups.own, by_many)
     run.found += found
     if not found:
-        run.note(f"beside {fewer.world:,} ranks: no line runs more often, or makes more, and this "
-                 "rank is in as many groups")
+        run.note(f"beside {fewer.world:,} ranks, with half the data-parallel ones: in a step no "
+                 f"line runs {more:,} times more often, gives {more:,} tensors more, or makes a "
+                 f"quarter and {quantity(LARGE)} more; none puts this rank into {more:,} groups "
+                 "more")
 
 
 def blocks_of(lines):
