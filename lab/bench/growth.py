@@ -250,9 +250,10 @@ def hold(run, fewer=None):
     runs or makes more of, and in how many groups more a rank is."""
     own, groups = run.groups.own, run.groups
     mine = sum(own.values())
+    took = (f"; PyTorch's bookkeeping for them took {groups.seconds:.2f} s here, where none is "
+            "connected as NCCL has to") if groups.made else ""
     run.note(f"process groups, beside that of all ranks: {mine:,} of this rank, of {groups.made:,} "
-             f"that each rank makes; PyTorch's bookkeeping for them took {groups.seconds:.2f} s "
-             "here, where none is connected as NCCL has to")
+             f"that each rank makes{took}")
     run.record(groups={"own": mine, "made": groups.made, "seconds": groups.seconds})
     if fewer is None:
         if run.world >= MANY:

@@ -145,9 +145,7 @@ def test_nothing_grows_in_a_chapter_as_it_is(capsys):
     assert ("beside 512 ranks, with half the data-parallel ones: in a step no line runs 512 times "
             "more often, gives 512 tensors more, or makes a quarter and 1.05 MB more; none puts "
             "this rank into 512 groups more\n") in output  # fmt: skip
-    assert re.search("process groups, beside that of all ranks: 0 of this rank, of 0 that each rank"
-                     r" makes; PyTorch's bookkeeping for them took 0.\d\d s here, where none is ",
-                     output)  # fmt: skip
+    assert "groups, beside that of all ranks: 0 of this rank, of 0 that each rank makes\n" in output
 
 
 @pytest.mark.full
@@ -171,12 +169,15 @@ def test_what_was_not_looked_at_is_said(capsys):
 
 
 def test_groups_are_counted_where_they_are_made():
-    counted = rehearsed("09_5d", 16384, 5, "--pp=4", "--cp=4", "--tp=4", "--ep=64", "--experts=64",
-                        "--batch=256", "--layers=4", "--seq=64").recorded["groups"]  # fmt: skip
+    found = rehearsed("09_5d", 16384, 5, "--pp=4", "--cp=4", "--tp=4", "--ep=64", "--experts=64",
+                      "--batch=256", "--layers=4", "--seq=64")  # fmt: skip
+    counted = found.recorded["groups"]
     tp = pp = 16384 // 4
     cp, both, ep, whole, keys, experts = 16384 // 4, 16384 // 16, 16384 // 64, 4, 4 * 2, 4 * 64
     assert counted["made"] == tp + pp + cp + both + ep + whole + 4 * 4 + keys + experts
     assert counted["own"] == 9 and counted["seconds"] < 30
+    [said] = [note for note in found.notes if note.startswith("process groups")]
+    assert f"9 of this rank, of {counted['made']:,} that each rank makes; PyTorch's book" in said
 
 
 def test_an_error_behind_a_finding_costs_no_traceback(capsys, tmp_path):
