@@ -42,6 +42,8 @@ instruments.sample = functools.partial(instruments.sample, length=20)
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
 
 SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--device=cpu")
+# A second step has what the first has left: states, and what was updated. A third has nothing else.
+STEPS = "--steps=3" if os.environ.get("FULL") else "--steps=2"
 
 
 def no_flags(parser):
@@ -246,9 +248,9 @@ def hold_to_the_run_without_ranks(run):
 
 
 def hold_to_one_gpu(results, flags):
-    """Assert of what run_main gave, in float64: status 0, three equal steps, no formula off."""
+    """Assert of what run_main gave, in float64: status 0, equal steps (2 or 3), no formula off."""
     (status, run, output), *_ = results
-    assert status == 0 and len(run["reference_loss"]) == 3, output
+    assert status == 0 and len(run["reference_loss"]) == run["config"]["steps"] >= 2, output
     hold_to_the_run_without_ranks(run)
     assert max(run["max_loss_diff"], run["max_grad_diff"], run["max_param_diff"]) < 1e-12
     assert all(check["ok"] is not False for check in run["checks"])

@@ -12,10 +12,10 @@ from torch import nn
 
 import common
 from lab.bench.machines import MACHINES
-from tests.conftest import SMALL, TEXT, chapter, hold_to_one_gpu, run_main
+from tests.conftest import SMALL, STEPS, TEXT, chapter, hold_to_one_gpu, run_main
 
 TWO = "02_data_parallel"
-FLOAT64 = (*SMALL, "--steps=3", "--dtype=float64", "--ignore=0.5", f"--data={TEXT}")
+FLOAT64 = (*SMALL, STEPS, "--dtype=float64", "--ignore=0.5", f"--data={TEXT}")
 CONFIG = common.Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)  # SMALL
 VARIANTS = ("naive", "overlap", "bucket", "torch")
 

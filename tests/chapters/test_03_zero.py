@@ -13,11 +13,11 @@ from torch import nn
 import common
 from common import Config
 from lab.bench import meters, verify
-from tests.conftest import SMALL, TEXT, chapter, hold_to_one_gpu, run_main, some
+from tests.conftest import SMALL, STEPS, TEXT, chapter, hold_to_one_gpu, run_main, some
 from tests.support.pretend_cuda import pretended_cuda
 
 THREE = "03_zero"
-TRAINING = (*SMALL, "--steps=3", f"--data={TEXT}")
+TRAINING = (*SMALL, STEPS, f"--data={TEXT}")
 FLOAT64 = (*TRAINING, "--dtype=float64", "--ignore=0.5")
 CONFIG = Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)  # SMALL
 

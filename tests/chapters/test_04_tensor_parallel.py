@@ -10,11 +10,11 @@ from torch import nn
 
 import common
 from lab.bench.report import quantity
-from tests.conftest import SMALL, TEXT, chapter, hold_to_one_gpu, run_main, some
+from tests.conftest import SMALL, STEPS, TEXT, chapter, hold_to_one_gpu, run_main, some
 
 FOUR = "04_tensor_parallel"
 VARIANTS = ("megatron", "overlap", "torch")
-TRAINING = ("--steps=3", "--ignore=0.5", f"--data={TEXT}", "--verify")
+TRAINING = (STEPS, "--ignore=0.5", f"--data={TEXT}", "--verify")
 SMALL_TRAINING = (*SMALL, *TRAINING, "--batch=4")
 FLOAT64 = (*SMALL_TRAINING, "--dtype=float64")
 OF_THREE = ("--layers=1", "--heads=6", "--dim=24", "--kv-heads=3", "--seq=15")

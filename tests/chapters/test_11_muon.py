@@ -12,11 +12,11 @@ from torch import nn
 
 import common
 from common import Config, Cut, part
-from tests.conftest import SMALL, TEXT, chapter, hold_to_one_gpu, run_main
+from tests.conftest import SMALL, STEPS, TEXT, chapter, hold_to_one_gpu, run_main
 
 ELEVEN = "11_muon"
 CONFIG = Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)  # SMALL
-FLOAT64 = (*SMALL, "--steps=3", f"--data={TEXT}", "--dtype=float64", "--ignore=0.5")
+FLOAT64 = (*SMALL, STEPS, f"--data={TEXT}", "--dtype=float64", "--ignore=0.5")
 
 
 @pytest.fixture(scope="module")

@@ -161,7 +161,7 @@ def test_a_damaged_run_is_summed_up_or_refused(recorded, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("cases", "saves"), [
-    (40, False), pytest.param(500, True, marks=pytest.mark.full)])
+    (25, False), pytest.param(500, True, marks=pytest.mark.full)])
 def test_a_damaged_run_is_drawn_or_refused(recorded, tmp_path, capsys, cases, saves):
     """Few are not rendered, and lack the bubbles of chapter 07, which are of no run."""
     draw, seen = random.Random(1), Counter()

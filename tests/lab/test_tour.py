@@ -124,7 +124,7 @@ def test_the_table_and_the_figures_are_of_what_is_done():
 
 
 @pytest.mark.parametrize(("number", "by_torchrun"), [
-    (signal.SIGINT, True), (signal.SIGTERM, False)])
+    (signal.SIGINT, True), pytest.param(signal.SIGTERM, False, marks=pytest.mark.full)])
 def test_nothing_is_left_running(tmp_path, number, by_torchrun):
     (tmp_path / "runs").mkdir()
     (tmp_path / "done.py").write_text("")

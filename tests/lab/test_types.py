@@ -43,6 +43,7 @@ def check(number, *flags, old="", new="", file=None):
     ("08", ["--ranks=4", "--ep=2", "--experts=4"]),
     ("09", ["--ranks=8", "--dp=2", "--cp=2", "--tp=2", "--batch=8"]),
     ("09", ["--ranks=4", "--dp=4", "--ep=2", "--experts=4", "--zero=1"]),
+    pytest.param("09", ["--like=llama3-128k"], marks=FULL),
     pytest.param("09", ["--ranks=8", "--dp=4", "--cp=2", "--ep=4", "--experts=4",
                         "--order=dp,cp,tp,pp", "--zero=3"], marks=FULL),
     pytest.param("02", ["--variant=overlap", "--ranks=4"], marks=FULL),
