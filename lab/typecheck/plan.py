@@ -54,7 +54,7 @@ def flags(module, ranks, parser):
 def parse(module, room, argv):
     ranks, usual = getattr(room, "USUAL", (2, ""))
     words = {word.partition("=")[0] for word in argv}
-    more = [] if "--ranks" in words else usual.split()  # they are about so many ranks
+    more = [] if {"--ranks", "--like"} & words else usual.split()   # they are about so many ranks
     with mock.patch("lab.cli.strict.refuse_sizes"):     # what this machine has is no limit
         args = strict.parse(module.__file__, module.__doc__, module.VARIANTS,
                             functools.partial(flags, module, ranks), [*more, *argv])
