@@ -33,7 +33,7 @@ Where the seconds of a micro-batch of b sequences of s tokens go, on a stage of 
     pp            a message of b·s·h/tp to the next stage, and one back.
     bubble        (p-1)/v times a stage's time for a micro-batch, without a head (chapter 07).
     dp            gradients once a step, or what of that does not hide behind the last backward.
-                  ZeRO-2: in *every* micro-batch, or every pp (sums_runs). ZeRO-3: weights twice, too.
+                  ZeRO-2: in *every* micro-batch, or every pp (sums_runs). ZeRO-3: weights twice.
     optimizer     60 bytes a weight: gradients to fp32, unscaled, checked, their norm, clipped (32);
                   weight and moments in and out (28). Muon's matmuls: lab/planner/muon.py.
 

@@ -8,11 +8,9 @@ bytes are alive at the peak, what they are, and which lines have made them.
 import argparse
 import collections
 import contextlib
-import linecache
 import math
 import os
 import textwrap
-from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
@@ -27,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 import common
 from lab.bench import fakes, formulas, growth, meeting, muon, planned, rehearsed, report
+from lab.bench.lines import named, source_of
 from lab.cli.words import count, quantity
 
 STEPS = 2               # the first makes the optimizer's states
@@ -125,9 +124,8 @@ class Run(report.Run):
             lines[line] = before + size, tensors + 1
         self.peak = classes
         largest = sorted(((*seen, line) for line, seen in lines.items() if line), reverse=True)
-        self.lines = [[size, tensors, f"{Path(file).name}:{number}",
-                       linecache.getline(file, number).partition("  # ")[0].strip()]
-                      for size, tensors, (file, number) in largest[:LINES]]
+        self.lines = [[size, tensors, named(line), source_of(line)]
+                      for size, tensors, line in largest[:LINES]]
 
     def kind(self, name, event):
         """The class of what has that name, after so many events."""
@@ -288,4 +286,4 @@ def asked_in(error, file):
         if trace.tb_frame.f_code.co_filename == file:
             number = trace.tb_lineno
         trace = trace.tb_next
-    return f"{Path(file).name}:{number}", linecache.getline(file, number).strip()
+    return named((file, number)), source_of((file, number))
