@@ -55,7 +55,10 @@ class Saver:
     def __init__(self, run):
         self.run, self.args, self.problem, self.closing = run, run.args, None, False
         self.identity = identity(run.args, run.text)
-        self.writers, self.thread, self.pending = None, ThreadPoolExecutor(1), None
+        # A group of its own, for the thread; now: a rank that is lost while others connect to it
+        # would be waited for, until a group's timeout.
+        self.writers = dist.new_group(backend="gloo")
+        self.thread, self.pending = ThreadPoolExecutor(1), None
         self.waits, self.writes, self.bytes = [], [], 0
         self.stop = False               # whether SIGTERM has come, on any rank
 
@@ -86,8 +89,6 @@ class Saver:
         """Copy the state, and start to write it."""
         start = time.perf_counter()
         self.wait()
-        if self.writers is None:                            # a group of its own, for the thread
-            self.writers = dist.new_group(backend="gloo")
         run, optimizers = self.run, self.run.optimizers
         state = checkpoint.state_of(optimizers, buffers)
         about = {"step": step, "run": self.identity, "text": name_of_text(run.args),

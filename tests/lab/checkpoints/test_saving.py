@@ -33,6 +33,21 @@ def status_of(name, flags, patches=()):
     return status, output.getvalue()
 
 
+SAVE = saving.Saver.save
+
+
+def save_among_those_who_have_met(self, *given):
+    with mock.patch.object(saving.dist, "new_group", side_effect=AssertionError("a new group")):
+        SAVE(self, *given)
+
+
+def test_a_save_connects_to_nobody_anew(ranks, tmp_path):
+    """A rank that was killed just then left the others to wait for that group's timeout."""
+    patch = "lab.checkpoints.saving.Saver.save", save_among_those_who_have_met
+    for status, output in ranks(2)(status_of, QUICK, ["--steps=1", f"--save={tmp_path}"], [patch]):
+        assert status == 0, output
+
+
 @pytest.fixture(scope="module")
 def origin(pool, tmp_path_factory):
     """Checkpoints after steps 2 and 4, and the run on to step 6 in another folder beside it."""
