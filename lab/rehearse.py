@@ -58,8 +58,8 @@ UNLIKE = {              # what chapter 09 cannot do of them, by how their names 
     "llama3": "a stage has two slices here, and not each layer for one; the first and the last "
               "stage have no layer less; documents are not packed",
     "deepseek": "attention has no latents; all layers have experts, the first three, too; "
-                   "experts are picked by softmax, from all machines; no FP8; no module that "
-                   "predicts one token more",
+                "experts are picked by softmax, from all machines; no FP8; no module that "
+                "predicts one token more",
 }
 WITHOUT = "01", "10"    # one GPU's, and the planner
 MEANINGLESS = ("--steps", "--verify", "--no-verify", "--profile", "--save", "--save-every",
@@ -226,7 +226,7 @@ def main(argv=None):
         where, source = error.args
         refusals.fail(f"{where} asks a tensor for its value, and a rehearsal has no numbers: "
                       f"{source}", status=1)
-    except growth.Found as found:                       # before an error
+    except growth.Found as found:                       # then an error came of it
         print(*(f"  ✗ {sentence}" for sentence in found.args), sep="\n")
         return 1
     lines, record = told[ranks.index(None)]

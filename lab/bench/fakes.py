@@ -182,7 +182,19 @@ class Noted(set):
         self.tell(key)
 
 
-class LiveMeter(TorchDispatchMode):
+class Patching(TorchDispatchMode):
+    """A mode that has its `patch`, of mock, in force while it is entered."""
+
+    def __enter__(self):
+        self.patch.start()
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        self.patch.stop()
+        return super().__exit__(*exception)
+
+
+class LiveMeter(Patching):
     """Follows every storage from the operator that makes it until it is gone or resized.
 
     files: the sources, in whose lines tensors are made. Since `begin`: peak, the most bytes alive
@@ -196,26 +208,18 @@ class LiveMeter(TorchDispatchMode):
         self.made = []                                  # of each number: (bytes, line, name)
         self.live = 0
         self.begin()
+        resize = torch.UntypedStorage.resize_
+
+        def resize_and_tell(storage, size):
+            result = resize(storage, size)
+            self.resized(storage)
+            return result
+
+        self.patch = mock.patch.object(torch.UntypedStorage, "resize_", resize_and_tell)
 
     def begin(self):
         self.peak, self.events, self.peak_at = self.live, [], 0
         self.before = list(self.numbers.values())
-
-    def __enter__(self):
-        meter, resize = self, torch.UntypedStorage.resize_
-
-        def resize_and_tell(storage, size):
-            result = resize(storage, size)
-            meter.resized(storage)
-            return result
-
-        self.patch = mock.patch.object(torch.UntypedStorage, "resize_", resize_and_tell)
-        self.patch.start()
-        return super().__enter__()
-
-    def __exit__(self, *exception):
-        self.patch.stop()
-        return super().__exit__(*exception)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))

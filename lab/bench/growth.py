@@ -33,11 +33,11 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import common
 from common import Refused
+from lab.bench.fakes import Patching
 from lab.bench.lines import line_in, named, source_of
 from lab.cli.words import quantity
 
@@ -55,7 +55,7 @@ class Found(Exception):
 
 # ------------------------------------------------------------------------ integers, and scores
 
-class Watch(TorchDispatchMode):
+class Watch(Patching):
     """Sees every operator of a rehearsal. found: {"scores" or the line: sentence}.
 
     files: of the sources, in whose lines it is. core: what --attention says; sdpa keeps no scores.
@@ -69,24 +69,16 @@ class Watch(TorchDispatchMode):
         self.files, self.is_fused, self.found = set(files), core == "sdpa", {}
         self.counts = counts
         self.attention = []                             # (tokens, head_dim) of those that run
-
-    def __enter__(self):
-        watch, forward = self, common.Attention.forward
+        forward = common.Attention.forward
 
         def forward_and_tell(attention, x):
-            watch.attention.append((x.shape[1], attention.head_dim))
+            self.attention.append((x.shape[1], attention.head_dim))
             try:
                 return forward(attention, x)
             finally:
-                watch.attention.pop()
+                self.attention.pop()
 
         self.patch = mock.patch.object(common.Attention, "forward", forward_and_tell)
-        self.patch.start()
-        return super().__enter__()
-
-    def __exit__(self, *exception):
-        self.patch.stop()
-        return super().__exit__(*exception)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

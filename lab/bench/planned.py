@@ -5,7 +5,7 @@ weight and of what is kept, 4 of a gradient, 12 of AdamW. Of what is alive for a
 gradient of logits alone, which it counts as an activation of the last stage.
 """
 
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 
 import torch.distributed as dist
 
@@ -136,23 +136,20 @@ def notes(run, plan):
 
 
 def freed(plan, theirs, more):
-    """Yield (what differs, bytes that it saves): the layout's own, and then each field of their
-    software that is not as ours is, one after the other. more: fields of the layout."""
-    ten = anatomy.planner()
-    model, layout, cluster, ours, batch = plan.asked
-    m, before = batch // (layout.dp * layout.micro_batch), plan.bytes
-    changes = [(name, value, True) for name, value in more.items()
-               if value != getattr(layout, name)]
-    changes += [(field.name, getattr(theirs, field.name), False) for field in fields(ours)
-                if getattr(theirs, field.name) != getattr(ours, field.name)]
-    for name, value, is_of_layout in changes:
-        if is_of_layout:
-            layout = replace(layout, **{name: value})
-        else:
-            ours = replace(ours, **{name: value})
-        after = sum(ten.memory(model, layout, ours, m).values())
+    """Yield (field, its value there, bytes that it saves): of the layout, as `more` has them, and
+    then of their software, one after the other; those that save or cost something."""
+    model, layout, _, ours, batch = plan.asked
+    m, before, steps = batch // (layout.dp * layout.micro_batch), plan.bytes, []
+    for name, value in more.items():
+        layout = replace(layout, **{name: value})
+        steps.append((name, value, layout, ours))
+    for name, value in asdict(theirs).items():
+        ours = replace(ours, **{name: value})
+        steps.append((name, value, layout, ours))
+    for name, value, layout, software in steps:
+        after = sum(anatomy.planner().memory(model, layout, software, m).values())
         if after != before:
-            yield planning.as_flag(name, value), before - after
+            yield name, value, before - after
         before = after
 
 
@@ -161,12 +158,12 @@ def notes_of_software(plan, name, more):
     ten = anatomy.planner()
     _, _, cluster, *_ = plan.asked
     saved = [*freed(plan, ten.SOFTWARE[name], more)]
-    left = plan.bytes - sum(size for _, size in saved)
+    left = plan.bytes - sum(size for *_, size in saved)
     explained = planning.comments(ten.Software) | planning.comments(ten.Layout)
     yield f"  {name} frees what ours keeps, as its fields of the planner say"
     yield f"    {quantity(round(plan.bytes)):>12}  ours, by the planner"
-    for flag, size in saved:
-        why = explained.get(flag.split()[0].removeprefix("--no-").strip("-").replace("-", "_"), "")
+    for field, value, size in saved:
+        flag, why = planning.as_flag(field, value), explained.get(field, "")
         yield f"    {'-' if size >= 0 else '+'}{quantity(abs(round(size))):>11}  {flag:<22} {why}"
     verdict = "fits" if left <= ten.ROOM * cluster.memory else "does not fit"
     yield (f"    {quantity(round(left)):>12}  {name}, without what lives shortly: {verdict} on "

@@ -61,8 +61,9 @@ def test_the_planner_says_the_same_of_the_fullest_stage(flags):
 def test_a_gathered_tensor_that_is_not_kept_is_what_another_software_frees():
     run, *_ = runs("--pp=2", "--tp=2", "--block=llama", "--software=llama3", "--batch=4")
     plan, ten = planned.plan_of(run.args, 8), anatomy.planner()
-    freed = dict(planned.freed(plan, ten.SOFTWARE["llama3"], {"v": 2}))
-    assert set(freed) == {"--swiglu-kept 2", "--no-keeps-gathered", "--no-whole-tables", "--v 2"}
+    freed = {f"{name} {value}": size for name, value, size in planned.freed(
+        plan, ten.SOFTWARE["llama3"], {"v": 2})}
+    assert set(freed) == {"swiglu_kept 2", "keeps_gathered False", "whole_tables False", "v 2"}
     theirs = ten.memory(plan.asked[0], replace(plan.asked[1], v=2),
                         ten.SOFTWARE["llama3"], run.args.micro_batches)
     assert plan.bytes - sum(freed.values()) == sum(theirs.values())
