@@ -140,6 +140,9 @@ def test_all_stages_are_told_and_drawn(capsys, tmp_path, monkeypatch):
     for stage in record["stages"]:
         at, *sizes = stage["recorded"]["over_time"]
         assert max(map(sum, zip(*sizes))) == sum(stage["recorded"]["peak"].values())
+        top = max(zip(*sizes), key=sum)
+        assert {name: size for name, size in zip(rehearsed.CLASSES, top) if size} == {
+            name: size for name, size in stage["recorded"]["peak"].items() if size}
         assert at == sorted(at) and min(map(min, sizes)) >= 0
         kinds = [kind for kind, *_ in stage["recorded"]["actions"]]
         assert kinds.count("F") == kinds.count("BW") == 2
