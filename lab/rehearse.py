@@ -62,8 +62,6 @@ UNLIKE = {              # what chapter 09 cannot do of them, by how their names 
                 "predicts one token more",
 }
 WITHOUT = "01", "10"    # one GPU's, and the planner
-MEANINGLESS = ("--steps", "--verify", "--no-verify", "--profile", "--save", "--save-every",
-               "--keep", "--resume", "--timeout")
 
 
 def files():
@@ -126,13 +124,9 @@ def parse(chapter, argv):
         args = strict.parse(chapter.__file__, chapter.__doc__, chapter.VARIANTS,
                             functools.partial(flags, chapter), argv)
     refuse_misfits(chapter, args, {word.partition("=")[0] for word in argv})
-    try:
-        with mock.patch.dict(os.environ, fakes.place(args.rank, args.ranks)):   # a machine's ranks
-            chapter.requires(args, args.ranks)
-    except Refused as refused:                          # torchrun's flag, by the name it has here
-        why, *changes = refused.args
-        raise Refused(why, *(change.replace(refusals.RANKS, "--ranks") for change in changes)
-                      ) from None
+    place = fakes.place(args.rank, args.ranks)          # a machine's ranks
+    with strict.ranks_by_flag(), mock.patch.dict(os.environ, place):
+        chapter.requires(args, args.ranks)
     args.verify, args.steps = False, rehearsal.STEPS
     _, args.planned = PUBLISHED.get(args.published, ("", {}))
     return args
@@ -146,12 +140,7 @@ def refuse_misfits(chapter, args, given):
         if flag in given and args.precision != "bf16":
             raise Refused(f"{flag} is the planner's, which plans --precision bf16",
                           "--precision bf16", f"without {flag}")
-    for flag in MEANINGLESS:
-        if flag in given:
-            raise Refused(f"{flag} means nothing to a rehearsal", f"without {flag}")
-    if args.rank >= args.ranks:
-        raise Refused(f"--rank {args.rank} is not below --ranks = {args.ranks}",
-                      f"--rank {args.ranks - 1}", f"--ranks {args.rank + 1}")
+    strict.refuse_as_one_rank(args, given, "to a rehearsal")
     if args.variant == "torch":
         raise Refused("--variant torch is PyTorch's code, and a rehearsal is of a chapter's own",
                       f"--variant {next(iter(chapter.VARIANTS))}")

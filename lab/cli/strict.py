@@ -1,10 +1,11 @@
 """The command line, strict: ranges and fits of all flags, and one line for what is refused."""
 
 import argparse
+import contextlib
 import math
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from common import DTYPES, Refused, Text, divides, environment
 from lab import chapters
 from lab.bench.anatomy import matrices_of_blocks, optimizer_state_bytes, tensors
 from lab.cli.commands import Parser, number, output
-from lab.cli.refusals import fail
+from lab.cli.refusals import RANKS, fail
 from lab.cli.words import name_of_text
 
 LIMITS = {              # the lowest value, the first one that is too high, and one that would work;
@@ -29,6 +30,8 @@ LIMITS = {              # the lowest value, the first one that is too high, and 
     "ffn": (1, 2**31, 512),
     "timeout": (1, 2**31, 60),
 }
+OF_TRAINING = ("--steps", "--verify", "--no-verify", "--profile", "--save", "--save-every",
+               "--keep", "--resume", "--timeout")
 WHOLE = "01", "02", "11"    # chapters whose --variant torch updates whole parameters
 COUNT = (1, 2**31)          # of all others, for which the default or the tiny preset's would work
 
@@ -128,6 +131,28 @@ def parse_without_model(file, doc, variants, flags, argv):
     refuse_unknown_to_variant(args, variants, as_given(parser, argv))
     refuse_one_file_for_two(args)
     return args
+
+
+def refuse_as_one_rank(args: argparse.Namespace, given: set[str], where: str,
+                       more: tuple = ()) -> None:
+    """Where a process plays a rank of many: refuse flags that mean nothing there, `more` besides,
+    and a rank that is none of them. given: the flags that were typed."""
+    for flag in (*OF_TRAINING, *more):
+        if flag in given:
+            raise Refused(f"{flag} means nothing {where}", f"without {flag}")
+    if args.rank >= args.ranks:
+        raise Refused(f"--rank {args.rank} is not below --ranks = {args.ranks}",
+                      f"--rank {args.ranks - 1}", f"--ranks {args.rank + 1}")
+
+
+@contextlib.contextmanager
+def ranks_by_flag() -> Iterator[None]:
+    """There torchrun's flag has the name --ranks, in what a chapter refuses, too."""
+    try:
+        yield
+    except Refused as refused:
+        why, *changes = refused.args
+        raise Refused(why, *(change.replace(RANKS, "--ranks") for change in changes)) from None
 
 
 def refuse_launcher() -> None:

@@ -8,11 +8,9 @@ from unittest import mock
 
 from common import Refused
 from lab import ROOT, chapters
-from lab.cli import commands, refusals, strict
+from lab.cli import commands, strict
 from lab.typecheck.run import load
 
-MEANINGLESS = ("--steps", "--verify", "--no-verify", "--plot", "--profile", "--save",
-               "--save-every", "--keep", "--resume", "--timeout")
 SMALL = "--layers=2",   # one block is typed like the other
 
 
@@ -58,23 +56,14 @@ def parse(module, room, argv):
     with mock.patch("lab.cli.strict.refuse_sizes"):     # what this machine has is no limit
         args = strict.parse(module.__file__, module.__doc__, module.VARIANTS,
                             functools.partial(flags, module, ranks), [*more, *argv])
-    if args.rank >= args.ranks:
-        raise Refused(f"--rank {args.rank} is not below --ranks = {args.ranks}",
-                      f"--rank {args.ranks - 1}", f"--ranks {args.rank + 1}")
+    strict.refuse_as_one_rank(args, words, "where no number is computed", ("--plot",))
     if args.variant == "torch" or getattr(args, "kernels", False) or args.precision == "fp8":
         raise Refused("PyTorch's own way and the kernels have no typing rules here",
                       f"--variant {next(iter(module.VARIANTS))}" if args.variant == "torch"
                       else "without --kernels" if args.precision != "fp8" else "--precision fp32")
-    for flag in MEANINGLESS:
-        if flag in words:
-            raise Refused(f"{flag} means nothing where no number is computed", f"without {flag}")
-    try:
+    with strict.ranks_by_flag():
         module.requires(args, args.ranks)
         getattr(room, "requires", lambda args: None)(args)
-    except Refused as refused:                          # torchrun's flag, by the name it has here
-        why, *changes = refused.args
-        raise Refused(why, *(change.replace(refusals.RANKS, "--ranks") for change in changes)
-                      ) from None
     return args
 
 
