@@ -1,10 +1,12 @@
-"""Draws chapter 10: which layouts are best, what they take, and how right that has been.
+"""Draws what is planned, not measured.
 
-    python -m lab.plans [--out figures/10_planner.png]
+    python -m lab.plans                 all pictures, into figures/
+    python -m lab.plans 10_planner      one
+    python -m lab.plans --out folder    into another folder
 
-Nothing is measured here: it is what the planner computes, in a minute. Four pictures: the fastest
-layout over model sizes and numbers of GPUs; bytes of a GPU as tp, pp and ZeRO share them out; the
-seconds of the ten best layouts; what was published, over what is predicted.
+    10_planner      the fastest layout over model sizes and numbers of GPUs; bytes of a GPU as tp, pp
+                    and ZeRO share them out; the seconds of the ten best layouts; what was
+                    published, over what is predicted
 """
 
 import sys
@@ -12,17 +14,38 @@ from pathlib import Path
 
 from lab.chapters import rooms_with
 from lab.cli import commands, refusals
+from lab.cli.refusals import refusal
+
+
+def draw_planner():
+    return rooms_with("figure")["10"].draw()
+
+
+PICTURES = {"10_planner": draw_planner}
+
+
+def a_picture(text):
+    """An argparse type."""
+    if text in PICTURES:
+        return text
+    raise refusal()(f"there is no picture {text!r}", *PICTURES)
+
+
+def parse(argv):
+    parser = commands.Parser("-m lab.plans", description=__doc__)
+    parser.add_argument("picture", nargs="*", type=a_picture, help="default: all")
+    parser.add_argument("--out", type=commands.output("figures"), default=Path("figures"),
+                        help="the folder")
+    return parser.parse_args(argv)
 
 
 def main(argv=None):
-    parser = commands.Parser("-m lab.plans", description=__doc__)
-    parser.add_argument("--out", type=commands.output("figures/10_planner.png"),
-                        default=Path("figures/10_planner.png"))
-    argv = sys.argv[1:] if argv is None else argv
-    args = refusals.accepted(parser.parse_args, argv, alone=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    rooms_with("figure")["10"].draw().savefig(args.out, dpi=110)
-    print(args.out)
+    args = refusals.accepted(parse, sys.argv[1:] if argv is None else argv, alone=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in args.picture or PICTURES:
+        path = args.out / f"{name}.png"
+        PICTURES[name]().savefig(path, dpi=110)
+        print(path)
     return 0
 
 

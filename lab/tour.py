@@ -197,7 +197,7 @@ def main(argv=None):
     stops = [stop for room in chosen for stop in stops_of(room, args.figures)[: args.first or None]]
     if not args.figures:
         return tour(stops, Path("runs"), "runs")
-    plans = [["-m", "lab.plans", "--out=figures/10_planner.png"]] if "10" in chosen else []
+    plans = [["-m", "lab.plans", "--out=figures"]] if "10" in chosen else []
     return tour(stops, Path("runs/figures"), "figures", plans)
 
 

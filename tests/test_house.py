@@ -28,10 +28,11 @@ IMPORTS = {  # {room of lab/, or its commands: what it imports of the rest of la
     "checkpoints": "bench cli",
     "classroom": "bench chapters cli museum",
     "museum": "bench.drawing chapters classroom cli rehearse",
-    "page": "bench chapters classroom cli museum pictures planner schedules",
+    "page": "bench chapters classroom cli museum pictures planner schedules sources",
     "planner": "chapters cli",
+    "sources": "bench chapters classroom cli formats planner schedules",
     "typecheck": "bench.fakes bench.lines chapters cli museum",
-    "commands": "bench chapters checkpoints classroom cli here schedules speed typecheck",
+    "commands": "bench chapters checkpoints classroom cli here schedules sources speed typecheck",
 }
 
 

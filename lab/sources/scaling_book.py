@@ -1,0 +1,2 @@
+ROWS = ()
+LEFT_OUT = ()
