@@ -4,8 +4,8 @@
     python -m lab.plans 10_planner      one
     python -m lab.plans --out folder    into another folder
 
-    10_planner      the fastest layout over model sizes and numbers of GPUs; bytes of a GPU as tp, pp
-                    and ZeRO share them out; the seconds of the ten best layouts; what was
+    10_planner      the fastest layout over model sizes and numbers of GPUs; bytes of a GPU as tp,
+                    pp and ZeRO share them out; the seconds of the ten best layouts; what was
                     published, over what is predicted
 """
 
