@@ -1,4 +1,4 @@
-"""Worked problems, and the rooflines of the scaling book and the playbook.
+"""Worked problems of the scaling book, the playbook and Megatron's paper.
 
     python 10_planner.py --problems
 
@@ -8,38 +8,13 @@ ten: chapter 10's module, whichever is held to them.
 import math
 from dataclasses import replace
 
-# --------------------------------------------- rooflines: the scaling book's, and the playbook's A3
-
-def tokens_of_data_parallel(flops, bandwidth):
-    """Tokens of a chip below which dp or ZeRO-3 wait: 8·D·F bytes of a layer's messages take longer
-    than the 8·D·F·tokens FLOPs of its backward."""
-    return flops / bandwidth
-
-
-def largest_tensor_parallel(ffn, flops, bandwidth):
-    """The degree from which on tp waits: messages of 4·B·D bytes for 4·B·D·F/tp FLOPs."""
-    return ffn * bandwidth / flops
-
-
-def best_data_parallel(tokens, chips, ffn, axes=(2, 1)):
-    """How many of the chips ZeRO-3 should have, and tp the others: both send equally long then.
-    axes: of the torus, that each of the two has."""
-    return math.sqrt(tokens / ffn * axes[0] / axes[1] * chips)
-
-
-def tokens_of_both(ffn, flops, bandwidth):
-    """Tokens of a chip below which ZeRO-3 and tp, at their best, wait together."""
-    return (flops / bandwidth) ** 2 / (2 * ffn)
-
-
-def sending_over_computing(tokens, n, dim, layers, flops, bandwidth):
-    """The playbook's A3, of layers with 16·dim² weights: {axis of n ranks: seconds of its messages
-    over those of the compute that could hide them}. tokens: of a rank. layers: of a stage."""
-    ratio = flops / bandwidth           # of numbers of 2 bytes; of 1 in A3, but for dp's: half
-    return {"dp": (n - 1) / n * ratio / tokens,         # gradients, behind backward
-            "zero-3": (n - 1) / n * ratio / tokens,     # a layer's weights, behind forward
-            "tp": (n - 1) / dim * ratio,                # a gather, behind the next matrix
-            "pp": ratio / (16 * dim * layers)}          # a message, behind the next stage
+from lab.planner.rooflines import (
+    best_data_parallel,
+    largest_tensor_parallel,
+    sending_over_computing,
+    tokens_of_both,
+    tokens_of_data_parallel,
+)
 
 
 def best_checkpoints(layers, kept_by_input, kept_by_layer):

@@ -94,26 +94,6 @@ def test_worked_problems_have_the_books_answers(ten):
         assert answer in text
 
 
-def test_messages_over_compute_are_the_playbooks(ten):
-    """A3, with 2 bytes a number: one layer's messages and matmuls, by the planner itself."""
-    model, n, tokens = ten.Model(1, 64, 4, 4, 256, True, seq=32, vocab=1), 4, 32
-    cluster = ten.Cluster(1e12, 1, 1, 1e30, 1, nvlink=1e9 / ten.NVLINK, nic=1, alpha=0)
-    machine, weights = ten.Machine(cluster, ten.Software()), 16 * 64**2
-    ratios = problems.sending_over_computing(tokens, n, 64, 1, 1e12, 1e9)
-    forward = 2 * tokens * weights / 1e12
-    assert model.weights(1) == weights
-    assert ratios["zero-3"] == pytest.approx(machine.ring(2 * weights, n, 1) / forward)
-    assert ratios["dp"] == pytest.approx(2 * machine.ring(2 * weights, n, 1) / (2 * forward))
-    assert ratios["tp"] == pytest.approx(machine.ring(2 * tokens * 64, n, 1)
-                                         / machine.matmul(tokens, 64, 64 / n))
-    assert ratios["pp"] == pytest.approx(2 * tokens * 64 / 1e9 / forward)
-    # As A3 has them, where a number of all but dp's is one byte.
-    share, rate = (n - 1) / n, 1e12 / 1e9
-    theirs = {"zero-3": share / (2 * tokens), "tp": (n - 1) / (2 * 64), "pp": 1 / (32 * 64)}
-    for axis, ratio in theirs.items():
-        assert ratios[axis] == pytest.approx(2 * ratio * rate), axis
-
-
 def test_best_checkpoints_keep_least():
     layers, of_input, of_layer = 36, 1.0, 4.0
     kept = {c: c * of_input + layers / c * of_layer for c in range(1, layers + 1)}
@@ -310,14 +290,6 @@ class Parts(list):
     blocks = ()                                         # nothing is asked of who meets whom
     def parameters(self):
         return []
-
-
-def test_rooflines_are_those_of_chapters_02_and_04():
-    flops, bandwidth = 989e12, 450e9
-    tokens = chapter("02_data_parallel").tokens_to_hide(2, 10**9, flops, bandwidth)
-    assert problems.tokens_of_data_parallel(flops, bandwidth) == pytest.approx(tokens)
-    ranks = chapter("04_tensor_parallel").ranks_that_pay(4096, 2, flops, bandwidth)
-    assert problems.largest_tensor_parallel(4 * 4096, flops, bandwidth) == pytest.approx(ranks - 1)
 
 
 # ------------------------------------------------------------------------------- the command line
