@@ -1,0 +1,299 @@
+"""What the five texts say that does not hold, with what holds and why.
+
+    python -m lab.questions --contradictions
+
+Each entry has two numbers. `told` is the text's, and `assumed` computes it from what the text
+takes for granted; `ours` comes from the course's own functions, which chapters hold to real ranks
+or to a simulation of them. A text that is right about its own assumption is not wrong: it counts
+something else, and the entry says what.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import common
+from lab import schedules
+from lab.bench.machines import MACHINES
+from lab.chapters import chapter
+
+GPT_3 = common.Config(96, 12288, 96, 96, 2048, 50257)
+GLU = common.Config(2, 8192, 64, 64, 4096, 1024, gated=True, ffn=4 * 8192)     # 16·h² a block
+NVLINK = MACHINES["H100, NVLink 4"]                                     # FLOP/s and bytes/s
+
+
+class Contradiction(NamedTuple):
+    """One claim. An entry's number is told with an error of half its last digit."""
+
+    source: str             # the text's number: "000"
+    where: str              # of the text
+    says: str
+    holds: str
+    derivation: str         # of what holds
+    told: float
+    assumed: Callable[[], float]        # gives what is told
+    ours: Callable[[], float]
+    unit: str = ""          # as that of a Row
+    error: float = 0        # of `told`
+    by: str = ""            # the functions that give ours
+
+
+# ------------------------------------------------------------------------ what is computed in parts
+
+def flops_of_gpt_3(recompute):
+    """Of a step over one sequence."""
+    return chapter("01").step_flops(GPT_3, 1, "plain", recompute)
+
+
+def selective_of_a_step():
+    return flops_of_gpt_3("selective") / flops_of_gpt_3("none") - 1
+
+
+def full_of_a_step():
+    return flops_of_gpt_3("full") / flops_of_gpt_3("none") - 1
+
+
+def kept_of_gpt_3(recompute):
+    """Bytes of a block's activations for each number of a (batch, seq, dim)."""
+    ten = chapter("10")
+    model, software = ten.MODELS["gpt3"], ten.Software(flash=False, dropout=True)
+    kept = ten.kept_by_layer(model, ten.Layout(recompute=recompute), software)
+    return kept / (model.seq * model.dim)
+
+
+def sent_of_a_block(number, which, *ops):
+    """Calls (0), payload (1) or bytes on the wire (2) that a block of GLU adds to a step of chapter
+    03, 04 or 05 with one sequence on 8 ranks: of these operators, or of all of them."""
+    def sent(layers):
+        module, cfg = chapter(number), replace(GLU, layers=layers)
+        settings = (3, 8, 1, (2, 2)) if number == "03" else (1, 1, 8, 2)
+        return module.traffic(cfg, *settings)
+
+    more, less = sent(2), sent(1)
+    return sum(more[op][which] - less[op][which] for op in ops or more)
+
+
+def sent_by_zero_2(micro_batches):
+    """Bytes over those of a model of 16 bits, on 8 ranks; without (N-1)/N and the norm."""
+    sent = chapter("03").traffic(GPT_3, 2, 8, micro_batches, (2, 2))
+    return (sent["reduce_scatter"][1] + sent["all_gather"][1]) / (2 * GPT_3.parameters())
+
+
+def idle(variant, p, m, v=1):
+    """The share of a step's time in which the rank that waits longest waits, as lists of actions
+    run."""
+    over_work = schedules.simulated_bubble(chapter("07").make_schedule(variant, p, m, v), variant)
+    return over_work / (1 + over_work)
+
+
+def most_alive(variant, p, m, v=1):
+    """The most whole micro-batches that any rank keeps."""
+    slices = v if variant == "interleaved" else 1
+    return max(chapter("07").most_alive(variant, rank, p, m, v) for rank in range(p)) / slices
+
+
+def share_of_parameters(variant, p):
+    """Of a rank: its stages, of all."""
+    schedule = chapter("07").make_schedule(variant, p, 2 * p)
+    return schedule.ranks.count(0) / schedule.depth
+
+
+def gpus(dp, pp, ep):
+    ten = chapter("10")
+    layout = ten.Layout(dp=dp, pp=pp, ep=ep)
+    return layout.stage * layout.pp
+
+
+def weights_of_layer(**changes):
+    """Of a Llama 2 7B, over dim²."""
+    model = replace(chapter("10").MODELS["7b"], **changes)
+    return model.weights(1) / model.dim**2
+
+
+def attention_as_weights(dim=4096, seq=4096):
+    """The sequence at which attention's scores take as many FLOPs as the weights of blocks."""
+    ten = chapter("10")
+    model = ten.gpt(1, dim, 32, seq=seq, vocab=0)
+    weights = 6 * model.weights_of_layers(1) * seq
+    return seq * weights / (ten.step_flops(model, 1) - weights)
+
+
+def of_parameters(width):
+    """Bytes of Llama 3 8B."""
+    return width * chapter("10").MODELS["8b"].parameters()
+
+
+def gather_of_zero_3(width):
+    """Tokens of a micro-batch behind which a gather hides, on 8 H100s over NVLink."""
+    return chapter("03").tokens_to_hide(width, 1, 8, *NVLINK)
+
+
+def sum_over_backward(gradient_bytes):
+    """The all_reduce's time over backward's: a 1B, 4,096 tokens a rank, 8 H100s over NVLink."""
+    return chapter("02").communication_over_backward(gradient_bytes, 1e9, 4096, 8, *NVLINK)
+
+
+# ---------------------------------------------------------------------------------------- the table
+
+CONTRADICTIONS = (
+    Contradiction(
+        "000", "Activation recomputation",
+        "Selective recomputation costs GPT-3 2.7% of its compute.", "It costs 0.9%.",
+        "q·kᵀ and weights·v are computed once more: 4·b·s²·h FLOPs a layer. A forward has "
+        "24·b·s·h²·(1 + s/6h), of which that is 2.7%. But a step has three times a forward.",
+        0.027, lambda: 3 * selective_of_a_step(), selective_of_a_step, "%", 0.0005,
+        "01_single_gpu.step_flops"),
+    Contradiction(
+        "004", "8.4, 12.2",
+        "Selective recomputation saves the same memory as full.",
+        "It leaves 34·s·b·h bytes of a layer; full leaves 2·s·b·h.",
+        "Selective drops what grows with s², 5·a·s²·b bytes: GPT-3 keeps 34 of 114 bytes a number. "
+        "Full keeps the input of the layer alone, in 2 bytes.",
+        2, lambda: kept_of_gpt_3("full"), lambda: kept_of_gpt_3("selective"),
+        "bytes for each s·b·h", 0, "10_planner.kept_by_layer"),
+    Contradiction(
+        "004", "8.4, 12.2",
+        "Selective recomputation takes 30 to 40% less compute than full.",
+        "What full adds is a third of a step; selective adds 97% less than that.",
+        "Full computes forward again, 1 of 3 parts. Selective computes 0.9% of a step again. 30 to "
+        "40% is what full itself costs.",
+        0.35, full_of_a_step, lambda: 1 - selective_of_a_step() / full_of_a_step(), "%", 0.05,
+        "01_single_gpu.step_flops"),
+    Contradiction(
+        "000", "A3: ZeRO-3, TP, PP",
+        "A gather hides behind the compute of a layer from 1/2 · (N-1)/N · FLOP/s / bandwidth "
+        "tokens on.",
+        "It takes twice as many tokens in bf16: a number has 2 bytes.",
+        "16·h² numbers go at p bytes each: p·16·h²·(N-1)/N / bandwidth <= 2·16·h²·tokens / FLOP/s. "
+        "With p = 1 that is the text's; its conditions of tp and pp count so, too.",
+        962, lambda: gather_of_zero_3(1), lambda: gather_of_zero_3(2), "tokens", 0.5,
+        "03_zero.tokens_to_hide, 05_sequence_parallel.hop_over_matmul, "
+        "07_pipeline_parallel.blocks_to_hide"),
+    Contradiction(
+        "000", "A3: data parallelism",
+        "The all_reduce over backward is num_params / (2·num_tokens) · (N-1)/N · FLOP/s / "
+        "bandwidth: it grows with the model.",
+        "The size of the model cancels: for num_params read g, the bytes of a gradient.",
+        "2·g·Ψ·(N-1)/N / bandwidth, over 4·Ψ·tokens / FLOP/s: Ψ is in both. What the text writes "
+        "is right for Ψ² bytes of gradients.",
+        2.35e8, lambda: sum_over_backward(1e9 * 1e9), lambda: sum_over_backward(4 * 1e9), "", 5e5,
+        "02_data_parallel.communication_over_backward"),
+    Contradiction(
+        "000", "A3: ZeRO-3, TP",
+        "A rank sends 3·16·h²/N bytes for a block in ZeRO-3.",
+        "It sends N-1 shards, not one, of 2 bytes a number: 14 times as much on 8 ranks.",
+        "In a ring each rank passes on N-1 shards of S/N: (N-1)/N·S in each of two gathers and a "
+        "scatter, as the text's own time of a gather has it. The same holds of its tp.",
+        4.03e8, lambda: 3 * 16 * GLU.dim**2 / 8, lambda: sent_of_a_block("03", 2), "B", 5e5,
+        "03_zero.traffic"),
+    Contradiction(
+        "000", "ZeRO-2 (and 004: 4.1, 4.3)",
+        "ZeRO-2 has no real overhead over ZeRO-1: it sends 2Ψ.",
+        "With M micro-batches it sends (M + 1)·Ψ: with 8, 4.5 times as much.",
+        "A full gradient is not kept, so it is scattered after every backward, M times. Parameters "
+        "are gathered once. 2Ψ is true of M = 1.",
+        2, lambda: sent_by_zero_2(1), lambda: sent_by_zero_2(8), "Ψ", 0.01, "03_zero.traffic"),
+    Contradiction(
+        "004", "8.2",
+        "A block under TP with SP needs 1 all_gather and 1 reduce_scatter in forward.",
+        "It needs 2 of each, and backward as many: 4 and 4. Megatron gathers 2 more in backward.",
+        "Attention and the MLP each have an f and a g. The all_reduce of pure TP, which one of "
+        "each replaces, stands behind each of the two as well.",
+        1, lambda: sent_of_a_block("04", 0, "all_reduce") / 4,
+        lambda: sent_of_a_block("05", 0, "reduce_scatter") / 2, "of each a block", 0,
+        "05_sequence_parallel.traffic"),
+    Contradiction(
+        "004", "6.2, Q19",
+        "hpZ: each GPU of a node holds the full weights.",
+        "Each holds 1/8 of them once more: the node has one whole copy, not 8.",
+        "The secondary shards divide the weights among the GPUs of a node, where backward gathers "
+        "them over NVLink. Of 7 billion in bf16 that is 1.75 GB of a GPU, and not 14.",
+        14e9, lambda: chapter("03").held(7e9, 3, 1, "bf16")[0],
+        lambda: chapter("03").held(7e9, 3, 8, "bf16")[0], "B", 5e8,
+        "03_zero.held, 03_zero.zeropp_traffic"),
+    Contradiction(
+        "004", "2.2, 7.5",
+        "NVLink 4 has 900 GB/s in one direction.", "It has 450 in each direction, 900 together.",
+        "18 links of 25 GB/s in each direction. A ring sends in one of them, so a time that is "
+        "divided by 900 is half of what the link allows.",
+        900e9, lambda: 18 * 2 * 25e9, lambda: NVLINK[1], "B/s", 0, "lab/bench/machines.py"),
+    Contradiction(
+        "004", "9.2 to 9.4, Q8, Q21",
+        "The bubble is (P-1)/(V·M + P-1), by equation 4 of Narayanan et al.",
+        "That paper's, and the playbook's, is (P-1)/(V·M): over the work, not over all the time.",
+        "A rank waits (P-1)/V times a micro-batch's work, and works M times. Idle over work is "
+        "(P-1)/(V·M); idle over both is (P-1)/(V·M + P-1). Both are right, and 16% is not 19%.",
+        3 / 19, lambda: idle("interleaved", 4, 8, 2),
+        lambda: chapter("07").bubble("interleaved", 4, 8, 2), "%", 1e-9,
+        "07_pipeline_parallel.bubble"),
+    Contradiction(
+        "004", "14.2, Q24",
+        "DualPipe's bubble is 0: the two directions fill each other's warm-up and cool-down.",
+        "On 8 ranks with 16 micro-batches it is 12.5% of the work.",
+        "A rank waits (p/2 - 1)·(F&B + B - 2·W), with F&B = F + B + W: 6 of 48 where all take 1. "
+        "Two ranks do fill each other's gaps. 1F1B's bubble is 44% here.",
+        0, lambda: chapter("07").bubble("dualpipe", 2, 16, 1),
+        lambda: chapter("07").bubble("dualpipe", 8, 16, 1), "%", 0, "07_pipeline_parallel.bubble"),
+    Contradiction(
+        "004", "14.2, 14.3, Q24",
+        "DualPipe keeps the activations of 2·P micro-batches, twice as many as 1F1B.",
+        "It keeps P + 1.",
+        "A rank is early in one direction and late in the other: what it keeps of the two adds up "
+        "to P + 1 everywhere. 1F1B keeps P - r on rank r.",
+        16, lambda: 2 * most_alive("1f1b", 8, 16), lambda: most_alive("dualpipe", 8, 16),
+        "micro-batches, P = 8", 0, "07_pipeline_parallel.most_alive"),
+    Contradiction(
+        "004", "14.3",
+        "DualPipe's costs are code, activations and balance.",
+        "It doubles the parameters of a rank, too.",
+        "Each rank has a stage of both directions, so every stage lies on two ranks: 2/p of the "
+        "model, of its gradients, and of its optimizer states where ZeRO does not share them.",
+        1 / 8, lambda: share_of_parameters("1f1b", 8), lambda: share_of_parameters("dualpipe", 8),
+        "%", 0, "07_pipeline_parallel.make_schedule"),
+    Contradiction(
+        "002", "4.2.1.2.2 (and 004: 14.2)",
+        "Interleaving has a comparable memory footprint.",
+        "With p = 8 and v = 2 the first rank keeps 44% more activations than with 1F1B.",
+        "It has 2·(p-1) + (v-1)·p + 1 slices of 1/v alive, 1F1B has p: 1 + (p-1)/(p·v) times as "
+        "much. v·p slices, as 004 has it, would be no more than 1F1B.",
+        0, lambda: 8 * 2 / 2 / most_alive("1f1b", 8, 16) - 1,
+        lambda: most_alive("interleaved", 8, 16, 2) / most_alive("1f1b", 8, 16) - 1, "%", 0,
+        "07_pipeline_parallel.most_alive"),
+    Contradiction(
+        "004", "13, Q25",
+        "The number of GPUs is D·T·P·C·E.",
+        "D is dp/ep there: experts lie on ranks that dp has already. DeepSeek-V3 runs on 2,048.",
+        "Its pp is 16 and its ep 64, and 2,048/16 = 128 ranks share the batch, dp. Each group of "
+        "64 of these shares the experts, so there are 128·16 GPUs, and not 64 times as many.",
+        131072, lambda: gpus(128 * 64, 16, 64), lambda: gpus(128, 16, 64), "GPUs", 0,
+        "10_planner.Layout.stage"),
+    Contradiction(
+        "000", "A2",
+        "A block with a GLU has 16·h² parameters.",
+        "That needs ffn = 4·h. Llama 2 7B has 12.1·h².",
+        "Three matrices of h x ffn, and 4·h² of attention. Models choose ffn near 8/3·h, so that a "
+        "GLU is as large as the MLP that it replaces: 4·h² + 3·h·ffn = 12·h².",
+        16, lambda: weights_of_layer(ffn=4 * 4096), weights_of_layer, "h²", 0,
+        "10_planner.Model.weights"),
+    Contradiction(
+        "000", "A2",
+        "Attention's FLOPs can be left out where seq² is much smaller than h.",
+        "They can where seq is much smaller than 6·h.",
+        "12·L·h·s FLOPs a token, beside 6·12·L·h²: the share is s/(6·h). With h = 4,096 they are "
+        "equal at 24,576 tokens; by seq² = h it would be 64.",
+        64, lambda: math.sqrt(4096), attention_as_weights, "tokens", 0, "10_planner.step_flops"),
+    Contradiction(
+        "000", "Our journey up to now",
+        "70B parameters in bf16 are 140 GB, or 133 GiB.", "They are 130 GiB.",
+        "A GiB has 1.024³ GB. 133 is what is left if it is divided by 1.024 twice.",
+        133, lambda: 140 / 1.024**2, lambda: 2 * 70e9 / 2**30, "GiB", 0.6, "2·Ψ / 2³⁰"),
+    Contradiction(
+        "000", "Plots of ZeRO, TP, PP and CP",
+        "Optimizer states of an 8B take 60 GB beside weights in bf16.",
+        "By its own table, k = 12, they take 90.",
+        "Masters and two moments in fp32 are 12 bytes a parameter. The plots have the moments "
+        "alone, 8 bytes, and the weights in 2: no masters.",
+        60, lambda: of_parameters(8) / 2**30, lambda: of_parameters(12) / 2**30, "GiB", 0.5,
+        "10_planner.memory"),
+)

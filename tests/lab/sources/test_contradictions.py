@@ -1,0 +1,58 @@
+"""What texts say that does not hold: it follows from what they assume, and ours is another."""
+
+import pytest
+
+import common
+from lab import schedules
+from lab.bench.machines import MACHINES
+from lab.chapters import chapter
+from lab.sources import SOURCES, contradictions
+from lab.sources.contradictions import CONTRADICTIONS
+
+
+@pytest.mark.parametrize("entry", CONTRADICTIONS,
+                         ids=[f"{entry.source} {entry.where}" for entry in CONTRADICTIONS])
+def test_what_is_told_follows_from_what_is_assumed_and_ours_is_another(entry):
+    assert entry.assumed() == pytest.approx(entry.told, rel=1e-12, abs=entry.error)
+    assert abs(entry.ours() - entry.told) > 4 * entry.error and entry.ours() != entry.told
+
+
+def test_ours_are_the_numbers_of_the_words():
+    """In the order of the table."""
+    ours = [entry.ours() for entry in CONTRADICTIONS]
+    assert ours == pytest.approx([
+        0.009, 34, 0.973, 1923, 0.94, 5.64e9, 9, 2, 1.75e9, 450e9, 3 / 16, 1 / 8, 9, 2 / 8, 7 / 16,
+        2048, 12.06, 24576, 130.4, 89.7], rel=6e-3)
+
+
+def test_texts_are_known_and_words_are_short():
+    numbers = {source.number for source in SOURCES}
+    for entry in CONTRADICTIONS:
+        assert entry.source in numbers and entry.where and entry.by
+        assert len(entry.says) < 160 and len(entry.holds) < 120 and len(entry.derivation) < 260
+        assert entry.says.endswith(".") and entry.holds.endswith(".")
+
+
+def test_tp_and_pp_count_a_number_as_a_byte_too():
+    """A3's conditions of tp and pp are those of chapters 05 and 07 with one byte a number: 2 bytes
+    double them."""
+    rates, h, t = MACHINES["H100, NVLink 4"], 8192, 8
+    flops, bandwidth = rates
+    hop = chapter("05").hop_over_matmul
+    told = (t - 1) / (2 * h) * flops / bandwidth
+    assert hop(h, t, 1, *rates) * (t - 1) / t == pytest.approx(told)
+    assert hop(h, t, 2, *rates) * (t - 1) / t == pytest.approx(2 * told)
+
+    cfg = common.Config(4, h, 64, 64, 1, 256, gated=True, ffn=4 * h)    # no scores to speak of
+    told = flops / (32 * h * bandwidth)
+    blocks = chapter("07").blocks_to_hide
+    assert blocks(cfg, 1, *rates) == pytest.approx(told, rel=1e-3)
+    assert blocks(cfg, 2, *rates) == pytest.approx(2 * told, rel=1e-3)
+
+
+def test_bubbles_of_the_total_are_those_of_lists_that_run():
+    """(P-1)/(V·M + P-1) of the time, by lists of actions, is (P-1)/(V·M) of the work."""
+    for name, p, m, v in (("1f1b", 8, 32, 1), ("interleaved", 4, 8, 2)):
+        assert contradictions.idle(name, p, m, v) == pytest.approx((p - 1) / (v * m + p - 1))
+    dual = chapter("07").make_schedule("dualpipe", 8, 16)
+    assert schedules.simulated_bubble(dual, "dualpipe") == pytest.approx(1 / 8)
