@@ -25,10 +25,10 @@ ZeRO puts the update in between, and gathers parameters in place of gradients:
     zero3    gather U1 | forward U1 | free U1, gather U2 | ... | gather Un | forward Un
              backward Un | free Un, reduce_scatter Un | gather Un-1 | ... | backward U1 | update 1/N
 
-A unit is a module whose parameters are gathered together: here the embedding, each block, and the
-head. Their numbers become one flat tensor, with zeros at its end until N divides its length, and
-each rank keeps one of N equal shards. If they are a 2 x 3 matrix w and a vector b of 4, 4 ranks
-keep 3 numbers each, and two of these 12 are such zeros:
+A unit is a module whose parameters are gathered together: the embedding, each block (or several of
+them, --blocks-per-unit), and the head. Their numbers become one flat tensor, with zeros at its end
+until N divides its length, and each rank keeps one of N equal shards. If they are a 2 x 3 matrix w
+and a vector b of 4, 4 ranks keep 3 numbers each, and two of these 12 are such zeros:
 
     rank 0    w00 w01 w02    rank 1    w10 w11 w12    rank 2    b0 b1 b2    rank 3    b3 0 0
 
@@ -40,7 +40,7 @@ And zero1 and zero2 gather what an update has changed when the next step begins:
 comes first, which computes while the others travel. (After the last step, gather once more before
 you evaluate or save the model.) In zero3 the head stays gathered, since its backward comes at once.
 PyTorch's FSDP does the same in hooks (`--variant torch`: fully_shard, which is FSDP2, cuts each
-parameter by its rows; what it calls stage 2 here is zero3 --keep-gathered).
+parameter by its rows. Each module that it wraps is a unit. Its stage 2 is zero3 --keep-gathered).
 
 What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; all times (N-1)/N)
 
@@ -49,7 +49,14 @@ What a rank sends in a step (Ψ' is Ψ with padding, in bytes; M micro-batches; 
     zero3                      3 M Ψ'        less M heads: those are not gathered for backward again
     zero3 --keep-gathered      2 M Ψ'        kept from forward to backward, for more memory
 
-With --precision bf16 a reduction sends as much as in fp32, and a gather half of it.
+With --precision bf16 a reduction sends as much as in fp32, and a gather half of it. DDP, which does
+not know who updates what, sums by all_reduce (--variant torch --stage 1): zero1's 2 Ψ' become 3 Ψ'.
+To clip, no rank needs whole sums, since a norm takes one number of each.
+
+A larger unit means fewer calls and more memory. With k of L blocks in each, and one gathered ahead,
+2k blocks are there at the peak, and a micro-batch of stage 3 calls all_gather 2·ceil(L/k) + 3 times
+for the same bytes. Each call waits N-1 times for a latency α, which is as long as its bytes take if
+they are N·α·bandwidth. A block of a large model has many more of them; small blocks go together.
 
 When it pays. Stage 1 holds less than chapter 02 and sends as much: its gather hides behind the next
 forward, and its reduce_scatter behind the last backward. Stage 2 sends (M + 1)/2 times as much,
@@ -71,25 +78,21 @@ What can be added:
     zeropp             ZeRO++: forward gathers int8, with a scale for 256 numbers, and keeps the
                        weights spread over the --shard-size ranks of a machine (P / shard size more
                        bytes), where backward gathers them. The loss of 50 steps may be 1%, and the
-                       first gradient norm 5% from one GPU's. (Its third idea is not here: gradients
-                       in 4 bits, summed in two hops.)
+                       first gradient norm 5% from one GPU's. (Gradients in 4 bits are not here.)
 
 Run it:
     torchrun --nproc_per_node=4 03_zero.py
-    torchrun --nproc_per_node=4 03_zero.py --variant zero2 --precision bf16 --offload
     torchrun --nproc_per_node=8 03_zero.py --variant hsdp --shard-size 4 --keep-gathered
     torchrun --nproc_per_node=8 03_zero.py --variant zeropp --shard-size 4 --steps 50
     torchrun --nproc_per_node=4 03_zero.py --variant torch --stage 2
 
 Sources: Rajbhandari et al., ZeRO (2020), sections 5 and 7; Wang et al., ZeRO++ (2023), section 3;
 Ren et al., ZeRO-Offload (2021); Zhao et al., PyTorch FSDP (2023), sections 3 and 4; Ultra-Scale
-Playbook, "Zero Redundancy Optimizer" and A3 (where a number counts as one byte); How To Scale Your
-Model, part 5, "FSDP".
+Playbook, "Zero Redundancy Optimizer" and A3; How To Scale Your Model, part 5, "FSDP".
 """
 
 import argparse
 import contextlib
-import inspect
 import math
 from functools import partial
 
@@ -183,6 +186,13 @@ class Unit:
         before = self.shard.grad
         self.shard.grad = self.sum if before is None else before.add_(self.sum)
         self.reducing = self.gradients = self.sum = None
+
+
+def group_blocks(model, k):
+    """The same list with k neighbouring blocks as one module, so that a unit is still an item."""
+    embedding, *blocks, head = model
+    groups = [nn.Sequential(*blocks[i:i + k]) for i in range(0, len(blocks), k)]
+    return nn.Sequential(embedding, *groups, head) if k > 1 else model
 
 
 def make_units(model, make_unit):
@@ -362,19 +372,20 @@ def held(numbers, stage, n, precision="fp32"):
             o * numbers / n)
 
 
-def padded_sizes(cfg, n):
-    """The numbers in each unit (embedding, blocks, head), with the padding for n shards."""
+def padded_sizes(cfg, n, k=1):
+    """The numbers in each unit (embedding, every k blocks, head), padded for n shards."""
     table = cfg.vocab * cfg.dim
     head = (1 if cfg.gated else 2) * cfg.dim + (0 if cfg.tie else table)
     block = (cfg.parameters() - table - head) // cfg.layers
-    return [-(-size // n) * n for size in (table, *[block] * cfg.layers, head)]
+    groups = [block * min(k, cfg.layers - first) for first in range(0, cfg.layers, k)]
+    return [-(-size // n) * n for size in (table, *groups, head)]
 
 
-def traffic(cfg, stage, n, micro_batches, widths=(4, 4), keep_gathered=False, replicas=1):
+def traffic(cfg, stage, n, micro_batches, widths=(4, 4), keep_gathered=False, replicas=1, k=1):
     """What a rank sends in a step: {op: (calls, payload bytes, wire bytes)}. n: ranks of a group,
     which share one model, and sum one number for the norm. widths: bytes of a parameter, and of a
-    gradient. replicas: the number of groups."""
-    units, share = padded_sizes(cfg, n), (n - 1) / n
+    gradient. replicas: the number of groups. k: blocks of a unit."""
+    units, share = padded_sizes(cfg, n, k), (n - 1) / n
     width, sum_width = widths
     reduces = 1 if stage == 1 else micro_batches
     again = [] if keep_gathered else units[:-1]                     # for backward, without the head
@@ -389,7 +400,7 @@ def traffic(cfg, stage, n, micro_batches, widths=(4, 4), keep_gathered=False, re
             "all_reduce": (calls, norm + shards, wire)}
 
 
-def zeropp_traffic(cfg, n, micro_batches, widths, node, quantized):
+def zeropp_traffic(cfg, n, micro_batches, widths, node, quantized, k=1):
     """The same for ZeRO++. node: its number of ranks if there are secondary shards, else None.
     quantized: whether a weight is sent in a byte, and the scale of a block in 4."""
     def gathers(units, ranks, in_int8):
@@ -398,11 +409,11 @@ def zeropp_traffic(cfg, n, micro_batches, widths, node, quantized):
             size = sum(unit + 4 * n * -(-unit // n // BLOCK) for unit in units)
         return (1 + in_int8) * len(units), size, (ranks - 1) / ranks * size
 
-    units = padded_sizes(cfg, n)
+    units = padded_sizes(cfg, n, k)
     forward = gathers(units, n, quantized)
     backward = gathers(units[:-1], node or n, quantized and not node)
     both = [micro_batches * (x + y) for x, y in zip(forward, backward)]
-    return traffic(cfg, 3, n, micro_batches, widths) | {"all_gather": both}
+    return traffic(cfg, 3, n, micro_batches, widths, k=k) | {"all_gather": both}
 
 
 def tokens_to_hide(bytes_sent, matmuls, n, flops, bandwidth):
@@ -435,7 +446,7 @@ def train(run):
     the model, and those of a column hold the same shard. A DeviceMesh gives each a group."""
     args, n = run.args, run.args.shard_size
     mesh = run.mesh(replicate=run.world // n, shard=n) if run.world > n else run.mesh(shard=n)
-    model = run.draw(gpt(args.model, seed=None))        # one that fits on no rank: unit by unit
+    model = run.draw(group_blocks(gpt(args.model, seed=None), args.blocks_per_unit))
     common.recompute(model, args.recompute)             # in a unit's backward, while it is gathered
     units = make_units(model, partial(Unit, group=mesh["shard"].get_group()))
     optimizer = make_optimizer(run, units)
@@ -450,7 +461,7 @@ def train(run):
 def train_zeropp(run):
     args, group = run.args, run.mesh(shard=run.world).get_group()
     node = dist.new_subgroups(args.shard_size)[0] if args.secondary_shard else None
-    model = run.draw(gpt(args.model, seed=None))
+    model = run.draw(group_blocks(gpt(args.model, seed=None), args.blocks_per_unit))
     common.recompute(model, args.recompute)
     units = make_units(model, partial(ZeroPlusPlusUnit, group=group, node=node,
                                       quantized=args.quantized_weights))
@@ -480,38 +491,35 @@ def train_torch(run):
     from torch.nn.parallel import DistributedDataParallel
 
     args, mesh = run.args, run.mesh(shard=run.world)
-    group, model = mesh.get_group(), run.draw(gpt(args.model, seed=None))
+    model = run.draw(group_blocks(gpt(args.model, seed=None), args.blocks_per_unit))
     common.recompute(model, args.recompute)
     rounded = common.rounded(args)                              # parameters stay in run.dtype
     if args.stage == 1:
         autocast = torch.autocast(run.device.type, rounded, enabled=rounded != run.dtype)
         model.forward = autocast(model.forward)
-        # Buffers need not be sent, as in chapter 02. (torch 2.13 has renamed the argument.)
-        renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-        no_buffers = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
-        ddp = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True,
-                                      **no_buffers)
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), run.optimizer, group)
+        ddp = DistributedDataParallel(model, device_mesh=mesh, gradient_as_bucket_view=True)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), run.optimizer, mesh.get_group())
         step = partial(torch_step, ddp, optimizer, no_sync=ddp.no_sync)
         return take_steps(run, step, ddp)
+    names = [p.global_name for p in model.parameters()]
     for unit in (*model, model):
         fully_shard(unit, mesh=mesh, reshard_after_forward=args.stage == 3,
                     mp_policy=MixedPrecisionPolicy(rounded, reduce_dtype=run.dtype))
         unit.set_force_sum_reduction_for_comms(True)            # gloo has no average
-    common.name_parameters(model)                               # DTensors by now
+    for p, name in zip(model.parameters(), names):              # DTensors by now
+        p.global_name, p.cuts = name, ()
     take_steps(run, partial(torch_step, model, run.optimizer(model.parameters())), model)
 
 
 def formulas(args, rank, ranks, model):
     if args.variant == "torch":
         return {}
-    cfg, stage = args.model, STAGES[args.variant]
-    widths = common.rounded(args).itemsize, common.DTYPES[args.dtype].itemsize
+    cfg, stage, k = args.model, STAGES[args.variant], args.blocks_per_unit
+    p, g = widths = common.rounded(args).itemsize, common.DTYPES[args.dtype].itemsize
     n = ranks if args.variant == "zeropp" else args.shard_size
     m = args.batch // args.shares // args.micro_batch
-    sent = traffic(cfg, stage, n, m, widths, args.keep_gathered, ranks // n)
-    answer = {"zero": stage, "holders": n, "sent": sent, "kept": {"outside": 1}}    # as one GPU
-    p, g = widths
+    sent = traffic(cfg, stage, n, m, widths, args.keep_gathered, ranks // n, k)
+    answer = {"zero": stage, "holders": n, "blocks": k, "sent": sent, "kept": {"outside": 1}}
     in_backward = p + g if stage == 3 and not args.keep_gathered else g
     tokens = args.micro_batch * cfg.seq
     answer["overlap"] = {
@@ -524,7 +532,7 @@ def formulas(args, rank, ranks, model):
             lambda *rates: tokens_to_hide(2 + 4, 2, 8, *rates)}
     if args.variant == "zeropp":
         node = args.shard_size if args.secondary_shard else None
-        less = zeropp_traffic(cfg, n, m, widths, node, args.quantized_weights)
+        less = zeropp_traffic(cfg, n, m, widths, node, args.quantized_weights, k)
         answer |= {"secondary": node, "sent": less, "beside": ("zero3", sent)}
     return answer
 
@@ -535,6 +543,9 @@ def requires(args, ranks):
     if args.model.tie and not whole:
         raise Refused(f"--preset {args.preset} ties embedding and head, which --variant "
                       f"{args.variant} keeps in two units", "--variant zero2")
+    k, most = args.blocks_per_unit, 1 if whole and args.variant == "torch" else args.model.layers
+    if k > most:                                        # DDP has buckets in place of units
+        raise Refused(f"--blocks-per-unit {k} is more than {most}", f"--blocks-per-unit {most}")
     in_groups = args.variant in ("hsdp", "zeropp")
     local = common.environment("LOCAL_WORLD_SIZE", ranks) if in_groups else ranks
     args.shard_size = args.shard_size or local
@@ -545,6 +556,7 @@ def requires(args, ranks):
 
 def flags(parser):
     add = parser.add_argument
+    add("--blocks-per-unit", type=int, default=1, help="blocks that are gathered together")
     add("--prefetch", type=int, default=1, help="units to gather ahead of the one that computes")
     add("--keep-gathered", action="store_true", help="keep parameters from forward to backward")
     add("--shard-size", type=int, help="ranks of hsdp's or zeropp's groups; default: a machine's")

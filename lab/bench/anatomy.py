@@ -349,10 +349,12 @@ def flat_units(cfg, answer):
     """(numbers, ranks that share them, who they are) of each flat unit: a module's parameters that
     the same ranks hold. Where nobody is named, those are kinds that are cut into as many parts."""
     shares, holders, names = (answer.get(key, {}) for key in ("parameters", "holders", "gradients"))
-    units = []
-    for module in held_by_modules(cfg, shares, answer.get("modules")):
+    units, k = [], answer.get("blocks", 1)                 # more than one in chapter 03 alone
+    modules = held_by_modules(cfg, shares, answer.get("modules"))
+    ends = [*range(1, len(modules) - 1, k), len(modules) - 1] if k > 1 else range(len(modules))
+    for start, end in zip([0, *ends], [*ends, len(modules)]):
         sizes = {}
-        for kind, (numbers, _) in module.items():
+        for kind, (numbers, _) in [item for held in modules[start:end] for item in held.items()]:
             n = holders if isinstance(holders, int) else holders[kind]
             key = names.get(kind, shares.get(kind, 1)), n
             size, *_ = sizes.get(key, (0, n))

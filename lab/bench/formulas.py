@@ -4,7 +4,7 @@ A chapter's formulas(args, rank, ranks, model) returns plain data, and is asked 
 metered step. All keys are optional:
 
     parameters    numbers on this rank, or {kind: share} of those of `modules` of the list; with
-                  widths, or zero, holders and secondary: see anatomy.py
+                  widths, or zero, holders, blocks (of a unit) and secondary: see anatomy.py
     states        chapter 11's bytes of parameters, gradients and masters
     sent          {op: (calls, payload, wire)}, or for each axis: {axis: {op: ...}}, whose wire may
                   be left out: it is the payload times the ring's factor for ranks[axis] ranks
@@ -47,10 +47,10 @@ from lab.checkpoints import checkpoint
 from lab.cli.words import count, printable, quantity
 
 WATCHED_STEPS = 3       # the memory of chapter 01's first steps is watched
-KEYS = {"parameters", "modules", "widths", "zero", "holders", "secondary", "most gradients",
-        "states", "sent", "ranks", "gradients", "gathers", "reduces", "kept", "schedule",
-        "experts", "flops", "checks", "settings", "mixtures", "contexts", "beside", "overlap",
-        "machines", "utilization", "notes", "sample", "record"}
+KEYS = {"parameters", "modules", "widths", "zero", "holders", "blocks", "secondary",
+        "most gradients", "states", "sent", "ranks", "gradients", "gathers", "reduces", "kept",
+        "schedule", "experts", "flops", "checks", "settings", "mixtures", "contexts", "beside",
+        "overlap", "machines", "utilization", "notes", "sample", "record"}
 RECOMPUTED = {"none": {}, "selective": {"core": 0}, "full": {"recompute": "full"}}  # of kept
 AMOUNTS = "calls", "payload", "on the wire"     # what is checked of each operator that sends
 

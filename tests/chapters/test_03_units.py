@@ -141,6 +141,9 @@ def test_what_cannot_work_is_refused(ranks):
     ("--variant=zeropp --no-quantized-gradients", 1, ".*--no-quantized-gradients"),
     ("--prefetch=3", 1, r"--prefetch: 3 is no whole number in \[0, 3\); --prefetch 1 would"),
     ("--stage=0", 1, r"--stage: 0 is no whole number in \[1, 4\); "),
+    ("--blocks-per-unit=5", 1, "--blocks-per-unit 5 is more than 4; --blocks-per-unit 4 would"),
+    ("--variant=torch --stage=1 --blocks-per-unit=2", 1, "--blocks-per-unit 2 is more than 1; "
+     "--blocks-per-unit 1 would"),
 ])
 def test_refusals(run_chapter, flags, world, line):
     status, output, errors = run_chapter(THREE, *flags.split(), WORLD_SIZE=world, RANK=0)
@@ -264,6 +267,26 @@ def test_tokens_to_hide_of_the_lesson(three):
     numbers, n = 10**6, 8
     sending = 6 * numbers * (n - 1) / n / rates[1]
     assert sending == pytest.approx(4 * numbers * backward / rates[0])
+
+
+def test_units_of_several_blocks(three):
+    """Fewer calls send as much, and more is gathered at the peak."""
+    cfg, n, m = common.Config(layers=7, dim=8, heads=2, kv_heads=1, seq=4, vocab=8), 4, 3
+    block = three.padded_sizes(cfg, n)[1]
+    assert three.padded_sizes(cfg, n, 3) == [64, 3 * block, 3 * block, block, 80]
+    args = Namespace(model=cfg, prefetch=1, dtype="float32", precision="fp32")
+    sent = {k: three.traffic(cfg, 3, n, m, k=k) for k in range(1, 8)}
+    for k, operators in sent.items():
+        groups = -(-7 // k)
+        assert operators["all_gather"][0] == m * (2 * groups + 3)
+        assert operators["reduce_scatter"][0] == m * (groups + 2)
+        assert [of[1:] for of in operators.values()] == [of[1:] for of in sent[1].values()]
+        answer = {"zero": 3, "holders": n, "blocks": k}
+        peak = anatomy.gathered_peak(args, answer, 4) / 4
+        assert peak == min(2 * k, 7) * block + (80 if k == 7 else 0)  # and the head
+        assert [size for size, *_ in anatomy.flat_units(cfg, answer)] == three.padded_sizes(
+            cfg, 1, k)
+    assert "all_gather 2·ceil(L/k) + 3 times" in three.__doc__
 
 
 def test_sizes_with_padding(three):

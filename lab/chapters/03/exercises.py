@@ -1,8 +1,18 @@
 """The exercises of chapter 03: units that are gathered and freed, int8 weights, and the traffic."""
 
+import dataclasses
+
 import torch
 
 from lab.classroom.exercise import TINY, Exercise, Run, Same, random
+
+
+def grouped(chapter, blocks, k):
+    """The list, with the numbers of its blocks."""
+    model = torch.nn.Sequential(*(torch.nn.Identity() for _ in range(blocks + 2)))
+    number = {module: i for i, module in enumerate(model)}
+    return [number.get(item) if item in number else [number[block] for block in item]
+            for item in chapter.group_blocks(model, k)]
 
 
 class Unit:
@@ -53,6 +63,10 @@ def traffic_of_replicas(chapter, stage, ranks, widths, replicas):
 
 def held_bytes(chapter, *table):
     return dict(zip("PGO", chapter.held(*table)))
+
+
+def sizes(chapter):
+    return chapter.padded_sizes(dataclasses.replace(TINY, layers=3), 7, 2)
 
 
 def tokens(chapter, *rates):
@@ -216,5 +230,21 @@ EXERCISES = [
          "flops to compute with, for each token."),
         (Same(tokens, "tokens_to_hide(2, 1, 8, 1e15, 5e11)", (2, 1, 8, 1e15, 5e11)),
          Same(tokens, "tokens_to_hide(6, 2, 4, 1e15, 5e10)", (6, 2, 4, 1e15, 5e10))),
+    ),
+    Exercise(
+        "03.11", "group_blocks padded_sizes", 1,
+        "Fewer, larger units: `group_blocks` gives the model's list with every k neighbouring "
+        "blocks as one module, the last of which may have fewer (k = 1: the list as it is), and "
+        "`padded_sizes` the numbers of each unit, each padded until n divides it.",
+        ("A unit is an item of the list, and a step does not ask what is in it. Which module of "
+         "PyTorch computes several others in turn? Is padding for each block or for each unit?",
+         "Embedding and head stay items; between them stand nn.Sequential of blocks[i:i + k], "
+         "for every k-th i. A unit of g blocks has g times a block's numbers, and is rounded up "
+         "to the next multiple of n once."),
+        (Same(grouped, "the list of 5 blocks, 2 in a unit", (5, 2)),
+         Same(grouped, "the list of 3 blocks, 1 in a unit", (3, 1)),
+         Same(sizes, "padded_sizes of 3 blocks for 7 ranks, 2 in a unit"),
+         Run(3, "--layers 3 --blocks-per-unit 2 --batch 6 --micro-batch 1 --ignore 0.3")),
+        "blocks in units",
     ),
 ]

@@ -78,4 +78,9 @@ WRONG = {
         Wrong("(2 * matmuls / flops)", "(matmuls / flops)", "should be"),
         Wrong("(n - 1) / n", "1", "should be"),
     ],
+    "03.11": [
+        Wrong("range(0, len(blocks), k)]\n", "range(0, len(blocks) - k + 1, k)]\n", "4 items"),
+        Wrong(" if k > 1 else model", "", "should be"),
+        Wrong("block * min(k, cfg.layers - first)", "block * k", "should be"),
+    ],
 }
