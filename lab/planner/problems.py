@@ -8,13 +8,7 @@ ten: chapter 10's module, whichever is held to them.
 import math
 from dataclasses import replace
 
-from lab.planner.rooflines import (
-    best_data_parallel,
-    largest_tensor_parallel,
-    sending_over_computing,
-    tokens_of_both,
-    tokens_of_data_parallel,
-)
+from lab.planner import rooflines
 
 
 def best_checkpoints(layers, kept_by_input, kept_by_layer):
@@ -25,26 +19,42 @@ def best_checkpoints(layers, kept_by_input, kept_by_layer):
 
 # ------------------------------------------------------------------------------------- the problems
 
-def problems(ten):
-    """Yield the worked problems of the scaling book's part 5: LLaMA-2 13B, 4,096 chips of TPU v5p.
-    The book's answers stand in brackets."""
+def llama_2(ten):
+    """{what: number} of the scaling book's three questions: LLaMA-2 13B with 3 M tokens a step, on
+    4,096 chips of TPU v5p with 96 GB. axes, both: tokens of a chip below which ZeRO-3 waits, over
+    three axes, and together with tp; kept: bytes of a token's activations."""
     model = ten.Model(40, 5120, 40, 40, 13824, True, 32000, 32768, False)
-    chips, tokens, flops, link, hbm = 4096, 3e6, 4.59e14, 1.8e11, 96e9
-    numbers, shards = model.parameters(), best_data_parallel(tokens, chips, model.ffn)
-    states, kept = 10 * numbers, 2 * model.layers * (model.dim + 2 * model.ffn)     # a token
-    dp, both = tokens_of_data_parallel(flops, 3 * link), tokens_of_both(model.ffn, flops, link)
-    yield f"1. It has {numbers / 1e9:.1f} G parameters (13.0)."
+    chips, tokens, peak, link, hbm = 4096, 3e6, 4.59e14, 1.8e11, 96e9
+    numbers, layer = model.parameters(), rooflines.mlp(model.dim, model.ffn)
+    kept = 2 * model.layers * (model.dim + 2 * model.ffn)       # of a token, after three matrices
+    split = rooflines.fastest_split(lambda dp, tp: rooflines.seconds(
+        layer, tokens, dp, tp, peak, (2 * link, link)), chips)
+    return {
+        "model": model, "parameters": numbers, "chips": chips, "tokens": tokens, "hbm": hbm,
+        "states": rooflines.STATES * numbers, "kept": kept, "all hbm": chips * hbm,
+        "axes": rooflines.tokens_of_data_parallel(peak, 3 * link),
+        "both": rooflines.tokens_of_both(model.ffn, peak, link),
+        "shards": rooflines.best_data_parallel(tokens, chips, model.ffn), "split": split,
+        "tp": rooflines.largest_tensor_parallel(model.ffn, peak, link),
+        "seconds": rooflines.training_seconds(tokens, numbers, chips, peak, 0.4)}
+
+
+def problems(ten):
+    """Yield the worked problems of the scaling book's part 5, of the playbook and of Megatron's
+    paper. Their answers stand in brackets."""
+    of = llama_2(ten)
+    states, kept, tokens = of["states"], of["kept"], of["tokens"]
+    yield f"1. It has {of['parameters'] / 1e9:.1f} G parameters (13.0)."
     yield (f"2. With 16 M tokens, states take {states / 1e9:.0f} GB (130) and three activations "
            f"of a layer {16e6 * kept / 1e12:.0f} TB (42).")
     yield (f"3. With 3 M tokens: dp alone does not fit, {states / 1e9:.0f} GB on a chip of "
-           f"{hbm / 1e9:.0f} GB. ZeRO-3 fits, {(states + tokens * kept) / 1e12:.0f} TB (8) of "
-           f"{chips * hbm / 1e12:.0f} TB (393), but over three axes it waits below {dp:.0f} tokens "
-           f"of a chip (850), and there are {tokens / chips:.0f}. With tp, it waits below "
-           f"{both:.0f} (235): so ZeRO-3 over {shards:.0f} chips (1333), say 1,024, and tp over "
-           f"4. A step takes "
-           f"{6 * tokens * numbers / (chips * flops * 0.4):.2f} s at 40% (0.3).")
-    tp = largest_tensor_parallel(model.ffn, flops, link)
-    yield f"   tp alone waits beyond {tp:.1f} chips for each axis of the torus."
+           f"{of['hbm'] / 1e9:.0f} GB. ZeRO-3 fits, {(states + tokens * kept) / 1e12:.0f} TB (8) "
+           f"of {of['all hbm'] / 1e12:.0f} TB (393), but over three axes it waits below "
+           f"{of['axes']:.0f} tokens of a chip (850), and there are {tokens / of['chips']:.0f}. "
+           f"With tp, it waits below {of['both']:.0f} (235): so ZeRO-3 over {of['shards']:.0f} "
+           f"chips (1333), say {of['split'][0]:,}, and tp over {of['split'][1]}. A step takes "
+           f"{of['seconds']:.2f} s at 40% (0.3).")
+    yield f"   tp alone waits beyond {of['tp']:.1f} chips for each axis of the torus."
     yield from overlap(ten)
     yield from micro_batches(ten)
     yield from recomputation(ten)
@@ -57,7 +67,7 @@ def overlap(ten):
            "compute that could hide them, 8,192 tokens on a rank, 8 ranks, 10 layers in a stage, 2 "
            "bytes a number.")
     for name, bandwidth in (("NVLink", h100.nvlink), ("a network card", h100.nic)):
-        ratios = sending_over_computing(8192, 8, model.dim, 10, h100.peak, bandwidth)
+        ratios = rooflines.sending_over_computing(8192, 8, model.dim, 10, h100.peak, bandwidth)
         yield f"   over {name}: " + ", ".join(f"{axis} {x:.3f}" for axis, x in ratios.items())
 
 

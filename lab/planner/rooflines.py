@@ -33,7 +33,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 TORUS = {"tpu-v5p": 3}          # axes of a cluster's mesh; others have a switch
-STRATEGIES = "dp", "zero-3", "tp", "both"
+STATES = 10                     # bytes of a parameter: 2 of weights, 8 of AdamW's moments
 
 
 class Layer(NamedTuple):
@@ -74,6 +74,17 @@ def sending_over_computing(tokens, n, dim, layers, flops, bandwidth):
             "zero-3": (n - 1) / n * ratio / tokens,     # a layer's weights, behind forward
             "tp": (n - 1) / dim * ratio,                # a gather, behind the next matrix
             "pp": ratio / (16 * dim * layers)}          # a message, behind the next stage
+
+
+def largest_model(memory):
+    """Parameters that a chip with so many bytes has room for, if dp repeats all their states, and
+    nothing else is kept: no gradients, no masters, no activations."""
+    return memory / STATES
+
+
+def training_seconds(tokens, parameters, chips, peak, share):
+    """At a share of the peak: 6 FLOPs of a parameter and token."""
+    return 6 * tokens * parameters / (chips * peak * share)
 
 
 # ------------------------------------------------------------------------------------ the two lines

@@ -64,6 +64,8 @@ def test_the_lines_cross_where_the_closed_forms_say():
         ratio = sent_over_computed("tp", layer, tokens, 1, widest, (0, 2 * LINK))
         assert ratio == pytest.approx(1)
     assert sent_over_computed("tp", layer, 1e3, 1, widest, TORUS, 1) == pytest.approx(1)
+    alone = [rooflines.bytes_sent(strategy, layer, 1e3, 4, 2) for strategy in ("zero-3", "tp")]
+    assert rooflines.bytes_sent("both", layer, 1e3, 4, 2) == tuple(map(sum, zip(*alone)))
 
 
 @pytest.mark.parametrize("axes", [(2, 1), (1, 2), (1, 1)])
@@ -94,15 +96,13 @@ def test_between_pods_a_pod_needs_what_a_chip_needs_within():
 def test_a_roof_is_the_planner_without_latency_and_memory(ten):
     """On the cluster that its data sheets describe, but for (n-1)/n and attention's scores."""
     model, tokens, dp, tp = ten.MODELS["70b"], 2**20, 64, 8
-    for name in ("h100", "tpu-v5p"):
+    for name, axes in (("h100", (1, 1)), ("tpu-v5p", (2, 3))):
         sheet = rooflines.by_data_sheet(ten, ten.CLUSTERS[name])
-        roof = rooflines.Roof(ten, model, sheet)
         machine = ten.Machine(sheet, ten.SOFTWARE["megatron-2024"])
         layout = ten.Layout(dp, tp, micro_batch=tokens / dp / model.seq, zero=3)
         forward, backward = ten.layer_seconds(model, layout, machine)
-        # The sheet of a sheet has faster links: so what is compared is the cluster's own.
-        above = rooflines.Roof(ten, model, ten.CLUSTERS[name]).seconds(tokens, dp, tp)
-        below = roof.planned(tokens, dp, tp)
+        above = rooflines.Roof(ten, model, ten.CLUSTERS[name], axes).seconds(tokens, dp, tp)
+        below = rooflines.Roof(ten, model, sheet, axes).planned(tokens, dp, tp)
         assert forward["matmul"] == pytest.approx(above["compute"])
         assert backward["matmul"] == pytest.approx(2 * above["compute"])
         assert below["compute"] == pytest.approx(forward["matmul"] + forward["attention"])
