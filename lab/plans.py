@@ -7,6 +7,7 @@
     10_planner      the fastest layout over model sizes and numbers of GPUs; bytes of a GPU as tp,
                     pp and ZeRO share them out; the seconds of the ten best layouts; what was
                     published, over what is predicted
+    megatron        the tables and figures of Megatron's paper, predicted
 """
 
 import sys
@@ -15,13 +16,14 @@ from pathlib import Path
 from lab.chapters import rooms_with
 from lab.cli import commands, refusals
 from lab.cli.refusals import refusal
+from lab.sources import megatron_figure
 
 
 def draw_planner():
     return rooms_with("figure")["10"].draw()
 
 
-PICTURES = {"10_planner": draw_planner}
+PICTURES = {"10_planner": draw_planner, "megatron": megatron_figure.draw}
 
 
 def a_picture(text):

@@ -156,9 +156,9 @@ def of_table_1():
         numbers, told, _ = predicted("table 1")[i]
         gpus, within = numbers[6], published.GOALS["table 1"][1]
         what = f"{size} G on {gpus}"
-        yield Row("table 1", f"{what}: parameters, by equation 2", size * 1e9,
-                  lambda numbers=numbers: megatron.parameters(model_of(numbers)), "parameters",
-                  0.05e9, "megatron.parameters")
+        yield Row("table 1", f"{what}: parameters, by equation 2", size,
+                  lambda numbers=numbers: megatron.parameters(model_of(numbers)) / 1e9,
+                  "G parameters", 0.05, "megatron.parameters")
         yield Row("table 1", f"{what}: FLOP/s of a GPU", told * 1e12,
                   lambda i=i: predicted("table 1")[i][2] * 1e12, "FLOP/s", 0.5e12,
                   "10_planner.py --published", within)
@@ -278,11 +278,11 @@ def fits_on_two(axis):
 
 
 FIGURES = [
-    Row("5.3.1", "parameters of figure 11's smallest model, 3 layers", 15e9,
-        lambda: ten().gpt(3, 20480, 128).weights_of_layers(1), "parameters", 0.5e9,
+    Row("5.3.1", "parameters of figure 11's smallest model, 3 layers", 15,
+        lambda: ten().gpt(3, 20480, 128).weights_of_layers(1) / 1e9, "G parameters", 0.5,
         "10_planner.Model"),
-    Row("5.3.1", "parameters of its largest, 24 layers", 121e9,
-        lambda: ten().gpt(24, 20480, 128).weights_of_layers(1), "parameters", 0.5e9,
+    Row("5.3.1", "parameters of its largest, 24 layers", 121,
+        lambda: ten().gpt(24, 20480, 128).weights_of_layers(1) / 1e9, "G parameters", 0.5,
         "10_planner.Model"),
     falling(11, "pp", 8, 3),
     falling(11, "pp", 128, 3),

@@ -4,28 +4,37 @@ import pytest
 
 from lab import schedules
 from lab.planner import megatron, problems, published
+from lab.sources import megatron_figure
 from tests.conftest import chapter
 
-TEN, SEVEN = chapter("10_planner"), chapter("07_pipeline_parallel")
+
+@pytest.fixture
+def ten():
+    return chapter("10_planner")
 
 
-def models():
+@pytest.fixture
+def seven():
+    return chapter("07_pipeline_parallel")
+
+
+def models(ten):
     """Of tables 1 and 2, with their batches."""
     for name in ("table 1", "table 2, PTD"):
-        for row, *_ in published.rows(TEN, name):
+        for row, *_ in published.rows(ten, name):
             layers, dim, heads, *_, batch, _ = map(int, row.split())
-            yield TEN.gpt(layers, dim, heads), batch
+            yield ten.gpt(layers, dim, heads), batch
 
 
-def test_equation_3_is_what_the_planner_counts():
-    for model, batch in models():
-        ours = TEN.step_flops(model, batch, recompute="full")
+def test_equation_3_is_what_the_planner_counts(ten):
+    for model, batch in models(ten):
+        ours = ten.step_flops(model, batch, recompute="full")
         assert megatron.equation_3(batch, model) == pytest.approx(ours, rel=1e-12)
-        assert ours > 1.01 * TEN.step_flops(model, batch)
+        assert ours > 1.01 * ten.step_flops(model, batch)
 
 
-def test_equation_2_is_ours_with_biases_and_positions():
-    for model, _ in models():
+def test_equation_2_is_ours_with_biases_and_positions(ten):
+    for model, _ in models(ten):
         layers, h = model.layers, model.dim
         told = 12 * layers * h**2 * (1 + 13 / (12 * h) + (model.vocab + model.seq)
                                      / (12 * layers * h))
@@ -33,15 +42,15 @@ def test_equation_2_is_ours_with_biases_and_positions():
 
 
 @pytest.mark.parametrize("p, m", [(1, 3), (4, 8), (8, 5)])
-def test_equation_1_is_a_schedule_in_simulated_time(p, m):
-    span = schedules.simulate(SEVEN.make_schedule("1f1b", p, m))
+def test_equation_1_is_a_schedule_in_simulated_time(seven, p, m):
+    span = schedules.simulate(seven.make_schedule("1f1b", p, m))
     assert max(end for _, end in span.values()) == megatron.equation_1(4 * m, 4, p, 3)
 
 
 @pytest.mark.parametrize("n, sequences", [(32, 32), (32, 128), (128, 512)])
-def test_the_bubble_over_dp_is_figure_6s(n, sequences):
+def test_the_bubble_over_dp_is_figure_6s(seven, n, sequences):
     for d in (1, 2, 8, 32):
-        assert SEVEN.bubble("1f1b", n // d, sequences // d, 1) == (n - d) / sequences
+        assert seven.bubble("1f1b", n // d, sequences // d, 1) == (n - d) / sequences
 
 
 def test_no_other_number_of_checkpoints_keeps_less():
@@ -52,13 +61,13 @@ def test_no_other_number_of_checkpoints_keeps_less():
 
 
 @pytest.mark.parametrize("dp, v", [(1, 1), (2, 4)])
-def test_a_message_without_scatter_gather_is_a_whole_one(dp, v):
-    model, batch = TEN.MODELS["gpt3"], 48
-    layout = megatron.layout(TEN, dp, tp=8, pp=12, v=v)
-    part, whole = (megatron.seconds(TEN, model, layout, batch, scattered)
+def test_a_message_without_scatter_gather_is_a_whole_one(ten, dp, v):
+    model, batch = ten.MODELS["gpt3"], 48
+    layout = megatron.layout(ten, dp, tp=8, pp=12, v=v)
+    part, whole = (megatron.seconds(ten, model, layout, batch, scattered)
                    for scattered in (True, False))
     m = batch // dp
-    size, card = 2 * 2048 * 12288, 25e9 * TEN.NIC
+    size, card = 2 * 2048 * 12288, 25e9 * ten.NIC
     assert whole["pp"] == pytest.approx(m * 2 * v * size / card)
     assert part["pp"] < whole["pp"] / 4
     more = {cause: whole[cause] - part[cause] for cause in part}
@@ -66,12 +75,23 @@ def test_a_message_without_scatter_gather_is_a_whole_one(dp, v):
     assert {cause for cause in more if more[cause]} == {"pp", "bubble"}
 
 
-def test_alone_a_rank_has_nothing_to_scatter():
-    model, layout = TEN.gpt(24, 4096, 32), megatron.layout(TEN, pp=4)
-    one, other = (megatron.seconds(TEN, model, layout, 8, scattered) for scattered in (True, False))
+def test_alone_a_rank_has_nothing_to_scatter(ten):
+    model, layout = ten.gpt(24, 4096, 32), megatron.layout(ten, pp=4)
+    one, other = (megatron.seconds(ten, model, layout, 8, scattered) for scattered in (True, False))
     assert one == pytest.approx(other)
 
 
 def test_where_a_curve_is_highest_and_how_often_it_falls():
     curve = {1: 5, 2: 7, 4: 7, 8: 3, 16: 1}
     assert (megatron.best(curve), megatron.falls(curve)) == (2, 2)
+
+
+def test_panels_show_what_is_predicted_and_what_was_published(ten):
+    panels = {axes.get_title("left").split(":")[0]: axes for axes in megatron_figure.draw().axes}
+    assert len(panels) == 12
+    small, large, dashed = panels["Figure 13"].get_lines()
+    assert dict(zip(*large.get_data())) == megatron.figure_13(ten)["batch 128"]
+    assert set(dashed.get_xdata()) == {8} and small.get_label() == "batch 32"
+    table = panels["Figure 10 and table 2"].get_lines()
+    assert [*table[-1].get_ydata()] == [138, 98, 48]    # published, of ZeRO-3 with 530 G
+    assert table[-2].get_ydata() == pytest.approx([138, 98, 48], rel=0.15)
