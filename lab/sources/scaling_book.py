@@ -7,9 +7,6 @@ product, as "x DF", tells the factor before it.
 import functools
 import math
 
-import torch
-from torch.utils.flop_counter import FlopCounterMode
-
 from common import Config
 from lab.chapters import chapter
 from lab.planner import problems, rooflines
@@ -78,9 +75,16 @@ def of_both(of_pass, dp=512, tp=8):
     return (both - weights) / (B * D / dp)
 
 
+def of_chapter_01():
+    """FLOPs of the MLP's six matmuls in a step, over B·D·F: what F more columns add to a step."""
+    few, more = (Config(2, 64, 4, 4, seq=32, vocab=64, ffn=ffn) for ffn in (128, 256))
+    added = chapter("01").model_flops(more, 1) - chapter("01").model_flops(few, 1)
+    return added / few.layers / (few.seq * few.dim * few.ffn)
+
+
 def of_chapter_03():
-    """Bytes of a weight that ZeRO-3 gathers twice and scatters in a step, in 16 bits: what one layer
-    more adds to the payload."""
+    """Bytes of a weight that ZeRO-3 gathers twice and scatters in a step, in 16 bits: what another
+    layer adds to the payload."""
     sizes, payloads = [], []
     for layers in (2, 3):
         cfg = Config(layers, 64, 4, 4, seq=32, vocab=64)
@@ -177,15 +181,6 @@ def of_layers(*kinds):
     """Parameters of LLaMA-2 13B's matrices of these kinds."""
     model = llama_2()["model"]
     return model.layers * sum(model.matrices(1)[kind] for kind in kinds)
-
-
-def counted_backward(b=6, d=8, f=12):
-    """FLOPs of the little layer's backward, over B·D·F, by PyTorch's counter."""
-    into, out = torch.randn(d, f, requires_grad=True), torch.randn(f, d, requires_grad=True)
-    y = torch.randn(b, d, requires_grad=True) @ into @ out
-    with FlopCounterMode(display=False) as counter:
-        y.sum().backward()
-    return counter.get_total_flops() / (b * d * f)
 
 
 # ----------------------------------------------------------------------------------------- the rows
@@ -473,8 +468,8 @@ QUESTIONS = (
         error=0.05, by="problems.llama_2"),
 )
 APPENDIX = (
-    Row("appendix A", "FLOPs of each of the four matmuls of backward, counted as they run", 2,
-        lambda: counted_backward() / 4, "x BDF", by="torch.utils.flop_counter"),
+    Row("appendix A", "FLOPs of two matmuls of forward and four of backward, as they run", 12,
+        of_chapter_01, "x BDF", by="01.model_flops"),
 )
 
 ROWS = DATA + SHARDED + TENSOR + MIXED + PIPELINE + PODS + TAKEAWAYS + QUESTIONS + APPENDIX
