@@ -87,6 +87,12 @@ def idle(variant, p, m, v=1):
     return over_work / (1 + over_work)
 
 
+def bubble_in_time(m, v):
+    """Of 8 ranks that interleave v slices, over the work, as lists of actions run."""
+    return schedules.simulated_bubble(chapter("07").make_schedule("interleaved", 8, m, v),
+                                      "interleaved")
+
+
 def most_alive(variant, p, m, v=1):
     """The most whole micro-batches that any rank keeps."""
     slices = v if variant == "interleaved" else 1
@@ -227,6 +233,14 @@ CONTRADICTIONS = (
         3 / 19, lambda: idle("interleaved", 4, 8, 2),
         lambda: chapter("07").bubble("interleaved", 4, 8, 2), "%", 1e-9,
         "07_pipeline_parallel.bubble"),
+    Contradiction(
+        "000", "Interleaving stages, plot",
+        "With 8 stages, 2 slices and 2 micro-batches the bubble is (p-1)/(v·m) = 1.75.",
+        "It is 3.25 of the work: the formula needs m to be a multiple of p.",
+        "With fewer than p micro-batches a rank waits between its slices as well: what it has sent "
+        "on comes round after p steps, and it has work for m of them.",
+        1.75, lambda: (8 - 1) / (2 * 2), lambda: bubble_in_time(2, 2), "", 0,
+        "lab/schedules.py"),
     Contradiction(
         "004", "14.2, Q24",
         "DualPipe's bubble is 0: the two directions fill each other's warm-up and cool-down.",

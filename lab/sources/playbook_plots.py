@@ -1,0 +1,212 @@
+"""000: the playbook's plots and runs, point by point: a part of `playbook`, in its order.
+
+What it computed is ours to the last digit. What it has measured on its H100s is beside what chapter
+10 predicts, of which no number was fitted to it: see lab/planner/playbook.py.
+"""
+
+from functools import partial
+
+from lab.chapters import chapter
+from lab.planner import playbook
+from lab.sources.row import Row
+
+NETWORK = ("its network is slower than the data sheet says, and the more so the more nodes there "
+           "are; with the bandwidths that it has measured, see the plot over dp")
+FULLER = ("it keeps more than the planner counts: of the logits, and what fragments; so smaller "
+          "micro-batches fit")
+STARTS = "kernels of small matrices take time to start, which the planner does not know"
+NO_MASTERS = "no masters, though k = 12 of the text has them: see contradictions"
+SPEED = "tokens/s"
+
+
+def ten():
+    return chapter("10")
+
+
+# --------------------------------------------------------------- memory, computed by its formulas
+
+# GiB of activations, none, selective and full; and of parameters, all at 4,096 tokens.
+LLAMAS = {"1B": (44.2578125, 4.2578125, 0.2578125, 4.0113677978515625),
+          "3B": (63.66796875, 11.16796875, 0.66796875, 13.331336975097656),
+          "8B": (97.015625, 17.015625, 1.015625, 26.025909423828125),
+          "70B": (485.03125, 85.03125, 5.03125, 244.07086181640625),
+          "405B": (1527.8125, 267.8125, 15.8125, 1520.17822265625)}
+OVER_SEQUENCE = {1024: 9.25390625, 2048: 28.5078125, 8192: 354.03125}      # of the 8B, none
+
+
+def llama(name, seq, recompute, cause):
+    return playbook.llama_bytes(ten(), name, seq, recompute)[cause] / playbook.GIB
+
+
+def activations(name, seq, **layout):
+    """GiB on the first stage, if the model's layers were a GPT's with dropout, selectively
+    recomputed."""
+    plan = ten()
+    like = plan.MODELS[name]
+    model = plan.gpt(like.layers, like.dim, like.heads, seq=seq)
+    layout = plan.Layout(recompute="selective", **layout)
+    kept = plan.kept_by_layer(model, layout, plan.Software(flash=False, dropout=True))
+    alive = plan.micro_batches_alive(layout, 64)
+    return model.layers / layout.pp * alive * kept / playbook.GIB
+
+
+def weights(name, bytes_of_each=2, **layout):
+    """GiB of a GPU, whose parameters have so many bytes."""
+    plan = ten()
+    held = plan.parameters_of_gpu(plan.MODELS[name], plan.Layout(**layout), plan.Software())
+    return bytes_of_each * sum(size for size, _ in held.values()) / playbook.GIB
+
+
+MEMORY = [
+    *[Row("memory for activations", f"{name} with 4,096 tokens, {how}", told,
+          partial(llama, name, 4096, how, "activations"), "GiB", 1e-6, "playbook.llama_bytes")
+      for name, numbers in LLAMAS.items()
+      for how, told in zip(("none", "selective", "full"), numbers)],
+    *[Row("memory for activations", f"{name}: parameters in fp32", numbers[-1],
+          partial(llama, name, 4096, "none", "parameters"), "GiB", 1e-6, "playbook.parameters")
+      for name, numbers in LLAMAS.items()],
+    *[Row("memory for activations", f"8B with {seq:,} tokens, none", told,
+          partial(llama, "8B", seq, "none", "activations"), "GiB", 1e-6, "playbook.llama_bytes")
+      for seq, told in OVER_SEQUENCE.items()],
+]
+ZERO = [
+    Row("ZeRO, plot of the 8B", "weights in bf16", 15, partial(weights, "8b"), "GiB", 0.05,
+        "10_planner.parameters_of_gpu"),
+    Row("ZeRO, plot of the 8B", "weights with ZeRO-3 on 8 ranks", 1.875,
+        lambda: weights("8b") / 8, "GiB", 0.006, "10_planner.parameters_of_gpu"),
+    Row("ZeRO, plot of the 8B", "optimizer states", 60, partial(weights, "8b", 12), "GiB", 0.5,
+        "10_planner.memory", why=NO_MASTERS),
+    *[Row("ZeRO, plot of the 8B", f"activations with {seq:,} tokens, selective", told,
+          lambda seq=seq: activations("8b", seq), "GiB", 1e-6,
+          "10_planner.kept_by_layer") for seq, told in ((1024, 4.25), (4096, 17), (16384, 68))],
+]
+TP_MEMORY = [
+    *[Row("TP with SP, plot of the 70B", f"weights on tp {t}", told,
+          partial(weights, "70b", tp=t), "GiB", 0.1, "10_planner.parameters_of_gpu",
+          why="with 8 kv heads, two ranks hold the same one" if t == 16 else "")
+      for t, told in ((1, 131.5), (8, 16.4375), (16, 8.21875))],
+    *[Row("TP with SP, plot of the 70B", f"activations with 16,384 tokens on tp {t}", told,
+          lambda t=t: activations("70b", 16384, tp=t), "GiB", 1e-6,
+          "10_planner.kept_by_layer") for t, told in ((1, 340), (8, 42.5), (16, 21.25))],
+]
+PP_MEMORY = [
+    *[Row("pipeline, plot of the 8B", f"weights on the first of {p} stages", told,
+          partial(weights, "8b", pp=p, sp=False), "GiB", 1e-3, "10_planner.parameters_of_gpu")
+      for p, told in ((1, 14.95703125), (8, 2.603515625))],
+    Row("pipeline, plot of the 8B", "activations of 8 stages, 4,096 tokens: as of one GPU", 17,
+        lambda: activations("8b", 4096, pp=8), "GiB", 1e-6,
+        "10_planner.micro_batches_alive"),
+]
+
+
+# -------------------------------------------------------------- measured over one degree or another
+
+def over(axis, degree):
+    """Over dp with the bandwidth that it has measured."""
+    return playbook.speed_over(ten(), axis, degree, measured=axis == "dp")
+
+
+def drop(axis, low, high):
+    return playbook.drop(lambda degree: playbook.speed_over(ten(), axis, degree), low, high)
+
+
+def largest(axis, degree):
+    return playbook.largest_that_fits(ten(), axis, degree)
+
+
+DP = [
+    *[Row("data parallelism, plot", f"1B on dp {degree}, with its own bandwidths", told,
+          partial(over, "dp", degree), SPEED, by="playbook.speed_over", within=0.16)
+      for degree, told in playbook.THROUGHPUT["dp"].items()],
+    Row("data parallelism, plot", "1B on dp 256, with the data sheet's bandwidths",
+        playbook.THROUGHPUT["dp"][256], lambda: playbook.speed_over(ten(), "dp", 256), SPEED,
+        by="playbook.speed_over", within=0.16, why=NETWORK),
+    Row("data parallelism, plot", "GiB of a GPU, whatever dp is", playbook.MEMORY_OF_DP,
+        lambda: playbook.gib_of_gpu(ten(), "1B", playbook.layout_over(ten(), "dp", 64)), "GiB",
+        by="playbook.gib_of_gpu", within=0.25),
+]
+
+
+def over_tp(axis, drops):
+    """The rows of its two plots of tensor parallelism. drops: {(from, to): share of the speed}."""
+    slow, small = {("tp", 32)}, {(axis, degree) for degree in (4, 8, 16, 32) if axis != "tp"}
+    yield from (
+        Row(f"{axis}, plot", f"3B on tp {degree}", told, partial(over, axis, degree), SPEED,
+            by="playbook.speed_over", within=0.25, why=NETWORK if (axis, degree) in slow else "")
+        for degree, told in playbook.THROUGHPUT[axis].items())
+    yield from (
+        Row(f"{axis}, plot", f"speed that is lost from tp {low} to {high}", told,
+            partial(drop, axis, low, high), "%", 0.1, "playbook.drop",
+            why=NETWORK if (axis, high) in slow else "")
+        for (low, high), told in drops.items())
+    yield from (
+        Row(f"{axis}, plot", f"largest micro-batch of the 3B on tp {degree}", told,
+            partial(largest, axis, degree), "sequences", by="playbook.largest_that_fits",
+            within=0.35, why=FULLER if (axis, degree) in small else "")
+        for degree, told in playbook.LARGEST[axis].items())
+
+
+TP = [*over_tp("tp", {(8, 16): 0.427, (16, 32): 0.656})]
+TP_SP = [*over_tp("tp + sp", {(4, 8): 0.191, (8, 16): 0.434, (16, 32): 0.414})]
+
+
+def ring_bandwidth(nodes):
+    """B/s of an all_gather of 256 MB, as nccl-tests counts them."""
+    plan, n = ten(), 8 * nodes
+    machine = plan.Machine(plan.CLUSTERS["h100"], plan.Software())
+    return (n - 1) / n * 256e6 / machine.ring(256e6, n, 1)
+
+
+BANDWIDTH = [
+    *[Row("pipeline, plot of bandwidths", f"all_gather of 256 MB over {nodes} nodes", told * 1e9,
+          partial(ring_bandwidth, nodes), "B/s", by="10_planner.Machine.ring", within=0.15,
+          why=NETWORK if nodes > 1 else "")
+      for nodes, told in playbook.BANDWIDTH["all_gather"].items()],
+    Row("pipeline, plot of bandwidths", "all_reduce of 256 MB on a node",
+        playbook.BANDWIDTH["all_reduce"][1] * 1e9, partial(ring_bandwidth, 1), "B/s", 5e7,
+        "10_planner.Machine.ring", why="NVLink's switches can add (NVLS), which no ring does"),
+]
+
+STAGES = [
+    Row("1F1B, plot", "speed that is lost from 8 stages to 16, with m = p - 1", 0.14,
+        lambda: playbook.drop(lambda p: playbook.speed_over_stages(ten(), p, p - 1), 8, 16), "%",
+        0.005, "playbook.speed_over_stages",
+        why="its model is not told; of the 8B, the head makes the last of many stages slow"),
+]
+
+
+# ------------------------------------------------------------------------------------- all its runs
+
+def best(name, nodes):
+    plan = playbook.best(ten(), name, nodes)
+    return playbook.BATCH * 4096 / plan.total / (8 * nodes)
+
+
+def of_8b():
+    """Of the 8B on a node: (layout, tokens/s)."""
+    for name, nodes, layout, told, _ in playbook.runs(ten()):
+        if (name, nodes) == ("8B", 1):
+            yield layout, told
+
+
+def named(layout):
+    degrees = f"dp {layout.dp} tp {layout.tp} pp {layout.pp}"
+    return f"{degrees}, micro-batch {layout.micro_batch}, ZeRO-{layout.zero}"
+
+
+RUNS = [
+    *[Row("benchmarks, parameters", f"G of the {name}, by its MFU and tokens/s", told,
+          lambda name=name: playbook.model_of(ten(), name).parameters() / 1e9, "G", 0.006,
+          "10_planner.Model.parameters")
+      for name, told in (("1B", 1.34), ("3B", 3.57), ("8B", 8.86), ("80B", 80.0))],
+    *[Row("benchmarks, heat map", f"best of the {name} on {nodes} nodes", told,
+          partial(best, name, nodes), SPEED, by="playbook.best", within=0.2, why=why)
+      for name, nodes, told, why in (
+          ("1B", 1, 40150, ""), ("3B", 8, 13312, NETWORK), ("8B", 1, 7503, ""),
+          ("8B", 16, 6028, NETWORK),
+          ("80B", 4, 285, "with nearly full memory it ran at 15% of the peak; why, is not told"))],
+    *[Row("benchmarks, runs", f"8B on a node: {named(layout)}", told,
+          lambda layout=layout: playbook.speed(ten(), "8B", layout), SPEED, by="playbook.speed",
+          within=0.2, why=STARTS if layout.tp == 8 and layout.micro_batch == 1 else "")
+      for layout, told in of_8b()],
+]
