@@ -9,9 +9,8 @@ from functools import partial
 
 import torch
 
-from kernels import elu, flash_attention
 from lab import formats
-from lab.chapters import chapter
+from lab.chapters import chapter, kernel
 from lab.classroom import simulate
 from lab.planner import playbook, rooflines
 from lab.sources import contradictions, playbook_plots, worked
@@ -320,10 +319,11 @@ RECIPES = {"bf16, fp32 sums": (20, 0), "bf16": (16, 0.2), "Transformer Engine": 
            "FP8-LM, O3": (9, 0.55), "DeepSeek-V3": (15, 0.25), "Nanotron": (10, 0.5)}
 GPU = [
     Row("a primer on GPUs", "cores of an H100, 132 · 128: instructions of a tick", 16896,
-        lambda: elu.instruction_budget(1, clock=1, bandwidth=2), by="elu.instruction_budget"),
+        lambda: kernel("elu").instruction_budget(1, clock=1, bandwidth=2),
+        by="elu.instruction_budget"),
     Row("FlashAttention", "bytes of plain attention over a flash kernel's, 4,096 keys of 128", None,
-        lambda: (flash_attention.plain_bytes(SEQ, SEQ, 128, 2)
-                 / flash_attention.flash_bytes(SEQ, SEQ, 128, 2)),
+        lambda: (kernel("flash_attention").plain_bytes(SEQ, SEQ, 128, 2)
+                 / kernel("flash_attention").flash_bytes(SEQ, SEQ, 128, 2)),
         by="flash_attention.plain_bytes"),
     *[Row("mixed precision, table", f"{name}: bits of the {part}", told, partial(bits, name, part),
           by="lab/formats.py")
