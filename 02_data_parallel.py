@@ -1,14 +1,10 @@
 r"""02 · Data parallelism: the same model on every rank, other sequences on each.
 
-As in chapter 00, torchrun starts several copies of the program. Each is a rank, with a number and,
-where there are GPUs, a GPU of its own. A process group is a set of ranks, and a collective is an
-operation that all ranks of a group call together, each with a tensor of its own.
-
 Chapter 01 cut the batch into micro-batches, ran one after the other, and added up their gradients.
-Data parallelism runs them at the same time: each of N ranks holds the whole model and takes 1/N of
-the batch. What is left is to add up the gradients, over ranks now, and that takes communication: an
-all_reduce, after which every rank holds the sum. All ranks then take the same optimizer step, so
-their models stay equal for good, without ever being sent again.
+Data parallelism runs them at the same time: each of N ranks, torchrun's copies of the program, has
+a GPU and the whole model, and takes 1/N of the batch. What is left is to add up the gradients, over
+ranks now, and that takes communication: an all_reduce (chapter 00), after which every rank holds
+the sum. All then take the same optimizer step, so their models stay equal, and are not sent again.
 
     naive      forward | backward              | all_reduce, one per parameter ... | optimizer
     overlap    forward | backward              |     | optimizer
@@ -46,10 +42,8 @@ What a rank stores and sends (S bytes of gradients, in --dtype with any --precis
     all_reduce, on the wire                     2 (N-1)/N · S
     calls                                       one per parameter, or one per bucket
 
-The payload is the whole tensor; "on the wire" is what one rank sends for it, if the ranks form a
-ring: each sends to the next one, and the tensor goes around in N chunks of S/N. In N-1 hops each
-rank sends one chunk a hop, and what arrives is added: then every chunk has its sum on one rank (a
-reduce_scatter). In N-1 more hops the sums go around (an all_gather). Each half sends (N-1)/N · S.
+The payload is the whole tensor; "on the wire" is what one rank sends for it in a ring (chapter 00):
+in a reduce_scatter and in an all_gather, N-1 chunks of S/N each.
 
 When it pays: all but the last bucket can hide behind backward, if the all_reduce takes no longer
 than backward does. Backward computes two matmuls for each matrix, 4 FLOPs per parameter and token
@@ -58,32 +52,40 @@ than backward does. Backward computes two matmuls for each matrix, 4 FLOPs per p
     2 (N-1)/N · S / bandwidth  <=  4 · tokens · parameters / FLOP/s
 
 where `tokens` are those of a rank's last micro-batch. With g bytes a gradient, S = g · parameters,
-and the parameters cancel. So the size of the model does not matter, only that a rank has at least
+and the model's size cancels. What matters is that a rank has at least
 
     tokens  >=  g/2 · (N-1)/N · FLOP/s / bandwidth
 
 An H100 computes 989 TFLOP/s in bf16 and sends 450 GB/s over NVLink, 50 GB/s over InfiniBand. So on
-the 8 ranks of a machine, fp32 gradients need 3,846 tokens a rank over NVLink. More ranks need
-several machines, and InfiniBand. There (N-1)/N grows towards 1, and the tokens towards a limit of
-g/2 · FLOP/s / bandwidth = 39,560. But a fixed batch over more and more ranks leaves ever fewer for
-each: there data parallelism stops paying. And it never helps a model that does not fit: see
-chapter 03.
+the 8 ranks of a machine, fp32 gradients need 3,846 tokens a rank over NVLink. Over InfiniBand, ever
+more ranks need g/2 · FLOP/s / bandwidth = 39,560 each. And what does not fit is for chapter 03.
+
+So more ranks need a larger batch (micro-batch x accumulated micro-batches x ranks). How large? If
+the gradients of single tokens have the mean G and the covariance Σ, the mean of B of them is off by
+tr(Σ)/B (squared, on average). That is as much as |G|² at
+
+    B  =  tr(Σ) / |G|²  tokens, the gradient noise scale
+
+Far below, twice the batch takes half as many steps. Far above, it takes as many, and more GPUs buy
+nothing. Ranks can measure it: the mean gradient of a rank's own tokens has more noise, and so is
+longer, than that of all tokens (--noise-scale). The scale grows while the loss falls, and so did
+the batch of DeepSeek-V3: from 3,072 sequences to 15,360 in its first 469B tokens (--batch-ramp).
 
 Run it:
     torchrun --nproc_per_node=4 02_data_parallel.py
     torchrun --nproc_per_node=4 02_data_parallel.py --variant naive --micro-batch 1
-    torchrun --nproc_per_node=4 02_data_parallel.py --bucket-mb 0.25
+    torchrun --nproc_per_node=4 02_data_parallel.py --batch 32 --batch-ramp 8 10 --noise-scale
     torchrun --nproc_per_node=8 02_data_parallel.py --preset gpt2 --bucket-mb 25     (eight GPUs)
 
 Sources: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training (2020),
 section 3; Ultra-Scale Playbook, "Data Parallelism" and A3 (where the condition begins with
 num_params / (2 · num_tokens): for num_params read g, the bytes of a gradient); How To Scale Your
-Model, part 5, "Data Parallelism" (where the condition is B/X > C/W: g = 2, at the limit).
+Model, part 5, "Data Parallelism" (where the condition is B/X > C/W: g = 2, at the limit);
+McCandlish et al., An Empirical Model of Large-Batch Training (2018); DeepSeek-V3 (2024), 4.2.
 """
 
 import contextlib
 import inspect
-import math
 
 import torch
 import torch.distributed as dist
@@ -277,9 +279,21 @@ def communication_over_backward(gradient_bytes, parameters, tokens, ranks, flops
 
 
 def tokens_to_hide(bytes_per_gradient, ranks, flops, bandwidth):
-    """The tokens per rank from which on the all_reduce hides: where the ratio above is 1. The limit
-    of many ranks is that of math.inf."""
+    """The tokens per rank from which on the all_reduce hides: where the ratio above is 1."""
     return bytes_per_gradient / 2 * (1 - 1 / ranks) * flops / bandwidth
+
+
+def noise_and_signal(small, big, square_of_small, square_of_big):
+    """Estimates of tr(Σ) and |G|², from squared norms of the mean gradients of `small` and of `big`
+    tokens, which on average are |G|² + tr(Σ)/tokens. Divide their means over many steps."""
+    noise = (square_of_small - square_of_big) / (1 / small - 1 / big)
+    return noise, square_of_big - noise / big
+
+
+def ramp(start, batch, steps):
+    """The sequences in each of the first `steps` global batches: multiples of `start`, and at last
+    `batch`. No ranks are in it: on other ones a run goes on with the same batches."""
+    return [start + (batch // start - 1) * step // steps * start for step in range(steps)]
 
 
 # ------------------------------------------------------------------------------------------ the run
@@ -340,7 +354,8 @@ def formulas(args, rank, ranks, model):
     over_backward = lambda *rates: communication_over_backward(
         gradient_bytes, parameters, tokens, ranks, *rates)
     answer = {"parameters": parameters, "kept": {"outside": 1},     # all of it
-              "overlap": {"all_reduce": over_backward}}
+              "overlap": {"all_reduce": over_backward},
+              "noise": noise_and_signal if args.noise_scale else None}
     if args.variant == "torch":                         # autocast has no masters
         return answer | {"widths": (width, width, 0), "kept": None,
                          "beside": ("bucket", traffic(gradient_bytes, None, ranks))}
@@ -351,24 +366,33 @@ def formulas(args, rank, ranks, model):
     return answer | {"sent": traffic(gradient_bytes, len(messages), ranks), "machines": {
         f"all_reduce over backward: {args.dtype} gradients, {tokens} tokens in bf16": over_backward,
         "tokens in a rank's last backward that hide fp32 gradients of 8 ranks":
-            lambda *rates: tokens_to_hide(4, 8, *rates),
-        "the same of ever more ranks: the limit":
-            lambda *rates: tokens_to_hide(4, math.inf, *rates)}}
+            lambda *rates: tokens_to_hide(4, 8, *rates)}}
 
 
 def requires(args, ranks):
+    if args.batch_ramp:
+        start, steps = args.batch_ramp
+        args.micro_batch = args.micro_batch or max(1, start // ranks)   # more and more come
+        common.divides("--batch-ramp", start, f"{ranks} ranks x --micro-batch",
+                       ranks * args.micro_batch)
+        common.divides("--batch", args.batch, "the START of --batch-ramp", start)
+        args.ramp = ramp(start, args.batch, steps)
     common.split_batch(args, ranks)
 
 
 def flags(parser):
-    parser.add_argument("--bucket-mb", type=float, default=1.0,
-                        help="MiB at which a bucket is full; PyTorch's default is 25")
+    add = parser.add_argument
+    add("--bucket-mb", type=float, default=1.0,
+        help="MiB at which a bucket is full; PyTorch's default is 25")
+    add("--batch-ramp", type=int, nargs=2, metavar=("START", "STEPS"),
+        help="let the batch grow to --batch over the first STEPS")
+    add("--noise-scale", action="store_true", help="estimate it (beside lab/)")
 
 
 VARIANTS = {  # the default first; with the flags that only some of them know
-    "bucket": (train, "--bucket-mb"),
-    "overlap": train,
-    "naive": train,
+    "bucket": (train, "--bucket-mb", "--noise-scale"),
+    "overlap": (train, "--noise-scale"),
+    "naive": (train, "--noise-scale"),
     "torch": (train_torch, "--bucket-mb"),
 }
 

@@ -99,15 +99,16 @@ class Text:
         """The whole global batch of a step, a function of (seed, step) alone: tokens and targets,
         int64 (batch, seq) on the CPU, and how many targets are valid."""
         args, seq, starts = self.args, self.args.model.seq, self.starts(step).numpy()
+        batch = args.ramp[step] if step < len(args.ramp) else args.batch    # sequences
         rng = np.random.default_rng([args.seed, step])
-        places = rng.integers(len(self.tokens) - seq, size=(args.batch, starts[-1] + 1))
+        places = rng.integers(len(self.tokens) - seq, size=(batch, starts[-1] + 1))
         places = places.take(starts, axis=1) + np.arange(seq) - starts      # a text from anywhere
         tokens = torch.from_numpy(self.tokens[places].astype(np.int64))
         targets = torch.from_numpy(self.tokens[places + 1].astype(np.int64))
         targets[:, np.flatnonzero(np.diff(starts))] = -100      # the next document's first tokens
         if args.ignore:                                 # of each sequence another share
-            share = rng.random((args.batch, 1)) ** (1 / args.ignore - 1)    # their mean is P
-            ignored = torch.from_numpy(rng.random((args.batch, seq)) < share)
+            share = rng.random((batch, 1)) ** (1 / args.ignore - 1)     # their mean is P
+            ignored = torch.from_numpy(rng.random((batch, seq)) < share)
             ignored[0, 0] = False                       # never an empty batch
             targets[ignored] = -100
         return tokens, targets, int((targets != -100).sum())
@@ -400,7 +401,7 @@ def parse(file, doc, variants, flags, argv, Parser=argparse.ArgumentParser):
     add("--data", help="any text, or a .bin of uint16 tokens; default: Python's source")
     add("--ignore", type=float, default=0.0, help="share of the targets to mark as not valid")
     add("--seed", type=int, default=0)
-    parser.set_defaults(documents=None, window=None)        # which 06 and 09 have
+    parser.set_defaults(documents=None, window=None, ramp=())   # which 06, 09 and 02 have
     flags(parser)
     args = parser.parse_args(argv)
     shape = {f.name: getattr(args, f.name, None) or getattr(PRESETS[args.preset], f.name)

@@ -213,13 +213,15 @@ def run_main(name, flags, folder, fault=None):
 
 
 @functools.cache
-def losses_without_ranks(shape, data, batch, steps, seed, ignore, optimizer, lr, clip, packed):
+def losses_without_ranks(shape, data, batch, steps, seed, ignore, optimizer, lr, clip, packed,
+                         ramp):
     """Of one GPU, in float64, in this process, which is no rank. What both sides of a run share is
     not seen by comparing them: text, weights or a rate that depend on the number of ranks."""
     assert "WORLD_SIZE" not in os.environ
     cfg = common.Config(*shape)
     text = common.Text(types.SimpleNamespace(
-        model=cfg, data=data, batch=batch, seed=seed, ignore=ignore, documents=packed[0]))
+        model=cfg, data=data, batch=batch, seed=seed, ignore=ignore, documents=packed[0],
+        ramp=ramp))
     model, losses = common.gpt(cfg, seed, dtype=torch.float64), []
     update = common.OPTIMIZERS[optimizer](model.parameters(), lr)
     for step in range(steps):
@@ -243,7 +245,8 @@ def hold_to_the_run_without_ranks(run):
     shape = tuple(config[field.name] for field in dataclasses.fields(common.Config))
     names = "data", "batch", "steps", "seed", "ignore", "optimizer", "lr", "clip"
     packed = config["documents"], config["window"]
-    expected = losses_without_ranks(shape, *(config[name] for name in names), packed)
+    ramp = tuple(config["ramp"])
+    expected = losses_without_ranks(shape, *(config[name] for name in names), packed, ramp)
     assert run["loss"] == pytest.approx(expected, rel=1e-10), run["world_size"]
 
 

@@ -432,8 +432,8 @@ def importances(args, batch, world):
     """Yield ways to weigh the targets of a batch: (words, how often each counts, whether they are
     one rank's sequences alone). All that are right count once."""
     valid = batch.targets != -100                       # (batch, seq)
-    row = torch.arange(args.batch)[:, None].expand(valid.shape)
-    of_share = args.batch // args.shares
+    row = torch.arange(len(valid))[:, None].expand(valid.shape)     # of a ramp, not --batch
+    of_share = len(valid) // args.shares
     share, micro = row // of_share, row % of_share // args.micro_batch
     m, of_each = of_share // args.micro_batch, " of each rank" if args.shares > 1 else ""
     if m > 1:

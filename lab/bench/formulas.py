@@ -24,6 +24,7 @@ metered step. All keys are optional:
                   that it can hide behind, at FLOP/s and bytes/s: what is at most 1 can hide. With
                   several conditions of an op: {(op, "the matmul with o"): function, ...}; where
                   sent is by axis, op is "dp: all_gather". What is not sent is left out
+    noise         chapter 02's estimates of noise and signal, see noise.py; None: not asked for
     beside, machines, utilization, notes, record                        what explains the numbers
 
 States and traffic are always measured and shown, the others where a chapter names them.
@@ -36,7 +37,7 @@ import torch
 import torch.distributed as dist
 
 from lab import schedules
-from lab.bench import anatomy, contexts, evidence, mixtures, muon, settings
+from lab.bench import anatomy, contexts, evidence, mixtures, muon, noise, settings
 from lab.bench.about import AS_COMPUTED
 from lab.bench.machines import MACHINES, PEAK_FLOPS
 from lab.bench.meters import COLLECTIVES, name_of, nbytes
@@ -50,7 +51,7 @@ WATCHED_STEPS = 3       # the memory of chapter 01's first steps is watched
 KEYS = {"parameters", "modules", "widths", "zero", "holders", "blocks", "secondary",
         "most gradients", "states", "sent", "ranks", "gradients", "gathers", "reduces", "kept",
         "schedule", "experts", "flops", "checks", "settings", "mixtures", "contexts", "beside",
-        "overlap", "machines", "utilization", "notes", "sample", "record"}
+        "overlap", "machines", "utilization", "noise", "notes", "sample", "record"}
 RECOMPUTED = {"none": {}, "selective": {"core": 0}, "full": {"recompute": "full"}}  # of kept
 AMOUNTS = "calls", "payload", "on the wire"     # what is checked of each operator that sends
 
@@ -348,6 +349,8 @@ def explain(run, answer):
         contexts.explain(run, answer["contexts"])
     if answer.get("experts"):
         mixtures.note_folded(run, answer["experts"])
+    if answer.get("noise"):
+        noise.explain(run, answer["noise"])
     for line in answer.get("notes", []):
         run.note(line)
     if "machines" in answer:

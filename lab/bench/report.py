@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from common import Config, Refused, environment, rounded
-from lab.bench import collectives, diagnose, meeting, oracle, verify
+from lab.bench import collectives, diagnose, meeting, noise, oracle, verify
 from lab.bench.about import About, as_check
 from lab.bench.bench import Bench
 from lab.bench.formulas import WATCHED_STEPS, held, hold, hold_beginning, updated_parameters
@@ -70,7 +70,7 @@ class Run(BesideOneGpu, Bench):
         self.losses, self.grad_norms, self.references, self.seconds = [], [], [], []
         self.comm, self.kept, self.flops = CommMeter(self.on_cuda), None, None
         self.memory, self.actions, self.messages, self.flops_of = None, [], 0, {}
-        self.skipped, self.not_finite, self.stopped = 0, None, False
+        self.skipped, self.not_finite, self.stopped, self.noise = 0, None, False, None
         self.unlike, self.diagnosis = [], []            # filled in the end
         self.rounding, self.verified_steps = verify.rounding_of(args)
         tokens = args.batch * args.model.seq
@@ -103,6 +103,8 @@ class Run(BesideOneGpu, Bench):
             self.checkpoint.load_model(model)
         if self.batch is None:                          # else it is that of one GPU's run
             self.model = model
+            if getattr(self.args, "noise_scale", False):    # chapter 02, before its replica is made
+                self.noise = noise.NoiseMeter(model)
             return model
         return oracle.take_place(model)
 
@@ -153,6 +155,8 @@ class Run(BesideOneGpu, Bench):
             chapter, variant, ranks = self.checkpoint.index["by"]
             self.say(f"  goes on after step {self.first_step} of {chapter.replace('_', ' ')} · "
                      f"{variant} · {count(ranks, 'rank')}: {self.checkpoint.reader.folder}")
+            for line in resuming.changes(args, self.checkpoint.index["run"]):
+                self.say(f"  {line}")
         self.say("  step      loss   single GPU   difference   grad norm    ms")
 
     def now(self):
@@ -223,6 +227,8 @@ class Run(BesideOneGpu, Bench):
         self.model, self.updated = model, updated
         self.losses.append(loss.item())
         self.grad_norms.append(norm.item())
+        if self.noise:
+            self.noise.after_step(batch, norm)
         self.skipped += skipped
         for name, value in shown.items():
             value = value.tolist() if torch.is_tensor(value) else value
@@ -423,6 +429,7 @@ def accepted(file: str, doc: str, variants: dict, requires: Callable, flags: Cal
     that do not fit. It changes nothing, so that other arguments can be tried."""
     args = strict.parse(file, doc, variants, flags, argv)
     requires(args, environment("WORLD_SIZE", 1))
+    noise.refuse_alone(args)
     strict.refuse_cuda(args)
     return args, resuming.goes_on_from(args) if hasattr(args, "model") else None
 

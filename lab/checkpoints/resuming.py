@@ -31,8 +31,35 @@ def identity(args, text):
     names += ("nodes", "node_limit") if is_limited else ()
     same = {name: getattr(cfg, name, False) for name in names}
     same |= {name: getattr(args, name) for name in PACKED if getattr(args, name)}
+    ramp = getattr(args, "batch_ramp", None)            # chapter 02's: START and STEPS
+    same |= {"batch_ramp": ramp} if ramp else {}
     same["data"] = f"a text of {len(text.tokens):,} tokens with CRC-32 {crc32_of_text(text):08x}"
     return same | {name: getattr(args, name) for name in RUN}
+
+
+def still_to_come(same, step):
+    """What is in common after so many steps: a ramp that is over by then does not count."""
+    if "batch_ramp" in same and same["batch_ramp"][1] <= step:
+        return {name: value for name, value in same.items() if name != "batch_ramp"}
+    return same
+
+
+def may_change(mine, saved):
+    """What may be another in the run that goes on: the length of the sequences, which no tensor
+    has, and with it their number in a batch."""
+    is_another = mine["seq"] != saved.get("seq") and type(saved.get("seq")) is int
+    return ("seq", "batch") if is_another else ()
+
+
+def changes(args, saved):
+    """Lines for the report, where the sequences were others in the run that goes on. A batch is a
+    function of seed, step, --seq and --batch, so what follows is as if these had never changed."""
+    if args.model.seq == saved["seq"]:
+        return []
+    flags = f"--seq {args.model.seq}"
+    flags += f" --batch {args.batch}" if args.batch != saved.get("batch") else ""
+    return [f"it had --seq {saved['seq']!s:.80}: from here on, batches are those of a run that has "
+            f"{flags} from its first step"]
 
 
 def crc32_of_text(text):
@@ -116,10 +143,9 @@ def is_usable(folder):
 
 def refuse_others(args, folder, index):
     """A checkpoint of another run: another model, text, seed, batch or optimizer."""
-    text = Text(args)
-    mine, saved = identity(args, text), index["run"]
+    mine, saved = still_to_come(identity(args, Text(args)), index["step"]), index["run"]
     for name in [*mine, *saved]:
-        if mine.get(name) == saved.get(name):
+        if mine.get(name) == saved.get(name) or name in may_change(mine, saved):
             continue
         there, here = in_words(name, saved.get(name)), in_words(name, mine.get(name))
         changes = [there] if there.startswith("--") else []
@@ -145,6 +171,8 @@ def in_words(name, value):
         return f"--ffn {value}" if value else "no --ffn"
     if name == "gated":
         return "--block llama" if value else "--block gpt"
+    if name == "batch_ramp" and isinstance(value, list):
+        return f"--batch-ramp {' '.join(map(str, value)):.80}"
     if value is None or value is False:
         return f"no {flag}"
     return flag if value is True else f"{flag} {value!s:.80}"

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from lab.bench.anatomy import matrices_of_blocks, optimizer_state_bytes, tensors
 from lab.bench.meters import nbytes
 from lab.checkpoints import checkpoint
-from lab.checkpoints.resuming import identity
+from lab.checkpoints.resuming import identity, still_to_come
 from lab.cli import refusals
 from lab.cli.words import name_of_text
 
@@ -91,7 +91,8 @@ class Saver:
         self.wait()
         run, optimizers = self.run, self.run.optimizers
         state = checkpoint.state_of(optimizers, buffers)
-        about = {"step": step, "run": self.identity, "text": name_of_text(run.args),
+        about = {"step": step, "run": still_to_come(self.identity, step),
+                 "text": name_of_text(run.args),
                  "biases": bool(getattr(self.args.model, "bias_speed", None)),
                  "remembered": {name: it.state_dict() for name, it in run.remembered.items()},
                  "by": [self.args.chapter, self.args.variant, run.world]}

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from lab.cli.refusals import SWITCHES, environment, fail, refusal
+from lab.cli.refusals import VALUES, environment, fail, refusal
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,9 +35,9 @@ class Parser(argparse.ArgumentParser):
                         "flags)", *changes)
 
     def parse_known_args(self, args=None, namespace=None):
-        SWITCHES.clear()
-        SWITCHES.update(flag for action in self._actions if action.nargs == 0
-                        for flag in action.option_strings)
+        VALUES.clear()
+        VALUES.update((flag, action.nargs) for action in self._actions
+                      if isinstance(action.nargs, int) for flag in action.option_strings)
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             names = [word.partition("=")[0] if word.startswith("--") else word for word in unknown]

@@ -22,7 +22,8 @@ from typing import NoReturn
 RANKS = "--nproc_per_node"          # torchrun's flag, and not one of the program
 MOST = 50                           # tries
 DEAR = "--resume", "--save", "--data"       # without it, the run is not what somebody wants
-SWITCHES = set()                    # flags without a value, of the parser that has read last
+VALUES = {}                         # {flag: how many values it takes}, of the parser that has read
+                                    # last, where they are not one
 
 
 class Refused(Exception):
@@ -177,14 +178,14 @@ def in_words(changes):
 
 def changed(argv, changes):
     """The arguments with the changes."""
-    kept, dropping = [*changes.get(None, [])], False
+    kept, dropping = [*changes.get(None, [])], 0            # values of a flag that is dropped
     for word in argv:
         if word.startswith("--") and word != "--":
             flag, equals, _ = word.partition("=")
-            dropping = flag in changes and not equals and flag not in SWITCHES
+            dropping = VALUES.get(flag, 1) if flag in changes and not equals else 0
             kept += [] if flag in changes else [word]
         elif dropping:
-            dropping = False                                # it was that flag's value
+            dropping -= 1
         elif word in changes:
             kept += changes[word] or []
         else:

@@ -31,7 +31,7 @@ LIMITS = {              # the lowest value, the first one that is too high, and 
     "timeout": (1, 2**31, 60),
 }
 OF_TRAINING = ("--steps", "--verify", "--no-verify", "--profile", "--save", "--save-every",
-               "--keep", "--resume", "--timeout")
+               "--keep", "--resume", "--timeout", "--noise-scale")
 WHOLE = "01", "02", "11"    # chapters whose --variant torch updates whole parameters
 COUNT = (1, 2**31)          # of all others, for which the default or the tiny preset's would work
 
@@ -324,6 +324,8 @@ def settings(args: argparse.Namespace) -> str:
             words.append(name)
         elif value is False and default:
             words.append(f"no {name}")
+        elif isinstance(value, list):
+            words.append(f"{name} {' '.join(map(str, value))}")
         elif value != default:
             words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
     return ", ".join(words)

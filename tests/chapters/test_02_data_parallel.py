@@ -31,7 +31,7 @@ SETTINGS = {
     "1 rank": (1, "--batch=6 --micro-batch=2 --clip=0.1"),
     "2 ranks": (2, "--batch=8 --micro-batch=1 --clip=0.1 --optimizer=momentum"),
     "3 ranks": (3, "--batch=6 --optimizer=sgd --kv-heads=4 --bucket-mb=0.01"),
-    "4 ranks": (4, "--batch=8 --micro-batch=1 --bucket-mb=0.05"),
+    "4 ranks": (4, "--batch=8 --micro-batch=1 --bucket-mb=0.05 --batch-ramp 4 1"),
     "8 ranks": (8, "--layers=1 --batch=16 --micro-batch=1 --clip=0.1 --bucket-mb=0.02"),
     "tied": (2, "--preset=gpt2 --vocab=256 --verify --layers=1 --batch=4"),
 }
@@ -337,3 +337,42 @@ def test_the_lessons_tokens(two):
 
 def test_bytes_on_the_wire(two):
     assert two.wire_bytes(1000, 1) == 0 and two.wire_bytes(1000, 4) == 1500
+
+
+# ------------------------------------------------------------------------------- the batch
+
+
+def test_a_ramp_grows_by_multiples_of_its_start(two):
+    assert two.ramp(2, 8, 3) == [2, 4, 6]  # and then 8
+    assert two.ramp(4, 8, 4) == [4] * 4 and two.ramp(8, 8, 2) == [8, 8]
+    assert two.ramp(1, 8, 2) == [1, 4]  # what is left over comes in larger steps
+    # DeepSeek-V3's, in sequences of 4,096 tokens: 14,909 steps of it have 469B.
+    sizes = two.ramp(3072, 15360, 14_909)
+    assert sizes == sorted(sizes) and set(sizes) == {3072, 6144, 9216, 12288}
+    assert round(sum(sizes) * 4096 / 1e9) == 469
+
+
+def test_the_batches_of_a_ramp(ranks, tmp_path):
+    """With --noise-scale's count of tokens; and rank 0's one GPU has the same ones."""
+    flags = (*SMALL, "--layers=1", "--steps=4", "--batch=6", "--batch-ramp", "2", "2",
+             "--noise-scale", f"--data={TEXT}")
+    (status, run, output), _ = ranks(2)(run_main, TWO, flags, tmp_path)
+    assert status == 0 and "batch ramp 2 2, noise scale" in output, output
+    tokens = [step[1] for step in run["recorded"]["noise"]["steps"]]
+    assert tokens == [2 * 16, 4 * 16, 6 * 16, 6 * 16] and run["config"]["micro_batch"] == 1
+
+
+@pytest.mark.parametrize(("flags", "says"), [
+    ("--batch=10 --batch-ramp 4 10", "--batch 10 is not a multiple of the START of --batch-ramp = "
+     "4; --batch 12 would work"),
+    ("--batch=12 --batch-ramp 6 10", "--batch-ramp 6 is not a multiple of 4 ranks x --micro-batch "
+     "= 4; without --batch-ramp would work"),
+    ("--batch=8 --batch-ramp 0 10", "--batch-ramp: 0 is no whole number in [1, 1000000); without "
+     "--batch-ramp would work"),
+    ("--batch=8 --batch-ramp 4", "expected 2 arguments (python 02_data_parallel.py --help lists "
+     "the flags); without --batch-ramp would work"),
+])
+def test_a_ramp_that_does_not_fit(run_chapter, flags, says):
+    status, out, err = run_chapter(TWO, *flags.split(), WORLD_SIZE=4, RANK=0, LOCAL_RANK=0,
+                                   MASTER_ADDR="localhost", MASTER_PORT=1)  # fmt: skip
+    assert (status, out, err.count("\n")) == (2, "", 1) and err.endswith(f"{says}\n"), err

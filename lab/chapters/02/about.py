@@ -10,4 +10,4 @@ TOUR = (
     Stop("02_data_parallel.py --device=cpu --steps=5 --variant=overlap",
          "an all_reduce for each gradient, during backward", 3, name="02_data_parallel-overlap"),
 )
-LIMITS = {"bucket_mb": (0, 2**31, 25)}
+LIMITS = {"bucket_mb": (0, 2**31, 25), "batch_ramp": (1, 10**6, 8)}

@@ -343,6 +343,36 @@ def test_verified_after_going_on(ranks, saved, tmp_path):
     assert run["loss"] == pytest.approx(quiet["loss"][2:], rel=1e-12)
 
 
+def test_longer_sequences_go_on(ranks, saved, tmp_path):
+    """And fewer in a batch: as one GPU goes on with them from the same checkpoint."""
+    resume = f"--resume={saved('03 zero3') / 'step-000002'}"
+    flags = ["--seq=32", "--batch=4", "--steps=4", resume]
+    assert train(ranks, "02 bucket", *flags, f"--save={tmp_path / 'whole'}") == 0
+    name, world, *own = LAYOUTS["06 zigzag"]
+    flags = [*SMALL, *own, *flags, "--verify", f"--save={tmp_path / 'ring'}"]
+    status, record, output = ranks(world)(run_main, name, flags, tmp_path)[0]
+    assert status == 0 and record["max_param_diff"] < 1e-12
+    assert difference(tmp_path / "ring/step-000004", tmp_path / "whole/step-000004") < 1e-10
+    assert ("it had --seq 16: from here on, batches are those of a run that has --seq 32 --batch 4 "
+            "from its first step\n") in output
+
+
+def test_a_ramp_goes_on_in_its_middle(ranks, tmp_path):
+    """On other ranks, with the batches of the run that was never stopped: of 2, 4, 6 and then 8
+    sequences. When it is over, any chapter goes on."""
+    ramp = "--batch-ramp", "2", "3"
+    folder = tmp_path / "quiet"
+    flags = [*ramp, "--save-every=2", "--steps=5", "--keep=9"]
+    assert train(ranks, "02 bucket", *flags, f"--save={folder}") == 0
+    two = [*SMALL, f"--resume={folder / 'step-000002'}", "--steps=5", f"--save={tmp_path / 'on'}"]
+    assert ranks(1)(run, "02_data_parallel", [*two, *ramp, "--variant=naive"])[0] == 0
+    assert difference(tmp_path / "on/step-000005", folder / "step-000005") < 1e-10
+    assert ranks(1)(run, "02_data_parallel", two)[0] == 2
+    over = [f"--resume={folder / 'step-000004'}", "--steps=5", f"--save={tmp_path / 'over'}"]
+    assert train(ranks, "05 kept", *over) == 0
+    assert difference(tmp_path / "over/step-000005", folder / "step-000005") < 1e-10
+
+
 @pytest.mark.parametrize("layout", ["01 hand", "03 zero3", "03 offload"])
 def test_masters_are_saved_not_what_is_rounded(ranks, tmp_path, layout):
     """With 16-bit parameters: the same bits as the run that was never stopped."""

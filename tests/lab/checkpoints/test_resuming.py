@@ -109,7 +109,6 @@ def test_no_flipped_byte_is_accepted(origin, saved):
     ("--dim=32", "--dim 16", "--dim 32"),
     ("--heads=4", "--heads 2", "--heads 4"),
     ("--kv-heads=2", "--kv-heads 1", "--kv-heads 2"),
-    ("--seq=8", "--seq 16", "--seq 8"),
     ("--vocab=257", "--vocab 256", "--vocab 257"),
     ("--block=llama", "--block gpt", "--block llama"),
     ("--seed=1", "--seed 0", "--seed 1"),
@@ -180,6 +179,31 @@ def test_documents_and_windows_stay_as_they_are(refused, run_chapter, tmp_path):
     says = refused(f"--resume={folder}", "--window=9", name=six)
     assert says.endswith("with --documents 6, and this has no --documents; --documents 6 would "
                          "work")
+
+
+def test_a_ramp_stays_as_it_is_until_it_is_over(refused, run_chapter, monkeypatch, tmp_path):
+    ramp, folder = ["--batch-ramp", "2", "3"], tmp_path / "ramp"
+    flags = [*SMALL, "--steps=3", "--save-every=2", f"--save={folder}"]
+    assert run_chapter(QUICK, *flags, *ramp)[0] == 0
+    inside = f"--resume={folder / 'step-000002'}"
+    there, here = "--batch-ramp 2 3", "no --batch-ramp"
+    says = refused(inside)
+    assert says.endswith(f"of a run with {there}, and this has {here}; {there} would work")
+    says = refused(inside, "--batch-ramp", "2", "9")
+    assert says.endswith(f"with {there}, and this has --batch-ramp 2 9; {there} would work")
+    over = f"--resume={folder / 'step-000003'}"
+    says = refused(over, "--batch-ramp", "2", "9")  # that would be smaller batches again
+    assert says.endswith(f"{here}, and this has --batch-ramp 2 9; without --batch-ramp would work")
+    monkeypatch.undo()
+    status, out, err = run_chapter("03_zero", *SMALL, "--steps=4", over)
+    assert status == 0 and "goes on after step 3" in out, out + err
+
+
+def test_another_length_of_sequences_alone(refused, origin):
+    """With other layers, or another text, it is another run as before."""
+    resume = f"--resume={origin / 'saved'}"
+    says = refused(resume, "--seq=32", "--batch=2", "--layers=2")
+    assert says.endswith("--layers 1, and this has --layers 2; --layers 1 would work")
 
 
 @pytest.mark.parametrize("length", [17, 40, 500, 70_000])
