@@ -21,6 +21,6 @@ SOURCES = (
            "https://jax-ml.github.io/scaling-book/training"),
     Source("002", "megatron", "Efficient Large-Scale Language Model Training on GPU Clusters Using "
            "Megatron-LM (Narayanan et al., 2021)", "https://arxiv.org/abs/2104.04473"),
-    Source("003", "lecture", "Scaling Transformers: a lecture on the playbook, with exercises", ""),
+    Source("003", "lecture", "Scaling Transformers: a lecture on the playbook, in 45 slides", ""),
     Source("004", "tutorial", "Distributed Training Tutorial: a cheat sheet and 25 questions", ""),
 )

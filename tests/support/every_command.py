@@ -29,11 +29,13 @@ from lab import (
     here,
     pictures,
     plans,
+    questions,
     rehearse,
     scaling,
     schedules,
     speed,
     tour,
+    warps,
 )
 from lab import types as lab_types
 from lab.bench import runs
@@ -221,6 +223,9 @@ KERNELS = Command(
     stops_at=["benchmarks.time_kernels.pointwise", "benchmarks.time_kernels.tune"],
     work={f"benchmarks.time_kernels.{name}": partial(list, [row]) for name, row in ROWS.items()},
     starts=False)
+WARPS = lab(
+    "warps", warps.main, stops_at=["lab.warps.report"], starts=False,
+    work={"lab.warps.of_kernels": lambda *given: [], "lab.warps.of_orders": lambda *given: []})
 SPEED_ON_RANKS = Command(
     ["-m", "lab.speed"], partial(on_a_rank, speed.main), ["--device=cpu"],
     stops_at=["lab.bench.meeting.join"], writes={"--json": "run.json"}, starts=False)
@@ -265,6 +270,7 @@ OTHERS = [
         writes={"--out": "plans"}, work={"lab.plans.rooms_with": figure_of_plans}),
     lab("predict", predict.main, ["--seed=1"], ["02"], stops_at=["lab.classroom.predict.ask"],
         work={"lab.classroom.predict.ask": lambda case, asked: 0}),
+    lab("questions", questions.main, ["--seed=003"], stops_at=["lab.questions.print_text"]),
     lab("rehearse", rehearse.main, ["--ranks=2", *SMALL, "--data=text"], ["02_data_parallel.py"],
         files=FILES, stops_at=["lab.bench.rehearsal.rehearse"],
         writes={"--json": "run.json", "--plot": "memory.png"}),
@@ -282,6 +288,7 @@ OTHERS = [
         files=FILES, stops_at=["lab.typecheck.command.check"], writes={"--json": "types.json"}),
     lab("tour", tour.main, ["--first"], ["02"], stops_at=["lab.tour.tour"],
         work={"lab.tour.tour": lambda *given: print("done")}, starts=False),
+    WARPS,
     SPEED_ON_RANKS,
     ASLEEP_ON_RANKS,
     benchmark(time_chapters, ["--only=01"], measure_pair, stops_at="asleep"),
