@@ -59,6 +59,11 @@ def chapter(number):
     return module
 
 
+def kernel(name):
+    """The module of a file of kernels/, "matmul"."""
+    return importlib.import_module(f"kernels.{name}")
+
+
 def rooms_with(what):
     """{room: its module} of the rooms that have a file of this name: "exercises", "figure", ..."""
     return {room: importlib.import_module(f"lab.chapters.{room}.{what}")

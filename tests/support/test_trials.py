@@ -18,12 +18,13 @@ from tests.support.every_command import (
     OTHERS,
     PLANNER,
     SPEED_ON_RANKS,
+    WARPS,
 )
 from tests.support.trials import Command
 
 HERE = [*OTHERS, *[PLANNER] * PLANNER.program[0].exists()]
 if importlib.util.find_spec("triton") is None:
-    HERE.remove(KERNELS)
+    HERE = [command for command in HERE if command not in (KERNELS, WARPS)]
 EVERY = pytest.mark.parametrize("command", [*ON_RANKS, *HERE], ids=lambda command: command.name)
 
 
