@@ -8,6 +8,8 @@
                     pp and ZeRO share them out; the seconds of the ten best layouts; what was
                     published, over what is predicted
     megatron        the tables and figures of Megatron's paper, predicted
+    playbook        the playbook's heat map of best layouts, its plots over dp and tp, its runs, and
+                    memory of Llama models by what is recomputed, predicted beside what it measured
 """
 
 import sys
@@ -16,14 +18,15 @@ from pathlib import Path
 from lab.chapters import rooms_with
 from lab.cli import commands, refusals
 from lab.cli.refusals import refusal
-from lab.sources import megatron_figure
+from lab.sources import megatron_figure, playbook_figure
 
 
 def draw_planner():
     return rooms_with("figure")["10"].draw()
 
 
-PICTURES = {"10_planner": draw_planner, "megatron": megatron_figure.draw}
+PICTURES = {"10_planner": draw_planner, "megatron": megatron_figure.draw,
+            "playbook": playbook_figure.draw}
 
 
 def a_picture(text):

@@ -6,6 +6,7 @@ import pytest
 
 from lab.chapters import chapter
 from lab.planner import playbook
+from lab.sources import playbook_figure
 
 
 def errors(name, nodes):
@@ -61,3 +62,21 @@ def test_the_best_configuration_fits_and_is_of_the_layouts_that_it_tried():
     tried = [playbook.speed(ten, "8B", layout)
              for name, nodes, layout, *_ in playbook.runs(ten) if (name, nodes) == ("8B", 16)]
     assert playbook.BATCH * 4096 / plan.total / 128 >= max(tried)
+
+
+def test_panels_show_what_is_planned_beside_what_was_measured(monkeypatch):
+    monkeypatch.setattr(playbook_figure, "NODES", (1, 4))           # of seven
+    ten = chapter("10")
+    panels = {axes.get_title("left").split(":")[0]: axes for axes in playbook_figure.draw().axes}
+    assert len(panels) == 10
+    sheet, network, measured = panels["The 1B over dp"].get_lines()
+    assert [*measured.get_ydata()] == [*playbook.THROUGHPUT["dp"].values()]
+    assert sheet.get_ydata()[-1] == playbook.speed_over(ten, "dp", 256) > network.get_ydata()[-1]
+    [title] = [title for title in panels if title.startswith("The fastest layout")]
+    words = [text.get_text() for text in panels[title].texts]
+    assert len(words) == 4 * 2 and words.count("does not fit") == 1
+    assert [word.split("measured: ")[1] for word in words if "measured" in word] == [
+        "39%", "43%", "15%"]
+    bars = panels["70B, by what is recomputed (as in its plot)"].patches
+    tallest = max(bar.get_y() + bar.get_height() for bar in bars)
+    assert tallest == pytest.approx(4 * 244.19586 + 1770.0625)      # GiB: none, 8,192 tokens
