@@ -95,6 +95,22 @@ def tokens_to_hide_four_bytes(chapter):
     return chapter.tokens_to_hide(4, 8, *H100)
 
 
+def noise_and_signal(chapter):
+    """Of two parameters with G = (3, 4) and variances of 60 and 40: |G|² = 25, and tr(Σ) = 100."""
+    noise, signal = chapter.noise_and_signal(100, 1000, 26, 25.1)
+    return {"tr(Σ)": noise, "|G|²": signal}
+
+
+def noise_that_is_not_there(chapter):
+    noise, signal = chapter.noise_and_signal(8, 32, 25, 25)
+    return {"tr(Σ)": noise, "|G|²": signal}
+
+
+def ramps(chapter):
+    return {"ramp(2, 8, 3)": chapter.ramp(2, 8, 3), "ramp(4, 8, 6)": chapter.ramp(4, 8, 6),
+            "ramp(1, 8, 2)": chapter.ramp(1, 8, 2), "ramp(8, 8, 2)": chapter.ramp(8, 8, 2)}
+
+
 EXERCISES = [
     Exercise(
         "02.1", "Naive.finish", 1,
@@ -199,5 +215,26 @@ EXERCISES = [
          Same(tokens_to_hide, "989 TFLOP/s and 450 GB/s"),
          Same(tokens_to_hide_four_bytes, "tokens_to_hide(4, 8, 989e12, 450e9)")),
         "when the all_reduce hides",
+    ),
+    Exercise(
+        "02.8", "noise_and_signal", 2,
+        "The squared norms of two mean gradients are known: of a small batch and of a big one, in "
+        "tokens. Estimate tr(Σ), the variance of a single token's gradient, summed over the "
+        "parameters, and |G|², the square of what all tokens have in common.",
+        ("What is the square of the mean gradient of B tokens on average? It is not |G|² alone.",
+         "It is |G|² + tr(Σ)/B. Two sizes of batch are two equations with two unknowns: their "
+         "difference has no |G|² in it."),
+        (Same(noise_and_signal, "noise_and_signal(100, 1000, 26, 25.1)"),
+         Same(noise_that_is_not_there, "noise_and_signal(8, 32, 25, 25)")),
+    ),
+    Exercise(
+        "02.9", "ramp", 1,
+        "Let the global batch grow with the steps. How many sequences are in each of the first "
+        "`steps` batches, if it begins with `start`, always has a multiple of that, and has "
+        "`batch` from then on? Each size stays for as many steps, as nearly as whole steps allow.",
+        ("How many multiples of `start` are there from `start` to `batch`, and which of them does "
+         "step 0 have?",
+         "Step i has start times 1 + (batch // start - 1) · i / steps, rounded down."),
+        (Same(ramps, "the sequences of each step"),),
     ),
 ]

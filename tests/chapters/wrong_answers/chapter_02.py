@@ -30,8 +30,8 @@ WRONG = {
     "02.3": [
         Wrong(" >= capacity", " + p.nbytes > capacity",
               "'12 20 | 36 | 4 4 | 80 | 8', and should be '12 20 | 36 | 4 4 80 | 8'"),
-        Wrong("q.nbytes", "q.numel()", "'12 20 36 4 4 80 | 8'"),
-        Wrong(" or last and last[0].dtype != p.dtype", "", "'8 4 4 8'"),
+        Wrong("q.numel() * q.grad_dtype.itemsize", "q.numel()", "'12 20 36 4 4 80 | 8'"),
+        Wrong(" or last and last[0].grad_dtype != p.grad_dtype", "", "'8 4 4 8'"),
     ],
     "02.4": [
         Wrong("view.copy_(p.grad)\n        p.grad = view", "view.copy_(p.grad)",
@@ -68,5 +68,17 @@ WRONG = {
     "02.7": [
         Wrong("4 * tokens", "2 * tokens", "2 times that"),
         Wrong(" * (1 - 1 / ranks)", "", "is 2197.7778, and should be 0"),
+    ],
+    "02.8": [
+        Wrong("square_of_small - square_of_big", "square_of_big - square_of_small",
+              "tr(Σ) is -100"),
+        Wrong("(1 / small - 1 / big)", "(big - small)", "tr(Σ) is 0.001, and should be 100"),
+        Wrong("square_of_big - noise / big", "square_of_big", "|G|² is 25.1, and should be 25"),
+        Wrong("square_of_big - noise / big", "square_of_small - noise / big", "|G|² is 25.9"),
+    ],
+    "02.9": [
+        Wrong(" // steps * start", " * start // steps", "and should be"),
+        Wrong("batch // start - 1", "batch // start", "and should be"),
+        Wrong("[start + (batch", "[(batch", "and should be"),
     ],
 }
