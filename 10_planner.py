@@ -7,8 +7,8 @@ counts has been held to real ranks: the reports of chapters 01 to 09 compare wha
 with these tables, to the byte.
 
     1. What fits?   A GPU holds model states (a parameter has 2 bytes of weights, 4 of gradients, 12
-                    of AdamW: ZeRO-1 shards the last, ZeRO-2 the last two, ZeRO-3 all), and the
-                    activations of all micro-batches that are on their way.
+                    of AdamW: ZeRO-1 shards the last, ZeRO-2 the last two, ZeRO-3 all; recipes with
+                    FP8 have 9 bytes), and activations of micro-batches that are on their way.
     2. The batch.   dp · pp · cp · tp is the number of GPUs. A step's batch is dp · b · m: m
                     micro-batches of b sequences, one after the other.
     3. How fast?    Of all layouts that fit, the one that takes the fewest seconds a step.
@@ -22,7 +22,8 @@ Where the seconds of a micro-batch of b sequences of s tokens go, on a stage of 
                   bytes forward (softmax 4, dropout 5) and in 11 backward. A flash kernel has them
                   in SRAM, and leaves out the half that the causal mask forbids.
     elementwise   norms and residuals of the whole width, GELU or SwiGLU of its tp-th part: bytes.
-    weights       8 bytes each: a gradient is added to their sum, unless the matmul does so (fused).
+    weights       8 bytes each: a gradient is added to their sum, unless the matmul does so (fused);
+                  12, if the sum is in fp32.
     tp            4 all_reduces of b·s·h a layer, 2 if it has experts. Compute waits for what the
                   software does not hide, or for more, where it is shorter. (Each hop takes time.)
     cp            Keys and values, gathered before attention, or in a ring that hides behind it.
@@ -34,8 +35,8 @@ Where the seconds of a micro-batch of b sequences of s tokens go, on a stage of 
     bubble        (p-1)/v times a stage's time for a micro-batch, without a head (chapter 07).
     dp            gradients once a step, or what of that does not hide behind the last backward.
                   ZeRO-2: in *every* micro-batch, or every pp (sums_runs). ZeRO-3: weights twice.
-    optimizer     60 bytes a weight: gradients to fp32, unscaled, checked, their norm, clipped (32);
-                  weight and moments in and out (28). Muon's matmuls: lab/planner/muon.py.
+    optimizer     60 bytes a weight: a gradient of 4 to fp32, unscaled, checked, its norm, clipped
+                  (32); it, weight and moments in, and out (28). Muon's: lab/planner/muon.py.
 
 FLOP/s mean nothing without their convention. All count 6 FLOPs a weight and token. Megatron adds
 all scores of attention (12·s·h a token and layer), Llama 3 their causal half, and the paper of 2021
@@ -68,19 +69,20 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from lab.planner import muon
+from lab.planner.misfits import misfit
 
 # ------------------------------------------------------------------------------ models and machines
 
 @dataclass(frozen=True)
 class Model:
-    layers: int
-    dim: int
-    heads: int
-    kv_heads: int
+    layers: int                 # blocks, of attention and an MLP or experts each
+    dim: int                    # width, of a token between layers
+    heads: int                  # of queries
+    kv_heads: int               # of keys and values, which heads share evenly
     ffn: int                    # hidden width of an MLP, or of an expert
     gated: bool = False         # SwiGLU, of three matrices; else GELU, of two
-    vocab: int = 51200
-    seq: int = 2048
+    vocab: int = 51200          # rows of the embedding
+    seq: int = 2048             # tokens of a sequence
     tie: bool = True            # embedding and head are one matrix
     experts: int = 1            # of each layer
     top_k: int = 1              # experts of a token
@@ -192,7 +194,7 @@ class Cluster:
     memory: float               # bytes
     nvlink: float               # bytes/s of a GPU to others of its node, in each direction
     nic: float                  # bytes/s of its network card
-    per_node: int = 8
+    per_node: int = 8           # GPUs of a node
     alpha: float = 3.4e-6       # seconds of a message beside its bytes, to a GPU of the node
     nic_alpha: float = 14e-6    # and to another node
     has_fp8: bool = False       # matmuls of numbers of a byte
@@ -233,24 +235,43 @@ class Software:
     two_hops: bool = False      # a row goes to a machine once, and is copied there to its experts
     dp_hidden: float = 0.9      # the share of a backward that dp's messages can hide behind
     sums_runs: bool = False     # ZeRO-2 sends a slice's gradients of pp micro-batches as one sum
-    gradient_bytes: int = 4     # of what dp sends
+    weight_bytes: int = 2       # of a parameter's weight, as it is held
+    gradient_bytes: int = 4     # of its gradient as it is held, with a sum in another format
+    master_bytes: int = 4       # of its weight that is updated; 0: the one above is
+    moment_bytes: int = 8       # of both of its moments in AdamW
+    sent_bytes: int = 4         # of its gradient that dp sends, and that updates it
     one_card: bool = False      # a ring uses one network card of a node
     optimizer: str = "adamw"    # muon updates the matrices of blocks, and AdamW all else
 
+    @property
+    def gathered_bytes(self):
+        return min(2, self.weight_bytes)                # ZeRO sends no weight in fp32
 
-PAPER = Software(flash=False, dropout=True, fused_gradients=False, dp_hidden=0, gradient_bytes=2)
+    @property
+    def updated_bytes(self):
+        """Of a parameter, through HBM in the update."""
+        master = self.master_bytes or self.weight_bytes
+        return self.sent_bytes + 28 + 4 + 2 * (master + self.moment_bytes)
+
+
+# In fp16: gradients, which are sent, and their copies in fp32 (20 bytes, by Megatron's manual).
+PAPER = Software(flash=False, dropout=True, fused_gradients=False, dp_hidden=0, gradient_bytes=6,
+                 sent_bytes=2)
 SOFTWARE = {
     "megatron-2021": PAPER,
     # Gathers hide behind forward and behind its repetition: half of the computing.
     "deepspeed-2021": replace(PAPER, dp_hidden=0.5, one_card=True),
-    # Backward's messages of column-parallel layers run beside the weight gradient's matmul.
-    "megatron-2022": replace(PAPER, fused_gradients=True, tp_hidden_backward=1),
+    # Backward's messages of column-parallel layers run beside the weight gradient's matmul, which
+    # adds to a sum in fp32.
+    "megatron-2022": replace(PAPER, fused_gradients=True, tp_hidden_backward=1, gradient_bytes=4,
+                             sent_bytes=4),
     "megatron-2024": Software(ring=True, tp_hidden=0.9, tp_hidden_backward=0.9),
     # 93% is what the report on it measures; DeepSeek calls what is left "near zero".
     "megatron-moe": Software(ring=True, tp_hidden=0.9, tp_hidden_backward=0.9, ep_hidden=0.93,
                              two_hops=True),
     "deepseek-v3": Software(fp8=True, ep_hidden=1, two_hops=True),
-    "torchtitan": Software(fused_gradients=False, keeps_gathered=True),
+    "torchtitan": Software(fused_gradients=False, keeps_gathered=True, weight_bytes=4,
+                           master_bytes=0),             # FSDP gathers weights in bf16
     # Its report frees tensors, and does not say which: here the product, as xFormers' SwiGLU does.
     "llama3": Software(tp_hidden_backward=0.5, swiglu_kept=2, sums_runs=True),
     "ours": Software(flash=False, fused_gradients=False, swiglu_kept=4, keeps_gathered=True,
@@ -260,15 +281,15 @@ SOFTWARE = {
 
 @dataclass(frozen=True)
 class Layout:
-    dp: int = 1
-    tp: int = 1
-    cp: int = 1
-    pp: int = 1
+    dp: int = 1                 # data parallelism: ranks that share the batch
+    tp: int = 1                 # tensor parallelism: that share each matrix
+    cp: int = 1                 # context parallelism: that share each sequence
+    pp: int = 1                 # pipeline parallelism: stages, that share the layers
     v: int = 1                  # slices of the model on each stage
     ep: int = 1                 # of a stage's dp x cp x tp ranks, those that share the experts
-    zero: int = 0
+    zero: int = 0               # dp shares, 1: optimizer states, 2: and gradients, 3: and weights
     sp: bool = True             # sequence parallelism, where tp > 1
-    micro_batch: int = 1
+    micro_batch: int = 1        # sequences that a rank computes at once
     recompute: str = "none"     # selective: attention's core, where it is unfused; full: layers
     schedule: str = "1f1b"      # which v > 1 interleaves; or zero-bubble, dualpipe-v
 
@@ -357,17 +378,20 @@ def parameters_of_gpu(model, layout, software):
 
 def memory(model, layout, software, m):
     """{cause: bytes} on the fullest GPU. m: micro-batches of a step."""
-    held = parameters_of_gpu(model, layout, software)
-    widths = {"weights": (2, 3), "gradients": (4, 2), "optimizer": (12, 1)}
+    held, g = parameters_of_gpu(model, layout, software), software.gradient_bytes
+    widths = {"weights": (software.weight_bytes, 3), "gradients": (g, 2),
+              "optimizer": (software.master_bytes + software.moment_bytes, 1)}
     states = {cause: width * sum(size / (n if layout.zero >= stage else 1)
                                  for size, n in held.values())
               for cause, (width, stage) in widths.items()}
-    states["optimizer"] -= 4 * muon.numbers(model, layout, software, held)
+    of_muon = muon.numbers(model, layout, software, held)
+    states["optimizer"] -= software.moment_bytes / 2 * of_muon      # it has one moment
     layer = layer_of_gpu(model, layout, software)
     if layout.zero == 3:                                # two layers are whole at a time, or a table
-        states["weights"] += 2 * max(2 * layer, model.vocab * model.dim / layout.tp)
+        whole = max(2 * layer, model.vocab * model.dim / layout.tp)
+        states["weights"] += software.gathered_bytes * whole
     if layout.zero == 2 and layout.v > 1 and software.sums_runs:    # those of a slice are whole
-        states["gradients"] += 4 * layer * math.ceil(model.layers / layout.pp) / layout.v
+        states["gradients"] += g * layer * math.ceil(model.layers / layout.pp) / layout.v
 
     alive = [micro_batches_alive(layout, m, stage) for stage in (0, layout.pp - 1)]
     kept = kept_by_layer(model, layout, software)
@@ -507,7 +531,8 @@ def layer_seconds(model, layout, machine):
         forward["elementwise"] += 4 * sum(inputs) / machine.bandwidth
         backward["elementwise"] += 4 * sum(outputs) / machine.bandwidth
     if not software.fused_gradients:
-        backward["weights"] = 8 * layer_of_gpu(model, layout, software) / machine.bandwidth
+        moved = 4 + 2 * software.sent_bytes             # write and read one; its sum in and out
+        backward["weights"] = moved * layer_of_gpu(model, layout, software) / machine.bandwidth
 
     rings, rows = messages(model, layout), seconds_of_rows(model, layout, machine)
     for part in (forward, backward) if rows and software.ep_hidden else ():
@@ -545,7 +570,8 @@ def step_seconds(model, layout, cluster, software, batch):
     head = {"matmul": 3 * machine.matmul(tokens, model.dim, columns),
             "elementwise": 20 * tokens * columns / machine.bandwidth}   # loss, in float32
     if not software.fused_gradients:
-        head["weights"] = 8 * model.dim * columns / machine.bandwidth
+        moved = 4 + 2 * software.sent_bytes
+        head["weights"] = moved * model.dim * columns / machine.bandwidth
     again = {"none": {}, "full": forward,               # computed once more, in backward
              "selective": {} if software.flash else {"attention": forward["attention"]}}
     usual = add((forward, 1), (backward, 1), (again[layout.recompute], 1))
@@ -557,8 +583,9 @@ def step_seconds(model, layout, cluster, software, batch):
         message += 0 if layout.sp else machine.ring(size, t, 1)     # scattered over tp, gathered
         stage["pp"] = usual["pp"] = 2 * layout.v * message
 
-    # Bytes of a parameter, in every micro-batch and once a step: gradients g, weights 2.
-    held, g = parameters_of_gpu(model, layout, software).values(), software.gradient_bytes
+    # Bytes of a parameter, in every micro-batch and once a step: gradients g, weights w.
+    held = parameters_of_gpu(model, layout, software).values()
+    g, w = software.sent_bytes, software.gathered_bytes
     calls, there = layers / len(held), sum(forward.values())
     back = sum(usual.values()) - there
 
@@ -570,14 +597,14 @@ def step_seconds(model, layout, cluster, software, batch):
 
     run = p if layout.v > 1 and software.sums_runs else 1   # of micro-batches, which send one sum
     stage["dp"] = usual["dp"] = {2: waits(run * back, g) / run,
-                                 3: waits(there, 2) + waits(back, 2, g)}.get(layout.zero, 0)
+                                 3: waits(there, w) + waits(back, w, g)}.get(layout.zero, 0)
     seconds = add((stage, m))
     W = backward["matmul"] / 2
     seconds["bubble"] = bubble(layout, there, sum(usual.values()) - there - W, W)   # no head
-    once = [(g, g), (g, 2), (2,), ()][layout.zero]
+    once = [(g, g), (g, w), (w,), ()][layout.zero]
     seconds["dp"] += waits(sum(backward.values()), *once)
     updated = sum(size / (n if layout.zero else 1) for size, n in held)
-    seconds["optimizer"] = 60 * updated / machine.bandwidth
+    seconds["optimizer"] = software.updated_bytes * updated / machine.bandwidth
     seconds["optimizer"] += muon.seconds([*zip(kinds, counts)], layout, machine)
     return seconds
 
@@ -626,36 +653,6 @@ class Plan:
     @functools.cached_property
     def total(self):
         return sum(self.seconds.values())
-
-
-def misfit(model, layout, gpus, batch):
-    """Why a layout does not divide; None: it does."""
-    ranks, layers = layout.tp * layout.cp * layout.pp, math.ceil(model.layers / layout.pp)
-    divides = [("gpus", gpus, "tp x cp x pp", ranks), ("heads", model.heads, "tp", layout.tp),
-               ("ffn", 0 if model.experts > 1 else model.ffn, "tp", layout.tp),
-               ("dense-ffn", model.dense_ffn, "tp", layout.tp), ("seq", model.seq, "cp", layout.cp),
-               ("batch", batch, "dp x micro-batch", layout.dp * layout.micro_batch),
-               ("dim", 0 if model.head_dim else model.dim, "heads", model.heads),
-               ("dp x cp x tp", layout.stage, "ep", layout.ep),
-               ("heads", model.heads, "kv-heads", model.kv_heads),
-               ("experts", model.experts, "ep", layout.ep), ("a stage", layers, "v", layout.v)]
-    for what, size, by, degree in divides:
-        if size % degree:
-            return f"{what} = {size} is not a multiple of {by} = {degree}"
-    if layout.dp * ranks != gpus:
-        return f"dp x tp x cp x pp = {layout.dp * ranks}, and gpus = {gpus}"
-    if layout.pp > model.layers or layout.pp == 1 < layout.v:
-        return f"layers = {model.layers} are not enough for pp = {layout.pp}, v = {layout.v}"
-    if model.top_k > model.experts:
-        return f"top-k = {model.top_k} is more than experts = {model.experts}"
-    m = batch // (layout.dp * layout.micro_batch)
-    least = {"zero-bubble": layout.pp, "dualpipe-v": 2 * layout.pp}.get(layout.schedule, 1)
-    if m < least or layout.v > 1 and m % layout.pp:
-        return (f"{m} micro-batches for pp = {layout.pp}, v = {layout.v}, {layout.schedule}, which "
-                f"takes {least} or more, and with v > 1 a multiple of pp")
-    if layout.schedule != "1f1b" and (layout.v > 1 or layout.pp == 1):
-        return f"{layout.schedule} needs pp of 2 or more, and v = 1"
-    return None
 
 
 def powers(limit):

@@ -174,7 +174,8 @@ def planned(chapter, n, task=TASK):
     layout = ten.Layout(micro_batch=micro_batch(chapter, n, task), **layout_of(chapter, n, task))
     # A gradient is one number, as here; and what is sent hides behind nothing, since ranks send by
     # the processors that they compute with.
-    return model, layout, replace(ten.SOFTWARE["ours"], gradient_bytes=2, dp_hidden=0)
+    return model, layout, replace(ten.SOFTWARE["ours"], gradient_bytes=2, sent_bytes=2,
+                                 dp_hidden=0)
 
 
 def predicted_seconds(chapter, n, cluster, task=TASK):

@@ -5,8 +5,8 @@
 Muon updates the matrices of blocks, experts and routers among them; AdamW tables and norms.
 
     optimizer states    8 bytes a number of a matrix, a master and a momentum; elsewhere AdamW's 12.
-    bytes of a step     56 a number of a matrix, where AdamW has 60: a momentum in and out in place
-                        of two moments, and the update out and in, in bf16.
+    bytes of a step     4 fewer a number of a matrix than AdamW's: a momentum in and out in place of
+                        two moments, and the update out and in, in bf16.
     Newton-Schulz       Five times two products of an (m, n), m <= n, and an (m, m), and a square of
                         that: 5 · (4·m²·n + 2·m³) FLOPs, as fast as any matmul of the planner.
     deal                Under ZeRO the N ranks that hold the same part of a matrix, dp · cp of them
@@ -188,7 +188,8 @@ def seconds(kinds, layout, machine):
     if machine.software.optimizer == "adamw":
         return 0
     found = cost(kinds, layout, machine)
-    return found.seconds - 4 * found.numbers / machine.bandwidth
+    spared = machine.software.moment_bytes - 2 * WIDTH
+    return found.seconds - spared * found.numbers / machine.bandwidth
 
 
 def explain(kinds, layout, machine, total):

@@ -18,7 +18,7 @@ from dataclasses import asdict, fields, replace
 from lab.cli import commands, refusals
 from lab.cli.commands import number
 from lab.cli.refusals import refusal
-from lab.planner import muon
+from lab.planner import misfits, muon
 
 CAUSES = ("matmul", "attention", "elementwise", "weights", "tp", "cp", "ep", "pp", "dp", "bubble",
           "optimizer")
@@ -26,7 +26,11 @@ MOST = 300_000          # layouts of a search, which takes some seconds
 MOST_OF_A_TRY = 15_000  # of what would work instead
 LIMITS = {              # of whole numbers: the first one that is too high, and one that would work
     "layers": (10**5, 32), "experts": (2**16, 8), "gpus": (2**24, 8),
-    "max_micro_batch": (2**16, 16), "gradient_bytes": (9, 4)}
+    "max_micro_batch": (2**16, 16), "weight_bytes": (9, 2), "gradient_bytes": (9, 4),
+    "master_bytes": (9, 4), "moment_bytes": (17, 8), "sent_bytes": (5, 4)}
+NONE = "gradient_bytes", "master_bytes", "moment_bytes"         # whole numbers that may be 0
+GPUS = 8                # where nothing says how many
+AXES = "dp", "tp", "cp", "pp"
 SHARES = {"matmul": (0.001, 1), "attention": (0.001, 1), "ep_units": (0, 0.9)}  # others: to 1
 
 
@@ -71,10 +75,14 @@ def parser(ten):
     parser = commands.Parser("10_planner.py", description=ten.__doc__)
     add = parser.add_argument
     add("--model", choices=ten.MODELS, help="default: 8b, or a GPT of the sizes that are given")
-    add("--cluster", choices=ten.CLUSTERS, default="h100")
-    add("--gpus", type=whole("gpus"), default=8)
-    add("--batch", type=whole("batch"), default=64, help="sequences of a step")
-    add("--software", choices=ten.SOFTWARE, default="megatron-2024")
+    add("--cluster", choices=ten.CLUSTERS, default="h100", help="its GPUs, and what links them")
+    add("--gpus", type=whole("gpus"),
+        help=f"default: dp x tp x cp x pp where --dp is given, or {GPUS}")
+    add("--batch", type=whole("batch"), help="sequences of a step; default: 64")
+    add("--micro-batches", type=whole("micro_batches"),
+        help="of a rank and a step; the batch is dp x micro-batch x these")
+    add("--software", choices=ten.SOFTWARE, default="megatron-2024",
+        help="what it keeps, sends and hides")
     groups = {ten.Model: "in place of the model's", ten.Layout: "else what is fastest",
               ten.Cluster: "in place of the cluster's: FLOP/s, bytes, bytes/s, shares, seconds",
               ten.Software: "in place of the software's"}
@@ -86,7 +94,8 @@ def parser(ten):
             elif field.name in ten.CHOICES:
                 options = {"choices": ten.CHOICES[field.name], "type": field.type}
             elif field.type is int:
-                options = {"type": whole(field.name, 0 if field.default == 0 else 1)}
+                least = 0 if field.default == 0 or field.name in NONE else 1
+                options = {"type": whole(field.name, least)}
             elif "hidden" in field.name or "alpha" in field.name or field.name in SHARES:
                 options = {"type": share(*SHARES.get(field.name, (0, 1)))}
             else:
@@ -95,7 +104,10 @@ def parser(ten):
                                help=comments(kind).get(field.name, "").replace("%", "%%"))
     add("--untie", dest="tie", action="store_false", default=None, help="as --no-tie")
     add("--no-pp", dest="pp", action="store_const", const=1, help="as --pp 1")
-    add("--max-micro-batch", type=whole("max_micro_batch"), default=16)
+    add("--max-micro-batch", type=whole("max_micro_batch"), default=16,
+        help="the most sequences of a micro-batch that are tried")
+    add("--noise-scale", type=number(float, 1, 1e15, 4e6), metavar="TOKENS",
+        help="of the gradient: how many GPUs, and which batch, shorten the way to the same loss")
     add("--explain", action="store_true", help="what limits the best, and what would change it")
     add("--published", action="store_true", help="published tables, beside what is predicted")
     add("--problems", action="store_true", help="the scaling book's worked problems")
@@ -123,11 +135,39 @@ def as_flag(name, value=None):
     return flag if value is None else f"{flag} {value}"
 
 
+def gpus_of(args):
+    """As they are given; or as many as the degrees say, those that are not given being 1."""
+    if args.gpus or not args.dp:
+        return args.gpus or GPUS
+    gpus, (below, _) = math.prod(getattr(args, axis) or 1 for axis in AXES), LIMITS["gpus"]
+    if gpus >= below:
+        raise refusal()(f"--dp {args.dp}, with the other degrees, is {gpus:,} GPUs: {below - 1:,} "
+                        "are the most", "--dp 1")
+    return gpus
+
+
+def batch_of(args):
+    """Sequences of a step: as they are given, or micro-batches of all ranks of dp."""
+    if not args.micro_batches:
+        return args.batch or 64
+    if args.batch:
+        raise refusal()(f"--batch {args.batch} and --micro-batches {args.micro_batches} say the "
+                        "same", "without --micro-batches")
+    if not (args.dp and args.micro_batch):
+        raise refusal()("--micro-batches make a batch with --dp and --micro-batch",
+                        f"--dp {args.dp or GPUS} --micro-batch {args.micro_batch or 1}")
+    batch = args.dp * args.micro_batch * args.micro_batches
+    if batch >= 2**31:
+        raise refusal()(f"--micro-batches {args.micro_batches} make a batch of {batch:,} "
+                        "sequences, which is too many", "--micro-batches 1")
+    return batch
+
+
 class Question:
     """What the flags ask: model, cluster, software, gpus, batch, and the degrees that are fixed."""
 
     def __init__(self, ten, args):
-        self.ten, self.name, self.gpus, self.batch = ten, args.model, args.gpus, args.batch
+        self.ten, self.name = ten, args.model
         model, sizes = ten.MODELS[args.model or "8b"], (args.layers, args.dim, args.heads)
         if all(sizes) and not args.model:
             model = ten.gpt(*sizes)
@@ -138,6 +178,7 @@ class Question:
         self.cluster = replace(ten.CLUSTERS[args.cluster], **given(args, ten.Cluster))
         self.software = replace(ten.SOFTWARE[args.software], **given(args, ten.Software))
         self.fixed, self.most = given(args, ten.Layout), args.max_micro_batch
+        self.gpus, self.batch = gpus_of(args), batch_of(args)
         if self.software.fp8 and not self.cluster.has_fp8:
             raise refusal()(f"--cluster {args.cluster} has no matmuls in FP8",
                             "without --fp8" if args.fp8 else "--no-fp8")
@@ -186,15 +227,19 @@ class Question:
         return self.ten.search(self.model, self.cluster, self.software, gpus, batch or self.batch,
                                fixed, self.most)
 
-    def least(self, gpus=None, fixed=None, batch=None):
-        """A plan that fits, or None: if any does, one does with a sequence a micro-batch and a
-        slice a stage, which keep least. So there is less to search; where it is still too much for
-        one of many tries, None as well."""
+    def find_least(self, gpus=None, fixed=None, batch=None):
+        """As `find`, of plans with a sequence a micro-batch and a slice a stage, which keep least:
+        if any plan fits, one of those does. None where it is too much for one of many tries."""
         gpus, fixed = gpus or self.gpus, self.fixed if fixed is None else fixed
         fixed = {"micro_batch": 1, "v": 1} | fixed
-        if self.layouts(gpus, fixed) > MOST_OF_A_TRY:
-            return None
-        return best(self.find(gpus, fixed, batch))
+        if self.layouts(gpus, fixed) <= MOST_OF_A_TRY:
+            return self.find(gpus, fixed, batch)
+        return None
+
+    def least(self, gpus=None, fixed=None, batch=None):
+        """A plan that fits, or None."""
+        found = self.find_least(gpus, fixed, batch)
+        return best(found) if found else None
 
 
 def has_tables(args):
@@ -213,8 +258,11 @@ def question(ten, argv):
 def fits(ten, argv):
     """Raises Refused for a question that no plan answers."""
     args, asked = question(ten, argv)
-    if not (has_tables(args) or asked.least()):
-        raise refusal()("nothing fits")
+    found = None if has_tables(args) else asked.find_least()
+    if has_tables(args) or found and best(found):
+        return
+    nearest = nearest_of(found[0] or found[1]) if found else None
+    raise refusal()("nothing fits", *(mending(asked, nearest, argv) if nearest else ()))
 
 
 def best(found):
@@ -223,9 +271,29 @@ def best(found):
     return fit[0] if fit and not fit[0].why else None
 
 
-def one_change(asked, nearest):
+def nearest_of(others):
+    """Of plans that do not fit, the one that needs least; or one that does not divide."""
+    return min(others, key=lambda plan: plan.bytes if plan.memory else math.inf)
+
+
+def mending(asked, nearest, argv):
+    """Changes of one flag that may make this plan fit: of a number that does not divide, first one
+    that is given; or as many GPUs as have room."""
+    if nearest.memory:
+        short = nearest.bytes / (asked.ten.ROOM * asked.cluster.memory)
+        return [f"--gpus {asked.gpus * 2**doublings}" for doublings in (
+            math.ceil(math.log2(short)), math.ceil(math.log2(short)) + 1)
+            if short > 1 and asked.gpus * 2**doublings < LIMITS["gpus"][0]]
+    changes = misfits.changes(asked.model, nearest.layout, asked.gpus, asked.batch)
+    flags = [(as_flag(name), as_flag(name, value)) for name, value in changes]
+    is_given = {word.partition("=")[0] for word in argv}
+    return [change for flag, change in sorted(flags, key=lambda both: both[0] not in is_given)]
+
+
+def one_change(asked, nearest, argv):
     """Changes of one flag, with each of which something fits. nearest: a plan that does not."""
-    batch = nearest.layout.dp * nearest.layout.micro_batch
+    of_micro_batch = nearest.layout.dp * nearest.layout.micro_batch
+    batch = -(-asked.batch // of_micro_batch) * of_micro_batch
     if not nearest.memory and batch != asked.batch and asked.least(batch=batch):
         return [f"--batch {batch}"]
     changes = []
@@ -233,6 +301,11 @@ def one_change(asked, nearest):
         other = asked.least(fixed={flag: asked.fixed[flag] for flag in asked.fixed if flag != name})
         if other:
             changes.append(as_flag(name, getattr(other.layout, name)))
+    if not changes and not nearest.memory:
+        accept = functools.partial(fits, asked.ten)
+        for change in mending(asked, nearest, argv):
+            if not refusals.answer(accept, argv, refusals.parsed(change)):
+                return [change]
     if not changes:
         most, _ = LIMITS["gpus"]
         for gpus in (asked.gpus * 2**k for k in range(1, 12)):
@@ -243,13 +316,13 @@ def one_change(asked, nearest):
 
 def advice(asked, others, argv):
     """Why there is no plan, and what would work."""
-    nearest = min(others, key=lambda plan: plan.bytes if plan.memory else math.inf)
+    nearest = nearest_of(others)
     why = f"{in_words(asked.ten, nearest.layout)}: {nearest.why}"
-    changes = one_change(asked, nearest)
+    changes = one_change(asked, nearest, argv)
     if changes:
         return f"{why}; {' or '.join(changes)} would work"
-    accept = functools.partial(fits, asked.ten)
-    return "; ".join([why, *refusals.advice(refusal()(why), accept, argv)])
+    refused = refusal()(why, *mending(asked, nearest, argv))
+    return "; ".join([why, *refusals.advice(refused, functools.partial(fits, asked.ten), argv)])
 
 
 def as_json(asked, fit):

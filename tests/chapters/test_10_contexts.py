@@ -9,7 +9,8 @@ import pytest
 import common
 from lab.planner import contexts
 from lab.planner.contexts import Cut
-from tests.chapters.test_10_planner import ten, told  # noqa: F401  (fixtures)
+from tests.chapters.test_10_command_line import told
+from tests.chapters.test_10_planner import ten  # noqa: F401  (a fixture)
 from tests.conftest import chapter
 
 SHAPES = [(8, 8), (8, 4), (8, 2), (8, 1), (12, 4)]      # heads, kv heads

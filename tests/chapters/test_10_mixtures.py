@@ -14,7 +14,8 @@ import pytest
 
 from lab.bench import anatomy
 from lab.planner import mixtures, planning, published
-from tests.chapters.test_10_planner import nine_runs, numbers_of, ten, told  # noqa: F401
+from tests.chapters.test_10_command_line import told
+from tests.chapters.test_10_planner import nine_runs, numbers_of, ten  # noqa: F401
 from tests.conftest import ROOT
 
 LAYOUTS = [(dp, tp, cp, ep) for dp, tp, cp in itertools.product((1, 2), repeat=3)
