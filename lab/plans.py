@@ -10,6 +10,8 @@
     megatron        the tables and figures of Megatron's paper, predicted
     playbook        the playbook's heat map of best layouts, its plots over dp and tp, its runs, and
                     memory of Llama models by what is recomputed, predicted beside what it measured
+    rooflines       from which batch on compute hides messages: of each axis, of both, between pods,
+                    and on each cluster
 """
 
 import sys
@@ -18,7 +20,7 @@ from pathlib import Path
 from lab.chapters import rooms_with
 from lab.cli import commands, refusals
 from lab.cli.refusals import refusal
-from lab.sources import megatron_figure, playbook_figure
+from lab.sources import megatron_figure, playbook_figure, scaling_book_figure
 
 
 def draw_planner():
@@ -26,7 +28,7 @@ def draw_planner():
 
 
 PICTURES = {"10_planner": draw_planner, "megatron": megatron_figure.draw,
-            "playbook": playbook_figure.draw}
+            "playbook": playbook_figure.draw, "rooflines": scaling_book_figure.draw}
 
 
 def a_picture(text):

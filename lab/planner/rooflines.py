@@ -140,6 +140,22 @@ def fastest_split(times_of, chips):
     return min(splits(chips), key=lambda split: messages(times_of(*split)))
 
 
+def crossing(times_of, highest=2**24):
+    """Tokens of a chip from which on compute takes longer than messages, found by halving what is
+    left of 1 to `highest`; inf: it never does. times_of(tokens): as `seconds`."""
+    def waits(tokens):
+        times = times_of(tokens)
+        return times["compute"] < messages(times)
+
+    low, high = 1, highest
+    if waits(high):
+        return math.inf
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if waits(middle) else (low, middle)
+    return high
+
+
 def across_pods(layer, tokens, chips, pod, peak, link):
     """(compute, messages) in seconds of backward: dp reduces over pods, and each of the `pod` chips
     of one has a part of the gradients. link: bytes/s of a chip out of its pod."""
@@ -197,9 +213,12 @@ class Roof:
         return (1, chips) if strategy == "tp" else (chips, 1)
 
     def best(self, strategy, chips):
-        """(tokens of a chip, (dp, tp)) of the layout that waits last as batches shrink."""
+        """(tokens of a chip, (dp, tp)) of the layout that waits last as batches shrink; of several,
+        the one with the least tp."""
         tried = splits(chips) if strategy == "both" else [self.split(strategy, chips, 0)]
-        return min((self.least_tokens(*split), split) for split in tried)
+        least = min(self.least_tokens(*split) for split in tried)
+        found = [split for split in tried if self.least_tokens(*split) <= (1 + 1e-9) * least]
+        return least, found[0]
 
 
 def by_data_sheet(ten, cluster):

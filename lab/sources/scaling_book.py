@@ -5,7 +5,6 @@ product, as "x DF", tells the factor before it.
 """
 
 import functools
-import math
 
 from common import Config
 from lab.chapters import chapter
@@ -105,22 +104,20 @@ def of_chapter_05():
 
 # ---------------------------------------------------------------------- what is tried, and plotted
 
-def times(ffn, tokens, chips):
+def times(ffn, tokens, axes=AXES):
     """{what: seconds} of a layer's forward, as a function of (dp, tp)."""
-    layer, link = rooflines.mlp(D, ffn), tpu().nvlink
-    links = [axes * link for axes in AXES]
+    layer, links = rooflines.mlp(D, ffn), [count * tpu().nvlink for count in axes]
     return lambda dp, tp: rooflines.seconds(layer, tokens, dp, tp, tpu().peak, links)
 
 
 def split(ffn, tokens, chips):
-    return rooflines.fastest_split(times(ffn, tokens, chips), chips)
+    return rooflines.fastest_split(times(ffn, tokens), chips)
 
 
-def slack(ffn, tokens, chips, shards=None):
-    """Compute over messages, of the best split in numbers that divide, or of this one."""
-    of = times(ffn, tokens, chips)
-    dp, tp = (shards, chips // shards) if shards else rooflines.fastest_split(of, chips)
-    return of(dp, tp)["compute"] / rooflines.messages(of(dp, tp))
+def slack(ffn, tokens, chips):
+    """Compute over messages, of the best split in numbers that divide."""
+    at = times(ffn, tokens)(*split(ffn, tokens, chips))
+    return at["compute"] / rooflines.messages(at)
 
 
 def least_batch(ffn, chips):
@@ -129,26 +126,19 @@ def least_batch(ffn, chips):
                if tp <= widest(ffn, AXES[1]))
 
 
-def slack_of_tensor(tokens_per_chip, chips=64, axes=3):
-    """Compute over messages, of tensor parallelism over all chips and all axes."""
-    at = rooflines.seconds(rooflines.mlp(D, F), tokens_per_chip * chips, 1, chips, tpu().peak,
-                           (math.inf, axes * tpu().nvlink))
-    return at["compute"] / at["tp"]
+def alone(axis, tokens_per_chip, chips=64):
+    """Compute over messages, of FSDP or tensor parallelism over all chips and all three axes."""
+    split = (chips, 1) if axis == "zero-3" else (1, chips)
+    at = times(F, tokens_per_chip * chips, (3, 3))(*split)
+    return at["compute"] / at[axis]
 
 
-def slack_of_both(tokens_per_chip, chips=64):
+def together(tokens_per_chip, chips=64):
     """The same of both, where X is not whole."""
     tokens = tokens_per_chip * chips
     shards = rooflines.best_data_parallel(tokens, chips, F, AXES)
-    at = times(F, tokens, chips)(shards, chips / shards)
+    at = times(F, tokens)(shards, chips / shards)
     return at["compute"] / rooflines.messages(at)
-
-
-def slack_of_shards(tokens_per_chip, chips=64, axes=3):
-    """The same of FSDP over all chips and all axes."""
-    at = rooflines.seconds(rooflines.mlp(D, F), tokens_per_chip * chips, chips, 1, tpu().peak,
-                           (axes * tpu().nvlink, math.inf))
-    return at["compute"] / at["zero-3"]
 
 
 def days(chips):
@@ -269,13 +259,13 @@ TENSOR = (
 )
 MIXED = (
     Row("FSDP + tensor", "T_FSDP comms, times Y W M_X", 4,
-        lambda: times(F, B, 4096)(512, 8)["zero-3"] * 8 * AXES[0] * tpu().nvlink / (D * F), "x DF",
+        lambda: times(F, B)(512, 8)["zero-3"] * 8 * AXES[0] * tpu().nvlink / (D * F), "x DF",
         error=1e-9, by="rooflines.seconds"),
     Row("FSDP + tensor", "T_TP comms, times X W M_Y", 4,
-        lambda: times(F, B, 4096)(512, 8)["tp"] * 512 * AXES[1] * tpu().nvlink / (B * D), "x BD",
+        lambda: times(F, B)(512, 8)["tp"] * 512 * AXES[1] * tpu().nvlink / (B * D), "x BD",
         error=1e-9, by="rooflines.seconds"),
     Row("FSDP + tensor", "T_math, times N C", 4,
-        lambda: times(F, B, 4096)(512, 8)["compute"] * 4096 * tpu().peak / (B * D * F), "x BDF",
+        lambda: times(F, B)(512, 8)["compute"] * 4096 * tpu().peak / (B * D * F), "x BDF",
         error=1e-9, by="rooflines.seconds"),
     Row("FSDP + tensor", "X_opt of N 64, B 48,000, F 32,768", 13.9,
         lambda: rooflines.best_data_parallel(48_000, 64, 32_768, AXES), "ranks", error=0.05,
@@ -288,7 +278,7 @@ MIXED = (
     Row("FSDP + tensor", "Y of the best split, all tried", 4,
         lambda: split(32_768, 48_000, 64)[1], "ranks", by="rooflines.fastest_split"),
     Row("FSDP + tensor", "T_math / T_comms at X_opt, B 48,000: sqrt(B F M_X M_Y / N) / 2550", None,
-        lambda: slack_of_both(48_000 / 64), "x", by="rooflines.seconds"),
+        lambda: together(48_000 / 64), "x", by="rooflines.seconds"),
     Row("FSDP + tensor", "B/N from which on it is compute-bound, F 32,768", 99,
         lambda: least(32_768), "tokens", error=0.5, by="rooflines.tokens_of_both"),
     Row("FSDP + tensor", "how many times fewer than FSDP alone, three axes", 8,
@@ -297,15 +287,15 @@ MIXED = (
     Row("FSDP + tensor", "first plot, 4x4x4, F 30,000: both cross 1 at", 100, lambda: least(F),
         "tokens", error=50, by="figures/rooflines.png"),
     Row("FSDP + tensor", "first plot: FLOPs over messages there", 1,
-        lambda: slack_of_both(least(F)), "x", error=1e-9, by="figures/rooflines.png"),
+        lambda: together(least(F)), "x", error=1e-9, by="figures/rooflines.png"),
     Row("FSDP + tensor", "first plot: both, at 4 times the batch (as its root)", 2,
-        lambda: slack_of_both(4 * least(F)), "x", error=1e-9, by="figures/rooflines.png"),
+        lambda: together(4 * least(F)), "x", error=1e-9, by="figures/rooflines.png"),
     Row("FSDP + tensor", "first plot: FSDP, over three axes, crosses 1 at 850 tokens", 1,
-        lambda: slack_of_shards(850), "x", error=1e-9, by="figures/rooflines.png"),
-    Row("FSDP + tensor", "first plot: FSDP, at twice the batch", 2, lambda: slack_of_shards(1700),
+        lambda: alone("zero-3", 850), "x", error=1e-9, by="figures/rooflines.png"),
+    Row("FSDP + tensor", "first plot: FSDP, at twice the batch", 2, lambda: alone("zero-3", 1700),
         "x", error=1e-9, by="figures/rooflines.png"),
     Row("FSDP + tensor", "first plot: tensor parallelism over all chips, at every batch", None,
-        lambda: slack_of_tensor(850), "x", by="figures/rooflines.png"),
+        lambda: alone("tp", 850), "x", by="figures/rooflines.png"),
     Row("FSDP + tensor", "second plot, 16x16x16, F 32,768: both become compute-bound at", 4e5,
         lambda: 4096 * least(4 * D), "tokens", error=0.5e5, by="figures/rooflines.png"),
     Row("FSDP + tensor", "second plot: all splits are comms-bound below", 6e5,
@@ -365,7 +355,7 @@ PODS = (
         lambda: slack(F, 1e6, 8192), "x", error=0.05, by="rooflines.seconds",
         why="at X_opt = 739 it would be 1.06; of the splits that divide, no one reaches 1"),
     Row("across pods", "the same of X_opt, which does not divide", None,
-        lambda: slack_of_both(1e6 / 8192, 8192), "x", by="rooflines.seconds"),
+        lambda: together(1e6 / 8192, 8192), "x", by="rooflines.seconds"),
     Row("across pods", "tokens of a chip, 1 M in each of 2 pods", 111, lambda: B / 2 / 8960,
         "tokens", error=1),
     Row("across pods", "how many times a pod's 1 M is what it needs", None,

@@ -1,6 +1,7 @@
 """Rooflines: closed forms are where the two lines cross, and the two lines are the planner's."""
 
 import math
+from functools import partial
 
 import pytest
 
@@ -128,11 +129,17 @@ def test_nothing_that_is_planned_is_above_its_roof(ten, name, axes):
     ("gb200", 72, (1, 1)), ("a100", 48, (1, 1))])
 def test_from_the_least_tokens_on_compute_is_longer(ten, name, chips, axes):
     roof = rooflines.Roof(ten, ten.MODELS["8b"], ten.CLUSTERS[name], axes)
+
+    def times_of(tokens, dp, tp):
+        return roof.seconds(tokens * chips, dp, tp)
+
     for dp, tp in rooflines.splits(chips):
         least = roof.least_tokens(dp, tp)
+        found = rooflines.crossing(partial(times_of, dp=dp, tp=tp))
+        assert found == (pytest.approx(least, rel=1e-5) if least else pytest.approx(1))
         for tokens in (1, 30, 0.999 * least, 1.001 * least, 1e6):
             if 0 < tokens < math.inf:
-                times = roof.seconds(tokens * chips, dp, tp)
+                times = times_of(tokens, dp, tp)
                 is_longer = times["compute"] >= rooflines.messages(times)
                 assert is_longer == (tokens > least), (dp, tp, tokens)
     least, split = roof.best("both", chips)
