@@ -12,7 +12,9 @@ from markupsafe import Markup
 from lab import ROOT, chapters, museum, pictures
 from lab.bench import runs
 from lab.classroom.exercises import EXERCISES
+from lab.page import tables
 from lab.page.source import Source, before_and_now
+from lab.sources import SOURCES, texts
 
 FILES = Path(__file__).parent / "files"
 TOOLS = {"planner": "Planner", "schedules": "Schedules", "rings": "Rings", "cuts": "Cuts"}
@@ -121,7 +123,7 @@ def templates():
                               undefined=jinja2.StrictUndefined)
     made.filters |= {"typeset": typeset, "inline": lambda text: Markup(inline(text)),
                      "address": address_of, "label": label_of, "thread": thread,
-                     "thread_id": thread_id}
+                     "thread_id": thread_id, "linked": tables.linked}
     return made
 
 
@@ -152,6 +154,10 @@ class Course:
                 lambda name=name: self.sources[name].text
         for tool in TOOLS:
             site[f"{tool}.html"] = html, lambda tool=tool: self.render(f"{tool}.html", here=tool)
+        for source in SOURCES:
+            site[tables.page_of(source)] = html, lambda source=source: self.text(source)
+        site |= {"texts.html": (html, self.texts), "questions.html": (html, self.questions),
+                 "contradictions.html": (html, self.contradictions)}
         kinds = {".js": script, ".css": style, ".svg": "image/svg+xml"}
         for path in sorted(FILES.iterdir()):
             if path.suffix in kinds:
@@ -194,6 +200,24 @@ class Course:
             earlier=order[at - 1] if at else None,
             later=order[at + 1] if at + 1 < len(order) else None)
 
+    def texts(self):
+        return self.render("texts.html", here="texts", counts=tables.counts(),
+                           questions=len(tables.QUESTIONS),
+                           contradictions=len(tables.CONTRADICTIONS))
+
+    def text(self, source):
+        return self.render("text.html", here="texts", source=source, sources=self.sources,
+                           lines=tables.lines_of(source),
+                           left_out=texts.MODULES[source.number].LEFT_OUT)
+
+    def questions(self):
+        asked = [(question, tables.lines_of_question(question)) for question in tables.QUESTIONS]
+        return self.render("questions.html", here="texts", questions=asked, sources=self.sources)
+
+    def contradictions(self):
+        return self.render("contradictions.html", here="texts", entries=tables.contradictions(),
+                           sources=self.sources)
+
     def before(self, name):
         """{function: (chapter, where, rows of before_and_now, or None: it is the same)} of what
         the last chapter before this one has under the same name."""
@@ -221,7 +245,7 @@ class Course:
 
     def search(self):
         """What search looks through: [title, address, text] of lessons, functions, exercises and
-        exhibits."""
+        exhibits; of rows of the five texts, and questions."""
         entries = []
         for name, source in self.sources.items():
             page, label = address_of(name), label_of(name)
@@ -233,6 +257,7 @@ class Course:
                          one.question] for one in EXERCISES.get(name, ())]
             entries += [[f"bug in {label} · {one.title}", f"{page}#{thread_id(one)}",
                          f"{one.number} {one.story}"] for one in self.exhibits(name)]
+        entries += tables.search()
         return f"window.SEARCH = {json.dumps(entries, ensure_ascii=False)};\n"
 
     def choices(self):

@@ -16,8 +16,9 @@ from lab import museum
 from lab.bench.about import as_check
 from lab.classroom.exercises import EXERCISES
 from lab.page import __main__ as program
-from lab.page import answers, reading, server
+from lab.page import answers, reading, server, tables
 from lab.page.source import HEADING, Source, before_and_now
+from lab.sources import SOURCES, texts
 from tests.conftest import ROOT
 
 VOID = {"meta", "link", "input", "img", "br", "hr"}
@@ -72,13 +73,13 @@ def pages(course):
 # ----------------------------------------------------------------------------------------- reading
 
 def test_every_link_leads_somewhere(course, pages):
-    site = course.site()
+    site, outside = course.site(), {source.address for source in SOURCES}
     for address, page in pages.items():
         assert len(set(page.ids)) == len(page.ids), address
         assert {link for link in page.loaded if link not in site} <= {"answers.js"}, address
         for link in page.links:
             where, _, place = link.partition("#")
-            if link.startswith("https://github.com/"):
+            if link.startswith("https://github.com/") or link in outside:
                 continue
             assert (where or address) in site, (address, link)
             if place and where not in ("planner.html", "schedules.html", "rings.html", "cuts.html"):
@@ -260,6 +261,45 @@ def test_search_knows_every_function(course):
             assert f"{reading.label_of(name)} · {function}" in found
     assert {f"exercise {one.number} · {one.what}" for exercises in EXERCISES.values()
             for one in exercises} <= found.keys()
+
+
+def test_every_row_of_a_text_is_on_its_page_and_search_finds_it(course, pages):
+    entries = json.loads(course.search().removeprefix("window.SEARCH = ").removesuffix(";\n"))
+    found = {place: (title, text) for title, place, text in entries}
+    for source in SOURCES:
+        page, rows = pages[f"text-{source.number}.html"], texts.values_of(source.number)
+        cells, ids = page.of("td"), tables.anchors(row.where for row, _ in rows)
+        assert len(cells) == 5 * len(rows) + len(pages["texts.html"].of("td"))  # of the keys
+        for i, ((row, value), anchor) in enumerate(zip(rows, ids)):
+            where, what, told, ours, verdict = cells[5 * i:5 * i + 5]
+            assert (where, told, verdict) == (row.where, texts.told(row), texts.verdict(row, value))
+            assert what.startswith(row.what) and row.why in what and row.by in what
+            assert ours == texts.shown(value, row.unit) and anchor in page.ids
+            title, text = found[f"text-{source.number}.html#{anchor}"]
+            assert row.what in title and row.why in text
+            assert row.told is None or texts.told(row) in text
+        for what in texts.MODULES[source.number].LEFT_OUT:
+            assert what in page.of("li")
+    for question in tables.QUESTIONS:
+        assert found[f"questions.html#question-{question.number}"][0].endswith(question.question)
+        assert question.command in pages["questions.html"].of("code")
+    assert len(pages["contradictions.html"].of("section")) == len(tables.CONTRADICTIONS)
+
+
+def test_pages_of_texts_are_light(course):
+    for address, (_, make) in course.site().items():
+        if address.startswith(("text", "questions", "contradictions")):
+            assert len(make()) < 300_000, address
+
+
+def test_places_of_a_text_have_anchors_of_their_own():
+    assert tables.anchors(["8.3", "table 2", "8.3"]) == ["at-8-3", "at-table-2", "at-8-3-2"]
+
+
+def test_who_gives_a_number_leads_there(course):
+    assert tables.linked("03_zero.held, lab.here, x.y", course.sources) == (
+        '<code><a href="03_zero.html#held">03_zero.held</a></code>, <code>lab.here</code>, '
+        "<code>x.y</code>")
 
 
 def test_scripts_share_no_name_and_ask_nobody_else(course):
