@@ -221,7 +221,7 @@ FP8 = 2 * 0.709 / 0.803         # times bf16's FLOP/s: the best measured of each
 @dataclass(frozen=True)
 class Software:
     flash: bool = True          # attention is one kernel
-    dropout: bool = False
+    dropout: bool = False       # behind attention, its scores and the MLP
     fp8: bool = False           # a layer's matmuls
     fused_gradients: bool = True        # a matmul adds its weight gradient to the sum
     swiglu_kept: int = 3        # of a feature: gate, up, product; 4: silu(gate), too; 2: no product
