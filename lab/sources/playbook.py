@@ -41,43 +41,43 @@ def kept_by_layers():
 
 
 FIRST_STEPS = [
-    Row("first steps", "tokens of a batch, bs·seq: DeepSeek-V3, 15,360 sequences of 4,096: ~60 M",
+    Row("batch", "tokens of a batch, bs·seq: DeepSeek-V3, 15,360 sequences of 4,096: ~60 M",
         60e6, lambda: 15360 * ten().MODELS["deepseek-v3"].seq, "tokens", 5e6),
-    Row("memory for weights", "N = h·v + L·(12·h² + 13·h) + 2·h, of GPT-3", N_OF_GPT_3,
+    Row("memory", "N = h·v + L·(12·h² + 13·h) + 2·h, of GPT-3", N_OF_GPT_3,
         partial(playbook.parameters, 96, 12288, 50257), "", by="playbook.parameters"),
-    Row("memory for weights", "N of GPT-3, as our models are built", N_OF_GPT_3,
+    Row("memory", "N of GPT-3, as our models are built", N_OF_GPT_3,
         GPT_3.parameters, by="common.Config.parameters",
         why="our linears have no biases, 9·h a layer, and embedding and head are two matrices"),
-    *[Row("memory for weights", f"fp32: bytes of {what}", told,
+    *[Row("memory", f"fp32: bytes of {what}", told,
           lambda i=i: chapter("03").held(1, 1, 1, "fp32")[i], "B", by="03_zero.held")
       for i, (what, told) in enumerate((("a parameter", 4), ("its gradient", 4), ("Adam", 8)))],
-    Row("memory for weights", "bf16 with masters: 2 + 2 + 4 + 8 bytes of a parameter", 16,
+    Row("memory", "bf16 with masters: 2 + 2 + 4 + 8 bytes of a parameter", 16,
         partial(bytes_of_parameter, "bf16"), "B", by="lab/formats.py"),
-    Row("memory for weights", "and with gradients in fp32 as well", 20,
+    Row("memory", "and with gradients in fp32 as well", 20,
         partial(bytes_of_parameter, "bf16, fp32 sums"), "B", by="lab/formats.py"),
-    *[Row("memory for weights, table", f"{size}B in fp32, or in bf16 with masters", told * 1e9,
+    *[Row("memory", f"table: {size}B in fp32, or in bf16 with masters", told * 1e9,
           partial(in_fp32, size * 1e9), "B", by="03_zero.held")
       for size, told in ((1, 16), (7, 112), (70, 1120), (405, 6480))],
-    *[Row("memory for weights, table", f"{size}B in bf16, gradients in fp32", told * 1e9,
+    *[Row("memory", f"table: {size}B in bf16, gradients in fp32", told * 1e9,
           lambda size=size: size * 1e9 * bytes_of_parameter("bf16, fp32 sums"), "B",
           by="lab/formats.py")
       for size, told in ((1, 20), (7, 140), (70, 1400), (405, 8100))],
-    Row("memory for weights", "of an H100", 80e9, lambda: ten().CLUSTERS["h100"].memory, "B",
+    Row("memory", "of an H100", 80e9, lambda: ten().CLUSTERS["h100"].memory, "B",
         by="10_planner.CLUSTERS"),
-    Row("memory for activations", "L·s·b·h·(34 + 5·a·s/h), of GPT-3 and one sequence",
+    Row("memory", "L·s·b·h·(34 + 5·a·s/h), of GPT-3 and one sequence",
         96 * 2048 * 12288 * 114, kept_by_layers, "B", by="01_single_gpu.textbook_activation_bytes"),
 ]
 
 RECOMPUTATION = [
-    Row("recomputation", "what full adds to compute: 30 to 40%", 0.35,
+    Row("recompute", "what full adds to compute: 30 to 40%", 0.35,
         contradictions.full_of_a_step, "%", 0.05, "01_single_gpu.step_flops"),
-    Row("recomputation", "what selective takes off GPT-3's activations", 0.7,
+    Row("recompute", "what selective takes off GPT-3's activations", 0.7,
         lambda: 1 - (contradictions.kept_of_gpt_3("selective")
                      / contradictions.kept_of_gpt_3("none")), "%", 0.005,
         "10_planner.kept_by_layer"),
-    Row("recomputation", "what selective adds to GPT-3's compute", 0.027,
+    Row("recompute", "what selective adds to GPT-3's compute", 0.027,
         contradictions.selective_of_a_step, "%", 0.0005, "01_single_gpu.step_flops", why=SEE),
-    Row("recomputation", "HFU over MFU with full recomputation, GPT-3", None,
+    Row("recompute", "HFU over MFU with full recomputation, GPT-3", None,
         lambda: (ten().step_flops(ten().MODELS["gpt3"], 1, recompute="full")
                  / ten().step_flops(ten().MODELS["gpt3"], 1)), by="10_planner.step_flops"),
 ]
@@ -102,22 +102,22 @@ def gathers(stage):
 
 
 DATA = [
-    Row("revisiting global batch size", "sequences of 4 M tokens at 4k: 1,024", 1024,
+    Row("batch", "sequences of 4 M tokens at 4k: 1,024", 1024,
         partial(micro_batches, 4e6, 4096, 1, 1), "sequences"),
-    *[Row("our journey, example", f"grad_acc on {dp} GPUs with mbs 2", told,
+    *[Row("batch", f"example: grad_acc on {dp} GPUs with mbs 2", told,
           partial(micro_batches, 4e6, 4096, 2, dp), "micro-batches")
       for dp, told in ((128, 4), (512, 1))],
-    Row("our journey, tip", "70B parameters in bf16", 140e9, lambda: 2 * 70e9, "B"),
-    Row("our journey, tip", "and in GiB", 133, lambda: 2 * 70e9 / playbook.GIB, "GiB", 0.5,
+    Row("batch", "70B parameters in bf16", 140e9, lambda: 2 * 70e9, "B"),
+    Row("batch", "and in GiB", 133, lambda: 2 * 70e9 / playbook.GIB, "GiB", 0.5,
         why=SEE),
 ]
 ZERO = [
-    *[Row("memory usage revisited", f"{name}: bytes of a parameter on 8 ranks", told,
+    *[Row("ZeRO", f"{name}: bytes of a parameter on 8 ranks", told,
           partial(worked.states, stage, 8), "B", by="03_zero.held")
       for stage, name, told in ((0, "dp, 2 + 2 + k", 16), (1, "ZeRO-1, 2 + 2 + k/N", 5.5),
                                 (2, "ZeRO-2, 2 + (2 + k)/N", 3.75),
                                 (3, "ZeRO-3, (2 + 2 + k)/N", 2))],
-    Row("memory usage revisited", "with gradients in fp32: 2 + 6 + 12", 20,
+    Row("ZeRO", "with gradients in fp32: 2 + 6 + 12", 20,
         partial(bytes_of_parameter, "bf16, fp32 sums"), "B", by="lab/formats.py"),
     Row("ZeRO-1", "a reduce_scatter is so many times as fast as an all_reduce", 2,
         reduce_scatter_is_faster, by="00_collectives.seconds"),
@@ -168,47 +168,47 @@ def work_of_parts(variant):
 
 
 TENSOR = [
-    Row("tensor parallelism", "A·B by columns of B: the difference", 0,
+    Row("TP", "A·B by columns of B: the difference", 0,
         partial(off_by, "matmul_by_columns"), "", 1e-12, "04_tensor_parallel.matmul_by_columns"),
-    Row("tensor parallelism", "A·B by rows of B: the difference", 0,
+    Row("TP", "A·B by rows of B: the difference", 0,
         partial(off_by, "matmul_by_rows"), "", 1e-12, "04_tensor_parallel.matmul_by_rows"),
-    Row("tensor parallelism", "heads of Llama 3 8B, the most that tp can be", 32,
+    Row("TP", "heads of Llama 3 8B, the most that tp can be", 32,
         lambda: ten().MODELS["8b"].heads, "", by="10_planner.misfit"),
-    Row("tensor parallelism", "its kv heads", 8, lambda: ten().MODELS["8b"].kv_heads),
-    Row("tensor parallelism", "with tp 32, ranks that hold the same one", None,
+    Row("TP", "its kv heads", 8, lambda: ten().MODELS["8b"].kv_heads),
+    Row("TP", "with tp 32, ranks that hold the same one", None,
         partial(ranks_with_a_kv_head, 32), "ranks", by="10_planner.Layout.cuts"),
-    Row("tensor parallelism", "all_reduces of a block in forward", 2,
+    Row("TP", "all_reduces of a block in forward", 2,
         lambda: worked.sent_in_layer("04", 0) / 2, "calls", by="04_tensor_parallel.traffic"),
 ]
 SEQUENCE = [
-    *[Row("sequence parallelism, table", f"{region}, {name}: its share of a rank of 8", told,
+    *[Row("SP", f"table: {region}, {name}: its share of a rank of 8", told,
           partial(share, number, what), by=f"{number}'s kept")
       for region, what, of in (("SP region", "outside", (1, 1 / 8)),
                                ("TP region", "inside", (1 / 8, 1 / 8)))
       for (name, number), told in zip((("TP", "04"), ("TP with SP", "05")), of)],
-    Row("sequence parallelism", "gathers and scatters of a block in forward, 2 + 2", 4,
+    Row("SP", "gathers and scatters of a block in forward, 2 + 2", 4,
         lambda: worked.sent_in_layer("05", 0, variant="kept") / 2, "calls",
         by="05_sequence_parallel.traffic"),
-    Row("sequence parallelism", "it has so many times as many collectives as TP", 2,
+    Row("SP", "it has so many times as many collectives as TP", 2,
         lambda: worked.sent_in_layer("05", 0, variant="kept") / worked.sent_in_layer("04", 0), "",
         by="05_sequence_parallel.traffic"),
-    Row("sequence parallelism", "and sends as much", 1, partial(on_the_wire, "kept"), "",
+    Row("SP", "and sends as much", 1, partial(on_the_wire, "kept"), "",
         by="05_sequence_parallel.traffic"),
-    Row("sequence parallelism", "and sends as much, if the inputs are not kept", 1,
+    Row("SP", "and sends as much, if the inputs are not kept", 1,
         partial(on_the_wire, "megatron"), "", by="05_sequence_parallel.traffic",
         why="Megatron gathers them again in backward, half as many gathers more"),
 ]
 CONTEXT = [
-    Row("context parallelism", "what full recomputation adds", 0.3, contradictions.full_of_a_step,
+    Row("CP", "what full recomputation adds", 0.3, contradictions.full_of_a_step,
         "%", 0.05, "01_single_gpu.step_flops"),
-    Row("ring attention", "steps on 4 GPUs: one more than hops", 4,
+    Row("CP", "steps on 4 GPUs: one more than hops", 4,
         lambda: 1 + chapter("06").hops_needed("ring", 4, 16), "",
         by="06_context_parallel.hops_needed"),
-    Row("ring attention", "the busiest of 4 GPUs computes so many times what the idlest does", None,
+    Row("CP", "the busiest of 4 GPUs computes so many times what the idlest does", None,
         partial(work_of_parts, "ring"), by="06_context_parallel.pairs"),
-    Row("zig-zag", "and in a zig-zag, where work is balanced", 1, partial(work_of_parts, "zigzag"),
+    Row("CP", "and in a zig-zag, where work is balanced", 1, partial(work_of_parts, "zigzag"),
         by="06_context_parallel.pairs"),
-    Row("zig-zag", "keys of a rank with an all_gather, over those in a ring of 8", None,
+    Row("CP", "keys of a rank with an all_gather, over those in a ring of 8", None,
         lambda: (chapter("06").kept("gather", GPT_3, 8)["keys and values"]
                  / chapter("06").kept("zigzag", GPT_3, 8)["keys and values"]),
         by="06_context_parallel.kept"),
@@ -232,26 +232,26 @@ BARS = [(32, 8), (16, 8), (32, 4), (32, 2), (16, 4), (8, 8), (32, 1), (16, 2), (
         (4, 4), (8, 2), (2, 8), (16, 1), (8, 1), (2, 4), (1, 8), (4, 2), (4, 1), (2, 2), (1, 4),
         (2, 1), (1, 2), (1, 1)]
 PIPELINE = [
-    Row("all forward, all backward", "bubble of one micro-batch on 4 stages, p - 1", 3,
+    Row("AFAB", "bubble of one micro-batch on 4 stages, p - 1", 3,
         partial(bubble, "naive", 4, 1), by="07_pipeline_parallel.bubble"),
-    Row("all forward, all backward", "bubble of 8 on 4, (p - 1)/m; backward twice forward", 3 / 8,
+    Row("AFAB", "bubble of 8 on 4, (p - 1)/m; backward twice forward", 3 / 8,
         partial(bubble, "afab", 4, 8), by="07_pipeline_parallel.bubble"),
     Row("1F1B", "the same", 3 / 8, partial(bubble, "1f1b", 4, 8),
         by="07_pipeline_parallel.bubble"),
-    Row("all forward, all backward", "micro-batches alive, m of 8", 8,
+    Row("AFAB", "micro-batches alive, m of 8", 8,
         partial(worked.alive, "afab", 4, 8), by="07_pipeline_parallel.most_alive"),
     Row("1F1B", "micro-batches alive, p of 4", 4, partial(worked.alive, "1f1b", 4, 8),
         by="07_pipeline_parallel.most_alive"),
-    Row("interleaving", "messages over 1F1B's, v = 4, on a rank between two others", 4,
+    Row("PP", "messages over 1F1B's, v = 4, on a rank between two others", 4,
         lambda: (chapter("07").traffic("interleaved", 1, 4, 8, 4, 1, 0, 4)["send"][0]
                  / chapter("07").traffic("1f1b", 1, 4, 8, 1, 1, 0, 4)["send"][0]),
         by="07_pipeline_parallel.traffic"),
-    *[Row("interleaving, plot", f"bubble of 8 stages, m = {m}, v = {v}", 7 / (v * m),
+    *[Row("PP", f"plot: bubble of 8 stages, m = {m}, v = {v}", 7 / (v * m),
           partial(interleaved, m, v), "", 1e-9, "07_pipeline_parallel.bubble",
           why=SEE if m < 8 and v > 1 else "") for m, v in BARS],
-    Row("zero bubble", "ZB-H2's, where F, B and W take equally long", 0,
+    Row("PP", "ZB-H2's, where F, B and W take equally long", 0,
         partial(bubble, "zb-h2", 4, 16), by="07_pipeline_parallel.bubble"),
-    Row("zero bubble", "DualPipe's, of 8 ranks and 16 micro-batches: near zero", 0,
+    Row("PP", "DualPipe's, of 8 ranks and 16 micro-batches: near zero", 0,
         partial(bubble, "dualpipe", 8, 16), "", 0.01, "07_pipeline_parallel.bubble", why=SEE),
 ]
 
@@ -276,11 +276,11 @@ def left_by(method):
 
 
 FIVE = [
-    Row("expert parallelism", "experts of DeepSeek-V3", 256,
+    Row("EP", "experts of DeepSeek-V3", 256,
         lambda: ten().MODELS["deepseek-v3"].experts, by="10_planner.MODELS"),
-    Row("expert parallelism", "nodes that a token goes to, at most", 4,
+    Row("EP", "nodes that a token goes to, at most", 4,
         lambda: ten().MODELS["deepseek-v3"].node_limit, by="10_planner.MODELS"),
-    *[Row("5D in a nutshell, table", f"{method} over 8 GPUs: a GPU's share of {what}", 1 / 8,
+    *[Row("5D", f"table: {method} over 8 GPUs: a GPU's share of {what}", 1 / 8,
           partial(left_by, method), "", 2e-3, "10_planner.memory")
       for method, what in (("dp", "activations of a batch"), ("pp", "weights"),
                            ("tp", "weights"), ("sp", "activations"), ("cp", "activations"),
@@ -315,40 +315,53 @@ def saved_by(recipe):
     return 1 - bytes_of_parameter(recipe) / bytes_of_parameter("bf16, fp32 sums")
 
 
+def segments_of_naive():
+    """Of a step over k, a warp's threads down a column of C over threads along a row, in fp32."""
+    segments, row = kernel("matmul").segments, 4 * H
+    down = segments(0, row) + segments(0, 0)            # of A, and of B
+    return down / (segments(0, 0) + segments(0, 4))
+
+
 RECIPES = {"bf16, fp32 sums": (20, 0), "bf16": (16, 0.2), "Transformer Engine": (16, 0.2),
            "FP8-LM, O3": (9, 0.55), "DeepSeek-V3": (15, 0.25), "Nanotron": (10, 0.5)}
 GPU = [
-    Row("a primer on GPUs", "cores of an H100, 132 · 128: instructions of a tick", 16896,
+    Row("GPUs", "cores of an H100, 132 · 128: instructions of a tick", 16896,
         lambda: kernel("elu").instruction_budget(1, clock=1, bandwidth=2),
         by="elu.instruction_budget"),
-    Row("FlashAttention", "bytes of plain attention over a flash kernel's, 4,096 keys of 128", None,
+    Row("GPUs", "a warp's loads of A and B, down a column over along a row: about 10 in speed", 10,
+        segments_of_naive, "", 1, "matmul.segments",
+        why="so many more segments of 128 bytes; the rest of a segment may still lie in a cache"),
+    Row("GPUs", "loads that tiles of 32 x 32 leave, of the naive kernel's", None,
+        lambda: (kernel("matmul").loads(H, H, H, 32, 32) / kernel("matmul").loads(H, H, H)), "%",
+        by="matmul.loads"),
+    Row("GPUs", "bytes of plain attention over a flash kernel's, 4,096 keys of 128", None,
         lambda: (kernel("flash_attention").plain_bytes(SEQ, SEQ, 128, 2)
                  / kernel("flash_attention").flash_bytes(SEQ, SEQ, 128, 2)),
         by="flash_attention.plain_bytes"),
-    *[Row("mixed precision, table", f"{name}: bits of the {part}", told, partial(bits, name, part),
+    *[Row("formats", f"table: {name}: bits of the {part}", told, partial(bits, name, part),
           by="lab/formats.py")
       for name, *numbers in (("float32", 8, 23), ("float16", 5, 10), ("bfloat16", 8, 7),
                              ("E4M3", 4, 3), ("E5M2", 5, 2))
       for part, told in zip(("exponent", "mantissa"), numbers)],
-    Row("mixed precision", "orders of magnitude that float32 spans", 80,
+    Row("formats", "orders of magnitude that float32 spans", 80,
         partial(orders_of_magnitude, "float32"), "", 5, "lab/formats.py"),
-    Row("mixed precision", "epsilon of float32, 1.19e-7 (in print: 1.19^-7)", 1.19e-7,
+    Row("formats", "epsilon of float32, 1.19e-7 (in print: 1.19^-7)", 1.19e-7,
         partial(bits, "float32", "epsilon"), "", 5e-10, "lab/formats.py"),
-    Row("mixed precision", "epsilon of float16, about 1e-3", 1e-3,
+    Row("formats", "epsilon of float16, about 1e-3", 1e-3,
         partial(bits, "float16", "epsilon"), "", 5e-5, "lab/formats.py"),
-    Row("mixed precision", "epsilon of bfloat16 over float16's, about 10", 10,
+    Row("formats", "epsilon of bfloat16 over float16's, about 10", 10,
         lambda: bits("bfloat16", "epsilon") / bits("float16", "epsilon"), "", 2, "lab/formats.py"),
-    *[Row("mixed precision", f"numbers of {name} in [1, 2]", told,
+    *[Row("formats", f"numbers of {name} in [1, 2]", told,
           partial(between_one_and_two, name), "", by="lab/formats.py",
           why="1 and 2 themselves are two more") for name, told in (("E4M3", 7), ("E5M2", 3))],
-    Row("FP8 pretraining", "FLOP/s of an H100 over those in bf16", 2, lambda: ten().FP8, "", 0.05,
+    Row("FP8", "FLOP/s of an H100 over those in bf16", 2, lambda: ten().FP8, "", 0.05,
         "10_planner.FP8", why="by the data sheet it is 2; these are the best measured of each"),
-    Row("FP8 pretraining", "numbers that share a scale in DeepSeek-V3's tiles", 128,
+    Row("FP8", "numbers that share a scale in DeepSeek-V3's tiles", 128,
         lambda: formats.TILE, by="lab/formats.py"),
-    *[Row("FP8 pretraining, table", f"{name}: bytes of a parameter", told,
+    *[Row("FP8", f"table: {name}: bytes of a parameter", told,
           partial(bytes_of_parameter, name), "B", by="lab/formats.py")
       for name, (told, _) in RECIPES.items()],
-    *[Row("FP8 pretraining, table", f"{name}: less than the baseline", told,
+    *[Row("FP8", f"table: {name}: less than the baseline", told,
           partial(saved_by, name), "%", 1e-9, "lab/formats.py")
       for name, (_, told) in RECIPES.items()],
 ]
@@ -388,9 +401,9 @@ A0 = [
           partial(scattered, rank, place), by="00_collectives.reduce_scatter")
       for rank, numbers in enumerate(((6, 12), (14, 56), (36, 288)))
       for place, told in enumerate(numbers)],
-    Row("A0, ring", "2·(N-1)·K/N numbers of each GPU, N = K = 5", 8, partial(sent_in_a_ring, 5, 5),
+    Row("A0", "ring: 2·(N-1)·K/N numbers of each GPU, N = K = 5", 8, partial(sent_in_a_ring, 5, 5),
         by="00_collectives.round_bytes"),
-    Row("A0, ring", "about 2·K, of many GPUs", 2, partial(sent_in_a_ring, 1000, 1), "K", 0.01,
+    Row("A0", "ring: about 2·K, of many GPUs", 2, partial(sent_in_a_ring, 1000, 1), "K", 0.01,
         by="00_collectives.round_bytes"),
 ]
 
@@ -434,35 +447,36 @@ def message_of_stage():
 
 
 A3 = [
-    Row("A3, dp", "seconds of a bucket of 25 MB on 8 H100s over NVLink",
+    Row("A3", "dp: seconds of a bucket of 25 MB on 8 H100s over NVLink",
         25e6 * 2 * 7 / (8 * 450e9), lambda: chapter("02").wire_bytes(25e6, 8) / BANDWIDTH, "s",
         1e-12, "02_data_parallel.wire_bytes"),
-    Row("A3, dp", "sending over computing, for num_params = 1e9 and 4,096 tokens", 2.35e8,
+    Row("A3", "dp: sending over computing, for num_params = 1e9 and 4,096 tokens", 2.35e8,
         partial(contradictions.sum_over_backward, 4e9), "", 5e5,
         "02_data_parallel.communication_over_backward", why=SEE),
-    *[Row(f"A3, {axis}", "sending over computing, h = 8,192 and as many tokens", told,
+    *[Row("A3", f"{axis}: sending over computing, h = 8,192 and as many tokens", told,
           partial(over_computing, axis), "", told / 1e6, "rooflines.sending_over_computing",
           why=SEE)
       for axis, told in (("zero-3", 7 / 8 / (2 * 8192) * FLOPS / BANDWIDTH),
                          ("tp", 7 / (2 * 8192) * FLOPS / BANDWIDTH),
                          ("pp", FLOPS / BANDWIDTH / (32 * 8192 * 10)))],
-    Row("A3, zero-3", "bytes of a block with 16·h², 3·16·h²/DP", 3 * 16 * 8192**2 / 8,
+    Row("A3", "zero-3: bytes of a block with 16·h², 3·16·h²/DP", 3 * 16 * 8192**2 / 8,
         partial(contradictions.sent_of_a_block, "03", 2), "B", by="03_zero.traffic", why=SEE),
-    Row("A3, tp", "bytes of a block, 8·s·b·h/TP", 8 * 4096 * 8192 / 8,
+    Row("A3", "tp: bytes of a block, 8·s·b·h/TP", 8 * 4096 * 8192 / 8,
         lambda: contradictions.sent_of_a_block("05", 2, "all_gather", "reduce_scatter"), "B",
         by="05_sequence_parallel.traffic", why=SEE),
-    Row("A3, pp", "bytes of a micro-batch: 4·s·b·h, half of it received, a byte a number",
+    Row("A3", "pp: bytes of a micro-batch: 4·s·b·h, half of it received, a byte a number",
         4 * 4096 * 8192, message_of_stage, "B", by="07_pipeline_parallel.traffic"),
 ]
 
-ROWS = (*FIRST_STEPS, *playbook_plots.MEMORY, *RECOMPUTATION, *DATA, *playbook_plots.DP, *ZERO,
-        *playbook_plots.ZERO, *TENSOR, *playbook_plots.TP, *SEQUENCE, *playbook_plots.TP_MEMORY,
-        *playbook_plots.TP_SP, *CONTEXT, *playbook_plots.PP_MEMORY, *playbook_plots.BANDWIDTH,
+ROWS = (*FIRST_STEPS, *playbook_plots.MEMORY, *RECOMPUTATION, *DATA, *playbook_plots.DP,
+        *playbook_plots.MODELS, *ZERO, *playbook_plots.ZERO, *TENSOR, *playbook_plots.TP,
+        *playbook_plots.WHOLE_NORMS, *SEQUENCE, *playbook_plots.TP_MEMORY, *playbook_plots.TP_SP,
+        *CONTEXT, *playbook_plots.CP_MEMORY, *playbook_plots.BANDWIDTH, *playbook_plots.PP_MEMORY,
         *PIPELINE, *playbook_plots.STAGES, *FIVE, *playbook_plots.RUNS, *GPU, *A0, *A2, *A3)
 LEFT_OUT = (
     "plots whose points cannot be read off: memory of each strategy at once (ours is in "
     "figures/10_planner.png), a profile over time, losses in FP8",
-    "times of kernels on its H100 (torch.compile, coalescing, tiling): ours are in "
+    "times of kernels on its H100 (torch.compile, Triton, tiles): ours are in "
     "benchmarks/RESULTS.md",
     "widgets and tables of words alone",
 )
