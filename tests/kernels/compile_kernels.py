@@ -2,6 +2,8 @@
 
     python tests/kernels/compile_kernels.py 90 [--few|--all]      prints what came out as JSON
 
+Of each kernel: registers, bytes of shared memory, and the share of an SM's warps that find room.
+
 A process of its own, since Triton's interpreter and its compiler do not mix in one.
 """
 
@@ -29,8 +31,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from kernels import elu, flash_attention, fp8, layernorm, rmsnorm, swiglu
+from kernels import elu, flash_attention, fp8, layernorm, matmul, rmsnorm, swiglu
 
+MEMORY = {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}  # bytes that an SM's programs share
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -61,13 +64,15 @@ def compile_all(arch, which):
         return kernel
 
     JITFunction.run = compile_only
-    for module in (elu, layernorm, rmsnorm, swiglu, flash_attention, fp8):
+    for module in (elu, matmul, layernorm, rmsnorm, swiglu, flash_attention, fp8):
         module.runs_here = lambda x: True
     for case, call in (*cases(which), *(cases_of_fp8(which) if arch >= 90 else ())):
         compiled.clear()
         call()
         for kernel in compiled:
-            yield {"case": case, "shared": kernel.metadata.shared} | resources(kernel)
+            found, about = resources(kernel), kernel.metadata
+            room = matmul.occupancy(found["registers"], about.shared, about.num_warps, MEMORY[arch])
+            yield {"case": case, "shared": about.shared, "occupancy": room} | found
 
 
 def cases(which):
@@ -92,6 +97,10 @@ def cases(which):
         if which != "few" or dtype == bf16:
             yield f"swiglu {dtype}", lambda x=x: swiglu.swiglu_backward(
                 swiglu.swiglu_forward(x, x), x, x)
+    odd = (250, 333, 501), torch.float16  # rows that no copy of 16 bytes fits
+    products = [((256, 384, 512), bf16), ((256, 384, 512), fp32), odd]
+    for case in products[:1] if which == "few" else products:
+        yield f"matmul {case}", functools.partial(run_matmul, *case)
     few = [(case, case[1] == fp32) for case in norms]  # with a residual, or without
     both = itertools.product(norms, (False, True))
     for case, residual in few if which == "few" else both:
@@ -118,6 +127,14 @@ def cases_of_fp8(which):
 def run_linear(scaling, dtype):
     x, w = (torch.ones(n, 512, dtype=dtype, requires_grad=True) for n in (256, 384))
     fp8.linear8(x, scaling, w)[0].sum().backward()
+
+
+def run_matmul(sizes, dtype):
+    m, k, n = sizes
+    a, b = torch.empty(m, k, dtype=dtype), torch.empty(k, n, dtype=dtype)
+    matmul.matmul(a, b)
+    if dtype == torch.float32:
+        matmul.naive(a, b, True)
 
 
 def run_layer_norm(width, dtype, residual):
