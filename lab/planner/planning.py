@@ -18,6 +18,7 @@ from dataclasses import asdict, fields, replace
 from lab.cli import commands, refusals
 from lab.cli.commands import number
 from lab.cli.refusals import refusal
+from lab.planner import batch as batches
 from lab.planner import misfits, muon
 
 CAUSES = ("matmul", "attention", "elementwise", "weights", "tp", "cp", "ep", "pp", "dp", "bubble",
@@ -393,6 +394,9 @@ def explain(ten, model, cluster, software, gpus, batch, plan):
     """Yield what limits a plan, and what the next degrees of each axis would change."""
     yield f"{in_words(ten, plan.layout)}: its {plan.total:.3g} s are {ten.largest(plan.seconds)}."
     yield f"Its {plan.bytes / 1e9:.0f} GB of a GPU are {ten.largest(plan.memory)}."
+    of_micro_batch = plan.layout.micro_batch * plan.layout.dp
+    yield (f"Its batch of {batch:,} is micro-batch {plan.layout.micro_batch} x accumulated "
+           f"{batch // of_micro_batch} x dp {plan.layout.dp}.")
     if software.optimizer == "muon":
         layers = ten.layers_of_stage(model, math.ceil(model.layers / plan.layout.pp))
         yield from muon.explain(layers, plan.layout, ten.Machine(cluster, software), plan.total)
@@ -441,7 +445,12 @@ def main(ten, argv):
     print(*[f"({caveat})\n" for caveat in asked.caveats()], sep="", end="")
     if args.explain:
         print(*explain(ten, model, asked.cluster, asked.software, gpus, batch, fit[0]), sep="\n")
+    told = {}
+    if args.noise_scale:
+        ways = batches.best_ways(asked, fit[0], args.noise_scale)
+        print(*batches.table(ways, model.seq, args.noise_scale), sep="\n")
+        told = {"batches": [batches.as_data(way) for way in ways]}
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(as_json(asked, fit), indent=1) + "\n")
+        args.json.write_text(json.dumps(as_json(asked, fit) | told, indent=1) + "\n")
     return 0

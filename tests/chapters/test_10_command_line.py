@@ -170,8 +170,11 @@ def test_each_flag_says_what_it_is(ten):
     ("--dp 512 --micro-batch 2 --micro-batches 1 --seq 4096", 512, 1024)])
 def test_degrees_say_the_gpus_and_micro_batches_the_batch(ten, flags, gpus, batch):
     """The playbook's batch of 4 M tokens: 1,024 sequences are 2 x 4 x 128, or 2 x 1 x 512."""
-    status, said, errors = told(ten, shlex.split(flags))
+    status, said, errors = told(ten, [*shlex.split(flags), "--explain"])
     assert status == 0 and not errors
+    if "--micro-batches" in flags:
+        dp, _, micro, _, accumulated = shlex.split(flags)[1:6]
+        assert f"of 1,024 is micro-batch {micro} x accumulated {accumulated} x dp {dp}" in said
     assert f" on {gpus} x h100, megatron-2024: {batch} sequences" in said
 
 
