@@ -86,6 +86,53 @@ def test_where_a_curve_is_highest_and_how_often_it_falls():
     assert (megatron.best(curve), megatron.falls(curve)) == (2, 2)
 
 
+def test_a_gap_closes_with_the_batch_and_sooner_without_scatter_gather(ten):
+    for scattered in (True, False):
+        first = megatron.batch_of_1f1b(ten, scattered)
+        one, four = (megatron.over_batch(ten, v, scattered, (12, first - 12, first))
+                     for v in (1, 4))
+        assert four[12] > 1.4 * one[12]
+        assert four[first - 12] > one[first - 12] and one[first] > four[first]
+        assert (first > 300) == scattered
+
+
+def test_bandwidth_of_replicas_is_a_card_for_each_gpu_of_one(ten):
+    cards = megatron.bandwidth_of_replicas(ten, 6, 8, 64) / (25e9 * ten.NIC)
+    assert cards == pytest.approx(512)
+    assert 12.9e12 > 512 * 25e9                         # so a direction alone cannot be meant
+
+
+def test_what_is_said_of_what_differs(ten):
+    """The numbers of the reasons in lab/sources/megatron.py."""
+    eight, sixteen = megatron.figure_8(ten)["batch 128"], megatron.figure_16(ten)["batch 512"]
+    assert 0.98 < eight[4] < 1 and 1 < sixteen[4] / sixteen[2] < 1.02
+    assert (1 + 11 / 12) / (1 + 11 / 48) - 1 == pytest.approx(0.56, abs=0.005)
+
+    of = megatron.machine(ten)
+    fit = [sum(ten.memory(ten.MODELS["530b"], ten.Layout(
+        n, zero=3, sp=False, micro_batch=4, recompute="full"), of.software, 1).values())
+        for n in (560, 640)]
+    assert 0.97 < fit[1] / fit[0] < 1 and fit[1] < ten.ERROR * of.cluster.memory
+    run, without = megatron.run_of_17(ten, "none"), []
+    for batch in (16, 64):
+        without.append(sum(ten.memory(*run, of.software, batch).values()))
+    assert without[0] == without[1] and ten.ERROR * without[0] > of.cluster.memory
+
+    two, four = (megatron.seconds(ten, ten.gpt(32, 3840, 32),
+                                  megatron.layout(ten, 64 // tp, tp), 32) for tp in (2, 4))
+    assert two["optimizer"] / sum(two.values()) == pytest.approx(0.2, abs=0.02)
+    assert two["optimizer"] / four["optimizer"] == pytest.approx(2, rel=0.01)
+
+
+def test_a_slower_card_would_make_figure_18s_gain(ten, monkeypatch):
+    gains = []
+    for share in (ten.NIC, 14 / 25):
+        monkeypatch.setattr(ten, "NIC", share)
+        upper, lower = (curve[60] for curve in megatron.figure_18(ten).values())
+        gains.append(upper / lower - 1)
+    assert gains == pytest.approx([0.08, 0.11], abs=0.005)
+
+
 def test_panels_show_what_is_predicted_and_what_was_published(ten):
     panels = {axes.get_title("left").split(":")[0]: axes for axes in megatron_figure.draw().axes}
     assert len(panels) == 12
