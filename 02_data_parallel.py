@@ -386,7 +386,7 @@ def flags(parser):
         help="MiB at which a bucket is full; PyTorch's default is 25")
     add("--batch-ramp", type=int, nargs=2, metavar=("START", "STEPS"),
         help="let the batch grow to --batch over the first STEPS")
-    add("--noise-scale", action="store_true", help="estimate it (beside lab/)")
+    add("--noise-scale", action="store_true", help="estimate tr(Σ)/|G|² (beside lab/ alone)")
 
 
 VARIANTS = {  # the default first; with the flags that only some of them know

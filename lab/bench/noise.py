@@ -24,6 +24,7 @@ from torch import nn
 from common import Batch, Refused, environment
 from lab.cli.refusals import RANKS
 from lab.cli.words import count
+from lab.planner import batch as planned
 
 
 def refuse_alone(args: argparse.Namespace) -> None:
@@ -95,9 +96,10 @@ def explain(run, noise_and_signal):
     if not 0 < scale < math.inf:
         run.note(f"noise scale: {steps} do not tell noise from signal; more steps or tokens would")
         return
-    error, tokens = error_of(*map(list, zip(*last))), run.noise.steps[-1][1]
+    error, batch = error_of(*map(list, zip(*last))), run.noise.steps[-1][1]
     run.recorded["noise"] |= {"scale": scale, "error": error, "mean of": len(last)}
     run.note(f"noise scale {scale:,.0f} tokens ± {error:,.0f}, of the means of tr(Σ) and |G|² over "
              f"{steps}")
-    run.note(f"a batch of {tokens:,} tokens: {1 + scale / tokens:.2f} times the fewest steps that "
-             f"any batch takes, {1 + tokens / scale:.2f} times the fewest tokens")
+    run.note(f"of all batches, one of {batch:,} tokens takes {planned.steps(batch, scale):.2f} "
+             f"times the fewest steps, and {planned.tokens(batch, scale):.2f} times the fewest "
+             "tokens")

@@ -24,7 +24,7 @@ With these, PyTorch's distributed checkpoint (DCP) makes plans:
 Saved is what the optimizer updates: of 16-bit parameters the fp32 masters, from which the run that
 goes on makes the parameters anew. It draws its weights as every run does, and the saved ones take
 their place; then come the optimizer states, each rank's own part. The data go on where they were: a
-batch is a function of seed and step.
+batch is a function of seed and step, and of --seq, which may be another from here on.
 
 With Ψ parameters in fp32 under AdamW, a checkpoint has 12 Ψ bytes, and a step count per tensor. A
 step waits for a copy on the CPU (and for the save before, if it is not over), which a thread writes
