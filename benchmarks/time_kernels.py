@@ -1,20 +1,21 @@
-"""Times the kernels on a GPU: against eager, torch.compile, a copy, SDPA, torch._scaled_mm.
+"""Times the kernels on a GPU: against eager, compile, a copy, cuBLAS, SDPA, torch._scaled_mm.
 
     python benchmarks/time_kernels.py [--out runs] [--record]
     python benchmarks/time_kernels.py --tune
 
-Prints three tables and writes kernels_pointwise.csv, kernels_attention.csv, kernels_fp8.csv and a
-figure of each into --out; --record puts the tables into benchmarks/RESULTS.md and the figures into
-figures/. Random bf16 inputs, L2 cold, medians by triton.testing.do_bench. What is pointwise, and
-norms, in GB/s of the bytes that one kernel has to move, beside those of a copy in the same run;
-attention and products in TFLOP/s. It takes a GPU and some minutes; FP8 takes a Hopper or newer.
+Prints four tables and writes kernels_pointwise.csv, kernels_matmul.csv, kernels_attention.csv,
+kernels_fp8.csv and a figure of each into --out; --record puts the tables into benchmarks/RESULTS.md
+and the figures into figures/. Random bf16 inputs (and fp32 of matmuls), L2 cold, medians by
+triton.testing.do_bench. What is pointwise, and norms, in GB/s of the bytes that one kernel has to
+move, beside those of a copy in the same run; matmuls, attention and products in TFLOP/s. It takes a
+GPU and some minutes; FP8 takes a Hopper or newer.
 
 "eager" is PyTorch's own operator, which is fused too; "chain" is the same in simple operators,
 as the lessons have it. nan: a backend that refuses. All calls go through Python, whose own time can
 show where a kernel takes little.
 
---tune times other launches of attention and of LayerNorm's forward instead (block sizes, warps,
-stages) and prints them, the fastest first, for whoever wants to change the choices in kernels/.
+--tune times other launches of matmul, attention and LayerNorm's forward instead (block sizes,
+warps, stages) and prints them, the fastest first, for whoever wants to change those in kernels/.
 """
 
 import csv
@@ -44,6 +45,7 @@ NUMBERS = 2**28         # of x, whatever the width: so many that Python's own ti
 DIMS = 64, 128          # of a head
 SEQUENCES = 512, 1024, 2048, 4096, 8192, 16384
 SIZES = 1024, 2048, 4096, 8192, 16384       # of square matrices
+MOST_NAIVE = 2048       # size; a naive matmul takes seconds beyond
 TOKENS = 16384          # in a batch, whatever the sequence
 DIM = 2048              # heads times head dim
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -149,6 +151,22 @@ def attention():
             yield {"what": f"{what} {direction}", "head dim": dim, "sequence": seq} | speeds
 
 
+def matmuls():
+    """Rows of the table of matmuls: what, size, and TFLOP/s of each way. Square matrices, in tiles
+    and with a thread for each number of C, along its rows and down its columns; and by cuBLAS."""
+    from kernels import matmul
+
+    ways = {"kernel": matmul.matmul, "cuBLAS": torch.matmul,
+            "along": functools.partial(matmul.naive, down=False),
+            "down": functools.partial(matmul.naive, down=True)}
+    for dtype, size in itertools.product((torch.bfloat16, torch.float32), SIZES):
+        a, b = (random(size, size).detach().to(dtype) for _ in "ab")
+        yield {"what": f"matmul {str(dtype).removeprefix('torch.')}", "size": size} | {
+            way: math.nan if way in ("along", "down") and size > MOST_NAIVE else
+            2 * size**3 / milliseconds(functools.partial(function, a, b)) / 1e9
+            for way, function in ways.items()}
+
+
 def products():
     """Rows of the table of FP8: what, size, and TFLOP/s of each way. A product of square matrices
     that are in FP8 already, with our scales of tiles, with torch._scaled_mm's one scale, and in
@@ -174,7 +192,10 @@ def products():
 
 
 # What --tune tries: (held, walked, num_warps, num_stages) of attention's kernels, and the numbers
-# of a row that each thread has in LayerNorm's forward.
+# of a row that each thread has in LayerNorm's forward. Of a matmul, its line of BLOCKS.
+TRIED_TILES = [(128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 64, 4, 4),
+               (128, 128, 32, 4, 4), (128, 256, 64, 8, 3), (128, 256, 64, 8, 4),
+               (256, 128, 64, 8, 3), (64, 256, 64, 4, 3)]
 TRIED = {
     "forward": [(128, 128, 4, 2), (128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 4, 3),
                 (128, 64, 8, 3), (64, 128, 4, 2), (64, 64, 4, 3)],
@@ -190,7 +211,7 @@ def tune(seq=4096):
     from triton.runtime.errors import OutOfResources
 
     from kernels import flash_attention as flash
-    from kernels import layernorm
+    from kernels import layernorm, matmul
 
     def times(what, name, candidates, patch, work):
         found = []
@@ -203,6 +224,11 @@ def tune(seq=4096):
         for ms, candidate in sorted(found):
             yield f"{what} {name} {candidate}: {ms:.3f} ms"
 
+    for size in SIZES:
+        a, b = random(size, size).detach(), random(size, size).detach()
+        patch = lambda x: mock.patch.dict(matmul.BLOCKS, {2: x})
+        yield from times(f"matmul of {size},", "blocks, warps, stages", TRIED_TILES, patch,
+                         functools.partial(matmul.matmul, a, b))
     for dim, causal in itertools.product(DIMS, (False, True)):
         q, k, v = (random(TOKENS // seq, DIM // dim, seq, dim).detach() for _ in "qkv")
         out, lse = flash.flash_forward(q, k, v, causal)
@@ -294,12 +320,13 @@ def main(argv=None):
     print(lines[0])
     measurements = (
         ("pointwise", pointwise, "width", ("chain", "eager", "compile", "copy"), "GB/s"),
+        ("matmul", matmuls, "size", ("cuBLAS", "along", "down"), "TFLOP/s"),
         ("attention", attention, "sequence", tuple(BACKENDS), "TFLOP/s"),
         ("fp8", products, "size", ("scaled_mm", "bf16"), "TFLOP/s"),
     )
     if DEVICE == "cuda" and torch.cuda.get_device_capability() < (8, 9):
         print("this GPU has no FP8: its products are not timed\n")
-        measurements = measurements[:2]
+        measurements = measurements[:3]
     for what, measure, x, others, unit in measurements:
         rows = list(measure())
         write(rows, args.out / f"kernels_{what}.csv")

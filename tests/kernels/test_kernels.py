@@ -393,7 +393,7 @@ def test_the_benchmark_from_end_to_end(monkeypatch, tmp_path, capsys):
     bench = importlib.import_module("benchmarks.time_kernels")
     sizes = {"WIDTHS": (64, 256), "NUMBERS": 1024, "SEQUENCES": (16, 32), "DIMS": (16,), "DIM": 32}
     sizes |= {"DEVICE": DEVICE, "TOKENS": 32, "BACKENDS": {"flash": SDPBackend.FLASH_ATTENTION}}
-    sizes |= {"SIZES": (32,)}
+    sizes |= {"SIZES": (32,), "MOST_NAIVE": 31, "TRIED_TILES": [(16, 16, 16, 1, 1)]}
     for name, value in sizes.items():
         monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
@@ -411,7 +411,11 @@ def test_the_benchmark_from_end_to_end(monkeypatch, tmp_path, capsys):
     rows = list(csv.DictReader(open(tmp_path / "kernels_fp8.csv")))
     speeds = [str(n * 32**3 / ms / 1e9) for n, ms in ((2, 0.5), (6, 1))]
     assert [row["bf16"] for row in rows] == speeds
-    for (_, panels), name in zip(drawn, ("pointwise", "attention", "fp8")):
+    rows = list(csv.DictReader(open(tmp_path / "kernels_matmul.csv")))
+    assert [row["what"] for row in rows] == ["matmul bfloat16", "matmul float32"]
+    assert [rows[0][way] for way in ("cuBLAS", "along", "down")] == [str(2 * 32**3 / 0.5 / 1e9),
+                                                                    "nan", "nan"]  # fmt: skip
+    for (_, panels), name in zip(drawn, ("pointwise", "matmul", "attention", "fp8")):
         assert (tmp_path / f"kernels_{name}.png").read_bytes().startswith(b"\x89PNG")
         rows = csv.DictReader(open(tmp_path / f"kernels_{name}.csv"))
         speeds = [y for axes in panels.flat for line in axes.lines for y in line.get_ydata()
@@ -419,4 +423,6 @@ def test_the_benchmark_from_end_to_end(monkeypatch, tmp_path, capsys):
         assert sorted(speeds) == sorted(float(row["kernel"]) for row in rows)
     monkeypatch.setattr(bench, "TRIED", {name: [(16, 16, 4, 1)] for name in bench.TRIED})
     bench.main(["--tune"])
-    assert "head dim 16, full, dk_dv (16, 16, 4, 1): " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "head dim 16, full, dk_dv (16, 16, 4, 1): " in printed
+    assert "matmul of 32, blocks, warps, stages (16, 16, 16, 1, 1): " in printed

@@ -186,6 +186,8 @@ ROWS = {
                   "copy": 1.0, "kernel": 1.0},
     "attention": {"what": "full", "head dim": 16, "sequence": 64, "kernel": 1.0,
                   **dict.fromkeys(time_kernels.BACKENDS, 1.0)},
+    "matmuls": {"what": "matmul", "size": 64, "kernel": 1.0, "cuBLAS": 1.0, "along": 1.0,
+                "down": 1.0},
     "products": {"what": "product", "size": 64, "kernel": 1.0, "scaled_mm": 1.0, "bf16": 1.0},
 }  # fmt: skip
 
