@@ -39,7 +39,7 @@ def equation_4(parameters, tokens, gpus, rate):
 
 
 def flops_of_training(ten, model, tokens):
-    """The same with all of equation 3."""
+    """FLOPs of a training on so many tokens, by equation 3, of which equation 4 takes the most."""
     return ten.step_flops(model, 1, recompute="full") / model.seq * tokens
 
 
@@ -70,10 +70,12 @@ def bytes_of_checkpoint(ten, model):
 # ------------------------------------------------------------------------------- runs of the paper
 
 def layout(ten, dp=1, tp=1, pp=1, v=1, micro_batch=1, recompute="full"):
+    """A Layout of chapter 10, as all were in 2021: without sequence parallelism and ZeRO."""
     return ten.Layout(dp, tp, 1, pp, v, sp=False, micro_batch=micro_batch, recompute=recompute)
 
 
 def machine(ten):
+    """An A100 of theirs, with their software."""
     return ten.Machine(ten.CLUSTERS["a100"], ten.SOFTWARE["megatron-2021"])
 
 
@@ -83,7 +85,7 @@ def seconds(ten, model, layout, batch, scattered=True):
     """
     a100 = machine(ten)
     found = ten.step_seconds(model, layout, a100.cluster, a100.software, batch)
-    if not scattered:
+    if not scattered and layout.pp > 1:
         whole, part = (2 * message(model.seq, model.dim, t, layout.micro_batch)
                        for t in (1, layout.tp))
         link = a100.link(layout.pp * layout.stage)

@@ -75,8 +75,9 @@ def test_a_message_without_scatter_gather_is_a_whole_one(ten, dp, v):
     assert {cause for cause in more if more[cause]} == {"pp", "bubble"}
 
 
-def test_alone_a_rank_has_nothing_to_scatter(ten):
-    model, layout = ten.gpt(24, 4096, 32), megatron.layout(ten, pp=4)
+@pytest.mark.parametrize("axes", [{"pp": 4}, {"tp": 8}])
+def test_alone_a_rank_has_nothing_to_scatter_and_a_stage_no_message(ten, axes):
+    model, layout = ten.gpt(24, 4096, 32), megatron.layout(ten, **axes)
     one, other = (megatron.seconds(ten, model, layout, 8, scattered) for scattered in (True, False))
     assert one == pytest.approx(other)
 
