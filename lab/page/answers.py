@@ -6,6 +6,7 @@ the chapters themselves: there is no second copy of a formula, here or in a scri
     /api/schedule?schedule=1f1b&ranks=4     when each action of a pipeline starts and ends
     /api/ring?ranks=4&documents=32          who meets whose keys at which hop, ring and zig-zag
     /api/cuts?tp=2&pp=2                     which part of each matrix each rank of a mesh holds
+    /api/roofline?model=70b&chips=512       from which batch on compute takes longer than messages
 
 Raises Refused with one line for whatever cannot be answered.
 """
@@ -30,7 +31,7 @@ from lab.chapters import chapter, rooms_with
 from lab.cli import strict
 from lab.cli.refusals import one_line
 from lab.page.search import plan_as_data
-from lab.planner import planning
+from lab.planner import planning, rooflines
 
 SECONDS = 10                    # of a search
 SEARCHES = threading.Semaphore(2)       # at a time
@@ -39,6 +40,7 @@ ACTIONS = 6000                  # of a schedule
 TOKENS = 256                    # of a sequence around a ring, or as many as its ranks share
 FEWEST = 8                      # of a document in the mean, and of a window
 CUTS = "sequence", "document"
+BYTES = "weight_bytes", "gradient_bytes", "master_bytes", "moment_bytes", "sent_bytes"
 PACKED = 41                     # the step whose documents are as many as their mean lets expect
 
 
@@ -58,10 +60,13 @@ def choices():
                      for name, cluster in first.CLUSTERS.items()},
         "software": list(first.SOFTWARE), "optimizer": first.CHOICES["optimizer"],
         "two_hops": {name: software.two_hops for name, software in first.SOFTWARE.items()},
+        "bytes": {name: {field: getattr(software, field) for field in BYTES}
+                  for name, software in first.SOFTWARE.items()},
         "recompute": first.CHOICES["recompute"],
         "layout_schedules": first.CHOICES["schedule"], "causes": planning.CAUSES,
         "map": {"models": figure.MODELS, "gpus": figure.GPUS, "tokens": figure.TOKENS},
-        "schedules": list(by_hand()),
+        "schedules": list(by_hand()), "torus": rooflines.TORUS,
+        "dense_models": dense_models(), "strategies": rooflines.STRATEGIES,
     }
 
 
@@ -323,13 +328,72 @@ def shards_of_stage(stage):
     return meters.shards_of(stage)
 
 
+# -------------------------------------------------------------------------------- 10: the rooflines
+
+def dense_models():
+    return [name for name, model in ten().MODELS.items() if model.experts == 1]
+
+
+def roofline(asked):
+    """Over tokens of a chip: the split; of a layer's forward, seconds of compute, of ZeRO-3's
+    messages and of tp's on the roof of data sheets; those of compute and messages as planned.
+    least, planned_least: tokens from which on compute takes longer, of the best split; null: none,
+    or no such plan."""
+    known(asked, "cluster", "model", "strategy", "chips", "zero_axes", "tp_axes")
+    cluster = one_of(asked, "cluster", "tpu-v5p", ten().CLUSTERS)
+    model = one_of(asked, "model", "70b", dense_models())
+    strategy = one_of(asked, "strategy", "both", rooflines.STRATEGIES)
+    chips, chip = whole(asked, "chips", 4096, 2, 2**16), unit_of(cluster)
+    axes = axes_of(asked, cluster, strategy)
+    roof = rooflines.Roof(ten(), ten().MODELS[model], ten().CLUSTERS[cluster], axes)
+    lines, (least, split) = roof.lines(strategy, chips), roof.best(strategy, chips)
+    return {
+        "chip": chip, "says": rooflines.in_words(roof, strategy, chips, chip), "split": split,
+        "least": or_none(least), "planned_least": or_none(roof.planned_from(*split)),
+        "features": roof.layer.weights / roof.layer.sent, "ffn": roof.model.ffn,
+        "tokens": lines["tokens"], "splits": lines["splits"],
+        "roof": [[four_digits(at[what]) for what in ("compute", "zero-3", "tp")]
+                 for at in lines["roof"]],
+        "planned": [at and [four_digits(at["compute"]), four_digits(rooflines.messages(at))]
+                    for at in lines["planned"]]}
+
+
+def unit_of(cluster):
+    return "chip" if cluster in rooflines.TORUS else "GPU"
+
+
+def or_none(tokens):
+    return None if tokens in (None, math.inf) else four_digits(tokens)
+
+
+def four_digits(value):
+    return float(f"{value:.4g}")
+
+
+def axes_of(asked, cluster, strategy):
+    """How many axes of the cluster's mesh ZeRO-3 and tp have. A switch is one, for both."""
+    most = rooflines.TORUS.get(cluster, 0)
+    zero, tp = (whole(asked, name, 1, 1, max(rooflines.TORUS.values()))
+                for name in ("zero_axes", "tp_axes"))
+    if not most and max(zero, tp) > 1:
+        name = "zero_axes" if zero > 1 else "tp_axes"
+        raise Refused(f"{name} = {max(zero, tp)}: {cluster} has a switch, and no axes; {name}=1 "
+                      "would work")
+    if strategy == "both" and most and zero + tp > most:
+        raise Refused(f"zero_axes = {zero} and tp_axes = {tp} are more than the {most} axes of "
+                      f"{cluster}; zero_axes=1 would work" if tp < most else
+                      f"tp_axes = {tp} are all axes of {cluster}; tp_axes=1 would work")
+    return zero, tp
+
+
 def warm_up():
     """Import what answers need, before the first of them is waited for."""
     for asked in (ring, cuts, schedule, plan):
         asked({})
 
 
-QUESTIONS = {"plan": plan, "best": best, "schedule": schedule, "ring": ring, "cuts": cuts}
+QUESTIONS = {"plan": plan, "best": best, "schedule": schedule, "ring": ring, "cuts": cuts,
+             "roofline": roofline}
 
 
 def examples():
@@ -360,3 +424,9 @@ def examples_but_plans():
         mesh = {"pp": pp, "dp": dp, "cp": cp, "tp": tp, "ep": 1, "experts": 0, "kv_heads": 4,
                 "layers": 4}
         yield "cuts", {axis: str(degree) for axis, degree in mesh.items()}
+    for cluster, model, strategy, chips in itertools.product(
+            ten().CLUSTERS, ("8b", "70b"), rooflines.STRATEGIES, (8, 64, 512, 4096)):
+        torus = cluster in rooflines.TORUS
+        yield "roofline", {
+            "cluster": cluster, "model": model, "strategy": strategy, "chips": str(chips),
+            "zero_axes": "2" if torus else "1", "tp_axes": "1"}

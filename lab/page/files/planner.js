@@ -3,8 +3,11 @@
 
 const LAYOUT = ["tp", "cp", "pp", "v", "ep", "zero", "micro_batch", "recompute", "schedule", "sp"];
 const WORDS = ["model", "cluster", "software", "optimizer"];   // and no numbers
-const MIXTURE = ["shared", "node_limit", "two_hops"];    // in place of the model's and the software's
-const QUESTION = [...WORDS, "gpus", "batch", "seq", ...MIXTURE];
+const MIXTURE = ["shared", "node_limit", "two_hops"];
+const BYTES = { weight_bytes: [1, 2, 4], gradient_bytes: upTo(8, 0), master_bytes: [0, 2, 4],
+                moment_bytes: upTo(8, 0), sent_bytes: [1, 2, 4] };     // of a parameter
+const OWN = [...MIXTURE, ...Object.keys(BYTES)];        // in place of the model's and the software's
+const QUESTION = [...WORDS, "gpus", "batch", "seq", ...OWN];
 
 const choices = window.CHOICES;
 const defaults = { model: "70b", cluster: "h100", software: "megatron-2024", optimizer: "adamw",
@@ -19,7 +22,7 @@ function completed(link) {                              // what a link leaves ou
   const found = { ...defaults, ...link };
   if (!choices.models[found.model]) found.model = defaults.model;
   for (const name of ["gpus", "batch", "seq", "tp", "cp", "pp", "v", "ep", "zero", "micro_batch", "shared",
-                      "node_limit"]) {
+                      "node_limit", ...Object.keys(BYTES)]) {
     if (name in found) found[name] = Math.max(0, Math.floor(Number(found[name]) || 0));
   }
   found.seq ||= choices.models[found.model].seq;
@@ -31,6 +34,9 @@ function asked(names) {                                 // the parameters of a q
   const question = {};
   for (const name of names) if (name in state) question[name] = state[name];
   if (model().experts === 1) for (const name of MIXTURE) delete question[name];
+  for (const name of Object.keys(BYTES)) {
+    if (question[name] === choices.bytes[state.software][name]) delete question[name];
+  }
   if (question.seq === model().seq) delete question.seq;
   if (question.optimizer === defaults.optimizer) delete question.optimizer;
   return question;
@@ -60,6 +66,9 @@ function setUp() {
   controls.shared = slider("shared", [0], 0, () => change("shared"));
   controls.node_limit = slider("node_limit", [0], 0, () => change("node_limit"));
   controls.two_hops = selector("two_hops", ["true", "false"], "false", () => change("two_hops"));
+  for (const [name, values] of Object.entries(BYTES)) {
+    controls[name] = slider(name, values, choices.bytes[state.software][name], () => change(name));
+  }
   $("#question").append(...QUESTION.map(name => controls[name]));
   for (const name of LAYOUT) {
     const values = { recompute: choices.recompute, schedule: choices.layout_schedules,
@@ -80,8 +89,8 @@ function forget() {                                     // the layout: the best 
 function change(name) {
   const value = controls[name].value, before = state[name];
   state[name] = [...WORDS, "recompute", "schedule", "sp", "two_hops"].includes(name)
-    ? value : Math.max(["zero", ...MIXTURE].includes(name) ? 0 : 1, Math.floor(Number(value) || 0));
-  if (["model", "software"].includes(name)) for (const other of MIXTURE) delete state[other];
+    ? value : Math.max(["zero", ...OWN].includes(name) ? 0 : 1, Math.floor(Number(value) || 0));
+  if (["model", "software"].includes(name)) for (const other of OWN) delete state[other];
   if (name === "model") state.seq = model().seq;
   if (["model", "seq"].includes(name)) state.batch = batchOf(state.model, state.seq);
   if (QUESTION.includes(name)) forget();
@@ -103,10 +112,13 @@ function show() {                                       // the state, on the con
                    v: state.pp > 1 ? divisors(Math.ceil(layers / state.pp), 8) : [1],
                    ep: experts > 1 ? powers(experts) : [1] };
   const own = { shared: model().shared, node_limit: model().node_limit,
-                two_hops: String(choices.two_hops[state.software]) };
+                two_hops: String(choices.two_hops[state.software]), ...choices.bytes[state.software] };
   for (const name of MIXTURE) {
     controls[name].hidden = experts === 1;
     controls[name].set(upTo(16, 0), state[name] ?? own[name]);
+  }
+  for (const [name, values] of Object.entries(BYTES)) {
+    controls[name].set(values, state[name] ?? own[name]);
   }
   for (const name of [...QUESTION, ...LAYOUT]) {
     const control = controls[name];
@@ -241,7 +253,7 @@ function leastMemory() {
 let mapped = "";                                        // for which machine the map was drawn
 
 async function showMap(isLatest) {
-  const machine = asked(["cluster", "software", "optimizer"]);
+  const machine = asked(["cluster", "software", "optimizer", ...Object.keys(BYTES)]);
   if (mapped === JSON.stringify(machine)) return;
   const head = make("tr"), cells = [];
   head.append(make("th", {}, "GPUs"), ...choices.map.gpus.map(

@@ -82,11 +82,11 @@ def widths(page, bar):
         "all => all.map(one => [one.dataset.cause, Number(one.getAttribute('width'))])"))
 
 
-def verdict(page, words, timeout=20):
-    """Wait until the page's verdict has these words."""
+def verdict(page, words, place="#verdict", timeout=20):
+    """Wait until the page's verdict, or another place of it, has these words."""
     end = time.monotonic() + timeout
-    while words not in page.inner_text("#verdict"):
-        assert time.monotonic() < end, page.inner_text("#verdict")
+    while words not in page.inner_text(place):
+        assert time.monotonic() < end, page.inner_text(place)
         page.wait_for_timeout(50)
 
 
@@ -129,6 +129,17 @@ def test_sliders_change_the_bars_to_what_the_planner_says(open_page, address):
         for cause, value in parts.items():
             assert drawn[cause] == pytest.approx(900 * value / most, abs=1e-6)
     shoot(page, "planner-changed")
+
+    page.locator("input[name=master_bytes]").focus()
+    page.keyboard.press("ArrowLeft")                    # 2 bytes in place of 4
+    verdict(page, "--master-bytes=2", "#command")
+    assert "master_bytes=2" in page.url
+    page.keyboard.press("ArrowRight")
+    verdict(page, best["plans"][0]["words"])
+    for slider, key, words in (("tp", "ArrowRight", "tp 8"), ("zero", "ArrowLeft", "zero 1")):
+        page.locator(f"input[name={slider}]").focus()
+        page.keyboard.press(key)
+        verdict(page, words)
 
     again = open_page("planner.html" + "#" + page.url.split("#")[1])     # a link holds all of it
     verdict(again, f"{plan['seconds']:.1f} s a step")
@@ -211,6 +222,22 @@ def test_a_rank_shows_what_it_holds(open_page, address):
     assert told["shards"]["attn.q"] == [[64, 64], [[0, 1, 2]]]
     assert "rank 7" in page.inner_text("#says") and "block3" in page.inner_text("#says")
     assert page.url.endswith("rank=5")
+
+
+def test_a_roofline_says_which_line_is_above(open_page, address):
+    page = open_page("roofline.html#cluster=h100&chips=512&strategy=zero-3&tokens=1024")
+    told = asked(address, "roofline?cluster=h100&chips=512&strategy=zero-3")
+    verdict(page, told["says"])
+    assert "messages are above" in page.inner_text("#now")
+    assert page.locator("#lines polyline").count() == 4     # no tp
+    for _ in range(4):
+        page.locator("input[name=tokens]").press("ArrowRight")
+    assert "compute is above" in page.inner_text("#now") and "tokens=4096" in page.url
+    page.locator("select[name=cluster]").select_option("tpu-v5p")
+    page.locator("select[name=strategy]").select_option("both")
+    verdict(page, "with ZeRO-3 over 64 and tp over 8")
+    assert "zero_axes=2" in page.url and page.locator("#lines polyline").count() == 5
+    shoot(page, "roofline-both")
 
 
 def test_it_works_without_a_mouse(open_page, address):

@@ -12,7 +12,7 @@ from lab import schedules
 from lab.bench import contexts
 from lab.bench.meters import shards_of
 from lab.page import answers, server
-from lab.planner import planning
+from lab.planner import planning, rooflines
 from tests.conftest import chapter
 
 
@@ -34,6 +34,12 @@ def test_a_plan_is_the_planners(ten):
     muon = answers.plan({"gpus": "8", "optimizer": "muon", "zero": "1"})
     assert "ms computing" in "".join(muon["explain"]) and "--optimizer=muon" in muon["command"]
     assert answers.choices()["optimizer"] == ten.CHOICES["optimizer"]
+    few = answers.plan({"model": "7b", "gradient_bytes": "0", "master_bytes": "0"})
+    assert few["memory"]["optimizer"] == 8 * ten.MODELS["7b"].parameters()
+    assert few["memory"]["gradients"] == 0 and "--master-bytes=0" in few["command"]
+    assert answers.choices()["bytes"]["megatron-2021"] == {
+        "weight_bytes": 2, "gradient_bytes": 6, "master_bytes": 4, "moment_bytes": 8,
+        "sent_bytes": 2}
     without = answers.plan({"gpus": "512", "tp": "8", "sp": "false", "flash": "false"})
     assert not without["layout"]["sp"] and "--no-sp" in without["command"]
     assert not answers.plan({"gpus": "8"})["layout"]["sp"]              # with tp alone
@@ -164,6 +170,31 @@ def test_cuts_are_those_of_real_ranks(ranks):
         assert first["shards"].keys() - last["shards"].keys() == {"embedding"}
 
 
+@pytest.mark.parametrize("asked", [
+    {"cluster": "tpu-v5p", "chips": "4096", "zero_axes": "2"},
+    {"cluster": "h100", "chips": "512", "strategy": "zero-3", "model": "8b"},
+    {"cluster": "h100", "chips": "16", "strategy": "tp"}])
+def test_lines_of_a_roofline_are_the_planners(ten, asked):
+    """And cross where it says."""
+    told, chips = answers.roofline(asked), int(asked["chips"])
+    model, axes = ten.MODELS[asked.get("model", "70b")], (int(asked.get("zero_axes", 1)), 1)
+    roof = rooflines.Roof(ten, model, ten.CLUSTERS[asked["cluster"]], axes)
+    assert f"{told['features']:,.0f}" == f"{model.weights(1) / (4 * model.dim):,.0f}"
+    for tokens, (dp, tp), times, planned in zip(told["tokens"], told["splits"], told["roof"],
+                                                told["planned"], strict=True):
+        assert dp * tp == chips
+        at, theirs = roof.seconds(tokens * chips, dp, tp), roof.planned(tokens * chips, dp, tp)
+        assert times == pytest.approx([at["compute"], at["zero-3"], at["tp"]], rel=1e-3)
+        below = theirs and [theirs["compute"], rooflines.messages(theirs)]
+        assert planned == (below and pytest.approx(below, rel=1e-3))
+        if told["least"] is None or abs(tokens / told["least"] - 1) > 1e-3:
+            is_above = times[0] > max(times[1:])
+            assert is_above == (told["least"] is not None and tokens > told["least"])
+    never = asked.get("strategy") == "tp"               # of 16 GPUs, which are two machines
+    assert ("messages take longer" in told["says"]) == never == (told["least"] is None)
+    assert never or f"from {told['least']:,.0f} tokens of a {told['chip']}" in told["says"]
+
+
 BAD = {
     "plan?tp=x": "--tp", "plan?tp=0": "--tp", "plan?json=/tmp/x": "no parameter 'json'",
     "plan?help=": "no parameter 'help'", "plan?sp=maybe": "sp = 'maybe' is none of true, false",
@@ -184,6 +215,11 @@ BAD = {
     "cuts?kv_heads=3": "--kv-heads", "cuts?experts=4&ep=3&dp=3": "--ep = 3",
     "cuts?dp=3&ep=2&experts=4": "--dp 3", "cuts?experts=1": "--experts = 1",
     "cuts?cp=64": "--seq 64",
+    "roofline?chips=1": "chips = '1'", "roofline?model=mixtral": "model = 'mixtral' is none",
+    "roofline?tokens=4": "no parameter", "roofline?strategy=dp": "none of zero-3, tp, both",
+    "roofline?cluster=h100&zero_axes=2": "a switch, and no axes; zero_axes=1 would work",
+    "roofline?zero_axes=2&tp_axes=2": "the 3 axes of tpu-v5p; zero_axes=1 would work",
+    "roofline?tp_axes=3": "all axes of tpu-v5p; tp_axes=1 would work",
     "nothing?": "no question", "../plan?": "no question", "ring?&&": "&&", "ring?ranks": "'ranks'",
     "plan?" + "&".join(f"x{i}=1" for i in range(101)): "Max number"}
 
