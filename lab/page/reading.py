@@ -17,7 +17,8 @@ from lab.page.source import Source, before_and_now
 from lab.sources import SOURCES, texts
 
 FILES = Path(__file__).parent / "files"
-TOOLS = {"planner": "Planner", "schedules": "Schedules", "rings": "Rings", "cuts": "Cuts"}
+TOOLS = {"planner": "Planner", "roofline": "Roofline", "schedules": "Schedules", "rings": "Rings",
+         "cuts": "Cuts"}
 RUN_IN = re.compile(r"([A-Z][^.:?!\n]*[.:?])(?=\s)")     # "Heads.", at the beginning of a paragraph
 
 

@@ -33,6 +33,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 TORUS = {"tpu-v5p": 3}          # axes of a cluster's mesh; others have a switch
+TOKENS = [round(2**(k / 2)) for k in range(8, 33)]      # of a chip: 16 to 65,536
+STRATEGIES = "zero-3", "tp", "both"
 STATES = 10                     # bytes of a parameter: 2 of weights, 8 of AdamW's moments
 
 
@@ -142,14 +144,14 @@ def fastest_split(times_of, chips):
 
 def crossing(times_of, highest=2**24):
     """Tokens of a chip from which on compute takes longer than messages, found by halving what is
-    left of 1 to `highest`; inf: it never does. times_of(tokens): as `seconds`."""
+    left of 1 to `highest`; 0: it always does; inf: never. times_of(tokens): as `seconds`."""
     def waits(tokens):
         times = times_of(tokens)
         return times["compute"] < messages(times)
 
     low, high = 1, highest
-    if waits(high):
-        return math.inf
+    if waits(high) or not waits(low):
+        return math.inf if waits(high) else 0
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if waits(middle) else (low, middle)
@@ -219,6 +221,40 @@ class Roof:
         least = min(self.least_tokens(*split) for split in tried)
         found = [split for split in tried if self.least_tokens(*split) <= (1 + 1e-9) * least]
         return least, found[0]
+
+
+    def planned_from(self, dp, tp):
+        """Tokens of a chip from which on the planner has compute longer, too; None where it has no
+        such layout."""
+        if self.model.heads % tp:
+            return None
+        return crossing(lambda tokens: self.planned(tokens * dp * tp, dp, tp))
+
+    def lines(self, strategy, chips):
+        """What is to be drawn over TOKENS of a chip: of each the split, the `seconds` of a layer's
+        forward, and the planner's."""
+        splits = [self.split(strategy, chips, tokens * chips) for tokens in TOKENS]
+        asked = [(tokens * chips, *split) for tokens, split in zip(TOKENS, splits)]
+        return {"tokens": TOKENS, "splits": splits, "roof": [self.seconds(*one) for one in asked],
+                "planned": [self.planned(*one) for one in asked]}
+
+
+def in_words(roof, strategy, chips, chip="chip"):
+    """From which batch on a strategy computes longer than it sends: the end of a sentence."""
+    least, (dp, tp) = roof.best(strategy, chips)
+    if strategy == "tp":
+        widest = largest_tensor_parallel(roof.layer.weights / roof.layer.sent, roof.sheet.flops,
+                                         roof.links(dp, tp)[1])
+        return ("compute takes longer than messages" if tp <= widest else
+                "messages take longer than compute") + (
+            f" at every batch: up to {widest:.1f} ranks hide them")
+    words = "compute takes longer than messages " + (
+        f"from {least:,.0f} tokens of a {chip} on, {least * chips:,.0f} of a step"
+        if least else "at every batch")
+    if strategy == "both":
+        words += ", with " + (f"ZeRO-3 over {dp} and tp over {tp}" if min(dp, tp) > 1 else
+                              "ZeRO-3 alone: tp would not change that" if dp > 1 else "tp alone")
+    return words
 
 
 def by_data_sheet(ten, cluster):

@@ -82,7 +82,7 @@ def test_every_link_leads_somewhere(course, pages):
             if link.startswith("https://github.com/") or link in outside:
                 continue
             assert (where or address) in site, (address, link)
-            if place and where not in ("planner.html", "schedules.html", "rings.html", "cuts.html"):
+            if place and where.removesuffix(".html") not in reading.TOOLS:
                 assert place in pages[where or address].ids, (address, link)
 
 
@@ -306,8 +306,9 @@ def test_scripts_share_no_name_and_ask_nobody_else(course):
     """They are no modules, which a browser would not load from a file: so a name is everybody's."""
     defines = re.compile(r"^(?:async )?(?:function|const|let) (\$?\w*)", re.MULTILINE)
     names = {path.name: defines.findall(path.read_text()) for path in reading.FILES.glob("*.js")}
-    for tool in ("planner.js", "schedules.js", "rings.js", "cuts.js"):
-        assert names[tool] and not set(names[tool]) & set(names["page.js"]), tool
+    for tool in reading.TOOLS:
+        of_tool = names[f"{tool}.js"]
+        assert of_tool and not set(of_tool) & set(names["page.js"]), tool
     for path in reading.FILES.iterdir():
         text = path.read_text().replace("http://www.w3.org", "")        # SVG's name, not an address
         assert "innerHTML" not in text and not re.search(r"//\w+\.\w+", text), path
@@ -392,11 +393,13 @@ def test_all_of_it_as_files(course, tmp_path, monkeypatch):
 def test_examples_are_what_the_scripts_ask():
     """Every page has an answer when it is opened: the scripts' defaults are among the examples."""
     examples = list(answers.examples_but_plans())
-    for script, name in (("schedules", "schedule"), ("rings", "ring"), ("cuts", "cuts")):
+    for script, name in (("schedules", "schedule"), ("rings", "ring"), ("cuts", "cuts"),
+                         ("roofline", "roofline")):
         text = (reading.FILES / f"{script}.js").read_text()
         [found] = re.findall(r"const defaults = \{(.*?)\};", text, re.DOTALL)
         defaults = dict(re.findall(r'(\w+): "?([\w-]+)', found))
-        defaults.pop("rank", defaults.pop("hop", None))     # what is shown is not asked
+        for shown in ("rank", "hop", "tokens"):             # what is shown is not asked
+            defaults.pop(shown, None)
         assert (name, defaults) in examples, defaults
 
 
