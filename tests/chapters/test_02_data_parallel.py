@@ -362,6 +362,16 @@ def test_the_batches_of_a_ramp(ranks, tmp_path):
     assert tokens == [2 * 16, 4 * 16, 6 * 16, 6 * 16] and run["config"]["micro_batch"] == 1
 
 
+def test_a_fault_in_a_ramp_is_named(ranks, tmp_path):
+    """By whose sequences are whose, in a batch that is smaller than --batch."""
+    flags = (*FLOAT64, "--layers=1", "--steps=1", "--batch=8", "--batch-ramp", "4", "2",
+             "--micro-batch=1", "--variant=naive")
+    fault = "/ valid\n        loss.backward()", (
+        "/ (targets != -100).sum() / len(micro_batches) / 2\n        loss.backward()")
+    (status, _, output), _ = ranks(2)(run_main, TWO, flags, tmp_path, fault)
+    assert status == 1 and "the mean of the micro-batches' own means" in output, output
+
+
 @pytest.mark.parametrize(("flags", "says"), [
     ("--batch=10 --batch-ramp 4 10", "--batch 10 is not a multiple of the START of --batch-ramp = "
      "4; --batch 12 would work"),
