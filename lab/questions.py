@@ -92,7 +92,7 @@ def answer(question, read=None):
     print(wrapped(title(question)))
     first, *others = [(row, row.ours()) for row in question.rows]
     if read:
-        print(wrapped(f"First a number: {first[0].what}?", "   "))
+        print(wrapped(f"First a number: {question.first}", "   "))
         print(f"   {judged(read(), *first)}")
     print(head())
     status = print_rows([first, *others])

@@ -34,12 +34,12 @@ def page_of(source):
 
 def anchors(places):
     """An id for each of these places of a text, such as "8.3" or "table 2": the second one of a
-    place ends in -2, and so on."""
+    place ends in .2, as no other place does, and so on."""
     seen, found = {}, []
     for place in places:
         name = "at-" + re.sub(r"\W+", "-", place.lower()).strip("-")
         seen[name] = seen.get(name, 0) + 1
-        found.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+        found.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
     return found
 
 

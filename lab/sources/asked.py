@@ -12,7 +12,7 @@ from lab.sources.worked import ten
 
 
 class Asked(NamedTuple):
-    """A question. Its first row is what a reader can be asked to say first."""
+    """A question."""
 
     number: int
     level: str              # L1 to L3, the tutorial's; none of the lecture's claims
@@ -20,6 +20,13 @@ class Asked(NamedTuple):
     rows: tuple[Row, ...]
     why: str
     command: str            # that shows it, with a run or a plan
+
+    @property
+    def first(self):
+        """The number that a reader may say before the answer is shown: its first row, without what
+        the text says of it."""
+        what, unit = self.rows[0].what.partition(":")[0], self.rows[0].unit
+        return f"{what}?" if unit in what.split() else f"{what}? (in {unit})"
 
 
 def waits(where, what, told, name, m, v=1, error=1e-9, **more):
@@ -50,7 +57,7 @@ QUESTIONS = (
         "Python's lock is no matter.",
         "torchrun --nproc_per_node=8 00_collectives.py --variant sums"),
     Asked(2, "L1", "How many bytes does each of N GPUs send in an all_reduce of S bytes?", (
-        Row("Q2", "on 8 GPUs, 2(N-1)/N · S", 1.75, lambda: chapter("02").wire_bytes(1, 8), "S",
+        Row("Q2", "on 8 GPUs: 2(N-1)/N · S", 1.75, lambda: chapter("02").wire_bytes(1, 8), "S",
             by="02_data_parallel.wire_bytes"),
         Row("Q2", "on 1,024 GPUs, about 2 S", 2, lambda: chapter("02").wire_bytes(1, 1024), "S",
             0.005, by="02_data_parallel.wire_bytes")),
@@ -170,7 +177,7 @@ QUESTIONS = (
         "DDP sends once a step.",
         "torchrun --nproc_per_node=4 03_zero.py --variant zero3 --micro-batch 1"),
     Asked(13, "L2", "How much does a GPU send in one step of a ring all_reduce?", (
-        Row("Q13", "steps on 8 GPUs, 2(N-1)", 14,
+        Row("Q13", "steps on 8 GPUs: 2(N-1)", 14,
             lambda: len(chapter("00").round_bytes("all_reduce_ring", 8, 1)), "steps",
             by="00_collectives.round_bytes"),
         Row("Q13", "in each step, S/N", 1 / 8,
@@ -259,21 +266,23 @@ QUESTIONS = (
         "are summed in 16. Weights that compute stay in 16 bits.",
         "torchrun --nproc_per_node=8 03_zero.py --variant zeropp --shard-size 4"),
     Asked(20, "L2", "Can 8 A100s with 40 GB train a model of 7 billion parameters?", (
-        Row("Q20", "model states, 16 bytes of a parameter", 112e9,
+        Row("Q20", "model states: 16 bytes of a parameter", 112e9,
             lambda: 7e9 * worked.states(0, 1), "B", 0.5e9, by="03_zero.held"),
         Row("Q20", "of these on each GPU with ZeRO-3", 14e9, lambda: 7e9 * worked.states(3, 8), "B",
             0.5e9, by="03_zero.held"),
-        Row("Q20", "a GPU with DDP, with activations and fp32 gradients", None,
+        Row("Q20", "a GPU needs with DDP, activations included", None,
             lambda: worked.seven_billion().bytes, "B", by="10_planner.Plan"),
-        Row("Q20", "a GPU with ZeRO-3, and what is gathered", None,
+        Row("Q20", "it needs with ZeRO-3, what is gathered included", None,
             lambda: worked.seven_billion(zero=3).bytes, "B", by="10_planner.Plan"),
         Row("Q20", "of these, activations: several GB", None,
             lambda: worked.seven_billion(zero=3).memory["activations"], "B",
-            by="10_planner.memory")),
+            by="10_planner.memory"),
+        Row("Q20", "left for CUDA, NCCL and fragments: several GB", None,
+            lambda: 40e9 * (1 - ten().ROOM), "B", by="10_planner.ROOM")),
         "With ZeRO-3 and full recomputation, yes; with data parallelism alone the states do not "
         "fit on any of them. Besides an eighth of the states, a GPU needs two gathered layers, "
         "activations, and logits.",
-        "python 10_planner.py --model 7b --cluster a100 --memory 40e9 --gpus 8 --batch 64"),
+        "python 10_planner.py --model 7b --cluster a100 --memory 40e9 --gradient-bytes 2"),
     Asked(21, "L3", "Derive the bubble of 1F1B, and what slices make of it.", (
         Row("Q21", "1F1B waits, 8 stages, 32 micro-batches, counted from its lists", 7 / 39,
             lambda: worked.idle_in_time("1f1b", 8, 32), "%", 1e-9,

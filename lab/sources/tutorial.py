@@ -101,6 +101,8 @@ def gpus(**degrees):
 sent = partial(worked.sent_in_layer, "04")
 ROWS = (
     # 0 to 2.2
+    Row("0", "all_reduces of a layer's forward, with tp", 2, lambda: sent(0) / 2, "calls",
+        by="04_tensor_parallel.traffic"),
     Row("1", "weights of a parameter", 2, lambda: chapter("01").WIDTHS["fp16"][0], "B",
         by="01_single_gpu.WIDTHS"),
     Row("1", "gradients of a parameter", 2, lambda: chapter("01").WIDTHS["fp16"][1], "B",
@@ -322,6 +324,9 @@ ROWS = (
         by="10_planner.kept_by_layer", why="Its factor is 5 H L / 34 D, and GPT-3 has 96 heads: "
         "the first one dominates below L = 34 D / 5 H, 870 tokens."),
     # 13 to 15
+    Row("13", "GPUs of dp 4, tp 2, pp 2, cp 2, ep 2: W = D · T · P · C · E", 64,
+        lambda: gpus(dp=4, tp=2, pp=2, cp=2, ep=2), "GPUs", by="10_planner.Layout",
+        why="Those who share experts are ranks of dp, cp and tp: ep multiplies nothing."),
     Row("13.1", "GPUs of the short phase", 16384, lambda: gpus(tp=8, cp=1, pp=16, dp=128), "GPUs",
         by="10_planner.Layout"),
     Row("13.1", "GPUs of the long phase", 16384, lambda: gpus(tp=8, cp=16, pp=16, dp=8), "GPUs",
@@ -364,8 +369,9 @@ ROWS = (
     *(row for question in QUESTIONS if question.level for row in question.rows),
 )
 LEFT_OUT = (
-    "4.4, 5.4, 6.4, Q1, Q19: how many times faster or slower other software was (offload 1.5 to 3 "
-    "and 5 to 10 times, ZeRO++ 2.16): neither machine nor model is told, so nothing can be planned",
+    "4.4, 6.1, 6.4, Q19: how many times slower or faster other software was (offload 1.5 to 3 and "
+    "5 to 10 times, ZeRO++ 2.16), and its loss: neither machine nor model is told, so nothing can "
+    "be planned (03_zero.py --variant zeropp --steps 50 has the loss of ours)",
     "13.1, Q18: 466 interruptions, their causes, and 90% of effective time: what a run recorded "
     "(python -m lab.faults interrupts runs, and says what the best interval of saves leaves)",
 )

@@ -186,11 +186,13 @@ def days_of_llama(tokens: float = 15.6e12) -> float:
 
 
 def seven_billion(**layout) -> object:
-    """Chapter 10's plan of a 7B model on 8 A100s with 40 GB, with full recomputation."""
+    """Chapter 10's plan of a 7B model on 8 A100s with 40 GB, with full recomputation, and gradients
+    in 2 bytes."""
     plan = ten()
     a100 = replace(plan.CLUSTERS["a100"], memory=40e9)
+    software = replace(plan.SOFTWARE["megatron-2024"], gradient_bytes=2)
     return plan.Plan(plan.MODELS["7b"], plan.Layout(dp=8, recompute="full", **layout), a100,
-                     plan.SOFTWARE["megatron-2024"], 8, 64)
+                     software, 8, 64)
 
 
 def seconds_of_micro_batch(size: int) -> float:

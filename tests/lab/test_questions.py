@@ -74,7 +74,7 @@ def test_a_question_and_its_answer(capsys):
 def test_somebody_answers_first(line, says, capsys):
     assert questions.answer(questions.QUESTIONS[2], lambda: line) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == "   First a number: on 8 GPUs, 2(N-1)/N · S?"
+    assert lines[1] == "   First a number: on 8 GPUs? (in S)"
     assert lines[2].strip().startswith(says)
 
 

@@ -293,7 +293,8 @@ def test_pages_of_texts_are_light(course):
 
 
 def test_places_of_a_text_have_anchors_of_their_own():
-    assert tables.anchors(["8.3", "table 2", "8.3"]) == ["at-8-3", "at-table-2", "at-8-3-2"]
+    assert tables.anchors(["8.3", "ZeRO", "ZeRO-2", "ZeRO", "8.3"]) == [
+        "at-8-3", "at-zero", "at-zero-2", "at-zero.2", "at-8-3.2"]
 
 
 def test_who_gives_a_number_leads_there(course):
