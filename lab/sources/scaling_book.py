@@ -5,6 +5,7 @@ product, as "x DF", tells the factor before it.
 """
 
 import functools
+from dataclasses import replace
 
 from common import Config
 from lab.chapters import chapter
@@ -161,6 +162,13 @@ def largest_of_chapter_10():
     return tpu().memory / of_all * model.parameters()
 
 
+def share_of_scores(tokens=2**15):
+    """Of the FLOPs of a step of LLaMA-3 70B: the causal half of attention's scores."""
+    model = replace(ten().MODELS["70b"], seq=tokens)
+    half, twice = (ten().step_flops(model, 1, scores) for scores in ("causal", "all"))
+    return (twice - half) / half
+
+
 def pods(count, chips, tokens=B):
     """(compute, messages) in seconds of a layer's backward on so many pods."""
     return rooflines.across_pods(rooflines.mlp(D, F), tokens, count * chips, chips, tpu().peak,
@@ -202,6 +210,10 @@ DATA = (
         by="lab.planner.rooflines.bytes_sent"),
     Row("data parallelism", "T_math of a layer's backward, times X C", 8,
         lambda: computed(1, dp=64), "x BDF", by="lab.planner.rooflines.flops"),
+    Row("data parallelism", "T: the longer of the two, 2,000 tokens of a chip, D 8,192, F 30,000",
+        None, lambda: max(rooflines.flops(rooflines.mlp(D, F), 2000)[1] / tpu().peak,
+                          rooflines.bytes_sent("dp", rooflines.mlp(D, F), 1)[1] / tpu().nvlink),
+        "s", by="lab.planner.rooflines.bytes_sent"),
     Row("data parallelism", "B/X from which on it is compute-bound, one axis", 2550,
         per_chip, "tokens", error=5, by="lab.planner.rooflines.tokens_of_data_parallel"),
     Row("data parallelism", "the same, three axes", 850, lambda: per_chip(3), "tokens", error=5,
@@ -372,6 +384,8 @@ PODS = (
         lambda: pods(2, 8960)[0] / pods(2, 8960)[1], "x", by="lab.planner.rooflines.across_pods"),
 )
 TAKEAWAYS = (
+    Row("takeaways", "FLOPs of attention's scores at 32k tokens, of LLaMA-3 70B's", None,
+        share_of_scores, "%", by="10_planner.step_flops"),
     *(Row("takeaways", f"{name}: FLOPs of a layer's {'backward' if of_pass else 'forward'}", told,
           functools.partial(computed, of_pass, dp, tp), f"x BDF/{over}",
         by="lab.planner.rooflines.flops")

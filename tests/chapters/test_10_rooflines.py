@@ -160,3 +160,19 @@ def test_tp_lowers_the_least_batch_on_a_torus_and_not_across_nodes(ten):
     alone, _ = nodes.best("zero-3", 512)
     assert alone == pytest.approx(989e12 / (8 * 50e9))
     assert nodes.best("both", 512)[0] == pytest.approx(alone)
+
+
+@pytest.mark.parametrize(("name", "axes", "strategy", "chips", "words"), [
+    ("tpu-v5p", (2, 1), "both", 4096, "159 tokens of a chip on, 652,800 of a step, with ZeRO-3 "
+     "over 512 and tp over 8"),
+    ("tpu-v5p", (3, 1), "zero-3", 4096, "from 850 tokens of a chip on, 3,481,600 of a step"),
+    ("h100", (1, 1), "both", 512, "1,265,920 of a step, with ZeRO-3 alone: tp would not change "
+     "that"),
+    ("h100", (1, 1), "both", 8, "longer than messages at every batch, with tp alone"),
+    ("h100", (1, 1), "tp", 8, "compute takes longer than messages at every batch: up to 11.9 ranks "
+     "hide them"),
+    ("h100", (1, 1), "tp", 16, "messages take longer than compute at every batch: up to 10.6 ranks "
+     "hide them")])
+def test_a_roof_in_words(ten, name, axes, strategy, chips, words):
+    roof = rooflines.Roof(ten, ten.MODELS["70b"], ten.CLUSTERS[name], axes)
+    assert rooflines.in_words(roof, strategy, chips).endswith(words)

@@ -193,6 +193,9 @@ def test_lines_of_a_roofline_are_the_planners(ten, asked):
     never = asked.get("strategy") == "tp"               # of 16 GPUs, which are two machines
     assert ("messages take longer" in told["says"]) == never == (told["least"] is None)
     assert never or f"from {told['least']:,.0f} tokens of a {told['chip']}" in told["says"]
+    if asked.get("strategy") == "zero-3":
+        for tokens, (compute, sent) in zip(told["tokens"], told["planned"]):
+            assert (compute > sent) == (tokens > told["planned_least"])
 
 
 BAD = {
