@@ -24,7 +24,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 IMPORTS = {  # {room of lab/, or its commands: what it imports of the rest of lab/}
     "cli": "bench.anatomy chapters",
     "bench": "cli chapters checkpoints classroom.simulate pictures planner schedules",
-    "chapters": "bench classroom cli museum.exhibit planner schedules typecheck",
+    "chapters": "bench classroom cli museum.exhibit planner schedules typecheck warps",
     "checkpoints": "bench cli",
     "classroom": "bench chapters cli museum",
     "museum": "bench.drawing chapters classroom cli rehearse",

@@ -6,10 +6,12 @@ from lab.chapters.kernels import (
     fp8_exercises,
     grouped_matmul_exercises,
     layernorm_exercises,
+    matmul_exercises,
     swiglu_exercises,
 )
 
-EXERCISES = {"elu": elu_exercises.EXERCISES, "layernorm": layernorm_exercises.EXERCISES,
+EXERCISES = {"elu": elu_exercises.EXERCISES, "matmul": matmul_exercises.EXERCISES,
+             "layernorm": layernorm_exercises.EXERCISES,
              "swiglu": swiglu_exercises.EXERCISES, "fp8": fp8_exercises.EXERCISES,
              "flash_attention": flash_attention_exercises.EXERCISES,
              "grouped_matmul": grouped_matmul_exercises.EXERCISES}
