@@ -2,6 +2,11 @@
 
 `python -m lab.questions --seed 002` prints the rows of one: every formula, table and plot of it, in
 its order. A row is a Row; a module has the rows of one text, and says what is left out, and why.
+
+    asked             the tutorial's questions; the lecture's are beside its rows
+    contradictions    what the texts say that does not hold
+    worked            what rows and answers compute more than once
+    texts             rows computed, and in words
 """
 
 from typing import NamedTuple

@@ -247,9 +247,9 @@ QUESTIONS = (
         Row("Q18", "memory of a GPU with 128K, of 80 GB", None,
             lambda: 1e9 * list(worked.published.llama_3(ten()))[2][3], "B",
             by="lab.planner.published.llama_3")),
-        "tp fills a machine, pp spans machines, and dp takes the rest. With 128K, cp takes 16 from "
-        "dp: a sequence's activations would not fit otherwise, and a batch of 16 million tokens "
-        "has only 128 sequences. It is dense, so there is no ep.",
+        "tp fills a machine, pp spans machines, and dp takes the rest. With 128K, a batch of 16 "
+        "million tokens has only 128 sequences: dp 128 would leave a pipeline of 16 stages one "
+        "micro-batch. So cp takes 16 from dp. It is dense, so there is no ep.",
         "python 10_planner.py --published"),
     Asked(19, "L2", "By which three ideas does ZeRO++ send less?", (
         Row("Q19", "between nodes, ZeRO-3 over ZeRO++, gradients in 4 bits", 4,
