@@ -125,7 +125,7 @@ def draw_runs(axes):
     axes.set(xlabel="MFU, planned", ylabel="MFU, measured", xlim=ends, ylim=ends)
     axes.legend(fontsize=8)
     axes.set_title(f"{sum(1 for _ in playbook.runs(ten()))} of its runs: what lies below ran slower"
-                   "\n(small kernels, the network)")
+                   "\n(small kernels, full memory, the network)")
 
 
 def draw_llama(axes, name):

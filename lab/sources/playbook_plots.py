@@ -12,11 +12,12 @@ from lab.sources.row import Row
 
 NETWORK = ("its network is slower than the data sheet says, and the more so the more nodes there "
            "are; with the bandwidths that it has measured, see the plot over dp")
-FULLER = ("it keeps more than the planner counts: of the logits, and what fragments; so smaller "
-          "micro-batches fit")
+FULLER = ("its GPUs were fuller than is planned, and why is not told; so a smaller micro-batch is "
+          "the largest that fits")
 UNTOLD = "which micro-batches it ran is not told: here, the largest that fit"
 STARTS = "kernels of small matrices take time to start, which the planner does not know"
 NO_MASTERS = "no masters, though k = 12 of the text has them: see contradictions"
+FULL = "its memory was nearly full, 71.5 GiB"
 SPEED = "tokens/s"
 
 
@@ -215,6 +216,13 @@ def of_8b():
             yield layout, told
 
 
+def memory_of_best(name, nodes):
+    """Of the fastest run, the first one that is listed."""
+    layout = next(layout for of, on, layout, *_ in playbook.runs(ten())
+                  if (of, on) == (name, nodes))
+    return playbook.gib_of_gpu(ten(), name, layout)
+
+
 def named(layout):
     degrees = f"dp {layout.dp} tp {layout.tp} pp {layout.pp}"
     return f"{degrees}, micro-batch {layout.micro_batch}, ZeRO-{layout.zero}"
@@ -233,6 +241,11 @@ RUNS = [
           ("80B", 4, 285, "with nearly full memory it ran at 15% of the peak; why, is not told"))],
     *[Row("runs", f"8B on a node: {named(layout)}", told,
           lambda layout=layout: playbook.speed(ten(), "8B", layout), SPEED, by="playbook.speed",
-          within=0.2, why=STARTS if layout.tp == 8 and layout.micro_batch == 1 else "")
-      for layout, told in of_8b()],
+          within=0.2, why=STARTS if (layout.tp, layout.micro_batch) == (8, 1) else
+          FULL if (layout.dp, layout.pp) == (4, 2) else "") for layout, told in of_8b()],
+    *[Row("runs", f"heat map: memory of that of the {name} on {8 * nodes} GPUs", told,
+          partial(memory_of_best, name, nodes), "GiB", by="playbook.gib_of_gpu", within=0.25,
+          why=FULLER if name in ("3B", "8B") else "")
+      for name, nodes, told in (("1B", 1, 50.2), ("3B", 8, 47.7), ("8B", 1, 63.1),
+                                ("80B", 4, 66.0))],
 ]
