@@ -266,7 +266,7 @@ CONTRADICTIONS = (
         1 / 8, lambda: share_of_parameters("1f1b", 8), lambda: share_of_parameters("dualpipe", 8),
         "%", 0, "07_pipeline_parallel.make_schedule"),
     Contradiction(
-        "002", "4.2.1.2.2 (and 004: 14.2)",
+        "002", "abstract, 2.2.2 (and 004: 14.2)",
         "Interleaving has a comparable memory footprint.",
         "With p = 8 and v = 2 the first rank keeps 44% more activations than with 1F1B.",
         "It has 2·(p-1) + (v-1)·p + 1 slices of 1/v alive, 1F1B has p: 1 + (p-1)/(p·v) times as "
