@@ -126,7 +126,7 @@ def test_nothing_that_is_planned_is_above_its_roof(ten, name, axes):
 
 @pytest.mark.parametrize(("name", "chips", "axes"), [
     ("tpu-v5p", 4096, (2, 1)), ("tpu-v5p", 64, (1, 1)), ("h100", 512, (1, 1)), ("h100", 8, (1, 1)),
-    ("gb200", 72, (1, 1)), ("a100", 48, (1, 1))])
+    ("h100", 4, (1, 1)), ("gb200", 72, (1, 1)), ("a100", 48, (1, 1))])
 def test_from_the_least_tokens_on_compute_is_longer(ten, name, chips, axes):
     roof = rooflines.Roof(ten, ten.MODELS["8b"], ten.CLUSTERS[name], axes)
 
