@@ -188,9 +188,9 @@ def found_contradictions(words):
 def word(text):
     """An argparse type: a question's number, a level, or a word that some question or row has."""
     if text.isdecimal():
-        if int(text) not in QUESTIONS:
+        if int(text[:9]) not in QUESTIONS or len(text) > 9:
             nearest = min(QUESTIONS, key=lambda number: abs(number - int(text[:9])))
-            raise Refused(f"there is no question {text}; there are 1 to {max(QUESTIONS)}",
+            raise Refused(f"there is no question {text[:9]}; there are 1 to {max(QUESTIONS)}",
                           str(nearest))
     elif not text.strip() or not (text.upper() in LEVELS or found_questions([text])
                                   or found_rows([text]) or found_contradictions([text])):

@@ -130,6 +130,7 @@ def test_a_row_that_differs_says_why_or_the_status_is_1(capsys, monkeypatch):
 
 @pytest.mark.parametrize(("words", "says"), [
     ("36", "there is no question 36; there are 1 to 35; 35 in place of 36 would work"),
+    ("9" * 5000, "there is no question 999999999; there are 1 to 35; 35 in place of"),
     ("0", "1 in place of 0 would work"), ("bubbel", "bubble in place of bubbel would work"),
     ("--seed 9", "003 (lecture), 004 (tutorial); --seed 000 would work"),
     ("7 8", "question 7 is answered alone; without 8 would work"),
