@@ -15,11 +15,11 @@ axes of a torus has M times as much. A number has 2 bytes. Forward then takes
 
 The scaling book's layer is two matrices, D to F and back: P = 2·D·F, S = 2·D, and P/S = F. A whole
 layer, with attention and a gated MLP, has more of both: P/S of the 70b is 26,112, and its F 28,672.
-Where compute is as long as messages, B and P cancel one by one:
+The two lines cross where
 
     dp, zero-3  B/N = C / (W·M_X)       tokens of a chip, whatever the model
     tp          Y = M_Y·(P/S)·W / C     ranks, whatever the batch
-    both        B/N = (C/W)² / (M_X·M_Y·P/S)    tp as wide as it may be divides ZeRO-3's messages
+    both        B/N = (C/W)² / (M_X·M_Y·P/S): tp, as wide as it may be, divides ZeRO-3's messages
 
 A roofline is the planner without the time that bytes take through HBM and messages through their
 hops, and without attention's scores; and it takes (n-1)/n for 1. `planned` has all of them, for the
