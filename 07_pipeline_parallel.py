@@ -4,7 +4,8 @@ The model is a list of modules, so it can be cut between any two of them. Each o
 slice of it, a stage. A stage receives the activations of a micro-batch from the stage before, puts
 them through its layers, and sends the result to the next. In backward, gradients go the other way.
 That is one message of (b, s, h) for a cut, a micro-batch and a direction. No other way to cut the
-model sends so little for a token, so a cut may well lie between two machines.
+model sends so little for a token, so a cut may well lie between two machines. (Of t tensor-parallel
+ranks, which have it all, each sends 1/t there, and they gather the rest inside their machine.)
 
 For each of a step's m micro-batches, a stage has three things to do, which take about equally long:
 F, the forward; B, the gradient of its input, for which the stage before is waiting; and W, the
@@ -26,16 +27,19 @@ The price is waiting. At the beginning of a step the last stage has nothing to d
 end the first one waits for gradients. This idle time, the dots, is the bubble.
 
 The order in which a rank works is its schedule, and a schedule is just a list of actions: of F, B,
-W and BW. Everything else follows from the lists: when each action can start, what is sent, how much
-memory is needed, and what the rank has to do. So each schedule is a few lines of code, and one
-executor runs them all. A micro-batch is alive, once in each stage, from its F to its BW (or to its
-W): as long as the stage keeps what backward needs.
+W and BW. Everything else follows from the lists: when each action can start, what is sent, and how
+much memory is needed. So each schedule is a few lines of code, and one executor runs them all. A
+micro-batch is alive, once in each stage, from its F to its BW (or W): as long as backward needs it.
 
     naive         One micro-batch after the other: one rank works, and all others wait.
     afab          All forward, then all backward (GPipe): in between, all m of them are alive.
-    1f1b          One forward, one backward, as soon as there is something to go backward with. The
-                  bubble is the same, but rank r has only p-r micro-batches alive: so many have gone
-                  forward when the first comes back.
+    1f1b          One forward, one backward, as soon as one can go back. The bubble is the same, but
+                  only p-r are alive on rank r: so many have gone forward when the first comes back.
+    2bw           1f1b without a flush (PipeDream-2BW): behind a step's last forwards come the next
+                  one's first, before the step's update. So a rank keeps two versions of weights: in
+                  all stages, batch t computes with W(t-1), and updates W(t) to W(t+1). That is one
+                  GPU whose gradients are a step late. The report holds it to that, and says how far
+                  the loss is from one without delay. Chapter 09's published runs all flush.
     interleaved   Each rank holds v slices, so that a micro-batch goes round v times. A slice takes
                   1/v of the time, and so does the bubble. A rank between two others sends 2v
                   messages for a micro-batch, not 2. p micro-batches go through a slice in turn
@@ -45,14 +49,13 @@ W): as long as the stage keeps what backward needs.
     zb-h2         The same, but F is twice as far ahead, and W twice as far behind. If F, B and W
                   take equally long, no rank waits between its first action and its last. But each
                   begins and ends later than the one before. A step that ends with a norm over all
-                  ranks, as here, gains nothing by it: in the paper each rank updates at once, and
-                  undoes it if the norm was too large.
+                  ranks, as here, gains nothing by it, nor by 2bw. (In the paper each rank updates
+                  at once, and undoes it if the norm was too large.)
     dualpipe      Two pipelines in opposite directions over the same ranks, with half of the micro-
                   batches each. So a rank holds two stages, and every stage lies on two ranks, which
                   sum their gradients. DeepSeek-V3 runs an F of one pipeline and a BW of the other
                   at the same time ("F&B"), so that one computes while the other communicates. The
-                  table counts that as F + B + W. (Here BW follows F, so others wait for less:
-                  for half as long as the table says, if F = B = W.)
+                  table counts F + B + W for it. (Here BW follows F: half the wait, if F = B = W.)
     dualpipe-v    One pipeline of 2p half as large stages, which goes down the ranks and comes back.
                   The rest is as in dualpipe, without the second copy. Both need m >= 2p.
 
@@ -62,6 +65,7 @@ On rank r, where F, B and W are the times of 1/p of the model, and W <= F <= B:
     naive         (p-1) m (F+B+W)             1                                     1/p
     afab          (p-1) (F+B+W)               m                                     1/p
     1f1b          (p-1) (F+B+W)               p-r                                   1/p
+    2bw           (p-1) (F+B+W), in a run     p-r                                   2/p, m >= p-1
     interleaved   (p-1) (F+B+W) / v           2(p-1-r) + (v-1)p + 1, 1/v each       1/p
     zb-h1         (p-1) (F+B-W)               p                                     1/p
     zb-h2         (p-1) (F+B-2W), see above   2p-1                                  1/p
@@ -76,8 +80,7 @@ between.) At most p-r of rank r's micro-batches wait for B then, and r for W.
 
 With --recompute full, a B computes its F again before it begins, so if F = W = 1, it takes 2. On 4
 ranks with 8 micro-batches the bubble of 1f1b is still 3/8 of the work, which is 4/3 as long now;
-but that of zb-h1 grows from 1/8 to 3/16. (The orders above stay the same. What W needs, B has
-computed again, and from there on it is kept.)
+but that of zb-h1 grows from 1/8 to 3/16. (From B on, what W needs is kept.)
 
 In interleaved, a micro-batch has 2(p-1-r) hops to go from rank r to the last one and back. Each
 takes a round (an F and a BW): what a rank computes in one, its neighbour uses in the next. So
@@ -85,24 +88,18 @@ rank r must be that many forwards ahead, besides p micro-batches in each of its 
 and the forward of its round is one more. No rank has more alive than there are: v·m.
 
 A micro-batch that waits for W keeps the inputs of all linears and the gradients of their outputs.
-In a GPT's block that is as much as before B, but for what the core of attention and the norms'
-statistics took: all else that B has freed is as large as the gradients that it has computed. With
-SwiGLU it is one tensor of hidden features less: B frees gate, silu(gate) and up, and computes the
-gradients of gate and up.
+In a GPT's block that is as much as before B, but for attention's core and the norms' statistics;
+with SwiGLU, which has three tensors of hidden features and two gradients, one of them less.
 
 The order of messages. Between two ranks, NCCL matches sends with receives by the order in which
 they are posted, and a send may block until the other side has posted its receive. Suppose each rank
 receives what it needs right before an action, and sends the result right after. In 1f1b, rank 2
 then sends the second micro-batch down, while rank 3 sends the gradient of the first one up: both
-wait for ever. (Over gloo too, if they wait for each message that they send, as in chapter 00;
-`execute` does not.) So all messages of a step are put into one order, by the time at which they are
-ready if F = B = W, and each rank posts its own in that order. Now take the first of them that is
-still missing. All that its two ranks have to do before it are actions, which need earlier messages
-alone, and these are there. So both ranks come to it, and it is exchanged; and then the next one.
-Before the first step, `check_rendezvous` tries it on the strictest network there is. (On NCCL, a
-message starts when the rank's one before has arrived, and of those that are posted at once, none
-has arrived before all have. So where F, B and W take other times, an action may wait for messages
-that it does not need.)
+wait for ever. So all messages of a step are put into one order, by the time at which they are ready
+if F = B = W, and each rank posts its own in that order. Now take the first of them that is still
+missing. All that its two ranks have to do before it are actions, which need earlier messages alone,
+and these are there. So both ranks come to it, and it is exchanged; and then the next one. (On NCCL,
+one starts after the other. So if F, B and W take other times, some wait without need.)
 
 What a rank sends must stay in memory until it has left. But messages pass in the order of the
 posts: once one has come for which a rank waits, those that it has posted before have left. So in
@@ -115,9 +112,8 @@ When it pays: a message, e bytes a number, hides behind the forward of a stage o
 
     b·s·h·e / bandwidth  <=  24·b·s·h²·k / FLOP/s
 
-So k must be at least e/(24h) · FLOP/s / bandwidth, whatever the batch and the sequence. (24 is for
-a GPT's matrices; the report counts attention's scores too.) It stops paying where the batch is not
-many more than p micro-batches: with m = p, 1f1b is idle for nearly half of the step.
+So k must be at least e/(24h) · FLOP/s / bandwidth. (The report counts attention's scores, too.)
+With few micro-batches it does not pay: with m = p, 1f1b is idle for nearly half of the step.
 
 Run it:
     torchrun --nproc_per_node=4 07_pipeline_parallel.py --variant interleaved --layers 8
@@ -125,13 +121,12 @@ Run it:
     torchrun --nproc_per_node=4 -m lab.schedules zb-h1 --sleep 10
 
 Sources: Huang et al., GPipe (2019); Narayanan et al., Memory-Efficient Pipeline-Parallel DNN
-Training (2021; 1f1b, as "PipeDream-Flush") and Efficient Large-Scale Language Model Training on GPU
-Clusters Using Megatron-LM (2021), sections 2.2 and 4.1; Lamy-Poirier, Breadth-First Pipeline
-Parallelism (2022); Qi et al., Zero Bubble Pipeline Parallelism (2023), sections 2 and 4;
-DeepSeek-AI, DeepSeek-V3 Technical Report (2024), section 3.2.1, and DualPipe on GitHub (where B
-stands for our BW, and which owes the V to Sea AI Lab's "cut-in-half"); How To Scale Your Model,
-part 5; Ultra-Scale Playbook, "Pipeline Parallelism" and A3 (which counts a number of a message as
-one byte, e = 1, and 32 FLOPs where we count 24).
+Training (2021; 2bw, and 1f1b as "PipeDream-Flush") and Efficient Large-Scale Language Model
+Training on GPU Clusters Using Megatron-LM (2021), sections 2.2 and 4.1; Lamy-Poirier, Breadth-First
+Pipeline Parallelism (2022); Qi et al., Zero Bubble Pipeline Parallelism (2023), sections 2 to 4;
+DeepSeek-AI, DeepSeek-V3 Technical Report (2024), section 3.2.1, and DualPipe on GitHub (which owes
+the V to Sea AI Lab's "cut-in-half"); How To Scale Your Model, part 5; Ultra-Scale Playbook,
+"Pipeline Parallelism" and A3 (with e = 1, and 32 in place of 24).
 """
 
 import functools
@@ -250,7 +245,7 @@ def make_schedule(variant, p, m, v=1, breadth_first=False):
     if variant.startswith("dualpipe"):
         ranks, depth = [*range(p), *reversed(range(p))], p if variant == "dualpipe" else 2 * p
     for rank in range(p):
-        ahead = {"naive": 0, "afab": m, "1f1b": p - 1 - rank,
+        ahead = {"naive": 0, "afab": m, "1f1b": p - 1 - rank, "2bw": p - 1 - rank,
                  "interleaved": v * m if breadth_first else 2 * (p - 1 - rank) + (v - 1) * p}
         if variant in ahead:
             group = m if breadth_first else p
@@ -300,26 +295,6 @@ def make_programs(schedule, F=1, B=1, W=1):
                 programs[rank].append(message)
                 programs[message.receiver].append(message)
     return programs
-
-
-def check_rendezvous(programs, needs):
-    """Raise ValueError if a rank would wait for ever on the strictest network there is, where a
-    message passes once it is computed and both of its ranks have come to it. needs(action): the
-    outputs that it takes."""
-    left, here = [list(program) for program in programs], [set() for _ in programs]
-    while any(left):
-        passing = []                                    # ranks that get beyond their next step
-        for rank, program in enumerate(left):
-            step = program[0] if program else None
-            if isinstance(step, Action) and here[rank].issuperset(needs(step)):
-                passing.append(rank)
-            if isinstance(step, Message) and step.output in here[step.sender]:
-                other = step.receiver if rank == step.sender else step.sender
-                passing += [rank] if left[other][:1] == [step] else []
-        if not passing:
-            raise ValueError(f"ranks wait for ever before {[program[:1] for program in left]}")
-        for rank in passing:
-            here[rank].add(left[rank].pop(0).output)
 
 
 # ------------------------------------------------------------------------------------ the executor
@@ -408,11 +383,11 @@ def post(messages, group, empty, outputs, under_way):
             outputs[message.output] = operation.tensor
 
 
-def execute(program, stages, group, empty, span, micro_batches, valid):
+def execute(program, stages, group, empty, span, micro_batches, valid, outputs=None):
     """Walk through this rank's program. stages: {number: Stage}, its own. span(action, kept,
-    between): a context manager around each action. Returns the loss of the micro-batches that end
-    here, a scalar. Communication: the program's messages."""
-    outputs, under_way = {}, {}
+    between): a context manager around each action. outputs: what an earlier program left (2bw).
+    Returns the loss of the micro-batches that end here, a scalar. Communication: the messages."""
+    outputs, under_way = {} if outputs is None else outputs, {}
     total = torch.zeros((), dtype=torch.float64, device=micro_batches[0][0].device)
 
     def take(name, otherwise):
@@ -427,7 +402,7 @@ def execute(program, stages, group, empty, span, micro_batches, valid):
             continue
         for action in steps:
             kind, number, i = action
-            stage, (tokens, targets) = stages[number], micro_batches[i]
+            stage, (tokens, targets) = stages[number], micro_batches[i % len(micro_batches)]
             x = take(("F", number - 1, i), tokens) if kind == "F" else None
             gradient = take(("B", number + 1, i), None) if "B" in kind else None
             kept, out = (stage.kept_for_backward, stage.kept_for_weights), None
@@ -462,8 +437,40 @@ def train_step(run_program, model, optimizer, group, micro_batches, valid, clip)
     norm = grad_norm(model.parameters(), group)         # of all stages, not of this one
     if clip:
         clip_grads_with_norm_(model.parameters(), clip, norm)
-    optimizer.step()
+    with torch.autograd._unsafe_preserve_version_counter(tuple(model.parameters())):
+        optimizer.step()                                # of a version that no F of 2bw has read
     return loss, norm
+
+
+def without_flush(run, program, model, *where):
+    """2bw's run_program(micro_batches, valid): a step of the whole run's program. It is m backwards
+    and m forwards, the last p-1-stage of them of the next batch. p.versions: two of each parameter.
+    Batch t computes with versions[t % 2], which batch t-2 has updated; its own update goes from the
+    newest version to there. where: what `execute` needs to know."""
+    args, text, parts = run.args, common.Text(run.args), defaultdict(list)
+    m, steps, outputs = args.batch // args.micro_batch, itertools.count(), {}
+    for what in program:
+        kind, stage, i = what.output                    # a message is in one step on both its ranks
+        ahead = run.world - 1 - stage if kind == "F" else 0
+        parts[max(0, i - ahead) // m].append(what)
+    for p in model.parameters():
+        p.versions = p.data, p.data.clone()
+
+    def span(action, *kept):
+        for p in model.parameters():
+            p.data = p.versions[action.micro_batch // m % 2]
+        return run.span(action, *kept)
+
+    def run_program(micro_batches, valid):
+        step = next(steps)
+        ahead = (x.to(run.device).split(args.micro_batch) for x in text.batch(step + 1)[:2])
+        both = [micro_batches, zip(*ahead)][::-1 if step % 2 else 1]
+        loss = execute(parts[step], *where, span, [*both[0], *both[1]], valid, outputs)
+        for p in model.parameters():                    # no backward needs the old ones any more
+            p.data = p.versions[step % 2].copy_(p.versions[1 - step % 2])
+        return loss
+
+    return run_program
 
 
 # ------------------------------------------------------------------------------------ the formulas
@@ -521,9 +528,9 @@ def alive_over_time(actions):
 
 def most_alive(variant, rank, p, m, v, breadth_first=False):
     """The most micro-batches of its v stages that a rank has alive at a time."""
-    most = {"naive": 1, "afab": m, "1f1b": p - rank, "zb-h1": p, "zb-h2": 2 * p - 1,
-            "interleaved": v * m if breadth_first else 2 * (p - 1 - rank) + (v - 1) * p + 1,
-            "dualpipe": p + 1, "dualpipe-v": 2 * p + 1}
+    most = {"naive": 1, "afab": m, "1f1b": p - rank, "2bw": p - rank, "zb-h1": p,
+            "zb-h2": 2 * p - 1, "dualpipe": p + 1, "dualpipe-v": 2 * p + 1,
+            "interleaved": v * m if breadth_first else 2 * (p - 1 - rank) + (v - 1) * p + 1}
     return min(most[variant], v * m)
 
 
@@ -531,7 +538,7 @@ def bubble(variant, p, m, v, F=1, B=1, W=1):
     """The longest wait of a rank over its work (zb-h2's: between its own first and last action), if
     F&B ends as one, after F + B + W. None where no closed form holds."""
     work = F + B + W
-    wait = {"naive": (p - 1) * m * work, "afab": (p - 1) * work, "1f1b": (p - 1) * work,
+    wait = {"naive": (p - 1) * m * work, **dict.fromkeys(("afab", "1f1b", "2bw"), (p - 1) * work),
             "interleaved": (p - 1) / v * work, "zb-h1": (p - 1) * (F + B - W),
             "zb-h2": (p - 1) * (F + B - 2 * W), "dualpipe": (p / 2 - 1) * (work + B - 2 * W),
             "dualpipe-v": (p - 1) / 2 * (work + B - 2 * W)}
@@ -546,7 +553,7 @@ def bubble(variant, p, m, v, F=1, B=1, W=1):
 def plan(args, p):
     """The schedule on p ranks, and the slice of the model's list that is each stage."""
     name = ALIKE[args.schedule] if args.variant == "torch" else args.variant
-    m = args.batch // args.micro_batch
+    m = args.batch // args.micro_batch * args.batches_in_turn
     schedule = make_schedule(name, p, m, args.chunks, args.breadth_first)
     return schedule, cut(args.model, schedule.depth)
 
@@ -574,8 +581,6 @@ def take_slices(run, schedule, cuts):
 def train(run):
     args, (schedule, cuts) = run.args, plan(run.args, run.world)
     programs = make_programs(schedule, **times(args.recompute))
-    check_rendezvous(programs, schedule.needs)          # raises if anything could block
-
     group = run.mesh(pp=run.world)["pp"].get_group()
     dist.barrier(group)                                 # NCCL: the first use of a group is by all
     slices, model = take_slices(run, schedule, cuts)
@@ -586,6 +591,8 @@ def train(run):
                               dtype=common.rounded(args), device=run.device)
     run_program = functools.partial(execute, programs[run.rank], stages, group, empty, run.span)
     optimizer = run.mixed(model.parameters())
+    if args.variant == "2bw":
+        run_program = without_flush(run, programs[run.rank], model, stages, group, empty)
 
     for batch in run.batches():                         # all of it on every rank
         with run.measure():
@@ -643,6 +650,7 @@ def formulas(args, rank, ranks, model):
         return {"parameters": {}, "modules": modules}
 
     m, v, actions = args.batch // args.micro_batch, len(mine), schedule.actions[rank]
+    in_turn, is_late = m * args.batches_in_turn, args.variant == "2bw"
     message, shared, both = args.micro_batch * cfg.seq * cfg.dim * e, 0, 0
     if args.variant == "dualpipe":                      # all that this rank holds
         shared = sum(p.numel() for p in model.parameters())
@@ -650,14 +658,15 @@ def formulas(args, rank, ranks, model):
     elif cfg.tie and (0 in modules) != (cfg.layers + 1 in modules):
         shared, both = cfg.vocab * cfg.dim, 1
     ends = sorted({schedule.ranks[schedule.depth - 1], schedule.ranks[-1]})
-    most = most_alive(args.variant, rank, ranks, m, v, args.breadth_first)
+    most = most_alive(args.variant, rank, ranks, in_turn, v, args.breadth_first)
     return {
-        "parameters": {}, "modules": modules, "kept": {},
-        "schedule": {"actions": actions, "slices": cuts, "of all ranks": schedule,
+        "parameters": {}, "modules": modules, "kept": {}, "versions": 2 if is_late else 1,
+        "schedule": {"actions": actions[:ranks - 1 - rank] if is_late else actions,
+                     "slices": cuts, "of all ranks": schedule,
                      "inputs": [start for start, _ in cuts],        # which a stage detaches
-                     "times": takes, "bubble": bubble(args.variant, ranks, m, v, **takes),
+                     "times": takes, "bubble": bubble(args.variant, ranks, in_turn, v, **takes),
                      "needs": schedule.needs, "message": message,
-                     "program": make_programs(schedule, **takes)[rank]},
+                     "programs": make_programs(schedule, **takes)},
         "sent": traffic(args.variant, rank, ranks, m, v, message, shared, sums, both),
         "checks": {("kept", "micro-batches alive", "at the most"):
                    (max(alive_over_time(actions)), most)},
@@ -668,7 +677,7 @@ def formulas(args, rank, ranks, model):
 
 def fitting(name, p, m, breadth_first=False):
     """The number of micro-batches, m or the next higher one, that a schedule on p ranks takes."""
-    least = {"dualpipe": 2 * p, "dualpipe-v": 2 * p}.get(name, 1)
+    least = {"dualpipe": 2 * p, "dualpipe-v": 2 * p, "2bw": p - 1}.get(name, 1)
     multiple = {"interleaved": 1 if breadth_first else p, "dualpipe": 2}.get(name, 1)
     return -(-max(m, least) // multiple) * multiple
 
@@ -677,6 +686,9 @@ def requires(args, ranks):
     args.micro_batch = args.micro_batch or 1            # as many micro-batches as there can be
     common.split_batch(args, 1)
     name, called = args.variant, args.variant
+    args.batches_in_turn = args.steps + 1 if name == "2bw" else 1       # without a flush
+    if name == "2bw" and args.steps == 1:
+        raise Refused("--variant 2bw is late from its second step on", "--steps 2")
     if name == "torch":
         name, called = ALIKE[args.schedule], args.schedule
         if name != "interleaved" and args.chunks:
@@ -709,8 +721,8 @@ def flags(parser):
     add("--schedule", choices=ALIKE, default="1F1B", help="PyTorch's name of a schedule")
 
 
-VARIANTS = dict.fromkeys(("1f1b", "naive", "afab", "interleaved", "zb-h1", "zb-h2", "dualpipe",
-                          "dualpipe-v"), train)
+VARIANTS = dict.fromkeys(("1f1b", "naive", "afab", "2bw", "interleaved", "zb-h1", "zb-h2",
+                          "dualpipe", "dualpipe-v"), train)
 VARIANTS["interleaved"] = train, "--chunks", "--breadth-first"
 VARIANTS["torch"] = train_torch, "--chunks", "--schedule"
 

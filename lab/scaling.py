@@ -88,7 +88,7 @@ def sleep_through(pipelines):
     for m, forward, backward in pipelines:
         schedule = seven.make_schedule("1f1b", p, m)
         programs = seven.make_programs(schedule)
-        seven.check_rendezvous(programs, schedule.needs)
+        schedules.check_rendezvous(programs, schedule.needs)
         step = partial(seven.execute, programs[rank], {rank: TimedStage(forward, backward, out)},
                        group, partial(torch.empty_like, out),
                        lambda *action: contextlib.nullcontext(), [(out, out)] * m, 1)

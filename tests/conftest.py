@@ -214,9 +214,10 @@ def run_main(name, flags, folder, fault=None):
 
 @functools.cache
 def losses_without_ranks(shape, data, batch, steps, seed, ignore, optimizer, lr, clip, packed,
-                         ramp):
+                         ramp, is_late=False):
     """Of one GPU, in float64, in this process, which is no rank. What both sides of a run share is
-    not seen by comparing them: text, weights or a rate that depend on the number of ranks."""
+    not seen by comparing them: text, weights or a rate that depend on the number of ranks. is_late:
+    the loss and the gradient of a step are those of weights which are a step old."""
     assert "WORLD_SIZE" not in os.environ
     cfg = common.Config(*shape)
     text = common.Text(types.SimpleNamespace(
@@ -224,7 +225,11 @@ def losses_without_ranks(shape, data, batch, steps, seed, ignore, optimizer, lr,
         ramp=ramp))
     model, losses = common.gpt(cfg, seed, dtype=torch.float64), []
     update = common.OPTIMIZERS[optimizer](model.parameters(), lr)
+    before = now = [p.detach().clone() for p in model.parameters()]
     for step in range(steps):
+        if is_late:
+            before, now = now, [p.detach().clone() for p in model.parameters()]
+            torch._foreach_copy_([p.data for p in model.parameters()], before)
         update.zero_grad()
         tokens, targets, valid = text.batch(step)
         if any(packed):
@@ -232,6 +237,8 @@ def losses_without_ranks(shape, data, batch, steps, seed, ignore, optimizer, lr,
         loss = common.loss_sum(model(tokens), targets) / valid
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf"))
+        if is_late:
+            torch._foreach_copy_([p.data for p in model.parameters()], now)
         update.step()
         losses.append(loss.item())
     return losses
@@ -246,8 +253,14 @@ def hold_to_the_run_without_ranks(run):
     names = "data", "batch", "steps", "seed", "ignore", "optimizer", "lr", "clip"
     packed = config["documents"], config["window"]
     ramp = tuple(config["ramp"])
-    expected = losses_without_ranks(shape, *(config[name] for name in names), packed, ramp)
-    assert run["loss"] == pytest.approx(expected, rel=1e-10), run["world_size"]
+    args = shape, *(config[name] for name in names), packed, ramp
+    is_late = run["variant"] == "2bw"
+    assert run["loss"] == pytest.approx(losses_without_ranks(*args, is_late), rel=1e-10)
+    if is_late:
+        in_time = run["recorded"]["losses_in_time"]
+        assert in_time == pytest.approx(losses_without_ranks(*args), rel=1e-10)
+        assert in_time[0] == pytest.approx(run["loss"][0], rel=1e-10) and all(
+            abs(x - y) > 1e-6 for x, y in zip(in_time[1:], run["loss"][1:]))
 
 
 def hold_to_one_gpu(results, flags):

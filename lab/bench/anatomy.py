@@ -341,7 +341,8 @@ def state_bytes(args: argparse.Namespace, answer: dict, width: int) -> dict[str,
         "widths", (rounded(args).itemsize, width, of_master))
     moments = answer.get("moments") or optimizer_state_bytes(
         args.optimizer, numbers, count or tensors(args.model), of_master or width)
-    return {"parameters": of_parameter * numbers, "gradients": of_gradient * numbers,
+    return {"parameters": answer.get("versions", 1) * of_parameter * numbers,
+            "gradients": of_gradient * numbers,
             "optimizer states": of_master * numbers + moments}
 
 

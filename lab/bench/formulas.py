@@ -5,14 +5,16 @@ metered step. All keys are optional:
 
     parameters    numbers on this rank, or {kind: share} of those of `modules` of the list; with
                   widths, or zero, holders, blocks (of a unit) and secondary: see anatomy.py
+    versions      of the parameters on a rank: 2 where the steps of chapter 07 overlap
     states        chapter 11's bytes of parameters, gradients and masters
     sent          {op: (calls, payload, wire)}, or for each axis: {axis: {op: ...}}, whose wire may
                   be left out: it is the payload times the ring's factor for ranks[axis] ranks
     gradients     {kind: name of the group that sums it}: what anatomy.py adds to sent; gathers,
                   reduces: how often of a module
     kept          {class: share} of the activations; None: show them without a formula
-    schedule      a rank's actions, and the slices of the model that are its stages; its bubble; the
-                  program with messages, what an action needs, and the bytes of a message
+    schedule      a rank's actions (where steps overlap, those that leave something alive at a
+                  step's end), and the slices of the model that are its stages; its bubble; all
+                  programs with messages, what an action needs, and the bytes of a message
     flops         {"all": number} or {"attention": number} of the metered step
     most gradients                                          the most bytes of gradients at a time
     experts       chapter 09's, see mixtures.py
@@ -48,7 +50,7 @@ from lab.checkpoints import checkpoint
 from lab.cli.words import count, printable, quantity
 
 WATCHED_STEPS = 3       # the memory of chapter 01's first steps is watched
-KEYS = {"parameters", "modules", "widths", "zero", "holders", "blocks", "secondary",
+KEYS = {"parameters", "modules", "widths", "zero", "holders", "blocks", "versions", "secondary",
         "most gradients", "states", "sent", "ranks", "gradients", "gathers", "reduces", "kept",
         "schedule", "experts", "flops", "checks", "settings", "mixtures", "contexts", "beside",
         "overlap", "machines", "utilization", "noise", "notes", "sample", "record"}
@@ -71,7 +73,7 @@ def hold(run):
         run.check(about, computed, formula, *(unit or [""]))
     if "bubble" in answer.get("schedule", {}):
         schedules.hold_bubble(run, answer["schedule"])
-    if "program" in answer.get("schedule", {}) and run.world > 1:
+    if "programs" in answer.get("schedule", {}) and run.world > 1:
         schedules.hold_messages(run, answer["schedule"])
     explain(run, answer)
 
@@ -91,6 +93,7 @@ def held(run):
     gradients = [p.grad for p in (*own, *updated)]
     if not hasattr(first_updated(run), "full"):
         of_model = set(map(id, own))
+        own += [p.versions for p in own if hasattr(p, "versions")]
         return own, gradients, [p for p in updated if id(p) not in of_model] + states
 
     parameters, masters = [], []                            # of flat shards
@@ -188,11 +191,17 @@ def hold_activations(run, answer):
 
 def hold_alive(run, answer):
     """The same after each action of a schedule."""
-    over_time = [kept for *_, kept in run.actions]
+    args, over_time = run.args, [kept for *_, kept in run.actions]
     rows = mixtures.rows_of(run.args, answer["experts"]) if answer.get("experts") else None
     formula = anatomy.alive_over_time(
         run.args.model, run.args.micro_batch, run.rounded.itemsize, answer["kept"],
         answer["schedule"], rows, getattr(run.args, "ep", 1))
+    if answer.get("versions", 1) > 1:                       # a step begins with some of the last
+        *_, at_end = [anatomy.shared_bytes(args.model, run.rounded.itemsize, answer["kept"]),
+                      *formula]
+        reads = formula and 0 in answer["modules"]          # the tokens of the next batch
+        at_end += 8 * args.batch * args.model.seq if reads else 0
+        return check_kept(run, ["activations", "when a step ends"], over_time[-1], at_end)
     check_kept(run, ["activations", "at the most"], max(over_time), max(formula))
     if not run.on_cuda:
         right = sum(measured == expected for measured, expected in zip(over_time, formula))
@@ -353,6 +362,8 @@ def explain(run, answer):
         noise.explain(run, answer["noise"])
     for line in answer.get("notes", []):
         run.note(line)
+    if run.losses_in_time:
+        note_late(run)
     if "machines" in answer:
         note_machines(run, answer["machines"])
     if "utilization" in answer:
@@ -363,6 +374,15 @@ def explain(run, answer):
     if "sample" in answer:
         note_sample(run, answer["sample"])
     run.record(**answer.get("record", {}))
+
+
+def note_late(run):
+    """Where gradients come late: the loss beside that of one GPU where they do not."""
+    step, there = len(run.losses_in_time), run.losses_in_time[-1]
+    here = run.losses[step - 1]
+    run.note(f"one GPU that waits for its gradients has loss {there:.4f} in step "
+             f"{run.first_step + step}, and this {here:.4f}: {here / there - 1:+.2%}")
+    run.record(losses_in_time=run.losses_in_time)
 
 
 def note_beside(run, other, formula):

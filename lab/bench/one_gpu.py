@@ -1,5 +1,6 @@
 """The run on one GPU that every other must equal: a plain step, on the whole batch at once."""
 
+import copy
 import math
 
 import torch
@@ -7,6 +8,7 @@ from torch.nn.utils import clip_grads_with_norm_
 
 import common
 from common import Batch
+from lab import chapters
 
 
 class BesideOneGpu(common.Run):
@@ -15,9 +17,15 @@ class BesideOneGpu(common.Run):
     one_gpu: its model, once a step was taken. build, after_step: as `batches` was given them.
     is_mixed: whether --precision is that of the run's optimizer, and so of one GPU's; a variant of
     PyTorch's has its own, over parameters in --dtype. One GPU's masters are never offloaded.
+    is_late: whether a step's gradient is that of weights which are a step old (07's 2bw): one GPU's
+    is, too. in_time: then another run, whose one GPU has no delay.
     """
 
-    one_gpu, is_mixed = None, False
+    one_gpu, in_time, is_mixed = None, None, False
+
+    @property
+    def is_late(self) -> bool:
+        return chapters.said(self.args.chapter, "is_late", lambda args: False)(self.args)
 
     def mixed(self, parameters, device=None):
         self.is_mixed = True
@@ -27,12 +35,28 @@ class BesideOneGpu(common.Run):
         self.build, self.after_step = build, after_step
         return super().batches(share)
 
-    def one_gpu_step(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss_in_time(self, batch: Batch) -> float:
+        """Of one GPU that is not late, which takes this step, too."""
+        if self.in_time is None:
+            self.in_time = copy.copy(self)
+            self.in_time.one_gpu = None
+        loss, _ = self.in_time.one_gpu_step(batch, is_late=False)
+        return loss.item()
+
+    def one_gpu_step(self, batch: Batch, is_late: bool | None = None
+                     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Take the step of this batch on one GPU. Returns its loss and norm. No communication."""
         if self.one_gpu is None:
             self.one_gpu = self.draw(self.build(self.args.model, seed=None))
             optimizer = self.mixed if self.is_mixed else self.optimizer
             self.one_gpu_optimizer = optimizer(self.one_gpu.parameters())
+            self.before = None                          # the weights of a step ago
+        parameters = list(self.one_gpu.parameters())
+        newest = [p.data for p in parameters]
+        if self.is_late if is_late is None else is_late:
+            for p, weights in zip(parameters, self.before or newest):
+                p.data = weights
+            self.before = [weights.clone() for weights in newest]
         if self.args.documents or self.args.window:
             rope = self.one_gpu.block1.attn.rope
             rope.pack(batch.starts.to(self.device), self.args.window)
@@ -42,6 +66,8 @@ class BesideOneGpu(common.Run):
         loss.backward()
         norm = common.grad_norm(self.one_gpu.parameters())
         clip_grads_with_norm_(self.one_gpu.parameters(), self.args.clip or math.inf, norm)
+        for p, weights in zip(parameters, newest):      # they are updated, whosever gradient it is
+            p.data = weights
         self.one_gpu_optimizer.step()
         if self.after_step:
             self.after_step(self.one_gpu)

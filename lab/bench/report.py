@@ -68,6 +68,7 @@ class Run(BesideOneGpu, Bench):
         self.started, self.batch, self.profiler, self.peak = time.perf_counter(), None, None, 0
         self.checks, self.notes, self.recorded = [], [], {}
         self.losses, self.grad_norms, self.references, self.seconds = [], [], [], []
+        self.losses_in_time = []                        # of one GPU, where this run is late
         self.comm, self.kept, self.flops = CommMeter(self.on_cuda), None, None
         self.memory, self.actions, self.messages, self.flops_of = None, [], 0, {}
         self.skipped, self.not_finite, self.stopped, self.noise = 0, None, False, None
@@ -247,6 +248,8 @@ class Run(BesideOneGpu, Bench):
             self.references.append((None, None))
         elif verified:
             self.references.append(self.verifier.compare(batch, loss, norm, self.pairs()))
+            if self.is_late and self.rank == 0:
+                self.losses_in_time.append(self.loss_in_time(batch))
             expected = self.references[-1][0]
             off = abs(self.losses[-1] - expected) / (abs(expected) or 1)
             beside = f"{expected:12.4f} {off:12.1e}"

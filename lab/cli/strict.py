@@ -74,6 +74,11 @@ def parse(file: str, doc: str, variants: dict, flags: Callable | None,
         if given[flag] and not args.save:
             raise Refused(f"--{flag.replace('_', '-')} {given[flag]} means nothing without --save",
                           "--save runs/checkpoints")
+    for flag in ("save", "resume"):
+        if getattr(args, flag) and args.variant in chapters.said(args.chapter, "UNSAVED", ()):
+            raise Refused(f"--{flag} {getattr(args, flag)}: steps of --variant {args.variant} "
+                          "overlap, and have no state between them",
+                          f"--variant {next(iter(variants))}")
     args.keep = args.keep or 2
     if getattr(args, "node_size", 0) is None:           # chapter 09: as it is, or 8 on one machine
         ranks, local = environment("WORLD_SIZE", 1), environment("LOCAL_WORLD_SIZE", 0)

@@ -108,6 +108,23 @@ def test_same_as_one_gpu_in_full(ranks, tmp_path, one):
     hold_to_one_gpu(ranks(one["world"])(run_main, SEVEN, flags, tmp_path), flags)
 
 
+@pytest.mark.parametrize(("world", "flags"), [
+    (1, "--batch=3 --micro-batch=3 --optimizer=sgd --precision=bf16"),
+    (2, "--batch=1 --clip=0.1 --preset=gpt2 --attention=plain --layers=3 --block=llama"),
+    (3, "--batch=8 --optimizer=momentum --recompute=selective --layers=3"),
+    (4, "--batch=6 --micro-batch=2 --precision=bf16 --layers=5 --recompute=full"),
+    pytest.param(8, "--batch=7 --layers=8 --preset=gpt2 --clip=0.1", marks=pytest.mark.full),
+])  # fmt: skip
+def test_without_a_flush_it_is_one_gpu_that_is_a_step_late(ranks, tmp_path, world, flags):
+    """With the fewest micro-batches, p - 1, too."""
+    small = "--dim=16 --heads=4 --seq=6 --vocab=128 --ffn=40 --steps=4 --variant=2bw --verify"
+    flags = [*FLOAT64, *small.split(), *flags.split()]
+    results = ranks(world)(run_main, SEVEN, flags, tmp_path)
+    hold_to_one_gpu(results, flags)
+    said = "one GPU that waits for its gradients has loss "
+    assert f"{said}{results[0][1]['recorded']['losses_in_time'][-1]:.4f} in step 4" in results[0][2]
+
+
 @pytest.mark.parametrize(("schedule", "preset"), [
     pytest.param(name, preset, marks=() if few else pytest.mark.full)
     for name in TORCH for preset in ("tiny", "gpt2")
@@ -202,7 +219,8 @@ TIED = ("--preset=gpt2", "--attention=plain")
     ("flags", "right", "wrong", "named"),
     some([
         # whose gradients, and divided by what
-        ("", "micro_batches[i]\n", "(micro_batches[i][0], micro_batches[i - 1][1])\n", "loss"),
+        ("", "micro_batches[i % len(micro_batches)]\n",
+         "(micro_batches[i][0], micro_batches[i - 1][1])\n", "loss"),
         ("", "x, edge = self.kept_for_backward.pop(i)",
          "x, edge = self.kept_for_backward.pop(max(self.kept_for_backward))", "gradients"),
         ("", "out = loss_sum(out, targets) / valid",
@@ -235,6 +253,13 @@ TIED = ("--preset=gpt2", "--attention=plain")
         ("", "            under_way.pop(next(iter(under_way)))[0].wait()",
          "            under_way.pop(name)[0].wait()", "messages kept"),
         ("", '"modules": modules, "kept"', '"modules": [0], "kept"', "parameters"),
+        # two versions of the weights
+        ("--variant=2bw --steps=3", "p.versions[action.micro_batch // m % 2]", "p.versions[0]",
+         "gradients"),
+        ("--variant=2bw --steps=3", ".copy_(p.versions[1 - step % 2])", "", "parameters"),
+        ("--variant=2bw --steps=3", "p.versions = p.data, p.data.clone()",
+         "p.versions = p.data, p.data", "parameters: measured"),
+        ("--variant=2bw --steps=3", "text.batch(step + 1)", "text.batch(step)", "loss"),
     ]),
 )  # fmt: skip
 def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
@@ -307,6 +332,12 @@ def test_when_a_rank_is_killed_the_others_end_with_a_line(seven, tmp_path, monke
         (5, "", "--layers 4 is less than one for each of 5 stages; --layers 5 would work"),
         (4, "--variant=interleaved",
          "--layers 4 is less than one for each of 8 stages; --layers 8 would work"),
+        (4, "--variant=2bw --batch=4 --micro-batch=2",
+         "2bw on 4 ranks does not take 2 micro-batches; --batch 6 would work"),
+        (2, "--variant=2bw --steps=1",
+         "--variant 2bw is late from its second step on; --steps 2 would work"),
+        (2, "--variant=2bw --save=here", "--save here: steps of --variant 2bw overlap, and have no "
+         "state between them; --variant 1f1b would work"),
         (2, "--chunks=2",
          "--chunks means nothing to --variant 1f1b; --variant interleaved would work"),
         (2, "--chunks=10000000",  # found without a schedule of so many stages

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lab.schedules import check_rendezvous
 from tests.chapters.test_09_5d import NINE, nine  # noqa: F401  (a fixture)
 from tests.conftest import chapter
 
@@ -22,10 +23,9 @@ def test_schedules_are_those_of_chapter_07_and_nobody_blocks(nine, name):
         whole = [[tuple(action._replace(kind="BW") if action.kind == "B" else action)
                   for action in actions if action.kind != "W"] for actions in theirs.actions]
         assert ours == whole and owners == theirs.ranks
-        seven.check_rendezvous(in_words_of_07(nine.make_programs(ours, owners, "full")),
-                               theirs.needs)
+        check_rendezvous(in_words_of_07(nine.make_programs(ours, owners, "full")), theirs.needs)
         programs = nine.make_programs(ours, owners)
-        seven.check_rendezvous(in_words_of_07(programs), theirs.needs)
+        check_rendezvous(in_words_of_07(programs), theirs.needs)
         cuts = [cut for cut in zip(owners, owners[1:]) if cut[0] != cut[1]]
         for rank, program in enumerate(programs):
             assert [step for step in program if isinstance(step, nine.Action)] == ours[rank]

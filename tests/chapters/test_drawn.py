@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lab.schedules import simulate, simulated_bubble
+from lab.schedules import check_rendezvous, simulate, simulated_bubble
 from tests.chapters.test_07_pipeline_parallel import SEVEN
 from tests.conftest import chapter
 
@@ -35,7 +35,7 @@ def schedules(draw):
 def test_a_schedule_does_all_once_after_what_it_needs(drawn):
     variant, p, m, v, _ = drawn
     schedule = seven().make_schedule(*drawn)
-    seven().check_rendezvous(seven().make_programs(schedule), schedule.needs)
+    check_rendezvous(seven().make_programs(schedule), schedule.needs)
     span = simulate(schedule)                           # {action: when it starts and ends}
     assert len(span) == sum(map(len, schedule.actions))
     there = {action.output: end for action, (_, end) in span.items() if action.kind != "W"}

@@ -3,6 +3,14 @@
 from lab.bench.stop import Stop
 
 PLAYS = "schedules"
+UNSAVED = ("2bw",)      # what is under way when a step ends is no state that can be saved
+
+
+def is_late(args):
+    """Whether a step's gradient is that of weights which are a step old."""
+    return args.variant == "2bw"
+
+
 TOUR = (
     Stop("07_pipeline_parallel.py --device=cpu --steps=5 --layers=8",
          "who computes when", 5, name="07_pipeline_parallel"),

@@ -3,6 +3,7 @@
 import itertools
 import unittest
 
+from lab import schedules
 from lab.classroom.exercise import Exercise, Run, Same
 
 
@@ -57,10 +58,10 @@ def programs(chapter, name, ranks, in_stages):
 
 def rendezvous(chapter):
     """On a network that stores nothing."""
-    schedules = [chapter.make_schedule(name, 4, 8, 2)
-                 for name in ("1f1b", "interleaved", "zb-h1", "dualpipe")]
-    return [chapter.check_rendezvous(chapter.make_programs(schedule), schedule.needs)
-            for schedule in schedules]
+    made = [chapter.make_schedule(name, 4, 8, 2)
+            for name in ("1f1b", "interleaved", "zb-h1", "dualpipe")]
+    return [schedules.check_rendezvous(chapter.make_programs(schedule), schedule.needs)
+            for schedule in made]
 
 
 def backward_before_its_forward(chapter):
@@ -208,5 +209,23 @@ EXERCISES = [
         (Same(times_and_bubble, "nothing is recomputed", ("none",)),
          Same(times_and_bubble, "every block is recomputed", ("full",)),
          Same(times_and_bubble, "attention is recomputed", ("selective",))),
+    ),
+    Exercise(
+        "07.9", "without_flush", 3,
+        "Make run_program(micro_batches, valid) for 2bw: each call takes a step of a program with "
+        "the micro-batches of all steps, in which stage s is p-1-s forwards ahead, and reads the "
+        "next batch for that. Of each parameter's two `versions`, a micro-batch uses its batch's. "
+        "After a step's backwards, parameters become a copy of the newest weights, which the "
+        "optimizer updates, where no batch under way reads.",
+        ("Batch t computes with W(t-1). Which version is that, if each update goes where the "
+         "weights were that nobody needs any more? And in which step is the forward of "
+         "micro-batch i in stage s?",
+         "The program's steps: micro-batch i (i - p+1 + s, of a forward) over m, or the first. "
+         "`execute` asks span(action, *kept) for a context before each action: give every p.data "
+         "the version of action.micro_batch // m % 2. It finds micro-batch i at i modulo how many "
+         "there are: a batch with an even number first, an odd one behind it. `outputs` stays "
+         "from step to step. After it, p.data = the old version, with the newest copied into it."),
+        (Run(2, "--variant 2bw --batch 4 --ignore 0.3"),
+         Run(3, "--variant 2bw --layers 3 --batch 4 --micro-batch 2 --ignore 0.3 --clip 0.1")),
     ),
 ]

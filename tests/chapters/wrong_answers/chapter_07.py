@@ -57,4 +57,10 @@ WRONG = {
         Wrong('2 if recompute == "full" else 1', "1", "should be 2"),
         Wrong('recompute == "full"', 'recompute != "none"', "should be 1"),
     ],
+    "07.9": [
+        Wrong("p.versions[action.micro_batch // m % 2]", "p.versions[0]", "loss"),
+        Wrong(".copy_(p.versions[1 - step % 2])", "", "parameters"),
+        Wrong("p.versions = p.data, p.data.clone()", "p.versions = p.data, p.data", "parameters"),
+        Wrong("text.batch(step + 1)", "text.batch(step)", "loss"),
+    ],
 }

@@ -278,7 +278,7 @@ def test_bubbles_of_all_schedules_are_there_without_a_schedule_to_draw():
     assert len(FIGURE["07"].draw([known, unknown]).axes) == 2
 
     lines = {line.get_label().split(",")[0].split(":")[0]: line for line in axes.lines}
-    assert {*lines, "torch"} == {*pipeline.VARIANTS}
+    assert {*lines, "torch", "2bw"} == {*pipeline.VARIANTS}  # 2bw: 1f1b, of a whole run
     assert lines.pop("naive").get_label().startswith("naive: 7,")
     for variant, line in lines.items():
         for m, ratio in line.get_xydata():
