@@ -14,11 +14,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks import results, time_chapters, time_checkpoints
+import common
+from benchmarks import draw_batch, results, time_chapters, time_checkpoints
 from lab import schedules
 from lab.bench import meters, report
 from lab.checkpoints import checkpoint, saving, storage
 from lab.cli import strict
+from lab.planner import batch as planned_batch
 from tests.conftest import TEXT, chapter, no_flags
 from tests.support import programs
 
@@ -306,3 +308,30 @@ def test_the_tables_of_saves(monkeypatch):
     assert row.endswith("| 200 (200 to 200) | 400 (350 to 450) | 2.00 | 280 (210 to 350) |")
     assert saves == ("| 03_zero | --dim=8 | 10 | 700 | 700 | 30 (25 to 35) | 1060 (1030 to 1090) "
                      "| 0.03 | 530 (435 to 625) | 0.50 | 0 |")
+
+
+def test_the_batch_is_measured_by_its_parts():
+    """The gradient is that of the whole batch, and the small ones are those of a quarter each."""
+    args = draw_batch.arguments(8)
+    model, whole = (common.gpt(args.model, dtype=torch.float64) for _ in "ab")
+    text = common.Text(args)
+    small, big, square, square_of_all = draw_batch.gradient(model, text, 3)
+    tokens, targets, valid = text.batch(3)
+    (common.loss_sum(whole(tokens), targets) / valid).backward()
+    for p, q in zip(model.parameters(), whole.parameters()):
+        torch.testing.assert_close(p.grad, q.grad)
+    assert square_of_all == pytest.approx(common.grad_norm(whole.parameters()).item() ** 2)
+    squares = []
+    for part, goals in zip(tokens.split(2), targets.split(2)):
+        whole.zero_grad()
+        (common.loss_sum(whole(part), goals) / goals.numel()).backward()
+        squares.append(common.grad_norm(whole.parameters()).item() ** 2)
+    assert (small, big) == (2 * 64, 8 * 64) and square == pytest.approx(statistics.fmean(squares))
+
+
+def test_the_noise_scale_of_windows_and_the_height_of_a_curve():
+    estimates = [(float(i), 2.0) for i in range(20)]
+    windows = [one[:3] for one in draw_batch.windows(estimates)]
+    assert windows == [(8, 12, 9.5 / 2), (12, 18, 14.5 / 2)]
+    values = [3 * planned_batch.steps(batch, 100) for batch in (10, 1000)]
+    assert draw_batch.height((10, 1000), values, planned_batch.steps, 100) == pytest.approx(3)

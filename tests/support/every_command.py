@@ -15,6 +15,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from benchmarks import (
+    draw_batch,
     draw_fp8,
     time_chapters,
     time_checkpoints,
@@ -297,6 +298,11 @@ OTHERS = [
     benchmark(time_checkpoints, ["--only=09"], measure_saves),
     benchmark(time_collectives, ["--calls=4"], measure_rings),
     benchmark(time_muon, ["--steps=4"], measure_muons, prints="\n"),
+    Command([ROOT / "benchmarks/draw_batch.py"], partial(commands.program, draw_batch.main),
+            ["--largest=16"], stops_at=["benchmarks.draw_batch.train"],
+            writes={"--out": "batch.png"}, work={
+                "benchmarks.draw_batch.train": lambda *given: (True, 20, [(4.0, 2.0)] * 20),
+                "benchmarks.draw_batch.draw": lambda *given: 0}, starts=False),
     Command([ROOT / "benchmarks/draw_fp8.py"], partial(commands.program, draw_fp8.main),
             ["--steps=100"], stops_at=["benchmarks.draw_fp8.train"], writes={"--out": "fp8.png"},
             work={"benchmarks.draw_fp8.train": train_in_8_bits,
