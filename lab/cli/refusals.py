@@ -130,7 +130,7 @@ def spoken_of(refused):
     return re.findall(r"--[a-z][a-z_-]*", refused.args[0])
 
 
-def answer(accept, argv, changes):
+def answer(accept: Callable, argv: list[str], changes: dict):
     """With which Refused `accept` answers to the changed arguments; None: they are accepted."""
     silent, before = io.StringIO(), os.environ.copy()
     os.environ.update(launched(changes))
@@ -147,7 +147,7 @@ def answer(accept, argv, changes):
     return None
 
 
-def parsed(change):
+def parsed(change: str) -> dict:
     """{flag: its values, or None if it is dropped}, in place of what is given; of a word that
     stands for itself, {the word: [another one], or None}, and of a new one {None: [the word]}."""
     words, changes, flag = shlex.split(change), {}, None
