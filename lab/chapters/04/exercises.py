@@ -1,5 +1,7 @@
-"""The exercises of chapter 04: f and g, heads that are cut, a vocabulary that is cut; and the types
-of f and g, in lab/typecheck/duality.py."""
+"""The exercises of chapter 04: f and g, heads that are cut, a vocabulary that is cut; the types of
+f and g, in lab/typecheck/duality.py; products of sharded matrices, in lab/typecheck/sharding.py."""
+
+import itertools
 
 import torch
 
@@ -42,6 +44,65 @@ def errors(types):
     every = types.R, types.V, types.P, types.I
     return {f"{found!r} for {wanted!r}": types.misfit(found, wanted) is not None
             for found in every for wanted in every}
+
+
+def products(sharding):
+    """Of all that two tensors may be cut along, by an axis, for each contracted dimension."""
+    found = {}
+    for contracted, dimensions in (("J", ("IJ", "JK")), ("K", ("IK", "KJ")), ("I", ("JI", "IK"))):
+        for a, b in itertools.product(*((None, *both) for both in dimensions)):
+            try:
+                found[f"{a} and {b}, over {contracted}"] = sharding.product(a, b, contracted)
+            except sharding.Forbidden:
+                found[f"{a} and {b}, over {contracted}"] = "forbidden"
+    return found
+
+
+def collectives(sharding):
+    every = None, "I", "K", sharding.PARTIAL
+    return {f"{found} to {wanted}": sharding.collective(found, wanted)
+            for found in every for wanted in every[:3]}
+
+
+def wires(sharding):
+    return {f"{operator}, {ranks} ranks": sharding.wire_bytes(operator, 960, ranks) for ranks in
+            (1, 2, 8) for operator in ("all_gather", "reduce_scatter", "all_reduce", "slice")}
+
+
+MESH, SIZES = {"X": 2, "Y": 4}, {"I": 32, "J": 64, "K": 96}
+
+
+def lies(x, y):
+    return {"X": x, "Y": y}
+
+
+def parts_of_tensors(sharding):
+    cuts = [(None, None), ("I", None), (None, "I"), ("I", "I"), (sharding.PARTIAL, "I")]
+    return {f"{tensor} along {x} and {y}": sharding.bytes_of(tensor, lies(x, y), SIZES, MESH, 2)
+            for tensor in "AC" for x, y in cuts}
+
+
+def backwards(sharding):
+    """Of ways that are given: what dC, dA and dB take."""
+    found = {}
+    for a, b, a_there, b_there, c in (
+            ("I", None, "I", None, "I"), ("J", "J", "J", "J", "I"), ("I", "J", "I", None, "I"),
+            ("J", "K", None, "K", "K"), (None, "K", None, "K", "K"), ("J", None, "J", "J", None)):
+        way = sharding.way(*(lies(cut, None) for cut in (a, b, c)),
+                           [lies(a_there, None), lies(b_there, None)], SIZES, MESH)
+        found[f"A along {a}, B along {b}, C along {c}"] = [
+            (step.operator, step.tensor, step.wire) for step in way.backward]
+    return found
+
+
+def cheapest_ways(sharding):
+    """A large batch and a small one, of pairs that cannot be multiplied as they lie."""
+    found = {}
+    for rows, (a, b, c) in itertools.product((16, 4096), (
+            ("I", "J", "I"), ("J", None, None), ("I", "K", "I"), (None, None, "K"))):
+        way = sharding.cheapest(*(lies(None, cut) for cut in (a, b, c)), SIZES | {"I": rows}, MESH)
+        found[f"{rows} rows, A along {a}, B along {b}, C along {c}"] = way.a, way.b, way.wire
+    return found
 
 
 def goes_in(rule):
@@ -215,5 +276,61 @@ BESIDE = {"lab/typecheck/duality": [
          "What should be whole must not be V or P: its sum is missing, and of P that is so for V, "
          "too. What somebody is to sum must not be whole: it would be counted once for each rank."),
         (Same(errors, "for which pairs of types misfit gives a sentence"),),
+    ),
+], "lab/typecheck/sharding": [
+    Exercise(
+        "sharding.1", "product", 1,
+        "An axis cuts one tensor along dimension a, and another one along b (None: not at all). "
+        "Along which dimension does it cut their product? Give PARTIAL where ranks "
+        "have parts of a sum, and raise Forbidden where they could not multiply what they have.",
+        ("An axis of two ranks cuts the contracted dimension of both tensors. What has a rank "
+         "computed, once it has multiplied its parts?",
+         "Both along the contracted dimension: PARTIAL. One of both: forbidden. Two others, one of "
+         "each tensor: forbidden, too. Else the product is cut as the tensor that is cut."),
+        (Same(products, "the product's cut"),),
+    ),
+    Exercise(
+        "sharding.2", "collective wire_bytes", 1,
+        "`collective`: the name of what takes a tensor from one way to lie along an axis to "
+        "another; None if nothing is to do. `wire_bytes`: what a rank sends by a ring, of so many "
+        "bytes of the whole tensor along that axis.",
+        ("What has a rank of a sum to do, if it needs all of it, or a part of it?",
+         "all_reduce, and reduce_scatter, which is its first half. all_gather makes whole what is "
+         "cut, a slice cuts what is whole, and all_to_all cuts along another dimension. A ring "
+         "sends (n-1)/n of the bytes in n-1 hops, and an all_reduce does that twice."),
+        (Same(collectives, "the collective"), Same(wires, "bytes on the wire")),
+        "from one way to lie to another",
+    ),
+    Exercise(
+        "sharding.3", "bytes_of", 1,
+        "Bytes of a rank's part of a tensor on a mesh. lies: {axis: the dimension that it cuts}.",
+        ("How many numbers has the whole tensor, and which of the axes make a rank's part smaller?",
+         "DIMENSIONS says which of the sizes to multiply. Divide by the ranks of each axis that "
+         "cuts; one along which it lies PARTIAL, or None, cuts nothing."),
+        (Same(parts_of_tensors, "bytes of a part"),),
+    ),
+    Exercise(
+        "sharding.4", "way", 2,
+        "All steps of C = A · B and of its backward. A and B are moved to how they are to lie when "
+        "they are multiplied, and their product to c. Backward dC comes as c lies, and dA and dB "
+        "are to lie as A and B do.",
+        ("dA is dC · Bᵀ: which dimension is contracted, and how do both lie along the axes, once "
+         "dC has been moved?",
+         "dC is moved to how the product lay, a part of a sum having the gradient of the sum. Then "
+         "multiplied(.., .., \"K\") says how dA comes out of it, and \"I\" dB, and each is moved "
+         "to where A and B are."),
+        (Same(backwards, "steps of backward"),),
+    ),
+    Exercise(
+        "sharding.5", "repeats cheapest", 2,
+        "`repeats`: how many ranks do each multiplication on a Way, since an axis that cuts A or B "
+        "cuts nothing of the product. `cheapest`: of all `ways` one on which none is repeated, if "
+        "there is one, and of those the one that sends least.",
+        ("If both A and B are gathered over an axis of 4 ranks, how often is each number of C "
+         "computed?",
+         "The product of the ranks of such axes, found.c[axis] being None. min takes a key, which "
+         "may be a tuple: repeats first, then found.wire, then how many steps there are."),
+        (Same(cheapest_ways, "how A and B lie, and bytes on the wire"),),
+        "the cheapest way",
     ),
 ]}
