@@ -58,6 +58,18 @@ scores it keeps one number, the logarithm of the sum of their exponentials, and 
 again from that. So with such a kernel, "selective" gains next to nothing. --kernels takes our own,
 flash attention, norms and SwiGLU in kernels/, on a GPU.
 
+Parameters, with width h (dim), V words, and MLPs of f features (`parameters_by_part`; shares):
+
+                                                         gpt2      7b    Llama's 70b
+    embedding    V · h                                    31%      3%      1.5%
+    q and o      2h² a layer                              11%     16%     15%
+    k and v      2h² · kv_heads / heads a layer           11%     16%      2%
+    MLP          2hf a layer, with a gate 3hf             46%     63%     80%
+    norms        2h each, an RMSNorm h                     0%      0%      0%
+    head         V · h, or nothing if it is tied           0%      3%      1.5%
+
+With f = 4h, and as many kv heads as heads, a layer has about 12h²; with a gate, too, if f = 8h/3.
+
 Model states, in bytes per parameter:
 
     --precision      parameters  gradients  optimizer states (AdamW)      sum
@@ -301,6 +313,19 @@ def torch_step(model, optimizer, scaler, forward, micro_batches, valid, clip):
 
 # ------------------------------------------------------------------------------------ the formulas
 
+def parameters_by_part(cfg):
+    """{part of the model: its parameters, of all layers}, which add up to cfg.parameters()."""
+    h, kv = cfg.dim, cfg.dim * cfg.kv_heads // cfg.heads
+    return {
+        "embedding": cfg.vocab * h,
+        "q and o": cfg.layers * 2 * h * h,
+        "k and v": cfg.layers * 2 * h * kv,
+        "MLP": cfg.layers * cfg.mlp(),                          # 2 or 3 matrices, h by ffn
+        "norms": (2 * cfg.layers + 1) * (1 if cfg.gated else 2) * h,
+        "head": 0 if cfg.tie else h * cfg.vocab,
+    }
+
+
 def kept_for_backward(cfg, batch):
     """What each block keeps, and what is kept around them, as (tensor, how many numbers, class);
     with plain attention, and nothing recomputed. The classes:
@@ -500,33 +525,14 @@ def formulas(args, rank, ranks, model):
         "most gradients": n * (2 + 4 if mixed else width),
         "settings": {"choose": choose_core, "forward": logits_of, "kept": KEPT,
                      "flops": step_flops, "most again": most_again, "best k": best_k,
-                     "offloaded": offloaded, "autocast": half if args.variant == "torch" else None,
+                     "offloaded": offloaded, "parts": parameters_by_part, "rule": rule_of_thumb,
+                     "textbook": (textbook_activation_bytes, textbook_difference),
+                     "autocast": half if args.variant == "torch" else None,
                      "width": half.itemsize if half else width},
         "sent": {},                                             # one GPU has nobody to send to
         "utilization": {"mfu": model_flops(cfg, args.batch), "hfu": computed},
-        "notes": explanations(args, model.embedding.weight.device.type),
         "sample": functools.partial(logits_of, model, recompute="none"),
     }
-
-
-def explanations(args, device):
-    """Lines that set this run's numbers beside well-known ones."""
-    cfg, needed = args.model, model_flops(args.model, args.batch)
-    difference = textbook_difference(cfg, args.micro_batch, 4 if device == "cuda" else 2)
-    textbook = textbook_activation_bytes(cfg, args.micro_batch)
-    of_textbook = [] if cfg.mlp() != 8 * cfg.dim**2 or cfg.gated else [
-        f"a block in 16 bits keeps {(textbook - sum(difference.values())) / 1e6:.3f} MB; the "
-        f"textbook's s·b·h·(34 + 5·a·s/h) is {textbook / 1e6:.3f} MB:",
-        *[f"  {size / 1e6:8.3f} MB {reason}" for reason, size in difference.items() if size]]
-    full, stopped = (step_flops(cfg, args.batch, "plain", "full", stop) for stop in (False, True))
-    embedding = "" if cfg.tie else "has the embedding, which multiplies nothing, and "
-    return [
-        *of_textbook,
-        f"recomputing every block takes {full / needed:.2f} times the FLOPs, "
-        f"{stopped / needed:.2f} times where the checkpoint stops early, as in training",
-        f"6·N·tokens is {rule_of_thumb(cfg, args.batch) / needed:.2f} of the FLOPs: N "
-        f"{embedding}leaves out attention's scores",
-    ]
 
 
 def requires(args, ranks):

@@ -11,6 +11,9 @@ A chapter's answer has, as "settings",
                   block's input, bytes that a block keeps)
     best k        the k that keeps least then: (layers, the same two)
     offloaded     bytes that go to the host, and come back: (layers, bytes of an input)
+    parts         {part: parameters}: (cfg); rule: 6·N a token, of a step: (cfg, batch)
+    textbook      well-known bytes of a block: (cfg, sequences); and {why: bytes} by which they
+                  exceed ours: (cfg, sequences, bytes of a LayerNorm's mean)
     width         bytes of a number; autocast: the dtype that PyTorch's is to choose, or None
 """
 
@@ -83,6 +86,7 @@ def hold(run, given):
     for block, core in zip(run.model[1:-1], cores):
         block.attn.core = core
     run.model.zero_grad()
+    explain(run, given)
 
 
 def loss(run, forward):
@@ -144,3 +148,29 @@ def hold_flops(run, given, name, forward, cfg, choice, k):
         about = "FLOPs", f"computed: {name}", "early stop" if early_stop else ""
         run.check(about, args.batch // args.micro_batch * meter.all,
                   None if attention_is_fused_on_cuda(run) else formula, "FLOP")
+
+
+def explain(run, given):
+    """Notes that set the run's numbers beside well-known ones."""
+    args, cfg = run.args, run.args.model
+    parts, n = given["parts"](cfg), cfg.parameters()
+    run.note("parameters: " + ", ".join(f"{part} {size / n:.1%}" for part, size in parts.items())
+             + f"; 12·h² a layer would be {12 * cfg.layers * cfg.dim**2 / n:.1%}")
+
+    if cfg.mlp() == 8 * cfg.dim**2 and not cfg.gated:
+        bytes_of_block, difference = given["textbook"]
+        textbook = bytes_of_block(cfg, args.micro_batch)
+        unlike = difference(cfg, args.micro_batch, 4 if run.on_cuda else 2)
+        run.note(f"a block in 16 bits keeps {(textbook - sum(unlike.values())) / 1e6:.3f} MB; the "
+                 f"textbook's s·b·h·(34 + 5·a·s/h) is {textbook / 1e6:.3f} MB:")
+        for reason, size in unlike.items():
+            if size:
+                run.note(f"  {size / 1e6:8.3f} MB {reason}")
+
+    needed, full, stopped = (given["flops"](cfg, args.batch, "plain", *again)
+                             for again in (("none",), ("full",), ("full", True)))
+    run.note(f"recomputing every block takes {full / needed:.2f} times the FLOPs, "
+             f"{stopped / needed:.2f} times where the checkpoint stops early, as in training")
+    embedding = "" if cfg.tie else "has the embedding, which multiplies nothing, and "
+    run.note(f"6·N·tokens is {given['rule'](cfg, args.batch) / needed:.2f} of the FLOPs: N "
+             f"{embedding}leaves out attention's scores")

@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 import common
 from common import Config, gpt, loss_sum
-from lab.bench import anatomy
+from lab.bench import anatomy, settings
 from lab.bench.machines import PEAK_FLOPS
 from lab.bench.meters import ActivationMeter, CheckpointMeter, FlopMeter
 from tests.conftest import TEXT, chapter
@@ -202,6 +203,44 @@ def test_the_block_of_the_lesson(one):
         assert f"\n        {kind}  " in one.kept_for_backward.__doc__  # each has its line
 
 
+# ------------------------------------------------------------------------------- parameters
+
+PARTS = {  # and their names
+    "embedding": r"embedding\.",
+    "q and o": r".*\.attn\.[qo]\.",
+    "k and v": r".*\.attn\.[kv]\.",
+    "MLP": r".*\.mlp\.",
+    "norms": r".*norm",
+    "head": r"head\.out\.",
+}
+
+
+@pytest.mark.parametrize("cfg", SHAPES)
+def test_parameters_by_part_are_those_of_the_model(one, cfg):
+    sizes = dict.fromkeys(PARTS, 0)
+    for name, p in gpt(cfg).named_parameters():
+        [part] = [part for part, names in PARTS.items() if re.match(names, name)]
+        sizes[part] += p.numel()
+    assert one.parameters_by_part(cfg) == sizes and sum(sizes.values()) == cfg.parameters()
+
+
+def test_the_lessons_table_of_parameters(one):
+    models = [common.PRESETS["gpt2"], common.PRESETS["7b"],
+              Config(80, 8192, 64, 8, 8192, 128256, gated=True, ffn=28672)]  # fmt: skip
+    for part in PARTS:
+        row = re.search(rf"^    {part}  .*?((?: +[\d.]+%){{3}})$", one.__doc__, re.MULTILINE)[1]
+        for told, cfg in zip(row.split(), models):
+            share = one.parameters_by_part(cfg)[part] / cfg.parameters()
+            assert f"{share:.{len(told.partition('.')[2][:-1])}%}" == told, part
+    h = 4096
+    layer = lambda cfg: sum(one.parameters_by_part(cfg)[part] for part in ("q and o", "k and v",
+                                                                          "MLP"))  # fmt: skip
+    assert layer(Config(1, h, 32, 32, 8, 8)) == 12 * h * h
+    gated = Config(1, h, 32, 32, 8, 8, gated=True, ffn=8 * h // 3)
+    assert layer(gated) == pytest.approx(12 * h * h, rel=1e-3)
+    assert models[2].parameters() == pytest.approx(70.6e9, rel=1e-3)
+
+
 @pytest.mark.parametrize("cfg", [*GPTS, *(c for c in common.PRESETS.values() if not c.gated)])
 def test_the_textbook_formula_differs_for_the_reasons_given(one, cfg):
     block = 2 * sum(numbers for _, numbers, _ in one.kept_for_backward(cfg, 4)[0])
@@ -211,10 +250,12 @@ def test_the_textbook_formula_differs_for_the_reasons_given(one, cfg):
     on_cuda = one.textbook_difference(cfg, 4, statistic=4)  # two norms' two numbers, in float32
     on_cpu = one.textbook_difference(cfg, 4)
     assert sum(on_cuda.values()) == sum(on_cpu.values()) - 2 * 2 * 2 * 4 * cfg.seq
-    for device, more in (("cpu", 0), ("cuda", 2 * 2 * 2 * 4 * cfg.seq)) if cfg in GPTS else ():
-        args, _ = formulas(one, cfg, "--batch=4")  # which makes a model
-        said, *_ = one.explanations(args, device)
-        assert said.startswith(f"a block in 16 bits keeps {(block + more) / 1e6:.3f} MB; ")
+    for on_cuda, more in ((False, 0), (True, 2 * 2 * 2 * 4 * cfg.seq)) if cfg in GPTS else ():
+        args, answer = formulas(one, cfg, "--batch=4")  # which makes a model
+        said = []
+        run = SimpleNamespace(args=args, on_cuda=on_cuda, note=said.append)
+        settings.explain(run, answer["settings"])
+        assert said[1].startswith(f"a block in 16 bits keeps {(block + more) / 1e6:.3f} MB; ")
     s, b, h, a = cfg.seq, 4, cfg.dim, cfg.heads
     assert one.textbook_activation_bytes(cfg, 4) == s * b * h * (34 + 5 * a * s / h)
 

@@ -29,6 +29,10 @@ def updated_as_the_scale_doubles(chapter):
     return model.head.norm.bias
 
 
+def parts_of(chapter, preset):
+    return chapter.parameters_by_part(PRESETS[preset])
+
+
 def numbers_by_class(chapter, part):
     """part: 0, what a block keeps; 1, what is kept around all of them."""
     numbers = {}
@@ -213,5 +217,17 @@ EXERCISES = [
          "last only its input is there, and of the last all that its k layers keep, in which its "
          "input is counted already."),
         (Same(most_of_groups, "the most bytes"), Same(best_of_groups, "the best k")),
+    ),
+    Exercise(
+        "01.9", "parameters_by_part", 1,
+        "How many parameters has each part of the model, over all layers: embedding, q and o, k "
+        "and v, MLP, norms, head? Linears have no bias.",
+        ("Which shape has each matrix of a block? With GQA k and v have fewer rows than q.",
+         "A head has dim / heads rows in q, and a kv head as many in each of k and v. cfg.mlp() "
+         "knows an MLP. There are two norms in each block and one before the head: a LayerNorm "
+         "has a weight and a bias, an RMSNorm (cfg.gated) a weight. A tied head is the embedding."),
+        (Same(parts_of, "tiny: GQA", ("tiny",)), Same(parts_of, "gpt2: tied", ("gpt2",)),
+         Same(parts_of, "llama-8b: RMSNorm, and an MLP with a gate", ("llama-8b",))),
+        "parameters of each part",
     ),
 ]

@@ -79,4 +79,10 @@ WRONG = {
         Wrong("k * of_layer", "layers / k * of_layer", "7 layers, k = 1 is 107,500"),
         Wrong("min(range", "max(range", "should be 1"),
     ],
+    "01.9": [
+        Wrong("2 * h * kv", "2 * h * h", "tiny: GQA"),
+        Wrong("0 if cfg.tie else h * cfg.vocab", "h * cfg.vocab", "gpt2: tied"),
+        Wrong("(1 if cfg.gated else 2) * h", "2 * h", "llama-8b"),
+        Wrong("(2 * cfg.layers + 1)", "2 * cfg.layers", "tiny: GQA"),
+    ],
 }
