@@ -49,7 +49,7 @@ class Load(NamedTuple):
 # ---------------------------------------------------------------------------------- what is counted
 
 def watch(product: Callable, m: int, n: int, k: int) -> list[Load]:
-    """The loads of product(a, b) in Triton's interpreter, a (m, k) and b (k, n), in order."""
+    """The loads of product(a, b) in Triton's interpreter, of a (m, k) and b (k, n), in order."""
     from triton.runtime.interpreter import interpreter_builder as builder
 
     a, b = torch.ones(m, k), torch.ones(k, n)
@@ -57,7 +57,7 @@ def watch(product: Callable, m: int, n: int, k: int) -> list[Load]:
 
     def written_down(pointers, mask, *others):
         places, inside = pointers.data.ravel(), mask.data.ravel()
-        name = max(begins, key=lambda name: (begins[name] <= places.min(), begins[name]))
+        _, name = max((begin, name) for name, begin in begins.items() if begin <= places.min())
         warps = [[int(place) - begins[name] for place in places[i:i + WARP][inside[i:i + WARP]]]
                  for i in range(0, len(places), WARP)]
         found.append(Load(name, warps))
@@ -71,7 +71,7 @@ def watch(product: Callable, m: int, n: int, k: int) -> list[Load]:
 def blocks_of(found: list[Load], name: str, size: int) -> float:
     """How many blocks of `size` bytes a warp's load of a matrix takes, on average."""
     taken = [len({place // size for place in warp})
-             for load in found if load.name == name for warp in load.warps]
+             for load in found if load.name == name for warp in load.warps if warp]
     return sum(taken) / len(taken)
 
 
