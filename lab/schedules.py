@@ -1,13 +1,16 @@
 """Chapter 07's schedules, drawn, simulated and slept through, without a model.
 
     python -m lab.schedules 1f1b --ranks 4 --micro-batches 8
+    python -m lab.schedules auto --ranks 4 --micro-batches 8 --memory 6 --times 10,12,8
     torchrun --nproc_per_node=4 -m lab.schedules zb-h1 --sleep 10
     torchrun --nproc_per_node=4 -m lab.schedules 1f1b --sleep 10 --slow 2=15
 
 The first command draws the schedule as text, and counts from its lists what the closed forms say.
-The second one executes it with stages that sleep in each F, B and W. That needs no cores, so a step
-takes as long as simulated, and messages. In the third one stage 2 is a straggler, which takes 15 ms
-where the others take 10: the step is compared with that of even stages.
+The second one searches for the best order of F, B and W, if they take so long and a stage has
+memory for so many micro-batches (bench/automatic.py). The third one executes a schedule with stages
+that sleep in each F, B and W. That needs no cores, so a step takes as long as simulated, and
+messages. In the fourth one stage 2 is a straggler, which takes 15 ms where the others take 10: the
+step is compared with that of even stages.
 """
 
 import contextlib
@@ -23,10 +26,13 @@ import torch.distributed as dist
 import common
 from common import Refused, environment
 from lab import chapters
+from lab.bench import automatic
 from lab.bench.about import as_check
+from lab.bench.rendezvous import check_rendezvous
 from lab.cli import commands, refusals
 
 CHAPTER = "07_pipeline_parallel"
+SEARCHED = 256          # ranks x micro-batches that are searched, in some seconds
 MOST = 2**15            # ranks x (ranks + micro-batches) that are drawn: some 200,000 letters
 STEPS, WITHIN = 5, 0.3  # the best of so many steps may take longer than simulated by such a share
 
@@ -104,27 +110,6 @@ def in_words(F, B, W):
     return "F = B = W" if F == B == W else f"F = W = B/{B}"
 
 
-def check_rendezvous(programs, needs):
-    """Raise ValueError if a rank would wait for ever on the strictest network there is, where a
-    message passes once it is computed and both of its ranks have come to it. programs: of each
-    rank, its actions and messages. needs(action): the outputs that it takes."""
-    left, here = [list(program) for program in programs], [set() for _ in programs]
-    while any(left):
-        passing = []                                    # ranks that get beyond their next step
-        for rank, program in enumerate(left):
-            step = program[0] if program else None
-            is_action = hasattr(step, "kind")
-            if is_action and here[rank].issuperset(needs(step)):
-                passing.append(rank)
-            if step and not is_action and step.output in here[step.sender]:
-                other = step.receiver if rank == step.sender else step.sender
-                passing += [rank] if left[other][:1] == [step] else []
-        if not passing:
-            raise ValueError(f"ranks wait for ever before {[program[:1] for program in left]}")
-        for rank in passing:
-            here[rank].add(left[rank].pop(0).output)
-
-
 def hold_messages(run, answer):
     """Hold what a rank has of messages to its program, and the order of all messages to a network
     that stores none: of that the report tells if it is wrong. Where steps overlap, of messages
@@ -160,15 +145,18 @@ def messages_over_time(program, needs):
     return over_time
 
 
-def drawing(schedule, **times):
+def drawing(schedule, recomputes=False, **times):
     """For a terminal: two lines a rank, with the kinds (in lower case, if not of its first stage)
-    and the last digit of the micro-batch."""
+    and the last digit of the micro-batch, as often as the units that they take."""
     lines = []
     for rank, actions in enumerate(timetable(schedule, **times)):
         kinds = digits = ""
         for kind, stage, i, start, end in actions:
-            again = (end - start - len(kind)) * "r"     # in B, the forward that is computed again
-            kind = again + (kind if stage == rank else kind.lower())
+            if recomputes:                              # in B, the forward that is computed again
+                letters = (end - start - len(kind)) * "r" + kind
+            else:
+                letters = "".join(times.get(letter, 1) * letter for letter in kind)
+            kind = letters if stage == rank else letters.replace(kind, kind.lower())
             kinds = kinds.ljust(start, ".") + kind
             digits = digits.ljust(start, ".") + str(i % 10) * len(kind)
         lines += [f"rank {rank:<3}{kinds}", f"{'':8}{digits}"]
@@ -189,6 +177,35 @@ def costs(chapter, args, schedule):
              " ".join(map(str, most))),
             (f"bubble over work if {in_words(**times)}", f"{simulated:.6g}",
              "-" if formula is None else f"{formula:.6g}")]
+
+
+def automatic_schedule(chapter, args):
+    """The Schedule that a search finds, and a line that says among what."""
+    p, m, memory = args.ranks, args.micro_batches, min(args.memory, args.micro_batches)
+    orders, of_all = automatic.search(p, m, memory, args.times)
+    actions = [[chapter.Action(kind, rank, order[:place].count(kind))
+                for place, kind in enumerate(order)] for rank, order in enumerate(orders)]
+    among = f"all {of_all:,}" if of_all else f"{len(automatic.SETTINGS)} that a rule builds"
+    return chapter.Schedule(actions, list(range(p)), p), f"auto: the best of {among}"
+
+
+def bubbles(schedule, **times):
+    """The longest idle time of a rank over its work: between its own first and last action, and
+    until the last rank ends."""
+    span = simulate(schedule, **times)
+    own = max(span[actions[-1]][1] - span[actions[0]][0] for actions in schedule.actions)
+    work = sum(end - start for action, (start, end) in span.items() if action.stage == 0)
+    return own / work - 1, max(end for _, end in span.values()) / work - 1
+
+
+def beside_others(chapter, args, schedule):
+    """Rows of what a search has found, and of the schedules that know no times: a name, micro-
+    batches alive at the most, and both bubbles."""
+    names = ("1f1b", "zb-h1", "zb-h2")
+    made = {"auto": schedule} | {name: chapter.make_schedule(name, args.ranks, args.micro_batches)
+                                 for name in names}
+    alive = lambda one: max(max(chapter.alive_over_time(actions)) for actions in one.actions)
+    return [(name, alive(one), *bubbles(one, **args.times)) for name, one in made.items()]
 
 
 # ----------------------------------------------------------------------------------- in real time
@@ -300,6 +317,15 @@ def milliseconds_by_formula(args):
 
 # -------------------------------------------------------------------------------- the command line
 
+def three_times(text):
+    """An argparse type: "10,12,8" to how long F, B and W take. Raises Refused."""
+    with contextlib.suppress(ValueError):
+        times = dict(zip("FBW", map(int, text.split(",")), strict=True))
+        if all(1 <= time < 100 for time in times.values()):
+            return times
+    raise Refused(f"{text or repr(text)} is not F,B,W, whole numbers in [1, 100)", "10,12,8")
+
+
 def slow_stage(text):
     """An argparse type: "2=15" to (2, 15). Raises Refused."""
     with contextlib.suppress(ValueError):
@@ -313,12 +339,15 @@ def slow_stage(text):
 def parse(chapter, argv):
     parser = commands.Parser("-m lab.schedules", description=__doc__)
     add, count = parser.add_argument, commands.number(int, 1, 4097, 2)
-    add("schedule", choices=[name for name in chapter.VARIANTS if name != "torch"])
+    known = [name for name in chapter.VARIANTS if name != "torch"]
+    add("schedule", choices=[*known, "auto"], help="auto: the best order that a search finds")
     add("--ranks", type=commands.number(int, 1, math.isqrt(MOST), 4),
         help="default: torchrun's, or 4")
     add("--micro-batches", type=count, default=8, help="default: 8")
     add("--chunks", type=count, help="slices of the model on each rank; default: 2")
     add("--breadth-first", action="store_true", help="a slice takes all micro-batches in turn")
+    add("--memory", type=count, help="auto: micro-batches that may be alive; default: the ranks")
+    add("--times", type=three_times, metavar="F,B,W", help="auto: how long they take")
     add("--recompute", choices=("none", "full"), default="none", help="full: B computes F again")
     add("--sleep", type=commands.number(int, 1, 10_000, 10), metavar="MS",
         help="under torchrun: execute it with stages that sleep in each F, B and W")
@@ -345,6 +374,11 @@ def refuse_misfits(chapter, args):
     if (args.sleep or world) and p != (world or 1):
         raise Refused(f"--ranks {p} is not what torchrun has started",
                       f"--nproc_per_node {p}")
+    if name == "auto":
+        refuse_search(args)
+    for flag in ("memory", "times"):
+        if getattr(args, flag) and name != "auto":
+            raise Refused(f"--{flag} means nothing to {name}", f"without --{flag}")
     if args.sleep and args.recompute == "full":
         raise Refused("--recompute full is drawn, and stages sleep as long in each F, B and W",
                       "without --recompute")
@@ -371,16 +405,38 @@ def refuse_misfits(chapter, args):
     args.slow = dict(args.slow)
 
 
+def refuse_search(args):
+    """Refuse what a search does not take; fill in args.memory and args.times."""
+    p, m = args.ranks, args.micro_batches
+    if p * m > SEARCHED:
+        raise Refused(f"--micro-batches {m} on {p} ranks is too much to search",
+                      "--micro-batches 8", "--ranks 4 --micro-batches 8")
+    if args.recompute == "full":
+        raise Refused("--recompute full means nothing to auto: --times says how long B takes",
+                      "without --recompute")
+    if args.sleep and args.times and len(set(args.times.values())) > 1:
+        raise Refused("stages sleep as long in each F, B and W", "without --times")
+    args.memory, args.times = args.memory or p, args.times or dict(F=1, B=1, W=1)
+
+
 def main(argv=None):
     chapter = chapters.chapter("07")
     argv = sys.argv[1:] if argv is None else argv
     args = refusals.accepted(functools.partial(parse, chapter), argv)
-    schedule = chapter.make_schedule(args.schedule, args.ranks, args.micro_batches, args.chunks,
-                                     args.breadth_first)
+    if args.schedule == "auto":
+        schedule, found = automatic_schedule(chapter, args)
+    else:
+        schedule = chapter.make_schedule(args.schedule, args.ranks, args.micro_batches, args.chunks,
+                                         args.breadth_first)
     if args.sleep:
         return report_sleep(args, schedule, *sleep_through(chapter, args, schedule))
-    if environment("RANK", 0) == 0:
-        print(drawing(schedule, **chapter.times(args.recompute)))
+    if args.schedule == "auto":
+        print(drawing(schedule, **args.times))
+        print(f"\n{found}\nbubble over work   alive   of a rank   of the step")
+        for name, alive, own, step in beside_others(chapter, args, schedule):
+            print(f"    {name:<14}{alive:>6}{own:>12.4f}{step:>14.4f}")
+    elif environment("RANK", 0) == 0:
+        print(drawing(schedule, args.recompute == "full", **chapter.times(args.recompute)))
         print(f"\n{'':<34}from the lists / by the closed form")
         for what, computed, formula in costs(chapter, args, schedule):
             print(f"{what:<34}{computed} / {formula}")

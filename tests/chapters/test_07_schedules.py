@@ -3,6 +3,7 @@
 import ast
 import itertools
 import os
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -12,6 +13,7 @@ import torch.distributed as dist
 import common
 from lab.bench.meters import FlopMeter
 from lab.schedules import (
+    automatic_schedule,
     check_rendezvous,
     drawing,
     messages_over_time,
@@ -22,6 +24,7 @@ from tests.chapters.test_04_tensor_parallel import FLOAT64
 from tests.chapters.test_07_pipeline_parallel import (
     SEVEN,
     VARIANTS,
+    same_bits,
     seven,  # noqa: F401  (fixtures)
     small_pipeline,
 )
@@ -131,6 +134,20 @@ def test_an_order_that_gloo_forgives_is_refused(seven, ranks):
     with pytest.raises(ValueError, match="ranks wait for ever before ..Message.*Message"):
         check_rendezvous(lazy_programs(schedule), schedule.needs)
     assert all(ranks(2)(lazy_step))
+
+
+def bits_of_a_search(p, m, memory):
+    """Like `same_bits`, of a schedule that a search has found."""
+    seven = chapter(SEVEN)
+    args = SimpleNamespace(ranks=p, micro_batches=m, memory=memory, times=dict(F=2, B=3, W=1))
+    found, _ = automatic_schedule(seven, args)
+    with mock.patch.object(seven, "make_schedule", lambda *args: found):
+        return same_bits("zb-h1", 1), max(map(max, map(seven.alive_over_time, found.actions)))
+
+
+def test_what_a_search_finds_trains_bit_for_bit(ranks):
+    for (*same, outputs), alive in ranks(2)(bits_of_a_search, 2, 8, 3):
+        assert same == [True, True] and outputs == {} and alive == 3
 
 
 def train_lazily(folder):

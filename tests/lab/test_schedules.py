@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from lab import schedules
+from lab.bench import automatic
 from lab.bench.runs import read_runs
 from lab.chapters import rooms_with
 from tests.conftest import chapter
@@ -48,6 +49,48 @@ def test_what_it_costs(capsys, flags, alive, bubble):
     assert status == 0 and of_alive.endswith(f"  {alive}") and of_bubble.endswith(f"  {bubble}")
 
 
+@pytest.mark.parametrize(("p", "m", "memory", "times"), [
+    (2, 3, 3, (1, 1, 1)), (2, 3, 3, (10, 12, 8)), (2, 3, 2, (2, 1, 3)), (3, 2, 2, (3, 4, 2)),
+    (4, 2, 2, (1, 3, 1)), (2, 4, 2, (5, 7, 4)), (3, 3, 2, (1, 2, 1)),
+    *(pytest.param(3, 3, 3, times, marks=pytest.mark.full)
+      for times in itertools.product((1, 2, 3), repeat=3))])  # fmt: skip
+def test_the_rule_finds_what_the_best_of_all_orders_costs(p, m, memory, times):
+    times = dict(zip("FBW", times))
+    every = [automatic.cost(list(orders), times)
+             for orders in itertools.product(automatic.every_order(m, memory), repeat=p)]
+    best = automatic.best_built(p, m, memory, times)
+    assert automatic.cost(best, times) == min(filter(None, every))
+    assert len(set(filter(None, every))) > 2  # others are worse
+
+
+def test_every_order_is_one_of_the_three_dimensional_catalan_numbers():
+    """With memory for all; with that for one there is no choice."""
+    assert [len(automatic.every_order(m, m)) for m in (1, 2, 3, 4)] == [1, 5, 42, 462]
+    assert automatic.every_order(3, 1) == ("FBWFBWFBW",)
+    assert automatic.cost(["FBFBWW", "FBBFWW"], dict(F=1, B=1, W=1)) is None  # B before its F
+
+
+@pytest.mark.parametrize(("memory", "own", "step", "alive"), [
+    (2, 17 / 24, 17 / 24, 2), (4, 1 / 8, 1 / 8, 4), (6, 1 / 24, 1 / 8, 6), (7, 0, 1 / 8, 7)])
+def test_a_search_is_as_good_as_the_schedules_that_are_known(capsys, memory, own, step, alive):
+    """At zb-h1's memory as zb-h1, at zb-h2's as zb-h2, and between them in between."""
+    status, output, _ = run(capsys, "auto", "--micro-batches=8", f"--memory={memory}")
+    rows = dict(line.split(maxsplit=1) for line in output.splitlines()[-4:])
+    assert status == 0 and {name: row.split() for name, row in rows.items()} == {
+        "auto": [str(alive), f"{own:.4f}", f"{step:.4f}"], "1f1b": ["4", "0.3750", "0.3750"],
+        "zb-h1": ["4", "0.1250", "0.1250"], "zb-h2": ["7", "0.0000", "0.1250"]}
+    assert "the best of 144 that a rule builds" in output
+
+
+def test_a_search_draws_what_it_has_found(capsys):
+    status, output, _ = run(capsys, "auto", "--ranks=2", "--micro-batches=2", "--times=2,3,1")
+    lines = output.splitlines()
+    assert status == 0 and "auto: the best of all 25" in output
+    assert lines[0].startswith("rank 0  FFFF") and lines[0].count("B") == 6
+    for line in lines[:4:2]:
+        assert [line[8:].count(kind) for kind in "FBW"] == [4, 6, 2]
+
+
 @pytest.mark.parametrize("variant", ["1f1b", "zb-h1", "interleaved", "dualpipe", "dualpipe-v"])
 def test_a_drawing_has_every_unit_of_time(variant):
     """Rank by rank: one letter for each unit of an action, and dots for those in which it waits."""
@@ -75,6 +118,15 @@ def test_a_drawing_has_every_unit_of_time(variant):
      "dualpipe-v on 4 ranks does not take 7 micro-batches; --micro-batches 8 would work"),
     (0, "1f1b --ranks=128 --micro-batches=129", "--micro-batches 129 on 128 ranks is too much "
      "to draw; --micro-batches 8 would work"),
+    (0, "auto --ranks=16 --micro-batches=64", "--micro-batches 64 on 16 ranks is too much to "
+     "search; --micro-batches 8 would work"),
+    (0, "1f1b --memory=3", "--memory means nothing to 1f1b; without --memory would work"),
+    (0, "auto --recompute=full", "--recompute full means nothing to auto: --times says how long B "
+     "takes; without --recompute would work"),
+    (2, "auto --sleep=10 --times=1,2,1", "stages sleep as long in each F, B and W; "
+     "without --times would work"),
+    *((0, f"auto --times={wrong}", f"--times: {wrong} is not F,B,W, whole numbers in [1, 100); "
+       "--times 10,12,8 would work") for wrong in ("1,2", "1,2,x", "1,2,3,4", "0,1,1")),
     (0, "naive --ranks=32 --micro-batches=64", "--micro-batches 64 on 32 ranks is too much to "
      "draw; --micro-batches 8 would work"),
     (0, "interleaved --chunks=4096", "--micro-batches 8 on 4 ranks is too much to draw; "
