@@ -69,8 +69,8 @@ FIRST_STEPS = [
 ]
 
 RECOMPUTATION = [
-    Row("recompute", "what full adds to compute: 30 to 40%", 0.35,
-        contradictions.full_of_a_step, "%", 0.05, "01_single_gpu.step_flops"),
+    Row("recompute", "what full adds to compute", 0.3, contradictions.full_of_a_step, "%",
+        by="01_single_gpu.step_flops", to=0.4),
     Row("recompute", "what selective takes off GPT-3's activations", 0.7,
         lambda: 1 - (contradictions.kept_of_gpt_3("selective")
                      / contradictions.kept_of_gpt_3("none")), "%", 0.005,

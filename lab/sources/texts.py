@@ -43,8 +43,14 @@ def shown(value: float, unit: str) -> str:
 
 
 def told(row: Row) -> str:
-    """What the text tells, in words."""
-    return "-" if row.told is None else shown(row.told, row.unit)
+    """What the text tells, in words: "8 ranks", or "8 to 16 ranks" if it is a range."""
+    if row.told is None:
+        return "-"
+    first = shown(row.told, row.unit)
+    if row.to is None:
+        return first
+    last = shown(row.to, row.unit)
+    return f"{first.removesuffix(last.lstrip('0123456789.,'))} to {last}"
 
 
 def verdict(row: Row, value: float) -> str:
@@ -53,7 +59,8 @@ def verdict(row: Row, value: float) -> str:
         return ""
     if row.agrees(value):
         return "✓"
-    return f"{value / row.told - 1:+.0%}" if row.told else f"{value - row.told:+.3g}"
+    nearest = row.nearest(value)
+    return f"{value / nearest - 1:+.0%}" if nearest else f"{value - nearest:+.3g}"
 
 
 def unexplained(row: Row, value: float) -> bool:

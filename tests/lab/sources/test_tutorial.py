@@ -26,7 +26,7 @@ UNTOLD = [
     2 * WEIGHTS, 1 + HEAD / (2 + HEAD), 2 / 8 / 3, 2 / 8 + 2 / 1024,
     2 * GATHERS / (1 + 4 / 256 + 1), X, 32 * 4 * X, 32 * 4 * X * 1.75 / 450e9,
     # 8 to 12
-    5 / 4, 8 * 4096 / LAYER, 7 / 8 * 8 * 4096 / LAYER, 1 - CORE / LAYERS, 17, X,
+    5 / 4, 10 / 34, 8 * 4096 / LAYER, 7 / 8 * 8 * 4096 / LAYER, 1 - CORE / LAYERS, 17, X,
     4 * (1 - math.comb(96, 8) / math.comb(128, 8)) * 7 / 8, 7, CORE / STEP,
     5 * 96 / 34,
     # 13 to 14
