@@ -7,6 +7,9 @@ A small model is trained on a CPU until it has this loss, on a batch that is nev
 tokens that this took are the curves of lab/planner/batch.py, for the noise scale that chapter 02's
 `noise_and_signal` has measured on the way of one of these runs. Fitted is their height alone. That
 run then goes on, to show that the scale grows. It takes some ten minutes.
+
+A stretch of the way that takes ds steps without noise takes (1 + N/B) ds with a batch of B. So what
+counts of a scale that grows is its mean over the steps of a batch that has little noise.
 """
 
 import itertools
@@ -29,12 +32,12 @@ from lab.planner import batch as planned  # noqa: E402
 
 SHAPE = "--layers=2", "--dim=64", "--heads=4", "--kv-heads=2", "--seq=64", "--device=cpu"
 RATES = 5e-4, 1e-3, 2e-3, 4e-3
-MEASURED = 16           # sequences in a batch of the run whose noise scale is drawn
+MEASURED = 64           # sequences in a batch of the run whose noise scale is drawn
 PARTS = 4               # of a batch, whose gradients are the small ones
 HELD_OUT = 10**6        # the step whose batch is never trained on
 LOOKS = 1.04            # the loss is looked at each time that there are so many times the steps
 WINDOW = 1.5            # and the noise scale is that of so many times the steps
-MOST, LONG = 4000, 600  # steps to the loss, at most; and those of the run that shows how it grows
+MOST, LONG = 4000, 300  # steps to the loss, at most; and those of the run that shows how it grows
 
 
 def arguments(batch):
@@ -97,9 +100,16 @@ def scale_of(estimates):
     return noise.quotient(noises, signals), noise.error_of(noises, signals)
 
 
+def on_the_way(estimates):
+    """The mean of the scale in the four quarters of the steps, and its standard error."""
+    n = len(estimates)
+    scales, errors = zip(*(scale_of(estimates[n * i // 4:n * (i + 1) // 4]) for i in range(4)))
+    return statistics.fmean(scales), math.hypot(*errors) / 4
+
+
 def windows(estimates):
     """(First step, last step, noise scale, error) of windows that become longer."""
-    first = 8
+    first = 4
     while WINDOW * first <= len(estimates):
         last = int(WINDOW * first)
         yield first, last, *scale_of(estimates[first:last])
@@ -169,9 +179,9 @@ def main(argv=None):
         refusals.fail(f"{MEASURED} sequences a step did not bring the loss to {args.loss:g} in "
                       f"{MOST} steps", status=1)
     _, rate, estimates = best[MEASURED]
-    scale = scale_of(estimates[len(estimates) // 2:])
-    print(f"noise scale on the way, in the second half of {MEASURED} sequences' steps: "
-          f"{scale[0]:,.0f} ± {scale[1]:,.0f} tokens")
+    scale = on_the_way(estimates)
+    print(f"noise scale, the mean on the way of {MEASURED} sequences a step: {scale[0]:,.0f} ± "
+          f"{scale[1]:,.0f} tokens")
     *_, longer = train(MEASURED, rate, 0, LONG)
     grown = list(windows(longer))
     for first, last, one, error in grown:

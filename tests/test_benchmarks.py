@@ -332,6 +332,7 @@ def test_the_batch_is_measured_by_its_parts():
 def test_the_noise_scale_of_windows_and_the_height_of_a_curve():
     estimates = [(float(i), 2.0) for i in range(20)]
     windows = [one[:3] for one in draw_batch.windows(estimates)]
-    assert windows == [(8, 12, 9.5 / 2), (12, 18, 14.5 / 2)]
+    assert windows == [(4, 6, 4.5 / 2), (6, 9, 7 / 2), (9, 13, 10.5 / 2), (13, 19, 15.5 / 2)]
+    assert draw_batch.on_the_way(estimates)[0] == pytest.approx(9.5 / 2)
     values = [3 * planned_batch.steps(batch, 100) for batch in (10, 1000)]
     assert draw_batch.height((10, 1000), values, planned_batch.steps, 100) == pytest.approx(3)

@@ -299,7 +299,7 @@ OTHERS = [
     benchmark(time_collectives, ["--calls=4"], measure_rings),
     benchmark(time_muon, ["--steps=4"], measure_muons, prints="\n"),
     Command([ROOT / "benchmarks/draw_batch.py"], partial(commands.program, draw_batch.main),
-            ["--largest=16"], stops_at=["benchmarks.draw_batch.train"],
+            ["--largest=64"], stops_at=["benchmarks.draw_batch.train"],
             writes={"--out": "batch.png"}, work={
                 "benchmarks.draw_batch.train": lambda *given: (True, 20, [(4.0, 2.0)] * 20),
                 "benchmarks.draw_batch.draw": lambda *given: 0}, starts=False),
