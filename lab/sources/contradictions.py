@@ -13,10 +13,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
+
 import common
 from lab import schedules
 from lab.bench.machines import MACHINES
 from lab.chapters import chapter
+from lab.planner import rooflines
+from lab.sources import megatron, scaling_book, worked
 
 GPT_3 = common.Config(96, 12288, 96, 96, 2048, 50257)
 GLU = common.Config(2, 8192, 64, 64, 4096, 1024, gated=True, ffn=4 * 8192)     # 16·h² a block
@@ -138,6 +142,55 @@ def gather_of_zero_3(width):
 def sum_over_backward(gradient_bytes):
     """The all_reduce's time over backward's: a 1B, 4,096 tokens a rank, 8 H100s over NVLink."""
     return chapter("02").communication_over_backward(gradient_bytes, 1e9, 4096, 8, *NVLINK)
+
+
+def x_opt(ffn):
+    """Of the scaling book's example."""
+    return rooflines.best_data_parallel(48_000, 64, ffn, scaling_book.AXES)
+
+
+def tokens_of_split(tp):
+    """Of a chip, from which on FSDP over two axes with so many ranks of tp is compute-bound."""
+    return scaling_book.per_chip(scaling_book.AXES[0]) / tp
+
+
+def over_zero_3(row, published=False):
+    """By what share PTD-P is faster than ZeRO-3, in a row of table 2: as published, or planned."""
+    ptd, zero_3 = (megatron.predicted(f"table 2, {name}")[row][2 if published else 3]
+                   for name in ("PTD", "ZeRO-3"))
+    return ptd / zero_3 - 1
+
+
+def flops_of_batch(micro_batches, sequences):
+    """Of micro-batches of so many sequences, over those of one sequence."""
+    flops = [chapter("01").step_flops(worked.LLAMA_7B, n, "plain", "none") for n in (sequences, 1)]
+    return micro_batches * flops[0] / flops[1]
+
+
+def off_by_function(f):
+    """The largest difference between f of a product, and the sum of f of its 4 parts by rows."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.rand(shape, generator=generator, dtype=torch.float64)
+            for shape in ((8, 16), (16, 12)))
+    parts = [x @ w for x, w in zip(a.chunk(4, dim=1), b.chunk(4, dim=0))]
+    return (f(a @ b) - sum(map(f, parts))).abs().max().item()
+
+
+def tokens_of_scores():
+    """The sequence at which a layer of GPT-3 keeps as much for its scores as for all else."""
+    whole, rest = kept_of_gpt_3("none"), kept_of_gpt_3("selective")
+    return chapter("10").MODELS["gpt3"].seq * rest / (whole - rest)
+
+
+def less_between_nodes(gradient_bytes):
+    """How many times less ZeRO++ sends between nodes than ZeRO-3, on 384 ranks."""
+    return 2 * worked.sent_in_zero(3, 384) / worked.sent_across_nodes(384, gradient_bytes)
+
+
+def activation(width):
+    """MiB of 2,048 tokens of dim 4,096, of so many bytes a number, by what an
+    all_reduce of chapter 04 carries in 2."""
+    return worked.sent_in_layer("04", 1) / 4 * width / 2 / 2**20
 
 
 # ---------------------------------------------------------------------------------------- the table
@@ -310,4 +363,85 @@ CONTRADICTIONS = (
         "alone, 8 bytes, and the weights in 2: no masters.",
         60, lambda: of_parameters(8) / 2**30, lambda: of_parameters(12) / 2**30, "GiB", 0.5,
         "10_planner.memory"),
+    Contradiction(
+        "001", "FSDP + TP",
+        "For N = 64, B = 48,000 and F = 32,768 the best X is 13.9.",
+        "It is 13.7; 13.9 is of F = 32,000.",
+        "X = √(B/F · M_X/M_Y · N) = √(48,000/32,768 · 2 · 64) = √187.5. The split that it chooses, "
+        "X = 16 and Y = 4, is the best of those that divide 64 with either F.",
+        13.9, lambda: x_opt(32_000), lambda: x_opt(32_768), "ranks", 0.05,
+        "lab.planner.rooflines.best_data_parallel"),
+    Contradiction(
+        "001", "pods",
+        "With 1 M tokens on X = 1,024 and Y = 8 training is compute-bound: from 108 tokens of a "
+        "chip on.",
+        "That split needs 159 tokens of a chip, and has 122.",
+        "FSDP over 2 axes sends longer than it computes below α/(2·Y) = 2,550/16 tokens. 108 holds "
+        "at X_opt, 739 for 8,192 chips, which does not divide them: no split that does is enough.",
+        108, lambda: scaling_book.least(scaling_book.F), lambda: tokens_of_split(8), "tokens", 0.5,
+        "lab.planner.rooflines.tokens_of_data_parallel"),
+    Contradiction(
+        "001", "pods, takeaways",
+        "Between pods C / W is 4.46e14 / 6.25e9 = 71,360 tokens.",
+        "It is 73,440.",
+        "The other sections have 4.59e14 FLOP/s for the same TPU v5p, as its data sheet: two "
+        "digits are turned. The rounded 71k and 71,000 have it from there.",
+        71_360, lambda: rooflines.tokens_of_data_parallel(4.46e14, scaling_book.tpu().nic),
+        scaling_book.pod, "tokens", 0.5, "lab.planner.rooflines.tokens_of_data_parallel"),
+    Contradiction(
+        "001", "takeaways",
+        "Backward of FSDP with TP sends 8·BD/X bytes of activations.",
+        "It sends 4·BD/X, as backward of TP alone; or 6, if In is gathered again.",
+        "Its own list gathers dOut and In over Y and scatters dIn, 2·BD/X bytes each, and In can "
+        "be kept. FSDP's messages do double, 4 to 8·DF/Y: weights are gathered, gradients "
+        "scattered.",
+        8, lambda: 2 * scaling_book.of_both(0), lambda: scaling_book.of_both(1), "x BD/X", 0,
+        "lab.planner.rooflines.bytes_sent"),
+    Contradiction(
+        "002", "5.2",
+        "PTD-P is faster than ZeRO-3 by as much as 70% on more GPUs.",
+        "By its table 2 it is 220 and 231% faster, on the most GPUs.",
+        "149/88 and 167/98 TFLOP/s of a GPU are 1.7: with twice the GPUs. With four times as many "
+        "they are 141/44 and 159/48. Ours is the planner's for the last.",
+        0.7, lambda: over_zero_3(4, published=True), lambda: over_zero_3(5), "%", 0.05,
+        "10_planner.py --published"),
+    Contradiction(
+        "003", "22",
+        "Accumulation over A micro-batches takes A times as long as one large batch.",
+        "It computes as much; A times as long as a micro-batch.",
+        "A micro-batch has 1/A of the sequences, so A of them have the FLOPs of the whole batch. "
+        "Only what small matrices lose in speed is added.",
+        4, lambda: flops_of_batch(1, 4), lambda: flops_of_batch(4, 1) / flops_of_batch(1, 4),
+        "times, A = 4", 0, "01_single_gpu.step_flops"),
+    Contradiction(
+        "003", "29",
+        "Row parallelism: a worker computes f(X_k·A_k), and the sum of these is f(X·A).",
+        "That needs an f that is linear: with GELU the sum is another.",
+        "Products add up, Σ X_k·A_k = X·A, and the GELUs of parts do not add up to the GELU of the "
+        "sum: they differ by as much. So f follows the all_reduce; or it comes before, on columns, "
+        "as on its next slide.",
+        0, lambda: off_by_function(lambda x: x), lambda: off_by_function(common.activate),
+        "", 1e-12, "common.activate"),
+    Contradiction(
+        "004", "6.4, Q19",
+        "ZeRO++ with int8 sends 4 times less: half as much in each of 2 collectives.",
+        "It sends 3 times less between nodes; 4 times with gradients in 4 bits.",
+        "ZeRO-3 sends 2 + 2 + 2 bytes of a parameter. With int8 that is 1, 0 (backward gathers "
+        "inside of a node) and 1, and scales. Two halves do not multiply. 4 is the paper's, 1 + 0 "
+        "+ 0.5.",
+        4, lambda: 2 * 2, lambda: less_between_nodes(1), "times", 0.1, "03_zero.zeropp_traffic"),
+    Contradiction(
+        "004", "7.5",
+        "An activation of a 7B model, 2,048 tokens of dim 4,096, has 32 MB.",
+        "It has 16, as in its section 8.1, and 128 of them 2 GB, not 4.",
+        "2,048 · 4,096 numbers of 2 bytes are 2²⁴. A ring of 8 sends 1.75 times that, so over "
+        "InfiniBand 80 ms are nearly right, by two errors.",
+        32, lambda: activation(4), lambda: activation(2), "MiB", 0, "04_tensor_parallel.traffic"),
+    Contradiction(
+        "004", "12.4",
+        "Where L is near D, 34·B·L·D is the larger part of a layer's activations.",
+        "For GPT-3 it is the larger one below 870 tokens; at L = D the other is 14 times as large.",
+        "5·B·L²·H over 34·B·L·D is 5·H·L/(34·D). With 96 heads and D = 12,288 that is 1 at 870 "
+        "tokens: heads count, and the text compares L with D alone.",
+        12_288, lambda: GPT_3.dim, tokens_of_scores, "tokens", 0, "10_planner.kept_by_layer"),
 )
