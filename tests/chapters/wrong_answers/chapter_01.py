@@ -58,7 +58,7 @@ WRONG = {
               "a step after which the scale doubles: the result is 0.5 times what it should be"),
     ],
     "01.6": [
-        Wrong("kv = x * cfg.kv_heads // cfg.heads", "kv = x",
+        Wrong("kv, hidden = x * cfg.kv_heads // cfg.heads", "kv, hidden = x",
               "keys and values is 98,304, and should be 49,152: 2 times"),
         Wrong("tokens * cfg.heads * cfg.seq, ", "tokens * cfg.seq, ", "core is 49,152"),
         Wrong("cfg.seq * cfg.dim // cfg.heads, ", "tokens * cfg.dim // cfg.heads, ",
