@@ -72,6 +72,8 @@ RUNS = {  # what is written by hand: where the host waits in each step, and what
     f"{SEVEN} --variant=1f1b --precision=bf16 {TIED}": ([], "allreduce_"),
     f"{SEVEN} --variant=naive --dtype=float64": ([], "recv_"),
     f"{SEVEN} --variant=afab --dtype=float64": ([], "recv_"),
+    f"{SEVEN} --variant=2bw --precision=bf16 --optimizer=sgd": (
+        2 * ["a copy to the device"], "recv_"),  # the next batch, which a step begins with
     f"{SEVEN} --variant=interleaved --dtype=float64 --layers=4": ([], "recv_"),
     f"{SEVEN} --variant=zb-h1 --dtype=float64 {TIED}": ([], "allreduce_"),
     f"{SEVEN} --variant=zb-h2 --dtype=float64": ([], "recv_"),
