@@ -98,6 +98,9 @@ def as_data(way):
 
 def table(found, seq, noise_scale):
     """Yield the lines of what `best_ways` has found. seq: tokens of a sequence."""
+    if not found:
+        yield "No batch fits: a layout that may fit is not followed."
+        return
     yield (f"With a noise scale of {noise_scale:,.0f} tokens ({noise_scale / seq:,.0f} sequences), "
            "to the same loss, with the first of these layouts, of which dp grows:")
     yield (f"{'GPUs':>10}{'batch':>9} = micro x accum. x dp{'tokens':>10}{'s a step':>10}"
@@ -114,8 +117,6 @@ def table(found, seq, noise_scale):
 
 def verdict(found, seq, noise_scale):
     """From which batch on GPUs buy nothing, in a sentence."""
-    if not found:
-        return "no batch fits"
     *_, last = found
     if len(found) < 2 or last.time <= (1 - WORTH) * found[-2].time:
         return f"With {last.gpus:,} GPUs, twice as many do not divide, or were not tried."

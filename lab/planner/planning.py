@@ -107,7 +107,7 @@ def parser(ten):
     add("--no-pp", dest="pp", action="store_const", const=1, help="as --pp 1")
     add("--max-micro-batch", type=whole("max_micro_batch"), default=16,
         help="the most sequences of a micro-batch that are tried")
-    add("--noise-scale", type=number(float, 1, 1e15, 4e6), metavar="TOKENS",
+    add("--noise-scale", type=number(float, 1, 1e15, 4_000_000), metavar="TOKENS",
         help="of the gradient: how many GPUs, and which batch, shorten the way to the same loss")
     add("--explain", action="store_true", help="what limits the best, and what would change it")
     add("--published", action="store_true", help="published tables, beside what is predicted")

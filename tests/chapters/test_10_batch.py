@@ -61,6 +61,12 @@ def test_where_it_ends_follows_the_noise_scale(ten):
         assert batch.steps(size, noise_scale) <= 0.9 * batch.steps(size / 2, noise_scale)
 
 
+def test_where_nothing_fits_for_sure_there_is_no_table(ten):
+    flags = "--gpus 8 --batch 8 --seq 16384 --tp 1 --cp 1 --recompute none --noise-scale 1e6"
+    status, said, _ = told(ten, shlex.split(flags))
+    assert status == 0 and said.splitlines()[-1].startswith("No batch fits")
+
+
 def test_it_says_from_where_on_gpus_buy_nothing(ten, tmp_path):
     file = tmp_path / "plan.json"
     status, said, errors = told(ten, ["--model=1b", "--noise-scale=1e6", f"--json={file}"])
