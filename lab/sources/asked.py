@@ -185,7 +185,11 @@ QUESTIONS = (
             by="00_collectives.round_bytes"),
         Row("Q13", "in all of them", 1.75,
             lambda: sum(chapter("00").round_bytes("all_reduce_ring", 8, 1)), "S",
-            by="00_collectives.round_bytes")),
+            by="00_collectives.round_bytes"),
+        Row("Q13", "bandwidth that is used, as N grows: 1 GB on 1,024 GPUs over InfiniBand", 1,
+            lambda: worked.share_of_bytes(1024, 1e9, "H100, InfiniBand NDR"), "%",
+            by="00_collectives.seconds", why="It falls: 2S bytes do not grow with N, and the "
+            "latencies of 2(N-1) steps do. On 8 GPUs it is 99%.")),
         "A chunk of S/N: first the sums go round, in N-1 steps, and then what they have become.",
         "torchrun --nproc_per_node=8 00_collectives.py --variant sums"),
     Asked(14, "L2", "What does sequence parallelism save?", (

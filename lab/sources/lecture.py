@@ -36,6 +36,21 @@ def table():
     return replace(model, vocab=2 * model.vocab).parameters() - model.parameters()
 
 
+def normed():
+    """What a LayerNorm makes of tokens of some mean and deviation."""
+    generator = torch.Generator().manual_seed(0)
+    x = 3 + 5 * torch.randn(1, 8, 64, generator=generator)
+    with torch.no_grad():
+        return common.NORMS[False](64)(x)
+
+
+def weights_of_a_query():
+    """The sum of the softmax of its scores: attention to values that are all 1."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, 2, 8, 4, generator=generator)
+    return common.plain_attention(q, k, torch.ones_like(k)).mean().item()
+
+
 def loss(words=256, tokens=16):
     """The mean cross-entropy of tokens, where all words are equally likely."""
     logits, targets = torch.zeros(1, tokens, words), torch.zeros(1, tokens, dtype=torch.int64)
@@ -95,6 +110,14 @@ ROWS = (
         by="10_planner.Model"),
     Row("5", "parameters of a LayerNorm, 2h", 2 * WIDTH, lambda: ten().MODELS[GPT3].norm, "",
         by="10_planner.Model"),
+    Row("5", "the mean of a token that a LayerNorm gives, γ = 1 and β = 0", 0,
+        lambda: normed().mean(-1).abs().max().item(), "", 1e-6, "common.NORMS"),
+    Row("5", "its variance", 1, lambda: normed().var(-1, unbiased=False).mean().item(), "", 1e-4,
+        "common.NORMS"),
+    Row("7", "parameters of queries, keys and values, 3h²", 3 * WIDTH**2,
+        lambda: numbers("queries", "keys") * 3 / 4, "", by="10_planner.Model"),
+    Row("8", "the softmax of a query's scores, added up", 1, weights_of_a_query, "", 1e-6,
+        "common.plain_attention"),
     Row("8", "scores of twice the sequence: s²", 4,
         lambda: activations(1, 4096, "scores") / activations(1, 2048, "scores"), "times",
         by="10_planner.kept_by_layer"),
@@ -150,14 +173,21 @@ ROWS = (
           lambda stage=stage: 7.5e9 * worked.states(stage, 64), "B", by="03_zero.held")
       for stage in range(4)),
     # 29 to 34: tensor, sequence and context parallelism
+    *(Row("29", f"a product by {cut} of A: the difference", 0,
+          lambda cut=cut: worked.off_by(f"matmul_by_{cut}"), "", 1e-12,
+          f"04_tensor_parallel.matmul_by_{cut}") for cut in ("columns", "rows")),
     Row("30", "all_reduces of a block's forward: after attention and after the MLP", 2,
         lambda: worked.sent_in_layer("04", 0) / 2, "calls", by="04_tensor_parallel.traffic"),
     Row("31", "parameters of a 7B model on a rank of 8, over all: about 1/8", 1 / 8,
         lambda: chapter("04").parameters_per_rank(LLAMA_7B, 8) / LLAMA_7B.parameters(), "times",
         0.001, by="04_tensor_parallel.parameters_per_rank"),
     Row("32", "sequence parallelism sends, over tensor parallelism alone: similar", 1,
-        lambda: worked.sent_in_layer("05", 2) / worked.sent_in_layer("04", 2), "times", 0.25,
-        by="05_sequence_parallel.traffic"),
+        lambda: worked.sent_in_layer("05", 2, variant="kept") / worked.sent_in_layer("04", 2),
+        "times", by="05_sequence_parallel.traffic"),
+    Row("32", "the same, if the shards alone are kept for backward", 1,
+        lambda: worked.sent_in_layer("05", 2) / worked.sent_in_layer("04", 2), "times",
+        by="05_sequence_parallel.traffic", why="Backward gathers them once more, so that there are "
+        "5 halves of an all_reduce for 4."),
     Row("32", "activations of a worker of 8, over all: 1/8", 1 / 8,
         lambda: worked.kept(GPT3, "megatron-2021", tp=8) / worked.kept(GPT3, "megatron-2021"),
         "times", by="10_planner.kept_by_layer"),

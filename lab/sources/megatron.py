@@ -144,6 +144,8 @@ SECTIONS_1_TO_4 = (
         "%", by="python -m lab.plans megatron"),
     Row("3.3.1", "a ring's all_reduce takes (d-1)/d of its longest: d 8", 7 / 8,
         lambda: chapter("02").wire_bytes(1, 8) / 2, "%", by="02_data_parallel.wire_bytes"),
+    Row("figure 7", "parameters of its model: a billion", 1,
+        lambda: megatron.parameters(ten().gpt(4, 4096, 128)) / 1e9, "G", 0.05, HERE + "parameters"),
     Row("figure 7", "a GPU is up to so much faster with a larger micro-batch", 1.3,
         lambda: faster_with_micro_batches(7, "one GPU", 16), "times", 0.05, HERE + "figure_7",
         RATIO),
@@ -257,9 +259,18 @@ THROUGHPUT = (
     Row("5.1", "the trillion, 450 G tokens, 3,072 GPUs at 163 TFLOP/s", 84,
         lambda: megatron.equation_4(TRILLION, 450e9, 3072, 163e12), "days", 0.5,
         HERE + "equation_4"),
+    *(Row("1", f"years of {what} on a single such GPU (in words: hundreds)", None,
+          lambda size=size, tokens=tokens, rate=rate: megatron.equation_4(
+              size, tokens, 1, rate) / 365, "years", by=HERE + "equation_4")
+      for what, size, tokens, rate in (("GPT-3", 175e9, 300e9, 140e12),
+                                       ("the trillion", TRILLION, 450e9, 163e12))),
     Row("5.1", "what equation 4 leaves out of equation 3: GPT-3", None, short_of_equation_3, "%",
         by=HERE + "equation_4"),
     *of_table_2(),
+    Row("figure 10", "speed that a GPU loses with four times the GPUs: PTD, 175 G", 1 - 141 / 153,
+        lambda: slower_with_four_times("PTD"), "%", by=PUBLISHED, within=GAIN),
+    Row("figure 10", "the same: ZeRO-3", 1 - 44 / 144, lambda: slower_with_four_times("ZeRO-3"),
+        "%", by=PUBLISHED, within=GAIN),
     over_zero_3(0, "its micro-batch is 4: 175 G", 1.06, 0.005),
     over_zero_3(3, "its micro-batch is 4: 530 G", 1.24, 0.005),
     over_zero_3(1, "twice the GPUs: 175 G", 1.7, 0.05),
@@ -306,6 +317,18 @@ def fits_on_two(axis):
     return megatron.fits(ten(), ten().gpt(32, 3840, 32), layout, 32)
 
 
+def of_figure(number, size, error, layers, dim, heads):
+    """A row: the parameters of its model, G."""
+    return Row(f"figure {number}", "parameters of its model, by equation 2", size,
+               lambda: megatron.parameters(ten().gpt(layers, dim, heads)) / 1e9, "G", error,
+               HERE + "parameters")
+
+
+def slower_with_four_times(name):
+    """The share of a GPU's speed that GPT-3 loses from 384 GPUs to 1,536."""
+    return 1 - speed(f"table 2, {name}", 2) / speed(f"table 2, {name}", 0)
+
+
 def best_over_worst(curve):
     values = figure(13)[curve].values()
     return max(values) / min(values)
@@ -338,11 +361,13 @@ FIGURES = (
         lambda: megatron.batch_of_1f1b(ten(), True), by=HERE + "batch_of_1f1b"),
     Row("5.3.2", "without scatter/gather, of a larger batch (not shown)", None,
         lambda: megatron.batch_of_1f1b(ten(), False), by=HERE + "batch_of_1f1b"),
+    of_figure(13, 162.2, 0.05, 32, 20480, 128),
     highest(13, "batch 32", "tp", 8),
     highest(13, "batch 128", "tp", 8),
     Row("figure 13", "the best over the worst: up to 2", 2, lambda: best_over_worst("batch 128"),
         "times", 0.05, HERE + "figure_13", RATIO,
         "Here a ring of 32 ranks on 4 nodes has all of their cards; theirs must have had less."),
+    of_figure(14, 5.9, 0.05, 32, 3840, 32),
     Row("5.4.2", "5.9 G on two GPUs by pp: it fits (1)", 1, lambda: fits_on_two("pp"),
         by="10_planner.memory"),
     falling(14, "batch 32", "pp", 4),
@@ -357,6 +382,7 @@ FIGURES = (
     falling(15, "batch 512", "tp", 4),
     Row("5.4.3", "dp alone has no more GPUs than sequences: GPT-3's batch", 1536, most_of_dp_alone,
         "GPUs", by="10_planner.misfit"),
+    of_figure(16, 91, 0.5, 32, 15360, 128),
     highest(16, "batch 128", "micro-batch", 2),
     highest(16, "batch 512", "micro-batch", 2,
             "Here 4 is faster than 2 by less than 2%, and so near no planner knows."),
@@ -365,6 +391,7 @@ FIGURES = (
         HERE + "figure_16", GAIN,
         "Small matmuls are slower than their FLOPs and bytes say, and starting a kernel takes "
         "time, which the planner does not count."),
+    of_figure(17, 145, 1, 80, 12288, 96),
     gain(17, "recomputation: up to 33% less speed, batch 1", -0.33, "recomputed", "nothing again",
          1, "A forward more takes a third more time, and that is a quarter less speed."),
     Row("figure 17", "without it, batch 16 and more do not fit (0)", 0,
@@ -421,7 +448,8 @@ OTHERS = (
 
 ROWS = (*SECTIONS_1_TO_4, *THROUGHPUT, *FIGURES, *OTHERS)
 LEFT_OUT = (
-    "figure 1: the sizes of others' models over the years, of which nothing is computed",
+    "figures 1 and 2, and 36% of the peak for another system's trillion: sizes of others' models "
+    "over the years, a drawing, and a run of which nothing else is told",
     "5.8: fused kernels gain 19% and 11%, but neither batch nor number of GPUs is told, nor which "
     "kernels ran before",
 )

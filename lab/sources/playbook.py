@@ -62,6 +62,9 @@ FIRST_STEPS = [
           lambda size=size: size * 1e9 * bytes_of_parameter("bf16, fp32 sums"), "B",
           by="lab/formats.py")
       for size, told in ((1, 20), (7, 140), (70, 1400), (405, 8100))],
+    Row("memory", "what CUDA itself takes, which its formulas leave out", 1e9,
+        lambda: ten().CLUSTERS["h100"].memory * (1 - ten().ROOM), "B", by="10_planner.ROOM", to=2e9,
+        why="the planner leaves room for NCCL's buffers and for fragments as well"),
     Row("memory", "of an H100", 80e9, lambda: ten().CLUSTERS["h100"].memory, "B",
         by="10_planner.CLUSTERS"),
     Row("memory", "L·s·b·h·(34 + 5·a·s/h), of GPT-3 and one sequence",
@@ -107,6 +110,9 @@ DATA = [
     *[Row("batch", f"example: grad_acc on {dp} GPUs with mbs 2", told,
           partial(micro_batches, 4e6, 4096, 2, dp), "micro-batches")
       for dp, told in ((128, 4), (512, 1))],
+    *[Row("batch", f"latencies in an all_reduce of 25 MB over InfiniBand: {n} GPUs", None,
+          lambda n=n: 1 - worked.share_of_bytes(n, 25e6, "H100, InfiniBand NDR"), "%",
+          by="00_collectives.seconds") for n in (64, 512)],
     Row("batch", "70B parameters in bf16", 140e9, lambda: 2 * 70e9, "B"),
     Row("batch", "and in GiB", 133, lambda: 2 * 70e9 / playbook.GIB, "GiB", 0.5,
         why=SEE),
@@ -138,14 +144,6 @@ ZERO = [
 
 # --------------------------------------------------------------------- tensor, sequence and context
 
-def off_by(cut):
-    """The largest difference between a product that is cut in 4 and the whole one."""
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.rand(shape, generator=generator, dtype=torch.float64)
-            for shape in ((8, 16), (16, 12)))
-    return (getattr(chapter("04"), cut)(a, b, 4) - a @ b).abs().max().item()
-
-
 def share(number, name):
     return chapter(number).kept(GPT_3, 8)[name]
 
@@ -169,9 +167,10 @@ def work_of_parts(variant):
 
 TENSOR = [
     Row("TP", "A·B by columns of B: the difference", 0,
-        partial(off_by, "matmul_by_columns"), "", 1e-12, "04_tensor_parallel.matmul_by_columns"),
+        partial(worked.off_by, "matmul_by_columns"), "", 1e-12,
+        "04_tensor_parallel.matmul_by_columns"),
     Row("TP", "A·B by rows of B: the difference", 0,
-        partial(off_by, "matmul_by_rows"), "", 1e-12, "04_tensor_parallel.matmul_by_rows"),
+        partial(worked.off_by, "matmul_by_rows"), "", 1e-12, "04_tensor_parallel.matmul_by_rows"),
     Row("TP", "heads of Llama 3 8B, the most that tp can be", 32,
         lambda: ten().MODELS["8b"].heads, "", by="10_planner.misfit"),
     Row("TP", "its kv heads", 8, lambda: ten().MODELS["8b"].kv_heads),
@@ -384,6 +383,16 @@ def scattered(rank, place):
     return xs[rank].tensor_split(3)[rank][place].item()
 
 
+def part_on(collective, rank, part):
+    """Of three ranks' tensors in three parts, of which rank r has r + 1 in each, and rank 0 of a
+    scatter 1, 2 and 3: what rank has in a part afterwards."""
+    tensors = [torch.full((15,), float(r + 1)) for r in range(3)]
+    if collective == "scatter":
+        tensors[0] = torch.tensor([1.0, 2.0, 3.0]).repeat_interleave(5)
+    xs, *_ = simulate.play(getattr(chapter("00"), collective), tensors)
+    return xs[rank].tensor_split(3)[part][0].item()
+
+
 def sent_in_a_ring(n, numbers):
     """Of each rank: what goes in all rounds of an all_reduce."""
     return sum(chapter("00").round_bytes("all_reduce_ring", n, numbers))
@@ -397,6 +406,10 @@ A0 = [
       for collective in ("all_reduce_ring", "all_reduce_tree")],
     Row("A0", "broadcast from rank 0, on rank 2", 1, partial(sum_on, "broadcast", 2),
         by="00_collectives.broadcast"),
+    *[Row("A0", f"{collective}: rank 2's part, on rank {rank}", 3,
+          partial(part_on, collective, rank, 2), by=f"00_collectives.{collective}")
+      for collective, rank in (("gather", 0), ("all_gather", 0), ("all_gather", 1),
+                               ("scatter", 2))],
     *[Row("A0", f"reduce_scatter, rank {rank}, number {place}", told,
           partial(scattered, rank, place), by="00_collectives.reduce_scatter")
       for rank, numbers in enumerate(((6, 12), (14, 56), (36, 288)))
@@ -476,7 +489,7 @@ ROWS = (*FIRST_STEPS, *playbook_plots.MEMORY, *RECOMPUTATION, *DATA, *playbook_p
 LEFT_OUT = (
     "plots whose points cannot be read off: memory of each strategy at once (ours is in "
     "figures/10_planner.png), a profile over time, losses in FP8",
-    "times of kernels on its H100 (torch.compile, Triton, tiles): ours are in "
+    "times on its H100s (kernels by torch.compile, in Triton, with tiles; a barrier): ours are in "
     "benchmarks/RESULTS.md",
     "widgets and tables of words alone",
 )

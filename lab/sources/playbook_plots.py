@@ -15,9 +15,9 @@ NETWORK = ("its network is slower than the data sheet says, and the more so the 
 FULLER = ("its GPUs were fuller than is planned, and why is not told; so a smaller micro-batch is "
           "the largest that fits")
 UNTOLD = "which micro-batches it ran is not told: here, the largest that fit"
-STARTS = "kernels of small matrices take time to start, which the planner does not know"
+STARTS = "the planner counts no time to start a kernel, and thin matrices are done soon"
 NO_MASTERS = "no masters, though k = 12 of the text has them: see contradictions"
-FULL = "its memory was nearly full, 71.5 GiB"
+FULL = "its memory was nearly full, 71.5 GiB, which makes runs slow, as the text says"
 SPEED = "tokens/s"
 
 

@@ -21,12 +21,6 @@ def sent_by_busiest(name):
     return sum(chapter("00").round_bytes(name, 8, 1))
 
 
-def share_of_bytes(size):
-    """Of an all_reduce on 8 H100s: what its bytes take, over that and the latencies."""
-    seconds = worked.all_reduce_seconds("all_reduce_ring", 8, size)
-    return sent_by_busiest("all_reduce_ring") * size / NVLINK / seconds
-
-
 def seconds_of_layers(bandwidth):
     """In which the all_reduces of the tutorial's 7B model on 8 ranks are sent."""
     return 32 * worked.sent_in_layer("04", 2) / bandwidth
@@ -154,9 +148,9 @@ ROWS = (
         by="10_planner.Layout"),
     # 3: data parallelism
     Row("3.2", "share of an all_reduce that its bytes take, in buckets of 25 MB on 8 H100s", None,
-        lambda: share_of_bytes(25e6), "%", by="00_collectives.seconds"),
+        lambda: worked.share_of_bytes(8, 25e6, "H100, NVLink 4"), "%", by="00_collectives.seconds"),
     Row("3.2", "the same, in buckets of 1 MB: latencies dominate", None,
-        lambda: share_of_bytes(1e6), "%", by="00_collectives.seconds"),
+        lambda: worked.share_of_bytes(8, 1e6, "H100, NVLink 4"), "%", by="00_collectives.seconds"),
     Row("3.4", "DDP sends for a parameter, in a step", 4,
         lambda: chapter("02").wire_bytes(2, 1024), "B", 0.01, by="02_data_parallel.wire_bytes"),
     Row("3.4", "model states of 70 billion parameters", 1.12e12,
@@ -178,6 +172,10 @@ ROWS = (
         0.1, by="03_zero.traffic"),
     Row("4.3", "ZeRO-2 with 4 micro-batches sends (its table has one)", None,
         lambda: worked.sent_in_zero(2, 1024, 4), "Ψ", by="03_zero.traffic"),
+    Row("4.4", "states of 13 billion parameters on each of 8 GPUs, the update on the CPU", None,
+        lambda: sum(chapter("03").held(13e9, 3, 8, "bf16")[:2]), "B", by="03_zero.held"),
+    Row("4.4", "states of a trillion, for a machine's disks", None,
+        lambda: 1e12 * worked.states(0, 1), "B", by="03_zero.held"),
     # 5: FSDP
     Row("5.2", "weights that are gathered for a block of dim 4,096", None,
         lambda: 2 * chapter("03").padded_sizes(LLAMA_7B, 8)[1], "B", by="03_zero.padded_sizes"),
@@ -200,6 +198,10 @@ ROWS = (
     Row("6.2", "weights of a parameter on a GPU, hpZ on 1,024 GPUs in nodes of 8", 2,
         lambda: secondary(1024, 8), "B", by="03_zero.held", why="The GPUs of a node hold the "
         "weights together, an eighth each, and gather them over NVLink. No GPU has all."),
+    Row("6.2", "states and weights of a node with hpZ, over those without: 8 times", 8,
+        lambda: 1 + chapter("03").held(1, 3, 8, "bf16")[0] / worked.states(3, 1024), "times",
+        by="03_zero.held", why="Of 1,024 GPUs each has 0.0156 bytes of states, and now 0.25 of "
+        "weights besides: a node has a whole copy more."),
     Row("6.4", "less traffic between nodes, with gradients in int8", 4,
         lambda: 2 * worked.sent_in_zero(3, 384) / worked.sent_across_nodes(384, 1), "times", 0.1,
         by="03_zero.zeropp_traffic", why="Three collectives of 2 bytes become 1, 0 and 1 byte. "
@@ -208,6 +210,8 @@ ROWS = (
         lambda: 2 * worked.sent_in_zero(3, 384) / worked.sent_across_nodes(384, 0.5), "times", 0.1,
         by="03_zero.zeropp_traffic"),
     # 7: tensor parallelism
+    Row("7.1", "GELU(X W₁) W₂ by columns and rows, summed, less the whole: the difference", 0,
+        worked.off_by_mlp, "", 1e-12, "04_tensor_parallel.matmul_by_rows"),
     Row("7.2", "all_reduces of a block, forward and backward", 4, lambda: sent(0), "calls",
         by="04_tensor_parallel.traffic"),
     Row("7.2", "of these, forward of an MLP", 1, lambda: sent(0) / 4, "calls",
@@ -293,6 +297,8 @@ ROWS = (
         by="10_planner.messages"),
     Row("10.2", "cp of Llama 3 with 128K: its TFLOP/s of a GPU (published: 380)", None,
         lambda: llama_3(2)[2], "TFLOP/s", by="lab.planner.published.llama_3"),
+    Row("10.2", "seconds of its step with 128K: \"seconds\"", None,
+        lambda: worked.seconds_of_llama(2), "s", by="lab.planner.published.llama_3"),
     Row("10.3", "twice the sequence sends", 2, lambda: keys_of_ring(262144) / keys_of_ring(131072),
         "times", by="10_planner.messages"),
     # 11: experts
@@ -355,6 +361,8 @@ ROWS = (
     Row("14.2", "micro-batches that DualPipe keeps, 8 ranks: 2 P", 16,
         lambda: worked.alive("dualpipe", 8, 20), "of slices", by="07_pipeline_parallel.most_alive",
         why="P + 1 activations in all. Doubled are the parameters: a rank has two stages."),
+    Row("15.2", "GPUs of pp 2, dp 8, cp 4, tp 8", None, lambda: gpus(pp=2, dp=8, cp=4, tp=8),
+        "GPUs", by="10_planner.Layout"),
     Row("15.3", "FP8 speeds a step up, Llama 3 8B on 8 H100s", 0.2,
         lambda: seconds_with(False) / seconds_with(True) - 1, "%", by="10_planner.Plan", to=0.4),
     # 16 and the appendix
@@ -369,9 +377,10 @@ ROWS = (
     *(row for question in QUESTIONS if question.level for row in question.rows),
 )
 LEFT_OUT = (
-    "4.4, 6.1, 6.4, Q19: how many times slower or faster other software was (offload 1.5 to 3 and "
-    "5 to 10 times, ZeRO++ 2.16), and its loss: neither machine nor model is told, so nothing can "
-    "be planned (03_zero.py --variant zeropp --steps 50 has the loss of ours)",
+    "2.2, 4.4, 6.1, 6.4, Q19: PCIe, over which nothing is sent here; how many times slower or "
+    "faster other software was (offload 1.5 to 3 and 5 to 10 times, ZeRO++ 2.16), and its loss: "
+    "neither machine nor model is told, so nothing can be planned (03_zero.py --variant zeropp "
+    "--steps 50 has the loss of ours)",
     "13.1, Q18: 466 interruptions, their causes, and 90% of effective time: what a run recorded "
     "(python -m lab.faults interrupts runs, and says what the best interval of saves leaves)",
 )

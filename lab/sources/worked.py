@@ -87,6 +87,25 @@ def outside(model: str, software: str, recompute: str = "none") -> float:
     return saved_by_sequence(model, software, 8, recompute) / (1 - 1 / 8)
 
 
+def off_by(cut: str) -> float:
+    """The largest difference between a product that chapter 04 cuts in 4 and the whole one."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.rand(shape, generator=generator, dtype=torch.float64)
+            for shape in ((8, 16), (16, 12)))
+    return (getattr(chapter("04"), cut)(a, b, 4) - a @ b).abs().max().item()
+
+
+def off_by_mlp() -> float:
+    """The same of an MLP: its first matrix by columns, and after GELU the second by rows."""
+    generator = torch.Generator().manual_seed(0)
+    x, first, second = (torch.randn(shape, generator=generator, dtype=torch.float64)
+                        for shape in ((8, 16), (16, 64), (64, 16)))
+    four = chapter("04")
+    hidden = common.activate(four.matmul_by_columns(x, first, 4))
+    whole = common.activate(x @ first) @ second
+    return (four.matmul_by_rows(hidden, second, 4) - whole).abs().max().item()
+
+
 def recomputed(how: str, cfg: common.Config = LLAMA_7B) -> float:
     """FLOPs that recomputation adds, over those of a step without it."""
     flops = functools.partial(chapter("01").step_flops, cfg, 1, "plain")
@@ -97,6 +116,13 @@ def all_reduce_seconds(name: str, n: int, size: float, machine: str = "H100, NVL
     """Of an all_reduce of so many bytes on n ranks, by chapter 00's model."""
     _, bandwidth = MACHINES[machine]
     return chapter("00").seconds(name, n, size, LATENCY[machine], bandwidth)
+
+
+def share_of_bytes(n: int, size: float, machine: str) -> float:
+    """Of the time of a ring all_reduce: what its bytes take, without latencies."""
+    _, bandwidth = MACHINES[machine]
+    sent = sum(chapter("00").round_bytes("all_reduce_ring", n, size))
+    return sent / bandwidth / all_reduce_seconds("all_reduce_ring", n, size, machine)
 
 
 @functools.cache
@@ -208,6 +234,14 @@ def travel(machine: str) -> float:
     eight = chapter("08")
     mixtral = eight.Mixture(32, 4096, 32, 8, 4096, 32000, gated=True, ffn=14336)
     return eight.travel_over_compute(mixtral, 8, 2, *MACHINES[machine])
+
+
+def seconds_of_llama(at: int) -> float:
+    """Of a step of that run, as fast as chapter 10 plans it."""
+    gpus, batch, seq, _ = llama_run(at)
+    _, _, tflops, _ = list(published.llama_3(ten()))[at]
+    model = replace(ten().MODELS["405b"], seq=seq)
+    return ten().step_flops(model, batch, "causal") / (gpus * tflops * 1e12)
 
 
 def llama_run(at: int) -> tuple[int, ...]:

@@ -10,7 +10,8 @@ GPT3 = 51200 * 12288 + 96 * 12 * 12288**2           # parameters, but for norms
 FLOPS, NVLINK, CARD = 989e12, 450e9, 50e9           # an H100
 UNTOLD = [
     96 * BLOCK, 2 / (34 + 5 * 96 / 6), 7000, 7000, 14000, 875, 7000, 875, 7000, 7000, 8 * 3, 1,
-    *(7.5e9 * size for size in (16, 4 + 12 / 64, 2 + 14 / 64, 16 / 64)), 7, 1 / (12 * 4 * 7 / 8)]
+    *(7.5e9 * size for size in (16, 4 + 12 / 64, 2 + 14 / 64, 16 / 64)), 5 / 4,
+    7, 1 / (12 * 4 * 7 / 8)]
 COMPUTING = 2 * (4096 * (2 * 4096 + 2 * 1024 + 8) + 2 * 3 * 4096 * 14336) + 4 * 4096 * 4096
 ROWS = 2 * 2 * 4096 * 2 * 7 / 8                     # bytes of a token of Mixtral, there and back
 ANSWERS = [
