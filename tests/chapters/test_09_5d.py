@@ -88,7 +88,13 @@ def flags_of(one):
 
 def hold(ranks, tmp_path, one):
     flags = flags_of(one)
-    hold_to_one_gpu(ranks(world_of(one), timeout=150)(run_main, NINE, flags, tmp_path), flags)
+    results = ranks(world_of(one), timeout=150)(run_main, NINE, flags, tmp_path)
+    hold_to_one_gpu(results, flags)
+    _, run, output = results[0]
+    pp, tp = (run["config"][axis] for axis in ("pp", "tp"))
+    names = [check["name"] for check in run["checks"]]
+    assert ("messages kept, at the most" in names) == (pp > 1 and run["variant"] != "torch")
+    assert (f"{tp} ranks of tp send " in output) == (pp > 1 < tp and run["variant"] != "torch")
 
 
 @pytest.mark.parametrize("one", covered(drawn(300, (1, 2, 4), TWO_OF_EACH)))
