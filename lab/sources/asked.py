@@ -116,15 +116,17 @@ QUESTIONS = (
             lambda: chapter("04").ranks_that_pay(8192, 2, *MACHINES["H100, InfiniBand NDR"]),
             "ranks", by="04_tensor_parallel.ranks_that_pay")),
         "In one NVLink domain. Each layer waits for four sums of all its activations, and nothing "
-        "can be computed meanwhile. 8 is a machine's number of GPUs: over NVLink up to 16 "
-        "would pay, and over a network card not even three.",
-        "python 10_planner.py --model 70b --gpus 64 --batch 64 --tp 16"),
+        "can be computed meanwhile. Of this width 16 ranks pay over NVLink, and over a network "
+        "card of their own not even three. A machine has 8 GPUs. A ring over two machines leaves "
+        "each through all of its cards, and so loses less; but the planner finds 8 ranks faster "
+        "than 16, and 16 faster than 32.",
+        "python 10_planner.py --model 70b --gpus 64 --batch 64 --tp 16 --explain"),
     Asked(8, "L1", "How large is the bubble of a pipeline of P stages and M micro-batches?", (
         waits("Q8", "without micro-batches, 8 stages: (P-1)/P", 7 / 8, "naive", 1),
         waits("Q8", "1F1B, 32 micro-batches: (P-1)/(M+P-1)", 7 / 39, "1f1b", 32),
         waits("Q8", "with M = 4 P: below 20%", 0, "1f1b", 32, to=0.2)),
-        "A stage waits P-1 times for a micro-batch, while the pipeline fills and drains, and works "
-        "M times. The course counts the wait over the work, (P-1)/M; over all of the step it is "
+        "While the pipeline fills and drains, a stage waits as long as P-1 micro-batches take; it "
+        "works on M. The course counts the wait over the work, (P-1)/M; over all of the step it is "
         "(P-1)/(M+P-1).",
         "python -m lab.schedules 1f1b --ranks 8 --micro-batches 32"),
     Asked(9, "L1", "What does 1F1B gain over GPipe?", (
@@ -148,9 +150,9 @@ QUESTIONS = (
             lambda: chapter("01").best_k(32, worked.kept("7b", "megatron-2024", recompute="full"),
                                          worked.kept("7b", "megatron-2024")), "layers",
             by="01_single_gpu.best_k")),
-        "A third of the FLOPs: backward takes two forwards, and now a third one comes before it "
-        "(all but the head's). Groups of √L layers keep least if a layer keeps no more than its "
-        "input; since it keeps much more, groups of one or two layers are better.",
+        "A third of the FLOPs: backward takes as many as two forwards, and now it begins with a "
+        "forward of its own (without the head's). Groups of √L layers keep least if a layer keeps "
+        "no more than its input. Since it keeps much more, groups of one or two layers are better.",
         "python 01_single_gpu.py --recompute full"),
     Asked(11, "L2", "Why does ZeRO-3 gather in forward, and again in backward?", (
         Row("Q11", "all_gathers of a block in a step", 2,
@@ -266,8 +268,9 @@ QUESTIONS = (
         Row("Q19", "a gather in int8, with a scale for 256 numbers, over one in 16 bits", 0.5,
             worked.in_int8, "times", 0.01, by="03_zero.zeropp_traffic")),
         "Forward gathers weights in int8; backward gathers them inside of a machine, which keeps "
-        "them spread over its GPUs; and gradients are sent in 4 bits by all_to_all, so that they "
-        "are summed in 16. Weights that compute stay in 16 bits.",
+        "them spread over its GPUs; and gradients are sent in 4 bits by all_to_all, so that a rank "
+        "sums what it has unpacked (chapter 03 leaves this out). Weights that compute stay in 16 "
+        "bits.",
         "torchrun --nproc_per_node=8 03_zero.py --variant zeropp --shard-size 4"),
     Asked(20, "L2", "Can 8 A100s with 40 GB train a model of 7 billion parameters?", (
         Row("Q20", "model states: 16 bytes of a parameter", 112e9,
@@ -283,10 +286,10 @@ QUESTIONS = (
             by="10_planner.memory"),
         Row("Q20", "left for CUDA, NCCL and fragments: several GB", None,
             lambda: 40e9 * (1 - ten().ROOM), "B", by="10_planner.ROOM")),
-        "With ZeRO-3 and full recomputation, yes; with data parallelism alone the states do not "
-        "fit on any of them. Besides an eighth of the states, a GPU needs two gathered layers, "
-        "activations, and logits.",
-        "python 10_planner.py --model 7b --cluster a100 --memory 40e9 --gradient-bytes 2"),
+        "With ZeRO-3, yes: with full recomputation in half of the memory, and with flash attention "
+        "even without it. With data parallelism alone the states do not fit on any GPU. Besides "
+        "an eighth of the states, a GPU needs two gathered layers, activations, and logits.",
+        "python 10_planner.py --model 7b --cluster a100 --memory 40e9 --gradient-bytes 2 --dp 8"),
     Asked(21, "L3", "Derive the bubble of 1F1B, and what slices make of it.", (
         Row("Q21", "1F1B waits, 8 stages, 32 micro-batches, counted from its lists", 7 / 39,
             lambda: worked.idle_in_time("1f1b", 8, 32), "%", 1e-9,
@@ -337,9 +340,9 @@ QUESTIONS = (
             lambda: worked.alive("dualpipe", 8, 20) / worked.alive("1f1b", 8, 20), "times",
             by="07_pipeline_parallel.most_alive", why="P + 1 for P. It is the parameters that "
             "double: each rank has a stage of both directions.")),
-        "Micro-batches enter at both ends. So a rank always has a forward of one direction and a "
-        "backward of the other, and the messages of one, experts' rows above all, travel while the "
-        "other computes.",
+        "Micro-batches enter at both ends. So in the steady state a rank has a forward of one "
+        "direction and a backward of the other, and the messages of one, experts' rows above all, "
+        "travel while the other computes.",
         "python -m lab.schedules dualpipe --ranks 8 --micro-batches 20"),
     Asked(25, "L3", "How are five axes put together, in Llama 3 and in DeepSeek-V3?", (
         Row("Q25", "GPUs of Llama 3, tp 8, cp 16, pp 16, dp 8", 16384,

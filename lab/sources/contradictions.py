@@ -257,8 +257,8 @@ CONTRADICTIONS = (
         "004", "8.2",
         "A block under TP with SP needs 1 all_gather and 1 reduce_scatter in forward.",
         "It needs 2 of each, and backward as many: 4 and 4. Megatron gathers 2 more in backward.",
-        "Attention and the MLP each have an f and a g. The all_reduce of pure TP, which one of "
-        "each replaces, stands behind each of the two as well.",
+        "Attention begins with a gather and ends with a scatter, and so does the MLP. Pure TP ends "
+        "each of the two with an all_reduce, which a scatter and the next gather replace.",
         1, lambda: sent_of_a_block("04", 0, "all_reduce") / 4,
         lambda: sent_of_a_block("05", 0, "reduce_scatter") / 2, "of each a block", 0,
         "05_sequence_parallel.traffic"),

@@ -233,7 +233,7 @@ QUESTIONS = (
             lambda: table() / ten().MODELS[GPT3].parameters(), "%", by="10_planner.Model")),
         "4h² in attention, 8h² in an MLP, and a table of V·h. So a deep and wide model has a third "
         "in attention and two thirds in MLPs; a small one has much of it in tables.",
-        "python 10_planner.py --model gpt3 --gpus 1024 --batch 1024"),
+        "python 01_single_gpu.py --steps 5"),
     Asked(27, "", "From when on do activations need more memory than parameters? (slide 14)", (
         Row("14", "sequences of 2,048 tokens whose activations are GPT-3's weights, in 16 bits",
             None, lambda: 2 * ten().MODELS[GPT3].parameters() / all_activations(1), "sequences",

@@ -366,7 +366,8 @@ FIGURES = (
     highest(13, "batch 128", "tp", 8),
     Row("figure 13", "the best over the worst: up to 2", 2, lambda: best_over_worst("batch 128"),
         "times", 0.05, HERE + "figure_13", RATIO,
-        "Here a ring of 32 ranks on 4 nodes has all of their cards; theirs must have had less."),
+        "Here a ring of 32 ranks leaves each of 4 nodes through all of its cards. Whether theirs "
+        "did is not told."),
     of_figure(14, 5.9, 0.05, 32, 3840, 32),
     Row("5.4.2", "5.9 G on two GPUs by pp: it fits (1)", 1, lambda: fits_on_two("pp"),
         by="10_planner.memory"),
@@ -389,8 +390,8 @@ FIGURES = (
     Row("1", "the right micro-batch gains up to 15%: figure 16, batch 512", 0.15,
         lambda: faster_with_micro_batches(16, "batch 512", None) - 1, "%", 0.005,
         HERE + "figure_16", GAIN,
-        "Small matmuls are slower than their FLOPs and bytes say, and starting a kernel takes "
-        "time, which the planner does not count."),
+        "The planner counts neither the start of a kernel nor what small matmuls lose beside their "
+        "FLOPs and bytes. How much these took is not told."),
     of_figure(17, 145, 1, 80, 12288, 96),
     gain(17, "recomputation: up to 33% less speed, batch 1", -0.33, "recomputed", "nothing again",
          1, "A forward more takes a third more time, and that is a quarter less speed."),
