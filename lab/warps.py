@@ -1,6 +1,6 @@
 """Where the numbers of a matmul come from: counted from the addresses that its kernels load.
 
-    python -m lab.warps [--m 32] [--n 64] [--k 32]
+    python -m lab.warps [--m 32] [--n 64] [--k 32] [--plot figures/warps.png]
     python -m lab.warps --registers 168 --shared 0 --warps 4
 
 The kernels of kernels/matmul.py run in Triton's interpreter, on matrices in fp32, and each load is
@@ -160,6 +160,63 @@ def report(args, matmul):
     return all(right)
 
 
+# ------------------------------------------------------------------------------------- the picture
+
+def moved_and_used(found, name, rows, columns):
+    """Of a matrix of numbers in fp32, (rows, columns), which the loads leave where they are, 0,
+    which lie in segments that move, 1, and which are used, 2."""
+    places = {place for load in found if load.name == name for warp in load.warps for place in warp}
+    moved = {place // SEGMENT for place in places}
+    flat = [2 if WIDTH * i in places else int(WIDTH * i // SEGMENT in moved)
+            for i in range(rows * columns)]
+    return torch.tensor(flat).view(rows, columns)
+
+
+def tiles_together(matmul, group):
+    """Which tiles of C have a row of A's tiles and a column of B's that is read by the programs
+    which run at the same time: those that they compute. As 2, and the others as 0."""
+    m, n, k = GROUPS[-1] * SIDE, TOGETHER * SIDE, SIDE
+    found = watch(tiled(matmul, SIDE, SIDE, group, TOGETHER), m, n, k)
+    a = moved_and_used(found, "a", m, k)[::SIDE, 0]
+    b = moved_and_used(found, "b", k, n)[0, ::SIDE]
+    return torch.minimum(a[:, None], b[None, :])
+
+
+def draw(matmul):
+    """A figure: what moves for a warp's load, and what of that is used; and which tiles of C the
+    programs compute that run at the same time."""
+    from lab.bench.drawing import BLUE, ORANGE, legend, new_figure  # which imports Triton, too
+
+    side = 32
+    down, along = (watch(lambda a, b, way=way: matmul.naive(a, b, way), *shape)
+                   for way, shape in ((True, (side, 1, side)), (False, (1, side, side))))
+    tile = watch(tiled(matmul, side, side), side, side, side)
+    panels = []
+    for title, found, name in (("A: a warp goes\ndown a column of C", down[:1], "a"),
+                               ("B: a warp goes\nalong a row of C", along[1:2], "b"),
+                               ("A: a program\nloads a tile", tile[:1], "a")):
+        values = moved_and_used(found, name, side, side)
+        panels.append((f"{title}:\n{(values == 2).sum():,} of {(values > 0).sum():,} used", values))
+    for group, order in ((1, "row by row"), (4, "in groups of 4 rows")):
+        tiles = tiles_together(matmul, group) == 2
+        rows, columns = (int(tiles.any(dim).sum()) for dim in (1, 0))
+        panels.append((f"C: {TOGETHER} programs, {order},\nread {count(rows, 'row')} of A's tiles "
+                       f"and {columns} columns of B's", 2 * tiles))
+
+    figure, several = new_figure(13, 3.2, 1, len(panels), width_ratios=[1, 1, 1, 1.8, 1.8])
+    colors = torch.tensor([[int(color[i:i + 2], 16) for i in (1, 3, 5)]
+                           for color in ("#eeeeee", ORANGE, BLUE)])
+    for axes, (title, values) in zip(several, panels):
+        down, across = values.shape
+        axes.imshow(colors[values.long()].numpy(), extent=(0, across, down, 0))
+        axes.set_xticks([0, across // 2, across])
+        axes.set_yticks([0, down // 2, down])
+        axes.set_title(title, fontsize=9)
+        axes.grid(False)
+    legend(figure, {"used": BLUE, "moved, and not used": ORANGE, "neither": "#eeeeee"}, 3)
+    return figure
+
+
 # --------------------------------------------------------------------------------- the command line
 
 def parse(argv):
@@ -173,6 +230,7 @@ def parse(argv):
     add("--shared", type=commands.number(int, 0, 227 * 1024 + 1, 98304), default=98304,
         help="bytes of a program's shared memory")
     add("--warps", type=int, choices=(1, 2, 4, 8, 16, 32), default=8, help="of a program")
+    add("--plot", type=commands.output("warps.png"), help="draw what moves, and what is used")
     args = parser.parse_args(argv)
     for name in "mnk":
         value = getattr(args, name)
@@ -192,7 +250,12 @@ def parse(argv):
 
 def main(argv=None):
     args = refusals.accepted(parse, sys.argv[1:] if argv is None else argv, alone=True)
-    return 0 if report(args, chapters.kernel("matmul")) else 1
+    matmul = chapters.kernel("matmul")
+    right = report(args, matmul)
+    if args.plot:
+        args.plot.parent.mkdir(parents=True, exist_ok=True)
+        draw(matmul).savefig(args.plot, dpi=110)
+    return 0 if right else 1
 
 
 if __name__ == "__main__":

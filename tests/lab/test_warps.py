@@ -1,10 +1,14 @@
 """lab/warps.py: it counts what kernels load, and says where a formula is off."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from lab import chapters, warps
-from tests.conftest import needs_triton
+from tests.conftest import ROOT, needs_triton
 
 
 @pytest.fixture
@@ -45,6 +49,16 @@ def test_programs_in_groups_read_fewer_rows_and_columns(matmul):
     assert read == {1: [1, 16], 2: [2, 8], 4: [4, 4], 8: [8, 2]}
 
 
+def test_a_picture_shows_what_moves_and_what_is_used(matmul):
+    figure = warps.draw(matmul)
+    told = [axes.get_title("left").splitlines()[-1] for axes in figure.axes]
+    assert told == ["32 of 1,024 used", "32 of 32 used", "1,024 of 1,024 used",
+                    "read 1 row of A's tiles and 16 columns of B's",
+                    "read 4 rows of A's tiles and 4 columns of B's"]  # fmt: skip
+    first = figure.axes[0].images[0].get_array()
+    assert (first[:, 1:] == first[0, 1]).all() and (first[:, 0] != first[:, 1]).any()
+
+
 def test_a_formula_that_is_off_is_told(monkeypatch, capsys):
     right = ("tiles", [1, 4, 1, 4, 96], [1, 4, 1, 4, 96])
     wrong = ("tiles", [1, 4, 1, 4, 96], [1, 4, 1, 4, 64])
@@ -58,9 +72,13 @@ def test_a_formula_that_is_off_is_told(monkeypatch, capsys):
 
 
 @pytest.mark.full
-def test_the_command_finds_all_as_by_formula(matmul, capsys):
-    assert warps.main(["--n=32"]) == 0
-    assert capsys.readouterr().out.count("✓") == 9
+def test_the_command_finds_all_as_by_formula(tmp_path):
+    """As a reader starts it: Triton is imported once the interpreter is asked for."""
+    command = [sys.executable, "-m", "lab.warps", "--n=32", f"--plot={tmp_path}/warps.png"]
+    environment = {name: os.environ[name] for name in os.environ if name != "TRITON_INTERPRET"}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout.count("✓")) == (0, 9), ran.stderr
+    assert (tmp_path / "warps.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(("flags", "said"), [

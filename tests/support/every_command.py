@@ -227,8 +227,10 @@ KERNELS = Command(
     work={f"benchmarks.time_kernels.{name}": partial(list, [row]) for name, row in ROWS.items()},
     starts=False)
 WARPS = lab(
-    "warps", warps.main, stops_at=["lab.warps.report"], starts=False,
-    work={"lab.warps.of_kernels": lambda *given: [], "lab.warps.of_orders": lambda *given: []})
+    "warps", warps.main, stops_at=["lab.warps.report"], writes={"--plot": "warps.png"},
+    starts=False,
+    work={"lab.warps.of_kernels": lambda *given: [], "lab.warps.of_orders": lambda *given: [],
+          "lab.warps.draw": lambda matmul: figure_of_plans("")["10"].draw()})
 SPEED_ON_RANKS = Command(
     ["-m", "lab.speed"], partial(on_a_rank, speed.main), ["--device=cpu"],
     stops_at=["lab.bench.meeting.join"], writes={"--json": "run.json"}, starts=False)
