@@ -27,7 +27,8 @@ def asked_of(ten, flags):
 
 
 @pytest.mark.parametrize(("flags", "noise_scale"), [
-    ("--model 8b --gpus 64 --batch 512", 4e6), ("--model 1b --micro-batch 2", 1e6),
+    ("--model 1b --micro-batch 2", 1e6),
+    pytest.param("--model 8b --gpus 64 --batch 512", 4e6, marks=pytest.mark.full),
     ("--model 70b --gpus 256 --batch 1024 --tp 8 --pp 4 --v 4", 8e6)])
 def test_of_all_batches_the_one_that_is_there_first_is_taken(ten, flags, noise_scale):
     asked, plan = asked_of(ten, flags)

@@ -147,7 +147,7 @@ WRONG = ("--tp 3", "--pp 3", "--cp 3", "--ep 4", "--v 3", "--dp 5", "--zero 4", 
 
 
 @pytest.mark.parametrize("arguments", some(
-    [(" ".join(both),) for both in itertools.combinations(WRONG, 2)], 37))
+    [(" ".join(both),) for both in itertools.combinations(WRONG, 2)], 61))
 def test_two_mistakes_are_mended_together(ten, arguments):
     argv = shlex.split(arguments)
     status, output, line = told(ten, argv)
@@ -204,7 +204,7 @@ def drawn(rng, ten):
     0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 10))])
 def test_every_odd_question_is_answered_or_refused_with_a_change_that_works(ten, seed):
     rng, refused = random.Random(seed), 0
-    while refused < 20:
+    while refused < 15:
         argv, begin = drawn(rng, ten), time.process_time()
         status, said, line = told(ten, argv)
         assert time.process_time() - begin < 15, argv
