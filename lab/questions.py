@@ -44,8 +44,8 @@ def wrapped(text, first="", rest="     "):
 
 def of_row(row, value):
     """Its lines: where, what, told, ours, verdict; then who gives it, and why it differs."""
-    what = textwrap.wrap(row.what, 50) or [""]
-    yield (f"{row.where:<9} {what[0]:<50}{texts.told(row):>17}{texts.shown(value, row.unit):>17} "
+    what = textwrap.wrap(row.what, 47) or [""]
+    yield (f"{row.where:<9} {what[0]:<48}{texts.told(row):>17}{texts.shown(value, row.unit):>18} "
            f"{texts.verdict(row, value)}")
     for line in what[1:]:
         yield f"{'':<10}{line}"
@@ -57,7 +57,7 @@ def of_row(row, value):
 
 
 def head():
-    return f"{'where':<9} {'what':<50}{'told':>17}{'ours':>17}"
+    return f"{'where':<9} {'what':<48}{'told':>17}{'ours':>18}"
 
 
 def print_rows(pairs):

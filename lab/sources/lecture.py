@@ -245,8 +245,8 @@ QUESTIONS = (
             lambda: 16 * ten().MODELS[GPT3].parameters()
             / all_activations(1, recompute="full"), "sequences", by="10_planner.kept_by_layer")),
         "Activations grow with batch and sequence, and parameters do not. With the scores of "
-        "attention in memory, a single batch of a few sequences is enough; recomputation moves the "
-        "limit far up.",
+        "attention in memory, two sequences of GPT-3 need more than its weights, and eleven more "
+        "than all of its states. With recomputation it takes some hundreds.",
         "python 01_single_gpu.py --recompute none"),
     Asked(28, "", "Does gradient accumulation take longer? (slide 22)", (
         Row("22", "FLOPs of 4 micro-batches, over those of a batch as large", None,

@@ -54,13 +54,17 @@ def told(row: Row) -> str:
 
 
 def verdict(row: Row, value: float) -> str:
-    """✓; by how much of what is told ours is off; or nothing, where nothing is told."""
+    """✓; by how much of what is told ours is off, or how many times as much it is if that is ten or
+    more; or nothing, where nothing is told."""
     if row.told is None:
         return ""
     if row.agrees(value):
         return "✓"
     nearest = row.nearest(value)
-    return f"{value / nearest - 1:+.0%}" if nearest else f"{value - nearest:+.3g}"
+    if not nearest:
+        return f"{value:+.2g}"
+    times = value / nearest
+    return f"×{times:.0f}" if times >= 10 else f"{times - 1:+.0%}"
 
 
 def unexplained(row: Row, value: float) -> bool:

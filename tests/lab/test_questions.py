@@ -64,7 +64,7 @@ def test_a_question_and_its_answer(capsys):
     assert questions.main(["2"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("2 · L1 · How many bytes does each of N GPUs send")
-    assert "1.75 S           1.75 S ✓" in out and "02_data_parallel.wire_bytes" in out
+    assert "1.75 S            1.75 S ✓" in out and "02_data_parallel.wire_bytes" in out
     assert out.endswith("see: torchrun --nproc_per_node=8 00_collectives.py\n")
 
 
@@ -160,7 +160,8 @@ def test_a_value_in_words(value, unit, said):
 @pytest.mark.parametrize(("low", "high", "unit", "value", "said", "verdict"), [
     (8, 16, "ranks", 11, "8 to 16 ranks", "✓"), (8, 16, "ranks", 4, "8 to 16 ranks", "-50%"),
     (8, 16, "ranks", 20, "8 to 16 ranks", "+25%"), (0.25, 0.4, "%", 0.4, "25 to 40%", "✓"),
-    (0, 0.2, "%", 0.3, "0 to 20%", "+50%"), (2e9, 3e9, "B", 3.3e9, "2 to 3 GB", "+10%")])
+    (0, 0.2, "%", 0.3, "0 to 20%", "+50%"), (1, 2, "", 40, "1 to 2", "×20"),
+    (2e9, 3e9, "B", 3.3e9, "2 to 3 GB", "+10%")])
 def test_a_range_is_met_by_all_that_lies_in_it(low, high, unit, value, said, verdict):
     row = Row("1", "of a range", low, lambda: value, unit, to=high)
     assert (texts.told(row), texts.verdict(row, value)) == (said, verdict)

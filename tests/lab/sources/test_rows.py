@@ -2,6 +2,7 @@
 
 import pytest
 
+from lab import questions
 from lab.sources import SOURCES, lecture, megatron, playbook, scaling_book, tutorial
 
 MODULES = {"000": playbook, "001": scaling_book, "002": megatron, "003": lecture, "004": tutorial}
@@ -14,6 +15,9 @@ def test_a_row_agrees_or_says_why_not(number):
         value = row.ours()
         if row.agrees(value) == bool(row.why):          # a reason that nobody needs is wrong, too
             wrong.append(f"{row.where}, {row.what}: told {row.told}, ours {value}")
+        first, *_ = lines = list(questions.of_row(row, value))
+        if max(map(len, lines)) > questions.WIDTH or {first[57], first[75]} != {" "}:
+            wrong.append(f"{row.where}, {row.what} does not fit its columns: {first}")
     assert not wrong
 
 
