@@ -15,7 +15,7 @@ def test_a_row_agrees_or_says_why_not(number):
         value = row.ours()
         if row.agrees(value) == bool(row.why):          # a reason that nobody needs is wrong, too
             wrong.append(f"{row.where}, {row.what}: told {row.told}, ours {value}")
-        first, *_ = lines = list(questions.of_row(row, value))
+        first, *_ = lines = "\n".join(questions.of_row(row, value)).splitlines()
         if max(map(len, lines)) > questions.WIDTH or {first[57], first[75]} != {" "}:
             wrong.append(f"{row.where}, {row.what} does not fit its columns: {first}")
     assert not wrong
