@@ -269,7 +269,7 @@ SOFTWARE = {
     # 93% is what the report on it measures; DeepSeek calls what is left "near zero".
     "megatron-moe": Software(ring=True, tp_hidden=0.9, tp_hidden_backward=0.9, ep_hidden=0.93,
                              two_hops=True),
-    "deepseek-v3": Software(fp8=True, ep_hidden=1, two_hops=True),
+    "deepseek-v3": Software(fp8=True, ep_hidden=1, two_hops=True, moment_bytes=4),  # in bf16
     "torchtitan": Software(fused_gradients=False, keeps_gathered=True, weight_bytes=4,
                            master_bytes=0),             # FSDP gathers weights in bf16
     # Its report frees tensors, and does not say which: here the product, as xFormers' SwiGLU does.
