@@ -55,7 +55,7 @@ QUESTIONS = (
         "in all gradients. So N-1 gradients pass one link, while the others wait. With a process "
         "for each GPU, all links of a ring carry 1/N of the gradient at the same time, and "
         "Python's lock is no matter.",
-        "torchrun --nproc_per_node=8 00_collectives.py --variant sums"),
+        "torchrun --nproc_per_node=8 00_collectives.py"),
     Asked(2, "L1", "How many bytes does each of N GPUs send in an all_reduce of S bytes?", (
         Row("Q2", "on 8 GPUs: 2(N-1)/N · S", 1.75, lambda: chapter("02").wire_bytes(1, 8), "S",
             by="02_data_parallel.wire_bytes"),
@@ -193,7 +193,7 @@ QUESTIONS = (
             by="00_collectives.seconds", why="It falls: 2S bytes do not grow with N, and the "
             "latencies of 2(N-1) steps do. On 8 GPUs it is 99%.")),
         "A chunk of S/N: first the sums go round, in N-1 steps, and then what they have become.",
-        "torchrun --nproc_per_node=8 00_collectives.py --variant sums"),
+        "torchrun --nproc_per_node=8 00_collectives.py"),
     Asked(14, "L2", "What does sequence parallelism save?", (
         Row("Q14", "of a layer's activations, GPT-3 with tp 8, scores recomputed", 0.25,
             lambda: worked.saved_by_sequence("gpt3", "megatron-2021", 8, "selective"), "%",
