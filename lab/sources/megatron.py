@@ -1,4 +1,4 @@
-"""002: Megatron's paper (Narayanan et al., 2021), in its order.
+"""002: Megatron's paper (Narayanan et al., 2021), in its order, by the numbers of its sections.
 
 No copy of figures 7, 8 and 11 to 18 that could be read has numbers at its points. So what is
 predicted is held to what the text says of a figure: where a curve is highest, whether it falls, by
@@ -16,6 +16,7 @@ from common import Config
 from lab import schedules
 from lab.chapters import chapter
 from lab.planner import megatron, problems, published
+from lab.sources import worked
 from lab.sources.row import Row
 
 GPT_3 = Config(layers=96, dim=12288, heads=96, kv_heads=96, seq=2048, vocab=51200, tie=True)
@@ -135,7 +136,7 @@ SECTIONS_1_TO_4 = (
     Row("3.2", "bubble with tp, (n/t - 1)/m: n 64, t 8, m 32", 7 / 32,
         lambda: bubble("1f1b", 64 // 8, 32), "%", by="07_pipeline_parallel.bubble"),
     Row("3.2", "pp sends b·s·h numbers to the next stage: GPT-3", 2048 * 12288,
-        lambda: megatron.message(GPT_3.seq, GPT_3.dim, 1), by=HERE + "message"),
+        lambda: worked.message(GPT_3.seq, GPT_3.dim) / 2, by="09_5d.traffic"),
     Row("3.2", "tp sends 8·b·s·h·(t-1)/t in a layer: t 8", 8 * 2048 * 12288 * 7 / 8,
         lambda: of_a_layer(8, 2) / 2, by="04_tensor_parallel.traffic"),
     Row("3.3.1", "bubble with dp, (n-d)/b': n 128, d 16, b' 512", 112 / 512,
@@ -159,10 +160,10 @@ SECTIONS_1_TO_4 = (
     Row("3.5", "layers between checkpoints, 1 or 2: figure 17's", 1, layers_of_a_checkpoint,
         by="lab.planner.problems.best_checkpoints", to=2),
     Row("4.1", "scatter/gather sends b·s·h/t numbers: t 8", 2048 * 12288 / 8,
-        lambda: megatron.message(GPT_3.seq, GPT_3.dim, 8), by=HERE + "message"),
+        lambda: worked.message(GPT_3.seq, GPT_3.dim, 8) / 2, by="09_5d.traffic"),
     Row("figure 9", "without it the same tensor is sent t times: t 8", 8,
-        lambda: megatron.message(1, 1, 1) / megatron.message(1, 1, 8), "times",
-        by=HERE + "message"),
+        lambda: (worked.message(GPT_3.seq, GPT_3.dim) / worked.message(GPT_3.seq, GPT_3.dim, 8)),
+        "times", by="09_5d.traffic"),
 )
 
 

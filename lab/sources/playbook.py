@@ -421,10 +421,13 @@ A0 = [
 ]
 
 
-def flops_of(passes):
-    """FLOPs of a weight and token, of forward (1 of 3 parts) and backward (2)."""
+def flops_of(part):
+    """FLOPs of a weight and token, of forward: what its recomputation adds; and of backward: the
+    rest of a step."""
     model = ten().gpt(1, H, 32, seq=1, vocab=0)
-    return passes / 3 * ten().step_flops(model, 1, "causal") / model.weights_of_layers(1)
+    whole, again = (ten().step_flops(model, 1, "causal", how) for how in ("none", "full"))
+    flops = {"forward": again - whole, "backward": 2 * whole - again}
+    return flops[part] / model.weights_of_layers(1)
 
 
 A2 = [
@@ -436,9 +439,8 @@ A2 = [
         "10_planner.Model.weights", why=SEE),
     Row("A2", "optimizer states of a weight: 6 numbers of 2 bytes", 12,
         lambda: chapter("03").held(1, 1, 1, "bf16")[2], "B", by="03_zero.held"),
-    *[Row("A2", f"FLOPs of {what}, of a weight and token", told, partial(flops_of, passes), "FLOP",
-          0.01, "10_planner.step_flops")
-      for what, told, passes in (("forward", 2, 1), ("backward", 4, 2))],
+    *[Row("A2", f"FLOPs of {part}, of a weight and token", told, partial(flops_of, part), "FLOP",
+          0.01, "10_planner.step_flops") for part, told in (("forward", 2), ("backward", 4))],
     Row("A2", "6·s·N + 12·L·h·s², L 32, h = s = 4,096",
         6 * SEQ * 12 * LAYERS * H**2 + 12 * LAYERS * H * SEQ**2,
         lambda: ten().step_flops(ten().gpt(LAYERS, H, 32, seq=SEQ, vocab=0), 1), "FLOP",

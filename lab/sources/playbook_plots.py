@@ -191,7 +191,7 @@ BANDWIDTH = [
       for nodes, told in playbook.BANDWIDTH["all_gather"].items()],
     Row("PP", "plot: all_reduce of 256 MB on a node",
         playbook.BANDWIDTH["all_reduce"][1] * 1e9, partial(ring_bandwidth, 1), "B/s", 5e7,
-        "10_planner.Machine.ring", why="NVLink's switches can add (NVLS), which no ring does"),
+        "10_planner.Machine.ring", why="a ring is no faster in it than in an all_gather; NVLink's switches can add (NVLS)"),
 ]
 
 STAGES = [
@@ -238,7 +238,7 @@ RUNS = [
       for name, nodes, told, why in (
           ("1B", 1, 40150, ""), ("3B", 8, 13312, NETWORK), ("8B", 1, 7503, ""),
           ("8B", 16, 6028, NETWORK),
-          ("80B", 4, 285, "with nearly full memory it ran at 15% of the peak; why, is not told"))],
+          ("80B", 4, 285, "its memory was nearly full, as the text says: that cost the planner does not know"))],
     *[Row("runs", f"8B on a node: {named(layout)}", told,
           lambda layout=layout: playbook.speed(ten(), "8B", layout), SPEED, by="playbook.speed",
           within=0.2, why=STARTS if (layout.tp, layout.micro_batch) == (8, 1) else

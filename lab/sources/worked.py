@@ -183,10 +183,11 @@ def in_int8() -> float:
     return gathered(True) / gathered(False)
 
 
-def message(tokens: int, dim: int) -> int:
-    """Bytes that one of two stages sends for a micro-batch, in 16 bits."""
-    cfg = SimpleNamespace(experts=0, seq=tokens, dim=dim, heads=1, kv_heads=1)
-    args = SimpleNamespace(model=cfg, micro_batch=1, cp=1, tp=1, pp=2, ep=1, recompute="none")
+def message(tokens: int, dim: int, tp: int = 1) -> int:
+    """Bytes that a rank of one of two stages sends for a micro-batch, in 16 bits: of sequence
+    parallelism its part."""
+    cfg = SimpleNamespace(experts=0, seq=tokens, dim=dim, heads=tp, kv_heads=tp)
+    args = SimpleNamespace(model=cfg, micro_batch=1, cp=1, tp=tp, pp=2, ep=1, recompute="none")
     [(_, size)] = chapter("09").traffic(args, 2, 1, 0, 1, 2)["pp"].values()
     return size
 
