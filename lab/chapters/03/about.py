@@ -3,6 +3,7 @@
 from lab.bench.stop import Stop
 from lab.bench.verify import name_of_rounded
 
+PLAYS = "roofline"
 TOUR = (
     Stop("03_zero.py --device=cpu --steps=5",
          "parameters in shards", 5, name="03_zero"),
