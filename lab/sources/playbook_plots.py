@@ -17,7 +17,7 @@ FULLER = ("its GPUs were fuller than is planned, and why is not told; so a small
 UNTOLD = "which micro-batches it ran is not told: here, the largest that fit"
 STARTS = "the planner counts no time to start a kernel, and thin matrices are done soon"
 NO_MASTERS = "no masters, though k = 12 of the text has them: see contradictions"
-NEARLY_FULL = "its memory was nearly full, which costs time, as the text says; not so in the planner"
+NEARLY_FULL = "its memory was nearly full: by the text that takes time, and here it does not"
 FULL = "at 71.5 GiB " + NEARLY_FULL
 SPEED = "tokens/s"
 

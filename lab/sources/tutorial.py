@@ -332,7 +332,7 @@ ROWS = (
     # 13 to 15
     Row("13", "GPUs of dp 4, tp 2, pp 2, cp 2, ep 2: W = D · T · P · C · E", 64,
         lambda: gpus(dp=4, tp=2, pp=2, cp=2, ep=2), "GPUs", by="10_planner.Layout",
-        why="Those who share experts are ranks of dp, cp and tp: ep multiplies nothing."),
+        why="The ranks that share experts are those of dp, cp and tp: ep multiplies nothing."),
     Row("13.1", "GPUs of the short phase", 16384, lambda: gpus(tp=8, cp=1, pp=16, dp=128), "GPUs",
         by="10_planner.Layout"),
     Row("13.1", "GPUs of the long phase", 16384, lambda: gpus(tp=8, cp=16, pp=16, dp=8), "GPUs",
