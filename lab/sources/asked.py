@@ -103,7 +103,8 @@ QUESTIONS = (
                 ten().MODELS["70b"], ten().SOFTWARE["llama3"])["queries"], "heads",
             by="10_planner.Layout")),
         "Along the heads, which do not need each other: q, k and v are cut by columns, and o by "
-        "rows. So nothing is sent in between, and a block ends with one sum, forward and backward.",
+        "rows. So nothing is sent in between: there is one sum in forward, behind o, and one in "
+        "backward, before q, k and v.",
         "torchrun --nproc_per_node=4 04_tensor_parallel.py"),
     Asked(7, "L1", "Where must the ranks of tensor parallelism be?", (
         Row("Q7", "NVLink of an H100 over its network card: 900 to 50", 18,
@@ -165,8 +166,8 @@ QUESTIONS = (
                 worked.LLAMA_7B, 3, 1024, 1, (2, 2), keep_gathered=True).values())
             / (2 * worked.LLAMA_7B.parameters()), "Ψ", by="03_zero.traffic")),
         "A matmul needs its whole weight, and a rank has 1/N of it. After forward the rest is "
-        "freed, or all would be there at once; so backward gathers it again. Who has the memory "
-        "keeps it, and sends a third less.",
+        "freed, or all would be there at once; so backward gathers it again. With memory "
+        "enough a rank keeps it, and sends a third less.",
         "torchrun --nproc_per_node=4 03_zero.py --keep-gathered"),
     Asked(12, "L2", "How much more does ZeRO-3 send than data parallelism?", (
         Row("Q12", "ZeRO-3 over DDP, of a 7B model", 1.5, lambda: worked.sent_in_zero(3, 1024)
@@ -192,7 +193,8 @@ QUESTIONS = (
             lambda: worked.share_of_bytes(1024, 1e9, "H100, InfiniBand NDR"), "%",
             by="00_collectives.seconds", why="It falls: 2S bytes do not grow with N, and the "
             "latencies of 2(N-1) steps do. On 8 GPUs it is 99%.")),
-        "A chunk of S/N: first the sums go round, in N-1 steps, and then what they have become.",
+        "A chunk of S/N: in N-1 steps sums go round and grow, and in N-1 more the finished sums go "
+        "round.",
         "torchrun --nproc_per_node=8 00_collectives.py"),
     Asked(14, "L2", "What does sequence parallelism save?", (
         Row("Q14", "of a layer's activations, GPT-3 with tp 8, scores recomputed", 0.25,

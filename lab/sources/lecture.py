@@ -309,8 +309,9 @@ QUESTIONS = (
             by="07_pipeline_parallel.bubble"),
         Row("37", "8 micro-batches, zero bubble (ZB-H1)", None,
             lambda: chapter("07").bubble("zb-h1", 8, 8, 1), "%", by="07_pipeline_parallel.bubble")),
-        "The wait over the work is (P-1)/m, so 10 times as many as stages leave a tenth. Or W, the "
-        "weights' half of backward, fills the wait: then a third of it is left.",
+        "The wait over the work is (P-1)/m: with 10 times as many micro-batches as stages it is "
+        "less than a tenth. Or W, the weights' half of backward, fills the wait: then a third of "
+        "it is left.",
         "python -m lab.schedules zb-h1 --ranks 8 --micro-batches 8"),
     Asked(34, "", "How costly are the exchanges of experts? (slide 39)", (
         Row("39", "bytes of a token in a layer of Mixtral on 8 GPUs, forward", None,
