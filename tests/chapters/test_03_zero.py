@@ -57,10 +57,10 @@ MORE = [
     (2, f"torch --stage=3 {BF16} --recompute=full --layers=3 --blocks-per-unit=2"),
     (3, "zero1 --recompute=selective"),
 ]
-COVERING = {  # every world, every stage by hand with one micro-batch and with several, and with
+COVERING = [  # every world, every stage by hand with one micro-batch and with several, and with
     # each block, precision and recomputation
     *MORE, (1, "zero3"), (3, "zero2 --layers=3 --blocks-per-unit=2"), (3, "zero3"),
-}  # fmt: skip
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("world", "variant"), [
