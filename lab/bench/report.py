@@ -383,9 +383,7 @@ class Run(BesideOneGpu, Bench):
         args = self.args
         worst = self.verifier.worst if self.verifier else {}
         off = {kind: value for kind, (value, _) in worst.items()}
-        flags = {k: v for k, v in vars(args).items()
-                 if not isinstance(v, (Path, Config, dict)) and k != "ramp"}    # of --batch-ramp
-        flags |= {k: " ".join(map(str, v)) for k, v in flags.items() if isinstance(v, list)}
+        flags = {k: v for k, v in vars(args).items() if not isinstance(v, (Path, Config, dict))}
         record = {
             "chapter": args.chapter, "variant": args.variant, "world_size": self.world,
             "backend": dist.get_backend(), "device": str(self.device), "dtype": args.dtype,

@@ -96,7 +96,9 @@ def misfits(run: dict) -> Iterator[str]:
     yield from misfits_of(run, ALL_HAVE, "")
     there = {key: shape for key, shape in SOME_HAVE.items() if key in run}
     yield from misfits_of(run, there, "")
-    yield from misfits_of(run["config"], dict.fromkeys(run["config"], "a flag's value"), "config")
+    yield from misfits_of(run["config"], {
+        flag: ["a number"] if isinstance(value, list) else "a flag's value"     # of --batch-ramp
+        for flag, value in run["config"].items()}, "config")
 
 
 def misfits_of(value, shape, name):

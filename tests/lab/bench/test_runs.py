@@ -82,11 +82,11 @@ def test_every_key_of_another_type_is_named(a_run, tmp_path, capsys):
     for key in runs.ALL_HAVE:
         file.write_text(json.dumps({k: value for k, value in a_run.items() if k != key}))
         assert refusal(runs.main, file, capsys) == f"it has no {key}"
-    parts = {"loss": [1.0, "x"], "checks": [a_run["checks"][0] | {"ok": 1}], "config": {"lr": []}}
+    parts = {"loss": [1.0, "x"], "checks": [a_run["checks"][0] | {"ok": 1}], "config": {"lr": {}}}
     for key, wrong, why in zip(parts, parts.values(), (
             "loss[1] is a string, not a number or null",
             "checks[0].ok is a whole number, not true, false or null",
-            "config.lr is a list, not a flag's value")):
+            "config.lr is an object, not a flag's value")):
         file.write_text(json.dumps(a_run | {key: wrong}))
         assert refusal(runs.main, file, capsys) == why
 
