@@ -1,6 +1,8 @@
 """Products of sharded matrices: which collectives C[I, K] = A[I, J] · B[J, K] takes, and what they
 send, forward and backward.
 
+    python -m lab.sharding "A[I_X, J] B[J, K_Y]"        asks it of any two
+
 An axis of the mesh cuts at most one dimension of a tensor: that is how the tensor lies along it.
 None says that all ranks of the axis have the same, PARTIAL that they have parts of a sum. The
 scaling book writes A[I_X, J] where X cuts I, and {U_X} for parts of a sum. Along one axis there are
