@@ -388,7 +388,8 @@ def test_all_of_it_as_files(course, tmp_path, monkeypatch):
     told = json.loads(script.removeprefix("window.ANSWERS = ").removesuffix(";\n"))
     assert told == {"ring?ranks=4": answers.ring({"ranks": "4"}),
                     "plan?gpus=8&model=8b": answers.plan(dict(few[1][1]))}
-    assert "answers.js" in Page(files["rings.html"].read_text()).loaded
+    for page, asks in (("rings.html", True), ("04_tensor_parallel.html", False)):
+        assert ("answers.js" in Page(files[page].read_text()).loaded) == asks
 
 
 def test_examples_are_what_the_scripts_ask():
