@@ -15,7 +15,7 @@ many steps, and twice the tokens. At N both are twice the least.
 A batch is micro-batch · accumulated · dp. More GPUs have more dp: they accumulate less, and when
 there is nothing left to accumulate, the batch grows, beyond N for little. So of each number of GPUs
 all batches are tried, with the layout of the best plan, and what counts is S · seconds of a step.
-GPUs are said to buy nothing where twice as many shorten that by less than a tenth (WORTH).
+GPUs are said to buy little where twice as many shorten that by less than a tenth (WORTH).
 
 N grows while a model trains, to many times its first value; chapter 02 measures it. S and E are an
 approximation of one number, and say nothing of the learning rate, which each batch needs its own.
@@ -116,13 +116,13 @@ def table(found, seq, noise_scale):
 
 
 def verdict(found, seq, noise_scale):
-    """From which batch on GPUs buy nothing, in a sentence."""
+    """From which batch on GPUs buy little, in a sentence."""
     *_, last = found
     if len(found) < 2 or last.time <= (1 - WORTH) * found[-2].time:
         return f"With {last.gpus:,} GPUs, twice as many do not divide, or were not tried."
     enough = found[-2]
     spared = 1 - last.time / enough.time
     return (f"Beyond {enough.gpus:,} GPUs, and a batch of {enough.batch * seq:,} tokens "
-            f"({enough.batch * seq / noise_scale:.1f} noise scales), GPUs buy nothing: twice as "
+            f"({enough.batch * seq / noise_scale:.1f} noise scales), GPUs buy little: twice as "
             f"many take {abs(spared):.0%} {'less' if spared >= 0 else 'more'} time, where "
             f"{WORTH:.0%} less would be worth them.")

@@ -111,7 +111,8 @@ def parser(ten):
         help="of the gradient: how many GPUs, and which batch, shorten the way to the same loss")
     add("--explain", action="store_true", help="what limits the best, and what would change it")
     add("--published", action="store_true", help="published tables, beside what is predicted")
-    add("--problems", action="store_true", help="the scaling book's worked problems")
+    add("--problems", action="store_true",
+        help="worked problems of the scaling book, the playbook and Megatron's paper")
     add("--contexts", action="store_true",
         help="long sequences on many ranks: what a ring, Ulysses, and both take on this cluster")
     add("--json", type=commands.output("plan.json"), help="write the best plan, and all that fit")

@@ -64,7 +64,8 @@ def verdict(row: Row, value: float) -> str:
     if not nearest:
         return f"{value:+.2g}"
     times = value / nearest
-    return f"×{times:.0f}" if times >= 10 else f"{times - 1:+.0%}"
+    percent = 100 * (times - 1)
+    return f"×{times:.0f}" if times >= 10 else f"{percent:+.{0 if abs(percent) >= 1 else 1}f}%"
 
 
 def unexplained(row: Row, value: float) -> bool:

@@ -68,7 +68,7 @@ def test_where_nothing_fits_for_sure_there_is_no_table(ten):
     assert status == 0 and said.splitlines()[-1].startswith("No batch fits")
 
 
-def test_it_says_from_where_on_gpus_buy_nothing(ten, tmp_path):
+def test_it_says_from_where_on_gpus_buy_little(ten, tmp_path):
     file = tmp_path / "plan.json"
     status, said, errors = told(ten, ["--model=1b", "--noise-scale=1e6", f"--json={file}"])
     assert status == 0 and not errors
@@ -77,7 +77,7 @@ def test_it_says_from_where_on_gpus_buy_nothing(ten, tmp_path):
     ways = json.loads(file.read_text())["batches"]
     assert len(rows) == len(ways) + 1
     enough, more = ways[-2:]
-    assert f"Beyond {enough['gpus']:,} GPUs" in verdict and "GPUs buy nothing" in verdict
+    assert f"Beyond {enough['gpus']:,} GPUs" in verdict and "GPUs buy little" in verdict
     time = lambda way: way["seconds"] * way["steps_over_least"]
     assert f"take {1 - time(more) / time(enough):.0%} less time" in verdict
     assert rows[1].split()[:7] == ["8", "8", "=", "1", "x", "1", "x"]

@@ -161,7 +161,7 @@ def test_a_value_in_words(value, unit, said):
     (8, 16, "ranks", 11, "8 to 16 ranks", "✓"), (8, 16, "ranks", 4, "8 to 16 ranks", "-50%"),
     (8, 16, "ranks", 20, "8 to 16 ranks", "+25%"), (0.25, 0.4, "%", 0.4, "25 to 40%", "✓"),
     (0, 0.2, "%", 0.3, "0 to 20%", "+50%"), (1, 2, "", 40, "1 to 2", "×20"),
-    (2e9, 3e9, "B", 3.3e9, "2 to 3 GB", "+10%")])
+    (2e9, 3e9, "B", 3.3e9, "2 to 3 GB", "+10%"), (900, 1000, "", 1003, "900 to 1,000", "+0.3%")])
 def test_a_range_is_met_by_all_that_lies_in_it(low, high, unit, value, said, verdict):
     row = Row("1", "of a range", low, lambda: value, unit, to=high)
     assert (texts.told(row), texts.verdict(row, value)) == (said, verdict)
