@@ -93,7 +93,7 @@ from torch import nn
 from torch.nn.utils import clip_grads_with_norm_
 
 import common
-from common import gpt, grad_norm, loss_sum
+from common import Refused, gpt, grad_norm, loss_sum
 
 # ------------------------------------------------------------------------------------- the replicas
 
@@ -299,11 +299,9 @@ def ramp(start, batch, steps):
 # ------------------------------------------------------------------------------------------ the run
 
 def replicate(variant, module, group, bucket_bytes):
-    if variant == "naive":
-        return Naive(module, group)
-    if variant == "overlap":
-        return Overlap(module, group)
-    return Bucket(module, group, bucket_bytes)
+    if variant == "bucket":
+        return Bucket(module, group, bucket_bytes)
+    return {"naive": Naive, "overlap": Overlap}[variant](module, group)
 
 
 def train(run):
@@ -372,10 +370,12 @@ def formulas(args, rank, ranks, model):
 def requires(args, ranks):
     if args.batch_ramp:
         start, steps = args.batch_ramp
-        args.micro_batch = args.micro_batch or max(1, start // ranks)   # more and more come
-        common.divides("--batch-ramp", start, f"{ranks} ranks x --micro-batch",
-                       ranks * args.micro_batch)
+        least = ranks * (args.micro_batch or 1)         # sequences of all ranks' micro-batches
+        if start % least:
+            raise Refused(f"--batch-ramp {start} is not a multiple of {ranks} ranks x "
+                          f"--micro-batch = {least}", f"--batch-ramp {least} {steps}")
         common.divides("--batch", args.batch, "the START of --batch-ramp", start)
+        args.micro_batch = args.micro_batch or start // ranks           # more and more come
         args.ramp = ramp(start, args.batch, steps)
     common.split_batch(args, ranks)
 

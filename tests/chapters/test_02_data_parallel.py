@@ -376,7 +376,8 @@ def test_a_fault_in_a_ramp_is_named(ranks, tmp_path):
     ("--batch=10 --batch-ramp 4 10", "--batch 10 is not a multiple of the START of --batch-ramp = "
      "4; --batch 12 would work"),
     ("--batch=12 --batch-ramp 6 10", "--batch-ramp 6 is not a multiple of 4 ranks x --micro-batch "
-     "= 4; without --batch-ramp would work"),
+     "= 4; --batch-ramp 4 10 would work"),
+    ("--batch=32 --micro-batch=2 --batch-ramp 12 10", "= 8; --batch-ramp 8 10 would work"),
     ("--batch=8 --batch-ramp 0 10", "--batch-ramp: 0 is no whole number in [1, 1000000); without "
      "--batch-ramp would work"),
     ("--batch=8 --batch-ramp 4", "expected 2 arguments (python 02_data_parallel.py --help lists "

@@ -1,7 +1,6 @@
 """The exercises of chapter 07: schedules as lists of actions, their messages, and the executor."""
 
 import itertools
-import unittest
 
 from lab import schedules
 from lab.classroom.exercise import Exercise, Run, Same
@@ -65,10 +64,14 @@ def rendezvous(chapter):
 
 
 def backward_before_its_forward(chapter):
-    """That ValueError is raised; the check fails if it is not."""
+    """What comes of a schedule in which no rank can go on."""
     F, BW = [[chapter.Action(kind, stage, 0) for stage in (0, 1)] for kind in ("F", "BW")]
     schedule = chapter.Schedule([[F[0], BW[0]], [BW[1], F[1]]], [0, 1], 2)
-    unittest.TestCase().assertRaises(ValueError, chapter.make_programs, schedule)
+    try:
+        chapter.make_programs(schedule)
+    except ValueError:
+        return "ValueError is raised"
+    return "no error is raised"
 
 
 def alive(chapter, name, ranks, micro_batches, rank):
