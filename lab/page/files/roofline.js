@@ -118,16 +118,16 @@ function chart(at) {
   drawn.forEach(([name, color, dashes, values], i) => {
     const points = values.map((value, j) => value > 0 ? `${right(tokens[j])},${up(value)}` : "").filter(Boolean).join(" ");
     const y = TALL + BELOW + 20 * i;
-    const path = draw("polyline", { points, fill: "none", stroke: color, "stroke-width": dashes ? 1.3 : 2.2, "stroke-dasharray": dashes });
+    const path = draw("polyline", { points, fill: "none", stroke: color, "stroke-width": dashes ? 1.3 : 2.2, "stroke-dasharray": dashes, class: "curve" });
     path.dataset.line = name;
     svg.append(path);
-    line(SIDE, SIDE + 30, y, y, { stroke: color, "stroke-width": dashes ? 1.3 : 2.2, "stroke-dasharray": dashes });
+    line(SIDE, SIDE + 30, y, y, { stroke: color, "stroke-width": dashes ? 1.3 : 2.2, "stroke-dasharray": dashes, class: "curve" });
     label(name, SIDE + 38, y + 4);
   });
   line(right(tokens[at]), right(tokens[at]), up(10 ** high), TALL, { stroke: "currentColor", "stroke-dasharray": "2 3" });
   if (least > tokens[0] && least < tokens[last]) {
     line(right(least), right(least), TALL - 8, TALL, { stroke: "currentColor", "stroke-width": 3, class: "crossing" });
-    label(`from ${counted(least)} on`, right(least) + 6, TALL - 6);
+    label(`from ${counted(least)} on`, right(least) + 6, TALL - 6, { class: "over" });
   }
   return svg;
 }
