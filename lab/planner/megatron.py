@@ -199,10 +199,13 @@ def figure_15(ten):
 
 def figure_16(ten):
     """TFLOP/s over the micro-batch, tp 8, pp 8: 91 G parameters."""
-    model = ten.gpt(32, 15360, 128)
-    return {f"batch {batch}": {
-        b: rate(ten, model, layout(ten, tp=8, pp=8, micro_batch=b), batch)
-        for b in (1, 2, 4, 8)} for batch in (128, 512)}
+    return {f"batch {batch}": {b: rate(ten, *run_of_16(ten, b), batch) for b in (1, 2, 4, 8)}
+            for batch in (128, 512)}
+
+
+def run_of_16(ten, micro_batch):
+    """Its model and layout."""
+    return ten.gpt(32, 15360, 128), layout(ten, tp=8, pp=8, micro_batch=micro_batch)
 
 
 def figure_17(ten):

@@ -6,9 +6,8 @@ ten: chapter 10's module, whichever is held to them.
 """
 
 import math
-from dataclasses import replace
 
-from lab.planner import rooflines
+from lab.planner import megatron, rooflines
 
 
 def best_checkpoints(layers, kept_by_input, kept_by_layer):
@@ -73,9 +72,7 @@ def overlap(ten):
 
 def micro_batches(ten):
     """Megatron's figure 16: which micro-batch is fastest."""
-    model, layout = ten.gpt(32, 15360, 120), ten.Layout(1, 8, pp=8, sp=False, recompute="full")
-    seconds = {b: sum(ten.step_seconds(model, replace(layout, micro_batch=b), ten.CLUSTERS["a100"],
-                                       ten.SOFTWARE["megatron-2021"], 128).values())
+    seconds = {b: sum(megatron.seconds(ten, *megatron.run_of_16(ten, b), 128).values())
                for b in (1, 2, 4, 8)}
     best = min(seconds, key=seconds.get)
     yield ("5. Megatron's micro-batch, 91 G parameters, tp 8, pp 8, a batch of 128: "
@@ -85,14 +82,12 @@ def micro_batches(ten):
 
 def recomputation(ten):
     """Megatron's trade: 145 G parameters, tp 8, pp 16: time, memory, and how many checkpoints."""
-    model, software = ten.gpt(80, 12288, 96), ten.SOFTWARE["megatron-2021"]
-    layouts = {again: ten.Layout(1, 8, pp=16, sp=False, recompute=again)
-               for again in ("none", "full")}
-    seconds = {again: sum(ten.step_seconds(model, layout, ten.CLUSTERS["a100"], software,
-                                           64).values()) for again, layout in layouts.items()}
-    bytes_of = {again: ten.memory(model, layout, software, 64)["activations"] / 1e9
-                for again, layout in layouts.items()}
-    kept = {again: ten.kept_by_layer(model, layout, software) for again, layout in layouts.items()}
+    software, runs = megatron.machine(ten).software, {
+        again: megatron.run_of_17(ten, again) for again in ("none", "full")}
+    seconds = {again: sum(megatron.seconds(ten, *run, 64).values()) for again, run in runs.items()}
+    bytes_of = {again: ten.memory(*run, software, 64)["activations"] / 1e9
+                for again, run in runs.items()}
+    kept = {again: ten.kept_by_layer(*run, software) for again, run in runs.items()}
     best = best_checkpoints(80 // 16, kept["full"], kept["none"])
     yield (f"6. Recomputation, 145 G parameters on 128 A100s: it costs "
            f"{1 - seconds['none'] / seconds['full']:.0%} of the speed (up to 33%), and leaves "

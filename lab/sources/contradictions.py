@@ -16,7 +16,6 @@ from typing import NamedTuple
 import torch
 
 import common
-from lab import schedules
 from lab.bench.machines import MACHINES
 from lab.chapters import chapter
 from lab.planner import rooflines
@@ -82,25 +81,6 @@ def sent_by_zero_2(micro_batches):
     """Bytes over those of a model of 16 bits, on 8 ranks; without (N-1)/N and the norm."""
     sent = chapter("03").traffic(GPT_3, 2, 8, micro_batches, (2, 2))
     return (sent["reduce_scatter"][1] + sent["all_gather"][1]) / (2 * GPT_3.parameters())
-
-
-def idle(variant, p, m, v=1):
-    """The share of a step's time in which the rank that waits longest waits, as lists of actions
-    run."""
-    over_work = schedules.simulated_bubble(chapter("07").make_schedule(variant, p, m, v), variant)
-    return over_work / (1 + over_work)
-
-
-def bubble_in_time(m, v):
-    """Of 8 ranks that interleave v slices, over the work, as lists of actions run."""
-    return schedules.simulated_bubble(chapter("07").make_schedule("interleaved", 8, m, v),
-                                      "interleaved")
-
-
-def most_alive(variant, p, m, v=1):
-    """The most whole micro-batches that any rank keeps."""
-    slices = v if variant == "interleaved" else 1
-    return max(chapter("07").most_alive(variant, rank, p, m, v) for rank in range(p)) / slices
 
 
 def share_of_parameters(variant, p):
@@ -283,7 +263,7 @@ CONTRADICTIONS = (
         "That paper's, and the playbook's, is (P-1)/(V·M): over the work, not over all the time.",
         "A rank waits (P-1)/V times a micro-batch's work, and works M times. Idle over work is "
         "(P-1)/(V·M); idle over both is (P-1)/(V·M + P-1). Both are right, and 16% is not 19%.",
-        3 / 19, lambda: idle("interleaved", 4, 8, 2),
+        3 / 19, lambda: worked.idle_in_time("interleaved", 4, 8, 2),
         lambda: chapter("07").bubble("interleaved", 4, 8, 2), "%", 1e-9,
         "07_pipeline_parallel.bubble"),
     Contradiction(
@@ -292,7 +272,8 @@ CONTRADICTIONS = (
         "It is 3.25 of the work: the formula needs m to be a multiple of p.",
         "With fewer than p micro-batches a rank waits between its slices as well: what it has sent "
         "on comes round after p steps, and it has work for m of them.",
-        1.75, lambda: (8 - 1) / (2 * 2), lambda: bubble_in_time(2, 2), "", 0,
+        1.75, lambda: (8 - 1) / (2 * 2), lambda: worked.bubble_in_time("interleaved", 8, 2, 2),
+        "", 0,
         "lab/schedules.py"),
     Contradiction(
         "004", "14.2, Q24",
@@ -308,7 +289,7 @@ CONTRADICTIONS = (
         "It keeps P + 1.",
         "A rank is early in one direction and late in the other: what it keeps of the two adds up "
         "to P + 1 everywhere. 1F1B keeps P - r on rank r.",
-        16, lambda: 2 * most_alive("1f1b", 8, 16), lambda: most_alive("dualpipe", 8, 16),
+        16, lambda: 2 * worked.alive("1f1b", 8, 16), lambda: worked.alive("dualpipe", 8, 16),
         "micro-batches, P = 8", 0, "07_pipeline_parallel.most_alive"),
     Contradiction(
         "004", "14.3",
@@ -324,8 +305,8 @@ CONTRADICTIONS = (
         "With p = 8 and v = 2 the first rank keeps 44% more activations than with 1F1B.",
         "It has 2·(p-1) + (v-1)·p + 1 slices of 1/v alive, 1F1B has p: 1 + (p-1)/(p·v) times as "
         "much. v·p slices, as 004 has it, would be no more than 1F1B.",
-        0, lambda: 8 * 2 / 2 / most_alive("1f1b", 8, 16) - 1,
-        lambda: most_alive("interleaved", 8, 16, 2) / most_alive("1f1b", 8, 16) - 1, "%", 0,
+        0, lambda: 8 * 2 / 2 / worked.alive("1f1b", 8, 16) - 1,
+        lambda: worked.alive("interleaved", 8, 16, 2) / 2 / worked.alive("1f1b", 8, 16) - 1, "%", 0,
         "07_pipeline_parallel.most_alive"),
     Contradiction(
         "004", "13, Q25",

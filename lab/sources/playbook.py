@@ -224,7 +224,7 @@ def interleaved(m, v):
     """Of 8 ranks; where m is no multiple of them, by the list of actions."""
     if v == 1:
         return bubble("1f1b" if m > 1 else "naive", 8, m)
-    return bubble("interleaved", 8, m, v) or contradictions.bubble_in_time(m, v)
+    return bubble("interleaved", 8, m, v) or worked.bubble_in_time("interleaved", 8, m, v)
 
 
 BARS = [(32, 8), (16, 8), (32, 4), (32, 2), (16, 4), (8, 8), (32, 1), (16, 2), (8, 4), (4, 8),

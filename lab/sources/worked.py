@@ -56,9 +56,14 @@ def idle(name: str, p: int, m: int, v: int = 1) -> float:
     return wait / (1 + wait)
 
 
+def bubble_in_time(name: str, p: int, m: int, v: int = 1) -> float:
+    """The bubble over the work, counted: a schedule's actions start as soon as they can."""
+    return schedules.simulated_bubble(chapter("07").make_schedule(name, p, m, v), name)
+
+
 def idle_in_time(name: str, p: int, m: int, v: int = 1) -> float:
-    """The same, counted: a schedule's actions start as soon as they can."""
-    wait = schedules.simulated_bubble(chapter("07").make_schedule(name, p, m, v), name)
+    """The share of a step in which a rank waits, counted so."""
+    wait = bubble_in_time(name, p, m, v)
     return wait / (1 + wait)
 
 

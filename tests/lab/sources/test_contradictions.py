@@ -6,7 +6,7 @@ import common
 from lab import schedules
 from lab.bench.machines import MACHINES
 from lab.chapters import chapter
-from lab.sources import SOURCES, contradictions
+from lab.sources import SOURCES, worked
 from lab.sources.contradictions import CONTRADICTIONS
 
 
@@ -54,6 +54,6 @@ def test_tp_and_pp_count_a_number_as_a_byte_too():
 def test_bubbles_of_the_total_are_those_of_lists_that_run():
     """(P-1)/(V·M + P-1) of the time, by lists of actions, is (P-1)/(V·M) of the work."""
     for name, p, m, v in (("1f1b", 8, 32, 1), ("interleaved", 4, 8, 2)):
-        assert contradictions.idle(name, p, m, v) == pytest.approx((p - 1) / (v * m + p - 1))
+        assert worked.idle_in_time(name, p, m, v) == pytest.approx((p - 1) / (v * m + p - 1))
     dual = chapter("07").make_schedule("dualpipe", 8, 16)
     assert schedules.simulated_bubble(dual, "dualpipe") == pytest.approx(1 / 8)
