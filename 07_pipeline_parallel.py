@@ -36,10 +36,9 @@ micro-batch is alive, once in each stage, from its F to its BW (or W): as long a
     1f1b          One forward, one backward, as soon as one can go back. The bubble is the same, but
                   only p-r are alive on rank r: so many have gone forward when the first comes back.
     2bw           1f1b without a flush (PipeDream-2BW): behind a step's last forwards come the next
-                  one's first, before the step's update. So a rank keeps two versions of weights: in
-                  all stages, batch t computes with W(t-1), and updates W(t) to W(t+1). That is one
-                  GPU whose gradients are a step late. The report holds it to that, and says how far
-                  the loss is from one without delay. Chapter 09's published runs all flush.
+                  one's first, before the update. So a rank keeps two versions of its weights: batch
+                  t computes with W(t-1) in all stages, and updates W(t) to W(t+1). That is one GPU
+                  whose gradients are a step late. It is held to that; the report has both losses.
     interleaved   Each rank holds v slices, so that a micro-batch goes round v times. A slice takes
                   1/v of the time, and so does the bubble. A rank between two others sends 2v
                   messages for a micro-batch, not 2. p micro-batches go through a slice in turn
@@ -437,8 +436,7 @@ def train_step(run_program, model, optimizer, group, micro_batches, valid, clip)
     norm = grad_norm(model.parameters(), group)         # of all stages, not of this one
     if clip:
         clip_grads_with_norm_(model.parameters(), clip, norm)
-    with torch.autograd._unsafe_preserve_version_counter(tuple(model.parameters())):
-        optimizer.step()                                # of a version that no F of 2bw has read
+    optimizer.step()
     return loss, norm
 
 
@@ -453,20 +451,22 @@ def without_flush(run, program, model, *where):
         kind, stage, i = what.output                    # a message is in one step on both its ranks
         ahead = run.world - 1 - stage if kind == "F" else 0
         parts[max(0, i - ahead) // m].append(what)
-    for p in model.parameters():
+    parameters = tuple(model.parameters())
+    for p in parameters:
         p.versions = p.data, p.data.clone()
 
     def span(action, *kept):
-        for p in model.parameters():
+        for p in parameters:
             p.data = p.versions[action.micro_batch // m % 2]
         return run.span(action, *kept)
 
     def run_program(micro_batches, valid):
-        step = next(steps)
+        step = next(steps)              # autograd need not mind the update, which no F has read:
+        torch._C._autograd._unsafe_set_version_counter(parameters, [0] * len(parameters))
         ahead = (x.to(run.device).split(args.micro_batch) for x in text.batch(step + 1)[:2])
         both = [micro_batches, zip(*ahead)][::-1 if step % 2 else 1]
         loss = execute(parts[step], *where, span, [*both[0], *both[1]], valid, outputs)
-        for p in model.parameters():                    # no backward needs the old ones any more
+        for p in parameters:                            # no backward needs the old ones any more
             p.data = p.versions[step % 2].copy_(p.versions[1 - step % 2])
         return loss
 
