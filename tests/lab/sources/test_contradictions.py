@@ -8,6 +8,7 @@ from lab.bench.machines import MACHINES
 from lab.chapters import chapter
 from lab.sources import SOURCES, worked
 from lab.sources.contradictions import CONTRADICTIONS
+from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize("entry", CONTRADICTIONS,
@@ -57,3 +58,8 @@ def test_bubbles_of_the_total_are_those_of_lists_that_run():
         assert worked.idle_in_time(name, p, m, v) == pytest.approx((p - 1) / (v * m + p - 1))
     dual = chapter("07").make_schedule("dualpipe", 8, 16)
     assert schedules.simulated_bubble(dual, "dualpipe") == pytest.approx(1 / 8)
+
+
+def test_the_readme_counts_them():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"# {len(CONTRADICTIONS)} claims that do not hold" in readme
