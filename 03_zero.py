@@ -545,7 +545,7 @@ def requires(args, ranks):
                       f"{args.variant} keeps in two units", "--variant zero2")
     k, most = args.blocks_per_unit, 1 if whole and args.variant == "torch" else args.model.layers
     if k > most:                                        # DDP has buckets in place of units
-        raise Refused(f"--blocks-per-unit {k}: a unit has up to {most}", f"--blocks-per-unit {most}")
+        raise Refused(f"--blocks-per-unit {k}: a unit has {most} here", f"--blocks-per-unit {most}")
     in_groups = args.variant in ("hsdp", "zeropp")
     local = common.environment("LOCAL_WORLD_SIZE", ranks) if in_groups else ranks
     args.shard_size = args.shard_size or local

@@ -141,8 +141,8 @@ def test_what_cannot_work_is_refused(ranks):
     ("--variant=zeropp --no-quantized-gradients", 1, ".*--no-quantized-gradients"),
     ("--prefetch=3", 1, r"--prefetch: 3 is no whole number in \[0, 3\); --prefetch 1 would"),
     ("--stage=0", 1, r"--stage: 0 is no whole number in \[1, 4\); "),
-    ("--blocks-per-unit=5", 1, "--blocks-per-unit 5: a unit has up to 4; --blocks-per-unit 4 would"),
-    ("--variant=torch --stage=1 --blocks-per-unit=2", 1, "--blocks-per-unit 2: a unit has up to 1; "
+    ("--blocks-per-unit=5", 1, "--blocks-per-unit 5: a unit has 4 here; --blocks-per-unit 4 would"),
+    ("--variant=torch --stage=1 --blocks-per-unit=2", 1, "--blocks-per-unit 2: a unit has 1 here; "
      "--blocks-per-unit 1 would"),
 ])
 def test_refusals(run_chapter, flags, world, line):
