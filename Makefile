@@ -109,4 +109,4 @@ page: $(READY)  ## the course in a browser, from this machine alone (PORT=8000)
 test-page: $(READY)  ## open every page in a headless Chromium; screenshots in runs/page/
 	@$(PYTHON) -c 'import playwright' 2>/dev/null || [ -n "$(PY)" ] || \
 		.venv/bin/python -m pip install --disable-pip-version-check --quiet playwright
-	@$(PYTHON) -m pytest -q -rs tests/lab/page/page_in_browser.py
+	@$(PYTHON) -m pytest -q -rs -o python_files="*.py" tests/lab/page/in_browser

@@ -17,7 +17,8 @@
         LIMITS            {flag: (its lowest value, the first too high, one that would work)}
         rounding(args)    what a run rounds to: a --dtype, or a key of lab/bench/verify.py's LOSSY
         TRAINS            False: it trains no model
-        PLAYS             the page that computes what it teaches: lab/page/files/NAME.html
+        PLAYS             {how a paragraph of its lesson begins: (the tool that is mounted below
+                          it, of lab/page/tools.py, {name: value} of what it begins with)}
         FILES             {file that is read beside the chapters: its figure, or None}
 
 `kernels` and `checkpoints` are rooms as well. A room has what it needs, and no other room imports

@@ -12,13 +12,11 @@ from markupsafe import Markup
 from lab import ROOT, chapters, museum, pictures
 from lab.bench import runs
 from lab.classroom.exercises import EXERCISES
-from lab.page import tables
+from lab.page import tables, tools
 from lab.page.source import Source, before_and_now
 from lab.sources import SOURCES, texts
 
 FILES = Path(__file__).parent / "files"
-TOOLS = {"planner": "Planner", "roofline": "Roofline", "schedules": "Schedules", "rings": "Rings",
-         "cuts": "Cuts"}
 RUN_IN = re.compile(r"([A-Z][^.:?!\n]*[.:?])(?=\s)")     # "Heads.", at the beginning of a paragraph
 
 
@@ -47,9 +45,10 @@ def label_of(name):
 
 # -------------------------------------------------------------------------------- text, typeset
 
-def typeset(text, source=None):
+def typeset(text, source=None, beside=None):
     """A docstring as HTML: paragraphs, and as they stand whatever is indented: its tables, drawings
-    and commands. source: where names in backticks may lead."""
+    and commands. source: where names in backticks may lead. beside: {how a paragraph begins: HTML
+    that follows it}."""
     html = []
     for indented, lines in blocks(text.splitlines()):
         if indented:
@@ -57,7 +56,9 @@ def typeset(text, source=None):
             drawn = escape("\n".join(line[edge:] for line in lines), quote=False)
             html.append(f"<pre tabindex=0>{with_links(drawn)}</pre>")
         else:
-            html.append(f"<p>{paragraph(' '.join(lines), source)}</p>")
+            text = " ".join(lines)
+            html.append(f"<p>{paragraph(text, source)}</p>")
+            html += [more for begin, more in (beside or {}).items() if text.startswith(begin)]
     return Markup("\n".join(html))
 
 
@@ -125,7 +126,14 @@ def templates():
     made.filters |= {"typeset": typeset, "inline": lambda text: Markup(inline(text)),
                      "address": address_of, "label": label_of, "thread": thread,
                      "thread_id": thread_id, "linked": tables.linked}
+    made.globals["tool"] = lambda name: mount(name, {}, large=True)
     return made
+
+
+def mount(name, begins, large=False):
+    """A tool's HTML, in a lesson or on its own page."""
+    return Markup(templates().get_template("mount.html").render(
+        large=large, **tools.mounted(name, begins)))
 
 
 source_of = lru_cache(maxsize=64)(Source)               # a file that has not changed is not parsed
@@ -153,23 +161,26 @@ class Course:
             site[address_of(name)] = html, lambda name=name: self.chapter(name)
             site[f"source/{name}.py"] = "text/plain; charset=utf-8", \
                 lambda name=name: self.sources[name].text
-        for tool in TOOLS:
+        for tool in tools.TOOLS:
             site[f"{tool}.html"] = html, lambda tool=tool: self.render(f"{tool}.html", here=tool)
         for source in SOURCES:
             site[tables.page_of(source)] = html, lambda source=source: self.text(source)
         site |= {"texts.html": (html, self.texts), "questions.html": (html, self.questions),
                  "contradictions.html": (html, self.contradictions)}
         kinds = {".js": script, ".css": style, ".svg": "image/svg+xml"}
-        for path in sorted(FILES.iterdir()):
+        for path in sorted(FILES.rglob("*.*")):
             if path.suffix in kinds:
-                site[path.name] = kinds[path.suffix], path.read_bytes
+                site[path.relative_to(FILES).as_posix()] = kinds[path.suffix], path.read_bytes
         for path in sorted((ROOT / "figures").glob("*.png")):
             site[f"figures/{path.name}"] = "image/png", path.read_bytes
         return site
 
-    def render(self, template, **more):
+    def render(self, template, here, **more):
+        mounts = [here] if here in tools.TOOLS else sorted(
+            {tool for tool, _ in tools.plays(here).values()})
         return templates().get_template(template).render(
-            names=list(self.sources), tools=TOOLS, computes=self.computes, **more)
+            names=list(self.sources), tools=tools.TOOLS, computes=self.computes, here=here,
+            mounts=mounts, **more)
 
     def titles(self):
         """{name: what its docstring begins with, without its number}."""
@@ -196,7 +207,9 @@ class Course:
             "chapter.html", here=name, source=source, title=title, lesson=lesson,
             pieces=source.pieces, before=self.before(name), figure=figures().get(name),
             reports=reports_of(name, self.folder), exercises=EXERCISES.get(name, ()),
-            exhibits=exhibits, played=chapters.said(name, "PLAYS", None), number=number,
+            exhibits=exhibits, number=number, plays=tools.plays(name),
+            beside={place: mount(tool, begins) for place, (tool, begins)
+                    in tools.plays(name).items()},
             runs=number and number != "10", room=number or room_of(exhibits),
             earlier=order[at - 1] if at else None,
             later=order[at + 1] if at + 1 < len(order) else None)

@@ -2,7 +2,7 @@
 
 from lab.bench.stop import Stop
 
-PLAYS = "rings"
+PLAYS = {"Who has to compute?": ("rings", {"ranks": 4})}
 LIMITS = {"documents": (1, 2**31, 32), "window": (1, 2**31, 32)}
 TOUR = (
     Stop("06_context_parallel.py --device=cpu --steps=5",

@@ -2,7 +2,7 @@
 
 from lab.bench.stop import Stop
 
-PLAYS = "schedules"
+PLAYS = {"The order in which": ("schedules", {})}
 UNSAVED = ("2bw",)      # what is under way when a step ends is no state that can be saved
 
 

@@ -1,4 +1,4 @@
-// What every page has: light and dark, keys, search; and what the pages that compute share.
+// What every page has: light and dark, keys, search.
 "use strict";
 
 const $ = (selector, within = document) => within.querySelector(selector);
@@ -125,113 +125,9 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 });
 
-// --------------------------------------------------------------------- what pages that compute share
-
-// Dark enough for white digits, and for either background.
-const COLORS = ["#355070", "#c9474c", "#6d597a", "#a8663d", "#3d7349", "#8a6d00", "#356c8e", "#8e4fa3",
-                "#1d7a6f", "#a3526a", "#5f6b80"];
-
 function make(tag, attributes = {}, text = "") {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   element.textContent = text;
   return element;
-}
-
-function draw(tag, attributes = {}, text = "") {        // the same for SVG
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  if (text !== "") element.textContent = text;
-  return element;
-}
-
-function picture(width, height, label) {
-  return draw("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label });
-}
-
-// The answer to a question, from Python; or, where the page is files, what Python said when these were
-// written. Throws what is wrong, in a line.
-async function ask(name, asked) {
-  const query = Object.keys(asked).sort().map(key => `${key}=${encodeURIComponent(asked[key])}`).join("&");
-  if (window.ANSWERS) {
-    const answer = window.ANSWERS[`${name}?${query}`];
-    if (!answer) throw new Error("these pages were written as files, without an answer to that: " +
-                                 "`make page` starts the ones that compute");
-    return answer;
-  }
-  const response = await fetch(`api/${name}?${query}`), data = await response.json();
-  if (!response.ok) throw new Error(data.error);
-  return data;
-}
-
-// A link holds the whole state of a page, behind its #.
-function readLink() {
-  return Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-}
-
-function writeLink(state) {
-  const hash = `#${new URLSearchParams(state)}`;
-  if (hash !== location.hash) history.replaceState(null, "", hash);
-}
-
-// A range over any values; a `now` that is none of them becomes one. Returns the label's element.
-function slider(name, values, now, changed) {
-  const label = make("label", {}, ""), range = make("input", { type: "range", min: 0, name });
-  const output = make("output");
-  label.append(make("span", {}, name.replaceAll("_", " ")), range, output);
-  label.set = (values, now) => {
-    if (!values.includes(now)) values = [...values, now].sort((a, b) => a - b);
-    range.max = values.length - 1;
-    range.value = values.indexOf(now);
-    label.values = values;
-    output.textContent = label.value = now;
-    range.setAttribute("aria-valuetext", output.textContent);
-    range.disabled = values.length < 2;
-  };
-  label.set(values, now);
-  range.addEventListener("input", () => {
-    label.set(label.values, label.values[range.value]);
-    changed();
-  });
-  return label;
-}
-
-function selector(name, values, now, changed) {
-  const label = make("label"), select = make("select", { name });
-  select.append(...values.map(value => make("option", { value }, value)));
-  label.append(make("span", {}, name.replaceAll("_", " ")), select);
-  label.set = (_, now) => { select.value = now; };
-  label.set(values, values.includes(now) ? now : values[0]);
-  Object.defineProperty(label, "value", { get: () => select.value });
-  select.addEventListener("change", changed);
-  return label;
-}
-
-function powers(most, least = 1) {
-  const found = [];
-  for (let value = least; value <= most; value *= 2) found.push(value);
-  return found;
-}
-
-function upTo(most, least = 1) {
-  return Array.from({ length: most - least + 1 }, (_, i) => i + least);
-}
-
-// Only the last question's answer counts: a slider asks faster than Python answers.
-function latest(answer) {
-  let number = 0;
-  return async (...given) => {
-    const mine = ++number;
-    try {
-      await answer(() => mine === number, ...given);
-    } catch (error) {
-      if (mine === number) tell(error.message);
-    }
-  };
-}
-
-function tell(problem) {
-  const line = $("#problem");
-  line.textContent = problem;
-  line.hidden = !problem;
 }

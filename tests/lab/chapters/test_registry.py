@@ -1,5 +1,6 @@
 """lab/chapters/__init__.py: each chapter is loaded once; and what its room says is there."""
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,8 @@ import pytest
 
 from lab import ROOT, chapters
 from lab.classroom import questions
-from lab.page.reading import FILES, TOOLS
+from lab.page import tools
+from lab.page.reading import title_of
 
 EVERYWHERE = """
 import importlib, sys
@@ -57,8 +59,12 @@ def test_every_chapter_has_predictions_and_a_figure():
 
 
 def test_what_a_room_plays_and_reads_is_there():
-    played = {chapters.said(name, "PLAYS", None) for name in chapters.NAMES} - {None}
-    assert played == TOOLS.keys() and all((FILES / f"{tool}.html").exists() for tool in played)
+    for name in chapters.NAMES:
+        lesson = title_of(ast.get_docstring(ast.parse((ROOT / f"{name}.py").read_text())))[1]
+        begins = [" ".join(text.split()) for text in lesson.split("\n\n")]
+        for place, (tool, begin) in tools.plays(name).items():
+            assert sum(text.startswith(place) for text in begins) == 1, (name, place)
+            assert begin.keys() <= tools.TOOLS[tool].begins.keys()
     for about in chapters.rooms_with("about").values():
         for file, figure in getattr(about, "FILES", {}).items():
             assert (ROOT / f"{file}.py").exists()

@@ -1,5 +1,5 @@
 """The page without a browser: it is complete, its links lead somewhere, and what it is asked it
-answers as the chapters' functions do. (tests/lab/page/page_in_browser.py opens it in one.)"""
+answers as the chapters' functions do. (tests/lab/page/in_browser opens it in one.)"""
 
 import http.client
 import json
@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ from lab import museum
 from lab.bench.about import as_check
 from lab.classroom.exercises import EXERCISES
 from lab.page import __main__ as program
-from lab.page import answers, reading, server, tables
+from lab.page import answers, reading, server, tables, tools
 from lab.page.source import HEADING, Source, before_and_now
 from lab.sources import SOURCES, texts
 from tests.conftest import ROOT
@@ -50,8 +51,10 @@ class Page(HTMLParser):
         self.texts.append((tag, of.get("class", ""), of.get("id", ""), "".join(text)))
 
     def handle_data(self, data):
-        for _, _, text in self.open:
+        for _, of, text in reversed(self.open):
             text.append(data)
+            if "data-tool" in of:                       # it is no part of the lesson around it
+                break
 
     def of(self, tag, kind=""):
         return [text for name, classes, _, text in self.texts
@@ -82,7 +85,7 @@ def test_every_link_leads_somewhere(course, pages):
             if link.startswith("https://github.com/") or link in outside:
                 continue
             assert (where or address) in site, (address, link)
-            if place and where.removesuffix(".html") not in reading.TOOLS:
+            if place and where.removesuffix(".html") not in tools.TOOLS:
                 assert place in pages[where or address].ids, (address, link)
 
 
@@ -305,12 +308,12 @@ def test_who_gives_a_number_leads_there(course):
 
 def test_scripts_share_no_name_and_ask_nobody_else(course):
     """They are no modules, which a browser would not load from a file: so a name is everybody's."""
-    defines = re.compile(r"^(?:async )?(?:function|const|let) (\$?\w*)", re.MULTILINE)
-    names = {path.name: defines.findall(path.read_text()) for path in reading.FILES.glob("*.js")}
-    for tool in reading.TOOLS:
-        of_tool = names[f"{tool}.js"]
-        assert of_tool and not set(of_tool) & set(names["page.js"]), tool
-    for path in reading.FILES.iterdir():
+    defines = re.compile(r"^(?:async )?(?:function|class|const|let) (\$?\w*)", re.MULTILINE)
+    scripts = sorted(reading.FILES.rglob("*.js"))
+    names = [name for path in scripts for name in defines.findall(path.read_text())]
+    assert len(names) == len(set(names))
+    assert {path.stem for path in tools.FILES.glob("*.js")} == tools.TOOLS.keys() | {"tools"}
+    for path in filter(Path.is_file, reading.FILES.rglob("*")):
         text = path.read_text().replace("http://www.w3.org", "")        # SVG's name, not an address
         assert "innerHTML" not in text and not re.search(r"//\w+\.\w+", text), path
 
@@ -392,17 +395,11 @@ def test_all_of_it_as_files(course, tmp_path, monkeypatch):
         assert ("answers.js" in Page(files[page].read_text()).loaded) == asks
 
 
-def test_examples_are_what_the_scripts_ask():
-    """Every page has an answer when it is opened: the scripts' defaults are among the examples."""
+def test_examples_are_what_the_tools_ask_first():
+    """Every page has an answer when it is opened."""
     examples = list(answers.examples_but_plans())
-    for script, name in (("schedules", "schedule"), ("rings", "ring"), ("cuts", "cuts"),
-                         ("roofline", "roofline")):
-        text = (reading.FILES / f"{script}.js").read_text()
-        [found] = re.findall(r"const defaults = \{(.*?)\};", text, re.DOTALL)
-        defaults = dict(re.findall(r'(\w+): "?([\w-]+)', found))
-        for shown in ("rank", "hop", "tokens"):             # what is shown is not asked
-            defaults.pop(shown, None)
-        assert (name, defaults) in examples, defaults
+    for name, tool in tools.TOOLS.items():
+        assert not tool.asks or (tool.asks, tools.asked_first(name, tool.begins)) in examples, name
 
 
 @pytest.mark.parametrize(("words", "says"), [

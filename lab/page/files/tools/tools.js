@@ -1,0 +1,167 @@
+// What the tools share. A tool is mounted in an element with data-tool="NAME", in a lesson or on its own
+// page; data-large says that it is the page's own, so that the page's link holds its state.
+"use strict";
+
+const TOOLS = {};                                       // {name: what mounts it}: each script adds its own
+const SETTLES = 60;                                     // ms in which a slider that moves on asks nothing
+
+// Dark enough for white digits, and for either background.
+const COLORS = ["#355070", "#c9474c", "#6d597a", "#a8663d", "#3d7349", "#8a6d00", "#356c8e", "#8e4fa3",
+                "#1d7a6f", "#a3526a", "#5f6b80"];
+
+class Mount {                                           // the place of a tool
+  constructor(root) {
+    this.root = root;
+    this.large = "large" in root.dataset;
+  }
+
+  $(selector) {
+    return $(selector, this.root);
+  }
+
+  // {name: value} of what it shows: as its element says in data-NAME, and as the page's link says.
+  begins(names) {
+    const link = this.large ? readLink() : {};
+    return Object.fromEntries(names.map(name => {
+      const text = link[name] ?? this.root.dataset[name.toLowerCase()];
+      return [name, /^-?\d+(\.\d+)?$/.test(text) ? Number(text) : text];
+    }));
+  }
+
+  writeLink(state) {
+    if (this.large) writeLink(state);
+  }
+
+  // The answer to a question: the one that the page brought along, or Python's.
+  async ask(name, asked, signal) {
+    const query = written(name, asked), told = $("script[type='application/json']", this.root);
+    return told?.dataset.asked === query ? JSON.parse(told.textContent) : ask(query, signal);
+  }
+
+  // What is wrong, in a line; what was shown before it grows pale.
+  tell(problem) {
+    this.root.classList.toggle("refused", Boolean(problem));
+    this.$(".problem").textContent = problem;
+    this.$(".problem").hidden = !problem;
+  }
+
+  // A function whose last call alone counts: the one before it is aborted.
+  latest(answer) {
+    let current = null;
+    return async () => {
+      const isFirst = !current, mine = new AbortController();
+      current?.abort();
+      current = mine;
+      try {
+        if (!isFirst) await settled(mine.signal);
+        await answer(mine.signal);
+      } catch (error) {
+        if (!mine.signal.aborted) this.tell(error.message);
+      }
+    };
+  }
+
+  // On the tool's own page, Back and an edited link begin anew.
+  onLink(begin) {
+    if (this.large) addEventListener("hashchange", begin);
+  }
+}
+
+addEventListener("DOMContentLoaded", () => {
+  for (const root of $$("[data-tool]")) TOOLS[root.dataset.tool](new Mount(root));
+});
+
+async function settled(signal) {
+  await new Promise(resolve => { setTimeout(resolve, SETTLES); });
+  signal.throwIfAborted();
+}
+
+// ------------------------------------------------------------------------------- questions, and links
+
+function written(name, asked) {                         // as lab/page/tools.py writes it
+  return `${name}?${Object.keys(asked).sort().map(key => `${key}=${encodeURIComponent(asked[key])}`).join("&")}`;
+}
+
+// Python's answer; or, where the page is files, what Python said when these were written. Throws what is
+// wrong, in a line.
+async function ask(query, signal) {
+  if (window.ANSWERS) {
+    const answer = window.ANSWERS[query];
+    if (!answer) throw new Error("these pages were written as files, without an answer to that: " +
+                                 "`make page` starts the ones that compute");
+    return answer;
+  }
+  const response = await fetch(`api/${query}`, { signal }), data = await response.json();
+  signal?.throwIfAborted();
+  if (!response.ok) throw new Error(data.error);
+  return data;
+}
+
+// A link holds the whole state of a tool's own page, behind its #.
+function readLink() {
+  return Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+}
+
+function writeLink(state) {
+  const hash = `#${new URLSearchParams(state)}`;
+  if (hash !== location.hash) history.replaceState(null, "", hash);
+}
+
+// ------------------------------------------------------------------------------------------- drawing
+
+function draw(tag, attributes = {}, text = "") {        // make, of page.js, for SVG
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  if (text !== "") element.textContent = text;
+  return element;
+}
+
+function picture(width, height, label) {
+  return draw("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label });
+}
+
+// ------------------------------------------------------------------------------------------ controls
+
+// A range over any values; a `now` that is none of them becomes one. Returns the label's element.
+function slider(name, values, now, changed) {
+  const label = make("label", {}, ""), range = make("input", { type: "range", min: 0, name });
+  const output = make("output");
+  label.append(make("span", {}, name.replaceAll("_", " ")), range, output);
+  label.set = (values, now) => {
+    if (!values.includes(now)) values = [...values, now].sort((a, b) => a - b);
+    range.max = values.length - 1;
+    range.value = values.indexOf(now);
+    label.values = values;
+    output.textContent = label.value = now;
+    range.setAttribute("aria-valuetext", output.textContent);
+    range.disabled = values.length < 2;
+  };
+  label.set(values, now);
+  range.addEventListener("input", () => {
+    label.set(label.values, label.values[range.value]);
+    changed();
+  });
+  return label;
+}
+
+function selector(name, values, now, changed) {
+  const label = make("label"), select = make("select", { name });
+  select.append(...values.map(value => make("option", { value }, value)));
+  label.append(make("span", {}, name.replaceAll("_", " ")), select);
+  label.set = (_, now) => { select.value = now; };
+  label.set(values, values.includes(now) ? now : values[0]);
+  Object.defineProperty(label, "value", { get: () => select.value });
+  select.addEventListener("change", changed);
+  return label;
+}
+
+function powers(most, least = 1) {
+  const found = [];
+  for (let value = least; value <= most; value *= 2) found.push(value);
+  return found;
+}
+
+function upTo(most, least = 1) {
+  return Array.from({ length: most - least + 1 }, (_, i) => i + least);
+}
+
