@@ -308,7 +308,7 @@ def test_who_gives_a_number_leads_there(course):
 
 def test_scripts_share_no_name_and_ask_nobody_else(course):
     """They are no modules, which a browser would not load from a file: so a name is everybody's."""
-    defines = re.compile(r"^(?:async )?(?:function|class|const|let) (\$?\w*)", re.MULTILINE)
+    defines = re.compile(r"^(?:async )?(?:function|class|const|let) (\$*\w*)", re.MULTILINE)
     scripts = sorted(reading.FILES.rglob("*.js"))
     names = [name for path in scripts for name in defines.findall(path.read_text())]
     assert len(names) == len(set(names))
