@@ -38,6 +38,11 @@ class Mount {                                           // the place of a tool
     return told?.dataset.asked === query ? JSON.parse(told.textContent) : ask(query, signal);
   }
 
+  // Whether somebody answers it: where the page is files, not everything is. It bounds sliders.
+  can(name, asked) {
+    return !window.ANSWERS || written(name, asked) in window.ANSWERS;
+  }
+
   // What is wrong, in a line; what was shown before it grows pale.
   tell(problem) {
     this.root.classList.toggle("refused", Boolean(problem));
