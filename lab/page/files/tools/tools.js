@@ -20,8 +20,7 @@ class Mount {                                           // the place of a tool
   }
 
   // {name: value} of what it shows: as its element says in data-NAME, and as the page's link says.
-  begins(names) {
-    const link = this.large ? readLink() : {};
+  begins(names, link = this.large ? readLink() : {}) {
     return Object.fromEntries(names.map(name => {
       const text = link[name] ?? this.root.dataset[name.toLowerCase()];
       return [name, /^-?\d+(\.\d+)?$/.test(text) ? Number(text) : text];
@@ -43,9 +42,27 @@ class Mount {                                           // the place of a tool
     return !window.ANSWERS || written(name, asked) in window.ANSWERS;
   }
 
+  // The answer to a tool's state, but for names of it that are shown alone. A link that is refused when the
+  // page is opened is told in a line, and the state becomes what the tool begins with.
+  async answerTo(name, state, shown, signal) {
+    const asks = () => Object.fromEntries(Object.entries(state).filter(([key]) => !shown.includes(key)));
+    let answer, problem = "";
+    try {
+      answer = await this.ask(name, asks(), signal);
+    } catch (error) {
+      if (this.answered || signal.aborted) throw error;
+      problem = error.message;
+      Object.assign(state, this.begins(Object.keys(state), {}));
+      answer = await this.ask(name, asks(), signal);
+    }
+    this.answered = true;
+    this.tell(problem, false);
+    return answer;
+  }
+
   // What is wrong, in a line; what was shown before it grows pale.
-  tell(problem) {
-    this.root.classList.toggle("refused", Boolean(problem));
+  tell(problem, isPale = Boolean(problem)) {
+    this.root.classList.toggle("refused", isPale);
     this.$(".problem").textContent = problem;
     this.$(".problem").hidden = !problem;
   }
