@@ -4,6 +4,7 @@
 
 const TOOLS = {};                                       // {name: what mounts it}: each script adds its own
 const SETTLES = 60;                                     // ms in which a slider that moves on asks nothing
+const STAYS = 700;                                      // ms after which what it shows is worth going back to
 
 // Dark enough for white digits, and for either background.
 const COLORS = ["#355070", "#c9474c", "#6d597a", "#a8663d", "#3d7349", "#8a6d00", "#356c8e", "#8e4fa3",
@@ -13,6 +14,11 @@ class Mount {                                           // the place of a tool
   constructor(root) {
     this.root = root;
     this.large = "large" in root.dataset;
+    this.written = -Infinity;                           // when the link was, for a reader's choice
+    this.isTouched = false;                             // since then
+    for (const kind of ["input", "change", "click"]) {
+      root.addEventListener(kind, () => { this.isTouched = true; }, true);
+    }
   }
 
   $(selector) {
@@ -27,14 +33,21 @@ class Mount {                                           // the place of a tool
     }));
   }
 
+  // The page's link holds the state. History has an entry for each one that a reader chose and stayed at:
+  // not for each pixel of a drag, and not for what plays.
   writeLink(state) {
-    if (this.large) writeLink(state);
+    const hash = `#${new URLSearchParams(state)}`, now = performance.now();
+    if (!this.large || hash === location.hash) return;
+    history[this.isTouched && now - this.written > STAYS ? "pushState" : "replaceState"](null, "", hash);
+    if (this.isTouched) this.written = now;
+    this.isTouched = false;
   }
 
-  // The answer to a question: the one that the page brought along, or Python's.
+  // The answer to a question: one that the page brought along, or Python's.
   async ask(name, asked, signal) {
-    const query = written(name, asked), told = $("script[type='application/json']", this.root);
-    return told?.dataset.asked === query ? JSON.parse(told.textContent) : ask(query, signal);
+    const query = written(name, asked);
+    const told = $$("script[data-asked]", this.root).find(one => one.dataset.asked === query);
+    return told ? JSON.parse(told.textContent) : ask(query, signal);
   }
 
   // Whether somebody answers it: where the page is files, not everything is. It bounds sliders.
@@ -85,7 +98,7 @@ class Mount {                                           // the place of a tool
 
   // On the tool's own page, Back and an edited link begin anew.
   onLink(begin) {
-    if (this.large) addEventListener("hashchange", begin);
+    if (this.large) addEventListener("hashchange", () => { this.isTouched = false; begin(); });
   }
 }
 
@@ -122,11 +135,6 @@ async function ask(query, signal) {
 // A link holds the whole state of a tool's own page, behind its #.
 function readLink() {
   return Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-}
-
-function writeLink(state) {
-  const hash = `#${new URLSearchParams(state)}`;
-  if (hash !== location.hash) history.replaceState(null, "", hash);
 }
 
 // ------------------------------------------------------------------------------------------- drawing
