@@ -87,7 +87,8 @@ def test_texts_over_each_other_and_cut_are_found(show):
 def test_names(show):
     page = show("<a href='#'>&nbsp;</a><button aria-label='play'></button>"
                 "<a href='#'><img alt='a figure' src='data:,'></a><input type=range>"
-                "<label>ranks <input type=range></label><label><output>4</output><input type=range></label>"
+                "<label>ranks <input type=range></label>"
+                "<label><output>4</output><input type=range></label>"
                 + svg("", "role='img'") + svg("", "role='img' aria-label='a bar'")
                 + svg("", "role='img' aria-label='1f1b on 4 ranks: bubble 27%'")
                 + svg("", "aria-hidden='true'") + svg(text()))
