@@ -6,6 +6,7 @@ the chapters themselves: there is no second copy of a formula, here or in a scri
     /api/schedule?schedule=1f1b&ranks=4     when each action of a pipeline starts and ends
     /api/ring?ranks=4&documents=32          who meets whose keys at which hop, ring and zig-zag
     /api/cuts?tp=2&pp=2                     which part of each matrix each rank of a mesh holds
+    /api/memory?billions=7&ranks=8          what a rank keeps in each stage of ZeRO
     /api/roofline?model=70b&chips=512       from which batch on compute takes longer than messages
 
 Raises Refused with one line for whatever cannot be answered.
@@ -30,6 +31,7 @@ from lab.bench import contexts, meters
 from lab.chapters import chapter, rooms_with
 from lab.cli import strict
 from lab.cli.refusals import one_line
+from lab.page import memory
 from lab.page.parameters import known, one_of, real, whole
 from lab.page.search import plan_as_data
 from lab.planner import planning, rooflines
@@ -359,7 +361,7 @@ def warm_up():
 
 
 QUESTIONS = {"plan": plan, "best": best, "schedule": schedule, "ring": ring, "cuts": cuts,
-             "roofline": roofline}
+             "roofline": roofline, "memory": memory.memory}
 
 
 def examples():
@@ -396,3 +398,4 @@ def examples_but_plans():
         yield "roofline", {
             "cluster": cluster, "model": model, "strategy": strategy, "chips": str(chips),
             "zero_axes": "2" if torus else "1", "tp_axes": "1"}
+    yield from memory.examples()

@@ -37,6 +37,8 @@ TOOLS = {
                                     "hop": 0}, shown=("hop",)),
     "cuts": Tool("Cuts", "cuts", {"pp": 2, "dp": 2, "cp": 1, "tp": 2, "ep": 1, "experts": 0,
                                   "kv_heads": 4, "layers": 4, "rank": 0}, shown=("rank",)),
+    "memory": Tool("Memory", "memory", {"billions": 7, "ranks": 8, "precision": "fp32",
+                                        "stage": "zero3", "gpu": "h100"}, shown=("stage", "gpu")),
 }
 
 

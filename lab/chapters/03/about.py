@@ -3,7 +3,8 @@
 from lab.bench.stop import Stop
 from lab.bench.verify import name_of_rounded
 
-PLAYS = {"When it pays.": ("roofline", {"cluster": "h100", "strategy": "zero-3", "chips": 8,
+PLAYS = {"Ψ parameters in fp32": ("memory", {}),
+         "When it pays.": ("roofline", {"cluster": "h100", "strategy": "zero-3", "chips": 8,
                                          "zero_axes": 1, "tokens": 2048})}
 TOUR = (
     Stop("03_zero.py --device=cpu --steps=5",
