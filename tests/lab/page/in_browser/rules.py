@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 SCRIPT = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
-AXE = ROOT / ".venv/axe/node_modules/axe-core/axe.min.js"   # npm install --prefix .venv/axe axe-core
+AXE = ROOT / ".venv/axe/node_modules/axe-core/axe.min.js"     # make test-page brings it
 
 
 def seen(page, name):
