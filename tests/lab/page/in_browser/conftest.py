@@ -13,6 +13,7 @@ from lab.page import answers, reading, server
 
 QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-component-update",
          "--disable-sync", "--no-first-run"]
+REFUSED = "status of 400 (Bad Request)"                 # what a browser says of a refused question
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +48,8 @@ def open_page(chromium, address):
         contexts.append(chromium.new_context(viewport={"width": width, "height": height}, **more))
         page = contexts[-1].new_page()
         page.set_default_timeout(20_000)
-        page.on("console", lambda said: wrong.append((name, said.text)))
+        page.on("console", lambda said: wrong.append((name, said.text))
+                if REFUSED not in said.text else None)
         page.on("pageerror", lambda error: wrong.append((name, str(error))))
         page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(
             (address, "file:")) else None)

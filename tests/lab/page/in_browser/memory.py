@@ -14,7 +14,7 @@ def drawn(page, place):
 
 def test_bars_are_as_wide_as_their_bytes(open_page, address):
     page = open_page("memory.html#billions=70&ranks=64&precision=bf16&stage=zero2&gpu=h200")
-    verdict(page, "zero2: 157 GB on each of 64 ranks")
+    verdict(page, "zero2: 158 GB on each of 64 ranks")
     told = asked(address, "memory?billions=70&ranks=64&precision=bf16")
     whole = float(page.get_attribute(".bars svg", "viewBox").split()[2])
     for one, pieces in zip(told["stages"], drawn(page, ".bars"), strict=True):
