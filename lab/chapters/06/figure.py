@@ -2,6 +2,7 @@
 behind what."""
 
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import torch
@@ -72,25 +73,25 @@ def shapes_of(block, queries, keys):
     """What a block computes, in the matrix of queries (down) and keys (across): for each piece of
     neighbouring keys (corners [(x, y), ...], pairs of a query and a key, where its middle is).
     queries, keys: the places of all that are there. A diagonal is a straight line."""
-    queries, keys, shapes, at = queries[block.rows], keys[block.keys], [], 0
-    row = torch.arange(len(queries))
-    begin = torch.zeros_like(row) if block.low is None else block.low
-    end = row + 1 + len(keys) - len(row) if block.causal else torch.full_like(row, len(keys))
+    queries, keys, shapes, at = queries[block.rows].tolist(), keys[block.keys].tolist(), [], 0
+    begin = [0] * len(queries) if block.low is None else block.low.tolist()
+    seen = [len(keys) - i * block.causal for i in reversed(range(len(queries)))]
     for piece in neighbours(keys):
-        left, right = (x.clamp(at, at + len(piece)) - at + piece[0] for x in (begin, end))
-        seen = left < right
-        at += len(piece)
-        if seen.any():
-            shapes.append(shape(*(x[seen].tolist() for x in (queries, left, right))))
+        until = at + len(piece)
+        rows = [(row, piece[0] + max(left, at) - at, piece[0] + min(right, until) - at)
+                for row, left, right in zip(queries, begin, seen) if left < until and right > at]
+        if rows:
+            shapes.append(shape(rows))
+        at = until
     return shapes
 
 
-def shape(rows, left, right):
-    """Of neighbouring rows, each from left to right."""
-    lines, wide = [*zip(rows, left, right)], [b - a for a, b in zip(left, right)]
+def shape(lines):
+    """Of neighbouring rows, each with where it begins and ends."""
+    wide = [b - a for _, a, b in lines]
     pairs = sum(wide)
     middle = (sum((a + b) / 2 * (b - a) for _, a, b in lines) / pairs,
-              sum((row + 0.5) * many for row, many in zip(rows, wide)) / pairs)
+              sum((row + 0.5) * many for (row, *_), many in zip(lines, wide)) / pairs)
     down, up = [], []
     for top, bottom, a, b, a_step, b_step in bands(lines):
         down += [(b - b_step, top), (b - b_step + b_step * (bottom - top), bottom)]
@@ -116,7 +117,8 @@ def bands(lines):
 
 def neighbours(places):
     """Ascending places, in pieces without a gap."""
-    return places.tensor_split((places.diff() > 1).nonzero().flatten() + 1)
+    cuts = [i for i, (one, other) in enumerate(pairwise(places), 1) if other - one > 1]
+    return [places[begin:end] for begin, end in pairwise([0, *cuts, len(places)])]
 
 
 def documents_of(layout):
@@ -127,16 +129,16 @@ def documents_of(layout):
 
 def padding_of(layout):
     """The same of what holds no token."""
-    return ends((layout.source < 0).nonzero().flatten())
+    return ends((layout.source < 0).nonzero().flatten().tolist())
 
 
 def holds_of(layout):
     """The same of what each part holds."""
-    return [ends(mine) for mine in layout.positions]
+    return [ends(mine.tolist()) for mine in layout.positions]
 
 
 def ends(places):
-    return [[int(piece[0]), int(piece[-1]) + 1] for piece in neighbours(places) if len(piece)]
+    return [[piece[0], piece[-1] + 1] for piece in neighbours(places) if piece]
 
 
 # ---------------------------------------------------------------------------------- one document
