@@ -1,5 +1,6 @@
 """The pages that are read, as HTML: chapters, the front page, and what search looks through."""
 
+import ast
 import json
 import re
 from functools import cache, lru_cache
@@ -11,9 +12,9 @@ from markupsafe import Markup
 from lab import ROOT, chapters, museum, pictures
 from lab.bench import runs
 from lab.classroom.exercises import EXERCISES
-from lab.page import tables, tools
+from lab.page import figures, glossary, tables, tools
 from lab.page.source import Source, before_and_now
-from lab.page.typeset import inline, typeset
+from lab.page.typeset import inline, lettered, typeset
 from lab.sources import SOURCES, texts
 
 FILES = Path(__file__).parent / "files"
@@ -38,7 +39,7 @@ def address_of(name):
 
 
 def label_of(name):
-    """What the contents call it: "04", or its name."""
+    """What others call it: "04", or its name."""
     return name[:2] if name[0].isdigit() else name.split("/")[-1]
 
 
@@ -51,7 +52,10 @@ def templates():
                               undefined=jinja2.StrictUndefined)
     made.filters |= {"typeset": typeset, "inline": lambda text: Markup(inline(text)),
                      "address": address_of, "label": label_of, "thread": thread,
-                     "thread_id": thread_id, "linked": tables.linked}
+                     "thread_id": thread_id, "linked": tables.linked, "counted": counted,
+                     "called": called}
+    made.filters |= {"lettered": lettered, "meant": glossary.said, "defined": glossary.page_of}
+    made.globals["glossary"] = glossary
     made.globals["tool"] = lambda name: mount(name, {}, large=True)
     return made
 
@@ -91,36 +95,45 @@ class Course:
             site[f"{tool}.html"] = html, lambda tool=tool: self.render(f"{tool}.html", here=tool)
         for source in SOURCES:
             site[tables.page_of(source)] = html, lambda source=source: self.text(source)
+        site["glossary.html"] = html, lambda: self.render("glossary.html", here="glossary")
         site |= {"texts.html": (html, self.texts), "questions.html": (html, self.questions),
                  "contradictions.html": (html, self.contradictions)}
         kinds = {".js": script, ".css": style, ".svg": "image/svg+xml"}
         for path in sorted(FILES.rglob("*.*")):
             if path.suffix in kinds:
                 site[path.relative_to(FILES).as_posix()] = kinds[path.suffix], path.read_bytes
-        for path in sorted((ROOT / "figures").glob("*.png")):
-            site[f"figures/{path.name}"] = "image/png", path.read_bytes
+        for figure in figures_of_files().values():
+            site[figure.address] = "image/webp", lambda figure=figure: figures.whole(figure.name)
+            site[figure.card] = "image/webp", lambda figure=figure: figures.card(figure.name)
         return site
 
     def render(self, template, here, **more):
         mounts = [here] if here in tools.TOOLS else sorted(
             {tool for tool, _ in tools.plays(here).values()})
         return templates().get_template(template).render(
-            names=list(self.sources), tools=tools.TOOLS, computes=self.computes, here=here,
-            mounts=mounts, **more)
+            tools=tools.TOOLS, computes=self.computes, here=here, mounts=mounts,
+            contents=self.contents(), **({"parts": ()} | more))
 
     def titles(self):
         """{name: what its docstring begins with, without its number}."""
         return {name: title_of(source.doc)[0] for name, source in self.sources.items()}
 
+    def contents(self):
+        """{group of the contents: {name: its title, in few words}}."""
+        few = {name: title.split(":")[0] for name, title in self.titles().items()}
+        chapters = {name: few[name] for name in self.sources if name not in beside_chapters()}
+        return {"Chapters": chapters, "Beside them": {name: few[name] for name in
+                                                      self.sources if name not in chapters}}
+
     def front(self):
-        exhibits = {name: len(self.exhibits(name)) for name in self.sources}
+        exhibits = {name: self.exhibits(name) for name in self.sources}
         tour = [f"{name}.json" for name in self.sources if name[0].isdigit()]
         found = [run for run in read_runs(self.folder) if Path(run["file"]).name in tour]
         table = list(runs.summary(found)) if found else []
         return self.render("front.html", here="index", titles=self.titles(), exhibits=exhibits,
-                           exercises={name: len(EXERCISES.get(name, ())) for name in self.sources},
-                           figures=figures(), lines={name: len(source.lines) for name, source
-                                                     in self.sources.items()}, table=table)
+                           exercises={name: EXERCISES.get(name, ()) for name in self.sources},
+                           figures={name: figures_of_files().get(name) for name in self.sources},
+                           sources=self.sources, table=table)
 
     def chapter(self, name):
         source = self.sources[name]
@@ -128,15 +141,23 @@ class Course:
         at = order.index(name)
         title, lesson = title_of(source.doc)
         number = label_of(name) if name[0].isdigit() else None
-        exhibits = self.exhibits(name)
+        exhibits, exercises = self.exhibits(name), EXERCISES.get(name, ())
+        plays, runs = tools.plays(name), number and number != "10"
+        parts = [("lesson", "Lesson")] if lesson else []
+        parts += [(f"play-{tool}", f"▸ {tools.TOOLS[tool].title}") for tool, _ in plays.values()]
+        headings = [piece.heading for piece in source.pieces if piece.heading]
+        parts += [(f"section-{i}", one) for i, one in enumerate(headings, start=1)]
+        parts += [part for part, is_there in ((("report", "The last report"), runs),
+                                              (("exercises", "Exercises"), exercises),
+                                              (("museum", "Silent bugs"), exhibits)) if is_there]
         return self.render(
-            "chapter.html", here=name, source=source, title=title, lesson=lesson,
-            pieces=source.pieces, before=self.before(name), figure=figures().get(name),
-            reports=reports_of(name, self.folder), exercises=EXERCISES.get(name, ()),
-            exhibits=exhibits, number=number, plays=tools.plays(name),
+            "chapter.html", here=name, source=source, title=title, lesson=lesson, parts=parts,
+            pieces=source.pieces, before=self.before(name), figure=figures_of_files().get(name),
+            reports=reports_of(name, self.folder), exercises=exercises,
+            exhibits=exhibits, number=number, plays=plays, opening=opening_of(source),
             beside={place: mount(tool, begins) for place, (tool, begins)
                     in tools.plays(name).items()},
-            runs=number and number != "10", room=number or room_of(exhibits),
+            runs=runs, room=number or room_of(exhibits),
             earlier=order[at - 1] if at else None,
             later=order[at + 1] if at + 1 < len(order) else None)
 
@@ -152,11 +173,12 @@ class Course:
 
     def questions(self):
         asked = [(question, tables.lines_of_question(question)) for question in tables.QUESTIONS]
-        return self.render("questions.html", here="texts", questions=asked, sources=self.sources)
+        return self.render("questions.html", here="questions", questions=asked,
+                           sources=self.sources)
 
     def contradictions(self):
-        return self.render("contradictions.html", here="texts", entries=tables.contradictions(),
-                           sources=self.sources)
+        return self.render("contradictions.html", here="contradictions",
+                           entries=tables.contradictions(), sources=self.sources)
 
     def before(self, name):
         """{function: (chapter, where, rows of before_and_now, or None: it is the same)} of what
@@ -207,6 +229,25 @@ class Course:
         return f"window.CHOICES = {json.dumps(answers.choices())};\n"
 
 
+def called(name, contents):
+    """A file in the words of the contents: "04 Tensor parallelism"."""
+    title = next(names[name] for names in contents.values() if name in names)
+    return f"{label_of(name)} {title}" if name[0].isdigit() else title
+
+
+def opening_of(source):
+    """What stands above the first function of a file."""
+    first = source.pieces[0]
+    inside = [node for node in source.tree.body if first.first <= node.lineno <= first.last]
+    only = all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in inside)
+    return "imports" if only else "imports and constants"
+
+
+def counted(things, one, many=None):
+    """In words: "1 exercise", "3 exercises"."""
+    return f"{len(things)} {one if len(things) == 1 else many or one + 's'}"
+
+
 def room_of(exhibits):
     """Where the museum has the first of them."""
     return next((room for room, those in museum.exhibits().items()
@@ -236,20 +277,20 @@ def thread(exhibit):
 # --------------------------------------------------------------------------------- figures, reports
 
 @cache
-def figures():
-    """{name: (file, what it shows)}: what its figure.py says of it, or else the README."""
-    said = {name: figure.draw.__doc__ for name, figure in pictures.FIGURES.items()}
+def alts():
+    """{figure: what the README says that it shows}."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    alts = dict(re.findall(r"!\[([^\]]*)\]\(figures/(\w+)\.png\)", readme))
-    alts = {file: alt for alt, file in alts.items()}
+    return {file: alt for alt, file in re.findall(r"!\[([^\]]*)\]\(figures/(\w+)\.png\)", readme)}
+
+
+def figures_of_files():
+    """{name: its Figure}: with what its figure.py says of it, or else the README."""
+    said = {name: figure.draw.__doc__ for name, figure in pictures.FIGURES.items()}
     files = {name: name for name in chapters.NAMES}
     files |= {name: figure for name, (_, figure) in beside_chapters().items() if figure}
-    found = {}
-    for name, file in files.items():
-        if (ROOT / f"figures/{file}.png").exists():
-            words = said.get(name) or alts.get(file, "")
-            found[name] = f"figures/{file}.png", " ".join(words.split())
-    return found
+    found = {name: figures.figure(file, said.get(name) or alts().get(file, ""))
+             for name, file in files.items()}
+    return {name: figure for name, figure in found.items() if figure}
 
 
 def read_runs(folder):

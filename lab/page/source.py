@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 HEADING = re.compile(r"# -{3,} (.*)$")      # what divides a file into sections
 ALIKE = 0.35                                # below it, two functions have but a name in common
+TAGS = {"keyword": "b", "comment": "i"}     # of the most frequent ones, which are short
 FUNCTION = ast.FunctionDef, ast.AsyncFunctionDef
 STRINGS = {getattr(tokenize, name) for name in ("STRING", "FSTRING_START", "FSTRING_MIDDLE",
                                                 "FSTRING_END") if hasattr(tokenize, name)}
@@ -66,10 +67,18 @@ class Source:
         text, html, at = self.lines[number - 1], [], 0
         for start, end, kind, address in sorted(self.marks[number]):
             word = escape(text[start:end])
-            html += [escape(text[at:start]), f'<a class="{kind}" href="{address}">{word}</a>'
-                     if address else f'<span class="{kind}">{word}</span>']
+            html += [escape(text[at:start]), self.marked(word, kind, address)]
             at = end
         return "".join(html) + escape(text[at:])
+
+    def marked(self, word, kind, address):
+        """A word as HTML. A name is no stop of Tab, or there were hundreds."""
+        if address:
+            page, _, place = address.partition("#")
+            page = "" if page == self.page else page
+            return f'<a class="{kind}" href="{page}#{place}" tabindex=-1>{word}</a>'
+        tag = TAGS.get(kind)
+        return f"<{tag}>{word}</{tag}>" if tag else f'<span class="{kind}">{word}</span>'
 
     def lines_of(self, name):
         """The lines of a function, a method or a class, without what is said of it."""

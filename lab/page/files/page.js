@@ -6,8 +6,6 @@ const $$ = (selector, within = document) => [...within.querySelectorAll(selector
 
 // ------------------------------------------------------------------------------- light and dark
 
-const THEMES = ["", "light", "dark"];                   // "": as the system has it
-
 function remembered(key, value) {                       // a file, opened as such, may remember nothing
   try {
     return value === undefined ? localStorage.getItem(key) : localStorage.setItem(key, value);
@@ -16,15 +14,16 @@ function remembered(key, value) {                       // a file, opened as suc
   }
 }
 
-function showTheme(theme) {
+function showTheme(theme) {                             // "": as the system has it
   document.documentElement.toggleAttribute("data-theme", Boolean(theme));
   if (theme) document.documentElement.setAttribute("data-theme", theme);
 }
 
-function nextTheme() {
-  const next = THEMES[(THEMES.indexOf(remembered("theme") || "") + 1) % THEMES.length];
-  remembered("theme", next);
-  showTheme(next);
+function nextTheme() {                                  // to the other one, at each click
+  const systems = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  const next = (remembered("theme") || systems) === "dark" ? "light" : "dark";
+  remembered("theme", next === systems ? "" : next);
+  showTheme(next === systems ? "" : next);
 }
 
 showTheme(remembered("theme"));
@@ -49,6 +48,7 @@ const KEYS = {
   "/": () => openSearch(),
   "?": () => $("#page-keys").showModal(),
   "t": () => nextTheme(),
+  "c": () => $(".here .copy")?.click(),
   "b": () => $$(":scope details", $(".here") || document).forEach(one => { one.open = !one.open; }),
 };
 
@@ -60,6 +60,116 @@ document.addEventListener("keydown", event => {
 });
 
 addEventListener("beforeprint", () => $$("details").forEach(one => { one.open = true; }));
+
+// -------------------------------------------------------------------------- contents, and what is read
+
+// The part of the page that is read now is marked: the last one that begins in the upper third.
+function followParts() {
+  const links = $$("#contents a[href^='#']"), parts = links.map(link => $(link.hash.replaceAll(".", "\\.")));
+  const mark = () => {
+    const now = parts.findLastIndex(part => part.getBoundingClientRect().top < innerHeight / 3);
+    links.forEach((link, i) => {
+      if (i === now) link.setAttribute("aria-current", "true");
+      else link.removeAttribute("aria-current");
+    });
+    if (now >= 0) keepInSight(links[now]);
+  };
+  const observer = new IntersectionObserver(mark, { rootMargin: "9999999px 0px -67% 0px" });
+  parts.forEach(part => observer.observe(part));
+}
+
+function keepInSight(link) {                            // within the contents, which scroll by themselves
+  const contents = $("#contents"), top = link.getBoundingClientRect().top - contents.getBoundingClientRect().top;
+  if (top < 0 || top > contents.clientHeight - 40) contents.scrollTop += top - contents.clientHeight / 3;
+}
+
+function readFiles() {                                  // {name: whether it is read}
+  try {
+    return JSON.parse(remembered("read")) || {};
+  } catch {
+    return {};
+  }
+}
+
+function markRead(name, isRead) {
+  remembered("read", JSON.stringify({ ...readFiles(), [name]: isRead }));
+  showRead();
+}
+
+function showRead() {
+  const read = readFiles();
+  for (const item of $$("li[data-file]")) item.toggleAttribute("data-read", Boolean(read[item.dataset.file]));
+  if ($("#is-read")) $("#is-read").checked = Boolean(read[$("article").dataset.file]);
+}
+
+// A file is read when its end was seen, until the reader says something else.
+function noticeEnd() {
+  const name = $("article").dataset.file;
+  new IntersectionObserver(([end]) => {
+    if (end.isIntersecting && !(name in readFiles())) markRead(name, true);
+  }).observe($(".end"));
+  $("#is-read").addEventListener("change", event => markRead(name, event.target.checked));
+}
+
+function reveal() {                                     // a link may lead into what is closed
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const closed = [];
+  for (let one = target?.closest("details:not([open])"); one; one = one.parentElement.closest("details:not([open])")) {
+    closed.push(one);
+  }
+  closed.forEach(one => { one.open = true; });
+  if (closed.length) target.scrollIntoView();
+}
+
+// ------------------------------------------------------------------------------- figures, code, commands
+
+function cropFigure() {                                 // its upper part, until all of it is asked for
+  const button = $(".whole");
+  button.addEventListener("click", () => {
+    const shown = $(".cropped").classList.toggle("shown");
+    button.setAttribute("aria-expanded", shown);
+    button.textContent = shown ? "its upper part" : "the whole figure";
+  });
+}
+
+function reachScrollers() {                             // Tab stops where something can be scrolled
+  for (const one of $$("pre, .wide, figure > div")) {
+    if (one.scrollWidth > one.clientWidth + 1) one.tabIndex = 0;
+    else one.removeAttribute("tabindex");
+  }
+}
+
+// Code, without the numbers of its lines, and commands. A button is no tab stop: there is one for each
+// function, and c copies the part that j and k have come to.
+function addCopyButtons() {
+  for (const code of $$(".code pre, .lesson > pre")) {
+    const numbers = $$(":scope > span > a:first-child", code);
+    if (!numbers.length && !/^\s*(torchrun|python|make|pip) /m.test(code.textContent)) continue;
+    const button = make("button", { class: "copy", tabindex: -1, "aria-label": "copy these lines" }, "copy");
+    button.addEventListener("click", async () => {
+      button.textContent = await copied(code);
+      setTimeout(() => { button.textContent = "copy"; }, 2000);
+    });
+    if (numbers.length) {
+      code.parentElement.append(button);
+    } else {                                            // the button stays where it is when the code scrolls
+      const box = make("div", { class: "copies" });
+      code.replaceWith(box);
+      box.append(code, button);
+    }
+  }
+}
+
+async function copied(code) {                           // in a word, what became of it
+  const lines = $$(":scope > span", code).map(line => line.textContent.slice(line.firstChild.textContent.length));
+  try {
+    await navigator.clipboard.writeText(lines.length ? lines.join("") : code.textContent);
+    return "copied";
+  } catch {                                             // a page that is a file may not: the old way
+    getSelection().selectAllChildren(code);
+    return document.execCommand("copy") ? "copied" : "selected";
+  }
+}
 
 // ---------------------------------------------------------------------------------------- search
 
@@ -114,7 +224,21 @@ function walkResults(event) {                           // with the arrow keys, 
   }
 }
 
+addEventListener("hashchange", reveal);
+addEventListener("resize", reachScrollers);
+document.addEventListener("toggle", reachScrollers, true);
+
 document.addEventListener("DOMContentLoaded", () => {
+  $("#open-contents").addEventListener("click", () => {
+    $("#open-contents").setAttribute("aria-expanded", $("#contents").classList.toggle("shown"));
+  });
+  followParts();
+  showRead();
+  if ($(".cropped")) cropFigure();
+  if ($("#is-read")) noticeEnd();
+  addCopyButtons();
+  reachScrollers();
+  reveal();
   $("#theme").addEventListener("click", nextTheme);
   $("#open-search").addEventListener("click", openSearch);
   $("#open-keys").addEventListener("click", () => $("#page-keys").showModal());
