@@ -6,6 +6,8 @@ looked up, never joined to a folder. It needs no network, and asks nobody else f
 
 import http.server
 import json
+import select
+import socket
 import sys
 import traceback
 from http import HTTPStatus
@@ -13,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from common import Refused
 from lab.cli.refusals import one_line
-from lab.page import answers
+from lab.page import answers, plans
 from lab.page.reading import Course
 
 HOST = "127.0.0.1"
@@ -24,8 +26,8 @@ HEADERS = {             # nothing from elsewhere, no script in a page, no page o
     "Cache-Control": "no-store"}
 
 
-def answer(name, query):
-    """(status, data) of a question such as ("ring", "ranks=4")."""
+def answer(name, query, is_gone=plans.never):
+    """(status, data) of a question such as ("ring", "ranks=4"). is_gone: whether nobody waits."""
     try:
         asked = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query),
                           max_num_fields=100)
@@ -34,7 +36,8 @@ def answer(name, query):
                           + ", ".join(answers.QUESTIONS))
         if len(dict(asked)) < len(asked):
             raise Refused("a parameter is given twice")
-        return HTTPStatus.OK, answers.QUESTIONS[name](dict(asked))
+        waits = (is_gone,) if name == "best" else ()    # the one that takes long
+        return HTTPStatus.OK, answers.QUESTIONS[name](dict(asked), *waits)
     except Refused as refused:
         return HTTPStatus.BAD_REQUEST, {"error": one_line(refused.args[0])}
     except ValueError as error:                         # of parse_qsl
@@ -78,7 +81,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         except ValueError:                              # of http://[/
             return HTTPStatus.BAD_REQUEST, plain, b"this is no address\n"
         if url.path.startswith("/api/"):
-            status, data = answer(url.path.removeprefix("/api/"), url.query)
+            status, data = answer(url.path.removeprefix("/api/"), url.query, self.is_gone)
             return status, as_json, json.dumps(data).encode()
         site = self.server.course().site()
         found = site.get(url.path.removeprefix("/") or "index.html")
@@ -86,6 +89,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return HTTPStatus.NOT_FOUND, plain, b"there is no such page; / has them all\n"
         kind, make = found
         return HTTPStatus.OK, kind, as_bytes(make())
+
+    def is_gone(self):
+        """Whether the browser has closed the connection, as it does when a script asks anew."""
+        try:
+            said, _, _ = select.select([self.connection], [], [], 0)
+            return bool(said) and not self.connection.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
 
     def log_message(self, *words):                      # a terminal has better things to show
         pass
@@ -111,24 +122,3 @@ class Server(http.server.ThreadingHTTPServer):
 
 def as_bytes(text):
     return text if isinstance(text, bytes) else text.encode()
-
-
-def write(folder, course=None):
-    """Write the site as files, which a browser opens without a server. What needs Python has the
-    answers that it has now, to `answers.examples`. Returns the number of files."""
-    course = course or Course(computes=False)
-    site = course.site() | {"answers.js": (None, all_answers)}
-    for address, (_, make) in site.items():
-        path = folder / address
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(as_bytes(make()))
-    return len(site)
-
-
-def all_answers():
-    """{question: answer} as a script, with the parameters of a question in the order of names."""
-    found = {}
-    for name, asked in answers.examples():
-        query = "&".join(f"{key}={asked[key]}" for key in sorted(asked))
-        found[f"{name}?{query}"] = answers.QUESTIONS[name](asked)
-    return f"window.ANSWERS = {json.dumps(found)};\n"

@@ -18,7 +18,7 @@ FILES = Path(__file__).parent / "files" / "tools"
 
 class Tool(NamedTuple):
     title: str              # in the contents
-    asks: str               # of answers.QUESTIONS, when it is opened; "": several
+    asks: str               # of answers.QUESTIONS, when it is opened; "": a search, and its plan
     begins: dict            # {name: value} of what it shows
     shown: tuple = ()       # names of these that are not asked for
 
@@ -35,6 +35,8 @@ TOOLS = {
         "F": 1, "B": 1, "W": 1}),
     "rings": Tool("Rings", "ring", {"ranks": 4, "documents": 0, "cut": "sequence", "window": 0,
                                     "hop": 0}, shown=("hop",)),
+    "collectives": Tool("Collectives", "collective", {"collective": "all_reduce_ring", "ranks": 4,
+                                                      "round": 0}, shown=("round",)),
     "cuts": Tool("Cuts", "cuts", {"pp": 2, "dp": 2, "cp": 1, "tp": 2, "ep": 1, "experts": 0,
                                   "kv_heads": 4, "layers": 4, "rank": 0}, shown=("rank",)),
     "memory": Tool("Memory", "memory", {"billions": 7, "ranks": 8, "precision": "fp32",
@@ -60,17 +62,23 @@ def answered(question, asked):
     return json.dumps(answers.QUESTIONS[question](dict(asked)), separators=(",", ":"))
 
 
+def asks_first(name, begins):
+    """Yield each (question, parameters) that a tool asks when it begins so."""
+    if TOOLS[name].asks:
+        yield TOOLS[name].asks, asked_first(name, begins)
+    else:
+        from lab.page import plans
+
+        yield from plans.asked_first(begins)
+
+
 def mounted(name, begins):
-    """What a template shows of a tool in a lesson: its Tool, data-* attributes, and, if it asks one
-    question only, that and the answer."""
-    tool = TOOLS[name]
-    begins = tool.begins | begins
-    shown = {"tool": tool, "name": name, "begins": begins, "question": "", "answer": ""}
-    if tool.asks:
-        asked = asked_first(name, begins)
-        shown |= {"question": written(tool.asks, asked),
-                  "answer": answered(tool.asks, tuple(asked.items()))}
-    return shown
+    """What a template shows of a tool: its Tool, data-* attributes, and, in a lesson, what it asks
+    first, with the answers."""
+    begins = TOOLS[name].begins | begins
+    return {"tool": TOOLS[name], "name": name, "begins": begins, "answers": lambda: [
+        (written(question, asked), answered(question, tuple(asked.items())))
+        for question, asked in asks_first(name, begins)]}
 
 
 def plays(name):

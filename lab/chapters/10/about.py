@@ -2,7 +2,7 @@
 
 from lab.bench.stop import Stop
 
-PLAYS = {}
+PLAYS = {"Chapters 02 to 09 each share out": ("planner", {"model": "70b", "gpus": 512})}
 
 # What it says of published layouts.
 LLAMA_3 = ("10_planner.py --model 405b --software llama3 --tp 8 --pp 16 --v 8 --zero 2 "

@@ -11,7 +11,7 @@ from common import Refused
 from lab import schedules
 from lab.bench import contexts
 from lab.bench.meters import shards_of
-from lab.page import answers, server
+from lab.page import answers, plans, server, tools
 from lab.planner import planning, rooflines
 from tests.conftest import chapter
 
@@ -55,46 +55,74 @@ def test_a_plan_is_the_planners(ten):
     assert min(times) < 0.1
 
 
-def test_the_ten_best_are_the_planners(ten):
-    question = {"model": "8b", "gpus": "64", "batch": "256", "tp": "2"}
+@pytest.mark.parametrize("question", [
+    {"model": "8b", "gpus": "64", "batch": "256", "tp": "2"},
+    {"model": "mixtral", "gpus": "64", "batch": "256", "tp": "2", "cluster": "gb200"}])
+def test_the_ten_best_are_the_planners(ten, question):
+    """The chapter's own search, which remembers nothing, finds the same."""
     told = answers.best(question)
-    asked = planning.Question(ten, planning.arguments(ten, answers.flags_of(question)))
+    asked = planning.Question(ten, planning.arguments(ten, plans.flags_of(question)))
     fit, _ = asked.find(64, {"tp": 2})
     assert told["fits"] and told["count"] == len(fit) and len(told["plans"]) == 10
     for plan, one in zip(fit, told["plans"]):
         assert one["layout"] == vars(plan.layout)
         assert one["words"] == planning.in_words(ten, plan.layout)
         assert (one["seconds"], one["bytes"]) == (plan.total, plan.bytes)
-    nothing = answers.best({"model": "405b", "gpus": "8"})
-    assert not nothing["fits"] and nothing["plans"] == []
-    assert answers.best({"gpus": "8", "tp": "16"})["why"].endswith("; --tp 1 would work")
+    assert (told["why"], told["changes"], told["nearest"]) == (None, [], None)
+
+
+@pytest.mark.parametrize(("question", "changes"), [
+    ({"model": "405b", "gpus": "8"}, [{"gpus": "128"}]),
+    ({"gpus": "8", "tp": "16"}, [{"tp": "1"}]),
+    ({"model": "70b", "gpus": "64", "pp": "1", "zero": "0"}, [{"pp": "4"}, {"zero": "3"}])])
+def test_what_would_fit_is_a_change_that_does(question, changes):
+    told = answers.best(question)
+    assert not told["fits"] and told["plans"] == [] and told["changes"] == changes
+    assert "--" not in told["why"] and "would work" not in told["why"]
+    nearest = plans.layout_of({"layout": told["nearest"]})
+    assert answers.plan(question | nearest)["why"] in told["why"]
+    assert all(answers.best(question | change)["fits"] for change in changes)
+
+
+@pytest.mark.parametrize(("advice", "changes"), [
+    ("it is so; --tp 8 or --zero 1 would work", [{"tp": "8"}, {"zero": "1"}]),
+    ("it is so; --v 1 --no-sp without --micro-batch would work",
+     [{"v": "1", "sp": "false", "micro_batch": None}]),
+    ("it is so; with --tp 8, tp = 8 is; no change of a few flags was found to work", [])])
+def test_changes_are_parameters(advice, changes):
+    why, found = plans.offered(advice)
+    assert found == changes and "--" not in why and why.startswith("it is so")
+
+
+def test_searches_that_are_too_long_are_refused():
     with pytest.raises(Refused, match=r"^34,744,320 layouts are more than"):
         answers.best({"gpus": "720720", "layers": "90000", "dim": "64", "heads": "2",
                       "seq": "2000000", "experts": "4096"})
-    assert "--gpus 128 would work" in nothing["why"]
-
-
-def test_a_search_has_a_time_limit():
     start = time.perf_counter()
     with pytest.raises(Refused, match="took more than 0.3 s, and was stopped"):
-        answers.searched(("--model=deepseek-v3", "--gpus=2048", "--batch=15360"), 0.3)
+        plans.searched(("--model=deepseek-v3", "--gpus=2048", "--batch=15360"), 0.3)
     assert time.perf_counter() - start < 3
 
 
-@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-h1", "dualpipe-v"])
-def test_a_schedule_is_the_chapters(name):
-    seven = chapter("07_pipeline_parallel")
-    told = answers.schedule({"schedule": name, "ranks": "4", "micro_batches": "8", "F": "1",
-                             "B": "1.5", "W": "0.5"})
-    made = seven.make_schedule(name, 4, 8, 2 if name == "interleaved" else 1)
-    span = schedules.simulate(made, 1, 1.5, 0.5, as_one=name == "dualpipe-v")
-    assert told["actions"] == [[[*action, *span[action]] for action in actions]
-                               for actions in made.actions]
-    assert told["bubble"] == pytest.approx(told["formula"])
-    assert [max(alive) for alive in told["alive"]] == told["most_alive"]
-    assert told["drawing"] == schedules.drawing(made)
-    assert told["lists"][0].split()[0] == ("F0" if told["slices"] == 1 else "F0.0")
-    assert len(told["lists"][0].split()) == len(made.actions[0])
+def test_a_search_ends_when_nobody_waits_for_it():
+    """Nor does it wait for its turn."""
+    with pytest.raises(Refused, match="nobody waits"):
+        plans.searched(("--model=qwen3-235b", "--gpus=1024", "--batch=4096"), 60, lambda: True)
+    with plans.SEARCHES, plans.SEARCHES, pytest.raises(Refused, match="nobody waits"):
+        plans.searched(("--model=8b",), 60, lambda: True)
+    assert plans.searched(("--model=8b",), 60)["fits"]
+
+
+def test_a_plan_says_nothing_of_a_terminal():
+    mixture = answers.plan({"model": "mixtral", "node_limit": "2"})
+    assert "node limit counts only with two hops" in mixture["caveats"][1]
+    assert "--" not in str(mixture["caveats"]) and "--node-limit=2" in mixture["command"]
+
+
+def test_what_a_lesson_begins_with_is_answered_there():
+    [(_, search), (_, plan)] = tools.asks_first("planner", tools.TOOLS["planner"].begins)
+    shown = answers.plan(plan)
+    assert shown["words"] == answers.best(search)["plans"][0]["words"] and not shown["why"]
 
 
 @pytest.mark.parametrize(("n", "documents", "cut", "window"), [
@@ -139,37 +167,6 @@ def test_a_ring_is_the_chapters(n, documents, cut, window):
         cut: contexts.imbalance(laid_out("zigzag", cut)) for cut in answers.CUTS}
 
 
-MESH = {"pp": 1, "dp": 2, "cp": 1, "tp": 2, "ep": 2, "experts": 4}
-
-
-def of_a_rank(mesh):
-    """What a rank of a real mesh holds, cut with real groups."""
-    nine = importlib.import_module("09_5d")
-    cfg = nine.Mixture(layers=4, dim=64, heads=8, kv_heads=4, seq=64, vocab=256,
-                       experts=mesh["experts"], top_k=2)
-    args = SimpleNamespace(**mesh, order="pp,dp,cp,tp", model=cfg, micro_batches=1, documents=None)
-    place = nine.places_of_ranks(args)[common.environment("RANK", 0)]
-    axes, _ = nine.make_groups(args, tied_stages=False)
-    start, end = nine.balanced(cfg.layers, args.pp)[place.pp]
-    stage = nine.build(cfg)[start:end]
-    nine.cut_stage(stage, args, axes, core=None)
-    place = place._asdict() | {"ep": axes["ep"].rank()}
-    return place, [name for name, _ in stage.named_children()], shards_of(stage)
-
-
-def test_cuts_are_those_of_real_ranks(ranks):
-    told = answers.cuts({axis: str(degree) for axis, degree in MESH.items()})["ranks"]
-    for shown, (place, items, shards) in zip(told, ranks(4)(of_a_rank, MESH), strict=True):
-        assert (shown["place"], shown["items"]) == (place, items)
-        assert shown["shards"] == shards
-    halves = answers.cuts({axis: str(degree) for axis, degree in (MESH | {"pp": 2}).items()})
-    for whole, first, last in zip(told, halves["ranks"][:4], halves["ranks"][4:], strict=True):
-        assert last["place"] == whole["place"] | {"pp": 1}
-        assert first["items"] + last["items"] == whole["items"]
-        assert first["shards"] | last["shards"] == whole["shards"]       # of one block and another
-        assert first["shards"].keys() - last["shards"].keys() == {"embedding"}
-
-
 @pytest.mark.parametrize("asked", [
     {"cluster": "tpu-v5p", "chips": "4096", "zero_axes": "2"},
     {"cluster": "h100", "chips": "512", "strategy": "zero-3", "model": "8b"},
@@ -199,10 +196,11 @@ def test_lines_of_a_roofline_are_the_planners(ten, asked):
 
 
 BAD = {
-    "plan?tp=x": "--tp", "plan?tp=0": "--tp", "plan?json=/tmp/x": "no parameter 'json'",
+    "plan?tp=x": "tp", "plan?tp=0": "tp", "plan?json=/tmp/x": "no parameter 'json'",
     "plan?help=": "no parameter 'help'", "plan?sp=maybe": "sp = 'maybe' is none of true, false",
-    "plan?model=9b": "--model", "plan?tp=2&tp=4": "given twice", "plan?layers=4": "--layers, --dim",
-    "plan?gpus=" + "9" * 40: "--gpus", "best?cluster=x": "--cluster", "best?%00=1": "no parameter",
+    "plan?model=9b": "model: invalid choice: '9b'", "plan?tp=2&tp=4": "given twice",
+    "plan?layers=4": "has layers, dim",
+    "plan?gpus=" + "9" * 40: "gpus", "best?cluster=x": "cluster: inv", "best?%00=1": "no parameter",
     "schedule?ranks=0": "ranks = '0'", "schedule?ranks=65": "ranks", "schedule?F=nan": "F = 'nan'",
     "schedule?ranks=%C2%B2": "ranks", "schedule?F=-1": "F = '-1'", "schedule?F=1e9": "F = '1e9'",
     "schedule?schedule=torch": "schedule = 'torch'",
