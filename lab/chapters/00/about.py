@@ -2,6 +2,8 @@
 
 from lab.bench.stop import Stop
 
+PLAYS = {"A collective is an operation": (
+    "collectives", {"collective": "all_reduce_ring", "ranks": 3})}
 TOUR = (
     Stop("00_collectives.py --device=cpu",
          "who has what after each round", 1, name="00_collectives", ranks=8),

@@ -2,148 +2,203 @@
 "use strict";
 
 TOOLS.rings = mount => {
-  const SIZE = 400, EDGE = 58, FEWEST = 8, STRIP = 6;
-  const controls = {};
-  let answer = null, playing = null;
+  const SIZE = mount.large ? 400 : 290, EDGE = mount.large ? 58 : 52, STRIP = 6;
+  const FEWEST = 8, LARGEST = 13, LEAST = 7;            // tokens of a document; px of a digit
+  const GRID = { ranks: upTo(16, 2), documents: [0, ...powers(128, FEWEST)], cut: ["sequence", "document"],
+                 window: [0, ...powers(128, FEWEST)] };
+  const state = {}, controls = {};
+  let answer = null, playing = null, isLinked = false;   // isLinked: a link has said what is shown
 
   const rankColor = rank => COLORS[rank % COLORS.length];
-  const pairsOf = rank => rank.shapes.reduce((sum, [, pairs]) => sum + pairs, 0);
-  const written = pairs => pairs.toLocaleString("en");
+  const written = number => number.toLocaleString("en");
+  const last = () => answer.ranks - 1;
+  const ranksOf = count => `${count} rank${count === 1 ? "" : "s"}`;
+  const listed = ranks => ranks.length < 2 ? ranks.join() : `${ranks.slice(0, -1).join(", ")} and ${ranks.at(-1)}`;
 
   function setUp() {
-    const asks = () => { stop(); bound(); update(); };
-    controls.ranks = slider("ranks", upTo(16, 2), 4, asks);
-    controls.documents = slider("documents", [0], 0, asks);
-    controls.cut = selector("cut", ["sequence", "document"], "sequence", asks);
-    controls.window = slider("window", [0, ...powers(128, FEWEST)], 0, asks);
-    controls.hop = slider("hop", [0], 0, () => { stop(); show(); });
-    mount.$(".question").append(...Object.values(controls));
+    for (const [name, values] of Object.entries(GRID)) {
+      const asks = () => {
+        stop();
+        state[name] = controls[name].value;
+        update();
+      };
+      controls[name] = (name === "cut" ? selector : slider)(name, values, values[0], asks);
+    }
+    controls.hop = slider("hop", [0], 0, () => { stop(); go(controls.hop.value); });
+    mount.$(".question").append(...mount.large ? Object.values(controls) : [controls.ranks, controls.hop]);
     mount.$(".run").addEventListener("click", () => playing ? stop() : play());
-    mount.$(".next").addEventListener("click", () => go(1));
-    mount.$(".previous").addEventListener("click", () => go(-1));
+    mount.$(".next").addEventListener("click", () => { stop(); go((state.hop + 1) % answer.ranks); });
+    mount.$(".previous").addEventListener("click", () => { stop(); go((state.hop + last()) % answer.ranks); });
   }
 
   function begin() {                                      // as a link has it
-    const link = mount.begins(["ranks", "documents", "cut", "window", "hop"]);
-    for (const name of ["ranks", "window"]) controls[name].set(controls[name].values, link[name]);
-    controls.documents.set([0], link.documents);
-    controls.cut.set(null, link.cut);
-    bound();
-    setHop(link.hop);
+    stop();
+    isLinked = true;
+    Object.assign(state, mount.begins([...Object.keys(GRID), "hop"]));
+    update();
   }
 
-  function bound() {                                      // no document is shorter than its chunks are many
-    const least = controls.cut.value === "document" ? Math.max(FEWEST, 2 * controls.ranks.value) : FEWEST;
-    const now = controls.documents.value;
-    const values = [0, ...powers(128, FEWEST).filter(mean => mean >= least)];
-    controls.documents.set(values, now ? Math.max(now, values[1]) : 0);
+  // Whether the state, with another value, is answered: no document is shorter than its chunks are many.
+  function can(name, value) {
+    const { hop, ...asked } = { ...state, [name]: value };
+    return mount.can("ring", asked) &&
+      (asked.cut === "sequence" || asked.documents === 0 || asked.documents >= 2 * asked.ranks);
   }
 
-  function setHop(hop) {                                  // of those that there are
-    const last = controls.ranks.value - 1;
-    controls.hop.set(upTo(last, 0), Math.min(last, Math.max(0, hop)));
+  function bound() {
+    for (const [name, values] of Object.entries(GRID)) {
+      const allowed = values.filter(value => can(name, value));
+      controls[name].set(allowed, state[name]);
+      if (name === "cut") for (const option of $$("option", controls.cut)) option.disabled = !allowed.includes(option.value);
+    }
   }
 
   const update = mount.latest(async signal => {
-    const { hop, ...asked } = controls;
-    answer = await mount.ask("ring", Object.fromEntries(Object.entries(asked).map(([name, { value }]) => [name, value])), signal);
-    mount.tell("");
-    setHop(controls.hop.value);
+    answer = await mount.answerTo("ring", state, ["hop"], signal);
+    bound();
+    if (!upTo(last(), 0).includes(state.hop)) {
+      const asked = state.hop;
+      state.hop = Math.min(last(), Math.max(0, Math.round(asked) || 0));
+      if (isLinked) mount.tell(`There is no hop ${asked} on ${ranksOf(answer.ranks)}: this is hop ${state.hop}.`, false);
+    }
+    isLinked = false;
     show();
   });
 
-  function slowest(variant, until = answer.ranks) {       // the sum of what the slowest needs, hop by hop
-    return answer[variant].hops.slice(0, until + 1)
-      .reduce((sum, ranks) => sum + Math.max(...ranks.map(pairsOf)), 0);
+  function slowest(variant, until = last()) {             // the sum of what the slowest needs, hop by hop
+    return answer[variant].pairs.slice(0, until + 1).reduce((sum, pairs) => sum + Math.max(...pairs), 0);
   }
 
   function show() {
-    const hop = controls.hop.value, n = answer.ranks;
-    mount.writeLink(Object.fromEntries(Object.entries(controls).map(([name, { value }]) => [name, value])));
-    mount.$(".zigzag-name").textContent = controls.cut.value === "document" ? "Zig-zag: two chunks of each document"
-      : "Zig-zag: two chunks each";
+    const hop = state.hop;
+    controls.hop.set(upTo(last(), 0), hop);
+    mount.writeLink(state);
+    if (!mount.large) mount.$(".more a").href = `rings.html#${new URLSearchParams(state)}`;
+    mount.$(".zigzag-name").textContent = `Zig-zag: two chunks ${state.cut === "document" ? "of each document" : "each"}`;
     for (const variant of ["ring", "zigzag"]) {
       mount.$(`.${variant}-says`).textContent = inWords(variant, hop);
       mount.$(`.${variant}-matrix`).replaceChildren(matrix(variant, hop));
       mount.$(`.${variant}-work`).replaceChildren(work(variant, hop));
     }
-    const times = slowest("ring") / slowest("zigzag"), [ring, ...both] = ["ring", "sequence", "document"]
-      .map(name => answer.busiest[name].toFixed(2));
-    mount.$(".verdict").replaceChildren(make("strong", {}, `On ${n} ranks the ring takes ${times.toFixed(2)} times ` +
-      "as long as the zig-zag"), ` for the same attention of ${answer.tokens} tokens: in all, ${written(slowest("ring"))} ` +
-      `and ${written(slowest("zigzag"))} pairs of the slowest ranks. The work of the busiest rank is ${ring} times the ` +
-      `mean in the ring, ${both[0]} if a zig-zag cuts the sequence, and ${both[1]} if it cuts each document` +
-      (answer.padding ? ` (which pads it by ${Math.round(100 * answer.padding)}%).` : "."));
+    const times = slowest("ring") / slowest("zigzag");
+    mount.$(".verdict").replaceChildren(make("strong", {}, `On ${ranksOf(answer.ranks)} the ring takes ` +
+      `${times.toFixed(2)} times as long as the zig-zag`), ` for the same attention of ${answer.tokens} tokens.`);
+    if (mount.large) mount.$(".sums").textContent = inSum();
+  }
+
+  // ---------------------------------------------------------------------------------------- in words
+
+  function inSum() {
+    const [ring, ...both] = ["ring", "sequence", "document"].map(name => answer.busiest[name].toFixed(2));
+    return `The slowest ranks compute ${written(slowest("ring"))} pairs in the ring, hop by hop, and ` +
+      `${written(slowest("zigzag"))} in the zig-zag. The work of the busiest rank is ${ring} times the mean in the ring, ` +
+      `${both[0]} if a zig-zag cuts the sequence, and ${both[1]} if it cuts each document` +
+      (answer.padding ? `, which pads it by ${Math.round(100 * answer.padding)}%.` : ".");
   }
 
   function inWords(variant, hop) {
-    const { hops } = answer[variant], last = hops.length - 1;
-    if (hop > last) return `Hop ${hop} is not needed: nobody sees keys from so far, so they travel ${last} of ${answer.ranks - 1} hops.`;
-    const done = hops[hop].map(pairsOf), idle = [], most = Math.max(...done), least = Math.min(...done);
-    done.forEach((pairs, rank) => { if (!pairs) idle.push(rank); });
+    const done = answer[variant].pairs[hop], needed = answer[variant].pairs.length - 1;
+    if (!done) return `Hop ${hop} is not needed: nobody sees keys from so far, so they travel ${needed} of ${last()} hops.`;
+    const idle = upTo(last(), 0).filter(rank => !done[rank]), most = Math.max(...done), least = Math.min(...done);
     const there = hop === 0 ? "each rank has its own keys" : "rank r has the keys of rank r - " + hop;
     const works = least === most ? `all compute ${written(most)} pairs`
-      : idle.length ? `${idle.length} of ${done.length} ranks wait (${idle.join(", ")}), the others compute up to ${written(most)} pairs`
+      : idle.length ? `${idle.length} of ${ranksOf(done.length)} wait${idle.length === 1 ? "s" : ""} (${listed(idle)}), ` +
+        `the others compute up to ${written(most)} pairs`
       : `they compute ${written(least)} to ${written(most)} pairs`;
     return `Hop ${hop}: ${there}; ${works}.`;
   }
 
+  // ---------------------------------------------------------------------------------------- the matrix
+
   function matrix(variant, now) {
-    const { holds, hops, documents, padding } = answer[variant];
-    const side = SIZE / Math.max(answer.ring.places, answer.zigzag.places), size = answer[variant].places * side;
-    const svg = picture(EDGE + SIZE + 2, EDGE + SIZE + 2, `${variant}: queries down, keys across`);
+    const { places, holds, shapes, documents, padding } = answer[variant];
+    const side = SIZE / Math.max(answer.ring.places, answer.zigzag.places), at = place => EDGE + place * side;
+    const name = variant === "ring" ? "Ring" : "Zig-zag";
+    const svg = picture(EDGE + SIZE + 2, EDGE + SIZE + 2, `${name} on ${ranksOf(answer.ranks)}, queries down and keys across. ` +
+                                                          inWords(variant, now));
     const label = (text, attributes) => svg.append(draw("text", { "font-size": 11, ...attributes }, text));
     const box = (x, y, width, height, attributes) => svg.append(draw("rect", { x, y, width, height, ...attributes }));
-    box(EDGE, EDGE, size, size, { class: "empty" });
+    box(EDGE, EDGE, places * side, places * side, { class: "empty" });
+    for (const [first, end] of padding) box(EDGE, at(first), places * side, (end - first) * side, { class: "padded" });
     holds.forEach((runs, rank) => {
       for (const [first, end] of runs) {
-        const at = EDGE + first * side, wide = (end - first) * side, middle = at + wide / 2;
-        box(EDGE - STRIP - 2, at, STRIP, wide, { fill: rankColor(rank) });
-        box(at, EDGE - STRIP - 2, wide, STRIP, { fill: rankColor(rank) });
+        const wide = (end - first) * side, middle = at(first) + wide / 2;
+        box(EDGE - STRIP - 2, at(first), STRIP, wide, { fill: rankColor(rank), class: "curve" });
+        box(at(first), EDGE - STRIP - 2, wide, STRIP, { fill: rankColor(rank), class: "curve" });
         if (wide >= 12) label(`rank ${rank}`, { x: EDGE - STRIP - 6, y: middle + 4, "text-anchor": "end" });
         if (wide >= 14) label(rank, { x: middle, y: EDGE - STRIP - 5, "text-anchor": "middle" });
       }
     });
     label("keys of", { x: EDGE - STRIP - 6, y: EDGE - STRIP - 5, "text-anchor": "end", class: "soft" });
-    hops.forEach((ranks, hop) => ranks.forEach((one, rank) => {
-      for (const [corners, pairs, [x, y]] of one.shapes) {
-        const group = draw("g", { class: "block", opacity: hop > now ? 0.1 : hop === now ? 1 : 0.45 });
-        Object.assign(group.dataset, { rank, hop, pairs });
-        group.append(draw("polygon", { points: corners.map(([x, y]) => `${EDGE + x * side},${EDGE + y * side}`).join(" "),
-                                       fill: rankColor(rank), stroke: "white", "stroke-width": 0.6 }),
-                     draw("title", {}, `rank ${rank} at hop ${hop}: ${written(pairs)} pairs`));
-        const [wide, tall] = [0, 1].map(axis => extent(corners.map(corner => corner[axis])));
-        const room = 0.6 * side * Math.min(wide, tall, 1.4 * pairs / Math.max(wide, tall));
-        if (room >= 6) {
-          group.append(draw("text", { x: EDGE + x * side, y: EDGE + y * side + 0.35 * Math.min(13, room),
-                                      "font-size": Math.min(13, room), "text-anchor": "middle", class: "on-color" }, hop));
-        }
-        svg.append(group);
-      }
+    shapes.forEach((ranks, hop) => ranks.forEach((mine, rank) => {
+      for (const shape of mine) svg.append(block(cornersOf(shape).map(([x, y]) => [at(x), at(y)]), rank, hop, now, answer[variant].pairs));
     }));
-    for (const [first, end] of padding) box(EDGE, EDGE + first * side, end * side, (end - first) * side, { class: "padding" });
     if (documents.length > 1) {
-      for (const [first, end] of documents) {
-        box(EDGE + first * side, EDGE + first * side, (end - first) * side, (end - first) * side, { class: "frame" });
-      }
+      for (const [first, end] of documents) box(at(first), at(first), (end - first) * side, (end - first) * side, { class: "frame" });
     }
     return svg;
   }
 
-  const extent = values => Math.max(...values) - Math.min(...values);
+  function cornersOf(shape) {                             // two of a rectangle, or all
+    if (shape.length === 4) {
+      const [left, top, right, bottom] = shape;
+      return [[left, top], [right, top], [right, bottom], [left, bottom]];
+    }
+    return shape.flatMap((x, i) => i % 2 ? [] : [[x, shape[i + 1]]]);
+  }
+
+  function block(corners, rank, hop, now, pairs) {
+    const when = hop > now ? "later" : hop === now ? "now" : "past", group = draw("g", { class: `block ${when}` });
+    Object.assign(group.dataset, { rank, hop });
+    group.append(draw("polygon", { points: corners.map(corner => corner.join(",")).join(" "), fill: rankColor(rank) }),
+                 draw("title", {}, `rank ${rank} at hop ${hop}: ${written(pairs[hop][rank])} pairs in all`));
+    const [x, y] = middleOf(corners), size = largest(corners, x, y, String(hop).length);
+    if (size) group.append(draw("text", { x, y: y + 0.36 * size, "font-size": size, "text-anchor": "middle" }, hop));
+    return group;
+  }
+
+  function middleOf(corners) {                            // the centre of gravity
+    let area = 0, x = 0, y = 0;
+    corners.forEach(([ax, ay], i) => {
+      const [bx, by] = corners[(i + 1) % corners.length], twice = ax * by - bx * ay;
+      area += twice;
+      x += (ax + bx) * twice;
+      y += (ay + by) * twice;
+    });
+    return [x / area / 3, y / area / 3];
+  }
+
+  function largest(corners, x, y, digits) {               // of what stays within the shape; 0: nothing would
+    for (let size = LARGEST; size >= LEAST; size -= 1) {
+      const wide = 0.31 * size * digits + 0.5, tall = 0.38 * size + 0.5;
+      const fits = [[-1, -1], [1, -1], [1, 1], [-1, 1], [0, -1], [0, 1]].every(
+        ([right, down]) => isInside(corners, x + right * wide, y + down * tall));
+      if (fits && !corners.some(([cx, cy]) => Math.abs(cx - x) < wide && Math.abs(cy - y) < tall)) return size;
+    }
+    return 0;
+  }
+
+  function isInside(corners, x, y) {                      // a line to the right crosses an odd number of sides
+    return corners.filter(([ax, ay], i) => {
+      const [bx, by] = corners[(i + 1) % corners.length];
+      return (ay > y) !== (by > y) && x < ax + (y - ay) / (by - ay) * (bx - ax);
+    }).length % 2 === 1;
+  }
 
   function work(variant, now) {                           // of each rank: computed, and waited, hop by hop
-    const { hops } = answer[variant], n = answer.ranks, most = Math.max(slowest("ring"), slowest("zigzag"));
-    const high = 18, scale = SIZE / most;
-    const svg = picture(EDGE + SIZE + 2, n * high + 20, `${variant}: what each rank computes, and how long it waits`);
+    const n = answer.ranks, most = Math.max(slowest("ring"), slowest("zigzag")), high = 18, scale = SIZE / most;
+    const done = answer[variant].pairs.slice(0, now + 1), sums = upTo(n - 1, 0).map(
+      rank => `rank ${rank} ${written(done.reduce((sum, pairs) => sum + pairs[rank], 0))}`);
+    const svg = picture(EDGE + SIZE + 2, n * high + 20, `Pairs computed up to hop ${now}: ${listed(sums)}, while the slowest ` +
+                                                        `took as long as ${written(slowest(variant, now))}.`);
     for (let rank = 0; rank < n; rank++) {
-      svg.append(draw("text", { x: EDGE - 6, y: rank * high + 13, "font-size": 12, "text-anchor": "end" }, `rank ${rank}`));
+      const bars = draw("g", { class: "curve" });
+      svg.append(draw("text", { x: EDGE - 6, y: rank * high + 13, "font-size": 12, "text-anchor": "end" }, `rank ${rank}`), bars);
       let start = 0;
-      for (const ranks of hops.slice(0, now + 1)) {
-        const mine = pairsOf(ranks[rank]), all = Math.max(...ranks.map(pairsOf));
-        svg.append(draw("rect", { x: EDGE + start * scale, y: rank * high + 1, width: all * scale, height: high - 3, class: "empty" }),
-                   draw("rect", { x: EDGE + start * scale, y: rank * high + 1, width: mine * scale, height: high - 3,
-                                  fill: rankColor(rank), class: "computed" }));
+      for (const pairs of done) {
+        const all = Math.max(...pairs), bar = { x: EDGE + start * scale, y: rank * high + 1, height: high - 3 };
+        svg.insertBefore(draw("rect", { ...bar, width: all * scale, class: "empty" }), bars);
+        bars.append(draw("rect", { ...bar, width: pairs[rank] * scale, fill: rankColor(rank), class: "computed" }));
         start += all;
       }
     }
@@ -152,20 +207,19 @@ TOOLS.rings = mount => {
     return svg;
   }
 
-  function go(by) {
-    stop();
-    setHop(controls.hop.value + by);
+  // ---------------------------------------------------------------------------------------- playing
+
+  function go(hop) {
+    mount.tell("", false);
+    state.hop = hop;
     show();
   }
 
   function play() {
-    let hop = controls.hop.value >= answer.ranks - 1 ? -1 : controls.hop.value;
     mount.$(".run").textContent = "stop";
     const step = () => {
-      hop += 1;
-      setHop(hop);
-      show();
-      if (hop >= answer.ranks - 1) stop();
+      go((state.hop + 1) % answer.ranks);
+      if (state.hop === last()) stop();
     };
     playing = setInterval(step, 1200);
     step();
@@ -179,9 +233,5 @@ TOOLS.rings = mount => {
 
   setUp();
   begin();
-  update();
-  mount.onLink(() => {
-    begin();
-    update();
-  });
+  mount.onLink(begin);
 };
