@@ -8,7 +8,7 @@ LINT := check --quiet --output-format concise
 
 .DEFAULT_GOAL := help
 .PHONY: help setup given-python tour quick test test-all lint bench faults scaling figures \
-	exercises grade hunt museum types page test-page
+	exercises grade hunt museum types page site test-page
 
 help:  ## list the targets
 	@echo "Times are those of two cores with nothing else to do. The first target sets up .venv, which"
@@ -105,8 +105,19 @@ PORT ?= 8000
 page: $(READY)  ## the course in a browser, from this machine alone (PORT=8000)
 	@$(PYTHON) -m lab.page --port "$(PORT)"
 
+# A Python that browsers run. npm checks what it fetches; without npm, the site stores answers alone.
+PYODIDE := .venv/pyodide-0.29.5.tgz
+$(PYODIDE):
+	@mkdir -p .venv
+	@npm pack --silent --pack-destination .venv pyodide@0.29.5 >/dev/null || \
+		echo "make: npm has fetched no Pyodide" >&2
+
+OUT ?= site
+site: $(READY) $(PYODIDE)  ## the same as files, which compute in the browser (OUT=folder)
+	@$(PYTHON) -m lab.page --out "$(OUT)"
+
 # Playwright drives the Chromium that is installed (Debian: apt install chromium), and brings none.
-test-page: $(READY)  ## open every page in a headless Chromium; screenshots in runs/page/
+test-page: $(READY) $(PYODIDE)  ## open every page in a headless Chromium; screenshots in runs/page/
 	@$(PYTHON) -c 'import playwright' 2>/dev/null || [ -n "$(PY)" ] || \
 		.venv/bin/python -m pip install --disable-pip-version-check --quiet playwright
 	@$(PYTHON) -m pytest -q -rs -o python_files="*.py" tests/lab/page/in_browser

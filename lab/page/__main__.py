@@ -35,9 +35,12 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     args = refusals.accepted(parse, argv, alone=True)
     if args.out:
-        from lab.page.server import write
+        from lab.page.export import write
 
-        print(f"{write(args.out)} files in {args.out}; open {args.out / 'index.html'}")
+        count, why = write(args.out)
+        if why:
+            print(f"no Python for the browser, so that only what is stored is answered: {why}")
+        print(f"{count} files in {args.out}; open {args.out / 'index.html'}")
         return 0
     try:
         server = listen(args.port)

@@ -378,22 +378,6 @@ def test_what_else_it_refuses(running, monkeypatch, capsys):
     assert status == 500 and b"terminal" in body and "ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_all_of_it_as_files(course, tmp_path, monkeypatch):
-    few = [("ring", {"ranks": "4"}), ("plan", {"model": "8b", "gpus": "8"})]
-    monkeypatch.setattr(answers, "examples", lambda: iter(few))
-    offline = reading.Course(folder=tmp_path / "none", computes=False)
-    count = server.write(tmp_path / "site", offline)
-    site = tmp_path / "site"
-    files = {str(path.relative_to(site)): path for path in site.rglob("*") if path.is_file()}
-    assert files.keys() == course.site().keys() | {"answers.js"} and len(files) == count
-    script = files["answers.js"].read_text()
-    told = json.loads(script.removeprefix("window.ANSWERS = ").removesuffix(";\n"))
-    assert told == {"ring?ranks=4": answers.ring({"ranks": "4"}),
-                    "plan?gpus=8&model=8b": answers.plan(dict(few[1][1]))}
-    for page, asks in (("rings.html", True), ("04_tensor_parallel.html", False)):
-        assert ("answers.js" in Page(files[page].read_text()).loaded) == asks
-
-
 def test_examples_are_what_the_tools_ask_first():
     """Every page has an answer when it is opened."""
     examples = list(answers.examples_but_plans())

@@ -47,12 +47,13 @@ class Mount {                                           // the place of a tool
   async ask(name, asked, signal) {
     const query = written(name, asked);
     const told = $$("script[data-asked]", this.root).find(one => one.dataset.asked === query);
-    return told ? JSON.parse(told.textContent) : ask(query, signal);
+    return told ? JSON.parse(told.textContent)
+      : ask(query, signal, words => { (this.$(".status") ?? this.$(".verdict")).textContent = words; });
   }
 
   // Whether somebody answers it: where the page is files, not everything is. It bounds sliders.
   can(name, asked) {
-    return !window.ANSWERS || written(name, asked) in window.ANSWERS;
+    return !window.STORED || isAnswered(written(name, asked));
   }
 
   // The answer to a tool's state, but for names of it that are shown alone. A link that is refused when the
@@ -117,18 +118,13 @@ function written(name, asked) {                         // as lab/page/tools.py 
   return `${name}?${Object.keys(asked).sort().map(key => `${key}=${encodeURIComponent(asked[key])}`).join("&")}`;
 }
 
-// Python's answer; or, where the page is files, what Python said when these were written. Throws what is
-// wrong, in a line.
-async function ask(query, signal) {
-  if (window.ANSWERS) {
-    const answer = window.ANSWERS[query];
-    if (!answer) throw new Error("these pages were written as files, without an answer to that: " +
-                                 "`make page` starts the ones that compute");
-    return answer;
-  }
-  const response = await fetch(`api/${query}`, { signal }), data = await response.json();
+// Python's answer, or, where the page is files, theirs. Throws what is wrong, in a line. tell: says what a
+// reader waits for.
+async function ask(query, signal, tell) {
+  const data = await (window.STORED ? answerOfFiles(query, signal, tell)
+    : fetch(`api/${query}`, { signal }).then(response => response.json()));
   signal?.throwIfAborted();
-  if (!response.ok) throw new Error(data.error);
+  if (data.error) throw new Error(data.error);
   return data;
 }
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lab.page import reading, server
-from tests.lab.page.in_browser.seen import SHOTS, shoot, verdict
+from lab.page import reading
+from tests.lab.page.in_browser.seen import SHOTS, shoot
 
 PAGES = [name for name in reading.Course().site() if name.endswith(".html")]
 
@@ -70,16 +70,3 @@ def test_it_prints(open_page, tmp_path):
     assert (SHOTS / "04.pdf").stat().st_size > 50_000
     page.emulate_media(media="print")
     assert not page.locator("nav").is_visible()
-
-
-def test_files_open_without_a_server(open_page, tmp_path):
-    server.write(tmp_path, reading.Course(computes=False))
-    for name in ("index", "06_context_parallel", "rings", "schedules", "cuts"):
-        page = open_page(f"file://{tmp_path}/{name}.html")
-        page.wait_for_load_state("load")
-        assert page.locator("h1").count() == 1 and not page.locator(".problem").is_visible()
-    page = open_page(f"file://{tmp_path}/planner.html")
-    verdict(page, "✓ fits")
-    page.locator("select[name=recompute]").select_option("full")
-    page.locator(".problem").wait_for()
-    assert "make page" in page.inner_text(".problem")

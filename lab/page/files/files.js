@@ -1,0 +1,155 @@
+// Where the page is files, nobody answers but these. What was asked when they were written is stored: STORED,
+// of answers.js, says what. Python in the browser answers the rest, if the files have it; it is loaded by the
+// first question that needs it. A page that was opened from a folder may load nothing but scripts.
+"use strict";
+
+const LONGEST = 60;                                     // seconds of an answer
+const asScript = {};                                    // {address: when it is loaded}
+
+const storedAt = query => query.slice(query.indexOf("?") + 1);
+const storedOf = query => query.slice(0, query.indexOf("?"));
+
+function loaded(address) {
+  asScript[address] ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = address;
+    script.addEventListener("load", resolve);
+    script.addEventListener("error", () => reject(new Error(`${address} could not be loaded`)));
+    document.head.append(script);
+  });
+  return asScript[address];
+}
+
+function unzipped(text, type = "") {                    // a Response with what was gzip in base64
+  const letters = atob(text), bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
+  const whole = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(whole, { headers: { "Content-Type": type } });
+}
+
+// Whether a question is answered, as far as one knows without loading anything.
+function isAnswered(query) {
+  return STORED.python.includes(storedOf(query)) || STORED.keys[storedOf(query)]?.has(storedAt(query));
+}
+
+// {"error": a line}, or the answer. tell: says what a reader waits for.
+async function answerOfFiles(query, signal, tell) {
+  const name = storedOf(query), find = STORED.files.includes(name) ? await answersTo(name) : () => null;
+  return find(query) ?? (STORED.python.includes(name) ? askPython(query, signal, tell) : {
+    error: "these pages are files, without an answer to that: `make page` starts the ones that compute" });
+}
+
+// ------------------------------------------------------------------------------------ what is stored
+
+const finders = {};                                     // {question: what finds the answer to one}
+
+function answersTo(name) {
+  finders[name] ??= (async () => {
+    await loaded(`answers/${name}.js`);
+    return unpacked(...await unzipped(STORED[name]).json());
+  })();
+  return finders[name];
+}
+
+// What finds an answer: {"": i} in it stands for part i of the pool, as lab/page/export.py has put it there.
+function unpacked(pool, lines) {
+  const known = new Map();
+  const value = packed => {
+    if (Array.isArray(packed)) return packed.map(value);
+    if (packed === null || typeof packed !== "object") return packed;
+    const at = packed[""];
+    if (at === undefined) {
+      return Object.fromEntries(Object.entries(packed).map(([name, part]) => [name, value(part)]));
+    }
+    if (!known.has(at)) known.set(at, value(pool[at]));
+    return known.get(at);
+  };
+  return query => query in lines ? value(lines[query]) : null;
+}
+
+// ------------------------------------------------------------------------------------ what is computed
+
+let python = null;                                      // a worker, when it has begun
+let before = Promise.resolve();                         // until the answer before has been given
+
+// One question at a time; one that is aborted while it waits is not asked.
+async function askPython(query, signal, tell) {
+  const waiting = before;
+  let end;
+  before = new Promise(resolve => { end = resolve; });
+  try {
+    await waiting;
+    signal?.throwIfAborted();
+    if (!python) {
+      tell(`Python is loading, ${STORED.megabytes} MB, once …`);
+      python = await startPython();
+      tell("Python computes …");
+    }
+    return JSON.parse(await said(python, query));
+  } catch (error) {
+    if (!signal?.aborted) endPython();
+    throw error;
+  } finally {
+    end();
+  }
+}
+
+function endPython() {                                  // the next question starts it anew
+  python?.terminate();
+  python = null;
+}
+
+async function startPython() {
+  await loaded("python/python.js");
+  const code = new Blob([`"use strict";\n${unzipped}\n(${pythonWorker})();`], { type: "text/javascript" });
+  const worker = new Worker(URL.createObjectURL(code));
+  await said(worker, window.PYTHON);
+  return worker;
+}
+
+// What the worker says to that. Throws where it fails, or takes too long.
+function said(worker, message) {
+  return new Promise((resolve, reject) => {
+    const late = `Python took more than ${LONGEST} s here, and was stopped: fewer GPUs, or degrees that are ` +
+                 "given, would work";
+    const timer = setTimeout(() => reject(new Error(late)), 1000 * LONGEST);
+    const once = act => ({ data, message }) => { clearTimeout(timer); act(data ?? message); };
+    worker.onmessage = once(resolve);
+    worker.onerror = once(words => reject(new Error(`Python has failed here: ${words}`)));
+    worker.postMessage(message);
+  });
+}
+
+// This runs in the worker. Its first message has the files of python.js; each other one is a question.
+function pythonWorker() {
+  let answer = null;
+
+  async function start(files) {
+    const open = (name, type) => unzipped(files[name], type);
+    for (const name of ["pyodide.js", "pyodide.asm.js"]) {
+      importScripts(URL.createObjectURL(await open(name, "text/javascript").blob()));
+    }
+    self.fetch = async address => {                     // Pyodide fetches its files from here
+      const name = String(address).split("/").pop();
+      return open(name, name.endsWith(".wasm") ? "application/wasm" : "");
+    };
+    const pyodide = await self.loadPyodide({
+      indexURL: "python:/", lockFileContents: await open("lock.json").json() });
+    pyodide.unpackArchive(await open("course.zip").arrayBuffer(), "zip", { extractDir: "/course" });
+    pyodide.runPython("import sys; sys.path.insert(0, '/course')");
+    const ours = pyodide.pyimport("lab.page.in_browser");
+    ours.begin();
+    answer = ours.answer;
+  }
+
+  self.onmessage = async ({ data }) => {
+    try {
+      if (!answer) await start(data);
+      self.postMessage(typeof data === "string" ? answer(data) : "ready");
+    } catch (error) {
+      setTimeout(() => { throw error; });               // it is an error of the worker
+    }
+  };
+}
+
+for (const [name, lines] of Object.entries(STORED.keys)) STORED.keys[name] = new Set(lines);

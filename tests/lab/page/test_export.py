@@ -1,0 +1,200 @@
+"""The site as files: what is stored is unpacked as it was, and the sources that a browser gets
+answer without torch, and without any other file, as they do here."""
+
+import base64
+import gzip
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from lab import chapters
+from lab.page import answers, export, reading, server, without_torch
+from tests.conftest import ROOT
+from tests.lab.page.test_page import Page
+
+
+def unzipped(text):
+    return gzip.decompress(base64.b64decode(text))
+
+
+def assigned(script):
+    """{name: data} that a script says of window."""
+    return {name: json.loads(data)
+            for name, data in re.findall(r'window\.(?:STORED\[")?(\w+)(?:"\])? = (.*);\n', script)}
+
+
+def unpacked(packed):
+    """As files/files.js does it."""
+    pool, data = packed
+
+    def value(part):
+        if isinstance(part, list):
+            return [value(each) for each in part]
+        if isinstance(part, dict):
+            return value(pool[part[""]]) if "" in part else {
+                name: value(each) for name, each in part.items()}
+        return part
+
+    return value(data)
+
+
+# ---------------------------------------------------------------------------------- stored answers
+
+LONG = {"a": ["a list that is long enough to be stored once", 1, 1.0, True, None, [], {}]}
+
+
+@pytest.mark.parametrize("data", [
+    {}, [1, 1.0, True, "1"], {"x": LONG, "y": [LONG, {"z": LONG["a"]}], "z": [[], {}, [[]]]},
+    {1: {"2": LONG}, "3": LONG}])
+def test_what_is_packed_is_unpacked_as_it_was(data):
+    packed = json.dumps(export.packed_once(data))
+    assert json.dumps(unpacked(json.loads(packed))) == json.dumps(data)
+    assert packed.count("long enough") == (1 if "long enough" in json.dumps(data) else 0)
+
+
+def test_answers_are_packed_to_a_part():
+    asked = [{"ranks": "4", "documents": str(documents), "cut": cut, "window": "0"}
+             for documents in (0, 32) for cut in ("sequence", "document")]
+    lines = {json.dumps(each): answers.QUESTIONS["ring"](each) for each in asked}
+    packed = json.dumps(export.packed_once(lines))
+    assert unpacked(json.loads(packed)) == json.loads(json.dumps(lines))
+    assert len(packed) < 0.9 * len(json.dumps(lines))
+
+
+FEW = [("ring", {"ranks": "4"}), ("plan", {"model": "8b", "gpus": "8"}), ("ring", {"ranks": "99"})]
+
+
+@pytest.fixture
+def few_answers(monkeypatch):
+    monkeypatch.setattr(answers, "examples", lambda: iter(FEW))
+
+
+class FewPages(reading.Course):
+    def site(self):
+        return {address: made for address, made in super().site().items()
+                if address in ("rings.html", "04_tensor_parallel.html", "icon.svg")}
+
+
+def test_all_of_it_as_files(tmp_path, few_answers):
+    offline, site = FewPages(folder=tmp_path / "none", computes=False), tmp_path / "site"
+    count, why = export.write(site, offline, tmp_path / "pyodide.tgz")
+    assert why.startswith("there is no pyodide.tgz") and "make site" in why
+    files = {path.relative_to(site).as_posix(): path for path in site.rglob("*") if path.is_file()}
+    assert len(files) == count and files.keys() == offline.site().keys() | {
+        "answers.js", "answers/ring.js", "answers/plan.js"}
+    assert assigned(files["answers.js"].read_text())["STORED"] == {
+        "keys": {"ring": ["ranks=4", "ranks=99"], "plan": ["gpus=8&model=8b"]},
+        "files": ["plan", "ring"], "python": [], "megabytes": 0}
+    stored = assigned(files["answers/ring.js"].read_text())["ring"]
+    _, refused = server.answer("ring", "ranks=99")
+    assert unpacked(json.loads(unzipped(stored))) == {
+        "ring?ranks=4": json.loads(json.dumps(answers.QUESTIONS["ring"]({"ranks": "4"}))),
+        "ring?ranks=99": refused} and "error" in refused
+    for page, asks in (("rings.html", True), ("04_tensor_parallel.html", False)):
+        loaded = Page(files[page].read_text()).loaded
+        assert ("answers.js" in loaded) == ("files.js" in loaded) == asks
+
+
+def test_with_python_what_it_answers_need_not_be_stored(few_answers):
+    runtime = dict.fromkeys((*export.RUNTIME, "lock.json"), b"of Pyodide")
+    script = export.python_script(runtime)
+    told = assigned(export.index_script(export.stored_answers(), script))["STORED"]
+    assert told["python"] == list(export.ANSWERED) and told["files"] == ["plan", "ring"]
+    assert told["keys"].keys() == {"ring"}
+    files = assigned(script)["PYTHON"]
+    assert {unzipped(files.pop("course.zip"))[:2]} == {b"PK"}
+    assert {name: unzipped(text) for name, text in files.items()} == runtime
+
+
+def test_make_fetches_the_version_that_is_used():
+    make = (ROOT / "Makefile").read_text()
+    assert f"PYODIDE := .venv/{export.ARCHIVE.name}\n" in make
+    assert f" pyodide@{export.PYODIDE} " in make
+
+
+def test_an_archive_that_npm_did_not_publish_is_not_used(tmp_path):
+    archive = tmp_path / "pyodide.tgz"
+    archive.write_bytes(b"something else")
+    runtime, why = export.pyodide(archive)
+    assert runtime is None and "SHA-512" in why
+
+
+@pytest.mark.skipif(not export.ARCHIVE.exists(), reason="make site has fetched no Pyodide")
+def test_pyodide_is_whole_and_fetches_no_package():
+    runtime, why = export.pyodide(export.ARCHIVE)
+    assert why is None and runtime["pyodide.asm.wasm"].startswith(b"\0asm")
+    lock = json.loads(runtime["lock.json"])
+    assert lock["packages"] == {} and lock["info"]["arch"] == "wasm32"
+
+
+# --------------------------------------------------------------------------- Python in the browser
+
+def test_what_is_packed_are_the_sources():
+    packed = zipfile.ZipFile(io.BytesIO(export.zipped(export.sources())))
+    assert len(packed.namelist()) == len(set(packed.namelist()))
+    for name in packed.namelist():
+        assert packed.read(name) == (ROOT / name).read_bytes()
+    for number in export.CHAPTERS:
+        assert f"{chapters.name_of(number)}.py" in packed.namelist()
+
+
+def test_names_are_no_torch():
+    torch = without_torch.Library("torch")
+
+    class Block(torch.nn.Module):
+        dtype: torch.Tensor = torch.float32
+
+    assert issubclass(Block, torch.autograd.Function) is False
+    for computes in (lambda: torch.zeros(3), lambda: torch.nn.functional.relu(1), Block):
+        with pytest.raises(RuntimeError, match="was called, and there is no torch here"):
+            computes()
+    with pytest.raises(TypeError):
+        torch.float32 + 1
+    assert not hasattr(torch, "__all__")
+
+
+ASKED = """
+memory?billions=7&ranks=8&precision=bf16
+roofline?cluster=h100&model=8b&strategy=both&chips=512&zero_axes=1&tp_axes=1
+plan?model=70b&gpus=512&tp=8&pp=2&zero=1&recompute=full
+plan?model=deepseek-v3&gpus=2048&batch=960&pp=16&ep=64&schedule=dualpipe&software=deepseek
+plan?model=8b&gpus=8&optimizer=muon
+plan?model=foo
+best?model=8b&gpus=64&batch=512&tp=8
+best?model=mixtral&cluster=a100&gpus=64&batch=64&tp=8
+best?model=405b&gpus=8&batch=512
+best?model=8b&gpus=0
+""".split()
+ALONE = """
+import os, sys
+from lab.page import in_browser
+in_browser.begin()
+print("[" + ",".join(map(in_browser.answer, sys.argv[1:])) + "]")
+files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
+assert not [file for file in files.values() if "/site-packages/torch/" in file]
+ours = [file for name, file in files.items() if name.startswith(("lab.", "common", "0", "1"))]
+assert len(ours) > 20 and all(file.startswith(os.getcwd()) for file in ours), ours
+"""
+
+
+def test_the_sources_alone_answer_as_they_do_here(tmp_path):
+    for name, data in export.sources().items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    schedules = [f"schedule?schedule={name}&ranks=4&micro_batches=8"
+                 for name in answers.choices()["schedules"]]
+    asked = [*ASKED, *schedules, "schedule?F=0.1&W=2&schedule=interleaved&breadth_first=true"]
+    assert {line.partition("?")[0] for line in asked} == set(export.ANSWERED)
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ran = subprocess.run([sys.executable, "-c", ALONE, *asked], cwd=tmp_path, env=alone,
+                         capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    for line, found in zip(asked, json.loads(ran.stdout), strict=True):
+        name, _, query = line.partition("?")
+        assert found == json.loads(json.dumps(server.answer(name, query)[1])), line
