@@ -2,14 +2,11 @@
 
 import importlib
 import time
-from types import SimpleNamespace
 
 import pytest
 
-import common
 from common import Refused
 from lab import schedules
-from lab.bench import contexts
 from lab.bench.meters import shards_of
 from lab.page import answers, plans, server, tools
 from lab.planner import planning, rooflines
@@ -123,48 +120,6 @@ def test_what_a_lesson_begins_with_is_answered_there():
     [(_, search), (_, plan)] = tools.asks_first("planner", tools.TOOLS["planner"].begins)
     shown = answers.plan(plan)
     assert shown["words"] == answers.best(search)["plans"][0]["words"] and not shown["why"]
-
-
-@pytest.mark.parametrize(("n", "documents", "cut", "window"), [
-    (1, 0, "sequence", 0), (3, 0, "document", 0), (4, 32, "sequence", 0), (4, 32, "document", 0),
-    (3, 64, "sequence", 16), (8, 16, "document", 40)])
-def test_a_ring_is_the_chapters(n, documents, cut, window):
-    """At each hop a rank computes each pair of its queries and of the keys that are there which the
-    chapter's Layout lets it see; of one document as many as `pairs` says."""
-    six, told = chapter("06_context_parallel"), answers.ring({
-        "ranks": str(n), "documents": str(documents), "cut": cut, "window": str(window)})
-    seq = told["tokens"]
-    starts = common.Text.starts(SimpleNamespace(args=SimpleNamespace(
-        model=SimpleNamespace(seq=seq), documents=documents, seed=0)), answers.PACKED)
-    count = 256 // documents if documents else 0
-    assert 0 <= len(starts.unique()) - count <= 1 and 240 < seq <= 256
-
-    def laid_out(variant, cut):
-        return six.Layout(SimpleNamespace(variant=variant, cut=cut, window=window or None, inner=1),
-                          0, n, starts)
-
-    for variant, its_cut in (("ring", "sequence"), ("zigzag", cut)):
-        of, layout = told[variant], laid_out(variant, its_cut)
-        for rank, mine in enumerate(layout.positions):
-            held = [place for begin, end in of["holds"][rank] for place in range(begin, end)]
-            assert held == mine.tolist()
-            for hop in range(n):
-                keys, queries = layout.positions[rank - hop], mine[:, None]
-                sees = int(((layout.first[queries] <= keys) & (keys <= queries)).sum())
-                if hop < len(of["hops"]):
-                    one = of["hops"][hop][rank]
-                    assert one["keys"] == (rank - hop) % n
-                    assert sum(pairs for _, pairs, _ in one["shapes"]) == sees
-                assert sees == 0 or hop < len(of["hops"]) == len(layout.blocks)
-            if not documents:
-                run = len(mine) // (2 if variant == "zigzag" else 1)
-                assert of["work"][rank] == six.pairs(variant, rank, n, seq, (run + 1) / (2 * run))
-        assert of["work"] == contexts.work(layout)
-        assert {begin for begin, _ in of["documents"]} == {*layout.starts.tolist()}
-        padding = [place for begin, end in of["padding"] for place in range(begin, end)]
-        assert padding == (layout.source < 0).nonzero().flatten().tolist()
-    assert told["busiest"] == {"ring": contexts.imbalance(laid_out("ring", "sequence"))} | {
-        cut: contexts.imbalance(laid_out("zigzag", cut)) for cut in answers.CUTS}
 
 
 @pytest.mark.parametrize("asked", [

@@ -89,12 +89,13 @@ TOOLS.collectives = mount => {
       (isBarrier ? `${duration(answer.takes[0][1])}.` : `${takes.slice(0, 2).join(", ")} and ${takes[2]}.`);
     mount.$(".says").replaceChildren(make("a", { href: `00_collectives.html#${answer.collective}` }, answer.collective), ": ",
                                      answer.says.replaceAll("`", ""));
-    const n = answer.ranks, isPower = Number.isInteger(Math.log2(n));
+    const isRounded = !Number.isInteger(Math.log2(answer.ranks)) && answer.costs.some(([, , formula]) => /log2 N/.test(formula));
+    const isBeyond = answer.costs.some(([, , formula]) => formula.includes("P"));
     mount.$(".key small").textContent = (isBarrier ? "a: has heard that rank 0 has come. "
       : answer.parts === 1 ? "ab is a+b. " : "ab1 is a1+b1: part 1 of the x of ranks 0 and 1, added up. ") +
       "The bar in a cell has a color for each rank that is in it. Marked: what the round has brought. In the end, framed: the result." +
-      (isPower ? "" : answer.collective === "all_reduce_doubling" ? ` P: ${answer.parts}, the largest power of 2 that is no more than N.`
-        : " log2 N is rounded up.");
+      (isRounded ? " log2 N is rounded up." : "") +
+      (isBeyond ? ` P: ${answer.parts}, the largest power of 2 that is no more than N.` : "");
   }
 
   // ---------------------------------------------------------------------------------------- the picture

@@ -13,7 +13,9 @@ TOOLS.rings = mount => {
   const written = number => number.toLocaleString("en");
   const last = () => answer.ranks - 1;
   const ranksOf = count => `${count} rank${count === 1 ? "" : "s"}`;
-  const listed = ranks => ranks.length < 2 ? ranks.join() : `${ranks.slice(0, -1).join(", ")} and ${ranks.at(-1)}`;
+  const listed = words => words.length < 2 ? words.join() : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
+  const rangeOf = ranks => ranks.length > 2 && ranks.at(-1) - ranks[0] === ranks.length - 1 ? `${ranks[0]} to ${ranks.at(-1)}`
+    : listed(ranks);
 
   function setUp() {
     for (const [name, values] of Object.entries(GRID)) {
@@ -102,7 +104,7 @@ TOOLS.rings = mount => {
     const idle = upTo(last(), 0).filter(rank => !done[rank]), most = Math.max(...done), least = Math.min(...done);
     const there = hop === 0 ? "each rank has its own keys" : "rank r has the keys of rank r - " + hop;
     const works = least === most ? `all compute ${written(most)} pairs`
-      : idle.length ? `${idle.length} of ${ranksOf(done.length)} wait${idle.length === 1 ? "s" : ""} (${listed(idle)}), ` +
+      : idle.length ? `${idle.length} of ${ranksOf(done.length)} wait${idle.length === 1 ? "s" : ""} (${rangeOf(idle)}), ` +
         `the others compute up to ${written(most)} pairs`
       : `they compute ${written(least)} to ${written(most)} pairs`;
     return `Hop ${hop}: ${there}; ${works}.`;
