@@ -218,10 +218,10 @@ def ring_sum(part_of, group):
     """Every rank computes part_of(owner) for the chunk of each rank. Returns the sum for this
     rank's own chunk, which has travelled around the ring to it. With three ranks:
 
-              rank 0             rank 1             rank 2
-    hop 0     starts chunk 2     starts chunk 0     starts chunk 1
-    hop 1     adds to chunk 1    adds to chunk 2    adds to chunk 0
-    hop 2     adds to chunk 0    adds to chunk 1    adds to chunk 2
+                  rank 0             rank 1             rank 2
+        hop 0     starts chunk 2     starts chunk 0     starts chunk 1
+        hop 1     adds to chunk 1    adds to chunk 2    adds to chunk 0
+        hop 2     adds to chunk 0    adds to chunk 1    adds to chunk 2
     """
     rank, t = group.rank(), group.size()
     total = part_of((rank - 1) % t)

@@ -22,7 +22,9 @@ class Entry(NamedTuple):
     @property
     def id(self):
         """Its place in the glossary: t-04."""
-        return re.sub(r"[^\w']+", "-", f"{self.name} {self.at}").replace("'", "-prime")
+        beside = self.files.get(self.at.split()[0], ())[:1]
+        words = " ".join((self.name, self.at, *beside)).replace("'", " prime")
+        return re.sub(r"\W+", "-", words).strip("-")
 
 
 def symbol(name, meaning, at, files="", unit="", beside=(), only=None):
@@ -134,7 +136,7 @@ SYMBOLS = (
     symbol("parameters", "parameters of the model", "02"),
     symbol("F", "the time of a forward of a micro-batch, or this action", "07", "07"),
     symbol("B", "the time of a backward for the inputs, or this action", "07", "07 09"),
-    symbol("W", "a stage's weights after so many batches", "07 two_versions", "07",
+    symbol("W", "a stage's weights after so many batches", "07", "07",
            beside=("W(t-1)",)),
     symbol("t", "a batch's number", "07", beside=("W(t-1)",)),
     symbol("W", "the time of a backward for the weights, or this action", "07", "07 09"),

@@ -22,6 +22,7 @@ PIECE = re.compile(r"\S+(?: \S+)*")                     # two spaces divide
 BEGINS, ENDS = (re.compile(rf"{at}(?:[=<>]=?|<-|[-+·]){to}")      # what goes on, of a formula
                 for at, to in (("", "(?: |$)"), ("(?:^| )", "$")))
 ALONE = re.compile(r"(<math(?:(?!<math).)*?</math>[,.;:)]+)")       # no line begins with a comma
+SIGN = re.compile(r"(?:[=<>]=?|<-) ?.*")                # a cell that goes on, of a formula
 SENTENCE = 50                                           # a table has some, if a cell is so long
 FULL = 96                                               # columns of a block's line in a lesson
 HEADS = ("bytes per rank", "--precision", "type", "A", "bytes a number (B each)",
@@ -63,9 +64,9 @@ class Set:
         table = table_of(lines)
         if table:
             return self.table(table)
-        if "" in lines:                                 # a part may be a table
-            at = lines.index("")
-            return self.block(lines[:at]) + "\n" + self.block(lines[at + 1:])
+        parts = [self.block(part) for part in parted(lines)] if "" in lines else []
+        if not all(part.startswith("<pre") for part in parts):      # one is a table, or formulas
+            return "\n".join(parts)
         return f"<pre tabindex=0>{with_links(escape(chr(10).join(lines), quote=False))}</pre>"
 
     def equations(self, line, text):
@@ -254,6 +255,12 @@ def blocks(lines):
         yield indented, without_ends(block)
 
 
+def parted(lines):
+    """Lines in parts, where blank ones divide them."""
+    text = "\n".join(lines)
+    return [part.split("\n") for part in re.split(r"\n\n+", text)]
+
+
 def without_ends(lines):
     while lines and not lines[-1]:
         lines = lines[:-1]
@@ -281,7 +288,8 @@ def table_of(lines):
                                         rows[-1][column].span)
         else:
             rows.append(cells)
-    if gaps >= len(lines):                              # columns of columns
+    signs = [cell for row in rows for cell in row.values() if SIGN.fullmatch(cell.text)]
+    if gaps >= len(lines) or signs:                     # columns of columns, or a derivation
         return None
     rows = [filled(cells, len(starts)) for cells in rows]
     headed = not rows[0][0].text or rows[0][0].text in HEADS

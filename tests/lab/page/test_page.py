@@ -8,6 +8,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+import unicodedata
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from lab import museum
 from lab.bench.about import as_check
 from lab.classroom.exercises import EXERCISES
 from lab.page import __main__ as program
-from lab.page import answers, figures, reading, server, tables, tools
+from lab.page import answers, figures, reading, server, tables, tools, typeset
 from lab.page.source import HEADING, Source, before_and_now
 from lab.sources import SOURCES, texts
 from tests.conftest import ROOT
@@ -109,21 +111,39 @@ def test_every_line_of_every_file_is_there_once(course, pages):
         said = page.of("div", "said")
         for piece in source.pieces:
             assert not piece.said or any(plain(piece.said) in plain(text) for text in said)
-        titles = "".join(page.of("h1") + page.of("section", "lesson"))
-        assert plain(source.doc).removesuffix(".") in plain(titles).replace(
-            plain(course.titles()[name]), plain(source.doc.split("\n\n")[0]), 1), name
+        titles = plain("".join(page.of("h1") + page.of("section", "lesson"))).replace(
+            plain(course.titles()[name]), plain(source.doc.split("\n\n")[0]), 1)
+        assert not Counter(plain(source.doc)) - Counter(titles), name
+        for indented, lines in typeset.blocks(source.doc.splitlines()):
+            assert indented or plain(" ".join(lines)) in titles, lines
 
 
 def plain(text):
-    """Letters and figures: what stays when a text is typeset."""
-    return "".join(re.findall(r"\w+", text))
+    """Letters and figures: what stays when a text is typeset. A formula has a root in place of
+    sqrt, A with an index in place of A_in, and other signs for a sum and for x."""
+    text = unicodedata.normalize("NFKC", text.replace("×", "x")).replace("∑", "Σ")
+    return re.sub(r"[\W_]+|sqrt", "", text)
 
 
-def test_tables_and_drawings_stay_as_they_are(course, pages):
+def test_every_word_of_a_block_is_shown_once_and_drawings_stay_as_they_are(course):
+    blocks = 0
     for name, source in course.sources.items():
-        shown = pages[reading.address_of(name)].of("pre")
-        for block in re.findall(r"(?:^    .*\n(?:\n(?=    ))?)+", source.doc + "\n", re.MULTILINE):
-            assert textwrap.dedent(block).rstrip("\n") in shown, block
+        for said in (source.doc, *(piece.said for piece in source.pieces)):
+            for block in re.findall(r"(?:^    .*\n(?:\n(?=    ))?)+", said + "\n", re.MULTILINE):
+                shown = Page(f"<main>{typeset.typeset(block, source)}</main>")
+                text = plain(shown.of("main")[0])
+                assert Counter(text) == Counter(plain(block)), name
+                assert all(plain(piece) in text for piece in re.split(r"\s{2,}", block)), block
+                for drawing in shown.of("pre"):
+                    lines = textwrap.dedent(block).splitlines()
+                    assert textwrap.dedent(drawing) in map(textwrap.dedent, parts_of(lines)), name
+                blocks += 1
+    assert blocks > 90
+
+
+def parts_of(lines):
+    """All runs of these lines, each as a text."""
+    return ["\n".join(lines[i:j]) for i in range(len(lines)) for j in range(i + 1, len(lines) + 1)]
 
 
 def test_what_is_said_is_typeset():
@@ -350,10 +370,10 @@ def test_it_serves_what_it_made(running, course):
     assert status == 200 and nothing == b"" and int(headers["Content-Length"]) == len(body)
     assert get(running, "/source/kernels/fp8.py")[2] == (ROOT / "kernels/fp8.py").read_bytes()
     _, headers, picture = get(running, "/figures/fp8.webp")
-    assert headers["Content-Type"] == "image/webp" and picture == figures.whole("fp8")
+    assert headers["Content-Type"] == "image/webp" and picture == figures.made("fp8", figures.whole)
     status, headers, body = get(running, "/api/ring?ranks=2")
     assert (status, headers["Content-Type"]) == (200, "application/json")
-    assert json.loads(body) == answers.ring({"ranks": "2"})
+    assert json.loads(body) == answers.QUESTIONS["ring"]({"ranks": "2"})
     status, _, body = get(running, "/api/ring?ranks=99")
     assert status == 400 and json.loads(body)["error"].startswith("ranks = '99'")
 
