@@ -29,8 +29,9 @@ MOST = 16               # ranks around a ring that are drawn, and hops
 
 
 def draw(runs):
-    """Of runs whose sequences are one document, draw_one; of the last one with several, or with a
-    window, draw_several; and of each run, what hides behind what."""
+    """Which rank computes which block of attention, and at which hop, with what that costs each
+    rank. Then the same of a sequence with several documents, or of a window; and of each run, what
+    hides behind what."""
     runs = [run for run in runs if run["chapter"] == OF]
     several = [run for run in runs if is_several(run)][-1:]
     one = runs_of([run for run in runs if not is_several(run)], OF, *chapter("06").VARIANTS)
