@@ -66,16 +66,13 @@ def judge(page, name):
 
 
 class Quiet:
-    """When a page has been answered: nothing that it asked for is under way."""
+    """Knows when a page has been answered: nothing that it asked for is under way."""
 
     def __init__(self, page):
-        self.page, self.asked = page, 0
-        page.on("request", lambda request: self.count(1))
-        for over in ("requestfinished", "requestfailed"):
-            page.on(over, lambda request: self.count(-1))
-
-    def count(self, by):
-        self.asked += by
+        self.page, self.asked = page, set()
+        page.on("request", self.asked.add)
+        page.on("requestfinished", self.asked.discard)
+        page.on("requestfailed", self.asked.discard)
 
     def wait(self, timeout=30):
         still, end = 0, time.monotonic() + timeout
@@ -103,9 +100,10 @@ def used(page, quiet):
     for at, tool in enumerate(page.locator("[data-tool]").all()):
         for button in tool.locator(".buttons button").all():
             if button.is_visible() and button.is_enabled():
+                name = button.inner_text()
                 button.click()
                 quiet.wait()
-                yield f"{at} {button.inner_text()}"
+                yield f"{at} {name}"
         for control in tool.locator("form input[type=range]").all():
             for key in ("End", "Home"):
                 if control.is_visible() and control.is_enabled():
@@ -121,15 +119,15 @@ def used(page, quiet):
 
 
 def judge_used(page, name):
-    quiet, found = Quiet(page), []
+    quiet, found = Quiet(page), {}                      # {line: after what it was seen first}
     quiet.wait()
     shifted = rules.shift(page)
     for done in used(page, quiet):
         lines = look(page) + moved(page, since=shifted)
         shifted = sum(one["value"] for one in rules.shifts(page) if not one["typed"])
-        found += [f"after {done}: {line}" for line in lines if line not in found]
+        found = {line: done for line in lines} | found
     shoot(page, f"{name.removesuffix('.html')}-used")
-    return found
+    return [f"after {done}: {line}" for line, done in found.items()]
 
 
 @pytest.mark.parametrize("name", TOOLS)
