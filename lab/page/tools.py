@@ -32,13 +32,14 @@ TOOLS = {
         "tp_axes": 1, "tokens": 256}, shown=("tokens",)),
     "schedules": Tool("Schedules", "schedule", {
         "schedule": "1f1b", "ranks": 4, "micro_batches": 8, "chunks": 2, "breadth_first": "false",
-        "F": 1, "B": 1, "W": 1}),
+        "F": 1, "B": 1, "W": 1, "controls": ""}, shown=("controls",)),
     "rings": Tool("Rings", "ring", {"ranks": 4, "documents": 0, "cut": "sequence", "window": 0,
                                     "hop": 0}, shown=("hop",)),
     "collectives": Tool("Collectives", "collective", {"collective": "all_reduce_ring", "ranks": 4,
                                                       "round": 0}, shown=("round",)),
-    "cuts": Tool("Cuts", "cuts", {"pp": 2, "dp": 2, "cp": 1, "tp": 2, "ep": 1, "experts": 0,
-                                  "kv_heads": 4, "layers": 4, "rank": 0}, shown=("rank",)),
+    "cuts": Tool("Cuts", "cuts", {
+        "chapter": "09", "pp": 2, "dp": 2, "cp": 1, "tp": 2, "ep": 1, "experts": 0, "kv_heads": 4,
+        "layers": 4, "rank": 0, "controls": ""}, shown=("rank", "controls")),
     "memory": Tool("Memory", "memory", {"billions": 7, "ranks": 8, "precision": "fp32",
                                         "stage": "zero3", "gpu": "h100"}, shown=("stage", "gpu")),
 }

@@ -2,6 +2,8 @@
 
 from lab.bench.stop import Stop
 
+PLAYS = {"Heads.": ("cuts", {"chapter": "04", "pp": 1, "dp": 1, "tp": 4,
+                             "controls": "tp kv_heads"})}
 FILES = {"lab/typecheck/duality": None, "lab/typecheck/sharding": None}
 TOUR = (
     Stop("04_tensor_parallel.py --device=cpu --steps=5",

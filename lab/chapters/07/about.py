@@ -2,7 +2,7 @@
 
 from lab.bench.stop import Stop
 
-PLAYS = {"The order in which": ("schedules", {})}
+PLAYS = {"The order in which": ("schedules", {"controls": "schedule ranks micro_batches"})}
 UNSAVED = ("2bw",)      # what is under way when a step ends is no state that can be saved
 
 

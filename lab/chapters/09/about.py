@@ -2,7 +2,7 @@
 
 from lab.bench.stop import Stop
 
-PLAYS = {"The mesh.": ("cuts", {"tp": 2, "pp": 2, "dp": 2})}
+PLAYS = {"The mesh.": ("cuts", {"controls": "pp dp cp tp ep experts kv_heads"})}
 TOUR = (
     Stop("09_5d.py --device=cpu --steps=5 --dp=2 --pp=2 --tp=2 --node-size=4",
          "three axes on two machines of 4 ranks", 5, name="09_5d", ranks=8),

@@ -1,0 +1,85 @@
+"""Who holds which part of which matrix, as the page is told it."""
+
+import importlib
+from types import SimpleNamespace
+
+import pytest
+
+import common
+from common import Refused
+from lab.bench.meters import shards_of
+from lab.page import cuts, tools
+
+MESH = {"pp": 1, "dp": 2, "cp": 1, "tp": 2, "ep": 2, "experts": 4}
+
+
+def of_a_rank(mesh):
+    """What a rank of a real mesh holds, cut with real groups."""
+    nine = importlib.import_module("09_5d")
+    cfg = nine.Mixture(layers=4, dim=64, heads=8, kv_heads=4, seq=64, vocab=256,
+                       experts=mesh["experts"], top_k=2)
+    args = SimpleNamespace(**mesh, order="pp,dp,cp,tp", model=cfg, micro_batches=1, documents=None)
+    place = nine.places_of_ranks(args)[common.environment("RANK", 0)]
+    axes, _ = nine.make_groups(args, tied_stages=False)
+    start, end = nine.balanced(cfg.layers, args.pp)[place.pp]
+    stage = nine.build(cfg)[start:end]
+    nine.cut_stage(stage, args, axes, core=None)
+    place = place._asdict() | {"ep": axes["ep"].rank()}
+    return place, [name for name, _ in stage.named_children()], shards_of(stage)
+
+
+def test_cuts_are_those_of_real_ranks(ranks):
+    told = cuts.cuts({axis: str(degree) for axis, degree in MESH.items()})["ranks"]
+    for shown, (place, items, shards) in zip(told, ranks(4)(of_a_rank, MESH), strict=True):
+        assert (shown["place"], shown["items"]) == (place, items)
+        assert shown["shards"] == shards
+    halves = cuts.cuts({axis: str(degree) for axis, degree in (MESH | {"pp": 2}).items()})
+    for whole, first, last in zip(told, halves["ranks"][:4], halves["ranks"][4:], strict=True):
+        assert last["place"] == whole["place"] | {"pp": 1}
+        assert first["items"] + last["items"] == whole["items"]
+        assert first["shards"] | last["shards"] == whole["shards"]       # of one block and another
+        assert first["shards"].keys() - last["shards"].keys() == {"embedding"}
+
+def of_a_rank_of_04(kv_heads):
+    four, t = importlib.import_module("04_tensor_parallel"), common.environment("WORLD_SIZE", 1)
+    cfg = common.Config(layers=4, dim=64, heads=8, kv_heads=kv_heads, seq=64, vocab=256)
+    group = common.init_device_mesh("cpu", (t,), mesh_dim_names=("tp",))["tp"].get_group()
+    return shards_of(four.parallelize(common.gpt(cfg, seed=None), cfg, group, "megatron"))
+
+
+@pytest.mark.parametrize("kv_heads", [2, 8])
+def test_cuts_of_chapter_04_are_those_of_real_ranks(ranks, kv_heads):
+    """Also where ranks share a kv head, for which it makes groups of them."""
+    asked = {"chapter": "04", "tp": "4", "kv_heads": str(kv_heads)}
+    told = cuts.cuts(asked)["ranks"]
+    for shown, shards in zip(told, ranks(4)(of_a_rank_of_04, kv_heads), strict=True):
+        assert shown["shards"] == shards
+        assert shown["items"] == ["embedding", "block1", "block2", "block3", "block4", "head"]
+    part = [0, 3, 4] if kv_heads == 8 else [0, 1, 2]
+    assert told[3]["shards"]["attn.k"] == [[8 * kv_heads, 64], [part]]
+    with pytest.raises(Refused, match="chapter 04 has tp alone; pp=1 would work"):
+        cuts.cuts(asked | {"pp": "2"})
+
+
+@pytest.mark.parametrize("mesh", [
+    {}, {"pp": "2", "dp": "2", "tp": "2"}, {"tp": "8", "kv_heads": "2"},
+    {"cp": "2", "tp": "2", "ep": "2", "experts": "4"}, {"chapter": "04", "tp": "4"}])
+def test_what_is_offered_beside_a_mesh_is_answered_and_no_more(mesh):
+    takes = cuts.cuts(mesh)["takes"]
+    for name, values in (cuts.VALUES | {"chapter": cuts.CHAPTERS}).items():
+        for value in values:
+            try:
+                cuts.cuts(mesh | {name: str(value)})
+                is_answered = True
+            except Refused:
+                is_answered = False
+            assert is_answered == (value in takes[name]), (name, value)
+
+
+def test_what_the_pages_ask_first_is_among_the_stored_answers():
+    stored = list(cuts.examples())
+    for begins in ({}, tools.plays("04_tensor_parallel")["Heads."][1],
+                   tools.plays("09_5d")["The mesh."][1]):
+        first = tools.asked_first("cuts", tools.TOOLS["cuts"].begins | begins)
+        assert ("cuts", first) in stored
+    assert len(stored) > 3000
