@@ -38,9 +38,10 @@ def remembered(function, read):
     @functools.wraps(function)
     def answer(model, layout, machine):                 # a process has one machine and software
         asked = model, read(layout)
-        if asked not in answers:
-            answers[asked] = function(model, layout, machine)
-        return answers[asked]
+        try:
+            return answers[asked]
+        except KeyError:
+            return answers.setdefault(asked, function(model, layout, machine))
 
     return answer
 

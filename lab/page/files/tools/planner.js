@@ -290,7 +290,8 @@ TOOLS.planner = mount => {
 
   const update = mount.latest(async signal => {
     fill();
-    mount.writeLink({ ...question, ...given });
+    const all = { ...question, ...given }, names = [...QUESTION, ...LAYOUT].filter(name => name in all);
+    mount.writeLink(Object.fromEntries(names.map(name => [name, all[name]])));
     mount.tell(note, false);
     offer([]);
     try {

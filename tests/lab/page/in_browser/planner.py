@@ -60,7 +60,7 @@ def test_sliders_change_the_bars_to_what_the_planner_says(open_page, address):
     verdict(page, best["plans"][0]["words"])
     move(page, "master_bytes", "ArrowLeft")             # 2 bytes in place of 4
     verdict(page, "--master-bytes=2", ".command")
-    assert "master_bytes=2" in page.url and "tp" not in page.url
+    assert "master_bytes=2" in page.url and "&tp=" not in page.url
 
 
 def test_degrees_that_a_link_has_are_kept_and_the_others_are_searched(open_page, address):
@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_said_with_a_change_that_works(open_page):
     verdict(page, FASTEST, ".status")
     assert not page.locator(".problem").is_visible() and "gpus=128" in page.url
 
-    page.goto(page.url.split("#")[0] + "#model=70b&gpus=64")
+    page = open_page("planner.html#model=70b&gpus=64")
     verdict(page, FASTEST, ".status")
     move(page, "pp", "Home")                            # 1: it no longer fits
     verdict(page, "✗ needs")
@@ -179,8 +179,8 @@ def test_a_map_of_layouts_is_filled_when_it_is_seen(open_page):
     assert page.locator(".map button", has_text="…").count() == 20
     page.locator(".map").scroll_into_view_if_needed()
     page.locator(".map button", has_text="%").first.click(timeout=60_000)
-    verdict(page, "✓ fits")
-    assert "model=1b" in page.url
+    page.wait_for_url("**model=1b**")
+    verdict(page, FASTEST, ".status")
 
 
 @pytest.mark.parametrize(("width", "most"), [(1300, 0.05), (390, 0.05)])
@@ -199,7 +199,7 @@ def test_room_is_kept_for_what_comes(open_page, width, most):
                                   (tools.FILES / f"{name}.html").read_text()])
 def test_on_a_phone_the_verdict_stays_in_sight_above_the_controls(open_page, name):
     page = open_page(f"{name}.html", width=390, height=844)
-    page.wait_for_function("document.querySelector('.verdict').textContent.length > 30")
+    verdict(page, " ")                                  # it has words
     last = page.locator(".tool .controls").last
     last.evaluate("one => scrollTo(0, scrollY + one.getBoundingClientRect().bottom - 700)")
     page.wait_for_timeout(200)
