@@ -185,16 +185,19 @@ class Set:
 
 def typeset(text, source=None, beside=None):
     """A docstring as HTML. source: the file that it stands in. beside: of a lesson, {how a
-    paragraph begins: HTML that follows it}."""
-    html, here = [], Set(source, letters=beside is not None)
+    paragraph begins: HTML that follows it}; behind a colon, what is indented comes first."""
+    html, here, waiting = [], Set(source, letters=beside is not None), []
     for indented, lines in blocks(text.splitlines()):
         if indented or any("█" in line for line in lines):          # a drawing beside a text
-            html.append(here.block(lines))
+            html += [here.block(lines), *waiting]
+            waiting = []
         else:
             text = joined(lines)
-            html.append(f"<p>{here.paragraph(text)}</p>")
-            html += [more for begin, more in (beside or {}).items() if text.startswith(begin)]
-    return Markup("\n".join(html))
+            html += [*waiting, f"<p>{here.paragraph(text)}</p>"]
+            waiting = [more for begin, more in (beside or {}).items() if text.startswith(begin)]
+            if not text.endswith(":"):
+                html, waiting = html + waiting, []
+    return Markup("\n".join(html + waiting))
 
 
 def inline(text, source=None):

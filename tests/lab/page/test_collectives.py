@@ -12,6 +12,7 @@ from lab.bench import collectives as bench
 from lab.chapters import chapter
 from lab.classroom import simulate
 from lab.page import answers, collectives
+from lab.page.typeset import typeset
 
 NAMES = list(chapter("00").BY_HAND)
 EVERY = [(name, n) for name in NAMES for n in range(2, 9)]
@@ -153,3 +154,13 @@ def test_all_are_among_the_examples_and_small():
 def test_what_it_refuses(asked, says):
     with pytest.raises(Refused, match=says):
         collectives.collective(asked)
+
+
+def test_it_plays_behind_the_table_that_its_paragraph_introduces():
+    """In lesson 00; and what no block follows is not lost."""
+    html = str(typeset("Look, here:\n\n    a     b\n    1     2\n\nMore.", beside={"Look": "PLAYS"}))
+    assert html.index("</p>") < html.index("1") < html.index("PLAYS") < html.index("More")
+    html = str(typeset("Look.\n\n    a     b\n    1     2\n\nMore.", beside={"Look": "PLAYS"}))
+    assert html.index("Look") < html.index("PLAYS") < html.index("More")
+    assert str(typeset("Look, here:", beside={"Look": "PLAYS"})).endswith("PLAYS")
+    assert str(typeset("Look:\n\nMore.", beside={"Look": "PLAYS"})).index("PLAYS") > 0
