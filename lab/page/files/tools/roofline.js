@@ -5,13 +5,13 @@ TOOLS.roofline = mount => {
   const TALL = 380, ACROSS = 760, SIDE = 64, BELOW = 44;
   const LINES = [["compute", "currentColor"], ["messages of ZeRO-3", COLORS[0]], ["messages of tp", COLORS[1]]];
   const offered = window.CHOICES, controls = {};
-  let answer = null;
+  const words = { cluster: Object.keys(offered.clusters), model: offered.dense_models, strategy: offered.strategies };
+  let answer = null, note = "";                           // what was wrong in the link
 
   function setUp() {
-    const asks = () => { bound(); update(); };
-    const words = { cluster: Object.keys(offered.clusters), model: offered.dense_models, strategy: offered.strategies };
+    const asks = () => { note = ""; bound(); update(); };
     for (const [name, values] of Object.entries(words)) {
-      controls[name] = selector(name, values, values[0], name === "cluster" ? () => { meshed(); update(); } : asks);
+      controls[name] = selector(name, values, values[0], name === "cluster" ? () => { meshed(); asks(); } : asks);
     }
     controls.chips = slider("chips", powers(2 ** 16, 2), 2, asks);
     controls.zero_axes = slider("zero_axes", [1], 1, asks);
@@ -21,9 +21,19 @@ TOOLS.roofline = mount => {
     mount.$(".batch").append(controls.tokens);
   }
 
-  function begin() {                                      // as a link has it
-    const link = mount.begins(["cluster", "model", "strategy", "chips", "zero_axes", "tp_axes", "tokens"]);
-    for (const name of ["cluster", "model", "strategy"]) controls[name].set(null, link[name]);
+  function begin() {                                      // as a link has it, as far as that can be asked
+    const names = ["cluster", "model", "strategy", "chips", "zero_axes", "tp_axes", "tokens"];
+    const link = mount.begins(names), usual = mount.begins(names, {}), problems = [];
+    for (const name of names) {
+      const isOne = words[name] ? words[name].includes(link[name])
+        : Number.isInteger(link[name]) && link[name] >= (name === "chips" ? 2 : 1);
+      if (isOne) continue;
+      const why = words[name] ? `none of ${words[name].join(", ")}` : "no such number";
+      problems.push(`${name} = ${link[name]} is ${why}: here it is ${usual[name]}`);
+      link[name] = usual[name];
+    }
+    note = problems.join("; ");
+    for (const name of Object.keys(words)) controls[name].set(null, link[name]);
     controls.chips.set(powers(2 ** 16, 2), link.chips);
     for (const name of ["zero_axes", "tp_axes"]) controls[name].set([1], link[name]);
     controls.tokens.set([], link.tokens);
@@ -46,6 +56,11 @@ TOOLS.roofline = mount => {
     controls.tp_axes.set(upTo(both ? axes - first : axes), second);
     controls.zero_axes.hidden = strategy === "tp";
     controls.tp_axes.hidden = strategy === "zero-3";
+    const { tokens, ...asked } = values(), isAnswered = more => mount.can("roofline", { ...asked, ...more });
+    controls.chips.set(powers(2 ** 16, 2).filter(chips => isAnswered({ chips })), controls.chips.value);
+    for (const name of ["zero_axes", "tp_axes"]) {
+      controls[name].set(controls[name].values.filter(axes => isAnswered({ [name]: axes })), controls[name].value);
+    }
   }
 
   const values = () => Object.fromEntries(Object.entries(controls).map(([name, { value }]) => [name, value]));
@@ -53,7 +68,7 @@ TOOLS.roofline = mount => {
   const update = mount.latest(async signal => {
     const { tokens, ...asked } = values();
     answer = await mount.ask("roofline", asked, signal);
-    mount.tell("");
+    mount.tell(note, false);
     controls.tokens.set(answer.tokens, nearest(answer.tokens, tokens));
     show();
   });
@@ -88,6 +103,12 @@ TOOLS.roofline = mount => {
 
   // ------------------------------------------------------------------------------------------- the lines
 
+  function called(tokens, least) {
+    const where = least === null ? "messages are above" : `compute is above from ${counted(least)} on`;
+    return `seconds of a layer's forward, from ${counted(tokens[0])} to ${counted(tokens.at(-1))} tokens of a ` +
+      `${answer.chip}: ${where}`;
+  }
+
   function chart(at) {
     const { tokens, roof, planned, least } = answer;
     const shown = LINES.map(([name, color], i) => [name, color, "", roof.map(times => times[i])]);
@@ -100,7 +121,7 @@ TOOLS.roofline = mount => {
     const low = Math.floor(Math.log10(Math.min(...all))), high = Math.ceil(Math.log10(Math.max(...all)));
     const last = tokens.length - 1, right = value => SIDE + Math.log2(value / tokens[0]) / Math.log2(tokens[last] / tokens[0]) * ACROSS;
     const up = seconds => TALL - (Math.log10(seconds) - low) / (high - low) * (TALL - 10);
-    const svg = picture(SIDE + ACROSS + 20, TALL + BELOW + 20 * drawn.length, "seconds of a layer's forward, over tokens");
+    const svg = picture(SIDE + ACROSS + 20, TALL + BELOW + 20 * drawn.length, called(tokens, least));
     const line = (x1, x2, y1, y2, more) => svg.append(draw("line", { x1, x2, y1, y2, ...more }));
     const label = (text, x, y, more = {}) => svg.append(draw("text", { x, y, "font-size": 12, ...more }, text));
     for (let power = low; power <= high; power++) {
