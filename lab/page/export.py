@@ -18,6 +18,8 @@ import json
 import tarfile
 import zipfile
 from collections import Counter, defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 from common import Refused
 from lab import ROOT, chapters
@@ -32,7 +34,8 @@ SHA512 = "TkYrUv9m8QmfImADKRmpwZulL48E0uUaBSO+dvRQKyAJc0qh9gu7jn8btyHPh3NZm1r2IH
 RUNTIME = "pyodide.js", "pyodide.asm.js", "pyodide.asm.wasm", "python_stdlib.zip"
 ANSWERED = "plan", "best", "schedule", "roofline", "memory"     # by Python in a browser
 CHAPTERS = "00", "03", "07", "10"       # which these answers come from; 00: its names
-SHORT = 24                      # letters of JSON that are not worth being stored once
+MANY = 100                      # questions that are worth another process
+SHORT = 24                      # letters of a part that is not worth being stored once
 
 
 def write(folder, course=None, archive=ARCHIVE):
@@ -62,23 +65,45 @@ def write_with(folder, course, stored, runtime):
 
 def stored_answers():
     """{question: {its line: answer, or {"error": why there is none}}} of `answers.examples`."""
-    found = defaultdict(dict)
-    for name, asked in answers.examples():
-        try:
-            found[name][written(name, asked)] = answers.QUESTIONS[name](asked)
-        except Refused as refused:
-            found[name][written(name, asked)] = {"error": one_line(refused.args[0])}
+    asked, found = list(answers.examples()), defaultdict(dict)
+    searches = [one for one in asked if one[0] == "best"]           # which are remembered here
+    others = [one for one in asked if one[0] != "best"]
+    if len(others) > MANY:
+        with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+            told = list(pool.map(answered, others, chunksize=MANY // 4))
+    else:
+        told = map(answered, others)
+    for (name, parameters), answer in (*zip(others, told), *zip(searches, map(answered, searches))):
+        found[name][written(name, parameters)] = answer
     return found
+
+
+def answered(question):
+    name, asked = question
+    try:
+        return answers.QUESTIONS[name](asked)
+    except Refused as refused:
+        return {"error": one_line(refused.args[0])}
 
 
 def index_script(stored, python):
     """What the pages need to know at once: whether Python is there, and what is stored. What Python
     answers need not be stored, and plans are many."""
     answered = ANSWERED if python else ()
-    keys = {name: [line.partition("?")[2] for line in lines] for name, lines in stored.items()
+    keys = {name: keys_of(lines) for name, lines in stored.items()
             if name not in answered or name == "best"}
     return assigned("STORED", {"keys": keys, "files": sorted(stored), "python": answered,
                                "megabytes": round(len(python or "") / 1e6)})
+
+
+def keys_of(lines):
+    """{"cut&ranks": ["sequence&4", ...]} of questions such as "ring?cut=sequence&ranks=4"."""
+    found = defaultdict(list)
+    for line in lines:
+        pairs = [pair.split("=") for pair in line.partition("?")[2].split("&")]
+        names, values = ("&".join(parts) for parts in zip(*pairs))
+        found[names].append(values)
+    return found
 
 
 def data_script(name, lines):
@@ -97,19 +122,22 @@ def in_base64(data):
 def packed_once(data):
     """[pool, data], where {"": index} stands for a part that occurs more than once and is in pool.
     Answers of neighbours have most of their parts in common."""
-    parts, known, times = [], {}, Counter()
+    parts, known, times, letters = [], {}, Counter(), []
 
     def index(value):                                   # equal parts have the same
         if isinstance(value, dict):
-            key = "dict", *((name, index(part)) for name, part in value.items())
+            inside = [index(part) for part in value.values()]
+            key = tuple(value), *inside
         elif isinstance(value, (list, tuple)):
-            key = "list", *map(index, value)
+            inside = [index(part) for part in value]
+            key = None, *inside
         else:
-            key = "value", json.dumps(value)
+            key, inside = (type(value), value), []
         if key not in known:
             known[key] = len(parts)
-            parts.append(key)
-            times.update(inside_of(key))
+            parts.append((value, inside))
+            times.update(inside)
+            letters.append(sum(2 + letters[at] for at in inside) if inside else len(str(value)))
         return known[key]
 
     pool, places = [], {}
@@ -117,27 +145,19 @@ def packed_once(data):
     def put(at):
         if at in places:
             return {"": places[at]}
-        kind, *inside = parts[at]
-        if kind == "value":
-            return json.loads(inside[0])
-        made = [put(part) for part in inside_of(parts[at])]
-        if kind == "dict":
-            made = dict(zip((name for name, _ in inside), made))
-        if times[at] > 1 and len(json.dumps(made)) > SHORT:
+        value, inside = parts[at]
+        if not isinstance(value, (dict, list, tuple)):
+            return value
+        made = [put(part) for part in inside]
+        if isinstance(value, dict):
+            made = dict(zip(value, made))
+        if times[at] > 1 and letters[at] > SHORT:
             places[at] = len(pool)
             pool.append(made)
             return {"": places[at]}
         return made
 
     return [pool, put(index(data))]
-
-
-def inside_of(key):
-    """The indices of what is directly in a part."""
-    kind, *inside = key
-    if kind == "dict":
-        return [part for _, part in inside]
-    return inside if kind == "list" else []
 
 
 # --------------------------------------------------------------------------- Python in the browser

@@ -6,8 +6,7 @@
 const LONGEST = 60;                                     // seconds of an answer
 const asScript = {};                                    // {address: when it is loaded}
 
-const storedAt = query => query.slice(query.indexOf("?") + 1);
-const storedOf = query => query.slice(0, query.indexOf("?"));
+const nameOf = query => query.slice(0, query.indexOf("?"));
 
 function loaded(address) {
   asScript[address] ??= new Promise((resolve, reject) => {
@@ -29,12 +28,14 @@ function unzipped(text, type = "") {                    // a Response with what 
 
 // Whether a question is answered, as far as one knows without loading anything.
 function isAnswered(query) {
-  return STORED.python.includes(storedOf(query)) || STORED.keys[storedOf(query)]?.has(storedAt(query));
+  const pairs = query.slice(query.indexOf("?") + 1).split("&").map(pair => pair.split("="));
+  const [names, values] = [0, 1].map(part => pairs.map(pair => pair[part]).join("&"));
+  return STORED.python.includes(nameOf(query)) || Boolean(STORED.keys[nameOf(query)]?.[names]?.has(values));
 }
 
 // {"error": a line}, or the answer. tell: says what a reader waits for.
 async function answerOfFiles(query, signal, tell) {
-  const name = storedOf(query), find = STORED.files.includes(name) ? await answersTo(name) : () => null;
+  const name = nameOf(query), find = STORED.files.includes(name) ? await answersTo(name) : () => null;
   return find(query) ?? (STORED.python.includes(name) ? askPython(query, signal, tell) : {
     error: "these pages are files, without an answer to that: `make page` starts the ones that compute" });
 }
@@ -152,4 +153,6 @@ function pythonWorker() {
   };
 }
 
-for (const [name, lines] of Object.entries(STORED.keys)) STORED.keys[name] = new Set(lines);
+for (const keys of Object.values(STORED.keys)) {
+  for (const [names, values] of Object.entries(keys)) keys[names] = new Set(values);
+}

@@ -78,7 +78,7 @@ def few_answers(monkeypatch):
 class FewPages(reading.Course):
     def site(self):
         return {address: made for address, made in super().site().items()
-                if address in ("rings.html", "04_tensor_parallel.html", "icon.svg")}
+                if address in ("rings.html", "common.html", "icon.svg")}
 
 
 def test_all_of_it_as_files(tmp_path, few_answers):
@@ -89,14 +89,14 @@ def test_all_of_it_as_files(tmp_path, few_answers):
     assert len(files) == count and files.keys() == offline.site().keys() | {
         "answers.js", "answers/ring.js", "answers/plan.js"}
     assert assigned(files["answers.js"].read_text())["STORED"] == {
-        "keys": {"ring": ["ranks=4", "ranks=99"], "plan": ["gpus=8&model=8b"]},
+        "keys": {"ring": {"ranks": ["4", "99"]}, "plan": {"gpus&model": ["8&8b"]}},
         "files": ["plan", "ring"], "python": [], "megabytes": 0}
     stored = assigned(files["answers/ring.js"].read_text())["ring"]
     _, refused = server.answer("ring", "ranks=99")
     assert unpacked(json.loads(unzipped(stored))) == {
         "ring?ranks=4": json.loads(json.dumps(answers.QUESTIONS["ring"]({"ranks": "4"}))),
         "ring?ranks=99": refused} and "error" in refused
-    for page, asks in (("rings.html", True), ("04_tensor_parallel.html", False)):
+    for page, asks in (("rings.html", True), ("common.html", False)):
         loaded = Page(files[page].read_text()).loaded
         assert ("answers.js" in loaded) == ("files.js" in loaded) == asks
 
