@@ -29,6 +29,7 @@ TOKEN = re.compile(
     rf"(?P<unit>(?:{'|'.join(UNITS)})\b)|(?P<number>\d[\d,]*(?<!,)(?:\.\d+)?(?:e\d+)?|½)"
     rf"|(?P<high>[{HIGH}]+|\^-?[½\w]+)|(?P<low>[{LOW}]+)"
     r"|(?P<sign><=|>=|<-|[-=<>+/·∘@√(),|])|(?P<name>log2|E4M3|F&B|Ψ'|[^\W\d_][A-Za-z_]*)")
+THIN = "<mspace width=.17em></mspace>"
 
 
 class Unclear(ValueError):
@@ -260,38 +261,43 @@ class Reader:
 def mathml(node, mark, fractions=False):
     """A formula in MathML. fractions: with bars, not with slashes. mark(name): the attributes of a
     symbol's element, or ""."""
-    bars = ' displaystyle="true"' if fractions else ""
-    return f"<math{bars}>{Writer(mark, fractions).write(node)}</math>"
+    return f"<math>{Writer(mark, fractions).write(node)}</math>"
 
 
 class Writer:
+    """A method for each kind of Node."""
+
     def __init__(self, mark, fractions):
         self.mark, self.fractions = mark, fractions
 
     def write(self, node):
         return getattr(self, node.kind)(*node.parts)
 
+    def one(self, node):
+        """As one element: the base of an index, a part of a fraction."""
+        html = self.write(node)
+        return html if node.kind in ("symbol", "word", "number", "unit", "plain", "high", "low") \
+            and not html.startswith("<mi>d</mi>") else f"<mrow>{html}</mrow>"
+
     def all(self, *parts):
-        return "<mrow>" + "".join(map(self.write, parts)) + "</mrow>"
+        return "".join(map(self.write, parts))
 
     formula = sum = product = beside = list = all
 
     def of(self, function, argument):
-        """A function of what has no brackets stands apart from it."""
+        """A function of what has no brackets stands apart from it, a minus does not."""
         apart = argument.kind != "brackets" and function.kind == "word"
-        space = '<mspace width="0.17em"/>' if apart else ""
-        return f"<mrow>{self.write(function)}{space}{self.write(argument)}</mrow>"
+        html = f"{self.write(function)}{THIN if apart else ''}{self.write(argument)}"
+        return html if function.kind == "word" else f"<mrow>{html}</mrow>"
 
     def row(self, *parts):
-        """A thin space stands where one is written."""
-        return "<mrow>" + '<mspace width="0.17em"/>'.join(map(self.write, parts)) + "</mrow>"
+        return THIN.join(map(self.write, parts))
 
     def over(self, above, below):
         if not self.fractions:
-            above, below = self.write(above), self.write(below)
-            return f"<mrow>{above}<mo lspace=0 rspace=0>/</mo>{below}</mrow>"
+            return f"{self.write(above)}<mo lspace=0 rspace=0>/</mo>{self.write(below)}"
         self.fractions = False                          # one bar: what is in it has slashes
-        inner = [self.write(one.parts[0] if one.kind == "brackets" else one)
+        inner = [self.one(one.parts[0] if one.kind == "brackets" else one)
                  for one in (above, below)]
         self.fractions = True
         return f"<mfrac>{inner[0]}{inner[1]}</mfrac>"
@@ -309,10 +315,10 @@ class Writer:
         return f"<msqrt>{self.write(inner.parts[0] if inner.kind == 'brackets' else inner)}</msqrt>"
 
     def high(self, base, mark):
-        return f"<msup>{self.write(base)}{self.write(mark)}</msup>"
+        return f"<msup>{self.one(base)}{self.write(mark)}</msup>"
 
     def low(self, base, mark):
-        return f"<msub>{self.write(base)}{self.write(mark)}</msub>"
+        return f"<msub>{self.one(base)}{self.write(mark)}</msub>"
 
     def plain(self, text):
         text = "".join(MARKS.get(one, one) for one in text.removeprefix("^"))
@@ -340,7 +346,7 @@ class Writer:
             return '<msub><mi class="word">log</mi><mn>2</mn></msub>'
         if not mark and text[0] == "d" and text not in FUNCTIONS:
             inner = Node("symbol" if len(text) == 2 else "word", (text[1:],))
-            return f"<mrow><mi>d</mi>{self.write(inner)}</mrow>"
+            return f"<mi>d</mi>{self.write(inner)}"
         return f'<mi class="word"{mark}>{escape(text)}</mi>'
 
 

@@ -112,15 +112,14 @@ class Set:
         return f'<div class="wide"><table class="aligned">{html}<tbody>{body}</tbody></table></div>'
 
     def row(self, cells, tag, fractions=False):
-        around = " ".join(cell.text for cell in cells)
-        html = ""
+        """The first cell is a row's title, which may be broken on a phone if it is long."""
+        around, html = " ".join(cell.text for cell in cells), ""
         for i, cell in enumerate(cells):
-            name = tag if i or not cell.text else "th"
-            scope = "" if name == "td" or tag == "th" else ' scope="row"'
-            name = name if cell.text else "td"
-            span = f' colspan="{cell.span}"' if cell.span > 1 else ""
-            said = self.inline(cell.text, around, fractions)
-            html += f"<{name}{scope if name == 'th' else ''}{span}>{said}</{name}>"
+            name, more = tag if cell.text else "td", ""
+            if tag == "td" and not i and cell.text:
+                name, more = "th", ' scope="row"' + ' class="long"' * (len(cell.text) > 16)
+            more += f' colspan="{cell.span}"' if cell.span > 1 else ""
+            html += f"<{name}{more}>{self.inline(cell.text, around, fractions)}</{name}>"
         return f"<tr>{html}</tr>"
 
     # ------------------------------------------------------------------------------------ letters

@@ -7,7 +7,7 @@ const MEANING = make("div", { id: "meaning", role: "tooltip", hidden: "" });
 function showMeaning(symbol) {
   const entry = $(`[data-entry="${CSS.escape(symbol.getAttribute("data-is"))}"] dd`);
   if (!entry) return;
-  MEANING.textContent = entry.firstChild.textContent.trim();
+  MEANING.textContent = entry.textContent;
   MEANING.hidden = false;
   const place = symbol.getBoundingClientRect(), box = MEANING.getBoundingClientRect();
   const left = Math.min(place.left, document.documentElement.clientWidth - box.width - 8);

@@ -89,7 +89,7 @@ def test_what_is_in_a_cell_is_typeset():
         '<div class="wide"><table class="aligned"><tbody>'
         '<tr><th scope="row">zero1</th><td><code><a href="03_zero.html#f">f</a></code>, of N ranks'
         '</td></tr><tr><th scope="row">zero2</th><td>chapter '
-        '<a href="04_tensor_parallel.html">04</a>: <math displaystyle="true"><mfrac>'
+        '<a href="04_tensor_parallel.html">04</a>: <math><mfrac>'
         '<mi data-is="P-03">P</mi><mi data-is="N-00">N</mi></mfrac></math></td></tr>'
         "</tbody></table></div>")
 
