@@ -2,14 +2,16 @@
 "use strict";
 
 TOOLS.collectives = mount => {
-  const LEFT = 50, COLUMN = 84, CELL = 76, TALL = 26, PITCH = 30, BAR = 4, LETTER = 6.7;
+  const WIDE = 600, LEFT = 50, GAP = 8, LEAST = 60, TALL = 26, PITCH = 30, BAR = 4, FONT = 12, LETTER = 0.68;
   const MOVES = 700, RESTS = 700;                       // ms of a round that is played
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
   const state = {}, controls = {};
   let answer = null, playing = null;
 
   const last = () => answer.rounds.length;
-  const middle = rank => LEFT + rank * COLUMN + CELL / 2;
+  const column = () => Math.max(LEAST + GAP, (Math.min(WIDE, mount.$(".stage").clientWidth) - LEFT) / answer.ranks);
+  const cellWide = () => column() - GAP;
+  const middle = rank => LEFT + rank * column() + cellWide() / 2;
 
   function setUp() {
     const asks = () => { stop(); read(); update(); };
@@ -48,7 +50,7 @@ TOOLS.collectives = mount => {
   // ---------------------------------------------------------------------------------------- in words
 
   const nameOf = cell => cell === "" ? "" : cell.match(/[a-z]/g).map(letter => letter + cell.replace(/[a-z]+/, "")).join("+");
-  const briefly = cell => nameOf(cell).length * LETTER <= CELL - 4 ? nameOf(cell) : cell;
+  const briefly = cell => nameOf(cell).length * LETTER * FONT <= cellWide() - 6 ? nameOf(cell) : cell;
 
   function sizeOf(cells) {                              // of a message
     if (answer.collective === "barrier") return "a byte";
@@ -60,7 +62,7 @@ TOOLS.collectives = mount => {
       return answer.collective === "barrier" ? `: each of ${answer.ranks} ranks knows of itself alone`
         : `: x of each rank is S bytes, ${answer.parts === 1 ? "sent whole" : `in ${answer.parts} parts`}`;
     }
-    const messages = answer.rounds[round - 1], pairs = messages.map(([from, to]) => `${from} → ${to}`).join(", ");
+    const messages = answer.rounds[round - 1], pairs = messages.map(([from, to]) => `${from}\u00a0→\u00a0${to}`).join(", ");
     return messages.length === 1 ? `: ${sizeOf(messages[0][2])}, rank ${pairs}`
       : `: ${messages.length} messages at the same time, each of ${sizeOf(messages[0][2])}, ranks ${pairs}`;
   }
@@ -76,7 +78,7 @@ TOOLS.collectives = mount => {
     : `${Number((1e3 * seconds).toPrecision(3))} ms`;
 
   function showCosts() {
-    const isBarrier = answer.collective === "barrier", units = ["", ...Array(2).fill(isBarrier ? " bytes" : " S")];
+    const isBarrier = answer.collective === "barrier", units = ["", ...Array(2).fill(isBarrier ? "\u00a0bytes" : "\u00a0S")];
     mount.$(".costs tbody").replaceChildren(...answer.costs.map(([what, played, formula, value], i) => {
       const row = make("tr");
       row.append(make("th", { scope: "row" }, what), make("td", {}, share(played) + units[i]),
@@ -111,16 +113,24 @@ TOOLS.collectives = mount => {
     const more = mount.$(".more a");
     if (more) more.href = `collectives.html#${new URLSearchParams(state)}`;
     mount.$(".verdict").replaceChildren(make("strong", {}, round ? `Round ${round} of ${last()}` : "Before"), inWords(round));
-    mount.$(".stage").replaceChildren(drawn(round, round));
+    stage(drawn(round, round));
+  }
+
+  function stage(svg) {                                 // with a stop of Tab only if it can be scrolled
+    const place = mount.$(".stage");
+    place.replaceChildren(svg);
+    if (place.scrollWidth > place.clientWidth) place.tabIndex = 0;
+    else place.removeAttribute("tabindex");
+    return svg;
   }
 
   // The state after a round, with the messages of another one.
   function drawn(round, sending) {
     const rows = Math.max(...answer.states[0].map(rows => rows.length));
     const deepest = Math.max(...answer.states[0].map(rows => rows.length > 1 ? rows[1].length : 0));
-    const width = LEFT + answer.ranks * COLUMN, height = firstOf(rows - 1) + PITCH * (rows > 1 ? deepest : answer.states[0][0][0].length);
+    const width = LEFT + answer.ranks * column(), height = firstOf(rows - 1) + PITCH * (rows > 1 ? deepest : answer.states[0][0][0].length);
     const svg = picture(width, height, label(round)), text = (at, words, more = {}) => svg.append(draw("text", {
-      "font-size": 12, "text-anchor": "middle", ...at, ...more }, words));
+      "font-size": FONT, "text-anchor": "middle", ...at, ...more }, words));
     answer.states[round].forEach((cells, rank) => {
       text({ x: middle(rank), y: arcs() + 14 }, `rank ${rank}`, { "font-weight": 600 });
       cells.forEach((row, i) => row.forEach((cell, at) => svg.append(drawnCell(cell, rank, i, at, kindOf(round, rank, i, at)))));
@@ -142,11 +152,13 @@ TOOLS.collectives = mount => {
   }
 
   function drawnCell(cell, rank, row, at, kind) {
-    const x = LEFT + rank * COLUMN, y = firstOf(row) + at * PITCH, group = draw("g", { class: kind });
+    const x = LEFT + rank * column(), y = firstOf(row) + at * PITCH, group = draw("g", { class: kind });
     Object.assign(group.dataset, { rank, row, at, cell });
-    group.append(draw("rect", { x, y, width: CELL, height: TALL, rx: 3 }),
-                 draw("text", { x: x + CELL / 2, y: y + 16, "font-size": 12, "text-anchor": "middle" }, briefly(cell)));
-    const wide = (CELL - 4) / answer.ranks;
+    group.append(draw("rect", { x, y, width: cellWide(), height: TALL, rx: 3 }));
+    if (kind !== "travels") {
+      group.append(draw("text", { x: x + cellWide() / 2, y: y + 16, "font-size": FONT, "text-anchor": "middle" }, briefly(cell)));
+    }
+    const wide = (cellWide() - 4) / answer.ranks;
     for (let i = 0; i < answer.ranks; i++) {
       if (cell.includes("abcdefgh"[i])) {
         group.append(draw("rect", { x: x + 2 + i * wide, y: y + TALL - BAR - 1, width: wide - 1, height: BAR, fill: COLORS[i], class: "curve" }));
@@ -180,13 +192,12 @@ TOOLS.collectives = mount => {
     const next = state.round + 1;
     if (next > last()) return;
     if (!calm.matches) {
-      const svg = drawn(state.round, next), moves = [];
-      mount.$(".stage").replaceChildren(svg);
+      const svg = stage(drawn(state.round, next)), moves = [];
       for (const [from, to, cells, first, row, into] of answer.rounds[next - 1]) {
-        const chip = draw("g", { class: "travels" });
-        chip.append(...cells.flatMap((cell, i) => cell ? [drawnCell(cell, from, 0, first + i, "cell changed")] : []));
+        const chip = draw("g");
+        chip.append(...cells.flatMap((cell, i) => cell ? [drawnCell(cell, from, 0, first + i, "travels")] : []));
         svg.append(chip);
-        const dx = (to - from) * COLUMN, dy = firstOf(row) - firstOf(0) + (into - first) * PITCH;
+        const dx = (to - from) * column(), dy = firstOf(row) - firstOf(0) + (into - first) * PITCH;
         moves.push(chip.animate([{ transform: "none" }, { transform: `translate(${dx}px, ${dy}px)` }],
                                 { duration: MOVES, easing: "ease-in-out", fill: "forwards" }).finished);
       }
