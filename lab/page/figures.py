@@ -14,7 +14,12 @@ from lab import ROOT
 
 FOLDER = ROOT / "figures"
 COLORS = 64
+UPPER = 0.45                # of the width
 CARD = 320, 180             # pixels: its upper left, if it is taller than that
+
+
+def upper_height(width):
+    return round(width * UPPER)
 
 
 class Figure(NamedTuple):
@@ -28,13 +33,21 @@ class Figure(NamedTuple):
         return f"figures/{self.name}.webp"
 
     @property
-    def is_tall(self):
-        """A page shows its upper part first."""
-        return self.height > self.width / 2
+    def upper(self):
+        """What a page shows first: (address, height). Most are pictures below each other, and of
+        what is tall the upper part is enough; else it is all."""
+        if self.height <= self.width / 2:
+            return self.address, self.height
+        return f"figures/{self.name}-upper.webp", upper_height(self.width)
 
     @property
     def card(self):
         return f"figures/{self.name}-card.webp"
+
+    def files(self):
+        """{address: function that makes it}."""
+        files = {self.upper[0]: upper, self.card: card, self.address: whole}
+        return {address: lambda of=of: made(self.name, of) for address, of in files.items()}
 
 
 def figure(name, shows):
@@ -50,30 +63,32 @@ def size(path, changed):
         return image.size
 
 
-def whole(name):
-    """Its bytes."""
+def made(name, of):
+    """The bytes of what `of`, such as `whole`, makes of a figure."""
     path = FOLDER / f"{name}.png"
-    return as_webp(path, path.stat().st_mtime)
-
-
-def card(name):
-    """The bytes of the small one."""
-    path = FOLDER / f"{name}.png"
-    return as_webp(path, path.stat().st_mtime, *CARD)
+    return as_webp(path, path.stat().st_mtime, of)
 
 
 @lru_cache(maxsize=128)
-def as_webp(path, changed, width=None, height=None):
-    """A file's picture, or a small one. changed: when the file was, so that a new one is read."""
+def as_webp(path, changed, of):
+    """What `of` writes of a file's picture. changed: when the file was: a new one is read."""
     written = io.BytesIO()
     with Image.open(path) as image:
-        image = image.convert("RGB")
-        if width:
-            shrunk = image.resize((width, round(image.height * width / image.width)),
-                                  Image.Resampling.LANCZOS)
-            shrunk.crop((0, 0, width, min(height, shrunk.height))).save(
-                written, "WEBP", quality=75, method=4)
-        else:
-            few = image.quantize(COLORS, dither=Image.Dither.NONE).convert("RGB")
-            few.save(written, "WEBP", lossless=True, method=2)
+        of(image.convert("RGB"), written)
     return written.getvalue()
+
+
+def whole(image, written):
+    few = image.quantize(COLORS, dither=Image.Dither.NONE).convert("RGB")
+    few.save(written, "WEBP", lossless=True, method=2)
+
+
+def upper(image, written):
+    whole(image.crop((0, 0, image.width, upper_height(image.width))), written)
+
+
+def card(image, written):
+    width, height = CARD
+    small = image.resize((width, round(image.height * width / image.width)),
+                         Image.Resampling.LANCZOS)
+    small.crop((0, 0, width, min(height, small.height))).save(written, "WEBP", quality=75, method=4)

@@ -53,7 +53,7 @@ def templates():
     made.filters |= {"typeset": typeset, "inline": lambda text: Markup(inline(text)),
                      "address": address_of, "label": label_of, "thread": thread,
                      "thread_id": thread_id, "linked": tables.linked, "counted": counted,
-                     "called": called}
+                     "called": called, "headed": headed}
     made.filters |= {"lettered": lettered, "meant": glossary.said, "defined": glossary.page_of}
     made.globals["glossary"] = glossary
     made.globals["tool"] = lambda name: mount(name, {}, large=True)
@@ -102,9 +102,8 @@ class Course:
         for path in sorted(FILES.rglob("*.*")):
             if path.suffix in kinds:
                 site[path.relative_to(FILES).as_posix()] = kinds[path.suffix], path.read_bytes
-        for figure in figures_of_files().values():
-            site[figure.address] = "image/webp", lambda figure=figure: figures.whole(figure.name)
-            site[figure.card] = "image/webp", lambda figure=figure: figures.card(figure.name)
+        for figure in (*figures_of_files().values(), figures.figure("rooflines", "")):
+            site |= {address: ("image/webp", make) for address, make in figure.files().items()}
         return site
 
     def render(self, template, here, **more):
@@ -146,7 +145,7 @@ class Course:
         parts = [("lesson", "Lesson")] if lesson else []
         parts += [(f"play-{tool}", f"▸ {tools.TOOLS[tool].title}") for tool, _ in plays.values()]
         headings = [piece.heading for piece in source.pieces if piece.heading]
-        parts += [(f"section-{i}", one) for i, one in enumerate(headings, start=1)]
+        parts += [(f"section-{i}", headed(one)) for i, one in enumerate(headings, start=1)]
         parts += [part for part, is_there in ((("report", "The last report"), runs),
                                               (("exercises", "Exercises"), exercises),
                                               (("museum", "Silent bugs"), exhibits)) if is_there]
@@ -241,6 +240,13 @@ def opening_of(source):
     inside = [node for node in source.tree.body if first.first <= node.lineno <= first.last]
     only = all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in inside)
     return "imports" if only else "imports and constants"
+
+
+def headed(heading):
+    """As a headline: a capital first, if it does not begin with a name, such as f or all_reduce."""
+    first, *_ = heading.split()
+    return heading if re.search(r"^\w$|[_`]", first) and first != "a" \
+        else heading[:1].upper() + heading[1:]
 
 
 def counted(things, one, many=None):

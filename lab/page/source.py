@@ -76,7 +76,7 @@ class Source:
         if address:
             page, _, place = address.partition("#")
             page = "" if page == self.page else page
-            return f'<a class="{kind}" href="{page}#{place}" tabindex=-1>{word}</a>'
+            return f'<a href="{page}#{place}" tabindex=-1>{word}</a>'
         tag = TAGS.get(kind)
         return f"<{tag}>{word}</{tag}>" if tag else f'<span class="{kind}">{word}</span>'
 

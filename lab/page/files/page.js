@@ -123,17 +123,16 @@ function reveal() {                                     // a link may lead into 
 
 // ------------------------------------------------------------------------------- figures, code, commands
 
-function cropFigure() {                                 // its upper part, until all of it is asked for
-  const button = $(".whole");
-  button.addEventListener("click", () => {
-    const shown = $(".cropped").classList.toggle("shown");
-    button.setAttribute("aria-expanded", shown);
-    button.textContent = shown ? "its upper part" : "the whole figure";
-  });
+function showWhole(button) {                            // of a figure, whose upper part is there
+  const figure = button.closest("figure"), image = $("img", figure);
+  image.height = button.dataset.height;
+  image.src = $("a", figure).href;
+  figure.classList.add("whole-now");
+  button.remove();
 }
 
-function reachScrollers() {                             // Tab stops where something can be scrolled
-  for (const one of $$("pre, .wide, figure > div")) {
+function reachScrollers(within = document) {            // Tab stops where something can be scrolled
+  for (const one of $$("pre, .wide, .scrolls, .stage, .lists, figure > div", within)) {
     if (one.scrollWidth > one.clientWidth + 1) one.tabIndex = 0;
     else one.removeAttribute("tabindex");
   }
@@ -225,8 +224,8 @@ function walkResults(event) {                           // with the arrow keys, 
 }
 
 addEventListener("hashchange", reveal);
-addEventListener("resize", reachScrollers);
-document.addEventListener("toggle", reachScrollers, true);
+addEventListener("resize", () => reachScrollers());
+document.addEventListener("toggle", () => reachScrollers(), true);
 
 document.addEventListener("DOMContentLoaded", () => {
   $("#open-contents").addEventListener("click", () => {
@@ -234,10 +233,13 @@ document.addEventListener("DOMContentLoaded", () => {
   });
   followParts();
   showRead();
-  if ($(".cropped")) cropFigure();
+  for (const button of $$(".whole")) button.addEventListener("click", () => showWhole(button));
   if ($("#is-read")) noticeEnd();
   addCopyButtons();
   reachScrollers();
+  for (const tool of $$("[data-tool]")) {               // which draws when it is answered
+    new MutationObserver(() => reachScrollers(tool)).observe(tool, { childList: true, subtree: true });
+  }
   reveal();
   $("#theme").addEventListener("click", nextTheme);
   $("#open-search").addEventListener("click", openSearch);

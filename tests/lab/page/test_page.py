@@ -2,7 +2,9 @@
 answers as the chapters' functions do. (tests/lab/page/in_browser opens it in one.)"""
 
 import http.client
+import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageChops, ImageStat
 
 from lab import museum
 from lab.bench.about import as_check
@@ -205,7 +208,7 @@ def test_names_lead_to_their_definitions(course):
     code = "\n".join(tensor.line(number) for number in range(1, len(tensor.lines) + 1))
     assert re.search(r'href="common.html#keep_shard" tabindex=-1>keep_shard</a>\(linear', code)
     assert re.search(r'href="#CopyIn" tabindex=-1>CopyIn</a>\.apply', code)
-    assert re.search(r'common\.<a class="name" href="common.html#\w+" tabindex=-1>', code)
+    assert re.search(r'common\.<a href="common.html#\w+" tabindex=-1>', code)
 
 
 def test_before_and_now(course):
@@ -223,6 +226,60 @@ def test_before_and_now(course):
     same = [function for name in course.sources
             for function, (_, _, rows) in course.before(name).items() if rows is None]
     assert same                                         # blocks that are repeated on purpose
+
+
+def test_what_is_written_is_no_markup_of_plain_text(pages):
+    """Backticks are code's alone, and what there is one of is said so."""
+    for address, page in pages.items():
+        text = "".join(page.of("html"))
+        drawn = page.of("pre") + page.of("code") + page.of("details", "before")
+        for one in sorted(drawn, key=len, reverse=True):
+            text = text.replace(one, "")
+        assert "`" not in text, (address, text[text.index("`") - 60:][:120])
+        assert not re.search(r"\b1 (lines|exercises|silent bugs|ranks|rows)\b", text), address
+
+
+def test_the_contents_have_every_file_and_what_the_page_has(course, pages):
+    page = pages["06_context_parallel.html"]
+    listed = [" ".join(text.split()) for text in page.of("a")]
+    at = listed.index("06 Context parallelism")
+    assert listed[at + 1:at + 4] == ["Lesson", "▸ Rings", "Who holds which tokens"]
+    assert "f and g" in pages["05_sequence_parallel.html"].of("h2")    # which are names
+    for contents in course.contents().values():
+        for name, title in contents.items():
+            assert any(text.endswith(title) for text in listed) and len(title) < 40, name
+    assert reading.called("04_tensor_parallel", course.contents()) == "04 Tensor parallelism"
+    assert "imports: lines 106 to 116" in page.of("summary")
+    assert "imports and constants: lines" in "".join(pages["kernels-fp8.html"].of("summary"))
+
+
+def test_figures_are_light(course):
+    """Each picture has the size that its page says, and a page's is whole if it is not tall."""
+    for name, figure in reading.figures_of_files().items():
+        files = {address: Image.open(io.BytesIO(make()))
+                 for address, make in figure.files().items()}
+        assert files.keys() <= course.site().keys()
+        assert files[figure.address].size == (figure.width, figure.height), name
+        address, height = figure.upper
+        assert files[address].size == (figure.width, height), name
+        assert (address == figure.address) == (2 * figure.height <= figure.width)
+        assert files[figure.card].width == 320 and files[figure.card].height <= 180
+        assert all(len(make()) < 150_000 for make in figure.files().values()), name
+    with Image.open(ROOT / "figures/06_context_parallel.png") as drawn:
+        shown = Image.open(io.BytesIO(figures.made("06_context_parallel", figures.whole)))
+        away = ImageChops.difference(drawn.convert("RGB"), shown.convert("RGB"))
+    assert max(ImageStat.Stat(away).mean) < 1.5         # of 255: fewer colors, and the same picture
+
+
+def test_a_new_figure_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "FOLDER", tmp_path)
+    assert figures.figure("new", "") is None
+    for when, width in ((1, 30), (2, 50)):
+        Image.new("RGB", (width, 20), "red").save(tmp_path / "new.png")
+        os.utime(tmp_path / "new.png", (when, when))
+        figure = figures.figure("new", "what\n  it shows")
+        assert figure.width == width and figure.shows == "what it shows"
+        assert Image.open(io.BytesIO(figures.made("new", figures.whole))).width == width
 
 
 def test_all_exercises_and_all_bugs_are_on_a_page(course, pages):
