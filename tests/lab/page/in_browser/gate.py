@@ -70,9 +70,9 @@ class Quiet:
 
     def __init__(self, page):
         self.page, self.asked = page, set()
-        page.on("request", self.asked.add)
-        page.on("requestfinished", self.asked.discard)
-        page.on("requestfailed", self.asked.discard)
+        page.on("request", lambda request: self.asked.add(request))
+        for over in ("requestfinished", "requestfailed"):
+            page.on(over, lambda request: self.asked.discard(request))
 
     def wait(self, timeout=30):
         still, end = 0, time.monotonic() + timeout
