@@ -48,6 +48,7 @@ class Set:
     def __init__(self, source=None, letters=False):
         self.source, self.letters = source, letters
         self.file = source.page if source else None
+        self.chapters = {name[:2]: name for name in chapters.NAMES}     # not linked so far
         self.terms = {one.name: one for one in glossary.words(self.file)} if letters else {}
 
     # ------------------------------------------------------------------------------------- blocks
@@ -64,10 +65,12 @@ class Set:
         table = table_of(lines)
         if table:
             return self.table(table)
+        before = dict(self.chapters)
         parts = [self.block(part) for part in parted(lines)] if "" in lines else []
         if not all(part.startswith("<pre") for part in parts):      # one is a table, or formulas
             return "\n".join(parts)
-        return f"<pre tabindex=0>{with_links(escape(chr(10).join(lines), quote=False))}</pre>"
+        self.chapters = before
+        return f"<pre tabindex=0>{self.linked(escape(chr(10).join(lines), quote=False))}</pre>"
 
     def equations(self, line, text):
         """[(piece, its Node or None, punctuation behind it)] of a line."""
@@ -158,7 +161,7 @@ class Set:
 
     def words(self, text, around, fractions):
         if self.file is None or around.startswith("Sources"):       # which have other letters
-            return emphasized(text)
+            return self.emphasized(text)
         html = ""
         for piece, node in formulas.runs(text, self.known(around)):
             if node is None or node.kind == "symbol" and not self.letters:
@@ -179,7 +182,19 @@ class Set:
                 before, after = text[:found.start()], text[found.end():]
                 return (f'{self.terms_in(before)}<span class="term" data-is="{escape(entry.id)}">'
                         f"{name}</span>{self.terms_in(after)}")
-        return emphasized(text)
+        return self.emphasized(text)
+
+    def emphasized(self, text):
+        return self.linked(re.sub(r"(?<![\w*])\*(\w[\w ]*)\*(?![\w*])", r"<em>\1</em>",
+                                  escape(text, quote=False)))
+
+    def linked(self, html):
+        """The number behind the word chapter leads there, the first time that it is named."""
+        def chapter(found):
+            name = self.chapters.pop(found[2], None)
+            return f'{found[1]}<a href="{name}.html">{found[2]}</a>' if name else found[0]
+
+        return re.sub(r"(\b[Cc]hapters? )(\d\d)\b", chapter, html)
 
 
 def typeset(text, source=None, beside=None):
@@ -211,20 +226,6 @@ def lettered(name):
 
 def is_equation(node):
     return node is not None and node.kind == "formula"
-
-
-def emphasized(text):
-    return with_links(re.sub(r"(?<![\w*])\*(\w[\w ]*)\*(?![\w*])", r"<em>\1</em>",
-                             escape(text, quote=False)))
-
-
-def with_links(html):
-    """The number behind the word chapter leads there."""
-    def chapter(found):
-        name = next((name for name in chapters.NAMES if name[:2] == found[2]), None)
-        return f'{found[1]}<a href="{name}.html">{found[2]}</a>' if name else found[0]
-
-    return re.sub(r"(\b[Cc]hapters? )(\d\d)\b", chapter, html)
 
 
 # ------------------------------------------------------------------------------------------- lines

@@ -111,3 +111,9 @@ def test_letters_are_symbols_in_a_lesson_alone():
     said = typeset.typeset("Each of N ranks has 1/N of a unit.", source)
     assert "of N ranks" in said and "<math>" in said and "term" not in said
     assert "<math" not in typeset.typeset("Sources: A, which has N = 3.", source, {})
+
+
+def test_a_chapter_is_linked_where_it_is_named_first():
+    html = typeset.typeset("See chapter 04.\n\n    a | chapter 05\n\n    b | c\n\nIn chapters 04, "
+                           "and chapter 05, and chapter 06.", Source('"""Title."""\n', "x.html"))
+    assert re.findall(r'href="(\d\d)', html) == ["04", "05", "06"]
