@@ -96,29 +96,29 @@ def sliders(page):
         "one.checkVisibility() && one.max > 0).map(one => one.name)")
 
 
-def move(page, name):
-    """To the next value, or, at the last one, to the one before."""
-    page.eval_on_selector(f"[data-tool] input[name={name}]", """one => {
-        one.value = Number(one.value) + (one.value === one.max ? -1 : 1);
+def move(page, name, back=False):
+    """To the next value, or, at the last one, to the one before; or back, to where it was."""
+    page.eval_on_selector(f"[data-tool] input[name={name}]", """(one, back) => {
+        const was = one.value;
+        one.value = back ? one.dataset.was : Number(was) + (was === one.max ? -1 : 1);
+        one.dataset.was = was;
         one.dispatchEvent(new Event("input", { bubbles: true }));
         one.dispatchEvent(new Event("change", { bubbles: true }));
-    }""")
+    }""", back)
 
 
 def moves_all(page):
-    """Move each slider once, from where the tool begins. {name: what the tool says then}."""
-    found, begin = {}, page.url
-    settled(page)
+    """Move each slider once, and back. {name: what the tool says before and after}."""
+    found, before = {}, settled(page)
     for name in sliders(page):
-        page.goto("about:blank")
-        page.goto(begin)
-        before = settled(page)
         move(page, name)
-        found[name] = settled(page)
+        after = settled(page)
         problem = page.locator(".problem")
         assert not problem.is_visible(), (name, problem.inner_text())
-        assert "files" not in found[name] and "undefined" not in found[name]
-        found[name] = before, found[name]
+        assert "undefined" not in after and "NaN" not in after
+        found[name] = before, after
+        move(page, name, back=True)
+        before = settled(page)
     return found
 
 
@@ -155,6 +155,15 @@ ASKED = ["plan?model=70b&gpus=512&tp=4&pp=2&batch=512", "plan?model=qwen3-235b&g
          "plan?model=70b&gpus=none"]
 
 
+def alike(one, other):
+    """Python 3.12 and later add floats up in another way: the last digits differ."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return one == (pytest.approx(other, rel=1e-12) if isinstance(other, float) else other)
+
+
 def answer(page, query):
     return page.evaluate("""async query => {
         try { return await ask(query, null, () => null); } catch (error) { return error.message; }
@@ -169,7 +178,7 @@ def test_python_in_the_browser_answers_as_the_server_does(open_files, with_pytho
         if query.endswith("none"):
             assert "none" in answer(page, query)
         else:
-            assert answer(page, query) == asked(address, query), query
+            assert alike(answer(page, query), asked(address, query)), query
 
 
 def test_what_is_stored_is_unpacked_in_the_browser(open_files, address, stored):
