@@ -1,7 +1,7 @@
 """Which part of each matrix a rank holds: the cuts of chapter 09, on any mesh, and of chapter 04.
 
     /api/cuts?tp=2&pp=2
-    /api/cuts?chapter=04&tp=4&kv_heads=2
+    /api/cuts?chapter=04_tensor_parallel&tp=4&kv_heads=2
 """
 
 import copy
@@ -24,7 +24,7 @@ from lab.page.plans import in_words_of_the_page
 from lab.planner import planning
 
 RANKS = 64                      # of a mesh
-CHAPTERS = "09", "04"           # 04 has tp alone, and cuts the tables, too
+CHAPTERS = NINE, FOUR = "09_5d", "04_tensor_parallel"     # 04 has tp alone, and cuts tables, too
 MESH = {"pp": 1, "dp": 1, "cp": 1, "tp": 1, "ep": 1, "experts": 0, "kv_heads": 4, "layers": 4}
 MODEL = "--dim=64", "--heads=8", "--seq=64", "--micro-batch=1"
 VALUES = {"pp": [1, 2, 3, 4, 6, 8], "dp": [1, 2, 3, 4, 6, 8], "cp": [1, 2, 4, 8],
@@ -48,7 +48,7 @@ def cuts(asked):
     first block of its stage. From `p.cuts`, after a chapter has cut the model: no rank runs. takes:
     of each name the values that can be asked for beside the others."""
     known(asked, "chapter", *MESH)
-    cut_by = one_of(asked, "chapter", "09", CHAPTERS)
+    cut_by = one_of(asked, "chapter", NINE, CHAPTERS)
     mesh = {name: whole(asked, name, default, min(default, 1), RANKS)
             for name, default in MESH.items()}
     args = of_mesh(cut_by, mesh)
@@ -86,7 +86,7 @@ def ranks_of(cut_by, mesh):
     if ranks > RANKS:
         raise Refused(f"pp x dp x cp x tp = {ranks} ranks are more than {RANKS} to show")
     others = [name for name in ("pp", "dp", "cp", "ep", "experts")
-              if mesh[name] != MESH[name] and cut_by == "04"]
+              if mesh[name] != MESH[name] and cut_by == FOUR]
     if others:
         raise Refused(f"chapter 04 has tp alone; {others[0]}={MESH[others[0]]} would work")
     return ranks
@@ -144,8 +144,8 @@ def shards_of_all(cut_by, kv_heads, experts, tp, ep):
     its index, and of how many."""
     mesh = MESH | {"tp": tp[1], "ep": ep[1], "dp": ep[1], "experts": experts, "kv_heads": kv_heads,
                    "layers": 1}
-    args, nine = of_mesh("09", mesh), chapter("09")
-    if cut_by == "04":
+    args, nine = of_mesh(NINE, mesh), chapter("09")
+    if cut_by == FOUR:
         stage = gpt(args.model, seed=None)
         with CUTTING, mock.patch.object(dist, "new_subgroups", lambda size: (None, None)):
             chapter("04").parallelize(stage, args.model, Axis(*tp), "megatron")

@@ -38,8 +38,8 @@ TOOLS = {
     "collectives": Tool("Collectives", "collective", {"collective": "all_reduce_ring", "ranks": 4,
                                                       "round": 0}, shown=("round",)),
     "cuts": Tool("Cuts", "cuts", {
-        "chapter": "09", "pp": 2, "dp": 2, "cp": 1, "tp": 2, "ep": 1, "experts": 0, "kv_heads": 4,
-        "layers": 4, "rank": 0, "controls": ""}, shown=("rank", "controls")),
+        "chapter": "09_5d", "pp": 2, "dp": 2, "cp": 1, "tp": 2, "ep": 1, "experts": 0,
+        "kv_heads": 4, "layers": 4, "rank": 0, "controls": ""}, shown=("rank", "controls")),
     "memory": Tool("Memory", "memory", {"billions": 7, "ranks": 8, "precision": "fp32",
                                         "stage": "zero3", "gpu": "h100"}, shown=("stage", "gpu")),
 }

@@ -2,7 +2,7 @@
 
 from lab.bench.stop import Stop
 
-PLAYS = {"Heads.": ("cuts", {"chapter": "04", "pp": 1, "dp": 1, "tp": 4,
+PLAYS = {"Heads.": ("cuts", {"chapter": "04_tensor_parallel", "pp": 1, "dp": 1, "tp": 4,
                              "controls": "tp kv_heads"})}
 FILES = {"lab/typecheck/duality": None, "lab/typecheck/sharding": None}
 TOUR = (

@@ -50,7 +50,7 @@ def of_a_rank_of_04(kv_heads):
 @pytest.mark.parametrize("kv_heads", [2, 8])
 def test_cuts_of_chapter_04_are_those_of_real_ranks(ranks, kv_heads):
     """Also where ranks share a kv head, for which it makes groups of them."""
-    asked = {"chapter": "04", "tp": "4", "kv_heads": str(kv_heads)}
+    asked = {"chapter": cuts.FOUR, "tp": "4", "kv_heads": str(kv_heads)}
     told = cuts.cuts(asked)["ranks"]
     for shown, shards in zip(told, ranks(4)(of_a_rank_of_04, kv_heads), strict=True):
         assert shown["shards"] == shards
@@ -63,7 +63,7 @@ def test_cuts_of_chapter_04_are_those_of_real_ranks(ranks, kv_heads):
 
 @pytest.mark.parametrize("mesh", [
     {}, {"pp": "2", "dp": "2", "tp": "2"}, {"tp": "8", "kv_heads": "2"},
-    {"cp": "2", "tp": "2", "ep": "2", "experts": "4"}, {"chapter": "04", "tp": "4"}])
+    {"cp": "2", "tp": "2", "ep": "2", "experts": "4"}, {"chapter": cuts.FOUR, "tp": "4"}])
 def test_what_is_offered_beside_a_mesh_is_answered_and_no_more(mesh):
     takes = cuts.cuts(mesh)["takes"]
     for name, values in (cuts.VALUES | {"chapter": cuts.CHAPTERS}).items():

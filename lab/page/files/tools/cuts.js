@@ -1,68 +1,108 @@
-// Chapter 09's cuts: the ranks of a mesh, and what the chosen one holds.
+// The cuts of chapters 09 and 04: the ranks of a mesh, and what the chosen one holds.
 "use strict";
 
 TOOLS.cuts = mount => {
-  const names = ["pp", "dp", "cp", "tp", "ep", "experts", "kv_heads", "layers", "rank"];
-  const UNIT = 1.6, GAP = 28;                             // of a row or column; between matrices
+  const names = ["chapter", "pp", "dp", "cp", "tp", "ep", "experts", "kv_heads", "layers", "rank"];
+  const CHAPTERS = ["09_5d", "04_tensor_parallel"];
+  const ALONE = { pp: 1, dp: 1, cp: 1, ep: 1, experts: 0 };       // what chapter 04 has of other axes
+  const UNIT = 1.6, GAP = 24, LEAST = 130, SPLIT = 3;     // of a row or column; between matrices; a matrix; experts
   const state = {}, controls = {};
-  let answer = null;
+  let answer = null, isLink = true;
 
   function begin() {
     Object.assign(state, mount.begins(names));
+    isLink = true;
   }
 
   function setUp() {
-    const values = { experts: [0, 2, 4, 8, 16], kv_heads: [1, 2, 4, 8], layers: upTo(16), pp: upTo(8),
-                     dp: upTo(8), cp: [1, 2, 4, 8], tp: [1, 2, 4, 8], ep: [1, 2, 4, 8] };
+    const few = mount.root.dataset.controls;
     for (const name of names.slice(0, -1)) {
-      controls[name] = slider(name, values[name], state[name], () => {
+      const changed = () => {
         state[name] = controls[name].value;
+        if (state.chapter === CHAPTERS[1]) Object.assign(state, ALONE);
         update();
-      });
+      };
+      controls[name] = name === "chapter" ? selector(name, CHAPTERS, "", changed) : slider(name, [state[name]], state[name], changed);
+      if (!few || few.split(" ").includes(name)) mount.$(".question").append(controls[name]);
     }
-    mount.$(".question").append(...Object.values(controls));
+    new ResizeObserver(() => answer && drawn()).observe(mount.$(".matrices"));
   }
 
   const update = mount.latest(async signal => {
-    mount.writeLink(state);
-    const { rank, ...mesh } = state;
-    answer = await mount.ask("cuts", mesh, signal);
-    state.rank = Math.min(state.rank, answer.ranks.length - 1);
-    mount.tell("");
+    answer = await mount.answerTo("cuts", state, ["rank"], signal);
+    bound();
     show();
   });
 
+  function bound() {                                      // to what exists beside the others, and is answered
+    const { rank, ...asked } = state, last = answer.ranks.length - 1;
+    for (const name of names.slice(0, -1)) {
+      controls[name].set((answer.takes[name]).filter(value => mount.can("cuts", { ...asked, [name]: value })), state[name]);
+    }
+    if (!answer.ranks[rank]) {
+      state.rank = isLink ? 0 : last;
+      if (isLink) mount.tell(`rank = '${rank}' is none of 0 to ${last}`, false);
+    }
+    isLink = false;
+  }
+
+  // -------------------------------------------------------------------------------------------- words
+
   const holding = one => JSON.stringify([one.items, one.shards]);
+  const placed = (place, axes) => axes.filter(axis => answer.degrees[axis] > 1).map(axis => `${axis} ${place[axis]}`).join(", ");
+
+  function inARow(names) {                                // block1, block2, block3 are block1 to block3
+    const blocks = names.filter(name => name.startsWith("block"));
+    const told = blocks.length > 2 ? [`${blocks[0]} to ${blocks.at(-1)}`] : blocks;
+    return [...names.filter(name => name === "embedding"), ...told, ...names.filter(name => name === "head")].join(", ");
+  }
+
+  function inWords(shape, mine) {
+    const what = shape.length > 2 ? ["experts", "rows", "columns"] : ["rows", "columns"];
+    const cut = mine.map(([first, end], dim) => end - first < shape[dim] ? `${what[dim]} ${first} to ${end - 1}` : "")
+      .filter(Boolean);
+    return cut.join(", ") || "all of it";
+  }
 
   function show() {
     mount.writeLink(state);
-    const kinds = [...new Set(answer.ranks.map(holding))];
-    mount.$(".ranks").replaceChildren(table(kinds));
-    const me = answer.ranks[state.rank], same = answer.ranks.filter(one => holding(one) === holding(me));
-    const place = Object.entries(me.place).filter(([axis]) => answer.degrees[axis] > 1)
-      .map(([axis, index]) => `${axis} ${index}`).join(", ") || "alone";
-    mount.$(".which").textContent = `Rank ${me.rank}: ${place}`;
-    const others = same.map(one => one.rank).filter(rank => rank !== me.rank);
-    mount.$(".says").textContent = `It has ${me.items.join(", ")}. ` + (others.length
-      ? `The same parameters lie on rank${others.length > 1 ? "s" : ""} ${others.join(", ")}, which sum their gradients ` +
-        "with it (and with ZeRO share out what belongs to them)."
-      : "No other rank holds all the same.") +
-      (answer.degrees.tp > state.kv_heads ? " There are fewer kv heads than ranks of tp, so neighbours share one." : "");
-    mount.$(".matrices").replaceChildren(matrices(me.shards, COLORS[kinds.indexOf(holding(me)) % COLORS.length]));
+    mount.$(".more a").href = `cuts.html#${new URLSearchParams(state)}`;
+    const me = answer.ranks[state.rank], kinds = [...new Set(answer.ranks.map(holding))];
+    const others = answer.ranks.filter(one => one !== me && holding(one) === holding(me)).map(one => one.rank);
+    const where = placed(me.place, ["pp", "dp", "cp", "tp", "ep"]);
+    mount.$(".verdict").replaceChildren(make("strong", {}, `Rank ${me.rank}${where ? `, at ${where}` : ""}`),
+      `: it has ${inARow(me.items)}. ` + (others.length
+        ? `The same parameters lie on ${others.length > 1 ? `ranks ${others.join(", ")}, which sum their gradients with it.`
+          : `rank ${others[0]}, which sums its gradients with it.`}`
+        : "No other rank holds all the same.") +
+      (answer.degrees.tp > state.kv_heads ? " There are fewer kv heads than ranks of tp, so neighbours share one." : ""));
+    mount.$(".ranks").replaceChildren(table(kinds, others));
+    drawn();
   }
 
-  function table(kinds) {                                 // a row for each stage, in the order of ranks
-    const rows = make("table", { class: "plans" });
-    for (let stage = 0; stage < answer.degrees.pp; stage++) {
+  // ------------------------------------------------------------------------------------------ drawing
+
+  function color(kinds, one) {
+    const at = kinds.indexOf(holding(one));
+    return kinds.length <= COLORS.length ? COLORS[at] : `hsl(${Math.round(360 * at / kinds.length)} 45% 45%)`;
+  }
+
+  function table(kinds, others) {                         // as the lesson draws a mesh: outer axes down, inner ones across
+    const rows = make("table", { class: "mesh" }), { pp, dp, cp, tp } = answer.degrees, wide = cp * tp;
+    const head = make("tr");
+    head.append(make("td"), ...answer.ranks.slice(0, wide).map(one => make("th", {}, placed(one.place, ["cp", "tp"]))));
+    if (wide > 1) rows.append(head);
+    for (let first = 0; first < pp * dp * wide; first += wide) {
       const row = make("tr");
-      row.append(make("td", {}, `pp ${stage}`));
-      for (const one of answer.ranks.filter(one => one.place.pp === stage)) {
-        const cell = make("td"), { dp, cp, tp } = one.place;
-        const words = Object.entries({ dp, cp, tp }).filter(([axis]) => answer.degrees[axis] > 1)
-          .map(([axis, index]) => `${axis}${index}`).join(" ");
-        const button = make("button", { type: "button", "aria-pressed": one.rank === state.rank }, `${one.rank}  ${words}`);
-        button.style.borderLeft = `.6rem solid ${COLORS[kinds.indexOf(holding(one)) % COLORS.length]}`;
-        if (one.rank === state.rank) button.style.background = "var(--marked)";
+      row.append(make("th", {}, placed(answer.ranks[first].place, ["pp", "dp"])));
+      for (const one of answer.ranks.slice(first, first + wide)) {
+        const cell = make("td"), isMine = one.rank === state.rank;
+        const button = make("button", { type: "button", "aria-pressed": isMine,
+                                        "aria-label": `rank ${one.rank}` }, one.rank), strip = make("span");
+        if (answer.degrees.ep > 1) button.append(make("small", {}, ` ep ${one.place.ep}`));
+        strip.style.background = color(kinds, one);
+        button.prepend(strip);
+        button.classList.toggle("alike", others.includes(one.rank));
         button.addEventListener("click", () => {
           state.rank = one.rank;
           show();
@@ -76,33 +116,45 @@ TOOLS.cuts = mount => {
     return rows;
   }
 
-  function matrices(shards, color) {
-    const names = Object.keys(shards);
-    let x = 0, y = 22, row = 0, across = 0;
-    const svg = picture(1, 1, "matrices, and the parts of them that this rank holds");
-    for (const name of names) {
-      const [shape, cuts] = shards[name], [rows, columns] = shape.slice(-2);
-      const copies = shape.length > 2 ? shape[0] : 1, scale = copies > 1 || Math.max(rows, columns) > 64 ? UNIT / 2 : UNIT;
-      const mine = part(shape, cuts), width = Math.max(columns * scale * copies + 4 * (copies - 1), 135);
-      if (x + width > 900) { x = 0; y += row + GAP + 34; row = 0; }
-      svg.append(draw("text", { x, y: y - 8, "font-size": 13 }, `${name}  ${shape.join(" × ")}`));
+  function drawn() {
+    const me = answer.ranks[state.rank], kinds = [...new Set(answer.ranks.map(holding))];
+    const wide = Math.min(900, Math.max(280, mount.$(".matrices").clientWidth));
+    mount.$(".matrices").replaceChildren(matrices(me.shards, color(kinds, me), wide));
+  }
+
+  function matrices(shards, fill, most) {
+    let x = 0, y = 18, row = 0;
+    const svg = picture(1, 1, `what rank ${state.rank} holds: ` + Object.entries(shards)
+      .map(([name, [shape, cuts]]) => `of ${name} ${inWords(shape, part(shape, cuts))}`).join("; "));
+    for (const [name, [shape, cuts]] of Object.entries(shards)) {
+      const [rows, columns] = shape.slice(-2), copies = shape.length > 2 ? shape[0] : 1;
+      const usual = copies > 1 || Math.max(rows, columns) > 64 ? UNIT / 2 : UNIT;
+      const scale = Math.min(usual, (most - SPLIT * (copies - 1)) / (columns * copies));
+      const mine = part(shape, cuts), words = inWords(shape, mine);
+      const wide = Math.max(columns * scale * copies + SPLIT * (copies - 1), LEAST, 6.2 * words.length);
+      if (x && x + wide > most) {
+        x = 0;
+        y += row + GAP + 34;
+        row = 0;
+      }
+      svg.append(draw("text", { x, y: y - 5, "font-size": 13 }, `${name}: ${shape.join(" × ")}`));
       for (let copy = 0; copy < copies; copy++) {         // of experts, one beside the other
-        const left = x + copy * (columns * scale + 4), held = copies === 1 || mine[0][0] <= copy && copy < mine[0][1];
+        const left = x + copy * (columns * scale + SPLIT), held = copies === 1 || mine[0][0] <= copy && copy < mine[0][1];
         const [[top, bottom], [from, to]] = mine.slice(-2);
         svg.append(draw("rect", { x: left, y, width: columns * scale, height: rows * scale, class: "empty" }));
         if (held) {
-          svg.append(draw("rect", { x: left + from * scale, y: y + top * scale, width: (to - from) * scale,
-                                    height: (bottom - top) * scale, fill: color, class: "held" }));
+          const rect = draw("rect", { x: left + from * scale, y: y + top * scale, width: (to - from) * scale,
+                                      height: (bottom - top) * scale, fill, class: "held" });
+          rect.dataset.matrix = name;
+          svg.append(rect);
         }
       }
-      svg.append(draw("text", { x, y: y + rows * scale + 14, "font-size": 11, class: "soft" }, inWords(shape, mine)));
+      svg.append(draw("text", { x, y: y + rows * scale + 14, "font-size": 12, class: "soft" }, words));
       row = Math.max(row, rows * scale);
-      x += width + GAP;
-      across = Math.max(across, x);
+      x += wide + GAP;
     }
-    svg.setAttribute("viewBox", `0 0 ${across} ${y + row + 20}`);
-    svg.setAttribute("width", across);
-    svg.setAttribute("height", y + row + 20);
+    const high = y + row + 20;
+    for (const [key, value] of [["viewBox", `0 0 ${most} ${high}`], ["width", most], ["height", high]]) svg.setAttribute(key, value);
     return svg;
   }
 
@@ -115,19 +167,11 @@ TOOLS.cuts = mount => {
     return mine;
   }
 
-  function inWords(shape, mine) {
-    const what = shape.length > 2 ? ["experts", "rows", "columns"] : ["rows", "columns"];
-    const cut = mine.map(([first, last], dim) => last - first < shape[dim] ? `${what[dim]} ${first} to ${last - 1}` : "")
-      .filter(Boolean);
-    return cut.join(", ") || "all of it";
-  }
-
   begin();
   setUp();
   update();
   mount.onLink(() => {
     begin();
-    for (const [name, control] of Object.entries(controls)) control.set(control.values, state[name]);
     update();
   });
 };
