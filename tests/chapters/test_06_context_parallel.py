@@ -63,8 +63,8 @@ def test_packed_the_same_as_one_gpu(ranks, tmp_path, one):
     given = {name: value for name, value in one.items() if name != "world" and value is not None}
     given = given if one["cut"] == "document" else given | {"cut": None}
     given = given if one["inner"] > 1 else given | {"inner": None}
-    flags = (*TRAINING, "--dtype=float64", "--heads=24", "--dim=48", "--seq=48", "--layers=2",
-             "--batch=4", "--micro-batch=2", "--clip=0.1",
+    flags = (*TRAINING, "--dtype=float64", "--heads=24", "--dim=48", "--seq=24", "--layers=2",
+             "--batch=2", "--micro-batch=1", "--clip=0.1",
              *(f"--{name}={value}" for name, value in given.items() if value))  # fmt: skip
     hold_to_one_gpu(ranks(one["world"])(run_main, SIX, flags, tmp_path), flags)
 

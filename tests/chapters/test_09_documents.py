@@ -8,8 +8,8 @@ from tests.chapters.test_04_tensor_parallel import TRAINING, covered
 from tests.conftest import chapter, hold_to_one_gpu, run_main, some
 
 NINE = "09_5d"
-PACKED = (*TRAINING, "--dtype=float64", "--layers=4", "--dim=16", "--heads=8",
-          "--kv-heads=4", "--seq=32", "--micro-batch=1", "--clip=0.1")  # fmt: skip
+PACKED = (*TRAINING, "--dtype=float64", "--layers=2", "--dim=16", "--heads=8",
+          "--kv-heads=4", "--seq=16", "--micro-batch=1", "--clip=0.1")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,9 @@ def test_packed_the_same_as_one_gpu(ranks, tmp_path, one):
     world = 1
     for flag in one["axes"]:
         world *= 1 if flag[2:4] in ("ep", "ex") else int(flag[-1])
-    flags = (*PACKED, "--batch=8", *one["axes"], *(
+    flags = (*PACKED, "--batch=4", *one["axes"], *(
         f"--{name}={value}" for name, value in one.items() if name != "axes"),
+        *(("--layers=4",) if one["schedule"] == "dualpipe-v" else ()),
         *(("--ffn=64",) if one["block"] == "llama" else ()))
     hold_to_one_gpu(ranks(world)(run_main, NINE, flags, tmp_path), flags)
 
