@@ -34,11 +34,23 @@ def test_a_command_that_is_here_is_tried(name):
     assert name in tried, f"`{name}` is in no trial: tests/support/every_command.py takes a line"
 
 
-def in_turn(kinds, others):
+# Of these a trial takes seconds: one of each kind is enough, as lab.cli.commands stands before all.
+SLOW = "exercises", "plans", "rehearse", "types", "time_kernels.py"
+
+
+def in_turn(kinds, others, never=()):
     """Parametrize by command and kinds of trial. The chapters share lab.bench: the first is put
-    to the first kind, the second to the next, and in `make test-all` each to all; all other
-    commands are put to all kinds."""
-    params = [pytest.param(command, kinds, id=command.name) for command in others]
+    to the first kind, the second to the next, and in `make test-all` each to all; so are those that
+    are SLOW, and all other commands are put to all kinds. never: in `make test-all` alone."""
+    slow = [command for command in others if command.name.endswith(SLOW)]
+    params = [pytest.param(command, kinds, id=command.name) for command in others
+              if command not in slow]  # fmt: skip
+    for i, command in enumerate(slow):
+        params.append(pytest.param(command, kinds, id=f"{command.name}, all",
+                                   marks=pytest.mark.full))  # fmt: skip
+        if not command.name.endswith(never):
+            one = i % len(kinds)
+            params.append(pytest.param(command, kinds[one : one + 1], id=command.name))
     for i, command in enumerate(ON_RANKS):
         params.append(pytest.param(command, kinds, id=f"{command.name}, all",
                                    marks=pytest.mark.full))  # fmt: skip
@@ -80,7 +92,8 @@ def test_closed_streams(command, kinds):
     hold(trials.closed_streams(command, *kinds))
 
 
-@in_turn([signal.SIGINT, signal.SIGTERM], [other for other in HERE if other.starts])
+@in_turn([signal.SIGINT, signal.SIGTERM], [other for other in HERE if other.starts],
+         never=("plans",))  # its first line takes as long as its figure
 def test_signals(command, kinds):
     hold(trials.signals(command, *kinds))
 
