@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 import itertools
+import os
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.conftest import some
 from tests.kernels.tensors import (
     DEVICE,
     DTYPES,
@@ -68,7 +70,7 @@ def test_attention(shape, dtype, causal):
 
 
 @pytest.mark.parametrize("seed", [
-    pytest.param(seed, marks=[pytest.mark.full] * (seed > 3)) for seed in range(8)])
+    pytest.param(seed, marks=[pytest.mark.full] * (seed not in (0, 2))) for seed in range(8)])
 def test_attention_of_random_shapes(seed):
     draw = lambda low, high: int(torch.randint(low, high, (), generator=generator))
     generator = torch.Generator().manual_seed(seed)
@@ -91,10 +93,10 @@ def test_attention_over_many_blocks(dtype, causal, dim):
 
 def test_attention_around_the_edges_of_blocks():
     """float32 goes in blocks of 16 by 16."""
-    for queries, keys in itertools.product((15, 16, 17, 33), repeat=2):
-        compare_attention(*qkv(1, 1, queries, keys, 16), True)
-        if queries != keys:
-            compare_attention(*qkv(1, 1, queries, keys, 16), False)
+    for (i, queries), (j, keys) in itertools.product(enumerate((15, 16, 17, 33)), repeat=2):
+        for causal in (True, False):
+            if not half(i, j, not causal) or os.environ.get("FULL"):
+                compare_attention(*qkv(1, 1, queries, keys, 16), causal)
 
 
 def test_logits_of_ten_thousand():
@@ -148,8 +150,8 @@ def test_gradients_of_the_references():
     assert torch.autograd.gradcheck(elu.elu_reference, (x,))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("causal", "dtype"), some(
+    [(True, torch.float32), (True, torch.float16), (False, torch.float16), (False, torch.float32)]))
 def test_pieces_with_the_lse_of_the_whole(causal, dtype):
     """As ring attention calls it: block by block, merged by lse; backward with the whole lse, a
     slice of what all ranks know."""
@@ -208,8 +210,8 @@ def test_attention_of_any_strides():
     assert copied.equal(sliced[0]) and copied.stride(2) % 4 == 0 and copied.data_ptr() % 16 == 0
     compare_attention(*sliced, True)
     for dtype in (torch.float32, torch.float16):
-        q = random(2, 4, 20, 32, dtype=dtype)
-        k, v = (random(2, 2, 1, 32, dtype=dtype, seed=i).expand(-1, -1, 30, -1) for i in (1, 2))
+        q = random(1, 2, 17, 32, dtype=dtype)
+        k, v = (random(1, 1, 1, 32, dtype=dtype, seed=i).expand(-1, -1, 30, -1) for i in (1, 2))
         assert flash.readable(k).stride(2) > 0  # the copy engine takes no step of 0
         compare_attention(q, k.detach().requires_grad_(), v.detach().requires_grad_(), False)
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from common import Config, gpt, loss_sum
-from tests.conftest import chapter, hold_to_one_gpu, main, needs_triton, run_main
+from tests.conftest import STEPS, chapter, hold_to_one_gpu, main, needs_triton, run_main
 
 fp8 = importlib.import_module("kernels.fp8")
 
@@ -22,7 +22,7 @@ ROWS, SQUARES = (1, 128), (128, 128)
 SHAPES = [(5, 7), (128, 128), (130, 300), (257, 129)]
 ONE, FIVE = "01_single_gpu", "05_sequence_parallel"
 SMALL = ("--layers=1", "--dim=32", "--heads=2", "--kv-heads=1", "--seq=16", "--batch=4")
-IN_FLOAT64 = ("--layers=2", "--seq=16", "--batch=4", "--ignore=0.3", "--steps=3", "--optimizer=sgd",
+IN_FLOAT64 = ("--layers=2", "--seq=16", "--batch=4", "--ignore=0.3", STEPS, "--optimizer=sgd",
               "--precision=fp8", "--dtype=float64")
 
 
@@ -204,8 +204,10 @@ def exact_in_fp8(*shape, seed):
     return x.to(DEVICE).requires_grad_()
 
 
-@pytest.mark.parametrize("scaling", fp8.SCALINGS)
-@pytest.mark.parametrize("interpreted", [True, False])
+@pytest.mark.parametrize(("scaling", "interpreted"), [
+    pytest.param(scaling, interpreted, marks=[pytest.mark.full] * ((scaling, interpreted) in (
+        ("row", True), ("tensor", False)))) for scaling in fp8.SCALINGS
+    for interpreted in (True, False)])
 def test_three_products_of_what_fp8_holds_are_exact(monkeypatch, scaling, interpreted):
     """Forward and both gradients, to the bit: so each factor meets its own scales."""
     if interpreted:
@@ -252,7 +254,8 @@ def test_one_copy_in_fp8_is_kept_for_all_weights(scaling, scales):
     assert of_weights == 4 * 90 * 300 and sum(kept.values()) == 60 * 300 + 4 * scales
 
 
-def test_the_linears_of_the_blocks_and_no_others():
+def test_the_linears_of_the_blocks_and_no_others(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)       # in plain PyTorch, which is faster
     cfg = Config(layers=2, dim=32, heads=2, kv_heads=1, seq=16, vocab=64)
     model, plain = gpt(cfg), gpt(cfg)
     fp8.use_fp8(model, "tile")
@@ -318,7 +321,7 @@ def run_without_agreement(flags, folder):
 
 def test_ranks_that_do_not_agree_are_seen(ranks, tmp_path):
     """By what they send: with powers of two, hardly any number is another one."""
-    flags = (*IN_FLOAT64, "--dim=64", "--heads=4", "--kv-heads=2")
+    flags = (*IN_FLOAT64, "--dim=64", "--heads=4", "--kv-heads=2", "--steps=1")
     (status, _, output), _ = ranks(2)(run_without_agreement, flags, tmp_path)
     assert status == 1 and "✗ rank 1: all_reduce" in output
 
@@ -353,7 +356,7 @@ def refused(flags, folder):
 def test_chapter_01_trains_in_fp8(run_chapter, tmp_path, monkeypatch, scaling):
     """And keeps, in each setting, what the formula says: an odd number of features, too."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)       # in plain PyTorch, which is faster
-    flags = (*SMALL, "--dim=144", "--steps=3", "--micro-batch=2", "--json=run.json")
+    flags = (*SMALL, "--dim=144", STEPS, "--micro-batch=2", "--json=run.json")
     status, output, errors = run_chapter(ONE, *flags, "--precision=fp8", f"--scaling={scaling}")
     assert status == 0, output + errors
     run = json.loads((tmp_path / "run.json").read_text())
