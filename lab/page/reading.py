@@ -102,7 +102,8 @@ class Course:
         for path in sorted(FILES.rglob("*.*")):
             if path.suffix in kinds:
                 site[path.relative_to(FILES).as_posix()] = kinds[path.suffix], path.read_bytes
-        for figure in (*figures_of_files().values(), figures.figure("rooflines", "")):
+        rooflines = figures.figure("rooflines", "")
+        for figure in filter(None, (*figures_of_files().values(), rooflines)):
             site |= {address: ("image/webp", make) for address, make in figure.files().items()}
         return site
 
