@@ -9,7 +9,7 @@ TOOLS.planner = mount => {
   const MIXTURE = ["shared", "node_limit", "two_hops"];
   const BYTES = { weight_bytes: [1, 2, 4], gradient_bytes: upTo(8, 0), master_bytes: [0, 2, 4],
                   moment_bytes: upTo(8, 0), sent_bytes: [1, 2, 4] };     // of a parameter
-  const OWN = [...MIXTURE, ...Object.keys(BYTES)];        // in place of the model's and the software's
+  const OWN = [...Object.keys(BYTES), ...MIXTURE];        // in place of the model's and the software's
   const MACHINE = ["cluster", "software", "optimizer", ...Object.keys(BYTES)];
   const QUESTION = ["model", "cluster", "software", "optimizer", "gpus", "batch", "seq", ...OWN];
   const FEW = ["model", "cluster", "gpus", "tp", "pp", "zero", "micro_batch", "recompute"];    // in a lesson
@@ -131,7 +131,8 @@ TOOLS.planner = mount => {
     note = problem;
     if (!problem && LAYOUT.includes(name)) given = moved({ ...shown, ...given }, name, value);
     if (!problem && QUESTION.includes(name)) question = changed(name, value);
-    if (name === "model" || name === "gpus" && !isWhole(given)) given = {};
+    if (name === "model") given = {};
+    fill();                                             // at once: a mixture has more controls
     update();
   }
 
@@ -229,7 +230,11 @@ TOOLS.planner = mount => {
     const plans = mount.large ? found.plans : found.plans.slice(0, 5);
     const beside = Object.keys(fixed).length ? ` with ${inWords(fixed)}` : "";
     const which = `that ${found.fits ? "fit" : "may fit"}${beside}`;
-    mount.$(".count").textContent = `${plans.length} of ${counted(found.count)} ${which}`;
+    mount.$(".count").textContent = found.count ? `${plans.length} of ${counted(found.count)} ${which}` : "none fits";
+    if (!found.count) {
+      mount.$(".plans").replaceChildren();
+      return;
+    }
     const head = make("tr"), slowest = Math.max(...plans.map(plan => plan.seconds));
     for (const title of ["layout", "seconds", "MFU", "memory", "where they go"]) head.append(make("th", {}, title));
     head.append(make("td"));
@@ -324,7 +329,8 @@ TOOLS.planner = mount => {
     else {
       say(!found.fits ? "" : `The fastest of the ${counted(found.count)} layouts that fit` +
           (Object.keys(given).length ? ` with ${inWords(given)}, which you gave.` : "."));
-      if (!found.fits) mount.tell(`no layout fits${best ? " for sure" : ""}: ${found.why}`, false);
+      const why = best ? `no layout fits for sure: ${found.why}` : "no layout fits; this one is nearest to it";
+      if (!found.fits) mount.tell(why, false);
       offer(found.changes);
     }
     resting = signal;
