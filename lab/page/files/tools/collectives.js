@@ -3,6 +3,7 @@
 
 TOOLS.collectives = mount => {
   const WIDE = 600, LEFT = 50, GAP = 8, LEAST = 60, TALL = 26, PITCH = 30, BAR = 4, FONT = 12, LETTER = 0.68;
+  const LETTERS = "abcdefgh";                           // of the ranks
   const MOVES = 700, RESTS = 700;                       // ms of a round that is played
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
   const state = {}, controls = {};
@@ -43,68 +44,86 @@ TOOLS.collectives = mount => {
       state.round = Math.min(last(), Math.max(0, Math.round(asked) || 0));
       mount.tell(`There is no round ${asked} of ${last()}: this is ${state.round}.`, false);
     }
-    showCosts();
+    tell();
     show();
   });
 
   // ---------------------------------------------------------------------------------------- in words
 
-  const nameOf = cell => cell === "" ? "" : cell.match(/[a-z]/g).map(letter => letter + cell.replace(/[a-z]+/, "")).join("+");
-  const briefly = cell => nameOf(cell).length * LETTER * FONT <= cellWide() - 6 ? nameOf(cell) : cell;
+  const isBarrier = () => answer.collective === "barrier";
+  const rounded = value => Number(value.toFixed(3));
+
+  function nameOf(cell) {                               // "ab1" is a1+b1
+    const part = cell.replace(/[a-z]+/, "");
+    return [...cell.replace(part, "")].map(letter => letter + part).join("+");
+  }
+
+  function briefly(cell) {                              // in as many letters as there is room for
+    return nameOf(cell).length * LETTER * FONT <= cellWide() - 6 ? nameOf(cell) : cell;
+  }
 
   function sizeOf(cells) {                              // of a message
-    if (answer.collective === "barrier") return "a byte";
+    if (isBarrier()) return "a byte";
     return cells.length === answer.parts ? "S bytes" : `S/${answer.parts / cells.length} bytes`;
   }
 
   function inWords(round) {
+    const { parts, ranks, rounds } = answer;
     if (round === 0) {
-      return answer.collective === "barrier" ? `: each of ${answer.ranks} ranks knows of itself alone`
-        : `: x of each rank is S bytes, ${answer.parts === 1 ? "sent whole" : `in ${answer.parts} parts`}`;
+      return isBarrier() ? `: each of ${ranks} ranks knows of itself alone`
+        : `: x of each rank is S bytes, ${parts === 1 ? "sent whole" : `in ${parts} parts`}`;
     }
-    const messages = answer.rounds[round - 1], pairs = messages.map(([from, to]) => `${from}\u00a0→\u00a0${to}`).join(", ");
-    return messages.length === 1 ? `: ${sizeOf(messages[0][2])}, rank ${pairs}`
-      : `: ${messages.length} messages at the same time, each of ${sizeOf(messages[0][2])}, ranks ${pairs}`;
+    const messages = rounds[round - 1], size = sizeOf(messages[0][2]);
+    const pairs = messages.map(([from, to]) => `${from}\u00a0→\u00a0${to}`).join(", ");
+    return messages.length === 1 ? `: ${size}, rank ${pairs}`
+      : `: ${messages.length} messages at the same time, each of ${size}, ranks ${pairs}`;
   }
 
   function label(round) {                               // what the picture says
     const has = answer.states[round].map((rows, rank) => `rank ${rank} has ` +
       rows.map(cells => cells.map(nameOf).filter(Boolean).join(", ")).join("; beside x "));
-    return `${answer.collective} on ${answer.ranks} ranks, ${round ? `after round ${round} of ${last()}` : "before it"}: ${has.join(". ")}`;
+    const when = round ? `after round ${round} of ${last()}` : "before it";
+    return `${answer.collective} on ${answer.ranks} ranks, ${when}: ${has.join(". ")}`;
   }
 
-  const share = value => Number(value.toFixed(3));
-  const duration = seconds => seconds < 1e-3 ? `${Number((1e6 * seconds).toPrecision(3))} µs`
-    : `${Number((1e3 * seconds).toPrecision(3))} ms`;
+  function duration(seconds) {
+    const [number, unit] = seconds < 1e-3 ? [1e6 * seconds, "µs"] : [1e3 * seconds, "ms"];
+    return `${Number(number.toPrecision(3))} ${unit}`;
+  }
 
-  function showCosts() {
-    const isBarrier = answer.collective === "barrier", units = ["", ...Array(2).fill(isBarrier ? "\u00a0bytes" : "\u00a0S")];
+  function tell() {                                     // what is so in all rounds
+    const name = make("a", { href: `00_collectives.html#${answer.collective}` }, answer.collective);
+    mount.$(".says").replaceChildren(name, `: ${answer.says.replaceAll("`", "")}`);
     mount.$(".costs tbody").replaceChildren(...answer.costs.map(([what, played, formula, value], i) => {
-      const row = make("tr");
-      row.append(make("th", { scope: "row" }, what), make("td", {}, share(played) + units[i]),
-                 make("td", {}, `${formula} = ${share(value)}${units[i]}`));
+      const row = make("tr"), unit = i === 0 ? "" : isBarrier() ? "\u00a0bytes" : "\u00a0S";
+      row.append(make("th", { scope: "row" }, what), make("td", {}, rounded(played) + unit),
+                 make("td", {}, `${formula} = ${rounded(value)}${unit}`));
       return row;
     }));
-    const [machine, latency, bandwidth] = answer.machine, sizes = ["1 kB", "1 MB", "1 GB"];
-    const takes = answer.takes.map(([, seconds], i) => `${duration(seconds)} for ${sizes[i]}`);
-    mount.$(".takes").textContent = `With α = ${duration(latency)} and B = ${bandwidth / 1e9} GB/s (${machine}) it takes ` +
-      (isBarrier ? `${duration(answer.takes[0][1])}.` : `${takes.slice(0, 2).join(", ")} and ${takes[2]}.`);
-    mount.$(".says").replaceChildren(make("a", { href: `00_collectives.html#${answer.collective}` }, answer.collective), ": ",
-                                     answer.says.replaceAll("`", ""));
-    const isRounded = !Number.isInteger(Math.log2(answer.ranks)) && answer.costs.some(([, , formula]) => /log2 N/.test(formula));
-    const isBeyond = answer.costs.some(([, , formula]) => formula.includes("P"));
-    mount.$(".key small").textContent = (isBarrier ? "a: has heard that rank 0 has come. "
-      : answer.parts === 1 ? "ab is a+b. " : "ab1 is a1+b1: part 1 of the x of ranks 0 and 1, added up. ") +
-      "The bar in a cell has a color for each rank that is in it. Marked: what the round has brought. In the end, framed: the result." +
-      (isRounded ? " log2 N is rounded up." : "") +
-      (isBeyond ? ` P: ${answer.parts}, the largest power of 2 that is no more than N.` : "");
+    const [machine, latency, bandwidth] = answer.machine;
+    const [least, some, most] = answer.takes.map(([, seconds]) => duration(seconds));
+    mount.$(".takes").textContent = `With α = ${duration(latency)} and B = ${bandwidth / 1e9} GB/s (${machine}) ` +
+      `it takes ${isBarrier() ? least : `${least} for 1 kB, ${some} for 1 MB and ${most} for 1 GB`}.`;
+    mount.$(".key small").textContent = key().join(" ");
+  }
+
+  function key() {
+    const formulas = answer.costs.map(one => one[2]).join(), isPower = Number.isInteger(Math.log2(answer.ranks));
+    const lines = [isBarrier() ? "a: has heard that rank 0 has come." : answer.parts === 1 ? "ab is a+b."
+      : "ab1 is a1+b1: part 1 of the x of ranks 0 and 1, added up."];
+    lines.push("The bar in a cell has a color for each rank that is in it.",
+               "Marked: what the round has brought. In the end, framed: the result.");
+    if (formulas.includes("log2 N") && !isPower) lines.push("log2 N is rounded up.");
+    if (formulas.includes("P")) lines.push(`P: ${answer.parts}, the largest power of 2 that is no more than N.`);
+    return lines;
   }
 
   // ---------------------------------------------------------------------------------------- the picture
 
   const arcs = () => Math.max(...answer.rounds.flat().map(([from, to]) => heightOf(from, to))) + 12;
   const heightOf = (from, to) => 12 + 11 * Math.abs(from - to) + (from > to ? 6 : 0);
-  const firstOf = row => arcs() + 22 + row * (answer.states[0][0][0].length * PITCH + 20);    // y of a row's first cell
+  const parts = () => answer.states[0][0][0].length;    // of x; a barrier's are the ranks
+  const firstOf = row => arcs() + 22 + row * (parts() * PITCH + 20);      // y of a row's first cell
 
   function show() {
     const round = state.round;
@@ -112,7 +131,8 @@ TOOLS.collectives = mount => {
     mount.writeLink(state);
     const more = mount.$(".more a");
     if (more) more.href = `collectives.html#${new URLSearchParams(state)}`;
-    mount.$(".verdict").replaceChildren(make("strong", {}, round ? `Round ${round} of ${last()}` : "Before"), inWords(round));
+    const when = round ? `Round ${round} of ${last()}` : "Before";
+    mount.$(".verdict").replaceChildren(make("strong", {}, when), inWords(round));
     stage(drawn(round, round));
   }
 
@@ -126,21 +146,21 @@ TOOLS.collectives = mount => {
 
   // The state after a round, with the messages of another one.
   function drawn(round, sending) {
-    const rows = Math.max(...answer.states[0].map(rows => rows.length));
-    const deepest = Math.max(...answer.states[0].map(rows => rows.length > 1 ? rows[1].length : 0));
-    const width = LEFT + answer.ranks * column(), height = firstOf(rows - 1) + PITCH * (rows > 1 ? deepest : answer.states[0][0][0].length);
-    const svg = picture(width, height, label(round)), text = (at, words, more = {}) => svg.append(draw("text", {
-      "font-size": FONT, "text-anchor": "middle", ...at, ...more }, words));
-    answer.states[round].forEach((cells, rank) => {
-      text({ x: middle(rank), y: arcs() + 14 }, `rank ${rank}`, { "font-weight": 600 });
-      cells.forEach((row, i) => row.forEach((cell, at) => svg.append(drawnCell(cell, rank, i, at, kindOf(round, rank, i, at)))));
+    const gathered = Math.max(...answer.states[0].map(([, beside]) => beside?.length ?? 0));
+    const height = gathered ? firstOf(1) + gathered * PITCH : firstOf(0) + parts() * PITCH;
+    const svg = picture(LEFT + answer.ranks * column(), height, label(round));
+    const text = (x, y, words, more) => svg.append(draw("text", { x, y, "font-size": FONT, ...more }, words));
+    answer.states[round].forEach((rows, rank) => {
+      text(middle(rank), arcs() + 14, `rank ${rank}`, { "text-anchor": "middle", "font-weight": 600 });
+      rows.forEach((cells, row) => cells.forEach((cell, at) => {
+        svg.append(drawnCell(cell, rank, row, at, kindOf(round, rank, row, at)));
+      }));
     });
-    const parts = answer.states[0][0][0].length, left = { "text-anchor": "end", class: "soft" };
-    for (let at = 0; at < parts; at++) {
-      text({ x: LEFT - 8, y: firstOf(0) + at * PITCH + 16 }, answer.collective === "barrier" ? `rank ${at}`
-        : parts === 1 ? "x" : `part ${at}`, left);
+    for (let at = 0; at < parts(); at++) {
+      const words = isBarrier() ? `rank ${at}` : answer.parts === 1 ? "x" : `part ${at}`;
+      text(LEFT - 8, firstOf(0) + at * PITCH + 16, words, { "text-anchor": "end", class: "soft" });
     }
-    if (rows > 1) text({ x: LEFT, y: firstOf(1) - 6 }, "gathered in memory beside x", { "text-anchor": "start", class: "soft" });
+    if (gathered) text(LEFT, firstOf(1) - 6, "gathered in memory beside x", { class: "soft" });
     for (const [from, to] of answer.rounds[sending - 1] ?? []) svg.append(arc(from, to));
     return svg;
   }
@@ -152,29 +172,30 @@ TOOLS.collectives = mount => {
   }
 
   function drawnCell(cell, rank, row, at, kind) {
-    const x = LEFT + rank * column(), y = firstOf(row) + at * PITCH, group = draw("g", { class: kind });
+    const x = LEFT + rank * column(), y = firstOf(row) + at * PITCH, width = cellWide();
+    const group = draw("g", { class: kind });
     Object.assign(group.dataset, { rank, row, at, cell });
-    group.append(draw("rect", { x, y, width: cellWide(), height: TALL, rx: 3 }));
+    group.append(draw("rect", { x, y, width, height: TALL, rx: 3 }));
     if (kind !== "travels") {
-      group.append(draw("text", { x: x + cellWide() / 2, y: y + 16, "font-size": FONT, "text-anchor": "middle" }, briefly(cell)));
+      const words = briefly(cell), size = Math.min(FONT, (width - 6) / (0.57 * words.length));
+      group.append(draw("text", { x: x + width / 2, y: y + 16, "font-size": size, "text-anchor": "middle" }, words));
     }
-    const wide = (cellWide() - 4) / answer.ranks;
-    for (let i = 0; i < answer.ranks; i++) {
-      if (cell.includes("abcdefgh"[i])) {
-        group.append(draw("rect", { x: x + 2 + i * wide, y: y + TALL - BAR - 1, width: wide - 1, height: BAR, fill: COLORS[i], class: "curve" }));
-      }
-    }
+    const wide = (width - 4) / answer.ranks;
+    const bar = { y: y + TALL - BAR - 1, width: wide - 1, height: BAR, class: "curve" };
+    [...LETTERS.slice(0, answer.ranks)].forEach((letter, i) => {
+      if (cell.includes(letter)) group.append(draw("rect", { ...bar, x: x + 2 + i * wide, fill: COLORS[i] }));
+    });
     return group;
   }
 
   function arc(from, to) {                              // over the ranks, from one to the other
     const aside = from < to ? 14 : -4, begin = middle(from) + aside, end = middle(to) - aside, base = arcs() - 1;
     const top = base - 4 / 3 * heightOf(from, to), turn = (end - begin) / 6, group = draw("g", { class: "message" });
+    const long = Math.hypot(turn, base - top), [ux, uy] = [turn / long, (base - top) / long];     // where it arrives
+    const before = (back, right) => `${end - back * ux - right * uy} ${base - back * uy + right * ux}`;
     Object.assign(group.dataset, { from, to });
-    const [dx, dy] = [turn, base - top], long = Math.hypot(dx, dy), [ux, uy] = [dx / long, dy / long];
-    const tip = [[end, base], [end - 8 * ux + 4 * uy, base - 8 * uy - 4 * ux], [end - 8 * ux - 4 * uy, base - 8 * uy + 4 * ux]];
-    group.append(draw("path", { d: `M${begin} ${base}C${begin + turn} ${top} ${end - turn} ${top} ${end - 6 * ux} ${base - 6 * uy}` }),
-                 draw("polygon", { points: tip.map(point => point.join(",")).join(" ") }),
+    group.append(draw("path", { d: `M${begin} ${base}C${begin + turn} ${top} ${end - turn} ${top} ${before(6, 0)}` }),
+                 draw("polygon", { points: `${end} ${base} ${before(8, 4)} ${before(8, -4)}` }),
                  draw("title", {}, `rank ${from} sends to rank ${to}`));
     return group;
   }

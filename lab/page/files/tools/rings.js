@@ -14,8 +14,8 @@ TOOLS.rings = mount => {
   const last = () => answer.ranks - 1;
   const ranksOf = count => `${count} rank${count === 1 ? "" : "s"}`;
   const listed = words => words.length < 2 ? words.join() : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
-  const rangeOf = ranks => ranks.length > 2 && ranks.at(-1) - ranks[0] === ranks.length - 1 ? `${ranks[0]} to ${ranks.at(-1)}`
-    : listed(ranks);
+  const isRun = ranks => ranks.length > 2 && ranks.at(-1) - ranks[0] === ranks.length - 1;
+  const rangeOf = ranks => isRun(ranks) ? `${ranks[0]} to ${ranks.at(-1)}` : listed(ranks);
 
   function setUp() {
     for (const [name, values] of Object.entries(GRID)) {
@@ -51,8 +51,8 @@ TOOLS.rings = mount => {
     for (const [name, values] of Object.entries(GRID)) {
       const allowed = values.filter(value => can(name, value));
       controls[name].set(allowed, state[name]);
-      if (name === "cut") for (const option of $$("option", controls.cut)) option.disabled = !allowed.includes(option.value);
     }
+    for (const option of $$("option", controls.cut)) option.disabled = !can("cut", option.value);
   }
 
   const update = mount.latest(async signal => {
@@ -61,7 +61,8 @@ TOOLS.rings = mount => {
     if (!upTo(last(), 0).includes(state.hop)) {
       const asked = state.hop;
       state.hop = Math.min(last(), Math.max(0, Math.round(asked) || 0));
-      if (isLinked) mount.tell(`There is no hop ${asked} on ${ranksOf(answer.ranks)}: this is hop ${state.hop}.`, false);
+      const line = `There is no hop ${asked} on ${ranksOf(answer.ranks)}: this is hop ${state.hop}.`;
+      if (isLinked) mount.tell(line, false);
     }
     isLinked = false;
     show();
@@ -76,7 +77,8 @@ TOOLS.rings = mount => {
     controls.hop.set(upTo(last(), 0), hop);
     mount.writeLink(state);
     if (!mount.large) mount.$(".more a").href = `rings.html#${new URLSearchParams(state)}`;
-    mount.$(".zigzag-name").textContent = `Zig-zag: two chunks ${state.cut === "document" ? "of each document" : "each"}`;
+    const each = state.cut === "document" ? "of each document" : "each";
+    mount.$(".zigzag-name").textContent = `Zig-zag: two chunks ${each}`;
     for (const variant of ["ring", "zigzag"]) {
       mount.$(`.${variant}-says`).textContent = inWords(variant, hop);
       mount.$(`.${variant}-matrix`).replaceChildren(matrix(variant, hop));
@@ -92,20 +94,22 @@ TOOLS.rings = mount => {
 
   function inSum() {
     const [ring, ...both] = ["ring", "sequence", "document"].map(name => answer.busiest[name].toFixed(2));
+    const pads = answer.padding ? `, which pads it by ${Math.round(100 * answer.padding)}%` : "";
     return `The slowest ranks compute ${written(slowest("ring"))} pairs in the ring, hop by hop, and ` +
-      `${written(slowest("zigzag"))} in the zig-zag. The work of the busiest rank is ${ring} times the mean in the ring, ` +
-      `${both[0]} if a zig-zag cuts the sequence, and ${both[1]} if it cuts each document` +
-      (answer.padding ? `, which pads it by ${Math.round(100 * answer.padding)}%.` : ".");
+      `${written(slowest("zigzag"))} in the zig-zag. The work of the busiest rank is ${ring} times the mean ` +
+      `in the ring, ${both[0]} if a zig-zag cuts the sequence, and ${both[1]} if it cuts each document${pads}.`;
   }
 
   function inWords(variant, hop) {
     const done = answer[variant].pairs[hop], needed = answer[variant].pairs.length - 1;
-    if (!done) return `Hop ${hop} is not needed: nobody sees keys from so far, so they travel ${needed} of ${last()} hops.`;
+    if (!done) {
+      return `Hop ${hop} is not needed: nobody sees keys from so far, so they travel ${needed} of ${last()} hops.`;
+    }
     const idle = upTo(last(), 0).filter(rank => !done[rank]), most = Math.max(...done), least = Math.min(...done);
-    const there = hop === 0 ? "each rank has its own keys" : "rank r has the keys of rank r - " + hop;
+    const there = hop === 0 ? "each rank has its own keys" : `rank r has the keys of rank r - ${hop}`;
+    const wait = `${idle.length} of ${ranksOf(done.length)} wait${idle.length === 1 ? "s" : ""} (${rangeOf(idle)})`;
     const works = least === most ? `all compute ${written(most)} pairs`
-      : idle.length ? `${idle.length} of ${ranksOf(done.length)} wait${idle.length === 1 ? "s" : ""} (${rangeOf(idle)}), ` +
-        `the others compute up to ${written(most)} pairs`
+      : idle.length ? `${wait}, the others compute up to ${written(most)} pairs`
       : `they compute ${written(least)} to ${written(most)} pairs`;
     return `Hop ${hop}: ${there}; ${works}.`;
   }
@@ -115,9 +119,9 @@ TOOLS.rings = mount => {
   function matrix(variant, now) {
     const { places, holds, shapes, documents, padding } = answer[variant];
     const side = SIZE / Math.max(answer.ring.places, answer.zigzag.places), at = place => EDGE + place * side;
-    const name = variant === "ring" ? "Ring" : "Zig-zag";
-    const svg = picture(EDGE + SIZE + 2, EDGE + SIZE + 2, `${name} on ${ranksOf(answer.ranks)}, queries down and keys across. ` +
-                                                          inWords(variant, now));
+    const name = `${variant === "ring" ? "Ring" : "Zig-zag"} on ${ranksOf(answer.ranks)}`;
+    const says = `${name}, queries down and keys across. ${inWords(variant, now)}`;
+    const svg = picture(EDGE + SIZE + 2, EDGE + SIZE + 2, says);
     const label = (text, attributes) => svg.append(draw("text", { "font-size": 11, ...attributes }, text));
     const box = (x, y, width, height, attributes) => svg.append(draw("rect", { x, y, width, height, ...attributes }));
     box(EDGE, EDGE, places * side, places * side, { class: "empty" });
@@ -133,10 +137,15 @@ TOOLS.rings = mount => {
     });
     label("keys of", { x: EDGE - STRIP - 6, y: EDGE - STRIP - 5, "text-anchor": "end", class: "soft" });
     shapes.forEach((ranks, hop) => ranks.forEach((mine, rank) => {
-      for (const shape of mine) svg.append(block(cornersOf(shape).map(([x, y]) => [at(x), at(y)]), rank, hop, now, answer[variant].pairs));
+      const title = `rank ${rank} at hop ${hop}: ${written(answer[variant].pairs[hop][rank])} pairs in all`;
+      for (const shape of mine) {
+        svg.append(block(cornersOf(shape).map(([x, y]) => [at(x), at(y)]), rank, hop, now, title));
+      }
     }));
     if (documents.length > 1) {
-      for (const [first, end] of documents) box(at(first), at(first), (end - first) * side, (end - first) * side, { class: "frame" });
+      for (const [first, end] of documents) {
+        box(at(first), at(first), (end - first) * side, (end - first) * side, { class: "frame" });
+      }
     }
     return svg;
   }
@@ -149,11 +158,11 @@ TOOLS.rings = mount => {
     return shape.flatMap((x, i) => i % 2 ? [] : [[x, shape[i + 1]]]);
   }
 
-  function block(corners, rank, hop, now, pairs) {
+  function block(corners, rank, hop, now, title) {
     const when = hop > now ? "later" : hop === now ? "now" : "past", group = draw("g", { class: `block ${when}` });
     Object.assign(group.dataset, { rank, hop });
     group.append(draw("polygon", { points: corners.map(corner => corner.join(",")).join(" "), fill: rankColor(rank) }),
-                 draw("title", {}, `rank ${rank} at hop ${hop}: ${written(pairs[hop][rank])} pairs in all`));
+                 draw("title", {}, title));
     const [x, y] = middleOf(corners), size = largest(corners, x, y, String(hop).length);
     if (size) group.append(draw("text", { x, y: y + 0.36 * size, "font-size": size, "text-anchor": "middle" }, hop));
     return group;
@@ -191,11 +200,12 @@ TOOLS.rings = mount => {
     const n = answer.ranks, most = Math.max(slowest("ring"), slowest("zigzag")), high = 18, scale = SIZE / most;
     const done = answer[variant].pairs.slice(0, now + 1), sums = upTo(n - 1, 0).map(
       rank => `rank ${rank} ${written(done.reduce((sum, pairs) => sum + pairs[rank], 0))}`);
-    const svg = picture(EDGE + SIZE + 2, n * high + 20, `Pairs computed up to hop ${now}: ${listed(sums)}, while the slowest ` +
-                                                        `took as long as ${written(slowest(variant, now))}.`);
+    const name = `Pairs computed up to hop ${now}: ${listed(sums)}. The slowest took as long as ` +
+      `${written(slowest(variant, now))}.`;
+    const svg = picture(EDGE + SIZE + 2, n * high + 20, name);
     for (let rank = 0; rank < n; rank++) {
-      const bars = draw("g", { class: "curve" });
-      svg.append(draw("text", { x: EDGE - 6, y: rank * high + 13, "font-size": 12, "text-anchor": "end" }, `rank ${rank}`), bars);
+      const bars = draw("g", { class: "curve" }), at = { x: EDGE - 6, y: rank * high + 13 };
+      svg.append(draw("text", { ...at, "font-size": 12, "text-anchor": "end" }, `rank ${rank}`), bars);
       let start = 0;
       for (const pairs of done) {
         const all = Math.max(...pairs), bar = { x: EDGE + start * scale, y: rank * high + 1, height: high - 3 };
