@@ -2,8 +2,8 @@
 "use strict";
 
 TOOLS.schedules = mount => {
-  const KINDS = { F: ["#355070", "F: forward"], B: ["#a8663d", "B: inputs' gradients"],
-                  W: ["#3d7349", "W: weights' gradients"], BW: ["#b5432c", "BW: both"] };
+  const KINDS = { F: ["#355070", "F: forward"], B: ["#a8663d", "B: inputs"],
+                  W: ["#3d7349", "W: weights"], BW: ["#b5432c", "BW: both"] };
   const PALER = [0, 0.6, 0.74, 0.86];                     // of a rank's slices: dark digits lie on the pale ones
   const HIGH = 30, ALIVE = 40, LEFT = 58;
   const DIGIT = 0.64, SMALLEST = 7.5, LONGEST = 4000;     // a digit's width over its size; pixels
@@ -32,6 +32,7 @@ TOOLS.schedules = mount => {
     }
     const few = mount.root.dataset.controls;
     mount.$(".question").append(...names.filter(name => !few || few.split(" ").includes(name)).map(name => controls[name]));
+    showControls();
     controls.until = slider("until", [0], 0, () => { stop(); goTo(controls.until.value); });
     controls.follow = slider("follow", ["all"], "all", () => follow(controls.follow.value));
     mount.$(".play").append(controls.until, ...(few ? [] : [controls.follow]));
@@ -77,6 +78,10 @@ TOOLS.schedules = mount => {
     for (const option of $$("option", controls.schedule)) {
       option.disabled = option.value !== state.schedule && !isAnswered("schedule", option.value);
     }
+    showControls();
+  }
+
+  function showControls() {                               // those that mean something
     for (const name of ["chunks", "breadth_first"]) controls[name].hidden = state.schedule !== "interleaved";
   }
 
@@ -90,9 +95,8 @@ TOOLS.schedules = mount => {
   function show() {
     const most = Math.max(...answer.alive.flat());
     mount.$(".verdict").replaceChildren(make("strong", {}, `bubble ${percent(answer.bubble)}`),
-      ` of the work, simulated from the lists; the closed form says ` +
-      `${answer.formula === null ? "nothing here" : percent(answer.formula)}. At the most, a rank has ` +
-      `${several(most, "micro-batch")}${answer.slices > 1 ? ` (of one slice of ${answer.slices})` : ""} alive.`);
+      ` of the work, simulated; by the closed form ${answer.formula === null ? "unknown" : percent(answer.formula)}. ` +
+      `A rank has up to ${several(most, "micro-batch")}${answer.slices > 1 ? ` (of one slice of ${answer.slices})` : ""} alive.`);
     mount.$(".legend").replaceChildren(...legend());
     mount.$(".lists").textContent = answer.lists.map((list, rank) => `rank ${rank}  ${list}`).join("\n");
     mount.$(".drawing").textContent = answer.drawing;

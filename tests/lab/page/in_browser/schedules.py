@@ -153,6 +153,6 @@ def test_a_bad_link_is_told_in_a_line_above_what_the_page_begins_with(open_page,
 
 def test_one_rank_is_one(open_page):
     page = open_page("schedules.html#ranks=1&micro_batches=1")
-    verdict(page, "a rank has 1 micro-batch alive")
+    verdict(page, "A rank has up to 1 micro-batch alive")
     assert page.get_attribute(".time svg[role]", "aria-label") == (
         "1f1b on 1 rank, 1 micro-batch: bubble 0.0%")
