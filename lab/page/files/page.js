@@ -235,6 +235,7 @@ document.addEventListener("DOMContentLoaded", () => {
   showRead();
   for (const button of $$(".whole")) button.addEventListener("click", () => showWhole(button));
   if ($("#is-read")) noticeEnd();
+  for (const number of $$(".code pre > span > a:first-child")) number.tabIndex = -1;    // or Tab stops a thousand times
   addCopyButtons();
   reachScrollers();
   for (const tool of $$("[data-tool]")) {               // which draws when it is answered
