@@ -131,7 +131,8 @@ def examples():
         asked = machine | {"model": model, "gpus": str(gpus),
                            "batch": str(figure.TOKENS // ten().MODELS[model].seq)}
         yield "best", asked
-        for found in best(asked)["plans"]:
+        told = best(asked)
+        for found in told["plans"] or [{"layout": told["nearest"]}]:
             yield "plan", asked | layout_of(found)
     yield from examples_but_plans()
 

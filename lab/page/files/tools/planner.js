@@ -261,8 +261,7 @@ TOOLS.planner = mount => {
 
   // Buttons, for changes {name: text, or null} of which each would work.
   function offer(changes, fastest = null) {
-    const all = [...QUESTION, ...LAYOUT];
-    const buttons = changes.filter(change => Object.keys(change).every(name => all.includes(name))).map(change => {
+    const buttons = changes.filter(isPossible).map(change => {
       const isMore = Object.keys(change).join() === "gpus" && change.gpus > question.gpus;
       const words = isMore ? `more GPUs: ${counted(Number(change.gpus))}` : `with ${inWords(change)}`;
       const button = make("button", { type: "button" }, words);
@@ -276,13 +275,24 @@ TOOLS.planner = mount => {
     mount.$(".offers").replaceChildren(...buttons);
   }
 
-  function apply(change) {
+  function after(change) {                                // { question, given } with it
+    const now = { question: { ...question }, given: { ...given } };
     for (const [name, text] of Object.entries(change)) {
-      const value = /^\d+$/.test(text) ? Number(text) : text;
-      if (QUESTION.includes(name)) question = changed(name, value);
-      else if (value === null) delete given[name];
-      else given = { ...given, [name]: value };
+      const part = QUESTION.includes(name) ? "question" : "given";
+      if (text === null) delete now[part][name];
+      else now[part][name] = /^\d+$/.test(text) ? Number(text) : text;
     }
+    return now;
+  }
+
+  function isPossible(change) {                           // here: not every flag is a control
+    const now = after(change), names = [...QUESTION, ...LAYOUT];
+    return Object.keys(change).every(name => names.includes(name))
+      && mount.can(isWhole(now.given) ? "plan" : "best", { ...asked(now.question), ...now.given });
+  }
+
+  function apply(change) {
+    ({ question, given } = after(change));
     note = "";
     update();
   }
