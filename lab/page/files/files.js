@@ -81,17 +81,23 @@ async function askPython(query, signal, tell) {
   try {
     await waiting;
     signal?.throwIfAborted();
-    if (!python) {
-      tell(`Python is loading, ${STORED.megabytes} MB, once …`);
-      python = await startPython();
-      tell("Python computes …");
-    }
-    return JSON.parse(await said(python, query));
-  } catch (error) {
-    if (!signal?.aborted) endPython();
-    throw error;
+    return JSON.parse(await toldByPython(query, tell));
   } finally {
     end();
+  }
+}
+
+async function toldByPython(query, tell) {
+  try {
+    if (!python) {
+      tell(`Python is loading, ${STORED.megabytes} MB, once …`);
+      await startPython();
+      tell("Python computes …");
+    }
+    return await said(python, query);
+  } catch (error) {
+    endPython();
+    throw error;
   }
 }
 
@@ -103,9 +109,8 @@ function endPython() {                                  // the next question sta
 async function startPython() {
   await loaded("python/python.js");
   const code = new Blob([`"use strict";\n${unzipped}\n(${pythonWorker})();`], { type: "text/javascript" });
-  const worker = new Worker(URL.createObjectURL(code));
-  await said(worker, window.PYTHON);
-  return worker;
+  python = new Worker(URL.createObjectURL(code));
+  await said(python, window.PYTHON);
 }
 
 // What the worker says to that. Throws where it fails, or takes too long.
