@@ -113,7 +113,7 @@ def test_numbers_that_a_schedule_does_not_take_are_changed_and_that_is_told(open
                  "does not take 8 micro-batches: there are 16 now").wait_for()
     assert "ranks=8&micro_batches=16" in page.url and not page.locator(".refused").count()
     page.locator("input[name=ranks]").press("ArrowLeft")        # of even ones alone
-    page.wait_for_function("location.hash.includes('ranks=6')")
+    page.wait_for_function("() => location.hash.includes('ranks=6')")
     assert page.is_hidden(".problem")
 
 
