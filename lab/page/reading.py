@@ -142,12 +142,12 @@ class Course:
         title, lesson = title_of(source.doc)
         number = label_of(name) if name[0].isdigit() else None
         exhibits, exercises = self.exhibits(name), EXERCISES.get(name, ())
-        plays, runs = tools.plays(name), number and number != "10"
+        plays, is_run = tools.plays(name), number and number != "10"
         parts = [("lesson", "Lesson")] if lesson else []
         parts += [(f"play-{tool}", f"▸ {tools.TOOLS[tool].title}") for tool, _ in plays.values()]
         headings = [piece.heading for piece in source.pieces if piece.heading]
         parts += [(f"section-{i}", headed(one)) for i, one in enumerate(headings, start=1)]
-        parts += [part for part, is_there in ((("report", "The last report"), runs),
+        parts += [part for part, is_there in ((("report", "The last report"), is_run),
                                               (("exercises", "Exercises"), exercises),
                                               (("museum", "Silent bugs"), exhibits)) if is_there]
         return self.render(
@@ -155,9 +155,8 @@ class Course:
             pieces=source.pieces, before=self.before(name), figure=figures_of_files().get(name),
             reports=reports_of(name, self.folder), exercises=exercises,
             exhibits=exhibits, number=number, plays=plays, opening=opening_of(source),
-            beside={place: mount(tool, begins) for place, (tool, begins)
-                    in tools.plays(name).items()},
-            runs=runs, room=number or room_of(exhibits),
+            beside={place: mount(tool, begins) for place, (tool, begins) in plays.items()},
+            is_run=is_run, room=number or room_of(exhibits),
             earlier=order[at - 1] if at else None,
             later=order[at + 1] if at + 1 < len(order) else None)
 

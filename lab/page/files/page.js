@@ -228,9 +228,12 @@ addEventListener("resize", () => reachScrollers());
 document.addEventListener("toggle", () => reachScrollers(), true);
 
 document.addEventListener("DOMContentLoaded", () => {
-  $("#open-contents").addEventListener("click", () => {
-    $("#open-contents").setAttribute("aria-expanded", $("#contents").classList.toggle("shown"));
-  });
+  const showContents = shown => {                       // on a phone, where they cover the page
+    $("#contents").classList.toggle("shown", shown);
+    $("#open-contents").setAttribute("aria-expanded", shown);
+  };
+  $("#open-contents").addEventListener("click", () => showContents(!$("#contents").matches(".shown")));
+  $("#contents").addEventListener("click", event => { if (event.target.closest("a")) showContents(false); });
   followParts();
   showRead();
   for (const button of $$(".whole")) button.addEventListener("click", () => showWhole(button));

@@ -100,6 +100,7 @@ def test_the_contents_open_on_a_narrow_screen(open_page):
     shoot(page, "contents-390")
     page.click("#contents a[href='#exercises']")
     assert page.locator("#exercises h2").evaluate("one => one.getBoundingClientRect().top") < 800
+    assert not page.locator("#contents").is_visible()
 
 
 def test_what_is_read_has_a_tick(open_page):
