@@ -121,7 +121,7 @@ TOOLS.roofline = mount => {
     const low = Math.floor(Math.log10(Math.min(...all))), high = Math.ceil(Math.log10(Math.max(...all)));
     const last = tokens.length - 1, right = value => SIDE + Math.log2(value / tokens[0]) / Math.log2(tokens[last] / tokens[0]) * ACROSS;
     const up = seconds => TALL - (Math.log10(seconds) - low) / (high - low) * (TALL - 10);
-    const svg = picture(SIDE + ACROSS + 20, TALL + BELOW + 20 * drawn.length, called(tokens, least));
+    const svg = picture(SIDE + ACROSS + 26, TALL + BELOW + 20 * drawn.length, called(tokens, least));
     const line = (x1, x2, y1, y2, more) => svg.append(draw("line", { x1, x2, y1, y2, ...more }));
     const label = (text, x, y, more = {}) => svg.append(draw("text", { x, y, "font-size": 12, ...more }, text));
     for (let power = low; power <= high; power++) {
