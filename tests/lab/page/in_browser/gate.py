@@ -52,14 +52,14 @@ def moved(page, since=0.0):
 
 def judge(page, name):
     """All that is wrong with a page that was just opened, as lines."""
-    found = look(page) + moved(page)
+    found, size = look(page) + moved(page), page.viewport_size["width"]
     stops, weight = rules.tab_stops(page), rules.weight(page)
     kind = "chapter" if name in CHAPTERS else name
     if name in CHAPTERS and len(stops) > STOPS:
         found.append(f"Tab stops {len(stops)} times, most often at {max(stops, key=stops.count)}")
     if sum(weight.values()) > MOST.get(kind, float("inf")):
         found.append(f"{sum(weight.values()):,} bytes come: {list(weight.items())[:3]}")
-    if rules.AXE.exists():
+    if rules.AXE.exists() and size == NARROW[0]:        # what scrolls on a phone it has found, too
         found += [f"axe-core: {one['rule']} at {one['where']}"
                   for one in rules.axe(page, "color-contrast")]
     return found
@@ -95,8 +95,9 @@ def test_a_page_keeps_to_the_rules(open_page, name):
 
 # ------------------------------------------------------------------------------ tools, when used
 
-def used(page, quiet):
-    """Use each control of each tool of a page, one after another; yield what was done."""
+def used(page, quiet, key):
+    """Use each control of each tool of a page, one after another, sliders by this key; yield what
+    was done."""
     for at, tool in enumerate(page.locator("[data-tool]").all()):
         for button in tool.locator(".buttons button").all():
             if button.is_visible() and button.is_enabled():
@@ -105,11 +106,10 @@ def used(page, quiet):
                 quiet.wait()
                 yield f"{at} {name}"
         for control in tool.locator("form input[type=range]").all():
-            for key in ("End", "Home"):
-                if control.is_visible() and control.is_enabled():
-                    control.press(key)
-                    quiet.wait()
-                    yield f"{at} {control.get_attribute('name')} {key}"
+            if control.is_visible() and control.is_enabled():
+                control.press(key)
+                quiet.wait()
+                yield f"{at} {control.get_attribute('name')} {key}"
         for control in tool.locator("form select").all():
             last = control.locator("option").count() - 1
             if control.is_visible() and control.is_enabled():
@@ -118,11 +118,11 @@ def used(page, quiet):
                 yield f"{at} {control.get_attribute('name')} {control.input_value()}"
 
 
-def judge_used(page, name):
+def judge_used(page, name, key="End"):
     quiet, found = Quiet(page), {}                      # {line: after what it was seen first}
     quiet.wait()
     shifted = rules.shift(page)
-    for done in used(page, quiet):
+    for done in used(page, quiet, key):
         lines = look(page) + moved(page, since=shifted)
         shifted = sum(one["value"] for one in rules.shifts(page) if not one["typed"])
         found = {line: done for line in lines} | found
@@ -133,10 +133,10 @@ def judge_used(page, name):
 @pytest.mark.parametrize("name", TOOLS)
 def test_a_tool_keeps_to_them_when_it_is_used(open_page, name):
     found = []
-    for size, scheme in LOOKS:
+    for (size, scheme), key in zip(LOOKS, ("End", "Home"), strict=True):
         page = open_page(name, *size, color_scheme=scheme)
         page.wait_for_load_state("networkidle", timeout=60_000)
-        found += [f"{size[0]} {scheme}: {one}" for one in judge_used(page, name)]
+        found += [f"{size[0]} {scheme}: {one}" for one in judge_used(page, name, key)]
     assert not found, "\n".join(found)
 
 
@@ -159,7 +159,7 @@ def test_a_bad_link_is_told_and_can_be_read(open_page, name):
     assert not (found := look(page)), "\n".join(found)
 
 
-@pytest.mark.parametrize("name", TOOLS + PLAYED)
+@pytest.mark.parametrize("name", TOOLS + PLAYED[:1])
 def test_nothing_is_animated_for_who_does_not_want_it(open_page, name):
     page = open_page(name, reduced_motion="reduce")
     page.wait_for_load_state("networkidle", timeout=60_000)
@@ -167,11 +167,13 @@ def test_nothing_is_animated_for_who_does_not_want_it(open_page, name):
         play, seen = tool.locator("button.run"), set()
         if play.count():
             play.click()
-            for _ in range(12):
+            for _ in range(20):                         # five seconds
                 assert not rules.moving(page)
                 seen.add(tool.locator(".results").evaluate("one => one.outerHTML"))
+                if len(seen) > 2:
+                    break
                 page.wait_for_timeout(250)
-            assert len(seen) > 1, "it does not play"
+            assert len(seen) > 2, "it does not play"
     assert not rules.moving(page)
 
 
@@ -200,6 +202,7 @@ def test_a_page_is_shown_soon(open_page, name):
     def measure():
         page = open_page(name)
         page.wait_for_load_state("load")
+        page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
         told = rules.timings(page)
         return max(told["painted"], told["complete"]) / 1000
 
