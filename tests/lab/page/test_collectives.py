@@ -11,7 +11,7 @@ from common import Refused
 from lab.bench import collectives as bench
 from lab.chapters import chapter
 from lab.classroom import simulate
-from lab.page import answers, collectives
+from lab.page import answers, collectives, tools
 from lab.page.source import Source
 from lab.page.typeset import typeset
 
@@ -146,6 +146,11 @@ def test_all_are_among_the_examples_and_small():
     assert sorted((one["collective"], one["ranks"]) for one in examples) == sorted(
         (name, str(n)) for name, n in itertools.product(NAMES, range(2, 9)))
     assert max(len(json.dumps(told(name, 8))) for name in NAMES) < 20_000
+
+
+def test_the_script_offers_as_many_ranks():
+    least, most = collectives.RANKS
+    assert f"upTo({most}, {least})" in (tools.FILES / "collectives.js").read_text()
 
 
 @pytest.mark.parametrize(("asked", "says"), [

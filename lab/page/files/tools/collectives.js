@@ -7,7 +7,7 @@ TOOLS.collectives = mount => {
   const MOVES = 700, RESTS = 700;                       // ms of a round that is played
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
   const state = {}, controls = {};
-  let answer = null, playing = null;
+  let answer = null, playing = null, moving = null;     // moving: the round whose messages are on their way
 
   const last = () => answer.rounds.length;
   const column = () => Math.max(LEAST + GAP, (Math.min(WIDE, mount.$(".stage").clientWidth) - LEFT) / answer.ranks);
@@ -20,9 +20,13 @@ TOOLS.collectives = mount => {
     controls.ranks = slider("ranks", upTo(8, 2), 2, asks);
     controls.round = slider("round", [0], 0, () => { stop(); go(controls.round.value); });
     mount.$(".question").append(...Object.values(controls));
-    mount.$(".run").addEventListener("click", () => playing ? stop() : play());
-    mount.$(".next").addEventListener("click", () => { stop(); state.round === last() ? go(0) : advance(); });
-    mount.$(".previous").addEventListener("click", () => { stop(); go(state.round ? state.round - 1 : last()); });
+    mount.$(".run").addEventListener("click", () => playing ? arrive() : play());
+    mount.$(".next").addEventListener("click", () => {
+      const hasArrived = arrive();                      // at once, at a quick click: it asks for the next round
+      if (state.round < last()) advance();
+      else if (!hasArrived) go(0);
+    });
+    mount.$(".previous").addEventListener("click", () => { arrive(); go(state.round ? state.round - 1 : last()); });
   }
 
   function begin() {                                    // as a link has it
@@ -37,6 +41,7 @@ TOOLS.collectives = mount => {
 
   const update = mount.latest(async signal => {
     answer = await mount.answerTo("collective", state, ["round"], signal);
+    moving = null;                                      // those of another one
     controls.collective.set(null, state.collective);
     controls.ranks.set(controls.ranks.values, state.ranks);
     if (!upTo(last(), 0).includes(state.round)) {
@@ -210,8 +215,7 @@ TOOLS.collectives = mount => {
 
   // One round further: what is sent travels, and is there. Returns when it is.
   async function advance() {
-    const next = state.round + 1;
-    if (next > last()) return;
+    const next = state.round + 1, mine = moving = { to: next };
     if (!calm.matches) {
       const svg = stage(drawn(state.round, next)), moves = [];
       for (const [from, to, cells, first, row, into] of answer.rounds[next - 1]) {
@@ -223,12 +227,21 @@ TOOLS.collectives = mount => {
                                 { duration: MOVES, easing: "ease-in-out", fill: "forwards" }).finished);
       }
       await Promise.all(moves);
-      if (svg !== mount.$(".stage svg")) return;        // something else is shown by now
     }
+    if (moving !== mine) return;                        // something else is shown by now
+    moving = null;
     go(next);
   }
 
+  function arrive() {                                   // stops, where what is on its way goes; whether something was
+    const there = moving?.to;
+    stop();
+    if (there !== undefined) go(there);
+    return there !== undefined;
+  }
+
   async function play() {
+    arrive();
     const mine = playing = {};
     mount.$(".run").textContent = "stop";
     if (state.round === last()) go(0);
@@ -240,7 +253,7 @@ TOOLS.collectives = mount => {
   }
 
   function stop() {
-    playing = null;
+    playing = moving = null;
     mount.$(".run").textContent = "play";
   }
 

@@ -75,6 +75,37 @@ def test_parts_travel_and_arrive(open_page):
     assert page.locator(".given").count() == 9 and page.locator(".travels").count() == 0
 
 
+def test_each_quick_click_is_a_round(open_page):
+    page = open_page("collectives.html#ranks=4")
+    verdict(page, "Before")
+    page.evaluate("() => [1, 2, 3].forEach(() => document.querySelector('.next').click())")
+    verdict(page, "Round 3 of 6")
+    page.click(".next")
+    page.click(".previous")                             # what was on its way arrives, and goes back
+    verdict(page, "Round 3 of 6")
+    page.evaluate("() => [1, 2, 3, 4].forEach(() => document.querySelector('.next').click())")
+    verdict(page, "Round 6 of 6")
+
+
+def test_another_collective_begins_before_its_first_round(open_page):
+    """Also where it is chosen while messages travel, and answered when they would be there."""
+    page = open_page("collectives.html#ranks=4")
+    verdict(page, "Before")
+    page.evaluate("""() => {
+        const now = fetch;
+        window.fetch = async (...asked) => {
+            await new Promise(resolve => { setTimeout(resolve, 1200); });
+            return now(...asked);
+        };
+    }""")
+    page.click(".next")
+    page.select_option("select[name=collective]", "broadcast")
+    page.locator(".says a", has_text="broadcast").wait_for()
+    assert page.inner_text(".verdict").startswith("Before") and "round=0" in page.url
+    page.wait_for_timeout(800)
+    assert page.inner_text(".verdict").startswith("Before")
+
+
 def test_where_motion_is_not_wanted_nothing_travels(open_page):
     page = open_page("collectives.html", reduced_motion="reduce")
     verdict(page, "Before")
