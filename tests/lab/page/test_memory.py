@@ -1,5 +1,7 @@
 """What a rank keeps under ZeRO, as the page is told it."""
 
+import json
+
 import pytest
 
 from lab.page import memory, server, tools
@@ -48,6 +50,14 @@ def test_the_fewest_ranks_that_fit():
 def test_what_the_page_asks_first_is_among_the_stored_answers():
     first = tools.asked_first("memory", tools.TOOLS["memory"].begins)
     assert ("memory", first) in list(memory.examples())
+
+
+def test_the_script_offers_what_is_stored():
+    script = (tools.FILES / "memory.js").read_text()
+    for name, values in (("const STAGES =", memory.STAGES), ("billions:", memory.BILLIONS),
+                         ("precision:", memory.PRECISIONS)):
+        assert f"{name} {json.dumps(values)}" in script
+    assert f"ranks: powers({memory.RANKS})" in script and f"up to {memory.RANKS:,}." in script
 
 
 @pytest.mark.parametrize(("question", "line"), [

@@ -11,6 +11,7 @@ TOOLS.memory = mount => {
 
   function begin() {
     Object.assign(state, mount.begins(names));
+    if (state.stage === Number(STAGES[0])) state.stage = STAGES[0];     // which reads like a number
   }
 
   function setUp() {
@@ -41,17 +42,29 @@ TOOLS.memory = mount => {
   }
 
   const update = mount.latest(async signal => {
+    const linked = { ...state };
     answer = await mount.answerTo("memory", state, shown, signal);
+    for (const name of names.filter(name => state[name] !== linked[name])) await keep(name, linked[name], signal);
     bound();
     show();
   });
+
+  async function keep(name, value, signal) {              // of a link that was refused, what is not to blame
+    const { stage, gpu, ...asked } = { ...state, [name]: value };
+    try {
+      answer = await mount.ask("memory", asked, signal);
+      state[name] = value;
+    } catch (error) {
+      if (signal.aborted) throw error;
+    }
+  }
 
   function bound() {                                      // to what is there, and is answered
     const { stage, gpu, ...asked } = state;
     for (const [name, known] of [["stage", STAGES], ["gpu", Object.keys(answer.rooms)]]) {
       if (known.includes(state[name])) continue;
       mount.tell(`${name} = '${state[name]}' is none of ${known.join(", ")}`, false);
-      state[name] = known[0];
+      state[name] = mount.begins([name], {})[name];
     }
     for (const name of ["ranks", "billions"]) {
       controls[name].all ??= controls[name].values;
@@ -73,7 +86,7 @@ TOOLS.memory = mount => {
     const all = sum(whole), mine = sum(now.kept), room = inGB(answer.rooms[state.gpu]);
     mount.$(".verdict").replaceChildren(make("strong", {}, `${called(state.stage)}: ${inGB(mine)}`),
       ` on each of ${ranksInWords(state.ranks)}, of ${inGB(all)} for ${state.billions.toLocaleString("en")} billion parameters. ` +
-      (now.least[state.gpu] === null ? `On no number of ranks up to 4,096 it fits the ${room} of ${state.gpu}.`
+      (now.least[state.gpu] === null ? `It fits the ${room} of ${state.gpu} on no number of ranks up to 4,096.`
         : `From ${ranksInWords(now.least[state.gpu])} on it fits the ${room} of ${state.gpu}.`));
     $$("li", mount.$(".legend")).at(-1).lastChild.textContent =
       state.precision === "fp32" ? "optimizer states" : "optimizer states, and masters";
@@ -113,8 +126,7 @@ TOOLS.memory = mount => {
         svg.append(group);
         totals.push(draw("text", { x: wide, y: y - 6, "font-size": 13, "text-anchor": "end", class: "total over" }));
       });
-      svg.append(draw("line", { class: "room", y1: 16, y2: BAR.row * STAGES.length - 8, stroke: "currentColor",
-                                "stroke-dasharray": "4 3" }),
+      svg.append(draw("path", { class: "room", stroke: "currentColor", "stroke-dasharray": "4 3" }),
                  draw("text", { class: "room", y: BAR.row * STAGES.length + 8, "font-size": 12 }), ...totals);
       return svg;
     },
@@ -135,8 +147,7 @@ TOOLS.memory = mount => {
       $("svg", mount.$(".bars")).setAttribute("aria-label", "a rank keeps " + answer.stages
         .map(({ name, kept }) => `${inGB(sum(kept))} in ${called(name)}`).join(", "));
       const [line, text] = $$(".room", mount.$(".bars")), x = Math.min(room / all, 1) * wide;
-      line.setAttribute("x1", x);
-      line.setAttribute("x2", x);
+      line.setAttribute("d", STAGES.map((_, row) => `M${x} ${row * BAR.row + 18}v${BAR.high + 4}`).join(""));
       line.setAttribute("visibility", room < all ? "visible" : "hidden");
       text.setAttribute("x", x);
       text.setAttribute("text-anchor", x > wide / 2 ? "end" : "start");

@@ -59,4 +59,25 @@ def test_stages_play_in_the_lesson(open_page):
 def test_a_bad_link_is_told_in_a_line_above_what_the_page_begins_with(open_page, link, line):
     page = open_page(f"memory.html#{link}")
     page.locator(".problem", has_text=line).wait_for()
+    page.wait_for_url("**billions=7&ranks=8&precision=fp32&stage=zero3&gpu=h100")
     assert page.locator(".bars .stage").count() == 4 and page.locator(".refused").count() == 0
+
+
+def test_of_a_bad_link_what_is_good_stays(open_page):
+    page = open_page("memory.html#billions=abc&ranks=4&stage=02")
+    page.wait_for_url("**billions=7&ranks=4&precision=fp32&stage=02&gpu=h100")
+    assert page.inner_text(".problem") == "billions = 'abc' is no number from 0.001 to 10000"
+    verdict(page, "It fits the 80 GB of h100 on no number of ranks up to 4,096.")
+
+
+def test_no_label_lies_on_the_line_of_a_gpus_memory(open_page):
+    page = open_page("memory.html#stage=zero2&ranks=16")
+    verdict(page, "zero2: ")
+    line = page.get_attribute(".bars path.room", "d")
+    x = float(line[1:].split()[0])
+    rows = [float(part.split("v")[0].split()[1]) for part in line.split("M")[1:]]
+    spans = page.eval_on_selector_all(".bars text", """all => all.map(one => one.getBBox()).map(
+        ({ x, y, width, height }) => [x, x + width, y, y + height])""")
+    assert len(rows) == 4 and any(left < x < right for left, right, *_ in spans)
+    for left, right, top, bottom in spans:
+        assert not left < x < right or all(bottom <= row + 2 or row + 22 <= top for row in rows)
