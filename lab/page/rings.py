@@ -13,6 +13,7 @@ from lab.chapters import rooms_with
 from lab.page.parameters import known, one_of, whole
 
 RANKS = 1, 16
+DOCUMENTS, WINDOWS = (0, 16, 32, 64, 128), (0, 16, 64)          # of the sliders
 TOKENS = 256                    # of a sequence around a ring, or as many as its ranks share
 FEWEST = 8                      # of a document in the mean, and of a window
 CUTS = "sequence", "document"
@@ -22,9 +23,10 @@ PACKED = 41                     # the step whose documents are as many as their 
 def ring(asked):
     """For a ring, and a zig-zag of the sequence or of each document: `holds`, the runs of places of
     each rank; `shapes`, of each hop and rank, what it computes, see flat;
-    `pairs`, of each hop and rank, how many of a query and a key; `work`, of each rank in all. No
-    more hops than anybody needs. busiest: the work of the busiest rank over the mean, for both
-    cuts. documents: how long they are in the mean, 0: one; window: 0: all."""
+    `pairs`, of each hop and rank, how many of a query and a key. No more hops than anybody needs.
+    busiest: the work of the busiest rank over the mean, for both cuts. documents: how long they are
+    in the mean, 0: one; window: 0: all. takes: of each name the values that are offered beside the
+    others."""
     known(asked, "ranks", "documents", "cut", "window")
     n, cut = whole(asked, "ranks", 4, *RANKS), one_of(asked, "cut", "sequence", CUTS)
     documents, window = (at_least_or_none(asked, name) for name in ("documents", "window"))
@@ -36,8 +38,11 @@ def ring(asked):
         model=SimpleNamespace(seq=seq), documents=documents, seed=0)), PACKED)
     of = {"ring": drawn.layout_of("ring", "sequence", n, starts, window)} | {
         each: drawn.layout_of("zigzag", each, n, starts, window) for each in CUTS}
+    takes = {"ranks": [ranks for ranks in range(2, RANKS[1] + 1) if seen(ranks, documents, cut)],
+             "documents": [mean for mean in DOCUMENTS if seen(n, mean, cut)],
+             "cut": [each for each in CUTS if seen(n, documents, each)], "window": WINDOWS}
     return {
-        "ranks": n, "tokens": seq, "padding": len(of["document"].starts) / seq - 1,
+        "ranks": n, "takes": takes, "tokens": seq, "padding": len(of["document"].starts) / seq - 1,
         "busiest": {name: contexts.imbalance(layout) for name, layout in of.items()},
         "ring": laid_out(drawn, of["ring"]), "zigzag": laid_out(drawn, of[cut])}
 
@@ -57,8 +62,7 @@ def laid_out(drawn, layout):
             "shapes": [[[flat(corners) for corners, *_ in shapes] for shapes in of_hop]
                        for of_hop in hops],
             "pairs": [[sum(pairs for _, pairs, _ in shapes) for shapes in of_hop]
-                      for of_hop in hops],
-            "work": contexts.work(layout)}
+                      for of_hop in hops]}
 
 
 def flat(corners):
@@ -70,11 +74,16 @@ def flat(corners):
     return [number for corner in corners for number in corner]
 
 
+def seen(n, documents, cut):
+    """Whether it is offered. Documents are cut into chunks of two tokens or more in the mean:
+    smaller ones are many, and too small to be seen."""
+    return cut == "sequence" or documents == 0 or documents >= 4 * n
+
+
 def examples():
-    """A grid of what the sliders can be moved to. Documents are cut into chunks of two tokens or
-    more in the mean: smaller ones are many, and too small to be seen."""
+    """All that the sliders can be moved to."""
     for n, documents, cut, window in itertools.product(
-            range(2, RANKS[1] + 1), (0, 16, 32, 64, 128), CUTS, (0, 16, 64)):
-        if cut == "sequence" or documents == 0 or documents >= 4 * n:
+            range(2, RANKS[1] + 1), DOCUMENTS, CUTS, WINDOWS):
+        if seen(n, documents, cut):
             yield "ring", {"ranks": str(n), "documents": str(documents), "cut": cut,
                            "window": str(window)}

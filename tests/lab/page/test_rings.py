@@ -7,7 +7,7 @@ import pytest
 
 import common
 from lab.bench import contexts
-from lab.page import answers, rings
+from lab.page import answers, rings, tools
 from tests.conftest import chapter
 
 
@@ -43,8 +43,9 @@ def test_a_ring_is_the_chapters(n, documents, cut, window):
                 assert sees == 0 or hop < len(of["pairs"]) == len(layout.blocks)
             if not documents:
                 run = len(mine) // (2 if variant == "zigzag" else 1)
-                assert of["work"][rank] == six.pairs(variant, rank, n, seq, (run + 1) / (2 * run))
-        assert of["work"] == contexts.work(layout)
+                assert sum(pairs[rank] for pairs in of["pairs"]) == six.pairs(
+                    variant, rank, n, seq, (run + 1) / (2 * run))
+        assert [sum(of_rank) for of_rank in zip(*of["pairs"])] == contexts.work(layout)
         assert {begin for begin, _ in of["documents"]} == {*layout.starts.tolist()}
         padding = [place for begin, end in of["padding"] for place in range(begin, end)]
         assert padding == (layout.source < 0).nonzero().flatten().tolist()
@@ -72,6 +73,18 @@ def corners_of(shape):
         left, top, right, bottom = shape
         return [(left, top), (right, top), (right, bottom), (left, bottom)]
     return [*zip(shape[::2], shape[1::2])]
+
+
+def test_all_that_is_offered_beside_an_example_is_an_example():
+    asked = [one for name, one in answers.examples_but_plans() if name == "ring"]
+    for one in asked[::25]:
+        for name, values in rings.ring(one)["takes"].items():
+            assert all(one | {name: str(value)} in asked for value in values)
+
+
+def test_script_and_answer_name_the_same_cuts():
+    script = (tools.FILES / "rings.js").read_text()
+    assert f"const CUTS = {json.dumps(rings.CUTS)};" in script
 
 
 def test_examples_are_a_grid_and_small():

@@ -2,10 +2,10 @@
 "use strict";
 
 TOOLS.rings = mount => {
-  const SIZE = mount.large ? 400 : 290, EDGE = mount.large ? 58 : 52, STRIP = 6;
-  const FEWEST = 8, LARGEST = 13, LEAST = 7;            // tokens of a document; px of a digit
-  const GRID = { ranks: upTo(16, 2), documents: [0, ...powers(128, FEWEST)], cut: ["sequence", "document"],
-                 window: [0, ...powers(128, FEWEST)] };
+  const SIZE = mount.large ? 400 : 290, EDGE = 58, STRIP = 6;
+  const LARGEST = 13, LEAST = 7;                        // px of a digit
+  const CUTS = ["sequence", "document"];
+  const names = ["ranks", "documents", "cut", "window"];
   const state = {}, controls = {};
   let answer = null, playing = null, isLinked = false;   // isLinked: a link has said what is shown
 
@@ -18,13 +18,13 @@ TOOLS.rings = mount => {
   const rangeOf = ranks => isRun(ranks) ? `${ranks[0]} to ${ranks.at(-1)}` : listed(ranks);
 
   function setUp() {
-    for (const [name, values] of Object.entries(GRID)) {
+    for (const name of names) {
       const asks = () => {
         stop();
         state[name] = controls[name].value;
         update();
       };
-      controls[name] = (name === "cut" ? selector : slider)(name, values, values[0], asks);
+      controls[name] = name === "cut" ? selector(name, CUTS, CUTS[0], asks) : slider(name, [0], 0, asks);
     }
     controls.hop = slider("hop", [0], 0, () => { stop(); go(controls.hop.value); });
     mount.$(".question").append(...mount.large ? Object.values(controls) : [controls.ranks, controls.hop]);
@@ -36,23 +36,19 @@ TOOLS.rings = mount => {
   function begin() {                                      // as a link has it
     stop();
     isLinked = true;
-    Object.assign(state, mount.begins([...Object.keys(GRID), "hop"]));
+    Object.assign(state, mount.begins([...names, "hop"]));
     update();
   }
 
-  // Whether the state, with another value, is answered: no document is shorter than its chunks are many.
-  function can(name, value) {
-    const { hop, ...asked } = { ...state, [name]: value };
-    return mount.can("ring", asked) &&
-      (asked.cut === "sequence" || asked.documents === 0 || asked.documents >= 2 * asked.ranks);
-  }
-
-  function bound() {
-    for (const [name, values] of Object.entries(GRID)) {
-      const allowed = values.filter(value => can(name, value));
-      controls[name].set(allowed, state[name]);
+  function bound() {                                      // to what is offered beside the others, and is answered
+    const { hop, ...asked } = state, offered = {};
+    for (const name of names) {
+      offered[name] = answer.takes[name].filter(value => mount.can("ring", { ...asked, [name]: value }));
+      controls[name].set(offered[name], state[name]);
     }
-    for (const option of $$("option", controls.cut)) option.disabled = !can("cut", option.value);
+    for (const option of $$("option", controls.cut)) {
+      option.disabled = option.value !== state.cut && !offered.cut.includes(option.value);
+    }
   }
 
   const update = mount.latest(async signal => {

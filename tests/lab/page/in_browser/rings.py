@@ -49,8 +49,8 @@ def test_the_ring_waits_and_the_zigzag_does_not(open_page, address):
 
 
 def test_documents_lie_in_frames_and_are_cut(open_page, address):
-    page = open_page("rings.html#ranks=4&documents=32&hop=3")
-    told = asked(address, "ring?ranks=4&documents=32")
+    page = open_page("rings.html#ranks=4&documents=64&hop=3")
+    told = asked(address, "ring?ranks=4&documents=64")
     busiest = told["busiest"]
     verdict(page, f"{busiest['sequence']:.2f} if a zig-zag cuts the sequence, and "
                   f"{busiest['document']:.2f} if", ".sums")
@@ -60,9 +60,9 @@ def test_documents_lie_in_frames_and_are_cut(open_page, address):
     page.locator("select[name=cut]").select_option("document")
     page.locator(".zigzag-matrix .padded").first.wait_for(state="attached")
     assert "all compute" in page.inner_text(".zigzag-says")
-    assert "documents=32" in page.url and "cut=document" in page.url
+    assert "documents=64" in page.url and "cut=document" in page.url
     shoot(page, "rings-document")
-    for _ in range(13):                                 # a mean of 16 would be too short for these
+    for _ in range(13):                                 # a mean of 32 would be too short for these
         page.locator("input[name=ranks]").press("ArrowRight")
     verdict(page, "On 16 ranks")
     page.locator("input[name=documents]").press("ArrowLeft")
@@ -86,7 +86,7 @@ def test_every_control_moves_something(open_page):
         else:
             pytest.fail(name)
         assert page.is_hidden(".problem")
-    assert "ranks=7&documents=128&cut=sequence&window=128&hop=1" in page.url
+    assert "ranks=7&documents=128&cut=sequence&window=64&hop=1" in page.url
 
 
 @pytest.mark.parametrize(("link", "scheme"), [
@@ -129,6 +129,8 @@ def test_a_bad_link_is_told_in_a_line(open_page, link, line, shown):
     page.locator(".problem", has_text=line).wait_for()
     verdict(page, shown)
     assert page.locator(".ring-matrix .block").count() > 3 and not page.locator(".refused").count()
+    if "hop" in link:
+        assert f"hop={line[-1]}" in page.url
     page.click(".next")
     page.locator(".problem").wait_for(state="hidden")
 
