@@ -12,7 +12,7 @@ from lab.page.parameters import known, one_of, real, whole
 
 RANKS = 64                      # of a pipeline
 ACTIONS = 6000                  # of a schedule
-SHOWN = {"ranks": 16, "micro_batches": 64}      # of the sliders, in files/tools/schedules.js
+SHOWN = {"ranks": 16, "micro_batches": 64}      # of the sliders
 
 
 def seven():
@@ -45,7 +45,7 @@ def schedule(asked):
     return {
         "actions": [[[*action, *span[action]] for action in actions] for actions in made.actions],
         "alive": [seven().alive_over_time(actions) for actions in made.actions],
-        "most_alive": most, "stages": made.ranks, "depth": made.depth, "slices": v,
+        "most_alive": most, "stages": made.ranks, "slices": v,
         "end": max(end for _, end in span.values()), "takes": takes,
         "bubble": schedules.simulated_bubble(made, name, *times),
         "formula": seven().bubble(name, p, m, v, *times),

@@ -18,7 +18,7 @@ TOOLS.schedules = mount => {
   }
 
   function setUp() {
-    const values = { ranks: upTo(16), micro_batches: upTo(64), chunks: upTo(4),
+    const values = { ranks: [state.ranks], micro_batches: [state.micro_batches], chunks: upTo(4),
                      F: upTo(30).map(tenths => tenths / 10) };
     values.B = values.W = values.F;
     for (const name of names) {
@@ -231,7 +231,8 @@ TOOLS.schedules = mount => {
         path += ` H ${at * scale} V ${up(rank, alive)}`;
       });
       paths[rank].setAttribute("d", `${path} H ${now * scale} V ${up(rank, 0)} Z`);
-      counts[rank].textContent = `${alive} of ${answer.most_alive[rank]}`;
+      counts[rank].textContent = now === answer.end ? `up to ${Math.max(...answer.alive[rank])}`
+        : `${alive} of ${answer.most_alive[rank]}`;
     });
     for (const line of $$(".now", mount.root)) {
       line.setAttribute("x1", now * scale);

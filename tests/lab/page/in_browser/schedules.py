@@ -25,6 +25,8 @@ def test_a_schedule_plays_and_what_is_alive_with_it(open_page, address):
     for words in (page.inner_text(".verdict"), page.get_attribute(".time svg[role]", "aria-label")):
         assert f"bubble {100 * told['bubble']:.1f}%" in words
     every = sum(map(len, told["actions"]))
+    assert page.locator(".alive .count").all_text_contents() == [
+        f"up to {max(alive)}" for alive in told["alive"]]
     assert begun(page) == page.locator(".time .action").count() == every
     page.click(".run")
     page.wait_for_timeout(1500)
