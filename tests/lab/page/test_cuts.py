@@ -1,6 +1,7 @@
 """Who holds which part of which matrix, as the page is told it."""
 
 import importlib
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -74,6 +75,13 @@ def test_what_is_offered_beside_a_mesh_is_answered_and_no_more(mesh):
             except Refused:
                 is_answered = False
             assert is_answered == (value in takes[name]), (name, value)
+
+
+def test_the_script_names_the_same_chapters_and_what_04_has():
+    script = (tools.FILES / "cuts.js").read_text()
+    assert f"const CHAPTERS = {json.dumps(cuts.CHAPTERS)};" in script
+    alone = ", ".join(f"{name}: {cuts.MESH[name]}" for name in ("pp", "dp", "cp", "ep", "experts"))
+    assert f"const ALONE = {{ {alone} }};" in script
 
 
 def test_what_the_pages_ask_first_is_among_the_stored_answers():
