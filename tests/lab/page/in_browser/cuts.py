@@ -88,4 +88,5 @@ def test_a_bad_link_is_told_in_a_line_above_what_the_page_begins_with(open_page,
     page = open_page(f"cuts.html#{link}")
     page.locator(".problem", has_text=line).wait_for()
     assert "Rank 0, at pp 0" in page.inner_text(".verdict")
+    assert page.url.endswith("&rank=0")
     assert page.locator(".ranks button").count() == 8 and not page.locator(".refused").count()
