@@ -15,6 +15,7 @@ Raises Refused with one line for whatever cannot be answered.
 
 import itertools
 import math
+from dataclasses import fields
 
 from common import Refused
 from lab.chapters import chapter, rooms_with
@@ -24,6 +25,7 @@ from lab.page.plans import best, layout_of, plan
 from lab.planner import planning, rooflines
 
 BYTES = "weight_bytes", "gradient_bytes", "master_bytes", "moment_bytes", "sent_bytes"
+HIGHEST = 2**31 - 1             # of the planner's whole numbers without a limit of their own
 
 
 def ten():
@@ -44,13 +46,22 @@ def choices():
         "two_hops": {name: software.two_hops for name, software in first.SOFTWARE.items()},
         "bytes": {name: {field: getattr(software, field) for field in BYTES}
                   for name, software in first.SOFTWARE.items()},
-        "recompute": first.CHOICES["recompute"],
+        "most": highest(), "recompute": first.CHOICES["recompute"],
         "layout_schedules": first.CHOICES["schedule"], "causes": planning.CAUSES,
         "map": {"models": figure.MODELS, "gpus": figure.GPUS, "tokens": figure.TOKENS},
         "collectives": list(chapter("00").BY_HAND),
         "schedules": list(pipelines.by_hand()), "torus": rooflines.TORUS,
         "dense_models": dense_models(), "strategies": rooflines.STRATEGIES,
     }
+
+
+def highest():
+    """{whole number that the planner is asked with: the highest that it takes}."""
+    first = ten()
+    names = ["gpus", "batch", *(field.name for kind in (first.Model, first.Layout, first.Software)
+                                for field in fields(kind) if field.type is int)]
+    return {name: max(first.CHOICES[name]) if name in first.CHOICES
+            else planning.LIMITS.get(name, (HIGHEST + 1, 1))[0] - 1 for name in names}
 
 
 # -------------------------------------------------------------------------------- 10: the rooflines

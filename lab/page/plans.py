@@ -49,7 +49,9 @@ def flags_of(asked):
 
 
 def in_words_of_the_page(text):
-    """Without what is for a terminal: "--micro-batch 2" is "micro batch 2"."""
+    """Without what is for a terminal: "--micro-batch 2" is "micro batch 2", "in [1, 9)" is "from 1
+    to 8"."""
+    text = re.sub(r"in \[(\d+), (\d+)\)", lambda of: f"from {of[1]} to {int(of[2]) - 1}", text)
     text = re.sub(r"(: --published| \(python .*)$", "", text)
     return re.sub(r"--([a-z0-9-]+)", lambda flag: flag[1].replace("-", " "), text)
 

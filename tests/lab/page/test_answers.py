@@ -113,6 +113,15 @@ def test_a_plan_says_nothing_of_a_terminal():
     assert "--" not in str(mixture["caveats"]) and "--node-limit=2" in mixture["command"]
 
 
+def test_the_highest_numbers_are_the_planners(ten):
+    """Which says what is higher in words of the page."""
+    for name, most in answers.choices()["most"].items():
+        assert planning.arguments(ten, [f"{planning.as_flag(name)}={most}"])
+        with pytest.raises(Refused, match=f"({most + 1} is no whole number from [01] to {most}|"
+                                          f"invalid choice: {most + 1})"):
+            plans.question({name: str(most + 1)})
+
+
 def test_what_a_lesson_begins_with_is_answered_there():
     [(_, search), (_, plan)] = tools.asks_first("planner", tools.TOOLS["planner"].begins)
     shown = answers.plan(plan)

@@ -34,6 +34,7 @@ TOOLS.planner = mount => {
     if (![...QUESTION, ...LAYOUT].includes(name)) return `there is no ${name} to choose`;
     const all = WORDS[name];
     if (all) return all.includes(value) ? "" : `${name} = ${value} is none of ${all.join(", ")}`;
+    if (value > choices.most[name]) return `${name} = ${value} is more than ${choices.most[name]}`;
     return Number.isInteger(value) && value >= least(name) ? ""
       : `${name} = ${value} is no whole number from ${least(name)} on`;
   }
@@ -109,7 +110,13 @@ TOOLS.planner = mount => {
     const field = make("input", { type: "number", min: 1, name: `${name}_number`, "aria-label": name });
     label.lastChild.replaceWith(field);
     label.set = (values, now) => { set(values, now); field.value = label.value = now; };
-    field.addEventListener("change", () => { label.value = Number(field.value); choose(name); });
+    field.addEventListener("change", () => {
+      if (field.value === "") field.value = label.value;  // no number: it stays
+      else {
+        label.value = Number(field.value);
+        choose(name);
+      }
+    });
     return label;
   }
 
@@ -223,6 +230,9 @@ TOOLS.planner = mount => {
     mount.$(".seconds").replaceChildren(...(plan.memory ? [
       bar(`${seconds(plan.seconds)} of a step`, plan.time, plan.seconds), legend(plan.time, seconds)] : []));
     mount.$(".explain")?.replaceChildren(...plan.explain.map(line => make("li", {}, line.trim())));
+    for (const place of [".memory", ".seconds", ".explain"].map(name => mount.$(name)).filter(Boolean)) {
+      place.hidden = place.previousElementSibling.hidden = !place.children.length;
+    }
     if (mount.large) mount.$(".command").textContent = plan.command;
   }
 
@@ -312,9 +322,13 @@ TOOLS.planner = mount => {
     try {
       await answer(signal);
     } catch (error) {
-      if (!signal.aborted) say("");
-      throw error;
+      if (signal.aborted) throw error;
+      say("");
+      mount.root.classList.remove("waits");
+      mount.tell(error.message);
     }
+    resting = signal;
+    if (mapIsSeen) await fillMap(signal);
   });
 
   // The layout that is shown is answered first, where it still fits; and then the search.
@@ -343,8 +357,6 @@ TOOLS.planner = mount => {
       if (!found.fits) mount.tell(why, false);
       offer(found.changes);
     }
-    resting = signal;
-    if (mapIsSeen) await fillMap(signal);
   }
 
   // A layout that a reader chose, beside the fastest; or what would make it fit.
@@ -361,7 +373,7 @@ TOOLS.planner = mount => {
   // ------------------------------------------------------------------------------------------ the map
 
   const cells = [];                                       // { button, name, gpus, asked }
-  let mapIsSeen = false, resting = null;                  // the signal of the last question that was answered
+  let mapIsSeen = false, resting = null;                  // the signal of the last question, when it has ended
 
   function setUpMap() {
     const head = make("tr"), { models, gpus: all } = choices.map;
