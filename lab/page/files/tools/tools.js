@@ -16,6 +16,7 @@ class Mount {                                           // the place of a tool
     this.large = "large" in root.dataset;
     this.written = -Infinity;                           // when the link was, for a reader's choice
     this.isTouched = false;                             // since then
+    this.before = null;                                 // what was there, while it says what one waits for
     for (const kind of ["input", "change", "click"]) {
       root.addEventListener(kind, () => { this.isTouched = true; }, true);
     }
@@ -47,8 +48,28 @@ class Mount {                                           // the place of a tool
   async ask(name, asked, signal) {
     const query = written(name, asked);
     const told = $$("script[data-asked]", this.root).find(one => one.dataset.asked === query);
-    return told ? JSON.parse(told.textContent)
-      : ask(query, signal, words => { (this.$(".status") ?? this.$(".verdict")).textContent = words; });
+    return told ? JSON.parse(told.textContent) : this.waited(query, signal);
+  }
+
+  // The same, from Python. What a reader waits for is told in place of the verdict, which comes back if nothing
+  // is answered.
+  async waited(query, signal) {
+    const place = this.$(".status") ?? this.$(".verdict");
+    try {
+      const answer = await ask(query, signal, words => {
+        if (signal.aborted) return;
+        this.before ??= [...place.childNodes];
+        place.textContent = words;
+      });
+      this.before = null;
+      return answer;
+    } catch (error) {
+      if (this.before && !signal.aborted) {
+        place.replaceChildren(...this.before);
+        this.before = null;
+      }
+      throw error;
+    }
   }
 
   // Whether somebody answers it: where the page is files, not everything is. It bounds sliders.
@@ -56,21 +77,28 @@ class Mount {                                           // the place of a tool
     return !window.STORED || isAnswered(written(name, asked));
   }
 
+  // A line for each name of the page's link that is none of these.
+  unknown(names) {
+    return Object.keys(this.large ? readLink() : {}).filter(name => !names.includes(name))
+      .map(name => `there is no ${name} to choose: it is left out`);
+  }
+
   // The answer to a tool's state, but for names of it that are shown alone. A link that is refused when the
-  // page is opened is told in a line, and the state becomes what the tool begins with.
+  // page begins with it is told in a line, and the state becomes what the tool begins with.
   async answerTo(name, state, shown, signal) {
     const asks = () => Object.fromEntries(Object.entries(state).filter(([key]) => !shown.includes(key)));
-    let answer, problem = "";
+    const problems = this.unknown(Object.keys(state));
+    let answer;
     try {
       answer = await this.ask(name, asks(), signal);
     } catch (error) {
       if (this.answered || signal.aborted) throw error;
-      problem = error.message;
+      problems.unshift(error.message);
       Object.assign(state, this.begins(Object.keys(state), {}));
       answer = await this.ask(name, asks(), signal);
     }
     this.answered = true;
-    this.tell(problem, false);
+    this.tell(problems.join("; "), false);
     return answer;
   }
 
@@ -99,7 +127,7 @@ class Mount {                                           // the place of a tool
 
   // On the tool's own page, Back and an edited link begin anew.
   onLink(begin) {
-    if (this.large) addEventListener("hashchange", () => { this.isTouched = false; begin(); });
+    if (this.large) addEventListener("hashchange", () => { this.isTouched = this.answered = false; begin(); });
   }
 }
 
@@ -122,15 +150,24 @@ function written(name, asked) {                         // as lab/page/tools.py 
 // reader waits for.
 async function ask(query, signal, tell) {
   const data = await (window.STORED ? answerOfFiles(query, signal, tell)
-    : fetch(`api/${query}`, { signal }).then(response => response.json()));
+    : answerOfServer(query, signal));
   signal?.throwIfAborted();
   if (data.error) throw new Error(data.error);
   return data;
 }
 
-// A link holds the whole state of a tool's own page, behind its #.
+async function answerOfServer(query, signal) {
+  const response = await fetch(`api/${query}`, { signal }).catch(() => {
+    signal?.throwIfAborted();
+    throw new Error("the server of this page does not answer; `make page` starts it");
+  });
+  return response.json();
+}
+
+// A link holds the whole state of a tool's own page, behind its #. One to a place of the page has none.
 function readLink() {
-  return Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  const { hash } = location;
+  return hash.includes("=") ? Object.fromEntries(new URLSearchParams(hash.slice(1))) : {};
 }
 
 // ------------------------------------------------------------------------------------------- drawing

@@ -154,6 +154,8 @@ def test_what_does_not_fit_is_said_with_a_change_that_works(open_page):
     ("gpus=0", "gpus = 0 is no whole number from 1 on: here it is 512", "gpus=512"),
     ("model=foo", "model = foo is none of 1b,", "model=70b"),
     ("cluster=foo", "cluster = foo is none of a100,", "cluster=h100"),
+    ("gpus=20000000", "gpus = 20000000 is more than 16777215: here it is 512", "gpus=512"),
+    ("zero=7", "zero = 7 is more than 3: it is left out", "gpus=512"),
     ("tp=x", "tp = x is no whole number from 1 on: it is left out", "gpus=512"),
     ("colour=red", "there is no colour to choose", "gpus=512")])
 def test_a_link_that_is_wrong_is_told(open_page, link, said, shown):
@@ -171,6 +173,58 @@ def test_a_search_that_fails_is_told(open_page):
     page.locator("select[name=model]").select_option("1b")
     verdict(page, "the search took more", ".problem")
     assert "searching" not in page.inner_text(".told")
+
+
+def test_a_map_is_filled_whatever_became_of_the_question(open_page):
+    page = open_page("planner.html", height=600)
+    verdict(page, FASTEST, ".status")
+    page.route("**/best?**", lambda route: route.fulfill(
+        status=400, content_type="application/json", body='{"error": "the search took more"}'))
+    move(page, "gpus", "ArrowLeft")
+    verdict(page, "the search took more", ".problem")
+    assert not page.locator(".tool.waits").count()
+    page.locator(".map").scroll_into_view_if_needed()
+    page.locator(".map button", has_text="no").nth(19).wait_for()
+
+
+def test_an_empty_field_keeps_its_number_and_no_heading_is_empty(open_page):
+    page = open_page("planner.html#gpus=513")
+    verdict(page, "✗")
+    page.locator(".offers button").first.wait_for()
+    headings = page.locator(".results h2:visible").all_inner_texts()
+    assert not [one for one in headings if one.startswith(("Memory", "Seconds", "What would"))]
+    field = page.locator("input[name=gpus_number]")
+    field.fill("")
+    field.blur()
+    assert field.input_value() == "513" and "gpus = 0" not in page.inner_text(".told")
+    field.fill("512")
+    field.blur()
+    verdict(page, FASTEST, ".status")
+    assert len(page.locator(".results h2:visible").all()) == len(headings) + 3
+
+
+def test_a_server_that_is_gone_is_told(open_page):
+    page = open_page("planner.html")
+    verdict(page, FASTEST, ".status")
+    page.evaluate("() => { fetch = () => Promise.reject(new TypeError('Failed to fetch')); }")
+    move(page, "gpus", "ArrowLeft")
+    verdict(page, "the server of this page does not answer; `make page` starts it", ".problem")
+
+
+@pytest.mark.parametrize("name", ["schedules", "cuts", "rings", "memory", "collectives"])
+def test_a_name_that_a_link_has_in_vain_is_told(open_page, name):
+    page = open_page(f"{name}.html#foo=1")
+    verdict(page, "there is no foo to choose: it is left out", ".problem")
+    assert "foo" not in page.url and not page.locator(".refused").count()
+
+
+def test_an_edited_link_that_is_refused_is_told_as_a_new_one(open_page, address):
+    page = open_page("cuts.html")
+    verdict(page, " ")
+    page.goto(f"{address}cuts.html#tp=7")
+    verdict(page, "of tp = 7", ".problem")
+    page.wait_for_url("**tp=2**")
+    assert not page.locator(".refused").count()
 
 
 def test_a_map_of_layouts_is_filled_when_it_is_seen(open_page):
