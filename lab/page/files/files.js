@@ -4,6 +4,7 @@
 "use strict";
 
 const LONGEST = 60;                                     // seconds of an answer
+const GONE = 2;                                         // seconds of one that nobody waits for any more
 const asScript = {};                                    // {address: when it is loaded}
 
 const nameOf = query => query.slice(0, query.indexOf("?"));
@@ -13,7 +14,11 @@ function loaded(address) {
     const script = document.createElement("script");
     script.src = address;
     script.addEventListener("load", resolve);
-    script.addEventListener("error", () => reject(new Error(`${address} could not be loaded`)));
+    script.addEventListener("error", () => {            // the next question tries again
+      delete asScript[address];
+      script.remove();
+      reject(new Error(`${address} could not be loaded`));
+    });
     document.head.append(script);
   });
   return asScript[address];
@@ -48,7 +53,10 @@ function answersTo(name) {
   finders[name] ??= (async () => {
     await loaded(`answers/${name}.js`);
     return unpacked(...await unzipped(STORED[name]).json());
-  })();
+  })().catch(error => {
+    delete finders[name];
+    throw error;
+  });
   return finders[name];
 }
 
@@ -73,7 +81,7 @@ function unpacked(pool, lines) {
 let python = null;                                      // a worker, when it has begun
 let before = Promise.resolve();                         // until the answer before has been given
 
-// One question at a time; one that is aborted while it waits is not asked.
+// One question at a time; one that is aborted while it waits is not asked, and one that runs does not run long.
 async function askPython(query, signal, tell) {
   const waiting = before;
   let end;
@@ -81,23 +89,16 @@ async function askPython(query, signal, tell) {
   try {
     await waiting;
     signal?.throwIfAborted();
-    return JSON.parse(await toldByPython(query, tell));
-  } finally {
-    end();
-  }
-}
-
-async function toldByPython(query, tell) {
-  try {
     if (!python) {
       tell(`Python is loading, ${STORED.megabytes} MB, once …`);
       await startPython();
+      signal?.throwIfAborted();
       tell("Python computes …");
     }
-    return await said(python, query);
-  } catch (error) {
-    endPython();
-    throw error;
+    const smaller = nameOf(query) === "best" ? "fewer GPUs, or degrees that are given," : "smaller numbers";
+    return JSON.parse(await said(query, `took more than ${LONGEST} s here, and was stopped: ${smaller} would work`, signal));
+  } finally {
+    end();
   }
 }
 
@@ -110,19 +111,21 @@ async function startPython() {
   await loaded("python/python.js");
   const code = new Blob([`"use strict";\n${unzipped}\n(${pythonWorker})();`], { type: "text/javascript" });
   python = new Worker(URL.createObjectURL(code));
-  await said(python, window.PYTHON);
+  await said(window.PYTHON, `took more than ${LONGEST} s to start here, and was stopped`);
 }
 
-// What the worker says to that. Throws where it fails, or takes too long.
-function said(worker, message) {
+// What the worker says to that. Where it fails, takes too long, or nobody waits for it, it is ended.
+function said(message, late, signal) {
   return new Promise((resolve, reject) => {
-    const late = `Python took more than ${LONGEST} s here, and was stopped: fewer GPUs, or degrees that are ` +
-                 "given, would work";
-    const timer = setTimeout(() => reject(new Error(late)), 1000 * LONGEST);
+    const timer = setTimeout(() => reject(new Error(`Python ${late}`)), 1000 * LONGEST);
     const once = act => ({ data, message }) => { clearTimeout(timer); act(data ?? message); };
-    worker.onmessage = once(resolve);
-    worker.onerror = once(words => reject(new Error(`Python has failed here: ${words}`)));
-    worker.postMessage(message);
+    python.onmessage = once(resolve);
+    python.onerror = once(words => reject(new Error(`Python has failed here: ${words}`)));
+    signal?.addEventListener("abort", () => setTimeout(() => reject(signal.reason), 1000 * GONE));
+    python.postMessage(message);
+  }).catch(error => {
+    endPython();
+    throw error;
   });
 }
 

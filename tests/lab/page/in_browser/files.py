@@ -62,10 +62,13 @@ def open_files(chromium, served, sites):
     addresses = {"folder": f"file://{sites[True]}/", "server": served,
                  "without": f"file://{sites[False]}/"}
 
-    def open_one(at, name):
+    def open_one(at, name, blocked=None):
         contexts.append(chromium.new_context(viewport={"width": 1300, "height": 900}))
         page = contexts[-1].new_page()
-        page.on("console", lambda said: wrong.append((at, name, said.text)))
+        if blocked:
+            page.route(blocked, lambda route: route.abort())
+        page.on("console", lambda said: wrong.append((at, name, said.text))
+                if not (blocked and "net::ERR_FAILED" in said.text) else None)
         page.on("pageerror", lambda error: wrong.append((at, name, str(error))))
         page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(
             (addresses[at], "blob:")) else None)
@@ -135,7 +138,20 @@ def test_each_slider_is_answered(open_files, with_python, tool, at):
 
 @pytest.mark.parametrize("tool", tools.TOOLS)
 def test_without_python_sliders_are_bounded_to_what_is_stored(open_files, tool):
-    moves_all(open_files("without", f"{tool}.html"))
+    assert moves_all(open_files("without", f"{tool}.html"))
+
+
+def test_python_that_cannot_be_loaded_is_told_and_asked_for_again(open_files, with_python):
+    blocked = "**/python/python.js"
+    page = open_files("server", "schedules.html", blocked)
+    before = settled(page)
+    move(page, "F")
+    page.locator(".problem", has_text="python/python.js could not be loaded").wait_for()
+    assert settled(page) == before
+    page.unroute(blocked)
+    move(page, "F")
+    page.locator(".problem").wait_for(state="hidden", timeout=1000 * LIMIT)
+    assert "is loading" not in settled(page) and "F=1.2" in page.url
 
 
 def test_a_lesson_plays_from_a_folder(open_files):
