@@ -225,6 +225,21 @@ def test_an_old_question_is_not_asked_and_python_can_begin_anew(open_files, with
     assert len(answer(page, "schedule?ranks=7")["actions"]) == 7
 
 
+def test_a_question_that_nobody_waits_for_is_ended(open_files, with_python):
+    page = open_files("folder", "schedules.html")
+    page.set_default_timeout(1000 * LIMIT)
+    answer(page, "schedule?ranks=3")                    # Python has begun
+    told = page.evaluate("""async () => {
+        const old = new AbortController(), was = python;
+        python.postMessage = () => null;                // it computes for ever
+        const long = ask("schedule?ranks=5", old.signal, () => null);
+        setTimeout(() => old.abort(new Error("gone")), 100);
+        const ends = [await long.catch(error => error.message), python === was];
+        return [...ends, (await ask("schedule?ranks=6", null, () => null)).actions.length];
+    }""")
+    assert told == ["gone", False, 6]
+
+
 def test_size(sites):
     """What GitHub Pages is to serve, Python apart."""
     size = sum(path.stat().st_size for path in sites[False].rglob("*") if path.is_file())
