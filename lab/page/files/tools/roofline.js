@@ -23,7 +23,7 @@ TOOLS.roofline = mount => {
 
   function begin() {                                      // as a link has it, as far as that can be asked
     const names = ["cluster", "model", "strategy", "chips", "zero_axes", "tp_axes", "tokens"];
-    const link = mount.begins(names), usual = mount.begins(names, {}), problems = [];
+    const link = mount.begins(names), usual = mount.begins(names, {}), problems = mount.unknown(names);
     for (const name of names) {
       const isOne = words[name] ? words[name].includes(link[name])
         : Number.isInteger(link[name]) && link[name] >= (name === "chips" ? 2 : 1);
