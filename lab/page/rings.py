@@ -40,7 +40,7 @@ def ring(asked):
         each: drawn.layout_of("zigzag", each, n, starts, window) for each in CUTS}
     takes = {"ranks": [ranks for ranks in range(2, RANKS[1] + 1) if seen(ranks, documents, cut)],
              "documents": [mean for mean in DOCUMENTS if seen(n, mean, cut)],
-             "cut": [each for each in CUTS if seen(n, documents, each)], "window": WINDOWS}
+             "cut": [each for each in CUTS if seen(n, documents, each)], "window": [*WINDOWS]}
     return {
         "ranks": n, "takes": takes, "tokens": seq, "padding": len(of["document"].starts) / seq - 1,
         "busiest": {name: contexts.imbalance(layout) for name, layout in of.items()},
