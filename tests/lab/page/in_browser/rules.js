@@ -73,7 +73,13 @@
     if (!map.has(element)) map.set(element, make(element));
     return map.get(element);
   };
-  const styleOf = kept(styles, element => getComputedStyle(element));
+  const ASKED = ["opacity", "filter", "display", "visibility", "backgroundColor", "clipPath", "stopColor", "fill",
+                 "fillOpacity", "stroke", "strokeOpacity", "strokeWidth", "paintOrder", "webkitTextFillColor",
+                 "color", "fontSize", "fontWeight", "overflow", "overflowX", "overflowY"];
+  const styleOf = kept(styles, element => {             // a copy: each look at a style that is alive takes long
+    const style = getComputedStyle(element);
+    return Object.fromEntries(ASKED.map(name => [name, style[name]]));
+  });
   const boxOf = kept(boxes, element => element.getBoundingClientRect());
   const opacityOf = element => Number(styleOf(element).opacity);
   const isText = element => ["text", "tspan"].includes(element.localName);
@@ -108,16 +114,30 @@
     return ![...clip.children].some(shape => shape.isPointInFill?.(at));
   }
 
+  // The children that may have something at a point of the screen, the lowest first. A chart has thousands:
+  // they are kept by squares of the screen.
+  const SQUARE = 24, EDGE = 4;                          // px; a line is wider than its box
+  const squares = kept(new Map(), element => {
+    const found = new Map(), at = value => Math.floor(value / SQUARE);
+    for (const child of element.children) {
+      const box = boxOf(child);
+      for (let x = at(box.left - EDGE); x <= at(box.right + EDGE); x++) {
+        for (let y = at(box.top - EDGE); y <= at(box.bottom + EDGE); y++) {
+          const key = `${x} ${y}`;
+          if (!found.has(key)) found.set(key, []);
+          found.get(key).push(child);
+        }
+      }
+    }
+    return found;
+  });
+  const near = (element, { x, y }) => squares(element).get(`${Math.floor(x / SQUARE)} ${Math.floor(y / SQUARE)}`) || [];
+
   // The color of an SVG element at a point of the screen; ink: the color that the text has there.
   function painted(element, point, text, ink) {
     const style = styleOf(element);
     if (element === text) return through(element, ink || [0, 0, 0, 0]);
     if (style.display === "none" || isText(element) && !element.contains(text)) return [0, 0, 0, 0];
-    if (!element.contains(text)) {
-      const box = boxOf(element), edge = 1;
-      if (point.x < box.left - edge || point.x > box.right + edge || point.y < box.top - edge ||
-          point.y > box.bottom + edge) return [0, 0, 0, 0];
-    }
     if (isClipped(element, point)) return [0, 0, 0, 0];
     let color = element.localName === "svg" ? rgba(style.backgroundColor) : [0, 0, 0, 0];
     if (["defs", "clipPath", "mask", "pattern", "title", "desc", "marker"].includes(element.localName)) return color;
@@ -127,7 +147,7 @@
         color = over(paintOf(element, "stroke"), color);
       }
     }
-    for (const child of element.children) color = over(painted(child, point, text, ink), color);
+    for (const child of near(element, point)) color = over(painted(child, point, text, ink), color);
     return through(element, color);
   }
 
@@ -202,9 +222,24 @@
     return scale * parseFloat(styleOf(element).fontSize);
   }
 
+  // Of a chart's texts that are alike, MANY, at even distances: a schedule has thousands.
+  const MANY = 300;
+
+  function someOf(all) {
+    const alike = new Map(), seen = new Map(), times = (map, key) => map.set(key, (map.get(key) || 0) + 1).get(key);
+    const look = element => ["class", "font-size", "fill"].map(name => element.getAttribute(name)).join();
+    const isOne = ([element]) => element instanceof SVGElement;
+    for (const one of all) if (isOne(one)) times(alike, look(one[0]));
+    return all.filter(one => {
+      if (!isOne(one)) return true;
+      const key = look(one[0]);
+      return times(seen, key) % Math.ceil(alike.get(key) / MANY) === 0;
+    });
+  }
+
   function contrasts() {
     const found = new Map(), cells = new Map();
-    for (const [element, text, color] of texts()) {
+    for (const [element, text, color] of someOf([...texts()])) {
       if (!isShown(element) || isInactive(element)) continue;
       const inSVG = element instanceof SVGElement, ink = color ? rgba(color) : inkOf(element);
       if (!ink[3]) continue;

@@ -20,8 +20,8 @@ def seen(page, name):
 def contrasts(page):
     """Every text that is shown: its ratio to what lies behind it, and the least that it may have,
     4.5, or 3 for large text: [{ratio, least, text, where, colors, pixels, times}]. Text of SVG is
-    looked at in nine points of its letters: the worst counts. What is inactive (disabled, inert,
-    aria-disabled) is left out, as in WCAG."""
+    looked at in nine points of its letters: the worst counts; of thousands that are alike, it is
+    300. What is inactive (disabled, inert, aria-disabled) is left out, as in WCAG."""
     return seen(page, "contrasts")
 
 
