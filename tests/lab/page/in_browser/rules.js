@@ -399,7 +399,7 @@
     observer.observe({ type: "layout-shift", buffered: true });
     return new Promise(resolve => {
       setTimeout(() => resolve(seen.map(({ value, hadRecentInput, sources }) => ({
-        value, typed: hadRecentInput, where: sources.map(source => where(source.node)).filter(Boolean) }))), 100);
+        value, typed: hadRecentInput, where: sources.map(source => where(source.node)).filter(Boolean) }))), 30);
     });
   }
 
