@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from lab import ROOT
 from lab.classroom import checks, plain
+from lab.classroom.words import in_words
 
 STEPS = 20
 CLOSE = 1e-5            # relatively: losses of a run that went on, on another number of ranks
@@ -94,7 +95,7 @@ def train(copy, chapter, ranks, flags):
         outcome = checks.play(scratch, path, calls, limit=20)
         run = outcome.record
         if run is None:
-            words = checks.in_words(outcome, path.read_text(encoding="utf-8"), lambda line: line)
+            words = in_words(outcome, path.read_text(encoding="utf-8"), lambda line: line)
             return Seen(None, (), [], tuple(words))
         said = tuple(run["diagnosis"] or run["problems"])
         return Seen(int(bool(run["problems"])), of_record(run), run.get("loss", []), said)

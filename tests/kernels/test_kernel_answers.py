@@ -8,7 +8,7 @@ import ast
 
 import pytest
 
-from lab.classroom import checks, exercises, grade, holes
+from lab.classroom import checks, exercises, grading, holes, students
 from tests.conftest import needs_triton
 
 ANSWERS = {
@@ -179,5 +179,5 @@ def test_a_right_answer_that_is_written_otherwise(chapter, number):
     lines = source.split("\n")
     lines[first - 1 : last] = ANSWERS[chapter, number].strip().split("\n")
     text = "\n".join(lines)
-    file = grade.File(chapter, None, text, grade.parse(text), {})
-    assert grade.grade_exercise(exercise, file) == (grade.RIGHT, "")
+    file = students.File(chapter, None, text, students.parse(text), {})
+    assert grading.grade_exercise(exercise, file) == (grading.RIGHT, "")

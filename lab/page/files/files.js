@@ -47,12 +47,14 @@ async function answerOfFiles(query, signal, tell) {
 
 // ------------------------------------------------------------------------------------ what is stored
 
+const reading = {};                                     // {question: the Response with its answers}
 const finders = {};                                     // {question: what finds the answer to one}
 
 function answersTo(name) {
   finders[name] ??= (async () => {
     await loaded(`answers/${name}.js`);
-    return unpacked(...await unzipped(STORED[name]).json());
+    reading[name] = unzipped(STORED[name]);             // a stream that nobody holds may be collected
+    return unpacked(...await reading[name].json());
   })().catch(error => {
     delete finders[name];
     throw error;

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.classroom import checks, exercises, grade, holes, overseer
+from lab.classroom import checks, exercises, grading, holes, overseer, students
 from lab.classroom.exercise import Run
+from lab.classroom.words import in_words
 from tests.chapters.wrong_answers import WRONG
 from tests.lab.classroom.two_exercises import CHAPTER, PAYS, SUM
 
@@ -27,7 +28,7 @@ def warm():
 
 
 def file_of(text, chapter=CHAPTER, folder=None):
-    return grade.File(chapter, folder, *grade.without_faults(text))
+    return students.File(chapter, folder, *students.without_faults(text))
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def planted(chapter, exercise, right, wrong):
     """The chapter with a wrong answer in the functions of an exercise."""
     source = exercises.solution(chapter)
     lines, found = source.split("\n"), 0
-    tree = grade.parse(source)
+    tree = students.parse(source)
     for name in exercise.functions:
         first, last = holes.lines_of(holes.find(tree, name))
         text = "\n".join(lines[first - 1 : last])
@@ -84,8 +85,8 @@ def planted(chapter, exercise, right, wrong):
 def test_a_wrong_answer_is_wrong_and_is_told_why(number, answer):
     chapter, exercise = TABLE[number]
     file = file_of(planted(chapter, exercise, answer.right, answer.wrong), chapter)
-    mark, words = grade.grade_exercise(exercise, file)
-    assert mark == grade.WRONG and answer.says in words, words
+    mark, words = grading.grade_exercise(exercise, file)
+    assert mark == grading.WRONG and answer.says in words, words
 
 
 @pytest.mark.parametrize(("number", "check"), sample(
@@ -94,7 +95,7 @@ def test_the_solution_is_right(number, check):
     chapter, _ = TABLE[number]
     text = exercises.solution(chapter)
     outcome = checks.outcome(chapter, text, text, check)
-    assert outcome.right, checks.in_words(outcome, text, lambda line: None)
+    assert outcome.right, in_words(outcome, text, lambda line: None)
 
 
 def test_every_exercise_has_a_wrong_answer():
@@ -114,11 +115,11 @@ def test_who_solves_one_exercise_has_begun_no_other(chapter, no_runs):
         text = holes.graft(holed, exercises.solution(chapter), solved.functions).source
         file = file_of(text, chapter)
         for exercise in those:
-            mark, words = grade.grade_exercise(exercise, file)
+            mark, words = grading.grade_exercise(exercise, file)
             if exercise == solved:
-                assert mark == grade.RIGHT, words
+                assert mark == grading.RIGHT, words
             elif not set(exercise.functions) & set(solved.functions):
-                assert (mark, words) == (grade.OPEN, "not begun")
+                assert (mark, words) == (grading.OPEN, "not begun")
     assert no_runs
 
 
@@ -126,7 +127,7 @@ def test_who_solves_one_exercise_has_begun_no_other(chapter, no_runs):
 def test_a_whole_chapter_can_be_graded(chapter, no_runs):
     """By each distinct check of its exercises, be it of lists."""
     file, those = file_of(exercises.solution(chapter), chapter), exercises.EXERCISES[chapter]
-    assert grade.grade_whole(those, file, [], checks.LIMIT) == (grade.RIGHT, "") and no_runs
+    assert grading.grade_whole(those, file, [], checks.LIMIT) == (grading.RIGHT, "") and no_runs
 
 
 # ------------------------------------------------------------------------------ what students write
@@ -134,7 +135,7 @@ def test_a_whole_chapter_can_be_graded(chapter, no_runs):
 def said(answer, limit=checks.LIMIT):
     """Of SumOut.backward with these lines."""
     assert SOLUTION.count(ANSWER) == 1
-    return grade.grade_exercise(SUM, file_of(SOLUTION.replace(ANSWER, answer)), limit)
+    return grading.grade_exercise(SUM, file_of(SOLUTION.replace(ANSWER, answer)), limit)
 
 
 LINE = SOLUTION[: SOLUTION.index(ANSWER)].count("\n") + 1
@@ -160,14 +161,14 @@ HERE = f"line {LINE} of SumOut.backward"
 ], ids=["name", "shape", "gradient", "one rank", "exit", "_exit", "crash", "sizes", "input"])
 def test_what_goes_wrong_is_said_with_the_students_own_line(answer, words):
     mark, line = said(answer)
-    assert mark == grade.WRONG and re.match(words, line), line
+    assert mark == grading.WRONG and re.match(words, line), line
 
 
 def test_an_endless_loop_is_ended_and_named():
     loop = "        while dist.get_rank() == 1:\n            dist.get_world_size()\n" + ANSWER
     mark, words = said(loop, limit=1.5)
     lines = f"({LINE}|{LINE + 1})"
-    assert mark == grade.WRONG and re.fullmatch(
+    assert mark == grading.WRONG and re.fullmatch(
         r"no end: rank 0 waits in all_reduce, .* in the solution's summed; "
         rf"rank 1 is at line {lines} of SumOut.backward", words), words
 
@@ -177,7 +178,7 @@ def test_a_deadlock_is_told_from_a_long_run_and_says_which_rank_waits_where():
     begin = time.monotonic()
     lines = "        if dist.get_rank() == 1:\n            dist.barrier()\n" + ANSWER
     mark, words = said(lines, limit=100)
-    assert time.monotonic() - begin < 60 and mark == grade.WRONG
+    assert time.monotonic() - begin < 60 and mark == grading.WRONG
     assert re.fullmatch(
         r"no end: rank 0 waits in all_reduce, `.*` in the solution's summed; "
         rf"rank 1 waits in barrier, line {LINE + 1} of SumOut.backward", words), words
@@ -195,9 +196,9 @@ def test_seconds_of_computing_are_known_without_proc_too(monkeypatch):
 def test_a_wait_of_one_process_is_no_different():
     text = SOLUTION.replace("    return 1 + 8 * dim",
                             "    import time\n    time.sleep(99)\n    return 1")
-    mark, words = grade.grade_exercise(PAYS, file_of(text))
+    mark, words = grading.grade_exercise(PAYS, file_of(text))
     line = text[: text.index("time.sleep")].count("\n") + 1
-    assert (mark, words) == (grade.WRONG, f"no end: rank 0 is at line {line} of ranks_that_pay")
+    assert (mark, words) == (grading.WRONG, f"no end: rank 0 is at line {line} of ranks_that_pay")
 
 
 def test_what_is_printed_started_or_changed_stays_in_the_run(capfd, tmp_path):
@@ -212,7 +213,7 @@ def test_what_is_printed_started_or_changed_stays_in_the_run(capfd, tmp_path):
         started = subprocess.Popen(["sleep", "99"])
         open({str(pids)!r}, "a").write(f"{{started.pid}}\\n")
 ''' + ANSWER
-    assert said(answer) == (grade.RIGHT, "")
+    assert said(answer) == (grading.RIGHT, "")
     assert capfd.readouterr() == ("", "")
     assert not Path("noise").exists()
     assert_ended(pids)
@@ -240,8 +241,8 @@ def test_a_run_that_ends_early_is_not_right(end, words):
     last = "        run.log(batch, loss, norm, model)\n"
     text = SOLUTION.replace(last, last + end, 1)
     train = SUM._replace(names="train", checks=(Run(2, "--steps=2 --layers=1"),))
-    mark, said = grade.grade_exercise(train, file_of(text))
-    assert mark == grade.WRONG and re.fullmatch(words, said), said
+    mark, said = grading.grade_exercise(train, file_of(text))
+    assert mark == grading.WRONG and re.fullmatch(words, said), said
 
 
 @pytest.mark.parametrize(("right", "wrong", "words"), [
@@ -254,8 +255,8 @@ def test_a_run_that_trains_nothing_is_judged_too(right, wrong, words):
     """By its problems, of real processes; and a deadlock is named in the student's line."""
     chapter, exercise = TABLE["00.5"]
     text = planted(chapter, exercise, right, wrong)
-    mark, said = grade.grade_exercise(exercise._replace(checks=(Run(3),)), file_of(text, chapter))
-    assert mark == grade.WRONG and re.match(words, said), said
+    mark, said = grading.grade_exercise(exercise._replace(checks=(Run(3),)), file_of(text, chapter))
+    assert mark == grading.WRONG and re.match(words, said), said
 
 
 def test_helpers_are_used_and_other_functions_are_not():
@@ -263,7 +264,7 @@ def test_helpers_are_used_and_other_functions_are_not():
     text = SOLUTION.replace(ANSWER, "        return unchanged(gradient), None\n")
     text = text.replace("class SumOut", "def unchanged(x):\n    return x\n\n\nclass SumOut")
     text = text.replace("return summed(gradient, ctx.group), None", "raise ArithmeticError")
-    assert grade.grade_exercise(SUM, file_of(text)) == (grade.RIGHT, "")
+    assert grading.grade_exercise(SUM, file_of(text)) == (grading.RIGHT, "")
 
 
 def test_a_module_beside_the_chapter_is_found(tmp_path):
@@ -271,16 +272,16 @@ def test_a_module_beside_the_chapter_is_found(tmp_path):
     text = SOLUTION.replace("    return 1 + 8 * dim", "    return 1 + EIGHT * dim")
     text = text.replace("import common\n", "import common\nfrom my_numbers import EIGHT\n")
     file = file_of(text, folder=tmp_path)
-    assert grade.grade_exercise(PAYS, file) == (grade.RIGHT, "")
-    mark, words = grade.grade_exercise(PAYS, file._replace(folder=tmp_path / "other"))
-    assert mark == grade.WRONG and "No module named 'my_numbers'" in words
+    assert grading.grade_exercise(PAYS, file) == (grading.RIGHT, "")
+    mark, words = grading.grade_exercise(PAYS, file._replace(folder=tmp_path / "other"))
+    assert mark == grading.WRONG and "No module named 'my_numbers'" in words
 
 
 def test_a_wrong_value_is_shown_beside_the_right_one():
     text = SOLUTION.replace("    return 1 + 8 * dim", "    return 8 * dim")
-    mark, words = grade.grade_exercise(PAYS, file_of(text))
-    assert mark == grade.WRONG and re.match(
+    mark, words = grading.grade_exercise(PAYS, file_of(text))
+    assert mark == grading.WRONG and re.match(
         r"\[ranks_that_pay\(dim, 2, 989e12, 450e9\) for dim in \(1024, 8192\)\]: .*item 0", words)
     text = SOLUTION.replace("    return 1 + 8 * dim", "    return 1 / 0 * dim")
-    mark, words = grade.grade_exercise(PAYS, file_of(text))
+    mark, words = grading.grade_exercise(PAYS, file_of(text))
     assert re.fullmatch(r"line \d+ of ranks_that_pay: ZeroDivisionError: division by zero", words)

@@ -11,7 +11,7 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
-from lab.classroom import exercises, grade, holes
+from lab.classroom import exercises, grade, gradebook, grading, holes, students
 from tests.conftest import ROOT
 from tests.lab.classroom.test_grade import (  # noqa: F401  (fixtures)
     ANSWER,
@@ -80,10 +80,10 @@ def five():
 def test_a_function_that_is_no_python_does_not_sink_the_others(wrong, name, words):
     source = BROKEN.format(wrong)
     if not name:
-        with pytest.raises(grade.Unreadable, match=words):
-            grade.without_faults(source)
+        with pytest.raises(students.Unreadable, match=words):
+            students.without_faults(source)
         return
-    text, tree, faults = grade.without_faults(source)
+    text, tree, faults = students.without_faults(source)
     assert list(faults) == [name] and re.fullmatch(words, faults[name]), faults
     assert holes.find(tree, "one") and holes.find(tree, "five")
     assert bool(holes.find(tree, "Two.four")) == (name != "Two")
@@ -94,14 +94,14 @@ def test_a_function_that_is_no_python_does_not_sink_the_others(wrong, name, word
     ("return 1\n", "line 1: 'return' outside function"), ("x = = 1\n", "line 1: invalid syntax"),
     ("def f():\n    pass\n\nx = (\n", r"line 4: '\(' was never closed")])
 def test_what_is_wrong_outside_of_functions_is_wrong_with_the_file(text, words):
-    with pytest.raises(grade.Unreadable, match=words):
-        grade.without_faults(text)
+    with pytest.raises(students.Unreadable, match=words):
+        students.without_faults(text)
 
 
 def test_of_a_broken_function_the_exercise_says_so_and_the_others_are_graded(tmp_path, short_table,
                                                                              no_runs):
     folder = written(tmp_path, SOLUTION.replace(ANSWER, "        return gradient,, None\n"))
-    results = list(grade.grade(folder, exercises.EXERCISES))
+    results = list(grading.grade(folder, exercises.EXERCISES))
     fault = f"line {LINE}: invalid syntax"
     assert [(r.number, r.mark, r.words) for r in results] == [
         ("04.2", "✗", fault), ("04.7", "✓", ""), ("04", "✗", "as 04.2")]
@@ -112,7 +112,7 @@ def test_files_that_are_missing_or_no_text_cost_a_line(tmp_path, short_table, no
 
     def line(*numbers):
         chosen = exercises.chosen(numbers)
-        [result] = grade.grade(tmp_path, chosen)
+        [result] = grading.grade(tmp_path, chosen)
         assert result.mark == "✗" and result.exercises == len(chosen[CHAPTER])
         return f"{result.number} {result.what}: {result.words}"
 
@@ -136,7 +136,7 @@ def test_files_that_are_missing_or_no_text_cost_a_line(tmp_path, short_table, no
         assert re.fullmatch(f"04 all of it: 04_tensor_parallel.py .*({words})", line())
         assert line().isprintable()
     path.write_text("def ranks_that_pay(dim, width, flops, bandwidth):\n    pass\n")
-    assert [(r.mark, r.words) for r in grade.grade(tmp_path, exercises.EXERCISES)] == [
+    assert [(r.mark, r.words) for r in grading.grade(tmp_path, exercises.EXERCISES)] == [
         ("✗", f"there is no SumOut.backward in {CHAPTER}.py"), ("·", "not begun"),
         ("·", "not begun: 04.7")]
 
@@ -144,7 +144,8 @@ def test_files_that_are_missing_or_no_text_cost_a_line(tmp_path, short_table, no
 def test_an_exercise_of_two_functions_names_the_one_that_is_not_begun(no_runs):
     both = SUM._replace(names="SumOut.forward SumOut.backward")
     text = holes.cut(SOLUTION, "SumOut.backward", "?", "?")
-    assert grade.grade_exercise(both, file_of(text)) == (grade.OPEN, "not begun: SumOut.backward")
+    said = grading.grade_exercise(both, file_of(text))
+    assert said == (grading.OPEN, "not begun: SumOut.backward")
 
 
 # --------------------------------------------------------------------------------------- the report
@@ -221,8 +222,8 @@ def test_in_a_copy_of_the_course_its_own_chapters_are_not_what_is_graded(
 
 
 def test_long_words_go_on_below():
-    result = grade.Result("04.2", "SumOut", grade.WRONG, "a reason " * 20, 1, 0.0)
-    first, *more = grade.lines_of(result, (6, 10))
+    result = grading.Result("04.2", "SumOut", grading.WRONG, "a reason " * 20, 1, 0.0)
+    first, *more = gradebook.lines_of(result, (6, 10))
     assert first.startswith("04.2    SumOut      ✗  a reason") and len(more) == 2
     assert all(line.startswith(" " * 23) and len(line) <= 100 for line in more)
 
