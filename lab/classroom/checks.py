@@ -5,8 +5,8 @@ and not five. What a rank prints goes nowhere, and what became of it comes over 
 
 Nobody believes what a student's process says of itself. A function's value comes as plain
 numbers, and of a run each rank's loss, gradients and parameters in each step. Where a run calls
-itself right, another process, which has not run a line of the student's, computes what they must be
-from the solution and one GPU, and compares (lab/classroom/trusted.py).
+itself right, another process, which has not run a line of the student's, knows or computes what
+they must be, from the solution and one GPU, and compares (lab/classroom/trusted.py).
 
 A run that has no end is ended. It may be a deadlock: then no rank computes any more. Or an endless
 loop: then the ranks have computed for longer than a limit, one of them or all cores together. These
@@ -14,7 +14,9 @@ are seconds of computing, since those of a clock say little on a machine that ha
 many of them are too many, too (lab/classroom/overseer.py).
 """
 
+import base64
 import contextlib
+import functools
 import importlib
 import json
 import json.decoder
@@ -51,6 +53,7 @@ class Outcome(NamedTuple):
     ended: dict             # {rank: (exit status, lines)} of those that have ended without a word
     world: int
     record: object = None   # a run's JSON, of which all but its form is the run's own word
+    told: list = ()         # the messages of each process, if these are compared with nothing
 
 
 def warm_up():
@@ -203,9 +206,15 @@ def leaves_itself(leaving, path):
     return traceback.extract_tb(leaving.__traceback__)[-1].filename == str(path)
 
 
-def evaluate(tell, path, check):
+def evaluate(tell, path, check, rank):
     """Tell what a Same gives of a student's file."""
     try:
+        if check.ranks > 1:
+            import torch.distributed as dist
+
+            launched_as(rank, check.ranks, [])
+            dist.init_process_group("gloo", f"file://{path.with_name('store')}",
+                                    world_size=check.ranks, rank=rank)
         answer = {"status": 0, "value": check.value(load(path, "student"))}
         tell(plain.pack(answer))
     except BaseException as error:
@@ -226,9 +235,12 @@ def oversee(parent, folder, path, calls, more_paths, limit):
         outcome = judge(processes, running, path)
         if outcome.right:
             parent.send(None)
-            trusted = parent.recv()
-            said = tuple(compare(processes, *trusted)) if trusted else ()
-            outcome = outcome._replace(right=not said, said=said)
+            trusted, told = parent.recv(), [process.said for process in processes]
+            if trusted:
+                said = tuple(compare(told, *trusted))
+                outcome = outcome._replace(right=not said, said=said)
+            else:
+                outcome = outcome._replace(told=told)
     except Exception as error:                          # whatever their messages have made of it
         said = f"this cannot be judged: {type(error).__name__}: {error}"[:LONGEST]
         outcome = Outcome(False, (said,), {}, {}, {}, world)
@@ -236,21 +248,18 @@ def oversee(parent, folder, path, calls, more_paths, limit):
     os._exit(0)
 
 
-def compare(processes, name, stem, source, *args):
+def compare(told, name, *args):
     """What is wrong with what the processes have told, in sentences: by a function of
-    lab/classroom/trusted.py of the solution's file and these arguments."""
+    lab/classroom/trusted.py, and these arguments."""
     import torch
 
     from lab.classroom import trusted
 
     torch.set_num_threads(1)                            # as theirs, which round alike then
-    told = [[plain.unpack(message) for message in process.said] for process in processes]
-    with (tempfile.TemporaryDirectory() as folder,      # Triton reads the file once more
-          open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere),
-          contextlib.redirect_stderr(nowhere)):         # of what a kernel masks, NumPy warns
-        path = Path(folder, f"{stem}.py")
-        path.write_text(source, encoding="utf-8")
-        return getattr(trusted, name)(path, told, *args)
+    told = [[plain.unpack(message) for message in messages] for messages in told]
+    with (open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere),
+          contextlib.redirect_stderr(nowhere)):
+        return getattr(trusted, name)(told, *args)
 
 
 def judge(processes, running, path):
@@ -322,19 +331,57 @@ def outcome(chapter, source, solution, check, folder=None, limit=LIMIT):
     more_paths = [str(Path(folder).resolve())] if folder and source != solution else []
     key = chapter, source, repr(check), *more_paths
     if key not in OUTCOMES:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-            path = Path(scratch, f"{Path(chapter).name}.py")
-            path.write_text(source, encoding="utf-8")
-            if hasattr(check, "ranks"):
-                argv = argv_of(check, path.stem)
-                calls = [(be_a_rank, (path, rank, check.ranks, argv))
-                         for rank in range(check.ranks)]
-                trusted = "of_a_run", path.stem, solution, argv
-            else:
-                calls = [(evaluate, (path, check))]
-                trusted = "of_a_value", path.stem, solution, check
-            OUTCOMES[key] = play(scratch, path, calls, limit, trusted, more_paths)
+        if is_run(check):
+            trusted = "of_a_run", Path(chapter).name, solution, argv_of(check, Path(chapter).name)
+        else:
+            trusted = "of_values", check.words, answers(chapter, solution, check)
+        OUTCOMES[key] = played(chapter, source, check, limit, trusted, more_paths)
     return OUTCOMES[key]
+
+
+def is_run(check):
+    return hasattr(check, "flags")
+
+
+def played(chapter, source, check, limit, trusted=None, more_paths=()):
+    """The Outcome of a check of a chapter with this source, which is compared with `trusted`."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        path, every = Path(scratch, f"{Path(chapter).name}.py"), range(check.ranks)
+        path.write_text(source, encoding="utf-8")
+        if is_run(check):
+            argv = argv_of(check, path.stem)
+            calls = [(be_a_rank, (path, rank, check.ranks, argv)) for rank in every]
+        else:
+            calls = [(evaluate, (path, check, rank)) for rank in every]
+        return play(scratch, path, calls, limit, trusted, more_paths)
+
+
+STORED = Path(__file__).with_name("answers.json")       # in what students get, without solutions
+
+
+@functools.cache
+def stored():
+    """{key of a Same: what it gives on each rank, packed}; None: solutions are here."""
+    if not STORED.exists():
+        return None
+    found = json.loads(STORED.read_text())
+    return {key: [*map(base64.b64decode, those)] for key, those in found.items()}
+
+
+ANSWERS = {}
+
+
+def answers(chapter, solution, check):
+    """What a Same gives of the solution, on each rank, packed."""
+    if stored() is not None:
+        return stored()[check.key]
+    key = solution, check.key
+    if key not in ANSWERS:
+        outcome = played(chapter, solution, check, 4 * LIMIT)
+        if not outcome.right:
+            raise RuntimeError(f"the solution of {chapter} fails: {check.words}: {outcome}")
+        ANSWERS[key] = [messages[-1] for messages in outcome.told]
+    return ANSWERS[key]
 
 
 def argv_of(check, chapter):

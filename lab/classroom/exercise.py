@@ -1,7 +1,8 @@
 """What an exercise is: functions that students write, and what checks them.
 
-A check of a Same is a function of the module that a student has written. It is called once more, of
-the solution's module, in another process: so it must give the same value whenever it is called.
+A check of a Same is a function of the module that a student has written. What it gives of the
+solution's module was computed in other processes: so it must give the same value whenever it is
+called, here and elsewhere.
 """
 
 from collections.abc import Callable
@@ -27,10 +28,18 @@ class Run(NamedTuple):
 
 class Same(NamedTuple):
     """A check: what function(chapter, *sizes) gives of a student's module is what it gives of the
-    solution's. words: what is compared, as a student is told."""
+    solution's. words: what is compared, as a student is told. ranks: where it is called; those of
+    several are gloo's, all in dist.group.WORLD, and each one's value is compared."""
     function: Callable
     words: str
     sizes: tuple = ()
+    ranks: int = 1
+
+    @property
+    def key(self):
+        """What tells it from the other checks of all exercises."""
+        function = f"{self.function.__module__}.{self.function.__qualname__}"
+        return f"{function} {self.sizes!r} on {self.ranks}"
 
     def value(self, chapter):
         """Of a chapter's module."""

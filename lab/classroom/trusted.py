@@ -1,6 +1,6 @@
 """What the values of a student's functions are compared with, in a process that runs none of them.
 
-The value of a check is compared with the solution's. Of a run, each rank has told its loss,
+The values of a check are compared with the solution's. Of a run, each rank has told its loss,
 its norm, and its parts of gradients and parameters in each step that is compared: they must be
 those of one GPU, which is trained here, and together they must be all of the model. Of chapter 00's
 run each rank has told its rounds, which must be those of the formulas.
@@ -9,6 +9,9 @@ So a student's process can forge no verdict, whatever it makes of `==` or of the
 can: know the right numbers otherwise, and hand them in. And what a run sends, keeps and computes
 was measured in the student's process, too: only that it equals the formulas is looked at here.
 """
+
+import tempfile
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,21 +23,32 @@ from lab.bench import collectives, oracle, report, verify
 from lab.bench.one_gpu import BesideOneGpu
 from lab.classroom import checks
 from lab.classroom.compare import compare
-from lab.classroom.plain import pack, unpack
+from lab.classroom.plain import unpack
+from lab.classroom.words import named
 
 
-def of_a_value(path, told, check):
-    """How a student's value of a Same differs from the solution's: sentences."""
-    right = unpack(pack(check.value(checks.load(path, "solution"))))
-    finding = compare(told[0][-1]["value"], right)
-    return [f"{check.words}: {finding}"] if finding else []
+def of_values(told, words, answers):
+    """How the values of a Same differ from the solution's, on each rank: a sentence, or none.
+    answers: what each rank of the solution has told, packed."""
+    ranks = {}                                          # {what is wrong: where}
+    for rank, (messages, answer) in enumerate(zip(told, answers, strict=True)):
+        finding = compare(messages[-1]["value"], unpack(answer)["value"])
+        if finding:
+            ranks.setdefault(finding, []).append(rank)
+    for finding, those in ranks.items():                # the first says enough
+        where = f"on {named(those)}, " if len(those) < len(told) else ""
+        return [f"{words}: {where}{finding}"]
+    return []
 
 
-def of_a_run(path, told, argv):
-    """What is wrong with what the ranks have told, in sentences."""
+def of_a_run(told, stem, solution, argv):
+    """What is wrong with what the ranks have told, in sentences. stem: of the chapter's file."""
     world = len(told)
     checks.launched_as(0, world, argv)
-    module = checks.load(path, path.stem)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"{stem}.py")
+        path.write_text(solution, encoding="utf-8")
+        module = checks.load(path, path.stem)
     args, _ = report.accepted(module.__file__, module.__doc__, module.VARIANTS, module.requires,
                               getattr(module, "flags", None), argv)
     if not hasattr(args, "model"):

@@ -13,7 +13,7 @@ from lab.classroom import checks, exercises, grading, holes, overseer, students
 from lab.classroom.exercise import Run
 from lab.classroom.words import in_words
 from tests.chapters.wrong_answers import WRONG
-from tests.lab.classroom.two_exercises import CHAPTER, PAYS, SUM
+from tests.lab.classroom.two_exercises import CHAPTER, ON_RANKS, PAYS, SUM
 
 TABLE = {exercise.number: (chapter, exercise)
          for chapter, those in exercises.EXERCISES.items() for exercise in those}
@@ -285,3 +285,19 @@ def test_a_wrong_value_is_shown_beside_the_right_one():
     text = SOLUTION.replace("    return 1 + 8 * dim", "    return 1 / 0 * dim")
     mark, words = grading.grade_exercise(PAYS, file_of(text))
     assert re.fullmatch(r"line \d+ of ranks_that_pay: ZeroDivisionError: division by zero", words)
+
+
+@pytest.mark.parametrize(("wrong", "words"), [
+    (None, ""),
+    ("return gradient * (1 + 2 * (dist.get_rank() == 1)), None",
+     "on rank 1, gradient is 3 times what it should be; all else is right"),
+    ("return gradient * (2 if dist.get_rank() < 2 else 1), None",
+     "on ranks 0, 1, gradient is 2 times what it should be; all else is right"),
+    ("return gradient + dist.get_rank().no_such, None", "line .* AttributeError"),
+    ("return 2 * gradient, None", "SumOut on 3 ranks: gradient is 2 times"),
+], ids=["right", "one rank", "two ranks", "error", "all ranks"])
+def test_the_values_of_several_ranks_are_compared_each(wrong, words):
+    text = SOLUTION.replace(ANSWER.strip(), wrong or ANSWER.strip())
+    mark, said = grading.grade_exercise(ON_RANKS, file_of(text))
+    assert mark == (grading.WRONG if wrong else grading.RIGHT)
+    assert re.search(words, said), said
