@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.bench.ranks import CONTEXT, start_interpreter
-from lab.classroom import overseer, plain
+from lab.classroom import kept, overseer, plain
 from lab.classroom.overseer import CLOCK, LIMIT
 
 # Not torch, nor what imports it: the other interpreter does so while this one reads on.
@@ -322,14 +322,14 @@ def place(stack, path):
 
 # --------------------------------------------------------------------------------- from the outside
 
-OUTCOMES = {}           # of what was asked before: most functions are somebody else's as well
+OUTCOMES = {}           # {kept.key: of what was asked before}; most are somebody else's as well
 
 
 def outcome(chapter, source, solution, check, folder=None, limit=LIMIT):
     """What becomes of a Run or a Same (of exercise.py) of a chapter with this source. folder:
     the student's, from which it may import."""
     more_paths = [str(Path(folder).resolve())] if folder and source != solution else []
-    key = chapter, source, repr(check), *more_paths
+    key = kept.key(chapter, source, solution, check, more_paths, limit)
     if key not in OUTCOMES:
         if is_run(check):
             trusted = "of_a_run", Path(chapter).name, solution, argv_of(check, Path(chapter).name)
