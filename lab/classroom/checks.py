@@ -25,6 +25,7 @@ import re
 import shlex
 import sys
 import tempfile
+import threading
 import traceback
 import types
 from pathlib import Path
@@ -323,6 +324,7 @@ def place(stack, path):
 # --------------------------------------------------------------------------------- from the outside
 
 OUTCOMES = {}           # {kept.key: of what was asked before}; most are somebody else's as well
+LOCKS = {}              # {key: held by who finds that out}
 
 
 def outcome(chapter, source, solution, check, folder=None, limit=LIMIT):
@@ -330,13 +332,13 @@ def outcome(chapter, source, solution, check, folder=None, limit=LIMIT):
     the student's, from which it may import."""
     more_paths = [str(Path(folder).resolve())] if folder and source != solution else []
     key = kept.key(chapter, source, solution, check, more_paths, limit)
-    if key not in OUTCOMES:
-        if is_run(check):
-            trusted = "of_a_run", Path(chapter).name, solution, argv_of(check, Path(chapter).name)
-        else:
-            trusted = "of_values", check.words, answers(chapter, solution, check)
-        OUTCOMES[key] = played(chapter, source, check, limit, trusted, more_paths)
-    return OUTCOMES[key]
+    with LOCKS.setdefault(key, threading.Lock()):       # who asks the same beside waits for it
+        if key not in OUTCOMES:
+            name = Path(chapter).name
+            trusted = (("of_a_run", name, solution, argv_of(check, name)) if is_run(check) else
+                       ("of_values", check.words, answers(chapter, solution, check)))
+            OUTCOMES[key] = played(chapter, source, check, limit, trusted, more_paths)
+        return OUTCOMES[key]
 
 
 def is_run(check):

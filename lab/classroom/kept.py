@@ -91,8 +91,8 @@ class Kept:
     def __init__(self, folder, outcomes):
         folder = Path(folder).resolve()
         self.path = FOLDER / f"{folder.name[:50]}-{digest(os.fsencode(folder).hex())[:16]}.json"
-        self.outcomes, self.was_changed, self.data = outcomes, False, self.read()
-        self.written = set(outcomes)
+        self.outcomes, self.written, self.said = outcomes, set(outcomes), set()
+        self.data = self.read()
 
     def read(self):
         """The file's bytes; None: it cannot be read."""
@@ -120,19 +120,40 @@ class Kept:
         self.written |= set(found)
 
     def save(self):
-        """Write the file anew if more is known: whole, or not at all. Raises OSError."""
+        """Write the file anew if more is known: whole, or not at all. What hinders that is said,
+        once, and so is that somebody else has written there."""
         lasting = {key: outcome for key, outcome in self.outcomes.copy().items()
                    if is_lasting(outcome)}
-        self.was_changed |= self.read() != self.data
-        if lasting.keys() <= self.written and not self.was_changed:
+        is_changed = self.read() != self.data
+        if is_changed:
+            self.say(f"{self.path} was changed while this graded; what this has found replaces it")
+        if lasting.keys() <= self.written and not is_changed:
             return
         kept = {key: [getattr(outcome, field) for field in FIELDS]
                 for key, outcome in lasting.items()}
         self.data = json.dumps({"version": version(), "outcomes": kept}).encode()
+        try:
+            self.write()
+        except OSError as error:
+            self.data = self.read()
+            self.say(f"nothing is kept for the next time in {self.path}: {error.strerror}")
+        self.written = set(lasting)
+
+    def write(self):
         if not self.path.is_absolute():                 # of who has no home
             raise FileNotFoundError(errno.ENOENT, "there is no home")
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile(dir=self.path.parent, delete=False) as file:
             file.write(self.data)
-        os.replace(file.name, self.path)
-        self.written = set(lasting)
+        try:
+            os.replace(file.name, self.path)
+        except OSError:                                 # a folder is there, say
+            os.unlink(file.name)
+            raise
+
+    def say(self, words):
+        from lab.cli.refusals import say
+
+        if words not in self.said:
+            say(words)
+        self.said.add(words)

@@ -62,6 +62,7 @@ def begin(tells, stack, folder, more_paths):
     lines at which it is."""
     os.setsid()
     prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.alarm(2000)                                  # should nobody be left to end it
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
@@ -139,8 +140,9 @@ class Followed:
 def oversee(calls, folder, more_paths, limit, parent):
     """Run each call in a process, to their end or to ours, and end whatever they have started.
     Returns the processes, and those of them that had no end. parent: a connection, which closes
-    when nobody waits for this any more."""
+    when nobody waits for this any more. Until they have ended, SIGTERM ends them first."""
     os.setsid()                                         # Ctrl-C is for the parent
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     prctl(SET_SUBREAPER, 1)
     gc.freeze()                                         # what is imported by now is no garbage
     processes = []
@@ -150,7 +152,9 @@ def oversee(calls, folder, more_paths, limit, parent):
         has_end = follow(processes, limit, parent)
         return processes, [] if has_end else ask_where(processes)
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_all(processes)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def follow(processes, limit, parent):
