@@ -1,6 +1,7 @@
 """Hunts: a chapter with one silent bug of the museum, which somebody really had.
 
     python -m lab.hunt 06 --seed 3                              write hunts/06_context_parallel.py
+    python -m lab.hunt 06 --for ada                             the same, of ada's own seed
     python -m lab.hunt --grade hunts/06_context_parallel.py     is it mended?
     python -m lab.hunt --reveal hunts/06_context_parallel.py    the story, and the lines
 
@@ -18,9 +19,10 @@ import sys
 import textwrap
 from pathlib import Path
 
-from lab.classroom import checks
+from lab.classroom import checks, variants
 
 MARK = "# hunt"
+SEEDS = 10**9
 MENDED, SAME, OTHER = "✓ mended", "✗ the bug is still there", "✗ something else is wrong now"
 
 
@@ -123,8 +125,9 @@ def arguments(argv):
     parser = commands.Parser("-m lab.hunt", description=__doc__)
     add = parser.add_argument
     add("chapter", nargs="?", metavar="CHAPTER", help="06")
-    add("--seed", type=commands.number(int, 0, 10**9, 3), default=0,
-        help="draws the bug; default: 0")
+    add("--seed", type=commands.number(int, 0, SEEDS, 3), help="draws the bug; default: 0")
+    add("--for", type=variants.name, metavar="NAME", dest="student",
+        help="the seed is this student's own")
     add("--level", choices=("easy", "hard"), default="easy", help="hard: a run without comparison")
     add("--out", type=commands.output("hunts"), default=Path("hunts"), metavar="FOLDER")
     add("--force", action="store_true", help="write over a hunt that was changed, too")
@@ -134,6 +137,9 @@ def arguments(argv):
     chapter, args.chapter = args.chapter, args.chapter and args.chapter.zfill(2)
     file = args.grade or args.reveal
     writes = "`python -m lab.hunt 06` writes one, to hunts/06_context_parallel.py"
+    if args.student and (file or args.seed is not None):
+        beside = "--seed" if args.seed is not None else "a file"
+        raise Refused(f"--for {args.student} means nothing beside {beside}", "without --for")
     if not file and not args.chapter:
         raise Refused("a CHAPTER is missing, or --grade or --reveal and a file", "with 06")
     if args.grade and args.reveal:
@@ -152,6 +158,9 @@ def arguments(argv):
         args.text, args.hunt = text, hunt_of(text)
         if args.hunt is None:
             raise Refused(f"{file} is no hunt: its last line does not say which it is; {writes}")
+    if args.student:
+        args.seed = variants.seed_of(args.student, f"hunt {args.chapter}", SEEDS)
+    args.seed = args.seed or 0
     return args
 
 

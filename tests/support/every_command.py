@@ -256,6 +256,8 @@ OTHERS = [
         work={"lab.here.compare": chapters_on_this_machine}, writes={"--json": "here.json"}),
     lab("hunt", hunt.main, ["--seed=1"], ["06"], stops_at=["lab.classroom.hunt.write"],
         work={"lab.classroom.hunt.noticed": lambda exhibit: ""}, writes={"--out": "hunts"}),
+    lab("hunt", hunt.main, ["--for=ada"], ["06"], stops_at=["lab.classroom.hunt.write"],
+        work={"lab.classroom.hunt.noticed": lambda exhibit: ""}, writes={"--out": "hunts"}),
     lab("hunt", hunt.main, ["--reveal=hunt.py"], files={"hunt.py": a_hunt},
         stops_at=["lab.classroom.hunt.reveal"], reads={"--reveal": "ours"}),
     lab("hunt", hunt.main, ["--grade=hunt.py"], files={"hunt.py": a_hunt},

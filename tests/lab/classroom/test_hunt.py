@@ -35,6 +35,17 @@ def test_a_seed_draws_and_all_exhibits_are_drawn(written):
     assert drawn == {exhibit.number for exhibit in hunt.huntable()["06"]}
 
 
+def test_a_name_draws_a_students_own_seed(written):
+    """The same however the name is typed, and not the same in each chapter."""
+    names = [f"student {i}" for i in range(60)]
+    seeds = {chapter: [hunt.arguments([chapter, f"--for={name}"]).seed for name in names]
+             for chapter in ("06", "07")}
+    assert len({*seeds["06"], *seeds["07"]}) == 120
+    assert len({hunt.draw("06", seed) for seed in seeds["06"]}) == len(hunt.huntable()["06"])
+    assert hunt.arguments(["6", "--for=  Ada  LOVELACE"]).seed == 578758239
+    assert hunt.hunt_of(written("06 --for 'ada lovelace'").read_text())[1] == 578758239
+
+
 @pytest.mark.parametrize("chapter", hunt.huntable())
 def test_a_hunt_has_one_bug_and_does_not_tell_which(chapter, written, capsys):
     exhibit, path = hunt.draw(chapter, 1), written(f"{chapter} --seed 1")
@@ -125,7 +136,9 @@ def test_what_is_no_hunt_is_neither_graded_nor_revealed_nor_written_over(tmp_pat
 
 @pytest.mark.parametrize(("flags", "words"), [
     ("12", "CHAPTER 12 has no hunt"), ("12", "11 in place of 12 would work"),
-    ("", "with 06 would work"), ("02 --seed x", "--seed"), ("02 --level 1", "--level"),
+    ("", "with 06 would work"), ("02 --for= ", "--for: '' is no name of 1 to 100 letters"),
+    ("02 --for ada --seed 3", "--for ada means nothing beside --seed; without --for"),
+    ("02 --seed x", "--seed"), ("02 --level 1", "--level"),
     ("--grade no.py", "no.py is no file with a text in UTF-8; `python -m lab.hunt 06` writes one"),
     ("--grade 02_data_parallel.py", "is no hunt"), ("--grade lab", "lab is no file"),
     ("02 --reveal x.py", "without --reveal would work")])
