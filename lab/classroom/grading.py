@@ -1,10 +1,16 @@
-"""Grades a student's functions, each alone in the solution, and then the chapter as it is."""
+"""Grades a student's functions, each alone in the solution, and then the chapter as it is.
 
+Runs are played twice: as the exercise says, and in another configuration that nobody has seen
+before (lab/classroom/second.py). What students have at home has no solution in it. There values
+are compared with stored ones, functions are tried where they are, and the whole chapter is run.
+"""
+
+import re
 import time
 from typing import NamedTuple
 
 from lab.classroom import checks, holes
-from lab.classroom.students import Unreadable, read
+from lab.classroom.students import NotThere, Unreadable, read
 from lab.classroom.words import in_words
 
 # Not what imports torch: see lab/classroom/checks.py.
@@ -21,15 +27,18 @@ class Result(NamedTuple):
     points: int             # that it is worth
     seconds: float
     exercises: int = 1      # that it speaks of; 0: of the whole chapter
+    share: float = 0        # of the points: of several functions, some may be right
 
     @property
     def score(self):
-        return self.points if self.mark == RIGHT else 0
+        points = round(self.share * self.points, 2)
+        return int(points) if points == int(points) else points
 
 
-def grade(folder, chosen, limit=checks.LIMIT):
+def grade(folder, chosen, limit=checks.LIMIT, seed=None):
     """Yields the Result of each exercise of a student, {chapter: exercises}, and after all of a
-    chapter that of the whole. It comes to its end, whatever a student has written."""
+    chapter that of the whole. It comes to its end, whatever a student has written. seed: draws the
+    second configuration of each run; None: there is none."""
     from lab.classroom.exercises import EXERCISES, short
 
     for chapter, exercises in chosen.items():
@@ -37,17 +46,23 @@ def grade(folder, chosen, limit=checks.LIMIT):
         try:
             file = read(folder, chapter)
         except Exception as error:                      # of what nobody has thought of, too
+            is_there = not isinstance(error, NotThere)
             why = error if isinstance(error, Unreadable) else cannot(error)
+            why = f"{chapter}.py {why}" if is_there else "not submitted"
             one = exercises[0]
             what = (one.number, one.what) if len(exercises) == 1 else (short(chapter), "all of it")
             points = sum(exercise.level for exercise in exercises) + is_whole
-            yield Result(*what, WRONG, escaped(f"{chapter}.py {why}"), points, 0, len(exercises))
+            yield Result(*what, WRONG if is_there else OPEN, escaped(why), points, 0,
+                         len(exercises))
             continue
         for exercise in exercises:
             begin = time.monotonic()
-            mark, words = in_any_case(grade_exercise, exercise, file, limit)
+            mark, words = in_any_case(grade_exercise, exercise, file, limit, seed)
+            right = [] if mark == RIGHT else right_alone(exercise, file, limit, seed)
+            words += f"; right alone: {', '.join(right)}" if right else ""
+            share = 1 if mark == RIGHT else len(right) / len(exercise.functions)
             results.append(Result(exercise.number, exercise.what, mark, escaped(words),
-                                  exercise.level, time.monotonic() - begin))
+                                  exercise.level, time.monotonic() - begin, share=share))
             yield results[-1]
         if is_whole:
             begin = time.monotonic()
@@ -55,7 +70,7 @@ def grade(folder, chosen, limit=checks.LIMIT):
             alike = [r.number for r in results if r.mark == WRONG and r.words == escaped(words)]
             words = f"as {alike[0]}" if alike else words
             yield Result(short(chapter), WHOLE, mark, escaped(words), 1,
-                         time.monotonic() - begin, 0)
+                         time.monotonic() - begin, 0, share=mark == RIGHT)
 
 
 def in_any_case(grading, *what):
@@ -71,10 +86,8 @@ def cannot(error):
     return f"cannot be graded: {type(error).__name__}: {error}"
 
 
-def grade_exercise(exercise, file, limit=checks.LIMIT):
+def grade_exercise(exercise, file, limit=checks.LIMIT, seed=None):
     """The mark of a student's functions, and what is said of them."""
-    from lab.classroom.exercises import solution
-
     nodes = {name: holes.find(file.tree, name) for name in exercise.functions}
     for name in nodes:
         fault = file.faults.get(name) or file.faults.get(name.split(".")[0])
@@ -82,11 +95,51 @@ def grade_exercise(exercise, file, limit=checks.LIMIT):
             return WRONG, fault
         if nodes[name] is None:
             return WRONG, f"there is no {name} in {file.chapter}.py"
-    empty = [name for name, node in nodes.items() if holes.is_hole(node)]
-    if empty:
-        return OPEN, "not begun" if len(empty) == len(nodes) else f"not begun: {', '.join(empty)}"
-    graft = holes.graft(solution(file.chapter), file.text, exercise.functions)
-    return run(file, graft.source, exercise.checks, limit, graft.line_of_student)
+    if all(map(holes.is_hole, nodes.values())):
+        return OPEN, "not begun"
+    mark, words = try_functions(exercise, file, limit, seed)
+    holed = [name for name, node in nodes.items() if holes.is_hole(node, or_pass=False)]
+    if mark == WRONG and holed:                         # right: another function does its work
+        return OPEN, f"not begun: {', '.join(holed)}"
+    return mark, words
+
+
+def right_alone(exercise, file, limit, seed):
+    """Of an exercise's several functions, those that are right beside the solution's others."""
+    if len(exercise.functions) == 1 or checks.stored() is not None:
+        return []
+    return [name for name in exercise.functions if in_any_case(
+        grade_exercise, exercise._replace(names=name), file, limit, seed)[0] == RIGHT]
+
+
+def try_functions(exercise, file, limit, seed):
+    """The mark of a student's functions, in the solution; or, where there is none, in his file."""
+    from lab.classroom.exercises import EXERCISES, solution
+
+    if checks.stored() is not None:
+        values = [check for check in exercise.checks if not checks.is_run(check)]
+        return run(file, file.text, values, limit, lambda line: line)
+    asked = {name for other in EXERCISES[file.chapter] for name in other.functions}
+    names = [*exercise.functions,
+             *holes.own_methods(solution(file.chapter), file.tree, exercise.functions, asked)]
+    graft = holes.graft(solution(file.chapter), file.text, names)
+    mark, words = run(file, graft.source, exercise.checks, limit, graft.line_of_student)
+    if mark == RIGHT and seed is not None:
+        return run_otherwise(file, graft, exercise.checks, limit, seed)
+    return mark, words
+
+
+def run_otherwise(file, graft, these, limit, seed):
+    """The mark of a source by a second configuration of each run."""
+    from lab.classroom import second
+
+    for check in filter(checks.is_run, these):
+        other = second.of(check, file.chapter, seed)
+        mark, words = run(file, graft.source, [other] if other else [], limit,
+                          graft.line_of_student)
+        if mark == WRONG:
+            return WRONG, f"right in its own run, and not in general: on {other}: {words}"
+    return RIGHT, ""
 
 
 def grade_whole(exercises, file, results, limit):
@@ -109,9 +162,21 @@ def run(file, source, these, limit, line_of_student):
     for check in these:
         outcome = checks.outcome(file.chapter, source, solution(file.chapter), check, file.folder,
                                  limit)
+        hole = hole_of(outcome) if checks.stored() is not None else None
+        if hole:
+            return OPEN, f"to be tried here, it needs {hole}"
         if not outcome.right:
             return WRONG, "; ".join(in_words(outcome, source, line_of_student))
     return RIGHT, ""
+
+
+def hole_of(outcome):
+    """The hole that a check has come to, "04.3: vocabulary_loss"; None: it has come to none."""
+    for error, _ in outcome.errors.values():
+        found = re.fullmatch(r"NotImplementedError: (\w+\.\d+: [\w.]+)", error)
+        if found:
+            return found[1]
+    return None
 
 
 def escaped(words):

@@ -80,20 +80,39 @@ def cut(source, name, comment, message):
     return "\n".join(before + head + body + after)
 
 
-def is_hole(node):
-    """Whether nothing is in a function but a docstring and `raise NotImplementedError` or `pass`.
-    """
-    return all(map(is_nothing, node.body))
+def is_hole(node, or_pass=True):
+    """Whether nothing is in a function but a docstring and `raise NotImplementedError`; or `pass`,
+    or `...`: which somebody may have written who has no need of it."""
+    says_so = any(map(is_raise, node.body))
+    return all(map(is_nothing, node.body)) and (says_so or or_pass)
 
 
 def is_nothing(statement):
     """Whether nothing was written yet where this stands: also `...`, or a text."""
     if isinstance(statement, ast.Expr):
         return isinstance(statement.value, ast.Constant)
+    return is_raise(statement) or isinstance(statement, ast.Pass)
+
+
+def is_raise(statement):
+    """Whether it is `raise NotImplementedError`, with words or without."""
     raised = statement.exc if isinstance(statement, ast.Raise) else None
     raised = raised.func if isinstance(raised, ast.Call) else raised
-    is_raise = isinstance(raised, ast.Name) and raised.id == "NotImplementedError"
-    return is_raise or isinstance(statement, ast.Pass)
+    return isinstance(raised, ast.Name) and raised.id == "NotImplementedError"
+
+
+def own_methods(solution, tree, names, asked):
+    """The other methods of the classes of `names` that a student's tree has, and the solution:
+    with a method comes what its class is made of, such as __init__. asked: names that exercises
+    ask for, which are graded for themselves."""
+    found = []
+    for scope in dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name):
+        for node in getattr(find(tree, scope), "body", []):
+            name = f"{scope}.{getattr(node, 'name', '')}"
+            is_known = isinstance(node, DEFINITIONS) and find(parsed(solution), name)
+            if is_known and name not in (*asked, *found) and not is_hole(find(tree, name)):
+                found.append(name)
+    return found
 
 
 class Piece(NamedTuple):

@@ -18,6 +18,10 @@ class Unreadable(Exception):
     """Why a file cannot be graded, in a few words; and the SyntaxError, if it is one."""
 
 
+class NotThere(Unreadable):
+    """There is no file."""
+
+
 class File(NamedTuple):
     """A student's file. text: without the functions that are no Python. faults: {their names: what
     is wrong}."""
@@ -32,7 +36,7 @@ def read(folder, chapter):
     path = folder / f"{chapter}.py"
     try:
         if not path.exists():
-            raise Unreadable("is not there")
+            raise NotThere("is not there")
         if not path.is_file():                          # to open a pipe would take for ever
             raise Unreadable("is no file")
         if path.stat().st_size > LARGEST:
@@ -143,6 +147,9 @@ def students_in(folder):
 
 
 def where_chapters_lie(folder):
-    """Of a student. Where the folder is a copy of the course, its own chapters are the solution."""
+    """Of a student. Where the folder is a copy of the course, its own chapters are the solution;
+    in what `make bundle` writes they are the student's."""
+    if os.path.exists(folder / "lab" / "classroom" / "answers.json"):
+        return folder
     is_course = os.path.exists(folder / "lab" / "exercises.py")
     return folder / "exercises" if is_course or os.path.isdir(folder / "exercises") else folder
