@@ -1,6 +1,12 @@
 """The exercises of chapter 06: who has which tokens, who meets whom, and sums that are merged."""
 
+from types import SimpleNamespace
+from unittest import mock
+
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
 
 from lab.classroom.exercise import TINY, Exercise, Run, Same, random
 
@@ -17,25 +23,115 @@ def runs(chapter, part, parts, lengths, *how):
     return [run.tolist() for run in chapter.runs_of(part, parts, starts_of(lengths), *how)]
 
 
-def meeting(chapter, mine, other, parts, lengths, zigzag, window=None):
-    """Each block, by its rows and keys."""
+def meeting(chapter, runs, keys, lengths, window=None):
+    """Each block, by its rows and keys. runs and keys: pairs of a first place and an end."""
     starts = starts_of(lengths)
     whole = torch.arange(len(starts))
     first = starts.maximum(whole - (window or len(starts)) + 1)
-    of_queries = chapter.runs_of(mine, parts, starts, zigzag, False, window)
-    keys = torch.cat(chapter.runs_of(other, parts, starts, zigzag, False, window))
     found = []
-    for rows, columns, causal, low in chapter.meeting(of_queries, keys, first):
+    for rows, columns, causal, low in chapter.meeting(
+            [torch.arange(*run) for run in runs], torch.cat([torch.arange(*run) for run in keys]),
+            first):
         rows = whole[rows].tolist()
         found.append({"rows": rows, "keys": whole[columns].tolist(), "causal": bool(causal),
                       "low": [0] * len(rows) if low is None else low.tolist()})
     return found
 
 
-def merged(chapter, above=0):
-    """Of two blocks, whose log-sum-exps are about as large as `above`."""
+def gradients_of_block(chapter, heads, kv_heads, rows, keys, causal):
+    """mask_of is another exercise: here it hides all keys to the right of the diagonal, or none."""
+    dout, q, out = random(3, 2, heads, rows, 8)
+    k, v = random(2, 2, kv_heads, keys, 8)
+    hidden = torch.full((rows, keys), -torch.inf, dtype=q.dtype).triu(1) if causal else None
+    with mock.patch.object(chapter, "mask_of", lambda *args: hidden):
+        found = chapter.plain_backward(dout, q, k, v, out, random(2, heads, rows) + 2, causal, None)
+    return dict(zip(("dq", "dk", "dv"), found))
+
+
+def backward_of_a_block(dout, q, k, v, out, lse, causal, low):
+    """No attention, but numbers that depend on all there is."""
+    dout, q, k, v, out = (x.double() for x in (dout, q, k, v, out))
+    scores = (q @ k.mT + lse[..., None]).sin() * (2 if causal else 1)
+    return scores @ v + out, scores.mT @ dout, scores.mT @ q + v
+
+
+def ring_gradients(chapter, *hops, dtype=torch.float64):
+    """By blocks of the check's own. hops: of each, its blocks, as ends of their rows and keys."""
+    group = dist.group.WORLD
+    q, k, v, out, dout = random(group.size(), 5, 2, 2, 6, 4).to(dtype)[group.rank()]
+    blocks = [[(slice(*rows), slice(*keys), not hop, None) for rows, keys in of_hop]
+              for hop, of_hop in enumerate(hops)]
+    ctx = SimpleNamespace(saved_tensors=(q, k, v, out, out.sum(-1)), group=group, blocks=blocks,
+                          core=SimpleNamespace(backward=backward_of_a_block),
+                          needs_input_grad=(True, True, True, False, False, False))
+    return dict(zip(("dq", "dk", "dv"), chapter.RingAttention.backward(ctx, dout)))
+
+
+def bytes_around(chapter, *hops):
+    """That this rank sends in backward, of bfloat16."""
+    sent, send = [], dist.batch_isend_irecv
+
+    def noted(operations):
+        sent.extend(each.tensor.nbytes for each in operations if each.op is dist.isend)
+        return send(operations)
+
+    with mock.patch.object(dist, "batch_isend_irecv", noted):
+        ring_gradients(chapter, *hops, dtype=torch.bfloat16)
+    return sum(sent)
+
+
+def around(chapter, hops):
+    """What is here at each hop, by whose it was."""
+    rank, group = dist.get_rank(), dist.group.WORLD
+    mine = torch.full((2, 3), rank, dtype=torch.float64)
+    return [(hop, kv.clone()) for hop, kv in chapter.around_the_ring(mine, group, hops)]
+
+
+def exchanged_gradient(chapter, *dims):
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    x = random(ranks, 2, 4, 8, 3)[rank].requires_grad_()
+    out = chapter.Exchange.apply(x, *dims, dist.group.WORLD)
+    out.backward(random(ranks, *out.shape)[rank])
+    return x.grad
+
+
+def attention_of_heads(chapter, heads, kv_heads):
+    """By PyTorch's attention, of tokens that see each other all."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    q = random(ranks, 2, heads, 3, 8)[rank]
+    k, v = random(ranks, 2, 2, kv_heads, 3, 8)[rank]
+    core = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    with torch.no_grad():
+        return chapter.exchanged_attention(q, k, v, dist.group.WORLD, core)
+
+
+def step_on_parts(chapter, clip):
+    """Of a model that is an embedding and a linear layer, by two ranks; the second has padding."""
+    rank, model = dist.get_rank(), nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6, bias=False))
+    for p in model.double().parameters():
+        p.data.copy_(random(*p.shape))
+        p.partial = dist.group.WORLD
+    tokens, targets = torch.randint(6, (2, 2, 3, 7)).unbind()   # of two micro-batches
+    targets[0, :, 2:4] = -100
+    mine = torch.tensor([[0, 1, 5, 6], [2, 3, 4, -1]][rank])
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    loss, norm = chapter.train_step(model, optimizer, [*zip(tokens, targets)], mine,
+                                    int((targets >= 0).sum()), clip)
+    return {"loss": loss, "norm": norm, "embedding": model[0].weight, "linear": model[1].weight}
+
+
+def merged(chapter, above=0, block_above=0):
+    """Of two blocks, whose log-sum-exps are about as large as `above` and `block_above`."""
     out, lse = random(2, 3, 4), random(2, 3) + above
-    chapter.merge(out, lse, random(2, 3, 4), random(2, 3) + above)
+    chapter.merge(out, lse, random(2, 3, 4), random(2, 3) + block_above)
+    return {"out": out, "lse": lse}
+
+
+def merged_with_nothing(chapter):
+    """One of the three rows has met keys, and the two others none so far."""
+    lse = torch.tensor([[0.5, -torch.inf, -torch.inf]], dtype=torch.float64)
+    out = random(1, 3, 4).where(lse.isfinite()[..., None], 0)
+    chapter.merge(out, lse, random(1, 3, 4), random(1, 3))
     return {"out": out, "lse": lse}
 
 
@@ -58,10 +154,10 @@ def weights(chapter, rows, keys, causal, low=None):
     return chapter.mask_of(random(1, 2, rows, 4), random(1, 1, keys, 4), causal, low).exp().tolist()
 
 
-def ordered(chapter, lengths, *how):
-    """Positions that were gathered, in order."""
-    of_parts = [chapter.runs_of(part, 4, starts_of(lengths), *how) for part in range(4)]
-    gathered = torch.cat([run for of_part in of_parts for run in of_part])
+def ordered(chapter, *of_parts):
+    """Positions that were gathered, in order. of_parts: of each its runs, (first, end)."""
+    of_parts = [[torch.arange(*run) for run in runs] for runs in of_parts]
+    gathered = torch.cat([run for runs in of_parts for run in runs])
     return chapter.in_order(gathered[None, :, None], of_parts, 1).flatten().tolist()
 
 
@@ -104,19 +200,22 @@ EXERCISES = [
          "from where on each query sees them; one that begins behind the last of them sees none, "
          "nor do those after it. `low` is needed if the last row that sees any does not begin at "
          "0. Count rows on where a run meets nothing, too."),
-        (Same(meeting, "meeting of part 1's queries and keys, zig-zag", (1, 1, 4, (16,), True)),
+        (Same(meeting, "meeting of part 1's queries and keys, zig-zag",
+              (((2, 4), (12, 14)), ((2, 4), (12, 14)), (16,))),
          Same(meeting, "meeting of part 2's queries and part 1's keys, zig-zag",
-              (2, 1, 4, (16,), True)),
+              (((4, 6), (10, 12)), ((2, 4), (12, 14)), (16,))),
          Same(meeting, "meeting of part 1's queries and part 2's keys, zig-zag",
-              (1, 2, 4, (16,), True)),
+              (((2, 4), (12, 14)), ((4, 6), (10, 12)), (16,))),
          Same(meeting, "meeting of part 1's queries and part 2's keys, plain ring",
-              (1, 2, 4, (16,), False)),
+              (((4, 8),), ((8, 12),), (16,))),
          Same(meeting, "the same of documents of 5, 1 and 10: part 1's queries, part 0's keys",
-              (1, 0, 2, LENGTHS, True)),
+              (((4, 5), (5, 6), (6, 8), (8, 12)), ((0, 4), (12, 16)), LENGTHS)),
          Same(meeting, "the same with a window of 3: part 1's queries, part 0's keys, plain ring",
-              (1, 0, 2, (16,), False, 3)),
+              (((8, 11), (11, 14), (14, 16)), ((0, 8),), (16,), 3)),
          Same(meeting, "the same with a window of 3: part 1's queries and keys, plain ring",
-              (1, 1, 2, (16,), False, 3)),
+              (((8, 11), (11, 14), (14, 16)), ((8, 16),), (16,), 3)),
+         Same(meeting, "the same with a window of 1, where each token sees itself alone",
+              (((2, 3), (3, 4)), ((2, 4),), (8,), 1)),
          Run(4, "--batch 6 --micro-batch 2 --ignore 0.3 --documents 6 --window 5")),
     ),
     Exercise(
@@ -128,7 +227,10 @@ EXERCISES = [
          "P is exp(scores - lse), dv is Pᵀ @ dout, dP is dout @ vᵀ. dS takes from dP the sum "
          "of out∘dout over head_dim, and is multiplied by P and by head_dim^-½. `stacked` "
          "puts the query heads that share a kv head below each other, for each matmul."),
-        (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),),
+        (Same(gradients_of_block, "of 3 queries and 5 keys, 2 heads", (2, 2, 3, 5, False)),
+         Same(gradients_of_block, "causal, of 4 queries and keys, 4 heads of q and 2 of k",
+              (4, 2, 4, 4, True)),
+         Run(4, "--batch 6 --micro-batch 2 --ignore 0.3")),
     ),
     Exercise(
         "06.4", "merge", 2,
@@ -141,15 +243,18 @@ EXERCISES = [
          "exp(old lse - new lse), the block's by exp(block's lse - new lse); then lse is "
          "overwritten, last of all."),
         (Same(merged, "out and lse, merged with another block's"),
-         Same(merged, "the same where lse is 1000", (1000,)),
+         Same(merged, "the same where both lse are about 1000", (1000, 1000)),
+         Same(merged, "the same where the block's lse is about 1000, and lse 0", (0, 1000)),
+         Same(merged, "the same where lse is about 1000, and the block's 0", (1000, 0)),
+         Same(merged_with_nothing, "two rows that have seen nothing so far, lse -inf"),
          Run(4, "--batch 6 --micro-batch 2 --ignore 0.3")),
     ),
     Exercise(
-        "06.5", "RingAttention.backward", 3,
+        "06.5", "RingAttention.backward around_the_ring", 3,
         "Give the gradients of this rank's q, k and v. Keys and values go around the ring once "
-        "more, as far as in forward, and their gradients follow one hop behind, in float32 or "
-        "better. From the last hop, which may be an early one, a sum goes straight home: as many "
-        "sends of each as there are hops.",
+        "more, which around_the_ring does in forward, too; their gradients follow one hop behind, "
+        "in float32 or better. From the last hop, which may be an early one, a sum goes straight "
+        "home: as many sends of each as there are hops.",
         ("Draw the lesson's table for three ranks. At each hop: which part of which keys' "
          "gradient is computed, what has come from the rank before, and what is sent? The "
          "first hop is different, since those keys are at home already. And with a window: how "
@@ -158,8 +263,19 @@ EXERCISES = [
          "where nobody meets. At hop 0, put it aside. At later ones, add what has come "
          "from the rank before, and send the sum on, from the last hop as many ranks back as "
          "there were hops. What comes home is added to what was put aside, if there was a hop at "
-         "all. dq stays, and adds up in its rows."),
-        (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),
+         "all. dq stays, and adds up in its rows. around_the_ring starts send_on, yields what is "
+         "here, and then waits for the next; after `hops` of them it yields the last, and sends "
+         "nothing."),
+        (Same(around, "around_the_ring of 4 ranks, over 3 hops", (3,), 4),
+         Same(around, "around_the_ring of 2 ranks, over no hop", (0,), 2),
+         Same(ring_gradients, "backward on 4 ranks, all of whose blocks meet",
+              4 * ([((0, 6), (0, 6))],), 4),
+         Same(ring_gradients, "backward on 4 ranks, over 2 hops, of the last of which some is seen",
+              ([((0, 3), (0, 3)), ((3, 6), (0, 6))], [], [((1, 4), (4, 6))]), 4),
+         Same(ring_gradients, "backward on 2 ranks, over no hop", ([((0, 6), (0, 6))],), 2),
+         Same(bytes_around, "bytes that are sent in backward, in bfloat16, over 2 hops of 3 ranks",
+              3 * ([((0, 6), (0, 6))],), 3),
+         Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),
          Run(4, "--variant ring --batch 2 --window 6"),
          Run(2, "--batch 2 --layers 1 --steps 1 --dtype bfloat16")),
     ),
@@ -170,7 +286,9 @@ EXERCISES = [
         ("What went to a rank was moved there, not copied and not summed: where must its "
          "gradient go?",
          "The same exchange, the other way: cut where it was joined, join where it was cut."),
-        (Run(4, "--variant ulysses --batch 6 --micro-batch 2 --ignore 0.3"),),
+        (Same(exchanged_gradient, "the gradient, on 4 ranks, from heads to tokens", (1, 2), 4),
+         Same(exchanged_gradient, "the gradient, on 2 ranks, from tokens to heads", (2, 1), 2),
+         Run(4, "--variant ulysses --batch 6 --micro-batch 2 --ignore 0.3")),
     ),
     Exercise(
         "06.7", "pairs", 2,
@@ -248,11 +366,12 @@ EXERCISES = [
          "belongs?",
          "split takes a list of lengths. Sort the numbers of the runs by the first position of "
          "each, and concatenate."),
-        (Same(ordered, "positions, gathered from a zig-zag of 4 parts", ((16,), True)),
-         Same(ordered, "positions, gathered from a zig-zag of documents of 5, 1 and 10",
-              (LENGTHS, True)),
-         Same(ordered, "positions, gathered from a zig-zag of each of two documents",
-              ((8, 16), True, True)),
+        (Same(ordered, "positions, gathered from a zig-zag of 4 parts",
+              (((0, 2), (14, 16)), ((2, 4), (12, 14)), ((4, 6), (10, 12)), ((6, 8), (8, 10)))),
+         Same(ordered, "positions, gathered from a zig-zag of documents of 5, 1 and 10, 2 parts",
+              (((0, 4), (12, 16)), ((4, 5), (5, 6), (6, 8), (8, 12)))),
+         Same(ordered, "positions, gathered from a zig-zag of each of two documents, 2 parts",
+              (((0, 2), (6, 8), (8, 12), (20, 24)), ((2, 4), (4, 6), (12, 16), (16, 20)))),
          Run(4, "--variant gather --batch 2 --documents 6")),
     ),
     Exercise(
@@ -265,7 +384,9 @@ EXERCISES = [
          "Ranks over kv heads, at least 1, is how often: with repeat_interleave, so that copies "
          "of one head are neighbours. Then Exchange of q, k and v, from heads (dimension 1) to "
          "tokens (2), the core, and Exchange of its output the other way."),
-        (Run(4, "--variant ulysses --batch 6 --micro-batch 2 --ignore 0.3"),
+        (Same(attention_of_heads, "4 ranks, 8 heads of q and 8 of k", (8, 8), 4),
+         Same(attention_of_heads, "4 ranks, 8 heads of q and 2 of k", (8, 2), 4),
+         Run(4, "--variant ulysses --batch 6 --micro-batch 2 --ignore 0.3"),
          Run(4, "--inner 2 --batch 2 --documents 6"),
          Run(4, "--inner 2 --batch 2 --kv-heads 1")),
     ),
@@ -280,7 +401,9 @@ EXERCISES = [
          "finds it. Divide each loss_sum by `valid`. Make PartialSums before the last backward, "
          "and finish it after that; then every rank has all of the gradient, and grad_norm needs "
          "no group."),
-        (Run(2, "--batch 6 --micro-batch 2 --ignore 0.3 --documents 6 --cut document"),
+        (Same(step_on_parts, "a step of two ranks, one of which has padding", (0,), 2),
+         Same(step_on_parts, "the same, clipped to a norm of 0.1", (0.1,), 2),
+         Run(2, "--batch 6 --micro-batch 2 --ignore 0.3 --documents 6 --cut document"),
          Run(4, "--batch 6 --micro-batch 2 --ignore 0.3 --clip 0.1")),
     ),
     Exercise(

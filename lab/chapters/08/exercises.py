@@ -23,14 +23,21 @@ def balance_of_equal_picks(chapter):
 
 
 def balance_loss(chapter):
-    scores = random(3, 5, 4).softmax(-1)
-    return chapter.balance_loss(scores, random(3, 5, 4).topk(2).indices)
+    """Of 16 picks a sequence: their shares are exact in float32, too, which a quotient of counts
+    has."""
+    scores = random(3, 8, 5).softmax(-1)
+    return chapter.balance_loss(scores, random(3, 8, 5).topk(2).indices)
 
 
 def gradient_of_balance(chapter):
-    scores = random(3, 5, 4).softmax(-1).requires_grad_()
-    loss = chapter.balance_loss(scores, random(3, 5, 4).topk(2).indices)
+    scores = random(3, 8, 5).softmax(-1).requires_grad_()
+    loss = chapter.balance_loss(scores, random(3, 8, 5).topk(2).indices)
     return torch.autograd.grad(loss, scores)[0]
+
+
+def balance_over_the_batch(chapter):
+    scores = random(2, 8, 5).softmax(-1)
+    return chapter.balance_loss(scores, random(2, 8, 5).topk(2).indices, True)
 
 
 def route(chapter, k, **more):
@@ -174,8 +181,9 @@ EXERCISES = [
          "seq · k picks is the share of each expert, and the mean of the scores is one over "
          "seq tokens: (batch, experts) both."),
         (Same(balance_of_equal_picks, "3 sequences, 2 experts, all picked alike"),
-         Same(balance_loss, "3 sequences of 5 tokens, 4 experts, 2 picks"),
+         Same(balance_loss, "3 sequences of 8 tokens, 5 experts, 2 picks"),
          Same(gradient_of_balance, "its gradient"),
+         Same(balance_over_the_batch, "2 sequences, with shares of the whole batch"),
          Run(2, "--batch 12 --micro-batch 2 --balance-weight 1")),
     ),
     Exercise(

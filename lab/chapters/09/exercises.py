@@ -99,9 +99,9 @@ def traffic(chapter, experts, recompute, cp, tp, ep, pp):
 EXERCISES = [
     Exercise(
         "09.1", "places_of_ranks sort_ranks", 1,
-        "Give the Place of every rank: along the axis that args.order names last, ranks are "
-        "neighbours. And sort ranks into lists: together are those for whose places key(place) "
-        "is the same.",
+        "Give the Place of every rank. args.order is a string that names the axes, such as "
+        "\"pp,dp,cp,tp\": along the last of them, ranks are neighbours. And sort ranks into lists: "
+        "together are those for whose places key(place) is the same.",
         ("Of 8 ranks with --order pp,dp,cp,tp, which two differ in their place on pp alone? In "
          "which order does itertools.product count?",
          "product of a range for each axis, in the order of args.order: the last one runs "

@@ -22,8 +22,15 @@ def scales(chapter, amax, powers_of_two):
     return chapter.scales_of(torch.tensor(amax), powers_of_two)
 
 
-def scales_of_50_numbers(chapter):
-    return chapter.scales_of(1e6 * random(50).float().abs(), True)
+def scales_at_the_edges(chapter):
+    """Of each amax by its name: just below, at and just above powers of two times 448, and from
+    zero to the largest that there is."""
+    powers = 448 * 2.0 ** torch.tensor([-126, -3, 0, 1, 10, 100])
+    largest, zero = torch.finfo().max, torch.zeros(())
+    amax = torch.cat([powers.nextafter(zero), powers, powers.nextafter(powers * 2),
+                      torch.tensor([0, 1e-40, largest])])
+    return {f"amax {each:.9g}": scale
+            for each, scale in zip(amax.tolist(), chapter.scales_of(amax, True))}
 
 
 def values_and_scales(quantized):
@@ -92,7 +99,7 @@ EXERCISES = [
               ([448.0, 1, 1e-3, 0, 3e38], False)),
          Same(scales, "of 448, 449, 447, 224, 225, 0.001 and 0, as powers of two",
               ([448.0, 449, 447, 224, 225, 1e-3, 0], True)),
-         Same(scales_of_50_numbers, "50 numbers")),
+         Same(scales_at_the_edges, "powers of two, around 448 times a power of two")),
     ),
     Exercise(
         "fp8.3", "quantize", 2,
