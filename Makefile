@@ -8,7 +8,7 @@ LINT := check --quiet --output-format concise
 
 .DEFAULT_GOAL := help
 .PHONY: help setup given-python tour quick test test-all lint bench faults scaling figures \
-	exercises grade hunt museum types page site test-page
+	exercises bundle grade hunt museum types page site test-page slides
 
 help:  ## list the targets
 	@echo "Times are those of two cores with nothing else to do. The first target sets up .venv, which"
@@ -44,6 +44,9 @@ LEVEL_OF_BOTH = $(if $(LEVEL),--level="$(LEVEL)")
 
 exercises: $(READY)  ## write exercises/, the chapters with holes (LEVEL=1: a level; FORCE=1: anew)
 	@$(PYTHON) -m lab.exercises --write exercises $(LEVEL_OF_BOTH) $(if $(FORCE),--force)
+
+bundle: $(READY)  ## write bundle/, what students get: holes, and their grader, no solution (OUT=)
+	@$(PYTHON) -m lab.bundle $(if $(OUT),--out "$(OUT)") $(if $(FORCE),--force)
 
 FOLDER ?= exercises
 HUNTS = $(if $(ONLY),,$(wildcard hunts/*.py))
@@ -112,12 +115,14 @@ $(PYODIDE):
 	@npm pack --silent --pack-destination .venv pyodide@0.29.5 >/dev/null || \
 		echo "make: npm has fetched no Pyodide" >&2
 
-OUT ?= site
 site: $(READY) $(PYODIDE)  ## the same as files, which compute in the browser (OUT=folder)
-	@$(PYTHON) -m lab.page --out "$(OUT)"
+	@$(PYTHON) -m lab.page --out "$(or $(OUT),site)"
 
 # Playwright drives the Chromium that is installed (Debian: apt install chromium), and brings none.
 test-page: $(READY) $(PYODIDE)  ## open every page in a headless Chromium; screenshots in runs/page/
 	@$(PYTHON) -c 'import playwright' 2>/dev/null || [ -n "$(PY)" ] || \
 		.venv/bin/python -m pip install --disable-pip-version-check --quiet playwright
 	@$(PYTHON) -m pytest -q -rs -o python_files="*.py" tests/lab/page/in_browser
+
+slides: $(READY)  ## write slides/, a lecture for each week, for Marp or pandoc (WEEK=3: one)
+	@$(PYTHON) -m lab.syllabus $(WEEK) --slides "$(or $(OUT),slides)"

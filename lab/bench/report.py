@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from common import Config, Refused, environment, rounded
+from lab import ROOT
 from lab.bench import collectives, diagnose, meeting, noise, oracle, verify
 from lab.bench.about import About, as_check
 from lab.bench.bench import Bench
@@ -73,6 +75,7 @@ class Run(BesideOneGpu, Bench):
         self.memory, self.actions, self.messages, self.flops_of = None, [], 0, {}
         self.skipped, self.not_finite, self.stopped, self.noise = 0, None, False, None
         self.unlike, self.diagnosis = [], []            # filled in the end
+        self.unwritten = None                           # the hole that the formulas have come to
         self.rounding, self.verified_steps = verify.rounding_of(args)
         tokens = args.batch * args.model.seq
         experts = getattr(args.model, "experts", 0)
@@ -259,7 +262,10 @@ class Run(BesideOneGpu, Bench):
         if self.stopped:                                # what followed could only be nonsense
             raise SystemExit(self.finish())
         if self.is_metered and self.formulas:
-            self.answer = self.formulas(self.args, self.rank, self.world, model)
+            try:
+                self.answer = self.formulas(self.args, self.rank, self.world, model)
+            except NotImplementedError as hole:         # an exercise that is not begun
+                self.unwritten = f"the formulas are not written yet: {hole}"
         if self.saver:
             self.saver.stop = told_to_end
             self.saver.after_step(step, self.losses[-1], model)
@@ -313,7 +319,7 @@ class Run(BesideOneGpu, Bench):
         if self.memory:
             self.record(memory=[list(column) for column in zip(*self.memory.samples)])
         if not self.stopped:
-            hold(self)
+            self.hold()
         if self.saver:
             self.saver.close()
             self.saver.report()
@@ -347,6 +353,7 @@ class Run(BesideOneGpu, Bench):
                 print(f"  {line}")
             self.unlike = list(wrong)
             self.problems += wrong.values()
+        self.problems += [self.unwritten] if self.unwritten else []
         self.problems += [f"{c['name']}: measured {c['measured']}, formula {c['expected']}"
                           for c in self.checks if c["ok"] is False]
         if self.saver and self.saver.problem:
@@ -356,6 +363,17 @@ class Run(BesideOneGpu, Bench):
         outputs = {"json": self.write_json, "plot": self.draw_picture, "profile": self.write_trace}
         written = [self.wrote(flag, write) for flag, write in outputs.items()]
         return 0 if all(written) and not self.problems else 1
+
+    def hold(self):
+        """To the formulas. Some are chapter 10's: where that one is an exercise, they may be holes.
+        """
+        try:
+            hold(self)
+        except NotImplementedError as hole:
+            where = Path(traceback.extract_tb(hole.__traceback__)[-1].filename)
+            if where.parent != ROOT or where.name.startswith(self.args.chapter[:2]):
+                raise
+            self.note(f"not held to the formulas of {where.name}, not written yet: {hole}")
 
     def in_seconds(self):
         """The actions, with start and end in seconds since the step began."""
