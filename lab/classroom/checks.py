@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.bench.ranks import CONTEXT, start_interpreter
-from lab.classroom import kept, overseer, plain
+from lab.classroom import kept, overseer, plain, sandbox
 from lab.classroom.overseer import CLOCK, LIMIT
 
 # Not torch, nor what imports it: the other interpreter does so while this one reads on.
@@ -226,13 +226,14 @@ def evaluate(tell, path, check, rank):
 
 # --------------------------------------------------------------------------------- in the overseer
 
-def oversee(parent, folder, path, calls, more_paths, limit):
+def oversee(parent, folder, path, calls, more_paths, limit, is_confined):
     """Run the calls, and send the Outcome. Only when the students' processes have ended, and call
     themselves right, it asks for what they are compared with, a call of trusted.py: so they cannot
     find it."""
     outcome, world = None, len(calls)
     try:
-        processes, running = overseer.oversee(calls, folder, more_paths, limit, parent)
+        play = overseer.confined if is_confined else overseer.oversee
+        processes, running = play(calls, folder, more_paths, limit, parent)
         outcome = judge(processes, running, path)
         if outcome.right:
             parent.send(None)
@@ -400,7 +401,7 @@ def play(folder, path, calls, limit, trusted=None, more_paths=()):
     `compare` takes; None: they are believed."""
     ours, its = CONTEXT.Pipe()
     process = CONTEXT.Process(target=oversee, args=(its, folder, path, calls, [*more_paths],
-                                                    limit))
+                                                    limit, sandbox.REQUIRED))
     process.daemon, answer = True, None
     try:
         process.start()

@@ -24,6 +24,7 @@ import tempfile
 from pathlib import Path
 
 from lab import ROOT
+from lab.classroom import sandbox
 
 # Not torch, nor what imports it: see lab/classroom/checks.py.
 
@@ -43,7 +44,8 @@ def digest(*what):
 def key(chapter, source, solution, check, folders=(), limit=None):
     """folders: the student's, from which the source may import."""
     words = getattr(check, "key", repr(check)), getattr(check, "words", "")
-    return digest(chapter, source, solution, words, limit, *map(modules_in, folders))
+    return digest(chapter, source, solution, words, limit, sandbox.REQUIRED,
+                  *map(modules_in, folders))
 
 
 def modules_in(folder):

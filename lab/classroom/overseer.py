@@ -12,6 +12,7 @@ session and its group: so none is out of reach. Nor does any outlive the oversee
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import os
 import secrets
@@ -24,6 +25,7 @@ from pathlib import Path
 import psutil
 
 from lab import ROOT
+from lab.classroom import sandbox
 
 # Not torch, nor what imports it: see lab/classroom/checks.py.
 
@@ -56,10 +58,12 @@ class Teller:
             data = data[os.write(self.pipe, data):]
 
 
-def begin(tells, stack, folder, more_paths):
+def begin(tells, stack, folder, more_paths, is_confined):
     """First of all in a process: no output, no terminal, no file but two pipes, and a group of
     processes of its own, so that what it starts can be ended with it. stack: where it writes the
-    lines at which it is."""
+    lines at which it is. is_confined: a sandbox is built around it."""
+    if is_confined:
+        sandbox.enter()
     os.setsid()
     prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -85,7 +89,7 @@ class Followed:
     """A student's process, seen from the overseer: function(tell, *args), forked. status: its exit
     status, or None as long as it runs. said: its messages, once it has ended."""
 
-    def __init__(self, function, args, folder, more_paths):
+    def __init__(self, function, args, folder, more_paths, is_confined):
         self.token, self.status, self.said = secrets.token_bytes(16), None, []
         (told, tells), (stack, writes) = os.pipe(), os.pipe()
         self.come = {told: bytearray(), stack: bytearray()}
@@ -93,7 +97,7 @@ class Followed:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                begin(tells, writes, folder, more_paths)
+                begin(tells, writes, folder, more_paths, is_confined)
                 os._exit(function(Teller(tells, self.token).tell, *args))
             finally:                                    # Python's shutdown may wait for threads
                 os._exit(1)
@@ -137,10 +141,11 @@ class Followed:
 
 # ------------------------------------------------------------------------------------ the overseer
 
-def oversee(calls, folder, more_paths, limit, parent):
+def oversee(calls, folder, more_paths, limit, parent, is_confined=False):
     """Run each call in a process, to their end or to ours, and end whatever they have started.
     Returns the processes, and those of them that had no end. parent: a connection, which closes
-    when nobody waits for this any more. Until they have ended, SIGTERM ends them first."""
+    when nobody waits for this any more. Until they have ended, SIGTERM ends them first.
+    is_confined: this is in a sandbox, for them."""
     os.setsid()                                         # Ctrl-C is for the parent
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     prctl(SET_SUBREAPER, 1)
@@ -148,13 +153,19 @@ def oversee(calls, folder, more_paths, limit, parent):
     processes = []
     try:
         for function, args in calls:
-            processes.append(Followed(function, args, folder, more_paths))
+            processes.append(Followed(function, args, folder, more_paths, is_confined))
         has_end = follow(processes, limit, parent)
         return processes, [] if has_end else ask_where(processes)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_all(processes)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def confined(*what):
+    """The same, in a sandbox of their own, which ends with them."""
+    calls, folder, more_paths, *_ = what
+    return sandbox.inside(functools.partial(oversee, *what, True), folder, more_paths)
 
 
 def follow(processes, limit, parent):

@@ -1,0 +1,142 @@
+"""The sandbox: what a student's code cannot do in it, and that right answers are right there."""
+
+import socket
+import subprocess
+import sys
+import textwrap
+from unittest import mock
+
+import pytest
+
+from lab.classroom import checks, exercises, grade, sandbox
+from tests.conftest import ROOT
+from tests.lab.classroom.two_exercises import CHAPTER, ON_RANKS, PAYS, SUM
+
+WHY_NOT = sandbox.why_not()
+SOLUTION = exercises.solution(CHAPTER)
+RIGHT = next(line for line in SOLUTION.splitlines() if "    return 1 + 8 * dim" in line)
+possible = pytest.mark.skipif(bool(WHY_NOT), reason=f"no sandbox: {WHY_NOT}")
+
+HARMLESS = {            # without a sandbox, each can be done; in one, it is an error
+    "connect": """
+        import socket
+        socket.create_connection(("127.0.0.1", {port}), 1)""",
+    "write": """
+        open("{home}/mine", "w")""",
+    "read": """
+        open("{home}/secret")""",
+    "kill": """
+        os.kill({pid}, 0)""",
+    "search": """
+        import pathlib
+        for path in pathlib.Path("{root}").rglob("*"):
+            if path.suffix == ".py" and ".venv" not in path.parts:
+                if "return 1 + 8 * " + "dim" in path.read_text():
+                    break
+        else:
+            raise OSError""",
+    "look": """
+        if sum(name.isdigit() for name in os.listdir("/proc")) < 5:
+            raise OSError""",
+}
+HARMFUL = {
+    "change": """
+        open("{root}/common.py", "a")""",
+    "fork": """
+        for _ in range(10_000):
+            if os.fork() == 0:
+                import time
+                time.sleep(99)""",
+    "memory": """
+        bytearray(100 * 2**30)""",
+    "disk": """
+        for i in range(4):
+            with open(f"/tmp/{{i}}", "wb") as file:
+                file.write(bytes(2**28 - 1))""",
+    "one file": """
+        with open("mine", "wb") as file:
+            file.truncate(2**28 + 1)""",
+    "root": """
+        import ctypes
+        libc = ctypes.CDLL(None)
+        libc.unshare(2**28 | 2**17)                     # root of namespaces of its own
+        if libc.mount(None, b"/", None, 2**5 | 2**12, None) != 0:       # to make it writable
+            raise OSError""",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    checks.warm_up()
+
+
+@pytest.fixture
+def confined(monkeypatch):
+    monkeypatch.setattr(sandbox, "REQUIRED", True)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """What there is outside: a server, a process, and files of the same user."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "secret").write_text("1")
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield {"home": home, "port": server.getsockname()[1], "pid": process.pid, "root": ROOT}
+    process.kill()
+    process.wait()
+
+
+def done_by(deeds, world):
+    """Which of these a student's function has done, one after the other."""
+    lines = ["import os", "done = []"]
+    for name, deed in deeds.items():
+        lines += ["try:", textwrap.indent(textwrap.dedent(deed.format(**world)), "    "),
+                  f"    done.append({name!r})", "except (OSError, MemoryError):", "    pass"]
+    lines += ["raise ArithmeticError(' '.join(['done:', *done]))"]
+    assert SOLUTION.count(RIGHT) == 1
+    source = SOLUTION.replace(RIGHT, textwrap.indent("\n".join(lines), "    "))
+    found = checks.outcome(CHAPTER, source, SOLUTION, PAYS.checks[0])
+    said, _ = found.errors[0]
+    return said.removeprefix("ArithmeticError: done:").split()
+
+
+@possible
+def test_it_cannot_be_done(confined, world):
+    assert done_by(HARMLESS | HARMFUL, world) == []
+
+
+def test_without_a_sandbox_it_can(world):
+    assert done_by(HARMLESS, world) == [*HARMLESS]
+
+
+@possible
+@pytest.mark.parametrize("exercise", [SUM, ON_RANKS])
+def test_ranks_meet_and_a_right_answer_is_right(confined, tmp_path, exercise):
+    """A helper beside the student's file is found, too."""
+    (tmp_path / "helper.py").write_text("from torch import Tensor\n")
+    source = SOLUTION.replace("import common\n", "import common\nfrom helper import Tensor\n", 1)
+    assert source != SOLUTION
+    found = checks.outcome(CHAPTER, source, SOLUTION, exercise.checks[0], tmp_path)
+    assert found.right, found
+
+
+@possible
+def test_processes_that_wait_for_each_other_are_ended_there(confined):
+    source = SOLUTION.replace("        return gradient, None\n",
+                              "        dist.recv(gradient, (dist.get_rank() + 1) % 3)\n"
+                              "        return gradient, None\n")
+    found = checks.outcome(CHAPTER, source, SOLUTION, ON_RANKS.checks[0])
+    assert {name for name, _ in found.stuck.values()} == {"recv"} and len(found.stuck) == 3
+
+
+def test_where_there_is_none_it_is_refused(monkeypatch, capsys, tmp_path):
+    (tmp_path / f"{CHAPTER}.py").write_text(SOLUTION)
+
+    monkeypatch.setattr(sandbox, "separate", mock.Mock(side_effect=PermissionError(1, "no")))
+    with pytest.raises(SystemExit) as leaving:
+        grade.main([str(tmp_path), "04.2", "--sandbox"])
+    [line] = capsys.readouterr().err.splitlines()
+    assert leaving.value.code == 2 and line.startswith(
+        "error: --sandbox: this system does not allow it (no); ")
+    assert not sandbox.REQUIRED
