@@ -1,63 +1,218 @@
-"""What was found of students, as a teacher, Gradescope and a CI read it."""
+"""What was found of students, as a teacher, a spreadsheet, Gradescope and a CI read it."""
 
+import csv
+import io
 import json
+import math
 import textwrap
 import xml.etree.ElementTree as xml
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
 
-from lab.classroom.grading import OPEN, RIGHT, WRONG
+from lab.classroom.grading import OPEN, RIGHT, WHOLE, WRONG
 
 WIDTH = 100
+NOT_SUBMITTED = "not submitted"
+STATUS = {RIGHT: "right", WRONG: "wrong", OPEN: "not begun"}
+FORMULA = "=+-@＝＋－＠"        # with one of these, a spreadsheet's formula begins
 
+
+class Student(NamedTuple):
+    name: str               # in one line, whatever bytes the folder's name has
+    results: list
+    late: str = ""          # by how much: "2 d 3 h"
+
+    @property
+    def score(self):
+        return round(sum(result.score for result in self.results), 2)
+
+    @property
+    def points(self):
+        """That can be had."""
+        return sum(result.points for result in self.results)
+
+
+# --------------------------------------------------------------------------------- on the terminal
 
 def lines_of(result, columns):
     """A line, and those that go on with it."""
     number, what = columns
     head = f"{result.number:{number}}  {result.what:{what}}  {result.mark}  "
-    text = textwrap.wrap(result.words, WIDTH - len(head), break_long_words=False) or [""]
+    words = result.words
+    if 0 < result.score < result.points:
+        words = f"{result.score:g} of {result.points} points; {words}"
+    text = textwrap.wrap(words, WIDTH - len(head), break_long_words=False) or [""]
     return [f"{head}{text[0]}".rstrip(), *(" " * len(head) + line for line in text[1:])]
 
 
-def summary(results, seconds):
+def columns_of(exercises):
+    """Of a chapter: wide enough for each line."""
+    return (max(len(exercise.number) for exercise in exercises),
+            max(len(what) for what in (WHOLE, *(exercise.what for exercise in exercises))))
+
+
+def summary(student):
+    results, late = student.results, f"; late by {student.late}" if student.late else ""
     counts = {mark: sum(r.exercises for r in results if r.mark == mark)
               for mark in (RIGHT, WRONG, OPEN)}
-    points, most = sum(r.score for r in results), sum(r.points for r in results)
     return (f"{counts[RIGHT]} of {sum(counts.values())} right, {counts[WRONG]} wrong, "
-            f"{counts[OPEN]} not begun; {points} of {most} points; {seconds:.0f} s")
+            f"{counts[OPEN]} not begun; {student.score:g} of {student.points} points{late}; "
+            f"{sum(r.seconds for r in results):.0f} s")
+
+
+# ------------------------------------------------------------------------------------------- dates
+
+def lateness(folder, chapters, due):
+    """By how much the newest of a student's files came after a date, by the time that the disk has
+    of it: "2 d 3 h"; "": it is in time, or there is no date. What unpacks files may set these
+    times, and so may who hands them in."""
+    if due is None:
+        return ""
+    times = [-math.inf]
+    for chapter in chapters:
+        try:
+            times.append(Path(folder, f"{chapter}.py").stat().st_mtime)
+        except OSError:                                 # not submitted
+            continue
+    seconds = max(times) - due.timestamp()
+    return in_units(math.ceil(seconds)) if seconds > 0 else ""
+
+
+def in_units(seconds):
+    """The largest unit that there is, and the next one."""
+    minutes, hours = seconds // 60, seconds // 3600
+    parts = [(hours // 24, "d"), (hours % 24, "h"), (minutes % 60, "min"), (seconds % 60, "s")]
+    first = next(i for i, (count, _) in enumerate(parts) if count)
+    return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count)
+
+
+def due_date(text):
+    """An argparse type."""
+    from common import Refused
+
+    try:
+        date = datetime.fromisoformat(text)
+        date.timestamp()
+        return date
+    except (ValueError, OverflowError, OSError):
+        raise Refused(f"{text!r} is no date such as 2026-11-30T23:59",
+                      "2026-11-30T23:59") from None
+
+
+# ------------------------------------------------------------------------------------- predictions
+
+def predictions(text):
+    """An argparse type: of a JSON file with a list of objects, {"student": "ada", "chapter": "04",
+    "right": 4, "of": 5}: {(student, chapter): (right, of)}, summed over what else they say."""
+    from common import Refused
+    from lab.cli.refusals import one_line
+
+    found = {}
+    try:
+        if not Path(text).is_file():                    # to open a pipe would take for ever
+            raise ValueError
+        for entry in json.loads(Path(text).read_text(encoding="utf-8")):
+            key = one_line(entry["student"]), entry["chapter"]
+            right, count = found.get(key, (0, 0))
+            if not 0 <= entry["right"] <= entry["of"] <= 1000:
+                raise ValueError
+            found[key] = right + entry["right"], count + entry["of"]
+        return found
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        raise Refused(f"{text!r} is no JSON of marked predictions") from None
+
+
+# ------------------------------------------------------------------------------------------- files
+
+def as_csv(students, chosen, due=None, predicted=None):
+    """A line for each student, after one of names; a column for each exercise and whole chapter
+    that was graded, with its points. chosen: {chapter: exercises}."""
+    from lab.classroom.exercises import EXERCISES, short
+
+    columns = {}                                        # {(chapter's number, exercise's): its name}
+    for chapter, exercises in chosen.items():
+        number = short(chapter)
+        columns |= {(number, one.number): f"{one.number} {one.what}" for one in exercises}
+        if len(exercises) == len(EXERCISES[chapter]):
+            columns[number, number] = f"{number} {WHOLE}"
+    chapters = list(dict.fromkeys(number for number, _ in columns))
+    predicted_in = [number for number in chapters
+                    if any(chapter == number for _, chapter in predicted or ())]
+    head = ["student", *columns.values(), "total", "of", *["late by"] * (due is not None),
+            *(f"{number} predicted" for number in predicted_in)]
+    file = io.StringIO()
+    write = csv.writer(file, lineterminator="\n").writerow
+    write(head)
+    for student in students:
+        found = {result.number: result for result in student.results}
+        cells = [cell(found, *numbers) for numbers in columns]
+        shares = [share(predicted.get((student.name, number))) for number in predicted_in]
+        write([safe(student.name), *cells, f"{student.score:g}", student.points,
+               *[student.late] * (due is not None), *shares])
+    return file.getvalue()
+
+
+def cell(found, chapter, number):
+    """The points of an exercise. found: {number: Result}; a file that cannot be graded has one for
+    all of its exercises."""
+    result = found.get(number) or next(
+        one for one in found.values() if one.number.partition(".")[0] == chapter)
+    if number == chapter and result.exercises:
+        result = result._replace(share=0)
+    return NOT_SUBMITTED if result.words == NOT_SUBMITTED else f"{result.score:g}"
+
+
+def share(prediction):
+    return "" if not prediction or not prediction[1] else round(prediction[0] / prediction[1], 2)
+
+
+def safe(name):
+    """A text that no spreadsheet takes for a formula."""
+    return f"'{name}" if name.lstrip()[:1] in tuple(FORMULA) else name
 
 
 def as_json(students):
-    """What Gradescope's autograder reads: results.json."""
-    from lab.cli.refusals import one_line
-
-    tests = []
-    for student, results in students.items():
-        student = one_line(student)                     # a folder's name may be any bytes
-        for r in results:
-            name = f"{r.number} {r.what}"
-            tests.append({"name": f"{student}: {name}" if len(students) > 1 else name,
-                          "score": r.score, "max_score": r.points,
-                          "status": "passed" if r.mark == RIGHT else "failed",
-                          "output": r.words or "right", "visibility": "visible"})
-    every = [r for results in students.values() for r in results]
-    results = {"output": summary(every, sum(r.seconds for r in every)), "tests": tests}
-    return json.dumps(results, indent=1) + "\n"
+    """Of one student what Gradescope's autograder reads, results.json; of a class each student's
+    total and exercises."""
+    if len(students) == 1:
+        [student] = students
+        tests = [{"name": f"{r.number} {r.what}", "score": r.score, "max_score": r.points,
+                  "status": "passed" if r.mark == RIGHT else "failed",
+                  "output": r.words or "right", "visibility": "visible"} for r in student.results]
+        found = {"output": summary(student), "tests": tests}
+    else:
+        found = {"students": [
+            {"student": student.name, "total": student.score, "of": student.points,
+             "late by": student.late, "exercises": [
+                 {"number": r.number, "what": r.what, "score": r.score, "of": r.points,
+                  "status": NOT_SUBMITTED if r.words == NOT_SUBMITTED else STATUS[r.mark],
+                  "words": r.words} for r in student.results]} for student in students]}
+    return json.dumps(found, indent=1) + "\n"
 
 
 def as_junit(students):
-    """JUnit's XML, which GitLab, Jenkins and others show: a suite for each student."""
-    from lab.cli.refusals import one_line
-
+    """JUnit's XML, which GitLab, Jenkins and others show: a suite for each student. Points are
+    properties, of the suite and of each case, and, since not all show these, in its output."""
     root = xml.Element("testsuites")
-    for student, results in students.items():
-        student = one_line(student)                     # XML has no word for a control character
-        marks = [r.mark for r in results]
-        suite = xml.SubElement(root, "testsuite", name=student, tests=str(len(results)),
+    for student in students:
+        marks = [r.mark for r in student.results]
+        suite = xml.SubElement(root, "testsuite", name=student.name, tests=str(len(marks)),
                                failures=str(marks.count(WRONG)), skipped=str(marks.count(OPEN)),
-                               time=f"{sum(r.seconds for r in results):.3f}")
-        for r in results:
-            case = xml.SubElement(suite, "testcase", classname=student,
+                               time=f"{sum(r.seconds for r in student.results):.3f}")
+        put_points(suite, student)
+        for r in student.results:
+            case = xml.SubElement(suite, "testcase", classname=student.name,
                                   name=f"{r.number} {r.what}", time=f"{r.seconds:.3f}")
+            put_points(case, r)
             if r.mark != RIGHT:
                 xml.SubElement(case, "failure" if r.mark == WRONG else "skipped", message=r.words)
+            xml.SubElement(case, "system-out").text = f"{r.score:g} of {r.points} points"
     xml.indent(root)
     return xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def put_points(element, graded):
+    properties = xml.SubElement(element, "properties")
+    for name, value in (("points", f"{graded.score:g}"), ("of", f"{graded.points}")):
+        xml.SubElement(properties, "property", name=name, value=value)
