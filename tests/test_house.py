@@ -27,12 +27,15 @@ IMPORTS = {  # {room of lab/, or its commands: what it imports of the rest of la
     "chapters": "bench classroom cli museum.exhibit planner schedules typecheck warps",
     "checkpoints": "bench cli",
     "classroom": "bench chapters cli museum",
+    "course": "chapters classroom cli museum page.glossary page.markdown page.typeset planner "
+              "sources",
     "museum": "bench.drawing chapters classroom cli rehearse",
     "page": "bench chapters classroom cli museum pictures planner schedules sources",
     "planner": "chapters cli",
     "sources": "bench chapters classroom cli formats planner schedules",
     "typecheck": "bench.fakes bench.lines chapters cli museum",
-    "commands": "bench chapters checkpoints classroom cli here schedules sources speed typecheck",
+    "commands": "bench chapters checkpoints classroom cli course here schedules sources speed "
+                "typecheck",
 }
 
 

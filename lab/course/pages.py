@@ -10,7 +10,7 @@ from lab import ROOT
 from lab.classroom.exercises import EXERCISES, short
 from lab.course import answers, drawn, midterm, project, slides, times, week
 from lab.course.weeks import WEEKS
-from lab.page import glossary
+from lab.page import glossary, markdown
 from lab.sources import SOURCES
 
 FILES = Path(__file__).parent / "files"
@@ -25,7 +25,8 @@ def templates():
                               undefined=jinja2.StrictUndefined)
     made.filters |= {"code": code, "text": slides.as_text, "hours": times.in_hours,
                      "minutes": times.of_exercise, "reads": times.of_file, "calls": times.calls,
-                     "level": level, "linked": linked, "what": what}
+                     "level": level, "linked": linked, "what": what,
+                     "anchor": markdown.anchor_of}
     return made
 
 
@@ -39,7 +40,8 @@ def make(name):
     return templates().get_template(name).render(
         weeks=WEEKS, times=times, drawn=drawn, midterm=midterm, project=project, week=week,
         glossary=glossary, table=week.TABLE, chapters=EXERCISES, short=short, titles=TITLES,
-        wrong=answers.read(), up="../" * (1 + name.count("/")), levels=levels, home=home)
+        wrong=answers.read(), up="../" * (1 + name.count("/")), levels=levels, home=home,
+        headline=headline)
 
 
 def write(folder=FOLDER):
@@ -83,6 +85,11 @@ def code(words):
 def linked(name, up):
     """A file of the course, by its name without .py."""
     return f"[{name}.py]({up}{name}.py)"
+
+
+def headline(one):
+    """Of a week."""
+    return f"Week {one.number}: {one.title}"
 
 
 def level(number):

@@ -162,7 +162,7 @@ WEEKS = (
              point("What is sent, and where it hides", "08_expert_parallel", "A rank with T"),
              numbers("How costly the exchanges are", 34),
              point("Whose gradient?", "08_expert_parallel", "Gradients."),
-             point("Balance", "08_expert_parallel", "Balance.", "- loss", "- bias"))),
+             point("Balance", "08_expert_parallel", "- loss", "- bias"))),
     Week(9, "Five dimensions",
          reads=("09_5d",),
          texts={"playbook": ("5D", "step 1", "runs"), "scaling_book": ("FSDP + TP", "pods"),

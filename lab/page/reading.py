@@ -12,7 +12,7 @@ from markupsafe import Markup
 from lab import ROOT, chapters, museum, pictures
 from lab.bench import runs
 from lab.classroom.exercises import EXERCISES
-from lab.page import figures, glossary, tables, tools
+from lab.page import figures, glossary, markdown, tables, tools
 from lab.page.source import Source, before_and_now
 from lab.page.typeset import inline, lettered, typeset
 from lab.sources import SOURCES, texts
@@ -98,12 +98,14 @@ class Course:
         site["glossary.html"] = html, lambda: self.render("glossary.html", here="glossary")
         site |= {"texts.html": (html, self.texts), "questions.html": (html, self.questions),
                  "contradictions.html": (html, self.contradictions)}
+        for page in markdown.pages().values():
+            site[page.address] = html, lambda page=page: self.written(page, site)
         kinds = {".js": script, ".css": style, ".svg": "image/svg+xml"}
         for path in sorted(FILES.rglob("*.*")):
             if path.suffix in kinds:
                 site[path.relative_to(FILES).as_posix()] = kinds[path.suffix], path.read_bytes
-        rooflines = figures.figure("rooflines", "")
-        for figure in filter(None, (*figures_of_files().values(), rooflines)):
+        linked = [figures.figure(name, "") for name in ("rooflines", *linked_figures())]
+        for figure in filter(None, (*figures_of_files().values(), *linked)):
             site |= {address: ("image/webp", make) for address, make in figure.files().items()}
         return site
 
@@ -112,7 +114,8 @@ class Course:
             {tool for tool, _ in tools.plays(here).values()})
         return templates().get_template(template).render(
             tools=tools.TOOLS, computes=self.computes, here=here, mounts=mounts,
-            contents=self.contents(), **({"parts": ()} | more))
+            contents=self.contents(), course=markdown.grouped(),
+            **({"parts": ()} | more))
 
     def titles(self):
         """{name: what its docstring begins with, without its number}."""
@@ -159,6 +162,13 @@ class Course:
             is_run=is_run, room=number or room_of(exhibits),
             earlier=order[at - 1] if at else None,
             later=order[at + 1] if at + 1 < len(order) else None)
+
+    def written(self, page, site):
+        """A page of pages/. site: what its links may lead to."""
+        sections = markdown.sections(page, site)
+        parts = [(one.anchor, one.title) for one in sections if one.title]
+        return self.render("written.html", here=page.name, page=page, sections=sections,
+                           parts=parts)
 
     def texts(self):
         return self.render("texts.html", here="texts", counts=tables.counts(),
@@ -218,6 +228,10 @@ class Course:
                          one.question] for one in EXERCISES.get(name, ())]
             entries += [[f"bug in {label} · {one.title}", f"{page}#{thread_id(one)}",
                          f"{one.number} {one.story}"] for one in self.exhibits(name)]
+        entries += [[f"{page.short} · {one.title}".removesuffix(" · "),
+                     f"{page.address}#{one.anchor}".removesuffix("#"), one.text]
+                    for page in markdown.pages().values()
+                    for one in markdown.sections(page, ())]
         entries += tables.search()
         return f"window.SEARCH = {json.dumps(entries, ensure_ascii=False)};\n"
 
@@ -297,6 +311,13 @@ def figures_of_files():
     found = {name: figures.figure(file, said.get(name) or alts().get(file, ""))
              for name, file in files.items()}
     return {name: figure for name, figure in found.items() if figure}
+
+
+def linked_figures():
+    """The figures that pages of pages/ link to."""
+    return sorted({file.removeprefix("figures/").removesuffix(".png")
+                   for page in markdown.pages().values()
+                   for file in markdown.linked_files(page.text) if file.startswith("figures/")})
 
 
 def read_runs(folder):

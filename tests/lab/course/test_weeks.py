@@ -6,7 +6,7 @@ import pytest
 
 from lab import ROOT, chapters, pictures, plans, tour
 from lab.classroom import exercises, hunt, predict
-from lab.course import drawn, slides, times
+from lab.course import drawn, times
 from lab.course.week import TABLE, Hunt, Week, room_of
 from lab.course.weeks import WEEKS
 from lab.museum import observe
@@ -91,7 +91,6 @@ def test_each_point_shows_one_thing(week):
     assert len(set(titles)) == len(titles)
     for point in week.outline:
         assert sum(map(bool, (point.begins, point.figure, point.question))) == 1, point.title
-        assert slides.body(point), point.title
 
 
 # --------------------------------------------------------------------------------------- figures

@@ -1,0 +1,96 @@
+"""The pages of pages/ as HTML."""
+
+import pytest
+
+from lab.page import markdown, reading
+from tests.lab.page.test_page import Page
+
+pytest.importorskip("markdown_it")
+TEXT = """# A page: of two parts
+
+Read [it](class.md#a-part), [the chapter](../../04_tensor_parallel.py),
+[a figure](../../figures/fp8.png), [the README](../../README.md),
+[outside](https://github.com/x) and <b>this</b>.
+
+## A part, `told`
+
+| a | b |
+| --- | --- |
+| 1 | `x \\| y` |
+
+```python
+a < b
+```
+"""
+SITE = {"teacher-class.html", "04_tensor_parallel.html", "figures/fp8.webp"}
+
+
+@pytest.fixture
+def page(tmp_path):
+    (tmp_path / "teacher").mkdir()
+    (tmp_path / "teacher/new.md").write_text(TEXT)
+    (tmp_path / "first.md").write_text("# First\n")
+    first, found = markdown.pages(tmp_path).values()
+    assert (first.address, first.for_teachers) == ("first.html", False)
+    return found
+
+
+def test_a_page_in_sections(page):
+    assert (page.address, page.short, page.for_teachers) == ("teacher-new.html", "A page", True)
+    above, part = markdown.sections(page, SITE)
+    assert (above.anchor, above.title, part.anchor, part.title) == (
+        "", "", "a-part-told", "A part, `told`")
+    assert part.text.startswith("## A part")
+    seen = Page(f"<main>{part.html}</main>")
+    assert seen.ids == ["a-part-told"] and seen.of("td") == ["1", "x | y"]
+    assert seen.of("pre") == ["a < b\n"] and 'class="wide"' in part.html
+    assert "A page" not in above.html
+
+
+def test_links_lead_to_pages_of_the_site_or_nowhere(page):
+    above, _ = markdown.sections(page, SITE)
+    assert Page(above.html).links == [
+        "teacher-class.html#a-part", "04_tensor_parallel.html", "figures/fp8.webp",
+        "https://github.com/x"]
+    assert "the README" in above.html and "&lt;b&gt;this" in above.html
+    assert markdown.linked_files(page.text) == [
+        "04_tensor_parallel.py", "figures/fp8.png", "README.md"]
+
+
+def test_addresses():
+    site = {"course.html", "kernels-elu.html", "teacher-class.html"}
+    for target, path, found in (
+            ("course.md", "points.md", "course.html"), ("../course.md#a", "teacher/class.md",
+                                                        "course.html#a"),
+            ("teacher/class.md", "course.md", "teacher-class.html"), ("#b", "x.md", "#b"),
+            ("../kernels/elu.py", "course.md", "kernels-elu.html"), ("no.md", "course.md", "")):
+        assert markdown.address(target, path, site) == found, target
+
+
+def test_anchors_are_those_of_github():
+    assert markdown.anchor_of("Week 2: One GPU") == "week-2-one-gpu"
+    assert markdown.anchor_of("1. A ring, counted (5 points)") == "1-a-ring-counted-5-points"
+
+
+def test_without_the_library_a_page_stands_as_it_is_written(page, monkeypatch):
+    monkeypatch.setattr(markdown, "MarkdownIt", None)
+    _, part = markdown.sections(page, SITE)
+    assert Page(part.html).of("pre") == [part.text] and "a &lt; b" in part.html
+
+
+def test_the_site_has_every_page_and_search_finds_it():
+    course = reading.Course(folder=reading.ROOT / "runs/none")
+    site = course.site()
+    found = course.search()
+    for page in markdown.pages().values():
+        assert page.address in site and f'"{page.short}' in found
+    seen = Page(course.written(markdown.pages()["points.md"], site))
+    assert seen.of("h1") == ["Levels and points"]
+    assert "midterm.html" in seen.links and "For teachers" in seen.of("p")
+
+
+def test_the_contents_have_no_group_without_pages(monkeypatch):
+    assert [*markdown.grouped()] == ["The course", "For teachers"]
+    only = {path: one for path, one in markdown.pages().items() if not one.for_teachers}
+    monkeypatch.setattr(markdown, "pages", lambda: only)
+    assert [*markdown.grouped()] == ["The course"]
