@@ -36,6 +36,7 @@ from lab import (
     schedules,
     sharding,
     speed,
+    syllabus,
     tour,
     warps,
 )
@@ -297,6 +298,15 @@ OTHERS = [
     lab("speed", speed.main),
     lab("types", lab_types.main, ["--ranks=2", *SMALL, "--data=text"], ["02_data_parallel.py"],
         files=FILES, stops_at=["lab.typecheck.command.check"], writes={"--json": "types.json"}),
+    lab("syllabus", syllabus.main, words=["3"], stops_at=[
+        "lab.syllabus.lines_of", "lab.syllabus.slides.write", "lab.syllabus.pages.write"]),
+    lab("syllabus", syllabus.main, ["--slides=slides"], ["3"],
+        stops_at=["lab.syllabus.slides.write"],
+        work={"lab.syllabus.slides.write": lambda weeks, folder: [folder]},
+        writes={"--slides": "slides"}),
+    lab("syllabus", syllabus.main, ["--pages=pages"], stops_at=["lab.syllabus.pages.write"],
+        work={"lab.syllabus.pages.write": lambda folder: [folder]}, writes={"--pages": "pages"},
+        starts=False),
     lab("tour", tour.main, ["--first"], ["02"], stops_at=["lab.tour.tour"],
         work={"lab.tour.tour": lambda *given: print("done")}, starts=False),
     WARPS,
