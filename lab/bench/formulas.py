@@ -64,18 +64,20 @@ def hold(run):
     unknown = [*(answer.keys() - KEYS), *((answer.get("kept") or {}).keys() - anatomy.CLASSES)]
     if unknown:
         raise ValueError(f"formulas() gives {unknown[0]!r}, which no instrument knows")
-    hold_states(run, answer)
-    hold_activations(run, answer)
-    hold_flops(run, answer)
+    for instrument in (hold_states, hold_activations, hold_flops, hold_traffic, hold_others,
+                       explain):
+        with run.as_far_as_written():
+            instrument(run, answer)
+
+
+def hold_others(run, answer):
     mixtures.hold_loads(run)
-    hold_traffic(run, answer)
     for about, (computed, formula, *unit) in answer.get("checks", {}).items():
         run.check(about, computed, formula, *(unit or [""]))
     if "bubble" in answer.get("schedule", {}):
         schedules.hold_bubble(run, answer["schedule"])
     if {"program", "programs"} & answer.get("schedule", {}).keys() and run.world > 1:
         schedules.hold_messages(run, answer["schedule"])
-    explain(run, answer)
 
 
 # ----------------------------------------------------------------------------------- model states

@@ -319,7 +319,7 @@ class Run(BesideOneGpu, Bench):
         if self.memory:
             self.record(memory=[list(column) for column in zip(*self.memory.samples)])
         if not self.stopped:
-            self.hold()
+            hold(self)
         if self.saver:
             self.saver.close()
             self.saver.report()
@@ -364,16 +364,16 @@ class Run(BesideOneGpu, Bench):
         written = [self.wrote(flag, write) for flag, write in outputs.items()]
         return 0 if all(written) and not self.problems else 1
 
-    def hold(self):
-        """To the formulas. Some are chapter 10's: where that one is an exercise, they may be holes.
-        """
+    @contextlib.contextmanager
+    def as_far_as_written(self):
+        """Hold the run to formulas. Chapter 10's may be holes, where that one is an exercise."""
         try:
-            hold(self)
+            yield
         except NotImplementedError as hole:
             where = Path(traceback.extract_tb(hole.__traceback__)[-1].filename)
             if where.parent != ROOT or where.name.startswith(self.args.chapter[:2]):
                 raise
-            self.note(f"not held to the formulas of {where.name}, not written yet: {hole}")
+            self.note(f"not held to {where.name}, where this is not written yet: {hole}")
 
     def in_seconds(self):
         """The actions, with start and end in seconds since the step began."""
