@@ -10,6 +10,7 @@ import functools
 import math
 import random
 import shlex
+import threading
 
 from lab import chapters
 from lab.classroom import checks
@@ -26,10 +27,11 @@ WITHOUT_A_FLAG = "experts", "numbers"       # some have them by default
 SHAPES = ((16, 2, 1), (16, 2, 2), (24, 6, 3), (24, 4, 1), (40, 4, 4), (48, 8, 2), (48, 8, 4),
           (48, 6, 6))                       # dim, heads, kv heads
 AXES = "dp", "pp", "cp", "tp"               # of chapter 09, whose product are the ranks
-LEFT_OPEN = f"--data={checks.TEXT} {SMALL}"
+LEFT_OPEN = f"--device=cpu --data={checks.TEXT} {SMALL}"
 DRAWS = 400             # at most: some are refused
 ENOUGH = 8              # configurations, of which those come first that differ most
 MOST = 2                # times the work of the first run
+ONE_AT_A_TIME = threading.Lock()            # of the threads that grade a student each
 
 
 def varied(ranks, flags, chapter, seed, left_open=LEFT_OPEN):
@@ -41,6 +43,7 @@ def varied(ranks, flags, chapter, seed, left_open=LEFT_OPEN):
     names = [name for name in OTHERS
              if f"--{name}" in given and not (name in AXES and getattr(first, name) == 1)
              or name in WITHOUT_A_FLAG and getattr(first, name, None)]
+    has_several = sizes(first, ranks).get("micro-batches", 1) > 1
     draw, found = random.Random(f"{chapter} {ranks} {flags} {seed}"), {}
     for _ in range(DRAWS):
         drawn = {"seed": draw.randrange(1, 10_000)}
@@ -50,7 +53,8 @@ def varied(ranks, flags, chapter, seed, left_open=LEFT_OPEN):
             count = math.prod(drawn.get(axis, 1) for axis in AXES)
         if hasattr(first, "model"):
             drawn |= zip(("dim", "heads", "kv-heads"), draw.choice(SHAPES))
-            drawn["batch"] = (drawn.get("micro-batch", 1) * draw.randint(1, 8)
+            times = draw.randint(2, 8) if has_several or "micro-batch" not in drawn else 1
+            drawn["batch"] = (drawn.get("micro-batch", 1) * times
                               * draw.choice((1, drawn.get("dp", count))))
         more = " ".join(f"--{name}={value}" for name, value in drawn.items())
         second = accepted(chapter, count, f"{before} {more}")
@@ -71,13 +75,14 @@ def accepted(chapter, ranks, flags):
     import common
     from lab.cli import strict
 
-    module = chapters.chapter(chapter[:2])
-    try:
-        args = strict.parse(module.__file__, module.__doc__, module.VARIANTS,
-                            getattr(module, "flags", None), shlex.split(f"--device=cpu {flags}"))
-        module.requires(args, ranks)
-    except common.Refused:
-        return None
+    with ONE_AT_A_TIME:
+        module = chapters.chapter(chapter[:2])
+        try:
+            args = strict.parse(module.__file__, module.__doc__, module.VARIANTS,
+                                getattr(module, "flags", None), shlex.split(flags))
+            module.requires(args, ranks)
+        except common.Refused:
+            return None
     return args
 
 
@@ -87,23 +92,31 @@ def sizes(args, ranks):
     found |= {"ranks": ranks}
     if hasattr(args, "model"):
         one = args.batch // args.shares
-        found |= {"batch": args.batch, "of a rank": one, "micro-batches": one // args.micro_batch,
-                  "dim": args.model.dim, "heads": args.model.heads, "kv": args.model.kv_heads,
-                  "head dim": args.model.dim // args.model.heads,
-                  "group": args.model.heads // args.model.kv_heads}
+        found |= {
+            "batch": args.batch, "of a rank": one, "micro-batches": one // args.micro_batch,
+            "micro-batches of all": args.batch // args.micro_batch,
+            "dim": args.model.dim, "heads": args.model.heads, "kv": args.model.kv_heads,
+            "head dim": args.model.dim // args.model.heads,
+            "group": args.model.heads // args.model.kv_heads}
     return found
 
 
 def is_alike(first, second):
-    """Whether two runs are of a kind, and the second is not much dearer."""
+    """Whether two runs are of a kind, and differ in all that is divided by; and the second is not
+    much dearer."""
     if second["ranks"] > max(6, first["ranks"]):
         return False
     if "batch" not in first:
         return True
-    several = [found["micro-batches"] > 1 for found in (first, second)]
+    if (max(second.get("window", 0), second.get("documents", 0)) >= second["seq"]
+            or second.get("experts", math.inf) <= second.get("top-k", 0)):
+        return False                                    # as if there were none
     work = [found["layers"] * (50 * found["ranks"] + found["batch"] * found["seq"])
             for found in (first, second)]
-    return several[0] == several[1] and work[1] <= MOST * work[0]
+    several = [found["micro-batches"] > 1 for found in (first, second)]
+    counts = "batch", "of a rank", "micro-batches", "micro-batches of all"
+    return (several[0] == several[1] and work[1] <= MOST * work[0]
+            and not any(first[what] == second[what] > 1 for what in counts))
 
 
 @functools.cache

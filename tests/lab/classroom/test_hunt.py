@@ -103,6 +103,37 @@ def test_a_mended_hunt_is_told_from_others(written, capsys, change, verdict):
     assert f"{path.name}  {verdict}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("change", [
+    ("loss.detach() * len(micro_batches)", "loss.detach() * 2 * len(micro_batches)"),
+    ("(forward(tokens), targets) / valid", "(forward(tokens), targets) / valid * 1.5")])
+def test_the_same_bug_with_other_numbers_is_the_same_bug(monkeypatch, change):
+    """Rewritten, so that its lines are not there; or kept, and something beside it is wrong, too.
+    """
+    monkeypatch.setattr(hunt, "runs_of", lambda chapter: [])
+    _, planted = observe.sources(hunt.draw("01", 2))
+    assert planted.count(change[0]) == 1
+    verdict, said = hunt.grade(planted.replace(*change), "01", 2)
+    assert verdict == hunt.SAME and said
+
+
+def test_a_constant_that_fits_the_known_runs_is_not_mended(monkeypatch, written, capsys):
+    """Six micro-batches of two are the twelve sequences of the run."""
+    monkeypatch.setattr(hunt, "runs_of", lambda chapter: [])        # it passes them all
+    path, exhibit = written("08 --seed 1"), hunt.draw("08", 1)
+    assert exhibit.new.endswith("balance / len(x)") and "--batch 12" in exhibit.flags
+    path.write_text(path.read_text().replace(exhibit.new, f"{exhibit.new} / 6"))
+    assert hunt.main(["--grade", str(path), "--secret", "monday"]) == 1
+    assert f"{path.name}  {hunt.FITTED}" in capsys.readouterr().out
+
+
+def test_the_day_or_a_secret_draws_the_run_that_nobody_has_seen():
+    exhibit = hunt.draw("01", 2)
+    found = hunt.second_run(exhibit, "monday")
+    assert found == hunt.second_run.__wrapped__(exhibit, "monday")
+    assert found != hunt.second_run(exhibit, "tuesday")
+    assert found[1].startswith(exhibit.flags) and found[1] != exhibit.flags
+
+
 def test_what_breaks_another_run_of_the_chapter_is_seen():
     """The bug is gone; but gradients are never clipped, which its own run does not do."""
     text = (ROOT / "01_single_gpu.py").read_text()
@@ -141,6 +172,7 @@ def test_what_is_no_hunt_is_neither_graded_nor_revealed_nor_written_over(tmp_pat
     ("02 --seed x", "--seed"), ("02 --level 1", "--level"),
     ("--grade no.py", "no.py is no file with a text in UTF-8; `python -m lab.hunt 06` writes one"),
     ("--grade 02_data_parallel.py", "is no hunt"), ("--grade lab", "lab is no file"),
+    ("02 --secret x", "without --secret would work"),
     ("02 --reveal x.py", "without --reveal would work")])
 def test_a_bad_argument_costs_one_line(monkeypatch, capsys, flags, words):
     monkeypatch.chdir(ROOT)
