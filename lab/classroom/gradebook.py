@@ -118,6 +118,8 @@ def predictions(text):
             if not 0 <= entry["right"] <= entry["of"] <= 1000:
                 raise ValueError
             found[key] = right + entry["right"], count + entry["of"]
+        if not found:
+            raise ValueError
         return found
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         raise Refused(f"{text!r} is no JSON of marked predictions") from None

@@ -7,6 +7,7 @@ takes that place where it would take long, and what it reads and writes.
 
 import functools
 import gc
+import json
 import types
 from functools import partial
 from pathlib import Path
@@ -42,7 +43,8 @@ from lab import (
 )
 from lab import types as lab_types
 from lab.bench import runs
-from lab.classroom import exercises, grade, hunt, predict
+from lab.classroom import bundle, exercises, grade, hunt, predict
+from lab.classroom.grading import RIGHT, Result
 from lab.cli import commands
 from lab.museum import __main__ as museum
 from lab.page import __main__ as page
@@ -132,6 +134,15 @@ def a_hunt():
 def an_exercise():
     """As lab.exercises writes it."""
     return exercises.with_holes("04_tensor_parallel").encode()
+
+
+def a_result(*given):
+    return [Result("04.7", "ranks_that_pay", RIGHT, "", 2, 0.0, share=1)]
+
+
+def marked():
+    """Predictions."""
+    return json.dumps([{"student": "ada", "chapter": "04", "right": 4, "of": 5}]).encode()
 
 
 def chapters_on_this_machine(ranks, device):
@@ -240,6 +251,9 @@ ASLEEP_ON_RANKS = Command(
     ["-m", "lab.asleep"], partial(on_a_rank, asleep.main), stops_at=["lab.bench.meeting.join"],
     writes={"--json": "run.json"}, starts=False)
 OTHERS = [
+    lab("bundle", bundle.main, ["--out=bundle"], stops_at=["lab.classroom.bundle.write"],
+        work={"lab.classroom.bundle.write": lambda *given, **more: None},
+        writes={"--out": "bundle"}, starts=False),
     lab("exercises", exercises.main, words=["04"]),
     lab("exercises", exercises.main, ["--write=exercises"], writes={"--write": "exercises"},
         stops_at=["lab.classroom.exercises.write"],
@@ -250,9 +264,13 @@ OTHERS = [
         work={"lab.formats.train": lambda *given, **seen: [1.0],
               "lab.formats.small_moments": lambda args: []}, writes={"--out": "formats.png"}),
     lab("grade", grade.main, ["--limit=1"], ["."], files={"04_tensor_parallel.py": an_exercise},
-        stops_at=["lab.classroom.grade.grade"],
+        stops_at=["lab.classroom.grade.grade_all"],
         work={"lab.classroom.grade.grade": lambda *given: []}, reads={"folder": "ours"},
-        writes={"--json": "results.json", "--junit": "results.xml"}),
+        writes={"--csv": "grades.csv", "--json": "results.json", "--junit": "results.xml"}),
+    lab("grade", grade.main, ["--predictions=marked.json", "--csv=grades.csv"], [".", "04.7"],
+        files={"04_tensor_parallel.py": an_exercise, "marked.json": marked},
+        stops_at=["lab.classroom.grade.grade_all"], reads={"--predictions": "ours"},
+        work={"lab.classroom.grade.grade": a_result}, starts=False),
     lab("here", here.main, ["--ranks=4"], stops_at=["lab.here.compare"],
         work={"lab.here.compare": chapters_on_this_machine}, writes={"--json": "here.json"}),
     lab("hunt", hunt.main, ["--seed=1"], ["06"], stops_at=["lab.classroom.hunt.write"],
@@ -261,7 +279,7 @@ OTHERS = [
         work={"lab.classroom.hunt.noticed": lambda exhibit: ""}, writes={"--out": "hunts"}),
     lab("hunt", hunt.main, ["--reveal=hunt.py"], files={"hunt.py": a_hunt},
         stops_at=["lab.classroom.hunt.reveal"], reads={"--reveal": "ours"}),
-    lab("hunt", hunt.main, ["--grade=hunt.py"], files={"hunt.py": a_hunt},
+    lab("hunt", hunt.main, ["--grade=hunt.py", "--secret=monday"], files={"hunt.py": a_hunt},
         stops_at=["lab.classroom.hunt.grade"], reads={"--grade": "ours"},
         work={"lab.classroom.hunt.grade": lambda *given: (hunt.MENDED, [])}, starts=False),
     lab("museum", museum.main, words=["06"], stops_at=["lab.museum.__main__.play_all"],
