@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 
 from lab.classroom.exercise import TINY, Exercise, Run, Same, random
 
@@ -15,6 +16,16 @@ def mixture(chapter, kind, **more):
     for p in moe.parameters():
         p.data.copy_(random(*p.shape))
     return moe.double()
+
+
+def gradient_of_rows(chapter, *counts):
+    """counts[i][j]: rows from rank i to rank j."""
+    group, counts = dist.group.WORLD, torch.tensor(counts)
+    sent, received = counts[group.rank()].tolist(), counts[:, group.rank()].tolist()
+    rows = random(group.size(), sum(sent), 3)[group.rank()].requires_grad_()
+    out = chapter.AllToAll.apply(rows, sent, received, group)
+    out.backward(random(group.size(), sum(received), 3)[group.rank()])
+    return rows.grad
 
 
 def balance_of_equal_picks(chapter):
@@ -40,11 +51,19 @@ def balance_over_the_batch(chapter):
     return chapter.balance_loss(scores, random(2, 8, 5).topk(2).indices, True)
 
 
-def route(chapter, k, **more):
+def best(scores, cfg):
+    """In place of choose, which is another exercise."""
+    return scores.sort(descending=True).indices[..., :cfg.top_k]
+
+
+def route(chapter, k, bias=(0, 0, 0, 0), **more):
     moe = mixture(chapter, chapter.MoE, top_k=k, **more)
-    chosen, gates = moe.route(random(2, 5, 8))[:2]
+    moe.bias.copy_(torch.tensor(bias))
+    with mock.patch.object(chapter, "choose", best):
+        chosen, gates = moe.route(random(2, 5, 8))[:2]
     (gates * random(2, 5, k)).sum().backward()
-    return {"chosen": chosen, "gates": gates.detach(), "gradient": moe.router.weight.grad}
+    return {"chosen": chosen, "gates": gates.detach(), "gradient": moe.router.weight.grad,
+            "load": moe.load, "moe.chosen": moe.chosen}
 
 
 def route_without_balance(chapter):
@@ -60,10 +79,7 @@ def route_with_balance(chapter):
 
 
 def route_with_bias(chapter):
-    moe = mixture(chapter, chapter.MoE, top_k=2, balance_weight=0.0)
-    moe.bias.copy_(torch.tensor([0, 1, -1, 0]))
-    chosen, gates = moe.route(random(2, 5, 8))[:2]
-    return {"chosen": chosen, "gates": gates.detach()}
+    return route(chapter, 2, bias=(0, 1, -1, 0))
 
 
 def gradient_of_z_loss(chapter):
@@ -72,7 +88,8 @@ def gradient_of_z_loss(chapter):
 
 def dtypes_in_bfloat16(chapter):
     moe = mixture(chapter, chapter.MoE, top_k=2).bfloat16()
-    return [each.dtype for each in moe.route(random(2, 5, 8).bfloat16())]
+    with mock.patch.object(chapter, "choose", best):
+        return [each.dtype for each in moe.route(random(2, 5, 8).bfloat16())]
 
 
 def through_experts(moe, x, chosen, gates):
@@ -88,6 +105,35 @@ def on_one_rank(chapter):
     return through_experts(moe, x, chosen, random(2, 5, 2).requires_grad_())
 
 
+def on_ranks_that_share(chapter):
+    """Two ranks, with two of four experts each; those of the first get no row from the second."""
+    moe, rank = mixture(chapter, chapter.MoE, top_k=2), dist.get_rank()
+    moe.ep, moe.ranks = dist.group.WORLD, 2
+    for p in (moe.up, moe.down):
+        p.data = p.data[2 * rank:][:2].clone()
+    x, gates = random(2, 2, 5, 8)[rank], random(2, 2, 5, 2)[rank]
+    chosen = best(random(2, 5, 4), moe.cfg) if rank == 0 else torch.tensor([3, 2]).expand(2, 5, 2)
+    with torch.no_grad():
+        return {"out": moe.through_experts(x, chosen, gates), "seen": moe.seen}
+
+
+def places_alone(chapter, places):
+    """By an exchange of the check's own."""
+    moe = mixture(chapter, chapter.WithPlaces, top_k=2, places=places, seq=5)
+    given = []
+
+    def exchange(rows, each):
+        given.append([tuple(rows.shape), each])
+        return (rows * torch.arange(1, 9)).sin() + 1    # an empty place, too, is sent back
+
+    moe.exchange, x = exchange, random(3, 5, 8).requires_grad_()
+    gates, chosen = random(3, 5, 2).requires_grad_(), random(3, 5, 4).topk(2).indices
+    out = moe.through_experts(x, chosen, gates)
+    (out * random(3, 5, 8)).sum().backward()
+    return {"what exchange is given": given, "out": out.detach(), "x": x.grad, "gates": gates.grad,
+            "dropped": moe.dropped, "lost": moe.lost}
+
+
 def with_places(chapter):
     moe = mixture(chapter, chapter.WithPlaces, top_k=2, places=2, seq=5)
     x = random(3, 5, 8).requires_grad_()
@@ -96,14 +142,73 @@ def with_places(chapter):
     return found | {"dropped": moe.dropped, "lost": moe.lost}
 
 
-def moved_biases(chapter):
+def moved_biases(chapter, *group):
     sizes = vars(TINY) | {"layers": 2, "dim": 16}
     model = chapter.mixture_gpt(chapter.Mixture(**sizes, experts=4, bias_speed=0.25))
     mixtures = [block.mlp for block in model[1:-1]]
     for i, moe in enumerate(mixtures):
         moe.load.copy_(torch.tensor([5.0, 1, 0, 2]) + i)
-    return {"loads": chapter.move_biases(model), "biases": [moe.bias for moe in mixtures],
+        if group and dist.get_rank():
+            moe.load.mul_(torch.tensor([0, 1, 3, 7]))
+    return {"loads": chapter.move_biases(model, *group), "biases": [moe.bias for moe in mixtures],
             "counts": [moe.load for moe in mixtures]}
+
+
+def biases_moved_together(chapter):
+    return moved_biases(chapter, dist.group.WORLD)
+
+
+def groups_of(ranks, **lists):
+    """{axis: this rank's group}, by lists of ranks."""
+    return {axis: dist.new_subgroups_by_enumeration(those)[0] for axis, those in lists.items()} \
+        | {"world": dist.group.WORLD}
+
+
+def shared(chapter, kind, lists, **more):
+    """What each rank of four has of a small model, and who sums its gradients."""
+    groups = groups_of(4, **lists)
+    sizes = vars(TINY) | {"layers": 2, "dim": 8, "heads": 2, "kv_heads": 2, "vocab": 5} | more
+    model = chapter.mixture_gpt(chapter.Mixture(**sizes), kind=getattr(chapter, kind))
+    given = chapter.expert_parallel(model, groups) or model
+    ranks = lambda group: group and dist.get_process_group_ranks(group)
+    held = {p.global_name: {"numbers": p.detach(), "ranks": ranks(p.partial)}
+            for p in given.parameters() if "2" not in p.global_name}
+    moe = given[1].mlp
+    return held | {"ep": ranks(moe.ep), "how many": moe.ranks, "across":
+                   ranks(getattr(moe, "across", None))}
+
+
+def experts_on_four(chapter):
+    pairs = {"ep": [[0, 1], [2, 3]], "holders": [[0, 2], [1, 3]]}
+    return shared(chapter, "MoE", pairs, experts=4)
+
+
+def experts_of_machines(chapter):
+    lists = {"ep": [[0, 1, 2, 3]], "holders": [[0], [1], [2], [3]], "across": [[0, 2], [1, 3]],
+             "inside": [[0, 1], [2, 3]]}
+    return shared(chapter, "TwoHops", lists, experts=4, nodes=2, node_limit=2, gated=True)
+
+
+def across_machines(chapter, experts, k, skip=()):
+    """Machines of one rank each. What comes there is counted by the check; skip: experts whom
+    nobody picks."""
+    group = dist.group.WORLD
+    moe = mixture(chapter, chapter.TwoHops, experts=experts, top_k=k, nodes=group.size(),
+                  node_limit=group.size())
+    moe.across, rank = group, group.rank()
+    here = experts // group.size()
+
+    def send_picks(rows, token, expert, gates):
+        """An expert is a factor here."""
+        factors = rank * here + expert + 1
+        return torch.zeros_like(rows).index_add(0, token, rows[token] * (factors * gates)[:, None])
+
+    moe.send_picks = send_picks
+    x, gates = random(group.size(), 2, 5, 8)[rank], random(group.size(), 2, 5, k)[rank]
+    scores = random(group.size(), 2, 5, experts).index_fill(-1, torch.tensor(skip).long(), -9)
+    with torch.no_grad():
+        out = moe.through_experts(x, best(scores[rank], moe.cfg), gates)
+    return {"out": out, "crossed": moe.crossed}
 
 
 def traffic(chapter, variant, ranks, recompute="none", crossed=(), **more):
@@ -168,7 +273,9 @@ EXERCISES = [
         ("A row was moved, neither copied nor summed. Where must its gradient go?",
          "Back to where the row came from: the same exchange, and what was received is now "
          "what is sent."),
-        (Run(2, "--batch 12 --micro-batch 2 --ignore 0.3"),),
+        (Same(gradient_of_rows, "the gradient, on 2 ranks", ([1, 3], [0, 2]), 2),
+         Same(gradient_of_rows, "the gradient, on 3 ranks", ([2, 0, 1], [3, 1, 0], [1, 1, 2]), 3),
+         Run(2, "--batch 12 --micro-batch 2 --ignore 0.3")),
     ),
     Exercise(
         "08.2", "balance_loss", 2,
@@ -223,6 +330,7 @@ EXERCISES = [
          "is its argsort."),
         (Same(on_one_rank, "on one rank, 10 tokens, 2 of 4 experts each, and nobody picks the "
               "last one"),
+         Same(on_ranks_that_share, "on 2 ranks, 10 tokens on each, 2 of 4 experts", (), 2),
          Run(4, "--ep 2 --batch 12 --micro-batch 1 --ignore 0.3"),
          Run(3, "--layers 1 --batch 6 --micro-batch 1 --experts 6 --top-k 1 --recompute full")),
         "dispatch and combine",
@@ -239,7 +347,10 @@ EXERCISES = [
          "how many stand in the lines before its own: a cumsum of counts. Slot = line · places + "
          "place, or one slot more, which is nobody's, for what is dropped. index_add puts rows "
          "into slots; behind the exchange, index_select takes them out, and zero for the dropped."),
-        (Same(with_places, "on one rank, 3 sequences of 5 tokens, 4 experts of 2 places, "
+        (Same(places_alone, "by an exchange of the check's own, 3 sequences of 5 tokens, 4 experts "
+              "of 2 places, 2 picks", (2,)),
+         Same(places_alone, "the same with 5 places, of which some stay empty", (5,)),
+         Same(with_places, "on one rank, 3 sequences of 5 tokens, 4 experts of 2 places, "
               "2 picks"),
          Run(2, "--variant capacity --capacity-factor 1 --batch 8 --micro-batch 2")),
         "experts with places",
@@ -254,7 +365,9 @@ EXERCISES = [
          "An expert has had the rows of all ranks of its ep: what is left to be summed over is "
          "groups[\"holders\"]. All else is summed over the world. keep_shard cuts up, down and, in "
          "a Llama, gate along the experts, dimension 0, over all that share them: groups[\"ep\"]."),
-        (Run(4, "--ep 2 --batch 12 --micro-batch 1 --ignore 0.3"),
+        (Same(experts_on_four, "4 ranks, 4 experts, ep = 2", (), 4),
+         Same(experts_of_machines, "4 ranks, two hops, 4 experts of a Llama", (), 4),
+         Run(4, "--ep 2 --batch 12 --micro-batch 1 --ignore 0.3"),
          Run(4, "--variant two-hops --nodes 2 --block llama --batch 4 --micro-batch 1")),
     ),
     Exercise(
@@ -268,6 +381,7 @@ EXERCISES = [
          "layer, torch.sign(mean of its loads - load) says which way, and load.zero_() starts "
          "anew."),
         (Same(moved_biases, "2 layers, loads 5, 1, 0, 2 and 6, 2, 1, 3"),
+         Same(biases_moved_together, "the same on two ranks with other loads", (), 2),
          Run(2, "--balance bias --bias-speed 0.1 --batch 8 --micro-batch 2")),
     ),
     Exercise(
@@ -345,7 +459,10 @@ EXERCISES = [
          "Counts of rows and of picks go first, together. nonzero_static(wanted.T, size=...) gives "
          "tokens by machine. What arrives has picks here where chosen // experts is "
          "across.rank(); send_picks takes experts from 0 on."),
-        (Run(4, "--variant two-hops --nodes 2 --batch 12 --micro-batch 1 --ignore 0.3"),
+        (Same(across_machines, "2 machines, 6 experts, 2 picks", (6, 2), 2),
+         Same(across_machines, "4 machines, 8 experts, 3 picks, none of the last two experts",
+              (8, 3, (6, 7)), 4),
+         Run(4, "--variant two-hops --nodes 2 --batch 12 --micro-batch 1 --ignore 0.3"),
          Run(4, "--variant two-hops --nodes 4 --top-k 3 --batch 8 --micro-batch 2")),
         "two hops",
     ),
