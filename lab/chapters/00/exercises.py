@@ -1,7 +1,11 @@
 """The exercises of chapter 00: every collective, on a network in one process and on ranks."""
 
 from functools import partial
+from unittest import mock
 
+import torch
+
+from lab.bench.collectives import as_one
 from lab.classroom import simulate
 from lab.classroom.exercise import Exercise, Run, Same, random
 
@@ -36,19 +40,72 @@ def each_has(chapter, cases, *names):
     return {name: has(chapter, cases, name) for name in names}
 
 
-def has_of_halves(chapter):
+def everyones(net, x, first):
+    """The x of the first ranks: each two of them swap theirs."""
+    xs = [torch.empty_like(x) for _ in range(first)]
+    xs[net.rank] = x.clone()
+    for one in range(first):
+        for other in range(one):
+            if net.rank in (one, other):
+                theirs = one + other - net.rank
+                net.exchange(xs[net.rank], theirs, xs[theirs], theirs)
+    return torch.stack(xs)
+
+
+def in_place_of(name):
+    """A collective for checks of what is made of it, so that its own exercise may be open."""
+
+    def collective(net, x):
+        own, first = torch.zeros(net.ranks, len(x), dtype=x.dtype), x.new_zeros(net.ranks, 1)
+        first[0] = 1
+        for rank, row in enumerate(own):
+            row.tensor_split(net.ranks)[rank].fill_(1)
+        x.copy_(as_one(name, everyones(net, x, net.ranks), own, first)[net.rank])
+
+    return collective
+
+
+def sum_of_first(net, x, distance):
+    """In place of halve_and_double."""
+    x.copy_(everyones(net, x, max(1, 2 * distance)).sum(0))
+
+
+def x_of_each(chapter, cases, names, stand_ins):
+    """What is in x after collectives that are made of others, whatever their rounds."""
+    with mock.patch.multiple(chapter, **stand_ins):
+        return {name: {key: value for key, value in has(chapter, cases, name).items()
+                       if key.startswith("x of")} for name in names}
+
+
+def x_of_sums(chapter, *cases):
+    those = "broadcast", "reduce", "gather", "reduce_scatter", "all_gather"
+    return x_of_each(chapter, cases, ("all_reduce_naive", "all_reduce_tree", "all_reduce_ring"),
+                     {name: in_place_of(name) for name in those})
+
+
+def x_of_doubling(chapter, *cases):
+    return x_of_each(chapter, cases, ("all_reduce_doubling",), {"halve_and_double": sum_of_first})
+
+
+def has_of_halves(chapter, *cases):
     halve = lambda net, x: chapter.halve_and_double(net, x, net.ranks // 2)
-    return simulate.has(halve, (2, 4), (4, 8))
+    return simulate.has(halve, *cases)
 
 
 def who_has_heard_of_whom(chapter):
     return simulate.hears(chapter.barrier, 3, 4, 5, 6, 2, 1)
 
 
+def devices_of_a_barrier(chapter):
+    """Where what is sent lies, if x lies on PyTorch's device without memory."""
+    _, _, nets, _ = simulate.play(chapter.barrier, [torch.zeros(3, device="meta")] * 3)
+    return {f"from rank {net.rank}": [str(sent.device) for sent, _ in net.sent] for net in nets}
+
+
 def of_each_collective(chapter, formula, *more):
     """A formula's value for all of them, with 120 bytes in a part."""
     return {f"{name} on {n} ranks": getattr(chapter, formula)(name, n, 120 * n, *more)
-            for n in (3, 4, 6, 1) for name in chapter.BY_HAND}
+            for n in (3, 4, 5, 6, 8, 1) for name in chapter.BY_HAND}
 
 
 EXERCISES = [
@@ -152,7 +209,8 @@ EXERCISES = [
          "that?",
          "In round k, from 0, a rank sends to rank + 2**k and receives from rank - 2**k, "
          "modulo N, in one exchange, from and into different bytes of dtype torch.uint8."),
-        (Same(who_has_heard_of_whom, "who has heard of whom"), Run(5)),
+        (Same(who_has_heard_of_whom, "who has heard of whom"),
+         Same(devices_of_a_barrier, "where the bytes are, if x is on the device meta"), Run(5)),
     ),
     Exercise(
         "00.9", "all_reduce_naive all_reduce_tree all_reduce_ring", 1,
@@ -163,10 +221,7 @@ EXERCISES = [
          "Tree: reduce, broadcast. Ring: reduce_scatter, all_gather. Naive: gather needs a "
          "tensor of N parts, each as large as x, in which a rank's own part is its x; rank 0's "
          "own x is the first addend already."),
-        (Same(each_has, LETTERS, (EVEN, "all_reduce_naive", "all_reduce_tree",
-              "all_reduce_ring")),
-         Same(each_has, LETTERS, (UNEVEN, "all_reduce_naive", "all_reduce_tree",
-              "all_reduce_ring")), Run(5)),
+        (Same(x_of_sums, LETTERS, EVEN), Same(x_of_sums, LETTERS, UNEVEN), Run(5)),
         "all_reduce: naive, tree and ring",
     ),
     Exercise(
@@ -178,8 +233,7 @@ EXERCISES = [
          "With power = 2**k <= N, rank r's partner is r + power, if there is such a rank. "
          "halve_and_double(net, x, power // 2) is called by the first `power` ranks alone, "
          "between the two messages."),
-        (Same(has, LETTERS, (EVEN, "all_reduce_doubling")),
-         Same(has, LETTERS, (UNEVEN, "all_reduce_doubling")), Run(6)),
+        (Same(x_of_doubling, LETTERS, EVEN), Same(x_of_doubling, LETTERS, UNEVEN), Run(6)),
     ),
     Exercise(
         "00.11", "halve_and_double", 3,
@@ -192,8 +246,8 @@ EXERCISES = [
          "way round on the higher of the two. Swap `give` for an addend of `keep`; call "
          "halve_and_double on `keep`; swap `keep` for `give`. At distance 0 there is nothing "
          "to do."),
-        (Same(has_of_halves, LETTERS),
-         Same(has, LETTERS, (UNEVEN, "all_reduce_doubling")), Run(6)),
+        (Same(has_of_halves, LETTERS, ((2, 4), (4, 8))),
+         Same(has_of_halves, LETTERS, ((4, 6), (4, 3), (2, 1), (1, 2))), Run(6)),
     ),
     Exercise(
         "00.12", "round_bytes seconds sent", 2,
@@ -204,9 +258,12 @@ EXERCISES = [
          "send all of x in every round, which a part, and which another half each time?",
          "Tree: log2 N rounds, rounded up, of `size` bytes. Ring, scatter, gather and "
          "all_to_all: N-1 rounds of size / N. Naive: gathers whole x. Doubling: size/2, "
-         "size/4, ... and back, with one more round of `size` before and after where N is no "
-         "power of 2. For `sent`, count how often a number leaves a rank."),
+         "size/4, ... and back (of numbers of `width` bytes, the larger half), with one more "
+         "round of `size` before and after where N is no power of 2. For `sent`, count how often a "
+         "number leaves a rank."),
         (Same(of_each_collective, "the bytes of each round", ("round_bytes",)),
+         Same(of_each_collective, "the bytes of each round, of numbers of 4 bytes",
+              ("round_bytes", 4)),
          Same(of_each_collective, "seconds, of 120 bytes a part, 5 µs and 1 GB/s",
               ("seconds", 5e-6, 1e9)),
          Same(of_each_collective, "sent, of 120 bytes a part", ("sent",)), Run(6)),

@@ -1,16 +1,115 @@
 """The exercises of chapter 01: recomputation, masters, loss scales, memory and FLOPs."""
 
+import functools
+from types import SimpleNamespace
+from unittest import mock
+
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 from common import PRESETS, Config
+from lab.bench.meters import ActivationMeter
 from lab.classroom.exercise import TINY, Exercise, Run, Same, random
 
 
-def loss_is_detached(chapter):
-    weights = random(3, 3).requires_grad_()
-    ones = torch.ones(1, 2, dtype=int)
-    loss = chapter.accumulate(lambda tokens: weights[tokens], 2 * [(ones, ones)], 4)
-    return {"requires_grad": loss.requires_grad}
+def forward_of_layers(chapter, recompute, k=1):
+    """Of three blocks: the logits, how often each is computed, and what is kept."""
+    model = chapter.gpt(Config(3, 8, 2, 1, 4, 8), dtype=torch.float64)
+    tokens = torch.tensor([[0, 1, 2, 3], [7, 6, 5, 4]])
+    calls = {name: [] for name, _ in model.named_children()}
+    for name, module in model.named_children():
+        module.register_forward_pre_hook(lambda *about, name=name: calls[name].append("forward"))
+    offloaded = []
+
+    class Offload(chapter.Offload):
+        def __enter__(self):
+            offloaded.append("forward")
+            return super().__enter__()
+
+    meter = ActivationMeter([tokens])
+    with mock.patch.object(chapter, "Offload", Offload), meter:
+        logits = chapter.logits_of(model, tokens, recompute, k)
+    kept = meter.bytes
+    logits.square().sum().backward()
+    return {"logits": logits, "the gradient of the embedding": model.embedding.weight.grad,
+            "bytes kept for backward": kept if recompute != "offload" else "the host's",
+            "times that Offload() was entered": len(offloaded)} | {
+            f"times that {name} was computed": len(those) for name, those in calls.items()}
+
+
+def cores_of_blocks(chapter, recompute):
+    """How often the core that was asked for is called, by whom, and what comes out of it."""
+    model, calls = chapter.gpt(Config(2, 8, 2, 1, 4, 8), dtype=torch.float64), []
+
+    def core(q, k, v):
+        calls.append(q.shape[-1])
+        return q * k.mean() + v.exp()
+
+    with mock.patch.dict(chapter.CORES, sdpa=core):
+        chapter.choose_core(model, "sdpa", recompute)
+    q, k, v = (random(2, 3).requires_grad_() for _ in "qkv")
+    meter = ActivationMeter([q, k, v])
+    with meter:
+        out = model.block2.attn.core(q, k, v)
+    kept = meter.bytes
+    out.sum().backward()
+    model(torch.tensor([[0, 1, 2]]))
+    return {"what the core gives": out, "the gradient of k": k.grad, "bytes kept": kept,
+            "width of q in each call": calls}
+
+
+def sums_of_uneven_batches(chapter):
+    """Of 3, 1 and 0 valid targets, with a backward of its own."""
+    weights, losses = random(3, 3).requires_grad_(), []
+    batches = [(torch.tensor([[0, 1, 2]]), torch.tensor([targets])) for targets in (
+        [1, 2, 0], [-100, 1, -100], [-100, -100, -100])]
+
+    def backward(loss):
+        losses.append(loss.detach())
+        (3 * loss).backward()
+
+    loss = chapter.accumulate(lambda tokens: weights[tokens], batches, 4, backward)
+    return {"the loss": loss, "its requires_grad": loss.requires_grad,
+            "what goes into backward": losses, "gradient": weights.grad}
+
+
+def without_a_backward_of_ones_own(chapter):
+    weights, ones = random(3, 3).requires_grad_(), torch.ones(1, 2, dtype=int)
+    chapter.accumulate(lambda tokens: weights[tokens], 2 * [(ones, ones)], 4)
+    return {"gradient": weights.grad}
+
+
+def masters_of(chapter, dtype, fp32_grads):
+    """Of two parameters, the second of which has no gradient."""
+    model = nn.ParameterList([random(4).float(), random(2).float()])
+    for name, p in model.named_parameters():
+        p.global_name = name
+    make = functools.partial(torch.optim.SGD, lr=0.125, momentum=0.5)
+    return model, chapter.MasterWeights(model, make, dtype, fp32_grads)
+
+
+def two_steps_of_masters(chapter, fp32_grads):
+    """Of two micro-batches each: what is there after each micro-batch, and after each step."""
+    model, masters = masters_of(chapter, torch.bfloat16, fp32_grads)
+    [p, _], found = model, {}
+    for step in (1, 2):
+        masters.zero_grad()
+        for micro_batch in (1, 2):
+            (p * random(4).bfloat16()).sum().backward()
+            masters.accumulate()
+            found |= {f"p.grad, micro-batch {micro_batch} of step {step}": p.grad.clone(),
+                      f"the sum, micro-batch {micro_batch} of step {step}":
+                          None if masters.masters[0].grad is None else
+                          masters.masters[0].grad.clone()}
+        masters.step(0.25)
+        found |= {f"parameters after step {step}": [q.detach().clone() for q in model],
+                  f"masters after step {step}": [m.detach().clone() for m in masters.masters],
+                  f"their gradients after step {step}": [m.grad for m in masters.masters],
+                  f"factor after step {step}": masters.factor,
+                  f"what is compared after step {step}": [
+                      shown.grad for _, shown in masters.named_masters()]}
+    return found
 
 
 def scale_after_each(chapter, steps, patience):
@@ -22,11 +121,38 @@ def scale_after_each(chapter, steps, patience):
     return values
 
 
-def updated_as_the_scale_doubles(chapter):
-    model, batch = chapter.gpt(Config(1, 8, 2, 2, 8, 8)), 2 * [torch.arange(8)[None]]
-    masters = chapter.MasterWeights(model, lambda p: torch.optim.SGD(p, 9), torch.float16)
-    chapter.mixed_step(masters, chapter.LossScale(64.0, 1), model, [batch], 8, None)
-    return model.head.norm.bias
+def plain_accumulate(forward, micro_batches, valid, backward):
+    """In place of the chapter's: one sum of all, of which each micro-batch brings its part."""
+    losses = []
+    for tokens, targets in micro_batches:
+        every = F.cross_entropy(forward(tokens).flatten(0, 1), targets.flatten(), reduction="none")
+        losses.append(every.sum() / valid)
+        backward(losses[-1])
+    return torch.stack(losses).sum().detach()
+
+
+def mixed_step_of(chapter, norm, scale, clip):
+    """What a step tells its masters and its scale. norm: what masters.norm() gives."""
+    weights, said = random(3, 3).requires_grad_(), []
+    note = lambda *words: said.append(" ".join(f"{word:.6g}" if isinstance(word, float) else word
+                                               for word in words))
+    masters = SimpleNamespace(
+        zero_grad=lambda: note("zero_grad()"),
+        accumulate=lambda: note("accumulate() with a gradient of", weights.grad.norm().item()),
+        norm=lambda: torch.tensor(norm), step=lambda factor: note("step of", float(factor)))
+
+    class Scale(SimpleNamespace):
+        def update(self, overflow):
+            note("update,", "an overflow" if overflow else "no overflow")
+            self.value *= 2.0
+
+    batch = torch.tensor([[0, 1, 2]]), torch.tensor([[1, -100, 2]])
+    with mock.patch.object(chapter, "accumulate", plain_accumulate):
+        loss, true_norm = chapter.mixed_step(
+            masters, scale and Scale(value=scale), lambda tokens: weights[tokens], 2 * [batch], 4,
+            clip)
+    return {"what is called": said, "loss": loss, "norm": true_norm,
+            "loss.requires_grad": loss.requires_grad}
 
 
 def parts_of(chapter, preset):
@@ -41,9 +167,9 @@ def numbers_by_class(chapter, part):
     return numbers
 
 
-def numbers_of_7b(chapter):
+def numbers_of(chapter, preset):
     return [sum(count for _, count, _ in part)
-            for part in chapter.kept_for_backward(PRESETS["7b"], 1)]
+            for part in chapter.kept_for_backward(PRESETS[preset], 1)]
 
 
 def flops_of_parts(chapter):
@@ -66,7 +192,7 @@ def most_of_groups(chapter):
 def best_of_groups(chapter):
     """In units of a layer's input: a GPT's layer, one with long sequences, a small one."""
     return {f"{layers} layers, {of_layer} inputs each": chapter.best_k(layers, 1, of_layer)
-            for layers in (4, 36, 96) for of_layer in (3, 14.5, 60)}
+            for layers in (1, 4, 36, 96) for of_layer in (0.1, 3, 14.5, 60)}
 
 
 def flops_recomputed(chapter):
@@ -82,6 +208,10 @@ def flops_with_early_stop(chapter):
     return {f"{attention}, {again}": chapter.step_flops(TINY, 3, attention, again, True)
             for attention in ("plain", "sdpa", "triton")
             for again in ("none", "selective", "full")}
+
+
+def flops_of_groups(chapter):
+    return {f"k = {k}": chapter.step_flops(TINY, 3, "plain", "every", True, k) for k in (1, 2, 3)}
 
 
 EXERCISES = [
@@ -100,7 +230,15 @@ EXERCISES = [
         (Run(1, "--layers 1 --dim 16 --batch 6 --micro-batch 2 --recompute full"),
          Run(1, "--layers 3 --dim 16 --seq 8 --batch 2 --recompute every --k 2"),
          Run(1, "--layers 1 --dim 16 --seq 8 --batch 2 --recompute offload"),
-         Run(1, "--layers 1 --dim 16 --batch 6 --micro-batch 2 --recompute selective")),
+         Run(1, "--layers 1 --dim 16 --batch 6 --micro-batch 2 --recompute selective"),
+         Same(forward_of_layers, "nothing computed again", ("none",)),
+         Same(forward_of_layers, "3 blocks, full", ("full",)),
+         Same(forward_of_layers, "3 blocks, every 2", ("every", 2)),
+         Same(forward_of_layers, "3 blocks, offload", ("offload",)),
+         Same(forward_of_layers, "3 blocks, selective", ("selective",)),
+         Same(cores_of_blocks, "the cores with none", ("none",)),
+         Same(cores_of_blocks, "the cores with selective", ("selective",)),
+         Same(cores_of_blocks, "the cores with full", ("full",))),
         "the forward, with what is recomputed",
     ),
     Exercise(
@@ -115,26 +253,29 @@ EXERCISES = [
         (Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --ignore 0.3"),
          Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
                 "--precision fp16 --loss-scale 4096 --clip 0.1"),
-         Same(loss_is_detached, "the loss that is returned")),
+         Same(sums_of_uneven_batches, "micro-batches of 3, 1 and 0 valid targets, of 4"),
+         Same(without_a_backward_of_ones_own, "with the backward that is the default")),
     ),
     Exercise(
         "01.3", "MasterWeights.accumulate MasterWeights.add_to_masters MasterWeights.step", 3,
         "With fp32_grads, `accumulate` adds the gradients of a micro-batch to fp32 sums, which "
         "are the masters', and sets them to zero. `step` updates the masters with `factor` "
-        "times the sums, and rounds them to the model's parameters. Without fp32_grads, "
-        "gradients exist in fp32 during `step` alone.",
+        "times the sums, noted in self.factor, and rounds them to the model's parameters. "
+        "Without fp32_grads, gradients exist in fp32 during `step` alone.",
         ("There are two lists of parameters. Which of them does backward fill with gradients, "
          "which does self.optimizer know, and which does forward read? Something must be "
          "carried over each time.",
          "add_to_masters gives a master an fp32 copy of the gradient, or adds to what it has. "
          "The next backward would add to what is not set to zero. "
          "Without fp32_grads, `step` begins with add_to_masters, and ends by taking the "
-         "masters' gradients away. Keep `factor` in self.factor, for named_masters; and some "
+         "masters' gradients away. named_masters needs self.factor; and some "
          "parameters may have no gradient."),
         (Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
                 "--precision bf16-fp32grad"),
          Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
-                "--precision fp16 --loss-scale 4096 --clip 0.1")),
+                "--precision fp16 --loss-scale 4096 --clip 0.1"),
+         Same(two_steps_of_masters, "two steps with fp32_grads", (True,)),
+         Same(two_steps_of_masters, "two steps without fp32_grads", (False,))),
         "MasterWeights: what a step does",
     ),
     Exercise(
@@ -167,33 +308,39 @@ EXERCISES = [
                 "--precision fp16 --loss-scale 524288 --clip 2 --steps 6"),
          Run(1, "--layers 1 --dim 16 --seq 8 --batch 6 --micro-batch 2 --dtype float32 "
                 "--precision bf16-fp32grad"),
-         Same(updated_as_the_scale_doubles,
-              "the update of head.norm.bias in a step after which the scale doubles")),
+         Same(mixed_step_of, "a scale of 64, which doubles; a norm of 640, clip 2", (640., 64., 2)),
+         Same(mixed_step_of, "a scale of 64; a norm of 64, clip 2", (64., 64., 2)),
+         Same(mixed_step_of, "a scale of 64, a norm of 64, no clip", (64., 64., None)),
+         Same(mixed_step_of, "a scale of 64, an infinite norm", (float("inf"), 64., 2)),
+         Same(mixed_step_of, "a scale of 64, a norm of zero, clip 2", (0., 64., 2)),
+         Same(mixed_step_of, "no scale, a norm of 10, clip 2", (10., None, 2))),
     ),
     Exercise(
         "01.6", "kept_for_backward", 2,
-        "List (words, how many numbers, class) of what a block keeps, in outside, inputs, "
-        "inside, keys and values, core. Then of what is kept around all blocks: RoPE's cos and "
-        "sin (positions), what the last norm reads and gives (outside), log-probabilities and "
-        "a scalar (logits), tokens and targets (ids). The words are yours.",
+        "List (words, how many numbers, class) of what a block, with a gate or without, keeps in "
+        "outside, inputs, inside, keys and values, core. Then of what is kept around all blocks: "
+        "RoPE's cos and sin (positions), what the last norm reads and gives (outside), "
+        "log-probabilities and a scalar (logits), tokens and targets (ids). The words are yours.",
         ("Walk through Block.forward, and ask of each operator what its backward reads. The "
          "lesson says it of each of them. A sum reads nothing, and what two operators read is "
          "kept once.",
          "Let x be batch · seq · dim. A norm keeps x and two numbers for each token, outside; "
          "what it gives is x, an input. Inside are q (turned by RoPE), the input of o, and "
          "what goes into GELU and comes out, 4 x each. k and v have kv_heads / heads of x "
-         "each. The core keeps softmax's output: seq weights for each token and head. cos and "
-         "sin have half of head_dim for each position."),
+         "each; a gate keeps what it gives, and silu of it. The core keeps softmax's output: "
+         "seq weights for each token and head. cos and sin have half of head_dim for each "
+         "position."),
         (Same(numbers_by_class, "a block, by class", (0,)),
          Same(numbers_by_class, "around the blocks, by class", (1,)),
-         Same(numbers_of_7b, "all of a block, and around the blocks")),
+         Same(numbers_of, "all of a block, and around the blocks", ("7b",)),
+         Same(numbers_of, "all of a block with a gate, and around the blocks", ("llama-8b",))),
     ),
     Exercise(
         "01.7", "step_flops", 2,
         "Count a step's FLOPs: forward, backward, and what is recomputed. In backward, sdpa "
         "computes q @ k.T once more, triton that and dout @ v.T. With early_stop, a recompute "
-        "leaves out its last matmul: down in full; weights @ v in selective, if attention is "
-        "plain.",
+        "leaves out its last matmul: of each k blocks a down in full; weights @ v in selective, if "
+        "attention is plain.",
         ("A matmul of (m, k) by (k, n) takes 2mkn. Which matmuls of a block multiply by "
          "weights, and which multiply activations with each other?",
          "The linears take 2 FLOPs per weight and token. The core has two matmuls of 2 · seq "
@@ -204,7 +351,8 @@ EXERCISES = [
         (Same(flops_of_parts, "plain attention, nothing recomputed"),
          Same(flops_recomputed, "plain attention"),
          Same(flops_of_attention, "nothing recomputed"),
-         Same(flops_with_early_stop, "with early_stop")),
+         Same(flops_with_early_stop, "with early_stop"),
+         Same(flops_of_groups, "with early_stop, k blocks recomputed together")),
     ),
     Exercise(
         "01.8", "most_again best_k", 1,

@@ -55,7 +55,7 @@ WRONG = {
         Wrong("masters.step(limit / loss_scale)",
               "scale and scale.update(False)\n        "
               "masters.step(limit / (scale.value if scale else 1))",
-              "a step after which the scale doubles: the result is 0.5 times what it should be"),
+              "what is called has 6 items, and should have 5"),
     ],
     "01.6": [
         Wrong("kv, hidden = x * cfg.kv_heads // cfg.heads", "kv, hidden = x",

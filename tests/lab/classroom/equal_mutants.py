@@ -4,4 +4,12 @@ The name of each, as the command prints it, and a reason: it computes the same, 
 the exercise does not ask for.
 """
 
-EQUAL = {}
+EQUAL = {
+    "00.3 reduce: net.rank < have -> net.rank <= have":
+        "a rank that is `have` has come to the branch above",
+    "00.11 halve_and_double: net.rank > partner -> net.rank >= partner":
+        "no rank is its own partner",
+    "01.4 LossScale.update: self.good + 1 -> self.good - 1":
+        "it counts below zero, where the same steps are multiples of patience",
+    "01.8 best_k: 1 -> 2 (2)": "a group of layers + 1 keeps more than one of all layers",
+}
