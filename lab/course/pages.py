@@ -26,7 +26,7 @@ def templates():
     made.filters |= {"code": code, "text": slides.as_text, "hours": times.in_hours,
                      "minutes": times.of_exercise, "reads": times.of_file, "calls": times.calls,
                      "level": level, "linked": linked, "what": what,
-                     "anchor": markdown.anchor_of}
+                     "anchor": markdown.anchor_of, "named": named}
     return made
 
 
@@ -85,6 +85,11 @@ def code(words):
 def linked(name, up):
     """A file of the course, by its name without .py."""
     return f"[{name}.py]({up}{name}.py)"
+
+
+def named(file):
+    """"04" to "Chapter 04"."""
+    return f"Chapter {file}" if file.isdigit() else file
 
 
 def headline(one):

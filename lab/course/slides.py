@@ -134,7 +134,7 @@ def as_entry(lines):
 
 
 def as_text(words):
-    """Plain words, of which Markdown shall make nothing but `code`."""
+    """Words of a docstring, of which Markdown shall make nothing but `code` and *emphasis*."""
     parts = words.split("`")
     parts[::2] = [escaped(part) for part in parts[::2]]
     return "`".join(parts)
@@ -142,7 +142,8 @@ def as_text(words):
 
 def escaped(words):
     """Signs of Markdown as signs; an underscore inside of a name is none."""
-    return re.sub(r"[\\*\[\]<>|$]|(?<!\w)_|_(?!\w)|^#", r"\\\g<0>", words)
+    found = re.sub(r"[\\*\[\]<>|$]|(?<!\w)_|_(?!\w)|^#", r"\\\g<0>", words)
+    return re.sub(r"(?<![\w*])\\\*(\w[\w ]*)\\\*(?![\w*])", r"*\1*", found)
 
 
 # ----------------------------------------------------------------------------- numbers and figures

@@ -87,7 +87,7 @@ def test_office_hours_have_every_wrong_answer():
     text = PAGES["teacher/office-hours.md"].text
     assert text.count('in place of `') == sum(map(len, WRONG.values()))
     assert [line for line in text.split("\n") if line.startswith("### ")] == [
-        f"### {number} {pages.what(number)}" for number in TABLE]
+        f"### Exercise {number}: {pages.what(number)}" for number in TABLE]
 
 
 def test_code_is_code_whatever_is_in_it():

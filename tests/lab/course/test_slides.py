@@ -37,6 +37,7 @@ def test_a_slide_fits(week):
         drawn = re.findall(r"```text\n(.*?)```", body, re.DOTALL)
         assert all(len(line) <= WIDE for text in drawn for line in text.split("\n")), one.title
         assert len(one.title) <= 60
+        assert re.search(r"[.?)|`]$", body), f"{one.title} ends with {body[-40:]!r}"
     assert height(slides.next_steps(week)) <= ROOM
 
 
@@ -68,6 +69,7 @@ def test_entries_of_a_list():
 def test_signs_of_markdown_stay_signs():
     assert slides.as_text("a_b _c_ 2*3 <b> `x_*` | [a]") == (
         r"a_b \_c\_ 2\*3 \<b\> `x_*` \| \[a\]")
+    assert slides.as_text("a *word* of 2*3*4") == r"a *word* of 2\*3\*4"
 
 
 def test_numbers_are_computed():

@@ -1,5 +1,7 @@
 """The pages of pages/ as HTML."""
 
+import re
+
 import pytest
 
 from lab.page import markdown, reading
@@ -70,6 +72,14 @@ def test_addresses():
 def test_anchors_are_those_of_github():
     assert markdown.anchor_of("Week 2: One GPU") == "week-2-one-gpu"
     assert markdown.anchor_of("1. A ring, counted (5 points)") == "1-a-ring-counted-5-points"
+
+
+def test_no_anchor_begins_with_a_figure():
+    """Which no selector of CSS takes."""
+    for page in markdown.pages().values():
+        titles = re.findall(r"^##+ (.+)$", page.text, re.MULTILINE)
+        assert all(markdown.anchor_of(title)[0].isalpha() for title in titles), page.path
+        assert len(set(titles)) == len(titles), page.path
 
 
 def test_without_the_library_a_page_stands_as_it_is_written(page, monkeypatch):
