@@ -93,7 +93,7 @@ class Kept:
     def __init__(self, folder, outcomes):
         folder = Path(folder).resolve()
         self.path = FOLDER / f"{folder.name[:50]}-{digest(os.fsencode(folder).hex())[:16]}.json"
-        self.outcomes, self.written, self.said = outcomes, set(outcomes), set()
+        self.outcomes, self.written, self.said = outcomes, set(), set()
         self.data = self.read()
 
     def read(self):
@@ -119,7 +119,7 @@ class Kept:
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return
         self.outcomes |= found
-        self.written |= set(found)
+        self.written = set(found)
 
     def save(self):
         """Write the file anew if more is known: whole, or not at all. What hinders that is said,
