@@ -17,7 +17,6 @@ import base64
 import json
 import os
 import re
-import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -162,12 +161,12 @@ def parse(argv):
     parser = commands.Parser("-m lab.bundle", description=__doc__)
     parser.add_argument("--out", type=commands.output("bundle"), default=Path("bundle"),
                         metavar="FOLDER", help="default: bundle")
-    parser.add_argument("--force", action="store_true", help="in place of what is in there")
+    parser.add_argument("--force", action="store_true", help="also over a bundle that is there")
     args = parser.parse_args(argv)
-    if args.out.exists() and not args.force and any(args.out.iterdir()):
-        raise refusals.refusal()(f"--out {args.out} is not empty", "--force, which empties it,")
-    if args.force and args.out.exists() and not (args.out / "lab" / "classroom").exists():
-        raise refusals.refusal()(f"--force: {args.out} is no bundle", "without --force")
+    if args.out.resolve() == ROOT:
+        raise refusals.refusal()(f"--out {args.out} is the course itself", "--out bundle")
+    if (args.out / "common.py").exists() and not args.force:
+        raise refusals.refusal()(f"--out {args.out} has been written before", "--force")
     return args
 
 
@@ -177,8 +176,6 @@ def main(argv=None):
     args = refusals.accepted(parse, argv, alone=True)
     if checks.stored() is not None:
         refusals.fail("this is a bundle, which has no solutions; a copy of the course writes one")
-    if args.out.exists():
-        shutil.rmtree(args.out)
     write(args.out, say=lambda words: print(words, flush=True))
     print(f"{args.out} has chapters with holes, and what grades them; try: "
           f'cd {args.out}; make grade ONLY="00.2"')

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -95,6 +94,7 @@ def test_no_solution_is_in_it(texts):
             assert tuple(lines) not in runs_of(there[f"{chapter}.py"], len(lines)), name
             for run in runs_of(lines, min(RUN, len(lines))):
                 others = found[len(run)].get(run, set()) - {f"{chapter}.py"}
+                others -= {"01_single_gpu.py"} if name == "train_step" else set()   # its end
                 if others and sum(map(len, run)) > 30:
                     quoted.append((chapter, name, others, run))
     assert solutions > 150 and quoted == []
@@ -185,13 +185,13 @@ def test_answers_are_plain_numbers_and_the_same_again(written):
     assert again and again.items() <= found.items()
 
 
-def test_a_folder_with_something_in_it_is_not_written_over(tmp_path, capsys):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").touch()
-    for words, says in ([f"--out={tmp_path}/mine"], "is not empty"), (
-            [f"--out={tmp_path}/mine", "--force"], "is no bundle"):
+def test_no_course_and_no_bundle_is_written_over_by_accident(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bundle, "write", lambda folder, say: said.append(folder))
+    said, path = [], tmp_path / "common.py"
+    path.touch()
+    for words, says in ([f"--out={tmp_path}"], "has been written before; --force would work"), (
+            [f"--out={ROOT}", "--force"], "is the course itself; --out bundle would work"):
         with pytest.raises(SystemExit) as leaving:
             bundle.main(words)
         assert leaving.value.code == 2 and says in capsys.readouterr().err
-    assert (tmp_path / "mine" / "notes.txt").exists()
-    shutil.rmtree(tmp_path)
+    assert said == [] and bundle.main([f"--out={tmp_path}", "--force"]) == 0 and said == [tmp_path]
