@@ -3,6 +3,7 @@
     python -m lab.grade exercises               all of them
     python -m lab.grade exercises 04 05.2       a chapter, and one exercise
     python -m lab.grade class 04                a folder of students' folders
+    python -m lab.grade --similar class 04      which students' functions are alike
     python -m lab.grade class 04 --csv grades.csv --due 2026-11-30T23:59
 
 Each function is put into the solution, alone, and the chapter runs on as many ranks as its exercise
@@ -22,7 +23,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from lab.classroom import checks, gradebook, sandbox
+from lab.classroom import checks, gradebook, sandbox, similar
 from lab.classroom.grading import RIGHT, grade
 from lab.classroom.kept import Kept
 from lab.classroom.side_by_side import END, Progress, in_turn
@@ -55,6 +56,8 @@ def arguments(argv):
         help="marked ones, in JSON: a column of --csv for each chapter")
     add("--sandbox", action="store_true",
         help="students' code in a sandbox of Linux (lab/classroom/sandbox.py)")
+    add("--similar", action="store_true",
+        help="grade nothing: name students whose functions are alike (lab/classroom/similar.py)")
     add("--csv", type=commands.output("grades.csv"), help="write a line for each student")
     add("--json", type=commands.output("results.json"),
         help="write what Gradescope reads; of a class, a list of students")
@@ -65,6 +68,9 @@ def arguments(argv):
         raise Refused(f"FOLDER {what}; `make exercises` writes exercises/, which would work")
     if args.predictions is not None and not args.csv:
         raise Refused("--predictions means nothing without --csv", "--csv grades.csv")
+    for flag in ("sandbox", "fresh", "due", "csv", "json", "junit") if args.similar else ():
+        if getattr(args, flag):
+            raise Refused(f"--{flag} means nothing beside --similar", f"without --{flag}")
     if args.sandbox and (why := sandbox.why_not()):
         raise Refused(f"--sandbox: {why}; the container of container/README.md would work")
     args.students = students_in(Path(args.folder))
@@ -83,6 +89,9 @@ def main(argv=None):
     from lab.cli import refusals
 
     args = refusals.accepted(arguments, sys.argv[1:] if argv is None else argv, alone=True)
+    if args.similar:
+        print(*similar.report(args.students, args.chosen), sep="\n")
+        return 0
     sandbox.REQUIRED = args.sandbox
     kept = Kept(args.folder, checks.OUTCOMES)
     if not args.fresh:
