@@ -35,8 +35,9 @@ ONE_AT_A_TIME = threading.Lock()            # of the threads that grade a studen
 
 
 def varied(ranks, flags, chapter, seed, left_open=LEFT_OPEN):
-    """Yield other configurations of a run, (ranks, flags), those that differ most first. chapter:
-    "04_tensor_parallel". left_open: flags that stand before these, if it trains a model."""
+    """Yield other configurations of a run, (ranks, flags): first those on another number of ranks,
+    and of these and of the others those that differ most. chapter: "04_tensor_parallel".
+    left_open: flags that stand before these, if it trains a model."""
     before = f"{left_open} {flags}" if chapters.trains(chapter) else flags
     first = accepted(chapter, ranks, before)
     given = {word.partition("=")[0] for word in shlex.split(before)}
@@ -60,7 +61,7 @@ def varied(ranks, flags, chapter, seed, left_open=LEFT_OPEN):
         second = accepted(chapter, count, f"{before} {more}")
         if second and is_alike(sizes(first, ranks), sizes(second, count)):
             same = sizes(first, ranks).items() & sizes(second, count).items()
-            found[count, f"{flags} {more}".strip()] = len(same)
+            found[count, f"{flags} {more}".strip()] = count == ranks, len(same)
         if len(found) == ENOUGH:
             break
     yield from sorted(found, key=found.get)
