@@ -13,6 +13,9 @@ from tests.conftest import ROOT
 
 RUN = 5                 # so many lines of a solution after each other are no accident
 
+# What can only be tried once another exercise is solved.
+AFTER = {}
+
 # Solved otherwise than ours: a broadcast that counts distances down, and a bucket without move_in.
 BROADCAST = '''
     span = 1
@@ -118,6 +121,22 @@ def test_it_has_what_it_imports_and_no_more(texts):
         if name.endswith(".py"):
             for path in bundle.imported(ROOT / name):
                 assert path.relative_to(ROOT).as_posix() in texts, (name, path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("chapter", "number"), [
+    (chapter, exercise.number) for chapter, those in exercises.EXERCISES.items()
+    for exercise in those if exercise.number not in AFTER])
+def test_each_exercise_can_be_tried_while_all_others_are_open(texts, chapter, number):
+    checks.warm_up()
+    [exercise] = [one for one in exercises.EXERCISES[chapter] if one.number == number]
+    solution = exercises.solution(chapter)
+    text = holes.graft(texts[f"{chapter}.py"], solution, exercise.functions).source
+    values = [check for check in exercise.checks if not checks.is_run(check)]
+    outcomes = [checks.outcome(chapter, text, solution, check) for check in values]
+    assert any(outcome.right for outcome in outcomes)
+    assert all(outcome.right or "NotImplementedError" in str(outcome.errors)
+               for outcome in outcomes)
 
 
 def solved(folder):
