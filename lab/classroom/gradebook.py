@@ -104,7 +104,8 @@ def due_date(text):
 
 def predictions(text):
     """An argparse type: of a JSON file with a list of objects, {"student": "ada", "chapter": "04",
-    "right": 4, "of": 5}: {(student, chapter): (right, of)}, summed over what else they say."""
+    "right": 4, "of": 5}: {(student, chapter): (right, of)}, summed over what else they say. Large
+    letters in a name are no other name."""
     from common import Refused
     from lab.cli.refusals import one_line
 
@@ -113,7 +114,7 @@ def predictions(text):
         if not Path(text).is_file():                    # to open a pipe would take for ever
             raise ValueError
         for entry in json.loads(Path(text).read_text(encoding="utf-8")):
-            key = one_line(entry["student"]), entry["chapter"]
+            key = one_line(entry["student"]).casefold(), entry["chapter"]
             right, count = found.get(key, (0, 0))
             if not 0 <= entry["right"] <= entry["of"] <= 1000:
                 raise ValueError
@@ -149,7 +150,8 @@ def as_csv(students, chosen, due=None, predicted=None):
     for student in students:
         found = {result.number: result for result in student.results}
         cells = [cell(found, *numbers) for numbers in columns]
-        shares = [share(predicted.get((student.name, number))) for number in predicted_in]
+        name = student.name.casefold()
+        shares = [share(predicted.get((name, number))) for number in predicted_in]
         write([safe(student.name), *cells, f"{student.score:g}", student.points,
                *[student.late] * (due is not None), *shares])
     return file.getvalue()

@@ -47,7 +47,7 @@ def test_a_class_is_graded_in_one_command(tmp_path, short_table, no_runs, capsys
     os.utime(tmp_path / "class" / "ada" / f"{CHAPTER}.py", (10**9, 10**9))
     files = [tmp_path / "new" / f"results.{suffix}" for suffix in ("csv", "json", "xml")]
     predicted = tmp_path / "predicted.json"
-    predicted.write_text(json.dumps([{"student": "ada", "chapter": "04", "seed": seed, "right": 4,
+    predicted.write_text(json.dumps([{"student": "Ada", "chapter": "04", "seed": seed, "right": 4,
                                       "of": 5} for seed in (1, 2)]))
     status = grade.main([str(tmp_path / "class"), *(f"--{file.suffix[1:]}={file}" for file in
                          files[:2]), f"--junit={files[2]}", "--due=2001-09-06T22:00+00:00",
