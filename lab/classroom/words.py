@@ -71,8 +71,8 @@ def end_of_a_process(outcome, where):
 
 
 def place_in_words(lines, source, line_of_student):
-    """The innermost of these lines that the student has written; or else the innermost one of the
-    solution, with its text, since the student does not see its number."""
+    """The innermost of these lines that the student has written; or else the solution's function in
+    which the innermost one is. Its text is not shown: it may be what another exercise asks for."""
     count = source.count("\n") + 1
     lines = [line for line in lines if 0 < line <= count]       # what a student's process says
     if not lines:
@@ -82,7 +82,7 @@ def place_in_words(lines, source, line_of_student):
     function = function_of(ast.parse(source), line)
     if theirs:
         return f"line {line_of_student(line)}{' of ' * bool(function)}{function}"
-    return f"`{source.splitlines()[line - 1].strip()}` in the solution's {function}"
+    return f"in the solution's {function}" if function else "in the solution"
 
 
 def function_of(tree, line):
