@@ -8,7 +8,8 @@ them on every rank, is off by their squares and nothing else.
 findings/ has a function for each finding. It looks at the Evidence (evidence.py) of the first step
 that does not match, and returns words if it holds, else None. Lists have them in the order in which
 they are asked, the more specific ones first; the first that holds is said. None says more than was
-compared: a cause is given where the numbers leave no other.
+compared: a cause is given where the numbers leave no other, and no ratio is called by the name of a
+number that it happens to be, if nothing else speaks for that.
 """
 
 import math
@@ -109,7 +110,9 @@ def of_run(run):
 
 
 def of_formulas(run):
-    """Sentences about measurements whose ratio to their formula has a name."""
+    """Sentences about measurements whose ratio to their formula is a number of this run. It is
+    named where a second measurement speaks for it: of calls and bytes alike; of bytes, where the
+    calls are right; on the wire, where the bytes that are sent are right."""
     args, said, ratios = run.args, {}, {}               # ratios: {name: those of the ranks}
     numbers = {"the number of ranks": run.world, "the number of blocks": args.model.layers,
                "the number of micro-batches": args.batch // args.shares // args.micro_batch}
@@ -131,7 +134,12 @@ def of_formulas(run):
         named = (factor(ratio, numbers | (widths if calls_are_right else {}))
                  or factor(ratio, on_the_wire))
         if named and "square" not in named:
-            said.setdefault(f"the formula is {times(ratio)} what was measured: {named}",
+            whole_calls = all(ratios.get(one._replace(amount=amount)) == {ratio}
+                              for amount in ("calls", "payload"))
+            signs = numbers if whole_calls else widths if calls_are_right else {}
+            name = factor(ratio, signs) or factor(ratio, on_the_wire)
+            name = f": {name}" if name and " and " not in name else ""
+            said.setdefault(f"the formula is {times(ratio)} what was measured{name}",
                             []).append(one)
     return [f"{listed(amounts(these))}: {sentence}" for sentence, these in said.items()]
 

@@ -273,7 +273,8 @@ def by_a_factor(found, right, rounding):
         ratio, {"log2(e)": math.log2(math.e)} | {f"the length of dimension {dim}": size
                                                for dim, size in enumerate(right.shape) if size > 4},
         within=max(rounding, names.CLOSE))
-    return f"is {ratio:.{digits}g} times what it should be" + (f": {name}" if name else "")
+    has_name = name and names.is_telling(ratio, rounding)       # any small number is some length
+    return f"is {ratio:.{digits}g} times what it should be" + (f": {name}" if has_name else "")
 
 
 def in_another_order(found, right, rounding):

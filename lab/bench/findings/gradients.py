@@ -6,10 +6,13 @@ from lab.bench.evidence import share_left
 from lab.bench.findings.names import (
     CLOSE,
     gradients_of,
+    known_factor,
     listed,
     named_factor,
+    numbers_of,
     on_ranks,
     others,
+    ranks_of,
     role,
     shared_kv_heads,
     short,
@@ -93,16 +96,27 @@ def a_multiple(found, names):
     if None in ratios or 0 in ratios or not all(found.close(x, ratios[0]) for x in ratios):
         return None
     ratio, is_all = ratios[0], len(names) == len(found.names)
-    why = named_factor(found, ratio)
-    if found.is_lossy and not why:
+    if found.is_lossy and not known_factor(found, ratio):
         return None
+    why = named_factor(found, ratio, ranks_of(found) if comes_from_ranks(found, names) else {})
     if found.close(ratio, -1):
         return "have the opposite sign of those of one GPU"
     ranks = [found.world, *shared_kv_heads(found).values()]
-    if found.args.shares == 1 and not is_all and any(found.close(ratio, n) for n in ranks):
+    if why and found.args.shares == 1 and any(found.close(ratio, n) for n in ranks):
         why += ", as if a sum were taken of what was already summed"
     loss_too = is_all and all(found.close(loss / found.loss_there, ratio) for loss in found.loss)
     return f"{'and the loss ' if loss_too else ''}are {times(ratio)} those of one GPU{why}"
+
+
+def comes_from_ranks(found, names):
+    """Whether more than a factor speaks of the ranks: forward is right, and only some gradients are
+    wrong, of ranks that have the same sequences, or of parameters that ranks share. Whatever else
+    is counted in a step, micro-batches and targets, is a factor of all gradients."""
+    if found.is_off("loss") or len(names) == len(found.names):
+        return False
+    are_whole = {copies_of(found, name) == found.world for name in found.names}
+    return found.args.shares == 1 or len(are_whole) == 2 and not any(
+        copies_of(found, name) == found.world for name in names)
 
 
 def of_something_else(found, names):
@@ -125,7 +139,8 @@ def of_something_else(found, names):
         subject = "and the loss are" if loss_too else "are"
         if found.close(ratio, 1):
             return f"{subject} those of {words}"
-        return f"{subject} {times(ratio)} those of {words}{named_factor(found, ratio)}"
+        name = named_factor(found, ratio, numbers_of(found))    # that they fit is a sign as well
+        return f"{subject} {times(ratio)} those of {words}{name}"
 
 
 def not_set_to_zero(found, names):
@@ -136,7 +151,7 @@ def not_set_to_zero(found, names):
     if fits and all(found.alike(fit) and fit.ratio > 0.5 for fit in fits):
         ratio = found.all_alike(fits)
         how = "some times" if ratio is None else "" if found.close(ratio, 1) else times(ratio)
-        name = named_factor(found, ratio) if ratio else ""
+        name = named_factor(found, ratio, ranks_of(found)) if ratio else ""
         return (f"are those of one GPU and {f'{how} ' if how else ''}those of the step before, "
                 f"which were not set to zero{name}")
 

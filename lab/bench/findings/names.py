@@ -1,9 +1,11 @@
 """What numbers and parameters are called in a diagnosis."""
 
+import math
 
 from lab.bench.evidence import ROUNDING
 
 CLOSE = 1e-6            # so near a ratio is to the number that it is called by
+SIMPLE = 16             # numbers up to here, and their fractions, are those of many things
 
 
 # -------------------------------------------------------------------------- numbers and their names
@@ -35,6 +37,14 @@ def factor(ratio, numbers, within=CLOSE):
     return found
 
 
+def is_telling(ratio, within=CLOSE):
+    """Whether a ratio has digits that no other number would have by chance: 1.5732 or 4,096, and
+    not 3 or 3/4. What is called by its name then agrees with it in all of them."""
+    return math.isfinite(ratio) and not any(
+        math.isclose(abs(ratio), top / bottom, rel_tol=within)
+        for top in range(SIMPLE + 1) for bottom in range(1, SIMPLE + 1))
+
+
 def plain(number):
     """4 for 4.0, and 1.43 for 1.4285."""
     return f"{round(number):,}" if abs(number - round(number)) < 1e-6 * number else f"{number:.3g}"
@@ -52,18 +62,11 @@ def times(ratio):
 
 def numbers_of(found):
     """{name: number} of what a factor may be in this run."""
-    args, world, cfg = found.args, found.world, found.args.model
+    args, cfg, numbers = found.args, found.args.model, ranks_of(found)
     m = args.batch // args.shares // args.micro_batch
-    numbers = {"the number of ranks": world, "the number of micro-batches": m}
-    if 1 < args.shares < world:
-        numbers["the number of data-parallel ranks"] = args.shares
+    numbers["the number of micro-batches"] = m
     if 1 < args.shares and 1 < m:
         numbers["the number of micro-batches of all ranks"] = args.shares * m
-    for axis in ("pp", "cp", "tp", "ep", "shard_size"):
-        size = getattr(args, axis, None) or 1
-        if 1 < size < world:
-            numbers[f"--{axis.replace('_', '-')}"] = size
-    numbers |= shared_kv_heads(found)
     if getattr(args, "precision", None) == "fp16":
         numbers["the loss scale"] = args.loss_scale
     if not found.is_lossy:                              # else too many numbers are near to others
@@ -79,15 +82,37 @@ def numbers_of(found):
     return numbers
 
 
+def ranks_of(found):
+    """{name: number} of the ranks, and of those along an axis."""
+    args, world = found.args, found.world
+    numbers = {"the number of ranks": world}
+    if 1 < args.shares < world:
+        numbers["the number of data-parallel ranks"] = args.shares
+    for axis in ("pp", "cp", "tp", "ep", "shard_size"):
+        size = getattr(args, axis, None) or 1
+        if 1 < size < world:
+            numbers[f"--{axis.replace('_', '-')}"] = size
+    return numbers | shared_kv_heads(found)
+
+
 def shared_kv_heads(found):
     heads, ranks = found.args.model.kv_heads, getattr(found.args, "tp", found.world)
     cuts_heads = found.args.shares == 1 and ranks > heads
     return {"the number of ranks that share a kv head": ranks // heads} if cuts_heads else {}
 
 
-def named_factor(found, ratio):
-    """": 4 is the number of ranks", or nothing."""
-    name = factor(ratio, numbers_of(found), ROUNDING[found.rounding][1])
+def known_factor(found, ratio):
+    """What a ratio is in terms of this run's numbers; None: it is none of them."""
+    return factor(ratio, numbers_of(found), ROUNDING[found.rounding][1])
+
+
+def named_factor(found, ratio, signs=()):
+    """": 4,096 is the loss scale", or nothing. Any small number is the number of something. So it
+    takes a second sign to name it: digits that agree, or what else speaks for some of these numbers
+    already: signs, {name: number}."""
+    within = ROUNDING[found.rounding][1]
+    name = known_factor(found, ratio) if is_telling(ratio, within) else (
+        factor(ratio, dict(signs), within))
     return f": {name}" if name else ""
 
 

@@ -3,7 +3,16 @@
 import math
 
 from lab.bench.evidence import share_left
-from lab.bench.findings.names import CLOSE, TOGETHER, in_words, named_factor, on_ranks, role, times
+from lab.bench.findings.names import (
+    CLOSE,
+    TOGETHER,
+    in_words,
+    known_factor,
+    named_factor,
+    on_ranks,
+    role,
+    times,
+)
 
 
 def squares(found, names=None, rank=None):
@@ -129,9 +138,8 @@ def norm_not_finite(found):
 
 def norm_by_a_factor(found):
     ratio = found.norm[0] / found.norm_there
-    name = named_factor(found, ratio)
-    if name and norms_are(found, [ratio * found.norm_there] * found.world):
-        return f"the gradient norm is {times(ratio)} that of one GPU{name}"
+    if known_factor(found, ratio) and norms_are(found, [ratio * found.norm_there] * found.world):
+        return f"the gradient norm is {times(ratio)} that of one GPU{named_factor(found, ratio)}"
 
 
 def norm_off_somehow(found):

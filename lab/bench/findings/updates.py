@@ -2,7 +2,14 @@
 
 import math
 
-from lab.bench.findings.names import in_words, named_factor, on_ranks, others, times
+from lab.bench.findings.names import (
+    in_words,
+    known_factor,
+    named_factor,
+    on_ranks,
+    others,
+    times,
+)
 from lab.cli.words import count
 
 # ------------------------------------------------------------------------- findings: the parameters
@@ -31,12 +38,11 @@ def moved_by_a_factor(found):
     ratios = [found.factor("movement", name) for name in names]
     if None in ratios or not all(found.close(x, ratios[0]) for x in ratios):
         return None
-    is_whole = found.close(ratios[0], round(ratios[0]))     # 2 is the root of 4, and means nothing
     name = named_factor(found, ratios[0])
     shape = "; look at the shape by which Muon scales" if are_muons(found, names) else ""
     return (f"{in_words(names, found.names)} moved {times(ratios[0])} as far as on one GPU"
             f"{others(found, names, 'are right')}, although the gradients and their norm are right"
-            f"{'' if is_whole and 'square' in name else name}{shape}")
+            f"{name}{shape}")
 
 
 def updated_somehow(found):
@@ -76,8 +82,8 @@ def loss_not_finite(found):
 
 def loss_by_a_factor(found):
     ratio = found.loss[0] / found.loss_there
-    name = named_factor(found, ratio)
-    if name and losses_are(found, [ratio * found.loss_there] * found.world):
+    if known_factor(found, ratio) and losses_are(found, [ratio * found.loss_there] * found.world):
+        name = named_factor(found, ratio)
         return f"the loss is {times(ratio)} that of one GPU{name}{beside_the_loss(found)}"
 
 

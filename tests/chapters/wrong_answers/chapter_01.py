@@ -14,7 +14,8 @@ WRONG = {
     "01.2": [
         Wrong("/ valid ", "/ (targets != -100).sum() / len(micro_batches) ",
               "those of the mean of the micro-batches' own means"),
-        Wrong("/ valid ", "/ valid / len(micro_batches) ", "3 is the number of micro-batches"),
+        Wrong("/ valid ", "/ valid / len(micro_batches) ",
+              "all gradients and the loss are 1/3 of those of one GPU"),
         Wrong("/ valid ", "/ targets.numel() / len(micro_batches) ",
               "1.78 is all targets over the valid ones"),
         Wrong("total += loss.detach()", "total = loss.detach()",

@@ -6,7 +6,7 @@ WRONG = {
     "02.1": [
         Wrong("dist.all_reduce(p.grad, group=self.group)",
               "dist.all_reduce(p.grad, dist.ReduceOp.AVG, group=self.group)",
-              "all gradients are 1/4 of those of one GPU: 4 is the number of ranks"),
+              "all gradients are 1/4 of those of one GPU"),
         Wrong("dist.all_reduce(p.grad, group=self.group)",
               "dist.all_reduce(p.grad.clone(), group=self.group)", "they were not summed"),
         Wrong("dist.all_reduce(p.grad, group=self.group)",
@@ -25,7 +25,8 @@ WRONG = {
         Wrong("self.ready, self.handles = set(), []", "self.ready = set()", "len(handles) is 2"),
         Wrong("            handle.wait()\n",
               "            handle.wait()\n        for p in self.trained:\n"
-              "            p.grad /= self.group.size()\n", "4 is the number of ranks"),
+              "            p.grad /= self.group.size()\n",
+              "all gradients are 1/4 of those of one GPU"),
     ],
     "02.3": [
         Wrong(" >= capacity", " + p.nbytes > capacity",
@@ -42,7 +43,7 @@ WRONG = {
               "4.00 times those of the step before, which were not set to zero"),
         Wrong("view.view_as(p)", "view.view_as(p).clone()", "they were not summed"),
         Wrong("return self.flat[i]", "return self.flat[i].div_(self.group.size())",
-              "4 is the number of ranks"),
+              "all gradients are 1/4 of those of one GPU"),
         Wrong("        super().gradient_is_ready(p)", "        pass",
               "all_reduces under way in backward is 0, and should be 1"),
         Wrong("            self.move_in(p)    ", "            pass    ",
@@ -51,7 +52,8 @@ WRONG = {
     "02.5": [
         Wrong("/ valid", "/ (targets != -100).sum() / len(micro_batches)",
               "4.00 times those of the mean of the micro-batches' own means"),
-        Wrong("/ valid", "/ valid / dist.get_world_size()", "4 is the number of ranks"),
+        Wrong("/ valid", "/ valid / dist.get_world_size()",
+              "all gradients and the loss are 1/4 of those of one GPU"),
         Wrong("i == len(micro_batches)", "i == 1",
               "finish() must come after a backward that sends"),
         Wrong("i == len(micro_batches)", "False", "all_reduces under way before `finish` is 0"),

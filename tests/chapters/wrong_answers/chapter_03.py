@@ -18,7 +18,7 @@ WRONG = {
               "those of the last micro-batch of each rank alone"),
         Wrong("        self.reducing.wait()\n",
               "        self.reducing.wait()\n        self.sum /= self.group.size()\n",
-              "4 is the number of ranks"),
+              "all gradients are 1/4 of those of one GPU"),
         Wrong("p.grad if in_place else None", "p.grad", "look at backward"),
         Wrong("self.sum if before is None", "self.sum.bfloat16() if before is None",
               "attempting to assign a gradient with dtype"),

@@ -40,7 +40,8 @@ WRONG = {
               "the loss is that of the last micro-batch alone"),
         Wrong("clip_grads_with_norm_(model.parameters(), clip, norm)", "pass",
               "they were not clipped by it"),
-        Wrong("/ valid", "/ valid / len(micro_batches)", "3 is the number of micro-batches"),
+        Wrong("/ valid", "/ valid / len(micro_batches)",
+              "all gradients and the loss are 1/3 of those of one GPU"),
         Wrong("optimizer.zero_grad()", "", "which were not set to zero"),
         Wrong("for i, (tokens, targets) in enumerate(micro_batches, start=1):",
               "for i, (tokens, targets) in enumerate(micro_batches, start=1):\n"

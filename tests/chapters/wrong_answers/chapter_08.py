@@ -17,7 +17,7 @@ WRONG = {
     ],
     "08.3": [
         Wrong("balance / cfg.sequences", "balance / len(x)",
-              "count the balance loss 6.00 times: 6 is the number of micro-batches of all ranks"),
+              "count the balance loss 6.00 times, all others equal"),
         Wrong("gates = gates.softmax(-1)", "gates = gates.exp()",
               "so is the loss, so look at forward first"),
         Wrong("gates = gates.softmax(-1)",

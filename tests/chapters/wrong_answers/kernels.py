@@ -152,7 +152,7 @@ WRONG = {
         Wrong(" - (dout * out).sum(-1, keepdim=True)", "",
               "dk differs by up to 0.39 times the largest number; all else is right"),
         Wrong("keepdim=True)) * q.shape[-1] ** -0.5", "keepdim=True))",
-              "dq and dk are 4 times what they should be: 4 is the square root of 16"),
+              "dq and dk are 4 times what they should be; all else is right"),
         Wrong("nan_to_num(neginf=math.inf)", "nan_to_num(neginf=-math.inf)",
               "dq is wrong in [:, :, :2] and right elsewhere: there it is nan"),
         Wrong("(weights.transpose(-1, -2) @ dout).sum(2)",

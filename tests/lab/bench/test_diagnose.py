@@ -45,7 +45,7 @@ FAULTS = [
     fault("a mean where a sum belongs", 2, TWO, "--variant=naive",
           "dist.all_reduce(p.grad, group=self.group)",
           "dist.all_reduce(p.grad, group=self.group)\n            p.grad /= self.group.size()",
-          "all gradients are 1/2 of those of one GPU: 2 is the number of ranks"),
+          "all gradients are 1/2 of those of one GPU"),
     fault("gradients that are not summed", 2, TWO, "--variant=naive",
           "dist.all_reduce(p.grad, group=self.group)",
           "pass",
@@ -122,15 +122,14 @@ FAULTS = [
           "clip_grads_with_norm_(replica.parameters(), clip, norm)\n    optimizer.step(); "
           "optimizer.step()",
           "all parameters moved 2.00 times as far as on one GPU, although the gradients and "
-          "their norm are right: 2 is the number of ranks"),
+          "their norm are right"),
     slow("summed in float32", 2, TWO, "--variant=naive",
           "            dist.all_reduce(p.grad, group=self.group)\n\n\nclass Overlap",
           "            x = p.grad.float()\n            dist.all_reduce(x, group=self.group)\n    "
           "        p.grad.copy_(x)\n\n\nclass Overlap",
           "all gradients were rounded: each number is one of float32",
           "all_reduce (payload and on the wire): the formula is 2.00 times what was measured: 2 "
-          "is the number of ranks and the number of blocks and the bytes of float64 over those "
-          "of 32 bits"),
+          "is the bytes of float64 over those of 32 bits"),
     fault("computed in float32", 1, ONE, "",
           "loss = loss_sum(forward(tokens), targets) / valid",
           "loss = loss_sum(forward(tokens), targets).float() / valid",
@@ -202,8 +201,8 @@ FAULTS = [
           "        run.log(batch, loss, norm, model)\n\n\ndef train_torch",
           "        dist.all_reduce(loss)\n        run.log(batch, loss, norm, model)\n\n\ndef "
           "train_torch",
-          "the loss is 4.00 times that of one GPU: 4 is the number of ranks; the gradients are "
-          "right, so only what is logged is wrong"),
+          "the loss is 4.00 times that of one GPU; the gradients are right, so only what is "
+          "logged is wrong"),
     fault("summed twice", 4, FIVE, "",
           "    sums.finish()",
           "    sums.finish()\n    PartialSums(model.parameters()).finish()",
@@ -277,8 +276,8 @@ FAULTS = [
     fault("the balance loss is too large", 4, EIGHT, "--experts=4",
           "AddLoss.apply(gates, balance / cfg.sequences)",
           "AddLoss.apply(gates, balance / len(x))",
-          "gradients of all up to block2.mlp.router count the balance loss 12.00 times: 12 is "
-          "the number of micro-batches of all ranks, all others equal"),
+          "gradients of all up to block2.mlp.router count the balance loss 12.00 times, all "
+          "others equal"),
     slow("the router learns nothing", 4, NINE, "--experts=4 --tp=2",
           "for y in (x, gates, chosen)",
           "for y in (x, gates.detach(), chosen)",
@@ -288,8 +287,8 @@ FAULTS = [
           "lambda at: min(at.pp, args.pp - 1 - at.pp)",
           "lambda at: at._replace(pp=0)",
           "gradients of the tied table differ between ranks that hold the same, and add up to "
-          "2.00 times those of one GPU: 2 is the number of data-parallel ranks and --pp: they "
-          "were summed over some ranks alone, all others equal"),
+          "2.00 times those of one GPU: they were summed over some ranks alone, all others "
+          "equal"),
     fault("nothing is orthogonalized", 2, ELEVEN, "--variant=owner --optimizer=muon",
           "optimizer).way = args.variant ",
           "optimizer).way = args.variant; optimizer.orthogonal = lambda matrices, x: x ",
@@ -318,11 +317,11 @@ FAULTS = [
     slow("a mean in bf16", 2, TWO, "--variant=naive --dtype=bfloat16",
           "dist.all_reduce(p.grad, group=self.group)",
           "dist.all_reduce(p.grad, group=self.group)\n            p.grad /= self.group.size()",
-          "all gradients are 0.50 times those of one GPU: 2 is the number of ranks"),
+          "all gradients are 0.50 times those of one GPU"),
     slow("a mean in float32", 2, TWO, "--variant=naive --dtype=float32 --optimizer=adamw",
           "dist.all_reduce(p.grad, group=self.group)",
           "dist.all_reduce(p.grad, group=self.group)\n            p.grad /= self.group.size()",
-          "all gradients are 1/2 of those of one GPU: 2 is the number of ranks"),
+          "all gradients are 1/2 of those of one GPU"),
     slow("a small error in float32", 2, TWO, "--variant=naive --dtype=float32",
           "dist.all_reduce(p.grad, group=self.group)",
           "dist.all_reduce(p.grad, group=self.group)\n            p.grad += 2e-4 * p.grad.abs()",
@@ -343,8 +342,7 @@ FAULTS = [
           "    replica.finish()\n\n    norm",
           "    replica.finish()\n    for p in replica.parameters():\n        if p.ndim < 2: "
           "dist.all_reduce(p.grad)\n\n    norm",
-          "gradients of the LayerNorms are 2.00 times those of one GPU: 2 is the number of "
-          "ranks, all others equal"),
+          "gradients of the LayerNorms are 2.00 times those of one GPU, all others equal"),
     slow("one rank has twice as much", 2, TWO, "--variant=naive",
           "    replica.finish()\n\n    norm",
           "    replica.finish()\n    for p in replica.parameters():\n        if dist.get_rank(): "

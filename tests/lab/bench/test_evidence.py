@@ -9,7 +9,7 @@ import torch
 
 from common import Cut
 from lab.bench import diagnose, evidence, verify
-from lab.bench.findings.names import factor, in_words, times
+from lab.bench.findings.names import factor, in_words, is_telling, times
 from tests.conftest import run_main
 from tests.lab.bench.test_diagnose import (
     EIGHT,
@@ -86,7 +86,7 @@ def test_what_is_not_compared_has_no_diagnosis(ranks, tmp_path):
 
 
 def words_fail(chapter, flags, folder, fault):
-    with mock.patch("lab.bench.findings.names.numbers_of", lambda found: {}["nothing"]):
+    with mock.patch("lab.bench.findings.gradients.times", lambda ratio: {}["nothing"]):
         return run_main(chapter, flags, folder, fault)
 
 
@@ -125,6 +125,14 @@ def test_a_factor_of_two_names_has_both():
     numbers = {"the number of ranks": 4, "the number of micro-batches": 4, "the root": 16}
     assert factor(1 / 4, numbers) == said
     assert factor(4.001, numbers, within=1e-3) == said
+
+
+@pytest.mark.parametrize(("ratio", "within", "tells"), [
+    (3, 1e-6, False), (1 / 3, 1e-6, False), (0.75, 1e-6, False), (-4, 1e-6, False),
+    (1.5732, 1e-6, True), (8**0.5, 1e-6, True), (4096, 1e-6, True), (1 / 4096, 1e-6, True),
+    (1.5732, 0.05, False), (4096, 0.05, True), (0, 1e-6, False), (math.inf, 1e-6, False)])
+def test_a_number_that_any_run_has_tells_nothing(ratio, within, tells):
+    assert is_telling(ratio, within) is tells
 
 
 def test_a_ratio_is_written_as_it_is_said():
