@@ -119,6 +119,10 @@ def test_sizes_ranks_and_the_function_of_a_same_are_in_its_key():
 
 
 def test_modules_beside_a_students_file_are_in_its_key_and_nothing_else(tmp_path):
+    written(tmp_path / "cy")
+    (tmp_path / "cy" / "helper.py").touch()
+    keys = {kept.key(**ONE, folders=folders) for folders in ((), [tmp_path / "cy"])}
+    assert len(keys) == 2
     ours = [written(tmp_path / name) for name in ("ada", "bob")]
     none, = {kept.modules_in(folder) for folder in ours}        # the chapters are left out
     for path, text, is_seen in (("helper.py", "A = 1", True), ("helper.py", "A = 2", True),
