@@ -6,8 +6,8 @@ import functools
 
 from lab import ROOT
 from lab.classroom import holes
-from lab.classroom.exercises import EXERCISES, solution
-from lab.course.week import TABLE
+from lab.classroom.exercises import EXERCISES, short, solution
+from lab.course.week import TABLE, room_of
 
 WORDS = 40              # of a lesson, read in a minute
 LINES = 6               # of code, read in a minute
@@ -98,3 +98,10 @@ def calls(number):
 def builds_on(room):
     """The chapters to have read before this one."""
     return tuple(BUILDS_ON.get(room, "").split())
+
+
+def before(week):
+    """The chapters to have read before a week: what those build on that it asks for."""
+    rooms = sorted({room_of(number) for number in week.required})
+    read = set(map(short, week.reads))
+    return sorted({other for room in rooms for other in builds_on(room)} - read)

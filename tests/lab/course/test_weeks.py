@@ -140,6 +140,7 @@ def test_an_exercise_takes_longer_if_its_level_or_its_solution_does():
 def test_who_calls_whom():
     assert times.calls("00.9") == ("00.2", "00.3", "00.4", "00.5", "00.6")
     assert times.calls("00.1") == () and "02.3" in times.calls("02.4")
+    assert times.before(WEEKS[0]) == [] and times.before(WEEKS[5]) == ["00", "01", "04"]
     assert set(times.BUILDS_ON) <= set(map(room_of, TABLE))
     for room, others in times.BUILDS_ON.items():
         assert set(others.split()) <= set(map(room_of, TABLE)) | set(chapters.ROOMS), room
