@@ -7,14 +7,14 @@ what rank 0 computes with one GPU, an all_reduce of the gradients, and gathers o
 
 import functools
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from common import part
+from lab.bench.guesses import first_model, guesses, named, unbalanced, weights_of
 
 # Up to which share of its size a tensor may be off and still be called a multiple of another, and
 # up to which share of it a number may be off and still be called by another's name.
@@ -23,7 +23,6 @@ ROUNDING = {"float64": (1e-9, 1e-8), "float32": (1e-3, 1e-3), "float16": (0.05, 
             "float32 and fp8": (0.05, 0.02)}
 SAME = 1e-2                 # so near are what two ranks hold, if they hold the same; mostly equal
 NARROWER = torch.bfloat16, torch.float16, torch.float32     # what a wide dtype may hide
-MOST_SHARES = 16            # data-parallel ranks of which each one's gradients are computed alone
 LARGEST = 10**8             # numbers of gradients and parameters: more would take too much memory
 
 
@@ -367,132 +366,3 @@ def try_guesses(found, run, guesses, send, ours, scale):
     for rank, alone in enumerate(everyones(run, {name: bool(x.all()) for name, x in near.items()})):
         for name, is_alone in alone.items():
             found.alone.setdefault(name, {})[rank] = is_alone
-
-
-def first_model(run):
-    """One GPU's, with the weights that the run began with."""
-    return run.draw(run.build(run.args.model, seed=None))
-
-
-def named(model):
-    return [(getattr(p, "global_name", name), p) for name, p in model.named_parameters()]
-
-
-def weights_of(model):
-    return {name: p.data for name, p in named(model)}
-
-
-def guesses(run, batch, drawn, before, loss_is_off):
-    """Yield what else the gradients may be those of: (words, a function that computes the loss and
-    the gradients on one GPU, whether it is of one rank's sequences alone). drawn: the weights that
-    the run began with; before: those before this step."""
-
-    def compute(weights, importance, change=lambda attn: None):
-        model = first_model(run)
-        for name, p in named(model):
-            p.data.copy_(weights[name])
-        for block in model[1:-1]:
-            change(block.attn)
-        return weighted_step(model, batch, importance)
-
-    ones = torch.ones(batch.targets.shape, dtype=torch.float64)
-    for words, importance, of_one_share in importances(run.args, batch, run.world):
-        if not torch.equal(importance, ones):
-            yield words, functools.partial(compute, before, importance), of_one_share
-    if before is not drawn:
-        yield "the weights that the run began with", functools.partial(compute, drawn, ones), False
-    for words, change in attentions(run) if loss_is_off else ():
-        yield words, functools.partial(compute, before, ones, change), False
-
-
-def unbalanced(run, batch, weights):
-    """The loss and the gradients on one GPU without chapter 08's balance loss."""
-    cfg = replace(run.args.model, balance_weight=0.0)
-    model = run.draw(run.build(cfg, seed=None))
-    for name, p in named(model):
-        p.data.copy_(weights[name])
-    return weighted_step(model, batch, torch.ones(batch.targets.shape, dtype=torch.float64))
-
-
-def weighted_step(model, batch, importance):
-    """The loss and {name: gradient}. importance (batch, seq): how often each target counts;
-    sequences of which none does are left out."""
-    device, rows = next(model.parameters()).device, importance.any(1)
-    logits = model(batch.tokens[rows].to(device))
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    losses = F.cross_entropy(logits.flatten(0, 1), batch.targets[rows].flatten().to(device),
-                             reduction="none")
-    loss = losses @ importance[rows].flatten().to(losses) / batch.valid
-    loss.backward()
-    return loss.detach(), {name: torch.zeros_like(p) if p.grad is None else p.grad
-                           for name, p in named(model)}
-
-
-def importances(args, batch, world):
-    """Yield ways to weigh the targets of a batch: (words, how often each counts, whether they are
-    one rank's sequences alone). All that are right count once."""
-    valid = batch.targets != -100                       # (batch, seq)
-    row = torch.arange(len(valid))[:, None].expand(valid.shape)     # of a ramp, not --batch
-    of_share = len(valid) // args.shares
-    share, micro = row // of_share, row % of_share // args.micro_batch
-    m, of_each = of_share // args.micro_batch, " of each rank" if args.shares > 1 else ""
-    if m > 1:
-        yield f"all micro-batches{of_each} but the last", (micro < m - 1).double(), False
-        yield f"the last micro-batch{of_each} alone", (micro == m - 1).double(), False
-    if m > 2:
-        yield f"all micro-batches{of_each} but the first", (micro > 0).double(), False
-        yield f"the first micro-batch{of_each} alone", (micro == 0).double(), False
-
-    def mean_of_means(group):
-        counts = torch.bincount(group[valid], minlength=int(group.max()) + 1).clamp(min=1)
-        return batch.valid / (counts[group].double() * len(counts))
-
-    if m > 1:
-        yield "the mean of the micro-batches' own means", mean_of_means(m * share + micro), False
-    if args.shares > 1:
-        yield "the mean of the ranks' own means", mean_of_means(share), False
-    if args.shares > 1 and m > 1:
-        yield "the mean of means over a micro-batch of all ranks", mean_of_means(micro), False
-    for rank in range(args.shares if 1 < args.shares <= MOST_SHARES else 0):
-        words = f"the sequences of data-parallel rank {rank} alone"
-        yield words, (share == rank).double(), True
-    for owners, words in tokens_of_ranks(args, world):
-        group = owners.expand(valid.shape)
-        yield f"the mean of means over each rank's {words}", mean_of_means(group), False
-
-
-def tokens_of_ranks(args, world):
-    """Yield which rank each place of a sequence may be on, if ranks share it: a part on each, or a
-    chunk from the front and one from the back; and what those are called."""
-    seq, n = args.model.seq, getattr(args, "cp", None) or (world if args.shares == 1 else 1)
-    if n > 1:
-        chunk = torch.arange(seq) * 2 * n // seq
-        yield chunk // 2, "tokens"
-        yield torch.minimum(chunk, 2 * n - 1 - chunk), "two chunks"
-
-
-def attentions(run):
-    """Yield other attentions: (words, what makes one out of a block's)."""
-    place = torch.arange(run.args.model.seq, device=run.device)
-    is_causal = place[:, None] >= place
-
-    def masked(mask, scale=None):
-        def core(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale,
-                                                  enable_gqa=q.shape[1] != k.shape[1])
-        return lambda attn: setattr(attn, "core", core)
-
-    yield "attention without a causal mask", masked(torch.ones_like(is_causal))
-    yield "attention whose scores are not divided by the root of head_dim", masked(is_causal, 1.0)
-    for owners, words in tokens_of_ranks(run.args, run.world):
-        owners = owners.to(run.device)
-        is_own = owners[:, None] == owners
-        begun = torch.stack([(owners[:i] == owners[i]).sum() for i in place])
-        yield (f"attention of each rank's {words} to their own keys alone",
-               masked(is_causal & is_own))
-        yield (f"attention that is not causal within each rank's {words}, and between ranks is",
-               masked(is_causal | is_own))
-        yield (f"attention that is causal within each rank's {words}, and between ranks is not",
-               masked(is_causal | ~is_own))
-        yield (f"positions that count each rank's {words} from 0",
-               lambda attn, begun=begun: setattr(attn.rope, "positions", begun))

@@ -21,13 +21,14 @@ MOSTLY = 0.8            # so much of some rows and columns must be wrong, to be 
 MOST = 3                # findings that are said of a tuple, list or dict
 
 
-def compare(found, right):
-    """A sentence on how `found` differs from what is right; None: they are equal.
+def compare(found, right, elsewhere=()):
+    """A sentence on how `found` differs from what is right; None: they are equal. elsewhere: what
+    is right on each of the other ranks, (what that rank is called, value).
 
     Of numbers, tensors, strings, None, slices and the like, and of tuples, lists, dicts and
     dataclasses of such. Lists and tuples are not told apart, nor are 6 and 6.0.
     """
-    findings = list(differences("", found, right))
+    findings = list(differences("", found, right, elsewhere))
     if not findings:
         return None
     said = [f"{path or 'the result'} {finding}" for path, finding in grouped(findings)]
@@ -56,15 +57,27 @@ def in_plural(words):
     return " ".join(verbs[word] for word in words[0].split())
 
 
-def differences(path, found, right):
+def neighbours(values, rank):
+    """What a rank's value is looked for in: those of the other ranks, called by where they are, so
+    that it is one sentence if all ranks have that of the next one."""
+    ranks = len(values)
+    called = {1: "the next rank", ranks - 1: "the rank before it"} if ranks > 2 else {
+        1: "the other rank"}
+    return [(called.get((other - rank) % ranks, f"rank {other}"), value)
+            for other, value in enumerate(values) if other != rank]
+
+
+def differences(path, found, right, elsewhere=()):
     """(path, what differs there), all the way down."""
     parts, others = parts_of(right), parts_of(found)
+    at = lambda key: [(name, there[key]) for name, value in elsewhere
+                      for there in [parts_of(value)] if there and key in there]
     if isinstance(found, torch.Tensor) != isinstance(right, torch.Tensor):
         yield path, f"is {called(found)}, and should be {called(right)}"
     elif parts is None or others is None or isinstance(found, dict) != isinstance(right, dict):
         finding = difference(found, right)
         if finding:
-            yield path, finding
+            yield path, of_another_rank(found, right, elsewhere) or finding
     elif len(parts) != len(others) and not isinstance(right, dict):
         yield path, f"has {len(others)} items, and should have {len(parts)}"
     elif isinstance(right, dict):
@@ -74,10 +87,10 @@ def differences(path, found, right):
         if surplus:
             yield path, f"should not have {' and '.join(sorted(map(str, surplus)))}"
         for key in [key for key in parts if key in others]:
-            yield from differences(below(path, key), others[key], parts[key])
+            yield from differences(below(path, key), others[key], parts[key], at(key))
     else:                                               # in order, be they named or not
         for (key, part), other in zip(parts.items(), others.values()):
-            yield from differences(below(path, key), other, part)
+            yield from differences(below(path, key), other, part, at(key))
 
 
 def below(path, key):
@@ -105,6 +118,14 @@ def leaves(value):
     else:
         for part in parts.values():
             yield from leaves(part)
+
+
+def of_another_rank(found, right, elsewhere):
+    """Whether a tensor is what another rank should have. (A number could be so by chance.)"""
+    if isinstance(right, torch.Tensor) and right.numel() > 1 and right.is_floating_point():
+        those = [name for name, value in elsewhere if isinstance(value, torch.Tensor)
+                 and difference(found, value) is None]
+        return f"is what {those[0]} should have" if those else None
 
 
 def difference(found, right, rounding=ROUNDING[torch.float64]):

@@ -22,7 +22,7 @@ from common import part
 from lab.bench import collectives, oracle, report, verify
 from lab.bench.one_gpu import BesideOneGpu
 from lab.classroom import checks
-from lab.classroom.compare import compare
+from lab.classroom.compare import compare, neighbours
 from lab.classroom.plain import unpack
 from lab.classroom.words import named
 
@@ -31,8 +31,9 @@ def of_values(told, words, answers):
     """How the values of a Same differ from the solution's, on each rank: a sentence, or none.
     answers: what each rank of the solution has told, packed."""
     ranks = {}                                          # {what is wrong: where}
-    for rank, (messages, answer) in enumerate(zip(told, answers, strict=True)):
-        finding = compare(messages[-1]["value"], unpack(answer)["value"])
+    values = [unpack(answer)["value"] for answer in answers]
+    for rank, (messages, value) in enumerate(zip(told, values, strict=True)):
+        finding = compare(messages[-1]["value"], value, neighbours(values, rank))
         if finding:
             ranks.setdefault(finding, []).append(rank)
     for finding, those in ranks.items():                # the first says enough

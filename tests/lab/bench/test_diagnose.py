@@ -187,6 +187,14 @@ FAULTS = [
           "backward is right down to head.out; the gradients that come next, of head.norm, "
           "differ between ranks that hold the same, and add up to those of one GPU: they were "
           "not summed; all that come later are wrong, too"),
+    fault("each rank's own largest logit", 4, FOUR, "",
+          "dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)", "pass",
+          "all gradients and the loss are those of logits from which each rank takes its own "
+          "largest one"),
+    slow("padding is a part of the vocabulary", 4, FOUR, "--vocab=258",
+          "logits = logits.masked_fill(is_padding, -torch.inf)", "pass",
+          "all gradients are off by no constant factor; so is the loss, so look at forward first",
+          "the loss is that of a vocabulary whose columns of padding count as tokens"),
     slow("shared kv heads are not summed", 4, FOUR, "",
           "PartialSums(model.parameters())",
           "PartialSums([])",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common import Cut
-from lab.bench import diagnose, evidence, verify
+from lab.bench import diagnose, evidence, guesses, verify
 from lab.bench.findings.names import factor, in_words, is_telling, times
 from tests.conftest import run_main
 from tests.lab.bench.test_diagnose import (
@@ -218,7 +218,7 @@ def test_of_importances_those_that_leave_tokens_out_do_so_once():
     valid = int((targets != -100).sum())
     args = mock.Mock(batch=12, shares=2, micro_batch=2, cp=None, model=mock.Mock(seq=16))
     batch = mock.Mock(targets=targets, valid=valid)
-    ways = {words: importance for words, importance, _ in evidence.importances(args, batch, 2)}
+    ways = {words: importance for words, importance, _ in guesses.importances(args, batch, 2)}
     of = lambda start: sum(x for words, x in ways.items() if words.startswith(start))
     ones = torch.ones(targets.shape).double()
     assert torch.equal(of("the sequences of data-parallel rank"), ones)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common import PRESETS
-from lab.classroom.compare import compare
+from lab.classroom.compare import compare, neighbours
 
 
 class Pair(NamedTuple):
@@ -148,3 +148,20 @@ def test_rounding_says_nothing_about_a_factor():
     """Noise of float32 around a wrong result that no single number explains."""
     noise = (X * ROWS * X[:1] + 1e-3 * random(6, 8, seed=2)).float()
     assert "differs by up to 4.5" in compare(noise, X.float())
+
+
+@pytest.mark.parametrize(("shift", "says"), [
+    (0, {None}), (1, {"dx is what the next rank should have; all else is right"}),
+    (3, {"dx is what the rank before it should have; all else is right"}),
+    (2, {f"dx is what rank {rank} should have; all else is right" for rank in range(4)})])
+def test_what_another_rank_should_have_is_recognised(shift, says):
+    values = [{"dx": x, "ranks": 4} for x in random(4, 2, 3)]
+    said = {compare(values[(rank + shift) % 4], values[rank], neighbours(values, rank))
+            for rank in range(4)}
+    assert said == says
+
+
+def test_a_number_is_no_other_ranks():
+    values = [torch.tensor(1.0), torch.tensor(3.0)]
+    assert "should have" not in compare(values[1], values[0], neighbours(values, 0))
+    assert neighbours(values, 0) == [("the other rank", values[1])]
