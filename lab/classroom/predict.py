@@ -2,6 +2,9 @@
 
     python -m lab.predict 04                five questions on random sizes
     python -m lab.predict 04 --seed 7       the same five for everybody
+    python -m lab.predict 04 --for ada      ada's own: her name draws the seed
+    python -m lab.predict 04 --seed 7 --export sheet.md     on paper, without the answers
+    python -m lab.predict 04 --seed 7 --mark class          how many each student has right
 
 An answer is a line: a number with its unit (4.87 MB, 12 kB, 3 MiB, x2, 1/2, 37.5%), or arithmetic
 such as 2*3/4*811008*4 B. It is compared with the chapter's own formula, and the derivation is
@@ -13,14 +16,17 @@ measured. Chapter 10 runs nothing: its command plans.
 """
 
 import ast
+import contextlib
 import math
 import operator
 import random
 import re
+import shlex
 import sys
 
 from common import Refused
 from lab.chapters import NAMES
+from lab.classroom import variants
 from lab.classroom.questions import LETTERS, questions
 from lab.cli import commands, refusals
 from lab.cli.words import quantity
@@ -29,6 +35,10 @@ WITHIN = 0.02           # of the formula's value
 EXACT_BELOW = 1000      # counts
 TRIES = 5               # lines that are read for an answer, if none can be understood
 LONGEST = 200           # characters of a line that are looked at
+SEEDS = 2**31
+HOW = ("An answer is a number with its unit, such as 4.87 MB, 512 KiB, x2, 1/2, 37.5%, or "
+       "arithmetic,\nsuch as 2*3/4*811008*4 B. It is right within 2%, a count below 1,000 if it "
+       "is exact.")
 
 # -------------------------------------------------------------------------- arithmetic and units
 
@@ -181,28 +191,28 @@ def is_right(answer, question):
     return abs(answer - value) < within
 
 
-def off_by(ratio, question, case):
-    """What is known of a wrong answer over the right one: the factor, if that is a number of this
-    question. Why it is there, only the student knows."""
+def off_by(line, answer, question):
+    """What is known of a wrong answer. Why it is wrong, only the student knows: a ratio that is
+    also the number of ranks may be chance."""
+    ratio = answer / question.value
     if question.unit == "times" and abs(ratio * question.value**2 - 1) < 0.01:
         return "the other way round"
-    known = [(2, ""), (1000, "")]
-    if question.unit == "B":
-        known += [(8, "the bits of a byte"), (2**20 / 1e6, "a MiB in MB"), (1e6, ""),
-                  (2**10 / 1e3, "a KiB in kB"), (2**30 / 1e9, "a GiB in GB")]
-    known += [(case.ranks, "the number of ranks"), (case.e, "the bytes of a number"),
-              (case.sizes.get("L", 1), "the number of layers"),
-              (case.micro_batches, "the number of micro-batches")]
-    if case.ranks > 1:
-        known.append((case.ranks / (case.ranks - 1), "N/(N-1), of N ranks"))
-    times = max(ratio, 1 / ratio) if ratio > 0 else 0
-    found = [(factor, what) for factor, what in known
-             if factor > 1.01 and abs(times / factor - 1) < 0.01]
-    if not found:
-        return "too large" if ratio > 1 else "too small"
-    size, is_what = number(round(found[0][0], 4)), " and ".join(what for _, what in found if what)
-    how = f"{size} times too {'large' if ratio > 1 else 'small'}"
-    return how + (f": {size} is {is_what}" if is_what else "")
+    if ratio <= 0:
+        return "too small"
+    meant = in_the_other_unit(line)
+    with contextlib.suppress(ValueError):
+        if meant and is_right(understood(meant, question.unit), question):
+            return f"too {'large' if ratio > 1 else 'small'}: {meant} would be right"
+    times = max(ratio, 1 / ratio)
+    how = f"{number(float(f'{times:.3g}'))} times" if times < 1e6 else "over a million times"
+    return f"{how} too {'large' if ratio > 1 else 'small'}"
+
+
+def in_the_other_unit(line):
+    """The same number in MiB in place of MB, and so on; "": there is no such unit in it."""
+    found = re.fullmatch(r"(.*[^A-Za-z])([kKMGT])(i?)[bB]", line.strip())
+    return found and f"{found[1]}{found[2].upper() if not found[3] else found[2]}" + (
+        "B" if found[3] else "iB")
 
 
 # --------------------------------------------------------------------------------- the dialogue
@@ -224,13 +234,13 @@ def read_line():
 
 
 def answer_to(question):
-    """The number that is answered, or None if it is left open."""
+    """The line that is answered, and its number; None if it is left open."""
     for _ in range(TRIES):
         line = read_line()
         if not line.strip():
             return None
         try:
-            return understood(line, question.unit)
+            return line.strip(), understood(line, question.unit)
         except ValueError as error:
             print(f"   {error}")
     return None
@@ -249,12 +259,11 @@ def ask(case, asked):
             break
         if answer is None:
             print("   The answer:")
-        elif is_right(answer, question):
+        elif is_right(answer[1], question):
             right += 1
             print("   ✓")
         else:
-            said = in_words(answer, question.unit)
-            print(f"   ✗ {said} is {off_by(answer / question.value, question, case)}")
+            print(f"   ✗ {in_words(answer[1], question.unit)} is {off_by(*answer, question)}")
         print(f"   {derivation(question, case.sizes)}")
         print(wrapped(["  ", *question.why.split()]))
         if question.row:
@@ -271,23 +280,66 @@ def chapter_of(text):
 
 
 def parse(argv):
+    from lab.classroom import sheets
+
     parser = commands.Parser("-m lab.predict", description=__doc__)
-    parser.add_argument("chapter", type=chapter_of, help="such as 04")
-    parser.add_argument("--seed", type=commands.number(int, 0, 2**31, 1),
-                        help="of the sizes; the same seed asks the same questions")
-    return parser.parse_args(argv)
+    add = parser.add_argument
+    add("chapter", type=chapter_of, nargs="?", metavar="CHAPTER", help="such as 04")
+    add("--seed", type=commands.number(int, 0, SEEDS, 1),
+        help="of the sizes; the same seed asks the same questions")
+    add("--for", type=variants.name, metavar="NAME", dest="student",
+        help="the seed is this student's own")
+    add("--export", type=sheet_to_write, metavar="FILE",
+        help="ask nothing: write the questions, to .md or .json")
+    add("--mark", metavar="PATH",
+        help="a sheet with answers, or a folder of such, or of students' folders")
+    add("--json", type=commands.output("marks.json"), help="write what --mark says")
+    args = parser.parse_args(argv)
+    marks = args.mark is not None
+    if not args.chapter and not marks:
+        raise Refused("a CHAPTER is missing", "with 04")
+    if args.student and args.seed is not None:
+        raise Refused(f"--for {args.student} means nothing beside --seed", "without --for")
+    for flag, other in (("student", "for"), ("export", "export")):
+        if marks and getattr(args, flag):
+            raise Refused(f"--{other} means nothing beside --mark", f"without --{other}")
+    if args.json and not marks:
+        raise Refused("--json means nothing without --mark", "without --json")
+    if args.seed is not None and not args.chapter:
+        raise Refused(f"--seed {args.seed} means nothing without a CHAPTER", "with 04")
+    if args.student:
+        args.seed = seed_of(args.student, args.chapter)
+    if marks:
+        args.sheets = sheets.sheets_in(args.mark)
+    return args
+
+
+def sheet_to_write(text):
+    """An argparse type: a file that ends in .md or .json."""
+    return commands.output("sheet.json" if text.endswith(".json") else "sheet.md")(text)
+
+
+def seed_of(student, chapter):
+    return variants.seed_of(student, f"predict {chapter[:2]}", SEEDS)
 
 
 def main(argv=None):
+    from lab.classroom import sheets
+
     argv = sys.argv[1:] if argv is None else argv
     args = refusals.accepted(parse, argv, alone=True)
+    if args.mark is not None:
+        return sheets.mark(args.sheets, args.chapter, args.seed, args.json)
     seed = random.randrange(1000) if args.seed is None else args.seed
     case, asked = questions(args.chapter, seed)
+    if args.export:
+        sheets.write(args.export, case, asked, seed, args.student)
+        print(f"{args.export} asks {len(asked)} questions, --seed {seed}\n"
+              f"    python -m lab.predict --mark {shlex.quote(str(args.export))}")
+        return 0
 
     print(f"{case.name.replace('_', ' ')} · five predictions · --seed {seed} asks the same again\n"
-          "An answer is a number with its unit, such as 4.87 MB, 512 KiB, x2, 1/2, 37.5%, or "
-          "arithmetic,\nsuch as 2*3/4*811008*4 B. It is right within 2%, a count below 1,000 if "
-          "it is exact. An empty\nline shows the answer, Ctrl-D ends. The run that all questions "
+          f"{HOW} An empty\nline shows the answer, Ctrl-D ends. The run that all questions "
           f"are about:\n    {case.command}")
     right = ask(case, asked)
     print(f"\n{right} of {len(asked)}. {case.says}: {case.command}")

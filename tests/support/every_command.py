@@ -43,7 +43,8 @@ from lab import (
 )
 from lab import types as lab_types
 from lab.bench import runs
-from lab.classroom import bundle, exercises, grade, hunt, predict
+from lab.classroom import bundle, exercises, grade, hunt, predict, sheets
+from lab.classroom import questions as of_predictions
 from lab.classroom.grading import RIGHT, Result
 from lab.cli import commands
 from lab.museum import __main__ as museum
@@ -143,6 +144,12 @@ def a_result(*given):
 def marked():
     """Predictions."""
     return json.dumps([{"student": "ada", "chapter": "04", "right": 4, "of": 5}]).encode()
+
+
+def a_sheet():
+    """As lab.predict writes it."""
+    case, asked = of_predictions.questions("02_data_parallel", 1)
+    return sheets.as_markdown(case, asked, 1, None).encode()
 
 
 def chapters_on_this_machine(ranks, device):
@@ -301,6 +308,11 @@ OTHERS = [
         writes={"--out": "plans"}, work={"lab.plans.rooms_with": figure_of_plans}),
     lab("predict", predict.main, ["--seed=1"], ["02"], stops_at=["lab.classroom.predict.ask"],
         work={"lab.classroom.predict.ask": lambda case, asked: 0}),
+    lab("predict", predict.main, ["--for=ada", "--export=sheet.md"], ["02"],
+        stops_at=["lab.classroom.sheets.write"], writes={"--export": "sheet.md"}),
+    lab("predict", predict.main, ["--mark=sheet.md", "--seed=1"], ["02"], files={
+        "sheet.md": a_sheet}, reads={"--mark": "ours"}, writes={"--json": "marks.json"},
+        stops_at=["lab.classroom.sheets.mark"]),
     lab("questions", questions.main, ["--seed=003"], stops_at=["lab.questions.print_text"]),
     lab("rehearse", rehearse.main, ["--ranks=2", *SMALL, "--data=text"], ["02_data_parallel.py"],
         files=FILES, stops_at=["lab.bench.rehearsal.rehearse"],

@@ -196,25 +196,26 @@ def test_right_is_within_two_percent_and_small_counts_are_exact(unit, value, rig
     assert not any(predict.is_right(answer, question) for answer in wrong)
 
 
-def test_a_known_factor_is_named_and_no_other():
-    case = questions.Case("02_data_parallel", 4, "N", layers=3, dim=32, heads=4, kv_heads=4,
-                          batch=40, micro_batch=2, dtype="float64")  # fmt: skip
+def test_a_ratio_is_said_and_no_cause():
+    """Not even where it is the number of ranks: that may be chance. A unit that is right in the
+    binary way is a second sign."""
 
-    def off_by(ratio, unit="B"):
-        return predict.off_by(ratio, questions.Question("", "", 1.25, unit, ""), case)
+    def off_by(line, unit="B", value=1.25e6):
+        answer = predict.understood(line, unit)
+        return predict.off_by(line, answer, questions.Question("", "", value, unit, ""))
 
-    assert off_by(4) == "4 times too large: 4 is the number of ranks"
-    assert off_by(1 / 4.01) == "4 times too small: 4 is the number of ranks"
-    assert off_by(8) == "8 times too large: 8 is the bits of a byte and the bytes of a number"
-    assert off_by(8, "calls") == "8 times too large: 8 is the bytes of a number"
-    assert off_by(3) == "3 times too large: 3 is the number of layers"
-    assert off_by(1 / 5) == "5 times too small: 5 is the number of micro-batches"
-    assert off_by(2**20 / 1e6) == "1.0486 times too large: 1.0486 is a MiB in MB"
-    assert off_by(3 / 4) == "1.3333 times too small: 1.3333 is N/(N-1), of N ranks"
-    assert off_by(2) == "2 times too large" and off_by(0.001) == "1,000 times too small"
-    assert off_by(1 / 1.25**2, "times") == "the other way round"
-    assert off_by(1.7) == "too large" and off_by(4.1) == "too large"
-    assert off_by(0.3) == off_by(0) == off_by(-4) == "too small"
+    assert off_by("4*1.25 MB") == "4 times too large"
+    assert off_by("1.25*3/4 MB") == "1.33 times too small"
+    assert off_by("1.25 GB") == "1,000 times too large"
+    assert off_by("8*1.25 MB") == "8 times too large"
+    assert off_by("1.192 MB") == "too small: 1.192 MiB would be right"
+    assert off_by("1.25 MiB") == "too large: 1.25 MB would be right"
+    assert off_by("1220.7 kB") == "too small: 1220.7 KiB would be right"
+    assert off_by("1.19 GB") == "952 times too large"
+    assert off_by("1.28 MB") == "1.02 times too large"
+    assert off_by("1.25e13 B") == "over a million times too large"
+    assert off_by("0 B") == off_by("-4 B") == "too small"
+    assert off_by("x0.8", "times", 1.25) == "the other way round"
 
 
 def test_a_number_is_short_where_that_loses_nothing():
@@ -275,7 +276,14 @@ def test_a_seed_asks_the_same_again(monkeypatch, capsys):
 @pytest.mark.parametrize(("flags", "said"), [
     (["12"], "chapter: '12' is no chapter; 00, 01, 02, 03, 04, 05, 06, 07, 08, 09, 10, 11 are"),
     (["\x1b"], r"chapter: '\x1b' is no chapter"),
-    ([], "the following arguments are required: chapter"),
+    ([], "a CHAPTER is missing; with 04 would work"),
+    (["04", "--for="], "--for: '' is no name of 1 to 100 letters"),
+    (["04", "--for=ada", "--seed=3"], "--for ada means nothing beside --seed; without --for"),
+    (["04", "--export=x.txt"], "--export: cannot write 'x.txt'; --export sheet.md would work"),
+    (["--mark=nowhere"], "--mark: 'nowhere' is no sheet such as sheet.md, and no folder of such"),
+    (["04", "--mark=.", "--for=ada"], "--for means nothing beside --mark; without --for"),
+    (["04", "--json=marks.json"], "--json means nothing without --mark; without --json"),
+    (["--mark=.", "--seed=3"], "--seed 3 means nothing without a CHAPTER; "),
     (["04", "--seed=-1"], "--seed: -1 is no whole number in [0, 2147483648); --seed 1 would work"),
 ])  # fmt: skip
 def test_a_bad_argument_costs_a_line(monkeypatch, capsys, flags, said):

@@ -1,0 +1,108 @@
+"""Sheets of predictions: written without answers, and marked whatever is in them."""
+
+import json
+import re
+
+import pytest
+
+from lab.classroom import gradebook, predict, questions, sheets
+
+NAME = "04_tensor_parallel"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Of a class; commands are called beside it."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "class"
+
+
+def export(path, *flags):
+    """A sheet, and the five questions that it asks."""
+    assert predict.main(["04", *flags, f"--export={path}"]) == 0
+    return path, questions.questions(NAME, sheets.read(path).seed)[1]
+
+
+def fill_in(path, answers):
+    text = path.read_text()
+    for i, answer in enumerate(answers, start=1):
+        if path.suffix == ".json":
+            sheet = json.loads(text)
+            sheet["questions"][i - 1]["answer"] = answer
+            text = json.dumps(sheet)
+        else:
+            text = text.replace(f"\nAnswer {i}: \n", f"\nAnswer {i}: {answer}\n")
+    path.write_text(text)
+
+
+def right_answers(asked):
+    return [predict.in_words(question.value, question.unit) for question in asked]
+
+
+def marks(capsys, *flags):
+    capsys.readouterr()
+    assert predict.main(["--mark=class", "--json=marks.json", *flags]) == 0
+    return capsys.readouterr().out, {
+        entry["student"]: (entry["right"], entry["of"]) for entry in json.load(open("marks.json"))}
+
+
+@pytest.mark.parametrize("suffix", ["md", "json"])
+def test_a_sheet_has_no_answers_and_right_ones_are_right(folder, capsys, suffix):
+    for student in ("ada", "bob", "eve"):
+        path, asked = export(folder / student / f"predictions.{suffix}", "--seed=3")
+        right = right_answers(asked)
+        text = path.read_text()
+        assert all(question.text.split()[-1] in text for question in asked)
+        assert not any(predict.pretty(question.formula) in text or answer in text
+                       for question, answer in zip(asked, right) if len(answer) > 4)
+        fill_in(path, {"ada": right, "bob": [*right[:2], "", "much", "-1 B"], "eve": []}[student])
+    said, found = marks(capsys, "04", "--seed=3")
+    assert found == {"ada": (5, 5), "bob": (2, 5), "eve": (0, 5)}
+    assert "ada  5 of 5  chapter 04, seed 3\n" in said and "that was not asked" not in said
+    assert gradebook.predictions("marks.json") == {
+        ("ada", "04"): (5, 5), ("bob", "04"): (2, 5), ("eve", "04"): (0, 5)}
+
+
+def test_a_name_draws_a_sheet_and_an_easier_seed_is_no_way_out(folder, capsys):
+    path, asked = export(folder / "ada.md", "--for=  ADA ")
+    assert "\nSheet: chapter 04, seed 1781903406, for ada\n" in path.read_text()
+    fill_in(path, right_answers(asked))
+    other, asked = export(folder / "bob.md", "--for=bob")
+    assert sheets.read(other).seed != sheets.read(path).seed
+    easy, asked = export(folder / "bob.md", "--seed=1")
+    easy.write_text(easy.read_text().replace("seed 1\n", "seed 1, for bob\n"))
+    fill_in(easy, right_answers(asked))
+    said, found = marks(capsys)
+    assert found == {"ada": (5, 5), "bob": (0, 5)}
+    assert "bob  0 of 5  chapter 04, seed 1, for bob: that was not asked\n" in said
+    assert marks(capsys, "03")[1] == {"ada": (0, 5), "bob": (0, 5)}     # another chapter's
+
+
+def test_what_is_asked_of_all_is_what_counts(folder, capsys):
+    path, asked = export(folder / "ada.md", "--seed=4")
+    fill_in(path, right_answers(asked))
+    assert marks(capsys, "04", "--seed=4")[1] == {"ada": (5, 5)}
+    assert marks(capsys, "04", "--seed=5")[1] == {"ada": (0, 5)}
+
+
+def test_hostile_sheets_cost_nothing(folder, capsys):
+    path, asked = export(folder / "zoe.md", "--seed=3")
+    fill_in(path, right_answers(asked))
+    sheet, right = path.read_text(), json.dumps({"chapter": "04", "seed": 3, "for": None})
+    answers = ("__import__('os').abort() B", "9**9**9 B", "(" * 150, "\x1b[2J", "1+" * 10**5 + "1")
+    empty = re.sub("(Answer .: ).*", r"\1", sheet)
+    hostile = {
+        "answers.md": "\n".join([empty, *(f"Answer {i}: {a}" for i, a in enumerate(answers, 1))]),
+        "huge.md": sheet + "#" * 10**6, "bytes.md": b"\xff\xfe", "empty.md": "",
+        "deep.json": "[" * 10**5, "list.json": "[]", "half.json": right,
+        "number.json": right[:-1] + ', "questions": [{"number": [1], "answer": 1}]}',
+        "seed.json": right.replace("3", "1e400"), "chapter.md": sheet.replace("04, ", "99, "),
+        "\x1b[2J.md": sheet}
+    for name, text in hostile.items():
+        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    (folder / "odd").mkdir()
+    (folder / "odd/folder.md").mkdir()
+    said, found = marks(capsys, "04", "--seed=3")
+    assert found == {"zoe": (5, 5), "answers": (0, 5), "\\x1b[2J": (5, 5)}
+    assert said.count(" is no sheet\n") == len(hostile) - 2
+    assert all(line.isprintable() for line in said.splitlines())
