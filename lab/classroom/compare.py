@@ -168,7 +168,7 @@ def of_numbers(found, right, rounding):
     if exact and abs(found - right) == 1:
         return f"{words}: one too {'many' if found > right else 'few'}"
     fraction = simple(found / right)
-    return f"{words}: {fraction} that" if fraction else words
+    return f"{words}: it is {fraction} what it should be" if fraction else words
 
 
 def plain(number):

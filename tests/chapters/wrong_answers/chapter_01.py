@@ -17,7 +17,7 @@ WRONG = {
         Wrong("/ valid ", "/ valid / len(micro_batches) ",
               "all gradients and the loss are 1/3 of those of one GPU"),
         Wrong("/ valid ", "/ targets.numel() / len(micro_batches) ",
-              "1.78 is all targets over the valid ones"),
+              "all gradients and the loss are 0.56 times those of one GPU"),
         Wrong("total += loss.detach()", "total = loss.detach()",
               "the loss is that of the last micro-batch alone"),
         Wrong("        backward(loss)\n        total", "        loss.backward()\n        total",

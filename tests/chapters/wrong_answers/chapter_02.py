@@ -45,9 +45,9 @@ WRONG = {
         Wrong("return self.flat[i]", "return self.flat[i].div_(self.group.size())",
               "all gradients are 1/4 of those of one GPU"),
         Wrong("        super().gradient_is_ready(p)", "        pass",
-              "all_reduces under way in backward is 0, and should be 1"),
+              "ready, step 1, micro-batch 2 has 0 items, and should have 2"),
         Wrong("            self.move_in(p)    ", "            pass    ",
-              "grad of 0.weight is None"),
+              "grad of 0, step 2 is None"),
     ],
     "02.5": [
         Wrong("/ valid", "/ (targets != -100).sum() / len(micro_batches)",
@@ -56,7 +56,7 @@ WRONG = {
               "all gradients and the loss are 1/4 of those of one GPU"),
         Wrong("i == len(micro_batches)", "i == 1",
               "finish() must come after a backward that sends"),
-        Wrong("i == len(micro_batches)", "False", "all_reduces under way before `finish` is 0"),
+        Wrong("i == len(micro_batches)", "False", "are 'forward, and sends is False'"),
         Wrong("    replica.zero_grad()\n", "", "which were not set to zero"),
         Wrong("total += loss.detach()", "total = loss.detach()",
               "the loss is that of the last micro-batch of each rank alone"),
@@ -64,11 +64,11 @@ WRONG = {
               "the norm over --clip"),
     ],
     "02.6": [
-        Wrong("2 * (ranks - 1)", "(ranks - 1)", "1/2 of that"),
-        Wrong("2 * (ranks - 1) / ranks", "2 * (ranks - 1)", "8 times that"),
+        Wrong("2 * (ranks - 1)", "(ranks - 1)", "1/2 of what"),
+        Wrong("2 * (ranks - 1) / ranks", "2 * (ranks - 1)", "8 times what"),
     ],
     "02.7": [
-        Wrong("4 * tokens", "2 * tokens", "2 times that"),
+        Wrong("4 * tokens", "2 * tokens", "2 times what"),
         Wrong(" * (1 - 1 / ranks)", "", "is 2197.7778, and should be 0"),
     ],
     "02.8": [

@@ -49,9 +49,9 @@ WRONG = {
     ],
     "06.7": [
         Wrong("span - 1 + 2 * diagonal", "2 * (span - 2 + 2 * diagonal)",
-              "are 256, and should be 144: 16/9 of that"),
+              "are 256, and should be 144: they are 16/9 of what"),
         Wrong("part % span", "part", "item 4 is 288, and should be 32"),
-        Wrong("diagonal * span", "diagonal", "item 0 is 32, and should be 16: 2 times that"),
+        Wrong("diagonal * span", "diagonal", "item 0 is 32, and should be 16: it is 2 times what"),
         Wrong("part % span + diagonal", "span - 1 - part % span + diagonal", "item 0 is 256"),
     ],
     "06.8": [
@@ -87,12 +87,12 @@ WRONG = {
         Wrong("F.pad(targets, (0, 1), value=-100)[:, mine]", "targets[:, mine]",
               "one of which has padding: on rank 0, norm is 1.1130154, and should be 0.9659513"),
         Wrong(" / valid", " / (targets >= 0).sum().clamp(min=1)",
-              "on rank 0, loss is 5.5178406, and should be 1.8392802: 3 times that"),
+              "on rank 0, loss is 5.5178406, and should be 1.8392802: it is 3 times what"),
         Wrong("    sums.finish()\n", "", "on rank 0, norm is 0.62933188"),
     ],
     "06.14": [
         Wrong("max(cfg.kv_heads, inner)", "cfg.kv_heads",
-              "all_to_all[1] is 1,769,472, and should be 2,359,296: 3/4 of that"),
+              "all_to_all[1] is 1,769,472, and should be 2,359,296: it is 3/4 of what"),
         Wrong("max(e, 4)", "e", "send[1] and send[2] are 786,432, and should be 983,040"),
         Wrong("2 if recompute == \"selective\" else 1 + forwards", "1 + forwards",
               "all_to_all[0] is 96, and should be 88"),

@@ -12,8 +12,8 @@ WRONG = {
         Wrong("picks = F.one_hot(chosen.flatten(1), experts).to(scores.dtype).mean(1)",
               "picks = F.one_hot(chosen.flatten(), experts).to(scores.dtype).mean(0)",
               "the result is 2.8851757, and should be 2.7937653"),
-        Wrong(".sum()", ".mean()", "should be 3: 1/6 of that"),
-        Wrong("return experts * ", "return ", "should be 3: 1/2 of that"),
+        Wrong(".sum()", ".mean()", "should be 3: it is 1/6 of what"),
+        Wrong("return experts * ", "return ", "should be 3: it is 1/2 of what"),
     ],
     "08.3": [
         Wrong("balance / cfg.sequences", "balance / len(x)",

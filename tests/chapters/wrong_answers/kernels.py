@@ -5,9 +5,9 @@ from tests.chapters.wrong_answers import Wrong
 WRONG = {
     "elu.1": [
         Wrong("1 + 3 * width", "3 * width", "21,000, and should be 22,000"),
-        Wrong("numbers * 2 * width", "numbers * width", "2,000, and should be 4,000: 1/2 of that"),
+        Wrong("numbers * 2 * width", "numbers * width", "4,000: it is 1/2 of what"),
     ],
-    "elu.2": [Wrong("(2 * width)", "width", "1/2 of that")],
+    "elu.2": [Wrong("(2 * width)", "width", "1/2 of what")],
     "elu.3": [
         Wrong("tl.where(x > -0.4, series, tl.exp(x) - 1)", "tl.exp(x) - 1",
               "elu(-1e-07) is -5.9604645e-08, and should be -9.9999994e-08"),
@@ -115,7 +115,7 @@ WRONG = {
         Wrong(".clamp(min=SMALLEST)", "", "wrong in [6] and right elsewhere"),
         Wrong("torch.ldexp(torch.ones_like(scales), exponent - (mantissa == 0.5).int())",
               "2 ** scales.log2().ceil()",              # log2 rounds what is next to a power of two
-              "amax 458752.031 is 1,024, and should be 2,048: 1/2 of that"),
+              "amax 458752.031 is 1,024, and should be 2,048: it is 1/2 of what"),
         Wrong("    if powers:\n", "    if not powers:\n", "is 1.98 times what it should be"),
     ],
     "fp8.3": [

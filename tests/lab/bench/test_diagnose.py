@@ -282,13 +282,13 @@ FAULTS = [
           "gradients of the experts differ between ranks that hold the same, and add up to those "
           "of one GPU: they were not summed, all others equal"),
     fault("the balance loss is too large", 4, EIGHT, "--experts=4",
-          "AddLoss.apply(gates, balance / cfg.sequences)",
-          "AddLoss.apply(gates, balance / len(x))",
+          "cfg.balance_weight * balance / cfg.sequences",
+          "cfg.balance_weight * balance / len(x)",
           "gradients of all up to block2.mlp.router count the balance loss 12.00 times, all "
           "others equal"),
     slow("the router learns nothing", 4, NINE, "--experts=4 --tp=2",
-          "for y in (x, gates, chosen)",
-          "for y in (x, gates.detach(), chosen)",
+          "        expert = chosen.flatten() ",
+          "        gates = gates.detach()\n        expert = chosen.flatten() ",
           "backward is right down to head.norm; the gradients that come next, of "
           "block2.mlp.router, are zero; all that come later are wrong, too"),
     slow("summed over too many", 4, NINE, "--preset=gpt2 --vocab=256 --attention=plain --pp=2",

@@ -47,10 +47,10 @@ def test_what_is_equal_though_not_the_same(found, right):
 
 
 @pytest.mark.parametrize(("found", "right", "says"), [
-    (12, 16, "the result is 12, and should be 16: 3/4 of that"),
+    (12, 16, "the result is 12, and should be 16: it is 3/4 of what"),
     (2**40 + 1, 2**40, "the result is 1,099,511,627,777, and should be 1,099,511,627,776: "
                        "one too many"),
-    (4.0, 0.5, "is 4, and should be 0.5: 8 times that"),
+    (4.0, 0.5, "is 4, and should be 0.5: it is 8 times what"),
     (-2.0, 2.0, "the sign is the opposite one"),
     (float("nan"), 1.0, "is nan, and should be 1"),
     (1, True, "is 1, and should be True"),
@@ -59,9 +59,10 @@ def test_what_is_equal_though_not_the_same(found, right):
     (None, 2, "is None, and should be 2"),
     ("ring", None, "is 'ring', and should be None"),
     (2.0, X, "is 2.0, and should be a tensor of shape (6, 8)"),
-    (torch.tensor(3.0), torch.tensor(2.0), "is 3, and should be 2: 3/2 of that"),
+    (torch.tensor(3.0), torch.tensor(2.0), "is 3, and should be 2: it is 3/2 of what"),
     ((1, 2), (1, 2, 3), "has 2 items, and should have 3"),
-    ((1, 5), (1, 2), "item 1 is 5, and should be 2: 5/2 of that; all else is right"),
+    ((1, 5), (1, 2), "item 1 is 5, and should be 2: it is 5/2 of what it should be; all else "
+     "is right"),
     (Pair(1, 2), Pair(1, 3), "second is 2, and should be 3"),
     (Sizes(1, 2), Sizes(1, 3), "columns is 2, and should be 3"),
     ({"sent": (4, 8)}, {"sent": (4, 16)}, "sent[1] is 8, and should be 16"),
