@@ -123,7 +123,7 @@ def test_modules_beside_a_students_file_are_in_its_key_and_nothing_else(tmp_path
     (tmp_path / "cy" / "helper.py").touch()
     keys = {kept.key(**ONE, folders=folders) for folders in ((), [tmp_path / "cy"])}
     assert len(keys) == 2
-    ours = [written(tmp_path / name) for name in ("ada", "bob")]
+    ours = [written(tmp_path / name, SOLUTION + f"# {name}\n") for name in ("ada", "bob")]
     none, = {kept.modules_in(folder) for folder in ours}        # the chapters are left out
     for path, text, is_seen in (("helper.py", "A = 1", True), ("helper.py", "A = 2", True),
                                 ("package/inner.py", "", True), ("notes.txt", "", False),
