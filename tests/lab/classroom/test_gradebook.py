@@ -10,7 +10,7 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
-from lab.classroom import checks, exercises, grade, gradebook, grading, holes
+from lab.classroom import checks, exercises, grade, gradebook, grading, holes, sheets
 from lab.classroom.gradebook import Student
 from lab.classroom.grading import OPEN, RIGHT, WRONG, Result
 from tests.lab.classroom.test_grade import SOLUTION, no_runs, warm  # noqa: F401  (fixtures)
@@ -207,6 +207,13 @@ def test_predictions_that_nobody_has_marked_are_refused(text, tmp_path):
     (tmp_path / "marked.json").write_text(text)
     with pytest.raises(exercises.Refused, match="is no JSON of marked predictions"):
         gradebook.predictions(tmp_path / "marked.json")
+
+
+def test_what_lab_predict_has_marked_is_understood(tmp_path, monkeypatch):
+    monkeypatch.setattr(sheets, "read", lambda path: sheets.Sheet("04", 3, None, {}))
+    monkeypatch.setattr(sheets, "right_in", lambda sheet: (4, 5))
+    sheets.mark([("Ada", tmp_path / "sheet.md")], None, None, tmp_path / "marks.json")
+    assert gradebook.predictions(tmp_path / "marks.json") == {("ada", "04"): (4, 5)}
 
 
 # ----------------------------------------------------------------------------------------- reports
