@@ -261,8 +261,8 @@ def torch_step(ddp, optimizer, micro_batches, valid, clip):
 # ------------------------------------------------------------------------------------- the formulas
 
 def wire_bytes(payload, ranks):
-    """What a rank sends in a ring all_reduce: a reduce_scatter and an all_gather, each (N-1)/N."""
-    return 2 * (ranks - 1) / ranks * payload
+    """What a rank sends in a ring all_reduce of so many bytes."""
+    return 2 * (ranks - 1) / ranks * payload            # a reduce_scatter and an all_gather
 
 
 def traffic(gradient_bytes, calls, ranks):

@@ -86,7 +86,7 @@ def own_parts(n, numbers):
     return torch.eye(n, dtype=torch.float64).repeat_interleave(numbers, dim=1)
 
 
-def as_one(name, X, own, first):
+def as_one(name: str, X: torch.Tensor, own: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     """What n ranks make of their tensors, the rows of X (n, n·numbers), as one process does it.
     own: 1 in each row's own part. first: 1 in the first row. Zero where nothing is given."""
     n = len(X)

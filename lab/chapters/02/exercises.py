@@ -1,10 +1,12 @@
 """The exercises of chapter 02: buckets that fill in backward, and when their traffic hides."""
 
+from unittest import mock
+
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from common import Config
-from lab.classroom.exercise import Exercise, Run, Same, alone
+from lab.classroom.exercise import Exercise, Run, Same, alone, random
 
 H100 = 989e12, 450e9                                    # FLOP/s, bytes/s
 
@@ -19,6 +21,18 @@ def finished_with_one_layer(chapter):
     module[0](torch.ones(2)).sum().backward()
     replica.finish()
     return gradients(module)
+
+
+def summed_over_two(chapter, variant):
+    """Of parameters that only one of two ranks uses, or both, or none. A third rank is alone."""
+    ps, rank = nn.ParameterList([random(2) for _ in range(4)]), dist.get_rank()
+    ps[3].grad_dtype = torch.float32
+    two, one = dist.new_group([0, 1]), dist.new_group([2])
+    replica = getattr(chapter, variant)(ps, two if rank < 2 else one)
+    for p in (ps[0], ps[1]) if rank == 0 else (ps[1], ps[3]):
+        (p * random(2) * (rank + 1)).sum().backward()
+    replica.finish()
+    return gradients(ps)
 
 
 def handles_as_gradients_come(chapter):
@@ -51,40 +65,88 @@ def bytes_in_buckets(chapter, tensors, capacity):
     return " | ".join(" ".join(str(p.nbytes) for p in bucket) for bucket in buckets)
 
 
-def second_step_with_one_layer(chapter):
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    replica = chapter.Bucket(module, alone(), 12)
-    replica(torch.ones(2)).sum().backward()
-    replica.finish()
-    replica.zero_grad()
-    module[1](torch.ones(2)).sum().backward()
-    under_way = len(replica.handles)
-    replica.finish()
-    return {"all_reduces under way in backward": under_way} | gradients(module)
+def in_pairs(parameters, capacity):
+    """In place of fill_buckets."""
+    return [parameters[i:i + 2] for i in range(0, len(parameters), 2)]
 
 
-def step_of_two_micro_batches(chapter):
-    under_way = []
+def send_all(replica):
+    """In place of Overlap's finish, where nothing has been sent before."""
+    for number in range(len(replica.buckets)):
+        dist.all_reduce(replica.payload(number), group=replica.group)
+    replica.ready.clear()
 
-    class Seen(chapter.Overlap):
-        def finish(self):
-            under_way.append(len(self.handles))
-            super().finish()
 
-    model = chapter.gpt(Config(1, 8, 2, 2, 8, 8))
-    optimizer = torch.optim.SGD(model.parameters(), 1)
-    batches = 2 * [2 * [torch.arange(8)[None]]]
-    loss, _ = chapter.train_step(Seen(model, alone()), optimizer, batches, 16, None)
-    return {"loss.requires_grad": loss.requires_grad,
-            "all_reduces under way before `finish`": sum(under_way)}
+def steps_in_buckets(chapter):
+    """Two steps, of two micro-batches and of one, which uses two of five parameters. Each rank
+    begins backward as it likes."""
+    started, found = [], {}
+    stand_in = lambda replica: started.append(len(replica.ready))
+    parts = dict(start_full_buckets=stand_in, finish=send_all)
+    ps, rank = nn.ParameterList([random(2, 2), *(random(3) for _ in range(4))]), dist.get_rank()
+    with (mock.patch.object(chapter, "fill_buckets", in_pairs),
+          mock.patch.multiple(chapter.Overlap, **parts)):
+        replica = chapter.Bucket(ps, dist.group.WORLD, 99)
+        for step, batches in enumerate(([(0, 1, 2, 3), (4, 3)], [(3, 1)]), start=1):
+            replica.zero_grad()
+            for number, used in enumerate(batches, start=1):
+                replica.sends = number == len(batches)
+                for i in used[::1 - 2 * rank]:
+                    (ps[i] * random(*ps[i].shape) * (rank + 1)).sum().backward()
+                found[f"ready, step {step}, micro-batch {number}"] = started.copy()
+            replica.finish()
+            found |= {f"{name}, step {step}": None if grad is None else grad.clone()
+                      for name, grad in gradients(ps).items()}
+    lies_in = {p.grad.untyped_storage().data_ptr() for p in ps if p.grad is not None}
+    flat = [replica.payload(i) for i in range(len(replica.buckets))]
+    return found | {
+        "parameters in each bucket": [len(bucket) for bucket in replica.buckets],
+        "numbers in each bucket": [x.numel() for x in flat],
+        "tensors in which the gradients lie": len(lies_in),
+        "whether these are the buckets": lies_in == {x.untyped_storage().data_ptr() for x in flat}}
+
+
+class Replica(nn.Module):
+    """In place of a chapter's: it notes what a step asks for. To finish doubles the gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights, self.said, self.sends = nn.Parameter(random(4, 4)), [], "not set"
+        self.weights.register_post_accumulate_grad_hook(
+            lambda p: self.said.append(f"backward, and sends is {self.sends}"))
+
+    def forward(self, tokens):
+        self.said.append(f"forward, and sends is {self.sends}")
+        return self.weights[tokens]
+
+    def finish(self):
+        self.said.append("finish()")
+        self.weights.grad *= 2
+
+
+def two_steps(chapter, clip):
+    """Of two micro-batches each, with 4 and 1 valid targets, of 8 on all ranks."""
+    replica = Replica()
+    optimizer = torch.optim.SGD(replica.parameters(), 0.5)
+    batches = [(torch.tensor([[0, 1, 2, 3]]), torch.tensor([targets]))
+               for targets in ([1, 2, 3, 0], [-100, -100, 3, -100])]
+    found = {}
+    for step in (1, 2):
+        loss, norm = chapter.train_step(replica, optimizer, batches, 8, clip)
+        found |= {f"loss of step {step}": loss, f"norm of step {step}": norm,
+                  f"parameters after step {step}": replica.weights.detach().clone(),
+                  "loss.requires_grad": loss.requires_grad}
+    return found | {"what happens": replica.said}
 
 
 def wire_bytes(chapter):
     return {f"wire_bytes(1000, {n})": chapter.wire_bytes(1000, n) for n in (1, 2, 4, 8)}
 
 
-def communication_over_backward(chapter):
-    return chapter.communication_over_backward(4e9, 1e9, 2048, 8, *H100)
+def communication_over_backward(chapter, *sizes):
+    """On two ranks: there wire_bytes is the payload."""
+    with mock.patch.object(chapter, "wire_bytes", lambda payload, ranks: payload):
+        return chapter.communication_over_backward(*sizes)
 
 
 def tokens_to_hide(chapter):
@@ -122,7 +184,8 @@ EXERCISES = [
          "rank has None for a gradient, the other ranks wait for it all the same, so it takes "
          "part with zeros."),
         (Run(4, "--variant naive --batch 12 --micro-batch 1 --ignore 0.3"),
-         Same(finished_with_one_layer, "where 1.weight and 1.bias are not used")),
+         Same(finished_with_one_layer, "where 1.weight and 1.bias are not used"),
+         Same(summed_over_two, "4 parameters, which each of 2 ranks uses or not", ("Naive",), 3)),
     ),
     Exercise(
         "02.2", "Overlap.start_full_buckets Overlap.finish", 2,
@@ -139,7 +202,8 @@ EXERCISES = [
         (Same(handles_as_gradients_come,
               "all_reduces under way, once the gradient is ready that fills"),
          Same(finished_without_a_gradient, "after `finish`, without a gradient in bucket 1"),
-         Run(4, "--variant overlap --batch 12 --micro-batch 1 --ignore 0.3")),
+         Run(4, "--variant overlap --batch 12 --micro-batch 1 --ignore 0.3"),
+         Same(summed_over_two, "4 parameters, which each of 2 ranks uses or not", ("Overlap",), 3)),
         "Overlap: the order, and the end",
     ),
     Exercise(
@@ -174,8 +238,7 @@ EXERCISES = [
          "then Overlap's own gradient_is_ready goes on. payload(i) is the flat tensor, in "
          "which the place of an unused parameter is zero, and not the last step's sum."),
         (Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --bucket-mb 0.1"),
-         Same(second_step_with_one_layer,
-              "a second step, which does not use 0.weight and 0.bias")),
+         Same(steps_in_buckets, "two steps, the second of which uses 1 and 3 alone", ranks=2)),
         "Bucket",
     ),
     Exercise(
@@ -190,7 +253,9 @@ EXERCISES = [
          "The norm, clipping and the update come after `finish`."),
         (Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --bucket-mb 0.1"),
          Run(2, "--batch 12 --micro-batch 2 --ignore 0.3 --clip 0.1 --variant naive"),
-         Same(step_of_two_micro_batches, "two micro-batches")),
+         Same(two_steps, "two micro-batches, no clipping", (None,)),
+         Same(two_steps, "two micro-batches, clip 0.1", (0.1,)),
+         Same(two_steps, "two micro-batches, clip 100", (100,))),
     ),
     Exercise(
         "02.6", "wire_bytes", 1,
@@ -211,7 +276,10 @@ EXERCISES = [
          "bytes_per_gradient · parameters bytes of gradients, and solve for the tokens: the "
          "parameters cancel."),
         (Same(communication_over_backward,
-              "communication_over_backward(4e9, 1e9, 2048, 8, 989e12, 450e9)"),
+              "communication_over_backward(4e9, 1e9, 2048, 2, 989e12, 450e9)",
+              (4e9, 1e9, 2048, 2, *H100)),
+         Same(communication_over_backward, "communication_over_backward(6, 5, 4, 2, 3, 0.1)",
+              (6, 5, 4, 2, 3, 0.1)),
          Same(tokens_to_hide, "989 TFLOP/s and 450 GB/s"),
          Same(tokens_to_hide_four_bytes, "tokens_to_hide(4, 8, 989e12, 450e9)")),
         "when the all_reduce hides",

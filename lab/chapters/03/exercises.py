@@ -1,10 +1,185 @@
 """The exercises of chapter 03: units that are gathered and freed, int8 weights, and the traffic."""
 
 import dataclasses
+from types import SimpleNamespace
+from unittest import mock
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
-from lab.classroom.exercise import TINY, Exercise, Run, Same, random
+from common import Cut
+from lab.classroom.exercise import TINY, Exercise, Run, Same, alone, random
+
+
+def unit_of(chapter, group, *shapes, grad_dtype=torch.float64):
+    """A Unit whose __init__ has not run, with parameters of these shapes, and no gradients."""
+    unit = object.__new__(chapter.Unit)
+    unit.parameters, unit.group = [nn.Parameter(random(*shape)) for shape in shapes], group
+    count = sum(p.numel() for p in unit.parameters)
+    unit.padding = -count % group.size()
+    unit.full, k = random(count + unit.padding), (count + unit.padding) // group.size()
+    unit.shard = nn.Parameter(unit.full[group.rank() * k:][:k])
+    unit.shard.cuts = (Cut(0, group.rank(), group.size(), group),)
+    for p in (unit.shard, *unit.parameters):
+        p.grad_dtype = grad_dtype
+    unit.gathering = unit.gradients = None
+    return unit
+
+
+FOUR = SimpleNamespace(size=lambda: 4, rank=lambda: 1)          # a group that sends nothing
+
+
+def views_of_a_unit(chapter):
+    """With one number of padding, and where it is written."""
+    unit, flat = unit_of(chapter, FOUR, (2, 3), (5,)), random(12)
+    found = {"padding": unit.padding, "views": [x.clone() for x in unit.views(flat)]}
+    unit.views(flat)[1][2] = 7
+    return found | {"the flat tensor, once 7 is in place 2 of the second view": flat}
+
+
+def room_of_a_unit(chapter, grad_dtype):
+    """The first parameter has a gradient already."""
+    unit = unit_of(chapter, FOUR, (2, 3), (5,), grad_dtype=grad_dtype)
+    unit.parameters[0].grad = random(2, 3).to(grad_dtype)
+    stand_in = lambda self, flat: [flat[:6].view(2, 3), flat[6:11]]
+    found = {}
+    with mock.patch.object(chapter.Unit, "views", stand_in):
+        for time in ("once", "twice"):
+            unit.make_room_for_gradients()
+            for p in unit.parameters:
+                p.grad += 1
+            found |= {f"p.grad, {time}": [p.grad.clone() for p in unit.parameters],
+                      f"gradients, {time}": unit.gradients.clone()}
+    return found
+
+
+def reductions_of_a_unit(chapter, in_place):
+    """Of two micro-batches, on two ranks, beside a third one."""
+    rank, two, one = dist.get_rank(), dist.new_group([0, 1]), dist.new_group([2])
+    unit, found = unit_of(chapter, two if rank < 2 else one, (2, 3), (3,)), {}
+    for micro_batch in (1, 2):
+        unit.gradients = (rank + 1) * random(len(unit.full))
+        for p, start, stop in zip(unit.parameters, (0, 6), (6, 9)):
+            p.grad = unit.gradients[start:stop].view(p.shape)
+        lie_in = unit.gradients.untyped_storage().data_ptr()
+        unit.start_reduce(*[True] * in_place)
+        found[f"p.grad once it has started, {micro_batch}"] = [p.grad is not None
+                                                               for p in unit.parameters]
+        unit.finish_reduce()
+        found |= {f"shard.grad, micro-batch {micro_batch}": unit.shard.grad.clone(),
+                  f"gradients that are kept, {micro_batch}": unit.gradients}
+        if micro_batch == 1:
+            found["whether the sum is among the gradients"] = (
+                unit.shard.grad.untyped_storage().data_ptr() == lie_in)
+    return found
+
+
+def optimizer_of_units(chapter, offload, precision):
+    """What make_optimizer asks of a run, and what it tells its units."""
+    said = []
+
+    class Held(SimpleNamespace):
+        def hold(self, full):
+            self.full = full
+            said.append("hold")
+
+    units = [Held(full=random(6).float(), shard=nn.Parameter(random(3).float())) for _ in "ab"]
+
+    def mixed(parameters, device=None):
+        parameters = list(parameters)
+        said.extend([len(parameters), [str(p.dtype) for p in parameters], str(device)])
+        for p in parameters:
+            p.data = p.data.to(precision)
+        return "the optimizer"
+
+    run = SimpleNamespace(args=SimpleNamespace(offload=offload), mixed=mixed)
+    return {"what it gives": chapter.make_optimizer(run, units), "what is asked for": said,
+            "full": [unit.full for unit in units]}
+
+
+class TinyUnit:
+    """In place of chapter 03's: it has no parts, and says when it is gathered or reduced."""
+
+    def __init__(self, module, group):
+        self.parameters, self.group = list(module.parameters()), group
+        self.shard = nn.Parameter(torch.cat([p.detach().flatten() for p in self.parameters]))
+        self.is_gathered, self.state = False, "no gradients"
+        self.full = self.shard.detach().clone()
+
+    def start_gather(self):
+        self.is_gathered = True
+
+    def finish_gather(self):
+        pass
+
+    def free(self, until_backward=False):
+        self.is_gathered = False
+
+    def make_room_for_gradients(self):
+        if self.state == "no gradients":
+            self.state = "has room"
+
+    def start_reduce(self, in_place=False):
+        grads = [p.grad for p in self.parameters]
+        self.sum = torch.cat([grad.flatten() for grad in grads])
+        self.state = "is reduced in place" if in_place else "is reduced"
+        if not in_place:
+            for p in self.parameters:
+                p.grad = None
+
+    def finish_reduce(self):
+        self.shard.grad = self.sum + (0 if self.shard.grad is None else self.shard.grad)
+        self.state = "no gradients"
+
+
+def step_of_units(chapter, name, clip=None, **more):
+    """Of three modules on one rank: two steps of two micro-batches, and how the units are, whenever
+    a module is computed and whenever its gradient comes."""
+    has_replicas = "replicas" in more
+    group = dist.new_subgroups(1)[0] if has_replicas else alone()
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5)).double()
+    for p in model.parameters():
+        p.data = random(*p.shape)
+    units, said = [TinyUnit(module, group) for module in model], []
+
+    def note(*words):
+        there = "".join("ng"[unit.is_gathered] for unit in units)
+        said.append(" ".join([*words, there, *(unit.state for unit in units)]))
+
+    for i, module in enumerate(model):
+        module.register_forward_pre_hook(lambda *about, i=i: note(f"forward of {i}"))
+        module.weight.register_post_accumulate_grad_hook(
+            lambda p, i=i: note(f"backward of {i}"))
+
+    def gather(these, ahead):
+        for unit in these[:ahead + 1]:
+            unit.is_gathered = True
+
+    optimizer, found = torch.optim.SGD([unit.shard for unit in units], 0.5), {}
+    rank = dist.get_rank() if has_replicas else 0
+    batches = [(torch.tensor([[0, 1, 2, 3]]), torch.tensor([targets]))
+               for targets in ([1, rank, 3, 0], [-100, -100, 3, -100])]
+    with mock.patch.object(chapter, "gather", gather):
+        for step in (1, 2):
+            loss, norm = getattr(chapter, name)(model, units, optimizer, batches, 8, clip, **more)
+            found |= {f"loss of step {step}": loss, f"norm of step {step}": norm,
+                      f"gradients of step {step}": [unit.shard.grad.clone() for unit in units],
+                      f"shards after step {step}": [unit.shard.detach().clone() for unit in units],
+                      "loss.requires_grad": loss.requires_grad}
+    return found | {"the units, whenever one is computed": said}
+
+
+def step_of_replicas(chapter):
+    return step_of_units(chapter, "zero3_step", ahead=1, replicas=dist.group.WORLD)
+
+
+def zero3(chapter, ahead, keep_gathered=False, clip=None):
+    return step_of_units(chapter, "zero3_step", clip=clip, ahead=ahead, keep_gathered=keep_gathered)
+
+
+def zero1(chapter, stage, clip=None):
+    return step_of_units(chapter, "zero1_step", clip=clip, stage=stage)
 
 
 def grouped(chapter, blocks, k):
@@ -29,9 +204,9 @@ class Unit:
         self.said.append(f"wait {self.number}")
 
 
-def gathers_of_four_units(chapter):
+def gathers_of_four_units(chapter, ahead, *gathered):
     said = []
-    chapter.gather([Unit(i, i == 1, said) for i in range(4)], 2)
+    chapter.gather([Unit(i, i in gathered, said) for i in range(4)], ahead)
     return ", ".join(said)
 
 
@@ -49,20 +224,31 @@ def error_of_int8(chapter):
     return chapter.dequantize(*chapter.quantize(x)) - x
 
 
-def traffic(chapter, stage, ranks, micro_batches):
-    return chapter.traffic(TINY, stage, ranks, micro_batches)
+def of_given_sizes(chapter, *sizes, **more):
+    """The traffic, where padded_sizes is one that gives units of 1, 2, 2 and 3 times 7200."""
+    given = {1: [7200, 14400, 14400, 21600], 2: [7200, 28800, 21600]}
+    with mock.patch.object(chapter, "padded_sizes", lambda cfg, n, k=1: given[k]):
+        return chapter.traffic(TINY, *sizes, **more)
 
 
 def traffic_kept_gathered(chapter):
-    return chapter.traffic(TINY, 3, 3, 5, (2, 4), keep_gathered=True)
+    return of_given_sizes(chapter, 3, 3, 5, (2, 4), keep_gathered=True)
+
+
+def traffic_of_larger_units(chapter):
+    return of_given_sizes(chapter, 3, 3, 5, (2, 2), k=2)
 
 
 def traffic_of_replicas(chapter, stage, ranks, widths, replicas):
-    return chapter.traffic(TINY, stage, ranks, 1, widths, replicas=replicas)
+    return of_given_sizes(chapter, stage, ranks, 1, widths, replicas=replicas)
 
 
 def held_bytes(chapter, *table):
     return dict(zip("PGO", chapter.held(*table)))
+
+
+def sizes_of_a_tied_head(chapter):
+    return chapter.padded_sizes(dataclasses.replace(TINY, layers=2, tie=True, gated=True), 8)
 
 
 def sizes(chapter):
@@ -78,15 +264,19 @@ EXERCISES = [
         "03.1", "Unit.views Unit.make_room_for_gradients", 1,
         "`views` gives views into a flat tensor, in the shapes of self.parameters; the last "
         "self.padding numbers belong to none. `make_room_for_gradients` makes every p.grad so "
-        "a view into self.gradients, a new flat tensor of zeros in shard.grad_dtype.",
+        "a view into self.gradients, a new flat tensor in shard.grad_dtype: of zeros, or of the "
+        "gradient that a parameter has already (a tied table).",
         ("What is written into a parameter must be seen in the flat tensor, and the other way "
          "round. Which operations of a tensor give a view, and which a copy?",
          "views: split the tensor into the numbers of each parameter and the padding, leave "
          "that one out, and view each piece in its shape. Room: as many zeros as self.full has "
-         "numbers. A parameter that has a gradient already (a tied table) keeps its numbers."),
+         "numbers; a gradient that is there is copied in. It may be called in each micro-batch."),
         (Run(3, "--layers 1 --batch 15 --micro-batch 1 --ignore 0.3"),
          Run(2, "--variant zero2 --preset gpt2 --layers 1 --dim 32 --heads 4 --kv-heads 2 "
-                "--seq 16 --vocab 256 --attention plain --batch 4 --verify")),
+                "--seq 16 --vocab 256 --attention plain --batch 4 --verify"),
+         Same(views_of_a_unit, "views into 12 numbers, of which 11 are parameters"),
+         Same(room_of_a_unit, "room, where one parameter has a gradient", (torch.float64,)),
+         Same(room_of_a_unit, "room in float32", (torch.float32,))),
         "views and room",
     ),
     Exercise(
@@ -104,7 +294,9 @@ EXERCISES = [
         (Run(4, "--variant zero2 --batch 12 --micro-batch 1 --ignore 0.3"),
          Run(4, "--variant zero1 --batch 12 --micro-batch 1 --ignore 0.3"),
          Run(3, "--variant zero2 --layers 1 --batch 15 --micro-batch 1 --dtype float32 "
-                "--precision bf16 --offload")),
+                "--precision bf16 --offload"),
+         Same(reductions_of_a_unit, "two micro-batches", (False,), 3),
+         Same(reductions_of_a_unit, "two micro-batches, in place", (True,), 3)),
         "Unit: the reduction",
     ),
     Exercise(
@@ -116,23 +308,30 @@ EXERCISES = [
          "its untyped_storage() for its nbytes(). Of the first unit, finish_gather waits, if "
          "there is something to wait for."),
         (Same(gathers_of_four_units, "what is called with ahead 2, if of units 0, 1, 2 and 3 "
-              "unit 1 is gathered"),
+              "unit 1 is gathered", (2, 1)),
+         Same(gathers_of_four_units, "with ahead 1, if none is gathered", (1,)),
+         Same(gathers_of_four_units, "with ahead 0, if unit 0 is gathered", (0, 0)),
+         Same(gathers_of_four_units, "with ahead 9, if units 0 and 3 are", (9, 0, 3)),
          Run(4, "--batch 12 --micro-batch 1 --ignore 0.3 --prefetch 2")),
     ),
     Exercise(
         "03.4", "make_optimizer", 2,
-        "Give an optimizer of the units' shards: with --precision bf16 of their fp32 masters, and "
-        "with --offload of masters on the CPU. Afterwards all numbers of a unit are rounded as "
-        "its shard is.",
+        "Give run.mixed's optimizer of the units' shards: with --precision bf16 of their fp32 "
+        "masters, and with --offload of masters on the CPU (device=). run.mixed makes masters of "
+        "the shards as they are, and then rounds these: afterwards `hold` must give each unit all "
+        "its numbers, rounded as its shard is.",
         ("run.mixed gives masters to the parameters it is given, and rounds these. Which numbers "
-         "of a unit has it not seen? And of what must a master be made?",
+         "of a unit has it not seen?",
          "run.mixed takes the shards as they were drawn, and device=, which is None for masters "
          "beside the shards. After it, `hold` gives a unit another flat tensor: its old one, in "
          "the dtype that the shard has by now."),
         (Run(4, "--variant zero1 --batch 12 --micro-batch 1 --ignore 0.3 --offload"),
          Run(3, "--variant zero2 --layers 1 --batch 15 --micro-batch 1 --dtype float32 "
                 "--precision bf16 --offload"),
-         Run(3, "--layers 1 --batch 15 --micro-batch 1 --dtype float32 --precision bf16")),
+         Run(3, "--layers 1 --batch 15 --micro-batch 1 --dtype float32 --precision bf16"),
+         Same(optimizer_of_units, "with --precision bf16", (False, torch.bfloat16)),
+         Same(optimizer_of_units, "with --offload", (True, torch.float32)),
+         Same(optimizer_of_units, "with both", (True, torch.bfloat16))),
     ),
     Exercise(
         "03.5", "zero3_step", 3,
@@ -150,7 +349,11 @@ EXERCISES = [
          "Once a step the replicas sum shard.grad; then `update`."),
         (Run(3, "--layers 1 --batch 15 --micro-batch 1 --ignore 0.3"),
          Run(4, "--variant hsdp --shard-size 2 --batch 12 --micro-batch 1 --ignore 0.3 "
-                "--keep-gathered --clip 0.1")),
+                "--keep-gathered --clip 0.1"),
+         Same(zero3, "three units, one ahead", (1,)),
+         Same(zero3, "three units, none ahead, clip 0.1", (0, False, 0.1)),
+         Same(zero3, "three units, kept gathered", (1, True)),
+         Same(step_of_replicas, "three units, on two replicas", (), 2)),
     ),
     Exercise(
         "03.6", "quantize dequantize", 2,
@@ -180,9 +383,10 @@ EXERCISES = [
          "with keep_gathered all. Gathers send parameters, of widths[0] bytes, reductions "
          "gradients, of widths[1]. On the wire it is (n-1)/n of the payload, twice that for an "
          "all_reduce."),
-        (Same(traffic, "stage 1, 4 ranks, 3 micro-batches", (1, 4, 3)),
-         Same(traffic, "stage 2, 4 ranks, 3 micro-batches", (2, 4, 3)),
-         Same(traffic, "stage 3, 4 ranks, 3 micro-batches", (3, 4, 3)),
+        (Same(of_given_sizes, "stage 1, 4 ranks, 3 micro-batches", (1, 4, 3)),
+         Same(of_given_sizes, "stage 2, 4 ranks, 3 micro-batches", (2, 4, 3)),
+         Same(of_given_sizes, "stage 3, 4 ranks, 3 micro-batches", (3, 4, 3)),
+         Same(traffic_of_larger_units, "stage 3, 3 ranks, 5 micro-batches, 2 blocks a unit"),
          Same(traffic_kept_gathered,
               "stage 3, 3 ranks, 5 micro-batches, widths (2, 4), kept gathered"),
          Same(traffic_of_replicas,
@@ -217,7 +421,9 @@ EXERCISES = [
          "this one (its index is one higher), then start this one's. The first unit's is finished "
          "last; then `update`."),
         (Run(3, "--variant zero1 --layers 1 --batch 15 --micro-batch 1 --ignore 0.3"),
-         Run(4, "--variant zero2 --batch 12 --micro-batch 1 --ignore 0.3 --clip 0.1")),
+         Run(4, "--variant zero2 --batch 12 --micro-batch 1 --ignore 0.3 --clip 0.1"),
+         Same(zero1, "three units, stage 1, clip 0.1", (1, 0.1)),
+         Same(zero1, "three units, stage 2", (2,))),
     ),
     Exercise(
         "03.10", "tokens_to_hide", 1,
@@ -244,6 +450,7 @@ EXERCISES = [
         (Same(grouped, "the list of 5 blocks, 2 in a unit", (5, 2)),
          Same(grouped, "the list of 3 blocks, 1 in a unit", (3, 1)),
          Same(sizes, "padded_sizes of 3 blocks for 7 ranks, 2 in a unit"),
+         Same(sizes_of_a_tied_head, "padded_sizes of 2 gated blocks and a tied head for 8 ranks"),
          Run(3, "--layers 3 --blocks-per-unit 2 --batch 6 --micro-batch 1 --ignore 0.3")),
         "blocks in units",
     ),

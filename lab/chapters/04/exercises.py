@@ -2,11 +2,111 @@
 f and g, in lab/typecheck/duality.py; products of sharded matrices, in lab/typecheck/sharding.py."""
 
 import itertools
+from types import SimpleNamespace
+from unittest import mock
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
 
-from common import PRESETS
-from lab.classroom.exercise import TINY, Exercise, Run, Same
+from common import PRESETS, Config, Cut, draw_weights
+from lab.bench.meters import ActivationMeter, CommMeter
+from lab.classroom.exercise import TINY, Exercise, Run, Same, random
+
+
+def own(*shape):
+    """Random numbers, others on each rank."""
+    return random(dist.get_world_size(), *shape)[dist.get_rank()]
+
+
+def backward_of(chapter, name):
+    """Of f or g, on two ranks beside a third one: the gradient of x, and what backward sends."""
+    two, one = dist.new_group([0, 1]), dist.new_group([2])
+    x = random(2, 3).requires_grad_()
+    out = getattr(chapter, name).apply(x, two if dist.get_rank() < 2 else one)
+    meter = CommMeter()
+    with meter:
+        out.backward(random(2, 3) if name == "SumOut" else own(2, 3))
+    return {"the gradient of x": x.grad, "what backward sends": sent(meter)}
+
+
+def sent(meter):
+    return {op: (counts["calls"], counts["bytes"]) for op, counts in meter.total.items()}
+
+
+def loss_of_logits(chapter, vocab, columns, scale):
+    """And its gradient, what is sent, and what is kept for backward."""
+    logits = (scale * own(2, 3, columns)).requires_grad_()
+    targets = torch.tensor([[0, vocab - 1, -100], [columns, columns - 1, 1]])
+    meter, kept = CommMeter(), ActivationMeter([targets])
+    with kept, meter:
+        loss = chapter.VocabParallelLoss.apply(logits, targets, vocab, dist.group.WORLD)
+    numbers = kept.bytes
+    (loss / 7).backward()
+    return {"the loss": loss, "its gradient": logits.grad, "what is sent": sent(meter),
+            "bytes kept": numbers}
+
+
+def backward_of_columns(chapter):
+    """Of two linears of different widths, on two ranks."""
+    x, group = own(2, 3, 4).requires_grad_(), dist.group.WORLD
+    weights = [own(width, 4).requires_grad_() for width in (5, 2, 3)]
+    outs = chapter.CopyInColumns.apply(x, group, *weights)
+    torch.autograd.backward(outs, [own(*out.shape) for out in outs])
+    return {"the gradient of x": x.grad, "those of the weights": [w.grad for w in weights]}
+
+
+class ThreeKinds(nn.Module):
+    """Logits of a part that ranks share, of one that is cut, and of one that all hold."""
+
+    def __init__(self, group):
+        super().__init__()
+        self.shared, self.cut, self.whole = (nn.Parameter(random(4, 6)) for _ in range(3))
+        self.shared.partial, self.shared.global_name = group, "shared"
+        self.cut.cuts = (Cut(0, group.rank(), 2, group),)
+
+    def forward(self, tokens):
+        return sum(p[tokens] for p in self.parameters()) * (1 + dist.get_rank())
+
+
+def plain_loss(logits, targets, vocab, group):
+    """In place of VocabParallelLoss.apply."""
+    return F.cross_entropy(logits[..., :vocab].flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+def step_of_three_kinds(chapter, clip):
+    group, found = dist.group.WORLD, {}
+    model = ThreeKinds(group)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    batches = [(torch.tensor([[0, 1, 2, 3]]), torch.tensor([targets]))
+               for targets in ([1, 2, 3, 0], [-100, 4, -100, -100])]
+    with mock.patch.object(chapter, "VocabParallelLoss", SimpleNamespace(apply=plain_loss)):
+        for step in (1, 2):
+            meter = CommMeter()
+            with meter:
+                loss, norm = chapter.train_step(model, optimizer, batches, 5, clip, 5, group)
+            found |= {f"loss of step {step}": loss, f"norm of step {step}": norm,
+                      f"what step {step} sends": sent(meter),
+                      "loss.requires_grad": loss.requires_grad}
+            found |= {f"{name}, after step {step}": p.detach().clone()
+                      for name, p in model.named_parameters()}
+    return found
+
+
+def how_a_model_is_cut(chapter, variant, kv_heads, gated):
+    """Each parameter's shape, cuts, and the ranks that sum its gradient; and what it computes."""
+    cfg = Config(1, 16, 4, kv_heads, 4, 10, gated=gated, ffn=24)
+    model = chapter.parallelize(chapter.gpt(cfg, seed=None), cfg, dist.group.WORLD, variant)
+    draw_weights(model, 0, dtype=torch.float64)
+    found = {"the sub-layers": [type(part).__name__ for part in (model.block1.attn,
+                                                                 model.block1.mlp)],
+             "logits": model(torch.tensor([[9, 1, 5, 0]]))}
+    for p in model.parameters():
+        partial = getattr(p, "partial", None)
+        found[p.global_name] = [list(p.shape), [cut[:3] for cut in p.cuts],
+                                partial and dist.get_process_group_ranks(partial)]
+    return found
 
 
 def traffic(chapter, *sizes):
@@ -26,15 +126,19 @@ def duals(types):
 
 
 def of_rule(types, name):
-    """{type that goes in: the one that comes out}, along an axis of two ranks."""
+    """{type that goes in: the one that comes out}, along an axis of two ranks; and the dimension
+    that the axis cuts then."""
     from spmd_types import MeshAxis, SpmdTypeError, assert_type, get_local_type
 
     axis, found = MeshAxis.of(2, 1), {}
-    for kind in (types.R, types.V, types.P, types.I):
+    for kind in (types.R, types.V, types.P, types.I, types.S(0), types.S(1)):
         x = torch.zeros(2, 4, 2, requires_grad=True)
         assert_type(x, {axis: kind})
         try:
-            found[repr(kind)] = repr(get_local_type(getattr(types, name)(x=x, group=axis))[axis])
+            out = getattr(types, name)(x=x, group=axis)
+            cut = types.get_partition_spec(out)
+            found[repr(kind)] = f"{get_local_type(out)[axis]!r}, {cut}" if cut else repr(
+                get_local_type(out)[axis])
         except SpmdTypeError:
             found[repr(kind)] = "refused"
     return found
@@ -82,27 +186,55 @@ def parts_of_tensors(sharding):
             for tensor in "AC" for x, y in cuts}
 
 
-def backwards(sharding):
-    """Of ways that are given: what dC, dA and dB take."""
+def named(a, b, contracted="J"):
+    """In place of product: what it was asked for, and PARTIAL in one case."""
+    return "partial" if (a, b, contracted) == ("p", "q", "J") else f"{a}·{b} over {contracted}"
+
+
+def moves(tensor, found, wanted, sizes, mesh, width, name=None):
+    """In place of move."""
+    return [f"{name or tensor} from {found} to {wanted}, {width} bytes"]
+
+
+def moves_of_a_way(sharding):
+    """Whatever a move takes, and whatever a product is."""
+    with mock.patch.multiple(sharding, product=named, move=moves):
+        way = sharding.way(lies("a", "d"), lies("b", "e"), lies("c", "f"),
+                           [lies("p", "r"), lies("q", "s")], SIZES, MESH, 4)
+    return way._asdict()
+
+
+def cheapest_of_given(sharding):
+    """Of ways that differ in what they repeat, in what they send and in how many steps they are."""
+
+    def given(c, *wires):
+        steps = [sharding.Step("all_gather", "A", "Y", None, wire, wire) for wire in wires]
+        return sharding.Way(lies(None, None), lies(None, None), c, steps[:1], steps[1:])
+
+    cut, not_cut = lies(None, "K"), lies(None, None)
+    cases = {"of which one repeats": [given(not_cut, 1), given(cut, 9)],
+             "which send more or less": [given(cut, 5), given(cut, 1, 2), given(cut, 4)],
+             "which send as much": [given(cut, 1, 2, 0), given(cut, 3), given(cut, 1, 2)]}
     found = {}
-    for a, b, a_there, b_there, c in (
-            ("I", None, "I", None, "I"), ("J", "J", "J", "J", "I"), ("I", "J", "I", None, "I"),
-            ("J", "K", None, "K", "K"), (None, "K", None, "K", "K"), ("J", None, "J", "J", None)):
-        way = sharding.way(*(lies(cut, None) for cut in (a, b, c)),
-                           [lies(a_there, None), lies(b_there, None)], SIZES, MESH)
-        found[f"A along {a}, B along {b}, C along {c}"] = [
-            (step.operator, step.tensor, step.wire) for step in way.backward]
+
+    def ways(a, b, c, sizes, mesh, width=2):
+        found["what ways is asked for"] = [a, b, c, sizes, mesh, width]
+        return iter(cases[words])
+
+    for words in cases:
+        with mock.patch.object(sharding, "ways", ways):
+            way = sharding.cheapest(lies(None, "J"), lies(None, "K"), lies("I", None), SIZES, MESH,
+                                    4)
+        found[f"of ways {words}"] = way.c["Y"], way.wire, len(way.forward + way.backward)
     return found
 
 
-def cheapest_ways(sharding):
-    """A large batch and a small one, of pairs that cannot be multiplied as they lie."""
-    found = {}
-    for rows, (a, b, c) in itertools.product((16, 4096), (
-            ("I", "J", "I"), ("J", None, None), ("I", "K", "I"), (None, None, "K"))):
-        way = sharding.cheapest(*(lies(None, cut) for cut in (a, b, c)), SIZES | {"I": rows}, MESH)
-        found[f"{rows} rows, A along {a}, B along {b}, C along {c}"] = way.a, way.b, way.wire
-    return found
+def times_repeated(sharding):
+    way = sharding.Way({}, {}, {"X": None, "Y": None, "Z": "I"}, [], [])
+    mesh = {"X": 2, "Y": 4, "Z": 8}
+    return {f"A along {x}, B along {y}": sharding.repeats(
+        {"X": x, "Y": None, "Z": "I"}, {"X": None, "Y": y, "Z": None}, way, mesh)
+        for x in (None, "I") for y in (None, "K")}
 
 
 def goes_in(rule):
@@ -117,7 +249,8 @@ EXERCISES = [
         ("If x goes into both y and z, how do the gradients of y and z become that of x?",
          "`gradient` is this rank's part of a sum over the ranks of ctx.group. backward gives "
          "one value for each argument of forward, and a group has no gradient."),
-        (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),),
+        (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),
+         Same(backward_of, "the gradient of f on two ranks, and on one", ("CopyIn",), 3)),
     ),
     Exercise(
         "04.2", "SumOut.backward", 1,
@@ -125,7 +258,8 @@ EXERCISES = [
         "of a sum have, if the gradient of the sum is on every rank?",
         ("If z = x + y, what are dz/dx and dz/dy?",
          "The gradient of the sum is already on every rank: what is left to send?"),
-        (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),),
+        (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),
+         Same(backward_of, "the gradient of g on two ranks, and on one", ("SumOut",), 3)),
     ),
     Exercise(
         "04.3", "VocabParallelLoss.forward VocabParallelLoss.backward", 3,
@@ -143,7 +277,9 @@ EXERCISES = [
          "less 1 in the target's column on the rank that has it, and zero where the target is "
          "not valid."),
         (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3 --vocab 402"),  # 101, the first of
-         Run(2, "--batch 2 --layers 1 --steps 2 --vocab 257 --lr 1e3")),    # a rank, is "e"
+         Run(2, "--batch 2 --layers 1 --steps 2 --vocab 257 --lr 1e3"),     # a rank, is "e"
+         Same(loss_of_logits, "a vocabulary of 5 on 2 ranks", (5, 3, 1), 2),
+         Same(loss_of_logits, "a vocabulary of 4 on 3 ranks, logits of thousands", (4, 2, 2e3), 3)),
         "the vocabulary's loss",
     ),
     Exercise(
@@ -156,7 +292,8 @@ EXERCISES = [
          "First add up gradient @ weight over the linears, and start the all_reduce with "
          "async_op=True. Then each weight's gradient is a matmul over all tokens of the "
          "batch. Wait for the handle before you return, None standing for the group."),
-        (Run(4, "--variant overlap --batch 6 --micro-batch 2 --ignore 0.3"),),
+        (Run(4, "--variant overlap --batch 6 --micro-batch 2 --ignore 0.3"),
+         Same(backward_of_columns, "three linears, on 2 ranks", (), 2)),
     ),
     Exercise(
         "04.5", "train_step", 2,
@@ -170,7 +307,9 @@ EXERCISES = [
          "the last backward, and finish it after that), and grad_norm, which needs the group; "
          "PyTorch has clip_grads_with_norm_."),
         (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3 --kv-heads 4"),
-         Run(4, "--batch 6 --micro-batch 2 --ignore 0.3 --clip 0.1")),
+         Run(4, "--batch 6 --micro-batch 2 --ignore 0.3 --clip 0.1"),
+         Same(step_of_three_kinds, "one parameter shared, one cut, one whole", (None,), 2),
+         Same(step_of_three_kinds, "the same with clip 0.1", (0.1,), 2)),
     ),
     Exercise(
         "04.6", "traffic", 2,
@@ -221,7 +360,9 @@ EXERCISES = [
          "down its row. head.out is what VocabParallelHead replaces."),
         (Run(2, "--block llama --batch 2 --ignore 0.3"),
          Run(4, "--block llama --ffn 40 --variant overlap --batch 4 --micro-batch 2"),
-         Run(4, "--kv-heads 4 --batch 2 --recompute full")),
+         Run(4, "--kv-heads 4 --batch 2 --recompute full"),
+         Same(how_a_model_is_cut, "a gated model of 2 kv heads", ("overlap", 2, True), 4),
+         Same(how_a_model_is_cut, "a model of 4 kv heads", ("megatron", 4, False), 4)),
         "the whole model, with a gated MLP",
     ),
 ]
@@ -319,7 +460,7 @@ BESIDE = {"lab/typecheck/duality": [
          "dC is moved to how the product lay, a part of a sum having the gradient of the sum. Then "
          "multiplied(.., .., \"K\") says how dA comes out of it, and \"I\" dB, and each is moved "
          "to where A and B are."),
-        (Same(backwards, "steps of backward"),),
+        (Same(moves_of_a_way, "from a and b, at p and q, to c"),),
     ),
     Exercise(
         "sharding.5", "repeats cheapest", 2,
@@ -330,7 +471,8 @@ BESIDE = {"lab/typecheck/duality": [
          "computed?",
          "The product of the ranks of such axes, found.c[axis] being None. min takes a key, which "
          "may be a tuple: repeats first, then found.wire, then how many steps there are."),
-        (Same(cheapest_ways, "how A and B lie, and bytes on the wire"),),
+        (Same(times_repeated, "how often a multiplication is done"),
+         Same(cheapest_of_given, "the cut of C, bytes on the wire, steps")),
         "the cheapest way",
     ),
 ]}

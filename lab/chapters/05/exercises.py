@@ -1,6 +1,102 @@
 """The exercises of chapter 05: what is gathered along the sequence, and what is kept."""
 
-from lab.classroom.exercise import TINY, Exercise, Run, Same
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from common import Config, draw_weights
+from lab.bench.meters import ActivationMeter, CommMeter
+from lab.classroom.exercise import TINY, Exercise, Run, Same, random
+
+
+def own(*shape):
+    """Random numbers, others on each rank."""
+    return random(dist.get_world_size(), *shape)[dist.get_rank()]
+
+
+def gradients_of(chapter, name, length, *widths):
+    """Of x, and of weights of these widths; and what backward sends."""
+    x = own(2, length, 4).requires_grad_()
+    weights = [own(width, 4).requires_grad_() for width in widths]
+    outs = getattr(chapter, name).apply(x, dist.group.WORLD, *weights)
+    outs = outs if widths else (outs,)
+    meter = CommMeter()
+    with meter:
+        torch.autograd.backward(outs, [own(*out.shape) for out in outs])
+    return {"the gradient of x": x.grad, "those of the weights": [w.grad for w in weights],
+            "what backward sends": {op: counts["calls"] for op, counts in meter.total.items()}}
+
+
+def around(chapter):
+    """Whose chunk comes, and how many sends have begun by then."""
+    meter, found = CommMeter(), []
+    with meter:
+        for owner, chunk in chapter.ring_gather(own(2, 3), dist.group.WORLD):
+            begun = meter.total.get("send", {"calls": 0})["calls"]
+            found.append((owner, chunk.clone(), begun))
+    return found
+
+
+def sum_around(chapter):
+    """Of parts that come from a table, which stays as it is; and which are asked for, when."""
+    ranks, asked, meter = dist.get_world_size(), [], CommMeter()
+    table = own(ranks, 2, 3)
+    before = table.clone()
+
+    def part_of(owner):
+        asked.append((owner, meter.total.get("send", {"calls": 0})["calls"]))
+        return table[owner].clone()
+
+    with meter:
+        total = chapter.ring_sum(part_of, dist.group.WORLD)
+    return {"the sum": total, "parts, and how many sends had begun": asked,
+            "whether the parts stay": torch.equal(table, before)}
+
+
+def everyones(x, group):
+    """In place of a ring: the chunk of each rank, this rank's first, then those before it."""
+    every = [torch.empty_like(x) for _ in range(group.size())]
+    dist.all_gather(every, x.contiguous(), group=group)
+    for back in range(group.size()):
+        yield (group.rank() - back) % group.size(), every[group.rank() - back]
+
+
+def sum_of_all(part_of, group):
+    """In place of a ring: every rank's parts are summed on all of them."""
+    parts = torch.stack([part_of(owner) for owner in range(group.size())])
+    dist.all_reduce(parts, group=group)
+    return parts[group.rank()]
+
+
+def columns_of_a_ring(chapter):
+    """Outputs, gradients, and the bytes that are kept."""
+    x, weights = own(2, 2, 4).requires_grad_(), [own(5, 4).requires_grad_() for _ in "ab"]
+    meter = ActivationMeter([x, *weights])
+    with mock.patch.multiple(chapter, ring_gather=everyones, ring_sum=sum_of_all):
+        with meter:
+            outs = chapter.RingColumns.apply(x, dist.group.WORLD, *weights)
+        kept = meter.bytes
+        torch.autograd.backward(outs, [own(*out.shape) for out in outs])
+    return {"outputs": list(outs), "bytes kept beside x and the weights": kept,
+            "the gradient of x": x.grad, "those of the weights": [w.grad for w in weights]}
+
+
+def how_a_model_is_cut(chapter, variant, kv_heads):
+    """Each parameter's shape, cuts, and the ranks that sum its gradient; and what it computes."""
+    cfg = Config(1, 16, 4, kv_heads, 4, 10)
+    model = chapter.parallelize(chapter.gpt(cfg, seed=None), cfg, dist.group.WORLD, variant)
+    draw_weights(model, 0, dtype=torch.float64)
+    tokens = chapter.my_tokens(torch.tensor([[9, 1, 5, 0]]), dist.group.WORLD)
+    meter, found = ActivationMeter([tokens]), {}
+    with meter:
+        found["logits"] = model(tokens)
+    found["bytes kept for backward"] = meter.bytes
+    for p in model.parameters():
+        partial = getattr(p, "partial", None)
+        found[p.global_name] = [list(p.shape), [cut[:3] for cut in p.cuts],
+                                partial and dist.get_process_group_ranks(partial)]
+    return found
 
 
 def kept(chapter, *how):
@@ -20,7 +116,9 @@ EXERCISES = [
         ("A rank's part of the sequence has gone to all ranks through f, so all of them have a "
          "gradient for it. Through g, a rank's partial output went into every rank's part.",
          "The two are conjugates: each sends in backward what the other one sends in forward."),
-        (Run(4, "--variant kept --batch 6 --micro-batch 2 --ignore 0.3"),),
+        (Run(4, "--variant kept --batch 6 --micro-batch 2 --ignore 0.3"),
+         Same(gradients_of, "the gradient of f", ("GatherIn", 2), 3),
+         Same(gradients_of, "the gradient of g", ("ScatterOut", 6), 3)),
         "the gradients of f and g",
     ),
     Exercise(
@@ -33,7 +131,8 @@ EXERCISES = [
          "Start to gather x; add up gradient @ weight over the linears; start to "
          "reduce_scatter that sum. Now wait for x: each weight's gradient is a matmul over all "
          "tokens of the batch. Wait for the other at the end."),
-        (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),),
+        (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),
+         Same(gradients_of, "three linears, on 2 ranks", ("GatherInColumns", 2, 5, 2, 3), 2)),
     ),
     Exercise(
         "05.3", "ring_gather", 2,
@@ -45,7 +144,9 @@ EXERCISES = [
          "Start send_on, yield the chunk that is here, wait for the next. What comes is from "
          "the rank before, so at hop h it is the chunk of rank - h, modulo t. The last chunk "
          "is only yielded."),
-        (Run(4, "--variant ring --batch 6 --micro-batch 2 --ignore 0.3"),),
+        (Run(4, "--variant ring --batch 6 --micro-batch 2 --ignore 0.3"),
+         Same(around, "(rank, its chunk, sends begun) on 4 ranks", (), 4),
+         Same(around, "(rank, its chunk, sends begun) on 2 ranks", (), 2)),
     ),
     Exercise(
         "05.4", "ring_sum", 2,
@@ -55,7 +156,9 @@ EXERCISES = [
          "does this rank begin?",
          "It begins that of the rank before it, and at hop h it adds to that of rank - 1 - h, "
          "modulo t. In the last hop this is its own."),
-        (Run(4, "--variant ring --batch 6 --micro-batch 2 --ignore 0.3"),),
+        (Run(4, "--variant ring --batch 6 --micro-batch 2 --ignore 0.3"),
+         Same(sum_around, "the sum on 4 ranks", (), 4),
+         Same(sum_around, "the sum on 2 ranks", (), 2)),
     ),
     Exercise(
         "05.5", "RingColumns.forward RingColumns.backward", 3,
@@ -70,7 +173,8 @@ EXERCISES = [
          "concatenated along the sequence. backward: cut the gradients into chunks. "
          "part_of(owner) adds up gradient chunk @ weight over the linears; each weight's "
          "gradient adds up gradient chunkᵀ @ x chunk, as chunks of x come around again."),
-        (Run(4, "--variant ring --batch 6 --micro-batch 2 --ignore 0.3"),),
+        (Run(4, "--variant ring --batch 6 --micro-batch 2 --ignore 0.3"),
+         Same(columns_of_a_ring, "two linears, on 3 ranks", (), 3)),
         "RingColumns",
     ),
     Exercise(
@@ -84,7 +188,9 @@ EXERCISES = [
          "dist.new_subgroups makes groups of neighbours, here of t // kv_heads ranks. Of "
          "the LayerNorms (two in a block, and the last one), the embedding and the head, all "
          "parameters are partial: a LayerNorm has two."),
-        (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),),
+        (Run(4, "--batch 6 --micro-batch 2 --ignore 0.3"),
+         Same(how_a_model_is_cut, "a model of 2 kv heads", ("megatron", 2), 4),
+         Same(how_a_model_is_cut, "a model of 4 kv heads", ("kept", 4), 4)),
     ),
     Exercise(
         "05.7", "kept", 1,

@@ -59,9 +59,9 @@ WRONG = {
     ],
     "03.7": [
         Wrong("reduces = 1 if stage == 1 else micro_batches", "reduces = 1",
-              "stage 2, 4 ranks, 3 micro-batches: reduce_scatter[0] is 6, and should be 18"),
-        Wrong("units[:-1]  ", "units  ", "all_gather[0] is 36, and should be 33"),
-        Wrong("reduces * sum_width", "reduces * width", "reduce_scatter[1] is 7,887,450"),
+              "stage 2, 4 ranks, 3 micro-batches: reduce_scatter[0] is 4, and should be 12"),
+        Wrong("units[:-1]  ", "units  ", "all_gather[0] is 24, and should be 21"),
+        Wrong("reduces * sum_width", "reduces * width", "reduce_scatter[1] is 576,000"),
         Wrong("norm = max(sum_width, 4) if n > 1 else 0", "norm = max(sum_width, 4)",
               "4 groups of 1 rank"),
     ],

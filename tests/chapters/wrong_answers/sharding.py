@@ -16,11 +16,11 @@ WRONG = {
         Wrong("if cut not in (None, PARTIAL))", "if cut)", "bytes of a part"),
     ],
     "sharding.4": [
-        Wrong("before = whole(found)", "before = c", "one axis would cut I and J"),
-        Wrong('*move("C", c, before, *to, "dC"), ', "", "steps of backward"),
+        Wrong("before = whole(found)", "before = c", "from a and b, at p and q, to c"),
+        Wrong('*move("C", c, before, *to, "dC"), ', "", "from a and b, at p and q, to c"),
     ],
     "sharding.5": [
         Wrong("repeats(a, b, found, mesh), found.wire", "found.wire",
-              "how A and B lie, and bytes on the wire"),
+              "the cut of C, bytes on the wire, steps"),
     ],
 }

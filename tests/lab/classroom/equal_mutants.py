@@ -12,4 +12,6 @@ EQUAL = {
     "01.4 LossScale.update: self.good + 1 -> self.good - 1":
         "it counts below zero, where the same steps are multiples of patience",
     "01.8 best_k: 1 -> 2 (2)": "a group of layers + 1 keeps more than one of all layers",
+    "sharding.5 cheapest: repeats(a, b, found, mesh) -> repeats(b, a, found, mesh)":
+        "it asks whether an axis cuts A or B",
 }

@@ -28,6 +28,7 @@ BINARY = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mu
 COMPARE = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
            ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn,
            ast.NotIn: ast.In}
+SYMMETRIC = "min", "max", "promote_types", "equal"     # in what they are given
 NAMES = {"min": "max", "max": "min", "amax": "amin", "any": "all", "all": "any"}
 
 
@@ -73,7 +74,9 @@ def changed(node):
         if name in NAMES and isinstance(node.ctx, ast.Load):
             yield but(**{"id" if isinstance(node, ast.Name) else "attr": NAMES[name]})
     if isinstance(node, ast.Call):
-        if len(node.args) > 1 and not any(isinstance(arg, ast.Starred) for arg in node.args[:2]):
+        called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if len(node.args) > 1 and called not in SYMMETRIC and not any(
+                isinstance(arg, ast.Starred) for arg in node.args[:2]):
             yield but(args=[node.args[1], node.args[0], *node.args[2:]])
         if getattr(node.func, "id", "") == "range":
             yield but(args=[*node.args[:-1], ast.BinOp(node.args[-1], ast.Sub(), ast.Constant(1))])
