@@ -1,12 +1,15 @@
 """The exercises of chapter 09: places in the mesh, groups, who holds what, and whole steps."""
 
 from argparse import Namespace
+from collections import OrderedDict
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from lab.classroom.exercise import TINY, Exercise, Run, Same
+from lab.classroom.exercise import TINY, Exercise, Run, Same, random
 
 
 def places(chapter, pp, dp, cp, tp, order):
@@ -21,9 +24,7 @@ def ranks_by_pp_and_tp(chapter):
 
 
 def groups_of_rank_5(chapter, pp, dp, cp, tp, ep, order):
-    """Of 16 ranks of which the others are not there."""
-    if not dist.is_initialized():
-        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=16)
+    as_rank_5()
     args = Namespace(pp=pp, dp=dp, cp=cp, tp=tp, ep=ep, order=order, model=TINY,
                      experts=8 if ep > 1 else 0)
     axes, holders = chapter.make_groups(args, True)
@@ -31,6 +32,59 @@ def groups_of_rank_5(chapter, pp, dp, cp, tp, ep, order):
     return {"axes": {axis: ranks(group) for axis, group in axes.items()},
             "holders": {kind: ranks(group) for kind, group in holders.items()},
             "groups_of_holders": len(set(holders.values()))}
+
+
+def as_rank_5():
+    """Of 16, of which the others are not there."""
+    if not dist.is_initialized():
+        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=16)
+
+
+def stage_of_rank_5(chapter, experts, gated, documents=None, **ranks):
+    """How two blocks and a head are cut. ranks: of this rank's group along each axis."""
+    as_rank_5()
+    axes = {axis: dist.new_group(those) for axis, those in ranks.items()}
+    sizes = vars(TINY) | {"layers": 2, "dim": 16, "heads": 4, "kv_heads": 2, "gated": gated}
+    cfg = chapter.Mixture(**sizes, experts=experts, shared_expert=bool(experts))
+    args = Namespace(model=cfg, documents=documents, micro_batches=3)
+    stage, core = chapter.build(cfg)[1:], lambda q, k, v: v
+    chapter.cut_stage(stage, args, axes, core)
+    found = {p.global_name: {"shape": tuple(p.shape), "cuts": [
+        [cut.dim, cut.index, cut.parts, dist.get_process_group_ranks(cut.group)]
+        for cut in getattr(p, "cuts", ())]} for p in stage.parameters()}
+    for name, block in (("block1", stage[0]), ("block2", stage[1])):
+        for part in ("attn", "mlp"):
+            inner, around = getattr(block, part), "nothing"
+            if isinstance(inner, chapter.SequenceParallel):
+                around = f"SequenceParallel over {dist.get_process_group_ranks(inner.group)}"
+                inner = inner.inner
+            found[f"around {name}.{part}"] = around
+            if part == "attn":
+                found[f"the core of {name}"] = "given" if inner.core is core else "its own"
+            elif experts:
+                for axis in ("ep", "sequence"):
+                    group = getattr(inner, axis)
+                    found[f"{name}.mlp.{axis}"] = group and dist.get_process_group_ranks(group)
+                inner.seen.extend(range(5))             # of exchanges
+                found[f"what {name}.mlp.seen keeps of five"] = [*inner.seen]
+    return found
+
+
+def llama_of_rank_5(chapter):
+    return stage_of_rank_5(chapter, 0, True, cp=[1, 5], tp=[4, 5, 6, 7])
+
+
+def mixtures_of_rank_5(chapter):
+    axes = {"tp": [4, 5], "ep": [4, 5, 6, 7], "cp and tp": [4, 5]}
+    return stage_of_rank_5(chapter, 8, False, **axes)
+
+
+def documents_on_rank_5(chapter):
+    return stage_of_rank_5(chapter, 0, False, documents=9)
+
+
+def dense_without_tp(chapter):
+    return stage_of_rank_5(chapter, 0, False, cp=[4, 5])
 
 
 class Group:
@@ -52,6 +106,92 @@ def notes_of_holders(chapter):
     return {p.global_name: {"kind": p.kind, "copies": p.copies,
                             "holders": p.holders is holders[p.kind]}
             for p in parameters}
+
+
+def units(chapter, stage, tie=False, bucket=2**22):
+    """Of two blocks, by their parameters. Who holds the same is told by the check: vectors are held
+    by eight ranks, keys and values by four, and all else by one."""
+    sizes = vars(TINY) | {"layers": 2, "dim": 16, "tie": tie}
+    model = chapter.build(chapter.Mixture(**sizes))
+    eight, four, one = Group(8), Group(4), Group(1)
+    for p in model.parameters():
+        is_key = ".k." in p.global_name or ".v." in p.global_name
+        p.holders = eight if p.ndim == 1 else four if is_key else one
+        p.copies = p.holders.size()
+
+    def unit(parameters, stage, keep_gathered=False):
+        """In place of Unit."""
+        return Namespace(said=[f"{p.global_name}, on {p.holders.size()}" for p in parameters]
+                         + [f"stage {stage}, kept {keep_gathered}"])
+
+    with (mock.patch.object(chapter, "Unit", unit),
+          mock.patch.object(chapter.common, "ONE_BUCKET", bucket)):
+        found = chapter.make_units(nn.ModuleList([model[:2], model[2:]]), stage, stage == 3)
+    of_modules = {f"module {i}": sorted(unit.said for unit in module.units)
+                  for i, module in enumerate(model)}
+    return of_modules | {"in all": sorted(unit.said for unit in found)}
+
+
+class NotedUnit:
+    """In place of Unit: it notes when it is freed."""
+
+    def __init__(self, name, said):
+        self.name, self.said = name, said
+
+    def free(self, last=False):
+        self.said.append(f"free {self.name}" + ", last" * last)
+
+
+def through_a_stage(chapter, first, last):
+    """Two micro-batches forward, and back. What is called when, and what comes out of it."""
+    said, names = [], [*first, "middle", *last]
+    layers = {"embedding": nn.Embedding(6, 4), "middle": nn.Linear(4, 4), "head": nn.Linear(4, 6)}
+    slice_of_model = nn.Sequential(OrderedDict((name, layers[name]) for name in names)).double()
+    for p in slice_of_model.parameters():
+        p.data.copy_(random(*p.shape))
+    for name, module in slice_of_model.named_children():
+        module.units = [NotedUnit(name, said)]
+    positions = torch.tensor([0, 3, 4])
+    stage = chapter.Stage(slice_of_model, positions)
+    stage.reduce = lambda units, last: said.append(f"reduce {units[0].name}" + ", last" * last)
+
+    def gather(modules):
+        """It looks at two modules, the first and the next."""
+        said.append("gather " + ", ".join(module.units[0].name for module in [*modules][:2]))
+
+    found = {"calls": said}
+    with mock.patch.object(chapter, "gather", gather):
+        targets = torch.tensor([[1, 0, 0, 5, -100, 2]] * 2)
+        for i in (0, 1):
+            x = torch.randint(6, (2, 6)) if first else random(2, 3, 4)
+            out = found[f"output {i}"] = stage.forward(i, x, targets, 7)
+        found["output has a graph"] = out.requires_grad
+        for i in (0, 1):
+            gradient = None if last else random(*out.shape)
+            found[f"gradient {i}"] = stage.backward(i, gradient, i == 1)
+    return found | {name: p.grad for name, p in slice_of_model.named_parameters()} \
+        | {"micro-batches still kept": [*stage.kept_for_backward]}
+
+
+def summed(chapter, stage):
+    """Of two micro-batches on two ranks; of the second, one parameter has no gradient."""
+    rank, parameters = dist.get_rank(), [nn.Parameter(random(*shape)) for shape in ((2, 3), (3,))]
+    for p in parameters:
+        p.holders = dist.group.WORLD
+    unit, found = chapter.Unit(parameters, stage, False), {}
+    for i, gradients in enumerate(zip(random(2, 2, 2, 3)[rank], random(2, 2, 3)[rank])):
+        for p, gradient in zip(parameters, gradients):
+            p.grad = gradient.clone()
+        if i:
+            parameters[1].grad = None
+        unit.start_reduce()
+        unit.finish_reduce()
+        unit.finish_reduce()                            # nothing is under way any more
+        found |= {f"p{k}.grad after {i}": None if p.grad is None else p.grad.clone()
+                  for k, p in enumerate(parameters)}
+        if stage:
+            found[f"shard.grad after {i}"] = unit.shard.grad.clone()
+    return found
 
 
 def balanced(chapter, layers, stages):
@@ -137,7 +277,7 @@ EXERCISES = [
         "09.3", "cut_stage", 3,
         "Cut the blocks of a stage as the lesson's table says, and put SequenceParallel around "
         "sub-layers that tp cuts; a mixture takes the rank's own tokens, and is told ep and its "
-        "sequence's group. Under cp, attention gets the core and the positions of this rank. "
+        "sequence's group. Under cp, and with documents, attention gets the core. "
         "`seen` is to keep no more than a step's micro-batches.",
         ("Take the parameters of a block one by one. Which axis cuts it, along which "
          "dimension, into how many parts? What of this is needed only if that axis has more "
@@ -145,9 +285,12 @@ EXERCISES = [
          "keep_shard(module, name, dim, group, parts). tp cuts q, up and gate along 0, o and "
          "down along 1, k and v along 0 into no more parts than kv heads. mlp.columns are up "
          "and, if there is one, gate. Experts, (experts, dim, hidden) and (experts, hidden, "
-         "dim), are cut along 0 by ep, and each is whole. Rope reads attn.rope.positions. seen is "
-         "a deque with a maxlen."),
-        (Run(4, "--cp 2 --tp 2 --batch 4 --micro-batch 2 --ignore 0.3 --block llama --ffn 96"),
+         "dim), are cut along 0 by ep, and each is whole. seen is a deque with a maxlen."),
+        (Same(llama_of_rank_5, "a Llama's blocks on rank 5, with cp 2 and tp 4"),
+         Same(mixtures_of_rank_5, "mixtures on rank 5, with tp 2 and ep 4"),
+         Same(dense_without_tp, "a GPT's blocks on rank 5, with cp 2 alone"),
+         Same(documents_on_rank_5, "the same with documents alone"),
+         Run(4, "--cp 2 --tp 2 --batch 4 --micro-batch 2 --ignore 0.3 --block llama --ffn 96"),
          Run(4, "--dp 2 --tp 2 --kv-heads 1 --experts 4 --ep 2 --batch 12 --micro-batch 2")),
     ),
     Exercise(
@@ -171,7 +314,11 @@ EXERCISES = [
          "A unit is shared out among the ranks of one group, p.holders. Walk over the modules "
          "of all stages (`model` is a list of lists), sort a module's parameters by p.holders, "
          "and leave out those that were seen before."),
-        (Run(2, "--preset gpt2 --vocab 128 --dp 2 --zero 2 --batch 4 --micro-batch 1 "
+        (Same(units, "stage 1", (1,)),
+         Same(units, "stage 3, tied, and kept", (3, True)),
+         Same(units, "stage 0, of few numbers", (0,)),
+         Same(units, "stage 0, of many numbers", (0, False, 100)),
+         Run(2, "--preset gpt2 --vocab 128 --dp 2 --zero 2 --batch 4 --micro-batch 1 "
                 "--verify"),
          Run(4, "--dp 2 --tp 2 --zero 2 --batch 12 --micro-batch 2 --ignore 0.3"),
          Run(2, "--pp 2 --zero 3 --batch 3 --layers 3 --schedule 1f1b")),
@@ -190,7 +337,9 @@ EXERCISES = [
          "gradient. The last stage ends with loss_sum over its targets / valid. Backward goes "
          "through the modules in reverse: autograd.backward(edge, gradient), and x.grad is the "
          "next gradient."),
-        (Run(4, "--pp 2 --cp 2 --zero 3 --batch 6 --micro-batch 2 --ignore 0.3"),),
+        (Same(through_a_stage, "a stage with the embedding", (("embedding",), ())),
+         Same(through_a_stage, "a stage with the head", ((), ("head",))),
+         Run(4, "--pp 2 --cp 2 --zero 3 --batch 6 --micro-batch 2 --ignore 0.3"),),
         "a stage, module by module",
     ),
     Exercise(
@@ -235,7 +384,10 @@ EXERCISES = [
          "zero. Stage 0 is an all_reduce of it; else common.reduce_scatter takes where the sum "
          "goes (self.mine(flat), or from stage 2 on a new tensor of the shard's shape) and what "
          "is sent. Keep the handle with what is sent. shard.grad is None, or a sum to add to."),
-        (Run(4, "--dp 2 --tp 2 --batch 8 --micro-batch 2 --ignore 0.3"),
+        (Same(summed, "stage 0, on two ranks", (0,), 2),
+         Same(summed, "stage 1, on two ranks", (1,), 2),
+         Same(summed, "stage 2, on two ranks", (2,), 2),
+         Run(4, "--dp 2 --tp 2 --batch 8 --micro-batch 2 --ignore 0.3"),
          Run(2, "--pp 1 --dp 2 --zero 1 --batch 8 --micro-batch 2 --layers 3"),
          Run(4, "--dp 2 --pp 2 --zero 2 --batch 8 --micro-batch 2 --ignore 0.3")),
         "Unit: how it sums gradients",

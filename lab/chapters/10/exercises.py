@@ -2,6 +2,8 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest import mock
 
 from lab.classroom.exercise import Exercise, Same
 
@@ -90,6 +92,35 @@ def all_with_tp_2(chapter):
     plans, *_ = chapter.search(chapter.gpt(8, 1024, 16), chapter.CLUSTERS["a100"],
                                chapter.SOFTWARE["megatron-2021"], 4, 12, {"tp": 2}, 4)
     return [(plan.layout, plan.total) for plan in plans]
+
+
+def found_by_search(chapter, memory, fixed, kind="a100", most=2):
+    """All plans, the best first, and how many others there are. In place of a Plan: bytes and
+    seconds are numbers that no two layouts have alike."""
+    cluster = replace(chapter.CLUSTERS[kind], memory=memory)
+
+    def plan(model, layout, cluster, software, gpus, batch):
+        degrees = [layout.tp, layout.cp, layout.pp, layout.dp, layout.v, layout.zero,
+                   layout.micro_batch, layout.sp + len(layout.recompute)]
+        code = sum(degree * 16**i for i, degree in enumerate(degrees))
+        divides = layout.dp * layout.tp * layout.cp * layout.pp == gpus
+        fits = divides and code % 1009 < cluster.memory - 100
+        return SimpleNamespace(layout=layout, why="" if fits else "it does not fit",
+                               memory={"all": code % 1009} if divides else None,
+                               bytes=code % 1009, total=code % 101)
+
+    model = replace(chapter.gpt(4, 1024, 16), seq=8192)
+    with mock.patch.object(chapter, "Plan", plan):
+        plans, others = chapter.search(model, cluster, chapter.SOFTWARE["megatron-2021"], 8, 16,
+                                       fixed, most)
+    return {"plans": [(f"{found.layout}", found.total) for found in plans], "others": len(others)}
+
+
+def degrees(chapter):
+    model = replace(chapter.MODELS["mixtral"], layers=12, seq=16384)
+    return {f"{name}, {gpus} GPUs": {degree: [*values] for degree, values in chapter.degrees(
+                model, chapter.CLUSTERS["h100"], chapter.SOFTWARE[name], gpus, {"v": 1}, 4).items()}
+            for name in ("megatron-2021", "megatron-2024") for gpus in (4, 48)}
 
 
 def machines_of_a_token(chapter):
@@ -199,15 +230,20 @@ EXERCISES = [
     Exercise(
         "10.6", "degrees search", 3,
         "`degrees`: which values of each are tried; of `fixed`, its own. `search`: plans for "
-        "all layouts that divide: those that fit, the fastest first, or if none does, those "
-        "that may, within the factor ERROR. As a second value, all others.",
+        "all layouts that divide, but for ZeRO on one rank alone: those that fit, the fastest "
+        "first, or if none does, those that may, within the factor ERROR; and as a second value, "
+        "all others.",
         ("Which degrees are left to choose, once the number of GPUs and three of tp, cp, pp "
          "and dp are known? A Plan says itself why it does not divide or fit.",
          "itertools.product over lists: tp up to a node's GPUs, cp where sequences are long, "
-         "pp a divisor of the GPUs and no more than the layers, v, ep, zero 0, 1, 3, "
+         "pp a divisor of the GPUs and no more than the layers, v, ep, zero 0 to 3, "
          "micro-batches up to `most`, recomputation. dp is what is left; sp goes with tp. Sort "
          "by (total, bytes)."),
-        (Same(best_of_8b, "the five best of the 8b on 16 GPUs"),
+        (Same(degrees, "the values of each degree"),
+         Same(found_by_search, "with plans of the check's own, of which some fit", (300, {})),
+         Same(found_by_search, "the same, where none fits, but some may", (100, {})),
+         Same(found_by_search, "the same, with cp 2 and zero 3 fixed", (300, {"cp": 2, "zero": 3})),
+         Same(best_of_8b, "the five best of the 8b on 16 GPUs"),
          Same(all_with_tp_2, "all with tp 2 on 4 GPUs")),
     ),
     Exercise(

@@ -1,7 +1,7 @@
 """The exercises of chapter 11: Newton-Schulz, Muon's step, matrices that are cut, and owners."""
 
-import queue
-import threading
+import math
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -15,41 +15,6 @@ MUON = "--optimizer=muon --batch=12 --micro-batch=1 --ignore=0.3"
 FEW = "--optimizer=muon --batch=7 --layers=1 --steps=1"     # six matrices
 SHAPES = (4, 4), (2, 9), (8, 2), (4, 4), (3, 3)         # of matrices
 MATRICES = {"block1.a": (6, 4), "block1.b": (3, 4), "block1.experts": (2, 4, 6)}
-
-
-# -------------------------------------------------------------------------------- ranks as threads
-
-def on_ranks(n, function):
-    """{"rank 0": what function(rank, group_of) gives there, ...} of n ranks, which are threads.
-    group_of(*ranks): the group of these. Raises what the first of them raises."""
-    store, ended = dist.HashStore(), queue.SimpleQueue()
-
-    def be(rank):
-        groups = []
-
-        def group_of(*ranks):
-            of_these, place = dist.PrefixStore(f"{ranks}", store), ranks.index(rank)
-            group = dist.ProcessGroup(of_these, place, len(ranks))
-            gloo, kind = dist.ProcessGroupGloo(of_these, place, len(ranks)), group.BackendType.GLOO
-            group._register_backend(torch.device("cpu"), kind, gloo)
-            group._set_default_backend(kind)
-            groups.append(group)
-            return group
-
-        try:
-            ended.put((rank, function(rank, group_of), groups))     # which the others still need
-        except Exception as error:
-            ended.put((rank, error, groups))
-
-    for rank in range(n):
-        threading.Thread(target=be, args=(rank,), daemon=True).start()
-    found, kept = {}, []
-    while len(found) < n:
-        rank, found[f"rank {rank}"], groups = ended.get()
-        kept.append(groups)
-        if isinstance(found[f"rank {rank}"], Exception):
-            raise found[f"rank {rank}"]                 # the others may wait for it
-    return dict(sorted(found.items()))
 
 
 def cut_by(group, dim, parts=None):
@@ -67,8 +32,6 @@ class Apart:
     rank = size
 
 
-# --------------------------------------------------------------------------------------- the checks
-
 def orthogonalized(chapter, shape, scale=1, *steps):
     return chapter.orthogonalize(scale * random(*shape), *steps)
 
@@ -80,6 +43,11 @@ def flops(chapter, *shapes):
             chapter.orthogonalize(random(*shape))
         found[f"of a {shape}"] = counter.get_total_flops()
     return found
+
+
+def normalized(x, steps=5):
+    """In place of orthogonalize, which is another exercise: it, too, reads all of a matrix."""
+    return x / x.norm()
 
 
 def after_steps(chapter, scale, decay, steps):
@@ -94,7 +62,8 @@ def after_steps(chapter, scale, decay, steps):
         before = {name: p.detach().clone() for name, p in parameters.items()}
         for p in parameters.values():
             p.grad = random(*p.shape)
-        optimizer.step()
+        with mock.patch.object(chapter, "orthogonalize", normalized):
+            optimizer.step()
     changes = {f"what is added to {name}": p.detach() - before[name]
                for name, p in parameters.items()}
     return changes | {f"the momentum of {name}": optimizer.state[p].get("momentum_buffer")
@@ -117,44 +86,30 @@ def given_of_a_master(chapter):
     return given
 
 
-def whole(chapter, shape, n, dim, parts=None):
-    full = random(*shape)
-
-    def gathered(rank, group_of):
-        cuts = [cut_by(group_of(*range(n)), dim, parts)]
-        return chapter.whole(part(full, cuts), cuts)
-
-    return on_ranks(n, gathered)
+def whole(chapter, shape, dim, parts=None):
+    cuts = [cut_by(dist.group.WORLD, dim, parts)]
+    return chapter.whole(part(random(*shape), cuts), cuts)
 
 
 def cut_twice(chapter):
     """By ranks 0 and 2, or 1 and 3; and what these have by ranks 0 and 1, or 2 and 3."""
-    full = random(8, 3)
-
-    def gathered(rank, group_of):
-        column, row = rank % 2, rank // 2 * 2
-        cuts = [cut_by(group_of(column, column + 2), 0), cut_by(group_of(row, row + 1), 0)]
-        return chapter.whole(part(full, cuts), cuts)
-
-    return on_ranks(4, gathered)
+    cuts = [cut_by(dist.new_subgroups_by_enumeration(ranks)[0], 0)
+            for ranks in ([[0, 2], [1, 3]], [[0, 1], [2, 3]])]
+    return chapter.whole(part(random(8, 3), cuts), cuts)
 
 
 def orthogonal_parts(chapter, dim):
-    full = random(4, 6)
-
-    def its_part(rank, group_of):
-        cuts = [cut_by(group_of(0, 1), dim)]
-        p = nn.Parameter(part(torch.zeros(4, 6), cuts))
-        p.cuts = cuts
-        return chapter.orthogonal_part(p, part(full, cuts))
-
-    return on_ranks(2, its_part)
+    p, cuts = nn.Parameter(torch.zeros(4, 6)), [cut_by(dist.group.WORLD, dim)]
+    p.data, p.cuts = part(p.data, cuts), cuts
+    with mock.patch.object(chapter, "orthogonalize", normalized):
+        return chapter.orthogonal_part(p, part(random(4, 6), cuts))
 
 
 def orthogonal_experts(chapter):
     p = nn.Parameter(torch.zeros(2, 4, 6))
     p.cuts = [Cut(0, 1, 4, Apart())]
-    return chapter.orthogonal_part(p, random(2, 4, 6))
+    with mock.patch.object(chapter, "orthogonalize", normalized):
+        return chapter.orthogonal_part(p, random(2, 4, 6))
 
 
 def works(chapter, *shapes):
@@ -169,32 +124,69 @@ def owners(chapter, work, n):
     return chapter.share_out([*work], n)
 
 
-def dealt(chapter, n):
-    """The updates of two units' shards on each rank, after they were dealt."""
-    units = [{"block1.norm1.weight": (5,), "block1.a": (4, 4), "block1.b": (2, 9)},
-             {"block2.experts": (2, 3, 3), "block2.c": (8, 2), "block2.norm2.weight": (4,)}]
-    flats = []
-    for shapes in units:
+UNITS = ({"block1.norm1.weight": (5,), "block1.a": (4, 4), "block1.b": (2, 9)},
+         {"block2.experts": (2, 3, 3), "block2.c": (8, 2), "block2.norm2.weight": (4,)})
+
+
+def dealt(chapter):
+    """The updates of two units' shards, after they were dealt, and what was computed here. Who owns
+    a matrix and what becomes of it there is the check's own, since these are other exercises."""
+    group, shards, updates, here = dist.group.WORLD, [], [], []
+    for shapes in UNITS:
         parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes.values()]
         for p, name in zip(parameters, shapes):
             p.global_name = name
-        flats.append((parameters, random(-(-sum(p.numel() for p in parameters) // n) * n)))
+        size = math.ceil(sum(p.numel() for p in parameters) / group.size())
+        updates.append(random(group.size(), size)[group.rank()])
+        shards.append(nn.Parameter(torch.zeros_like(updates[-1])))
+        shards[-1].flat = parameters, group.rank() * size, group
 
-    def its_updates(rank, group_of):
-        group, shards, updates = group_of(*range(n)), [], []
-        for parameters, flat in flats:
-            mine = flat.chunk(n)[rank].clone()
-            shards.append(nn.Parameter(torch.zeros_like(mine)))
-            shards[-1].flat = parameters, rank * len(mine), group
-            updates.append(mine)
+    def orthogonal_part(p, x):
+        here.append(f"{p.global_name}, {tuple(x.shape)}")
+        return x / x.norm()
+
+    others = {"work": math.prod, "share_out": lambda work, n: [each % n for each in work],
+              "orthogonal_part": orthogonal_part}
+    with mock.patch.multiple(chapter, **others):
         chapter.deal(shards, updates)
-        return dict(zip(("unit 0", "unit 1"), updates))
+    return dict(zip(("unit 0", "unit 1"), updates)) | {"orthogonalized here": here}
 
-    return on_ranks(n, its_updates)
+
+def unit_of_shards(chapter, sizes, stage):
+    """As after an update: each rank's shard has numbers of its own, and `full` not yet."""
+    group = dist.group.WORLD
+    unit = chapter.Unit([nn.Parameter(random(2, 3)), nn.Parameter(random(4))], sizes, group, stage)
+    full = unit.full.clone() if stage == 3 else unit.full
+    unit.hold(full)
+    unit.shard.data.copy_(random(group.size(), len(unit.shard))[group.rank()])
+    return unit
+
+
+def gathered(chapter, sizes, stage):
+    unit = unit_of_shards(chapter, sizes, stage)
+    unit.gather()
+    return unit.full[:10]                               # what is behind them fills up
+
+
+def reduced(chapter, sizes, stage):
+    """Of two micro-batches; in the second, the second parameter has no gradient."""
+    unit, rank, found = unit_of_shards(chapter, sizes, stage), dist.get_rank(), {}
+    for i in range(2):
+        for p in unit.parameters:
+            p.grad = random(3, *p.shape)[rank]
+        unit.parameters[1].grad = None if i else unit.parameters[1].grad
+        unit.reduce()
+        found[f"shard.grad after {i}"] = unit.shard.grad.clone()
+        found[f"gradients of its own after {i}"] = sum(p.grad is not None for p in unit.parameters)
+    return found
 
 
 def step_costs(chapter, *sizes):
-    return chapter.step_costs(*sizes)
+    """By owners of the check's own: work and share_out are another exercise."""
+    others = {"work": lambda shape: 3 * shape[0] + 7 * shape[1],
+              "share_out": lambda work, n: [int(each) % n for each in work]}
+    with mock.patch.multiple(chapter, **others):
+        return chapter.step_costs(*sizes)
 
 
 EXERCISES = [
@@ -241,12 +233,12 @@ EXERCISES = [
          "neighbours that hold the same, take one, and concatenate along the cut's dim. Of a p "
          "with p.ndim dimensions, the matrix is the last two: whole, orthogonal, and part by those "
          "cuts alone."),
-        (Same(whole, "whole, of rows over 3 ranks", ((6, 2), 3, 0)),
-         Same(whole, "whole, of columns over 2 ranks", ((3, 8), 2, 1)),
-         Same(whole, "whole, of rows in 2 parts over 4 ranks", ((6, 2), 4, 0, 2)),
-         Same(cut_twice, "whole, of rows that are cut twice, over 2 · 2 ranks"),
-         Same(orthogonal_parts, "orthogonal_part, of rows over 2 ranks", (0,)),
-         Same(orthogonal_parts, "orthogonal_part, of columns over 2 ranks", (1,)),
+        (Same(whole, "whole, of rows over 3 ranks", ((6, 2), 0), 3),
+         Same(whole, "whole, of columns over 2 ranks", ((3, 8), 1), 2),
+         Same(whole, "whole, of rows in 2 parts over 4 ranks", ((6, 2), 0, 2), 4),
+         Same(cut_twice, "whole, of rows that are cut twice, over 2 · 2 ranks", (), 4),
+         Same(orthogonal_parts, "orthogonal_part, of rows over 2 ranks", (0,), 2),
+         Same(orthogonal_parts, "orthogonal_part, of columns over 2 ranks", (1,), 2),
          Same(orthogonal_experts, "orthogonal_part, of 2 of 8 experts")),
     ),
     Exercise(
@@ -283,8 +275,8 @@ EXERCISES = [
          "each rank, in numbers. A matrix of yours is its runs from rank 0, 1, ..., concatenated, "
          "and orthogonal_part takes it in its shape. On the way back the two splits change places; "
          "then copy each run into its place. Who owns nothing sends a tensor of no numbers."),
-        (Same(dealt, "updates of two units on 2 ranks", (2,)),
-         Same(dealt, "updates of two units on 3 ranks", (3,)),
+        (Same(dealt, "updates of two units on 2 ranks", (), 2),
+         Same(dealt, "updates of two units on 3 ranks", (), 3),
          Run(4, f"{MUON} --zero=3"),
          Run(3, f"{MUON} --layers=1 --dtype=float32 --precision=bf16"),
          Run(7, f"{FEW} --variant=deal")),
@@ -303,7 +295,12 @@ EXERCISES = [
          "of full.split(sizes): a view, in which the shard must stand before. self.flatten makes "
          "one tensor of gradients, zeros in p.grad_dtype for those that are None. shard.grad is "
          "None, or of earlier micro-batches."),
-        (Run(4, f"{MUON} --variant=owner --zero=2"),
+        (Same(gathered, "gather, of equal shards on 3 ranks, stage 2", ([4, 4, 4], 2), 3),
+         Same(gathered, "gather, by owner on 3 ranks, of which one has none, stage 3",
+              ([6, 0, 4], 3), 3),
+         Same(reduced, "reduce, of equal shards on 3 ranks, stage 3", ([4, 4, 4], 3), 3),
+         Same(reduced, "reduce, by owner on 3 ranks, of which one has none", ([6, 0, 4], 2), 3),
+         Run(4, f"{MUON} --variant=owner --zero=2"),
          Run(3, f"{MUON} --variant=owner --zero=3 --layers=1 --dtype=float32 --precision=bf16"),
          Run(3, f"{MUON} --zero=3"),
          Run(7, f"{FEW} --variant=owner")),

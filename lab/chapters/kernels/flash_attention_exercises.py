@@ -1,10 +1,71 @@
 """The exercises of kernels/flash_attention.py."""
 
+from __future__ import annotations  # tl.constexpr below is then read by Triton alone
+
+from unittest import mock
+
 import torch
 
 from lab.classroom.exercise import Exercise, Same, random
 
+try:
+    import triton
+    import triton.language as tl
+except ImportError:                     # then there is nothing to be graded here
+    triton = None
+
 RESULTS, GRADIENTS = ("out", "lse"), ("dq", "dk", "dv")
+
+
+def walk_kernel(ends_ptr, seq_q, seq_k, WALK: tl.constexpr, CAUSAL: tl.constexpr,
+                BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
+    block = tl.program_id(0)
+    whole, end = WALK(block * BLOCK_Q, seq_q, seq_k, CAUSAL, BLOCK_Q, BLOCK_K)
+    tl.store(ends_ptr + 2 * block, whole)
+    tl.store(ends_ptr + 2 * block + 1, end)
+
+
+def ends(chapter, seq_q, seq_k, causal, block_k):
+    """(whole, end) of each block of 16 queries. Of an end, which block of keys is the last counts:
+    an end of 0 or less is none."""
+    found = torch.zeros(-(-seq_q // 16), 2, dtype=torch.int32)
+    triton.jit(walk_kernel)[(len(found),)](found, seq_q, seq_k, chapter.walk_over_keys, causal, 16,
+                                           block_k)
+    blocks = [(whole, -(-max(end, 0) // block_k)) for whole, end in found.tolist()]
+    return {f"queries from {16 * i} on": {"whole": whole, "blocks of keys up to the end": end}
+            for i, (whole, end) in enumerate(blocks)}
+
+
+def visible_kernel(seen_ptr, seq_q, seq_k, VISIBLE: tl.constexpr, CAUSAL: tl.constexpr):
+    rows, keys = tl.arange(0, 8)[:, None], tl.arange(0, 16)[None, :]
+    seen = (rows + keys >= 0) & VISIBLE(rows, keys, seq_q, seq_k, CAUSAL)
+    tl.store(seen_ptr + 16 * rows + keys, tl.where(seen, 1, 0))
+
+
+def seen(chapter, seq_q, seq_k, causal):
+    """Of rows of 8 and keys of 16, some of which are past the end."""
+    found = torch.zeros(8, 16, dtype=torch.int32)
+    triton.jit(visible_kernel)[(1,)](found, seq_q, seq_k, chapter.visible, causal)
+    return {f"keys of row {i}": row.nonzero().flatten().tolist()
+            for i, row in enumerate(found[:seq_q])}
+
+
+def all_are_seen(chapter):
+    """In place of two other exercises, where nothing is causal: all blocks take a mask, which hides
+    what is past the end."""
+    return mock.patch.multiple(
+        chapter, walk_over_keys=lambda first, seq_q, seq_k, *more: (0, seq_k),
+        visible=lambda rows, keys, seq_q, seq_k, causal: (rows > -1) & (keys < seq_k))
+
+
+def forward_alone(chapter):
+    with all_are_seen(chapter):
+        return forward(chapter, (1, 4, 24, 40), (1, 2, 70, 40), scale=4)
+
+
+def backward_alone(chapter):
+    with all_are_seen(chapter):
+        return backward(chapter, (1, 4, 20, 16), (1, 2, 50, 16))
 
 
 def backward_by_definition(chapter):
@@ -115,7 +176,10 @@ EXERCISES = [
          "Query i sees the first i + 1 + seq_k - seq_q keys. The first row decides about "
          "`whole`, the last one about `end`. Neither is above seq_k; `whole` is not below 0, "
          "and is rounded down to blocks, causal or not."),
-        (Same(forward, "causal, 40 queries, 70 keys", ((1, 2, 40, 16), (1, 1, 70, 16), True)),
+        (Same(ends, "causal, 40 queries, 70 keys, blocks of 16 and 32", (40, 70, True, 32)),
+         Same(ends, "causal, 40 queries, 20 keys, blocks of 16 and 16", (40, 20, True, 16)),
+         Same(ends, "not causal, 20 queries, 50 keys, blocks of 16 and 16", (20, 50, False, 16)),
+         Same(forward, "causal, 40 queries, 70 keys", ((1, 2, 40, 16), (1, 1, 70, 16), True)),
          Same(forward, "causal, 40 queries, 20 keys", ((1, 1, 40, 16), (1, 1, 20, 16), True)),
          Same(forward, "not causal, 20 queries, 50 keys", ((1, 1, 20, 16), (1, 1, 50, 16))),
          Same(forward_of_infinite_values,
@@ -130,7 +194,11 @@ EXERCISES = [
          "Two conditions, both to hold: the key's number is below seq_k; and, if causal, it is "
          "not above the row's number plus seq_k - seq_q. A row of numbers compared with a "
          "column gives a matrix."),
-        (Same(forward, "causal, 40 queries, 70 keys", ((1, 2, 40, 16), (1, 1, 70, 16), True)),
+        (Same(seen, "causal, 6 rows, 9 keys", (6, 9, True)),
+         Same(seen, "causal, 6 rows, 4 keys", (6, 4, True)),
+         Same(seen, "not causal, 3 rows, 16 keys", (3, 16, False)),
+         Same(seen, "not causal, 8 rows, 5 keys", (8, 5, False)),
+         Same(forward, "causal, 40 queries, 70 keys", ((1, 2, 40, 16), (1, 1, 70, 16), True)),
          Same(forward, "causal, 40 queries, 20 keys", ((1, 1, 40, 16), (1, 1, 20, 16), True)),
          Same(forward, "not causal, 20 queries, 50 keys", ((1, 1, 20, 16), (1, 1, 50, 16)))),
     ),
@@ -147,7 +215,8 @@ EXERCISES = [
          "maximum); then add the block's weights, and its weights · v. Behind the loop divide "
          "out by total, which is made 1 where it is 0. lse is maximum + log2(total), over "
          "LOG2_E."),
-        (Same(forward_of_large_queries,
+        (Same(forward_alone, "not causal, 24 queries, 70 keys, 4 heads of q and 2 of k, dim 40"),
+         Same(forward_of_large_queries,
               "causal, 24 queries, 70 keys, 4 heads of q and 2 of k, dim 40"),
          Same(forward, "causal, 40 queries, 20 keys: twenty rows see nothing",
               ((1, 1, 40, 16), (1, 1, 20, 16), True)),
@@ -169,7 +238,8 @@ EXERCISES = [
          "weights are exp2(scores · scale - lse), dv adds up weights · dout, dweights are "
          "v · doutᵀ, dscores are weights · (dweights - delta), dk adds up dscores · q. Row i "
          "sees key j if j <= i + seq_k - seq_q. dk takes scale / LOG2_E once, at the end."),
-        (Same(backward, "causal, 24 queries, 70 keys, 4 heads of q and 2 of k, dim 40",
+        (Same(backward_alone, "not causal, 20 queries, 50 keys, 4 heads of q and 2 of k"),
+         Same(backward, "causal, 24 queries, 70 keys, 4 heads of q and 2 of k, dim 40",
               ((1, 4, 24, 40), (1, 2, 70, 40), True)),
          Same(backward_where_rows_see_nothing,
               "causal, 40 queries, 20 keys: twenty rows see nothing"),

@@ -1,5 +1,7 @@
 """The exercises of kernels/fp8.py."""
 
+from unittest import mock
+
 import torch
 
 from lab.classroom.exercise import Exercise, Same, random
@@ -35,6 +37,30 @@ def scales_at_the_edges(chapter):
 
 def values_and_scales(quantized):
     return {"values": quantized.values.float(), "scales": quantized.scales}
+
+
+def rounded_by_scales(chapter, tile, *shape):
+    """With scales of the check's own, since those are other exercises."""
+    scales = lambda amax, powers: amax / (3 if powers else 7)
+    sums = lambda x, tile: chapter.tiled(x.float().square() + 1, tile).sum((1, 3))
+    with mock.patch.multiple(chapter, scales_of=scales, amax_of=sums):
+        return [values_and_scales(chapter.quantize(random(*shape), tile)),
+                values_and_scales(chapter.quantize(random(*shape), tile, False))]
+
+
+def gradients_of_float32(chapter):
+    """By tiles, where the kernels do all the rounding."""
+    x, w, v = (random(*shape).float().requires_grad_()
+               for shape in ((2, 8, 140), (20, 140), (30, 140)))
+    dy, dv = random(2, 8, 20).float(), random(2, 8, 30).float()
+    return torch.autograd.grad(chapter.linear8(x, "tile", w, v), [x, w, v], [dy, dv])
+
+
+def product_of_given(chapter, k, promote, bits):
+    """Of values and scales that are there."""
+    a, b = (chapter.Quantized(random(3, k).to(chapter.E4M3), random(3, -(-k // 128)).float().exp(),
+                              (1, 128)) for _ in "ab")
+    return chapter.hopper_product(a, b, promote, bits)
 
 
 def quantized_rows(chapter):
@@ -110,7 +136,11 @@ EXERCISES = [
          "gives does it have to be spread?",
          "Divide what `tiled` gives by scales[:, None, :, None], and lay it out as x with "
          "`untiled`. Cast float32 to E4M3, not another dtype."),
-        (Same(quantized_rows, "5 rows of 300 in tiles of 1 x 128"),
+        (Same(rounded_by_scales, "with scales of its own, 5 rows of 300 in tiles of 1 x 128",
+              ((1, 128), 5, 300)),
+         Same(rounded_by_scales, "the same, (130, 200) in tiles of 128 x 128",
+              ((128, 128), 130, 200)),
+         Same(quantized_rows, "5 rows of 300 in tiles of 1 x 128"),
          Same(quantized_by_given_amax, "with an amax that is given, and no powers of two"),
          Same(quantized_inf_and_nan, "1, inf, -3 and NaN, which is shown as 1000")),
     ),
@@ -124,8 +154,9 @@ EXERCISES = [
          "dx = product(dy8, weight_turned(w)) and dw = product(dy8 turned, x8 turned). "
          "both_ways gives dy as it is and turned, turned_around turns x. dx adds up over the "
          "weights, and has the shape of x."),
-        tuple(Same(gradients_of_linears, f"dx, dw and dv, by {scaling}", (scaling,))
-              for scaling in ("tile", "row", "tensor")),
+        (Same(gradients_of_float32, "dx, dw and dv in float32, by tile"),
+         *(Same(gradients_of_linears, f"dx, dw and dv, by {scaling}", (scaling,))
+           for scaling in ("tile", "row", "tensor"))),
     ),
     Exercise(
         "fp8.5", "hopper_product", 3,
@@ -136,7 +167,10 @@ EXERCISES = [
          "m from 0.5 up to 1?",
          "It is 2^(e - bits): divide by it, trunc, multiply by it, and sum. Scales are those "
          "of any of the 128, such as the first of these 32."),
-        (Same(product_promoted_in_the_end, "512 products, promoted in the end"),
+        (Same(product_of_given, "400 products of values that are given, every 128 promoted",
+              (400, 128, 14)),
+         Same(product_of_given, "256 products with 6 bits, every 64 promoted", (256, 64, 6)),
+         Same(product_promoted_in_the_end, "512 products, promoted in the end"),
          Same(product_promoted_every_128, "512 products, every 128 promoted"),
          Same(product_with_6_bits, "100 products with 6 bits")),
     ),

@@ -1,9 +1,19 @@
 """The exercises of kernels/matmul.py."""
 
+from __future__ import annotations  # tl.constexpr below is then read by Triton alone
+
+from unittest import mock
+
 import torch
 
 from lab import warps
 from lab.classroom.exercise import Exercise, Same, random
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:                     # then there is nothing to be graded here
+    triton = None
 
 LOADS = [(0, 4), (0, 2), (64, 4), (0, 8), (0, 0), (0, 128), (4, 4096), (0, 48)]
 
@@ -26,6 +36,30 @@ def occupancies(chapter, *programs):
 
 def pair(m, n, k):
     return random(m, k).float(), random(k, n).float()
+
+
+def tiles_kernel(tiles_ptr, down, across, TILE_OF: tl.constexpr, GROUP: tl.constexpr):
+    program = tl.program_id(0)
+    row, column = TILE_OF(program, down, across, GROUP)
+    tl.store(tiles_ptr + 2 * program, row)
+    tl.store(tiles_ptr + 2 * program + 1, column)
+
+
+def tiles(chapter, down, across, group):
+    """(row, column) of each program's tile."""
+    found = torch.zeros(down * across, 2, dtype=torch.int32)
+    triton.jit(tiles_kernel)[(down * across,)](found, down, across, chapter.tile_of, group)
+    return {f"program {i}": tile for i, tile in enumerate(found.tolist())}
+
+
+def row_by_row(program, down, across, GROUP):
+    """In place of tile_of, which is another exercise: without groups."""
+    return program // across, program % across
+
+
+def product_row_by_row(chapter, *sizes):
+    with mock.patch.object(chapter, "tile_of", row_by_row):
+        return product(chapter, *sizes)
 
 
 def tiles_after(chapter, group, *counts):
@@ -104,7 +138,10 @@ EXERCISES = [
          "A group has GROUP · across programs: `//` gives the group, `%` the place in it. With "
          "as many rows as are left, up to GROUP, the place // rows is the column, and the place % "
          "rows the row within the group."),
-        (Same(tiles_after, "5 x 3 tiles, in groups of 2 rows", (2, 1, 3, 6, 8, 13, 14)),
+        (Same(tiles, "the tiles of 5 x 3, in groups of 2 rows", (5, 3, 2)),
+         Same(tiles, "the tiles of 2 x 4, in groups of 8 rows", (2, 4, 8)),
+         Same(tiles, "the tiles of 3 x 2, row by row", (3, 2, 1)),
+         Same(tiles_after, "5 x 3 tiles, in groups of 2 rows", (2, 1, 3, 6, 8, 13, 14)),
          Same(tiles_after, "5 x 3 tiles, row by row", (1, 4)),
          Same(tiles_after, "5 x 3 tiles, in one group", (8, 7, 15))),
     ),
@@ -119,7 +156,9 @@ EXERCISES = [
          "BLOCK_K): load a tile (BLOCK_M, BLOCK_K) of A from a_ptr + row · k + inner, and one "
          "(BLOCK_K, BLOCK_N) of B from b_ptr + inner · n + column, with zeros where the mask is "
          "false; total = tl.dot(a, b, total, input_precision=\"ieee\")."),
-        (Same(product, "(32, 32) by (32, 64)", (32, 64, 32)),
+        (Same(product_row_by_row, "tiles row by row, (20, 17) by (17, 40)", (20, 40, 17)),
+         Same(product_row_by_row, "tiles row by row, (1, 16) by (16, 33)", (1, 33, 16)),
+         Same(product, "(32, 32) by (32, 64)", (32, 64, 32)),
          Same(product, "(20, 17) by (17, 40)", (20, 40, 17)),
          Same(numbers_loaded, "how many numbers it loads"),
          Same(product_within_nan, "the same, with NaN around both matrices"),

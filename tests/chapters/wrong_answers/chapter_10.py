@@ -38,9 +38,9 @@ WRONG = {
               "passes * (2 * weights + attention + head)", "and should be"),
     ],
     "10.6": [
-        Wrong("(found.total, found.bytes)", "found.bytes", "the five best"),
+        Wrong("(found.total, found.bytes)", "found.bytes", "plans of the check's own"),
         Wrong("(others if found.why else fit)", "(fit if found.memory else others)",
-              "the five best"),
+              "others is "),
     ],
     "10.7": [
         Wrong("math.comb(allowed * m - m, k)", "math.comb(allowed * m - k, m)",
