@@ -75,7 +75,7 @@ def recomputed():
 def a_bug():
     """The exhibit of the last task."""
     [found] = [one for one in museum.exhibits()["02"]
-               if one.title == "a rank's own norm is shown, and clips"]
+               if one.title == "all GPUs train on the same items"]
     return found
 
 
@@ -158,11 +158,12 @@ TASKS = (
         (2, "k = {}, which keeps {}")),
          recomputed),
     Task("A silent bug", (
-        "This is from chapter 02's step. The loss falls, and no run ends with an error.",
+        "This is from chapter 02's loop over steps, which every rank runs. The loss falls, and no "
+        "run ends with an error.",
         "What is wrong? What would you measure to see it, and what would not show it?"), (
-        (2, "the norm is computed before the ranks' gradients are summed: it is the rank's own"),
-        (2, "the gradient norm beside one GPU's; or with clipping the gradients, later losses and "
-         "parameters, which then differ from rank to rank"),
-        (1, "neither the first loss, nor the bytes that are sent, are any different")),
+        (2, "all ranks train on the same sequences, those of rank 0: the share is to be the "
+         "rank's own, run.rank"),
+        (2, "the first loss beside one GPU's with the whole batch, or the tokens of two ranks"),
+        (1, "what is sent and kept is the same, and the time is")),
          code=textwrap.dedent(a_bug().new).strip()),
 )

@@ -60,11 +60,11 @@ def test_a_command_is_there(path):
 
 @functools.cache
 def lines_of_solutions():
-    """{exercise: lines of its functions that say something}."""
+    """{exercise: lines of its functions that say something, without what is said of them}."""
     found = {}
     for number in TABLE:
         lines = exercises.solution(TABLE[number][0]).split("\n")
-        body = [lines[at].strip() for node in times.nodes_of(number)
+        body = [lines[at].partition("  # ")[0].strip() for node in times.nodes_of(number)
                 for at in range(times.body_of(node)[0].lineno - 1, holes.lines_of(node)[1])]
         found[number] = {line for line in body if len(line) > 20 and not line.startswith("#")}
     return found
