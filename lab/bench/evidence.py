@@ -209,7 +209,7 @@ def collect(verifier, batch, here, there, scale):
     moved = earlier and run.rank == 0 and any(          # chapter 08's bias has moved, too
         buffer.is_floating_point() and buffer.any() for buffer in run.one_gpu.buffers())
     if not is_explained(found) and not any(everyones(run, moved)):
-        every = guesses(run, batch, drawn, before, found.is_off("loss"))
+        every = guesses(run, batch, drawn, before, found)
         try_guesses(found, run, every, send, ours,
                     {name: scale["gradients", name] / by_there for name in names})
         if getattr(args.model, "balance_weight", None):

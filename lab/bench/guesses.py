@@ -24,17 +24,17 @@ def weights_of(model):
     return {name: p.data for name, p in named(model)}
 
 
-def guesses(run, batch, drawn, before, loss_is_off):
+def guesses(run, batch, drawn, before, found):
     """Yield what else the gradients may be those of: (words, a function that computes the loss and
     the gradients on one GPU, whether it is of one rank's sequences alone). drawn: the weights that
-    the run began with; before: those before this step."""
+    the run began with; before: those before this step; found: the Evidence so far."""
 
-    def compute(weights, importance, change=lambda attn: None, losses_of=cross_entropy):
+    def compute(weights, importance, change=lambda block: None, losses_of=cross_entropy):
         model = first_model(run)
         for name, p in named(model):
             p.data.copy_(weights[name])
         for block in model[1:-1]:
-            change(block.attn)
+            change(block)
         return weighted_step(model, batch, importance, losses_of)
 
     ones = torch.ones(batch.targets.shape, dtype=torch.float64)
@@ -43,9 +43,10 @@ def guesses(run, batch, drawn, before, loss_is_off):
             yield words, functools.partial(compute, before, importance), of_one_share
     if before is not drawn:
         yield "the weights that the run began with", functools.partial(compute, drawn, ones), False
-    for words, change in attentions(run) if loss_is_off else ():
+    changes = (*attentions(run), *sums_of_parts(run, found)) if found.is_off("loss") else ()
+    for words, change in changes:
         yield words, functools.partial(compute, before, ones, change), False
-    for words, losses_of in vocabularies(run) if loss_is_off else ():
+    for words, losses_of in vocabularies(run, found):
         yield words, functools.partial(compute, before, ones, losses_of=losses_of), False
 
 
@@ -120,7 +121,7 @@ def tokens_of_ranks(args, world):
 
 
 def attentions(run):
-    """Yield other attentions: (words, what makes one out of a block's)."""
+    """Yield other attentions: (words, what changes a block so)."""
     place = torch.arange(run.args.model.seq, device=run.device)
     is_causal = place[:, None] >= place
 
@@ -128,7 +129,7 @@ def attentions(run):
         def core(q, k, v):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale,
                                                   enable_gqa=q.shape[1] != k.shape[1])
-        return lambda attn: setattr(attn, "core", core)
+        return lambda block: setattr(block.attn, "core", core)
 
     yield "attention without a causal mask", masked(torch.ones_like(is_causal))
     yield "attention whose scores are not divided by the root of head_dim", masked(is_causal, 1.0)
@@ -143,28 +144,90 @@ def attentions(run):
         yield (f"attention that is causal within each rank's {words}, and between ranks is not",
                masked(is_causal | ~is_own))
         yield (f"positions that count each rank's {words} from 0",
-               lambda attn, begun=begun: setattr(attn.rope, "positions", begun))
+               lambda block, begun=begun: setattr(block.attn.rope, "positions", begun))
 
 
-def vocabularies(run):
+def parts_of(found, name, dim):
+    """Into how many parts the ranks have cut a parameter along this dimension. All ranks know it,
+    those too that have other layers."""
+    cuts = next((seen.where for seen in found.at("gradients", name).values()), ())
+    return next((parts for cut, _, parts in cuts if cut == dim), 1)
+
+
+def sums_of_parts(run, found):
+    """Yield other sums over ranks, where each rank keeps that of its own chunk of the sequence:
+    (words, what changes a block so)."""
+    ranks = parts_of(found, "block1.attn.o.weight", 1)
+    if run.args.model.seq % ranks or 1 in (ranks, parts_of(found, "block1.mlp.down.weight", 1)):
+        return
+
+    def summed(whose):
+        """whose(chunk, rank): the chunk of which a rank's part is; None: it has none there."""
+
+        def with_these(linear, args):
+            x = args[0].unflatten(1, (ranks, -1)).unflatten(-1, (ranks, -1))
+            part = lambda chunk, rank: (x[:, chunk, :, rank] if chunk is not None else
+                                        torch.zeros_like(x[:, 0, :, rank]))
+            return torch.cat([torch.cat([part(whose(chunk, rank), rank) for rank in range(ranks)],
+                                        dim=-1) for chunk in range(ranks)], dim=1)
+
+        return lambda block: [linear.register_forward_pre_hook(with_these)
+                              for linear in (block.attn.o, block.mlp.down)]
+
+    yield ("sums over the ranks of which each rank has its own part alone",
+           summed(lambda chunk, rank: chunk if rank == chunk else None))
+    yield ("sums over the ranks that lack each rank's own part",
+           summed(lambda chunk, rank: None if rank == chunk else chunk))
+    yield ("sums over the ranks in which the next rank's part is of its own chunk",
+           summed(lambda chunk, rank: rank if rank == (chunk + 1) % ranks else chunk))
+    yield ("sums over the ranks of the next rank's chunk",
+           summed(lambda chunk, rank: (chunk + 1) % ranks))
+    if ranks > 2:
+        yield ("sums over the ranks of the chunk of the rank before",
+               summed(lambda chunk, rank: (chunk - 1) % ranks))
+
+
+def vocabularies(run, found):
     """Yield other losses of a vocabulary that ranks share: (words, each target's loss of logits
     (tokens, vocab) and targets)."""
-    ranks = next((parts for name, p in named(run.model) if name == "head.out.weight"
-                  for _, _, parts, *_ in getattr(p, "cuts", ())), 1)
+    ranks, vocab = parts_of(found, "head.out.weight", 0), run.args.model.vocab
     if ranks == 1:
         return
-    columns = -(-run.args.model.vocab // ranks)         # of a rank; some may be padding
-    padding = columns * ranks - run.args.model.vocab
+    columns = -(-vocab // ranks)                        # of a rank; some may be padding
+    padding = columns * ranks - vocab
 
-    def with_padding(logits, targets):
-        return cross_entropy(F.pad(logits, (0, padding)), targets)
+    def loss_of(own, of_not_valid=0):
+        """own(logits of each rank (tokens, ranks, columns), targets): those of a target."""
+        def losses(logits, targets):
+            cut = F.pad(logits, (0, padding), value=-torch.inf).unflatten(-1, (ranks, columns))
+            cut = cut - cut.detach().amax((-1, -2), keepdim=True)
+            less = own(cut, targets.clamp(min=0)).where(targets != -100, 0)
+            weight = torch.where(targets != -100, 1, of_not_valid)
+            return (cut.exp().sum((-1, -2)).log() - less) * weight
+        return losses
+
+    def right(cut, targets):
+        return cut.flatten(-2).gather(-1, targets[:, None])[:, 0]
+
+    def on_every_rank(cut, targets):
+        first = torch.arange(ranks, device=targets.device) * columns
+        column = (targets[:, None] - first).clamp(0, columns - 1)
+        return cut.gather(-1, column[..., None]).sum((-1, -2))
+
+    def on_both_sides(cut, targets):
+        is_first = (targets % columns == 0) & (targets > 0)
+        return right(cut, targets) + right(cut, (targets - 1).clamp(min=0)).where(is_first, 0)
 
     def less_own_largest(logits, targets):
         cut = F.pad(logits, (0, padding), value=-torch.inf).unflatten(-1, (ranks, columns))
-        cut = (cut - cut.detach().amax(-1, keepdim=True)).flatten(-2)
-        own = cut.gather(-1, targets.clamp(min=0)[:, None])[:, 0]
-        return (cut.exp().sum(-1).log() - own).where(targets != -100, 0)
+        cut = cut - cut.detach().amax(-1, keepdim=True)
+        own = right(cut, targets.clamp(min=0))
+        return (cut.exp().sum((-1, -2)).log() - own).where(targets != -100, 0)
 
     yield "logits from which each rank takes its own largest one", less_own_largest
+    yield "a loss in which targets that are not valid count, too", loss_of(right, 1)
+    yield "a loss in which every rank has each target in one of its columns", loss_of(on_every_rank)
+    yield "a loss in which a rank has the first column of the next as well", loss_of(on_both_sides)
     if padding:
-        yield "a vocabulary whose columns of padding count as tokens", with_padding
+        yield ("a vocabulary whose columns of padding count as tokens",
+               lambda logits, targets: cross_entropy(F.pad(logits, (0, padding)), targets))

@@ -26,8 +26,10 @@ WRONG = {
         Wrong("chunk = arriving.wait()", "arriving.wait()", "look at forward first"),
     ],
     "05.4": [
-        Wrong("part_of((rank - 1) % t)", "part_of(rank)", "look at forward first"),
-        Wrong("total += arriving.wait()", "arriving.wait()", "look at forward first"),
+        Wrong("part_of((rank - 1) % t)", "part_of(rank)",
+              "of sums over the ranks in which the next rank's part is of its own chunk"),
+        Wrong("total += arriving.wait()", "arriving.wait()",
+              "of sums over the ranks of which each rank has its own part alone"),
     ],
     "05.5": [
         Wrong("total.addmm_(", "total = torch.addmm(total,",
@@ -44,6 +46,6 @@ WRONG = {
     "05.7": [Wrong('1 if variant == "kept" else 1 / t', "1", "inputs is 1, and should be 0.25")],
     "05.8": [
         Wrong('2 * blocks if variant == "ring" else blocks', "2 * blocks", "reduce_scatter"),
-        Wrong("(sums or e) + norms * wide", "e + norms * wide", "all_reduce"),
+        Wrong("payload += of_kv * (sums or e)", "payload += of_kv * e", "all_reduce"),
     ],
 }

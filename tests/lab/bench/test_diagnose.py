@@ -218,6 +218,11 @@ FAULTS = [
           "GPU: 4 is the number of ranks, as if a sum were taken of what was already summed; "
           "gradients of k and v are 2.00 times those of one GPU: 2 is the number of ranks that "
           "share a kv head, as if a sum were taken of what was already summed, all others equal"),
+    slow("the next rank's chunk is summed", 4, FIVE, "--variant=ring",
+          "rank, t = group.rank(), group.size()\n    total",
+          "rank, t = group.rank() + 1, group.size()\n    total",
+          "all gradients are off by no constant factor; so is the loss, so look at forward first",
+          "the loss is that of sums over the ranks of the next rank's chunk"),
     slow("a norm with all copies", 4, FIVE, "",
           "p.partial = dist.group.WORLD  ",
           "p.partial, p.copies = group, 1  ",
