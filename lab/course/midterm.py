@@ -164,6 +164,6 @@ TASKS = (
         (2, "all ranks train on the same sequences, those of rank 0: the share is to be the "
          "rank's own, run.rank"),
         (2, "the first loss beside one GPU's with the whole batch, or the tokens of two ranks"),
-        (1, "what is sent and kept is the same, and the time is")),
+        (1, "what is sent, what is kept and the time are the same")),
          code=textwrap.dedent(a_bug().new).strip()),
 )
