@@ -97,13 +97,13 @@ def steps_in_buckets(chapter):
             replica.finish()
             found |= {f"{name}, step {step}": None if grad is None else grad.clone()
                       for name, grad in gradients(ps).items()}
-    lies_in = {p.grad.untyped_storage().data_ptr() for p in ps if p.grad is not None}
     flat = [replica.payload(i) for i in range(len(replica.buckets))]
     return found | {
         "parameters in each bucket": [len(bucket) for bucket in replica.buckets],
         "numbers in each bucket": [x.numel() for x in flat],
-        "tensors in which the gradients lie": len(lies_in),
-        "whether these are the buckets": lies_in == {x.untyped_storage().data_ptr() for x in flat}}
+        "whether each gradient lies in its bucket": [
+            p.grad is not None and 0 <= p.grad.data_ptr() - x.data_ptr() < x.nbytes
+            for x, bucket in zip(flat, replica.buckets) for p in bucket]}
 
 
 class Replica(nn.Module):
