@@ -1,9 +1,13 @@
 """The sandbox: what a student's code cannot do in it, and that right answers are right there."""
 
+import errno
+import os
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -11,6 +15,7 @@ import pytest
 from lab.classroom import checks, exercises, grade, sandbox
 from tests.conftest import ROOT
 from tests.lab.classroom.two_exercises import CHAPTER, ON_RANKS, PAYS, SUM
+from tests.support.trials import NOBODY
 
 WHY_NOT = sandbox.why_not()
 SOLUTION = exercises.solution(CHAPTER)
@@ -35,6 +40,10 @@ HARMLESS = {            # without a sandbox, each can be done; in one, it is an 
                     break
         else:
             raise OSError""",
+    "chapter": """
+        open("{root}/05_sequence_parallel.py")""",
+    "memory": """
+        bytearray(5 * 2**30)                            # which nobody has touched yet""",
     "look": """
         if sum(name.isdigit() for name in os.listdir("/proc")) < 5:
             raise OSError""",
@@ -43,11 +52,10 @@ HARMFUL = {
     "change": """
         open("{root}/common.py", "a")""",
     "fork": """
+        import subprocess
         for _ in range(10_000):
-            if os.fork() == 0:
-                import time
-                time.sleep(99)""",
-    "memory": """
+            subprocess.Popen(["sleep", "99"])""",
+    "100 GB": """
         bytearray(100 * 2**30)""",
     "disk": """
         for i in range(4):
@@ -128,6 +136,52 @@ def test_processes_that_wait_for_each_other_are_ended_there(confined):
                               "        return gradient, None\n")
     found = checks.outcome(CHAPTER, source, SOLUTION, ON_RANKS.checks[0])
     assert {name for name, _ in found.stuck.values()} == {"recv"} and len(found.stuck) == 3
+
+
+@possible
+def test_what_belongs_to_who_grades_cannot_be_changed(monkeypatch):
+    """Nor where who grades is no root of the machine, and students' code has the same user."""
+    with tempfile.TemporaryDirectory() as folder:
+        course, mine = Path(folder, "course"), Path(folder, "mine")
+        course.mkdir(), mine.mkdir()
+        (course / "common.py").write_text("as it was")
+        for path in (folder, course, mine, course / "common.py"):
+            os.chown(path, NOBODY, NOBODY) if os.geteuid() == 0 else None
+        monkeypatch.setattr(sandbox, "ROOT", course)
+        monkeypatch.setattr(sandbox, "python", set)
+
+        def play():
+            return ended_with(lambda: (sandbox.enter(), write(mine / "mine"),
+                                       write(course / "common.py")))
+
+        def as_nobody():
+            if os.geteuid() == 0:
+                os.setresgid(NOBODY, NOBODY, NOBODY)
+                os.setresuid(NOBODY, NOBODY, NOBODY)
+                sandbox.call("prctl", sandbox.SET_DUMPABLE, 1, 0, 0, 0)
+            os._exit(sandbox.inside(play, mine, []))
+
+        assert ended_with(as_nobody) == errno.EROFS
+        assert (course / "common.py").read_text() == "as it was" and not [*mine.iterdir()]
+
+
+def write(path):
+    with open(path, "a") as file:
+        file.write("and more")
+
+
+def ended_with(function):
+    """The exit status of a process: the number of the OSError that the function has raised."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            function()
+            os._exit(0)
+        except OSError as error:
+            os._exit(error.errno)
+        finally:
+            os._exit(255)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def test_where_there_is_none_it_is_refused(monkeypatch, capsys, tmp_path):
