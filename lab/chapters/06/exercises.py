@@ -360,8 +360,8 @@ EXERCISES = [
     Exercise(
         "06.11", "in_order", 1,
         "Keys were gathered: part after part, and of each part run after run, along `dim`. Put "
-        "them into the order of the sequence. runs: for each part a list of its runs, which are "
-        "positions.",
+        "them into the order of the sequence, without an index, which autograd would keep (bytes "
+        "are counted). runs: for each part a list of its runs, which are positions.",
         ("Cut what was gathered into runs again. Which of their positions tells where a run "
          "belongs?",
          "split takes a list of lengths. Sort the numbers of the runs by the first position of "

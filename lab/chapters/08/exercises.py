@@ -47,8 +47,12 @@ def gradient_of_balance(chapter):
 
 
 def balance_over_the_batch(chapter):
-    scores = random(2, 8, 5).softmax(-1)
-    return chapter.balance_loss(scores, random(2, 8, 5).topk(2).indices, True)
+    """Of both ranks."""
+    group = dist.group.WORLD
+    scores = random(2, 2, 8, 5)[group.rank()].softmax(-1)
+    chosen = random(2, 2, 8, 5)[group.rank()].topk(2).indices
+    return {"of both ranks": chapter.balance_loss(scores, chosen, True, group),
+            "without a group": chapter.balance_loss(scores, chosen, True)}
 
 
 def best(scores, cfg):
@@ -290,7 +294,7 @@ EXERCISES = [
         (Same(balance_of_equal_picks, "3 sequences, 2 experts, all picked alike"),
          Same(balance_loss, "3 sequences of 8 tokens, 5 experts, 2 picks"),
          Same(gradient_of_balance, "its gradient"),
-         Same(balance_over_the_batch, "2 sequences, with shares of the whole batch"),
+         Same(balance_over_the_batch, "with shares of the whole batch, of 2 ranks", (), 2),
          Run(2, "--batch 12 --micro-batch 2 --balance-weight 1")),
     ),
     Exercise(

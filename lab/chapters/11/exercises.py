@@ -33,7 +33,8 @@ class Apart:
 
 
 def orthogonalized(chapter, shape, scale=1, *steps):
-    return chapter.orthogonalize(scale * random(*shape), *steps)
+    """In float32, since what keeps a norm from zero may be added to it."""
+    return chapter.orthogonalize(scale * random(*shape).float(), *steps)
 
 
 def flops(chapter, *shapes):

@@ -12,6 +12,7 @@ EQUAL = {
     "01.4 LossScale.update: self.good + 1 -> self.good - 1":
         "it counts below zero, where the same steps are multiples of patience",
     "01.8 best_k: 1 -> 2 (2)": "a group of layers + 1 keeps more than one of all layers",
+    "06.7 pairs: span >= 1 -> span > 1": "at 1, both lines give the same",
     "sharding.5 cheapest: repeats(a, b, found, mesh) -> repeats(b, a, found, mesh)":
         "it asks whether an axis cuts A or B",
 }
