@@ -193,6 +193,7 @@ def python():
     """The folders of the interpreter that runs this."""
     names = "stdlib", "platstdlib", "purelib", "platlib"
     found = {sys.prefix, sys.base_prefix, *map(sysconfig.get_path, names)}
+    found |= {name for name in sys.path if Path(name).name in ("site-packages", "dist-packages")}
     return {path for name in found for path in (Path(name), Path(name).resolve())}
 
 
