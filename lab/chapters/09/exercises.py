@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from lab.classroom.exercise import TINY, Exercise, Run, Same, random
+from lab.classroom.exercise import TINY, Exercise, Run, Same, alone, random
 
 
 def places(chapter, pp, dp, cp, tp, order):
@@ -192,6 +192,18 @@ def summed(chapter, stage):
         if stage:
             found[f"shard.grad after {i}"] = unit.shard.grad.clone()
     return found
+
+
+def dtype_of_no_gradient(chapter):
+    """Of bf16 weights with a master, none of which has a gradient."""
+    p = nn.Parameter(torch.ones(2, 3, dtype=torch.bfloat16))
+    p.holders = alone()
+    unit = chapter.Unit([p], 1, False)
+    unit.shard.grad_dtype = torch.float32
+    unit.hold(unit.full)
+    unit.start_reduce()
+    unit.finish_reduce()
+    return f"{unit.shard.grad.dtype}"
 
 
 def balanced(chapter, layers, stages):
@@ -387,6 +399,7 @@ EXERCISES = [
         (Same(summed, "stage 0, on two ranks", (0,), 2),
          Same(summed, "stage 1, on two ranks", (1,), 2),
          Same(summed, "stage 2, on two ranks", (2,), 2),
+         Same(dtype_of_no_gradient, "shard.grad of bf16 weights without a gradient"),
          Run(4, "--dp 2 --tp 2 --batch 8 --micro-batch 2 --ignore 0.3"),
          Run(2, "--pp 1 --dp 2 --zero 1 --batch 8 --micro-batch 2 --layers 3"),
          Run(4, "--dp 2 --pp 2 --zero 2 --batch 8 --micro-batch 2 --ignore 0.3")),

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from common import Cut, part
-from lab.classroom.exercise import Exercise, Run, Same, random
+from lab.classroom.exercise import Exercise, Run, Same, alone, random
 
 MUON = "--optimizer=muon --batch=12 --micro-batch=1 --ignore=0.3"
 FEW = "--optimizer=muon --batch=7 --layers=1 --steps=1"     # six matrices
@@ -182,6 +182,16 @@ def reduced(chapter, sizes, stage):
     return found
 
 
+def dtype_of_no_gradient(chapter):
+    """Of bf16 weights with a master, none of which has a gradient."""
+    p = nn.Parameter(torch.ones(2, 3, dtype=torch.bfloat16))
+    unit = chapter.Unit([p], [6], alone(), 2)
+    unit.shard.grad_dtype = torch.float32
+    unit.hold(unit.full)
+    unit.reduce()
+    return f"{unit.shard.grad.dtype}"
+
+
 def step_costs(chapter, *sizes):
     """By owners of the check's own: work and share_out are another exercise."""
     others = {"work": lambda shape: 3 * shape[0] + 7 * shape[1],
@@ -301,6 +311,7 @@ EXERCISES = [
               ([6, 0, 4], 3), 3),
          Same(reduced, "reduce, of equal shards on 3 ranks, stage 3", ([4, 4, 4], 3), 3),
          Same(reduced, "reduce, by owner on 3 ranks, of which one has none", ([6, 0, 4], 2), 3),
+         Same(dtype_of_no_gradient, "shard.grad of bf16 weights without a gradient"),
          Run(4, f"{MUON} --variant=owner --zero=2"),
          Run(3, f"{MUON} --variant=owner --zero=3 --layers=1 --dtype=float32 --precision=bf16"),
          Run(3, f"{MUON} --zero=3"),

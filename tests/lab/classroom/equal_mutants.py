@@ -13,6 +13,9 @@ EQUAL = {
         "it counts below zero, where the same steps are multiples of patience",
     "01.8 best_k: 1 -> 2 (2)": "a group of layers + 1 keeps more than one of all layers",
     "06.7 pairs: span >= 1 -> span > 1": "at 1, both lines give the same",
+    "11.1 orthogonalize: x.shape[0] > x.shape[1] -> x.shape[0] >= x.shape[1]":
+        "a square matrix may be transposed, and back",
+    "11.4 share_out: 0 -> 1": "every owner is written later",
     "sharding.5 cheapest: repeats(a, b, found, mesh) -> repeats(b, a, found, mesh)":
         "it asks whether an axis cuts A or B",
 }
