@@ -143,16 +143,21 @@ def run_otherwise(file, graft, these, limit, seed):
 
 
 def grade_whole(exercises, file, results, limit):
-    """The student's chapter as it is."""
+    """The student's chapter as it is: its runs, and the values of what is not right alone, since
+    functions may have been changed together."""
     not_begun = [result.number for result in results if result.mark == OPEN]
     if file.faults:
         return WRONG, next(iter(file.faults.values()))
     if not_begun:
         part = f": {', '.join(not_begun)}" if len(not_begun) < len(results) else ""
         return OPEN, f"not begun{part}"
-    distinct = {repr(check): check for exercise in exercises for check in exercise.checks}.values()
-    runs = [check for check in distinct if checks.is_run(check)]
-    return run(file, file.text, runs or distinct, limit, lambda line: line)
+    wrong = [result.number for result in results if result.mark == WRONG]
+    every = {repr(check): (check, exercise.number) for exercise in exercises
+             for check in exercise.checks}.values()
+    has_runs = any(checks.is_run(check) for check, _ in every)
+    these = [check for check, number in every
+             if checks.is_run(check) or number in wrong or not has_runs]
+    return run(file, file.text, these, limit, lambda line: line)
 
 
 def run(file, source, these, limit, line_of_student):

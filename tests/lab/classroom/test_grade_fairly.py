@@ -6,7 +6,7 @@ import pytest
 from lab.classroom import checks, exercises, grading, holes, second
 from lab.classroom.exercise import Run
 from tests.lab.classroom.test_grade import ANSWER, SOLUTION, TABLE, file_of
-from tests.lab.classroom.two_exercises import CHAPTER, ON_RANKS
+from tests.lab.classroom.two_exercises import CHAPTER, ON_RANKS, PAYS, SUM
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,3 +87,11 @@ def test_a_constant_that_fits_the_run_is_wrong_in_another(monkeypatch):
     mark, words = graded("04.2", fitted, seeds[0])
     assert mark == grading.WRONG and "right in its own run, and not in general" in words
     assert graded("04.2", [], seeds[0]) == (grading.RIGHT, "")
+
+
+def test_a_value_that_no_run_sees_is_wrong_in_the_whole_chapter_too():
+    file = file_of(SOLUTION.replace("    return 1 + 8 * dim", "    return 8 * dim"))
+    said = "[ranks_that_pay(dim, 2, 989e12, 450e9) for dim in (1024, 8192)]: "
+    results = [grading.Result("04.7", "", grading.WRONG, "", 1, 0)]
+    mark, words = grading.grade_whole([SUM, PAYS], file, results, checks.LIMIT)
+    assert mark == grading.WRONG and words.startswith(said)
