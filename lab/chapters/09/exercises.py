@@ -113,11 +113,11 @@ def units(chapter, stage, tie=False, bucket=2**22):
     by eight ranks, keys and values by four, and all else by one."""
     sizes = vars(TINY) | {"layers": 2, "dim": 16, "tie": tie}
     model = chapter.build(chapter.Mixture(**sizes))
-    eight, four, one = Group(8), Group(4), Group(1)
+    groups = {ranks: Group(ranks) for ranks in (8, 4, 1)}
     for p in model.parameters():
         is_key = ".k." in p.global_name or ".v." in p.global_name
-        p.holders = eight if p.ndim == 1 else four if is_key else one
-        p.copies = p.holders.size()
+        ranks = 8 if p.ndim == 1 else 4 if is_key else 1
+        p.holders, p.copies = groups[ranks], ranks
 
     def unit(parameters, stage, keep_gathered=False):
         """In place of Unit."""

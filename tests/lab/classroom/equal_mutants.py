@@ -16,6 +16,8 @@ EQUAL = {
     "11.1 orthogonalize: x.shape[0] > x.shape[1] -> x.shape[0] >= x.shape[1]":
         "a square matrix may be transposed, and back",
     "11.4 share_out: 0 -> 1": "every owner is written later",
+    "swiglu.1 backward_kernel: tl.load(dy_ptr + here, mask=inside, other=0) -> "
+    "tl.load(dy_ptr + here, mask=inside)": "what the mask hides is not stored, whatever it is",
     "sharding.5 cheapest: repeats(a, b, found, mesh) -> repeats(b, a, found, mesh)":
         "it asks whether an axis cuts A or B",
 }
