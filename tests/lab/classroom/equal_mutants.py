@@ -18,6 +18,8 @@ EQUAL = {
     "11.4 share_out: 0 -> 1": "every owner is written later",
     "swiglu.1 backward_kernel: tl.load(dy_ptr + here, mask=inside, other=0) -> "
     "tl.load(dy_ptr + here, mask=inside)": "what the mask hides is not stored, whatever it is",
+    "grouped_matmul.1 GroupedMatmul.backward: matrices.transpose(1, 2) -> "
+    "matrices.transpose(2, 1)": "the same two dimensions change places",
     "sharding.5 cheapest: repeats(a, b, found, mesh) -> repeats(b, a, found, mesh)":
         "it asks whether an axis cuts A or B",
 }
