@@ -30,7 +30,7 @@ ROOTS = ("lab.exercises", "lab.grade", "lab.bench.report", "lab.classroom.truste
 OF_ROOMS = "about.py", "*exercises.py", "figure.py"
 AS_THEY_ARE = "common.py", "requirements.txt", "LICENSE"
 HANDOUT = Path(__file__).with_name("handout")           # a README and a Makefile of its own
-TEACHERS = {"lab.classroom.similar"}                    # of what is imported, what only they need
+TOOLS = "hadolint", "hypothesis", "jinja2", "markdown-it", "pytest", "ruff"     # that only we need
 COMMENT = re.compile(r"(^|\s)#.*$")
 REPEATS = 0.75          # so much of a function's lines are in an earlier solution: it repeats that
 
@@ -46,7 +46,7 @@ def imported(path):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {file for name in names - TEACHERS for file in files_of(name)}
+    return {file for name in names for file in files_of(name)}
 
 
 def files_of(name):
@@ -81,6 +81,8 @@ def texts():
              *(ROOT / f"{name}.py" for name in chapters.NAMES)}
     found = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
     found |= {f"{chapter}.py": with_holes(chapter) for chapter in EXERCISES}
+    found["requirements.txt"] = "".join(
+        line for line in found["requirements.txt"].splitlines(True) if not line.startswith(TOOLS))
     found |= without_repeats({name: text for name, text in found.items()
                               if re.match(r"kernels/\w+\.py|\d\d_", name)})
     return found | {path.name: path.read_text(encoding="utf-8") for path in HANDOUT.iterdir()}
