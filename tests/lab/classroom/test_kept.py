@@ -107,7 +107,8 @@ ONE = dict(chapter="04", source="a", solution="b", check=Run(2, "--steps=1"), li
 @pytest.mark.parametrize("other", [
     {"chapter": "05"}, {"source": "b"}, {"solution": "a"}, {"limit": 6},
     {"check": Run(3, "--steps=1")}, {"check": Run(2, "--steps=2")}, {"check": SUM.checks[0]},
-    {"check": Same(who_pays, "--steps=1")}], ids=str)
+    {"check": Same(who_pays, "--steps=1")}], ids=[
+        "chapter", "source", "solution", "limit", "ranks", "steps", "flags", "kind"])
 def test_each_thing_that_an_outcome_depends_on_is_in_its_key(other):
     assert kept.key(**ONE) == kept.key(**ONE) != kept.key(**ONE | other)
 
