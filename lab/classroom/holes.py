@@ -8,10 +8,12 @@ import copy
 import functools
 import io
 import textwrap
+import threading
 import tokenize
 from typing import NamedTuple
 
 DEFINITIONS = ast.FunctionDef, ast.ClassDef
+ONE_AT_A_TIME = threading.Lock()        # threads that parse count each other's nesting, in CPython
 
 
 class Graft(NamedTuple):
@@ -31,7 +33,8 @@ class Graft(NamedTuple):
 @functools.lru_cache(maxsize=8)
 def parsed(source):
     """Its tree, which is not to be changed: a chapter is asked for again and again."""
-    return ast.parse(source)
+    with ONE_AT_A_TIME:
+        return ast.parse(source)
 
 
 def find(tree, name):

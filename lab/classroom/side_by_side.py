@@ -15,6 +15,7 @@ def in_turn(tasks, jobs, tell=lambda name, item: None):
     called as soon as an item is there, be it early. Whatever ends this, a signal say, ends all
     processes that the tasks have started, and then the tasks."""
     arrived, is_ending = queue.SimpleQueue(), threading.Event()
+    others = set(multiprocessing.active_children())
 
     def work(name):
         try:
@@ -47,7 +48,7 @@ def in_turn(tasks, jobs, tell=lambda name, item: None):
         is_ending.set()
         pool.shutdown(wait=False, cancel_futures=True)
         while not all(worker.done() for worker in workers):
-            for process in multiprocessing.active_children():
+            for process in set(multiprocessing.active_children()) - others:
                 process.terminate()                     # an overseer ends all below it first
             time.sleep(0.02)
 

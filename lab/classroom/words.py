@@ -3,6 +3,8 @@
 import ast
 import signal
 
+from lab.classroom import holes
+
 
 def in_words(outcome, source, line_of_student):
     """Why it is not right, in sentences. line_of_student(line): where in the student's file a line
@@ -79,7 +81,7 @@ def place_in_words(lines, source, line_of_student):
         return ""
     theirs = [line for line in lines if line_of_student(line)]
     line = (theirs or lines)[0]
-    function = function_of(ast.parse(source), line)
+    function = function_of(holes.parsed(source), line)
     if theirs:
         return f"line {line_of_student(line)}{' of ' * bool(function)}{function}"
     return f"in the solution's {function}" if function else "in the solution"

@@ -18,10 +18,10 @@ PAYS = Exercise("04.7", "ranks_that_pay", 2, "?", ("", ""), (
 
 
 def sums_on_ranks(chapter):
-    """The gradient that a sum on all ranks hands back, of one that is 1, 2, ... on each."""
+    """The gradient that a sum on all ranks hands back, of one that is 1, 10, 100 on each."""
     x = torch.zeros(2, requires_grad=True)
     y = chapter.SumOut.apply(x, dist.group.WORLD)
-    (y * (1 + dist.get_rank())).sum().backward()
+    (y * 10**dist.get_rank()).sum().backward()
     return {"y": y, "gradient": x.grad}
 
 
