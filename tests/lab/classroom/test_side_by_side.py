@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +95,7 @@ def test_the_time_left_is_that_of_what_is_not_there_yet(monkeypatch):
 @pytest.mark.parametrize("number", [
     signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_the_grader_is_ended_with_all_that_it_has_started(number, tmp_path):
+    short = tempfile.TemporaryDirectory()               # a socket's path is 108 letters at most
     pids = tmp_path / "pids"
     answer = f'''        import os
         open({str(pids)!r}, "a").write(f"{{os.getpid()}}\\n")
@@ -102,12 +105,10 @@ def test_the_grader_is_ended_with_all_that_it_has_started(number, tmp_path):
     for name in ("ada", "bob"):
         own = answer + f"            '{name}'\n"     # or it is played once for both
         written(tmp_path / "class" / name, SOLUTION.replace(ANSWER, own))
-    for folder in ("tmp", "cache"):
-        (tmp_path / folder).mkdir()
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([
         sys.executable, "-m", "lab.grade", tmp_path / "class", "04.2", "--limit=99", "--jobs=2"],
-        cwd=ROOT, **pipes, env=os.environ | {"TMPDIR": str(tmp_path / "tmp"),
+        cwd=ROOT, **pipes, env=os.environ | {"TMPDIR": short.name,
                                              "XDG_CACHE_HOME": str(tmp_path / "cache")})
     try:
         end = time.monotonic() + 300
@@ -121,8 +122,9 @@ def test_the_grader_is_ended_with_all_that_it_has_started(number, tmp_path):
     assert process.returncode == 128 + number and output in ("", "ada\n")
     assert errors == ("error: interrupted\n" if number == signal.SIGINT else "")
     assert_ended(pids)
-    assert not any(path.is_dir() and list(path.iterdir()) for path in (tmp_path / "tmp").iterdir())
+    assert not any(path.is_dir() and list(path.iterdir()) for path in Path(short.name).iterdir())
     assert not list((tmp_path / "cache").rglob("*.json"))
+    short.cleanup()
 
 
 def count(pids):
