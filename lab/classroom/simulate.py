@@ -215,6 +215,10 @@ class NoEnd(RuntimeError):
     """Of a wait that took longer than it may."""
 
 
+class OfGroup(int):
+    """A rank of all, which was asked for by its rank of a group."""
+
+
 def posts(Network, late=None, patience=0, **message):
     """What Network.exchange asks of torch.distributed, in whose place is one that only takes notes.
     late: "isend" or "irecv", the one that has no end: then, for whom it waits."""
@@ -224,6 +228,8 @@ def posts(Network, late=None, patience=0, **message):
     def begin(verb, peer, group, peer_of_group):
         begun.append(verb)
         notes[verb] = f"rank {peer} of all"
+        if isinstance(peer, OfGroup):
+            notes[verb] = f"rank {peer} of the group"
         if peer_of_group is not None and group is not None:
             notes[verb] = f"rank {peer_of_group} of the group"
         notes[f"the wait for {verb}"] = "none"
@@ -248,15 +254,20 @@ def posts(Network, late=None, patience=0, **message):
 
     module = Network.exchange.__globals__
     real = module["dist"]
-    module["dist"] = SimpleNamespace(
+    stand_ins = dict(
         isend=isend, irecv=irecv, P2POp=p2p_op, batch_isend_irecv=lambda ops: [op() for op in ops],
         send=lambda *args, **more: isend(*args, **more).wait(),
-        recv=lambda *args, **more: irecv(*args, **more).wait())
+        recv=lambda *args, **more: irecv(*args, **more).wait(),
+        get_global_rank=lambda group, rank: OfGroup(rank))
+    imported = {name: module[name] for name in stand_ins
+                if name in module and module[name] is getattr(real, name)}
+    module |= {name: stand_ins[name] for name in imported}
+    module["dist"] = SimpleNamespace(**vars(real) | stand_ins)
     try:
         net = Network(SimpleNamespace(rank=lambda: 0, size=lambda: 3), patience)
         net.exchange(**message)
     except NoEnd:
         return {"net.waits_for": net.waits_for}
     finally:
-        module["dist"] = real
+        module |= imported | {"dist": real}
     return notes | {"net.rounds": net.rounds}

@@ -81,8 +81,17 @@ def without_faults(text):
             if name is None or name in faults:
                 raise Unreadable(next(iter(faults.values()), message)) from None
             indent = re.match(r"\s*", lines[first - 1])[0]
-            lines[first - 1 : last] = [f"{indent}pass"] + [""] * (last - first)
+            lines[first - 1 : last] = [stub(lines[first - 1 : last], name, indent)]
+            lines[first:first] = [""] * (last - first)
             faults[name] = message
+
+
+def stub(lines, name, indent):
+    """What stands in place of a definition, so that its name is there."""
+    name = name.split(".")[-1]
+    is_class = any(line.startswith(f"{indent}class {name}") for line in lines)
+    what = f"class {name}" if is_class else f"def {name}(*args, **more)"
+    return f"{indent}{what}: raise NotImplementedError"
 
 
 def function_around(lines, line):

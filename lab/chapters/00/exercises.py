@@ -12,6 +12,7 @@ from lab.classroom.exercise import Exercise, Run, Same, random
 # (how many ranks, numbers of each one's tensor): with parts of one size; of more than one, or none.
 EVEN = (3, 6), (4, 4)
 UNEVEN = (4, 6), (5, 3), (6, 2), (2, 0), (1, 2)
+MANY = *UNEVEN, (9, 1)
 LETTERS = "in the letters of the lesson"
 
 
@@ -134,7 +135,7 @@ EXERCISES = [
          "rank from `have` up to 2 have - 1 receives from rank - have; the others do nothing "
          "in this round. (N-1).bit_length() is log2 N, rounded up."),
         (Same(has, LETTERS, (EVEN, "broadcast")),
-         Same(has, LETTERS, (UNEVEN, "broadcast")), Run(5)),
+         Same(has, LETTERS, (MANY, "broadcast")), Run(5)),
     ),
     Exercise(
         "00.3", "reduce", 2,
@@ -146,7 +147,7 @@ EXERCISES = [
          "the other way: who got x sends it, and who sent it receives into another tensor, "
          "which is added to x in place."),
         (Same(has_what_counts, LETTERS, (EVEN, "reduce")),
-         Same(has_what_counts, LETTERS, (UNEVEN, "reduce")), Run(5)),
+         Same(has_what_counts, LETTERS, (MANY, "reduce")), Run(5)),
     ),
     Exercise(
         "00.4", "scatter gather", 1,

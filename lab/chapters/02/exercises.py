@@ -65,9 +65,10 @@ def bytes_in_buckets(chapter, tensors, capacity):
     return " | ".join(" ".join(str(p.nbytes) for p in bucket) for bucket in buckets)
 
 
-def in_pairs(parameters, capacity):
-    """In place of fill_buckets."""
-    return [parameters[i:i + 2] for i in range(0, len(parameters), 2)]
+def of_one_size(parameters, capacity):
+    """In place of fill_buckets, for parameters of one size."""
+    count = capacity // parameters[0].nbytes
+    return [parameters[i:i + count] for i in range(0, len(parameters), count)]
 
 
 def send_all(replica):
@@ -83,10 +84,10 @@ def steps_in_buckets(chapter):
     started, found = [], {}
     stand_in = lambda replica: started.append(len(replica.ready))
     parts = dict(start_full_buckets=stand_in, finish=send_all)
-    ps, rank = nn.ParameterList([random(2, 2), *(random(3) for _ in range(4))]), dist.get_rank()
-    with (mock.patch.object(chapter, "fill_buckets", in_pairs),
+    ps, rank = nn.ParameterList([random(2, 2), *(random(4) for _ in range(4))]), dist.get_rank()
+    with (mock.patch.object(chapter, "fill_buckets", of_one_size),
           mock.patch.multiple(chapter.Overlap, **parts)):
-        replica = chapter.Bucket(ps, dist.group.WORLD, 99)
+        replica = chapter.Bucket(ps, dist.group.WORLD, 2 * ps[0].nbytes)
         for step, batches in enumerate(([(0, 1, 2, 3), (4, 3)], [(3, 1)]), start=1):
             replica.zero_grad()
             for number, used in enumerate(batches, start=1):

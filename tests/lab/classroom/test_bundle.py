@@ -188,7 +188,7 @@ def test_who_solves_otherwise_gets_the_points_at_home(written):
     path = written / "00_collectives.py"
     path.write_text(path.read_text().replace("net.rank + half < net.ranks", "True"))
     wrong = make(written, "grade", "ONLY=00.2")
-    assert wrong.returncode == 2 and "rank 2 of 3 sends to rank 3" in wrong.stdout
+    assert wrong.returncode == 0 and "rank 2 of 3 sends to rank 3" in wrong.stdout
 
 
 def test_the_teacher_gives_them_too(written):
