@@ -65,6 +65,7 @@ def lines_of(week):
         yield wrapped("beside it", f"{pages.TITLES[text]}: {', '.join(places)}")
     yield wrapped("predict", week.prediction)
     yield wrapped("hunt", week.hunt.command)
+    yield wrapped("grade", f"python -m lab.grade class {' '.join(week.required)}")
     for said, those in (("required", week.required), ("optional", week.optional)):
         for number in those:
             exercise = TABLE[number][1]

@@ -24,7 +24,7 @@ import textwrap
 from datetime import date
 from pathlib import Path
 
-from lab.classroom import checks, variants
+from lab.classroom import checks, sandbox, variants
 
 MARK = "# hunt"
 SEEDS = 10**9
@@ -171,6 +171,7 @@ def arguments(argv):
     add("--out", type=commands.output("hunts"), default=Path("hunts"), metavar="FOLDER")
     add("--force", action="store_true", help="write over a hunt that was changed, too")
     add("--grade", metavar="FILE", help="say whether it is mended")
+    add("--sandbox", action="store_true", help="graded in a sandbox of Linux, as by lab.grade")
     add("--secret", metavar="WORD", help="draws the run that nobody has seen; default: the day")
     add("--reveal", metavar="FILE", help="tell the story, and the lines")
     args = parser.parse_args(argv)
@@ -184,6 +185,10 @@ def arguments(argv):
         raise Refused("a CHAPTER is missing, or --grade or --reveal and a file", "with 06")
     if args.secret is not None and not args.grade:
         raise Refused(f"--secret {args.secret} means nothing without --grade", "without --secret")
+    if args.sandbox and not args.grade:
+        raise Refused("--sandbox means nothing without --grade", "without --sandbox")
+    if args.sandbox and (why := sandbox.why_not()):
+        raise Refused(f"--sandbox: {why}", "without --sandbox")
     if args.grade and args.reveal:
         raise Refused(f"--grade {args.grade} means nothing beside --reveal", "without --reveal")
     if file and args.chapter:
@@ -201,6 +206,7 @@ def arguments(argv):
         if args.hunt is None:
             raise Refused(f"{file} is no hunt: its last line does not say which it is; {writes}")
     if args.student:
+        args.out /= re.sub(r"\W", "_", args.student)
         args.seed = variants.seed_of(args.student, f"hunt {args.chapter}", SEEDS)
     args.seed = args.seed or 0
     return args
@@ -261,6 +267,7 @@ def main(argv=None):
     if not args.grade:
         return write(args)
     secret = date.today().isoformat() if args.secret is None else args.secret
+    sandbox.REQUIRED = args.sandbox
     verdict, said = grade(args.text, *args.hunt[:2], secret)
     print(f"{args.file.name}  {verdict}")
     for words in said[:2]:

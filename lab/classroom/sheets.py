@@ -110,12 +110,16 @@ def asked_by(chapter, seed):
     return asked
 
 
-def is_as_asked(sheet, chapter, seed):
-    """chapter, seed: what all were asked; None: anything."""
-    if sheet.student is not None:
-        return (chapter in (None, sheet.chapter) and seed is None
-                and sheet.seed == predict.seed_of(sheet.student, sheet.chapter))
-    return chapter in (None, sheet.chapter) and seed in (None, sheet.seed)
+def is_as_asked(sheet, chapter, seed, student=None):
+    """chapter, seed: what all were asked; None: anything. student: who hands it in, of a class; so
+    it is that student's own sheet, or the one of all."""
+    if chapter not in (None, sheet.chapter):
+        return False
+    if sheet.student is None:
+        return seed == sheet.seed or seed is None and student is None
+    is_own = student is None or " ".join(student.split()).casefold() == sheet.student
+    return (is_own and seed is None
+            and sheet.seed == predict.seed_of(sheet.student, sheet.chapter))
 
 
 def right_in(sheet):
@@ -133,12 +137,14 @@ def right_in(sheet):
 def mark(found, chapter, seed, to):
     """Print a line for each sheet. to: a JSON file, or None."""
     marks, width = [], max(len(refusals.one_line(student)) for student, _ in found)
+    is_class = len(found) > 1
     for student, path in found:
         student, sheet = refusals.one_line(student), read(path)
         if sheet is None:
             print(f"{student:{width}}  {refusals.one_line(path.name)} is no sheet")
             continue
-        is_fair = is_as_asked(sheet, chapter and chapter[:2], seed)
+        owner = student if is_class else None
+        is_fair = is_as_asked(sheet, chapter and chapter[:2], seed, owner)
         right, count = right_in(sheet) if is_fair else (0, 5)
         named = f", for {refusals.one_line(sheet.student)}" if sheet.student else ""
         print(f"{student:{width}}  {right} of {count}  chapter {sheet.chapter}, seed {sheet.seed}"

@@ -92,7 +92,7 @@ def train(copy, chapter, ranks, flags):
         argv = shlex.split(f"--device=cpu {model} {flags}")
         preferred = None if path.is_relative_to(copy) else copy
         calls = [(checks.be_a_rank, (path, rank, ranks, argv, preferred)) for rank in range(ranks)]
-        outcome = checks.play(scratch, path, calls, limit=20)
+        outcome = checks.play(scratch, path, calls, limit=20, more_paths=[str(copy)])
         run = outcome.record
         if run is None:
             words = in_words(outcome, path.read_text(encoding="utf-8"), lambda line: line)

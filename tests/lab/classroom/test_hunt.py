@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from lab.classroom import checks, hunt
+from lab.classroom import checks, hunt, sandbox
 from lab.museum import observe
 from tests.conftest import ROOT
 
@@ -20,7 +20,7 @@ def written(tmp_path):
 
     def write(flags):
         assert hunt.main([*shlex.split(flags), f"--out={tmp_path}"]) == 0
-        [path] = tmp_path.glob("*.py")
+        [path] = tmp_path.rglob("*.py")
         return path
 
     return write
@@ -135,6 +135,20 @@ def test_the_day_or_a_secret_draws_the_run_that_nobody_has_seen():
     assert found[1].startswith(exhibit.flags) and found[1] != exhibit.flags
 
 
+@pytest.mark.full
+@pytest.mark.skipif(bool(sandbox.why_not()), reason="there are no namespaces")
+def test_in_a_sandbox_nobody_hands_in_the_chapter_that_lies_there(monkeypatch, written, capsys):
+    path, exhibit = written("01 --seed 2"), hunt.draw("01", 2)
+    monkeypatch.setattr(hunt, "runs_of", lambda chapter: [])
+    monkeypatch.setattr(sandbox, "REQUIRED", False)     # as it is again after this
+    path.write_text(path.read_text().replace(exhibit.new, exhibit.old))
+    assert hunt.main(["--grade", str(path), "--sandbox"]) == 0
+    path.write_text("import common\nfrom pathlib import Path\nexec(Path(common.__file__).with_name("
+                    "'01_single_gpu.py').read_text())\n# hunt 01 2 easy\n")
+    assert hunt.main(["--grade", str(path), "--sandbox"]) == 1
+    assert "No such file" in capsys.readouterr().out
+
+
 def test_what_breaks_another_run_of_the_chapter_is_seen(monkeypatch):
     """The bug is gone; but gradients are never clipped, which its own run does not do."""
     clipped = [run for run in hunt.runs_of("01") if "--clip" in run[1]]
@@ -176,7 +190,8 @@ def test_what_is_no_hunt_is_neither_graded_nor_revealed_nor_written_over(tmp_pat
     ("--grade no.py", "no.py is no file with a text in UTF-8; `python -m lab.hunt 06` writes one"),
     ("--grade 02_data_parallel.py", "is no hunt"), ("--grade lab", "lab is no file"),
     ("02 --secret x", "without --secret would work"),
-    ("02 --reveal x.py", "without --reveal would work")])
+    ("02 --reveal x.py", "without --reveal would work"),
+    ("02 --sandbox", "without --sandbox would work")])
 def test_a_bad_argument_costs_one_line(monkeypatch, capsys, flags, words):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as leaving:

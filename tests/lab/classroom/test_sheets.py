@@ -78,6 +78,15 @@ def test_a_name_draws_a_sheet_and_an_easier_seed_is_no_way_out(folder, capsys):
     assert marks(capsys, "03")[1] == {"ada": (0, 5), "bob": (0, 5)}     # another chapter's
 
 
+def test_another_students_sheet_and_a_seed_of_ones_own_choice_count_nothing(folder, capsys):
+    """In a class, where who hands it in is known."""
+    path, asked = export(folder / "ada.md", "--for=ada")
+    fill_in(path, right_answers(asked))
+    (folder / "bob.md").write_text(path.read_text())
+    (folder / "cyn.md").write_text(path.read_text().replace(", for ada", ""))
+    assert marks(capsys)[1] == {"ada": (5, 5), "bob": (0, 5), "cyn": (0, 5)}
+
+
 def test_what_is_asked_of_all_is_what_counts(folder, capsys):
     path, asked = export(folder / "ada.md", "--seed=4")
     fill_in(path, right_answers(asked))
