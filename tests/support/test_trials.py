@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.classroom import checks
 from tests.support import every_command, trials
 from tests.support.every_command import (
     ASLEEP_ON_RANKS,
@@ -26,6 +27,12 @@ HERE = [*OTHERS, *[PLANNER] * PLANNER.program[0].exists()]
 if importlib.util.find_spec("triton") is None:
     HERE = [command for command in HERE if command not in (KERNELS, WARPS)]
 EVERY = pytest.mark.parametrize("command", [*ON_RANKS, *HERE], ids=lambda command: command.name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """The interpreter that forks is there before a trial takes away the right to start it."""
+    checks.warm_up()
 
 
 @pytest.mark.parametrize("name", every_command.typed())
