@@ -114,6 +114,7 @@ def test_it_cannot_be_done(confined, world):
     assert done_by(HARMLESS | HARMFUL, world) == []
 
 
+@pytest.mark.full
 def test_without_a_sandbox_it_can(world):
     assert done_by(HARMLESS, world) == [*HARMLESS]
 
@@ -129,6 +130,7 @@ def test_ranks_meet_and_a_right_answer_is_right(confined, tmp_path, exercise):
     assert found.right, found
 
 
+@pytest.mark.full
 @possible
 def test_processes_that_wait_for_each_other_are_ended_there(confined):
     source = SOLUTION.replace("        return gradient, None\n",
