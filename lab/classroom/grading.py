@@ -99,7 +99,7 @@ def grade_exercise(exercise, file, limit=checks.LIMIT, seed=None):
         return OPEN, "not begun"
     mark, words = try_functions(exercise, file, limit, seed)
     holed = [name for name, node in nodes.items() if holes.is_hole(node, or_pass=False)]
-    if mark == WRONG and holed:                         # right: another function does its work
+    if holed and words:                                 # none: another function does its work
         return OPEN, f"not begun: {', '.join(holed)}"
     return mark, words
 
@@ -152,12 +152,11 @@ def grade_whole(exercises, file, results, limit):
         part = f": {', '.join(not_begun)}" if len(not_begun) < len(results) else ""
         return OPEN, f"not begun{part}"
     wrong = [result.number for result in results if result.mark == WRONG]
-    every = {repr(check): (check, exercise.number) for exercise in exercises
-             for check in exercise.checks}.values()
-    has_runs = any(checks.is_run(check) for check, _ in every)
-    these = [check for check, number in every
-             if checks.is_run(check) or number in wrong or not has_runs]
-    return run(file, file.text, these, limit, lambda line: line)
+    every = [(exercise.number, check) for exercise in exercises for check in exercise.checks]
+    runs = [check for _, check in every if checks.is_run(check)]
+    values = [check for number, check in every if number in wrong or not runs]
+    distinct = {repr(check): check for check in (*runs, *values)}.values()
+    return run(file, file.text, distinct, limit, lambda line: line)
 
 
 def run(file, source, these, limit, line_of_student):

@@ -2,6 +2,8 @@
 """
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from lab.classroom import checks, exercises, grading, holes, second
 from lab.classroom.exercise import Run
@@ -95,3 +97,19 @@ def test_a_value_that_no_run_sees_is_wrong_in_the_whole_chapter_too():
     results = [grading.Result("04.7", "", grading.WRONG, "", 1, 0)]
     mark, words = grading.grade_whole([SUM, PAYS], file, results, checks.LIMIT)
     assert mark == grading.WRONG and words.startswith(said)
+
+
+def test_at_home_a_function_that_is_left_open_is_no_point(monkeypatch):
+    """Some values need the other one alone."""
+    text = holes.cut(SOLUTION, "SumOut.backward", "?", "04.2: SumOut.backward")
+    forward = ON_RANKS.checks[0]._replace(function=sum_alone, words="SumOut, forward")
+    both = ON_RANKS._replace(checks=(forward, *ON_RANKS.checks))
+    known = {check.key: checks.answers(CHAPTER, SOLUTION, check) for check in both.checks}
+    monkeypatch.setattr(checks, "stored", lambda: known)
+    assert grading.grade_exercise(both, file_of(text)) == (
+        grading.OPEN, "not begun: SumOut.backward")
+    assert grading.grade_exercise(both, file_of(SOLUTION)) == (grading.RIGHT, "")
+
+
+def sum_alone(chapter):
+    return chapter.SumOut.apply(torch.ones(2), dist.group.WORLD)
