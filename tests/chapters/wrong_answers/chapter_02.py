@@ -35,6 +35,8 @@ WRONG = {
         Wrong(" or last and last[0].grad_dtype != p.grad_dtype", "", "'8 4 4 8'"),
     ],
     "02.4": [
+        Wrong("fill_buckets(self.trained, capacity)", "[list(self.trained)]",
+              "all_reduce, calls: measured 1, formula 3"),
         Wrong("view.copy_(p.grad)\n        p.grad = view", "view.copy_(p.grad)",
               "they were not summed"),
         Wrong("view.copy_(p.grad)", "pass",
