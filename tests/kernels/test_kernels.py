@@ -364,7 +364,7 @@ def test_compiled_without_spills_for(compilers, arch):
     assert compilers[arch].returncode == 0, errors[-2000:]
     compiled = json.loads(output)
     names = {(kernel["case"].split()[0], kernel["kernel"]) for kernel in compiled}
-    assert len(names) == (12 if arch == 80 else 14) and len(compiled) > 18, names
+    assert len(names) == (12 if arch == 80 else 14) and len(compiled) > 15, names
     for kernel in compiled:
         # float32 has no tensor cores: many registers, and a few too many by some compilers
         allowed = 32 if "attention" in kernel["case"] and "float32" in kernel["case"] else 0
