@@ -197,8 +197,10 @@ def main(argv=None):
     stops = [stop for room in chosen for stop in stops_of(room, args.figures)[: args.first or None]]
     if not args.figures:
         return tour(stops, Path("runs"), "runs")
-    plans = [["-m", "lab.plans", "--out=figures"]] if "10" in chosen else []
-    return tour(stops, Path("runs/figures"), "figures", plans)
+    of_no_run = {"07": ["-m", "lab.animation", "--out=figures/pipeline.svg"],
+                 "10": ["-m", "lab.plans", "--out=figures"]}
+    more = [words for room, words in of_no_run.items() if room in chosen]
+    return tour(stops, Path("runs/figures"), "figures", more)
 
 
 if __name__ == "__main__":

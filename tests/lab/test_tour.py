@@ -123,6 +123,15 @@ def test_the_table_and_the_figures_are_of_what_is_done():
     assert tour.drawing(tour.stops_of("10"), Path("runs"), "out") == []
 
 
+@pytest.mark.parametrize(("rooms", "drawn"), [
+    ("02", []), ("07", ["lab.animation"]), ("10 07", ["lab.animation", "lab.plans"])])
+def test_some_figures_are_of_no_run(monkeypatch, rooms, drawn):
+    told = []
+    monkeypatch.setattr(tour, "tour", lambda stops, folder, out, more=(): told.append(more) or 0)
+    assert tour.main([*rooms.split(), "--figures"]) == tour.main(rooms.split()) == 0
+    assert [[words[1] for words in more] for more in told] == [drawn, []]
+
+
 @pytest.mark.parametrize(("number", "by_torchrun"), [
     (signal.SIGINT, True), pytest.param(signal.SIGTERM, False, marks=pytest.mark.full)])
 def test_nothing_is_left_running(tmp_path, number, by_torchrun):

@@ -25,6 +25,7 @@ from benchmarks import (
     time_muon,
 )
 from lab import (
+    animation,
     asleep,
     faults,
     formats,
@@ -258,6 +259,8 @@ ASLEEP_ON_RANKS = Command(
     ["-m", "lab.asleep"], partial(on_a_rank, asleep.main), stops_at=["lab.bench.meeting.join"],
     writes={"--json": "run.json"}, starts=False)
 OTHERS = [
+    lab("animation", animation.main, stops_at=["lab.animation.draw"],
+        writes={"--out": "pipeline.svg"}, starts=False),
     lab("bundle", bundle.main, ["--out=bundle"], stops_at=["lab.classroom.bundle.write"],
         work={"lab.classroom.bundle.write": lambda *given, **more: None},
         writes={"--out": "bundle"}, starts=False),
