@@ -65,6 +65,7 @@ def test_the_exercise_is_asked_and_its_answers_are_graded(copy):
     assert status == 0 and len(re.findall(r"\[02\.10-\d\] PASSED", said)) == 2, said
 
 
+@pytest.mark.full
 def test_the_exhibit_is_caught(copy):
     status, said = run(copy, "-m", "lab.museum", "torchtitan#2206")
     assert status == 0 and "1 of 1 caught" in said, said

@@ -149,6 +149,7 @@ def test_in_a_sandbox_nobody_hands_in_the_chapter_that_lies_there(monkeypatch, w
     assert "No such file" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_what_breaks_another_run_of_the_chapter_is_seen(monkeypatch):
     """The bug is gone; but gradients are never clipped, which its own run does not do."""
     clipped = [run for run in hunt.runs_of("01") if "--clip" in run[1]]
