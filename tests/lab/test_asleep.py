@@ -105,7 +105,7 @@ def test_chapters_take_as_long_as_the_formulas_say(ranks):
     ("02 overlap", "02_data_parallel", "            handle.wait()\n"),
     ("03 zero1", "03_zero", "            self.gathering.wait()\n")], ids=["02", "03"])  # fmt: skip
 def test_a_message_that_nobody_waits_for_is_seen(ranks, variant, name, waits):
-    """The step is shorter than it can be. Naps are long, beside what a busy machine adds to them."""
+    """The step is shorter than it can be. Naps are long beside what a busy machine adds to one."""
     chapter(name)  # or skip
     fault = name, waits, waits.replace("wait()", "work.wait()")
     plan = PLAN._replace(forward=4 * PLAN.forward, backward=4 * PLAN.backward)
