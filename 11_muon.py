@@ -106,7 +106,7 @@ class Muon(torch.optim.Optimizer):
         kinds = {True: [], False: []}
         for p in parameters:
             kinds[is_matrix(p)].append(p)
-        lr = lr or 4e-3                                 # README has what others give
+        lr = lr or 4e-3                                 # pages/today.md has others
         super().__init__([{"params": kinds[True]}, {"params": kinds[False]}],
                          {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.adamw = OPTIMIZERS["adamw"](self.param_groups[1:], lr)

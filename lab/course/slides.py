@@ -4,7 +4,7 @@
     pandoc --to revealjs --standalone --slide-level 2 slides/week-04.md --output week-04.html
 
 A slide is a Point of the week's outline. What it says is a piece of a chapter's lesson, as it
-stands there; its numbers are computed when it is written; and its figure is the README's, the
+stands there; its numbers are computed when it is written; and its figure is a chapter's, the
 upper part of one that is tall. So a slide says what the course says on that day.
 """
 

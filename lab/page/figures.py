@@ -1,4 +1,4 @@
-"""The figures of the README, light enough for a page: as WebP, and as small ones for its cards.
+"""The figures of the course, light enough for a page: as WebP, and as small ones for its cards.
 
 They are made when they are asked for, and kept while their file stays as it is. A figure has few
 colors, so a palette loses nothing that is seen, and WebP then keeps each number as it is.

@@ -1,5 +1,5 @@
-"""The pages of pages/, which are Markdown, as HTML. Where markdown-it-py is not installed, they
-stand as they are written."""
+"""The pages of pages/ and the few files beside it that are Markdown, as HTML. Where markdown-it-py
+is not installed, they stand as they are written."""
 
 import posixpath
 import re
@@ -10,6 +10,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from lab import ROOT
+from lab.page import figures
 
 try:
     from markdown_it import MarkdownIt
@@ -17,6 +18,17 @@ except ImportError:
     MarkdownIt = None
 
 FOLDER = ROOT / "pages"
+GROUPS = {              # the contents: a page by its path from pages/
+    "Guides": ("../README.md", "reading.md", "map.md", "files.md", "browser.md", "gpus.md",
+               "today.md", "formats.md", "checkpoints.md", "planning.md", "types.md", "museum.md",
+               "sources.md", "results.md", "../benchmarks/RESULTS.md"),
+    "The course": ("course.md", "classroom.md", "points.md", "midterm.md", "project.md",
+                   "notation.md"),
+    "For teachers": ("teacher/class.md", "teacher/grading.md", "../container/README.md",
+                     "teacher/office-hours.md", "teacher/midterm.md", "teacher/project.md")}
+BESIDE = [path for those in GROUPS.values() for path in those if path.startswith("../")]
+TITLES = {"../README.md": "Start here"}         # else its first headline
+IMAGE = re.compile(r'<p><img src="([^"]*)" alt="([^"]*)" /></p>')
 
 
 class Section(NamedTuple):
@@ -27,7 +39,7 @@ class Section(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A page of pages/, by its path there, "teacher/class.md"."""
+    """A page, by its path from pages/, "teacher/class.md"."""
 
     path: str
     title: str
@@ -36,7 +48,7 @@ class Written(NamedTuple):
 
     @property
     def name(self):
-        return self.path.removesuffix(".md").replace("/", "-")
+        return self.path.removeprefix("../").removesuffix(".md").replace("/", "-")
 
     @property
     def address(self):
@@ -49,20 +61,23 @@ class Written(NamedTuple):
 
 
 def pages(folder=FOLDER):
-    """{path: Written} of all, those for teachers last."""
+    """{path: Written} of all, in the order of the contents; what is not in them comes last."""
+    there = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.md"))}
+    there |= {name: folder / name for name in BESIDE if (folder / name).exists()}
+    order = [path for those in GROUPS.values() for path in those]
     found = {}
-    for path in sorted(folder.rglob("*.md"), key=lambda path: (len(path.parts), path.name)):
-        text, name = path.read_text(encoding="utf-8"), path.relative_to(folder).as_posix()
-        title = re.search(r"^# (.+)$", text, re.MULTILINE)[1]
+    for name in sorted(there, key=lambda name: order.index(name) if name in order else len(order)):
+        text = there[name].read_text(encoding="utf-8")
+        title = TITLES.get(name) or re.search(r"^# (.+)$", text, re.MULTILINE)[1]
         found[name] = Written(name, title, name.startswith("teacher/"), text)
     return found
 
 
 def grouped():
     """{group of the contents: its pages}."""
-    groups = {"The course": [], "For teachers": []}
-    for page in pages().values():
-        groups["For teachers" if page.for_teachers else "The course"].append(page)
+    there = pages()
+    groups = {group: [there[path] for path in those if path in there]
+              for group, those in GROUPS.items()}
     return {group: those for group, those in groups.items() if those}
 
 
@@ -72,7 +87,7 @@ def anchor_of(title):
 
 
 def linked_files(text):
-    """The files of the course that a page links to, from its root: "figures/fp8.png"."""
+    """The files beside pages/ that a page links to or shows, from the root: "figures/fp8.png"."""
     return [re.sub(r"^(\.\./)+", "", target) for target in re.findall(r"\]\(([^)#]+)", text)
             if target.startswith("../")]
 
@@ -99,9 +114,22 @@ def html(text, path, site):
         if token.type == "heading_open":
             token.attrSet("id", anchor_of(inside.content))
         for child in token.children or ():
-            if child.type == "link_open":
-                child.attrSet("href", address(child.attrGet("href"), path, site))
-    return Markup(without_dead(made.renderer.render(tokens, made.options, {})))
+            for kind, attribute in (("link_open", "href"), ("image", "src")):
+                if child.type == kind:
+                    child.attrSet(attribute, address(child.attrGet(attribute), path, site))
+    written = made.renderer.render(tokens, made.options, {})
+    return Markup(IMAGE.sub(as_figure, without_dead(written)))
+
+
+def as_figure(image):
+    """A paragraph that is an image, as a figure with a caption; nothing, if the site has none."""
+    file, alt = image.groups()
+    if not file:
+        return ""
+    drawn = file.endswith(".webp") and figures.figure(posixpath.basename(file)[:-5], "")
+    size = f' width="{drawn.width}" height="{drawn.height}"' if drawn else ""
+    return (f'<figure><div><a href="{file}"><img src="{file}"{size} alt="{alt}" loading="lazy"></a>'
+            f"</div><figcaption>{alt}</figcaption></figure>")
 
 
 @lru_cache
@@ -125,12 +153,12 @@ def address(target, path, site):
     if not where or re.match(r"https?:", where):
         return target
     file = posixpath.normpath(posixpath.join("pages", posixpath.dirname(path), where))
-    file = file.removeprefix("pages/")
-    page, suffix = posixpath.splitext(file)
-    found = f"{page}.webp" if suffix == ".png" else f"{page.replace('/', '-')}.html"
+    page, suffix = posixpath.splitext(file.removeprefix("pages/"))
+    of_figures = {".png": f"{page}.webp", ".svg": f"{page}.svg"}
+    found = of_figures.get(suffix) or f"{page.replace('/', '-')}.html"
     return found + behind if found in site else ""
 
 
 def without_dead(html):
-    """Without links that lead nowhere on the site: to the README, say."""
+    """Without links that lead nowhere on the site: to CONTRIBUTING.md, say."""
     return re.sub(r'<a href="">(.*?)</a>', r"\1", html)

@@ -104,6 +104,8 @@ class Course:
         for path in sorted(FILES.rglob("*.*")):
             if path.suffix in kinds:
                 site[path.relative_to(FILES).as_posix()] = kinds[path.suffix], path.read_bytes
+        for path in sorted(figures.FOLDER.glob("*.svg")):
+            site[f"figures/{path.name}"] = "image/svg+xml", path.read_bytes
         linked = [figures.figure(name, "") for name in ("rooflines", *linked_figures())]
         for figure in filter(None, (*figures_of_files().values(), *linked)):
             site |= {address: ("image/webp", make) for address, make in figure.files().items()}
@@ -298,13 +300,14 @@ def thread(exhibit):
 
 @cache
 def alts():
-    """{figure: what the README says that it shows}."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    return {file: alt for alt, file in re.findall(r"!\[([^\]]*)\]\(figures/(\w+)\.png\)", readme)}
+    """{figure: what the page that shows it says of it}."""
+    image = re.compile(r"!\[([^\]]*)\]\((?:\.\./)*figures/(\w+)\.png\)")
+    return {file: alt for page in markdown.pages().values()
+            for alt, file in image.findall(page.text)}
 
 
 def figures_of_files():
-    """{name: its Figure}: with what its figure.py says of it, or else the README."""
+    """{name: its Figure}: with what its figure.py says of it, or else a page."""
     said = {name: figure.draw.__doc__ for name, figure in pictures.FIGURES.items()}
     files = {name: name for name in chapters.NAMES}
     files |= {name: figure for name, (_, figure) in beside_chapters().items() if figure}

@@ -281,14 +281,14 @@ def test_published_mixtures_are_predicted_as_well_as_is_said(ten):
         assert goals[0] < mean + 0.05 and goals[1] < largest + 0.1, name
 
 
-def test_the_readme_has_all_rows_as_they_are_predicted_now(ten):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_planners_page_has_all_rows_as_they_are_predicted_now(ten):
+    page = (ROOT / "pages/planning.md").read_text(encoding="utf-8")
     for name in mixtures.PUBLISHED:
         for words, published_rate, ours in mixtures.rows(ten, name):
             model, cluster, gpus, batch, micro, tp, pp, v, ep, dtype, *hidden = words.split()
             assert (f"| {model} | {int(gpus):,} {cluster} | {batch}, {micro} | {tp}, {pp}, {v}, "
                     f"{ep} | {', '.join([dtype, *hidden])} | {published_rate:.4g} | {ours:.0f} | "
-                    f"{ours / published_rate - 1:+.0%} |") in readme, words
+                    f"{ours / published_rate - 1:+.0%} |") in page, words
 
 
 def test_two_hops_folding_and_what_hides_are_worth_what_tables_say(ten):

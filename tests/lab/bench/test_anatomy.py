@@ -66,11 +66,11 @@ def test_units_of_kinds_that_the_same_ranks_hold():
     assert (calls, payload) == (1, 12 * cut) and wire == pytest.approx(2 * 2 / 3 * 12 * cut)
 
 
-def test_the_front_page_says_what_the_shares_give():
+def test_the_map_says_what_the_shares_give():
     """Of chapter 09, which keeps gathered inputs and the keys and values of all ranks of cp."""
     cfg = PRESETS["7b"]
     said = re.search(r"shape a rank keeps (\S+) at tp 8, and (\S+) at cp 4",
-                     (ROOT / "README.md").read_text()).groups()
+                     (ROOT / "pages/map.md").read_text()).groups()
     _, whole, *_ = anatomy.kept_by_modules(cfg, 1, 2, {})
     for number, (cp, tp) in zip(said, ((1, 8), (4, 1))):
         shares = {"inputs": 1 / cp, "keys and values": 1 / tp, "positions": 1 / cp}

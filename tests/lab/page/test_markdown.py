@@ -4,15 +4,19 @@ import re
 
 import pytest
 
-from lab.page import markdown, reading
+from lab.page import figures, markdown, reading
 from tests.lab.page.test_page import Page
 
 pytest.importorskip("markdown_it")
 TEXT = """# A page: of two parts
 
 Read [it](class.md#a-part), [the chapter](../../04_tensor_parallel.py),
-[a figure](../../figures/fp8.png), [the README](../../README.md),
+[a figure](../../figures/fp8.png), [the rules](../../CONTRIBUTING.md),
 [outside](https://github.com/x) and <b>this</b>.
+
+![a picture](../../figures/fp8.png)
+
+![another one](../../figures/none.png)
 
 ## A part, `told`
 
@@ -53,20 +57,36 @@ def test_links_lead_to_pages_of_the_site_or_nowhere(page):
     above, _ = markdown.sections(page, SITE)
     assert Page(above.html).links == [
         "teacher-class.html#a-part", "04_tensor_parallel.html", "figures/fp8.webp",
-        "https://github.com/x"]
-    assert "the README" in above.html and "&lt;b&gt;this" in above.html
+        "https://github.com/x", "figures/fp8.webp"]
+    assert "the rules" in above.html and "&lt;b&gt;this" in above.html
     assert markdown.linked_files(page.text) == [
-        "04_tensor_parallel.py", "figures/fp8.png", "README.md"]
+        "04_tensor_parallel.py", "figures/fp8.png", "CONTRIBUTING.md", "figures/fp8.png",
+        "figures/none.png"]
 
 
-def test_addresses():
-    site = {"course.html", "kernels-elu.html", "teacher-class.html"}
-    for target, path, found in (
-            ("course.md", "points.md", "course.html"), ("../course.md#a", "teacher/class.md",
-                                                        "course.html#a"),
-            ("teacher/class.md", "course.md", "teacher-class.html"), ("#b", "x.md", "#b"),
-            ("../kernels/elu.py", "course.md", "kernels-elu.html"), ("no.md", "course.md", "")):
-        assert markdown.address(target, path, site) == found, target
+def test_a_picture_is_a_figure_or_nothing(page):
+    above, _ = markdown.sections(page, SITE)
+    seen = figures.figure("fp8", "")
+    assert (f'<img src="figures/fp8.webp" width="{seen.width}" height="{seen.height}" '
+            'alt="a picture" loading="lazy">') in above.html
+    assert Page(above.html).of("figcaption") == ["a picture"] and "another" not in above.html
+
+
+@pytest.mark.parametrize(("target", "path", "found"), [
+    ("course.md", "points.md", "course.html"),
+    ("../course.md#a", "teacher/class.md", "course.html#a"),
+    ("teacher/class.md", "course.md", "teacher-class.html"),
+    ("#b", "x.md", "#b"), ("no.md", "course.md", ""),
+    ("../kernels/elu.py", "course.md", "kernels-elu.html"),
+    ("kernels/elu.py", "../README.md", "kernels-elu.html"),
+    ("pages/course.md", "../README.md", "course.html"),
+    ("../README.md#a", "course.md", "README.html#a"),
+    ("figures/fp8.png", "../README.md", "figures/fp8.webp"),
+    ("../figures/a.svg", "course.md", "figures/a.svg")])
+def test_addresses(target, path, found):
+    site = {"course.html", "kernels-elu.html", "teacher-class.html", "README.html",
+            "figures/fp8.webp", "figures/a.svg"}
+    assert markdown.address(target, path, site) == found
 
 
 def test_anchors_are_those_of_github():
@@ -93,14 +113,23 @@ def test_the_site_has_every_page_and_search_finds_it():
     site = course.site()
     found = course.search()
     for page in markdown.pages().values():
-        assert page.address in site and f'"{page.short}' in found
+        assert f'"{page.short}' in found
+        assert Page(site[page.address][1]()).of("h1") == [page.title]   # none has its address
     seen = Page(course.written(markdown.pages()["points.md"], site))
     assert seen.of("h1") == ["Levels and points"]
     assert "midterm.html" in seen.links and "For teachers" in seen.of("p")
 
 
+def test_the_contents_have_every_page_once():
+    groups = markdown.grouped()
+    assert [*groups] == ["Guides", "The course", "For teachers"]
+    listed = [page.path for those in groups.values() for page in those]
+    assert sorted(listed) == sorted(markdown.pages()) and len({*listed}) == len(listed)
+    front = Page(reading.Course(folder=reading.ROOT / "runs/none").front())
+    assert {page.address for page in markdown.pages().values()} <= {*front.links}
+
+
 def test_the_contents_have_no_group_without_pages(monkeypatch):
-    assert [*markdown.grouped()] == ["The course", "For teachers"]
-    only = {path: one for path, one in markdown.pages().items() if not one.for_teachers}
+    only = {path: one for path, one in markdown.pages().items() if path.startswith("teacher")}
     monkeypatch.setattr(markdown, "pages", lambda: only)
-    assert [*markdown.grouped()] == ["The course"]
+    assert [*markdown.grouped()] == ["For teachers"]

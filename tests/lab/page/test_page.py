@@ -22,7 +22,7 @@ from lab import museum
 from lab.bench.about import as_check
 from lab.classroom.exercises import EXERCISES
 from lab.page import __main__ as program
-from lab.page import answers, figures, reading, server, tables, tools, typeset
+from lab.page import answers, figures, markdown, reading, server, tables, tools, typeset
 from lab.page.source import HEADING, Source, before_and_now
 from lab.sources import SOURCES, texts
 from tests.conftest import ROOT
@@ -82,6 +82,8 @@ def pages(course):
 
 def test_every_link_leads_somewhere(course, pages):
     site, outside = course.site(), {source.address for source in SOURCES}
+    for page in markdown.pages().values():
+        outside |= {*re.findall(r"\]\((https://[^)]+)\)", page.text)}
     for address, page in pages.items():
         assert len(set(page.ids)) == len(page.ids), address
         assert {link for link in page.loaded if link not in site} <= {"answers.js"}, address

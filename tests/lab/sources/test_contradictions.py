@@ -60,6 +60,6 @@ def test_bubbles_of_the_total_are_those_of_lists_that_run():
     assert schedules.simulated_bubble(dual, "dualpipe") == pytest.approx(1 / 8)
 
 
-def test_the_readme_counts_them():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"# {len(CONTRADICTIONS)} claims that do not hold" in readme
+def test_their_page_counts_them():
+    page = (ROOT / "pages/sources.md").read_text(encoding="utf-8")
+    assert f"# {len(CONTRADICTIONS)} claims that do not hold" in page
