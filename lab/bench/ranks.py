@@ -26,8 +26,6 @@ from collections.abc import Iterable
 from multiprocessing import connection, forkserver
 from pathlib import Path
 
-import psutil
-
 from lab import ROOT
 from lab.cli import refusals
 
@@ -198,6 +196,8 @@ class Launched:
 
     def stop(self):
         """With its ranks, which are in sessions of their own."""
+        import psutil  # here: what starts no torchrun does without it
+
         if self.process.poll() is None:
             ranks = psutil.Process(self.process.pid).children(recursive=True)
             for process in [self.process, *ranks]:

@@ -12,7 +12,6 @@ from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -78,6 +77,8 @@ class Pool:
     def renew(self, world):
         """So many members. One in which PyTorch has kept old groups, in caches of DTensor or hooks
         of autograd, is replaced: the threads of a group wake up all the time."""
+        import psutil  # here: the kernels' tests need no pool, and run where there is no psutil
+
         for i, (process, pipe, _) in enumerate(self.members):
             if psutil.Process(process.pid).num_threads() > MOST_THREADS:
                 end(process, pipe)
