@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 import common  # noqa: E402  (after the path to it)
 from lab import chapters  # noqa: E402
 from lab.bench import noise  # noqa: E402
-from lab.bench.drawing import BLUE, GRAY, RED, new_figure  # noqa: E402
+from lab.bench.drawing import BLUE, GRAY, RED, new_figure, save  # noqa: E402
 from lab.cli import commands, refusals  # noqa: E402
 from lab.planner import batch as planned  # noqa: E402
 
@@ -152,7 +152,7 @@ def draw(found, loss, scale, grown, path):
     growth.set_ylabel("N, tokens")
     growth.set_xscale("log")
     growth.set_yscale("log")
-    figure.savefig(path, dpi=110)
+    save(figure, path, dpi=110)
 
 
 def accept(argv):

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 import common  # noqa: E402  (after the path to it)
 from kernels import fp8  # noqa: E402
 from lab import chapters  # noqa: E402
-from lab.bench.drawing import new_figure  # noqa: E402
+from lab.bench.drawing import new_figure, save  # noqa: E402
 from lab.cli import commands, refusals  # noqa: E402
 
 FEATURE, OUTLIER = 5, 2.0**18
@@ -162,7 +162,7 @@ def draw(fp32, losses, x, path):
     sums.set_title("relative error of a sum of k products in Hopper's tensor cores")
     sums.set_xlabel("k")
     sums.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+    save(figure, path, dpi=120)
 
 
 def accept(argv):

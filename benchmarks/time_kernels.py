@@ -36,7 +36,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import results  # noqa: E402  (after the path to it)
 from common import Refused  # noqa: E402
-from lab.bench.drawing import new_figure  # noqa: E402
+from lab.bench.drawing import new_figure, save  # noqa: E402
 from lab.cli import commands, refusals  # noqa: E402
 
 DEVICE = "cuda"
@@ -287,7 +287,7 @@ def draw(rows, x, ways, unit, path):
     figure.supxlabel(x, fontsize=9)
     figure.supylabel(unit, fontsize=9)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=len(ways))
-    figure.savefig(path)
+    save(figure, path)
 
 
 def accept(argv):

@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 
 import common
-from lab.bench.drawing import new_figure
+from lab.bench.drawing import new_figure, save
 from lab.bench.meters import nbytes
 from lab.cli import commands, refusals
 
@@ -336,7 +336,7 @@ def draw(shares, losses, path):
     gaps.set_title("bfloat16 weights: loss above that of float32")
     gaps.set_xlabel("step")
     gaps.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+    save(figure, path, dpi=120)
 
 
 def arguments(argv):

@@ -13,7 +13,7 @@ line says which; the other figures are drawn, unless a file cannot be read at al
 import warnings
 
 from lab.bench import scaled
-from lab.bench.drawing import runs_of
+from lab.bench.drawing import runs_of, save
 from lab.bench.runs import arguments, files_of, in_words, read_runs, was_measured
 from lab.chapters import rooms_with
 from lab.cli import commands
@@ -25,7 +25,7 @@ FIGURES = {figure.OF: figure for figure in (*rooms_with("figure").values(), scal
 
 def draw(runs, chapter, path):
     """Draw the figure of a chapter from JSON objects, of which it takes those that it compares."""
-    FIGURES[chapter].draw(runs).savefig(path)
+    save(FIGURES[chapter].draw(runs), path)
 
 
 def draw_all(runs, folder):

@@ -17,6 +17,7 @@
 import sys
 from pathlib import Path
 
+from lab.bench.drawing import save
 from lab.chapters import rooms_with
 from lab.cli import commands, refusals
 from lab.cli.refusals import refusal
@@ -51,7 +52,7 @@ def main(argv=None):
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.picture or PICTURES:
         path = args.out / f"{name}.png"
-        PICTURES[name]().savefig(path, dpi=110)
+        save(PICTURES[name](), path, dpi=110)
         print(path)
     return 0
 

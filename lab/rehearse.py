@@ -36,6 +36,7 @@ from common import Config, Refused
 from lab import chapters
 from lab.bench import anatomy, fakes, growth, rehearsal, rehearsed
 from lab.bench.bench import wrote
+from lab.bench.drawing import save
 from lab.cli import commands, refusals, strict
 
 PRESETS = {             # as published
@@ -227,7 +228,7 @@ def main(argv=None):
         lines.append(f"  unlike the published run: {UNLIKE[args.published.partition('-')[0]]}")
     print("\n".join(lines))
     outputs = {"json": lambda path: path.write_text(json.dumps(record, indent=1)),
-               "plot": lambda path: rehearsed.draw(records).savefig(path)}
+               "plot": lambda path: save(rehearsed.draw(records), path)}
     written = [wrote(args, flag, write) for flag, write in outputs.items()]
     return int(not all(written) or any(record["problems"] for record in records))
 

@@ -1,5 +1,6 @@
 """What the figures of several rooms share: colours, sizes, and what they read of a run's JSON."""
 
+import io
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -13,6 +14,7 @@ GRAY = "#777777"
 MOST = 4096             # ranks, layers or experts that a figure shows
 OPERATORS = {"all_reduce": RED, "all_gather": "#4f8a5b", "reduce_scatter": PURPLE,
              "all_to_all": "#a05fb4", "send": "#d9822b"}
+COLORS = 256            # of a PNG
 SEPARATE = 40           # collectives of an operator that are drawn one by one; more are merged
 STYLE = Path(__file__).parent / "figures.mplstyle"
 
@@ -30,6 +32,24 @@ def blank(width: float, height: float):
 
     style.use(STYLE)
     return Figure(figsize=(width, height))
+
+
+def save(figure: object, path: Path, dpi: float | None = None):
+    """Write a figure as a PNG with a palette: a third of the bytes, and it looks the same."""
+    from PIL import Image
+
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=dpi)
+    with Image.open(drawn) as image:
+        few_colors(image).save(path, optimize=True)
+
+
+def few_colors(image: object) -> object:
+    """An image of Pillow's, with a palette."""
+    from PIL import Image
+
+    return image.convert("RGB").quantize(COLORS, Image.Quantize.MAXCOVERAGE, kmeans=1,
+                                         dither=Image.Dither.NONE)
 
 
 def legend(figure: object, colors: dict[str, object], columns: int, where: str = "upper right"):

@@ -120,7 +120,7 @@ def seen_by(told):
 def draw(told, path):
     """Exhibits by observables: a dot where an observable sees one. The planner's, which train
     nothing, are left out."""
-    from lab.bench.drawing import BLUE, new_figure
+    from lab.bench.drawing import BLUE, new_figure, save
 
     told = [one for one in told if one["room"] != "10"]
     rows = [seen_by(one) for one in told]
@@ -140,7 +140,7 @@ def draw(told, path):
     for side in axes.spines.values():
         side.set_visible(False)
     axes.tick_params(length=0)
-    figure.savefig(path, dpi=110)
+    save(figure, path, dpi=110)
 
 
 def arguments(argv):

@@ -169,7 +169,7 @@ def test_a_damaged_run_is_drawn_or_refused(recorded, tmp_path, capsys, cases, sa
     with contextlib.ExitStack() as left_out:
         if not saves:
             left_out.enter_context(mock.patch.object(rooms_with("figure")["07"], "draw_bubbles"))
-            left_out.enter_context(mock.patch("matplotlib.figure.Figure.savefig"))
+            left_out.enter_context(mock.patch("lab.pictures.save"))
         for _ in range(cases):
             run = damaged(draw.choice(some), draw, READ_BY_FIGURES)
             seen[outcome(pictures.main, run, tmp_path, capsys)] += 1

@@ -1,8 +1,12 @@
 """lab/bench/drawing.py: what hides behind what is drawn as it was recorded."""
 
+import io
+
 import pytest
 from matplotlib.colors import to_rgba
+from PIL import Image, ImageChops
 
+from lab import ROOT
 from lab.bench import drawing
 from lab.bench.overlap import hidden_share, seconds_of, under_way, union
 from lab.chapters import rooms_with
@@ -81,3 +85,26 @@ def test_each_run_of_a_chapter_has_a_row(recorded, chapter, rows):
             assert of["hidden"] == hidden_share(timeline, op)
             assert hidden == pytest.approx(of["hidden"] * sent)
             assert hidden + waited == pytest.approx(sent) and sent == of["under way"]
+
+
+def test_a_figure_is_written_with_few_colors_and_looks_the_same(tmp_path):
+    figure, axes = drawing.new_figure(4, 3)
+    axes.imshow([[i + j for i in range(100)] for j in range(100)], cmap="plasma")
+    axes.plot([0, 99], [99, 0], color=drawing.RED)
+    drawing.save(figure, tmp_path / "few.png", dpi=100)
+    all_colors = io.BytesIO()
+    figure.savefig(all_colors, dpi=100)
+    with Image.open(tmp_path / "few.png") as few, Image.open(all_colors) as many:
+        assert few.mode == "P" and few.size == many.size
+        assert 2 * (tmp_path / "few.png").stat().st_size < len(all_colors.getvalue())
+        away = ImageChops.difference(few.convert("RGB"), many.convert("RGB"))
+        assert max(most for _, most in away.getextrema()) < 24      # of 255
+        assert few.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_a_clone_is_light():
+    """Of figures that the course's programs have written."""
+    for path in ROOT.glob("figures/*.png"):
+        with Image.open(path) as image:
+            assert image.mode == "P", path
+        assert path.stat().st_size < 300_000, path
