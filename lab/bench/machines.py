@@ -19,13 +19,25 @@ LATENCY = {
     "H100, InfiniBand NDR": 14e-6,
 }
 
-# Dense bf16 FLOP/s of SXM modules (PCIe cards are slower), by CUDA's name of the device. Source:
-# the data sheets at nvidia.com/en-us/data-center/ a100, h100, h200 and dgx-b200 (for 8 GPUs). From
-# the H100 on they give the rate for sparse matrices, which is twice the dense one.
+# Dense bf16 FLOP/s, summed in float32, by CUDA's name of the device: an SXM module has more than a
+# PCIe card of the same name. Sources: the data sheets at nvidia.com/en-us/data-center/ a30, a100,
+# h100, h200, grace-hopper-superchip, dgx-b200 (for 8 GPUs), l4 and l40s; of GeForce, the white
+# papers on GA102, Ada and Blackwell. Many sheets give the rate for sparse matrices, which is twice
+# the dense one. A T4 and a V100 have no bf16.
 PEAK_FLOPS = {
+    "NVIDIA A30": 165e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
     "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
     "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA H100 PCIe": 756e12,
     "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA GH200 480GB": 989e12,
     "NVIDIA H200": 989e12,
     "NVIDIA B200": 2250e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA GeForce RTX 3090": 71e12,
+    "NVIDIA GeForce RTX 4090": 165e12,
+    "NVIDIA GeForce RTX 5090": 209e12,
 }
