@@ -109,7 +109,7 @@ def test_a_figure_is_written_with_few_colors_and_looks_the_same(tmp_path):
 
 
 def test_a_clone_is_light():
-    """Of figures that the course's programs have written."""
+    """Where one is not, lab.bench.drawing.few_colors makes it so."""
     for path in ROOT.glob("figures/*.png"):
         with Image.open(path) as image:
             assert image.mode == "P", path
