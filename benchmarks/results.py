@@ -9,14 +9,18 @@ RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 TITLE = "# Measured\n\nMachines are noisy: trust the ratios, within the ranges, and not the rest."
 
 
-def record(section, lines):
-    """Replace the section (`## name`) of RESULTS.md, or add it; the others stay as they are."""
-    text = RESULTS.read_text() if RESULTS.exists() else ""
+def record(section, lines, path=None):
+    """Replace the section (`## name`) of RESULTS.md, or add it; the others stay as they are. path:
+    of another such file."""
+    path = path or RESULTS
+    text = path.read_text() if path.exists() else ""
     _, *parts = text.split("\n## ")
     sections = dict(part.split("\n", 1) for part in parts)
     sections[section] = "\n" + "\n".join(lines) + "\n"
     body = "\n".join(f"## {name}\n{content.rstrip()}\n" for name, content in sections.items())
-    RESULTS.write_text(f"{TITLE}\n\n{body}")
+    whole = path.with_name(f"{path.name}.new")
+    whole.write_text(f"{TITLE}\n\n{body}")
+    whole.replace(path)                                 # who is killed now leaves one of them whole
 
 
 def tell(lines, section, is_recorded):

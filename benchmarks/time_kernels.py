@@ -1,6 +1,6 @@
 """Times the kernels on a GPU: against eager, compile, a copy, cuBLAS, SDPA, torch._scaled_mm.
 
-    python benchmarks/time_kernels.py [--out runs] [--record]
+    python benchmarks/time_kernels.py [--only attention] [--out runs] [--record]
     python benchmarks/time_kernels.py --tune
 
 Prints four tables and writes kernels_pointwise.csv, kernels_matmul.csv, kernels_attention.csv,
@@ -295,6 +295,8 @@ def accept(argv):
     parser = commands.Parser("benchmarks/time_kernels.py", description=__doc__)
     parser.add_argument("--out", type=commands.output("runs"), default=ROOT / "runs",
                         help="a folder for CSV and PNG")
+    parser.add_argument("--only", choices=("pointwise", "matmul", "attention", "fp8"),
+                         help="one table")
     parser.add_argument("--record", action="store_true", help="write RESULTS.md and figures/ too")
     parser.add_argument("--tune", action="store_true", help="time other launches instead")
     args = parser.parse_args(argv)
@@ -318,25 +320,30 @@ def main(argv=None):
     lines = [f"{datetime.date.today()}, {name}, torch {torch.__version__}, "
              f"Triton {triton.__version__}, bf16\n"]
     print(lines[0])
-    measurements = (
-        ("pointwise", pointwise, "width", ("chain", "eager", "compile", "copy"), "GB/s"),
-        ("matmul", matmuls, "size", ("cuBLAS", "along", "down"), "TFLOP/s"),
-        ("attention", attention, "sequence", tuple(BACKENDS), "TFLOP/s"),
-        ("fp8", products, "size", ("scaled_mm", "bf16"), "TFLOP/s"),
-    )
-    if DEVICE == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+    measurements = {
+        "pointwise": (pointwise, "width", ("chain", "eager", "compile", "copy"), "GB/s"),
+        "matmul": (matmuls, "size", ("cuBLAS", "along", "down"), "TFLOP/s"),
+        "attention": (attention, "sequence", tuple(BACKENDS), "TFLOP/s"),
+        "fp8": (products, "size", ("scaled_mm", "bf16"), "TFLOP/s"),
+    }
+    chosen = [args.only] if args.only else list(measurements)
+    if DEVICE == "cuda" and torch.cuda.get_device_capability() < (8, 9) and "fp8" in chosen:
         print("this GPU has no FP8: its products are not timed\n")
-        measurements = measurements[:3]
-    for what, measure, x, others, unit in measurements:
+        chosen.remove("fp8")
+    for what in chosen:
+        measure, x, others, unit = measurements[what]
         rows = list(measure())
         write(rows, args.out / f"kernels_{what}.csv")
-        folder = ROOT / "figures" if args.record else args.out
-        draw(rows, x, ("kernel", *others), unit, folder / f"kernels_{what}.png")
         for line in table(rows, others, unit):
             print(line, flush=True)
             lines.append(line)
-    if args.record:
-        results.record("kernels", lines)
+        folder = ROOT / "figures" if args.record else args.out
+        try:
+            draw(rows, x, ("kernel", *others), unit, folder / f"kernels_{what}.png")
+        except ModuleNotFoundError as missing:
+            print(f"no figure: there is no {missing.name} here\n")
+        if args.record:                                 # what follows may fail
+            results.record(f"kernels: {args.only}" if args.only else "kernels", lines)
 
 
 if __name__ == "__main__":
