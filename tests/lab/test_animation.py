@@ -14,6 +14,9 @@ KINDS = {color: kind for kind, color in animation.COLORS.items()}
 BY_HAND = {                             # (share of the step that is idle, micro-batches in memory)
     "afab": (3 / 11, 8), "1f1b": (3 / 11, 4), "zb-h1": (1 / 9, 4)}
 
+FRONT = (ROOT / "lab/page/files/front.html").read_text(encoding="utf-8")
+[ALT] = re.findall(r'<img src="figures/pipeline.svg".* alt="(.*?)"', FRONT)
+
 
 @pytest.fixture(scope="module")
 def svg():
@@ -83,6 +86,7 @@ def test_what_it_says_of_idle_time_and_memory(svg, lanes):
                 for rank in range(animation.P)]
         assert max(most) == alive
         assert said == f"up to {alive} micro-batches in memory{idle:.0%} idle"
+        assert f"{idle:.0%}" in ALT
     [sooner] = [text.text for text in svg.iter(f"{SVG}text") if "sooner" in (text.text or "")]
     assert sooner == f"{1 - 27 / 33:.0%} sooner"
 
