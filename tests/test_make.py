@@ -1,10 +1,12 @@
-"""`make PY=...`: an interpreter that cannot be used costs one line, in every target."""
+"""`make PY=...`: an interpreter that cannot be used costs one line, in every target. Without PY:
+what .venv is set up with, and from where, by commands that only write down what they are told."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -15,7 +17,8 @@ from tests.conftest import ROOT
 def make(tmp_path):
     """make("lint", "PY=..."): status, stdout and stderr, in a folder with the Makefile, with
     commands that only say what they are called with, and with a torch to import."""
-    shutil.copy(ROOT / "Makefile", tmp_path)
+    for file in ("Makefile", *(path.name for path in ROOT.glob("requirements*.txt")), "setup.mk"):
+        shutil.copy(ROOT / file, tmp_path)
     for file in ("lab/tour.py", "lab/exercises.py", "lab/grade.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("import sys; print(*sys.argv[1:], file=sys.stderr)")
@@ -23,9 +26,10 @@ def make(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
     environment |= {"PYTHONPATH": str(tmp_path)}
 
-    def run(*words):
+    def run(*words, **more):
         done = subprocess.run(["make", "--no-print-directory", *words], cwd=tmp_path,
-                              env=environment, capture_output=True, text=True)
+                              env=environment | more, capture_output=True, text=True,
+                              timeout=60)
         return done.returncode, done.stdout, done.stderr
 
     return run
@@ -88,3 +92,104 @@ def test_three_files_are_tested_at_once_where_a_plugin_can(make, tmp_path):
         (tmp_path / "xdist.py").write_text(xdist)
         status, _, errors = make("test", python)
         assert (status, errors.splitlines()[0]) == (2, f"-q{words} --durations=25 tests")
+
+
+CPU_INDEX = "--index-url https://download.pytorch.org/whl/cpu"
+
+
+@pytest.fixture
+def install(tmp_path, make):
+    """install("quick", "TORCH=cpu", gpus="", system="Linux"): (status, the lines that are printed,
+    what pip, venv and uv were called with). pip fails for a requirement with the word in fails."""
+    folder, told = tmp_path / "commands", tmp_path / "told"
+    folder.mkdir()
+
+    def command(name, lines):
+        (folder / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (folder / name).chmod(0o755)
+
+    def run(*words, gpus=None, system="Linux", fails="nothing"):
+        told.write_text("")
+        tell = f'case "$*" in *pip*) echo "$*" >> "{told}";; *venv*) echo "$*" >> "{told}";; esac'
+        inside = f'{tell}; case "$*" in *"{fails}"*) exit 1;; esac'
+        command("python3", f"{tell}; mkdir -p .venv/bin; cp {folder}/inside .venv/bin/python")
+        command("inside", inside)
+        command("uname", f"echo {system}")
+        command("uv", f'echo "uv $*" >> "{told}"')
+        command("nvidia-smi", "exit 9" if gpus is None else f'printf "{gpus}"')
+        status, output, errors = make(*words, PATH=f"{folder}:/usr/bin:/bin")
+        return status, (output + errors).splitlines(), told.read_text().splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize(("settings", "words", "build", "size"), [
+    ({}, [], "cpu", "240 MB"),
+    ({"gpus": "No devices were found"}, [], "cpu", "240 MB"),
+    ({"gpus": "GPU 0: NVIDIA H100"}, [], "cuda", "2.8 GB"),
+    ({"gpus": "GPU 0: NVIDIA H100"}, ["TORCH=cpu"], "cpu", "240 MB"),
+    ({}, ["TORCH=cuda"], "cuda", "2.8 GB"),
+    ({"system": "Darwin"}, [], "pypi", "160 MB")])
+def test_torch_is_what_the_machine_can_use(install, settings, words, build, size):
+    """Its index holds for torch alone, so that nothing else waits where it cannot be reached."""
+    status, lines, told = install("setup", *words, **settings)
+    venv, torch, others = told
+    assert status == 0 and venv.startswith("-m venv") and others.endswith("-r requirements.txt")
+    assert (CPU_INDEX in torch) == (build == "cpu") and "torch>=" in torch.split()[-1]
+    assert "--no-deps" in torch and CPU_INDEX not in others
+    assert lines[0].startswith("setting up .venv") and size in lines[0].split("(")[0]
+
+
+def test_what_is_set_up_stays_until_another_torch_is_wanted(install):
+    assert install("setup")[2] and install("setup")[2] == install("setup", "TORCH=cpu")[2] == []
+    [venv, torch, _] = install("setup", "TORCH=cuda")[2]
+    assert venv == "-m venv --clear .venv" and CPU_INDEX not in torch
+    assert install("setup")[2] == []
+
+
+def test_the_first_figure_fetches_no_tests_and_no_kernels(install, tmp_path):
+    assert len(install("quick")[2]) == 3
+    [kernels] = install("grade")[2]
+    assert kernels.endswith("-r requirements-kernels.txt")
+    [tests] = install("lint")[2]
+    assert tests.endswith("-r requirements-test.txt")
+
+
+def test_a_set_up_that_fails_is_no_set_up(install):
+    for fails, said in ((CPU_INDEX, "make: pip got no torch (cpu); TORCH="),
+                        ("-r requirements.txt", "make: ***")):
+        for _ in range(2):
+            status, lines, told = install("quick", fails=fails)
+            assert status == 2 and lines[1].startswith(said) and told
+
+
+def test_a_torch_that_there_is_not(make):
+    status, output, errors = make("quick", "TORCH=gpu")
+    assert (status, output, errors.count("\n")) == (2, "", 1)
+    assert "TORCH=gpu is no build of torch; TORCH=cpu is, and TORCH=cuda" in errors
+
+
+def test_an_environment_of_uv_is_filled_by_uv(install, tmp_path):
+    """It has no pip. uv run make test brings what tests need, too."""
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/pyvenv.cfg").write_text("home = /usr/bin\nuv = 0.13.9\n")
+    assert install("setup")[2] == ["uv sync --inexact"] and install("setup")[2] == []
+    assert install("setup", ".venv/ready-test")[2] == ["uv sync --inexact --extra test"]
+
+
+def test_pyproject_requires_what_requirements_say():
+    """`uv sync` and `make setup` install the same, and so do their extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras, name = project["project"]["optional-dependencies"], project["project"]["name"]
+    found = {"": project["project"]["dependencies"], **{f"-{key}": extras[key] for key in extras}}
+    assert found.keys() == {path.stem[len("requirements"):] for path in
+                            ROOT.glob("requirements*.txt")}
+    for end, listed in found.items():
+        lines = (ROOT / f"requirements{end}.txt").read_text().splitlines()
+        others = {f"{name}[{line[len('-r requirements-'):-len('.txt')]}]" for line in lines
+                  if line.startswith("-r requirements-")}
+        lines = {line.replace('"', "'") for line in lines if not line.startswith("-r")}
+        assert lines | others == set(listed), end
+    sources, [index] = project["tool"]["uv"]["sources"]["torch"], project["tool"]["uv"]["index"]
+    assert [one["index"] for one in sources] == [index["name"]] and index["explicit"]
+    assert f"CPU_INDEX := {index['url']}\n" in (ROOT / "setup.mk").read_text()

@@ -28,9 +28,10 @@ from lab.cli import commands, refusals
 ROOTS = ("lab.exercises", "lab.grade", "lab.bench.report", "lab.classroom.trusted", "lab.pictures",
          "lab.planner.planning")
 OF_ROOMS = "about.py", "*exercises.py", "figure.py"
-AS_THEY_ARE = "common.py", "requirements.txt", "LICENSE"
+AS_THEY_ARE = "common.py", "setup.mk", "LICENSE"
 HANDOUT = Path(__file__).with_name("handout")           # a README and a Makefile of its own
-TOOLS = "hadolint", "hypothesis", "jinja2", "markdown-it", "pytest", "ruff"     # that only we need
+REQUIRED = "requirements.txt", "requirements-kernels.txt"
+PAGES = "jinja2", "markdown-it"                         # what the page alone needs
 COMMENT = re.compile(r"(^|\s)#.*$")
 REPEATS = 0.75          # so much of a function's lines are in an earlier solution: it repeats that
 
@@ -81,8 +82,8 @@ def texts():
              *(ROOT / f"{name}.py" for name in chapters.NAMES)}
     found = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
     found |= {f"{chapter}.py": with_holes(chapter) for chapter in EXERCISES}
-    found["requirements.txt"] = "".join(
-        line for line in found["requirements.txt"].splitlines(True) if not line.startswith(TOOLS))
+    required = [line for name in REQUIRED for line in (ROOT / name).read_text().splitlines(True)]
+    found["requirements.txt"] = "".join(line for line in required if not line.startswith(PAGES))
     found |= without_repeats({name: text for name, text in found.items()
                               if re.match(r"kernels/\w+\.py|\d\d_", name)})
     return found | {path.name: path.read_text(encoding="utf-8") for path in HANDOUT.iterdir()}
