@@ -1,0 +1,240 @@
+"""lab/notebook.py: the notebook, run by a stranger, as it stands and with answers."""
+
+import importlib.util
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from lab import ROOT, notebook
+from lab.chapters import chapter
+from lab.classroom import hunt
+
+OF_THE_COURSE = "*.py", "lab", "kernels", "requirements.txt"        # what the notebook needs
+HOLE = ('    # TODO: make the .grad of each trained parameter the sum over all ranks\n'
+        '    raise NotImplementedError("02.1: Naive.finish")\n')
+NOTHING_CHANGED = 'wrong = ""\nright = ""\n'
+GPUS = "gpus = torch.cuda.device_count()\n"
+PROCESSOR_TIME = """import resource
+used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+print(sum(one.ru_utime + one.ru_stime for one in used))"""
+LONGEST = 600                           # seconds: ten minutes, be it on one core
+
+
+def code_cells(repository=""):
+    return ["".join(cell["source"]) for cell in notebook.notebook(repository)["cells"]
+            if cell["cell_type"] == "code"]
+
+
+# ----------------------------------------------------------------------------------------- the file
+
+def test_the_committed_notebook_is_what_is_written_now():
+    committed = (ROOT / "fivefold.ipynb").read_text(encoding="utf-8")
+    assert committed == notebook.text_of(), "python -m lab.notebook writes it anew"
+
+
+def test_jupyter_knows_its_format_and_each_cell_that_runs_is_introduced():
+    nbformat = pytest.importorskip("nbformat")
+    written = nbformat.reads(notebook.text_of(), as_version=4)
+    nbformat.validate(written, relax_add_props=False)
+    kinds = [cell.cell_type for cell in written.cells]
+    assert kinds == [*["markdown", "code"] * (len(kinds) // 2), "markdown"]
+    assert all(cell.source.strip() for cell in written.cells)
+
+
+def test_it_has_no_solution():
+    text = notebook.SOURCE.read_text(encoding="utf-8")
+    for line in inspect.getsource(chapter("02").Naive.finish).splitlines()[1:]:
+        assert line.strip() not in text
+    exhibit = hunt.draw("02", 6)
+    assert not [line for line in (exhibit.old + exhibit.new).splitlines() if line.strip() in text]
+
+
+@pytest.mark.parametrize("address", ["https://example.org/course", 'an "odd"\\n\'one\'\u2028'])
+def test_an_address_is_written_into_its_first_cell(address, tmp_path, capsys):
+    assert notebook.main([f"--repository={address}", f"--out={tmp_path}/new/given.ipynb"]) == 0
+    written = json.loads((tmp_path / "new/given.ipynb").read_text(encoding="utf-8"))
+    [line] = [line for line in written["cells"][1]["source"] if line.startswith("REPOSITORY")]
+    exec(line, given := {})
+    assert given["REPOSITORY"] == address and capsys.readouterr().out.endswith("given.ipynb\n")
+
+
+# ----------------------------------------------------------------------------------- the first cell
+
+def test_far_from_the_course_and_without_an_address_it_says_so_in_a_line(tmp_path):
+    run = subprocess.run([sys.executable, "-c", code_cells()[0]], cwd=tmp_path, text=True,
+                         capture_output=True)
+    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (1, "", 1)
+    assert "Type the address" in run.stderr and not [*tmp_path.iterdir()]
+
+
+@pytest.fixture
+def first_cell(monkeypatch):
+    """first_cell(missing, torch): what the first cell fetches in a folder of the course, where
+    modules are missing and torch has this version."""
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(ROOT / "lab/course")
+
+    def run(missing, torch):
+        started, find_spec = [], importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec",
+                            lambda name: None if name in missing else find_spec(name))
+        monkeypatch.setattr(metadata, "version", {"torch": torch}.__getitem__)
+        monkeypatch.setattr(subprocess, "run", lambda words, check: started.append(words))
+        exec(code_cells("https://example.org/course")[0], {})
+        assert Path.cwd() == ROOT
+        return started
+
+    return run
+
+
+def test_in_a_checkout_it_fetches_what_is_missing_and_no_second_torch(first_cell):
+    assert first_cell([], "2.13.0+cpu") == []
+    [[*pip, one, other]] = first_cell(["psutil", "numpy", "spmd_types"], "2.11.0")
+    assert pip == [sys.executable, "-m", "pip", "install", "--quiet"]
+    assert {one, other} <= {*(ROOT / "requirements.txt").read_text().splitlines()}
+    assert one.startswith("numpy") and other.startswith("psutil")
+
+
+def test_where_there_is_no_torch_it_fetches_the_one_that_the_course_wants(first_cell):
+    [[*_, fetched]] = first_cell(["torch"], "2.13.0")
+    assert fetched.startswith("torch") and "2.11" in fetched
+
+
+@pytest.mark.parametrize("version", ["2.9.1+cu128", "1.13.0"])
+def test_an_old_torch_is_told_and_left_alone(first_cell, version):
+    with pytest.raises(SystemExit, match=f"PyTorch is {version[:3]}.* needs 2.11"):
+        first_cell([], version)
+
+
+# ---------------------------------------------------------------------------------------- executed
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """The working tree, as a repository to clone."""
+    folder = tmp_path_factory.mktemp("course")
+    git = lambda where, *words: subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a", *words], cwd=where, check=True,
+        capture_output=True, text=True).stdout
+    try:
+        listed = git(ROOT, "ls-files", "-zco", "--exclude-standard", "--", *OF_THE_COURSE)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this is no git checkout")
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes((ROOT / name).read_bytes())
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", "the course")
+    return folder
+
+
+@pytest.fixture
+def executed(repository, tmp_path, monkeypatch):
+    """executed(changes, without): what each cell prints, in an empty folder. changes: {what stands
+    in one of them: what a reader puts there}. A cell that has a word of `without` is empty."""
+    nbclient, nbformat = map(pytest.importorskip, ("nbclient", "nbformat"))
+    pytest.importorskip("ipykernel")
+    from jupyter_client import AsyncKernelManager
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "jupyter"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    (tmp_path / "empty").mkdir()
+
+    def run(changes, without=()):
+        written = nbformat.reads(notebook.text_of(str(repository)), as_version=4)
+        cells = [cell for cell in written.cells if cell.cell_type == "code"]
+        for old, new in changes.items():
+            [cell] = [cell for cell in cells if old in cell.source]
+            cell.source = cell.source.replace(old, new)
+        for cell in cells:
+            if any(word in cell.source for word in without):
+                cell.source = ""
+        last = nbformat.v4.new_code_cell(PROCESSOR_TIME)
+        written.cells.append(last)
+
+        # Where no kernel is registered, "python3" is the interpreter that runs this.
+        kernel = AsyncKernelManager(kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
+        nbclient.NotebookClient(written, km=kernel, timeout=300, resources={
+            "metadata": {"path": tmp_path / "empty"}}).execute()
+        seconds = float(printed(last))
+        print(f"{seconds:.0f} s of processor time")
+        assert seconds < LONGEST
+        return [*map(printed, cells)]
+
+    return run
+
+
+def printed(cell):
+    return "".join(output.get("text") or " ".join(output.get("data", ()))
+                   for output in cell.outputs).replace("\r", "")
+
+
+def check_hunt(planted, read, command):
+    """That the notebook runs what the hunt says, and shows where its bug is."""
+    [said] = [line.strip() for line in planted.splitlines() if "torchrun" in line]
+    assert command.replace("\\\n", "").split() == f"!{said} --steps 3".split()
+    assert "from the first step on" in planted
+    assert hunt.draw("02", 6).new in read and "def train_step(" in read
+
+
+def check_runs(bucket, naive, figure, hint, shown):
+    """What torchrun starts, and what is drawn of it."""
+    for run, calls in ((bucket, "3"), (naive, "44")):
+        assert run.startswith("02 data parallel") and "4 ranks · cpu, gloo" in run
+        assert "same as one GPU over 3 steps" in run and "✗" not in run
+        [line] = [line for line in run.splitlines() if "all_reduce, calls" in line]
+        assert line.split()[2:] == [calls, calls, "✓"]
+    assert "runs/02_data_parallel.png" in figure and "image/png" in figure
+    assert "Hint:" in hint
+    assert "NOT the same as one GPU" in shown and "→" in shown
+
+
+def test_as_it_stands_nothing_is_done_yet(executed):
+    """Without what takes long and waits for nobody."""
+    clone, *_, question, answer, _, planted, _, read, mended, _ = executed(
+        {}, without=["torchrun", "lab.pictures", "--hint"])
+    assert "The course is in" in clone and clone.split(" and ")[0].endswith("empty/fivefold")
+    assert "02.1" in question and "sum" in question
+    assert "02.1  Naive.finish       ·  not begun" in answer
+    [command] = [cell for cell in code_cells() if "nproc_per_node=3" in cell]
+    check_hunt(planted, read, command)
+    assert "✗ the bug is still there" in mended
+
+
+@pytest.mark.full
+def test_all_of_it_runs_as_it_stands(executed):
+    outputs = executed({})
+    _, bucket, naive, figure, _, answer, hint, _, shown, _, mended, gpus = outputs
+    check_runs(bucket, naive, figure, hint, shown)
+    assert "not begun" in answer and "✗ the bug is still there" in mended
+    assert "Two GPUs are needed" in gpus or "cuda, nccl" in gpus
+    assert not [one for one in outputs if one is not shown and "Traceback" in one]
+
+
+@pytest.mark.full
+def test_with_answers_the_exercise_is_right_and_the_bug_is_mended(executed):
+    """And two ranks train as they would on two GPUs."""
+    solution = inspect.getsource(chapter("02").Naive.finish).partition("\n")[2]
+    exhibit = hunt.draw("02", 6)
+    outputs = executed({
+        HOLE: textwrap.indent(textwrap.dedent(solution), "    "),
+        NOTHING_CHANGED: f"wrong = {exhibit.new!r}\nright = {exhibit.old!r}\n",
+        GPUS: "gpus = 2\n"})
+    _, bucket, naive, figure, _, answer, hint, _, shown, _, mended, gpus = outputs
+    check_runs(bucket, naive, figure, hint, shown)
+    assert "02.1  Naive.finish       ✓" in answer
+    assert "✓ mended" in mended
+    assert "2 ranks" in gpus and "same as one GPU" in gpus and "✗" not in gpus
+    losses = [re.findall(r"^ +\d +(\d+\.\d{4}) ", run, re.MULTILINE) for run in (bucket, gpus)]
+    assert losses[0] == losses[1] and len(losses[0]) == 3
