@@ -50,15 +50,19 @@ def panel(variant: str) -> Panel:
     return Panel(*SCHEDULES[variant], lanes, end, bubble / (1 + bubble), alive)
 
 
-def changes(lane: list) -> Iterator[tuple]:
-    """(When it begins, what a GPU does): a kind, of BW the first one, or None."""
+def waits(lane: list, end: float) -> Iterator[tuple]:
+    """(Since when, until when) a GPU is idle."""
     free = 0
-    for kind, _, _, start, end in lane:
+    for *_, start, then in [*lane, (end, end)]:
         if free < start:
-            yield free, None
-        yield start, kind[0]
-        free = end
-    yield free, None
+            yield free, start
+        free = then
+
+
+def changes(lane: list, end: float) -> list[tuple]:
+    """(When it begins, what a GPU does): a kind, of BW the first one, or None."""
+    works = [(start, kind[0]) for kind, _, _, start, _ in lane]
+    return sorted([*works, *((since, None) for since, _ in waits(lane, end))])
 
 
 def draw() -> str:
@@ -69,7 +73,7 @@ def draw() -> str:
                                      autoescape=True, trim_blocks=True, lstrip_blocks=True,
                                      keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
     return environment.get_template("animation.svg").render(
-        panels=panels, changes=changes, colors=COLORS, p=P, m=M, until=until,
+        panels=panels, waits=waits, changes=changes, colors=COLORS, p=P, m=M, until=until,
         seconds=SECONDS * (until + PAUSE), share=lambda time: 100 * time / (until + PAUSE))
 
 
