@@ -6,7 +6,9 @@ colors, so a palette loses nothing that is seen, and WebP then keeps each number
 
 import io
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
+from xml.etree import ElementTree
 
 from PIL import Image
 
@@ -61,6 +63,17 @@ def figure(name, shows):
 def size(path, changed):
     with Image.open(path) as image:
         return image.size
+
+
+def sides(address):
+    """(width, height) of what lies at figures/NAME.webp or figures/NAME.svg, for a page that keeps
+    a place for it."""
+    file = FOLDER / Path(address).name
+    if file.suffix == ".svg":
+        drawn = ElementTree.parse(file).getroot()
+        return drawn.get("width"), drawn.get("height")
+    path = file.with_suffix(".png")
+    return size(path, path.stat().st_mtime)
 
 
 def made(name, of):

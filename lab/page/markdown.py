@@ -126,10 +126,9 @@ def as_figure(image):
     file, alt = image.groups()
     if not file:
         return ""
-    drawn = file.endswith(".webp") and figures.figure(posixpath.basename(file)[:-5], "")
-    size = f' width="{drawn.width}" height="{drawn.height}"' if drawn else ""
-    return (f'<figure><div><a href="{file}"><img src="{file}"{size} alt="{alt}" loading="lazy"></a>'
-            f"</div><figcaption>{alt}</figcaption></figure>")
+    width, height = figures.sides(file)
+    return (f'<figure><div><a href="{file}"><img src="{file}" width="{width}" height="{height}" '
+            f'alt="{alt}" loading="lazy"></a></div><figcaption>{alt}</figcaption></figure>')
 
 
 @lru_cache

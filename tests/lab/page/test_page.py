@@ -273,6 +273,13 @@ def test_figures_are_light(course):
     assert max(ImageStat.Stat(away).mean) < 1.5         # of 255: fewer colors, and the same picture
 
 
+def test_a_page_keeps_a_place_for_the_moving_picture(course):
+    assert figures.sides("figures/pipeline.svg") == ("830", "524")
+    for address in ("index.html", "README.html"):
+        _, make = course.site()[address]
+        assert 'src="figures/pipeline.svg" width="830" height="524"' in make()
+
+
 def test_a_new_figure_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "FOLDER", tmp_path)
     assert figures.figure("new", "") is None
