@@ -19,6 +19,7 @@ from PIL import Image
 from benchmarks import (
     draw_batch,
     draw_fp8,
+    gpu,
     time_chapters,
     time_checkpoints,
     time_collectives,
@@ -371,5 +372,8 @@ OTHERS = [
             work={"benchmarks.draw_fp8.train": train_in_8_bits,
                   "benchmarks.draw_fp8.draw": lambda *given: 0,
                   "benchmarks.draw_fp8.input_of_down": lambda run: 0}, starts=False),
+    Command([ROOT / "benchmarks/gpu.py"], partial(commands.program, gpu.main), ["--device=cpu"],
+            stops_at=["benchmarks.gpu.asked_another_process"], starts=False,
+            work={"benchmarks.gpu.play_all": lambda *given: print("done")}),
     KERNELS,
 ]
