@@ -23,7 +23,7 @@ OURS = re.compile(r"((?:[A-Z_]+=\S+ )*)(make|python|torchrun) ")
 OTHERS = "source", "mkdir", "sed", "docker"             # what else a block may have, as a command
 READ_BY_TESTS = "CHAPTERS", "FULL"
 ANY = "NN_name.py", "lab.NAME"                          # said of any chapter, of any command
-STOPS = (               # where work begins that the table lets come to its end
+STOPS = (               # where work begins, beside those of the table
     "benchmarks.time_muon.trained", "lab.bench.bench.Bench.meet", "lab.bench.meeting.join",
     "lab.planner.contexts.tables", "lab.planner.planning.Question.find",
     "lab.planner.problems.problems", "lab.planner.published.tables",
