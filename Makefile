@@ -4,7 +4,7 @@ include setup.mk
 LINT := check --quiet --output-format concise
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tour quick test test-all lint bench faults scaling figures \
+.PHONY: help setup tour quick test test-all lint bench gpu faults scaling figures \
 	exercises bundle grade hunt museum types page site test-page slides
 
 help:  ## list the targets
@@ -73,6 +73,9 @@ bench: $(READY)  ## time the chapters against PyTorch's own, checkpoints, collec
 	$(PYTHON) benchmarks/time_checkpoints.py
 	$(PYTHON) benchmarks/time_collectives.py
 	$(PYTHON) benchmarks/time_muon.py
+
+gpu: $(TESTED)  ## 10 minutes: what never ran on a GPU, on all that are here (MINUTES=10; DEVICE=cpu)
+	@$(PYTHON) benchmarks/gpu.py --minutes "$(or $(MINUTES),10)" --device "$(or $(DEVICE),cuda)"
 
 faults: $(READY)  ## kill ranks of a run at random, and see that it costs time and no bit
 	$(PYTHON) -m lab.faults --json runs/faults.json
