@@ -58,14 +58,15 @@ WITH_FP8, WITH_BF16 = (8, 9), (8, 0)    # the compute capability of Ada, before 
 
 
 class Step(NamedTuple):
-    """A program: what follows `python`, or torchrun; its limit in seconds; and why it is skipped,
-    if it is."""
+    """A program: what follows `python`, or torchrun; its limit in seconds; why it is skipped, if it
+    is; and whether all that it prints is a table."""
 
     name: str
     words: list
     ranks: int = 1
     seconds: float = 60
     skipped: str = ""
+    is_a_table: bool = False
 
 
 class Row(NamedTuple):
@@ -155,6 +156,12 @@ FUSED = {               # what has kernels of its own on a GPU
 }
 
 
+def here(name=""):
+    """A file of FOLDER, as it is typed in ROOT."""
+    path = FOLDER / name
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+
+
 def verified(n, device):
     """Chapters on n ranks, beside one GPU's run: each once, as it is by default; then what else
     they have, and float64, where differences are those of rounding alone."""
@@ -200,15 +207,16 @@ def large(n, machine, device):
         words[0] = f"{chapters.name_of(name[:2])}.py"
         return Step(name, words, ranks, seconds, skipped)
 
-    trace = [f"--profile={FOLDER / '01-gpt2-trace.json'}"]
+    trace = [f"--profile={here('01-gpt2-trace.json')}"]
     one = [step("01-gpt2", 1, gpt2, half, *trace),
            step("01-1b", 1, billion, half, skipped=no_room, seconds=120),
            step("01-gpt2-kernels", 1, gpt2, half, "--kernels", skipped=no_triton),
            step("01-gpt2-fp8", 1, gpt2, "--precision=fp8", skipped=no_fp8 or no_triton),
-           step("01-gpt2-compile", 1, gpt2, half, "--compile", skipped=no_triton, seconds=120)]
+           step("01-gpt2-compile", 1, gpt2, half, "--compile", seconds=120,
+                skipped="on a CPU it takes minutes" if device == "cpu" else no_triton)]
     if n == 1:
         return one, []
-    trace = [f"--profile={FOLDER / '02-gpt2-trace.json'}"]
+    trace = [f"--profile={here('02-gpt2-trace.json')}"]
     mixed = dict(skipped=no_bf16, seconds=120)
     return one, [
         step("02-gpt2", n, gpt2, "--precision=bf16", *trace, **mixed),
@@ -238,7 +246,7 @@ def of_kernels(machine, device):
     gpu = machine["gpus"][0] if machine["gpus"] else {"capability": [0, 0]}
     no_fp8 = "" if tuple(gpu["capability"]) >= WITH_FP8 else "FP8 takes an Ada, a Hopper or newer"
     tables = [Step(f"kernels-{what}", ["benchmarks/time_kernels.py", f"--only={what}",
-                                       f"--out={FOLDER}"], 1, 100, no_gpu or skip)
+                                       f"--out={here()}"], 1, 100, no_gpu or skip)
               for what, skip in (("attention", ""), ("matmul", ""), ("fp8", no_fp8),
                                  ("pointwise", ""))]
     return [tests, *tables]
@@ -248,7 +256,7 @@ def others(n, device):
     """What other commands measure of GPUs."""
     shape = "--largest=4096" if device == "cpu" else "--largest=67108864"
     speed = Step("00-speed", ["-m", "lab.speed", f"--device={device}", shape, "--repeats=5",
-                              f"--json={FOLDER / '00-speed-measured.json'}"], n)
+                              f"--json={here('00-speed-measured.json')}"], n, is_a_table=True)
     steps, only = ("7", ["--", "--device=cpu"]) if device == "cpu" else ("20", [])
     pairs = Step("01-pairs", ["benchmarks/time_chapters.py", "--only=01", f"--steps={steps}",
                               *only], 1, 150)
@@ -326,7 +334,7 @@ def command(step):
     """What subprocess takes."""
     words = [str(word) for word in step.words]
     if chapters.NAMES and words[0].removesuffix(".py") in chapters.NAMES:
-        words.append(f"--json={FOLDER / step.name}.json")
+        words.append(f"--json={here(step.name)}.json")
     launcher = [sys.executable]
     if step.ranks > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone",
@@ -386,7 +394,8 @@ def is_marked(pid, mark):
 def told_by(step, lines, written):
     """What a step has shown: in words; and a chapter's run, or tables."""
     if not written.exists():
-        return {"showed": last_of(lines), "tables": tables_of(lines)}
+        tables = "\n".join(["```", *lines, "```"]) if step.is_a_table else tables_of(lines)
+        return {"showed": "its table is below" if tables else last_of(lines), "tables": tables}
     run = json.loads(written.read_text())
     words = [line.strip() for line in lines if line.startswith("  --")]     # what cannot be here
     off = [f"{name} {run[f'max_{kind}_diff']:.0e}" for kind, name in
@@ -399,8 +408,8 @@ def told_by(step, lines, written):
         words.append(f"{sum(checks)} of {len(checks)} formulas")
     words += [f"{op} {100 * seen['hidden']:.0f}% hidden"
               for op, seen in run["recorded"].get("overlap", {}).items()]
-    if profile := run["config"].get("profile"):
-        words.append(traced(Path(profile)))
+    words += [traced(ROOT / word.removeprefix("--profile=")) for word in step.words
+              if word.startswith("--profile=")]
     wrong = run["problems"]
     words.append(f"✗ {wrong[0]}" if wrong else "✓")
     return {"showed": ", ".join(words), "run": run}
@@ -494,7 +503,7 @@ def report(rows, machine, number, minutes):
             yield (f"| {row.step.name} | {ms:.1f} | {tokens:,.0f} | "
                    f"{'-' if mfu is None else f'{mfu:.1%}'} | "
                    f"{f'{peak[0] / GB:.1f} GB' if peak else '-'} | "
-                   f"{' '.join(row.step.words[1:])} |")
+                   f"{' '.join(word for word in row.step.words[1:] if 'profile' not in word)} |")
     for row in rows:
         if row.tables:
             yield f"\n{row.step.name}:\n{row.tables}"

@@ -144,7 +144,8 @@ def test_it_goes_on_and_keeps_what_it_has(monkeypatch, folder, capsys):
     told = {row[0]: (row[2], row[4]) for row in rows if len(row) == 5}
     assert told == {
         "step": ("outcome", "what it showed"), "---": ("---", "---"),
-        "fine": ("ok", "all is well"), "leaves": ("ok", "done"), "last": ("ok", "still there"),
+        "fine": ("ok", "its table is below"), "leaves": ("ok", "done"),
+        "last": ("ok", "still there"),
         "wrong": ("failed", "status 1: ValueError: of that kind"),
         "hangs": ("failed", "it had no end within 1.5 s; last line: a child"),
         "not here": ("skipped", "it takes a GPU")}  # fmt: skip
@@ -208,12 +209,13 @@ def a_run(tmp_path_factory):
 
 def test_what_a_chapter_has_shown(a_run, tmp_path):
     run = json.loads(a_run.read_text())
-    step = gpu.Step("01", ["01_single_gpu.py"])
+    step = gpu.Step("01", ["01_single_gpu.py", f"--profile={tmp_path / 'no.json'}"])
     found = gpu.told_by(step, ["  --kernels: no GPU"], a_run)
     right = sum(check["ok"] is True for check in run["checks"])
     assert found["run"] == run and right > 5
     assert found["showed"] == ("--kernels: no GPU, from one GPU: loss 0e+00, gradients 0e+00, "
-                               f"parameters 0e+00, {right} of {right} formulas, ✓")  # fmt: skip
+                               f"parameters 0e+00, {right} of {right} formulas, no "
+                               "timeline, ✓")  # fmt: skip
     run |= {"max_grad_diff": 0.0123, "problems": ["gradients: no", "more"]}
     run["checks"][0]["ok"] = False
     path = tmp_path / "wrong.json"

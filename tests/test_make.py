@@ -45,8 +45,8 @@ def interpreter(folder, command):
 
 
 @pytest.mark.parametrize("target", [
-    "setup", "tour", "quick", "test", "test-all", "lint", "bench", "faults", "scaling", "figures",
-    "exercises", "grade", "page", "site", "slides"])
+    "setup", "tour", "quick", "test", "test-all", "lint", "bench", "gpu", "faults", "scaling",
+    "figures", "exercises", "grade", "page", "site", "slides"])
 def test_no_target_goes_on_without_the_python_it_was_given(make, tmp_path, target):
     bare = interpreter(tmp_path, f"{sys.executable} -I -S")  # sees neither our torch nor another
     for python, fault in (("/nope", "does not start a Python 3.11 or newer; PY=python3 may"),
