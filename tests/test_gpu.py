@@ -131,6 +131,7 @@ def test_it_goes_on_and_keeps_what_it_has(monkeypatch, folder, capsys):
 
     monkeypatch.setattr(results, "record", recorded)
     monkeypatch.setattr(gpu, "kill", killed)
+    (folder / "fine.json").write_text("{}")  # an older one, which would pass for its own
     begun = time.monotonic()
     assert gpu.play_all(STEPS, NOBODY, 0.5, path) == 1
     assert time.monotonic() - begun < 25

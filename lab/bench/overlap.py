@@ -42,6 +42,7 @@ def without(some: list, others: list) -> list:
 
 
 def seconds_of(intervals: list) -> float:
+    """How long they take together, if they do not overlap."""
     return sum(end - start for start, end in intervals)
 
 
