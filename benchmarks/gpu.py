@@ -117,10 +117,14 @@ def asked_another_process(device):
     """The same from another process, since whoever asks a GPU for its name keeps memory there."""
     if device == "cpu":
         return machine_of(device)
-    told = subprocess.run([sys.executable, __file__, "--tell"], capture_output=True, text=True)
-    if told.returncode:
-        refusals.fail(f"the GPU does not answer: {told.stderr.strip().splitlines()[-1]}", status=1)
-    return json.loads(told.stdout)
+    said = "nothing within two minutes"
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        told = subprocess.run([sys.executable, __file__, "--tell"], capture_output=True, text=True,
+                              timeout=120)
+        if told.returncode == 0:
+            return json.loads(told.stdout)
+        said = last_of(told.stderr.splitlines())
+    refusals.fail(f"the GPU does not say what it is: {said}", status=1)
 
 
 def called(machine):

@@ -85,6 +85,28 @@ def test_each_step_takes_its_flags(monkeypatch, kind, n):
                            "03-1b-zero3", "09-gpt2"}  # fmt: skip
 
 
+def test_what_two_gpus_say_of_themselves(monkeypatch, capsys):
+    pretend(monkeypatch, H100, 2)
+    told = types.SimpleNamespace(name="NVIDIA H200", total_memory=150e9, major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: told)
+    monkeypatch.setattr(gpu, "said_by", lambda *command: command[0])
+    assert gpu.main(["--tell"]) == 0
+    machine = json.loads(capsys.readouterr().out)
+    assert machine["gpus"] == 2 * [{"name": "NVIDIA H200", "memory": 150e9, "capability": [9, 0]}]
+    words = gpu.described(machine)
+    assert words.startswith("2 x NVIDIA H200 of 150 GB, compute capability 9.0, driver nvidia-smi")
+    assert f"torch {torch.__version__}" in words and words.endswith("commit git")
+
+
+def test_a_driver_that_fails_costs_one_line(monkeypatch, capsys):
+    failed = types.SimpleNamespace(returncode=1, stderr="Traceback\nRuntimeError: no driver\n\n")
+    monkeypatch.setattr(gpu.subprocess, "run", lambda *command, **more: failed)
+    with pytest.raises(SystemExit, match="1"):
+        gpu.asked_another_process("cuda")
+    assert capsys.readouterr().err == ("error: the GPU does not say what it is: RuntimeError: no "
+                                       "driver\n")  # fmt: skip
+
+
 def test_on_a_cpu_it_is_the_same_list(monkeypatch):
     machine = pretend(monkeypatch, H100, 2)
     there = [step.name for step in gpu.steps_of(machine, "cuda", 2)]
