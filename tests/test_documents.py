@@ -85,6 +85,12 @@ def test_every_page_is_one_click_from_the_readme():
     assert len(pages) > 15 and pages <= files_linked("README.md")
 
 
+def test_the_page_of_files_names_each():
+    at_the_top = {path.name for path in tracked() if path.parent == ROOT} - {".gitignore"}
+    named = re.findall(r"`([\w.*/]+)`", text_of("pages/files.md"))
+    assert at_the_top <= {path.name for name in named for path in ROOT.glob(name)}
+
+
 def test_each_figure_is_shown():
     shown = set().union(*(files_linked(name, images=True) for name in DOCUMENTS))
     figures = {path for path in tracked() if path.parent == ROOT / "figures"}
