@@ -274,7 +274,7 @@ def test_a_signal_ends_it_in_one_line(tmp_path, number, rank, line, status):
     ("--numbers=-1", "--numbers: -1 is no whole number in [0, 1048576); --numbers 1000 would work"),
     ("--numbers=1.5", "--numbers: 1.5 is no whole number in [0, 1048576); --numbers 1000 would"),
     ("--dtype=int32", "--dtype: invalid choice: 'int32'"),
-    ("--variant=best", "--variant: invalid choice: 'best' (choose from 'collectives', 'hello', 's"),
+    ("--variant=best", "--variant: invalid choice: 'best' (choose from "),
     ("--steps=3", "unrecognized arguments: --steps=3 (python 00_collectives.py --help lists the"),
     ("--variant=deadlock", "deadlock needs 2 ranks; --nproc_per_node 2 would work"),
     ("--variant=sums", "sums needs 3 ranks; --nproc_per_node 3 would work"),
