@@ -33,6 +33,8 @@ from lab.cli import refusals
 
 if "forkserver" not in multiprocessing.get_all_start_methods():
     refusals.fail("this system forks no processes; torchrun NN_name.py would work")
+# On macOS, frameworks under torch begin in a fork what their Objective-C lets only an exec begin.
+os.environ.setdefault("OBJC_DISABLE_INITIALIZE_FORK_SAFETY", "YES")
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ["torch._dynamo", "torch.distributed.tensor.parallel",       # an optimizer's first step
            "triton.runtime.interpreter", "lab.bench.report", "lab.classroom.compare",

@@ -244,8 +244,9 @@ def end_all(processes):
     deadline = time.monotonic() + 10
     for process in processes:
         if process.status is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # it may have no group yet
+            # It may have no group yet; and of one that has ended, macOS says that it is not ours.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
             os.kill(process.pid, signal.SIGKILL)
     while time.monotonic() < deadline:
         try:
