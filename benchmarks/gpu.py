@@ -35,6 +35,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -369,28 +370,27 @@ def run(words, said, limit):
 
 
 def kill(process, mark):
-    """Kill it and all that it has started: its group, and, where there is a /proc, whoever has its
-    mark in the environment. torchrun's ranks are in groups of their own."""
+    """Kill it and all that it has started: its group, and whoever has its mark in the environment,
+    since torchrun's ranks are in groups of their own."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    while marked := [pid for pid in map(int, filter(str.isdigit, listed("/proc")))
-                     if is_marked(pid, mark)]:
-        for pid in marked:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    while left := marked(mark):
+        for other in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                other.kill()
         time.sleep(0.05)                                # until they are gone
     process.wait()
 
 
-def listed(folder):
-    return os.listdir(folder) if os.path.isdir(folder) else []
+def marked(mark):
+    """Processes that have it in their environment."""
+    def has_it(process):
+        try:
+            return process.environ().get(MARK) == mark
+        except (psutil.Error, OSError):                 # it has ended, or is not ours
+            return False
 
-
-def is_marked(pid, mark):
-    try:
-        return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:                                     # it has ended, or is not ours
-        return False
+    return [process for process in psutil.process_iter() if has_it(process)]
 
 
 # -------------------------------------------------------------------------------- what it showed
