@@ -1,6 +1,5 @@
 """The grader: what it says of right, wrong and broken answers, and how it reports them."""
 
-import contextlib
 import os
 import re
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.bench.meeting import has_ended
 from lab.classroom import checks, exercises, grading, holes, overseer, students
 from lab.classroom.exercise import Run
 from lab.classroom.words import in_words
@@ -221,16 +221,10 @@ def test_what_is_printed_started_or_changed_stays_in_the_run(capfd, tmp_path):
 
 def assert_ended(pids):
     """Of the processes that are noted in a file, those that were killed a moment ago included."""
-    noted, end = pids.read_text().split(), time.monotonic() + 10
-    while noted and any(map(runs, noted)) and time.monotonic() < end:
+    noted, end = [*map(int, pids.read_text().split())], time.monotonic() + 10
+    while not all(map(has_ended, noted)) and time.monotonic() < end:
         time.sleep(0.01)
-    assert noted and not any(map(runs, noted))
-
-
-def runs(pid):
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    return False
+    assert noted and all(map(has_ended, noted))
 
 
 @pytest.mark.parametrize(("end", "words"), [
