@@ -461,8 +461,9 @@ def test_a_run_needs_no_output_at_all(tmp_path):
     command = CHAPTERS / f"{TWO}.py", *SMALL, "--steps=1", f"--data={TEXT}", "--json=run.json"
     assert programs.run(*command, cwd=tmp_path, stdout=None, stderr=None) == ([0], "", "")
     assert (tmp_path / "run.json").exists()
-    statuses, _, errors = programs.run(*command, cwd=tmp_path, stdout="/dev/full")
-    assert (statuses, errors) == ([1], "error: standard output: No space left on device\n")
+    if os.path.exists("/dev/full"):
+        statuses, _, errors = programs.run(*command, cwd=tmp_path, stdout="/dev/full")
+        assert (statuses, errors) == ([1], "error: standard output: No space left on device\n")
 
 
 # ------------------------------------------------------------------------------------------ grading
