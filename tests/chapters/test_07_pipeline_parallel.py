@@ -23,6 +23,7 @@ from lab.bench.ranks import CONTEXT, store
 from lab.cli import strict
 from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covered
 from tests.conftest import TEXT, arguments, chapter, hold_to_one_gpu, run_main, some
+from tests.support.programs import gloo_tells
 
 SEVEN = "07_pipeline_parallel"
 VARIANTS = ("1f1b", "naive", "afab", "interleaved", "zb-h1", "zb-h2", "dualpipe", "dualpipe-v")
@@ -291,6 +292,7 @@ def die_in_the_second_step(rank, port, flags):
                   seven.formulas)
 
 
+@gloo_tells
 def test_when_a_rank_is_killed_the_others_end_with_a_line(seven, tmp_path, monkeypatch):
     """In the middle of a step; no launcher ends them."""
     monkeypatch.chdir(tmp_path)

@@ -16,6 +16,7 @@ from lab.bench import report
 from lab.bench.ranks import CONTEXT
 from lab.faults import Fault
 from tests.conftest import TEXT, chapter, main, no_flags
+from tests.support.programs import gloo_tells
 
 SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--batch=6",
          "--dtype=float64", "--device=cpu", f"--data={TEXT}", "--no-verify")  # fmt: skip
@@ -99,6 +100,7 @@ def hold_to_the_quiet_run(pool, tmp_path, layout, kills, seed):
     return undone
 
 
+@gloo_tells
 def test_three_kills_cost_no_bit(pool, tmp_path):
     """One of them in a save: if none was, which a busy machine may bring about, once more."""
     layout = ("03_zero", 2, "--variant=zero3")
@@ -106,6 +108,7 @@ def test_three_kills_cost_no_bit(pool, tmp_path):
                for seed in range(4))  # fmt: skip
 
 
+@gloo_tells
 @pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout[0])
 def test_a_hundred_kills_cost_no_bit(pool, tmp_path, layout):

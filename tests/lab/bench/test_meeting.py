@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 import torch.distributed as dist
 
@@ -44,6 +45,7 @@ def start(tmp_path):
 
 # ------------------------------------------------------------------------------------------ killed
 
+@programs.gloo_tells
 @pytest.mark.parametrize(("rank", "flags"), [(0, ["--timeout=30"]), (2, [])])
 def test_a_rank_that_is_killed_is_named_once(start, rank, flags):
     patches = {each: [("lab.bench.meeting.Watch.PATIENCE", 60)] for each in range(3)}  # not needed
@@ -72,8 +74,10 @@ def test_a_zombie_has_ended():
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     assert not meeting.has_ended(process.pid)
     process.stdin.close()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has, and nobody has asked
-    assert meeting.has_ended(process.pid)
+    end = time.monotonic() + 20
+    while not meeting.has_ended(process.pid) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert meeting.has_ended(process.pid) and psutil.pid_exists(process.pid)  # nobody has asked
     process.wait()
     assert meeting.has_ended(process.pid)  # now its number is free
 
@@ -87,6 +91,7 @@ def test_without_psutil_no_process_is_watched(start):
 SOON = "lab.bench.meeting.Watch.PATIENCE", 0.5
 
 
+@programs.gloo_tells
 def test_of_another_machine_it_is_found_over_the_store(start):
     """The others look at their own processes in vain."""
     elsewhere = {rank: [SOON, ("socket.gethostname", functools.partial(str, f"host {rank}"))]
@@ -116,6 +121,7 @@ def test_ranks_that_wait_for_each_other_say_where(start):
 
 # ------------------------------------------------------------------------------------- told to end
 
+@programs.gloo_tells
 def test_sigterm_of_one_rank_ends_all_with_a_line(start):
     ranks = start(*LONG, world=2)
     ranks.until("     5 ")
@@ -164,7 +170,9 @@ def test_ranks_that_never_come_are_named(start):
         "the second": alone(start, 1, 3, "--timeout=30", MASTER_PORT=ports[3]),  # it is told
     } | {f"torchrun {rank}": alone(start, rank, 6, "--timeout=4", LOCAL_RANK=rank,
                                    LOCAL_WORLD_SIZE=3, **torchrun) for rank in range(3)}
-    assert [each.wait(20) for each in waiting.values()] == [[1]] * 10
+    if sys.platform == "darwin":  # two may listen there, one of them at any address
+        waiting.pop("a port in use").stop()
+    assert [each.wait(20) for each in waiting.values()] == [[1]] * len(waiting)
     said, place = {name: each.err() for name, each in waiting.items()}, f"127.0.0.1:{ports[1]}"
     odd = f"the store at 127.0.0.1:{odd['MASTER_PORT']}"
     seconds = re.search(r"2 of 3 ranks came within (4|30) s", said["the second"])[1]
@@ -179,7 +187,7 @@ def test_ranks_that_never_come_are_named(start):
         "a port in use": f"rank 0 cannot keep {odd}: address already in use",
         "the first of two": "2 of 3 ranks came within 4 s: rank 2 is missing",
         "the second": f"2 of 3 ranks came within {seconds} s: rank 2 is missing",
-    }.items()}  # fmt: skip
+    }.items() if name in waiting}  # fmt: skip
     silent.close()
 
 

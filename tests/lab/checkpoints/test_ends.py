@@ -286,6 +286,7 @@ def stories(request, tmp_path_factory):
                for name, (story, *args) in STORIES.items() if name in told}
 
 
+@programs.gloo_tells
 @pytest.mark.parametrize(("story", "rank"), [("a replica hangs", 0),
                                              ("a part of a layer hangs", 1)])
 def test_a_rank_that_hangs_is_named(stories, story, rank):
