@@ -75,7 +75,7 @@ def recomputed():
 def a_bug():
     """The exhibit of the last task."""
     [found] = [one for one in museum.exhibits()["02"]
-               if one.title == "all GPUs train on the same items"]
+               if one.title == "a rank's own norm is shown, and clips"]
     return found
 
 
@@ -158,12 +158,13 @@ TASKS = (
         (2, "k = {}, which keeps {}")),
          recomputed),
     Task("A silent bug", (
-        "This is from chapter 02's loop over steps, which every rank runs. The loss falls, and no "
+        "This is from chapter 02's step, which every rank runs after backward. Here `finish` sums "
+        "the gradients over the ranks; below these lines the norm clips. The loss falls, and no "
         "run ends with an error.",
         "What is wrong? What would you measure to see it, and what would not show it?"), (
-        (2, "all ranks train on the same sequences, those of rank 0: the share is to be the "
-         "rank's own, run.rank"),
-        (2, "the first loss beside one GPU's with the whole batch, or the tokens of two ranks"),
-        (1, "what is sent, what is kept and the time are the same")),
+        (2, "the norm is that of the rank's own gradients, since it is taken before their sum: "
+         "each rank clips by another one"),
+        (2, "the gradient norm beside one GPU's; the parameters of two ranks, which part"),
+        (1, "the first loss, what is sent and what is kept are the same")),
          code=textwrap.dedent(a_bug().new).strip()),
 )

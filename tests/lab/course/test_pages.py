@@ -2,14 +2,17 @@
 of a solution."""
 
 import functools
+import re
 
 import pytest
 
-from lab.classroom import exercises, holes
+from lab.classroom import exercises, holes, hunt
 from lab.course import answers, midterm, pages, project, times
 from lab.course.week import TABLE
+from lab.course.weeks import WEEKS
 from lab.page import markdown
 from tests.chapters.wrong_answers import WRONG
+from tests.conftest import ROOT
 
 PAGES = markdown.pages()
 EVERY = pytest.mark.parametrize("path", PAGES)
@@ -73,6 +76,13 @@ def test_marks_have_all_numbers():
         assert asked == len(task.answers()), task.title
         assert not any("{}" in words for _, words in task.rubric)
         assert 4 <= task.points <= 6
+
+
+def test_the_midterms_bug_is_in_no_hunt_that_a_student_has_played():
+    [seed] = re.findall(r"lab.hunt 02 --seed (\d+)", (ROOT / "lab/notebook.md").read_text())
+    played = [hunt.draw("02", int(seed)), *(hunt.draw(week.hunt.chapter, week.hunt.seed)
+                                            for week in WEEKS if week.hunt)]
+    assert midterm.a_bug().number not in {exhibit.number for exhibit in played}
 
 
 def test_what_the_marks_say_of_the_numbers_holds():
