@@ -75,7 +75,7 @@ def recomputed():
 def a_bug():
     """The exhibit of the last task."""
     [found] = [one for one in museum.exhibits()["02"]
-               if one.title == "a rank's own norm is shown, and clips"]
+               if one.title == "the first micro-batch is summed, and the last one is not"]
     return found
 
 
@@ -158,13 +158,15 @@ TASKS = (
         (2, "k = {}, which keeps {}")),
          recomputed),
     Task("A silent bug", (
-        "This is from chapter 02's step, which every rank runs after backward. Here `finish` sums "
-        "the gradients over the ranks; below these lines the norm clips. The loss falls, and no "
-        "run ends with an error.",
+        "This is from chapter 02's step, which every rank runs. `i` counts its micro-batches from "
+        "1, and a backward sums gradients over the ranks if `sends` is true. The loss falls, and "
+        "no run ends with an error.",
         "What is wrong? What would you measure to see it, and what would not show it?"), (
-        (2, "the norm is that of the rank's own gradients, since it is taken before their sum: "
-         "each rank clips by another one"),
-        (2, "the gradient norm beside one GPU's; the parameters of two ranks, which part"),
-        (1, "the first loss, what is sent and what is kept are the same")),
+        (2, "the first micro-batch's gradients are summed, and what the others add is not: the sum "
+         "belongs to the last one, i == len(micro_batches)"),
+        (2, "gradients or their norm beside one GPU's, or the parameters of two ranks, with "
+         "several micro-batches"),
+        (1, "the first loss, what is sent and what is kept are the same; and all is right with "
+         "one micro-batch")),
          code=textwrap.dedent(a_bug().new).strip()),
 )
