@@ -18,6 +18,7 @@ import base64
 import contextlib
 import functools
 import importlib
+import importlib.util
 import json
 import json.decoder
 import os
@@ -55,6 +56,11 @@ class Outcome(NamedTuple):
     world: int
     record: object = None   # a run's JSON, of which all but its form is the run's own word
     told: list = ()         # the messages of each process, if these are compared with nothing
+
+
+def has_triton():
+    """Which runs kernels. It is for Linux."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def warm_up():

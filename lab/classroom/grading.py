@@ -49,11 +49,11 @@ def grade(folder, chosen, limit=checks.LIMIT, seed=None):
             is_there = not isinstance(error, NotThere)
             why = error if isinstance(error, Unreadable) else cannot(error)
             why = f"{chapter}.py {why}" if is_there else "not submitted"
-            one = exercises[0]
-            what = (one.number, one.what) if len(exercises) == 1 else (short(chapter), "all of it")
-            points = sum(exercise.level for exercise in exercises) + is_whole
-            yield Result(*what, WRONG if is_there else OPEN, escaped(why), points, 0,
-                         len(exercises))
+            yield of_all(chapter, exercises, is_whole, WRONG if is_there else OPEN, why)
+            continue
+        if chapter.startswith("kernels/") and not checks.has_triton():
+            why = "not tried: Triton, which runs kernels, is not here"
+            yield of_all(chapter, exercises, is_whole, OPEN, why)
             continue
         for exercise in exercises:
             begin = time.monotonic()
@@ -71,6 +71,16 @@ def grade(folder, chosen, limit=checks.LIMIT, seed=None):
             words = f"as {alike[0]}" if alike else words
             yield Result(short(chapter), WHOLE, mark, escaped(words), 1,
                          time.monotonic() - begin, 0, share=mark == RIGHT)
+
+
+def of_all(chapter, exercises, is_whole, mark, why):
+    """The one Result of a chapter of which nothing is tried."""
+    from lab.classroom.exercises import short
+
+    one = exercises[0]
+    what = (one.number, one.what) if len(exercises) == 1 else (short(chapter), "all of it")
+    points = sum(exercise.level for exercise in exercises) + is_whole
+    return Result(*what, mark, escaped(why), points, 0, len(exercises))
 
 
 def in_any_case(grading, *what):

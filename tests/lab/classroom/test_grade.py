@@ -1,5 +1,6 @@
 """The grader: what it says of right, wrong and broken answers, and how it reports them."""
 
+import importlib.util
 import os
 import re
 import time
@@ -58,6 +59,8 @@ def sample(kinds):
             marks.append(pytest.mark.skipif(
                 torch.cuda.is_available(),
                 reason="where kernels are compiled, the tests' processes do not interpret them"))
+            marks.append(pytest.mark.skipif(
+                importlib.util.find_spec("triton") is None, reason="there is no Triton"))
         first |= shown
         i = sum(param.values[0] == number for param in params)
         params.append(pytest.param(number, value, marks=marks, id=f"{number}-{i}"))
@@ -259,6 +262,16 @@ def test_helpers_are_used_and_other_functions_are_not():
     text = text.replace("class SumOut", "def unchanged(x):\n    return x\n\n\nclass SumOut")
     text = text.replace("return summed(gradient, ctx.group), None", "raise ArithmeticError")
     assert grading.grade_exercise(SUM, file_of(text)) == (grading.RIGHT, "")
+
+
+def test_without_triton_no_kernel_is_tried(tmp_path, monkeypatch):
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels/swiglu.py").write_text("def backward_kernel(): pass")
+    monkeypatch.setattr("importlib.util.find_spec", {"triton": None}.get)
+    chosen = {"kernels/swiglu": exercises.EXERCISES["kernels/swiglu"]}
+    [result] = grading.grade(tmp_path, chosen)
+    assert (result.number, result.mark) == ("swiglu.1", grading.OPEN)
+    assert result.words == "not tried: Triton, which runs kernels, is not here"
 
 
 def test_a_module_beside_the_chapter_is_found(tmp_path):
