@@ -35,8 +35,10 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     args = refusals.accepted(parse, argv, alone=True)
     if args.out:
+        from lab.page import plans
         from lab.page.export import write
 
+        plans.SECONDS = 600                             # no reader waits for these searches
         count, why = write(args.out)
         if why:
             print(f"no Python for the browser, so that only what is stored is answered: {why}")

@@ -21,7 +21,7 @@ FOLDER = ROOT / "pages"
 GROUPS = {              # the contents: a page by its path from pages/
     "Guides": ("../README.md", "reading.md", "map.md", "files.md", "browser.md", "gpus.md",
                "today.md", "formats.md", "checkpoints.md", "planning.md", "types.md", "museum.md",
-               "sources.md", "results.md", "../benchmarks/RESULTS.md"),
+               "sources.md", "results.md", "../benchmarks/RESULTS.md", "../CONTRIBUTING.md"),
     "The course": ("course.md", "classroom.md", "points.md", "midterm.md", "project.md",
                    "notation.md"),
     "For teachers": ("teacher/class.md", "teacher/grading.md", "../container/README.md",
@@ -153,11 +153,12 @@ def address(target, path, site):
         return target
     file = posixpath.normpath(posixpath.join("pages", posixpath.dirname(path), where))
     page, suffix = posixpath.splitext(file.removeprefix("pages/"))
-    of_figures = {".png": f"{page}.webp", ".svg": f"{page}.svg"}
-    found = of_figures.get(suffix) or f"{page.replace('/', '-')}.html"
+    others = {".png": f"{page}.webp", ".md": f"{page.replace('/', '-')}.html",
+              ".py": f"{page.replace('/', '-')}.html"}
+    found = others.get(suffix, file)
     return found + behind if found in site else ""
 
 
 def without_dead(html):
-    """Without links that lead nowhere on the site: to CONTRIBUTING.md, say."""
+    """Without links that lead nowhere on the site: to lab/page/markdown.py, say."""
     return re.sub(r'<a href="">(.*?)</a>', r"\1", html)

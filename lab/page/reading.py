@@ -18,6 +18,9 @@ from lab.page.typeset import inline, lettered, typeset
 from lab.sources import SOURCES, texts
 
 FILES = Path(__file__).parent / "files"
+TEXT = "text/plain; charset=utf-8"
+AS_THEY_ARE = {"fivefold.ipynb": "application/x-ipynb+json", "CITATION.cff": TEXT, "LICENSE": TEXT,
+               "slurm/fivefold.sbatch": TEXT, "slurm/restart.sbatch": TEXT}
 
 
 def files_to_read():
@@ -89,8 +92,7 @@ class Course:
                 "choices.js": (script, self.choices)}
         for name in self.sources:
             site[address_of(name)] = html, lambda name=name: self.chapter(name)
-            site[f"source/{name}.py"] = "text/plain; charset=utf-8", \
-                lambda name=name: self.sources[name].text
+            site[f"source/{name}.py"] = TEXT, lambda name=name: self.sources[name].text
         for tool in tools.TOOLS:
             site[f"{tool}.html"] = html, lambda tool=tool: self.render(f"{tool}.html", here=tool)
         for source in SOURCES:
@@ -106,6 +108,8 @@ class Course:
                 site[path.relative_to(FILES).as_posix()] = kinds[path.suffix], path.read_bytes
         for path in sorted(figures.FOLDER.glob("*.svg")):
             site[f"figures/{path.name}"] = "image/svg+xml", path.read_bytes
+        for name, kind in AS_THEY_ARE.items():
+            site[name] = kind, (ROOT / name).read_bytes
         linked = [figures.figure(name, "") for name in ("rooflines", *linked_figures())]
         for figure in filter(None, (*figures_of_files().values(), *linked)):
             site |= {address: ("image/webp", make) for address, make in figure.files().items()}

@@ -14,7 +14,8 @@ import zipfile
 import pytest
 
 from lab import chapters
-from lab.page import answers, export, reading, server, without_torch
+from lab.page import __main__ as command
+from lab.page import answers, export, plans, reading, server, without_torch
 from tests.conftest import ROOT
 from tests.lab.page.test_page import Page
 
@@ -198,3 +199,11 @@ def test_the_sources_alone_answer_as_they_do_here(tmp_path):
     for line, found in zip(asked, json.loads(ran.stdout), strict=True):
         name, _, query = line.partition("?")
         assert found == json.loads(json.dumps(server.answer(name, query)[1])), line
+
+
+def test_a_site_that_is_written_waits_for_its_searches(monkeypatch, tmp_path):
+    """A reader would not: on a busy machine, one took longer than a reader waits."""
+    monkeypatch.setattr(plans, "SECONDS", 10)
+    waits = []
+    monkeypatch.setattr(export, "write", lambda folder: waits.append(plans.SECONDS) or (1, None))
+    assert command.main([f"--out={tmp_path}"]) == 0 and waits == [600]

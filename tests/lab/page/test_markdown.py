@@ -82,11 +82,21 @@ def test_a_picture_is_a_figure_or_nothing(page):
     ("pages/course.md", "../README.md", "course.html"),
     ("../README.md#a", "course.md", "README.html#a"),
     ("figures/fp8.png", "../README.md", "figures/fp8.webp"),
-    ("../figures/a.svg", "course.md", "figures/a.svg")])
+    ("../figures/a.svg", "course.md", "figures/a.svg"),
+    ("LICENSE", "../README.md", "LICENSE"), ("../slurm/a.sbatch", "course.md", "")])
 def test_addresses(target, path, found):
     site = {"course.html", "kernels-elu.html", "teacher-class.html", "README.html",
-            "figures/fp8.webp", "figures/a.svg"}
+            "figures/fp8.webp", "figures/a.svg", "LICENSE"}
     assert markdown.address(target, path, site) == found
+
+
+def test_no_link_of_the_readme_is_lost_on_the_site():
+    site, [readme] = reading.Course(computes=False).site(), [
+        page for page in markdown.pages().values() if page.path == "../README.md"]
+    made = "".join(part.html for part in markdown.sections(readme, site))
+    lost = {target for target in re.findall(r"\]\(([^)]+)\)", readme.text)
+            if markdown.address(target, readme.path, site) == ""}
+    assert not lost and 'href="fivefold.ipynb"' in made and 'href="CONTRIBUTING.html"' in made
 
 
 def test_anchors_are_those_of_github():
