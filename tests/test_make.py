@@ -149,6 +149,7 @@ def test_what_is_set_up_stays_until_another_torch_is_wanted(install):
 
 def test_the_first_figure_fetches_no_tests_and_no_kernels(install, tmp_path):
     assert len(install("quick")[2]) == 3
+    assert install("grade", "ONLY=00.7 11")[2] == []
     [kernels] = install("grade")[2]
     assert kernels.endswith("-r requirements-kernels.txt")
     [tests] = install("lint")[2]
@@ -169,12 +170,26 @@ def test_a_torch_that_there_is_not(make):
     assert "TORCH=gpu is no build of torch; TORCH=cpu is, and TORCH=cuda" in errors
 
 
-def test_an_environment_of_uv_is_filled_by_uv(install, tmp_path):
-    """It has no pip. uv run make test brings what tests need, too."""
+@pytest.fixture
+def of_uv(tmp_path):
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/pyvenv.cfg").write_text("home = /usr/bin\nuv = 0.13.9\n")
+
+
+def test_an_environment_of_uv_is_filled_by_uv(install, of_uv):
+    """It has no pip. `uv sync` takes away what tests need: each `uv run make test` brings it."""
     assert install("setup")[2] == ["uv sync --inexact"] and install("setup")[2] == []
-    assert install("setup", ".venv/ready-test")[2] == ["uv sync --inexact --extra test"]
+    for _ in range(2):
+        assert install("setup", ".venv/ready-test")[2] == ["uv sync --inexact --extra test"]
+
+
+def test_uv_takes_no_torch_from_make(install, of_uv):
+    """It would stay until the next command of uv."""
+    for value, its, other in (("", "cpu", "cuda"), ("1", "cuda", "cpu")):
+        setting = f"UV_NO_SOURCES={value}"
+        assert install("setup", setting, f"TORCH={its}")[::2] == (0, ["uv sync --inexact"])
+        status, lines, told = install("setup", setting, f"TORCH={other}")
+        assert status == 2 and not told and "export UV_NO_SOURCES=1 (cuda)" in lines[0]
 
 
 def test_pyproject_requires_what_requirements_say():
