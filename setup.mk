@@ -1,5 +1,6 @@
-# What the course runs on: .venv, set up once with what the requirements*.txt say. It works offline
-# after that. PY=python3 make TARGET uses an interpreter that you already have, installs nothing.
+# What the course runs on: .venv. A target fetches what it needs when it first runs: ready is what
+# chapters need, ready-kernels Triton, ready-test what the tests need. What is there works offline.
+# PY=python3 make TARGET uses an interpreter that you already have, and installs nothing.
 
 PY ?=
 PYTHON := $(if $(PY),"$(PY)",.venv/bin/python)
@@ -29,11 +30,14 @@ given-python:
 PIP := .venv/bin/python -m pip install --disable-pip-version-check
 IS_OF_UV := grep -qs '^uv =' .venv/pyvenv.cfg
 
-# torch comes first and alone: --index-url holds for it only, and pip's own settings for the rest.
+# Each command of uv sets UV_NO_SOURCES's torch again, so that TORCH could not last. With pip, torch
+# comes first and alone: --index-url holds for it only, and pip's own settings for the rest.
 # Where that index cannot be reached, few retries cost seconds, and pip looks in those settings.
 .venv/ready: requirements.txt
-	@if $(IS_OF_UV); then echo "make: .venv is uv's: uv sync"; uv sync --inexact && touch $@; \
-		exit; fi; \
+	@if $(IS_OF_UV); then build=$(if $(UV_NO_SOURCES),cuda,cpu); \
+		[ "$(or $(TORCH),$$build)" = $$build ] || { echo "make: .venv is uv's: instead of TORCH," \
+			"export UV_NO_SOURCES=1 (cuda), or unset it (cpu)" >&2; exit 1; }; \
+		echo "make: .venv is uv's: uv sync"; uv sync --inexact && touch $@; exit; fi; \
 	for python in python3 python3.13 python3.12 python3.11 none; do \
 		$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; \
 	done; \
@@ -56,6 +60,6 @@ IS_OF_UV := grep -qs '^uv =' .venv/pyvenv.cfg
 	$(PIP) -r requirements.txt && echo $$build > $@
 
 # Triton, which runs kernels on a CPU (CUDA's torch brings it): 290 MB. And what the tests need.
+# A plain `uv sync` takes them away again: uv is asked each time.
 .venv/ready-%: requirements-%.txt .venv/ready
-	@if $(IS_OF_UV); then uv sync --inexact --extra $*; else $(PIP) -r $<; fi
-	@touch $@
+	@if $(IS_OF_UV); then uv sync --inexact --extra $*; else $(PIP) -r $< && touch $@; fi
