@@ -373,7 +373,7 @@ OTHERS = [
                   "benchmarks.draw_fp8.draw": lambda *given: 0,
                   "benchmarks.draw_fp8.input_of_down": lambda run: 0}, starts=False),
     Command([ROOT / "benchmarks/gpu.py"], partial(commands.program, gpu.main), ["--device=cpu"],
-            stops_at=["benchmarks.gpu.asked_another_process"], starts=False,
-            work={"benchmarks.gpu.play_all": lambda *given: print("done")}),
+            stops_at=["benchmarks.gpu_machine.asked_another_process"], starts=False,
+            work={"benchmarks.gpu_play.play_all": lambda *given: print("done")}),
     KERNELS,
 ]
