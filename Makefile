@@ -107,7 +107,8 @@ site: $(READY) $(PYODIDE)  ## the same as files, which compute in the browser (O
 # Playwright drives the Chromium that is installed (Debian: apt install chromium), and brings none.
 test-page: $(TESTED) $(PYODIDE)  ## open every page in a headless Chromium; screenshots in runs/page/
 	@$(PYTHON) -c 'import playwright' 2>/dev/null || [ -n "$(PY)" ] || \
-		.venv/bin/python -m pip install --disable-pip-version-check --quiet playwright
+		if $(IS_OF_UV); then uv pip install --quiet --python .venv playwright; \
+		else $(PIP) --quiet playwright; fi
 	@$(PYTHON) -m pytest -q -rs -o python_files="*.py" tests/lab/page/in_browser
 
 slides: $(READY)  ## write slides/, a lecture for each week, for Marp or pandoc (WEEK=3: one)

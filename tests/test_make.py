@@ -176,11 +176,13 @@ def of_uv(tmp_path):
     (tmp_path / ".venv/pyvenv.cfg").write_text("home = /usr/bin\nuv = 0.13.9\n")
 
 
-def test_an_environment_of_uv_is_filled_by_uv(install, of_uv):
+def test_an_environment_of_uv_is_filled_by_uv(install, of_uv, tmp_path):
     """It has no pip. `uv sync` takes away what tests need: each `uv run make test` brings it."""
     assert install("setup")[2] == ["uv sync --inexact"] and install("setup")[2] == []
     for _ in range(2):
         assert install("setup", ".venv/ready-test")[2] == ["uv sync --inexact --extra test"]
+    (tmp_path / ".venv/pyodide-0.29.5.tgz").touch()
+    assert "uv pip install --quiet --python .venv playwright" in install("test-page")[2]
 
 
 def test_uv_takes_no_torch_from_make(install, of_uv):
