@@ -1,5 +1,6 @@
 """slurm/*.sbatch: shellcheck finds no fault, and each runs on this machine's CPU, with stand-ins
-for Slurm's commands: a "node" of two "GPUs", and torchrun as it is."""
+for Slurm's commands: a "node" of two "GPUs", and torchrun as it is. As Slurm's, srun that gets
+SIGTERM kills what it has started, and scancel sends a signal to that, but not to the script."""
 
 import os
 import re
@@ -17,9 +18,16 @@ from tests.conftest import ROOT, SMALL
 SCRIPTS = sorted(ROOT.glob("slurm/*.sbatch"))
 BIN = Path(sys.executable).parent
 SHELLCHECK = shutil.which("shellcheck", path=f"{BIN}{os.pathsep}{os.defpath}")
-STAND_INS = {"srun": 'while [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"',
-             "scontrol": 'case $1 in show) echo localhost; echo another;; *) echo "$@";; esac'}
-WORDS = "02_data_parallel.py", *SMALL, "--no-verify"
+STAND_INS = {
+    "srun": """while [ "${1#--}" != "$1" ]; do shift; done
+               trap 'kill -KILL "$step"' TERM
+               "$@" & step=$!
+               echo "$step" > step
+               wait "$step" """,
+    "scancel": '[ "$*" = "--signal=TERM $SLURM_JOB_ID" ] && kill -TERM "$(cat step)"',
+    "scontrol": 'case $1 in show) echo localhost; echo another;; *) echo "$@";; esac'}
+WORDS = "02_data_parallel.py", *SMALL, "--layers=1", "--no-verify"
+WAIT = 300      # seconds, at most: for what takes few where nothing else runs
 
 
 def shellcheck(path):
@@ -36,7 +44,7 @@ def test_shellcheck_finds_no_fault_and_would_find_one(tmp_path):
 
 @pytest.fixture
 def start(tmp_path):
-    """start(script, words): the process, in a folder with a chapter that has no .venv."""
+    """start(script, words, gpus): the process, in a folder with a chapter that has no .venv."""
     for name, lines in STAND_INS.items():
         path = tmp_path / "commands" / name
         path.parent.mkdir(exist_ok=True)
@@ -44,15 +52,16 @@ def start(tmp_path):
         path.chmod(0o755)
     (tmp_path / WORDS[0]).symlink_to(ROOT / WORDS[0])
     job = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": str(os.getpid()),
-           "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "2",
+           "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "1",
            "CUDA_VISIBLE_DEVICES": "",
            "PATH": f"{tmp_path}/commands:{BIN}:{os.environ['PATH']}"}
     started = []
 
-    def run(script, *words):
+    def run(script, *words, gpus=2):
         started.append(subprocess.Popen(
-            ["bash", ROOT / "slurm" / script, *words], env=os.environ | job, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True))
+            ["bash", ROOT / "slurm" / script, *words], text=True,
+            env=os.environ | job | {"SLURM_GPUS_ON_NODE": str(gpus)}, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, start_new_session=True))
         return started[-1]
 
     yield run
@@ -61,36 +70,52 @@ def start(tmp_path):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_a_chapter_runs_on_each_gpu_of_a_node(start):
-    run = start("fivefold.sbatch", *WORDS, "--steps=2")
-    output, _ = run.communicate(timeout=100)
-    assert run.returncode == 0 and "bucket · 2 ranks" in output, output
+def test_a_script_runs_on_each_gpu_of_a_node(start, tmp_path):
+    (tmp_path / "rank.py").write_text("import os, sys\nRANK, WORLD = 'RANK', 'WORLD_SIZE'\n"
+                                      "print(os.environ[RANK], os.environ[WORLD], sys.argv)\n")
+    run = start("fivefold.sbatch", "rank.py", "--lr", "1 2")
+    output, _ = run.communicate(timeout=WAIT)
+    lines = {f"{rank} 2 ['rank.py', '--lr', '1 2']" for rank in range(2)}
+    assert run.returncode == 0 and lines <= {*output.splitlines()}, output
+
+
+@pytest.mark.parametrize("script", [path.name for path in SCRIPTS])
+def test_without_a_chapter_a_job_says_how_it_is_started(start, script):
+    run = start(script)
+    output, _ = run.communicate(timeout=WAIT)
+    assert run.returncode != 0 and f"usage: sbatch slurm/{script} NN_name.py [flags]" in output
+
+
+def test_what_slurm_is_asked_for():
+    """No stand-in reads it. Without these lines, a job that is over would not come back."""
+    asked = {path.stem: re.findall(r"^#SBATCH (.+)$", path.read_text(), re.M) for path in SCRIPTS}
+    assert all({"--exclusive", "--mem=0"} <= {*lines} for lines in asked.values())
+    assert {"--requeue", "--open-mode=append", "--signal=B:TERM@120"} <= {*asked["restart"]}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("script", [path.name for path in SCRIPTS])
 def test_a_chapter_that_fails_is_a_job_that_fails(start, script):
     run = start(script, *WORDS, "--steps=0")
-    output, _ = run.communicate(timeout=100)
+    output, _ = run.communicate(timeout=WAIT)
     assert run.returncode != 0 and "--steps" in output
 
 
-@pytest.mark.full
 def test_a_job_whose_time_runs_out_goes_on_when_it_comes_back(start, tmp_path):
-    """The second time it has fewer steps left than the first time, so that the test ends."""
+    """The second time it has two steps left, so that the test ends."""
     words = *WORDS, "--save-every=5"
-    run = start("restart.sbatch", *words, "--steps=100000")
+    run = start("restart.sbatch", *words, "--steps=100000", gpus=1)
     folder = tmp_path / "runs" / f"slurm-{os.getpid()}"
-    until = time.monotonic() + 100
+    until = time.monotonic() + WAIT
     while not list(folder.glob("step-*")) and time.monotonic() < until:
         time.sleep(0.1)
     os.kill(run.pid, signal.SIGTERM)                    # to the script alone, as B: says
-    output, _ = run.communicate(timeout=100)
+    output, _ = run.communicate(timeout=WAIT)
     assert run.returncode == 0 and f"requeue {os.getpid()}" in output, output
     assert "SIGTERM: saved after step" in output
     saved = max(int(path.name[len("step-"):]) for path in folder.glob("step-*"))
-    run = start("restart.sbatch", *words, f"--steps={saved + 2}")
-    output, _ = run.communicate(timeout=100)
+    run = start("restart.sbatch", *words, f"--steps={saved + 2}", gpus=1)
+    output, _ = run.communicate(timeout=WAIT)
     assert run.returncode == 0 and "requeue" not in output, output
     steps = re.findall(r"^ +(\d+) +\d+\.\d{4} ", output, re.M)
     assert steps == [f"{saved + 1}", f"{saved + 2}"], output
