@@ -76,7 +76,7 @@ bench: $(READY)  ## time the chapters against PyTorch's own, checkpoints, collec
 	$(PYTHON) benchmarks/time_collectives.py
 	$(PYTHON) benchmarks/time_muon.py
 
-gpu: $(TESTED)  ## 10 minutes: what never ran on a GPU, on all that are here (MINUTES=10; DEVICE=cpu)
+gpu: $(TESTED)  ## 10 minutes: what never ran on a GPU, on 1, 2, 4 or 8 (MINUTES=10; DEVICE=cpu)
 	@$(PYTHON) benchmarks/gpu.py --minutes "$(or $(MINUTES),10)" --device "$(or $(DEVICE),cuda)"
 
 faults: $(READY)  ## kill ranks of a run at random, and see that it costs time and no bit
