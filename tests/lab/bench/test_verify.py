@@ -154,7 +154,8 @@ def a_late_loss():
 
 
 def test_losses_are_compared_in_every_step(ranks):
-    assert ranks(1)(a_late_loss) == [(pytest.approx(2), "loss in step 3")]
+    """Beside the largest one, which the text decides, and with it the version of Python."""
+    assert ranks(1)(a_late_loss) == [(pytest.approx(2, rel=0.05), "loss in step 3")]
 
 
 def a_true_gradient_of_zero(file, fault):
