@@ -20,7 +20,7 @@ BIN = Path(sys.executable).parent
 SHELLCHECK = shutil.which("shellcheck", path=f"{BIN}{os.pathsep}{os.defpath}")
 STAND_INS = {
     "srun": """while [ "${1#--}" != "$1" ]; do shift; done
-               trap 'kill -KILL "$step"' TERM
+               trap 'pkill -KILL -P "$step"; kill -KILL "$step"' TERM
                "$@" & step=$!
                echo "$step" > step
                wait "$step" """,
