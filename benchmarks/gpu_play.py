@@ -8,8 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-import psutil
+try:
+    import psutil
+except ImportError:     # which a GPU's machine need not have: Linux tells the same in /proc
+    psutil = None
 
 from benchmarks import gpu_steps, results
 from benchmarks.gpu_machine import called, described, last_of
@@ -108,20 +112,25 @@ def kill(process, mark):
     since torchrun's ranks are in groups of their own."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    while left := marked(mark):
-        for other in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                other.kill()
+    while left := [pid for pid in pids() if mark_of(pid) == mark]:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)                                # until they are gone
     process.wait()
 
 
-def marked(mark):
-    """Processes that have it in their environment."""
-    def has_it(process):
-        try:
-            return process.environ().get(MARK) == mark
-        except (psutil.Error, OSError):                 # it has ended, or is not ours
-            return False
+def pids():
+    return psutil.pids() if psutil else [int(name) for name in os.listdir("/proc")
+                                         if name.isdigit()]
 
-    return [process for process in psutil.process_iter() if has_it(process)]
+
+def mark_of(pid):
+    """The one in a process's environment, or None."""
+    gone = (OSError, psutil.Error) if psutil else OSError       # or it is not ours
+    with contextlib.suppress(gone):
+        if psutil:
+            return psutil.Process(pid).environ().get(MARK)
+        pairs = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+        return dict(pair.partition("=")[::2] for pair in pairs).get(MARK)
+    return None

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -184,8 +185,12 @@ STEPS = [
 ]
 
 
-def test_it_goes_on_and_keeps_what_it_has(monkeypatch, folder, capsys):
+@pytest.mark.parametrize("has_psutil", [True, pytest.param(False, marks=pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="needs Linux's /proc"))])
+def test_it_goes_on_and_keeps_what_it_has(monkeypatch, folder, capsys, has_psutil):
     """No outcome depends on how fast this machine is: one step never ends, the others have time."""
+    if not has_psutil:
+        monkeypatch.setattr(gpu_play, "psutil", None)
     path, seen, started = folder / "RESULTS.md", [], []
     record, kill = results.record, gpu_play.kill
 
