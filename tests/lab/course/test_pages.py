@@ -45,11 +45,11 @@ def lines_of_solutions():
 
 @EVERY
 def test_no_page_of_students_has_a_line_of_a_solution(path):
-    """And office hours, which have some, are for teachers."""
+    """Office hours, which have some, are for teachers; CONTRIBUTING is for who writes exercises."""
     text = PAGES[path].text
     told = {number for number, lines in lines_of_solutions().items()
             if any(line in text for line in lines)}
-    assert PAGES[path].for_teachers or not told
+    assert PAGES[path].for_teachers or path == "../CONTRIBUTING.md" or not told
     if path == "teacher/office-hours.md":
         assert len(told) > 20
 
