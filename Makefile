@@ -15,10 +15,10 @@ help:  ## list the targets
 
 setup: $(READY)  ## make .venv, with torch for what this machine has (TORCH=cpu; TORCH=cuda)
 
-tour: $(READY)  ## 2 minutes: the course here, a table of all and the figures (ONLY="02 06")
+tour: $(READY)  ## 3 minutes: the course here, a table of all and the figures (ONLY="02 06")
 	@$(PYTHON) -m lab.tour $(ONLY)
 
-quick: $(READY)  ## 15 seconds: chapter 02 alone, on 4 ranks, and its figure
+quick: $(READY)  ## 10 seconds: chapter 02 alone, on 4 ranks, and its figure
 	@$(PYTHON) -m lab.tour 02 --first
 
 LEVEL_OF_BOTH = $(if $(LEVEL),--level="$(LEVEL)")
@@ -49,7 +49,7 @@ define run_tests
 	$(PYTHON) -m pytest -q $$workers --durations=25 tests
 endef
 
-test: lint  ## 8 minutes: lint, then the tests (CHAPTERS=folder: of the chapters in there)
+test: lint  ## 15 minutes: lint, then the tests (CHAPTERS=folder: of the chapters in there)
 	$(run_tests)
 
 test-all: export FULL = 1
