@@ -112,7 +112,7 @@ def kill(process, mark):
     since torchrun's ranks are in groups of their own."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    while left := [pid for pid in pids() if mark_of(pid) == mark]:
+    while left := [pid for pid in pids() if is_marked(pid, mark)]:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -125,12 +125,11 @@ def pids():
                                          if name.isdigit()]
 
 
-def mark_of(pid):
-    """The one in a process's environment, or None."""
+def is_marked(pid, mark):
+    """Whether the mark is in a process's environment."""
     gone = (OSError, psutil.Error) if psutil else OSError       # or it is not ours
     with contextlib.suppress(gone):
         if psutil:
-            return psutil.Process(pid).environ().get(MARK)
-        pairs = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
-        return dict(pair.partition("=")[::2] for pair in pairs).get(MARK)
-    return None
+            return psutil.Process(pid).environ().get(MARK) == mark
+        return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False

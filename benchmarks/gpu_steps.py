@@ -17,6 +17,7 @@ FOLDER = ROOT / "runs/gpu"
 WITH_FP8, WITH_BF16 = (8, 9), (8, 0)    # the compute capability of Ada, before Hopper; of Ampere
 TINY = "--layers=2 --dim=64 --heads=2 --kv-heads=2 --seq=64 --vocab=256 --steps=4"      # on a CPU
 MESHES = {1: "", 2: "--pp=2", 4: "--pp=2 --tp=2", 8: "--dp=2 --pp=2 --tp=2"}
+IN_ITS_PLACE = {"memory": 80 * GB, "capability": [9, 0]}        # on a CPU: it skips nothing
 LARGE_MESHES = {2: "--tp=2", 4: "--dp=2 --tp=2 --zero=1", 8: "--dp=4 --tp=2 --zero=1"}
 
 FUSED = {               # what has kernels of its own on a GPU
@@ -71,24 +72,24 @@ def verified(n, device):
 
 def large(n, machine, device):
     """Models of usual sizes: on one rank, and on n."""
-    gpu = machine["gpus"][0] if machine["gpus"] else {"memory": 80 * GB, "capability": [9, 0]}
+    [gpu, *_] = machine["gpus"] or [IN_ITS_PLACE]
     memory, capability = gpu["memory"], tuple(gpu["capability"])
     tiny = TINY.split() if device == "cpu" else []
     room = 16 if memory > 32 * GB else 8 if memory > 20 * GB else 4     # sequences of gpt2
-    gpt2 = ["--preset=gpt2", f"--micro-batch={room}", "--steps=12", f"--device={device}"]
+    gpt2 = "gpt2", room, "--steps=12"
     room = 8 if memory > 60 * GB else 4 if memory > 36 * GB else 1      # and of 1b
-    billion = ["--preset=1b", f"--micro-batch={room}", "--steps=8", f"--device={device}"]
-    billion += ["--recompute=full"] if room == 1 else []
+    billion = "1b", room, "--steps=8", *["--recompute=full"] * (room == 1)
     half = "--precision=bf16" if capability >= WITH_BF16 else "--precision=fp16"
     no_bf16 = "" if capability >= WITH_BF16 else "bf16 takes an Ampere or newer"
-    no_fp8 = "" if capability >= WITH_FP8 else "FP8 takes an Ada, a Hopper or newer"
+    no_fp8 = without_fp8(gpu)
     no_room = "" if memory > 22 * GB else "its states and activations take 22 GB"
     no_triton = without_triton(machine)
 
-    def step(name, ranks, words, *more, skipped="", seconds=90):
-        sequences = 2 * ranks * int(words[1].partition("=")[2])
-        words = [f"{name[:2]}", *words, f"--batch={sequences}", *tiny, *more]
-        words[0] = f"{chapters.name_of(name[:2])}.py"
+    def step(name, ranks, model, *more, skipped="", seconds=90):
+        """Two micro-batches on each rank."""
+        preset, room, *words = model
+        words = [f"{chapters.name_of(name[:2])}.py", f"--preset={preset}", f"--micro-batch={room}",
+                 f"--batch={2 * ranks * room}", f"--device={device}", *words, *tiny, *more]
         return Step(name, words, ranks, seconds, skipped)
 
     trace = [f"--profile={here('01-gpt2-trace.json')}"]
@@ -117,6 +118,11 @@ def without_triton(machine):
     return "" if any(map(shutil.which, compilers)) else "there is no C compiler here"
 
 
+def without_fp8(gpu):
+    """Why it has no FP8, if it has none."""
+    return "" if tuple(gpu["capability"]) >= WITH_FP8 else "FP8 takes an Ada, a Hopper or newer"
+
+
 def of_kernels(machine, device):
     """Their tests, and their tables."""
     no_triton = without_triton(machine)
@@ -127,11 +133,10 @@ def of_kernels(machine, device):
     tests = Step("kernels-tests", ["-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider",
                                    *workers, *cheap], 1, 200, skipped)
     no_gpu = "it takes a GPU" if device == "cpu" else no_triton
-    gpu = machine["gpus"][0] if machine["gpus"] else {"capability": [0, 0]}
-    no_fp8 = "" if tuple(gpu["capability"]) >= WITH_FP8 else "FP8 takes an Ada, a Hopper or newer"
+    [gpu, *_] = machine["gpus"] or [IN_ITS_PLACE]
     tables = [Step(f"kernels-{what}", ["benchmarks/time_kernels.py", f"--only={what}",
                                        f"--out={here()}"], 1, 100, no_gpu or skip)
-              for what, skip in (("attention", ""), ("matmul", ""), ("fp8", no_fp8),
+              for what, skip in (("attention", ""), ("matmul", ""), ("fp8", without_fp8(gpu)),
                                  ("pointwise", ""))]
     return [tests, *tables]
 
