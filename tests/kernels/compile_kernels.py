@@ -86,7 +86,7 @@ def cases(which, arch):
     attention += [(128, fp32, True, 256)]
     if which == "few":
         norms, attention = [(1000, bf16), (16384, fp32)], [attention[1], attention[3]]
-        attention = attention if arch == 90 else attention[:1] if arch > 90 else attention[1:]
+        attention = {80: attention[1:], 90: attention, 100: attention[:1]}[arch]
     if which == "all":
         dtypes = torch.float16, bf16, fp32
         norms = list(itertools.product((128, 768, 1000, 4096, 5000, 8192, 16384), dtypes))
