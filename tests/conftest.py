@@ -41,9 +41,10 @@ collect_ignore_glob = [] if HYPOTHESIS else ["*test_drawn.py"]
 instruments.sample = functools.partial(instruments.sample, length=20)
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
 
+FULL = bool(os.environ.get("FULL"))  # as `make test-all` sets it
 SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--device=cpu")
 # A second step has what the first has left: states, and what was updated. A third has nothing else.
-STEPS = "--steps=3" if os.environ.get("FULL") else "--steps=2"
+STEPS = "--steps=3" if FULL else "--steps=2"
 
 
 def no_flags(parser):
@@ -100,6 +101,11 @@ def pytest_collection_modifyitems(config, items):
         (others if is_full else chosen).append(item)
     config.hook.pytest_deselected(items=others)
     items[:] = chosen
+
+
+def sample(cases, size=1):
+    """parametrize's cases: all of them in `make test-all`, and the first few in `make test`."""
+    return [*cases] if FULL else [*cases][:size]
 
 
 def some(cases, every=2):
@@ -196,12 +202,12 @@ def run_chapter(tmp_path, monkeypatch, capsys):
     return run
 
 
-def run_main(name, flags, folder, fault=None):
+def run_main(name, flags, folder, source=None):
     """For a rank of the pool: run a chapter's main. Returns its status, its JSON and its output.
 
-    fault: (right, wrong), a piece of the chapter's source to replace before it runs.
+    source: the text to run instead of the chapter's own (see `edited`).
     """
-    module = broken(name, *fault) if fault else chapter(name)
+    module = loaded(name, source) if source else chapter(name)
     json_file, output = Path(folder) / "run.json", io.StringIO()
     with contextlib.redirect_stdout(output):
         try:
@@ -274,12 +280,17 @@ def hold_to_one_gpu(results, flags):
         assert min(run["grad_norm"]) > 0.1  # the clipping was at work
 
 
-def broken(name, right, wrong):
-    """The module of a chapter with a fault in its source."""
+def edited(name, right, wrong):
+    """A chapter's source with one piece replaced."""
     chapter(name)  # or skip
     source = (CHAPTERS / f"{name}.py").read_text()
-    assert source.count(right) == 1, f"{name}.py has {source.count(right)} times: {right}"
+    assert source.count(right) == 1, f"{name}.py contains {source.count(right)} times: {right}"
+    return source.replace(right, wrong)
+
+
+def loaded(name, source):
+    """A module with this source, in place of a chapter."""
     module = types.ModuleType(name)
     module.__file__ = str(CHAPTERS / f"{name}.py")
-    exec(compile(source.replace(right, wrong), name, "exec"), module.__dict__)
+    exec(compile(source, name, "exec"), module.__dict__)
     return module

@@ -1,5 +1,7 @@
-"""Typical wrong answers, from tests/chapters/wrong_answers: what students write, in place of what,
-and what the grader tells them. They are read as text, since lab/ imports nothing of the tests."""
+"""Typical wrong answers, from tests/faults: what students write, and what the grader tells them.
+
+The tables are read as text, since lab/ imports nothing of the tests.
+"""
 
 import ast
 import functools
@@ -7,7 +9,7 @@ from typing import NamedTuple
 
 from lab import ROOT
 
-FOLDER = ROOT / "tests/chapters/wrong_answers"
+FOLDER = ROOT / "tests/faults"
 
 
 class Wrong(NamedTuple):
@@ -21,9 +23,13 @@ def read():
     """{number of an exercise: its wrong answers}; {}: there are no tests here."""
     found = {}
     for path in sorted(FOLDER.glob("[!_]*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Assign) and node.targets[0].id == "WRONG":
-                for number, answers in zip(node.value.keys, node.value.values):
-                    found[number.value] = [
-                        Wrong(*map(ast.literal_eval, answer.args)) for answer in answers.elts]
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(call, ast.Call) or ast.unparse(call.func) != "Fault":
+                continue
+            right, wrong, *seen_by = call.args
+            for seen in seen_by:
+                if ast.unparse(seen.func) == "Graded":
+                    number, says = map(ast.literal_eval, seen.args)
+                    answer = Wrong(ast.literal_eval(right), ast.literal_eval(wrong), says)
+                    found.setdefault(number, []).append(answer)
     return found

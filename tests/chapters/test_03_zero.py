@@ -13,7 +13,7 @@ from torch import nn
 import common
 from common import Config
 from lab.bench import meters, verify
-from tests.conftest import SMALL, STEPS, TEXT, chapter, hold_to_one_gpu, run_main, some
+from tests.conftest import SMALL, STEPS, TEXT, chapter, hold_to_one_gpu, run_main
 from tests.support.pretend_cuda import pretended_cuda
 
 THREE = "03_zero"
@@ -263,41 +263,3 @@ def test_by_default_those_of_a_machine(three, monkeypatch):
 
 
 # ------------------------------------------------------------------------------- a faulty chapter
-
-
-@pytest.mark.parametrize(("flags", "right", "wrong", "named"), some([
-    ("zero3", "common.reduce_scatter(self.sum, self.gradients, group",
-     "common.reduce_scatter(self.sum, self.gradients, dist.ReduceOp.MAX, group", "gradients"),
-    ("zero3", "self.sum if before is None else before.add_(self.sum)", "self.sum", "gradients"),
-    ("zero3", "grad = x.grad\n            units[i].free()",
-     "grad = i and x.grad / 2\n            units[i].free()", "gradients"),
-    ("zero3", "grad_norm(shards, units[0].group)", "grad_norm(shards)", "gradient norm"),
-    ("zero3", "            if i + 1 < len(units) and not keep_gathered: ", "            if False: ",
-     "gathered parameters, at the peak"),
-    ("zero3", "for unit in units[:1 + ahead]:", "for unit in units[:1]:",
-     "gathered parameters, at the peak"),
-    ("zero3", "norm, model, units)", "norm, model, units[1:])", "gradients"),
-    ("zero3 --dtype=float32 --precision=bf16", "unit.hold(unit.full.to(unit.shard.dtype))",
-     "unit.hold(unit.full)", "parameters: measured"),
-    ("zero2", "p.grad if in_place else None", "p.grad",
-     "gradients, at the peak"),
-    ("zero2", "        unit.start_gather()                             # first",
-     "        # first", "gradients"),  # of parameters that are a step old
-    ("zero1", "count == len(micro_batches)", "count == 1", "gradients"),  # sent too early
-    ("zero1", "count == len(micro_batches)", "count > 0", "gradients"),  # and too often
-    ("hsdp --shard-size=1", "    if replicas:\n", "    if False:\n", "gradients"),
-    ("zero1", "    model.zero_grad()\n    for unit", "    for unit", "gradients"),
-    ("zero1", "        unit.shard.grad = None                          # a part of",
-     "        # a part of", "gradients"),
-    ("zero1 --dtype=float32 --precision=bf16", "common.DTYPES[args.dtype].itemsize",
-     "common.rounded(args).itemsize", "reduce_scatter, payload"),
-    ("zeropp --no-quantized-weights", "        if self.in_backward:\n            self.secondary",
-     "        if self.in_backward and not hasattr(self, 'secondary'):\n            self.secondary",
-     "gradients"),
-    ("torch --stage=1", "(dist.get_world_size() * loss)", "loss", "gradients"),
-]))
-def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
-    small = ("--layers=1", "--steps=2", "--batch=4", "--micro-batch=1")
-    flags = (*FLOAT64, *small, *f"--variant={flags}".split())
-    (status, _, output), *_ = ranks(2)(run_main, THREE, flags, tmp_path, (right, wrong))
-    assert status == 1 and f"✗ {named}" in output, output

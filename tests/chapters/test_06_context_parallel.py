@@ -13,7 +13,7 @@ from common import Refused
 from lab.bench import anatomy, contexts
 from lab.cli import strict
 from tests.chapters.test_04_tensor_parallel import FLOAT64, SETTINGS, TRAINING, covering, flags_of
-from tests.conftest import TEXT, chapter, hold_to_one_gpu, needs_triton, run_main, some
+from tests.conftest import TEXT, chapter, hold_to_one_gpu, needs_triton, run_main
 
 SIX = "06_context_parallel"
 VARIANTS = ("zigzag", "ring", "gather", "ulysses")
@@ -102,68 +102,6 @@ def test_bfloat16(ranks, tmp_path, variant):
 
 
 FAULTY = (*FLOAT64, "--steps=1", "--kv-heads=1", "--layers=1", "--batch=2")
-@pytest.mark.parametrize(
-    ("variant", "right", "wrong", "named"),
-    some([
-        # whose tokens, and where they are
-        ("zigzag", "rope.positions = (mine", "unused = (mine", "loss"),
-        ("zigzag", "(part, -1 - part)]", "(part, parts + part)]", "loss"),
-        ("gather", "key=lambda i: runs[i][0])", "key=lambda i: runs[i][-1] % 9)", "loss"),
-        ("zigzag", "dist.all_reduce(loss)                           # for", "pass  #", "loss"),
-        ("zigzag --documents=7", "rope.positions = (mine - layout.starts[mine])",
-         "rope.positions = (mine - mine[0])", "loss"),
-        ("zigzag --documents=7 --cut=document", "value=-100)[:, mine]", "value=0)[:, mine]",
-         "loss"),
-        ("gather --documents=7 --cut=document", "now += [len(now)] *", "now += [0] *", "loss"),
-        ("gather --documents=7", "starts[places].diff()", "places.diff().sub(1)", "loss"),
-        # whom it meets, and with what
-        ("ring", "run[-1] + 1])", "run[-1] + 9])", "loss"),
-        ("ring", "first[run[0]], run[0]", "first[run[0]] + 1, run[0]", "loss"),
-        ("ring --window=5", "key < low[:, None]", "key <= low[:, None]", "loss"),
-        ("ring --window=5", "(window or len(starts)) + 1)", "(window or len(starts)))", "loss"),
-        ("zigzag --window=3", "seeing = int((low < own - begin).sum())", "seeing = len(run)",
-         "loss"),
-        ("zigzag", "slice(own, end), True", "slice(own, end), False", "loss"),
-        ("zigzag", "key > key[:, None]", "key > key[:, None] + 1", "loss"),
-        # the merge, and the lse of the whole
-        ("ring", "lse.copy_(total)", "pass", "loss"),
-        ("ring", "(lse - total).exp()", "(total - total).exp()", "loss"),
-        ("ring", "lse[:, :, rows], *mask)",
-         "scores_of(q, k_here).logsumexp(-1)[:, :, rows], *mask)", "gradients"),
-        # around the ring, and home
-        ("ring", "here[(part - hop)", "here[(part + hop)", "loss"),
-        ("ring", "send_on(x, group, by=1)", "send_on(x, group, by=2)", "loss"),  # the one before
-        ("ring --window=5", "1 if hop < hops else -hop)", "1)", "gradients"),
-        ("ring", " kv = receive()", " receive()", "loss"),
-        ("ring", "dkv += receive()", "receive()", "gradients"),
-        ("ring", "at_home += receive()", "receive()", "gradients"),
-        ("zigzag", "dkv[:, :, :, keys] += torch",
-         "dkv[:, :, :, -k_here[:, :, keys].shape[2] :] += torch", "gradients"),
-        ("zigzag", "dq[:, :, rows] += dq_block", "dq[:, :, rows] = dq_block", "gradients"),
-        ("zigzag --inner=3", "Exchange.apply(x, 1, 2, group) for x in (q, k, v))",
-         "Exchange.apply(x, 1, 2, group).roll(1, 2) for x in (q, k, v))", "loss"),
-        # without a ring
-        ("gather", "mine, parts.flatten(0, 1), group=ctx.group)", "mine, parts.flatten(0, 1), "
-         "group=ctx.group); mine = parts[ctx.group.rank()]", "gradients"),
-        ("ulysses", "(group.size(), -1)).movedim(split, 0)",
-         "(-1, group.size())).movedim(split + 1, 0)", "loss"),
-        ("ulysses", "x.repeat_interleave(copies, dim=1)", "x.repeat(1, copies, 1, 1)", "loss"),
-        # all parameters
-        ("zigzag", "PartialSums(model.parameters())", "PartialSums([])", "gradients"),
-        ("zigzag", "norm = grad_norm(model.parameters())",
-         "norm = grad_norm(model.parameters()) * 1.001", "gradient norm"),
-    ]),
-)  # fmt: skip
-def test_a_broken_chapter_says_so(ranks, tmp_path, variant, right, wrong, named):
-    """Faults that a student might make, on three ranks (Ulysses on four, which share kv heads)."""
-    world, shape = 3, ("--heads=3", "--dim=12", "--seq=24")
-    if variant == "ulysses":
-        world, shape = 4, ("--kv-heads=2", "--seq=16")
-    flags = (*FAULTY, *shape, *f"--variant={variant}".split())
-    (status, _, output), *_ = ranks(world)(run_main, SIX, flags, tmp_path, (right, wrong))
-    assert status == 1 and f"✗ {named}" in output, output
-
-
 # ------------------------------------------------------------------------------- a block, and rings
 
 
@@ -394,28 +332,6 @@ def test_activations_fall_with_the_ranks(six):
         assert n * bytes_kept("zigzag", n) == bytes_kept("zigzag", 1)
         assert n * (bytes_kept("gather", n) - keys) == bytes_kept("zigzag", 1) - keys
         assert n * bytes_kept("ulysses", n) == bytes_kept("zigzag", 1)
-
-
-@pytest.mark.parametrize(
-    ("variant", "right", "wrong"),
-    [
-        ("zigzag", 'sent["send"] = (2 +', 'sent["send"] = (1 +'),
-        ("ulysses --kv-heads=1", "* max(cfg.kv_heads, inner)      #", "* cfg.kv_heads      #"),
-        ("gather", "(inner if variant == \"gather\" else n)", "n"),
-        ("zigzag", "fromkeys(classes, room / n)", "fromkeys(classes[:3], room / n)"),
-        ("zigzag --documents=3 --cut=document", "padded.seq / cfg.seq)", "1)"),
-        ("ring --window=1", "((window or seq) - 1) /", "(window or seq) /"),
-        ("ring --documents=1", "if any(at(other, hop) for other in range(parts))", "if True"),
-        # what is sent and computed again, and no more
-        ("ring --recompute=full", "else 2, cfg.parameters()", "else 1, cfg.parameters()"),
-        ("ulysses --recompute=selective", "outs = 2 if recompute", "outs = 3 if recompute"),
-    ],
-)  # fmt: skip
-def test_a_wrong_formula_is_reported(ranks, tmp_path, variant, right, wrong):
-    """Of what is sent, kept and computed."""
-    flags = (*FAULTY, *f"--variant={variant}".split())
-    status, _, output = ranks(2)(run_main, SIX, flags, tmp_path, (right, wrong))[0]
-    assert status == 1 and "✗" in output
 
 
 # ------------------------------------------------------------------------------- bad arguments

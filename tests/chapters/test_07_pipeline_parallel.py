@@ -22,7 +22,7 @@ from lab.bench import report
 from lab.bench.ranks import CONTEXT, store
 from lab.cli import strict
 from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covered
-from tests.conftest import TEXT, arguments, chapter, hold_to_one_gpu, run_main, some
+from tests.conftest import TEXT, arguments, chapter, hold_to_one_gpu, run_main
 from tests.support.programs import gloo_tells
 
 SEVEN = "07_pipeline_parallel"
@@ -214,62 +214,6 @@ def test_gradients_add_up_in_the_same_order_as_on_one_gpu(ranks, variant):
 
 
 TIED = ("--preset=gpt2", "--attention=plain")
-
-
-@pytest.mark.parametrize(
-    ("flags", "right", "wrong", "named"),
-    some([
-        # whose gradients, and divided by what
-        ("", "micro_batches[i % len(micro_batches)]\n",
-         "(micro_batches[i][0], micro_batches[i - 1][1])\n", "loss"),
-        ("", "x, edge = self.kept_for_backward.pop(i)",
-         "x, edge = self.kept_for_backward.pop(max(self.kept_for_backward))", "gradients"),
-        ("", "out = loss_sum(out, targets) / valid",
-         "out = loss_sum(out, targets) / (targets >= 0).sum() / 4", "loss"),
-        ("", "dist.all_reduce(loss)  ", "pass  ", "loss"),
-        # backward in halves
-        ("--variant=zb-h1", "in self.kept_for_weights.pop(i):",
-         "in 2 * self.kept_for_weights.pop(i):", "gradients"),
-        ("--variant=zb-h1", "self.later.clear()", "pass", "gradients"),
-        ("--variant=zb-h1", "x, dy = x.detach(), dy", "dy = dy", "activations"),
-        ("--variant=zb-h1", 'if "W" in kind:', 'if "W" in kind and i:', "gradients"),
-        # what lies on two ranks
-        ("tied", "PartialSums(model.parameters())", "PartialSums([])",
-         "gradients embedding.weight"),
-        ("tied", "parameter.copies, parameter.partial = 2, pair", "parameter.partial = pair",
-         "gradient norm"),
-        ("--variant=dualpipe", "parameter.copies, parameter.partial = 2, pair",
-         "parameter.partial = pair", "gradient norm"),
-        ("--variant=dualpipe", "sorted(slices, key=lambda stage: stage % depth)", "sorted(slices)",
-         "gradients"),
-        # the norm over all stages
-        ("", "grad_norm(model.parameters(), group)", "grad_norm(model.parameters())",
-         "gradient norm"),
-        # what is kept
-        ("", "self.kept_for_backward[i] = x, get_gradient_edge(out)",
-         "self.kept_for_backward[i] = x, get_gradient_edge(out); "
-         "self.all = [*getattr(self, 'all', []), self.kept_for_backward[i]]", "activations"),
-        ("", '"kept": {}', '"kept": {"inside": 0.5}', "activations"),
-        ("", "outputs.pop(name, otherwise)", "outputs.get(name, otherwise)", "messages kept"),
-        ("", "            under_way.pop(next(iter(under_way)))[0].wait()",
-         "            under_way.pop(name)[0].wait()", "messages kept"),
-        ("", '"modules": modules, "kept"', '"modules": [0], "kept"', "parameters"),
-        # two versions of the weights
-        ("--variant=2bw --steps=3", "p.versions[action.micro_batch // m % 2]", "p.versions[0]",
-         "gradients"),
-        ("--variant=2bw --steps=3", ".copy_(p.versions[1 - step % 2])", "", "parameters"),
-        ("--variant=2bw --steps=3", "p.versions = p.data, p.data.clone()",
-         "p.versions = p.data, p.data", "parameters: measured"),
-        ("--variant=2bw --steps=3", "text.batch(step + 1)", "text.batch(step)", "loss"),
-    ]),
-)  # fmt: skip
-def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
-    """Faults that a student might make."""
-    flags = TIED if flags == "tied" else flags.split()
-    flags = (*FLOAT64, "--steps=1", "--clip=0.1", *flags)
-    (status, _, output), *_ = ranks(2)(run_main, SEVEN, flags, tmp_path, (right, wrong))
-    problems = [line for line in output.splitlines() if line.startswith("  ✗")]
-    assert status == 1 and any(named in line for line in problems), output
 
 
 def die_in_the_second_step(rank, port, flags):

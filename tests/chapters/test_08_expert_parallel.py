@@ -14,7 +14,7 @@ import common
 from common import Refused
 from lab.bench import mixtures
 from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covering
-from tests.conftest import TEXT, chapter, hold_to_one_gpu, run_main, some
+from tests.conftest import TEXT, chapter, hold_to_one_gpu, run_main
 
 EIGHT = "08_expert_parallel"
 VARIANTS = ("dropless", "capacity", "two-hops", "overlapped", "torch")
@@ -358,83 +358,6 @@ def test_parameters_are_counted(eight):
 
 
 FAULTY = (*FLOAT64, "--layers=1", "--steps=1", "--batch=4", "--micro-batch=1")
-
-
-@pytest.mark.parametrize(("flags", "right", "wrong", "named"), some([
-    # whose gradients
-    ("--ep=2", 'p.partial = groups["holders"]', 'p.partial = groups["world"]', "gradients"),
-    ("--ep=2", 'p.partial = groups["holders"]', 'p.partial = groups["ep"]', "gradients"),
-    ("--ep=2", "return AllToAll.apply(gradient, ctx.received, ctx.sent, ctx.group), None",
-     "return 2 * AllToAll.apply(gradient, ctx.received, ctx.sent, ctx.group), None", "gradients"),
-    ("--ep=2", "if p.partial.size() > 1)", "if p.partial.size() > 2)", "gradients"),
-    ("--ep=2", "norm = grad_norm(model.parameters(), world)",
-     "norm = grad_norm([p for p in model.parameters() if p.shape[0] != 8], world)",
-     "gradient norm"),
-    ("--ep=2", "norm = grad_norm(model.parameters(), world)",
-     "norm = grad_norm(model.parameters())", "gradient norm"),
-    # which rows, by which gates
-    ("", "travel(out.index_select(0, order.argsort()), rec", "travel(out, rec", "loss"),
-    ("", "travel(out.index_select(0, order.argsort()), rec",
-     "travel(out.index_select(0, order), rec", "loss"),
-    ("--top-k=3", "each.flatten(0, 1).T.flatten() for each", "each.flatten() for each", "loss"),
-    ("--variant=capacity", ".view(n, own, each).transpose(0, 1)", ".view(n, own, each)", "loss"),
-    ("--variant=capacity", "expert * batch + token // self.cfg.seq",
-     "expert * batch + token % batch", "loss"),
-    # two hops
-    ("--variant=two-hops --nodes=2", "% experts, gates[row, pick]",
-     "% experts, gates[row, pick].detach()", "gradients"),
-    ("--variant=two-hops --nodes=2", "return add_up(out, token, len(x_rows))",
-     "return add_up(out.detach() / 2 + out / 2, token, len(x_rows))", "gradients"),
-    ("--ep=2 --variant=two-hops --nodes=2", "keep_shard(moe, name, 0, groups[\"ep\"])",
-     "keep_shard(moe, name, 0, groups.get(\"inside\", groups[\"ep\"]))", "parameters"),
-    ("--variant=two-hops --nodes=2 --recompute=full",
-     "        if not runs_again():\n            self.crossed",
-     "        if True:\n            self.crossed", "all_to_all"),
-    # routing itself, which the single-GPU run has from lab/bench/oracle.py
-    ("--top-k=1", "if cfg.top_k == 1:", "if cfg.top_k == 0:", "loss"),
-    ("", "choose(scores.detach() + self.bias, cfg)", "choose(-scores.detach(), cfg)", "loss"),
-    ("--nodes=2 --node-limit=1", "values.sum(-1)", "values.amin(-1)", "loss"),
-    ("--nodes=2 --node-limit=1", "math.ceil(cfg.top_k / cfg.node_limit)", "1", "loss"),
-    ("--router=sigmoid", "F.logsigmoid(logits)", "F.logsigmoid(-logits)", "loss"),
-    ("--router=sigmoid", "shares = scores / scores.sum(-1, keepdim=True)", "shares = scores",
-     "gradients"),
-    ("", "gates = AddLoss.apply(gates, cfg.balance_weight * balance / cfg.sequences)",
-     "AddLoss.apply(gates, cfg.balance_weight * balance / cfg.sequences)", "gradients"),
-    ("", "common.activate(*[part @ matrix for matrix in column]) @ down",
-     "F.relu(part @ column[0]) @ down", "loss"),
-    ("--block=llama", "common.activate(*[part @ matrix for matrix in column]) @ down",
-     "common.activate(*[part @ matrix for matrix in column[::-1]]) @ down", "loss"),
-    # what runs again in backward
-    ("--recompute=full", "        if not runs_again():\n            self.load",
-     "        if True:\n            self.load", "picks of a layer"),
-    ("--recompute=full", "        if not runs_again():\n            self.seen",
-     "        if True:\n            self.seen", "all_to_all"),
-    ("--recompute=full", "(2 + again) * rows", "2 * rows", "all_to_all"),
-    ("--recompute=full --variant=capacity", "2 * layers + 2 * forwards", "4 * layers",
-     "all_to_all"),
-    ("--precision=bf16 --dtype=float32", "of_gradient * (numbers - experts)",
-     "e * (numbers - experts)", "all_reduce"),
-    # balance
-    ("", "AddLoss.apply(gates, cfg.balance_weight * balance / cfg.sequences)",
-     "AddLoss.apply(gates, cfg.balance_weight * balance / len(x))", "gradients"),
-    ("--balance=loss-of-batch --micro-batch=2", "dist.all_reduce(picks, group=group)", "pass",
-     "gradients"),
-    ("--balance=loss-of-batch --micro-batch=2 --recompute=full", "forwards * cfg.experts * wide",
-     "layers * cfg.experts * wide", "all_reduce"),
-    ("--micro-batch=2", "picks = F.one_hot(chosen.flatten(1), experts).to(scores.dtype).mean(1)",
-     "picks = F.one_hot(chosen.flatten(1), experts).to(scores.dtype).mean((0, 1))", "gradients"),
-    ("--z-loss=0.1 --micro-batch=2", "z = cfg.z_loss * logits.logsumexp(-1).square().mean(1).sum()",
-     "z = cfg.z_loss * logits.logsumexp(-1).square().mean()", "gradients"),
-    ("--balance=bias --bias-speed=0.5 --steps=2", "loads = move_biases(model, world)",
-     "loads = move_biases(model)", "loss"),
-    # formulas
-    ("--steps=2", "block.mlp.seen.clear(), ", "", "FLOPs"),
-]))  # fmt: skip
-def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
-    """Faults that a student might make."""
-    flags, world = (*FAULTY, *flags.split()), 4 if flags.startswith("--ep=2") else 2
-    (status, _, output), *_ = ranks(world)(run_main, EIGHT, flags, tmp_path, (right, wrong))
-    assert status == 1 and any(named in line for line in output.splitlines() if "✗" in line), output
 
 
 # ------------------------------------------------------------------------------- beside chapter 09

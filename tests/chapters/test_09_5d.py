@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from lab.cli import strict
 from tests.chapters.test_04_tensor_parallel import TRAINING, covered
-from tests.conftest import chapter, hold_to_one_gpu, run_main, some
+from tests.conftest import chapter, hold_to_one_gpu, run_main
 
 NINE = "09_5d"
 
@@ -338,81 +338,6 @@ EXPERTS = "--experts=4 --ep=2 --dp=2"
 FOLDED = f"{EXPERTS} --tp=2"
 HELD = "[stage[i::ep] for stage in stages for i in range(ep)]"
 TIED = "--preset=gpt2 --attention=plain"
-
-
-@pytest.mark.parametrize(("flags", "right", "wrong", "named"), some([
-    # experts' gradients times ep: summed over all of a stage, who hold other experts
-    (EXPERTS, HELD, "stages", "gradients"),
-    (FOLDED, HELD, "together(lambda at: (at.pp, at.tp, at.dp % ep))", "gradients"),  # as if tp cut
-    (FOLDED, "[stage[i:i + ep] for stage in stages for i in range(0, len(stage), ep)]",
-     "[stage[i::len(stage) // ep] for stage in stages for i in range(len(stage) // ep)]",
-     "gradients"),  # those who share are no neighbours, and hold the same
-    (FOLDED, "        block.attn = SequenceParallel(attn, tp)\n",
-     "        block.attn = SequenceParallel(attn, tp)\n"
-     "        block.mlp = SequenceParallel(mlp, tp) if cfg.experts else mlp\n", "loss"),
-    (EXPERTS, "return AllToAll.apply(gradient, ctx.received",
-     "return 2 * AllToAll.apply(gradient, ctx.received", "gradients"),
-    ("--cp=2", "    held = shards or", "    for p in model.parameters():\n"
-     "        p.grad /= 2\n    held = shards or", "gradients"),  # divided by cp
-    # whose norm
-    ("--tp=2", "p.copies = p.holders.size()",
-     "p.copies = max(1, p.holders.size() // 2)", "gradient norm"),  # counts tp times
-    ("--pp=2", "norm = grad_norm(held, dist.group.WORLD)",
-     "norm = grad_norm(held, dist.new_subgroups(1)[0])", "gradient norm"),  # of one stage
-    ("--dp=2 --zero=1", "self.shard.copies = 1 ", "self.shard.copies = 2 ", "gradient norm"),
-    ("--pp=2", "clip_grads_with_norm_(held, clip, norm)",
-     "clip_grads_with_norm_(held, clip, grad_norm(held))",
-     "gradients"),  # clipped by a local norm
-    # whose loss and whose gradients
-    ("--dp=2", "out = loss_sum(out, targets[:, self.positions]) / valid",
-     "out = loss_sum(out, targets) / (targets != -100).sum().clamp(min=1) / 8", "loss"),  # of means
-    ("--experts=4 --tp=2", "(out * gates.to", "(out * gates.detach().to",
-     "gradients"),  # the router's is lost
-    ("--experts=4 --cp=2", "        if self.sequence: ", "        if False: ", "gradients"),
-    ("--experts=4 --tp=2", "        if self.sequence: ", "        if False: ", "gradients"),
-    ("--experts=4 --tp=2 --shared-expert", "out + self.shared(x)", "out + 2 * self.shared(x)",
-     "loss"),
-    (f"{TIED} --pp=2", "lambda at: min(at.pp, args.pp - 1 - at.pp)", "lambda at: at.pp",
-     "gradients"),  # a tied matrix is summed at each end alone
-    (f"{TIED} --pp=2 --dp=2", "lambda at: min(at.pp, args.pp - 1 - at.pp)",
-     "lambda at: at._replace(pp=0)",
-     "gradients"),  # over the wrong group
-    ("--tp=2 --dp=2", "p.copies > 1)", "p.copies > 2)", "gradients"),  # one axis is left out
-    ("--tp=4 --kv-heads=2", "parts // t))", "parts // t + at.tp))",
-     "gradients"),  # a kv head's gradient from half of its queries
-    # what is not rounded, and what is computed again
-    ("--dp=2 --zero=1 --precision=bf16 --dtype=float32", "        unit.hold(unit.full.to("
-     "common.rounded(args)))", "        unit.hold(unit.full)", "parameters"),
-    (f"{EXPERTS} --recompute=full --micro-batch=2",
-     "if torch._C._current_graph_task_id() == -1:", "if True:",
-     "ep: all_to_all, payload"),  # its rows are counted again
-    # parameters that are gathered, or not
-    ("--dp=2 --zero=1", "in [unit for unit in units if unit.kept]", "in []", "all_gather, calls"),
-    ("--dp=2 --zero=3 --keep-gathered", "(last or not self.kept)", "True", "all_gather, calls"),
-    # gradients that leave too early, or twice, or are forgotten
-    ("--dp=2 --micro-batch=2", "i + 1 == len(micro_batches))", "i == 0)", "gradients"),
-    ("--pp=2 --dp=2 --zero=1 --micro-batch=2 --schedule=interleaved --layers=4",
-     "i + 1 == len(micro_batches))", "number < 2 or i + 1 == len(micro_batches))", "gradients"),
-    ("--dp=2", "reducing:\n            unit.start_reduce()\n", "reducing:\n            "
-     "unit.start_reduce(), unit.finish_reduce(), unit.start_reduce()\n", "gradients"),
-    ("--dp=2 --zero=2 --micro-batch=2", "before.add_(self.sum)", "self.sum", "gradients"),
-    # who holds what, told without one GPU beside it
-    (f"{EXPERTS} --no-verify", HELD, "stages", "gradients, whole: all_reduce, payload"),
-    # formulas
-    ("--tp=2", "(gathers * passes, gathers * x)", "(gathers * passes, 3 * x)",
-     "tp: all_gather, payload"),
-    ("--tp=2 --experts=4", "(2 + again,) * 2 if cfg.experts", "(4, 4) if cfg.experts",
-     "tp: all_gather, payload"),
-    ("--dp=2 --zero=3", '"gathers": 2 * m', '"gathers": m', "all_gather, calls"),
-    ("--tp=2", '"inputs": 1 / cp,', '"inputs": 1 / (cp * t),', "actions after which"),
-    ("--tp=4", '"keys": 1 / min(t, cfg.kv_heads)', '"keys": 1 / t', "optimizer states"),
-]))  # fmt: skip
-def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
-    """Faults that frameworks and students have had, on as many ranks as show them."""
-    world = math.prod(map(int, re.findall(r"--[dpct]p=(\d)", flags)))
-    flags = (*FLOAT64, "--steps=1", *flags.split())
-    (status, _, output), *_ = ranks(world)(run_main, NINE, flags, tmp_path, (right, wrong))
-    assert status == 1 and any(named in line for line in output.splitlines() if "✗" in line), output
 
 
 # ------------------------------------------------------------------------------- bad arguments

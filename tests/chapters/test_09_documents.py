@@ -5,7 +5,7 @@ import torch
 
 import common
 from tests.chapters.test_04_tensor_parallel import TRAINING, covered
-from tests.conftest import chapter, hold_to_one_gpu, run_main, some
+from tests.conftest import chapter, hold_to_one_gpu, run_main
 
 NINE = "09_5d"
 PACKED = (*TRAINING, "--dtype=float64", "--layers=2", "--dim=16", "--heads=8",
@@ -53,24 +53,6 @@ def test_packed_the_same_as_one_gpu(ranks, tmp_path, one):
         *(("--layers=4",) if one["schedule"] == "dualpipe-v" else ()),
         *(("--ffn=64",) if one["block"] == "llama" else ()))
     hold_to_one_gpu(ranks(world)(run_main, NINE, flags, tmp_path), flags)
-
-
-@pytest.mark.parametrize(
-    ("flags", "right", "wrong", "named"),
-    some([
-        ("--cp=2", "(tokens - starts[tokens])", "(tokens - tokens[0])", "loss"),
-        ("--cp=2", "int(starts[run[0]]), int(run[-1]) + 1", "0, int(run[-1]) + 1", "loss"),
-        ("--cp=2", "seen.tril(end - begin - rows)", "seen.tril()", "loss"),
-        ("--dp=2", "        if cp or args.documents:", "        if cp:", "loss"),
-        ("--cp=2", "            lay_out(batch.starts, *place)", "            pass", "loss"),
-        ("--cp=2", "for rows, begin, end in model.blocks) / (", "for rows, begin, end in "
-         "model.blocks[:1]) / (", "activations"),
-    ]),
-)  # fmt: skip
-def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
-    flags = (*PACKED, "--batch=4", "--documents=7", *flags.split())
-    (status, _, output), *_ = ranks(2)(run_main, NINE, flags, tmp_path, (right, wrong))
-    assert status == 1 and f"✗ {named}" in output, output
 
 
 def test_the_busiest_rank_is_told(ranks, tmp_path):

@@ -276,21 +276,6 @@ def test_a_broken_optimizer_is_seen(ranks, tmp_path, fault, name, flags):
     assert status == 1 and "✗ parameters" in output, output
 
 
-@pytest.mark.parametrize(("flags", "right", "wrong", "named"), [
-    ("deal", "self.shard.copies = 1 ", "self.shard.copies = 2 ", "gradient norm"),
-    ("owner", "group_dst=rank", "group_dst=0", "gradients"),
-    ("owner", "group_src=rank", "group_src=0", "parameters"),
-    ("deal --zero=2", "mine if before is None else before.add_(mine)", "mine", "gradients"),
-    ("deal --zero=3", "if stage > 1 or count == len", "if count == len", "reduce_scatter, calls"),
-    ("torch", "(run.world * share)", "share", "gradients"),
-])
-def test_a_broken_chapter_says_so(ranks, tmp_path, flags, right, wrong, named):
-    small = ("--layers=1", "--steps=2", "--batch=4", "--micro-batch=1")
-    flags = (*FLOAT64, *small, *f"--variant={flags}".split())
-    (status, _, output), *_ = ranks(2)(run_main, ELEVEN, flags, tmp_path, (right, wrong))
-    assert status == 1 and f"✗ {named}" in output, output
-
-
 # ------------------------------------------------------------------------------- who gets what
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.classroom import exercises, holes
-from tests.chapters.wrong_answers import WRONG
-from tests.lab.classroom.test_grade import TABLE, planted
+from tests.faults import EXERCISES as TABLE
+from tests.faults import wrong_answers
 from tests.lab.classroom.test_hostile import BROKEN, HOSTILE, LINES, RIGHT
 from tests.lab.classroom.two_exercises import CHAPTER, SUM
 
@@ -35,9 +35,7 @@ def with_holes(*names):
 
 def wrong(number, index, points=0):
     """With one of the wrong answers of this exercise."""
-    chapter, exercise = TABLE[number]
-    answer = WRONG[number][index]
-    return Student(planted(chapter, exercise, answer.right, answer.wrong), ALL | {number: points})
+    return Student(wrong_answers(number)[index].planted(), ALL | {number: points})
 
 
 BY_HAND = """        whole = gradient.contiguous().clone()

@@ -13,11 +13,9 @@ from lab.bench.meeting import has_ended
 from lab.classroom import checks, exercises, grading, holes, overseer, students
 from lab.classroom.exercise import Run
 from lab.classroom.words import in_words
-from tests.chapters.wrong_answers import WRONG
+from tests.conftest import edited
+from tests.faults import EXERCISES as TABLE
 from tests.lab.classroom.two_exercises import CHAPTER, ON_RANKS, PAYS, SUM
-
-TABLE = {exercise.number: (chapter, exercise)
-         for chapter, those in exercises.EXERCISES.items() for exercise in those}
 
 SOLUTION = exercises.solution(CHAPTER)
 ANSWER = "        return gradient, None\n"
@@ -67,31 +65,6 @@ def sample(kinds):
     return params
 
 
-def planted(chapter, exercise, right, wrong):
-    """The chapter with a wrong answer in the functions of an exercise."""
-    source = exercises.solution(chapter)
-    lines, found = source.split("\n"), 0
-    tree = students.parse(source)
-    for name in exercise.functions:
-        first, last = holes.lines_of(holes.find(tree, name))
-        text = "\n".join(lines[first - 1 : last])
-        if right in text:
-            found += text.count(right)
-            assert source.count(text) == 1
-            changed = source.replace(text, text.replace(right, wrong))
-    assert found == 1, f"{exercise.number} has {found} times: {right}"
-    return changed
-
-
-@pytest.mark.parametrize(("number", "answer"), sample(
-    (number, answer) for number in TABLE for answer in WRONG.get(number, ())))
-def test_a_wrong_answer_is_wrong_and_is_told_why(number, answer):
-    chapter, exercise = TABLE[number]
-    file = file_of(planted(chapter, exercise, answer.right, answer.wrong), chapter)
-    mark, words = grading.grade_exercise(exercise, file)
-    assert mark == grading.WRONG and answer.says in words, words
-
-
 @pytest.mark.parametrize(("number", "check"), sample(
     (number, check) for number in TABLE for check in TABLE[number][1].checks))
 def test_the_solution_is_right(number, check):
@@ -99,14 +72,6 @@ def test_the_solution_is_right(number, check):
     text = exercises.solution(chapter)
     outcome = checks.outcome(chapter, text, text, check)
     assert outcome.right, in_words(outcome, text, lambda line: None)
-
-
-def test_every_exercise_has_a_wrong_answer():
-    assert WRONG.keys() == TABLE.keys()
-    for number, answers in WRONG.items():
-        assert answers, number
-        for answer in answers:                          # a word or more, and not a part of any
-            assert len(answer.says) > 3 and answer.says != "TODO", number
 
 
 @pytest.mark.parametrize("chapter", exercises.EXERCISES)
@@ -251,7 +216,7 @@ def test_a_run_that_ends_early_is_not_right(end, words):
 def test_a_run_that_trains_nothing_is_judged_too(right, wrong, words):
     """By its problems, of real processes; and a deadlock is named in the student's line."""
     chapter, exercise = TABLE["00.5"]
-    text = planted(chapter, exercise, right, wrong)
+    text = edited(chapter, right, wrong)
     mark, said = grading.grade_exercise(exercise._replace(checks=(Run(3),)), file_of(text, chapter))
     assert mark == grading.WRONG and re.match(words, said), said
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from lab.classroom import exercises, grade, holes, similar
-from tests.chapters.wrong_answers import WRONG
+from tests.faults import wrong_answers
 
 CHAPTER, NUMBER, NAME = "04_tensor_parallel", "04.3", "VocabParallelLoss.forward"
 MINE = '''
@@ -106,7 +106,7 @@ def test_each_solution_is_alike_its_copy_and_no_wrong_answer(chapter):
     for exercise in these:
         for name in exercise.functions:
             ours_alone = source_of(text, holes.find(ours, name))
-            for answer in WRONG[exercise.number]:
+            for answer in wrong_answers(exercise.number):
                 wrong = ours_alone.replace(answer.right, answer.wrong)
                 if sorted(wrong.split()) != sorted(ours_alone.split()):     # else it is in order
                     assert shape(wrong, known) != shape(ours_alone, known), answer

@@ -1,0 +1,107 @@
+"""Faults that students make and frameworks had, planted into our own files: a table per chapter.
+
+    Fault("summed(gradient, ctx.group)", "gradient",
+          Graded("04.1", "differ between ranks that hold the same"),
+          Typed("", "tp", "PI", "CopyIn.backward gives a gradient of x that is partial over tp"))
+
+A fault is one edit, and what each instrument must say about it. An edit appears once: what a bug of
+the museum plants (lab/chapters/NN/exhibits.py) isn't planted here for the verifier again.
+"""
+
+import ast
+import importlib
+import pkgutil
+from typing import NamedTuple
+
+from lab.classroom import exercises, holes
+
+
+class Verified(NamedTuple):
+    """A run that is checked against one GPU ends with status 1."""
+
+    ranks: int
+    flags: str
+    named: str = ""  # part of a line that begins with ✗
+    diagnosis: str = ""  # all lines that begin with →
+
+
+class Graded(NamedTuple):
+    """The grader marks the exercise as wrong."""
+
+    exercise: str
+    says: str
+
+
+class OnCuda(NamedTuple):
+    """A run on pretended CUDA breaks one of CUDA's or NCCL's rules on every rank."""
+
+    flags: str
+    rule: str
+
+
+class Typed(NamedTuple):
+    """lab.types refuses the chapter: along which axis, and the types that don't fit."""
+
+    flags: str
+    axis: str
+    types: str
+    says: str
+
+
+class Fault:
+    """An edit of the file NAME.py, and what sees it.
+
+    right: text that the file contains once, or the functions of the exercise in `seen_by` do.
+    """
+
+    def __init__(self, right, wrong, *seen_by):
+        self.right, self.wrong, self.seen_by = right, wrong, seen_by
+        self.file = None  # set by `tables`
+
+    def by(self, kind):
+        return [seen for seen in self.seen_by if isinstance(seen, kind)]
+
+    def planted(self):
+        """The source of the file with the fault. Raises ValueError if `right` isn't there once."""
+        source = exercises.solution(self.file)
+        if source.count(self.right) == 1:
+            return source.replace(self.right, self.wrong)
+        changed = []
+        for graded in self.by(Graded):
+            for name in EXERCISES[graded.exercise][1].functions:
+                first, last = holes.lines_of(holes.find(ast.parse(source), name))
+                text = "\n".join(source.split("\n")[first - 1 : last])
+                if text.count(self.right) == 1:
+                    changed.append(source.replace(text, text.replace(self.right, self.wrong)))
+        if len(changed) != 1:
+            raise ValueError(f"{self.file}.py contains {source.count(self.right)} times, and the "
+                             f"exercise {len(changed)} times: {self.right}")
+        return changed[0]
+
+
+EXERCISES = {exercise.number: (file, exercise)
+             for file, those in exercises.EXERCISES.items() for exercise in those}
+FILES = {f"chapter_{exercises.short(file)}": file for file in exercises.EXERCISES}
+FILES |= {"duality": "lab/typecheck/duality", "sharding": "lab/typecheck/sharding"}
+
+
+def tables():
+    """{name of a table: its faults}. Kernels share a table: their exercise names the file."""
+    found = {}
+    for _, name, _ in pkgutil.iter_modules(__path__):
+        if name.startswith("test_"):
+            continue
+        found[name] = importlib.import_module(f"{__name__}.{name}").FAULTS
+        for fault in found[name]:
+            fault.file = FILES.get(name) or EXERCISES[fault.by(Graded)[0].exercise][0]
+    return found
+
+
+TABLES = tables()
+FAULTS = [fault for table in TABLES.values() for fault in table]
+
+
+def wrong_answers(number):
+    """The faults that the grader must see in an exercise, "04.1"."""
+    return [fault for fault in FAULTS
+            if number in [graded.exercise for graded in fault.by(Graded)]]
