@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from lab.bench.ranks import CONTEXT
 
+LEAVE = b""  # from the pool to a rank: everyone is done, so leave your group
 MOST_THREADS = 16  # of a rank between two calls; a group has three
 
 
@@ -26,7 +27,12 @@ class Absent(str):
 
 
 def serve(pipe, stacks):
-    """One rank: for each call, join a new gloo group, run the function, send back its result."""
+    """One rank: for each call, join a new gloo group, run the function, send back its result.
+
+    `new_group` returns as soon as this rank is connected, when its peers may still be connecting:
+    if it left now, they would see a closed connection. So a rank whose function has worked leaves
+    only when the pool has everyone's answers and says so.
+    """
     torch.set_num_threads(1)  # first of all: a fork after OpenMP ran can hang
     gc.freeze()  # what is imported by now is no garbage: saves 0.1 s a call
     stacks = open(stacks, "w")
@@ -44,12 +50,16 @@ def serve(pipe, stacks):
             dist.init_process_group("gloo", f"file://{store}", timedelta(minutes=5), world, rank)
             dist.barrier()  # or one that sends nothing could leave while others still connect
             function, args = pickle.loads(call)
-            answer = pickle.dumps((True, function(*args)))
+            worked, answer = True, pickle.dumps((True, function(*args)))
         except pytest.skip.Exception as skipped:
-            answer = pickle.dumps((True, Absent(skipped)))
+            worked, answer = True, pickle.dumps((True, Absent(skipped)))
         except BaseException:  # a SystemExit too: the test wants to see it
-            answer = pickle.dumps((False, f"failed:\n{traceback.format_exc()}"))
+            worked, answer = False, pickle.dumps((False, f"failed:\n{traceback.format_exc()}"))
         gc.collect()
+        if worked:
+            pipe.send_bytes(answer)
+            pipe.recv_bytes()  # LEAVE
+            answer = pickle.dumps((True, "left"))
         if dist.is_initialized():
             dist.destroy_process_group()
         pipe.send_bytes(answer)
@@ -94,19 +104,27 @@ class Pool:
         for pipe, rank in pipes.items():
             pipe.send_bytes(pickle.dumps((rank, world, store, pickle.dumps((function, args)))))
 
-        answers = {}  # rank: (whether it worked, result or report)
         deadline = time.monotonic() + timeout
-        while len(answers) < world and all(worked for worked, _ in answers.values()):
+        answers = self.collect(pipes, deadline)
+        for pipe in pipes:
+            pipe.send_bytes(LEAVE)
+        self.collect(pipes, deadline)
+        if isinstance(answers[0][1], Absent):
+            pytest.skip(answers[0][1])
+        return [answers[rank][1] for rank in range(world)]
+
+    def collect(self, pipes, deadline):
+        """{rank: (True, what it sends)}, or the test fails."""
+        answers = {}  # rank: (whether it worked, result or report)
+        while len(answers) < len(pipes) and all(worked for worked, _ in answers.values()):
             waiting = [pipe for pipe, rank in pipes.items() if rank not in answers]
             ready = wait(waiting, max(0, deadline - time.monotonic()))
             answers |= {pipes[pipe]: self.receive(pipes[pipe]) for pipe in ready}
             if not ready:
                 break
-        if len(answers) < world or not all(worked for worked, _ in answers.values()):
+        if len(answers) < len(pipes) or not all(worked for worked, _ in answers.values()):
             self.fail(pipes, answers)
-        if isinstance(answers[0][1], Absent):
-            pytest.skip(answers[0][1])
-        return [answers[rank][1] for rank in range(world)]
+        return answers
 
     def fail(self, pipes, answers):
         """Fail the test with what happened on each rank, and the stacks of those that hang."""
