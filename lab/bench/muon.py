@@ -12,8 +12,9 @@ STEPS = 5               # of Newton-Schulz
 
 
 def is_ours(run):
-    """Whether the run has chapter 11's optimizer, of tensors that are no DTensors."""
-    return run.args.optimizer == "muon" and run.args.variant != "torch"
+    """Whether chapter 11's optimizer does the update: always, but in its own --variant torch."""
+    is_pytorchs = run.args.variant == "torch" and run.args.chapter.startswith("11")
+    return run.args.optimizer == "muon" and not is_pytorchs
 
 
 def is_matrix(p):

@@ -18,10 +18,11 @@ class BesideOneGpu(common.Run):
     is_mixed: whether --precision is that of the run's optimizer, and so of one GPU's; a variant of
     PyTorch's has its own, over parameters in --dtype. One GPU's masters are never offloaded.
     is_late: whether a step's gradient is that of weights which are a step old (07's 2bw): one GPU's
-    is, too. in_time: then another run, whose one GPU has no delay.
+    is, too. in_time: then another run, whose one GPU has no delay. nudge(weight): a weight to
+    compute with instead of this one (rounding.py).
     """
 
-    one_gpu, in_time, is_mixed = None, None, False
+    one_gpu, in_time, is_mixed, nudge = None, None, False, None
 
     @property
     def is_late(self) -> bool:
@@ -52,11 +53,14 @@ class BesideOneGpu(common.Run):
             self.one_gpu_optimizer = optimizer(self.one_gpu.parameters())
             self.before = None                          # the weights of a step ago
         parameters = list(self.one_gpu.parameters())
-        newest = [p.data for p in parameters]
+        newest = used = [p.data for p in parameters]
         if self.is_late if is_late is None else is_late:
-            for p, weights in zip(parameters, self.before or newest):
-                p.data = weights
+            used = self.before or newest
             self.before = [weights.clone() for weights in newest]
+        if self.nudge:
+            used = map(self.nudge, used)
+        for p, weights in zip(parameters, used):
+            p.data = weights
         if self.args.documents or self.args.window:
             rope = self.one_gpu.block1.attn.rope
             rope.pack(batch.starts.to(self.device), self.args.window)

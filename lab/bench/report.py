@@ -348,7 +348,7 @@ class Run(BesideOneGpu, Bench):
         self.problems = [f"step {first[0]}, rank {first[2]}: {first[3]}"] if first else []
         if self.verifier and (self.verifier.steps or not self.stopped):
             lines, wrong = verify.verdict(self.verifier.worst, self.verifier.steps, self.rounding,
-                                          self.tolerance, self.verifier.rounds)
+                                          self.tolerance, self.verifier.explained)
             for line in lines:
                 print(f"  {line}")
             self.unlike = list(wrong)

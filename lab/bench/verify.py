@@ -8,15 +8,11 @@ text of one repeated byte the loss and all gradients are soon zero in truth, and
 nothing but rounding noise there.) A gradient may be zero from the beginning, as k's is in that
 text. So its difference is relative to SMALL times the largest of all gradients, if that is more.
 
-In 16 bits there is a second measure, for which one GPU takes each step twice, in 16 bits and in 32.
-Of each tensor the two differ by what rounding does to it, and ROUNDED times that is tolerated. The
-largest number of a tensor does not tell it: addends may cancel, and a running sum may stop growing.
-On a CPU, the gradients of LayerNorms and of the embedding are such sums over the tokens, in bf16,
-which has 8 bits: of 4,096 ones they make 256.
+If a difference is larger than its tolerance, we ask what rounding alone would do: one GPU takes the
+same steps again, rounded differently (rounding.py). Differences of up to TIMES that are rounding.
 """
 
 import argparse
-import copy
 import math
 from collections.abc import Iterable
 from datetime import timedelta
@@ -29,10 +25,10 @@ from torch import nn
 from common import Batch, part, rounded
 from lab import chapters
 from lab.bench import evidence
+from lab.bench.rounding import TIMES, Rounding
 
 STEPS = 5               # so many steps are compared: rounding differences grow in any training
 SMALL = 1e-4            # in 16 bits the gradients of q and k are no larger than five times that
-ROUNDED = 4             # times one GPU's own rounding is tolerated: honest runs stray by 2
 SENT_ELSEWHERE = 0.5    # of a gradient: what a token that goes to another expert may take along
 LOSSY = {               # twice what an honest run was seen to stray, or more
     "bfloat16": {"loss": 5e-3, "gradient norm": 2e-2, "gradients": 1 / 8, "parameters": 1 / 8},
@@ -53,14 +49,6 @@ def rounding_of(args: argparse.Namespace) -> tuple[str, int]:
 def name_of_rounded(args: argparse.Namespace) -> str:
     """What --dtype and --precision round parameters and activations to."""
     return str(rounded(args)).removeprefix("torch.")
-
-
-def rounds_to_16_bits(run):
-    """Whether one GPU takes each step twice. Chapter 05 in float32 and FP8 has FP8 on both sides,
-    and nothing in 16 bits."""
-    rounding, _ = rounding_of(run.args)
-    return rounding in ("bfloat16", "float16", "fp8") or (
-        rounding == "int8" and rounded(run.args) == torch.bfloat16)
 
 
 def tolerances(dtype: str, optimizer: str, tokens: int = 8 * 128, experts: int = 0) -> dict:
@@ -107,15 +95,16 @@ class Verifier:
     where it was. Communication per step, outside of all measurements: one broadcast of the
     reference's tensors, one small all_reduce, and what DTensors send to become whole.
 
-    tolerance: of each kind; the first step that exceeds it is examined. evidence: of that step, for
-    diagnose.py, or None; there is none of a model that is too large for it. other: the run
-    whose one GPU takes each step once more, on rank 0, where it rounds_to_16_bits.
+    tolerance: of each kind; the first step that exceeds it, and what rounding explains, is
+    examined. evidence: of that step, for diagnose.py; None for a model that is too large for it.
+    explained: (kind, name) of what only rounding explains.
     """
 
     def __init__(self, run, tensor_steps: int, tolerance: dict | None = None):
         self.run, self.tensor_steps, self.tolerance = run, tensor_steps, tolerance
         self.rounding, _ = rounding_of(run.args)
-        self.rounds, self.other = rounds_to_16_bits(run), None
+        self.again = Rounding(run, self.rounding, tensors_of)
+        self.explained = []
         self.steps, self.worst, self.shapes = 0, {}, None
         self.previous, self.evidence = None, None       # previous: one GPU's tensors
         self.largest = {}                               # (kind, name): magnitude so far
@@ -126,32 +115,30 @@ class Verifier:
         """Compare the step just taken, each rank what it holds. parameters: (global name,
         parameter) pairs. Returns one GPU's loss and norm."""
         run = self.run
+        self.again.batches.append(batch)
         if run.rank == 0:
-            loss_there, norm_there = run.one_gpu_step(batch)
-            there = compared(loss_there, norm_there, named_parameters(run.one_gpu))
-            rounded = self.rounded(batch, there)
+            there = tensors_of(*run.one_gpu_step(batch), run.one_gpu)
         if run.device.type == "cuda" and run.world > 1:
             self.wait_for_rank_0()
         if self.shapes is None:                         # of all that is compared, by kind and name
             shapes = [None]
             if run.rank == 0:
-                shapes = [{key: tensor.shape for key, (tensor, _) in there.items()}]
+                shapes = [{key: tensor.shape for key, tensor in there.items()}]
             dist.broadcast_object_list(shapes, 0)
             self.shapes = shapes[0]
 
-        sizes = [len(self.shapes), *(shape.numel() for shape in self.shapes.values())]
+        sizes = [shape.numel() for shape in self.shapes.values()]
         reference = torch.empty(sum(sizes), dtype=torch.float64, device=run.device)
         if run.rank == 0:
-            flat = [tensor.detach().flatten().double() for tensor, _ in there.values()]
-            reference = torch.cat([torch.stack(rounded), *flat])
+            flat = [tensor.flatten().double() for tensor in there.values()]
+            torch.cat(flat, out=reference)
         dist.broadcast(reference, 0)
 
         here = compared(loss, norm, parameters)
-        rounded, *tensors = reference.split(sizes)
-        fulls = dict(zip(self.shapes, tensors))
+        fulls = dict(zip(self.shapes, reference.split(sizes)))
         for key, full in fulls.items():
             self.largest[key] = max(self.largest.get(key, 0), full.abs().max())
-        scale = widened(scales(self.largest), zip(self.shapes, rounded), self.tolerance)
+        scale = scales(self.largest)
         off = torch.full([len(fulls)], -1.0, dtype=torch.float64, device=run.device)
         for i, (key, full) in enumerate(fulls.items()):
             if key in here:                             # else it stays -1
@@ -163,6 +150,15 @@ class Verifier:
         counted = {key: math.inf if value < 0 else value        # nobody has it
                    for key, value in zip(self.shapes, off.tolist())
                    if key[0] == "loss" or self.steps < self.tensor_steps}
+        too_large = self.exceeding(counted)
+        if too_large:
+            effects = self.effects(there if run.rank == 0 else None)
+            wider = widened(scale, effects, self.tolerance)
+            for key in counted:
+                counted[key] *= float(scale[key] / wider[key])
+            scale, left = wider, self.exceeding(counted)
+            self.explained += [f"{' '.join(key).strip()} in step {batch.step + 1}"
+                               for key in too_large if key not in left]
         for (kind, name), value in counted.items():
             largest, _ = self.worst.get(kind, (-1, ""))
             if value > largest:
@@ -171,37 +167,29 @@ class Verifier:
 
         there = {key: full.view(self.shapes[key]) for key, full in fulls.items()}
         is_small = reference.numel() <= evidence.LARGEST and not run.is_late     # of old weights
-        if self.exceeds(counted) and self.evidence is None and is_small:
+        if self.exceeding(counted) and self.evidence is None and is_small:
             self.evidence = evidence.collect(self, batch, here, there, scale)
         self.previous = {key: x.cpu() for key, x in there.items() if key[1] and is_small}
         self.steps += 1
         return [fulls[kind, ""].item() for kind in ("loss", "gradient norm")]
 
-    def rounded(self, batch, there):
-        """What rounding does to each tensor of one GPU's step: how far it is from the same step in
-        float32, if the run is in bf16; or else from that in bf16, of which fp16 rounds an eighth.
-        On rank 0."""
-        if not self.rounds:
-            return [torch.zeros((), dtype=torch.float64, device=self.run.device) for _ in there]
-        if self.other is None:
-            self.other = copy.copy(self.run)
-            self.other.one_gpu = None
-            is_bf16 = self.run.rounded == torch.bfloat16    # is one GPU's, too
-            self.other.dtype = torch.float32 if is_bf16 else torch.bfloat16
-            self.other.is_mixed = False
-            self.other.optimizer = lambda params: states_as(self.run.optimizer(params))
-        loss, norm = self.other.one_gpu_step(batch)
-        again = compared(loss, norm, named_parameters(self.other.one_gpu))
-        share = 1 / 8 if self.rounding == "float16" else 1
-        off = [(again[key][0].detach().double() - tensor.detach().double()).abs().max()
-               for key, (tensor, _) in there.items()]
-        return [share * x.nan_to_num(0.0, posinf=0.0) for x in off]
+    def effects(self, there):
+        """{key: how far rounding moves it}, the same on all ranks. there: what one GPU has, on rank
+        0. Communication: one broadcast."""
+        found = torch.zeros(len(self.shapes), dtype=torch.float64, device=self.run.device)
+        if self.run.rank == 0:
+            found.copy_(torch.tensor([*self.again.effects(there).values()]))
+        if self.run.device.type == "cuda" and self.run.world > 1:
+            self.wait_for_rank_0()
+        dist.broadcast(found, 0)
+        return dict(zip(self.shapes, found.tolist()))
 
-    def exceeds(self, off):
-        """Whether any of these {(kind, name): difference} is not tolerated: of all ranks alike."""
+    def exceeding(self, off):
+        """The keys of these {(kind, name): difference} that aren't tolerated: the same on all
+        ranks."""
         allowed = self.tolerance or {}
-        return any(allowed.get(kind) is not None and value > allowed[kind]
-                   for (kind, _), value in off.items())
+        return [(kind, name) for (kind, name), value in off.items()
+                if allowed.get(kind) is not None and value > allowed[kind]]
 
     def wait_for_rank_0(self):
         """Until it has computed, wait at the store: ranks that wait for it in a collective
@@ -212,13 +200,6 @@ class Verifier:
             torch.cuda.synchronize()
             store.set(key, "computed")
         store.wait([key], timedelta(days=1))
-
-
-def states_as(optimizer):
-    """The same optimizer, with states (a checkpoint's) in the dtypes of its parameters."""
-    for p, state in optimizer.state.items():
-        state |= {key: x.to(p.dtype) for key, x in state.items() if x.ndim}     # no step count
-    return optimizer
 
 
 def named_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -235,6 +216,12 @@ def compared(loss: torch.Tensor, norm: torch.Tensor, parameters: Iterable[tuple]
         tensors["gradients", name], tensors["parameters", name] = (whole(gradient), p), (
             whole(updated), p)
     return tensors
+
+
+def tensors_of(loss: torch.Tensor, norm: torch.Tensor, module: nn.Module) -> dict:
+    """{(kind, name): tensor} of all that is compared, of one GPU's step."""
+    found = compared(loss, norm, named_parameters(module))
+    return {key: tensor.detach() for key, (tensor, _) in found.items()}
 
 
 def gathered(units):
@@ -261,18 +248,20 @@ def whole(tensor):
 
 
 def scales(largest: dict) -> dict:
-    """What differences are relative to. largest: the magnitudes so far, by (kind, name)."""
-    gradients = [key for key in largest if key[0] == "gradients"]
-    least = SMALL * max(largest[key] for key in gradients)
-    return largest | {key: max(largest[key], least) for key in gradients}
+    """What differences are relative to, never 0. largest: {(kind, name): the magnitude so far}."""
+    of_gradients = [value for (kind, _), value in largest.items() if kind == "gradients"]
+    least = {"gradients": SMALL * max(of_gradients)}
+    found = {key: max(value, least.get(key[0], 0)) for key, value in largest.items()}
+    return {key: value if value > 0 else 1.0 for key, value in found.items()}
 
 
-def widened(scale: dict, rounded: Iterable[tuple], tolerance: dict | None) -> dict:
-    """The scales, larger where rounding is. rounded: (key, what it does to that tensor) pairs."""
-    for key, off in rounded:
-        if (tolerance or {}).get(key[0]):               # which is a share of the scale
-            scale[key] = max(scale[key], ROUNDED * off / tolerance[key[0]])
-    return scale
+def widened(scale: dict, effects: dict, tolerance: dict) -> dict:
+    """The scales, larger where rounding is. effects: {key: how far rounding moves that tensor}."""
+    wider = dict(scale)
+    for key, effect in effects.items():
+        if tolerance.get(key[0]):                       # a share of the scale
+            wider[key] = max(scale[key], TIMES * effect / tolerance[key[0]])
+    return wider
 
 
 def difference(tensor: torch.Tensor, reference: torch.Tensor,
@@ -281,12 +270,12 @@ def difference(tensor: torch.Tensor, reference: torch.Tensor,
     if tensor.shape != reference.shape:
         return math.inf
     distance = (tensor.detach().double() - reference).abs().max()
-    return (distance / (scale if scale > 0 else 1)).nan_to_num(math.inf, posinf=math.inf)
+    return (distance / scale).nan_to_num(math.inf, posinf=math.inf)
 
 
-def verdict(worst, steps, rounding, tolerance, rounds=False):
-    """What the comparison came to: lines for the report, and {kind: a line} of what does not match.
-    rounds: whether rounding has widened the scale of differences."""
+def verdict(worst, steps, rounding, tolerance, explained=()):
+    """What the comparison came to: lines for the report, and {kind: a line} of what doesn't match.
+    explained: the places where only rounding explains a difference (Verifier)."""
     if not worst:
         return [], {"loss": "no step was compared with one GPU: all were skipped"}
     judged = {kind: off for kind, off in worst.items() if tolerance[kind] is not None}
@@ -295,9 +284,11 @@ def verdict(worst, steps, rounding, tolerance, rounds=False):
     lines = []
     if rounding in LOSSY:
         allowed = ", ".join(f"{kind} {tolerance[kind]:.0e}" for kind in judged)
-        more = f", or {ROUNDED} times what rounding does to one GPU's" if rounds else ""
-        lines.append(f"tolerances for {rounding}: {allowed}{more}; from step 2 on only the loss "
-                     "counts")
+        lines.append(f"tolerances for {rounding}: {allowed}; from step 2 on only the loss counts")
+    if explained:
+        more = f" and {len(explained) - 1} more" if len(explained) > 1 else ""
+        lines.append(f"tolerated, because rounding alone moves it as far on one GPU: "
+                     f"{explained[0]}{more}")
     off = ", ".join(f"{kind} {value:.0e}" for kind, (value, _) in judged.items())
     same, mark = ("NOT the same", "✗") if wrong else ("same", "✓")
     over = f"{steps} step{'' if steps == 1 else 's'}"

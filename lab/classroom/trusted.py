@@ -21,6 +21,7 @@ import common
 from common import part
 from lab.bench import collectives, oracle, report, verify
 from lab.bench.one_gpu import BesideOneGpu
+from lab.bench.rounding import Rounding
 from lab.classroom import checks
 from lab.classroom.compare import compare, neighbours
 from lab.classroom.plain import unpack
@@ -94,13 +95,11 @@ class OneGpu(BesideOneGpu):
         raise Begun
 
     def tensors(self, step):
-        """{(kind, name): tensor} of all that is compared after this step, which is taken now, and
-        what rounding does to each."""
+        """{(kind, name): tensor} of all that is compared after this step, which is taken now."""
         batch = common.Batch(step, *self.text.batch(step), [], self.text.starts(step))
-        loss, norm = self.one_gpu_step(batch)
-        found = verify.compared(loss, norm, verify.named_parameters(self.one_gpu))
-        rounded = self.verifier.rounded(batch, found)
-        return {key: tensor.detach().double() for key, (tensor, _) in found.items()}, rounded
+        self.again.batches.append(batch)
+        found = verify.tensors_of(*self.one_gpu_step(batch), self.one_gpu)
+        return {key: tensor.double() for key, tensor in found.items()}
 
 
 def wrong_steps(run, ranks):
@@ -111,7 +110,7 @@ def wrong_steps(run, ranks):
     tolerance = verify.tolerances(rounding, args.optimizer, args.batch * args.model.seq,
                                   getattr(args.model, "experts", 0))
     tensor_steps = 1 if rounding in verify.LOSSY else most
-    run.verifier = verify.Verifier(run, tensor_steps, tolerance)
+    run.again = Rounding(run, rounding, verify.tensors_of)
     steps, every = sorted(ranks[0]), list(range(min(args.steps, most)))
     may_skip = getattr(args, "precision", None) == "fp16"   # then no step is compared
     if any(sorted(rank) != steps for rank in ranks) or steps != every and not (may_skip and steps):
@@ -120,10 +119,10 @@ def wrong_steps(run, ranks):
 
     largest = {}
     for count, step in enumerate(steps):
-        there, rounded = run.tensors(step)
+        there = run.tensors(step)
         for key, full in there.items():
             largest[key] = max(largest.get(key, 0), full.abs().max())
-        scale = verify.widened(verify.scales(largest), zip(there, rounded), tolerance)
+        scale = verify.scales(largest)
         held = [{(kind, name): rest for kind, name, *rest in rank[step]} for rank in ranks]
         for key, full in there.items():
             kind, where = key[0], f"{' '.join(key).strip()} in step {step + 1}"
@@ -132,6 +131,9 @@ def wrong_steps(run, ranks):
                 continue
             mine = [rank[key] for rank in held if key in rank]
             off = max((difference(*one, full, scale[key]) for one in mine), default=torch.inf)
+            if not off <= allowed:                      # unless rounding alone explains it
+                wider = verify.widened(scale, run.again.effects(there), tolerance)
+                off *= float(scale[key] / wider[key])
             if not off <= allowed:
                 yield f"{where} is off by {off:.1e}, tolerance {allowed:.0e}"
             elif not is_whole(full, [cuts for _, cuts in mine]):
