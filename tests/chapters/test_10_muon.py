@@ -1,14 +1,10 @@
-"""Chapter 10: Muon's bytes, FLOPs and messages, held to runs of chapters 03, 04 and 09, to chapter
-11's own formulas, and to a matrix by hand."""
+"""Chapter 10: Muon's bytes, FLOPs and messages, against runs of chapters 03 and 04, against
+chapter 11's formulas, and by hand."""
 
-import inspect
-import itertools
 import random
-import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -18,10 +14,10 @@ from lab.bench import anatomy, formulas, meters
 from lab.planner import mixtures, muon
 from tests.chapters.test_10_command_line import told
 from tests.chapters.test_10_planner import ten  # noqa: F401  (a fixture)
-from tests.conftest import SMALL, TEXT, chapter, run_main
+from tests.conftest import SMALL, TEXT, chapter, run_main, sample
 
 FLAGS = (*SMALL, f"--data={TEXT}", "--steps=2", "--dtype=float32", "--precision=bf16")
-MUON, MODELS = "--optimizer=muon", ("8b", "70b", "gpt3", "mixtral", "deepseek-v3", "qwen3-235b")
+MUON = "--optimizer=muon"
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +39,8 @@ def cost_of(ten, model, layout, software=None, cluster="h100", **more):
 
 
 def measured(name, flags, folder):
-    """For a rank of the pool: its optimizer's FLOPs, and bytes of states but for counts of steps;
-    and what it sent, {group: {op: bytes}}. Of a run whose own checks have passed."""
+    """On a rank of the pool: its optimizer's FLOPs, the bytes of its states without step counts,
+    and {group: {op: bytes}} that it sent, in a run that passed its own checks."""
     seen, hold_traffic = {}, formulas.hold_traffic
 
     def note(run, answer):
@@ -73,16 +69,15 @@ def sent_by(run, op, name=""):
     return sum(ops.get(op, 0) for group, ops in run.sent.items() if name in group)
 
 
-@pytest.mark.parametrize(("ranks_", "zero", "flags"), [
-    (4, 1, "--batch=4 --block=llama --ffn=64"),
+@pytest.mark.parametrize(("world", "zero", "flags"), sample([
     (2, 2, "--batch=4 --layers=1"),
-    (3, 3, "--batch=3 --dim=48 --vocab=255 --layers=3")])
-def test_zero_is_chapter_03s(ten, ranks, tmp_path, ranks_, zero, flags):
-    runs = ranks(ranks_)(measured, "03_zero", [MUON, f"--variant=zero{zero}", *flags.split()],
-                         tmp_path)
-    model, layout = anatomy.as_planned(runs[0].model), ten.Layout(ranks_, zero=zero)
-    software = as_muon(ten.SOFTWARE["ours"])
-    planned = ten.memory(model, layout, software, 1)
+    (4, 1, "--batch=4 --block=llama --ffn=64"),
+    (3, 3, "--batch=3 --dim=48 --vocab=255 --layers=3")]))
+def test_zero_is_chapter_03s(ten, ranks, tmp_path, world, zero, flags):
+    runs = ranks(world)(measured, "03_zero", [MUON, f"--variant=zero{zero}", *flags.split()],
+                        tmp_path)
+    model, layout = anatomy.as_planned(runs[0].model), ten.Layout(world, zero=zero)
+    planned = ten.memory(model, layout, as_muon(ten.SOFTWARE["ours"]), 1)
     assert planned["optimizer"] == pytest.approx(mean(run.states for run in runs))
     found = cost_of(ten, model, layout)
     assert found.flops == max(run.flops for run in runs)
@@ -92,9 +87,10 @@ def test_zero_is_chapter_03s(ten, ranks, tmp_path, ranks_, zero, flags):
     assert everything == sum(run.flops for run in runs)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_tp_is_chapter_04s(ten, ranks, tmp_path, kv_heads):
-    """Of 4 ranks, which share kv heads, or have one each."""
+    """4 ranks that share kv heads, or have one each."""
     runs = ranks(4)(measured, "04_tensor_parallel",
                     [MUON, "--batch=2", "--block=llama", f"--kv-heads={kv_heads}"], tmp_path)
     model, layout = anatomy.as_planned(runs[0].model), ten.Layout(tp=4)
@@ -106,72 +102,26 @@ def test_tp_is_chapter_04s(ten, ranks, tmp_path, kv_heads):
         assert found.over_tp == sent_by(run, "all_gather")
 
 
-def test_dp_cp_and_tp_are_chapter_09s(ten, ranks, tmp_path):
-    """Over tp it gathers activations, too: as many as with AdamW."""
-    flags = "--dp=2 --cp=2 --tp=2 --zero=1 --batch=4 --layers=3".split()
-    runs, others = (ranks(8)(measured, "09_5d", [*flags, f"--optimizer={name}"], tmp_path)
-                    for name in ("muon", "adamw"))
-    model, layout = anatomy.as_planned(runs[0].model), ten.Layout(2, 2, 2, zero=1)
-    planned = [ten.memory(model, layout, software, 1)["optimizer"]
-               for software in (as_muon(ten.SOFTWARE["ours"]), ten.SOFTWARE["ours"])]
-    assert planned == [pytest.approx(mean(run.states for run in which)) for which in (runs, others)]
-    found = cost_of(ten, model, layout)
-    assert found.flops == max(run.flops for run in runs) and others[0].flops == 0
-    assert found.to_holders == pytest.approx(mean(sent_by(run, "all_to_all") for run in runs))
-    busiest = max(range(8), key=lambda rank: runs[rank].flops)
-    assert found.over_tp == sent_by(runs[busiest], "all_gather", "tp") - sent_by(
-        others[busiest], "all_gather", "tp") > 0
-
-
-@pytest.mark.parametrize(("zero", "more"), [(2, "--shared-expert"), (0, "")])
-def test_mixtures_are_chapter_09s(ten, ranks, tmp_path, zero, more):
-    """Of 8 ranks, 4 hold the same part of attention, 2 the same experts, and all the router."""
-    flags = "--dp=4 --tp=2 --ep=4 --experts=8 --batch=8 --block=llama --ffn=64".split()
-    runs = ranks(8)(measured, "09_5d", [MUON, *flags, f"--zero={zero}", *more.split()], tmp_path)
-    model = replace(anatomy.as_planned(runs[0].model), experts=8, top_k=2, shared=bool(more))
-    layout, software = ten.Layout(4, 2, ep=4, zero=zero), as_muon(ten.SOFTWARE["ours"])
-    assert ten.memory(model, layout, software, 1)["optimizer"] == pytest.approx(
-        mean(run.states for run in runs))
-    found = cost_of(ten, model, layout)
-    kinds = [(model, model.layers)]
-    own = muon.groups(kinds, layout, software)
-    assert {n for n, are_copies in own} == {2, 4, 8}
-    if zero:                                            # the sum of each group's, dealt out
-        assert found.to_holders == pytest.approx(mean(
-            sent_by(run, "all_to_all", "gradients") for run in runs))
-        assert mean(run.flops for run in runs) == sum(
-            count * muon.work(x.m, x.n) / n for (n, _), group in own.items()
-            for x, count in group.items())
-        assert max(run.flops for run in runs) <= found.flops
-    else:
-        assert {run.flops for run in runs} == {found.flops} and found.to_holders == 0
-
-
 # ---------------------------------------------------------------------------- chapter 11's formulas
 
 
-def shapes_of(own):
-    """Of {Matrix: how many}."""
-    return [shape for x, count in own.items() for shape in count * [(x.m, x.n)]]
+def test_work_is_shared_out_as_in_chapter_11(ten, eleven):
+    for name in ("1b", "mixtral"):
+        model = replace(ten.MODELS[name], layers=9)
+        [own] = muon.groups([(model, 9)], ten.Layout(), as_muon(ten.Software())).values()
+        shapes = [shape for x, count in own.items() for shape in count * [(x.m, x.n)]]
+        for n in (1, 3, 8, 1000):
+            costs = eleven.step_costs(shapes, n)
+            for way in ("deal", "gather"):
+                found = cost_of(ten, model, ten.Layout(n, zero=1), way=way)
+                sent, flops = costs[way]
+                assert found.to_holders / 2 == pytest.approx(sent), (name, n, way)
+                assert found.flops == flops, (name, n, way)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 8, 64, 1000])
-@pytest.mark.parametrize("name", ["1b", "8b", "gpt3", "mixtral"])
-def test_it_shares_out_as_chapter_11_does(ten, eleven, name, n):
-    model = replace(ten.MODELS[name], layers=9)
-    [own] = muon.groups([(model, 9)], ten.Layout(n), as_muon(ten.Software())).values()
-    found = cost_of(ten, model, ten.Layout(n, zero=1))
-    costs = eleven.step_costs(shapes_of(own), n)
-    assert (found.to_holders / 2, found.flops) == (
-        pytest.approx(costs["deal"][0]), costs["deal"][1])
-    gathered = cost_of(ten, model, ten.Layout(n, zero=1), way="gather")
-    assert (gathered.to_holders / 2, gathered.flops) == (
-        pytest.approx(costs["gather"][0]), costs["gather"][1])
-
-
-def test_many_are_dealt_at_once_as_one_by_one(eleven):
+def test_many_matrices_are_dealt_at_once_as_one_by_one(eleven):
     rng = random.Random(0)
-    for _ in range(300):
+    for _ in range(100):
         kinds = tuple((rng.choice((1, 2, 3, 7, 50, 1000)) * rng.randint(1, 9), rng.randint(1, 40))
                       for _ in range(rng.randint(1, 4)))
         n = rng.choice((1, 2, 3, 5, 16, 60))
@@ -186,7 +136,7 @@ def test_many_are_dealt_at_once_as_one_by_one(eleven):
         assert sorted(loads) == sorted(busy.values()), (kinds, n)
         for i, (_, count) in enumerate(kinds):
             assert sum(own[i] * ranks for own, ranks in dealt.items()) == count
-    assert len(muon.share_out(((10**30, 10**6), (1, 10**12)), 2**23)) < 5       # in no time
+    assert len(muon.share_out(((10**30, 10**6), (1, 10**12)), 2**23)) < 5       # not one by one
 
 
 def test_its_matrices_are_the_planners_weights(ten, eleven):
@@ -200,38 +150,39 @@ def test_its_matrices_are_the_planners_weights(ten, eleven):
             assert all(muon.work(m, n) == eleven.work((n, m)) for m, n in shapes)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_bytes_are_eight_a_number_of_a_matrix(ten, name):
-    model = replace(ten.MODELS[name], tie=False)
-    held = lambda optimizer, **more: ten.memory(
-        model, ten.Layout(**more), replace(ten.Software(), optimizer=optimizer), 1)
-    others = 2 * model.vocab * model.dim + model.norm + sum(
-        kind.norms - kind.dim * (kind.experts if kind.experts > 1 else 0) for kind in
-        [model] * (model.layers - model.dense_layers) + [model.dense] * model.dense_layers)
-    assert held("muon")["optimizer"] == 8 * (model.parameters() - others) + 12 * others
-    assert held("muon", dp=8, zero=1)["optimizer"] == held("muon")["optimizer"] / 8
-    assert {**held("muon"), "optimizer": 0} == {**held("adamw"), "optimizer": 0}
+def test_a_number_of_a_matrix_has_eight_bytes_and_others_have_twelve(ten):
+    for name in ("8b", "gpt3", "deepseek-v3"):
+        model = replace(ten.MODELS[name], tie=False)
+        held = lambda optimizer, model=model, **more: ten.memory(
+            model, ten.Layout(**more), replace(ten.Software(), optimizer=optimizer), 1)
+        others = 2 * model.vocab * model.dim + model.norm + sum(
+            kind.norms - kind.dim * (kind.experts if kind.experts > 1 else 0) for kind in
+            [model] * (model.layers - model.dense_layers) + [model.dense] * model.dense_layers)
+        matrices = model.parameters() - others
+        assert held("muon")["optimizer"] == 8 * matrices + 12 * others, name
+        assert held("muon", dp=8, zero=1)["optimizer"] == held("muon")["optimizer"] / 8
+        assert {**held("muon"), "optimizer": 0} == {**held("adamw"), "optimizer": 0}
 
 
 # ---------------------------------------------------------------------------------------- by hand
 
 
-def test_by_hand(ten):
-    """2 layers on 4 ranks, dp 2 and tp 2: q, k, v and o of (64, 64), up and down of (64, 256)."""
+def test_two_layers_on_four_ranks_by_hand(ten):
+    """dp 2 and tp 2: q, k, v and o of (64, 64), up and down of (64, 256)."""
     model = ten.gpt(2, 64, 4, vocab=100, seq=32)
     cluster = ten.Cluster(1e12, 1, 1, 1e40, 1e9, nvlink=1e9 / ten.NVLINK, nic=1e9, alpha=1e-3)
     square, wide = 5 * (4 * 64**3 + 2 * 64**3), 5 * (4 * 64**2 * 256 + 2 * 64**3)
     layout, layers = ten.Layout(2, 2, zero=1), [(model, 2)]
     machine = ten.Machine(cluster, as_muon(ten.Software()))
     found = muon.cost(layers, layout, machine)
-    numbers = 2 * (4 * 64 * 64 + 2 * 64 * 256) / 2      # that a rank of tp holds
-    assert found.flops == 4 * square + 2 * wide         # of each layer's, a rank gets half
+    numbers = 2 * (4 * 64 * 64 + 2 * 64 * 256) / 2      # on a rank of tp
+    assert found.flops == 4 * square + 2 * wide         # a rank gets half of each layer
     assert found.computing == pytest.approx(found.flops / 1e12)
     assert found.numbers == numbers / 2
     assert found.to_holders == 2 * 1 / 2 * numbers / 2 * 2
     over_tp = 1 / 2 * (4 * 64 * 64 + 2 * 64 * 256) * 2
     assert found.over_tp == over_tp
-    calls = 2 + 6                                       # two all_to_alls, and a gather a matrix
+    calls = 2 + 6                                       # two all_to_alls, and a gather per matrix
     assert found.sending == pytest.approx(calls * 1e-3 + (found.to_holders + over_tp) / 1e9)
     whole = muon.cost(layers, layout, machine, "gather")
     assert whole.flops == 2 * found.flops and whole.over_tp == 2 * over_tp
@@ -242,10 +193,8 @@ def test_by_hand(ten):
 
 def test_its_time_is_the_optimizers_and_none_of_it_hides(ten):
     h100, ours = ten.CLUSTERS["h100"], replace(ten.SOFTWARE["megatron-2024"], dp_hidden=1)
-    for name, layout in (("8b", ten.Layout(8, 2, 2, zero=1)), ("8b", ten.Layout(8, 8)),
-                         ("8b", ten.Layout(8, 8, pp=4, zero=2)), ("gpt3", ten.Layout(64, zero=3)),
-                         ("mixtral", ten.Layout(8, 2, ep=4, zero=1)),
-                         ("deepseek-v3", ten.Layout(64, pp=8, ep=64, zero=1))):
+    for name, layout in (("8b", ten.Layout(8, 8, pp=4, zero=2)),
+                         ("mixtral", ten.Layout(8, 2, ep=4))):
         model, machine = ten.MODELS[name], ten.Machine(h100, as_muon(ours))
         adamw, by_muon = (ten.step_seconds(model, layout, h100, software, 64 * layout.dp)
                           for software in (ours, as_muon(ours)))
@@ -254,11 +203,6 @@ def test_its_time_is_the_optimizers_and_none_of_it_hides(ten):
         assert {**adamw, "optimizer": 0} == {**by_muon, "optimizer": 0}
         less = 4 * cost.numbers / machine.bandwidth     # 56 bytes a number, not 60
         assert by_muon["optimizer"] - adamw["optimizer"] == pytest.approx(cost.seconds - less)
-        matmuls = sum(5 * count * (machine.matmul(x.m, x.n, x.m) + machine.matmul(x.m, x.m, x.m)
-                                   + machine.matmul(x.m, x.m, x.n))
-                      for own in muon.groups(layers, layout, as_muon(ours)).values()
-                      for x, count in own.items())
-        assert cost.computing < matmuls if layout.zero else cost.computing == pytest.approx(matmuls)
 
 
 def test_what_leaves_a_machine_goes_through_each_ranks_own_card(ten):
@@ -266,16 +210,23 @@ def test_what_leaves_a_machine_goes_through_each_ranks_own_card(ten):
                       nic_alpha=9.0)
     machine = ten.Machine(cluster, ten.Software())
     exchange = lambda *args: muon.exchange(machine, 16e9, *args)
-    assert exchange(8, 1) == pytest.approx(1 + 7 / 8 * 16e9 / 1e12)     # all in one
+    assert exchange(8, 1) == pytest.approx(1 + 7 / 8 * 16e9 / 1e12)     # all in one machine
     assert exchange(16, 1) == pytest.approx(9 + 8 / 16 * 16)
     assert exchange(4, 8) == pytest.approx(9 + 3 / 4 * 16)              # one in each
     assert exchange(4, 4) == pytest.approx(9 + 2 / 4 * 16)
     assert exchange(2, 4) == pytest.approx(1 + 1 / 2 * 16e9 / 1e12)
 
 
-def test_where_neighbours_hold_the_same_keys_those_are_gathered(ten):
+def test_experts_are_whole_and_copies_of_keys_are_gathered(ten):
+    """With tp 2 and ep 4, a GPU has 2 of mixtral's 8 experts, of three matrices, and half of q and
+    o. With more ranks of tp than kv heads, neighbours hold the same keys."""
+    software = as_muon(ten.Software())
+    own = muon.groups([(ten.MODELS["mixtral"], 5)], ten.Layout(8, 2, ep=4), software)
+    assert own == {
+        (8, False): {(4096, 4096, 2): 5 * 2, (1024, 4096, 2): 5 * 2},
+        (4, False): {(4096, 14336, 1): 5 * 2 * 3}, (16, False): {(8, 4096, 1): 5}}
     model = ten.MODELS["qwen3-235b"]                    # 4 kv heads
-    groups = lambda tp: muon.groups([(model, 1)], ten.Layout(8, tp), as_muon(ten.Software()))
+    groups = lambda tp: muon.groups([(model, 1)], ten.Layout(8, tp), software)
     assert (16, True) in groups(8) and not any(are_copies for _, are_copies in groups(4))
     dealt, gathered = (cost_of(ten, replace(model, kv_heads=kv_heads, experts=1),
                                ten.Layout(8, 8, zero=1)) for kv_heads in (8, 4))
@@ -283,19 +234,11 @@ def test_where_neighbours_hold_the_same_keys_those_are_gathered(ten):
     assert gathered.flops > keys and dealt.to_holders < gathered.to_holders
 
 
-def test_experts_are_whole_and_shared_out(ten):
-    """Of mixtral's 8, with tp 2 and ep 4, a GPU has 2, of three matrices; and q and o in halves."""
-    own = muon.groups([(ten.MODELS["mixtral"], 5)], ten.Layout(8, 2, ep=4), as_muon(ten.Software()))
-    assert own == {
-        (8, False): {(4096, 4096, 2): 5 * 2, (1024, 4096, 2): 5 * 2},
-        (4, False): {(4096, 14336, 1): 5 * 2 * 3}, (16, False): {(8, 4096, 1): 5}}
-
-
 # ------------------------------------------------------------------------------- the command line
 
 
-def test_the_search_takes_it_into_account(ten, tmp_path):
-    """Without ZeRO, stages are worth it, since each has its own matrices."""
+def test_the_search_counts_it(ten):
+    """Without ZeRO it pays to have stages, because each has its own matrices."""
     usual, fixed = ten.SOFTWARE["megatron-2024"], {"zero": 0, "micro_batch": 1, "recompute": "none"}
     [adamw, *_], [best, *_] = (
         ten.search(ten.MODELS["1b"], ten.CLUSTERS["h100"], software, 64, 64, fixed)[0]
@@ -303,108 +246,17 @@ def test_the_search_takes_it_into_account(ten, tmp_path):
     assert adamw.layout.pp == 1 < best.layout.pp and best.total > adamw.total
 
 
-def test_an_explanation_says_what_it_costs(ten):
-    argv = "--model 8b --gpus 64 --batch 512 --dp 64 --micro-batch 1 --explain".split()
-    status, said, errors = told(ten, [*argv, "--zero=3", MUON])
+def test_an_explanation_shows_what_it_costs(ten):
+    argv = "--model 8b --gpus 64 --batch 512 --dp 64 --micro-batch 1 --explain --zero=3".split()
+    status, said, errors = told(ten, [*argv, MUON])
     assert (status, errors) == (0, "")
     [first, second] = [line for line in said.splitlines() if "computing and" in line]
-    layout, machine = ten.Layout(64, zero=3), ten.Machine(
-        ten.CLUSTERS["h100"], as_muon(ten.SOFTWARE["megatron-2024"]))
-    plan = ten.Plan(ten.MODELS["8b"], layout, machine.cluster, machine.software, 64, 512)
-    cost, gather = (cost_of(ten, ten.MODELS["8b"], layout, machine.software, way=way)
+    layout, software = ten.Layout(64, zero=3), ten.SOFTWARE["megatron-2024"]
+    cost, gather = (cost_of(ten, ten.MODELS["8b"], layout, software, way=way)
                     for way in ("deal", "gather"))
-    assert first == (
-        f"Muon takes {1e3 * cost.computing:,.1f} ms computing and {1e3 * cost.sending:,.1f} ms "
-        f"sending, {cost.seconds / plan.total:.2%} of the step: {cost.flops / 1e12:.1f} TFLOP of "
-        "Newton-Schulz on the busiest GPU.")
-    assert second == (
-        f"  To gather, with {gather.flops / cost.flops:.1f} times these FLOPs on each GPU, would "
-        f"take {1e3 * gather.computing:,.1f} ms computing and {1e3 * gather.sending:,.1f} ms "
-        "sending.")
+    for line, of in ((first, cost), (second, gather)):
+        assert f"{1e3 * of.computing:,.1f} ms" in line and f"{1e3 * of.sending:,.1f} ms" in line
+    assert f"{cost.flops / 1e12:.1f} TFLOP" in first
     assert 50 < gather.flops / cost.flops <= 64
-    assert "Dealt out among those who hold the same, with --zero 1" in told(
-        ten, "--model 1b --gpus 8 --batch 64 --tp 1 --zero 0 --explain --optimizer muon".split())[1]
-    assert "Muon" not in told(ten, [*argv, "--zero=3"])[1]
-
-
-@pytest.mark.parametrize(("arguments", "words"), [
-    ("--optimizer sgd", "--optimizer adamw would work"),
-    ("--model 405b --optimizer muon", "--gpus"),
-    ("--model 8b --optimizer muon --zero 0 --gpus 1", "--gpus")])
-def test_what_does_not_fit_costs_one_line(ten, arguments, words):
-    status, said, line = told(ten, arguments.split())
-    assert status == 2 and not said and line.count("\n") == 1
-    assert line.startswith("error: ") and words in line and line.endswith(" would work\n"), line
-
-
-def test_it_needs_less_memory(ten):
-    argv = "--model 1b --gpus 1 --batch 1 --seq 2048 --memory 23e9".split()
-    assert "may fit, and none does for sure" in told(ten, argv)[1]
-    assert "layouts fit\n" in told(ten, [*argv, MUON])[1]
-
-
-# ----------------------------------------------------------------------------- deliberate faults
-
-FAULTS = {  # of lab/planner/muon.py, or of the chapter: right, wrong, the test that guards it
-    "a step is left out": ("STEPS = 5", "STEPS = 4", "by_hand"),
-    "the square is left out": ("* n + 2 * m**3)", "* n)", "by_hand"),
-    "updates are sent in fp32": ("WIDTH = 2", "WIDTH = 4", "by_hand"),
-    "nothing comes back": ("2 * to_holders / ranks", "to_holders / ranks", "by_hand"),
-    "a deal sends as a gather": ("2 * to_holders / ranks", "2 * to_holders", "by_hand"),
-    "one message": ("sending = 2 * exchange(", "sending = exchange(", "by_hand"),
-    "nothing is dealt": ("own, to_holders = of_busiest(own, ranks), ", "to_holders = ", "by_hand"),
-    "without ZeRO it is dealt": ("if layout.zero and ranks > 1:", "if ranks > 1:", "by_hand"),
-    "ranks of tp share the work": ("sum(count * work(x.m, x.n)",
-                                   "sum(count // x.parts * work(x.m, x.n)", "by_hand"),
-    "tp gathers nothing": ("if x.parts > 1:", "if x.parts > 2:", "by_hand"),
-    "the least busy sets the pace": ("max(share_out(kinds, ranks)", "min(share_out(kinds, ranks)",
-                                     "it_shares_out"),
-    "in any order": ("key=lambda i: -kinds[i][0]", "key=lambda i: kinds[i][0]", "many_are_dealt"),
-    "a rank gets two before another gets one": ("<= flops:\n", "<= 9 * flops:\n", "many_are_dealt"),
-    "a gate is no matrix": ("3 if model.gated else 2, model.experts", "2, model.experts",
-                            "its_matrices"),
-    "routers are AdamW's": ('found["routers"] = ', "_ = ", "bytes_are_eight"),
-    "experts are cut": ('(1, layout.ep) if kind', "(layout.tp, layout.ep) if kind", "experts_are"),
-    "each rank has all experts": ("layers * count // shared", "layers * count", "experts_are"),
-    "copies are dealt": (" and not are_copies", "", "where_neighbours"),
-    "it moves as many bytes": ("found.seconds - spared *", "found.seconds - 0 *", "its_time"),
-    "what leaves a machine is as fast": ("machine.link(cluster.per_node + 1)", "machine.link(1)",
-                                         "what_leaves"),
-    "the chapter keeps AdamW's states": ("software.moment_bytes / 2 * of_muon", "0 * of_muon",
-                                         "bytes_are_eight"),
-    "the chapter forgets its time": ('seconds["optimizer"] += muon', '_ = muon', "its_time"),
-}  # fmt: skip
-
-
-def faulty(name, source, right, wrong):
-    assert source.count(right) == 1, "the fault has no place any more"
-    module = ModuleType(name)
-    sys.modules[name] = module                          # where dataclasses look their types up
-    exec(compile(source.replace(right, wrong), name, "exec"), vars(module))
-    return module
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_each_deliberate_fault_fails_the_test_that_guards_it(ten, eleven, fault, monkeypatch):
-    right, wrong, guard = FAULTS[fault]
-    sources = [Path(module.__file__).read_text(encoding="utf-8") for module in (muon, ten)]
-    if right in sources[0]:
-        module, own = faulty("faulty_muon", sources[0], right, wrong), ten
-        monkeypatch.setattr(ten, "muon", module)
-        monkeypatch.setitem(globals(), "muon", module)
-    else:
-        own = faulty("faulty_10", sources[1], right, wrong)
-    [test] = [test for name, test in globals().items() if name.startswith(f"test_{guard}")]
-    cases = itertools.product(*[[(mark.args[0], value) for value in mark.args[1]]
-                                for mark in getattr(test, "pytestmark", [])])
-    given, asks = {"ten": own, "eleven": eleven}, inspect.signature(test).parameters
-    assert any(fails(test, {name: value for name, value in (given | dict(case)).items()
-                            if name in asks}) for case in cases)
-
-
-def fails(test, given):
-    try:
-        test(**given)
-    except (AssertionError, KeyError):      # a number that is wrong, or is not there
-        return True
-    return False
+    assert f"{gather.flops / cost.flops:.1f}" in second
+    assert "Muon" not in told(ten, argv)[1]

@@ -1,4 +1,4 @@
-"""Chapter 10: held to what was published, to other chapters' formulas, and to its own search."""
+"""Chapter 10 against what was published, against other chapters' formulas, and how it searches."""
 
 import itertools
 import math
@@ -10,7 +10,7 @@ import pytest
 import common
 from lab.bench import anatomy
 from lab.planner import problems, published
-from tests.conftest import chapter, some
+from tests.conftest import FULL, chapter, sample
 
 TEN = "10_planner"
 
@@ -29,14 +29,14 @@ def config(model):
 # ------------------------------------------------------------------------------- what was published
 
 
-def test_published_tables_are_predicted(ten):
+def test_published_tables_are_predicted(ten, monkeypatch):
+    """And twice as well as by a constant rate. The constants of HBM and NVLink are a best fit."""
+    if not FULL:                                        # this takes ten fits
+        monkeypatch.setattr(published, "leave_one_out", lambda ten: [0])
     assert published.beyond(ten) == []
     for table in published.PUBLISHED:
         ours, constant = published.errors(published.rows(ten, table))
         assert sum(map(abs, ours)) < sum(map(abs, constant)) / 2
-
-
-def test_constants_are_those_that_fit(ten):
     assert published.fit(ten, start=(0.8, 0.8)) == pytest.approx([ten.HBM, ten.NVLINK], abs=3e-3)
 
 
@@ -60,29 +60,14 @@ def test_every_layout_of_table_1_fits_and_none_with_half_as_much_model_paralleli
         assert min(bytes_on(row, fewer_tp=2), bytes_on(row, fewer_pp=2)) > memory
 
 
-def test_micro_batch_of_two_is_best_where_megatron_found_it_best(ten):
-    """Figure 16: 91 billion parameters, tp 8, pp 8, 64 GPUs, a batch of 128."""
-    model = ten.gpt(layers=32, dim=15360, heads=120)
-    seconds = {b: sum(ten.step_seconds(model, ten.Layout(1, 8, 1, 8, sp=False, micro_batch=b,
-                                                         recompute="full"),
-                                       ten.CLUSTERS["a100"], ten.SOFTWARE["megatron-2021"],
-                                       128).values()) for b in (1, 2, 4, 8)}
-    assert min(seconds, key=seconds.get) == 2
-
-
 def test_worked_problems_have_the_books_answers(ten):
-    text = " ".join(problems.problems(ten))
-    for answer in ("13.0 G parameters (13.0)", "130 GB (130)", "42 TB (42)", "8 TB (8)",
-                   "393 TB (393)", "850 tokens of a chip (850)", "below 235 (235)",
-                   "over 1333 chips (1333)", "0.31 s", "2 is best (2)", "24% of the speed",
-                   "each layer is one"):
-        assert answer in text
-
-
-def test_best_checkpoints_keep_least():
-    layers, of_input, of_layer = 36, 1.0, 4.0
-    kept = {c: c * of_input + layers / c * of_layer for c in range(1, layers + 1)}
-    assert problems.best_checkpoints(layers, of_input, of_layer) == min(kept, key=kept.get) == 12
+    """The scaling book's LLaMA-2 13B on TPUs. Megatron's micro-batch: see test_megatron."""
+    of = problems.llama_2(ten)
+    answers = {"parameters": 13.0e9, "states": 130e9, "all hbm": 393e12, "axes": 850, "both": 235,
+               "shards": 1333, "seconds": 0.31}
+    assert {what: of[what] for what in answers} == pytest.approx(answers, rel=0.02)
+    assert 16e6 * of["kept"] == pytest.approx(42e12, rel=0.01)
+    assert of["states"] + of["tokens"] * of["kept"] == pytest.approx(8e12, rel=0.01)
 
 
 # ----------------------------------------------------------------------- other chapters' formulas
@@ -102,56 +87,33 @@ def test_activations_are_korthikantis(ten):
     assert kept(recompute="full") == 2 * s * b * h
 
 
-def test_what_is_planned_as_a_llama_is_trained_as_one(ten):
-    """So that what chapters 01 to 09 measure of tiny-llama holds the planner's Llamas, too."""
+def test_a_llama_is_planned_as_it_is_trained(ten):
+    """What chapters 01 to 09 measure of tiny-llama is then true of the planner's Llamas."""
     cfg, llama_1b = common.PRESETS["llama-8b"], ten.MODELS["1b"]
     assert anatomy.as_planned(cfg) == ten.MODELS["8b"]
     assert cfg.parameters() == ten.MODELS["8b"].parameters()
     assert config(llama_1b).parameters() == llama_1b.parameters()
 
 
-@pytest.mark.parametrize("tp", [1, 2, 3, 6])
 @pytest.mark.parametrize(("flash", "gated"), [(False, False), (True, False), (True, True)])
-def test_activations_are_those_of_chapters_04_and_05(ten, tp, flash, gated):
-    """Of an odd model: fewer kv heads than ranks, a vocabulary that does not divide. But for what
-    norms keep beside their inputs (LayerNorm the mean and the deviation of each token, 2 bytes
-    each); and for the output of a flash kernel, which o reads as it is where a rank has one head,
-    and else a copy of it."""
+def test_activations_are_those_of_chapters_04_and_05(ten, flash, gated):
+    """For an odd model: fewer kv heads than ranks, and a vocabulary that isn't a multiple of them.
+
+    Two things differ. Norms keep more than their inputs (LayerNorm: a mean and a deviation of 2
+    bytes each per token). And o reads a copy of a flash kernel's output, unless a rank has one
+    head.
+    """
     model = replace(ten.gpt(3, 48, 6, seq=30, vocab=250, tie=False), kv_heads=3, gated=gated)
     software, of_inputs = ten.Software(flash=flash, swiglu_kept=4), 2 * 2 * 3 * 30 * 48
-    copy = 2 * 3 * 30 * 48 / tp if flash and tp < 6 else 0
     cfg = replace(config(model), attention="sdpa" if flash else "plain")
     statistics = 2 * anatomy.norm_bytes(cfg, 3 * 30, 2) - of_inputs
     assert gated or statistics == 2 * 2 * 2 * 3 * 30
-    for sp, name in ((False, "04_tensor_parallel"), (True, "05_sequence_parallel")):
-        shares = chapter(name).kept(cfg, tp)
+    for tp, sp in itertools.product((1, 2, 3, 6), (False, True)):
+        copy = 2 * 3 * 30 * 48 / tp if flash and tp < 6 else 0
+        shares = chapter("05_sequence_parallel" if sp else "04_tensor_parallel").kept(cfg, tp)
         measured = anatomy.kept_by_modules(cfg, 3, 2, shares)[1]
         ours = ten.kept_by_layer(model, ten.Layout(tp=tp, sp=sp, micro_batch=3), software)
-        assert ours + statistics / (tp if sp else 1) + copy == measured
-
-
-def test_model_states_are_shared_out_as_in_chapter_03(ten):
-    """2 bytes of weights, 4 of gradients and 12 of the optimizer a parameter."""
-    model, n = ten.gpt(4, 64, 4, seq=32, vocab=256), 4
-    numbers, layer = model.parameters(), model.weights(1)
-    states = lambda **more: [size / numbers for cause, size in ten.memory(
-        model, ten.Layout(n, **more), ten.Software(), 1).items() if cause != "activations"]
-    held = lambda *args: ten.parameters_of_gpu(*args, ten.Software())
-    assert states() == [2, 4, 12]
-    assert states(zero=1) == [2, 4, 12 / n]
-    assert states(zero=2) == [2, 4 / n, 12 / n]
-    assert states(zero=3) == [2 / n + 4 * layer / numbers, 4 / n, 12 / n]   # two layers are whole
-
-    mixture = replace(model, experts=8)
-    parts = held(mixture, ten.Layout(n, ep=2))
-    experts, holders = parts["experts"]
-    assert experts == 4 * 8 * 2 * 64 * 256 / 2 and holders == 2
-    assert sum(size for size, _ in parts.values()) == mixture.parameters() - experts
-    needed = ten.memory(mixture, ten.Layout(n, ep=2, zero=1), ten.Software(), 1)
-    others = mixture.parameters() - 2 * experts
-    assert needed["optimizer"] == 12 * (experts / 2 + others / n)
-    kv_heads = held(replace(model, kv_heads=2), ten.Layout(2, tp=4))["keys"]    # tp of 4 has 2 each
-    assert kv_heads == (4 * 2 * 64 * 32 / 2, 4)
+        assert ours + statistics / (tp if sp else 1) + copy == measured, (tp, sp)
 
 
 def test_parameters_and_flops_are_chapter_01s(ten):
@@ -167,33 +129,35 @@ def test_parameters_and_flops_are_chapter_01s(ten):
     assert every - causal == 3 * model.layers * 5 * model.seq * 2 * model.seq * model.dim
 
 
-def test_the_bubble_and_what_is_alive_are_chapter_07s(ten):
-    seven = chapter("07_pipeline_parallel")
+def test_bubbles_and_micro_batches_in_memory_are_chapter_07s(ten):
+    """Where chapter 07's formula is None, there are too few micro-batches, and it's refused."""
+    seven, model = chapter("07_pipeline_parallel"), ten.gpt(16, 64, 4, seq=32, vocab=256)
     names = {"1f1b": "1f1b", "zero-bubble": "zb-h1", "dualpipe-v": "dualpipe-v"}
-    for (ours, theirs), p, m in itertools.product(names.items(), (2, 4, 8), (17, 32)):
+    for (ours, theirs), p, m in itertools.product(names.items(), (2, 4, 8), (1, 3, 4, 7, 8, 17)):
         layout = ten.Layout(pp=p, schedule=ours)
-        wait = ten.bubble(layout, F=3, B=4, W=2)
-        assert wait / (m * 9) == pytest.approx(seven.bubble(theirs, p, m, 1, 3, 4, 2))
-        stages = 2 if ours == "dualpipe-v" else 1
-        assert ten.micro_batches_alive(layout, m) == seven.most_alive(theirs, 0, p, m, 1) / stages
+        least = {"zero-bubble": p, "dualpipe-v": 2 * p}.get(ours, 1)
+        assert bool(ten.misfit(model, layout, p, m)) == (m < least)
+        if m >= 2 * p:
+            wait = ten.bubble(layout, F=3, B=4, W=2)
+            assert wait / (m * 9) == pytest.approx(seven.bubble(theirs, p, m, 1, 3, 4, 2))
+            stages = 2 if ours == "dualpipe-v" else 1
+            assert ten.micro_batches_alive(layout, m) == (
+                seven.most_alive(theirs, 0, p, m, stages) / stages)
     layout = ten.Layout(pp=4, v=2)
     assert ten.bubble(layout, 1, 1, 1) / (8 * 3) == seven.bubble("interleaved", 4, 8, 2)
     assert ten.micro_batches_alive(layout, 8) == seven.most_alive("interleaved", 0, 4, 8, 2) / 2
+    assert [m for m in range(1, 9) if not ten.misfit(model, layout, 4, m)] == [4, 8]
 
 
-def layouts_of_8():
-    """The flags of chapter 09 for every product of dense axes on 8 ranks, with each ZeRO."""
-    for pp, cp, tp in itertools.product((1, 2, 4, 8), repeat=3):
-        if 8 % (pp * cp * tp) == 0:
-            schedules = ["1f1b"] + ["interleaved", "dualpipe-v"] * (pp > 1)
-            for schedule, zero in itertools.product(schedules, range(3)):
-                yield pp, cp, tp, schedule, zero
+AXES = [(pp, cp, tp) for pp, cp, tp in itertools.product((2, 1, 4, 8), repeat=3)
+        if 8 % (pp * cp * tp) == 0]
 
 
-@pytest.mark.parametrize(("pp", "cp", "tp"), some(sorted({axes[:3] for axes in layouts_of_8()})))
+@pytest.mark.parametrize(("pp", "cp", "tp"), sample(AXES))
 def test_states_activations_and_traffic_are_those_of_chapter_09(ten, nine_runs, pp, cp, tp):
-    """Its formulas, to which its runs are held, of the rank that has most."""
-    for schedule, zero in [axes[3:] for axes in layouts_of_8() if axes[:3] == (pp, cp, tp)]:
+    """On 8 ranks, of the rank with most. Chapter 09's runs are checked against its formulas."""
+    schedules = ["1f1b"] + ["interleaved", "dualpipe-v"] * (pp > 1)
+    for schedule, zero in itertools.product(schedules, range(3)):
         args, answers, e = nine_runs(pp, cp, tp, schedule, zero)
         model = anatomy.as_planned(args.model)
         v = 2 if schedule == "interleaved" else 1
@@ -201,21 +165,21 @@ def test_states_activations_and_traffic_are_those_of_chapter_09(ten, nine_runs, 
                             schedule="dualpipe-v" if schedule == "dualpipe-v" else "1f1b")
         ours, m = ten.SOFTWARE["ours"], args.micro_batches
 
-        # What each kind of parameter has on the fullest rank, and who shares it.
+        # How many numbers of each kind are on the fullest rank, and how many ranks share them.
         planned = ten.parameters_of_gpu(model, layout, ours)
         fullest = max(answers, key=lambda answer: sum(numbers_of(args, answer).values()))
         assert {kind: size for kind, (size, _) in planned.items()} == numbers_of(args, fullest)
         assert {kind: n for kind, (_, n) in planned.items()} == {
             kind: fullest["holders"][kind] for kind in planned}
 
-        # What a layer keeps, and how many micro-batches of it are alive at a time.
+        # What a layer keeps, and for how many micro-batches at a time.
         shares = layout.shares(model, ours)
         assert shares == {name: anatomy.share_of(fullest["kept"], name) for name in shares}
         blocks = [max(alive_blocks(answer["schedule"])) for answer in answers]
         first, last = (ten.micro_batches_alive(layout, m, stage) for stage in (0, pp - 1))
         assert blocks[0] == first * model.layers / pp and blocks[-1] == last * model.layers / pp
 
-        # What goes over each axis, in bytes on the wire, and messages to other stages.
+        # Bytes on the wire of each axis.
         passes = m * model.layers // pp
         for axis, (numbers, n, _, _) in ten.messages(model, layout).items():
             sent = sum(part[1] for part in fullest["sent"].get(axis, {}).values())
@@ -260,7 +224,7 @@ def nine_runs():
         for stage in range(pp):
             parts = [full[slice(*slices[i])] for i, owner in enumerate(owners) if owner == stage]
             for block in (block for part in parts for block in part if experts and hasattr(
-                    block, "mlp")):                     # all experts are chosen alike
+                    block, "mlp")):                     # all experts are chosen equally often
                 rows = [args.micro_batch * 32 // (cp * tp) * 2 // ep] * ep
                 block.mlp.seen = [(rows, rows)] * args.micro_batches
             answers.append(nine.formulas(args, stage * (8 // pp), 8, Parts(parts)))
@@ -270,8 +234,49 @@ def nine_runs():
 
 
 class Parts(list):
-    """A rank's stages, whose parameters no group holds."""
+    """A rank's stages, as a model without parameters."""
 
-    blocks = ()                                         # nothing is asked of who meets whom
+    blocks = ()
+
     def parameters(self):
         return []
+
+
+# --------------------------------------------------------------------------------------- the search
+
+
+def test_the_search_finds_what_trying_all_finds(ten):
+    model, cluster = replace(ten.MODELS["8b"], seq=8192), ten.CLUSTERS["h100"]
+    software, fixed = ten.SOFTWARE["torchtitan"], {"v": 1, "ep": 1}
+    fit, _ = ten.search(model, cluster, software, 16, 32, fixed, most=2)
+    best = math.inf
+    for dp, tp, cp, pp, zero, b, again in itertools.product(
+            *[(1, 2, 4, 8, 16)] * 4, (0, 1, 3), (1, 2), ("none", "full")):
+        layout = ten.Layout(dp, tp, cp, pp, 1, 1, zero, tp > 1, b, again)
+        if tp <= 8 and cp <= 2 and ten.misfit(model, layout, 16, 32) is None:
+            needed = ten.memory(model, layout, software, 32 // dp // b)
+            if sum(needed.values()) <= ten.ROOM * cluster.memory:
+                best = min(best, sum(ten.step_seconds(model, layout, cluster, software,
+                                                      32).values()))
+    assert fit[0].total == best
+    assert [plan.total for plan in fit] == sorted(plan.total for plan in fit)
+
+
+def test_the_layouts_of_llama_3_need_what_its_software_frees(ten):
+    """All three of table 4. It sends one sum for each run of pp micro-batches, so it holds the
+    gradients of a whole slice."""
+    llama, h100 = ten.SOFTWARE["llama3"], ten.CLUSTERS["h100"]
+    layout, model = ten.Layout(64, 8, 1, 16, 8, zero=2), ten.MODELS["405b"]
+    sums, none = (ten.Plan(model, layout, h100, software, 8192, 2048)
+                  for software in (llama, replace(llama, sums_runs=False)))
+    slice_of_gpu = ten.layer_of_gpu(model, layout, llama)
+    assert sums.memory["gradients"] == none.memory["gradients"] + 4 * slice_of_gpu
+    assert none.total > 1.3 * sums.total
+    kept = ten.Plan(model, layout, h100, replace(llama, swiglu_kept=3), 8192, 2048)
+    hidden = 2 * 8192 * model.ffn / 8                   # a product that backward writes again
+    slower = 32 * 8 * hidden / (h100.hbm * ten.HBM)
+    assert sums.seconds["elementwise"] - kept.seconds["elementwise"] == pytest.approx(slower)
+    fits = lambda software, zero: [size < 80 * ten.ROOM for *_, size in published.llama_3(
+        ten, software, zero)]
+    assert fits(llama, 2) == [True] * 3 and fits(llama, 1) == [False] * 3
+    assert fits(replace(llama, swiglu_kept=3), 2) == [False] * 3

@@ -1,44 +1,40 @@
-"""lab/formats.py: its table against torch.finfo and casts, and what updates become."""
+"""lab/formats.py: its table against torch.finfo and casts, updates that get lost, recipes for FP8.
+"""
 
 import math
 
 import pytest
 import torch
 
+import common
 from lab import formats
+from tests.conftest import TEXT
 
-REAL = [name for name in formats.FORMATS if name != "TF32"]
-SMALL = [name for name in REAL if formats.FORMATS[name].itemsize <= 2]
-STANDARD = {                            # sign, exponent, mantissa, as the formats' papers have them
+STANDARD = {                            # sign, exponent, mantissa, from the formats' papers
     "float64": (1, 11, 52), "float32": (1, 8, 23), "TF32": (1, 8, 10), "bfloat16": (1, 8, 7),
     "float16": (1, 5, 10), "E4M3": (1, 4, 3), "E5M2": (1, 5, 2), "E8M0": (0, 8, 0)}
 
 
 @pytest.mark.parametrize("name", formats.FORMATS)
-def test_bits_are_those_of_the_standard(name):
+def test_the_table_is_finfos_and_what_all_codes_give(name):
+    """16 and 8 bits have few enough numbers to look at each."""
     told = formats.about(name)
     layout = told["sign"], told["exponent"], told["mantissa"]
     assert layout == STANDARD[name] and told["bits"] == sum(layout)
     assert told["epsilon"] == 2.0 ** -told["mantissa"]
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_the_table_is_finfo(name):
-    told, there = formats.about(name), torch.finfo(formats.FORMATS[name])
-    assert (told["bits"], told["largest"], told["normal"]) == (
-        there.bits, there.max, there.smallest_normal)
-    assert told["epsilon"] == there.eps
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_the_table_is_what_all_codes_give(name):
-    """Of formats of 16 and 8 bits there are few enough numbers to look at each."""
-    every, told = formats.numbers(name), formats.about(name)
-    assert every[-1] == told["largest"] and every[0] == told["smallest"]
-    assert formats.cast(every, name).equal(every)
-    assert every[torch.searchsorted(every, 1, right=True)] == 1 + told["epsilon"]
-    assert formats.after(every[:-1], name).equal(every[1:])
-    assert formats.after(every[-1:], name).item() == math.inf
+    if name == "TF32":
+        assert told["largest"] == (2 - 2**-10) * 2.0**127
+        return
+    there = torch.finfo(formats.FORMATS[name])
+    assert (told["bits"], told["largest"], told["normal"], told["epsilon"]) == (
+        there.bits, there.max, there.smallest_normal, there.eps)
+    if told["bits"] <= 16:
+        every = formats.numbers(name)
+        assert every[-1] == told["largest"] and every[0] == told["smallest"]
+        assert formats.cast(every, name).equal(every)
+        assert every[torch.searchsorted(every, 1, right=True)] == 1 + told["epsilon"]
+        assert formats.after(every[:-1], name).equal(every[1:])
+        assert formats.after(every[-1:], name).item() == math.inf
 
 
 def test_tf32_is_float32_with_ten_bits():
@@ -46,29 +42,9 @@ def test_tf32_is_float32_with_ten_bits():
     power = x.log2().floor().exp2()
     expected = (x.float().double() / power * 1024).round() / 1024 * power
     assert formats.cast(x, "TF32").equal(expected)
+    assert formats.cast(-x, "TF32").equal(-expected)
     ties = torch.tensor([1 + 2**-11, 1 + 3 * 2**-11], dtype=torch.float64)
     assert formats.cast(ties, "TF32").tolist() == [1, 1 + 2**-9]             # to even
-    assert formats.cast(-x, "TF32").equal(-expected)
-    assert formats.about("TF32")["largest"] == (2 - 2**-10) * 2.0**127
-
-
-@pytest.mark.parametrize("name", formats.FORMATS)
-def test_spacing_is_what_the_bits_say(name):
-    x = torch.logspace(-8, 5, 500, dtype=torch.float64)
-    told, y = formats.about(name), formats.cast(x, name)
-    power = torch.maximum(y, torch.tensor(told["normal"])).log2().floor().exp2()
-    inside = (y > 0) & (y < told["largest"])
-    found = formats.spacing(x, name)
-    assert found[inside].equal((power * told["epsilon"])[inside].double())
-    assert found[(y == 0) | (x > told["largest"])].isnan().all()
-
-
-def test_the_lines_of_the_table():
-    lines = list(formats.table())
-    assert len(lines) == 1 + len(formats.FORMATS)
-    by_name = {line.split()[0]: line.split() for line in lines[1:]}
-    assert by_name["bfloat16"][-2:] == ["1", "0.00099945"]
-    assert by_name["float16"][-2] == "1.000977" and by_name["E4M3"][-1] == "0.0019531"
 
 
 def test_stochastic_rounding_is_right_on_average():
@@ -79,7 +55,7 @@ def test_stochastic_rounding_is_right_on_average():
         assert set(found.tolist()) == {low, low + step}
         error = (share * (1 - share) / len(x)) ** 0.5
         assert abs((found > low).float().mean().item() - share) < 4 * error
-    x = torch.tensor([1.0, -3.5, 0.0, 2.0**-100])               # which bfloat16 holds
+    x = torch.tensor([1.0, -3.5, 0.0, 2.0**-100])               # numbers of bfloat16
     assert formats.stochastic(x, torch.Generator()).equal(x)
 
 
@@ -91,9 +67,21 @@ def test_lost_updates_are_counted():
     assert formats.lost(weight, update, "E4M3") == 1
 
 
-def test_ways_of_updating(monkeypatch):
-    """Rounded to the nearest, small updates are lost, and the loss stays behind the others'."""
-    monkeypatch.setattr(formats, "settings", lambda steps, given=formats.settings: small(given))
+@pytest.fixture
+def small(monkeypatch):
+    """Training on two sequences of a small model."""
+    given = formats.settings
+
+    def settings(steps):
+        args = given(steps)
+        args.batch, args.model, args.data = 2, common.Config(2, 64, 4, 2, 32, 256), TEXT
+        return args
+
+    monkeypatch.setattr(formats, "settings", settings)
+
+
+def test_small_updates_are_lost_when_rounded_to_the_nearest(small):
+    """Then the loss stays behind the others'."""
     shares = {}
     ends = {way: formats.train(way, 12, seen=lambda before, model: shares.update(
         formats.lost_by_kind(before, model, ("float32", "bfloat16"))))[-1] for way in formats.WAYS}
@@ -102,32 +90,49 @@ def test_ways_of_updating(monkeypatch):
     assert abs(ends["stochastic"] - ends["float32"]) < 0.01
 
 
-def small(given):
-    args = given(1)
-    args.batch = 2
-    return args
-
-
-def test_the_program_prints_and_draws(tmp_path, monkeypatch, capsys):
-    """The figure has the numbers that are printed."""
-    drawn, new_figure = [], formats.new_figure
-    monkeypatch.setattr(formats, "settings", lambda steps, given=formats.settings: small(given))
-    monkeypatch.setattr(formats, "new_figure", lambda *size: drawn.append(new_figure(*size))
-                        or drawn[-1])
-    formats.main(["--steps=2", f"--out={tmp_path}/new/formats.png"])
+def test_the_program_runs_and_a_bad_argument_costs_one_line(small, capsys):
+    formats.main(["--steps=1"])
     said = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert (tmp_path / "new/formats.png").read_bytes().startswith(b"\x89PNG")
-    [(_, (distances, bars, gaps))] = drawn
-    assert [line.get_label() for line in distances.lines] == [*formats.FORMATS]
-    for kind in bars.containers:
-        [printed] = [words[2::2] for words in said if words[:1] == [kind.get_label()]]
-        assert [f"{bar.get_height():.0f}%" for bar in kind] == printed
-    for way, line in zip(formats.WAYS[1:], gaps.lines):
-        [printed] = [words[-1] for words in said if words[:1] == [way]]
-        assert f"{sum(line.get_ydata()) / 2:+.4f}" == printed
-
-
-def test_a_bad_argument_costs_one_line(capsys):
+    assert [*formats.FORMATS] == [words[0] for words in said[1 : 1 + len(formats.FORMATS)]]
     with pytest.raises(SystemExit) as leaving:
         formats.main(["--steps=0"])
     assert leaving.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
+
+
+# --------------------------------------------------------------------------------- recipes for FP8
+
+
+def test_the_sums_are_the_playbooks():
+    assert [formats.bytes_of(recipe) for recipe in formats.RECIPES.values()] == [
+        20, 16, 16, 9, 15, 10]
+
+
+def test_adamw_by_hand_is_pytorchs():
+    models = [torch.nn.Linear(5, 3) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    by_hand = formats.AdamW(models[0].parameters(), ("fp32", "fp32"))
+    pytorchs = common.OPTIMIZERS["adamw"](models[1].parameters(), None)
+    for step in range(4):
+        for model, optimizer in zip(models, (by_hand, pytorchs)):
+            model.zero_grad()
+            model(torch.arange(5.0) - step).square().sum().backward()
+            optimizer.step()
+    for p, q in zip(*(model.parameters() for model in models)):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+
+
+def test_small_moments_train_as_well_and_their_bytes_are_counted(small):
+    x = torch.randn(3, 300, generator=torch.Generator().manual_seed(0)) + 4
+    for name, off in (("bf16", 2**-8), ("fp16", 2**-11), ("fp8", 2**-4)):
+        found = formats.loaded(formats.stored(x, name), x)
+        assert found.shape == x.shape and 0 < ((found - x) / x).abs().max() <= off, name
+    args = formats.settings(6)
+    args.model = common.Config(1, 32, 4, 2, 16, 256)
+    lines = list(formats.small_moments(args))[1:]
+    assert len(lines) == 4 and all("✓" in line for line in lines)
+    assert all(abs(float(line.split("✓")[0].split()[-1])) < 0.01 for line in lines)
+    shapes = [p.shape for p in common.gpt(args.model).parameters()]
+    numbers = args.model.parameters()
+    assert formats.moment_bytes(shapes, "bf16") == 2 * numbers
+    rows = sum(p.numel() // p.shape[-1] for p in common.gpt(args.model).parameters())
+    assert formats.moment_bytes(shapes, "fp8") == numbers + 4 * rows  # no row is above 128

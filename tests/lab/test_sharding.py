@@ -1,24 +1,21 @@
-"""lab.typecheck.sharding: held to PyTorch's DTensor on a mesh of 2 x 2 ranks."""
+"""lab.sharding and lab.typecheck.sharding: by hand, and against DTensor on 2 x 2 ranks."""
 
-import functools
 import itertools
-import os
-from collections import Counter
-from unittest import mock
 
 import pytest
 import torch
-from torch.distributed.tensor import placement_types
 
+from common import Refused
+from lab import sharding as command
 from lab.bench.meters import CommMeter
 from lab.typecheck import sharding
-from tests.conftest import some
+from tests.conftest import FULL, sample
 
 SIZES, MESH, WIDTH = {"I": 8, "J": 12, "K": 16}, {"X": 2, "Y": 2}, 8
 LIES = {tensor: [dict(zip(MESH, cuts)) for cuts in itertools.product((None, *both), repeat=2)]
         for tensor, both in sharding.DIMENSIONS.items()}
 PAIRS = list(itertools.product(LIES["A"], LIES["B"]))       # 81
-EVERY = 1 if os.environ.get("FULL") else 9      # of the 9 ways in which C may lie
+EVERY = 1 if FULL else 9        # of the 9 ways in which C may lie
 
 
 def ways_of(pairs):
@@ -42,59 +39,46 @@ NINE = {  # (A, B): where both are multiplied, the product; steps forward, and b
     ("I", "K"): ("I", None, "I", ["all_gather B"], ["reduce_scatter dB"])}
 
 
-@pytest.mark.parametrize("pair", NINE)
-def test_the_nine_pairs_of_one_axis(pair):
-    """As the lesson's table has them, and what cannot be multiplied."""
-    a, b, c, forward, backward = NINE[pair]
-    lies = lambda cut: {"X": cut}
-    to = sharding.whole(lies(c))
-    way = sharding.way(*map(lies, pair), to, [lies(a), lies(b)], SIZES, AXIS)
+def along_x(cut):
+    return {"X": cut}
+
+
+def test_the_nine_pairs_of_one_axis():
+    """From the lesson's table, with what cannot be multiplied."""
     words = lambda steps: [f"{step.operator} {step.tensor}" for step in steps]
-    assert (way.c, words(way.forward), words(way.backward)) == (lies(c), forward, backward)
-    if (a, b) != pair:
-        with pytest.raises(sharding.Forbidden):
-            sharding.product(*pair)
-    else:
-        assert sharding.product(*pair) == c
+    for pair, (a, b, c, forward, backward) in NINE.items():
+        to = sharding.whole(along_x(c))
+        at = [along_x(a), along_x(b)]
+        way = sharding.way(*map(along_x, pair), to, at, SIZES, AXIS)
+        found = way.c, words(way.forward), words(way.backward)
+        assert found == (along_x(c), forward, backward), pair
+        if (a, b) == pair:
+            assert sharding.product(*pair) == c
+        else:
+            with pytest.raises(sharding.Forbidden):
+                sharding.product(*pair)
 
 
-def test_a_sum_that_is_cut_costs_half_and_is_gathered_backward():
-    """Two of those make Megatron's MLP with sequence parallelism; bytes of 2, 4 ranks."""
-    lies = lambda cut: {"X": cut}
-    of = functools.partial(sharding.way, lies("J"), lies("J"), at=[lies("J"), lies("J")],
-                           sizes=SIZES, mesh=AXIS)
-    whole, cut = of(c=lies(None)), of(c=lies("I"))
-    size = 2 * 8 * 16 * 3 / 4
-    assert whole.wire == 2 * size and [step.wire for step in cut.forward] == [size]
-    assert [(step.operator, step.tensor, step.wire) for step in cut.backward] == [
-        ("all_gather", "dC", size)]
-
-
-def test_sizes_decide_which_tensor_travels():
-    """A few tokens go to the weights, of ZeRO-3's layout; many have the weights come to them."""
-    lies = lambda cut: {"X": cut}
+def test_the_cheapest_way_depends_on_sizes_and_repeats_nothing():
+    """With many rows the weights travel, with few the rows."""
     operators = lambda rows: [
         (step.operator, step.tensor) for step in sharding.cheapest(
-            lies("I"), lies("J"), lies("I"), {"I": rows, "J": 1024, "K": 1024}, AXIS).forward]
+            along_x("I"), along_x("J"), along_x("I"), {"I": rows, "J": 1024, "K": 1024},
+            AXIS).forward]
     assert operators(8192) == [("all_gather", "B")]
     assert operators(64) == [("all_to_all", "A"), ("reduce_scatter", "C")]
-
-
-@pytest.mark.parametrize(("a", "b", "c"), [
-    (("I", "I"), ("J", None), ("I", "I")), (("I", "J"), ("J", None), (None, "K")),
-    ((None, "I"), ("K", "J"), ("I", "K"))])
-def test_the_cheapest_way_is_found_among_all(a, b, c):
-    a, b, c = (dict(zip(MESH, cuts)) for cuts in (a, b, c))
-    found = sharding.cheapest(a, b, c, SIZES, MESH)
-    every = [way for way in sharding.ways(a, b, c, SIZES, MESH)
-             if sharding.repeats(a, b, way, MESH) == 1]
-    assert len(every) > 1 and found.wire == min(way.wire for way in every)
-    assert sharding.repeats(a, b, found, MESH) == 1
+    for three in [(("I", "I"), ("J", None), ("I", "I")), ((None, "I"), ("K", "J"), ("I", "K"))]:
+        a, b, c = (dict(zip(MESH, cuts)) for cuts in three)
+        found = sharding.cheapest(a, b, c, SIZES, MESH)
+        every = [way for way in sharding.ways(a, b, c, SIZES, MESH)
+                 if sharding.repeats(a, b, way, MESH) == 1]
+        assert len(every) > 1 and found.wire == min(way.wire for way in every)
+        assert sharding.repeats(a, b, found, MESH) == 1
 
 
 def test_where_two_axes_cut_a_dimension_the_inner_one_makes_way():
-    """X cuts I, and Y each half. Before X gathers, Y has to cut J, which sends less than to gather
-    and to cut once more."""
+    """X cuts I, and Y each half. Before X gathers, Y cuts J instead: that sends less than a gather
+    and another cut."""
     lies = lambda x, y: {"X": x, "Y": y}
     steps = sharding.move("A", lies("I", "I"), lies(None, "I"), SIZES, MESH, 1)
     assert [(step.operator, step.axis, step.to, step.wire) for step in steps] == [
@@ -114,7 +98,7 @@ def placements(tensor, lies):
 
 
 def part_of(full, tensor, lies, place):
-    """What a rank at this place of the mesh has of it."""
+    """The part of a rank at this place of the mesh."""
     for cut, index, ranks in zip(lies.values(), place, MESH.values()):
         if cut:
             full = full.chunk(ranks, sharding.DIMENSIONS[tensor].index(cut))[index]
@@ -127,7 +111,7 @@ def sent(meter):
 
 
 def expected(step, names):
-    """What the meter says of it. gloo has no all_to_all for DTensor, which gathers there."""
+    """What the meter counts. With gloo, DTensor gathers instead of an all_to_all."""
     if step.operator == "slice":
         return []
     operator, times = step.operator, 1
@@ -143,7 +127,7 @@ def tensors():
 
 
 class Ranks:
-    """Does what a Way says, with DTensors, and notes where something else is sent or comes out."""
+    """Takes the steps of a Way with DTensors, and notes other messages and other results."""
 
     def __init__(self):
         from torch.distributed.device_mesh import init_device_mesh
@@ -208,7 +192,7 @@ def on_ranks(cases):
     return ranks.wrong
 
 
-@pytest.mark.parametrize("begin", some([(begin,) for begin in range(9)], 3))
+@pytest.mark.parametrize("begin", sample([4, 0, 1, 2, 3, 5, 6, 7, 8]))
 def test_every_step_is_a_redistribution_of_dtensor(ranks, begin):
     """Values, calls and bytes of all pairs of A and B, forward and backward."""
     cases = ways_of(PAIRS[begin::9])
@@ -217,40 +201,48 @@ def test_every_step_is_a_redistribution_of_dtensor(ranks, begin):
         assert not wrong
 
 
-# ----------------------------------------------------------------------------- DTensor's own choice
+# ------------------------------------------------------------------------------------ the command
 
 
-def alone(cases):
-    """[(bytes on the wire, how the product lies)] of each case, if DTensor is asked for A @ B, and
-    then for C as it is to lie. Where it falls back to a gather, it counts as all_to_all."""
-    ranks, found = Ranks(), []
-    fallback = placement_types.shard_dim_alltoall
-    for a, b, c, _ in cases:
-        full_a, full_b, gradient = tensors()
-        x = ranks.lay(full_a, "A", a).requires_grad_()
-        y = ranks.lay(full_b, "B", b).requires_grad_()
-        with CommMeter() as meter, mock.patch.object(
-                placement_types, "shard_dim_alltoall", wraps=fallback) as exchanges:
-            product = x @ y
-            z = product.redistribute(ranks.mesh, placements("C", c))
-            z.backward(ranks.lay(gradient, "C", c))
-            x.grad.redistribute(ranks.mesh, placements("A", a))
-            y.grad.redistribute(ranks.mesh, placements("B", b))
-        wire = sum(counts["wire_bytes"] for counts in meter.total.values())
-        for call in exchanges.call_args_list:           # a gather sends twice as much, on two ranks
-            wire -= call.args[0].numel() * WIDTH / 2
-        found.append((wire, [one.is_replicate() for one in product.placements]))
-    return found
+def test_a_product_is_read_and_written_as_the_book_writes_it():
+    lies = lambda **cuts: {"X": None, "Y": None} | cuts
+    for text in ["In[B_X, D_Y] W[D_XY, F] -> Out[B_X, F]", "In[B_X,D_Y]*W[D_XY,F]→Out[B_X,F]",
+                 "In[B_{X}, D_{Y}] ·_D W[D_{XY}, F] → Out[B_X, F]"]:
+        asked = command.product(text)
+        assert asked.names == {"A": "In", "B": "W", "C": "Out"} and asked.axes == ["X", "Y"]
+        assert asked.dimensions == {"I": "B", "J": "D", "K": "F"}
+        assert (asked.a, asked.b, asked.c) == (
+            lies(X="I", Y="J"), lies(X="J", Y="J"), lies(X="I"))
+    for text, c in [("A[I_X, J] B[J, K_Y]", lies(X="I", Y="K")),        # as rows and columns are
+                    ("A[I_XY, J] B[J, K_Y]", lies(X="I", Y="I")), ("A[I, J_Y] B[J_X, K]", lies())]:
+        assert command.product(text).c == c
+    asked = command.product("In[B_X, D_Y] W[D_XY, F]")
+    shown = [command.written(asked, tensor, cuts) for tensor, cuts in (
+        ("A", asked.a), ("dB", asked.b), ("C", lies(X=sharding.PARTIAL, Y="K")))]
+    assert shown == ["In[B_X, D_Y]", "dW[D_XY, F]", "C[B, F_Y]{U_X}"]
 
 
-@pytest.mark.full
-def test_dtensor_alone_sends_as_much_or_more_or_repeats_multiplications(ranks):
-    """It chooses for each operator by itself, and does not know how C is to lie."""
-    cases = ways_of(PAIRS)
-    found, *_ = ranks(4, timeout=300)(alone, cases)
-    counts = Counter()
-    for (a, b, _, way), (wire, is_whole) in zip(cases, found):
-        repeats = any(whole and (a[axis] or b[axis]) for whole, axis in zip(is_whole, MESH))
-        counts["as much" if wire == way.wire else "more" if wire > way.wire else "less"] += 1
-        assert wire >= way.wire or repeats
-    assert counts == {"as much": 142, "more": 575, "less": 12}
+def test_zero_3_beside_tp_sends_what_the_book_lists(capsys):
+    """Its algorithm of both: forward gathers over both axes, backward scatters over both."""
+    command.main(["In[B_X, D_Y] W[D_X, F_Y]", "--mesh=X=16,Y=4", "--sizes=B=65536,F=32768"])
+    output = capsys.readouterr().out
+    where = [output.index(step) for step in (
+        "all_gather In over Y", "all_gather W over X", "C[B_X, F_Y] = In[B_X, D] · W[D, F_Y]",
+        "dIn[B_X, D]{U_Y} = dC[B_X, F_Y] · W[D, F_Y]ᵀ", "reduce_scatter dIn over Y",
+        "dW[D, F_Y]{U_X} = In[B_X, D]ᵀ · dC[B_X, F_Y]", "reduce_scatter dW over X")]
+    assert where == sorted(where)
+    rows, weights = 2 * 65536 / 16 * 8192 * 3 / 4, 2 * 8192 * 32768 / 4 * 15 / 16
+    assert f"{2 * (rows + weights) / 1e6:.2f} MB" in output
+    command.main(["A[I, J_X] B[J, K]"])
+    assert "other ways (1)" in capsys.readouterr().out
+
+
+def test_what_is_no_product_is_refused_with_one_that_is(capsys):
+    for text in ["A[I_X, J]", "A[I_X, J_X] B[J, K]", "A[I_YX, J] B[J, K]", "A[I, J] B[L, K]",
+                 "A[I, J] B[J, I]", "A[I, J] B[J, K] -> C[K, I]", "A[I_X, J_Y] B[J, K_Z]"]:
+        with pytest.raises(Refused) as refused:
+            command.product(text)
+        command.product(refused.value.args[1])
+    with pytest.raises(SystemExit):                     # no part is half a number
+        command.main(["A[I_X, J] B[J, K]", "--sizes=J=10,I=64"])
+    assert "--sizes I=64,J=12,K=8192 would work" in capsys.readouterr().err
