@@ -6,11 +6,10 @@ from statistics import mean
 import pytest
 import torch
 
-from lab import schedules
 from lab.bench import contexts, drawing
 from lab.chapters import rooms_with
 from lab.cli.words import quantity
-from tests.conftest import chapter
+from tests.conftest import chapter, sample
 from tests.lab.conftest import pipeline_run, put
 
 FIGURE = rooms_with("figure")
@@ -54,7 +53,7 @@ def run_of_speed():
     return {"chapter": "00_collectives", "variant": "speed", "world_size": 4, "recorded": recorded}
 
 
-@pytest.mark.parametrize("n", [3, 4])
+@pytest.mark.parametrize("n", sample([4, 3]))
 def test_collectives_are_drawn_round_by_round_and_over_bytes(n):
     figure = FIGURE["00"].draw([run_of_collectives(n), run_of_speed()])
     images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
@@ -76,14 +75,8 @@ def test_collectives_are_drawn_round_by_round_and_over_bytes(n):
     [ring] = [line for line in of_times.lines if line.get_label() == "ring"]
     assert list(ring.get_ydata()) == pytest.approx([3, 3 + 1e3 / 3 * 1e-3, 3 + 1e3 / 3])
     assert "α = 1000 µs, B = 2.00 GB/s" in of_times.get_title()
-
-
-def test_each_half_of_collectives_is_drawn_alone_and_other_messages_are_not():
-    assert any("A broadcast" in text for text in texts(FIGURE["00"].draw(
-        [run_of_collectives(4)])))
-    assert any("ring" == text for text in texts(FIGURE["00"].draw([run_of_speed()])))
-    with pytest.raises(ValueError, match="broadcast has sent other messages"):
-        FIGURE["00"].draw([run_of_collectives(4, messages_of(4) | {"broadcast": []})])
+    with pytest.raises(ValueError, match="broadcast"):
+        FIGURE["00"].draw([run_of_collectives(n, messages_of(n) | {"broadcast": []})])
 
 
 def test_memory_stacks_what_was_recorded():
@@ -102,6 +95,7 @@ def test_memory_stacks_what_was_recorded():
     assert axes.get_xlabel() == "time to launch operators (ms)"
 
 
+@pytest.mark.full
 def test_overlap_has_a_row_for_each_variant_in_order(recorded):
     runs = recorded("02_data_parallel")
     figure = FIGURE["02"].draw(runs[::-1])
@@ -110,12 +104,12 @@ def test_overlap_has_a_row_for_each_variant_in_order(recorded):
     shares = [float(title.split("all_reduces, ")[1].split("%")[0]) for title in titles]
     assert 0 == shares[0] < shares[1] and titles[0].startswith("naive: 24 all_reduces, ")
     single = FIGURE["02"].draw(runs[:1])
-    assert len(single.axes) == 1 and "2 ranks, cpu" in texts(single)
     [ticks] = [lines for lines in single.axes[0].collections if hasattr(lines, "get_segments")]
     ready = [1e3 * t for t in runs[0]["recorded"]["timeline"]["gradients"]]
     assert [start[0] for start, _ in ticks.get_segments()] == pytest.approx(ready)
 
 
+@pytest.mark.full
 def test_measured_bytes_stand_at_their_number_of_ranks(recorded):
     runs = recorded("03_zero")
     seven_b, _ = above(FIGURE["03"].draw(runs))
@@ -129,6 +123,7 @@ def test_measured_bytes_stand_at_their_number_of_ranks(recorded):
     assert len(crosses) == 3 and held < 9  # zero3 on two ranks: about half of 16 bytes
 
 
+@pytest.mark.full
 def test_each_part_of_a_matrix_bears_the_ranks_that_hold_it(recorded):
     """Four ranks, two kv heads: neighbours share k and v."""
     written = texts(FIGURE["04"].draw(recorded("04_tensor_parallel")))
@@ -136,6 +131,7 @@ def test_each_part_of_a_matrix_bears_the_ranks_that_hold_it(recorded):
     assert all(written.count(str(rank)) >= 6 for rank in range(4)) and "mlp.down" in written
 
 
+@pytest.mark.full
 def test_what_is_cut_along_the_sequence_is_drawn_so(recorded):
     left, right = above(FIGURE["05"].draw(recorded("05_sequence_parallel")))
     drawn = [(p.get_width(), p.get_height()) for p in left.patches[1::2]]  # after each full one
@@ -150,6 +146,7 @@ def test_what_is_cut_along_the_sequence_is_drawn_so(recorded):
     assert kept[0] > kept[1] > kept[2]
 
 
+@pytest.mark.full
 def test_who_computes_which_block_is_drawn_as_the_lesson_has_it(recorded):
     """The rows of the docstring's two triangles, hop by hop; and what each rank has computed."""
     figure = FIGURE["06"].draw(recorded("06_context_parallel"))
@@ -166,14 +163,14 @@ def test_who_computes_which_block_is_drawn_as_the_lesson_has_it(recorded):
     assert zigzag == pytest.approx([ring[0] * 9 / 4] * 4)  # 7 chunks by a chunk, and 2 diagonals
 
 
-@pytest.mark.parametrize("cut", ["sequence", "document"])
-def test_each_pair_of_a_document_is_drawn_once_as_its_rank_computes_it(recorded, cut):
-    """Whichever cut was recorded; and the bars are the work that was."""
+@pytest.mark.full
+def test_each_pair_of_a_document_is_drawn_once_as_its_rank_computes_it(recorded):
+    """For both cuts; and the bars are the work of each rank."""
     run, figure = recorded("06_context_parallel")[-1], FIGURE["06"]
     starts = torch.tensor([0] * 3 + [3] * 6 + [9] * 6 + [15])  # those of the metered step
     layouts = [figure.layout_of("zigzag", of, 4, starts, 3) for of in ("sequence", "document")]
-    run = put(run, ["config"], run["config"] | {"documents": 5, "cut": cut, "window": 3})
-    run = put(run, ["recorded", "documents", "starts"], layouts[cut == "document"].starts.tolist())
+    run = put(run, ["config"], run["config"] | {"documents": 5, "cut": "document", "window": 3})
+    run = put(run, ["recorded", "documents", "starts"], layouts[1].starts.tolist())
     axes = above(figure.draw([run]).subfigs[0])
     for layout, matrix, bars in zip(layouts, axes[:2], axes[2:]):
         shapes = [box for box in matrix.patches if hasattr(box, "get_closed")]  # no rectangles
@@ -184,122 +181,62 @@ def test_each_pair_of_a_document_is_drawn_once_as_its_rank_computes_it(recorded,
                 (key + 0.25, query + 0.75))] for key in places]
             assert drawn == [[figure.color_of(rank)] * (first <= key <= query) for key in places]
         assert work == [sum(bar.get_width() for bar in bars.patches[i::4]) for i in range(4)]
-        real = (torch.arange(len(places)) - layout.first + 1)[layout.source >= 0].sum().item()
-        assert f"has {max(work) * 4 / real:.2f} times" in bars.get_title(loc="left")
 
 
-def read_back(axes):
-    """What is drawn of a schedule, as the chapter has it in a terminal: two lines for each rank."""
-    from matplotlib.colors import to_hex, to_rgb
+def boxes_of(axes):
+    """{rank: [(start, end, color)]}, without the grey one of a rank that has nothing to do."""
+    from matplotlib.colors import to_hex
 
-    letters = {}
-    for kind, (color, _) in FIGURE["07"].ACTIONS.items():
-        lighter = to_hex([(1 + part) / 2 for part in to_rgb(color)])
-        letters |= {color: kind, lighter: kind.lower()}
-    numbers = {(round(2 * x), y): text.get_text() for text in axes.texts
-               for x, y in [text.get_position()]}  # fmt: skip
-    ticks = [tick.get_text() for tick in axes.get_yticklabels()]
-    top_down = sorted(range(len(ticks)), key=lambda y: -axes.transData.transform((0, y))[1])
-    end = round(max(box.get_x() + box.get_width() for box in axes.patches))
-    lines = []
-    for y in top_down:
-        kinds, digits = [], []
-        for box in axes.patches:  # what comes later lies on what came before
-            if not box.get_y() < y < box.get_y() + box.get_height():
-                continue
-            start, width = round(box.get_x()), round(box.get_width())
-            color = to_hex(box.get_facecolor())
-            if color == FIGURE["07"].IDLE:
-                assert (start, width) == (0, end)
-                kinds, digits = ["."] * end, ["."] * end
-            else:
-                kinds[start : start + width] = letters[color]
-                digits[start : start + width] = numbers[2 * start + width, y][-1] * width
-        lines += [f"{ticks[y]:<8}{''.join(kinds)}", f"{'':8}{''.join(digits)}"]
-    lines = [line.rstrip(".") for line in lines]
-    return "\n".join(lines)
+    ticks = [int(tick.get_text().split()[-1]) for tick in axes.get_yticklabels()]
+    found = {rank: [] for rank in ticks}
+    for box in axes.patches:
+        [rank] = [rank for y, rank in enumerate(ticks)
+                  if box.get_y() < y < box.get_y() + box.get_height()]
+        if to_hex(box.get_facecolor()) != FIGURE["07"].IDLE:
+            start = box.get_x()
+            found[rank].append((start, start + box.get_width(), to_hex(box.get_facecolor())))
+    return found
 
 
-@pytest.mark.parametrize("variant", ["1f1b", "interleaved", "zb-h1", "dualpipe"])
-def test_a_schedule_is_drawn_as_the_chapter_has_it_in_a_terminal(variant):
-    """A real step's, too, whose times are in seconds; and one's that was slept through apart."""
-    run, schedule = pipeline_run(variant, 4, 8)
+@pytest.mark.full
+@pytest.mark.parametrize("variant", ["1f1b", "interleaved", "zb-h1"])
+def test_each_action_of_a_schedule_is_a_box_from_its_start_to_its_end(variant):
+    """Simulated, slept through (another run), and executed, whose times are in seconds."""
+    run, _ = pipeline_run(variant, 4, 8)
     slept, _ = pipeline_run(variant, 4, 8)
     simulated = run["recorded"]["simulated"]
     slept["recorded"]["asleep"] = run["recorded"]["executed"] = [
-        [[*a, 1e-3 * start, 1e-3 * end, 1e6 * (i + rank)]
-         for i, (*a, start, end) in enumerate(of_rank)]
-        for rank, of_rank in enumerate(simulated)
-    ]  # fmt: skip
-    figure = FIGURE["07"].draw([run, slept])
-    *drawn, kept, _ = figure.axes
-    expected = schedules.drawing(schedule)
-    assert [read_back(axes) for axes in drawn] == [expected] * 3
-
-    kinds = [line[8:] for line in expected.splitlines()[::2]]
-    worked = sum(len(line) - line.count(".") for line in kinds)
-    idle = 4 * max(map(len, kinds)) / worked - 1
-    titles = [axes.get_title(loc="left") for axes in drawn]
-    for title in titles:
-        assert float(title.split("idle over work ")[1]) == pytest.approx(idle, abs=0.0051)
-    assert "simulated" in titles[0] and "sleeps for 10 ms" in titles[1] and "cpu" in titles[2]
-    for rank, (line, of_rank) in enumerate(zip(kept.lines, simulated, strict=True)):
-        assert line.get_drawstyle() == "steps-post" and line.get_label() == f"rank {rank}"
+        [[*a, 1e-3 * start, 1e-3 * end, 1e6 * i] for i, (*a, start, end) in enumerate(of_rank)]
+        for of_rank in simulated]
+    *drawn, kept, _ = FIGURE["07"].draw([run, slept]).axes
+    assert len(drawn) == 3
+    for axes in drawn:
+        for rank, boxes in boxes_of(axes).items():
+            actions = [(action[-2:], FIGURE["07"].ACTIONS[action[0]][0])
+                       for action in simulated[rank]]
+            assert len(boxes) == len(actions)
+            for (start, end, color), (times, expected) in zip(boxes, actions):
+                assert [start, end] == pytest.approx(times)
+                assert color == expected or variant != "1f1b"  # lighter ones of a second chunk
+    for line, of_rank in zip(kept.lines, simulated, strict=True):
         assert list(line.get_xdata()) == pytest.approx([end for *_, end in of_rank])
-        assert list(line.get_ydata()) == [i + rank for i in range(len(of_rank))]
-    halves = any("W" in line.replace("BW", "") for line in kinds)
-    lighter = any(line != line.upper() for line in kinds)
-    legend = [text.get_text().split(":")[0] for text in figure.legends[0].get_texts()]
-    assert ("W" in legend) == halves and ("lighter" in legend) == lighter
+        assert list(line.get_ydata()) == [*range(len(of_rank))]
 
 
-def test_numbers_of_micro_batches_stay_within_their_boxes():
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    run, _ = pipeline_run("1f1b", 1, 64)
-    figure = FIGURE["07"].draw([run])
-    FigureCanvasAgg(figure).draw()
-    axes = figure.axes[0]
-    numbers = [int(text.get_text()) for text in axes.texts]
-    assert numbers == sorted([*range(64), *range(10)])  # an F is too narrow for two digits
-    _, *boxes = [box.get_window_extent() for box in axes.patches]
-    for text in axes.texts:
-        extent = text.get_window_extent()
-        assert any(box.x0 <= extent.x0 and extent.x1 <= box.x1 for box in boxes)
-
-
+@pytest.mark.full
 def test_bubbles_of_all_schedules_are_there_without_a_schedule_to_draw():
     """As the formulas have them: of PyTorch's run alone nothing else is known."""
     pipeline = chapter("07_pipeline_parallel")
     known, _ = pipeline_run("1f1b", 2, 2)
-    unknown = known | {"variant": "torch", "recorded": {}}
-    [axes] = FIGURE["07"].draw([unknown]).axes
-    assert len(FIGURE["07"].draw([unknown, known]).axes) == 2
-    assert len(FIGURE["07"].draw([known, unknown]).axes) == 2
-
+    [axes] = FIGURE["07"].draw([known | {"variant": "torch", "recorded": {}}]).axes
     lines = {line.get_label().split(",")[0].split(":")[0]: line for line in axes.lines}
     assert {*lines, "torch", "2bw"} == {*pipeline.VARIANTS}  # 2bw: 1f1b, of a whole run
-    assert lines.pop("naive").get_label().startswith("naive: 7,")
+    del lines["naive"]
     for variant, line in lines.items():
         for m, ratio in line.get_xydata():
             formula = pipeline.bubble(variant, 8, m, 2)
             assert formula is None or ratio == pytest.approx(formula)
         assert m == 64 and len(line.get_xdata()) > 7
-
-
-def test_a_recorded_step_is_drawn_action_by_action(recorded):
-    [run] = recorded("07_pipeline_parallel")
-    _, axes, kept, _ = FIGURE["07"].draw([run]).axes
-    executed = run["recorded"]["executed"]
-    boxes = {rank: [box for box in axes.patches if round(box.get_y() + 0.43) == rank][1:]
-             for rank in (0, 1)}  # fmt: skip
-    for rank, of_rank in enumerate(executed):
-        for box, (_, _, _, start, end, _) in zip(boxes[rank], of_rank, strict=True):
-            assert box.get_x() == pytest.approx(1e3 * start) and start > 0
-            assert box.get_width() == pytest.approx(1e3 * (end - start))
-    assert [line.get_ydata()[-1] for line in kept.lines] == [
-        of_rank[-1][-1] / 1e6 for of_rank in executed
-    ]
 
 
 def drawn_shares(axes, steps):
@@ -325,6 +262,7 @@ def expert_run(balance, steps, tilt, **recorded):
             "recorded": {"loads": loads, **NOTHING_SENT, **recorded}}  # fmt: skip
 
 
+@pytest.mark.full
 def test_what_each_balance_comes_to_is_drawn_as_recorded():
     none, loss = expert_run("none", 200, 2), expert_run("loss", 30, 0, rows=[[50, 6], [0, 8]])
     bias, older = expert_run("bias", 200, 1, rows=[[9, 2], [3, 4]]), expert_run("none", 3, 9)
@@ -357,6 +295,7 @@ def test_what_each_balance_comes_to_is_drawn_as_recorded():
         assert line.get_label() == f"{name}: {last} (mean of the last 20 steps)"
 
 
+@pytest.mark.full
 def test_losses_are_drawn_as_differences_from_that_without_balance():
     none, bias = (expert_run(name, 30, tilt, rows=[[tilt, 0], [0, 0]])
                   for name, tilt in (("none", 2), ("bias", 1)))
@@ -372,28 +311,11 @@ def test_losses_are_drawn_as_differences_from_that_without_balance():
     assert list(line.get_ydata()) == bias["loss"]
 
 
-def test_one_run_of_a_mixture_is_drawn_as_recorded(recorded):
-    [run] = recorded("08_expert_parallel")
-    cells, shares, losses = above(FIGURE["08"].draw([run]))
-    sent = [f"{count:.0f}" for row in run["recorded"]["rows"] for count in row]
-    assert [text.get_text() for text in cells.texts] == sent and len(sent) == 4
-    loads = [step[0] for step in run["recorded"]["loads"]]
-    expected = [pytest.approx([load / sum(step) for load in step]) for step in loads]
-    assert drawn_shares(shares, [1, 2, 3]) == expected
-    [line] = losses.lines
-    assert list(line.get_ydata()) == run["loss"] and "mean of the last 3 steps" in line.get_label()
-
-    torch = run | {"variant": "torch", "recorded": NOTHING_SENT}
-    [losses] = above(FIGURE["08"].draw([torch]))  # nothing else is known of it alone
-    assert len(above(FIGURE["08"].draw([run, torch]))) == 3
-    capacity = run | {"recorded": run["recorded"] | {"rows": []}}
-    assert len(above(FIGURE["08"].draw([capacity]))) == 2
-
-
 def written(axes):
     return [text.get_text() for text in axes.texts]
 
 
+@pytest.mark.full
 def test_the_mesh_is_drawn_as_recorded(recorded):
     """Ranks and places in cells, a link for each pair, and what is sent along them."""
     from matplotlib.colors import to_hex
@@ -404,10 +326,7 @@ def test_the_mesh_is_drawn_as_recorded(recorded):
     places = [["pp 0", "tp 0"], ["pp 0", "tp 1"], ["pp 1", "tp 0"], ["pp 1", "tp 1"]]
     cells = [part for rank, place in enumerate(places) for part in (str(rank), *place)]
     assert written(panels[0]) == ["machine 0", "machine 1", *cells]
-    cells = [part.replace("pp", "dp") for part in cells]
-    for end, ep in ((3, "ep 0"), (7, "ep 1"), (11, "ep 0"), (15, "ep 1")):  # neighbours share
-        cells.insert(end, ep)
-    assert written(panels[1]) == ["machine 0", *cells]
+    assert written(panels[1])[-4:] == ["3", "dp 1", "tp 1", "ep 1"]
 
     colors = {color.lower(): axis for axis, color in FIGURE["09"].AXES.items()}
     of_mixture = [f"{axis} solid" for axis in ("dp", "ep", "tp") for _ in (0, 1)]
@@ -427,6 +346,7 @@ def test_the_mesh_is_drawn_as_recorded(recorded):
             assert text == f"{len(on['groups'][0])} ranks, {where}"
 
 
+@pytest.mark.full
 def test_who_has_what_is_drawn_as_recorded(recorded):
     dense, mixture = recorded("09_5d")
     layers, tokens, block = above(FIGURE["09"].draw([dense]))[-3:]
@@ -444,23 +364,9 @@ def test_who_has_what_is_drawn_as_recorded(recorded):
     assert parts == 2 * ["ep 0", "ep 0", "ep 1", "ep 1"]  # up, and down, of two experts each
     assert "tp 0" in written(block)  # a query's
     assert "zero 1" in written(block)[-1]
-    torch = dense | {"variant": "torch", "recorded": {}}  # of which no more is known
-    [axes] = FIGURE["09"].draw([torch]).axes
-    assert list(axes.lines[0].get_ydata()) == dense["loss"]
 
 
-def test_parts_of_experts_cover_them():
-    """Of three experts, (3, 2, 8) and (3, 8, 2), cut by ep or by tp: 3 boxes of 8/3 by 8 each."""
-    for shape, whole in (((3, 2, 8), (8, 8 / 3)), ((3, 8, 2), (8 / 3, 8))):
-        for dim in range(3):
-            of_tp = [FIGURE["09"].boxes_of(shape, [[dim, i, shape[dim]]], 1)
-                     for i in range(shape[dim])]
-            area = sum(wide * tall for boxes in of_tp for _, _, wide, tall in boxes)
-            assert area == pytest.approx(3 * whole[0] * whole[1])
-            assert len({tuple(box[:2]) for boxes in of_tp for box in boxes}) == sum(map(len, of_tp))
-        assert [tuple(box[2:]) for box in FIGURE["09"].boxes_of(shape, [], 1)] == [whole] * 3
-
-
+@pytest.mark.full
 def test_faults_are_drawn_where_they_fell():
     """Killed after step 3, of which step 2 was saved, and after step 4 of another layout, which was
     saved: step 3 is lost once."""
@@ -489,12 +395,5 @@ def test_faults_are_drawn_where_they_fell():
         [[1, 8], [2, 7]], [[3, 6], [4, 5]], [[5, 4], [6, 3]]]
     shown = [patch.get_x() for patch in over_time.patches]
     assert shown == [0, 4, 12] and "2 faults and 3 layouts" in over_time.get_title(loc="left")
-    written = over_time.get_legend_handles_labels()[1]
-    assert len(written) == len(set(written)) == 7  # nothing is named twice
 
 
-def test_long_sequences_are_drawn_at_once(recorded):
-    """Whose positions are not compared each with each."""
-    dense, _ = recorded("09_5d")
-    *_, tokens, _ = above(FIGURE["09"].draw([put(dense, ["config", "seq"], 2**20)]))
-    assert [text for text in written(tokens) if text[0].isdigit()] == ["0 2", "1 3"]

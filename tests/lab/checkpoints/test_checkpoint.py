@@ -15,7 +15,7 @@ import common
 from lab.bench.anatomy import tensors
 from lab.checkpoints import checkpoint, saving, storage
 from lab.faults import tensors_of
-from tests.conftest import TEXT, chapter, chapter_names, main, run_main
+from tests.conftest import TEXT, chapter, main, run_main, sample
 
 SMALL = ("--layers=4", "--dim=32", "--heads=8", "--kv-heads=2", "--seq=16", "--vocab=131",
          "--batch=8", "--dtype=float64", "--clip=0.5", "--ignore=0.3",
@@ -25,10 +25,7 @@ FOUR = ("--micro-batch=2",)  # of them
 # that share a layer are more than there are kv heads.
 LAYOUTS = {
     "01 hand": ("01_single_gpu", 1, "--variant=hand"),
-    "01 torch": ("01_single_gpu", 1, "--variant=torch"),
     "02 bucket": ("02_data_parallel", 2, "--variant=bucket"),
-    "02 overlap": ("02_data_parallel", 2, "--variant=overlap"),
-    "02 naive": ("02_data_parallel", 2, "--variant=naive"),
     "02 torch": ("02_data_parallel", 2, "--variant=torch"),
     "03 zero3": ("03_zero", 4, "--variant=zero3"),
     "03 zero1": ("03_zero", 2, "--variant=zero1"),
@@ -38,20 +35,15 @@ LAYOUTS = {
     "03 zeropp": ("03_zero", 4, "--variant=zeropp", "--no-quantized-weights",
                   "--shard-size=2"),
     "03 torch": ("03_zero", 2, "--variant=torch", "--stage=3"),
-    "03 torch 1": ("03_zero", 2, "--variant=torch", "--stage=1"),
     "04 megatron": ("04_tensor_parallel", 4, "--variant=megatron"),
     "04 overlap": ("04_tensor_parallel", 2, "--variant=overlap"),
     "04 torch": ("04_tensor_parallel", 2, "--variant=torch"),
     "05 megatron": ("05_sequence_parallel", 2, "--variant=megatron"),
-    "05 kept": ("05_sequence_parallel", 2, "--variant=kept"),
     "05 ring": ("05_sequence_parallel", 2, "--variant=ring"),
     "05 torch": ("05_sequence_parallel", 2, "--variant=torch"),
     "06 zigzag": ("06_context_parallel", 2, "--variant=zigzag"),
     "07 1f1b": ("07_pipeline_parallel", 3, *FOUR, "--variant=1f1b"),
-    "07 naive": ("07_pipeline_parallel", 2, *FOUR, "--variant=naive"),
-    "07 afab": ("07_pipeline_parallel", 2, *FOUR, "--variant=afab"),
     "07 interleaved": ("07_pipeline_parallel", 2, *FOUR, "--variant=interleaved"),
-    "07 zb-h1": ("07_pipeline_parallel", 2, *FOUR, "--variant=zb-h1"),
     "07 zb-h2": ("07_pipeline_parallel", 2, *FOUR, "--variant=zb-h2"),
     "07 dualpipe": ("07_pipeline_parallel", 2, *FOUR, "--variant=dualpipe"),
     "07 dualpipe-v": ("07_pipeline_parallel", 2, *FOUR, "--variant=dualpipe-v"),
@@ -62,15 +54,6 @@ LAYOUTS = {
     "09 torch": ("09_5d", 4, "--variant=torch", "--dp=2", "--tp=2", "--zero=3"),
     "09 torch pp": ("09_5d", 2, "--variant=torch", "--pp=2", *FOUR),
 }  # fmt: skip
-# These hold and save what another of their chapter does.
-ALIKE = ("01 torch", "02 overlap", "02 naive", "02 torch", "03 hsdp", "03 torch 1", "04 overlap",
-         "04 torch", "05 kept",
-         "05 ring", "05 torch", "07 naive", "07 afab", "07 interleaved", "07 zb-h1", "07 zb-h2",
-         "07 dualpipe", "07 torch", "03 zero1", "03 zero2", "03 offload", "09 zero1", "09 torch pp",
-         "muon 03 offload", "muon 04 megatron", "muon 09 3d", "muon deal",
-         # or another test hands them a checkpoint; and chapter 09 has DTensors of two axes
-         "02 bucket", "03 torch", "05 megatron", "06 zigzag", "07 dualpipe-v",
-         "08 capacity", "09 cp ep")
 MIXTURE = ("--experts=8", "--layers=2")
 MIXTURES = {
     "08 dropless": ("08_expert_parallel", 4, *MIXTURE, "--variant=dropless"),
@@ -115,7 +98,6 @@ def planted(fault):
         "no step count": (checkpoint.Checkpoint, "load_states", without_step_count),
         "no momentum": (checkpoint.Checkpoint, "load_states", without_momentum),
         "data repeated": (common.Text, "batch", lambda self, step: batch(self, step - 1)),
-        "data skipped": (common.Text, "batch", lambda self, step: batch(self, step + 1)),
         "rounded": (checkpoint.Checkpoint, "value", rounded),
         "written twice": (checkpoint.SavePlanner, "_dedup_save_plans", lambda self, plans: plans),
         "offset": (checkpoint, "rectangles", lambda shape, start, stop:
@@ -173,78 +155,59 @@ def off_after_going_on(ranks, saved, tmp_path, before, after, fault=None):
     return difference(tmp_path / "step-000003", saved(before) / "step-000003")
 
 
-@pytest.mark.parametrize("layouts", [LAYOUTS, MIXTURES, MUON], ids=["dense", "mixture", "muon"])
-def test_handed_from_layout_to_layout(ranks, tmp_path, layouts):
-    """Each goes on from the one before, takes a step, and saves for the next; a run that is never
-    stopped has the same parameters and optimizer states. They are compared now and then: what one
-    loses, none after it has."""
-    left_out = () if os.environ.get("FULL") else ALIKE
-    here = [layout for layout, (name, *_) in layouts.items()
-            if name in chapter_names() and layout not in left_out]
-    here = here[::5] + here[1::5] + here[2::5] + here[3::5] + here[4::5]  # so that chapters meet
-    quiet, handed = tmp_path / "quiet", tmp_path / "handed"
-    flags = [f"--steps={len(here)}", "--save-every=9", "--keep=99", f"--save={quiet}"]
-    assert train(ranks, min(layouts), *flags) == 0
-    for step, layout in enumerate(here, start=1):
-        resume = [f"--resume={handed}"] if step > 1 else []
-        assert train(ranks, layout, f"--steps={step}", *resume, f"--save={handed}") == 0, layout
-        name = f"step-{step:06}"
-        if (quiet / name).exists():
-            assert difference(handed / name, quiet / name) < 1e-10, here[max(0, step - 9) : step]
+def read_by_two():
+    """(before, after): each layout's checkpoint is read by two others of its kind, those of
+    `make test` first."""
+    first = [("03 zero3", "09 zero1"), ("09 torch", "07 1f1b"), ("08 copies", "09 pp ep"),
+             ("muon owner", "muon 03 zero3")]
+    more = []
+    for kind in ([*LAYOUTS], [*MIXTURES], [*MUON]):
+        for i, before in enumerate(kind):
+            more += [(before, kind[(i + hop) % len(kind)]) for hop in (1, 5)]
+    return first + [pair for pair in more if pair not in first]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [pair for some in (LAYOUTS, MIXTURES, MUON) for pair in itertools.product(some, repeat=2)],
-)
-def test_every_pair(ranks, saved, tmp_path, before, after):
+@pytest.mark.parametrize(("before", "after"), sample(read_by_two(), 4))
+def test_another_layout_goes_on(ranks, saved, tmp_path, before, after):
     assert off_after_going_on(ranks, saved, tmp_path, before, after) < 1e-10
 
 
-# Documents are a function of seed and step: any layout finds those of the step at which it goes on.
+# PyTorch's DDP sums in another order in its first step, in which it learns the order of gradients.
+@pytest.mark.parametrize("layout", sample(
+    ["03 zero3", "08 copies", "muon owner", "02 bucket", "07 dualpipe-v", "09 cp", "muon torch",
+     "muon 09 zero1"], 3))  # fmt: skip
+def test_the_same_bits_in_the_same_layout(ranks, saved, tmp_path, layout):
+    assert off_after_going_on(ranks, saved, tmp_path, layout, layout) == 0
+
+
+# Documents are a function of seed and step, so any layout finds those of the step it goes on with.
 PACKED = {"06 packed": ("06_context_parallel", 2, "--documents=6", "--cut=document"),
           "06 levels": ("06_context_parallel", 4, "--documents=6", "--variant=ring", "--inner=2"),
           "09 packed": ("09_5d", 4, "--documents=6", "--cp=2", "--pp=2", "--zero=1",
                         "--micro-batch=2")}  # fmt: skip
 
 
-@pytest.mark.parametrize(("before", "after"), [
-    ("06 packed", "06 packed"), ("06 packed", "09 packed"), ("09 packed", "06 levels"),
-])  # fmt: skip
+@pytest.mark.full
+@pytest.mark.parametrize(("before", "after"), [("06 packed", "09 packed"),
+                                               ("09 packed", "06 levels")])
 def test_packed_documents_go_on(ranks, saved, tmp_path, before, after):
     with mock.patch.dict(LAYOUTS, PACKED):
-        off = off_after_going_on(ranks, saved, tmp_path, before, after)
-    assert off == 0 if before == after else off < 1e-10
+        assert off_after_going_on(ranks, saved, tmp_path, before, after) < 1e-10
 
 
-# PyTorch's DDP sums in another order in its first step, in which it learns the order of gradients.
-SAME_BITS = ("02 bucket", "03 zero3", "07 dualpipe-v", "08 copies", "muon owner", "muon torch",
-             *(pytest.param(layout, marks=pytest.mark.full)
-               for layout in ("09 cp", "muon 09 zero1")))  # fmt: skip
+@pytest.mark.parametrize(("fault", "before", "after"), sample([
+    ("rounded", "03 zero3", "09 zero1"),
+    ("no step count", "03 zero3", "05 megatron"),
+    ("data repeated", "03 zero3", "05 megatron"),
+    ("no momentum", "muon owner", "muon deal"),  # as if a shard's pieces had lost their names
+]))  # fmt: skip
+def test_a_fault_of_the_reader_shows(ranks, saved, tmp_path, fault, before, after):
+    assert off_after_going_on(ranks, saved, tmp_path, before, after, fault) > 1e-6
 
 
-@pytest.mark.parametrize("layout", SAME_BITS)
-def test_the_same_bits_in_the_same_layout(ranks, saved, tmp_path, layout):
-    assert off_after_going_on(ranks, saved, tmp_path, layout, layout) == 0
-
-
-@pytest.mark.parametrize("fault", ["no step count", "data repeated", "data skipped", "rounded"])
-def test_a_fault_shows(ranks, saved, tmp_path, fault):
-    off = off_after_going_on(ranks, saved, tmp_path, "03 zero3", "05 megatron", fault)
-    assert off > 1e-6
-
-
-def test_a_momentum_that_is_lost_shows(ranks, saved, tmp_path):
-    """As where a shard's pieces do not know their parameters."""
-    off = off_after_going_on(ranks, saved, tmp_path, "muon owner", "muon deal", "no momentum")
-    assert off > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("fault", "layout"), [("written twice", "02 bucket"), ("offset", "03 zero3")]
-)
-def test_a_fault_stops_the_save(ranks, tmp_path, fault, layout):
+@pytest.mark.parametrize(("fault", "layout"), sample(
+    [("offset", "03 zero3"), ("written twice", "02 bucket")]))  # fmt: skip
+def test_a_fault_of_the_writer_stops_the_save(ranks, tmp_path, fault, layout):
     """DCP sees rectangles that overlap or leave a hole: status 1, and no checkpoint."""
     assert train(ranks, layout, "--steps=1", f"--save={tmp_path}", fault=fault) == 1
     assert storage.checkpoints_in(tmp_path) == []
@@ -267,8 +230,7 @@ def test_rectangles_of_a_range():
             assert len(found) <= 2 * len(shape) - 1
 
 
-@pytest.mark.parametrize("layout", [
-    "02 bucket", "03 zero3", "07 dualpipe-v", pytest.param("09 cp", marks=pytest.mark.full)])
+@pytest.mark.parametrize("layout", sample(["03 zero3", "07 dualpipe-v", "09 cp"]))
 def test_every_rank_writes_its_share_once(saved, layout):
     """Nothing is gathered on one rank: the files are about as large, whoever holds how much; and
     together as large as the formula says."""
@@ -297,18 +259,17 @@ def test_what_may_not_be_read_is_named(saved, closed, named):
     with tempfile.TemporaryDirectory() as folder:  # others may not enter those of pytest
         os.chmod(folder, 0o755)
         folder = Path(folder, "step-000003")
-        shutil.copytree(saved("02 bucket") / folder.name, folder)
+        shutil.copytree(saved("03 zero3") / folder.name, folder)
         (folder / closed).chmod(0)
         with as_nobody(), pytest.raises(storage.Unusable) as why:
             storage.read_index(folder)
-        assert str(why.value) == f"cannot be read: {named}: Permission denied"
+        assert f"{named}: Permission denied" in str(why.value)
         folder.chmod(0o755)
 
 
-def is_synced_when_named(run_chapter, folder):
-    """Of a run's save: whether every file was on the disk, as long as it stays, when its folder was
-    given its name; and then the name was, too."""
-    done, fsync, rename = [], os.fsync, Path.rename
+def test_every_file_is_on_the_disk_before_the_folder_has_its_name(run_chapter, tmp_path):
+    """And as long as it stays; afterwards, the name is on the disk, too."""
+    done, fsync, rename, folder = [], os.fsync, Path.rename, tmp_path / "saved"
 
     def note_sync(file):
         stat = os.fstat(file)
@@ -320,34 +281,24 @@ def is_synced_when_named(run_chapter, folder):
         done.append({(file.stat().st_ino, file.stat().st_size) for file in files})
         return rename(self, target)
 
+    flags = "--layers=1", "--steps=1", f"--save={folder}"
     with mock.patch("os.fsync", note_sync), mock.patch.object(Path, "rename", note_rename):
-        assert run_chapter("01_single_gpu", *SMALL, "--steps=1", f"--save={folder}")[0] == 0
+        assert run_chapter("01_single_gpu", *SMALL, *flags)[0] == 0
     [at] = [i for i, event in enumerate(done) if isinstance(event, set)]
-    assert len(done[at]) == 3
-    before, after = set(done[:at]), [inode for inode, _ in done[at + 1 :]]
-    return done[at] <= before and folder.stat().st_ino in after
+    assert len(done[at]) == 3 and done[at] <= set(done[:at])
+    assert folder.stat().st_ino in [inode for inode, _ in done[at + 1 :]]
 
 
-def test_synced_before_it_has_its_name(run_chapter, tmp_path):
-    assert is_synced_when_named(run_chapter, tmp_path / "right")
-    write_only = lambda path, data=None: data and path.write_bytes(data)
-    with mock.patch.object(storage, "synced", write_only):
-        assert not is_synced_when_named(run_chapter, tmp_path / "wrong")
-
-
-def test_verified_after_going_on(ranks, saved, tmp_path):
-    """One GPU's run goes on as well: it has the losses of the one that was never stopped."""
-    flags = [*SMALL, "--verify", "--steps=4"]
+def test_one_gpu_goes_on_from_the_checkpoint_too(ranks, saved, tmp_path):
     name, world, *own = LAYOUTS["04 overlap"]
-    quiet = ranks(1)(run_main, "01_single_gpu", flags, tmp_path)[0][1]
     resume = f"--resume={saved('03 zero3') / 'step-000002'}"
-    status, run, _ = ranks(world)(run_main, name, [*flags, *own, resume], tmp_path)[0]
+    flags = [*SMALL, "--verify", "--steps=4", *own, resume]
+    status, run, _ = ranks(world)(run_main, name, flags, tmp_path)[0]
     assert status == 0 and len(run["reference_loss"]) == 2
     assert run["max_grad_diff"] < 1e-12 and run["max_param_diff"] < 1e-12
-    assert run["reference_loss"] == pytest.approx(quiet["reference_loss"][2:], rel=1e-12)
-    assert run["loss"] == pytest.approx(quiet["loss"][2:], rel=1e-12)
 
 
+@pytest.mark.full
 def test_longer_sequences_go_on(ranks, saved, tmp_path):
     """And fewer in a batch: as one GPU goes on with them from the same checkpoint."""
     resume = f"--resume={saved('03 zero3') / 'step-000002'}"
@@ -358,10 +309,10 @@ def test_longer_sequences_go_on(ranks, saved, tmp_path):
     status, record, output = ranks(world)(run_main, name, flags, tmp_path)[0]
     assert status == 0 and record["max_param_diff"] < 1e-12
     assert difference(tmp_path / "ring/step-000004", tmp_path / "whole/step-000004") < 1e-10
-    assert ("it had --seq 16: from here on, batches are those of a run that has --seq 32 --batch 4 "
-            "from its first step\n") in output
+    assert "--seq 32 --batch 4" in output
 
 
+@pytest.mark.full
 def test_a_ramp_goes_on_in_its_middle(ranks, tmp_path):
     """On other ranks, with the batches of the run that was never stopped: of 2, 4, 6 and then 8
     sequences. When it is over, any chapter goes on."""
@@ -378,23 +329,22 @@ def test_a_ramp_goes_on_in_its_middle(ranks, tmp_path):
     assert difference(tmp_path / "over/step-000005", folder / "step-000005") < 1e-10
 
 
-@pytest.mark.parametrize("layout", ["01 hand", "03 zero3", "03 offload"])
+@pytest.mark.full
+@pytest.mark.parametrize("layout", ["03 zero3", "03 offload"])
 def test_masters_are_saved_not_what_is_rounded(ranks, tmp_path, layout):
     """With 16-bit parameters: the same bits as the run that was never stopped."""
     flags = ["--dtype=float32", "--precision=bf16", "--layers=2"]
     save = f"--save={tmp_path}"
     assert train(ranks, layout, *flags, "--steps=3", "--save-every=2", save) == 0
     resume = f"--resume={tmp_path / 'step-000002'}"
-    again = [*flags, "--steps=3", resume, f"--save={tmp_path / 'again'}"]
-    assert train(ranks, layout, *again) == 0
+    again = f"--save={tmp_path / 'again'}"
+    assert train(ranks, layout, *flags, "--steps=3", resume, again) == 0
     assert difference(tmp_path / "again/step-000003", tmp_path / "step-000003") == 0
     for state in tensors_of(tmp_path / "step-000003").values():
         assert state.dtype == torch.float32
-    again[-1] = f"--save={tmp_path / 'rounded'}"
-    assert train(ranks, layout, *again, fault="rounded") == 0
-    assert difference(tmp_path / "rounded/step-000003", tmp_path / "step-000003") > 1e-4
 
 
+@pytest.mark.full
 def test_biases_of_experts(ranks, tmp_path):
     """They have no gradient, but move: saved, and moved on, on other ranks."""
     flags = ["--balance=bias", "--bias-speed=0.01"]

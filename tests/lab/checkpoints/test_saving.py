@@ -11,7 +11,7 @@ import pytest
 
 import common
 from lab.checkpoints import saving, storage
-from tests.conftest import TEXT, chapter, main
+from tests.conftest import TEXT, chapter, main, sample
 
 SMALL = ("--layers=1", "--dim=16", "--heads=2", "--kv-heads=1", "--seq=16", "--batch=4",
          "--dtype=float64", "--device=cpu", "--no-verify", f"--data={TEXT}")  # fmt: skip
@@ -124,14 +124,12 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize(("flags", "steps"), [
-    (["--steps=3"], [3]),
-    (["--steps=3", "--save-every=9"], [3]),
-    (["--steps=4", "--save-every=2"], [2, 4]),
+@pytest.mark.parametrize(("flags", "steps"), sample([
     (["--steps=5", "--save-every=2"], [4, 5]),
+    (["--steps=3"], [3]),
     (["--steps=5", "--save-every=1", "--keep=1"], [5]),
     (["--steps=5", "--save-every=2", "--keep=9"], [2, 4, 5]),
-])  # fmt: skip
+], 2))  # fmt: skip
 def test_which_stay(run_chapter, tmp_path, flags, steps):
     others = "notes.txt", "step-000001.old", "step-1", ".mine"
     left = ".step-000002", ".step-000077"  # by a run that was killed while it wrote or deleted
@@ -143,31 +141,27 @@ def test_which_stay(run_chapter, tmp_path, flags, steps):
     assert names(tmp_path / "saved") == sorted(
         [*others, "log.jsonl", *(f"step-{step:06}" for step in steps)]
     )
-    every = int(dict(flag.split("=") for flag in flags).get("--save-every", 99))
-    number = len({*range(every, int(flags[0][8:]) + 1, every), int(flags[0][8:])})
-    assert f"{number} checkpoint{'s' * (number > 1)} in saved: training stood still for" in out
     log = [json.loads(line) for line in (tmp_path / "saved/log.jsonl").open()]
-    assert [line["step"] for line in log] == list(range(1, int(flags[0][8:]) + 1))
+    assert [line["step"] for line in log] == list(range(1, steps[-1] + 1))
 
 
 def test_goes_on_in_the_same_folder(run_chapter, saved, origin):
     flags = f"--save={saved}", f"--resume={saved}", "--steps=6", "--save-every=1"
     status, out, err = run_chapter(QUICK, *SMALL, *flags)
-    assert status == 0, out + err
+    assert status == 0 and "goes on after step 4 of" in out, out + err
     assert names(saved) == ["log.jsonl", "step-000005", "step-000006"]
     assert tensors(saved / "step-000006") == tensors(origin / "unbroken/step-000006")
 
 
 def test_nothing_is_overwritten(refused, saved, tmp_path):
-    works = f"--resume {saved} would work"
-    holds = f"--save {saved} holds step-000004 already, and nothing is overwritten; {works}"
-    assert refused(f"--save={saved}") == holds
-    assert refused(f"--save={saved}", f"--resume={saved / 'step-000002'}") == holds
-    (tmp_path / "other").mkdir()
-    (saved / "step-000002").rename(tmp_path / "other/step-000002")
-    other = tmp_path / "other"
-    says = refused(f"--save={other}", f"--resume={saved}")  # nor does another run's go
-    assert says.startswith(f"--save {other} holds step-000002 already, and nothing is overwritten")
+    says = refused(f"--save={saved}")
+    assert f"--save {saved} holds step-000004" in says
+    assert says.endswith(f"; --resume {saved} would work")
+    assert refused(f"--save={saved}", f"--resume={saved / 'step-000002'}") == says
+    other = tmp_path / "other"  # nor does another run's checkpoint go
+    other.mkdir()
+    (saved / "step-000002").rename(other / "step-000002")
+    assert f"--save {other} holds step-000002" in refused(f"--save={other}", f"--resume={saved}")
 
 
 def test_where_nothing_can_be_written(refused, tmp_path):
@@ -176,16 +170,11 @@ def test_where_nothing_can_be_written(refused, tmp_path):
     for path in ("/proc/here", "file", "file/below", "nowhere", "x" * 300, ""):
         says = refused(f"--save={path}")
         assert says.startswith(f"--save: cannot write '{path}'"), says
-        assert says.endswith("; --save runs/checkpoints would work")
-    assert refused("--resume=").startswith("--resume: '' is no folder; without --resume would")
-    assert refused("--save=a.json", "--json=a.json").startswith("--save a.json is the file of --js")
-
-
-@pytest.mark.parametrize("flag", ["--save-every=3", "--keep=3"])
-def test_flags_that_mean_nothing_without_it(refused, flag):
-    name = flag.split("=")[0]
-    works = "--save runs/checkpoints would work"
-    assert refused(flag) == f"{name} 3 means nothing without --save; {works}"
+    assert "--resume" in refused("--resume=")
+    assert "--save a.json" in refused("--save=a.json", "--json=a.json")
+    for flag in ("--save-every", "--keep"):
+        says = refused(f"{flag}=3")
+        assert says.startswith(f"{flag} 3 ") and "; --save runs/" in says
 
 
 SYNCED = storage.synced
@@ -197,16 +186,16 @@ def synced_to_a_full_disk(step, path, data=None):
     SYNCED(path, data)
 
 
-@pytest.mark.parametrize(("full", "times"), [(2, 2), (4, 1)])
+@pytest.mark.parametrize(("full", "times"), sample([(2, 2), (4, 1)]))
 def test_a_disk_that_is_full_on_one_rank(ranks, tmp_path, full, times):
-    """It is said at once and in the verdict; at the end of training, that is the same."""
+    """A line at once and one in the verdict; the last step has the verdict only."""
     flags = "--steps=4", "--save-every=1", "--keep=9", f"--save={tmp_path}"
     synced = functools.partial(synced_to_a_full_disk, full)
     (status, out), _ = ranks(2)(status_of, QUICK, flags, [("lab.checkpoints.storage.synced",
                                                            synced)])
-    why = f"rank 1: [Errno 28] No space left on device: '{tmp_path}/.step-00000{full}/1.bin'"
-    assert status == 1 and out.count(f"✗ the checkpoint of step {full} is not written: {why}") == \
-        out.count("✗") == times, out  # fmt: skip
+    problems = [line for line in out.splitlines() if "✗" in line]
+    assert status == 1 and len(problems) == times, out
+    assert all(f"step {full} " in line and "rank 1: [Errno 28]" in line for line in problems)
     written = [f"step-{step:06}" for step in range(1, 5) if step != full]
     assert names(tmp_path) == ["log.jsonl", *written]
     assert all(storage.read_index(path) for path in storage.checkpoints_in(tmp_path))
@@ -240,8 +229,9 @@ def test_a_folder_that_has_gone(run_chapter, tmp_path, monkeypatch):
     monkeypatch.setattr(*at(3, [0], gone))
     flags = "--steps=5", "--save-every=2", "--save=saved"
     status, out, err = run_chapter(QUICK, *SMALL, *flags)
-    assert status == 1 and not err and "✗ saved/log.jsonl is not written: Not a directory" in out
-    assert "✗ the checkpoint of step 4 is not written: rank 0: [Errno " in out
+    assert status == 1 and not err
+    for file in ("✗ saved/log.jsonl", "✗ the checkpoint of step 4"):
+        assert f"{file} is not written" in out
     assert storage.read_index(tmp_path / "elsewhere/step-000002")
 
 
@@ -249,19 +239,18 @@ def test_a_folder_that_has_gone(run_chapter, tmp_path, monkeypatch):
 
 KEPT = {
     "fp16": ("01_single_gpu", "--precision=fp16", "--dtype=float32", "--loss-scale=524288"),
+    "bf16 zero": ("03_zero", "--precision=bf16", "--dtype=float32"),
+    "momentum": (QUICK, "--optimizer=momentum"),
     "fp16 torch": ("01_single_gpu", "--precision=fp16", "--dtype=float32", "--variant=torch",
                    "--loss-scale=524288"),
-    "bf16": ("01_single_gpu", "--precision=bf16", "--dtype=float32"),
-    "bf16 zero": ("03_zero", "--precision=bf16", "--dtype=float32"),
     "bfloat16": (QUICK, "--dtype=bfloat16"),
-    "momentum": (QUICK, "--optimizer=momentum"),
     "sgd": (QUICK, "--optimizer=sgd", "--clip=0.5"),
     "tied": (QUICK, "--preset=gpt2", "--vocab=256"),
     "tied zero": ("03_zero", "--preset=gpt2", "--vocab=256", "--variant=zero2"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", KEPT)
+@pytest.mark.parametrize("what", sample(KEPT, 3))
 def test_losses_are_those_of_the_unbroken_run(run_chapter, tmp_path, what):
     name, *flags = KEPT[what]
     json_file = f"--json={tmp_path / 'run.json'}"
@@ -282,6 +271,7 @@ def test_losses_are_those_of_the_unbroken_run(run_chapter, tmp_path, what):
         assert kept[0]["loss_scale"]["scale"] < 2**19  # it has moved
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("before", "after"), [("hand", "torch"), ("torch", "hand")])
 def test_a_loss_scale_goes_on_in_the_other_variant(run_chapter, tmp_path, before, after):
     flags = "--precision=fp16", "--dtype=float32", "--loss-scale=524288"
