@@ -15,8 +15,7 @@ from lab.museum import observe
 from tests import faults
 from tests.conftest import SMALL, TEXT, chapter, run_main, sample
 from tests.faults import EXERCISES, FAULTS, TABLES, Graded, OnCuda, Typed, Verified
-from tests.support.pretend_cuda import RuleBroken
-from tests.support.test_pretend_cuda import WORLD, run_on_cuda
+from tests.support.pretend_cuda import WORLD, RuleBroken, run_on_cuda
 
 
 def cases(kind):
@@ -25,7 +24,8 @@ def cases(kind):
     for name, table in TABLES.items():
         seen = [(fault, one) for fault in table for one in fault.by(kind)]
         for i, (fault, one) in enumerate(sample(seen)):
-            params.append(pytest.param(fault, one, id=f"{name}-{i}"))
+            what = one.exercise if kind is Graded else name
+            params.append(pytest.param(fault, one, id=f"{what}-{i}"))
     return params
 
 

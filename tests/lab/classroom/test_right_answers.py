@@ -1,21 +1,26 @@
-"""Answers that are right, and are not ours: in other words, other structures, other attributes."""
+"""Answers that are right, and are not ours; that are right in part; and at home."""
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from lab.classroom import checks, exercises, grading, holes
-from lab.classroom.exercise import Run
-from tests.lab.classroom.test_grade import TABLE, file_of
+from tests.conftest import sample
+from tests.faults import EXERCISES as TABLE
+from tests.lab.classroom.two_exercises import (
+    ANSWER,
+    CHAPTER,
+    ON_RANKS,
+    PAYS,
+    SOLUTION,
+    SUM,
+    file_of,
+    instead,
+)
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 RIGHT = {
-    "00.2 in a loop": {"broadcast": '''
-    have = 1
-    while have < net.ranks:
-        if have <= net.rank < have + have:
-            net.exchange(receive=x, source=net.rank - have)
-        elif net.rank + have in range(have, min(have + have, net.ranks)):
-            net.exchange(x, net.rank + have)
-        have *= 2
-'''},
     "00.2 by another tree": {"broadcast": '''
     stride = 1 << max(net.ranks - 1, 0).bit_length()
     while stride > 1:
@@ -35,31 +40,6 @@ RIGHT = {
         if self.left == 0:
             self.value, self.left = 2 * self.value, self.patience
 '''},
-    "02.4 in one tensor for all": {"Bucket.__init__": '''
-        super().__init__(module, group)
-        self.buckets, at = fill_buckets(self.trained, capacity), 0
-        self.everything = torch.zeros(sum(p.numel() for p in self.trained),
-                                      dtype=self.trained[0].dtype)
-        self.begin = {}
-        for bucket in self.buckets:
-            for p in bucket:
-                self.begin[p] = at
-                at += p.numel()
-''', "Bucket.move_in": '''
-        home = self.everything.narrow(0, self.begin[p], p.numel()).reshape(p.shape)
-        if p.grad is None:
-            home.fill_(0)
-        elif p.grad.data_ptr() != home.data_ptr():
-            home[...] = p.grad
-        p.grad = home
-''', "Bucket.gradient_is_ready": '''
-        self.move_in(p)
-        Overlap.gradient_is_ready(self, p)
-''', "Bucket.payload": '''
-        [self.move_in(p) for p in self.buckets[i]]
-        first, last = self.buckets[i][0], self.buckets[i][-1]
-        return self.everything[self.begin[first] : self.begin[last] + last.numel()]
-'''},
     "02.4 with an open helper": {"Bucket.__init__": '''
         super().__init__(module, group)
         self.buckets = fill_buckets(self.trained, capacity)
@@ -70,7 +50,7 @@ RIGHT = {
             for p, home in zip(bucket, flat.split([p.numel() for p in bucket])):
                 self.homes[p] = home.reshape(p.shape)
 ''', "Bucket.move_in": '''
-        pass
+        raise NotImplementedError("02.4: Bucket")
 ''', "Bucket.gradient_is_ready": '''
         if p.grad.data_ptr() != self.homes[p].data_ptr():
             p.grad = self.homes[p].copy_(p.grad)
@@ -84,49 +64,77 @@ RIGHT = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    checks.warm_up()
+CASES = [(name, runs) for runs in (False, True) for name in RIGHT]
 
 
-def written(chapter, bodies):
-    """The chapter with other bodies of these functions."""
-    source = exercises.solution(chapter)
+def with_bodies(source, bodies):
+    """The source with other bodies of these functions."""
     for name, body in bodies.items():
         node, lines = holes.find(holes.parsed(source), name), source.split("\n")
-        first = node.lineno - 1
         head = holes.end_of_signature(lines, node)[0]
-        source = "\n".join([*lines[:first], *lines[first:head], *body.strip("\n").split("\n"),
+        source = "\n".join([*lines[:head], *body.strip("\n").split("\n"),
                             *lines[node.end_lineno:]])
     return source
 
 
-def graded(name, alone):
-    number = name.split()[0]
-    chapter, exercise = TABLE[number]
-    source = written(chapter, RIGHT[name])
-    if alone:
-        these = tuple(check for check in exercise.checks if not isinstance(check, Run))
-        exercise = exercise._replace(checks=these)
-    return grading.grade_exercise(exercise, file_of(source, chapter))
+@pytest.mark.parametrize(("name", "runs"), sample(CASES))
+def test_a_right_answer_of_another_kind_is_right(name, runs):
+    """By its values; and by its runs, too."""
+    chapter, exercise = TABLE[name.split()[0]]
+    source = with_bodies(exercises.solution(chapter), RIGHT[name])
+    assert source != exercises.solution(chapter)
+    these = [check for check in exercise.checks if runs or not checks.is_run(check)]
+    exercise = exercise._replace(checks=tuple(these))
+    assert grading.grade_exercise(exercise, file_of(source, chapter)) == (grading.RIGHT, "")
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_a_right_answer_of_another_kind_is_right(name):
-    """By values; with the runs, in the full tests."""
-    assert graded(name, alone=True) == (grading.RIGHT, "")
+# ------------------------------------------------------------------------ in part, and at home
+
+
+def test_a_method_comes_with_those_that_no_exercise_asks_for():
+    methods = [f"    def {name}(self): return 1\n" for name in "fgh"]
+    solution = "".join(["class A:\n", *methods])
+    tree = holes.parsed(solution + "    def own(self): 1\n\n\nclass B:\n    def k(self): 1\n")
+    names = lambda *these, asked=(): holes.own_methods(solution, tree, these, {*these, *asked})
+    assert names("A.f") == ["A.g", "A.h"] and names("A.f", asked=["A.h"]) == ["A.g"]
+    assert names("A") == names("f") == []
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", RIGHT)
-def test_and_by_the_runs(name):
-    assert graded(name, alone=False) == (grading.RIGHT, "")
+def test_of_several_functions_each_that_is_right_earns_its_part(monkeypatch):
+    both = ON_RANKS._replace(level=3)
+    monkeypatch.setattr(exercises, "EXERCISES", {CHAPTER: [both]})
+    for text, share, words in [
+            (SOLUTION, 1, ""),
+            (instead(ANSWER, "        return 2 * gradient, None\n"), 0.5,
+             "right alone: SumOut.forward"),
+            (instead(ANSWER, "        return gradient,, None\n"), 0.5, "invalid syntax"),
+            (holes.cut(SOLUTION, "SumOut.backward", "?", "?"), 0.5, "not begun: SumOut.backward")]:
+        monkeypatch.setattr(grading, "read", lambda folder, chapter: file_of(text))  # noqa: B023
+        result, _ = grading.grade(None, {CHAPTER: [both]})
+        assert result.share == share and result.score == 3 * share and words in result.words
 
 
-def test_each_is_another_answer():
-    for name, bodies in RIGHT.items():
-        chapter, _ = TABLE[name.split()[0]]
-        for function in bodies:
-            ours, theirs = (holes.find(holes.parsed(text), function) for text in (
-                exercises.solution(chapter), written(chapter, bodies)))
-            assert holes.ast.dump(ours) != holes.ast.dump(theirs), name
+@pytest.mark.full
+def test_a_value_that_no_run_sees_is_wrong_in_the_whole_chapter_too():
+    file = file_of(instead("    return 1 + 8 * dim", "    return 8 * dim"))
+    results = [grading.Result("04.7", "", grading.WRONG, "", 1, 0)]
+    mark, words = grading.grade_whole([SUM, PAYS], file, results, checks.LIMIT)
+    assert mark == grading.WRONG and words.startswith(f"{PAYS.checks[0].words}: ")
+
+
+@pytest.mark.full
+def test_at_home_a_function_that_is_left_open_is_no_point(monkeypatch):
+    """Although the first check only needs the other function."""
+    text = holes.cut(SOLUTION, "SumOut.backward", "?", "04.2: SumOut.backward")
+    forward = ON_RANKS.checks[0]._replace(function=sum_alone, words="SumOut, forward")
+    both = ON_RANKS._replace(checks=(forward, *ON_RANKS.checks))
+    known = {check.key: checks.answers(CHAPTER, SOLUTION, check) for check in both.checks}
+    monkeypatch.setattr(checks, "stored", lambda: known)
+    assert grading.grade_exercise(both, file_of(text)) == (
+        grading.OPEN, "not begun: SumOut.backward")
+    assert grading.grade_exercise(both, file_of(SOLUTION)) == (grading.RIGHT, "")
+
+
+def sum_alone(chapter):
+    return chapter.SumOut.apply(torch.ones(2), dist.group.WORLD)

@@ -12,14 +12,23 @@ from unittest import mock
 
 import pytest
 
-from lab.classroom import checks, exercises, grade, sandbox
+from lab.classroom import checks, grade, sandbox
 from tests.conftest import ROOT
-from tests.lab.classroom.two_exercises import CHAPTER, ON_RANKS, PAYS, SUM
-from tests.support.trials import NOBODY
+from tests.lab.classroom.two_exercises import (
+    ANSWER,
+    CHAPTER,
+    ON_RANKS,
+    PAYS,
+    RIGHT,
+    SOLUTION,
+    SUM,
+    instead,
+    written,
+)
 
+pytestmark = pytest.mark.usefixtures("warm")
 WHY_NOT = sandbox.why_not()
-SOLUTION = exercises.solution(CHAPTER)
-RIGHT = next(line for line in SOLUTION.splitlines() if "    return 1 + 8 * dim" in line)
+NOBODY = 65534
 possible = pytest.mark.skipif(bool(WHY_NOT), reason=f"no sandbox: {WHY_NOT}")
 
 HARMLESS = {            # without a sandbox, each can be done; in one, it is an error
@@ -73,11 +82,6 @@ HARMFUL = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    checks.warm_up()
-
-
 @pytest.fixture
 def confined(monkeypatch):
     monkeypatch.setattr(sandbox, "REQUIRED", True)
@@ -102,8 +106,7 @@ def done_by(deeds, world):
         lines += ["try:", textwrap.indent(textwrap.dedent(deed.format(**world)), "    "),
                   f"    done.append({name!r})", "except (OSError, MemoryError):", "    pass"]
     lines += ["raise ArithmeticError(' '.join(['done:', *done]))"]
-    assert SOLUTION.count(RIGHT) == 1
-    source = SOLUTION.replace(RIGHT, textwrap.indent("\n".join(lines), "    "))
+    source = instead(RIGHT, textwrap.indent("\n".join(lines), "    "))
     found = checks.outcome(CHAPTER, source, SOLUTION, PAYS.checks[0], limit=30)
     said, _ = found.errors[0]
     return said.removeprefix("ArithmeticError: done:").split()
@@ -119,13 +122,13 @@ def test_without_a_sandbox_it_can(world):
     assert done_by(HARMLESS, world) == [*HARMLESS]
 
 
+@pytest.mark.full
 @possible
 @pytest.mark.parametrize("exercise", [SUM, ON_RANKS])
 def test_ranks_meet_and_a_right_answer_is_right(confined, tmp_path, exercise):
-    """A helper beside the student's file is found, too."""
+    """A helper next to the student's file is found, too."""
     (tmp_path / "helper.py").write_text("from torch import Tensor\n")
-    source = SOLUTION.replace("import common\n", "import common\nfrom helper import Tensor\n", 1)
-    assert source != SOLUTION
+    source = instead("import common\n", "import common\nfrom helper import Tensor\n")
     found = checks.outcome(CHAPTER, source, SOLUTION, exercise.checks[0], tmp_path)
     assert found.right, found
 
@@ -133,9 +136,8 @@ def test_ranks_meet_and_a_right_answer_is_right(confined, tmp_path, exercise):
 @pytest.mark.full
 @possible
 def test_processes_that_wait_for_each_other_are_ended_there(confined):
-    source = SOLUTION.replace("        return gradient, None\n",
-                              "        dist.recv(gradient, (dist.get_rank() + 1) % 3)\n"
-                              "        return gradient, None\n")
+    receive = "        dist.recv(gradient, (dist.get_rank() + 1) % 3)\n"
+    source = instead(ANSWER, receive + ANSWER)
     found = checks.outcome(CHAPTER, source, SOLUTION, ON_RANKS.checks[0])
     assert {name for name, _ in found.stuck.values()} == {"recv"} and len(found.stuck) == 3
 
@@ -187,8 +189,7 @@ def ended_with(function):
 
 
 def test_where_there_is_none_it_is_refused(monkeypatch, capsys, tmp_path):
-    (tmp_path / f"{CHAPTER}.py").write_text(SOLUTION)
-
+    written(tmp_path)
     monkeypatch.setattr(sandbox, "separate", mock.Mock(side_effect=PermissionError(1, "no")))
     with pytest.raises(SystemExit) as leaving:
         grade.main([str(tmp_path), "04.2", "--sandbox"])

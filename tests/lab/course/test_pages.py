@@ -1,10 +1,7 @@
-"""The pages: what is written is what the functions give, and no page that students read has a line
-of a solution."""
+"""The pages that are computed, and the numbers of the midterm. No page that students read has a
+line of a solution."""
 
-import functools
 import re
-
-import pytest
 
 from lab.classroom import exercises, holes, hunt
 from lab.course import answers, midterm, pages, project, times
@@ -12,54 +9,45 @@ from lab.course.week import TABLE
 from lab.course.weeks import WEEKS
 from lab.page import markdown
 from tests.conftest import ROOT
+from tests.faults import FAULTS, Graded
 
 PAGES = markdown.pages()
-EVERY = pytest.mark.parametrize("path", PAGES)
 
 
-@pytest.mark.parametrize("name", pages.names())
-def test_what_is_written_is_what_is_computed(name):
-    """`python -m lab.syllabus --pages pages` writes it."""
-    assert (pages.FOLDER / name).read_text(encoding="utf-8") == pages.make(name)
+def test_the_pages_are_those_that_are_computed(tmp_path):
+    """If not: `python -m lab.syllabus --pages pages`, and commit what it writes."""
+    stale = [name for name, path in zip(pages.names(), pages.write(tmp_path), strict=True)
+             if path.read_text(encoding="utf-8") != PAGES[name].text]
+    assert not stale
 
 
-def test_pages_are_written_into_any_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "names", lambda: ["points.md", "teacher/midterm.md"])
-    written = pages.write(tmp_path)
-    assert [path.relative_to(tmp_path).as_posix() for path in written] == pages.names()
-    assert all(path.read_text() == PAGES[name].text for path, name in zip(written, pages.names()))
+def lines_of_solution(number):
+    """Of an exercise's functions, without comments and short ones."""
+    lines = exercises.solution(TABLE[number][0]).split("\n")
+    body = [lines[at].partition("  # ")[0].strip() for node in times.nodes_of(number)
+            for at in range(times.body_of(node)[0].lineno - 1, holes.lines_of(node)[1])]
+    return {line for line in body if len(line) > 20 and not line.startswith("#")}
 
 
-@functools.cache
-def lines_of_solutions():
-    """{exercise: lines of its functions that say something, without what is said of them}."""
-    found = {}
-    for number in TABLE:
-        lines = exercises.solution(TABLE[number][0]).split("\n")
-        body = [lines[at].partition("  # ")[0].strip() for node in times.nodes_of(number)
-                for at in range(times.body_of(node)[0].lineno - 1, holes.lines_of(node)[1])]
-        found[number] = {line for line in body if len(line) > 20 and not line.startswith("#")}
-    return found
-
-
-@EVERY
-def test_no_page_of_students_has_a_line_of_a_solution(path):
+def test_no_page_of_students_has_a_line_of_a_solution():
     """Office hours, which have some, are for teachers; CONTRIBUTING is for who writes exercises."""
-    text = PAGES[path].text
-    told = {number for number, lines in lines_of_solutions().items()
-            if any(line in text for line in lines)}
-    assert PAGES[path].for_teachers or path == "../CONTRIBUTING.md" or not told
-    if path == "teacher/office-hours.md":
-        assert len(told) > 20
+    solutions = {number: lines_of_solution(number) for number in TABLE}
+    for path, page in PAGES.items():
+        told = {number for number, lines in solutions.items()
+                if any(line in page.text for line in lines)}
+        assert page.for_teachers or path == "../CONTRIBUTING.md" or not told, (path, told)
+        assert path != "teacher/office-hours.md" or len(told) > 20
 
 
 def test_office_hours_have_every_wrong_answer():
-    found = answers.read()
-    assert found.keys() == TABLE.keys()
+    """The tables of tests/faults, which are read as text."""
+    found = [(number, *answer) for number, those in answers.read().items() for answer in those]
+    graded = [(seen.exercise, fault.right, fault.wrong, seen.says)
+              for fault in FAULTS for seen in fault.by(Graded)]
+    assert sorted(found) == sorted(graded) and answers.read().keys() == TABLE.keys()
     text = PAGES["teacher/office-hours.md"].text
-    assert text.count('in place of `') == sum(map(len, found.values()))
-    assert [line for line in text.split("\n") if line.startswith("### ")] == [
-        f"### Exercise {number}: {pages.what(number)}" for number in TABLE]
+    for number, right, wrong, _ in found:
+        assert pages.code(right) in text and pages.code(wrong) in text, (number, right)
 
 
 def test_code_is_code_whatever_is_in_it():
@@ -74,7 +62,7 @@ def test_marks_have_all_numbers():
         asked = sum(words.count("{}") for _, words in task.marks)
         assert asked == len(task.answers()), task.title
         assert not any("{}" in words for _, words in task.rubric)
-        assert 4 <= task.points <= 6
+    assert sum(points for points, _ in project.RUBRIC) == 100
 
 
 def test_the_midterms_bug_is_in_no_hunt_that_a_student_has_played():
@@ -94,8 +82,3 @@ def test_what_the_marks_say_of_the_numbers_holds():
     assert float(small_ring.split()[0]) > float(small_tree.split()[0])
     assert midterm.recomputed() == (str(48 * 17), str(47 + 17), "2", str(23 + 2 * 17))
     assert midterm.hidden()[0].replace(",", "").startswith(str(int(4 / 2 * 7 / 8 * 989e12 / 450e9)))
-
-
-def test_the_projects_marks_are_a_hundred():
-    assert sum(points for points, _ in project.RUBRIC) == 100
-    assert len(set(project.PROJECTS)) == len(project.PROJECTS)
