@@ -15,9 +15,6 @@ BY_HAND = {                             # (share of the step that is idle, micro
     "afab": (3 / 11, 8), "1f1b": (3 / 11, 4), "zb-h1": (1 / 9, 4)}
 ENDS = {"afab": 33, "1f1b": 33, "zb-h1": 27}
 
-FRONT = (ROOT / "lab/page/files/front.html").read_text(encoding="utf-8")
-[ALT] = re.findall(r'<img src="figures/pipeline.svg".* alt="(.*?)"', FRONT)
-
 
 @pytest.fixture(scope="module")
 def svg():
@@ -42,8 +39,9 @@ def lanes(svg):
 
 def test_the_committed_picture_is_what_is_drawn_now():
     picture = (ROOT / "figures/pipeline.svg").read_text(encoding="utf-8")
-    assert picture == animation.draw(), "python -m lab.animation draws it anew"
-    assert len(picture) < 100_000
+    assert picture == animation.draw(), "python -m lab.animation draws it again"
+    assert picture.count("//") == 1  # it loads nothing: this is the name of SVG
+    assert picture.count("url(") == picture.count("url(#idle)")
 
 
 def test_each_lane_has_every_action_once_and_when_it_can_be(lanes):
@@ -83,30 +81,11 @@ def test_what_it_says_of_idle_time_and_memory(svg, lanes):
         most = [chapter("07").most_alive(variant, rank, animation.P, animation.M, 1)
                 for rank in range(animation.P)]
         assert max(most) == alive
-        assert said == f"up to {alive} micro-batches in memory{idle:.0%} idle"
-        assert f"{idle:.0%}" in ALT
-    [sooner] = [text.text for text in svg.iter(f"{SVG}text") if "sooner" in (text.text or "")]
-    assert sooner == f"{1 - 27 / 33:.0%} sooner"
+        assert re.findall(r"\d+", said) == [str(alive), f"{100 * idle:.0f}"]
 
 
-def test_a_lamp_shows_what_its_gpu_does(svg, lanes):
-    style, cycle = svg.find(f"{SVG}style").text, 33 + animation.PAUSE
-    colors = animation.COLORS | {"idle": animation.COLORS[None]}
-    for v, variant in enumerate(BY_HAND):
-        for rank, (boxes, _) in enumerate(lanes[variant]):
-            [frames] = re.findall(rf"@keyframes lamp-{v}-{rank} {{(.*)}}", style)
-            lit = [(float(share) * cycle / 100, color) for share, color in
-                   re.findall(r"([\d.]+)%(?:, 100%)? { fill: (\S+) }", frames)]
-            for time in range(cycle):
-                *_, color = [color for since, color in lit if since < time + 0.5]
-                does = [kind for kind, start, end, _ in boxes if start < time + 0.5 < end]
-                assert color == (colors[does[0]] if does else "none")
-                assert bool(does) == (time < ENDS[variant])
-
-
-def test_what_does_not_move_is_the_finished_picture(svg):
-    """All that moves is in a style for those who like motion; a page that loads no style, or shows
-    the picture before it begins, has nothing over the boxes."""
+def test_without_motion_it_is_the_finished_picture(svg):
+    """What moves is in a style for readers who want motion. Otherwise nothing covers the boxes."""
     style = svg.find(f"{SVG}style").text.strip()
     assert style.startswith("@media (prefers-reduced-motion: no-preference) {")
     assert style.count("{") == style.count("}") and style.endswith("}\n}")
@@ -115,10 +94,3 @@ def test_what_does_not_move_is_the_finished_picture(svg):
             assert one.get("opacity") == "0"
         elif one.get("class") == "lamp":
             assert one.get("fill") == "none"
-    [shown] = re.findall(r"@keyframes cover .* ([\d.]+)%, 100% {.*scaleX\(0\)", style)
-    assert float(shown) == pytest.approx(100 * 33 / (33 + animation.PAUSE), abs=0.01)
-    assert svg.find(f"{SVG}title").text and "27% of the step" in svg.find(f"{SVG}desc").text
-    assert {one.tag for one in svg.iter()} <= {SVG + tag for tag in (
-        "svg title desc style defs pattern rect text tspan g circle path line").split()}
-    text = animation.draw()                             # which loads nothing
-    assert text.count("//") == 1 and text.count("url(") == text.count("url(#idle)")

@@ -24,11 +24,19 @@ function loaded(address) {
   return asScript[address];
 }
 
-function unzipped(text, type = "") {                    // a Response with what was gzip in base64
-  const letters = atob(text), bytes = new Uint8Array(letters.length);
+// The bytes of what was gzip in base64. Chromium may collect a stream that nobody holds before it has ended, so
+// it's held until all of it is there. The worker below has a copy of this function.
+async function unzipped(text) {
+  const letters = atob(text), bytes = new Uint8Array(letters.length), held = self.unzipping ??= new Set();
   for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
-  const whole = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(whole, { headers: { "Content-Type": type } });
+  const stream = new Blob([bytes]).stream(), whole = new Response(stream.pipeThrough(new DecompressionStream("gzip")));
+  const parts = [stream, whole];
+  held.add(parts);
+  try {
+    return await whole.arrayBuffer();
+  } finally {
+    held.delete(parts);
+  }
 }
 
 // Whether a question is answered, as far as one knows without loading anything.
@@ -47,14 +55,12 @@ async function answerOfFiles(query, signal, tell) {
 
 // ------------------------------------------------------------------------------------ what is stored
 
-const reading = {};                                     // {question: the Response with its answers}
 const finders = {};                                     // {question: what finds the answer to one}
 
 function answersTo(name) {
   finders[name] ??= (async () => {
     await loaded(`answers/${name}.js`);
-    reading[name] = unzipped(STORED[name]);             // a stream that nobody holds may be collected
-    return unpacked(...await reading[name].json());
+    return unpacked(...JSON.parse(new TextDecoder().decode(await unzipped(STORED[name]))));
   })().catch(error => {
     delete finders[name];
     throw error;
@@ -136,17 +142,18 @@ function pythonWorker() {
   let answer = null;
 
   async function start(files) {
-    const open = (name, type) => unzipped(files[name], type);
     for (const name of ["pyodide.js", "pyodide.asm.js"]) {
-      importScripts(URL.createObjectURL(await open(name, "text/javascript").blob()));
+      const script = new Blob([await unzipped(files[name])], { type: "text/javascript" });
+      importScripts(URL.createObjectURL(script));
     }
     self.fetch = async address => {                     // Pyodide fetches its files from here
       const name = String(address).split("/").pop();
-      return open(name, name.endsWith(".wasm") ? "application/wasm" : "");
+      const type = name.endsWith(".wasm") ? "application/wasm" : "";
+      return new Response(await unzipped(files[name]), { headers: { "Content-Type": type } });
     };
-    const pyodide = await self.loadPyodide({
-      indexURL: "python:/", lockFileContents: await open("lock.json").json() });
-    pyodide.unpackArchive(await open("course.zip").arrayBuffer(), "zip", { extractDir: "/course" });
+    const lock = new TextDecoder().decode(await unzipped(files["lock.json"]));
+    const pyodide = await self.loadPyodide({ indexURL: "python:/", lockFileContents: JSON.parse(lock) });
+    pyodide.unpackArchive(await unzipped(files["course.zip"]), "zip", { extractDir: "/course" });
     pyodide.runPython("import sys; sys.path.insert(0, '/course')");
     const ours = pyodide.pyimport("lab.page.in_browser");
     ours.begin();

@@ -1,0 +1,167 @@
+"""The site as files, opened from a folder and from a server of files.
+
+With Python in the browser it answers as our server does. Without, sliders stop at what is stored.
+"""
+
+import functools
+import http.server
+import json
+import threading
+
+import pytest
+
+from lab.page import tools
+from tests.lab.page.in_browser.seen import asked, move, settled, shoot, sliders
+
+pytestmark = pytest.mark.full
+LIMIT = 300_000  # milliseconds, for Python on a busy machine
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture(scope="session")
+def stored():
+    from lab.page import export, plans
+
+    plans.SECONDS = 600  # of a search
+    return export.stored_answers()
+
+
+@pytest.fixture(scope="session")
+def sites(tmp_path_factory, stored):
+    """{whether it has Python: the folder of the site}."""
+    from lab.page import export, reading
+
+    runtime, why = export.pyodide(export.ARCHIVE)
+    found = {}
+    for has_python in (True, False):
+        found[has_python] = tmp_path_factory.mktemp("site")
+        export.write_with(found[has_python], reading.Course(computes=False), stored,
+                          runtime if has_python else None)
+    return found | {"why": why}
+
+
+@pytest.fixture(scope="session")
+def served(sites):
+    """The address of a plain server of the files that have Python."""
+    handler = functools.partial(Quiet, directory=sites[True])
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as one:
+        threading.Thread(target=one.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{one.server_port}/"
+        one.shutdown()
+
+
+@pytest.fixture
+def open_files(open_page, served, sites):
+    """open_files(at, name): the page, "without" Python, or with it in a "folder" or on a "server".
+    The test is skipped if it needs Python and `make site` has fetched none."""
+    addresses = {"folder": f"file://{sites[True]}/", "server": served,
+                 "without": f"file://{sites[False]}/"}
+
+    def open_one(at, name, **more):
+        if at != "without" and sites["why"]:
+            pytest.skip(sites["why"])
+        page = open_page(name, at=addresses[at], **more)
+        page.set_default_timeout(LIMIT)
+        return page
+
+    return open_one
+
+
+# ----------------------------------------------------------------------------------------- sliders
+
+
+def moves_all(page):
+    """Move each slider once, and back. Returns whether the tool's words have changed."""
+    before, changed = settled(page), False
+    for name in sliders(page):
+        was = move(page, name)
+        after = settled(page)
+        assert page.locator(".problem").is_hidden(), (name, page.inner_text(".problem"))
+        assert "undefined" not in after and "NaN" not in after
+        changed |= after != before
+        move(page, name, was)
+    return changed
+
+
+@pytest.mark.parametrize("at", ["folder", "server", "without"])
+@pytest.mark.parametrize("tool", tools.TOOLS)
+def test_each_slider_is_answered(open_files, tool, at):
+    page = open_files(at, f"{tool}.html")
+    assert moves_all(page)
+    shoot(page, f"files-{at}-{tool}")
+
+
+def test_python_that_cannot_be_loaded_is_told_and_asked_for_again(open_files):
+    blocked = "**/python/python.js"
+    page = open_files("server", "schedules.html", blocked=blocked)
+    before = settled(page)
+    move(page, "F")
+    assert "python/python.js" in page.inner_text(".problem") and settled(page) == before
+    page.unroute(blocked)
+    move(page, "F")
+    assert page.locator(".problem").is_hidden() and "F=1.2" in page.url
+
+
+# ----------------------------------------------------------------------------------------- answers
+
+ASKED = ["plan?model=70b&gpus=512&tp=4&pp=2&batch=512", "plan?model=qwen3-235b&gpus=512&ep=32",
+         "best?model=8b&gpus=24&batch=96&cluster=a100", "best?model=405b&gpus=8&batch=512",
+         "schedule?schedule=dualpipe&ranks=6&micro_batches=20&F=1.3",
+         "roofline?cluster=h200&chips=48&strategy=both", "memory?billions=2.5&ranks=77"]
+
+
+def alike(one, other):
+    """From Python 3.12 on, sum() rounds differently: the last digits differ."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return one == (pytest.approx(other, rel=1e-12) if isinstance(other, float) else other)
+
+
+def answer(page, query):
+    return page.evaluate("""async query => {
+        try { return await ask(query, null, () => null); } catch (error) { return error.message; }
+    }""", query)
+
+
+@pytest.mark.parametrize("at", ["folder", "server"])
+def test_python_in_the_browser_answers_as_the_server_does(open_files, address, at):
+    page = open_files(at, "schedules.html")
+    for query in ASKED:
+        assert alike(answer(page, query), asked(address, query)), query
+    assert "none" in answer(page, "plan?model=70b&gpus=none")
+
+
+def test_what_is_stored_is_unpacked_in_the_browser(open_files, stored):
+    page = open_files("without", "planner.html")
+    settled(page)
+    for lines in stored.values():
+        for query in (list(lines)[0], list(lines)[len(lines) // 2], list(lines)[-1]):
+            assert page.evaluate("isAnswered", query)
+            told = json.loads(json.dumps(lines[query]))
+            assert answer(page, query) == told.get("error", told), query
+    assert not page.evaluate("isAnswered", "ring?ranks=4&cut=none")
+    assert "make page" in answer(page, "ring?ranks=4&cut=none")
+
+
+def test_questions_that_nobody_waits_for_are_not_asked_or_ended(open_files):
+    page = open_files("folder", "schedules.html")
+    told = page.evaluate("""async () => {
+        const ranks = (n, signal = null) => ask(`schedule?ranks=${n}`, signal, () => null);
+        const [before, late] = [new AbortController(), new AbortController()];
+        const first = ranks(3), never = ranks(5, before.signal);
+        before.abort(new Error("gone"));
+        const ends = await Promise.allSettled([first, never, ranks(6)]), was = python;
+        python.postMessage = () => null;                // it computes for ever
+        const long = ranks(5, late.signal);
+        late.abort(new Error("gone"));
+        ends.push(...await Promise.allSettled([long]), ...await Promise.allSettled([ranks(7)]));
+        const told = end => end.reason?.message ?? end.value.actions.length;
+        return [python === was, ...ends.map(told)];
+    }""")
+    assert told == [False, 3, "gone", 6, "gone", 7]

@@ -1,0 +1,162 @@
+"""Every page in a browser, and what belongs to no tool: keys, search, hints, paper."""
+
+import pytest
+
+from tests.lab.page.in_browser.seen import SHOTS, broken, settled, shoot
+
+pytestmark = pytest.mark.full
+PAPER = "getComputedStyle(document.body).backgroundColor"
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1300, "light"), (390, "dark")])
+def test_every_page_keeps_to_the_rules(open_page, width, scheme):
+    from lab.page import reading
+
+    found = []
+    for name in (name for name in reading.Course().site() if name.endswith(".html")):
+        page = open_page(name, width, color_scheme=scheme)
+        page.wait_for_load_state("networkidle")
+        settled(page)
+        lines = broken(page)
+        if page.locator("h1").count() != 1:
+            lines.append("it has no headline, or several")
+        if page.evaluate("document.documentElement.scrollWidth") > width:
+            lines.append("it is too wide")
+        if page.locator(".problem:visible").count():
+            lines.append(page.inner_text(".problem"))
+        shoot(page, f"{name.removesuffix('.html')}-{width}-{scheme}")
+        found += [f"{name}: {line}" for line in lines]
+        page.close()
+    assert not found, "\n".join(found)
+
+
+def test_it_works_without_a_mouse(open_page):
+    page = open_page("06_context_parallel.html")
+    for _ in range(4):
+        page.keyboard.press("j")
+    here = "all => all.findIndex(one => one.matches('.here'))"
+    assert page.eval_on_selector_all("[data-part]", here) == 3
+    page.keyboard.press("k")
+    page.keyboard.press("/")
+    page.locator("#page-search input").wait_for()
+    page.keyboard.type("meeting queries", delay=20)
+    page.locator("#page-search li a", has_text="06 · meeting").wait_for()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/*#*")
+    assert not page.locator("#page-search").is_visible()
+    page.keyboard.press("]")
+    page.wait_for_url("**/07_pipeline_parallel.html")
+    page.keyboard.press("?")
+    assert page.locator("#page-keys").is_visible()
+    page.keyboard.press("Escape")
+    before = page.evaluate(PAPER)
+    page.keyboard.press("t")
+    assert page.evaluate(PAPER) != before
+    page.keyboard.press("]")
+    page.wait_for_url("**/08_expert_parallel.html")
+    assert page.evaluate(PAPER) != before  # it stays dark
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    for _ in range(100):
+        page.keyboard.press("Tab")
+        assert not page.evaluate("Boolean(document.activeElement.closest('.code pre'))")
+
+
+def test_the_contents_mark_the_part_that_is_read(open_page):
+    page = open_page("06_context_parallel.html")
+    assert page.locator("#contents a[aria-current=page]").count() == 1
+    for place in ("section-3", "play-rings", "exercises"):
+        page.evaluate(f"document.getElementById('{place}').scrollIntoView()")
+        page.locator(f"#contents a[href='#{place}'][aria-current=true]").wait_for()
+        assert page.locator("#contents a[aria-current=true]").count() == 1
+    page = open_page("06_context_parallel.html", width=390)
+    assert not page.locator("#contents").is_visible()
+    page.click("#open-contents")
+    page.click("#contents a[href='#exercises']")
+    page.locator("#contents").wait_for(state="hidden")
+    assert page.locator("#exercises h2").evaluate("one => one.getBoundingClientRect().top") < 800
+
+
+def test_a_page_that_was_read_has_a_tick(open_page):
+    page = open_page("kernels-grouped_matmul.html")
+    name, tick = "kernels/grouped_matmul", "li[data-file='kernels/grouped_matmul'][data-read]"
+    assert not page.locator(tick).count() and not page.is_checked("#is-read")
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    page.locator(tick).wait_for()
+    assert page.is_checked("#is-read")
+    page.uncheck("#is-read")
+    page.reload()
+    assert not page.locator(tick).count()
+    page.check("#is-read")
+    page.goto(page.url.replace("kernels-grouped_matmul", "index"))
+    assert page.locator(f".cards li[data-file='{name}'][data-read]").count() == 1
+
+
+def test_code_is_copied_without_its_numbers(open_page):
+    from lab.page import reading
+
+    page = open_page("06_context_parallel.html", permissions=["clipboard-read", "clipboard-write"])
+    source = reading.Course().sources["06_context_parallel"]
+    piece = next(one for one in source.pieces if one.name == "meeting")
+    lines = [line for number, line in enumerate(source.lines, start=1)
+             if piece.first <= number <= piece.last and number not in piece.silent]
+    page.hover("#meeting .code")
+    page.click("#meeting .copy")
+    page.locator("#meeting .copy", has_text="copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == "\n".join(lines) + "\n"
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.click("#meeting .copy")  # the old way: it is selected
+    page.wait_for_function("() => getSelection().toString().includes('def meeting')")
+
+
+def test_hints_versions_and_imports_unfold(open_page):
+    page = open_page("05_sequence_parallel.html")
+    hint = page.locator(".exercise details").first
+    assert not hint.locator("p").is_visible()
+    hint.locator("summary").click()
+    assert hint.locator("p").is_visible()
+    before = page.locator("#train_step details.before")
+    before.locator("summary").click(position={"x": 5, "y": 5})
+    assert before.locator("tr.differs").first.is_visible()
+    line = page.locator("details.imports [id^=L]").first
+    assert not line.is_visible()
+    page.goto(f"{page.url}#{line.get_attribute('id')}")
+    line.wait_for()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1300, "light"), (390, "dark")])
+def test_a_letter_says_what_it_means(open_page, width, scheme):
+    page = open_page("04_tensor_parallel.html", width, color_scheme=scheme, has_touch=True)
+    meaning = page.locator("#meaning")
+    letter = page.locator(".lesson math [data-is=t-04]").first
+    letter.scroll_into_view_if_needed()
+    letter.hover()
+    meaning.wait_for()
+    assert meaning.inner_text() in page.locator("[data-entry=t-04]").text_content()
+    box, at = meaning.bounding_box(), letter.bounding_box()
+    assert 0 <= box["x"] and box["x"] + box["width"] <= width
+    assert box["y"] >= at["y"] + at["height"] or box["y"] + box["height"] <= at["y"]
+    page.keyboard.press("Escape")
+    meaning.wait_for(state="hidden")
+    letter.tap()
+    meaning.wait_for()
+    page.locator("h1").tap()
+    meaning.wait_for(state="hidden")
+    told = page.locator(".symbols dl").first
+    assert not told.is_visible()
+    page.keyboard.press("s")
+    assert told.is_visible()
+    bar = page.locator(".lesson mfrac").first  # a browser without MathML has no bar
+    above, below = (bar.locator(f":scope > :nth-child({i})").bounding_box() for i in (1, 2))
+    assert above["y"] + above["height"] <= below["y"] + 2
+
+
+def test_it_prints(open_page):
+    page = open_page("04_tensor_parallel.html")
+    page.wait_for_load_state("networkidle")
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.pdf(path=SHOTS / "04.pdf")
+    assert b"/Subtype /Image" in (SHOTS / "04.pdf").read_bytes()
+    page.emulate_media(media="print")
+    assert not page.locator("nav").is_visible()
