@@ -112,7 +112,8 @@ def test_where_nothing_fits_for_sure_it_says_so_and_what_would(ten):
 
 REFUSED = [  # arguments, and what the line has to name; one of each kind first
     ("--tp 3", "--tp"), ("--dp 3", "--batch 66"), ("--micro-batches 4", "--dp 8 --micro-batch 1"),
-    ("--model 7b --gpus 1", "--gpus"), ("--heads 3", "--layers"), ("--tp 3 --kv-heads 5", "--kv-heads"),
+    ("--model 7b --gpus 1", "--gpus"), ("--heads 3", "--layers"),
+    ("--tp 3 --kv-heads 5", "--kv-heads"),
     ("--fp8 --cluster a100", "without --fp8"), ("--shared 2", "without --shared"),
     ("--memory 80", "--memory 80e9"), ("--dp-hidden 2", "--dp-hidden 0.5"),
     ("--layers 1000000000000", "--layers"), ("--layer 3", "without --layer 3"),

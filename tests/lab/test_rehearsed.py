@@ -28,7 +28,7 @@ def runs(*flags):
 
 
 @pytest.mark.parametrize("flags", sample([
-    "--pp=2 --tp=2 --zero=1 --batch=4 --layers=4 --vocab=128",
+    "--pp=2 --tp=2 --zero=1 --batch=4 --vocab=128",
     "--pp=2 --tp=2 --zero=2 --schedule=interleaved --layers=4",
     "--pp=4 --cp=2 --layers=8",
     "--pp=4 --tp=2 --block=llama --kv-heads=2 --zero=3 --layers=8",

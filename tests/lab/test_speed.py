@@ -41,6 +41,12 @@ def test_the_fit_finds_what_times_are_made_of(costs, how):
     fitted = speed.model(measured, costs[how])
     assert [ratio for ratio, _, _ in fitted["off"]] == pytest.approx([1] * len(fitted["off"]))
     assert dict(fitted["curves"]["all_reduce_ring"]) == pytest.approx(measured["all_reduce_ring"])
+    falling = made_up(costs[how], beta=0)               # with size: neither is fitted below zero
+    for times in falling.values():
+        for i, size in enumerate(SIZES):
+            times[size] *= 0.9**i
+    alpha, beta = speed.fit(falling, costs[how])
+    assert alpha > 0 == beta
 
 
 def test_crossovers_are_where_the_formulas_are_equal(costs):
