@@ -50,24 +50,20 @@ def test_the_first_that_is_sent_is_the_first_that_is_received():
         [(0, 1, 1)], [(0, 1, 2)]]  # fmt: skip
 
 
-WAITS = "on a network that stores nothing, rank 0 waits for rank 1 to "
+WAITS = "rank 0 waits for rank 1 to "
 
 
 @pytest.mark.parametrize(("everyones", "said"), [
     ([[(1, 4, None), (None, 0, 1)], [(0, 4, None), (None, 0, 0)]],  # both send first
      f"{WAITS}receive, rank 1 waits for rank 0 to receive"),
-    ([[(None, 0, 1), (1, 4, None)], [(None, 0, 0), (0, 4, None)]],  # both receive first
-     f"{WAITS}send, rank 1 waits for rank 0 to send"),
-    ([[(1, 4, None)], []], f"{WAITS}receive"),  # nobody is there
-    ([[(None, 0, 1)], []], f"{WAITS}send"),
+    ([[(None, 0, 1)], []], f"{WAITS}send"),  # nobody is there
     ([[(1, 4, 1), (1, 4, None)], [(0, 4, 0)]], f"{WAITS}receive"),  # one more than is received
     ([[(1, 4, None)], [(None, 0, 2), (None, 0, 0)], [(None, 0, 1), (1, 4, None)]],  # in a chain
      f"{WAITS}receive, rank 1 waits for rank 2 to send, rank 2 waits for rank 1 to send"),
 ])  # fmt: skip
 def test_who_waits_for_ever_is_named(everyones, said):
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(ValueError, match=f"{said}$"):
         in_rounds(everyones)
-    assert str(raised.value) == said
 
 
 def test_who_has_heard_of_whom():
@@ -78,8 +74,9 @@ def test_who_has_heard_of_whom():
 
 def test_ranks_that_send_alike_are_named_together():
     everyones = [[(1, 8, None), (2, 8, None)], [(0, 4, 0)], [(0, 4, 0), (None, 0, 1)]]
-    assert who_sends_what(everyones) == (
-        "rank 0 sends 2 messages, 16 B in all; ranks 1, 2 send 1 message, 4 B in all")
+    first, second = who_sends_what(everyones).split("; ")
+    assert "rank 0 " in first and "16 B" in first
+    assert "ranks 1, 2 " in second and "4 B" in second
 
 
 # ------------------------------------------------------------------------------- as one
@@ -105,33 +102,17 @@ def test_as_one_is_the_table_of_the_lesson():
     assert own_parts(2, 3).tolist() == [[1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1]]
 
 
-# Some do the work of another one, where the gradient is zero or does not count on most ranks: an
-# all_reduce of what is zero but on rank 0 is a broadcast. The first of each is the chapter's.
-GRADIENTS = {
-    "broadcast": ["reduce", "all_reduce_ring"],
-    "reduce": ["broadcast", "all_reduce_ring"],
-    "scatter": ["gather", "all_gather", "reduce", "all_reduce_ring"],
-    "gather": ["scatter", "broadcast", "reduce_scatter", "all_reduce_ring"],
-    "all_gather": ["reduce_scatter", "all_reduce_ring"],
-    "reduce_scatter": ["all_gather", "all_reduce_ring"],
-    "all_to_all": ["all_to_all"],
-    "all_reduce_ring": ["all_reduce_ring"],
-}
-
-
 def gradients():
-    """For a rank of the pool: of each collective, which of them give its gradient."""
+    """For a rank of the pool: (collective, whether this one gives its gradient)."""
     zero = chapter(ZERO)
     net, device = zero.Network(dist.group.WORLD), torch.device("cpu")
-    dual = lambda *names: collectives.dual_is_right(
-        *(zero.BY_HAND[name] for name in names), net, device, numbers=2)  # fmt: skip
-    return {one: {other for other in GRADIENTS if dual(one, other)} for one in GRADIENTS}
+    dual = lambda *pair: collectives.dual_is_right(
+        *(zero.BY_HAND[name] for name in pair), net, device, numbers=2)  # fmt: skip
+    wrong = ("all_gather", "broadcast"), ("reduce_scatter", "reduce"), ("all_to_all", "gather")
+    return [dual(*(one.__name__ for one in pair)) for pair in zero.DUALS], [dual(*w) for w in wrong]
 
 
 def test_the_gradient_of_each_collective_is_another_one(ranks):
-    """And all others are found out, on one rank at least."""
-    found = ranks(3)(gradients)
-    assert {name: set.intersection(*(mine[name] for mine in found)) for name in GRADIENTS} == {
-        name: set(others) for name, others in GRADIENTS.items()}  # fmt: skip
-    pairs = [(one.__name__, other.__name__) for one, other in chapter(ZERO).DUALS]
-    assert all(GRADIENTS[a][0] == b and GRADIENTS[b][0] == a for a, b in pairs)
+    """And what isn't is found out, on one rank at least."""
+    right, wrong = zip(*ranks(3)(gradients))
+    assert all(map(all, right)) and not any(map(all, zip(*wrong)))

@@ -17,21 +17,20 @@ import common
 from common import Config, gpt, loss_sum
 from lab.bench import meters
 from lab.bench.anatomy import optimizer_state_bytes, tensors
-from lab.bench.clock import Clock
 from lab.bench.meters import (
     ActivationMeter,
     CommMeter,
     MemoryTimeline,
     nbytes,
 )
-from lab.bench.overlap import hidden_share, seconds_of, under_way
+from lab.bench.overlap import hidden_share
+from tests.conftest import sample
 
 SHAPE = Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)
 
 
 def test_nbytes_counts_a_storage_once():
-    x = torch.zeros(10)
-    doubles = [torch.zeros(2, dtype=torch.float64)]
+    x, doubles = torch.zeros(10), [torch.zeros(2, dtype=torch.float64)]
     assert nbytes([x, x[:3], x.view(2, 5), None, doubles]) == 56
     assert nbytes([x[:3]]) == 40  # a view keeps all of its storage alive
 
@@ -67,7 +66,7 @@ def every_collective():
     return before == meter.total, meter.total, meter.timeline()
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", sample([3, 1, 2, 4]))
 def test_comm_meter_counts_calls_payload_and_wire_bytes(ranks, n):
     def row(calls, payload, wire):
         return {"calls": calls, "bytes": payload, "wire_bytes": wire}
@@ -195,14 +194,16 @@ def test_the_timeline_says_when_backwards_ran_and_what_was_sent_in_them(ranks):
         assert spans[3][2] > its_end + 0.09
 
 
-def late(seconds):
-    """Rank 1 comes so much later; rank 0 works for half of that, and then waits for it."""
+def late():
+    """Rank 0 starts a collective, works, and waits for rank 1. Returns the timeline, moments of it
+    for each operator, and what is still alive."""
     x, full, me = torch.ones(2), torch.ones(4), dist.get_rank()
-    group, meter, kept, expected = dist.group.WORLD, CommMeter(), [], {}
+    group, meter, kept, moments = dist.group.WORLD, CommMeter(), [], {}
+    now = meter.clock.now
 
-    def messages():  # nothing is computed between two calls without an operator
+    def messages():
         receiving = dist.irecv(torch.empty(2), 1 - me)
-        time.sleep((1 - me) * 0.3 * seconds)
+        moments["between"] = [now(), time.sleep((1 - me) * 0.02), now()]
         return [receiving, dist.isend(x, 1 - me)]
 
     starts = {"all_reduce": lambda: [dist.all_reduce(x, async_op=True)],  # gloo tells its end
@@ -212,39 +213,44 @@ def late(seconds):
     with meter:
         for op, start in starts.items():
             dist.barrier()
-            time.sleep(me * seconds)
-            begin = time.perf_counter()
+            time.sleep(me * 0.1)
             handles = start()
             torch.ones(1)  # an operator: what comes now is no longer the call
-            called = time.perf_counter()
-            time.sleep((1 - me) * seconds / 2)
-            waits = time.perf_counter()
+            moments[op] = [now()]
+            time.sleep((1 - me) * 0.05)
+            moments[op] += [now()]
             for handle in handles:
                 handle + 0 if torch.is_tensor(handle) else handle.wait()
-            expected[op] = (waits - called) / (time.perf_counter() - begin)
+            moments[op] += [now()]
             kept += map(weakref.ref, handles)
             handle = handles = None
         alive = [handle() is not None for handle in kept]
         dist.barrier()
-        time.sleep(me * seconds)
         unknown = dist.broadcast(torch.ones(2), 0, async_op=True)  # it is waited for too late
         handle = common.all_gather(full.clone(), x, async_op=True)
-        time.sleep((1 - me) * seconds / 2)  # without an operator nothing is computed
+        time.sleep((1 - me) * 0.05)  # without an operator nothing is computed
         handle.wait()
     unknown.wait()
     unknown, reference = None, weakref.ref(unknown)
-    shares = {op: hidden_share(meter.timeline(), op) for op in (*starts, "all_gather")}
     alive.append(reference() is not None)
-    return shares, expected, seconds_of(under_way(meter.timeline(), "send")), alive
+    since = meter.clock.since_start()
+    moments = {op: [since(moment) for moment in of if moment] for op, of in moments.items()}
+    return meter.timeline(), moments, alive
 
 
-def test_what_is_under_way_while_a_rank_does_not_wait_is_hidden(ranks):
-    """Whether gloo tells its end or not, and functional or not."""
-    (shares, expected, under_way, alive), _ = ranks(2)(late, 0.2)
-    assert alive == 6 * [False]  # the meter keeps none
-    assert shares.pop("all_gather") == 0
-    assert shares == pytest.approx(expected, abs=0.1) and len(shares) == 4
-    assert under_way > 0.15
+def test_a_rank_waits_from_its_wait_on_and_not_while_it_works(ranks):
+    """Whether gloo tells the collective's end or not, and functional or not."""
+    (timeline, moments, alive), _ = ranks(2)(late)
+    assert not any(alive)  # the meter keeps no handle
+    waits, (before, after) = timeline["waits"], moments.pop("between")
+    assert any(start <= before and after <= end for start, end in waits)  # no operator in between
+    assert len(moments) == 4
+    for op, (begin, wait, end) in moments.items():
+        assert not any(start < wait and stop > begin for start, stop in waits), op
+        assert any(wait <= start < stop <= end for start, stop in waits), op
+        ends = [stop for what, _, _, stop, _ in timeline["collectives"] if what == op]
+        assert len(ends) == 1 and ends[0] <= end, op
+    assert hidden_share(timeline, "all_gather") == 0
 
 
 class PretendedStream:
@@ -278,33 +284,14 @@ def pretended_streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", PretendedEvent)
     monkeypatch.setattr(torch.cuda, "Stream", PretendedStream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return main
 
 
-def test_on_cuda_the_clock_reads_events_and_the_end_on_a_stream_that_waits(monkeypatch):
-    main, synchronized = pretended_streams(monkeypatch), []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: synchronized.append(True))
-
-    def wait(work):  # a collective that ends at 30 ms holds up the stream that waits for it
-        PretendedStream.current.time = 30
-
-    main.time = 5
-    monkeypatch.setattr(Work, "wait", wait)
-    clock = Clock(cuda=True)
-    main.time = 12
-    start, span = clock.now(), [None]
-    clock.at_end(None, span)
-    assert main.time == 12  # the main stream goes on
-    main.time = 20
-    end, since = clock.now(), clock.since_start()
-    assert [since(moment) for moment in (start, span[0], end)] == [0.007, 0.025, 0.015]
-    assert synchronized
-
-
 def test_nccls_synchronous_collective_is_its_own_wait_and_a_batch_has_one_end(monkeypatch):
-    """NCCL gives a Work for neither; that of a batch comes when it is closed."""
-    main, work = pretended_streams(monkeypatch), object()
+    """NCCL gives a Work for neither; that of a batch comes when it is closed. Moments are events,
+    and an end is one on a stream that waits: the main stream goes on meanwhile."""
+    main, work, synchronized = pretended_streams(monkeypatch), object(), []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: synchronized.append(True))
 
     def wait(work):  # until 30 ms
         stream = PretendedStream.current
@@ -328,7 +315,7 @@ def test_nccls_synchronous_collective_is_its_own_wait_and_a_batch_has_one_end(mo
         Work.wait(work)
         main.time += 2
     timeline = meter.timeline()
-    assert timeline["seconds"] == 0.032
+    assert timeline["seconds"] == 0.032 and synchronized
     assert timeline["collectives"] == [["all_reduce", 8, 0, 0.01, "cp"],
                                        ["send", 4, 0.01, 0.03, "cp"],
                                        ["receive", 4, 0.01, 0.03, "cp"]]
@@ -367,7 +354,7 @@ def test_shapes_of_a_block():
 
 
 def test_live_activations_fall_when_they_are_freed():
-    """Two micro-batches alive, then one, then what was told of alone, then none."""
+    """Two micro-batches alive, then one, then only what was told of, then none."""
     linear, seen = nn.Linear(4, 4, bias=False), []
     live = ActivationMeter()
     with live:
@@ -420,7 +407,7 @@ def test_the_memory_timeline_adds_up():
 # ------------------------------------------------------------------------------------------- FLOPs
 
 
-@pytest.mark.parametrize("kv_heads", [2, 4])
+@pytest.mark.parametrize("kv_heads", sample([2, 4]))
 def test_flops_of_matmuls_and_of_the_cpus_fused_attention(kv_heads):
     """Forward has two matmuls of scores, backward four, and one more to compute them again."""
     q, k, v = torch.randn(3, 4, 9, 8, requires_grad=True), *torch.randn(2, 3, kv_heads, 9, 8)

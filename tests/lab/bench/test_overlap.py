@@ -24,13 +24,14 @@ def test_moments_are_joined_cut_and_left_out():
     assert overlap.without(some, []) == some and overlap.without(some, some) == []
 
 
-@pytest.mark.parametrize(("waits", "share"), [
-    ([], 1), ([(0, 9)], 0), ([(2, 4)], 3 / 4), ([(2, 4), (2, 4)], 3 / 4),  # noted twice
-    ([(2, 3), (1, 2.5)], 2 / 4), ([(-2, 0.5), (3.5, 5.5)], 3 / 4), ([(3.25, 4.75)], 1)])
-def test_hidden_is_what_is_under_way_while_nobody_waits(waits, share):
+def test_hidden_is_what_is_under_way_while_nobody_waits():
     """Under way from 0 to 3, and from 5 to 6."""
-    for spans in ([(0, 2), (1, 3), (5, 6)], [(5, 6), (1, 3), (0, 2)], [(0, 3), (1, 2), (5, 6)]):
-        assert overlap.hidden_share(timeline(*spans, waits=waits)) == pytest.approx(share)
+    for waits, share in (
+        ([], 1), ([(0, 9)], 0), ([(2, 4)], 3 / 4), ([(2, 4), (2, 4)], 3 / 4),  # noted twice
+        ([(2, 3), (1, 2.5)], 2 / 4), ([(-2, 0.5), (3.5, 5.5)], 3 / 4), ([(3.25, 4.75)], 1),
+    ):  # fmt: skip
+        for spans in ([(0, 2), (1, 3), (5, 6)], [(5, 6), (1, 3), (0, 2)], [(0, 3), (1, 2), (5, 6)]):
+            assert overlap.hidden_share(timeline(*spans, waits=waits)) == pytest.approx(share)
 
 
 def test_an_operator_has_its_own_share_also_on_an_axis():
@@ -64,24 +65,15 @@ def test_conditions_are_called_with_this_runs_rates(ranks):
     assert gather == {"hidden": 0.8, "under way": 5, "flops": 2e9, "bandwidth": 6e5,
                       "ratio": flops_and_bytes(2e9, 6e5)}
     assert reduce == gather | {"hidden": 0, "bandwidth": 0, "ratio": None}
-    assert notes == [
-        "what is under way while the rank computes, at 2.00 GFLOP/s (ratio: time to send over time "
-        "to compute, at most 1 can hide)",
-        f"  {'':<34} under way   hidden       sent at   ratio",
-        f"  {'all_gather':<34} 5000.0 ms      80%   600.00 kB/s   8.00",
-        f"  {'all_reduce':<34} 5000.0 ms       0%         0 B/s   "]
+    rows = [note.split() for note in notes]
+    assert ["all_gather", "5000.0", "ms", "80%", "600.00", "kB/s", "8.00"] in rows
+    assert ["all_reduce", "5000.0", "ms", "0%", "0", "B/s"] in rows
 
     several = {("dp: all_gather", "o"): half, ("dp: all_gather", "the MLP"): flops_and_bytes}
     [(found, notes)] = ranks(1)(instrument, True, several)
     assert found.keys() == {"dp: all_gather", "tp: all_reduce"}
     assert found["dp: all_gather"]["ratio"] == 8
     assert "   0.50 of o, 8.00 of the MLP" in notes[2]
-
-
-def test_without_a_condition_the_shares_are_recorded_and_nothing_is_said(ranks):
-    [(found, notes)] = ranks(1)(instrument, False, {})
-    assert found["all_gather"]["hidden"] == 0.8 and found["all_gather"]["ratio"] is None
-    assert notes == []
 
 
 def flops_and_bytes(flops, bandwidth):
@@ -92,6 +84,7 @@ def half(flops, bandwidth):
     return 0.5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("chapter", "which", "op", "left"), [
     ("05_sequence_parallel", 1, "all_gather", 4 * 4 / (2 * 32)),  # e·t/(2n), with n = h, of o
     ("05_sequence_parallel", 2, "reduce_scatter", 4 * 4 / (2 * 32)),

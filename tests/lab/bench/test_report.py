@@ -14,10 +14,10 @@ from torch.nn.utils import clip_grads_with_norm_
 import common
 from common import gpt, loss_sum
 from lab.bench import anatomy, formulas, report, verify
-from lab.bench.machines import MACHINES, PEAK_FLOPS
+from lab.bench.machines import PEAK_FLOPS
 from lab.cli import strict
 from lab.cli.words import quantity
-from tests.conftest import ROOT, SMALL, TEXT, arguments, run_main
+from tests.conftest import ROOT, SMALL, TEXT, arguments, run_main, sample
 
 # ------------------------------------------------------------------------- a run on the house alone
 
@@ -86,56 +86,52 @@ def train_step(run, model, optimizer, batch, plant):
 FLOAT64 = ("--dtype=float64", "--ignore=0.5")
 
 
-@pytest.mark.parametrize(("world", "flags"), [
+@pytest.mark.parametrize(("world", "flags"), sample([
+    (3, ("--clip=0.1",)),
     (1, ()),
     (2, ("--optimizer=sgd",)),
-    (3, ("--clip=0.1",)),
-    (4, ("--optimizer=momentum", "--clip=0.1")),
-    pytest.param(8, ("--optimizer=momentum", "--clip=0.1"), marks=pytest.mark.full),
-])
+    (8, ("--optimizer=momentum", "--clip=0.1")),
+]))
 def test_a_correct_run_is_the_same_as_one_gpu(ranks, tmp_path, world, flags):
     flags = (*FLOAT64, f"--batch={4 * world}", "--micro-batch=2", *flags)
     (status, run, output), *others = ranks(world)(train, flags, tmp_path)
     assert status == 0 and [s for s, _, _ in others] == [0] * (world - 1), output
     assert 0 < max(run["max_loss_diff"], run["max_grad_diff"], run["max_param_diff"]) < 1e-12
-    assert "same as one GPU over 3 steps" in output and "✗" not in output
+    assert "✗" not in output
     assert [out for _, _, out in others] == [""] * (world - 1)  # rank 0 prints, and only rank 0
     if "--clip=0.1" in flags:
         assert min(run["grad_norm"]) > 0.1  # the clipping was at work
 
 
-@pytest.mark.parametrize(("plant", "named"), [
-    ("mean", r"gradients .* is off by .*e-01, tolerance 1e-10"),
+@pytest.mark.parametrize(("plant", "named"), sample([
+    ("parameter", "parameters block2.mlp.up.weight in step"),
+    ("missing", r"gradients block1.mlp.up.weight in step 1 .* inf"),
+    ("formula", "rank 1: parameters: "),
+    ("loss", "loss in step . .*1.0e-03, tolerance 1e-10"),
+    ("traffic", "all_reduce, payload: "),
+    ("mean", "gradients .*e-01, tolerance 1e-10"),
     ("no all_reduce", "gradients "),
     ("local means", "loss in step"),
     ("norm counted twice", "gradient norm in step"),
-    ("parameter", "parameters block2.mlp.up.weight in step"),
-    ("loss", r"loss in step . is off by 1.0e-03, tolerance 1e-10"),
-    ("missing", r"gradients block1.mlp.up.weight in step 1 is off by inf"),
-    ("formula", "rank 1: parameters: measured"),
-    ("traffic", "all_reduce, payload: measured"),
-])
+], 3))
 def test_a_planted_fault_is_caught_and_named(ranks, tmp_path, plant, named):
     (status, run, output), (other, _, _) = ranks(2)(train, FLOAT64, tmp_path, plant)
     assert status == 1 and other == 0
     assert re.search(f"✗ {named}", output), output
     failed = [check["name"] for check in run["checks"] if check["ok"] is False]
-    if plant == "formula":
-        assert failed == [f"rank 1: {x}" for x in ("parameters", "gradients", "optimizer states")]
-    elif plant == "traffic":
-        assert failed == ["all_reduce, payload", "rank 1: all_reduce, payload"]
-    else:
-        assert "NOT the same as one GPU over 3 steps" in output
+    assert failed == {
+        "formula": [f"rank 1: {x}" for x in ("parameters", "gradients", "optimizer states")],
+        "traffic": ["all_reduce, payload", "rank 1: all_reduce, payload"],
+    }.get(plant, [])
 
 
 def test_formulas_that_are_not_written_are_a_problem_and_the_rest_is_compared(ranks, tmp_path):
-    """An exercise in the chapter itself; one of chapter 10, which the house asks, is a note."""
+    """An exercise in the chapter itself; if it is one of chapter 10, which we ask, it is a note."""
     (status, run, output), _ = ranks(2)(train, FLOAT64, tmp_path, "hole")
-    assert status == 1 and "✗ the formulas are not written yet: 02.6: wire_bytes" in output
-    assert re.search("same as one GPU over 3 steps: .*✓", output)
+    assert status == 1 and re.search("✗ .*02.6: wire_bytes", output)
+    assert 0 < run["max_grad_diff"] < 1e-12
     (status, run, output), _ = ranks(2)(train_beside_a_hole, tmp_path)
-    assert status == 0 and "all_reduce, payload" in output
-    assert "not held to 10_planner.py, where this is not written yet: 10.3: numbers" in output
+    assert status == 0 and "all_reduce, payload" in output and "10.3: numbers" in output
 
 
 def train_beside_a_hole(folder):
@@ -146,22 +142,10 @@ def train_beside_a_hole(folder):
         return train(FLOAT64, folder)
 
 
-def test_a_run_of_one_step_is_metered_too(ranks, tmp_path):
-    (status, run, output), _ = ranks(2)(train, (*FLOAT64, "--steps=1"), tmp_path)
-    assert status == 0 and run["comm"]["all_reduce"]["calls"] == 24, output
-
-
-def test_adamw_hides_a_wrong_gradient_scale_from_all_but_the_gradients(ranks, tmp_path):
-    """Why the verifier looks at gradients: AdamW takes halved ones to the same parameters."""
-    (status, run, _), _ = ranks(2)(train, (), tmp_path, "mean")
-    assert status == 1 and run["max_loss_diff"] < 1e-3 and run["max_grad_diff"] > 0.4
-    assert run["tolerance"] == verify.tolerances("float32", "adamw", tokens=8 * 16)
-
-
 def test_without_verification_nothing_is_compared(ranks, tmp_path):
     status, run, output = ranks(2)(train, ("--no-verify",), tmp_path, "mean")[0]
     assert status == 0 and run["reference_loss"] == [] and run["max_loss_diff"] is None
-    assert "as one GPU" not in output and re.search(r"  1 +5\.\d{4} +- +- +\d", output)
+    assert "✓ same" not in output
 
 
 def test_json_has_every_field_of_the_contract(ranks, tmp_path):
@@ -180,11 +164,9 @@ def test_json_has_every_field_of_the_contract(ranks, tmp_path):
     timeline = run["recorded"]["timeline"]
     assert len(timeline["backward"]) == 1 and len(timeline["gradients"]) == 24
     assert [op for op, *_ in timeline["collectives"]] == ["all_reduce"] * 24
-    lines = output.splitlines()
-    assert lines[0].startswith("00 test · test · 2 ranks · cpu, gloo (1 machine, ")
-    assert lines[1] == ("  2 layers, dim 32, 4 heads (2 kv), seq 16, batch 8 · 0.04 M parameters")
-    assert lines[4].split()[:3] == ["1", *(f"{run[key][0]:.4f}" for key in (
-        "loss", "reference_loss"))]
+    assert "cpu, gloo" in output.splitlines()[0]
+    [first] = [line.split() for line in output.splitlines() if line.startswith("     1 ")]
+    assert first[1:3] == [f"{run[key][0]:.4f}" for key in ("loss", "reference_loss")]
 
 
 # ------------------------------------------------------------------- what is measured and explained
@@ -200,26 +182,24 @@ def a_run_that_sent(total, formula):
     run.comm.total = {op: {"calls": calls, "bytes": payload, "wire_bytes": wire}
                       for op, (calls, payload, wire) in total.items()}
     formulas.hold_traffic(run, {"sent": formula})
-    explained = sum(note.startswith("on the wire: not measured") for note in run.notes)
     formulas.note_beside(run, "ring", formula or {})
-    return {check["name"]: check["ok"] for check in run.checks}, explained, run.notes[-1].strip()
+    return {check["name"]: check["ok"] for check in run.checks}, run.notes[-1].strip()
 
 
 def test_traffic_is_checked_both_ways(ranks):
     whats = "calls", "payload", "on the wire"
     seen = {"all_reduce": (2, 100, 99.9), "broadcast": (1, 8, 8)}
     traffic = ranks(1)
-    [(checks, explained, note)] = traffic(
+    [(checks, note)] = traffic(
         a_run_that_sent, seen, {"all_reduce": (2, 100, 100.1), "send": (None, 4, 300)})
     assert checks == dict([(f"all_reduce, {what}", True) for what in whats]
                           + [(f"broadcast, {what}", False) for what in whats]  # no formula has it
                           + [("send, calls", None)]
                           + [(f"send, {what}", False) for what in whats[1:]])  # it was not sent
-    assert explained == 1 and note == "on the wire 108 B in a step, and ring sends 400 B: 27%"
-    [(checks, explained, note)] = traffic(a_run_that_sent, seen, None)  # without a formula
+    assert all(words in note for words in ("108 B", "400 B", "27%"))
+    [(checks, _)] = traffic(a_run_that_sent, seen, None)  # without a formula
     assert len(checks) == 6 and set(checks.values()) == {None}
-    assert explained == 1 and note == "on the wire 108 B in a step, and ring sends 0 B"
-    assert traffic(a_run_that_sent, {}, {})[0][:2] == ({}, 0)
+    assert traffic(a_run_that_sent, {}, {})[0][0] == {}
 
 
 def a_step_on_axes(off=None, stray=False, node_size=2):
@@ -261,38 +241,27 @@ def a_step_on_axes(off=None, stray=False, node_size=2):
 
 def test_what_is_sent_on_each_axis_is_checked(ranks):
     (status, checks, recorded, output, _), (_, _, others, *_), *_ = ranks(4)(a_step_on_axes)
-    rows = [line for line in output.splitlines() if "all_reduce, " in line]
-    assert status == 0 and [row.split() for row in rows] == [
-        ["dp:", "all_reduce,", "2", "calls", "48", "B", "48", "B", "✓"],
-        ["tp:", "all_reduce,", "1", "call", "24", "B", "24", "B", "✓"],
-        ["world:", "all_reduce,", "1", "call", "24", "B", "24", "B", "✓"]]
-    assert [(check["name"].split(", ")[1], check["measured"]) for check in checks] == [
-        *zip(formulas.AMOUNTS, (2, 48, 48)), *zip(formulas.AMOUNTS, (1, 24, 24)),
-        *zip(formulas.AMOUNTS, (1, 24, 36))]
-    assert "other groups" not in output and len(recorded["timeline"]["collectives"]) == 4
-    explained, *notes = [line.strip() for line in output.splitlines() if " a step, " in line
-                         or "on the wire: not measured" in line]
-    assert explained.startswith("on the wire") and notes == [
-        "dp: ranks 0 2, 48 B a step, leaves the machine",
-        "tp: ranks 0 1, 24 B a step, inside a machine",
-        "world: ranks 0 1 2 3, 36 B a step, leaves the machine"]
+    assert status == 0 and len(recorded["timeline"]["collectives"]) == 4
+    assert [(check["name"], check["measured"]) for check in checks] == [
+        (f"{axis}: all_reduce, {amount}", measured)
+        for axis, of in {"dp": (2, 48, 48), "tp": (1, 24, 24), "world": (1, 24, 36)}.items()
+        for amount, measured in zip(formulas.AMOUNTS, of)]
     axes = {"dp": {"groups": [[0, 2], [1, 3]], "wire_bytes": 48, "total": 192, "leaves": True},
             "tp": {"groups": [[0, 1], [2, 3]], "wire_bytes": 24, "total": 96, "leaves": False},
             "world": {"groups": [[0, 1, 2, 3]], "wire_bytes": 36, "total": 144, "leaves": True}}
     assert recorded["axes"] == others["axes"] == axes
 
 
-@pytest.mark.parametrize(("off", "named"), [
-    (("tp", "all_reduce", 0), "tp: all_reduce, calls"),
+@pytest.mark.parametrize(("off", "named"), sample([
     (("dp", "all_reduce", 2), "dp: all_reduce, on the wire"),
+    (("tp", "all_reduce", 0), "tp: all_reduce, calls"),
     (("world", "all_gather", 1), "world: all_gather, payload"),  # it was not sent
-])
+]))
 def test_a_wrong_formula_of_an_axis_is_named(ranks, off, named):
     (status, checks, _, output, _), *_ = ranks(4)(a_step_on_axes, off)
     failed = [check["name"] for check in checks if check["ok"] is False]
     assert status == 1 and failed == [named] + [f"rank {rank}: {named}" for rank in (1, 2, 3)]
-    [row] = [line for line in output.splitlines() if line.endswith("   ✗")]
-    assert row.split(",")[0].strip() == named.split(",")[0] and f"✗ {named}: measured" in output
+    assert f"✗ {named}: " in output
 
 
 def test_what_is_sent_on_no_axis_fails(ranks):
@@ -311,28 +280,25 @@ def an_unknown_key(key):
             with run.measure():
                 pass
             run.log(batch, torch.ones(()), torch.ones(()), run.model)
-        with pytest.raises(ValueError, match=f"'{key}', which no instrument knows"):
+        with pytest.raises(ValueError, match=f"'{key}'"):
             run.finish()
 
 
-@pytest.mark.parametrize("key", ["keeps", "insides"])
-def test_a_slip_of_the_pen_leaves_no_check_out(ranks, key):
-    ranks(1)(an_unknown_key, key)
+def test_a_slip_of_the_pen_leaves_no_check_out(ranks):
+    for key in ("keeps", "insides"):
+        ranks(1)(an_unknown_key, key)
 
 
 def test_machines_that_cut_a_group(ranks):
-    four = ranks(4)(a_step_on_axes, None, False, 3)
-    (status, _, recorded, _, notes), _, (*_, of_rank_2), _ = four
-    assert status == 0 and "tp: ranks 0 1, 24 B a step, inside a machine" in notes
-    assert "tp: ranks 2 3, 24 B a step, leaves the machine" in of_rank_2
-    assert recorded["axes"]["tp"]["leaves"]  # one of its groups does
+    (status, _, recorded, *_), *_ = ranks(4)(a_step_on_axes, None, False, 3)
+    assert status == 0 and recorded["axes"]["tp"]["leaves"]  # one of its two groups does
 
 
-@pytest.mark.parametrize(("name", "flags"), [
+@pytest.mark.parametrize(("name", "flags"), sample([
     ("02_data_parallel", "--variant=torch --steps=1"),
     ("02_data_parallel", "--variant=torch --steps=2"),  # in which DDP makes its buckets anew
     ("03_zero", "--variant=zeropp --no-quantized-weights --steps=1"),
-])
+]))
 def test_a_run_passes_whatever_step_is_metered(ranks, tmp_path, name, flags):
     """Of zeropp on one rank, even where nothing is on the wire that could be divided by."""
     flags = (*SMALL, f"--data={TEXT}", *flags.split())
@@ -367,20 +333,16 @@ def what_a_step_keeps_and_computes(on_cuda, attention, share=1.0, more=0):
 
 
 def test_activations_and_flops_are_the_formulas_but_on_cuda(ranks):
-    """There what plain attention keeps is within 10%, and fused attention is not judged."""
+    """There plain attention keeps within 10% of it, and fused attention is not judged."""
     step = lambda *args: ranks(1)(what_a_step_keeps_and_computes, *args)[0]
     right, flops, kept, shapes, _ = step(False, "sdpa")
     assert right and flops and kept > 1000
     assert shapes["norm1"] == (16, 32) and shapes["hidden units"] == (16, 128)
-    assert step(False, "plain", 1.0, 1)[:2] == (True, False)
-    assert step(False, "plain", 1.09)[0] is False
-    for share, ok in ((1.09, True), (0.92, True), (1.12, False), (0.9, False)):
+    assert step(False, "plain", 1.09, 1)[:2] == (False, False)
+    for share, ok in ((0.92, True), (1.12, False)):
         right, _, kept, _, notes = step(True, "plain", share)
-        assert right is ok
-        [note] = [note for note in notes if "away" in note]  # the difference is named
-        assert note.endswith(f"{quantity(abs(kept - share * kept))} away")
-    right, flops, _, _, notes = step(True, "sdpa", 1.12)
-    assert right is None and flops is None and not any("away" in note for note in notes)
+        assert right is ok and any(quantity(abs(kept - share * kept)) in note for note in notes)
+    assert step(True, "sdpa", 1.12)[:2] == (None, None)
 
 
 def notes_of_speed(seconds, gpu, on_cuda):
@@ -395,55 +357,11 @@ def notes_of_speed(seconds, gpu, on_cuda):
 def test_speed_leaves_the_first_steps_out_and_knows_some_gpus(ranks):
     notes = lambda *args: [note.strip() for note in ranks(1)(notes_of_speed, *args)[0]]
     seconds = [99.0] * formulas.WATCHED_STEPS + [4.0, 2.0, 9.0]
-    speed = f"{8 * 16 / 4:,.0f} tokens/s"
-    shares = "MFU 25.0%, HFU 50.0% of the 989 TFLOP/s of NVIDIA H200 in bf16"
-    assert notes(seconds, "NVIDIA H200", True) == [speed, shares]
-    unknown = "no MFU: lab/bench/machines.py has no peak of NVIDIA T4"
-    assert notes(seconds, "NVIDIA T4", True) == [speed, unknown]
+    speed, shares = notes(seconds, "NVIDIA H200", True)
+    assert speed == f"{8 * 16 / 4:,.0f} tokens/s"
+    assert re.search("MFU 25.0%.* HFU 50.0%.* 989 TFLOP/s", shares)
+    assert "NVIDIA T4" in notes(seconds, "NVIDIA T4", True)[1]
     assert notes(seconds, "no GPU", False) == [speed]
     assert notes(seconds[:3], "NVIDIA H200", True) == []
     modules = "A100-SXM4-80GB", "H100 80GB HBM3", "H200", "B200"
     assert [PEAK_FLOPS[f"NVIDIA {name}"] / 1e12 for name in modules] == [312, 989, 989, 2250]
-
-
-def table_of_machines():
-    run = bare("--no-verify")
-    formulas.note_machines(run, {"the ratio": lambda flops, bandwidth: flops / bandwidth,
-                                 "petaflops": lambda flops, bandwidth: flops / 1e15})
-    return run.notes
-
-
-def test_a_row_for_every_machine(ranks):
-    [(ratio, petaflops, heads, *rows)] = ranks(1)(table_of_machines)
-    assert (ratio, petaflops, heads.split()) == ("(1) the ratio", "(2) petaflops", ["(1)", "(2)"])
-    assert len(rows) == len(MACHINES)
-    for row, (machine, (flops, bandwidth)) in zip(rows, MACHINES.items()):
-        assert row.strip().startswith(machine)
-        *_, ratio, petaflops = row.split()
-        assert float(ratio.replace(",", "")) == pytest.approx(flops / bandwidth, rel=1e-3)
-        assert float(petaflops) == pytest.approx(flops / 1e15, abs=0.005)
-
-
-def memory_of_a_run():
-    run = bare("--no-verify", "--steps=5")
-    run.args.chapter = "01_single_gpu"  # whose memory is watched
-    run.model.x = torch.nn.Parameter(torch.ones(1000), requires_grad=False)
-    x = run.model.x.data
-    with contextlib.redirect_stdout(io.StringIO()):
-        for batch in run.batches():
-            with run.measure():
-                y = x + 1
-                del y
-                x[:1] + 1  # only an operator takes a sample
-            run.log(batch, torch.zeros(()), torch.zeros(()), run.model)
-        seen = len(run.memory.samples)
-        status = run.finish()
-    return seen, status, run.recorded["memory"]
-
-
-def test_the_memory_of_the_first_steps_is_recorded_by_kind(ranks):
-    [(seen, status, columns)] = ranks(1)(memory_of_a_run)
-    assert (status, len(columns)) == (0, 5) and {len(column) for column in columns} == {seen}
-    seconds, parameters, _, _, other = columns
-    assert seconds == sorted(seconds) and set(parameters) == {4000} and max(other) == 4000
-    assert sum(size == 4000 for size in other) == formulas.WATCHED_STEPS

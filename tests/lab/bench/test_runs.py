@@ -1,4 +1,4 @@
-"""What holds no run is refused in one line; the table of runs; costs of balance."""
+"""Files that hold no run are refused in one line; the table of runs; costs of balance."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from lab.bench.about import as_check
 from tests.conftest import TEXT, chapter, run_main
 
 SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--batch=4")
-COMMANDS = pytest.mark.parametrize("main", [runs.main, pictures.main])
+COMMANDS = runs.main, pictures.main
 VALUES = None, 3, 0.5, "x", True, [], {}, [[[]]]
 FIT = {"a string": ["x"], "a whole number": [3], "a number": [3, 0.5],
        "a number or null": [3, 0.5, None], "an object": [{}], "a list": [[]]}
@@ -39,24 +39,21 @@ def refusal(main, file, capsys):
     return errors.removeprefix(beginning).removesuffix(end)
 
 
-@COMMANDS
-@pytest.mark.parametrize(("content", "why"), [
-    ("", "Expecting value: line 1 column 1 (char 0)"),
-    ("[[]]", "it is a list, not an object"), ("null", "it is null, not an object"),
-    ('{"traceEvents": []}', "it has no chapter"), ("\x00", "Expecting value"),
-    (b'{"chapter": "\xff"}', "'utf-8' codec can't decode byte 0xff"),
-    (200_000 * "[", "it is nested too deeply"), (200_000 * '{"a":', "it is nested too deeply"),
-    ('{"loss": [NaN]}', "NaN is no finite number"), ('{"loss": -Infinity}', "-Infinity is no"),
-    ('{"loss": 1e999}', "1e999 is no finite number"), ("9" * 5000, f"{'9' * 20} is no finite"),
-])
-def test_what_holds_no_run(tmp_path, capsys, main, content, why):
+def test_a_file_without_a_run_is_refused(tmp_path, capsys):
     file = tmp_path / "file.json"
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert refusal(main, file, capsys).startswith(why)
+    for content, why in (
+        ("", "Expecting value"), ("[[]]", "it is a list, not an object"),
+        ('{"traceEvents": []}', "it has no chapter"), (b'{"chapter": "\xff"}', "'utf-8' codec"),
+        (200_000 * '{"a":', "it is nested too deeply"),
+        ('{"loss": [NaN]}', "NaN is no finite number"), ('{"loss": 1e999}', "1e999 is no finite"),
+        ("9" * 5000, f"{'9' * 20} is no finite"),
+    ):  # fmt: skip
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+        for main in COMMANDS:
+            assert refusal(main, file, capsys).startswith(why)
 
 
-@COMMANDS
-def test_what_is_no_file(tmp_path, capsys, main):
+def test_what_is_no_file_is_refused(tmp_path, capsys):
     """A pipe that nobody writes to would never end, and a hole of a terabyte fills the memory."""
     os.mkfifo(tmp_path / "pipe")
     with open(tmp_path / "hole", "w") as file:
@@ -64,48 +61,25 @@ def test_what_is_no_file(tmp_path, capsys, main):
     for name, why in (("missing", "No such file or directory"), ("pipe", "it is no regular file"),
                       ("", "it is no regular file"), ("hole", "it has 1,099,511,627,776 bytes"),
                       ("hole/in", "Not a directory"), ("x" * 300, "File name too long")):
-        assert refusal(main, tmp_path / name, capsys).startswith(why)
+        for main in COMMANDS:
+            assert refusal(main, tmp_path / name, capsys).startswith(why)
 
 
 def test_every_key_of_another_type_is_named(a_run, tmp_path, capsys):
-    file, named = tmp_path / "run.json", set()
+    assert not list(runs.misfits(a_run)) and runs.was_measured(a_run)
     for key, shape in (runs.ALL_HAVE | runs.SOME_HAVE).items():
+        fits = FIT["a list" if isinstance(shape, list) else shape]
         for value in VALUES:
-            if value not in FIT["a list" if isinstance(shape, list) else shape]:
-                file.write_text(json.dumps(a_run | {key: value}))
-                why = refusal(runs.main, file, capsys)
-                assert why.startswith(key) and why == refusal(pictures.main, file, capsys)
-                named.add(key)
-            else:
-                assert next(runs.misfits(a_run | {key: value}), None) is None
-    assert named == runs.ALL_HAVE.keys() | runs.SOME_HAVE.keys()
+            why = next(runs.misfits(a_run | {key: value}), None)
+            assert (why is None) == (value in fits) and (why is None or why.startswith(key)), value
+    file = tmp_path / "run.json"
     for key in runs.ALL_HAVE:
         file.write_text(json.dumps({k: value for k, value in a_run.items() if k != key}))
         assert refusal(runs.main, file, capsys) == f"it has no {key}"
     parts = {"loss": [1.0, "x"], "checks": [a_run["checks"][0] | {"ok": 1}], "config": {"lr": {}}}
-    for key, wrong, why in zip(parts, parts.values(), (
-            "loss[1] is a string, not a number or null",
-            "checks[0].ok is a whole number, not true, false or null",
-            "config.lr is an object, not a flag's value")):
-        file.write_text(json.dumps(a_run | {key: wrong}))
-        assert refusal(runs.main, file, capsys) == why
-
-
-def test_a_real_run_is_as_the_tables_have_it(a_run):
-    assert not list(runs.misfits(a_run)) and runs.was_measured(a_run)
-    assert a_run.keys() >= runs.ALL_HAVE.keys() | runs.SOME_HAVE.keys()
-
-
-@COMMANDS
-def test_without_files_and_with_help(capsys, main):
-    with pytest.raises(SystemExit, match="2"):
-        main([])
-    output, errors = capsys.readouterr()
-    assert output == "" and errors.count("\n") == 1 and "required: runs" in errors
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    output, errors = capsys.readouterr()
-    assert "runs/*.json" in output and "Exit status: 0" in output and errors == ""
+    for key, where in zip(parts, ("loss[1]", "checks[0].ok", "config.lr")):
+        file.write_text(json.dumps(a_run | {key: parts[key]}))
+        assert refusal(runs.main, file, capsys).startswith(where)
 
 
 # ---------------------------------------------------------------------------------------- the table
@@ -118,7 +92,7 @@ def summed_up(tmp_path, capsys, *some):
         path.write_text(json.dumps(run))
     assert runs.main([*map(str, paths)]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split("  ")[0] == "chapter" and "final loss  from one GPU" in header
+    assert header.split("  ")[0] == "chapter"
     return lines
 
 
@@ -173,10 +147,9 @@ def test_what_balancing_changes():
     none, loss = balanced("none", [6, 1, 1], [3.0, 4.0]), balanced("loss", [3, 2, 1], [3.5, 4.0])
     bias = balanced("bias", [2, 2, 2], [3.0, 3.5])
     lines = list(runs.costs_of_balance([loss, bias, none]))
-    assert [line.split(" (mean of the last 20 steps)")[0] for line in lines] == [
-        f"08_expert_parallel: with one seed (3), --balance={balance} changes the loss by {change}"
-        for balance, change in (("loss", "+0.2500 to 3.7500"), ("bias", "-0.2500 to 3.2500"))]
-    assert lines[0].endswith("largest load is 1.50 times the mean, not 2.25 times")
+    for line, numbers in zip(lines, (("balance=loss", "+0.2500", "3.7500", "1.50", "2.25"),
+                                     ("balance=bias", "-0.2500", "3.2500")), strict=True):
+        assert all(number in line for number in numbers), line
     other, lost = balanced("loss", [3, 2, 1], [3.0], dim=64), bias | {"loss": [None]}
     seed = balanced("loss", [3, 2, 1], [3.0], seed=4)
     assert not list(runs.costs_of_balance([none, other, seed, lost]))  # nothing to compare with
@@ -188,10 +161,10 @@ def test_the_summary_tells_balances_apart(tmp_path, capsys):
                   for name in ("none", "bias"))  # fmt: skip
     first, second, costs = summed_up(tmp_path, capsys, none, bias)
     assert "  dropless, none " in first and "  dropless, bias " in second
-    assert costs.startswith("08_expert_parallel: with one seed")
+    assert costs.startswith("08_expert_parallel: ")
     for strange in ({"loads": []}, {"loads": [[[0, 0]]]}, {"loads": 3}, {"loads": [[["x"]]]}):
         with pytest.raises(SystemExit, match="2"):
             summed_up(tmp_path, capsys, none, bias | {"recorded": strange})
         output, errors = capsys.readouterr()
-        assert output == "" and errors.count("\n") == 1 and errors.startswith(
-            f"error: {tmp_path}/0.json or {tmp_path}/1.json cannot be compared: ")
+        assert output == "" and errors.count("\n") == 1
+        assert f"{tmp_path}/0.json or {tmp_path}/1.json" in errors

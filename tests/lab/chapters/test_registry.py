@@ -11,7 +11,6 @@ from lab import ROOT, chapters
 from lab.classroom import questions
 from lab.page import tools
 from lab.page.reading import title_of
-from tests.conftest import sample
 
 EVERYWHERE = """
 import importlib, sys
@@ -30,7 +29,8 @@ assert (case.layout == other.Layout(**vars(case.layout))) == same
 """
 
 
-@pytest.mark.parametrize("has_own", sample([True, False]))
+@pytest.mark.full
+@pytest.mark.parametrize("has_own", [True, False])
 def test_a_chapter_is_the_same_from_everywhere(tmp_path, has_own):
     """A student's file with the same name is another module, and stays it."""
     script = EVERYWHERE
