@@ -7,42 +7,34 @@ import torch
 
 import common
 from common import gpt
-from tests.test_common import arguments
+from tests.conftest import arguments
 
 
-def packed(seq=48, documents=None, seed=0, **more):
-    """A text of chapter 06's flags, which are common's own where a run has none."""
-    args = arguments("--seq", seq, "--seed", seed, *itertools.chain(*more.items()))
+def packed(seq=48, documents=None, seed=0):
+    """A text of chapter 06's flags."""
+    args = arguments("--seq", seq, "--seed", seed)
     args.documents = documents
     return common.Text(args)
 
 
 def test_documents_are_a_function_of_seed_and_step():
-    text = packed(documents=6)
-    for step in range(3):
-        assert text.starts(step).equal(packed(documents=6).starts(step))
-        assert all(x.equal(y) for x, y in zip(text.batch(step)[:2],
-                                              packed(documents=6).batch(step)[:2]))  # fmt: skip
+    text, again = packed(documents=6), packed(documents=6)
+    for step in (1, 0):
+        assert text.starts(step).equal(again.starts(step))
+        assert all(x.equal(y) for x, y in zip(text.batch(step)[:2], again.batch(step)[:2]))
     assert not text.starts(0).equal(text.starts(1))
     assert not text.starts(0).equal(packed(documents=6, seed=1).starts(0))
+    assert not packed().starts(0).any()  # without documents there is one
 
 
-def test_without_documents_there_is_one():
-    text = packed()
-    tokens, targets, valid = text.batch(0)
-    assert not text.starts(0).any() and valid == targets.numel()
-    assert tokens[:, 1:].equal(targets[:, :-1])
-
-
-@pytest.mark.parametrize("mean", [1, 2, 6, 48])
-def test_lengths_have_the_mean_that_is_asked_for(mean):
-    """Of many steps; the first document has two tokens, so that no batch is without a target."""
-    found = [packed(documents=mean).starts(step) for step in range(400)]
-    begins = torch.stack([starts == torch.arange(48) for starts in found]).double()
-    assert begins[:, 0].all() and not begins[:, 1].any()
-    assert begins[:, 2:].mean() == pytest.approx(1 / mean, rel=0.15)
-    for step in range(20):
-        assert packed(documents=mean).batch(step)[2] >= 1
+def test_lengths_have_the_mean_that_is_asked_for():
+    """The first document has two tokens or more, so that no batch is without a target."""
+    for mean in (1, 6):
+        text = packed(documents=mean)
+        begins = torch.stack([text.starts(step) == torch.arange(48) for step in range(400)])
+        assert begins[:, 0].all() and not begins[:, 1].any()
+        assert begins[:, 2:].double().mean() == pytest.approx(1 / mean, rel=0.15)
+        assert text.batch(0)[2] >= 1
 
 
 def test_each_document_is_a_text_of_its_own():
@@ -60,13 +52,12 @@ def test_each_document_is_a_text_of_its_own():
     assert valid == len(tokens) * (48 - (len(begins) - 2))
 
 
-@pytest.mark.parametrize("attention", ["plain", "sdpa"])
-@pytest.mark.parametrize("block", [False, True])
-def test_each_document_alone_gives_the_same_gradients(attention, block):
-    """The oracle: every document in a batch of its own, as a sequence of its length, which knows
-    nothing of packing. Losses are summed over the same number of targets."""
-    cfg = common.Config(2, 32, 4, 2, 48, 256, attention=attention, gated=block)
-    for mean, step in ((1, 0), (5, 1), (20, 2)):
+@pytest.mark.parametrize(("attention", "gated"), [("plain", False), ("sdpa", True)])
+def test_each_document_alone_gives_the_same_gradients(attention, gated):
+    """Every document in a batch of its own, as a sequence of its length, knows nothing of packing.
+    Losses are summed over the same number of targets."""
+    cfg = common.Config(2, 32, 4, 2, 48, 256, attention=attention, gated=gated)
+    for mean, step in ((1, 0), (5, 1)):
         text = packed(documents=mean)
         (tokens, targets, valid), starts = text.batch(step), text.starts(step)
         together, alone = (gpt(cfg, seed=3, dtype=torch.float64) for _ in range(2))
@@ -86,7 +77,7 @@ def test_each_document_alone_gives_the_same_gradients(attention, block):
 
 @pytest.mark.parametrize("attention", ["plain", "sdpa"])
 def test_a_window_is_what_it_says(attention):
-    """Beside scores that are masked by the definition; a window of all is none."""
+    """Compared with scores that are masked by the definition."""
     cfg = common.Config(1, 32, 4, 2, 12, 256, attention=attention)
     q, k, v = (torch.randn(2, heads, 12, 8, dtype=torch.float64) for heads in (4, 2, 2))
     rope, core = common.Rope(cfg), common.CORES[attention]
@@ -100,5 +91,3 @@ def test_a_window_is_what_it_says(attention):
         expected = scores.softmax(-1) @ v.repeat_interleave(2, 1)
         torch.testing.assert_close(core(q, k, v, *rope.seen), expected)
         assert rope.positions.tolist() == [*range(5), *range(7)]  # they begin anew
-    rope.pack(torch.zeros(12, dtype=torch.int64))
-    torch.testing.assert_close(core(q, k, v, *rope.seen), core(q, k, v))

@@ -8,25 +8,24 @@ import torch
 from torch import nn
 
 import common
-from common import Config, Masters, gpt, loss_sum
+from common import Masters, gpt, loss_sum
 from lab.bench.meters import ActivationMeter
-from lab.bench.one_gpu import BesideOneGpu
 from tests.conftest import arguments
+from tests.test_common import SHAPE
 
-SHAPE = Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)
 SGD = functools.partial(torch.optim.SGD, lr=1.0)
 
 # ----------------------------------------------------------------------------------------- masters
 
 
-def masters_of(*values, make_optimizer=SGD, **more):
+def masters_of(*values):
     """A parameter for each value, of one number, and the optimizer of their masters."""
     parameters = [nn.Parameter(torch.tensor([value])) for value in values]
-    return parameters, Masters(parameters, make_optimizer, torch.bfloat16, **more)
+    return parameters, Masters(parameters, SGD, torch.bfloat16)
 
 
 def test_small_updates_are_kept_by_masters_and_reach_the_parameters():
-    """1 - 1/512 is no bf16; eight such updates are one."""
+    """1 - 1/1024 isn't a bf16 number, and rounds to 1."""
     [p], optimizer = masters_of(1.0)
     for step in range(1, 9):
         p.grad = torch.full((1,), 1 / 1024)
@@ -46,7 +45,7 @@ def test_gradients_of_micro_batches_add_up_in_float32():
     assert p.grad is None
 
 
-def test_a_master_is_not_rounded_and_has_what_is_noted_of_its_parameter():
+def test_a_master_is_not_rounded_and_keeps_the_parameters_notes():
     p = nn.Parameter(torch.tensor([1 + 2**-20]))
     p.global_name, p.cuts = "name", ("a cut",)
     Masters([p], SGD, torch.bfloat16)
@@ -62,69 +61,39 @@ def test_a_parameter_without_a_gradient_stays_and_no_master_keeps_one():
     assert used.grad is not None and used.master.grad is None
 
 
-def test_in_float64_masters_change_nothing():
-    """So that a chapter's --precision bf16 can be held to one GPU to the last digit."""
-    runs = []
-    for precision in ("fp32", "bf16"):
-        run = bare_run("--dtype=float64", f"--precision={precision}", "--clip=0.1")
-        runs.append([torch.stack(run.one_gpu_step(batch)) for batch in run.batches()])
-    assert torch.equal(torch.stack(runs[0]), torch.stack(runs[1]))
+def test_what_is_rounded():
+    for dtype, precision, expected in [
+        ("float32", "fp32", torch.float32), ("float32", "bf16", torch.bfloat16),
+        ("float64", "bf16", torch.float64), ("bfloat16", "fp32", torch.bfloat16)]:  # fmt: skip
+        args = arguments(f"--dtype={dtype}", f"--precision={precision}")
+        assert common.rounded(args) == expected
 
 
-def bare_run(*flags):
-    run = object.__new__(BesideOneGpu)
-    args = arguments(*flags)
-    run.args, run.text, run.dtype = args, common.Text(args), common.DTYPES[args.dtype]
-    run.device, run.first_step = torch.device("cpu"), 0
-    run.is_mixed = args.precision == "bf16"
-    return run
-
-
-def test_one_gpu_is_in_the_same_precision():
-    run = bare_run("--precision=bf16")
-    losses = [run.one_gpu_step(batch)[0].item() for batch in run.batches()]
-    assert {p.dtype for p in run.one_gpu.parameters()} == {torch.bfloat16}
-    assert {p.grad.dtype for p in run.one_gpu.parameters()} == {torch.float32}
-    assert losses[-1] < losses[0]
-
-
-@pytest.mark.parametrize(("dtype", "precision", "expected"), [
-    ("float32", "fp32", torch.float32), ("float32", "bf16", torch.bfloat16),
-    ("float64", "bf16", torch.float64), ("bfloat16", "fp32", torch.bfloat16)])  # fmt: skip
-def test_what_is_rounded(dtype, precision, expected):
-    args = arguments(f"--dtype={dtype}", f"--precision={precision}")
-    assert common.rounded(args) == expected
-
-
-def partial_gradients(rank_that_has_none):
+def partial_gradients():
     """For a rank of two: the sum of 1/3 and nothing, of bf16 parameters with fp32 gradients."""
-    group = torch.distributed.group.WORLD
     [p], _ = masters_of(1.0)
-    p.partial = group
-    if group.rank() != rank_that_has_none:
+    p.partial, p.global_name = torch.distributed.group.WORLD, "block1.norm1.weight"
+    if p.partial.rank() == 0:
         p.grad = torch.tensor([1 / 3])
-    p.global_name = "block1.norm1.weight"
     common.PartialSums([p]).finish()
     return p.grad.dtype, p.grad.item()
 
 
 def test_ranks_sum_gradients_in_float32(ranks):
     third = torch.tensor(1 / 3).item()
-    assert ranks(2)(partial_gradients, 1) == 2 * [(torch.float32, third)]
-    assert ranks(2)(partial_gradients, None) == 2 * [(torch.float32, 2 * third)]
+    assert ranks(2, 180)(partial_gradients) == 2 * [(torch.float32, third)]
 
 
 # ------------------------------------------------------------------------------------- recomputing
 
 
-@functools.cache
 def gradients(gated, how):
     """Of a step in float64, what is kept at the end of its forward, and how often a core ran."""
     model = gpt(dataclasses.replace(SHAPE, gated=gated), dtype=torch.float64)
     tokens = torch.arange(32).view(2, 16)
     meter, calls = ActivationMeter([tokens]), []
     for attn in (model.block1.attn, model.block2.attn):
-        attn.core = counted(attn.core, calls)
+        attn.core = lambda *inputs, core=attn.core: calls.append(1) or core(*inputs)
     common.recompute(model, how)
     with meter:
         loss = loss_sum(model(tokens), tokens)
@@ -132,19 +101,15 @@ def gradients(gated, how):
     return [p.grad for p in model.parameters()], meter.most, len(calls)
 
 
-def counted(core, calls):
-    return lambda *inputs: calls.append(1) or core(*inputs)
-
-
 @pytest.mark.parametrize("gated", [False, True], ids=["gpt", "llama"])
-@pytest.mark.parametrize("how", ["selective", "full"])
-def test_recomputing_changes_no_gradient_and_keeps_less(gated, how):
+def test_recomputing_changes_no_gradient_and_keeps_less(gated):
     whole, kept, calls = gradients(gated, "none")
-    again, kept_then, calls_then = gradients(gated, how)
-    assert all(map(torch.equal, whole, again))
-    assert calls == 2 and calls_then == 4  # each core once more
     scores, block_inputs = 8 * 2 * 2 * 4 * 16 * 16, 8 * 2 * 2 * 16 * 32  # bytes, of two blocks
-    if how == "selective":
-        assert kept - kept_then == scores
-    else:
-        assert block_inputs < kept_then < kept - scores
+    for how in ("selective", "full"):
+        again, kept_then, calls_then = gradients(gated, how)
+        assert all(map(torch.equal, whole, again))
+        assert calls == 2 and calls_then == 4  # each core once more
+        if how == "selective":
+            assert kept - kept_then == scores
+        else:
+            assert block_inputs < kept_then < kept - scores

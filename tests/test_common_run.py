@@ -30,6 +30,7 @@ from tests.conftest import (
     TEXT,
     arguments,
     chapter,
+    sample,
     training_chapters,
 )
 
@@ -44,7 +45,7 @@ from tests.conftest import (
     ("auto", 0, ("cpu", "gloo")),
 ])
 def test_a_gpu_for_every_local_rank_or_the_cpu(monkeypatch, device, gpus, expected):
-    """The second of four ranks on the second of two machines, without the machines."""
+    """Of the second of four ranks on the second of two machines."""
     started = []
     for variable, value in dict(RANK=5, WORLD_SIZE=8, LOCAL_RANK=1, LOCAL_WORLD_SIZE=4).items():
         monkeypatch.setenv(variable, str(value))
@@ -63,7 +64,7 @@ def device_in_the_group_of_the_test():
 
 def test_the_device_follows_the_group_that_is_there(ranks):
     """Of gloo's ranks, here the pool's, none takes a GPU."""
-    assert ranks(1)(device_in_the_group_of_the_test) == ["cpu"]
+    assert ranks(1, 180)(device_in_the_group_of_the_test) == ["cpu"]
 
 
 def matmul_precision(*flags):
@@ -72,37 +73,17 @@ def matmul_precision(*flags):
 
 
 def test_float32_is_rounded_to_tf32_only_where_nothing_is_verified(ranks):
-    assert ranks(1)(matmul_precision) == ["highest"]
-    assert ranks(1)(matmul_precision, "--no-verify") == ["high"]
-    assert ranks(1)(matmul_precision, "--verify") == ["highest"]
+    assert ranks(1, 180)(matmul_precision) == ["highest"]
+    assert ranks(1, 180)(matmul_precision, "--no-verify") == ["high"]
+    assert ranks(1, 180)(matmul_precision, "--verify") == ["highest"]
 
 
-def shared_batches():
-    args = arguments("--batch=12", "--micro-batch=2", "--ignore=0.5", shares=3)
-    run = common.Run(args)
-    return list(run.batches()), list(run.batches(share=2))
-
-
-def test_a_share_of_each_batch_in_micro_batches(ranks):
-    [(first, last)] = ranks(1)(shared_batches)
-    text = common.Text(arguments("--batch=12", "--ignore=0.5"))
-    assert len(first) == len(last) == 3
-    for step, (a, b) in enumerate(zip(first, last)):
-        tokens, targets, valid = text.batch(step)
-        for batch, share in ((a, slice(0, 4)), (b, slice(8, 12))):
-            assert (batch.step, batch.valid, len(batch.micro_batches)) == (step, valid, 2)
-            assert batch.tokens.equal(tokens) and batch.targets.equal(targets)
-            for i, whole in enumerate((tokens, targets)):
-                assert torch.cat([pair[i] for pair in batch.micro_batches]).equal(whole[share])
-
-
-def one_gpu(optimizer, clip):
+def one_gpu(flags):
     """Three steps of one GPU's run, and the same in PyTorch's words."""
-    run = BesideOneGpu(arguments("--dtype=float64", "--ignore=0.5", *optimizer, *clip))
-    kind = run.args.optimizer
+    run = BesideOneGpu(arguments("--dtype=float64", "--ignore=0.5", *flags))
     model = gpt(run.args.model, run.args.seed, dtype=torch.float64)
     theirs = {"adamw": lambda p: torch.optim.AdamW(p, 5e-4, (0.9, 0.95), eps=1e-6),
-              "sgd": lambda p: torch.optim.SGD(p, 0.3)}[kind](model.parameters())
+              "sgd": lambda p: torch.optim.SGD(p, 0.3)}[run.args.optimizer](model.parameters())
     norms, differences = [], []
     for batch in run.batches():
         loss, norm = run.one_gpu_step(batch)
@@ -111,36 +92,30 @@ def one_gpu(optimizer, clip):
             model(batch.tokens).transpose(1, 2), batch.targets, ignore_index=-100)
         expected.backward()
         norms.append(norm.item())
-        largest = run.args.clip or math.inf
-        total = nn.utils.clip_grad_norm_(model.parameters(), largest)
+        total = nn.utils.clip_grad_norm_(model.parameters(), run.args.clip or math.inf)
         theirs.step()
         differences += [(loss - expected).item(), (norm - total).item()]
     pairs = zip(run.one_gpu.parameters(), model.parameters())
     return norms, max(map(abs, differences)), max((p - q).abs().max().item() for p, q in pairs)
 
 
-@pytest.mark.parametrize("optimizer", [(), ("--optimizer=sgd", "--lr=0.3")])
-@pytest.mark.parametrize("clip", [(), ("--clip=0.1",)])
-def test_one_gpus_step_is_pytorchs(ranks, optimizer, clip):
-    [(norms, scalars, parameters)] = ranks(1)(one_gpu, optimizer, clip)
+@pytest.mark.parametrize("flags", [("--clip=0.1",), ("--optimizer=sgd", "--lr=0.3")])
+def test_one_gpus_step_is_pytorchs(ranks, flags):
+    [(norms, scalars, parameters)] = ranks(1, 180)(one_gpu, flags)
     assert min(norms) > 0.1 and scalars < 1e-12 and parameters < 1e-12
 
 
-def lines_of_a_bare_run():
-    run, output = common.Run(arguments("--steps=2")), io.StringIO()
-    with contextlib.redirect_stdout(output):
-        for batch in run.batches():
-            with run.measure(), run.span(("F", 0, 0), []):
-                pass
-            run.log(batch, torch.tensor(5.25), torch.tensor(0.5), None, loads=[1])
-    return output.getvalue(), run.status
+def one_gpu_in_bf16():
+    run = BesideOneGpu(arguments("--precision=bf16"))
+    run.is_mixed = True
+    losses = [run.one_gpu_step(batch)[0].item() for batch in run.batches()]
+    parameters = list(run.one_gpu.parameters())
+    return losses, {p.dtype for p in parameters}, {p.grad.dtype for p in parameters}
 
 
-def test_a_bare_run_prints_a_line_per_step_on_one_rank(ranks):
-    (lines, status), (nothing, other) = ranks(2)(lines_of_a_bare_run)
-    line = r"step {}: loss 5\.2500, gradient norm 0\.5000\n"
-    assert re.fullmatch(line.format(1) + line.format(2), lines), lines
-    assert (nothing, status, other) == ("", 0, 0)
+def test_one_gpu_is_in_the_same_precision(ranks):
+    [(losses, dtypes, of_gradients)] = ranks(1, 180)(one_gpu_in_bf16)
+    assert (dtypes, of_gradients) == ({torch.bfloat16}, {torch.float32}) and losses[-1] < losses[0]
 
 
 # ------------------------------------------------------------------- a chapter and common.py, alone
@@ -190,7 +165,7 @@ def hold_bare_run(output):
     return losses, norms
 
 
-@pytest.mark.parametrize("name", training_chapters())
+@pytest.mark.parametrize("name", sample(reversed(training_chapters()), 3))
 def test_a_chapter_and_common_train_alone(ranks, tmp_path, name):
     """Copied to an empty folder, on 1 rank and on 4: both print the same losses and norms, so that
     neither text nor weights nor a rate depend on the number of ranks. They are those of one GPU's
@@ -199,25 +174,23 @@ def test_a_chapter_and_common_train_alone(ranks, tmp_path, name):
     found = set() if name.startswith("08") else {
         one_gpus_lines("muon" if name.startswith("11") else "adamw")}
     for world in (1,) if name.startswith("01") else (1, 4):
-        (status, output, wrong), *others = ranks(world)(launch_alone, name, tmp_path, BARE)
+        (status, output, wrong), *others = ranks(world, 240)(launch_alone, name, tmp_path, BARE)
         assert status == 0 and not wrong and all(other == (0, "", "") for other in others), wrong
         found.add(hold_bare_run(output))
     assert len(found) == 1, found
 
 
-def test_chapter_00_and_common_alone(ranks, tmp_path):
+@pytest.mark.parametrize(("flags", "last"), sample([
+    (["--variant=skip"], "rank 0 .* rank 2 .* rank 1 "), (["--variant=hello"], "rank 2 of 3"),
+    ([], "all_reduce_doubling.*equal=True")]))
+def test_chapter_00_and_common_alone(ranks, tmp_path, flags, last):
     """It trains nothing: it prints what it has found, and who waits for whom."""
     name = "00_collectives"
     chapter(name)  # or skip
     copied(name, tmp_path)
-    for flags, last in (
-        ((), r"Found\(name='all_reduce_doubling', rounds=\[.*\], equal=True\)"),
-        (["--variant=hello"], "rank 2 of 3: process .*, tensors on cpu, sent over gloo"),
-        (["--variant=skip"], "rank 0 waits for rank 2 to send; rank 1 waits for .*end"),
-    ):
-        (status, output, wrong), *others = ranks(3)(launch_alone, name, tmp_path, flags)
-        assert (status, wrong) == (0, "") and all(other == (0, "", "") for other in others), wrong
-        assert re.fullmatch(last, output.splitlines()[-1]), output
+    (status, output, wrong), *others = ranks(3, 240)(launch_alone, name, tmp_path, flags)
+    assert (status, wrong) == (0, "") and all(other == (0, "", "") for other in others), wrong
+    assert re.search(last, output.splitlines()[-1]), output
 
 
 @pytest.mark.full
@@ -258,16 +231,17 @@ common.launch(__file__, "", {{"test": train}}, lambda args, ranks: None)
 """
 
 
-@pytest.mark.parametrize(("lab", "ending", "status"), [
-    (False, "run.status = 1", 1), (True, "run.finish = lambda: 1", 1),
-    (True, "raise common.Refused('no', '--steps 1')", 2)])
+@pytest.mark.parametrize(("lab", "ending", "status"), sample([
+    (True, "raise common.Refused('no', '--steps 1')", 2), (False, "run.status = 1", 1),
+    (True, "run.finish = lambda: 1", 1)]))
 def test_launch_leaves_cleanly_with_the_status_of_the_run(tmp_path, lab, ending, status):
     shutil.copy(ROOT / "common.py", tmp_path)
     if lab:
         (tmp_path / "lab").symlink_to(ROOT / "lab")
     (tmp_path / "leaves.py").write_text(LEAVES.format(ending=ending))
     command = [sys.executable, tmp_path / "leaves.py", f"--data={TEXT}"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     shuts_down = "" if lab else "Python shuts down, while the group's threads may run\n"
     assert (run.returncode, run.stdout) == (status, "collected: True\n" + shuts_down)
-    assert run.stderr == ("error: no; --steps 1 would work\n" if status == 2 else "")
+    assert run.stderr.count("\n") == (status == 2), run.stderr
+    assert status != 2 or run.stderr.startswith("error: no; --steps 1 ")

@@ -1,6 +1,6 @@
 """Compiles what the launchers of kernels/ would launch on a GPU, on a machine without one.
 
-    python tests/kernels/compile_kernels.py 90 [--few|--all]      prints what came out as JSON
+    python tests/kernels/compile_kernels.py 90 [--all] [--only=TEXT]    prints what came out as JSON
 
 Of each kernel: registers, bytes of shared memory, and the share of an SM's warps that find room.
 
@@ -53,8 +53,9 @@ class NoGPU:
         return 0
 
 
-def compile_all(arch, which):
-    """Calls the launchers on CPU tensors, compiles in place of launching; yields what came out."""
+def compile_all(arch, every, only):
+    """Calls the launchers on CPU tensors, compiles instead of launching, and yields what came out.
+    every: all dtypes and many more shapes. only: what must be in a case's description."""
     triton.runtime.driver.set_active(NoGPU(arch))
     launch, compiled = JITFunction.run, []
 
@@ -66,7 +67,9 @@ def compile_all(arch, which):
     JITFunction.run = compile_only
     for module in (elu, matmul, layernorm, rmsnorm, swiglu, flash_attention, fp8):
         module.runs_here = lambda x: True
-    for case, call in (*cases(which, arch), *(cases_of_fp8(which) if arch >= 90 else ())):
+    for case, call in (*cases(every), *(cases_of_fp8() if arch >= 90 else ())):
+        if only not in case:
+            continue
         compiled.clear()
         call()
         for kernel in compiled:
@@ -75,54 +78,39 @@ def compile_all(arch, which):
             yield {"case": case, "shared": about.shared, "occupancy": room} | found
 
 
-def cases(which, arch):
-    """What to launch: (description, function that does). which: "few" of what differs most, the
-    "usual" ones, or "all". Attention takes longest to compile: of few, each chip has one, and
-    Hopper also the other one, and documents."""
-    bf16, fp32 = torch.bfloat16, torch.float32
-    norms = [(64, torch.float16), (1000, bf16), (4096, bf16), (16384, bf16), (16384, fp32)]
-    attention = [(64, bf16, True, 256), (128, bf16, True, 256), (256, bf16, True, 256)]
-    attention += [(64, torch.float16, False, 1), (40, bf16, True, 1000), (80, bf16, False, 250)]
-    attention += [(128, fp32, True, 256)]
-    if which == "few":
-        norms, attention = [(1000, bf16), (16384, fp32)], [attention[1], attention[3]]
-        attention = {80: attention[1:], 90: attention, 100: attention[:1]}[arch]
-    if which == "all":
-        dtypes = torch.float16, bf16, fp32
+def cases(every):
+    """What to launch: (description, function that does)."""
+    bf16, fp16, fp32 = dtypes = torch.bfloat16, torch.float16, torch.float32
+    norms = [(64, fp16), (1000, bf16), (4096, bf16), (16384, bf16), (16384, fp32)]
+    attention = [(64, bf16, True, 256), (128, bf16, True, 256), (256, bf16, True, 256),
+                 (64, fp16, False, 1), (40, bf16, True, 1000), (80, bf16, False, 250),
+                 (128, fp32, True, 256)]
+    if every:
         norms = list(itertools.product((128, 768, 1000, 4096, 5000, 8192, 16384), dtypes))
-        attention = list(
-            itertools.product((16, 40, 64, 80, 128, 256), dtypes, (False, True), (256,))
-        )
-    for dtype in {dtype for _, dtype in norms}:
+        dims = 16, 40, 64, 80, 128, 256
+        attention = list(itertools.product(dims, dtypes, (False, True), (256,)))
+    for dtype in dtypes:
         x = torch.empty(4096, dtype=dtype)
         yield f"elu {dtype}", lambda x=x: elu.elu_backward(elu.elu_forward(x), x)
-        if which != "few" or dtype == bf16:
-            yield f"swiglu {dtype}", lambda x=x: swiglu.swiglu_backward(
-                swiglu.swiglu_forward(x, x), x, x)
-    odd = (250, 333, 501), torch.float16  # rows that no copy of 16 bytes fits
-    products = [((256, 384, 512), bf16), ((256, 384, 512), fp32), odd]
-    for case in products[:1] if which == "few" else products:
+        yield f"swiglu {dtype}", lambda x=x: swiglu.swiglu_backward(
+            swiglu.swiglu_forward(x, x), x, x)
+    odd = (250, 333, 501), fp16  # rows that no copy of 16 bytes fits
+    for case in [((256, 384, 512), bf16), ((256, 384, 512), fp32), odd]:
         yield f"matmul {case}", functools.partial(run_matmul, *case)
-    few = [(case, case[1] == fp32) for case in norms]  # with a residual, or without
-    both = itertools.product(norms, (False, True))
-    for case, residual in few if which == "few" else both:
-        call = functools.partial(run_layer_norm, *case, residual)
-        yield f"layer norm {case} {residual}", call
-    both = itertools.product(norms, (False, True))
-    for case, residual in [((16384, fp32), True)] if which == "few" else both:
+    for case, residual in itertools.product(norms, (False, True)):
+        yield f"layer norm {case} {residual}", functools.partial(run_layer_norm, *case, residual)
         yield f"rms norm {case} {residual}", functools.partial(run_rms_norm, *case, residual)
     for case in attention:
         yield f"attention {case}", functools.partial(run_attention, *case)
     for dim, dtype, causal, seq in attention:
-        if causal and (which != "few" or arch == 90):
+        if causal:
             call = functools.partial(run_attention, dim, dtype, True, seq, [0, seq // 3, seq])
             yield f"attention in documents {dim, dtype, seq}", call
 
 
-def cases_of_fp8(which):
+def cases_of_fp8():
     """A layer's forward and backward, which only newer GPUs run."""
-    dtypes = [torch.bfloat16] if which == "few" else [torch.bfloat16, torch.float32]
-    for scaling, dtype in itertools.product(("tile",) if which == "few" else fp8.SCALINGS, dtypes):
+    for scaling, dtype in itertools.product(fp8.SCALINGS, (torch.bfloat16, torch.float32)):
         yield f"fp8 {scaling} {dtype}", functools.partial(run_linear, scaling, dtype)
 
 
@@ -185,10 +173,8 @@ def resources(kernel):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("arch", type=int, choices=(80, 90, 100), help="Ampere, Hopper, Blackwell")
-    how_many = parser.add_mutually_exclusive_group()
-    how_many.add_argument("--few", action="store_const", const="few", dest="which")
-    how_many.add_argument("--all", action="store_const", const="all", dest="which",
-                          help="all dtypes and many more shapes")
+    parser.add_argument("--all", action="store_true", help="all dtypes and many more shapes")
+    parser.add_argument("--only", default="", help="cases whose description contains this")
     args = parser.parse_args()
-    compiled = compile_all(args.arch, args.which or "usual")
+    compiled = compile_all(args.arch, args.all, args.only)
     print("[" + ",\n ".join(map(json.dumps, compiled)) + "]")

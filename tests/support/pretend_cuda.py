@@ -27,14 +27,24 @@ from torch.distributed import Work
 from torch.nn.utils import clip_grad
 from torch.utils._python_dispatch import _disable_current_modes
 
+import common
 from lab.bench.report import Run
+from tests.conftest import SMALL, TEXT, run_main
 from tests.support.pretended_gpu import Gpu, RuleBroken
 from tests.support.pretended_operators import Functions, Operators, flash_attention
 
-# ------------------------------------------------------------------------------- what is under way
+WORLD = {"01_single_gpu": 1, "09_5d": 4}  # ranks on which a chapter runs here; of others, 2
+FLAGS = (*SMALL, "--vocab=256", "--batch=4", "--micro-batch=1", "--clip=0.1", "--ignore=0.5",
+         f"--data={TEXT}")  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------- all of it
+def run_on_cuda(name, flags, folder, source=None, few=common.ONE_BUCKET):
+    """For a rank of the pool: a chapter's run. Returns its status, its output, where the host
+    waited in each step, and how often each operator ran. few: so many gradients are one message."""
+    given = () if name.startswith("00") else FLAGS
+    with mock.patch.object(common, "ONE_BUCKET", few), pretended_cuda() as gpu:
+        status, _, output = run_main(name, (*given, *flags), folder, source)
+    return status, output, gpu.steps, gpu.operators
 
 
 def fake_cuda(gpu):

@@ -41,7 +41,7 @@ def caller():
     return f"{Path(frame.f_code.co_filename).stem}:{frame.f_lineno}"
 
 
-PATIENCE = 30  # seconds: less than the pool's
+PATIENCE = 120  # seconds: less than what a test gives the pool, and much on a busy machine
 
 
 def patiently(done, meanwhile=lambda: None):

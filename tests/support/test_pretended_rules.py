@@ -30,6 +30,9 @@ def test_tensors_say_where_they_are():
         assert x.is_cuda and not host.is_cuda
 
 
+# -------------------------------------------------------------------- what is refused, on two ranks
+
+
 def all_reduce(x):
     return dist.all_reduce(x, async_op=True)
 
@@ -39,16 +42,6 @@ def wait_on_a_side_stream(x, host):
     with torch.cuda.stream(torch.cuda.Stream()):
         work.wait()
     x.add_(1)
-
-
-def read_before_it_came(x, host):
-    host.copy_(x, non_blocking=True)
-    return host + 1
-
-
-def overwrite_before_it_left(x, host):
-    x.copy_(host, non_blocking=True)
-    host.zero_()
 
 
 def two_groups(x, host):
@@ -75,8 +68,8 @@ def one_group_each(x, host):
 
 
 def exchange(x, sent, received, tag=0):
-    """Both ranks send and receive so many rows, in a group of their own: what a fault leaves in it,
-    no other will meet."""
+    """Both ranks send and receive so many rows, in a group of their own, so that no later exchange
+    meets what a fault leaves there."""
     group, other = dist.new_group([0, 1]), 1 - dist.get_rank()
     rooms = [x.new_empty(rows, 4) for rows in received]
     works = dist.batch_isend_irecv(
@@ -88,8 +81,8 @@ def exchange(x, sent, received, tag=0):
 
 
 def meanwhile(x, is_late):
-    """A message in a group of its own, under way during a collective; or rank 1 receives it later
-    than that, for which a device that runs one after the other would wait for ever."""
+    """A message in a group of its own, under way during a collective. If late, rank 1 receives it
+    after that: a device that runs one after the other would wait for ever."""
     pair, rank = dist.new_group([0, 1]), dist.get_rank()
     if is_late and rank:
         dist.all_reduce(x[2:])
@@ -107,7 +100,7 @@ def exchange_rows(x, sent, received):
 
 
 def receive(x, host, other_rank):
-    """Of a rank that does something else."""
+    """Rank 0 waits for rank 1, which does something else."""
     group = dist.new_group([0, 1])
     if dist.get_rank() == 0:
         dist.recv(x, 1, group)
@@ -115,9 +108,8 @@ def receive(x, host, other_rank):
         other_rank(x, host)
 
 
-def each_first(how):
-    """Send, or receive, as long as it takes, and only then the other one."""
-    return lambda x, host: how(x, 1 - dist.get_rank(), dist.new_group([0, 1]))
+def each_sends_first(x, host):
+    dist.send(x, 1 - dist.get_rank(), dist.new_group([0, 1]))
 
 
 FAULTS = {  # of x on the device and a pinned tensor of the host, (4, 4) both: what is said of them
@@ -128,14 +120,15 @@ FAULTS = {  # of x on the device and a pinned tensor of the host, (4, 4) both: w
     "freed": (lambda x, host: [all_reduce(x), x.untyped_storage().resize_(0)], "race: resize_"),
     "part of it": (lambda x, host: [all_reduce(x[:2]), x[1].add(1)], "race: add touches"),
     "on a side stream": (wait_on_a_side_stream, "race: add_ touches"),
-    "read too early": (read_before_it_came, "race: add touches what a copy"),
-    "written too early": (overwrite_before_it_left, "race: zero_ touches what a copy"),
+    "read before it came": (lambda x, host: [host.copy_(x, non_blocking=True), host + 1],
+                            "race: add touches what a copy"),
+    "overwritten before it left": (lambda x, host: [x.copy_(host, non_blocking=True), host.zero_()],
+                                   "race: zero_ touches what a copy"),
     "same size": (lambda x, host: x.untyped_storage().resize_(64), "CUDA copies them all"),
     "two devices": (lambda x, host: x + host, "add of tensors on two devices"),
     "a host's scalar": (lambda x, host: torch.stack([x[0, 0], host[0, 0]]), "stack of tensors on"),
     "into a host's scalar": (lambda x, host: host[0, 0].add_(x[0, 0]), "add_ of tensors on two"),
     "numpy": (lambda x, host: x.numpy(), "numpy() of a tensor on the device"),
-    "pinned": (lambda x, host: x.pin_memory(), "pin_memory() of a tensor on the device"),
     "two groups": (two_groups, "ranks wait for each other; rank 0: allreduce_"),
     "other groups": (groups_in_another_order,
                      "ranks disagree; rank 0: a new group, number 1, of ranks [0]; rank 1: a new"),
@@ -151,8 +144,7 @@ FAULTS = {  # of x on the device and a pinned tensor of the host, (4, 4) both: w
     "a tag": (lambda x, host: exchange(x, (4,), (4,), tag=1), "send with a tag"),
     "it left": (lambda x, host: receive(x, host, None), "; rank 1: leaves in peace"),
     "it broke": (lambda x, host: receive(x, host, torch.add), "add of tensors on two devices"),
-    "all send": (each_first(dist.send), "ranks wait for each other; rank 0: message from rank 0"),
-    "all receive": (each_first(dist.recv), "ranks wait for each other; rank 0: message from rank"),
+    "all send": (each_sends_first, "ranks wait for each other; rank 0: message from rank 0"),
 }  # fmt: skip
 NO_FAULTS = {
     "waited for": lambda x, host: [all_reduce(x).wait(), x.add_(1)],
@@ -160,7 +152,7 @@ NO_FAULTS = {
     "read while it is sent": lambda x, host: [
         work := dist.all_gather([torch.empty_like(x) for _ in range(2)], x, async_op=True),
         x + 1, work.wait()],
-    "shape alone": lambda x, host: [work := all_reduce(x), torch.zeros_like(x), work.wait()],
+    "only its shape": lambda x, host: [work := all_reduce(x), torch.zeros_like(x), work.wait()],
     "came": lambda x, host: [
         host.copy_(x, non_blocking=True), torch.cuda.current_stream().synchronize(), host + 1],
     "grown again": lambda x, host: [x.untyped_storage().resize_(n) for n in (0, 64)],
@@ -174,30 +166,29 @@ NO_FAULTS = {
 }  # fmt: skip
 
 
-def said_of(cases):
+def said_of():
     """For a rank of the pool: what is said of each case, in a pretence of its own."""
-    said = {}
-    for name in cases:
+    said, faults = {}, {name: fault for name, (fault, _) in FAULTS.items()}
+    for name, function in (faults | NO_FAULTS).items():
         said[name] = ""
         try:
             with pretended_cuda():
-                (FAULTS[name][0] if name in FAULTS else NO_FAULTS[name])(
-                    torch.ones(4, 4, device="cuda"), torch.ones(4, 4).pin_memory())
+                function(torch.ones(4, 4, device="cuda"), torch.ones(4, 4).pin_memory())
         except RuleBroken as broken:
             said[name] = str(broken)
     return said
 
 
 def test_each_rule(ranks):
-    for said in ranks(2)(said_of, [*FAULTS, *NO_FAULTS]):
+    for said in ranks(2, 240)(said_of):
         for name, (_, rule) in FAULTS.items():
             assert rule in said[name], name
         assert not any(said[name] for name in NO_FAULTS), said
 
 
 def in_pairs(is_broken):
-    """Of four ranks, 0 and 3 have other collectives than 1 and 2. Rank 2 may break a rule while 1
-    waits for it, and 0 and 3 wait for both. Returns what is said of it."""
+    """Ranks 0 and 3 issue other collectives than 1 and 2. Rank 2 may break a rule while 1 waits for
+    it, and 0 and 3 wait for both. Returns what is said of it."""
     try:
         with pretended_cuda():
             x, rank = torch.ones(4, 4, device="cuda"), dist.get_rank()
@@ -212,54 +203,54 @@ def in_pairs(is_broken):
 
 
 def test_each_group_agrees_on_its_own(ranks):
-    assert ranks(4)(in_pairs, False) == 4 * [None]
-    assert all("numpy() of a tensor" in said for said in ranks(4)(in_pairs, True))
+    assert ranks(4, 240)(in_pairs, False) == 4 * [None]
+    assert all("numpy() of a tensor" in said for said in ranks(4, 240)(in_pairs, True))
 
 
-WAITS = {  # of x and of a host's tensor, pinned or not: whether the host waits for the device
-    "item": (lambda x, pinned, host: x.sum().item(), 1),
-    "float": (lambda x, pinned, host: float(x[0]), 1),
-    "tolist": (lambda x, pinned, host: x.tolist(), 1),
-    "print": (lambda x, pinned, host: f"{x[0]:.3f}", 1),
-    "mask": (lambda x, pinned, host: x[x > 0], 1),
-    "nonzero": (lambda x, pinned, host: (x > 0).nonzero(), 1),
-    "repeat": (lambda x, pinned, host: x.repeat_interleave(x.long()), 1),
-    "so often": (lambda x, pinned, host: x.repeat_interleave(x.long(), output_size=4), 0),
-    "one_hot": (lambda x, pinned, host: F.one_hot(x.long()), 1),
-    "of two": (lambda x, pinned, host: F.one_hot(x.long(), 2), 0),
-    "cpu": (lambda x, pinned, host: x.cpu(), 1),
-    "cuda": (lambda x, pinned, host: host.cuda(), 1),
-    "copy": (lambda x, pinned, host: x.copy_(host), 1),
-    "not pinned": (lambda x, pinned, host: x.copy_(host, non_blocking=True), 1),
-    "pinned": (lambda x, pinned, host: x.copy_(pinned, non_blocking=True), 0),
-    "to": (lambda x, pinned, host: pinned.to("cuda", non_blocking=True), 0),
-    "foreach": (lambda x, pinned, host: torch._foreach_copy_([x, x], [host, x]), 1),
-    "a number": (lambda x, pinned, host: torch.tensor(1.0, device="cuda"), 1),
-    "full": (lambda x, pinned, host: torch.full((2,), 1.0, device="cuda"), 0),
-    "synchronize": (lambda x, pinned, host: torch.cuda.synchronize(), 1),
-    "the host's own": (lambda x, pinned, host: host.sum().item(), 0),
+# ------------------------------------------------------------------------ what the host waits for
+
+WAITS = {  # of x and of a host's tensor, pinned or not
+    "item": lambda x, pinned, host: x.sum().item(),
+    "tolist": lambda x, pinned, host: x.tolist(),
+    "print": lambda x, pinned, host: f"{x[0]:.3f}",
+    "mask": lambda x, pinned, host: x[x > 0],
+    "nonzero": lambda x, pinned, host: (x > 0).nonzero(),
+    "repeat": lambda x, pinned, host: x.repeat_interleave(x.long()),
+    "one_hot": lambda x, pinned, host: F.one_hot(x.long()),
+    "cpu": lambda x, pinned, host: x.cpu(),
+    "cuda": lambda x, pinned, host: host.cuda(),
+    "copy": lambda x, pinned, host: x.copy_(host),
+    "not pinned": lambda x, pinned, host: x.copy_(host, non_blocking=True),
+    "foreach": lambda x, pinned, host: torch._foreach_copy_([x, x], [host, x]),
+    "a number": lambda x, pinned, host: torch.tensor(1.0, device="cuda"),
+    "synchronize": lambda x, pinned, host: torch.cuda.synchronize(),
+}
+NO_WAITS = {
+    "repeat": lambda x, pinned, host: x.repeat_interleave(x.long(), output_size=4),
+    "one_hot": lambda x, pinned, host: F.one_hot(x.long(), 2),
+    "pinned": lambda x, pinned, host: x.copy_(pinned, non_blocking=True),
+    "to": lambda x, pinned, host: pinned.to("cuda", non_blocking=True),
+    "full": lambda x, pinned, host: torch.full((2,), 1.0, device="cuda"),
+    "the host's own": lambda x, pinned, host: host.sum().item(),
 }
 
 
 def test_what_the_host_waits_for():
-    for name, (function, waits) in WAITS.items():
-        with pretended_cuda() as gpu:
-            x, host = torch.ones(4, device="cuda"), torch.ones(4)
-            pinned, gpu.step = host.pin_memory(), []
-            function(x, pinned, host)
-            torch.cuda.Event().synchronize()
-        assert len(gpu.step) == waits + 1, (name, gpu.step)
-        assert all(", test_pretended_rules:" in wait for wait in gpu.step)
+    for cases, waits in (WAITS, 1), (NO_WAITS, 0):
+        for name, function in cases.items():
+            with pretended_cuda() as gpu:
+                x, host = torch.ones(4, device="cuda"), torch.ones(4)
+                pinned, gpu.step = host.pin_memory(), []
+                function(x, pinned, host)
+                torch.cuda.Event().synchronize()
+            assert len(gpu.step) == waits + 1, (name, gpu.step)
+            assert all(", test_pretended_rules:" in wait for wait in gpu.step)
 
 
 def test_all_is_put_back():
-    def patched():
-        places = (common, "join_ranks"), (Work, "wait"), (Run, "measure")
-        places += ((torch.UntypedStorage, "resize_"), (torch.autograd, "_engine_run_backward"))
-        places += ((dist, "batch_isend_irecv"),)
-        places += tuple((torch.cuda, name) for name in ("Event", "synchronize", "device_count"))
-        return [getattr(*place) for place in places]
-
+    places = [(common, "join_ranks"), (Work, "wait"), (Run, "measure"), (torch.cuda, "Event"),
+              (torch.UntypedStorage, "resize_"), (dist, "batch_isend_irecv")]  # fmt: skip
+    patched = lambda: [getattr(*place) for place in places]
     before = patched()
     with contextlib.suppress(ZeroDivisionError), pretended_cuda():
         assert not any(now is then for now, then in zip(patched(), before))
