@@ -46,7 +46,7 @@ FAULTS = [
      "            x += arrived if x.dtype == torch.int64 else arrived.bfloat16()\n\n\ndef scatter",
      "reduce", "on rank 0"),
     ("        mine += arrived", "        mine.copy_(arrived)",
-     "reduce_scatter", "'b0 0 0 0', and should be 'a0+b0+c0+d0 0 0 0'"),
+     "reduce_scatter", "rank 0 has 'b0 0 0 0'"),
     ("    for hop in range(net.ranks - 1)", "    for hop in range(net.ranks)",
      "all_gather", "4 rounds, 192 B, and by the formulas 3, 144 B"),
     ("to=(net.rank + 2**k) % net.ranks,\n"

@@ -63,19 +63,19 @@ def formulas(one, cfg, *flags):
 
 
 @pytest.mark.parametrize("flags", sample([
-    "--micro-batch=1 --ignore=0.6 --optimizer=momentum --clip=0.2 --lr=0.01 --batch=5 --dim=36 "
-    "--heads=3 --kv-heads=1 --seq=17 --vocab=263 --layers=3",  # nothing divides
-    "--micro-batch=2 --clip=0.2 --block=llama --ffn=44 --recompute=every --layers=3 --k=2",
+    "--micro-batch=1 --ignore=0.6 --optimizer=momentum --clip=0.2 --lr=0.01 --batch=3 --dim=36 "
+    "--heads=3 --kv-heads=1 --seq=17 --vocab=263 --layers=2",  # nothing divides
+    "--micro-batch=4 --clip=0.2 --block=llama --ffn=44 --recompute=every --layers=3 --k=2",
     "--micro-batch=4 --preset=gpt2 --attention=sdpa --recompute=full --block=llama",  # tied
     "--micro-batch=4 --recompute=offload --optimizer=sgd --kv-heads=4",
     "--micro-batch=4 --optimizer=sgd --recompute=selective --kv-heads=4",
     "--micro-batch=2 --clip=0.2 --block=llama --ffn=44 --variant=torch",
 ], size=4))  # fmt: skip
 def test_every_way_is_the_same_as_the_plain_step(run_chapter, tmp_path, flags):
-    status, output, _ = run_chapter(ONE, *ONE_SETTING, "--steps=5", "--dtype=float64",
+    status, output, _ = run_chapter(ONE, *ONE_SETTING, "--steps=3", "--dtype=float64",
                                     "--json=run.json", *flags.split())  # fmt: skip
     run = json.loads((tmp_path / "run.json").read_text())
-    assert status == 0 and len(run["reference_loss"]) == 5, output
+    assert status == 0 and len(run["reference_loss"]) == 3, output
     hold_to_the_run_without_ranks(run)
     assert max(run["max_loss_diff"], run["max_grad_diff"], run["max_param_diff"]) < 1e-10
     assert run["comm"] == {} and all(check["ok"] is not False for check in run["checks"])
@@ -189,7 +189,7 @@ def test_the_best_k_is_that_of_the_formula(one):
     model, most = gpt(cfg), {}
     of_layer = anatomy.kept_by_modules(cfg, 1, 4, {})[1]
     of_input = 4 * 4 * 8
-    for k in (1, 2, 3, 36):
+    for k in (1, 2, 3):
         with CheckpointMeter([tokens, targets]) as meter:
             loss = loss_sum(one.logits_of(model, tokens, "every", k), targets)
             meter.most = 0

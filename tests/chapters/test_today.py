@@ -9,9 +9,8 @@ from tests.conftest import SMALL, TEXT, chapter, run_main, sample
 TODAY = ("--block=llama", "--precision=bf16", "--recompute=full", "--ignore=0.3", "--clip=0.1",
          "--dim=64", "--heads=8", "--kv-heads=2", "--ffn=224", "--steps=2")  # fmt: skip
 RUNS = [  # chapter, number of ranks, and what it needs besides
-    ("09_5d", 4, ("--tp=2", "--pp=2", "--zero=1")),
-    ("02_data_parallel", 4, ()), ("02_data_parallel", 8, ()),
     ("03_zero", 4, ("--variant=zero2",)), ("03_zero", 8, ("--variant=zero3",)),
+    ("02_data_parallel", 4, ()), ("02_data_parallel", 8, ()),
     ("04_tensor_parallel", 4, ()), ("04_tensor_parallel", 8, ()),
     ("05_sequence_parallel", 4, ()), ("05_sequence_parallel", 8, ("--variant=kept",)),
     ("06_context_parallel", 4, ()),
@@ -19,6 +18,7 @@ RUNS = [  # chapter, number of ranks, and what it needs besides
     ("07_pipeline_parallel", 4, ("--variant=1f1b", "--layers=4")),
     ("07_pipeline_parallel", 8, ("--layers=8",)),
     ("08_expert_parallel", 4, ()), ("08_expert_parallel", 8, ("--ep=4",)),
+    ("09_5d", 4, ("--tp=2", "--pp=2", "--zero=1")),
     ("09_5d", 8, ("--dp=2", "--tp=2", "--pp=2", "--zero=3")),
 ]  # fmt: skip
 
