@@ -64,14 +64,6 @@ def test_if_nothing_fits_each_proposed_change_does(question, changes):
     assert all(answers.best(question | change)["fits"] for change in changes)
 
 
-@pytest.mark.parametrize(("advice", "changes"), [
-    ("it is so; --tp 8 or --zero 1 would work", [{"tp": "8"}, {"zero": "1"}]),
-    ("it is so; --v 1 --no-sp without --micro-batch would work",
-     [{"v": "1", "sp": "false", "micro_batch": None}])])
-def test_advice_on_flags_becomes_parameters(advice, changes):
-    assert plans.offered(advice) == ("it is so", changes)
-
-
 def test_a_search_that_takes_too_long_is_refused():
     with pytest.raises(Refused, match="layouts"):
         answers.best({"gpus": "720720", "layers": "90000", "dim": "64", "heads": "2",
@@ -86,13 +78,6 @@ def test_a_search_ends_when_nobody_waits_for_it():
     with plans.SEARCHES, plans.SEARCHES, pytest.raises(Refused, match="nobody waits"):
         plans.searched(("--model=8b",), 60, lambda: True)
     assert plans.searched(("--model=8b",), 60)["fits"]
-
-
-def test_the_highest_numbers_are_the_planners(ten):
-    for name, most in answers.choices()["most"].items():
-        assert planning.arguments(ten, [f"{planning.as_flag(name)}={most}"])
-        with pytest.raises(Refused, match=str(most + 1)):
-            plans.question({name: str(most + 1)})
 
 
 def test_the_planner_begins_with_the_best_plan_of_its_search():

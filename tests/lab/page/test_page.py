@@ -20,7 +20,7 @@ from lab.bench.about import as_check
 from lab.classroom.exercises import EXERCISES
 from lab.page import __main__ as program
 from lab.page import answers, figures, markdown, reading, server, tables, tools
-from lab.page.source import HEADING, Source, before_and_now
+from lab.page.source import HEADING, Source
 from lab.sources import SOURCES, texts
 from tests.conftest import ROOT
 
@@ -149,18 +149,6 @@ def test_names_lead_to_their_definitions(course):
     assert re.search(r'common\.<a href="common.html#\w+" tabindex=-1>', code)
     source = Source('"""Title."""\ndef f(f):\n    return f + "é"\n', "x.html")
     assert "<a " not in source.line(3)  # an argument hides the function of that name
-
-
-def test_before_and_now(course):
-    assert before_and_now(["a", "b", "c"], ["a", "x", "c"]) == [
-        ("a", "a", False), ("b", "x", True), ("c", "c", False)]
-    assert before_and_now(["a", "b"], ["a", "b", "c"])[-1] == (None, "c", True)
-    assert before_and_now(["a", "b", "c"], ["x", "y", "z"]) is None
-    name, place, rows = course.before("05_sequence_parallel")["train_step"]
-    assert name == "04_tensor_parallel" and place == "04_tensor_parallel.html#train_step"
-    assert [right for _, right, _ in rows if right is not None] == \
-        course.sources["05_sequence_parallel"].lines_of("train_step")
-    assert not course.before("00_collectives") and not course.before("common")
 
 
 def test_all_exercises_and_all_bugs_are_on_a_page(pages):

@@ -130,14 +130,15 @@ TOOLS.cuts = mount => {
       const [rows, columns] = shape.slice(-2), copies = shape.length > 2 ? shape[0] : 1;
       const usual = copies > 1 || Math.max(rows, columns) > 64 ? UNIT / 2 : UNIT;
       const scale = Math.min(usual, (most - SPLIT * (copies - 1)) / (columns * copies));
-      const mine = part(shape, cuts), words = inWords(shape, mine);
-      const wide = Math.max(columns * scale * copies + SPLIT * (copies - 1), LEAST, 6.2 * words.length);
+      const mine = part(shape, cuts), words = inWords(shape, mine), title = `${name}: ${shape.join(" × ")}`;
+      const said = Math.max(7 * title.length, 6.2 * words.length);
+      const wide = Math.max(columns * scale * copies + SPLIT * (copies - 1), LEAST, said);
       if (x && x + wide > most) {
         x = 0;
         y += row + GAP + 34;
         row = 0;
       }
-      svg.append(draw("text", { x, y: y - 5, "font-size": 13 }, `${name}: ${shape.join(" × ")}`));
+      svg.append(draw("text", { x, y: y - 5, "font-size": 13 }, title));
       for (let copy = 0; copy < copies; copy++) {         // of experts, one beside the other
         const left = x + copy * (columns * scale + SPLIT), held = copies === 1 || mine[0][0] <= copy && copy < mine[0][1];
         const [[top, bottom], [from, to]] = mine.slice(-2);
