@@ -1,7 +1,6 @@
 """Chapter 10: which batch, and how many GPUs, shorten the way to the same loss."""
 
 import json
-import shlex
 
 import pytest
 
@@ -18,15 +17,10 @@ def test_steps_and_tokens_are_mccandlishs():
         assert (steps - 1) * (tokens - 1) == 1 and steps * size == tokens * noise_scale
 
 
-def asked_of(ten, flags):
-    _, asked = planning.question(ten, shlex.split(flags))
-    fit, _ = asked.find(asked.gpus, asked.fixed)
-    return asked, fit[0]
-
-
 def test_the_batch_that_reaches_the_loss_first_is_taken(ten):
     noise_scale = 1e6
-    asked, plan = asked_of(ten, "--model 1b --micro-batch 2")
+    _, asked = planning.question(ten, ["--model=1b", "--micro-batch=2"])
+    [plan, *_], _ = asked.find(asked.gpus, asked.fixed)
     found = batch.best_ways(asked, plan, noise_scale)
     assert len(found) > 2
     for way in found:
@@ -42,18 +36,7 @@ def test_the_batch_that_reaches_the_loss_first_is_taken(ten):
         assert way.time == min(other.time for other in every) < max(
             other.time for other in every) / 2
     spared = [1 - after.time / before.time for before, after in zip(found, found[1:])]
-    assert all(share >= batch.WORTH for share in spared[:-1]) and spared[-1] < batch.WORTH
-
-
-def test_it_ends_where_the_noise_scale_says(ten):
-    """Without latency, a batch takes as long as its tokens: then only the noise ends it."""
-    asked, plan = asked_of(ten, "--model 1b --alpha 0 --nic-alpha 0 --nic 1e15 --nvlink 1e15")
-    ends = [batch.best_ways(asked, plan, noise_scale)[-2] for noise_scale in (1e6, 4e6, 16e6)]
-    assert ends[1].gpus == 4 * ends[0].gpus and ends[2].gpus == 4 * ends[1].gpus
-    for end, noise_scale in zip(ends, (1e6, 4e6, 16e6)):
-        size = end.batch * asked.model.seq              # twice the batch: (1 + N/2B) / (1 + N/B)
-        assert batch.steps(2 * size, noise_scale) > 0.9 * batch.steps(size, noise_scale)
-        assert batch.steps(size, noise_scale) <= 0.9 * batch.steps(size / 2, noise_scale)
+    assert min(spared[:-1]) >= 0.1 > spared[-1]         # what twice the GPUs have to spare
 
 
 def test_its_table_and_json_agree(ten, tmp_path):

@@ -132,7 +132,7 @@ REFUSED = [  # arguments, and what the line has to name; one of each kind first
     ("--model deepseek-v3 --gpus 2048 --batch 2048 --dense-layers 62", "--dense-layers 61"),
     ("--model 8b --optimizer muon --zero 0 --gpus 1", "--gpus"), ("--contexts --nic=x", "--nic"),
     ("--gpus 8388608 --seq 200000000 --experts 32768 --top-k 2 --v 1 --micro-batch 1 --memory 1e6",
-     "layouts"),
+     "without --gpus"),
     ("--gpus 720720 --layers 90000 --dim 64 --heads 2 --seq 2000000 --experts 4096", "layouts")]
 
 

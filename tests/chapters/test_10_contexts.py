@@ -107,6 +107,7 @@ def test_a_row_by_hand(ten, h100):
     assert 1e3 * two.seconds == pytest.approx(20.7, abs=0.05)
     hides = contexts.tokens_to_hide(model, rate, network)       # chapter 06's, for a zig-zag
     assert hides == pytest.approx(2 * width / wide * 2 / 2 * rate / network)
+    assert hides == pytest.approx(8 * contexts.tokens_to_hide(model, rate, network, inner=8))
 
 
 def test_gathered_keys_are_the_planners_own(ten, h100):

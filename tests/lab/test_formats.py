@@ -8,7 +8,7 @@ import torch
 
 import common
 from lab import formats
-from tests.conftest import TEXT
+from tests.conftest import FULL, TEXT
 
 STANDARD = {                            # sign, exponent, mantissa, from the formats' papers
     "float64": (1, 11, 52), "float32": (1, 8, 23), "TF32": (1, 8, 10), "bfloat16": (1, 8, 7),
@@ -90,8 +90,9 @@ def test_small_updates_are_lost_when_rounded_to_the_nearest(small):
     assert abs(ends["stochastic"] - ends["float32"]) < 0.01
 
 
-def test_the_program_runs_and_a_bad_argument_costs_one_line(small, capsys):
-    formats.main(["--steps=1"])
+def test_the_program_runs_and_a_bad_argument_costs_one_line(small, tmp_path, capsys):
+    formats.main(["--steps=1", *[f"--out={tmp_path}/new/formats.png"] * FULL])
+    assert not FULL or (tmp_path / "new/formats.png").read_bytes().startswith(b"\x89PNG")
     said = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [*formats.FORMATS] == [words[0] for words in said[1 : 1 + len(formats.FORMATS)]]
     with pytest.raises(SystemExit) as leaving:

@@ -1,11 +1,12 @@
 """lab.rehearse: published runs and the planner, all stages, memory over a step."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from lab import rehearse
-from lab.bench import rehearsal, rehearsed
+from lab.bench import anatomy, planned, rehearsal, rehearsed
 from tests.conftest import SMALL, TEXT, chapter, sample
 
 BF16 = ["--precision=bf16", "--attention=sdpa", "--batch=8"]
@@ -53,6 +54,19 @@ def test_the_planner_says_the_same_of_the_fullest_stage(flags):
 
 
 @pytest.mark.full
+def test_what_other_software_frees_is_counted():
+    run, *_ = runs("--pp=2", "--tp=2", "--block=llama", "--software=llama3", "--batch=4")
+    plan, ten = planned.plan_of(run.args, 8), anatomy.planner()
+    llama = ten.SOFTWARE["llama3"]
+    freed = {name: size for name, _, size in planned.freed(plan, llama, {"v": 2})}
+    assert set(freed) == {"swiglu_kept", "keeps_gathered", "whole_tables", "v"}
+    model, layout, *_ = plan.asked
+    theirs = ten.memory(model, replace(layout, v=2), llama, run.args.micro_batches)
+    assert plan.bytes - sum(freed.values()) == sum(theirs.values())
+    assert "llama3" in "\n".join(run.told())
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "flags"), [
     ("llama3-8192", "--pp=4 --ranks=2048 --layers=8 --batch=256"),
     ("llama3-8192", "--batch=2048"), ("llama3-16384", "--batch=2048"),
@@ -88,7 +102,8 @@ def one_after_the_other(argv, ranks):
 
 @pytest.mark.parametrize("draw", sample([False, True]))
 def test_all_stages_are_told_and_drawn(capsys, tmp_path, monkeypatch, draw):
-    monkeypatch.setattr(rehearse, "rehearse_all", one_after_the_other)
+    if not draw:                                        # else in processes of their own
+        monkeypatch.setattr(rehearse, "rehearse_all", one_after_the_other)
     path, picture = tmp_path / "new/run.json", tmp_path / "newer/memory.png"
     status, output, errors = command(
         capsys, "09_5d.py", "--ranks=4", "--rank=3", *SMALL, f"--data={TEXT}", *BF16, "--pp=2",
@@ -111,11 +126,12 @@ def test_all_stages_are_told_and_drawn(capsys, tmp_path, monkeypatch, draw):
         assert picture.stat().st_size > 20_000 and len(rehearsed.draw(record["stages"]).axes) == 2
 
 
-@pytest.mark.full
-def test_several_ranks_are_rehearsed_at_once(capsys):
-    status, output, errors = command(capsys, "07_pipeline_parallel.py", "--ranks=4", *SMALL,
-                                     "--layers=4", f"--data={TEXT}", "--all-stages")
-    assert (status, errors) == (0, "") and "\n  3   " in output
+def test_a_picture_takes_the_first_the_middle_and_the_last_stage():
+    module, args = rehearse.accepted(["09_5d.py", "--ranks=16", "--rank=1", "--pp=8", "--tp=2",
+                                      "--layers=8", "--batch=8", "--plot=x.png"])
+    assert rehearse.ranks_of(module, args) == [1, 9, 15]
+    args.plot = None
+    assert rehearse.ranks_of(module, args) == [1]
 
 
 @pytest.mark.parametrize(("flags", "named"), [

@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,9 +68,6 @@ def test_pipelines_sleep_for_their_share_of_the_model(monkeypatch):
     monkeypatch.setattr(scaling, "asleep", lambda p, pipelines: asked.append((p, *pipelines)) or [
         2 * scaling.pipeline_seconds(p, *one) for one in pipelines])
     point = scaling.measure_pipeline(2, SMALL, (0.02, 0.04))
-    for stages, stage in ((1, 0), (2, 0), (2, 1)):      # which are timed awake
-        times = scaling.stage_seconds(SMALL.model, stages, stage, [1, 2])
-        assert [*times] == [1, 2] and min(map(min, times.values())) > 0
     assert asked == [(2, [4, 0.01, 0.02])] and point["asleep"] and point["tokens"] == 64
     assert sum(point["predicted"].values()) == pytest.approx(0.15) == point["seconds"] / 2
     assert scaling.predicted_rate(point) == pytest.approx(64 / 2 / 0.15)
@@ -90,6 +88,34 @@ def test_forward_and_backward_sleep_for_their_own_times(ranks):
     chapter("07_pipeline_parallel")  # or skip
     for found in ranks(2)(scaling.sleep_through, [[3, 0.01, 0.03], [1, 0, 0.05]]):
         assert len(found) == 2 and found[0] >= 0.16 and found[1] >= 0.1
+
+
+def test_a_stage_is_timed_forward_and_backward(monkeypatch):
+    """The right slice of the model, and the best of several, by a clock of our own."""
+    seven, slices = chapter("07_pipeline_parallel"), []
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+
+    class Stage(seven.Stage):
+        def __init__(self, module, in_halves):
+            super().__init__(module, in_halves)
+            self.calls = 0
+            slices.append([*dict(module.named_children())])
+
+        def forward(self, *given):
+            self.calls += 1
+            clock.now += 1 + 1 / self.calls
+            return super().forward(*given)
+
+        def backward(self, *given):
+            clock.now += 3 + 1 / self.calls
+            return super().backward(*given)
+
+    monkeypatch.setattr(seven, "Stage", Stage)
+    monkeypatch.setattr(scaling, "time", clock)
+    for stages, stage in ((2, 0), (2, 1)):
+        for seconds in scaling.stage_seconds(SMALL.model, stages, stage, [1, 2]).values():
+            assert seconds == pytest.approx((1, 3), abs=0.1)
+    assert slices == [["embedding", "block1"], ["block2", "head"]]
 
 
 def test_bubbles_are_measured_with_few_and_with_many_micro_batches(monkeypatch):

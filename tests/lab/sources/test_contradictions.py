@@ -2,9 +2,7 @@
 
 import pytest
 
-import common
 from lab import schedules
-from lab.bench.machines import MACHINES
 from lab.chapters import chapter
 from lab.sources import SOURCES, worked
 from lab.sources.contradictions import CONTRADICTIONS
@@ -28,23 +26,6 @@ def test_ours_are_the_numbers_of_the_words():
         7 / 16, 2048, 12.06, 24576, 130.4, 89.7, 13.69, 2550 / 16, 73440, 4, 2.27, 1, 0.668,
         2.96, 16, 870], rel=6e-3)
     assert f"{len(ours)} claims" in (ROOT / "pages/sources.md").read_text(encoding="utf-8")
-
-
-def test_tp_and_pp_count_a_number_as_a_byte_too():
-    """The playbook's conditions for tp and pp are those of chapters 05 and 07 with one byte per
-    number; 2 bytes double them."""
-    rates, h, t = MACHINES["H100, NVLink 4"], 8192, 8
-    flops, bandwidth = rates
-    hop = chapter("05").hop_over_matmul
-    told = (t - 1) / (2 * h) * flops / bandwidth
-    assert hop(h, t, 1, *rates) * (t - 1) / t == pytest.approx(told)
-    assert hop(h, t, 2, *rates) * (t - 1) / t == pytest.approx(2 * told)
-
-    cfg = common.Config(4, h, 64, 64, 1, 256, gated=True, ffn=4 * h)    # hardly any scores
-    told = flops / (32 * h * bandwidth)
-    blocks = chapter("07").blocks_to_hide
-    assert blocks(cfg, 1, *rates) == pytest.approx(told, rel=1e-3)
-    assert blocks(cfg, 2, *rates) == pytest.approx(2 * told, rel=1e-3)
 
 
 def test_bubbles_are_those_of_lists_that_run():
