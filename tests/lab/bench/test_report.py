@@ -113,7 +113,7 @@ def test_a_correct_run_is_the_same_as_one_gpu(ranks, tmp_path, world, flags):
     ("no all_reduce", "gradients "),
     ("local means", "loss in step"),
     ("norm counted twice", "gradient norm in step"),
-], 3))
+], 2))
 def test_a_planted_fault_is_caught_and_named(ranks, tmp_path, plant, named):
     (status, run, output), (other, _, _) = ranks(2)(train, FLOAT64, tmp_path, plant)
     assert status == 1 and other == 0

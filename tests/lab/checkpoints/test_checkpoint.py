@@ -174,8 +174,8 @@ def test_another_layout_goes_on(ranks, saved, tmp_path, before, after):
 
 # PyTorch's DDP sums in another order in its first step, in which it learns the order of gradients.
 @pytest.mark.parametrize("layout", sample(
-    ["03 zero3", "08 two hops", "muon deal", "02 bucket", "07 dualpipe-v", "09 cp", "muon torch",
-     "muon owner", "muon 09 zero1"], 3))  # fmt: skip
+    ["03 zero3", "muon deal", "08 two hops", "02 bucket", "07 dualpipe-v", "09 cp", "muon torch",
+     "muon owner", "muon 09 zero1"], 2))  # fmt: skip
 def test_the_same_bits_in_the_same_layout(ranks, saved, tmp_path, layout):
     assert off_after_going_on(ranks, saved, tmp_path, layout, layout) == 0
 
@@ -195,12 +195,13 @@ def test_packed_documents_go_on(ranks, saved, tmp_path, before, after):
         assert off_after_going_on(ranks, saved, tmp_path, before, after) < 1e-10
 
 
-@pytest.mark.parametrize(("fault", "before", "after"), sample([
+@pytest.mark.full
+@pytest.mark.parametrize(("fault", "before", "after"), [
     ("rounded", "03 zero3", "04 overlap"),
     ("no step count", "03 zero3", "05 megatron"),
     ("data repeated", "03 zero3", "05 megatron"),
     ("no momentum", "muon owner", "muon deal"),  # as if a shard's pieces had lost their names
-]))  # fmt: skip
+])  # fmt: skip
 def test_a_fault_of_the_reader_shows(ranks, saved, tmp_path, fault, before, after):
     assert off_after_going_on(ranks, saved, tmp_path, before, after, fault) > 1e-6
 
