@@ -12,10 +12,9 @@ import pytest
 from lab import chapters
 from lab.classroom import predict, questions
 from lab.planner import planning
-from tests.conftest import FULL, chapter, run_main, sample
+from tests.conftest import FULL, chapter, run_main
 
 PLANNER = "10_planner"  # which runs nothing
-RUN = sorted({*chapters.NAMES} - {PLANNER}, key=lambda name: name[:2] != "00")
 
 
 def dialogue(monkeypatch, capsys, typed, *flags):
@@ -69,7 +68,8 @@ def measured(record, name):
     return next(check["measured"] for check in record["checks"] if check["name"] == name)
 
 
-@pytest.mark.parametrize("name", sample(RUN))
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name in chapters.NAMES if name != PLANNER])
 def test_a_run_of_these_sizes_measures_it(ranks, tmp_path, name):
     """The command that is shown, of the first seed with small sizes; each row that is named."""
     for seed in range(100):

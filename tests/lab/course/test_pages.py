@@ -8,17 +8,16 @@ from lab.course import answers, midterm, pages, project, times
 from lab.course.week import TABLE
 from lab.course.weeks import WEEKS
 from lab.page import markdown
-from tests.conftest import ROOT
+from tests.conftest import FULL, ROOT
 from tests.faults import FAULTS, Graded
 
 PAGES = markdown.pages()
 
 
-def test_the_pages_are_those_that_are_computed(tmp_path):
+def test_the_pages_are_those_that_are_computed():
     """If not: `python -m lab.syllabus --pages pages`, and commit what it writes."""
-    stale = [name for name, path in zip(pages.names(), pages.write(tmp_path), strict=True)
-             if path.read_text(encoding="utf-8") != PAGES[name].text]
-    assert not stale
+    names = pages.names() if FULL else ["points.md", "teacher/office-hours.md"]
+    assert not [name for name in names if pages.make(name) != PAGES[name].text]
 
 
 def lines_of_solution(number):

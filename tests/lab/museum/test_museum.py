@@ -12,7 +12,7 @@ from lab.classroom import checks, hunt
 from lab.museum import __main__ as command
 from lab.museum import observe, published
 from lab.museum.exhibit import Exhibit
-from tests.conftest import ROOT, sample
+from tests.conftest import FULL, ROOT, sample
 
 EXHIBITS = [exhibit for those in museum.exhibits().values() for exhibit in those]
 
@@ -58,12 +58,17 @@ def cost(exhibit):
     pytest.param(exhibit, id=f"{room}-{exhibit.number}")
     for room, those in museum.exhibits().items() for exhibit in sample(sorted(those, key=cost))])
 def test_an_exhibit_is_caught_by_what_it_names(exhibit):
-    """`make test` plays the first one of each room that needs the fewest ranks."""
+    """`make test` plays the first one of each room that needs the fewest ranks; and not the run
+    without its bug, in which nothing must be caught."""
     flags = observe.flags_of(exhibit, "sgd")
     if observe.trains(exhibit) and not exhibit.before:
         flags += " --steps=5"  # as many as are compared
-    right, planted = observe.play_both(exhibit, flags)
-    assert (right.status, right.caught) == (0, ()), right.said
+    if FULL:
+        right, planted = observe.play_both(exhibit, flags)
+        assert (right.status, right.caught) == (0, ()), right.said
+    else:
+        planted = observe.play(exhibit.file, observe.sources(exhibit)[1], exhibit.ranks, flags,
+                               exhibit.chapter, exhibit.before, exhibit.rehearsal)
     assert planted.status == 1 and {*exhibit.caught_by} <= {*planted.caught}, planted
     assert not {*exhibit.blind} & {*planted.caught}, planted
 
