@@ -1,9 +1,8 @@
-"""benchmarks/time_chapters.py: its pairs, on a CPU and on GPUs."""
+"""The benchmarks: what they compare, and how they measure it, on a CPU and on GPUs."""
 
 import contextlib
 import itertools
 import os
-import re
 import statistics
 import sys
 import time
@@ -18,14 +17,26 @@ import common
 from benchmarks import draw_batch, results, time_chapters, time_checkpoints
 from lab import schedules
 from lab.bench import meters, report
-from lab.checkpoints import checkpoint, saving, storage
+from lab.checkpoints import saving
 from lab.cli import strict
 from lab.planner import batch as planned_batch
-from tests.conftest import TEXT, chapter, no_flags
+from tests.conftest import TEXT, chapter, no_flags, sample
 from tests.support import programs
 
+TINY = ["--layers=1", "--dim=16", "--heads=2", "--kv-heads=2", "--seq=8", f"--data={TEXT}",
+        "--device=cpu"]  # fmt: skip
 
-@pytest.mark.parametrize("gpus", [0, 1, 4, 8])
+
+def accepted(name, ranks, flags):
+    """The arguments of a chapter that takes them."""
+    module = chapter(name)
+    args = strict.parse(module.__file__, "", module.VARIANTS, getattr(module, "flags", no_flags),
+                        flags)
+    module.requires(args, ranks)
+    return args
+
+
+@pytest.mark.parametrize("gpus", sample([8, 0, 1, 4], 2))
 def test_the_chapters_take_the_flags_of_every_pair(monkeypatch, gpus):
     """With shapes for GPUs where every rank has one; and both sides in equal micro-batches."""
     gpu = types.SimpleNamespace(total_memory=80 << 30)
@@ -36,31 +47,30 @@ def test_the_chapters_take_the_flags_of_every_pair(monkeypatch, gpus):
         sizes = set()
         for side in sides:
             of_side, own = time_chapters.of_chapter(name, side)
-            module, flags = chapter(of_side), ["--no-verify", *both.split(), *own]
-            flags = [flag for flag in flags if flag != "--serial"]  # that is the benchmark's own
-            args = strict.parse(module.__file__, "", module.VARIANTS,
-                             getattr(module, "flags", no_flags), flags)
-            module.requires(args, ranks)
+            flags = ["--no-verify", *both.split(), *own]
+            args = accepted(of_side, ranks, [flag for flag in flags if flag != "--serial"])
             assert (args.model.dim == 1024) == (gpus >= ranks)
             sizes.add((args.batch, args.micro_batch))
         assert len(sizes) == 1
+    for name, ranks, flags in time_checkpoints.RUNS:
+        accepted(name, ranks, ["--device=cpu", "--no-verify", *flags.split()])
 
 
-@pytest.mark.parametrize(("benchmark", "flags", "line"), [
-    (time_chapters, "--only=99", "--only 99 begins the name of no chapter; --only 01 would work"),
-    (time_chapters, "--only=04 -- --dim=100",
-     "--dim 100 is not a multiple of 2 x --heads .* = 16; --dim 112 would work"),
-    (time_checkpoints, "--only=09 -- --batch=6", "--batch 6 is not a multiple of .* would work"),
-    (time_chapters, "--record",
-     "--record cannot write /proc/version: .*; without --record would work"),
-])  # fmt: skip
-def test_what_a_run_would_refuse_is_refused_before_the_first(monkeypatch, capsys, benchmark, flags,
-                                                             line):  # fmt: skip
+def test_what_a_run_would_refuse_is_refused_before_the_first(monkeypatch, capsys):
     monkeypatch.setattr(results, "RESULTS", Path("/proc/version"))
-    monkeypatch.setattr(benchmark, "measure", None)
-    with pytest.raises(SystemExit, match="2"):
-        benchmark.main(flags.split())
-    assert re.fullmatch(f"error: {line}\n", capsys.readouterr().err)
+    for benchmark, flags, named in (
+        (time_chapters, "--only=04 -- --dim=100", "--dim 112 would work"),
+        (time_checkpoints, "--only=09 -- --batch=6", "--batch 6 "),
+        (time_chapters, "--record", "without --record would work"),
+    ):
+        monkeypatch.setattr(benchmark, "measure", None)
+        with pytest.raises(SystemExit, match="2"):
+            benchmark.main(flags.split())
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and named in error and error.count("\n") == 1
+
+
+# ----------------------------------------------------------------------------------------- pairs
 
 
 @pytest.fixture
@@ -82,14 +92,13 @@ def warm(monkeypatch, tmp_path):
 
 def test_a_pair_in_the_same_process(warm):
     """The smallest one, of two chapters, as it is measured, with a clock in the first one."""
-    sides = [["--steps=5", "--layers=1", "--dim=16", "--heads=2", "--kv-heads=2", "--seq=8",
-              "--no-verify", f"--data={TEXT}", "--device=cpu", f"--attention={core}"]
+    sides = [["--steps=5", "--no-verify", *TINY, f"--attention={core}"]
              for core in ("plain", "sdpa")]
     names = "08_expert_parallel", "02_data_parallel"
     measured = time_chapters.measure(1, *zip(names, sides), clocked=True)
     assert [len(ms) for ms in measured["ms"]] == [2, 2]
     assert measured["tokens"] == 8 * 8
-    sorting, matmuls = measured["operators"].values()           # a dense model sorts nothing
+    sorting, matmuls = measured["operators"].values()  # a dense model sorts nothing
     assert 0 < sorting and 0 < matmuls and sorting + matmuls < statistics.mean(measured["ms"][0])
 
 
@@ -100,10 +109,10 @@ def play_pair(pair):
         return time_chapters.play_pair(pair)
 
 
+@pytest.mark.full
 def test_a_pair_on_two_ranks(ranks):
     """Each side in a thread, where no signal can be handled."""
-    flags = ["--steps=5", "--layers=1", "--dim=16", "--heads=2", "--kv-heads=2", "--seq=8",
-             "--no-verify", f"--data={TEXT}", "--device=cpu"]  # fmt: skip
+    flags = ["--steps=5", "--no-verify", *TINY]
     sides = [("02_data_parallel", [*flags, f"--variant={name}"]) for name in ("naive", "bucket")]
     for measured in ranks(2)(play_pair, {"sides": sides, "clocked": False}):
         assert [len(ms) for ms in measured["ms"]] == [2, 2] and measured["alone"] > 0
@@ -119,54 +128,50 @@ def test_the_measuring_thread_has_the_device_of_its_rank(monkeypatch):
     assert time_chapters.communication_alone(run, {}) == 1000 and chosen == [device]
 
 
-def hops_of_a_pipeline():
+def communicate_alone(totals):
+    """For a rank: what the busiest sends, which it then sends when nothing else runs; metered."""
+    everyones = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, totals[dist.get_rank()])
+    busiest = time_chapters.busiest(everyones)
+    run = types.SimpleNamespace(device=torch.device("cpu"), world=dist.get_world_size(),
+                                rank=dist.get_rank(), now=time.perf_counter)
+    with meters.CommMeter() as meter:
+        assert time_chapters.communication_alone(run, busiest) > 0
+    return list(busiest.items()), meter.total
+
+
+@pytest.mark.full
+def test_ranks_that_send_unequally_send_as_the_busiest_when_nothing_else_runs(ranks):
     """The middle one of three ranks sends twice as often, and the first sums something first; the
     later a rank, the more of its rows go to others."""
-    rank = dist.get_rank()
-    sent = {"calls": 16 if rank == 1 else 8, "wire_bytes": 6400 if rank == 1 else 3200}
-    total = {"send": sent, "all_to_all": {"calls": 5, "wire_bytes": 100 * rank}}
-    if rank == 0:
-        total["all_reduce"] = {"calls": 1, "wire_bytes": 4}
-    everyones = [None] * 3
-    dist.all_gather_object(everyones, total)
-    busiest = time_chapters.busiest(everyones)
-    run = types.SimpleNamespace(device=torch.device("cpu"), world=3, rank=rank,
-                                now=time.perf_counter)
-    return list(busiest.items()), time_chapters.communication_alone(run, busiest)
-
-
-def test_ranks_that_send_unequally_send_as_the_busiest_when_nothing_else_runs(ranks):
-    for busiest, milliseconds in ranks(3)(hops_of_a_pipeline):
+    totals = [{"send": {"calls": calls, "wire_bytes": 400 * calls},
+               "all_to_all": {"calls": 5, "wire_bytes": 100 * rank}}
+              for rank, calls in enumerate((8, 16, 8))]
+    totals[0]["all_reduce"] = {"calls": 1, "wire_bytes": 4}
+    for busiest, _ in ranks(3)(communicate_alone, totals):
         assert busiest == [("all_reduce", (1, 4)), ("all_to_all", (5, 200)), ("send", (16, 6400))]
-        assert milliseconds > 0
 
 
-@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+@pytest.mark.parametrize("op", sample(["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]))
 def test_alone_a_collective_puts_as_much_on_the_wire(ranks, op):
     """As in the step, whatever the group that it went through there."""
-    calls, total = ranks(2)(metered_alone, op)[0]
-    assert calls == {op} and total["calls"] == 15 * 3 and total["wire_bytes"] == 15 * 2400
+    sent = {op: {"calls": 3, "wire_bytes": 2400}}
+    (_, total), _ = ranks(2)(communicate_alone, [sent, sent])
+    assert [*total] == [op]
+    assert total[op]["calls"] == 15 * 3 and total[op]["wire_bytes"] == 15 * 2400
 
 
-def metered_alone(op):
-    run = types.SimpleNamespace(device=torch.device("cpu"), world=2, rank=dist.get_rank(),
-                                now=time.perf_counter)
-    with meters.CommMeter() as meter:
-        time_chapters.communication_alone(run, {op: (3, 2400)})
-    return set(meter.total), meter.total[op]
-
-
-def test_the_clock_of_operators(monkeypatch):
+def test_the_clock_of_operators():
     """Forward and backward; rows that are joined, and neither heads nor gradients. A tick each."""
     rows = torch.ones(4, 3, requires_grad=True)
     ticks = itertools.count()
     with time_chapters.OperatorClock(lambda: next(ticks)) as clock:
-        order = torch.tensor([2, 0, 1, 3]).argsort(stable=True)                     # sort
-        there = rows[order]                                                         # index
-        torch.cat([there, there]).sum().backward()      # cat; and backward: new_zeros, index_put
+        order = torch.tensor([2, 0, 1, 3]).argsort(stable=True)  # sort
+        there = rows[order]  # index
+        torch.cat([there, there]).sum().backward()  # cat; and backward: new_zeros, index_put
         torch.cat([rows.flatten(), rows.flatten()])
         torch.cat([rows[None], rows[None]])
-        rows.detach() @ rows.detach().T                                             # mm
+        rows.detach() @ rows.detach().T  # mm
     assert clock.seconds == {"sorting and copying": 5, "matmuls": 1}
 
 
@@ -176,11 +181,7 @@ def test_of_experts_and_of_the_dense_model_a_token_takes_as_many_flops(monkeypat
     runs = []
 
     def measure(ranks, *sides):
-        for name, flags in sides:
-            module = chapter(name)
-            own = getattr(module, "flags", no_flags)
-            runs.append(strict.parse(module.__file__, "", module.VARIANTS, own, flags))
-            module.requires(runs[-1], ranks)
+        runs.extend(accepted(name, ranks, flags) for name, flags in sides)
         return {"tokens": 1000, "ms": [[40, 50, 90], [20, 25, 30]],
                 "loads": [[[1.0, 3, 0, 1, 1, 1, 1, 0]], [[1.0] * 8]]}
 
@@ -194,18 +195,7 @@ def test_of_experts_and_of_the_dense_model_a_token_takes_as_many_flops(monkeypat
         True] + 2 * [False]
 
 
-def test_the_shares_of_operators_are_of_a_step_without_a_clock(monkeypatch):
-    def measure(ranks, first, second, clocked):
-        assert first == second and clocked
-        return {"ms": [[900] * 3, [90, 100, 200]],
-                "operators": {"sorting and copying": 5.0, "matmuls": 50.0}}
-
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(time_chapters, "measure", measure)
-    shape = time_chapters.SHAPES["cpu"]["experts"]
-    _, header, _, *rows = time_chapters.shares(9, [])
-    assert header == "| flags | a step, ms | sorting and copying | matmuls |"
-    assert rows == [f"| {shape} --experts={experts} | 100.0 | 5% | 50% |" for experts in (8, 32)]
+# ------------------------------------------------------------------------------- sleeping pipelines
 
 
 def sleep(seconds, passed=[0.0]):  # noqa: B006 (its memory)
@@ -243,50 +233,26 @@ def test_in_the_sleeping_table_every_rank_works_equally_long(monkeypatch):
     _, _, _, *rows = time_chapters.sleeping(["--device=cpu", "--seed=1"])
     work = {8 * time_chapters.SLEEP_MS}
     assert seen == [(variant, "cpu", work) for variant in module.VARIANTS if variant != "torch"]
-    assert rows[:2] == ["| 1f1b | 330 | 120 | 2.75 | 1.00 | 1.00 |",
-                        "| naive | 360 | 140 | 2.57 | 1.09 | 1.17 |"]
+    assert rows[1] == "| naive | 360 | 140 | 2.57 | 1.09 | 1.17 |"
 
 
-def test_the_chapters_take_the_flags_of_every_run_that_saves():
-    for name, ranks, flags in time_checkpoints.RUNS:
-        module = chapter(name)
-        args = strict.parse(module.__file__, "", module.VARIANTS, getattr(module, "flags",
-                                                                          no_flags),
-                         ["--device=cpu", "--no-verify", *flags.split()])
-        module.requires(args, ranks)
+# -------------------------------------------------------------------------- checkpoints and batches
 
 
-def saves_in_turn(name, flags, folder):
-    """For a rank of the pool: what is measured; and on rank 0, what is gathered at the end, and
-    what a checkpoint has then."""
-    with pytest.MonkeyPatch.context() as patch:             # the pool's other tests have their own
+def play_saves(name, flags):
+    """For a rank of the pool, whose other tests have their own Saver and Run."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(saving, "Saver", saving.Saver)
         patch.setattr(report, "Run", report.Run)
-        measured = time_checkpoints.play(name, 2, [*flags, f"--save={folder / 'in turn'}"])
-    saver, path = time_checkpoints.InTurn.last, folder / "step-000001"
-    about = {"step": 1, "run": {}, "text": "", "biases": False, "remembered": {},
-             "by": [name, "hand", 2]}
-    state = checkpoint.state_of(saver.run.optimizers, {})
-    checkpoint.save(path, state, about, 1, dist.group.WORLD)
-    parts = time_checkpoints.held(saver.run.optimizers)
-    whole = time_checkpoints.gathered(parts, time_checkpoints.who_sends(parts), dist.group.WORLD)
-    if dist.get_rank() > 0:
-        return measured, whole, None
-    saved = checkpoint.Checkpoint(path, storage.read_index(path))
-    return measured, whole, {name: saved.value(name, torch.empty(tensor["shape"]))
-                             for name, tensor in saved.index["tensors"].items()}
+        return time_checkpoints.play(name, 2, flags)
 
 
-@pytest.mark.parametrize(("name", "own"), [("03_zero", "--variant=zero3"),
-                                           ("04_tensor_parallel", "--variant=megatron")])
-def test_both_ways_of_saving_have_the_same_tensors(ranks, tmp_path, name, own):
-    """Shards that end anywhere, and rectangles of which some are replicated; as it is measured."""
-    flags = ["--layers=1", "--dim=16", "--heads=2", "--kv-heads=2", "--seq=8", "--batch=2",
-             "--vocab=131", f"--data={TEXT}", "--device=cpu", own]
-    (measured, whole, saved), (_, nothing, _) = ranks(2)(saves_in_turn, name, flags, tmp_path)
-    assert nothing == {} and len(whole) == len(saved) > 0
-    for name, tensor in saved.items():
-        assert torch.equal(tensor, whole[name]), name
+@pytest.mark.parametrize(("name", "own"), sample([("03_zero", "--variant=zero3"),
+                                                  ("04_tensor_parallel", "--variant=megatron")]))
+def test_both_ways_of_saving_write_as_much(ranks, tmp_path, name, own):
+    """Shards that end anywhere, and rectangles of which some are replicated."""
+    flags = [*TINY, "--batch=2", "--vocab=131", own, f"--save={tmp_path}"]
+    measured, _ = ranks(2)(play_saves, name, flags)
     assert len(measured["ours"]) == len(measured["theirs"]) == 2
     for save in measured["ours"]:
         assert len(save["before"]) == time_checkpoints.QUIET and save["during"]
@@ -294,20 +260,15 @@ def test_both_ways_of_saving_have_the_same_tensors(ranks, tmp_path, name, own):
     assert measured["bytes"][0] == measured["bytes"][1] > 12 * measured["parameters"]
 
 
-def test_the_tables_of_saves(monkeypatch):
+def test_what_saves_cost():
     """The ratio is of the first step with a save in flight; the cost has all of those, and what
     training waits for."""
     ours = [{"before": [0.1, 0.2, 0.3], "during": [0.5, 0.3], "waits": 0.02, "on disk": 0.72},
             {"before": [0.2, 0.2, 0.2], "during": [0.3], "waits": 0.04, "on disk": 0.34}]
-    measured = {"ours": ours, "theirs": [1.0, 1.12], "bytes": (700, 700), "parameters": 10}
-    seen = []
-    monkeypatch.setattr(time_checkpoints, "measure", lambda *told: seen.append(told) or measured)
-    runs = [("03_zero", 2, "--dim=8")]
-    _, _, _, row, _, _, _, saves = time_checkpoints.tables(runs, 2, ["--seed=1"])
-    assert seen == [("03_zero", 2, 2, ["--dim=8", "--seed=1"])]
-    assert row.endswith("| 200 (200 to 200) | 400 (350 to 450) | 2.00 | 280 (210 to 350) |")
-    assert saves == ("| 03_zero | --dim=8 | 10 | 700 | 700 | 30 (25 to 35) | 1060 (1030 to 1090) "
-                     "| 0.03 | 530 (435 to 625) | 0.50 | 0 |")
+    before, first, ratio, costs = time_checkpoints.of_steps({"ours": ours})
+    assert sorted(before) == pytest.approx([100, 200, 200, 200, 200, 300])
+    assert first == pytest.approx([500, 300]) and ratio == pytest.approx(2)
+    assert costs == pytest.approx([420, 140])
 
 
 def test_the_batch_is_measured_by_its_parts():

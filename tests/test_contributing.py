@@ -24,6 +24,16 @@ assert case.name == "12_copy" and len(asked) == 5
 assert chapters.rooms_with("figure")["12"].OF == "12_copy"
 assert "12_copy.html" in reading.Course().site()
 """
+GRADES = """
+from lab.classroom import checks, exercises, grading, students
+from tests.faults import EXERCISES, wrong_answers
+
+checks.warm_up()
+[fault] = wrong_answers("02.10")
+for source in exercises.solution("02_data_parallel"), fault.planted():
+    file = students.File("02_data_parallel", None, *students.without_faults(source))
+    print(grading.grade_exercise(EXERCISES["02.10"][1], file)[0])
+"""
 
 
 def added(source, where, name, lines):
@@ -42,42 +52,38 @@ def copy(tmp_path_factory):
     ignored = shutil.ignore_patterns(".*", "runs", "figures", "__pycache__")
     shutil.copytree(ROOT, folder, ignore=ignored)
     blocks = BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text())
-    assert len(blocks) == 4
+    assert len(blocks) >= 4
     for file, where, name, lines in blocks:
         path = folder / file
         path.write_text(added(path.read_text(), where, name, lines))
+    shutil.copy(ROOT / "pyproject.toml", folder)
     return folder
 
 
-def run(folder, *words, **more):
-    ran = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True,
-                         env=os.environ | more)
-    return ran.returncode, ran.stdout + ran.stderr
+def run(folder, *words):
+    """What a program prints; its status is 0."""
+    ran = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
 
 
-def test_the_exercise_is_asked_and_its_answers_are_graded(copy):
-    status, said = run(copy, "-m", "lab.exercises", "02.10", "--hint=2")
-    assert status == 0 and "02.10" in said and "of the third number wire_bytes knows" in said
-    files = [f"tests/lab/classroom/test_{name}.py" for name in ("exercises", "grade")]
-    status, said = run(copy, "-m", "pytest", "-v", *files, "tests/faults", "-k",
-                       "table_is_sound or with_holes and 02_data or 02.10", FULL="1")
-    assert status == 0 and len(re.findall(r"\[02\.10-\d+\] PASSED", said)) == 2, said
+def test_the_exercise_is_asked_and_the_examples_have_our_style(copy):
+    assert "02.10" in run(copy, "-m", "lab.exercises", "02.10", "--hint=2")
+    if shutil.which("ruff", path=os.path.dirname(sys.executable)):
+        run(copy, "-m", "ruff", "check", "lab/chapters/02", "tests/faults")
+
+
+@pytest.mark.full
+def test_answers_are_graded(copy):
+    assert run(copy, "-c", GRADES) == "✓\n✗\n"
 
 
 @pytest.mark.full
 def test_the_exhibit_is_caught(copy):
-    status, said = run(copy, "-m", "lab.museum", "torchtitan#2206")
-    assert status == 0 and "1 of 1 caught" in said, said
+    assert "1 of 1 caught" in run(copy, "-m", "lab.museum", "torchtitan#2206")
 
 
-def test_the_examples_have_our_style(copy):
-    shutil.copy(ROOT / "pyproject.toml", copy)
-    if run(copy, "-m", "ruff", "--version")[0]:
-        pytest.skip("there is no ruff")
-    status, said = run(copy, "-m", "ruff", "check", "lab/chapters/02", "tests/faults")
-    assert status == 0, said
-
-
+@pytest.mark.full
 def test_a_chapter_is_found_by_its_file_and_its_folder(copy):
     text = (copy / "02_data_parallel.py").read_text()
     (copy / "12_copy.py").write_text(text)
@@ -85,5 +91,4 @@ def test_a_chapter_is_found_by_its_file_and_its_folder(copy):
     for path in (copy / "lab/chapters/12").glob("*.py"):
         source = path.read_text().replace("02_data_parallel", "12_copy")
         path.write_text(source.replace('"02.', '"12.'))
-    status, said = run(copy, "-c", FINDS_ALL)
-    assert status == 0, said
+    run(copy, "-c", FINDS_ALL)

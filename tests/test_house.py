@@ -1,4 +1,4 @@
-"""The house: who imports whom, what a chapter may say to its run, and how long a file is."""
+"""The house: who imports whom, and what a chapter may say to its run."""
 
 import ast
 import functools
@@ -11,17 +11,11 @@ from lab.bench import collectives, formulas, report
 from lab.cli import commands
 from tests.conftest import CHAPTERS, ROOT, chapter, chapter_names, training_chapters
 
-EVERY = pytest.mark.parametrize("name", chapter_names())
-LONGEST = {"common": 532, "00_collectives": 430, "01_single_gpu": 580, "02_data_parallel": 400,
-           "03_zero": 580, "04_tensor_parallel": 510, "05_sequence_parallel": 550,
-           "06_context_parallel": 620, "07_pipeline_parallel": 730, "08_expert_parallel": 770,
-           "09_5d": 1060, "10_planner": 700, "11_muon": 580}  # never more
 CONTRACT = {"args", "rank", "world", "device", "dtype", "mesh", "draw", "optimizer", "mixed",
             "batches", "measure", "span", "log"}  # what a chapter may say to its run
-WITHOUT_MODEL = {"args", "rank", "world", "device", "dtype"}  # what one that trains none may say
+WITHOUT_MODEL = {"args", "rank", "world", "device", "dtype"}  # if it trains none
 LAB = sorted((ROOT / "lab").rglob("*.py"))
-TESTS = sorted((ROOT / "tests").rglob("*.py"))
-IMPORTS = {  # {room of lab/, or its commands: what it imports of the rest of lab/}
+IMPORTS = {  # {room of lab/, or its commands: what it imports from the rest of lab/}
     "cli": "bench.anatomy chapters",
     "bench": "cli chapters checkpoints classroom.simulate pictures planner schedules",
     "chapters": "bench classroom cli museum.exhibit planner schedules typecheck warps",
@@ -37,6 +31,8 @@ IMPORTS = {  # {room of lab/, or its commands: what it imports of the rest of la
     "commands": "bench chapters checkpoints classroom cli course here schedules sources speed "
                 "typecheck",
 }
+LOADERS = {  # they load what has no name to import, or what a student wrote
+    "chapters/__init__.py", "classroom/checks.py", "bench/ranks.py", "page/without_torch.py"}
 
 
 @functools.cache
@@ -58,118 +54,84 @@ def imports(tree, inside_functions=True):
     return names
 
 
+@functools.cache
+def imported(path, inside_functions=True):
+    return imports(parsed(path), inside_functions)
+
+
+def packages(names):
+    return {name.split(".")[0] for name in names}
+
+
 def ours(names):
-    """Those of this project, without what is below a package."""
+    """The top-level names of this project."""
     folders = {path.parent.name for path in ROOT.glob("*/*.py")}
-    own = {path.stem for path in ROOT.glob("*.py")} | folders
-    return {name.split(".")[0] for name in names} & own
-
-
-def test_imports_are_found_wherever_they_are():
-    tree = ast.parse("import a.b\nif 1:\n    from c import d as e\ndef f():\n    import g\n")
-    assert imports(tree) == {"a.b", "c", "c.d", "g"}
-    assert imports(tree, inside_functions=False) == {"a.b", "c", "c.d"}
-    assert ours({"lab.report", "torch", "common", "kernels.elu"}) == {"lab", "common", "kernels"}
-
-
-@EVERY
-def test_a_chapter_imports_common_and_nothing_else_of_ours(name):
-    tree = parsed(CHAPTERS / f"{name}.py")
-    allowed = {"common", "kernels"} if name[:2] in ("01", "05", "06", "08") else {"common"}
-    assert ours(imports(tree)) <= allowed
-    assert ours(imports(tree, inside_functions=False)) <= {"common"}  # kernels: behind a flag
-    assert not {"matplotlib", "importlib"} & {name.split(".")[0] for name in imports(tree)}
-
-
-def test_common_imports_lab_in_a_function_alone():
-    tree = parsed(ROOT / "common.py")
-    assert ours(imports(tree)) == {"lab"} and not ours(imports(tree, inside_functions=False))
+    return packages(names) & ({path.stem for path in ROOT.glob("*.py")} | folders)
 
 
 def within_lab(path):
     return path.relative_to(ROOT / "lab").as_posix()
 
 
-def room_of(path):
-    """Of a file of lab/."""
-    first, *others = within_lab(path).split("/")
-    return first if others else "commands"
+def test_a_chapter_imports_common_and_nothing_else_of_ours():
+    """And kernels, behind a flag; common imports lab/ where that lies beside it."""
+    for name in chapter_names():
+        path = CHAPTERS / f"{name}.py"
+        allowed = {"common", "kernels"} if name[:2] in ("01", "05", "06", "08") else {"common"}
+        assert ours(imported(path)) <= allowed, name
+        assert ours(imported(path, False)) <= {"common"}, name
+        assert not {"matplotlib", "importlib"} & packages(imported(path)), name
+    assert ours(imported(ROOT / "common.py")) == {"lab"}
+    assert not ours(imported(ROOT / "common.py", False))
+    planner = CHAPTERS / "10_planner.py"
+    if planner.exists():  # it needs no torch
+        names = imported(planner) | imported(ROOT / "lab/planner/planning.py")
+        assert ours(names) == {"lab"} and "torch" not in names
 
 
-@pytest.mark.parametrize("path", LAB, ids=within_lab)
-def test_lab_takes_chapters_from_their_registry(path):
-    """Their names begin with digits, so that nobody else can import them without importlib; what a
-    student has written is loaded by the classroom, programs are run on ranks, and a browser finds
-    names in place of torch."""
-    names = imports(parsed(path))
-    assert ours(names) <= {"common", "lab"}
-    if within_lab(path) not in ("chapters/__init__.py", "classroom/checks.py", "bench/ranks.py",
-                                "page/without_torch.py"):
-        assert not {"importlib", "runpy"} & {name.split(".")[0] for name in names}
-
-
-@pytest.mark.parametrize("path", LAB, ids=within_lab)
-def test_a_room_imports_the_rooms_below_it(path):
-    names, room = imports(parsed(path)), room_of(path)
-    allowed = tuple(f"lab.{other}." for other in ["ROOT", room, *IMPORTS[room].split()])
-    for name in names:
-        is_parent = any(other.startswith(f"{name}.") for other in names)
-        if name.startswith("lab.") and not is_parent:
-            assert f"{name}.".startswith(allowed), f"{within_lab(path)} imports {name}"
-
-
-def offered():
-    """What lab/bench and lab/cli offer to the other rooms: each (module, name) that one uses."""
-    found = set()
-    for path in (*LAB, *ROOT.glob("benchmarks/*.py")):
-        room, modules = room_of(path) if path.is_relative_to(ROOT / "lab") else None, {}
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.ImportFrom) and node.module in ("lab.bench", "lab.cli"):
-                modules |= {alias.asname or alias.name: f"{node.module}.{alias.name}"
-                            for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module.startswith(
-                    ("lab.bench.", "lab.cli.")):
-                found |= {(node.module, alias.name, room) for alias in node.names}
-        found |= {(modules[node.value.id], node.attr, room) for node in ast.walk(parsed(path))
-                  if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-                  and node.value.id in modules}
-    return {(module, name) for module, name, room in found if module.split(".")[1] != room}
-
-
-def test_what_is_offered_to_other_rooms_says_what_it_takes_and_gives():
-    """Each function has a docstring, and a type for each of its arguments."""
-    seen = 0
-    for module, name in sorted(offered()):
-        path = ROOT / f"{module.replace('.', '/')}.py"
-        for node in parsed(path).body if path.exists() else ():
-            if isinstance(node, ast.FunctionDef) and node.name == name:
-                seen += 1
-                arguments = [*node.args.args, *node.args.kwonlyargs]
-                assert ast.get_docstring(node), f"{module}.{name}"
-                assert all(one.annotation for one in arguments), f"{module}.{name}"
-    assert seen > 50
-
-
-def test_a_room_of_a_chapter_is_imported_by_itself_alone():
+def test_a_room_imports_the_rooms_below_it():
+    """It imports a room of a chapter by no means, and chapters from their registry."""
     for path in LAB:
-        for name in imports(parsed(path)):
+        file = within_lab(path)
+        room = file.split("/")[0] if "/" in file else "commands"
+        allowed = tuple(f"lab.{other}." for other in ["ROOT", room, *IMPORTS[room].split()])
+        names = imported(path)
+        assert ours(names) <= {"common", "lab"}, file
+        assert file in LOADERS or not {"importlib", "runpy"} & packages(names), file
+        for name in names:
+            is_parent = any(other.startswith(f"{name}.") for other in names)
+            if name.startswith("lab.") and not is_parent:
+                assert f"{name}.".startswith(allowed), f"{file} imports {name}"
             if name.startswith("lab.chapters.") and name.count(".") > 2:
-                assert path.parent.name == name.split(".")[2], path
+                assert path.parent.name == name.split(".")[2], f"{file} imports {name}"
 
 
-@pytest.mark.parametrize("path", LAB, ids=within_lab)
-def test_matplotlib_is_imported_where_something_is_drawn(path):
-    tree = parsed(path)
-    libraries = {name.split(".")[0] for name in imports(tree)}
-    assert "matplotlib" not in {name.split(".")[0] for name in imports(tree, False)}
-    assert "matplotlib" not in libraries or path.name in ("drawing.py", "figure.py")
+def test_what_is_imported_at_the_top_goes_in_no_circle():
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+             for path in LAB}
+    known = set()  # of these, nothing leads back
+
+    def visit(name, above):
+        assert name not in above, f"{' imports '.join([*above, name])}"
+        if name not in known:
+            for other in sorted(imported(files[name], False) & files.keys() - {"lab", name}):
+                if not name.startswith(f"{other}."):  # what is in a package may import it
+                    visit(other, [*above, name])
+            known.add(name)
+
+    for name in files:
+        visit(name, [])
 
 
-def test_pictures_are_imported_by_the_page_and_where_a_run_is_drawn():
+def test_matplotlib_is_imported_where_something_is_drawn():
+    for path in LAB:
+        assert "matplotlib" not in packages(imported(path, False)), path
+        assert "matplotlib" not in packages(imported(path)) or path.name in (
+            "drawing.py", "figure.py"), path
     for path in (ROOT / "common.py", *LAB, *CHAPTERS.glob("*.py"), *ROOT.glob("kernels/*.py")):
-        if "lab.pictures" in imports(tree := parsed(path)):
+        if "lab.pictures" in imported(path):
             assert path.parent.name in ("bench", "page"), path
-            assert path.parent.name == "page" or "lab.pictures" not in imports(tree, False), path
+            assert path.parent.name == "page" or "lab.pictures" not in imported(path, False), path
 
 
 def test_lab_itself_has_commands_alone():
@@ -180,16 +142,15 @@ def test_lab_itself_has_commands_alone():
         assert is_command == (flat or path.stem == "__main__"), path
 
 
-@EVERY
-def test_a_chapter_says_nothing_to_its_run_but_the_contract(name):
-    functions = [node for node in ast.walk(parsed(CHAPTERS / f"{name}.py"))
-                 if isinstance(node, ast.FunctionDef)
-                 and "run" in [argument.arg for argument in node.args.args]]
-    said = {node.attr for function in functions for node in ast.walk(function)
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-            and node.value.id == "run"}
-    assert said and said <= CONTRACT
-    assert name in training_chapters() or said <= WITHOUT_MODEL
+def test_a_chapter_says_nothing_to_its_run_but_the_contract():
+    for name in chapter_names():
+        functions = [node for node in ast.walk(parsed(CHAPTERS / f"{name}.py"))
+                     if isinstance(node, ast.FunctionDef)
+                     and "run" in [argument.arg for argument in node.args.args]]
+        said = {node.attr for function in functions for node in ast.walk(function)
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+                and node.value.id == "run"}
+        assert said and said <= (CONTRACT if name in training_chapters() else WITHOUT_MODEL), name
 
 
 @pytest.mark.parametrize("run", [common.Run, report.Run])
@@ -206,46 +167,23 @@ def assigned(run):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}  # fmt: skip
 
 
-def test_the_planner_needs_no_torch_and_of_ours_its_command_line_alone():
-    path = CHAPTERS / "10_planner.py"
-    if not path.exists():
-        pytest.skip("there is no 10_planner.py")
-    names = imports(parsed(path)) | imports(parsed(ROOT / "lab/planner/planning.py"))
-    assert ours(names) == {"lab"} and "torch" not in names
+def test_the_bottom_of_a_chapter():
+    """Every variant is a function of the run, and a flag that it knows is one of the chapter's."""
+    for name in chapter_names():
+        module, flags = chapter(name), commands.Parser()
+        if hasattr(module, "flags"):
+            module.flags(flags)
+        trains = name in training_chapters()
+        assert ("torch" in module.VARIANTS) == trains
+        more = {} if trains else {"--dtype", "--seed", "--plot"}  # which no step needs there
+        for train in module.VARIANTS.values():
+            train, *known = train if isinstance(train, tuple) else (train,)
+            assert list(inspect.signature(train).parameters) == ["run"], name
+            assert set(known) <= {*flags._option_string_actions, *more}, name
+        assert list(inspect.signature(module.requires).parameters) == ["args", "ranks"], name
+        asked = list(inspect.signature(module.formulas).parameters)
+        assert asked == ["args", "rank", "ranks", "model"], name
 
 
 def test_chapter_01_compiles_nothing_while_lab_watches():
     assert chapter("01_single_gpu").WATCHED == formulas.WATCHED_STEPS
-
-
-@EVERY
-def test_the_bottom_of_a_chapter(name):
-    """Every variant is a function of the run, and a flag that it knows is one of the chapter's."""
-    module, flags = chapter(name), commands.Parser()
-    if hasattr(module, "flags"):
-        module.flags(flags)
-    trains = name in training_chapters()
-    assert ("torch" in module.VARIANTS) == trains
-    more = {} if trains else {"--dtype", "--seed", "--plot"}  # which no step needs there
-    for train in module.VARIANTS.values():
-        train, *known = train if isinstance(train, tuple) else (train,)
-        assert list(inspect.signature(train).parameters) == ["run"]
-        assert set(known) <= {*flags._option_string_actions, *more}
-    assert list(inspect.signature(module.requires).parameters) == ["args", "ranks"]
-    asked = list(inspect.signature(module.formulas).parameters)
-    assert asked == ["args", "rank", "ranks", "model"]
-
-
-def test_what_lab_teaches_is_short():
-    assert (ROOT / "lab/checkpoints/checkpoint.py").read_text().count("\n") <= 200
-
-
-@pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")), ids=lambda path: path.stem)
-def test_no_file_is_longer_than_a_sitting(path):
-    assert path.read_text().count("\n") <= LONGEST[path.stem]
-
-
-def test_no_file_of_lab_or_of_the_tests_is_longer_than_500_lines():
-    lengths = {path.relative_to(ROOT).as_posix(): path.read_text().count("\n")
-               for path in (*LAB, *TESTS)}
-    assert {path: length for path, length in lengths.items() if length > 500} == {}

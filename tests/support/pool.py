@@ -134,12 +134,10 @@ class Pool:
             for pipe, rank in pipes.items()
             if rank not in answers and pipe.poll()
         }
-        hanging = [rank for rank in pipes.values() if rank not in answers]
-        for rank in hanging:
-            os.kill(self.members[rank][0].pid, signal.SIGUSR1)  # works even inside gloo
-        time.sleep(0.5)
         answers |= {
-            rank: (False, f"hangs:\n{Path(self.members[rank][2]).read_text()}") for rank in hanging
+            rank: (False, f"hangs:\n{self.stack(rank)}")
+            for rank in pipes.values()
+            if rank not in answers
         }
         self.stop()
         reports = [
@@ -154,6 +152,15 @@ class Pool:
         except (EOFError, ConnectionResetError):
             process.join(5)
             return False, f"died, exit code {process.exitcode}\n{Path(stacks).read_text()}".strip()
+
+    def stack(self, rank):
+        """Where a rank hangs: it writes this when it gets a signal, `serve` last."""
+        process, _, stacks = self.members[rank]
+        os.kill(process.pid, signal.SIGUSR1)  # works even inside gloo
+        end = time.monotonic() + 30
+        while "in serve" not in (text := Path(stacks).read_text()) and time.monotonic() < end:
+            time.sleep(0.05)
+        return text
 
     def stop(self):
         for process, pipe, _ in self.members:

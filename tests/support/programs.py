@@ -44,7 +44,7 @@ class Ranks(ranks.Ranks):
         first = {rank: functools.partial(replace, of) for rank, of in (patches or {}).items()}
         super().__init__(*words, first=first, **more)
 
-    def until(self, words, timeout=60):
+    def until(self, words, timeout=120):
         """Wait until rank 0 has printed that."""
         end = time.monotonic() + timeout
         while words not in self.out(0):

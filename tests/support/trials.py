@@ -1,27 +1,25 @@
-"""Hard trials for every command of the project. Each command is a line of a table:
+"""Trials that every command has to stand: bad values for each of its flags, odd files for what it
+reads, bad places for what it writes, closed streams, and signals while it works.
 
-    fast = Command(["-m", "lab.fast"], fast.main, legal=["--seed=1"], stops_at=["lab.fast.train"],
-                   writes={"--json": "run.json"})
+    fast = Command(["-m", "lab.fast"], "--seed=1", "lab.fast.train", writes={"--json": "run.json"})
     assert trials.bad_values(fast) == []
 
-A trial returns what was wrong, as text, so that one run shows all of it:
-
-    bad_values      of each flag and word that the command's parser has
-    odd_files       for what it reads
-    bad_places      for what it writes
-    closed_streams  as by `>&-`, `| head -1` or `> /dev/full`, and one that cannot encode its marks
-    signals         SIGINT and SIGTERM while it works
-
-A bad value, file or place costs one line on stderr that begins with `error: ` and names the flag,
-and status 2. Nothing is printed, and nothing hangs. What is legal gets as far as the work, where
-the trial stops it: so most trials take a millisecond, in this process. Signals take a process.
+A trial returns what was wrong, as text, so that one run shows all of it. A bad value, file or place
+costs one line on stderr that begins with `error: ` and names the flag, and status 2. Legal
+arguments get as far as the work, where the trial stops: so most trials take a millisecond, in this
+process. Only signals need another one.
 """
 
 import argparse
+import ast
 import contextlib
 import functools
+import importlib
 import io
+import json
 import os
+import pkgutil
+import shlex
 import signal
 import sys
 import tempfile
@@ -34,25 +32,26 @@ from unittest import mock
 
 import psutil
 
+from lab.bench.meeting import has_ended
+from tests.conftest import FULL, ROOT, sample
 from tests.support import programs
 
-NOBODY = 65534
-PATIENCE = 20  # seconds; what takes longer hangs
+PATIENCE = 120  # seconds; longer is a hang
 
 
 @dataclass(frozen=True)
 class Command:
     program: list  # what a reader types after `python`, up to its words and flags
-    main: Callable  # of sys.argv: returns the status, or raises SystemExit
-    legal: list = ()  # flags that it takes
-    words: list = ()  # words that stand for themselves, before the flags
+    legal: str = ""  # words and flags that it takes
+    stops_at: str = ""  # functions that it calls once nothing is refused; "": it runs to its end
+    main: Callable | None = None  # in place of the last lines of the program
     files: dict = field(default_factory=dict)  # that it needs: {name: a function, for its bytes}
-    stops_at: list = ()  # what it calls once nothing is refused: names of functions
-    work: dict = field(default_factory=dict)  # {name: a function in its place}, where it takes long
     reads: dict = field(default_factory=dict)  # {flag or word: "text", or "ours": a run, say}
     writes: dict = field(default_factory=dict)  # {flag: an example; a folder if it has no suffix}
-    prints: str | None = "\n"  # what it prints while it works; None: it works in other processes
-    starts: bool = True  # False: its work is too long, or not possible here, but with `work`
+    pretends: dict = field(default_factory=dict)  # {name: a value in its place}
+    environment: dict = field(default_factory=dict)
+    starts: bool = True  # False: its work is too long, or impossible here
+    starts_others: bool = False  # other processes do its work
 
     @property
     def name(self):
@@ -60,31 +59,46 @@ class Command:
 
     def arguments(self, flag=None, value=None):
         """Legal ones, but for this flag or word."""
+        words = shlex.split(self.legal)
+        flags = [word for word in words if word.startswith("--")]
+        words = [word for word in words if word not in flags]
         if flag is None:
-            return [*self.words, *self.legal]
+            return [*words, *flags]
         if not flag.startswith("-"):
-            return [value, *self.legal]
-        others = [word for word in self.legal if not word.startswith(f"{flag}=")]
-        return [*self.words, *others, flag if value is None else f"{flag}={value}"]
+            return [value, *flags]
+        others = [word for word in flags if not word.startswith(f"{flag}=")]
+        return [*words, *others, flag if value is None else f"{flag}={value}"]
+
+    def run(self):
+        if self.main:
+            return self.main()
+        lines, module = last_lines(self.program[-1])
+        return exec(lines, {**vars(module)})
 
 
-# ------------------------------------------------------------------------- what comes of a command
+@functools.cache
+def last_lines(program):
+    """What stands below `if __name__ == "__main__":`, and the module as others import it."""
+    name = program.removeprefix(f"{ROOT}/").removesuffix(".py").replace("/", ".")
+    module = importlib.import_module(name)
+    if hasattr(module, "__path__"):
+        module = importlib.import_module(f"{name}.__main__")
+    *_, last = ast.parse(Path(module.__file__).read_text()).body
+    return compile(ast.Module(last.body, []), module.__file__, "exec"), module
 
 
-class Accepted(BaseException):
-    """Nothing is refused, and the work would begin. No `except Exception` is to stop this."""
+# ------------------------------------------------------------------------ what becomes of a command
 
 
-class Hangs(BaseException):
-    """The command takes longer than PATIENCE."""
+class Ends(BaseException):
+    """The command ends here, with this status; no `except Exception` is to stop it."""
 
 
-def accept(*args, **more):
-    raise Accepted
+def end(status, *given, **more):
+    raise Ends(status)
 
 
-def hang(*signal_and_frame):
-    raise Hangs
+accept = functools.partial(end, "accepted")  # nothing is refused, and the work would begin
 
 
 @dataclass
@@ -107,9 +121,12 @@ class Outcome:
                 and any(name in line for name in names))  # fmt: skip
 
 
-def attempt(command, argv):
-    """Call the command as far as its work."""
-    errors, patches = io.StringIO(), dict.fromkeys(command.stops_at, accept)
+def attempt(command, argv, advised=True):
+    """Call the command as far as its work. advised: a refusal says what would work, which takes up
+    to 50 tries to find."""
+    errors, patches = io.StringIO(), dict.fromkeys(command.stops_at.split(), accept)
+    if not advised:
+        patches["lab.cli.refusals.advice"] = lambda *given: []
     with tempfile.TemporaryFile("w+") as output:
         status = call(command, argv, patches, output, errors)
         output.seek(0)
@@ -121,13 +138,15 @@ def call(command, argv, replaced, stdout, stderr):
     arguments and streams. replaced: {name of a function: another one}."""
 
     def program():
-        status = command.main()
-        if sys.stdout:
-            sys.stdout.flush()  # as Python does at the end
-        return status
+        try:
+            return command.run()
+        finally:
+            if sys.stdout:
+                sys.stdout.flush()  # as Python does at the end
 
     with contextlib.ExitStack() as stack:
-        for name, function in replaced.items():
+        stack.enter_context(mock.patch.dict("os.environ", command.environment))
+        for name, function in (command.pretends | replaced).items():
             stack.enter_context(mock.patch(name, function))
         for name, value in (("argv", ["", *argv]), ("stdout", stdout), ("stderr", stderr)):
             stack.enter_context(mock.patch.object(sys, name, value))
@@ -135,20 +154,18 @@ def call(command, argv, replaced, stdout, stderr):
 
 
 def status_of(program):
-    """With which a process would end that calls this. What Python would print of an exception is
-    printed; the handlers of signals are put back."""
+    """The status with which a process would end that calls this. What Python would print of an
+    exception is printed; signal handlers are put back."""
     numbers = signal.SIGALRM, signal.SIGTERM, signal.SIGINT
     handlers = {number: signal.getsignal(number) for number in numbers}
-    signal.signal(signal.SIGALRM, hang)
+    signal.signal(signal.SIGALRM, functools.partial(end, "hangs"))
     signal.alarm(PATIENCE)
     try:
         return program() or 0
     except SystemExit as leaving:
         return leaving.code or 0
-    except Accepted:
-        return "accepted"
-    except Hangs:
-        return "hangs"
+    except Ends as leaving:
+        return leaving.args[0]
     except BaseException:
         traceback.print_exc(file=sys.stderr or io.StringIO())
         return 1
@@ -160,16 +177,17 @@ def status_of(program):
 
 def refused(command, flag, value, must_be, *names):
     """What was wrong. must_be: False, if the value may also be legal. names: of which the line may
-    have one instead of the flag's."""
-    outcome = attempt(command, command.arguments(flag, value))
-    if outcome.is_refusal([flag, *names]) or outcome.status == "accepted" and not must_be:
-        return []
+    have one instead of the flag's. In `make test` only those without it are advised."""
+    for advised in [True] if FULL else [False, True]:
+        outcome = attempt(command, command.arguments(flag, value), advised)
+        if outcome.is_refusal([flag, *names]) or outcome.status == "accepted" and not must_be:
+            return []
     shown = f"{flag} {value!r:.60}" if value is not None else flag
     return [f"{command.name} {shown}: {outcome}"]
 
 
 def legal(command, flag=None, value=None):
-    """What was wrong. Where this is refused, to be refused means nothing."""
+    """What was wrong. If legal arguments are refused, the other refusals prove nothing."""
     argv = command.arguments(flag, value)
     outcome = attempt(command, argv)
     fine = outcome.status == ("accepted" if command.stops_at else 0)
@@ -178,51 +196,28 @@ def legal(command, flag=None, value=None):
 
 @contextlib.contextmanager
 def working_folder(command):
-    """A temporary one, with the command's files. It is nobody's, and others may enter it; pytest's
-    are root's alone."""
+    """A temporary one, with the command's files."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         for name, content in command.files.items():
             Path(folder, name).write_bytes(content())
-        if os.getuid() == 0:
-            os.chown(folder, NOBODY, -1)
-        os.chmod(folder, 0o755)
         os.chdir(folder)
         try:
-            yield folder
+            yield
         finally:
             os.chdir(before)
-            for path in Path(folder).glob("closed*"):
-                path.chmod(0o755)  # or who is not root could not remove it
-
-
-@contextlib.contextmanager
-def powerless():
-    """Without root's rights, whom no permission bit binds: as nobody, and back. The real user is
-    changed too, since os.access asks about that one. Who is not root has nothing to give up."""
-    if os.getuid() != 0:
-        yield
-        return
-    os.setresuid(NOBODY, NOBODY, 0)
-    try:
-        yield
-    finally:
-        os.setresuid(0, 0, 0)
 
 
 # -------------------------------------------------------------------------------------- bad values
 
-VALUES = "0", "-1", "x", "", "1.5", "nan", "inf", "-inf", str(10**30)
+VALUES = sample(("-1", "nan", str(10**30), "x", "", "0", "1.5", "inf", "-inf"), 2)
 
 
-def bad_values(command, but=()):
-    """but: flags that are left out."""
+def bad_values(command):
     with working_folder(command):
         wrong = legal(command)
         for action in parser_of(command)._actions:
             if action.dest == "help" or action.help == argparse.SUPPRESS:  # not for a reader
-                continue
-            if not {*but}.isdisjoint(action.option_strings):
                 continue
             for value in VALUES:
                 if action.option_strings:
@@ -277,55 +272,46 @@ LONG = "x" * 300
 
 
 def make_odd(suffix):
-    """In the working folder, something of each kind, with this suffix. What is closed, locked or
-    read-only is root's; if there is no root, it has no such bit for its owner either."""
-    for name in "folder", "closed", "readonly":
-        Path(f"{name}{suffix}").mkdir()
-    for name, content in (CONTENTS | {"locked": b"{}", "fixed": b"{}"}).items():
+    """In the working folder, something of each kind, with this suffix. No permission bit is among
+    them: it does not bind root."""
+    Path(f"folder{suffix}").mkdir()
+    for name, content in CONTENTS.items():
         Path(f"{name}{suffix}").write_bytes(content)
-    Path(f"closed{suffix}/file{suffix}").write_bytes(b"{}")
     os.mkfifo(f"fifo{suffix}")
     for name, target in ("dangling", "no/where"), ("full", "/dev/full"), ("loop", f"loop{suffix}"):
         Path(f"{name}{suffix}").symlink_to(target)
-    for name, mode in (("closed", 0), ("readonly", 0o555), ("locked", 0), ("fixed", 0o444)):
-        os.chmod(f"{name}{suffix}", mode)
 
 
 def odd_files(command):
     """A text may have any content; what another program of ours has written has none of these."""
     unreadable = ["missing.json", "folder.json", "fifo.json", "dangling.json", "loop.json",
-                  "locked.json", "closed.json", "closed.json/file.json", "fixed.json/file.json",
-                  f"{LONG}.json", "/proc/self/mem"]  # fmt: skip
+                  "list.json/file.json", f"{LONG}.json", "/proc/self/mem"]  # fmt: skip
     with working_folder(command):
-        wrong = legal(command)  # so that all is imported that nobody could read
+        wrong = legal(command)
         make_odd(".json")
-        with powerless():
-            for flag, kind in command.reads.items():
-                wrong += refused(command, flag, "", True, "''")
-                for name in unreadable:
-                    wrong += refused(command, flag, name, True, name)
-                for name in CONTENTS:
-                    wrong += refused(command, flag, f"{name}.json", kind != "text", f"{name}.json")
+        for flag, kind in command.reads.items():
+            wrong += refused(command, flag, "", True, "''")
+            for name in unreadable:
+                wrong += refused(command, flag, name, True, name)
+            for name in CONTENTS:
+                wrong += refused(command, flag, f"{name}.json", kind != "text", f"{name}.json")
     return wrong
 
 
 def bad_places(command):
     """A folder may be new or there, a file be new."""
-    bad = ["closed{0}/new{0}", "readonly{0}/new{0}", "fixed{0}/new{0}", "fixed{0}", "locked{0}",
-           "fifo{0}", "full{0}", "dangling{0}/new{0}", "loop{0}", f"{LONG}{{0}}", "",
-           "/proc/new{0}"]  # fmt: skip
-    bad_file, bad_folder = ["folder{0}"], ["closed{0}", "readonly{0}", "dangling{0}"]
     wrong = []
     for flag, example in command.writes.items():
         suffix = Path(example).suffix
+        bad = ["list{0}/new{0}", "fifo{0}", "full{0}", "dangling{0}/new{0}", "loop{0}",
+               f"{LONG}{{0}}", "", "/proc/new{0}", "folder{0}" if suffix else "dangling{0}"]
         with working_folder(command):
             wrong += legal(command)
             make_odd(suffix)
-            with powerless():
-                for place in bad + (bad_file if suffix else bad_folder):
-                    wrong += refused(command, flag, place.format(suffix), must_be=True)
-                for place in [f"new/good{suffix}"] + ([] if suffix else ["."]):
-                    wrong += legal(command, flag, place)
+            for place in bad:
+                wrong += refused(command, flag, place.format(suffix), must_be=True)
+            for place in [f"new/good{suffix}"] + ([] if suffix else ["."]):
+                wrong += legal(command, flag, place)
     return wrong
 
 
@@ -338,24 +324,25 @@ def without_reader():
     return open(writer, "w")
 
 
-FULL = "error: standard output: No space left on device\n"
+FULL_DISK = "error: standard output: No space left on device\n"
 STREAMS = {  # what standard output is, and the status and what is said then
     "stdout is closed": (lambda: None, 0, ""),
     "the reader has left": (without_reader, 0, ""),
-    "the disk is full": (lambda: open("/dev/full", "w"), 1, FULL),
+    "the disk is full": (lambda: open("/dev/full", "w"), 1, FULL_DISK),
     "stdout is ASCII": (lambda: open(os.devnull, "w", encoding="ascii"), 0, ""),
 }
 if not os.path.exists("/dev/full"):  # as on macOS
     del STREAMS["the disk is full"]
 
 
-def closed_streams(command, *only):
-    """only: some of STREAMS. Without stderr, a bad argument says nothing, but has its status."""
-    wrong = []
+def closed_streams(command):
+    """A command with long work prints its help. Without stderr, a bad argument says nothing, but
+    has its status."""
+    argv, wrong = ["--help"] if command.stops_at else command.arguments(), []
     with working_folder(command):
-        for name in only or STREAMS:
-            (stdout, *expected), errors = STREAMS[name], io.StringIO()
-            status = call(command, command.arguments(), command.work, stdout(), errors)
+        for name, (stdout, *expected) in STREAMS.items():
+            errors = io.StringIO()
+            status = call(command, argv, {}, stdout(), errors)
             if [status, errors.getvalue()] != expected:
                 wrong.append(f"{command.name}, {name}: {Outcome(status, '', errors.getvalue())}")
         with open("printed", "w+") as printed:
@@ -369,59 +356,44 @@ def closed_streams(command, *only):
 # ----------------------------------------------------------------------------------------- signals
 
 
-def signals(command, *numbers):
-    """numbers: SIGINT and SIGTERM, if not others. Either one ends the command with its status, or
-    as if nobody had handled it; with at most one line on stderr, and with its child processes."""
-    wrong = []
-    for number in numbers or (signal.SIGINT, signal.SIGTERM):
-        with working_folder(command) as folder:
-            pause = "builtins.print", functools.partial(print_and_wait, command.prints)
-            ranks = programs.Ranks(*command.program, *command.arguments(), cwd=folder,
-                                   patches={0: [pause] if command.prints else []})  # fmt: skip
-            try:
-                if command.prints:
-                    ranks.until(command.prints, PATIENCE)
-                children = [] if command.prints else children_of(ranks.processes[0].pid)
-                ranks.send(number, 0)
-                [status] = ranks.wait(PATIENCE)
-                left = [pid for pid in children if not has_ended(pid)]
-            finally:
-                ranks.stop()
-        outcome = Outcome("hangs" if status is None else status, "", ranks.err())
-        quiet = outcome.errors.count("\n") <= 1 and "Traceback" not in outcome.errors
+def signals(command):
+    """The command gets a signal when it first prints or, if others do its work, when it first waits
+    for them. It ends with that status, or as if nobody had handled the signal; with at most one
+    line on stderr, and with its child processes."""
+    wrong, waits = [], ["poll", "wait", "communicate"]
+    names = [f"subprocess.Popen.{name}" for name in waits if command.starts_others]
+    for number in signal.SIGINT, signal.SIGTERM:
+        patches = [(name, functools.partial(signalled, number, pkgutil.resolve_name(name)))
+                   for name in names or ["builtins.print"]]
+        with working_folder(command):
+            [status], _, errors = programs.run(
+                *command.program, *command.arguments(), cwd=Path.cwd(),
+                timeout=PATIENCE, patches={0: patches}, PYTHONPATH=ROOT)
+            children = json.loads(Path("children").read_text())
+        outcome = Outcome("hangs" if status is None else status, "", errors)
+        quiet = errors.count("\n") <= 1 and "Traceback" not in errors
         if status not in (128 + number, -number) or not quiet:
             wrong.append(f"{command.name}, {number.name}: {outcome}")
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-            wrong.append(f"{command.name}, {number.name}: it leaves process {pid}")
+        wrong += [f"{command.name}, {number.name}: it leaves process {pid}" for pid in children
+                  if not ends(pid)]
     return wrong
 
 
-def print_and_wait(mark, *words, printed=print, waits=[True], **more):  # noqa: B006 (its memory)
-    """In place of print: wait for the signal once that has printed the mark."""
-    printed(*words, **more)
-    if waits and mark in " ".join([*map(str, words), "\n"]):
-        waits.clear()
-        sys.stdout.flush()
-        time.sleep(PATIENCE)
+def signalled(number, function, *given, **more):
+    """In the command's process, in place of a function: at the first call of any, a signal."""
+    if not os.path.exists("children"):
+        children = [child.pid for child in psutil.Process().children()]
+        Path("children").write_text(json.dumps(children))
+        os.kill(os.getpid(), number)
+    return function(*given, **more)
 
 
-def children_of(pid):
-    """Of a process, once it has started another program."""
-    deadline, process = time.monotonic() + PATIENCE, psutil.Process(pid)
-    while time.monotonic() < deadline:
-        children = process.children()
-        if any(child.cmdline() != process.cmdline() for child in children):
-            time.sleep(0.1)  # until it knows that it has
-            return [child.pid for child in children]
+def ends(pid):
+    """Whether a process ends by itself. If not, it is killed."""
+    end = time.monotonic() + PATIENCE
+    while not has_ended(pid):
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+            return False
         time.sleep(0.02)
-    raise AssertionError(f"process {pid} has started no other")
-
-
-def has_ended(pid):
-    """Within two seconds."""
-    for _ in range(100):
-        if not psutil.pid_exists(pid):
-            return True
-        time.sleep(0.02)
-    return False
+    return True

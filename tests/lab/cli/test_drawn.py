@@ -1,13 +1,11 @@
 """Numbers and changes of a command line, whatever they are."""
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common import Refused
-from lab.cli import refusals, words
+from lab.cli import refusals
 from lab.cli.commands import Parser, number
 
 FLAGS = st.from_regex(r"--[a-z][a-z-]{0,5}[a-z]", fullmatch=True)
@@ -29,13 +27,6 @@ def test_a_number_is_in_its_range_or_refused_in_a_line(kind, limits, text):
         assert value == kind(text) and limits[0] <= value < limits[1] and type(value) is kind
 
 
-@given(st.floats(1e-3, 1e15))
-def test_a_quantity_is_its_number_in_three_digits(value):
-    digits, unit = words.quantity(value).split()
-    read = float(digits) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}[unit]
-    assert math.isclose(read, value, rel_tol=0.5e-2)
-
-
 @given(st.dictionaries(FLAGS, st.none() | st.lists(WORDS, max_size=2)))
 def test_changes_are_read_as_they_are_said(changes):
     assert refusals.parsed(refusals.in_words(changes)) == changes
@@ -54,7 +45,7 @@ def test_a_change_leaves_what_it_does_not_name(given, free, changes, joined, ran
     units += [[word] for word in free]
     random.shuffle(units)
     argv = [word for unit in units for word in unit]
-    parser.parse_args(["--", *free])                        # the parser whose flags these are
+    parser.parse_args(["--", *free])  # the parser whose flags these are
     changes = {flag: value and [value] for flag, value in changes.items()}
     expected = [unit for unit in units if unit[0].partition("=")[0] not in changes]
     put = [[flag, *values] for flag, values in changes.items() if values is not None]

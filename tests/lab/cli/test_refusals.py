@@ -1,43 +1,209 @@
-"""What a refusal suggests is followed, as a user would do it, and is not refused."""
+"""What is refused costs one line, which names the flag and what would work; and that works."""
 
-import argparse
-import contextlib
-import io
+import dataclasses
+import errno
+import functools
 import os
 import random
 import re
 import shlex
-import shutil
+import tempfile
+from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 
 import common
 from common import Refused
-from lab.bench import collectives, report
-from lab.cli import refusals
-from lab.cli.commands import Parser, number
-from tests.conftest import (
-    CHAPTERS,
-    SMALL,
-    TEXT,
-    chapter,
-    chapter_names,
-    main,
-    no_flags,
-    training_chapters,
-)
-from tests.support import programs
+from lab import pictures
+from lab.cli import refusals, strict
+from lab.cli.commands import Parser
+from tests.conftest import FULL, SMALL, TEXT, arguments, chapter_names
+from tests.support import every_command, trials
+from tests.support.refused import hold_refusals
 
-REFUSED = 500  # command lines of all chapters together
-ODD = {
-    int: [-1, 0, 1, 2, 3, 5, 6, 7, 12, 33, 100, 1000, "x", 1.5, 10**7, 2**40],
-    float: [-1, 0, 1e-9, 0.3, 2, 1e9, "nan", "x"],
-    None: ["", "nowhere", "a.json", "a.png", "folder", "plain", "mixture", "text"],
-}
+TWO = "02_data_parallel"
+EVERY = chapter_names()
+
+# ---------------------------------------------------------------------------------------- a table
 
 
-# ------------------------------------------------------------------------------- by hand
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Bad files; and for the standard library, which takes a second to read, a few bytes."""
+    for name, content in (("empty.txt", b""), ("short.txt", b"x" * 128), ("odd.bin", b"x" * 257),
+                          ("high.bin", b"\xff\x7f" * 1000), ("text.json", b"x" * 1000)):
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "hard.json").hardlink_to(tmp_path / "text.json")
+    (tmp_path / "soft.json").symlink_to("text.json")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "link").symlink_to("folder.json")
+    os.mkfifo(tmp_path / "fifo.json")
+    monkeypatch.setattr(common, "standard_library", lambda: bytes(range(250)))
+
+
+OF_02 = [  # flags, what the line names, what works; one of each kind
+    ("--variant=torhc", "--variant", "--variant torch"),
+    ("--steps=0", "--steps", "--steps 20"),
+    (f"--heads={'9' * 30}", "--heads", "--heads 8"),
+    ("--lr=nan", "--lr", "--lr 0.001"),
+    ("--clip=0", "--clip", "--clip 1.0"),
+    ("--ignore=1", "--ignore", "--ignore 0.3"),
+    ("--seed=-1", "--seed", "--seed 1"),
+    ("--batch=--", "--batch", "--batch 8"),
+    ("--variant=naive --bucket-mb=1", "--bucket-mb", "--variant bucket"),  # its default
+    ("--heads=12 --dim=96 --kv-heads=8", "--kv-heads 8", "--kv-heads 4"),
+    ("--heads=6", "--heads 6", "--heads 8"),
+    ("--dim=24 --heads=8", "--dim 24", "--dim 32"),
+    ("--batch=10 --micro-batch=4", "--batch 10", "--batch 12"),
+    ("--data=nowhere.txt", "nowhere.txt", "without --data"),
+    ("--data=empty.txt", "empty.txt", "without --data"),
+    ("--data=short.txt", "short.txt", "--seq 127"),
+    ("--data=odd.bin", "odd.bin", "--seq 127 --vocab 65536"),
+    ("--data=high.bin", "32767", "--vocab 65536"),
+    ("--vocab=100", "--vocab 100", "--vocab 256"),
+    ("--plot=figure.jpg2", "--plot", "--plot figure.png"),
+    ("--json=text.json/run.json", "--json", "--json run.json"),
+    ("--json=fifo.json", "--json", "--json run.json"),
+    ("--json=" + "x" * 5000 + ".json", "--json", "--json run.json"),
+    ("--json=" + "nowhere/../" * 400 + "run.json", "--json", "--json run.json"),
+    ("--data=text.json --json=./nowhere/../text.json", "--data", "text-json.json"),
+    ("--data=text.json --profile=hard.json", "--data", "--profile hard-profile.json"),
+    ("--data=text.json --profile=soft.json", "--data", "--profile soft-profile.json"),
+    ("--json=folder.json/a.json --profile=link/a.json", "--json", "--profile link/a-profile.json"),
+    ("--step=3", "--step=3", "without --step"),
+    ("stray", "stray", "without stray"),
+    ("--stepz 3 -x", "--stepz 3 -x", "without --stepz 3 -x"),
+]
+OF_01 = [
+    ("--precision=bf16 --dtype=float64", "--precision bf16", "--dtype float32"),
+    ("--variant=torch --precision=bf16-fp32grad", "bf16-fp32grad", "--precision bf16"),
+    ("--compile --steps=3", "--steps 3", "--steps 4"),
+    ("--loss-scale=0", "--loss-scale", "--loss-scale 65536"),
+]
+
+
+def test_a_line_names_the_flag_and_what_works(run_chapter, files):
+    for name, table in ((TWO, OF_02), ("01_single_gpu", OF_01)):
+        hold_refusals(run_chapter, name, [(flags, 1, *said) for flags, *said in table])
+    hold_refusals(run_chapter, "01_single_gpu", [("", 2, "one GPU", "--nproc_per_node 1")])
+
+
+def test_a_refusal_stays_on_its_line(run_chapter):
+    _, _, errors = run_chapter(TWO, "--data=a\nb\x1b[31m\u202ec\udcff")
+    assert r"a\nb\x1b[31m\u202ec\udcff" in errors and errors.count("\n") == 1
+
+
+def test_from_a_read_only_folder_another_one_is_suggested(run_chapter, monkeypatch):
+    temporary = tempfile.TemporaryFile
+
+    def not_here(dir):
+        if str(dir) == ".":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return temporary(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", not_here)
+    works = Path(tempfile.gettempdir(), "run.json")
+    hold_refusals(run_chapter, TWO, [("--json=x.json", 1, "--json", f"--json {works}")])
+
+
+def test_only_an_accepted_command_line_makes_folders(run_chapter, tmp_path):
+    flags = *SMALL, f"--data={TEXT}", "--json=new/a/run.json"
+    assert run_chapter(TWO, *flags, "--vocab=1")[0] == 2
+    assert run_chapter(TWO, *flags, "--micro-batch=3")[0] == 2  # the chapter refuses it
+    assert not (tmp_path / "new").exists()
+    assert run_chapter(TWO, *flags, "--steps=1", "--no-verify")[0] == 0
+    assert os.listdir(tmp_path / "new/a") == ["run.json"]
+
+
+def test_sizes_that_cannot_be_meant_are_refused(tmp_path, monkeypatch, capsys):
+    """By the parser alone: a run that it let pass would not end well."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "long.txt").touch()
+    os.truncate("long.txt", 2 * 10**6)  # without taking room on the disk
+    own = lambda parser: parser.add_argument("--experts", type=int, default=8)
+    parse = functools.partial(strict.parse, "00.py", "", {"a": None}, own)
+    for flags, works in (
+        ("--batch=2147483647", "--batch 8"),
+        ("--batch=1048576 --micro-batch=1048576", "--micro-batch 1"),
+        ("--layers=2147483647", "--layers 4"),
+        ("--data=long.txt --seq=1000000", "--seq 128"),
+        ("--experts=1000000000", "--experts 8"),
+        ("--batch=2147483647 --layers=2147483647", "without --batch --layers"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            refusals.accepted(parse, flags.split())
+        error = capsys.readouterr().err
+        assert " GB" in error and error.endswith(f"; {works} would work\n"), error
+
+
+def test_the_vocabulary_may_end_at_the_highest_token(tmp_path):
+    (tmp_path / "text").write_bytes(bytes(range(200)))
+    flags = ("--seq", 199, "--data", tmp_path / "text", "--vocab")
+    assert common.Text(arguments(*flags, 200, parse=strict.parse)).batch(0)[1].max() == 199
+    with pytest.raises(Refused, match="--vocab 199"):
+        arguments(*flags, 199, parse=strict.parse)
+
+
+# ---------------------------------------------------------------------------------- on which rank
+
+
+def test_only_local_rank_0_complains_and_no_group_is_started(run_chapter, monkeypatch):
+    for name in EVERY:
+        for variables in ("RANK",), ("RANK", "LOCAL_RANK"):  # as mpirun and as torchrun do
+            for rank, expected in ((0, (2, 1)), (1, (0, 0))):
+                launched = dict.fromkeys(variables, rank) | dict(WORLD_SIZE=2, LOCAL_WORLD_SIZE=2)
+                status, output, errors = run_chapter(name, "--steps=0", **launched)
+                assert (status, errors.count("\n"), output) == (*expected, ""), name
+        assert run_chapter(name, "--help", **launched)[1] == ""  # of rank 1
+        for variable in launched:
+            monkeypatch.delenv(variable)
+
+
+def test_ranks_that_no_launcher_sets_are_refused(run_chapter):
+    for variables in ("LOCAL_RANK=7", "RANK=0 LOCAL_WORLD_SIZE=1", "RANK= WORLD_SIZE=2",
+                      "RANK=-1 WORLD_SIZE=2", "RANK=2 WORLD_SIZE=2",
+                      "RANK=1 WORLD_SIZE=2 LOCAL_RANK=2", "RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=3"):
+        launched = dict(variable.split("=") for variable in variables.split())
+        with mock.patch.dict("os.environ", launched):
+            status, output, errors = run_chapter(TWO, "--steps=0")
+        assert (status, output, errors.count("\n")) == (2, "", 1)
+        assert f"unset {' '.join(launched)}` would work" in errors
+
+
+def test_a_rank_that_nobody_can_meet_is_refused(run_chapter):
+    """Unless a process group is there already, as in the pool of these tests."""
+    there = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in (("MASTER_ADDR", None), ("MASTER_PORT", None), ("MASTER_PORT", "abc"),
+                        ("MASTER_PORT", "0"), ("MASTER_PORT", "65536")):
+        environment = {key: kept for key, kept in (there | {name: value}).items() if kept}
+        with mock.patch.dict("os.environ", environment):
+            status, output, errors = run_chapter(TWO, *SMALL, f"--data={TEXT}")
+        assert (status, output, errors.count("\n")) == (2, "", 1)
+        assert name in errors and "torchrun" in errors
+
+
+def test_a_left_behind_local_rank_hides_no_refusal(monkeypatch, capsys):
+    """Of a program without ranks, `python -m lab.report` or `lab.pictures`."""
+    monkeypatch.setenv("LOCAL_RANK", "7")
+    with pytest.raises(SystemExit, match="2"):
+        pictures.read_runs(["no"])
+    assert capsys.readouterr().err.startswith("error: no holds no run")
+
+
+def test_cuda_needs_a_gpu_for_each_local_rank(run_chapter, monkeypatch):
+    four = {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 4}
+    for gpus in 0, 2:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        text = [f"--data={TEXT}", "--batch=8"]
+        status, output, errors = run_chapter(TWO, "--device=cuda", *text, **four)
+        assert (status, output) == (2, "") and "--device cpu would work" in errors
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    strict.refuse_cuda(mock.Mock(device="cuda"))
+
+
+# ------------------------------------------------------------------------------- what would work
 
 
 def packed(argv):
@@ -54,94 +220,82 @@ def packed(argv):
         raise Refused("--straw is sold out", "--straw 2")
     if argv[0] == "stone":
         raise Refused("a stone is not packed", "--eggs 6")
-    if argv[0] == "straw":
-        raise Refused("straw is not packed", "fair in place of straw")
     if argv[0] in ("lead", "gold") and argv[1:]:
         raise Refused(f"{argv[0]} is packed as it is")
     if argv[0] == "gold":
         raise Refused("gold is not packed", "fair in place of gold")
 
 
-@pytest.mark.parametrize(("words", "advice"), [
-    ("fair --eggs 7", "--eggs 12 would work"),
-    ("fair --coins 2", "--coins 6 would work"),
-    ("fair --coins 2 --eggs 7", "--eggs 12 --coins 6 would work"),
-    ("fair --bag --coins=9 --eggs=18", "without --eggs would work"),  # 13 are no half dozen
-    ("fair --straw 1", "without --straw would work"),
-    ("fair --straw 1 --eggs 7", "--eggs 12 without --straw would work"),
-    ("stone --coins 7", "with --eggs 6, a stone is not packed; no change of a few "
-     "flags was found to work"),
-    ("straw --coins 7", "fair in place of straw would work"),
-    ("lead --coins 7 --eggs 24", "without --coins --eggs would work"),
-    ("gold --coins 7 --eggs 24", "fair in place of gold without --coins --eggs would work"),
-])  # fmt: skip
-def test_advice(words, advice):
-    argv = words.split()
-    with pytest.raises(Refused) as refused:
-        packed(argv)
-    assert "; ".join(refusals.advice(refused.value, packed, argv)) == advice
+def test_the_fewest_changes_that_work_are_advised():
+    for words, advice in (
+        ("fair --coins 2", "--coins 6 would work"),
+        ("fair --coins 2 --eggs 7", "--eggs 12 --coins 6 would work"),
+        ("fair --bag --coins=9 --eggs=18", "without --eggs would work"),  # 13 are no half dozen
+        ("fair --straw 1 --eggs 7", "--eggs 12 without --straw would work"),
+        ("stone --coins 7", "with --eggs 6, a stone is not packed; no change of a few "
+         "flags was found to work"),
+        ("lead --coins 7 --eggs 24", "without --coins --eggs would work"),
+        ("gold --coins 7 --eggs 24", "fair in place of gold without --coins --eggs would work"),
+    ):
+        argv = words.split()
+        with pytest.raises(Refused) as refused:
+            packed(argv)
+        assert "; ".join(refusals.advice(refused.value, packed, argv)) == advice
+
+
+def test_a_word_that_is_missing_or_wrong_has_one_that_works(capsys):
+    for words, change in (
+        ("", "with ring"), ("rnig", "ring in place of rnig"), ("ring --level x", "--level 1"),
+        ("--level 2 x y", "ring in place of x without y"),
+        ("--level -1 --far", "--level 1 with ring without --far"),
+    ):
+        parser = Parser("way.py")
+        parser.add_argument("way", choices=["ring", "tree"])
+        parser.add_argument("--level", type=int, choices=(1, 2))
+        with pytest.raises(SystemExit, match="2"):
+            refusals.accepted(parser.parse_args, words.split(), alone=True)
+        assert capsys.readouterr().err.endswith(f"; {change} would work\n")
 
 
 def test_a_change_is_put_in_place_of_what_is_given():
     argv = ["1f1b", "--ranks", "3", "--ep=4", "--deep", "--ep", "-5", "--json", "a b"]
     changed = lambda change: refusals.changed(argv, refusals.parsed(change))
     assert changed("--ep 2") == ["1f1b", "--ranks", "3", "--deep", "--json", "a b", "--ep", "2"]
-    assert changed("without --ep --ranks") == ["1f1b", "--deep", "--json", "a b"]
-    assert changed("--json 'c d' --deep") == [*argv[:4], "--ep", "-5", "--json", "c d", "--deep"]
     assert changed("--nproc_per_node 4") == argv
     assert changed("1f1 in place of 1f1b without --ep") == ["1f1", *argv[1:3], "--deep", *argv[-2:]]
-    assert changed("without 1f1b 3") == ["--ranks", *argv[3:]]
     assert changed("with 'x y'") == ["x y", *argv]
     assert refusals.changed(["", "x"], refusals.parsed("with y without ''")) == ["y", "x"]
-    for change in ("--json 'c d' --deep", "without --a --b", "with y",
-                   "--a 1 'x y' in place of z without b"):
-        assert refusals.in_words(refusals.parsed(change)) == change
     flags_end = refusals.changed(["--ep=4", "--", "x"], refusals.parsed("--ep 2"))
     assert flags_end == ["--ep", "2", "--", "x"]
 
 
-def test_a_flag_without_a_value_goes_alone():
-    """The word behind it is no value of its."""
-    parser = Parser("-m lab.spam")
-    parser.add_argument("chapters", nargs="*")
-    parser.add_argument("--force", action="store_true")
-    parser.add_argument("--folder", type=number(int, 0, 9, 1))
-    argv = ["--force", "04", "--folder", "x", "05"]
-    with pytest.raises(Refused):
-        parser.parse_args(argv)
-    changed = lambda change: refusals.changed(argv, refusals.parsed(change))
-    assert changed("without --force") == argv[1:]
-    assert changed("--folder 1") == ["--force", "04", "05", "--folder", "1"]
-    assert changed("without --folder --force") == ["04", "05"]
-
-
 # ------------------------------------------------------------------------------- by chance
 
-
-@contextlib.contextmanager
-def launched(ranks):
-    names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
-    with mock.patch.dict(os.environ, dict(zip(names, map(str, (0, 0, ranks, ranks))))):
-        yield
+REFUSED = 500 if FULL else 60  # command lines of all chapters together
+ODD = {int: [-1, 0, 1, 2, 3, 5, 6, 7, 12, 33, 100, 1000, "x", 1.5, 10**7, 2**40],
+       float: [-1, 0, 1e-9, 0.3, 2, 1e9, "nan", "x"],
+       str: ["", "nowhere", "a.json", "a.png", "folder", "saved", "text"]}  # fmt: skip
 
 
-def words_of(flags):
-    """{flag: value}, where None stands for a flag without one."""
-    return [flag if value is None else f"{flag}={value}" for flag, value in flags.items()]
+def drawn(rng, parser):
+    """Ranks and flags, some of which are bad, or do not fit each other."""
+    actions = [action for action in parser._actions if action.dest != "help"]
+    flags = {}
+    for action in rng.sample(actions, rng.choice((1, 2, 2, 3, 4))):
+        values = list(action.choices or ODD[trials.kind_of(action)])
+        flag = rng.choice(action.option_strings)
+        flags[flag] = None if action.nargs == 0 else rng.choice(values)
+    return rng.choice((1, 2, 3, 4, 6, 8)), flags
 
 
-def line_of(name, ranks, flags):
+def line_of(command, ranks, flags):
     """What a chapter says that refuses these; None: it would run."""
-    errors, trains = io.StringIO(), mock.Mock(side_effect=StopIteration)
-    with (launched(ranks), contextlib.redirect_stderr(errors),
-          mock.patch.object(report, "Run", trains), mock.patch.object(collectives, "Run", trains)):
-        try:
-            main(chapter(name), words_of(flags))
-        except StopIteration:
-            return None
-        except SystemExit as leaving:
-            assert leaving.code == 2 and errors.getvalue().count("\n") == 1
-    return errors.getvalue()
+    argv = [flag if value is None else f"{flag}={value}" for flag, value in flags.items()]
+    sizes = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    environment = every_command.ON_A_RANK | sizes
+    outcome = trials.attempt(dataclasses.replace(command, environment=environment), argv)
+    assert outcome.status == "accepted" or outcome.is_refusal([""]), f"{argv}: {outcome}"
+    return None if outcome.status == "accepted" else f"{argv} on {ranks}: {outcome.errors}"
 
 
 def followed(ranks, flags, suggestion):
@@ -156,73 +310,30 @@ def followed(ranks, flags, suggestion):
     return ranks, flags
 
 
-LABS = {"--json": None, "--plot": None, "--save": None, "--resume": None, "--save-every": int,
-        "--keep": int, "--timeout": int}
-
-
-def flags_of(name):
-    """{flag: the type of its values}, or a list of all its values."""
-    module, found = chapter(name), {}
-    if name not in training_chapters():
-        return {"--variant": [*module.VARIANTS], "--dtype": [*common.DTYPES], "--seed": int,
-                "--device": ["cpu", "cuda"], "--numbers": int, "--json": None, "--plot": None,
-                "--timeout": int}  # fmt: skip
-
-    class Watching(argparse.ArgumentParser):
-        def parse_args(self, argv):
-            for action in self._actions[1:]:
-                kind = [] if action.nargs == 0 else list(action.choices or ()) or action.type
-                found.update(dict.fromkeys(action.option_strings, kind))
-            return super().parse_args(argv)
-
-    own = getattr(module, "flags", no_flags)
-    common.parse(module.__file__, "", module.VARIANTS, own, [], Watching)
-    return found | LABS
-
-
-def drawn(rng, known):
-    """Ranks and flags, some of which are bad, or do not fit each other."""
-    flags = {}
-    for flag in rng.sample(list(known), rng.choice((1, 2, 2, 3, 4))):
-        kind = known[flag]
-        values = kind if isinstance(kind, list) else ODD[kind]
-        flags[flag] = rng.choice(values) if values else None
-    return rng.choice((1, 2, 3, 4, 6, 8)), flags
-
-
-@pytest.mark.parametrize("name", chapter_names())
-def test_no_suggestion_is_refused(name, saved, monkeypatch):
-    monkeypatch.setattr(common, "standard_library", lambda: bytes(range(200)) * 20)
-    rng, known, refused, helpless = random.Random(name), flags_of(name), 0, 0
-    while refused < REFUSED / len(chapter_names()):
-        ranks, flags = drawn(rng, known)
-        line = line_of(name, ranks, flags)
-        if line is None:
-            continue
-        refused += 1
-        suggestion = re.search("; ([^;]*) would work$", line)[1]
-        if suggestion == "no change of a few flags":
-            helpless += 1
-        else:
-            again = line_of(name, *followed(ranks, flags, suggestion))
-            assert again is None, f"{name} on {ranks}: {words_of(flags)}\n{line}{again}"
-    assert helpless < 0.05 * refused
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    """Of a plain model and of a mixture, each after a step."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    for saved, name in (("plain", "02_data_parallel"), ("mixture", "08_expert_parallel")):
-        flags = *SMALL, "--steps=1", f"--data={TEXT}", f"--save={saved}", "--no-verify"
-        statuses, _, errors = programs.run(CHAPTERS / f"{name}.py", *flags, cwd=folder)
-        assert statuses == [0], errors
-    return folder
-
-
 @pytest.fixture
-def saved(checkpoints, monkeypatch, tmp_path):
-    shutil.copytree(checkpoints, tmp_path, dirs_exist_ok=True)
+def saved(monkeypatch, tmp_path, run_chapter):
+    """A folder with a checkpoint and a text."""
+    monkeypatch.setattr(common, "standard_library", lambda: bytes(range(200)) * 20)
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_bytes(bytes(range(250)) * 9)
-    monkeypatch.chdir(tmp_path)
+    flags = *SMALL, "--steps=1", f"--data={TEXT}", "--save=saved", "--no-verify"
+    assert run_chapter(TWO, *flags)[0] == 0
+
+
+def test_what_is_suggested_is_not_refused(saved):
+    for name in EVERY:
+        command = every_command.of_chapter(name)
+        rng, parser, refused, helpless = random.Random(name), trials.parser_of(command), 0, 0
+        while refused < REFUSED / len(EVERY):
+            ranks, flags = drawn(rng, parser)
+            line = line_of(command, ranks, flags)
+            if line is None:
+                continue
+            refused += 1
+            suggestion = re.search("; ([^;]*) would work$", line)
+            if suggestion is None:
+                helpless += 1
+            else:
+                again = line_of(command, *followed(ranks, flags, suggestion[1]))
+                assert again is None, f"{name}: {line}{again}"
+        assert helpless <= 0.05 * refused + 1, name
