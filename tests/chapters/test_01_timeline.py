@@ -177,7 +177,7 @@ def test_the_report_is_of_this_run(run_chapter, tmp_path, monkeypatch):
     cores = []
     written = lambda forward, *args: [cores.append(forward.args[0][1].attn.core) or 65]
     monkeypatch.setattr(instruments, "sample", written)
-    flags = ("--preset=gpt2", "--vocab=256", "--verify", "--steps=24", "--micro-batch=2")
+    flags = ("--preset=gpt2", "--vocab=256", "--verify", "--steps=5", "--micro-batch=4")
     chosen = ("--attention=sdpa", "--recompute=full", "--json=run.json")
     status, output, _ = run_chapter(ONE, *FLAGS, *flags, *chosen)
     run = json.loads((tmp_path / "run.json").read_text())

@@ -45,8 +45,7 @@ COVERING = [  # every world, every stage by hand with one micro-batch and with s
     (2, f"zero3 --keep-gathered --offload {BF16} --block=llama --recompute=full"),
     (4, "hsdp --shard-size=1 --keep-gathered --block=llama --recompute=selective"),
     (2, f"zero1 --offload --block=llama {BF16} --recompute=full --layers=3 --blocks-per-unit=2"),
-    (8, f"hsdp --shard-size=4 --prefetch=2 --offload {BF16} --recompute=full "
-        "--layers=3 --blocks-per-unit=2"),
+    (8, f"hsdp --shard-size=4 --prefetch=2 --offload {BF16} --recompute=full"),
     (3, "zero1 --recompute=selective"),
     (3, f"zero2 --block=llama --recompute=full {TIED}"),
     (4, f"{OFF} --shard-size=2 --block=llama {BF16} --recompute=selective --layers=3 "

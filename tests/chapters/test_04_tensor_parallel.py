@@ -103,7 +103,7 @@ def flags_of(one):
     world = one["world"]
     heads = 6 if world == 3 else 8
     given = {name: value for name, value in one.items() if name != "world" and value is not None}
-    given |= {"heads": heads, "dim": 48, "layers": 1 if world == 8 else 2, "seq": 48, "batch": 2}
+    given |= {"heads": heads, "dim": 48, "layers": 2 if world < 4 else 1, "seq": 48, "batch": 2}
     if one["kv-heads"] == "own":
         given["kv-heads"] = max(heads // 2, world)
     if one["block"] == "llama":
