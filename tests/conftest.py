@@ -76,7 +76,7 @@ def pool(tmp_path_factory):
 @pytest.fixture
 def ranks(pool):
     """ranks(4)(function, *args): the results of function(*args) on a group of four ranks."""
-    return lambda world, timeout=45: functools.partial(pool.call, world, timeout)
+    return lambda world, timeout=180: functools.partial(pool.call, world, timeout)
 
 
 # ---------------------------------------------------------------------------------- what is tested

@@ -5,6 +5,7 @@ A running sum in bf16 stops growing (4,096 ones add up to 256 on a CPU). A route
 different expert. Newton-Schulz magnifies what is small in a badly conditioned matrix. No table of
 tolerances can know all that, so we try it: one GPU takes the same steps with each weight off by
 half a unit in its last place, up or down at random. In 16 bits it also takes them in 32 bits.
+(TTrace, Jiang et al., 2025, estimates its tolerances by such a perturbation.)
 """
 
 import copy

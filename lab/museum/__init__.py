@@ -9,10 +9,11 @@ Errors in Deep Learning Training with Automated Proactive Checks, OSDI 2025) nee
 infers invariants from runs that are right, such as "replicated parameters have the same values on
 all ranks", and watches other runs for one that does not hold. It detects 18 of 20 errors.
 
-Here each run has its reference beside itself, one GPU, as TTrace's; but tolerances are fixed, and
-what is compared are losses, gradients, their norm and parameters, not each activation. In
-exchange, what a run sends and keeps is compared with formulas: a message too many is seen where all
-tensors are right. All of that needs a model that fits on one GPU, which an invariant does not.
+Here each run is compared with one GPU, as in TTrace. We compare losses, gradients, their norm and
+parameters, not each activation, and try a perturbation only if a fixed tolerance is exceeded
+(lab/bench/rounding.py). In exchange, what a run sends and keeps is compared with formulas: one
+message too many is seen although all tensors are right. All of that needs a model that fits on one
+GPU, which an invariant doesn't.
 `python -m lab.museum --published` has their bugs, and what sees each of them here.
 """
 
