@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -42,6 +43,20 @@ def fail():
 
 def absent():
     chapter("99_no_such_chapter")
+
+
+def hears_of(peer):
+    """Rank 1 waits for a message that never comes. Returns what gloo says of that."""
+    if dist.get_rank() == 1:
+        with pytest.raises(RuntimeError) as error:
+            dist.irecv(torch.empty(1), peer).wait(timedelta(seconds=1))
+        return str(error.value)
+
+
+def test_a_rank_stays_until_all_are_done(ranks):
+    """Or others that still connect in a `new_group` would see a closed connection."""
+    _, heard = ranks(2)(hears_of, 0)
+    assert "timed out" in heard.lower() and "closed" not in heard, heard
 
 
 def keeps_threads():
