@@ -29,6 +29,7 @@ import tempfile
 import threading
 import traceback
 import types
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -223,11 +224,24 @@ def evaluate(tell, path, check, rank):
             dist.init_process_group("gloo", f"file://{path.with_name('store')}",
                                     world_size=check.ranks, rank=rank)
         answer = {"status": 0, "value": check.value(load(path, "student"))}
-        tell(plain.pack(answer))
     except BaseException as error:
         answer = {"status": 1} | told(error, path)
-        tell(plain.pack(answer))
+    tell(plain.pack(answer))
+    if check.ranks > 1:
+        wait_for_the_others(rank, check.ranks)
     return answer["status"]
+
+
+def wait_for_the_others(rank, ranks, seconds=10):
+    """A rank that ends closes its connections, also those of groups that others still make."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"rank {rank} has told", "")
+        with contextlib.suppress(RuntimeError):         # one that hangs or has died tells nothing
+            store.wait([f"rank {other} has told" for other in range(ranks)],
+                       timedelta(seconds=seconds))
 
 
 # --------------------------------------------------------------------------------- in the overseer
