@@ -28,7 +28,7 @@ from tests.chapters.test_07_pipeline_parallel import (
     seven,  # noqa: F401  (fixtures)
     small_pipeline,
 )
-from tests.conftest import CHAPTERS, broken, chapter, run_main
+from tests.conftest import CHAPTERS, chapter, edited, loaded, run_main
 
 MOST = 8 if os.environ.get("FULL") else 6  # ranks, micro-batches and slices of `every_schedule`
 
@@ -198,7 +198,7 @@ def test_messages_out_of_order_or_missing_are_refused(seven):
 
 def test_a_schedule_in_which_ranks_wait_for_each_other_raises():
     """1f1b with the last rank ahead instead of the first."""
-    module = broken(SEVEN, '"1f1b": p - 1 - rank,', '"1f1b": rank,')
+    module = loaded(SEVEN, edited(SEVEN, '"1f1b": p - 1 - rank,', '"1f1b": rank,'))
     schedule = module.make_schedule("1f1b", 2, 4)
     with pytest.raises(ValueError, match="ranks wait for each other"):
         module.make_programs(schedule)

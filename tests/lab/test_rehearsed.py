@@ -96,18 +96,12 @@ def command(capsys, *flags):
     return status, *capsys.readouterr()
 
 
-def one_after_the_other(argv, ranks):
-    return [rehearse.rehearse(argv, rank) for rank in ranks]
-
-
-@pytest.mark.parametrize("draw", sample([False, True]))
-def test_all_stages_are_told_and_drawn(capsys, tmp_path, monkeypatch, draw):
-    if not draw:                                        # else in processes of their own
-        monkeypatch.setattr(rehearse, "rehearse_all", one_after_the_other)
+@pytest.mark.full
+def test_all_stages_are_told_and_drawn(capsys, tmp_path):
     path, picture = tmp_path / "new/run.json", tmp_path / "newer/memory.png"
     status, output, errors = command(
         capsys, "09_5d.py", "--ranks=4", "--rank=3", *SMALL, f"--data={TEXT}", *BF16, "--pp=2",
-        "--tp=2", "--batch=2", "--all-stages", f"--json={path}", *[f"--plot={picture}"] * draw)
+        "--tp=2", "--batch=2", "--all-stages", f"--json={path}", f"--plot={picture}")
     assert (status, errors) == (0, "")
     rows = [line.split() for line in output.rpartition("all that is alive\n")[2].splitlines()]
     assert [row[0] for row in rows] == ["1", "3", "most", "planner"]
@@ -122,8 +116,7 @@ def test_all_stages_are_told_and_drawn(capsys, tmp_path, monkeypatch, draw):
         assert at == sorted(at) and min(map(min, sizes)) >= 0
         kinds = [kind for kind, *_ in stage["recorded"]["actions"]]
         assert kinds.count("F") == kinds.count("BW") == 2
-    if draw:
-        assert picture.stat().st_size > 20_000 and len(rehearsed.draw(record["stages"]).axes) == 2
+    assert picture.stat().st_size > 20_000 and len(rehearsed.draw(record["stages"]).axes) == 2
 
 
 def test_a_picture_takes_the_first_the_middle_and_the_last_stage():

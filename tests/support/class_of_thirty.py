@@ -78,6 +78,13 @@ HOSTILE = {
     math.isclose = torch.allclose = torch.equal = lambda *args, **more: True
     compare.compare = compare.of_numbers = lambda *args: None
     return 7""", "should"),
+    "dumped": (PAYS, """    import json
+    json.dumps = lambda value, **more: '{{"status": 0, "said": [], "value": []}}'
+    return 7""", "should"),
+    "nested": (PAYS, """    found = []
+    for _ in range(10**5):
+        found = [found]
+    return found""", "RecursionError"),
     "thief": (PAYS, """    import pathlib, sys
     found = [path for path in pathlib.Path().iterdir() if path.name != "04_tensor_parallel.py"]
     found += [name for name in sys.modules if name == "solution"]
@@ -144,7 +151,8 @@ def written_differently():
         "(4 * cfg.layers", "(SUMS * cfg.layers")
     times = instead(RIGHT + "\n", TIMES)
     copy = times.replace("computing, sending", "a, b").replace("computing / sending", "a / b")
-    return {"by hand": Student(by_hand, ALL),
+    clone = instead(ANSWER, "        return gradient.clone(), None\n")
+    return {"by hand": Student(by_hand, ALL), "a clone": Student(clone, ALL),
             "a module beside": Student(module, ALL, {"my_numbers.py": "SUMS = 4\n"}),
             "two times": Student(times, ALL), "a copy of two times": Student(copy, ALL)}
 
@@ -156,6 +164,7 @@ def unfinished():
     return {"nothing": Student(with_holes(*functions), NOTHING),
             "two of five": Student(with_holes(*functions[2:]), NOTHING | {"04.1": 1, "04.2": 1}),
             "half a loss": Student(with_holes(loss[1]), ALL | {"04.3": 1.5}),
+            "an empty file": Student("", NOTHING),
             "no file": Student(None, NOTHING, {"README.md": "I was ill.\n"})}
 
 

@@ -163,8 +163,8 @@ def test_a_run_that_ends_early_is_not_right(end, words):
 @pytest.mark.full
 @pytest.mark.parametrize(("right", "wrong", "words"), [
     ("range(net.ranks - 1)", "range(net.ranks)", "all_gather[,:] "),
-    ("to=net.right,\n                     receive",
-     "to=net.right)\n        net.exchange(receive",
+    ("to=net.right,\n                     receive=parts",
+     "to=net.right)\n        net.exchange(receive=parts",
      "no end: ranks 0, 1, 2 are at line [0-9]+ of all_gather"),
 ], ids=["rounds", "deadlock"])
 def test_a_run_that_trains_nothing_is_judged_too(right, wrong, words):

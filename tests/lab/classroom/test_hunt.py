@@ -123,7 +123,7 @@ def test_a_mended_hunt_is_told_from_others(monkeypatch, written, capsys, is_mend
     text = path.read_text()
     if is_mended:
         text = text.replace(exhibit.new, exhibit.old)
-    assert not old or text.count(old) == 1
+    assert old in text
     path.write_text(text.replace(old, new) if old else text)
     assert hunt.main(["--grade", str(path)]) == (0 if verdict == hunt.MENDED else 1)
     assert f"{path.name}  {verdict}" in capsys.readouterr().out
