@@ -38,7 +38,7 @@ def test_torchrun_starts_a_killed_rank_again(pool, tmp_path):
 @pytest.mark.full
 def test_kills_cost_no_bit_in_one_layout_and_in_three(capsys):
     """Every other kill comes while a checkpoint is being saved."""
-    assert faults.main(["--kills=6", "--limit=1800"]) == 0, capsys.readouterr().out
+    assert faults.main(["--kills=4", "--limit=1800"]) == 0, capsys.readouterr().out
 
 
 def test_a_kill_comes_when_the_log_has_so_many_steps(tmp_path):
