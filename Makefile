@@ -62,6 +62,7 @@ lint: $(TESTED)  ## check the style
 		PATH="$$bin:$$PATH" $(PYTHON) -m pre_commit run --all-files; \
 	elif $(PYTHON) -m ruff --version >/dev/null 2>&1; then $(PYTHON) -m ruff check --quiet; \
 	else echo "lint:" $(PYTHON) "has neither pre-commit nor ruff, so nothing is checked"; fi
+	@$(PYTHON) tests/support/budgets.py
 
 museum: $(TESTED)  ## 11 minutes: plant each of the museum's silent bugs, and see what finds it
 	@if $(PYTHON) -c 'import spmd_types' 2>/dev/null; then types=--types; fi; \

@@ -84,11 +84,10 @@ def ranks(pool):
 
 # Files that take long, the longest first. pytest-xdist hands out files in this order: one of these
 # as the last would have one process work while the others have nothing left.
-LONGEST = ("test_pretend_cuda", "test_grade", "test_checkpoint", "test_kernels", "test_cli",
-           "test_contributing", "test_trials", "test_museum", "test_hunt", "test_tour", "test_ends",
-           "test_09_documents", "test_08_expert_parallel", "test_06_context_parallel",
-           "test_fp8", "test_flash_attention", "test_09_5d", "test_pictures", "test_figures",
-           "test_common_run", "test_kernel_answers", "test_faults", "test_meeting")
+LONGEST = ("test_09_5d", "test_07_pipeline_parallel", "test_faults", "test_06_context_parallel",
+           "test_museum", "test_08_expert_parallel", "test_pretend_cuda", "test_random_runs",
+           "test_class_of_thirty", "test_11_muon", "test_checkpoint", "test_05_sequence_parallel",
+           "test_04_tensor_parallel", "test_fp8", "test_cli", "test_03_zero", "test_common_run")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -106,16 +105,6 @@ def pytest_collection_modifyitems(config, items):
 def sample(cases, size=1):
     """parametrize's cases: all of them in `make test-all`, and the first few in `make test`."""
     return [*cases] if FULL else [*cases][:size]
-
-
-def some(cases, every=2):
-    """parametrize's cases: each `every`-th in `make test`, and all of them in `make test-all`."""
-    chosen = []
-    for i, case in enumerate(cases):
-        case = case if hasattr(case, "marks") else pytest.param(*case)
-        marks = [*case.marks, *[pytest.mark.full] * (i % every > 0)]
-        chosen.append(pytest.param(*case.values, marks=marks, id=case.id))
-    return chosen
 
 
 def needs_triton():

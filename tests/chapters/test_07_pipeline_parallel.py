@@ -1,15 +1,9 @@
-"""Chapter 07: every schedule gives one GPU's numbers; the lists alone, and their messages, too."""
+"""Chapter 07: every schedule gives one GPU's numbers, in the same order of sums."""
 
 import contextlib
 import dataclasses
 import functools
-import itertools
-import os
-import random
 import signal
-import sys
-import time
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -18,17 +12,24 @@ import torch.distributed as dist
 
 import common
 from common import Refused
-from lab.bench import report
-from lab.bench.ranks import CONTEXT, store
 from lab.cli import strict
-from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covered
-from tests.conftest import TEXT, arguments, chapter, hold_to_one_gpu, run_main
-from tests.support.programs import gloo_tells
+from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covering
+from tests.conftest import (
+    CHAPTERS,
+    FULL,
+    SMALL,
+    TEXT,
+    arguments,
+    chapter,
+    hold_to_one_gpu,
+    run_main,
+    sample,
+)
+from tests.support import programs
+from tests.support.refused import hold_refusals
 
 SEVEN = "07_pipeline_parallel"
 VARIANTS = ("1f1b", "naive", "afab", "interleaved", "zb-h1", "zb-h2", "dualpipe", "dualpipe-v")
-TORCH = ("1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble",
-         "DualPipeV")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -39,119 +40,95 @@ def seven():
 # ------------------------------------------------------------------------------- same as one GPU
 
 
+SETTINGS = {
+    "variant": VARIANTS,
+    "world": (2, 3, 4, 1, 8) if FULL else (2, 3, 4, 1),
+    "m": ("few", "many"),  # micro-batches: as few as the schedule takes
+    "stages": ("even", "uneven"),
+    "training": (
+        "--micro-batch=1 --kv-heads=4 --attention=plain",
+        "--micro-batch=2 --kv-heads=2 --attention=sdpa --optimizer=sgd --clip=0.1 --preset=gpt2 "
+        "--block=llama --ffn=40 --precision=bf16 --recompute=full",  # gpt2 ties its two tables
+        "--micro-batch=1 --kv-heads=1 --attention=sdpa --optimizer=momentum --clip=0.1 "
+        "--recompute=selective",
+    ),
+}
+ON_EIGHT = dict(zip(SETTINGS, ("dualpipe", 8, "few", "uneven",
+                               "--micro-batch=1 --kv-heads=2 --preset=gpt2 --attention=sdpa")))
+
+
 def fits(one):
-    """Whether a schedule is defined for so many ranks (as many micro-batches as it takes there are
-    always). On one rank, where most are alike, only some."""
-    if one["world"] == 1 and not os.environ.get("FULL"):
+    """dualpipe pairs ranks. On one rank most schedules are alike: `make test` runs some."""
+    if one["world"] == 1 and not FULL:
         return one["variant"] in ("1f1b", "interleaved", "dualpipe-v")
     return one["variant"] != "dualpipe" or one["world"] % 2 == 0
 
 
 def flags_of(one):
-    """A small model with a layer for each stage; where stages are uneven, two of them have two."""
-    variant, p, v = one["variant"], one["world"], 2
-    depth = {"interleaved": v * p, "dualpipe-v": 2 * p}.get(variant, p)
+    """A small model with a layer for each stage; where stages are uneven, one of them has two."""
+    variant, p, training = one["variant"], one["world"], one["training"].split()
+    depth = 2 * p if variant in ("interleaved", "dualpipe-v") else p
     least = {"interleaved": p, "dualpipe": 2 * p, "dualpipe-v": 2 * p}.get(variant, 1)
-    m = {"few": least, "many": 16 if p < 3 else 2 * p}[one["m"]]
-    layers = depth + (2 if one["stages"] == "uneven" else 0)
-    flags = [f"--variant={variant}", f"--layers={layers}", f"--batch={m * one['micro-batch']}",
-             "--dim=16", "--heads=4", "--seq=6", "--vocab=128"]
-    if one["block"] == "llama":
-        flags.append("--ffn=40")
-    given = ("micro-batch", "kv-heads", "preset", "attention", "optimizer", "clip", "block",
-             "precision", "recompute")
-    flags += [f"--{name}={one[name]}" for name in given if one[name] is not None]
-    return [*TRAINING, "--dtype=float64", *flags]
+    m = least if one["m"] == "few" else max(2 * p, 4)
+    batch = m * (2 if "--micro-batch=2" in training else 1)
+    layers = depth + (one["stages"] == "uneven")
+    return (*TRAINING, "--dtype=float64", f"--variant={variant}", f"--layers={layers}",
+            f"--batch={batch}", "--dim=16", "--heads=4", "--seq=6", "--vocab=128", *training)
 
 
-SETTINGS = {
-    "variant": VARIANTS,
-    "world": (1, 2, 3, 4),
-    "m": ("few", "many"),
-    "stages": ("even", "uneven"),
-    "micro-batch": (1, 2),
-    "kv-heads": (4, 2, 1),
-    "preset": ("tiny", "gpt2"),  # gpt2 ties embedding and head
-    "attention": ("plain", "sdpa"),
-    "optimizer": ("adamw", "sgd", "momentum"),
-    "clip": (None, 0.1),
-    "block": ("gpt", "llama"),
-    "precision": ("fp32", "bf16"),  # masters in float64: the same numbers, by another path
-    "recompute": ("none", "selective", "full"),
-}
-
-
-ON_EIGHT = dict(zip(SETTINGS, ("dualpipe", 8, "few", "uneven", 1, 2, "gpt2", "plain", "sgd", 0.1,
-                               "llama", "bf16", "full")))
-
-
-def drawn(number):
-    """So many settings that fit, by chance: all of them are too many to choose from."""
-    rng = random.Random(0)
-    some = [{name: rng.choice(values) for name, values in SETTINGS.items()} for _ in range(number)]
-    return [one for one in some if fits(one)]
-
-
-@pytest.mark.parametrize("one", [*covered(drawn(3000)), pytest.param(ON_EIGHT, id="8")])
+@pytest.mark.parametrize("one", [*covering(fits, **SETTINGS), ON_EIGHT])
 def test_same_as_one_gpu(ranks, tmp_path, one):
     flags = flags_of(one)
-    hold_to_one_gpu(ranks(one["world"])(run_main, SEVEN, flags, tmp_path), flags)
+    hold_to_one_gpu(ranks(one["world"], timeout=120)(run_main, SEVEN, flags, tmp_path), flags)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("one", [
-    dict(zip(SETTINGS, (*some, 1, 2, preset, "plain", "adamw", 0.1, "llama", "bf16", "full")))
-    for some in itertools.product(VARIANTS, (1, 2, 3, 4, 8), ("few", "many"), ("even", "uneven"))
-    for preset in ("tiny", "gpt2") if fits({"variant": some[0], "world": some[1]})
-])  # fmt: skip
-def test_same_as_one_gpu_in_full(ranks, tmp_path, one):
-    flags = flags_of(one)
-    hold_to_one_gpu(ranks(one["world"])(run_main, SEVEN, flags, tmp_path), flags)
-
-
-@pytest.mark.parametrize(("world", "flags"), [
-    (1, "--batch=3 --micro-batch=3 --optimizer=sgd --precision=bf16"),
-    (2, "--batch=1 --clip=0.1 --preset=gpt2 --attention=plain --layers=3 --block=llama"),
+@pytest.mark.parametrize(("world", "flags"), sample([
     (3, "--batch=8 --optimizer=momentum --recompute=selective --layers=3"),
+    (2, "--batch=1 --clip=0.1 --preset=gpt2 --attention=plain --layers=3 --block=llama --ffn=40"),
+    (1, "--batch=3 --micro-batch=3 --optimizer=sgd --precision=bf16"),
     (4, "--batch=6 --micro-batch=2 --precision=bf16 --layers=5 --recompute=full"),
-    pytest.param(8, "--batch=7 --layers=8 --preset=gpt2 --clip=0.1", marks=pytest.mark.full),
-])  # fmt: skip
+    (8, "--batch=7 --layers=8 --preset=gpt2 --clip=0.1"),
+], size=2))  # fmt: skip
 def test_without_a_flush_it_is_one_gpu_that_is_a_step_late(ranks, tmp_path, world, flags):
     """With the fewest micro-batches, p - 1, too."""
-    small = "--dim=16 --heads=4 --seq=6 --vocab=128 --ffn=40 --steps=4 --variant=2bw --verify"
+    small = "--dim=16 --heads=4 --seq=6 --vocab=128 --steps=4 --variant=2bw --verify"
     flags = [*FLOAT64, *small.split(), *flags.split()]
-    results = ranks(world)(run_main, SEVEN, flags, tmp_path)
+    results = ranks(world, timeout=120)(run_main, SEVEN, flags, tmp_path)
     hold_to_one_gpu(results, flags)
-    said = "one GPU that waits for its gradients has loss "
-    assert f"{said}{results[0][1]['recorded']['losses_in_time'][-1]:.4f} in step 4" in results[0][2]
+    assert f"{results[0][1]['recorded']['losses_in_time'][-1]:.4f} in step 4" in results[0][2]
 
 
-@pytest.mark.parametrize(("schedule", "preset"), [
-    pytest.param(name, preset, marks=() if few else pytest.mark.full)
-    for name in TORCH for preset in ("tiny", "gpt2")
-    for few in [(name, preset) in (("1F1B", "tiny"), ("GPipe", "tiny"),
-                                   ("InterleavedZeroBubble", "gpt2"))]
-])  # fmt: skip
-def test_pytorchs_own(ranks, tmp_path, schedule, preset):
+def pytorchs():
+    """(schedule, flags)"""
+    tiny = "--preset=tiny"
+    tied = "--preset=gpt2 --block=llama --ffn=96 --precision=bf16 --recompute=full"
+    yield from [("InterleavedZeroBubble", tied), ("GPipe", f"{tiny} --recompute=selective")]
+    for name in ("1F1B", "Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble", "DualPipeV"):
+        yield from [(name, tiny), (name, tied)]
+    yield from [("InterleavedZeroBubble", tiny), ("GPipe", tied)]
+
+
+@pytest.mark.parametrize(("schedule", "flags"), sample(pytorchs(), size=1))
+def test_pytorchs_own(ranks, tmp_path, schedule, flags):
     if torch.__version__ < "2.13" and schedule in ("ZBVZeroBubble", "DualPipeV"):
         pytest.skip("this PyTorch's V schedules send to their own rank: the chapter refuses them")
     flags = (*FLOAT64, "--variant=torch", f"--schedule={schedule}", "--layers=4", "--clip=0.1",
-             f"--preset={preset}", "--attention=plain")
-    if preset == "gpt2":  # and each pair of the others
-        flags += ("--block=llama", "--ffn=96", "--precision=bf16", "--recompute=full")
-    if schedule == "GPipe":
-        flags += ("--recompute=selective",)
-    hold_to_one_gpu(ranks(2, timeout=90)(run_main, SEVEN, flags, tmp_path), flags)
+             "--attention=plain", *flags.split())
+    hold_to_one_gpu(ranks(2, timeout=200)(run_main, SEVEN, flags, tmp_path), flags)
 
 
-@pytest.mark.parametrize("variant", ["1f1b", "zb-h2", "dualpipe"])
-def test_bfloat16(ranks, tmp_path, variant):
-    of_variant = {"1f1b": "--dtype=bfloat16", "dualpipe": "--dtype=float32 --precision=bf16",
-                  "zb-h2": "--dtype=float32 --precision=bf16 --block=llama --recompute=selective"}
-    flags = (*FLOAT64, *of_variant[variant].split(), f"--variant={variant}")
-    status, _, output = ranks(2)(run_main, SEVEN, flags, tmp_path)[0]
+@pytest.mark.parametrize("flags", sample([
+    "--variant=zb-h2 --dtype=float32 --precision=bf16 --block=llama --recompute=selective",
+    "--variant=1f1b --dtype=bfloat16",
+    "--variant=dualpipe --dtype=float32 --precision=bf16",
+]))
+def test_bfloat16(ranks, tmp_path, flags):
+    flags = (*FLOAT64, *flags.split())
+    status, _, output = ranks(2, timeout=120)(run_main, SEVEN, flags, tmp_path)[0]
     assert status == 0, output
-    assert f"last stage, on rank {'0 and 1' if variant == 'dualpipe' else '1'}\n" in output
+
+
+# ------------------------------------------------------------------------------- bit for bit
 
 
 class FakeRun:
@@ -164,7 +141,7 @@ class FakeRun:
         return common.draw_weights(model, self.args.seed, dtype=torch.float64)
 
 
-def small_pipeline(variant, m, v, programs_of=None, tie=False):
+def small_pipeline(variant, m, v, tie=False):
     """How this rank runs its program, its stages, its model and its micro-batches."""
     seven, p = chapter(SEVEN), dist.get_world_size()
     args = arguments(f"--layers={2 * p}", f"--batch={m}", "--micro-batch=1", "--ignore=0.5")
@@ -174,19 +151,18 @@ def small_pipeline(variant, m, v, programs_of=None, tie=False):
     in_halves = variant.startswith(("zb", "dualpipe"))
     stages = {stage: seven.Stage(part, in_halves) for stage, part in slices.items()}
     empty = functools.partial(torch.empty, 1, cfg.seq, cfg.dim, dtype=torch.float64)
-    programs = (programs_of or seven.make_programs)(schedule)
     run_program = functools.partial(
-        seven.execute, programs[dist.get_rank()], stages, dist.group.WORLD, empty,
-        lambda action, *kept: contextlib.nullcontext())
+        seven.execute, seven.make_programs(schedule)[dist.get_rank()], stages, dist.group.WORLD,
+        empty, lambda action, *kept: contextlib.nullcontext())
     tokens, targets, valid = common.Text(args).batch(0)
     return args, run_program, stages, model, list(zip(tokens.split(1), targets.split(1))), valid
 
 
-def same_bits(variant, v):
+def same_bits(variant, m, v):
     """Loss and gradients of a step, beside those of one GPU that accumulates micro-batches; and
     the outputs that nobody took."""
     seven = chapter(SEVEN)
-    args, run_program, stages, model, micro_batches, valid = small_pipeline(variant, 8, v)
+    args, run_program, stages, model, micro_batches, valid = small_pipeline(variant, m, v)
     with mock.patch.object(seven, "post", wraps=seven.post) as post:
         loss = run_program(micro_batches, valid)
     _, _, _, outputs, _ = post.call_args.args
@@ -202,121 +178,76 @@ def same_bits(variant, v):
     return equal, not is_last or loss.equal(total), outputs
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_gradients_add_up_in_the_same_order_as_on_one_gpu(ranks, variant):
+def same_bits_of_all():
+    return {variant: same_bits(variant, 4, 2) for variant in VARIANTS}
+
+
+def test_gradients_add_up_in_the_same_order_as_on_one_gpu(ranks):
     """Bit for bit. (dualpipe's two copies each have half of the sum.) And nothing is left."""
-    results = ranks(2)(same_bits, variant, 2)
-    assert all(outputs == {} for *_, outputs in results)
-    assert variant == "dualpipe" or [same for *same, _ in results] == [[True, True]] * 2
+    for results in ranks(2, timeout=120)(same_bits_of_all):
+        for variant, (*same, outputs) in results.items():
+            assert outputs == {}, variant
+            assert variant == "dualpipe" or same == [True, True], variant
 
 
 # ------------------------------------------------------------------------------- faults
 
 
-TIED = ("--preset=gpt2", "--attention=plain")
-
-
-def die_in_the_second_step(rank, port, flags):
-    """One of two ranks, in a process of its own and without a launcher; rank 1 is the one."""
-    os.dup2(os.open(f"{rank}.txt", os.O_CREAT | os.O_WRONLY), 2)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
-                   "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    seven, forwards = chapter(SEVEN), []
-    forward = seven.Stage.forward
-
-    def die(*args):
-        forwards.append(args)
-        if rank == 1 and len(forwards) == 6:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return forward(*args)
-
-    seven.Stage.forward = die
-    sys.argv = [seven.__file__, *flags]
-    report.launch(seven.__file__, seven.__doc__, seven.VARIANTS, seven.requires, seven.flags,
-                  seven.formulas)
-
-
-@gloo_tells
-def test_when_a_rank_is_killed_the_others_end_with_a_line(seven, tmp_path, monkeypatch):
-    """In the middle of a step; no launcher ends them."""
-    monkeypatch.chdir(tmp_path)
-    flags = ["--batch=4", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--device=cpu"]
-    start, meeting = time.monotonic(), store()
-    members = [CONTEXT.Process(target=die_in_the_second_step, args=(rank, meeting.port, flags))
-               for rank in range(2)]
-    for member in members:
-        member.start()
-    for member in members:
-        member.join(60)
-    assert time.monotonic() - start < 60
-    assert [member.exitcode for member in members] == [1, -signal.SIGKILL]
-    assert Path("0.txt").read_text() == "error: step 2: rank 1 has ended\n"
+@pytest.mark.full
+@programs.gloo_tells
+def test_when_a_rank_is_killed_the_other_ends_with_a_line(tmp_path):
+    """It waits for a message at that time; no launcher ends it."""
+    ranks = programs.Ranks(CHAPTERS / f"{SEVEN}.py", *SMALL, f"--data={TEXT}", "--batch=4",
+                           "--no-verify", "--steps=100000", world=2, cwd=tmp_path)
+    try:
+        ranks.until("     5 ")
+        ranks.send(signal.SIGKILL, 1)
+        assert ranks.wait() == [1, -9]
+        assert ranks.err().count("\n") == 1 and "rank 1 has ended" in ranks.err()
+    finally:
+        ranks.stop()
 
 
 # ------------------------------------------------------------------------------- bad arguments
 
 
-@pytest.mark.parametrize(
-    ("world", "flags", "line"),
-    [
-        (4, "--variant=interleaved --layers=8 --batch=6",
-         "interleaved on 4 ranks does not take 6 micro-batches; --batch 8 would work"),
-        (4, "--variant=dualpipe --batch=6",
-         "dualpipe on 4 ranks does not take 6 micro-batches; --batch 8 would work"),
-        (2, "--variant=dualpipe --batch=5 --micro-batch=1",
-         "dualpipe on 2 ranks does not take 5 micro-batches; --batch 6 would work"),
-        (2, "--variant=dualpipe-v --batch=6 --micro-batch=2",
-         "dualpipe-v on 2 ranks does not take 3 micro-batches; --batch 8 would work"),
-        (3, "--variant=dualpipe",
-         "dualpipe pairs ranks, and 3 is an odd number; --nproc_per_node 4 would work"),
-        (4, "--variant=torch --schedule=Interleaved1F1B --layers=8 --batch=6",
-         "Interleaved1F1B on 4 ranks does not take 6 micro-batches; --batch 8 would work"),
-        (3, "--variant=torch --batch=2",
-         "1F1B on 3 ranks does not take 2 micro-batches; --batch 3 would work"),
-        (2, "--variant=torch --chunks=2",
-         "--chunks means nothing to --schedule 1F1B; --schedule LoopedBFS would work"),
-        (5, "", "--layers 4 is less than one for each of 5 stages; --layers 5 would work"),
-        (4, "--variant=interleaved",
-         "--layers 4 is less than one for each of 8 stages; --layers 8 would work"),
-        (4, "--variant=2bw --batch=4 --micro-batch=2",
-         "2bw on 4 ranks does not take 2 micro-batches; --batch 6 would work"),
-        (2, "--variant=2bw --steps=1",
-         "--variant 2bw is late from its second step on; --steps 2 would work"),
-        (2, "--variant=2bw --save=here", "--save here: steps of --variant 2bw overlap, and have no "
-         "state between them; --variant 1f1b would work"),
-        (2, "--chunks=2",
-         "--chunks means nothing to --variant 1f1b; --variant interleaved would work"),
-        (2, "--chunks=10000000",  # found without a schedule of so many stages
-         "--chunks means nothing to --variant 1f1b; without --chunks would work"),
-        (2, "--variant=zb-h1 --breadth-first",
-         "--breadth-first means nothing to --variant zb-h1; --variant interleaved would work"),
-        (2, "--batch=8 --micro-batch=3",
-         "--batch 8 is not a multiple of 1 data-parallel ranks x --micro-batch = 3; --batch 9 "
-         "would work"),
-    ],
-)  # fmt: skip
-def test_refusals(run_chapter, world, flags, line):
-    flags = (*flags.split(), f"--data={TEXT}")
-    status, output, errors = run_chapter(SEVEN, *flags, WORLD_SIZE=world, RANK=0)
-    assert (status, output, errors) == (2, "", f"error: {line}\n")
+def test_refusals(run_chapter):
+    hold_refusals(run_chapter, SEVEN, [
+        ("--variant=interleaved --layers=8 --batch=6", 4, "interleaved", "--batch 8"),
+        ("--variant=dualpipe --batch=5 --micro-batch=1", 2, "dualpipe", "--batch 6"),
+        ("--variant=dualpipe-v --batch=6 --micro-batch=2", 2, "dualpipe-v", "--batch 8"),
+        ("--variant=dualpipe", 3, "dualpipe", "--nproc_per_node 4"),
+        ("--variant=torch --schedule=Interleaved1F1B --layers=8 --batch=6", 4, "Interleaved1F1B",
+         "--batch 8"),
+        ("--variant=torch --batch=2", 3, "1F1B", "--batch 3"),
+        ("--variant=torch --chunks=2", 2, "--chunks", "--schedule LoopedBFS"),
+        ("", 5, "--layers 4", "--layers 5"),
+        ("--variant=interleaved", 4, "--layers 4", "--layers 8"),
+        ("--variant=2bw --batch=4 --micro-batch=2", 4, "2bw", "--batch 6"),
+        ("--variant=2bw --steps=1", 2, "--variant 2bw", "--steps 2"),
+        ("--variant=2bw --save=here", 2, "--save here", "--variant 1f1b"),
+        ("--chunks=2", 2, "--chunks", "--variant interleaved"),
+        ("--chunks=10000000", 2, "--chunks", "without --chunks"),  # no list of so many is made
+        ("--variant=zb-h1 --breadth-first", 2, "--breadth-first", "--variant interleaved"),
+        ("--batch=8 --micro-batch=3", 2, "--batch 8", "--batch 9"),
+    ])
 
 
 @pytest.mark.parametrize(("version", "refused"), [("2.11.0", True), ("2.13.0+cpu", False)])
 def test_a_v_through_an_old_pytorch_is_refused(seven, monkeypatch, version, refused):
     monkeypatch.setattr(torch, "__version__", version)
-    flags = ("--variant=torch", "--schedule=DualPipeV", f"--data={TEXT}")
-    args = strict.parse(seven.__file__, "", seven.VARIANTS, seven.flags, flags)
-    what = "--schedule DualPipeV of PyTorch 2.11.0 sends"
+    args = parsed(seven, "--variant=torch --schedule=DualPipeV")
+    what = "--schedule DualPipeV of PyTorch 2.11.0"
     with pytest.raises(Refused, match=what) if refused else contextlib.nullcontext():
         seven.requires(args, 2)
 
 
-@pytest.mark.parametrize(("world", "flags"), [
-    (4, "--variant=torch --schedule=LoopedBFS --layers=8 --batch=6"),
-    (2, "--variant=torch --schedule=GPipe --batch=1"),
-    (4, "--variant=interleaved --layers=8 --batch=6 --breadth-first"),
-])  # fmt: skip
-def test_what_is_not_refused(seven, world, flags):
-    args = strict.parse(seven.__file__, "", seven.VARIANTS, seven.flags,
-                     [*flags.split(), f"--data={TEXT}"])
-    seven.requires(args, world)
+def parsed(seven, flags):
+    return strict.parse(seven.__file__, "", seven.VARIANTS, seven.flags,
+                        [*flags.split(), f"--data={TEXT}"])
+
+
+def test_what_is_not_refused(seven):
+    seven.requires(parsed(seven, "--variant=torch --schedule=LoopedBFS --layers=8 --batch=6"), 4)
+    seven.requires(parsed(seven, "--variant=torch --schedule=GPipe --batch=1"), 2)
+    seven.requires(parsed(seven, "--variant=interleaved --layers=8 --batch=6 --breadth-first"), 4)

@@ -1,22 +1,20 @@
-"""Chapter 09's schedules and their messages, without a model."""
+"""Chapter 09's schedules, and what it has from chapters 07 and 08."""
 
-import contextlib
+import inspect
 import itertools
-import weakref
-from types import SimpleNamespace
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from lab.schedules import check_rendezvous
 from tests.chapters.test_09_5d import NINE, nine  # noqa: F401  (a fixture)
 from tests.conftest import chapter
 
+SEVEN = "07_pipeline_parallel"
+
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "dualpipe-v"])
 def test_schedules_are_those_of_chapter_07_and_nobody_blocks(nine, name):
-    seven = chapter("07_pipeline_parallel")
+    seven = chapter(SEVEN)
     for p, more in itertools.product((1, 2, 3, 4), (0, 1, 3)):
         m = 2 * p + (more * p if name == "interleaved" else more)
         (ours, owners), theirs = nine.make_schedule(name, p, m), seven.make_schedule(name, p, m, 2)
@@ -35,50 +33,10 @@ def test_schedules_are_those_of_chapter_07_and_nobody_blocks(nine, name):
 
 def in_words_of_07(programs):
     """Its check tells a BW's output from the action: it may be a B's as well."""
-    seven = chapter("07_pipeline_parallel")
+    seven = chapter(SEVEN)
     return [[seven.Action(*step) if hasattr(step, "kind") else
              seven.Message(seven.Action(*step.output).output, step.sender, step.receiver)
              for step in program] for program in programs]
-
-
-def is_done(nine, name, p, overtakes):
-    """Whether 2·p devices get through a step that run one operation at a time: messages, and two
-    collectives over tp in each action. overtakes(stage, tp): there a collective comes before the
-    message that was posted right before it, as streams may have it, unless it needs that."""
-    schedule, owners = nine.make_schedule(name, p, 4 * p)
-    left = {}
-    for (stage, program), tp in itertools.product(enumerate(nine.make_programs(schedule, owners)),
-                                                  range(2)):
-        queue = left[stage, tp] = []
-        for step in program:
-            queue += [(step, 0), (step, 1)] if isinstance(step, nine.Action) else [(step, tp)]
-        for i, ((first, _), (then, _)) in enumerate(itertools.pairwise(queue)):
-            if overtakes(stage, tp) and isinstance(first, nine.Message) and isinstance(
-                    then, nine.Action) and first.output not in nine.needs(then, len(owners)):
-                queue[i:i + 2] = queue[i:i + 2][::-1]
-    while any(left.values()):
-        ready = []
-        for (stage, tp), queue in left.items():
-            step, _ = queue[0] if queue else (None, None)
-            of = [(stage, 0), (stage, 1)]
-            if isinstance(step, nine.Message):
-                of = [(step.sender, tp), (step.receiver, tp)]
-            ready += [(stage, tp)] * (step is not None and all(
-                left[device][:1] == queue[:1] for device in of))
-        if not ready:
-            return False
-        for device in ready:
-            left[device].pop(0)
-    return True
-
-
-@pytest.mark.parametrize("name", ["1f1b", "interleaved", "dualpipe-v"])
-def test_messages_beside_tp_pass_on_nccl_in_the_order_of_the_posts(nine, name):
-    """As `execute` says; in another order, devices that run one at a time may wait for ever."""
-    for p in (2, 3, 4):
-        assert is_done(nine, name, p, lambda stage, tp: False)
-    if name != "1f1b":
-        assert not is_done(nine, name, 4, lambda stage, tp: (stage + tp) % 2)
 
 
 def test_a_schedule_in_which_ranks_wait_for_each_other_is_refused(nine):
@@ -88,40 +46,9 @@ def test_a_schedule_in_which_ranks_wait_for_each_other_is_refused(nine):
         nine.make_programs(schedule, owners)
 
 
-def messages_in_memory(micro_batches):
-    """Of a rank of 1f1b whose stage computes nothing: how many there are in any action, at the
-    most, beside the one that it takes; and after the step."""
-    nine, rank, p = chapter(NINE), dist.get_rank(), dist.get_world_size()
-    schedule, owners = nine.make_schedule("1f1b", p, micro_batches)
-    made, seen = [], []
-
-    def message():
-        tensor = torch.zeros(3)
-        made.append(weakref.ref(tensor))
-        return tensor
-
-    def alive(but=None):
-        return sum(tensor() is not None and tensor() is not but for tensor in made)
-
-    def forward(i, x, targets, valid):
-        seen.append(alive(but=x))
-        return torch.zeros(()) if stage.is_last else message()
-
-    def backward(i, gradient, last):
-        seen.append(alive(but=gradient))
-        return message() if rank else None
-
-    stage = SimpleNamespace(is_last=rank == p - 1, kept_for_backward={}, forward=forward,
-                            backward=backward)
-    program = nine.make_programs(schedule, owners)[rank]
-    nine.execute(program, {rank: stage}, dist.group.WORLD, message,
-                 lambda action, *kept: contextlib.nullcontext(),
-                 micro_batches * [(torch.zeros(1), None)], 1)
-    return max(seen), alive()
-
-
-@pytest.mark.parametrize("p", [2, 4])
-def test_messages_do_not_pile_up_in_memory(ranks, p):
-    """What has been sent and used can go, before the step ends."""
-    for m in (2 * p, 5 * p):
-        assert ranks(p)(messages_in_memory, m) == [(p - 1, 0), *(p - 1) * [(1, 0)]]
+def test_what_two_chapters_have_is_the_same_text():
+    for name, parts in ((SEVEN, ["one_forward_one_backward"]),
+                        ("08_expert_parallel", ["AddLoss", "AllToAll", "run_experts"])):
+        for part in parts:
+            ours, theirs = (inspect.getsource(getattr(chapter(one), part)) for one in (NINE, name))
+            assert ours == theirs, part

@@ -151,7 +151,7 @@ def without_kernels(rng, flags):
     return [flag for flag in with_more_tokens(rng, flags) if not flag.startswith(left_out)]
 
 
-@pytest.mark.parametrize("number", sample(range(ROUNDED), 3))
+@pytest.mark.parametrize("number", sample(range(ROUNDED), 1))
 def test_no_random_run_is_called_wrong(ranks, tmp_path, number):
     rng = random.Random(f"rounded {number}")
     tokens = np.random.default_rng(number).integers(128, size=25000)  # in any order: what is to be
