@@ -79,6 +79,18 @@ def assert_in_order_of_time(seven, schedule, programs, times):
         assert times == sorted(times)
 
 
+def test_what_an_action_needs(seven):
+    """Of two pipelines with two stages each, as dualpipe has them."""
+    schedule = seven.make_schedule("dualpipe", 2, 4)
+    needs = {(kind, stage): schedule.needs(seven.Action(kind, stage, 5))
+             for kind in ("F", "B", "BW", "W") for stage in (2, 3)}
+    assert needs == {
+        ("F", 2): [], ("F", 3): [("F", 2, 5)],
+        ("B", 2): [("F", 2, 5), ("B", 3, 5)], ("B", 3): [("F", 3, 5)],
+        ("BW", 2): [("F", 2, 5), ("B", 3, 5)], ("BW", 3): [("F", 3, 5)],
+        ("W", 2): [("B", 2, 5)], ("W", 3): [("B", 3, 5)]}  # fmt: skip
+
+
 def lazy_programs(schedule, **times):
     """What a rank needs it receives right before an action, and sends right after: the order that
     gloo forgives."""
