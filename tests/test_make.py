@@ -21,7 +21,8 @@ def make(tmp_path):
     for name in ("tour", "exercises", "grade"):
         (tmp_path / f"lab/{name}.py").write_text("import sys; print(*sys.argv[1:])")
     (tmp_path / "torch.py").touch()
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
+    environment = {name: value for name, value in os.environ.items()
+                   if not name.startswith("MAKE") and name not in ("PY", "TORCH")}
 
     def run(*words, **more):
         done = subprocess.run(["make", "--no-print-directory", *words], cwd=tmp_path, text=True,
