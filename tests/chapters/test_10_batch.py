@@ -1,11 +1,8 @@
 """Chapter 10: which batch, and how many GPUs, shorten the way to the same loss."""
 
-import json
-
 import pytest
 
 from lab.planner import batch, planning
-from tests.chapters.test_10_command_line import told
 from tests.chapters.test_10_planner import ten  # noqa: F401  (a fixture)
 
 
@@ -37,16 +34,3 @@ def test_the_batch_that_reaches_the_loss_first_is_taken(ten):
             other.time for other in every) / 2
     spared = [1 - after.time / before.time for before, after in zip(found, found[1:])]
     assert min(spared[:-1]) >= 0.1 > spared[-1]         # what twice the GPUs have to spare
-
-
-def test_its_table_and_json_agree(ten, tmp_path):
-    file = tmp_path / "plan.json"
-    status, said, errors = told(ten, ["--model=1b", "--noise-scale=1e6", f"--json={file}"])
-    assert status == 0 and not errors
-    _, *rows, verdict = said[said.index("1,000,000 tokens"):].splitlines()
-    ways = json.loads(file.read_text())["batches"]
-    assert len(rows) == len(ways) + 1                   # with its head
-    enough, more = ways[-2:]
-    time = lambda way: way["seconds"] * way["steps_over_least"]
-    assert f"{enough['gpus']:,} GPUs" in verdict
-    assert f"{1 - time(more) / time(enough):.0%}" in verdict

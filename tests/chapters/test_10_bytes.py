@@ -49,15 +49,6 @@ def test_bytes_are_asked_for_by_flags(ten):
         assert sum(states(ten, asked.model, ten.Layout(), asked.software)) == pytest.approx(told)
 
 
-def test_published_software_has_its_bytes(ten):
-    """Megatron's manual: 20 with gradients in fp16 and copies in fp32, 18 with sums in fp32. FSDP's
-    sharded weights in fp32 are its masters."""
-    bytes_of = {name: one.weight_bytes + one.gradient_bytes + one.master_bytes + one.moment_bytes
-                for name, one in ten.SOFTWARE.items()}
-    assert (bytes_of["megatron-2021"], bytes_of["megatron-2022"]) == (20, 18)
-    assert (bytes_of["llama3"], bytes_of["ours"], bytes_of["torchtitan"]) == (18, 18, 16)
-
-
 def test_messages_and_seconds_follow_the_bytes(ten):
     model, h100 = ten.MODELS["1b"], replace(ten.CLUSTERS["h100"], alpha=0)
     seconds = lambda zero, **bytes_of: ten.step_seconds(

@@ -8,7 +8,6 @@ import pytest
 import common
 from lab.planner import contexts
 from lab.planner.contexts import Cut
-from tests.chapters.test_10_command_line import told
 from tests.chapters.test_10_planner import ten  # noqa: F401  (a fixture)
 from tests.conftest import chapter
 
@@ -127,16 +126,3 @@ def test_latents_cost_flops_instead_of_bytes(ten, h100):
     assert latents.expanding == pytest.approx(4 * 63 * machine.matmul(2048, 512, 32768))
     assert eight.expanding == pytest.approx(4 * 7 * machine.matmul(8 * 2048, 512, 32768 / 8))
     assert min(contexts.ways(ten, model, 2**17, h100, 64), key=lambda way: way.seconds) == eight
-
-
-# ---------------------------------------------------------------------------------- what is printed
-
-
-def test_tables_are_of_the_cluster_that_is_asked_for(ten):
-    status, said, errors = told(ten, ["--contexts"])
-    assert (status, errors) == (0, "")
-    rows = [line.split() for line in said.splitlines()]
-    assert "ring 1,850 264 2,114 41.9 61.9".split() in rows
-    assert "two levels, U = 8 73 235 235 0.7 20.7".split() in rows
-    other = told(ten, ["--contexts", "--nic=1e12", "--per-node=3", "--alpha=1"])
-    assert other[0] == 0 and other[1] != said
