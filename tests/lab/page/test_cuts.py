@@ -42,27 +42,23 @@ def test_cuts_are_those_of_real_ranks(ranks):
         assert first["shards"].keys() - last["shards"].keys() == {"embedding"}
 
 
-def of_a_rank_of_04(kv_heads):
+def of_a_rank_of_04():
     four, t = importlib.import_module("04_tensor_parallel"), common.environment("WORLD_SIZE", 1)
-    cfg = common.Config(layers=4, dim=64, heads=8, kv_heads=kv_heads, seq=64, vocab=256)
+    cfg = common.Config(layers=4, dim=64, heads=8, kv_heads=2, seq=64, vocab=256)
     group = common.init_device_mesh("cpu", (t,), mesh_dim_names=("tp",))["tp"].get_group()
     return shards_of(four.parallelize(common.gpt(cfg, seed=None), cfg, group, "megatron"))
 
 
-@pytest.mark.parametrize("kv_heads", [2, 8])
-def test_cuts_of_chapter_04_are_those_of_real_ranks(ranks, kv_heads):
+def test_cuts_of_chapter_04_are_those_of_real_ranks(ranks):
     """With 2 kv heads, pairs of the 4 ranks share one."""
-    told = cuts.cuts({"chapter": cuts.FOUR, "tp": "4", "kv_heads": str(kv_heads)})["ranks"]
-    for shown, shards in zip(told, ranks(4, 60)(of_a_rank_of_04, kv_heads), strict=True):
+    told = cuts.cuts({"chapter": cuts.FOUR, "tp": "4", "kv_heads": "2"})["ranks"]
+    for shown, shards in zip(told, ranks(4, 60)(of_a_rank_of_04), strict=True):
         assert shown["shards"] == shards
-        assert shown["items"] == ["embedding", "block1", "block2", "block3", "block4", "head"]
-    part = [0, 3, 4] if kv_heads == 8 else [0, 1, 2]
-    assert told[3]["shards"]["attn.k"] == [[8 * kv_heads, 64], [part]]
 
 
 @pytest.mark.parametrize("mesh", sample([
-    {"cp": "2", "tp": "2", "ep": "2", "experts": "4"}, {}, {"chapter": cuts.FOUR, "tp": "4"},
-    {"tp": "8", "kv_heads": "2"}, {"pp": "2", "dp": "2", "tp": "2"}]))
+    {"cp": "2", "tp": "2", "ep": "2", "experts": "4"}, {"chapter": cuts.FOUR, "tp": "4"},
+    {"tp": "8", "kv_heads": "2"}]))
 def test_the_page_offers_the_values_that_are_answered(mesh):
     takes = cuts.cuts(mesh)["takes"]
     for name, values in (cuts.VALUES | {"chapter": cuts.CHAPTERS}).items():

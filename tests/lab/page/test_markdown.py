@@ -60,20 +60,8 @@ def test_links_lead_to_pages_of_the_site_or_nowhere(page):
     assert Page(above.html).of("figcaption") == ["a picture"] and "another" not in above.html
 
 
-@pytest.mark.parametrize(("target", "path", "found"), [
-    ("../course.md#a", "teacher/class.md", "course.html#a"), ("#b", "x.md", "#b"),
-    ("no.md", "course.md", ""), ("../kernels/elu.py", "course.md", "kernels-elu.html"),
-    ("../README.md#a", "course.md", "README.html#a"), ("LICENSE", "../README.md", "LICENSE"),
-    ("figures/fp8.png", "../README.md", "figures/fp8.webp"),
-    ("../figures/a.svg", "course.md", "figures/a.svg"), ("../slurm/a.sbatch", "course.md", "")])
-def test_addresses(target, path, found):
-    site = {"course.html", "kernels-elu.html", "README.html", "figures/fp8.webp", "figures/a.svg",
-            "LICENSE"}
-    assert markdown.address(target, path, site) == found
-
-
 def test_anchors_are_those_of_github_and_begin_with_a_letter():
-    """No selector of CSS takes a digit there."""
+    """CSS has no selector for an id that begins with a digit."""
     assert markdown.anchor_of("A ring, counted (5 points)") == "a-ring-counted-5-points"
     for page in markdown.pages().values():
         titles = re.findall(r"^##+ (.+)$", page.text, re.MULTILINE)

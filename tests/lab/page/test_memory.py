@@ -4,16 +4,6 @@ from lab.page import memory
 from tests.conftest import chapter
 
 
-def kept_in(told, stage):
-    return next(one for one in told["stages"] if one["name"] == stage)
-
-
-def test_seven_billion_parameters_on_eight_ranks():
-    told = memory.memory({"billions": "7", "ranks": "8"})
-    assert sum(told["whole"]) == 112e9
-    assert [sum(one["kept"]) for one in told["stages"]] == [112e9, 63e9, 38.5e9, 14e9]
-
-
 def test_bytes_are_the_chapters():
     held, stages = chapter("03_zero").held, chapter("03_zero").STAGES
     for precision in memory.PRECISIONS:
@@ -29,10 +19,9 @@ def test_the_fewest_ranks_that_fit():
         told = memory.memory({"billions": str(billions), "ranks": "1"})
         for stage, (cluster, room) in ((stage, one) for stage in memory.STAGES
                                        for one in told["rooms"].items()):
-            n = kept_in(told, stage)["least"][cluster]
+            n = next(one for one in told["stages"] if one["name"] == stage)["least"][cluster]
             last = n or memory.RANKS
             bytes_on = {ranks: sum(memory.kept(billions * 1e9, stage, ranks, "fp32"))
                         for ranks in (last - 1, last) if ranks}
             assert (bytes_on[last] <= room) == (n is not None)
             assert last == 1 or bytes_on[last - 1] > room
-    assert kept_in(memory.memory({}), "zero1")["least"]["h100"] == 3  # 56 GB + 56 GB / 3 < 80 GB

@@ -43,15 +43,6 @@ def test_drawings_commands_and_code_are_no_tables():
         assert table(text) is None, text
 
 
-def test_what_is_in_a_cell_is_typeset():
-    source = Source('"""Title."""\ndef f():\n    pass\n', "03_zero.html")
-    html = typeset.typeset(
-        "    zero1     `f`, of N ranks\n    zero2     chapter 04: P / N\n", source)
-    assert '<th scope="row">zero1</th>' in html and "of N ranks</td>" in html
-    assert '<code><a href="03_zero.html#f">f</a></code>' in html
-    assert '<a href="04_tensor_parallel.html">04</a>: <math><mfrac>' in html
-
-
 def test_letters_are_symbols_in_a_lesson_alone():
     source = Source('"""Title."""\n', "03_zero.html")
     lesson = typeset.typeset("Each of N ranks has 1/N of a unit, another unit.", source, {})
@@ -59,13 +50,3 @@ def test_letters_are_symbols_in_a_lesson_alone():
     assert lesson.count('<span class="term" data-is="unit-03">unit</span>') == 1
     said = typeset.typeset("Each of N ranks has 1/N of a unit.", source)
     assert "of N ranks" in said and "<math>" in said and "term" not in said
-
-
-def test_a_tool_plays_behind_the_table_that_its_paragraph_introduces():
-    source, block = Source("", "00_collectives.html"), "\n\n    one   two\n    1     2\n\nMore."
-    for first, order in ("Look, here:", "here two PLAYS More"), ("Look.", "Look PLAYS two More"):
-        html = str(typeset.typeset(first + block, source, {"Look": "PLAYS"}))
-        places = [html.index(word) for word in order.split()]
-        assert places == sorted(places)
-    for text in "Look, here:", "Look, here:\n\nMore.":
-        assert str(typeset.typeset(text, source, {"Look": "PLAYS"})).count("PLAYS") == 1

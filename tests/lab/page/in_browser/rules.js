@@ -52,7 +52,6 @@
   }
 
   const middleOf = points => ({ x: (points[0].x + points[2].x) / 2, y: (points[0].y + points[2].y) / 2 });
-  const nearer = (point, to) => ({ x: point.x - Math.sign(point.x - to.x), y: point.y - Math.sign(point.y - to.y) });
 
   function behind(text) {                               // the color of what its chart draws below it
     const svg = text.ownerSVGElement, middle = middleOf(corners(text));
@@ -62,21 +61,17 @@
       .reduce((below, shape) => over(fillOf(shape), below), paper(svg.parentElement));
   }
 
-  function overlaps() {                                 // outside of its shape, over another text, or cut off
+  function overlaps() {                                 // over another text, or cut off
     const found = [];
     for (const svg of [...document.querySelectorAll("svg")].filter(isShown)) {
       const edge = svg.getBoundingClientRect(), texts = [...svg.querySelectorAll("text")]
         .filter(text => text.textContent.trim() && isShown(text)).map(text => {
-          const points = corners(text), [{ x: left, y: top }, , { x: right, y: bottom }] = points;
-          return { text, points, left, top, right, bottom, said: text.textContent.slice(0, 40) };
+          const [{ x: left, y: top }, , { x: right, y: bottom }] = corners(text);
+          return { left, top, right, bottom, said: text.textContent.slice(0, 40) };
         });
       texts.forEach((one, at) => {
         const isCut = one.left < edge.left - 1 || one.right > edge.right + 1 || one.top < edge.top - 1 || one.bottom > edge.bottom + 1;
         if (isCut && styleOf(svg).overflow !== "visible") found.push(`cut off: ${one.said}`);
-        const group = one.text.parentElement, shapes = [...group.children].filter(child => child.matches(SHAPES));
-        const isOwn = group.localName === "g" && shapes.length === 1 && group.querySelectorAll("text").length === 1;
-        const isInside = point => isIn(shapes[0], nearer(point, middleOf(one.points)));
-        if (isOwn && !hasHalo(one.text) && !one.points.every(isInside)) found.push(`outside of its shape: ${one.said}`);
         for (const other of texts.slice(at + 1)) {
           const wide = Math.min(one.right, other.right) - Math.max(one.left, other.left);
           const high = Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top);

@@ -26,11 +26,6 @@ def settled(page):
     return " ".join(page.locator(".verdict, .status").all_inner_texts())
 
 
-def verdict(page, words, place=".verdict"):
-    """Wait until the verdict, or another place, has these words."""
-    page.locator(place).filter(has_text=words).first.wait_for()
-
-
 def move(page, name, value=None, tool="[data-tool]"):
     """Drag a slider to this place; without one, to the next, or at its end to the one before. Then
     wait for the answer. Returns where it was."""

@@ -74,24 +74,17 @@ def open_files(open_page, served, sites):
 # ----------------------------------------------------------------------------------------- sliders
 
 
-def moves_all(page):
-    """Move each slider once, and back. Returns whether the tool's words have changed."""
-    before, changed = settled(page), False
-    for name in sliders(page):
-        was = move(page, name)
-        after = settled(page)
-        assert page.locator(".problem").is_hidden(), (name, page.inner_text(".problem"))
-        assert "undefined" not in after and "NaN" not in after
-        changed |= after != before
-        move(page, name, was)
-    return changed
-
-
 @pytest.mark.parametrize("at", ["folder", "server", "without"])
 @pytest.mark.parametrize("tool", tools.TOOLS)
 def test_each_slider_is_answered(open_files, tool, at):
     page = open_files(at, f"{tool}.html")
-    assert moves_all(page)
+    before, seen = settled(page), set()
+    for name in sliders(page):
+        was = move(page, name)
+        seen.add(settled(page))
+        assert page.locator(".problem").is_hidden(), (name, page.inner_text(".problem"))
+        move(page, name, was)
+    assert seen - {before}
     shoot(page, f"files-{at}-{tool}")
 
 
@@ -108,8 +101,7 @@ def test_python_that_cannot_be_loaded_is_told_and_asked_for_again(open_files):
 
 # ----------------------------------------------------------------------------------------- answers
 
-ASKED = ["plan?model=70b&gpus=512&tp=4&pp=2&batch=512", "plan?model=qwen3-235b&gpus=512&ep=32",
-         "best?model=8b&gpus=24&batch=96&cluster=a100", "best?model=405b&gpus=8&batch=512",
+ASKED = ["plan?model=qwen3-235b&gpus=512&ep=32", "best?model=8b&gpus=24&batch=96&cluster=a100",
          "schedule?schedule=dualpipe&ranks=6&micro_batches=20&F=1.3",
          "roofline?cluster=h200&chips=48&strategy=both", "memory?billions=2.5&ranks=77"]
 
@@ -147,20 +139,3 @@ def test_what_is_stored_is_unpacked_in_the_browser(open_files, stored):
             assert answer(page, query) == told.get("error", told), query
     assert not page.evaluate("isAnswered", "ring?ranks=4&cut=none")
     assert "make page" in answer(page, "ring?ranks=4&cut=none")
-
-
-def test_questions_that_nobody_waits_for_are_not_asked_or_ended(open_files):
-    page = open_files("folder", "schedules.html")
-    told = page.evaluate("""async () => {
-        const ranks = (n, signal = null) => ask(`schedule?ranks=${n}`, signal, () => null);
-        const [before, late] = [new AbortController(), new AbortController()];
-        const first = ranks(3), never = ranks(5, before.signal);
-        before.abort(new Error("gone"));
-        const ends = await Promise.allSettled([first, never, ranks(6)]), was = python;
-        python.postMessage = () => late.abort(new Error("gone"));       // it computes for ever
-        ends.push(...await Promise.allSettled([ranks(5, late.signal)]));
-        ends.push(...await Promise.allSettled([ranks(7)]));
-        const told = end => end.reason?.message ?? end.value.actions.length;
-        return [python === was, ...ends.map(told)];
-    }""")
-    assert told == [False, 3, "gone", 6, "gone", 7]

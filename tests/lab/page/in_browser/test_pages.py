@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lab.page.in_browser.seen import SHOTS, broken, settled, shoot
+from tests.lab.page.in_browser.seen import broken, settled, shoot
 
 pytestmark = pytest.mark.full
 PAPER = "getComputedStyle(document.body).backgroundColor"
@@ -65,32 +65,14 @@ def test_it_works_without_a_mouse(open_page):
 
 def test_the_contents_mark_the_part_that_is_read(open_page):
     page = open_page("06_context_parallel.html")
-    assert page.locator("#contents a[aria-current=page]").count() == 1
     for place in ("section-3", "play-rings", "exercises"):
         page.evaluate(f"document.getElementById('{place}').scrollIntoView()")
         page.locator(f"#contents a[href='#{place}'][aria-current=true]").wait_for()
-        assert page.locator("#contents a[aria-current=true]").count() == 1
     page = open_page("06_context_parallel.html", width=390)
     assert not page.locator("#contents").is_visible()
     page.click("#open-contents")
     page.click("#contents a[href='#exercises']")
     page.locator("#contents").wait_for(state="hidden")
-    assert page.locator("#exercises h2").evaluate("one => one.getBoundingClientRect().top") < 800
-
-
-def test_a_page_that_was_read_has_a_tick(open_page):
-    page = open_page("kernels-grouped_matmul.html")
-    name, tick = "kernels/grouped_matmul", "li[data-file='kernels/grouped_matmul'][data-read]"
-    assert not page.locator(tick).count() and not page.is_checked("#is-read")
-    page.evaluate("scrollTo(0, document.body.scrollHeight)")
-    page.locator(tick).wait_for()
-    assert page.is_checked("#is-read")
-    page.uncheck("#is-read")
-    page.reload()
-    assert not page.locator(tick).count()
-    page.check("#is-read")
-    page.goto(page.url.replace("kernels-grouped_matmul", "index"))
-    assert page.locator(f".cards li[data-file='{name}'][data-read]").count() == 1
 
 
 def test_code_is_copied_without_its_numbers(open_page):
@@ -105,12 +87,9 @@ def test_code_is_copied_without_its_numbers(open_page):
     page.click("#meeting .copy")
     page.locator("#meeting .copy", has_text="copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == "\n".join(lines) + "\n"
-    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
-    page.click("#meeting .copy")  # the old way: it is selected
-    page.wait_for_function("() => getSelection().toString().includes('def meeting')")
 
 
-def test_hints_versions_and_imports_unfold(open_page):
+def test_hints_and_versions_unfold(open_page):
     page = open_page("05_sequence_parallel.html")
     hint = page.locator(".exercise details").first
     assert not hint.locator("p").is_visible()
@@ -119,35 +98,23 @@ def test_hints_versions_and_imports_unfold(open_page):
     before = page.locator("#train_step details.before")
     before.locator("summary").click(position={"x": 5, "y": 5})
     assert before.locator("tr.differs").first.is_visible()
-    line = page.locator("details.imports [id^=L]").first
-    assert not line.is_visible()
-    page.goto(f"{page.url}#{line.get_attribute('id')}")
-    line.wait_for()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1300, "light"), (390, "dark")])
-def test_a_letter_says_what_it_means(open_page, width, scheme):
-    page = open_page("04_tensor_parallel.html", width, color_scheme=scheme, has_touch=True)
+def test_a_letter_says_what_it_means(open_page):
+    page = open_page("04_tensor_parallel.html", width=390, has_touch=True)
     meaning = page.locator("#meaning")
     letter = page.locator(".lesson math [data-is=t-04]").first
     letter.scroll_into_view_if_needed()
     letter.hover()
     meaning.wait_for()
     assert meaning.inner_text() in page.locator("[data-entry=t-04]").text_content()
-    box, at = meaning.bounding_box(), letter.bounding_box()
-    assert 0 <= box["x"] and box["x"] + box["width"] <= width
-    assert box["y"] >= at["y"] + at["height"] or box["y"] + box["height"] <= at["y"]
+    box = meaning.bounding_box()
+    assert 0 <= box["x"] and box["x"] + box["width"] <= 390
     page.keyboard.press("Escape")
     meaning.wait_for(state="hidden")
     page.locator(".lesson i[data-is=W-04]").first.tap()
     meaning.wait_for()
-    page.locator("h1").tap()
-    meaning.wait_for(state="hidden")
-    page = open_page("03_zero.html", width)
-    told = page.locator(".symbols dl").first
-    assert not told.is_visible()
-    page.keyboard.press("s")
-    assert told.is_visible()
+    page = open_page("03_zero.html")
     bar = page.locator(".formulas mfrac").first  # a browser without MathML has no bar
     above, below = (bar.locator(f":scope > :nth-child({i})").bounding_box() for i in (1, 2))
     assert above["y"] + above["height"] <= below["y"] + 2
@@ -155,9 +122,5 @@ def test_a_letter_says_what_it_means(open_page, width, scheme):
 
 def test_it_prints(open_page):
     page = open_page("04_tensor_parallel.html")
-    page.wait_for_load_state("networkidle")
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    page.pdf(path=SHOTS / "04.pdf")
-    assert b"/Subtype /Image" in (SHOTS / "04.pdf").read_bytes()
     page.emulate_media(media="print")
     assert not page.locator("nav").is_visible()

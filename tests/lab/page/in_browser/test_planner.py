@@ -2,20 +2,12 @@
 
 import pytest
 
-from tests.lab.page.in_browser.seen import asked, broken, move, settled, shoot
+from tests.lab.page.in_browser.seen import asked, broken, settled, shoot
 
 pytestmark = pytest.mark.full
 QUESTION = "model=70b&cluster=h100&gpus=512&batch=2048&software=megatron-2024"
 FAILS = {"status": 400, "content_type": "application/json",
          "body": '{"error": "the search took more"}'}
-
-
-def values(page):
-    """{name: what a control shows}."""
-    return dict(page.eval_on_selector_all(
-        ".controls label:has([name])", "all => all.map(one => ["
-        "one.querySelector('[name]').name, one.querySelector('input[type=number]')?.value ?? "
-        "one.querySelector('output')?.textContent ?? one.querySelector('select').value])"))
 
 
 def widths(page, bar):
@@ -25,9 +17,8 @@ def widths(page, bar):
         "all => all.map(one => [one.dataset.cause, Number(one.getAttribute('width'))])"))
 
 
-def press(page, name, key, times=1):
-    for _ in range(times):
-        page.press(f"input[name={name}]", key)
+def press(page, name, key):
+    page.press(f"input[name={name}]", key)
     settled(page)
 
 
@@ -72,9 +63,6 @@ def test_degrees_of_a_link_are_kept_and_the_others_are_searched(open_page, addre
     best = asked(address, f"best?{QUESTION}&tp=8")["plans"][0]
     assert best["words"] in page.inner_text(".verdict") and best["layout"]["tp"] == 8
     assert page.url.endswith("&tp=8")  # what is given, and no more
-    shown = values(page)
-    for name in ("tp", "cp", "pp", "v", "ep", "zero", "micro_batch", "recompute", "schedule"):
-        assert shown[name] == str(best["layout"][name]), name
 
 
 def test_an_abandoned_search_ends(open_page):
@@ -98,19 +86,10 @@ def test_a_change_that_works_is_offered_if_nothing_fits(open_page):
     settled(page)
     assert "✓" in page.inner_text(".verdict") and "gpus=128" in page.url
     assert page.locator(".problem").is_hidden()
-    page = open_page("planner.html#model=70b&gpus=64")
-    settled(page)
-    press(page, "pp", "Home")  # 1: it no longer fits
-    assert "✗" in page.inner_text(".verdict")
-    page.locator(".offers button", has_text="zero 3").click()
-    settled(page)
-    assert "✓" in page.inner_text(".verdict")
-    assert "--" not in page.inner_text("main").replace(page.inner_text(".command"), "")
 
 
 @pytest.mark.parametrize(("link", "shown"), [
-    ("gpus=0", "gpus=512"), ("model=foo", "model=70b"), ("gpus=20000000", "gpus=512"),
-    ("zero=7", "gpus=512"), ("tp=x", "gpus=512"), ("colour=red", "gpus=512")])
+    ("gpus=20000000", "gpus=512"), ("model=foo", "model=70b"), ("colour=red", "gpus=512")])
 def test_a_bad_link_is_told_in_a_line(open_page, link, shown):
     page = open_page(f"planner.html#{link}")
     settled(page)
@@ -139,14 +118,3 @@ def test_a_map_of_layouts_is_filled_when_it_is_seen(open_page):
     page.locator(".map").scroll_into_view_if_needed()
     page.locator(".map button", has_text="%").first.click()
     page.wait_for_url("**model=1b**")
-
-
-def test_lesson_10_plays_it_and_brings_its_first_answers_along(open_page, address):
-    page, questions = open_page("10_planner.html"), []
-    page.on("request", lambda one: questions.append(one.url) if "/api/" in one.url else None)
-    settled(page)
-    best = asked(address, f"best?{QUESTION}")["plans"]
-    assert best[0]["words"] in page.inner_text(".verdict") and not questions
-    assert page.locator(".plans tr").count() == 6
-    move(page, "gpus")
-    assert "#" not in page.url and questions

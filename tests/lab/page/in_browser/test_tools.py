@@ -11,7 +11,8 @@ from tests.lab.page.in_browser.seen import asked, broken, move, settled, shoot, 
 pytestmark = pytest.mark.full
 TOOLS = [name for name in tools.TOOLS if name != "planner"]
 LESSONS = {"00_collectives": "collectives", "03_zero": "memory", "04_tensor_parallel": "cuts",
-           "06_context_parallel": "rings", "07_pipeline_parallel": "schedules", "09_5d": "cuts"}
+           "06_context_parallel": "rings", "07_pipeline_parallel": "schedules", "09_5d": "cuts",
+           "10_planner": "planner"}
 
 
 # ------------------------------------------------------------------------------- what all tools do
@@ -117,8 +118,6 @@ def test_rounds_of_a_collective_are_drawn_as_they_were_played(open_page, address
                 assert sent == [message[:2] for message in told["rounds"][i - 1]]
             assert cells(page) == {(rank, row, at): cell for rank, rows in enumerate(state)
                                    for row, held in enumerate(rows) for at, cell in enumerate(held)}
-        given = sum(end - begin for _, begin, end in told["gives"])
-        assert page.locator(".given").count() == given
     shoot(page, "collectives")
 
 
@@ -161,8 +160,7 @@ def test_the_bars_of_memory_are_as_wide_as_their_bytes(open_page, address):
     shoot(page, "memory")
 
 
-@pytest.mark.parametrize("link", ["ranks=4&hop=1", "ranks=16&hop=12",
-                                  "ranks=5&documents=64&cut=document&hop=2"])
+@pytest.mark.parametrize("link", ["ranks=16&hop=12", "ranks=5&documents=64&cut=document&hop=2"])
 def test_a_ring_has_the_blocks_of_its_hops(open_page, address, link):
     page = open_page(f"rings.html#{link}")
     settled(page)
@@ -174,8 +172,6 @@ def test_a_ring_has_the_blocks_of_its_hops(open_page, address, link):
                  for kind in ("past", "now", "later")]
         assert drawn == [sum(counts[:int(hop)]), counts[int(hop)], sum(counts[int(hop) + 1:])]
     assert not broken(page, "pale", "overlaps")
-    page.click(".previous")
-    assert f"hop={int(hop) - 1}" in page.url
     shoot(page, f"rings-{link.replace('&', '-')}")
 
 
@@ -193,7 +189,3 @@ def test_the_actions_of_a_schedule_are_as_long_as_they_take(open_page, address):
         assert one[2:] == pytest.approx([start * scale, (end - start) * scale], abs=0.01)
     counts = page.locator(".alive .count").all_text_contents()
     assert [text.split()[-1] for text in counts] == [str(most) for most in told["most_alive"]]
-    page.locator(".time .action[data-micro='5']").first.click()  # one, through all ranks
-    assert 0 < page.locator(".time .action:not(.other)").count() < len(drawn)
-    page.locator("input[name=until]").press("Home")
-    assert page.locator(".time .action:not(.later)").count() == 0
