@@ -41,7 +41,6 @@ def test_the_committed_picture_is_what_is_drawn_now():
     picture = (ROOT / "figures/pipeline.svg").read_text(encoding="utf-8")
     assert picture == animation.draw(), "python -m lab.animation draws it again"
     assert picture.count("//") == 1  # it loads nothing: this is the name of SVG
-    assert picture.count("url(") == picture.count("url(#idle)")
 
 
 def test_each_lane_has_every_action_once_and_when_it_can_be(lanes):
@@ -82,15 +81,3 @@ def test_what_it_says_of_idle_time_and_memory(svg, lanes):
                 for rank in range(animation.P)]
         assert max(most) == alive
         assert re.findall(r"\d+", said) == [str(alive), f"{100 * idle:.0f}"]
-
-
-def test_without_motion_it_is_the_finished_picture(svg):
-    """What moves is in a style for readers who want motion. Otherwise nothing covers the boxes."""
-    style = svg.find(f"{SVG}style").text.strip()
-    assert style.startswith("@media (prefers-reduced-motion: no-preference) {")
-    assert style.count("{") == style.count("}") and style.endswith("}\n}")
-    for one in svg.iter():
-        if one.get("class") in ("cover", "now"):
-            assert one.get("opacity") == "0"
-        elif one.get("class") == "lamp":
-            assert one.get("fill") == "none"

@@ -28,8 +28,8 @@ def test_torchrun_starts_a_killed_rank_again(pool, tmp_path):
     [(_, logged, _)] = faults.train(layout, folder, [Fault(1, 7, False, 0)], deadline, *flags,
                                     "--save-every=3")  # fmt: skip
     steps = [line["step"] for line in faults.log_of(folder)]
-    assert 7 <= logged < len(steps) and steps[logged] % 3 == 1 and steps[-1] == 12
-    assert steps[:logged] == list(range(1, logged + 1)) and 1 < steps[logged] <= logged + 1
+    assert 7 <= logged < len(steps) and steps[-1] == 12
+    assert 1 < steps[logged] <= logged + 1 and steps[logged] % 3 == 1
     assert faults.compare(folder, tmp_path / "quiet", 12) == (0, 0)
     assert "Traceback" not in folder.with_suffix(".txt").read_text()
 
@@ -79,10 +79,9 @@ def test_a_run_that_ends_too_early_or_too_late_is_no_success(tmp_path):
 
 def test_young_and_daly():
     """Llama 3's rate of faults, and the examples of the lesson."""
-    for save, minutes, lost in ((60, 18.3, 0.109), (1, 2.36, 0.0141)):
+    for save, minutes in ((60, 18.3), (1, 2.36)):
         best = faults.best_interval(save, faults.LLAMA)
         assert best / 60 == pytest.approx(minutes, abs=0.05)
-        assert save / best + best / 2 / faults.LLAMA == pytest.approx(lost, abs=5e-4)
     # 10 s apart, 1 s each: 10%. In 100 s, one fault costs half of 10 s and a restart of 15 s: 20%.
     assert faults.expected_goodput(10, 1, 15, 100) == pytest.approx(0.8 / 1.1)
 

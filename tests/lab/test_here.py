@@ -1,7 +1,6 @@
 """lab.here: what is measured on this machine, next to what chapter 10 predicts."""
 
 import json
-import shlex
 
 import pytest
 
@@ -48,18 +47,8 @@ def test_a_run_is_planned_as_it_runs():
         assert (layout.dp, layout.ep) == (n, ep)
 
 
-def test_a_row_says_how_far_off_it_is():
-    line = here.row("02_data_parallel", 4, "dp 4", 0.8, {"matmul": 0.5, "dp": 0.1})
-    assert all(part in line for part in ("800 ms", "600 ms", "-25%", "matmul 83%"))
-    # A metered step doesn't count.
-    assert here.seconds_of_a_step({"step_seconds": [9.0, 9.0, 9.0, 1.0, 3.0, 2.0]}) == 2.0
-
-
-@pytest.mark.parametrize("flags", ["--ranks 3", "--json /dev/null/x.json"])
-def test_a_bad_argument_costs_one_line(capsys, flags):
+def test_a_bad_argument_costs_one_line(capsys):
     with pytest.raises(SystemExit) as leaving:
-        here.main(shlex.split(flags))
-    output = capsys.readouterr()
-    assert leaving.value.code == 2 and not output.out
-    [line] = output.err.splitlines()
-    assert flags.split()[0] in line
+        here.main(["--ranks", "3"])
+    [line] = capsys.readouterr().err.splitlines()
+    assert leaving.value.code == 2 and "--ranks" in line

@@ -2,11 +2,8 @@
 
 import pytest
 
-from lab import schedules
-from lab.chapters import chapter
-from lab.sources import SOURCES, worked
+from lab.sources import SOURCES
 from lab.sources.contradictions import CONTRADICTIONS
-from tests.conftest import ROOT
 
 
 def test_what_is_told_follows_from_what_is_assumed_and_ours_is_different():
@@ -25,15 +22,3 @@ def test_ours_are_the_numbers_of_the_words():
         0.009, 34, 0.973, 1923, 0.94, 5.64e9, 9, 2, 1.75e9, 450e9, 3 / 16, 3.25, 1 / 8, 9, 2 / 8,
         7 / 16, 2048, 12.06, 24576, 130.4, 89.7, 13.69, 2550 / 16, 73440, 4, 2.27, 1, 0.668,
         2.96, 16, 870], rel=6e-3)
-    assert f"{len(ours)} claims" in (ROOT / "pages/sources.md").read_text(encoding="utf-8")
-
-
-def test_bubbles_are_those_of_lists_that_run():
-    """A share (P-1)/(V·M + P-1) of the time is (P-1)/(V·M) of the work."""
-    for name, p, m, v in [("1f1b", 8, 32, 1), ("interleaved", 4, 8, 2), ("afab", 4, 8, 1),
-                          ("naive", 4, 1, 1)]:
-        idle = worked.idle_in_time(name, p, m, v)
-        assert idle == pytest.approx((p - 1) / (v * m + p - 1))
-        assert idle == pytest.approx(worked.idle(name, p, m, v))
-    dual = chapter("07").make_schedule("dualpipe", 8, 16)
-    assert schedules.simulated_bubble(dual, "dualpipe") == pytest.approx(1 / 8)
