@@ -59,11 +59,10 @@ def test_the_line_that_runs_it_names_what_is_there(capsys):
     [image] = re.findall(r"-t (\S+)", build)
     assert (ROOT / re.search(r"-f (\S+)", build)[1]) == DOCKERFILE
     given = words[words.index(image) + 1 :]
-    volumes = {word.split(":")[1]: word for before, word in zip(words, words[1:])
-               if before == "--volume"}
-    assert volumes["/class"].endswith(":ro") and given[0] == "/class"
-    paths = [word for word in given if word.startswith("/")]
-    assert all(any(Path(path).is_relative_to(place) for place in volumes) for path in paths)
+    volumes = [word.split(":")[1] for before, word in zip(words, words[1:])
+               if before == "--volume"]
+    for word in given:
+        assert word[0] != "/" or any(Path(word).is_relative_to(place) for place in volumes), word
     with pytest.raises(SystemExit):
         grade.arguments(["--help"])
     shown = capsys.readouterr().out

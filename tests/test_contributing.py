@@ -11,19 +11,6 @@ import pytest
 from tests.conftest import ROOT
 
 BLOCK = re.compile(r"```python\n# (\S+), (above|last in) (\w+)\n(.*?)```", re.DOTALL)
-FINDS_ALL = """
-from lab import chapters, museum, tour
-from lab.classroom import exercises, questions
-from lab.page import reading
-
-assert chapters.NAMES[-1] == "12_copy" and "12" in chapters.ROOMS
-assert [one.number for one in exercises.EXERCISES["12_copy"]][0] == "12.1"
-assert museum.exhibits()["12"] and tour.stops_of("12") and "12" in tour.rooms()
-case, asked = questions.questions("12_copy", 0)
-assert case.name == "12_copy" and len(asked) == 5
-assert chapters.rooms_with("figure")["12"].OF == "12_copy"
-assert "12_copy.html" in reading.Course().site()
-"""
 GRADES = """
 from lab.classroom import checks, exercises, grading, students
 from tests.faults import EXERCISES, wrong_answers
@@ -81,14 +68,3 @@ def test_answers_are_graded(copy):
 @pytest.mark.full
 def test_the_exhibit_is_caught(copy):
     assert "1 of 1 caught" in run(copy, "-m", "lab.museum", "torchtitan#2206")
-
-
-@pytest.mark.full
-def test_a_chapter_is_found_by_its_file_and_its_folder(copy):
-    text = (copy / "02_data_parallel.py").read_text()
-    (copy / "12_copy.py").write_text(text)
-    shutil.copytree(copy / "lab/chapters/02", copy / "lab/chapters/12")
-    for path in (copy / "lab/chapters/12").glob("*.py"):
-        source = path.read_text().replace("02_data_parallel", "12_copy")
-        path.write_text(source.replace('"02.', '"12.'))
-    run(copy, "-c", FINDS_ALL)

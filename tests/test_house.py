@@ -4,10 +4,7 @@ import ast
 import functools
 import inspect
 
-import pytest
-
-import common
-from lab.bench import collectives, formulas, report
+from lab.bench import formulas
 from lab.cli import commands
 from tests.conftest import CHAPTERS, ROOT, chapter, chapter_names, training_chapters
 
@@ -134,14 +131,6 @@ def test_matplotlib_is_imported_where_something_is_drawn():
             assert path.parent.name == "page" or "lab.pictures" not in imported(path, False), path
 
 
-def test_lab_itself_has_commands_alone():
-    """And a room is one if it has a __main__.py; the page's search is a process of its own."""
-    for path in set(LAB) - {ROOT / "lab/page/search.py"}:
-        is_command = 'if __name__ == "__main__":' in path.read_text()
-        flat = path.parent == ROOT / "lab" and path.stem != "__init__"
-        assert is_command == (flat or path.stem == "__main__"), path
-
-
 def test_a_chapter_says_nothing_to_its_run_but_the_contract():
     for name in chapter_names():
         functions = [node for node in ast.walk(parsed(CHAPTERS / f"{name}.py"))
@@ -151,20 +140,6 @@ def test_a_chapter_says_nothing_to_its_run_but_the_contract():
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
                 and node.value.id == "run"}
         assert said and said <= (CONTRACT if name in training_chapters() else WITHOUT_MODEL), name
-
-
-@pytest.mark.parametrize("run", [common.Run, report.Run])
-def test_every_run_knows_the_contract(run):
-    """Its methods; and common.Run, which lab's extends, assigns the others."""
-    assert assigned(common.Run) | set(dir(run)) >= CONTRACT
-    assert assigned(collectives.Run) >= WITHOUT_MODEL
-    for name in sorted(CONTRACT & set(dir(run))):
-        assert name in common.Run.__doc__, name
-
-
-def assigned(run):
-    return {node.attr for node in ast.walk(ast.parse(inspect.getsource(run)))
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}  # fmt: skip
 
 
 def test_the_bottom_of_a_chapter():
