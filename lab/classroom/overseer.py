@@ -33,6 +33,7 @@ PROC = Path("/proc")
 LIMIT = 5                       # seconds of computing: a right run needs one or two
 CLOCK = 12                      # seconds of the clock for each of these, on a busy machine
 IDLE = 2                        # seconds in which no rank computes: they wait for each other
+LOOKS = 20                      # in these seconds; on a busy machine they take longer
 GRACE = 1                       # seconds for the other ranks to end, once one has failed
 LAST_LINES = b"in <module>\n", b"...\n"         # of a whole stack, which comes line by line
 LARGEST = 2**28                 # bytes of what a process sends
@@ -173,7 +174,7 @@ def follow(processes, limit, parent):
     they would have no end."""
     used, failed_at, looked_at = {}, None, 0
     begun = since = time.monotonic()
-    before, busy = 0, 0                                 # of the last seconds, to find a deadlock
+    before, busy, looks = 0, 0, 0                       # of the last seconds, to find a deadlock
     selector = selectors.DefaultSelector()
     selector.register(parent, selectors.EVENT_READ)
     for process in processes:
@@ -195,7 +196,7 @@ def follow(processes, limit, parent):
             return True
         if now < looked_at + 0.1:
             continue
-        looked_at = now
+        looked_at, looks = now, looks + 1
         for process in running:
             computes, seconds = state_of(process.pid)
             used[process.pid] = max(seconds, used.get(process.pid, 0))
@@ -203,10 +204,10 @@ def follow(processes, limit, parent):
         total = sum(used.values())
         if max(total / os.cpu_count(), *used.values()) > limit or now > begun + CLOCK * limit:
             return False
-        if now > since + IDLE:
+        if now > since + IDLE and looks >= LOOKS:
             if total < before + 0.1 and busy <= 1:      # whoever polls computes a little
                 return False
-            since, before, busy = now, total, 0
+            since, before, busy, looks = now, total, 0, 0
     return True
 
 
