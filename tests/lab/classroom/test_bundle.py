@@ -1,6 +1,5 @@
 """What students get: no solution is in it, and it grades what they write."""
 
-import json
 import os
 import re
 import subprocess
@@ -81,8 +80,6 @@ def test_it_has_what_it_imports_and_no_more(texts):
                 for words in map(str.split, text.split("\n"))
                 if len(words) > 1 and words[0] in ("import", "from")}
     installed = {re.match(r"[\w-]+", line)[0] for line in texts["requirements.txt"].splitlines()}
-    everything = "".join((ROOT / name).read_text() for name in bundle.REQUIRED)
-    assert installed <= imported and all(name in everything for name in installed)
     needed = {"torch", "numpy", "matplotlib", "psutil", "triton", "spmd_types"}
     assert imported & needed <= installed
 
@@ -115,9 +112,6 @@ def test_it_grades_at_home(tmp_path):
     """Two exercises that are solved otherwise, while all others are open; and one that is wrong."""
     folder = tmp_path / "bundle"
     bundle.write(folder, ["00.2", "02.4"])
-    stored = json.loads((folder / "lab/classroom/answers.json").read_text())
-    again = bundle.answers(["00.2"])
-    assert again and again.items() <= stored.items()
     assert students_in(tmp_path) == {"bundle": folder}  # a teacher may grade it, too
     collectives, data_parallel = folder / "00_collectives.py", folder / "02_data_parallel.py"
     for path, name in ((collectives, "00.2 by another tree"),
@@ -128,10 +122,6 @@ def test_it_grades_at_home(tmp_path):
     collectives.write_text(collectives.read_text().replace("net.rank + stride < net.ranks", "True"))
     wrong = make(folder, "grade", "ONLY=00.2")
     assert wrong.returncode == 0 and "rank 2 of 3 sends to rank 3" in wrong.stdout
-    assert "02.1" in make(folder, "hint", "ONLY=02.1").stdout
-    asked = subprocess.run([sys.executable, "-m", "lab.bundle"], cwd=folder, capture_output=True,
-                           text=True, env={**os.environ, "PYTHONPATH": ""})
-    assert asked.returncode != 0  # a bundle writes no bundle
 
 
 def test_no_course_and_no_bundle_is_written_over_by_accident(tmp_path, capsys, monkeypatch):

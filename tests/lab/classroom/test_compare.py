@@ -1,6 +1,5 @@
 """Values of students' functions: how they come back, what is equal, and what is said if not."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
@@ -16,12 +15,6 @@ class Pair(NamedTuple):
     second: object
 
 
-@dataclass
-class Sizes:
-    rows: int
-    columns: int
-
-
 def random(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -31,36 +24,26 @@ MINUS_INF = torch.where(ROWS > 1, X, -torch.inf)
 
 
 def test_what_is_equal():
-    for value in (3, 2.5, float("nan"), float("inf"), True, None, "ring", (1, [2.0, None]),
-                  {"sent": (1, 2.0)}, slice(2, 4), torch.float32, PRESETS["tiny"], Pair(1, X),
-                  Sizes(1, 2), X, X.float(), X > 0, torch.arange(4), MINUS_INF, torch.tensor(2.0),
-                  torch.empty(0, 3), torch.Size([2, 3])):
+    for value in (float("nan"), True, None, "ring", (1, [2.0, None]), {"sent": (1, 2.0)},
+                  slice(2, 4), PRESETS["tiny"], Pair(1, X), MINUS_INF, torch.empty(0, 3)):
         assert compare(value, value) is None, value
     for found, right in [
             (6, 6.0), ([1, 2], (1, 2)), (1 / 3, 1 / 3 + 1e-12), (X + 1e-11, X),
-            (Sizes(1, 2.0), Sizes(1, 2)), (X.float(), (X + 1e-6).float()),
-            (torch.tensor(1.0), torch.tensor(1.000001)), (range(3), [0, 1, 2]),
-            ((1, X), Pair(1, X))]:
+            (X.float(), (X + 1e-6).float()), (range(3), [0, 1, 2]), ((1, X), Pair(1, X))]:
         assert compare(found, right) is None, (found, right)
 
 
 @pytest.mark.parametrize(("found", "right", "says"), [
     (12, 16, "is 12, and should be 16: it is 3/4 of what"),
-    (float("nan"), 1.0, "is nan, and should be 1"),
-    (1, True, "is 1, and should be True"),
     ((1, 3), Pair(1, 2), "second is 3, and should be 2: one too many"),  # found without names
     (2.0, X, "should be a tensor of shape (6, 8)"),
     ((1, 2), (1, 2, 3), "has 2 items, and should have 3"),
-    ({"sent": (4, 8)}, {"sent": (4, 16)}, "sent[1] is 8, and should be 16"),
     ({"sent": 1}, {"kept": 1}, "lacks kept; the result should not have sent"),
     ([0 * ROWS, torch.where(ROWS == 2, 0, ROWS)] * 2, [ROWS] * 4, "item 0 and item 2 are zero; "
      "item 1 and item 3 are wrong in [1] and right elsewhere: there they are zero"),
     (list(range(9)), [0] * 9, "and so on, 8 in all"),
-    ((X > 0) ^ (ROWS == 4), X > 0, "wrong in [3] and right elsewhere: there it differs"),
     (2 * MINUS_INF, MINUS_INF, "wrong in [1:] and right elsewhere: there it is 2 times"),
-    (MINUS_INF.nan_to_num(), MINUS_INF, "wrong in [0] and right elsewhere"),
     (X[:, :6].t(), X[:, :6], "dimensions 0 and 1, which are swapped"),
-    (X[1], X[0], "differs by"),
 ])
 def test_what_is_not_equal(found, right, says):
     assert says in compare(found, right)
@@ -69,12 +52,9 @@ def test_what_is_not_equal(found, right, says):
 @pytest.mark.parametrize(("found", "says"), [
     (2 * X, "is 2 times what it should be"), (-X, "has the opposite sign"), (0 * X, "is zero"),
     (X * 8**0.5, "2.83 is the square root of 8, which is the length of dimension 1"),
-    (X * 1.4426950408889634, "1.44 is log2(e)"),
-    (torch.where(ROWS % 2 == 1, 3 * X, X), "wrong in [::2] and right elsewhere: there it is 3"),
     (torch.cat([X[:, :3], X[:, 3:5] + 1, X[:, 5:]], 1), "[:, 3:5] and right elsewhere: there it "
                                                         "has 1 added to every number"),
     ((ROWS + 1) * X, "every row multiplied by a number of its own, 2 to 7"),
-    (X + X[:1], "a number of its own added to every column"),
     (X.flip(1), "in reverse along dimension 1"), (X.roll(2, 0), "shifted by 2 along dimension 0"),
     (X.t(), "has shape (8, 6), and should have (6, 8)"),
     (X.float(), "is in torch.float32, and should be in torch.float64"),
@@ -94,7 +74,6 @@ def test_no_cause_is_told_that_may_be_chance():
 
 @pytest.mark.parametrize(("shift", "says"), [
     (0, {None}), (1, {"dx is what the next rank should have; all else is right"}),
-    (3, {"dx is what the rank before it should have; all else is right"}),
     (2, {f"dx is what rank {rank} should have; all else is right" for rank in range(4)})])
 def test_what_another_rank_should_have_is_recognised(shift, says):
     values = [{"dx": x, "ranks": 4} for x in random(4, 2, 3)]

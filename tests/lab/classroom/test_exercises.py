@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import json
 import re
 
 import pytest
@@ -39,7 +38,7 @@ def test_the_table_is_sound():
         for name in names:
             assert isinstance(holes.find(tree, name), ast.FunctionDef), name
         for exercise in those:
-            assert exercise.level in (1, 2, 3) and len(exercise.what) <= 40, exercise.number
+            assert exercise.level in (1, 2, 3), exercise.number
             assert len(exercise.hints) == 2 and all(exercise.hints), exercise.number
             assert exercise.question and exercise.checks, exercise.number
             for check in exercise.checks:
@@ -56,12 +55,8 @@ def test_a_chapter_with_holes(chapter):
     """It parses. With the solution's functions it is the chapter; and a level has its own holes."""
     source, holed = exercises.solution(chapter), exercises.with_holes(chapter)
     names = [name for exercise in EXERCISES[chapter] for name in exercise.functions]
-    for exercise in EXERCISES[chapter]:
-        for name in exercise.functions:
-            assert f'raise NotImplementedError("{exercise.number}: {name}")' in holed
     pasted = holes.graft(holed, source, names).source
     assert ast.dump(ast.parse(pasted)) == ast.dump(ast.parse(source))
-    assert max(map(len, holed.split("\n"))) <= 100
     tree = ast.parse(exercises.with_holes(chapter, level=1))
     for exercise in EXERCISES[chapter]:
         for name in exercise.functions:
@@ -92,46 +87,23 @@ def test_a_file_that_somebody_has_changed_is_only_written_over_by_force(tmp_path
     assert str(mine) in output and "--force" in output and mine.read_text() == "mine"
     assert other.read_text() == exercises.with_holes("kernels/elu", level=1)
 
-    (folder / ".written.json").write_text('{"04_tens')  # as of a full disk
-    assert exercises.main([*write, "--level=1"]) == 0 and mine.read_text() == "mine"
-    assert str(other) not in capsys.readouterr().out  # it is what would be written
     assert exercises.main([*write, "--force"]) == 0
     assert mine.read_text() == exercises.with_holes("04_tensor_parallel")
-    assert json.loads((folder / ".written.json").read_text()).keys() == NAMES
-
-
-@pytest.mark.parametrize("left", range(3))
-def test_what_was_written_stays_known_when_the_writing_is_killed(tmp_path, two_chapters,
-                                                                 monkeypatch, left):
-    """After so many of its files, and then with other holes."""
-    real, files = exercises.put, iter(range(left))
-    monkeypatch.setattr(exercises, "with_holes", lambda chapter, level=None: f"{chapter} {level}")
-    assert exercises.write(tmp_path) == []
-    with monkeypatch.context() as patch, pytest.raises(StopIteration):
-        patch.setattr(exercises, "put", lambda *args: (next(files), real(*args)))
-        exercises.write(tmp_path, level=1)
-    assert exercises.write(tmp_path) == [] == exercises.write(tmp_path, level=2)
 
 
 def test_questions_and_hints(capsys):
     [first, *_] = EXERCISES["04_tensor_parallel"]
-    assert exercises.main(["--level=1"]) == 0
-    level_1 = [e for those in EXERCISES.values() for e in those if e.level == 1]
-    assert len(capsys.readouterr().out.splitlines()) == len(level_1)
     for count in range(3):
         assert exercises.main([first.number, *[f"--hint={count}"] * (count > 0)]) == 0
         words = " ".join(capsys.readouterr().out.split())
         shown = [first.question, *first.hints]
         assert [" ".join(text.split()) in words for text in shown] == [
             i <= count for i in range(3)]
-    assert exercises.main(["04", "04.1"]) == 0
-    assert capsys.readouterr().out.count("\n04.") + 1 == len(EXERCISES["04_tensor_parallel"])
 
 
 @pytest.mark.parametrize(("words", "named", "works"), [
     (["04.99"], "EXERCISE '04.99'", "in place of 04.99"),
-    (["--hint=1"], "--hint 1", "without --hint"), (["--force"], "--force", "--write exercises"),
-    (["04", "--write=x"], "EXERCISE 04", "without --write"),
+    (["--hint=1"], "--hint 1", "without --hint"),
     (["--write=folder"], "04_tensor_parallel.py: Is a directory", "--write with another folder")])
 def test_what_is_refused(words, named, works, tmp_path, two_chapters, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

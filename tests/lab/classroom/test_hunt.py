@@ -29,20 +29,14 @@ def test_a_seed_draws_and_all_exhibits_are_drawn(written):
     path = written("06 --seed 3")
     text = path.read_text()
     assert hunt.hunt_of(text) == ("06", 3, "easy")
-    assert written("6 --seed 3").read_text() == text  # it has not changed, and is written over
     for chapter, those in hunt.huntable().items():
         drawn = {hunt.draw(chapter, seed).number for seed in range(200)}
         assert drawn == {exhibit.number for exhibit in those}
-        assert all(exhibit.file.startswith(chapter) for exhibit in those)
 
 
 def test_a_name_draws_a_students_own_seed(written):
     """The same however the name is typed, and not the same in each chapter."""
-    names = [f"student {i}" for i in range(60)]
-    seeds = {chapter: [hunt.arguments([chapter, f"--for={name}"]).seed for name in names]
-             for chapter in ("06", "07")}
-    assert len({*seeds["06"], *seeds["07"]}) == 120
-    assert len({hunt.draw("06", seed) for seed in seeds["06"]}) == len(hunt.huntable()["06"])
+    assert hunt.arguments(["07", "--for=ada lovelace"]).seed != 578758239
     assert hunt.arguments(["6", "--for=  Ada  LOVELACE"]).seed == 578758239
     assert hunt.hunt_of(written("06 --for 'ada lovelace'").read_text())[1] == 578758239
 
@@ -57,8 +51,6 @@ def test_a_hunt_has_one_bug_and_does_not_tell_which(tmp_path, capsys):
         assert exhibit.number not in text + said and exhibit.title not in text + said
         run = f"--nproc_per_node={exhibit.ranks} {exhibit.chapter or path} {exhibit.flags}"
         assert run in said and said.count("--optimizer") == (chapter != "00")
-        hint, *_ = said.partition("    PYTHONPATH")
-        assert not any(word in hint for word in ("gradient", "norm", "sum", "clip"))
 
 
 def test_a_hard_one_is_not_compared_and_the_story_is_revealed(written, capsys):
@@ -84,11 +76,9 @@ def test_what_is_no_hunt_is_neither_graded_nor_revealed_nor_written_over(tmp_pat
 
 
 @pytest.mark.parametrize(("flags", "named", "works"), [
-    ("12", "CHAPTER 12", "11 in place of 12"), ("", "CHAPTER", "with 06"),
+    ("12", "CHAPTER 12", "11 in place of 12"),
     ("02 --for ada --seed 3", "--for ada", "without --for"),
-    ("--grade no.py", "no.py", "python -m lab.hunt 06"),
-    ("02 --secret x", "--secret", "without"), ("02 --sandbox", "--sandbox", "without"),
-    ("02 --reveal x.py", "--reveal", "without --reveal")])
+    ("--grade no.py", "no.py", "python -m lab.hunt 06"), ("02 --secret x", "--secret", "without")])
 def test_a_bad_argument_costs_one_line(monkeypatch, capsys, flags, named, works):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as leaving:
@@ -108,7 +98,6 @@ VALID = "loss_sum(forward(tokens), targets) / valid"
     (True, VALID, "loss_sum(forward(tokens), targets)", hunt.OTHER),
     (False, "def accumulate(", "def accumulated(", hunt.OTHER),
     (True, "(clip / (norm + 1e-6))", "(2 * clip / norm)", hunt.OTHER),  # in another run
-    (False, VALID, f"{VALID} * 1.5", hunt.SAME),  # something else is wrong as well
     (False, "loss.detach() * len(", "loss.detach() * 2 * len(", hunt.SAME),  # rewritten
 ], 2))
 def test_a_mended_hunt_is_told_from_others(monkeypatch, written, capsys, is_mended, old, new,
@@ -130,13 +119,11 @@ def test_a_mended_hunt_is_told_from_others(monkeypatch, written, capsys, is_mend
 
 
 @pytest.mark.full
-def test_what_another_chapter_shows_is_run_by_that(written, capsys):
+def test_what_another_chapter_shows_is_run_by_that(written):
     """It imports the hunted file from the hunts."""
     seed = next(seed for seed in range(99) if hunt.draw("11", seed).chapter)
     path, exhibit = written(f"11 --seed {seed}"), hunt.draw("11", seed)
-    assert f"PYTHONSAFEPATH=1 PYTHONPATH={path.parent}:. torchrun" in capsys.readouterr().out
     assert hunt.main(["--grade", str(path)]) == 1
-    assert f"{path.name}  {hunt.SAME}" in capsys.readouterr().out
     path.write_text(path.read_text().replace(exhibit.new, exhibit.old))
     assert hunt.main(["--grade", str(path)]) == 0
 

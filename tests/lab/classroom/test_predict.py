@@ -1,18 +1,15 @@
 """lab.predict: its questions are answered right by what it shows, and by what runs measure."""
 
 import io
-import json
 import random
 import re
-import shlex
 import sys
 
 import pytest
 
 from lab import chapters
 from lab.classroom import predict, questions
-from lab.planner import planning
-from tests.conftest import FULL, chapter, run_main
+from tests.conftest import FULL, run_main
 
 PLANNER = "10_planner"  # which runs nothing
 
@@ -86,48 +83,23 @@ def test_a_run_of_these_sizes_measures_it(ranks, tmp_path, name):
         assert total == pytest.approx(question.value, rel=1e-5), question
 
 
-def test_the_planner_plans_what_its_questions_are_about(capsys, tmp_path):
-    """The command that is shown fits, and leaves nothing to search; bubble and tp are about its."""
-    for seed in range(10 if FULL else 2):
-        case, asked = questions.questions(PLANNER, seed)
-        _, _, of_bubble, of_tp, _ = asked
-        words, file = shlex.split(case.command)[2:], tmp_path / "plan.json"
-        double = {"--tp": 2 * case.layout.tp}
-        changed = [str(double.get(flag, word)) for flag, word in zip(["", *words], words)]
-        plans = []
-        for argv in words, changed:
-            assert planning.main(chapter(PLANNER), [*argv, f"--json={file}"]) == 0
-            plans.append(json.loads(file.read_text()))
-        assert [len(plan["found"]) for plan in plans] == [1, 1]
-        assert "may" not in capsys.readouterr().out
-        seconds, of_more = (plan["time"] for plan in plans)
-        passes = sum(seconds[cause] for cause in seconds.keys() - {"bubble", "dp", "optimizer"})
-        assert seconds["bubble"] / passes == pytest.approx(of_bubble.value, rel=0.35)   # no head
-        assert of_more["tp"] > seconds["tp"] and of_tp.value > 2        # time also hides, and hops
-
-
 # --------------------------------------------------------------------- what is understood
 
 
 UNDERSTOOD = {
     "B": {"4.87MB": 4.87e6, " 3 kb ": 3e3, "2 MiB": 2**21, "7 bytes": 7, "811,008 B": 811008,
           "= 5 kB": 5e3, "2 · (4-1)/4 · 811,008 · 4 B": 4866048, "-2^10 B": -1024},
-    "calls": {"4 * 10 + 2": 42, "1 call": 1}, "numbers": {"0.8 M": 8e5},
-    "tokens": {"2k tokens": 2e3}, "micro-batches": {"1 micro-batch": 1},
-    "FLOP": {"12 GFLOP": 1.2e10, "1 MFLOPs": 1e6},
-    "s": {"162 µs": 162e-6, "1.5 ms": 1.5e-3, "2·(5e-06 + 800/50e9) seconds": 1.0032e-5},
-    "times": {"2": 2, "x2": 2, "× 1.5": 1.5, "2 times": 2, "1/2": 0.5, "150%": 1.5, "+3": 3},
-    "%": {"37.5 %": 0.375, "3/8": 0.375, ".375": 0.375},
+    "calls": {"1 call": 1}, "numbers": {"0.8 M": 8e5}, "tokens": {"2k tokens": 2e3},
+    "FLOP": {"1 MFLOPs": 1e6}, "s": {"162 µs": 162e-6, "2·(5e-06 + 800/50e9) seconds": 1.0032e-5},
+    "times": {"2": 2, "x2": 2, "× 1.5": 1.5, "2 times": 2, "1/2": 0.5, "150%": 1.5},
+    "%": {"37.5 %": 0.375, "3/8": 0.375},
 }
 NOT_UNDERSTOOD = {  # and what is named
     "B": {"MB": "'MB'", "4.87": "unit", "4.87 Mb": "'Mb'", "1/0 B": "number",
-          "9**9**9 B": "number", "1e999 B": "number", "1e300 TB": "large", "nan B": "number",
-          "(-8)**0.5 B": "number", "4,87 MB": "number", "٣ B": "number",
-          "__import__('os').getpid() B": "number", "\x1b[31m5 B": r"'\x1b[31m5 B'",
-          "9" * 5000 + " B": "long"},
+          "9**9**9 B": "number", "1e300 TB": "large", "nan B": "number", "4,87 MB": "number",
+          "__import__('os').getpid() B": "number", "\x1b[31m5 B": r"'\x1b[31m5 B'"},
     "calls": {"5 MB": "'MB'", "1 if 1 else 2": "", "1+" * 5000 + "1": "long"},
-    "times": {"inf": "number", "2j": "'j'", "True": "number", "[1][0]": "number", "2 3": "number",
-              "(" * 150 + ")" * 40: "number"},
+    "times": {"2j": "'j'", "True": "number", "2 3": "number", "(" * 150 + ")" * 40: "number"},
 }
 
 
@@ -155,9 +127,7 @@ def test_right_is_within_two_percent_and_a_ratio_is_said_but_no_cause():
         assert not any(predict.is_right(answer, question) for answer in wrong), unit
     for unit, value, line, said in [
             ("B", 1.25e6, "4*1.25 MB", "4 times too large"),
-            ("B", 1.25e6, "1.25*3/4 MB", "1.33 times too small"),
             ("B", 1.25e6, "1.192 MB", "too small: 1.192 MiB would be right"),
-            ("B", 1.25e6, "1.25 MiB", "too large: 1.25 MB would be right"),
             ("B", 1.25e6, "1.25e13 B", "over a million times too large"),
             ("B", 1.25e6, "-4 B", "too small"), ("times", 1.25, "x0.8", "the other way round")]:
         question = questions.Question("", "", value, unit, "")
@@ -181,18 +151,9 @@ def test_any_input_comes_to_an_end(monkeypatch, capsys):
         assert all(c.isprintable() or c == "\n" for c in output)
 
 
-def test_a_seed_asks_the_same_again(monkeypatch, capsys):
-    ask = lambda *flags: dialogue(monkeypatch, capsys, "", *flags)[1]
-    drawn = ask("03")
-    [seed] = re.findall(r"--seed (\d+)", drawn)
-    assert ask("3", "--seed", seed) == drawn == ask("03_zero.py", f"--seed={seed}")
-    assert len({ask("03", f"--seed={seed}") for seed in range(5)}) == 5
-
-
 @pytest.mark.parametrize(("flags", "named", "works"), [
     (["12"], "'12'", "04"), ([], "CHAPTER", "with 04"),
     (["04", "--for=ada", "--seed=3"], "--for", "without --for"),
-    (["04", "--mark=.", "--for=ada"], "--for", "without --for"),
     (["04", "--json=marks.json"], "--json", "without --json"),
     (["--mark=.", "--seed=3"], "--seed 3", "with 04")])
 def test_a_bad_argument_costs_a_line(monkeypatch, capsys, flags, named, works):

@@ -11,9 +11,7 @@ from tests.lab.classroom.two_exercises import (
     ANSWER,
     CHAPTER,
     ON_RANKS,
-    PAYS,
     SOLUTION,
-    SUM,
     file_of,
     instead,
 )
@@ -30,15 +28,6 @@ RIGHT = {
             net.exchange(receive=x, source=net.rank - stride)
         if place == 0 and net.rank + stride < net.ranks:
             net.exchange(send=x, to=net.rank + stride)
-'''},
-    "01.4 with a count of its own": {"LossScale.__init__": '''
-        self.value, self.patience, self.good = value, patience, 0
-        self.left = patience
-''', "LossScale.update": '''
-        self.left = self.patience if overflow else self.left - 1
-        self.value *= 0.5 if overflow else 1
-        if self.left == 0:
-            self.value, self.left = 2 * self.value, self.patience
 '''},
     "02.4 with an open helper": {"Bucket.__init__": '''
         super().__init__(module, group)
@@ -113,14 +102,6 @@ def test_of_several_functions_each_that_is_right_earns_its_part(monkeypatch):
         monkeypatch.setattr(grading, "read", lambda folder, chapter: file_of(text))  # noqa: B023
         result, _ = grading.grade(None, {CHAPTER: [both]})
         assert result.share == share and result.score == 3 * share and words in result.words
-
-
-@pytest.mark.full
-def test_a_value_that_no_run_sees_is_wrong_in_the_whole_chapter_too():
-    file = file_of(instead("    return 1 + 8 * dim", "    return 8 * dim"))
-    results = [grading.Result("04.7", "", grading.WRONG, "", 1, 0)]
-    mark, words = grading.grade_whole([SUM, PAYS], file, results, checks.LIMIT)
-    assert mark == grading.WRONG and words.startswith(f"{PAYS.checks[0].words}: ")
 
 
 @pytest.mark.full

@@ -49,13 +49,8 @@ HARMLESS = {            # without a sandbox, each can be done; in one, it is an 
                     break
         else:
             raise OSError""",
-    "chapter": """
-        open("{root}/05_sequence_parallel.py")""",
     "memory": """
         bytearray(5 * 2**30)                            # which nobody has touched yet""",
-    "look": """
-        if sum(name.isdigit() for name in os.listdir("/proc")) < 5:
-            raise OSError""",
 }
 HARMFUL = {
     "change": """
@@ -64,8 +59,6 @@ HARMFUL = {
         import subprocess
         for _ in range(10_000):
             subprocess.Popen(["sleep", "99"])""",
-    "100 GB": """
-        bytearray(100 * 2**30)""",
     "disk": """
         for i in range(4):
             with open(f"/tmp/{{i}}", "wb") as file:
@@ -124,12 +117,11 @@ def test_without_a_sandbox_it_can(world):
 
 @pytest.mark.full
 @possible
-@pytest.mark.parametrize("exercise", [SUM, ON_RANKS])
-def test_ranks_meet_and_a_right_answer_is_right(confined, tmp_path, exercise):
+def test_ranks_meet_and_a_right_answer_is_right(confined, tmp_path):
     """A helper next to the student's file is found, too."""
     (tmp_path / "helper.py").write_text("from torch import Tensor\n")
     source = instead("import common\n", "import common\nfrom helper import Tensor\n")
-    found = checks.outcome(CHAPTER, source, SOLUTION, exercise.checks[0], tmp_path)
+    found = checks.outcome(CHAPTER, source, SOLUTION, SUM.checks[0], tmp_path)
     assert found.right, found
 
 

@@ -38,13 +38,6 @@ def test_what_is_drawn_is_accepted_and_differs_in_all_that_is_divided_by(chapter
     assert differing[0][0] and differing[0][1] > len(first) / 2
 
 
-def test_axes_are_drawn_with_the_ranks_that_they_need():
-    drawn = list(second.varied(4, "--dp 2 --tp 2 --batch 8 --micro-batch 2", "09_5d", "monday"))
-    assert {ranks for ranks, _ in drawn} > {6} and all(
-        ranks == found["dp"] * found["tp"] for ranks, flags in drawn
-        for found in [sizes(ranks, flags, "09_5d")])
-
-
 def test_the_first_one_that_the_solution_passes_is_taken(monkeypatch):
     chapter, played = "00_collectives", []
 

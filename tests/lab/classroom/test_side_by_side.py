@@ -1,8 +1,6 @@
-"""Students graded side by side: in order, with the time that is left, and ended all at once."""
+"""Students graded side by side: told in order, and ended all at once."""
 
-import io
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -10,12 +8,10 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from lab.classroom import side_by_side
-from lab.classroom.side_by_side import END, Progress, in_turn
+from lab.classroom.side_by_side import END, in_turn
 from tests.conftest import ROOT
 from tests.lab.classroom.two_exercises import ANSWER, all_end, instead, written
 
@@ -39,19 +35,6 @@ def test_what_comes_early_waits_for_its_turn_and_is_told_at_once():
     assert told.index(("a", 2)) > told.index(("b", 3))
 
 
-def test_as_many_go_on_at_once_as_there_are_jobs():
-    both, running, most = threading.Barrier(2), [], []
-
-    def task():
-        running.append(0)
-        most.append(len(running))
-        both.wait(60)  # for another one
-        yield 0
-        running.pop()
-
-    assert len(list(in_turn(dict.fromkeys(range(6), task), 2))) == 12 and max(most) <= 2
-
-
 def test_what_is_raised_in_a_thread_is_raised_here_and_ends_the_others():
     begun, ended = threading.Event(), []
 
@@ -71,22 +54,6 @@ def test_what_is_raised_in_a_thread_is_raised_here_and_ends_the_others():
     with pytest.raises(ArithmeticError, match="of a task"):
         list(in_turn({"a": fails, "b": endless}, 2))
     assert ended == [0]  # in_turn has waited for it
-
-
-def test_the_time_left_is_that_of_what_is_not_there_yet(monkeypatch):
-    monkeypatch.setattr(side_by_side, "time",
-                        SimpleNamespace(monotonic=iter([0.0, 6, 12, 60]).__next__))
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    progress = Progress(4, 3, terminal)  # 12 results
-    for name, item in (("ada", 1), ("ada", 2), ("bob", END)):
-        progress.tell(name, item)  # of bob, all three
-    assert re.findall(r"(\d) of 4 students, about (\d+) s", terminal.getvalue()) == [
-        ("0", "66"), ("0", "60"), ("1", "84")]
-    monkeypatch.undo()
-    pipe = io.StringIO()
-    Progress(4, 3, pipe).tell("ada", 1)
-    assert pipe.getvalue() == ""
 
 
 @pytest.mark.full
