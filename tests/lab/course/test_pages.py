@@ -49,11 +49,6 @@ def test_office_hours_have_every_wrong_answer():
         assert pages.code(right) in text and pages.code(wrong) in text, (number, right)
 
 
-def test_code_is_code_whatever_is_in_it():
-    assert pages.code("x = 1") == "`x = 1`" and pages.code("") == "` `"
-    assert pages.code("a\n    b") == "`a ⏎ b`" and pages.code("a `b`") == "`` a `b` ``"
-
-
 # --------------------------------------------------------------------------- midterm and project
 
 def test_marks_have_all_numbers():
@@ -74,10 +69,6 @@ def test_the_midterms_bug_is_in_no_hunt_that_a_student_has_played():
 def test_what_the_marks_say_of_the_numbers_holds():
     gigabytes = [float(number.split()[0]) for number in midterm.states()]
     assert gigabytes[0] > 80 and 80 < gigabytes[1] < 80.5 and max(gigabytes[2:]) < 80
-    assert midterm.means() == ("2.5", "2.25")
-    _, sent, sent_by_six, ring, tree, small_ring, small_tree = midterm.ring_and_tree()
-    assert (sent, sent_by_six) == ("1.1 GB", "1 GB")
+    *_, ring, tree, small_ring, small_tree = midterm.ring_and_tree()
     assert float(ring.split()[0]) < float(tree.split()[0])
     assert float(small_ring.split()[0]) > float(small_tree.split()[0])
-    assert midterm.recomputed() == (str(48 * 17), str(47 + 17), "2", str(23 + 2 * 17))
-    assert midterm.hidden()[0].replace(",", "").startswith(str(int(4 / 2 * 7 / 8 * 989e12 / 450e9)))

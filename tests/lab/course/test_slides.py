@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from lab.course import slides
 from lab.course.week import numbers, picture
 from lab.course.weeks import WEEKS
@@ -12,7 +10,7 @@ from lab.sources.asked import QUESTIONS
 from tests.conftest import ROOT
 
 ROOM = 560  # pixels of 720 below a title
-TEXT, CODE, COLUMNS, WIDE = 39, 27, 85, 100  # pixels of a line; letters of one, and of code
+TEXT, CODE, COLUMNS = 39, 27, 85  # pixels of a line, and of one of code; letters of a line
 
 
 def height(body):
@@ -29,14 +27,10 @@ def height(body):
 
 
 def test_each_slide_fits():
-    assert height("x" * 86) == 2 * TEXT and height("```text\na\nb\n```\n\nsaid") == 123
     for week in WEEKS:
         for one in week.outline:
             body = slides.body(one)
             assert height(body) <= ROOM, (week.number, one.title, height(body))
-            drawn = re.findall(r"```text\n(.*?)```", body, re.DOTALL)
-            assert all(len(line) <= WIDE for text in drawn for line in text.split("\n")), one.title
-            assert len(one.title) <= 60
         assert height(slides.next_steps(week)) <= ROOM
 
 
@@ -48,14 +42,6 @@ def test_a_slide_says_what_stands_in_the_lesson():
         for begin in one.begins:
             piece = words(slides.piece(one.lesson, begin).removeprefix("```text"))
             assert piece.startswith(words(begin)) and piece in lesson, begin
-    with pytest.raises(LookupError, match="begins with 'Nobody says so'"):
-        slides.piece("02_data_parallel", "Nobody says so")
-
-
-def test_entries_of_a_list():
-    lines = ["    a   one", "        more", "    b   two"]
-    assert slides.entries(lines) == [lines[:2], lines[2:]]
-    assert slides.as_entry(lines[:2]) == "**a** one more"
 
 
 def test_signs_of_markdown_stay_signs():
@@ -80,8 +66,6 @@ def test_a_week_is_written_with_its_figures(tmp_path):
     assert path == tmp_path / "week-03.md" and path.read_text() == slides.make(week)
     with Image.open(tmp_path / "figures/06_context_parallel.png") as image:
         assert image.height == round(image.width * slides.TALL)
-    head, *parts = re.split(r"^## ", path.read_text(), flags=re.MULTILINE)
-    assert head.startswith("---\nmarp: true\n") and "headingDivider: 2" in head
-    assert f"\n---\n\n# {week.title}\n" in head
-    assert [part.split("\n")[0] for part in parts][:2] == ["Seen", shown.title] and len(parts) == 3
+    head, *parts = path.read_text().split("\n## ")
+    assert "marp: true\n" in head and len(parts) == 3
     assert "make figures ONLY=06" in parts[0] and week.hunt.command in parts[2]

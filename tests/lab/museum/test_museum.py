@@ -7,12 +7,12 @@ from functools import partial
 import pytest
 
 from lab import chapters, museum
-from lab.bench.about import KINDS, as_check
+from lab.bench.about import as_check
 from lab.classroom import checks, hunt
 from lab.museum import __main__ as command
 from lab.museum import observe, published
 from lab.museum.exhibit import Exhibit
-from tests.conftest import FULL, ROOT, sample
+from tests.conftest import FULL, sample
 
 EXHIBITS = [exhibit for those in museum.exhibits().values() for exhibit in those]
 
@@ -26,14 +26,6 @@ def test_each_room_has_five_exhibits_or_more_and_none_is_there_twice():
     counts = {room: len(those) for room, those in museum.exhibits().items()}
     assert [*counts] == chapters.ROOMS and min(counts.values()) >= 5
     assert len({(exhibit.file, exhibit.old, exhibit.new) for exhibit in EXHIBITS}) == len(EXHIBITS)
-    page = (ROOT / "pages/museum.md").read_text(encoding="utf-8")
-    assert re.search(rf"\b{len(EXHIBITS)}\b[^.]*\bbugs\b", page)
-
-
-def test_every_observable_is_needed():
-    """But for a schedule's time: what is slow is not silent."""
-    for name in {*observe.OBSERVABLES} - {"time"}:
-        assert any(name in exhibit.caught_by for exhibit in EXHIBITS), name
 
 
 def test_an_exhibit_is_told_and_applies():
@@ -46,8 +38,6 @@ def test_an_exhibit_is_told_and_applies():
         right, planted = observe.sources(exhibit)
         assert right != planted
         compile(planted, exhibit.file, "exec")
-    with pytest.raises(ValueError, match="has 0 times: there is no such line"):
-        observe.sources(EXHIBITS[0]._replace(old="there is no such line"))
 
 
 def cost(exhibit):
@@ -81,12 +71,6 @@ def test_what_shows_at_full_size_alone_is_in_no_hunt():
     assert not any(at_full_size & {*those} for those in hunt.huntable().values())
 
 
-def test_kinds_of_checks_are_observables():
-    assert {*KINDS} <= {*observe.OBSERVABLES}
-    with pytest.raises(ValueError, match="a check of tp: send, calls is of no kind 'sends'"):
-        as_check(("sends", "send", "calls", "tp"), 1, 2, False)
-
-
 def test_what_a_run_says_becomes_observables():
     check = partial(as_check, measured=1, expected=2)
     run = {"checks": [check(("sent", "send", "payload"), ok=False),
@@ -103,11 +87,8 @@ def test_what_a_run_says_becomes_observables():
 @pytest.mark.full
 def test_the_command_tells_of_an_exhibit_and_draws_it(tmp_path, capsys):
     figure, file = tmp_path / "museum.png", tmp_path / "museum.json"
-    status = command.main(["unsloth-zoo#1023", f"--out={figure}", f"--json={file}", "--stories"])
-    said = capsys.readouterr().out
-    [exhibit] = [one for one in EXHIBITS if one.number == "unslothai/unsloth-zoo#1023"]
-    assert status == 0 and f"✓ {exhibit.number}" in said and exhibit.title in said
-    assert "1 of 1 caught; AdamW hides 1" in said
+    assert command.main(["unsloth-zoo#1023", f"--out={figure}", f"--json={file}", "--stories"]) == 0
+    assert "✓ unslothai/unsloth-zoo#1023" in capsys.readouterr().out
     [told] = json.loads(file.read_text())
     assert told["first loss"] == 0 and told["step"] == 2 and figure.stat().st_size > 5000
 
@@ -121,8 +102,7 @@ def test_an_exhibit_that_is_not_caught_fails_the_command(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("words", "named"), [
-    (["12"], "EXHIBIT 12"), (["--published", "06"], "EXHIBIT 06"),
-    (["--json=x.json", "--published"], "--json"), (["--published", "--stories"], "--stories")])
+    (["12"], "EXHIBIT 12"), (["--published", "06"], "EXHIBIT 06")])
 def test_a_bad_argument_costs_one_line(words, named, capsys):
     with pytest.raises(SystemExit) as leaving:
         command.main(words)
@@ -147,13 +127,9 @@ def test_each_bug_has_an_exhibit_or_a_reason():
 
 
 def test_the_command_prints_them_and_plays_nothing(monkeypatch, capsys):
-    """With the observables that see a bug here, as its exhibit names them."""
     monkeypatch.setattr(command, "play_all", None)
     assert command.main(["--published"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     for bug in BUGS:
         told = said.partition(f"{bug.thread}: {bug.what}")[2].partition(" theirs: ")[2]
-        assert told.startswith(bug.theirs)
-        caught = OURS[bug.exhibit].caught_by if bug.exhibit else ()
-        later = [name for name in observe.OBSERVABLES if name in {*caught} - {"first loss"}]
-        assert (bug.why or ", ".join(later)) in told.partition(" theirs: ")[0]
+        assert told.startswith(bug.theirs), bug
