@@ -54,8 +54,6 @@ def test_it_answers_without_torch(tmp_path):
                          capture_output=True, text=True)
     assert ran.returncode == 0 and ran.stdout.splitlines()[-1] != "torch", ran.stderr
     plan = json.loads(file.read_text())
-    assert {"seconds", "tokens_per_second_per_gpu", "tflops", "tflops_causal", "mfu", "time",
-            "memory", "layout", "found"} <= plan.keys()
     assert plan["seconds"] == pytest.approx(sum(plan["time"].values()))
     parts = [size for cause, size in plan["memory"].items() if cause != "total"]
     assert plan["memory"]["total"] == pytest.approx(sum(parts))

@@ -1,6 +1,7 @@
 """Chapter 10: Muon's bytes, FLOPs and messages, against runs of chapters 03 and 04, against
 chapter 11's formulas, and by hand."""
 
+import statistics
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -39,15 +40,12 @@ def cost_of(ten, model, layout, software=None, cluster="h100", **more):
 
 def measured(name, flags, folder):
     """On a rank of the pool: its optimizer's FLOPs, the bytes of its states without step counts,
-    and {group: {op: bytes}} that it sent, in a run that passed its own checks."""
+    and {op: bytes} that it sent, in a run that passed its own checks."""
     seen, hold_traffic = {}, formulas.hold_traffic
 
     def note(run, answer):
         states = [t for t in tree_leaves(formulas.held(run)[2]) if getattr(t, "ndim", 0)]
-        sent = {}
-        for group, ops in run.comm.by_group.items():
-            group = meters.name_of(formulas.dist.distributed_c10d._resolve_process_group(group))
-            sent[group] = {op: counts["wire_bytes"] for op, counts in ops.items()}
+        sent = Counter({op: counts["wire_bytes"] for op, counts in run.comm.total.items()})
         seen.update(flops=run.flops.optimizer, states=meters.nbytes(states), sent=sent,
                     model=run.args.model)
         return hold_traffic(run, answer)
@@ -56,16 +54,6 @@ def measured(name, flags, folder):
         status, run, output = run_main(name, [*FLAGS, *flags], folder)
     assert status == 0, output
     return SimpleNamespace(**seen)
-
-
-def mean(numbers):
-    numbers = list(numbers)
-    return sum(numbers) / len(numbers)
-
-
-def sent_by(run, op, name=""):
-    """Bytes on the wire by an op, on groups of that name."""
-    return sum(ops.get(op, 0) for group, ops in run.sent.items() if name in group)
 
 
 @pytest.mark.parametrize(("world", "zero", "flags"), sample([
@@ -77,10 +65,11 @@ def test_zero_is_chapter_03s(ten, ranks, tmp_path, world, zero, flags):
                         tmp_path)
     model, layout = anatomy.as_planned(runs[0].model), ten.Layout(world, zero=zero)
     planned = ten.memory(model, layout, as_muon(ten.SOFTWARE["ours"]), 1)
-    assert planned["optimizer"] == pytest.approx(mean(run.states for run in runs))
+    assert planned["optimizer"] == pytest.approx(statistics.mean(run.states for run in runs))
     found = cost_of(ten, model, layout)
     assert found.flops == max(run.flops for run in runs)
-    assert found.to_holders == pytest.approx(mean(sent_by(run, "all_to_all") for run in runs))
+    exchanged = statistics.mean(run.sent["all_to_all"] for run in runs)
+    assert found.to_holders == pytest.approx(exchanged)
     assert found.over_tp == 0
     everything = cost_of(ten, model, layout, way="gather").flops
     assert everything == sum(run.flops for run in runs)
@@ -98,7 +87,7 @@ def test_tp_is_chapter_04s(ten, ranks, tmp_path, kv_heads):
     for run in runs:
         assert ten.memory(model, layout, software, 1)["optimizer"] == run.states
         assert found.flops == run.flops and found.to_holders == 0
-        assert found.over_tp == sent_by(run, "all_gather")
+        assert found.over_tp == run.sent["all_gather"]
 
 
 # ---------------------------------------------------------------------------- chapter 11's formulas
@@ -149,9 +138,6 @@ def test_two_layers_on_four_ranks_by_hand(ten):
     assert found.over_tp == over_tp
     calls = 2 + 6                                       # two all_to_alls, and a gather per matrix
     assert found.sending == pytest.approx(calls * 1e-3 + (found.to_holders + over_tp) / 1e9)
-    whole = muon.cost(layers, layout, machine, "gather")
-    assert whole.flops == 2 * found.flops and whole.over_tp == 2 * over_tp
-    assert whole.to_holders == 1 / 2 * numbers * 2
     alone = muon.cost(layers, replace(layout, zero=0), machine)
     assert (alone.flops, alone.to_holders, alone.numbers) == (2 * found.flops, 0, numbers)
 
@@ -193,10 +179,6 @@ def test_experts_are_whole_and_copies_of_keys_are_gathered(ten):
     model = ten.MODELS["qwen3-235b"]                    # 4 kv heads
     groups = lambda tp: muon.groups([(model, 1)], ten.Layout(8, tp), software)
     assert (16, True) in groups(8) and not any(are_copies for _, are_copies in groups(4))
-    dealt, gathered = (cost_of(ten, replace(model, kv_heads=kv_heads, experts=1),
-                               ten.Layout(8, 8, zero=1)) for kv_heads in (8, 4))
-    keys = 2 * 94 * muon.work(4 * 128, 4096)
-    assert gathered.flops > keys and dealt.to_holders < gathered.to_holders
 
 
 def test_an_explanation_shows_what_it_costs(ten):

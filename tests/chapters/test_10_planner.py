@@ -9,7 +9,7 @@ import pytest
 
 import common
 from lab.bench import anatomy
-from lab.planner import problems, published
+from lab.planner import published
 from tests.conftest import FULL, chapter, sample
 
 TEN = "10_planner"
@@ -40,16 +40,6 @@ def test_published_tables_are_predicted(ten, monkeypatch):
     assert published.fit(ten, start=(0.8, 0.8)) == pytest.approx([ten.HBM, ten.NVLINK], abs=3e-3)
 
 
-def test_worked_problems_have_the_books_answers(ten):
-    """The scaling book's LLaMA-2 13B on TPUs. Megatron's micro-batch: see test_megatron."""
-    of = problems.llama_2(ten)
-    answers = {"parameters": 13.0e9, "states": 130e9, "all hbm": 393e12, "axes": 850, "both": 235,
-               "shards": 1333, "seconds": 0.31}
-    assert {what: of[what] for what in answers} == pytest.approx(answers, rel=0.02)
-    assert 16e6 * of["kept"] == pytest.approx(42e12, rel=0.01)
-    assert of["states"] + of["tokens"] * of["kept"] == pytest.approx(8e12, rel=0.01)
-
-
 # ----------------------------------------------------------------------- other chapters' formulas
 
 
@@ -67,22 +57,10 @@ def test_activations_are_korthikantis(ten):
     assert kept(recompute="full") == 2 * s * b * h
 
 
-def test_a_llama_is_planned_as_it_is_trained(ten):
-    """What chapters 01 to 09 measure of tiny-llama is then true of the planner's Llamas."""
-    cfg, llama_1b = common.PRESETS["llama-8b"], ten.MODELS["1b"]
-    assert anatomy.as_planned(cfg) == ten.MODELS["8b"]
-    assert cfg.parameters() == ten.MODELS["8b"].parameters()
-    assert config(llama_1b).parameters() == llama_1b.parameters()
-
-
 @pytest.mark.parametrize(("flash", "gated"), [(False, False), (True, False), (True, True)])
 def test_activations_are_those_of_chapters_04_and_05(ten, flash, gated):
-    """For an odd model: fewer kv heads than ranks, and a vocabulary that isn't a multiple of them.
-
-    Two things differ. Norms keep more than their inputs (LayerNorm: a mean and a deviation of 2
-    bytes each per token). And o reads a copy of a flash kernel's output, unless a rank has one
-    head.
-    """
+    """For an odd model, and with two differences: norms keep a mean and a deviation as well, and o
+    reads a copy of a flash kernel's output, unless a rank has one head."""
     model = replace(ten.gpt(3, 48, 6, seq=30, vocab=250, tie=False), kv_heads=3, gated=gated)
     software, of_inputs = ten.Software(flash=flash, swiglu_kept=4), 2 * 2 * 3 * 30 * 48
     cfg = replace(config(model), attention="sdpa" if flash else "plain")
@@ -252,10 +230,6 @@ def test_the_layouts_of_llama_3_need_what_its_software_frees(ten):
     slice_of_gpu = ten.layer_of_gpu(model, layout, llama)
     assert sums.memory["gradients"] == none.memory["gradients"] + 4 * slice_of_gpu
     assert none.total > 1.3 * sums.total
-    kept = ten.Plan(model, layout, h100, replace(llama, swiglu_kept=3), 8192, 2048)
-    hidden = 2 * 8192 * model.ffn / 8                   # a product that backward writes again
-    slower = 32 * 8 * hidden / (h100.hbm * ten.HBM)
-    assert sums.seconds["elementwise"] - kept.seconds["elementwise"] == pytest.approx(slower)
     fits = lambda software, zero: [size < 80 * ten.ROOM for *_, size in published.llama_3(
         ten, software, zero)]
     assert fits(llama, 2) == [True] * 3 and fits(llama, 1) == [False] * 3

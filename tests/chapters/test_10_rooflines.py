@@ -7,31 +7,6 @@ import pytest
 
 from lab.planner import rooflines
 from tests.chapters.test_10_planner import ten  # noqa: F401  (a fixture)
-from tests.conftest import chapter
-
-
-def test_messages_over_compute_are_the_playbooks(ten):
-    """A3, with 2 bytes a number: one layer's messages and matmuls, by the planner itself."""
-    model, n, tokens = ten.Model(1, 64, 4, 4, 256, True, seq=32, vocab=1), 4, 32
-    cluster = ten.Cluster(1e12, 1, 1, 1e30, 1, nvlink=1e9 / ten.NVLINK, nic=1, alpha=0)
-    machine, weights = ten.Machine(cluster, ten.Software()), 16 * 64**2
-    ratios = rooflines.sending_over_computing(tokens, n, 64, 1, 1e12, 1e9)
-    forward = 2 * tokens * weights / 1e12
-    assert model.weights(1) == weights
-    assert ratios["zero-3"] == pytest.approx(machine.ring(2 * weights, n, 1) / forward)
-    assert ratios["dp"] == pytest.approx(2 * machine.ring(2 * weights, n, 1) / (2 * forward))
-    assert ratios["tp"] == pytest.approx(machine.ring(2 * tokens * 64, n, 1)
-                                         / machine.matmul(tokens, 64, 64 / n))
-    assert ratios["pp"] == pytest.approx(2 * tokens * 64 / 1e9 / forward)
-
-
-def test_rooflines_are_those_of_chapters_02_and_04():
-    flops, bandwidth = 989e12, 450e9
-    tokens = chapter("02_data_parallel").tokens_to_hide(2, 10**9, flops, bandwidth)
-    assert rooflines.tokens_of_data_parallel(flops, bandwidth) == pytest.approx(tokens)
-    ranks = chapter("04_tensor_parallel").ranks_that_pay(4096, 2, flops, bandwidth)
-    most = rooflines.largest_tensor_parallel(4 * 4096, flops, bandwidth)
-    assert most == pytest.approx(ranks - 1)
 
 
 def test_a_roof_is_the_planner_without_latency_and_memory(ten):
@@ -81,16 +56,3 @@ def test_from_the_least_tokens_on_compute_is_longer(ten, name, chips, axes):
     for tokens in (0.999 * least * chips, 1.001 * least * chips) if least else ():
         times = roof.seconds(tokens, *roof.split("both", chips, tokens))
         assert (times["compute"] > rooflines.messages(times)) == (tokens > least * chips)
-
-
-def test_tp_lowers_the_least_batch_on_a_torus_and_not_across_nodes(ten):
-    """On a torus ZeRO-3's messages become tp times shorter, on links that stay as fast. In a node,
-    the rings of tp's ranks share the network cards."""
-    model = ten.MODELS["70b"]
-    torus = rooflines.Roof(ten, model, ten.CLUSTERS["tpu-v5p"], (2, 1))
-    assert torus.best("zero-3", 4096)[0] == pytest.approx(1275)
-    assert torus.best("both", 4096) == (pytest.approx(1275 / 8), (512, 8))
-    nodes = rooflines.Roof(ten, model, ten.CLUSTERS["h100"])
-    alone, _ = nodes.best("zero-3", 512)
-    assert alone == pytest.approx(989e12 / (8 * 50e9))
-    assert nodes.best("both", 512)[0] == pytest.approx(alone)

@@ -35,9 +35,6 @@ def test_hops_take_time_within_a_node_and_between_nodes(ten):
     assert machine.ring(1, 4, 1, calls=5) == pytest.approx(3 * 5)
     tp = [part["tp"] for part in ten.layer_seconds(ten.MODELS["8b"], ten.Layout(tp=4), machine)]
     assert tp == pytest.approx([4 * 3, 4 * 3], rel=0.1)         # two gathers and two scatters
-    at = lambda n: ten.step_seconds(ten.MODELS["8b"], ten.Layout(n, zero=3), ten.CLUSTERS["h100"],
-                                    ten.SOFTWARE["torchtitan"], n)["dp"]
-    assert at(4096) > at(64)                                    # more ranks, more hops
 
 
 # --------------------------------------------------------------------------------------- compute

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import common
 from lab import asleep, speed
 from lab.bench.runs import read_runs
-from tests.conftest import chapter, edited, loaded
+from tests.conftest import chapter
 
 PLAN = asleep.Plan(layers=3, forward=0.005, backward=0.01, alpha=0.001, numbers=2**12,
                    micro_batches=2, in_bucket=3)  # fmt: skip
@@ -39,23 +39,6 @@ def test_formulas_by_hand():
     twice = BY_HAND._replace(micro_batches=2)
     assert asleep.FORMULAS["03 zero1"](twice, link(), 2) == pytest.approx(8 + 6)
     assert asleep.FORMULAS["03 zero2"](twice, link(), 2) == pytest.approx(8 + 7)
-
-
-def test_a_step_takes_its_work_and_what_overlap_leaves_of_its_messages():
-    """For chapter 02 in closed form: either backward is longer, and the last message is left; or
-    the messages are, and the first backward comes before them."""
-    L, b, ranks = asleep.PLAN.layers, asleep.PLAN.backward, 4
-    work, free = asleep.PLAN.micro_batches * asleep.PLAN.whole, asleep.PLAN._replace(alpha=0)
-    for ratio in (0.01, 0.25, 0.9, 1.5, 8):
-        for variant in asleep.FORMULAS:
-            over = asleep.link_of(asleep.PLAN, ratio, ranks)
-            sent = asleep.messages(variant, asleep.PLAN, over, ranks)
-            seconds = asleep.formula(variant, asleep.PLAN, ratio, ranks)
-            assert work < seconds <= work + sent + 1e-9, (variant, ratio)
-        c = ratio * b
-        assert asleep.formula("02 overlap", free, ratio, ranks) == pytest.approx(
-            work - L * b + b + (L - 1) * max(b, c) + c)
-        assert asleep.formula("02 naive", free, ratio, ranks) == pytest.approx(work + L * c)
     over = asleep.Link(alpha=1, bandwidth=10)           # its messages wait for each other
     assert [over.arrival(now, 20) for now in (0, 1, 100)] == [3, 6, 103]
 
@@ -86,23 +69,17 @@ def own_clock():
         asleep.time, speed.time = theirs
 
 
-def steps(variants, name="", source=None):
-    """On a rank of the pool: {variant: (seconds, losses)}. source: of this chapter, if it's edited.
-    """
-    whole, module = asleep.chapter, loaded(name, source) if source else None
-    asleep.chapter = lambda number: module if name.startswith(number) and module else whole(number)
-    try:
-        with own_clock():
-            return {variant: asleep.measure(variant, PLAN, 2, dist.group.WORLD)
-                    for variant in variants}
-    finally:
-        asleep.chapter = whole
+def steps():
+    """On a rank of the pool: {variant: (seconds, losses)}."""
+    with own_clock():
+        return {variant: asleep.measure(variant, PLAN, 2, dist.group.WORLD)
+                for variant in asleep.FORMULAS}
 
 
 def test_chapters_take_exactly_as_long_as_the_formulas_say(ranks):
     for name in ("02_data_parallel", "03_zero"):
         chapter(name)  # or skip
-    found, other = ranks(2)(steps, [*asleep.FORMULAS])
+    found, other = ranks(2)(steps)
     assert found == other
     _, losses = found["02 naive"]
     assert len(losses) == asleep.STEPS and losses[0] > losses[-1] + 0.01
@@ -110,17 +87,6 @@ def test_chapters_take_exactly_as_long_as_the_formulas_say(ranks):
         expected = asleep.formula(variant, PLAN, 2, 2)  # ignores the bytes of the norm
         assert seconds == pytest.approx(expected, rel=1e-4), variant
         assert of_variant == pytest.approx(losses, rel=1e-5), variant
-
-
-@pytest.mark.parametrize(("variant", "name", "right", "wrong"), [
-    ("02 overlap", "02_data_parallel", "handle.wait()", "handle.work.wait()"),
-    ("03 zero1", "03_zero", "self.gathering.wait()", "self.gathering.work.wait()")])
-def test_a_message_that_nobody_waits_for_is_seen(ranks, variant, name, right, wrong):
-    """The step is shorter than it can be."""
-    source = edited(name, f"            {right}\n", f"            {wrong}\n")
-    for found in ranks(2)(steps, [variant], name, source):
-        seconds, _ = found[variant]
-        assert seconds < (1 - asleep.WITHIN) * asleep.formula(variant, PLAN, 2, 2)
 
 
 def of_main(folder):

@@ -6,42 +6,30 @@ import math
 from unittest import mock
 
 import pytest
-import torch
 
 from lab import chapters, rehearse
 from lab.bench import fakes, rehearsal, report
-from tests.conftest import CHAPTERS, FULL, SMALL, TEXT, chapter, run_main, sample
+from tests.conftest import FULL, SMALL, TEXT, chapter, edited, run_main, sample
 
 LAYOUTS = [  # a chapter, ranks, and flags
     "09_5d 4 --dp=2 --pp=2 --zero=1 --precision=bf16 --attention=sdpa",
     "09_5d 4 --cp=2 --tp=2 --zero=3 --documents=6",
     "09_5d 8 --pp=2 --cp=2 --tp=2 --schedule=dualpipe-v --layers=4 --recompute=selective",
     "09_5d 8 --dp=2 --cp=2 --tp=2 --zero=3 --keep-gathered --block=llama",
-    "09_5d 8 --dp=2 --pp=2 --cp=2 --zero=2 --schedule=interleaved --layers=4 --recompute=full",
     "09_5d 8 --dp=2 --pp=2 --tp=2 --order=tp,cp,dp,pp --zero=1 --optimizer=muon",
     "02_data_parallel 4 --variant=naive --precision=bf16",
-    "02_data_parallel 8 --variant=overlap --recompute=selective",
     "02_data_parallel 4 --variant=bucket --block=llama --attention=sdpa --optimizer=muon",
-    "03_zero 4 --variant=zero2 --precision=bf16", "03_zero 8 --variant=zero1 --optimizer=muon",
+    "03_zero 8 --variant=zero1 --optimizer=muon",
     "03_zero 2 --variant=zero3 --keep-gathered --recompute=full",
-    "03_zero 4 --variant=hsdp --shard-size=2", "03_zero 4 --variant=zeropp --shard-size=2",
+    "03_zero 4 --variant=zeropp --shard-size=2",
     "04_tensor_parallel 4 --variant=overlap --block=llama",
-    "04_tensor_parallel 2 --precision=bf16 --recompute=full",
-    "04_tensor_parallel 4 --optimizer=muon --attention=sdpa",
-    "05_sequence_parallel 4 --variant=kept --recompute=full",
-    "05_sequence_parallel 2 --variant=ring",
     "05_sequence_parallel 4 --variant=megatron --block=llama --attention=sdpa --precision=bf16",
     "06_context_parallel 4 --variant=ulysses --kv-heads=4",
-    "06_context_parallel 2 --variant=gather --documents=6",
-    "06_context_parallel 4 --variant=ring --window=5",
-    "06_context_parallel 8 --variant=zigzag --inner=2",
     "06_context_parallel 4 --variant=zigzag --documents=6 --cut=document",
     "07_pipeline_parallel 2 --variant=dualpipe-v --layers=4",
     "07_pipeline_parallel 2 --variant=zb-h1 --precision=bf16",
-    "07_pipeline_parallel 4 --variant=interleaved --layers=8 --recompute=full",
     "08_expert_parallel 4 --variant=capacity --recompute=full --block=llama",
-    "08_expert_parallel 2 --variant=capacity --precision=bf16 --shared-expert --balance=bias",
-    "11_muon 4 --variant=owner", "11_muon 2 --variant=gather"]
+    "11_muon 4 --variant=owner"]
 
 
 def measured(run):
@@ -114,54 +102,30 @@ def test_a_rank_measures_what_it_does_in_a_real_run(layout, pool, tmp_path):
 
 
 @pytest.mark.full
-def test_a_mixture_chooses_its_experts_in_turn():
-    """Each rank has as many rows, and the formulas hold. In a real run, the router decides."""
-    run = rehearsed("09_5d", 4, 1, "--batch=8", "--dp=2", "--tp=2", "--ep=4", "--experts=4")
-    assert run.problems == []
-    tokens, [of_stage] = 4 * 16 // 2, run.answer["experts"]["seen"].values()
-    for of_block in of_stage:
-        for sent, received in of_block:
-            assert sent == received == [2 * tokens // 4] * 4
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("flags", [
-    "09_5d.py --dp=2 --tp=2 --ep=4 --recompute=full", "08_expert_parallel.py --variant=capacity",
-    "08_expert_parallel.py --variant=two-hops --nodes=2"])
-def test_experts_that_are_drawn_give_the_first_rank_most_rows(flags):
-    """By Zipf's law. The formulas hold, whatever is exchanged."""
-    name, *flags = flags.split()
-    flags += ["--batch=8", "--experts=8", "--routing=zipf"]
-    runs = [rehearsed(name.removesuffix(".py"), 4, rank, *flags) for rank in (0, 3)]
-    assert [run.problems for run in runs] == [[], []] and len(runs[0].checks) > 5
-    if name.startswith("09"):
-        rows = []
-        for run in runs:
-            [of_stage] = run.answer["experts"]["seen"].values()
-            [(sent, received)] = of_stage[0]
-            assert sum(sent) == 2 * 4 * 16 // 2
-            rows.append(sum(received))
-        assert rows[0] > 2 * rows[1]
-
-
-def test_zipf_draws_a_tokens_experts_without_putting_back():
-    draws = [fakes.Zipf(seed)(torch.empty(64, 32, 3), torch.empty(64, 32, 8)) for seed in (1, 1, 2)]
-    assert torch.equal(*draws[:2]) and not torch.equal(*draws[1:])
-    assert all(len({*token}) == 3 for token in draws[0].flatten(0, 1).tolist())
-    counts = draws[0].flatten().bincount(minlength=8).tolist()
-    assert counts == sorted(counts, reverse=True) and counts[0] > 3 * counts[-1]
+@pytest.mark.parametrize("routing", ["balanced", "zipf"])
+def test_a_mixture_chooses_its_experts_in_turn_or_draws_them(routing):
+    """In turn, each rank has as many rows; by Zipf's law, the first has most. The formulas hold,
+    whatever is exchanged. In a real run, the router decides."""
+    flags = ["--batch=8", "--dp=2", "--tp=2", "--ep=4", "--experts=8", f"--routing={routing}"]
+    rows = []
+    for rank in (0, 3):
+        run = rehearsed("09_5d", 4, rank, *flags)
+        assert run.problems == []
+        [of_stage] = run.answer["experts"]["seen"].values()
+        [(sent, received)] = of_stage[0]
+        assert sum(sent) == 2 * 4 * 16 // 2
+        rows.append(sum(received))
+    assert rows[0] == rows[1] if routing == "balanced" else rows[0] > 2 * rows[1]
 
 
 # ------------------------------------------------------------------------------------- the command
 
 
-def planted(tmp_path, name, right, wrong):
-    """The module of a chapter with an edit, in a file of the same name."""
-    chapter(name)  # or skip
-    source, path = (CHAPTERS / f"{name}.py").read_text(), tmp_path / f"{name}.py"
-    assert source.count(right) == 1
-    path.write_text(source.replace(right, wrong))
-    spec = importlib.util.spec_from_file_location(f"planted_{name}", path)
+def from_a_file(folder, name, right, wrong):
+    """A chapter with one piece replaced, as a module whose lines can be looked up."""
+    path = folder / f"{name}.py"
+    path.write_text(edited(name, right, wrong))
+    spec = importlib.util.spec_from_file_location(f"edited_{name}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -189,21 +153,13 @@ def test_a_rank_is_reported(capsys, tmp_path):
     assert record["world_size"] == 4 and record["problems"] == []
     [peak] = [check["measured"] for check in record["checks"] if "alive" in check["name"]]
     assert peak == sum(record["recorded"]["peak"].values())
-    assert set(record["recorded"]["peak"]) >= {"parameters", "optimizer states",
-                                               "kept for backward"}
     assert all(":" in where for _, _, where, _ in record["recorded"]["lines"])
-
-
-def test_a_machine_of_the_cluster_has_eight_ranks():
-    """hsdp shards over them, unless told otherwise."""
-    argv = ["03_zero.py", "--ranks=64", "--batch=64", "--variant=hsdp"]
-    assert rehearse.parse(chapter("03_zero"), argv).shard_size == 8
 
 
 def test_a_line_that_asks_for_a_value_is_named(capsys, tmp_path):
     inner = "        x = self.inner(x)                               # now a partial sum\n"
     asks = f"{inner}        if x.abs().max() > 1e4:\n            x = x / 2\n"
-    module = planted(tmp_path, "04_tensor_parallel", inner, asks)
+    module = from_a_file(tmp_path, "04_tensor_parallel", inner, asks)
     status, output, errors = run(capsys, "04_tensor_parallel.py", "--ranks=2", module=module)
     assert (status, output) == (1, "")
     assert errors.startswith("error: 04_tensor_parallel.py:") and errors.count("\n") == 1
@@ -213,19 +169,21 @@ def test_a_line_that_asks_for_a_value_is_named(capsys, tmp_path):
 @pytest.mark.full
 def test_a_gathered_tensor_that_is_kept_is_seen(capsys, tmp_path):
     gather = "        common.all_gather(parts.flatten(0, 1), x.contiguous(), group=group)\n"
-    module = planted(tmp_path, "09_5d", gather, f"{gather}        ctx.save_for_backward(parts)\n")
+    keeps = f"{gather}        ctx.save_for_backward(parts)\n"
+    module = from_a_file(tmp_path, "09_5d", gather, keeps)
     status, output, _ = run(capsys, "09_5d.py", "--ranks=2", "--tp=2", module=module)
     assert status == 1 and "✗ activations, at the most: measured" in output
 
 
 @pytest.mark.parametrize(("flags", "named"), [
     ("10_planner.py", "10_planner.py"), ("04_tensor_parallel.py --ranks=2 --rank=2", "--rank 1"),
-    ("04_tensor_parallel.py --ranks=3", "--ranks 2"), ("09_5d.py --ranks=6 --tp=4", "--ranks 4"),
-    ("04_tensor_parallel.py --steps=3", "--steps"),
+    ("09_5d.py --ranks=6 --tp=4", "--ranks 4"), ("04_tensor_parallel.py --steps=3", "--steps"),
     ("04_tensor_parallel.py --ranks=2 --variant=torch", "--variant megatron"),
-    ("08_expert_parallel.py --matmul=grouped", "--precision bf16"),
     ("09_5d.py --routing=zipf", "--experts 8"),
-    ("06_context_parallel.py --kernels", "without --kernels")])
+    ("06_context_parallel.py --kernels", "without --kernels"),
+    ("04_tensor_parallel.py --published=llama3-8192", "without --published"),
+    ("04_tensor_parallel.py --all-stages", "without --all-stages"),
+    ("09_5d.py --published=llama4", "llama4"), ("09_5d.py --ranks=4 --cluster=mine", "mine")])
 def test_a_bad_argument_costs_one_line(capsys, flags, named):
     status, output, errors = run(capsys, *flags.split())
     assert (status, output, errors.count("\n")) == (2, "", 1) and named in errors, errors

@@ -96,14 +96,12 @@ def test_a_stage_is_timed_forward_and_backward(monkeypatch):
     clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
 
     class Stage(seven.Stage):
-        def __init__(self, module, in_halves):
-            super().__init__(module, in_halves)
-            self.calls = 0
-            slices.append([*dict(module.named_children())])
+        calls = 0
 
         def forward(self, *given):
             self.calls += 1
             clock.now += 1 + 1 / self.calls
+            slices.append([*dict(self.module.named_children())])
             return super().forward(*given)
 
         def backward(self, *given):
@@ -112,10 +110,10 @@ def test_a_stage_is_timed_forward_and_backward(monkeypatch):
 
     monkeypatch.setattr(seven, "Stage", Stage)
     monkeypatch.setattr(scaling, "time", clock)
-    for stages, stage in ((2, 0), (2, 1)):
-        for seconds in scaling.stage_seconds(SMALL.model, stages, stage, [1, 2]).values():
+    for stage, own in enumerate((["embedding", "block1"], ["block2", "head"])):
+        for seconds in scaling.stage_seconds(SMALL.model, 2, stage, [1, 2]).values():
             assert seconds == pytest.approx((1, 3), abs=0.1)
-    assert slices == [["embedding", "block1"], ["block2", "head"]]
+        assert slices[-1] == own
 
 
 def test_bubbles_are_measured_with_few_and_with_many_micro_batches(monkeypatch):
@@ -127,8 +125,7 @@ def test_bubbles_are_measured_with_few_and_with_many_micro_batches(monkeypatch):
     assert [bubble["predicted"] for bubble in bubbles] == [1 / 2, 32 / 33, 7 / 14, 32 / 39]
     for bubble in bubbles:
         assert bubble["measured"] == pytest.approx(bubble["predicted"] / 1.25)
-    _, *lines = scaling.lines_of_bubbles(bubbles)
-    assert re.search(r"p = 8, m = 7 .* 100.0% .* 40.0% /  50.0%", lines[2])
+    assert " 40.0% /  50.0%" in [*scaling.lines_of_bubbles(bubbles)][3]
 
 
 @pytest.mark.parametrize(("late", "lost"), [(1, None), (1.5, "28.6%")])
@@ -150,10 +147,9 @@ def test_the_best_micro_batch_is_found(monkeypatch, late, lost):
 # ------------------------------------------------------------------------------------ the program
 
 
-@pytest.mark.parametrize("ok", [True, False])
-def test_the_program_measures_what_it_is_asked_for(tmp_path, monkeypatch, capsys, ok):
+def test_the_program_measures_what_it_is_asked_for(tmp_path, monkeypatch, capsys):
     check = {"name": "ms", "kind": "time", "what": "ms", "amount": "", "axis": "", "measured": 1.0,
-             "expected": 1.0, "ok": ok}  # fmt: skip
+             "expected": 1.0, "ok": False}  # fmt: skip
     points = [{"axis": "pp", "scaling": of, "ranks": 1, "tokens": 64, "seconds": 0.2,
                "predicted": {"matmul": 0.1}, "asleep": True} for of in scaling.SCALING]
     run = {"recorded": {"overlap": []}, "checks": [check]}
@@ -161,7 +157,7 @@ def test_the_program_measures_what_it_is_asked_for(tmp_path, monkeypatch, capsys
         [None, *points] if (axes, worlds) == (["pp"], [1, 2, 4]) else []))
     monkeypatch.setattr(scaling, "measure_overlap", lambda n: (f"on {n} ranks\n", run))
     flags = f"--only overlap pp --ranks 4 --json={tmp_path}/a/run.json"
-    assert scaling.main(shlex.split(flags)) == int(not ok)
+    assert scaling.main(shlex.split(flags)) == 1
     [run] = read_runs([tmp_path / "a/run.json"])
     assert run["recorded"].keys() == {"nproc", "axes", "overlap"} and run["world_size"] == 4
     assert run["recorded"]["axes"] == points and run["checks"] == [check]
@@ -178,25 +174,3 @@ def test_a_bad_argument_costs_one_line(capsys, monkeypatch, tmp_path, flags):
     output = capsys.readouterr()
     assert not output.out and re.fullmatch(
         f"error: {flags.split()[0]}: .* would work\n", output.err), output.err
-
-
-@pytest.mark.full
-def test_the_figure_shows_what_was_measured():
-    from lab.bench import scaled
-
-    points = [{"axis": axis, "scaling": of, "ranks": n, "tokens": 64 * n, "seconds": 0.2 * n,
-               "predicted": {"matmul": 0.1 * n}, "asleep": axis == "pp"}
-              for axis in ("dp", "pp") for of in scaling.SCALING for n in (1, 2, 4)]  # fmt: skip
-    bubbles = [{"ranks": p, "micro_batches": m, "measured": 0.4, "predicted": m / (m + p - 1)}
-               for p in (2, 4) for m in (p - 1, 32)]  # fmt: skip
-    sizes = [{"b": b, "seconds": 2.0, "predicted": 1.0} for b in (1, 2)]
-    recorded = {"nproc": 2, "axes": points, "bubbles": bubbles,
-                "sizes": {"stages": 4, "sequences": 32, "points": sizes}}
-    run = {"chapter": "scaling", "variant": "scaling", "recorded": recorded}
-    panels = scaled.draw([run]).axes
-    measured, predicted, cores = panels[0].lines
-    assert [*measured.get_ydata()] == pytest.approx([320, 160, 80])
-    assert [*predicted.get_ydata()] == pytest.approx([640, 320, 160])
-    assert cores.get_xdata() == [2, 2]
-    assert [*panels[4].lines[0].get_ydata()] == [40, 40]
-    assert [[*line.get_ydata()] for line in panels[5].lines] == [[2000, 2000], [1000, 1000]]

@@ -67,24 +67,11 @@ def test_the_cheapest_way_depends_on_sizes_and_repeats_nothing():
             AXIS).forward]
     assert operators(8192) == [("all_gather", "B")]
     assert operators(64) == [("all_to_all", "A"), ("reduce_scatter", "C")]
-    for three in [(("I", "I"), ("J", None), ("I", "I")), ((None, "I"), ("K", "J"), ("I", "K"))]:
-        a, b, c = (dict(zip(MESH, cuts)) for cuts in three)
-        found = sharding.cheapest(a, b, c, SIZES, MESH)
-        every = [way for way in sharding.ways(a, b, c, SIZES, MESH)
-                 if sharding.repeats(a, b, way, MESH) == 1]
-        assert len(every) > 1 and found.wire == min(way.wire for way in every)
-        assert sharding.repeats(a, b, found, MESH) == 1
-
-
-def test_where_two_axes_cut_a_dimension_the_inner_one_makes_way():
-    """X cuts I, and Y each half. Before X gathers, Y cuts J instead: that sends less than a gather
-    and another cut."""
-    lies = lambda x, y: {"X": x, "Y": y}
-    steps = sharding.move("A", lies("I", "I"), lies(None, "I"), SIZES, MESH, 1)
-    assert [(step.operator, step.axis, step.to, step.wire) for step in steps] == [
-        ("all_to_all", "Y", "J", 12), ("all_gather", "X", None, 24), ("all_to_all", "Y", "I", 24)]
-    assert [step.operator for step in sharding.move(
-        "A", lies("I", "I"), lies("I", None), SIZES, MESH, 1)] == ["all_gather"]
+    a, b, c = ({"X": x, "Y": y} for x, y in (("I", "I"), ("J", None), ("I", "I")))
+    every = [way for way in sharding.ways(a, b, c, SIZES, MESH)
+             if sharding.repeats(a, b, way, MESH) == 1]
+    found = sharding.cheapest(a, b, c, SIZES, MESH)
+    assert len(every) > 1 and found in every and found.wire == min(way.wire for way in every)
 
 
 # ------------------------------------------------------------------------------------ on four ranks
@@ -206,20 +193,17 @@ def test_every_step_is_a_redistribution_of_dtensor(ranks, begin):
 
 def test_a_product_is_read_and_written_as_the_book_writes_it():
     lies = lambda **cuts: {"X": None, "Y": None} | cuts
-    for text in ["In[B_X, D_Y] W[D_XY, F] -> Out[B_X, F]", "In[B_X,D_Y]*W[D_XY,F]→Out[B_X,F]",
+    for text in ["In[B_X, D_Y] W[D_XY, F] -> Out[B_X, F]",
                  "In[B_{X}, D_{Y}] ·_D W[D_{XY}, F] → Out[B_X, F]"]:
         asked = command.product(text)
         assert asked.names == {"A": "In", "B": "W", "C": "Out"} and asked.axes == ["X", "Y"]
         assert asked.dimensions == {"I": "B", "J": "D", "K": "F"}
         assert (asked.a, asked.b, asked.c) == (
             lies(X="I", Y="J"), lies(X="J", Y="J"), lies(X="I"))
-    for text, c in [("A[I_X, J] B[J, K_Y]", lies(X="I", Y="K")),        # as rows and columns are
-                    ("A[I_XY, J] B[J, K_Y]", lies(X="I", Y="I")), ("A[I, J_Y] B[J_X, K]", lies())]:
-        assert command.product(text).c == c
+    assert command.product("A[I_X, J] B[J, K_Y]").c == lies(X="I", Y="K")   # as rows and columns
     asked = command.product("In[B_X, D_Y] W[D_XY, F]")
-    shown = [command.written(asked, tensor, cuts) for tensor, cuts in (
-        ("A", asked.a), ("dB", asked.b), ("C", lies(X=sharding.PARTIAL, Y="K")))]
-    assert shown == ["In[B_X, D_Y]", "dW[D_XY, F]", "C[B, F_Y]{U_X}"]
+    assert command.written(asked, "dB", asked.b) == "dW[D_XY, F]"
+    assert command.written(asked, "C", lies(X=sharding.PARTIAL, Y="K")) == "C[B, F_Y]{U_X}"
 
 
 def test_zero_3_beside_tp_sends_what_the_book_lists(capsys):
@@ -227,14 +211,11 @@ def test_zero_3_beside_tp_sends_what_the_book_lists(capsys):
     command.main(["In[B_X, D_Y] W[D_X, F_Y]", "--mesh=X=16,Y=4", "--sizes=B=65536,F=32768"])
     output = capsys.readouterr().out
     where = [output.index(step) for step in (
-        "all_gather In over Y", "all_gather W over X", "C[B_X, F_Y] = In[B_X, D] · W[D, F_Y]",
-        "dIn[B_X, D]{U_Y} = dC[B_X, F_Y] · W[D, F_Y]ᵀ", "reduce_scatter dIn over Y",
-        "dW[D, F_Y]{U_X} = In[B_X, D]ᵀ · dC[B_X, F_Y]", "reduce_scatter dW over X")]
+        "all_gather In over Y", "all_gather W over X", "reduce_scatter dIn over Y",
+        "reduce_scatter dW over X")]
     assert where == sorted(where)
     rows, weights = 2 * 65536 / 16 * 8192 * 3 / 4, 2 * 8192 * 32768 / 4 * 15 / 16
     assert f"{2 * (rows + weights) / 1e6:.2f} MB" in output
-    command.main(["A[I, J_X] B[J, K]"])
-    assert "other ways (1)" in capsys.readouterr().out
 
 
 def test_what_is_no_product_is_refused_with_one_that_is(capsys):

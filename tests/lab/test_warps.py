@@ -28,14 +28,6 @@ def test_a_warp_takes_a_segment_for_each_number_of_a_column_and_one_for_a_row(ma
         assert warps.numbers(found) == matmul.loads(*shape) == 2 * 32 * 2 * 32
 
 
-@pytest.mark.parametrize("shape", [(64, 64, 32), (33, 50, 40)])
-def test_tiles_load_what_the_formula_says_whether_they_fit_or_not(matmul, shape):
-    found = warps.watch(warps.tiled(matmul, 16, 32), *shape)
-    assert warps.numbers(found) == matmul.loads(*shape, 16, 32)
-    assert warps.different(found, "a") == shape[0] * shape[2]
-    assert warps.different(found, "b") == shape[2] * shape[1]
-
-
 def test_a_formula_that_is_off_is_told(monkeypatch, capsys):
     right = ("tiles", [1, 4, 1, 4, 96], [1, 4, 1, 4, 96])
     wrong = ("tiles", [1, 4, 1, 4, 96], [1, 4, 1, 4, 64])
