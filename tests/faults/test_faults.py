@@ -122,7 +122,7 @@ def needs_an_interpreter():
 def rule_broken(name, flags, folder, source):
     """The rule that a chapter breaks on this rank, or else its output and where it waited."""
     try:
-        _, output, steps, _ = run_on_cuda(name, flags, folder, source)
+        _, output, steps = run_on_cuda(name, flags, folder, source)
     except (RuleBroken, ValueError) as broken:
         return str(broken)
     return f"{output}{steps}"

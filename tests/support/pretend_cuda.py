@@ -39,12 +39,12 @@ FLAGS = (*SMALL, "--vocab=256", "--batch=4", "--micro-batch=1", "--clip=0.1", "-
 
 
 def run_on_cuda(name, flags, folder, source=None, few=common.ONE_BUCKET):
-    """For a rank of the pool: a chapter's run. Returns its status, its output, where the host
-    waited in each step, and how often each operator ran. few: so many gradients are one message."""
+    """For a rank of the pool: a chapter's run. Returns its status, its output, and where the host
+    waited in each step. few: so many gradients are one message."""
     given = () if name.startswith("00") else FLAGS
     with mock.patch.object(common, "ONE_BUCKET", few), pretended_cuda() as gpu:
         status, _, output = run_main(name, (*given, *flags), folder, source)
-    return status, output, gpu.steps, gpu.operators
+    return status, output, gpu.steps
 
 
 def fake_cuda(gpu):

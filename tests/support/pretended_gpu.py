@@ -168,7 +168,6 @@ class Gpu:
         self.on_host = set()  # names of groups over gloo
         self.streams = [None]  # the last is the current one; None: the main one
         self.steps, self.step = [], None  # None: outside of a step
-        self.operators = collections.Counter()  # in steps, by name
 
     def host_waits(self, what):
         """In a step the host should run ahead: while it waits, nobody gives the device its work."""

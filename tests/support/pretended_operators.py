@@ -47,7 +47,6 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         with torch._C.DisableTorchFunction():
             name = func._schema.name.split("::")[1]
-            self.gpu.operators[name] += self.gpu.step is not None
             if func.namespace == "c10d":
                 return self.collective(func, name, args)
             return self.operator(func, name, args, kwargs or {})

@@ -90,12 +90,3 @@ def test_the_trials_find_what_is_wrong(monkeypatch):
         (trials.bad_places, "'list/new': status 1"), (trials.closed_streams, "status 1"),
     ):
         assert found in "\n".join(trial(command))
-
-
-@pytest.mark.full
-def test_the_trials_find_what_a_signal_leaves(monkeypatch, tmp_path):
-    monkeypatch.setattr(trials, "PATIENCE", 5)
-    program = tmp_path / "careless.py"
-    program.write_text("import subprocess\nsubprocess.Popen(['sleep', '60']).wait()\n")
-    of_sigint, *_, of_sigterm = trials.signals(Command([program], starts_others=True))
-    assert "SIGINT: status 1" in of_sigint and "SIGTERM: it leaves process" in of_sigterm

@@ -1,6 +1,5 @@
 """Chapters as a reader starts them: with ranks, streams of any kind, and from other folders."""
 
-import argparse
 import json
 import os
 from types import SimpleNamespace
@@ -8,19 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import common
 from common import Refused
-from lab.bench import ranks as launched
 from lab.bench import verify
 from lab.cli import strict
-from tests import conftest
 from tests.conftest import (
     CHAPTERS,
     ROOT,
     SMALL,
     TEXT,
     arguments,
-    chapter_names,
     run_main,
     sample,
     training_chapters,
@@ -44,39 +39,23 @@ def hold_to_what_a_reader_expects(output, errors, steps, folder):
     return record
 
 
-@pytest.mark.parametrize("name", [name for name in training_chapters() if name[:2] != "01"])
+@pytest.mark.parametrize("name", sample([one for one in training_chapters() if one[:2] != "01"]))
 def test_as_a_reader_would(tmp_path, name):
-    small = SMALL if name[:2] != "02" and not conftest.FULL else []  # by default a second each
-    statuses, *said = programs.run(CHAPTERS / f"{name}.py", "--steps=1", "--json=run.json", *small,
+    """(tests/test_torchrun.py has all of them, every day, and smaller.)"""
+    statuses, *said = programs.run(CHAPTERS / f"{name}.py", "--steps=1", "--json=run.json",
                                    world=2, cwd=tmp_path)
     assert statuses == [0, 0], said
     assert hold_to_what_a_reader_expects(*said, 1, tmp_path)["world_size"] == 2
 
 
-@pytest.mark.full
-def test_under_torchrun_itself(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # a chapter's folder has no common.py
-    [status], *said = programs.run(TWO, "--steps=1", "--json=run.json", world=2, cwd=tmp_path,
-                                   launch=launched.Launched)
-    assert status == 0, said
-    hold_to_what_a_reader_expects(*said, 1, tmp_path)
-
-
 @pytest.mark.parametrize(("flags", "steps", "loss"), sample([
-    ((*SMALL, "--lr=0.01"), 60, 3.3), ((), 30, 3.6), ((), 300, 2.4)]))
+    ((*SMALL, "--lr=0.01"), 60, 3.3), ((), 300, 2.4)]))
 def test_chapter_01_learns_what_its_lesson_promises(tmp_path, flags, steps, loss):
     statuses, *said = programs.run(CHAPTERS / "01_single_gpu.py", f"--steps={steps}",
                                    "--json=run.json", *flags, cwd=tmp_path)
     assert statuses == [0], said
     losses = hold_to_what_a_reader_expects(*said, steps, tmp_path)["loss"]
     assert sum(losses[-10:]) / 10 < loss
-
-
-def test_of_two_ranks_that_are_refused_one_says_it_and_has_status_2(tmp_path):
-    chapter = CHAPTERS / f"{chapter_names()[-1]}.py"
-    statuses, output, errors = programs.run(chapter, "--steps=-3", world=2, cwd=tmp_path)
-    assert statuses == [2, 0] and output == "" and errors.count("\n") == 1
-    assert errors.startswith("error: --steps: -3 ")
 
 
 def test_a_run_outlives_its_reader_and_an_encoding_without_its_marks(tmp_path):
@@ -91,12 +70,9 @@ def test_a_run_outlives_its_reader_and_an_encoding_without_its_marks(tmp_path):
 
 
 def test_a_run_needs_no_output_at_all(tmp_path):
-    command = TWO, *SMALL, "--steps=1", OWN_TEXT, "--json=run.json"
-    assert programs.run(*command, cwd=tmp_path, stdout=None, stderr=None) == ([0], "", "")
-    assert (tmp_path / "run.json").exists()
-    if os.path.exists("/dev/full"):
-        statuses, _, errors = programs.run(*command, cwd=tmp_path, stdout="/dev/full")
-        assert (statuses, errors) == ([1], "error: standard output: No space left on device\n")
+    ended = programs.run(TWO, *SMALL, "--steps=1", OWN_TEXT, "--json=run.json", cwd=tmp_path,
+                         stdout=None, stderr=None)
+    assert ended == ([0], "", "") and (tmp_path / "run.json").exists()
 
 
 # ------------------------------------------------------------------------------------------ memory
@@ -137,28 +113,6 @@ def test_the_memory_of_gpus_counts_where_they_may_be_used(monkeypatch):
         arguments("--device=cpu", parse=strict.parse)
 
 
-# ---------------------------------------------------------------------------------------- arguments
-
-
-def test_arguments_that_fit_do_not_read_the_standard_library(monkeypatch):
-    monkeypatch.setattr(common, "standard_library", None)
-    assert strict.parse("00.py", "", {"a": None}, conftest.no_flags, []).model.vocab == 256
-
-
-def test_settings_are_the_flags_that_are_not_at_their_default():
-    def own(parser):
-        parser.add_argument("--stage", type=int, default=3)
-        parser.add_argument("--offload", action="store_true")
-        parser.add_argument("--secondary", action=argparse.BooleanOptionalAction, default=True)
-
-    variants = {"zero": (None, "--stage"), "torch": None}
-    parse = lambda *flags: strict.settings(strict.parse("03.py", "", variants, own, flags))
-    assert parse() == "" and parse("--offload", "--stage=2") == "stage 2, offload"
-    assert parse("--variant=torch", "--no-secondary") == "no secondary"
-    with pytest.raises(Refused, match="--stage .* --variant torch"):
-        parse("--variant=torch", "--stage=1")
-
-
 # ------------------------------------------------------------------------------------------ grading
 
 
@@ -178,9 +132,3 @@ def test_chapters_of_another_folder_are_graded(tmp_path):
     (tmp_path / "grades.py").write_text(GRADES)
     graded = programs.run(tmp_path / "grades.py", cwd=ROOT, CHAPTERS=tmp_path)
     assert graded == ([0], "['02_data_parallel'] 100\n", "")
-
-
-def test_a_folder_without_chapters_is_not_graded(tmp_path, monkeypatch):
-    monkeypatch.setattr(conftest, "CHAPTERS", tmp_path)
-    with pytest.raises(pytest.UsageError, match="there is no NN_.*py in CHAPTERS="):
-        conftest.pytest_configure(SimpleNamespace(addinivalue_line=lambda *line: None))

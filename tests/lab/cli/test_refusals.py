@@ -19,7 +19,7 @@ from common import Refused
 from lab import pictures
 from lab.cli import refusals, strict
 from lab.cli.commands import Parser
-from tests.conftest import FULL, SMALL, TEXT, arguments, chapter_names
+from tests.conftest import FULL, SMALL, TEXT, chapter_names
 from tests.support import every_command, trials
 from tests.support.refused import hold_refusals
 
@@ -32,49 +32,35 @@ EVERY = chapter_names()
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     """Bad files; and for the standard library, which takes a second to read, a few bytes."""
-    for name, content in (("empty.txt", b""), ("short.txt", b"x" * 128), ("odd.bin", b"x" * 257),
+    for name, content in (("short.txt", b"x" * 128), ("odd.bin", b"x" * 257),
                           ("high.bin", b"\xff\x7f" * 1000), ("text.json", b"x" * 1000)):
         (tmp_path / name).write_bytes(content)
     (tmp_path / "hard.json").hardlink_to(tmp_path / "text.json")
-    (tmp_path / "soft.json").symlink_to("text.json")
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "link").symlink_to("folder.json")
-    os.mkfifo(tmp_path / "fifo.json")
     monkeypatch.setattr(common, "standard_library", lambda: bytes(range(250)))
 
 
 OF_02 = [  # flags, what the line names, what works; one of each kind
     ("--variant=torhc", "--variant", "--variant torch"),
-    ("--steps=0", "--steps", "--steps 20"),
     (f"--heads={'9' * 30}", "--heads", "--heads 8"),
-    ("--lr=nan", "--lr", "--lr 0.001"),
-    ("--clip=0", "--clip", "--clip 1.0"),
     ("--ignore=1", "--ignore", "--ignore 0.3"),
-    ("--seed=-1", "--seed", "--seed 1"),
     ("--batch=--", "--batch", "--batch 8"),
     ("--variant=naive --bucket-mb=1", "--bucket-mb", "--variant bucket"),  # its default
     ("--heads=12 --dim=96 --kv-heads=8", "--kv-heads 8", "--kv-heads 4"),
-    ("--heads=6", "--heads 6", "--heads 8"),
     ("--dim=24 --heads=8", "--dim 24", "--dim 32"),
     ("--batch=10 --micro-batch=4", "--batch 10", "--batch 12"),
-    ("--data=nowhere.txt", "nowhere.txt", "without --data"),
-    ("--data=empty.txt", "empty.txt", "without --data"),
     ("--data=short.txt", "short.txt", "--seq 127"),
     ("--data=odd.bin", "odd.bin", "--seq 127 --vocab 65536"),
     ("--data=high.bin", "32767", "--vocab 65536"),
-    ("--vocab=100", "--vocab 100", "--vocab 256"),
+    ("--vocab=249", "--vocab 249", "--vocab 256"),  # the highest token is 249
     ("--plot=figure.jpg2", "--plot", "--plot figure.png"),
-    ("--json=text.json/run.json", "--json", "--json run.json"),
-    ("--json=fifo.json", "--json", "--json run.json"),
-    ("--json=" + "x" * 5000 + ".json", "--json", "--json run.json"),
     ("--json=" + "nowhere/../" * 400 + "run.json", "--json", "--json run.json"),
     ("--data=text.json --json=./nowhere/../text.json", "--data", "text-json.json"),
     ("--data=text.json --profile=hard.json", "--data", "--profile hard-profile.json"),
-    ("--data=text.json --profile=soft.json", "--data", "--profile soft-profile.json"),
     ("--json=folder.json/a.json --profile=link/a.json", "--json", "--profile link/a-profile.json"),
     ("--step=3", "--step=3", "without --step"),
     ("stray", "stray", "without stray"),
-    ("--stepz 3 -x", "--stepz 3 -x", "without --stepz 3 -x"),
 ]
 OF_01 = [
     ("--precision=bf16 --dtype=float64", "--precision bf16", "--dtype float32"),
@@ -136,14 +122,6 @@ def test_sizes_that_cannot_be_meant_are_refused(tmp_path, monkeypatch, capsys):
             refusals.accepted(parse, flags.split())
         error = capsys.readouterr().err
         assert " GB" in error and error.endswith(f"; {works} would work\n"), error
-
-
-def test_the_vocabulary_may_end_at_the_highest_token(tmp_path):
-    (tmp_path / "text").write_bytes(bytes(range(200)))
-    flags = ("--seq", 199, "--data", tmp_path / "text", "--vocab")
-    assert common.Text(arguments(*flags, 200, parse=strict.parse)).batch(0)[1].max() == 199
-    with pytest.raises(Refused, match="--vocab 199"):
-        arguments(*flags, 199, parse=strict.parse)
 
 
 # ---------------------------------------------------------------------------------- on which rank
@@ -208,7 +186,7 @@ def test_cuda_needs_a_gpu_for_each_local_rank(run_chapter, monkeypatch):
 
 def packed(argv):
     """Refuses what does not fit together, as a chapter does."""
-    words = refusals.parsed(" ".join(argv[1:]).replace("=", " ") or "--nothing")
+    words = refusals.parsed(" ".join(argv).replace("=", " ") or "--nothing")
     eggs, coins = int(*words.get("--eggs", ["12"])), int(*words.get("--coins", ["6"]))
     if eggs % 6:
         raise Refused(f"--eggs {eggs} are no half dozen", f"--eggs {eggs + 6 - eggs % 6}")
@@ -216,26 +194,13 @@ def packed(argv):
         raise Refused(f"--coins {coins} are too few", f"--coins {eggs // 2}")
     if "--bag" in words and eggs > 12:
         raise Refused(f"--eggs {eggs} do not fit into a bag", "--eggs 13")
-    if "--straw" in words:
-        raise Refused("--straw is sold out", "--straw 2")
-    if argv[0] == "stone":
-        raise Refused("a stone is not packed", "--eggs 6")
-    if argv[0] in ("lead", "gold") and argv[1:]:
-        raise Refused(f"{argv[0]} is packed as it is")
-    if argv[0] == "gold":
-        raise Refused("gold is not packed", "fair in place of gold")
 
 
 def test_the_fewest_changes_that_work_are_advised():
     for words, advice in (
-        ("fair --coins 2", "--coins 6 would work"),
-        ("fair --coins 2 --eggs 7", "--eggs 12 --coins 6 would work"),
-        ("fair --bag --coins=9 --eggs=18", "without --eggs would work"),  # 13 are no half dozen
-        ("fair --straw 1 --eggs 7", "--eggs 12 without --straw would work"),
-        ("stone --coins 7", "with --eggs 6, a stone is not packed; no change of a few "
-         "flags was found to work"),
-        ("lead --coins 7 --eggs 24", "without --coins --eggs would work"),
-        ("gold --coins 7 --eggs 24", "fair in place of gold without --coins --eggs would work"),
+        ("--coins 2", "--coins 6 would work"),
+        ("--coins 2 --eggs 7", "--eggs 12 --coins 6 would work"),
+        ("--bag --coins=9 --eggs=18", "without --eggs would work"),  # 13 are no half dozen
     ):
         argv = words.split()
         with pytest.raises(Refused) as refused:
