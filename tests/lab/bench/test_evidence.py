@@ -9,7 +9,6 @@ from unittest import mock
 import pytest
 import torch
 
-from common import Cut
 from lab.bench import diagnose, evidence, guesses, verify
 from lab.bench.findings.names import is_telling
 from tests.conftest import SMALL, TEXT, edited, run_main, sample
@@ -27,14 +26,11 @@ def flags_of(chapter, flags):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("flags", "rate"), [
-    ("--dtype=float32 --optimizer=adamw --lr=1e9", "--lr 1e+09"),  # not finite
-    ("--dtype=bfloat16 --lr=1e9", "--lr 1e+09"),  # seen in the loss
-])  # fmt: skip
-def test_where_one_gpu_diverges_too_the_rate_is_to_blame(ranks, tmp_path, flags, rate):
-    flags = flags_of(TWO, f"{flags} --steps=5 --variant=overlap")
+def test_where_one_gpu_diverges_too_the_rate_is_to_blame(ranks, tmp_path):
+    flags = flags_of(TWO, "--dtype=float32 --optimizer=adamw --lr=1e9 --steps=5 --variant=overlap")
     (status, run, output), _ = ranks(2)(run_main, TWO, flags, tmp_path)
-    assert status == 1 and len(run["diagnosis"]) == 1 and rate in run["diagnosis"][0], output
+    [said] = run["diagnosis"]
+    assert status == 1 and "--lr 1e+09" in said, output
 
 
 # ------------------------------------------------------------------------- of right runs, nothing
@@ -109,12 +105,11 @@ def test_a_diagnosis_that_fails_costs_no_report(ranks, tmp_path):
 
 
 def test_a_number_that_any_run_has_tells_nothing():
-    for ratio, within, tells in (
-        (3, 1e-6, False), (0.75, 1e-6, False), (-4, 1e-6, False), (1.5732, 1e-6, True),
-        (8**0.5, 1e-6, True), (1 / 4096, 1e-6, True), (1.5732, 0.05, False), (4096, 0.05, True),
-        (0, 1e-6, False), (math.inf, 1e-6, False),
-    ):  # fmt: skip
-        assert is_telling(ratio, within) is tells, ratio
+    for ratio in (3, 0.75, -4, 0, math.inf):
+        assert not is_telling(ratio, 1e-6), ratio
+    for ratio in (1.5732, 8**0.5, 1 / 4096):
+        assert is_telling(ratio, 1e-6), ratio
+    assert not is_telling(1.5732, 0.05) and is_telling(4096, 0.05)
 
 
 def test_a_fit_tells_a_multiple_from_another_tensor():
@@ -124,26 +119,6 @@ def test_a_fit_tells_a_multiple_from_another_tensor():
     assert evidence.fit(0 * x, x) == (0, 0) and evidence.fit(0 * x, 0 * x) is None
     ratio, residue = evidence.fit(x, 0 * x)
     assert math.isnan(ratio) and residue == math.inf
-
-
-def parts_of_a_table(whole):
-    """Each rank's rows of 7 that are cut into four, with padding at the end, and a vector of which
-    all have a part of the sum. whole: the table is nevertheless on every rank."""
-    group = torch.distributed.group.WORLD
-    full = {"table": torch.arange(14.0).view(7, 2).double(), "vector": torch.ones(3).double()}
-    table, vector = torch.nn.Parameter(full["table"]), torch.nn.Parameter(full["vector"])
-    if not whole:
-        table.cuts = (Cut(0, group.rank(), group.size(), group),)
-    mine = evidence.part(full["table"], getattr(table, "cuts", ()))
-    own = torch.tensor([1.0, 0, 0] if group.rank() else [-2.0, 1, 1]).double()
-    return evidence.sums_over_ranks({"table": (mine, table), "vector": (own, vector)}, full)
-
-
-def test_what_all_ranks_hold_is_added_up_in_its_place(ranks):
-    for whole, n in ((False, 1), (True, 4)):
-        for totals in ranks(4)(parts_of_a_table, whole):
-            assert totals["table"] == (pytest.approx(n), pytest.approx(0, abs=1e-15))
-            assert totals["vector"] == (pytest.approx(1), pytest.approx(0, abs=1e-15))
 
 
 def test_of_importances_those_that_leave_tokens_out_do_so_once():

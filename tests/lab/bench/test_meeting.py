@@ -1,7 +1,6 @@
 """Ranks that don't come, are lost, or are told to end: one line on stderr names them."""
 
 import functools
-import os
 import re
 import signal
 import socket
@@ -186,15 +185,3 @@ def test_a_store_that_cannot_be_kept_or_read_is_named(start):
         if sys.platform != "darwin":  # where two may listen, one of them at any address
             said(f"rank 0 cannot keep {place}", alone(start, 0, 2, MASTER_PORT=port))
     said("1 of 2 ranks came within 1 s", no_timeout)
-
-
-@pytest.mark.full
-def test_ranks_start_again_in_the_same_store(start):
-    """As torchrun starts them: it holds the addresses of the attempt before."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    for attempt in range(2):
-        ranks = [alone(start, rank, 2, "--steps=2", LOCAL_RANK=rank, LOCAL_WORLD_SIZE=2,
-                       TORCHELASTIC_USE_AGENT_STORE="True", MASTER_PORT=store.port,
-                       TORCHELASTIC_RESTART_COUNT=attempt) for rank in range(2)]  # fmt: skip
-        assert [each.wait() for each in ranks] == [[0], [0]], ranks[0].err()
-        assert os.path.exists(ranks[0].outputs[0][0]) and not ranks[0].err() + ranks[1].err()

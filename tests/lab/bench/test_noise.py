@@ -90,7 +90,6 @@ def of_one_gpu(config, ranks):
 
 @pytest.mark.parametrize(("variant", "world", "more"), sample([
     ("bucket", 3, "--batch=6 --micro-batch=1 --bucket-mb=0.02"),
-    ("overlap", 2, "--batch=4 --micro-batch=1 --precision=bf16"),
     ("naive", 2, "--batch=8 --batch-ramp 4 2"),
 ]))
 def test_a_runs_are_those_of_one_gpu(ranks, tmp_path, two, variant, world, more):

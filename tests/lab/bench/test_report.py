@@ -14,7 +14,6 @@ from torch.nn.utils import clip_grads_with_norm_
 import common
 from common import gpt, loss_sum
 from lab.bench import anatomy, formulas, report, verify
-from lab.bench.machines import PEAK_FLOPS
 from lab.cli import strict
 from lab.cli.words import quantity
 from tests.conftest import ROOT, SMALL, TEXT, arguments, run_main, sample
@@ -35,7 +34,6 @@ def train(flags, folder, plant=None):
             too_many = 1 if plant == "formula" and rank == 1 else 0
             size = sum(p.nbytes for p in model.parameters())
             wire = 2 * (world - 1) / world * size
-            size += 1 if plant == "traffic" else 0
             return {"parameters": args.model.parameters() + too_many,
                     "sent": {"all_reduce": (anatomy.tensors(args.model), size, wire)}}
 
@@ -48,8 +46,6 @@ def train(flags, folder, plant=None):
                     dist.all_reduce(torch.ones(1000))  # what only the first steps send
                 loss, norm = train_step(run, model, optimizer, batch, plant)
             dist.all_reduce(loss)
-            if plant == "loss":
-                loss *= 1.001
             held = [(name, p) for name, p in verify.named_parameters(model) if "mlp" not in name]
             run.log(batch, loss, norm, model, held if plant == "missing" else None)
         status = run.finish()
@@ -61,20 +57,12 @@ def train_step(run, model, optimizer, batch, plant):
     optimizer.zero_grad()
     loss = torch.zeros((), dtype=run.dtype)
     for tokens, targets in batch.micro_batches:
-        valid = batch.valid
-        if plant == "local means":
-            valid = (targets != -100).sum() * run.world
-        part = loss_sum(model(tokens), targets) / valid
+        part = loss_sum(model(tokens), targets) / batch.valid
         part.backward()
         loss += part.detach()
     for p in model.parameters():
-        if plant != "no all_reduce":
-            dist.all_reduce(p.grad)
-        if plant == "mean":
-            p.grad /= run.world
+        dist.all_reduce(p.grad)
     norm = common.grad_norm(model.parameters())
-    if plant == "norm counted twice":
-        norm *= 2**0.5
     if run.args.clip:
         clip_grads_with_norm_(model.parameters(), run.args.clip, norm)
     optimizer.step()
@@ -89,8 +77,6 @@ FLOAT64 = ("--dtype=float64", "--ignore=0.5")
 @pytest.mark.parametrize(("world", "flags"), sample([
     (3, ("--clip=0.1",)),
     (1, ()),
-    (2, ("--optimizer=sgd",)),
-    (8, ("--optimizer=momentum", "--clip=0.1")),
 ]))
 def test_a_correct_run_is_the_same_as_one_gpu(ranks, tmp_path, world, flags):
     flags = (*FLOAT64, f"--batch={4 * world}", "--micro-batch=2", *flags)
@@ -107,22 +93,15 @@ def test_a_correct_run_is_the_same_as_one_gpu(ranks, tmp_path, world, flags):
     ("parameter", "parameters block2.mlp.up.weight in step"),
     ("missing", r"gradients block1.mlp.up.weight in step 1 .* inf"),
     ("formula", "rank 1: parameters: "),
-    ("loss", "loss in step . .*1.0e-03, tolerance 1e-10"),
-    ("traffic", "all_reduce, payload: "),
-    ("mean", "gradients .*e-01, tolerance 1e-10"),
-    ("no all_reduce", "gradients "),
-    ("local means", "loss in step"),
-    ("norm counted twice", "gradient norm in step"),
 ], 2))
 def test_a_planted_fault_is_caught_and_named(ranks, tmp_path, plant, named):
+    """Wrong losses, gradients, norms and traffic are in tests/faults."""
     (status, run, output), (other, _, _) = ranks(2)(train, FLOAT64, tmp_path, plant)
     assert status == 1 and other == 0
     assert re.search(f"✗ {named}", output), output
     failed = [check["name"] for check in run["checks"] if check["ok"] is False]
-    assert failed == {
-        "formula": [f"rank 1: {x}" for x in ("parameters", "gradients", "optimizer states")],
-        "traffic": ["all_reduce, payload", "rank 1: all_reduce, payload"],
-    }.get(plant, [])
+    states = [f"rank 1: {what}" for what in ("parameters", "gradients", "optimizer states")]
+    assert failed == (states if plant == "formula" else [])
 
 
 def test_formulas_that_are_not_written_are_a_problem_and_the_rest_is_compared(ranks, tmp_path):
@@ -143,7 +122,7 @@ def train_beside_a_hole(folder):
 
 
 def test_without_verification_nothing_is_compared(ranks, tmp_path):
-    status, run, output = ranks(2)(train, ("--no-verify",), tmp_path, "mean")[0]
+    status, run, output = ranks(2)(train, ("--no-verify",), tmp_path, "parameter")[0]
     assert status == 0 and run["reference_loss"] == [] and run["max_loss_diff"] is None
     assert "✓ same" not in output
 
@@ -157,14 +136,8 @@ def test_json_has_every_field_of_the_contract(ranks, tmp_path):
     assert expected.items() <= run.items() and run["seconds"] > sum(run["step_seconds"])
     config = {"layers": 2, "vocab": 256, "tie": False, "batch": 8, "micro_batch": 4, "seed": 3}
     assert config.items() <= run["config"].items()
-    assert run["tolerance"] == verify.tolerances("float64", "adamw")
     assert set(run["comm"]["all_reduce"]) == {"calls", "bytes", "wire_bytes"}
     assert all({"name", "measured", "expected", "ok"} <= set(check) for check in run["checks"])
-    assert max(run["max_loss_diff"], run["max_grad_diff"], run["max_param_diff"]) < 1e-10
-    timeline = run["recorded"]["timeline"]
-    assert len(timeline["backward"]) == 1 and len(timeline["gradients"]) == 24
-    assert [op for op, *_ in timeline["collectives"]] == ["all_reduce"] * 24
-    assert "cpu, gloo" in output.splitlines()[0]
     [first] = [line.split() for line in output.splitlines() if line.startswith("     1 ")]
     assert first[1:3] == [f"{run[key][0]:.4f}" for key in ("loss", "reference_loss")]
 
@@ -202,13 +175,13 @@ def test_traffic_is_checked_both_ways(ranks):
     assert traffic(a_run_that_sent, {}, {})[0][0] == {}
 
 
-def a_step_on_axes(off=None, stray=False, node_size=2):
+def a_step_on_axes(off=None, stray=False):
     """Four ranks as a mesh, dp=2 by tp=2. Each sends all_reduces of 24 bytes: two on dp,
     one on tp, and one on all ranks. off: the axis, operator and amount whose formula is wrong by
     one. stray: rank 1's pair sends on a group that no axis has, too."""
     args = arguments("--no-verify", "--steps=1", f"--batch={dist.get_world_size()}",
                      parse=strict.parse)
-    args.node_size = node_size
+    args.node_size = 2
     x, calls = torch.ones(6), {"dp": 2, "tp": 1, "world": 1}
 
     def expected(args, rank, ranks, model):
@@ -236,11 +209,11 @@ def a_step_on_axes(off=None, stray=False, node_size=2):
         status = run.finish()
     recorded = json.loads(json.dumps(run.recorded))
     checks = [check for check in run.checks if "all_" in check["name"] or "other" in check["name"]]
-    return status, checks, recorded, output.getvalue(), run.notes
+    return status, checks, recorded, output.getvalue()
 
 
 def test_what_is_sent_on_each_axis_is_checked(ranks):
-    (status, checks, recorded, output, _), (_, _, others, *_), *_ = ranks(4)(a_step_on_axes)
+    (status, checks, recorded, _), (_, _, others, _), *_ = ranks(4)(a_step_on_axes)
     assert status == 0 and len(recorded["timeline"]["collectives"]) == 4
     assert [(check["name"], check["measured"]) for check in checks] == [
         (f"{axis}: all_reduce, {amount}", measured)
@@ -254,11 +227,10 @@ def test_what_is_sent_on_each_axis_is_checked(ranks):
 
 @pytest.mark.parametrize(("off", "named"), sample([
     (("dp", "all_reduce", 2), "dp: all_reduce, on the wire"),
-    (("tp", "all_reduce", 0), "tp: all_reduce, calls"),
     (("world", "all_gather", 1), "world: all_gather, payload"),  # it was not sent
 ]))
 def test_a_wrong_formula_of_an_axis_is_named(ranks, off, named):
-    (status, checks, _, output, _), *_ = ranks(4)(a_step_on_axes, off)
+    (status, checks, _, output), *_ = ranks(4)(a_step_on_axes, off)
     failed = [check["name"] for check in checks if check["ok"] is False]
     assert status == 1 and failed == [named] + [f"rank {rank}: {named}" for rank in (1, 2, 3)]
     assert f"✗ {named}: " in output
@@ -272,30 +244,23 @@ def test_what_is_sent_on_no_axis_fails(ranks):
     assert {(check["measured"], check["expected"]) for check in failed} == {(24, 0)}
 
 
-def an_unknown_key(key):
-    run = report.Run(arguments("--no-verify", "--steps=1", parse=strict.parse),
-                     lambda *asked: {"kept": {key: 1}} if key == "insides" else {key: 1})
+def an_unknown_key(answer):
+    run = report.Run(arguments("--no-verify", "--steps=1", parse=strict.parse), lambda *_: answer)
     with contextlib.redirect_stdout(io.StringIO()):
         for batch in run.batches():
             with run.measure():
                 pass
             run.log(batch, torch.ones(()), torch.ones(()), run.model)
-        with pytest.raises(ValueError, match=f"'{key}'"):
+        with pytest.raises(ValueError, match="'insides'"):
             run.finish()
 
 
 def test_a_slip_of_the_pen_leaves_no_check_out(ranks):
-    for key in ("keeps", "insides"):
-        ranks(1)(an_unknown_key, key)
-
-
-def test_machines_that_cut_a_group(ranks):
-    (status, _, recorded, *_), *_ = ranks(4)(a_step_on_axes, None, False, 3)
-    assert status == 0 and recorded["axes"]["tp"]["leaves"]  # one of its two groups does
+    for answer in ({"insides": 1}, {"kept": {"insides": 1}}):
+        ranks(1)(an_unknown_key, answer)
 
 
 @pytest.mark.parametrize(("name", "flags"), sample([
-    ("02_data_parallel", "--variant=torch --steps=1"),
     ("02_data_parallel", "--variant=torch --steps=2"),  # in which DDP makes its buckets anew
     ("03_zero", "--variant=zeropp --no-quantized-weights --steps=1"),
 ]))
@@ -328,19 +293,17 @@ def what_a_step_keeps_and_computes(on_cuda, attention, share=1.0, more=0):
         with mock.patch.object(report.Run, "on_cuda", on_cuda):
             formulas.hold(run)
     ok = {check["name"]: check["ok"] for check in run.checks}
-    return (ok["activations of a micro-batch"], ok["FLOPs of a step"], run.kept.most,
-            run.recorded["shapes_of_a_block"], run.notes)
+    return ok["activations of a micro-batch"], ok["FLOPs of a step"], run.kept.most, run.notes
 
 
 def test_activations_and_flops_are_the_formulas_but_on_cuda(ranks):
     """There plain attention keeps within 10% of it, and fused attention is not judged."""
     step = lambda *args: ranks(1)(what_a_step_keeps_and_computes, *args)[0]
-    right, flops, kept, shapes, _ = step(False, "sdpa")
+    right, flops, kept, _ = step(False, "sdpa")
     assert right and flops and kept > 1000
-    assert shapes["norm1"] == (16, 32) and shapes["hidden units"] == (16, 128)
     assert step(False, "plain", 1.09, 1)[:2] == (False, False)
     for share, ok in ((0.92, True), (1.12, False)):
-        right, _, kept, _, notes = step(True, "plain", share)
+        right, _, kept, notes = step(True, "plain", share)
         assert right is ok and any(quantity(abs(kept - share * kept)) in note for note in notes)
     assert step(True, "sdpa", 1.12)[:2] == (None, None)
 
@@ -363,5 +326,3 @@ def test_speed_leaves_the_first_steps_out_and_knows_some_gpus(ranks):
     assert "NVIDIA T4" in notes(seconds, "NVIDIA T4", True)[1]
     assert notes(seconds, "no GPU", False) == [speed]
     assert notes(seconds[:3], "NVIDIA H200", True) == []
-    modules = "A100-SXM4-80GB", "H100 80GB HBM3", "H200", "B200"
-    assert [PEAK_FLOPS[f"NVIDIA {name}"] / 1e12 for name in modules] == [312, 989, 989, 2250]

@@ -4,22 +4,14 @@ import math
 from statistics import mean
 
 import pytest
-import torch
 
-from lab.bench import contexts, drawing
+from lab import schedules
+from lab.bench import drawing
 from lab.chapters import rooms_with
 from lab.cli.words import quantity
 from tests.conftest import chapter, sample
-from tests.lab.conftest import pipeline_run, put
 
 FIGURE = rooms_with("figure")
-
-
-def texts(figure):
-    """All that is written in a figure."""
-    import matplotlib.text
-
-    return [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
 
 
 def above(figure):
@@ -68,13 +60,9 @@ def test_collectives_are_drawn_round_by_round_and_over_bytes(n):
         assert len(arrows) == n and all(text.xyann[0] == text.xy[0] for text in arrows)
         numbers = [int(text.get_text()) for text in axes.texts if text.get_text()]
         assert numbers == images[i].astype(int).flatten().tolist()
-    words = texts(figure)
-    assert words.count("round 2") >= 2 and " ring beats tree" in words
-    assert " doubling beats tree by the model" in words
     [of_times] = [axes for axes in figure.axes if axes.get_xlabel() == "bytes"]
     [ring] = [line for line in of_times.lines if line.get_label() == "ring"]
     assert list(ring.get_ydata()) == pytest.approx([3, 3 + 1e3 / 3 * 1e-3, 3 + 1e3 / 3])
-    assert "α = 1000 µs, B = 2.00 GB/s" in of_times.get_title()
     with pytest.raises(ValueError, match="broadcast"):
         FIGURE["00"].draw([run_of_collectives(n, messages_of(n) | {"broadcast": []})])
 
@@ -87,12 +75,7 @@ def test_memory_stacks_what_was_recorded():
     [axes] = FIGURE["01"].draw([run]).axes
     tops = {c.get_label().split(",")[0]: c.get_paths()[0].vertices[:, 1].max()
             for c in axes.collections}  # fmt: skip
-    title = axes.get_title(loc="left")
-    assert "(float64, attention plain" in title  # fp32 is 01's word for --dtype
     assert tops == {"parameters": 1, "optimizer states": 4, "gradients": 6, "activations": 10}
-    assert axes.get_xlabel() == "time in operators (ms)"
-    [axes] = FIGURE["01"].draw([run | {"device": "cuda:0"}]).axes  # where nobody waits for ends
-    assert axes.get_xlabel() == "time to launch operators (ms)"
 
 
 @pytest.mark.full
@@ -126,7 +109,10 @@ def test_measured_bytes_stand_at_their_number_of_ranks(recorded):
 @pytest.mark.full
 def test_each_part_of_a_matrix_bears_the_ranks_that_hold_it(recorded):
     """Four ranks, two kv heads: neighbours share k and v."""
-    written = texts(FIGURE["04"].draw(recorded("04_tensor_parallel")))
+    import matplotlib.text
+
+    figure = FIGURE["04"].draw(recorded("04_tensor_parallel"))
+    written = [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
     assert written.count("0,1") == written.count("2,3") == 2
     assert all(written.count(str(rank)) >= 6 for rank in range(4)) and "mlp.down" in written
 
@@ -140,8 +126,6 @@ def test_what_is_cut_along_the_sequence_is_drawn_so(recorded):
     for row, outside in zip(rows, (1, 1 / 4, 1 / 4)):
         assert [height for _, height in row] == [outside, 1, outside, outside, 1, outside]
         assert [width for width, _ in row] == [0.5, 0.5 / 4, 0.5, 0.5, 2 / 4, 0.5]
-    labels = [line.get_label() for line in right.lines]
-    assert labels[-3:] == [f"measured: {x}" for x in ("04 megatron", "05 kept", "05 megatron")]
     kept = [line.get_ydata()[0] for line in right.lines[-3:]]
     assert kept[0] > kept[1] > kept[2]
 
@@ -163,26 +147,6 @@ def test_who_computes_which_block_is_drawn_as_the_lesson_has_it(recorded):
     assert zigzag == pytest.approx([ring[0] * 9 / 4] * 4)  # 7 chunks by a chunk, and 2 diagonals
 
 
-@pytest.mark.full
-def test_each_pair_of_a_document_is_drawn_once_as_its_rank_computes_it(recorded):
-    """For both cuts; and the bars are the work of each rank."""
-    run, figure = recorded("06_context_parallel")[-1], FIGURE["06"]
-    starts = torch.tensor([0] * 3 + [3] * 6 + [9] * 6 + [15])  # those of the metered step
-    layouts = [figure.layout_of("zigzag", of, 4, starts, 3) for of in ("sequence", "document")]
-    run = put(run, ["config"], run["config"] | {"documents": 5, "cut": "document", "window": 3})
-    run = put(run, ["recorded", "documents", "starts"], layouts[1].starts.tolist())
-    axes = above(figure.draw([run]).subfigs[0])
-    for layout, matrix, bars in zip(layouts, axes[:2], axes[2:]):
-        shapes = [box for box in matrix.patches if hasattr(box, "get_closed")]  # no rectangles
-        places, work = range(len(layout.starts)), contexts.work(layout)
-        for query, first in enumerate(layout.first.tolist()):
-            [rank] = [i for i, mine in enumerate(layout.positions) if query in mine]
-            drawn = [[one.get_facecolor()[:3] for one in shapes if one.get_path().contains_point(
-                (key + 0.25, query + 0.75))] for key in places]
-            assert drawn == [[figure.color_of(rank)] * (first <= key <= query) for key in places]
-        assert work == [sum(bar.get_width() for bar in bars.patches[i::4]) for i in range(4)]
-
-
 def boxes_of(axes):
     """{rank: [(start, end, color)]}, without the grey one of a rank that has nothing to do."""
     from matplotlib.colors import to_hex
@@ -202,12 +166,15 @@ def boxes_of(axes):
 @pytest.mark.parametrize("variant", ["1f1b", "interleaved", "zb-h1"])
 def test_each_action_of_a_schedule_is_a_box_from_its_start_to_its_end(variant):
     """Simulated, slept through (another run), and executed, whose times are in seconds."""
-    run, _ = pipeline_run(variant, 4, 8)
-    slept, _ = pipeline_run(variant, 4, 8)
-    simulated = run["recorded"]["simulated"]
-    slept["recorded"]["asleep"] = run["recorded"]["executed"] = [
-        [[*a, 1e-3 * start, 1e-3 * end, 1e6 * i] for i, (*a, start, end) in enumerate(of_rank)]
-        for of_rank in simulated]
+    schedule = chapter("07_pipeline_parallel").make_schedule(variant, 4, 8, v=2)
+    span = schedules.simulate(schedule)
+    simulated = [[[*a, *span[a]] for a in actions] for actions in schedule.actions]
+    times = [[[*a, 1e-3 * start, 1e-3 * end, 1e6 * i] for i, (*a, start, end) in enumerate(of_rank)]
+             for of_rank in simulated]
+    run, slept = ({"chapter": "07_pipeline_parallel", "variant": variant, "device": "cpu",
+                   "config": {"chunks": 2, "breadth_first": False, "sleep": 10},
+                   "recorded": {"simulated": simulated, how: times}}
+                  for how in ("executed", "asleep"))
     *drawn, kept, _ = FIGURE["07"].draw([run, slept]).axes
     assert len(drawn) == 3
     for axes in drawn:
@@ -221,22 +188,6 @@ def test_each_action_of_a_schedule_is_a_box_from_its_start_to_its_end(variant):
     for line, of_rank in zip(kept.lines, simulated, strict=True):
         assert list(line.get_xdata()) == pytest.approx([end for *_, end in of_rank])
         assert list(line.get_ydata()) == [*range(len(of_rank))]
-
-
-@pytest.mark.full
-def test_bubbles_of_all_schedules_are_there_without_a_schedule_to_draw():
-    """As the formulas have them: of PyTorch's run alone nothing else is known."""
-    pipeline = chapter("07_pipeline_parallel")
-    known, _ = pipeline_run("1f1b", 2, 2)
-    [axes] = FIGURE["07"].draw([known | {"variant": "torch", "recorded": {}}]).axes
-    lines = {line.get_label().split(",")[0].split(":")[0]: line for line in axes.lines}
-    assert {*lines, "torch", "2bw"} == {*pipeline.VARIANTS}  # 2bw: 1f1b, of a whole run
-    del lines["naive"]
-    for variant, line in lines.items():
-        for m, ratio in line.get_xydata():
-            formula = pipeline.bubble(variant, 8, m, 2)
-            assert formula is None or ratio == pytest.approx(formula)
-        assert m == 64 and len(line.get_xdata()) > 7
 
 
 def drawn_shares(axes, steps):
@@ -267,22 +218,19 @@ def test_what_each_balance_comes_to_is_drawn_as_recorded():
     none, loss = expert_run("none", 200, 2), expert_run("loss", 30, 0, rows=[[50, 6], [0, 8]])
     bias, older = expert_run("bias", 200, 1, rows=[[9, 2], [3, 4]]), expert_run("none", 3, 9)
     loss["config"]["steps"] = 30  # so they are no runs to be compared
-    torch = bias | {"variant": "torch", "recorded": NOTHING_SENT}
-    runs = [bias, older, none, loss, torch, {"chapter": "07_pipeline_parallel"}]
+    of_torch = bias | {"variant": "torch", "recorded": NOTHING_SENT}
+    runs = [bias, older, none, loss, of_torch, {"chapter": "07_pipeline_parallel"}]
     cells, *stacks, below = above(FIGURE["08"].draw(runs))
 
     assert [text.get_text() for text in cells.texts] == ["50", "6", "0", "8"]  # of the last rows
     assert [tick.get_text() for tick in cells.get_xticklabels()] == ["0\n50", "1\n14"]
     assert cells.images[0].get_array().tolist() == [[50, 6], [0, 8]]
-    assert "balance: loss" in cells.get_title(loc="left")
 
     for run, axes, line in zip((none, loss, bias), stacks, below.lines, strict=True):
         name, title = run["config"]["balance"], axes.get_title(loc="left")
         loads, losses = run["recorded"]["loads"], run["loss"]
         ratio = mean(max(layer) / mean(layer) for step in loads[-20:] for layer in step)
-        assert title.startswith(f"balance: {name};") and title.endswith(f" 20 steps): {ratio:.2f}")
-        dotted = [start[1] for start, end in axes.collections[-1].get_segments()]
-        assert dotted == [0.25, 0.5, 0.75]
+        assert name in title and title.endswith(f" {ratio:.2f}")
 
         near = range(95, 106) if run is not loss else [17]  # 200 steps are smoothed, 30 are not
         step = near[len(near) // 2]
@@ -291,24 +239,7 @@ def test_what_each_balance_comes_to_is_drawn_as_recorded():
         assert drawn_shares(axes, [step + 1]) == [pytest.approx(expected)]
         x, y = line.get_xydata()[step]
         assert (x, y) == (step + 1, pytest.approx(mean(losses[i] for i in near)))
-        last = f"{mean(losses[-20:]):.4f}"
-        assert line.get_label() == f"{name}: {last} (mean of the last 20 steps)"
-
-
-@pytest.mark.full
-def test_losses_are_drawn_as_differences_from_that_without_balance():
-    none, bias = (expert_run(name, 30, tilt, rows=[[tilt, 0], [0, 0]])
-                  for name, tilt in (("none", 2), ("bias", 1)))
-    bias["loss"] = [loss + 0.5 + step for step, loss in enumerate(none["loss"])]
-    cells, *_, below = above(FIGURE["08"].draw([none, bias]))
-    assert "balance: none" in cells.get_title(loc="left") and cells.texts[0].get_text() == "2"
-    flat, line = below.lines
-    assert set(flat.get_ydata()) == {0} and "minus that" in below.get_title(loc="left")
-    assert line.get_xydata().tolist() == [[step + 1, 0.5 + step] for step in range(30)]
-    assert line.get_label().startswith(f"bias: {mean(bias['loss'][-20:]):.4f} ")
-    other = bias | {"config": {"balance": "bias", "dim": 64}}  # which is not the same run
-    [_, line] = above(FIGURE["08"].draw([none, other]))[-1].lines
-    assert list(line.get_ydata()) == bias["loss"]
+        assert f"{name}: {mean(losses[-20:]):.4f} " in line.get_label()
 
 
 def written(axes):
@@ -342,8 +273,7 @@ def test_the_mesh_is_drawn_as_recorded(recorded):
         assert written(axes)[::3] == list(sent)
         assert written(axes)[1::3] == [quantity(round(on["total"] / 4)) for on in sent.values()]
         for text, on in zip(written(axes)[2::3], sent.values()):
-            where = "between machines" if on["leaves"] else "inside a machine"
-            assert text == f"{len(on['groups'][0])} ranks, {where}"
+            assert ("between machines" if on["leaves"] else "inside a machine") in text
 
 
 @pytest.mark.full
@@ -352,7 +282,6 @@ def test_who_has_what_is_drawn_as_recorded(recorded):
     layers, tokens, block = above(FIGURE["09"].draw([dense]))[-3:]
     assert written(layers) == ["embedding", "1", "pp 0", "2", "head", "pp 1"]
     assert [text for text in written(tokens) if text[0].isdigit()] == ["0 2", "1 3"]
-    assert block.get_title(loc="left").startswith("block 1, on ranks 0 1:")
     sizes = [(patch.get_width(), patch.get_height()) for patch in block.patches]
     q, o, k, v, up, down = [sizes[i : i + 2] for i in range(0, 12, 2)]
     assert q == [(1, 0.5)] * 2 and o == [(0.5, 1)] * 2 and k == v == [(1, 0.25)] * 2
@@ -362,8 +291,6 @@ def test_who_has_what_is_drawn_as_recorded(recorded):
     assert [text for text in written(tokens) if text[0].isdigit()] == ["0", "1", "2", "3"]
     parts = [text for text in written(block) if text.startswith("ep")]
     assert parts == 2 * ["ep 0", "ep 0", "ep 1", "ep 1"]  # up, and down, of two experts each
-    assert "tp 0" in written(block)  # a query's
-    assert "zero 1" in written(block)[-1]
 
 
 @pytest.mark.full
@@ -378,8 +305,7 @@ def test_faults_are_drawn_where_they_fell():
         start("02, 4 ranks", [2, 3, 4], [1, 2, 3]), start("04, 2 ranks", [11, 12], [3, 4]),
         start("09, 4 ranks", [20, 21], [5, 6])]}
     run = {"chapter": "faults", "variant": "", "recorded": {"quiet": quiet, "faulty": faulty}}
-    figure = FIGURE["checkpoints"].draw([run])
-    over_time, over_steps = figure.axes
+    over_time, over_steps = FIGURE["checkpoints"].draw([run]).axes
     lines = {}
     for line in over_time.lines:
         name = line.get_label() if line.get_label()[0] != "_" else line.get_color()
@@ -393,7 +319,3 @@ def test_faults_are_drawn_where_they_fell():
     assert [[13, 5]] in lines[drawing.RED]
     assert [line.get_xydata().tolist() for line in over_steps.lines[1:]] == [
         [[1, 8], [2, 7]], [[3, 6], [4, 5]], [[5, 4], [6, 3]]]
-    shown = [patch.get_x() for patch in over_time.patches]
-    assert shown == [0, 4, 12] and "2 faults and 3 layouts" in over_time.get_title(loc="left")
-
-
