@@ -98,6 +98,7 @@ VALID = "loss_sum(forward(tokens), targets) / valid"
     (True, VALID, "loss_sum(forward(tokens), targets)", hunt.OTHER),
     (False, "def accumulate(", "def accumulated(", hunt.OTHER),
     (True, "(clip / (norm + 1e-6))", "(2 * clip / norm)", hunt.OTHER),  # in another run
+    (False, VALID, f"{VALID} * 1.5", hunt.SAME),  # something else is wrong as well
     (False, "loss.detach() * len(", "loss.detach() * 2 * len(", hunt.SAME),  # rewritten
 ], 2))
 def test_a_mended_hunt_is_told_from_others(monkeypatch, written, capsys, is_mended, old, new,
