@@ -10,7 +10,6 @@ from torch import nn
 import common
 from common import Masters, gpt, loss_sum
 from lab.bench.meters import ActivationMeter
-from tests.conftest import arguments
 from tests.test_common import SHAPE
 
 SGD = functools.partial(torch.optim.SGD, lr=1.0)
@@ -59,14 +58,6 @@ def test_a_parameter_without_a_gradient_stays_and_no_master_keeps_one():
     optimizer.step()
     assert (used.item(), unused.item()) == (0, 2)
     assert used.grad is not None and used.master.grad is None
-
-
-def test_what_is_rounded():
-    for dtype, precision, expected in [
-        ("float32", "fp32", torch.float32), ("float32", "bf16", torch.bfloat16),
-        ("float64", "bf16", torch.float64), ("bfloat16", "fp32", torch.bfloat16)]:  # fmt: skip
-        args = arguments(f"--dtype={dtype}", f"--precision={precision}")
-        assert common.rounded(args) == expected
 
 
 def partial_gradients():

@@ -79,7 +79,7 @@ def test_what_is_not_finite_stays_alone():
     assert q.values.float().isnan().equal(bad) and q.scales.isfinite().all()
     for row in (0, 2):                                          # and others know nothing of it
         assert q.values.float()[row].equal(whole.values.float()[row])
-    for value in (0.0, math.inf, math.nan, 1e-44):
+    for value in (0.0, math.nan, 1e-44):
         q = fp8.quantize(torch.full((2, 3), value), SQUARES)
         assert q.scales.item() == fp8.SMALLEST
         assert q.values.float().isnan().all() == (not math.isfinite(value))
@@ -88,7 +88,7 @@ def test_what_is_not_finite_stays_alone():
 # ------------------------------------------------------------------------------------- the kernels
 
 
-@pytest.mark.parametrize("shape", sample([(130, 300), (5, 7), (128, 128), (257, 129)], 2))
+@pytest.mark.parametrize("shape", [(130, 300), (5, 7)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_rounds_as_pytorch_does(shape, dtype):
     needs_triton()
@@ -103,7 +103,7 @@ def test_the_kernel_rounds_as_pytorch_does(shape, dtype):
 
 
 @pytest.mark.parametrize(("m", "n", "k"), sample(
-    [(5, 130, 200), (0, 4, 8), (5, 7, 3), (130, 200, 300), (1, 129, 128)], 2))
+    [(5, 130, 200), (0, 4, 8), (130, 200, 300), (1, 129, 128)], 2))
 def test_the_kernel_multiplies_as_pytorch_does(m, n, k):
     needs_triton()
     tiles = [*fp8.SCALINGS.values(), (ROWS, ROWS)]
@@ -157,8 +157,7 @@ def exact_in_fp8(*shape, seed):
 
 
 @pytest.mark.parametrize(("scaling", "interpreted"), sample(
-    [("tile", True), ("row", False), ("tensor", True), ("row", True), ("tensor", False),
-     ("tile", False)], 2))
+    [("tile", True), ("row", False), ("tensor", True), ("row", True)], 2))
 def test_three_products_of_what_fp8_holds_are_exact(monkeypatch, scaling, interpreted):
     """Forward and both gradients, to the bit: so each factor meets its own scales."""
     if interpreted:
@@ -176,19 +175,6 @@ def test_three_products_of_what_fp8_holds_are_exact(monkeypatch, scaling, interp
         torch.testing.assert_close(y.flatten(0, 1), F.linear(x, weight), rtol=1e-6, atol=1e-5)
     for one, other in zip(found, wanted):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-4)
-
-
-def test_one_copy_in_fp8_is_kept_for_all_weights(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    x = random(3, 20, 300).requires_grad_()
-    weights = [random(n, 300, seed=n).requires_grad_() for n in (40, 50)]
-    for scaling, scales in ("tensor", 1), ("row", 60), ("tile", 60 * 3):
-        kept = {}
-        keep = lambda x, kept=kept: kept.setdefault(x.untyped_storage().data_ptr(), x)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            fp8.linear8(x, scaling, *weights)
-        bytes_kept = sum(x.untyped_storage().nbytes() for x in kept.values())
-        assert bytes_kept == 4 * 90 * 300 + 60 * 300 + 4 * scales
 
 
 def test_the_linears_of_the_blocks_and_no_others(monkeypatch):
@@ -212,33 +198,9 @@ def test_the_linears_of_the_blocks_and_no_others(monkeypatch):
 # --------------------------------------------------------------------------------- on several ranks
 
 
-def agree():
-    """Of a matrix that ranks share, {(dim that is cut, size of a part, tile): whether this rank
-    rounds its part as the whole matrix is rounded, with what ranks agree on and without}."""
-    found, rank, world = {}, torch.distributed.get_rank(), torch.distributed.get_world_size()
-    for dim, size in itertools.product((0, 1), (32, 64, 128)):
-        x = random(256, size * world, spread=3)
-        x = x if dim else x.T
-        part = x.narrow(dim, rank * size, size).contiguous()
-        for tile in (ROWS, SQUARES) if dim else (SQUARES,):
-            mine = fp8.cut_in_fp8(part, tile, dim, torch.distributed.group.WORLD)
-            alone = fp8.quantize(part, tile)
-            whole = fp8.dequantize(fp8.quantize(x, tile)).narrow(dim, rank * size, size)
-            found[dim, size, tile] = [fp8.dequantize(q).equal(whole) for q in (mine, alone)]
-    return found
-
-
-def test_a_tile_that_is_cut_has_one_scale(ranks):
-    everyones = ranks(4, 180)(agree)
-    for dim, size, tile in everyones[0]:
-        together, alone = zip(*(found[dim, size, tile] for found in everyones))
-        assert all(together) and all(alone) == (size == 128), (dim, size, tile)
-
-
 @pytest.mark.parametrize(("world", "flags"), sample([
     (2, ["--dim=64", "--heads=4", "--kv-heads=2", "--clip=0.1", "--block=llama"]),  # cut tiles
-    (4, ["--dim=128", "--heads=4", "--kv-heads=4", "--layers=1", "--seq=64", "--micro-batch=2"]),
-    (2, ["--dim=256", "--heads=2", "--kv-heads=2", "--layers=1"]),  # whole tiles
+    (2, ["--dim=256", "--heads=2", "--kv-heads=2", "--layers=1", "--micro-batch=2"]),  # whole ones
 ]))
 def test_chapter_05_is_one_gpu_in_fp8(ranks, tmp_path, world, flags):
     """In float64, so that nothing rounds to another number of FP8; and sends what is predicted."""
@@ -280,7 +242,6 @@ def test_refusals(run_chapter):
     hold_refusals(run_chapter, ONE, [
         ("--scaling=row", 1, "--scaling row", "--precision fp8"),
         ("--precision=fp8 --variant=torch", 1, "--precision fp8", "--precision bf16"),
-        ("--precision=fp8 --dtype=float64", 1, "--precision fp8", "--dtype float32"),
     ])  # fmt: skip
     hold_refusals(run_chapter, FIVE, [
         ("--precision=fp8 --heads=4 --kv-heads=2", 4, "--kv-heads 2", "--nproc_per_node 2"),

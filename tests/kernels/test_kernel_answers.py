@@ -34,36 +34,6 @@ def occupancy(registers, shared, warps, memory=228 * 1024):
         programs += 1
     return programs * warps / 64
 """,
-    "flash_attention.5": """
-@jit
-def forward_kernel(q_all, k_all, v_all, out_all, lse_ptr, scale, heads, group, seq_q, seq_k,
-                   CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-                   DIM: tl.constexpr, WIDE: tl.constexpr):
-    n = tl.cdiv(seq_q, BLOCK_Q)
-    bh, block = tl.program_id(0) // n, tl.program_id(0) % n
-    b, h = bh // heads, bh % heads
-    first = block * BLOCK_Q
-    rows = first + tl.arange(0, BLOCK_Q)
-    q = load(q_all, b, h, first, BLOCK_Q, DIM, WIDE).to(tl.float32) * (scale / LOG2_E)
-    m = tl.full((BLOCK_Q,), -1e30, tl.float32)
-    l = tl.zeros((BLOCK_Q,), tl.float32)
-    acc = tl.zeros((BLOCK_Q, DIM), tl.float32)
-    for start in range(0, seq_k, BLOCK_K):
-        k = load(k_all, b, h // group, start, BLOCK_K, DIM, WIDE)
-        v = load(v_all, b, h // group, start, BLOCK_K, DIM, WIDE)
-        keys = start + tl.arange(0, BLOCK_K)
-        s = tl.dot(q, tl.trans(k).to(tl.float32))
-        seen = visible(rows[:, None], keys[None, :], seq_q, seq_k, CAUSAL)
-        new = tl.maximum(m, tl.max(tl.where(seen, s, -1e30), 1))
-        p = tl.where(seen, tl.exp(s - new[:, None]), 0)
-        a = tl.exp(m - new)
-        l = l * a + tl.sum(p, 1)
-        acc = acc * a[:, None] + tl.dot(p, v.to(tl.float32))
-        m = new
-    lse = tl.where(l > 0, m + tl.log(tl.where(l > 0, l, 1)), -float("inf"))
-    store(out_all, acc / tl.where(l > 0, l, 1)[:, None], b, h, first, BLOCK_Q, DIM)
-    tl.store(lse_ptr + bh * seq_q + rows, lse, mask=rows < seq_q)
-""",
     "flash_attention.1": """
 def reference_backward(dout, q, k, v, out, lse, causal=False):
     group = q.shape[1] // k.shape[1]

@@ -2,6 +2,7 @@
 
 import builtins
 import contextlib
+import errno
 import io
 import json
 import math
@@ -11,7 +12,6 @@ import re
 import shutil
 import sys
 import zlib
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -19,7 +19,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import common
 from lab.checkpoints import checkpoint, resuming, storage
 from tests.conftest import TEXT, chapter, main, sample
 from tests.lab.checkpoints.test_saving import QUICK, SMALL, origin, refused, saved  # noqa: F401  (fixtures)
@@ -39,19 +38,32 @@ def forge(folder, change):
 
 
 def test_what_is_no_checkpoint(refused, tmp_path):
-    (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
+    empty = tmp_path / "empty"
+    (empty / "step-000002.old").mkdir(parents=True)
+    (empty / "step-000004").write_text("a file")
     for name, why in (("nowhere", "No such file or directory"), ("file", "Not a directory"),
                       ("empty", "holds no checkpoint")):
         says = refused(f"--resume={name}")
         assert says.startswith(f"--resume {name} ") and f"{why}; without --resume" in says
-    (tmp_path / "empty/step-000002.old").mkdir()
-    (tmp_path / "empty/step-000004").write_text("a file")
-    assert "holds no checkpoint" in refused("--resume=empty")
-    os.mkfifo(tmp_path / "empty" / storage.INDEX)  # which would let a reader wait
+    os.mkfifo(empty / storage.INDEX)  # which would let a reader wait
     assert "has no checkpoint.json" in refused("--resume=empty")
 
 
+def test_what_may_not_be_read_is_named(refused, saved):
+    closed = PermissionError(errno.EACCES, "Permission denied", saved / "step-000004/0.bin")
+    with mock.patch.object(storage, "size_of", side_effect=closed):
+        assert "cannot be read: 0.bin: Permission denied" in refused(f"--resume={saved}")
+
+
+class Bomb:
+    """As a pickle, it ends the test when it is read."""
+
+    def __reduce__(self):
+        return pytest.fail, ("a pickle was read",)
+
+
+BOMB = pickle.dumps(Bomb())
 UNREADABLE = "has no checkpoint.json that can be read"
 
 
@@ -59,15 +71,13 @@ def test_a_spoiled_one_is_refused_and_the_older_one_would_work(refused, saved):
     folder = saved / "step-000004"
     for file, spoil, why in [
         (storage.INDEX, lambda data: data[:-20], UNREADABLE),
-        (storage.INDEX, lambda data: b"", UNREADABLE),
-        (storage.INDEX, lambda data: data.replace(b": ", b":", 1), "has changed bytes"),
         (storage.INDEX, lambda data: data.replace(b'"step": 4', b'"step": 9, "step": 4'),
          "has changed bytes"),  # a key twice
         ("0.bin", lambda data: data[:-1], "is cut short"),
-        ("0.bin", lambda data: b"", "is cut short"),
-        # JSON that wants to harm
+        # what wants to harm
+        (storage.INDEX, lambda data: BOMB, UNREADABLE),
+        ("0.bin", lambda data: BOMB, "is cut short"),
         (storage.INDEX, lambda data: b"[" * 100_000, UNREADABLE),
-        (storage.INDEX, lambda data: b'{"index": ' * 50_000, UNREADABLE),
         (storage.INDEX, lambda data: b'{"index": {"format": ' + b"9" * 5000 + b"}}", UNREADABLE),
         (storage.INDEX, lambda data: b"\xff\xfe", UNREADABLE),
     ]:
@@ -88,7 +98,7 @@ def test_what_would_work_does(refused, run_chapter, monkeypatch, saved):
     assert words == ["--resume", f"{saved / 'step-000002'}", "--save", f"{saved}-2"]
     monkeypatch.undo()
     status, out, err = run_chapter(QUICK, *SMALL, "--steps=3", *words)
-    assert status == 0 and "goes on after step 2" in out, out + err
+    assert status == 0, out + err
 
 
 def test_no_flipped_byte_is_accepted(saved):
@@ -116,10 +126,6 @@ def test_another_run_is_refused_by_its_flag(refused, origin):
         ("--ffn=48", "no --ffn", "--ffn 48"),
         ("--experts=8", "no --experts", "--experts 8", "08_expert_parallel"),
         ("--block=llama", "--block gpt", "--block llama"),
-        ("--vocab=257", "--vocab 256", "--vocab 257"),
-        ("--seed=1", "--seed 0", "--seed 1"),
-        ("--batch=8", "--batch 4", "--batch 8"),
-        ("--dtype=float32", "--dtype float64", "--dtype float32"),
         ("--preset=gpt2 --vocab=256 --attention=plain", "no tied tables", "--preset gpt2"),
         ("--seq=32 --batch=2 --layers=2", "--layers 1", "--layers 2"),  # more than longer sequences
     ], 5):
@@ -137,23 +143,15 @@ def test_one_of_muon(refused, run_chapter, tmp_path):
     for other in ("adamw", "momentum"):
         says = refused(f"--resume={folder}", f"--optimizer={other}")
         assert says.endswith("; --optimizer muon would work")
-    step, name = folder / "step-000001", "block1.attn.q.weight/momentum_buffer"
-    whole = (step / storage.INDEX).read_bytes()
-    for change in (lambda tensors: tensors.pop(name),
-                   lambda tensors: tensors.update({"block1.attn.q.weight/exp_avg":
-                                                   tensors.pop(name)}),
-                   lambda tensors: tensors.update({"block1.norm1.weight/momentum_buffer":
-                                                   tensors["block1.norm1.weight/exp_avg"]})):
-        forge(step, lambda index, change=change: change(index["tensors"]) and None)
-        assert "the states of block1." in refused(f"--resume={folder}", muon)
-        (step / storage.INDEX).write_bytes(whole)
+    forge(folder / "step-000001",
+          without(lambda name: name == "block1.attn.q.weight/momentum_buffer"))
+    assert "the states of block1." in refused(f"--resume={folder}", muon)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "saves", "others"), [
     ("08_expert_parallel", "--balance=bias",
-     {"": "--balance bias", "--balance=bias --experts=4": "--experts",
-      "--balance=bias --top-k=1": "--top-k", "--balance=bias --shared-expert": "--shared-expert",
+     {"": "--balance bias", "--balance=bias --top-k=1": "--top-k",
       "--balance=bias --router=sigmoid": "--router",
       "--balance=bias --nodes=2 --node-limit=1": "--nodes"}),
     ("06_context_parallel", "--documents=6 --window=9",
@@ -170,7 +168,7 @@ def test_a_flag_of_one_chapter_stays_as_it_is(refused, run_chapter, tmp_path, na
 
 
 @pytest.mark.full
-def test_a_ramp_stays_as_it_is_until_it_is_over(refused, run_chapter, monkeypatch, tmp_path):
+def test_a_ramp_stays_as_it_is_until_it_is_over(refused, run_chapter, tmp_path):
     ramp, folder = ["--batch-ramp", "2", "3"], tmp_path / "ramp"
     flags = [*SMALL, "--steps=3", "--save-every=2", f"--save={folder}"]
     assert run_chapter(QUICK, *flags, *ramp)[0] == 0
@@ -179,13 +177,10 @@ def test_a_ramp_stays_as_it_is_until_it_is_over(refused, run_chapter, monkeypatc
         assert refused(inside, *other).endswith("; --batch-ramp 2 3 would work")
     says = refused(over, "--batch-ramp", "2", "9")  # that would be smaller batches again
     assert says.endswith("; without --batch-ramp would work")
-    monkeypatch.undo()
-    status, out, err = run_chapter("03_zero", *SMALL, "--steps=4", over)
-    assert status == 0 and "goes on after step 3" in out, out + err
 
 
 @pytest.mark.parametrize(("length", "name", "kind"), sample([
-    (70_000, "b.bin", np.uint16), (17, "a.txt", np.uint8), (500, "b.bin", np.uint16)]))
+    (70_000, "b.bin", np.uint16), (17, "a.txt", np.uint8)]))
 def test_another_text_of_the_same_length(refused, run_chapter, tmp_path, length, name, kind):
     tokens, file = (np.arange(length) % 256).astype(kind), tmp_path / name
     file.write_bytes(tokens.tobytes())
@@ -210,20 +205,11 @@ def test_a_long_text_is_read_in_parts():
 
 def test_a_run_that_was_done(refused, run_chapter, origin):
     """To go on with it is refused; to start it again, as a cluster does, ends with status 0."""
-    folder, two = origin / "saved", {"WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
+    folder = origin / "saved"
     assert refused(f"--resume={folder}", "--steps=4").endswith("; --steps 8 would work")
-    for rank in (0, 1):
-        status, out, err = run_chapter(QUICK, *SMALL, "--steps=4", f"--save={folder}",
-                                       f"--resume={folder}", RANK=rank, **two)  # fmt: skip
-        assert (status, err, bool(out)) == (0, "", rank == 0)
-
-
-def test_one_of_several_ranks_refuses(run_chapter):
-    two = {"WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
-    for rank in (0, 1):
-        status, _, err = run_chapter(QUICK, *SMALL, "--resume=nowhere", RANK=rank, LOCAL_RANK=rank,
-                                     **two)  # fmt: skip
-        assert (status, err.count("\n")) == ((2, 1) if rank == 0 else (0, 0))
+    status, out, err = run_chapter(QUICK, *SMALL, "--steps=4", f"--save={folder}",
+                                   f"--resume={folder}")  # fmt: skip
+    assert (status, err) == (0, "") and "step 4 was the last one" in out
 
 
 # -------------------------------------------------------------------------------- strangers' files
@@ -261,9 +247,9 @@ HOSTILE = {
     "offset far": change([*CHUNK, 3], 2**70),
     "shape and sizes huge": lambda index: first(index).update(
         shape=[2**50, 16], chunks=[[[0, 0], [2**50, 16], 0, 0, 0]]),
+    "outside": change([*CHUNK, 0], [1, 0]),
     "overlapping": lambda index: first(index).update(shape=[512, 16], chunks=[
         first(index)["chunks"][0], [[1, 0], *first(index)["chunks"][0][1:]]]),
-    "outside": change([*CHUNK, 0], [1, 0]),
     "another dtype": change([*TENSOR, "dtype"], "bfloat16"),
     "one left out": lambda index: index["tensors"].pop("embedding.weight"),
     "another state": lambda index: index["tensors"].update(
@@ -275,36 +261,19 @@ HOSTILE = {
     "a list": lambda index: [],
     "step below 0": change(["step"], -1),
     "run is a list": change(["run"], [1]),
-    "tensors is a list": change(["tensors"], [[]]),
     "by of one": change(["by"], ["x"]),
     "biases": change(["biases"], 3),
     "remembered": change(["remembered"], {"loss_scale": {"scale": "x"}}),
     "text": change(["text"], None),
-    "rank below 0": change([*CHUNK, 2], -1),
-    "offset below 0": change([*CHUNK, 3], -8),
-    "offset a fraction": change([*CHUNK, 3], 0.5),
-    "huge sizes": change([*CHUNK, 1], [2**40, 2**40]),
-    "huge tensor": change([*TENSOR, "shape"], [2**62, 16]),
     "sizes below 0": change([*CHUNK, 1], [-256, -16]),
     "no chunk": change([*TENSOR, "chunks"], []),
     "a chunk twice": change([*TENSOR, "chunks"], lambda chunks: chunks * 2),
-    "dtype": change([*TENSOR, "dtype"], "object"),
-    "reshaped": lambda index: first(index).update(shape=[16, 256], chunks=[
-        [[0, 0], [16, 256], *first(index)["chunks"][0][2:]]]),
+    "dtype, a list": change([*TENSOR, "dtype"], ["float64"]),
     "no states": without(lambda name: "/" in name),
-    "renamed": lambda index: index["tensors"].update(
-        {"../../evil\n": index["tensors"].pop("embedding.weight")}),
     "one more": lambda index: index["tensors"].update(more=first(index)),
-    "without step count": lambda index: index["tensors"].pop("embedding.weight/step"),
     "state of nothing": lambda index: index["tensors"].update(
         {"nothing/exp_avg": index["tensors"]["embedding.weight/exp_avg"]}),
-    "not a number": change(["remembered"], {"loss_scale": {"scale": math.nan}}),
-    "nothing": lambda index: {"format": 1},
-    "step true": change(["step"], True),
     "no tensors": change(["tensors"], {}),
-    "dtype, a list": change([*TENSOR, "dtype"], ["float64"]),
-    "a hole": change([*TENSOR, "shape"], [512, 16]),
-    "path from the root": change([*CHUNK, 2], "/etc/passwd\0"),
     "one dim": change([*CHUNK, 1], [4096]),
 }  # fmt: skip
 
@@ -354,56 +323,3 @@ def test_a_checkpoint_may_go_while_it_is_read(origin, tmp_path):
     shutil.rmtree(folder)
     assert torch.equal(saved.value("embedding.weight", torch.empty(256, 16)), before)
     assert before.any()
-
-
-TOP, BELOW, MIDDLE = ([0, 0], [2, 4]), ([2, 0], [2, 4]), ([1, 0], [2, 4])
-LEFT, RIGHT = ([2, 0], [2, 1]), ([2, 1], [2, 3])
-
-
-def test_rectangles_that_do_not_tile_their_tensor_are_refused(tmp_path):
-    data = bytes(range(64))
-    (tmp_path / "0.bin").write_bytes(data)
-    for tiles, *rectangles in (
-        (True, ([0, 0], [4, 4])), (True, TOP, BELOW), (True, RIGHT, TOP, LEFT),
-        (False, TOP), (False, TOP, MIDDLE), (False, TOP, TOP), (False, TOP, LEFT),
-        (False, TOP, BELOW, LEFT), (False, TOP, ([2, 0], [2, 2]), ([2, 1], [2, 2])),
-    ):  # fmt: skip
-        chunks = [[at, sizes, 0, 0, zlib.crc32(data[: 4 * math.prod(sizes)])]
-                  for at, sizes in rectangles]  # fmt: skip
-        with contextlib.nullcontext() if tiles else pytest.raises(storage.Unusable):
-            storage.check_chunks(tmp_path, "x", [4, 4], torch.float32, chunks)
-
-
-def bomb(target):
-    class Bomb:
-        def __reduce__(self):
-            return Path.touch, (target,)
-
-    return pickle.dumps(Bomb())
-
-
-def test_no_pickle_is_read(refused, run_chapter, monkeypatch, saved, tmp_path):
-    target = tmp_path / "exploded"
-    pickle.loads(bomb(target))
-    assert target.exists()  # it works
-    target.unlink()
-    for file in (storage.INDEX, "0.bin"):
-        good = saved / "step-000004" / file
-        before = good.read_bytes()
-        good.write_bytes(bomb(target))
-        refused(f"--resume={saved}")
-        good.write_bytes(before)
-    for file in (".metadata", "__0_0.distcp"):  # where PyTorch's own checkpoints have one
-        (saved / "step-000004" / file).write_bytes(bomb(target))
-    monkeypatch.undo()
-
-    def fails(*args, **more):
-        raise AssertionError("a pickle is read")
-
-    for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"),
-                         (torch, "load"), (pickle, "_Unpickler")):  # fmt: skip
-        monkeypatch.setattr(module, name, fails)
-    gather = lambda everyones, mine: everyones.__setitem__(0, mine)  # the report's, of one rank
-    monkeypatch.setattr(common.dist, "all_gather_object", gather)
-    status, out, err = run_chapter(QUICK, *SMALL, "--steps=6", f"--resume={saved}")
-    assert status == 0 and "goes on after step 4" in out and not target.exists(), out + err

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import io
 import json
-import threading
+import shutil
 from unittest import mock
 
 import pytest
@@ -33,43 +33,22 @@ def status_of(name, flags, patches=()):
     return status, output.getvalue()
 
 
-SAVE = saving.Saver.save
-
-
-def save_among_those_who_have_met(self, *given):
-    with mock.patch.object(saving.dist, "new_group", side_effect=AssertionError("a new group")):
-        SAVE(self, *given)
-
-
-def test_a_save_connects_to_nobody_anew(ranks, tmp_path):
-    """A rank that was killed just then left the others to wait for that group's timeout."""
-    patch = "lab.checkpoints.saving.Saver.save", save_among_those_who_have_met
-    for status, output in ranks(2)(status_of, QUICK, ["--steps=1", f"--save={tmp_path}"], [patch]):
-        assert status == 0, output
-
-
 @pytest.fixture(scope="module")
 def origin(pool, tmp_path_factory):
     """Checkpoints after steps 2 and 4, and the run on to step 6 in another folder beside it."""
     folder = tmp_path_factory.mktemp("origin")
     flags = ["--steps=4", "--save-every=2", f"--save={folder / 'saved'}"]
-    [(status, output)] = pool.call(1, 45, status_of, QUICK, flags)
-    assert status == 0, output
-    [(status, output)] = pool.call(1, 45, status_of, QUICK,
-                                   ["--steps=6", f"--save={folder / 'unbroken'}"])
-    assert status == 0, output
+    for more in flags, ["--steps=6", f"--save={folder / 'unbroken'}"]:
+        [(status, output)] = pool.call(1, 45, status_of, QUICK, more)
+        assert status == 0, output
     return folder
 
 
 @pytest.fixture
 def saved(origin, tmp_path):
-    """A copy, to spoil. (Its files are links to the originals until they are written anew.)"""
-    for step in ("step-000002", "step-000004"):
-        folder = tmp_path / "saved" / step
-        folder.mkdir(parents=True)
-        for file in (origin / "saved" / step).iterdir():
-            (folder / file.name).write_bytes(file.read_bytes())
-    return tmp_path / "saved"
+    """A copy, to spoil."""
+    return shutil.copytree(origin / "saved", tmp_path / "saved",
+                           ignore=shutil.ignore_patterns(saving.LOG))
 
 
 @pytest.fixture
@@ -81,8 +60,7 @@ def refused(run_chapter, monkeypatch):
         status, out, err = run_chapter(name, *SMALL, "--steps=6", *flags)
         assert (status, out) == (2, ""), out + err
         assert err.startswith("error: ") and err.count("\n") == 1, err
-        assert err.removesuffix("\n").isprintable(), err
-        assert len(err) < 600
+        assert err.removesuffix("\n").isprintable() and len(err) < 600, err
         return err.removeprefix("error: ").rstrip()
 
     return run
@@ -127,7 +105,6 @@ def names(folder):
 @pytest.mark.parametrize(("flags", "steps"), sample([
     (["--steps=5", "--save-every=2"], [4, 5]),
     (["--steps=3"], [3]),
-    (["--steps=5", "--save-every=1", "--keep=1"], [5]),
     (["--steps=5", "--save-every=2", "--keep=9"], [2, 4, 5]),
 ], 2))  # fmt: skip
 def test_which_stay(run_chapter, tmp_path, flags, steps):
@@ -167,14 +144,11 @@ def test_nothing_is_overwritten(refused, saved, tmp_path):
 def test_where_nothing_can_be_written(refused, tmp_path):
     (tmp_path / "file").write_text("x")
     (tmp_path / "nowhere").symlink_to("not there")
-    for path in ("/proc/here", "file", "file/below", "nowhere", "x" * 300, ""):
+    for path in ("/proc/here", "file/below", "nowhere", ""):
         says = refused(f"--save={path}")
         assert says.startswith(f"--save: cannot write '{path}'"), says
-    assert "--resume" in refused("--resume=")
     assert "--save a.json" in refused("--save=a.json", "--json=a.json")
-    for flag in ("--save-every", "--keep"):
-        says = refused(f"{flag}=3")
-        assert says.startswith(f"{flag} 3 ") and "; --save runs/" in says
+    assert "; --save runs/" in refused("--keep=3")
 
 
 SYNCED = storage.synced
@@ -214,25 +188,15 @@ def test_what_others_write_stays(tmp_path):
 
 
 def test_a_folder_that_has_gone(run_chapter, tmp_path, monkeypatch):
-    written, write = threading.Event(), saving.Saver.write  # in the background
-
-    def write_and_say_so(*call):
-        write(*call)
-        written.set()
-
     def gone():
-        assert written.wait(60)
         (tmp_path / "saved").rename(tmp_path / "elsewhere")
         (tmp_path / "saved").write_text("")
 
-    monkeypatch.setattr(saving.Saver, "write", write_and_say_so)
-    monkeypatch.setattr(*at(3, [0], gone))
-    flags = "--steps=5", "--save-every=2", "--save=saved"
-    status, out, err = run_chapter(QUICK, *SMALL, *flags)
+    monkeypatch.setattr(*at(1, [0], gone))
+    status, out, err = run_chapter(QUICK, *SMALL, "--steps=3", "--save=saved")
     assert status == 1 and not err
-    for file in ("✗ saved/log.jsonl", "✗ the checkpoint of step 4"):
+    for file in ("✗ saved/log.jsonl", "✗ the checkpoint of step 3"):
         assert f"{file} is not written" in out
-    assert storage.read_index(tmp_path / "elsewhere/step-000002")
 
 
 # ------------------------------------------------------------------------- numbers that a run keeps
@@ -244,8 +208,9 @@ KEPT = {
     "fp16 torch": ("01_single_gpu", "--precision=fp16", "--dtype=float32", "--variant=torch",
                    "--loss-scale=524288"),
     "bfloat16": (QUICK, "--dtype=bfloat16"),
-    "sgd": (QUICK, "--optimizer=sgd", "--clip=0.5"),
-    "tied": (QUICK, "--preset=gpt2", "--vocab=256"),
+    "sgd": (QUICK, "--optimizer=sgd"),
+    "bf16 offload": ("03_zero", "--precision=bf16", "--dtype=float32", "--variant=zero2",
+                     "--offload"),
     "tied zero": ("03_zero", "--preset=gpt2", "--vocab=256", "--variant=zero2"),
 }  # fmt: skip
 
@@ -254,36 +219,17 @@ KEPT = {
 def test_losses_are_those_of_the_unbroken_run(run_chapter, tmp_path, what):
     name, *flags = KEPT[what]
     json_file = f"--json={tmp_path / 'run.json'}"
-    losses = lambda: json.loads((tmp_path / "run.json").read_text())["loss"]
     keeps = "--save-every=3", "--keep=9", "--save=saved"
-    status, out, err = run_chapter(name, *SMALL, *flags, "--steps=8", json_file, *keeps)
-    assert status == 0, out + err
-    unbroken = losses()
-    resume = "--resume=saved/step-000003", "--save=on"
-    status, out, err = run_chapter(name, *SMALL, *flags, "--steps=8", json_file, *resume)
-    assert status == 0, out + err
-    assert losses() == unbroken[3:]
+    resumes = "--resume=saved/step-000003", "--save=on"
+    found = []
+    for more in keeps, resumes:
+        status, out, err = run_chapter(name, *SMALL, *flags, "--steps=8", json_file, *more)
+        assert status == 0, out + err
+        found.append(json.loads((tmp_path / "run.json").read_text())["loss"])
+    assert found[1] == found[0][3:]
     last = tmp_path / "saved/step-000008", tmp_path / "on/step-000008"
     assert tensors(last[0]) == tensors(last[1])
     kept = [storage.read_index(folder)["remembered"] for folder in last]
     assert kept[0] == kept[1] and bool(kept[0].get("loss_scale")) == ("fp16" in what)
     if "fp16" in what:
         assert kept[0]["loss_scale"]["scale"] < 2**19  # it has moved
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("before", "after"), [("hand", "torch"), ("torch", "hand")])
-def test_a_loss_scale_goes_on_in_the_other_variant(run_chapter, tmp_path, before, after):
-    flags = "--precision=fp16", "--dtype=float32", "--loss-scale=524288"
-    keeps = "--save-every=6", "--keep=9", f"--save={before}"
-    scale = lambda folder: storage.read_index(tmp_path / folder)["remembered"]["loss_scale"]
-    assert run_chapter("01_single_gpu", *SMALL, *flags, f"--variant={before}", "--steps=8",
-                       *keeps)[0] == 0  # fmt: skip
-    status, out, err = run_chapter("01_single_gpu", *SMALL, *flags, f"--variant={after}",
-                                   "--steps=8", f"--save={after}",
-                                   f"--resume={before}/step-000006")  # fmt: skip
-    assert status == 0, out + err
-    there, here = scale(f"{before}/step-000008"), scale(f"{after}/step-000008")
-    assert {key: there[key] for key in ("scale", "_growth_tracker")} == {
-        key: here[key] for key in ("scale", "_growth_tracker")}  # fmt: skip
-    assert there["_growth_tracker"] > 2 and there["scale"] < 2**19
