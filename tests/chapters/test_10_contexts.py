@@ -72,9 +72,7 @@ def test_latents_are_a_head_that_each_rank_needs(ten):
     model = ten.MODELS["deepseek-v3"]
     assert list(contexts.bytes_of_token(model).values()) == [
         2 * 128 * (128 + 64 + 128), 2 * (128 * (128 + 128) + 64), 2 * (512 + 64)]
-    assert contexts.bytes_of_token(ten.MODELS["70b"]) == {"keys and values": 2 * 2 * 8 * 128}
     assert contexts.flops_to_expand(model) == 2 * 512 * 128 * (128 + 128)
-    assert model.projections[1] == (512, 128 * (128 + 128))     # as the planner counts at home
     keys = [contexts.keys_of_token(model, Cut(16, inner, latents=True)) for inner in (1, 8)]
     assert keys == [576, 8 * 576]
 

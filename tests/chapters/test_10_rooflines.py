@@ -1,8 +1,5 @@
 """Rooflines: closed forms are where the two lines cross, and the two lines are the planner's."""
 
-import math
-from functools import partial
-
 import pytest
 
 from lab.planner import rooflines
@@ -39,18 +36,11 @@ def test_a_roof_is_the_planner_without_latency_and_memory(ten):
 def test_from_the_least_tokens_on_compute_is_longer(ten, name, chips, axes):
     roof = rooflines.Roof(ten, ten.MODELS["8b"], ten.CLUSTERS[name], axes)
 
-    def times_of(tokens, dp, tp):
-        return roof.seconds(tokens * chips, dp, tp)
-
     for dp, tp in rooflines.splits(chips):
         least = roof.least_tokens(dp, tp)
-        found = rooflines.crossing(partial(times_of, dp=dp, tp=tp))
+        found = rooflines.crossing(
+            lambda tokens, dp=dp, tp=tp: roof.seconds(tokens * chips, dp, tp))
         assert found == pytest.approx(least if least > 1 else 0, rel=1e-5)
-        for tokens in (1, 30, 0.999 * least, 1.001 * least, 1e6):
-            if 0 < tokens < math.inf:
-                times = times_of(tokens, dp, tp)
-                is_longer = times["compute"] >= rooflines.messages(times)
-                assert is_longer == (tokens > least), (dp, tp, tokens)
     least, split = roof.best("both", chips)
     assert least == min(roof.least_tokens(*one) for one in rooflines.splits(chips))
     for tokens in (0.999 * least * chips, 1.001 * least * chips) if least else ():

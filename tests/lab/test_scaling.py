@@ -174,3 +174,16 @@ def test_a_bad_argument_costs_one_line(capsys, monkeypatch, tmp_path, flags):
     output = capsys.readouterr()
     assert not output.out and re.fullmatch(
         f"error: {flags.split()[0]}: .* would work\n", output.err), output.err
+
+
+@pytest.mark.full
+def test_the_figure_shows_what_was_measured():
+    from lab.bench import scaled
+
+    points = [{"axis": "dp", "scaling": of, "ranks": n, "tokens": 64 * n, "seconds": 0.2 * n,
+               "predicted": {"matmul": 0.1 * n}, "asleep": False}
+              for of in scaling.SCALING for n in (1, 2, 4)]  # fmt: skip
+    run = {"chapter": "scaling", "variant": "scaling", "recorded": {"nproc": 2, "axes": points}}
+    measured, predicted, _ = scaled.draw([run]).axes[0].lines
+    assert [*measured.get_ydata()] == pytest.approx([320, 160, 80])
+    assert [*predicted.get_ydata()] == pytest.approx([640, 320, 160])
