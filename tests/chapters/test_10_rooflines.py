@@ -35,7 +35,6 @@ def test_a_roof_is_the_planner_without_latency_and_memory(ten):
     ("tpu-v5p", 4096, (2, 1)), ("h100", 512, (1, 1))])
 def test_from_the_least_tokens_on_compute_is_longer(ten, name, chips, axes):
     roof = rooflines.Roof(ten, ten.MODELS["8b"], ten.CLUSTERS[name], axes)
-
     for dp, tp in rooflines.splits(chips):
         least = roof.least_tokens(dp, tp)
         found = rooflines.crossing(
