@@ -95,9 +95,9 @@ class Verifier:
     where it was. Communication per step, outside of all measurements: one broadcast of the
     reference's tensors, one small all_reduce, and what DTensors send to become whole.
 
-    tolerance: of each kind; the first step that exceeds it, and what rounding explains, is
+    tolerance: of each kind; the first step that exceeds both it and what rounding explains is
     examined. evidence: of that step, for diagnose.py; None for a model that is too large for it.
-    explained: (kind, name) of what only rounding explains.
+    explained: where a difference was tolerated only because rounding explains it.
     """
 
     def __init__(self, run, tensor_steps: int, tolerance: dict | None = None):
@@ -178,7 +178,8 @@ class Verifier:
         0. Communication: one broadcast."""
         found = torch.zeros(len(self.shapes), dtype=torch.float64, device=self.run.device)
         if self.run.rank == 0:
-            found.copy_(torch.tensor([*self.again.effects(there).values()]))
+            effects = [*self.again.effects(there).values()]
+            found.copy_(torch.tensor(effects, dtype=torch.float64))     # float32 may overflow
         if self.run.device.type == "cuda" and self.run.world > 1:
             self.wait_for_rank_0()
         dist.broadcast(found, 0)
