@@ -33,7 +33,7 @@ SETTINGS = {
     "cp": (1, 2),
     "tp": (1, 2),
     "zero": (0, 1, 2, 3),
-    "mixture": (None, "4 --ep=2", "4 --ep=all --shared-expert"),  # of experts; all: of a stage
+    "mixture": (None, "4 --ep=2", "8 --ep=all --shared-expert"),  # of experts; all: of a stage
     "schedule": ("1f1b", "interleaved", "dualpipe-v"),
     "documents": (None, 6),
     "order": ("pp,dp,cp,tp", "tp,cp,pp,dp"),

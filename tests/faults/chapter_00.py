@@ -102,7 +102,7 @@ FAULTS = [
     Fault("got.flatten()", "got",
           Graded("00.7", "is 'a0 b0 c0, of shape (3, 2)', and should be 'a0 b0 c0'")),
     Fault("dtype=torch.uint8, ", "",
-          Graded("00.8", "bytes that 3 ranks send is 24, and should be 6: 4 times")),
+          Graded("00.8", "bytes that 3 ranks send is 24, and should be 6: it is 4 times")),
     Fault("dtype=torch.uint8, device=x.device)", "dtype=torch.uint8)",
           OnCuda("", "send of (1,), which is not on the device")),
     Fault("    for k in range",

@@ -181,7 +181,7 @@ FAULTS = [
           "for rows, begin, end in model.blocks[:1]) / (",
           Verified(2, f"{PACKED} --cp=2", "activations")),
     Fault('"keys": 1 / min(t, cfg.kv_heads)', '"keys": 1 / t',
-          Verified(4, "--batch=8 --clip=0.1 --vocab=128 --tp=4", "optimizer states")),
+          Verified(4, "--batch=8 --clip=0.1 --vocab=128 --tp=4", "parameters")),
     Fault('"gathers": 2 * m', '"gathers": m',
           Verified(2, "--batch=8 --clip=0.1 --vocab=128 --dp=2 --zero=3", "all_gather, calls")),
     Fault('"inputs": 1 / cp,', '"inputs": 1 / (cp * t),',
