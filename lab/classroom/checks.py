@@ -227,7 +227,7 @@ def evaluate(tell, path, check, rank):
     except BaseException as error:
         answer = {"status": 1} | told(error, path)
     tell(plain.pack(answer))
-    if check.ranks > 1:
+    if check.ranks > 1 and answer["status"] == 0:           # after an error, they need not wait
         wait_for_the_others(rank, check.ranks)
     return answer["status"]
 
