@@ -216,7 +216,7 @@ def waiting_by_modules(cfg, batch, e, kept):
     outputs. (Experts have none: their weights' gradients come with B.)"""
     x = batch * cfg.seq * cfg.dim * e
     of = lambda name, size: part(share_of(kept, name), size, name)
-    heads = keys_and_values(cfg, kept | {"how": None})      # their share, for its own tokens:
+    heads = keys_and_values(cfg, kept | {"core": 1})        # their share, for its own tokens:
     kv = part(heads * share_of(kept, "positions"), 2 * x * cfg.kv_heads // cfg.heads,
               "keys and values")
     inputs = of("inputs", x) + of("inside", x)              # of q, k and v together; of o

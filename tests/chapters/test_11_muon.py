@@ -179,7 +179,7 @@ def test_stages_agree_bit_for_bit(eleven, ranks, tmp_path, world):
             assert run[what] == records[0][1][what]
     costs = eleven.step_costs([(32, 32), (16, 32), (16, 32), (32, 32), (128, 32), (32, 128)], world)
     ratio = world * costs["owner"][1] / costs["gather"][1]
-    assert ratio > 1 and f" {ratio:.2f} times the mean" in output
+    assert ratio >= 1 and f" {ratio:.2f} times the mean" in output
     for _, flops in costs.values():
         assert f"{flops / 1e9:.3f} GFLOP" in output
 

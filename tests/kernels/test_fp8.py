@@ -200,7 +200,7 @@ def test_the_linears_of_the_blocks_and_no_others(monkeypatch):
 
 @pytest.mark.parametrize(("world", "flags"), sample([
     (2, ["--dim=64", "--heads=4", "--kv-heads=2", "--clip=0.1", "--block=llama"]),  # cut tiles
-    (2, ["--dim=256", "--heads=2", "--kv-heads=2", "--layers=1", "--micro-batch=2"]),  # whole ones
+    (2, ["--dim=256", "--heads=2", "--kv-heads=2", "--layers=1", "--seq=128"]),  # whole
 ]))
 def test_chapter_05_is_one_gpu_in_fp8(ranks, tmp_path, world, flags):
     """In float64, so that nothing rounds to another number of FP8; and sends what is predicted."""

@@ -52,6 +52,6 @@ class Ranks(ranks.Ranks):
             time.sleep(0.01)
 
 
-def run(*words, **more):
+def run(*words, timeout=300, **more):
     """A program to its end: (exit status of each rank, what they printed, and to stderr)."""
-    return ranks.run(*words, launch=Ranks, **more)
+    return ranks.run(*words, timeout=timeout, launch=Ranks, **more)
