@@ -92,7 +92,6 @@ def others():
     plain, last = {name: values[0] for name, values in SETTINGS.items()}, SETTINGS["training"][2]
     two, four = {"dp": 2, "cp": 2, "tp": 2, "training": last}, {"mixture": "8 --ep=4", "zero": 2}
     for case in ({**two, "mixture": "8 --ep=4", "zero": 1},  # held as nothing else is
-                 {"pp": 2, "cp": 2, "schedule": "dualpipe-v"},  # W waits for keys of cut sequences
                  {"pp": 3, "schedule": "dualpipe-v"},
                  {"tp": 4, "zero": 3, "mixture": "8 --ep=2", "training": last},
                  {"pp": 3, "schedule": "interleaved"},  # a rank has two neighbours
