@@ -43,8 +43,10 @@ hunt: $(READY)  ## write hunts/: a chapter with a silent bug (CHAPTER=06 SEED=3;
 		$(if $(FORCE),--force)
 
 # Ranks wait for each other: three files at once keep two cores busy, where pytest-xdist is there.
+# In test-all one file of random runs takes as long as all others, so tests are shared out singly.
+DIST = loadfile
 define run_tests
-	@if $(PYTHON) -c 'import xdist' 2>/dev/null; then workers="-n 3 --dist loadfile"; fi; \
+	@if $(PYTHON) -c 'import xdist' 2>/dev/null; then workers="-n 3 --dist $(DIST)"; fi; \
 	$(PYTHON) -m pytest -q $$workers --durations=25 tests
 endef
 
@@ -52,6 +54,7 @@ test: lint  ## 6 minutes: lint, then the tests (CHAPTERS=folder: of the chapters
 	$(run_tests)
 
 test-all: export FULL = 1
+test-all: DIST = worksteal
 test-all: lint browser  ## all tests: every setting, every fault, browsers, compilers, signals
 	$(run_tests)
 

@@ -29,10 +29,15 @@ def union(intervals: list) -> list:
 
 def both(some: list, others: list) -> list:
     """The moments that are in both of two unions, as such a union."""
-    found = []
+    shared, first = [], 0                               # first: of others that is not over yet
     for start, end in some:
-        found += [[max(start, a), min(end, b)] for a, b in others if a < end and start < b]
-    return found
+        while first < len(others) and others[first][1] <= start:
+            first += 1
+        at = first
+        while at < len(others) and others[at][0] < end:
+            shared.append([max(start, others[at][0]), min(end, others[at][1])])
+            at += 1
+    return shared
 
 
 def without(some: list, others: list) -> list:
