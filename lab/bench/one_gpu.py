@@ -1,5 +1,6 @@
 """The run on one GPU that every other must equal: a plain step, on the whole batch at once."""
 
+import contextlib
 import copy
 import math
 
@@ -18,11 +19,11 @@ class BesideOneGpu(common.Run):
     is_mixed: whether --precision is that of the run's optimizer, and so of one GPU's; a variant of
     PyTorch's has its own, over parameters in --dtype. One GPU's masters are never offloaded.
     is_late: whether a step's gradient is that of weights which are a step old (07's 2bw): one GPU's
-    is, too. in_time: then another run, whose one GPU has no delay. nudge(weight): a weight to
-    compute with instead of this one (rounding.py).
+    is, too. in_time: then another run, whose one GPU has no delay. rounds: around forward and
+    backward (rounding.py).
     """
 
-    one_gpu, in_time, is_mixed, nudge = None, None, False, None
+    one_gpu, in_time, is_mixed, rounds = None, None, False, contextlib.nullcontext()
 
     @property
     def rounded(self) -> torch.dtype:
@@ -62,17 +63,16 @@ class BesideOneGpu(common.Run):
         if self.is_late if is_late is None else is_late:
             used = self.before or newest
             self.before = [weights.clone() for weights in newest]
-        if self.nudge:
-            used = map(self.nudge, used)
         for p, weights in zip(parameters, used):
             p.data = weights
         if self.args.documents or self.args.window:
             rope = self.one_gpu.block1.attn.rope
             rope.pack(batch.starts.to(self.device), self.args.window)
         self.one_gpu_optimizer.zero_grad()
-        logits = self.one_gpu(batch.tokens.to(self.device))
-        loss = common.loss_sum(logits, batch.targets.to(self.device)) / batch.valid
-        loss.backward()
+        with self.rounds:
+            logits = self.one_gpu(batch.tokens.to(self.device))
+            loss = common.loss_sum(logits, batch.targets.to(self.device)) / batch.valid
+            loss.backward()
         norm = common.grad_norm(self.one_gpu.parameters())
         clip_grads_with_norm_(self.one_gpu.parameters(), self.args.clip or math.inf, norm)
         for p, weights in zip(parameters, newest):      # they are updated, whosever gradient it is

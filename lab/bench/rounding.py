@@ -3,19 +3,22 @@
 How far rounding moves a result depends on the model, its weights and the optimizer. Addends cancel.
 A running sum in bf16 stops growing (4,096 ones add up to 256 on a CPU). A router sends a token to a
 different expert. Newton-Schulz magnifies what is small in a badly conditioned matrix. No table of
-tolerances can know all that, so we try it: one GPU takes the same steps with each weight off by
-half a unit in its last place, up or down at random. In 16 bits it also takes them in 32 bits.
-(TTrace, Jiang et al., 2025, estimates its tolerances by such a perturbation.)
+tolerances can know all that, so we try it: one GPU takes the same steps again, and each operator's
+result is off by half a unit in its last place, up or down at random. In 16 bits it also takes them
+in 32 bits. (TTrace, Jiang et al., 2025, estimates its tolerances by a perturbation; Monte Carlo
+arithmetic, Parker 1997, rounds each operation at random.)
 """
 
 import copy
 import math
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lab.bench.one_gpu import BesideOneGpu
 
-NUDGED = 4              # runs whose weights are off by half a unit in the last place
+NUDGED = 4              # runs that are rounded at random
 TIMES = 4               # times the largest effect is tolerated; rounding to 16 bits reached 2
 IN_16_BITS = "bfloat16", "float16", "fp8"
 
@@ -64,15 +67,33 @@ def another(run):
 
 
 def nudged(run: BesideOneGpu, seed: int) -> BesideOneGpu:
-    """Each weight is off by half a unit in the last place whenever a step begins."""
-    run, generator = another(run), torch.Generator().manual_seed(seed)
-
-    def nudge(weight):
-        signs = torch.randint(2, weight.shape, generator=generator).to(weight) * 2 - 1
-        return weight + weight * signs * (torch.finfo(weight.dtype).eps / 2)
-
-    run.nudge = nudge
+    """It rounds each result of forward and backward at random."""
+    run = another(run)
+    run.rounds = RandomRounding(seed, run.device)
     return run
+
+
+class RandomRounding(TorchDispatchMode):
+    """Each floating-point result of an operator is off by half a unit in its last place, up or down
+    at random. Views, and what is written in place, stay as they are."""
+
+    def __init__(self, seed: int, device: torch.device):
+        super().__init__()
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        results = operator(*args, **(kwargs or {}))
+        computes = any(torch.is_tensor(x) for x in tree_leaves((args, kwargs)))
+        if not computes or any(x.alias_info for x in operator._schema.returns):
+            return results
+        return tree_map_only(torch.Tensor, self.nudge, results)
+
+    def nudge(self, x):
+        if not x.is_floating_point():
+            return x
+        signs = torch.randint(2, x.shape, generator=self.generator, device=x.device).to(x) * 2 - 1
+        nudged = x + x * signs * (torch.finfo(x.dtype).eps / 2)
+        return torch.where(x.isfinite(), nudged, x)     # a mask's -inf stays
 
 
 def in_other_precision(run: BesideOneGpu, rounding: str) -> BesideOneGpu:

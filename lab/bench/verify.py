@@ -64,8 +64,7 @@ def tolerances(dtype: str, optimizer: str, tokens: int = 8 * 128, experts: int =
     alone. AdamW then moves a parameter as far either way, however small its gradient, and Muon a
     matrix along all its directions: those are not compared (None), nor are tensors that were sent
     as int8, where a small one may share the scale of a large one. In float32 both magnify rounding
-    likewise. In float64 Muon does, if a gradient is zero in truth (k's, if each query sees only
-    itself): it divides the rounding that is left, some 1e-17, by 1e-7.
+    likewise.
 
     In a mixture, rounding in 16 bits may send a token to another expert, with its whole gradient:
     with few valid tokens, that was seen to be 0.42 of the largest.
@@ -85,8 +84,6 @@ def tolerances(dtype: str, optimizer: str, tokens: int = 8 * 128, experts: int =
         allowed = allowed | {"gradients": SENT_ELSEWHERE, "parameters": SENT_ELSEWHERE}
     if optimizer in ("adamw", "muon") and dtype != "float64":
         allowed = allowed | {"parameters": None if dtype in LOSSY else 1e-3}
-    if optimizer == "muon" and dtype == "float64":
-        allowed = allowed | {"parameters": 1e-8}
     return allowed
 
 
