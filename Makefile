@@ -4,7 +4,7 @@ include setup.mk
 
 .DEFAULT_GOAL := help
 .PHONY: help setup tour quick test test-all lint bench gpu faults scaling figures \
-	exercises bundle grade hunt museum types page site browser test-page slides
+	exercises bundle grade hunt museum types page site browser test-page
 
 help:  ## list the targets
 	@echo "Times are those of two cores with nothing else to do. The first target sets up .venv, once:"
@@ -120,6 +120,3 @@ browser: $(TESTED) $(PYODIDE)
 test-page: export FULL = 1
 test-page: browser  ## open every page in a headless Chromium; screenshots in runs/page/
 	@$(PYTHON) -m pytest -q -rs tests/lab/page/in_browser
-
-slides: $(READY)  ## write slides/, a lecture for each week, for Marp or pandoc (WEEK=3: one)
-	@$(PYTHON) -m lab.syllabus $(WEEK) --slides "$(or $(OUT),slides)"

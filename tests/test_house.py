@@ -18,15 +18,12 @@ IMPORTS = {  # {room of lab/, or its commands: what it imports from the rest of 
     "chapters": "bench classroom cli museum.exhibit planner schedules typecheck warps",
     "checkpoints": "bench cli",
     "classroom": "bench chapters cli museum",
-    "course": "chapters classroom cli museum page.glossary page.markdown page.typeset planner "
-              "sources",
     "museum": "bench.drawing chapters classroom cli rehearse",
     "page": "bench chapters classroom cli museum pictures planner schedules sources",
     "planner": "chapters cli",
     "sources": "bench chapters classroom cli formats planner schedules",
     "typecheck": "bench.fakes bench.lines chapters cli museum",
-    "commands": "bench chapters checkpoints classroom cli course here schedules sources speed "
-                "typecheck",
+    "commands": "bench chapters checkpoints classroom cli here schedules sources speed typecheck",
 }
 LOADERS = {  # they load what has no name to import, or what a student wrote
     "chapters/__init__.py", "classroom/checks.py", "bench/ranks.py", "page/without_torch.py"}

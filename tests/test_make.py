@@ -43,7 +43,7 @@ def interpreter(folder, command):
 
 
 TARGETS = ("test", "quick", "tour", "setup", "test-all", "lint", "bench", "gpu", "faults",
-           "scaling", "figures", "exercises", "grade", "page", "site", "slides")
+           "scaling", "figures", "exercises", "grade", "page", "site")
 
 
 def test_no_target_goes_on_without_the_python_it_was_given(make, tmp_path):

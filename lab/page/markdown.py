@@ -22,10 +22,9 @@ GROUPS = {              # the contents: a page by its path from pages/
     "Guides": ("../README.md", "reading.md", "map.md", "files.md", "browser.md", "gpus.md",
                "today.md", "formats.md", "checkpoints.md", "planning.md", "types.md", "museum.md",
                "sources.md", "results.md", "../benchmarks/RESULTS.md", "../CONTRIBUTING.md"),
-    "The course": ("course.md", "classroom.md", "points.md", "midterm.md", "project.md",
-                   "notation.md"),
+    "The course": ("course.md", "classroom.md", "midterm.md", "notation.md"),
     "For teachers": ("teacher/class.md", "teacher/grading.md", "../container/README.md",
-                     "teacher/office-hours.md", "teacher/midterm.md", "teacher/project.md")}
+                     "teacher/answers.md")}
 BESIDE = [path for those in GROUPS.values() for path in those if path.startswith("../")]
 TITLES = {"../README.md": "Start here"}         # else its first headline
 IMAGE = re.compile(r'<p><img src="([^"]*)" alt="([^"]*)" /></p>')

@@ -57,7 +57,7 @@ def test_without_an_address_and_outside_the_course_it_asks_for_one(tmp_path):
 def test_in_a_checkout_it_installs_what_is_missing_and_leaves_torch_alone(monkeypatch):
     monkeypatch.setenv("PATH", os.environ["PATH"])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.chdir(ROOT / "lab/course")
+    monkeypatch.chdir(ROOT / "lab/classroom")
     started, find_spec, missing = [], importlib.util.find_spec, ["psutil", "numpy"]
     monkeypatch.setattr(importlib.util, "find_spec",
                         lambda name: None if name in missing else find_spec(name))

@@ -166,12 +166,6 @@ OTHERS = [
     lab("speed"),
     lab("speed", "--device=cpu", "lab.bench.meeting.join", environment=ON_A_RANK,
         writes={"--json": "run.json"}, **LONG),
-    lab("syllabus", "3", "lab.syllabus.lines_of lab.syllabus.slides.write "
-        "lab.syllabus.pages.write"),
-    lab("syllabus", "3 --slides=slides", "lab.syllabus.slides.write",
-        writes={"--slides": "slides"}),
-    lab("syllabus", "--pages=pages", "lab.syllabus.pages.write", writes={"--pages": "pages"},
-        **LONG),
     lab("tour", "02 --first", "lab.tour.tour", **LONG),
     lab("types", f"02_data_parallel.py --ranks=2 {' '.join(SMALL)} --data=text",
         "lab.typecheck.command.check", files=FILES, writes={"--json": "types.json"}),
