@@ -73,6 +73,12 @@ the limit is 15 ranks over NVLink and 2 over InfiniBand. At the limit, sending t
 computing; on a machine's 8 ranks over NVLink, 0.47 times as long. Hence the rule: tensor
 parallelism inside a machine, and something else (chapters 02, 03 and 07) between machines.
 
+Going further: f and g as types. The library spmd_types gives x a type along the axis tp: I or R if
+all ranks hold the same, P for partial sums. An I has a whole gradient (I), an R a partial one (P):
+
+    f    x = spmd_types.convert(x, tp, src=I, dst=R)        backward: P to I, an all_reduce
+    g    x = spmd_types.all_reduce(x, tp, src=P, dst=I)     backward: I to R, nothing to send
+
 Run it:
     torchrun --nproc_per_node=4 04_tensor_parallel.py
     torchrun --nproc_per_node=8 04_tensor_parallel.py --kv-heads 2 --vocab 1000 --clip 1

@@ -4,7 +4,7 @@ include setup.mk
 
 .DEFAULT_GOAL := help
 .PHONY: help setup tour quick test test-all lint bench gpu faults scaling figures \
-	exercises bundle grade hunt museum types page site browser test-page
+	exercises bundle grade hunt museum page site browser test-page
 
 help:  ## list the targets
 	@echo "Times are those of two cores with nothing else to do. The first target sets up .venv, once:"
@@ -68,12 +68,7 @@ lint: $(TESTED)  ## check the style
 	@$(PYTHON) tests/support/budgets.py
 
 museum: $(TESTED)  ## 11 minutes: plant each of the museum's silent bugs, and see what finds it
-	@if $(PYTHON) -c 'import spmd_types' 2>/dev/null; then types=--types; fi; \
-	$(PYTHON) -m lab.museum $$types --out figures/museum.png
-
-CHAPTERS_WITH_TYPES = $(wildcard $(addsuffix _*.py,02 04 05 06 08 09))
-types: $(READY)  ## 10 seconds: typecheck chapters as programs of many ranks, with no number
-	@$(PYTHON) -m lab.types $(CHAPTERS_WITH_TYPES)
+	@$(PYTHON) -m lab.museum --out figures/museum.png
 
 bench: $(READY)  ## time the chapters against PyTorch's own, checkpoints, collectives, GPU kernels
 	@if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \

@@ -26,7 +26,7 @@ STOPS = (  # where work begins, besides the places of the table
     "benchmarks.time_muon.trained lab.bench.bench.Bench.meet lab.bench.meeting.join "
     "lab.planner.contexts.tables lab.planner.planning.Question.find lab.planner.problems.problems "
     "lab.planner.published.tables lab.checkpoints.resuming.goes_on_from "
-    "lab.typecheck.command.visit lab.plans.rooms_with")
+    "lab.plans.rooms_with")
 
 
 def commands(name):

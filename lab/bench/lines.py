@@ -4,22 +4,15 @@ import linecache
 import sys
 from collections.abc import Container
 from pathlib import Path
-from types import FrameType
 
 Line = tuple[str, int]      # file, number
 
 
-def frame_in(files: Container[str]) -> FrameType | None:
-    """The innermost frame that runs a line of these files; None: there is none."""
+def line_in(files: Container[str]) -> Line | None:
+    """The line of these files that the innermost frame runs, or None."""
     frame = sys._getframe(1)
     while frame and frame.f_code.co_filename not in files:
         frame = frame.f_back
-    return frame
-
-
-def line_in(files: Container[str]) -> Line | None:
-    """The line that it runs."""
-    frame = frame_in(files)
     return (frame.f_code.co_filename, frame.f_lineno) if frame else None
 
 

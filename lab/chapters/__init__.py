@@ -6,12 +6,6 @@
     figure.py         draw(runs), what lab.pictures draws of the JSON of runs whose "chapter" is OF,
                       and of those that are BESIDE them; OF = None: draw(), for lab.plans
     exhibits.py       EXHIBITS: the museum's silent bugs
-    types.py          what lab.types knows of its types, where spmd_types is installed:
-        RULES             {autograd Function: its typing rule}
-        TOKENS, LAYERS    axes along which ranks have other tokens, other layers
-        MARKS             {function: what its result is, where it depends on the rank}
-        USUAL             ranks and flags, where two ranks show less
-        axes(args)        {axis: its ranks}, of a chapter that makes its groups itself
     about.py          what lab/ knows of it:
         TOUR              its runs in the tour, Stops of lab/bench/stop.py
         LIMITS            {flag: (its lowest value, the first too high, one that would work)}

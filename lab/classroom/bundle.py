@@ -3,8 +3,8 @@
     python -m lab.bundle                        write bundle/
     python -m lab.bundle --out handout          another folder
 
-Chapters, kernels and two files of lab/typecheck come with holes; so do functions that repeat what
-an earlier chapter asks for, and say where students have written that. Of lab/ comes what the
+Chapters, kernels and two lessons beside chapter 04 come with holes; so do functions that repeat
+what an earlier chapter asks for, and say where students have written that. Of lab/ comes what the
 grader, the exercises and a chapter's run import, found by their imports: so not the museum, whose
 exhibits quote solutions, nor predictions, whose derivations are answers. In
 lab/classroom/answers.json stands what each check gives of the solution, on each rank; a run is

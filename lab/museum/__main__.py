@@ -4,7 +4,6 @@
     python -m lab.museum 06 torchtitan#596      those of a chapter, and of a thread
     python -m lab.museum kernels checkpoints    those of the kernels, and of checkpoints
     python -m lab.museum 02 --dtype bfloat16    in 16 bits, where fewer observables see a bug
-    python -m lab.museum --types                and which ones lab.types sees, without a number
     python -m lab.museum --published            bugs that TrainCheck and TTrace have published: how
                                                 they see each, and what sees it here; plays nothing
 
@@ -17,15 +16,12 @@ would; and the observables that see it with SGD.
 
 import json
 import shlex
-import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lab import ROOT
 from lab.classroom import checks
 
 AT_ONCE = 3             # runs: of one, the ranks often wait for each other
@@ -82,17 +78,6 @@ def judge(room, exhibit, found, dtype=None):
                 dtype or {*exhibit.caught_by} <= {*seen.caught})}
 
 
-def seen_by_types(words):
-    """{(room, number): what types say of an exhibit, or None}. Raises CalledProcessError without
-    spmd_types."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "types.json")
-        subprocess.run([sys.executable, "-m", "lab.types", "--museum", f"--json={path}", *words],
-                       cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
-        return {(one["room"], one["number"]): one["sentence"] if one["typed"] else None
-                for one in json.loads(path.read_text())}
-
-
 def line_of(told):
     number = lambda x: "-" if x is None else f"{x:.0e}" if x else "0"
     mark = "✓" if told["is caught"] else "✗ NOT caught"
@@ -114,7 +99,7 @@ def seen_by(told):
              "gradient norm": "gradient\nnorm", "sent": "what is\nsent", "kept": "what is\nkept",
              "states": "model\nstates"}
     shows |= {names.get(name, name): name in told["caught"] for name in OBSERVABLES}
-    return shows | {"types, no\nnumber": bool(told.get("types"))}
+    return shows
 
 
 def draw(told, path):
@@ -154,7 +139,6 @@ def arguments(argv):
     parser.add_argument("--json", type=commands.output("museum.json"), help="write the table")
     parser.add_argument("--dtype", choices=DTYPES, help="of all runs that do not need another")
     parser.add_argument("--stories", action="store_true", help="tell each exhibit's story as well")
-    parser.add_argument("--types", action="store_true", help="ask lab.types as well")
     parser.add_argument("--published", action="store_true", help="print other catalogues, beside")
     args = parser.parse_args(argv)
     if args.published:
@@ -171,7 +155,7 @@ def alone(args):
         word = shlex.quote(word)
         raise Refused(f"EXHIBIT {word} means nothing beside --published, which plays none",
                       f"without {word}")
-    for flag in ("--out", "--json", "--dtype", "--stories", "--types"):
+    for flag in ("--out", "--json", "--dtype", "--stories"):
         if getattr(args, flag[2:]):
             raise Refused(f"{flag} means nothing beside --published, which plays no exhibit",
                           f"without {flag}")
@@ -187,8 +171,7 @@ def main(argv=None):
         from lab.museum import published
         print("\n".join(published.table(museum.exhibits())))
         return 0
-    begin, told, pool = time.monotonic(), [], ThreadPoolExecutor(1)
-    types = pool.submit(seen_by_types, args.exhibit) if args.types else None
+    begin, told = time.monotonic(), []
     print(f"  {'':<38}step  loss 1 loss 20   AdamW            what sees it")
     for room, exhibit, found in play_all(args.rooms, args.dtype):
         told.append(judge(room, exhibit, found, args.dtype))
@@ -200,11 +183,6 @@ def main(argv=None):
     print(f"{caught} of {len(told)} caught; AdamW hides {hidden}; without a bug "
           f"{'nothing was found' if control else 'SOMETHING was found'}; "
           f"{time.monotonic() - begin:.0f} s")
-    if types:
-        for one in told:
-            one["types"] = types.result()[one["room"], one["number"]]
-        seen = sum(bool(one["types"]) for one in told)
-        print(f"types see {seen} of them, with no number computed")
     for path, write in ((args.json, lambda path: path.write_text(json.dumps(told, indent=1))),
                         (args.out, lambda path: draw(told, path))):
         if path:

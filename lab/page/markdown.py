@@ -20,7 +20,7 @@ except ImportError:
 FOLDER = ROOT / "pages"
 GROUPS = {              # the contents: a page by its path from pages/
     "Guides": ("../README.md", "reading.md", "map.md", "files.md", "browser.md", "gpus.md",
-               "today.md", "formats.md", "checkpoints.md", "planning.md", "types.md", "museum.md",
+               "today.md", "formats.md", "checkpoints.md", "planning.md", "museum.md",
                "sources.md", "results.md", "../benchmarks/RESULTS.md", "../CONTRIBUTING.md"),
     "The course": ("course.md", "classroom.md", "midterm.md", "notation.md"),
     "For teachers": ("teacher/class.md", "teacher/grading.md", "../container/README.md",

@@ -1,8 +1,7 @@
 """Faults that students make and frameworks had, planted into our own files: a table per chapter.
 
     Fault("summed(gradient, ctx.group)", "gradient",
-          Graded("04.1", "differ between ranks that hold the same"),
-          Typed("", "tp", "PI", "CopyIn.backward gives a gradient of x that is partial over tp"))
+          Graded("04.1", "differ between ranks that hold the same"))
 
 A fault is one edit, and what each instrument must say about it. An edit appears once: what a bug of
 the museum plants (lab/chapters/NN/exhibits.py) isn't planted here for the verifier again.
@@ -39,15 +38,6 @@ class OnCuda(NamedTuple):
     rule: str
 
 
-class Typed(NamedTuple):
-    """lab.types refuses the chapter: along which axis, and the types that don't fit."""
-
-    flags: str
-    axis: str
-    types: str
-    says: str
-
-
 class Fault:
     """An edit of the file NAME.py, and what sees it.
 
@@ -82,7 +72,7 @@ class Fault:
 EXERCISES = {exercise.number: (file, exercise)
              for file, those in exercises.EXERCISES.items() for exercise in those}
 FILES = {f"chapter_{exercises.short(file)}": file for file in exercises.EXERCISES}
-FILES |= {"duality": "lab/typecheck/duality", "sharding": "lab/typecheck/sharding"}
+FILES |= {"duality": "lab/chapters/04/duality", "sharding": "lab/chapters/04/sharding"}
 
 
 def tables():

@@ -1,6 +1,6 @@
 """Faults of chapter 02, and who sees each."""
 
-from tests.faults import Fault, Graded, OnCuda, Typed, Verified
+from tests.faults import Fault, Graded, OnCuda, Verified
 
 FAULTS = [
     Fault("for p in self.trained:", "for p in [p for p in self.trained if p.grad is not None]:",
@@ -155,10 +155,6 @@ FAULTS = [
           "        if dist.get_rank(): p.grad *= 5\n\n    norm",
           Verified(2, "--variant=naive", "",
                    "all gradients are 5.00 times those of one GPU on rank 1, and right on rank 0")),
-    Fault("    replica.finish()\n\n", "\n",
-          Typed("--variant=naive", "dp", "P",
-                "the norm is taken of the gradient of embedding.weight, which is partial over "
-                "dp: its sum is missing")),
     Fault("norm = grad_norm(replica.parameters())", "norm = 2 * grad_norm(replica.parameters())",
           Verified(2, "--layers=1 --steps=2 --clip=0.1 --variant=bucket --bucket-mb=0.02",
                    "gradient norm")),
@@ -243,8 +239,7 @@ FAULTS = [
     Fault("dist.all_reduce(loss, group=group)              # for", "pass  # for",
           Verified(2, "--variant=naive", "",
                    "the losses of the ranks add up to that of one GPU: each logs its own part; "
-                   "the gradients are right, so only what is logged is wrong"),
-          Typed("", "dp", "P", "the loss that is reported is partial over dp: its sum is missing")),
+                   "the gradients are right, so only what is logged is wrong")),
     Fault("dist.all_reduce(loss, group=group)              # for", "loss *= 1 + run.rank  # for",
           Verified(2, "--variant=naive", "",
                    "the ranks have different losses, from 2.4462 to 6.1760; the gradients are "

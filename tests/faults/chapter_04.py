@@ -1,15 +1,12 @@
 """Faults of chapter 04, and who sees each."""
 
-from tests.faults import Fault, Graded, Typed, Verified
+from tests.faults import Fault, Graded, Verified
 
 SHARED = "--layers=1 --kv-heads=1 --vocab=257 --block=llama"
 
 FAULTS = [
     Fault("summed(gradient, ctx.group)", "gradient",
-          Graded("04.1", "of head.norm, differ between ranks that hold the same, and add up to"),
-          Typed("", "tp", "PI",
-                "CopyIn.backward gives a gradient of x that is partial over tp; x is invariant, "
-                "so its gradient must be invariant: its sum is missing")),
+          Graded("04.1", "of head.norm, differ between ranks that hold the same, and add up to")),
     Fault("summed(gradient, ctx.group)", "summed(gradient, ctx.group) / ctx.group.size()",
           Graded("04.1", "4 is the number of ranks")),
     Fault("        return summed(x, group)\n\n    @staticmethod\n"
@@ -25,15 +22,10 @@ FAULTS = [
     Fault("return gradient, None", "return summed(gradient, dist.group.WORLD), None",
           Graded("04.2", "4 is the number of ranks")),
     Fault("        x = CopyIn.apply(x, self.group)\n", "",
-          Typed("", "tp", "IV",
-                "x (the output of block1.norm1) is invariant over tp, so that each rank must "
-                "have its whole gradient; block1.attn.q.weight is varying, so that each has a "
-                "part. Their sum is missing")),
+          Verified(2, SHARED, "gradients")),
     Fault("        return SumOut.apply(x, self.group)\n\n\ndef share_kv_heads",
           "        return x\n\n\ndef share_kv_heads",
-          Typed("", "tp", "IP",
-                "the output of block1.attn is partial over tp, and x (the output of embedding) "
-                "is invariant: its sum is missing")),
+          Verified(2, SHARED, "loss")),
     Fault("linear.weight.partial = holders", "pass", Verified(2, SHARED, "gradients")),
     Fault("tokens - self.group.rank() * rows", "tokens", Verified(2, SHARED, "loss")),
     Fault("x.masked_fill(not_mine[..., None], 0)", "x", Verified(2, SHARED, "loss")),
@@ -48,10 +40,7 @@ FAULTS = [
     Fault("local_target < columns", "local_target <= columns",
           Graded("04.3", "of a loss in which a rank has the first column of the next as well")),
     Fault(".masked_fill(~is_mine, 0)", "", Verified(2, SHARED, "loss")),
-    Fault("dist.all_reduce(sums, group=group)", "pass", Verified(2, SHARED, "loss"),
-          Typed("", "tp", "VI",
-                "VocabParallelLoss.forward gives what is varying over tp, and should be "
-                "invariant")),
+    Fault("dist.all_reduce(sums, group=group)", "pass", Verified(2, SHARED, "loss")),
     Fault("target_logit) * is_valid)", "target_logit))", Verified(2, SHARED, "loss")),
     Fault("* is_valid).sum()", "* is_valid).sum() / is_valid.sum()",
           Graded("04.3", "the gradients are right")),
@@ -92,10 +81,7 @@ FAULTS = [
     Fault("total += loss.detach()", "total = loss.detach()",
           Graded("04.5", "the loss is that of the last micro-batch alone")),
     Fault("grad_norm(model.parameters(), group)", "grad_norm(model.parameters())",
-          Graded("04.5", "the squares were not summed over the ranks"),
-          Typed("--clip=1", "tp", "VI",
-                "the optimizer takes the gradient of block1.norm1.weight, which is varying over "
-                "tp")),
+          Graded("04.5", "the squares were not summed over the ranks")),
     Fault("clip_grads_with_norm_(model.parameters(), clip, norm)", "pass",
           Graded("04.5", "they were not clipped by it")),
     Fault('cfg.layers if recompute == "full" else 0', "0 * len(recompute)",

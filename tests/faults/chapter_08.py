@@ -1,6 +1,6 @@
 """Faults of chapter 08, and who sees each."""
 
-from tests.faults import Fault, Graded, OnCuda, Typed, Verified
+from tests.faults import Fault, Graded, OnCuda, Verified
 
 FAULTS = [
     Fault("        dist.all_to_all_single(out, rows.c",
@@ -164,9 +164,7 @@ FAULTS = [
     Fault("norm = grad_norm(model.parameters(), world)", "norm = grad_norm(model.parameters())",
           Verified(4, "--layers=1 --ep=2", "gradient norm")),
     Fault("loads = move_biases(model, world)", "loads = move_biases(model)",
-          Verified(2, "--layers=1 --balance=bias --bias-speed=0.5 --steps=2", "loss"),
-          Typed("--ranks=2 --ep=2 --balance=bias", "ep", "RV",
-                "block1.mlp.bias was the same on all ranks of ep, and is varying after the step")),
+          Verified(2, "--layers=1 --balance=bias --bias-speed=0.5 --steps=2", "loss")),
     Fault("n = cfg.node_limit * m", "n = cfg.experts",
           Graded("08.11", "4 of 8 machines: item 1 is")),
     Fault("math.comb(n - m, k) / math.comb(n, k)", "(1 - m / n) ** k",

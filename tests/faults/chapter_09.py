@@ -1,6 +1,6 @@
 """Faults of chapter 09, and who sees each."""
 
-from tests.faults import Fault, Graded, OnCuda, Typed, Verified
+from tests.faults import Fault, Graded, OnCuda, Verified
 
 PACKED = "--dim=16 --heads=8 --kv-heads=4 --clip=0.1 --batch=4 --documents=7"
 
@@ -88,9 +88,6 @@ FAULTS = [
           Verified(4, "--batch=8 --clip=0.1 --vocab=128 --experts=4 --ep=2 --dp=2 --tp=2", "loss")),
     Fault('            p.kind = "tied"\n', "            pass\n",
           Graded("09.4", "embedding.weight.kind is 'tables', and should be 'tied'")),
-    Fault("        p.holders = holders[p.kind]\n",
-          "        p.holders = holders['queries' if p.kind == 'norms' else p.kind]\n",
-          Typed("--ranks=4 --dp=2 --tp=2", "tp", "VI", "block1.norm1.weight is invariant over tp")),
     Fault("p.copies = p.holders.size()", "p.copies = 1", Graded("09.4", "they were not summed")),
     Fault("p.copies = p.holders.size()", "p.copies = dist.get_world_size()",
           Graded("09.4", "the gradient norm is 0.63 times that of one GPU")),

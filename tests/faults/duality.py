@@ -1,20 +1,25 @@
-"""Faults of lab/typecheck/duality.py, and who sees each."""
+"""Faults of lab/chapters/04/duality.py, and who sees each."""
 
 from tests.faults import Fault, Graded
 
 FAULTS = [
-    Fault("R: P, P: R", "R: R, P: P", Graded("duality.1", "the duals of R, V, P and I")),
-    Fault("I: I", "I: P", Graded("duality.1", "the duals of R, V, P and I")),
-    Fault("src=I, dst=R", "src=R, dst=I",
-          Graded("duality.2", "what copy_in gives of R, V, P and I")),
-    Fault("src=parts(x, group)", "src=P",
-          Graded("duality.3", "what sum_out gives of R, V, P and I")),
-    Fault("dst=I", "dst=R", Graded("duality.3", "what sum_out gives of R, V, P and I")),
-    Fault("dst=R", "dst=I", Graded("duality.4", "what gather_in gives of R, V, P and I")),
-    Fault("src=parts(x, group)", "src=V",
-          Graded("duality.4", "what scatter_out gives of R, V, P and I")),
-    Fault("or wanted is V and found is P", "",
+    Fault("REPLICATED: PARTIAL, PARTIAL: REPLICATED", "REPLICATED: REPLICATED, PARTIAL: PARTIAL",
+          Graded("duality.1", "the duals of R, P, V and I")),
+    Fault("INVARIANT: INVARIANT", "INVARIANT: PARTIAL",
+          Graded("duality.1", "the duals of R, P, V and I")),
+    Fault("return INVARIANT, REPLICATED", "return REPLICATED, INVARIANT",
+          Graded("duality.2", "the passes of copy_in")),
+    Fault("return PARTIAL, INVARIANT", "return VARYING, INVARIANT",
+          Graded("duality.3", "the passes of sum_out")),
+    Fault("return PARTIAL, INVARIANT", "return PARTIAL, REPLICATED",
+          Graded("duality.3", "the passes of sum_out")),
+    Fault("return VARYING, REPLICATED", "return VARYING, INVARIANT",
+          Graded("duality.4", "the passes of gather_in")),
+    Fault("return PARTIAL, VARYING", "return VARYING, VARYING",
+          Graded("duality.4", "the passes of scatter_out")),
+    Fault("given == PARTIAL != wanted", "given == PARTIAL and wanted in (REPLICATED, INVARIANT)",
           Graded("duality.5", "for which pairs of types misfit gives")),
-    Fault("if wanted is P and found in (R, I)", "if wanted is P and found is R",
+    Fault("if wanted == PARTIAL and given in (REPLICATED, INVARIANT)",
+          "if wanted == PARTIAL and given == REPLICATED",
           Graded("duality.5", "for which pairs of types misfit gives")),
 ]

@@ -14,7 +14,7 @@ from lab.classroom import checks, exercises, grading, students
 from lab.museum import observe
 from tests import faults
 from tests.conftest import SMALL, TEXT, chapter, run_main, sample
-from tests.faults import EXERCISES, FAULTS, TABLES, Graded, OnCuda, Typed, Verified
+from tests.faults import EXERCISES, FAULTS, TABLES, Graded, OnCuda, Verified
 from tests.support.pretend_cuda import WORLD, RuleBroken, run_on_cuda
 
 
@@ -136,21 +136,3 @@ def test_a_broken_rule_is_named_on_every_rank(ranks, tmp_path, fault, seen):
     results = ranks(world)(rule_broken, fault.file, (*steps, *seen.flags.split()), tmp_path,
                            fault.planted())
     assert all(seen.rule in result for result in results), results
-
-
-# ------------------------------------------------------------------------------------- lab.types
-
-
-@pytest.mark.parametrize(("fault", "seen"), cases(Typed))
-def test_a_wrong_type_is_named_by_line_and_axis(fault, seen):
-    pytest.importorskip("spmd_types")
-    from lab.typecheck.fault import Fault as Mistyped
-    from tests.lab.test_types import check
-
-    with pytest.raises(Mistyped) as raised:
-        check(fault.file[:2], *seen.flags.split(), source=fault.planted())
-    found = raised.value
-    assert seen.says in found.sentence
-    assert (found.axis, sorted(found.types)) == (seen.axis, sorted(seen.types))
-    file, line = found.where.split(":")
-    assert file in (f"{fault.file}.py", "common.py") and int(line) > 0 and found.source

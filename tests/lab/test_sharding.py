@@ -1,4 +1,4 @@
-"""lab.sharding and lab.typecheck.sharding: by hand, and against DTensor on 2 x 2 ranks."""
+"""lab.sharding and the lesson behind it: by hand, and against DTensor on 2 x 2 ranks."""
 
 import itertools
 
@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from common import Refused
+from lab import chapters
 from lab import sharding as command
 from lab.bench.meters import CommMeter
-from lab.typecheck import sharding
-from tests.conftest import FULL, sample
+from tests.conftest import FULL, chapter, sample
 
+sharding = chapters.rooms_with("sharding")["04"]
 SIZES, MESH, WIDTH = {"I": 8, "J": 12, "K": 16}, {"X": 2, "Y": 2}, 8
 LIES = {tensor: [dict(zip(MESH, cuts)) for cuts in itertools.product((None, *both), repeat=2)]
         for tensor, both in sharding.DIMENSIONS.items()}
@@ -192,38 +193,57 @@ def test_every_step_is_a_redistribution_of_dtensor(ranks, begin):
 
 
 def test_a_product_is_read_and_written_as_the_book_writes_it():
-    lies = lambda **cuts: {"X": None, "Y": None} | cuts
-    for text in ["In[B_X, D_Y] W[D_XY, F] -> Out[B_X, F]",
-                 "In[B_{X}, D_{Y}] ·_D W[D_{XY}, F] → Out[B_X, F]"]:
-        asked = command.product(text)
-        assert asked.names == {"A": "In", "B": "W", "C": "Out"} and asked.axes == ["X", "Y"]
-        assert asked.dimensions == {"I": "B", "J": "D", "K": "F"}
-        assert (asked.a, asked.b, asked.c) == (
-            lies(X="I", Y="J"), lies(X="J", Y="J"), lies(X="I"))
-    assert command.product("A[I_X, J] B[J, K_Y]").c == lies(X="I", Y="K")   # as rows and columns
-    asked = command.product("In[B_X, D_Y] W[D_XY, F]")
-    assert command.written(asked, "dB", asked.b) == "dW[D_XY, F]"
-    assert command.written(asked, "C", lies(X=sharding.PARTIAL, Y="K")) == "C[B, F_Y]{U_X}"
+    x, y = {"X": "I", "Y": "J"}, {"X": "J", "Y": "J"}
+    assert command.product("A[I_X, J_Y] B[J_XY, K] -> C[I_X, K]") == [x, y, {"X": "I", "Y": None}]
+    assert command.product("A[I_X, J] B[J, K_Y]")[2] == {"X": "I", "Y": "K"}  # as rows and columns
+    assert command.product("A[I, J] B[J, K]") == 3 * [{"X": None}]
+    assert command.written("B", "JK", {"X": "J", "Y": "J"}) == "B[J_XY, K]"
 
 
 def test_zero_3_beside_tp_sends_what_the_book_lists(capsys):
     """Its algorithm of both: forward gathers over both axes, backward scatters over both."""
-    command.main(["In[B_X, D_Y] W[D_X, F_Y]", "--mesh=X=16,Y=4", "--sizes=B=65536,F=32768"])
+    command.main(["A[I_X, J_Y] B[J_X, K_Y]", "X=16", "Y=4", "I=65536", "K=32768"])
     output = capsys.readouterr().out
     where = [output.index(step) for step in (
-        "all_gather In over Y", "all_gather W over X", "reduce_scatter dIn over Y",
-        "reduce_scatter dW over X")]
+        "all_gather A over Y", "all_gather B over X", "reduce_scatter dA over Y",
+        "reduce_scatter dB over X")]
     assert where == sorted(where)
     rows, weights = 2 * 65536 / 16 * 8192 * 3 / 4, 2 * 8192 * 32768 / 4 * 15 / 16
     assert f"{2 * (rows + weights) / 1e6:.2f} MB" in output
 
 
-def test_what_is_no_product_is_refused_with_one_that_is(capsys):
+def test_a_bad_argument_costs_one_line(capsys):
     for text in ["A[I_X, J]", "A[I_X, J_X] B[J, K]", "A[I_YX, J] B[J, K]", "A[I, J] B[L, K]",
-                 "A[I, J] B[J, I]", "A[I, J] B[J, K] -> C[K, I]", "A[I_X, J_Y] B[J, K_Z]"]:
+                 "A[I, J] B[J, K] -> C[K, I]", "A[I_X, J_Y] B[J, K_Z]"]:
         with pytest.raises(Refused) as refused:
             command.product(text)
         command.product(refused.value.args[1])
-    with pytest.raises(SystemExit):                     # no part is half a number
-        command.main(["A[I_X, J] B[J, K]", "--sizes=J=10,I=64"])
-    assert "--sizes I=64,J=12,K=8192 would work" in capsys.readouterr().err
+    for setting in "Z=3", "X=1", "I=many", "Y=4":
+        with pytest.raises(SystemExit) as leaving:
+            command.main(["A[I_X, J] B[J, K]", setting])
+        [line] = capsys.readouterr().err.splitlines()
+        assert leaving.value.code == 2 and line.endswith("would work"), line
+
+
+# ------------------------------------------------------------------------------------- the duality
+
+def passes_of(name, f):
+    """What f or g of a chapter sends in forward, and in backward."""
+    function = getattr(chapter(name), f)
+    x, meters = torch.randn(2, 4, 4, requires_grad=True), (CommMeter(), CommMeter())
+    with meters[0]:
+        out = function.apply(x, torch.distributed.group.WORLD)
+    with meters[1]:
+        out.sum().backward()
+    return [" ".join(meter.total) or "nothing" for meter in meters]
+
+
+@pytest.mark.parametrize(("name", "f", "rule"), [
+    ("04_tensor_parallel", "CopyIn", "copy_in"), ("04_tensor_parallel", "SumOut", "sum_out"),
+    ("05_sequence_parallel", "GatherIn", "gather_in"),
+    ("05_sequence_parallel", "ScatterOut", "scatter_out")])
+def test_f_and_g_send_what_their_types_say(ranks, name, f, rule):
+    chapter(name)  # or skip
+    duality = chapters.rooms_with("duality")["04"]
+    expected = [line.split(": ")[1] for line in duality.passes(*getattr(duality, rule)())]
+    assert ranks(2)(passes_of, name, f) == [expected] * 2

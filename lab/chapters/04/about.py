@@ -4,7 +4,7 @@ from lab.bench.stop import Stop
 
 PLAYS = {"Heads.": ("cuts", {"chapter": "04_tensor_parallel", "pp": 1, "dp": 1, "tp": 4,
                              "controls": "tp kv_heads"})}
-FILES = {"lab/typecheck/duality": None, "lab/typecheck/sharding": None}
+FILES = {"lab/chapters/04/duality": None, "lab/chapters/04/sharding": None}
 TOUR = (
     Stop("04_tensor_parallel.py --device=cpu --steps=5",
          "every matrix cut", 5, name="04_tensor_parallel"),

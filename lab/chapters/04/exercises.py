@@ -1,5 +1,5 @@
 """The exercises of chapter 04: f and g, heads that are cut, a vocabulary that is cut; the types of
-f and g, in lab/typecheck/duality.py; products of sharded matrices, in lab/typecheck/sharding.py."""
+f and g, in duality.py; products of sharded matrices, in sharding.py."""
 
 import itertools
 from types import SimpleNamespace
@@ -121,112 +121,90 @@ def ranks_that_pay(chapter, *machine):
     return chapter.ranks_that_pay(*machine)
 
 
-def duals(types):
-    return {repr(kind): repr(types.dual(kind)) for kind in (types.R, types.V, types.P, types.I)}
+def duals(duality):
+    return {kind: duality.dual(kind) for kind in "RPVI"}
 
 
-def of_rule(types, name):
-    """{type that goes in: the one that comes out}, along an axis of two ranks; and the dimension
-    that the axis cuts then."""
-    from spmd_types import MeshAxis, SpmdTypeError, assert_type, get_local_type
-
-    axis, found = MeshAxis.of(2, 1), {}
-    for kind in (types.R, types.V, types.P, types.I, types.S(0), types.S(1)):
-        x = torch.zeros(2, 4, 2, requires_grad=True)
-        assert_type(x, {axis: kind})
-        try:
-            out = getattr(types, name)(x=x, group=axis)
-            cut = types.get_partition_spec(out)
-            found[repr(kind)] = f"{get_local_type(out)[axis]!r}, {cut}" if cut else repr(
-                get_local_type(out)[axis])
-        except SpmdTypeError:
-            found[repr(kind)] = "refused"
-    return found
+def types_of(duality, name):
+    """The types and collectives of f or g, in both passes."""
+    return duality.passes(*getattr(duality, name)())
 
 
-def errors(types):
-    every = types.R, types.V, types.P, types.I
-    return {f"{found!r} for {wanted!r}": types.misfit(found, wanted) is not None
-            for found in every for wanted in every}
+def misfits(duality):
+    return {f"{given} for {wanted}": duality.misfit(given, wanted) is not None
+            for given, wanted in itertools.product("RPVI", repeat=2)}
 
 
 def products(sharding):
-    """Of all that two tensors may be cut along, by an axis, for each contracted dimension."""
-    found = {}
-    for contracted, dimensions in (("J", ("IJ", "JK")), ("K", ("IK", "KJ")), ("I", ("JI", "IK"))):
-        for a, b in itertools.product(*((None, *both) for both in dimensions)):
+    """The product's cut, for all cuts of two tensors and each contracted dimension."""
+    cuts = {}
+    for contracted, first, second in (("J", "IJ", "JK"), ("K", "IK", "KJ"), ("I", "JI", "IK")):
+        for a, b in itertools.product((None, *first), (None, *second)):
             try:
-                found[f"{a} and {b}, over {contracted}"] = sharding.product(a, b, contracted)
+                cut = sharding.product(a, b, contracted)
             except sharding.Forbidden:
-                found[f"{a} and {b}, over {contracted}"] = "forbidden"
-    return found
+                cut = "forbidden"
+            cuts[f"{a} and {b}, over {contracted}"] = cut
+    return cuts
 
 
 def collectives(sharding):
-    every = None, "I", "K", sharding.PARTIAL
-    return {f"{found} to {wanted}": sharding.collective(found, wanted)
-            for found in every for wanted in every[:3]}
+    targets = None, "I", "K"
+    return {f"{source} to {target}": sharding.collective(source, target)
+            for source, target in itertools.product((*targets, sharding.PARTIAL), targets)}
 
 
 def wires(sharding):
-    return {f"{operator}, {ranks} ranks": sharding.wire_bytes(operator, 960, ranks) for ranks in
-            (1, 2, 8) for operator in ("all_gather", "reduce_scatter", "all_reduce", "slice")}
+    operators = "all_gather", "reduce_scatter", "all_reduce", "slice"
+    return {f"{operator}, {ranks} ranks": sharding.wire_bytes(operator, 960, ranks)
+            for operator, ranks in itertools.product(operators, (1, 2, 8))}
 
 
 MESH, SIZES = {"X": 2, "Y": 4}, {"I": 32, "J": 64, "K": 96}
 
 
-def lies(x, y):
+def layout(x, y):
     return {"X": x, "Y": y}
 
 
 def parts_of_tensors(sharding):
     cuts = [(None, None), ("I", None), (None, "I"), ("I", "I"), (sharding.PARTIAL, "I")]
-    return {f"{tensor} along {x} and {y}": sharding.bytes_of(tensor, lies(x, y), SIZES, MESH, 2)
-            for tensor in "AC" for x, y in cuts}
+    return {f"{tensor} along {x} and {y}": sharding.bytes_of(tensor, layout(x, y), SIZES, MESH, 2)
+            for tensor, (x, y) in itertools.product("AC", cuts)}
 
 
-def named(a, b, contracted="J"):
-    """In place of product: what it was asked for, and PARTIAL in one case."""
-    return "partial" if (a, b, contracted) == ("p", "q", "J") else f"{a}·{b} over {contracted}"
+def steps_of_a_way(sharding):
+    """Of products that need steps before and after them. No other exercise's functions are used."""
 
+    def cut(a, b, contracted="J"):
+        return "partial" if (a, b, contracted) == ("p", "q", "J") else f"{a}·{b} over {contracted}"
 
-def moves(tensor, found, wanted, sizes, mesh, width, name=None):
-    """In place of move."""
-    return [f"{name or tensor} from {found} to {wanted}, {width} bytes"]
+    def move(tensor, source, target, sizes, mesh, width, name=None):
+        return [f"{name or tensor} from {source} to {target}, {width} bytes"]
 
-
-def moves_of_a_way(sharding):
-    """Whatever a move takes, and whatever a product is."""
-    with mock.patch.multiple(sharding, product=named, move=moves):
-        way = sharding.way(lies("a", "d"), lies("b", "e"), lies("c", "f"),
-                           [lies("p", "r"), lies("q", "s")], SIZES, MESH, 4)
+    with mock.patch.multiple(sharding, product=cut, move=move):
+        way = sharding.way(layout("a", "d"), layout("b", "e"), layout("c", "f"),
+                           [layout("p", "r"), layout("q", "s")], SIZES, MESH, 4)
     return way._asdict()
 
 
-def cheapest_of_given(sharding):
-    """Of ways that differ in what they repeat, in what they send and in how many steps they are."""
+def cheapest_ways(sharding):
+    """Of candidates that differ in what they repeat, in what they send, and in their steps."""
 
-    def given(c, *wires):
+    def candidate(cut, *wires):
         steps = [sharding.Step("all_gather", "A", "Y", None, wire, wire) for wire in wires]
-        return sharding.Way(lies(None, None), lies(None, None), c, steps[:1], steps[1:])
+        return sharding.Way({}, {}, layout(None, cut), steps[:1], steps[1:])
 
-    cut, not_cut = lies(None, "K"), lies(None, None)
-    cases = {"of which one repeats": [given(not_cut, 1), given(cut, 9)],
-             "which send more or less": [given(cut, 5), given(cut, 1, 2), given(cut, 4)],
-             "which send as much": [given(cut, 1, 2, 0), given(cut, 3), given(cut, 1, 2)]}
-    found = {}
-
-    def ways(a, b, c, sizes, mesh, width=2):
-        found["what ways is asked for"] = [a, b, c, sizes, mesh, width]
-        return iter(cases[words])
-
-    for words in cases:
-        with mock.patch.object(sharding, "ways", ways):
-            way = sharding.cheapest(lies(None, "J"), lies(None, "K"), lies("I", None), SIZES, MESH,
-                                    4)
-        found[f"of ways {words}"] = way.c["Y"], way.wire, len(way.forward + way.backward)
-    return found
+    cases = [candidate(None, 1), candidate("K", 9)], [
+        candidate("K", 5), candidate("K", 1, 2), candidate("K", 4)], [
+        candidate("K", 1, 2, 0), candidate("K", 3), candidate("K", 1, 2)]
+    chosen = []
+    for case in cases:
+        with mock.patch.object(sharding, "ways", return_value=case) as ways:
+            way = sharding.cheapest(layout(None, "J"), layout(None, "K"), layout("I", None), SIZES,
+                                    MESH, 4)
+        chosen.append((way.c["Y"], way.wire, len(way.forward + way.backward), *ways.call_args.args))
+    return chosen
 
 
 def times_repeated(sharding):
@@ -234,11 +212,7 @@ def times_repeated(sharding):
     mesh = {"X": 2, "Y": 4, "Z": 8}
     return {f"A along {x}, B along {y}": sharding.repeats(
         {"X": x, "Y": None, "Z": "I"}, {"X": None, "Y": y, "Z": None}, way, mesh)
-        for x in (None, "I") for y in (None, "K")}
-
-
-def goes_in(rule):
-    return Same(of_rule, f"what {rule} gives of R, V, P and I", (rule,))
+        for x, y in itertools.product((None, "I"), (None, "K"))}
 
 
 EXERCISES = [
@@ -367,112 +341,110 @@ EXERCISES = [
     ),
 ]
 
-BESIDE = {"lab/typecheck/duality": [
+BESIDE = {"lab/chapters/04/duality": [
     Exercise(
         "duality.1", "dual", 1,
-        "Which type has the gradient of a tensor that is R, P, V or I? The types of a tensor and "
-        "of its gradient are each other's dual.",
-        ("If all ranks have the same x, and each multiplies it by a matrix of its own: what of the "
-         "whole gradient of x does one rank compute?",
-         "R and P are each other's. What differs from rank to rank has a gradient that does, and "
-         "of I all ranks compute the same gradient."),
-        (Same(duals, "the duals of R, V, P and I"),),
+        "Which type does the gradient of a tensor have that is R, P, V or I?",
+        ("All ranks have the same x, and each multiplies it by its own matrix. How much of x's "
+         "gradient does one rank compute?",
+         "R and P are each other's dual. A tensor that varies has a gradient that varies, and for "
+         "an I all ranks compute the same gradient."),
+        (Same(duals, "the duals of R, P, V and I"),),
     ),
     Exercise(
         "duality.2", "copy_in", 1,
-        "Annotate f: with rules.convert(x, group, src=..., dst=...), say which type goes in and "
-        "which comes out. In backward it is to be an all_reduce, from P to I.",
-        ("Before f all ranks compute the same, and behind it each has its own heads. So what is x "
-         "before it, and what behind it?",
-         "The dual of what comes out goes into backward, which is P. The dual of what goes in "
-         "comes out of backward, which is I."),
-        (goes_in("copy_in"),),
+        "Give f's type: (that of its input, that of its output). Its backward must be an "
+        "all_reduce, from P to I.",
+        ("Before f all ranks compute the same, and after it each has its own heads. Which type "
+         "does x have before it, and after it?",
+         "Backward's input has the dual of the output's type, and that's P. Backward's output has "
+         "the dual of the input's type, and that's I."),
+        (Same(types_of, "the passes of copy_in", ("copy_in",)),),
     ),
     Exercise(
         "duality.3", "sum_out", 1,
-        "Annotate g: rules.all_reduce(x, group, src=..., dst=...). Behind it all ranks are to go "
-        "on alike, and backward has nothing to send. parts(x, group) says whether x is P or V.",
-        ("What comes out is the same on all ranks in either case. Which of R and I makes backward "
-         "send something?",
-         "If R came out, its gradient would be P, and somebody would have to sum it. Of I it is "
-         "whole already."),
-        (goes_in("sum_out"),),
+        "Give g's type. After it all ranks compute the same, and backward has nothing to send.",
+        ("The output is the same on all ranks, so it could be R or I. For which of them would "
+         "backward have to communicate?",
+         "If the output were R, its gradient would be P, and somebody would have to sum it. The "
+         "gradient of an I is whole already."),
+        (Same(types_of, "the passes of sum_out", ("sum_out",)),),
     ),
     Exercise(
         "duality.4", "gather_in scatter_out", 1,
-        "Annotate f and g of chapter 05: rules.all_gather and rules.reduce_scatter. S(1) is V with "
-        "a word more: ranks have other tokens along dimension 1.",
-        ("What does a rank have of the tokens between the sub-layers, and what inside of one?",
-         "f gathers S(1), and each rank uses all tokens with its own heads: R. g takes parts of a "
-         "sum to S(1)."),
-        (goes_in("gather_in"), goes_in("scatter_out")),
+        "Give the types of f and g of chapter 05, where ranks have different tokens between the "
+        "sub-layers.",
+        ("Which tokens does a rank have between the sub-layers, and which inside of one?",
+         "f gathers what varies, and each rank uses all tokens with its own heads: R. g takes the "
+         "terms of a sum to something that varies."),
+        (Same(types_of, "the passes of gather_in", ("gather_in",)),
+         Same(types_of, "the passes of scatter_out", ("scatter_out",))),
         "f and g along the sequence",
     ),
     Exercise(
         "duality.5", "misfit", 2,
-        "Find the type error: a gradient is of the type `found`, and should be of the type "
-        "`wanted`. Give None if it fits, and else a sentence that says what is wrong.",
-        ("A gradient that is the same on all ranks can stand where ranks may differ. What of P can "
-         "stand anywhere else?",
-         "What should be whole must not be V or P: its sum is missing, and of P that is so for V, "
-         "too. What somebody is to sum must not be whole: it would be counted once for each rank."),
-        (Same(errors, "for which pairs of types misfit gives a sentence"),),
+        "Find the type error: a gradient has the type `given`, where `wanted` is needed. Give None "
+        "if it fits, and otherwise a sentence that explains the error.",
+        ("A gradient that's the same on all ranks fits where ranks may differ. Where does a P fit?",
+         "A gradient that should be whole can't be V or P, since its sum is missing; nor can a P "
+         "be a V. One that will be summed can't be whole: each rank would add it once more."),
+        (Same(misfits, "for which pairs of types misfit gives a sentence"),),
     ),
-], "lab/typecheck/sharding": [
+], "lab/chapters/04/sharding": [
     Exercise(
         "sharding.1", "product", 1,
-        "An axis cuts one tensor along dimension a, and another one along b (None: not at all). "
-        "Along which dimension does it cut their product? Give PARTIAL where ranks "
-        "have parts of a sum, and raise Forbidden where they could not multiply what they have.",
-        ("An axis of two ranks cuts the contracted dimension of both tensors. What has a rank "
-         "computed, once it has multiplied its parts?",
-         "Both along the contracted dimension: PARTIAL. One of both: forbidden. Two others, one of "
-         "each tensor: forbidden, too. Else the product is cut as the tensor that is cut."),
+        "An axis cuts one tensor along dimension a, and another along b (None: not at all). Along "
+        "which dimension does it cut their product? Give PARTIAL if the ranks have terms of a "
+        "sum, and raise Forbidden if they couldn't multiply their parts.",
+        ("An axis of two ranks cuts the contracted dimension of both tensors. What does a rank get "
+         "when it multiplies its parts?",
+         "Both along the contracted dimension: PARTIAL. Only one of them: forbidden. One other "
+         "dimension of each: forbidden as well. Else the product is cut like the cut tensor."),
         (Same(products, "the product's cut"),),
     ),
     Exercise(
         "sharding.2", "collective wire_bytes", 1,
-        "`collective`: the name of what takes a tensor from one way to lie along an axis to "
-        "another; None if nothing is to do. `wire_bytes`: what a rank sends by a ring, of so many "
-        "bytes of the whole tensor along that axis.",
-        ("What has a rank of a sum to do, if it needs all of it, or a part of it?",
-         "all_reduce, and reduce_scatter, which is its first half. all_gather makes whole what is "
-         "cut, a slice cuts what is whole, and all_to_all cuts along another dimension. A ring "
-         "sends (n-1)/n of the bytes in n-1 hops, and an all_reduce does that twice."),
+        "`collective`: the name of what takes a tensor along an axis from one cut to another; None "
+        "if there's nothing to do. `wire_bytes`: what a rank sends in a ring, where payload is "
+        "the bytes of the whole tensor along that axis.",
+        ("Ranks hold terms of a sum. What do they do if each needs all of it, or a part of it?",
+         "all_reduce, and reduce_scatter, which is its first half. all_gather makes a cut tensor "
+         "whole, a slice cuts a whole one, and all_to_all cuts another dimension. A ring sends "
+         "(n-1)/n of the bytes in n-1 hops, and an all_reduce does that twice."),
         (Same(collectives, "the collective"), Same(wires, "bytes on the wire")),
-        "from one way to lie to another",
+        "from one cut to another",
     ),
     Exercise(
         "sharding.3", "bytes_of", 1,
-        "Bytes of a rank's part of a tensor on a mesh. lies: {axis: the dimension that it cuts}.",
-        ("How many numbers has the whole tensor, and which of the axes make a rank's part smaller?",
-         "DIMENSIONS says which of the sizes to multiply. Divide by the ranks of each axis that "
-         "cuts; one along which it lies PARTIAL, or None, cuts nothing."),
+        "Bytes of a rank's part of a tensor on a mesh. layout: {axis: the dimension that it cuts}.",
+        ("How many numbers does the whole tensor have, and which axes make a rank's part smaller?",
+         "DIMENSIONS shows which of the sizes to multiply. Divide by the ranks of each axis that "
+         "cuts. PARTIAL and None cut nothing."),
         (Same(parts_of_tensors, "bytes of a part"),),
     ),
     Exercise(
         "sharding.4", "way", 2,
-        "All steps of C = A · B and of its backward. A and B are moved to how they are to lie when "
-        "they are multiplied, and their product to c. Backward dC comes as c lies, and dA and dB "
-        "are to lie as A and B do.",
-        ("dA is dC · Bᵀ: which dimension is contracted, and how do both lie along the axes, once "
+        "All Steps of C = A · B and its backward. Move A and B to the layouts in which they're "
+        "multiplied, and their product to c. In backward dC starts in the layout c, and dA and dB "
+        "must end in those of A and B.",
+        ("dA is dC · Bᵀ. Which dimension is contracted, and which layouts do dC and B have, once "
          "dC has been moved?",
-         "dC is moved to how the product lay, a part of a sum having the gradient of the sum. Then "
-         "multiplied(.., .., \"K\") says how dA comes out of it, and \"I\" dB, and each is moved "
-         "to where A and B are."),
-        (Same(moves_of_a_way, "from a and b, at p and q, to c"),),
+         "dC moves to the layout that the product had, where a term of a sum has the gradient of "
+         "the sum. Then multiplied(.., .., \"K\") is the layout of dA, and with \"I\" that of "
+         "dB. Each moves to where A and B are."),
+        (Same(steps_of_a_way, "from a and b, at p and q, to c"),),
     ),
     Exercise(
         "sharding.5", "repeats cheapest", 2,
-        "`repeats`: how many ranks do each multiplication on a Way, since an axis that cuts A or B "
-        "cuts nothing of the product. `cheapest`: of all `ways` one on which none is repeated, if "
-        "there is one, and of those the one that sends least.",
+        "`repeats`: how many ranks do each multiplication on a Way, because an axis that cuts A or "
+        "B doesn't cut the product. `cheapest`: of all `ways`, one that repeats none if there is "
+        "one; of those, the one that sends least; of those, the one with the fewest Steps.",
         ("If both A and B are gathered over an axis of 4 ranks, how often is each number of C "
          "computed?",
-         "The product of the ranks of such axes, found.c[axis] being None. min takes a key, which "
-         "may be a tuple: repeats first, then found.wire, then how many steps there are."),
+         "Multiply the ranks of the axes that cut A or B and have None in one.c. min takes a key, "
+         "which may be a tuple: repeats first, then one.wire, then the number of Steps."),
         (Same(times_repeated, "how often a multiplication is done"),
-         Same(cheapest_of_given, "the cut of C, bytes on the wire, steps")),
+         Same(cheapest_ways, "the cut of C, bytes on the wire, steps")),
         "the cheapest way",
     ),
 ]}

@@ -80,7 +80,7 @@ def test_it_has_what_it_imports_and_no_more(texts):
                 for words in map(str.split, text.split("\n"))
                 if len(words) > 1 and words[0] in ("import", "from")}
     installed = {re.match(r"[\w-]+", line)[0] for line in texts["requirements.txt"].splitlines()}
-    needed = {"torch", "numpy", "matplotlib", "psutil", "triton", "spmd_types"}
+    needed = {"torch", "numpy", "matplotlib", "psutil", "triton"}
     assert imported & needed <= installed
 
 
