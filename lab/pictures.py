@@ -19,7 +19,7 @@ from lab.chapters import rooms_with
 from lab.cli import commands
 from lab.cli.refusals import one_line, say
 
-# {what a run's JSON calls its chapter: the room's figure.py}; lab.plans draws that of no run
+# {what a run's JSON calls its chapter: the room's figure.py}; lab.texts draws that of no run
 FIGURES = {figure.OF: figure for figure in (*rooms_with("figure").values(), scaled) if figure.OF}
 
 

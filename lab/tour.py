@@ -198,7 +198,7 @@ def main(argv=None):
     if not args.figures:
         return tour(stops, Path("runs"), "runs")
     of_no_run = {"07": ["-m", "lab.animation", "--out=figures/pipeline.svg"],
-                 "10": ["-m", "lab.plans", "--out=figures"]}
+                 "10": ["-m", "lab.texts", "--draw=figures"]}
     more = [words for room, words in of_no_run.items() if room in chosen]
     return tour(stops, Path("runs/figures"), "figures", more)
 

@@ -215,3 +215,14 @@ def test_a_batch_that_cannot_be_shared_is_refused():
             arguments(*flags, shares=2)
         why, change = refused.value.args
         assert flags[0].replace("=", " ") in why and change == works
+
+
+def test_a_later_token_changes_no_earlier_one():
+    """Under the causal mask of plain attention, whose weights add up to 1."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 8, 4, dtype=torch.float64, generator=generator)
+    changed = [torch.cat([x[..., :-1, :], 1 + x[..., -1:, :]], dim=-2) for x in (k, v)]
+    before, after = common.plain_attention(q, k, v), common.plain_attention(q, *changed)
+    assert torch.equal(before[..., :-1, :], after[..., :-1, :])
+    assert not torch.equal(before, after)
+    assert common.plain_attention(q, k, torch.ones_like(v)).sub(1).abs().max() < 1e-12

@@ -12,7 +12,6 @@ from unittest import mock
 
 import pytest
 
-from lab import plans
 from tests.conftest import CHAPTERS, ROOT, TEXT
 from tests.support import every_command, trials
 from tests.test_documents import BLOCK, documents, text_of
@@ -25,8 +24,7 @@ ANY = "NN_name.py", "lab.NAME", "pytest"  # said of any chapter, of any command
 STOPS = (  # where work begins, besides the places of the table
     "benchmarks.time_muon.trained lab.bench.bench.Bench.meet lab.bench.meeting.join "
     "lab.planner.contexts.tables lab.planner.planning.Question.find lab.planner.problems.problems "
-    "lab.planner.published.tables lab.checkpoints.resuming.goes_on_from "
-    "lab.plans.rooms_with")
+    "lab.planner.published.tables lab.checkpoints.resuming.goes_on_from")
 
 
 def commands(name):
@@ -106,9 +104,7 @@ def fault(line, folder):
         return None  # it has no flag
     stops = " ".join([STOPS, *(entry.stops_at for entry in entries)])
     command = dataclasses.replace(entries[0], stops_at=stops, environment=ranks)
-    pictures = dict.fromkeys(plans.PICTURES, trials.accept)
-    with (mock.patch("lab.plans.PICTURES", pictures),
-          mock.patch("lab.cli.strict.least_bytes", lambda args: 0)):  # a cluster has room
+    with mock.patch("lab.cli.strict.least_bytes", lambda args: 0):  # a cluster has room
         outcome = trials.attempt(command, words[len(start):], advised=False)
     return None if outcome.status in (0, "accepted") else str(outcome)
 

@@ -19,10 +19,10 @@ IMPORTS = {  # {room of lab/, or its commands: what it imports from the rest of 
     "checkpoints": "bench cli",
     "classroom": "bench chapters cli museum",
     "museum": "bench.drawing chapters classroom cli rehearse",
-    "page": "bench chapters classroom cli museum pictures planner schedules sources",
+    "page": "bench chapters classroom cli museum pictures planner schedules texts",
     "planner": "chapters cli",
-    "sources": "bench chapters classroom cli formats planner schedules",
-    "commands": "bench chapters checkpoints classroom cli here schedules sources speed",
+    "texts": "bench chapters cli formats planner schedules",
+    "commands": "bench chapters checkpoints classroom cli here schedules speed",
 }
 LOADERS = {  # they load what has no name to import, or what a student wrote
     "chapters/__init__.py", "classroom/checks.py", "bench/ranks.py", "page/without_torch.py"}

@@ -4,7 +4,7 @@
                       BESIDE: {another file: its exercises}
     predictions.py    predictions(pick), what lab.predict asks: a run, and five questions about it
     figure.py         draw(runs), what lab.pictures draws of the JSON of runs whose "chapter" is OF,
-                      and of those that are BESIDE them; OF = None: draw(), for lab.plans
+                      and of those that are BESIDE them; OF = None: draw(), for lab.texts
     exhibits.py       EXHIBITS: the museum's silent bugs
     about.py          what lab/ knows of it:
         TOUR              its runs in the tour, Stops of lab/bench/stop.py

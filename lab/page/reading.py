@@ -15,7 +15,7 @@ from lab.classroom.exercises import EXERCISES
 from lab.page import figures, glossary, markdown, tables, tools
 from lab.page.source import Source, before_and_now
 from lab.page.typeset import inline, lettered, typeset
-from lab.sources import SOURCES, texts
+from lab.texts import SOURCES
 
 FILES = Path(__file__).parent / "files"
 TEXT = "text/plain; charset=utf-8"
@@ -95,11 +95,8 @@ class Course:
             site[f"source/{name}.py"] = TEXT, lambda name=name: self.sources[name].text
         for tool in tools.TOOLS:
             site[f"{tool}.html"] = html, lambda tool=tool: self.render(f"{tool}.html", here=tool)
-        for source in SOURCES:
-            site[tables.page_of(source)] = html, lambda source=source: self.text(source)
         site["glossary.html"] = html, lambda: self.render("glossary.html", here="glossary")
-        site |= {"texts.html": (html, self.texts), "questions.html": (html, self.questions),
-                 "contradictions.html": (html, self.contradictions)}
+        site["texts.html"] = html, self.texts
         for page in markdown.pages().values():
             site[page.address] = html, lambda page=page: self.written(page, site)
         kinds = {".js": script, ".css": style, ".svg": "image/svg+xml"}
@@ -110,7 +107,7 @@ class Course:
             site[f"figures/{path.name}"] = "image/svg+xml", path.read_bytes
         for name, kind in AS_THEY_ARE.items():
             site[name] = kind, (ROOT / name).read_bytes
-        linked = [figures.figure(name, "") for name in ("rooflines", *linked_figures())]
+        linked = [figures.figure(name, "") for name in linked_figures()]
         for figure in filter(None, (*figures_of_files().values(), *linked)):
             site |= {address: ("image/webp", make) for address, make in figure.files().items()}
         return site
@@ -177,23 +174,9 @@ class Course:
                            parts=parts)
 
     def texts(self):
-        return self.render("texts.html", here="texts", counts=tables.counts(),
-                           questions=len(tables.QUESTIONS),
-                           contradictions=len(tables.CONTRADICTIONS))
-
-    def text(self, source):
-        return self.render("text.html", here="texts", source=source, sources=self.sources,
-                           lines=tables.lines_of(source),
-                           left_out=texts.MODULES[source.number].LEFT_OUT)
-
-    def questions(self):
-        asked = [(question, tables.lines_of_question(question)) for question in tables.QUESTIONS]
-        return self.render("questions.html", here="questions", questions=asked,
-                           sources=self.sources)
-
-    def contradictions(self):
-        return self.render("contradictions.html", here="contradictions",
-                           entries=tables.contradictions(), sources=self.sources)
+        differences = [(source, tables.lines_of(source)) for source in SOURCES]
+        return self.render("texts.html", here="texts", entries=tables.contradictions(),
+                           differences=differences, sources=self.sources)
 
     def before(self, name):
         """{function: (chapter, where, rows of before_and_now, or None: it is the same)} of what
@@ -222,7 +205,7 @@ class Course:
 
     def search(self):
         """What search looks through: [title, address, text] of lessons, functions, exercises and
-        exhibits; of rows of the five texts, and questions."""
+        exhibits; and of the five texts."""
         entries = []
         for name, source in self.sources.items():
             page, label = address_of(name), label_of(name)

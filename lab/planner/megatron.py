@@ -1,4 +1,4 @@
-"""Megatron's paper of 2021: its equations, and what chapter 10 predicts of its figures.
+"""Megatron's paper of 2021: what chapter 10 predicts of its figures.
 
 All runs of figures 11 to 18 are GPTs on A100s, with full recomputation unless it says otherwise.
 Sizes, degrees and batches are those of the scripts that were published with the paper. Nothing is
@@ -10,38 +10,6 @@ Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU C
 Megatron-LM (2021); github.com/NVIDIA/Megatron-LM, examples/sc21.
 """
 
-DAY = 24 * 3600
-
-
-# ----------------------------------------------------------------------------------- the equations
-
-def parameters(model):
-    """Equation 2: chapter 10's, with what Megatron's GPT has beside them: biases, 9·h in a layer,
-    and positions that are learned, s·h. The last norm, 2·h, is not in the equation."""
-    h = model.dim
-    return model.parameters() + 9 * model.layers * h + model.seq * h - model.norm
-
-
-def equation_3(batch, model):
-    """FLOPs of a step, F: of matrices alone, with the forward that is computed again."""
-    s, h, layers = model.seq, model.dim, model.layers
-    return 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + model.vocab / (16 * layers * h))
-
-
-def days(flops, gpus, rate):
-    """Of a training that takes so many FLOPs, at `rate` FLOP/s of a GPU."""
-    return flops / (gpus * rate) / DAY
-
-
-def equation_4(parameters, tokens, gpus, rate):
-    """Days of a training, 8·T·P / (n·X): 2 FLOPs a parameter and token in each of four passes."""
-    return days(8 * tokens * parameters, gpus, rate)
-
-
-def flops_of_training(ten, model, tokens):
-    """FLOPs of a training on so many tokens, by equation 3, of which equation 4 takes the most."""
-    return ten.step_flops(model, 1, recompute="full") / model.seq * tokens
-
 
 def equation_1(sequences, micro_batch, p, seconds):
     """Seconds of a step, (b'/b + p - 1) · (t_f(b) + t_b(b)): b' sequences of a pipeline, and what
@@ -49,22 +17,10 @@ def equation_1(sequences, micro_batch, p, seconds):
     return (sequences / micro_batch + p - 1) * seconds
 
 
-def activations(checkpoints, layers, kept_by_input, kept_by_layer):
-    """Bytes that a stage keeps of a micro-batch: as many inputs as it has checkpoints, and all of
-    the layers between two of them."""
-    return checkpoints * kept_by_input + layers / checkpoints * kept_by_layer
-
-
 def message(seq, dim, t, micro_batch=1):
     """Numbers of a micro-batch that each rank of tp sends to the next stage: a t-th, which the
     other side gathers; or with t = 1, without scatter/gather, all."""
     return micro_batch * seq * dim / t
-
-
-def bytes_of_checkpoint(ten, model):
-    """Weights in 16 bits, and what AdamW remembers in 32: its masters, and two moments."""
-    states = ten.memory(model, ten.Layout(sp=False), machine(ten).software, 1)
-    return states["weights"] + states["optimizer"]
 
 
 # ------------------------------------------------------------------------------- runs of the paper
@@ -110,17 +66,6 @@ def fits(ten, model, layout, batch):
     return int(sum(found.values()) <= ten.ROOM * a100.cluster.memory)
 
 
-def bandwidth_of_pipelines(ten, dp, tp, pp):
-    """bytes/s from all GPUs of a stage to those of the next, each through its own network card."""
-    return dp * tp * machine(ten).link(dp * tp * pp)
-
-
-def bandwidth_of_replicas(ten, dp, tp, pp):
-    """bytes/s over a cut through all rings of the replicas, in one direction: a ring of each GPU
-    that a replica has."""
-    return tp * pp * machine(ten).links(dp, tp)
-
-
 # ------------------------------------------------------------------------------------- the figures
 
 BATCHES = 12, 24, 36, 48, 60            # of figures 12 and 18
@@ -143,13 +88,6 @@ def figure_8(ten):
     return found
 
 
-def figure_11(ten):
-    """TFLOP/s over pp, tp 8, with 3 layers on each stage."""
-    return {f"batch {batch}": {
-        pp: rate(ten, ten.gpt(3 * pp, 20480, 128), layout(ten, tp=8, pp=pp), batch)
-        for pp in (1, 2, 4, 8)} for batch in (8, 128)}
-
-
 def over_batch(ten, v, scattered=True, batches=BATCHES):
     """{batch: TFLOP/s} of GPT-3 on 96 GPUs, tp 8, pp 12."""
     of = layout(ten, tp=8, pp=12, v=v)
@@ -166,15 +104,6 @@ def figure_18(ten):
     return {"scatter/gather": over_batch(ten, 4), "whole messages": over_batch(ten, 4, False)}
 
 
-def batch_of_1f1b(ten, scattered):
-    """From which batch on 4 slices are slower than one: their messages are four times as many."""
-    for batch in range(12, 1537, 12):
-        one, four = (over_batch(ten, v, scattered, [batch])[batch] for v in (1, 4))
-        if one > four:
-            return batch
-    return None
-
-
 def figure_13(ten):
     """TFLOP/s over tp, on 64 GPUs, of which tp · pp is all: 162 G parameters."""
     model = ten.gpt(32, 20480, 128)
@@ -187,10 +116,6 @@ def instead_of_dp(ten, axis):
     model = ten.gpt(32, 3840, 32)
     return {f"batch {batch}": {n: rate(ten, model, layout(ten, 64 // n, **{axis: n}), batch)
                                for n in (2, 4, 8, 16, 32)} for batch in (32, 128, 512)}
-
-
-def figure_14(ten):
-    return instead_of_dp(ten, "pp")
 
 
 def figure_15(ten):

@@ -1,6 +1,6 @@
 """The playbook's plots: what it has measured on its H100s, or computed, and what chapter 10 says.
 
-    python -m lab.plans playbook                    figures/playbook.png
+    python -m lab.texts --draw figures              figures/playbook.png
 
 Its runs are Nanotron's, of four Llama-like models with all of their kv heads and a vocabulary of
 131,072, on nodes of 8 H100s. Sequences have 4,096 tokens, and a step 1 M of them. Of a run it gives
@@ -237,32 +237,19 @@ def best(ten, name, nodes):
     return min(found, key=lambda plan: plan.total, default=None)
 
 
+def best_speed(ten, name, nodes):
+    """Predicted tokens/s of a GPU in that plan."""
+    return BATCH * 4096 / best(ten, name, nodes).total / (8 * nodes)
+
+
+def ring_bandwidth(ten, nodes):
+    """B/s of an all_gather of 256 MB on so many nodes, as nccl-tests counts them."""
+    n = 8 * nodes
+    machine = ten.Machine(ten.CLUSTERS["h100"], ten.Software())
+    return (n - 1) / n * 256e6 / machine.ring(256e6, n, 1)
+
+
 def mfu(ten, name, tokens_per_second):
     """Of a GPU that trains so many tokens/s; all scores of attention count, as in its MFU."""
     flops = ten.step_flops(model_of(ten, name), 1) / 4096
     return flops * tokens_per_second / ten.CLUSTERS["h100"].peak
-
-
-# ---------------------------------------------------- the memory of Llama models, as it counts it
-
-LLAMAS = {"1B": (16, 2048, 32), "3B": (28, 3072, 24), "8B": (32, 4096, 32), "70B": (80, 8192, 64),
-          "405B": (126, 16384, 128)}            # layers, dim, heads
-
-
-def parameters(layers, dim, vocab, positions=0):
-    """Its formula, of a GPT whose linears have biases: N = h·v + L·(12·h² + 13·h) + 2·h; in its
-    plots, also a table of positions."""
-    return dim * vocab + layers * (12 * dim**2 + 13 * dim) + 2 * dim + dim * positions
-
-
-def llama_bytes(ten, name, seq, recompute="none"):
-    """{cause: bytes} on one GPU with one sequence, in fp32 but for activations, as in its plots:
-    all models are GPTs with dropout, plain attention and a vocabulary of 128,256, and the
-    embedding keeps a mask of a byte. recompute: none, selective or full."""
-    layers, dim, heads = LLAMAS[name]
-    model = ten.gpt(layers, dim, heads, seq=seq, vocab=128256)
-    software = ten.Software(flash=False, dropout=True)
-    kept = layers * ten.kept_by_layer(model, ten.Layout(recompute=recompute), software)
-    numbers = parameters(layers, dim, model.vocab, seq)
-    return {"parameters": 4 * numbers, "gradients": 4 * numbers, "optimizer": 8 * numbers,
-            "activations": kept + seq * dim}

@@ -1,7 +1,5 @@
 """Rooflines: from how many tokens on a chip computes longer than it sends.
 
-    python -m lab.plans rooflines                   figures/rooflines.png
-
 Messages that hide behind compute cost nothing, as long as they take less time. So a layer takes the
 longer of the two, and a layout is judged by where the two lines cross. A layer has P weights; tp
 gathers and scatters S numbers of a token around it. B tokens are shared by N = X·Y chips of C
@@ -78,12 +76,6 @@ def sending_over_computing(tokens, n, dim, layers, flops, bandwidth):
             "pp": ratio / (16 * dim * layers)}          # a message, behind the next stage
 
 
-def largest_model(memory):
-    """Parameters that a chip with so many bytes has room for, if dp repeats all their states, and
-    nothing else is kept: no gradients, no masters, no activations."""
-    return memory / STATES
-
-
 def training_seconds(tokens, parameters, chips, peak, share):
     """At a share of the peak: 6 FLOPs of a parameter and token."""
     return 6 * tokens * parameters / (chips * peak * share)
@@ -156,13 +148,6 @@ def crossing(times_of, highest=2**24):
         middle = (low + high) / 2
         low, high = (middle, high) if waits(middle) else (low, middle)
     return high
-
-
-def across_pods(layer, tokens, chips, pod, peak, link):
-    """(compute, messages) in seconds of backward: dp reduces over pods, and each of the `pod` chips
-    of one has a part of the gradients. link: bytes/s of a chip out of its pod."""
-    _, reduced = bytes_sent("dp", layer, tokens, tp=pod)
-    return flops(layer, tokens, chips)[1] / peak, reduced / link
 
 
 # ---------------------------------------------------------------------------- of a cluster we know

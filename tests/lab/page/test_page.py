@@ -17,9 +17,11 @@ from lab import museum
 from lab.bench.about import as_check
 from lab.classroom.exercises import EXERCISES
 from lab.page import __main__ as program
-from lab.page import answers, figures, markdown, reading, server, tables, tools
+from lab.page import answers, figures, markdown, reading, server, tools
 from lab.page.source import HEADING, Source
-from lab.sources import SOURCES, texts
+from lab.texts import SOURCES, shown
+from lab.texts.contradictions import CONTRADICTIONS
+from lab.texts.differences import DIFFERENCES
 from tests.conftest import ROOT
 
 VOID = {"meta", "link", "input", "img", "br", "hr"}
@@ -201,16 +203,14 @@ def test_search_finds_every_function_exercise_and_row(course, pages):
         assert not anchor or anchor in pages[address].ids, place
 
 
-def test_every_row_of_a_text_is_on_its_page(pages):
-    for source in SOURCES:
-        page, rows = pages[f"text-{source.number}.html"], texts.values_of(source.number)
-        cells = page.of("td")
-        assert len(cells) == 5 * len(rows) + len(pages["texts.html"].of("td"))  # of the keys
-        for i, (row, value) in enumerate(rows):
-            where, what, told, _, verdict = cells[5 * i:5 * i + 5]
-            assert (where, told, verdict) == (row.where, texts.told(row), texts.verdict(row, value))
-            assert what.startswith(row.what) and row.why in what
-    assert len(pages["contradictions.html"].of("section")) == len(tables.CONTRADICTIONS)
+def test_what_the_texts_say_is_on_their_page(pages):
+    page = pages["texts.html"]
+    for entry, text in zip(CONTRADICTIONS, page.of("section", "question"), strict=True):
+        assert shown(entry.ours(), entry.unit) in text
+    rows = [row for source in DIFFERENCES.values() for row in source]
+    assert sum(name.startswith("at-row-") for name in page.ids) == len(rows)
+    everything = plain("".join(page.of("td")))
+    assert all(plain(row.what) in everything and plain(row.why) in everything for row in rows)
 
 
 @pytest.mark.full
