@@ -542,7 +542,7 @@ def requires(args, ranks):
     whole = args.variant in ("zero1", "zero2") or args.variant == "torch" and args.stage == 1
     if args.model.tie and not whole:
         raise Refused(f"--preset {args.preset} ties embedding and head, which --variant "
-                      f"{args.variant} keeps in two units", "--variant zero2")
+                      f"{args.variant} keeps in two units", "--preset tiny")
     k, most = args.blocks_per_unit, 1 if whole and args.variant == "torch" else args.model.layers
     if k > most:                                        # DDP has buckets in place of units
         raise Refused(f"--blocks-per-unit {k}: a unit has {most} here", f"--blocks-per-unit {most}")

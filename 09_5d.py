@@ -1002,12 +1002,13 @@ def requires(args, ranks):
            f"= {cfg.seq}", f"--documents {cfg.seq}")
     chunks = 2 if cp > 1 else 1                         # of the sequence, for each rank of cp
     common.divides("--seq", cfg.seq, "what --cp and --tp cut it into", cp * math.lcm(chunks, tp))
+    fits = "without --like" if args.like else f"--ep {math.gcd(ep, dp * cp * tp)}"
+    demand(dp * cp * tp % ep == 0, f"--dp {dp} x --cp {cp} x --tp {tp} is no multiple of --ep = "
+           f"{ep}", fits)
     demand(args.experts or ep == 1 and args.top_k == 2 and not args.shared_expert, "--ep, --top-k "
            "and --shared-expert are about experts, of which there are none",
            f"--experts {ep * args.top_k}")
     common.divides("--experts", args.experts, "--ep", ep)
-    demand(dp * cp * tp % ep == 0, f"--dp {dp} x --cp {cp} x --tp {tp} is no multiple of --ep = "
-           f"{ep}", f"--ep {math.gcd(ep, dp * cp * tp)}")
     demand(not args.experts or args.top_k <= args.experts, f"--top-k {args.top_k} is more than "
            f"--experts = {args.experts}", f"--top-k {args.experts}")
 
@@ -1018,13 +1019,14 @@ def requires(args, ranks):
     fits = -(-max(m, least) // multiple) * multiple
     takes = f"{least} or more" if least > m else f"a multiple of {multiple}"
     demand(fits == m, f"{name} on --pp {pp} takes {takes} micro-batches, not {m}",
-           f"--batch {fits * args.micro_batch * dp}")
+           f"--micro-batch {args.micro_batch} --batch {fits * args.micro_batch * dp}")
     depth = pp if name == "1f1b" else 2 * pp
     demand(cfg.layers >= depth, f"--layers {cfg.layers} is less than one for each of {depth} "
            "stages", f"--layers {depth}")
     demand(args.zero < 3 or not cfg.tie, "--zero 3 gathers modules one by one, and tied ones share "
            "a matrix", "--zero 2")
-    demand(args.zero == 3 or not args.keep_gathered, "--keep-gathered is of --zero 3", "--zero 3")
+    demand(args.zero == 3 or not args.keep_gathered, "--keep-gathered is of --zero 3",
+           "without --keep-gathered")
     if is_torch:
         demand(args.zero > 1, f"--variant torch has no --zero {args.zero}", "--zero 2")
         common.divides("--kv-heads", cfg.kv_heads, "--variant torch's --tp", tp)

@@ -1,6 +1,12 @@
-"""benchmarks/RESULTS.md: a section for each benchmark, each written anew by its --record."""
+"""What the benchmarks share: lines of their tables, and RESULTS.md, a section for each of them."""
 
+import datetime
+import os
+import platform
+import statistics
 from pathlib import Path
+
+import torch
 
 from common import Refused
 from lab.cli import commands
@@ -9,9 +15,31 @@ RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 TITLE = "# Measured\n\nMachines are noisy: trust the ratios, within the ranges, and not the rest."
 
 
+def machine():
+    """Date, machine and versions, for the line above a table."""
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return (f"{datetime.date.today()}, {os.cpu_count()} CPU cores{gpu}, torch {torch.__version__}, "
+            f"Python {platform.python_version()}")
+
+
+def header(*names):
+    """The first two lines of a table in Markdown."""
+    return f"| {' | '.join(names)} |\n|{' --- |' * len(names)}"
+
+
+def row(*cells):
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def middle(values, digits=1):
+    """The median, with the range of the middle half."""
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return f"{median:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
 def record(section, lines, path=None):
-    """Replace the section (`## name`) of RESULTS.md, or add it; the others stay as they are. path:
-    of another such file."""
+    """Replace the section (`## name`) of RESULTS.md, or of another such file, or add it; the others
+    stay as they are."""
     path = path or RESULTS
     text = path.read_text() if path.exists() else ""
     _, *parts = text.split("\n## ")
@@ -20,17 +48,17 @@ def record(section, lines, path=None):
     body = "\n".join(f"## {name}\n{content.rstrip()}\n" for name, content in sections.items())
     whole = path.with_name(f"{path.name}.new")
     whole.write_text(f"{TITLE}\n\n{body}")
-    whole.replace(path)                                 # who is killed now leaves one of them whole
+    whole.replace(path)                                 # Ctrl-C leaves one of them whole
 
 
 def tell(lines, section, is_recorded):
     """Print each line as it comes; then record all, if they are to be."""
-    told = []
+    printed = []
     for line in lines:
         print(line, flush=True)
-        told.append(line)
+        printed.append(line)
     if is_recorded:
-        record(section, told)
+        record(section, printed)
 
 
 def refuse_record():

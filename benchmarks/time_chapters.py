@@ -8,10 +8,9 @@ calls, of the mean size, one after the other; where ranks send unequally, as the
 its step: how much there is to hide. The last column is the processor time of a step on the rank
 that takes most, for each side.
 
-Chapter 07's schedules are also timed with stages that sleep instead of computing, beside their
-simulation. Of chapter 08's step, two shares follow, sorting and copying and the matmuls; and its
-tokens a second, beside those of a dense model with the same FLOPs for a token. Chapter 09's axes
-are each timed alone too, against the chapter that they come from.
+The last pair of chapter 08 is a mixture and a dense model with the same FLOPs for a token. Chapter
+09's axes are each timed alone too, against the chapter that they come from. Chapter 07's schedules
+with stages that sleep are a command of their own, `python -m lab.schedules`.
 
 A side with --serial waits for each collective when it starts it, so that nothing hides.
 
@@ -22,18 +21,15 @@ A side with --serial waits for each collective when it starts it, so that nothin
 
 import argparse
 import contextlib
-import datetime
 import functools
 import io
 import itertools
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -41,10 +37,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -126,6 +120,8 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, [anothe
     ("08_expert_parallel", 4, "{experts} --nodes=2", "--variant=two-hops", "--variant=dropless"),
     ("08_expert_parallel", 4, "{experts} --experts=8 --micro-batch=1",
      "--variant=overlapped", "--variant=dropless"),
+    ("08_expert_parallel", 4, "{dense}", "--variant=dropless --experts=8 --top-k=1",
+     "02_data_parallel --variant=bucket {buckets}"),    # as many FLOPs, but for the router
     ("09_5d", 8, "{three_axes} --dp=2 --pp=2 --tp=2 --zero=2",
      "--variant=hand", "--variant=torch"),
     ("09_5d", 8, "{three_axes} --dp=2 --pp=2 --tp=2 --zero=1", "--variant=hand",
@@ -139,43 +135,15 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, [anothe
     ("09_5d", 4, "{pipeline}", "--pp=4", "07_pipeline_parallel --variant=1f1b"),
     ("09_5d", 4, "{experts} --experts=8", "--dp=4 --ep=4", "08_expert_parallel --variant=dropless"),
 ]
-PIPELINE = "07_pipeline_parallel"
-SLEEP_MS = 40           # of an F, a B or a W of all that a rank holds
-EXPERTS, DENSE = "08_expert_parallel", "02_data_parallel"
-OPERATORS = {           # of a step of chapter 08; the router sorts too
-    "sorting and copying": {"sort", "repeat_interleave", "index", "index_put", "index_add",
-                            "index_add_", "index_select", "index_copy", "zeros_like", "new_zeros",
-                            "cat", "split_with_sizes", "stack"},
-    "matmuls": {"mm", "bmm", "_grouped_mm"},
-}
 
 # ------------------------------------------------------------------------------ on every rank
 
 
-class OperatorClock(TorchDispatchMode):
-    """The seconds of each kind of OPERATORS while it is entered. now(): the time, once the device
-    has done its work."""
-
-    def __init__(self, now):
-        super().__init__()
-        self.now, self.seconds = now, dict.fromkeys(OPERATORS, 0)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name, kwargs = func._schema.name.removeprefix("aten::"), kwargs or {}
-        kinds = [kind for kind, names in OPERATORS.items() if name in names]
-        if not kinds or name in ("cat", "stack") and args[0][0].ndim != 2:
-            return func(*args, **kwargs)                # of heads, flat gradients or their norms
-        start = self.now()
-        result = func(*args, **kwargs)
-        self.seconds[kinds[0]] += self.now() - start
-        return result
-
-
-def alternate(sides, clocked):
+def alternate(sides):
     """Run the chapter of each side with its flags, a thread for each, of which one at a time goes
-    on: until its next step begins. Returns the Run of each side, the processor seconds
-    of each one's steps and, if `clocked`, those of the first one's operators."""
-    runs, finished, processor, operators = {}, set(), ([], []), []
+    on: until its next step begins. Returns the Run of each side, and the processor seconds of each
+    one's steps."""
+    runs, finished, processor = {}, set(), ([], [])
     turns = [threading.Semaphore(1), threading.Semaphore(0)]
     serial, current = ["--serial" in flags for _, flags in sides], [0]
 
@@ -188,13 +156,10 @@ def alternate(sides, clocked):
                 turns[1 - me].release()
                 turns[me].acquire()
             current[0] = me
-            clock = OperatorClock(self.now) if clocked and me == 0 else contextlib.nullcontext()
-            start = time.thread_time()                  # what waits takes none
-            with super().measure(), clock as entered:
+            start = time.thread_time()                  # while it waits it takes none
+            with super().measure():
                 yield
             processor[me].append(time.thread_time() - start)
-            if entered:
-                operators.append(clock.seconds)
 
     def play(me):
         turns[me].acquire()
@@ -221,7 +186,7 @@ def alternate(sides, clocked):
             thread.start()
         for thread in threads:
             thread.join()
-    return (runs[0], runs[1]), processor, operators
+    return (runs[0], runs[1]), processor
 
 
 def waited_for(collective, is_serial):
@@ -282,25 +247,17 @@ def hop(sent, received):
         handle.wait()
 
 
-def play_pair(pair):
+def play_pair(sides):
     """For a rank: {ms: the steps of each side, alone: milliseconds of the first side's sending,
-    longest: for each side the processor milliseconds of a step on the rank that takes most, tokens:
-    of a step, operators: {kind: milliseconds of the first side's step}, if they are clocked, loads:
-    of the first side's experts, in each step and layer}."""
-    runs, processor, operators = alternate(pair["sides"], pair["clocked"])
-    milliseconds = [[1e3 * s for s in run.seconds[SETUP_STEPS:]] for run in runs]
-    mine = [1e3 * statistics.median(seconds[SETUP_STEPS:]) for seconds in processor]
+    longest: for each side the processor milliseconds of a step on the rank that takes most}."""
+    runs, processor = alternate(sides)
+    ours = [1e3 * statistics.median(seconds[SETUP_STEPS:]) for seconds in processor]
     everyones = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, (mine, runs[0].comm.total))
+    dist.all_gather_object(everyones, (ours, runs[0].comm.total))
     processor, totals = zip(*everyones)
-    longest = [max(of_side) for of_side in zip(*processor)]
-    alone = communication_alone(runs[0], busiest(totals))
-    args, steps = runs[0].args, operators[SETUP_STEPS:]
-    kinds = {kind: 1e3 * statistics.median(step[kind] for step in steps)
-             for kind in OPERATORS if steps}
-    return {"ms": milliseconds, "alone": alone, "longest": longest, "operators": kinds,
-            "tokens": args.batch * args.model.seq,
-            "loads": runs[0].recorded.get("loads", [])[SETUP_STEPS:]}
+    return {"ms": [[1e3 * s for s in run.seconds[SETUP_STEPS:]] for run in runs],
+            "alone": communication_alone(runs[0], busiest(totals)),
+            "longest": [max(of_side) for of_side in zip(*processor)]}
 
 
 # ------------------------------------------------------------------------------ the tables
@@ -328,10 +285,9 @@ def on_ranks(ranks, *command):
     return output
 
 
-def measure(ranks, *sides, clocked=False):
+def measure(ranks, *sides):
     """`play_pair` on so many ranks: rank 0's answer. sides: two, each a chapter and its flags."""
-    pair = {"sides": [(chapter, [*flags, "--no-verify"]) for chapter, flags in sides],
-            "clocked": clocked}
+    pair = [(chapter, [*flags, "--no-verify"]) for chapter, flags in sides]
     return json.loads(on_ranks(ranks, __file__, f"--pair={json.dumps(pair)}").splitlines()[-1])
 
 
@@ -349,104 +305,27 @@ def of_chapter(chapter, side):
 
 def table(pairs, steps, flags):
     """Run the pairs; yields the lines of the table, in Markdown."""
-    machine = f"{os.cpu_count()} CPU cores"
-    if torch.cuda.is_available():
-        machine += f", {torch.cuda.get_device_name()}"
-    yield (f"{datetime.date.today()}, {machine}, torch {torch.__version__}, Python "
-           f"{platform.python_version()}, {steps} steps of each side in turn, flags: "
+    yield (f"{results.machine()}, {steps} steps of each side in turn, flags: "
            f"{' '.join(flags) or 'none'}\n")
-    yield ("| chapter | ranks | both sides | one side | ms | other side | ms | ratio "
-           "| communication alone | longest rank's processor ms |")
-    yield "|" + " --- |" * 10
+    yield results.header("chapter", "ranks", "both sides", "one side", "ms", "other side", "ms",
+                         "ratio", "communication alone", "longest rank's processor ms")
     for chapter, ranks, both, *sides in (filled_in(*pair) for pair in pairs):
         every = [f"--steps={steps}", *both.split(), *flags]
         named = [of_chapter(chapter, side) for side in sides]
         measured = measure(ranks, *((name, [*every, *own]) for name, own in named))
-        medians, cells = [], ""
+        medians, cells = [statistics.median(ms) for ms in measured["ms"]], []
         for side, ms in zip(sides, measured["ms"]):
-            low, median, high = statistics.quantiles(ms, n=4)
-            medians.append(median)
-            cells += f"{side} | {median:.1f} ({low:.1f} to {high:.1f}) | "
-        yield (f"| {chapter} | {ranks} | {both} | {cells}{medians[0] / medians[1]:.2f} | "
-               f"{measured['alone'] / medians[0]:.0%} | "
-               f"{' and '.join(f'{ms:.1f}' for ms in measured['longest'])} |")
-
-
-def asleep(ranks, flags):
-    """The milliseconds of a step whose stages sleep, executed and simulated."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "run.json")
-        on_ranks(ranks, "-m", "lab.schedules", *flags, f"--ranks={ranks}", f"--json={path}")
-        [step] = json.loads(path.read_text())["checks"]
-    return step["measured"], step["expected"]
-
-
-def sleeping(flags):
-    """Run every schedule of chapter 07 with stages that sleep; yields the lines of a table."""
-    module, ranks, m, first = rooms.chapter("07"), 4, 8, None
-    device = [flag for flag in flags if flag.startswith("--device=")]
-    yield (f"\n{PIPELINE}, {ranks} ranks, {m} micro-batches, stages that sleep: {SLEEP_MS} ms for "
-           f"an F, B or W of all that a rank holds, {SLEEP_MS // 2} for one of its two slices. "
-           "Milliseconds of a step; then how many times 1f1b's that is.\n")
-    yield "| schedule | executed | simulated | ratio | executed to 1f1b's | simulated to 1f1b's |"
-    yield "|" + " --- |" * 6
-    for variant in (name for name in module.VARIANTS if name != "torch"):
-        slices = module.make_schedule(variant, ranks, m, v=2).depth // ranks
-        times = asleep(ranks, [variant, f"--micro-batches={m}", f"--sleep={SLEEP_MS // slices}",
-                               *device])
-        first = first or times
-        cells = [*times, times[0] / times[1], *(ms / ms_1f1b for ms, ms_1f1b in zip(times, first))]
-        yield "| {} | {} | {} | {:.2f} | {:.2f} | {:.2f} |".format(variant, *cells)
-
-
-def shares(steps, flags):
-    """The share of dropless steps that kinds of operators take; yields the lines of a table. Those
-    that are clocked are slower, so others in turn with them say how long a step is."""
-    yield (f"\n{EXPERTS} --variant=dropless, 4 ranks: the share of a step that its operators take "
-           "on rank 0. Sorting and copying: sort, index, index_add, index_copy, cat, stack and "
-           "what is like them, forward and backward, those of the router too.\n")
-    yield "| flags | a step, ms | " + " | ".join(OPERATORS) + " |"
-    yield "|" + " --- |" * (2 + len(OPERATORS))
-    for experts in (8, 32):
-        _, ranks, shape = filled_in(EXPERTS, 4, f"{{experts}} --experts={experts}")
-        every = [f"--steps={steps}", *shape.split(), *flags, "--variant=dropless"]
-        measured = measure(ranks, *[(EXPERTS, every)] * 2, clocked=True)
-        step = statistics.median(measured["ms"][1])
-        cells = " | ".join(f"{ms / step:.0%}" for ms in measured["operators"].values())
-        yield f"| {shape} | {step:.1f} | {cells} |"
-
-
-def against_dense(steps, flags):
-    """Tokens a second with experts, of which each token takes one, as large as the dense model's
-    MLP, which takes as many FLOPs: of the default text, and of random tokens, which a router
-    spreads more evenly. Yields the lines of a table."""
-    _, ranks, shape, *sides = filled_in(EXPERTS, 4, "{dense}",
-                                        "--variant=dropless --experts=8 --top-k=1",
-                                        "--variant=bucket {buckets}")
-    yield (f"\nTokens a second, {ranks} ranks, {shape}: {EXPERTS} {sides[0]} beside {DENSE} "
-           f"{sides[1]}, where a token takes as many FLOPs but for the router. Busiest: the rows "
-           "of the rank that gets most of a mixture, over the mean.\n")
-    yield "| text | busiest | with experts | dense | ratio |"
-    yield "|" + " --- |" * 5
-    with tempfile.NamedTemporaryFile(suffix=".bin") as file:
-        np.random.default_rng(0).integers(256, size=1 << 20).astype("<u2").tofile(file.name)
-        for text, data in (("default", []), ("random", [f"--data={file.name}"])):
-            every = [f"--steps={steps}", *shape.split(), *data, *flags]
-            measured = measure(ranks, *((chapter, [*every, *side.split()])
-                                        for chapter, side in zip((EXPERTS, DENSE), sides)))
-            speeds = [1e3 * measured["tokens"] / statistics.median(ms) for ms in measured["ms"]]
-            rows = torch.tensor(measured["loads"]).unflatten(2, (ranks, -1)).sum(3)
-            busiest = (rows.max(2).values / rows.mean(2)).mean()    # over steps and mixtures
-            yield (f"| {text} | {busiest:.2f} | {speeds[0]:,.0f} | {speeds[1]:,.0f} | "
-                   f"{speeds[0] / speeds[1]:.2f} |")
+            cells += [side, results.middle(ms)]
+        yield results.row(chapter, ranks, both, *cells, f"{medians[0] / medians[1]:.2f}",
+                          f"{measured['alone'] / medians[0]:.0%}",
+                          " and ".join(f"{ms:.1f}" for ms in measured["longest"]))
 
 
 def accept(argv):
     """The arguments and the pairs that they choose; raises Refused where one of the runs would."""
     parser = commands.Parser("benchmarks/time_chapters.py", description=__doc__)
     parser.add_argument("--steps", type=commands.number(int, SETUP_STEPS + 4, 2**31, 60),
-                        default=60,
-                        help="of each side")
+                        default=60, help="of each side")
     parser.add_argument("--only", default="", help="chapters whose name begins so")
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
     parser.add_argument("flags", nargs="*", help="for every run, after --")
@@ -484,10 +363,7 @@ def main(argv=None):
         dist.barrier()
         os._exit(0)                                     # as lab.bench.report.launch does, and why
 
-    more = [sleeping(args.flags)] if PIPELINE.startswith(args.only) else []
-    if EXPERTS.startswith(args.only):
-        more += [shares(args.steps, args.flags), against_dense(args.steps, args.flags)]
-    results.tell(itertools.chain(table(args.pairs, args.steps, args.flags), *more),
+    results.tell(table(args.pairs, args.steps, args.flags),
                  f"chapter {args.only}" if args.only else "chapters", args.record)
 
 

@@ -15,10 +15,7 @@ own. Where ranks are more than processors, no call can take less than that over 
 """
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -32,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 import common  # noqa: E402  (after the path to it)
 from benchmarks import results  # noqa: E402
+from benchmarks.results import middle  # noqa: E402
 from benchmarks.time_chapters import on_ranks  # noqa: E402
 from common import environment  # noqa: E402
 from lab import chapters, speed  # noqa: E402
@@ -104,31 +102,23 @@ def measure(args):
 
 def table(args):
     """Yields the lines of the table, in Markdown."""
-    machine = f"{os.cpu_count()} CPU cores"
-    if torch.cuda.is_available():
-        machine += f", {torch.cuda.get_device_name()}"
-    yield (f"{datetime.date.today()}, {machine}, torch {torch.__version__}, Python "
-           f"{platform.python_version()}, {RANKS} ranks, float32, {args.calls} calls of each side "
-           f"in turn (of the largest x, {calls_of(2**26, args)}). Milliseconds: medians, with the "
-           "range of the middle half, and the best.\n")
-    yield ("| bytes of x | all_reduce, ring by hand | best | PyTorch's own | best | ratio "
-           "| ratio of the bests | the ring's messages alone | its sums alone "
-           "| processors busy, all ranks | with PyTorch's own |")
-    yield "|" + " --- |" * 11
+    yield (f"{results.machine()}, {RANKS} ranks, float32, {args.calls} calls of each side in turn "
+           f"(of the largest x, {calls_of(2**26, args)}). Milliseconds: medians, with the range of "
+           "the middle half, and the best.\n")
+    yield results.header(
+        "bytes of x", "all_reduce, ring by hand", "best", "PyTorch's own", "best", "ratio",
+        "ratio of the bests", "the ring's messages alone", "its sums alone",
+        "processors busy, all ranks", "with PyTorch's own")
     for size, sides in measure(args).items():
         wall, busy = ({side: [1e3 * call[i] for call in calls[SETUP_CALLS:]]
                        for side, calls in sides.items()} for i in (0, 1))
         median = {side: statistics.median(ms) for side, ms in wall.items()}
         best = {side: min(ms) for side, ms in wall.items()}
-        yield (f"| {int(size):,} | {middle(wall[RING])} | {best[RING]:.1f} | {middle(wall[TORCH])} "
-               f"| {best[TORCH]:.1f} | {median[RING] / median[TORCH]:.2f} "
-               f"| {best[RING] / best[TORCH]:.2f} | {middle(wall[MESSAGES])} "
-               f"| {middle(wall[SUMS])} | {middle(busy[RING])} | {middle(busy[TORCH])} |")
-
-
-def middle(values):
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return f"{median:.1f} ({low:.1f} to {high:.1f})"
+        yield results.row(
+            f"{int(size):,}", middle(wall[RING]), f"{best[RING]:.1f}", middle(wall[TORCH]),
+            f"{best[TORCH]:.1f}", f"{median[RING] / median[TORCH]:.2f}",
+            f"{best[RING] / best[TORCH]:.2f}", middle(wall[MESSAGES]), middle(wall[SUMS]),
+            middle(busy[RING]), middle(busy[TORCH]))
 
 
 def accept(argv):

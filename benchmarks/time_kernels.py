@@ -1,31 +1,23 @@
 """Times the kernels on a GPU: against eager, compile, a copy, cuBLAS, SDPA, torch._scaled_mm.
 
-    python benchmarks/time_kernels.py [--only attention] [--out runs] [--record]
-    python benchmarks/time_kernels.py --tune
+    python benchmarks/time_kernels.py [--only attention] [--record]
 
-Prints four tables and writes kernels_pointwise.csv, kernels_matmul.csv, kernels_attention.csv,
-kernels_fp8.csv and a figure of each into --out; --record puts the tables into benchmarks/RESULTS.md
-and the figures into figures/. Random bf16 inputs (and fp32 of matmuls), L2 cold, medians by
-triton.testing.do_bench. What is pointwise, and norms, in GB/s of the bytes that one kernel has to
-move, beside those of a copy in the same run; matmuls, attention and products in TFLOP/s. It takes a
-GPU and some minutes; FP8 takes a Hopper or newer.
+Prints four tables; --record puts them into benchmarks/RESULTS.md. Random bf16 inputs (and fp32 of
+matmuls), L2 cold, medians by triton.testing.do_bench. Pointwise kernels and norms in GB/s of the
+bytes that one kernel has to move, next to those of a copy in the same run; matmuls, attention and
+products in TFLOP/s. It takes a GPU and some minutes; FP8 takes a Hopper or newer.
 
-"eager" is PyTorch's own operator, which is fused too; "chain" is the same in simple operators,
-as the lessons have it. nan: a backend that refuses. All calls go through Python, whose own time can
-show where a kernel takes little.
-
---tune times other launches of matmul, attention and LayerNorm's forward instead (block sizes,
-warps, stages) and prints them, the fastest first, for whoever wants to change those in kernels/.
+"eager" is PyTorch's own operator, which is fused too; "chain" is the same in simple operators, as
+in the lessons. nan: a backend that refuses. All calls go through Python, whose own time can show
+where a kernel takes little.
 """
 
-import csv
 import datetime
 import functools
 import itertools
 import math
 import sys
 from pathlib import Path
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +28,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import results  # noqa: E402  (after the path to it)
 from common import Refused  # noqa: E402
-from lab.bench.drawing import new_figure, save  # noqa: E402
 from lab.cli import commands, refusals  # noqa: E402
 
 DEVICE = "cuda"
@@ -191,114 +182,44 @@ def products():
             for way, layer in layers.items()}
 
 
-# What --tune tries: (held, walked, num_warps, num_stages) of attention's kernels, and the numbers
-# of a row that each thread has in LayerNorm's forward. Of a matmul, its line of BLOCKS.
-TRIED_TILES = [(128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 64, 4, 4),
-               (128, 128, 32, 4, 4), (128, 256, 64, 8, 3), (128, 256, 64, 8, 4),
-               (256, 128, 64, 8, 3), (64, 256, 64, 4, 3)]
-TRIED = {
-    "forward": [(128, 128, 4, 2), (128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 4, 3),
-                (128, 64, 8, 3), (64, 128, 4, 2), (64, 64, 4, 3)],
-    "dq": [(128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3)],
-    "dk_dv": [(128, 64, 8, 2), (128, 64, 8, 3), (128, 32, 8, 2), (128, 32, 8, 3), (64, 64, 4, 2),
-              (64, 64, 4, 3)],
+TABLES = {              # name: its rows, and their unit
+    "pointwise": (pointwise, "GB/s"), "matmul": (matmuls, "TFLOP/s"),
+    "attention": (attention, "TFLOP/s"), "fp8": (products, "TFLOP/s"),
 }
-NUMBERS_OF_A_THREAD = 8, 16, 32, 64
 
 
-def tune(seq=4096):
-    """Lines with the milliseconds of each launch that is tried, the fastest first."""
-    from triton.runtime.errors import OutOfResources
-
-    from kernels import flash_attention as flash
-    from kernels import layernorm, matmul
-
-    def times(what, name, candidates, patch, work):
-        found = []
-        for candidate in candidates:
-            with patch(candidate):
-                try:
-                    found.append((milliseconds(work), candidate))
-                except OutOfResources:          # too much shared memory
-                    pass
-        for ms, candidate in sorted(found):
-            yield f"{what} {name} {candidate}: {ms:.3f} ms"
-
-    for size in SIZES:
-        a, b = random(size, size).detach(), random(size, size).detach()
-        patch = lambda x: mock.patch.dict(matmul.BLOCKS, {2: x})
-        yield from times(f"matmul of {size},", "blocks, warps, stages", TRIED_TILES, patch,
-                         functools.partial(matmul.matmul, a, b))
-    for dim, causal in itertools.product(DIMS, (False, True)):
-        q, k, v = (random(TOKENS // seq, DIM // dim, seq, dim).detach() for _ in "qkv")
-        out, lse = flash.flash_forward(q, k, v, causal)
-        for name, candidates in TRIED.items():
-            choices = flash.BLOCKS[flash.generation(q)][name]
-            patch = lambda x, c=choices: mock.patch.dict(c, dict.fromkeys(c, x))
-            work = functools.partial(flash.flash_backward, out, q, k, v, out, lse, causal)
-            if name == "forward":
-                work = functools.partial(flash.flash_forward, q, k, v, causal)
-            what = f"attention, head dim {dim}, {'causal' if causal else 'full'},"
-            yield from times(what, name, candidates, patch, work)
-    for width in WIDTHS:
-        x, weight, bias = random(NUMBERS // width, width).detach(), random(width), random(width)
-        warps = {max(width // 32 // numbers, 1) for numbers in NUMBERS_OF_A_THREAD}
-        patch = lambda x: mock.patch.object(layernorm, "forward_launch", lambda _: x)
-        work = functools.partial(layernorm.layer_norm_forward, x, weight, bias)
-        candidates = [(width, n) for n in sorted(warps) if n <= 32]
-        yield from times("LayerNorm,", "forward (BLOCK, num_warps)", candidates, patch, work)
-
-
-def table(rows, others, unit):
-    """Lines of Markdown: the rows, and the kernel over each of the others."""
-    header = [*rows[0], *(f"kernel / {other}" for other in others)]
+def table(rows, unit):
+    """Lines of Markdown: the rows, and the kernel over each way that follows it in a row."""
     yield f"In {unit}:\n"
-    yield f"| {' | '.join(header)} |"
-    yield "|" + " --- |" * len(header)
-    for row in rows:
-        cells = [f"{x:.0f}" if isinstance(x, float) else str(x) for x in row.values()]
-        cells += [f"{row['kernel'] / row[other]:.2f}" for other in others]
-        yield f"| {' | '.join(cells)} |"
+    for number, row in enumerate(rows):
+        others = list(row)[list(row).index("kernel") + 1:]
+        if number == 0:
+            yield results.header(*row, *(f"kernel / {other}" for other in others))
+        cells = [f"{x:.0f}" if isinstance(x, float) else x for x in row.values()]
+        yield results.row(*cells, *(f"{row['kernel'] / row[other]:.2f}" for other in others))
     yield ""
 
 
-def write(rows, path):
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+def tables(names):
+    """Time the kernels of these tables; yields their lines."""
+    import triton
 
-
-def draw(rows, x, ways, unit, path):
-    """One panel for each kind of row: the speed of each way, against x."""
-    panels = {}
-    for row in rows:
-        title = row["what"] + (f", head dim {row['head dim']}" if "head dim" in row else "")
-        panels.setdefault(title, []).append(row)
-    columns = (len(panels) + 1) // 2
-    figure, several = new_figure(4 * columns, 6, 2, columns)
-    for axes, (title, group) in zip(several.flat, panels.items()):
-        for way in ways:
-            axes.plot([row[x] for row in group], [row[way] for row in group], "o-", markersize=3,
-                      label=way)
-        axes.set_xscale("log", base=2)
-        axes.set_ylim(bottom=0)
-        axes.set_title(title, fontsize=9)
-    figure.supxlabel(x, fontsize=9)
-    figure.supylabel(unit, fontsize=9)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=len(ways))
-    save(figure, path)
+    name = torch.cuda.get_device_name() if DEVICE == "cuda" else DEVICE
+    yield (f"{datetime.date.today()}, {name}, torch {torch.__version__}, Triton "
+           f"{triton.__version__}, bf16\n")
+    for name in names:
+        if name == "fp8" and DEVICE == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+            yield "This GPU has no FP8: its products are not timed.\n"
+            continue
+        measure, unit = TABLES[name]
+        yield from table(measure(), unit)
 
 
 def accept(argv):
     """The arguments; raises Refused for those that do not fit."""
     parser = commands.Parser("benchmarks/time_kernels.py", description=__doc__)
-    parser.add_argument("--out", type=commands.output("runs"), default=ROOT / "runs",
-                        help="a folder for CSV and PNG")
-    parser.add_argument("--only", choices=("pointwise", "matmul", "attention", "fp8"),
-                         help="one table")
-    parser.add_argument("--record", action="store_true", help="write RESULTS.md and figures/ too")
-    parser.add_argument("--tune", action="store_true", help="time other launches instead")
+    parser.add_argument("--only", choices=TABLES, help="one table")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
     args = parser.parse_args(argv)
     if args.record:
         results.refuse_record()
@@ -309,41 +230,8 @@ def accept(argv):
 
 def main(argv=None):
     args = refusals.accepted(accept, sys.argv[1:] if argv is None else argv, alone=True)
-    import triton
-
-    if args.tune:
-        for line in tune():
-            print(line, flush=True)
-        return
-    args.out.mkdir(parents=True, exist_ok=True)
-    name = torch.cuda.get_device_name() if DEVICE == "cuda" else DEVICE
-    lines = [f"{datetime.date.today()}, {name}, torch {torch.__version__}, "
-             f"Triton {triton.__version__}, bf16\n"]
-    print(lines[0])
-    measurements = {
-        "pointwise": (pointwise, "width", ("chain", "eager", "compile", "copy"), "GB/s"),
-        "matmul": (matmuls, "size", ("cuBLAS", "along", "down"), "TFLOP/s"),
-        "attention": (attention, "sequence", tuple(BACKENDS), "TFLOP/s"),
-        "fp8": (products, "size", ("scaled_mm", "bf16"), "TFLOP/s"),
-    }
-    chosen = [args.only] if args.only else list(measurements)
-    if DEVICE == "cuda" and torch.cuda.get_device_capability() < (8, 9) and "fp8" in chosen:
-        print("this GPU has no FP8: its products are not timed\n")
-        chosen.remove("fp8")
-    for what in chosen:
-        measure, x, others, unit = measurements[what]
-        rows = list(measure())
-        write(rows, args.out / f"kernels_{what}.csv")
-        for line in table(rows, others, unit):
-            print(line, flush=True)
-            lines.append(line)
-        folder = ROOT / "figures" if args.record else args.out
-        try:
-            draw(rows, x, ("kernel", *others), unit, folder / f"kernels_{what}.png")
-        except ModuleNotFoundError as missing:
-            print(f"no figure: there is no {missing.name} here\n")
-        if args.record:                                 # what follows may fail
-            results.record(f"kernels: {args.only}" if args.only else "kernels", lines)
+    results.tell(tables([args.only] if args.only else TABLES),
+                 f"kernels: {args.only}" if args.only else "kernels", args.record)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,10 @@ runs' JSON is kept in runs/rates, and is not made again.
 """
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -33,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 import common  # noqa: E402  (after the path to it)
 from benchmarks import results  # noqa: E402
-from lab import chapters  # noqa: E402
+from lab import chapters, speed  # noqa: E402
 from lab.cli import commands, refusals  # noqa: E402
 
 SETUP_STEPS = 3                         # the first ones allocate
@@ -69,13 +65,13 @@ class Theirs:
 
 def parameters_of(cfg, device, rounded):
     """With gradients, of the model's parameters, or of masters of rounded ones."""
-    found = []
+    parameters = []
     for p in common.gpt(cfg, seed=None).parameters():
-        mine = nn.Parameter(torch.empty(p.shape, device=device).normal_(0, 0.02))
-        vars(mine).update(vars(p), rounded=rounded)
-        mine.grad = torch.randn_like(mine)
-        found.append(mine)
-    return found
+        copy = nn.Parameter(torch.empty(p.shape, device=device).normal_(0, 0.02))
+        vars(copy).update(vars(p), rounded=rounded)
+        copy.grad = torch.randn_like(copy)
+        parameters.append(copy)
+    return parameters
 
 
 def measure(cfg, device, steps):
@@ -84,41 +80,25 @@ def measure(cfg, device, steps):
     sides = {"in bf16": ours(parameters_of(cfg, device, torch.bfloat16)),
              "in fp32": ours(parameters_of(cfg, device, torch.float32)),
              "PyTorch's": Theirs(parameters_of(cfg, device, torch.float32))}
-    found = {side: [] for side in sides}
+    times = {side: [] for side in sides}
     for step in range(steps + SETUP_STEPS):
-        for side in list(sides)[::1 if step % 2 else -1]:   # who comes first is slower
-            start = now(device)
+        for side in list(sides)[::1 if step % 2 else -1]:   # the first one is slower
+            start = speed.now(torch.device(device))
             sides[side].step()
-            found[side].append(1e3 * (now(device) - start))
-    return {side: ms[SETUP_STEPS:] for side, ms in found.items()}
-
-
-def now(device):
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+            times[side].append(1e3 * (speed.now(torch.device(device)) - start))
+    return {side: ms[SETUP_STEPS:] for side, ms in times.items()}
 
 
 def table_of_steps(args):
-    yield (f"{machine()}, {args.steps} steps of each side in turn. Milliseconds of an optimizer's "
-           "step: medians, with the range of the middle half.\n")
-    yield "| matrices of | by hand, in bf16 | by hand, in fp32 | torch.optim.Muon | ratio in bf16 |"
-    yield "|" + " --- |" * 5
+    yield (f"{results.machine()}, {args.steps} steps of each side in turn. Milliseconds of an "
+           "optimizer's step: medians, with the range of the middle half.\n")
+    yield results.header("matrices of", "by hand, in bf16", "by hand, in fp32", "torch.optim.Muon",
+                         "ratio in bf16")
     for name, cfg in shapes_on(args.device).items():
         ms = measure(cfg, args.device, args.steps)
         ratio = statistics.median(ms["in bf16"]) / statistics.median(ms["PyTorch's"])
-        yield f"| {name} | {' | '.join(map(middle, ms.values()))} | {ratio:.2f} |"
-
-
-def middle(values):
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return f"{median:.2f} ({low:.2f} to {high:.2f})"
-
-
-def machine():
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return (f"{datetime.date.today()}, {os.cpu_count()} CPU cores{gpu}, torch {torch.__version__}, "
-            f"Python {platform.python_version()}")
+        cells = [results.middle(side, 2) for side in ms.values()]
+        yield results.row(name, *cells, f"{ratio:.2f}")
 
 
 # ------------------------------------------------------------------------------------ the rates
@@ -139,14 +119,15 @@ def trained(args, optimizer, rate, seed):
 
 
 def table_of_rates(args):
-    yield (f"{machine()}: `01_single_gpu.py --steps {args.train}`, mean loss of the last {LAST} "
-           f"steps, {args.seeds} seeds; neither warm-up nor decay.\n")
-    yield "| optimizer | " + " | ".join(f"{rate:g}" for rate in RATES) + " |"
-    yield "|" + " --- |" * (1 + len(RATES))
+    yield (f"{results.machine()}: `01_single_gpu.py --steps {args.train}`, mean loss of the last "
+           f"{LAST} steps, {args.seeds} seeds; neither warm-up nor decay.\n")
+    yield results.header("optimizer", *(f"{rate:g}" for rate in RATES))
     for optimizer in ("adamw", "muon"):
-        cells = [", ".join(f"{trained(args, optimizer, rate, seed):.2f}"
-                           for seed in range(args.seeds)) for rate in RATES]
-        yield f"| {optimizer} | {' | '.join(cells)} |"
+        cells = []
+        for rate in RATES:
+            losses = [trained(args, optimizer, rate, seed) for seed in range(args.seeds)]
+            cells.append(", ".join(f"{loss:.2f}" for loss in losses))
+        yield results.row(optimizer, *cells)
 
 
 # ------------------------------------------------------------------------------ the command line
@@ -155,13 +136,13 @@ def table_of_rates(args):
 def accept(argv):
     parser = commands.Parser("benchmarks/time_muon.py", description=__doc__,
                              formatter_class=argparse.RawDescriptionHelpFormatter)
-    number = lambda usual: {"type": commands.number(int, 1, 2**31, usual), "default": usual}
-    parser.add_argument("--steps", **number(20), help="of each side; default: 20")
+    for flag, usual, what in (("--steps", 20, "of each side"), ("--train", 300, "steps of a run"),
+                              ("--seeds", 2, "runs with each learning rate")):
+        parser.add_argument(flag, type=commands.number(int, 1, 2**31, usual), default=usual,
+                            help=f"{what}; default: {usual}")
     parser.add_argument("--device", choices=("cpu", "cuda"),
                         default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rates", action="store_true", help="train with each learning rate")
-    parser.add_argument("--train", **number(300), help="steps of a run of --rates")
-    parser.add_argument("--seeds", **number(2), help="runs of --rates with each learning rate")
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
     args = parser.parse_args(argv)
     if args.record:

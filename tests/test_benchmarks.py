@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import os
-import statistics
 import sys
 import time
 import types
@@ -15,8 +14,7 @@ import torch.distributed as dist
 
 import common
 from benchmarks import draw_batch, results, time_chapters, time_checkpoints
-from lab.bench import meters, report
-from lab.checkpoints import saving
+from lab.bench import meters
 from lab.cli import strict
 from tests.conftest import TEXT, chapter, no_flags, sample
 from tests.support import programs
@@ -86,15 +84,12 @@ def warm(monkeypatch, tmp_path):
 
 
 def test_a_pair_in_the_same_process(warm):
-    """The smallest one, of two chapters, as it is measured, with a clock in the first one."""
+    """The smallest one, of two chapters, as it is measured."""
     sides = [["--steps=5", "--no-verify", *TINY, f"--attention={core}"]
              for core in ("plain", "sdpa")]
-    names = "08_expert_parallel", "02_data_parallel"
-    measured = time_chapters.measure(1, *zip(names, sides), clocked=True)
-    assert [len(ms) for ms in measured["ms"]] == [2, 2]
-    assert measured["tokens"] == 8 * 8
-    sorting, matmuls = measured["operators"].values()  # a dense model sorts nothing
-    assert 0 < sorting and 0 < matmuls and sorting + matmuls < statistics.mean(measured["ms"][0])
+    measured = time_chapters.measure(1, *zip(["08_expert_parallel", "02_data_parallel"], sides))
+    assert [len(ms) for ms in measured["ms"]] == [2, 2] and len(measured["longest"]) == 2
+    assert min(map(min, measured["ms"])) > 0 <= measured["alone"]
 
 
 def test_the_measuring_thread_has_the_device_of_its_rank(monkeypatch):
@@ -128,54 +123,32 @@ def test_alone_a_collective_puts_as_much_on_the_wire(ranks, op):
 @pytest.mark.parametrize("gpus", [0, 4])
 def test_of_experts_and_of_the_dense_model_a_token_takes_as_many_flops(monkeypatch, gpus):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    runs = []
-
-    def measure(ranks, *sides):
-        runs.extend(accepted(name, ranks, flags) for name, flags in sides)
-        return {"tokens": 1000, "ms": [[40, 50, 90], [20, 25, 30]],
-                "loads": [[[1.0, 3, 0, 1, 1, 1, 1, 0]], [[1.0] * 8]]}
-
-    monkeypatch.setattr(time_chapters, "measure", measure)
-    *_, default, random = time_chapters.against_dense(9, ["--no-verify"])
-    experts, dense, *_ = (args.model for args in runs)
+    [pair] = [pair for pair in time_chapters.PAIRS if pair[2] == "{dense}"]
+    name, ranks, both, *sides = time_chapters.filled_in(*pair)
+    experts, dense = (accepted(of_side, ranks, ["--no-verify", *both.split(), *own]).model
+                      for of_side, own in (time_chapters.of_chapter(name, side) for side in sides))
     router = experts.layers * experts.experts * experts.dim
-    assert experts.active() - router == dense.parameters() and runs[0].batch == runs[1].batch
-    assert default == "| default | 1.50 | 20,000 | 40,000 | 0.50 |"
-    assert random.startswith("| random | ") and [run.data is None for run in runs] == 2 * [
-        True] + 2 * [False]
+    assert experts.active() - router == dense.parameters()
 
 
 # -------------------------------------------------------------------------- checkpoints and batches
 
 
-def play_saves(name, flags):
-    """For a rank of the pool, whose other tests have their own Saver and Run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(saving, "Saver", saving.Saver)
-        patch.setattr(report, "Run", report.Run)
-        return time_checkpoints.play(name, 2, flags)
-
-
-@pytest.mark.parametrize(("name", "own"), sample([("03_zero", "--variant=zero3"),
-                                                  ("04_tensor_parallel", "--variant=megatron")]))
-def test_both_ways_of_saving_write_as_much(ranks, tmp_path, name, own):
-    """Shards that end anywhere, and rectangles of which some are replicated."""
-    flags = [*TINY, "--batch=2", "--vocab=131", own, f"--save={tmp_path}"]
-    measured, _ = ranks(2)(play_saves, name, flags)
-    assert len(measured["ours"]) == len(measured["theirs"]) == 2
-    for save in measured["ours"]:
-        assert len(save["before"]) == time_checkpoints.QUIET and save["during"]
-        assert 0 < save["waits"] < save["on disk"]
-    assert measured["bytes"][0] == measured["bytes"][1] > 12 * measured["parameters"]
+def test_a_run_that_saves(warm):
+    run, cfg, whole = time_checkpoints.measure("03_zero", 1, 2, [*TINY, "--batch=2"])
+    saves = run["recorded"]["checkpoints"]
+    assert len(saves["waits"]) == len(saves["writes"]) == 3  # and the last one
+    assert len(run["step_seconds"]) == 3 * time_checkpoints.EVERY and min(whole) > 0
+    [size] = [check for check in run["checks"] if check["name"] == "a checkpoint"]
+    assert size["measured"] == size["expected"] > 12 * cfg.parameters()
 
 
 def test_what_saves_cost():
     """The ratio is of the first step with a save in flight; the cost has all of those, and what
     training waits for."""
-    ours = [{"before": [0.1, 0.2, 0.3], "during": [0.5, 0.3], "waits": 0.02, "on disk": 0.72},
-            {"before": [0.2, 0.2, 0.2], "during": [0.3], "waits": 0.04, "on disk": 0.34}]
-    before, first, ratio, costs = time_checkpoints.of_steps({"ours": ours})
-    assert sorted(before) == pytest.approx([100, 200, 200, 200, 200, 300])
+    quiet, first, ratio, costs = time_checkpoints.costs_of(
+        [*[9.0] * 6, 0.1, 0.2, 0.3, 0.5, 0.3, *[0.2] * 7, 0.3, *[0.2] * 8], [0.02, 0.04])
+    assert quiet == pytest.approx([100, 200, 300, 200, 200, 200])
     assert first == pytest.approx([500, 300]) and ratio == pytest.approx(2)
     assert costs == pytest.approx([420, 140])
 

@@ -105,7 +105,7 @@ def fault(line, folder):
     stops = " ".join([STOPS, *(entry.stops_at for entry in entries)])
     command = dataclasses.replace(entries[0], stops_at=stops, environment=ranks)
     with mock.patch("lab.cli.strict.least_bytes", lambda args: 0):  # a cluster has room
-        outcome = trials.attempt(command, words[len(start):], advised=False)
+        outcome = trials.attempt(command, words[len(start):])
     return None if outcome.status in (0, "accepted") else str(outcome)
 
 

@@ -3,21 +3,13 @@
 import dataclasses
 import json
 import types
+from unittest import mock
 
 import pytest
 import torch
 
 import common
-from benchmarks import (
-    gpu,
-    gpu_machine,
-    gpu_play,
-    gpu_report,
-    gpu_steps,
-    results,
-    time_chapters,
-    time_kernels,
-)
+from benchmarks import gpu, gpu_steps, results, time_chapters, time_kernels
 from lab import chapters, speed
 from lab.bench.machines import PEAK_FLOPS
 from tests.conftest import chapter as module_of
@@ -41,13 +33,14 @@ def folder(monkeypatch, tmp_path):
 
 def pretend(monkeypatch, kind, n):
     """So many GPUs, as far as anybody asks here."""
-    told = types.SimpleNamespace(name=kind["name"], total_memory=int(kind["memory"]),
-                                 major=kind["capability"][0], minor=kind["capability"][1])
+    properties = types.SimpleNamespace(name=kind["name"], total_memory=int(kind["memory"]))
+    capability = ".".join(map(str, kind["capability"]))
+    line = f"{kind['name']}, {kind['memory'] // 2**20:.0f}, {capability}, 570.1"
     monkeypatch.setattr(gpu_steps.shutil, "which", lambda program: program)
-    monkeypatch.setattr(gpu_machine, "said_by", lambda *command: command[0])
+    monkeypatch.setattr(gpu, "output_of", lambda program, *flags: [line] * n)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: n)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: n > 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: told)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: properties)
     return {"gpus": [kind] * n, "used": n, **VERSIONS}
 
 
@@ -62,7 +55,8 @@ def refused(step):
         elif program.endswith("time_chapters.py"):
             time_chapters.accept(flags)
         elif flags[0] == "lab.speed":
-            with gpu_steps.environment(RANK=0, WORLD_SIZE=step.ranks, LOCAL_WORLD_SIZE=step.ranks):
+            ranks = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(step.ranks))
+            with mock.patch.dict("os.environ", ranks | {"RANK": "0"}):
                 speed.parse(flags[1:])
         else:
             assert [program, flags[0]] == ["-m", "pytest"]
@@ -96,14 +90,15 @@ def test_each_step_takes_its_flags(monkeypatch, kind, n):
         assert step.skipped or refused(step) is None, step
 
 
-def test_it_runs_on_a_power_of_two_and_says_so(monkeypatch, capsys):
+def test_it_runs_on_a_power_of_two_and_says_so(monkeypatch):
     for n, used, name in (1, 1, "1 x "), (7, 4, "4 of 7 x "), (8, 8, "8 x "), (9, 8, "8 of 9 x "):
         pretend(monkeypatch, H100, n)
-        assert gpu.main(["--tell"]) == 0
-        machine = json.loads(capsys.readouterr().out)
-        assert machine["gpus"] == [H100] * n and machine["used"] == used
+        machine = gpu.machine_of("cuda")
+        assert [one["capability"] for one in machine["gpus"]] == [[9, 0]] * n
+        assert machine["used"] == used and machine["driver"] == "570.1"
         assert {step.ranks for step in gpu_steps.steps_of(machine, "cuda")} == {1, used}
-        assert gpu_machine.called(machine) == name + H100["name"]
+        assert gpu.name_of(machine) == name + H100["name"]
+        assert " of 85 GB, compute capability 9.0, driver 570.1" in gpu.described(machine)
 
 
 def test_where_no_gpu_can_be_asked_it_says_so_in_a_line(monkeypatch, capsys):
@@ -112,20 +107,19 @@ def test_where_no_gpu_can_be_asked_it_says_so_in_a_line(monkeypatch, capsys):
         gpu.main([])
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "--device cpu would work" in error
-    failed = types.SimpleNamespace(returncode=1, stderr="Traceback\nRuntimeError: no driver\n\n")
-    monkeypatch.setattr(gpu_machine.subprocess, "run", lambda *command, **more: failed)
     with pytest.raises(SystemExit, match="1"):
-        gpu_machine.asked_another_process("cuda")
-    assert capsys.readouterr().err.endswith("RuntimeError: no driver\n")
+        gpu.machine_of("cuda")
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 # ------------------------------------------------------------------------------ how it goes on
 
 
-LEAVES = """
-import subprocess, sys
+HANGS = """
+import subprocess, sys, time
 child = [sys.executable, "-c", "import time; time.sleep(600)"]
-print(subprocess.Popen(child, start_new_session=True).pid)
+print(subprocess.Popen(child, start_new_session=True).pid, flush=True)
+time.sleep(600)
 """
 
 
@@ -136,8 +130,7 @@ def program(name, code, seconds=600.0):
 STEPS = [
     program("fine", "print('a number:'); print('| 1 |'); print(); print('all is well')"),
     program("wrong", "print('soon'); raise ValueError('of that kind')"),
-    program("hangs", "import time; time.sleep(600)", 0.5),
-    program("leaves", f"{LEAVES}print('done')"),
+    program("hangs", HANGS, 2),
     gpu_steps.Step("not here", ["-c", "raise SystemExit(9)"], skipped="it takes a GPU"),
     program("too long", "raise SystemExit(9)", 4 * 3600),
     program("last", "print('still there')"),
@@ -148,20 +141,20 @@ def test_it_goes_on_and_keeps_what_it_has(folder, capsys):
     """No outcome depends on how fast this machine is: one step never ends, the others have time."""
     path = folder / "RESULTS.md"
     (folder / "fine.json").write_text("{}")  # an older one, which would pass for its own
-    assert gpu_play.play_all(STEPS, NOBODY, 60, path) == 1
-    [of_leaves] = [int(line) for line in (folder / "leaves.txt").read_text().splitlines()
-                   if line.isdecimal()]
-    assert ends(of_leaves)
+    assert gpu.play_all(STEPS, NOBODY, 60, path) == 1
+    [child] = [int(line) for line in (folder / "hangs.txt").read_text().splitlines()
+               if line.isdecimal()]
+    assert ends(child)
 
     text, said = path.read_text(), capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()
             if line.startswith("| ")]
     outcomes = {row[0]: row[2] for row in rows[2:] if len(row) == 5}
-    assert outcomes == {"fine": "ok", "leaves": "ok", "last": "ok", "wrong": "failed",
-                        "hangs": "failed", "not here": "skipped"}  # fmt: skip
+    assert outcomes == {"fine": "ok", "last": "ok", "wrong": "failed", "hangs": "failed",
+                        "not here": "skipped"}  # fmt: skip
     showed = {row[0]: row[4] for row in rows if len(row) == 5}
-    assert showed["wrong"].endswith("ValueError: of that kind") and showed["leaves"] == "done"
-    assert "too long" in text and "a number:" in text and "5 of 7 steps ran" in text
+    assert showed["wrong"].endswith("ValueError: of that kind")
+    assert "too long" in text and "a number:" in text and "4 of 6 steps ran" in text
     assert "failed: wrong, hangs\n" in said
 
 
@@ -173,8 +166,8 @@ def test_a_step_that_the_end_of_the_time_cuts_has_not_failed(monkeypatch, folder
         said.write_text("soon\na child\n\n")
         limits.append(limit)
 
-    monkeypatch.setattr(gpu_play, "run", never_ends)
-    row = gpu_play.play(program("slow", "", 3), left)
+    monkeypatch.setattr(gpu, "run", never_ends)
+    row = gpu.play(program("slow", "", 3), left)
     assert (row.outcome, limits) == (outcome, [min(left, 3)])
     assert outcome == "left out" or row.showed.endswith("a child")
 
@@ -183,13 +176,13 @@ def test_after_ctrl_c_what_is_there_stays(monkeypatch, folder, capsys):
     def play(step, left):
         if step.name == "wrong":
             raise KeyboardInterrupt
-        return gpu_report.Row(step, "ok", 3, "well")
+        return gpu.Row(step, "ok", 3, "well")
 
-    monkeypatch.setattr(gpu_play, "play", play)
+    monkeypatch.setattr(gpu, "play", play)
     path = folder / "RESULTS.md"
     with pytest.raises(KeyboardInterrupt):
-        gpu_play.play_all(STEPS, NOBODY, 60, path)
-    assert "1 of 7 steps ran" in path.read_text() and "| fine | 1 | ok |" in path.read_text()
+        gpu.play_all(STEPS, NOBODY, 60, path)
+    assert "1 of 6 steps ran" in path.read_text() and "| fine | 1 | ok |" in path.read_text()
     assert str(path) in capsys.readouterr().out
 
 
@@ -197,7 +190,7 @@ def test_gpus_of_one_kind_have_a_section_of_their_own(tmp_path):
     path = tmp_path / "RESULTS.md"
     for kind, n in ((H100, 1), (H100, 8), (RTX, 1), (H100, 8)):
         machine = {"gpus": [kind] * n, "used": n, **VERSIONS}
-        results.record(gpu_machine.called(machine), gpu_report.report([], machine, 3, 10), path)
+        results.record(gpu.name_of(machine), gpu.report([], machine, 3, 10), path)
     text = path.read_text()
     assert text.count("\n## ") == 3 and text.count("8 x NVIDIA H100 80GB HBM3\n") == 1
 
@@ -212,23 +205,23 @@ def test_what_a_chapter_has_shown(tmp_path):
            "checks": [{"ok": True}, {"ok": False}, {"ok": None}, {"ok": True}]}
     step = gpu_steps.Step("01", ["01_single_gpu.py", f"--profile={tmp_path / 'no.json'}"])
     path.write_text(json.dumps(run))
-    found = gpu_report.told_by(step, ["  --kernels: no GPU"], path)
+    found = gpu.shown_by(step, ["  --kernels: no GPU"], path)
     assert found["run"] == run and found["showed"].endswith("✓")
     for words in "--kernels: no GPU", "gradients 1e-02", "2 of 3 ", "no timeline":
         assert words in found["showed"]
     path.write_text(json.dumps(run | {"problems": ["gradients: no", "more"]}))
-    assert gpu_report.told_by(step, [], path)["showed"].endswith("✗ gradients: no")
+    assert gpu.shown_by(step, [], path)["showed"].endswith("✗ gradients: no")
 
 
 def test_the_pace_of_a_run_is_that_of_its_median_step():
     cfg = common.Config(layers=1, dim=16, heads=2, kv_heads=2, seq=8, vocab=256)
     run = {"config": dataclasses.asdict(cfg) | {"batch": 2}, "world_size": 1,
            "step_seconds": [90, 90, 90, 1, 2, 6]}
-    ms, tokens, mfu = gpu_report.pace(run, H100["name"])
+    ms, tokens, mfu = gpu.pace(run, H100["name"])
     flops = module_of("01_single_gpu").model_flops(cfg, 2)
     assert (ms, tokens) == (2000, 2 * 8 / 2)
     assert mfu == pytest.approx(flops / 2 / PEAK_FLOPS[H100["name"]])
-    assert gpu_report.pace(run | {"world_size": 4}, H100["name"])[2] == pytest.approx(mfu / 4)
+    assert gpu.pace(run | {"world_size": 4}, H100["name"])[2] == pytest.approx(mfu / 4)
 
 
 def test_a_timeline_says_how_busy_a_gpu_is_and_what_hides(tmp_path):
@@ -238,7 +231,7 @@ def test_a_timeline_says_how_busy_a_gpu_is_and_what_hides(tmp_path):
               kernel("gemm", 100, 30), kernel("ncclDevKernel_AllReduce", 120, 40),
               kernel("gemm", 190, 10), kernel("elementwise", 120, 5)]  # fmt: skip
     path.write_text(json.dumps({"traceEvents": events}))
-    assert all(word in gpu_report.traced(path) for word in (" 4 kernels", " 70%", " 25% "))
+    assert all(word in gpu.traced(path) for word in (" 4 kernels", " 70%", " 25% "))
 
 
 @pytest.mark.full

@@ -31,7 +31,7 @@ def refuse_alone(args: argparse.Namespace) -> None:
     """--noise-scale on one rank, whose gradient is the sum. Raises Refused."""
     if getattr(args, "noise_scale", False) and environment("WORLD_SIZE", 1) == 1:
         raise Refused("--noise-scale compares the gradients of ranks with their sum, and there is "
-                      "one rank", f"{RANKS} 2", "without --noise-scale")
+                      "one rank", f"{RANKS} 2")
 
 
 class NoiseMeter:

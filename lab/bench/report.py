@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import functools
 import gc
 import json
 import math
@@ -425,9 +424,8 @@ def main(file: str, doc: str, variants: dict, requires: Callable, flags: Callabl
     if argv is None:
         sys.stdout, argv = commands.steady(sys.stdout), sys.argv[1:]
     strict.refuse_launcher()
-    accept = functools.partial(accepted, file, doc, variants, requires, flags)
     try:
-        args, checkpoint = accept(argv)
+        args, checkpoint = accepted(file, doc, variants, requires, flags, argv)
         trains = hasattr(args, "model")
         run = Run(args, formulas, checkpoint) if trains else collectives.Run(args, formulas)
         train = variants[args.variant]
@@ -436,13 +434,13 @@ def main(file: str, doc: str, variants: dict, requires: Callable, flags: Callabl
             run.found = train(run)                      # None, of those that train a model
         return run.finish()
     except Refused as refused:
-        refusals.complain(refused, accept, argv)
+        refusals.complain(refused)
 
 
 def accepted(file: str, doc: str, variants: dict, requires: Callable, flags: Callable,
              argv: list[str]) -> tuple:
     """The arguments of a run, and the checkpoint from which it goes on; raises Refused for those
-    that do not fit. It changes nothing, so that other arguments can be tried."""
+    that do not fit. It changes nothing."""
     args = strict.parse(file, doc, variants, flags, argv)
     requires(args, environment("WORLD_SIZE", 1))
     noise.refuse_alone(args)

@@ -1,5 +1,6 @@
 """From which checkpoint a run goes on, and why it does not from another: one line, status 2."""
 
+import itertools
 import math
 import os
 import shlex
@@ -90,7 +91,7 @@ def goes_on_from(args):
         refuse_others(args, folder, index)
         check_tensors(args, index["tensors"], "loss_scale" in index["remembered"])
     except storage.Unusable as why:
-        raise Refused(f"--resume {folder} {why}", *instead_of(args, folder)) from None
+        raise Refused(f"--resume {folder} {why}", instead_of(args, folder)) from None
     if index["step"] >= args.steps and in_place:
         if environment("RANK", 0) == 0:
             print(f"step {index['step']} was the last one, and {folder} has it", flush=True)
@@ -117,21 +118,24 @@ def last_checkpoint(path):
 
 
 def instead_of(args, folder):
-    """The change to make for a checkpoint that is not usable: to one that stands beside it, the
-    last older one if there is any."""
+    """The change to make for a checkpoint that is not usable: to one next to it, the last older one
+    if there is any; or to start anew."""
     step = storage.step_of(folder) or 0
     others = [other for other in storage.checkpoints_in(folder.parent) if other != folder]
     others.sort(key=lambda other: storage.step_of(other) > step)
     usable = next(filter(is_usable, others), None)
+    if usable is None:
+        return "without --resume"
     resume = ["--resume", str(usable)]
     if args.save and args.save.resolve() == folder.parent.resolve():
         resume += ["--save", another(args.save)]        # where nothing is in its way
-    return [shlex.join(resume)] if usable else []
+    return shlex.join(resume)
 
 
 def another(folder):
-    """A folder for --save in place of one that is taken."""
-    return f"{folder}-2"
+    """A new folder for --save in place of one that is taken: runs/saved-2 for runs/saved."""
+    names = (f"{folder}-{number}" for number in itertools.count(2))
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def is_usable(folder):
@@ -144,20 +148,35 @@ def is_usable(folder):
 def refuse_others(args, folder, index):
     """A checkpoint of another run: another model, text, seed, batch or optimizer."""
     mine, saved = still_to_come(identity(args, Text(args)), index["step"]), index["run"]
-    for name in [*mine, *saved]:
-        if mine.get(name) == saved.get(name) or name in may_change(mine, saved):
-            continue
-        there, here = in_words(name, saved.get(name)), in_words(name, mine.get(name))
-        changes = [there] if there.startswith("--") else []
-        if name == "hidden" and not saved.get(name):
-            changes = ["without --ffn"]
-        if name == "data":
+    names = [name for name in dict.fromkeys([*mine, *saved])
+             if mine.get(name) != saved.get(name) and name not in may_change(mine, saved)]
+    if names:
+        there, here = (in_words(names[0], run.get(names[0])) for run in (saved, mine))
+        if names[0] == "data":
             there, here = f"{there} ({index['text']:.80})", f"{here} ({name_of_text(args)})"
-            changes = [shlex.join(["--data", index["text"]])]
-        raise Refused(f"--resume {folder} is of a run with {there}, and this has {here}", *changes)
+        changes = [change_back(args, name, saved.get(name), index["text"]) for name in names]
+        fits = " ".join(changes)
+        if len(changes) > 1 and any(change.startswith("without") for change in changes):
+            fits = "without --resume"
+        raise Refused(f"--resume {folder} is of a run with {there}, and this has {here}", fits)
     if index["biases"] and not getattr(args.model, "bias_speed", None):
         raise Refused(f"--resume {folder} is of a run whose experts are chosen with biases",
                       "--balance bias")
+
+
+def change_back(args, name, value, text):
+    """The change that gives this run the checkpoint's value, or drops --resume if no flag does.
+    text: the name of the checkpoint's text."""
+    flag = in_words(name, value)
+    if flag.startswith("--"):
+        return flag
+    if name == "data" and os.path.isfile(text) and text != args.data:
+        return shlex.join(["--data", text])
+    if name == "hidden":
+        return "without --ffn"
+    if not value and getattr(args, name, None) != args.own.get(name):
+        return f"without --{name}".replace("_", "-")
+    return "without --resume"
 
 
 def in_words(name, value):
@@ -219,8 +238,7 @@ def refuse_overwriting(args, mine, step=0):
     later = [path for path in mine if storage.step_of(path) > step]
     if later:
         raise Refused(f"--save {args.save} holds {later[0].name} already, and nothing is "
-                      "overwritten", *(shlex.join(change) for change in (
-                          ["--resume", str(args.save)], ["--save", another(args.save)])))
+                      "overwritten", shlex.join(["--save", another(args.save)]))
 
 
 def refuse_disagreement(run):
@@ -234,4 +252,5 @@ def refuse_disagreement(run):
     for rank, other in enumerate(everyones):
         if other != everyones[0]:
             raise Refused(f"--resume {run.args.resume}: rank 0 finds {everyones[0]}, and rank "
-                          f"{rank} {other}: all machines are to share the folder")
+                          f"{rank} {other}: all machines are to share the folder",
+                          "without --resume")

@@ -177,9 +177,10 @@ def arguments(argv):
     args = parser.parse_args(argv)
     chapter, args.chapter = args.chapter, args.chapter and args.chapter.zfill(2)
     file = args.grade or args.reveal
+    given = f"--grade {file}" if args.grade else f"--reveal {file}"
     writes = "`python -m lab.hunt 06` writes one, to hunts/06_context_parallel.py"
     if args.student and (file or args.seed is not None):
-        beside = "--seed" if args.seed is not None else "a file"
+        beside = "--seed" if args.seed is not None else given
         raise Refused(f"--for {args.student} means nothing beside {beside}", "without --for")
     if not file and not args.chapter:
         raise Refused("a CHAPTER is missing, or --grade or --reveal and a file", "with 06")
@@ -192,7 +193,7 @@ def arguments(argv):
     if args.grade and args.reveal:
         raise Refused(f"--grade {args.grade} means nothing beside --reveal", "without --reveal")
     if file and args.chapter:
-        raise Refused(f"CHAPTER {args.chapter} means nothing beside a file",
+        raise Refused(f"CHAPTER {args.chapter} means nothing beside {given}",
                       f"without {shlex.quote(chapter)}")
     if args.chapter and args.chapter not in huntable():
         near = difflib.get_close_matches(args.chapter, [*huntable()], 1, 0)[0]
@@ -201,10 +202,10 @@ def arguments(argv):
     if file:
         args.file, text = Path(file), read(Path(file))
         if text is None:
-            raise Refused(f"{file} is no file with a text in UTF-8; {writes}")
+            raise Refused(f"{given} is no file with a text in UTF-8; {writes}")
         args.text, args.hunt = text, hunt_of(text)
         if args.hunt is None:
-            raise Refused(f"{file} is no hunt: its last line does not say which it is; {writes}")
+            raise Refused(f"{given} is no hunt: its last line does not say which it is; {writes}")
     if args.student:
         args.out /= re.sub(r"\W", "_", args.student)
         args.seed = variants.seed_of(args.student, f"hunt {args.chapter}", SEEDS)

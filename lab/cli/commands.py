@@ -15,17 +15,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from lab.cli.refusals import VALUES, environment, fail, refusal
+from lab.cli.refusals import environment, fail, refusal
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, which raises Refused in place of an error, with a change that may work, and prints
-    its help on one rank. Types may raise Refused too, with values that would work in place of
-    changes. Its help is a module's docstring, as it stands."""
+    """argparse, which raises Refused in place of an error, with a change that works, and prints
+    its help on one rank. A type may raise Refused(why, a value that works). The help is a module's
+    docstring, as it stands."""
 
     def __init__(self, prog=None, **more):
-        told = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
-        super().__init__(prog, **told | more)
+        settings = {"allow_abbrev": False, "exit_on_error": False,
+                    "formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(prog, **settings | more)
 
     def error(self, message, *changes):
         for action in self._actions:                        # a choice for a word that is missing
@@ -35,10 +36,13 @@ class Parser(argparse.ArgumentParser):
                         "flags)", *changes)
 
     def parse_known_args(self, args=None, namespace=None):
-        VALUES.clear()
-        VALUES.update((flag, action.nargs) for action in self._actions
-                      if isinstance(action.nargs, int) for flag in action.option_strings)
-        namespace, unknown = super().parse_known_args(args, namespace)
+        words = sys.argv[1:] if args is None else args
+        try:
+            namespace, unknown = super().parse_known_args(words, namespace)
+        except argparse.ArgumentError as error:             # a value is missing, or one too many
+            given = {word.partition("=")[0] for word in words}
+            flags = [flag for flag in error.argument_name.split("/") if flag in given]
+            self.error(str(error), *(f"without {flag}" for flag in flags))
         if unknown:
             names = [word.partition("=")[0] if word.startswith("--") else word for word in unknown]
             self.error(f"unrecognized arguments: {' '.join(unknown)}",
@@ -57,11 +61,13 @@ class Parser(argparse.ArgumentParser):
             return super()._get_value(action, text)
         except refusal() as refused:
             name, (why, *values) = "/".join(action.option_strings) or action.dest, refused.args
-            raise refusal()(f"{name}: {why}", *(put(action, value, text) for value in values)
-                            ) from None
+            changes = [put(action, value, text) for value in values]
+            raise refusal()(f"{name}: {why}", *changes) from None
         except argparse.ArgumentError as error:
             near = [put(action, choice, text) for choice in action.choices or ()]
-            self.error(str(error), *near[:1])
+            if not near:
+                raise
+            self.error(str(error), near[0])
 
     def _check_value(self, action, value):
         try:
@@ -79,8 +85,10 @@ class Parser(argparse.ArgumentParser):
 def put(action: argparse.Action, value: object, given: str) -> str:
     """The change that gives the action this value."""
     value = shlex.quote(str(value))
-    return (f"{action.option_strings[0]} {value}" if action.option_strings
-            else f"{value} in place of {shlex.quote(str(given))}")
+    if not action.option_strings:
+        return f"{value} in place of {shlex.quote(str(given))}"
+    times = action.nargs if isinstance(action.nargs, int) else 1
+    return " ".join([action.option_strings[0], *[value] * times])
 
 
 def number(kind: type, lowest: float, below: float, example: float) -> Callable[[str], float]:
@@ -111,11 +119,19 @@ def output(example: str) -> Callable[[str], Path]:
             try_to_write(path, is_file)
         except OSError as error:
             why = f" ({error.strerror})" if error.strerror else ""
-            raise refusal()(f"cannot write {text!r}{why}", example,
-                            str(Path(tempfile.gettempdir(), example))) from None
+            raise refusal()(f"cannot write {text!r}{why}", writable(example, is_file)) from None
         return path
 
     return convert
+
+
+def writable(example: str, is_file: bool) -> str:
+    """The example, or the same in the folder for temporary files where it can't be written."""
+    try:
+        try_to_write(Path(example), is_file)
+    except OSError:
+        return str(Path(tempfile.gettempdir(), example))
+    return example
 
 
 def try_to_write(path: Path, is_file: bool) -> None:

@@ -147,7 +147,7 @@ def refuse_as_one_rank(args: argparse.Namespace, given: set[str], where: str,
             raise Refused(f"{flag} means nothing {where}", f"without {flag}")
     if args.rank >= args.ranks:
         raise Refused(f"--rank {args.rank} is not below --ranks = {args.ranks}",
-                      f"--rank {args.ranks - 1}", f"--ranks {args.rank + 1}")
+                      f"--rank {args.ranks - 1}")
 
 
 @contextlib.contextmanager
@@ -157,7 +157,8 @@ def ranks_by_flag() -> Iterator[None]:
         yield
     except Refused as refused:
         why, *changes = refused.args
-        raise Refused(why, *(change.replace(RANKS, "--ranks") for change in changes)) from None
+        changes = [change.replace(RANKS, "--ranks") for change in changes]
+        raise Refused(why, *changes) from None
 
 
 def refuse_launcher() -> None:
@@ -200,7 +201,7 @@ def refuse_unknown_to_variant(args, variants, given):
         knows = [name for name, known in declared.items() if flag in known]
         if args.variant not in knows and given[dest] is not None:
             raise Refused(f"{flag} means nothing to --variant {args.variant}",
-                          *(f"--variant {name}" for name in knows))
+                          f"--variant {knows[0]}")
 
 
 def refuse_one_file_for_two(args):
@@ -253,9 +254,9 @@ def refuse_vocabulary(args):
 def refuse_short(args, name, tokens):
     seq = args.model.seq
     if tokens <= seq:
-        fits = [f"--seq {tokens - 1}"] if tokens > 1 else []
+        change = f"--seq {tokens - 1}" if tokens > 1 else "without --data"
         raise Refused(f"--seq {seq} needs a text of {seq + 1} tokens or more, and {name} has "
-                      f"{tokens}", *fits)
+                      f"{tokens}", change)
 
 
 def refuse_above_vocabulary(args: argparse.Namespace, text: Text, token: int) -> None:
@@ -283,9 +284,9 @@ def refuse_sizes(args, given):
         if given.get(size) and least_bytes(args, **{size: works}) < memory / 4:
             flag = f"--{size.replace('_', '-')}"
             raise Refused(f"{flag} {given[size]} needs {why}", f"{flag} {works}")
-    flags = [f"--{size.replace('_', '-')}" for size in small if given.get(size)]
-    raise Refused(f"--preset {args.preset} in these sizes needs {why}", "--preset tiny",
-                  f"without {' '.join(flags)}")
+    flags = [f"--{size.replace('_', '-')}" for size in (*small, "heads") if given.get(size)]
+    change = f"without {' '.join(flags)}" if flags else "--preset tiny"
+    raise Refused(f"--preset {args.preset} in these sizes needs {why}", change)
 
 
 def least_bytes(args, batch=None, micro_batch=None, experts=None, **sizes):

@@ -16,7 +16,7 @@ from dataclasses import fields
 import common
 from common import Refused
 from lab.chapters import chapter, rooms_with
-from lab.cli.refusals import one_line, parsed
+from lab.cli.refusals import one_line
 from lab.page.parameters import known, one_of
 from lab.page.search import plan_as_data
 from lab.planner import planning
@@ -92,13 +92,14 @@ def never():
 
 def best(asked, is_gone=never):
     """The ten best layouts. What is given of a layout stays as it is. Where nothing fits: `why`,
-    `changes` of which each would work, {parameter: text, or null: without it}, and `nearest`, the
-    layout that is nearest to fitting. is_gone: says whether nobody waits for it any more."""
+    `changes` of which each would work, {parameter: text}, and `nearest`, the layout that is nearest
+    to fitting. is_gone: says whether nobody waits for it any more."""
     question(asked)                                     # refused at once, or worth a process
     argv = tuple(sorted(flags_of(asked)))
     if argv not in FOUND:
         found = searched(argv, SECONDS, is_gone)
-        found["why"], found["changes"] = offered(found["why"])
+        found["why"] = found["why"] and in_words_of_the_page(found["why"])
+        found["changes"] = [as_parameters(change) for change in found["changes"]]
         while len(FOUND) >= MOST:
             FOUND.pop(next(iter(FOUND)), None)          # the oldest
         FOUND[argv] = found
@@ -143,22 +144,10 @@ def refuse_if(is_so, why):
         raise Refused(why)
 
 
-def offered(why):
-    """(why, [{parameter: text, or None}]): what would work, of the planner's advice."""
-    changes = re.search(r"; (--[^;]*|without [^;]*) would work$", why or "")
-    if not changes:
-        return why and in_words_of_the_page(why), []
-    flags = [parsed(change) for change in changes[1].split(" or ")]
-    return in_words_of_the_page(why[:changes.start()]), [
-        dict(parameter(flag, values) for flag, values in change.items()) for change in flags]
-
-
-def parameter(flag, values):
-    """(name, text, or None) of a flag and its values. Flags without values are true, or false."""
-    name = flag.removeprefix("--").replace("-", "_")
-    if values == []:
-        return name.removeprefix("no_"), str(not name.startswith("no_")).lower()
-    return name, values and values[0]
+def as_parameters(change):
+    """{parameter: text}, of the {field: value} that the planner would change."""
+    return {name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in change.items()}
 
 
 # ----------------------------------------------------------------------------- what a page begins

@@ -62,9 +62,9 @@ def found(ten, argv):
     _, asked = planning.question(ten, argv)
     fit, others = asked.find(asked.gpus, asked.fixed)
     told = {"count": len(fit), "fits": bool(fit) and not fit[0].why, "why": None, "nearest": None,
-            "plans": [plan_as_data(asked, plan) for plan in fit[:SHOWN]]}
+            "changes": [], "plans": [plan_as_data(asked, plan) for plan in fit[:SHOWN]]}
     if not told["fits"]:
-        told["why"] = planning.advice(asked, fit or others, argv)
+        told["why"], told["changes"] = planning.advice(asked, fit or others, argv)
         told["nearest"] = vars(planning.nearest_of(fit or others).layout)
     return told
 

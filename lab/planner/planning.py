@@ -2,8 +2,8 @@
 
     python 10_planner.py --help
 
-Like the chapter, it needs no torch: an answer takes a second. What is refused names a change that
-was tried.
+Like the chapter, it needs no torch: an answer takes a second. Where no layout fits, it names a
+change with which one does.
 """
 
 import argparse
@@ -209,8 +209,12 @@ class Question:
         if layouts > MOST:
             free = [name for name in degrees if name not in self.fixed]
             free.sort(key=lambda name: -len(degrees[name]))
+            change = {}
+            while self.layouts(self.gpus, self.fixed | change) > MOST:
+                name = free[len(change)]
+                change[name] = degrees[name][0]
             raise refusal()(f"{layouts:,} layouts are more than the {MOST:,} of a search",
-                            *(as_flag(name, degrees[name][0]) for name in free))
+                            as_flags(change))
 
     def caveats(self):
         """What is to be known of the answer."""
@@ -257,14 +261,13 @@ def question(ten, argv):
     return args, asked
 
 
-def fits(ten, argv):
-    """Raises Refused for a question that no plan answers."""
-    args, asked = question(ten, argv)
-    found = None if has_tables(args) else asked.find_least()
-    if has_tables(args) or found and best(found):
-        return
-    nearest = nearest_of(found[0] or found[1]) if found else None
-    raise refusal()("nothing fits", *(mending(asked, nearest, argv) if nearest else ()))
+def some_plan_fits(ten, argv):
+    """Whether a question has an answer: False for one that is refused, too."""
+    try:
+        _, asked = question(ten, argv)
+    except refusal():
+        return False
+    return asked.least() is not None
 
 
 def best(found):
@@ -278,53 +281,55 @@ def nearest_of(others):
     return min(others, key=lambda plan: plan.bytes if plan.memory else math.inf)
 
 
-def mending(asked, nearest, argv):
-    """Changes of one flag that may make this plan fit: of a number that does not divide, first one
-    that is given; or as many GPUs as have room."""
+def mends(asked, nearest, argv):
+    """[(field, value)]: what may let the numbers of a plan divide, first those that are given."""
     if nearest.memory:
-        short = nearest.bytes / (asked.ten.ROOM * asked.cluster.memory)
-        return [f"--gpus {asked.gpus * 2**doublings}" for doublings in (
-            math.ceil(math.log2(short)), math.ceil(math.log2(short)) + 1)
-            if short > 1 and asked.gpus * 2**doublings < LIMITS["gpus"][0]]
+        return []
     changes = misfits.changes(asked.model, nearest.layout, asked.gpus, asked.batch)
-    flags = [(as_flag(name), as_flag(name, value)) for name, value in changes]
-    is_given = {word.partition("=")[0] for word in argv}
-    return [change for flag, change in sorted(flags, key=lambda both: both[0] not in is_given)]
+    given = {word.partition("=")[0] for word in argv}
+    return sorted(changes, key=lambda change: as_flag(change[0]) not in given)
 
 
-def one_change(asked, nearest, argv):
-    """Changes of one flag, with each of which something fits. nearest: a plan that does not."""
+def remedies(asked, nearest, argv):
+    """[{field: value}]: changes of the question, with each of which some plan fits; [] if none was
+    found. nearest: a plan that doesn't fit."""
     of_micro_batch = nearest.layout.dp * nearest.layout.micro_batch
     batch = -(-asked.batch // of_micro_batch) * of_micro_batch
     if not nearest.memory and batch != asked.batch and asked.least(batch=batch):
-        return [f"--batch {batch}"]
+        return [{"batch": batch}]
     changes = []
     for name in asked.fixed:
         other = asked.least(fixed={flag: asked.fixed[flag] for flag in asked.fixed if flag != name})
         if other:
-            changes.append(as_flag(name, getattr(other.layout, name)))
-    if not changes and not nearest.memory:
-        accept = functools.partial(fits, asked.ten)
-        for change in mending(asked, nearest, argv):
-            if not refusals.answer(accept, argv, refusals.parsed(change)):
-                return [change]
-    if not changes:
-        most, _ = LIMITS["gpus"]
-        for gpus in (asked.gpus * 2**k for k in range(1, 12)):
-            if gpus < most and asked.layouts(gpus, asked.fixed) <= MOST and asked.least(gpus):
-                return [f"--gpus {gpus}"]
-    return changes
+            changes.append({name: getattr(other.layout, name)})
+    if changes:
+        return changes
+    mending = [{name: value} for name, value in mends(asked, nearest, argv)]
+    most, _ = LIMITS["gpus"]
+    doubled = [{"gpus": asked.gpus * 2**k} for k in range(1, 12) if asked.gpus * 2**k < most]
+    for change in [*mending, *doubled, *(one | gpus for one in mending for gpus in doubled)]:
+        if some_plan_fits(asked.ten, [*argv, *as_flags(change).split()]):
+            return [change]
+    return []
+
+
+def as_flags(change):
+    """As they are typed, of {field: value}."""
+    return " ".join(as_flag(name, value) for name, value in change.items())
 
 
 def advice(asked, others, argv):
-    """Why there is no plan, and what would work."""
+    """Why there is no plan, and the changes that would work."""
     nearest = nearest_of(others)
     why = f"{in_words(asked.ten, nearest.layout)}: {nearest.why}"
-    changes = one_change(asked, nearest, argv)
-    if changes:
-        return f"{why}; {' or '.join(changes)} would work"
-    refused = refusal()(why, *mending(asked, nearest, argv))
-    return "; ".join([why, *refusals.advice(refused, functools.partial(fits, asked.ten), argv)])
+    return why, remedies(asked, nearest, argv)
+
+
+def in_a_line(why, changes):
+    """The two of `advice`."""
+    if not changes:
+        return f"{why}; no change was found to work"
+    return f"{why}; {' or '.join(map(as_flags, changes))} would work"
 
 
 def as_json(asked, fit):
@@ -424,7 +429,7 @@ def main(ten, argv):
     try:
         args, asked = question(ten, argv)
     except refusal() as refused:
-        refusals.complain(refused, functools.partial(fits, ten), argv, alone=True)
+        refusals.complain(refused, alone=True)
     if has_tables(args):
         from lab.planner import contexts, problems, published
 
@@ -434,14 +439,14 @@ def main(ten, argv):
     model, gpus, batch = asked.model, asked.gpus, asked.batch
     fit, others = asked.find(gpus, asked.fixed)
     if not fit:
-        refusals.fail(advice(asked, others, argv))
+        refusals.fail(in_a_line(*advice(asked, others, argv)))
     of_token = (f" ({model.parameters(model.top_k) / 1e9:.1f} G of a token)"
                 if model.experts > 1 else "")
     print(f"{model.parameters() / 1e9:.1f} G parameters{of_token} on {gpus} x {args.cluster}, "
           f"{args.software}: {batch} sequences of {model.seq:,} a step; {len(fit)} layouts "
           + ("may fit, and none does for sure" if fit[0].why else "fit"))
     if fit[0].why:
-        print(f"({advice(asked, fit, argv)})")
+        print(f"({in_a_line(*advice(asked, fit, argv))})")
     print_plans(asked, fit)
     print(*[f"({caveat})\n" for caveat in asked.caveats()], sep="", end="")
     if args.explain:

@@ -331,6 +331,6 @@ def test_refusals(run_chapter):
         ("--batch=12 --batch-ramp 6 10", 4, "--batch-ramp 6", "--batch-ramp 4 10"),
         ("--batch=32 --micro-batch=2 --batch-ramp 12 10", 4, "--batch-ramp 12",
          "--batch-ramp 8 10"),
-        ("--batch=8 --batch-ramp 0 10", 4, "--batch-ramp", "without --batch-ramp"),
+        ("--batch=8 --batch-ramp 0 10", 4, "--batch-ramp", "--batch-ramp 8 8"),
         ("--batch=8 --batch-ramp 4", 4, "--batch-ramp", "without --batch-ramp"),
     ])  # fmt: skip

@@ -57,8 +57,8 @@ def test_frozen_and_unused_parameters(ranks):
 
 def test_refusals(run_chapter):
     hold_refusals(run_chapter, THREE, [
-        ("--preset=gpt2", 1, "--preset gpt2", "--variant zero2"),
-        ("--preset=gpt2 --variant=torch --stage=2", 1, "--preset gpt2", "without --preset"),
+        ("--preset=gpt2", 1, "--preset gpt2", "--preset tiny"),
+        ("--preset=gpt2 --variant=torch --stage=2", 1, "--preset gpt2", "--preset tiny"),
         ("--variant=hsdp --shard-size=6", 8, "--shard-size 6", "--shard-size 2"),
         ("--precision=bf16 --dtype=bfloat16", 1, "--precision bf16", "--dtype float32"),
         ("--variant=torch --offload", 1, "--offload", "--variant zero3"),

@@ -233,7 +233,7 @@ def test_refusals(run_chapter):
         ("--inner=3", 4, "--inner 3", "--inner 1"),
         ("--inner=6", 4, "--inner 6", "--inner 2"),
         ("--cut=document", 4, "--cut document", "--documents 128"),
-        ("--variant=ring --cut=document", 2, "--cut", "without --cut"),
+        ("--variant=ring --cut=document --documents=9", 2, "--cut", "--variant zigzag"),
         ("--documents=129", 2, "--documents 129", "--documents 128"),
         ("--documents=0", 2, "--documents", "--documents 32"),
         ("--window=0", 2, "--window", "--window 32"),

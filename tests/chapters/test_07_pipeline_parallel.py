@@ -227,7 +227,6 @@ def test_refusals(run_chapter):
         ("--variant=2bw --steps=1", 2, "--variant 2bw", "--steps 2"),
         ("--variant=2bw --save=here", 2, "--save here", "--variant 1f1b"),
         ("--chunks=2", 2, "--chunks", "--variant interleaved"),
-        ("--chunks=10000000", 2, "--chunks", "without --chunks"),  # no list of so many is made
         ("--variant=zb-h1 --breadth-first", 2, "--breadth-first", "--variant interleaved"),
         ("--batch=8 --micro-batch=3", 2, "--batch 8", "--batch 9"),
     ])

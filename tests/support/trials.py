@@ -33,7 +33,7 @@ from unittest import mock
 import psutil
 
 from lab.bench.meeting import has_ended
-from tests.conftest import FULL, ROOT, sample
+from tests.conftest import ROOT, sample
 from tests.support import programs
 
 PATIENCE = 120  # seconds; longer is a hang
@@ -121,12 +121,9 @@ class Outcome:
                 and any(name in line for name in names))  # fmt: skip
 
 
-def attempt(command, argv, advised=True):
-    """Call the command as far as its work. advised: a refusal says what would work, which takes up
-    to 50 tries to find."""
+def attempt(command, argv):
+    """Call the command as far as its work."""
     errors, patches = io.StringIO(), dict.fromkeys(command.stops_at.split(), accept)
-    if not advised:
-        patches["lab.cli.refusals.advice"] = lambda *given: []
     with tempfile.TemporaryFile("w+") as output:
         status = call(command, argv, patches, output, errors)
         output.seek(0)
@@ -177,11 +174,10 @@ def status_of(program):
 
 def refused(command, flag, value, must_be, *names):
     """What was wrong. must_be: False, if the value may also be legal. names: of which the line may
-    have one instead of the flag's. In `make test` only those without it are advised."""
-    for advised in [True] if FULL else [False, True]:
-        outcome = attempt(command, command.arguments(flag, value), advised)
-        if outcome.is_refusal([flag, *names]) or outcome.status == "accepted" and not must_be:
-            return []
+    have one instead of the flag's."""
+    outcome = attempt(command, command.arguments(flag, value))
+    if outcome.is_refusal([flag, *names]) or outcome.status == "accepted" and not must_be:
+        return []
     shown = f"{flag} {value!r:.60}" if value is not None else flag
     return [f"{command.name} {shown}: {outcome}"]
 

@@ -133,7 +133,7 @@ def test_goes_on_in_the_same_folder(run_chapter, saved, origin):
 def test_nothing_is_overwritten(refused, saved, tmp_path):
     says = refused(f"--save={saved}")
     assert f"--save {saved} holds step-000004" in says
-    assert says.endswith(f"; --resume {saved} would work")
+    assert says.endswith(f"; --save {saved}-2 would work")
     assert refused(f"--save={saved}", f"--resume={saved / 'step-000002'}") == says
     other = tmp_path / "other"  # nor does another run's checkpoint go
     other.mkdir()

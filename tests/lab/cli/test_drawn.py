@@ -1,16 +1,12 @@
-"""Numbers and changes of a command line, whatever they are."""
+"""Numbers of a command line, whatever they are."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common import Refused
-from lab.cli import refusals
 from lab.cli.commands import number
 
-FLAGS = st.from_regex(r"--[a-z][a-z-]{0,5}[a-z]", fullmatch=True)
-WORDS = st.text(min_size=1, max_size=6).filter(
-    lambda word: not word.startswith("-") and word not in ("with", "without", "in"))
 FINITE = st.floats(-1e9, 1e9)
 
 
@@ -25,8 +21,3 @@ def test_a_number_is_in_its_range_or_refused_in_a_line(kind, limits, text):
             assert limits[0] <= kind(text) < limits[1]
     else:
         assert value == kind(text) and limits[0] <= value < limits[1] and type(value) is kind
-
-
-@given(st.dictionaries(FLAGS, st.none() | st.lists(WORDS, max_size=2)))
-def test_changes_are_read_as_they_are_said(changes):
-    assert refusals.parsed(refusals.in_words(changes)) == changes
