@@ -53,7 +53,7 @@ Run it. In the variants `deadlock`, `order` and `skip` some rank waits for ever.
     torchrun --nproc_per_node=8 00_collectives.py --variant hello
     torchrun --nproc_per_node=8 00_collectives.py
     torchrun --nproc_per_node=4 00_collectives.py --variant deadlock
-    torchrun --nproc_per_node=8 -m lab.speed                        (how fast each is, and why)
+    torchrun --nproc_per_node=8 -m lab.scaling rates                (how fast each all_reduce is)
 
 Sources: Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH
 (2005); Patarasuk, Yuan, Bandwidth Optimal All-reduce Algorithms (2009); Hensgen, Finkel, Manber,

@@ -85,9 +85,9 @@ faults: $(READY)  ## kill ranks of a run at random, and see that it costs time a
 	$(PYTHON) -m lab.faults --json runs/faults.json
 	$(PYTHON) -m lab.pictures runs/faults.json
 
-scaling: $(READY)  ## 6 minutes: tokens/s over ranks, and overlap, beside predictions (ONLY="dp pp")
-	@status=0; $(PYTHON) -m lab.scaling $(if $(ONLY),--only $(ONLY)) || status=$$?; \
-	$(PYTHON) -m lab.pictures runs/scaling.json --out figures || status=$$?; exit $$status
+scaling: $(READY)  ## 4 minutes: tokens/s over ranks, and overlap, beside predictions
+	@$(PYTHON) -m lab.scaling --json runs/scaling.json
+	@$(PYTHON) -m lab.pictures runs/scaling.json --out figures
 
 figures: $(READY)  ## 5 minutes: draw figures/ anew (ONLY="02 06")
 	@$(PYTHON) -m lab.tour --figures $(ONLY)

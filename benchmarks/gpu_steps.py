@@ -143,12 +143,11 @@ def kernels(device, no_triton, no_fp8):
 
 def others(n, device):
     """Other commands that measure GPUs."""
-    shape = "--largest=4096" if device == "cpu" else "--largest=67108864"
-    speed = Step("00-speed", ["-m", "lab.speed", f"--device={device}", shape, "--repeats=5",
-                              f"--json={here('00-speed-measured.json')}"], n, is_a_table=True)
+    rates = Step("00-rates", ["-m", "lab.scaling", "rates",
+                              f"--json={here('00-rates-measured.json')}"], n, is_a_table=True)
     more = ["--steps=7", "--", "--device=cpu"] if device == "cpu" else ["--steps=20"]
     pairs = Step("01-pairs", ["benchmarks/time_chapters.py", "--only=01", *more], 1, 150)
-    return [speed] * (n > 1) + [pairs]
+    return [rates] * (n > 1) + [pairs]
 
 
 def version_of(package):

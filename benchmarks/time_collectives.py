@@ -32,7 +32,7 @@ from benchmarks import results  # noqa: E402
 from benchmarks.results import middle  # noqa: E402
 from benchmarks.time_chapters import on_ranks  # noqa: E402
 from common import environment  # noqa: E402
-from lab import chapters, speed  # noqa: E402
+from lab import chapters, scaling  # noqa: E402
 from lab.cli import commands, refusals  # noqa: E402
 
 RANKS = 4
@@ -82,9 +82,9 @@ def calls_of(size, args):
 
 def timed(function, device):
     dist.barrier()
-    begin, busy = speed.now(device), time.process_time()
+    begin, busy = scaling.now(device), time.process_time()
     function()
-    wall, busy = speed.now(device) - begin, time.process_time() - busy      # gloo's threads too
+    wall, busy = scaling.now(device) - begin, time.process_time() - busy      # gloo's threads too
     slowest, total = (torch.tensor(s, dtype=torch.float64, device=device) for s in (wall, busy))
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     dist.all_reduce(total)

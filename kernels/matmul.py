@@ -10,7 +10,7 @@ instruction together, each with numbers of its own. In an H100 these lie in
     memory (HBM)       80 GB          all SMs share it         3.35 TB/s
 
 C = A · B, of (m, k) and (k, n), takes 2mnk FLOPs. In bf16 an H100 does 295 while its memory moves
-one byte (elu.py). So it matters how often a number is loaded. (`python -m lab.warps` counts it.)
+one byte (elu.py). So it matters how often a number is loaded.
 
 Coalescing. Memory moves in segments of 128 bytes, and a warp's load takes each segment in which one
 of its 32 numbers lies. In `naive_kernel` each thread computes a number of C, and there are two ways

@@ -1,348 +1,420 @@
-"""How the chapters scale on this machine, beside what chapter 10 and the lessons' formulas predict.
+"""How the chapters scale on this machine: measured beside predicted, in one table.
 
-    python -m lab.scaling [--only dp pp overlap] [--ranks 8] [--json runs/scaling.json]
+    python -m lab.scaling [--json F]                        all of it, as `make scaling` does
+    torchrun --nproc_per_node=8 -m lab.scaling rates        only the all_reduces of chapter 00
+    torchrun --nproc_per_node=4 -m lab.scaling overlap      only what chapters 02 and 03 hide
 
-For each axis, tokens/s a rank on 1, 2, 4 and 8 ranks: in weak scaling the batch grows with them, in
-strong scaling it stays. In the best case, weak scaling is a flat line. A number of ranks is first
-calibrated, as lab.here does it: so a prediction knows how slow 8 ranks are that share 2 cores.
-
-From there on cores are the limit, whatever the chapter does. So where the lesson is who waits for
-whom, stages sleep in place of computing, which needs no core:
-
-    pp              chapter 07's 1f1b. The stages sleep for as long as the model's forward and
-                    backward take on one rank, over the number of ranks
-    bubble          1f1b's efficiency, m / (m + p - 1). With p - 1 micro-batches half of the step is
-                    bubble, on however many stages; with 32 it is little on few of them
-    micro-batch     the size b that is best for a pipeline of p stages and B sequences. Larger ones
-                    have better matmuls, and there are fewer to fill the pipeline with: a step takes
-                    (B/b + p - 1) (t_f(b) + t_b(b)). The times of a stage are measured, awake
-    overlap         lab.asleep: what chapters 02 and 03 hide, over a link of known speed
-
-Sources: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021),
-section 3; Ultra-Scale Playbook, "Pipeline Parallelism" (1f1b with m = p - 1 and with m = 32).
+all_reduce   Chapter 00's four, by hand, and PyTorch's, a ring as well. A round takes α seconds, and
+             each byte of its largest message 1/B: one α and one B are fitted to all of them. Ranks
+             that share a core wait for it, so α grows.
+tokens/s     The same batch on 1, 2, 4 and 8 ranks. Chapter 10 predicts it from α and B, the FLOP/s
+             of a matmul and the bytes/s of an addition, measured while all ranks compute. It leaves
+             out the time that Python and the start of an operator take.
+overlap      On few cores, sending takes time from computing, so overlap gains little. Here layers
+             sleep in forward and backward, and so does a link: a message arrives when those before
+             it have, α and its bytes' time later. The steps are chapter 02's and 03's.
 """
 
-import argparse
-import contextlib
 import json
-import os
+import statistics
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import common
 from common import Refused, environment
-from lab import here, schedules, speed
-from lab.bench import ranks
+from lab.bench import anatomy, meeting, ranks
+from lab.bench.formulas import WATCHED_STEPS
 from lab.chapters import chapter
-from lab.cli import commands, refusals
-from lab.cli.words import count
+from lab.cli import commands, refusals, strict
 
-TASK = here.Task({"layers": 8, "dim": 192, "heads": 8, "kv-heads": 8, "seq": 128, "vocab": 256},
-                 batch=8, micro_batch=8, experts=8)
-EACH = 2                        # sequences: a rank's in weak scaling, a micro-batch's of pp
-AXES = {"dp": "02_data_parallel", "zero3": "03_zero", "tp": "04_tensor_parallel",
-        "sp": "05_sequence_parallel", "cp": "06_context_parallel", "ep": "08_expert_parallel",
-        "pp": None}             # asleep
-PARTS = *AXES, "bubble", "micro-batch", "overlap"
-SCALING = "weak", "strong"
-STEPS = 3                       # asleep: the best of so many
-NAP = 0.01                      # seconds of each F, B and W in `bubble`
-MANY = 32                       # micro-batches that make a bubble small
-STAGES, SEQUENCES = 4, 32       # in `micro-batch`, whose matmuls are thin if b is small
-THIN = {"dim": 768, "seq": 16}
+WORLDS = 1, 2, 4, 8
 
 
-# ------------------------------------------------------------------------------- stages that sleep
+class Row(NamedTuple):
+    """A row of the table. x: ranks, bytes or a ratio, over which the figure shows it."""
 
-class TimedStage(schedules.SleepingStage):
-    """One whose backward, of inputs and weights together, sleeps for other seconds."""
+    what: str
+    unit: str
+    ranks: int
+    x: float
+    measured: float
+    predicted: float
+    note: str
 
-    def __init__(self, forward, backward, out):
-        super().__init__(forward, out)
-        self.of_backward = backward
-
-    def forward(self, micro_batch, *given):
-        time.sleep(self.seconds)
-        return self.out
-
-    def backward(self, micro_batch, *given):
-        time.sleep(self.of_backward)
-        return self.out
-
-    def weight_gradients(self, micro_batch):
-        """Backward has slept for them, too."""
+    def __str__(self):
+        numbers = f"{self.measured:>9,.4g} / {self.predicted:<9,.4g}"
+        off = self.measured / self.predicted - 1
+        return f"  {self.what:<22}{numbers}{self.unit:<9}{off:>+6.0%}   {self.note}"
 
 
-def sleep_through(pipelines):
-    """On a rank of a pipeline, for each [micro-batches, seconds of a stage's forward, and of its
-    backward]: the seconds of the best 1f1b step. Communication: the schedule's messages, of one
-    number each."""
-    seven, group, found = chapter("07"), dist.group.WORLD, []
-    rank, p, out = dist.get_rank(), dist.get_world_size(), torch.zeros(1)
-    for m, forward, backward in pipelines:
-        schedule = seven.make_schedule("1f1b", p, m)
-        programs = seven.make_programs(schedule)
-        schedules.check_rendezvous(programs, schedule.needs)
-        step = partial(seven.execute, programs[rank], {rank: TimedStage(forward, backward, out)},
-                       group, partial(torch.empty_like, out),
-                       lambda *action: contextlib.nullcontext(), [(out, out)] * m, 1)
-        found.append(min(speed.slowest(step, out.device) for _ in range(STEPS)))
-    return found
+# --------------------------------------------------------------- the rates of this machine, α and B
+
+KINDS = "naive", "tree", "ring", "doubling"             # of chapter 00's all_reduce
 
 
-def on_a_rank(pipelines):
-    """The program of a rank: the first one prints what they have measured."""
-    torch.set_num_threads(1)
-    common.join_ranks(argparse.Namespace(device="cpu"), environment("RANK", 0))
-    found = sleep_through(pipelines)
-    if dist.get_rank() == 0:
-        print(json.dumps(found))
-    dist.destroy_process_group()
-    return 0
+def now(device):
+    """Seconds, once the device has computed all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
-def asleep(p, pipelines):
-    """Seconds of the steps of these pipelines of p stages, each in a process."""
-    printed = here.on_ranks(p, "-m", "lab.scaling", f"--asleep={json.dumps(pipelines)}")
-    return json.loads(printed.splitlines()[-1])
+def seconds_of(function, device, repeats=5, calls=4):
+    """The median time of a call on the slowest rank. Ranks that share a core have it in turns, so
+    several calls are timed together. Communication: a barrier, and an all_reduce of one number."""
+    times = []
+    for _ in range(repeats):
+        dist.barrier()
+        begin = now(device)
+        for _ in range(calls):
+            function()
+        seconds = torch.tensor((now(device) - begin) / calls, dtype=torch.float64, device=device)
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        times.append(seconds.item())
+    return statistics.median(times)
 
 
-def pipeline_seconds(p, m, forward, backward):
-    """Of a 1f1b step, by the formula of Narayanan et al."""
-    return (m + p - 1) * (forward + backward)
+def time_all_reduces(device, largest):
+    """[(name, bytes, seconds)] of each all_reduce and size, in float32."""
+    zero, times, x = chapter("00"), [], torch.zeros(largest // 4, device=device)
+    for size in (largest // 16**k for k in range(6)):
+        part, net = x[:size // 4], zero.Network(dist.group.WORLD)
+        functions = {kind: partial(zero.BY_HAND[f"all_reduce_{kind}"], net, part) for kind in KINDS}
+        for name, function in (functions | {"PyTorch": partial(dist.all_reduce, part)}).items():
+            function()                                  # connects, and allocates
+            times.append((name, size, seconds_of(function, device)))
+    return times
 
 
-# ----------------------------------------------------------------------------------------- the axes
-
-def cores_here():
-    """Those that this process may use: what `nproc` prints."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def task_of(scaling, n):
-    """What n ranks train."""
-    return TASK._replace(batch=EACH * n) if scaling == "weak" else TASK
+def cost(name, n, size):
+    """(Rounds, bytes of the largest message in each, added up) of an all_reduce on n ranks."""
+    kind = "ring" if name == "PyTorch" else name
+    messages = chapter("00").round_bytes(f"all_reduce_{kind}", n, size, 4)
+    return len(messages), sum(messages)
 
 
-def measure_chapter(axis, n, task, cluster):
-    """Of a step: the ranks, tokens and seconds of a run, and {cause: seconds} as predicted."""
-    run = here.recorded(AXES[axis], n, "cpu", task)
-    return {"ranks": run["world_size"], "tokens": run["config"]["batch"] * run["config"]["seq"],
-            "seconds": here.seconds_of_a_step(run), "asleep": False,
-            "predicted": here.predicted_seconds(AXES[axis], n, cluster, task)}
+def fit(costs, seconds):
+    """[α, 1/B] for which the squares of log(seconds / fitted) add up to the least, by Gauss and
+    Newton's method: twice as long is as wrong as half as long. costs: of `cost`."""
+    costs, seconds = (torch.tensor(numbers).double() for numbers in (costs, seconds))
+    fitted = seconds                                    # in the first step, relative errors
+    for _ in range(50):
+        target = 1 + (seconds / fitted).log()[:, None]
+        solution = torch.linalg.lstsq(costs / fitted[:, None], target).solution.clamp(min=1e-18)
+        fitted = (costs @ solution)[:, 0]
+    return solution.flatten().tolist()
 
 
-def measure_pipeline(n, task, times):
-    """The same of chapter 07, asleep. times: seconds of forward and of backward of a micro-batch in
-    the whole model."""
-    m, (forward, backward) = task.batch // EACH, (seconds / n for seconds in times)
-    [seconds] = asleep(n, [[m, forward, backward]])
-    working = m * (forward + backward)
-    bubble = pipeline_seconds(n, m, forward, backward) - working
-    return {"ranks": n, "tokens": task.batch * task.model["seq"], "seconds": seconds,
-            "asleep": True, "predicted": {"computing": working, "bubble": bubble}}
+def measure_rates(device):
+    """(A Row of each all_reduce and size, {"flops": FLOP/s of a matmul, "memory": bytes/s of an
+    addition, "alpha": seconds, "beta": 1/B}), on all ranks at the same time."""
+    side, numbers, largest = (4096, 2**28, 2**26) if device.type == "cuda" else (768, 2**22, 2**22)
+    a, b = torch.randn(2, side, side, device=device)
+    x, y = torch.randn(2, numbers, device=device)
+    flops = 2 * side**3 / seconds_of(partial(torch.mm, a, b), device)
+    memory = 3 * x.nbytes / seconds_of(partial(torch.add, x, y, out=y), device)
+    n, alpha, beta, rows = dist.get_world_size(), 0, 0, []
+    if n > 1:
+        times = time_all_reduces(device, largest)
+        costs = [cost(name, n, size) for name, size, _ in times]
+        alpha, beta = fit(costs, [seconds for *_, seconds in times])
+        rows = [Row(f"all_reduce {name}", "ms", n, size, 1e3 * seconds,
+                    1e3 * (alpha * rounds + beta * sent), f"{size:,} B")
+                for (name, size, seconds), (rounds, sent) in zip(times, costs)]
+    return rows, {"flops": flops, "memory": memory, "alpha": alpha, "beta": beta}
 
 
-def measure_axes(axes, worlds):
-    """Yield for each number of ranks its cluster as calibrated, None if all is asleep, and then
-    {axis, scaling: ..., and its point}. A step that is the same in both scalings is measured once.
-    """
-    times = stage_seconds(TASK.model, 1, 0, [EACH])[EACH] if "pp" in axes else None
-    for n in worlds:
-        cluster, known = here.calibrated(n) if {*axes} - {"pp"} else None, {}
-        yield cluster
-        for axis in axes:
-            for scaling in SCALING:
-                task = task_of(scaling, n)
-                if (axis, task.batch) not in known:
-                    known[axis, task.batch] = (
-                        measure_pipeline(n, task, times) if axis == "pp" else
-                        measure_chapter(axis, n, task, cluster))
-                yield {"axis": axis, "scaling": scaling, **known[axis, task.batch]}
+def print_rates(rows, rates, n):
+    """A line with the rates, and the Row of the largest all_reduce of each kind."""
+    print(f"ranks: {n} · {rates['flops'] / 1e9:.3g} GFLOP/s each, memory "
+          f"{rates['memory'] / 1e9:.3g} GB/s, α {1e6 * rates['alpha']:.3g} µs, 1/B "
+          f"{1e12 * rates['beta']:.3g} ms/GB", *rows[:1 + len(KINDS)], sep="\n", flush=True)
 
 
-def rate(point, seconds=None):
-    """Tokens/s of a rank, as measured, or if a step took so many seconds."""
-    return point["tokens"] / point["ranks"] / (seconds or point["seconds"])
+# ------------------------------------------------------------------- tokens/s, beside the planner's
+
+AXES = {"dp": "02_data_parallel.py --variant=bucket", "zero3": "03_zero.py --variant=zero3",
+        "tp": "04_tensor_parallel.py", "cp": "06_context_parallel.py --variant=gather",
+        "pp": "07_pipeline_parallel.py --variant=1f1b"}
+MODEL = {"layers": 8, "dim": 192, "heads": 8, "kv-heads": 8, "seq": 128, "vocab": 256}
+BATCH = 8                               # sequences of a step
+STEPS = WATCHED_STEPS + 3
 
 
-def predicted_rate(point):
-    return rate(point, sum(point["predicted"].values()))
+def cluster_of(rates, n):
+    """The planner's Cluster with these rates. Those in bytes are halved, for the planner counts 2
+    bytes for a number that has 4 here."""
+    ten = anatomy.planner()
+    return ten.Cluster(peak=rates["flops"], matmul=1, attention=1, memory=1e30, nic=1, per_node=n,
+                       hbm=rates["memory"] / 2 / ten.HBM, alpha=rates["alpha"],
+                       nvlink=1 / max(rates["beta"], 1e-18) / 2 / ten.NVLINK)
 
 
-# ------------------------------------------------------------------------ bubbles and micro-batches
-
-def measure_bubbles(worlds):
-    """Yield for p stages and m micro-batches the efficiency: work over the time of a step."""
-    for p in worlds:
-        counts = p - 1, MANY
-        for m, seconds in zip(counts, asleep(p, [[m, NAP, 2 * NAP] for m in counts])):
-            yield {"ranks": p, "micro_batches": m, "seconds": seconds,
-                   "measured": m * 3 * NAP / seconds, "predicted": m / (m + p - 1)}
+def layout_of(axis, n):
+    """The planner's Layout on n ranks. A micro-batch is one sequence in a pipeline, and elsewhere
+    all sequences of a rank."""
+    degree = "dp" if axis == "zero3" else axis
+    micro_batches = {"dp": n, "pp": BATCH}.get(degree, 1)       # of all ranks
+    return anatomy.planner().Layout(**{degree: n}, zero=3 * (axis == "zero3"), sp=False,
+                                    micro_batch=BATCH // micro_batches)
 
 
-def stage_seconds(model, stages, stage, sizes):
-    """{b: seconds of forward, and of backward} of b sequences in a stage of this model, awake. All
-    sizes in turns, the best of some: others that keep a core busy only make it longer."""
-    seven = chapter("07")
-    cfg = common.Config(**{name.replace("-", "_"): value for name, value in model.items()})
-    modules = common.gpt(cfg, seed=None)[slice(*seven.cut(cfg, stages)[stage])]
-    part = seven.Stage(common.draw_weights(modules, seed=0), in_halves=False)
-    found = {b: [] for b in sizes}
-    for _ in range(2 + 3 * STEPS):                      # the first ones allocate
-        for b in sizes:
-            tokens, x = torch.zeros(b, cfg.seq, dtype=torch.int64), torch.randn(b, cfg.seq, cfg.dim)
-            begin = time.perf_counter()
-            out = part.forward(0, x if stage else tokens, tokens, 1)
-            middle = time.perf_counter()
-            part.backward(0, None if part.is_last else torch.ones_like(out))
-            part.weight_gradients(0)
-            found[b].append((middle - begin, time.perf_counter() - middle))
-    return {b: tuple(map(min, zip(*seconds))) for b, seconds in found.items()}
+def command_of(axis, n):
+    """The chapter and its flags, on n ranks."""
+    return [*AXES[axis].split(), *(f"--{name}={value}" for name, value in MODEL.items()),
+            f"--batch={BATCH}", f"--micro-batch={layout_of(axis, n).micro_batch}",
+            f"--steps={STEPS}", "--no-verify", "--device=cpu"]
 
 
-def measure_sizes(p):
-    """For each size b of a micro-batch its stage's times, and a step's seconds: by the formula, and
-    asleep in p stages for such times."""
-    sizes = [2**k for k in range(SEQUENCES.bit_length() - 1)]
-    times = stage_seconds(TASK.model | THIN, p, p // 2, sizes)
-    pipelines = [[SEQUENCES // b, *times[b]] for b in sizes]
-    return [{"b": b, "forward": pipeline[1], "backward": pipeline[2], "seconds": seconds,
-             "predicted": pipeline_seconds(p, *pipeline)}
-            for b, pipeline, seconds in zip(sizes, pipelines, asleep(p, pipelines))]
+def predict_seconds(axis, n, cluster):
+    """{cause: seconds} of a step. A gradient is one number, as here, and nothing hides what is
+    sent, since ranks send by the cores that they compute with."""
+    ten = anatomy.planner()
+    shape = {name.replace("-", "_"): value for name, value in MODEL.items()}
+    model = anatomy.as_planned(common.Config(**shape, tie=False, attention="plain"))
+    software = replace(ten.SOFTWARE["ours"], gradient_bytes=2, sent_bytes=2, dp_hidden=0)
+    return ten.step_seconds(model, layout_of(axis, n), cluster, software, BATCH)
 
 
-def best_size(sizes, key):
-    return min(sizes, key=lambda size: size[key])["b"]
+def measure_axis(axis, n, cluster):
+    """The Row of n ranks. A step takes the median of those that no meter watches."""
+    run = record_of(n, *command_of(axis, n))
+    seconds, tokens = statistics.median(run["step_seconds"][WATCHED_STEPS:]), BATCH * MODEL["seq"]
+    causes = predict_seconds(axis, n, cluster)
+    return Row(axis, "tokens/s", n, n, tokens / seconds, tokens / sum(causes.values()),
+               anatomy.planner().largest(causes, 3))
 
 
-def measure_overlap(n):
-    """What lab.asleep prints on n ranks, and its JSON."""
+def record_of(n, *command):
+    """The JSON of a program on n ranks. Ends with status 1 if it leaves none."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.json"
-        _, printed, errors = ranks.run("-m", "lab.asleep", f"--json={file}", world=n, timeout=None)
+        _, _, errors = ranks.run(*command, f"--json={file}", world=n, timeout=None)
         if not file.exists():
-            refusals.fail(f"lab.asleep has failed: {errors.strip()[-500:]}", status=1)
-        return printed, json.loads(file.read_text())
+            refusals.fail(f"{' '.join(command)} has failed: {errors.strip()[-500:]}", status=1)
+        return json.loads(file.read_text())
 
 
-# ----------------------------------------------------------------------------------------- in words
+# ------------------------------------------------------------------ overlap, with layers that sleep
 
-def header(n, cores, cluster):
-    """Of the table of n ranks: what they were calibrated to be, and whether cores are enough."""
-    line = here.in_words(cluster) if cluster else count(n, "rank")
-    return f"\n{line}" + f"\nmore than nproc = {cores}: they share cores" * (n > cores)
+RATIOS = 0.5, 1, 2          # seconds of an all_reduce of all gradients, over those of a backward
 
 
-def row(point):
-    """Measured and predicted tokens/s a rank."""
-    measured, predicted = rate(point), predicted_rate(point)
-    causes = here.planner().largest(point["predicted"], 3) + "   (asleep)" * point["asleep"]
-    return (f"  {point['axis']:<6}{point['scaling']:<7}{measured:>7,.0f} / {predicted:>6,.0f}"
-            f"{measured / predicted - 1:>+6.0%}   {causes}")
+class Plan(NamedTuple):
+    """Seconds that a layer sleeps, and α of a message. numbers: those of a layer's parameters."""
+
+    layers: int = 6
+    forward: float = 0.01
+    backward: float = 0.02
+    alpha: float = 0.002
+    numbers: int = 2**12
+    micro_batches: int = 2
+    in_bucket: int = 2      # layers whose gradients are sent together
 
 
-def lines_of_bubbles(bubbles):
-    """Yield the table of 1f1b's efficiency."""
-    yield "\n1f1b, asleep. Efficiency: work over the time of a step / m / (m + p - 1)"
-    for bubble in bubbles:
-        p, m = bubble["ranks"], bubble["micro_batches"]
-        yield (f"  p = {p}, m = {m:<4} bubble over work {(p - 1) / m:>7.1%}   efficiency "
-               f"{bubble['measured']:>6.1%} / {bubble['predicted']:>6.1%}")
+class Sleeper(nn.Module):
+    """Adds the means of two halves of its numbers to x, (batch, seq, 2), and sleeps: in forward,
+    and in backward before the numbers' gradient is there."""
+
+    def __init__(self, plan):
+        super().__init__()
+        self.plan, self.weight = plan, nn.Parameter(torch.linspace(-1, 1, plan.numbers))
+
+    def forward(self, x):
+        time.sleep(self.plan.forward)
+        x = x + self.weight.view(2, -1).mean(1)
+        x.register_hook(lambda gradient: time.sleep(self.plan.backward))
+        return x
 
 
-def lines_of_sizes(sizes, p):
-    """Yield the table of micro-batch sizes, and which is best."""
-    yield (f"\nsize b of a micro-batch: {p} stages, {SEQUENCES} sequences of {THIN['seq']} tokens, "
-           f"dim {THIN['dim']}")
-    yield "  the times of a stage are measured awake, and slept in the step: measured / predicted"
-    best = {name: best_size(sizes, key) for name, key in (
-        ("measured", "seconds"), ("predicted", "predicted"))}
-    for size in sizes:
-        t_f, t_b, seconds, predicted = (1e3 * size[key] for key in (
-            "forward", "backward", "seconds", "predicted"))
-        marks = " and ".join(name for name, b in best.items() if b == size["b"])
-        yield (f"  b = {size['b']:<3} t_f {t_f:>6.1f} ms   t_b {t_b:>6.1f} ms   a step "
-               f"{seconds:>6.0f} / {predicted:>5.0f} ms" + f"   best as {marks}" * bool(marks))
-    [chosen] = [size["seconds"] for size in sizes if size["b"] == best["predicted"]]
-    lost = chosen / min(size["seconds"] for size in sizes) - 1
-    yield ("  the best size is the one that is predicted" if lost == 0 else
-           f"  the size that is predicted as the best takes {lost:.1%} more than the best one")
+class Link:
+    """From a rank to the others: one message at a time. sent: bytes on the wire when a layer is
+    gathered, or reduced and scattered; an all_reduce sends twice as many."""
+
+    def __init__(self, plan, ratio, ranks):
+        self.share, self.alpha, self.free = (ranks - 1) / ranks, plan.alpha, 0
+        self.sent = self.share * 4 * plan.numbers
+        self.bandwidth = 2 * self.sent / (ratio * plan.backward)
+
+    def arrival(self, now, sent):
+        """When a message of so many bytes has arrived that could start now."""
+        self.free = max(self.free, now) + self.alpha + sent / self.bandwidth
+        return self.free
+
+
+def slowed(collective, link, times):
+    """The collective over the link. times: how often it sends the share of its largest tensor."""
+    def run(*given, async_op=False, **more):
+        largest = max(one.nbytes for one in given if isinstance(one, torch.Tensor))
+        arrival = link.arrival(time.perf_counter(), times * link.share * largest)
+        work = collective(*given, async_op=True, **more)
+
+        def wait():
+            work.wait()
+            time.sleep(max(0, arrival - time.perf_counter()))
+
+        return SimpleNamespace(wait=wait) if async_op else wait()
+
+    return run
+
+
+def run_over(link, step):
+    """A step, whose collectives go over the link."""
+    slow_all_reduce = slowed(dist.all_reduce, link, 2)
+    gather, scatter = (slowed(function, link, 1)
+                       for function in (common.all_gather, common.reduce_scatter))
+    with (mock.patch.object(dist, "all_reduce", slow_all_reduce),
+          mock.patch.multiple(common, all_gather=gather, reduce_scatter=scatter)):
+        step()
+
+
+def data_parallel(plan, link, variant):
+    """Seconds of a step of chapter 02: `naive` sends when backward has ended, and the others as
+    soon as the gradients of a layer, or of a bucket, are there."""
+    together = plan.in_bucket if variant == "bucket" else 1
+    end = plan.micro_batches * plan.layers * (plan.forward + plan.backward)
+    for ready in range(together, plan.layers + 1, together):
+        to_come = 0 if variant == "naive" else plan.layers - ready
+        arrival = link.arrival(end - to_come * plan.backward, 2 * together * link.sent)
+    return max(end, arrival)
+
+
+def zero3(plan, link, ahead):
+    """Seconds of a step of ZeRO-3, which gathers `ahead` of the layer that computes: in forward,
+    and again in backward all but the last layer. The sum of a layer travels during the backward of
+    the next one. At the end comes the norm's one number."""
+    now = 0
+    for _ in range(plan.micro_batches):
+        reduced = 0                                     # when the sum of the layer before is there
+        for seconds, arrived in (plan.forward, []), (plan.backward, [0]):
+            is_backward = bool(arrived)
+            for i in range(plan.layers):
+                while len(arrived) < min(plan.layers, i + 1 + ahead):
+                    arrived.append(link.arrival(now, link.sent))
+                now = max(now, arrived[i]) + seconds
+                if is_backward:
+                    now = max(now, reduced)
+                    reduced = link.arrival(now, link.sent)
+        now = max(now, reduced)
+    return now + plan.alpha
+
+
+FORMULAS = {f"02 {variant}": partial(data_parallel, variant=variant)
+            for variant in ("naive", "overlap", "bucket")}
+FORMULAS |= {f"03 zero3 --prefetch {ahead}": partial(zero3, ahead=ahead) for ahead in (0, 1)}
+
+
+def step_of(variant, plan, group):
+    """The chapter's own step, with layers that sleep: a function of `micro_batches` and `valid`,
+    the valid targets of all ranks."""
+    model = nn.Sequential(*(Sleeper(plan) for _ in range(plan.layers)))
+    rate = plan.numbers / 4                             # as if the means were what is trained
+    if variant.startswith("02"):
+        two = chapter("02")
+        replica = two.replicate(variant[3:], model, group, plan.in_bucket * 4 * plan.numbers)
+        optimizer = torch.optim.SGD(model.parameters(), rate)
+        return partial(two.train_step, replica, optimizer, clip=None)
+    three = chapter("03")
+    units = three.make_units(model, partial(three.Unit, group=group))
+    three.keep_only_shards(units)
+    return partial(three.zero3_step, model, units, ahead=int(variant[-1]), clip=None,
+                   optimizer=torch.optim.SGD([unit.shard for unit in units], rate))
+
+
+def measure_step(variant, plan, ratio, group):
+    """The Row of a variant: of the best of three steps, since other programs only make one
+    longer."""
+    numbers = torch.Generator().manual_seed(group.rank())
+    batch = [(torch.randn(1, 4, 2, generator=numbers), torch.randint(2, (1, 4), generator=numbers))
+             for _ in range(plan.micro_batches)]
+    step = partial(step_of(variant, plan, group), micro_batches=batch,
+                   valid=group.size() * 4 * len(batch))
+    links = [Link(plan, ratio, group.size()) for _ in range(4)]
+    predicted = FORMULAS[variant](plan, links.pop())
+    seconds = [seconds_of(partial(run_over, link, step), torch.device("cpu"), 1, 1)
+               for link in links]
+    return Row(variant, "ms", group.size(), ratio, 1e3 * min(seconds), 1e3 * predicted,
+               f"all_reduce over backward {ratio:g}")
 
 
 # -------------------------------------------------------------------------------- the command line
 
-def pipelines(text):
-    """An argparse type: of [[micro-batches, seconds, seconds], ...] in JSON."""
-    with contextlib.suppress(TypeError, ValueError, RecursionError):
-        found = [[m, float(forward), float(backward)] for m, forward, backward in json.loads(text)]
-        if found and all(isinstance(m, int) and 0 < m <= 4096 and min(seconds) >= 0
-                         and max(seconds) < 60 for m, *seconds in found):
-            return found
-    raise Refused(f"{text} is no JSON of [[micro-batches, seconds, seconds], ...]",
-                  "[[4, 0.01, 0.02]]")
-
-
 def parse(argv):
     parser = commands.Parser("-m lab.scaling", description=__doc__)
-    add = parser.add_argument
-    add("--only", nargs="+", choices=PARTS, default=PARTS, help="default: all of them")
-    add("--ranks", type=int, choices=(2, 4, 8), default=8, help="the most; default: 8")
-    add("--json", type=commands.output("runs/scaling.json"), default=Path("runs/scaling.json"),
-        help="default: runs/scaling.json")
-    add("--asleep", type=pipelines, help="what a rank that this starts is to sleep through")
-    return parser.parse_args(argv)
+    parser.add_argument("part", nargs="?", choices=("rates", "overlap"), help="on torchrun's ranks")
+    parser.add_argument("--json", type=commands.output("scaling.json"), help="write all rows")
+    args, world = parser.parse_args(argv), environment("WORLD_SIZE", 0)
+    if args.part and not world:
+        raise Refused(f"{args.part} is measured on ranks: torchrun --standalone --nproc_per_node=4 "
+                      f"-m lab.scaling {args.part} would work")
+    if world and not args.part:
+        raise Refused("ranks of torchrun measure a part", "with rates")
+    if args.part == "overlap" and world == 1:
+        raise Refused("one rank has nobody to send to", "--nproc_per_node 4")
+    args.device = "cpu" if args.part == "overlap" else "auto"
+    return args
 
 
-def measure(only, worlds, cores):
-    """Print each part as it is measured. Returns what is recorded of all, and the checks."""
-    recorded, checks = {"nproc": cores}, []
-    axes = [axis for axis in AXES if axis in only]
-    if axes:
-        print("\ntokens/s a rank: measured / predicted, how far off that is, what it is made of.\n"
-              "pp is asleep: it needs no cores, as if each rank had one of its own")
-        recorded["axes"], left = [], iter(worlds)
-        for found in measure_axes(axes, worlds):
-            if isinstance(found, dict):
-                recorded["axes"].append(found)
-                print(row(found), flush=True)
-            else:
-                print(header(next(left), cores, found), flush=True)
-    if "bubble" in only:
-        recorded["bubbles"] = [*measure_bubbles(worlds[1:])]
-        print(*lines_of_bubbles(recorded["bubbles"]), sep="\n", flush=True)
-    if "micro-batch" in only:
-        p = min(STAGES, worlds[-1])
-        recorded["sizes"] = {"stages": p, "sequences": SEQUENCES, "points": measure_sizes(p)}
-        print(*lines_of_sizes(recorded["sizes"]["points"], p), sep="\n", flush=True)
-    if "overlap" in only:
-        printed, run = measure_overlap(min(STAGES, worlds[-1]))
-        recorded["overlap"], checks = run["recorded"], run["checks"]
-        print(f"\n{printed}", end="", flush=True)
-    return recorded, checks
+def measure_part(args):
+    """On a rank: (rows, rates or None) of the part, which rank 0 prints."""
+    strict.refuse_lonely()
+    meeting.join(args)
+    torch.set_num_threads(1)
+    device, group, rates = common.join_ranks(args, environment("RANK", 0)), dist.group.WORLD, None
+    if args.part == "rates":
+        rows, rates = measure_rates(device)
+    else:
+        rows = [measure_step(variant, Plan(), ratio, group)
+                for variant in FORMULAS for ratio in RATIOS]
+    if group.rank() == 0:
+        print_rates(rows, rates, group.size()) if rates else print(*rows, sep="\n")
+    dist.destroy_process_group()
+    return rows, rates
+
+
+def measure_all():
+    """All rows, printed as they are measured."""
+    all_rows = []
+    print("measured / predicted, how far off that is, and what the prediction is made of")
+    for n in WORLDS:
+        rows, rates = rows_on(n, "rates")
+        print_rates(rows, rates, n)
+        for axis in AXES:
+            rows.append(measure_axis(axis, n, cluster_of(rates, n)))
+            print(rows[-1], flush=True)
+        all_rows += rows
+    rows, _ = rows_on(4, "overlap")
+    print("ranks: 4 · layers sleep", *rows, sep="\n")
+    return all_rows + rows
+
+
+def rows_on(n, part):
+    """(Rows, rates) of a part on n ranks."""
+    recorded = record_of(n, "-m", "lab.scaling", part)["recorded"]
+    return [Row(*row) for row in recorded["rows"]], recorded["rates"]
 
 
 def main(argv=None):
-    args = refusals.accepted(parse, sys.argv[1:] if argv is None else argv, alone=True)
-    if args.asleep:
-        return on_a_rank(args.asleep)
-    torch.set_num_threads(1)
-    worlds, cores = [n for n in (1, 2, 4, 8) if n <= args.ranks], cores_here()
-    shape = ", ".join(f"{name} {value}" for name, value in TASK.model.items())
-    print(f"{shape}, float32, AdamW\nbatch: {EACH} a rank (weak scaling) or {TASK.batch} (strong)")
-    recorded, checks = measure(args.only, worlds, cores)
-    record = {"chapter": "scaling", "variant": "scaling", "world_size": worlds[-1],
-              "backend": "gloo", "config": {"only": " ".join(args.only)} | TASK.model,
-              "checks": checks, "problems": [], "recorded": recorded}
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(record, indent=1) + "\n")
-    return int(not all(check["ok"] for check in checks))
+    args = refusals.accepted(parse, sys.argv[1:] if argv is None else argv)
+    rows, rates = measure_part(args) if args.part else (measure_all(), None)
+    if args.json and environment("RANK", 0) == 0:
+        record = {"chapter": "scaling", "variant": args.part or "scaling", "config": MODEL,
+                  "world_size": environment("WORLD_SIZE", WORLDS[-1]), "backend": "gloo",
+                  "checks": [], "problems": [], "recorded": {"rows": rows, "rates": rates}}
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
 
 
 if __name__ == "__main__":

@@ -39,8 +39,7 @@ def stops_of(room, figures=False):
     """The runs of a room; figures: those that figures/ shows, as it does."""
     stops = chapters.rooms_with("about")[room].TOUR
     if figures:
-        stops = [stop._replace(words=stop.drawn_from or stop.words, ranks=stop.drawn_on)
-                 for stop in stops if stop.drawn_on is not None]
+        stops = [stop._replace(ranks=stop.drawn_on) for stop in stops if stop.drawn_on is not None]
     return stops
 
 
@@ -197,9 +196,7 @@ def main(argv=None):
     stops = [stop for room in chosen for stop in stops_of(room, args.figures)[: args.first or None]]
     if not args.figures:
         return tour(stops, Path("runs"), "runs")
-    of_no_run = {"07": ["-m", "lab.animation", "--out=figures/pipeline.svg"],
-                 "10": ["-m", "lab.texts", "--draw=figures"]}
-    more = [words for room, words in of_no_run.items() if room in chosen]
+    more = [["-m", "lab.texts", "--draw=figures"]] if "10" in chosen else []
     return tour(stops, Path("runs/figures"), "figures", more)
 
 

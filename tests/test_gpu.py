@@ -10,7 +10,7 @@ import torch
 
 import common
 from benchmarks import gpu, gpu_steps, results, time_chapters, time_kernels
-from lab import chapters, speed
+from lab import chapters, scaling
 from lab.bench.machines import PEAK_FLOPS
 from tests.conftest import chapter as module_of
 from tests.conftest import sample
@@ -54,10 +54,10 @@ def refused(step):
             time_kernels.accept(flags)
         elif program.endswith("time_chapters.py"):
             time_chapters.accept(flags)
-        elif flags[0] == "lab.speed":
+        elif flags[0] == "lab.scaling":
             ranks = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(step.ranks))
             with mock.patch.dict("os.environ", ranks | {"RANK": "0"}):
-                speed.parse(flags[1:])
+                scaling.parse(flags[1:])
         else:
             assert [program, flags[0]] == ["-m", "pytest"]
     except common.Refused as why:

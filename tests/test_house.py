@@ -15,14 +15,14 @@ LAB = sorted((ROOT / "lab").rglob("*.py"))
 IMPORTS = {  # {room of lab/, or its commands: what it imports from the rest of lab/}
     "cli": "bench.anatomy chapters",
     "bench": "cli chapters checkpoints classroom.simulate pictures planner schedules",
-    "chapters": "bench classroom cli museum.exhibit planner schedules warps",
+    "chapters": "bench classroom cli museum.exhibit planner schedules",
     "checkpoints": "bench cli",
     "classroom": "bench chapters cli museum",
     "museum": "bench.drawing chapters classroom cli rehearse",
     "page": "bench chapters classroom cli museum pictures planner schedules texts",
     "planner": "chapters cli",
     "texts": "bench chapters cli formats planner schedules",
-    "commands": "bench chapters checkpoints classroom cli here schedules speed",
+    "commands": "bench chapters checkpoints classroom cli schedules",
 }
 LOADERS = {  # they load what has no name to import, or what a student wrote
     "chapters/__init__.py", "classroom/checks.py", "bench/ranks.py", "page/without_torch.py"}

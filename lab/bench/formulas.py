@@ -39,7 +39,7 @@ import torch
 import torch.distributed as dist
 
 from lab import schedules
-from lab.bench import anatomy, contexts, crossing, evidence, mixtures, muon, noise, settings
+from lab.bench import anatomy, contexts, evidence, mixtures, muon, noise, settings
 from lab.bench.about import AS_COMPUTED
 from lab.bench.machines import MACHINES, PEAK_FLOPS
 from lab.bench.meters import COLLECTIVES, name_of, nbytes
@@ -316,22 +316,10 @@ def note_axes(run, mine):
         few = ranks if len(ranks) <= 8 else [*ranks[:3], "...", ranks[-1]]
         run.note(f"{axis}: ranks {' '.join(map(str, few))}, {quantity(round(here))} a step, "
                  f"{where}")
-        if axis == "pp" and run.args.tp > 1:
-            note_crossing(run, round(here), run.args.tp)
         recorded[axis] = {"groups": sorted(map(list, set(map(tuple, groups)))),
                           "wire_bytes": round(here), "total": round(sum(all_sent)),
                           "leaves": any(map(leaves, groups))}
     run.record(axes=recorded)
-
-
-def note_crossing(run, here, t):
-    """What the t ranks of a stage send to the next one, `here` bytes each, beside what they would
-    send if each had all of it."""
-    ways = {how: [quantity(size) for size in sizes]
-            for how, sizes in crossing.bytes_between(t * here, t).items()}
-    run.note(f"    {t} ranks of tp send {ways['scattered'][0]} together; without sequence "
-             f"parallelism {ways['whole'][0]}, or as much as here, and another "
-             f"{ways['scattered'][1]} inside the machines, where they gather it")
 
 
 def time_on_axes(sent, flops_of_rank):

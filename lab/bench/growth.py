@@ -1,7 +1,8 @@
 """What a rehearsal sees, and no small run: findings, each a sentence with a line and a number.
 
     Watch       integers that do not fit into int32, and scores of a core that is to make none
-    Counts      how often lines run in a step, what they make, and the process groups of a rank
+    Counts      how often lines run in a step, and what they make
+    Groups      the process groups of a rank
 
 Integers are real in a rehearsal. So whatever makes an int32 is computed in int64 once more.
 
@@ -11,11 +12,9 @@ in half the cluster as well: half the ranks, all of them on the data-parallel ax
 batch. Then no line of a step has more to do, and one that runs more often by as many ranks as have
 come loops over ranks.
 
-So this sees what grows with data-parallel ranks, and nothing that grows with others. Of these it
-sees, in the first step and in the lines of the chapter and of common: a line that runs, or gives
-tensors by the dozen, more often by at least the ranks that have come; and one that makes LARGE
-bytes more, and a quarter of all it makes. It does not see what rises by less, what other code does,
-nor what is done before the steps and after them, but for the groups that are made there.
+So this sees what grows with data-parallel ranks, in the first step and in the lines of the chapter
+and of common: a line that runs more often, by at least the ranks that have come; and one that makes
+LARGE bytes more, and a quarter of all it makes. Before and after the steps it sees only groups.
 """
 
 import argparse
@@ -25,7 +24,6 @@ import copy
 import functools
 import itertools
 import sys
-import time
 from collections.abc import Callable
 from types import ModuleType
 from unittest import mock
@@ -44,7 +42,6 @@ from lab.cli.words import quantity
 MOST = 2**31 - 1        # what an int32 holds
 MANY = 1024             # ranks from which on a loop over them is felt in a step
 LARGE = 2**20           # bytes; less does not matter, whatever it grows with
-SEVERAL = 64            # tensors that an operator gives: one for each rank, it may be
 MAKERS = ((dist, "new_group"), (dist, "new_subgroups"), (dist, "new_subgroups_by_enumeration"),
           (common, "init_device_mesh"))
 
@@ -59,15 +56,13 @@ class Watch(Patching):
     """Sees every operator of a rehearsal. found: {"scores" or the line: sentence}.
 
     files: of the sources, in whose lines it is. core: what --attention says; sdpa keeps no scores.
-    counts: told of operators that give many tensors.
     Scores are a tensor of four dimensions or more in an Attention's forward, whose last two are
     both as long as a run of its tokens: (batch, heads, queries, keys).
     """
 
-    def __init__(self, files, core, counts=None):
+    def __init__(self, files, core):
         super().__init__()
         self.files, self.is_fused, self.found = set(files), core == "sdpa", {}
-        self.counts = counts
         self.attention = []                             # (tokens, head_dim) of those that run
         forward = common.Attention.forward
 
@@ -90,8 +85,6 @@ class Watch(Patching):
                 self.look_beyond(y)
         for x in tensors if self.attention and self.is_fused else []:
             self.look_for_scores(x)
-        if self.counts and self.counts.is_on and len(tensors) >= SEVERAL:
-            self.counts.tensors[line_in(self.files)] += len(tensors)
         return result
 
     def look_beyond(self, integers):
@@ -142,12 +135,11 @@ def wide(func, args, kwargs):
 # ------------------------------------------------------------------------- what grows with ranks
 
 class Groups:
-    """While it is entered, the process groups that are made: how many, the seconds that takes, and
-    `own`, {line of the sources: those that this rank is in}."""
+    """While it is entered, counts the process groups that are made and that this rank is in: `own`,
+    {line of the sources: number}."""
 
     def __init__(self, files):
-        self.files, self.made, self.seconds, self.depth = set(files), 0, 0.0, 0
-        self.own = collections.Counter()
+        self.files, self.depth, self.own = set(files), 0, collections.Counter()
 
     def __enter__(self):
         self.patches = contextlib.ExitStack()
@@ -160,26 +152,23 @@ class Groups:
         self.patches.close()
 
     def make(self, maker, *args, **kwargs):
-        world = dist.distributed_c10d._world
-        before, own, start = world.group_count, len(world.pg_map), time.perf_counter()
+        groups = dist.distributed_c10d._world.pg_map
+        before = len(groups)
         self.depth += 1
         try:
             return maker(*args, **kwargs)
         finally:
             self.depth -= 1
             if not self.depth:                          # one maker may call another
-                self.seconds += time.perf_counter() - start
-                self.made += world.group_count - before
-                self.own[line_in(self.files)] += len(world.pg_map) - own
+                self.own[line_in(self.files)] += len(groups) - before
 
 
 class Counts:
     """Of one step, for each line of the sources: times, how often it runs, which Python's own
-    tracer sees; tensors, which its operators give by the dozen; size, the bytes that it makes."""
+    tracer sees; size, the bytes that it makes."""
 
     def __init__(self, files):
-        self.files, self.is_on = set(files), False
-        self.times, self.tensors, self.size = (collections.Counter() for _ in range(3))
+        self.files, self.times, self.size = set(files), collections.Counter(), collections.Counter()
 
     @contextlib.contextmanager
     def of_step(self, live):
@@ -189,13 +178,11 @@ class Counts:
             if frame.f_code.co_filename in self.files:
                 frame.f_trace = self.line
             frame = frame.f_back
-        self.is_on = True
         sys.settrace(self.call)
         try:
             yield
         finally:
             sys.settrace(before)
-            self.is_on = False
         for size, line, _ in live.made[first:]:
             self.size[line] += size
 
@@ -238,45 +225,34 @@ def halved(chapter: ModuleType, args: argparse.Namespace, argv: list[str],
 
 
 def hold(run, fewer=None):
-    """Note what making groups took; and find, beside the rehearsal in half the cluster, what a step
-    runs or makes more of, and in how many groups more a rank is."""
-    own, groups = run.groups.own, run.groups
-    mine = sum(own.values())
-    took = (f"; PyTorch's bookkeeping for them took {groups.seconds:.2f} s here, where none is "
-            "connected as NCCL has to") if groups.made else ""
-    run.note(f"process groups, beside that of all ranks: {mine:,} of this rank, of {groups.made:,} "
-             f"that each rank makes{took}")
-    run.record(groups={"own": mine, "made": groups.made, "seconds": groups.seconds})
+    """Find, beside the rehearsal in half the cluster, what a step runs or makes more of, and in how
+    many groups more a rank is."""
     if fewer is None:
         if run.world >= MANY:
             run.note("what grows with the ranks was not looked at: no half of them is beside")
         return
     more = run.args.shares - fewer.args.shares          # ranks on the axis that was halved
-    full, half, found = run.counts, fewer.counts, []
-
-    def look(words, now, before, grows, say="{:,}".format):
-        for line in now:
-            if line and grows(now[line], before[line]):
-                words_now = words.format(say(now[line]))
-                found.append(f"{named(line)} {words_now} with {run.world:,} ranks, and "
-                             f"{say(before[line])} with {fewer.world:,}: {source_of(line)}")
-
-    by_many = lambda now, before: now - before >= more
-    loops = [line for line in full.times if by_many(full.times[line], half.times[line])]
-    other = lambda counted: {line: n for line, n in counted.items() if line not in loops}
-    rises = lambda line: full.times[line] - half.times[line]
-    most = [max(block, key=rises) for block in blocks_of(loops)]
-    look("runs {} times in a step", {line: full.times[line] for line in most}, half.times, by_many)
-    look("makes {} tensors in a step", other(full.tensors), half.tensors, by_many)
-    look("makes {} in a step", other(full.size), half.size,
-         lambda now, before: now - before >= max(LARGE, now / 4), quantity)
-    look("puts this rank into {} groups", own, fewer.groups.own, by_many)
-    run.found += found
-    if not found:
+    full, half, problems = run.counts, fewer.counts, []
+    rises = {line: full.times[line] - half.times[line] for line in full.times}
+    loops = [line for line, times in rises.items() if times >= more]
+    for line in (max(block, key=rises.get) for block in blocks_of(loops)):
+        problems.append((line, "runs {} times in a step", full.times, half.times, "{:,}".format))
+    for line, size in full.size.items():
+        if line not in loops and size - half.size[line] >= max(LARGE, size / 4):
+            problems.append((line, "makes {} in a step", full.size, half.size, quantity))
+    for line, groups in run.groups.own.items():
+        if groups - fewer.groups.own[line] >= more:
+            problems.append((line, "puts this rank into {} groups", run.groups.own,
+                             fewer.groups.own, "{:,}".format))
+    for line, words, now, before, in_words in problems:
+        if line:
+            run.found.append(f"{named(line)} {words.format(in_words(now[line]))} with "
+                             f"{run.world:,} ranks, and {in_words(before[line])} with "
+                             f"{fewer.world:,}: {source_of(line)}")
+    if not problems:
         run.note(f"beside {fewer.world:,} ranks, with half the data-parallel ones: in a step no "
-                 f"line runs {more:,} times more often, gives {more:,} tensors more, or makes a "
-                 f"quarter and {quantity(LARGE)} more; none puts this rank into {more:,} groups "
-                 "more")
+                 f"line runs {more:,} times more often, or makes a quarter and {quantity(LARGE)} "
+                 f"more; none puts this rank into {more:,} groups more")
 
 
 def blocks_of(lines):

@@ -238,7 +238,7 @@ def taken(module, args, steps=STEPS, is_counted=False):
     train = train[0] if isinstance(train, tuple) else train
     files = {file_of(train), common.__file__}
     counts = growth.Counts(files) if is_counted else None
-    watch = growth.Watch(files, args.attention, counts)
+    watch = growth.Watch(files, args.attention)
     with (mock.patch.dict(os.environ, fakes.place(args.rank, args.ranks)),
           fakes.cluster(args.operators, pick_of(args))):
         run = Run(args, train, module.formulas, steps, counts)

@@ -6,8 +6,8 @@ from typing import NamedTuple
 class Stop(NamedTuple):
     """words: what a reader types after `python` or torchrun's flags. what: it shows. seconds: that
     it took on two quiet cores. ranks: 0, without torchrun. name: of its JSON; "", it writes none.
-    drawn_on: ranks for figures/; None, no figure shows it. drawn_from: words for figures/, if not
-    the same. by_torchrun: it is started as it is typed."""
+    drawn_on: ranks for figures/; None, no figure shows it. by_torchrun: it is started as it is
+    typed."""
 
     words: str
     what: str
@@ -15,5 +15,4 @@ class Stop(NamedTuple):
     name: str = ""
     ranks: int = 4
     drawn_on: int | None = 8
-    drawn_from: str = ""
     by_torchrun: bool = False

@@ -38,7 +38,7 @@ LARGEST = 10**6         # bytes of one
 SYSTEM = "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache"
 DEVICES = "null", "zero", "full", "random", "urandom"
 COURSE = ("common.py", "10_*.py", "11_*.py", "kernels/*.py", "lab/__init__.py", "lab/schedules.py",
-          "lab/warps.py", "lab/bench", "lab/cli", "lab/checkpoints", "lab/planner",
+          "lab/bench", "lab/cli", "lab/checkpoints", "lab/planner",
           "lab/classroom/*.py", "lab/chapters/__init__.py", "lab/chapters/*/about.py")
 NOBODY = 2**30          # and upwards: users whom no system has
 

@@ -1,6 +1,7 @@
 """Chapter 07's lists of actions, their programs, and the formulas."""
 
 import itertools
+import re
 from types import SimpleNamespace
 from unittest import mock
 
@@ -25,7 +26,7 @@ from tests.chapters.test_07_pipeline_parallel import (
     seven,  # noqa: F401  (a fixture)
     small_pipeline,
 )
-from tests.conftest import FULL, chapter, run_main, sample
+from tests.conftest import FULL, ROOT, chapter, run_main, sample
 
 # Ranks, micro-batches and slices of `every_schedule`. Larger ones are drawn in test_drawn.py.
 MOST = 8 if FULL else 4
@@ -270,3 +271,20 @@ def test_a_message_hides_behind_so_many_blocks(seven):
     cfg = common.Config(4, 8192, 64, 64, 1, 256)  # so short that only matrices count
     assert seven.blocks_to_hide(cfg, 2, 1e15, 1e11) == pytest.approx(
         2 * 1e15 / (24 * 8192 * 1e11), rel=1e-3)
+
+
+# ------------------------------------------------------------------------- the moving picture
+
+
+def test_the_picture_shows_the_idle_time_and_memory_of_the_schedules(seven):  # noqa: F811
+    """figures/pipeline.svg states both for 4 GPUs and 8 micro-batches. It shows three schedules,
+    each with a box for every F, B and W. (Boxes of the legend begin at a whole pixel.)"""
+    p, m = 4, 8
+    picture = (ROOT / "figures/pipeline.svg").read_text(encoding="utf-8")
+    captions = re.findall("up to ([0-9]+) micro-batches .*>([0-9]+)% idle", picture)
+    for (alive, idle), variant in zip(captions, ("afab", "1f1b", "zb-h1"), strict=True):
+        bubble = seven.bubble(variant, p, m, 1)
+        assert int(idle) == round(100 * bubble / (1 + bubble)), variant
+        assert int(alive) == max(seven.most_alive(variant, rank, p, m, 1) for rank in range(p))
+    for color in ("#355070", "#f6c7a4", "#63967a"):  # of F, B and W
+        assert len(re.findall(rf'<rect x="\d+\.75"[^>]*fill="{color}"', picture)) == 3 * p * m

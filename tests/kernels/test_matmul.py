@@ -14,6 +14,7 @@ from tests.kernels.tensors import (
 )
 
 matmul = importlib.import_module("kernels.matmul")
+exercises = importlib.import_module("lab.chapters.kernels.matmul_exercises")
 SHAPES = [(1, 1, 1), (33, 70, 20), (129, 130, 100), (0, 3, 4), (3, 0, 4), (3, 4, 0)]
 
 
@@ -78,6 +79,42 @@ def test_bytes_that_are_loaded():
     assert matmul.loads(size, size, size) == 2 * size**3
     assert matmul.loads(size, size, size, 128, 128) == size**3 // 64
     assert matmul.loads(100, 130, 20, *tile) == 100 * 20 * 2 + 20 * 130
+
+
+def tiles_of(rows, columns, group=1, programs=None):
+    """The tiled kernel with such tiles of C, as a function of a and b."""
+    def product(a, b):
+        tiles = -(-len(a) // rows) * -(-b.shape[1] // columns)
+        return matmul.launch(matmul.tiled_kernel, a, b, programs or tiles, rows, columns, 32, group,
+                             True)
+    return product
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="only the interpreter shows addresses")
+def test_kernels_load_what_the_formulas_count():
+    """Segments and sectors of a warp's load, and all numbers that are loaded."""
+    m, n, k = 32, 64, 32
+    for product, tile, steps in [  # steps: bytes from a thread's number of A, and of B, to the next
+            (lambda a, b: matmul.naive(a, b, True), (1, 1), (4 * k, 0)),
+            (lambda a, b: matmul.naive(a, b, False), (1, 1), (0, 4)),
+            *((tiles_of(*tile), tile, (4, 4)) for tile in ((16, 32), (32, 32), (32, 64)))]:
+        loads = exercises.loads_of_warps(product, m, n, k)
+        for warps, step in zip(loads.values(), steps):
+            for size in (128, 32):
+                blocks = {len({place // size for place in warp}) for warp in warps}
+                assert blocks == {matmul.segments(0, step, size)}
+        assert exercises.count_loads(loads) == matmul.loads(m, n, k, *tile)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="only the interpreter shows addresses")
+def test_programs_in_groups_of_rows_share_more_tiles():
+    """16 programs that run at the same time, of 8 x 16 tiles: as many rows of A's tiles as a group
+    has, and 16 over that of B's columns."""
+    for group in (1, 2, 4, 8):
+        loads = exercises.loads_of_warps(tiles_of(16, 16, group, 16), 128, 256, 16)
+        rows, columns = (len({place for warp in loads[name] for place in warp}) / (16 * 16)
+                         for name in "ab")
+        assert (rows, columns) == (group, 16 // group)
 
 
 def test_occupancy_is_that_of_nvidias_tables():

@@ -1,189 +1,220 @@
-"""lab.scaling: batches that grow or stay, pipelines asleep, the best micro-batch."""
+"""lab.scaling: α and B of made-up times, a prediction of the run that is measured, formulas of
+overlap by hand, and chapters 02 and 03 with layers that sleep.
 
+Where layers sleep, a rank has a clock on which a sleep takes no time, and nothing else takes any. A
+step takes exactly as long as its formula predicts, however busy the machine is.
+"""
+
+import contextlib
+import io
 import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
-from lab import here, scaling, schedules
+import common
+from lab import scaling
+from lab.bench import anatomy, scaled
 from lab.bench.runs import read_runs
+from lab.cli import strict
 from tests.conftest import TEXT, chapter, run_main
 
-SMALL = scaling.TASK._replace(batch=8, micro_batch=2, model={
-    "layers": 2, "dim": 16, "heads": 2, "kv-heads": 2, "seq": 8, "vocab": 256})  # fmt: skip
-CLUSTER = here.cluster_of({"flops": 1e9, "hbm": 1e9, "all_reduce": {4: 1e-3, 4**8: 2e-3}}, 2)
+RATES = {"flops": 5e10, "memory": 2e10, "alpha": 3e-4, "beta": 1 / 1.5e9}
+PLAN = scaling.Plan(layers=3, forward=0.005, backward=0.01, alpha=0.001, numbers=2**12,
+                    micro_batches=2, in_bucket=3)  # fmt: skip
+BY_HAND = scaling.Plan(layers=2, forward=1, backward=2, alpha=0, micro_batches=1, in_bucket=2)
+COLLECTIVES = dist.all_reduce, common.all_gather, common.reduce_scatter
 
 
-# -------------------------------------------------------------------------------- the axes
+# ----------------------------------------------------------------------------- the α-β model
 
 
-def test_weak_scaling_grows_the_batch_and_strong_scaling_keeps_it(monkeypatch):
-    """Each rank has as many tokens, or all together have. A step that both contain runs once."""
-    runs = []
-
-    def recorded(name, n, device, task):
-        runs.append((name, n, task.batch))
-        return {"world_size": n, "config": {"batch": task.batch, "seq": 8},
-                "step_seconds": [9.0, 9.0, 9.0, 0.5]}
-
-    monkeypatch.setattr(here, "recorded", recorded)
-    monkeypatch.setattr(here, "calibrated", lambda n: CLUSTER)
-    monkeypatch.setattr(scaling, "TASK", SMALL)
-    found = [*scaling.measure_axes(["dp", "tp"], [1, 2, 4])]
-    points = [point for point in found if isinstance(point, dict)]
-    assert found.count(CLUSTER) == 3
-    batches = {1: [2, 8], 2: [4, 8], 4: [8]}
-    names = scaling.AXES["dp"], scaling.AXES["tp"]
-    assert runs == [(name, n, batch) for n in batches for name in names for batch in batches[n]]
-    for point in points:
-        n = point["ranks"]
-        batch = scaling.EACH * n if point["scaling"] == "weak" else SMALL.batch
-        assert (point["tokens"], point["seconds"], point["asleep"]) == (8 * batch, 0.5, False)
-        assert point["predicted"] == here.predicted_seconds(
-            scaling.AXES[point["axis"]], n, CLUSTER, SMALL._replace(batch=batch))
-    assert scaling.rate(points[-1]) == 64 / 4 / 0.5
+def test_the_fit_finds_what_times_are_made_of():
+    chapter("00_collectives")  # or skip
+    costs = [scaling.cost(name, 8, 4**k) for name in (*scaling.KINDS, "PyTorch")
+             for k in range(1, 12)]  # fmt: skip
+    assert costs[0] == (7 + 3, 4 * (7 + 3)) and costs[-1] == (14, 14 * 4**11 / 8)
+    times = [2e-4 * rounds + sent / 3e9 for rounds, sent in costs]
+    assert scaling.fit(costs, times) == pytest.approx([2e-4, 1 / 3e9], rel=1e-9)
+    noisy = [seconds * (2 if i % 2 else 0.5) for i, seconds in enumerate(times)]
+    assert scaling.fit(costs, noisy) == pytest.approx([2e-4, 1 / 3e9], rel=0.3)
+    falling = [2e-4 * rounds / (1 + sent / 1e6) for rounds, sent in costs]
+    alpha, beta = scaling.fit(costs, falling)           # neither is below zero
+    assert alpha > 1e-6 and 0 < beta < 1e-15
 
 
-def test_a_chapter_is_run_as_it_is_planned(pool, monkeypatch, tmp_path):
+# ------------------------------------------------------------------------ the planner's prediction
+
+
+def test_rates_make_a_cluster():
+    ten, n, numbers = anatomy.planner(), 4, 10**6
+    machine = ten.Machine(scaling.cluster_of(RATES, n), ten.SOFTWARE["ours"])
+    assert machine.flops == pytest.approx(5e10)
+    assert machine.bandwidth == pytest.approx(1e10)     # 2 bytes for each 4 that go through
+    assert 2 * machine.ring(2 * numbers, n, 1) == pytest.approx(
+        2 * (n - 1) * (3e-4 + 4 * numbers / n / 1.5e9), rel=1e-6)
+    alone = scaling.cluster_of(RATES | {"alpha": 0, "beta": 0}, 1)
+    assert ten.Machine(alone, ten.SOFTWARE["ours"]).ring(1e9, 1, 1) == 0
+
+
+def test_a_run_is_planned_as_it_runs():
+    """Its flags are accepted, and its layout has as many ranks and micro-batches."""
+    for axis in scaling.AXES:
+        for n in scaling.WORLDS:
+            file, *flags = scaling.command_of(axis, n)
+            module = chapter(file.removesuffix(".py"))
+            own = getattr(module, "flags", None)
+            args = strict.parse(module.__file__, "", module.VARIANTS, own, flags)
+            module.requires(args, n)
+            layout = scaling.layout_of(axis, n)
+            assert layout.dp * layout.tp * layout.cp * layout.pp == n, axis
+            assert scaling.BATCH % (layout.dp * layout.micro_batch) == 0, axis
+            seconds = scaling.predict_seconds(axis, n, scaling.cluster_of(RATES, n))
+            assert sum(seconds.values()) > 0 and (seconds.get("bubble", 0) > 0) == (
+                axis == "pp" and n > 1), axis
+
+
+def test_tokens_of_a_chapters_run(pool, monkeypatch, tmp_path):
     chapter("02_data_parallel")  # or skip
+    model = {"layers": 2, "dim": 16, "heads": 2, "kv-heads": 2, "seq": 8, "vocab": 256}
 
-    def on_ranks(n, name, *flags):
+    def run(name, *flags, world, timeout):
         *flags, file = flags
         folder = Path(file.removeprefix("--json=")).parent
-        [(status, _, output), *_] = pool.call(n, 60, run_main, name[:-3],
+        [(status, _, output), *_] = pool.call(world, 60, run_main, name[:-3],
                                               [*flags, f"--data={TEXT}"], folder)
         assert status == 0, output
+        return [0], output, ""
 
-    monkeypatch.setattr(here, "on_ranks", on_ranks)
-    monkeypatch.setattr(here, "STEPS", 4)
-    point = scaling.measure_chapter("dp", 2, SMALL, CLUSTER)
-    assert (point["ranks"], point["tokens"]) == (2, 64) and point["seconds"] > 0
-
-
-def test_pipelines_sleep_for_their_share_of_the_model(monkeypatch):
-    """4 micro-batches, each of (0.02 + 0.04) / p s: 5 of them on 2 ranks."""
-    asked = []
-    monkeypatch.setattr(scaling, "asleep", lambda p, pipelines: asked.append((p, *pipelines)) or [
-        2 * scaling.pipeline_seconds(p, *one) for one in pipelines])
-    point = scaling.measure_pipeline(2, SMALL, (0.02, 0.04))
-    assert asked == [(2, [4, 0.01, 0.02])] and point["asleep"] and point["tokens"] == 64
-    assert sum(point["predicted"].values()) == pytest.approx(0.15) == point["seconds"] / 2
-    assert scaling.predicted_rate(point) == pytest.approx(64 / 2 / 0.15)
+    monkeypatch.setattr(scaling.ranks, "run", run)
+    monkeypatch.setattr(scaling, "MODEL", model)
+    row = scaling.measure_axis("dp", 2, scaling.cluster_of(RATES, 2))
+    assert (row.what, row.unit, row.ranks, row.x) == ("dp", "tokens/s", 2, 2)
+    seconds = scaling.predict_seconds("dp", 2, scaling.cluster_of(RATES, 2))
+    assert row.measured > 0 and row.predicted == pytest.approx(64 / sum(seconds.values()))
+    assert "%" in row.note and f"{row.predicted:,.4g}" in str(row)
 
 
-# ----------------------------------------------------------------------- bubbles and micro-batches
+# ------------------------------------------------------------------------------------- overlap
 
 
-def test_the_formula_of_a_pipeline_is_what_its_schedule_takes():
-    for p, m in [(1, 3), (2, 1), (4, 3), (4, 32), (8, 7)]:
-        schedule = chapter("07_pipeline_parallel").make_schedule("1f1b", p, m)
-        span = schedules.simulate(schedule, F=3, B=5, W=0)
-        assert scaling.pipeline_seconds(p, m, 3, 5) == max(end for _, end in span.values())
+def test_formulas_of_overlap_by_hand():
+    """Two layers, f = 1, b = 2, and messages of 1: an all_reduce takes 2. A second micro-batch adds
+    a work of 6."""
+    link = lambda plan=BY_HAND: scaling.Link(plan, 1, 2)
+    for variant, seconds in {
+            "02 naive": 10,     # 6 + two messages of 2
+            "02 overlap": 8,    # backward ends at 4 and 6: messages from 4 to 6, and from 6 to 8
+            "02 bucket": 10,    # both together, from 6 on
+            "03 zero3 --prefetch 0": 11,  # forward 1-2, 3-4, backward 4-6, a sum to 7, a gather ...
+            "03 zero3 --prefetch 1": 8,   # the gather of the second backward hides, from 3 to 4
+    }.items():  # fmt: skip
+        assert scaling.FORMULAS[variant](BY_HAND, link()) == pytest.approx(seconds), variant
+    twice = BY_HAND._replace(micro_batches=2)
+    assert scaling.FORMULAS["02 overlap"](twice, link()) == pytest.approx(8 + 6)
+    late = link(BY_HAND._replace(alpha=1))              # its messages wait for each other
+    seconds = 1 + 20 / late.bandwidth
+    assert [late.arrival(now, 20) for now in (0, 0.5, 100)] == pytest.approx(
+        [seconds, 2 * seconds, 100 + seconds])
 
 
-def test_forward_and_backward_sleep_for_their_own_times(ranks):
-    """A busy machine may make a step longer, and nothing makes it shorter."""
-    chapter("07_pipeline_parallel")  # or skip
-    for found in ranks(2)(scaling.sleep_through, [[3, 0.01, 0.03], [1, 0, 0.05]]):
-        assert len(found) == 2 and found[0] >= 0.16 and found[1] >= 0.1
+class Clock:
+    """Of a rank, instead of `time`."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
 
 
-def test_a_stage_is_timed_forward_and_backward(monkeypatch):
-    """The right slice of the model, and the best of several, by a clock of our own."""
-    seven, slices = chapter("07_pipeline_parallel"), []
-    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
-
-    class Stage(seven.Stage):
-        calls = 0
-
-        def forward(self, *given):
-            self.calls += 1
-            clock.now += 1 + 1 / self.calls
-            slices.append([*dict(self.module.named_children())])
-            return super().forward(*given)
-
-        def backward(self, *given):
-            clock.now += 3 + 1 / self.calls
-            return super().backward(*given)
-
-    monkeypatch.setattr(seven, "Stage", Stage)
-    monkeypatch.setattr(scaling, "time", clock)
-    for stage, own in enumerate((["embedding", "block1"], ["block2", "head"])):
-        for seconds in scaling.stage_seconds(SMALL.model, 2, stage, [1, 2]).values():
-            assert seconds == pytest.approx((1, 3), abs=0.1)
-        assert slices[-1] == own
+def sleep_through():
+    """On a rank of the pool: a Row of each variant, and whether all collectives are as before."""
+    clock, scaling.time = scaling.time, Clock()
+    try:
+        rows = [scaling.measure_step(variant, PLAN, 2, dist.group.WORLD)
+                for variant in scaling.FORMULAS]
+    finally:
+        scaling.time = clock
+    return rows, (dist.all_reduce, common.all_gather, common.reduce_scatter) == COLLECTIVES
 
 
-def test_bubbles_are_measured_with_few_and_with_many_micro_batches(monkeypatch):
-    slow = lambda p, pipelines: [1.25 * scaling.pipeline_seconds(p, *one) for one in pipelines]
-    monkeypatch.setattr(scaling, "asleep", slow)
-    bubbles = [*scaling.measure_bubbles([2, 8])]
-    assert [(bubble["ranks"], bubble["micro_batches"]) for bubble in bubbles] == [
-        (2, 1), (2, 32), (8, 7), (8, 32)]
-    assert [bubble["predicted"] for bubble in bubbles] == [1 / 2, 32 / 33, 7 / 14, 32 / 39]
-    for bubble in bubbles:
-        assert bubble["measured"] == pytest.approx(bubble["predicted"] / 1.25)
-    assert " 40.0% /  50.0%" in [*scaling.lines_of_bubbles(bubbles)][3]
+def test_chapters_take_exactly_as_long_as_the_formulas_say(ranks):
+    for name in ("02_data_parallel", "03_zero"):
+        chapter(name)  # or skip
+    (rows, is_restored), other = ranks(2)(sleep_through)
+    assert is_restored and other == (rows, True)
+    for row in rows:  # the formula ignores the bytes of the norm
+        assert row.measured == pytest.approx(row.predicted, rel=1e-4), row.what
 
 
-@pytest.mark.parametrize(("late", "lost"), [(1, None), (1.5, "28.6%")])
-def test_the_best_micro_batch_is_found(monkeypatch, late, lost):
-    """A stage takes 2 + b for a micro-batch: (32/b + 3) (2 + b) is 105, 76, 66, 70 and 90. late:
-    how many times as long a step of 4 takes."""
-    monkeypatch.setattr(scaling, "stage_seconds", lambda model, p, stage, sizes: {
-        b: (1, 1 + b) for b in sizes})
-    monkeypatch.setattr(scaling, "asleep", lambda p, pipelines: [
-        (late if m == 8 else 1.1) * scaling.pipeline_seconds(p, m, *times)
-        for m, *times in pipelines])  # fmt: skip
-    sizes = scaling.measure_sizes(4)
-    assert {size["b"]: size["predicted"] for size in sizes} == {1: 105, 2: 76, 4: 66, 8: 70, 16: 90}
-    assert scaling.best_size(sizes, "predicted") == 4
-    *_, last = scaling.lines_of_sizes(sizes, 4)
-    assert lost in last if lost else "%" not in last
+# ------------------------------------------------------------------------------------- the program
 
 
-# ------------------------------------------------------------------------------------ the program
+def measure_rates(folder):
+    """On a rank of the pool: the status, and the output."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        status = scaling.main(["rates", f"--json={folder}/scaling.json"])
+    assert not dist.is_initialized()
+    return status, output.getvalue()
 
 
-def test_the_program_measures_what_it_is_asked_for(tmp_path, monkeypatch, capsys):
-    check = {"name": "ms", "kind": "time", "what": "ms", "amount": "", "axis": "", "measured": 1.0,
-             "expected": 1.0, "ok": False}  # fmt: skip
-    points = [{"axis": "pp", "scaling": of, "ranks": 1, "tokens": 64, "seconds": 0.2,
-               "predicted": {"matmul": 0.1}, "asleep": True} for of in scaling.SCALING]
-    run = {"recorded": {"overlap": []}, "checks": [check]}
-    monkeypatch.setattr(scaling, "measure_axes", lambda axes, worlds: iter(
-        [None, *points] if (axes, worlds) == (["pp"], [1, 2, 4]) else []))
-    monkeypatch.setattr(scaling, "measure_overlap", lambda n: (f"on {n} ranks\n", run))
-    flags = f"--only overlap pp --ranks 4 --json={tmp_path}/a/run.json"
-    assert scaling.main(shlex.split(flags)) == 1
-    [run] = read_runs([tmp_path / "a/run.json"])
-    assert run["recorded"].keys() == {"nproc", "axes", "overlap"} and run["world_size"] == 4
-    assert run["recorded"]["axes"] == points and run["checks"] == [check]
+@pytest.fixture
+def recorded(ranks, tmp_path):
+    """The record of `rates`, and what is printed."""
+    chapter("00_collectives")  # or skip
+    (status, output), other = ranks(2)(measure_rates, tmp_path)
+    assert status == 0 and other == (0, "")
+    [run] = read_runs([tmp_path / "scaling.json"])
+    return run, output
+
+
+def test_a_table_and_a_figure_of_what_is_measured(recorded, monkeypatch, tmp_path, capsys):
+    run, printed = recorded
+    rates, rows = run["recorded"]["rates"], run["recorded"]["rows"]
+    assert {row[0] for row in rows} == {f"all_reduce {name}" for name in
+                                        ("naive", "tree", "ring", "doubling", "PyTorch")}
+    assert min(rates["flops"], rates["memory"], *(row[4] for row in rows)) > 0
+    assert all(row[5] == pytest.approx(1e3 * (rates["alpha"] * rounds + rates["beta"] * sent))
+               for row in rows for rounds, sent in [scaling.cost(row[0].split()[1], 2, row[3])])
+    assert printed.count("\n") == 6 and "all_reduce doubling" in printed
+
+    slept = [["02 naive", "ms", 4, ratio, 320.0, 320.0, "a ratio"] for ratio in scaling.RATIOS]
+    overlap = {"recorded": {"rows": slept, "rates": None}}
+    monkeypatch.setattr(scaling, "record_of", lambda n, *words: (
+        run if words[-1] == "rates" else overlap if words[-1] == "overlap" else
+        {"step_seconds": [9.0, 9.0, 9.0, 0.5]}))  # fmt: skip
+    assert scaling.main([f"--json={tmp_path}/all.json"]) == 0
     output = capsys.readouterr().out
-    assert "on 4 ranks\n" in output and "320 /    640" in output and "asleep" in output
+    assert output.count("tokens/s") == len(scaling.AXES) * len(scaling.WORLDS)
+    assert "320 / 320" in output and "+0%" in output
+    [whole] = read_runs([tmp_path / "all.json"])
+    figure = scaled.draw([whole])
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    panels = {title: axes.lines for title, axes in zip(titles, figure.axes) if title}
+    assert {*panels} == {*scaling.AXES, "02: a step"}   # all_reduces of 2 ranks are not shown
+    measured, predicted = panels["dp"]
+    assert [*measured.get_ydata()] == [8 * 128 / 0.5] * len(scaling.WORLDS)
+    assert [*measured.get_xdata()] == [*predicted.get_xdata()] == [*scaling.WORLDS]
+    rows = [[*row[:2], 4, *row[3:]] for row in rows]
+    figure = scaled.draw([whole | {"recorded": {"rows": rows}}])
+    assert len(figure.axes[0].lines) == 2 * 5 and "4 ranks" in figure.axes[0].get_title("left")
 
 
-@pytest.mark.parametrize("flags", ["--only dq", "--ranks 3", "--json x.txt",
-                                   "--asleep [[0,1,1]]", "--asleep []"])
-def test_a_bad_argument_costs_one_line(capsys, monkeypatch, tmp_path, flags):
+@pytest.mark.parametrize(("world", "flags", "works"), [
+    (0, "overlap", "torchrun"), (0, "--json x.txt", "--json scaling.json"),
+    (2, "", "with rates"), (2, "rats", "rates"), (1, "overlap", "--nproc_per_node 4")])
+def test_a_bad_argument_costs_one_line(capsys, monkeypatch, tmp_path, world, flags, works):
     monkeypatch.chdir(tmp_path)
+    if world:
+        monkeypatch.setenv("WORLD_SIZE", str(world))
     with pytest.raises(SystemExit, match="2"):
         scaling.main(shlex.split(flags))
     output = capsys.readouterr()
-    assert not output.out and re.fullmatch(
-        f"error: {flags.split()[0]}: .* would work\n", output.err), output.err
-
-
-@pytest.mark.full
-def test_the_figure_shows_what_was_measured():
-    from lab.bench import scaled
-
-    points = [{"axis": "dp", "scaling": of, "ranks": n, "tokens": 64 * n, "seconds": 0.2 * n,
-               "predicted": {"matmul": 0.1 * n}, "asleep": False}
-              for of in scaling.SCALING for n in (1, 2, 4)]  # fmt: skip
-    run = {"chapter": "scaling", "variant": "scaling", "recorded": {"nproc": 2, "axes": points}}
-    measured, predicted, _ = scaled.draw([run]).axes[0].lines
-    assert [*measured.get_ydata()] == pytest.approx([320, 160, 80])
-    assert [*predicted.get_ydata()] == pytest.approx([640, 320, 160])
+    assert not output.out and re.fullmatch(f"error: .*{works}.* would work\n", output.err), output

@@ -7,9 +7,6 @@ PLAYS = {"A collective is an operation": (
 TOUR = (
     Stop("00_collectives.py --device=cpu",
          "who has what after each round", 1, name="00_collectives", ranks=8),
-    Stop("-m lab.speed --device=cpu --largest=1048576 --repeats=2",
-         "how fast the collectives are here", 3,
-         name="00_speed", drawn_from="-m lab.speed --device=cpu"),
 )
 TRAINS = False          # it trains no model
 LIMITS = {"numbers": (0, 2**20, 1000)}

@@ -1,34 +1,20 @@
-"""The figure of chapter 00: the collectives, round by round, and how long they take."""
+"""The figure of chapter 00: the collectives, round by round."""
 
 import torch
 
-from lab.bench.drawing import BLUE, ORANGE, PURPLE, RED, blank, few, runs_of
+from lab.bench.drawing import BLUE, RED, blank, few, runs_of
 from lab.chapters import chapter
 from lab.classroom import simulate
-from lab.cli.words import quantity
 
 OF = "00_collectives"
 
 
 def draw(runs):
-    """Above, who has what after each round, if the default variant was run; below, how long each
-    all_reduce takes, if lab.speed was."""
-    found = runs_of(runs, OF)
-    parts = [part for variant, part in (("collectives", rounds), ("speed", times))
-             if variant in found]
-    if not parts:
-        raise KeyError("messages")                      # of hello, say
-    figure = blank(13, 5.5 * len(parts))
-    for part, own in zip(parts, [figure] if len(parts) == 1 else figure.subfigures(2, 1)):
-        part(own, found)
-    return figure
-
-
-def rounds(figure, found):
     """How many ranks' numbers each part is the sum of, in a ring all_reduce; who has rank 0's x, in
     a broadcast. What is in between was sent by the run: the same functions are called again, on
     lab/classroom/simulate.py's network, which must pass the same messages."""
-    run = found["collectives"]
+    run = runs_of(runs, OF)["collectives"]
+    figure = blank(13, 5.5)
     n, messages = few(run["world_size"], "ranks", 16), run["recorded"]["messages"]
     states = {name: states_of(name, n, messages[name])
               for name in ("all_reduce_ring", "broadcast")}
@@ -60,6 +46,7 @@ def rounds(figure, found):
     axes.margins(x=0.05, y=0.2)
     for side in axes.spines.values():
         side.set_visible(False)
+    return figure
 
 
 def draw_parts_of_ranks(axes, state, before, passed, labelled):
@@ -101,35 +88,3 @@ def states_of(name, n, messages):
     if sent != sorted((sender, receiver) for passed in messages for sender, receiver, _ in passed):
         raise ValueError(f"{name} has sent other messages than the chapter's")
     return states
-
-
-def times(figure, found):
-    """Seconds over bytes of each all_reduce, as measured; a panel for each model that is fitted."""
-    run = found["speed"]
-    measured, models = run["recorded"]["speed"], run["recorded"]["models"]
-    panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
-    for axes, (how, fitted) in zip(panels, models.items()):
-        for kind, color in zip(("naive", "tree", "ring", "doubling"), (ORANGE, RED, BLUE, PURPLE)):
-            x, y = zip(*measured["by hand"][f"all_reduce_{kind}"])
-            axes.loglog(x, [1e3 * t for t in y], "o-", color=color, label=kind, markersize=4)
-            x, y = zip(*fitted["curves"][f"all_reduce_{kind}"])
-            axes.loglog(x, [1e3 * t for t in y], color=color, linewidth=1, linestyle="--")
-        x, y = zip(*measured["PyTorch"]["all_reduce"])
-        axes.loglog(x, [1e3 * t for t in y], "s-", color="black", label="PyTorch's", markersize=4)
-        heights = iter((0.98, 0.93, 0.88, 0.83, 0.78, 0.73))
-        for words, crossovers in (("", run["recorded"]["crossovers"]),
-                                  (" by the model", fitted["crossovers"])):
-            for one, other, size in crossovers:
-                if size:
-                    axes.axvline(size, color="gray", linewidth=0.8, linestyle=":")
-                    height = next(heights)              # clear of the curves, and of each other
-                    axes.text(size, height, f" {one} beats {other}{words}", fontsize=8, va="top",
-                              color="gray", transform=axes.get_xaxis_transform(), ha="right")
-        beta = fitted["beta"]
-        rate = f", B = {quantity(1 / beta)}/s" if beta else ""
-        axes.set(xlabel="bytes")
-        axes.set_title(f"dashed: {how}, α = {1e6 * fitted['alpha']:.0f} µs{rate}", loc="center",
-                       fontsize=9)
-    panels[0].set_ylabel("ms")
-    panels[0].legend(fontsize=9)
-    figure.suptitle(f"all_reduce on {run['world_size']} ranks", fontsize=11)

@@ -6,7 +6,6 @@ from unittest import mock
 
 import torch
 
-from lab import warps
 from lab.classroom.exercise import Exercise, Same, random
 
 try:
@@ -78,8 +77,40 @@ def product(chapter, *sizes):
     return chapter.launch(chapter.tiled_kernel, a, b, 4, 16, 32, 16, 2, True)
 
 
+def loads_of_warps(product, m, n, k):
+    """What the kernels of product(a, b) load in Triton's interpreter, from a (m, k) and b (k, n) in
+    fp32: {"a": for each load of a warp, how many bytes from the beginning of the matrix its numbers
+    are, "b": the same}. An interpreter has no warps: 32 numbers that follow each other in a block,
+    row by row, are taken to be a warp's, as in a kernel of CUDA."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    a, b = torch.ones(m, k), torch.ones(k, n)
+    begins = {"a": a.data_ptr(), "b": b.data_ptr()}
+    loads, load = {"a": [], "b": []}, builder.create_masked_load
+
+    def record(pointers, mask, *others):
+        places, inside = pointers.data.ravel(), mask.data.ravel()
+        _, name = max((begin, name) for name, begin in begins.items() if begin <= places.min())
+        for i in range(0, len(places), 32):
+            warp = places[i:i + 32][inside[i:i + 32]]
+            loads[name].append([int(place) - begins[name] for place in warp])
+        return load(pointers, mask, *others)
+
+    with mock.patch.object(builder, "create_masked_load", record):
+        product(a, b)
+    return loads
+
+
+def count_loads(loads):
+    """The numbers that are loaded, given what `loads_of_warps` returns."""
+    return sum(len(warp) for warps in loads.values() for warp in warps)
+
+
 def numbers_loaded(chapter):
-    return warps.numbers(warps.watch(warps.tiled(chapter, 16, 32, 2), 20, 40, 17))
+    def in_tiles(a, b):
+        return chapter.launch(chapter.tiled_kernel, a, b, 4, 16, 32, 32, 2, True)
+
+    return count_loads(loads_of_warps(in_tiles, 20, 40, 17))
 
 
 def product_in_float16(chapter):

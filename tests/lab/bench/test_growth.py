@@ -103,8 +103,6 @@ GROWING = {  # in 02_data_parallel.py: before which line, what is put, and the n
                r"times in a step with 1,024 ranks, and 51\d with 512: (for|pass)"),
     "a list": (LOSS, "        sizes = [loss for _ in range(run.world)]\n",
                r"1,02\d times in a step with 1,024 ranks, and 51\d with 512: sizes"),
-    "tensors": (LOSS, "        loss.expand(run.world).chunk(run.world)\n",
-                r"1,024 tensors in a step with 1,024 ranks, and 512 with 512: loss"),
     "bytes": (LOSS, "        loss.new_empty(run.world, 512)\n",
               r"2.10 MB in a step with 1,024 ranks, and 1.05 MB with 512: loss"),
     "groups": (MADE, "    groups = [dist.new_group() for _ in range(run.world)]\n",

@@ -32,22 +32,9 @@ def run_of_collectives(n, messages=None):
             "recorded": {"messages": messages or messages_of(n)}}  # fmt: skip
 
 
-def run_of_speed():
-    """With α = 1 ms and B = 2 GB/s, and nothing off."""
-    sizes, kinds = (1, 10**6, 10**9), ("naive", "tree", "ring", "doubling")
-    curves = {f"all_reduce_{kind}": [[size, i * 1e-3 + size / 1e9 / i] for size in sizes]
-              for i, kind in enumerate(kinds, start=1)}
-    off = [[1.0, "all_reduce_tree", 1]]
-    models = {"rounds": {"alpha": 1e-3, "beta": 5e-10, "curves": curves, "off": off,
-                         "crossovers": [["doubling", "tree", 10**3]]}}
-    recorded = {"speed": {"by hand": curves, "PyTorch": {"all_reduce": curves["all_reduce_ring"]}},
-                "models": models, "crossovers": [["ring", "tree", 10**6], ["ring", "naive", None]]}
-    return {"chapter": "00_collectives", "variant": "speed", "world_size": 4, "recorded": recorded}
-
-
 @pytest.mark.parametrize("n", sample([4, 3]))
-def test_collectives_are_drawn_round_by_round_and_over_bytes(n):
-    figure = FIGURE["00"].draw([run_of_collectives(n), run_of_speed()])
+def test_collectives_are_drawn_round_by_round(n):
+    figure = FIGURE["00"].draw([run_of_collectives(n)])
     images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
     assert len(images) == 2 * (n - 1) + 1
     assert (images[0] == 1).all() and (images[-1] == n).all()
@@ -60,9 +47,6 @@ def test_collectives_are_drawn_round_by_round_and_over_bytes(n):
         assert len(arrows) == n and all(text.xyann[0] == text.xy[0] for text in arrows)
         numbers = [int(text.get_text()) for text in axes.texts if text.get_text()]
         assert numbers == images[i].astype(int).flatten().tolist()
-    [of_times] = [axes for axes in figure.axes if axes.get_xlabel() == "bytes"]
-    [ring] = [line for line in of_times.lines if line.get_label() == "ring"]
-    assert list(ring.get_ydata()) == pytest.approx([3, 3 + 1e3 / 3 * 1e-3, 3 + 1e3 / 3])
     with pytest.raises(ValueError, match="broadcast"):
         FIGURE["00"].draw([run_of_collectives(n, messages_of(n) | {"broadcast": []})])
 
