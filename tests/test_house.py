@@ -14,7 +14,7 @@ WITHOUT_MODEL = {"args", "rank", "world", "device", "dtype"}  # if it trains non
 LAB = sorted((ROOT / "lab").rglob("*.py"))
 IMPORTS = {  # {room of lab/, or its commands: what it imports from the rest of lab/}
     "cli": "bench.anatomy chapters",
-    "bench": "cli chapters checkpoints classroom.simulate pictures planner schedules",
+    "bench": "cli chapters checkpoints pictures planner schedules",
     "chapters": "bench classroom cli museum.exhibit planner schedules",
     "checkpoints": "bench cli",
     "classroom": "bench chapters cli museum",

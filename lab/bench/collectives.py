@@ -18,12 +18,11 @@ import torch.distributed as dist
 
 import common
 from common import environment
-from lab.bench import meeting
+from lab.bench import meeting, simulate
 from lab.bench.about import as_check
 from lab.bench.bench import Bench
 from lab.bench.findings.names import on_ranks
 from lab.bench.meeting import named
-from lab.classroom import simulate
 from lab.cli.words import count, quantity
 
 # Which of its rounds it is for each of the two; None: none, it has no other end.
@@ -277,7 +276,7 @@ class Run(Bench):
 
 # The kinds of it, first what may be why there is more.
 WAITING, NUMBERS, MESSAGES, BACKWARD = range(4)
-LETTERS = 5             # the most ranks whose parts have letters in lab/classroom/simulate.py
+LETTERS = 5             # the most ranks whose parts have letters in lab/bench/simulate.py
 
 
 def where_not(right):

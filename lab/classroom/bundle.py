@@ -6,10 +6,9 @@
 Chapters, kernels and two lessons beside chapter 04 come with holes; so do functions that repeat
 what an earlier chapter asks for, and say where students have written that. Of lab/ comes what the
 grader, the exercises and a chapter's run import, found by their imports: so not the museum, whose
-exhibits quote solutions, nor predictions, whose derivations are answers. In
-lab/classroom/answers.json stands what each check gives of the solution, on each rank; a run is
-compared with one GPU, which is trained there. `make grade` works in the folder as it does here, but
-that a function is tried where it is.
+exhibits quote solutions, nor predictions, whose derivations are answers. The values of each check
+on the solution are in lab/classroom/answers.json; a run compares itself with one GPU. `make grade`
+works in the folder as it does here, but that a function is tried where it is.
 """
 
 import ast
@@ -25,7 +24,7 @@ from lab import ROOT, chapters
 from lab.classroom import checks, holes
 from lab.cli import commands, refusals
 
-ROOTS = ("lab.exercises", "lab.grade", "lab.bench.report", "lab.classroom.trusted", "lab.pictures",
+ROOTS = ("lab.exercises", "lab.grade", "lab.bench.report", "lab.pictures",
          "lab.planner.planning")
 OF_ROOMS = "about.py", "*exercises.py", "figure.py"
 AS_THEY_ARE = "common.py", "setup.mk", "LICENSE"

@@ -1,17 +1,13 @@
-"""What checks an exercise, in processes of its own: whatever a student has written costs no more.
+"""Checks of an exercise, in processes of their own: student code can't cost more than its check.
 
-An interpreter that has imported torch forks a process for each rank, so that a run takes a second
-and not five. What a rank prints goes nowhere, and what became of it comes over a pipe.
+An interpreter that has imported torch forks a process per rank, so a run takes one second and not
+five. Output of a rank is dropped; its answer comes back as plain bytes (lab/classroom/plain.py).
 
-Nobody believes what a student's process says of itself. A function's value comes as plain
-numbers, and of a run each rank's loss, gradients and parameters in each step. Where a run calls
-itself right, another process, which has not run a line of the student's, knows or computes what
-they must be, from the solution and one GPU, and compares (lab/classroom/trusted.py).
+A `Same` compares values here, where no student code runs. A `Run` compares itself with one GPU and
+with the chapter's formulas, as it does for whoever starts it, and hands in its JSON.
 
-A run that has no end is ended. It may be a deadlock: then no rank computes any more. Or an endless
-loop: then the ranks have computed for longer than a limit, one of them or all cores together. These
-are seconds of computing, since those of a clock say little on a machine that has other work; only
-many of them are too many, too (lab/classroom/overseer.py).
+A run that would never end is ended after a few seconds. Either no rank computes any more, which is
+a deadlock, or the ranks have computed for longer than a limit (lab/classroom/overseer.py).
 """
 
 import base64
@@ -26,7 +22,6 @@ import re
 import shlex
 import sys
 import tempfile
-import threading
 import traceback
 import types
 from datetime import timedelta
@@ -34,29 +29,29 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.bench.ranks import CONTEXT, start_interpreter
-from lab.classroom import kept, overseer, plain, sandbox
+from lab.classroom import overseer, plain
 from lab.classroom.overseer import CLOCK, LIMIT
 
-# Not torch, nor what imports it: the other interpreter does so while this one reads on.
+# Doesn't import torch: the other interpreter does that while this one reads on.
 
 TEXT = json.decoder.__file__    # short, and the same whatever the course's files are
-LOST = "by peer", "Broken pipe", "remote process"       # what gloo says where another has ended
+LOST = "by peer", "Broken pipe", "remote process"       # gloo's words when another rank has ended
 WAITING = ("all_", "reduce", "gather", "scatter", "broadcast", "barrier", "monitored_barrier",
            "send", "recv", "isend", "irecv", "batch_isend_irecv", "new_")     # names begin so
 LONGEST = 300                   # letters of an exception's text
-PATIENCE = 120                  # seconds for what is not the students'
+PATIENCE = 120                  # seconds for the overseer itself
 
 
 class Outcome(NamedTuple):
-    """What became of a check. Lines are those of the file that has run, the innermost first."""
+    """The result of a check. Lines are those of the file that has run, the innermost first."""
     right: bool
-    said: tuple             # the run's diagnosis, or its problems; how a value differs
-    errors: dict            # {rank: (what it has raised, lines)}
+    problems: tuple         # the run's diagnosis or its problems; how a value differs
+    errors: dict            # {rank: (the exception, lines)}
     stuck: dict             # {rank: (the collective that it waits in or "", lines)}: without end
-    ended: dict             # {rank: (exit status, lines)} of those that have ended without a word
+    ended: dict             # {rank: (exit status, lines)} of those that ended without an answer
     world: int
-    record: object = None   # a run's JSON, of which all but its form is the run's own word
-    told: list = ()         # the messages of each process, if these are compared with nothing
+    record: object = None   # a run's JSON
+    answers: tuple = ()     # of each rank, packed
 
 
 def has_triton():
@@ -76,7 +71,7 @@ def warm_up():
 # --------------------------------------------------------------------------- in a student's process
 
 def prefer(folder):
-    """From now on, the course's modules are those of this folder, where it has them."""
+    """Import the course's modules from this folder, where it has them."""
     for name in [*sys.modules]:
         if name.partition(".")[0] in ("common", "kernels", "lab"):
             del sys.modules[name]
@@ -97,8 +92,8 @@ def load(path, name):
     return module
 
 
-def told(error, path):
-    """What was raised, in one line, and the lines of the file that led there."""
+def raised(error, path):
+    """The exception, in one line, and the lines of the file that led there."""
     lines = lines_in(error, path)
     while type(error).__name__ == "InterpreterError" and error.__cause__:
         error = error.__cause__                         # Triton's own, around what was raised
@@ -114,8 +109,8 @@ def lines_in(error, path):
     return [frame.lineno for frame in frames if frame.filename == str(path)]
 
 
-class Nobody:
-    """In place of the watch that names a lost rank: the grader sees what becomes of each."""
+class NoWatch:
+    """Takes the place of the watch that names a lost rank: the grader sees each rank's end."""
 
     def __init__(self, run):
         pass
@@ -133,7 +128,7 @@ class Nobody:
 
 
 def launched_as(rank, world, argv):
-    """The environment of a rank."""
+    """Set the environment of a rank."""
     if "--kernels" not in argv:                         # in the interpreter, they take their time
         os.environ.pop("TRITON_INTERPRET", None)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
@@ -141,7 +136,8 @@ def launched_as(rank, world, argv):
 
 
 def be_a_rank(tell, path, rank, world, argv, preferred=None):
-    """preferred: a folder whose modules take the place of the course's."""
+    """Run a chapter's file as one of its ranks, and tell how that ended; rank 0 also tells the JSON
+    of the run. preferred: a folder whose modules take the place of the course's."""
     if preferred:
         prefer(preferred)
     launched_as(rank, world, argv)
@@ -152,9 +148,7 @@ def be_a_rank(tell, path, rank, world, argv, preferred=None):
 
     refused, record = [], Path("run.json").absolute()
     refusals.say = refused.append
-    report.meeting.Watch = Nobody
-    report.verify.Verifier = telling_verifier(tell)
-    report.collectives.Run = telling_collectives(tell)
+    report.meeting.Watch = NoWatch
     try:
         dist.init_process_group("gloo", f"file://{record.with_name('store')}", world_size=world,
                                 rank=rank)
@@ -164,49 +158,18 @@ def be_a_rank(tell, path, rank, world, argv, preferred=None):
                              [*argv, f"--json={record}"])
         answer = {"status": status}
     except SystemExit as leaving:
-        answer = told(leaving, path)
+        answer = raised(leaving, path)
         if refused:
             answer["error"] = refused[0]
         elif not leaves_itself(leaving, path):          # a loss that is not finite, say
             del answer["error"]
         answer["status"] = 1
     except BaseException as error:
-        answer = {"status": 1} | told(error, path)
+        answer = {"status": 1} | raised(error, path)
     if record.exists() and rank == 0:
         answer["record"] = record.read_text()
     tell(plain.pack(answer))
     return answer["status"]
-
-
-def telling_verifier(tell):
-    """The one that holds a run to one GPU's; it also hands on what this rank holds in each step."""
-    from lab.bench import verify
-
-    class Telling(verify.Verifier):
-        def compare(self, batch, loss, norm, parameters):
-            parameters = list(parameters)
-            here = verify.compared(loss, norm, parameters)
-            if self.steps >= self.tensor_steps:
-                here = {key: found for key, found in here.items() if key[0] == "loss"}
-            held = [[*key, tensor, [tuple(cut)[:3] for cut in getattr(owner, "cuts", ())]]
-                    for key, (tensor, owner) in here.items()]
-            tell(plain.pack({"step": batch.step, "held": held}))
-            return super().compare(batch, loss, norm, parameters)
-
-    return Telling
-
-
-def telling_collectives(tell):
-    """Chapter 00's run; it also hands on this rank's rounds."""
-    from lab.bench import collectives
-
-    class Telling(collectives.Run):
-        def hold(self):
-            tell(plain.pack({"found": {found.name: [found.rounds, bool(found.equal)]
-                                       for found in self.found}}))
-            super().hold()
-
-    return Telling
 
 
 def leaves_itself(leaving, path):
@@ -215,7 +178,7 @@ def leaves_itself(leaving, path):
 
 
 def evaluate(tell, path, check, rank):
-    """Tell what a Same gives of a student's file."""
+    """Call a Same on a student's file, and tell its value."""
     try:
         if check.ranks > 1:
             import torch.distributed as dist
@@ -225,7 +188,7 @@ def evaluate(tell, path, check, rank):
                                     world_size=check.ranks, rank=rank)
         answer = {"status": 0, "value": check.value(load(path, "student"))}
     except BaseException as error:
-        answer = {"status": 1} | told(error, path)
+        answer = {"status": 1} | raised(error, path)
     tell(plain.pack(answer))
     if check.ranks > 1 and answer["status"] == 0:           # after an error, they need not wait
         wait_for_the_others(rank, check.ranks)
@@ -244,69 +207,120 @@ def wait_for_the_others(rank, ranks, seconds=10):
                        timedelta(seconds=seconds))
 
 
-# --------------------------------------------------------------------------------- in the overseer
+# --------------------------------------------------------------------------------- from the outside
 
-def oversee(parent, folder, path, calls, more_paths, limit, is_confined):
-    """Run the calls, and send the Outcome. Only when the students' processes have ended, and call
-    themselves right, it asks for what they are compared with, a call of trusted.py: so they cannot
-    find it."""
-    outcome, world = None, len(calls)
+def outcome(chapter, source, solution, check, folder=None, limit=LIMIT):
+    """The Outcome of a Run or a Same (of exercise.py) of a chapter with this source, which a Same
+    compares with the solution. folder: the student's, from which the source may import."""
+    more_paths = [str(Path(folder).resolve())] if folder and source != solution else []
+    played = play_check(chapter, source, check, limit, more_paths)
+    if is_run(check) or not played.right:
+        return played
+    from lab.classroom.compare import compare_ranks
+
+    values, right = ([plain.unpack(answer)["value"] for answer in packed]
+                     for packed in (played.answers, answers(chapter, solution, check)))
+    problem = compare_ranks(values, right)
+    if not problem:
+        return played
+    return played._replace(right=False, problems=(f"{check.words}: {problem}",))
+
+
+def is_run(check):
+    return hasattr(check, "flags")
+
+
+def play_check(chapter, source, check, limit, more_paths=()):
+    """The Outcome of a check of a chapter with this source, before values are compared."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        path, every = Path(scratch, f"{Path(chapter).name}.py"), range(check.ranks)
+        path.write_text(source, encoding="utf-8")
+        if is_run(check):
+            argv = argv_of(check, path.stem)
+            calls = [(be_a_rank, (path, rank, check.ranks, argv)) for rank in every]
+        else:
+            calls = [(evaluate, (path, check, rank)) for rank in every]
+        return play(scratch, path, calls, limit, more_paths)
+
+
+def argv_of(check, chapter):
+    from lab import chapters
+    from lab.classroom.exercise import SMALL
+
+    model = f"--data={TEXT} {SMALL}" if chapters.trains(chapter) else ""
+    return shlex.split(f"--device=cpu {model} {check.flags}")
+
+
+STORED = Path(__file__).with_name("answers.json")       # of a bundle, which has no solutions
+ANSWERS = {}                                            # {(solution, key of a Same): its answers}
+
+
+@functools.cache
+def stored():
+    """{key of a Same: its answers}, as a bundle stores them; None: solutions are here."""
+    if not STORED.exists():
+        return None
+    entries = json.loads(STORED.read_text())
+    return {key: [*map(base64.b64decode, texts)] for key, texts in entries.items()}
+
+
+def answers(chapter, solution, check):
+    """The answer of each rank, packed, when a Same is called on the solution."""
+    if stored() is not None:
+        return stored()[check.key]
+    key = solution, check.key
+    if key not in ANSWERS:
+        played = play_check(chapter, solution, check, 4 * LIMIT)
+        if not played.right:
+            raise RuntimeError(f"the solution of {chapter} fails: {check.words}: {played}")
+        ANSWERS[key] = played.answers
+    return ANSWERS[key]
+
+
+def play(folder, path, calls, limit, more_paths=()):
+    """The Outcome of these calls, (function, args): each calls function(tell, *args) in a process
+    of its own. path: the file that they run. folder: where they may write."""
+    ours, its = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=overseer.oversee, daemon=True,
+                              args=(its, calls, folder, [*more_paths], limit))
     try:
-        play = overseer.confined if is_confined else overseer.oversee
-        processes, running = play(calls, folder, more_paths, limit, parent)
-        outcome = judge(processes, running, path)
-        if outcome.right:
-            parent.send(None)
-            trusted, told = parent.recv(), [process.said for process in processes]
-            if trusted:
-                said = tuple(compare(told, *trusted))
-                outcome = outcome._replace(right=not said, said=said)
-            else:
-                outcome = outcome._replace(told=told)
-    except Exception as error:                          # whatever their messages have made of it
-        said = f"this cannot be judged: {type(error).__name__}: {error}"[:LONGEST]
-        outcome = Outcome(False, (said,), {}, {}, {}, world)
-    parent.send(outcome)
-    os._exit(0)
+        process.start()
+        its.close()
+        if not ours.poll(CLOCK * limit + PATIENCE):
+            raise TimeoutError
+        return judge(ours.recv(), path)
+    except (EOFError, OSError) as error:                # a student's code killed it, say
+        why = "has no end" if isinstance(error, TimeoutError) else "was ended"
+        if process.pid:
+            process.kill()
+        return Outcome(False, (f"the process that oversees it {why}",), {}, {}, {}, len(calls))
+    finally:
+        ours.close()                                    # which ends it
 
 
-def compare(told, name, *args):
-    """What is wrong with what the processes have told, in sentences: by a function of
-    lab/classroom/trusted.py, and these arguments."""
-    import torch
-
-    from lab.classroom import trusted
-
-    torch.set_num_threads(1)                            # as theirs, which round alike then
-    told = [[plain.unpack(message) for message in messages] for messages in told]
-    with (open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere),
-          contextlib.redirect_stderr(nowhere)):
-        return getattr(trusted, name)(told, *args)
-
-
-def judge(processes, running, path):
-    """What the processes say of themselves."""
+def judge(processes, path):
+    """The Outcome of what the overseer has sent."""
     ranks = dict(enumerate(processes))
-    answers = {rank: answer_of(process) for rank, process in ranks.items()}
-    errors = {rank: (answer["error"], answer["lines"]) for rank, answer in answers.items()
+    handed_in = {rank: answer_of(process.answer) for rank, process in ranks.items()}
+    errors = {rank: (answer["error"], answer["lines"]) for rank, answer in handed_in.items()
               if "error" in answer and not any(words in answer["error"] for words in LOST)}
     stuck = {rank: place(process.stack, path) for rank, process in ranks.items()
-             if process in running}
+             if process.is_stuck}
     ended = {rank: (process.status, *place(process.stack, path)) for rank, process in ranks.items()
-             if process.status is not None and not answers[rank]}
-    record = answers[0].get("record")
-    said = [] if "value" in answers[0] else what_it_says(record)
-    if said is None and all(answer and "error" not in answer for answer in answers.values()):
-        said = ["the run's JSON is not there, or not as a run writes it"]
-    all_ended = all(answer.get("status") == 0 for answer in answers.values())
-    return Outcome(all_ended and not running and said == [], tuple(said or ()), errors, stuck,
-                   ended, len(processes), record)
+             if process.status is not None and not handed_in[rank]}
+    record = handed_in[0].get("record")
+    problems = [] if "value" in handed_in[0] else problems_of(record)
+    if problems is None and all(answer and "error" not in answer for answer in handed_in.values()):
+        problems = ["the run's JSON is not there, or not as a run writes it"]
+    all_ended = all(answer.get("status") == 0 for answer in handed_in.values())
+    return Outcome(all_ended and not stuck and problems == [], tuple(problems or ()), errors, stuck,
+                   ended, len(processes), record, tuple(process.answer for process in processes))
 
 
-def answer_of(process):
-    """The last message of a process, if it says what became of it; else {}."""
+def answer_of(packed):
+    """A process's answer, {"status": ..., ...}; {}: there is none, or it can't be read."""
     try:
-        answer = plain.unpack(process.said[-1]) if process.said else {}
+        answer = plain.unpack(packed)
         if "status" not in answer:
             return {}
         if "error" in answer:
@@ -319,15 +333,15 @@ def answer_of(process):
         return {}
 
 
-def what_it_says(record):
-    """A run's own verdict: sentences, none if it calls itself right; None: it says nothing."""
+def problems_of(record):
+    """A run's own verdict, in sentences: none if it calls itself right; None: it has no verdict."""
     try:
-        said = record["diagnosis"] or record["problems"][:2]
+        problems = record["diagnosis"] or record["problems"][:2]
         steps = record["config"].get("steps", 0)        # none, where no model is trained
         taken = len(record.get("loss", ()))
-        if not said and taken < steps:
-            said = [f"only {taken} of {steps} steps were taken"]
-        return [str(words)[:2000] for words in said]
+        if not problems and taken < steps:
+            problems = [f"only {taken} of {steps} steps were taken"]
+        return [str(words)[:2000] for words in problems]
     except (TypeError, LookupError, AttributeError):
         return None
 
@@ -340,109 +354,3 @@ def place(stack, path):
                    and name.startswith(WAITING)]
     lines = [int(line) for file, line, _ in frames if file == str(path)]
     return collectives[-1] if collectives else "", lines
-
-
-# --------------------------------------------------------------------------------- from the outside
-
-OUTCOMES = {}           # {kept.key: of what was asked before}; most are somebody else's as well
-LOCKS = {}              # {key: held by who finds that out}
-
-
-def outcome(chapter, source, solution, check, folder=None, limit=LIMIT):
-    """What becomes of a Run or a Same (of exercise.py) of a chapter with this source. folder:
-    the student's, from which it may import."""
-    more_paths = [str(Path(folder).resolve())] if folder and source != solution else []
-    key = kept.key(chapter, source, solution, check, more_paths, limit)
-    with LOCKS.setdefault(key, threading.Lock()):       # who asks the same beside waits for it
-        if key not in OUTCOMES:
-            name = Path(chapter).name
-            trusted = (("of_a_run", name, solution, argv_of(check, name)) if is_run(check) else
-                       ("of_values", check.words, answers(chapter, solution, check)))
-            OUTCOMES[key] = played(chapter, source, check, limit, trusted, more_paths)
-        return OUTCOMES[key]
-
-
-def is_run(check):
-    return hasattr(check, "flags")
-
-
-def played(chapter, source, check, limit, trusted=None, more_paths=()):
-    """The Outcome of a check of a chapter with this source, which is compared with `trusted`."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-        path, every = Path(scratch, f"{Path(chapter).name}.py"), range(check.ranks)
-        path.write_text(source, encoding="utf-8")
-        if is_run(check):
-            argv = argv_of(check, path.stem)
-            calls = [(be_a_rank, (path, rank, check.ranks, argv)) for rank in every]
-        else:
-            calls = [(evaluate, (path, check, rank)) for rank in every]
-        return play(scratch, path, calls, limit, trusted, more_paths)
-
-
-STORED = Path(__file__).with_name("answers.json")       # in what students get, without solutions
-
-
-@functools.cache
-def stored():
-    """{key of a Same: what it gives on each rank, packed}; None: solutions are here."""
-    if not STORED.exists():
-        return None
-    found = json.loads(STORED.read_text())
-    return {key: [*map(base64.b64decode, those)] for key, those in found.items()}
-
-
-ANSWERS = {}
-
-
-def answers(chapter, solution, check):
-    """What a Same gives of the solution, on each rank, packed."""
-    if stored() is not None:
-        return stored()[check.key]
-    key = solution, check.key
-    if key not in ANSWERS:
-        outcome = played(chapter, solution, check, 4 * LIMIT)
-        if not outcome.right:
-            raise RuntimeError(f"the solution of {chapter} fails: {check.words}: {outcome}")
-        ANSWERS[key] = [messages[-1] for messages in outcome.told]
-    return ANSWERS[key]
-
-
-def argv_of(check, chapter):
-    from lab import chapters
-    from lab.classroom.exercise import SMALL
-
-    model = f"--data={TEXT} {SMALL}" if chapters.trains(chapter) else ""
-    return shlex.split(f"--device=cpu {model} {check.flags}")
-
-
-def play(folder, path, calls, limit, trusted=None, more_paths=()):
-    """The Outcome of these calls, each in a process of its own: (function, what it takes besides a
-    function that tells). path: the file that they run. folder: where they may write. trusted: what
-    `compare` takes; None: they are believed."""
-    ours, its = CONTEXT.Pipe()
-    process = CONTEXT.Process(target=oversee, args=(its, folder, path, calls, [*more_paths],
-                                                    limit, sandbox.REQUIRED))
-    process.daemon, answer = True, None
-    try:
-        process.start()
-        its.close()
-        answer = received(ours, CLOCK * limit + PATIENCE)
-        if answer is None:
-            ours.send(trusted)
-            answer = received(ours, PATIENCE)
-    except (EOFError, OSError) as error:                # by a signal of theirs, say
-        why = "has no end" if isinstance(error, TimeoutError) else "was ended"
-        return Outcome(False, (f"the process that oversees it {why}",), {}, {}, {}, len(calls))
-    finally:
-        ours.close()                                    # which ends it
-        if process.pid and answer is None:
-            process.join(PATIENCE / 4)
-            process.kill()
-            process.join()
-    return answer
-
-
-def received(connection, seconds):
-    if not connection.poll(seconds):
-        raise TimeoutError
-    return connection.recv()

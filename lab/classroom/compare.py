@@ -14,6 +14,7 @@ from fractions import Fraction
 import torch
 
 from lab.bench.findings import names
+from lab.classroom.words import named
 
 # How far two right ways to compute the same are apart, relative to the largest number.
 ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -37,6 +38,19 @@ def compare(found, right, elsewhere=()):
     elif findings[0][0] and len(findings) < sum(1 for _ in leaves(right)):
         said.append("all else is right")
     return "; ".join(said)
+
+
+def compare_ranks(values, right):
+    """The same of the values on all ranks: the first difference, and on which ranks it is."""
+    ranks = {}                                          # {a difference: where it is}
+    for rank, (value, should) in enumerate(zip(values, right, strict=True)):
+        finding = compare(value, should, neighbours(right, rank))
+        if finding:
+            ranks.setdefault(finding, []).append(rank)
+    for finding, those in ranks.items():                # the first is enough
+        where = f"on {named(those)}, " if len(those) < len(values) else ""
+        return f"{where}{finding}"
+    return None
 
 
 def grouped(findings):

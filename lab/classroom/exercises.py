@@ -13,8 +13,6 @@ evening.
 """
 
 import difflib
-import hashlib
-import json
 import shlex
 import sys
 import textwrap
@@ -81,49 +79,23 @@ def with_holes(chapter, level=None):
 
 
 def write(folder, level=None, force=False):
-    """Write the chapters with holes, but not over a file that somebody has changed: those are
-    returned. What was ever written is noted in the folder, so that a change can be seen; it is
-    noted before it is written, and each file comes whole, so that a kill changes nothing of that.
-    """
-    note, kept, texts = folder / ".written.json", [], {}
-    written = noted(note)
+    """Write the chapters with holes, but without force not over a file that differs from what this
+    writes for some level: somebody may have changed it. Returns the paths of those."""
+    kept = []
     for chapter in EXERCISES:
-        path, text = folder / f"{chapter}.py", with_holes(chapter, level).encode()
-        is_ours = {digest(text), *written.get(chapter, [])}
-        if path.exists() and not force and digest(path.read_bytes()) not in is_ours:
+        path = folder / f"{chapter}.py"
+        if path.exists() and not force and not is_as_written(path, chapter):
             kept.append(path)
         else:
-            texts[path], written[chapter] = text, sorted(is_ours)
-    put(note, (json.dumps(written, indent=1) + "\n").encode())
-    for path, text in texts.items():
-        put(path, text)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(with_holes(chapter, level), encoding="utf-8")
     return kept
 
 
-def noted(note):
-    """{chapter: the digests of what was written there}; {} if there is no such note."""
-    try:
-        written = json.loads(note.read_text())
-        return {chapter: [found] if isinstance(found, str) else [*map(str, found)]
-                for chapter, found in written.items()}
-    except (FileNotFoundError, ValueError, AttributeError, TypeError):
-        return {}
-
-
-def put(path, data):
-    """Write a file as a whole, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(data)
-    try:
-        part.replace(path)
-    except OSError as error:                            # a folder is there, say
-        part.unlink()
-        raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def digest(data):
-    return hashlib.sha256(data).hexdigest()
+def is_as_written(path, chapter):
+    """Whether `write` could have written this file, for all levels or for one of them."""
+    data = path.read_bytes()
+    return any(data == with_holes(chapter, level).encode() for level in (None, 1, 2, 3))
 
 
 # --------------------------------------------------------------------------------- the command line

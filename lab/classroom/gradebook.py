@@ -1,16 +1,15 @@
-"""What was found of students, as a teacher, a spreadsheet, Gradescope and a CI read it."""
+"""The grades of students, for a teacher, a spreadsheet and Gradescope."""
 
 import csv
 import io
 import json
-import math
 import textwrap
-import xml.etree.ElementTree as xml
-from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from common import Refused
 from lab.classroom.grading import OPEN, RIGHT, WHOLE, WRONG
+from lab.cli.refusals import one_line
 
 WIDTH = 100
 NOT_SUBMITTED = "not submitted"
@@ -21,7 +20,6 @@ FORMULA = "=+-@＝＋－＠"        # with one of these, a spreadsheet's formula
 class Student(NamedTuple):
     name: str               # in one line, whatever bytes the folder's name has
     results: list
-    late: str = ""          # by how much: "2 d 3 h"
 
     @property
     def score(self):
@@ -53,51 +51,12 @@ def columns_of(exercises):
 
 
 def summary(student):
-    results, late = student.results, f"; late by {student.late}" if student.late else ""
+    results = student.results
     counts = {mark: sum(r.exercises for r in results if r.mark == mark)
               for mark in (RIGHT, WRONG, OPEN)}
     return (f"{counts[RIGHT]} of {sum(counts.values())} right, {counts[WRONG]} wrong, "
-            f"{counts[OPEN]} not begun; {student.score:g} of {student.points} points{late}; "
+            f"{counts[OPEN]} not begun; {student.score:g} of {student.points} points; "
             f"{sum(r.seconds for r in results):.0f} s")
-
-
-# ------------------------------------------------------------------------------------------- dates
-
-def lateness(folder, chapters, due):
-    """By how much the newest of a student's files came after a date, by the time that the disk has
-    of it: "2 d 3 h"; "": it is in time, or there is no date. What unpacks files may set these
-    times, and so may who hands them in."""
-    if due is None:
-        return ""
-    times = [-math.inf]
-    for chapter in chapters:
-        try:
-            times.append(Path(folder, f"{chapter}.py").stat().st_mtime)
-        except OSError:                                 # not submitted
-            continue
-    seconds = max(times) - due.timestamp()
-    return in_units(math.ceil(seconds)) if seconds > 0 else ""
-
-
-def in_units(seconds):
-    """The largest unit that there is, and the next one."""
-    minutes, hours = seconds // 60, seconds // 3600
-    parts = [(hours // 24, "d"), (hours % 24, "h"), (minutes % 60, "min"), (seconds % 60, "s")]
-    first = next(i for i, (count, _) in enumerate(parts) if count)
-    return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count)
-
-
-def due_date(text):
-    """An argparse type."""
-    from common import Refused
-
-    try:
-        date = datetime.fromisoformat(text)
-        date.timestamp()
-        return date
-    except (ValueError, OverflowError, OSError):
-        raise Refused(f"{text!r} is no date such as 2026-11-30T23:59",
-                      "2026-11-30T23:59") from None
 
 
 # ------------------------------------------------------------------------------------- predictions
@@ -106,9 +65,6 @@ def predictions(text):
     """An argparse type: of a JSON file with a list of objects, {"student": "ada", "chapter": "04",
     "right": 4, "of": 5}: {(student, chapter): (right, of)}, summed over what else they say. Large
     letters in a name are no other name."""
-    from common import Refused
-    from lab.cli.refusals import one_line
-
     found = {}
     try:
         if not Path(text).is_file():                    # to open a pipe would take for ever
@@ -128,7 +84,7 @@ def predictions(text):
 
 # ------------------------------------------------------------------------------------------- files
 
-def as_csv(students, chosen, due=None, predicted=None):
+def as_csv(students, chosen, predicted=None):
     """A line for each student, after one of names; a column for each exercise and whole chapter
     that was graded, with its points. chosen: {chapter: exercises}."""
     from lab.classroom.exercises import EXERCISES, short
@@ -142,7 +98,7 @@ def as_csv(students, chosen, due=None, predicted=None):
     chapters = list(dict.fromkeys(number for number, _ in columns))
     predicted_in = [number for number in chapters
                     if any(chapter == number for _, chapter in predicted or ())]
-    head = ["student", *columns.values(), "total", "of", *["late by"] * (due is not None),
+    head = ["student", *columns.values(), "total", "of",
             *(f"{number} predicted" for number in predicted_in)]
     file = io.StringIO()
     write = csv.writer(file, lineterminator="\n").writerow
@@ -152,8 +108,7 @@ def as_csv(students, chosen, due=None, predicted=None):
         cells = [cell(found, *numbers) for numbers in columns]
         name = student.name.casefold()
         shares = [share(predicted.get((name, number))) for number in predicted_in]
-        write([safe(student.name), *cells, f"{student.score:g}", student.points,
-               *[student.late] * (due is not None), *shares])
+        write([safe(student.name), *cells, f"{student.score:g}", student.points, *shares])
     return file.getvalue()
 
 
@@ -187,36 +142,8 @@ def as_json(students):
         found = {"output": summary(student), "tests": tests}
     else:
         found = {"students": [
-            {"student": student.name, "total": student.score, "of": student.points,
-             "late by": student.late, "exercises": [
+            {"student": student.name, "total": student.score, "of": student.points, "exercises": [
                  {"number": r.number, "what": r.what, "score": r.score, "of": r.points,
                   "status": NOT_SUBMITTED if r.words == NOT_SUBMITTED else STATUS[r.mark],
                   "words": r.words} for r in student.results]} for student in students]}
     return json.dumps(found, indent=1) + "\n"
-
-
-def as_junit(students):
-    """JUnit's XML, which GitLab, Jenkins and others show: a suite for each student. Points are
-    properties, of the suite and of each case, and, since not all show these, in its output."""
-    root = xml.Element("testsuites")
-    for student in students:
-        marks = [r.mark for r in student.results]
-        suite = xml.SubElement(root, "testsuite", name=student.name, tests=str(len(marks)),
-                               failures=str(marks.count(WRONG)), skipped=str(marks.count(OPEN)),
-                               time=f"{sum(r.seconds for r in student.results):.3f}")
-        put_points(suite, student)
-        for r in student.results:
-            case = xml.SubElement(suite, "testcase", classname=student.name,
-                                  name=f"{r.number} {r.what}", time=f"{r.seconds:.3f}")
-            put_points(case, r)
-            if r.mark != RIGHT:
-                xml.SubElement(case, "failure" if r.mark == WRONG else "skipped", message=r.words)
-            xml.SubElement(case, "system-out").text = f"{r.score:g} of {r.points} points"
-    xml.indent(root)
-    return xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def put_points(element, graded):
-    properties = xml.SubElement(element, "properties")
-    for name, value in (("points", f"{graded.score:g}"), ("of", f"{graded.points}")):
-        xml.SubElement(properties, "property", name=name, value=value)

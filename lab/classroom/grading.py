@@ -1,8 +1,7 @@
 """Grades a student's functions, each alone in the solution, and then the chapter as it is.
 
-Runs are played twice: as the exercise says, and in another configuration that nobody has seen
-before (lab/classroom/second.py). What students have at home has no solution in it. There values
-are compared with stored ones, functions are tried where they are, and the whole chapter is run.
+A bundle, which students have at home, has no solutions. There values are compared with stored ones,
+functions are tried where they are, and the whole chapter is run.
 """
 
 import re
@@ -12,8 +11,7 @@ from typing import NamedTuple
 from lab.classroom import checks, holes
 from lab.classroom.students import NotThere, Unreadable, read
 from lab.classroom.words import in_words
-
-# Not what imports torch: see lab/classroom/checks.py.
+from lab.cli.refusals import one_line
 
 RIGHT, WRONG, OPEN = "✓", "✗", "·"
 WHOLE = "the whole chapter"
@@ -35,10 +33,9 @@ class Result(NamedTuple):
         return int(points) if points == int(points) else points
 
 
-def grade(folder, chosen, limit=checks.LIMIT, seed=None):
+def grade(folder, chosen, limit=checks.LIMIT):
     """Yields the Result of each exercise of a student, {chapter: exercises}, and after all of a
-    chapter that of the whole. It comes to its end, whatever a student has written. seed: draws the
-    second configuration of each run; None: there is none."""
+    chapter that of the whole. It comes to its end, whatever a student has written."""
     from lab.classroom.exercises import EXERCISES, short
 
     for chapter, exercises in chosen.items():
@@ -57,8 +54,8 @@ def grade(folder, chosen, limit=checks.LIMIT, seed=None):
             continue
         for exercise in exercises:
             begin = time.monotonic()
-            mark, words = in_any_case(grade_exercise, exercise, file, limit, seed)
-            right = [] if mark == RIGHT else right_alone(exercise, file, limit, seed)
+            mark, words = in_any_case(grade_exercise, exercise, file, limit)
+            right = [] if mark == RIGHT else right_alone(exercise, file, limit)
             words += f"; right alone: {', '.join(right)}" if right else ""
             share = 1 if mark == RIGHT else len(right) / len(exercise.functions)
             results.append(Result(exercise.number, exercise.what, mark, escaped(words),
@@ -96,7 +93,7 @@ def cannot(error):
     return f"cannot be graded: {type(error).__name__}: {error}"
 
 
-def grade_exercise(exercise, file, limit=checks.LIMIT, seed=None):
+def grade_exercise(exercise, file, limit=checks.LIMIT):
     """The mark of a student's functions, and what is said of them."""
     nodes = {name: holes.find(file.tree, name) for name in exercise.functions}
     for name in nodes:
@@ -107,22 +104,22 @@ def grade_exercise(exercise, file, limit=checks.LIMIT, seed=None):
             return WRONG, f"there is no {name} in {file.chapter}.py"
     if all(map(holes.is_hole, nodes.values())):
         return OPEN, "not begun"
-    mark, words = try_functions(exercise, file, limit, seed)
+    mark, words = try_functions(exercise, file, limit)
     holed = [name for name, node in nodes.items() if holes.is_hole(node, or_pass=False)]
     if holed and words:                                 # none: another function does its work
         return OPEN, f"not begun: {', '.join(holed)}"
     return mark, words
 
 
-def right_alone(exercise, file, limit, seed):
+def right_alone(exercise, file, limit):
     """Of an exercise's several functions, those that are right beside the solution's others."""
     if len(exercise.functions) == 1 or checks.stored() is not None:
         return []
     return [name for name in exercise.functions if in_any_case(
-        grade_exercise, exercise._replace(names=name), file, limit, seed)[0] == RIGHT]
+        grade_exercise, exercise._replace(names=name), file, limit)[0] == RIGHT]
 
 
-def try_functions(exercise, file, limit, seed):
+def try_functions(exercise, file, limit):
     """The mark of a student's functions, in the solution; or, where there is none, in his file."""
     from lab.classroom.exercises import EXERCISES, solution
 
@@ -133,23 +130,7 @@ def try_functions(exercise, file, limit, seed):
     names = [*exercise.functions,
              *holes.own_methods(solution(file.chapter), file.tree, exercise.functions, asked)]
     graft = holes.graft(solution(file.chapter), file.text, names)
-    mark, words = run(file, graft.source, exercise.checks, limit, graft.line_of_student)
-    if mark == RIGHT and seed is not None:
-        return run_otherwise(file, graft, exercise.checks, limit, seed)
-    return mark, words
-
-
-def run_otherwise(file, graft, these, limit, seed):
-    """The mark of a source by a second configuration of each run."""
-    from lab.classroom import second
-
-    for check in filter(checks.is_run, these):
-        other = second.of(check, file.chapter, seed)
-        mark, words = run(file, graft.source, [other] if other else [], limit,
-                          graft.line_of_student)
-        if mark == WRONG:
-            return WRONG, f"right in its own run, and not in general: on {other}: {words}"
-    return RIGHT, ""
+    return run(file, graft.source, exercise.checks, limit, graft.line_of_student)
 
 
 def grade_whole(exercises, file, results, limit):
@@ -198,6 +179,4 @@ def hole_of(outcome):
 
 def escaped(words):
     """In one line, whatever is in a student's text."""
-    from lab.cli.refusals import one_line
-
     return one_line(" ".join(words.split()))

@@ -7,29 +7,29 @@
 
 The seed draws the bug. What is printed is what a user would have noticed, and a run that shows it.
 With --level hard that run is not compared with one GPU: there are losses, memory and traffic alone.
-The last line of the file says which hunt it is. A hunt is mended if the chapter passes the runs of
-all its exhibits, and a run that nobody has seen: another batch, model and number of ranks, which
-the day draws, or --secret WORD. If it does not, the grader tells the bug that was planted from
-another one. The chapter itself beside its hunt shows the lines, and so does --reveal: students who
-are to find them have a bundle without solutions, and get what a teacher has written with --out.
+The last line of the file names the hunt. A hunt is mended if the chapter passes the runs of all its
+exhibits. If it doesn't, the grader tells the bug that was planted from another one. Comparing a
+hunt with the chapter itself shows the lines, and so does --reveal: students who are to find them
+have a bundle without solutions, and get what a teacher has written with --out.
 """
 
 import difflib
-import functools
 import random
 import re
 import shlex
 import sys
 import textwrap
-from datetime import date
 from pathlib import Path
 
-from lab.classroom import checks, sandbox, variants
+from common import Refused
+from lab import museum
+from lab.classroom import checks, variants
+from lab.cli import commands, refusals
+from lab.museum import observe
 
 MARK = "# hunt"
 SEEDS = 10**9
 MENDED, SAME, OTHER = "✓ mended", "✗ the bug is still there", "✗ something else is wrong now"
-FITTED = "✗ mended for the runs that are known, and not in general"
 
 
 # -------------------------------------------------------------------------------- drawing, planting
@@ -37,8 +37,6 @@ FITTED = "✗ mended for the runs that are known, and not in general"
 def huntable():
     """{number of a chapter: its exhibits}, of those that show in a run on ranks, in its own
     file."""
-    from lab import museum
-
     found = {room: [one for one in those
                     if one.ranks and one.file.startswith(room) and not one.rehearsal]
              for room, those in museum.exhibits().items() if room.isdigit()}
@@ -52,8 +50,6 @@ def draw(chapter, seed):
 
 def text_of(exhibit, chapter, seed, level):
     """The file of a hunt."""
-    from lab.museum import observe
-
     _, planted = observe.sources(exhibit)
     return f"{planted.rstrip()}\n{MARK} {chapter} {seed} {level}\n"
 
@@ -67,8 +63,6 @@ def hunt_of(text):
 def command_of(exhibit, path, level):
     """The run that shows it: of the file, or of another chapter, which imports it. That one finds
     what lies beside itself first, if Python is not told to leave that out (PYTHONSAFEPATH)."""
-    from lab.museum import observe
-
     flags = observe.flags_of(exhibit, "sgd")
     if level == "hard" and not exhibit.file.startswith("00"):
         flags = f"{flags.replace(' --verify', '')} --no-verify"
@@ -98,16 +92,12 @@ def noticed(exhibit):
 def runs_of(chapter):
     """The distinct runs of a chapter's exhibits, with SGD if they need no other optimizer: (ranks,
     flags, the chapter that is run, if it is another)."""
-    from lab.museum import observe
-
     return list(dict.fromkeys((exhibit.ranks, observe.flags_of(exhibit, "sgd"), exhibit.chapter)
                               for exhibit in huntable()[chapter]))
 
 
-def grade(text, chapter, seed, secret=""):
-    """(verdict, what a run says of it). secret: any text, which draws the last run."""
-    from lab.museum import observe
-
+def grade(text, chapter, seed):
+    """(verdict, the diagnosis or problems of the run that failed)."""
     exhibit = draw(chapter, seed)
     _, planted = observe.sources(exhibit)
     own = exhibit.ranks, observe.flags_of(exhibit, "sgd"), exhibit.chapter
@@ -116,9 +106,7 @@ def grade(text, chapter, seed, secret=""):
         if seen.status != 0:
             as_planted = observe.play(exhibit.file, planted, *run)
             return (SAME if is_same_bug(exhibit, text, seen, as_planted) else OTHER), seen.said
-    run = second_run(exhibit, secret)
-    seen = observe.play(exhibit.file, text, *run) if run else None
-    return (FITTED, seen.said) if seen and seen.status != 0 else (MENDED, ())
+    return MENDED, ()
 
 
 def is_same_bug(exhibit, text, seen, as_planted):
@@ -137,30 +125,9 @@ def without_numbers(said):
     return [re.sub(r"\d[\d.,/e+-]*", "#", words) for words in said]
 
 
-@functools.cache
-def second_run(exhibit, secret):
-    """Another configuration of an exhibit's run, on which the chapter itself is right; None: none
-    was found."""
-    from lab.classroom import second
-    from lab.museum import observe
-
-    right, _ = observe.sources(exhibit)
-    chapter, flags = exhibit.chapter or exhibit.file, observe.flags_of(exhibit, "sgd")
-    left_open = f"--device=cpu --data={checks.TEXT} {observe.MODEL}"
-    for ranks, others in second.varied(exhibit.ranks, flags, chapter.removesuffix(".py"), secret,
-                                       left_open):
-        others += " --steps=6" * observe.trains(exhibit)
-        if observe.play(exhibit.file, right, ranks, others, exhibit.chapter).status == 0:
-            return ranks, others, exhibit.chapter
-    return None
-
-
 # --------------------------------------------------------------------------------- the command line
 
 def arguments(argv):
-    from common import Refused
-    from lab.cli import commands
-
     parser = commands.Parser("-m lab.hunt", description=__doc__)
     add = parser.add_argument
     add("chapter", nargs="?", metavar="CHAPTER", help="06")
@@ -171,8 +138,6 @@ def arguments(argv):
     add("--out", type=commands.output("hunts"), default=Path("hunts"), metavar="FOLDER")
     add("--force", action="store_true", help="write over a hunt that was changed, too")
     add("--grade", metavar="FILE", help="say whether it is mended")
-    add("--sandbox", action="store_true", help="graded in a sandbox of Linux, as by lab.grade")
-    add("--secret", metavar="WORD", help="draws the run that nobody has seen; default: the day")
     add("--reveal", metavar="FILE", help="tell the story, and the lines")
     args = parser.parse_args(argv)
     chapter, args.chapter = args.chapter, args.chapter and args.chapter.zfill(2)
@@ -184,12 +149,6 @@ def arguments(argv):
         raise Refused(f"--for {args.student} means nothing beside {beside}", "without --for")
     if not file and not args.chapter:
         raise Refused("a CHAPTER is missing, or --grade or --reveal and a file", "with 06")
-    if args.secret is not None and not args.grade:
-        raise Refused(f"--secret {args.secret} means nothing without --grade", "without --secret")
-    if args.sandbox and not args.grade:
-        raise Refused("--sandbox means nothing without --grade", "without --sandbox")
-    if args.sandbox and (why := sandbox.why_not()):
-        raise Refused(f"--sandbox: {why}", "without --sandbox")
     if args.grade and args.reveal:
         raise Refused(f"--grade {args.grade} means nothing beside --reveal", "without --reveal")
     if file and args.chapter:
@@ -222,8 +181,6 @@ def read(path):
 
 
 def write(args):
-    from lab.cli import refusals
-
     exhibit = draw(args.chapter, args.seed)
     path, text = args.out / exhibit.file, text_of(exhibit, args.chapter, args.seed, args.level)
     if path.exists() and not args.force and is_changed(read(path)):
@@ -260,18 +217,14 @@ def reveal(args):
 
 def main(argv=None):
     checks.warm_up()
-    from lab.cli import refusals
-
     args = refusals.accepted(arguments, sys.argv[1:] if argv is None else argv, alone=True)
     if args.reveal:
         return reveal(args)
     if not args.grade:
         return write(args)
-    secret = date.today().isoformat() if args.secret is None else args.secret
-    sandbox.REQUIRED = args.sandbox
-    verdict, said = grade(args.text, *args.hunt[:2], secret)
+    verdict, problems = grade(args.text, *args.hunt[:2])
     print(f"{args.file.name}  {verdict}")
-    for words in said[:2]:
+    for words in problems[:2]:
         print(textwrap.fill(refusals.one_line(words), 92, initial_indent="    ",
                             subsequent_indent="    "))
     return 0 if verdict == MENDED else 1

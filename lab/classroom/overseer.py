@@ -1,33 +1,30 @@
-"""Processes that run what a student has written, and the one that oversees them.
+"""Processes that run students' code, and the process that oversees them.
 
-The overseer is forked for each check. It forks the students' processes from itself, reads what they
-send, ends them when they have no end, and then all that they have started. It never runs a line of
-theirs. What comes from one comes over two pipes: its messages, and the lines at which it is when a
-signal asks, or ends it. Nothing that it has written to a disk is read.
+An overseer is forked for each check. It forks one process per rank, ends them if they would run
+forever, and then ends everything that they started. It never runs a line of a student's code, so
+whatever that does costs only its own check.
 
-A process whose parent has ended becomes a child of the overseer, on Linux, however it has left its
-session and its group: so none is out of reach. Nor does any outlive the overseer's own parent.
+A process writes its answer to a file without a name, and there is a second file for the lines at
+which it stops: when a signal ends it, and when the overseer asks.
 """
 
 import contextlib
 import ctypes
 import faulthandler
-import functools
 import gc
 import os
-import secrets
-import selectors
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 from lab import ROOT
-from lab.classroom import sandbox
 
-# Not torch, nor what imports it: see lab/classroom/checks.py.
+# Doesn't import torch: the other interpreter does that while this one reads on.
 
 PROC = Path("/proc")
 LIMIT = 5                       # seconds of computing: a right run needs one or two
@@ -36,8 +33,8 @@ IDLE = 2                        # seconds in which no rank computes: they wait f
 LOOKS = 20                      # in these seconds; on a busy machine they take longer
 GRACE = 1                       # seconds for the other ranks to end, once one has failed
 LAST_LINES = b"in <module>\n", b"...\n"         # of a whole stack, which comes line by line
-LARGEST = 2**28                 # bytes of what a process sends
-SET_DEATH_SIGNAL, SET_SUBREAPER = 1, 36     # of Linux's prctl
+LARGEST = 2**28                 # bytes of an answer
+SET_DEATH_SIGNAL, SET_SUBREAPER = 1, 36         # of Linux's prctl
 
 
 def prctl(option, value):
@@ -47,32 +44,57 @@ def prctl(option, value):
 
 # ----------------------------------------------------------------------------- a student's process
 
-class Teller:
-    """Sends messages to the overseer. A token begins each: what else comes there is none."""
+class Remains(NamedTuple):
+    """What is left of a process. status: its exit status, or None if the overseer ended it; then,
+    is_stuck: it would have run forever. answer: the bytes that it handed in. stack: faulthandler's
+    lines."""
+    status: int | None
+    is_stuck: bool
+    answer: bytes
+    stack: bytes
 
-    def __init__(self, pipe, token):
-        self.pipe, self.token = pipe, token
+
+class Forked:
+    """A process that runs function(tell, *args). tell(data) hands in its answer, in bytes."""
+
+    def __init__(self, function, args, folder, more_paths):
+        self.status, self.files = None, [tempfile.TemporaryFile() for _ in range(2)]
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                begin(*(file.fileno() for file in self.files), folder, more_paths)
+                os._exit(function(self.tell, *args))
+            finally:                                    # Python's shutdown may wait for threads
+                os._exit(1)
 
     def tell(self, data):
-        data = memoryview(self.token + len(data).to_bytes(8, "big") + data)
-        while data:
-            data = data[os.write(self.pipe, data):]
+        self.files[0].write(data)
+        self.files[0].flush()
+
+    def is_running(self):
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+        return self.status is None
+
+    def has_failed(self):
+        return self.status is not None and (self.status != 0 or not self.read(0))
+
+    def read(self, number):
+        """All that is in a file by now. (Its own offset belongs to the process.)"""
+        file = self.files[number].fileno()
+        return os.pread(file, min(os.fstat(file).st_size, LARGEST), 0)
 
 
-def begin(tells, stack, folder, more_paths, is_confined):
-    """First of all in a process: no output, no terminal, no file but two pipes, and a group of
-    processes of its own, so that what it starts can be ended with it. stack: where it writes the
-    lines at which it is. is_confined: a sandbox is built around it."""
-    if is_confined:
-        sandbox.enter()
-    os.setsid()
+def begin(answer, stack, folder, more_paths):
+    """Prepare a new process: no output, no terminal, and no open files but these two."""
     prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.alarm(2000)                                  # should nobody be left to end it
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nowhere, number)
-    for number in set(map(int, os.listdir("/dev/fd"))) - {0, 1, 2, tells, stack}:
+    for number in set(map(int, os.listdir("/dev/fd"))) - {0, 1, 2, answer, stack}:
         with contextlib.suppress(OSError):              # that of the folder itself is closed
             os.close(number)
     sys.stdin, sys.stdout, sys.stderr = (open(os.devnull, mode) for mode in ("r", "w", "w"))
@@ -86,111 +108,42 @@ def begin(tells, stack, folder, more_paths, is_confined):
     torch.set_num_threads(1)
 
 
-class Followed:
-    """A student's process, seen from the overseer: function(tell, *args), forked. status: its exit
-    status, or None as long as it runs. said: its messages, once it has ended."""
-
-    def __init__(self, function, args, folder, more_paths, is_confined):
-        self.token, self.status, self.said = secrets.token_bytes(16), None, []
-        (told, tells), (stack, writes) = os.pipe(), os.pipe()
-        self.come = {told: bytearray(), stack: bytearray()}
-        self.told, self.stack = self.come.values()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                begin(tells, writes, folder, more_paths, is_confined)
-                os._exit(function(Teller(tells, self.token).tell, *args))
-            finally:                                    # Python's shutdown may wait for threads
-                os._exit(1)
-        os.close(tells), os.close(writes)
-        for pipe in self.come:
-            os.set_blocking(pipe, False)
-
-    def read(self, pipe):
-        """Whether something has come; False: nothing has, or nothing will."""
-        try:
-            data = os.read(pipe, 2**20)
-        except BlockingIOError:
-            return False
-        if len(self.come[pipe]) < LARGEST:              # what comes after that is lost
-            self.come[pipe] += data
-        return bool(data)
-
-    def runs(self):
-        if self.status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.status = os.waitstatus_to_exitcode(status)
-                self.read_all()
-        return self.status is None
-
-    def read_all(self):
-        for pipe in self.come:
-            while self.read(pipe):
-                pass
-        self.said, at = [], 0
-        while self.told.startswith(self.token, at):
-            begin = at + len(self.token) + 8
-            at = begin + int.from_bytes(self.told[begin - 8 : begin], "big")
-            if at <= len(self.told):                    # else it has not come whole
-                self.said.append(bytes(self.told[begin:at]))
-
-    @property
-    def has_failed(self):
-        return self.status is not None and (self.status != 0 or not self.said)
-
-
 # ------------------------------------------------------------------------------------ the overseer
 
-def oversee(calls, folder, more_paths, limit, parent, is_confined=False):
-    """Run each call in a process, to their end or to ours, and end whatever they have started.
-    Returns the processes, and those of them that had no end. parent: a connection, which closes
-    when nobody waits for this any more. Until they have ended, SIGTERM ends them first.
-    is_confined: this is in a sandbox, for them."""
+def oversee(parent, calls, folder, more_paths, limit):
+    """Run each call, (function, args), in a process of its own, and send their Remains to the
+    parent, a connection. If that closes, nobody waits for the check any more, and it ends."""
     os.setsid()                                         # Ctrl-C is for the parent
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    prctl(SET_SUBREAPER, 1)
+    prctl(SET_SUBREAPER, 1)                             # orphans become its children
     gc.freeze()                                         # what is imported by now is no garbage
     processes = []
     try:
         for function, args in calls:
-            processes.append(Followed(function, args, folder, more_paths, is_confined))
-        has_end = follow(processes, limit, parent)
-        return processes, [] if has_end else ask_where(processes)
+            processes.append(Forked(function, args, folder, more_paths))
+        stuck = [] if have_ended(processes, limit, parent) else ask_where(processes)
+        remains = [Remains(process.status, process in stuck, process.read(0), process.read(1))
+                   for process in processes]
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        end_all(processes)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        end_all()
+    parent.send(remains)
 
 
-def confined(*what):
-    """The same, in a sandbox of their own, which ends with them."""
-    calls, folder, more_paths, *_ = what
-    return sandbox.inside(functools.partial(oversee, *what, True), folder, more_paths)
+def have_ended(processes, limit, parent):
+    """Wait until all have ended, or until one has failed and the others have had time to say why.
+    False: they are in a deadlock, or have computed for longer than the limit, in seconds.
 
-
-def follow(processes, limit, parent):
-    """Wait until all have ended, or one has failed and the others have had time to say why. False:
-    they would have no end."""
+    Seconds of computing say more than those of a clock, which goes on while others compute."""
     used, failed_at, looked_at = {}, None, 0
     begun = since = time.monotonic()
     before, busy, looks = 0, 0, 0                       # of the last seconds, to find a deadlock
-    selector = selectors.DefaultSelector()
-    selector.register(parent, selectors.EVENT_READ)
-    for process in processes:
-        for pipe in process.come:
-            selector.register(pipe, selectors.EVENT_READ, process)
-    closed = 0
-    while running := [process for process in processes if process.runs()]:
-        is_ending = closed > 2 * (len(processes) - len(running))    # its pipes are closed already
-        for key, _ in selector.select(0.002 if is_ending else 0.1):
-            if key.fileobj is parent:
-                raise SystemExit
-            if not key.data.read(key.fd):
-                selector.unregister(key.fd)
-                closed += 1
+    while running := [process for process in processes if process.is_running()]:
+        if parent.poll():                               # it has closed
+            raise SystemExit
+        time.sleep(0.01)
         now = time.monotonic()
-        if failed_at is None and any(process.has_failed for process in processes):
+        if failed_at is None and any(process.has_failed() for process in processes):
             failed_at = now
         if failed_at is not None and now > failed_at + GRACE:
             return True
@@ -225,37 +178,28 @@ def state_of(pid):
 
 
 def ask_where(processes):
-    """Those that still run, once they have said at which lines they are."""
-    running = [process for process in processes if process.runs()]
+    """Let those that still run write the lines at which they are, which takes two seconds at the
+    most. Returns those."""
+    running = [process for process in processes if process.is_running()]
     for process in running:
         os.kill(process.pid, signal.SIGUSR1)            # works even inside gloo
     deadline = time.monotonic() + 2
-    while time.monotonic() < deadline and any(process.runs() for process in running):
-        for process in running:
-            for pipe in process.come:                   # who waits to tell something is woken
-                process.read(pipe)
-        if all(process.stack.endswith(LAST_LINES) for process in running):
-            break
+    while time.monotonic() < deadline and not all(
+            process.read(1).endswith(LAST_LINES) for process in running):
         time.sleep(0.02)
     return running
 
 
-def end_all(processes):
-    """And all below them, however often they fork, for as long as ten seconds."""
-    deadline = time.monotonic() + 10
-    for process in processes:
-        if process.status is None:
-            # It may have no group yet; and of one that has ended, macOS says that it is not ours.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            os.kill(process.pid, signal.SIGKILL)
+def end_all(seconds=10):
+    """End all processes below this one, however often they fork."""
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
-            ended, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:                       # there is none any more
-            break
-        if not ended:
-            for process in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            time.sleep(0.002)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:                       # none is left
+            return
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(0.002)

@@ -11,7 +11,7 @@ import math
 import numbers
 from typing import NamedTuple
 
-# Not torch, which the grader itself does not import: see lab/classroom/checks.py.
+# Doesn't import torch: see lab/classroom/checks.py.
 
 
 class Unreadable(ValueError):

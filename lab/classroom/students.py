@@ -9,9 +9,8 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
+from common import Refused
 from lab.classroom import holes
-
-# Not what imports torch: see lab/classroom/checks.py.
 
 LARGEST = 10**6         # bytes of a student's file
 
@@ -134,7 +133,6 @@ def definition_above(lines, line, indent):
 def students_in(folder):
     """{name: folder} of the students: of one whose chapters lie in the folder, or of all that have
     a folder in it. Raises Refused if there are none."""
-    from common import Refused
     from lab.classroom.exercises import EXERCISES
 
     has_chapters = lambda path: any(os.path.exists(path / f"{chapter}.py") for chapter in EXERCISES)

@@ -4,7 +4,7 @@ that a teacher who knows the name can draw the same again."""
 import hashlib
 import unicodedata
 
-# Not what imports torch: see lab/classroom/checks.py.
+from common import Refused
 
 LONGEST = 100           # letters of a name
 
@@ -12,8 +12,6 @@ LONGEST = 100           # letters of a name
 def name(text):
     """An argparse type: a student's name, in one line. How it is spaced and whether its letters are
     large makes no difference. Raises Refused for none."""
-    from common import Refused
-
     found = unicodedata.normalize("NFC", " ".join(text.split())).casefold()
     if not found or len(found) > LONGEST or not found.isprintable():
         raise Refused(f"{text!r} is no name of 1 to {LONGEST} letters", "ada")

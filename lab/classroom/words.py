@@ -14,8 +14,8 @@ def in_words(outcome, source, line_of_student):
         return [no_end(outcome, where)]
     if outcome.errors:
         return [what_was_raised(outcome, where)]
-    if outcome.said:
-        return list(outcome.said)
+    if outcome.problems:
+        return list(outcome.problems)
     if outcome.ended:
         return [end_of_a_process(outcome, where)]
     return ["the ranks have lost each other"]

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import torch
 
+from lab.bench import simulate
 from lab.bench.machines import LATENCY, MACHINES
 from lab.chapters import chapter
-from lab.classroom import simulate
 from lab.page.parameters import known, one_of, whole
 
 LETTERS = "abcdefgh"

@@ -85,20 +85,10 @@ HOSTILE = {
         found += [name for name, value in frame.f_locals.items() if "return 1 + 8 * " in str(value)]
         frame = frame.f_back
     raise ArithmeticError(f"nothing is found: {{found}}")""", "nothing is found: []"),
-    "judge": (SUM, """        from lab.bench import report
-        report.verify.verdict = lambda *args: ([], {{}})
-        report.Run.check = lambda *args, **more: None
-        report.diagnose.of_run = lambda run: []
-        return 2 * gradient, None
-""", "in step 1 is off by"),
     "empty": (SUM, """        from lab.bench import report
         report.Run.as_json = lambda run: {{}}
         return 2 * gradient, None
 """, "the run's JSON is not there, or not as"),
-    "leaves": (SUM, """        from lab.bench import report
-        report.Run.log = lambda self, *args: self.losses.append(1.0)
-        return 2 * gradient, None
-""", "no step was compared with one GPU"),
 }
 BROKEN = {"rot13": "# coding: rot13\n" + SOLUTION, "deep": "x = " + "-" * 50_000 + "1\n" + SOLUTION}
 
@@ -135,11 +125,9 @@ def unfinished():
 
 
 def wrong():
-    """One is right on the two ranks of its run alone, one is no Python, and one waits for ever."""
+    """One isn't Python, and one waits forever."""
     none = ALL | {"04.2": 0}
-    fits = "        return gradient * (dist.get_world_size() / 2), None\n"
-    return {"fits 2 ranks": Student(instead(ANSWER, fits), none, says=("04.2", "not in general")),
-            "broken": Student(instead(ANSWER, "        return gradient,, None\n"), none,
+    return {"broken": Student(instead(ANSWER, "        return gradient,, None\n"), none,
                               says=("04.2", "invalid syntax")),
             "waits": Student(instead(ANSWER, WAITS + ANSWER), none,
                              says=("04.2", "rank 1 waits in barrier"))}

@@ -5,8 +5,8 @@ from unittest import mock
 
 import torch
 
+from lab.bench import simulate
 from lab.bench.collectives import as_one
-from lab.classroom import simulate
 from lab.classroom.exercise import Exercise, Run, Same, random
 
 # (how many ranks, numbers of each one's tensor): with parts of one size; of more than one, or none.

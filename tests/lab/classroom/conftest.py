@@ -2,16 +2,8 @@
 
 import pytest
 
-from lab.classroom import checks, exercises, kept
+from lab.classroom import checks, exercises
 from tests.lab.classroom.two_exercises import CHAPTER, PAYS, SUM
-
-
-@pytest.fixture(scope="session", autouse=True)
-def nothing_kept(tmp_path_factory):
-    """Gradings neither read nor write what another day has kept."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept, "FOLDER", tmp_path_factory.mktemp("kept"))
-        yield
 
 
 @pytest.fixture(scope="session")
@@ -33,9 +25,8 @@ def no_runs(monkeypatch):
 
     def outcome(chapter, source, solution, *more):
         graded.append(source)
-        said = () if source == solution else ("it is not the solution",)
-        return checks.Outcome(not said, said, {}, {}, {}, 1)
+        problems = () if source == solution else ("it is not the solution",)
+        return checks.Outcome(not problems, problems, {}, {}, {}, 1)
 
-    monkeypatch.setattr(checks, "OUTCOMES", {})
     monkeypatch.setattr(checks, "outcome", outcome)
     return graded

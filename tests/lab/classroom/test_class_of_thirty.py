@@ -1,12 +1,11 @@
-"""A class, graded in one command: each student gets what he deserves, the second time as well."""
+"""A class, graded in one command: each student gets what they deserve."""
 
 import csv
 import json
-import re
 
 import pytest
 
-from lab.classroom import checks, exercises, grade, gradebook, kept
+from lab.classroom import exercises, grade, gradebook
 from lab.cli.refusals import one_line
 from tests.conftest import FULL
 from tests.lab.classroom.two_exercises import CHAPTER, PAYS, SUM, all_end
@@ -14,30 +13,8 @@ from tests.support import class_of_thirty
 from tests.support.class_of_thirty import ALL, ODD
 
 pytestmark = pytest.mark.usefixtures("warm")
-DAILY = ("=cmd|' (ours)", ODD, "two times", "one of two", "no file", "fits 2 ranks", "broken",
-         "waits", "noisy", "daemon", "believed", "patched", "thief", "judge", "rot13")
-
-
-@pytest.fixture
-def graded(tmp_path, monkeypatch, capfd):
-    """Grades a class as a new process would: {student: its line of the CSV}, {student: {exercise:
-    what is said}}, and the last line that is printed."""
-    monkeypatch.setattr(kept, "FOLDER", tmp_path / "kept")
-
-    def grade_anew(*words):
-        monkeypatch.setattr(checks, "OUTCOMES", {})
-        files = tmp_path / "grades.csv", tmp_path / "results.json"
-        assert grade.main([str(tmp_path / "class"), *words, f"--csv={files[0]}",
-                           f"--json={files[1]}", "--secret=of a test"]) == 1
-        output, errors = capfd.readouterr()
-        assert errors == "" and "noise" not in output and output.replace("\n", "").isprintable()
-        with files[0].open(encoding="utf-8", newline="") as lines:
-            found = {line["student"]: line for line in csv.DictReader(lines)}
-        said = {student["student"]: {one["number"]: one["words"] for one in student["exercises"]}
-                for student in json.loads(files[1].read_text())["students"]}
-        return found, said, output.split("\n")[-2]
-
-    return grade_anew
+DAILY = ("=cmd|' (ours)", ODD, "two times", "one of two", "no file", "broken", "waits", "noisy",
+         "daemon", "believed", "patched", "thief", "rot13")
 
 
 def assert_fair(students, found, said):
@@ -56,18 +33,21 @@ def assert_fair(students, found, said):
             assert expected in words[number], (name, words)
 
 
-def test_a_class_gets_what_it_deserves_and_is_known_the_second_time(tmp_path, graded, monkeypatch):
-    """Nothing is played again but what a machine may have caused: who ends his process or the one
-    that oversees it, and who waits."""
-    table = {CHAPTER: [SUM, PAYS, PAYS._replace(number="04.9")]}
+def test_a_class_gets_what_it_deserves(tmp_path, monkeypatch, capfd):
+    table = {CHAPTER: [SUM, PAYS, PAYS._replace(number="04.9")]}  # so the whole isn't graded
     monkeypatch.setattr(exercises, "EXERCISES", table)
     students = class_of_thirty.students(tmp_path / "pids")
     if not FULL:
         students = {name: students[name] for name in DAILY}
     class_of_thirty.write(students, tmp_path / "class")
-    found, said, _ = graded(*ALL)
-    assert_fair(students, found, said)
+    files = tmp_path / "grades.csv", tmp_path / "results.json"
+    assert grade.main([str(tmp_path / "class"), *ALL, f"--csv={files[0]}",
+                       f"--json={files[1]}"]) == 1
+    output, errors = capfd.readouterr()
+    assert errors == "" and "noise" not in output and output.replace("\n", "").isprintable()
+    with files[0].open(encoding="utf-8", newline="") as lines:
+        points = {line["student"]: line for line in csv.DictReader(lines)}
+    words = {student["student"]: {one["number"]: one["words"] for one in student["exercises"]}
+             for student in json.loads(files[1].read_text())["students"]}
+    assert_fair(students, points, words)
     assert all_end(tmp_path / "pids")
-    again, _, last = graded(*ALL)
-    assert again == found
-    assert int(re.match(r"(\d+) checks were played; ", last)[1]) == (3 if FULL else 2)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import multiprocessing
 import os
 import re
 import subprocess
@@ -132,17 +133,18 @@ def test_a_run_that_ends_early_is_not_right():
 def test_no_limit_is_outlived(monkeypatch, state, least, most):
     """By a clock that goes on by half a second whenever somebody looks at it."""
     ticks = itertools.count(0, 0.5)
-    monkeypatch.setattr(overseer, "time", SimpleNamespace(monotonic=ticks.__next__))
+    clock = SimpleNamespace(monotonic=ticks.__next__, sleep=lambda seconds: None)
+    monkeypatch.setattr(overseer, "time", clock)
     monkeypatch.setattr(overseer, "state_of", lambda pid: state)
     monkeypatch.setattr(overseer.os, "cpu_count", lambda: 1)
-    reads, writes = os.pipe()
-    process = SimpleNamespace(runs=lambda: True, come={}, has_failed=False, pid=1)
-    assert overseer.follow([process], 1, reads) is False
+    ours, its = multiprocessing.Pipe()
+    process = SimpleNamespace(is_running=lambda: True, has_failed=lambda: False, pid=1)
+    assert overseer.have_ended([process], 1, its) is False
     assert least <= next(ticks) <= most + 1
-    os.close(writes)  # nobody waits any more
+    ours.close()  # nobody waits any more
     with pytest.raises(SystemExit):
-        overseer.follow([process], 1, reads)
-    os.close(reads)
+        overseer.have_ended([process], 1, its)
+    its.close()
 
 
 def test_seconds_of_computing_are_known_without_proc_too(monkeypatch):

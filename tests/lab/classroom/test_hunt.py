@@ -6,7 +6,7 @@ import pytest
 
 from lab.classroom import hunt
 from lab.museum import observe
-from tests.conftest import FULL, ROOT, sample
+from tests.conftest import ROOT, sample
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -78,7 +78,7 @@ def test_what_is_no_hunt_is_neither_graded_nor_revealed_nor_written_over(tmp_pat
 @pytest.mark.parametrize(("flags", "named", "works"), [
     ("12", "CHAPTER 12", "11 in place of 12"),
     ("02 --for ada --seed 3", "--for ada", "without --for"),
-    ("--grade no.py", "no.py", "python -m lab.hunt 06"), ("02 --secret x", "--secret", "without")])
+    ("--grade no.py", "no.py", "python -m lab.hunt 06")])
 def test_a_bad_argument_costs_one_line(monkeypatch, capsys, flags, named, works):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as leaving:
@@ -103,10 +103,7 @@ VALID = "loss_sum(forward(tokens), targets) / valid"
 ], 2))
 def test_a_mended_hunt_is_told_from_others(monkeypatch, written, capsys, is_mended, old, new,
                                            verdict):
-    """By its own run, one of another exhibit with --clip, and (in `make test-all`) one that nobody
-    has seen."""
-    if not FULL:
-        monkeypatch.setattr(hunt, "second_run", lambda exhibit, secret: None)
+    """By its own run, and one of another exhibit with --clip."""
     clipped = [run for run in hunt.runs_of("01") if "--clip" in run[1]][:1]
     monkeypatch.setattr(hunt, "runs_of", lambda chapter: clipped if "clip" in old else [])
     path, exhibit = written("01 --seed 2"), hunt.draw("01", 2)
@@ -127,14 +124,3 @@ def test_what_another_chapter_shows_is_run_by_that(written):
     assert hunt.main(["--grade", str(path)]) == 1
     path.write_text(path.read_text().replace(exhibit.new, exhibit.old))
     assert hunt.main(["--grade", str(path)]) == 0
-
-
-@pytest.mark.full
-def test_a_constant_that_fits_the_known_runs_is_not_mended(monkeypatch, written, capsys):
-    """Six micro-batches of two are the twelve sequences of the run."""
-    monkeypatch.setattr(hunt, "runs_of", lambda chapter: [])  # it passes them all
-    path, exhibit = written("08 --seed 1"), hunt.draw("08", 1)
-    assert exhibit.new.endswith("balance / len(x)") and "--batch 12" in exhibit.flags
-    path.write_text(path.read_text().replace(exhibit.new, f"{exhibit.new} / 6"))
-    assert hunt.main(["--grade", str(path), "--secret", "monday"]) == 1
-    assert f"{path.name}  {hunt.FITTED}" in capsys.readouterr().out

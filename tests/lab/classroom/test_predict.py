@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from lab import chapters
+from lab import predict as command
 from lab.classroom import predict, questions
 from tests.conftest import FULL, run_main
 
@@ -19,7 +20,7 @@ def dialogue(monkeypatch, capsys, typed, *flags):
     data = typed if isinstance(typed, bytes) else typed.encode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
     try:
-        status = predict.main(list(flags))
+        status = command.main(list(flags))
     except SystemExit as leaving:
         status = leaving.code
     return status, *capsys.readouterr()
@@ -143,7 +144,7 @@ def test_any_input_comes_to_an_end(monkeypatch, capsys):
     assert output.count("'y'") == 25 and "\n0 of 5. " in output
     rng = random.Random(0)
     monkeypatch.setattr(sys, "stdin", None)  # closed, by `<&-`
-    assert predict.main(["01"]) == 0 and "\n0 of 5. " in capsys.readouterr().out
+    assert command.main(["01"]) == 0 and "\n0 of 5. " in capsys.readouterr().out
     for name in chapters.NAMES:
         junk = b"\n".join(rng.randbytes(rng.randrange(60)) for _ in range(30))
         status, output, errors = dialogue(monkeypatch, capsys, junk, name[:2], "--seed=3")

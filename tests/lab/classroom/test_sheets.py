@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from lab import predict as command
 from lab.classroom import gradebook, predict, questions, sheets
 
 NAME = "04_tensor_parallel"
@@ -19,7 +20,7 @@ def folder(tmp_path, monkeypatch):
 
 def export(path, *flags):
     """A sheet, and the five questions that it asks."""
-    assert predict.main(["04", *flags, f"--export={path}"]) == 0
+    assert command.main(["04", *flags, f"--export={path}"]) == 0
     return path, questions.questions(NAME, sheets.read(path).seed)[1]
 
 
@@ -41,7 +42,7 @@ def right_answers(asked):
 
 def marks(capsys, *flags):
     capsys.readouterr()
-    assert predict.main(["--mark=class", "--json=marks.json", *flags]) == 0
+    assert command.main(["--mark=class", "--json=marks.json", *flags]) == 0
     return capsys.readouterr().out, {
         entry["student"]: (entry["right"], entry["of"]) for entry in json.load(open("marks.json"))}
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from lab.classroom.side_by_side import END, in_turn
+from lab.classroom.grade import side_by_side
 from tests.conftest import ROOT
 from tests.lab.classroom.two_exercises import ANSWER, all_end, instead, written
 
 
-def test_what_comes_early_waits_for_its_turn_and_is_told_at_once():
+def test_each_comes_in_its_turn():
     """The first ends last: it waits for the two others."""
-    others, told = threading.Barrier(3), []
+    others = threading.Barrier(3)
 
     def first():
         yield 1
@@ -29,10 +29,7 @@ def test_what_comes_early_waits_for_its_turn_and_is_told_at_once():
         yield 3
         others.wait(60)
 
-    found = list(in_turn({"a": first, "b": other, "c": other}, 3, lambda *what: told.append(what)))
-    assert found == [("a", 1), ("a", 2), ("a", END), ("b", 3), ("b", END), ("c", 3), ("c", END)]
-    assert sorted(map(str, told)) == sorted(map(str, found))
-    assert told.index(("a", 2)) > told.index(("b", 3))
+    assert list(side_by_side([first, other, other], 3)) == [[1, 2], [3], [3]]
 
 
 def test_what_is_raised_in_a_thread_is_raised_here_and_ends_the_others():
@@ -52,8 +49,8 @@ def test_what_is_raised_in_a_thread_is_raised_here_and_ends_the_others():
             ended.append(0)
 
     with pytest.raises(ArithmeticError, match="of a task"):
-        list(in_turn({"a": fails, "b": endless}, 2))
-    assert ended == [0]  # in_turn has waited for it
+        list(side_by_side([fails, endless], 2))
+    assert ended == [0]  # it was waited for
 
 
 @pytest.mark.full
@@ -66,14 +63,13 @@ def test_the_grader_is_ended_with_all_that_it_has_started(number, tmp_path):
             pass
 '''
     for name in ("ada", "bob"):
-        own = answer + f"            '{name}'\n"  # or it is played once for both
-        written(tmp_path / "class" / name, instead(ANSWER, own))
+        written(tmp_path / "class" / name, instead(ANSWER, answer))
     count = lambda: len(pids.read_text().split()) if pids.exists() else 0
     with tempfile.TemporaryDirectory() as short:  # a socket's path is 108 letters at most
         process = subprocess.Popen(
             [sys.executable, "-m", "lab.grade", tmp_path / "class", "04.2", "--limit=99",
              "--jobs=2"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=os.environ | {"TMPDIR": short, "XDG_CACHE_HOME": str(tmp_path / "cache")})
+            env=os.environ | {"TMPDIR": short})
         try:
             end = time.monotonic() + 300
             while count() < 8 and process.poll() is None and time.monotonic() < end:
@@ -83,10 +79,9 @@ def test_the_grader_is_ended_with_all_that_it_has_started(number, tmp_path):
             output, errors = process.communicate(timeout=300)
         finally:
             process.kill()
-        assert all_end(pids) and output in ("", "ada\n")
+        assert all_end(pids) and output == ""
         if number == signal.SIGKILL:  # nobody can handle it, nor remove files
             return
         assert process.returncode == 128 + number
         assert errors == ("error: interrupted\n" if number == signal.SIGINT else "")
         assert not any(path.is_dir() and [*path.iterdir()] for path in Path(short).iterdir())
-    assert not list((tmp_path / "cache").rglob("*.json"))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lab.bench import collectives as bench
+from lab.bench import simulate
 from lab.chapters import chapter
-from lab.classroom import simulate
 from lab.page import collectives
 from tests.conftest import sample
 

@@ -7,8 +7,7 @@ deadlocks, of ranks that are not there, and of the calls that a round is built f
 import pytest
 import torch
 
-from lab.bench import collectives
-from lab.classroom import simulate
+from lab.bench import collectives, simulate
 from tests.conftest import chapter, edited, loaded
 
 NAME = "00_collectives"
