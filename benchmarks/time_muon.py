@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 import common  # noqa: E402  (after the path to it)
 from benchmarks import results  # noqa: E402
-from lab import chapters, speed  # noqa: E402
+from lab import chapters, scaling  # noqa: E402
 from lab.cli import commands, refusals  # noqa: E402
 
 SETUP_STEPS = 3                         # the first ones allocate
@@ -83,9 +83,9 @@ def measure(cfg, device, steps):
     times = {side: [] for side in sides}
     for step in range(steps + SETUP_STEPS):
         for side in list(sides)[::1 if step % 2 else -1]:   # the first one is slower
-            start = speed.now(torch.device(device))
+            start = scaling.now(torch.device(device))
             sides[side].step()
-            times[side].append(1e3 * (speed.now(torch.device(device)) - start))
+            times[side].append(1e3 * (scaling.now(torch.device(device)) - start))
     return {side: ms[SETUP_STEPS:] for side, ms in times.items()}
 
 

@@ -30,7 +30,7 @@ OF_ROOMS = "about.py", "*exercises.py", "figure.py"
 AS_THEY_ARE = "common.py", "setup.mk", "LICENSE"
 HANDOUT = Path(__file__).with_name("handout")           # a README and a Makefile of its own
 REQUIRED = "requirements.txt", "requirements-kernels.txt"
-PAGES = "jinja2", "markdown-it"                         # what the page alone needs
+PAGES = "jinja2", "markdown-it", "pygments"             # what the page alone needs
 COMMENT = re.compile(r"(^|\s)#.*$")
 REPEATS = 0.75          # so much of a function's lines are in an earlier solution: it repeats that
 

@@ -1,5 +1,6 @@
 """The course in a browser, made from the files themselves: `python -m lab.page`.
 
+    prose       a docstring as HTML
     source      a file in pieces: a function, what is said of it, its lines with links
     reading     pages that are read: chapters, the front page, what search looks through
     tables      the five texts: what does not hold, and where they differ

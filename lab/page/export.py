@@ -17,7 +17,7 @@ import io
 import json
 import tarfile
 import zipfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -35,7 +35,6 @@ RUNTIME = "pyodide.js", "pyodide.asm.js", "pyodide.asm.wasm", "python_stdlib.zip
 ANSWERED = "plan", "best", "schedule", "roofline", "memory"     # by Python in a browser
 CHAPTERS = "00", "03", "07", "10"       # which these answers come from; 00: its names
 MANY = 100                      # questions that are worth another process
-SHORT = 24                      # letters of a part that is not worth being stored once
 
 
 def write(folder, course=None, archive=ARCHIVE):
@@ -107,8 +106,8 @@ def keys_of(lines):
 
 
 def data_script(name, lines):
-    packed = json.dumps(packed_once(lines), separators=(",", ":")).encode()
-    return f"window.STORED[{json.dumps(name)}] = {json.dumps(in_base64(packed))};\n"
+    data = json.dumps(lines, separators=(",", ":")).encode()
+    return f"window.STORED[{json.dumps(name)}] = {json.dumps(in_base64(data))};\n"
 
 
 def assigned(name, data):
@@ -117,47 +116,6 @@ def assigned(name, data):
 
 def in_base64(data):
     return base64.b64encode(gzip.compress(data, mtime=0)).decode()
-
-
-def packed_once(data):
-    """[pool, data], where {"": index} stands for a part that occurs more than once and is in pool.
-    Answers of neighbours have most of their parts in common."""
-    parts, known, times, letters = [], {}, Counter(), []
-
-    def index(value):                                   # equal parts have the same
-        if isinstance(value, dict):
-            inside = [index(part) for part in value.values()]
-            key = tuple(value), *inside
-        elif isinstance(value, (list, tuple)):
-            inside = [index(part) for part in value]
-            key = None, *inside
-        else:
-            key, inside = (type(value), value), []
-        if key not in known:
-            known[key] = len(parts)
-            parts.append((value, inside))
-            times.update(inside)
-            letters.append(sum(2 + letters[at] for at in inside) if inside else len(str(value)))
-        return known[key]
-
-    pool, places = [], {}
-
-    def put(at):
-        if at in places:
-            return {"": places[at]}
-        value, inside = parts[at]
-        if not isinstance(value, (dict, list, tuple)):
-            return value
-        made = [put(part) for part in inside]
-        if isinstance(value, dict):
-            made = dict(zip(value, made))
-        if times[at] > 1 and letters[at] > SHORT:
-            places[at] = len(pool)
-            pool.append(made)
-            return {"": places[at]}
-        return made
-
-    return [pool, put(index(data))]
 
 
 # --------------------------------------------------------------------------- Python in the browser

@@ -1,21 +1,15 @@
-"""The pages of pages/ and the few files beside it that are Markdown, as HTML. Where markdown-it-py
-is not installed, they stand as they are written."""
+"""The pages of pages/ and the few files beside it that are Markdown, as HTML."""
 
 import posixpath
 import re
 from functools import lru_cache
-from html import escape
 from typing import NamedTuple
 
+from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from lab import ROOT
 from lab.page import figures
-
-try:
-    from markdown_it import MarkdownIt
-except ImportError:
-    MarkdownIt = None
 
 FOLDER = ROOT / "pages"
 GROUPS = {              # the contents: a page by its path from pages/
@@ -105,8 +99,6 @@ def sections(page, site):
 
 def html(text, path, site):
     """Markdown as HTML: no HTML of its own, no style, tables that scroll."""
-    if MarkdownIt is None:
-        return Markup(f"<pre tabindex=0>{escape(text, quote=False)}</pre>")
     made = maker()
     tokens = made.parse(text)
     for token, inside in zip(tokens, [*tokens[1:], None]):

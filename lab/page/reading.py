@@ -12,9 +12,9 @@ from markupsafe import Markup
 from lab import ROOT, chapters, museum, pictures
 from lab.bench import runs
 from lab.classroom.exercises import EXERCISES
-from lab.page import figures, glossary, markdown, tables, tools
+from lab.page import figures, markdown, tables, tools
+from lab.page.prose import inline, typeset
 from lab.page.source import Source, before_and_now
-from lab.page.typeset import inline, lettered, typeset
 from lab.texts import SOURCES
 
 FILES = Path(__file__).parent / "files"
@@ -53,12 +53,10 @@ def templates():
     made = jinja2.Environment(loader=jinja2.FileSystemLoader(FILES), autoescape=True,
                               trim_blocks=True, lstrip_blocks=True,
                               undefined=jinja2.StrictUndefined)
-    made.filters |= {"typeset": typeset, "inline": lambda text: Markup(inline(text)),
-                     "address": address_of, "label": label_of, "thread": thread,
-                     "thread_id": thread_id, "linked": tables.linked, "counted": counted,
-                     "called": called, "headed": headed}
-    made.filters |= {"lettered": lettered, "meant": glossary.said, "defined": glossary.page_of}
-    made.globals["glossary"] = glossary
+    made.filters |= {"typeset": typeset, "inline": inline, "address": address_of,
+                     "label": label_of, "thread": thread, "thread_id": thread_id,
+                     "linked": tables.linked, "counted": counted, "called": called,
+                     "headed": headed}
     made.globals["tool"] = lambda name: mount(name, {}, large=True)
     return made
 
@@ -95,7 +93,6 @@ class Course:
             site[f"source/{name}.py"] = TEXT, lambda name=name: self.sources[name].text
         for tool in tools.TOOLS:
             site[f"{tool}.html"] = html, lambda tool=tool: self.render(f"{tool}.html", here=tool)
-        site["glossary.html"] = html, lambda: self.render("glossary.html", here="glossary")
         site["texts.html"] = html, self.texts
         for page in markdown.pages().values():
             site[page.address] = html, lambda page=page: self.written(page, site)

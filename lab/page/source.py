@@ -8,21 +8,18 @@ or in common.py.
 
 import ast
 import difflib
-import io
 import itertools
-import keyword
 import re
-import tokenize
-from collections import defaultdict
 from html import escape
 from typing import NamedTuple
 
+from pygments.lexers import PythonLexer
+from pygments.token import Comment, Keyword, Number, Operator, String
+
 HEADING = re.compile(r"# -{3,} (.*)$")      # what divides a file into sections
 ALIKE = 0.35                                # below it, two functions have but a name in common
-TAGS = {"keyword": "b", "comment": "i"}     # of the most frequent ones, which are short
+TAGS = {Keyword: "b", Operator.Word: "b", Comment: "i", String: "string", Number: "number"}
 FUNCTION = ast.FunctionDef, ast.AsyncFunctionDef
-STRINGS = {getattr(tokenize, name) for name in ("STRING", "FSTRING_START", "FSTRING_MIDDLE",
-                                                "FSTRING_END") if hasattr(tokenize, name)}
 
 
 class Piece(NamedTuple):
@@ -50,7 +47,7 @@ class Source:
         self.defined = dict(definitions(self.tree))
         self.functions = dict(functions(self.tree, self.lines))
         self.pieces = list(pieces(self.tree, self.lines))
-        self.marks = marks(self)
+        self.html = highlighted(self)
 
     def place(self, name):
         """The address of a definition of this file, or None."""
@@ -64,21 +61,7 @@ class Source:
                 if number not in piece.silent]
 
     def line(self, number):
-        text, html, at = self.lines[number - 1], [], 0
-        for start, end, kind, address in sorted(self.marks[number]):
-            word = escape(text[start:end])
-            html += [escape(text[at:start]), self.marked(word, kind, address)]
-            at = end
-        return "".join(html) + escape(text[at:])
-
-    def marked(self, word, kind, address):
-        """A word as HTML. A name is no stop of Tab, or there were hundreds."""
-        if address:
-            page, _, place = address.partition("#")
-            page = "" if page == self.page else page
-            return f'<a href="{page}#{place}" tabindex=-1>{word}</a>'
-        tag = TAGS.get(kind)
-        return f"<{tag}>{word}</{tag}>" if tag else f'<span class="{kind}">{word}</span>'
+        return self.html[number - 1]
 
     def lines_of(self, name):
         """The lines of a function, a method or a class, without what is said of it."""
@@ -182,30 +165,32 @@ def of_definition(node, lines, first, heading):
         heading = ""
 
 
-# -------------------------------------------------------------------------------------------- marks
+# ------------------------------------------------------------------------------------ highlighting
 
-def marks(source):
-    """{line: [(start, end, kind, address or None)]}: comments, strings, numbers, keywords, and
-    names that lead to their definitions."""
-    found, addresses = defaultdict(list), dict(links(source))
-    for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
-        (row, start), (end_row, end) = token.start, token.end
-        address, kind = addresses.get((row, start)), None
-        if token.type == tokenize.COMMENT:
-            kind = "comment"
-        elif token.type in STRINGS:
-            kind = "string"
-        elif token.type == tokenize.NUMBER:
-            kind = "number"
-        elif token.type == tokenize.NAME and keyword.iskeyword(token.string):
-            kind = "keyword"
-        elif address and token.type == tokenize.NAME:
-            kind = "name"
-        for number in range(row, end_row + 1) if kind else []:
-            line = source.lines[number - 1]
-            found[number].append((start if number == row else len(line) - len(line.lstrip()),
-                                  end if number == end_row else len(line), kind, address))
-    return found
+def highlighted(source):
+    """[HTML of each line]: Pygments' tokens, and names that lead to their definitions."""
+    addresses, html, column = dict(links(source)), [""], 0
+    for kind, text in PythonLexer(stripnl=False).get_tokens(source.text):
+        tag = next((tag for group, tag in TAGS.items() if kind in group), None)
+        for i, word in enumerate(text.split("\n")):
+            if i:
+                html.append("")
+                column = 0
+            html[-1] += element(word, tag, addresses.get((len(html), column)), source.page)
+            column += len(word)
+    return html
+
+
+def element(word, tag, address, page):
+    """A word as HTML. Tab doesn't stop at a name that is a link: there are hundreds."""
+    text = escape(word)
+    if not word.strip():
+        return text
+    if address:
+        return f'<a href="{address.removeprefix(page)}" tabindex=-1>{text}</a>'
+    if tag in ("b", "i"):                               # the most frequent ones, which are short
+        return f"<{tag}>{text}</{tag}>"
+    return f'<span class="{tag}">{text}</span>' if tag else text
 
 
 def links(source):

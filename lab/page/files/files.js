@@ -60,28 +60,13 @@ const finders = {};                                     // {question: what finds
 function answersTo(name) {
   finders[name] ??= (async () => {
     await loaded(`answers/${name}.js`);
-    return unpacked(...JSON.parse(new TextDecoder().decode(await unzipped(STORED[name]))));
+    const lines = JSON.parse(new TextDecoder().decode(await unzipped(STORED[name])));
+    return query => lines[query] ?? null;
   })().catch(error => {
     delete finders[name];
     throw error;
   });
   return finders[name];
-}
-
-// What finds an answer: {"": i} in it stands for part i of the pool, as lab/page/export.py has put it there.
-function unpacked(pool, lines) {
-  const known = new Map();
-  const value = packed => {
-    if (Array.isArray(packed)) return packed.map(value);
-    if (packed === null || typeof packed !== "object") return packed;
-    const at = packed[""];
-    if (at === undefined) {
-      return Object.fromEntries(Object.entries(packed).map(([name, part]) => [name, value(part)]));
-    }
-    if (!known.has(at)) known.set(at, value(pool[at]));
-    return known.get(at);
-  };
-  return query => query in lines ? value(lines[query]) : null;
 }
 
 // ------------------------------------------------------------------------------------ what is computed

@@ -24,31 +24,7 @@ def assigned(script):
             for name, data in re.findall(r'window\.(?:STORED\[")?(\w+)(?:"\])? = (.*);\n', script)}
 
 
-def unpacked(packed):
-    """As files/files.js does it."""
-    pool, data = packed
-
-    def value(part):
-        if isinstance(part, list):
-            return [value(each) for each in part]
-        if isinstance(part, dict):
-            return value(pool[part[""]]) if "" in part else {
-                name: value(each) for name, each in part.items()}
-        return part
-
-    return value(data)
-
-
 # ---------------------------------------------------------------------------------- stored answers
-
-def test_what_is_packed_is_unpacked_as_it_was():
-    long = {"a": ["a list that is long enough to be stored once", 1, 1.0, True, None, [], {}]}
-    for data in ({}, [1, 1.0, True, "1"], {1: {"2": long}, "3": long},
-                 {"x": long, "y": [long, {"z": long["a"]}], "z": [[], {}, [[]]]}):
-        packed = json.dumps(export.packed_once(data))
-        assert json.dumps(unpacked(json.loads(packed))) == json.dumps(data)
-        assert packed.count("long enough") == int("long enough" in json.dumps(data))
-
 
 class FewPages(reading.Course):
     def site(self):
@@ -71,7 +47,7 @@ def test_all_of_it_as_files(tmp_path, monkeypatch):
         "files": ["plan", "ring"], "python": [], "megabytes": 0}
     stored = assigned(files["answers/ring.js"].read_text())["ring"]
     _, refused = server.answer("ring", "ranks=99")
-    assert unpacked(json.loads(unzipped(stored))) == {
+    assert json.loads(unzipped(stored)) == {
         "ring?ranks=4": json.loads(json.dumps(answers.QUESTIONS["ring"]({"ranks": "4"}))),
         "ring?ranks=99": refused} and "error" in refused
     for page, asks in (("rings.html", True), ("common.html", False)):

@@ -7,7 +7,6 @@ import pytest
 from lab.page import markdown, reading
 from tests.lab.page.test_page import Page
 
-pytest.importorskip("markdown_it")
 TEXT = """# A page: of two parts
 
 Read [it](class.md#a-part), [the chapter](../../04_tensor_parallel.py),
@@ -67,12 +66,6 @@ def test_anchors_are_those_of_github_and_begin_with_a_letter():
         titles = re.findall(r"^##+ (.+)$", page.text, re.MULTILINE)
         assert all(markdown.anchor_of(title)[0].isalpha() for title in titles), page.path
         assert len(set(titles)) == len(titles), page.path
-
-
-def test_without_the_library_a_page_is_shown_as_it_is_written(page, monkeypatch):
-    monkeypatch.setattr(markdown, "MarkdownIt", None)
-    _, part = markdown.sections(page, SITE)
-    assert Page(part.html).of("pre") == [part.text] and "a &lt; b" in part.html
 
 
 def test_every_page_is_on_the_site_in_search_and_once_in_the_contents():

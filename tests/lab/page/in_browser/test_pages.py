@@ -100,26 +100,6 @@ def test_hints_and_versions_unfold(open_page):
     assert before.locator("tr.differs").first.is_visible()
 
 
-def test_a_letter_says_what_it_means(open_page):
-    page = open_page("04_tensor_parallel.html", width=390, has_touch=True)
-    meaning = page.locator("#meaning")
-    letter = page.locator(".lesson math [data-is=t-04]").first
-    letter.scroll_into_view_if_needed()
-    letter.hover()
-    meaning.wait_for()
-    assert meaning.inner_text() in page.locator("[data-entry=t-04]").text_content()
-    box = meaning.bounding_box()
-    assert 0 <= box["x"] and box["x"] + box["width"] <= 390
-    page.keyboard.press("Escape")
-    meaning.wait_for(state="hidden")
-    page.locator(".lesson i[data-is=W-04]").first.tap()
-    meaning.wait_for()
-    page = open_page("03_zero.html")
-    bar = page.locator(".formulas mfrac").first  # a browser without MathML has no bar
-    above, below = (bar.locator(f":scope > :nth-child({i})").bounding_box() for i in (1, 2))
-    assert above["y"] + above["height"] <= below["y"] + 2
-
-
 def test_it_prints(open_page):
     page = open_page("04_tensor_parallel.html")
     page.emulate_media(media="print")
