@@ -42,11 +42,11 @@ hunt: $(READY)  ## write hunts/: a chapter with a silent bug (CHAPTER=06 SEED=3;
 	@$(PYTHON) -m lab.hunt "$(CHAPTER)" --seed "$(or $(SEED),0)" --level "$(or $(LEVEL),easy)" \
 		$(if $(FORCE),--force)
 
-# Ranks wait for each other: three files at once keep two cores busy, where pytest-xdist is there.
+# Two files at once, where pytest-xdist is there: with three, two cores take as long and compute more.
 # In test-all one file of random runs takes as long as all others, so tests are shared out singly.
 DIST = loadfile
 define run_tests
-	@if $(PYTHON) -c 'import xdist' 2>/dev/null; then workers="-n 3 --dist $(DIST)"; fi; \
+	@if $(PYTHON) -c 'import xdist' 2>/dev/null; then workers="-n 2 --dist $(DIST)"; fi; \
 	$(PYTHON) -m pytest -q $$workers --durations=25 tests
 endef
 
