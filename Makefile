@@ -42,8 +42,8 @@ hunt: $(READY)  ## write hunts/: a chapter with a silent bug (CHAPTER=06 SEED=3;
 	@$(PYTHON) -m lab.hunt "$(CHAPTER)" --seed "$(or $(SEED),0)" --level "$(or $(LEVEL),easy)" \
 		$(if $(FORCE),--force)
 
-# Two files at once, where pytest-xdist is there: with three, two cores take as long and compute more.
-# In test-all one file of random runs takes as long as all others, so tests are shared out singly.
+# If pytest-xdist is installed, two workers share the test files: on two cores, a third saves no time.
+# In test-all one file takes as long as all the others together, so workers share its tests, too.
 DIST = loadfile
 define run_tests
 	@if $(PYTHON) -c 'import xdist' 2>/dev/null; then workers="-n 2 --dist $(DIST)"; fi; \

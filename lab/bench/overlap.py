@@ -29,7 +29,7 @@ def union(intervals: list) -> list:
 
 def both(some: list, others: list) -> list:
     """The moments that are in both of two unions, as such a union."""
-    shared, first = [], 0                               # first: of others that is not over yet
+    shared, first = [], 0                               # first: the first of others not yet over
     for start, end in some:
         while first < len(others) and others[first][1] <= start:
             first += 1

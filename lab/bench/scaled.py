@@ -1,5 +1,5 @@
-"""Draws what lab.scaling has measured, of no one chapter, for lab.pictures: tokens/s of each axis,
-what chapters 02 and 03 hide, and chapter 00's all_reduces. Dots are measured, lines predicted."""
+"""The figure of lab.scaling: tokens/s of each axis, what chapters 02 and 03 hide, and chapter 00's
+all_reduces. Dots are measured, lines predicted."""
 
 import math
 

@@ -190,7 +190,7 @@ def evaluate(tell, path, check, rank):
     except BaseException as error:
         answer = {"status": 1} | raised(error, path)
     tell(plain.pack(answer))
-    if check.ranks > 1 and answer["status"] == 0:           # after an error, they need not wait
+    if check.ranks > 1 and answer["status"] == 0:           # after an error, the others are to fail
         wait_for_the_others(rank, check.ranks)
     return answer["status"]
 
