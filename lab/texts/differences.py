@@ -17,7 +17,7 @@ from lab.texts import computed as ours
 from lab.texts.computed import GPT_3, INFINIBAND, LLAMA_7B, NVLINK, SEVEN_B, F, ten, tpu
 
 
-class Difference(NamedTuple):
+class Row(NamedTuple):
     """One number of a text, a point of a plot, or what a formula gives."""
 
     where: str              # of the text: "5.1", "table 2", "figure 6"
@@ -34,7 +34,6 @@ class Difference(NamedTuple):
         return self.claimed if self.to is None else min(max(value, self.claimed), self.to)
 
 
-Row = Difference
 NETWORK = ("its network is slower than the data sheet says, and the more so the more nodes there "
            "are; with the bandwidths that it has measured, see the plot over dp")
 FULLER = ("its GPUs were fuller than is planned, and why is not told; so a smaller micro-batch is "

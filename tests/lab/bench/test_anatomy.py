@@ -33,8 +33,9 @@ def test_what_waits_for_w_is_of_own_tokens():
     third = dict.fromkeys(("outside", "inputs", "inside", "logits", "positions"), 1 / 3)
     third |= {"keys and values": 1, "how": "gathered"}
     alone, *of_three = (anatomy.waiting_by_modules(cfg, 2, 4, kept)
-                        for kept in ({}, third, third | {"core": 0}))
-    assert of_three == 2 * [[size // 3 for size in alone]]
+                        for kept in ({}, third, third | {"core": 0},
+                                     third | {"core": 0, "own keys": 1 / 3}))
+    assert of_three == 3 * [[size // 3 for size in alone]]
 
 
 def test_a_share_that_no_rank_can_have_is_refused():
