@@ -29,7 +29,7 @@ them by class, because in later chapters a rank keeps a share of each class.
 Today's block (--block llama) has RMSNorm, which keeps its input and one number a token, 1/rms; and
 SwiGLU, silu(gate) · up. A product needs both factors, so with gate, for silu, and the product, for
 down, that is four tensors of hidden features where GELU has two. (On a CPU, RMSNorm is no single
-operator, and keeps its output before the weight as well: lab/bench/anatomy.norm_bytes.)
+operator, and keeps its output before the weight as well: lab/run/anatomy.norm_bytes.)
 
 On one GPU there are three ways to keep less:
 
@@ -514,7 +514,7 @@ def compiled(forward, batch):
 
 
 def formulas(args, rank, ranks, model):
-    """What lab/ holds the run to, by the keys that lab/bench/formulas.py explains."""
+    """What lab/ holds the run to, by the keys that lab/run/formulas.py explains."""
     cfg, n, width = args.model, args.model.parameters(), common.DTYPES[args.dtype].itemsize
     half = HALF[args.precision]
     mixed = args.variant == "hand" and half                             # autocast keeps fp32

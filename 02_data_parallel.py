@@ -344,7 +344,7 @@ def train_torch(run):
 
 
 def formulas(args, rank, ranks, model):
-    """For lab/ alone (keys: lab/bench/formulas.py). Skip it when you read this the first time."""
+    """For lab/ alone (keys: lab/run/formulas.py). Skip it when you read this the first time."""
     parameters = args.model.parameters()                # how many numbers
     width = common.DTYPES[args.dtype].itemsize          # of a gradient, with any --precision
     gradient_bytes = width * parameters

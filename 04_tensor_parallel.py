@@ -392,7 +392,7 @@ def parameters_per_rank(cfg, t):
 
 def kept(cfg, t):
     """The share of each of chapter 01's classes of activations that a rank keeps, A_in / t + A_out.
-    A vocabulary that is cut adds masks (lab/bench/anatomy.py), and makes ids of its own."""
+    A vocabulary that is cut adds masks (lab/run/anatomy.py), and makes ids of its own."""
     a_in = {"inside": 1 / t, "core": 1 / t, "keys and values": max(1 / t, 1 / cfg.kv_heads)}
     a_out = {"outside": 1, "inputs": 1, "positions": 1, "ids": 1}
     return a_in | a_out | {"logits": 1 / t, "vocabulary": "cut"}

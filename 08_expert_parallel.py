@@ -639,7 +639,7 @@ def traffic(args, ranks, seen, crossed=()):
 
 
 def formulas(args, rank, ranks, model):
-    """What a run is held to: see lab/bench/formulas.py."""
+    """What a run is held to: see lab/run/formulas.py."""
     cfg, n, e = args.model, args.ep, common.rounded(args).itemsize
     numbers, _ = held_numbers(cfg, n)
     mixtures = [block.mlp for block in model[1:-1]]

@@ -94,7 +94,7 @@ figures: $(READY)  ## 5 minutes: draw figures/ anew (ONLY="02 06")
 
 PORT ?= 8000
 page: $(READY)  ## the course in a browser, from this machine alone (PORT=8000)
-	@$(PYTHON) -m lab.page --port "$(PORT)"
+	@$(PYTHON) -m lab.site --port "$(PORT)"
 
 # A Python that browsers run. npm checks what it fetches; without npm, the site stores answers alone.
 PYODIDE := .venv/pyodide-0.29.5.tgz
@@ -104,7 +104,7 @@ $(PYODIDE):
 		echo "make: npm has fetched no Pyodide" >&2
 
 site: $(READY) $(PYODIDE)  ## the same as files, which compute in the browser (OUT=folder)
-	@$(PYTHON) -m lab.page --out "$(or $(OUT),site)"
+	@$(PYTHON) -m lab.site --out "$(or $(OUT),site)"
 
 # Playwright drives the Chromium that is installed (Debian: apt install chromium), and brings none.
 browser: $(TESTED) $(PYODIDE)
@@ -114,4 +114,4 @@ browser: $(TESTED) $(PYODIDE)
 
 test-page: export FULL = 1
 test-page: browser  ## open every page in a headless Chromium; screenshots in runs/page/
-	@$(PYTHON) -m pytest -q -rs tests/lab/page/in_browser
+	@$(PYTHON) -m pytest -q -rs tests/lab/site/in_browser

@@ -443,7 +443,7 @@ Batch = namedtuple("Batch", "step tokens targets valid micro_batches starts", de
 
 
 class Run:
-    """What a chapter trains with, bare; lab/bench/ adds all instruments. A chapter uses args, rank,
+    """What a chapter trains with, bare; lab/run/ adds all instruments. A chapter uses args, rank,
     world, device, dtype, mesh, draw, optimizer, mixed, batches, measure, span and log alone."""
 
     def __init__(self, args):
@@ -513,7 +513,7 @@ def launch(file, doc, variants, requires, flags=lambda parser: None, formulas=No
     """Run a chapter, with lab/ if that lies beside this file, and leave with its exit status.
     variants: {name: train(run) or (train, its own flags)}. requires(args, ranks) raises Refused."""
     if Path(__file__).with_name("lab").exists():
-        from lab.bench import report
+        from lab.run import report
         report.launch(file, doc, variants, requires, flags, formulas)       # does not come back
     args = parse(file, doc, variants, flags, argv=None)
     try:

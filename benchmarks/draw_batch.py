@@ -26,10 +26,13 @@ sys.path.insert(0, str(ROOT))
 
 import common  # noqa: E402  (after the path to it)
 from lab import chapters  # noqa: E402
-from lab.bench import noise  # noqa: E402
-from lab.bench.drawing import BLUE, GRAY, RED, new_figure, save  # noqa: E402
-from lab.cli import commands, refusals  # noqa: E402
+from lab.drawing import BLUE, GRAY, RED, new_figure, save  # noqa: E402
 from lab.planner import batch as planned  # noqa: E402
+from lab.run import (  # noqa: E402
+    commands,
+    noise,  # noqa: E402
+    refusals,
+)
 
 SHAPE = "--layers=2", "--dim=64", "--heads=4", "--kv-heads=2", "--seq=64", "--device=cpu"
 RATES = 5e-4, 1e-3, 2e-3, 4e-3

@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT))
 import common  # noqa: E402  (after the path to it)
 from kernels import fp8  # noqa: E402
 from lab import chapters  # noqa: E402
-from lab.bench.drawing import new_figure, save  # noqa: E402
-from lab.cli import commands, refusals  # noqa: E402
+from lab.drawing import new_figure, save  # noqa: E402
+from lab.run import commands, refusals  # noqa: E402
 
 FEATURE, OUTLIER = 5, 2.0**18
 WINDOW = 20             # losses of so many steps are averaged

@@ -41,10 +41,13 @@ import common  # noqa: E402  (after the path to it)
 from benchmarks import gpu_steps, results  # noqa: E402
 from benchmarks.gpu_steps import GB, Step  # noqa: E402
 from lab import ROOT, chapters  # noqa: E402
-from lab.bench import overlap  # noqa: E402
-from lab.bench.formulas import WATCHED_STEPS  # noqa: E402
-from lab.bench.machines import PEAK_FLOPS  # noqa: E402
-from lab.cli import commands, refusals  # noqa: E402
+from lab.run import (  # noqa: E402
+    commands,
+    overlap,  # noqa: E402
+    refusals,
+)
+from lab.run.formulas import WATCHED_STEPS  # noqa: E402
+from lab.run.machines import PEAK_FLOPS  # noqa: E402
 
 RANKS = 8, 4, 2, 1      # of the steps: the first for which there are GPUs
 KEPT = 400              # lines of a step's output

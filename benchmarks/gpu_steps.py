@@ -12,7 +12,7 @@ from unittest import mock
 
 from common import Refused
 from lab import ROOT, chapters
-from lab.cli import strict
+from lab.run import strict
 
 GB = 1e9
 FOLDER = ROOT / "runs/gpu"

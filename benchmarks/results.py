@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from common import Refused
-from lab.cli import commands
+from lab.run import commands
 
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 TITLE = "# Measured\n\nMachines are noisy: trust the ratios, within the ranges, and not the rest."

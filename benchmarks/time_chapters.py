@@ -47,8 +47,7 @@ import common  # noqa: E402  (after the path to it)
 from benchmarks import results  # noqa: E402
 from common import Refused  # noqa: E402
 from lab import chapters as rooms  # noqa: E402
-from lab.bench import meters, report  # noqa: E402
-from lab.cli import commands, refusals, strict  # noqa: E402
+from lab.run import commands, meters, refusals, report, strict  # noqa: E402  # noqa: E402
 
 SETUP_STEPS = 3         # the first steps allocate, and are metered
 # Shapes on a CPU (data parallel: a sequence per rank, and enough parameters for communication to be
@@ -361,7 +360,7 @@ def main(argv=None):
         if dist.get_rank() == 0:
             print(json.dumps(answer), flush=True)
         dist.barrier()
-        os._exit(0)                                     # as lab.bench.report.launch does, and why
+        os._exit(0)                                     # as lab.run.report.launch does, and why
 
     results.tell(table(args.pairs, args.steps, args.flags),
                  f"chapter {args.only}" if args.only else "chapters", args.record)

@@ -32,7 +32,7 @@ import common  # noqa: E402  (after the path to it)
 from benchmarks import results  # noqa: E402
 from benchmarks.time_chapters import on_ranks, refuse_run  # noqa: E402
 from lab.checkpoints import storage  # noqa: E402
-from lab.cli import commands, refusals  # noqa: E402
+from lab.run import commands, refusals  # noqa: E402
 
 EVERY, QUIET = 9, 3     # steps from one save to the next, of which the last ones are quiet
 SHAPE = "--layers=8 --heads=8 --kv-heads=8 --seq=128"

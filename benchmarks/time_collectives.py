@@ -33,7 +33,7 @@ from benchmarks.results import middle  # noqa: E402
 from benchmarks.time_chapters import on_ranks  # noqa: E402
 from common import environment  # noqa: E402
 from lab import chapters, scaling  # noqa: E402
-from lab.cli import commands, refusals  # noqa: E402
+from lab.run import commands, refusals  # noqa: E402
 
 RANKS = 4
 SIZES = {2**20: 1, 2**26: 8}            # bytes of x, and which part of the calls there is time for

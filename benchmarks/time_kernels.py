@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import results  # noqa: E402  (after the path to it)
 from common import Refused  # noqa: E402
-from lab.cli import commands, refusals  # noqa: E402
+from lab.run import commands, refusals  # noqa: E402
 
 DEVICE = "cuda"
 WIDTHS = 1024, 2048, 4096, 8192, 16384

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 import common  # noqa: E402  (after the path to it)
 from benchmarks import results  # noqa: E402
 from lab import chapters, scaling  # noqa: E402
-from lab.cli import commands, refusals  # noqa: E402
+from lab.run import commands, refusals  # noqa: E402
 
 SETUP_STEPS = 3                         # the first ones allocate
 RATES = [1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2]

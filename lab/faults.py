@@ -52,11 +52,11 @@ import psutil
 import torch
 
 from lab import ROOT
-from lab.bench.about import as_check
-from lab.bench.ranks import torchrun
 from lab.checkpoints import checkpoint, storage
 from lab.checkpoints.saving import LOG
-from lab.cli import commands, refusals
+from lab.run import commands, refusals
+from lab.run.about import as_check
+from lab.run.ranks import torchrun
 
 MODEL = ("--layers=2", "--dim=64", "--heads=4", "--kv-heads=2", "--seq=64", "--lr=0.002",
          "--dtype=float64", "--device=cpu", "--no-verify")  # fmt: skip

@@ -38,9 +38,9 @@ import torch
 import torch.nn.functional as F
 
 import common
-from lab.bench.drawing import new_figure, save
-from lab.bench.meters import nbytes
-from lab.cli import commands, refusals
+from lab.drawing import new_figure, save
+from lab.run import commands, refusals
+from lab.run.meters import nbytes
 
 FORMATS = {"float64": torch.float64, "float32": torch.float32, "TF32": "tf32",
            "bfloat16": torch.bfloat16, "float16": torch.float16, "E4M3": torch.float8_e4m3fn,

@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-from lab.cli import commands, refusals
+from lab.run import commands, refusals
 
 SOURCE = Path(__file__).with_suffix(".md")
 BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)

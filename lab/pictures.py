@@ -3,7 +3,7 @@
     python -m lab.pictures runs/*.json [--out FOLDER]       one PNG for each chapter that is there
 
 What a figure compares comes from several runs: the variants of a chapter, or chapter 04 beside 05.
-What it shows is said in the figure.py of the chapter's room; of lab.scaling's, in lab/bench.
+What it shows is said in the figure.py of the chapter's room; of lab.scaling's, in lab/scaled.py.
 
 Exit status: 0: all is drawn. 1: not all, since a run stopped before it was measured, or there is no
 figure of it, or no room for one. 2: a file holds no run, or what none of our runs has recorded. A
@@ -12,12 +12,12 @@ line says which; the other figures are drawn, unless a file cannot be read at al
 
 import warnings
 
-from lab.bench import scaled
-from lab.bench.drawing import runs_of, save
-from lab.bench.runs import arguments, files_of, in_words, read_runs, was_measured
+from lab import scaled
 from lab.chapters import rooms_with
-from lab.cli import commands
-from lab.cli.refusals import one_line, say
+from lab.drawing import runs_of, save
+from lab.run import commands
+from lab.run.refusals import one_line, say
+from lab.run.runs import arguments, files_of, in_words, read_runs, was_measured
 
 # {what a run's JSON calls its chapter: the room's figure.py}; lab.texts draws that of no run
 FIGURES = {figure.OF: figure for figure in (*rooms_with("figure").values(), scaled) if figure.OF}

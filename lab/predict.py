@@ -23,7 +23,7 @@ from common import Refused
 from lab.chapters import NAMES
 from lab.classroom import predict, sheets, variants
 from lab.classroom.questions import questions
-from lab.cli import commands, refusals
+from lab.run import commands, refusals
 
 
 def chapter_of(text):

@@ -11,9 +11,9 @@ the chapter's formulas and the planner's; how many bytes are alive at the peak, 
 which lines have made them. What the seconds of a machine are, it cannot say: those are the
 planner's. Experts are picked in turn or, with --routing zipf, a few of them most often.
 
-A ✗ names the line of what no small run shows (lab/bench/growth.py): an integer too large for its
-int32; scores in memory, where --attention sdpa is to make none; and, from 1,024 ranks on, what a
-step has more of with more ranks. For this one step is rehearsed with half of them as well.
+A ✗ names the line of what no small run shows (lab/rehearsal/growth.py): an integer too large for
+its int32; scores in memory, where --attention sdpa is to make none; and, from 1,024 ranks on, what
+a step has more of with more ranks. For this one step is rehearsed with half of them as well.
 
 Behind the chapter come its own flags, and those of a rehearsal. Further presets are llama-70b,
 llama-405b and deepseek-v3. --published sets all flags of a run that was published; others may come
@@ -34,10 +34,10 @@ import torch
 import common
 from common import Config, Refused
 from lab import chapters
-from lab.bench import anatomy, fakes, growth, rehearsal, rehearsed
-from lab.bench.bench import wrote
-from lab.bench.drawing import save
-from lab.cli import commands, refusals, strict
+from lab.drawing import save
+from lab.rehearsal import fakes, growth, rehearsal, rehearsed
+from lab.run import anatomy, commands, refusals, strict
+from lab.run.bench import wrote
 
 PRESETS = {             # as published
     "llama-70b": Config(80, 8192, 64, 8, 8192, 128256, False, "sdpa", True, 28672),
@@ -121,7 +121,7 @@ def with_published(argv):
 
 def parse(chapter, argv):
     with (mock.patch.dict(common.PRESETS, PRESETS),
-          mock.patch("lab.cli.strict.refuse_sizes")):   # what this machine has is no limit
+          mock.patch("lab.run.strict.refuse_sizes")):   # what this machine has is no limit
         args = strict.parse(chapter.__file__, chapter.__doc__, chapter.VARIANTS,
                             functools.partial(flags, chapter), argv)
     refuse_misfits(chapter, args, {word.partition("=")[0] for word in argv})

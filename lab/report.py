@@ -1,7 +1,6 @@
-"""One line for each run whose JSON is given: lab/bench/runs.py."""
+"""One line for each run whose JSON is given: lab/run/runs.py."""
 
-from lab.bench import runs
-from lab.cli import commands
+from lab.run import commands, runs
 
 if __name__ == "__main__":
     commands.program(runs.main)

@@ -33,10 +33,9 @@ from torch import nn
 
 import common
 from common import Refused, environment
-from lab.bench import anatomy, meeting, ranks
-from lab.bench.formulas import WATCHED_STEPS
 from lab.chapters import chapter
-from lab.cli import commands, refusals, strict
+from lab.run import anatomy, commands, meeting, ranks, refusals, strict
+from lab.run.formulas import WATCHED_STEPS
 
 WORLDS = 1, 2, 4, 8
 

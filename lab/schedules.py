@@ -26,10 +26,9 @@ import torch.distributed as dist
 import common
 from common import Refused, environment
 from lab import chapters
-from lab.bench import automatic
-from lab.bench.about import as_check
-from lab.bench.rendezvous import check_rendezvous
-from lab.cli import commands, refusals
+from lab.run import automatic, commands, refusals
+from lab.run.about import as_check
+from lab.run.rendezvous import check_rendezvous
 
 CHAPTER = "07_pipeline_parallel"
 SEARCHED = 256          # ranks x micro-batches that are searched, in some seconds

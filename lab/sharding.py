@@ -17,8 +17,8 @@ import sys
 
 from common import Refused
 from lab import chapters
-from lab.cli import commands, refusals
-from lab.cli.words import quantity
+from lab.run import commands, refusals
+from lab.run.words import quantity
 
 EXAMPLE = "A[I_X, J] B[J, K_Y]"
 CUT = r"(?:_(X?Y?))?"

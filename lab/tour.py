@@ -6,7 +6,7 @@
     python -m lab.tour --figures        what figures/ is drawn from, on 8 ranks; `make figures`
 
 Chapter 02 comes first. Each run is told as a reader types it; its ranks are forked from one
-interpreter that has imported torch (lab/bench/ranks.py), which saves seconds a run. One goes
+interpreter that has imported torch (lab/run/ranks.py), which saves seconds a run. One goes
 through torchrun itself. A run that fails is named, and the others go on. What a room shows is a
 list in its about.py.
 
@@ -22,8 +22,7 @@ import time
 from pathlib import Path
 
 from lab import ROOT, chapters
-from lab.bench import ranks
-from lab.cli import commands, refusals
+from lab.run import commands, ranks, refusals
 
 # Not torch, nor what imports it: the other interpreter does so while this one reads on.
 

@@ -28,8 +28,8 @@ sys.path.insert(0, str(ROOT))  # common.py and lab/ are always ours: they judge
 TEXT = json.decoder.__file__  # a file that does not change with our own sources
 import common  # noqa: E402  (after the path to it)
 from lab import chapters  # noqa: E402
-from lab.bench import formulas as instruments  # noqa: E402
-from lab.bench import report  # noqa: E402
+from lab.run import formulas as instruments  # noqa: E402
+from lab.run import report  # noqa: E402
 from tests.support.pool import Pool  # noqa: E402
 
 # test_drawn.py in each folder: pure functions, of what hypothesis draws

@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 import common
 from benchmarks import draw_batch, results, time_chapters, time_checkpoints
-from lab.bench import meters
-from lab.cli import strict
+from lab.run import meters, strict
 from tests.conftest import TEXT, chapter, no_flags, sample
 from tests.support import programs
 

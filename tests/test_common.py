@@ -10,8 +10,8 @@ import torch
 
 import common
 from common import PRESETS, Config, gpt, loss_sum
-from lab.bench.anatomy import tensors
-from lab.cli import strict
+from lab.run import strict
+from lab.run.anatomy import tensors
 from tests.conftest import arguments, no_flags
 
 SHAPE = Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)  # what SMALL says

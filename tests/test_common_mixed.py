@@ -9,7 +9,7 @@ from torch import nn
 
 import common
 from common import Masters, gpt, loss_sum
-from lab.bench.meters import ActivationMeter
+from lab.run.meters import ActivationMeter
 from tests.test_common import SHAPE
 
 SGD = functools.partial(torch.optim.SGD, lr=1.0)

@@ -19,9 +19,8 @@ from torch import nn
 
 import common
 from common import gpt
-from lab.bench import report
-from lab.bench.one_gpu import BesideOneGpu
-from lab.cli import strict
+from lab.run import report, strict
+from lab.run.one_gpu import BesideOneGpu
 from tests.conftest import (
     CHAPTERS,
     ROOT,

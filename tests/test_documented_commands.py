@@ -22,7 +22,7 @@ OTHERS = "source", "mkdir", "sed", "docker"  # what else a block may have, as a 
 READ_BY_TESTS = "CHAPTERS", "FULL"
 ANY = "NN_name.py", "lab.NAME", "pytest"  # said of any chapter, of any command
 STOPS = (  # where work begins, besides the places of the table
-    "benchmarks.time_muon.trained lab.bench.bench.Bench.meet lab.bench.meeting.join "
+    "benchmarks.time_muon.trained lab.run.bench.Bench.meet lab.run.meeting.join "
     "lab.planner.contexts.tables lab.planner.planning.Question.find lab.planner.problems.problems "
     "lab.planner.published.tables lab.checkpoints.resuming.goes_on_from")
 
@@ -104,7 +104,7 @@ def fault(line, folder):
         return None  # it has no flag
     stops = " ".join([STOPS, *(entry.stops_at for entry in entries)])
     command = dataclasses.replace(entries[0], stops_at=stops, environment=ranks)
-    with mock.patch("lab.cli.strict.least_bytes", lambda args: 0):  # a cluster has room
+    with mock.patch("lab.run.strict.least_bytes", lambda args: 0):  # a cluster has room
         outcome = trials.attempt(command, words[len(start):])
     return None if outcome.status in (0, "accepted") else str(outcome)
 

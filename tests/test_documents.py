@@ -6,7 +6,7 @@ import re
 import subprocess
 from urllib.parse import urlsplit
 
-from lab.page import markdown
+from lab.site import markdown
 from tests.conftest import ROOT
 
 LINK = re.compile(r"(!?)\[[^\]]*\]\(([^)\s]+)\)")

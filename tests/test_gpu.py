@@ -11,7 +11,7 @@ import torch
 import common
 from benchmarks import gpu, gpu_steps, results, time_chapters, time_kernels
 from lab import chapters, scaling
-from lab.bench.machines import PEAK_FLOPS
+from lab.run.machines import PEAK_FLOPS
 from tests.conftest import chapter as module_of
 from tests.conftest import sample
 from tests.support.trials import ends

@@ -4,8 +4,7 @@ import ast
 import functools
 import inspect
 
-from lab.bench import formulas
-from lab.cli import commands
+from lab.run import commands, formulas
 from tests.conftest import CHAPTERS, ROOT, chapter, chapter_names, training_chapters
 
 CONTRACT = {"args", "rank", "world", "device", "dtype", "mesh", "draw", "optimizer", "mixed",
@@ -13,19 +12,21 @@ CONTRACT = {"args", "rank", "world", "device", "dtype", "mesh", "draw", "optimiz
 WITHOUT_MODEL = {"args", "rank", "world", "device", "dtype"}  # if it trains none
 LAB = sorted((ROOT / "lab").rglob("*.py"))
 IMPORTS = {  # {room of lab/, or its commands: what it imports from the rest of lab/}
-    "cli": "bench.anatomy chapters",
-    "bench": "cli chapters checkpoints pictures planner schedules",
-    "chapters": "bench classroom cli museum.exhibit planner schedules",
-    "checkpoints": "bench cli",
-    "classroom": "bench chapters cli museum",
-    "museum": "bench.drawing chapters classroom cli rehearse",
-    "page": "bench chapters classroom cli museum pictures planner schedules texts",
-    "planner": "chapters cli",
-    "texts": "bench chapters cli formats planner schedules",
-    "commands": "bench chapters checkpoints classroom cli schedules",
+    "run": "chapters checkpoints diagnose pictures planner schedules",
+    "diagnose": "run chapters",
+    "rehearsal": "run diagnose chapters planner schedules checkpoints drawing",
+    "chapters": "run diagnose drawing classroom museum.exhibit planner schedules",
+    "checkpoints": "run",
+    "classroom": "run diagnose chapters museum",
+    "museum": "run diagnose drawing chapters classroom rehearse",
+    "site": "run chapters classroom museum pictures planner schedules texts",
+    "planner": "chapters run",
+    "texts": "run rehearsal drawing chapters formats planner schedules",
+    "commands": "run diagnose rehearsal chapters checkpoints classroom schedules "
+                "drawing scaled pictures",
 }
 LOADERS = {  # they load what has no name to import, or what a student wrote
-    "chapters/__init__.py", "classroom/checks.py", "bench/ranks.py", "page/without_torch.py"}
+    "chapters/__init__.py", "classroom/checks.py", "run/ranks.py", "site/without_torch.py"}
 
 
 @functools.cache
@@ -123,8 +124,8 @@ def test_matplotlib_is_imported_where_something_is_drawn():
             "drawing.py", "figure.py"), path
     for path in (ROOT / "common.py", *LAB, *CHAPTERS.glob("*.py"), *ROOT.glob("kernels/*.py")):
         if "lab.pictures" in imported(path):
-            assert path.parent.name in ("bench", "page"), path
-            assert path.parent.name == "page" or "lab.pictures" not in imported(path, False), path
+            assert path.parent.name in ("run", "site"), path
+            assert path.parent.name == "site" or "lab.pictures" not in imported(path, False), path
 
 
 def test_a_chapter_says_nothing_to_its_run_but_the_contract():

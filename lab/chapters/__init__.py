@@ -7,12 +7,12 @@
                       and of those that are BESIDE them; OF = None: draw(), for lab.texts
     exhibits.py       EXHIBITS: the museum's silent bugs
     about.py          what lab/ knows of it:
-        TOUR              its runs in the tour, Stops of lab/bench/stop.py
+        TOUR              its runs in the tour, Stops of lab/run/stop.py
         LIMITS            {flag: (its lowest value, the first too high, one that would work)}
-        rounding(args)    what a run rounds to: a --dtype, or a key of lab/bench/verify.py's LOSSY
+        rounding(args)    what a run rounds to: a --dtype, or a key of lab/run/verify.py's LOSSY
         TRAINS            False: it trains no model
         PLAYS             {how a paragraph of its lesson begins: (the tool that is mounted below
-                          it, of lab/page/tools.py, {name: value} of what it begins with)}
+                          it, of lab/site/tools.py, {name: value} of what it begins with)}
         FILES             {file that is read beside the chapters: its figure, or None}
 
 `kernels` and `checkpoints` are rooms as well. A room has what it needs, and no other room imports

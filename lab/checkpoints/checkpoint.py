@@ -43,8 +43,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import metadata as meta
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from lab.bench.verify import named_parameters
 from lab.checkpoints.storage import DTYPES, Reader, Writer
+from lab.run.verify import named_parameters
 
 # ------------------------------------------------------------------------ who holds which rectangle
 

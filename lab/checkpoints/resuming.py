@@ -10,9 +10,9 @@ import numpy as np
 import torch.distributed as dist
 
 from common import Refused, Text, environment, gpt
-from lab.bench import anatomy
 from lab.checkpoints import checkpoint, storage
-from lab.cli.words import name_of_text
+from lab.run import anatomy
+from lab.run.words import name_of_text
 
 MODEL = "layers", "dim", "heads", "kv_heads", "seq", "vocab", "tie"
 MIXTURE = "experts", "top_k", "shared_expert"

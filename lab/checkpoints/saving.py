@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from lab.bench.anatomy import matrices_of_blocks, optimizer_state_bytes, tensors
-from lab.bench.meters import nbytes
 from lab.checkpoints import checkpoint
 from lab.checkpoints.resuming import identity, still_to_come
-from lab.cli import refusals
-from lab.cli.words import name_of_text
+from lab.run import refusals
+from lab.run.anatomy import matrices_of_blocks, optimizer_state_bytes, tensors
+from lab.run.meters import nbytes
+from lab.run.words import name_of_text
 
 LOG = "log.jsonl"
 

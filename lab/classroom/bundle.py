@@ -22,9 +22,9 @@ from pathlib import Path
 
 from lab import ROOT, chapters
 from lab.classroom import checks, holes
-from lab.cli import commands, refusals
+from lab.run import commands, refusals
 
-ROOTS = ("lab.exercises", "lab.grade", "lab.bench.report", "lab.pictures",
+ROOTS = ("lab.exercises", "lab.grade", "lab.run.report", "lab.pictures",
          "lab.planner.planning")
 OF_ROOMS = "about.py", "*exercises.py", "figure.py"
 AS_THEY_ARE = "common.py", "setup.mk", "LICENSE"
@@ -50,7 +50,7 @@ def imported(path):
 
 
 def files_of(name):
-    """The file of a module "lab.cli.words", and those of the packages around it."""
+    """The file of a module "lab.run.words", and those of the packages around it."""
     parts = name.split(".")
     if parts[0] not in ("lab", "kernels"):
         return []

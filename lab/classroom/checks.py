@@ -28,9 +28,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.bench.ranks import CONTEXT, start_interpreter
 from lab.classroom import overseer, plain
 from lab.classroom.overseer import CLOCK, LIMIT
+from lab.run.ranks import CONTEXT, start_interpreter
 
 # Doesn't import torch: the other interpreter does that while this one reads on.
 
@@ -143,8 +143,7 @@ def be_a_rank(tell, path, rank, world, argv, preferred=None):
     launched_as(rank, world, argv)
     import torch.distributed as dist
 
-    from lab.bench import report
-    from lab.cli import refusals
+    from lab.run import refusals, report
 
     refused, record = [], Path("run.json").absolute()
     refusals.say = refused.append

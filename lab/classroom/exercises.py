@@ -20,7 +20,7 @@ import textwrap
 from common import Refused
 from lab import ROOT, chapters
 from lab.classroom import holes
-from lab.cli import commands, refusals
+from lab.run import commands, refusals
 
 
 def gathered():

@@ -28,7 +28,7 @@ from common import Refused
 from lab.classroom import checks, exercises, gradebook
 from lab.classroom.grading import RIGHT, grade
 from lab.classroom.students import students_in
-from lab.cli import commands, refusals
+from lab.run import commands, refusals
 
 
 def arguments(argv):

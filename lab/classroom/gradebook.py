@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from common import Refused
 from lab.classroom.grading import OPEN, RIGHT, WHOLE, WRONG
-from lab.cli.refusals import one_line
+from lab.run.refusals import one_line
 
 WIDTH = 100
 NOT_SUBMITTED = "not submitted"

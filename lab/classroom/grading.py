@@ -11,7 +11,7 @@ from typing import NamedTuple
 from lab.classroom import checks, holes
 from lab.classroom.students import NotThere, Unreadable, read
 from lab.classroom.words import in_words
-from lab.cli.refusals import one_line
+from lab.run.refusals import one_line
 
 RIGHT, WRONG, OPEN = "✓", "✗", "·"
 WHOLE = "the whole chapter"

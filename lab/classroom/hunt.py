@@ -24,8 +24,8 @@ from pathlib import Path
 from common import Refused
 from lab import museum
 from lab.classroom import checks, variants
-from lab.cli import commands, refusals
 from lab.museum import observe
+from lab.run import commands, refusals
 
 MARK = "# hunt"
 SEEDS = 10**9

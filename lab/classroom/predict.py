@@ -13,8 +13,8 @@ import sys
 
 from lab.classroom import variants
 from lab.classroom.questions import LETTERS
-from lab.cli import refusals
-from lab.cli.words import quantity
+from lab.run import refusals
+from lab.run.words import quantity
 
 WITHIN = 0.02           # of the formula's value
 EXACT_BELOW = 1000      # counts

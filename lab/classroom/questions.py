@@ -1,7 +1,7 @@
 """What lab.predict asks about a chapter: five questions, about one run on random sizes. They are in
 the predictions.py of its room, and what the rooms share is here.
 
-A question's answer is what the chapter's own formula function gives (or lab.bench.anatomy, for what
+A question's answer is what the chapter's own formula function gives (or lab.run.anatomy, for what
 chapter 01 taught), with the arguments that the chapter itself makes of the run's flags. Beside it
 stands the derivation, in the lesson's letters: that is text to read, and a test holds it to the
 answer. Chapter 10 runs nothing: its questions are about a layout, and its Plan answers them.
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import common
 from common import DTYPES
 from lab import chapters
-from lab.bench import anatomy
+from lab.run import anatomy
 
 # What the letters of the derivations stand for, as the lessons have them.
 LETTERS = {

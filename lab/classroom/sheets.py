@@ -15,7 +15,7 @@ from typing import NamedTuple
 from common import Refused
 from lab.chapters import NAMES, name_of
 from lab.classroom import predict, questions
-from lab.cli import refusals
+from lab.run import refusals
 
 LARGEST = 10**6         # bytes of a sheet
 FIRST = re.compile(r"^Sheet: chapter (\d\d), seed (\d{1,10})(?:, for (.+))?$", re.MULTILINE)

@@ -11,7 +11,7 @@ all ranks", and watches other runs for one that does not hold. It detects 18 of 
 
 Here each run is compared with one GPU, as in TTrace. We compare losses, gradients, their norm and
 parameters, not each activation, and try a perturbation only if a fixed tolerance is exceeded
-(lab/bench/rounding.py). In exchange, what a run sends and keeps is compared with formulas: one
+(lab/run/rounding.py). In exchange, what a run sends and keeps is compared with formulas: one
 message too many is seen although all tensors are right. All of that needs a model that fits on one
 GPU, which an invariant doesn't.
 `python -m lab.museum --published` has their bugs, and what sees each of them here.

@@ -105,7 +105,7 @@ def seen_by(told):
 def draw(told, path):
     """Exhibits by observables: a dot where an observable sees one. The planner's, which train
     nothing, are left out."""
-    from lab.bench.drawing import BLUE, new_figure, save
+    from lab.drawing import BLUE, new_figure, save
 
     told = [one for one in told if one["room"] != "10"]
     rows = [seen_by(one) for one in told]
@@ -130,7 +130,7 @@ def draw(told, path):
 
 def arguments(argv):
     from common import DTYPES
-    from lab.cli import commands
+    from lab.run import commands
 
     parser = commands.Parser("-m lab.museum", description=__doc__)
     parser.add_argument("exhibit", nargs="*", default=[], metavar="EXHIBIT", help="06, or a thread")
@@ -163,7 +163,7 @@ def alone(args):
 
 def main(argv=None):
     checks.warm_up()
-    from lab.cli import refusals
+    from lab.run import refusals
 
     args = refusals.accepted(arguments, sys.argv[1:] if argv is None else argv, alone=True)
     if args.published:
@@ -193,6 +193,6 @@ def main(argv=None):
 
 if __name__ == "__main__":
     checks.warm_up()
-    from lab.cli import commands
+    from lab.run import commands
 
     commands.program(main)

@@ -15,11 +15,11 @@ import re
 import sys
 from dataclasses import asdict, fields, replace
 
-from lab.cli import commands, refusals
-from lab.cli.commands import number
-from lab.cli.refusals import refusal
 from lab.planner import batch as batches
 from lab.planner import misfits, muon
+from lab.run import commands, refusals
+from lab.run.commands import number
+from lab.run.refusals import refusal
 
 CAUSES = ("matmul", "attention", "elementwise", "weights", "tp", "cp", "ep", "pp", "dp", "bubble",
           "optimizer")

@@ -13,9 +13,9 @@ import sys
 import textwrap
 
 from common import Refused
-from lab.bench.drawing import save
 from lab.chapters import rooms_with
-from lab.cli import commands, refusals
+from lab.drawing import save
+from lab.run import commands, refusals
 from lab.texts import SOURCES, figure, shown, shown_range, shown_ratio
 from lab.texts.contradictions import CONTRADICTIONS
 from lab.texts.differences import DIFFERENCES

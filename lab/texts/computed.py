@@ -9,9 +9,9 @@ import torch
 
 import common
 from lab import schedules
-from lab.bench.machines import LATENCY, MACHINES
 from lab.chapters import chapter, kernel
 from lab.planner import megatron, published, rooflines
+from lab.run.machines import LATENCY, MACHINES
 
 GPT_3 = common.Config(96, 12288, 96, 96, 2048, 50257)
 GLU = common.Config(2, 8192, 64, 64, 4096, 1024, gated=True, ffn=4 * 8192)     # 16·h² a block

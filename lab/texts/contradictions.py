@@ -113,7 +113,7 @@ CONTRADICTIONS = (
         "It has 450 in each direction, 900 together.",
         "18 links of 25 GB/s in each direction. A ring sends in one of them, so a time that is "
         "divided by 900 is half of what the link allows.", 900e9, lambda: 18 * 2 * 25e9,
-        lambda: NVLINK[1], "B/s", 0, "lab/bench/machines.py"),
+        lambda: NVLINK[1], "B/s", 0, "lab/run/machines.py"),
     Contradiction(
         "004", "9.2 to 9.4, Q8, Q21",
         "The bubble is (P-1)/(V·M + P-1), by equation 4 of Narayanan et al.",

@@ -233,7 +233,7 @@ TUTORIAL = (
         "00_collectives.round_bytes", "S is what a rank receives. The root of a tree sends it once "
         "in each of log2(8) = 3 rounds."),
     Row("2.2, Q7", "NVLink over InfiniBand", 10, lambda: NVLINK[1] / INFINIBAND[1], "times",
-        "lab.bench.machines.MACHINES", "With one direction of NVLink it is 9.", 20),
+        "lab.run.machines.MACHINES", "With one direction of NVLink it is 9.", 20),
     Row("5.4, Q5", "FSDP2's all_gathers over those of ZeRO-3", 1, ours.head_gathered_again, "times",
         "03_zero.traffic", "PyTorch gathers the head again in backward, which begins with it: ours "
         "keeps it."),

@@ -1,6 +1,6 @@
 """The playbook's measurements on H100s, beside what the planner says: figures/playbook.png."""
 
-from lab.bench.drawing import BLUE, GRAY, ORANGE, PURPLE, RED, new_figure
+from lab.drawing import BLUE, GRAY, ORANGE, PURPLE, RED, new_figure
 from lab.planner import playbook
 from lab.texts.computed import ten
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lab.bench.collectives import in_rounds
+from lab.run.collectives import in_rounds
 from tests.conftest import FULL, chapter, sample
 
 ZERO = "00_collectives"

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from lab.bench import runs
+from lab.run import runs
 from tests.chapters.test_00_collectives import ZERO
 from tests.conftest import CHAPTERS, ROOT, chapter, edited, run_main, sample
 from tests.support import programs

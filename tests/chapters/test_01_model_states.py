@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import common
 from common import Config, gpt
-from lab.bench import anatomy
-from lab.bench.meters import nbytes
-from lab.bench.verify import tolerances
+from lab.run import anatomy
+from lab.run.meters import nbytes
+from lab.run.verify import tolerances
 from tests.chapters.test_01_single_gpu import (
     ONE,
     ONE_SETTING,

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 import common
 from common import Config, gpt, loss_sum
-from lab.bench import anatomy
-from lab.bench.meters import ActivationMeter, CheckpointMeter, FlopMeter
+from lab.run import anatomy
+from lab.run.meters import ActivationMeter, CheckpointMeter, FlopMeter
 from tests.conftest import TEXT, chapter, hold_to_the_run_without_ranks, sample
 from tests.support.refused import hold_refusals
 
@@ -99,7 +99,7 @@ def test_gradients_are_bit_for_bit_the_same_whatever_is_recomputed(one, attentio
 
 @pytest.mark.parametrize("cfg", [*SHAPES, *sample(SMALLEST)], ids=lambda cfg: f"{cfg.kv_heads}kv")
 def test_activation_bytes_equal_the_formula(one, cfg):
-    """The chapter's table, by itself and as shares of lab/bench/anatomy.py's."""
+    """The chapter's table, by itself and as shares of lab/run/anatomy.py's."""
     for (attention, recompute), dtype in product(ALL_SIX, (torch.bfloat16, torch.float64)):
         model, e = gpt(cfg, dtype=dtype), dtype.itemsize
         tokens, targets, _ = batch_of(cfg, 3)

@@ -12,9 +12,9 @@ from torch import nn
 
 import common
 from common import Config, gpt
-from lab.bench import anatomy
-from lab.bench import formulas as instruments
-from lab.cli.words import printable
+from lab.run import anatomy
+from lab.run import formulas as instruments
+from lab.run.words import printable
 from tests.chapters.test_01_single_gpu import (
     FLAGS,
     ONE,

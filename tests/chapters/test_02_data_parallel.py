@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import common
-from lab.bench.machines import MACHINES
+from lab.run.machines import MACHINES
 from tests.conftest import (
     SMALL,
     STEPS,

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 import common
-from lab.bench import anatomy
+from lab.run import anatomy
 from tests.chapters.test_03_zero import (
     THREE,
     three,  # noqa: F401  (fixtures)

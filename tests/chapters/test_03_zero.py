@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import common
 from common import Config
-from lab.bench import meters, verify
+from lab.run import meters, verify
 from tests.conftest import SMALL, STEPS, TEXT, chapter, hold_to_one_gpu, run_main, sample
 from tests.support.pretend_cuda import pretended_cuda
 
@@ -179,7 +179,7 @@ def members(flags, folder):
         seen.add((op, *dist.get_process_group_ranks(meters.group_of(args))))
         return count(meter, op, wire, namespace, args, result)
 
-    with mock.patch("lab.bench.meters.CommMeter.count", note):
+    with mock.patch("lab.run.meters.CommMeter.count", note):
         run_main(THREE, flags, folder)
     return seen
 

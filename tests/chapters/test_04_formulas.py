@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import common
-from lab.bench.anatomy import activation_bytes
-from lab.bench.machines import MACHINES
+from lab.run.anatomy import activation_bytes
+from lab.run.machines import MACHINES
 from tests.chapters.test_04_tensor_parallel import (
     FOUR,
     LARGE,

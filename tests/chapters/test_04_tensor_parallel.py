@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import common
-from lab.bench.report import quantity
+from lab.run.report import quantity
 from tests.conftest import SMALL, STEPS, TEXT, chapter, hold_to_one_gpu, run_main, sample
 
 FOUR = "04_tensor_parallel"

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from common import Refused
-from lab.bench import contexts
-from lab.cli import strict
+from lab.run import contexts, strict
 from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covering
 from tests.conftest import FULL, TEXT, chapter, hold_to_one_gpu, needs_triton, run_main, sample
 from tests.support.refused import hold_refusals

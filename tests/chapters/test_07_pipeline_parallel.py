@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import common
 from common import Refused
-from lab.cli import strict
+from lab.run import strict
 from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covering
 from tests.conftest import (
     CHAPTERS,

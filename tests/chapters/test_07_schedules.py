@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import common
-from lab.bench.meters import FlopMeter
+from lab.run.meters import FlopMeter
 from lab.schedules import (
     automatic_schedule,
     check_rendezvous,

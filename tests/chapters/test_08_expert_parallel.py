@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import common
 from common import Refused
-from lab.bench import mixtures
+from lab.run import mixtures
 from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covering
 from tests.conftest import FULL, chapter, hold_to_one_gpu, run_main, sample
 from tests.support.refused import hold_refusals

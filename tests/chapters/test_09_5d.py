@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import common
-from lab.cli import strict
+from lab.run import strict
 from tests.chapters.test_04_tensor_parallel import TRAINING, covering
 from tests.conftest import FULL, chapter, hold_to_one_gpu, run_main, sample
 from tests.support.refused import hold_refusals

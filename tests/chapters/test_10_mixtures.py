@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lab.bench import anatomy
 from lab.planner import mixtures, published
+from lab.run import anatomy
 from tests.chapters.test_10_planner import nine_runs, numbers_of, ten  # noqa: F401
 from tests.conftest import ROOT, sample
 

@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 from torch.utils._pytree import tree_leaves
 
-from lab.bench import anatomy, formulas, meters
 from lab.planner import mixtures, muon
+from lab.run import anatomy, formulas, meters
 from tests.chapters.test_10_command_line import told
 from tests.chapters.test_10_planner import ten  # noqa: F401  (a fixture)
 from tests.conftest import SMALL, TEXT, chapter, run_main, sample

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 import common
-from lab.bench import anatomy
 from lab.planner import published
+from lab.run import anatomy
 from tests.conftest import FULL, chapter, sample
 
 TEN = "10_planner"
@@ -145,7 +145,7 @@ def test_states_activations_and_traffic_are_those_of_chapter_09(ten, nine_runs, 
 
 
 def numbers_of(args, answer):
-    """{kind: numbers} of a rank, by lab/bench/anatomy.py."""
+    """{kind: numbers} of a rank, by lab/run/anatomy.py."""
     held = anatomy.held_by_modules(args.model, answer["parameters"], answer["modules"])
     return {kind: sum(module.get(kind, (0, 0))[0] for module in held)
             for kind in ("queries", "keys", "mlp", "norms", "tables")}

@@ -19,7 +19,7 @@ import pytest
 
 from common import Refused
 from kernels import fp8
-from lab.cli import strict
+from lab.run import strict
 from tests.conftest import CHAPTERS, TEXT, chapter, no_flags, run_main, sample, training_chapters
 
 RUNS = int(os.environ.get("RUNS", 4))  # in float64, of each variant

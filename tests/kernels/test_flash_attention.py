@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from lab.bench.meters import MemoryTimeline
+from lab.run.meters import MemoryTimeline
 from tests.conftest import FULL, sample
 from tests.kernels.tensors import (
     DEVICE,

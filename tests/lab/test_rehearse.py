@@ -8,7 +8,8 @@ from unittest import mock
 import pytest
 
 from lab import chapters, rehearse
-from lab.bench import fakes, rehearsal, report
+from lab.rehearsal import fakes, rehearsal
+from lab.run import report
 from tests.conftest import FULL, SMALL, TEXT, chapter, edited, run_main, sample
 
 LAYOUTS = [  # a chapter, ranks, and flags

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from lab import rehearse
-from lab.bench import anatomy, planned, rehearsal, rehearsed
+from lab.rehearsal import planned, rehearsal, rehearsed
+from lab.run import anatomy
 from tests.conftest import SMALL, TEXT, chapter, sample
 
 BF16 = ["--precision=bf16", "--attention=sdpa", "--batch=8"]

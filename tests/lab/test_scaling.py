@@ -15,10 +15,9 @@ import pytest
 import torch.distributed as dist
 
 import common
-from lab import scaling
-from lab.bench import anatomy, scaled
-from lab.bench.runs import read_runs
-from lab.cli import strict
+from lab import scaled, scaling
+from lab.run import anatomy, strict
+from lab.run.runs import read_runs
 from tests.conftest import TEXT, chapter, run_main
 
 RATES = {"flops": 5e10, "memory": 2e10, "alpha": 3e-4, "beta": 1 / 1.5e9}

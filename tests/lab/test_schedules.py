@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from lab import schedules
-from lab.bench import automatic
+from lab.run import automatic
 from tests.conftest import chapter, sample
 
 

@@ -8,7 +8,7 @@ import torch
 from common import Refused
 from lab import chapters
 from lab import sharding as command
-from lab.bench.meters import CommMeter
+from lab.run.meters import CommMeter
 from tests.conftest import FULL, chapter, sample
 
 sharding = chapters.rooms_with("sharding")["04"]

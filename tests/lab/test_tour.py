@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from lab import chapters, tour
-from lab.bench.stop import Stop
-from lab.cli import strict
+from lab.run import strict
+from lab.run.stop import Stop
 from tests.conftest import ROOT, chapter
 
 # ---------------------------------------------------------------------------------- what there is
@@ -86,8 +86,8 @@ def test_nothing_is_left_running(tmp_path, number, by_torchrun):
     lines = f"""if __name__ == "__main__":
     from pathlib import Path
     from lab import tour
-    from lab.bench.stop import Stop
-    from lab.cli import commands
+    from lab.run.stop import Stop
+    from lab.run import commands
     tour.ROOT = Path({str(tmp_path)!r})
     stops = [Stop("done.py", "", 1, name="02_done", ranks=0),
              Stop("sleeps.py", "", 1, ranks=2, by_torchrun={by_torchrun})]

@@ -85,7 +85,7 @@ HOSTILE = {
         found += [name for name, value in frame.f_locals.items() if "return 1 + 8 * " in str(value)]
         frame = frame.f_back
     raise ArithmeticError(f"nothing is found: {{found}}")""", "nothing is found: []"),
-    "empty": (SUM, """        from lab.bench import report
+    "empty": (SUM, """        from lab.run import report
         report.Run.as_json = lambda run: {{}}
         return 2 * gradient, None
 """, "the run's JSON is not there, or not as"),

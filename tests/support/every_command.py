@@ -42,7 +42,7 @@ def of_chapter(name):
         reads = {"--data": "text", "--resume": "ours"}
         writes |= {"--profile": "trace.json", "--save": "checkpoints"}
     return Command([f"{CHAPTERS / name}.py"], SHORT if trains else "--numbers=3",
-                   "lab.bench.report.Run lab.bench.collectives.Run", partial(run_chapter, name),
+                   "lab.run.report.Run lab.run.collectives.Run", partial(run_chapter, name),
                    files=FILES, reads=reads, writes=writes)
 
 
@@ -137,8 +137,8 @@ OTHERS = [
         writes={"--json": "museum.json", "--out": "museum.png"}),
     lab("notebook", "--repository=https://example.org/course", "lab.notebook.text_of",
         writes={"--out": "fivefold.ipynb"}, **LONG),
-    lab("page", "--port=0", "lab.page.__main__.listen lab.page.export.write"),
-    lab("page", "--out=site", "lab.page.export.write", writes={"--out": "site"}, **LONG),
+    lab("site", "--port=0", "lab.site.__main__.listen lab.site.export.write"),
+    lab("site", "--out=site", "lab.site.export.write", writes={"--out": "site"}, **LONG),
     lab("pictures", "run.json", "lab.pictures.draw", files={"run.json": a_run},
         reads={"runs": "ours"}, writes={"--out": "figures"}),
     lab("predict", "02 --seed=1", "lab.classroom.predict.ask"),
@@ -147,11 +147,11 @@ OTHERS = [
     lab("predict", "02 --mark=sheet.md --seed=1", "lab.classroom.sheets.mark",
         files={"sheet.md": a_sheet}, reads={"--mark": "ours"}, writes={"--json": "marks.json"}),
     lab("rehearse", f"02_data_parallel.py --ranks=2 {' '.join(SMALL)} --data=text",
-        "lab.bench.rehearsal.rehearse", files=FILES,
+        "lab.rehearsal.rehearsal.rehearse", files=FILES,
         writes={"--json": "run.json", "--plot": "memory.png"}),
     lab("report", "run.json", files={"run.json": a_run}, reads={"runs": "ours"}),
     lab("scaling", "", "lab.scaling.measure_all", writes={"--json": "scaling.json"}),
-    lab("scaling", "rates", "lab.bench.meeting.join", environment=ON_A_RANK,
+    lab("scaling", "rates", "lab.run.meeting.join", environment=ON_A_RANK,
         writes={"--json": "scaling.json"}, **LONG),
     lab("schedules", "1f1b --ranks=2", "lab.schedules.simulate"),
     lab("schedules", "1f1b --ranks=1 --sleep=10", "lab.schedules.sleep_through",

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lab.bench.ranks import CONTEXT
+from lab.run.ranks import CONTEXT
 
 LEAVE = b""  # from the pool to a rank: everyone is done, so leave your group
 MOST_THREADS = 16  # of a rank between two calls; a group has three

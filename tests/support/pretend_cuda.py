@@ -28,7 +28,7 @@ from torch.nn.utils import clip_grad
 from torch.utils._python_dispatch import _disable_current_modes
 
 import common
-from lab.bench.report import Run
+from lab.run.report import Run
 from tests.conftest import SMALL, TEXT, run_main
 from tests.support.pretended_gpu import Gpu, RuleBroken
 from tests.support.pretended_operators import Functions, Operators, flash_attention

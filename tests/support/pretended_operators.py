@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lab.bench.meters import group_of
+from lab.run.meters import group_of
 from tests.support.pretended_gpu import Begun, RuleBroken, caller, kind, on_gpu, spans
 
 

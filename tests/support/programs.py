@@ -1,4 +1,4 @@
-"""Programs in processes of their own (lab/bench/ranks.py), with functions of theirs replaced."""
+"""Programs in processes of their own (lab/run/ranks.py), with functions of theirs replaced."""
 
 import functools
 import itertools
@@ -10,8 +10,8 @@ from unittest import mock
 
 import pytest
 
-from lab.bench import ranks
-from lab.bench.ranks import folder
+from lab.run import ranks
+from lab.run.ranks import folder
 
 __all__ = ["Ranks", "folder", "run", "unused_port"]
 

@@ -3,7 +3,7 @@
 import shlex
 from unittest import mock
 
-from lab.bench import report
+from lab.run import report
 from tests.conftest import chapter, no_flags
 
 
@@ -35,7 +35,7 @@ def refusal_of(name, argv, world):
 
 
 def changed(argv, world, change):
-    """(arguments, number of ranks) with the change of a refusal (see lab/cli/refusals.py)."""
+    """(arguments, number of ranks) with the change of a refusal (see lab/run/refusals.py)."""
     words = shlex.split(change)
     if words[1:4] == ["in", "place", "of"]:
         return [words[0] if word == words[4] else word for word in argv], world

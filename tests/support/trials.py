@@ -32,7 +32,7 @@ from unittest import mock
 
 import psutil
 
-from lab.bench.meeting import has_ended
+from lab.run.meeting import has_ended
 from tests.conftest import ROOT, sample
 from tests.support import programs
 

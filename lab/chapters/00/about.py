@@ -1,6 +1,6 @@
 """What lab/ knows of chapter 00 alone."""
 
-from lab.bench.stop import Stop
+from lab.run.stop import Stop
 
 PLAYS = {"A collective is an operation": (
     "collectives", {"collective": "all_reduce_ring", "ranks": 3})}

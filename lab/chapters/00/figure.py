@@ -2,9 +2,9 @@
 
 import torch
 
-from lab.bench import simulate
-from lab.bench.drawing import BLUE, RED, blank, few, runs_of
 from lab.chapters import chapter
+from lab.drawing import BLUE, RED, blank, few, runs_of
+from lab.run import simulate
 
 OF = "00_collectives"
 
@@ -12,7 +12,7 @@ OF = "00_collectives"
 def draw(runs):
     """How many ranks' numbers each part is the sum of, in a ring all_reduce; who has rank 0's x, in
     a broadcast. What is in between was sent by the run: the same functions are called again, on
-    lab/bench/simulate.py's network, which must pass the same messages."""
+    lab/run/simulate.py's network, which must pass the same messages."""
     run = runs_of(runs, OF)["collectives"]
     figure = blank(13, 5.5)
     n, messages = few(run["world_size"], "ranks", 16), run["recorded"]["messages"]

@@ -1,7 +1,7 @@
 """Predictions about chapter 00: rounds and bytes of its collectives."""
 
-from lab.bench.machines import MACHINES
 from lab.classroom.questions import Case, Question
+from lab.run.machines import MACHINES
 
 
 def predictions(pick):

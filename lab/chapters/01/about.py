@@ -1,6 +1,6 @@
 """What lab/ knows of chapter 01 alone."""
 
-from lab.bench.stop import Stop
+from lab.run.stop import Stop
 
 TOUR = (
     Stop("01_single_gpu.py --device=cpu --steps=5",

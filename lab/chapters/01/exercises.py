@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from common import PRESETS, Config
-from lab.bench.meters import ActivationMeter
 from lab.classroom.exercise import TINY, Exercise, Run, Same, random
+from lab.run.meters import ActivationMeter
 
 
 def forward_of_layers(chapter, recompute, k=1):

@@ -1,6 +1,6 @@
 """The figure of chapter 01: the memory of the first steps."""
 
-from lab.bench.drawing import BLUE, ORANGE, PURPLE, RED, new_figure, runs_of
+from lab.drawing import BLUE, ORANGE, PURPLE, RED, new_figure, runs_of
 
 OF = "01_single_gpu"
 

@@ -1,7 +1,7 @@
 """Predictions about chapter 01: what one GPU keeps and computes."""
 
-from lab.bench import anatomy
 from lab.classroom.questions import Case, Question, shape
+from lab.run import anatomy
 
 
 def predictions(pick):

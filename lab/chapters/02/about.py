@@ -1,6 +1,6 @@
 """What lab/ knows of chapter 02 alone."""
 
-from lab.bench.stop import Stop
+from lab.run.stop import Stop
 
 TOUR = (
     Stop("02_data_parallel.py --device=cpu --steps=5",

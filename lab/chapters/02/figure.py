@@ -2,8 +2,8 @@
 
 import math
 
-from lab.bench.drawing import ORANGE, draw_overlap, explain_overlap, new_figure, runs_of
-from lab.bench.overlap import hidden_share
+from lab.drawing import ORANGE, draw_overlap, explain_overlap, new_figure, runs_of
+from lab.run.overlap import hidden_share
 
 OF = "02_data_parallel"
 

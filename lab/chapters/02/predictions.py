@@ -1,8 +1,8 @@
 """Predictions about chapter 02: what is sent, and when it hides."""
 
-from lab.bench import anatomy
-from lab.bench.machines import MACHINES
 from lab.classroom.questions import Case, Question, on_the_wire, shape
+from lab.run import anatomy
+from lab.run.machines import MACHINES
 
 
 def predictions(pick):

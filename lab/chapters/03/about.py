@@ -1,7 +1,7 @@
 """What lab/ knows of chapter 03 alone."""
 
-from lab.bench.stop import Stop
-from lab.bench.verify import name_of_rounded
+from lab.run.stop import Stop
+from lab.run.verify import name_of_rounded
 
 PLAYS = {"Ψ parameters in fp32": ("memory", {}),
          "When it pays.": ("roofline", {"cluster": "h100", "strategy": "zero-3", "chips": 8,

@@ -4,9 +4,9 @@ import argparse
 import math
 
 from common import PRESETS, Config
-from lab.bench import anatomy
-from lab.bench.drawing import BLUE, PURPLE, RED, above_overlap, config_of, runs_of, width_of
 from lab.chapters import chapter
+from lab.drawing import BLUE, PURPLE, RED, above_overlap, config_of, runs_of, width_of
+from lab.run import anatomy
 
 OF = "03_zero"
 LARGE = {"7B": PRESETS["7b"],

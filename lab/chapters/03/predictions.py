@@ -1,9 +1,9 @@
 """Predictions about chapter 03: what each stage keeps and sends."""
 
 import common
-from lab.bench import anatomy
-from lab.bench.machines import MACHINES
 from lab.classroom.questions import Case, Question, on_the_wire, shape
+from lab.run import anatomy
+from lab.run.machines import MACHINES
 
 
 def predictions(pick):

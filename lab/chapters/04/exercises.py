@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from common import PRESETS, Config, Cut, draw_weights
-from lab.bench.meters import ActivationMeter, CommMeter
 from lab.classroom.exercise import TINY, Exercise, Run, Same, random
+from lab.run.meters import ActivationMeter, CommMeter
 
 
 def own(*shape):

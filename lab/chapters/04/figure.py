@@ -1,7 +1,7 @@
 """The figure of chapter 04: who holds which part."""
 
-from lab.bench.drawing import BLUE, config_of, few, new_figure, runs_of, widths_of
 from lab.chapters import chapter
+from lab.drawing import BLUE, config_of, few, new_figure, runs_of, widths_of
 
 OF = "04_tensor_parallel"
 

@@ -1,7 +1,7 @@
 """What lab/ knows of chapter 05 alone."""
 
-from lab.bench.stop import Stop
-from lab.bench.verify import name_of_rounded
+from lab.run.stop import Stop
+from lab.run.verify import name_of_rounded
 
 TOUR = (
     Stop("05_sequence_parallel.py --device=cpu --steps=5",

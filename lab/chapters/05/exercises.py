@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 
 from common import Config, draw_weights
-from lab.bench.meters import ActivationMeter, CommMeter
 from lab.classroom.exercise import TINY, Exercise, Run, Same, random
+from lab.run.meters import ActivationMeter, CommMeter
 
 
 def own(*shape):

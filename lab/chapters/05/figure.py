@@ -1,9 +1,9 @@
 """The figure of chapter 05: what is cut along the sequence, and what hides behind what."""
 
 from common import PRESETS, Config
-from lab.bench import anatomy
-from lab.bench.drawing import BLUE, PURPLE, RED, above_overlap, config_of, runs_of, width_of
 from lab.chapters import chapter
+from lab.drawing import BLUE, PURPLE, RED, above_overlap, config_of, runs_of, width_of
+from lab.run import anatomy
 
 OF = "05_sequence_parallel"
 BESIDE = "04_tensor_parallel"

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import torch
 
 from common import PRESETS, Text
-from lab.bench import anatomy
-from lab.bench.contexts import imbalance
-from lab.bench.drawing import (
+from lab.chapters import chapter
+from lab.drawing import (
     BLUE,
     ORANGE,
     PURPLE,
@@ -21,7 +20,8 @@ from lab.bench.drawing import (
     runs_of,
     width_of,
 )
-from lab.chapters import chapter
+from lab.run import anatomy
+from lab.run.contexts import imbalance
 
 OF = "06_context_parallel"
 LONGEST = 2**13         # tokens of a sequence whose documents are drawn

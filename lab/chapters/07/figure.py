@@ -1,8 +1,8 @@
 """The figure of chapter 07: who works, and who waits."""
 
 from lab import schedules
-from lab.bench.drawing import BLUE, ORANGE, PURPLE, RED, blank
 from lab.chapters import chapter
+from lab.drawing import BLUE, ORANGE, PURPLE, RED, blank
 
 OF = "07_pipeline_parallel"
 GREEN, IDLE = "#81a88d", "#e9e9e9"

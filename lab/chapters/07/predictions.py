@@ -1,8 +1,8 @@
 """Predictions about chapter 07: a schedule's bubble, and what a rank has."""
 
-from lab.bench import anatomy
 from lab.classroom.questions import Case, Question, on_the_wire, shape
-from lab.cli.words import count
+from lab.run import anatomy
+from lab.run.words import count
 
 
 def predictions(pick):

@@ -1,7 +1,7 @@
 """The figure of chapter 08: who is chosen, and what hides behind what."""
 
-from lab.bench.drawing import BLUE, ORANGE, PURPLE, RED, above_overlap, few
-from lab.bench.runs import LAST, alike_but_for_balance, largest_load
+from lab.drawing import BLUE, ORANGE, PURPLE, RED, above_overlap, few
+from lab.run.runs import LAST, alike_but_for_balance, largest_load
 
 OF = "08_expert_parallel"
 BALANCES = {"none": (ORANGE, 5), "loss": (BLUE, 2.2), "bias": (RED, 1)}

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from lab.bench.machines import MACHINES
 from lab.classroom.questions import Case, Question, on_the_wire, shape
+from lab.run.machines import MACHINES
 
 
 def predictions(pick):

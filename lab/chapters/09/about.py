@@ -1,6 +1,6 @@
 """What lab/ knows of chapter 09 alone."""
 
-from lab.bench.stop import Stop
+from lab.run.stop import Stop
 
 PLAYS = {"The mesh.": ("cuts", {"controls": "pp dp cp tp ep experts kv_heads"})}
 TOUR = (

@@ -4,9 +4,9 @@ import math
 
 import torch
 
-from lab.bench.drawing import BLUE, RED, above_overlap, few, new_figure
 from lab.chapters import chapter
-from lab.cli.words import quantity
+from lab.drawing import BLUE, RED, above_overlap, few, new_figure
+from lab.run.words import quantity
 
 OF = "09_5d"
 AXES = {"pp": "#4f8a5b", "dp": BLUE, "ep": "#a05fb4", "cp": "#d9822b", "tp": RED}

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from lab import chapters
-from lab.bench import anatomy
-from lab.bench.formulas import with_wire_bytes
 from lab.classroom.questions import Case, Question, on_the_wire, shape
+from lab.run import anatomy
+from lab.run.formulas import with_wire_bytes
 
 
 def predictions(pick):

@@ -2,8 +2,8 @@
 
 import functools
 
-from lab.bench.drawing import blank
 from lab.chapters import chapter
+from lab.drawing import blank
 from lab.planner import planning, published
 
 OF = None               # no run's

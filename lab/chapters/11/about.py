@@ -1,7 +1,7 @@
 """What lab/ knows of chapter 11 alone."""
 
-from lab.bench.stop import Stop
-from lab.bench.verify import name_of_rounded
+from lab.run.stop import Stop
+from lab.run.verify import name_of_rounded
 
 TOUR = (
     Stop("11_muon.py --device=cpu --steps=5", "matrices dealt to ranks", 4, name="11_muon"),

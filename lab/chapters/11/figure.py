@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 
 from common import PRESETS, gpt
-from lab.bench.drawing import BLUE, ORANGE, PURPLE, RED, config_of, new_figure, runs_of
 from lab.chapters import chapter
+from lab.drawing import BLUE, ORANGE, PURPLE, RED, config_of, new_figure, runs_of
 
 OF = "11_muon"
 COLORS = {"gather": RED, "owner": PURPLE, "deal": BLUE}

@@ -5,7 +5,7 @@ from functools import partial
 from lab.museum.exhibit import Exhibit
 
 CHECKPOINT, SAVING = "lab/checkpoints/checkpoint.py", "lab/checkpoints/saving.py"
-REPORT = "lab/bench/report.py"
+REPORT = "lab/run/report.py"
 ONE = partial(Exhibit, chapter="01_single_gpu.py")
 STOPPED = ((1, 10),)
 UNSEEN = ("first loss", "loss", "gradients", "gradient norm", "parameters", "sent", "kept")

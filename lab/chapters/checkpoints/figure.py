@@ -1,6 +1,6 @@
 """The figure of what lab.faults has measured: what faults cost."""
 
-from lab.bench.drawing import BLUE, ORANGE, PURPLE, RED, blank, runs_of
+from lab.drawing import BLUE, ORANGE, PURPLE, RED, blank, runs_of
 
 OF = "faults"
 

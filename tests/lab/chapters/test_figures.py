@@ -5,10 +5,9 @@ from statistics import mean
 
 import pytest
 
-from lab import schedules
-from lab.bench import drawing
+from lab import drawing, schedules
 from lab.chapters import rooms_with
-from lab.cli.words import quantity
+from lab.run.words import quantity
 from tests.conftest import chapter, sample
 
 FIGURE = rooms_with("figure")

@@ -9,15 +9,15 @@ import pytest
 
 from lab import ROOT, chapters
 from lab.classroom import questions
-from lab.page import tools
-from lab.page.reading import title_of
+from lab.site import tools
+from lab.site.reading import title_of
 
 EVERYWHERE = """
 import importlib, sys
-from lab.bench import anatomy
+from lab.run import anatomy
 from lab.chapters import chapter
 from lab.classroom import questions
-from lab.page import answers
+from lab.site import answers
 
 case, _ = questions.questions("10_planner", 0)
 found = [chapter("10"), anatomy.planner(), answers.ten(), case.chapter]

@@ -14,11 +14,10 @@ import pytest
 import torch
 
 import common
-from lab.bench import meeting, report
-from lab.cli import strict
+from lab.run import meeting, report, strict
 from tests.conftest import CHAPTERS, arguments, sample
-from tests.lab.bench.test_meeting import start  # noqa: F401  (a fixture)
 from tests.lab.checkpoints.test_saving import QUICK, SMALL, at, names, status_of, tensors
+from tests.lab.run.test_meeting import start  # noqa: F401  (a fixture)
 from tests.support import programs
 
 # ---------------------------------------------------------------------------------- how a run ends
@@ -157,7 +156,7 @@ def test_a_rank_that_is_stopped_is_named(start, name):
 # The clock that Sigterm reads when a signal has come.
 SECOND = """
 import threading, types
-from lab.bench import meeting
+from lab.run import meeting
 
 moments = iter([100, 100 + meeting.Sigterm.SAME, 101 + meeting.Sigterm.SAME])
 

@@ -70,7 +70,7 @@ def test_each_exercise_is_a_hole_in_it(texts):
 
 def test_it_has_what_it_imports_and_no_more(texts):
     """Of the course, and of what is to be installed."""
-    assert not any(name.startswith(("lab/museum", "tests", "lab/page")) for name in texts)
+    assert not any(name.startswith(("lab/museum", "tests", "lab/site")) for name in texts)
     assert not any("predictions" in name or "exhibits" in name for name in texts)
     for name in texts:
         if name.endswith(".py"):

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from lab.classroom import exercises, grade, gradebook
-from lab.cli.refusals import one_line
+from lab.run.refusals import one_line
 from tests.conftest import FULL
 from tests.lab.classroom.two_exercises import CHAPTER, PAYS, SUM, all_end
 from tests.support import class_of_thirty

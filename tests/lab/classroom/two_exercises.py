@@ -5,9 +5,9 @@ import time
 import torch
 import torch.distributed as dist
 
-from lab.bench.meeting import has_ended
 from lab.classroom import exercises, students
 from lab.classroom.exercise import Exercise, Run, Same
+from lab.run.meeting import has_ended
 
 CHAPTER = "04_tensor_parallel"
 SOLUTION = exercises.solution(CHAPTER)

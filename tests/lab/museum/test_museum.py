@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 
 from lab import chapters, museum
-from lab.bench.about import as_check
 from lab.classroom import checks, hunt
 from lab.museum import __main__ as command
 from lab.museum import observe, published
 from lab.museum.exhibit import Exhibit
+from lab.run.about import as_check
 from tests.conftest import FULL, sample
 
 EXHIBITS = [exhibit for those in museum.exhibits().values() for exhibit in those]

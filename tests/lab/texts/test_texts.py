@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import common
-from lab.bench import meters
+from lab.run import meters
 from lab.texts import SOURCES, __main__, shown, shown_range, shown_ratio
 from lab.texts.computed import head_gathered_again, less_between_nodes
 from lab.texts.contradictions import CONTRADICTIONS

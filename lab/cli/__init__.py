@@ -1,1 +1,0 @@
-"""The command line: flags and their ranges, refusals in one line, the edges of every command."""

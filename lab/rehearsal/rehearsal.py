@@ -1,0 +1,290 @@
+"""A run of a chapter as one rank of a cluster that is not there: see fakes.py.
+
+It takes two steps, and what lab/ meters in a run is metered in the second: states, what is kept for
+backward, traffic, FLOPs, each beside the chapter's formula. And every storage is followed: how many
+bytes are alive at the peak, what they are, and which lines have made them.
+"""
+
+import argparse
+import collections
+import contextlib
+import math
+import os
+import textwrap
+from types import ModuleType
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    unset_fake_temporarily,
+)
+from torch.utils._pytree import tree_leaves
+
+import common
+from lab.rehearsal import fakes, growth, planned, rehearsed
+from lab.rehearsal.lines import named, source_of
+from lab.run import formulas, meeting, muon, report
+from lab.run.words import count, quantity
+
+STEPS = 2               # the first makes the optimizer's states
+LINES = 5               # of the largest at the peak
+MOMENTS = 400           # of the step, for its picture
+CLASSES = tuple(rehearsed.CLASSES)
+
+
+class NeedsValues(Exception):
+    """A chapter asks a tensor for its value, which a rehearsal has not: where, and in which line
+    of the source."""
+
+
+class Run(report.Run):
+    """peak: {class: bytes alive at the peak of the metered step}; lines: [bytes, tensors, where,
+    source] of the lines that have made most of them. counts, groups, found: see growth.py."""
+
+    def __init__(self, args, train, formulas, steps=STEPS, counts=None):
+        with mock.patch.object(meeting, "Watch"):           # there are no others to watch
+            super().__init__(args, formulas)
+        self.kinds, self.packed, self.peak, self.lines, self.spans = {}, {}, {}, [], []
+        files = {file_of(train), common.__file__}
+        self.live, self.groups = fakes.LiveMeter(files), growth.Groups(files)
+        self.steps, self.counts, self.found = steps, counts, []
+
+    def meet(self, args):
+        """They have met."""
+
+    def mesh(self, **axes):
+        with unset_fake_temporarily():                      # it computes with ranks
+            return super().mesh(**axes)
+
+    def batches(self, share=0, build=common.gpt, after_step=None):
+        args, seq = self.args, self.args.model.seq
+        shape = args.batch // args.shares, seq
+        for step in range(self.steps):
+            self.step = step + 1
+            mine = [torch.zeros(shape, dtype=torch.int64) for _ in range(2)]
+            pairs = list(zip(*(x.split(args.micro_batch) for x in mine)))
+            self.batch = common.Batch(step, None, None, args.batch * seq, pairs,
+                                      self.text.starts(step))
+            with growth.counted(self, step):
+                yield self.batch
+
+    @contextlib.contextmanager
+    def measure(self):
+        if not self.is_metered:
+            yield
+            return
+        with contextlib.ExitStack() as meters:
+            self.live.begin()
+            self.meter(meters)
+            self.kept.counted = fakes.Noted(self.note_packed)
+            for p in self.model.parameters():
+                hook = p.register_post_accumulate_grad_hook(self.note_gradient)
+                meters.callback(hook.remove)
+            yield
+
+    @contextlib.contextmanager
+    def span(self, action, kept, between=()):
+        begin = len(self.live.events)
+        with super().span(action, kept, between):
+            yield
+        if self.is_metered:
+            self.spans.append([*action, begin, len(self.live.events), self.kept.bytes,
+                               self.live.live])
+
+    def note_packed(self, key):
+        """When a storage is kept for backward."""
+        self.packed.setdefault(self.live.names.get(key), len(self.live.events))
+
+    def note_gradient(self, p):
+        if p.grad is not None:
+            self.kinds[self.live.name(p.grad)] = "gradients"
+
+    def log(self, batch, loss, norm, model, updated=None, skipped=False, **shown):
+        self.model, self.updated = model, updated
+        self.losses.append(None)
+        names = "parameters", "gradients", "optimizer states"
+        for name, tensors in zip(names, formulas.held(self)):
+            self.kinds |= {self.live.name(x): name for x in tree_leaves(tensors)
+                           if torch.is_tensor(x)}
+        if self.is_metered:
+            self.weigh()
+            unknown = mock.patch.object(FakeTensor, "item", lambda x: math.nan)
+            with unset_fake_temporarily(), unknown:         # what they say of values is not shown
+                self.answer = self.formulas(self.args, self.rank, self.world, model)
+
+    def weigh(self):
+        """What is alive at the peak, by class and by line."""
+        classes, lines = {}, {}
+        for size, line, name in self.live.at_peak():
+            kind = self.kind(name, self.live.peak_at)
+            classes[kind] = classes.get(kind, 0) + size
+            before, tensors = lines.get(line, (0, 0))
+            lines[line] = before + size, tensors + 1
+        self.peak = classes
+        largest = sorted(((*seen, line) for line, seen in lines.items() if line), reverse=True)
+        self.lines = [[size, tensors, named(line), source_of(line)]
+                      for size, tensors, line in largest[:LINES]]
+
+    def kind(self, name, event):
+        """The class of what has that name, after so many events."""
+        is_kept = self.packed.get(name, event + 1) <= event
+        return self.kinds.get(name, "kept for backward" if is_kept else "all else")
+
+    def over_time(self):
+        """Columns: of each part of the step the event after which most was alive, and the bytes of
+        each of CLASSES then."""
+        made, events, kinds, now = self.live.made, self.live.events, {}, dict.fromkeys(CLASSES, 0)
+        packed, names, most = collections.defaultdict(set), {}, {}
+        for name, event in self.packed.items():
+            packed[event].add(name)
+
+        def move(number, kind):
+            size, _, name = made[number]
+            if number in kinds:
+                now[kinds.pop(number)] -= size
+                del names[name]
+            if kind:
+                kinds[number], names[name] = kind, number
+                now[kind] += size
+
+        for number in self.live.before:
+            move(number, self.kind(made[number][2], 0))
+        for event, (number, is_born) in enumerate(events, start=1):
+            move(number, self.kind(made[number][2], event) if is_born else None)
+            for name in names.keys() & packed[event]:           # from now on they are kept
+                move(names[name], self.kind(name, event))
+            part = event * MOMENTS // (len(events) + 1)
+            if sum(now.values()) >= most.get(part, [-1])[0]:
+                most[part] = [sum(now.values()), event, *now.values()]
+        return [list(column) for column in zip(*(row[1:] for row in most.values()))]
+
+    def hold(self, fewer=None):
+        """Hold what was metered to the chapter's formulas, and tell what is alive at the peak.
+        fewer: the Run in half the cluster, if there is one."""
+        alone = lambda run, mine: [mine]
+        with contextlib.ExitStack() as stack:
+            for module, name, other in (
+                    (formulas, "of_all_ranks", alone), (muon, "of_all_ranks", alone),
+                    (formulas, "hold_masters", lambda run: None),       # there are no values,
+                    (formulas, "hold_overlap", lambda *given: None),    # no seconds,
+                    (formulas, "explain", lambda *given: None)):        # and no other ranks
+                stack.enter_context(mock.patch.object(module, name, other))
+            formulas.hold(self)
+        for name in ("axes", "timeline"):
+            self.recorded.pop(name, None)
+        if all(check["name"] != "FLOPs of a step" for check in self.checks):
+            self.check(("FLOPs", "FLOPs of a step"), self.flops.all, unit="FLOP")
+        self.check(("states", "all that is alive", "at the peak"), self.live.peak)
+        for kind, size in sorted(self.peak.items(), key=lambda pair: -pair[1]):
+            self.note(f"  {quantity(size):>10}  {kind}")
+        self.note("made by these lines, the largest first")
+        for size, tensors, where, source in self.lines:
+            self.note(f"  {quantity(size):>10}  {count(tensors, 'tensor')}, {where}: {source}")
+        self.note_actions()
+        kept = max((kept for *_, kept, _ in self.spans), default=self.kept.most)
+        self.record(peak=self.peak, lines=self.lines, activations=kept, actions=self.spans,
+                    over_time=self.over_time())
+        self.set_beside_the_planner()
+        growth.hold(self, fewer)
+        self.problems = [f"{c['name']}: measured {c['measured']}, formula {c['expected']}"
+                         for c in self.checks if c["ok"] is False] + self.found
+        memory = planned.anatomy.planner().CLUSTERS[self.args.cluster].memory
+        self.data = super().as_json() | {"rank": self.rank, "memory": memory}
+
+    def note_actions(self):
+        """What is kept for backward after each action of a schedule."""
+        words, before = [], None
+        for kind, *_, kept, _ in self.spans:
+            words += [kind] * (kind != before) + [f"{kept / 1e9:.3g}"]
+            before = kind
+        if words:
+            self.note("GB kept for backward after each action")
+            self.notes += textwrap.wrap(" ".join(words), 90, initial_indent="  ",
+                                        subsequent_indent="  ")
+
+    def set_beside_the_planner(self):
+        args, plan = self.args, planned.plan_of(self.args, self.world)
+        if plan is None:
+            return self.note("no planner beside: it plans --precision bf16, and not every variant")
+        self.record(left_out=planned.left_out(self, plan))
+        self.notes += planned.notes(self, plan)
+        self.record(planner={what: [measured, planned] for what, measured, planned
+                             in planned.rows(self, plan)},
+                    seconds={cause: plan.seconds.get(cause, 0) for cause in plan.seconds})
+        if args.software:
+            self.notes += planned.notes_of_software(plan, args.software, args.planned)
+
+    def as_json(self):
+        return self.data                                # the group has gone by now
+
+    def told(self):
+        """The lines of the report."""
+        args, m = self.args, self.args.model
+        lines = [*self.notes, *(f"✗ {problem}" for problem in self.problems)]
+        return [f"{args.chapter.replace('_', ' ')} · {args.variant} · rank {self.rank:,} of "
+                f"{self.world:,}, rehearsed: no numbers, true shapes · {self.rounding}",
+                f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq "
+                f"{m.seq}, batch {args.batch} · {m.parameters() / 1e6:,.2f} M parameters",
+                f"  {'in the second step of this rank':<40}{'measured':>12}{'formula':>15}",
+                *(f"  {line}".rstrip() for line in lines)]
+
+
+@contextlib.contextmanager
+def taken(module, args, steps=STEPS, is_counted=False):
+    """The Run after its steps, in its cluster. Raises NeedsValues, or growth.Found."""
+    train = module.VARIANTS[args.variant]
+    train = train[0] if isinstance(train, tuple) else train
+    files = {file_of(train), common.__file__}
+    counts = growth.Counts(files) if is_counted else None
+    watch = growth.Watch(files, args.attention)
+    with (mock.patch.dict(os.environ, fakes.place(args.rank, args.ranks)),
+          fakes.cluster(args.operators, pick_of(args))):
+        run = Run(args, train, module.formulas, steps, counts)
+        try:
+            with run.groups, watch, run.live:
+                train(run)
+        except Exception as error:
+            if watch.found:
+                raise growth.Found(*watch.found.values()) from error
+            if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+                raise NeedsValues(*asked_in(error, file_of(train))) from error
+            raise
+        run.found += watch.found.values()
+        yield run
+
+
+def rehearse(module: ModuleType, args: argparse.Namespace,
+             half: argparse.Namespace | None = None) -> Run:
+    """Take the chapter's steps as rank args.rank of args.ranks; before, if `half` says how, one of
+    the same work in half the cluster. Raises NeedsValues, or growth.Found."""
+    fewer = None
+    with contextlib.suppress(NeedsValues, growth.Found):    # of which the whole one tells
+        if half:
+            with taken(module, half, 1, is_counted=True) as fewer:
+                pass
+    with taken(module, args, is_counted=fewer is not None) as run:
+        run.hold(fewer)
+    return run
+
+
+def pick_of(args):
+    """How a mixture picks its experts."""
+    zipf = fakes.Zipf(2**20 * args.seed + args.rank)
+    return zipf if args.routing == "zipf" else fakes.balanced
+
+
+def file_of(train):
+    return train.__code__.co_filename
+
+
+def asked_in(error, file):
+    """The innermost line of the file in which an error was raised, and its source."""
+    number, trace = 0, error.__traceback__
+    while trace:
+        if trace.tb_frame.f_code.co_filename == file:
+            number = trace.tb_lineno
+        trace = trace.tb_next
+    return named((file, number)), source_of((file, number))

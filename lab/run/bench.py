@@ -1,0 +1,93 @@
+"""What every run beside lab/ has, whether it trains a model or not: ranks that meet, and say why
+they end; a first line that says what runs where; the files that it is asked for."""
+
+import argparse
+import contextlib
+import json
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+import common
+from common import environment
+from lab.run import meeting, strict
+from lab.run.words import count
+
+
+class Bench(common.Run):
+    """The base of report.Run and of collectives.Run. Only rank 0 prints. at, so_far: where the run
+    is, in words, for a line that says why it has ended there."""
+
+    def meet(self, args):
+        """Join the other ranks, once it is clear that what is asked for can be written."""
+        strict.refuse_lonely()
+        for path in filter(None, (args.json, args.plot, args.profile)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        meeting.set_timeout(args.timeout)
+        meeting.join(args)
+
+    @property
+    def on_cuda(self):
+        return self.device.type == "cuda"
+
+    def first_line(self, precision):
+        chapter = self.args.chapter.replace("_", " ")
+        self.say(f"{chapter} · {self.args.variant} · {count(self.world, 'rank')} · {self.where()} "
+                 f"· {precision}")
+
+    def where(self):
+        """The device and the backend, and why those."""
+        local_world = environment("LOCAL_WORLD_SIZE", self.world)
+        gpus = torch.cuda.device_count()
+        why = f"GPUs: {gpus}, local ranks: {local_world}" if gpus else "no GPU"
+        why = why if self.args.device == "auto" else f"--device {self.args.device}"
+        machines = count(self.world // local_world, "machine")
+        return f"{self.device.type}, {dist.get_backend()} ({machines}, {why})"
+
+    @contextlib.contextmanager
+    def guard(self):
+        """Around all that ranks do together: a line says why they end early, and which is lost."""
+        try:
+            yield
+        except BaseException as error:
+            self.watch.leave(error)
+            raise
+        finally:
+            meeting.set_timeout(None)
+
+    def say(self, line):
+        if self.rank == 0:
+            print(line, flush=True)
+
+    def report_problems(self):
+        for problem in self.problems:
+            print(f"  ✗ {problem}", flush=True)
+        for sentence in self.diagnosis:
+            print(f"  → {sentence}", flush=True)
+
+    def wrote(self, flag, write):
+        return wrote(self.args, flag, write)
+
+    def write_json(self, path):
+        path.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+
+    def draw_picture(self, path):
+        from lab.pictures import draw
+
+        draw([self.as_json()], self.args.chapter, path)
+        print(f"  picture: {path}", flush=True)
+
+
+def wrote(args: argparse.Namespace, flag: str, write: Callable) -> bool:
+    """Whether write(path) has worked, if the flag names a path. By now the verdict is printed, so
+    what stops it, be it a full disk or a matplotlib that is missing, costs a line."""
+    path = getattr(args, flag)
+    try:
+        if path:
+            write(path)
+    except Exception as error:
+        why = (str(error).splitlines() or [""])[0]
+        print(f"  ✗ --{flag} {path} is not written: {type(error).__name__}: {why}", flush=True)
+        return False
+    return True

@@ -1,0 +1,452 @@
+"""What a run is held to: for each key of a chapter's `formulas`, an instrument and its rows.
+
+A chapter's formulas(args, rank, ranks, model) returns plain data, and is asked once, after the
+metered step. All keys are optional:
+
+    parameters    numbers on this rank, or {kind: share} of those of `modules` of the list; with
+                  widths, or zero, holders, blocks (of a unit) and secondary: see anatomy.py
+    versions      of the parameters on a rank: 2 where the steps of chapter 07 overlap
+    states        chapter 11's bytes of parameters, gradients and masters
+    sent          {op: (calls, payload, wire)}, or for each axis: {axis: {op: ...}}, whose wire may
+                  be left out: it is the payload times the ring's factor for ranks[axis] ranks
+    gradients     {kind: name of the group that sums it}: what anatomy.py adds to sent; gathers,
+                  reduces: how often of a module
+    kept          {class: share} of the activations; None: show them without a formula
+    schedule      a rank's actions (where steps overlap, those that leave something alive at a
+                  step's end), and the slices of the model that are its stages; its bubble; its
+                  program with messages, or all, what an action needs, and the bytes of a message
+    flops         {"all": number} or {"attention": number} of the metered step
+    most gradients                                          the most bytes of gradients at a time
+    experts       chapter 09's, see mixtures.py
+    mixtures      chapter 08's, see mixtures.py
+    contexts      chapter 06's, see contexts.py
+    checks        {about: (computed, formula)}, or with a unit behind them; about: see about.py
+    settings      chapter 01's, see settings.py; sample: its forward, which writes a text
+    overlap       {op: function(flops, bandwidth)}, the time to send it over that of the compute
+                  that it can hide behind, at FLOP/s and bytes/s: what is at most 1 can hide. With
+                  several conditions of an op: {(op, "the matmul with o"): function, ...}; where
+                  sent is by axis, op is "dp: all_gather". What is not sent is left out
+    noise         chapter 02's estimates of noise and signal, see noise.py; None: not asked for
+    beside, machines, utilization, notes, record                        what explains the numbers
+
+States and traffic are always measured and shown, the others where a chapter names them.
+"""
+
+import functools
+import statistics
+
+import torch
+import torch.distributed as dist
+
+from lab import schedules
+from lab.checkpoints import checkpoint
+from lab.diagnose import evidence
+from lab.run import anatomy, contexts, mixtures, muon, noise, settings
+from lab.run.about import AS_COMPUTED
+from lab.run.machines import MACHINES, PEAK_FLOPS
+from lab.run.meters import COLLECTIVES, name_of, nbytes
+from lab.run.mixtures import of_all_ranks
+from lab.run.overlap import conditions_of_axes, hold_overlap, over_compute
+from lab.run.settings import attention_is_fused_on_cuda, check_kept
+from lab.run.words import count, printable, quantity
+
+WATCHED_STEPS = 3       # the memory of chapter 01's first steps is watched
+KEYS = {"parameters", "modules", "widths", "zero", "holders", "blocks", "versions", "secondary",
+        "most gradients", "states", "sent", "ranks", "gradients", "gathers", "reduces", "kept",
+        "schedule", "experts", "flops", "checks", "settings", "mixtures", "contexts", "beside",
+        "overlap", "machines", "utilization", "noise", "notes", "sample", "record"}
+RECOMPUTED = {"none": {}, "selective": {"core": 0}, "full": {"recompute": "full"}}  # of kept
+AMOUNTS = "calls", "payload", "on the wire"     # what is checked of each operator that sends
+
+
+def hold(run):
+    """Hold a run to its chapter's formulas, at its end; fills its checks and notes."""
+    answer = run.answer or {}
+    unknown = [*(answer.keys() - KEYS), *((answer.get("kept") or {}).keys() - anatomy.CLASSES)]
+    if unknown:
+        raise ValueError(f"formulas() gives {unknown[0]!r}, which no instrument knows")
+    for instrument in (hold_states, hold_activations, hold_flops, hold_traffic, hold_others,
+                       explain):
+        with run.as_far_as_written():
+            instrument(run, answer)
+
+
+def hold_others(run, answer):
+    mixtures.hold_loads(run)
+    for about, (computed, formula, *unit) in answer.get("checks", {}).items():
+        run.check(about, computed, formula, *(unit or [""]))
+    if "bubble" in answer.get("schedule", {}):
+        schedules.hold_bubble(run, answer["schedule"])
+    if {"program", "programs"} & answer.get("schedule", {}).keys() and run.world > 1:
+        schedules.hold_messages(run, answer["schedule"])
+
+
+# ----------------------------------------------------------------------------------- model states
+
+def updated_parameters(run):
+    """Those that the run's optimizers update."""
+    return [p for optimizer in run.optimizers for p in checkpoint.trained(optimizer)]
+
+
+def held(run):
+    """The tensors that stay between two steps: parameters, gradients, optimizer states. What an
+    optimizer updates in place of the model's own parameters (masters) is a state of it."""
+    own, updated = list(run.model.parameters()), updated_parameters(run)
+    states = [list(optimizer.state.values()) for optimizer in run.optimizers]
+    gradients = [p.grad for p in (*own, *updated)]
+    if not hasattr(first_updated(run), "full"):
+        of_model = set(map(id, own))
+        own += [p.versions for p in own if hasattr(p, "versions")]
+        return own, gradients, [p for p in updated if id(p) not in of_model] + states
+
+    parameters, masters = [], []                            # of flat shards
+    for unit in run.updated:
+        parameters += [unit.full, unit.shard, getattr(unit, "secondary", None)]
+        gradients.append(unit.shard.grad)
+        masters += [unit.shard.master] if hasattr(unit.shard, "master") else []
+    return parameters, gradients, masters + states
+
+
+def hold_beginning(run):
+    """Before the first step, what the optimizers update is what one GPU begins with, to the last
+    bit: masters are no copies of rounded weights. Nothing else would show that, since gradients are
+    those of rounded weights in any case. It is in the report only if it is not so."""
+    drawn = evidence.weights_of(evidence.first_model(run))
+    unlike, widths = 0, evidence.NARROWER
+    for p in updated_parameters(run):
+        for name, _, offsets, mine in checkpoint.rectangles_of(p, p.detach()):
+            place = tuple(slice(at, at + n) for at, n in zip(offsets, mine.shape))
+            there = drawn[name][place].to(mine.device)
+            unlike += (mine != there).sum().item()
+            widths = [x for x in widths if torch.equal(mine, there.to(x).to(mine))]
+    if unlike:
+        how = f"rounded to {str(widths[0])[6:]}" if widths else "unlike one GPU's"
+        run.judge(("parameters", "numbers that the optimizer begins with", how), unlike, 0)
+
+
+def hold_masters(run):
+    """What computes is what the optimizer has updated, rounded: it is in the report only if it is
+    not so. The tensors that are compared with one GPU are the masters, which would not show it."""
+    shards = [unit.shard for unit in run.updated] if hasattr(first_updated(run), "full") else []
+    pairs = [(p, p.master) for p in shards or run.model.parameters() if hasattr(p, "master")]
+    unlike = sum((p != master.detach().to(p)).sum().item() for p, master in pairs)
+    if unlike:
+        run.judge(("parameters", "numbers that are not their master's", "rounded"), unlike, 0)
+
+
+def first_updated(run):
+    """A flat shard, if it is such that the run updates."""
+    return run.updated[0] if isinstance(run.updated, list) else None
+
+
+def hold_states(run, answer):
+    expected = dict.fromkeys(("parameters", "gradients", "optimizer states"))
+    if "parameters" in answer or answer.get("zero"):
+        width = run.dtype.itemsize
+        if muon.is_ours(run):
+            answer = answer | {"moments": muon.state_bytes(run)}
+        as_it_is = {} if run.is_mixed else {"widths": (width, width, 0)}    # under autocast
+        expected = anatomy.state_bytes(run.args, as_it_is | answer, width)
+    if "states" in answer:
+        expected = dict(answer["states"])
+        expected["optimizer states"] = expected.pop("masters") + muon.state_bytes(run)
+    for (kind, size), tensors in zip(expected.items(), held(run)):
+        if kind == "optimizer states" and run.skipped == len(run.losses):
+            size = None                                     # all steps skipped: there is none yet
+        where = "on the CPU" if kind == "optimizer states" and getattr(
+            run.args, "offload", False) else ""
+        run.check(("states", kind, where), nbytes(tensors), size)
+    hold_masters(run)
+    if "zero" in answer and isinstance(answer["holders"], int):     # of chapter 03
+        hold_peaks(run, answer)
+    if "most gradients" in answer and not run.skipped:      # else there was no update to see
+        most = max(gradients for _, _, gradients, *_ in run.memory.samples)
+        run.check(("states", "gradients", "at the most"), most, answer["most gradients"])
+
+
+def hold_peaks(run, answer):
+    """Of ZeRO, whose units come and go in the step."""
+    peaks = {"gradients": (run.comm.gradient_peak, anatomy.gradient_peak)}
+    if answer["zero"] == 3:
+        peaks["gathered parameters"] = run.comm.gathered, anatomy.gathered_peak
+    for what, (measured, formula) in peaks.items():
+        run.check(("states", what, "at the peak"), measured,
+                  formula(run.args, answer, run.dtype.itemsize))
+
+
+# ------------------------------------------------------------------------------------- activations
+
+def hold_activations(run, answer):
+    """What autograd keeps for backward in the metered step."""
+    args = run.args
+    if "settings" in answer:
+        return settings.hold(run, answer["settings"])
+    if answer.get("kept") is not None:
+        answer["kept"] = answer["kept"] | RECOMPUTED[args.recompute]
+    if "schedule" in answer:
+        return hold_alive(run, answer)
+    if "kept" in answer:
+        formula = None if answer["kept"] is None else anatomy.activation_bytes(
+            args.model, args.micro_batch, run.rounded.itemsize, answer["kept"])
+        check_kept(run, ["activations of a micro-batch"], run.kept.most, formula)
+        run.record(activation_bytes=run.kept.most)
+
+
+def hold_alive(run, answer):
+    """The same after each action of a schedule."""
+    args, over_time = run.args, [kept for *_, kept in run.actions]
+    rows = mixtures.rows_of(run.args, answer["experts"]) if answer.get("experts") else None
+    formula = anatomy.alive_over_time(
+        run.args.model, run.args.micro_batch, run.rounded.itemsize, answer["kept"],
+        answer["schedule"], rows, getattr(run.args, "ep", 1))
+    if answer.get("versions", 1) > 1:                       # a step begins with some of the last
+        *_, at_end = [anatomy.shared_bytes(args.model, run.rounded.itemsize, answer["kept"]),
+                      *formula]
+        reads = formula and 0 in answer["modules"]          # the tokens of the next batch
+        at_end += 8 * args.batch * args.model.seq if reads else 0
+        return check_kept(run, ["activations", "when a step ends"], over_time[-1], at_end)
+    check_kept(run, ["activations", "at the most"], max(over_time), max(formula))
+    if not run.on_cuda:
+        right = sum(measured == expected for measured, expected in zip(over_time, formula))
+        run.check(AS_COMPUTED, right, len(formula), "")
+
+
+# ------------------------------------------------------------------------------------------- FLOPs
+
+def hold_flops(run, answer):
+    """FLOPs of the metered step. Of fused attention on CUDA there is no formula, as above."""
+    known = answer.get("flops", {})
+    if "mixtures" in answer:
+        known = {"all": mixtures.flops(run, answer["mixtures"])}
+    if "contexts" in answer:
+        known = {"attention": contexts.flops(run, answer["contexts"])}
+        if "layout" in answer["contexts"]:
+            contexts.hold_hops(run, answer["contexts"])
+    if muon.is_ours(run):
+        muon.hold_flops(run)
+    for what, formula in known.items():
+        measured = getattr(run.flops, what)
+        about = "FLOPs", "FLOPs of a step", "" if what == "all" else what
+        run.flops_of[what] = measured
+        run.check(about, measured, None if attention_is_fused_on_cuda(run) else formula, "FLOP")
+
+
+# ----------------------------------------------------------------------------------------- traffic
+
+def hold_traffic(run, answer):
+    """What this rank sent in the metered step, by operator, or by axis and operator."""
+    sent, axes = answer.get("sent"), None
+    if "gradients" in answer:
+        sent = sent | anatomy.gradient_traffic(run.args.model, answer, run.rounded.itemsize,
+                                               run.dtype.itemsize)
+    by_axis = bool(sent) and all(isinstance(ops, dict) for ops in sent.values())
+    if sent is not None and muon.is_ours(run):
+        muon.add_traffic(run, sent, by_axis)
+    if by_axis:
+        sent = with_wire_bytes(sent, answer.get("ranks", {}))
+        axes = hold_axes(run, sent)
+    else:
+        for op, measured, expected in by_operator(run.comm.total, sent):
+            for what, *values in zip(AMOUNTS, measured, expected):
+                ok = run.judge(("sent", op, what), *values)
+                if what == "on the wire" and ok:        # both have the same factor: it was not
+                    ok = None                           # measured, so nothing says that it is right
+                run.row(f"{op}, {what}", *values, "" if what == "calls" else "B", ok)
+    if run.comm.total:
+        run.note("on the wire: not measured, but the payload times the ring algorithm's factor, "
+                 "such as 2(N-1)/N for an all_reduce")
+    run.record(timeline=run.comm.timeline())
+    conditions = answer.get("overlap", {})
+    if "layout" in answer.get("contexts", {}) and run.flops_of.get("attention"):
+        conditions = contexts.conditions(run.flops_of["attention"], sent)
+    if axes and run.flops.all:
+        conditions = conditions_of_axes(answer, sent, run.flops.all, run.args.micro_batches)
+    hold_overlap(run, conditions, by_axis)
+    if axes:
+        note_axes(run, axes)
+        flops = statistics.mean(of_all_ranks(run, run.flops.all))
+        if flops:
+            note_machines(run, time_on_axes(sent, flops))
+        note_speed(run, {"mfu": flops})
+
+
+def with_wire_bytes(sent: dict, ranks: dict[str, int]) -> dict:
+    """Of each axis {op: (calls, payload, wire)}, in bytes, where a chapter may leave wire to the
+    ring's factor for as many ranks as it says: ranks[axis]."""
+    factors, whole = dict(COLLECTIVES.values()), {}
+    for axis, ops in sent.items():
+        whole[axis] = {op: (calls, payload, *(wire or [factors[op](ranks[axis]) * payload]))
+                       for op, (calls, payload, *wire) in ops.items()}
+    return whole
+
+
+def hold_axes(run, sent):
+    """One line for each axis and operator; what was sent on any other group fails a check. Returns
+    {axis: (the ranks of its group, bytes that this rank sent there)}."""
+    seen_on, mine, others = {}, {}, []
+    for name, ops in run.comm.by_group.items():
+        group = dist.distributed_c10d._resolve_process_group(name)
+        if name_of(group) in sent and name_of(group) not in seen_on:
+            seen_on[name_of(group)] = group, ops
+        else:
+            others.append(ops)
+    for axis, formula in sent.items():
+        group, seen = seen_on.get(axis, (None, {}))
+        for op, measured, expected in by_operator(seen, formula):
+            oks = [run.judge(("sent", op, what, axis), *values)
+                   for what, *values in zip(AMOUNTS, measured, expected)]
+            run.row(f"{axis}: {op}, {count(measured[0], 'call')}", measured[1], expected[1], "B",
+                    False not in oks)
+        if group:
+            mine[axis] = sorted(dist.get_process_group_ranks(group)), wire_bytes(seen)
+    stray = round(sum(map(wire_bytes, others)))
+    if stray:
+        run.check(("sent", "on other groups"), stray, 0)
+    return mine
+
+
+def note_axes(run, mine):
+    """What goes on each axis, and whether it leaves a machine of args.node_size ranks.
+    Communication, after all measurements: an all_gather_object."""
+    size = run.args.node_size
+    everyones, recorded = of_all_ranks(run, mine), {}
+    leaves = lambda ranks: ranks[0] // size != ranks[-1] // size
+    for axis, (ranks, here) in mine.items():
+        groups, all_sent = zip(*(of_rank[axis] for of_rank in everyones if axis in of_rank))
+        where = "leaves the machine" if leaves(ranks) else "inside a machine"
+        few = ranks if len(ranks) <= 8 else [*ranks[:3], "...", ranks[-1]]
+        run.note(f"{axis}: ranks {' '.join(map(str, few))}, {quantity(round(here))} a step, "
+                 f"{where}")
+        recorded[axis] = {"groups": sorted(map(list, set(map(tuple, groups)))),
+                          "wire_bytes": round(here), "total": round(sum(all_sent)),
+                          "leaves": any(map(leaves, groups))}
+    run.record(axes=recorded)
+
+
+def time_on_axes(sent, flops_of_rank):
+    """What `note_machines` wants: for each axis, how long it takes to send what goes there, in
+    times of what the step computes. Gradients are summed over dp, by ranks that hold the same."""
+    wire = dict.fromkeys(("tp", "ep", "cp", "pp", "dp"), 0)
+    for axis, ops in sent.items():
+        axis = "dp" if axis.startswith("gradients") else axis
+        if axis in wire:
+            wire[axis] += sum(on_the_wire for _, _, on_the_wire in ops.values())
+
+    return {f"what goes on {axis}: time to send it, over time to compute":
+            functools.partial(over_compute, size, flops_of_rank)
+            for axis, size in wire.items() if size}
+
+
+def by_operator(seen, formula):
+    """Yield every operator that was seen or is expected, its AMOUNTS, and those by the formula."""
+    nothing, unknown = {"calls": 0, "bytes": 0, "wire_bytes": 0}, (None, None, None)
+    for op in sorted({*(formula or {}), *seen}):
+        expected = unknown if formula is None else formula.get(op, (0, 0, 0))
+        yield (op, [round(value) for value in seen.get(op, nothing).values()],
+               [value if value is None else round(value) for value in expected])
+
+
+def wire_bytes(seen):
+    return sum(op["wire_bytes"] for op in seen.values())
+
+
+# --------------------------------------------------------------------- what explains the numbers
+
+def explain(run, answer):
+    if "beside" in answer:
+        note_beside(run, *answer["beside"])
+    if "mixtures" in answer:
+        mixtures.explain(run, answer["mixtures"])
+    if "contexts" in answer:
+        contexts.explain(run, answer["contexts"])
+    if answer.get("experts"):
+        mixtures.note_folded(run, answer["experts"])
+    if answer.get("noise"):
+        noise.explain(run, answer["noise"])
+    for line in answer.get("notes", []):
+        run.note(line)
+    if run.losses_in_time:
+        note_late(run)
+    if "machines" in answer:
+        note_machines(run, answer["machines"])
+    if "utilization" in answer:
+        note_speed(run, answer["utilization"])
+    if "loss_scale" in run.remembered and run.remembered["loss_scale"].state_dict():
+        scale = run.remembered["loss_scale"].state_dict()["scale"]
+        run.note(f"loss scale {scale:.0f} in the end; {run.skipped} steps skipped")
+    if "sample" in answer:
+        note_sample(run, answer["sample"])
+    run.record(**answer.get("record", {}))
+
+
+def note_late(run):
+    """Where gradients come late: the loss beside that of one GPU where they do not."""
+    step, there = len(run.losses_in_time), run.losses_in_time[-1]
+    here = run.losses[step - 1]
+    run.note(f"one GPU that waits for its gradients has loss {there:.4f} in step "
+             f"{run.first_step + step}, and this {here:.4f}: {here / there - 1:+.2%}")
+    run.record(losses_in_time=run.losses_in_time)
+
+
+def note_beside(run, other, formula):
+    """What this run sent beside what another technique sends by its formula."""
+    here = wire_bytes(run.comm.total)
+    there = sum(wire for _, _, wire in formula.values())
+    share = f": {here / there:.0%}" if there else ""
+    run.note(f"on the wire {quantity(round(here))} in a step, and {other} sends "
+             f"{quantity(round(there))}{share}")
+
+
+def note_machines(run, columns):
+    """What functions of (FLOP/s, bytes/s) give for well-known machines. columns: {what the value
+    is: the function}."""
+    for number, what in enumerate(columns, start=1):
+        run.note(f"({number}) {what}")
+    heads = "".join(f"{f'({number})':>12}" for number in range(1, len(columns) + 1))
+    run.note(f"  {'':<26}{heads}")
+    for machine, rates in MACHINES.items():
+        values = [function(*rates) for function in columns.values()]
+        values = "".join(f"{v:12,.2f}" if v < 100 else f"{v:12,.0f}" for v in values)
+        run.note(f"  {machine:<26}{values}")
+
+
+def note_speed(run, utilizations):
+    """Tokens per second; and where the GPU's peak is known, what share of it the FLOPs of a step
+    are, by name. The first steps, which are watched, do not count."""
+    if len(run.seconds) <= WATCHED_STEPS:
+        return
+    seconds = statistics.median(run.seconds[WATCHED_STEPS:])
+    run.note(f"{run.args.batch * run.args.model.seq / seconds:,.0f} tokens/s")
+    gpu = torch.cuda.get_device_name(run.device) if run.on_cuda else None
+    if gpu in PEAK_FLOPS:
+        peak = PEAK_FLOPS[gpu]
+        shares = ", ".join(f"{name.upper()} {flops / (seconds * peak):.1%}"
+                           for name, flops in utilizations.items())
+        run.note(f"{shares} of the {peak / 1e12:.0f} TFLOP/s of {gpu} in bf16")
+    elif gpu:
+        run.note(f"no MFU: lab/run/machines.py has no peak of {gpu}")
+
+
+def note_sample(run, forward):
+    """The mean loss of the last steps and, where the text is bytes, how the model goes on with its
+    beginning. forward: tokens (1, seq) to logits (1, seq, vocab)."""
+    last = run.losses[-20:]
+    run.note(f"mean loss of the last {count(len(last), 'step')}: "
+             f"{statistics.mean(last):.3f} nats per token")
+    if run.text.tokens.itemsize == 1:
+        written = sample(forward, run.text.tokens[:8].tolist(), run.args.model.seq, run.device)
+        lines = printable(written).splitlines()
+        run.note("what it writes by now:" + "".join(f"\n    | {line}" for line in lines))
+
+
+@torch.no_grad()
+def sample(forward, prompt, seq, device="cpu", length=160, temperature=0.7):
+    """Let a model continue a text, token by token. Returns all tokens, the prompt's first."""
+    generator, tokens = torch.Generator().manual_seed(0), list(prompt)
+    for _ in range(length):
+        logits = forward(torch.tensor([tokens[-seq:]], device=device))[0, -1]
+        if not logits.isfinite().all():                         # the last step has overflowed
+            break
+        probabilities = (logits.float().cpu() / temperature).softmax(0)
+        tokens.append(torch.multinomial(probabilities, 1, generator=generator).item())
+    return tokens

@@ -1,0 +1,335 @@
+"""How the ranks of a run meet, and how one that is lost is named.
+
+Ranks meet at a store: a server of keys and values, which torchrun keeps (or rank 0, where there is
+no torchrun). There each leaves a note that it has come, and its address for the others.
+
+From then on they wait for each other in every collective, so one that is lost ends all of them. But
+the error that they get does not say who that was:
+
+    it has died     its connections close, and so do those of the ranks that end because of it
+    it hangs        the collective takes longer than the timeout, on all ranks that wait for it
+
+So each rank learns at the start which processes the others are. When a connection is closed, it
+looks which processes of its machine have ended. A rank that hangs, or has died on another machine,
+is found over the store: whoever waits leaves a note there, and those without a note are lost. It
+asks 2 seconds later, since others may begin to wait a little later.
+
+torchrun, too, looks which of its ranks have ended, ten times a second, and then ends the others by
+SIGTERM, maybe in the middle of a computation. So a thread of each waits for that signal, and looks.
+Whoever is the first to know says it, in one line; the store tells the others that it is said.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import Future
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+try:
+    import psutil
+except ImportError:                                         # then the store alone finds the lost
+    psutil = None
+
+import common
+from common import Refused, environment
+from lab.run.refusals import fail, say
+
+LOST = "by peer", "Broken pipe", "remote process"       # gloo's words, and NCCL's, for a lost rank
+LATE = "imed out", "timeout"
+NO_ANSWER = RuntimeError, TimeoutError                  # of the store
+USUAL = c10d.default_pg_timeout, c10d.default_pg_nccl_timeout
+
+
+def set_timeout(seconds):
+    """Let nothing that is sent in a group made from now on take longer, nor a collective of a group
+    that is there; None: PyTorch's own timeout. (What is sent from one rank to another keeps the
+    timeout with which gloo has made the group.)"""
+    wanted = [timedelta(seconds=seconds)] * 2 if seconds else USUAL
+    c10d.default_pg_timeout, c10d.default_pg_nccl_timeout = wanted
+    for group in list(c10d._world.pg_map) if seconds else []:
+        c10d._set_pg_timeout(wanted[0], group)
+
+
+def within(seconds, ask):
+    """The answer of ask(), whose errors are raised here; a TimeoutError if there is none by then.
+    It is asked in a thread, since a store whose process is stopped would let us wait for ever."""
+    answer = Future()
+
+    def wait():
+        try:
+            answer.set_result(ask())
+        except RuntimeError as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return answer.result(seconds)
+
+
+def named(ranks):
+    """`rank 2`, or `ranks 1, 2`."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+# --------------------------------------------------------------------------------------- they meet
+
+def join(args: argparse.Namespace) -> None:
+    """Make the group of all ranks that a launcher has started, or end with a line that says who has
+    not come. Without a launcher: nothing, since common.join_ranks needs nobody else."""
+    if "RANK" not in os.environ or dist.is_initialized():
+        return
+    rank, world = environment("RANK", 0), environment("WORLD_SIZE", 1)
+    seconds = int(c10d.default_pg_timeout.total_seconds())
+    store = store_of_all(rank, world, seconds)
+    wait_for_all(store, rank, world, seconds)
+    nccl = common.on_cuda(args)
+    device = torch.device("cuda", environment("LOCAL_RANK", rank)) if nccl else None
+    try:
+        dist.init_process_group("nccl" if nccl else "gloo", store=store, rank=rank,
+                                world_size=world, device_id=device)
+    except RuntimeError as error:                           # a firewall, say
+        fail(f"rank {rank} cannot connect to the others: {str(error).splitlines()[0]}", status=1)
+
+
+def rank_0_keeps_the_store():
+    """Or else torchrun."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+
+def store_of_all(rank, world, seconds):
+    """The one that torchrun keeps, or rank 0, once somebody listens there."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    keeps_it = rank == 0 and rank_0_keeps_the_store()
+    if not keeps_it:
+        wait_until_somebody_listens(host, port, seconds)
+    make = lambda: dist.TCPStore(host, port, world, keeps_it, timedelta(seconds=seconds),
+                                 wait_for_workers=False)
+    try:
+        store = within(seconds, make)
+    except NO_ANSWER as error:
+        why = str(error).rpartition("message: ")[2].splitlines()
+        fail(f"rank {rank} cannot {'keep' if keeps_it else 'read'} the store at {host}:{port}: "
+             f"{why[0] if why else 'what listens there is no store'}", status=1)
+    # Where torchrun has started the ranks of one machine again, its store has the addresses of the
+    # dead ones: so each attempt has names of its own.
+    one_machine = environment("LOCAL_WORLD_SIZE", 0) == world
+    attempt = environment("TORCHELASTIC_RESTART_COUNT", 0) if one_machine else 0
+    return dist.PrefixStore(f"attempt {attempt}", store)
+
+
+def wait_until_somebody_listens(host, port, seconds):
+    """Here, since PyTorch would print a line for each time that it tries."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, port), seconds).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                fail(f"nobody answers within {seconds} s at {host}:{port}, where rank 0 is to "
+                     f"listen: {error.strerror or 'no answer'}", status=1)
+        time.sleep(0.05)
+
+
+def wait_for_all(store, rank, world, seconds):
+    """Leave a note that this rank has come, and wait for those of all others."""
+    deadline = time.monotonic() + seconds
+    try:
+        store.set(f"has come {rank}", "")
+        store.add("came", 1)
+        given_up = store.add("given up", 0)                 # by ranks that were here before
+        while (store.add("came", 0) < world and store.add("given up", 0) == given_up
+               and time.monotonic() < deadline):
+            time.sleep(0.01)
+        missing = [other for other in range(world) if not store.check([f"has come {other}"])]
+        if missing:                                         # the first one to see it ends them all
+            store.add("given up", 1)
+            time.sleep(0.5)                                 # for rank 0 may keep what they read
+        # Ranks that torchrun has started share a stderr: one of a machine is enough.
+        says_it = "LOCAL_RANK" not in os.environ or store.add(socket.gethostname(), 1) == 1
+    except RuntimeError:                                    # rank 0 has waited before this one
+        fail("rank 0 has ended, before all ranks had come", status=1)
+    if missing and says_it:
+        fail(f"{world - len(missing)} of {world} ranks came within {seconds} s: {named(missing)} "
+             f"{'is' if len(missing) == 1 else 'are'} missing", status=1)
+    if missing:
+        raise SystemExit(1)
+
+
+# ------------------------------------------------------------------------------------ one is lost
+
+def have_ended(ranks):
+    return f"{named(ranks)} {'has' if len(ranks) == 1 else 'have'} ended"
+
+
+def has_ended(pid):
+    """A zombie has, too: its parent has not asked for its status yet."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return True
+
+
+class Watch:
+    """Knows the other ranks of a run, and says why this one ends early, unless another has said it.
+    Communication: an all_gather_object."""
+
+    PATIENCE = 2        # seconds after which all who wait for the lost rank are waiting
+
+    def __init__(self, run):
+        self.run, self.lock, self.spoken, self.sigterm = run, threading.RLock(), False, None
+        everyones, machine = [None] * run.world, socket.gethostname()
+        dist.all_gather_object(everyones, (machine, os.getpid()))
+        self.processes = {rank: pid for rank, (its_machine, pid) in enumerate(everyones)
+                          if psutil and its_machine == machine and rank != run.rank
+                          and not has_ended(pid)}
+        # Names of this run's own, where a launcher starts ranks again.
+        self.store = dist.PrefixStore(f"run of {everyones[0]}", c10d._get_default_store())
+        alone = run.world == 1 and not run.args.save        # SIGTERM ends it, as ever
+        if not alone and threading.current_thread() is threading.main_thread():
+            self.sigterm = Sigterm(None if run.args.save else self.end_by_sigterm)
+
+    def is_told_to_end(self):
+        return bool(self.sigterm and self.sigterm.came)
+
+    def ended(self):
+        """The ranks of this machine whose processes have."""
+        return [rank for rank, pid in self.processes.items() if has_ended(pid)]
+
+    def ended_within(self, seconds):
+        """The same, as soon as there is one; or none."""
+        deadline = time.monotonic() + seconds
+        while not (ended := self.ended()) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return ended
+
+    def let_go(self):
+        """From here on, others may end, and the store with rank 0."""
+        self.processes, self.store = {}, dist.HashStore()
+
+    def stop(self):
+        """More than once does no harm."""
+        if self.sigterm:
+            self.sigterm.put_back()
+
+    def speak(self, line):
+        """Print it unless another rank has spoken. None: this one has said enough."""
+        with self.lock:
+            if not self.spoken and self.is_first() and line:
+                say(line)
+            self.spoken = True
+
+    def is_first(self):
+        if rank_0_keeps_the_store() and 0 in self.ended():
+            return True                                     # rather two lines than none
+        try:
+            return within(1, lambda: self.store.add("has spoken", 1)) == 1
+        except NO_ANSWER:
+            return True
+
+    def leave(self, error):
+        """Before this rank ends because of it: what is there to say? Raises what is to follow in
+        place of the error, which is for those that have no line of their own."""
+        try:
+            if isinstance(error, (SystemExit, Refused)):    # which say why
+                self.speak(None)
+            elif isinstance(error, KeyboardInterrupt):
+                raise error
+            elif isinstance(error, RuntimeError) and self.run.world > 1:
+                self.name_the_lost(error, self.run.at)
+        except KeyboardInterrupt:
+            self.speak(f"interrupted {self.run.so_far}")
+            raise KeyboardInterrupt("and has said so") from None
+        finally:
+            self.stop()
+
+    def name_the_lost(self, error, at):
+        """If the error says that this rank has waited for others too long, or that a connection is
+        closed. That is gloo's way: NCCL's watchdog thread, after the same timeout, prints which
+        collective had no end, and kills the process."""
+        late, closed = (any(words in str(error) for words in kind) for kind in (LATE, LOST))
+        if not late and not closed:
+            return
+        with self.lock:
+            ended, lost = self.ended_within(0.1), []        # it closes them just before it ends
+            try:
+                if not ended:
+                    within(1, lambda: self.store.set(f"waits {self.run.rank}", str(late)))
+                    ended = self.ended_within(self.PATIENCE)
+                if not ended:
+                    lost, late = within(1, self.who_does_not_wait)
+            except NO_ANSWER:                               # of rank 0, which kept the store
+                lost = [0]
+            if not ended and not lost:
+                self.speak(None)
+                time.sleep(0.5)                             # others are about to find the same
+                raise RuntimeError(f"{at}: each rank waits for another, and none is lost. "
+                                   "Do all call the same collectives in the same order?") from error
+            if ended or not late and len(lost) == 1:
+                what = have_ended(ended or lost)
+            elif late:
+                seconds = int(c10d.default_pg_timeout.total_seconds())
+                what = f"{named(lost)} did not answer within {seconds} s"
+            else:                                           # one may wait for another that asks
+                what = f"of {named(lost)}, at least one has ended"
+            self.speak(f"{at}: {what}")
+            if self.run.rank == 0 and rank_0_keeps_the_store():
+                time.sleep(0.5)                             # others ask there whether it is said
+            raise SystemExit(1)
+
+    def who_does_not_wait(self):
+        """And whether that is since somebody has waited too long."""
+        waiting = [rank for rank in range(self.run.world) if self.store.check([f"waits {rank}"])]
+        late = any(self.store.get(f"waits {rank}") == b"True" for rank in waiting)
+        return sorted(set(range(self.run.world)) - set(waiting)), late
+
+    def end_by_sigterm(self):
+        """In a thread of its own, which lets name_the_lost come to its end first."""
+        with self.lock:
+            ended = self.ended()
+            what = have_ended(ended) if ended else f"SIGTERM has come to rank {self.run.rank}"
+            self.speak(f"{self.run.at}: {what}")
+        os._exit(128 + signal.SIGTERM)
+
+
+class Sigterm:
+    """Notes that SIGTERM has come, for the run to save and end after its step. A second one ends
+    the process at once, also where it waits for another rank: Python's own handlers would wait with
+    it, so a thread reads what the signal writes into a pipe. at_once: what that thread is to do at
+    the first one instead."""
+
+    SAME = 2        # seconds: Slurm sends it to all processes, and torchrun once more to its ranks
+
+    def __init__(self, at_once=None):
+        self.came, (self.reads, self.writes) = None, os.pipe()
+        self.at_once = at_once
+        os.set_blocking(self.writes, False)
+        self.handler = signal.signal(signal.SIGTERM, lambda *signal_and_frame: None)
+        self.other = signal.set_wakeup_fd(self.writes, warn_on_full_buffer=False)
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def listen(self):
+        while number := os.read(self.reads, 1):
+            now = time.monotonic()
+            if number[0] != signal.SIGTERM:
+                continue
+            if self.at_once:
+                self.at_once()
+            self.came = self.came or now
+            if now > self.came + self.SAME:
+                os._exit(128 + signal.SIGTERM)
+        os.close(self.reads)
+
+    def put_back(self):
+        """What was before; more than once does no harm."""
+        if self.writes is not None:
+            signal.signal(signal.SIGTERM, self.handler or signal.SIG_DFL)
+            signal.set_wakeup_fd(self.other)
+            os.close(self.writes)                           # the thread reads that nothing follows
+            self.writes = None

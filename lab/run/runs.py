@@ -1,0 +1,240 @@
+"""One line for each run whose JSON is given, and what balancing the experts of chapter 08 changes.
+
+    python -m lab.report runs/*.json
+
+Exit status: 0, whatever the verdicts are; 2 for a file that holds no run, in a line that says why.
+"""
+
+import argparse
+import json
+import math
+import os
+import stat
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from lab.run import commands
+from lab.run.refusals import accepted, fail, one_line
+from lab.run.words import count
+
+# What each run's JSON has, and what lab.schedules or lab.faults leave out. What is recorded for
+# figures alone is not in here: lab/pictures.py names the files whose figure cannot be drawn.
+ALL_HAVE = {
+    "chapter": "a string", "variant": "a string", "world_size": "a whole number",
+    "config": "an object", "recorded": "an object", "problems": ["a string"],
+    "checks": [{"name": "a string", "kind": "a string", "what": "a string", "amount": "a string",
+                "measured": "a number or null", "expected": "a number or null",
+                "ok": "true, false or null"}],
+}
+SOME_HAVE = {
+    "backend": "a string", "device": "a string", "dtype": "a string", "seconds": "a number",
+    "first_step": "a whole number", "loss": ["a number or null"],
+    "max_loss_diff": "a number or null", "max_grad_diff": "a number or null",
+    "max_param_diff": "a number or null",
+}
+NULL = type(None)
+TYPES = {"a string": (str,), "a list": (list,), "an object": (dict,), "a whole number": (int,),
+         "a number": (int, float), "a number or null": (int, float, NULL),
+         "true, false or null": (bool, NULL), "a flag's value": (str, int, float, bool, NULL)}
+FOUND = {str: "a string", list: "a list", dict: "an object", int: "a whole number",
+         float: "a number", bool: "true or false", NULL: "null"}
+LARGEST_FILE = 2**30    # bytes; the runs of the tour have up to 130 kB
+LAST = 20               # steps, of which the numbers that are compared are means
+
+
+# ------------------------------------------------------------------------------------ reading them
+
+def read_runs(paths: Iterable[str]) -> list[dict]:
+    """The JSON objects of runs, each with the name of its "file"; ends with status 2 and one line
+    at the first file that holds something else."""
+    runs = []
+    for path in paths:
+        try:
+            run = read(path)
+            wrong = next(misfits(run), None)
+        except OSError as error:
+            wrong = error.strerror
+        except ValueError as error:                     # of JSON, or of its bytes
+            wrong = str(error)
+        except RecursionError:
+            wrong = "it is nested too deeply"
+        if wrong:
+            fail(f"{path or repr(path)} holds no run: {wrong}; what --json writes would work")
+        runs.append(run | {"file": str(path)})
+    return runs
+
+
+def read(path: str) -> object:
+    """What a JSON file holds. A pipe is refused, since one that nobody writes to would never end.
+    Raises OSError and ValueError."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is no regular file")
+    if status.st_size > LARGEST_FILE:
+        raise ValueError(f"it has {status.st_size:,} bytes, and a run's has far fewer")
+    return json.loads(Path(path).read_bytes(), parse_constant=a_float, parse_float=a_float,
+                      parse_int=a_whole_number)
+
+
+def a_float(text):
+    value = float(text)
+    if not math.isfinite(value):                        # "NaN", or 1e999
+        raise ValueError(f"{text[:20]} is no finite number")
+    return value
+
+
+def a_whole_number(text):
+    a_float(text)                                       # one that is not too large for sums
+    return int(text)
+
+
+def misfits(run: dict) -> Iterator[str]:
+    """Yield in words what is not as the tables have it: the first is to be told, the others may
+    follow from it."""
+    yield from misfits_of(run, ALL_HAVE, "")
+    there = {key: shape for key, shape in SOME_HAVE.items() if key in run}
+    yield from misfits_of(run, there, "")
+    yield from misfits_of(run["config"], {
+        flag: ["a number"] if isinstance(value, list) else "a flag's value"     # of --batch-ramp
+        for flag, value in run["config"].items()}, "config")
+
+
+def misfits_of(value, shape, name):
+    """The same of a part of a run, and of each of its own parts."""
+    what = {dict: "an object", list: "a list"}.get(type(shape), shape)
+    if type(value) not in TYPES[what]:
+        yield f"{name or 'it'} is {FOUND[type(value)]}, not {what}"
+    elif isinstance(shape, list):
+        for i, part in enumerate(value):
+            yield from misfits_of(part, shape[0], f"{name}[{i}]")
+    elif isinstance(shape, dict):
+        for key, of_key in shape.items():
+            inside = f"{name}.{key}" if name else key
+            if key in value:
+                yield from misfits_of(value[key], of_key, inside)
+            else:
+                yield f"it has no {inside}"
+
+
+def was_measured(run: dict) -> bool:
+    """Whether a run of a chapter went on for long enough to be measured: one that came to a number
+    that is not finite has stopped before. lab.schedules and lab.faults write what they measured."""
+    is_of_a_chapter = {"loss", "device"} <= run.keys()
+    return "timeline" in run["recorded"] or not is_of_a_chapter
+
+
+# ------------------------------------------------------------------------------- what they come to
+
+def summary(runs: list[dict]) -> Iterator[str]:
+    """Yield a header, and one line for each run."""
+    row = "{:<24}{:<16}{:>5}  {:<8}{:>11}{:>14}{:>8}{:>9}  {}"
+    yield row.format("chapter", "variant", "ranks", "backend", "final loss", "from one GPU",
+                     "checks", "seconds", "verdict")
+    for run in runs:
+        off = [run.get(f"max_{kind}_diff") for kind in ("loss", "grad", "param")]
+        largest = "-" if None in off else f"{max(off):.0e}"
+        checks = [check["ok"] for check in run["checks"] if check["ok"] is not None]
+        yield row.format(run["chapter"], variant_of(run), run["world_size"],
+                         run.get("backend", "-"), final_loss(run), largest,
+                         f"{sum(checks)}/{len(checks)}",
+                         f"{run['seconds']:.0f}" if "seconds" in run else "-", verdict(run))
+
+
+def variant_of(run: dict) -> str:
+    """The variant, and what else runs of one differ in."""
+    more = []
+    if "balance" in run["config"]:                      # chapter 08
+        more.append(str(run["config"]["balance"]))
+    if run.get("first_step"):                           # it has gone on
+        more.append(f"from {run['first_step']}")
+    if "asleep" in run["recorded"]:                     # lab.schedules
+        more.append("asleep")
+    return ", ".join([run["variant"], *more])
+
+
+def final_loss(run):
+    if not run.get("loss"):
+        return "-"
+    return "not finite" if run["loss"][-1] is None else f"{run['loss'][-1]:.4f}"
+
+
+def verdict(run: dict) -> str:
+    """✓, or ✗ and the first thing that is wrong, or - where nothing was compared."""
+    wrong = run["problems"] + [check["name"] for check in run["checks"] if check["ok"] is False]
+    nothing = not run["checks"] and run.get("max_loss_diff") is None
+    return f"✗ {wrong[0]}" if wrong else "-" if nothing else "✓"
+
+
+def costs_of_balance(runs):
+    """Yield a line for each balance of chapter 08, beside a run that is the same without one. A
+    seed's difference is no result: another seed's may have the other sign."""
+    without = {}
+    runs = [run for run in runs if is_compared(run)]
+    for run in sorted(runs, key=lambda run: run["config"]["balance"] != "none"):
+        config, alike, last = run["config"], alike_but_for_balance(run), run["loss"][-LAST:]
+        loss, load = statistics.mean(last), largest_load(run)
+        if config["balance"] == "none":
+            without[alike] = loss, load
+        elif alike in without:
+            loss_without, load_without = without[alike]
+            yield (f"{run['chapter']}: with one seed ({config['seed']}), --balance="
+                   f"{config['balance']} changes the loss by {loss - loss_without:+.4f} to "
+                   f"{loss:.4f} (mean of the last {count(len(last), 'step')}), and the largest "
+                   f"load is {load:.2f} times the mean, not {load_without:.2f} times")
+
+
+def is_compared(run):
+    return "loads" in run["recorded"] and run.get("loss") and None not in run["loss"]
+
+
+def alike_but_for_balance(run: dict) -> tuple:
+    """What two runs of which one is balanced otherwise have in common."""
+    differs = {"balance", "balance_weight", "bias_speed", "json", "plot", "profile"}
+    flags = [str(value) for flag, value in run["config"].items() if flag not in differs]
+    return run["variant"], run["world_size"], *flags
+
+
+def largest_load(run: dict) -> float:
+    """Largest over mean load of a layer in a step; the mean of it over the last steps' layers."""
+    loads = [layer for step in run["recorded"]["loads"][-LAST:] for layer in step]
+    return sum(max(layer) * len(layer) / sum(layer) for layer in loads) / len(loads)
+
+
+# -------------------------------------------------------------------------------- the command line
+
+def arguments(name: str, doc: str, argv: list[str] | None,
+              more: Callable = lambda parser: None) -> argparse.Namespace:
+    """Of a command that reads runs. more(parser): adds its own flags. Ends with status 2 for what
+    does not fit."""
+    parser = commands.Parser(name, description=doc)
+    parser.add_argument("runs", nargs="+", help="what --json has written")
+    more(parser)
+    return accepted(parser.parse_args, sys.argv[1:] if argv is None else argv, alone=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the tables of the runs that are named. Returns the exit status."""
+    runs = read_runs(arguments("-m lab.report", __doc__, argv).runs)
+    try:
+        lines = [*summary(runs), *costs_of_balance(runs)]
+    except Exception as error:                          # the tables do not know what a load is
+        compared = filter(is_compared, runs)
+        fail(f"{files_of(compared)} cannot be compared: {in_words(error)}")
+    for line in lines:
+        print(one_line(line))
+    return 0
+
+
+def files_of(runs: Iterable[dict]) -> str:
+    """Their names, for a sentence."""
+    return " or ".join(run["file"] for run in runs)
+
+
+def in_words(error: Exception) -> str:
+    """What stopped a comparison or a figure, on data that is not as a chapter records it."""
+    if isinstance(error, KeyError):
+        return f"it has no record of {error}"
+    first, *_ = [*str(error).splitlines(), ""]
+    return f"what is recorded is no run's ({type(error).__name__}: {first})"

@@ -1,0 +1,337 @@
+"""The command line, strict: ranges and fits of all flags, and one line for what is refused."""
+
+import argparse
+import contextlib
+import math
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import common
+from common import DTYPES, Refused, Text, divides, environment
+from lab import chapters
+from lab.run.anatomy import matrices_of_blocks, optimizer_state_bytes, tensors
+from lab.run.commands import Parser, number, output
+from lab.run.refusals import RANKS, fail
+from lab.run.words import name_of_text
+
+LIMITS = {              # the lowest value, the first one that is too high, and one that would work;
+                        # those of a chapter's own flags are in its room
+    "lr": (1e-12, 2**31, 0.001),
+    "clip": (1e-12, 2**31, 1.0),
+    "ignore": (0, 1, 0.3),
+    "seed": (0, 2**31, 1),
+    "keep": (1, 2**31, 2),
+    "ffn": (1, 2**31, 512),
+    "timeout": (1, 2**31, 60),
+}
+OF_TRAINING = ("--steps", "--verify", "--no-verify", "--profile", "--save", "--save-every",
+               "--keep", "--resume", "--timeout", "--noise-scale")
+WHOLE = "01", "02", "11"    # chapters whose --variant torch updates whole parameters
+COUNT = (1, 2**31)          # of all others, for which the default or the tiny preset's would work
+
+
+def parse(file: str, doc: str, variants: dict, flags: Callable | None,
+          argv: list[str] | None) -> argparse.Namespace:
+    """Parse `argv` as common.parse does; raises Refused for what is out of range or does not fit.
+
+    Adds the flags for what is written, and args.own: the chapter's own flags and their defaults.
+    """
+    if not chapters.trains(Path(file).stem):
+        return parse_without_model(file, doc, variants, flags, argv)
+    own, given = {}, {}
+
+    def all_flags(parser):
+        everyones = len(parser._actions)
+        if flags:
+            flags(parser)
+        own.update({action.dest: action.default for action in parser._actions[everyones:]})
+        own.update({dest: parser.get_default(dest) for dest in ("precision", "recompute")})
+        add = parser.add_argument
+        add("--verify", action=argparse.BooleanOptionalAction,
+            help="compare with one GPU; by default with the tiny preset only")
+        flags_of_every_run(parser)
+        add("--profile", type=output("trace.json"), help="trace the last step for Perfetto")
+        add("--save", type=output("runs/checkpoints"),
+            help="write checkpoints to this folder, the last one at the end")
+        add("--save-every", type=int, help="and one after every so many steps")
+        add("--keep", type=int, help="how many checkpoints stay; default: 2")
+        add("--resume", type=input_folder,
+            help="go on from a folder's last checkpoint, in any layout")
+        limit_numbers(parser, Path(file).stem)
+        given.update(as_given(parser, argv))
+
+    args = common.parse(file, doc, variants, all_flags, argv, Parser)
+    args.own, args.chapter = own, Path(file).stem
+    is_small = args.preset.startswith("tiny")           # a model for one GPU's run beside it
+    args.verify = is_small if given["verify"] is None else given["verify"]
+    for flag in ("save_every", "keep"):
+        if given[flag] and not args.save:
+            raise Refused(f"--{flag.replace('_', '-')} {given[flag]} means nothing without --save",
+                          "--save runs/checkpoints")
+    for flag in ("save", "resume"):
+        if getattr(args, flag) and args.variant in chapters.said(args.chapter, "UNSAVED", ()):
+            raise Refused(f"--{flag} {getattr(args, flag)}: steps of --variant {args.variant} "
+                          "overlap, and have no state between them",
+                          f"--variant {next(iter(variants))}")
+    args.keep = args.keep or 2
+    if getattr(args, "node_size", 0) is None:           # chapter 09: as it is, or 8 on one machine
+        ranks, local = environment("WORLD_SIZE", 1), environment("LOCAL_WORLD_SIZE", 0)
+        args.node_size = local if 0 < local < ranks else 8
+    refuse_unknown_to_variant(args, variants, given)
+    refuse_one_file_for_two(args)
+    refuse_shapes(args)
+    if args.precision == "bf16" and args.dtype == "bfloat16":
+        raise Refused("--precision bf16 rounds wider masters, and --dtype is bfloat16",
+                      "--dtype float32")
+    if args.optimizer == "muon" and args.variant == "torch" and args.chapter[:2] not in WHOLE:
+        raise Refused("--variant torch has --optimizer muon in chapters 01, 02 and 11 alone",
+                      "--optimizer adamw")
+    refuse_sizes(args, given)
+    refuse_text(args)
+    refuse_vocabulary(args)
+    return args
+
+
+def as_given(parser, argv):
+    """Parsed without defaults: what is not None was given, be it the default's value."""
+    nothing = argparse.Namespace(**{action.dest: None for action in parser._actions})
+    return vars(parser.parse_args(argv, nothing))
+
+
+def flags_of_every_run(parser):
+    add = parser.add_argument
+    add("--json", type=output("run.json"), help="write the run as one object")
+    add("--plot", type=output("figure.png"), help="draw the chapter's figure")
+    add("--timeout", type=int, help="seconds after which a rank that hangs is named")
+
+
+def limit_numbers(parser, chapter):
+    """Let the types of its flags refuse numbers that are out of range."""
+    limits = LIMITS | chapters.said(chapter, "LIMITS", {})
+    for action in parser._actions:
+        if action.type in (int, float):
+            usual = action.default or getattr(common.PRESETS["tiny"], action.dest, 1)
+            action.type = number(action.type, *limits.get(action.dest, (*COUNT, usual)))
+
+
+def parse_without_model(file, doc, variants, flags, argv):
+    """The same for a chapter that trains no model: args has none, nor whatever belongs to one."""
+    parser = Parser(Path(file).name, description=doc)
+    add = parser.add_argument
+    add("--variant", choices=list(variants), default=next(iter(variants)))
+    add("--dtype", choices=DTYPES, default="float32")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--seed", type=int, default=0)
+    flags(parser)
+    flags_of_every_run(parser)
+    limit_numbers(parser, Path(file).stem)
+    args = parser.parse_args(argv)
+    args.chapter, args.profile, args.save = Path(file).stem, None, None
+    refuse_unknown_to_variant(args, variants, as_given(parser, argv))
+    refuse_one_file_for_two(args)
+    return args
+
+
+def refuse_as_one_rank(args: argparse.Namespace, given: set[str], where: str,
+                       more: tuple = ()) -> None:
+    """Where a process plays a rank of many: refuse flags that mean nothing there, `more` besides,
+    and a rank that is none of them. given: the flags that were typed."""
+    for flag in (*OF_TRAINING, *more):
+        if flag in given:
+            raise Refused(f"{flag} means nothing {where}", f"without {flag}")
+    if args.rank >= args.ranks:
+        raise Refused(f"--rank {args.rank} is not below --ranks = {args.ranks}",
+                      f"--rank {args.ranks - 1}")
+
+
+@contextlib.contextmanager
+def ranks_by_flag() -> Iterator[None]:
+    """There torchrun's flag has the name --ranks, in what a chapter refuses, too."""
+    try:
+        yield
+    except Refused as refused:
+        why, *changes = refused.args
+        changes = [change.replace(RANKS, "--ranks") for change in changes]
+        raise Refused(why, *changes) from None
+
+
+def refuse_launcher() -> None:
+    """Ranks that no launcher sets: set by hand, or left behind. Ends with status 2."""
+    names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+    found = {name: os.environ[name] for name in names if name in os.environ}
+    fits = {"RANK", "WORLD_SIZE"} <= found.keys() and all(map(str.isdecimal, found.values()))
+    if fits:
+        rank, world = int(found["RANK"]), int(found["WORLD_SIZE"])
+        local, machine = environment("LOCAL_RANK", rank), environment("LOCAL_WORLD_SIZE", world)
+        fits = rank < world and local < machine <= world
+    if found and not fits:
+        fail(f"no launcher sets {found}; torchrun or `unset {' '.join(found)}` would work")
+
+
+def refuse_lonely() -> None:
+    """A rank that no other one could meet would wait for ever. Ends with status 2."""
+    if "RANK" not in os.environ or dist.is_initialized():
+        return
+    missing = sorted({"MASTER_ADDR", "MASTER_PORT"} - os.environ.keys())
+    if missing:
+        fail(f"RANK is set, and {' and '.join(missing)} not; torchrun sets all of them")
+    port = os.environ["MASTER_PORT"]
+    if not port.isdecimal() or not 0 < int(port) < 2**16:
+        fail(f"MASTER_PORT {port} is no port; torchrun sets one that works")
+
+
+def input_folder(text):
+    """An argparse type: a folder to read. The path "" would be the current one."""
+    if not text:
+        raise Refused("'' is no folder", "runs/checkpoints")
+    return Path(text)
+
+
+def refuse_unknown_to_variant(args, variants, given):
+    """Refuse a flag that other variants have declared and this one has not."""
+    declared = {name: known[1:] for name, known in variants.items() if isinstance(known, tuple)}
+    for flag in sorted({flag for known in declared.values() for flag in known}):
+        dest = flag.removeprefix("--").replace("-", "_")
+        knows = [name for name, known in declared.items() if flag in known]
+        if args.variant not in knows and given[dest] is not None:
+            raise Refused(f"{flag} means nothing to --variant {args.variant}",
+                          f"--variant {knows[0]}")
+
+
+def refuse_one_file_for_two(args):
+    """What is written must not overwrite the text, nor each other, by whatever names."""
+    files = {}
+    for flag in ("data", "json", "plot", "profile", "save"):
+        if getattr(args, flag, None):
+            path = Path(getattr(args, flag))
+            file = os.path.realpath(path)
+            if os.path.exists(file):                        # a hard link has the same numbers
+                file = os.stat(file).st_dev, os.stat(file).st_ino
+            if file in files:
+                other = path.with_stem(f"{path.stem[:50]}-{flag}")
+                raise Refused(f"--{flag} {path} is the file of --{files[file]} too",
+                              shlex.join([f"--{flag}", str(other)]))
+            files[file] = flag
+
+
+def refuse_shapes(args):
+    cfg = args.model
+    if args.kv_heads and cfg.heads % cfg.kv_heads:
+        raise Refused(f"--kv-heads {cfg.kv_heads} does not divide --heads = {cfg.heads}",
+                      f"--kv-heads {math.gcd(cfg.heads, cfg.kv_heads)}")
+    divides("--heads", cfg.heads, "--kv-heads", cfg.kv_heads)
+    divides("--dim", cfg.dim, "2 x --heads (RoPE turns pairs)", 2 * cfg.heads)
+
+
+def refuse_text(args):
+    """A text that cannot be read or is too short."""
+    if args.data is not None:
+        if not os.path.isfile(args.data) or not os.access(args.data, os.R_OK):
+            raise Refused(f"--data {args.data} is no readable file", "without --data")
+        tokens = os.stat(args.data).st_size // (2 if args.data.endswith(".bin") else 1)
+        refuse_short(args, args.data, tokens)
+    elif args.model.seq >= 10**6:               # else there is no need to read it twice
+        text = Text(args)
+        refuse_short(args, name_of_text(args), len(text.tokens))
+
+
+def refuse_vocabulary(args):
+    """A text with tokens above the vocabulary. Of a .bin, only the first batch is looked at; the
+    later ones when they are made."""
+    if args.data is None and args.model.vocab >= 256:
+        return
+    text = Text(args)
+    sample = text.tokens if text.tokens.itemsize == 1 else text.batch(0)[0].numpy()
+    refuse_above_vocabulary(args, text, int(sample.max()))
+
+
+def refuse_short(args, name, tokens):
+    seq = args.model.seq
+    if tokens <= seq:
+        change = f"--seq {tokens - 1}" if tokens > 1 else "without --data"
+        raise Refused(f"--seq {seq} needs a text of {seq + 1} tokens or more, and {name} has "
+                      f"{tokens}", change)
+
+
+def refuse_above_vocabulary(args: argparse.Namespace, text: Text, token: int) -> None:
+    """The largest token of a text that the model has no row for. Raises Refused."""
+    if token >= args.model.vocab:
+        raise Refused(f"--vocab {args.model.vocab} is too small for token {token} of "
+                      f"{name_of_text(args)}", f"--vocab {256**text.tokens.itemsize}")
+
+
+def refuse_sizes(args, given):
+    """Sizes that cannot be meant: they need more memory than this machine has."""
+    ranks, heads = environment("WORLD_SIZE", 1), args.model.heads
+    needed, memory = least_bytes(args), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory and args.device != "cpu":
+        gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        memory += sum(gpu.total_memory for gpu in gpus)
+    if needed <= memory:
+        return
+    why = f"{needed / 1e9:,.0f} GB or more, and this machine has {memory / 1e9:,.0f} GB"
+    together = ranks * (args.micro_batch or 1)
+    small = {"batch": -(-8 // together) * together, "micro_batch": 1, "layers": 4,
+             "dim": 16 * heads, "seq": -(-128 // ranks) * ranks, "vocab": 2**16,
+             "experts": -(-8 // ranks) * ranks}
+    for size, works in small.items():
+        if given.get(size) and least_bytes(args, **{size: works}) < memory / 4:
+            flag = f"--{size.replace('_', '-')}"
+            raise Refused(f"{flag} {given[size]} needs {why}", f"{flag} {works}")
+    flags = [f"--{size.replace('_', '-')}" for size in (*small, "heads") if given.get(size)]
+    change = f"without {' '.join(flags)}" if flags else "--preset tiny"
+    raise Refused(f"--preset {args.preset} in these sizes needs {why}", change)
+
+
+def least_bytes(args, batch=None, micro_batch=None, experts=None, **sizes):
+    """Bytes that this machine cannot do without, whatever the chapter: its ranks' share of the
+    parameters, gradients and optimizer states and of a micro-batch's logits and scores; and the
+    whole batch's int64 tokens and targets on each. Where these sizes are not given, they are the
+    run's."""
+    cfg, batch = replace(args.model, **sizes), batch or args.batch
+    numbers, width = cfg.parameters(), DTYPES[args.dtype].itemsize
+    experts = experts or getattr(args, "experts", None) or 1    # each as large as an MLP
+    numbers += (experts - 1) * cfg.layers * cfg.mlp()
+    in_turn = 1 if getattr(args, "pp", 1) > 1 else batch        # chapter 09's own default
+    rows = (micro_batch or args.micro_batch or in_turn) * cfg.seq
+    ranks = environment("WORLD_SIZE", 1)
+    local_ranks = environment("LOCAL_WORLD_SIZE", ranks)
+
+    states = 2 * width * numbers
+    states += optimizer_state_bytes(args.optimizer, numbers, tensors(cfg), width,
+                                    matrices_of_blocks(cfg))
+    logits, scores = 4 * rows * cfg.vocab, 0                # in float32 or better
+    if cfg.attention == "plain" and not getattr(args, "kernels", False):
+        scores = 2 * rows * cfg.heads * cfg.seq // ranks    # 16 bits; a ring has 1/ranks at a time
+    return (states + logits + scores) * local_ranks // ranks + 16 * batch * cfg.seq * local_ranks
+
+
+def refuse_cuda(args: argparse.Namespace) -> None:
+    """--device cuda without a GPU for each rank of this machine. Raises Refused."""
+    if args.device == "cuda" and not common.on_cuda(args):
+        gpus = torch.cuda.device_count()
+        local_world = environment("LOCAL_WORLD_SIZE", environment("WORLD_SIZE", 1))
+        raise Refused(f"--device cuda finds {gpus} GPUs for {local_world} local ranks",
+                      "--device cpu")
+
+
+def settings(args: argparse.Namespace) -> str:
+    """The chapter's own flags in words, where they are not the default."""
+    words = []
+    for dest, default in args.own.items():
+        value, name = getattr(args, dest), dest.replace("_", " ")
+        if value is True and not default:
+            words.append(name)
+        elif value is False and default:
+            words.append(f"no {name}")
+        elif isinstance(value, list):
+            words.append(f"{name} {' '.join(map(str, value))}")
+        elif value != default:
+            words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
+    return ", ".join(words)

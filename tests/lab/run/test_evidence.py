@@ -1,0 +1,142 @@
+"""The evidence behind a diagnosis, and runs in which no chapter is wrong.
+
+Planted faults, and the words of each diagnosis, are in tests/faults.
+"""
+
+import math
+from unittest import mock
+
+import pytest
+import torch
+
+from lab.diagnose import diagnose, evidence, guesses
+from lab.diagnose.findings.names import is_telling
+from lab.run import verify
+from tests.conftest import SMALL, TEXT, edited, run_main, sample
+
+ONE, TWO, THREE = "01_single_gpu", "02_data_parallel", "03_zero"
+FOUR, FIVE, SIX = "04_tensor_parallel", "05_sequence_parallel", "06_context_parallel"
+SEVEN, EIGHT, NINE = "07_pipeline_parallel", "08_expert_parallel", "09_5d"
+BATCH = {TWO: 6, THREE: 6, EIGHT: 12, NINE: 6}  # of the others: 3
+
+
+def flags_of(chapter, flags):
+    """Three micro-batches on each rank, of which no two have as many valid targets."""
+    return (*SMALL, f"--data={TEXT}", "--verify", "--dtype=float64", "--optimizer=sgd", "--steps=1",
+            "--micro-batch=1", "--ignore=0.3", f"--batch={BATCH.get(chapter, 3)}", *flags.split())
+
+
+@pytest.mark.full
+def test_where_one_gpu_diverges_too_the_rate_is_to_blame(ranks, tmp_path):
+    flags = flags_of(TWO, "--dtype=float32 --optimizer=adamw --lr=1e9 --steps=5 --variant=overlap")
+    (status, run, output), _ = ranks(2)(run_main, TWO, flags, tmp_path)
+    [said] = run["diagnosis"]
+    assert status == 1 and "--lr 1e+09" in said, output
+
+
+# ------------------------------------------------------------------------- of right runs, nothing
+
+
+def examined(chapter, flags, folder):
+    """A run of which each step is examined as if it did not match, with all guesses. Returns also
+    what is said of each but the last."""
+    said = []
+
+    def exceeding(verifier, off):
+        if verifier.evidence:
+            said.append(diagnose.diagnose(verifier.evidence))
+            verifier.evidence = None
+        return [*off]
+
+    with (mock.patch.object(verify.Verifier, "exceeding", exceeding),
+          mock.patch.object(verify.Verifier, "effects", lambda verifier, there: {}),
+          mock.patch.object(evidence, "is_explained", lambda found: False)):  # fmt: skip
+        status, run, output = run_main(chapter, flags, folder)
+    return status, run, output, said
+
+
+PRECISIONS = ("--dtype=bfloat16", "--dtype=float64 --clip=0.5",
+              "--dtype=float32 --optimizer=adamw --clip=0.1",
+              "--dtype=bfloat16 --optimizer=adamw --clip=0.3")  # fmt: skip
+LAYOUTS = [
+    (2, THREE, ""), (1, ONE, ""), (2, TWO, ""), (2, THREE, "--variant=zero1"), (4, FIVE, ""),
+    (4, FOUR, "--vocab=257"), (4, SIX, ""), (4, SIX, "--variant=ulysses"), (2, SEVEN, ""),
+    (4, EIGHT, "--experts=4 --ep=2"), (2, EIGHT, "--experts=4 --balance=bias --bias-speed=0.5"),
+    (4, NINE, "--dp=2 --tp=2 --zero=1"),
+    (4, NINE, "--cp=2 --pp=2"), (2, TWO, "--variant=torch"),
+]  # fmt: skip
+MIXED = [(1, ONE, "--dtype=float32 --precision=bf16"),
+         (2, THREE, "--dtype=float32 --precision=bf16"),
+         (1, ONE, "--dtype=float32 --precision=fp16 --loss-scale=1024"),
+         (2, THREE, "--dtype=float32 --variant=zeropp")]  # fmt: skip
+# Each layout in two of the four precisions.
+RIGHT = [(world, chapter, f"{more} {PRECISIONS[(i + next) % 4]}")
+         for next in (0, 1) for i, (world, chapter, more) in enumerate(LAYOUTS)] + MIXED
+
+
+@pytest.mark.parametrize(("world", "chapter", "flags"), sample(RIGHT))
+def test_of_a_right_run_nothing_is_said(ranks, tmp_path, world, chapter, flags):
+    flags = flags_of(chapter, f"--steps=3 {flags}")
+    results = ranks(world)(examined, chapter, flags, tmp_path)
+    (status, run, output, said), *_ = results
+    assert status == 0 and run["diagnosis"] == [] and said == [[], []], output
+    assert "→" not in output
+
+
+MEAN = "dist.all_reduce(p.grad, group=self.group)"
+
+
+def words_fail(chapter, flags, folder, source):
+    with mock.patch("lab.diagnose.findings.gradients.times", lambda ratio: {}["nothing"]):
+        return run_main(chapter, flags, folder, source)
+
+
+def test_a_diagnosis_that_fails_costs_no_report(ranks, tmp_path):
+    """And what is not compared has none."""
+    wrong = edited(TWO, MEAN, f"{MEAN}\n            p.grad /= self.group.size()")
+    flags = flags_of(TWO, "--variant=naive")
+    (status, run, output), *_ = ranks(2)(words_fail, TWO, flags, tmp_path, wrong)
+    [said] = run["diagnosis"]
+    assert status == 1 and "KeyError: 'nothing'" in said and "✗ gradient norm" in output
+    (status, run, _), _ = ranks(2)(run_main, TWO, [*flags, "--no-verify"], tmp_path, wrong)
+    assert status == 0 and run["diagnosis"] == []
+
+
+# ------------------------------------------------------------------------------------- the evidence
+
+
+def test_a_number_that_any_run_has_tells_nothing():
+    for ratio in (3, 0.75, -4, 0, math.inf):
+        assert not is_telling(ratio, 1e-6), ratio
+    for ratio in (1.5732, 8**0.5, 1 / 4096):
+        assert is_telling(ratio, 1e-6), ratio
+    assert not is_telling(1.5732, 0.05) and is_telling(4096, 0.05)
+
+
+def test_a_fit_tells_a_multiple_from_another_tensor():
+    x, y = torch.tensor([1.0, 2, 3, 0]).double(), torch.tensor([0.0, 0, 0, 1]).double()
+    assert evidence.fit(-3 * x, x) == (pytest.approx(-3), pytest.approx(0, abs=1e-15))
+    assert evidence.fit(x + x.norm() * y, x) == (pytest.approx(1), pytest.approx(0.5**0.5))
+    assert evidence.fit(0 * x, x) == (0, 0) and evidence.fit(0 * x, 0 * x) is None
+    ratio, residue = evidence.fit(x, 0 * x)
+    assert math.isnan(ratio) and residue == math.inf
+
+
+def test_of_importances_those_that_leave_tokens_out_do_so_once():
+    """Each target counts once in all shares together, and in means each micro-batch alike."""
+    targets = torch.randint(256, (12, 16))
+    targets[torch.rand(targets.shape) < 0.4] = -100
+    valid = int((targets != -100).sum())
+    args = mock.Mock(batch=12, shares=2, micro_batch=2, cp=None, model=mock.Mock(seq=16))
+    batch = mock.Mock(targets=targets, valid=valid)
+    ways = {words: importance for words, importance, _ in guesses.importances(args, batch, 2)}
+    of = lambda start: sum(x for words, x in ways.items() if words.startswith(start))
+    ones = torch.ones(targets.shape).double()
+    assert torch.equal(of("the sequences of data-parallel rank"), ones)
+    for which in ("last", "first"):
+        assert torch.equal(of(f"all micro-batches of each rank but the {which}")
+                           + of(f"the {which} micro-batch of each rank"), ones)  # fmt: skip
+    means = of("the mean of the micro-batches' own means")
+    for rows in range(0, 12, 2):  # a sixth of the loss comes from each
+        share = (means * (targets != -100))[rows : rows + 2].sum() / valid
+        assert share.item() == pytest.approx(1 / 6)

@@ -1,0 +1,187 @@
+"""Ranks that don't come, are lost, or are told to end: one line on stderr names them."""
+
+import functools
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from lab.run import meeting
+from tests.conftest import CHAPTERS, TEXT, sample
+from tests.lab.checkpoints.test_saving import at
+from tests.support import programs
+
+SMALL = ("--layers=1", "--dim=16", "--heads=2", "--kv-heads=2", "--seq=16", "--batch=6",
+         "--device=cpu", "--no-verify", f"--data={TEXT}")  # fmt: skip
+LONG = (CHAPTERS / "02_data_parallel.py", *SMALL, "--steps=100000")
+
+
+@pytest.fixture
+def start(tmp_path):
+    """start(*words, **more): a program's Ranks, which end with the test."""
+    started = []
+
+    def ranks(*words, **more):
+        started.append(programs.Ranks(*words, cwd=tmp_path, **more))
+        return started[-1]
+
+    yield ranks
+    for each in started:
+        each.stop()
+
+
+def wait_until(condition, timeout=60):
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+# ------------------------------------------------------------------------------------------ killed
+
+@programs.gloo_tells
+@pytest.mark.parametrize(("rank", "flags"), sample([(2, []), (0, ["--timeout=30"])]))
+def test_a_rank_that_is_killed_is_named_once(start, rank, flags):
+    patches = {each: [("lab.run.meeting.Watch.PATIENCE", 60)] for each in range(3)}  # not needed
+    ranks = start(*LONG, *flags, world=3, patches=patches)
+    ranks.until("     5 ")
+    ranks.send(signal.SIGKILL, rank)
+    assert ranks.wait() == [-9 if each == rank else 1 for each in range(3)]
+    assert re.fullmatch(rf"error: step \d+: rank {rank} has ended\n", ranks.err()), ranks.err()
+
+
+def compute_for_long():
+    open(f"rank {dist.get_rank()} computes", "w").close()
+    time.sleep(1000)
+
+
+@pytest.mark.full
+def test_also_where_torchrun_ends_the_others_while_they_compute(start, tmp_path):
+    """Its SIGTERM may come before the others have noticed the death."""
+    patches = {rank: [at(5, [rank], compute_for_long)] for rank in (0, 2)}
+    ranks = start(*LONG, world=3, patches=patches)
+    wait_until(lambda: len([*tmp_path.glob("*computes")]) == 2)
+    ranks.send(signal.SIGKILL, 1)
+    ranks.processes[1].join(60)
+    ranks.send(signal.SIGTERM, 0)
+    ranks.send(signal.SIGTERM, 2)
+    assert ranks.wait() == [143, -9, 143]
+    assert ranks.err() == "error: step 5: rank 1 has ended\n"
+
+
+def test_a_zombie_has_ended():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert not meeting.has_ended(process.pid)
+    process.stdin.close()
+    wait_until(lambda: meeting.has_ended(process.pid))
+    assert psutil.pid_exists(process.pid)  # nobody has asked for its status
+    process.wait()
+    assert meeting.has_ended(process.pid)  # now its number is free
+
+
+SOON = "lab.run.meeting.Watch.PATIENCE", 0.5
+
+
+@pytest.mark.full
+@programs.gloo_tells
+def test_of_another_machine_it_is_found_over_the_store(start):
+    """The others look at their own processes in vain."""
+    elsewhere = {rank: [SOON, ("socket.gethostname", functools.partial(str, f"host {rank}"))]
+                 for rank in range(3)}  # fmt: skip
+    ranks = start(*LONG, world=3, patches=elsewhere)
+    ranks.until("     5 ")
+    ranks.send(signal.SIGKILL, 1)
+    assert ranks.wait() == [1, -9, 1]
+    who = "(rank 1|of ranks (0, 1|1, 2), at least one)"  # an innocent one may wait for the other
+    assert re.fullmatch(rf"error: step \d+: {who} has ended\n", ranks.err()), ranks.err()
+
+
+def receive():
+    dist.recv(meeting.torch.zeros(1), src=0)
+
+
+@pytest.mark.full
+def test_ranks_that_wait_for_each_other_have_tracebacks(start):
+    """The program is wrong, not the machine."""
+    patches = {0: [SOON], 1: [SOON, at(2, [1], receive)]}
+    ranks = start(*LONG, "--timeout=10", world=2, patches=patches)
+    assert ranks.wait() == [1, 1]
+    for rank in (0, 1):
+        assert "RuntimeError: step" in ranks.err(rank) and "02_data_parallel.py" in ranks.err(rank)
+        assert "each rank waits for another, and none is lost" in ranks.err(rank)
+    assert "in receive" in ranks.err(1) and "another rank has ended" not in ranks.err()
+
+
+# ------------------------------------------------------------------------------------- told to end
+
+@programs.gloo_tells
+def test_sigterm_of_one_rank_ends_all_with_a_line(start):
+    ranks = start(*LONG, world=2)
+    ranks.until("     5 ")
+    ranks.send(signal.SIGTERM, 1)
+    assert ranks.wait() == [1, 143]
+    assert re.fullmatch(r"error: step \d+: SIGTERM has come to rank 1\n", ranks.err()), ranks.err()
+
+
+@pytest.mark.parametrize(("world", "flags"), sample([(2, ["--save=saved"]), (0, [])]))
+def test_ctrl_c_is_a_line(start, world, flags):
+    """The terminal sends it to all ranks, and torchrun sends it once more."""
+    chapter, *more = LONG if world else (CHAPTERS / "01_single_gpu.py", *LONG[1:])
+    ranks = start(chapter, *more, *flags, world=world)
+    ranks.until("     5 ")
+    for rank in [*range(world or 1)] * 2:
+        ranks.send(signal.SIGINT, rank)
+    assert ranks.wait() == [130] * (world or 1), ranks.err()
+    assert re.fullmatch(r"error: interrupted after step \d+\n", ranks.err()), ranks.err()
+
+
+# ------------------------------------------------------------------------------------ never coming
+
+def alone(start, rank, world, *flags, **more):
+    """One of `world` ranks; nobody has started the others."""
+    more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": programs.unused_port()} | more
+    return start(*LONG, *(flags or ("--timeout=1",)), RANK=rank, WORLD_SIZE=world, **more)
+
+
+def said(start_of, ranks):
+    """What it says after `start_of`, once it has ended with status 1."""
+    assert ranks.wait() == [1]
+    assert ranks.err().startswith(f"error: {start_of}") and ranks.err().count("\n") == 1, (
+        ranks.err())
+
+
+def test_ranks_that_never_come_are_named(start):
+    """These two wait at the same time, each for the other at a place of its own."""
+    first, second = alone(start, 0, 2), alone(start, 1, 2)
+    said("1 of 2 ranks came within 1 s: rank 1 is missing", first)
+    said("nobody answers within 1 s at 127.0.0.1:", second)
+
+
+@pytest.mark.full
+def test_of_several_that_miss_others_one_says_it(start):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    torchrun = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": store.port}
+    three = [alone(start, rank, 6, "--timeout=20", LOCAL_RANK=rank, LOCAL_WORLD_SIZE=3, **torchrun)
+             for rank in range(3)]
+    assert [each.wait() for each in three] == [[1]] * 3
+    assert "".join(each.err() for each in three) == (
+        "error: 3 of 6 ranks came within 20 s: ranks 3, 4, 5 are missing\n")
+
+
+@pytest.mark.full
+def test_a_store_that_cannot_be_kept_or_read_is_named(start):
+    usual = {0: [("lab.run.meeting.USUAL", (meeting.timedelta(seconds=1),) * 2)]}
+    no_timeout = alone(start, 0, 2, "--steps=2", patches=usual)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        place = f"the store at 127.0.0.1:{port}"
+        said(f"rank 1 cannot read {place}", alone(start, 1, 2, MASTER_PORT=port))
+        if sys.platform != "darwin":  # where two may listen, one of them at any address
+            said(f"rank 0 cannot keep {place}", alone(start, 0, 2, MASTER_PORT=port))
+    said("1 of 2 ranks came within 1 s", no_timeout)

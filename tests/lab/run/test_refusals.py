@@ -1,0 +1,240 @@
+"""What is refused costs one line, which names the flag and what would work; and that works."""
+
+import errno
+import functools
+import os
+import random
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+import common
+from lab import pictures
+from lab.run import refusals, strict
+from lab.run.commands import Parser
+from tests.conftest import FULL, SMALL, TEXT, chapter_names
+from tests.support import every_command, trials
+from tests.support.refused import changed, hold_refusals, refusal_of
+
+TWO = "02_data_parallel"
+EVERY = chapter_names()
+
+# ---------------------------------------------------------------------------------------- a table
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Bad files; and for the standard library, which takes a second to read, a few bytes."""
+    for name, content in (("short.txt", b"x" * 128), ("odd.bin", b"x" * 257),
+                          ("high.bin", b"\xff\x7f" * 1000), ("text.json", b"x" * 1000)):
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "hard.json").hardlink_to(tmp_path / "text.json")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "link").symlink_to("folder.json")
+    monkeypatch.setattr(common, "standard_library", lambda: bytes(range(250)))
+
+
+OF_02 = [  # flags, what the line names, what works; one of each kind
+    ("--variant=torhc", "--variant", "--variant torch"),
+    (f"--heads={'9' * 30}", "--heads", "--heads 8"),
+    ("--ignore=1", "--ignore", "--ignore 0.3"),
+    ("--batch=--", "--batch", "--batch 8"),
+    ("--variant=naive --bucket-mb=1", "--bucket-mb", "--variant bucket"),  # its default
+    ("--heads=12 --dim=96 --kv-heads=8", "--kv-heads 8", "--kv-heads 4"),
+    ("--dim=24 --heads=8", "--dim 24", "--dim 32"),
+    ("--batch=10 --micro-batch=4", "--batch 10", "--batch 12"),
+    ("--data=short.txt", "short.txt", "--seq 127"),
+    ("--data=odd.bin --vocab=65536", "odd.bin", "--seq 127"),
+    ("--data=high.bin", "32767", "--vocab 65536"),
+    ("--vocab=249", "--vocab 249", "--vocab 256"),  # the highest token is 249
+    ("--plot=figure.jpg2", "--plot", "--plot figure.png"),
+    ("--json=" + "nowhere/../" * 400 + "run.json", "--json", "--json run.json"),
+    ("--data=text.json --json=./nowhere/../text.json", "--data", "text-json.json"),
+    ("--data=text.json --profile=hard.json", "--data", "--profile hard-profile.json"),
+    ("--json=folder.json/a.json --profile=link/a.json", "--json", "--profile link/a-profile.json"),
+    ("--step=3", "--step=3", "without --step"),
+    ("stray", "stray", "without stray"),
+]
+OF_01 = [
+    ("--precision=bf16 --dtype=float64", "--precision bf16", "--dtype float32"),
+    ("--variant=torch --precision=bf16-fp32grad", "bf16-fp32grad", "--precision bf16"),
+    ("--compile --steps=3", "--steps 3", "--steps 4"),
+    ("--loss-scale=0", "--loss-scale", "--loss-scale 65536"),
+]
+
+
+def test_a_line_names_the_flag_and_what_works(run_chapter, files):
+    for name, table in ((TWO, OF_02), ("01_single_gpu", OF_01)):
+        hold_refusals(run_chapter, name, [(flags, 1, *said) for flags, *said in table])
+    hold_refusals(run_chapter, "01_single_gpu", [("", 2, "one GPU", "--nproc_per_node 1")])
+
+
+def test_a_refusal_stays_on_its_line(run_chapter):
+    _, _, errors = run_chapter(TWO, "--data=a\nb\x1b[31m\u202ec\udcff")
+    assert r"a\nb\x1b[31m\u202ec\udcff" in errors and errors.count("\n") == 1
+
+
+def test_from_a_read_only_folder_another_one_is_suggested(run_chapter, monkeypatch):
+    temporary = tempfile.TemporaryFile
+
+    def not_here(dir):
+        if str(dir) == ".":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return temporary(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", not_here)
+    works = Path(tempfile.gettempdir(), "run.json")
+    hold_refusals(run_chapter, TWO, [("--json=x.json", 1, "--json", f"--json {works}")])
+
+
+def test_only_an_accepted_command_line_makes_folders(run_chapter, tmp_path):
+    flags = *SMALL, f"--data={TEXT}", "--json=new/a/run.json"
+    assert run_chapter(TWO, *flags, "--vocab=1")[0] == 2
+    assert run_chapter(TWO, *flags, "--micro-batch=3")[0] == 2  # the chapter refuses it
+    assert not (tmp_path / "new").exists()
+    assert run_chapter(TWO, *flags, "--steps=1", "--no-verify")[0] == 0
+    assert os.listdir(tmp_path / "new/a") == ["run.json"]
+
+
+def test_sizes_that_cannot_be_meant_are_refused(tmp_path, monkeypatch, capsys):
+    """By the parser alone: a run that it let pass would not end well."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "long.txt").touch()
+    os.truncate("long.txt", 2 * 10**6)  # without taking room on the disk
+    own = lambda parser: parser.add_argument("--experts", type=int, default=8)
+    parse = functools.partial(strict.parse, "00.py", "", {"a": None}, own)
+    for flags, works in (
+        ("--batch=2147483647", "--batch 8"),
+        ("--batch=1048576 --micro-batch=1048576", "--micro-batch 1"),
+        ("--layers=2147483647", "--layers 4"),
+        ("--data=long.txt --seq=1000000", "--seq 128"),
+        ("--experts=1000000000", "--experts 8"),
+        ("--batch=2147483647 --layers=2147483647", "without --batch --layers"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            refusals.accepted(parse, flags.split())
+        error = capsys.readouterr().err
+        assert " GB" in error and error.endswith(f"; {works} would work\n"), error
+
+
+# ---------------------------------------------------------------------------------- on which rank
+
+
+def test_only_local_rank_0_complains_and_no_group_is_started(run_chapter, monkeypatch):
+    for name in EVERY:
+        for variables in ("RANK",), ("RANK", "LOCAL_RANK"):  # as mpirun and as torchrun do
+            for rank, expected in ((0, (2, 1)), (1, (0, 0))):
+                launched = dict.fromkeys(variables, rank) | dict(WORLD_SIZE=2, LOCAL_WORLD_SIZE=2)
+                status, output, errors = run_chapter(name, "--steps=0", **launched)
+                assert (status, errors.count("\n"), output) == (*expected, ""), name
+        assert run_chapter(name, "--help", **launched)[1] == ""  # of rank 1
+        for variable in launched:
+            monkeypatch.delenv(variable)
+
+
+def test_ranks_that_no_launcher_sets_are_refused(run_chapter):
+    for variables in ("LOCAL_RANK=7", "RANK=0 LOCAL_WORLD_SIZE=1", "RANK= WORLD_SIZE=2",
+                      "RANK=-1 WORLD_SIZE=2", "RANK=2 WORLD_SIZE=2",
+                      "RANK=1 WORLD_SIZE=2 LOCAL_RANK=2", "RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=3"):
+        launched = dict(variable.split("=") for variable in variables.split())
+        with mock.patch.dict("os.environ", launched):
+            status, output, errors = run_chapter(TWO, "--steps=0")
+        assert (status, output, errors.count("\n")) == (2, "", 1)
+        assert f"unset {' '.join(launched)}` would work" in errors
+
+
+def test_a_rank_that_nobody_can_meet_is_refused(run_chapter):
+    """Unless a process group is there already, as in the pool of these tests."""
+    there = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in (("MASTER_ADDR", None), ("MASTER_PORT", None), ("MASTER_PORT", "abc"),
+                        ("MASTER_PORT", "0"), ("MASTER_PORT", "65536")):
+        environment = {key: kept for key, kept in (there | {name: value}).items() if kept}
+        with mock.patch.dict("os.environ", environment):
+            status, output, errors = run_chapter(TWO, *SMALL, f"--data={TEXT}")
+        assert (status, output, errors.count("\n")) == (2, "", 1)
+        assert name in errors and "torchrun" in errors
+
+
+def test_a_left_behind_local_rank_hides_no_refusal(monkeypatch, capsys):
+    """Of a program without ranks, `python -m lab.report` or `lab.pictures`."""
+    monkeypatch.setenv("LOCAL_RANK", "7")
+    with pytest.raises(SystemExit, match="2"):
+        pictures.read_runs(["no"])
+    assert capsys.readouterr().err.startswith("error: no holds no run")
+
+
+def test_cuda_needs_a_gpu_for_each_local_rank(run_chapter, monkeypatch):
+    four = {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 4}
+    for gpus in 0, 2:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        text = [f"--data={TEXT}", "--batch=8"]
+        status, output, errors = run_chapter(TWO, "--device=cuda", *text, **four)
+        assert (status, output) == (2, "") and "--device cpu would work" in errors
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    strict.refuse_cuda(mock.Mock(device="cuda"))
+
+
+# ------------------------------------------------------------------------------- what would work
+
+
+def test_a_word_that_is_missing_or_wrong_has_one_that_works(capsys):
+    for words, change in (
+        ("", "with ring"), ("rnig", "ring in place of rnig"), ("ring --level x", "--level 1"),
+        ("ring --level 2 y", "without y"), ("ring --level -1 --far", "--level 1"),
+        ("ring --far", "without --far"), ("ring --level", "without --level"),
+    ):
+        parser = Parser("way.py")
+        parser.add_argument("way", choices=["ring", "tree"])
+        parser.add_argument("--level", type=int, choices=(1, 2))
+        with pytest.raises(SystemExit, match="2"):
+            refusals.accepted(parser.parse_args, words.split(), alone=True)
+        assert capsys.readouterr().err.endswith(f"; {change} would work\n")
+
+
+# ------------------------------------------------------------------------------- by chance
+
+REFUSED = 500 if FULL else 60  # command lines of all chapters together
+ODD = {int: [-1, 0, 1, 2, 3, 5, 6, 7, 12, 33, 100, 1000, "x", 1.5, 10**7, 2**40],
+       float: [-1, 0, 1e-9, 0.3, 2, 1e9, "nan", "x"],
+       str: ["", "nowhere", "a.json", "a.png", "folder", "saved", "text"]}  # fmt: skip
+
+
+def drawn(rng, parser):
+    """Ranks and flags, some of which are bad, or do not fit each other."""
+    actions = [action for action in parser._actions if action.dest != "help"]
+    flags = {}
+    for action in rng.sample(actions, rng.choice((1, 2, 2, 3, 4))):
+        values = list(action.choices or ODD[trials.kind_of(action)])
+        flag = rng.choice(action.option_strings)
+        flags[flag] = None if action.nargs == 0 else rng.choice(values)
+    return rng.choice((1, 2, 3, 4, 6, 8)), flags
+
+
+@pytest.fixture
+def saved(monkeypatch, tmp_path, run_chapter):
+    """A folder with a checkpoint and a text."""
+    monkeypatch.setattr(common, "standard_library", lambda: bytes(range(200)) * 20)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_bytes(bytes(range(250)) * 9)
+    flags = *SMALL, "--layers=16", "--steps=1", f"--data={TEXT}", "--save=saved", "--no-verify"
+    assert run_chapter(TWO, *flags)[0] == 0
+
+
+def test_following_what_is_suggested_leads_to_a_run(saved):
+    """A change mends one flag; where several don't fit, one refusal follows another."""
+    for name in EVERY:
+        parser = trials.parser_of(every_command.of_chapter(name))
+        rng, refused = random.Random(name), 0
+        while refused < REFUSED / len(EVERY):
+            ranks, flags = drawn(rng, parser)
+            argv = [flag if value is None else f"{flag}={value}" for flag, value in flags.items()]
+            path = [f"{argv} on {ranks}"]
+            while refusal := refusal_of(name, argv, ranks):
+                why, change = refusal.args
+                path.append(f"{why}; {change}")
+                assert len(path) <= 10, "\n".join([name, *path])
+                argv, ranks = changed(argv, ranks, change)
+            refused += len(path) > 1

@@ -1,0 +1,162 @@
+"""Files that hold no run are refused in one line; the table of runs; costs of balance."""
+
+import json
+import os
+
+import pytest
+
+from lab import pictures
+from lab.run import runs
+from lab.run.about import as_check
+from tests.conftest import TEXT, chapter, run_main
+
+SMALL = ("--layers=2", "--dim=32", "--heads=4", "--kv-heads=2", "--seq=16", "--batch=4")
+COMMANDS = runs.main, pictures.main
+VALUES = None, 3, 0.5, "x", True, [], {}, [[[]]]
+FIT = {"a string": ["x"], "a whole number": [3], "a number": [3, 0.5],
+       "a number or null": [3, 0.5, None], "an object": [{}], "a list": [[]]}
+
+
+@pytest.fixture(scope="module")
+def a_run(pool, tmp_path_factory):
+    """The JSON of a run of chapter 08, which has all that the summary reads."""
+    chapter("08_expert_parallel")
+    flags = (*SMALL, "--steps=3", f"--data={TEXT}")
+    (_, run, output), _ = pool.call(2, 60, run_main, "08_expert_parallel", flags,
+                                    tmp_path_factory.mktemp("run"))  # fmt: skip
+    assert run, output
+    return run
+
+
+def refusal(main, file, capsys):
+    """What it says of a file that holds no run, without its beginning and end."""
+    with pytest.raises(SystemExit, match="2"):
+        main([str(file)])
+    output, errors = capsys.readouterr()
+    beginning, end = f"error: {file} holds no run: ", "; what --json writes would work\n"
+    assert output == "" and errors.startswith(beginning) and errors.endswith(end)
+    assert errors.count("\n") == 1
+    return errors.removeprefix(beginning).removesuffix(end)
+
+
+def test_a_file_without_a_run_is_refused(tmp_path, capsys):
+    file = tmp_path / "file.json"
+    for content in (b"", b"[[]]", b'{"traceEvents": []}', b'{"chapter": "\xff"}',
+                    200_000 * b'{"a":', b'{"loss": [NaN]}', b'{"loss": 1e999}', b"9" * 5000):
+        file.write_bytes(content)
+        for main in COMMANDS:
+            refusal(main, file, capsys)
+
+
+def test_what_is_no_file_is_refused(tmp_path, capsys):
+    """A pipe that nobody writes to would never end, and a hole of a terabyte fills the memory."""
+    os.mkfifo(tmp_path / "pipe")
+    with open(tmp_path / "hole", "w") as file:
+        file.truncate(2**40)
+    for name in ("missing", "pipe", "", "hole", "hole/in", "x" * 300):
+        for main in COMMANDS:
+            refusal(main, tmp_path / name, capsys)
+
+
+def test_every_key_of_another_type_is_named(a_run, tmp_path, capsys):
+    assert not list(runs.misfits(a_run)) and runs.was_measured(a_run)
+    for key, shape in (runs.ALL_HAVE | runs.SOME_HAVE).items():
+        fits = FIT["a list" if isinstance(shape, list) else shape]
+        for value in VALUES:
+            why = next(runs.misfits(a_run | {key: value}), None)
+            assert (why is None) == (value in fits) and (why is None or why.startswith(key)), value
+    file = tmp_path / "run.json"
+    for key in runs.ALL_HAVE:
+        file.write_text(json.dumps({k: value for k, value in a_run.items() if k != key}))
+        assert refusal(runs.main, file, capsys) == f"it has no {key}"
+    parts = {"loss": [1.0, "x"], "checks": [a_run["checks"][0] | {"ok": 1}], "config": {"lr": {}}}
+    for key, where in zip(parts, ("loss[1]", "checks[0].ok", "config.lr")):
+        file.write_text(json.dumps(a_run | {key: parts[key]}))
+        assert refusal(runs.main, file, capsys).startswith(where)
+
+
+# ---------------------------------------------------------------------------------------- the table
+
+
+def summed_up(tmp_path, capsys, *some):
+    """The lines of the summary of these runs, without the header."""
+    paths = [tmp_path / f"{i}.json" for i in range(len(some))]
+    for path, run in zip(paths, some):
+        path.write_text(json.dumps(run))
+    assert runs.main([*map(str, paths)]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split("  ")[0] == "chapter"
+    return lines
+
+
+def test_summary_of_several_runs(a_run, tmp_path, capsys):
+    other = a_run | {"max_loss_diff": None, "loss": [None], "checks": a_run["checks"][:1],
+                     "problems": ["step 7, rank 1: loss nan", "and more"], "first_step": 10}
+    one, two = summed_up(tmp_path, capsys, a_run, other)
+    largest = max(a_run["max_loss_diff"], a_run["max_grad_diff"], a_run["max_param_diff"])
+    assert one.split()[:7] == ["08_expert_parallel", "dropless,", "loss", "2", "gloo",
+                               f"{a_run['loss'][-1]:.4f}", f"{largest:.0e}"]
+    judged = [check for check in a_run["checks"] if check["ok"] is not None]
+    assert one.split()[7] == f"{len(judged)}/{len(judged)}" and one.split()[9:] == ["✓"]
+    assert two.split()[1:5] == ["dropless,", "loss,", "from", "10"]  # where it went on
+    assert two.split()[7:11] == ["not", "finite", "-", "1/1"]
+    assert two.endswith("  ✗ step 7, rank 1: loss nan")
+
+
+def test_what_lab_schedules_and_lab_faults_write_has_its_line_too(tmp_path, capsys):
+    """What they have not measured is left open, and a check that failed is the verdict."""
+    check = as_check(("time", "a step"), 90, 75, True)
+    slept = {"chapter": "07_pipeline_parallel", "variant": "1f1b", "world_size": 2,
+             "device": "cpu", "config": {"sleep": 5}, "checks": [check], "problems": [],
+             "recorded": {"simulated": [], "asleep": []}}  # fmt: skip
+    too_long = slept | {"checks": [check | {"ok": False}]}
+    faults = {"chapter": "faults", "variant": "layouts", "config": {"seed": 0},
+              "world_size": 4, "backend": "gloo", "recorded": {}, "loss": [3.0, 2.0],
+              "checks": [check], "seconds": 101.2, "problems": [], "max_loss_diff": 0.0,
+              "max_param_diff": 1e-14, "max_grad_diff": None}  # fmt: skip
+    lines = summed_up(tmp_path, capsys, slept, too_long, faults)
+    assert [line.split() for line in lines] == [
+        "07_pipeline_parallel 1f1b, asleep 2 - - - 1/1 - ✓".split(),
+        "07_pipeline_parallel 1f1b, asleep 2 - - - 0/1 - ✗ a step".split(),
+        "faults layouts 4 gloo 2.0000 - 1/1 101 ✓".split()]
+
+
+def test_a_file_cannot_write_to_the_terminal(a_run, tmp_path, capsys):
+    odd = a_run | {"variant": "\x1b[31m\n", "problems": ["\ud800\r\x07"]}
+    [line] = summed_up(tmp_path, capsys, odd)
+    assert line.isprintable() and r"\x1b[31m\n, loss" in line and line.endswith(r"✗ \ud800\r\x07")
+
+
+def balanced(balance, loads, losses, **more):
+    """Of chapter 08, what the summary compares: losses of 30 steps, of which the last 20 count."""
+    strength = {"balance_weight": 0.01 * (balance == "loss"), "json": balance}
+    return {"chapter": "08_expert_parallel", "variant": "dropless", "world_size": 2,
+            "config": {"balance": balance, "dim": 32, "seed": 3} | strength | more,
+            "loss": [9.0] * 10 + losses * 10, "recorded": {"loads": 30 * [[loads]]}}  # fmt: skip
+
+
+def test_what_balancing_changes():
+    none, loss = balanced("none", [6, 1, 1], [3.0, 4.0]), balanced("loss", [3, 2, 1], [3.5, 4.0])
+    bias = balanced("bias", [2, 2, 2], [3.0, 3.5])
+    lines = list(runs.costs_of_balance([loss, bias, none]))
+    for line, numbers in zip(lines, (("balance=loss", "+0.2500", "3.7500", "1.50", "2.25"),
+                                     ("balance=bias", "-0.2500", "3.2500")), strict=True):
+        assert all(number in line for number in numbers), line
+    other, lost = balanced("loss", [3, 2, 1], [3.0], dim=64), bias | {"loss": [None]}
+    seed = balanced("loss", [3, 2, 1], [3.0], seed=4)
+    assert not list(runs.costs_of_balance([none, other, seed, lost]))  # nothing to compare with
+
+
+def test_the_summary_tells_balances_apart(tmp_path, capsys):
+    """And names the files that it compares, where what they recorded is strange."""
+    none, bias = (balanced(name, [1, 1], [3.0]) | {"problems": [], "checks": []}
+                  for name in ("none", "bias"))  # fmt: skip
+    first, second, costs = summed_up(tmp_path, capsys, none, bias)
+    assert "  dropless, none " in first and "  dropless, bias " in second
+    assert costs.startswith("08_expert_parallel: ")
+    for strange in ({"loads": []}, {"loads": [[[0, 0]]]}, {"loads": 3}, {"loads": [[["x"]]]}):
+        with pytest.raises(SystemExit, match="2"):
+            summed_up(tmp_path, capsys, none, bias | {"recorded": strange})
+        output, errors = capsys.readouterr()
+        assert output == "" and errors.count("\n") == 1
+        assert f"{tmp_path}/0.json or {tmp_path}/1.json" in errors
